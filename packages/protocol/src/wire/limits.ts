@@ -1,0 +1,31 @@
+/** Every bound has a name and a unit; schemas, parsers and docs take it from here. */
+export const limits = {
+  bodyBytes: 1_048_576,
+  nestingDepth: 64,
+  nameCodePoints: 255,
+  idempotencyKeyCharacters: 255,
+  preferWaitSecondsMax: 60,
+  listItemsMax: 200,
+  priorityMin: 1,
+  priorityMax: 10,
+  delaySecondsMax: 31_536_000,
+  timeoutSecondsMax: 3_600,
+  maxRetriesMax: 100,
+  forwardAnswerBytes: 65_536,
+  forwardUrlCharacters: 8_192,
+  forwardHeaders: 64,
+} as const
+
+/** Lower first. The names are those of the messages workload and of background work. */
+export const priorities = {
+  SYSTEM_EVENT: 1,
+  ACK_BATCH: 3,
+  ACK_SINGLE: 4,
+  PUSH: 5,
+  POP: 6,
+  BACKGROUND_JOB: 8,
+  ANALYTICS: 10,
+} as const
+
+export const defaultPriority = priorities.PUSH
+export const defaultPartition = 'Default'

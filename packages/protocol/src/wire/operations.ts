@@ -1,0 +1,45 @@
+export const operationStatuses = ['pending', 'processing', 'completed', 'failed', 'cancelled'] as const
+export type OperationStatus = (typeof operationStatuses)[number]
+
+/** Why a request was queued instead of run at once. */
+export type QueuedReason = 'maintaining_order' | 'system_busy' | 'requested' | 'still_running' | 'retrying'
+
+/** The body of every 202. */
+export interface QueuedAnswer {
+  status: 'queued'
+  operationId: string
+  /** Position in its lane; 0 = next. */
+  queuePosition: number
+  estimatedWaitSeconds: number
+  /** The same, rounded up, as a text: "3s". */
+  estimatedWait: string
+  reason: QueuedReason
+}
+
+/** A ticket, as `GET /api/v1/operations/:id` shows it. */
+export interface OperationView {
+  id: string
+  operation_type: string
+  queue: string
+  partition: string
+  priority: number
+  status: OperationStatus
+  created_at: string
+  processing_started_at: string | null
+  processed_at: string | null
+  attempt: number
+  max_attempts: number
+  retry_count: number
+  error_message: string | null
+  latency_seconds: number | null
+  queuePosition: number | null
+  result: unknown
+}
+
+/** What `http.request` keeps of an answer. */
+export interface ForwardResult {
+  status: number
+  headers: Record<string, string>
+  body: unknown
+  truncated?: true
+}
