@@ -28,6 +28,8 @@ export const problems = {
   halted: { status: 503, title: 'Halted' },
   store_unavailable: { status: 503, title: 'Store Unavailable' },
   draining: { status: 503, title: 'Shutting Down' },
+  not_ready: { status: 503, title: 'Not Ready' },
+  authentication_unavailable: { status: 503, title: 'Authentication Unavailable' },
 } as const
 
 export type ProblemCode = keyof typeof problems

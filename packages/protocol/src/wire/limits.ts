@@ -14,6 +14,10 @@ export const limits = {
   forwardAnswerBytes: 65_536,
   forwardUrlCharacters: 8_192,
   forwardHeaders: 64,
+  forwardHeaderValueCharacters: 8_192,
+  forwardRedirects: 5,
+  demoDelayMsMax: 60_000,
+  identityCharacters: 255,
 } as const
 
 /** Lower first. The names are those of the messages workload and of background work. */

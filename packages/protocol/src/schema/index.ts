@@ -1,0 +1,3 @@
+export * from './names.js'
+export * from './operations.js'
+export * from './problem.js'

@@ -1,0 +1,78 @@
+import Type from 'typebox'
+import { limits } from '../wire/limits.js'
+import { operationStatuses } from '../wire/operations.js'
+import { Name, OperationId, Timestamp } from './names.js'
+
+/** The payload of `http.request`. */
+export const ForwardPayload = Type.Object(
+  {
+    url: Type.String({ minLength: 1, maxLength: limits.forwardUrlCharacters }),
+    method: Type.Optional(Type.Enum(['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD'], { default: 'POST' })),
+    headers: Type.Optional(Type.Record(Type.String(), Type.String())),
+    body: Type.Optional(
+      Type.Unknown({ description: 'Any JSON value; a text is sent as it is if content-type is given' }),
+    ),
+  },
+  { additionalProperties: false },
+)
+
+/** The body of `POST /api/v1/operations`. The payload is checked by the type that it names. */
+export const SubmitOperation = Type.Object(
+  {
+    type: Name,
+    queue: Name,
+    partition: Type.Optional(Name),
+    priority: Type.Optional(Type.Integer({ minimum: limits.priorityMin, maximum: limits.priorityMax })),
+    delay_seconds: Type.Optional(Type.Number({ minimum: 0, maximum: limits.delaySecondsMax })),
+    timeout_seconds: Type.Optional(Type.Number({ exclusiveMinimum: 0, maximum: limits.timeoutSecondsMax })),
+    max_retries: Type.Optional(Type.Integer({ minimum: 0, maximum: limits.maxRetriesMax })),
+    payload: Type.Unknown(),
+  },
+  { additionalProperties: false },
+)
+
+export const Queued = Type.Object({
+  status: Type.Literal('queued'),
+  operationId: OperationId,
+  queuePosition: Type.Integer({ minimum: 0, description: 'Position in its lane; 0 = next' }),
+  estimatedWaitSeconds: Type.Number({ minimum: 0 }),
+  estimatedWait: Type.String(),
+  reason: Type.Enum(['maintaining_order', 'system_busy', 'requested', 'still_running', 'retrying']),
+})
+
+export const Operation = Type.Object({
+  id: OperationId,
+  operation_type: Type.String(),
+  queue: Type.String(),
+  partition: Type.String(),
+  priority: Type.Integer(),
+  status: Type.Enum([...operationStatuses]),
+  created_at: Timestamp,
+  processing_started_at: Type.Union([Timestamp, Type.Null()]),
+  processed_at: Type.Union([Timestamp, Type.Null()]),
+  attempt: Type.Integer(),
+  max_attempts: Type.Integer(),
+  retry_count: Type.Integer(),
+  error_message: Type.Union([Type.String(), Type.Null()]),
+  latency_seconds: Type.Union([Type.Number(), Type.Null()]),
+  queuePosition: Type.Union([Type.Integer(), Type.Null()]),
+  result: Type.Unknown(),
+})
+
+export const ListOperationsQuery = Type.Object({
+  status: Type.Optional(Type.Enum([...operationStatuses])),
+  type: Type.Optional(Name),
+  queue: Type.Optional(Name),
+  partition: Type.Optional(Name),
+  identity: Type.Optional(Type.String({ minLength: 1, maxLength: limits.identityCharacters })),
+  from: Type.Optional(Timestamp),
+  to: Type.Optional(Timestamp),
+  limit: Type.Optional(Type.Integer({ minimum: 1, maximum: limits.listItemsMax })),
+  cursor: Type.Optional(Type.String({ minLength: 1, maxLength: 1_024 })),
+})
+
+export const WaitQuery = Type.Object({
+  wait: Type.Optional(Type.Number({ minimum: 0, maximum: limits.preferWaitSecondsMax })),
+})
+
+export const LaneBody = Type.Object({ queue: Name, partition: Type.Optional(Name) }, { additionalProperties: false })

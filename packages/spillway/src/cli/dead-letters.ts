@@ -1,0 +1,111 @@
+import type { Api, Filter } from './api.js'
+import { exitCodes, UsageError } from './exit.js'
+import { rowOf } from './operations.js'
+import { startProgress } from './progress.js'
+import { renderTable } from './table.js'
+import type { Terminal } from './terminal.js'
+
+interface Context {
+  readonly api: Api
+  readonly terminal: Terminal
+  readonly json: boolean
+}
+
+/** Dead letters handled by one call: short calls show progress and hold no lock for long. */
+const stepMax = 200
+
+const titles = ['id', 'type', 'queue', 'partition', 'attempt', 'created', 'error']
+
+export async function listDeadLetters({ api, terminal, json }: Context, filter: Filter): Promise<number> {
+  const page = await api.listDeadLetters(filter)
+  if (json) {
+    terminal.out(`${JSON.stringify(page)}\n`)
+    return exitCodes.done
+  }
+  terminal.out(renderTable(page.items.map(rowOf), titles))
+  if (page.next_cursor !== null) terminal.err(`more: --cursor ${page.next_cursor}\n`)
+  return exitCodes.done
+}
+
+export async function redriveDeadLetters(
+  context: Context,
+  which: { readonly ids: readonly string[]; readonly filter: Filter; readonly all: boolean },
+): Promise<number> {
+  const { api, terminal, json } = context
+  const filtered = isFiltered(which.filter)
+  if (which.ids.length === 0 && !filtered && !which.all) {
+    throw new UsageError('say which: ids, a filter such as --queue orders, or --all')
+  }
+  if (which.ids.length > 0 && (filtered || which.all)) throw new UsageError('give ids or a filter, not both')
+  const progress = startProgress(terminal, 'redriven')
+  const sum = { moved: 0, skipped: 0 }
+  try {
+    if (which.ids.length > 0) {
+      for (let from = 0; from < which.ids.length; from += stepMax) {
+        add(sum, await api.redrive({ ids: which.ids.slice(from, from + stepMax) }))
+        progress.update(sum.moved + sum.skipped, which.ids.length)
+      }
+    } else {
+      const total = await totalOf(api, which.filter)
+      for (let limit = stepOf(total, 0); limit > 0; limit = stepOf(total, sum.moved + sum.skipped)) {
+        const step = await api.redrive({ filter: which.filter, limit })
+        add(sum, step)
+        progress.update(sum.moved + sum.skipped, total)
+        // What is skipped stays and would be offered again: a step that moved nothing is the last.
+        if (step.moved === 0 || step.moved + step.skipped < limit) break
+      }
+    }
+  } finally {
+    progress.end()
+  }
+  terminal.out(json ? `${JSON.stringify(sum)}\n` : `moved ${sum.moved}, skipped ${sum.skipped}\n`)
+  return exitCodes.done
+}
+
+export async function purgeDeadLetters(
+  { api, terminal, json }: Context,
+  which: { readonly filter: Filter; readonly all: boolean; readonly yes: boolean },
+): Promise<number> {
+  if (!isFiltered(which.filter) && !which.all)
+    throw new UsageError('say which: a filter such as --queue orders, or --all')
+  const total = await totalOf(api, which.filter)
+  if (!which.yes) {
+    const count = total === null ? 'the matching' : String(total)
+    throw new UsageError(`this deletes ${count} dead letters for good; add --yes to do it`)
+  }
+  const progress = startProgress(terminal, 'purged')
+  let purged = 0
+  try {
+    for (let limit = stepOf(total, 0); limit > 0; limit = stepOf(total, purged)) {
+      const step = await api.purge(which.filter, limit)
+      purged += step.purged
+      progress.update(purged, total)
+      if (step.purged < limit) break
+    }
+  } finally {
+    progress.end()
+  }
+  terminal.out(json ? `${JSON.stringify({ purged })}\n` : `purged ${purged}\n`)
+  return exitCodes.done
+}
+
+/**
+ * No more than there were at the start: one that is redriven and dies again at once would otherwise go round for ever,
+ * and one that dies during a purge was not among those that were agreed to.
+ */
+function stepOf(total: number | null, done: number): number {
+  return total === null ? stepMax : Math.min(stepMax, total - done)
+}
+
+function isFiltered(filter: Filter): boolean {
+  return Object.values(filter).some((value) => value !== undefined)
+}
+
+async function totalOf(api: Api, filter: Filter): Promise<number | null> {
+  return (await api.listDeadLetters({ ...filter, limit: '1' })).total ?? null
+}
+
+function add(sum: { moved: number; skipped: number }, step: { moved: number; skipped: number }): void {
+  sum.moved += step.moved
+  sum.skipped += step.skipped
+}

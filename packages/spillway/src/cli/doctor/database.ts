@@ -1,0 +1,146 @@
+import pg from 'pg'
+import { maskUrlPasswords } from '../../config/index.js'
+import { compare, type Migration, MigrationError } from '../../store/postgres/migrate.js'
+import type { Finding } from './finding.js'
+import { codeOf } from './machine.js'
+
+const connectTimeoutMs = 5_000
+
+export async function checkDatabase(options: {
+  readonly url: string
+  readonly schema: string
+  readonly migrations: readonly Migration[]
+}): Promise<Finding[]> {
+  const client = new pg.Client({
+    connectionString: options.url,
+    application_name: 'spillway doctor',
+    connectionTimeoutMillis: connectTimeoutMs,
+    query_timeout: connectTimeoutMs,
+  })
+  // A connection lost between two queries is told by the next one.
+  client.on('error', () => undefined)
+  const name = 'database'
+  const shown = maskUrlPasswords(options.url)
+  try {
+    await client.connect()
+  } catch (error) {
+    const fix = 'check DATABASE_URL, that the server runs, and that it lets this user in'
+    return [{ name, state: 'wrong', detail: `${shown} cannot be reached (${codeOf(error)})`, fix }]
+  }
+  try {
+    return [
+      { name, state: 'right', detail: `${shown} answers` },
+      ...judgeServer(await readServer(client)),
+      await checkSchema(client, options),
+    ]
+  } catch (error) {
+    return [{ name, state: 'wrong', detail: `${shown} failed (${codeOf(error)})`, fix: "see the server's log" }]
+  } finally {
+    await client.end()
+  }
+}
+
+export interface ServerFacts {
+  readonly versionNumber: number
+  readonly version: string
+  readonly encoding: string
+  /** The database's clock less ours. */
+  readonly skewMs: number
+  readonly fsync: string
+  readonly synchronousCommit: string
+  readonly fullPageWrites: string
+  readonly autovacuum: string
+  readonly naptimeSeconds: number
+}
+
+async function readServer(client: pg.Client): Promise<ServerFacts> {
+  const before = Date.now()
+  const { rows } = await client.query<Omit<ServerFacts, 'skewMs'> & { nowMs: number }>(
+    `SELECT current_setting('server_version_num')::int AS "versionNumber",
+            current_setting('server_version') AS version,
+            current_setting('server_encoding') AS encoding,
+            extract(epoch FROM clock_timestamp())::float8 * 1000 AS "nowMs",
+            current_setting('fsync') AS fsync,
+            current_setting('synchronous_commit') AS "synchronousCommit",
+            current_setting('full_page_writes') AS "fullPageWrites",
+            current_setting('autovacuum') AS autovacuum,
+            extract(epoch FROM current_setting('autovacuum_naptime')::interval)::int AS "naptimeSeconds"`,
+  )
+  const [row] = rows
+  if (row === undefined) throw new TypeError('the server answered without a row')
+  // The answer was made at about the middle of the round trip.
+  return { ...row, skewMs: row.nowMs - (before + Date.now()) / 2 }
+}
+
+const skewMaxMs = 1_000
+const naptimeMaxSeconds = 15
+
+export function judgeServer(facts: ServerFacts): Finding[] {
+  return [
+    facts.versionNumber >= 150_000
+      ? { name: 'version', state: 'right', detail: `PostgreSQL ${facts.version}` }
+      : { name: 'version', state: 'wrong', detail: `PostgreSQL ${facts.version}`, fix: 'use PostgreSQL 15 or newer' },
+    facts.encoding === 'UTF8'
+      ? { name: 'encoding', state: 'right', detail: 'UTF8' }
+      : { name: 'encoding', state: 'wrong', detail: facts.encoding, fix: "make the database with ENCODING 'UTF8'" },
+    judgeDurability(facts),
+    Math.abs(facts.skewMs) <= skewMaxMs
+      ? { name: 'clock', state: 'right', detail: `${Math.round(facts.skewMs)} ms from the database's` }
+      : {
+          name: 'clock',
+          state: 'hint',
+          detail: `${Math.round(facts.skewMs)} ms from the database's, which decides; log lines will not line up`,
+          fix: 'run NTP on both machines',
+        },
+    judgeVacuum(facts),
+  ]
+}
+
+/** A 2xx promises that a power cut loses nothing. With one of these off the promise is broken, whatever we do. */
+function judgeDurability({ fsync, synchronousCommit, fullPageWrites }: ServerFacts): Finding {
+  const detail = `fsync ${fsync}, synchronous_commit ${synchronousCommit}, full_page_writes ${fullPageWrites}`
+  const durable = fsync === 'on' && synchronousCommit !== 'off' && fullPageWrites === 'on'
+  if (durable) return { name: 'durability', state: 'right', detail }
+  return {
+    name: 'durability',
+    state: 'wrong',
+    detail: `${detail}: a crash can lose accepted work`,
+    fix: 'ALTER SYSTEM SET them to on, then SELECT pg_reload_conf()',
+  }
+}
+
+function judgeVacuum({ autovacuum, naptimeSeconds }: ServerFacts): Finding {
+  const name = 'autovacuum'
+  if (autovacuum !== 'on') {
+    return { name, state: 'wrong', detail: 'off: the tables grow for ever', fix: 'ALTER SYSTEM SET autovacuum = on' }
+  }
+  if (naptimeSeconds <= naptimeMaxSeconds) return { name, state: 'right', detail: `every ${naptimeSeconds} s` }
+  return {
+    name,
+    state: 'hint',
+    detail: `every ${naptimeSeconds} s: under steady load the queue's tables grow between two runs`,
+    fix: "ALTER SYSTEM SET autovacuum_naptime = '5s', then SELECT pg_reload_conf()",
+  }
+}
+
+async function checkSchema(
+  client: pg.Client,
+  { schema, migrations }: { readonly schema: string; readonly migrations: readonly Migration[] },
+): Promise<Finding> {
+  const name = 'schema'
+  const record = `${pg.escapeIdentifier(schema)}.migrations`
+  const fix = 'run spillway migrate, or start the server, which does it too'
+  const { rows } = await client.query<{ present: boolean }>('SELECT to_regclass($1) IS NOT NULL AS present', [record])
+  if (!rows[0]?.present) return { name, state: 'hint', detail: `${schema} is not made yet`, fix }
+  const { rows: applied } = await client.query<{ version: number; name: string; checksum: string }>(
+    `SELECT version, name, checksum FROM ${record} ORDER BY version`,
+  )
+  try {
+    compare(applied, migrations)
+  } catch (error) {
+    if (!(error instanceof MigrationError)) throw error
+    return { name, state: 'wrong', detail: error.message, fix: 'run the release that made this schema, or a newer one' }
+  }
+  const detail = `${schema} is at version ${applied.length} of ${migrations.length}`
+  return applied.length === migrations.length ? { name, state: 'right', detail } : { name, state: 'hint', detail, fix }
+}

@@ -1,0 +1,69 @@
+import { describe, expect, it } from 'vitest'
+import { judgeServer, type ServerFacts } from './database.js'
+import { checkBinaries, checkNode, judgeFreeDisk } from './machine.js'
+
+const good: ServerFacts = {
+  versionNumber: 150_000,
+  version: '15.0',
+  encoding: 'UTF8',
+  skewMs: -20,
+  fsync: 'on',
+  synchronousCommit: 'on',
+  fullPageWrites: 'on',
+  autovacuum: 'on',
+  naptimeSeconds: 5,
+}
+
+const statesOf = (facts: Partial<ServerFacts>) =>
+  judgeServer({ ...good, ...facts })
+    .filter((finding) => finding.state !== 'right')
+    .map(({ name, state }) => [name, state])
+
+describe('judgeServer', () => {
+  it('finds nothing in a good server', () => {
+    expect(statesOf({})).toEqual([])
+    expect(statesOf({ synchronousCommit: 'remote_apply' })).toEqual([])
+  })
+
+  it.each<[Partial<ServerFacts>, string, string]>([
+    [{ versionNumber: 149_999 }, 'version', 'wrong'],
+    [{ encoding: 'SQL_ASCII' }, 'encoding', 'wrong'],
+    [{ fsync: 'off' }, 'durability', 'wrong'],
+    [{ synchronousCommit: 'off' }, 'durability', 'wrong'],
+    [{ fullPageWrites: 'off' }, 'durability', 'wrong'],
+    [{ skewMs: 1_001 }, 'clock', 'hint'],
+    [{ skewMs: -1_001 }, 'clock', 'hint'],
+    [{ autovacuum: 'off' }, 'autovacuum', 'wrong'],
+    [{ naptimeSeconds: 60 }, 'autovacuum', 'hint'],
+  ])('%j', (facts, name, state) => {
+    expect(statesOf(facts)).toEqual([[name, state]])
+  })
+
+  it('says how to fix whatever it finds', () => {
+    const findings = judgeServer({ ...good, fsync: 'off', skewMs: 9_999, versionNumber: 1, naptimeSeconds: 60 })
+    expect(findings.filter((finding) => finding.state !== 'right' && finding.fix === undefined)).toEqual([])
+  })
+})
+
+describe('the machine', () => {
+  it.each([
+    ['20.19.0', 'right'],
+    ['22.1.0', 'right'],
+    ['20.18.9', 'wrong'],
+    ['18.20.0', 'wrong'],
+  ])('Node.js %s is %s', (version, state) => {
+    expect(checkNode(version).state).toBe(state)
+  })
+
+  it('wants some free disk', () => {
+    expect([0, 1e9, 1e10].map((bytes) => judgeFreeDisk(bytes).state)).toEqual(['wrong', 'hint', 'right'])
+  })
+
+  it('needs the binaries only without a database', () => {
+    const missing = () => {
+      throw Object.assign(new Error('no'), { code: 'MODULE_NOT_FOUND' })
+    }
+    expect(checkBinaries(true, missing).state).toBe('wrong')
+    expect(checkBinaries(false, missing).state).toBe('hint')
+  })
+})

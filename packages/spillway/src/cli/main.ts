@@ -1,0 +1,11 @@
+#!/usr/bin/env node
+import { runCli } from './program.js'
+import { processTerminal } from './terminal.js'
+
+// `spillway ops list | head`: the reader has enough, which is no error of ours.
+process.stdout.on('error', (error: NodeJS.ErrnoException) => {
+  if (error.code !== 'EPIPE') throw error
+  process.exit(0)
+})
+
+process.exitCode = await runCli(process.argv.slice(2), processTerminal)

@@ -1,0 +1,85 @@
+import type { OperationView } from '@spillway/protocol/wire'
+import { type Api, ApiError, type Filter } from './api.js'
+import { exitCodes } from './exit.js'
+import { renderTable } from './table.js'
+import type { Terminal } from './terminal.js'
+
+interface Context {
+  readonly api: Api
+  readonly terminal: Terminal
+  readonly json: boolean
+}
+
+const titles = ['id', 'type', 'queue', 'partition', 'status', 'attempt', 'created', 'error']
+
+export async function listOperations({ api, terminal, json }: Context, filter: Filter): Promise<number> {
+  const page = await api.listOperations(filter)
+  if (json) {
+    terminal.out(`${JSON.stringify(page)}\n`)
+    return exitCodes.done
+  }
+  terminal.out(renderTable(page.items.map(rowOf), titles))
+  if (page.next_cursor !== null) terminal.err(`more: --cursor ${page.next_cursor}\n`)
+  return exitCodes.done
+}
+
+export function rowOf(operation: OperationView): Record<string, string> {
+  return {
+    id: operation.id,
+    type: operation.operation_type,
+    queue: operation.queue,
+    partition: operation.partition,
+    status: operation.status,
+    attempt: `${operation.attempt}/${operation.max_attempts}`,
+    created: operation.created_at,
+    error: operation.error_message ?? '',
+  }
+}
+
+export async function showOperation(
+  { api, terminal, json }: Context,
+  id: string,
+  waitSeconds: string | undefined,
+): Promise<number> {
+  const operation = await api.showOperation(id, waitSeconds)
+  if (json) {
+    terminal.out(`${JSON.stringify(operation)}\n`)
+    return exitCodes.done
+  }
+  const rows = Object.entries(operation)
+    .filter(([, value]) => value !== null && value !== undefined)
+    .map(([name, value]) => ({ field: name, value: typeof value === 'string' ? value : JSON.stringify(value) }))
+  terminal.out(renderTable(rows, ['field', 'value'], Number.POSITIVE_INFINITY))
+  return exitCodes.done
+}
+
+/** Each id by itself: one that cannot be changed does not keep the others from it. */
+export async function changeOperations(
+  { api, terminal, json }: Context,
+  action: 'retry' | 'cancel',
+  ids: readonly string[],
+): Promise<number> {
+  let failures = 0
+  for (const id of ids) {
+    try {
+      const answer = action === 'retry' ? await api.retryOperation(id) : await api.cancelOperation(id)
+      terminal.out(
+        json ? `${JSON.stringify(answer)}\n` : `${id} ${action === 'retry' ? 'queued again' : 'cancelled'}\n`,
+      )
+    } catch (error) {
+      // What concerns this id only is told and counted; a server that is gone or refuses us ends the command.
+      if (!(error instanceof ApiError) || !aboutOneOperation.has(error.code)) throw error
+      failures++
+      terminal.err(`${id} ${error.message}\n`)
+    }
+  }
+  return failures === 0 ? exitCodes.done : exitCodes.failed
+}
+
+const aboutOneOperation: ReadonlySet<string> = new Set([
+  'not_found',
+  'conflict',
+  'operation_running',
+  'operation_not_failed',
+  'operation_finished',
+])

@@ -1,0 +1,17 @@
+export { type ConfigRow, describeConfig } from './describe.js'
+export {
+  type ClientConfig,
+  type Config,
+  ConfigError,
+  type ConfigProblem,
+  type ConfigSource,
+  type Environment,
+  isAuthenticationOn,
+  isDebugging,
+  isLoopbackHost,
+  type LoadedConfig,
+  loadClientConfig,
+  loadConfig,
+} from './load.js'
+export { maskUrlPasswords } from './secrets.js'
+export type { LogLevel, Role } from './settings.js'

@@ -1,0 +1,200 @@
+import { BlockList, isIP } from 'node:net'
+import { isInjectedByKubernetes, isOwnName, nearestName } from './names.js'
+import { clientSettings, type Setting, type SettingsTable, settings, type ValueOf, type ValuesOf } from './settings.js'
+import { unmountedNames } from './unmounted.js'
+import { allowedValues, parseSetting, type SettingValue, showRejected } from './values.js'
+
+export type Environment = Readonly<Record<string, string | undefined>>
+
+export type Config = ValuesOf<typeof settings> & {
+  /** false for `spillway worker` without a port: no socket is opened. */
+  readonly listen: boolean
+}
+export type ClientConfig = ValuesOf<typeof clientSettings>['client']
+
+export type ConfigSource = 'default' | 'environment'
+
+export interface LoadedConfig {
+  readonly config: Config
+  /** By variable name. */
+  readonly sources: ReadonlyMap<string, ConfigSource>
+  readonly warnings: readonly string[]
+}
+
+export interface ConfigProblem {
+  /** The variable; where two contradict each other, the one to look at first. */
+  readonly name: string
+  readonly message: string
+}
+
+/** The environment does not describe a server that may start. Lists everything that is wrong, not only the first. */
+export class ConfigError extends Error {
+  override readonly name = 'ConfigError'
+  readonly code = 'config_invalid'
+  readonly problems: readonly ConfigProblem[]
+
+  constructor(problems: readonly ConfigProblem[]) {
+    super(`The configuration is not valid:\n${problems.map((problem) => `  ${problem.message}`).join('\n')}`)
+    this.problems = problems
+  }
+}
+
+const knownNames: ReadonlySet<string> = new Set(
+  [settings, clientSettings].flatMap((table: SettingsTable) =>
+    Object.values(table).flatMap((group) =>
+      Object.values(group).flatMap((setting) =>
+        setting.fallbackName ? [setting.name, setting.fallbackName] : [setting.name],
+      ),
+    ),
+  ),
+)
+
+/** Reads the server's settings. Throws {@link ConfigError} when any is wrong, unknown or contradicts another. */
+export function loadConfig(environment: Environment = process.env): LoadedConfig {
+  const warnings: string[] = []
+  const problems: ConfigProblem[] = []
+  const env = withoutInjected(environment, warnings)
+  findForeignNames(env, problems)
+  const sources = new Map<string, ConfigSource>()
+  const values = readTable(settings, env, sources, problems)
+  const config: Config = { ...values, listen: true }
+  findContradictions(config, problems, new Set(problems.map((problem) => problem.name)))
+  if (problems.length > 0) throw new ConfigError(problems)
+  return { config, sources, warnings: [...warnings, ...findDoubtful(config)] }
+}
+
+/** Reads what a client command needs; a wrong server setting does not stop it. */
+export function loadClientConfig(environment: Environment = process.env): ClientConfig {
+  const problems: ConfigProblem[] = []
+  const values = readTable(clientSettings, environment, new Map(), problems)
+  if (problems.length > 0) throw new ConfigError(problems)
+  return values.client
+}
+
+/** Whether errors are shown with their stacks; asked before, and even if, the configuration cannot be loaded. */
+export function isDebugging(environment: Environment = process.env): boolean {
+  const level = environment[settings.process.logLevel.name]
+  return level === 'debug' || level === 'trace'
+}
+
+/** Whether only this machine can reach a server that listens on the host. A name other than localhost may be anything. */
+export function isLoopbackHost(host: string): boolean {
+  if (host.toLowerCase() === 'localhost') return true
+  const family = isIP(host)
+  return family !== 0 && loopback.check(host, family === 4 ? 'ipv4' : 'ipv6')
+}
+
+const loopback = new BlockList()
+loopback.addSubnet('127.0.0.0', 8, 'ipv4')
+loopback.addAddress('::1', 'ipv6')
+
+export function isAuthenticationOn(auth: Config['auth']): boolean {
+  return auth.apiKeysFile !== null || auth.jwksUrl !== null || auth.jwtSecret !== null
+}
+
+function withoutInjected(environment: Environment, warnings: string[]): Environment {
+  const kept: Record<string, string> = {}
+  for (const [name, value] of Object.entries(environment)) {
+    if (value === undefined) continue
+    if (isOwnName(name) && isInjectedByKubernetes(name, value)) {
+      warnings.push(`${name} was injected by Kubernetes for a Service and is ignored`)
+    } else {
+      kept[name] = value
+    }
+  }
+  return kept
+}
+
+function findForeignNames(env: Environment, problems: ConfigProblem[]): void {
+  for (const name of Object.keys(env).sort()) {
+    const workload = unmountedNames.get(name)
+    if (workload !== undefined) {
+      problems.push({ name, message: `${name} belongs to the ${workload} workload, which this version does not have` })
+    } else if (isOwnName(name) && !knownNames.has(name)) {
+      const meant = nearestName(name, knownNames)
+      problems.push({ name, message: `${name} is not a known setting${meant ? `; did you mean ${meant}?` : ''}` })
+    }
+  }
+}
+
+function readTable<T extends SettingsTable>(
+  table: T,
+  env: Environment,
+  sources: Map<string, ConfigSource>,
+  problems: ConfigProblem[],
+): ValuesOf<T> {
+  const groups = Object.entries(table).map(([group, rows]) => {
+    const values = Object.entries(rows).map(([key, setting]) => [key, readSetting(setting, env, sources, problems)])
+    return [group, Object.fromEntries(values)]
+  })
+  // The one place where the table's rows and the type inferred from them meet: each value came out of its own row.
+  return Object.fromEntries(groups) as ValuesOf<T>
+}
+
+function readSetting<S extends Setting>(
+  setting: S,
+  env: Environment,
+  sources: Map<string, ConfigSource>,
+  problems: ConfigProblem[],
+): ValueOf<S> | SettingValue {
+  const { name, fallbackName } = setting
+  const readFrom = env[name] === undefined && fallbackName !== undefined ? fallbackName : name
+  const text = env[readFrom]
+  sources.set(name, text === undefined ? 'default' : 'environment')
+  if (text === undefined) return setting.default
+  const value = parseSetting(setting, text)
+  if (value !== undefined) return value
+  // Empty is not "unset": an empty DATABASE_URL is a secret that failed to arrive, not a wish for the embedded server.
+  const what = text === '' ? 'is set but empty' : `is ${showRejected(setting, text)}`
+  problems.push({ name: readFrom, message: `${readFrom} ${what}; allowed: ${allowedValues(setting)}` })
+  return setting.default
+}
+
+/** Settings that are right by themselves and wrong together. Those already known to be wrong are not compared. */
+function findContradictions(config: Config, problems: ConfigProblem[], wrong: ReadonlySet<string>): void {
+  const { server, auth, operations } = config
+  const say = (names: readonly string[], message: string) => {
+    if (!names.some((name) => wrong.has(name))) problems.push({ name: names[0] ?? '', message })
+  }
+  const authNames = ['SPILLWAY_API_KEYS', 'SPILLWAY_JWKS_URL', 'SPILLWAY_JWT_SECRET']
+  if (!isAuthenticationOn(auth)) {
+    if (!isLoopbackHost(server.host)) {
+      say(
+        ['SPILLWAY_HOST', ...authNames],
+        `SPILLWAY_HOST is ${JSON.stringify(server.host)}, which others can reach, but no authentication is configured; set one of ${authNames.join(', ')}, or a loopback host such as 127.0.0.1`,
+      )
+    }
+    if (auth.protectMetrics) {
+      say(
+        ['SPILLWAY_PROTECT_METRICS', ...authNames],
+        `SPILLWAY_PROTECT_METRICS is true, but no authentication is configured; set one of ${authNames.join(', ')}`,
+      )
+    }
+  }
+  if (operations.retryBaseMs > operations.retryMaxMs) {
+    say(
+      ['SPILLWAY_RETRY_BASE_MS', 'SPILLWAY_RETRY_MAX_MS'],
+      `SPILLWAY_RETRY_BASE_MS (${operations.retryBaseMs}) is more than SPILLWAY_RETRY_MAX_MS (${operations.retryMaxMs})`,
+    )
+  }
+  if (server.headersTimeoutMs > server.requestTimeoutMs) {
+    say(
+      ['SPILLWAY_HEADERS_TIMEOUT_MS', 'SPILLWAY_REQUEST_TIMEOUT_MS'],
+      `SPILLWAY_HEADERS_TIMEOUT_MS (${server.headersTimeoutMs}) is more than SPILLWAY_REQUEST_TIMEOUT_MS (${server.requestTimeoutMs})`,
+    )
+  }
+}
+
+function findDoubtful({ store, auth }: Config): string[] {
+  const warnings: string[] = []
+  if (store.delayMs > 0) {
+    warnings.push(`SPILLWAY_STORE_DELAY_MS slows every write by ${store.delayMs} ms: for drills, never in production`)
+  }
+  if (auth.jwtSecret !== null && Buffer.byteLength(auth.jwtSecret) < 32) {
+    warnings.push('SPILLWAY_JWT_SECRET is shorter than the 32 bytes that HS256 asks for: it can be guessed')
+  }
+  if (auth.jwksUrl?.startsWith('http:') && !isLoopbackHost(new URL(auth.jwksUrl).hostname.replace(/^\[|\]$/gu, ''))) {
+    warnings.push('SPILLWAY_JWKS_URL is not https: whoever sits between can replace the keys')
+  }
+  return warnings
+}

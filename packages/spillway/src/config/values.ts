@@ -1,0 +1,111 @@
+import { isIP } from 'node:net'
+import { maskedSecret, maskUrlPasswords } from './secrets.js'
+import type { Setting } from './settings.js'
+
+export type SettingValue = string | number | boolean | readonly string[] | null
+
+/** undefined = the text is not a value of this setting. null is never the result of parsing. */
+export function parseSetting(setting: Setting, text: string): SettingValue | undefined {
+  switch (setting.type) {
+    case 'integer':
+      return /^-?\d+$/u.test(text) ? within(setting, Number(text)) : undefined
+    case 'number':
+      return /^-?(?:\d+\.?\d*|\.\d+)$/u.test(text) ? within(setting, Number(text)) : undefined
+    case 'boolean':
+      return text === 'true' ? true : text === 'false' ? false : undefined
+    case 'choice':
+      return setting.choices.includes(text) ? text : undefined
+    case 'choices': {
+      const chosen = [...new Set(splitList(text))]
+      return chosen.length > 0 && chosen.every((one) => setting.choices.includes(one)) ? chosen : undefined
+    }
+    case 'text':
+      return setting.pattern.test(text) ? text : undefined
+    case 'url':
+      return parseUrl(text, setting.protocols)
+    case 'origins':
+      return parseEach(text, (one) => (one === '*' && setting.wildcard ? one : parseOrigin(one)))
+    case 'networks':
+      return parseEach(text, parseNetwork)
+  }
+}
+
+/** What the setting takes, in words. */
+export function allowedValues(setting: Setting): string {
+  switch (setting.type) {
+    case 'integer':
+      return `a whole number from ${setting.min} to ${setting.max}${setting.unit ? ` (${setting.unit})` : ''}`
+    case 'number':
+      return `a number from ${setting.min} to ${setting.max}${setting.unit ? ` (${setting.unit})` : ''}`
+    case 'boolean':
+      return 'true or false'
+    case 'choice':
+      return `one of ${setting.choices.join(', ')}`
+    case 'choices':
+      return `one or more of ${setting.choices.join(', ')}, separated by commas`
+    case 'text':
+      return setting.allowed
+    case 'url':
+      return `a URL starting with ${setting.protocols.map((protocol) => `${protocol}//`).join(' or ')}`
+    case 'origins':
+      return `origins such as https://example.com, separated by commas${setting.wildcard ? ', or *' : ''}`
+    case 'networks':
+      return 'IP addresses or networks such as 10.0.0.0/8, separated by commas'
+  }
+}
+
+/** A value as it may be shown to people: secrets hidden, passwords inside URLs hidden. */
+export function showValue(setting: Setting, value: SettingValue): string {
+  if (value === null) return ''
+  if (setting.secret) return maskedSecret
+  return maskUrlPasswords(typeof value === 'object' ? value.join(',') : String(value))
+}
+
+/** The text that did not parse. A malformed URL cannot be masked with certainty, so it is not shown at all. */
+export function showRejected(setting: Setting, text: string): string {
+  if (setting.secret || setting.type === 'url') return '(value not shown)'
+  return JSON.stringify(maskUrlPasswords(text.length > 200 ? `${text.slice(0, 200)}…` : text))
+}
+
+/** `postgres://user@/db?host=/run/postgresql` (a socket, no host) is good for libpq and pg, not for the URL standard. */
+function parseUrl(text: string, protocols: readonly string[]): string | undefined {
+  const standard = text.startsWith('postgres') ? text.replace('@/', '@socket/') : text
+  return URL.canParse(standard) && protocols.includes(new URL(standard).protocol) ? text : undefined
+}
+
+function within(setting: { min: number; max: number }, value: number): number | undefined {
+  return value >= setting.min && value <= setting.max ? value : undefined
+}
+
+function splitList(text: string): string[] {
+  return text
+    .split(',')
+    .map((one) => one.trim())
+    .filter((one) => one !== '')
+}
+
+function parseEach(text: string, parse: (one: string) => string | undefined): readonly string[] | undefined {
+  const parsed: string[] = []
+  for (const one of splitList(text)) {
+    const value = parse(one)
+    if (value === undefined) return undefined
+    if (!parsed.includes(value)) parsed.push(value)
+  }
+  return parsed
+}
+
+function parseOrigin(text: string): string | undefined {
+  if (!URL.canParse(text)) return undefined
+  const url = new URL(text)
+  const bare =
+    url.pathname === '/' && url.search === '' && url.hash === '' && url.username === '' && url.password === ''
+  return bare && (url.protocol === 'http:' || url.protocol === 'https:') ? url.origin : undefined
+}
+
+function parseNetwork(text: string): string | undefined {
+  const [address = '', prefix, ...rest] = text.split('/')
+  const family = isIP(address)
+  if (family === 0 || rest.length > 0) return undefined
+  if (prefix === undefined) return text
+  return /^\d{1,3}$/u.test(prefix) && Number(prefix) <= (family === 4 ? 32 : 128) ? text : undefined
+}

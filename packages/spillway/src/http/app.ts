@@ -1,0 +1,221 @@
+import type { IncomingMessage, ServerResponse } from 'node:http'
+import type { TypeBoxTypeProvider } from '@fastify/type-provider-typebox'
+import Fastify, {
+  type FastifyBaseLogger,
+  type FastifyInstance,
+  type FastifyReply,
+  type FastifyRequest,
+  type RawServerDefault,
+} from 'fastify'
+import { trackAllowedMethods } from './allowed-methods.js'
+import { type Authenticator, type AuthResult, isRefused } from './auth.js'
+import { answerClientFault, capConnections } from './connections.js'
+import { allowOrigins } from './cors.js'
+import { answerFault, Refusal } from './faults.js'
+import { hasRole, type Principal } from './identity.js'
+import { type Problem, sendProblem } from './problem.js'
+import './request-state.js'
+import { parseStrictJson } from './strict-json.js'
+import { traceFor, traceIdOf } from './trace.js'
+import { validatorCompiler } from './validation.js'
+
+export interface AppDeps {
+  log: FastifyBaseLogger
+  authenticator: Authenticator
+  bodyLimitBytes: number
+  /** From the first byte of a request to its last. */
+  requestTimeoutMs: number
+  headersTimeoutMs: number
+  connectionsMax: number
+  corsOrigins: readonly string[]
+  /** True once shutdown has begun: everything but health is then refused. */
+  draining?: () => boolean
+}
+
+export type App = FastifyInstance<
+  RawServerDefault,
+  IncomingMessage,
+  ServerResponse,
+  FastifyBaseLogger,
+  TypeBoxTypeProvider
+>
+
+/** Longer than the idle time of common proxies (60 s), so that it is never we who close a connection under a request. */
+const keepAliveTimeoutMs = 72_000
+/** A name has up to 255 code points of 4 bytes, each byte %XX in a path. */
+const pathParameterCharacters = 255 * 4 * 3
+const drainRetryAfterMs = 5_000
+const overflowRetryAfterMs = 5_000
+const keyServerRetryAfterMs = 5_000
+
+/** How often Node looks for requests that are late; its default of 30 s would let a slow sender live four times as long. */
+function timeoutCheckMs(headersTimeoutMs: number): number {
+  return Math.min(5_000, Math.max(50, Math.floor(headersTimeoutMs / 5)))
+}
+
+/**
+ * The server without its routes: strict bodies, problems, traces, identity, CORS and bounded connections. Routes are
+ * added by their owners, with `config: { role }`, `{ public: true }` or neither (any principal).
+ */
+export function buildApp(deps: AppDeps): App {
+  const app = Fastify({
+    loggerInstance: deps.log,
+    // A child logger per request costs more than the rest of the hooks; what is logged names its trace id itself.
+    childLoggerFactory: (logger) => logger,
+    disableRequestLogging: true,
+    genReqId: (request) => traceIdOf(request.headers.traceparent),
+    requestIdHeader: false,
+    bodyLimit: deps.bodyLimitBytes,
+    requestTimeout: deps.requestTimeoutMs,
+    keepAliveTimeout: keepAliveTimeoutMs,
+    // Unlimited: Node answers a pipelined request beyond such a limit with a bare 503.
+    maxRequestsPerSocket: 0,
+    forceCloseConnections: 'idle',
+    // Draining is answered below, as a problem.
+    return503OnClosing: false,
+    routerOptions: { maxParamLength: pathParameterCharacters },
+    http: {
+      connectionsCheckingInterval: timeoutCheckMs(deps.headersTimeoutMs),
+      headersTimeout: deps.headersTimeoutMs,
+    },
+    clientErrorHandler: answerClientFault,
+    frameworkErrors: (fault, request, reply) => answerFault(fault, request as FastifyRequest, reply as FastifyReply),
+  }).withTypeProvider<TypeBoxTypeProvider>()
+
+  const allowed = trackAllowedMethods(app as unknown as FastifyInstance)
+  app.setValidatorCompiler(validatorCompiler)
+  app.setErrorHandler(answerFault)
+  parseBodies(app)
+  decorateRequests(app, deps.authenticator)
+  admitRequests(app, deps)
+  allowOrigins(app as unknown as FastifyInstance, deps.corsOrigins)
+  identifyRequests(app, deps.authenticator)
+  app.setNotFoundHandler((request, reply) => {
+    const methods = allowed.of(request.raw.url ?? '/')
+    if (methods.length === 0 || methods.includes(request.method)) {
+      return sendProblem(reply, { code: 'not_found', detail: 'There is nothing at this path.' })
+    }
+    reply.header('allow', methods.join(', '))
+    return sendProblem(reply, { code: 'method_not_allowed', detail: `Use ${methods.join(', ')}.` })
+  })
+  return app
+}
+
+function charsetOf(contentType: string): string | undefined {
+  return /;\s*charset\s*=\s*"?([^\s;"]+)/i.exec(contentType)?.[1]?.toLowerCase()
+}
+
+function bodyFormFault(request: FastifyRequest): Problem | undefined {
+  const encoding = request.headers['content-encoding']
+  if (encoding !== undefined && encoding.toLowerCase() !== 'identity') {
+    return { code: 'unsupported_media_type', detail: 'Send the body without a content encoding.' }
+  }
+  const contentType = request.headers['content-type'] ?? ''
+  if (!contentType.includes(';')) return undefined
+  const charset = charsetOf(contentType)
+  if (charset === undefined || charset === 'utf-8' || charset === 'utf8') return undefined
+  return { code: 'unsupported_media_type', detail: 'Send JSON in UTF-8.' }
+}
+
+function parseBodies(app: App): void {
+  app.removeAllContentTypeParsers()
+  app.addContentTypeParser<Buffer>('application/json', { parseAs: 'buffer' }, (request, body, done) => {
+    const formFault = bodyFormFault(request)
+    if (formFault !== undefined) return done(new Refusal(formFault))
+    if (body.length === 0) return done(null, undefined)
+    const parsed = parseStrictJson(body)
+    if (parsed.ok) return done(null, parsed.value)
+    done(new Refusal({ code: 'invalid_request', detail: 'The body is not valid.', errors: [parsed.fault] }))
+  })
+}
+
+function decorateRequests(app: App, authenticator: Authenticator): void {
+  app.decorateRequest('traceMemo', null)
+  app.decorateRequest('trace', {
+    getter(this: FastifyRequest) {
+      this.traceMemo ??= traceFor(this.id, this.headers.traceparent)
+      return this.traceMemo
+    },
+  })
+  app.decorateRequest('clientAddress', {
+    getter(this: FastifyRequest) {
+      return authenticator.clientAddress(this.headers, this.raw.socket.remoteAddress ?? '')
+    },
+  })
+  app.decorateRequest('principal', null as unknown as Principal)
+}
+
+/** Not with a body under way: closing with unread bytes resets the connection, and the answer may be lost with it. */
+function closeAfter({ headers }: FastifyRequest, reply: FastifyReply): void {
+  const bodyless = headers['transfer-encoding'] === undefined && (headers['content-length'] ?? '0') === '0'
+  if (bodyless) reply.header('connection', 'close')
+}
+
+/** First hook: headers of every answer, and what is refused whoever asks. */
+function admitRequests(app: App, deps: AppDeps): void {
+  const cap = capConnections(app.server, deps.connectionsMax)
+  app.addHook('onRequest', (request, reply, done) => {
+    reply.header('x-request-id', request.id)
+    reply.header('x-content-type-options', 'nosniff')
+    if (request.routeOptions.config.neverShed === true) return done()
+    if (deps.draining?.() === true) {
+      closeAfter(request, reply)
+      sendProblem(reply, {
+        code: 'draining',
+        detail: 'This instance is shutting down.',
+        retryAfterMs: drainRetryAfterMs,
+      })
+      return
+    }
+    if (cap.isBeyond(request.raw)) {
+      closeAfter(request, reply)
+      sendProblem(reply, {
+        code: 'overloaded',
+        detail: 'Too many connections are open.',
+        retryAfterMs: overflowRetryAfterMs,
+      })
+      return
+    }
+    // PostgreSQL's text has no NUL, so no name, filter or cursor that was ever valid has one.
+    if (request.raw.url?.includes('%00') === true) {
+      sendProblem(reply, { code: 'invalid_request', detail: 'The URL must not contain a NUL character.' })
+      return
+    }
+    done()
+  })
+}
+
+function identifyRequests(app: App, authenticator: Authenticator): void {
+  app.addHook('onRequest', (request, reply, done) => {
+    if (request.is404 || request.routeOptions.config.public === true) return done()
+    const settle = (result: AuthResult) => {
+      const problem = identify(request, reply, result)
+      if (problem === undefined) done()
+      else sendProblem(reply, problem)
+    }
+    const result = authenticator.authenticate(request.headers, request.raw.socket.remoteAddress ?? '')
+    if (result instanceof Promise) result.then(settle, done)
+    else settle(result)
+  })
+}
+
+function identify(request: FastifyRequest, reply: FastifyReply, result: AuthResult): Problem | undefined {
+  if (!isRefused(result)) {
+    request.principal = result
+    const { role } = request.routeOptions.config
+    if (role === undefined || hasRole(result, role)) return undefined
+    return { code: 'forbidden', detail: `This needs the role ${role}.` }
+  }
+  switch (result.refused) {
+    case 'missing':
+      reply.header('www-authenticate', 'Bearer realm="spillway"')
+      return { code: 'unauthenticated', detail: result.detail }
+    case 'invalid':
+      reply.header('www-authenticate', 'Bearer realm="spillway", error="invalid_token"')
+      return { code: 'unauthenticated', detail: result.detail }
+    case 'malformed':
+      return { code: 'invalid_request', detail: result.detail }
+    case 'unavailable':
+      return { code: 'authentication_unavailable', detail: result.detail, retryAfterMs: keyServerRetryAfterMs }
+  }
+}

@@ -1,0 +1,63 @@
+import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
+import { discardRest } from './connections.js'
+import { type Problem, sendProblem } from './problem.js'
+import { InvalidRequest } from './validation.js'
+
+/** Carries a problem through Fastify's error path, where a value cannot be returned (parsers, hooks). */
+export class Refusal extends Error {
+  readonly problem: Problem
+
+  constructor(problem: Problem) {
+    super(problem.detail)
+    this.problem = problem
+  }
+}
+
+function isFastifyError(fault: unknown): fault is FastifyError {
+  return fault instanceof Error && 'code' in fault && typeof fault.code === 'string' && fault.code.startsWith('FST_')
+}
+
+function problemOf(fault: unknown): Problem | undefined {
+  if (fault instanceof Refusal) return fault.problem
+  if (fault instanceof InvalidRequest) {
+    return { code: 'invalid_request', detail: 'The request is not valid.', errors: fault.errors }
+  }
+  if (!isFastifyError(fault)) return undefined
+  switch (fault.code) {
+    case 'FST_ERR_CTP_BODY_TOO_LARGE':
+      return { code: 'body_too_large', detail: 'The body is larger than this route takes.' }
+    case 'FST_ERR_CTP_INVALID_MEDIA_TYPE':
+      return { code: 'unsupported_media_type', detail: 'Send application/json.' }
+    case 'FST_ERR_CTP_INVALID_CONTENT_LENGTH':
+      return bodyProblem('its length is not what Content-Length says')
+    case 'FST_ERR_BAD_URL':
+      return { code: 'invalid_request', detail: 'The URL is not well-formed.' }
+    case 'FST_ERR_MAX_PARAM_LENGTH':
+      return { code: 'not_found', detail: 'There is nothing at this path.' }
+    default:
+      return undefined
+  }
+}
+
+function bodyProblem(message: string): Problem {
+  return { code: 'invalid_request', detail: 'The body is not valid.', errors: [{ path: '', message }] }
+}
+
+/** A body that ended before its end: nobody reads this answer, but the request has to end. */
+function isCutOff(fault: unknown): boolean {
+  return fault instanceof Error && 'code' in fault && fault.code === 'ECONNRESET'
+}
+
+/** The last stop of everything thrown in a request: known faults become their problem, the rest a 500 that tells nothing. */
+export function answerFault(fault: unknown, request: FastifyRequest, reply: FastifyReply): void {
+  let problem = problemOf(fault)
+  if (problem === undefined && isCutOff(fault) && !request.raw.complete) problem = bodyProblem('it was cut off')
+  if (problem === undefined) {
+    request.log.error({ err: fault, trace_id: request.id, route: request.routeOptions.url }, 'request failed')
+    problem = { code: 'internal_error', detail: 'Something went wrong here; it was logged with this trace id.' }
+  }
+  // Fastify closes after every parser error; only a body that is still coming calls for that.
+  reply.removeHeader('connection')
+  discardRest(request.raw)
+  sendProblem(reply, problem)
+}

@@ -1,0 +1,87 @@
+import type { FastifyInstance, FastifySchema, RouteOptions } from 'fastify'
+import type { App } from './app.js'
+
+interface DocumentedRoute {
+  method: RouteOptions['method']
+  url: string
+  schema: FastifySchema
+}
+
+/** Routes that are no part of the API: assets, and the page itself. */
+function isDocumented({ url, method, schema }: RouteOptions): boolean {
+  return schema !== undefined && method !== 'HEAD' && !url.includes('*')
+}
+
+/**
+ * The documentation is an application of its own, built on the first request for it: the generator and the page are
+ * not loaded, nor their memory taken, by a server that nobody asks. It sees the same schemas as the routes.
+ */
+async function buildDocumentation(routes: readonly DocumentedRoute[], version: string): Promise<FastifyInstance> {
+  const [{ default: Fastify }, { default: swagger }, { default: swaggerUi }] = await Promise.all([
+    import('fastify'),
+    import('@fastify/swagger'),
+    import('@fastify/swagger-ui'),
+  ])
+  const documentation = Fastify({ logger: false })
+  // Only described, never called: nothing is to be compiled.
+  documentation.setValidatorCompiler(() => () => true)
+  documentation.setSerializerCompiler(() => JSON.stringify)
+  await documentation.register(swagger, {
+    openapi: {
+      openapi: '3.1.0',
+      info: {
+        title: 'Spillway',
+        version,
+        description:
+          'Every request is answered with done (200/201), queued (202 and a ticket) or not now (429/503 and when to come back). Errors are problem documents (RFC 9457).',
+      },
+      components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } } },
+      security: [{ bearer: [] }, {}],
+    },
+  })
+  await documentation.register(swaggerUi, { routePrefix: '/docs', staticCSP: true })
+  for (const { method, url, schema } of routes) {
+    documentation.route({ method, url, schema, handler: async () => undefined })
+  }
+  documentation.get('/openapi.json', { schema: { hide: true } }, async () => documentation.swagger())
+  await documentation.ready()
+  return documentation
+}
+
+export interface Documentation {
+  close(): Promise<void>
+}
+
+/** To be called before the routes that are to be documented. */
+export function addOpenApi(app: App, version: string): void {
+  const routes: DocumentedRoute[] = []
+  app.addHook('onRoute', (route) => {
+    if (isDocumented(route) && route.schema !== undefined) {
+      routes.push({ method: route.method, url: route.url, schema: route.schema })
+    }
+  })
+
+  let documentation: Promise<FastifyInstance> | undefined
+  const load = () => {
+    documentation ??= buildDocumentation(routes, version).catch((fault: unknown) => {
+      // The next request tries again.
+      documentation = undefined
+      throw fault
+    })
+    return documentation
+  }
+
+  for (const url of ['/openapi.json', '/docs', '/docs/*']) {
+    app.get(url, { config: { public: true } }, async (request, reply) => {
+      const pages = await load()
+      for (const [name, value] of Object.entries(reply.getHeaders())) {
+        if (value !== undefined) reply.raw.setHeader(name, value)
+      }
+      reply.hijack()
+      pages.routing(request.raw, reply.raw)
+    })
+  }
+  app.addHook('onClose', async () => {
+    if (documentation !== undefined) await (await documentation).close()
+  })
+}

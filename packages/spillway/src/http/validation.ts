@@ -1,0 +1,122 @@
+import type { FastifySchemaCompiler } from 'fastify'
+import type { TSchema } from 'typebox'
+import { Compile, type Validator } from 'typebox/compile'
+import type { TLocalizedValidationError } from 'typebox/error'
+import { pointerStep, presentablePointer, type RequestFault } from './json-pointer.js'
+
+/**
+ * Validation with compiled TypeBox schemas. An object schema that does not say `additionalProperties` is closed here
+ * (an unknown member is a 400); one that says `additionalProperties: true` is open. Parts of an intersection are left
+ * as they are: closing each of them would refuse the members of the others.
+ */
+export function closeSchema<Schema extends TSchema>(schema: Schema): Schema {
+  return closed(schema) as Schema
+}
+
+function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value)
+}
+
+function closed(schema: unknown): unknown {
+  if (!isRecord(schema)) return schema
+  const changes: Record<string, unknown> = {}
+  if (isRecord(schema.properties)) {
+    changes.properties = Object.fromEntries(
+      Object.entries(schema.properties).map(([name, member]) => [name, closed(member)]),
+    )
+    if (schema.additionalProperties === undefined) changes.additionalProperties = false
+  }
+  if (Array.isArray(schema.items)) changes.items = schema.items.map(closed)
+  else if (isRecord(schema.items)) changes.items = closed(schema.items)
+  for (const alternatives of ['anyOf', 'oneOf'] as const) {
+    const members = schema[alternatives]
+    if (Array.isArray(members)) changes[alternatives] = members.map(closed)
+  }
+  // A copy with its hidden members (~kind, ~optional): the compiler and Convert read those.
+  const copy: object = Object.create(Object.getPrototypeOf(schema), Object.getOwnPropertyDescriptors(schema))
+  for (const [name, value] of Object.entries(changes)) {
+    Object.defineProperty(copy, name, { value, enumerable: true, configurable: true, writable: true })
+  }
+  return copy
+}
+
+/** An answer lists so many faults at most. */
+const faultsMax = 20
+
+function faultsOf(error: TLocalizedValidationError): RequestFault[] {
+  const at = (names: readonly string[], message: string) =>
+    names.map((name) => ({ path: `${error.instancePath}${pointerStep(name)}`, message }))
+  switch (error.keyword) {
+    case 'required':
+      return at(error.params.requiredProperties, 'is required')
+    case 'additionalProperties':
+      return at(error.params.additionalProperties, 'is not a known member')
+    case 'boolean':
+      return [{ path: error.instancePath, message: 'is not a known member' }]
+    case 'enum':
+      return [{ path: error.instancePath, message: `must be one of ${list(error.params.allowedValues)}` }]
+    case 'const':
+      return [{ path: error.instancePath, message: `must be ${JSON.stringify(error.params.allowedValue)}` }]
+    case 'anyOf':
+      return [{ path: error.instancePath, message: 'must match one of the allowed forms' }]
+    default:
+      return [{ path: error.instancePath, message: error.message }]
+  }
+}
+
+function list(values: readonly unknown[]): string {
+  return values.map((value) => JSON.stringify(value)).join(', ')
+}
+
+export function requestFaults(errors: readonly TLocalizedValidationError[]): RequestFault[] {
+  const faults = new Map<string, RequestFault>()
+  for (const fault of errors.flatMap(faultsOf)) {
+    const path = presentablePointer(fault.path)
+    faults.set(`${path} ${fault.message}`, { path, message: fault.message })
+    if (faults.size === faultsMax) break
+  }
+  return [...faults.values()]
+}
+
+export type Validated<Value> = { ok: true; value: Value } | { ok: false; errors: RequestFault[] }
+
+/** A validator for use outside routes: a workload's payload, the body of a user's own definition. */
+export function compileValidator<Schema extends TSchema>(
+  schema: Schema,
+): (value: unknown) => Validated<ReturnType<Validator<Record<never, never>, Schema>['Parse']>> {
+  const validator = Compile(closeSchema(schema))
+  return (value) =>
+    validator.Check(value) ? { ok: true, value } : { ok: false, errors: requestFaults(validator.Errors(value)) }
+}
+
+/** Thrown through Fastify's validation into the error handler, which answers 400. */
+export class InvalidRequest extends Error {
+  readonly code = 'invalid_request'
+  readonly errors: readonly RequestFault[]
+
+  constructor(errors: readonly RequestFault[]) {
+    super('The request is not valid.')
+    this.errors = errors
+  }
+}
+
+/**
+ * Bodies are checked as they came. What comes as text (query, path, headers) is converted first, and stays open: an
+ * unknown query parameter or header is no error.
+ */
+export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => {
+  const isBody = httpPart === 'body'
+  const validator = Compile(isBody ? closeSchema(schema) : schema)
+  return (value: unknown) => {
+    if (isBody) {
+      if (validator.Check(value)) return { value }
+      if (value === undefined || value === null) {
+        return { error: new InvalidRequest([{ path: '', message: 'a JSON body is required' }]) }
+      }
+      return { error: new InvalidRequest(requestFaults(validator.Errors(value))) }
+    }
+    const converted = validator.Convert(value)
+    if (validator.Check(converted)) return { value: converted }
+    return { error: new InvalidRequest(requestFaults(validator.Errors(converted))) }
+  }
+}

@@ -1,0 +1,313 @@
+/**
+ * What the core needs of a store. One adapter exists (postgres/), for a server of the user's and for the embedded one;
+ * `test/store-conformance.ts` is run on both.
+ *
+ * Every method throws `StoreFault` when the store cannot do its work; expected outcomes are values.
+ */
+import type { OperationStatus, QueuedReason } from '@spillway/protocol/wire'
+
+/** A transaction on a connection of its own, as handlers see it. Its shape is node-postgres' `query`. */
+export interface Tx {
+  query<Row extends Record<string, unknown> = Record<string, unknown>>(
+    text: string,
+    values?: readonly unknown[],
+  ): Promise<{ rows: Row[]; rowCount: number | null }>
+}
+
+export interface OpenTx extends Tx {
+  commit(): Promise<void>
+  /** Ends the transaction without effect; safe to call at any time, also while a query runs. */
+  rollback(): Promise<void>
+}
+
+export interface RateCheck {
+  /** 128 bits, as a UUID text, of what is limited. */
+  key: string
+  limit: number
+  windowMinutes: number
+}
+
+export interface AcceptItem {
+  id: string
+  lane: string
+  queue: string
+  partition: string
+  type: string
+  priority: number
+  identity: string
+  /** JSON text. */
+  payload: string
+  delayMs: number
+  maxAttempts: number
+  timeoutMs: number
+  traceparent: string
+  /** Run it here and now if its lane is empty. */
+  execute: boolean
+  /** Why it is queued though its lane may be empty. */
+  reason: '' | 'requested' | 'system_busy'
+  /** Milliseconds per operation where its lane has no history. */
+  paceMs: number
+  /** Virtual start time, and its distance from the identity's first item in this flush. */
+  stamp: number
+  lead: number
+  idempotency: { key: string; request: string } | null
+  /** Capacity gate that has to have a place. */
+  gate: string | null
+  /** Scope of the halt that refuses it. */
+  halt: string | null
+  rates: readonly RateCheck[]
+}
+
+export interface RateState {
+  /** Index into the item's `rates`: the tier that refused, or the one with the least left. */
+  tier: number
+  left: number
+  resetMs: number
+}
+
+export type Accepted =
+  | { verdict: 'execute'; fence: number; seq: number; stamp: number; rate: RateState | null }
+  | { verdict: 'apply'; seq: number; stamp: number; rate: RateState | null }
+  | {
+      verdict: 'queue'
+      seq: number
+      place: number
+      waitMs: number
+      reason: QueuedReason
+      stamp: number
+      rate: RateState | null
+    }
+  | { verdict: 'refuse'; by: 'capacity' | 'halt'; rate: null }
+  | { verdict: 'refuse'; by: 'rate'; rate: RateState }
+  | { verdict: 'replay'; operationId: string; answer: StoredAnswer }
+  | { verdict: 'mismatch' }
+  | { verdict: 'in_progress' }
+
+/** What an idempotency key keeps, to be told again. */
+export type StoredAnswer =
+  | { v: 'queue'; place: number; wait_ms: number; reason: QueuedReason }
+  | { v: 'done'; result: unknown }
+  | { v: 'failed'; error: string; result?: unknown }
+  | { v: 'cancelled' }
+
+export interface AcceptContext {
+  worker: string
+  /** How long all lanes together are behind, for the estimate of waits. */
+  backlogMs: number
+  keyTtlMs: number
+}
+
+/** One operation as a worker gets it. */
+export interface Claimed {
+  fence: number
+  lane: string
+  seq: number
+  id: string
+  type: string
+  queue: string
+  partition: string
+  priority: number
+  identity: string
+  payload: unknown
+  acceptedAt: Date
+  waitedMs: number
+  /** False: delayed or paused, to be given back. */
+  due: boolean
+  attempts: number
+  maxAttempts: number
+  timeoutMs: number
+  traceparent: string
+  idempotencyKey: string | null
+  gate: string | null
+}
+
+/** One operation that leaves its lane. */
+export interface Leaving {
+  seq: number
+  type: string
+  status: 'completed' | 'failed' | 'cancelled'
+  /** JSON text, or null for none. */
+  result: string | null
+  error: string | null
+  startedMsAgo: number
+  /** Whether its last delivery counts as an attempt. */
+  counted: boolean
+  gate: string | null
+  idempotencyKey: string | null
+  answer: StoredAnswer | null
+}
+
+/** What became of one lane of a lease. */
+export interface Settlement {
+  fence: number
+  lane: string
+  /** Everything up to here had left before. */
+  from: number
+  leaving: Leaving[]
+  /** The next operation comes again after so many milliseconds; the error counts as an attempt, null does not. */
+  retry: { delayMs: number; error: string | null } | null
+  /** Give the lane up. */
+  release: boolean
+  /** It is the last lane of its lease. */
+  endsLease?: boolean
+}
+
+export interface ClaimRequest {
+  lanes: number
+  /** Operations in all, and at most per lane. */
+  budget: number
+  each: number
+  /** Only levels from this priority on, unless there are none. */
+  turn: number
+}
+
+export interface StepResult {
+  /** Leases that are lost. Nothing was settled or claimed then. */
+  lost: number[]
+  claimed: Claimed[]
+}
+
+export interface Pulse {
+  alive: boolean
+  waiting: boolean
+  nextDueMs: number | null
+  oldestMs: number
+  held: Record<string, number>
+  running: Record<string, number>
+  deadLetters: number
+  gates: { name: string; held: number; full_at: number; overflowing: boolean }[]
+  halts: { scope: string; reason: string }[]
+  cancels: string[]
+  lostWorkers: number
+}
+
+export interface Ticket {
+  id: string
+  type: string
+  queue: string
+  partition: string
+  priority: number
+  identity: string
+  status: OperationStatus
+  createdAt: Date
+  startedAt: Date | null
+  finishedAt: Date | null
+  attempts: number
+  maxAttempts: number
+  error: string | null
+  result: unknown
+  place: number | null
+  trace: string
+}
+
+export interface DeadLetter extends Ticket {
+  payload: unknown
+}
+
+export interface TicketFilter {
+  status?: OperationStatus
+  type?: string
+  queue?: string
+  partition?: string
+  identity?: string
+  from?: Date
+  to?: Date
+}
+
+export interface StatRow {
+  type: string
+  priority: number
+  status: OperationStatus
+  count: number
+  oldest: Date
+  newest: Date
+  averageLatencySeconds: number | null
+}
+
+export type CancelOutcome = 'cancelled' | 'asked' | 'running' | 'gone'
+
+export interface PoolState {
+  max: number
+  busy: number
+  idle: number
+  waiting: number
+}
+
+export interface Store {
+  /** Makes the schema what this version needs. Safe to call from several processes at once. */
+  migrate(): Promise<{ from: number; to: number }>
+
+  accept(items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>
+  /**
+   * The same for items whose effect is rows of this store: `effect` writes those that were given the verdict `apply`
+   * in the same transaction, and its answers are kept for their idempotency keys. `effect` may refuse single items by
+   * answering null for them; they then leave no trace.
+   */
+  acceptAndApply(
+    items: readonly AcceptItem[],
+    context: AcceptContext,
+    effect: (tx: Tx, applied: readonly number[]) => Promise<readonly StoredAnswer[]>,
+  ): Promise<Accepted[]>
+  /** Inside the caller's own transaction; nothing is executed at once. */
+  acceptWithin(tx: Tx, items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>
+
+  step(
+    worker: string,
+    part: number,
+    settlements: readonly Settlement[],
+    claim: ClaimRequest | null,
+  ): Promise<StepResult>
+  /** Settles inside a transaction of `begin`; answers whether the lease still held. */
+  settleWithin(tx: Tx, worker: string, settlement: Settlement): Promise<boolean>
+  mark(
+    worker: string,
+    started: readonly { fence: number; lane: string; seq: number; startedMsAgo: number }[],
+  ): Promise<void>
+  begin(): Promise<OpenTx>
+  /** Tells the answer of operations whose caller was told to come back. */
+  answerKeys(keys: readonly string[], answers: readonly StoredAnswer[]): Promise<void>
+
+  enlist(worker: string, name: string, leaseMs: number): Promise<void>
+  pulse(worker: string, leaseMs: number, running: Record<string, number>): Promise<Pulse>
+  /** Ends one process whose lease ran out; null when there is none. */
+  recover(): Promise<{ worker: string; name: string; lanes: number } | null>
+  retire(worker: string): Promise<number>
+  /** Gives back leases whose claim was never answered. */
+  disown(worker: string, knownFences: readonly number[]): Promise<number>
+  sweep(retentionMs: number): Promise<Record<string, number>>
+  audit(): Promise<string[]>
+
+  ticket(id: string): Promise<Ticket | null>
+  /** Those of `ids` that are finished. */
+  finished(ids: readonly string[]): Promise<Ticket[]>
+  tickets(filter: TicketFilter, limit: number, before: string | null): Promise<Ticket[]>
+  stats(): Promise<StatRow[]>
+  cancel(id: string, abortable: readonly string[], why: string): Promise<CancelOutcome>
+  deadLetters(filter: TicketFilter, limit: number, before: string | null): Promise<DeadLetter[]>
+  /** Up to `limit` ids of dead letters that match, oldest first. */
+  deadLetterIds(filter: TicketFilter, limit: number): Promise<string[]>
+  redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }>
+  purge(ids: readonly string[]): Promise<number>
+  pause(queue: string, partition: string | null): Promise<void>
+  resume(queue: string, partition: string | null): Promise<void>
+
+  registerGate(name: string, fullAt: number, resumeBelow: number): Promise<void>
+  releaseGate(tx: Tx, name: string, count: number): Promise<void>
+  halt(scope: string, reason: string): Promise<void>
+  unhalt(scope: string): Promise<boolean>
+  takeConnections(
+    worker: string,
+    pool: string,
+    identities: readonly string[],
+    limits: { perIdentity: number; total: number },
+  ): Promise<('granted' | 'identity_full' | 'pool_full')[]>
+  giveConnections(worker: string, pool: string, identities: readonly string[]): Promise<void>
+
+  /** Tells other processes that there is work; a hint, the pulse is the truth. */
+  wake(kind: 'ready' | 'cancel'): Promise<void>
+  listen(onWake: (kind: string) => void): Promise<void>
+  poolState(): PoolState
+  /** Milliseconds between this process's clock and the store's. */
+  ping(): Promise<{ skewMs: number }>
+  close(): Promise<void>
+}

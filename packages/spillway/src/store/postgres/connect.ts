@@ -1,0 +1,86 @@
+import pg from 'pg'
+import { toStoreFault } from './faults.js'
+
+/** What this room needs of a logger; a pino logger is one. */
+export interface Log {
+  info(fields: object, message: string): void
+  warn(fields: object, message: string): void
+  error(fields: object, message: string): void
+}
+
+export interface PoolOptions {
+  url: string
+  /** The most connections this pool opens. */
+  max: number
+  /** Seen in pg_stat_activity. */
+  applicationName: string
+  /** The server cancels a statement that runs longer (57014). Default: none. */
+  statementTimeoutMs?: number
+  /**
+   * The driver gives up on an answer after this time and the connection is closed: the only way out of a half-open
+   * connection. Should be longer than the statement timeout. Default: none.
+   */
+  queryTimeoutMs?: number
+  /** Session settings for every connection, e.g. `{ jit: 'off' }`. */
+  options?: Readonly<Record<string, string>>
+  /** Where the loss of an idle connection is told. Default: nowhere; the next query shows it anyway. */
+  log?: Log
+}
+
+const CONNECT_TIMEOUT_MS = 2_000
+const KEEP_ALIVE_DELAY_MS = 10_000
+const IDLE_TIMEOUT_MS = 60_000
+
+export function openPool(options: PoolOptions): pg.Pool {
+  const { statementTimeoutMs, queryTimeoutMs, log } = options
+  const pool = new pg.Pool({
+    connectionString: options.url,
+    max: options.max,
+    application_name: options.applicationName,
+    connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
+    idleTimeoutMillis: IDLE_TIMEOUT_MS,
+    keepAlive: true,
+    keepAliveInitialDelayMillis: KEEP_ALIVE_DELAY_MS,
+    types: { getTypeParser },
+    ...(statementTimeoutMs !== undefined && { statement_timeout: statementTimeoutMs }),
+    ...(queryTimeoutMs !== undefined && { query_timeout: queryTimeoutMs }),
+    ...(options.options && { options: startupOptions(options.options) }),
+  })
+  // Without a listener the loss of an idle connection ends the process; the pool has already dropped it.
+  pool.on('error', (error) => {
+    log?.warn({ err: toStoreFault(error) }, 'an idle database connection was lost')
+  })
+  return pool
+}
+
+/** The server splits at blanks and takes a backslash as the escape. */
+export function startupOptions(settings: Readonly<Record<string, string>>): string {
+  return Object.entries(settings)
+    .map(([name, value]) => `-c ${name}=${value.replace(/[\\\s]/g, '\\$&')}`)
+    .join(' ')
+}
+
+/**
+ * BIGINT as number: sequences, counts and fences stay far below 2^53 (a million a second for 285 years). One that does
+ * not is a broken invariant, better thrown than rounded.
+ */
+export function parseInt8(text: string): number {
+  const value = Number(text)
+  if (!Number.isSafeInteger(value)) throw new RangeError(`the bigint ${text} is not a safe integer`)
+  return value
+}
+
+const getTypeParser: typeof pg.types.getTypeParser = (oid: number, format?: 'text' | 'binary') => {
+  if (oid === pg.types.builtins.INT8 && format !== 'binary') return parseInt8
+  if (oid === INT8_ARRAY && format !== 'binary') return parseInt8Array
+  return format === 'binary' ? pg.types.getTypeParser(oid, 'binary') : pg.types.getTypeParser(oid, 'text')
+}
+
+const INT8_ARRAY = 1016
+
+/** Only flat arrays occur; `{1,2,NULL}`. */
+export function parseInt8Array(text: string): (number | null)[] {
+  const inner = text.slice(1, -1)
+  if (inner === '') return []
+  return inner.split(',').map((item) => (item === 'NULL' ? null : parseInt8(item)))
+}

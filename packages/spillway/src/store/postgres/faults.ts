@@ -1,0 +1,115 @@
+/**
+ * - `unavailable`  no connection, or the server is starting, stopping or out of connections: try again later
+ * - `timeout`      the statement or a lock took longer than allowed
+ * - `conflict`     serialization failure or deadlock: the transaction may be run again at once
+ * - `data`         the server refused the values (classes 22 and 23): running it again gives the same
+ * - `disk_full`    no space for data or WAL
+ * - `other`        a defect of ours, or a server that is not what we need
+ */
+export type StoreFaultCode = 'unavailable' | 'timeout' | 'data' | 'conflict' | 'disk_full' | 'other'
+
+/** Fixed texts: what the driver said stays in `cause`, for logs, and never reaches a caller. */
+const MESSAGES: Record<StoreFaultCode, string> = {
+  unavailable: 'the database is not available',
+  timeout: 'the database did not answer in time',
+  data: 'the database refused the values',
+  conflict: 'the transaction lost against another one',
+  disk_full: 'the database has no disk space left',
+  other: 'the database statement failed',
+}
+
+export class StoreFault extends Error {
+  override readonly name = 'StoreFault'
+  readonly code: StoreFaultCode
+  /** The server's SQLSTATE, where it was the server that failed. */
+  readonly sqlState: string | undefined
+  /** The violated constraint, so that an adapter can tell an expected duplicate from a defect. */
+  readonly constraint: string | undefined
+
+  constructor(code: StoreFaultCode, options?: { cause?: unknown; sqlState?: string; constraint?: string }) {
+    super(MESSAGES[code], { cause: options?.cause })
+    this.code = code
+    this.sqlState = options?.sqlState
+    this.constraint = options?.constraint
+  }
+}
+
+const BY_STATE: Readonly<Record<string, StoreFaultCode>> = {
+  '25006': 'unavailable', // read_only_sql_transaction: a standby, or a primary that was just demoted
+  '25P03': 'unavailable', // idle_in_transaction_session_timeout
+  '40001': 'conflict',
+  '40P01': 'conflict',
+  '53100': 'disk_full',
+  '53200': 'unavailable', // out_of_memory
+  '53300': 'unavailable', // too_many_connections
+  '55P03': 'timeout', // lock_not_available
+  '57014': 'timeout', // query_canceled: statement_timeout cancels
+  '57P01': 'unavailable',
+  '57P02': 'unavailable',
+  '57P03': 'unavailable',
+  '57P05': 'unavailable', // idle_session_timeout
+}
+
+const BY_CLASS: Readonly<Record<string, StoreFaultCode>> = {
+  '08': 'unavailable',
+  '22': 'data',
+  '23': 'data',
+  '40': 'conflict',
+  '53': 'unavailable',
+  '58': 'unavailable', // system_error, e.g. an I/O error: not for the caller to mend
+}
+
+const BY_ERRNO: Readonly<Record<string, StoreFaultCode>> = {
+  ECONNREFUSED: 'unavailable',
+  ECONNRESET: 'unavailable',
+  ECONNABORTED: 'unavailable',
+  EPIPE: 'unavailable',
+  ENOTFOUND: 'unavailable',
+  EAI_AGAIN: 'unavailable',
+  EHOSTUNREACH: 'unavailable',
+  EHOSTDOWN: 'unavailable',
+  ENETUNREACH: 'unavailable',
+  ENETDOWN: 'unavailable',
+  EADDRNOTAVAIL: 'unavailable',
+  ENOENT: 'unavailable', // the socket file of a server that is down
+  EMFILE: 'unavailable',
+  ENFILE: 'unavailable',
+  ETIMEDOUT: 'unavailable',
+  ENOSPC: 'disk_full',
+}
+
+/** Errors that node-postgres itself makes carry no code at all; their texts are fixed in the pinned version. */
+const BY_DRIVER_MESSAGE: readonly [RegExp, StoreFaultCode][] = [
+  [/^Query read timeout$/, 'timeout'],
+  [/^timeout exceeded when trying to connect$/, 'unavailable'],
+  [/^timeout expired$/, 'unavailable'],
+  [/^Connection terminated/, 'unavailable'],
+  [/^Client (was closed|has encountered a connection error) and is not queryable$/, 'unavailable'],
+  [/^Cannot use a pool after calling end on the pool$/, 'unavailable'],
+]
+
+const SQL_STATE = /^[0-9A-Z]{5}$/
+
+/** Translates whatever node-postgres threw. A StoreFault passes unchanged. */
+export function toStoreFault(error: unknown): StoreFault {
+  if (error instanceof StoreFault) return error
+  if (error instanceof AggregateError) {
+    // One error per address tried (::1 and 127.0.0.1).
+    const [first] = error.errors
+    return new StoreFault(first === undefined ? 'unavailable' : toStoreFault(first).code, { cause: error })
+  }
+  if (!(error instanceof Error)) return new StoreFault('other', { cause: error })
+  const code = 'code' in error && typeof error.code === 'string' ? error.code : undefined
+  if (code !== undefined && code in BY_ERRNO) return new StoreFault(BY_ERRNO[code] ?? 'other', { cause: error })
+  // EPIPE and its like are five capitals too, so errno comes first; only server errors carry a severity.
+  if (code !== undefined && SQL_STATE.test(code) && 'severity' in error) {
+    const constraint = 'constraint' in error && typeof error.constraint === 'string' ? error.constraint : undefined
+    return new StoreFault(bySqlState(code), { cause: error, sqlState: code, ...(constraint && { constraint }) })
+  }
+  const known = BY_DRIVER_MESSAGE.find(([pattern]) => pattern.test(error.message))
+  return new StoreFault(known?.[1] ?? 'other', { cause: error })
+}
+
+export function bySqlState(sqlState: string): StoreFaultCode {
+  return BY_STATE[sqlState] ?? BY_CLASS[sqlState.slice(0, 2)] ?? 'other'
+}

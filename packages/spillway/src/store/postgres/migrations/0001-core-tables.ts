@@ -1,0 +1,210 @@
+/**
+ * The queue's tables.
+ *
+ * Invariant (audited by `audit()`): a lane with depth > 0 is in exactly one of `ready`, `parked` or a row of `leases`;
+ * a lane with depth 0 is in none. Whoever moves a lane between them holds the lane's row lock, or the lock of the
+ * `ready`/`parked` row it deletes.
+ *
+ * Lock order everywhere: leases → idempotency (by key) → rates (by key) → gates (by name) → lanes (by id) →
+ * ready/parked → tallies. Accepting never waits for a lease row of somebody else, claiming skips locked rows.
+ */
+export const coreTables = {
+  version: 1,
+  name: 'core-tables',
+  sql: `
+-- The one clock. Leases, windows, delays and order in time all read it; tests replace it.
+CREATE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$ SELECT clock_timestamp() $$;
+
+CREATE TABLE lanes (
+  id         uuid PRIMARY KEY,               -- 128 bits of sha256(queue, NUL, partition), made by the caller
+  queue      text NOT NULL,
+  partition  text NOT NULL,
+  head       bigint NOT NULL DEFAULT 0,      -- everything up to here has left the lane
+  tail       bigint NOT NULL DEFAULT 0,      -- the last sequence given
+  depth      bigint NOT NULL DEFAULT 0,      -- operations in the lane (cancelled ones leave gaps between head and tail)
+  careful    bigint NOT NULL DEFAULT 0,      -- up to here operations are claimed one at a time (a worker died over them)
+  pace_ms    real,                           -- moving average of milliseconds per operation while the lane was busy
+  moved_at   timestamptz NOT NULL,           -- last accepted into the empty lane, or last settled
+  CHECK (head >= 0 AND head <= tail),
+  CHECK (depth >= 0 AND depth <= tail - head)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE ops (
+  lane         uuid NOT NULL,
+  seq          bigint NOT NULL,
+  id           uuid NOT NULL,
+  type         text NOT NULL,
+  priority     smallint NOT NULL CHECK (priority BETWEEN 1 AND 10),
+  stamp        bigint NOT NULL,              -- virtual start time: the order among lanes of one priority
+  identity     text NOT NULL,
+  payload      json NOT NULL,
+  accepted_at  timestamptz NOT NULL,
+  not_before   timestamptz,
+  started_at   timestamptz,
+  attempts     int NOT NULL DEFAULT 0,       -- deliveries that ended without a settled result
+  max_attempts int NOT NULL CHECK (max_attempts >= 1),
+  timeout_ms   int NOT NULL CHECK (timeout_ms >= 1),
+  error        text,
+  trace        text NOT NULL DEFAULT '',
+  idem         uuid,                         -- its row in idempotency, answered when it is settled
+  gate         text,                         -- the capacity gate that holds a place for it
+  PRIMARY KEY (lane, seq)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+        autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000);
+CREATE UNIQUE INDEX ops_id ON ops (id);
+
+CREATE TABLE ready (
+  lane     uuid NOT NULL,
+  priority smallint NOT NULL,
+  stamp    bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX ready_order ON ready (priority, stamp);
+
+CREATE TABLE parked (
+  lane   uuid PRIMARY KEY,
+  until  timestamptz NOT NULL,
+  reason text NOT NULL CHECK (reason IN ('delay', 'retry', 'pause'))
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX parked_until ON parked (until);
+
+-- One row per process that runs operations; its leases are good while the row is there.
+CREATE TABLE workers (
+  id         uuid PRIMARY KEY,
+  name       text NOT NULL,
+  started_at timestamptz NOT NULL,
+  until      timestamptz NOT NULL,
+  running    json NOT NULL DEFAULT '{}'      -- operations it runs now, per type
+) WITH (fillfactor = 50);
+
+-- One row per claim. The fence grows with each claim; settling needs the row.
+CREATE SEQUENCE fences;
+CREATE TABLE leases (
+  fence      bigint PRIMARY KEY,
+  worker     uuid NOT NULL,
+  lanes      uuid[] NOT NULL,
+  uptos      bigint[] NOT NULL,              -- per lane: the last sequence that was handed out
+  claimed_at timestamptz NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
+
+-- The largest stamp ever claimed: the virtual time of an empty priority level. A sequence, because it is read and
+-- moved without a row lock; a lost update only costs a little fairness.
+CREATE SEQUENCE stamps MINVALUE 0 START 0;
+
+CREATE TABLE pauses (
+  queue     text NOT NULL,
+  partition text,                            -- NULL: every lane of the queue
+  since     timestamptz NOT NULL,
+  UNIQUE NULLS NOT DISTINCT (queue, partition)
+);
+
+-- Running operations whose handler can stop and was asked to.
+CREATE TABLE cancels (
+  id       uuid PRIMARY KEY,
+  asked_at timestamptz NOT NULL
+);
+
+CREATE TABLE history (
+  id           uuid NOT NULL,
+  finished_at  timestamptz NOT NULL,
+  status       text NOT NULL CHECK (status IN ('completed', 'cancelled')),
+  type         text NOT NULL,
+  queue        text NOT NULL,
+  partition    text NOT NULL,
+  priority     smallint NOT NULL,
+  identity     text NOT NULL,
+  accepted_at  timestamptz NOT NULL,
+  started_at   timestamptz,
+  attempts     int NOT NULL,
+  max_attempts int NOT NULL,
+  error        text,
+  result       json,
+  trace        text NOT NULL
+) PARTITION BY RANGE (finished_at);
+CREATE INDEX history_id ON history (id);
+-- Catches what no partition covers yet, so that settling never fails for want of one.
+CREATE TABLE history_rest PARTITION OF history DEFAULT;
+
+CREATE TABLE history_spans (
+  name    text PRIMARY KEY,
+  from_at timestamptz NOT NULL,
+  to_at   timestamptz NOT NULL
+);
+
+CREATE TABLE dead_letters (
+  id           uuid PRIMARY KEY,
+  died_at      timestamptz NOT NULL,
+  lane         uuid NOT NULL,
+  queue        text NOT NULL,
+  partition    text NOT NULL,
+  type         text NOT NULL,
+  priority     smallint NOT NULL,
+  identity     text NOT NULL,
+  payload      json NOT NULL,
+  accepted_at  timestamptz NOT NULL,
+  started_at   timestamptz,
+  attempts     int NOT NULL,
+  max_attempts int NOT NULL,
+  timeout_ms   int NOT NULL,
+  error        text,
+  result       json,
+  trace        text NOT NULL,
+  gate         text
+);
+CREATE INDEX dead_letters_queue ON dead_letters (queue, id);
+
+CREATE TABLE idempotency (
+  key        uuid PRIMARY KEY,               -- 128 bits of sha256(route, identity, key)
+  request    uuid NOT NULL,                  -- 128 bits of sha256(body)
+  op         uuid NOT NULL,
+  answer     json,                           -- NULL while the first request is in progress
+  expires_at timestamptz NOT NULL
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX idempotency_expires ON idempotency USING brin (expires_at);
+
+-- How many operations of a type are held: the sum over the rows. Each connection that writes has rows of its own,
+-- so that counting never makes two of them wait for each other.
+CREATE TABLE tallies (
+  worker uuid NOT NULL,
+  part   smallint NOT NULL,
+  type   text NOT NULL,
+  n      bigint NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX tallies_writer ON tallies (worker, part, type);
+
+CREATE TABLE gates (
+  name         text PRIMARY KEY,
+  held         bigint NOT NULL DEFAULT 0 CHECK (held >= 0),
+  full_at      bigint NOT NULL CHECK (full_at >= 1),
+  resume_below bigint NOT NULL CHECK (resume_below BETWEEN 1 AND full_at),
+  overflowing  boolean NOT NULL DEFAULT false,
+  changed_at   timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+-- One row per limited key: its minute buckets side by side, so that one row lock makes the count exact.
+CREATE TABLE rates (
+  key       uuid PRIMARY KEY,
+  minutes   int[] NOT NULL DEFAULT '{}',     -- epoch minutes, ascending
+  counts    int[] NOT NULL DEFAULT '{}',
+  expires_at timestamptz NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX rates_expires ON rates USING brin (expires_at);
+
+CREATE TABLE halts (
+  scope  text PRIMARY KEY,
+  reason text NOT NULL,
+  since  timestamptz NOT NULL
+);
+
+-- Places in a pool of connections, counted per process: a process that dies gives back what it held.
+CREATE TABLE connection_pools (
+  pool text PRIMARY KEY
+);
+CREATE TABLE connections (
+  pool     text NOT NULL,
+  identity text NOT NULL,
+  worker   uuid NOT NULL,
+  held     int NOT NULL CHECK (held > 0),
+  PRIMARY KEY (pool, identity, worker)
+) WITH (fillfactor = 50);
+`,
+}

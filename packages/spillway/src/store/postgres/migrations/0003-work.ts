@@ -1,0 +1,425 @@
+/**
+ * `step`: settles what a process has finished and claims what it may run next, in one call. `mark` tells which
+ * operations run long. `pulse` is the heartbeat. `recover` gives the lanes of a dead process back.
+ *
+ * Settling (per lane, sorted by id): everything up to `s_head` leaves the lane; `s_retry_ms` puts the next one back
+ * with a delay; `s_release` gives the lane up. A settlement whose lease row is gone, or whose lane is no longer in it,
+ * is refused as a whole: that is the fence.
+ *
+ * Counting deliveries after a crash: a claim hands out several operations, and only one of them can have killed the
+ * process. The first one is charged when it surely ran (it was handed out alone, or marked as started); otherwise
+ * nobody is, and the lane is claimed one operation at a time (`careful`) until the suspects are through.
+ *
+ * Plans: the joins go from the small arrays to an index each time. Hash joins and sequential scans over tables that
+ * are small and churn lose by a third (measured), so they are off inside these functions. Nested loops from the sorted
+ * arrays also keep the lock order.
+ */
+export const work = {
+  version: 3,
+  name: 'work',
+  sql: `
+-- Is this lane held back by an operator?
+CREATE FUNCTION lane_paused(p_lane uuid) RETURNS boolean LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+  SELECT EXISTS (SELECT FROM lanes l JOIN pauses p ON p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition) WHERE l.id = p_lane)
+$$;
+
+-- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else.
+CREATE FUNCTION lane_requeue(p_lane uuid) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  o record;
+BEGIN
+  SELECT x.priority, x.stamp, x.not_before INTO o FROM lanes l, ops x
+    WHERE l.id = p_lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
+  IF NOT FOUND THEN
+    RETURN;
+  ELSIF lane_paused(p_lane) THEN
+    -- Looked at again by itself: a resume that just missed this row must not leave it here for ever.
+    INSERT INTO parked (lane, until, reason) VALUES (p_lane, t + interval '30 seconds', 'pause');
+  ELSIF o.not_before > t THEN
+    INSERT INTO parked (lane, until, reason) VALUES (p_lane, o.not_before, 'delay');
+  ELSE
+    INSERT INTO ready (lane, priority, stamp) VALUES (p_lane, o.priority, o.stamp);
+  END IF;
+END $$;
+
+CREATE FUNCTION tally(p_worker uuid, p_part smallint, p_type text, p_n bigint) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+  IF p_part >= 0 THEN
+    UPDATE tallies x SET n = x.n + p_n WHERE x.worker = p_worker AND x.part = p_part AND x.type = p_type;
+    IF FOUND THEN RETURN; END IF;
+  END IF;
+  INSERT INTO tallies (worker, part, type, n) VALUES (p_worker, p_part, p_type, p_n);
+END $$;
+
+CREATE FUNCTION gates_release(p_names text[], p_counts bigint[]) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  r record;
+BEGIN
+  FOR r IN SELECT u.name, u.n FROM unnest(p_names, p_counts) u(name, n) ORDER BY u.name LOOP
+    UPDATE gates x SET held = greatest(0, x.held - r.n),
+      overflowing = x.overflowing AND x.held - r.n >= x.resume_below,
+      changed_at = CASE WHEN x.overflowing AND x.held - r.n < x.resume_below THEN clock() ELSE x.changed_at END
+    WHERE x.name = r.name;
+  END LOOP;
+END $$;
+
+CREATE FUNCTION settle(
+  p_worker uuid, p_part smallint,
+  p_done_fences bigint[],                    -- leases that end with this call
+  s_fence bigint[], s_lane uuid[], s_from bigint[], s_head bigint[], s_left bigint[], s_release boolean[], s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[],
+  p_types text[], p_type_counts bigint[],    -- how many leave, per type
+  p_gates text[], p_gate_counts bigint[],
+  r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[],
+  p_keys uuid[], p_answers text[]
+) RETURNS bigint[] LANGUAGE plpgsql
+  SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_lost bigint[];
+  v_gone bigint;
+  v_missing uuid[];
+  v_k int;
+BEGIN
+  -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
+  -- drops what is lost and comes again with the rest.
+  SELECT array_agg(u.fence) INTO v_lost FROM (
+    SELECT s.fence, array_agg(s.lane) AS lanes FROM unnest(s_fence, s_lane) s(fence, lane) GROUP BY s.fence ORDER BY s.fence
+  ) u LEFT JOIN LATERAL (
+    SELECT l.lanes FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker FOR UPDATE
+  ) l ON true WHERE l.lanes IS NULL OR NOT u.lanes <@ l.lanes;
+  IF v_lost IS NOT NULL THEN
+    RETURN v_lost;
+  END IF;
+
+  IF cardinality(p_keys) > 0 THEN
+    UPDATE idempotency d SET answer = u.answer::json
+      FROM (SELECT * FROM unnest(p_keys, p_answers) x(key, answer) ORDER BY x.key OFFSET 0) u WHERE d.key = u.key AND d.answer IS NULL;
+  END IF;
+  IF cardinality(p_gates) > 0 THEN
+    PERFORM gates_release(p_gates, p_gate_counts);
+  END IF;
+
+  -- What failed and comes again keeps its place.
+  UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
+      not_before = t + u.retry_ms * interval '1 ms'
+    FROM (SELECT * FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error) x(lane, head, retry_ms, error) WHERE x.retry_ms IS NOT NULL) u
+    WHERE o.lane = u.lane AND o.seq = (SELECT n.seq FROM ops n WHERE n.lane = u.lane AND n.seq > u.head ORDER BY n.seq LIMIT 1);
+
+  -- Lanes move on, in id order; the next operation says where a released lane goes.
+  WITH moved AS (
+    UPDATE lanes l SET
+      head = greatest(l.head, u.head), depth = l.depth - u.gone,
+      moved_at = CASE WHEN u.gone > 0 THEN t ELSE l.moved_at END,
+      pace_ms = CASE WHEN u.gone = 0 THEN l.pace_ms ELSE
+        coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
+          * least(extract(epoch FROM t - l.moved_at) * 1000 / u.gone, 3.6e6) END
+    FROM (
+      SELECT x.lane, x.head, x.gone, x.release, x.retry_ms, n.priority, n.stamp, n.not_before
+      FROM (SELECT * FROM unnest(s_lane, s_head, s_left, s_release, s_retry_ms) y(lane, head, gone, release, retry_ms) ORDER BY y.lane OFFSET 0) x
+      LEFT JOIN LATERAL (
+        SELECT o.priority, o.stamp, o.not_before FROM ops o WHERE x.release AND o.lane = x.lane AND o.seq > x.head ORDER BY o.seq LIMIT 1
+      ) n ON true
+    ) u
+    WHERE l.id = u.lane
+    RETURNING l.id, l.depth, u.release, u.retry_ms, u.priority, u.stamp, u.not_before,
+      EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
+  ), readied AS (
+    INSERT INTO ready (lane, priority, stamp)
+    SELECT m.id, m.priority, m.stamp FROM moved m
+    WHERE m.release AND m.depth > 0 AND m.priority IS NOT NULL AND NOT m.paused AND m.retry_ms IS NULL AND (m.not_before IS NULL OR m.not_before <= t)
+  ), put_aside AS (
+    INSERT INTO parked (lane, until, reason)
+    SELECT m.id, CASE WHEN m.paused THEN t + interval '30 seconds' WHEN m.retry_ms IS NOT NULL THEN t + m.retry_ms * interval '1 ms' ELSE m.not_before END,
+      CASE WHEN m.paused THEN 'pause' WHEN m.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
+    FROM moved m
+    WHERE m.release AND m.depth > 0 AND m.priority IS NOT NULL AND (m.paused OR m.retry_ms IS NOT NULL OR m.not_before > t)
+  )
+  -- An operation that was accepted while we waited for the lane is not in this statement's snapshot.
+  SELECT array_agg(m.id) INTO v_missing FROM moved m WHERE m.release AND m.depth > 0 AND m.priority IS NULL;
+  IF v_missing IS NOT NULL THEN
+    FOR v_k IN 1 .. cardinality(v_missing) LOOP
+      PERFORM lane_requeue(v_missing[v_k]);
+    END LOOP;
+  END IF;
+
+  -- What is done leaves the hot table at once.
+  IF cardinality(r_lane) = 0 THEN
+    WITH gone AS (
+      DELETE FROM ops o USING unnest(s_lane, s_from, s_head, s_ago_ms) u(lane, base, head, ago)
+      WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
+      RETURNING o.lane, o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.error, o.trace, u.ago
+    ), kept AS (
+      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at, attempts, max_attempts, error, trace)
+      SELECT g.id, t, 'completed', g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at, t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
+      FROM gone g JOIN lanes l ON l.id = g.lane
+      RETURNING 1
+    )
+    SELECT count(*) INTO v_gone FROM kept;
+  ELSE
+    WITH gone AS (
+      DELETE FROM ops o USING unnest(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted) u(lane, seq, status, result, error, ago, counted)
+      WHERE o.lane = u.lane AND o.seq = u.seq
+      RETURNING o.*, u.status, u.result AS told, u.error AS why, u.ago, u.counted
+    ), kept AS (
+      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at, attempts, max_attempts, error, result, trace)
+      SELECT g.id, t, g.status, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
+        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why, g.told::json, g.trace
+      FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
+      RETURNING 1
+    ), died AS (
+      INSERT INTO dead_letters (id, died_at, lane, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
+      SELECT g.id, t, g.lane, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
+        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.timeout_ms, g.why, g.told::json, g.trace, g.gate
+      FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
+      RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM died) INTO v_gone;
+  END IF;
+  IF v_gone IS DISTINCT FROM (SELECT coalesce(sum(x), 0) FROM unnest(s_left) x) THEN
+    RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x) USING ERRCODE = 'XX000';
+  END IF;
+
+  -- Leases: those that are through go, the others lose the lanes that were given up.
+  DELETE FROM leases l USING unnest(p_done_fences) u(fence) WHERE l.fence = u.fence;
+  UPDATE leases l SET lanes = k.lanes, uptos = k.uptos
+    FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, s_release) x(fence, release) WHERE x.release AND NOT x.fence = ANY (p_done_fences)) f,
+      LATERAL (
+        SELECT coalesce(array_agg(z.lane), '{}') AS lanes, coalesce(array_agg(z.upto), '{}') AS uptos
+        FROM leases q, unnest(q.lanes, q.uptos) z(lane, upto)
+        WHERE q.fence = f.fence AND NOT EXISTS (SELECT FROM unnest(s_lane, s_release) g(lane, release) WHERE g.release AND g.lane = z.lane)
+      ) k
+    WHERE l.fence = f.fence;
+
+  FOR v_k IN 1 .. cardinality(p_types) LOOP
+    PERFORM tally(p_worker, p_part, p_types[v_k], - p_type_counts[v_k]);
+  END LOOP;
+  RETURN '{}';
+END $$;
+
+-- Lanes whose time has come.
+CREATE FUNCTION promote(p_most int) RETURNS int LANGUAGE plpgsql
+  SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_n int;
+BEGIN
+  IF NOT EXISTS (SELECT FROM parked p WHERE p.until <= t) THEN RETURN 0; END IF;
+  WITH due AS (
+    SELECT p.lane FROM parked p WHERE p.until <= t ORDER BY p.until LIMIT p_most FOR UPDATE SKIP LOCKED
+  ), heads AS (
+    SELECT d.lane, o.priority, o.stamp FROM due d JOIN lanes l ON l.id = d.lane,
+      LATERAL (SELECT x.priority, x.stamp FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
+  ), gone AS (
+    DELETE FROM parked p USING heads h WHERE p.lane = h.lane RETURNING p.lane
+  ), readied AS (
+    INSERT INTO ready (lane, priority, stamp) SELECT h.lane, h.priority, h.stamp FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
+  )
+  SELECT count(*) INTO v_n FROM readied;
+  RETURN v_n;
+END $$;
+
+-- Leases up to p_want ready lanes and hands out the first operations of each, in order.
+CREATE FUNCTION claim(p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint) RETURNS TABLE (
+  fence bigint, lane uuid, seq bigint, id uuid, type text, queue text, partition text, priority smallint, identity text, payload json,
+  accepted_at timestamptz, waited_ms bigint, due boolean, attempts int, max_attempts int, timeout_ms int, trace text, idem uuid, gate text
+) LANGUAGE plpgsql
+  SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_lanes uuid[]; v_stamp bigint; v_fence bigint; v_each int;
+BEGIN
+  PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+  IF NOT FOUND THEN RETURN; END IF;
+  PERFORM promote(p_want);
+  -- Strict priority, but p_turn lets a lower level go first now and then, so that no level starves.
+  WITH c AS (
+    SELECT x.ctid AS at FROM ready x WHERE x.priority >= p_turn ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
+  ), d AS (
+    DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp
+  )
+  SELECT array_agg(d.lane), max(d.stamp) INTO v_lanes, v_stamp FROM d;
+  IF v_lanes IS NULL AND p_turn > 1 THEN
+    RETURN QUERY SELECT * FROM claim(p_worker, p_want, p_budget, p_each, 1::smallint);
+    RETURN;
+  ELSIF v_lanes IS NULL THEN
+    RETURN;
+  END IF;
+  IF v_stamp > (SELECT s.last_value FROM stamps s) THEN PERFORM setval('stamps', v_stamp); END IF;
+  v_fence := nextval('fences');
+  v_each := greatest(1, least(p_each, p_budget / cardinality(v_lanes)));
+  -- A statement of its own, for a fresh snapshot: the lanes' operations are all committed by now.
+  RETURN QUERY
+  WITH taken AS MATERIALIZED (
+    SELECT o.lane, o.seq, o.id, o.type, l.queue, l.partition, o.priority, o.identity, o.payload, o.accepted_at,
+      (o.not_before IS NULL OR o.not_before <= t) AND NOT EXISTS (
+        SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS due,
+      o.attempts, o.max_attempts, o.timeout_ms, o.trace, o.idem, o.gate, u.i
+    FROM unnest(v_lanes) WITH ORDINALITY u(id, i) JOIN lanes l ON l.id = u.id,
+      LATERAL (SELECT x.* FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT CASE WHEN l.careful > l.head THEN 1 ELSE v_each END) o
+  ), leased AS (
+    INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
+    SELECT v_fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (SELECT k.lane, max(k.seq) AS upto FROM taken k GROUP BY k.lane) x HAVING count(*) > 0
+  )
+  SELECT v_fence, k.lane, k.seq, k.id, k.type, k.queue, k.partition, k.priority, k.identity, k.payload, k.accepted_at,
+    (extract(epoch FROM t - k.accepted_at) * 1000)::bigint, k.due, k.attempts, k.max_attempts, k.timeout_ms, k.trace, k.idem, k.gate
+  FROM taken k ORDER BY k.i, k.seq;
+END $$;
+
+-- Operations that run long: their start is told, and what was handed out behind them is handed out no more.
+CREATE FUNCTION mark(p_worker uuid, m_fence bigint[], m_lane uuid[], m_seq bigint[], m_ago_ms bigint[]) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  r record;
+  t timestamptz := clock();
+BEGIN
+  FOR r IN SELECT u.fence, array_agg(u.lane) AS lanes, array_agg(u.seq) AS seqs, array_agg(u.ago) AS agos
+           FROM unnest(m_fence, m_lane, m_seq, m_ago_ms) u(fence, lane, seq, ago) GROUP BY u.fence ORDER BY u.fence LOOP
+    UPDATE leases l SET uptos = (
+      SELECT array_agg(coalesce((SELECT g.seq FROM unnest(r.lanes, r.seqs) g(lane, seq) WHERE g.lane = z.lane), z.upto) ORDER BY z.i)
+      FROM unnest(l.lanes, l.uptos) WITH ORDINALITY z(lane, upto, i))
+    WHERE l.fence = r.fence AND l.worker = p_worker;
+    CONTINUE WHEN NOT FOUND;
+    UPDATE ops o SET started_at = t - g.ago * interval '1 ms' FROM unnest(r.lanes, r.seqs, r.agos) g(lane, seq, ago)
+    WHERE o.lane = g.lane AND o.seq = g.seq;
+  END LOOP;
+END $$;
+
+-- Takes one operation out of its lane for good. The caller holds the lane's lock and has put the lane where it belongs.
+CREATE FUNCTION bury(p_lane uuid, p_seq bigint, p_error text) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  WITH gone AS (DELETE FROM ops o WHERE o.lane = p_lane AND o.seq = p_seq RETURNING o.*)
+  INSERT INTO dead_letters (id, died_at, lane, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, trace, gate)
+  SELECT g.id, t, g.lane, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at, g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
+  FROM gone g JOIN lanes l ON l.id = g.lane;
+  UPDATE lanes l SET head = greatest(l.head, p_seq), depth = l.depth - 1, moved_at = t WHERE l.id = p_lane;
+END $$;
+
+-- Gives back the lanes of leases that end without a settlement. p_charge: did a process die over them?
+CREATE FUNCTION leases_return(p_fences bigint[], p_charge boolean) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  r record; o record;
+  v_lanes uuid[]; v_uptos bigint[]; v_n int := 0;
+BEGIN
+  WITH ended AS (DELETE FROM leases l WHERE l.fence = ANY (p_fences) RETURNING l.lanes, l.uptos)
+  SELECT array_agg(z.lane ORDER BY z.lane), array_agg(z.upto ORDER BY z.lane) INTO v_lanes, v_uptos FROM ended e, unnest(e.lanes, e.uptos) z(lane, upto);
+  IF v_lanes IS NULL THEN RETURN 0; END IF;
+  IF p_charge THEN
+    -- Keys and gates of what will be buried come before the lanes in the lock order.
+    PERFORM FROM idempotency d WHERE d.key IN (
+      SELECT x.idem FROM unnest(v_lanes) u(id) JOIN lanes l ON l.id = u.id, LATERAL (
+        SELECT y.idem, y.attempts, y.max_attempts FROM ops y WHERE y.lane = l.id AND y.seq > l.head ORDER BY y.seq LIMIT 1) x
+      WHERE x.idem IS NOT NULL AND x.attempts + 1 >= x.max_attempts) ORDER BY d.key FOR UPDATE;
+    PERFORM FROM gates g WHERE g.name IN (
+      SELECT x.gate FROM unnest(v_lanes) u(id) JOIN lanes l ON l.id = u.id, LATERAL (
+        SELECT y.gate FROM ops y WHERE y.lane = l.id AND y.seq > l.head ORDER BY y.seq LIMIT 1) x
+      WHERE x.gate IS NOT NULL) ORDER BY g.name FOR UPDATE;
+  END IF;
+  FOR r IN SELECT u.lane, u.upto FROM unnest(v_lanes, v_uptos) u(lane, upto) ORDER BY u.lane LOOP
+    v_n := v_n + 1;
+    PERFORM FROM lanes l WHERE l.id = r.lane FOR UPDATE;
+    IF p_charge THEN
+      SELECT x.seq, x.id, x.type, x.started_at, x.attempts, x.max_attempts, x.idem, x.gate INTO o FROM lanes l, ops x
+        WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto ORDER BY x.seq LIMIT 1;
+      IF FOUND AND (o.started_at IS NOT NULL OR o.seq = r.upto) THEN
+        UPDATE ops x SET attempts = x.attempts + 1, started_at = NULL, error = 'The process that ran it was lost' WHERE x.lane = r.lane AND x.seq = o.seq;
+        IF o.attempts + 1 >= o.max_attempts THEN
+          IF o.idem IS NOT NULL THEN
+            UPDATE idempotency d SET answer = json_build_object('v', 'failed', 'error', 'The process that ran it was lost') WHERE d.key = o.idem AND d.answer IS NULL;
+          END IF;
+          IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
+          PERFORM bury(r.lane, o.seq, 'The process that ran it was lost, ' || (o.attempts + 1) || ' times');
+          PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, o.type, -1);
+          PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, '!dead', 1);
+        END IF;
+      END IF;
+      UPDATE lanes l SET careful = greatest(l.careful, r.upto) WHERE l.id = r.lane;
+    ELSE
+      UPDATE ops x SET started_at = NULL FROM lanes l WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto AND x.started_at IS NOT NULL;
+    END IF;
+    PERFORM lane_requeue(r.lane);
+  END LOOP;
+  RETURN v_n;
+END $$;
+
+-- Ends a process that has not been heard of: its leases are void from here on. One per call, so that the lanes'
+-- locks are taken in order.
+CREATE FUNCTION recover() RETURNS TABLE (worker uuid, name text, lanes int) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  w record;
+BEGIN
+  FOR w IN SELECT x.id, x.name FROM workers x WHERE x.until < t ORDER BY x.until LIMIT 1 FOR UPDATE SKIP LOCKED LOOP
+    worker := w.id; name := w.name;
+    lanes := leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l WHERE l.worker = w.id), true);
+    PERFORM worker_forget(w.id);
+    RETURN NEXT;
+  END LOOP;
+END $$;
+
+CREATE FUNCTION worker_forget(p_worker uuid) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+  WITH gone AS (DELETE FROM tallies x WHERE x.worker = p_worker RETURNING x.type, x.n)
+  INSERT INTO tallies (worker, part, type, n)
+    SELECT '00000000-0000-0000-0000-000000000000', -1, g.type, sum(g.n) FROM gone g GROUP BY g.type HAVING sum(g.n) <> 0;
+  DELETE FROM connections x WHERE x.worker = p_worker;
+  DELETE FROM workers x WHERE x.id = p_worker;
+END $$;
+
+-- A process that stops by itself: what it still holds was not run and is not charged.
+CREATE FUNCTION retire(p_worker uuid) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  v_n int;
+BEGIN
+  PERFORM FROM workers x WHERE x.id = p_worker FOR UPDATE;
+  v_n := leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l WHERE l.worker = p_worker), false);
+  PERFORM worker_forget(p_worker);
+  RETURN v_n;
+END $$;
+
+-- Leases that this process does not know of: it claimed them, but the answer never reached it.
+CREATE FUNCTION disown(p_worker uuid, p_known bigint[]) RETURNS int LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l WHERE l.worker = p_worker AND NOT l.fence = ANY (p_known)), false)
+$$;
+
+CREATE FUNCTION enlist(p_worker uuid, p_name text, p_lease_ms bigint) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
+  INSERT INTO workers (id, name, started_at, until) VALUES (p_worker, p_name, clock(), clock() + p_lease_ms * interval '1 ms')
+$$;
+
+-- One call a second per process: heartbeat, and all a process has to know of the others.
+CREATE FUNCTION pulse(p_worker uuid, p_lease_ms bigint, p_running json) RETURNS TABLE (
+  alive boolean, now_ms double precision, waiting boolean, next_due_ms bigint, oldest_ms bigint,
+  held json, running json, gates json, halts json, cancels json, lost int
+) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  UPDATE workers w SET until = t + p_lease_ms * interval '1 ms', running = p_running WHERE w.id = p_worker;
+  alive := FOUND;
+  now_ms := extract(epoch FROM t) * 1000;
+  waiting := EXISTS (SELECT FROM ready x);
+  next_due_ms := (SELECT greatest(0, extract(epoch FROM min(p.until) - t) * 1000)::bigint FROM parked p);
+  oldest_ms := coalesce((SELECT (extract(epoch FROM t - o.accepted_at) * 1000)::bigint FROM ops o ORDER BY o.id LIMIT 1), 0);
+  held := (SELECT json_object_agg(x.type, x.n) FROM (SELECT y.type, sum(y.n) AS n FROM tallies y GROUP BY y.type) x);
+  running := (SELECT json_object_agg(x.type, x.n) FROM (SELECT e.key AS type, sum(e.value::int) AS n FROM workers w, json_each_text(w.running) e GROUP BY e.key) x);
+  gates := (SELECT json_agg(json_build_object('name', g.name, 'held', g.held, 'full_at', g.full_at, 'overflowing', g.overflowing)) FROM gates g);
+  halts := (SELECT json_agg(json_build_object('scope', h.scope, 'reason', h.reason)) FROM halts h);
+  cancels := (SELECT json_agg(c.id) FROM cancels c);
+  lost := (SELECT count(*) FROM workers w WHERE w.until < t);
+  RETURN NEXT;
+END $$;
+`,
+}

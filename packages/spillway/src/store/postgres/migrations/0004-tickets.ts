@@ -1,0 +1,234 @@
+/** What callers and operators do to operations, lanes and gates; and the sweeping. */
+export const tickets = {
+  version: 4,
+  name: 'tickets',
+  sql: `
+-- Takes a pending operation out of its lane. 'asked' when it runs and its handler can stop, 'running' when it cannot,
+-- 'gone' when it is not in the queue. Who holds the lane's ready or parked row, or sees its lease, knows where it is.
+CREATE FUNCTION cancel(p_id uuid, p_abortable text[], p_why text) RETURNS text LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  o record; f record;
+  v_at tid; v_parked boolean; v_upto bigint; v_where text; v_depth bigint;
+BEGIN
+  SELECT x.lane, x.seq, x.type, x.idem, x.gate INTO o FROM ops x WHERE x.id = p_id;
+  IF NOT FOUND THEN RETURN 'gone'; END IF;
+  PERFORM FROM idempotency d WHERE d.key = o.idem FOR UPDATE;
+  PERFORM FROM gates g WHERE g.name = o.gate FOR UPDATE;
+  PERFORM FROM lanes l WHERE l.id = o.lane FOR UPDATE;
+  SELECT x.seq INTO o.seq FROM ops x WHERE x.id = p_id FOR UPDATE;
+  IF NOT FOUND THEN RETURN 'gone'; END IF;
+  FOR i IN 1 .. 20 LOOP
+    SELECT x.seq, x.priority, x.stamp INTO f FROM lanes l, ops x WHERE l.id = o.lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
+    SELECT x.ctid INTO v_at FROM ready x WHERE x.priority = f.priority AND x.stamp = f.stamp AND x.lane = o.lane FOR UPDATE;
+    IF FOUND THEN v_where := 'ready'; EXIT; END IF;
+    PERFORM FROM parked x WHERE x.lane = o.lane FOR UPDATE;
+    IF FOUND THEN v_where := 'parked'; EXIT; END IF;
+    SELECT z.upto INTO v_upto FROM leases l, unnest(l.lanes, l.uptos) z(lane, upto) WHERE z.lane = o.lane;
+    IF FOUND THEN v_where := 'leased'; EXIT; END IF;
+    -- It was on its way from parked to ready: look again.
+  END LOOP;
+  IF v_where IS NULL THEN
+    RAISE EXCEPTION 'lane % has operations but is nowhere', o.lane USING ERRCODE = 'XX000';
+  END IF;
+  IF v_where = 'leased' AND o.seq <= v_upto THEN
+    IF NOT o.type = ANY (p_abortable) THEN RETURN 'running'; END IF;
+    INSERT INTO cancels (id, asked_at) VALUES (p_id, t) ON CONFLICT DO NOTHING;
+    RETURN 'asked';
+  END IF;
+  WITH gone AS (DELETE FROM ops x WHERE x.lane = o.lane AND x.seq = o.seq RETURNING x.*)
+  INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, attempts, max_attempts, error, trace)
+    SELECT g.id, t, 'cancelled', g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at, g.attempts, g.max_attempts, p_why, g.trace
+    FROM gone g JOIN lanes l ON l.id = g.lane;
+  UPDATE lanes l SET depth = l.depth - 1, head = CASE WHEN f.seq = o.seq AND v_where <> 'leased' THEN o.seq ELSE l.head END
+    WHERE l.id = o.lane RETURNING l.depth INTO v_depth;
+  IF v_where <> 'leased' AND f.seq = o.seq THEN
+    DELETE FROM ready x WHERE x.ctid = v_at AND v_where = 'ready';
+    DELETE FROM parked x WHERE x.lane = o.lane AND v_where = 'parked';
+    IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); END IF;
+  END IF;
+  IF o.idem IS NOT NULL THEN
+    UPDATE idempotency d SET answer = json_build_object('v', 'cancelled') WHERE d.key = o.idem AND d.answer IS NULL;
+  END IF;
+  IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
+  PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, o.type, -1);
+  RETURN 'cancelled';
+END $$;
+
+-- Dead letters join the tail of their lanes again, in the order in which they were accepted, with all attempts anew.
+-- Those whose capacity gate is full stay where they are.
+CREATE FUNCTION redrive(p_ids uuid[]) RETURNS TABLE (moved int, skipped int) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  d record; g record;
+  v_depth bigint; v_tail bigint; v_stamp bigint;
+BEGIN
+  moved := 0; skipped := 0;
+  PERFORM FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.id FOR UPDATE;
+  PERFORM FROM gates x WHERE x.name IN (SELECT y.gate FROM dead_letters y WHERE y.id = ANY (p_ids)) ORDER BY x.name FOR UPDATE;
+  FOR d IN SELECT x.* FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.lane, x.id LOOP
+    IF d.gate IS NOT NULL THEN
+      UPDATE gates x SET held = x.held + 1, overflowing = x.held + 1 >= x.full_at WHERE x.name = d.gate AND NOT x.overflowing AND x.held < x.full_at;
+      IF NOT FOUND THEN
+        skipped := skipped + 1;
+        CONTINUE;
+      END IF;
+    END IF;
+    INSERT INTO lanes AS l (id, queue, partition, tail, depth, moved_at) VALUES (d.lane, d.queue, d.partition, 1, 1, t)
+      ON CONFLICT (id) DO UPDATE SET tail = l.tail + 1, depth = l.depth + 1, moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
+      RETURNING l.depth, l.tail INTO v_depth, v_tail;
+    v_stamp := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = d.priority ORDER BY x.stamp LIMIT 1), (SELECT s.last_value FROM stamps s));
+    INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, max_attempts, timeout_ms, trace, gate)
+      VALUES (d.lane, v_tail, d.id, d.type, d.priority, v_stamp, d.identity, d.payload, d.accepted_at, d.max_attempts, d.timeout_ms, d.trace, d.gate);
+    IF v_depth = 1 THEN PERFORM lane_requeue(d.lane); END IF;
+    DELETE FROM dead_letters x WHERE x.id = d.id;
+    PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, d.type, 1);
+    moved := moved + 1;
+  END LOOP;
+  PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, '!dead', - moved) WHERE moved > 0;
+  RETURN NEXT;
+END $$;
+
+CREATE FUNCTION purge(p_ids uuid[]) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  v_n int;
+BEGIN
+  DELETE FROM dead_letters x WHERE x.id = ANY (p_ids);
+  GET DIAGNOSTICS v_n = ROW_COUNT;
+  PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, '!dead', - v_n) WHERE v_n > 0;
+  RETURN v_n;
+END $$;
+
+CREATE FUNCTION pause(p_queue text, p_partition text) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
+  INSERT INTO pauses (queue, partition, since) VALUES (p_queue, p_partition, clock()) ON CONFLICT DO NOTHING
+$$;
+
+-- Resuming a queue ends the pauses of its single lanes too.
+CREATE FUNCTION resume(p_queue text, p_partition text) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+  DELETE FROM pauses p WHERE p.queue = p_queue AND (p_partition IS NULL OR p.partition = p_partition);
+  UPDATE parked k SET until = clock() FROM (
+    SELECT x.lane FROM parked x JOIN lanes l ON l.id = x.lane WHERE x.reason = 'pause' AND l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition)
+    ORDER BY x.lane FOR UPDATE OF x) u WHERE k.lane = u.lane;
+END $$;
+
+CREATE FUNCTION gate_register(p_name text, p_full_at bigint, p_resume_below bigint) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
+  INSERT INTO gates AS g (name, full_at, resume_below, changed_at) VALUES (p_name, p_full_at, p_resume_below, clock())
+  ON CONFLICT (name) DO UPDATE SET full_at = excluded.full_at, resume_below = excluded.resume_below,
+    overflowing = g.held >= excluded.full_at OR (g.overflowing AND g.held >= excluded.resume_below)
+  WHERE (g.full_at, g.resume_below) IS DISTINCT FROM (excluded.full_at, excluded.resume_below)
+$$;
+
+-- Places for connections: 0 granted, 1 the identity has all it may, 2 the pool is full. One row lock per pool makes it
+-- exact; places of processes that are gone do not count.
+CREATE FUNCTION connections_take(p_worker uuid, p_pool text, p_identities text[], p_each int, p_all int) RETURNS smallint[] LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_out smallint[] := '{}'; v_who text; v_total bigint; v_mine bigint;
+BEGIN
+  INSERT INTO connection_pools (pool) VALUES (p_pool) ON CONFLICT DO NOTHING;
+  PERFORM FROM connection_pools x WHERE x.pool = p_pool FOR UPDATE;
+  PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+  IF NOT FOUND THEN RAISE EXCEPTION 'process % is not enlisted', p_worker USING ERRCODE = '55000'; END IF;
+  SELECT coalesce(sum(c.held), 0) INTO v_total FROM connections c JOIN workers w ON w.id = c.worker WHERE c.pool = p_pool;
+  FOREACH v_who IN ARRAY p_identities LOOP
+    SELECT coalesce(sum(c.held), 0) INTO v_mine FROM connections c JOIN workers w ON w.id = c.worker WHERE c.pool = p_pool AND c.identity = v_who;
+    IF v_mine >= p_each THEN
+      v_out := v_out || 1::smallint;
+    ELSIF v_total >= p_all THEN
+      v_out := v_out || 2::smallint;
+    ELSE
+      INSERT INTO connections AS c (pool, identity, worker, held) VALUES (p_pool, v_who, p_worker, 1)
+        ON CONFLICT (pool, identity, worker) DO UPDATE SET held = c.held + 1;
+      v_total := v_total + 1;
+      v_out := v_out || 0::smallint;
+    END IF;
+  END LOOP;
+  RETURN v_out;
+END $$;
+
+CREATE FUNCTION connections_give(p_worker uuid, p_pool text, p_identities text[]) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  r record;
+BEGIN
+  PERFORM FROM connection_pools x WHERE x.pool = p_pool FOR UPDATE;
+  FOR r IN SELECT u.who, count(*) AS n FROM unnest(p_identities) u(who) GROUP BY u.who LOOP
+    DELETE FROM connections c WHERE c.pool = p_pool AND c.identity = r.who AND c.worker = p_worker AND c.held <= r.n;
+    IF NOT FOUND THEN
+      UPDATE connections c SET held = c.held - r.n::int WHERE c.pool = p_pool AND c.identity = r.who AND c.worker = p_worker;
+    END IF;
+  END LOOP;
+END $$;
+
+-- History comes and goes by whole partitions. Returns what was swept.
+CREATE FUNCTION sweep(p_retention_ms bigint, p_rows int) RETURNS TABLE (partitions_made int, partitions_dropped int, keys int, rate_rows int, lanes int) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_width interval := greatest(60000, p_retention_ms / 6) * interval '1 ms';
+  v_from timestamptz; v_name text; r record;
+BEGIN
+  partitions_made := 0; partitions_dropped := 0; keys := 0; rate_rows := 0; lanes := 0;
+  -- One sweeper at a time; the others have nothing to add.
+  IF NOT pg_try_advisory_xact_lock(hashtext('spillway.sweep'), hashtext(current_schema())) THEN
+    RETURN NEXT;
+    RETURN;
+  END IF;
+  PERFORM set_config('lock_timeout', '500ms', true);
+  v_from := greatest(t, coalesce((SELECT max(s.to_at) FROM history_spans s), t));
+  WHILE v_from < t + 2 * v_width LOOP
+    -- Rows that fell into the rest would overlap with a partition that starts before them.
+    IF EXISTS (SELECT FROM history_rest h WHERE h.finished_at >= v_from) THEN v_from := t + interval '10 seconds'; END IF;
+    v_name := 'history_' || to_char(v_from AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISSMS');
+    EXECUTE format('CREATE TABLE %I PARTITION OF history FOR VALUES FROM (%L) TO (%L)', v_name, v_from, v_from + v_width);
+    INSERT INTO history_spans (name, from_at, to_at) VALUES (v_name, v_from, v_from + v_width);
+    partitions_made := partitions_made + 1;
+    v_from := v_from + v_width;
+  END LOOP;
+  FOR r IN SELECT s.name FROM history_spans s WHERE s.to_at < t - p_retention_ms * interval '1 ms' LOOP
+    EXECUTE format('DROP TABLE IF EXISTS %I', r.name);
+    DELETE FROM history_spans s WHERE s.name = r.name;
+    partitions_dropped := partitions_dropped + 1;
+  END LOOP;
+  DELETE FROM history_rest h WHERE h.finished_at < t - p_retention_ms * interval '1 ms';
+  DELETE FROM cancels c WHERE c.asked_at < t - interval '10 minutes';
+  DELETE FROM idempotency d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM idempotency x WHERE x.expires_at < t LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS keys = ROW_COUNT;
+  DELETE FROM rates d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM rates x WHERE x.expires_at < t LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS rate_rows = ROW_COUNT;
+  -- Lanes that have been empty for an hour start again at 1 when they come back: nothing refers to their old numbers.
+  DELETE FROM lanes d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM lanes x WHERE x.depth = 0 AND x.moved_at < t - interval '1 hour' LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS lanes = ROW_COUNT;
+  RETURN NEXT;
+END $$;
+
+-- Everything that must hold between transactions; no row when it does.
+CREATE FUNCTION audit() RETURNS TABLE (fault text) LANGUAGE sql SET search_path FROM CURRENT AS $$
+  WITH places AS (
+    SELECT lane FROM ready UNION ALL SELECT lane FROM parked UNION ALL SELECT unnest(lanes) FROM leases
+  ), counted AS (
+    SELECT l.id, l.head, l.tail, l.depth, (SELECT count(*) FROM places p WHERE p.lane = l.id) AS places,
+      (SELECT count(*) FROM ops o WHERE o.lane = l.id) AS ops, (SELECT min(seq) FROM ops o WHERE o.lane = l.id) AS first,
+      (SELECT max(seq) FROM ops o WHERE o.lane = l.id) AS last
+    FROM lanes l
+  )
+  SELECT format('lane %s has %s operations but says %s', id, ops, depth) FROM counted WHERE ops <> depth
+  UNION ALL SELECT format('lane %s with %s operations is in %s places', id, ops, places) FROM counted WHERE (ops > 0) <> (places = 1) AND NOT (ops = 0 AND places = 0)
+  UNION ALL SELECT format('lane %s has sequences %s..%s outside %s..%s', id, first, last, head, tail) FROM counted WHERE first <= head OR last > tail
+  UNION ALL SELECT format('operation %s has no lane', o.id) FROM ops o WHERE NOT EXISTS (SELECT FROM lanes l WHERE l.id = o.lane)
+  UNION ALL SELECT format('lane %s waits without being known', p.lane) FROM places p WHERE NOT EXISTS (SELECT FROM lanes l WHERE l.id = p.lane)
+  UNION ALL SELECT format('lane %s is ready with a stamp that is not its head''s', r.lane) FROM ready r WHERE NOT EXISTS (
+    SELECT FROM lanes l, LATERAL (SELECT x.priority, x.stamp FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
+    WHERE l.id = r.lane AND o.priority = r.priority AND o.stamp = r.stamp)
+  UNION ALL SELECT format('lease %s belongs to nobody', l.fence) FROM leases l WHERE NOT EXISTS (SELECT FROM workers w WHERE w.id = l.worker)
+  UNION ALL SELECT format('type %s: %s operations, %s tallied', coalesce(o.type, t.type), coalesce(o.n, 0), coalesce(t.n, 0))
+    FROM (SELECT type, count(*) AS n FROM ops GROUP BY type) o FULL JOIN (SELECT type, sum(n) AS n FROM tallies WHERE type <> '!dead' GROUP BY type) t USING (type)
+    WHERE coalesce(o.n, 0) <> coalesce(t.n, 0)
+  UNION ALL SELECT format('%s dead letters, %s tallied', d.n, t.n) FROM (SELECT count(*) AS n FROM dead_letters) d, (SELECT coalesce(sum(n), 0) AS n FROM tallies WHERE type = '!dead') t WHERE d.n <> t.n
+$$;
+`,
+}

@@ -1,0 +1,7 @@
+import { coreTables } from './0001-core-tables.js'
+import { accept } from './0002-accept.js'
+import { work } from './0003-work.js'
+import { tickets } from './0004-tickets.js'
+
+/** In order; a migration that has landed is never edited. */
+export const migrations = [coreTables, accept, work, tickets]

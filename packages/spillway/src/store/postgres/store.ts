@@ -1,0 +1,382 @@
+import { setTimeout as delay } from 'node:timers/promises'
+import pg from 'pg'
+import type { OpenTx, Pulse, Store, StoredAnswer, Tx } from '../port.js'
+import { accept, acceptSql, parts } from './accept.js'
+import { type Log, openPool } from './connect.js'
+import { toStoreFault } from './faults.js'
+import { migrate } from './migrate.js'
+import { migrations } from './migrations/index.js'
+import { claimSql, settleSql, settleValues, step, stepSql } from './step.js'
+import { deadLetterIds, finishedTickets, listDeadLetters, listTickets, stats, ticket } from './tickets.js'
+
+export interface PostgresOptions {
+  url: string
+  /** Default `spillway`. */
+  schema?: string
+  /** Connections for reads and handlers' transactions. Default 10; a few more are reserved for accepting and settling. */
+  poolMax?: number
+  /** A call that takes longer has failed. Default 2,000. */
+  timeoutMs?: number
+  /** Slows each write, for drills. Default 0. */
+  delayMs?: number
+  log?: Log
+}
+
+/** Settling a large batch after a pause may take longer than a caller would wait. */
+const workTimeoutMs = 30_000
+const sweepRows = 10_000
+const reconnectDelayMs = 500
+
+const quote = (name: string): string => `"${name.replaceAll('"', '""')}"`
+
+export function postgresStore(options: PostgresOptions): Store {
+  const s = quote(options.schema ?? 'spillway')
+  const timeoutMs = options.timeoutMs ?? 2_000
+  const channel = `spillway_${options.schema ?? 'spillway'}`
+  const open = (max: number, purpose: string, queryTimeoutMs: number): pg.Pool =>
+    openPool({
+      url: options.url,
+      max,
+      applicationName: `spillway ${purpose}`,
+      queryTimeoutMs,
+      options: { jit: 'off' },
+      ...(options.log && { log: options.log }),
+    })
+  // Work that releases work must never wait behind work that brings more: each kind has connections of its own.
+  const pools = {
+    accept: open(3, 'accept', timeoutMs),
+    work: open(4, 'work', workTimeoutMs),
+    pulse: open(1, 'pulse', timeoutMs),
+    reads: open(options.poolMax ?? 10, 'reads', timeoutMs),
+    sweep: open(1, 'sweep', workTimeoutMs),
+  }
+  const runner =
+    (pool: pg.Pool): Tx['query'] =>
+    async (text, values) => {
+      const name = prepared.get(text)
+      try {
+        return await pool.query({ text, ...(values && { values: [...values] }), ...(name !== undefined && { name }) })
+      } catch (error) {
+        throw toStoreFault(error)
+      }
+    }
+  const sql = { accept: acceptSql(s), step: stepSql(s), settle: settleSql(s), claim: claimSql(s) }
+  const prepared = new Map(Object.entries(sql).map(([name, text]) => [text, `spillway_${name}`]))
+  const on = {
+    accept: runner(pools.accept),
+    work: runner(pools.work),
+    pulse: runner(pools.pulse),
+    reads: runner(pools.reads),
+    sweep: runner(pools.sweep),
+  }
+  const slowly = async <T>(write: () => Promise<T>): Promise<T> => {
+    if (options.delayMs) await delay(options.delayMs)
+    return write()
+  }
+  const value = async <T>(query: Tx['query'], text: string, values: readonly unknown[]): Promise<T | undefined> => {
+    const { rows } = await query<{ v: T }>(`SELECT ${text} AS v`, values)
+    return rows[0]?.v
+  }
+  const begin = async (pool: pg.Pool): Promise<OpenTx> => openTx(pool)
+
+  let listener: Listener | undefined
+
+  return {
+    migrate: () =>
+      migrate({
+        url: options.url,
+        schema: options.schema ?? 'spillway',
+        migrations,
+        log: options.log ?? silent,
+      }),
+
+    accept: (items, context) =>
+      slowly(() => accept(on.accept, sql.accept, items, context, { part: parts.accept, apply: false })),
+    acceptAndApply: (items, context, effect) =>
+      slowly(async () => {
+        const tx = await begin(pools.accept)
+        try {
+          const accepted = await accept(tx.query, sql.accept, items, context, { part: parts.apply, apply: true })
+          const applied = accepted.flatMap((a, index) => (a.verdict === 'apply' ? [index] : []))
+          const answers = applied.length === 0 ? [] : await effect(tx, applied)
+          const keyed = applied.flatMap((index, i) => {
+            const key = items[index]?.idempotency?.key
+            const answer = answers[i]
+            return key === undefined || answer === undefined ? [] : [{ key, answer }]
+          })
+          if (keyed.length > 0) await answerKeys(tx.query, keyed)
+          await tx.commit()
+          return accepted
+        } catch (error) {
+          await tx.rollback()
+          throw error
+        }
+      }),
+    acceptWithin: async (tx, items, context) => {
+      const accepted = await accept(tx.query.bind(tx), sql.accept, items, context, { part: parts.within, apply: false })
+      await tx.query('SELECT pg_notify($1, $2)', [channel, 'ready'])
+      return accepted
+    },
+
+    step: (worker, part, settlements, claim) =>
+      settlements.length === 0
+        ? step(on.work, sql, worker, parts.step + part, settlements, claim)
+        : slowly(() => step(on.work, sql, worker, parts.step + part, settlements, claim)),
+    settleWithin: async (tx, worker, settlement) => {
+      const { rows } = await tx.query<{ lost: number[] }>(sql.settle, settleValues(worker, parts.within, [settlement]))
+      return rows[0]?.lost.length === 0
+    },
+    mark: async (worker, started) => {
+      await on.work(`SELECT ${s}.mark($1, $2, $3, $4, $5)`, [
+        worker,
+        started.map((m) => m.fence),
+        started.map((m) => m.lane),
+        started.map((m) => m.seq),
+        started.map((m) => Math.round(m.startedMsAgo)),
+      ])
+    },
+    begin: () => begin(pools.reads),
+    answerKeys: (keys, answers) =>
+      answerKeys(
+        on.accept,
+        keys.flatMap((key, i) => {
+          const answer = answers[i]
+          return answer === undefined ? [] : [{ key, answer }]
+        }),
+      ),
+
+    enlist: async (worker, name, leaseMs) => {
+      await on.pulse(`SELECT ${s}.enlist($1, $2, $3)`, [worker, name, leaseMs])
+    },
+    pulse: async (worker, leaseMs, running) => {
+      const { rows } = await on.pulse<PulseRow>(`SELECT * FROM ${s}.pulse($1, $2, $3)`, [
+        worker,
+        leaseMs,
+        JSON.stringify(running),
+      ])
+      return toPulse(rows[0])
+    },
+    recover: async () => {
+      const { rows } = await on.work<{ worker: string; name: string; lanes: number }>(`SELECT * FROM ${s}.recover()`)
+      return rows[0] ?? null
+    },
+    retire: async (worker) => (await value<number>(on.work, `${s}.retire($1)`, [worker])) ?? 0,
+    disown: async (worker, known) => (await value<number>(on.work, `${s}.disown($1, $2)`, [worker, known])) ?? 0,
+    sweep: async (retentionMs) => {
+      const { rows } = await on.sweep<Record<string, number>>(`SELECT * FROM ${s}.sweep($1, $2)`, [
+        retentionMs,
+        sweepRows,
+      ])
+      return rows[0] ?? {}
+    },
+    audit: async () => (await on.sweep<{ fault: string }>(`SELECT fault FROM ${s}.audit()`)).rows.map((r) => r.fault),
+
+    ticket: (id) => ticket(on.reads, s, id),
+    finished: (ids) => finishedTickets(on.reads, s, ids),
+    tickets: (filter, limit, before) => listTickets(on.reads, s, filter, limit, before),
+    stats: () => stats(on.reads, s),
+    cancel: async (id, abortable, why) =>
+      (await value<'cancelled' | 'asked' | 'running' | 'gone'>(on.reads, `${s}.cancel($1, $2, $3)`, [
+        id,
+        abortable,
+        why,
+      ])) ?? 'gone',
+    deadLetters: (filter, limit, before) => listDeadLetters(on.reads, s, filter, limit, before),
+    deadLetterIds: (filter, limit) => deadLetterIds(on.reads, s, filter, limit),
+    redrive: async (ids) => {
+      const { rows } = await on.reads<{ moved: number; skipped: number }>(`SELECT * FROM ${s}.redrive($1)`, [ids])
+      return rows[0] ?? { moved: 0, skipped: 0 }
+    },
+    purge: async (ids) => (await value<number>(on.reads, `${s}.purge($1)`, [ids])) ?? 0,
+    pause: async (queue, partition) => {
+      await on.reads(`SELECT ${s}.pause($1, $2)`, [queue, partition])
+    },
+    resume: async (queue, partition) => {
+      await on.reads(`SELECT ${s}.resume($1, $2)`, [queue, partition])
+    },
+
+    registerGate: async (name, fullAt, resumeBelow) => {
+      await on.reads(`SELECT ${s}.gate_register($1, $2, $3)`, [name, fullAt, resumeBelow])
+    },
+    releaseGate: async (tx, name, count) => {
+      await tx.query(`SELECT ${s}.gates_release($1, $2)`, [[name], [count]])
+    },
+    halt: async (scope, reason) => {
+      await on.reads(
+        `INSERT INTO ${s}.halts (scope, reason, since) VALUES ($1, $2, ${s}.clock()) ON CONFLICT (scope) DO NOTHING`,
+        [scope, reason],
+      )
+    },
+    unhalt: async (scope) =>
+      ((await on.reads(`DELETE FROM ${s}.halts WHERE scope = $1`, [scope])).rowCount ?? 0) > 0,
+    takeConnections: async (worker, pool, identities, limits) => {
+      const codes = await value<number[]>(on.accept, `${s}.connections_take($1, $2, $3, $4, $5)::int[]`, [
+        worker,
+        pool,
+        identities,
+        limits.perIdentity,
+        limits.total,
+      ])
+      return (codes ?? []).map((code) => (code === 0 ? 'granted' : code === 1 ? 'identity_full' : 'pool_full'))
+    },
+    giveConnections: async (worker, pool, identities) => {
+      await on.accept(`SELECT ${s}.connections_give($1, $2, $3)`, [worker, pool, identities])
+    },
+
+    wake: async (kind) => {
+      await on.pulse('SELECT pg_notify($1, $2)', [channel, kind])
+    },
+    listen: async (onWake) => {
+      listener = listenOn(options.url, channel, onWake, options.log ?? silent)
+      await listener.started
+    },
+    poolState: () => {
+      const { reads } = pools
+      const { totalCount: total, idleCount: idle, waitingCount: waiting } = reads
+      return { max: options.poolMax ?? 10, busy: total - idle, idle, waiting }
+    },
+    ping: async () => {
+      const before = Date.now()
+      const theirs = (await value<number>(on.pulse, `extract(epoch FROM ${s}.clock())::float8 * 1000`, [])) ?? 0
+      return { skewMs: Math.round(theirs - (before + Date.now()) / 2) }
+    },
+    close: async () => {
+      await listener?.close()
+      await Promise.all(Object.values(pools).map((pool) => pool.end()))
+    },
+  }
+
+  async function answerKeys(query: Tx['query'], keyed: { key: string; answer: StoredAnswer }[]): Promise<void> {
+    keyed.sort((a, b) => (a.key < b.key ? -1 : 1))
+    await query(
+      `UPDATE ${s}.idempotency d SET answer = u.answer::json FROM unnest($1::uuid[], $2::text[]) u(key, answer)
+       WHERE d.key = u.key AND d.answer IS NULL`,
+      [keyed.map((k) => k.key), keyed.map((k) => JSON.stringify(k.answer))],
+    )
+  }
+}
+
+const silent: Log = { info: () => undefined, warn: () => undefined, error: () => undefined }
+
+interface PulseRow extends Record<string, unknown> {
+  alive: boolean
+  waiting: boolean
+  next_due_ms: number | null
+  oldest_ms: number
+  held: Record<string, number> | null
+  running: Record<string, number> | null
+  gates: Pulse['gates'] | null
+  halts: Pulse['halts'] | null
+  cancels: string[] | null
+  lost: number
+}
+
+function toPulse(row: PulseRow | undefined): Pulse {
+  if (row === undefined) throw new Error('pulse answered without a row')
+  const { '!dead': deadLetters = 0, ...held } = row.held ?? {}
+  return {
+    alive: row.alive,
+    waiting: row.waiting,
+    nextDueMs: row.next_due_ms,
+    oldestMs: row.oldest_ms,
+    held,
+    running: row.running ?? {},
+    deadLetters,
+    gates: row.gates ?? [],
+    halts: row.halts ?? [],
+    cancels: row.cancels ?? [],
+    lostWorkers: row.lost,
+  }
+}
+
+async function openTx(pool: pg.Pool): Promise<OpenTx> {
+  let client: pg.PoolClient | undefined
+  let running = 0
+  const query: Tx['query'] = async (text, values) => {
+    if (client === undefined) throw new Error('the transaction has ended')
+    running++
+    try {
+      return await client.query({ text, ...(values && { values: [...values] }) })
+    } catch (error) {
+      throw toStoreFault(error)
+    } finally {
+      running--
+    }
+  }
+  const end = (destroy: boolean): void => {
+    client?.release(destroy)
+    client = undefined
+  }
+  try {
+    client = await pool.connect()
+    await client.query('BEGIN')
+  } catch (error) {
+    end(true)
+    throw toStoreFault(error)
+  }
+  return {
+    query,
+    commit: async () => {
+      try {
+        await query('COMMIT')
+        end(false)
+      } catch (error) {
+        end(true)
+        throw error
+      }
+    },
+    rollback: async () => {
+      if (client === undefined) return
+      // A query that still runs, e.g. of a handler that was given up, must not use a connection of the next one.
+      if (running > 0) return end(true)
+      try {
+        await query('ROLLBACK')
+        end(false)
+      } catch {
+        // The connection is broken, which ends the transaction all the same.
+        end(true)
+      }
+    },
+  }
+}
+
+interface Listener {
+  started: Promise<void>
+  close(): Promise<void>
+}
+
+/** A connection for LISTEN that comes back by itself. What is missed meanwhile, the pulse finds. */
+function listenOn(url: string, channel: string, onWake: (kind: string) => void, log: Log): Listener {
+  let closed = false
+  let client: pg.Client | undefined
+  let timer: NodeJS.Timeout | undefined
+  const connect = async (): Promise<void> => {
+    const next = new pg.Client({ connectionString: url, application_name: 'spillway listen', keepAlive: true, connectionTimeoutMillis: 2_000 })
+    let lost = false
+    const lose = (error?: unknown): void => {
+      if (lost || closed) return
+      lost = true
+      log.warn({ err: error === undefined ? undefined : toStoreFault(error) }, 'the wake-up connection was lost')
+      timer = setTimeout(() => void connect().catch(lose), reconnectDelayMs)
+      timer.unref()
+    }
+    next.on('error', lose)
+    next.on('end', () => lose())
+    next.on('notification', (message) => onWake(message.payload ?? ''))
+    client = next
+    try {
+      await next.connect()
+      await next.query(`LISTEN ${quote(channel)}`)
+    } catch (error) {
+      lose(error)
+    }
+  }
+  return {
+    started: connect(),
+    close: async () => {
+      closed = true
+      clearTimeout(timer)
+      await client?.end().catch(() => undefined)
+    },
+  }
+}

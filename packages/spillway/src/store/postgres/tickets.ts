@@ -1,0 +1,176 @@
+import type { DeadLetter, StatRow, Ticket, TicketFilter, Tx } from '../port.js'
+
+interface TicketRow extends Record<string, unknown> {
+  id: string
+  type: string
+  queue: string
+  partition: string
+  priority: number
+  identity: string
+  status: Ticket['status']
+  created_at: Date
+  started_at: Date | null
+  finished_at: Date | null
+  attempts: number
+  max_attempts: number
+  error: string | null
+  result: unknown
+  place: number | null
+  trace: string
+  payload?: unknown
+}
+
+/** Positions are counted up to here; further back the number of sequences between is close enough. */
+const placeCountedMax = 10_000
+
+const unfinished = (s: string): string => `
+  SELECT o.id, o.type, l.queue, l.partition, o.priority, o.identity,
+    CASE WHEN o.started_at IS NULL THEN 'pending' ELSE 'processing' END AS status,
+    o.accepted_at AS created_at, o.started_at, NULL::timestamptz AS finished_at, o.attempts, o.max_attempts, o.error,
+    NULL::json AS result, o.trace, o.lane, o.seq, l.head
+  FROM ${s}.ops o JOIN ${s}.lanes l ON l.id = o.lane`
+
+const finished = (s: string): string => `
+  SELECT h.id, h.type, h.queue, h.partition, h.priority, h.identity, h.status, h.accepted_at AS created_at, h.started_at,
+    h.finished_at, h.attempts, h.max_attempts, h.error, h.result, h.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head
+  FROM ${s}.history h`
+
+const dead = (s: string): string => `
+  SELECT d.id, d.type, d.queue, d.partition, d.priority, d.identity, 'failed' AS status, d.accepted_at AS created_at, d.started_at,
+    d.died_at AS finished_at, d.attempts, d.max_attempts, d.error, d.result, d.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head
+  FROM ${s}.dead_letters d`
+
+const withPlace = (s: string, from: string): string => `
+  SELECT t.*, CASE WHEN t.status <> 'pending' THEN NULL
+    WHEN t.seq - t.head > ${placeCountedMax} THEN t.seq - t.head - 1
+    ELSE (SELECT count(*) FROM ${s}.ops x WHERE x.lane = t.lane AND x.seq > t.head AND x.seq < t.seq AND x.started_at IS NULL) END AS place
+  FROM (${from}) t`
+
+export async function ticket(query: Tx['query'], s: string, id: string): Promise<Ticket | null> {
+  // Three tables, one statement: an operation that moves between them is seen in exactly one.
+  const all = `${unfinished(s)} WHERE o.id = $1 UNION ALL ${finished(s)} WHERE h.id = $1 UNION ALL ${dead(s)} WHERE d.id = $1`
+  const { rows } = await query<TicketRow>(withPlace(s, all), [id])
+  return rows[0] === undefined ? null : toTicket(rows[0])
+}
+
+export async function finishedTickets(query: Tx['query'], s: string, ids: readonly string[]): Promise<Ticket[]> {
+  const all = `${finished(s)} WHERE h.id = ANY ($1) UNION ALL ${dead(s)} WHERE d.id = ANY ($1)`
+  const { rows } = await query<TicketRow>(`SELECT t.*, NULL::bigint AS place FROM (${all}) t`, [ids])
+  return rows.map(toTicket)
+}
+
+/** Newest first, by id (UUIDv7: the order of acceptance to the millisecond). */
+export async function listTickets(
+  query: Tx['query'],
+  s: string,
+  filter: TicketFilter,
+  limit: number,
+  before: string | null,
+): Promise<Ticket[]> {
+  const values: unknown[] = [limit]
+  const where = conditions(filter, before, values)
+  const part = (from: string, id: string, extra = ''): string =>
+    `(SELECT * FROM (${from}) p WHERE ${where(id)}${extra} ORDER BY p.id DESC LIMIT $1)`
+  const { status } = filter
+  const parts: string[] = []
+  if (status === undefined || status === 'pending' || status === 'processing') parts.push(part(unfinished(s), 'p'))
+  if (status === undefined || status === 'completed' || status === 'cancelled') parts.push(part(finished(s), 'p'))
+  if (status === undefined || status === 'failed') parts.push(part(dead(s), 'p'))
+  const sql = withPlace(s, `SELECT * FROM (${parts.join(' UNION ALL ')}) u ORDER BY u.id DESC LIMIT $1`)
+  const { rows } = await query<TicketRow>(`${sql} ORDER BY t.id DESC`, values)
+  return rows.map(toTicket)
+}
+
+export async function listDeadLetters(
+  query: Tx['query'],
+  s: string,
+  filter: TicketFilter,
+  limit: number,
+  before: string | null,
+): Promise<DeadLetter[]> {
+  const values: unknown[] = [limit]
+  const where = conditions(filter, before, values)
+  const { rows } = await query<TicketRow>(
+    `SELECT p.*, NULL::bigint AS place, (SELECT d.payload FROM ${s}.dead_letters d WHERE d.id = p.id) AS payload
+     FROM (${dead(s)}) p WHERE ${where('p')} ORDER BY p.id DESC LIMIT $1`,
+    values,
+  )
+  return rows.map((row) => ({ ...toTicket(row), payload: row.payload }))
+}
+
+export async function deadLetterIds(
+  query: Tx['query'],
+  s: string,
+  filter: TicketFilter,
+  limit: number,
+): Promise<string[]> {
+  const values: unknown[] = [limit]
+  const where = conditions(filter, null, values)
+  const { rows } = await query<{ id: string }>(
+    `SELECT p.id FROM (${dead(s)}) p WHERE ${where('p')} ORDER BY p.id LIMIT $1`,
+    values,
+  )
+  return rows.map((row) => row.id)
+}
+
+export async function stats(query: Tx['query'], s: string): Promise<StatRow[]> {
+  const { rows } = await query<{
+    type: string
+    priority: number
+    status: StatRow['status']
+    count: number
+    oldest: Date
+    newest: Date
+    latency: number | null
+  }>(
+    `SELECT type, priority, status, count(*) AS count, min(created_at) AS oldest, max(created_at) AS newest,
+       avg(extract(epoch FROM finished_at - created_at))::float8 AS latency
+     FROM (
+       SELECT type, priority, CASE WHEN started_at IS NULL THEN 'pending' ELSE 'processing' END AS status, accepted_at AS created_at, NULL::timestamptz AS finished_at FROM ${s}.ops
+       UNION ALL SELECT type, priority, status, accepted_at, finished_at FROM ${s}.history WHERE finished_at > ${s}.clock() - interval '5 minutes'
+       UNION ALL SELECT type, priority, 'failed', accepted_at, died_at FROM ${s}.dead_letters WHERE died_at > ${s}.clock() - interval '5 minutes'
+     ) t GROUP BY type, priority, status ORDER BY type, priority, status`,
+  )
+  return rows.map(({ latency, ...row }) => ({ ...row, averageLatencySeconds: latency }))
+}
+
+function conditions(filter: TicketFilter, before: string | null, values: unknown[]): (table: string) => string {
+  const tests: [string, string, unknown][] = []
+  const add = (column: string, operator: string, value: unknown): void => {
+    if (value !== undefined && value !== null) tests.push([column, operator, value])
+  }
+  add('id', '<', before)
+  add('status', '=', filter.status)
+  add('type', '=', filter.type)
+  add('queue', '=', filter.queue)
+  add('partition', '=', filter.partition)
+  add('identity', '=', filter.identity)
+  add('created_at', '>=', filter.from)
+  add('created_at', '<', filter.to)
+  const texts = tests.map(([column, operator, value]) => {
+    values.push(value)
+    return { column, test: `${operator} $${values.length}` }
+  })
+  return (table) => ['true', ...texts.map(({ column, test }) => `${table}.${column} ${test}`)].join(' AND ')
+}
+
+function toTicket(row: TicketRow): Ticket {
+  return {
+    id: row.id,
+    type: row.type,
+    queue: row.queue,
+    partition: row.partition,
+    priority: row.priority,
+    identity: row.identity,
+    status: row.status,
+    createdAt: row.created_at,
+    startedAt: row.started_at,
+    finishedAt: row.finished_at,
+    attempts: row.attempts,
+    maxAttempts: row.max_attempts,
+    error: row.error,
+    result: row.result,
+    place: row.place,
+    trace: row.trace,
+  }
+}

@@ -1,0 +1,143 @@
+import type { Histogram, MetricType, MetricValueWithName, Registry } from '@prometheus-io/client'
+
+/**
+ * Counters and histograms for the hot path. The client library validates and hashes the labels on each call: 150 ns a
+ * counter, 300 ns a histogram, and one request makes about ten such calls. Here a child is looked up once and is then a
+ * plain number (1 ns and 15 ns); the registry only asks for the values when it is scraped.
+ *
+ * Label sets are bounded: after `childrenMax` of them, all further ones share a child whose labels are all "other".
+ */
+interface FamilyOptions<L extends string> {
+  readonly registry: Registry
+  readonly name: string
+  readonly help: string
+  readonly labelNames: readonly L[]
+  /** Label sets kept at most. Default 200. */
+  readonly childrenMax?: number
+}
+
+type Labels = Readonly<Record<string, string>>
+/** As many label values as label names, in their order. */
+type LabelTuple<N extends readonly string[]> = { readonly [K in keyof N]: string }
+
+export const otherLabel = 'other'
+const childrenMaxDefault = 200
+
+abstract class Family<N extends readonly string[], Child> {
+  readonly #labelNames: readonly string[]
+  readonly #childrenMax: number
+  readonly #byKey = new Map<string, Child>()
+  protected readonly children: { readonly labels: Labels; readonly child: Child }[] = []
+  #other: Child | undefined
+
+  constructor(labelNames: N, childrenMax: number) {
+    this.#labelNames = labelNames
+    this.#childrenMax = childrenMax
+  }
+
+  protected abstract makeChild(): Child
+
+  /** The child of these label values. Callers on the hot path keep it; looking it up by three labels costs 150 ns. */
+  labels(...values: LabelTuple<N>): Child {
+    // Joined by NUL, which no label value of ours contains: names come from a closed set or are checked on the wire.
+    const key = values.length === 1 ? (values[0] ?? '') : values.join('\0')
+    return this.#byKey.get(key) ?? this.#addChild(key, values)
+  }
+
+  #addChild(key: string, values: readonly string[]): Child {
+    if (this.#byKey.size >= this.#childrenMax) {
+      this.#other ??= this.#keepChild(this.#labelNames.map(() => otherLabel))
+      return this.#other
+    }
+    const child = this.#keepChild(values)
+    this.#byKey.set(key, child)
+    return child
+  }
+
+  #keepChild(values: readonly string[]): Child {
+    const child = this.makeChild()
+    this.children.push({
+      labels: Object.fromEntries(this.#labelNames.map((name, index) => [name, values[index] ?? ''])),
+      child,
+    })
+    return child
+  }
+}
+
+/** The registry asks a metric for its name and its values only; the library's own aggregation registers such objects too. */
+function register(options: FamilyOptions<string>, type: MetricType, values: () => MetricValueWithName<string>[]): void {
+  const { name, help } = options
+  const metric = { name, help, type, aggregator: 'sum', get: async () => ({ name, help, type, values: values() }) }
+  options.registry.registerMetric(metric as unknown as Histogram<string>)
+}
+
+export class CounterChild {
+  value = 0
+
+  inc(by = 1): void {
+    this.value += by
+  }
+}
+
+export class CounterFamily<const N extends readonly string[]> extends Family<N, CounterChild> {
+  constructor(options: FamilyOptions<N[number]> & { readonly labelNames: N }) {
+    super(options.labelNames, options.childrenMax ?? childrenMaxDefault)
+    register(options, 'counter', () => this.children.map(({ labels, child }) => ({ labels, value: child.value })))
+  }
+
+  protected override makeChild(): CounterChild {
+    return new CounterChild()
+  }
+}
+
+export class HistogramChild {
+  readonly #bounds: readonly number[]
+  /** One more than there are bounds: the last is for what is above them all. */
+  readonly counts: Float64Array
+  sum = 0
+
+  constructor(bounds: readonly number[]) {
+    this.#bounds = bounds
+    this.counts = new Float64Array(bounds.length + 1)
+  }
+
+  observe(value: number): void {
+    const bounds = this.#bounds
+    let index = 0
+    // Linear: most observations fall in the first few buckets, and there are at most 16.
+    while (index < bounds.length && value > (bounds[index] ?? Number.POSITIVE_INFINITY)) index++
+    this.counts[index] = (this.counts[index] ?? 0) + 1
+    this.sum += value
+  }
+}
+
+export class HistogramFamily<const N extends readonly string[]> extends Family<N, HistogramChild> {
+  readonly #bounds: readonly number[]
+
+  /** `buckets`: upper bounds, ascending. */
+  constructor(options: FamilyOptions<N[number]> & { readonly labelNames: N; readonly buckets: readonly number[] }) {
+    super(options.labelNames, options.childrenMax ?? childrenMaxDefault)
+    this.#bounds = options.buckets
+    register(options, 'histogram', () =>
+      this.children.flatMap(({ labels, child }) => this.#export(options.name, labels, child)),
+    )
+  }
+
+  protected override makeChild(): HistogramChild {
+    return new HistogramChild(this.#bounds)
+  }
+
+  #export(name: string, labels: Labels, child: HistogramChild): MetricValueWithName<string>[] {
+    let count = 0
+    const buckets = Array.from(child.counts, (inBucket, index) => {
+      count += inBucket
+      const le = index < this.#bounds.length ? String(this.#bounds[index]) : '+Inf'
+      return { metricName: `${name}_bucket`, labels: { ...labels, le }, value: count }
+    })
+    return [
+      ...buckets,
+      { metricName: `${name}_sum`, labels, value: child.sum },
+      { metricName: `${name}_count`, labels, value: count },
+    ]
+  }
+}

@@ -1,0 +1,98 @@
+import { randomFillSync } from 'node:crypto'
+import {
+  type Attributes,
+  context,
+  ProxyTracerProvider,
+  type Span,
+  SpanStatusCode,
+  TraceFlags,
+  trace,
+} from '@opentelemetry/api'
+
+/** Where a request or an operation stands in its trace (W3C Trace Context). */
+export interface TraceContext {
+  /** 32 lower-case hex digits, not all zero. Also the answer's X-Request-Id. */
+  readonly traceId: string
+  /** 16 lower-case hex digits, not all zero. */
+  readonly spanId: string
+  readonly sampled: boolean
+}
+
+// One system call fills 256 trace ids: asking for 16 bytes each time costs some µs, a slice of a pool some tenths.
+const pool = Buffer.allocUnsafe(4_096)
+let poolUsed = pool.length
+
+function randomHex(bytes: number): string {
+  if (poolUsed + bytes > pool.length) {
+    randomFillSync(pool)
+    poolUsed = 0
+  }
+  const hex = pool.toString('hex', poolUsed, poolUsed + bytes)
+  poolUsed += bytes
+  // All zero means "none" on the wire. It comes up once in 2^64 span ids.
+  return /^0+$/u.test(hex) ? randomHex(bytes) : hex
+}
+
+export function newTraceId(): string {
+  return randomHex(16)
+}
+
+export function newSpanId(): string {
+  return randomHex(8)
+}
+
+const traceparent = /^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$/u
+const zeroTrace = '0'.repeat(32)
+const zeroSpan = '0'.repeat(16)
+
+/** null for anything that the recommendation calls invalid; a later version is read as far as we know it. */
+export function parseTraceparent(header: string): TraceContext | null {
+  const [, version, traceId, spanId, flags, rest] = traceparent.exec(header) ?? []
+  if (version === undefined || traceId === undefined || spanId === undefined || flags === undefined) return null
+  if (version === 'ff' || (version === '00' && rest !== undefined)) return null
+  if (traceId === zeroTrace || spanId === zeroSpan) return null
+  return { traceId, spanId, sampled: (Number.parseInt(flags, 16) & TraceFlags.SAMPLED) !== 0 }
+}
+
+export function formatTraceparent({ traceId, spanId, sampled }: TraceContext): string {
+  return `00-${traceId}-${spanId}-${sampled ? '01' : '00'}`
+}
+
+/** Our own place in the caller's trace, or in a new one when the caller gave none or a broken one. */
+export function continueTrace(header: string | undefined): TraceContext {
+  const parent = header === undefined ? null : parseTraceparent(header)
+  if (parent === null) return { traceId: newTraceId(), spanId: newSpanId(), sampled: true }
+  return { traceId: parent.traceId, spanId: newSpanId(), sampled: parent.sampled }
+}
+
+/** Whether the process has registered an OpenTelemetry SDK. Without one a span is nothing but cost. */
+function isTracing(): boolean {
+  const provider = trace.getTracerProvider()
+  return !(provider instanceof ProxyTracerProvider) || provider.getDelegateTracer('spillway') !== undefined
+}
+
+/** Runs the work inside a span, child of the given place; without an SDK just runs it. */
+export async function withSpan<T>(
+  name: string,
+  options: { parent: TraceContext; attributes?: Attributes },
+  run: (span: Span | null) => Promise<T>,
+): Promise<T> {
+  if (!isTracing()) return run(null)
+  const { traceId, spanId, sampled } = options.parent
+  const parent = trace.setSpanContext(context.active(), {
+    traceId,
+    spanId,
+    traceFlags: sampled ? TraceFlags.SAMPLED : TraceFlags.NONE,
+    isRemote: true,
+  })
+  const span = trace.getTracer('spillway').startSpan(name, { attributes: options.attributes ?? {} }, parent)
+  try {
+    return await context.with(trace.setSpan(parent, span), () => run(span))
+  } catch (error) {
+    span.setStatus({ code: SpanStatusCode.ERROR })
+    if (error instanceof Error) span.recordException({ name: error.name, message: error.message })
+    throw error
+  } finally {
+    span.end()
+  }
+}

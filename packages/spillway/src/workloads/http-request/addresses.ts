@@ -1,0 +1,97 @@
+import { lookup as dnsLookup, type LookupAddress } from 'node:dns'
+import { BlockList, isIP, type LookupFunction } from 'node:net'
+
+/**
+ * Which addresses a forwarded call may reach. IPv4: all but the special-purpose blocks (IANA registry), multicast and
+ * the reserved rest. IPv6: only global unicast, 2000::/3, less what is carved out of it; that leaves out loopback,
+ * link-local, unique-local, and everything that has an IPv4 address inside (mapped, translated, 6to4, Teredo), which
+ * could name a private one.
+ */
+const refusedV4 = new BlockList()
+for (const [network, prefix] of [
+  ['0.0.0.0', 8],
+  ['10.0.0.0', 8],
+  ['100.64.0.0', 10],
+  ['127.0.0.0', 8],
+  // The host agent of one large cloud answers on this otherwise public address.
+  ['168.63.129.16', 32],
+  ['169.254.0.0', 16],
+  ['172.16.0.0', 12],
+  ['192.0.0.0', 24],
+  ['192.0.2.0', 24],
+  ['192.88.99.0', 24],
+  ['192.168.0.0', 16],
+  ['198.18.0.0', 15],
+  ['198.51.100.0', 24],
+  ['203.0.113.0', 24],
+  ['224.0.0.0', 4],
+  ['240.0.0.0', 4],
+] as const) {
+  refusedV4.addSubnet(network, prefix, 'ipv4')
+}
+
+const globalV6 = new BlockList()
+globalV6.addSubnet('2000::', 3, 'ipv6')
+const refusedV6 = new BlockList()
+for (const [network, prefix] of [
+  ['2001::', 23],
+  ['2001:db8::', 32],
+  ['2002::', 16],
+  ['3fff::', 20],
+] as const) {
+  refusedV6.addSubnet(network, prefix, 'ipv6')
+}
+
+const loopback = new BlockList()
+loopback.addSubnet('127.0.0.0', 8, 'ipv4')
+loopback.addAddress('::1', 'ipv6')
+
+export function isPublicAddress(address: string): boolean {
+  switch (isIP(address)) {
+    case 4:
+      return !refusedV4.check(address, 'ipv4')
+    case 6: {
+      const bare = address.split('%', 1)[0] ?? address
+      return globalV6.check(bare, 'ipv6') && !refusedV6.check(bare, 'ipv6')
+    }
+    default:
+      return false
+  }
+}
+
+function isLoopback(address: string): boolean {
+  return isIP(address) !== 0 && loopback.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4')
+}
+
+/** A name resolved to an address that it may not have. */
+export class AddressRefused extends Error {
+  readonly code = 'target_not_allowed'
+
+  constructor(hostname: string) {
+    super(`${hostname} resolves to an address that is not public`)
+  }
+}
+
+export type Resolve = (hostname: string, callback: (fault: Error | null, addresses: LookupAddress[]) => void) => void
+
+const resolveAll: Resolve = (hostname, callback) => dnsLookup(hostname, { all: true }, callback)
+
+/**
+ * The lookup of a connection: what it checks is what is connected to, so an answer that changes between a check and
+ * the connection (rebinding) changes nothing. One refused address among several refuses the name. Literal addresses
+ * never come here: they are allowed by being listed.
+ */
+export function checkedLookup(resolve: Resolve = resolveAll): LookupFunction {
+  return (hostname, options, callback) => {
+    resolve(hostname, (fault, addresses) => {
+      if (fault !== null) return callback(fault, [])
+      const mayReach = hostname === 'localhost' ? isLoopback : isPublicAddress
+      const [first] = addresses
+      if (first === undefined || !addresses.every(({ address }) => mayReach(address))) {
+        return callback(new AddressRefused(hostname), [])
+      }
+      if (options.all === true) callback(null, addresses)
+      else callback(null, first.address, first.family)
+    })
+  }
+}

@@ -1,0 +1,59 @@
+import { mkdtempSync, rmSync } from 'node:fs'
+import { chmod } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import type { TestProject } from 'vitest/node'
+import { startEmbedded } from '../../src/store/embedded/index.js'
+
+declare module 'vitest' {
+  export interface ProvidedContext {
+    /** A database with the right to make others; see database.ts. */
+    databaseUrl: string
+  }
+}
+
+const silent = { info: () => undefined, warn: () => undefined, error: () => undefined }
+
+/** One server for the whole run: SPILLWAY_TEST_DATABASE_URL, or an embedded one in a folder that goes with it. */
+export default async function setup(project: TestProject): Promise<(() => Promise<void>) | undefined> {
+  const given = process.env.SPILLWAY_TEST_DATABASE_URL
+  if (given) {
+    project.provide('databaseUrl', given)
+    return undefined
+  }
+  const dir = mkdtempSync(join(tmpdir(), 'spillway-test-'))
+  await chmod(dir, 0o755)
+  const server = await startEmbedded({
+    dataDir: join(dir, 'data'),
+    log: silent,
+    settings: { min_wal_size: '80MB', max_wal_size: '1GB', shared_buffers: '128MB' },
+  })
+
+  // A run that is cut short gets no teardown and may not wait: the server's data is worth nothing, so it is told to
+  // quit at once.
+  const cutShort = () => {
+    try {
+      process.kill(server.pid, 'SIGQUIT')
+    } catch (error) {
+      if (!(error instanceof Error && 'code' in error && error.code === 'ESRCH')) throw error
+    }
+    rmSync(dir, { recursive: true, force: true, maxRetries: 10, retryDelay: 100 })
+  }
+  const onSignal = (signal: NodeJS.Signals) => {
+    process.exitCode = signal === 'SIGINT' ? 130 : 143
+    process.exit()
+  }
+  process.once('exit', cutShort)
+  // Vitest handles SIGINT itself (it cancels the run, then tears down); these have no other listener.
+  process.once('SIGTERM', onSignal)
+  process.once('SIGHUP', onSignal)
+
+  project.provide('databaseUrl', server.url)
+  return async () => {
+    await server.stop()
+    process.off('exit', cutShort)
+    process.off('SIGTERM', onSignal)
+    process.off('SIGHUP', onSignal)
+    rmSync(dir, { recursive: true, force: true })
+  }
+}

@@ -1,0 +1,181 @@
+/**
+ * Who may import whom. The rules of the rooms are data; `violations` reads one file's imports against them.
+ * Imports point inward: protocol ← everything; the core knows neither HTTP nor a driver.
+ */
+import path from 'node:path'
+
+/** A driver (or framework) and the only places that may touch it, types included. */
+const confined = [
+  { packages: /^pg(\/|$|-)/, to: ['store'] },
+  { packages: /^(fastify$|fastify\/|fastify-plugin|@fastify\/)/, to: ['http'] },
+  { packages: /^ioredis(\/|$)/, to: ['brokers'] },
+  { packages: /^@nats-io\//, to: ['brokers'] },
+  { packages: /^cac(\/|$)/, to: ['cli'] },
+]
+const drivers = /^(pg|fastify|undici|ioredis|cac)(\/|$)|^(pg-|@fastify\/|@nats-io\/)/
+
+const outer = ['http', 'workloads', 'brokers', 'cli']
+const core = { neverRooms: outer, neverPackages: drivers }
+
+/**
+ * Rooms of packages/spillway/src. `neverRooms`, `neverPackages` forbid; `onlyRooms`, `onlyPackages` allow nothing
+ * else; `typesFrom` are rooms of which only types may be taken. A room always sees itself.
+ * 'index' and 'internal' are the two surface files.
+ */
+const rooms = {
+  pipeline: core,
+  operations: core,
+  streams: core,
+  ledger: core,
+  pressure: core,
+  gates: { onlyRooms: [], typesFrom: ['pipeline'], onlyPackages: /^@spillway\/protocol(\/|$)/ },
+  store: { neverRooms: outer },
+  telemetry: { neverRooms: outer },
+  config: { neverRooms: outer },
+  brokers: { neverRooms: ['http', 'workloads', 'cli'] },
+  http: { neverRooms: ['cli'] },
+  workloads: { onlyRooms: ['index', 'http'], apart: true },
+  index: { neverRooms: ['cli'] },
+  internal: { neverRooms: ['cli'] },
+  cli: {},
+}
+
+/** The only files that read the environment; the second one hands it to the first. */
+const environmentReaders = [/^config\//, /^cli\/main\.ts$/]
+
+/** What each package may take from the others; `packages` limits what comes from outside too. */
+const packageRules = {
+  protocol: { ours: /^$/ },
+  client: { ours: /^@spillway\/protocol\/wire$/, packages: /^$/ },
+  console: { ours: /^@spillway\/client$/ },
+  spillway: { ours: /^@spillway\/protocol\/(wire|schema)$/ },
+}
+
+/** Comments and template literals are blanked, strings and regular expressions stepped over. */
+const tokens =
+  /\/\*[\s\S]*?\*\/|\/\/[^\n]*|(?<=(?:^|[(,=:[!&|?{};\n]|\breturn)[^\S\n]*)\/(?![*/])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n[])+\/|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|`(?:\\[\s\S]|[^`\\])*`/g
+const named = String.raw`\{[^}]*\}`
+const clause = String.raw`(?:[\w$]+\s*,?\s*)?(?:${named}|\*(?:\s*as\s+[\w$]+)?)?\s*from\s*`
+const statement = new RegExp(
+  String.raw`(?:^|[;\n}])[^\S\n]*(?:import|export)\b\s*(type\b(?!\s*(?:from\b|,))\s*)?(?:${clause})?(['"])([^'"\n]+)\2`,
+  'g',
+)
+const call = /\b(?:import|require(?:\.resolve)?)\s*\(\s*(['"])([^'"\n]+)\1/g
+
+function blanked(source) {
+  return source.replace(tokens, (token) => {
+    if (token.startsWith("'") || token.startsWith('"')) return token
+    if (token.startsWith('/') && !token.startsWith('/*') && !token.startsWith('//')) return '/ /'
+    return token.replace(/[^\n]/g, ' ')
+  })
+}
+
+/** Every module that a source text names: `{ specifier, typeOnly, line }`. */
+export function importsOf(source) {
+  const text = blanked(source)
+  const lineAt = (index) => text.slice(0, index).split('\n').length
+  const found = []
+  for (const match of text.matchAll(statement)) {
+    found.push({ specifier: match[3], typeOnly: Boolean(match[1]), line: lineAt(match.index + match[0].length) })
+  }
+  for (const match of text.matchAll(call)) {
+    found.push({ specifier: match[2], typeOnly: false, line: lineAt(match.index) })
+  }
+  return found.sort((a, b) => a.line - b.line)
+}
+
+function readsEnvironment(source) {
+  const text = blanked(source)
+  return (
+    /\bprocess\s*\??\.\s*env\b|\bprocess\s*\[\s*['"]env|\{[^}]*\benv\b[^}]*\}\s*=\s*process\b/.test(text) ||
+    /import\s*\{[^}]*\benv\b[^}]*\}\s*from\s*['"](node:)?process['"]/.test(text)
+  )
+}
+
+const isTest = (file) => /\.test\.m?ts$/.test(file)
+
+function roomOf(inSource) {
+  const [first, ...rest] = inSource.split('/')
+  return rest.length > 0 ? first : first.replace(/\.m?[jt]s$/, '')
+}
+
+function roomFault({ rule, room, inSource, target, typeOnly }) {
+  const targetRoom = roomOf(target)
+  if (targetRoom === room) {
+    const sibling = rule.apart && target.split('/')[1] !== inSource.split('/')[1]
+    return sibling ? `${inSource.split('/').slice(0, 2).join('/')} may not import a neighbour` : undefined
+  }
+  if (rule.typesFrom?.includes(targetRoom))
+    return typeOnly ? undefined : `${room} may take only types from ${targetRoom}`
+  if (rule.onlyRooms && !rule.onlyRooms.includes(targetRoom)) return `${room} may not import from ${targetRoom}`
+  if (rule.neverRooms?.includes(targetRoom)) return `${room} may not import from ${targetRoom}`
+  return undefined
+}
+
+function outsideFault({ packageName, rule, room, specifier, test }) {
+  const own = packageRules[packageName]
+  if (/^(@spillway\/|spillway(\/|$))/.test(specifier)) {
+    return own.ours.test(specifier) ? undefined : `packages/${packageName} may not import ${specifier}`
+  }
+  if (!test) {
+    if (own.packages && !own.packages.test(specifier)) return `packages/${packageName} may not import ${specifier}`
+    if (rule?.onlyPackages && !rule.onlyPackages.test(specifier)) return `${room} may not import ${specifier}`
+  }
+  if (packageName !== 'spillway') return undefined
+  if (rule?.neverPackages?.test(specifier)) return `${room} may not import the driver ${specifier}`
+  const home = confined.find(({ packages }) => packages.test(specifier))
+  if (home && !home.to.includes(room)) return `${specifier} is for ${home.to.join(', ')} only`
+  return undefined
+}
+
+/**
+ * What is wrong in one file of packages/<name>/(src|test). `file` is relative to the repository's root, with `/`.
+ * Unit tests keep to the package, its neighbours and the drivers' homes, but may set up what their room may not import.
+ */
+export function violations(file, source) {
+  const [, packageName, top, ...rest] = file.split('/')
+  const faults = []
+  const report = (line, message) => faults.push({ file, line, message })
+  const inSource = top === 'src' ? rest.join('/') : undefined
+  const test = isTest(file)
+  const room = inSource && packageName === 'spillway' ? roomOf(inSource) : undefined
+  const rule = room ? rooms[room] : undefined
+  if (room && !rule) report(1, `${room} is no room: name it in scripts/rooms.mjs`)
+
+  for (const { specifier, typeOnly, line } of importsOf(source)) {
+    if (!specifier.startsWith('.')) {
+      if (!inSource) continue
+      const fault = outsideFault({ packageName, rule, room, specifier, test })
+      if (fault) report(line, fault)
+      continue
+    }
+    const resolved = path.posix.join(path.posix.dirname(file), specifier)
+    if (!resolved.startsWith(`packages/${packageName}/`)) {
+      report(line, `${specifier} leaves packages/${packageName}`)
+      continue
+    }
+    if (!inSource) continue
+    const src = `packages/${packageName}/src/`
+    if (!resolved.startsWith(src)) {
+      if (!test && !resolved.endsWith('/package.json')) report(line, `${specifier} leaves src`)
+      continue
+    }
+    const target = resolved.slice(src.length)
+    if (packageName === 'protocol' && inSource.startsWith('wire/') && !target.startsWith('wire/')) {
+      report(line, 'wire is plain TypeScript: it may not import schema')
+    }
+    if (!rule || test) continue
+    const fault = roomFault({ rule, room, inSource, target, typeOnly })
+    if (fault) report(line, fault)
+  }
+
+  if (inSource && packageName === 'protocol' && inSource.startsWith('wire/') && !test) {
+    for (const { specifier, line } of importsOf(source)) {
+      if (!specifier.startsWith('.')) report(line, `wire is plain TypeScript: it may not import ${specifier}`)
+    }
+  }
+  if (room && !test && !environmentReaders.some((allowed) => allowed.test(inSource)) && readsEnvironment(source)) {
+    report(1, 'the environment is read in config only')
+  }
+  return faults
+}

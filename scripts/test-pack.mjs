@@ -1,0 +1,126 @@
+/**
+ * The tarball as a stranger gets it: packed, installed into an empty folder with nothing else of ours, asked for its
+ * version, started, asked for its health and stopped. Not a vitest file: packing puts a copy of the protocol package
+ * into the tree for a moment, which tests running beside it would pick up.
+ */
+import assert from 'node:assert/strict'
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { root } from './build.mjs'
+
+const installTimeoutMs = 180_000
+/** The first start unpacks and initialises a PostgreSQL server. */
+const startTimeoutMs = 60_000
+const stopTimeoutMs = 30_000
+
+/** Without what `npm test` hands to its scripts: an inner npm would take this workspace for its own. */
+function strangersEnvironment(extra = {}) {
+  const inherited = Object.entries(process.env).filter(
+    ([name]) =>
+      !/^npm_(package|lifecycle|config_local_prefix|command)/i.test(name) &&
+      !/^(SPILLWAY|PETITION|ROUTER|GATEWAY|QUEUE_FAILOVER)_|^(DATABASE|NATS|REDIS)_URL$/.test(name) &&
+      !['INIT_CWD', 'PORT', 'NODE_PATH', 'NODE_OPTIONS'].includes(name),
+  )
+  return { ...Object.fromEntries(inherited), ...extra }
+}
+
+/** Runs to the end and gives stdout; an exit code other than 0 throws with everything that was said. */
+async function capture(command, args, { cwd, timeoutMs = installTimeoutMs }) {
+  const child = spawn(command, args, {
+    cwd,
+    env: strangersEnvironment({ npm_config_prefer_offline: 'true' }),
+    timeout: timeoutMs,
+  })
+  let stdout = ''
+  let stderr = ''
+  child.stdout.setEncoding('utf8').on('data', (text) => {
+    stdout += text
+  })
+  child.stderr.setEncoding('utf8').on('data', (text) => {
+    stderr += text
+  })
+  const [code, signal] = await once(child, 'close')
+  assert.equal(code, 0, `${command} ${args.join(' ')} ended with ${signal ?? code}\n${stdout}${stderr}`)
+  return stdout
+}
+
+/** Resolves to the address that the server printed, as soon as it did. */
+function printedAddress(server, said) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(
+      () => reject(new Error(`no address within ${startTimeoutMs} ms\n${said()}`)),
+      startTimeoutMs,
+    )
+    const look = () => {
+      const address = /https?:\/\/(?:127\.0\.0\.1|localhost|\[::1\]):[1-9]\d*/.exec(said())?.[0]
+      if (!address) return
+      clearTimeout(timer)
+      resolve(address)
+    }
+    server.stdout.on('data', look)
+    server.stderr.on('data', look)
+    server.once('exit', (code, signal) => {
+      clearTimeout(timer)
+      reject(new Error(`the server ended with ${signal ?? code} before it was up\n${said()}`))
+    })
+  })
+}
+
+async function serveAndStop(dir) {
+  const server = spawn(path.join(dir, 'node_modules/.bin/spillway'), ['serve'], {
+    cwd: dir,
+    env: strangersEnvironment({ SPILLWAY_PORT: '0', SPILLWAY_DATA_DIR: path.join(dir, 'data') }),
+  })
+  let output = ''
+  for (const stream of [server.stdout, server.stderr]) {
+    stream.setEncoding('utf8').on('data', (text) => {
+      output += text
+    })
+  }
+  const exited = once(server, 'exit')
+  try {
+    const address = await printedAddress(server, () => output)
+    const answer = await fetch(`${address}/health`, { signal: AbortSignal.timeout(10_000) })
+    assert.equal(answer.status, 200)
+    const health = await answer.json()
+    assert.equal(health.status, 'healthy', JSON.stringify(health))
+    server.kill('SIGTERM')
+    const timer = setTimeout(() => server.kill('SIGKILL'), stopTimeoutMs)
+    const [code, signal] = await exited
+    clearTimeout(timer)
+    assert.equal(code, 0, `after SIGTERM the server ended with ${signal ?? code}\n${output}`)
+  } finally {
+    if (server.exitCode === null && server.signalCode === null) {
+      server.kill('SIGKILL')
+      await exited
+    }
+  }
+}
+
+const scratch = mkdtempSync(path.join(tmpdir(), 'spillway-pack-'))
+try {
+  await capture('npm', ['pack', '--pack-destination', scratch], { cwd: path.join(root, 'packages/spillway') })
+  const tarball = readdirSync(scratch).find((name) => /^spillway-.*\.tgz$/.test(name))
+  assert.ok(tarball, 'npm pack made no tarball')
+
+  const dir = path.join(scratch, 'empty')
+  mkdirSync(dir)
+  // --prefix: a stray package.json above the temporary folder must not become the place of installation.
+  await capture('npm', ['install', '--prefix', dir, '--no-audit', '--no-fund', path.join(scratch, tarball)], {
+    cwd: dir,
+  })
+
+  const { version } = JSON.parse(readFileSync(path.join(root, 'packages/spillway/package.json'), 'utf8'))
+  const said = await capture('npx', ['--no-install', 'spillway', '--version'], { cwd: dir })
+  assert.ok(said.includes(version), `spillway --version said ${JSON.stringify(said)}, expected ${version}`)
+
+  const surface = "import('spillway').then((m) => console.log(typeof m.createIntake))"
+  assert.equal((await capture(process.execPath, ['-e', surface], { cwd: dir })).trim(), 'function')
+
+  await serveAndStop(dir)
+} finally {
+  rmSync(scratch, { recursive: true, force: true, maxRetries: 5, retryDelay: 200 })
+}
