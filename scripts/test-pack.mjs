@@ -27,13 +27,18 @@ function strangersEnvironment(extra = {}) {
   return { ...Object.fromEntries(inherited), ...extra }
 }
 
-/** Runs to the end and gives stdout; an exit code other than 0 throws with everything that was said. */
+/**
+ * Runs to the end and gives stdout; an exit code other than 0 throws with everything that was said. The time limit ends
+ * the whole process group: a grandchild of npx would keep the pipes open, and this waiting, for ever.
+ */
 async function capture(command, args, { cwd, timeoutMs = installTimeoutMs }) {
   const child = spawn(command, args, {
     cwd,
     env: strangersEnvironment({ npm_config_prefer_offline: 'true' }),
-    timeout: timeoutMs,
+    stdio: ['ignore', 'pipe', 'pipe'],
+    detached: true,
   })
+  const timer = setTimeout(() => process.kill(-child.pid, 'SIGKILL'), timeoutMs)
   let stdout = ''
   let stderr = ''
   child.stdout.setEncoding('utf8').on('data', (text) => {
@@ -43,6 +48,7 @@ async function capture(command, args, { cwd, timeoutMs = installTimeoutMs }) {
     stderr += text
   })
   const [code, signal] = await once(child, 'close')
+  clearTimeout(timer)
   assert.equal(code, 0, `${command} ${args.join(' ')} ended with ${signal ?? code}\n${stdout}${stderr}`)
   return stdout
 }
@@ -114,11 +120,11 @@ try {
   })
 
   const { version } = JSON.parse(readFileSync(path.join(root, 'packages/spillway/package.json'), 'utf8'))
-  const said = await capture('npx', ['--no-install', 'spillway', '--version'], { cwd: dir })
+  const said = await capture('npx', ['--no-install', 'spillway', '--version'], { cwd: dir, timeoutMs: 30_000 })
   assert.ok(said.includes(version), `spillway --version said ${JSON.stringify(said)}, expected ${version}`)
 
   const surface = "import('spillway').then((m) => console.log(typeof m.createIntake))"
-  assert.equal((await capture(process.execPath, ['-e', surface], { cwd: dir })).trim(), 'function')
+  assert.equal((await capture(process.execPath, ['-e', surface], { cwd: dir, timeoutMs: 30_000 })).trim(), 'function')
 
   await serveAndStop(dir)
 } finally {

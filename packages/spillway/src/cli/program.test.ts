@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { version } from '../version.js'
 import { runCli } from './program.js'
-import { version } from './version.js'
 
 let asked: string[]
 let helped: string

@@ -1,9 +1,9 @@
 import { type CAC, cac } from 'cac'
 import { ConfigError, isDebugging, loadClientConfig, maskUrlPasswords } from '../config/index.js'
+import { version } from '../version.js'
 import { type Api, createApi, type Filter } from './api.js'
 import { exitCodes, UsageError } from './exit.js'
 import type { Terminal } from './terminal.js'
-import { version } from './version.js'
 
 /** Commands of two words. cac matches one word, so the two are joined before it sees them. */
 const groups: Readonly<Record<string, readonly string[]>> = {

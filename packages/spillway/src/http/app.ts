@@ -5,6 +5,7 @@ import Fastify, {
   type FastifyInstance,
   type FastifyReply,
   type FastifyRequest,
+  LogController,
   type RawServerDefault,
 } from 'fastify'
 import { trackAllowedMethods } from './allowed-methods.js'
@@ -62,7 +63,7 @@ export function buildApp(deps: AppDeps): App {
     loggerInstance: deps.log,
     // A child logger per request costs more than the rest of the hooks; what is logged names its trace id itself.
     childLoggerFactory: (logger) => logger,
-    disableRequestLogging: true,
+    logController: new LogController({ disableRequestLogging: true }),
     genReqId: (request) => traceIdOf(request.headers.traceparent),
     requestIdHeader: false,
     bodyLimit: deps.bodyLimitBytes,
@@ -77,28 +78,38 @@ export function buildApp(deps: AppDeps): App {
     http: {
       connectionsCheckingInterval: timeoutCheckMs(deps.headersTimeoutMs),
       headersTimeout: deps.headersTimeoutMs,
+      // Checked below: Node's own answer has no body.
+      requireHostHeader: false,
     },
     clientErrorHandler: answerClientFault,
     frameworkErrors: (fault, request, reply) => answerFault(fault, request as FastifyRequest, reply as FastifyReply),
   }).withTypeProvider<TypeBoxTypeProvider>()
 
-  const allowed = trackAllowedMethods(app as unknown as FastifyInstance)
+  const answerUnknown = unknownAnswers(app)
   app.setValidatorCompiler(validatorCompiler)
   app.setErrorHandler(answerFault)
   parseBodies(app)
   decorateRequests(app, deps.authenticator)
   admitRequests(app, deps)
   allowOrigins(app as unknown as FastifyInstance, deps.corsOrigins)
-  identifyRequests(app, deps.authenticator)
-  app.setNotFoundHandler((request, reply) => {
+  identifyRequests(app, deps.authenticator, answerUnknown)
+  app.setNotFoundHandler(answerUnknown)
+  return app
+}
+
+type Answer = (request: FastifyRequest, reply: FastifyReply) => FastifyReply
+
+/** To be made before the first route is added. */
+function unknownAnswers(app: App): Answer {
+  const allowed = trackAllowedMethods(app as unknown as FastifyInstance)
+  return (request, reply) => {
     const methods = allowed.of(request.raw.url ?? '/')
     if (methods.length === 0 || methods.includes(request.method)) {
       return sendProblem(reply, { code: 'not_found', detail: 'There is nothing at this path.' })
     }
     reply.header('allow', methods.join(', '))
     return sendProblem(reply, { code: 'method_not_allowed', detail: `Use ${methods.join(', ')}.` })
-  })
-  return app
+  }
 }
 
 function charsetOf(contentType: string): string | undefined {
@@ -176,6 +187,10 @@ function admitRequests(app: App, deps: AppDeps): void {
       })
       return
     }
+    if (request.headers.host === undefined && request.raw.httpVersionMinor === 1) {
+      sendProblem(reply, { code: 'invalid_request', detail: 'The Host header is missing.' })
+      return
+    }
     // PostgreSQL's text has no NUL, so no name, filter or cursor that was ever valid has one.
     if (request.raw.url?.includes('%00') === true) {
       sendProblem(reply, { code: 'invalid_request', detail: 'The URL must not contain a NUL character.' })
@@ -185,9 +200,14 @@ function admitRequests(app: App, deps: AppDeps): void {
   })
 }
 
-function identifyRequests(app: App, authenticator: Authenticator): void {
+function identifyRequests(app: App, authenticator: Authenticator, answerUnknown: Answer): void {
   app.addHook('onRequest', (request, reply, done) => {
-    if (request.is404 || request.routeOptions.config.public === true) return done()
+    if (request.is404) {
+      // Before the body is read: it is of no use.
+      answerUnknown(request, reply)
+      return
+    }
+    if (request.routeOptions.config.public === true) return done()
     const settle = (result: AuthResult) => {
       const problem = identify(request, reply, result)
       if (problem === undefined) done()

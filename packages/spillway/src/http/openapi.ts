@@ -1,5 +1,8 @@
 import type { FastifyInstance, FastifySchema, RouteOptions } from 'fastify'
 import type { App } from './app.js'
+import { answerFault } from './faults.js'
+import { sendProblem } from './problem.js'
+import { traceIdOf } from './trace.js'
 
 interface DocumentedRoute {
   method: RouteOptions['method']
@@ -22,7 +25,11 @@ async function buildDocumentation(routes: readonly DocumentedRoute[], version: s
     import('@fastify/swagger'),
     import('@fastify/swagger-ui'),
   ])
-  const documentation = Fastify({ logger: false })
+  const documentation = Fastify({ logger: false, genReqId: ({ headers }) => traceIdOf(headers.traceparent) })
+  documentation.setErrorHandler(answerFault)
+  documentation.setNotFoundHandler((_, reply) => {
+    sendProblem(reply, { code: 'not_found', detail: 'There is nothing at this path.' })
+  })
   // Only described, never called: nothing is to be compiled.
   documentation.setValidatorCompiler(() => () => true)
   documentation.setSerializerCompiler(() => JSON.stringify)
@@ -46,10 +53,6 @@ async function buildDocumentation(routes: readonly DocumentedRoute[], version: s
   documentation.get('/openapi.json', { schema: { hide: true } }, async () => documentation.swagger())
   await documentation.ready()
   return documentation
-}
-
-export interface Documentation {
-  close(): Promise<void>
 }
 
 /** To be called before the routes that are to be documented. */

@@ -3,6 +3,7 @@ import type { TSchema } from 'typebox'
 import { Compile, type Validator } from 'typebox/compile'
 import type { TLocalizedValidationError } from 'typebox/error'
 import { pointerStep, presentablePointer, type RequestFault } from './json-pointer.js'
+import { convertTexts } from './text-values.js'
 
 /**
  * Validation with compiled TypeBox schemas. An object schema that does not say `additionalProperties` is closed here
@@ -115,7 +116,7 @@ export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, http
       }
       return { error: new InvalidRequest(requestFaults(validator.Errors(value))) }
     }
-    const converted = validator.Convert(value)
+    const converted = convertTexts(schema, value)
     if (validator.Check(converted)) return { value: converted }
     return { error: new InvalidRequest(requestFaults(validator.Errors(converted))) }
   }

@@ -207,8 +207,7 @@ export function postgresStore(options: PostgresOptions): Store {
         [scope, reason],
       )
     },
-    unhalt: async (scope) =>
-      ((await on.reads(`DELETE FROM ${s}.halts WHERE scope = $1`, [scope])).rowCount ?? 0) > 0,
+    unhalt: async (scope) => ((await on.reads(`DELETE FROM ${s}.halts WHERE scope = $1`, [scope])).rowCount ?? 0) > 0,
     takeConnections: async (worker, pool, identities, limits) => {
       const codes = await value<number[]>(on.accept, `${s}.connections_take($1, $2, $3, $4, $5)::int[]`, [
         worker,
@@ -351,7 +350,12 @@ function listenOn(url: string, channel: string, onWake: (kind: string) => void, 
   let client: pg.Client | undefined
   let timer: NodeJS.Timeout | undefined
   const connect = async (): Promise<void> => {
-    const next = new pg.Client({ connectionString: url, application_name: 'spillway listen', keepAlive: true, connectionTimeoutMillis: 2_000 })
+    const next = new pg.Client({
+      connectionString: url,
+      application_name: 'spillway listen',
+      keepAlive: true,
+      connectionTimeoutMillis: 2_000,
+    })
     let lost = false
     const lose = (error?: unknown): void => {
       if (lost || closed) return

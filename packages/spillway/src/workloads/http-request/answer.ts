@@ -30,6 +30,7 @@ function storableText(text: string): string {
 function storableValue(value: unknown): unknown {
   if (typeof value === 'string') return storableText(value)
   if (Array.isArray(value)) return value.map(storableValue)
+  if (typeof value === 'number' && !Number.isFinite(value)) return String(value)
   if (typeof value !== 'object' || value === null) return value
   // fromEntries defines members, so that one named __proto__ stays a member.
   return Object.fromEntries(Object.entries(value).map(([name, member]) => [storableText(name), storableValue(member)]))

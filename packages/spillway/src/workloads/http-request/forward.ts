@@ -127,7 +127,8 @@ function redirected(
     error: { code: 'redirect_refused', message },
     result,
   })
-  if (location === undefined || !URL.canParse(location, hop.url)) return refused('a redirect without a usable Location')
+  if (location === undefined || !URL.canParse(location, hop.url.href))
+    return refused('a redirect without a usable Location')
   const url = new URL(location, hop.url)
   if (!allow.allows(url)) return notAllowed('a redirect to an origin that is not listed', result)
   return nextHop(hop, result.status, url)

@@ -1,0 +1,1261 @@
+-- Made from the migrations by `node scripts/schema-dump.mjs --write`; not meant to be run or edited.
+
+CREATE SEQUENCE fences AS bigint START 1 INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1;
+
+CREATE SEQUENCE stamps AS bigint START 0 INCREMENT 1 MINVALUE 0 MAXVALUE 9223372036854775807 CACHE 1;
+
+CREATE TABLE cancels (
+  id uuid NOT NULL,
+  asked_at timestamp with time zone NOT NULL,
+  CONSTRAINT cancels_pkey PRIMARY KEY (id)
+);
+
+CREATE TABLE connection_pools (
+  pool text NOT NULL,
+  CONSTRAINT connection_pools_pkey PRIMARY KEY (pool)
+);
+
+CREATE TABLE connections (
+  pool text NOT NULL,
+  identity text NOT NULL,
+  worker uuid NOT NULL,
+  held integer NOT NULL,
+  CONSTRAINT connections_held_check CHECK ((held > 0)),
+  CONSTRAINT connections_pkey PRIMARY KEY (pool, identity, worker)
+) WITH (fillfactor=50);
+
+CREATE TABLE dead_letters (
+  id uuid NOT NULL,
+  died_at timestamp with time zone NOT NULL,
+  lane uuid NOT NULL,
+  queue text NOT NULL,
+  partition text NOT NULL,
+  type text NOT NULL,
+  priority smallint NOT NULL,
+  identity text NOT NULL,
+  payload json NOT NULL,
+  accepted_at timestamp with time zone NOT NULL,
+  started_at timestamp with time zone,
+  attempts integer NOT NULL,
+  max_attempts integer NOT NULL,
+  timeout_ms integer NOT NULL,
+  error text,
+  result json,
+  trace text NOT NULL,
+  gate text,
+  CONSTRAINT dead_letters_pkey PRIMARY KEY (id)
+);
+CREATE INDEX dead_letters_queue ON spillway.dead_letters USING btree (queue, id);
+
+CREATE TABLE gates (
+  name text NOT NULL,
+  held bigint DEFAULT 0 NOT NULL,
+  full_at bigint NOT NULL,
+  resume_below bigint NOT NULL,
+  overflowing boolean DEFAULT false NOT NULL,
+  changed_at timestamp with time zone NOT NULL,
+  CONSTRAINT gates_check CHECK (((resume_below >= 1) AND (resume_below <= full_at))),
+  CONSTRAINT gates_full_at_check CHECK ((full_at >= 1)),
+  CONSTRAINT gates_held_check CHECK ((held >= 0)),
+  CONSTRAINT gates_pkey PRIMARY KEY (name)
+) WITH (fillfactor=50);
+
+CREATE TABLE halts (
+  scope text NOT NULL,
+  reason text NOT NULL,
+  since timestamp with time zone NOT NULL,
+  CONSTRAINT halts_pkey PRIMARY KEY (scope)
+);
+
+CREATE TABLE history (
+  id uuid NOT NULL,
+  finished_at timestamp with time zone NOT NULL,
+  status text NOT NULL,
+  type text NOT NULL,
+  queue text NOT NULL,
+  partition text NOT NULL,
+  priority smallint NOT NULL,
+  identity text NOT NULL,
+  accepted_at timestamp with time zone NOT NULL,
+  started_at timestamp with time zone,
+  attempts integer NOT NULL,
+  max_attempts integer NOT NULL,
+  error text,
+  result json,
+  trace text NOT NULL,
+  CONSTRAINT history_status_check CHECK ((status = ANY (ARRAY['completed'::text, 'cancelled'::text])))
+) PARTITION BY RANGE (finished_at);
+CREATE INDEX history_id ON ONLY spillway.history USING btree (id);
+
+CREATE TABLE history_rest PARTITION OF history DEFAULT;
+
+CREATE TABLE history_spans (
+  name text NOT NULL,
+  from_at timestamp with time zone NOT NULL,
+  to_at timestamp with time zone NOT NULL,
+  CONSTRAINT history_spans_pkey PRIMARY KEY (name)
+);
+
+CREATE TABLE idempotency (
+  key uuid NOT NULL,
+  request uuid NOT NULL,
+  op uuid NOT NULL,
+  answer json,
+  expires_at timestamp with time zone NOT NULL,
+  CONSTRAINT idempotency_pkey PRIMARY KEY (key)
+) WITH (autovacuum_vacuum_scale_factor=0.02, fillfactor=80);
+CREATE INDEX idempotency_expires ON spillway.idempotency USING brin (expires_at);
+
+CREATE TABLE lanes (
+  id uuid NOT NULL,
+  queue text NOT NULL,
+  partition text NOT NULL,
+  head bigint DEFAULT 0 NOT NULL,
+  tail bigint DEFAULT 0 NOT NULL,
+  depth bigint DEFAULT 0 NOT NULL,
+  careful bigint DEFAULT 0 NOT NULL,
+  pace_ms real,
+  moved_at timestamp with time zone NOT NULL,
+  CONSTRAINT lanes_check CHECK (((head >= 0) AND (head <= tail))),
+  CONSTRAINT lanes_check1 CHECK (((depth >= 0) AND (depth <= (tail - head)))),
+  CONSTRAINT lanes_pkey PRIMARY KEY (id)
+) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0.05, fillfactor=50);
+
+CREATE TABLE leases (
+  fence bigint NOT NULL,
+  worker uuid NOT NULL,
+  lanes uuid[] NOT NULL,
+  uptos bigint[] NOT NULL,
+  claimed_at timestamp with time zone NOT NULL,
+  CONSTRAINT leases_pkey PRIMARY KEY (fence)
+) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=2000);
+
+CREATE TABLE migrations (
+  version integer NOT NULL,
+  name text NOT NULL,
+  checksum text NOT NULL,
+  applied_at timestamp with time zone DEFAULT now() NOT NULL,
+  CONSTRAINT migrations_pkey PRIMARY KEY (version),
+  CONSTRAINT migrations_version_check CHECK ((version > 0))
+);
+
+CREATE TABLE ops (
+  lane uuid NOT NULL,
+  seq bigint NOT NULL,
+  id uuid NOT NULL,
+  type text NOT NULL,
+  priority smallint NOT NULL,
+  stamp bigint NOT NULL,
+  identity text NOT NULL,
+  payload json NOT NULL,
+  accepted_at timestamp with time zone NOT NULL,
+  not_before timestamp with time zone,
+  started_at timestamp with time zone,
+  attempts integer DEFAULT 0 NOT NULL,
+  max_attempts integer NOT NULL,
+  timeout_ms integer NOT NULL,
+  error text,
+  trace text DEFAULT ''::text NOT NULL,
+  idem uuid,
+  gate text,
+  CONSTRAINT ops_max_attempts_check CHECK ((max_attempts >= 1)),
+  CONSTRAINT ops_pkey PRIMARY KEY (lane, seq),
+  CONSTRAINT ops_priority_check CHECK (((priority >= 1) AND (priority <= 10))),
+  CONSTRAINT ops_timeout_ms_check CHECK ((timeout_ms >= 1))
+) WITH (autovacuum_analyze_scale_factor=0, autovacuum_analyze_threshold=50000, autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000);
+CREATE UNIQUE INDEX ops_id ON spillway.ops USING btree (id);
+
+CREATE TABLE parked (
+  lane uuid NOT NULL,
+  until timestamp with time zone NOT NULL,
+  reason text NOT NULL,
+  CONSTRAINT parked_pkey PRIMARY KEY (lane),
+  CONSTRAINT parked_reason_check CHECK ((reason = ANY (ARRAY['delay'::text, 'retry'::text, 'pause'::text])))
+) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=2000);
+CREATE INDEX parked_until ON spillway.parked USING btree (until);
+
+CREATE TABLE pauses (
+  queue text NOT NULL,
+  partition text,
+  since timestamp with time zone NOT NULL,
+  CONSTRAINT pauses_queue_partition_key UNIQUE NULLS NOT DISTINCT (queue, partition)
+);
+
+CREATE TABLE rates (
+  key uuid NOT NULL,
+  minutes integer[] DEFAULT '{}'::integer[] NOT NULL,
+  counts integer[] DEFAULT '{}'::integer[] NOT NULL,
+  expires_at timestamp with time zone NOT NULL,
+  CONSTRAINT rates_pkey PRIMARY KEY (key)
+) WITH (autovacuum_vacuum_scale_factor=0.05, fillfactor=50);
+CREATE INDEX rates_expires ON spillway.rates USING brin (expires_at);
+
+CREATE TABLE ready (
+  lane uuid NOT NULL,
+  priority smallint NOT NULL,
+  stamp bigint NOT NULL
+) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=2000);
+CREATE INDEX ready_order ON spillway.ready USING btree (priority, stamp);
+
+CREATE TABLE tallies (
+  worker uuid NOT NULL,
+  part smallint NOT NULL,
+  type text NOT NULL,
+  n bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, fillfactor=50);
+CREATE INDEX tallies_writer ON spillway.tallies USING btree (worker, part, type);
+
+CREATE TABLE workers (
+  id uuid NOT NULL,
+  name text NOT NULL,
+  started_at timestamp with time zone NOT NULL,
+  until timestamp with time zone NOT NULL,
+  running json DEFAULT '{}'::json NOT NULL,
+  CONSTRAINT workers_pkey PRIMARY KEY (id)
+) WITH (fillfactor=50);
+
+CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_execute boolean[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_item integer[], p_rate_key uuid[], p_rate_limit integer[], p_rate_minutes integer[])
+ RETURNS TABLE(item integer, verdict smallint, fence bigint, seq bigint, place bigint, wait_ms bigint, reason text, stamp bigint, answer json, op uuid, tier integer, rate_left bigint, rate_reset_ms bigint)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_minute int := floor(extract(epoch FROM t) / 60)::int;
+  v_items int := cardinality(p_id);
+  v_out smallint[];                -- NULL while everything is live
+  v_n bigint[] := p_n;
+  v_rn bigint[] := p_rn;
+  v_lane int[] := p_lane;
+  v_lanes uuid[] := p_lanes;
+  v_head bigint[]; v_tail bigint[]; v_running bigint[]; v_depth bigint[]; v_pace real[];
+  v_level bigint[] := array_fill(NULL::bigint, ARRAY[10]);
+  v_fence bigint; v_mine boolean := false; v_paused boolean;
+  v_tight boolean := false;
+  v_item int; v_key uuid; v_ok boolean; v_found int; v_k int;
+  v_seen_item int[]; v_seen_answer json[]; v_seen_op uuid[];
+  v_rkeys uuid[]; v_rlimit bigint[]; v_rleft bigint[]; v_rgave bigint[]; v_rasked bigint[]; v_rkeep int[];
+  v_rwait bigint[]; v_tier int[]; v_tleft bigint[]; v_treset bigint[];
+  v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
+  r record;
+BEGIN
+  -- 1. Idempotency keys, in key order. A key that is there already tells what to answer.
+  IF cardinality(p_keys) > 0 THEN
+    WITH k AS (
+      SELECT u.key, u.request, u.i FROM unnest(p_keys, p_requests) WITH ORDINALITY u(key, request, i)
+      WHERE u.key IS NOT NULL ORDER BY u.key
+    ), made AS (
+      INSERT INTO idempotency AS d (key, request, op, expires_at)
+      SELECT k.key, k.request, p_id[k.i], t + p_key_ttl_ms * interval '1 ms' FROM k
+      ON CONFLICT (key) DO UPDATE SET request = excluded.request, op = excluded.op, answer = NULL, expires_at = excluded.expires_at
+        WHERE d.expires_at <= t
+      RETURNING d.key
+    )
+    SELECT array_agg(k.i::int) INTO v_seen_item FROM k WHERE k.key NOT IN (SELECT made.key FROM made);
+    IF v_seen_item IS NOT NULL THEN
+      v_out := array_fill(0::smallint, ARRAY[v_items]);
+      v_seen_answer := array_fill(NULL::json, ARRAY[v_items]);
+      v_seen_op := array_fill(NULL::uuid, ARRAY[v_items]);
+      FOR r IN SELECT s.i, d.request = p_requests[s.i] AS same, d.answer, d.op
+               FROM unnest(v_seen_item) s(i) LEFT JOIN idempotency d ON d.key = p_keys[s.i] LOOP
+        v_out[r.i] := CASE WHEN r.same IS NOT TRUE THEN 7 WHEN r.answer IS NULL THEN 8 ELSE 6 END;
+        v_seen_answer[r.i] := r.answer;
+        v_seen_op[r.i] := r.op;
+      END LOOP;
+    END IF;
+  END IF;
+
+  -- 2. Halt.
+  IF cardinality(p_halts) > 0 AND EXISTS (SELECT FROM halts) THEN
+    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
+    FOR v_item IN SELECT u.i FROM unnest(p_halts) WITH ORDINALITY u(scope, i) JOIN halts h ON h.scope = u.scope LOOP
+      IF v_out[v_item] = 0 THEN v_out[v_item] := 5; END IF;
+    END LOOP;
+  END IF;
+
+  -- 3. Rates, in key order: what is asked for is added at once, what does not fit is taken back below.
+  IF cardinality(p_rate_key) > 0 THEN
+    v_tier := array_fill(NULL::int, ARRAY[v_items]);
+    v_tleft := array_fill(NULL::bigint, ARRAY[v_items]);
+    v_treset := array_fill(NULL::bigint, ARRAY[v_items]);
+    WITH k AS (
+      SELECT u.key, count(*) AS n, min(u.most) AS most, max(u.win) AS win
+      FROM unnest(p_rate_item, p_rate_key, p_rate_limit, p_rate_minutes) u(i, key, most, win)
+      WHERE v_out IS NULL OR v_out[u.i] = 0
+      GROUP BY u.key ORDER BY u.key
+    ), up AS (
+      INSERT INTO rates AS x (key, minutes, counts, expires_at)
+      SELECT k.key, ARRAY[v_minute], ARRAY[k.n::int], t + (k.win + 60) * interval '1 minute' FROM k
+      ON CONFLICT (key) DO UPDATE SET
+        minutes = rate_minutes(x.minutes, v_minute, (extract(epoch FROM excluded.expires_at - t) / 60)::int - 60),
+        counts = rate_counts(x.minutes, x.counts, v_minute, (extract(epoch FROM excluded.expires_at - t) / 60)::int - 60, excluded.counts[1]),
+        expires_at = excluded.expires_at
+      RETURNING x.key, x.minutes, x.counts
+    ), sums AS (
+      SELECT k.key, k.most, k.n, k.win, rate_used(up.minutes, up.counts, v_minute, k.win) AS used,
+        rate_wait_ms(up.minutes, up.counts, t, k.win,
+          greatest(0, least(k.most, rate_used(up.minutes, up.counts, v_minute, k.win)) - 1)) AS wait
+      FROM up JOIN k ON k.key = up.key
+    )
+    SELECT array_agg(key ORDER BY key), array_agg(most::bigint ORDER BY key), array_agg(most - (used - n) ORDER BY key),
+           array_agg(n ORDER BY key), array_agg(coalesce(wait, 1) ORDER BY key), array_agg(win ORDER BY key), coalesce(bool_or(used > most), false)
+      INTO v_rkeys, v_rlimit, v_rleft, v_rasked, v_rwait, v_rkeep, v_tight FROM sums;
+    v_rgave := array_fill(0::bigint, ARRAY[coalesce(cardinality(v_rkeys), 0)]);
+  END IF;
+
+  -- 4. Gates, in name order.
+  IF cardinality(p_gates) > 0 THEN
+    SELECT array_agg(g.name ORDER BY g.name), array_agg(CASE WHEN g.overflowing THEN 0 ELSE g.full_at - g.held END ORDER BY g.name),
+           array_agg(g.asked ORDER BY g.name), v_tight OR bool_or(g.overflowing OR g.held + g.asked > g.full_at)
+      INTO v_gnames, v_gleft, v_gasked, v_tight
+    FROM (
+      SELECT x.name, x.held, x.full_at, x.overflowing,
+        (SELECT count(*) FROM unnest(p_gates) WITH ORDINALITY u(name, i) WHERE u.name = x.name AND (v_out IS NULL OR v_out[u.i] = 0)) AS asked
+      FROM gates x WHERE x.name = ANY (p_gates) ORDER BY x.name FOR UPDATE
+    ) g;
+    IF coalesce(cardinality(v_gnames), 0) <> (SELECT count(DISTINCT u.name) FROM unnest(p_gates) u(name) WHERE u.name IS NOT NULL) THEN
+      RAISE EXCEPTION 'a capacity gate is not registered' USING ERRCODE = 'XX000';
+    END IF;
+    v_gave := array_fill(0::bigint, ARRAY[coalesce(cardinality(v_gnames), 0)]);
+  END IF;
+
+  -- 5. Scarce: item by item, in order. Capacity before rate; a refused item takes from neither.
+  IF v_tight THEN
+    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
+    FOR v_item IN 1 .. v_items LOOP
+      CONTINUE WHEN v_out[v_item] <> 0;
+      v_k := CASE WHEN cardinality(p_gates) > 0 AND p_gates[v_item] IS NOT NULL THEN array_position(v_gnames, p_gates[v_item]) END;
+      IF v_k IS NOT NULL AND v_gleft[v_k] - v_gave[v_k] <= 0 THEN
+        v_out[v_item] := 3;
+        CONTINUE;
+      END IF;
+      v_ok := true;
+      FOR r IN SELECT array_position(v_rkeys, u.key) AS k, u.i AS tier FROM unnest(p_rate_item, p_rate_key) WITH ORDINALITY u(item, key, i)
+               WHERE u.item = v_item LOOP
+        IF v_rleft[r.k] - v_rgave[r.k] <= 0 THEN
+          v_ok := false;
+          -- The tier that frees last decides when to come back.
+          IF v_treset[v_item] IS NULL OR v_rwait[r.k] > v_treset[v_item] THEN
+            v_tier[v_item] := r.tier; v_tleft[v_item] := 0; v_treset[v_item] := v_rwait[r.k];
+          END IF;
+        END IF;
+      END LOOP;
+      IF NOT v_ok THEN
+        v_out[v_item] := 4;
+        CONTINUE;
+      END IF;
+      IF v_k IS NOT NULL THEN v_gave[v_k] := v_gave[v_k] + 1; END IF;
+      FOR v_found IN SELECT array_position(v_rkeys, u.key) FROM unnest(p_rate_item, p_rate_key) u(item, key) WHERE u.item = v_item LOOP
+        v_rgave[v_found] := v_rgave[v_found] + 1;
+      END LOOP;
+    END LOOP;
+    UPDATE rates x SET counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back::int)
+      FROM unnest(v_rkeys, v_rasked, v_rgave) k(key, asked, gave), LATERAL (SELECT k.asked - k.gave) u(back)
+      WHERE x.key = k.key AND u.back > 0;
+  ELSE
+    v_rgave := v_rasked;
+    v_gave := v_gasked;
+  END IF;
+  IF v_gnames IS NOT NULL THEN
+    UPDATE gates x SET held = x.held + u.gave, overflowing = x.overflowing OR x.held + u.gave >= x.full_at,
+        changed_at = CASE WHEN NOT x.overflowing AND x.held + u.gave >= x.full_at THEN t ELSE x.changed_at END
+      FROM unnest(v_gnames, v_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
+  END IF;
+  IF v_rkeys IS NOT NULL THEN
+    -- Per item the tier with the least left, for the RateLimit headers of what was admitted.
+    FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, v_rleft[k.k] - v_rgave[k.k] AS left_now, v_rwait[k.k] AS wait
+             FROM unnest(p_rate_item, p_rate_key) WITH ORDINALITY u(item, key, i), LATERAL (SELECT array_position(v_rkeys, u.key) AS k) k
+             WHERE k.k IS NOT NULL ORDER BY u.item, v_rleft[k.k] - v_rgave[k.k], u.i LOOP
+      IF v_tier[r.item] IS NULL THEN
+        v_tier[r.item] := r.tier; v_tleft[r.item] := greatest(0, r.left_now); v_treset[r.item] := r.wait;
+      END IF;
+    END LOOP;
+  END IF;
+
+  -- 6. What was refused gives its key back and leaves its lane's count.
+  IF v_out IS NOT NULL THEN
+    DELETE FROM idempotency d USING unnest(p_keys, v_out) u(key, o) WHERE d.key = u.key AND u.o IN (3, 4, 5);
+    SELECT array_agg(coalesce(x.rn, 0) ORDER BY x.i) INTO v_rn FROM (
+      SELECT u.i, CASE WHEN u.o = 0 THEN row_number() OVER (PARTITION BY u.lane, u.o = 0 ORDER BY u.i) END AS rn
+      FROM unnest(p_lane, v_out) WITH ORDINALITY u(lane, o, i)) x;
+    SELECT array_agg(coalesce(x.n, 0) ORDER BY l.i) INTO v_n
+      FROM generate_series(1, cardinality(p_lanes)) l(i)
+      LEFT JOIN (SELECT u.lane, count(*) AS n FROM unnest(p_lane, v_out) u(lane, o) WHERE u.o = 0 GROUP BY u.lane) x ON x.lane = l.i;
+  END IF;
+
+  -- 7. May this process hold leases? Its row keeps its place until we commit.
+  IF true = ANY (p_execute) AND NOT p_apply THEN
+    PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+    v_mine := FOUND;
+    IF v_mine THEN v_fence := nextval('fences'); END IF;
+  END IF;
+  v_paused := EXISTS (SELECT FROM pauses);
+
+  -- 8. Lanes, in id order: the sequence is given here, under the lane's lock.
+  WITH up AS (
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, moved_at)
+    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply THEN u.n ELSE 0 END, u.n, CASE WHEN p_apply THEN 0 ELSE u.n END, t
+    FROM unnest(p_lanes, p_queues, p_partitions, v_n) u(id, queue, partition, n) WHERE u.n > 0
+    ON CONFLICT (id) DO UPDATE SET
+      tail = l.tail + excluded.tail,
+      head = CASE WHEN p_apply AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
+      depth = CASE WHEN p_apply AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
+      moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
+    RETURNING l.id, l.head, l.tail, l.depth, l.pace_ms
+  )
+  SELECT array_agg(up.id ORDER BY up.id), array_agg(up.head ORDER BY up.id), array_agg(up.tail ORDER BY up.id),
+         array_agg(up.depth ORDER BY up.id), array_agg(coalesce(up.pace_ms, -1) ORDER BY up.id)
+    INTO v_lanes, v_head, v_tail, v_depth, v_pace FROM up;
+  IF cardinality(v_lanes) IS DISTINCT FROM cardinality(p_lanes) THEN
+    -- Some lanes got nothing: renumber the items' lanes to those that are left.
+    SELECT array_agg(coalesce(array_position(v_lanes, p_lanes[u.lane]), 0) ORDER BY u.i) INTO v_lane FROM unnest(p_lane) WITH ORDINALITY u(lane, i);
+    SELECT array_agg(u.n ORDER BY u.i) INTO v_n FROM unnest(v_n) WITH ORDINALITY u(n, i) WHERE u.n > 0;
+  END IF;
+
+  -- What runs already is not in front of anybody: place 0 is the next to run.
+  SELECT array_agg(CASE WHEN u.depth > u.n THEN
+      (SELECT count(f.started_at) FROM (SELECT o.started_at FROM ops o WHERE o.lane = u.id AND o.seq > u.head ORDER BY o.seq LIMIT 1) f)
+      ELSE 0 END ORDER BY u.i)
+    INTO v_running FROM unnest(v_lanes, v_head, v_depth, v_n) WITH ORDINALITY u(id, head, depth, n, i);
+
+  -- 9. The virtual time of each priority level in this flush.
+  FOR v_k IN SELECT DISTINCT u.p FROM unnest(p_priority) u(p) LOOP
+    v_level[v_k] := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = v_k ORDER BY x.stamp LIMIT 1), (SELECT s.last_value FROM stamps s));
+  END LOOP;
+
+  -- 10. How many are held now.
+  FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, v_lane, coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]))) u(type, lane, o)
+           WHERE u.o = 0 AND (NOT p_apply OR v_depth[u.lane] > 0) GROUP BY u.type LOOP
+    IF p_part >= 0 THEN
+      UPDATE tallies x SET n = x.n + r.n WHERE x.worker = p_worker AND x.part = p_part AND x.type = r.type;
+    END IF;
+    IF p_part < 0 OR NOT FOUND THEN
+      INSERT INTO tallies (worker, part, type, n) VALUES (p_worker, p_part, r.type, r.n);
+    END IF;
+  END LOOP;
+
+  -- 11. Write the operations and tell each item what became of it.
+  RETURN QUERY
+  WITH item AS MATERIALIZED (
+    SELECT u.i, v_lanes[u.lane] AS lane, v_tail[u.lane] - v_n[u.lane] + u.rn AS seq, u.rn,
+      CASE WHEN p_apply THEN v_depth[u.lane] = 0 ELSE v_depth[u.lane] = v_n[u.lane] END AS empty,
+      greatest(0, v_depth[u.lane] - v_n[u.lane] - v_running[u.lane] + u.rn - 1) AS place,
+      CASE WHEN p_apply AND v_depth[u.lane] = 0 THEN 2
+           WHEN v_mine AND u.execute AND u.rn = 1 AND v_depth[u.lane] = v_n[u.lane]
+             AND (NOT v_paused OR NOT EXISTS (SELECT FROM pauses s JOIN lanes l ON l.id = v_lanes[u.lane]
+                  WHERE s.queue = l.queue AND (s.partition IS NULL OR s.partition = l.partition))) THEN 1
+           ELSE 0 END::smallint AS verdict,
+      u.id, u.type, u.priority, greatest(u.stamp, v_level[u.priority] + u.lead) AS stamp, u.identity, u.payload, u.delay_ms,
+      u.max_attempts, u.timeout_ms, u.trace, u.reason, u.key, u.gate,
+      (u.delay_ms + greatest(CASE WHEN v_pace[u.lane] < 0 THEN u.pace_ms ELSE v_pace[u.lane] END
+        * (v_depth[u.lane] - v_n[u.lane] + u.rn), p_backlog_ms))::bigint AS wait_ms
+    FROM unnest(v_lane, v_rn, p_id, p_type, p_priority, p_stamp, p_lead, p_identity, p_payload, p_delay_ms, p_max_attempts,
+                p_timeout_ms, p_trace, p_execute, p_reason, p_pace_ms, p_keys, p_gates, v_out) WITH ORDINALITY
+      u(lane, rn, id, type, priority, stamp, lead, identity, payload, delay_ms, max_attempts,
+        timeout_ms, trace, execute, reason, pace_ms, key, gate, o, i)
+    WHERE coalesce(u.o, 0) = 0
+  ), told AS MATERIALIZED (
+    -- Order before load: what stands behind something is told so, unless it asked to be queued.
+    SELECT item.*, CASE WHEN item.verdict <> 0 THEN NULL
+      WHEN item.reason = 'requested' THEN 'requested'
+      WHEN NOT item.empty OR item.rn > 1 THEN 'maintaining_order'
+      WHEN item.reason <> '' THEN item.reason
+      WHEN v_paused THEN 'maintaining_order'
+      ELSE 'system_busy' END AS why FROM item
+  ), wrote AS (
+    INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at, max_attempts, timeout_ms, trace, idem, gate)
+    SELECT x.lane, x.seq, x.id, x.type, x.priority, x.stamp, x.identity, x.payload::json, t,
+      CASE WHEN x.delay_ms > 0 THEN t + x.delay_ms * interval '1 ms' END, CASE WHEN x.verdict = 1 THEN t END,
+      x.max_attempts, x.timeout_ms, x.trace, x.key, x.gate
+    FROM item x WHERE x.verdict < 2
+  ), readied AS (
+    INSERT INTO ready (lane, priority, stamp)
+    SELECT x.lane, x.priority, x.stamp FROM item x WHERE x.verdict = 0 AND x.rn = 1 AND x.empty AND x.delay_ms = 0
+  ), put_aside AS (
+    INSERT INTO parked (lane, until, reason)
+    SELECT x.lane, t + x.delay_ms * interval '1 ms', 'delay' FROM item x WHERE x.verdict = 0 AND x.rn = 1 AND x.empty AND x.delay_ms > 0
+  ), leased AS (
+    INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
+    SELECT v_fence, p_worker, array_agg(x.lane), array_agg(x.seq), t FROM item x WHERE x.verdict = 1 HAVING count(*) > 0
+  ), answered AS (
+    UPDATE idempotency d SET answer = json_build_object('v', 'queue', 'place', x.place, 'wait_ms', x.wait_ms, 'reason', x.why)
+    FROM told x WHERE x.key IS NOT NULL AND x.verdict = 0 AND d.key = x.key
+  )
+  SELECT x.i::int, x.verdict, CASE WHEN x.verdict = 1 THEN v_fence END, x.seq, x.place, x.wait_ms, x.why, x.stamp, NULL::json, x.id,
+    v_tier[x.i], v_tleft[x.i], v_treset[x.i]
+  FROM told x
+  UNION ALL
+  SELECT u.i::int, u.o, NULL, NULL, NULL, NULL, NULL, NULL, v_seen_answer[u.i], v_seen_op[u.i], v_tier[u.i], v_tleft[u.i], v_treset[u.i]
+  FROM unnest(v_out) WITH ORDINALITY u(o, i) WHERE u.o <> 0;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.audit()
+ RETURNS TABLE(fault text)
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  WITH places AS (
+    SELECT lane FROM ready UNION ALL SELECT lane FROM parked UNION ALL SELECT unnest(lanes) FROM leases
+  ), counted AS (
+    SELECT l.id, l.head, l.tail, l.depth, (SELECT count(*) FROM places p WHERE p.lane = l.id) AS places,
+      (SELECT count(*) FROM ops o WHERE o.lane = l.id) AS ops, (SELECT min(seq) FROM ops o WHERE o.lane = l.id) AS first,
+      (SELECT max(seq) FROM ops o WHERE o.lane = l.id) AS last
+    FROM lanes l
+  )
+  SELECT format('lane %s has %s operations but says %s', id, ops, depth) FROM counted WHERE ops <> depth
+  UNION ALL SELECT format('lane %s with %s operations is in %s places', id, ops, places) FROM counted WHERE (ops > 0) <> (places = 1) AND NOT (ops = 0 AND places = 0)
+  UNION ALL SELECT format('lane %s has sequences %s..%s outside %s..%s', id, first, last, head, tail) FROM counted WHERE first <= head OR last > tail
+  UNION ALL SELECT format('operation %s has no lane', o.id) FROM ops o WHERE NOT EXISTS (SELECT FROM lanes l WHERE l.id = o.lane)
+  UNION ALL SELECT format('lane %s waits without being known', p.lane) FROM places p WHERE NOT EXISTS (SELECT FROM lanes l WHERE l.id = p.lane)
+  UNION ALL SELECT format('lane %s is ready with a stamp that is not its head''s', r.lane) FROM ready r WHERE NOT EXISTS (
+    SELECT FROM lanes l, LATERAL (SELECT x.priority, x.stamp FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
+    WHERE l.id = r.lane AND o.priority = r.priority AND o.stamp = r.stamp)
+  UNION ALL SELECT format('lease %s belongs to nobody', l.fence) FROM leases l WHERE NOT EXISTS (SELECT FROM workers w WHERE w.id = l.worker)
+  UNION ALL SELECT format('type %s: %s operations, %s tallied', coalesce(o.type, t.type), coalesce(o.n, 0), coalesce(t.n, 0))
+    FROM (SELECT type, count(*) AS n FROM ops GROUP BY type) o FULL JOIN (SELECT type, sum(n) AS n FROM tallies WHERE type <> '!dead' GROUP BY type) t USING (type)
+    WHERE coalesce(o.n, 0) <> coalesce(t.n, 0)
+  UNION ALL SELECT format('%s dead letters, %s tallied', d.n, t.n) FROM (SELECT count(*) AS n FROM dead_letters) d, (SELECT coalesce(sum(n), 0) AS n FROM tallies WHERE type = '!dead') t WHERE d.n <> t.n
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.bury(p_lane uuid, p_seq bigint, p_error text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  WITH gone AS (DELETE FROM ops o WHERE o.lane = p_lane AND o.seq = p_seq RETURNING o.*)
+  INSERT INTO dead_letters (id, died_at, lane, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, trace, gate)
+  SELECT g.id, t, g.lane, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at, g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
+  FROM gone g JOIN lanes l ON l.id = g.lane;
+  UPDATE lanes l SET head = greatest(l.head, p_seq), depth = l.depth - 1, moved_at = t WHERE l.id = p_lane;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.cancel(p_id uuid, p_abortable text[], p_why text)
+ RETURNS text
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  o record; f record;
+  v_at tid; v_parked boolean; v_upto bigint; v_where text; v_depth bigint;
+BEGIN
+  SELECT x.lane, x.seq, x.type, x.idem, x.gate INTO o FROM ops x WHERE x.id = p_id;
+  IF NOT FOUND THEN RETURN 'gone'; END IF;
+  PERFORM FROM idempotency d WHERE d.key = o.idem FOR UPDATE;
+  PERFORM FROM gates g WHERE g.name = o.gate FOR UPDATE;
+  PERFORM FROM lanes l WHERE l.id = o.lane FOR UPDATE;
+  SELECT x.seq INTO o.seq FROM ops x WHERE x.id = p_id FOR UPDATE;
+  IF NOT FOUND THEN RETURN 'gone'; END IF;
+  FOR i IN 1 .. 20 LOOP
+    SELECT x.seq, x.priority, x.stamp INTO f FROM lanes l, ops x WHERE l.id = o.lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
+    SELECT x.ctid INTO v_at FROM ready x WHERE x.priority = f.priority AND x.stamp = f.stamp AND x.lane = o.lane FOR UPDATE;
+    IF FOUND THEN v_where := 'ready'; EXIT; END IF;
+    PERFORM FROM parked x WHERE x.lane = o.lane FOR UPDATE;
+    IF FOUND THEN v_where := 'parked'; EXIT; END IF;
+    SELECT z.upto INTO v_upto FROM leases l, unnest(l.lanes, l.uptos) z(lane, upto) WHERE z.lane = o.lane;
+    IF FOUND THEN v_where := 'leased'; EXIT; END IF;
+    -- It was on its way from parked to ready: look again.
+  END LOOP;
+  IF v_where IS NULL THEN
+    RAISE EXCEPTION 'lane % has operations but is nowhere', o.lane USING ERRCODE = 'XX000';
+  END IF;
+  IF v_where = 'leased' AND o.seq <= v_upto THEN
+    IF NOT o.type = ANY (p_abortable) THEN RETURN 'running'; END IF;
+    INSERT INTO cancels (id, asked_at) VALUES (p_id, t) ON CONFLICT DO NOTHING;
+    RETURN 'asked';
+  END IF;
+  WITH gone AS (DELETE FROM ops x WHERE x.lane = o.lane AND x.seq = o.seq RETURNING x.*)
+  INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, attempts, max_attempts, error, trace)
+    SELECT g.id, t, 'cancelled', g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at, g.attempts, g.max_attempts, p_why, g.trace
+    FROM gone g JOIN lanes l ON l.id = g.lane;
+  UPDATE lanes l SET depth = l.depth - 1, head = CASE WHEN f.seq = o.seq AND v_where <> 'leased' THEN o.seq ELSE l.head END
+    WHERE l.id = o.lane RETURNING l.depth INTO v_depth;
+  IF v_where <> 'leased' AND f.seq = o.seq THEN
+    DELETE FROM ready x WHERE x.ctid = v_at AND v_where = 'ready';
+    DELETE FROM parked x WHERE x.lane = o.lane AND v_where = 'parked';
+    IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); END IF;
+  END IF;
+  IF o.idem IS NOT NULL THEN
+    UPDATE idempotency d SET answer = json_build_object('v', 'cancelled') WHERE d.key = o.idem AND d.answer IS NULL;
+  END IF;
+  IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
+  PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, o.type, -1);
+  RETURN 'cancelled';
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint)
+ RETURNS TABLE(fence bigint, lane uuid, seq bigint, id uuid, type text, queue text, partition text, priority smallint, identity text, payload json, accepted_at timestamp with time zone, waited_ms bigint, due boolean, attempts integer, max_attempts integer, timeout_ms integer, trace text, idem uuid, gate text)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_lanes uuid[]; v_stamp bigint; v_fence bigint; v_each int;
+BEGIN
+  PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+  IF NOT FOUND THEN RETURN; END IF;
+  PERFORM promote(p_want);
+  -- Strict priority, but p_turn lets a lower level go first now and then, so that no level starves.
+  WITH c AS (
+    SELECT x.ctid AS at FROM ready x WHERE x.priority >= p_turn ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
+  ), d AS (
+    DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp
+  )
+  SELECT array_agg(d.lane), max(d.stamp) INTO v_lanes, v_stamp FROM d;
+  IF v_lanes IS NULL AND p_turn > 1 THEN
+    RETURN QUERY SELECT * FROM claim(p_worker, p_want, p_budget, p_each, 1::smallint);
+    RETURN;
+  ELSIF v_lanes IS NULL THEN
+    RETURN;
+  END IF;
+  IF v_stamp > (SELECT s.last_value FROM stamps s) THEN PERFORM setval('stamps', v_stamp); END IF;
+  v_fence := nextval('fences');
+  v_each := greatest(1, least(p_each, p_budget / cardinality(v_lanes)));
+  -- A statement of its own, for a fresh snapshot: the lanes' operations are all committed by now.
+  RETURN QUERY
+  WITH taken AS MATERIALIZED (
+    SELECT o.lane, o.seq, o.id, o.type, l.queue, l.partition, o.priority, o.identity, o.payload, o.accepted_at,
+      (o.not_before IS NULL OR o.not_before <= t) AND NOT EXISTS (
+        SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS due,
+      o.attempts, o.max_attempts, o.timeout_ms, o.trace, o.idem, o.gate, u.i
+    FROM unnest(v_lanes) WITH ORDINALITY u(id, i) JOIN lanes l ON l.id = u.id,
+      LATERAL (SELECT x.* FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT CASE WHEN l.careful > l.head THEN 1 ELSE v_each END) o
+  ), leased AS (
+    INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
+    SELECT v_fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (SELECT k.lane, max(k.seq) AS upto FROM taken k GROUP BY k.lane) x HAVING count(*) > 0
+  )
+  SELECT v_fence, k.lane, k.seq, k.id, k.type, k.queue, k.partition, k.priority, k.identity, k.payload, k.accepted_at,
+    (extract(epoch FROM t - k.accepted_at) * 1000)::bigint, k.due, k.attempts, k.max_attempts, k.timeout_ms, k.trace, k.idem, k.gate
+  FROM taken k ORDER BY k.i, k.seq;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.clock()
+ RETURNS timestamp with time zone
+ LANGUAGE sql
+AS $function$ SELECT clock_timestamp() $function$;
+
+CREATE OR REPLACE FUNCTION spillway.connections_give(p_worker uuid, p_pool text, p_identities text[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  r record;
+BEGIN
+  PERFORM FROM connection_pools x WHERE x.pool = p_pool FOR UPDATE;
+  FOR r IN SELECT u.who, count(*) AS n FROM unnest(p_identities) u(who) GROUP BY u.who LOOP
+    DELETE FROM connections c WHERE c.pool = p_pool AND c.identity = r.who AND c.worker = p_worker AND c.held <= r.n;
+    IF NOT FOUND THEN
+      UPDATE connections c SET held = c.held - r.n::int WHERE c.pool = p_pool AND c.identity = r.who AND c.worker = p_worker;
+    END IF;
+  END LOOP;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.connections_take(p_worker uuid, p_pool text, p_identities text[], p_each integer, p_all integer)
+ RETURNS smallint[]
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_out smallint[] := '{}'; v_who text; v_total bigint; v_mine bigint;
+BEGIN
+  INSERT INTO connection_pools (pool) VALUES (p_pool) ON CONFLICT DO NOTHING;
+  PERFORM FROM connection_pools x WHERE x.pool = p_pool FOR UPDATE;
+  PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+  IF NOT FOUND THEN RAISE EXCEPTION 'process % is not enlisted', p_worker USING ERRCODE = '55000'; END IF;
+  SELECT coalesce(sum(c.held), 0) INTO v_total FROM connections c JOIN workers w ON w.id = c.worker WHERE c.pool = p_pool;
+  FOREACH v_who IN ARRAY p_identities LOOP
+    SELECT coalesce(sum(c.held), 0) INTO v_mine FROM connections c JOIN workers w ON w.id = c.worker WHERE c.pool = p_pool AND c.identity = v_who;
+    IF v_mine >= p_each THEN
+      v_out := v_out || 1::smallint;
+    ELSIF v_total >= p_all THEN
+      v_out := v_out || 2::smallint;
+    ELSE
+      INSERT INTO connections AS c (pool, identity, worker, held) VALUES (p_pool, v_who, p_worker, 1)
+        ON CONFLICT (pool, identity, worker) DO UPDATE SET held = c.held + 1;
+      v_total := v_total + 1;
+      v_out := v_out || 0::smallint;
+    END IF;
+  END LOOP;
+  RETURN v_out;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.disown(p_worker uuid, p_known bigint[])
+ RETURNS integer
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  SELECT leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l WHERE l.worker = p_worker AND NOT l.fence = ANY (p_known)), false)
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.enlist(p_worker uuid, p_name text, p_lease_ms bigint)
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  INSERT INTO workers (id, name, started_at, until) VALUES (p_worker, p_name, clock(), clock() + p_lease_ms * interval '1 ms')
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.gate_register(p_name text, p_full_at bigint, p_resume_below bigint)
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  INSERT INTO gates AS g (name, full_at, resume_below, changed_at) VALUES (p_name, p_full_at, p_resume_below, clock())
+  ON CONFLICT (name) DO UPDATE SET full_at = excluded.full_at, resume_below = excluded.resume_below,
+    overflowing = g.held >= excluded.full_at OR (g.overflowing AND g.held >= excluded.resume_below)
+  WHERE (g.full_at, g.resume_below) IS DISTINCT FROM (excluded.full_at, excluded.resume_below)
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.gates_release(p_names text[], p_counts bigint[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  r record;
+BEGIN
+  FOR r IN SELECT u.name, u.n FROM unnest(p_names, p_counts) u(name, n) ORDER BY u.name LOOP
+    UPDATE gates x SET held = greatest(0, x.held - r.n),
+      overflowing = x.overflowing AND x.held - r.n >= x.resume_below,
+      changed_at = CASE WHEN x.overflowing AND x.held - r.n < x.resume_below THEN clock() ELSE x.changed_at END
+    WHERE x.name = r.name;
+  END LOOP;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.lane_paused(p_lane uuid)
+ RETURNS boolean
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'spillway'
+AS $function$
+  SELECT EXISTS (SELECT FROM lanes l JOIN pauses p ON p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition) WHERE l.id = p_lane)
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.lane_requeue(p_lane uuid)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  o record;
+BEGIN
+  SELECT x.priority, x.stamp, x.not_before INTO o FROM lanes l, ops x
+    WHERE l.id = p_lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
+  IF NOT FOUND THEN
+    RETURN;
+  ELSIF lane_paused(p_lane) THEN
+    -- Looked at again by itself: a resume that just missed this row must not leave it here for ever.
+    INSERT INTO parked (lane, until, reason) VALUES (p_lane, t + interval '30 seconds', 'pause');
+  ELSIF o.not_before > t THEN
+    INSERT INTO parked (lane, until, reason) VALUES (p_lane, o.not_before, 'delay');
+  ELSE
+    INSERT INTO ready (lane, priority, stamp) VALUES (p_lane, o.priority, o.stamp);
+  END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.leases_return(p_fences bigint[], p_charge boolean)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  r record; o record;
+  v_lanes uuid[]; v_uptos bigint[]; v_n int := 0;
+BEGIN
+  WITH ended AS (DELETE FROM leases l WHERE l.fence = ANY (p_fences) RETURNING l.lanes, l.uptos)
+  SELECT array_agg(z.lane ORDER BY z.lane), array_agg(z.upto ORDER BY z.lane) INTO v_lanes, v_uptos FROM ended e, unnest(e.lanes, e.uptos) z(lane, upto);
+  IF v_lanes IS NULL THEN RETURN 0; END IF;
+  IF p_charge THEN
+    -- Keys and gates of what will be buried come before the lanes in the lock order.
+    PERFORM FROM idempotency d WHERE d.key IN (
+      SELECT x.idem FROM unnest(v_lanes) u(id) JOIN lanes l ON l.id = u.id, LATERAL (
+        SELECT y.idem, y.attempts, y.max_attempts FROM ops y WHERE y.lane = l.id AND y.seq > l.head ORDER BY y.seq LIMIT 1) x
+      WHERE x.idem IS NOT NULL AND x.attempts + 1 >= x.max_attempts) ORDER BY d.key FOR UPDATE;
+    PERFORM FROM gates g WHERE g.name IN (
+      SELECT x.gate FROM unnest(v_lanes) u(id) JOIN lanes l ON l.id = u.id, LATERAL (
+        SELECT y.gate FROM ops y WHERE y.lane = l.id AND y.seq > l.head ORDER BY y.seq LIMIT 1) x
+      WHERE x.gate IS NOT NULL) ORDER BY g.name FOR UPDATE;
+  END IF;
+  FOR r IN SELECT u.lane, u.upto FROM unnest(v_lanes, v_uptos) u(lane, upto) ORDER BY u.lane LOOP
+    v_n := v_n + 1;
+    PERFORM FROM lanes l WHERE l.id = r.lane FOR UPDATE;
+    IF p_charge THEN
+      SELECT x.seq, x.id, x.type, x.started_at, x.attempts, x.max_attempts, x.idem, x.gate INTO o FROM lanes l, ops x
+        WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto ORDER BY x.seq LIMIT 1;
+      IF FOUND AND (o.started_at IS NOT NULL OR o.seq = r.upto) THEN
+        UPDATE ops x SET attempts = x.attempts + 1, started_at = NULL, error = 'The process that ran it was lost' WHERE x.lane = r.lane AND x.seq = o.seq;
+        IF o.attempts + 1 >= o.max_attempts THEN
+          IF o.idem IS NOT NULL THEN
+            UPDATE idempotency d SET answer = json_build_object('v', 'failed', 'error', 'The process that ran it was lost') WHERE d.key = o.idem AND d.answer IS NULL;
+          END IF;
+          IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
+          PERFORM bury(r.lane, o.seq, 'The process that ran it was lost, ' || (o.attempts + 1) || ' times');
+          PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, o.type, -1);
+          PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, '!dead', 1);
+        END IF;
+      END IF;
+      UPDATE lanes l SET careful = greatest(l.careful, r.upto) WHERE l.id = r.lane;
+    ELSE
+      UPDATE ops x SET started_at = NULL FROM lanes l WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto AND x.started_at IS NOT NULL;
+    END IF;
+    PERFORM lane_requeue(r.lane);
+  END LOOP;
+  RETURN v_n;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mark(p_worker uuid, m_fence bigint[], m_lane uuid[], m_seq bigint[], m_ago_ms bigint[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  r record;
+  t timestamptz := clock();
+BEGIN
+  FOR r IN SELECT u.fence, array_agg(u.lane) AS lanes, array_agg(u.seq) AS seqs, array_agg(u.ago) AS agos
+           FROM unnest(m_fence, m_lane, m_seq, m_ago_ms) u(fence, lane, seq, ago) GROUP BY u.fence ORDER BY u.fence LOOP
+    UPDATE leases l SET uptos = (
+      SELECT array_agg(coalesce((SELECT g.seq FROM unnest(r.lanes, r.seqs) g(lane, seq) WHERE g.lane = z.lane), z.upto) ORDER BY z.i)
+      FROM unnest(l.lanes, l.uptos) WITH ORDINALITY z(lane, upto, i))
+    WHERE l.fence = r.fence AND l.worker = p_worker;
+    CONTINUE WHEN NOT FOUND;
+    UPDATE ops o SET started_at = t - g.ago * interval '1 ms' FROM unnest(r.lanes, r.seqs, r.agos) g(lane, seq, ago)
+    WHERE o.lane = g.lane AND o.seq = g.seq;
+  END LOOP;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.pause(p_queue text, p_partition text)
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  INSERT INTO pauses (queue, partition, since) VALUES (p_queue, p_partition, clock()) ON CONFLICT DO NOTHING
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.promote(p_most integer)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_n int;
+BEGIN
+  IF NOT EXISTS (SELECT FROM parked p WHERE p.until <= t) THEN RETURN 0; END IF;
+  WITH due AS (
+    SELECT p.lane FROM parked p WHERE p.until <= t ORDER BY p.until LIMIT p_most FOR UPDATE SKIP LOCKED
+  ), heads AS (
+    SELECT d.lane, o.priority, o.stamp FROM due d JOIN lanes l ON l.id = d.lane,
+      LATERAL (SELECT x.priority, x.stamp FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
+  ), gone AS (
+    DELETE FROM parked p USING heads h WHERE p.lane = h.lane RETURNING p.lane
+  ), readied AS (
+    INSERT INTO ready (lane, priority, stamp) SELECT h.lane, h.priority, h.stamp FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
+  )
+  SELECT count(*) INTO v_n FROM readied;
+  RETURN v_n;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.pulse(p_worker uuid, p_lease_ms bigint, p_running json)
+ RETURNS TABLE(alive boolean, now_ms double precision, waiting boolean, next_due_ms bigint, oldest_ms bigint, held json, running json, gates json, halts json, cancels json, lost integer)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  UPDATE workers w SET until = t + p_lease_ms * interval '1 ms', running = p_running WHERE w.id = p_worker;
+  alive := FOUND;
+  now_ms := extract(epoch FROM t) * 1000;
+  waiting := EXISTS (SELECT FROM ready x);
+  next_due_ms := (SELECT greatest(0, extract(epoch FROM min(p.until) - t) * 1000)::bigint FROM parked p);
+  oldest_ms := coalesce((SELECT (extract(epoch FROM t - o.accepted_at) * 1000)::bigint FROM ops o ORDER BY o.id LIMIT 1), 0);
+  held := (SELECT json_object_agg(x.type, x.n) FROM (SELECT y.type, sum(y.n) AS n FROM tallies y GROUP BY y.type) x);
+  running := (SELECT json_object_agg(x.type, x.n) FROM (SELECT e.key AS type, sum(e.value::int) AS n FROM workers w, json_each_text(w.running) e GROUP BY e.key) x);
+  gates := (SELECT json_agg(json_build_object('name', g.name, 'held', g.held, 'full_at', g.full_at, 'overflowing', g.overflowing)) FROM gates g);
+  halts := (SELECT json_agg(json_build_object('scope', h.scope, 'reason', h.reason)) FROM halts h);
+  cancels := (SELECT json_agg(c.id) FROM cancels c);
+  lost := (SELECT count(*) FROM workers w WHERE w.until < t);
+  RETURN NEXT;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.purge(p_ids uuid[])
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+DECLARE
+  v_n int;
+BEGIN
+  DELETE FROM dead_letters x WHERE x.id = ANY (p_ids);
+  GET DIAGNOSTICS v_n = ROW_COUNT;
+  PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, '!dead', - v_n) WHERE v_n > 0;
+  RETURN v_n;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rate_counts(p_minutes integer[], p_counts integer[], p_now integer, p_keep integer, p_n integer)
+ RETURNS integer[]
+ LANGUAGE sql
+ IMMUTABLE
+AS $function$
+  SELECT CASE
+    WHEN cardinality(p_minutes) = 0 THEN ARRAY[p_n]
+    WHEN p_minutes[1] > p_now - p_keep THEN
+      CASE WHEN p_minutes[cardinality(p_minutes)] >= p_now
+        THEN p_counts[1:cardinality(p_counts) - 1] || (p_counts[cardinality(p_counts)] + p_n)
+        ELSE p_counts || p_n END
+    ELSE coalesce((SELECT array_agg(c ORDER BY m) FROM unnest(p_minutes, p_counts) u(m, c) WHERE m > p_now - p_keep AND m < p_now), '{}')
+      || (p_n + coalesce((SELECT sum(c)::int FROM unnest(p_minutes, p_counts) u(m, c) WHERE m >= p_now), 0))
+  END
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.rate_minutes(p_minutes integer[], p_now integer, p_keep integer)
+ RETURNS integer[]
+ LANGUAGE sql
+ IMMUTABLE
+AS $function$
+  SELECT CASE
+    WHEN cardinality(p_minutes) = 0 THEN ARRAY[p_now]
+    WHEN p_minutes[1] > p_now - p_keep THEN
+      CASE WHEN p_minutes[cardinality(p_minutes)] >= p_now THEN p_minutes ELSE p_minutes || p_now END
+    ELSE coalesce((SELECT array_agg(m ORDER BY m) FROM unnest(p_minutes) m WHERE m > p_now - p_keep AND m < p_now), '{}') || p_now
+  END
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.rate_used(p_minutes integer[], p_counts integer[], p_now integer, p_window integer)
+ RETURNS bigint
+ LANGUAGE sql
+ IMMUTABLE
+AS $function$
+  SELECT coalesce(sum(c), 0) FROM unnest(p_minutes, p_counts) u(m, c) WHERE m > p_now - p_window
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.rate_wait_ms(p_minutes integer[], p_counts integer[], p_at timestamp with time zone, p_window integer, p_below bigint)
+ RETURNS bigint
+ LANGUAGE sql
+ IMMUTABLE
+AS $function$
+  SELECT greatest(1, ceil(extract(epoch FROM to_timestamp((min(m) + p_window)::bigint * 60) - p_at) * 1000))::bigint
+  FROM (
+    SELECT m, sum(c) OVER (ORDER BY m DESC) - c AS later
+    FROM unnest(p_minutes, p_counts) u(m, c)
+    WHERE m > floor(extract(epoch FROM p_at) / 60)::int - p_window AND c > 0
+  ) b
+  WHERE later <= p_below
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.recover()
+ RETURNS TABLE(worker uuid, name text, lanes integer)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  w record;
+BEGIN
+  FOR w IN SELECT x.id, x.name FROM workers x WHERE x.until < t ORDER BY x.until LIMIT 1 FOR UPDATE SKIP LOCKED LOOP
+    worker := w.id; name := w.name;
+    lanes := leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l WHERE l.worker = w.id), true);
+    PERFORM worker_forget(w.id);
+    RETURN NEXT;
+  END LOOP;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.redrive(p_ids uuid[])
+ RETURNS TABLE(moved integer, skipped integer)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  d record; g record;
+  v_depth bigint; v_tail bigint; v_stamp bigint;
+BEGIN
+  moved := 0; skipped := 0;
+  PERFORM FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.id FOR UPDATE;
+  PERFORM FROM gates x WHERE x.name IN (SELECT y.gate FROM dead_letters y WHERE y.id = ANY (p_ids)) ORDER BY x.name FOR UPDATE;
+  FOR d IN SELECT x.* FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.lane, x.id LOOP
+    IF d.gate IS NOT NULL THEN
+      UPDATE gates x SET held = x.held + 1, overflowing = x.held + 1 >= x.full_at WHERE x.name = d.gate AND NOT x.overflowing AND x.held < x.full_at;
+      IF NOT FOUND THEN
+        skipped := skipped + 1;
+        CONTINUE;
+      END IF;
+    END IF;
+    INSERT INTO lanes AS l (id, queue, partition, tail, depth, moved_at) VALUES (d.lane, d.queue, d.partition, 1, 1, t)
+      ON CONFLICT (id) DO UPDATE SET tail = l.tail + 1, depth = l.depth + 1, moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
+      RETURNING l.depth, l.tail INTO v_depth, v_tail;
+    v_stamp := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = d.priority ORDER BY x.stamp LIMIT 1), (SELECT s.last_value FROM stamps s));
+    INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, max_attempts, timeout_ms, trace, gate)
+      VALUES (d.lane, v_tail, d.id, d.type, d.priority, v_stamp, d.identity, d.payload, d.accepted_at, d.max_attempts, d.timeout_ms, d.trace, d.gate);
+    IF v_depth = 1 THEN PERFORM lane_requeue(d.lane); END IF;
+    DELETE FROM dead_letters x WHERE x.id = d.id;
+    PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, d.type, 1);
+    moved := moved + 1;
+  END LOOP;
+  PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, '!dead', - moved) WHERE moved > 0;
+  RETURN NEXT;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.resume(p_queue text, p_partition text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  DELETE FROM pauses p WHERE p.queue = p_queue AND (p_partition IS NULL OR p.partition = p_partition);
+  UPDATE parked k SET until = clock() FROM (
+    SELECT x.lane FROM parked x JOIN lanes l ON l.id = x.lane WHERE x.reason = 'pause' AND l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition)
+    ORDER BY x.lane FOR UPDATE OF x) u WHERE k.lane = u.lane;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.retire(p_worker uuid)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+DECLARE
+  v_n int;
+BEGIN
+  PERFORM FROM workers x WHERE x.id = p_worker FOR UPDATE;
+  v_n := leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l WHERE l.worker = p_worker), false);
+  PERFORM worker_forget(p_worker);
+  RETURN v_n;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.settle(p_worker uuid, p_part smallint, p_done_fences bigint[], s_fence bigint[], s_lane uuid[], s_from bigint[], s_head bigint[], s_left bigint[], s_release boolean[], s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[], p_types text[], p_type_counts bigint[], p_gates text[], p_gate_counts bigint[], r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[], p_keys uuid[], p_answers text[])
+ RETURNS bigint[]
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_lost bigint[];
+  v_gone bigint;
+  v_missing uuid[];
+  v_k int;
+BEGIN
+  -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
+  -- drops what is lost and comes again with the rest.
+  SELECT array_agg(u.fence) INTO v_lost FROM (
+    SELECT s.fence, array_agg(s.lane) AS lanes FROM unnest(s_fence, s_lane) s(fence, lane) GROUP BY s.fence ORDER BY s.fence
+  ) u LEFT JOIN LATERAL (
+    SELECT l.lanes FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker FOR UPDATE
+  ) l ON true WHERE l.lanes IS NULL OR NOT u.lanes <@ l.lanes;
+  IF v_lost IS NOT NULL THEN
+    RETURN v_lost;
+  END IF;
+
+  IF cardinality(p_keys) > 0 THEN
+    UPDATE idempotency d SET answer = u.answer::json
+      FROM (SELECT * FROM unnest(p_keys, p_answers) x(key, answer) ORDER BY x.key OFFSET 0) u WHERE d.key = u.key AND d.answer IS NULL;
+  END IF;
+  IF cardinality(p_gates) > 0 THEN
+    PERFORM gates_release(p_gates, p_gate_counts);
+  END IF;
+
+  -- What failed and comes again keeps its place.
+  UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
+      not_before = t + u.retry_ms * interval '1 ms'
+    FROM (SELECT * FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error) x(lane, head, retry_ms, error) WHERE x.retry_ms IS NOT NULL) u
+    WHERE o.lane = u.lane AND o.seq = (SELECT n.seq FROM ops n WHERE n.lane = u.lane AND n.seq > u.head ORDER BY n.seq LIMIT 1);
+
+  -- Lanes move on, in id order; the next operation says where a released lane goes.
+  WITH moved AS (
+    UPDATE lanes l SET
+      head = greatest(l.head, u.head), depth = l.depth - u.gone,
+      moved_at = CASE WHEN u.gone > 0 THEN t ELSE l.moved_at END,
+      pace_ms = CASE WHEN u.gone = 0 THEN l.pace_ms ELSE
+        coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
+          * least(extract(epoch FROM t - l.moved_at) * 1000 / u.gone, 3.6e6) END
+    FROM (
+      SELECT x.lane, x.head, x.gone, x.release, x.retry_ms, n.priority, n.stamp, n.not_before
+      FROM (SELECT * FROM unnest(s_lane, s_head, s_left, s_release, s_retry_ms) y(lane, head, gone, release, retry_ms) ORDER BY y.lane OFFSET 0) x
+      LEFT JOIN LATERAL (
+        SELECT o.priority, o.stamp, o.not_before FROM ops o WHERE x.release AND o.lane = x.lane AND o.seq > x.head ORDER BY o.seq LIMIT 1
+      ) n ON true
+    ) u
+    WHERE l.id = u.lane
+    RETURNING l.id, l.depth, u.release, u.retry_ms, u.priority, u.stamp, u.not_before,
+      EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
+  ), readied AS (
+    INSERT INTO ready (lane, priority, stamp)
+    SELECT m.id, m.priority, m.stamp FROM moved m
+    WHERE m.release AND m.depth > 0 AND m.priority IS NOT NULL AND NOT m.paused AND m.retry_ms IS NULL AND (m.not_before IS NULL OR m.not_before <= t)
+  ), put_aside AS (
+    INSERT INTO parked (lane, until, reason)
+    SELECT m.id, CASE WHEN m.paused THEN t + interval '30 seconds' WHEN m.retry_ms IS NOT NULL THEN t + m.retry_ms * interval '1 ms' ELSE m.not_before END,
+      CASE WHEN m.paused THEN 'pause' WHEN m.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
+    FROM moved m
+    WHERE m.release AND m.depth > 0 AND m.priority IS NOT NULL AND (m.paused OR m.retry_ms IS NOT NULL OR m.not_before > t)
+  )
+  -- An operation that was accepted while we waited for the lane is not in this statement's snapshot.
+  SELECT array_agg(m.id) INTO v_missing FROM moved m WHERE m.release AND m.depth > 0 AND m.priority IS NULL;
+  IF v_missing IS NOT NULL THEN
+    FOR v_k IN 1 .. cardinality(v_missing) LOOP
+      PERFORM lane_requeue(v_missing[v_k]);
+    END LOOP;
+  END IF;
+
+  -- What is done leaves the hot table at once.
+  IF cardinality(r_lane) = 0 THEN
+    WITH gone AS (
+      DELETE FROM ops o USING unnest(s_lane, s_from, s_head, s_ago_ms) u(lane, base, head, ago)
+      WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
+      RETURNING o.lane, o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.error, o.trace, u.ago
+    ), kept AS (
+      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at, attempts, max_attempts, error, trace)
+      SELECT g.id, t, 'completed', g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at, t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
+      FROM gone g JOIN lanes l ON l.id = g.lane
+      RETURNING 1
+    )
+    SELECT count(*) INTO v_gone FROM kept;
+  ELSE
+    WITH gone AS (
+      DELETE FROM ops o USING unnest(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted) u(lane, seq, status, result, error, ago, counted)
+      WHERE o.lane = u.lane AND o.seq = u.seq
+      RETURNING o.*, u.status, u.result AS told, u.error AS why, u.ago, u.counted
+    ), kept AS (
+      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at, attempts, max_attempts, error, result, trace)
+      SELECT g.id, t, g.status, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
+        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why, g.told::json, g.trace
+      FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
+      RETURNING 1
+    ), died AS (
+      INSERT INTO dead_letters (id, died_at, lane, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
+      SELECT g.id, t, g.lane, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
+        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.timeout_ms, g.why, g.told::json, g.trace, g.gate
+      FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
+      RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM died) INTO v_gone;
+  END IF;
+  IF v_gone IS DISTINCT FROM (SELECT coalesce(sum(x), 0) FROM unnest(s_left) x) THEN
+    RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x) USING ERRCODE = 'XX000';
+  END IF;
+
+  -- Leases: those that are through go, the others lose the lanes that were given up.
+  DELETE FROM leases l USING unnest(p_done_fences) u(fence) WHERE l.fence = u.fence;
+  UPDATE leases l SET lanes = k.lanes, uptos = k.uptos
+    FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, s_release) x(fence, release) WHERE x.release AND NOT x.fence = ANY (p_done_fences)) f,
+      LATERAL (
+        SELECT coalesce(array_agg(z.lane), '{}') AS lanes, coalesce(array_agg(z.upto), '{}') AS uptos
+        FROM leases q, unnest(q.lanes, q.uptos) z(lane, upto)
+        WHERE q.fence = f.fence AND NOT EXISTS (SELECT FROM unnest(s_lane, s_release) g(lane, release) WHERE g.release AND g.lane = z.lane)
+      ) k
+    WHERE l.fence = f.fence;
+
+  FOR v_k IN 1 .. cardinality(p_types) LOOP
+    PERFORM tally(p_worker, p_part, p_types[v_k], - p_type_counts[v_k]);
+  END LOOP;
+  RETURN '{}';
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.sweep(p_retention_ms bigint, p_rows integer)
+ RETURNS TABLE(partitions_made integer, partitions_dropped integer, keys integer, rate_rows integer, lanes integer)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_width interval := greatest(60000, p_retention_ms / 6) * interval '1 ms';
+  v_from timestamptz; v_name text; r record;
+BEGIN
+  partitions_made := 0; partitions_dropped := 0; keys := 0; rate_rows := 0; lanes := 0;
+  -- One sweeper at a time; the others have nothing to add.
+  IF NOT pg_try_advisory_xact_lock(hashtext('spillway.sweep'), hashtext(current_schema())) THEN
+    RETURN NEXT;
+    RETURN;
+  END IF;
+  PERFORM set_config('lock_timeout', '500ms', true);
+  v_from := greatest(t, coalesce((SELECT max(s.to_at) FROM history_spans s), t));
+  WHILE v_from < t + 2 * v_width LOOP
+    -- Rows that fell into the rest would overlap with a partition that starts before them.
+    IF EXISTS (SELECT FROM history_rest h WHERE h.finished_at >= v_from) THEN v_from := t + interval '10 seconds'; END IF;
+    v_name := 'history_' || to_char(v_from AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISSMS');
+    EXECUTE format('CREATE TABLE %I PARTITION OF history FOR VALUES FROM (%L) TO (%L)', v_name, v_from, v_from + v_width);
+    INSERT INTO history_spans (name, from_at, to_at) VALUES (v_name, v_from, v_from + v_width);
+    partitions_made := partitions_made + 1;
+    v_from := v_from + v_width;
+  END LOOP;
+  FOR r IN SELECT s.name FROM history_spans s WHERE s.to_at < t - p_retention_ms * interval '1 ms' LOOP
+    EXECUTE format('DROP TABLE IF EXISTS %I', r.name);
+    DELETE FROM history_spans s WHERE s.name = r.name;
+    partitions_dropped := partitions_dropped + 1;
+  END LOOP;
+  DELETE FROM history_rest h WHERE h.finished_at < t - p_retention_ms * interval '1 ms';
+  DELETE FROM cancels c WHERE c.asked_at < t - interval '10 minutes';
+  DELETE FROM idempotency d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM idempotency x WHERE x.expires_at < t LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS keys = ROW_COUNT;
+  DELETE FROM rates d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM rates x WHERE x.expires_at < t LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS rate_rows = ROW_COUNT;
+  -- Lanes that have been empty for an hour start again at 1 when they come back: nothing refers to their old numbers.
+  DELETE FROM lanes d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM lanes x WHERE x.depth = 0 AND x.moved_at < t - interval '1 hour' LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS lanes = ROW_COUNT;
+  RETURN NEXT;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.tally(p_worker uuid, p_part smallint, p_type text, p_n bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  IF p_part >= 0 THEN
+    UPDATE tallies x SET n = x.n + p_n WHERE x.worker = p_worker AND x.part = p_part AND x.type = p_type;
+    IF FOUND THEN RETURN; END IF;
+  END IF;
+  INSERT INTO tallies (worker, part, type, n) VALUES (p_worker, p_part, p_type, p_n);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.worker_forget(p_worker uuid)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  WITH gone AS (DELETE FROM tallies x WHERE x.worker = p_worker RETURNING x.type, x.n)
+  INSERT INTO tallies (worker, part, type, n)
+    SELECT '00000000-0000-0000-0000-000000000000', -1, g.type, sum(g.n) FROM gone g GROUP BY g.type HAVING sum(g.n) <> 0;
+  DELETE FROM connections x WHERE x.worker = p_worker;
+  DELETE FROM workers x WHERE x.id = p_worker;
+END $function$;

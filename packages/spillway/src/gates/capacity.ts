@@ -1,0 +1,88 @@
+import type { Refusal } from '../pipeline/refusal.js'
+import type { Pulse } from '../store/port.js'
+import type { BoundGate, Gate, GateBinding } from './gate.js'
+
+export interface CapacityOptions {
+  /** Never more than this many are held, at any concurrency, over all instances. */
+  limit: number
+  /** Once full, nothing is taken until fewer than this are held. Default 95% of the limit. */
+  resumeBelow?: number
+  /** Gates of one name count together. Default: the operation's type. */
+  name?: string
+  /** Base of Retry-After. Default: from the rate at which places became free, 1 to 60 s. */
+  retryAfterSeconds?: number
+  /** Other texts for the refusal's problem document. */
+  problem?: Pick<Refusal, 'detail'> & Partial<Pick<Refusal, 'type' | 'title'>>
+}
+
+/**
+ * Two checks. The early one knows what the last pulse or the last refusal told, at most a second ago, and costs nothing;
+ * the exact one is a row lock in the accepting transaction. Full and open again is one state that all instances share.
+ *
+ *   open ──the transaction that takes the last place──► full ──held < resumeBelow──► open
+ */
+export function capacity(options: CapacityOptions): Gate<unknown> {
+  const resumeBelow = options.resumeBelow ?? Math.max(1, Math.floor(options.limit * 0.95))
+  if (!Number.isInteger(options.limit) || options.limit < 1) {
+    throw new RangeError(`capacity: limit must be a whole number of at least 1, not ${options.limit}`)
+  }
+  if (!Number.isInteger(resumeBelow) || resumeBelow < 1 || resumeBelow > options.limit) {
+    throw new RangeError(`capacity: resumeBelow must be from 1 to the limit (${options.limit}), not ${resumeBelow}`)
+  }
+  return {
+    kind: 'capacity',
+    bind(binding: GateBinding): BoundGate<unknown> {
+      const name = options.name ?? binding.type
+      binding.registerCapacity(name, options.limit, resumeBelow)
+      let isFull = false
+      const drain = new DrainRate()
+      const refusal = (): Refusal => ({
+        code: 'capacity_exceeded',
+        detail: `No more than ${options.limit} are held at once. Try again later.`,
+        ...options.problem,
+        retryAfterMs:
+          options.retryAfterSeconds === undefined ? drain.waitMs(resumeBelow) : options.retryAfterSeconds * 1_000,
+        gate: 'capacity',
+      })
+      return {
+        kind: 'capacity',
+        early: () => (isFull ? refusal() : null),
+        exact: () => ({ gate: name }),
+        refused: () => {
+          isFull = true
+          return refusal()
+        },
+        observe(pulse: Pulse) {
+          const state = pulse.gates.find((gate) => gate.name === name)
+          if (state === undefined) return
+          isFull = state.overflowing
+          drain.observe(state.held, binding.now())
+        },
+      }
+    },
+  }
+}
+
+const waitMsMin = 1_000
+const waitMsMax = 60_000
+
+/** How fast places become free while the gate is full: then nothing comes in, and held only falls. */
+class DrainRate {
+  #held = 0
+  #at: number | null = null
+  #perMs = 0
+
+  observe(held: number, now: number): void {
+    if (this.#at !== null && now > this.#at && held < this.#held) {
+      const rate = (this.#held - held) / (now - this.#at)
+      this.#perMs = this.#perMs === 0 ? rate : this.#perMs * 0.7 + rate * 0.3
+    }
+    this.#held = held
+    this.#at = now
+  }
+
+  waitMs(until: number): number {
+    if (this.#perMs === 0) return 5_000
+    return Math.min(waitMsMax, Math.max(waitMsMin, (this.#held - until + 1) / this.#perMs))
+  }
+}

@@ -1,0 +1,59 @@
+import type { BoundGate, Gate, GateBinding, Permit } from './gate.js'
+
+export interface ConnectionsOptions {
+  perIdentity: number
+  total: number
+  /** Gates of one pool count together. Default: the operation's type. */
+  pool?: string
+  /** Base of Retry-After. Default 5 s. */
+  retryAfterSeconds?: number
+}
+
+/**
+ * Bounds what is open at once, per identity and in all, over all instances. A place belongs to the process that holds
+ * it: when that dies, its places are free as soon as its lease has run out.
+ */
+export function connections(options: ConnectionsOptions): Gate<unknown> {
+  const retryAfterMs = (options.retryAfterSeconds ?? 5) * 1_000
+  return {
+    kind: 'connections',
+    bind(binding: GateBinding): BoundGate<unknown> {
+      const pool = options.pool ?? binding.type
+      return {
+        kind: 'connections',
+        async acquire({ identity }) {
+          const outcome = await binding.takeConnection(pool, identity, options)
+          switch (outcome) {
+            case 'granted':
+              return permit(() => binding.giveConnection(pool, identity))
+            case 'identity_full':
+              return {
+                code: 'connection_limit',
+                detail: `At most ${options.perIdentity} may be open at once. Close one or try again later.`,
+                retryAfterMs,
+                gate: 'connections',
+              }
+            case 'pool_full':
+              return {
+                code: 'overloaded',
+                detail: 'All connections are taken. Try again later.',
+                retryAfterMs,
+                gate: 'connections',
+              }
+          }
+        },
+      }
+    },
+  }
+}
+
+function permit(give: () => void): Permit {
+  let held = true
+  return {
+    release() {
+      if (!held) return
+      held = false
+      give()
+    },
+  }
+}

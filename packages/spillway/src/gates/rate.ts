@@ -1,0 +1,88 @@
+import type { Refusal } from '../pipeline/refusal.js'
+import type { BoundGate, Gate, GateBinding, GateRequest, RateTier } from './gate.js'
+
+export interface RateOptions<Body> {
+  limit: number
+  /** The sliding window, in whole minutes: `1h`, `15m`, `1d`. */
+  per: string
+  /** What is limited. Default: the identity. Null: this request is not limited by this tier. */
+  by?: (request: GateRequest, body: Body) => string | null
+  /** In the RateLimit headers, and what makes two gates count together. Default: the operation's type. */
+  name?: string
+  problem?: (limited: {
+    limit: number
+    per: string
+    by: string
+  }) => Partial<Pick<Refusal, 'type' | 'title' | 'detail' | 'extensions'>>
+}
+
+/** Keys known to be out of quota; more are simply asked for again. */
+const blockedMax = 10_000
+
+/**
+ * At most `limit` in any window of minute buckets, exact over all instances: counted under a row lock in the accepting
+ * transaction, refunded when that fails. Several of them on one definition are tiers of one query. A key that was
+ * refused is refused here, without the store, until a slot is free.
+ */
+export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
+  const windowMinutes = parseWindowMinutes(options.per)
+  if (!Number.isInteger(options.limit) || options.limit < 1) {
+    throw new RangeError(`rate: limit must be a whole number of at least 1, not ${options.limit}`)
+  }
+  return {
+    kind: 'rate',
+    bind(binding: GateBinding): BoundGate<Body> {
+      const name = options.name ?? binding.type
+      const blocked = new Map<string, number>()
+      const keyOf = (by: string): string => `${name}\0${by}`
+      const refusal = (by: string, resetMs: number): Refusal => ({
+        code: 'rate_limited',
+        detail: `Maximum ${options.limit} per ${options.per} exceeded.`,
+        ...options.problem?.({ limit: options.limit, per: options.per, by }),
+        retryAfterMs: resetMs,
+        gate: 'rate',
+        rate: { name, limit: options.limit, windowSeconds: windowMinutes * 60, left: 0, resetMs },
+      })
+      const early = (request: GateRequest): Refusal | null => {
+        const key = keyOf(request.identity)
+        const until = blocked.get(key)
+        if (until === undefined) return null
+        const leftMs = until - binding.now()
+        if (leftMs > 0) return refusal(request.identity, leftMs)
+        blocked.delete(key)
+        return null
+      }
+      return {
+        kind: 'rate',
+        // What depends on the body cannot be known before it is parsed.
+        ...(options.by === undefined && { early }),
+        exact(request, body) {
+          const by = options.by === undefined ? request.identity : options.by(request, body)
+          if (by === null) return {}
+          const tier: RateTier = { name, key: keyOf(by), limit: options.limit, windowMinutes }
+          return { rates: [tier] }
+        },
+        refused(request, told) {
+          const resetMs = told?.resetMs ?? windowMinutes * 60_000
+          if (told !== null) {
+            if (blocked.size >= blockedMax) {
+              const oldest = blocked.keys().next()
+              if (oldest.done !== true) blocked.delete(oldest.value)
+            }
+            blocked.set(told.key, binding.now() + resetMs)
+          }
+          return refusal(request.identity, resetMs)
+        },
+      }
+    },
+  }
+}
+
+export function parseWindowMinutes(per: string): number {
+  const match = /^(\d{1,5})(m|h|d)$/.exec(per)
+  const minutes = Number(match?.[1]) * ({ m: 1, h: 60, d: 1_440 }[match?.[2] ?? ''] ?? Number.NaN)
+  if (!Number.isInteger(minutes) || minutes < 1 || minutes > 44_640) {
+    throw new RangeError(`rate: per must be like 15m, 1h or 1d, from 1m to 31d, not ${JSON.stringify(per)}`)
+  }
+  return minutes
+}

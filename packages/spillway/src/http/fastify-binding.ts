@@ -1,0 +1,88 @@
+import type { FastifyReply, FastifyRequest, RouteShorthandOptions } from 'fastify'
+import type { IntakeRequest, IntakeUser } from '../pipeline/define.js'
+import type { Bound, Intake } from '../pipeline/intake.js'
+import { continueTrace, formatTraceparent } from '../telemetry/trace.js'
+import type { Wire } from './answer.js'
+import { type Entered, mount } from './mount.js'
+import { pathOf, sendProblem } from './problem.js'
+
+/** What to spread into `app.route({ method, url, ...route })`. */
+export interface FastifyRoute extends Pick<RouteShorthandOptions, 'schema' | 'validatorCompiler' | 'attachValidation'> {
+  /** Gates that need no body run here, before Fastify reads it. */
+  onRequest(request: FastifyRequest, reply: FastifyReply, done: () => void): void
+  handler(request: FastifyRequest, reply: FastifyReply): Promise<unknown>
+}
+
+const entries = new WeakMap<FastifyRequest, Entered>()
+
+export function fastifyRoute(intake: Intake, bound: Bound): FastifyRoute {
+  const mounted = mount(intake, bound)
+  return {
+    schema: { body: bound.options.body },
+    // The schema is there for the API description; the mount validates, in its own words.
+    validatorCompiler: () => () => true,
+    onRequest(request, reply, done) {
+      const proceed = (entry: Awaited<ReturnType<typeof mounted.enter>>): void => {
+        if (!entry.ok) return void send(reply, entry.wire)
+        entries.set(request, entry.entered)
+        reply.raw.once('close', () => entry.entered.leave())
+        done()
+      }
+      const entry = mounted.enter(toIntakeRequest(request))
+      if (entry instanceof Promise) entry.then(proceed, (fault: unknown) => void reply.send(fault))
+      else proceed(entry)
+    },
+    async handler(request, reply) {
+      const entered = entries.get(request)
+      if (entered === undefined) throw new Error('the route was mounted without its onRequest hook')
+      const aborted = new AbortController()
+      reply.raw.once('close', () => aborted.abort())
+      return send(reply, await mounted.submit(entered, request.body, aborted.signal))
+    },
+  }
+}
+
+function send(reply: FastifyReply, wire: Wire): FastifyReply {
+  if (!wire.ok) {
+    reply.headers(wire.headers)
+    return sendProblem(reply, wire.problem)
+  }
+  const { status, headers, body } = wire.answer
+  return reply
+    .code(status)
+    .headers(headers)
+    .header('content-type', 'application/json; charset=utf-8')
+    .send(JSON.stringify(body))
+}
+
+/** `request.principal` is our server's; `request.user` is where Fastify's authentication plugins put theirs. */
+function userOf(request: FastifyRequest): IntakeUser | null {
+  const { principal } = request as {
+    principal?: { identity: string; roles: ReadonlySet<string>; queues?: readonly string[] } | null
+  }
+  if (principal !== undefined && principal !== null) {
+    return { id: principal.identity, roles: principal.roles, ...(principal.queues && { queues: principal.queues }) }
+  }
+  const { user } = request as { user?: { id?: unknown; sub?: unknown; roles?: unknown } }
+  const id = user?.id ?? user?.sub
+  if (id === undefined || id === null) return null
+  return { id: String(id), roles: new Set(Array.isArray(user?.roles) ? user.roles.map(String) : []) }
+}
+
+function toIntakeRequest(request: FastifyRequest): IntakeRequest {
+  const { raw } = request
+  const trace = (request as { trace?: { traceparent: string } }).trace
+  return {
+    method: request.method,
+    path: pathOf(raw.url ?? '/'),
+    headers: raw.headers as Record<string, string | undefined>,
+    get query() {
+      const start = (raw.url ?? '').indexOf('?')
+      return new URLSearchParams(start < 0 ? '' : (raw.url ?? '').slice(start + 1))
+    },
+    params: request.params as Record<string, string>,
+    clientAddress: (request as { clientAddress?: string }).clientAddress ?? request.ip,
+    user: userOf(request),
+    traceparent: trace?.traceparent ?? formatTraceparent(continueTrace(raw.headers.traceparent as string | undefined)),
+  }
+}

@@ -1,0 +1,83 @@
+/**
+ * One mount of the pipeline, free of any framework. A binding calls `enter` with the head of a request before it reads
+ * the body, and `submit` with the parsed body.
+ */
+import type { GateRequest, Permit } from '../gates/gate.js'
+import type { IntakeRequest } from '../pipeline/define.js'
+import type { Bound, Intake } from '../pipeline/intake.js'
+import { toWire, type Wire } from './answer.js'
+import { parseIdempotencyKey, parsePreferences } from './preferences.js'
+import type { Problem } from './problem.js'
+import { compileValidator } from './validation.js'
+
+export interface Entered {
+  request: IntakeRequest
+  identity: string
+  /** Ends the request: gives back what it held. Safe to call twice. */
+  leave(): void
+}
+
+export type Entry = { ok: true; entered: Entered } | { ok: false; wire: Wire }
+
+export interface Mount {
+  readonly bound: Bound
+  enter(request: IntakeRequest): Entry | Promise<Entry>
+  submit(entered: Entered, body: unknown, signal?: AbortSignal): Promise<Wire>
+}
+
+const noPreferences = parsePreferences(undefined)
+
+export function mount(intake: Intake, bound: Bound): Mount {
+  const validate = compileValidator(bound.options.body)
+  const acquires = bound.gates.some((gate) => gate.acquire !== undefined)
+
+  const enter = (request: IntakeRequest): Entry | Promise<Entry> => {
+    const identity = bound.options.identity?.(request) ?? request.user?.id ?? request.clientAddress
+    const gateRequest: GateRequest = { identity, clientAddress: request.clientAddress }
+    const refusal = intake.admit(bound, gateRequest)
+    if (refusal !== null) return { ok: false, wire: toWire(bound, { kind: 'refused', refusal }, noPreferences, false) }
+    const entered = (permits: readonly Permit[]): Entry => {
+      const exit = intake.enter()
+      const leave = (): void => {
+        exit()
+        for (const permit of permits) permit.release()
+      }
+      return { ok: true, entered: { request, identity, leave } }
+    }
+    if (!acquires) return entered([])
+    return intake
+      .acquire(bound, gateRequest)
+      .then(
+        (got): Entry =>
+          Array.isArray(got)
+            ? entered(got)
+            : { ok: false, wire: toWire(bound, { kind: 'refused', refusal: got }, noPreferences, false) },
+      )
+  }
+
+  const submit = async (entered: Entered, body: unknown, signal?: AbortSignal): Promise<Wire> => {
+    const { request, identity } = entered
+    const refuse = (problem: Problem): Wire => ({ ok: false, problem, headers: {} })
+    const key = parseIdempotencyKey(request.headers['idempotency-key'])
+    if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
+    const valid = validate(body)
+    if (!valid.ok) return refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: valid.errors })
+    const checked = bound.options.check?.(valid.value, request)
+    const rejection = checked instanceof Promise ? await checked : (checked ?? null)
+    if (rejection !== null) return refuse(rejection)
+    const preferences = parsePreferences(request.headers.prefer)
+    const waitMs = preferences.waitSeconds === undefined ? undefined : preferences.waitSeconds * 1_000
+    const answer = await intake.submit(bound, {
+      body: valid.value,
+      identity,
+      request,
+      ...(key.key !== undefined && { idempotencyKey: key.key }),
+      respondAsync: preferences.respondAsync,
+      ...(waitMs !== undefined && { waitMs }),
+      ...(signal && { signal }),
+    })
+    return toWire(bound, answer, preferences, waitMs !== undefined)
+  }
+
+  return { bound, enter, submit }
+}

@@ -1,0 +1,376 @@
+/** Tickets: reading, waiting for, cancelling and redriving operations (contract §2), as a Fastify plugin. */
+import { LaneBody, ListOperationsQuery, Operation, WaitQuery } from '@spillway/protocol/schema'
+import { limits } from '@spillway/protocol/wire'
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import Type, { type Static } from 'typebox'
+import { isUuid } from '../operations/operation-id.js'
+import type { Intake } from '../pipeline/intake.js'
+import type { Ticket, TicketFilter } from '../store/port.js'
+import { followOperation } from './operation-stream.js'
+import { operationView } from './operation-view.js'
+import { sendProblem } from './problem.js'
+
+export interface Viewer {
+  identity: string
+  /** Sees and does all. */
+  operates: boolean
+}
+
+export interface TicketRoutesOptions {
+  /** Who asks. Default: the principal of our server, or `request.user.id`, or the client's address. */
+  viewer?: (request: FastifyRequest) => Viewer
+}
+
+type ListQuery = Static<typeof ListOperationsQuery>
+
+const redriveBatch = 500
+const redriveMax = 100_000
+const listLimitDefault = 50
+
+const FilterMembers = {
+  type: ListOperationsQuery.properties.type,
+  queue: ListOperationsQuery.properties.queue,
+  partition: ListOperationsQuery.properties.partition,
+  identity: ListOperationsQuery.properties.identity,
+  from: ListOperationsQuery.properties.from,
+  to: ListOperationsQuery.properties.to,
+}
+const RedriveBody = Type.Object(
+  {
+    ids: Type.Optional(Type.Array(Type.String({ minLength: 1, maxLength: 64 }), { maxItems: 1_000 })),
+    filter: Type.Optional(Type.Object(FilterMembers, { additionalProperties: false })),
+    ...FilterMembers,
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: redriveMax })),
+  },
+  { additionalProperties: false },
+)
+const PurgeQuery = Type.Object({
+  ...FilterMembers,
+  limit: Type.Optional(Type.Integer({ minimum: 1, maximum: redriveMax })),
+  all: Type.Optional(Type.Boolean()),
+})
+const Id = Type.Object({ id: Type.String() })
+const tags = ['operations']
+
+/** The routes under `/api/v1/operations`, `/api/v1/dead-letters` and `/api/v1/lanes`. */
+export function ticketRoutes(
+  intake: Intake,
+  options: TicketRoutesOptions = {},
+): (app: FastifyInstance) => Promise<void> {
+  const viewerOf = options.viewer ?? defaultViewer
+  const { store } = intake
+  const notFound = (reply: FastifyReply): FastifyReply =>
+    sendProblem(reply, { code: 'not_found', detail: 'There is no such operation.' })
+
+  /** Another's ticket looks the same as none. */
+  const visible = async (request: FastifyRequest, id: string): Promise<Ticket | null> => {
+    if (!isUuid(id)) return null
+    const ticket = await store.ticket(id)
+    const viewer = viewerOf(request)
+    return ticket !== null && (viewer.operates || ticket.identity === viewer.identity) ? ticket : null
+  }
+  const ownFilter = (request: FastifyRequest, query: Omit<ListQuery, 'limit' | 'cursor'>): TicketFilter => {
+    const viewer = viewerOf(request)
+    const filter: TicketFilter = {}
+    for (const name of ['status', 'type', 'queue', 'partition', 'identity'] as const) {
+      const value = query[name]
+      if (value !== undefined) Object.assign(filter, { [name]: value })
+    }
+    if (query.from !== undefined) filter.from = new Date(query.from)
+    if (query.to !== undefined) filter.to = new Date(query.to)
+    if (!viewer.operates) filter.identity = viewer.identity
+    return filter
+  }
+  const operating = (request: FastifyRequest, reply: FastifyReply): boolean => {
+    if (viewerOf(request).operates) return true
+    sendProblem(reply, { code: 'forbidden', detail: 'This needs the role operate.' })
+    return false
+  }
+
+  return async (app) => {
+    app.get<{ Querystring: ListQuery }>(
+      '/api/v1/operations',
+      { schema: { tags, summary: 'List operations, newest first', querystring: ListOperationsQuery } },
+      async (request, reply) => {
+        const page = pageOf(request.query)
+        if (page === null) return badCursor(reply)
+        const { identity } = request.query
+        const viewer = viewerOf(request)
+        if (identity !== undefined && !viewer.operates && identity !== viewer.identity)
+          return { items: [], next_cursor: null }
+        const tickets = await store.tickets(ownFilter(request, request.query), page.limit + 1, page.before)
+        return paged(tickets, page.limit, operationView)
+      },
+    )
+
+    app.get(
+      '/api/v1/operations/stats',
+      { schema: { tags, summary: 'What is unfinished, and what finished in the last 5 minutes' } },
+      async () => {
+        const rows = await store.stats()
+        const pool = store.poolState()
+        return {
+          stats: rows.map((row) => ({
+            operation_type: row.type,
+            priority: row.priority,
+            status: row.status,
+            count: row.count,
+            oldest: row.oldest.toISOString(),
+            newest: row.newest.toISOString(),
+            avg_latency_seconds: row.averageLatencySeconds,
+          })),
+          systemHealth: {
+            poolUtilization: Math.round(intake.busy * 1_000) / 1_000,
+            poolWaiting: pool.waiting,
+            queueDepth: rows
+              .filter((r) => r.status === 'pending' || r.status === 'processing')
+              .reduce((n, r) => n + r.count, 0),
+            oldestAgeSeconds: rows
+              .filter((r) => r.status === 'pending' || r.status === 'processing')
+              .reduce((age, r) => Math.max(age, (Date.now() - r.oldest.getTime()) / 1_000), 0),
+          },
+        }
+      },
+    )
+
+    app.get<{ Params: Static<typeof Id>; Querystring: Static<typeof WaitQuery> }>(
+      '/api/v1/operations/:id',
+      {
+        schema: {
+          tags,
+          summary: 'One operation; ?wait=N waits for it to finish',
+          querystring: WaitQuery,
+          response: { 200: Operation },
+        },
+        serializerCompiler: () => JSON.stringify,
+      },
+      async (request, reply) => {
+        const { id } = request.params
+        const ticket = await visible(request, id)
+        if (ticket === null) return notFound(reply)
+        const waitMs = (request.query.wait ?? 0) * 1_000
+        if (waitMs === 0 || isFinished(ticket)) return operationView(ticket)
+        const gone = new AbortController()
+        reply.raw.once('close', () => gone.abort())
+        const finished = await intake.waiters.wait(id, waitMs, gone.signal)
+        return operationView(finished ?? (await store.ticket(id)) ?? ticket)
+      },
+    )
+
+    app.get<{ Params: Static<typeof Id> }>(
+      '/api/v1/operations/:id/stream',
+      { schema: { tags, summary: 'Server-sent events: what becomes of an operation' } },
+      async (request, reply) => {
+        const ticket = await visible(request, request.params.id)
+        if (ticket === null) return notFound(reply)
+        return followOperation(intake, ticket, request, reply)
+      },
+    )
+
+    app.post<{ Params: Static<typeof Id> }>(
+      '/api/v1/operations/:id/cancel',
+      { schema: { tags, summary: 'Cancel a pending operation' } },
+      async (request, reply) => {
+        const { id } = request.params
+        const ticket = await visible(request, id)
+        if (ticket === null) return notFound(reply)
+        const outcome = await store.cancel(id, intake.abortableTypes, 'cancelled by request')
+        switch (outcome) {
+          case 'cancelled':
+            intake.waiters.hint(id)
+            intake.wakeAll()
+            return operationView((await store.ticket(id)) ?? ticket)
+          case 'asked': {
+            intake.wakeAll('cancel')
+            const finished = await intake.waiters.wait(id, 2_000)
+            if (finished === null) reply.code(202)
+            return operationView(finished ?? ticket)
+          }
+          case 'running':
+            return sendProblem(reply, {
+              code: 'operation_running',
+              detail: 'The operation is running, and its handler cannot be stopped.',
+            })
+          case 'gone':
+            return sendProblem(reply, { code: 'operation_finished', detail: 'The operation is finished already.' })
+        }
+      },
+    )
+
+    app.post<{ Params: Static<typeof Id> }>(
+      '/api/v1/operations/:id/retry',
+      { schema: { tags, summary: 'Put a failed operation back in its lane' } },
+      async (request, reply) => {
+        const { id } = request.params
+        const ticket = await visible(request, id)
+        if (ticket === null) return notFound(reply)
+        if (!operating(request, reply)) return reply
+        if (ticket.status !== 'failed') {
+          return sendProblem(reply, { code: 'operation_not_failed', detail: `The operation is ${ticket.status}.` })
+        }
+        const { moved } = await store.redrive([id])
+        if (moved === 0) {
+          return sendProblem(reply, {
+            code: 'capacity_exceeded',
+            detail: 'There is no place for it now. Try again later.',
+            retryAfterMs: 5_000,
+          })
+        }
+        intake.wakeAll()
+        return operationView((await store.ticket(id)) ?? ticket)
+      },
+    )
+
+    app.get<{ Querystring: ListQuery }>(
+      '/api/v1/dead-letters',
+      {
+        schema: {
+          tags,
+          summary: 'Operations that used up their attempts, newest first',
+          querystring: ListOperationsQuery,
+        },
+      },
+      async (request, reply) => {
+        const page = pageOf(request.query)
+        if (page === null) return badCursor(reply)
+        const { status: _, ...query } = request.query
+        const letters = await store.deadLetters(ownFilter(request, query), page.limit + 1, page.before)
+        return paged(letters, page.limit, (letter) => ({
+          ...operationView(letter),
+          identity: letter.identity,
+          payload: letter.payload,
+        }))
+      },
+    )
+
+    app.post<{ Body: Static<typeof RedriveBody> }>(
+      '/api/v1/dead-letters/redrive',
+      {
+        config: { role: 'operate' },
+        schema: { tags, summary: 'Put dead letters back in their lanes, in order', body: RedriveBody },
+      },
+      async (request, reply) => {
+        if (!operating(request, reply)) return reply
+        const { ids, filter, limit, ...loose } = request.body
+        if (ids !== undefined) {
+          const { moved } = await store.redrive(ids.filter(isUuid))
+          if (moved > 0) intake.wakeAll()
+          return { moved, skipped: ids.length - moved }
+        }
+        if (filter === undefined && Object.keys(loose).length === 0) {
+          return sendProblem(reply, {
+            code: 'invalid_request',
+            detail: 'Say which: ids, or a filter (an empty one means all).',
+            errors: [{ path: '/ids', message: 'ids or filter is required' }],
+          })
+        }
+        return redriveAll(intake, ownFilter(request, { ...loose, ...filter }), limit ?? redriveMax)
+      },
+    )
+
+    app.delete<{ Querystring: Static<typeof PurgeQuery> }>(
+      '/api/v1/dead-letters',
+      {
+        config: { role: 'operate' },
+        schema: { tags, summary: 'Delete dead letters for good', querystring: PurgeQuery },
+      },
+      async (request, reply) => {
+        if (!operating(request, reply)) return reply
+        const { limit, all, ...query } = request.query
+        if (all !== true && limit === undefined && Object.keys(query).length === 0) {
+          return sendProblem(reply, {
+            code: 'invalid_request',
+            detail: 'Say which: a filter, or all=true.',
+            errors: [{ path: '/all', message: 'a filter or all=true is required' }],
+          })
+        }
+        let purged = 0
+        const most = limit ?? redriveMax
+        while (purged < most) {
+          const ids = await store.deadLetterIds(ownFilter(request, query), Math.min(redriveBatch, most - purged))
+          if (ids.length === 0) break
+          purged += await store.purge(ids)
+        }
+        return { purged }
+      },
+    )
+
+    for (const action of ['pause', 'resume'] as const) {
+      app.post<{ Body: Static<typeof LaneBody> }>(
+        `/api/v1/lanes/${action}`,
+        {
+          config: { role: 'operate' },
+          schema: { tags, summary: `${action} a lane, or all lanes of a queue`, body: LaneBody },
+        },
+        async (request, reply) => {
+          if (!operating(request, reply)) return reply
+          const { queue, partition } = request.body
+          await store[action](queue, partition ?? null)
+          if (action === 'resume') intake.wakeAll()
+          return { queue, partition: partition ?? null, paused: action === 'pause' }
+        },
+      )
+    }
+  }
+}
+
+async function redriveAll(
+  intake: Intake,
+  filter: TicketFilter,
+  limit: number,
+): Promise<{ moved: number; skipped: number }> {
+  let moved = 0
+  let skipped = 0
+  while (moved + skipped < limit) {
+    const ids = await intake.store.deadLetterIds(filter, Math.min(redriveBatch, limit - moved - skipped))
+    if (ids.length === 0) break
+    const batch = await intake.store.redrive(ids)
+    moved += batch.moved
+    skipped += batch.skipped
+    if (batch.moved > 0) intake.wakeAll()
+    // Those that were skipped are still at the front: the next batch would be the same.
+    if (batch.skipped > 0) break
+  }
+  return { moved, skipped }
+}
+
+const isFinished = (ticket: Ticket): boolean => ticket.finishedAt !== null
+
+function defaultViewer(request: FastifyRequest): Viewer {
+  const { principal, user, clientAddress } = request as {
+    principal?: { identity: string; roles: ReadonlySet<string> } | null
+    user?: { id?: unknown }
+    clientAddress?: string
+  }
+  if (principal !== undefined && principal !== null) {
+    return { identity: principal.identity, operates: principal.roles.has('operate') }
+  }
+  return { identity: user?.id === undefined ? (clientAddress ?? request.ip) : String(user.id), operates: false }
+}
+
+function pageOf(query: ListQuery): { limit: number; before: string | null } | null {
+  const limit = Math.min(query.limit ?? listLimitDefault, limits.listItemsMax)
+  if (query.cursor === undefined) return { limit, before: null }
+  const before = Buffer.from(query.cursor, 'base64url').toString()
+  return isUuid(before) ? { limit, before } : null
+}
+
+function badCursor(reply: FastifyReply): FastifyReply {
+  return sendProblem(reply, {
+    code: 'invalid_request',
+    detail: 'The cursor is not one of ours.',
+    errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
+  })
+}
+
+function paged<T extends { id: string }, V>(
+  rows: readonly T[],
+  limit: number,
+  view: (row: T) => V,
+): { items: V[]; next_cursor: string | null } {
+  const last = rows.length > limit ? rows[limit - 1] : undefined
+  return {
+    items: rows.slice(0, limit).map(view),
+    next_cursor: last === undefined ? null : Buffer.from(last.id).toString('base64url'),
+  }
+}

@@ -1,0 +1,5 @@
+/** Whether a queue is among the allowed names, `orders*` standing for a prefix; no list: all are. */
+export function mayUseQueue(allowed: readonly string[] | undefined, queue: string): boolean {
+  if (allowed === undefined) return true
+  return allowed.some((name) => (name.endsWith('*') ? queue.startsWith(name.slice(0, -1)) : queue === name))
+}

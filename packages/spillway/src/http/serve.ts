@@ -1,0 +1,177 @@
+/** The ready server: store, intake, workloads and routes, assembled from the configuration. */
+import { resolve } from 'node:path'
+import { type Config, isLoopbackHost } from '../config/index.js'
+import { intakeApi } from '../index.js'
+import { Intake, intakeDefaults } from '../pipeline/intake.js'
+import { startEmbedded } from '../store/embedded/index.js'
+import { postgresStore } from '../store/postgres/store.js'
+import { createMetrics, type Logger } from '../telemetry/index.js'
+import { version } from '../version.js'
+import { parseAllowList } from '../workloads/http-request/allow-list.js'
+import { defineHttpRequest } from '../workloads/http-request/index.js'
+import { type App, buildApp } from './app.js'
+import { createAuthenticator } from './auth.js'
+import { addDemoEcho } from './demo-echo.js'
+import { addHealth, type CheckState } from './health.js'
+import { addLanding } from './landing.js'
+import { addOpenApi } from './openapi.js'
+import { ticketRoutes } from './operations-routes.js'
+
+export interface RunningServer {
+  /** Origin, e.g. http://127.0.0.1:7745; empty when it does not listen. */
+  address: string
+  close(): Promise<void>
+}
+
+const closeGraceMs = 2_000
+
+export async function runServer(config: Config, log: Logger): Promise<RunningServer> {
+  const metrics = createMetrics()
+  const embedded = config.store.url === null
+  const url = config.store.url
+  let intake: Intake | undefined
+  let origin = ''
+  const authenticator = createAuthenticator({
+    apiKeysPath: config.auth.apiKeysFile ?? undefined,
+    jwksUrl: config.auth.jwksUrl ?? undefined,
+    jwtSecret: config.auth.jwtSecret ?? undefined,
+    trustedProxies: config.server.trustedProxies,
+    onFault: (fault) => log.error({ err: fault }, 'authentication is impaired'),
+  })
+  const app = buildApp({
+    log,
+    authenticator,
+    bodyLimitBytes: config.server.bodyLimitBytes,
+    requestTimeoutMs: config.server.requestTimeoutMs,
+    headersTimeoutMs: config.server.headersTimeoutMs,
+    connectionsMax: config.server.connectionsMax,
+    corsOrigins: config.server.corsOrigins,
+    draining: () => intake?.isDraining ?? false,
+  })
+  const store = (): CheckState =>
+    intake?.presence.isStoreAnswering === true ? { ok: true } : { ok: false, detail: 'the database does not answer' }
+  addHealth(app, {
+    version,
+    checks: { store },
+    metrics: { contentType: metrics.contentType, render: () => metrics.scrape() },
+    protectMetrics: config.auth.protectMetrics,
+  })
+  addOpenApi(app, version)
+  countRequests(app, metrics)
+
+  const server = embedded ? await startEmbedded({ dataDir: resolve(config.store.dataDir), log }) : null
+  const core = new Intake({
+    store: postgresStore({
+      url: server?.url ?? url ?? '',
+      schema: config.store.schema,
+      poolMax: config.store.poolMax,
+      timeoutMs: config.store.timeoutMs,
+      delayMs: config.store.delayMs,
+      log,
+    }),
+    settings: settingsOf(config),
+    log,
+    metrics,
+  })
+  intake = core
+  const api = intakeApi(core)
+  const allow = (): ReturnType<typeof parseAllowList> =>
+    parseAllowList(config.operations.forwardAllow ?? (isLoopbackHost(config.server.host) ? [origin] : []))
+  let allowList: ReturnType<typeof parseAllowList> | undefined
+  const httpRequest = defineHttpRequest(api, {
+    version,
+    allow: () => {
+      allowList ??= allow()
+      return allowList
+    },
+  })
+  app.route({
+    method: 'POST',
+    url: '/api/v1/operations',
+    ...api.route(httpRequest.definition),
+    config: { role: 'submit' },
+  })
+  await app.register(ticketRoutes(core) as never)
+  if (isLoopbackHost(config.server.host)) addDemoEcho(app)
+  addLanding(app, { version })
+
+  const close = async (): Promise<void> => {
+    // The intake refuses from here on; what is under way gets its answers before the connections close.
+    await core.close()
+    await Promise.race([app.close(), new Promise((done) => setTimeout(done, closeGraceMs).unref())])
+    app.server.closeAllConnections()
+    await httpRequest.close()
+    await server?.stop()
+  }
+  try {
+    if (config.listen) {
+      origin = await app.listen({ host: config.server.host, port: config.server.port, backlog: 4_096 })
+    }
+  } catch (fault) {
+    await server?.stop()
+    throw listenFault(fault, config)
+  }
+  const started = core.start()
+  started.catch((fault: unknown) => log.fatal({ err: fault }, 'the store cannot be used'))
+  // An embedded store is there: wait for it, so that the first request after the greeting is answered.
+  if (server !== null) {
+    await started.catch(async (fault: unknown) => {
+      await close()
+      throw fault
+    })
+  }
+  return { address: origin, close }
+}
+
+function settingsOf(config: Config) {
+  const { operations, admission } = config
+  return {
+    ...intakeDefaults,
+    work: config.process.roles.includes('worker'),
+    concurrency: operations.concurrency,
+    leaseMs: operations.leaseSeconds * 1_000,
+    directWaitMs: operations.directWaitMs,
+    retryBaseMs: operations.retryBaseMs,
+    retryMaxMs: operations.retryMaxMs,
+    retentionMs: operations.retentionSeconds * 1_000,
+    idempotencyTtlMs: operations.idempotencyTtlHours * 3_600_000,
+    pendingMax: operations.pendingMax,
+    acceptWaitBudgetMs: admission.acceptWaitBudgetMs,
+    busyQueueAbove: admission.busyQueueAbove,
+    storeTimeoutMs: config.store.timeoutMs,
+    drainMs: config.server.drainSeconds * 1_000,
+    pressureLoopDelayMs: admission.pressureLoopDelayMs,
+    pressureInflightMax: admission.pressureInflightMax,
+  }
+}
+
+function countRequests(app: App, metrics: ReturnType<typeof createMetrics>): void {
+  app.addHook('onResponse', (request, reply, done) => {
+    const route = request.routeOptions.url ?? 'none'
+    metrics.httpRequests.labels(route, request.method, String(reply.statusCode)).inc()
+    metrics.httpDuration.labels(route).observe(reply.elapsedTime / 1_000)
+    done()
+  })
+}
+
+class ListenError extends Error {
+  override readonly name = 'ListenError'
+  readonly code = 'listen_failed'
+}
+
+function listenFault(fault: unknown, config: Config): unknown {
+  const code = typeof fault === 'object' && fault !== null && 'code' in fault ? fault.code : undefined
+  const place = `${config.server.host}:${config.server.port}`
+  if (code === 'EADDRINUSE') {
+    return new ListenError(
+      `Something listens on ${place} already, perhaps another Spillway. Stop it, or set SPILLWAY_PORT to another port (0 takes a free one).`,
+      { cause: fault },
+    )
+  }
+  if (code === 'EACCES' || code === 'EADDRNOTAVAIL') {
+    return new ListenError(`This process may not listen on ${place}. Set SPILLWAY_HOST and SPILLWAY_PORT.`, {
+      cause: fault,
+    })
+  }
+  return fault
+}

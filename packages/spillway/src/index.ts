@@ -1,0 +1,150 @@
+/** The public surface. What is not exported here may change at any time. */
+import type { Static, TSchema } from 'typebox'
+import { type FastifyRoute, fastifyRoute } from './http/fastify-binding.js'
+import { type FetchHandler, fetchHandler } from './http/fetch-binding.js'
+import type { Answer } from './pipeline/answer.js'
+import type { DefineOptions, Definition, IntakeRequest } from './pipeline/define.js'
+import { Intake, type IntakeLog, type IntakeSettings, intakeDefaults } from './pipeline/intake.js'
+import type { Store, Tx } from './store/port.js'
+import { createMetrics, type Metrics } from './telemetry/metrics.js'
+
+export {
+  type CapacityOptions,
+  type ConnectionsOptions,
+  capacity,
+  connections,
+  type Gate,
+  type HaltOptions,
+  halt,
+  type PressureLevel,
+  type PressureOptions,
+  pressure,
+  type RateOptions,
+  rate,
+} from './gates/index.js'
+export type { FastifyRoute } from './http/fastify-binding.js'
+export type { FetchHandler, FetchInfo } from './http/fetch-binding.js'
+export { ticketRoutes } from './http/operations-routes.js'
+export { mayUseQueue } from './http/queue-names.js'
+export type { LaneName } from './operations/lane.js'
+export { FailOperation, OperationAborted, RetryOperation } from './operations/outcome.js'
+export type { Answer } from './pipeline/answer.js'
+export type {
+  ApplyItem,
+  ApplyOptions,
+  DefineOptions,
+  Definition,
+  IntakeRequest,
+  IntakeUser,
+  Rejection,
+  RunContext,
+  RunOptions,
+} from './pipeline/define.js'
+export type { IntakeLog, IntakeSettings } from './pipeline/intake.js'
+export type { Refusal } from './pipeline/refusal.js'
+export { type EmbeddedOptions, embedded } from './store/embedded-store.js'
+export type { Store, Tx } from './store/port.js'
+export { type PostgresOptions, postgresStore as postgres } from './store/postgres/store.js'
+
+export interface IntakeOptions extends Partial<IntakeSettings> {
+  store: Store | Promise<Store>
+  log?: IntakeLog
+  metrics?: Metrics
+  /** False: return before the store is there, refusing with 503 until it is. Default true. */
+  waitForStore?: boolean
+}
+
+export interface SubmitOptions {
+  identity?: string
+  idempotencyKey?: string
+  /** Queue it, do not run it now. */
+  respondAsync?: boolean
+  waitMs?: number
+  traceparent?: string
+  signal?: AbortSignal
+}
+
+export interface IntakeApi {
+  /** Names an operation: its body, its lane, its gates, and what it does. */
+  define<S extends TSchema, Result>(type: string, options: DefineOptions<S, Result>): Definition<Static<S>, Result>
+  /** For Fastify: `app.route({ method: 'POST', url: '/orders', ...intake.route(placeOrder) })`. */
+  route(definition: Definition): FastifyRoute
+  /** For everything else: `(Request, { clientAddress }) => Promise<Response>`. */
+  fetch(definition: Definition): FetchHandler
+  /** Without HTTP. */
+  submit<Body>(definition: Definition<Body>, body: Body, options?: SubmitOptions): Promise<Answer>
+  /** Inside your own PostgreSQL transaction (`client` is a node-postgres client): it is queued if and when that commits. */
+  enqueue<Body>(definition: Definition<Body>, body: Body, client: Tx, options?: SubmitOptions): Promise<Answer>
+  /** Drains: refuses what is new, finishes what runs, gives the rest back. */
+  close(): Promise<void>
+  readonly metrics: Metrics
+  /** For our own rooms. */
+  readonly core: Intake
+}
+
+const silent: IntakeLog = { debug: nothing, info: nothing, warn: nothing, error: nothing }
+function nothing(): void {}
+
+/** An intake on a store: `createIntake({ store: postgres({ url }) })` or `{ store: embedded() }`. */
+export async function createIntake(options: IntakeOptions): Promise<IntakeApi> {
+  const { store, log, metrics, waitForStore, ...settings } = options
+  const core = new Intake({
+    store: await store,
+    settings: { ...intakeDefaults, ...settings },
+    log: log ?? silent,
+    metrics: metrics ?? createMetrics({ runtime: false }),
+  })
+  const started = core.start()
+  if (waitForStore !== false) await started
+  else started.catch((fault: unknown) => core.log.error({ err: fault }, 'the store cannot be used'))
+  return intakeApi(core)
+}
+
+export function intakeApi(core: Intake): IntakeApi {
+  const submission = (body: unknown, options: SubmitOptions) => ({
+    body,
+    identity: options.identity ?? 'local',
+    request: localRequest(options),
+    ...(options.idempotencyKey !== undefined && { idempotencyKey: options.idempotencyKey }),
+    ...(options.respondAsync !== undefined && { respondAsync: options.respondAsync }),
+    ...(options.waitMs !== undefined && { waitMs: options.waitMs }),
+    ...(options.signal && { signal: options.signal }),
+  })
+  return {
+    define: (type, definition) => core.define(type, definition),
+    route: (definition) => fastifyRoute(core, core.bound(definition)),
+    fetch: (definition) => fetchHandler(core, core.bound(definition)),
+    submit: async (definition, body, options = {}) => {
+      const bound = core.bound(definition)
+      const request = submission(body, options)
+      const gate = { identity: request.identity, clientAddress: 'local' }
+      const refusal = core.admit(bound, gate)
+      if (refusal !== null) return { kind: 'refused', refusal }
+      const permits = await core.acquire(bound, gate)
+      if (!Array.isArray(permits)) return { kind: 'refused', refusal: permits }
+      try {
+        return await core.submit(bound, request)
+      } finally {
+        for (const permit of permits) permit.release()
+      }
+    },
+    enqueue: (definition, body, client, options = {}) =>
+      core.enqueue(core.bound(definition), submission(body, options), client),
+    close: () => core.close(),
+    metrics: core.metrics,
+    core,
+  }
+}
+
+function localRequest(options: SubmitOptions): IntakeRequest {
+  return {
+    method: 'POST',
+    path: '/',
+    headers: {},
+    query: new URLSearchParams(),
+    params: {},
+    clientAddress: 'local',
+    user: options.identity === undefined ? null : { id: options.identity, roles: new Set() },
+    traceparent: options.traceparent ?? '',
+  }
+}

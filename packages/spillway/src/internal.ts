@@ -1,0 +1,8 @@
+/** The surface for our own packages (bench, chaos, tests): no promise of stability. */
+
+export { laneOf } from './operations/lane.js'
+export { newOperationId } from './operations/operation-id.js'
+export { Intake, intakeDefaults } from './pipeline/intake.js'
+export { startEmbedded } from './store/embedded/index.js'
+export { migrate } from './store/postgres/migrate.js'
+export { migrations } from './store/postgres/migrations/index.js'

@@ -1,0 +1,124 @@
+import type { ProblemCode } from '@spillway/protocol/wire'
+import type { Static, TSchema } from 'typebox'
+import type { Gate } from '../gates/gate.js'
+import type { BackoffOptions } from '../operations/backoff.js'
+import type { LaneName } from '../operations/lane.js'
+import type { Tx } from '../store/port.js'
+
+/** One normalized request, the same in both bindings. */
+export interface IntakeRequest {
+  method: string
+  /** Path without query. */
+  path: string
+  /** Lower-case names; repeated headers joined by ", ". */
+  headers: Readonly<Record<string, string | undefined>>
+  query: URLSearchParams
+  params: Readonly<Record<string, string>>
+  clientAddress: string
+  /** The authenticated subject, where the host has one. */
+  user: IntakeUser | null
+  traceparent: string
+}
+
+export interface IntakeUser {
+  id: string
+  roles: ReadonlySet<string>
+  /** Patterns of the queues it may use (`orders*`); absent: all. */
+  queues?: readonly string[]
+}
+
+/** What a handler gets beside the body. */
+export interface RunContext {
+  /** The operation's id: the ticket, and the idempotency key for effects elsewhere. */
+  readonly id: string
+  readonly type: string
+  readonly identity: string
+  readonly queue: string
+  readonly partition: string
+  /** 1 for the first. */
+  readonly attempt: number
+  readonly maxAttempts: number
+  /** To hand on: the trace goes through the queue. */
+  readonly traceparent: string
+  /** Fires on timeout, cancellation, loss of the lease and shutdown. */
+  readonly signal: AbortSignal
+  /**
+   * A transaction on the store, opened at the first query. What it writes and the completion of the operation are one
+   * commit: both happen, once, or neither.
+   */
+  readonly tx: Tx
+}
+
+export interface ApplyItem<Body> {
+  id: string
+  identity: string
+  body: Body
+  queue: string
+  partition: string
+  seq: number
+  traceparent: string
+}
+
+/** Told instead of accepting: the body is well-formed but cannot be taken. */
+export interface Rejection {
+  code: ProblemCode
+  detail: string
+  errors?: { path: string; message: string }[]
+}
+
+interface Common<S extends TSchema, Result> {
+  body: S
+  /** Names the FIFO. Default: the operation's type as queue. */
+  lane?: (body: Static<S>, request: IntakeRequest) => LaneName
+  /** Who asks. Default: the authenticated user, else the client's address. */
+  identity?: (request: IntakeRequest) => string
+  gates?: readonly Gate<Static<S>>[]
+  /** A last look at the body, e.g. at what a schema cannot say. */
+  check?: (body: Static<S>, request: IntakeRequest) => Rejection | null | Promise<Rejection | null>
+  /** 1 (first) to 10. Default 5. */
+  priority?: number | ((body: Static<S>) => number)
+  /** Default 30 s. */
+  timeoutMs?: number | ((body: Static<S>) => number)
+  /** Default 3. */
+  maxRetries?: number | ((body: Static<S>) => number)
+  delayMs?: (body: Static<S>) => number
+  retry?: BackoffOptions
+  /** How the answer for a finished operation looks. Default: 201 and `{status, operationId, result}`. */
+  respond?: (done: { operationId: string; result: Result }) => {
+    status?: number
+    headers?: Record<string, string>
+    body: unknown
+  }
+}
+
+export interface RunOptions<S extends TSchema, Result> extends Common<S, Result> {
+  /** Busy: queue it (default), or refuse with 503. */
+  whenBusy?: 'queue' | 'refuse'
+  /** A running one can be cancelled: the handler heeds `ctx.signal`. Default false. */
+  abortable?: boolean
+  run: (body: Static<S>, context: RunContext) => Promise<Result> | Result
+  apply?: never
+}
+
+/** For effects that are rows in the store: set-based, called inside the accepting transaction, once per flush. */
+export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Result> {
+  whenBusy?: 'queue' | 'refuse'
+  abortable?: never
+  apply: (tx: Tx, items: readonly ApplyItem<Static<S>>[]) => Promise<readonly Result[]>
+  run?: never
+}
+
+export type DefineOptions<S extends TSchema, Result> = RunOptions<S, Result> | ApplyOptions<S, Result>
+
+/** An operation type, as `define` gives it. `Body` and `Result` are inferred from the schema and the handler. */
+export interface Definition<Body = unknown, Result = unknown> {
+  readonly type: string
+  /** Phantom: only there for the types. */
+  readonly _types?: { body: Body; result: Result }
+}
+
+export const defaults = {
+  timeoutMs: 30_000,
+  maxRetries: 3,
+  priority: 5,
+} as const

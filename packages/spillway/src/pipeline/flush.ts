@@ -1,0 +1,150 @@
+/**
+ * Group commit. Requests wait in `#waiting`; one flush at a time takes all of them (up to the bounds) and writes them in
+ * one statement. The next starts as soon as the previous returns: there is no timer, so a lone request pays no wait and
+ * a busy server makes larger batches by itself.
+ *
+ *   waiting ──take──► in flight ──commit──► answered
+ *      └── older than `timeoutMs` ──► fault
+ *
+ * When a batch is refused for what one item contains, it is split in halves until the poisoned one stands alone.
+ */
+export interface FlushOptions<Item, Answer> {
+  write(items: readonly Item[]): Promise<readonly Answer[]>
+  /** Is this fault one of the data, so that the others may pass without the culprit? */
+  isPoison(fault: unknown): boolean
+  /** Two items with the same key never share a batch; the later waits for the next. */
+  exclusiveKey?(item: Item): string | null
+  sizeOf(item: Item): number
+  itemsMax: number
+  bytesMax: number
+  /** Items that may wait; more are refused by `isFull`. */
+  waitingMax: number
+  timeoutMs: number
+  timeoutFault(): Error
+  onFlush?(items: number, durationMs: number): void
+  now?: () => number
+}
+
+interface Waiting<Item, Answer> {
+  item: Item
+  bytes: number
+  since: number
+  resolve(answer: Answer): void
+  reject(fault: unknown): void
+}
+
+const expiryCheckMs = 100
+
+export class Flush<Item, Answer> {
+  readonly #options: FlushOptions<Item, Answer>
+  readonly #now: () => number
+  #waiting: Waiting<Item, Answer>[] = []
+  #waitingBytes = 0
+  #inFlightSince: number | null = null
+  #expiry: NodeJS.Timeout | undefined
+  #idle: (() => void)[] = []
+
+  constructor(options: FlushOptions<Item, Answer>) {
+    this.#options = options
+    this.#now = options.now ?? (() => performance.now())
+  }
+
+  get isFull(): boolean {
+    return this.#waiting.length >= this.#options.waitingMax || this.#waitingBytes >= 4 * this.#options.bytesMax
+  }
+
+  /** Age of the oldest write that is not committed yet. */
+  get oldestMs(): number {
+    const oldest = this.#inFlightSince ?? this.#waiting[0]?.since
+    return oldest === undefined ? 0 : this.#now() - oldest
+  }
+
+  submit(item: Item): Promise<Answer> {
+    return new Promise((resolve, reject) => {
+      const bytes = this.#options.sizeOf(item)
+      this.#waiting.push({ item, bytes, since: this.#now(), resolve, reject })
+      this.#waitingBytes += bytes
+      if (this.#inFlightSince === null) this.#start()
+      else this.#expiry ??= setInterval(() => this.#expire(), expiryCheckMs)
+    })
+  }
+
+  /** Resolves when nothing waits and nothing is in flight. */
+  async drained(): Promise<void> {
+    if (this.#inFlightSince === null && this.#waiting.length === 0) return
+    await new Promise<void>((resolve) => this.#idle.push(resolve))
+  }
+
+  #start(): void {
+    this.#inFlightSince = this.#waiting[0]?.since ?? this.#now()
+    // What arrives in the same turn of the event loop joins the first flush.
+    queueMicrotask(() => void this.#run())
+  }
+
+  async #run(): Promise<void> {
+    while (this.#waiting.length > 0) {
+      const batch = this.#take()
+      this.#inFlightSince = batch[0]?.since ?? this.#now()
+      const started = this.#now()
+      await this.#write(batch)
+      this.#options.onFlush?.(batch.length, this.#now() - started)
+    }
+    this.#inFlightSince = null
+    clearInterval(this.#expiry)
+    this.#expiry = undefined
+    for (const resolve of this.#idle.splice(0)) resolve()
+  }
+
+  #take(): Waiting<Item, Answer>[] {
+    const { itemsMax, bytesMax, exclusiveKey } = this.#options
+    const batch: Waiting<Item, Answer>[] = []
+    const left: Waiting<Item, Answer>[] = []
+    const keys = new Set<string>()
+    let bytes = 0
+    let full = false
+    for (const waiting of this.#waiting) {
+      const key = exclusiveKey?.(waiting.item) ?? null
+      full ||= batch.length >= itemsMax || (batch.length > 0 && bytes + waiting.bytes > bytesMax)
+      if (full || (key !== null && keys.has(key))) {
+        left.push(waiting)
+        continue
+      }
+      if (key !== null) keys.add(key)
+      bytes += waiting.bytes
+      batch.push(waiting)
+    }
+    this.#waiting = left
+    this.#waitingBytes -= bytes
+    return batch
+  }
+
+  async #write(batch: readonly Waiting<Item, Answer>[]): Promise<void> {
+    try {
+      const answers = await this.#options.write(batch.map((w) => w.item))
+      for (const [index, waiting] of batch.entries()) {
+        const answer = answers[index]
+        if (answer === undefined) waiting.reject(new Error(`the flush gave no answer for item ${index}`))
+        else waiting.resolve(answer)
+      }
+    } catch (fault) {
+      if (batch.length > 1 && this.#options.isPoison(fault)) {
+        const middle = batch.length >> 1
+        await this.#write(batch.slice(0, middle))
+        await this.#write(batch.slice(middle))
+        return
+      }
+      for (const waiting of batch) waiting.reject(fault)
+    }
+  }
+
+  #expire(): void {
+    const limit = this.#now() - this.#options.timeoutMs
+    const late = this.#waiting.filter((w) => w.since <= limit)
+    if (late.length === 0) return
+    this.#waiting = this.#waiting.filter((w) => w.since > limit)
+    for (const waiting of late) {
+      this.#waitingBytes -= waiting.bytes
+      waiting.reject(this.#options.timeoutFault())
+    }
+  }
+}

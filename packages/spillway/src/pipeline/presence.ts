@@ -1,0 +1,190 @@
+/**
+ * This process among the others: enlisted with a lease, a heartbeat each second, and the errands that ride on it
+ * (recovering dead processes, sweeping, telling others that there is work).
+ *
+ *   away ──migrated, enlisted──► ready ──heartbeat says we are not enlisted──► lost ──enlisted anew──► ready
+ *
+ * A heartbeat that fails is simply tried again: the lease is longer than several of them. When none got through for
+ * most of the lease, what runs here is given up before others begin with it.
+ */
+import { randomUUID } from 'node:crypto'
+import type { Pulse, Store } from '../store/port.js'
+
+export interface PresenceOptions {
+  store: Store
+  leaseMs: number
+  retentionMs: number
+  name: string
+  log: {
+    info(fields: object, message: string): void
+    warn(fields: object, message: string): void
+    error(fields: object, message: string): void
+  }
+  running(): Record<string, number>
+  onPulse(pulse: Pulse, elapsedMs: number): void
+  /** Whatever this process holds belongs to others now. */
+  onLost(): void
+  onReady(): Promise<void>
+  onWake(kind: string): void
+}
+
+const beatMs = 1_000
+const retryMs = 1_000
+const sweepMs = 60_000
+/** Others need not be told more often than this. */
+const announceMs = 20
+const giveUpShare = 0.8
+
+export class Presence {
+  readonly #o: PresenceOptions
+  #worker = randomUUID() as string
+  #ready = false
+  #stopped = false
+  #beatTimer: NodeJS.Timeout | undefined
+  #sweepTimer: NodeJS.Timeout | undefined
+  #announceTimer: NodeJS.Timeout | undefined
+  #lastBeat = 0
+  #beating: Promise<void> | null = null
+  #lostTold = false
+  #fault: unknown = null
+
+  constructor(options: PresenceOptions) {
+    this.#o = options
+  }
+
+  get worker(): string {
+    return this.#worker
+  }
+
+  get isReady(): boolean {
+    return this.#ready
+  }
+
+  /** Whether the last heartbeat got through. */
+  get isStoreAnswering(): boolean {
+    return this.#ready && this.#fault === null
+  }
+
+  /** Resolves when the store is there and this process is enlisted. Tries until then. */
+  async start(): Promise<void> {
+    for (let told = false; !this.#stopped; told = true) {
+      try {
+        await this.#o.store.migrate()
+        await this.#enlist()
+        await this.#o.store.sweep(this.#o.retentionMs)
+        await this.#o.onReady()
+        await this.#o.store.listen((kind) => this.#o.onWake(kind))
+        this.#ready = true
+        if (told) this.#o.log.info({}, 'the store is there')
+        this.#sweepTimer = setInterval(() => void this.#sweep(), sweepMs * (0.9 + Math.random() * 0.2))
+        this.#sweepTimer.unref()
+        await this.beat()
+        return
+      } catch (fault) {
+        if (isHopeless(fault)) throw fault
+        this.#fault = fault
+        if (!told) this.#o.log.warn({ err: fault }, 'the store cannot be reached; trying again every second')
+        await new Promise((resolve) => setTimeout(resolve, retryMs))
+      }
+    }
+  }
+
+  /** A heartbeat now; concurrent calls share one. */
+  beat(): Promise<void> {
+    this.#beating ??= this.#beat().finally(() => {
+      this.#beating = null
+      if (this.#stopped) return
+      clearTimeout(this.#beatTimer)
+      this.#beatTimer = setTimeout(() => void this.beat(), beatMs * (0.9 + Math.random() * 0.2))
+      this.#beatTimer.unref()
+    })
+    return this.#beating
+  }
+
+  /** Tells the other processes, at most every 20 ms: the first at once, the rest together. */
+  announce(kind: 'ready' | 'cancel'): void {
+    if (this.#announceTimer !== undefined || this.#stopped) return
+    this.#announceTimer = setTimeout(() => {
+      this.#announceTimer = undefined
+    }, announceMs)
+    this.#announceTimer.unref()
+    // Lost hints cost a heartbeat's time, not work.
+    this.#o.store.wake(kind).catch(() => undefined)
+  }
+
+  async stop(): Promise<void> {
+    this.#stopped = true
+    clearTimeout(this.#beatTimer)
+    clearInterval(this.#sweepTimer)
+    clearTimeout(this.#announceTimer)
+    await this.#beating
+    if (!this.#ready) return
+    try {
+      await this.#o.store.retire(this.#worker)
+    } catch (fault) {
+      this.#o.log.warn({ err: fault }, 'could not sign off; others take over when the lease runs out')
+    }
+    this.#ready = false
+  }
+
+  async #enlist(): Promise<void> {
+    this.#worker = randomUUID()
+    await this.#o.store.enlist(this.#worker, this.#o.name, this.#o.leaseMs)
+    this.#lastBeat = performance.now()
+    this.#lostTold = false
+  }
+
+  async #beat(): Promise<void> {
+    const { store, log } = this.#o
+    try {
+      const pulse = await store.pulse(this.#worker, this.#o.leaseMs, this.#o.running())
+      const elapsedMs = performance.now() - this.#lastBeat
+      if (!pulse.alive) {
+        log.error({ worker: this.#worker }, 'this process was given up by the others; what it ran is theirs')
+        this.#o.onLost()
+        await this.#enlist()
+      }
+      this.#lastBeat = performance.now()
+      this.#lostTold = false
+      if (this.#fault !== null) log.info({}, 'the store answers')
+      this.#fault = null
+      this.#o.onPulse(pulse, elapsedMs)
+      if (pulse.lostWorkers > 0) await this.#recover()
+    } catch (fault) {
+      if (this.#fault === null && !this.#stopped) log.warn({ err: fault }, 'the store does not answer')
+      this.#fault = fault
+      if (!this.#lostTold && performance.now() - this.#lastBeat > this.#o.leaseMs * giveUpShare) {
+        this.#lostTold = true
+        log.error({}, 'no heartbeat got through for most of the lease; what runs here is given up')
+        this.#o.onLost()
+      }
+    }
+  }
+
+  async #recover(): Promise<void> {
+    for (;;) {
+      const dead = await this.#o.store.recover()
+      if (dead === null) return
+      this.#o.log.warn(
+        { worker: dead.worker, name: dead.name, lanes: dead.lanes },
+        'took over the lanes of a dead process',
+      )
+      this.#o.onWake('ready')
+    }
+  }
+
+  async #sweep(): Promise<void> {
+    try {
+      const swept = await this.#o.store.sweep(this.#o.retentionMs)
+      this.#o.log.info(swept, 'swept')
+    } catch (fault) {
+      this.#o.log.warn({ err: fault }, 'sweeping failed and is tried again in a minute')
+    }
+  }
+}
+
+/** Waiting does not help: the database is too old, or newer than this program. */
+function isHopeless(fault: unknown): boolean {
+  const code = typeof fault === 'object' && fault !== null && 'code' in fault ? fault.code : undefined
+  return ['server_version', 'server_encoding', 'newer', 'edited', 'bad_list', 'failed'].includes(String(code))
+}

@@ -1,0 +1,150 @@
+/**
+ * One attempt at one operation.
+ *
+ *   started ──handler returns──► completed          (with ctx.tx: settled in its transaction, see work.ts)
+ *      │──throws FailOperation, or no attempts left──► failed
+ *      │──throws anything else──► retry
+ *      └──timeout │ cancelled │ lease lost │ stopping──► its signal fires; the handler's end is no longer waited for
+ */
+import { type BackoffOptions, backoffMs } from '../operations/backoff.js'
+import { FailOperation, OperationAborted, RetryOperation } from '../operations/outcome.js'
+import type { Claimed, OpenTx, Store, Tx } from '../store/port.js'
+import type { RunContext } from './define.js'
+
+export type Outcome =
+  | { kind: 'completed'; result: unknown }
+  | { kind: 'failed'; error: string; result?: unknown }
+  | { kind: 'retry'; error: string; delayMs: number }
+  | { kind: 'cancelled' }
+  /** Not run to an end and not counted: the lane goes back as it is. */
+  | { kind: 'released' }
+
+/** A handler's view of one attempt; signal and transaction are made when first asked for. */
+export class Attempt implements RunContext {
+  readonly op: Claimed
+  readonly startedAt: number
+  readonly deadline: number
+  readonly #store: Store
+  #controller: AbortController | undefined
+  #tx: Promise<OpenTx> | undefined
+  #aborted: OperationAborted | undefined
+  #onAbort: ((reason: OperationAborted) => void) | undefined
+
+  constructor(store: Store, op: Claimed, now: number) {
+    this.#store = store
+    this.op = op
+    this.startedAt = now
+    this.deadline = now + op.timeoutMs
+  }
+
+  get id(): string {
+    return this.op.id
+  }
+  get type(): string {
+    return this.op.type
+  }
+  get identity(): string {
+    return this.op.identity
+  }
+  get queue(): string {
+    return this.op.queue
+  }
+  get partition(): string {
+    return this.op.partition
+  }
+  get attempt(): number {
+    return this.op.attempts + 1
+  }
+  get maxAttempts(): number {
+    return this.op.maxAttempts
+  }
+  get traceparent(): string {
+    return this.op.traceparent
+  }
+
+  get signal(): AbortSignal {
+    // An AbortController costs more than a short handler; most never look.
+    if (this.#controller === undefined) {
+      this.#controller = new AbortController()
+      if (this.#aborted !== undefined) this.#controller.abort(this.#aborted)
+    }
+    return this.#controller.signal
+  }
+
+  get tx(): Tx {
+    return { query: async (text, values) => (await this.#begin()).query(text, values) }
+  }
+
+  /** The transaction that the handler has opened, if it has. */
+  get openTx(): Promise<OpenTx> | undefined {
+    return this.#tx
+  }
+
+  get abortedBy(): OperationAborted | undefined {
+    return this.#aborted
+  }
+
+  /** Ends the attempt from outside: the handler hears of it, and nobody waits for it any longer. */
+  abort(code: OperationAborted['code']): void {
+    if (this.#aborted !== undefined) return
+    this.#aborted = new OperationAborted(code)
+    this.#controller?.abort(this.#aborted)
+    this.#onAbort?.(this.#aborted)
+  }
+
+  /** What the handler throws when it is given up on. */
+  whenAborted(listener: (reason: OperationAborted) => void): void {
+    this.#onAbort = listener
+    if (this.#aborted !== undefined) listener(this.#aborted)
+  }
+
+  #begin(): Promise<OpenTx> {
+    // A handler that was given up on must not write any more.
+    if (this.#aborted !== undefined) return Promise.reject(this.#aborted)
+    this.#tx ??= this.#store.begin()
+    return this.#tx
+  }
+
+  async rollback(): Promise<void> {
+    const tx = await this.#tx?.catch(() => undefined)
+    await tx?.rollback()
+  }
+}
+
+/** Turns what a handler threw into what happens next. */
+export function outcomeOf(
+  fault: unknown,
+  op: Claimed,
+  backoff: BackoffOptions,
+  random: () => number = Math.random,
+): Outcome {
+  if (fault instanceof OperationAborted) {
+    if (fault.code === 'cancelled') return { kind: 'cancelled' }
+    if (fault.code !== 'timeout') return { kind: 'released' }
+  }
+  const error = messageOf(fault)
+  const result = fault instanceof FailOperation || fault instanceof RetryOperation ? fault.result : undefined
+  const attempt = op.attempts + 1
+  if (fault instanceof FailOperation || attempt >= op.maxAttempts) {
+    return { kind: 'failed', error, ...(result !== undefined && { result }) }
+  }
+  const asked = fault instanceof RetryOperation ? fault.afterMs : undefined
+  const delayMs = asked === undefined ? backoffMs(attempt, backoff, random) : Math.min(asked, retryAfterMsMax)
+  return { kind: 'retry', error, delayMs: Math.max(0, Math.round(delayMs)) }
+}
+
+/** A handler may be told "come back next year"; a lane is not held longer than a day for it. */
+const retryAfterMsMax = 86_400_000
+const errorCharactersMax = 2_000
+
+function messageOf(fault: unknown): string {
+  const text = fault instanceof Error ? fault.message || fault.name : String(fault)
+  // PostgreSQL's text has no NUL.
+  return text.replaceAll('\0', '\uFFFD').toWellFormed().slice(0, errorCharactersMax)
+}
+
+declare global {
+  interface String {
+    toWellFormed(): string
+  }
+}

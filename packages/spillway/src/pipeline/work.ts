@@ -1,0 +1,597 @@
+/**
+ * Runs operations: those claimed from the queue, and those that a request of this process executes at once.
+ *
+ * A lane that is held here:
+ *
+ *   claimed ──► running (one operation after the other) ──► finished ──step──► settled
+ *                  │ first long one: marked, the rest is handed back when it is through
+ *                  └ retry, not due, slice used up, stopping: finished early, the rest goes back
+ *
+ * Who may write: only this class calls `step`, and two loops at most are in it at a time. Settling and claiming are one
+ * call; finished lanes wait in `#finished` for the next. Crash points: before the step commits nothing has happened
+ * (the lease runs out, another process runs it again); after it everything has. A step whose answer is lost is repeated;
+ * what it had settled then shows as lost, and its new leases are disowned.
+ */
+import type { BackoffOptions } from '../operations/backoff.js'
+import type { Claimed, ClaimRequest, Leaving, OpenTx, Settlement, Store, StoredAnswer, Tx } from '../store/port.js'
+import type { AttemptOutcome } from '../telemetry/metrics.js'
+import type { ApplyItem } from './define.js'
+import { Attempt, type Outcome, outcomeOf } from './run.js'
+
+export interface Handler {
+  backoff: BackoffOptions
+  run?: (payload: unknown, attempt: Attempt) => unknown
+  apply?: (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
+}
+
+export interface WorkOptions {
+  store: Store
+  handlers: ReadonlyMap<string, Handler>
+  /** Lanes that run at once. */
+  concurrency: number
+  worker(): string
+  log: { warn(fields: object, message: string): void; error(fields: object, message: string): void }
+  onAttempt(type: string, outcome: AttemptOutcome, runMs: number): void
+  onWait(waitedMs: number): void
+  /** An operation left the queue: completed, failed or cancelled. Called after the commit. */
+  onSettled(op: Claimed, outcome: Outcome): void
+  now?: () => number
+}
+
+const loops = 2
+const lanesPerClaim = 64
+const opsPerClaim = 1_000
+const opsPerLane = 500
+/** How long one lane may go on before others get a turn. */
+const sliceMs = 250
+/** From here on an operation is told to be running, and a look for timeouts and marks is due. */
+const longMs = 50
+/** How long a lane with an operation that nobody here knows is left to others. */
+const unknownTypeMs = 5_000
+/** One claim in so many begins at a random level, so that no priority starves. */
+const turnEvery = 8
+const faultPauseMs = 250
+
+interface HeldLane {
+  lane: string
+  fence: number
+  from: number
+  ops: Claimed[]
+  leaving: Leaving[]
+  outcomes: { op: Claimed; outcome: Outcome }[]
+  retry: Settlement['retry']
+  attempt: Attempt | null
+  marked: boolean
+  startedAt: number
+  lost: boolean
+  done: ((settled: boolean) => void) | null
+}
+
+export class Work {
+  readonly #o: WorkOptions
+  readonly #now: () => number
+  readonly #running = new Set<HeldLane>()
+  readonly #byId = new Map<string, HeldLane>()
+  readonly #leases = new Map<number, Set<string>>()
+  readonly #counts = new Map<string, number>()
+  #finished: HeldLane[] = []
+  #active = 0
+  readonly #freeParts = Array.from({ length: loops }, (_, part) => part)
+  #claiming = false
+  #stopped = false
+  /** There may be something to claim. */
+  #hungry = false
+  #dueTimer: NodeJS.Timeout | undefined
+  #tick: NodeJS.Timeout | undefined
+  #claims = 0
+  #uncertain = false
+  #idle: (() => void)[] = []
+
+  constructor(options: WorkOptions) {
+    this.#o = options
+    this.#now = options.now ?? (() => performance.now())
+  }
+
+  get runningLanes(): number {
+    return this.#running.size
+  }
+
+  get freeSlots(): number {
+    return this.#o.concurrency - this.#running.size
+  }
+
+  /** Operations that run here now, per type. */
+  runningByType(): Record<string, number> {
+    return Object.fromEntries(this.#counts)
+  }
+
+  /** Begin to claim from the queue. Executing at once needs no start. */
+  start(): void {
+    this.#claiming = true
+    this.wake()
+  }
+
+  /** There may be work. */
+  wake(): void {
+    this.#hungry = true
+    this.#pump()
+  }
+
+  /** A lane becomes due then. */
+  wakeIn(ms: number): void {
+    if (!this.#claiming || this.#dueTimer !== undefined) return
+    this.#dueTimer = setTimeout(() => {
+      this.#dueTimer = undefined
+      this.wake()
+    }, Math.min(ms, 60_000) + 1)
+    this.#dueTimer.unref()
+  }
+
+  /** Runs an operation that `accept` gave to this process. Resolves once it is settled, durably. */
+  execute(op: Claimed): Promise<Outcome | null> {
+    return new Promise((resolve) => {
+      const held = this.#hold([op])
+      // `accept` has stamped its start already.
+      held.marked = true
+      held.done = (settled) => resolve(settled ? (held.outcomes[0]?.outcome ?? null) : null)
+    })
+  }
+
+  /** Asks a running operation to stop. False: it does not run here. */
+  cancel(id: string): boolean {
+    const held = this.#byId.get(id)
+    if (held?.attempt?.id !== id) return false
+    held.attempt.abort('cancelled')
+    return true
+  }
+
+  /** The process is no longer enlisted: whatever it holds belongs to others. */
+  loseAll(): void {
+    for (const held of this.#running) {
+      held.lost = true
+      held.attempt?.abort('lease_lost')
+    }
+    for (const held of this.#finished.splice(0)) this.#drop(held)
+    this.#leases.clear()
+  }
+
+  /** A call whose answer was lost may have given leases to this process; they are given back before the next step. */
+  suspect(): void {
+    this.#uncertain = true
+  }
+
+  knownFences(): number[] {
+    return [...this.#leases.keys()]
+  }
+
+  /** Stops claiming, waits for what runs until `deadlineMs` have passed, then gives the rest back. */
+  async stop(deadlineMs: number): Promise<void> {
+    this.#claiming = false
+    clearTimeout(this.#dueTimer)
+    const timer = setTimeout(() => {
+      for (const held of this.#running) held.attempt?.abort('stopping')
+    }, deadlineMs)
+    if (this.#running.size > 0 || this.#finished.length > 0 || this.#active > 0) {
+      await new Promise<void>((resolve) => this.#idle.push(resolve))
+    }
+    clearTimeout(timer)
+    this.#stopped = true
+    clearInterval(this.#tick)
+  }
+
+  #hold(ops: Claimed[]): HeldLane {
+    const [first] = ops
+    if (first === undefined) throw new Error('a lane was claimed without operations')
+    const now = this.#now()
+    const held: HeldLane = {
+      lane: first.lane,
+      fence: first.fence,
+      from: first.seq - 1,
+      ops,
+      leaving: [],
+      outcomes: [],
+      retry: null,
+      attempt: null,
+      marked: false,
+      startedAt: now,
+      lost: false,
+      done: null,
+    }
+    const lanes = this.#leases.get(first.fence)
+    if (lanes === undefined) this.#leases.set(first.fence, new Set([first.lane]))
+    else lanes.add(first.lane)
+    this.#running.add(held)
+    if (this.#tick === undefined) this.#tick = setInterval(() => this.#lookAround(), longMs)
+    void this.#runLane(held)
+    return held
+  }
+
+  async #runLane(held: HeldLane): Promise<void> {
+    const { ops } = held
+    for (let index = 0; index < ops.length; index++) {
+      const op = ops[index]
+      if (op === undefined || !op.due || held.lost || (this.#stopped && held.done === null)) break
+      // The first is always run: a lane that was claimed makes progress.
+      if (index > 0 && (!this.#claiming || this.#now() - held.startedAt > sliceMs)) break
+      const handler = this.#o.handlers.get(op.type)
+      if (handler === undefined) {
+        this.#o.log.warn({ type: op.type, operation: op.id }, 'no handler for this type here; left to other processes')
+        held.retry = { delayMs: unknownTypeMs, error: null }
+        break
+      }
+      if (handler.apply !== undefined) {
+        const group = consecutive(ops, index)
+        const applied = await this.#applyGroup(held, handler, group)
+        if (!applied) break
+        index += group.length - 1
+        continue
+      }
+      const outcome = await this.#runOne(held, handler, op)
+      if (outcome === 'settled') continue
+      if (!this.#record(held, op, outcome)) break
+    }
+    held.attempt = null
+    this.#running.delete(held)
+    if (held.lost) this.#drop(held)
+    else this.#finished.push(held)
+    this.#pump()
+  }
+
+  /** 'settled': effect and completion were committed together by the handler's own transaction. */
+  async #runOne(held: HeldLane, handler: Handler, op: Claimed): Promise<Outcome | 'settled'> {
+    const startedAt = this.#now()
+    const attempt = new Attempt(this.#o.store, op, startedAt)
+    held.attempt = attempt
+    this.#byId.set(op.id, held)
+    this.#count(op.type, 1)
+    if (op.attempts === 0) this.#o.onWait(op.waitedMs)
+    let outcome: Outcome
+    try {
+      const returned = handler.run?.(op.payload, attempt)
+      const result = isPromise(returned) ? await orAborted(returned, attempt) : returned
+      outcome = { kind: 'completed', result }
+      if (attempt.openTx !== undefined) {
+        const settled = await this.#settleInTx(held, op, attempt, outcome)
+        if (settled) {
+          this.#endAttempt(held, op, outcome, startedAt)
+          this.#o.onSettled(op, outcome)
+          return 'settled'
+        }
+        held.lost = true
+        outcome = { kind: 'released' }
+      }
+    } catch (fault) {
+      await attempt.rollback()
+      outcome = outcomeOf(fault, op, handler.backoff)
+    }
+    this.#endAttempt(held, op, outcome, startedAt)
+    return outcome
+  }
+
+  #endAttempt(held: HeldLane, op: Claimed, outcome: Outcome, startedAt: number): void {
+    held.attempt = null
+    this.#byId.delete(op.id)
+    this.#count(op.type, -1)
+    const told: AttemptOutcome | null =
+      outcome.kind === 'retry'
+        ? 'retried'
+        : outcome.kind === 'released'
+          ? held.lost
+            ? 'lease_lost'
+            : null
+          : outcome.kind
+    if (told !== null) this.#o.onAttempt(op.type, told, this.#now() - startedAt)
+  }
+
+  async #settleInTx(held: HeldLane, op: Claimed, attempt: Attempt, outcome: Outcome): Promise<boolean> {
+    // What ran before in this lane must leave first: the head moves in order.
+    const leaving = [...held.leaving, leave(op, outcome, attempt.startedAt, this.#now())]
+    const settlement: Settlement = {
+      fence: held.fence,
+      lane: held.lane,
+      from: held.from,
+      leaving,
+      retry: null,
+      release: false,
+    }
+    const tx = await attempt.openTx
+    if (tx === undefined) return false
+    const holds = await this.#o.store.settleWithin(tx, this.#o.worker(), settlement)
+    if (!holds) {
+      await tx.rollback()
+      return false
+    }
+    await tx.commit()
+    this.#advance(held, op, outcome)
+    return true
+  }
+
+  /** Everything up to `op` has left the lane, durably. */
+  #advance(held: HeldLane, op: Claimed, outcome: Outcome): void {
+    for (const earlier of held.outcomes) this.#o.onSettled(earlier.op, earlier.outcome)
+    held.from = op.seq
+    held.leaving = []
+    held.outcomes = held.done === null ? [] : [{ op, outcome }]
+  }
+
+  async #applyGroup(held: HeldLane, handler: Handler, group: Claimed[]): Promise<boolean> {
+    const startedAt = this.#now()
+    const last = group[group.length - 1]
+    if (last === undefined || handler.apply === undefined) return false
+    for (const op of group) if (op.attempts === 0) this.#o.onWait(op.waitedMs)
+    const tx = await this.#o.store.begin().catch((fault: unknown) => fault)
+    if (!isTx(tx)) return this.#applyFailed(held, handler, group, tx)
+    try {
+      const results = await handler.apply(tx, group.map(toApplyItem))
+      const outcomes = group.map((op, i) => ({ op, outcome: { kind: 'completed', result: results[i] } as Outcome }))
+      const leaving = [
+        ...held.leaving,
+        ...outcomes.map(({ op, outcome }) => leave(op, outcome, startedAt, this.#now())),
+      ]
+      const settlement: Settlement = {
+        fence: held.fence,
+        lane: held.lane,
+        from: held.from,
+        leaving,
+        retry: null,
+        release: false,
+      }
+      if (!(await this.#o.store.settleWithin(tx, this.#o.worker(), settlement))) {
+        await tx.rollback()
+        held.lost = true
+        return false
+      }
+      await tx.commit()
+      const final = outcomes[outcomes.length - 1]
+      if (final !== undefined) this.#advance(held, last, final.outcome)
+      for (const { op, outcome } of outcomes) {
+        this.#o.onAttempt(op.type, 'completed', this.#now() - startedAt)
+        this.#o.onSettled(op, outcome)
+      }
+      return true
+    } catch (fault) {
+      await tx.rollback()
+      return this.#applyFailed(held, handler, group, fault)
+    }
+  }
+
+  /** One by one, so that a poisoned item fails alone. */
+  async #applyFailed(held: HeldLane, handler: Handler, group: Claimed[], fault: unknown): Promise<boolean> {
+    const [first] = group
+    if (first === undefined) return true
+    if (group.length > 1) {
+      for (const op of group) if (!(await this.#applyGroup(held, handler, [op]))) return false
+      return true
+    }
+    const outcome = outcomeOf(fault, first, handler.backoff)
+    this.#o.onAttempt(first.type, outcome.kind === 'retry' ? 'retried' : 'failed', 0)
+    return this.#record(held, first, outcome)
+  }
+
+  /** Notes what became of an operation; false when the lane has to wait here. */
+  #record(held: HeldLane, op: Claimed, outcome: Outcome): boolean {
+    if (outcome.kind === 'released') return false
+    held.outcomes.push({ op, outcome })
+    if (outcome.kind === 'retry') {
+      held.retry = { delayMs: outcome.delayMs, error: outcome.error }
+      return false
+    }
+    held.leaving.push(leave(op, outcome, held.startedAt, this.#now()))
+    return true
+  }
+
+  #count(type: string, by: number): void {
+    this.#counts.set(type, (this.#counts.get(type) ?? 0) + by)
+  }
+
+  #pump(): void {
+    while (this.#active < loops && !this.#stopped) {
+      const claim = this.#nextClaim()
+      if (this.#finished.length === 0 && claim === null) break
+      const settling = this.#finished.splice(0)
+      const part = this.#freeParts.pop() ?? 0
+      void this.#step(part, settling, claim).finally(() => this.#freeParts.push(part))
+    }
+    if (this.#running.size === 0 && this.#finished.length === 0 && this.#active === 0) {
+      clearInterval(this.#tick)
+      this.#tick = undefined
+      for (const resolve of this.#idle.splice(0)) resolve()
+    }
+  }
+
+  #nextClaim(): ClaimRequest | null {
+    if (!this.#claiming || !this.#hungry || this.freeSlots <= 0) return null
+    // The other loop is about to bring some; it says whether there is more.
+    if (this.#active > 0 && this.#finished.length === 0) return null
+    const turn = ++this.#claims % turnEvery === 0 ? 2 + Math.floor(Math.random() * 9) : 1
+    return { lanes: Math.min(this.freeSlots, lanesPerClaim), budget: opsPerClaim, each: opsPerLane, turn }
+  }
+
+  async #step(part: number, settling: HeldLane[], claim: ClaimRequest | null): Promise<void> {
+    this.#active++
+    const { store, log } = this.#o
+    try {
+      if (this.#uncertain) {
+        // A step was answered by silence: it may have claimed lanes that nobody here knows of.
+        await store.disown(this.#o.worker(), this.knownFences())
+        this.#uncertain = false
+      }
+      const settlements = this.#settlements(settling)
+      const { lost, claimed } = await store.step(this.#o.worker(), part, settlements, claim)
+      if (lost.length > 0) {
+        this.#settledLost(settling, new Set(lost))
+      } else {
+        for (const held of settling) this.#settledWell(held)
+        if (claim !== null) this.#begin(claimed, claim)
+      }
+    } catch (fault) {
+      this.#uncertain = true
+      this.#finished.unshift(...settling)
+      log.warn({ err: fault, lanes: settling.length }, 'settling failed and is tried again')
+      await new Promise((resolve) => setTimeout(resolve, faultPauseMs))
+    } finally {
+      this.#active--
+      this.#pump()
+    }
+  }
+
+  #settlements(settling: readonly HeldLane[]): Settlement[] {
+    const leavingLease = new Map<number, number>()
+    for (const held of settling) leavingLease.set(held.fence, (leavingLease.get(held.fence) ?? 0) + 1)
+    return settling.map((held) => ({
+      fence: held.fence,
+      lane: held.lane,
+      from: held.from,
+      leaving: held.leaving,
+      retry: held.retry,
+      release: true,
+      endsLease: leavingLease.get(held.fence) === this.#leases.get(held.fence)?.size,
+    }))
+  }
+
+  #begin(claimed: Claimed[], claim: ClaimRequest): void {
+    let lanes = 0
+    for (let start = 0; start < claimed.length; ) {
+      let end = start + 1
+      while (end < claimed.length && claimed[end]?.lane === claimed[start]?.lane) end++
+      this.#hold(claimed.slice(start, end))
+      lanes++
+      start = end
+    }
+    // Fewer than asked for: that was all. A wake-up or the pulse says when there is more.
+    this.#hungry = lanes >= claim.lanes || (claim.turn > 1 && lanes > 0)
+  }
+
+  #settledWell(held: HeldLane): void {
+    const lanes = this.#leases.get(held.fence)
+    lanes?.delete(held.lane)
+    if (lanes?.size === 0) this.#leases.delete(held.fence)
+    for (const { op, outcome } of held.outcomes) this.#o.onSettled(op, outcome)
+    // The lane may have more, or its retry is due soon.
+    if (held.retry !== null) this.wakeIn(held.retry.delayMs)
+    else this.#hungry = true
+    held.done?.(true)
+  }
+
+  #settledLost(settling: readonly HeldLane[], lost: ReadonlySet<number>): void {
+    for (const held of settling) {
+      if (lost.has(held.fence)) this.#drop(held)
+      else this.#finished.push(held)
+    }
+    for (const fence of lost) {
+      this.#leases.delete(fence)
+      for (const held of this.#running) {
+        if (held.fence !== fence) continue
+        held.lost = true
+        held.attempt?.abort('lease_lost')
+      }
+    }
+  }
+
+  #drop(held: HeldLane): void {
+    for (const { op } of held.outcomes) this.#o.onAttempt(op.type, 'lease_lost', 0)
+    held.done?.(false)
+  }
+
+  /** Every 50 ms while something runs: timeouts, and what runs long is told. */
+  #lookAround(): void {
+    const now = this.#now()
+    const started: { fence: number; lane: string; seq: number; startedMsAgo: number }[] = []
+    for (const held of this.#running) {
+      const { attempt } = held
+      if (attempt === null) continue
+      if (now >= attempt.deadline) attempt.abort('timeout')
+      if (held.marked || now - attempt.startedAt < longMs) continue
+      held.marked = true
+      // What was handed out behind it goes back: it can be cancelled, and is not charged if we die.
+      held.ops.length = held.ops.findIndex((op) => op.seq === attempt.op.seq) + 1
+      started.push({ fence: held.fence, lane: held.lane, seq: attempt.op.seq, startedMsAgo: now - attempt.startedAt })
+    }
+    if (started.length === 0) return
+    this.#o.store.mark(this.#o.worker(), started).catch((fault: unknown) => {
+      this.#o.log.warn({ err: fault, operations: started.length }, 'could not tell that operations are running')
+    })
+  }
+}
+
+function leave(op: Claimed, outcome: Outcome, startedAt: number, now: number): Leaving {
+  const startedMsAgo = Math.max(0, Math.round(now - startedAt))
+  const common = {
+    seq: op.seq,
+    type: op.type,
+    startedMsAgo,
+    counted: true,
+    gate: op.gate,
+    idempotencyKey: op.idempotencyKey,
+  }
+  switch (outcome.kind) {
+    case 'completed': {
+      const result = toJson(outcome.result)
+      return { ...common, status: 'completed', result, error: null, answer: answerOf(op, outcome) }
+    }
+    case 'failed':
+      return {
+        ...common,
+        status: 'failed',
+        result: toJson(outcome.result),
+        error: outcome.error,
+        answer: answerOf(op, outcome),
+      }
+    case 'cancelled':
+      return {
+        ...common,
+        status: 'cancelled',
+        result: null,
+        error: 'cancelled while running',
+        answer: answerOf(op, outcome),
+      }
+    case 'retry':
+    case 'released':
+      throw new Error(`an operation that comes again does not leave its lane (${outcome.kind})`)
+  }
+}
+
+function answerOf(op: Claimed, outcome: Outcome): StoredAnswer | null {
+  if (op.idempotencyKey === null) return null
+  switch (outcome.kind) {
+    case 'completed':
+      return { v: 'done', result: outcome.result ?? null }
+    case 'failed':
+      return { v: 'failed', error: outcome.error, ...(outcome.result !== undefined && { result: outcome.result }) }
+    default:
+      return { v: 'cancelled' }
+  }
+}
+
+const toJson = (value: unknown): string | null => (value === undefined || value === null ? null : JSON.stringify(value))
+
+const toApplyItem = (op: Claimed): ApplyItem<unknown> => ({
+  id: op.id,
+  identity: op.identity,
+  body: op.payload,
+  queue: op.queue,
+  partition: op.partition,
+  seq: op.seq,
+  traceparent: op.traceparent,
+})
+
+/** The operations of the same type from `index` on that are due. */
+function consecutive(ops: readonly Claimed[], index: number): Claimed[] {
+  const type = ops[index]?.type
+  let end = index
+  while (end < ops.length && ops[end]?.type === type && ops[end]?.due === true) end++
+  return ops.slice(index, end)
+}
+
+const isPromise = (value: unknown): value is Promise<unknown> =>
+  typeof value === 'object' && value !== null && typeof (value as { then?: unknown }).then === 'function'
+
+const isTx = (value: unknown): value is OpenTx => typeof value === 'object' && value !== null && 'commit' in value
+
+/** The handler's end, or the reason why it is no longer waited for. */
+function orAborted(returned: Promise<unknown>, attempt: Attempt): Promise<unknown> {
+  return new Promise((resolve, reject) => {
+    returned.then(resolve, reject)
+    attempt.whenAborted((reason) => reject(reason))
+  })
+}

@@ -1,0 +1,74 @@
+/** `http.request`: a durable, ordered HTTP call. A webhook outbox, mounted on the same public calls as a user's route. */
+import { SubmitOperation } from '@spillway/protocol/schema'
+import { defaultPartition, type ForwardResult, limits } from '@spillway/protocol/wire'
+import Type from 'typebox'
+import { type Definition, FailOperation, type IntakeApi, mayUseQueue, pressure, RetryOperation } from '../../index.js'
+import type { AllowList } from './allow-list.js'
+import { createForwarder, type Forwarder } from './forward.js'
+import { validateForwardPayload } from './payload.js'
+
+export const httpRequestType = 'http.request'
+
+/** The body of `POST /api/v1/operations` for this type. */
+const HttpRequestBody = Type.Object(
+  { ...SubmitOperation.properties, type: Type.Literal(httpRequestType) },
+  { additionalProperties: false },
+)
+
+export interface HttpRequestOptions {
+  allow: () => AllowList
+  version: string
+}
+
+export interface HttpRequestWorkload {
+  definition: Definition<Type.Static<typeof HttpRequestBody>, ForwardResult>
+  close(): Promise<void>
+}
+
+export function defineHttpRequest(intake: IntakeApi, options: HttpRequestOptions): HttpRequestWorkload {
+  const forwarder: Forwarder = createForwarder({ userAgent: `spillway/${options.version}` })
+  const definition = intake.define(httpRequestType, {
+    body: HttpRequestBody,
+    lane: (body) => [body.queue, body.partition ?? defaultPartition],
+    gates: [pressure()],
+    check: (body, request) => {
+      if (request.user !== null && !mayUseQueue(request.user.queues, body.queue)) {
+        return { code: 'forbidden', detail: `You may not use the queue ${JSON.stringify(body.queue)}.` }
+      }
+      const payload = validateForwardPayload(body.payload)
+      if (!payload.ok) {
+        const errors = payload.errors.map((e) => ({ path: `/payload${e.path}`, message: e.message }))
+        return { code: 'invalid_request', detail: 'The payload is not valid.', errors }
+      }
+      const allowed = options.allow().allows(new URL(payload.request.url))
+      return allowed ? null : { code: 'target_not_allowed', detail: 'The target is not in SPILLWAY_FORWARD_ALLOW.' }
+    },
+    priority: (body) => body.priority ?? 5,
+    delayMs: (body) => (body.delay_seconds ?? 0) * 1_000,
+    timeoutMs: (body) => Math.max(1, Math.round((body.timeout_seconds ?? 30) * 1_000)),
+    maxRetries: (body) => body.max_retries ?? 3,
+    run: async (body, ctx): Promise<ForwardResult> => {
+      const payload = validateForwardPayload(body.payload)
+      if (!payload.ok) throw new FailOperation('The stored payload is not valid.')
+      const outcome = await forwarder.forward(payload.request, {
+        allow: options.allow(),
+        operationId: ctx.id,
+        traceparent: ctx.traceparent,
+        signal: ctx.signal,
+        answerBytesMax: limits.forwardAnswerBytes,
+      })
+      switch (outcome.kind) {
+        case 'done':
+          return outcome.result
+        case 'failed':
+          throw new FailOperation(outcome.error.message, { result: outcome.result })
+        case 'retry':
+          throw new RetryOperation(outcome.error.message, {
+            result: outcome.result,
+            ...(outcome.retryAfterMs !== undefined && { afterMs: outcome.retryAfterMs }),
+          })
+      }
+    },
+  })
+  return { definition, close: () => forwarder.close() }
+}
