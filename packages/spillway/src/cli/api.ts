@@ -30,10 +30,10 @@ export interface Api {
   retryOperation(id: string): Promise<unknown>
   cancelOperation(id: string): Promise<unknown>
   listDeadLetters(filter: Filter): Promise<Page<DeadLetterView>>
-  /** By ids, or the next `limit` that match the filter, oldest first. */
+  /** By ids, or the next `limit` that match the filter, oldest first; `next_cursor` says where to go on. */
   redrive(
-    which: { ids: readonly string[] } | { filter: Filter; limit: number },
-  ): Promise<{ moved: number; skipped: number }>
+    which: { ids: readonly string[] } | { filter: Filter; limit: number; cursor?: string },
+  ): Promise<{ moved: number; skipped: number; next_cursor?: string | null }>
   /** The next `limit` that match the filter. */
   purge(filter: Filter, limit: number): Promise<{ purged: number }>
 }

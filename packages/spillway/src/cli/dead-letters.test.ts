@@ -4,7 +4,7 @@ import { purgeDeadLetters, redriveDeadLetters } from './dead-letters.js'
 import { UsageError } from './exit.js'
 import type { Terminal } from './terminal.js'
 
-/** A server that holds `held` dead letters, of which `stuck` can never be moved. */
+/** A server that holds `held` dead letters, of which the first `stuck` can never be moved. */
 function setting(options: { held: number; stuck?: number; dieAgain?: boolean; interactive?: boolean }) {
   let held = options.held
   const stuck = options.stuck ?? 0
@@ -18,10 +18,14 @@ function setting(options: { held: number; stuck?: number; dieAgain?: boolean; in
     listDeadLetters: async () => ({ items: [], next_cursor: null, total: held }),
     redrive: async (which) => {
       calls.push('redrive')
-      const offered = 'ids' in which ? which.ids.length : Math.min(which.limit, held)
-      const skipped = Math.min(stuck, offered)
-      if (!options.dieAgain) held -= offered - skipped
-      return { moved: offered - skipped, skipped }
+      if ('ids' in which) return { moved: which.ids.length, skipped: 0 }
+      // The letters are 0 to held − 1; a cursor is the number of the last one that was offered.
+      const from = which.cursor === undefined ? 0 : Number(which.cursor) + 1
+      const to = Math.min(from + which.limit, options.held)
+      const skipped = Math.max(0, Math.min(stuck, to) - from)
+      const moved = to - from - skipped
+      if (!options.dieAgain) held -= moved
+      return { moved, skipped, next_cursor: to - from < which.limit ? null : String(to - 1) }
     },
     purge: async (_filter: Filter, limit) => {
       calls.push('purge')
@@ -62,10 +66,10 @@ describe('redriveDeadLetters', () => {
     expect(written.err.match(/\n/gu)).toHaveLength(1)
   })
 
-  it('ends although some can never be moved', async () => {
+  it('goes on behind those that can never be moved', async () => {
     const { context, written } = setting({ held: 500, stuck: 200 })
     await redriveDeadLetters(context, all)
-    expect(written.out).toBe('moved 0, skipped 200\n')
+    expect(written.out).toBe('moved 300, skipped 200\n')
   })
 
   it('ends although those it moves die again at once', async () => {

@@ -47,12 +47,16 @@ export async function redriveDeadLetters(
       }
     } else {
       const total = await totalOf(api, which.filter)
-      for (let limit = stepOf(total, 0); limit > 0; limit = stepOf(total, sum.moved + sum.skipped)) {
-        const step = await api.redrive({ filter: which.filter, limit })
+      // Once through, by the cursor: what dies again at once would otherwise be offered again for ever.
+      for (let cursor: string | null | undefined; cursor !== null; ) {
+        const step = await api.redrive({
+          filter: which.filter,
+          limit: stepMax,
+          ...(cursor !== undefined && { cursor }),
+        })
         add(sum, step)
         progress.update(sum.moved + sum.skipped, total)
-        // What is skipped stays and would be offered again: a step that moved nothing is the last.
-        if (step.moved === 0 || step.moved + step.skipped < limit) break
+        cursor = step.next_cursor ?? null
       }
     }
   } finally {
@@ -89,10 +93,7 @@ export async function purgeDeadLetters(
   return exitCodes.done
 }
 
-/**
- * No more than there were at the start: one that is redriven and dies again at once would otherwise go round for ever,
- * and one that dies during a purge was not among those that were agreed to.
- */
+/** No more than there were at the start: one that dies during a purge was not among those that were agreed to. */
 function stepOf(total: number | null, done: number): number {
   return total === null ? stepMax : Math.min(stepMax, total - done)
 }

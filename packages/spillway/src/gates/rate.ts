@@ -7,7 +7,7 @@ export interface RateOptions<Body> {
   per: string
   /** What is limited. Default: the identity. Null: this request is not limited by this tier. */
   by?: (request: GateRequest, body: Body) => string | null
-  /** In the RateLimit headers, and what makes two gates count together. Default: the operation's type. */
+  /** In the RateLimit headers; gates of one name and window count together. Default: the operation's type. */
   name?: string
   problem?: (limited: {
     limit: number
@@ -34,7 +34,9 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
     bind(binding: GateBinding): BoundGate<Body> {
       const name = options.name ?? binding.type
       const blocked = new Map<string, number>()
-      const keyOf = (by: string): string => `${name}\0${by}`
+      // Tiers of several windows on one definition count apart, or each request would count twice.
+      const prefix = `${name}\0${windowMinutes}\0`
+      const keyOf = (by: string): string => prefix + by
       const refusal = (by: string, resetMs: number): Refusal => ({
         code: 'rate_limited',
         detail: `Maximum ${options.limit} per ${options.per} exceeded.`,
@@ -71,7 +73,7 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
             }
             blocked.set(told.key, binding.now() + resetMs)
           }
-          return refusal(request.identity, resetMs)
+          return refusal(told?.key.slice(prefix.length) ?? request.identity, resetMs)
         },
       }
     },

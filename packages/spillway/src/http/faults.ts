@@ -1,4 +1,5 @@
 import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
+import { StoreFault } from '../store/postgres/faults.js'
 import { discardRest } from './connections.js'
 import { type Problem, sendProblem } from './problem.js'
 import { InvalidRequest } from './validation.js'
@@ -13,6 +14,19 @@ export class Refusal extends Error {
   }
 }
 
+const storeAwayRetryAfterMs = 2_000
+const diskFullRetryAfterMs = 30_000
+
+/** Undefined for what waiting does not mend: refused values, and statements that are a defect of ours. */
+function storeProblem({ code }: StoreFault): Problem | undefined {
+  if (code === 'data' || code === 'other') return undefined
+  return {
+    code: 'store_unavailable',
+    detail: 'The store did not answer. Try again later.',
+    retryAfterMs: code === 'disk_full' ? diskFullRetryAfterMs : storeAwayRetryAfterMs,
+  }
+}
+
 function isFastifyError(fault: unknown): fault is FastifyError {
   return fault instanceof Error && 'code' in fault && typeof fault.code === 'string' && fault.code.startsWith('FST_')
 }
@@ -22,6 +36,7 @@ function problemOf(fault: unknown): Problem | undefined {
   if (fault instanceof InvalidRequest) {
     return { code: 'invalid_request', detail: 'The request is not valid.', errors: fault.errors }
   }
+  if (fault instanceof StoreFault) return storeProblem(fault)
   if (!isFastifyError(fault)) return undefined
   switch (fault.code) {
     case 'FST_ERR_CTP_BODY_TOO_LARGE':

@@ -7,14 +7,17 @@ export interface LandingDeps {
 }
 
 function page(version: string, origin: string): string {
-  const curl = `curl -X POST ${origin}/api/v1/operations -H 'content-type: application/json' \\
-  -d '{"type":"http.request","queue":"demo","payload":{"url":"${origin}/demo/echo","body":{"hello":"world"}}}'`
+  const curl = `curl -X POST ${origin}/api/v1/operations \\
+  -H 'content-type: application/json' \\
+  -d '{"type":"http.request","queue":"demo",
+       "payload":{"url":"${origin}/demo/echo","body":{"hello":"world"}}}'`
   return `<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <title>Spillway</title>
-<style>body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem}pre{overflow:auto;padding:1rem;background:#f3f3f3;color:#222}</style>
+<style>body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem}pre{font-size:.875rem;padding:1rem;border-radius:.25rem;background:#8882;white-space:pre-wrap;overflow-wrap:anywhere}</style>
 <h1>Spillway ${version}</h1>
 <p>The overload-safe front door of a service: every request is done, queued or told when to come back.</p>
 <p>Hand over the first operation:</p>

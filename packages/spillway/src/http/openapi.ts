@@ -46,7 +46,15 @@ async function buildDocumentation(routes: readonly DocumentedRoute[], version: s
       security: [{ bearer: [] }, {}],
     },
   })
-  await documentation.register(swaggerUi, { routePrefix: '/docs', staticCSP: true })
+  await documentation.register(swaggerUi, {
+    routePrefix: '/docs',
+    staticCSP: true,
+    // A server that is reached over plain HTTP by another name than localhost would lose its own assets to it.
+    transformStaticCSP: (policy) => policy.replace(/\s*upgrade-insecure-requests;?/u, ''),
+    theme: { title: 'Spillway API' },
+    // Without the bar of another project's logo.
+    uiConfig: { layout: 'BaseLayout' },
+  })
   for (const { method, url, schema } of routes) {
     documentation.route({ method, url, schema, handler: async () => undefined })
   }

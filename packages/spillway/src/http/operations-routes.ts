@@ -41,6 +41,7 @@ const RedriveBody = Type.Object(
     filter: Type.Optional(Type.Object(FilterMembers, { additionalProperties: false })),
     ...FilterMembers,
     limit: Type.Optional(Type.Integer({ minimum: 1, maximum: redriveMax })),
+    cursor: ListOperationsQuery.properties.cursor,
   },
   { additionalProperties: false },
 )
@@ -88,6 +89,16 @@ export function ticketRoutes(
   }
 
   return async (app) => {
+    app.addHook('onRequest', (_, reply, done) => {
+      if (intake.presence.isReady) return done()
+      // There may be no tables yet, and a statement on them would look like a defect of ours.
+      sendProblem(reply, {
+        code: 'store_unavailable',
+        detail: 'The store cannot be reached yet. Try again later.',
+        retryAfterMs: 2_000,
+      })
+    })
+
     app.get<{ Querystring: ListQuery }>(
       '/api/v1/operations',
       { schema: { tags, summary: 'List operations, newest first', querystring: ListOperationsQuery } },
@@ -251,7 +262,7 @@ export function ticketRoutes(
       },
       async (request, reply) => {
         if (!operating(request, reply)) return reply
-        const { ids, filter, limit, ...loose } = request.body
+        const { ids, filter, limit, cursor, ...loose } = request.body
         if (ids !== undefined) {
           const { moved } = await store.redrive(ids.filter(isUuid))
           if (moved > 0) intake.wakeAll()
@@ -264,7 +275,9 @@ export function ticketRoutes(
             errors: [{ path: '/ids', message: 'ids or filter is required' }],
           })
         }
-        return redriveAll(intake, ownFilter(request, { ...loose, ...filter }), limit ?? redriveMax)
+        const from = cursor === undefined ? null : idOfCursor(cursor)
+        if (cursor !== undefined && from === null) return badCursor(reply)
+        return redriveAll(intake, ownFilter(request, { ...loose, ...filter }), limit ?? redriveMax, from)
       },
     )
 
@@ -287,7 +300,7 @@ export function ticketRoutes(
         let purged = 0
         const most = limit ?? redriveMax
         while (purged < most) {
-          const ids = await store.deadLetterIds(ownFilter(request, query), Math.min(redriveBatch, most - purged))
+          const ids = await store.deadLetterIds(ownFilter(request, query), Math.min(redriveBatch, most - purged), null)
           if (ids.length === 0) break
           purged += await store.purge(ids)
         }
@@ -314,24 +327,32 @@ export function ticketRoutes(
   }
 }
 
+/**
+ * Goes through them once, oldest first: one that dies again at once keeps its id and would otherwise be found first, and
+ * redriven, again and again.
+ */
 async function redriveAll(
   intake: Intake,
   filter: TicketFilter,
   limit: number,
-): Promise<{ moved: number; skipped: number }> {
+  from: string | null,
+): Promise<{ moved: number; skipped: number; next_cursor: string | null }> {
   let moved = 0
   let skipped = 0
+  let after = from
   while (moved + skipped < limit) {
-    const ids = await intake.store.deadLetterIds(filter, Math.min(redriveBatch, limit - moved - skipped))
-    if (ids.length === 0) break
-    const batch = await intake.store.redrive(ids)
-    moved += batch.moved
-    skipped += batch.skipped
-    if (batch.moved > 0) intake.wakeAll()
-    // Those that were skipped are still at the front: the next batch would be the same.
-    if (batch.skipped > 0) break
+    const most = Math.min(redriveBatch, limit - moved - skipped)
+    const ids = await intake.store.deadLetterIds(filter, most, after)
+    if (ids.length > 0) {
+      const batch = await intake.store.redrive(ids)
+      moved += batch.moved
+      skipped += ids.length - batch.moved
+      if (batch.moved > 0) intake.wakeAll()
+    }
+    if (ids.length < most) return { moved, skipped, next_cursor: null }
+    after = ids[ids.length - 1] ?? null
   }
-  return { moved, skipped }
+  return { moved, skipped, next_cursor: after === null ? null : cursorOf(after) }
 }
 
 const isFinished = (ticket: Ticket): boolean => ticket.finishedAt !== null
@@ -351,8 +372,15 @@ function defaultViewer(request: FastifyRequest): Viewer {
 function pageOf(query: ListQuery): { limit: number; before: string | null } | null {
   const limit = Math.min(query.limit ?? listLimitDefault, limits.listItemsMax)
   if (query.cursor === undefined) return { limit, before: null }
-  const before = Buffer.from(query.cursor, 'base64url').toString()
-  return isUuid(before) ? { limit, before } : null
+  const before = idOfCursor(query.cursor)
+  return before === null ? null : { limit, before }
+}
+
+const cursorOf = (id: string): string => Buffer.from(id).toString('base64url')
+
+function idOfCursor(cursor: string): string | null {
+  const id = Buffer.from(cursor, 'base64url').toString()
+  return isUuid(id) ? id : null
 }
 
 function badCursor(reply: FastifyReply): FastifyReply {
@@ -371,6 +399,6 @@ function paged<T extends { id: string }, V>(
   const last = rows.length > limit ? rows[limit - 1] : undefined
   return {
     items: rows.slice(0, limit).map(view),
-    next_cursor: last === undefined ? null : Buffer.from(last.id).toString('base64url'),
+    next_cursor: last === undefined ? null : cursorOf(last.id),
   }
 }

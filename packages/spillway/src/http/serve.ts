@@ -85,10 +85,12 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       return allowList
     },
   })
+  const submit = api.route(httpRequest.definition)
   app.route({
     method: 'POST',
     url: '/api/v1/operations',
-    ...api.route(httpRequest.definition),
+    ...submit,
+    schema: { ...submit.schema, tags: ['operations'], summary: 'Hand over work: done now, or queued with a ticket' },
     config: { role: 'submit' },
   })
   await app.register(ticketRoutes(core) as never)

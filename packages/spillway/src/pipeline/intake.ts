@@ -184,7 +184,7 @@ export class Intake {
       onLost: () => this.#work.loseAll(),
       onReady: async () => {
         for (const register of this.#registrations) await register()
-        if (settings.work) this.#work.start()
+        this.#startWork()
       },
       onWake: (kind) => {
         if (kind === 'cancel') void this.presence.beat()
@@ -215,7 +215,14 @@ export class Intake {
       ...(open.run && { run: (payload, attempt) => open.run?.(payload as never, attempt) }),
       ...(open.apply && { apply: (tx, items) => open.apply?.(tx, items as never) ?? Promise.resolve([]) }),
     })
+    // After this turn of the event loop: what is defined together is known before the first operation is claimed.
+    setImmediate(() => this.#startWork())
     return { type }
+  }
+
+  /** Claims begin once there is a store and something to run. */
+  #startWork(): void {
+    if (this.settings.work && this.presence.isEnlisted && this.#handlers.size > 0 && !this.#draining) this.#work.start()
   }
 
   bound(definition: Definition): Bound {
@@ -461,9 +468,15 @@ export class Intake {
       case 'apply':
         this.metrics.admissions.labels(type, 'execute', 'applied').inc()
         return { kind: 'done', operationId: item.id, result: pending.result, replayed: false, ...rate }
-      case 'execute':
+      case 'execute': {
         this.metrics.admissions.labels(type, 'execute', 'direct').inc()
-        return { ...(await this.#executed(item, accepted)), ...rate }
+        const began = performance.now()
+        const executed: Answer = { ...(await this.#executed(item, accepted)), ...rate }
+        if (executed.kind !== 'queued' || submission.waitMs === undefined) return executed
+        // It became a ticket (still running, or to be retried): what is left of the caller's patience goes to that.
+        const leftMs = submission.waitMs - (performance.now() - began)
+        return leftMs > 0 ? this.waitFor(executed, leftMs, submission.signal) : executed
+      }
       case 'queue': {
         this.metrics.admissions.labels(type, 'queue', accepted.reason).inc()
         this.#acceptedSincePulse++
@@ -535,8 +548,8 @@ export class Intake {
       priority: item.priority,
       identity: item.identity,
       payload: JSON.parse(item.payload),
-      acceptedAt: new Date(),
       waitedMs: 0,
+      careful: false,
       due: true,
       attempts: 0,
       maxAttempts: item.maxAttempts,

@@ -39,6 +39,7 @@ export class Presence {
   readonly #o: PresenceOptions
   #worker = randomUUID() as string
   #ready = false
+  #enlisted = false
   #stopped = false
   #beatTimer: NodeJS.Timeout | undefined
   #sweepTimer: NodeJS.Timeout | undefined
@@ -54,6 +55,10 @@ export class Presence {
 
   get worker(): string {
     return this.#worker
+  }
+
+  get isEnlisted(): boolean {
+    return this.#enlisted
   }
 
   get isReady(): boolean {
@@ -125,11 +130,13 @@ export class Presence {
       this.#o.log.warn({ err: fault }, 'could not sign off; others take over when the lease runs out')
     }
     this.#ready = false
+    this.#enlisted = false
   }
 
   async #enlist(): Promise<void> {
     this.#worker = randomUUID()
     await this.#o.store.enlist(this.#worker, this.#o.name, this.#o.leaseMs)
+    this.#enlisted = true
     this.#lastBeat = performance.now()
     this.#lostTold = false
   }

@@ -129,7 +129,9 @@ export function outcomeOf(
     return { kind: 'failed', error, ...(result !== undefined && { result }) }
   }
   const asked = fault instanceof RetryOperation ? fault.afterMs : undefined
-  const delayMs = asked === undefined ? backoffMs(attempt, backoff, random) : Math.min(asked, retryAfterMsMax)
+  // NaN, e.g. from a Retry-After that was no number, would be refused by the store, and the lane with it for ever.
+  const delayMs =
+    asked === undefined || Number.isNaN(asked) ? backoffMs(attempt, backoff, random) : Math.min(asked, retryAfterMsMax)
   return { kind: 'retry', error, delayMs: Math.max(0, Math.round(delayMs)) }
 }
 

@@ -39,9 +39,14 @@ export interface WorkOptions {
 }
 
 const loops = 2
-const lanesPerClaim = 64
 const opsPerClaim = 1_000
 const opsPerLane = 500
+/** Lanes that may wait here for a free slot, while operations are so short that they wait a few milliseconds at most. */
+const prefetchLanesMax = 448
+const prefetchMs = 10
+/** Deep lanes are cheaper in larger portions: then fewer of them per claim, which also lets the two loops overlap. */
+const deepLanes = 100
+const deepFrom = 3
 /** How long one lane may go on before others get a turn. */
 const sliceMs = 250
 /** From here on an operation is told to be running, and a look for timeouts and marks is due. */
@@ -51,6 +56,8 @@ const unknownTypeMs = 5_000
 /** One claim in so many begins at a random level, so that no priority starves. */
 const turnEvery = 8
 const faultPauseMs = 250
+/** What was aborted at the deadline of a stop gets so long to be settled. */
+const settleGraceMs = 2_000
 
 interface HeldLane {
   lane: string
@@ -74,7 +81,12 @@ export class Work {
   readonly #byId = new Map<string, HeldLane>()
   readonly #leases = new Map<number, Set<string>>()
   readonly #counts = new Map<string, number>()
+  #waiting: HeldLane[] = []
   #finished: HeldLane[] = []
+  /** Operations per lane in the last claim. */
+  #depth = 1
+  /** Moving average of an operation's run time. */
+  #runMs = prefetchMs
   #active = 0
   readonly #freeParts = Array.from({ length: loops }, (_, part) => part)
   #claiming = false
@@ -82,6 +94,7 @@ export class Work {
   /** There may be something to claim. */
   #hungry = false
   #dueTimer: NodeJS.Timeout | undefined
+  #dueAt = Number.POSITIVE_INFINITY
   #tick: NodeJS.Timeout | undefined
   #claims = 0
   #uncertain = false
@@ -107,6 +120,7 @@ export class Work {
 
   /** Begin to claim from the queue. Executing at once needs no start. */
   start(): void {
+    if (this.#stopped) return
     this.#claiming = true
     this.wake()
   }
@@ -119,11 +133,16 @@ export class Work {
 
   /** A lane becomes due then. */
   wakeIn(ms: number): void {
-    if (!this.#claiming || this.#dueTimer !== undefined) return
+    const waitMs = Math.min(ms, 60_000) + 1
+    const dueAt = this.#now() + waitMs
+    // The earliest counts: a delay of half a minute must not hold up a retry of half a second.
+    if (!this.#claiming || dueAt >= this.#dueAt) return
+    clearTimeout(this.#dueTimer)
+    this.#dueAt = dueAt
     this.#dueTimer = setTimeout(() => {
-      this.#dueTimer = undefined
+      this.#dueAt = Number.POSITIVE_INFINITY
       this.wake()
-    }, Math.min(ms, 60_000) + 1)
+    }, waitMs)
     this.#dueTimer.unref()
   }
 
@@ -134,6 +153,9 @@ export class Work {
       // `accept` has stamped its start already.
       held.marked = true
       held.done = (settled) => resolve(settled ? (held.outcomes[0]?.outcome ?? null) : null)
+      // To the front: its caller waits, and it counts among the running from here on.
+      this.#waiting.unshift(...this.#waiting.splice(this.#waiting.indexOf(held), 1))
+      this.#startWaiting()
     })
   }
 
@@ -151,7 +173,7 @@ export class Work {
       held.lost = true
       held.attempt?.abort('lease_lost')
     }
-    for (const held of this.#finished.splice(0)) this.#drop(held)
+    for (const held of [...this.#finished.splice(0), ...this.#waiting.splice(0)]) this.#drop(held)
     this.#leases.clear()
   }
 
@@ -168,12 +190,21 @@ export class Work {
   async stop(deadlineMs: number): Promise<void> {
     this.#claiming = false
     clearTimeout(this.#dueTimer)
+    // What has not begun goes back at once.
+    this.#finished.push(...this.#waiting.splice(0))
+    this.#pump()
     const timer = setTimeout(() => {
       for (const held of this.#running) held.attempt?.abort('stopping')
     }, deadlineMs)
+    let giveUp: NodeJS.Timeout | undefined
     if (this.#running.size > 0 || this.#finished.length > 0 || this.#active > 0) {
-      await new Promise<void>((resolve) => this.#idle.push(resolve))
+      await new Promise<void>((resolve) => {
+        this.#idle.push(resolve)
+        // A store that does not answer cannot be told; the lease runs out and others take over.
+        giveUp = setTimeout(resolve, deadlineMs + settleGraceMs)
+      })
     }
+    clearTimeout(giveUp)
     clearTimeout(timer)
     this.#stopped = true
     clearInterval(this.#tick)
@@ -200,10 +231,20 @@ export class Work {
     const lanes = this.#leases.get(first.fence)
     if (lanes === undefined) this.#leases.set(first.fence, new Set([first.lane]))
     else lanes.add(first.lane)
-    this.#running.add(held)
-    if (this.#tick === undefined) this.#tick = setInterval(() => this.#lookAround(), longMs)
-    void this.#runLane(held)
+    this.#waiting.push(held)
     return held
+  }
+
+  /** Starts lanes that wait here, while there are slots. What a request executes has been given a slot already. */
+  #startWaiting(): void {
+    while (this.#waiting.length > 0 && (this.freeSlots > 0 || this.#waiting[0]?.done !== null)) {
+      const held = this.#waiting.shift()
+      if (held === undefined) break
+      this.#running.add(held)
+      held.startedAt = this.#now()
+      this.#tick ??= setInterval(() => this.#lookAround(), longMs)
+      void this.#runLane(held)
+    }
   }
 
   async #runLane(held: HeldLane): Promise<void> {
@@ -226,6 +267,7 @@ export class Work {
         index += group.length - 1
         continue
       }
+      if (op.careful && !(await this.#tellStart(held, op))) break
       const outcome = await this.#runOne(held, handler, op)
       if (outcome === 'settled') continue
       if (!this.#record(held, op, outcome)) break
@@ -234,7 +276,20 @@ export class Work {
     this.#running.delete(held)
     if (held.lost) this.#drop(held)
     else this.#finished.push(held)
+    this.#startWaiting()
     this.#pump()
+  }
+
+  /** A process died over this lane before: the start is durable before the handler runs. */
+  async #tellStart(held: HeldLane, op: Claimed): Promise<boolean> {
+    held.marked = true
+    try {
+      await this.#o.store.mark(this.#o.worker(), [{ fence: held.fence, lane: held.lane, seq: op.seq, startedMsAgo: 0 }])
+      return true
+    } catch (fault) {
+      this.#o.log.warn({ err: fault, operation: op.id }, 'could not tell the start of a suspect; it is given back')
+      return false
+    }
   }
 
   /** 'settled': effect and completion were committed together by the handler's own transaction. */
@@ -280,7 +335,9 @@ export class Work {
             ? 'lease_lost'
             : null
           : outcome.kind
-    if (told !== null) this.#o.onAttempt(op.type, told, this.#now() - startedAt)
+    const runMs = this.#now() - startedAt
+    this.#runMs += (runMs - this.#runMs) * 0.05
+    if (told !== null) this.#o.onAttempt(op.type, told, runMs)
   }
 
   async #settleInTx(held: HeldLane, op: Claimed, attempt: Attempt, outcome: Outcome): Promise<boolean> {
@@ -400,11 +457,20 @@ export class Work {
   }
 
   #nextClaim(): ClaimRequest | null {
-    if (!this.#claiming || !this.#hungry || this.freeSlots <= 0) return null
+    if (!this.#claiming || !this.#hungry) return null
+    const lanes = this.freeSlots + this.#prefetch() - this.#waiting.length
+    if (lanes <= 0) return null
     // The other loop is about to bring some; it says whether there is more.
     if (this.#active > 0 && this.#finished.length === 0) return null
     const turn = ++this.#claims % turnEvery === 0 ? 2 + Math.floor(Math.random() * 9) : 1
-    return { lanes: Math.min(this.freeSlots, lanesPerClaim), budget: opsPerClaim, each: opsPerLane, turn }
+    const most = this.#depth >= deepFrom ? Math.max(deepLanes, this.#o.concurrency) : lanes
+    return { lanes: Math.min(lanes, most), budget: opsPerClaim, each: opsPerLane, turn }
+  }
+
+  /** None while operations take their time: another process could run what would wait here. */
+  #prefetch(): number {
+    const perSlot = prefetchMs / Math.max(this.#runMs, 0.01)
+    return perSlot < 2 ? 0 : Math.min(prefetchLanesMax, Math.floor(perSlot) * this.#o.concurrency)
   }
 
   async #step(part: number, settling: HeldLane[], claim: ClaimRequest | null): Promise<void> {
@@ -458,6 +524,8 @@ export class Work {
       lanes++
       start = end
     }
+    if (lanes > 0) this.#depth = claimed.length / lanes
+    this.#startWaiting()
     // Fewer than asked for: that was all. A wake-up or the pulse says when there is more.
     this.#hungry = lanes >= claim.lanes || (claim.turn > 1 && lanes > 0)
   }
@@ -478,6 +546,7 @@ export class Work {
       if (lost.has(held.fence)) this.#drop(held)
       else this.#finished.push(held)
     }
+    this.#waiting = this.#waiting.filter((held) => !lost.has(held.fence))
     for (const fence of lost) {
       this.#leases.delete(fence)
       for (const held of this.#running) {
@@ -515,44 +584,24 @@ export class Work {
 }
 
 function leave(op: Claimed, outcome: Outcome, startedAt: number, now: number): Leaving {
-  const startedMsAgo = Math.max(0, Math.round(now - startedAt))
-  const common = {
+  if (outcome.kind === 'retry' || outcome.kind === 'released') {
+    throw new Error(`an operation that comes again does not leave its lane (${outcome.kind})`)
+  }
+  return {
     seq: op.seq,
     type: op.type,
-    startedMsAgo,
+    status: outcome.kind,
+    result: outcome.kind === 'cancelled' ? null : toJson(outcome.result),
+    error: outcome.kind === 'failed' ? outcome.error : outcome.kind === 'cancelled' ? 'cancelled while running' : null,
+    startedMsAgo: Math.max(0, Math.round(now - startedAt)),
     counted: true,
     gate: op.gate,
     idempotencyKey: op.idempotencyKey,
-  }
-  switch (outcome.kind) {
-    case 'completed': {
-      const result = toJson(outcome.result)
-      return { ...common, status: 'completed', result, error: null, answer: answerOf(op, outcome) }
-    }
-    case 'failed':
-      return {
-        ...common,
-        status: 'failed',
-        result: toJson(outcome.result),
-        error: outcome.error,
-        answer: answerOf(op, outcome),
-      }
-    case 'cancelled':
-      return {
-        ...common,
-        status: 'cancelled',
-        result: null,
-        error: 'cancelled while running',
-        answer: answerOf(op, outcome),
-      }
-    case 'retry':
-    case 'released':
-      throw new Error(`an operation that comes again does not leave its lane (${outcome.kind})`)
+    answer: op.idempotencyKey === null ? null : answerOf(outcome),
   }
 }
 
-function answerOf(op: Claimed, outcome: Outcome): StoredAnswer | null {
-  if (op.idempotencyKey === null) return null
+function answerOf(outcome: Outcome): StoredAnswer {
   switch (outcome.kind) {
     case 'completed':
       return { v: 'done', result: outcome.result ?? null }

@@ -109,8 +109,9 @@ export interface Claimed {
   priority: number
   identity: string
   payload: unknown
-  acceptedAt: Date
   waitedMs: number
+  /** A process died over this lane: its start is to be told before it runs. */
+  careful: boolean
   /** False: delayed or paused, to be given back. */
   due: boolean
   attempts: number
@@ -284,8 +285,8 @@ export interface Store {
   stats(): Promise<StatRow[]>
   cancel(id: string, abortable: readonly string[], why: string): Promise<CancelOutcome>
   deadLetters(filter: TicketFilter, limit: number, before: string | null): Promise<DeadLetter[]>
-  /** Up to `limit` ids of dead letters that match, oldest first. */
-  deadLetterIds(filter: TicketFilter, limit: number): Promise<string[]>
+  /** Up to `limit` ids of dead letters that match, oldest first, from behind `after` on. */
+  deadLetterIds(filter: TicketFilter, limit: number, after: string | null): Promise<string[]>
   redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }>
   purge(ids: readonly string[]): Promise<number>
   pause(queue: string, partition: string | null): Promise<void>

@@ -1,20 +1,20 @@
 import type { AcceptContext, Accepted, AcceptItem, RateState, StoredAnswer, Tx } from '../port.js'
+import { plainArray, textArray } from './arrays.js'
 
-/** Rows of `accept` and its kin as the driver gives them. */
+/** The row of `accept`: an element per item, in the order in which they were given. */
 interface AcceptRow extends Record<string, unknown> {
-  item: number
-  verdict: number
+  verdicts: number[]
   fence: number | null
-  seq: number
-  place: number
-  wait_ms: number
-  reason: 'maintaining_order' | 'system_busy' | 'requested'
-  stamp: number
-  answer: StoredAnswer | null
-  op: string | null
-  tier: number | null
-  rate_left: number
-  rate_reset_ms: number
+  seqs: number[]
+  places: number[]
+  waits_ms: number[]
+  reasons: ('maintaining_order' | 'system_busy' | 'requested')[]
+  stamps: number[]
+  answers: (StoredAnswer | null)[] | null
+  ops: (string | null)[] | null
+  tiers: (number | null)[] | null
+  rates_left: number[] | null
+  rates_reset_ms: number[] | null
 }
 
 export const acceptSql = (schema: string): string =>
@@ -42,10 +42,13 @@ export async function accept(
   })
   const sorted = order.map((index) => at(items, index))
   const { rows } = await query<AcceptRow>(sql, acceptValues(sorted, context, mode))
+  const row = rows[0] ?? unexpected('a row')
   const out = new Array<Accepted>(items.length)
-  for (const row of rows) {
-    const index = at(order, row.item - 1)
-    out[index] = toAccepted(row, firstTier(sorted, row.item - 1))
+  let tiersBefore = 0
+  for (const [i, index] of order.entries()) {
+    out[index] = toAccepted(row, i, tiersBefore)
+    // Tiers are numbered over the whole flush.
+    tiersBefore += at(sorted, i).rates.length
   }
   return out
 }
@@ -59,6 +62,7 @@ function acceptValues(
   const queues: string[] = []
   const partitions: string[] = []
   const perLane: number[] = []
+  const executes: boolean[] = []
   const laneOf: number[] = []
   const inLane: number[] = []
   const rateItem: number[] = []
@@ -74,6 +78,7 @@ function acceptValues(
       queues.push(item.queue)
       partitions.push(item.partition)
       perLane.push(0)
+      executes.push(item.execute)
     }
     const n = (perLane[perLane.length - 1] ?? 0) + 1
     perLane[perLane.length - 1] = n
@@ -89,58 +94,65 @@ function acceptValues(
       rateMinutes.push(rate.windowMinutes)
     }
   }
-  const column = <T>(of: (item: AcceptItem) => T): T[] => sorted.map(of)
+  const plain = (of: (item: AcceptItem) => number | boolean | string | null): string => plainArray(sorted.map(of))
+  const text = (of: (item: AcceptItem) => string | null): string => textArray(sorted.map(of))
   return [
     context.worker,
     mode.part,
     mode.apply,
-    lanes,
-    queues,
-    partitions,
-    perLane,
-    laneOf,
-    inLane,
-    column((i) => i.id),
-    column((i) => i.type),
-    column((i) => i.priority),
-    column((i) => i.stamp),
-    column((i) => i.lead),
-    column((i) => i.identity),
-    column((i) => i.payload),
-    column((i) => i.delayMs),
-    column((i) => i.maxAttempts),
-    column((i) => i.timeoutMs),
-    column((i) => i.traceparent),
-    column((i) => i.execute),
-    column((i) => i.reason),
-    column((i) => i.paceMs),
+    plainArray(lanes),
+    textArray(queues),
+    textArray(partitions),
+    plainArray(perLane),
+    plainArray(executes),
+    plainArray(laneOf),
+    plainArray(inLane),
+    plain((i) => i.id),
+    text((i) => i.type),
+    plain((i) => i.priority),
+    plain((i) => i.stamp),
+    plain((i) => i.lead),
+    text((i) => i.identity),
+    text((i) => i.payload),
+    plain((i) => i.delayMs),
+    plain((i) => i.maxAttempts),
+    plain((i) => i.timeoutMs),
+    text((i) => i.traceparent),
+    text((i) => (i.execute ? '' : i.reason)),
+    plain((i) => i.paceMs),
     Math.round(context.backlogMs),
-    keyed ? column((i) => i.idempotency?.key ?? null) : [],
-    keyed ? column((i) => i.idempotency?.request ?? null) : [],
+    keyed ? plain((i) => i.idempotency?.key ?? null) : '{}',
+    keyed ? plain((i) => i.idempotency?.request ?? null) : '{}',
     context.keyTtlMs,
-    gated ? column((i) => i.gate) : [],
-    haltable ? column((i) => i.halt) : [],
-    rateItem,
-    rateKey,
-    rateLimit,
-    rateMinutes,
+    gated ? text((i) => i.gate) : '{}',
+    haltable ? text((i) => i.halt) : '{}',
+    plainArray(rateItem),
+    plainArray(rateKey),
+    plainArray(rateLimit),
+    plainArray(rateMinutes),
   ]
 }
 
-/** Tiers are numbered over the whole flush; this is the number of the item's first. */
-function firstTier(sorted: readonly AcceptItem[], index: number): number {
-  let before = 0
-  for (let i = 0; i < index; i++) before += at(sorted, i).rates.length
-  return before
-}
-
-function toAccepted(row: AcceptRow, tiersBefore: number): Accepted {
+function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
+  const tier = row.tiers?.[i] ?? null
   const rate: RateState | null =
-    row.tier === null ? null : { tier: row.tier - 1 - tiersBefore, left: row.rate_left, resetMs: row.rate_reset_ms }
-  const { seq, stamp } = row
-  switch (row.verdict) {
+    tier === null
+      ? null
+      : { tier: tier - 1 - tiersBefore, left: row.rates_left?.[i] ?? 0, resetMs: row.rates_reset_ms?.[i] ?? 0 }
+  const seq = row.seqs[i] ?? 0
+  const stamp = row.stamps[i] ?? 0
+  const verdict = row.verdicts[i]
+  switch (verdict) {
     case 0:
-      return { verdict: 'queue', seq, stamp, rate, place: row.place, waitMs: row.wait_ms, reason: row.reason }
+      return {
+        verdict: 'queue',
+        seq,
+        stamp,
+        rate,
+        place: row.places[i] ?? 0,
+        waitMs: row.waits_ms[i] ?? 0,
+        reason: row.reasons[i] ?? 'maintaining_order',
+      }
     case 1:
       return { verdict: 'execute', seq, stamp, rate, fence: row.fence ?? unexpected('fence') }
     case 2:
@@ -154,15 +166,15 @@ function toAccepted(row: AcceptRow, tiersBefore: number): Accepted {
     case 6:
       return {
         verdict: 'replay',
-        operationId: row.op ?? unexpected('op'),
-        answer: row.answer ?? unexpected('answer'),
+        operationId: row.ops?.[i] ?? unexpected('op'),
+        answer: row.answers?.[i] ?? unexpected('answer'),
       }
     case 7:
       return { verdict: 'mismatch' }
     case 8:
       return { verdict: 'in_progress' }
     default:
-      throw new Error(`accept answered with the unknown verdict ${row.verdict}`)
+      throw new Error(`accept answered with the unknown verdict ${verdict}`)
   }
 }
 

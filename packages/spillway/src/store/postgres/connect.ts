@@ -48,6 +48,8 @@ export function openPool(options: PoolOptions): pg.Pool {
   })
   // Without a listener the loss of an idle connection ends the process; the pool has already dropped it.
   pool.on('error', (error) => {
+    // A pool that was told to end does not wait for its sockets: the server may end them first, which is no loss.
+    if (pool.ending) return
     log?.warn({ err: toStoreFault(error) }, 'an idle database connection was lost')
   })
   return pool

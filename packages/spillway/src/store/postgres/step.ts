@@ -1,27 +1,32 @@
 import type { Claimed, ClaimRequest, Leaving, Settlement, StepResult, StoredAnswer, Tx } from '../port.js'
+import { plainArray, textArray } from './arrays.js'
 
-interface StepRow extends Record<string, unknown> {
-  lost: number[]
-  fence: number | null
-  lane: string
-  seq: number
-  id: string
-  type: string
-  queue: string
-  partition: string
-  priority: number
-  identity: string
-  payload: unknown
-  accepted_at: Date
-  waited_ms: number
-  due: boolean
-  attempts: number
-  max_attempts: number
-  timeout_ms: number
-  trace: string
-  idem: string | null
-  gate: string | null
-}
+/** A row of `claim` behind the lost leases; what belongs to the lane stands in the first row of each lane only. */
+type StepRow = [
+  lost: number[] | null,
+  fence: number | null,
+  lane: string | null,
+  queue: string | null,
+  partition: string | null,
+  careful: boolean,
+  seq: number | null,
+  id: string,
+  type: string,
+  priority: number,
+  identity: string,
+  payload: unknown,
+  waitedMs: number,
+  due: boolean,
+  attempts: number,
+  maxAttempts: number,
+  timeoutMs: number,
+  trace: string,
+  idem: string | null,
+  gate: string | null,
+]
+
+/** Runs a statement and gives its rows as arrays: objects with twenty members cost more than what is in them. */
+export type QueryRows = (text: string, values: readonly unknown[]) => Promise<unknown[][]>
 
 const settleParameters = 25
 
@@ -30,13 +35,13 @@ const numbered = (from: number, count: number): string =>
 
 export const settleSql = (schema: string): string => `SELECT ${schema}.settle(${numbered(1, settleParameters)}) AS lost`
 
-/** Settle, then claim, in one statement: claiming waits for the settlement, and does not happen when that was refused. */
+/** Settle, then claim, in one statement: claiming waits for the settlement, and finds no worker when that was refused. */
 export const stepSql = (schema: string): string =>
-  `SELECT s.lost, c.* FROM ${schema}.settle(${numbered(1, settleParameters)}) s(lost)
-   LEFT JOIN LATERAL ${schema}.claim($1, ${numbered(settleParameters + 1, 4)}) c ON cardinality(s.lost) = 0`
+  `SELECT nullif(s.lost, '{}'), c.* FROM ${schema}.settle(${numbered(1, settleParameters)}) s(lost)
+   LEFT JOIN LATERAL ${schema}.claim(CASE WHEN cardinality(s.lost) = 0 THEN $1::uuid END, ${numbered(settleParameters + 1, 4)}) c ON true`
 
 export const claimSql = (schema: string): string =>
-  `SELECT '{}'::bigint[] AS lost, c.* FROM ${schema}.claim(${numbered(1, 5)}) c`
+  `SELECT NULL::bigint[], c.* FROM ${schema}.claim(${numbered(1, 5)}) c`
 
 export interface StepStatements {
   step: string
@@ -45,7 +50,7 @@ export interface StepStatements {
 }
 
 export async function step(
-  query: Tx['query'],
+  query: QueryRows,
   sql: StepStatements,
   worker: string,
   part: number,
@@ -53,42 +58,59 @@ export async function step(
   claim: ClaimRequest | null,
 ): Promise<StepResult> {
   const claimValues = claim === null ? [] : [claim.lanes, claim.budget, claim.each, claim.turn]
-  let rows: StepRow[]
+  let rows: unknown[][]
   if (settlements.length === 0) {
     if (claim === null) return { lost: [], claimed: [] }
-    rows = (await query<StepRow>(sql.claim, [worker, ...claimValues])).rows
+    rows = await query(sql.claim, [worker, ...claimValues])
   } else {
     const values = settleValues(worker, part, settlements)
-    rows = (await query<StepRow>(claim === null ? sql.settle : sql.step, [...values, ...claimValues])).rows
+    rows = await query(claim === null ? sql.settle : sql.step, [...values, ...claimValues])
   }
-  return {
-    lost: rows[0]?.lost ?? [],
-    claimed: rows.filter((row) => row.fence !== null && row.fence !== undefined).map(toClaimed),
-  }
+  const [first] = rows as StepRow[]
+  return { lost: first?.[0] ?? [], claimed: claim === null ? [] : toClaimed(rows as StepRow[]) }
 }
 
-function toClaimed(row: StepRow): Claimed {
-  return {
-    fence: row.fence ?? 0,
-    lane: row.lane,
-    seq: row.seq,
-    id: row.id,
-    type: row.type,
-    queue: row.queue,
-    partition: row.partition,
-    priority: row.priority,
-    identity: row.identity,
-    payload: row.payload,
-    acceptedAt: row.accepted_at,
-    waitedMs: row.waited_ms,
-    due: row.due,
-    attempts: row.attempts,
-    maxAttempts: row.max_attempts,
-    timeoutMs: row.timeout_ms,
-    traceparent: row.trace,
-    idempotencyKey: row.idem,
-    gate: row.gate,
+function toClaimed(rows: readonly StepRow[]): Claimed[] {
+  const claimed: Claimed[] = []
+  let fence = 0
+  let lane = ''
+  let queue = ''
+  let partition = ''
+  for (const row of rows) {
+    const seq = row[6]
+    // Nothing to claim: the settlement's row stands alone.
+    if (seq === null || seq === undefined) continue
+    if (row[2] !== null) {
+      fence = row[1] ?? 0
+      lane = row[2]
+      queue = row[3] ?? ''
+      partition = row[4] ?? ''
+    } else if (seq <= (claimed[claimed.length - 1]?.seq ?? 0)) {
+      throw new Error(`lane ${lane} was handed out of order at ${seq}`)
+    }
+    claimed.push({
+      fence,
+      lane,
+      queue,
+      partition,
+      careful: row[5],
+      seq,
+      id: row[7],
+      type: row[8],
+      priority: row[9],
+      identity: row[10],
+      payload: row[11],
+      waitedMs: row[12],
+      due: row[13],
+      attempts: row[14],
+      maxAttempts: row[15],
+      timeoutMs: row[16],
+      traceparent: row[17],
+      idempotencyKey: row[18],
+      gate: row[19],
+    })
   }
+  return claimed
 }
 
 /** Completed, with nothing to tell: such operations are deleted by range instead of one by one. */
@@ -120,11 +142,12 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
   // Counts are subtracted; dead letters are counted beside the types.
   if (dead > 0) types.set('!dead', -dead)
   const told = plain ? [] : results
-  const of = <T>(get: (settlement: Settlement) => T): T[] => settlements.map(get)
+  const of = (get: (settlement: Settlement) => number | boolean | string | null): string =>
+    plainArray(settlements.map(get))
   return [
     worker,
     part,
-    endedFences(settlements),
+    plainArray(endedFences(settlements)),
     of((s) => s.fence),
     of((s) => s.lane),
     of((s) => s.from),
@@ -132,21 +155,21 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
     of((s) => s.leaving.length),
     of((s) => s.release),
     of((s) => s.retry?.delayMs ?? null),
-    of((s) => s.retry?.error ?? null),
+    textArray(settlements.map((s) => s.retry?.error ?? null)),
     of((s) => s.leaving[0]?.startedMsAgo ?? 0),
-    [...types.keys()],
-    [...types.values()],
-    [...gates.keys()],
-    [...gates.values()],
-    told.map((r) => r.lane),
-    told.map((r) => r.op.seq),
-    told.map((r) => r.op.status),
-    told.map((r) => r.op.result),
-    told.map((r) => r.op.error),
-    told.map((r) => r.op.startedMsAgo),
-    told.map((r) => r.op.counted),
-    keys,
-    answers,
+    textArray([...types.keys()]),
+    plainArray([...types.values()]),
+    textArray([...gates.keys()]),
+    plainArray([...gates.values()]),
+    plainArray(told.map((r) => r.lane)),
+    plainArray(told.map((r) => r.op.seq)),
+    plainArray(told.map((r) => r.op.status)),
+    textArray(told.map((r) => r.op.result)),
+    textArray(told.map((r) => r.op.error)),
+    plainArray(told.map((r) => r.op.startedMsAgo)),
+    plainArray(told.map((r) => r.op.counted)),
+    plainArray(keys),
+    textArray(answers),
   ]
 }
 

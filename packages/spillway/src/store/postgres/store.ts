@@ -6,7 +6,7 @@ import { type Log, openPool } from './connect.js'
 import { toStoreFault } from './faults.js'
 import { migrate } from './migrate.js'
 import { migrations } from './migrations/index.js'
-import { claimSql, settleSql, settleValues, step, stepSql } from './step.js'
+import { claimSql, type QueryRows, settleSql, settleValues, step, stepSql } from './step.js'
 import { deadLetterIds, finishedTickets, listDeadLetters, listTickets, stats, ticket } from './tickets.js'
 
 export interface PostgresOptions {
@@ -60,6 +60,15 @@ export function postgresStore(options: PostgresOptions): Store {
         throw toStoreFault(error)
       }
     }
+  const rows: QueryRows = async (text, values) => {
+    const name = prepared.get(text)
+    try {
+      const config = { text, values: [...values], rowMode: 'array' as const, ...(name !== undefined && { name }) }
+      return (await pools.work.query<unknown[]>(config)).rows
+    } catch (error) {
+      throw toStoreFault(error)
+    }
+  }
   const sql = { accept: acceptSql(s), step: stepSql(s), settle: settleSql(s), claim: claimSql(s) }
   const prepared = new Map(Object.entries(sql).map(([name, text]) => [text, `spillway_${name}`]))
   const on = {
@@ -120,8 +129,8 @@ export function postgresStore(options: PostgresOptions): Store {
 
     step: (worker, part, settlements, claim) =>
       settlements.length === 0
-        ? step(on.work, sql, worker, parts.step + part, settlements, claim)
-        : slowly(() => step(on.work, sql, worker, parts.step + part, settlements, claim)),
+        ? step(rows, sql, worker, parts.step + part, settlements, claim)
+        : slowly(() => step(rows, sql, worker, parts.step + part, settlements, claim)),
     settleWithin: async (tx, worker, settlement) => {
       const { rows } = await tx.query<{ lost: number[] }>(sql.settle, settleValues(worker, parts.within, [settlement]))
       return rows[0]?.lost.length === 0
@@ -160,7 +169,8 @@ export function postgresStore(options: PostgresOptions): Store {
       const { rows } = await on.work<{ worker: string; name: string; lanes: number }>(`SELECT * FROM ${s}.recover()`)
       return rows[0] ?? null
     },
-    retire: async (worker) => (await value<number>(on.work, `${s}.retire($1)`, [worker])) ?? 0,
+    // Not among the work: a process that stops while the database is silent would wait for half a minute.
+    retire: async (worker) => (await value<number>(on.pulse, `${s}.retire($1)`, [worker])) ?? 0,
     disown: async (worker, known) => (await value<number>(on.work, `${s}.disown($1, $2)`, [worker, known])) ?? 0,
     sweep: async (retentionMs) => {
       const { rows } = await on.sweep<Record<string, number>>(`SELECT * FROM ${s}.sweep($1, $2)`, [
@@ -182,7 +192,7 @@ export function postgresStore(options: PostgresOptions): Store {
         why,
       ])) ?? 'gone',
     deadLetters: (filter, limit, before) => listDeadLetters(on.reads, s, filter, limit, before),
-    deadLetterIds: (filter, limit) => deadLetterIds(on.reads, s, filter, limit),
+    deadLetterIds: (filter, limit, after) => deadLetterIds(on.reads, s, filter, limit, after),
     redrive: async (ids) => {
       const { rows } = await on.reads<{ moved: number; skipped: number }>(`SELECT * FROM ${s}.redrive($1)`, [ids])
       return rows[0] ?? { moved: 0, skipped: 0 }
@@ -241,7 +251,9 @@ export function postgresStore(options: PostgresOptions): Store {
     },
     close: async () => {
       await listener?.close()
-      await Promise.all(Object.values(pools).map((pool) => pool.end()))
+      const ended = Promise.all(Object.values(pools).map((pool) => pool.end()))
+      // A pool waits for its statements; one that a silent server never answers must not hold up the end.
+      await Promise.race([ended, delay(timeoutMs, undefined, { ref: false })])
     },
   }
 

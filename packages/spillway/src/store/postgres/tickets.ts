@@ -103,11 +103,12 @@ export async function deadLetterIds(
   s: string,
   filter: TicketFilter,
   limit: number,
+  after: string | null,
 ): Promise<string[]> {
-  const values: unknown[] = [limit]
+  const values: unknown[] = [limit, after]
   const where = conditions(filter, null, values)
   const { rows } = await query<{ id: string }>(
-    `SELECT p.id FROM (${dead(s)}) p WHERE ${where('p')} ORDER BY p.id LIMIT $1`,
+    `SELECT p.id FROM (${dead(s)}) p WHERE ($2::uuid IS NULL OR p.id > $2) AND ${where('p')} ORDER BY p.id LIMIT $1`,
     values,
   )
   return rows.map((row) => row.id)

@@ -23,6 +23,7 @@ CREATE TABLE lanes (
   tail       bigint NOT NULL DEFAULT 0,      -- the last sequence given
   depth      bigint NOT NULL DEFAULT 0,      -- operations in the lane (cancelled ones leave gaps between head and tail)
   careful    bigint NOT NULL DEFAULT 0,      -- up to here operations are claimed one at a time (a worker died over them)
+  running    boolean NOT NULL DEFAULT false, -- is its first operation known to run?
   pace_ms    real,                           -- moving average of milliseconds per operation while the lane was busy
   moved_at   timestamptz NOT NULL,           -- last accepted into the empty lane, or last settled
   CHECK (head >= 0 AND head <= tail),

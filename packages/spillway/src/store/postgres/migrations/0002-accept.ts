@@ -14,6 +14,16 @@ export const accept = {
   version: 2,
   name: 'accept',
   sql: `
+CREATE FUNCTION tally(p_worker uuid, p_part smallint, p_type text, p_n bigint) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+  IF p_part >= 0 THEN
+    UPDATE tallies x SET n = x.n + p_n WHERE x.worker = p_worker AND x.part = p_part AND x.type = p_type;
+    IF FOUND THEN RETURN; END IF;
+  END IF;
+  INSERT INTO tallies (worker, part, type, n) VALUES (p_worker, p_part, p_type, p_n);
+END $$;
+
 CREATE FUNCTION rate_minutes(p_minutes int[], p_now int, p_keep int) RETURNS int[] LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE
     WHEN cardinality(p_minutes) = 0 THEN ARRAY[p_now]
@@ -52,17 +62,17 @@ $$;
 
 CREATE FUNCTION accept(
   p_worker uuid, p_part smallint, p_apply boolean,
-  p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[],
+  p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[],
   p_lane int[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[],
   p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts int[], p_timeout_ms int[], p_trace text[],
-  p_execute boolean[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint,
+  p_reason text[], p_pace_ms real[], p_backlog_ms bigint,
   p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint,
   p_gates text[], p_halts text[],
-  p_rate_item int[], p_rate_key uuid[], p_rate_limit int[], p_rate_minutes int[]
-) RETURNS TABLE (
-  item int, verdict smallint, fence bigint, seq bigint, place bigint, wait_ms bigint, reason text, stamp bigint,
-  answer json, op uuid, tier int, rate_left bigint, rate_reset_ms bigint
-) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+  p_rate_item int[], p_rate_key uuid[], p_rate_limit int[], p_rate_minutes int[],
+  -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
+  OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[],
+  OUT answers json[], OUT ops uuid[], OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[]
+) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
@@ -73,14 +83,14 @@ DECLARE
   v_rn bigint[] := p_rn;
   v_lane int[] := p_lane;
   v_lanes uuid[] := p_lanes;
-  v_head bigint[]; v_tail bigint[]; v_running bigint[]; v_depth bigint[]; v_pace real[];
-  v_level bigint[] := array_fill(NULL::bigint, ARRAY[10]);
-  v_fence bigint; v_mine boolean := false; v_paused boolean;
+  v_execute boolean[] := p_first_execute;
+  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[];
+  v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
+  v_mine boolean := false; v_executing boolean := false; v_paused boolean;
   v_tight boolean := false;
-  v_item int; v_key uuid; v_ok boolean; v_found int; v_k int;
-  v_seen_item int[]; v_seen_answer json[]; v_seen_op uuid[];
-  v_rkeys uuid[]; v_rlimit bigint[]; v_rleft bigint[]; v_rgave bigint[]; v_rasked bigint[]; v_rkeep int[];
-  v_rwait bigint[]; v_tier int[]; v_tleft bigint[]; v_treset bigint[];
+  v_item int; v_ok boolean; v_found int; v_k int;
+  v_seen_item int[];
+  v_rkeys uuid[]; v_rleft bigint[]; v_rgave bigint[]; v_rasked bigint[]; v_rwait bigint[];
   v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
   r record;
 BEGIN
@@ -99,30 +109,30 @@ BEGIN
     SELECT array_agg(k.i::int) INTO v_seen_item FROM k WHERE k.key NOT IN (SELECT made.key FROM made);
     IF v_seen_item IS NOT NULL THEN
       v_out := array_fill(0::smallint, ARRAY[v_items]);
-      v_seen_answer := array_fill(NULL::json, ARRAY[v_items]);
-      v_seen_op := array_fill(NULL::uuid, ARRAY[v_items]);
+      answers := array_fill(NULL::json, ARRAY[v_items]);
+      ops := array_fill(NULL::uuid, ARRAY[v_items]);
       FOR r IN SELECT s.i, d.request = p_requests[s.i] AS same, d.answer, d.op
                FROM unnest(v_seen_item) s(i) LEFT JOIN idempotency d ON d.key = p_keys[s.i] LOOP
         v_out[r.i] := CASE WHEN r.same IS NOT TRUE THEN 7 WHEN r.answer IS NULL THEN 8 ELSE 6 END;
-        v_seen_answer[r.i] := r.answer;
-        v_seen_op[r.i] := r.op;
+        answers[r.i] := r.answer;
+        ops[r.i] := r.op;
       END LOOP;
     END IF;
   END IF;
 
   -- 2. Halt.
-  IF cardinality(p_halts) > 0 AND EXISTS (SELECT FROM halts) THEN
-    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
+  IF cardinality(p_halts) > 0 THEN
     FOR v_item IN SELECT u.i FROM unnest(p_halts) WITH ORDINALITY u(scope, i) JOIN halts h ON h.scope = u.scope LOOP
+      v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
       IF v_out[v_item] = 0 THEN v_out[v_item] := 5; END IF;
     END LOOP;
   END IF;
 
   -- 3. Rates, in key order: what is asked for is added at once, what does not fit is taken back below.
   IF cardinality(p_rate_key) > 0 THEN
-    v_tier := array_fill(NULL::int, ARRAY[v_items]);
-    v_tleft := array_fill(NULL::bigint, ARRAY[v_items]);
-    v_treset := array_fill(NULL::bigint, ARRAY[v_items]);
+    tiers := array_fill(NULL::int, ARRAY[v_items]);
+    rates_left := array_fill(NULL::bigint, ARRAY[v_items]);
+    rates_reset_ms := array_fill(NULL::bigint, ARRAY[v_items]);
     WITH k AS (
       SELECT u.key, count(*) AS n, min(u.most) AS most, max(u.win) AS win
       FROM unnest(p_rate_item, p_rate_key, p_rate_limit, p_rate_minutes) u(i, key, most, win)
@@ -137,14 +147,14 @@ BEGIN
         expires_at = excluded.expires_at
       RETURNING x.key, x.minutes, x.counts
     ), sums AS (
-      SELECT k.key, k.most, k.n, k.win, rate_used(up.minutes, up.counts, v_minute, k.win) AS used,
+      SELECT k.key, k.most, k.n, rate_used(up.minutes, up.counts, v_minute, k.win) AS used,
         rate_wait_ms(up.minutes, up.counts, t, k.win,
           greatest(0, least(k.most, rate_used(up.minutes, up.counts, v_minute, k.win)) - 1)) AS wait
       FROM up JOIN k ON k.key = up.key
     )
-    SELECT array_agg(key ORDER BY key), array_agg(most::bigint ORDER BY key), array_agg(most - (used - n) ORDER BY key),
-           array_agg(n ORDER BY key), array_agg(coalesce(wait, 1) ORDER BY key), array_agg(win ORDER BY key), coalesce(bool_or(used > most), false)
-      INTO v_rkeys, v_rlimit, v_rleft, v_rasked, v_rwait, v_rkeep, v_tight FROM sums;
+    SELECT array_agg(key ORDER BY key), array_agg(most - (used - n) ORDER BY key),
+           array_agg(n ORDER BY key), array_agg(coalesce(wait, 1) ORDER BY key), coalesce(bool_or(used > most), false)
+      INTO v_rkeys, v_rleft, v_rasked, v_rwait, v_tight FROM sums;
     v_rgave := array_fill(0::bigint, ARRAY[coalesce(cardinality(v_rkeys), 0)]);
   END IF;
 
@@ -180,8 +190,8 @@ BEGIN
         IF v_rleft[r.k] - v_rgave[r.k] <= 0 THEN
           v_ok := false;
           -- The tier that frees last decides when to come back.
-          IF v_treset[v_item] IS NULL OR v_rwait[r.k] > v_treset[v_item] THEN
-            v_tier[v_item] := r.tier; v_tleft[v_item] := 0; v_treset[v_item] := v_rwait[r.k];
+          IF rates_reset_ms[v_item] IS NULL OR v_rwait[r.k] > rates_reset_ms[v_item] THEN
+            tiers[v_item] := r.tier; rates_left[v_item] := 0; rates_reset_ms[v_item] := v_rwait[r.k];
           END IF;
         END IF;
       END LOOP;
@@ -211,8 +221,8 @@ BEGIN
     FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, v_rleft[k.k] - v_rgave[k.k] AS left_now, v_rwait[k.k] AS wait
              FROM unnest(p_rate_item, p_rate_key) WITH ORDINALITY u(item, key, i), LATERAL (SELECT array_position(v_rkeys, u.key) AS k) k
              WHERE k.k IS NOT NULL ORDER BY u.item, v_rleft[k.k] - v_rgave[k.k], u.i LOOP
-      IF v_tier[r.item] IS NULL THEN
-        v_tier[r.item] := r.tier; v_tleft[r.item] := greatest(0, r.left_now); v_treset[r.item] := r.wait;
+      IF tiers[r.item] IS NULL THEN
+        tiers[r.item] := r.tier; rates_left[r.item] := greatest(0, r.left_now); rates_reset_ms[r.item] := r.wait;
       END IF;
     END LOOP;
   END IF;
@@ -223,115 +233,112 @@ BEGIN
     SELECT array_agg(coalesce(x.rn, 0) ORDER BY x.i) INTO v_rn FROM (
       SELECT u.i, CASE WHEN u.o = 0 THEN row_number() OVER (PARTITION BY u.lane, u.o = 0 ORDER BY u.i) END AS rn
       FROM unnest(p_lane, v_out) WITH ORDINALITY u(lane, o, i)) x;
-    SELECT array_agg(coalesce(x.n, 0) ORDER BY l.i) INTO v_n
+    SELECT array_agg(coalesce(x.n, 0) ORDER BY l.i),
+           -- Whether the first that is left may run at once; the first that came may have been refused.
+           array_agg(coalesce(x.execute, false) ORDER BY l.i) INTO v_n, v_execute
       FROM generate_series(1, cardinality(p_lanes)) l(i)
-      LEFT JOIN (SELECT u.lane, count(*) AS n FROM unnest(p_lane, v_out) u(lane, o) WHERE u.o = 0 GROUP BY u.lane) x ON x.lane = l.i;
+      LEFT JOIN (SELECT u.lane, count(*) AS n, (array_agg(u.reason = '' ORDER BY u.i))[1] AS execute
+                 FROM unnest(p_lane, v_out, p_reason) WITH ORDINALITY u(lane, o, reason, i) WHERE u.o = 0 GROUP BY u.lane) x ON x.lane = l.i;
   END IF;
 
   -- 7. May this process hold leases? Its row keeps its place until we commit.
-  IF true = ANY (p_execute) AND NOT p_apply THEN
+  v_paused := EXISTS (SELECT FROM pauses);
+  IF true = ANY (v_execute) AND NOT p_apply THEN
     PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
     v_mine := FOUND;
-    IF v_mine THEN v_fence := nextval('fences'); END IF;
+    IF NOT v_mine THEN
+      v_execute := array_fill(false, ARRAY[cardinality(p_lanes)]);
+    ELSIF v_paused THEN
+      SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s WHERE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition)) ORDER BY u.i)
+        INTO v_execute FROM unnest(p_queues, p_partitions, v_execute) WITH ORDINALITY u(queue, partition, execute, i);
+    END IF;
   END IF;
-  v_paused := EXISTS (SELECT FROM pauses);
 
   -- 8. Lanes, in id order: the sequence is given here, under the lane's lock.
   WITH up AS (
-    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, moved_at)
-    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply THEN u.n ELSE 0 END, u.n, CASE WHEN p_apply THEN 0 ELSE u.n END, t
-    FROM unnest(p_lanes, p_queues, p_partitions, v_n) u(id, queue, partition, n) WHERE u.n > 0
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at)
+    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply THEN u.n ELSE 0 END, u.n, CASE WHEN p_apply THEN 0 ELSE u.n END, v_mine AND u.execute, t
+    FROM unnest(p_lanes, p_queues, p_partitions, v_n, v_execute) u(id, queue, partition, n, execute) WHERE u.n > 0
     ON CONFLICT (id) DO UPDATE SET
       tail = l.tail + excluded.tail,
       head = CASE WHEN p_apply AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
       depth = CASE WHEN p_apply AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
+      running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
       moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
-    RETURNING l.id, l.head, l.tail, l.depth, l.pace_ms
+    RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms
   )
-  SELECT array_agg(up.id ORDER BY up.id), array_agg(up.head ORDER BY up.id), array_agg(up.tail ORDER BY up.id),
-         array_agg(up.depth ORDER BY up.id), array_agg(coalesce(up.pace_ms, -1) ORDER BY up.id)
-    INTO v_lanes, v_head, v_tail, v_depth, v_pace FROM up;
-  IF cardinality(v_lanes) IS DISTINCT FROM cardinality(p_lanes) THEN
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1))
+    INTO v_lanes, v_tail, v_depth, v_running, v_pace FROM up;
+  IF v_lanes IS DISTINCT FROM p_lanes THEN
     -- Some lanes got nothing: renumber the items' lanes to those that are left.
     SELECT array_agg(coalesce(array_position(v_lanes, p_lanes[u.lane]), 0) ORDER BY u.i) INTO v_lane FROM unnest(p_lane) WITH ORDINALITY u(lane, i);
     SELECT array_agg(u.n ORDER BY u.i) INTO v_n FROM unnest(v_n) WITH ORDINALITY u(n, i) WHERE u.n > 0;
   END IF;
 
-  -- What runs already is not in front of anybody: place 0 is the next to run.
-  SELECT array_agg(CASE WHEN u.depth > u.n THEN
-      (SELECT count(f.started_at) FROM (SELECT o.started_at FROM ops o WHERE o.lane = u.id AND o.seq > u.head ORDER BY o.seq LIMIT 1) f)
-      ELSE 0 END ORDER BY u.i)
-    INTO v_running FROM unnest(v_lanes, v_head, v_depth, v_n) WITH ORDINALITY u(id, head, depth, n, i);
-
-  -- 9. The virtual time of each priority level in this flush.
+  -- 9. The virtual time of each priority level in this flush: the smallest stamp that waits there.
   FOR v_k IN SELECT DISTINCT u.p FROM unnest(p_priority) u(p) LOOP
     v_level[v_k] := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = v_k ORDER BY x.stamp LIMIT 1), (SELECT s.last_value FROM stamps s));
   END LOOP;
 
-  -- 10. How many are held now.
-  FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, v_lane, coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]))) u(type, lane, o)
-           WHERE u.o = 0 AND (NOT p_apply OR v_depth[u.lane] > 0) GROUP BY u.type LOOP
-    IF p_part >= 0 THEN
-      UPDATE tallies x SET n = x.n + r.n WHERE x.worker = p_worker AND x.part = p_part AND x.type = r.type;
-    END IF;
-    IF p_part < 0 OR NOT FOUND THEN
-      INSERT INTO tallies (worker, part, type, n) VALUES (p_worker, p_part, r.type, r.n);
-    END IF;
-  END LOOP;
+  -- 10. What becomes of each item. A lane that is empty but for what this flush brings starts with the item of rn 1;
+  -- what runs is in nobody's way: place 0 is the next to run. No ORDER BY: a function scan gives its rows in order, and
+  -- sorting each array would cost more than making it.
+  SELECT array_agg(x.verdict), array_agg(x.seq),
+         array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
+         array_agg((x.delay_ms + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
+         array_agg(x.stamp),
+         -- Order before load: what stands behind something is told so, unless it asked to be queued.
+         array_agg(CASE WHEN x.reason = 'requested' THEN 'requested'
+           WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
+           WHEN x.reason <> '' THEN x.reason
+           WHEN v_paused THEN 'maintaining_order' ELSE 'system_busy' END),
+         bool_or(x.verdict = 1)
+    INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing
+  FROM (
+    SELECT u.i, u.rn, u.reason, u.delay_ms, v_running[u.lane] AS running,
+      CASE WHEN p_apply AND v_depth[u.lane] = 0 THEN 0 ELSE v_depth[u.lane] - v_n[u.lane] END AS before,
+      v_tail[u.lane] - v_n[u.lane] + u.rn AS seq,
+      CASE WHEN v_pace[u.lane] < 0 THEN u.pace_ms ELSE v_pace[u.lane] END AS pace,
+      greatest(u.stamp, v_level[u.priority] + u.lead) AS stamp,
+      (CASE WHEN u.o <> 0 THEN u.o
+           WHEN p_apply AND v_depth[u.lane] = 0 THEN 2
+           WHEN u.rn = 1 AND v_mine AND v_running[u.lane] = 1 AND v_depth[u.lane] = v_n[u.lane] THEN 1
+           ELSE 0 END)::smallint AS verdict
+    FROM unnest(v_lane, v_rn, p_priority, p_stamp, p_lead, p_delay_ms, p_reason, p_pace_ms, v_out) WITH ORDINALITY
+      u(lane, rn, priority, stamp, lead, delay_ms, reason, pace_ms, o, i)
+  ) x;
 
-  -- 11. Write the operations and tell each item what became of it.
-  RETURN QUERY
-  WITH item AS MATERIALIZED (
-    SELECT u.i, v_lanes[u.lane] AS lane, v_tail[u.lane] - v_n[u.lane] + u.rn AS seq, u.rn,
-      CASE WHEN p_apply THEN v_depth[u.lane] = 0 ELSE v_depth[u.lane] = v_n[u.lane] END AS empty,
-      greatest(0, v_depth[u.lane] - v_n[u.lane] - v_running[u.lane] + u.rn - 1) AS place,
-      CASE WHEN p_apply AND v_depth[u.lane] = 0 THEN 2
-           WHEN v_mine AND u.execute AND u.rn = 1 AND v_depth[u.lane] = v_n[u.lane]
-             AND (NOT v_paused OR NOT EXISTS (SELECT FROM pauses s JOIN lanes l ON l.id = v_lanes[u.lane]
-                  WHERE s.queue = l.queue AND (s.partition IS NULL OR s.partition = l.partition))) THEN 1
-           ELSE 0 END::smallint AS verdict,
-      u.id, u.type, u.priority, greatest(u.stamp, v_level[u.priority] + u.lead) AS stamp, u.identity, u.payload, u.delay_ms,
-      u.max_attempts, u.timeout_ms, u.trace, u.reason, u.key, u.gate,
-      (u.delay_ms + greatest(CASE WHEN v_pace[u.lane] < 0 THEN u.pace_ms ELSE v_pace[u.lane] END
-        * (v_depth[u.lane] - v_n[u.lane] + u.rn), p_backlog_ms))::bigint AS wait_ms
-    FROM unnest(v_lane, v_rn, p_id, p_type, p_priority, p_stamp, p_lead, p_identity, p_payload, p_delay_ms, p_max_attempts,
-                p_timeout_ms, p_trace, p_execute, p_reason, p_pace_ms, p_keys, p_gates, v_out) WITH ORDINALITY
-      u(lane, rn, id, type, priority, stamp, lead, identity, payload, delay_ms, max_attempts,
-        timeout_ms, trace, execute, reason, pace_ms, key, gate, o, i)
-    WHERE coalesce(u.o, 0) = 0
-  ), told AS MATERIALIZED (
-    -- Order before load: what stands behind something is told so, unless it asked to be queued.
-    SELECT item.*, CASE WHEN item.verdict <> 0 THEN NULL
-      WHEN item.reason = 'requested' THEN 'requested'
-      WHEN NOT item.empty OR item.rn > 1 THEN 'maintaining_order'
-      WHEN item.reason <> '' THEN item.reason
-      WHEN v_paused THEN 'maintaining_order'
-      ELSE 'system_busy' END AS why FROM item
-  ), wrote AS (
-    INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at, max_attempts, timeout_ms, trace, idem, gate)
-    SELECT x.lane, x.seq, x.id, x.type, x.priority, x.stamp, x.identity, x.payload::json, t,
-      CASE WHEN x.delay_ms > 0 THEN t + x.delay_ms * interval '1 ms' END, CASE WHEN x.verdict = 1 THEN t END,
-      x.max_attempts, x.timeout_ms, x.trace, x.key, x.gate
-    FROM item x WHERE x.verdict < 2
-  ), readied AS (
-    INSERT INTO ready (lane, priority, stamp)
-    SELECT x.lane, x.priority, x.stamp FROM item x WHERE x.verdict = 0 AND x.rn = 1 AND x.empty AND x.delay_ms = 0
-  ), put_aside AS (
+  -- 11. Write the operations, and put the lanes that were empty where they belong.
+  INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at, max_attempts, timeout_ms, trace, idem, gate)
+  SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
+    CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 1 THEN t END,
+    u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
+  FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms, p_max_attempts,
+              p_timeout_ms, p_trace, p_keys, p_gates)
+    u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace, key, gate)
+  WHERE u.verdict < 2;
+  INSERT INTO ready (lane, priority, stamp)
+  SELECT v_lanes[u.lane], u.priority, u.stamp FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms) u(lane, rn, verdict, priority, stamp, delay_ms)
+  WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
+  IF (SELECT max(d) FROM unnest(p_delay_ms) d) > 0 THEN
     INSERT INTO parked (lane, until, reason)
-    SELECT x.lane, t + x.delay_ms * interval '1 ms', 'delay' FROM item x WHERE x.verdict = 0 AND x.rn = 1 AND x.empty AND x.delay_ms > 0
-  ), leased AS (
+    SELECT v_lanes[u.lane], t + u.delay_ms * interval '1 ms', 'delay' FROM unnest(v_lane, v_rn, verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
+    WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms > 0 AND v_depth[u.lane] = v_n[u.lane];
+  END IF;
+  IF v_executing THEN
+    fence := nextval('fences');
     INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
-    SELECT v_fence, p_worker, array_agg(x.lane), array_agg(x.seq), t FROM item x WHERE x.verdict = 1 HAVING count(*) > 0
-  ), answered AS (
-    UPDATE idempotency d SET answer = json_build_object('v', 'queue', 'place', x.place, 'wait_ms', x.wait_ms, 'reason', x.why)
-    FROM told x WHERE x.key IS NOT NULL AND x.verdict = 0 AND d.key = x.key
-  )
-  SELECT x.i::int, x.verdict, CASE WHEN x.verdict = 1 THEN v_fence END, x.seq, x.place, x.wait_ms, x.why, x.stamp, NULL::json, x.id,
-    v_tier[x.i], v_tleft[x.i], v_treset[x.i]
-  FROM told x
-  UNION ALL
-  SELECT u.i::int, u.o, NULL, NULL, NULL, NULL, NULL, NULL, v_seen_answer[u.i], v_seen_op[u.i], v_tier[u.i], v_tleft[u.i], v_treset[u.i]
-  FROM unnest(v_out) WITH ORDINALITY u(o, i) WHERE u.o <> 0;
+    SELECT fence, p_worker, array_agg(v_lanes[u.lane]), array_agg(u.seq), t FROM unnest(v_lane, verdicts, seqs) u(lane, verdict, seq) WHERE u.verdict = 1;
+  END IF;
+  IF cardinality(p_keys) > 0 THEN
+    UPDATE idempotency d SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
+    FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason) WHERE u.verdict = 0 AND d.key = u.key;
+  END IF;
+
+  -- 12. How many are held now.
+  FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, verdicts) u(type, verdict) WHERE u.verdict < 2 GROUP BY u.type LOOP
+    PERFORM tally(p_worker, p_part, r.type, r.n);
+  END LOOP;
 END $$;
 `,
 }

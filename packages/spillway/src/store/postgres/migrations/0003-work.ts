@@ -6,9 +6,10 @@
  * with a delay; `s_release` gives the lane up. A settlement whose lease row is gone, or whose lane is no longer in it,
  * is refused as a whole: that is the fence.
  *
- * Counting deliveries after a crash: a claim hands out several operations, and only one of them can have killed the
- * process. The first one is charged when it surely ran (it was handed out alone, or marked as started); otherwise
- * nobody is, and the lane is claimed one operation at a time (`careful`) until the suspects are through.
+ * Counting deliveries after a crash: a claim hands out several operations, and only one of a lane can have killed the
+ * process. The first one is charged when it surely ran, that is when its start was told (`mark`). Otherwise nobody is,
+ * and the lane is claimed one operation at a time (`careful`), each told before it runs, until the suspects are through:
+ * what kills its process every time ends as a dead letter, and its neighbours are not charged for it.
  *
  * Plans: the joins go from the small arrays to an index each time. Hash joins and sequential scans over tables that
  * are small and churn lose by a third (measured), so they are off inside these functions. Nested loops from the sorted
@@ -44,16 +45,6 @@ BEGIN
   END IF;
 END $$;
 
-CREATE FUNCTION tally(p_worker uuid, p_part smallint, p_type text, p_n bigint) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-BEGIN
-  IF p_part >= 0 THEN
-    UPDATE tallies x SET n = x.n + p_n WHERE x.worker = p_worker AND x.part = p_part AND x.type = p_type;
-    IF FOUND THEN RETURN; END IF;
-  END IF;
-  INSERT INTO tallies (worker, part, type, n) VALUES (p_worker, p_part, p_type, p_n);
-END $$;
-
 CREATE FUNCTION gates_release(p_names text[], p_counts bigint[]) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -76,7 +67,7 @@ CREATE FUNCTION settle(
   r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[],
   p_keys uuid[], p_answers text[]
 ) RETURNS bigint[] LANGUAGE plpgsql
-  SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+  SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
@@ -84,6 +75,7 @@ DECLARE
   v_gone bigint;
   v_missing uuid[];
   v_k int;
+  v_paused boolean := EXISTS (SELECT FROM pauses);
 BEGIN
   -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
   -- drops what is lost and comes again with the rest.
@@ -114,7 +106,7 @@ BEGIN
   WITH moved AS (
     UPDATE lanes l SET
       head = greatest(l.head, u.head), depth = l.depth - u.gone,
-      moved_at = CASE WHEN u.gone > 0 THEN t ELSE l.moved_at END,
+      running = false, moved_at = CASE WHEN u.gone > 0 THEN t ELSE l.moved_at END,
       pace_ms = CASE WHEN u.gone = 0 THEN l.pace_ms ELSE
         coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
           * least(extract(epoch FROM t - l.moved_at) * 1000 / u.gone, 3.6e6) END
@@ -127,7 +119,7 @@ BEGIN
     ) u
     WHERE l.id = u.lane
     RETURNING l.id, l.depth, u.release, u.retry_ms, u.priority, u.stamp, u.not_before,
-      EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
+      v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
   ), readied AS (
     INSERT INTO ready (lane, priority, stamp)
     SELECT m.id, m.priority, m.stamp FROM moved m
@@ -150,13 +142,13 @@ BEGIN
   -- What is done leaves the hot table at once.
   IF cardinality(r_lane) = 0 THEN
     WITH gone AS (
-      DELETE FROM ops o USING unnest(s_lane, s_from, s_head, s_ago_ms) u(lane, base, head, ago)
+      DELETE FROM ops o USING unnest(s_lane, s_from, s_head, s_ago_ms) u(lane, base, head, ago) JOIN lanes l ON l.id = u.lane
       WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
-      RETURNING o.lane, o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.error, o.trace, u.ago
+      RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, l.queue, l.partition, u.ago
     ), kept AS (
       INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at, attempts, max_attempts, error, trace)
-      SELECT g.id, t, 'completed', g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at, t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
-      FROM gone g JOIN lanes l ON l.id = g.lane
+      SELECT g.id, t, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at, t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
+      FROM gone g
       RETURNING 1
     )
     SELECT count(*) INTO v_gone FROM kept;
@@ -203,7 +195,7 @@ END $$;
 
 -- Lanes whose time has come.
 CREATE FUNCTION promote(p_most int) RETURNS int LANGUAGE plpgsql
-  SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+  SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
@@ -224,52 +216,55 @@ BEGIN
   RETURN v_n;
 END $$;
 
--- Leases up to p_want ready lanes and hands out the first operations of each, in order.
+-- Leases up to p_want ready lanes and hands out the first operations of each, in order. What belongs to the lane is told
+-- with its first operation only.
 CREATE FUNCTION claim(p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint) RETURNS TABLE (
-  fence bigint, lane uuid, seq bigint, id uuid, type text, queue text, partition text, priority smallint, identity text, payload json,
-  accepted_at timestamptz, waited_ms bigint, due boolean, attempts int, max_attempts int, timeout_ms int, trace text, idem uuid, gate text
+  fence bigint, lane uuid, queue text, partition text, careful boolean, seq bigint, id uuid, type text, priority smallint, identity text, payload json,
+  waited_ms bigint, due boolean, attempts int, max_attempts int, timeout_ms int, trace text, idem uuid, gate text
 ) LANGUAGE plpgsql
-  SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+  SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
   v_lanes uuid[]; v_stamp bigint; v_fence bigint; v_each int;
+  v_paused boolean := EXISTS (SELECT FROM pauses);
 BEGIN
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
   IF NOT FOUND THEN RETURN; END IF;
   PERFORM promote(p_want);
   -- Strict priority, but p_turn lets a lower level go first now and then, so that no level starves.
-  WITH c AS (
-    SELECT x.ctid AS at FROM ready x WHERE x.priority >= p_turn ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
-  ), d AS (
-    DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp
-  )
-  SELECT array_agg(d.lane), max(d.stamp) INTO v_lanes, v_stamp FROM d;
-  IF v_lanes IS NULL AND p_turn > 1 THEN
-    RETURN QUERY SELECT * FROM claim(p_worker, p_want, p_budget, p_each, 1::smallint);
-    RETURN;
-  ELSIF v_lanes IS NULL THEN
-    RETURN;
-  END IF;
+  FOR v_turn IN REVERSE p_turn .. 1 BY greatest(1, p_turn - 1) LOOP
+    WITH c AS (
+      SELECT x.ctid AS at FROM ready x WHERE x.priority >= v_turn ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
+    ), d AS (
+      DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp
+    )
+    SELECT array_agg(d.lane), max(d.stamp) INTO v_lanes, v_stamp FROM d;
+    EXIT WHEN v_lanes IS NOT NULL;
+  END LOOP;
+  IF v_lanes IS NULL THEN RETURN; END IF;
   IF v_stamp > (SELECT s.last_value FROM stamps s) THEN PERFORM setval('stamps', v_stamp); END IF;
   v_fence := nextval('fences');
   v_each := greatest(1, least(p_each, p_budget / cardinality(v_lanes)));
   -- A statement of its own, for a fresh snapshot: the lanes' operations are all committed by now.
   RETURN QUERY
   WITH taken AS MATERIALIZED (
-    SELECT o.lane, o.seq, o.id, o.type, l.queue, l.partition, o.priority, o.identity, o.payload, o.accepted_at,
-      (o.not_before IS NULL OR o.not_before <= t) AND NOT EXISTS (
-        SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS due,
-      o.attempts, o.max_attempts, o.timeout_ms, o.trace, o.idem, o.gate, u.i
+    SELECT o.lane, o.seq, o.id, o.type, l.head, l.queue, l.partition, o.priority, o.identity, o.payload, o.accepted_at,
+      l.careful > l.head AS careful,
+      (o.not_before IS NULL OR o.not_before <= t) AND NOT (v_paused AND EXISTS (
+        SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition))) AS due,
+      o.attempts, o.max_attempts, o.timeout_ms, o.trace, o.idem, o.gate, o.rn = 1 AS first
     FROM unnest(v_lanes) WITH ORDINALITY u(id, i) JOIN lanes l ON l.id = u.id,
-      LATERAL (SELECT x.* FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT CASE WHEN l.careful > l.head THEN 1 ELSE v_each END) o
+      LATERAL (SELECT y.*, row_number() OVER () AS rn FROM (
+        SELECT x.* FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT CASE WHEN l.careful > l.head THEN 1 ELSE v_each END) y) o
   ), leased AS (
     INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
     SELECT v_fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (SELECT k.lane, max(k.seq) AS upto FROM taken k GROUP BY k.lane) x HAVING count(*) > 0
   )
-  SELECT v_fence, k.lane, k.seq, k.id, k.type, k.queue, k.partition, k.priority, k.identity, k.payload, k.accepted_at,
+  SELECT CASE WHEN k.first THEN v_fence END, CASE WHEN k.first THEN k.lane END, CASE WHEN k.first THEN k.queue END, CASE WHEN k.first THEN k.partition END,
+    k.careful, k.seq, k.id, k.type, k.priority, k.identity, k.payload,
     (extract(epoch FROM t - k.accepted_at) * 1000)::bigint, k.due, k.attempts, k.max_attempts, k.timeout_ms, k.trace, k.idem, k.gate
-  FROM taken k ORDER BY k.i, k.seq;
+  FROM taken k;
 END $$;
 
 -- Operations that run long: their start is told, and what was handed out behind them is handed out no more.
@@ -288,6 +283,7 @@ BEGIN
     CONTINUE WHEN NOT FOUND;
     UPDATE ops o SET started_at = t - g.ago * interval '1 ms' FROM unnest(r.lanes, r.seqs, r.agos) g(lane, seq, ago)
     WHERE o.lane = g.lane AND o.seq = g.seq;
+    UPDATE lanes l SET running = true FROM (SELECT x.lane FROM unnest(r.lanes) x(lane) ORDER BY x.lane OFFSET 0) g WHERE l.id = g.lane;
   END LOOP;
 END $$;
 
@@ -327,11 +323,11 @@ BEGIN
   END IF;
   FOR r IN SELECT u.lane, u.upto FROM unnest(v_lanes, v_uptos) u(lane, upto) ORDER BY u.lane LOOP
     v_n := v_n + 1;
-    PERFORM FROM lanes l WHERE l.id = r.lane FOR UPDATE;
+    UPDATE lanes l SET running = false WHERE l.id = r.lane;
     IF p_charge THEN
       SELECT x.seq, x.id, x.type, x.started_at, x.attempts, x.max_attempts, x.idem, x.gate INTO o FROM lanes l, ops x
         WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto ORDER BY x.seq LIMIT 1;
-      IF FOUND AND (o.started_at IS NOT NULL OR o.seq = r.upto) THEN
+      IF FOUND AND o.started_at IS NOT NULL THEN
         UPDATE ops x SET attempts = x.attempts + 1, started_at = NULL, error = 'The process that ran it was lost' WHERE x.lane = r.lane AND x.seq = o.seq;
         IF o.attempts + 1 >= o.max_attempts THEN
           IF o.idem IS NOT NULL THEN

@@ -1,0 +1,15 @@
+import { expect, it } from 'vitest'
+import { retryAfterMs } from './error.js'
+
+const now = Date.UTC(2026, 0, 1)
+
+it.each([
+  [null, null],
+  ['7', 7_000],
+  [' 0 ', 0],
+  ['Thu, 01 Jan 2026 00:00:30 GMT', 30_000],
+  ['Wed, 31 Dec 2025 23:59:00 GMT', 0],
+  ['soon', null],
+])('reads Retry-After %j as %j ms', (header, ms) => {
+  expect(retryAfterMs(header, now)).toBe(ms)
+})

@@ -1,0 +1,100 @@
+import { describe, expect, it } from 'vitest'
+import { bindingFor, who } from '../../test/pipeline-gate-binding.js'
+import type { RateTier } from './gate.js'
+import { parseWindowMinutes, rate } from './rate.js'
+
+const tierOf = (tiers: RateTier[] | undefined): RateTier => {
+  const [tier] = tiers ?? []
+  if (tier === undefined) throw new Error('expected a tier')
+  return tier
+}
+
+describe('parseWindowMinutes', () => {
+  it.each([
+    ['1m', 1],
+    ['15m', 15],
+    ['1h', 60],
+    ['1d', 1_440],
+    ['31d', 44_640],
+  ])('%s is %i minutes', (per, minutes) => expect(parseWindowMinutes(per)).toBe(minutes))
+
+  it.each(['', '0m', '32d', '1w', '1.5h', '-1h', 'h', '60', '1 h', '999999m'])('refuses %j', (per) => {
+    expect(() => parseWindowMinutes(per)).toThrow(RangeError)
+  })
+})
+
+describe('rate', () => {
+  it.each([0, -1, 0.5])('refuses a limit of %s', (limit) => {
+    expect(() => rate({ limit, per: '1h' })).toThrow(RangeError)
+  })
+
+  it('counts per identity, by default under the name of the type', () => {
+    const bound = rate({ limit: 10, per: '1h' }).bind(bindingFor())
+    const tier = tierOf(bound.exact?.(who, {}).rates)
+    expect(tier).toMatchObject({ name: 'orders.place', limit: 10, windowMinutes: 60 })
+    const other = tierOf(bound.exact?.({ ...who, identity: 'bob' }, {}).rates)
+    expect(other.key).not.toBe(tier.key)
+  })
+
+  it('counts by what the body says, and not at all where that is null', () => {
+    const bound = rate<{ realm: string | null }>({ limit: 1, per: '1m', by: (_, body) => body.realm }).bind(bindingFor())
+    const keyOf = (realm: string | null) => bound.exact?.(who, { realm }).rates?.map((tier) => tier.key)
+    expect(keyOf('north')).toEqual(keyOf('north'))
+    expect(keyOf('north')).not.toEqual(keyOf('south'))
+    expect(keyOf(null)).toBeUndefined()
+    // The body is not there yet when the early check runs.
+    expect(bound.early).toBeUndefined()
+  })
+
+  it('makes gates of one name and window share a count, and those of two windows not', () => {
+    const key = (options: { name?: string; per: string }, type: string) =>
+      tierOf(rate({ limit: 1, ...options }).bind(bindingFor({ type })).exact?.(who, {}).rates).key
+    expect(key({ name: 'api', per: '1h' }, 'a')).toBe(key({ name: 'api', per: '1h' }, 'b'))
+    expect(key({ per: '1h' }, 'a')).not.toBe(key({ per: '1h' }, 'b'))
+    // Two tiers on one definition: an item must not be counted twice in one of them.
+    expect(key({ per: '1h' }, 'a')).not.toBe(key({ per: '1d' }, 'a'))
+  })
+
+  it('refuses a key without asking the store until a slot is free', () => {
+    const clock = { now: 1_000 }
+    const bound = rate({ limit: 2, per: '1h' }).bind(bindingFor({ now: () => clock.now }))
+    const tier = tierOf(bound.exact?.(who, {}).rates)
+    expect(bound.early?.(who)).toBeNull()
+    const refusal = bound.refused?.(who, { ...tier, resetMs: 30_000 })
+    expect(refusal).toMatchObject({ code: 'rate_limited', retryAfterMs: 30_000, rate: { left: 0, resetMs: 30_000 } })
+    clock.now = 11_000
+    expect(bound.early?.(who)).toMatchObject({ retryAfterMs: 20_000, rate: { resetMs: 20_000 } })
+    expect(bound.early?.({ ...who, identity: 'bob' })).toBeNull()
+    clock.now = 31_000
+    expect(bound.early?.(who)).toBeNull()
+  })
+
+  it('holds the whole window where the store said no time', () => {
+    const bound = rate({ limit: 2, per: '15m' }).bind(bindingFor())
+    expect(bound.refused?.(who, null)).toMatchObject({ retryAfterMs: 900_000 })
+    expect(bound.early?.(who)).toBeNull()
+  })
+
+  it('tells its owner what was limited: the key it counts by, not who asked', () => {
+    const bound = rate<{ realm: string }>({
+      limit: 3,
+      per: '1h',
+      by: (_, body) => body.realm,
+      problem: ({ limit, per, by }) => ({ detail: `${limit} ${per} ${by}` }),
+    }).bind(bindingFor())
+    const tier = tierOf(bound.exact?.(who, { realm: 'north' }).rates)
+    expect(bound.refused?.(who, { ...tier, resetMs: 1 })?.detail).toBe('3 1h north')
+  })
+
+  it('remembers ten thousand keys and forgets the oldest first', () => {
+    const bound = rate({ limit: 1, per: '1h' }).bind(bindingFor())
+    const refuse = (identity: string) => {
+      const tier = tierOf(bound.exact?.({ ...who, identity }, {}).rates)
+      bound.refused?.({ ...who, identity }, { ...tier, resetMs: 1_000 })
+    }
+    for (let i = 0; i <= 10_000; i++) refuse(`id-${i}`)
+    expect(bound.early?.({ ...who, identity: 'id-0' })).toBeNull()
+    expect(bound.early?.({ ...who, identity: 'id-1' })).not.toBeNull()
+    expect(bound.early?.({ ...who, identity: 'id-10000' })).not.toBeNull()
+  })
+})

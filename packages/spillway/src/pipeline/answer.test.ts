@@ -1,0 +1,38 @@
+import { describe, expect, it } from 'vitest'
+import { queuedBody } from './answer.js'
+import { toldRate } from './refusal.js'
+
+const queued = { kind: 'queued', operationId: 'id', place: 2, reason: 'maintaining_order', replayed: false } as const
+
+describe('queuedBody', () => {
+  it('tells the wait in seconds, and rounded up as text', () => {
+    expect(queuedBody({ ...queued, waitMs: 2_345.6 })).toEqual({
+      status: 'queued',
+      operationId: 'id',
+      queuePosition: 2,
+      estimatedWaitSeconds: 2.346,
+      estimatedWait: '3s',
+      reason: 'maintaining_order',
+    })
+  })
+
+  it('never tells a negative wait', () => {
+    expect(queuedBody({ ...queued, waitMs: -1 })).toMatchObject({ estimatedWaitSeconds: 0, estimatedWait: '0s' })
+  })
+})
+
+describe('toldRate', () => {
+  const tiers = [{ name: 'hour', limit: 10, windowMinutes: 60 }]
+  it('names the tier that the store meant', () => {
+    expect(toldRate({ tier: 0, left: 3, resetMs: 5 }, tiers)).toEqual({
+      name: 'hour',
+      limit: 10,
+      windowSeconds: 3_600,
+      left: 3,
+      resetMs: 5,
+    })
+  })
+  it('tells nothing of a tier that is not there', () => {
+    expect(toldRate({ tier: 1, left: 3, resetMs: 5 }, tiers)).toBeUndefined()
+  })
+})

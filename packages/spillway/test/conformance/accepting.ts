@@ -1,0 +1,208 @@
+import { describe, expect, it } from 'vitest'
+import type { Accepted } from '../../src/store/port.js'
+import {
+  contextOf,
+  executing,
+  item,
+  items,
+  leaving,
+  must,
+  nobody,
+  type OpenedStore,
+  queue,
+  settlement,
+  TestWorker,
+  verdicts,
+} from './harness.js'
+
+const place = (a: Accepted | undefined): number | undefined => (a?.verdict === 'queue' ? a.place : undefined)
+const reason = (a: Accepted | undefined): string | undefined => (a?.verdict === 'queue' ? a.reason : undefined)
+
+export function accepting(opened: () => OpenedStore): void {
+  describe('accepting', () => {
+    it('numbers a lane without gap or repeat, whoever accepts', async () => {
+      const { store, another, sql } = opened()
+      const stores = [store, another(), another(), another()]
+      const lanes = ['a', 'b', 'c', 'd', 'e']
+      await Promise.all(
+        stores.flatMap((s, n) =>
+          Array.from({ length: 12 }, async (_, round) => {
+            // Overlapping lanes in a different order each time: the store has to sort them.
+            const mixed = lanes.flatMap((lane, i) => items(lane, ((n + round + i) % 3) + 1))
+            await queue(s, round % 2 === 0 ? mixed : mixed.reverse(), `00000000-0000-4000-8000-00000000010${n}`)
+          }),
+        ),
+      )
+      const rows = await sql<{ n: number; first: number; last: number; tail: number }>(
+        'SELECT count(*)::int AS n, min(o.seq)::int AS first, max(o.seq)::int AS last, l.tail::int AS tail FROM ops o JOIN lanes l ON l.id = o.lane GROUP BY l.id',
+      )
+      expect(rows).toHaveLength(lanes.length)
+      for (const row of rows) expect(row).toEqual({ n: row.tail, first: 1, last: row.tail, tail: row.tail })
+    })
+
+    it('hands out a flush in the order in which it came, lane by lane', async () => {
+      const { store } = opened()
+      const list = ['b', 'a', 'b', 'c', 'a', 'b'].map((lane) => item(lane))
+      await queue(store, list)
+      const worker = await TestWorker.enlist(store)
+      const claimed = await worker.claim()
+      for (const lane of ['a', 'b', 'c']) {
+        expect(claimed.filter((op) => op.partition === lane).map((op) => op.id)).toEqual(
+          list.filter((i) => i.partition === lane).map((i) => i.id),
+        )
+      }
+      await worker.complete(claimed)
+    })
+
+    it('executes only in an empty lane, and only the first of it', async () => {
+      const { store } = opened()
+      const worker = await TestWorker.enlist(store)
+      await queue(store, [item('busy')])
+      const list = [item('empty', { execute: true }), item('empty', { execute: true }), item('busy', { execute: true })]
+      const accepted = await worker.accept(list)
+      expect(verdicts(accepted)).toEqual(['execute', 'queue', 'queue'])
+      expect(accepted.map(reason)).toEqual([undefined, 'maintaining_order', 'maintaining_order'])
+      const running = executing(must(list[0]), accepted[0])
+      expect(await store.ticket(running.id)).toMatchObject({ status: 'processing' })
+      await worker.complete([running])
+      expect(await worker.drain()).toHaveLength(3)
+    })
+
+    it('queues what asks to run for a process that is not enlisted', async () => {
+      const { store } = opened()
+      expect(verdicts(await store.accept([item('a', { execute: true })], contextOf(nobody)))).toEqual(['queue'])
+    })
+
+    it('never lets a direct run overtake what is queued, parked, leased or running', async () => {
+      const { store, advance } = opened()
+      const worker = await TestWorker.enlist(store)
+      const direct = async (lane: string): Promise<string | undefined> =>
+        verdicts(await worker.accept([item(lane, { execute: true })]))[0]
+      await queue(store, [item('ready'), item('delayed', { delayMs: 60_000 }), item('leased')])
+      expect(await direct('ready')).toBe('queue')
+      expect(await direct('delayed')).toBe('queue')
+      const leased = (await worker.claim()).filter((op) => op.partition === 'leased')
+      expect(await direct('leased')).toBe('queue')
+      await worker.settle([settlement(must(leased[0]), { retry: { delayMs: 60_000, error: 'again' } })])
+      expect(await direct('leased')).toBe('queue')
+      await advance(61_000)
+      await store.pulse(worker.id, 15_000, {})
+    })
+
+    it('gives one of many concurrent direct runs the lane', async () => {
+      const { store, another } = opened()
+      const workers = await Promise.all([store, another(), another(), another()].map((s) => TestWorker.enlist(s)))
+      for (let round = 0; round < 10; round++) {
+        const lists = workers.map(() => [item(`r${round}`, { execute: true })])
+        const all = await Promise.all(workers.map((w, n) => w.accept(must(lists[n]))))
+        expect(all.flatMap(verdicts).sort()).toEqual(['execute', 'queue', 'queue', 'queue'])
+        const n = all.findIndex((accepted) => accepted[0]?.verdict === 'execute')
+        expect(must(all[n])[0]).toMatchObject({ seq: 1 })
+        await must(workers[n]).complete([executing(must(must(lists[n])[0]), must(all[n])[0])])
+      }
+      expect(await must(workers[0]).drain()).toHaveLength(30)
+    })
+
+    it('tells the place behind what waits, not counting what runs', async () => {
+      const { store } = opened()
+      const worker = await TestWorker.enlist(store)
+      const first = item('a', { execute: true })
+      const [a, b, c] = await worker.accept([first, item('a'), item('a', { reason: 'requested' })])
+      expect([place(b), place(c)]).toEqual([0, 1])
+      expect(reason(c)).toBe('requested')
+      expect(place((await worker.accept([item('a')]))[0])).toBe(2)
+      await worker.complete([executing(first, a)])
+      expect(place((await worker.accept([item('a')]))[0])).toBe(3)
+    })
+
+    it('runs nothing at once inside a transaction of the caller, and leaves nothing of one that is rolled back', async () => {
+      const { store } = opened()
+      const worker = await TestWorker.enlist(store)
+      const tx = await store.begin()
+      expect(verdicts(await store.acceptWithin(tx, [item('a', { execute: true })], contextOf(worker.id)))).toEqual([
+        'queue',
+      ])
+      await tx.rollback()
+      expect(await worker.claim()).toEqual([])
+      const kept = item('a', { execute: true })
+      const second = await store.begin()
+      await store.acceptWithin(second, [kept], contextOf(worker.id))
+      await second.commit()
+      expect(await worker.drain()).toEqual([kept.id])
+    })
+
+    it('applies in empty lanes, queues behind what waits, and takes both back with the effect', async () => {
+      const { store, sql } = opened()
+      const worker = await TestWorker.enlist(store)
+      await queue(store, [item('busy')])
+      await sql('CREATE TABLE effects (n int)')
+      const list = [item('empty'), item('busy'), item('empty')]
+      const context = contextOf(worker.id)
+      await expect(
+        store.acceptAndApply(list, context, async () => {
+          throw new Error('no effect')
+        }),
+      ).rejects.toThrow('no effect')
+      expect(await sql('SELECT FROM ops')).toHaveLength(1)
+      const accepted = await store.acceptAndApply(list, context, async (_tx, applied) => {
+        expect(applied).toEqual([0, 2])
+        return applied.map(() => ({ v: 'done', result: null }))
+      })
+      expect(verdicts(accepted)).toEqual(['apply', 'queue', 'apply'])
+      expect(accepted.map((a) => ('seq' in a ? a.seq : 0))).toEqual([1, 2, 2])
+      // An operation that follows has the next number, and the lane is free for it.
+      const direct = item('empty', { execute: true })
+      const [next] = await worker.accept([direct])
+      expect(next).toMatchObject({ verdict: 'execute', seq: 3 })
+      await worker.complete([executing(direct, next)])
+    })
+
+    it('keeps the answer of what was applied for its key', async () => {
+      const { store } = opened()
+      const context = contextOf(nobody)
+      const effect = async (_tx: unknown, applied: readonly number[]) =>
+        applied.map((n) => ({ v: 'done', result: { n } }) as const)
+      await store.acceptAndApply([item('a', { key: 'k' })], context, effect)
+      expect(await store.acceptAndApply([item('a', { key: 'k' })], context, effect)).toMatchObject([
+        { verdict: 'replay', answer: { v: 'done', result: { n: 0 } } },
+      ])
+    })
+
+    it('counts exactly when one process accepts on several connections at once', async () => {
+      const { store } = opened()
+      const worker = await TestWorker.enlist(store)
+      for (let round = 0; round < 6; round++) {
+        const type = `type ${round}`
+        await Promise.all([0, 1, 2].map((n) => queue(store, items(`lane ${n}`, 2, { type }), worker.id)))
+        await Promise.all([0, 1, 2].map((n) => queue(store, items(`lane ${n}`, 2, { type }), worker.id)))
+        expect((await store.pulse(worker.id, 15_000, {})).held[type]).toBe(12)
+      }
+    })
+
+    it('refuses a batch for what one item contains, leaving no trace of the others', async () => {
+      const { store } = opened()
+      const [known] = await queue(store, [item('a')])
+      await expect(queue(store, [item('b'), item('a', { id: must(known) })])).rejects.toMatchObject({ code: 'data' })
+      await expect(queue(store, [item('b', { payload: 'no JSON' })])).rejects.toMatchObject({ code: 'data' })
+      const worker = await TestWorker.enlist(store)
+      expect(await worker.drain()).toEqual([known])
+    })
+
+    it('takes a new operation into a lane that a transaction has just emptied, and hands it out once', async () => {
+      const { store, another } = opened()
+      const [one, two] = [await TestWorker.enlist(store), await TestWorker.enlist(another())]
+      await queue(store, [item('a')])
+      const op = must((await one.claim())[0])
+      const tx = await store.begin()
+      expect(await store.settleWithin(tx, one.id, settlement(op, { leaving: [leaving(op)], release: false }))).toBe(
+        true,
+      )
+      await tx.commit()
+      const next = item('a')
+      await queue(store, [next])
+      await one.settle([settlement(op, { from: op.seq, endsLease: true })])
+      const handedOut = [...(await one.claim({ lanes: 1 })), ...(await two.claim({ lanes: 1 }))]
+      expect(handedOut.map((o) => o.id)).toEqual([next.id])
+    })
+  })
+}
