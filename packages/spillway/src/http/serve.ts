@@ -50,9 +50,11 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   })
   const store = (): CheckState =>
     intake?.presence.isStoreAnswering === true ? { ok: true } : { ok: false, detail: 'the database does not answer' }
+  const accepting = (): CheckState =>
+    intake?.isDraining === true ? { ok: false, detail: 'this instance is shutting down' } : { ok: true }
   addHealth(app, {
     version,
-    checks: { store },
+    checks: { store, accepting },
     metrics: { contentType: metrics.contentType, render: () => metrics.scrape() },
     protectMetrics: config.auth.protectMetrics,
   })

@@ -5,6 +5,7 @@
  * ready it refuses with 503; a store that goes away later shows as faults of single calls, not as a state.
  */
 import { hostname } from 'node:os'
+import { limits } from '@spillway/protocol/wire'
 import type { Static, TSchema } from 'typebox'
 import {
   type BoundGate,
@@ -181,6 +182,7 @@ export class Intake {
       log,
       running: () => this.#work.runningByType(),
       onPulse: (pulse, elapsedMs) => this.#observe(pulse, elapsedMs),
+      afterPulse: () => this.#work.giveBackStray(),
       onLost: () => this.#work.loseAll(),
       onReady: async () => {
         for (const register of this.#registrations) await register()
@@ -194,6 +196,8 @@ export class Intake {
   }
 
   readonly #registrations: (() => Promise<void>)[] = []
+  /** Gates that are being registered after the start; submissions wait for them. */
+  readonly #registering = new Set<Promise<void>>()
 
   define<S extends TSchema, Result>(type: string, options: DefineOptions<S, Result>): Definition<Static<S>, Result> {
     if (this.#definitions.has(type)) throw new Error(`The operation type ${type} is defined already.`)
@@ -296,7 +300,10 @@ export class Intake {
   async submit(bound: Bound, submission: Submission): Promise<Answer> {
     const unready = this.#unready() ?? this.#full(bound)
     if (unready !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, unready) }
-    const busy = this.busy > this.settings.busyQueueAbove || this.#work.freeSlots <= 0
+    if (this.#registering.size > 0) await Promise.all(this.#registering)
+    const wantsNow = bound.options.run !== undefined && submission.respondAsync !== true
+    const reserved = wantsNow && this.busy <= this.settings.busyQueueAbove && this.#work.reserve()
+    const busy = bound.options.run === undefined ? this.busy > this.settings.busyQueueAbove : wantsNow && !reserved
     if (busy && bound.options.whenBusy === 'refuse') {
       const refusal: Refusal = {
         code: 'overloaded',
@@ -306,22 +313,33 @@ export class Intake {
       }
       return { kind: 'refused', refusal: this.#refuse(bound.type, refusal) }
     }
-    const { item, tiers } = this.#item(bound, submission, busy)
-    const pending: PendingItem = { item, body: submission.body }
-    let accepted: Accepted
+    let held = reserved
     try {
-      accepted = await bound.flush.submit(pending)
-    } catch (fault) {
-      return { kind: 'refused', refusal: this.#storeFault(bound, item, fault) }
+      const made = this.#item(bound, submission, busy)
+      if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
+      const { item, tiers } = made
+      const pending: PendingItem = { item, body: submission.body }
+      let accepted: Accepted
+      try {
+        accepted = await bound.flush.submit(pending)
+      } catch (fault) {
+        return { kind: 'refused', refusal: this.#storeFault(bound, item, fault) }
+      }
+      // From here on the slot is the run's.
+      if (accepted.verdict === 'execute') held = false
+      return await this.#told(bound, submission, pending, tiers, accepted)
+    } finally {
+      if (held) this.#work.unreserve()
     }
-    return this.#told(bound, submission, pending, tiers, accepted)
   }
 
   /** Inside the caller's own PostgreSQL transaction: the operation exists if and when that commits. */
   async enqueue(bound: Bound, submission: Submission, tx: Tx): Promise<Answer> {
     const full = this.#full(bound)
     if (full !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, full) }
-    const { item, tiers } = this.#item(bound, { ...submission, respondAsync: true }, false)
+    const made = this.#item(bound, { ...submission, respondAsync: true }, false)
+    if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
+    const { item, tiers } = made
     this.#fair.stamp([item])
     const [accepted] = await this.store.acceptWithin(tx, [item], this.#acceptContext())
     if (accepted === undefined) throw new Error('the store gave no verdict')
@@ -395,10 +413,17 @@ export class Intake {
     return refusal
   }
 
-  #item(bound: Bound, submission: Submission, busy: boolean): { item: AcceptItem; tiers: RateTier[] } {
+  #item(bound: Bound, submission: Submission, busy: boolean): { item: AcceptItem; tiers: RateTier[] } | Refusal {
     const { options, type } = bound
     const { body, request, identity } = submission
     const lane = laneOf(options.lane === undefined ? type : options.lane(body, request))
+    if (!isName(lane.queue) || !isName(lane.partition)) {
+      return {
+        code: 'invalid_request',
+        detail: `Queue and partition have 1 to ${limits.nameCodePoints} characters and no NUL.`,
+        gate: 'lane',
+      }
+    }
     const of = (value: number | ((body: unknown) => number) | undefined, fallback: number): number =>
       typeof value === 'function' ? value(body) : (value ?? fallback)
     const delayMs = Math.max(0, Math.round(options.delayMs?.(body) ?? 0))
@@ -423,7 +448,10 @@ export class Intake {
         queue: lane.queue,
         partition: lane.partition,
         type,
-        priority: of(options.priority, defaults.priority),
+        priority: Math.min(
+          limits.priorityMax,
+          Math.max(limits.priorityMin, Math.round(of(options.priority, defaults.priority))),
+        ),
         identity,
         payload,
         delayMs,
@@ -468,15 +496,9 @@ export class Intake {
       case 'apply':
         this.metrics.admissions.labels(type, 'execute', 'applied').inc()
         return { kind: 'done', operationId: item.id, result: pending.result, replayed: false, ...rate }
-      case 'execute': {
+      case 'execute':
         this.metrics.admissions.labels(type, 'execute', 'direct').inc()
-        const began = performance.now()
-        const executed: Answer = { ...(await this.#executed(item, accepted)), ...rate }
-        if (executed.kind !== 'queued' || submission.waitMs === undefined) return executed
-        // It became a ticket (still running, or to be retried): what is left of the caller's patience goes to that.
-        const leftMs = submission.waitMs - (performance.now() - began)
-        return leftMs > 0 ? this.waitFor(executed, leftMs, submission.signal) : executed
-      }
+        return { ...(await this.#executed(item, accepted, submission)), ...rate }
       case 'queue': {
         this.metrics.admissions.labels(type, 'queue', accepted.reason).inc()
         this.#acceptedSincePulse++
@@ -496,7 +518,7 @@ export class Intake {
         return { kind: 'refused', refusal: this.#refuse(type, this.#refusedBy(bound, submission, tiers, accepted)) }
       case 'replay':
         this.metrics.admissions.labels(type, 'replay', accepted.answer.v).inc()
-        return replayed(accepted.operationId, accepted.answer)
+        return this.#replay(accepted, submission)
       case 'mismatch':
         return this.#conflict(type, {
           code: 'idempotency_mismatch',
@@ -510,6 +532,14 @@ export class Intake {
           gate: 'idempotency',
         })
     }
+  }
+
+  /** The stored answer; a caller who waits is told as the first one was. */
+  async #replay(accepted: Extract<Accepted, { verdict: 'replay' }>, submission: Submission): Promise<Answer> {
+    const answer = replayed(accepted.operationId, accepted.answer)
+    if (answer.kind !== 'queued' || submission.waitMs === undefined) return answer
+    const waited = await this.waitFor(answer, submission.waitMs, submission.signal)
+    return waited.kind === 'refused' ? waited : { ...waited, replayed: true }
   }
 
   #conflict(type: string, refusal: Refusal): Answer {
@@ -536,7 +566,11 @@ export class Intake {
     return gate.refused(request, { ...tier, resetMs: accepted.rate.resetMs })
   }
 
-  async #executed(item: AcceptItem, accepted: Extract<Accepted, { verdict: 'execute' }>): Promise<Answer> {
+  async #executed(
+    item: AcceptItem,
+    accepted: Extract<Accepted, { verdict: 'execute' }>,
+    submission: Submission,
+  ): Promise<Answer> {
     const op: Claimed = {
       fence: accepted.fence,
       lane: item.lane,
@@ -558,42 +592,25 @@ export class Intake {
       idempotencyKey: item.idempotency?.key ?? null,
       gate: item.gate,
     }
+    const patienceMs = submission.waitMs ?? this.settings.directWaitMs
+    const started = performance.now()
     let timer: NodeJS.Timeout | undefined
     const late = new Promise<'late'>((resolve) => {
-      timer = setTimeout(() => resolve('late'), this.settings.directWaitMs)
+      timer = setTimeout(() => resolve('late'), patienceMs)
     })
     const outcome = await Promise.race([this.#work.execute(op), late])
     clearTimeout(timer)
     if (outcome === 'late') return this.#becameTicket(item, 'still_running', 0)
     if (outcome === null) return this.#afterLoss(item)
-    return this.#settledAnswer(item, outcome)
-  }
-
-  async #settledAnswer(item: AcceptItem, outcome: Outcome): Promise<Answer> {
-    switch (outcome.kind) {
-      case 'completed':
-        return { kind: 'done', operationId: item.id, result: outcome.result ?? null, replayed: false }
-      case 'failed':
-        return {
-          kind: 'failed',
-          operationId: item.id,
-          error: outcome.error,
-          result: outcome.result ?? null,
-          replayed: false,
-        }
-      case 'cancelled':
-        return {
-          kind: 'failed',
-          operationId: item.id,
-          error: 'The operation was cancelled.',
-          result: null,
-          replayed: false,
-        }
-      case 'retry':
-        return this.#becameTicket(item, 'retrying', outcome.delayMs)
-      case 'released':
-        return this.#becameTicket(item, 'still_running', 0)
-    }
+    if (outcome.kind !== 'retry' && outcome.kind !== 'released') return settledAnswer(item.id, outcome)
+    // It comes again. A caller who said how long to wait waits for that, too.
+    const leftMs = submission.waitMs === undefined ? 0 : patienceMs - (performance.now() - started)
+    const ticket = leftMs > 0 ? await this.waiters.wait(item.id, leftMs, submission.signal) : null
+    const answer = ticket === null ? null : finishedAnswer(ticket)
+    if (answer !== null) return answer
+    return outcome.kind === 'retry'
+      ? this.#becameTicket(item, 'retrying', outcome.delayMs)
+      : this.#becameTicket(item, 'still_running', 0)
   }
 
   /** The caller's patience ended before the run did: the work is durable already, the answer is its ticket. */
@@ -750,7 +767,13 @@ export class Intake {
       registerCapacity: (name, limit, resumeBelow) => {
         const register = (): Promise<void> => this.store.registerGate(name, limit, resumeBelow)
         this.#registrations.push(register)
-        if (this.presence.isReady) void register()
+        if (!this.presence.isReady) return
+        const registering = register()
+          .catch((fault: unknown) =>
+            this.log.error({ err: fault, gate: name }, 'a capacity gate could not be registered'),
+          )
+          .finally(() => this.#registering.delete(registering))
+        this.#registering.add(registering)
       },
       takeConnection: (pool, identity, limits) => this.#connectionFlush(pool, limits).submit(identity),
       giveConnection: (pool, identity) => this.#giveConnection(pool, identity),
@@ -786,6 +809,12 @@ export class Intake {
   }
 }
 
+/** 1–255 code points, any character but NUL. The length in UTF-16 units settles all but the longest. */
+function isName(text: string): boolean {
+  if (text.length === 0 || text.includes('\0')) return false
+  return text.length <= limits.nameCodePoints || [...text].length <= limits.nameCodePoints
+}
+
 function codeOf(fault: unknown): string | undefined {
   return typeof fault === 'object' && fault !== null && 'code' in fault && typeof fault.code === 'string'
     ? fault.code
@@ -801,6 +830,17 @@ const toApplyItem = (item: AcceptItem, body: unknown): ApplyItem<unknown> => ({
   seq: 0,
   traceparent: item.traceparent,
 })
+
+function settledAnswer(operationId: string, outcome: Exclude<Outcome, { kind: 'retry' | 'released' }>): Answer {
+  switch (outcome.kind) {
+    case 'completed':
+      return { kind: 'done', operationId, result: outcome.result ?? null, replayed: false }
+    case 'failed':
+      return { kind: 'failed', operationId, error: outcome.error, result: outcome.result ?? null, replayed: false }
+    case 'cancelled':
+      return { kind: 'failed', operationId, error: 'The operation was cancelled.', result: null, replayed: false }
+  }
+}
 
 function replayed(operationId: string, answer: StoredAnswer): Answer {
   switch (answer.v) {

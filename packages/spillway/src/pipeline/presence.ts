@@ -22,6 +22,8 @@ export interface PresenceOptions {
   }
   running(): Record<string, number>
   onPulse(pulse: Pulse, elapsedMs: number): void
+  /** Errands that need the store. */
+  afterPulse(): Promise<void>
   /** Whatever this process holds belongs to others now. */
   onLost(): void
   onReady(): Promise<void>
@@ -44,6 +46,7 @@ export class Presence {
   #beatTimer: NodeJS.Timeout | undefined
   #sweepTimer: NodeJS.Timeout | undefined
   #announceTimer: NodeJS.Timeout | undefined
+  readonly #toAnnounce = new Set<'ready' | 'cancel'>()
   #lastBeat = 0
   #beating: Promise<void> | null = null
   #lostTold = false
@@ -106,11 +109,19 @@ export class Presence {
     return this.#beating
   }
 
-  /** Tells the other processes, at most every 20 ms: the first at once, the rest together. */
+  /** Tells the other processes: the first at once, what comes within 20 ms after it together at their end. */
   announce(kind: 'ready' | 'cancel'): void {
-    if (this.#announceTimer !== undefined || this.#stopped) return
+    if (this.#stopped || !this.#ready) return
+    if (this.#announceTimer !== undefined) {
+      this.#toAnnounce.add(kind)
+      return
+    }
     this.#announceTimer = setTimeout(() => {
       this.#announceTimer = undefined
+      for (const waiting of this.#toAnnounce) {
+        this.#toAnnounce.delete(waiting)
+        this.announce(waiting)
+      }
     }, announceMs)
     this.#announceTimer.unref()
     // Lost hints cost a heartbeat's time, not work.
@@ -157,6 +168,7 @@ export class Presence {
       this.#fault = null
       this.#o.onPulse(pulse, elapsedMs)
       if (pulse.lostWorkers > 0) await this.#recover()
+      await this.#o.afterPulse()
     } catch (fault) {
       if (this.#fault === null && !this.#stopped) log.warn({ err: fault }, 'the store does not answer')
       this.#fault = fault

@@ -55,7 +55,12 @@ const longMs = 50
 const unknownTypeMs = 5_000
 /** One claim in so many begins at a random level, so that no priority starves. */
 const turnEvery = 8
-const faultPauseMs = 250
+const faultPauseMsMin = 100
+const faultPauseMsMax = 2_000
+const dueMsMax = 60_000
+/** How long after a fault stray leases are looked for, and how often. */
+const suspectMs = 60_000
+const strayLookMs = 4_000
 /** What was aborted at the deadline of a stop gets so long to be settled. */
 const settleGraceMs = 2_000
 
@@ -94,10 +99,15 @@ export class Work {
   /** There may be something to claim. */
   #hungry = false
   #dueTimer: NodeJS.Timeout | undefined
-  #dueAt = Number.POSITIVE_INFINITY
+  #dueAt = 0
   #tick: NodeJS.Timeout | undefined
   #claims = 0
-  #uncertain = false
+  #reserved = 0
+  #direct = 0
+  #suspectUntil = 0
+  #strayLook = 0
+  #faultPauseMs = faultPauseMsMin
+  #pumpLater: NodeJS.Immediate | undefined
   #idle: (() => void)[] = []
 
   constructor(options: WorkOptions) {
@@ -110,7 +120,24 @@ export class Work {
   }
 
   get freeSlots(): number {
-    return this.#o.concurrency - this.#running.size
+    return this.#o.concurrency - this.#running.size - this.#reserved
+  }
+
+  /**
+   * A slot for an operation that a request wants to execute at once; false: it has to queue. While lanes wait, requests
+   * get half of the slots, so that those who come now never starve those who came before.
+   */
+  reserve(): boolean {
+    const most = this.#claiming && this.#hungry ? Math.ceil(this.#o.concurrency / 2) : this.#o.concurrency
+    if (this.freeSlots <= 0 || this.#direct + this.#reserved >= most) return false
+    this.#reserved++
+    return true
+  }
+
+  /** It was not executed after all. */
+  unreserve(): void {
+    this.#reserved--
+    this.#startWaiting()
   }
 
   /** Operations that run here now, per type. */
@@ -131,24 +158,31 @@ export class Work {
     this.#pump()
   }
 
-  /** A lane becomes due then. */
+  /** A lane becomes due then; the earliest counts. */
   wakeIn(ms: number): void {
-    const waitMs = Math.min(ms, 60_000) + 1
-    const dueAt = this.#now() + waitMs
-    // The earliest counts: a delay of half a minute must not hold up a retry of half a second.
-    if (!this.#claiming || dueAt >= this.#dueAt) return
+    if (!this.#claiming) return
+    const at = this.#now() + Math.min(ms, dueMsMax) + 1
+    if (this.#dueTimer !== undefined && this.#dueAt <= at) return
     clearTimeout(this.#dueTimer)
-    this.#dueAt = dueAt
-    this.#dueTimer = setTimeout(() => {
-      this.#dueAt = Number.POSITIVE_INFINITY
-      this.wake()
-    }, waitMs)
+    this.#dueAt = at
+    this.#dueTimer = setTimeout(
+      () => {
+        this.#dueTimer = undefined
+        this.wake()
+      },
+      Math.max(1, at - this.#now()),
+    )
     this.#dueTimer.unref()
   }
 
-  /** Runs an operation that `accept` gave to this process. Resolves once it is settled, durably. */
+  /**
+   * Runs an operation that `accept` gave to this process, in the slot that was reserved for it. Resolves once it is
+   * settled, durably; null when the lease was lost meanwhile.
+   */
   execute(op: Claimed): Promise<Outcome | null> {
     return new Promise((resolve) => {
+      this.#reserved--
+      this.#direct++
       const held = this.#hold([op])
       // `accept` has stamped its start already.
       held.marked = true
@@ -175,11 +209,27 @@ export class Work {
     }
     for (const held of [...this.#finished.splice(0), ...this.#waiting.splice(0)]) this.#drop(held)
     this.#leases.clear()
+    // If nobody took over meanwhile, the leases are still ours on the books.
+    this.suspect()
   }
 
-  /** A call whose answer was lost may have given leases to this process; they are given back before the next step. */
+  /** A call was answered by silence: it may have given leases to this process that it does not know of. */
   suspect(): void {
-    this.#uncertain = true
+    this.#suspectUntil = this.#now() + suspectMs
+  }
+
+  /**
+   * Gives back leases that this process does not know of, once they are older than any call can be under way. Called
+   * with the heartbeat; looks every few seconds after a fault, else now and then.
+   */
+  async giveBackStray(): Promise<void> {
+    const now = this.#now()
+    if (now - this.#strayLook < (now < this.#suspectUntil ? strayLookMs : strayLookMs * 10)) return
+    this.#strayLook = now
+    const lanes = await this.#o.store.disown(this.#o.worker(), this.knownFences())
+    if (lanes === 0) return
+    this.#o.log.warn({ lanes }, 'gave back lanes whose claim was never answered')
+    this.wake()
   }
 
   knownFences(): number[] {
@@ -270,14 +320,19 @@ export class Work {
       if (op.careful && !(await this.#tellStart(held, op))) break
       const outcome = await this.#runOne(held, handler, op)
       if (outcome === 'settled') continue
-      if (!this.#record(held, op, outcome)) break
+      if (!this.#record(held, handler, op, outcome)) break
     }
     held.attempt = null
     this.#running.delete(held)
+    if (held.done !== null) this.#direct--
     if (held.lost) this.#drop(held)
     else this.#finished.push(held)
     this.#startWaiting()
-    this.#pump()
+    // Lanes that finish in the same turn of the event loop are settled together.
+    this.#pumpLater ??= setImmediate(() => {
+      this.#pumpLater = undefined
+      this.#pump()
+    })
   }
 
   /** A process died over this lane before: the start is durable before the handler runs. */
@@ -422,18 +477,26 @@ export class Work {
     }
     const outcome = outcomeOf(fault, first, handler.backoff)
     this.#o.onAttempt(first.type, outcome.kind === 'retry' ? 'retried' : 'failed', 0)
-    return this.#record(held, first, outcome)
+    return this.#record(held, handler, first, outcome)
   }
 
   /** Notes what became of an operation; false when the lane has to wait here. */
-  #record(held: HeldLane, op: Claimed, outcome: Outcome): boolean {
+  #record(held: HeldLane, handler: Handler, op: Claimed, outcome: Outcome): boolean {
     if (outcome.kind === 'released') return false
-    held.outcomes.push({ op, outcome })
     if (outcome.kind === 'retry') {
+      held.outcomes.push({ op, outcome })
       held.retry = { delayMs: outcome.delayMs, error: outcome.error }
       return false
     }
-    held.leaving.push(leave(op, outcome, held.startedAt, this.#now()))
+    let leaving: Leaving
+    try {
+      leaving = leave(op, outcome, held.startedAt, this.#now())
+    } catch (fault) {
+      // A result that JSON cannot say (a BigInt, a circle) is the handler's fault, like any other.
+      return this.#record(held, handler, op, outcomeOf(fault, op, handler.backoff))
+    }
+    held.outcomes.push({ op, outcome })
+    held.leaving.push(leaving)
     return true
   }
 
@@ -477,13 +540,9 @@ export class Work {
     this.#active++
     const { store, log } = this.#o
     try {
-      if (this.#uncertain) {
-        // A step was answered by silence: it may have claimed lanes that nobody here knows of.
-        await store.disown(this.#o.worker(), this.knownFences())
-        this.#uncertain = false
-      }
       const settlements = this.#settlements(settling)
       const { lost, claimed } = await store.step(this.#o.worker(), part, settlements, claim)
+      this.#faultPauseMs = faultPauseMsMin
       if (lost.length > 0) {
         this.#settledLost(settling, new Set(lost))
       } else {
@@ -491,10 +550,11 @@ export class Work {
         if (claim !== null) this.#begin(claimed, claim)
       }
     } catch (fault) {
-      this.#uncertain = true
+      this.suspect()
       this.#finished.unshift(...settling)
       log.warn({ err: fault, lanes: settling.length }, 'settling failed and is tried again')
-      await new Promise((resolve) => setTimeout(resolve, faultPauseMs))
+      await new Promise((resolve) => setTimeout(resolve, this.#faultPauseMs))
+      this.#faultPauseMs = Math.min(faultPauseMsMax, this.#faultPauseMs * 2)
     } finally {
       this.#active--
       this.#pump()

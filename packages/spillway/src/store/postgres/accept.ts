@@ -138,9 +138,14 @@ function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
   const rate: RateState | null =
     tier === null
       ? null
-      : { tier: tier - 1 - tiersBefore, left: row.rates_left?.[i] ?? 0, resetMs: row.rates_reset_ms?.[i] ?? 0 }
-  const seq = row.seqs[i] ?? 0
-  const stamp = row.stamps[i] ?? 0
+      : {
+          tier: tier - 1 - tiersBefore,
+          left: Number(row.rates_left?.[i] ?? 0),
+          resetMs: Number(row.rates_reset_ms?.[i] ?? 0),
+        }
+  // A caller's own client, as `acceptWithin` gets it, gives bigints as texts.
+  const seq = Number(row.seqs[i] ?? 0)
+  const stamp = Number(row.stamps[i] ?? 0)
   const verdict = row.verdicts[i]
   switch (verdict) {
     case 0:
@@ -149,8 +154,8 @@ function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
         seq,
         stamp,
         rate,
-        place: row.places[i] ?? 0,
-        waitMs: row.waits_ms[i] ?? 0,
+        place: Number(row.places[i] ?? 0),
+        waitMs: Number(row.waits_ms[i] ?? 0),
         reason: row.reasons[i] ?? 'maintaining_order',
       }
     case 1:

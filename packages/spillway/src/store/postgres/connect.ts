@@ -21,6 +21,8 @@ export interface PoolOptions {
    * connection. Should be longer than the statement timeout. Default: none.
    */
   queryTimeoutMs?: number
+  /** To get a connection, new or free. Default 2,000. */
+  connectTimeoutMs?: number
   /** Session settings for every connection, e.g. `{ jit: 'off' }`. */
   options?: Readonly<Record<string, string>>
   /** Where the loss of an idle connection is told. Default: nowhere; the next query shows it anyway. */
@@ -37,7 +39,7 @@ export function openPool(options: PoolOptions): pg.Pool {
     connectionString: options.url,
     max: options.max,
     application_name: options.applicationName,
-    connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
+    connectionTimeoutMillis: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
     idleTimeoutMillis: IDLE_TIMEOUT_MS,
     keepAlive: true,
     keepAliveInitialDelayMillis: KEEP_ALIVE_DELAY_MS,

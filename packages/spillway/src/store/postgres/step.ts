@@ -1,15 +1,26 @@
-import type { Claimed, ClaimRequest, Leaving, Settlement, StepResult, StoredAnswer, Tx } from '../port.js'
+import type { Claimed, ClaimRequest, Leaving, Settlement, StepResult, StoredAnswer } from '../port.js'
 import { plainArray, textArray } from './arrays.js'
 
-/** A row of `claim` behind the lost leases; what belongs to the lane stands in the first row of each lane only. */
-type StepRow = [
-  lost: number[] | null,
-  fence: number | null,
-  lane: string | null,
-  queue: string | null,
-  partition: string | null,
+/** A row of `claim` behind the lost leases: one for each lane, then one for each operation. */
+type LaneRow = [
+  lost: null,
+  ix: number,
+  fence: number,
+  lane: string,
+  queue: string,
+  partition: string,
   careful: boolean,
-  seq: number | null,
+  seq: null,
+]
+type OperationRow = [
+  lost: null,
+  ix: number,
+  fence: null,
+  lane: null,
+  queue: null,
+  partition: null,
+  careful: null,
+  seq: number,
   id: string,
   type: string,
   priority: number,
@@ -24,6 +35,8 @@ type StepRow = [
   idem: string | null,
   gate: string | null,
 ]
+type NothingRow = [lost: number[] | null, ix: null]
+type StepRow = LaneRow | OperationRow | NothingRow
 
 /** Runs a statement and gives its rows as arrays: objects with twenty members cost more than what is in them. */
 export type QueryRows = (text: string, values: readonly unknown[]) => Promise<unknown[][]>
@@ -71,43 +84,39 @@ export async function step(
 }
 
 function toClaimed(rows: readonly StepRow[]): Claimed[] {
+  const lanes: LaneRow[] = []
   const claimed: Claimed[] = []
-  let fence = 0
-  let lane = ''
-  let queue = ''
-  let partition = ''
   for (const row of rows) {
-    const seq = row[6]
-    // Nothing to claim: the settlement's row stands alone.
-    if (seq === null || seq === undefined) continue
-    if (row[2] !== null) {
-      fence = row[1] ?? 0
-      lane = row[2]
-      queue = row[3] ?? ''
-      partition = row[4] ?? ''
-    } else if (seq <= (claimed[claimed.length - 1]?.seq ?? 0)) {
-      throw new Error(`lane ${lane} was handed out of order at ${seq}`)
+    if (row[1] === null) continue
+    if (row[7] === null) {
+      lanes[row[1]] = row
+      continue
+    }
+    const lane = lanes[row[1]]
+    const previous = claimed[claimed.length - 1]
+    if (lane === undefined || (previous?.lane === lane[3] && previous.seq >= row[7])) {
+      throw new Error(`the store handed out operations in disorder at ${row[7]}`)
     }
     claimed.push({
-      fence,
-      lane,
-      queue,
-      partition,
-      careful: row[5],
-      seq,
-      id: row[7],
-      type: row[8],
-      priority: row[9],
-      identity: row[10],
-      payload: row[11],
-      waitedMs: row[12],
-      due: row[13],
-      attempts: row[14],
-      maxAttempts: row[15],
-      timeoutMs: row[16],
-      traceparent: row[17],
-      idempotencyKey: row[18],
-      gate: row[19],
+      fence: lane[2],
+      lane: lane[3],
+      queue: lane[4],
+      partition: lane[5],
+      careful: lane[6],
+      seq: row[7],
+      id: row[8],
+      type: row[9],
+      priority: row[10],
+      identity: row[11],
+      payload: row[12],
+      waitedMs: row[13],
+      due: row[14],
+      attempts: row[15],
+      maxAttempts: row[16],
+      timeoutMs: row[17],
+      traceparent: row[18],
+      idempotencyKey: row[19],
+      gate: row[20],
     })
   }
   return claimed

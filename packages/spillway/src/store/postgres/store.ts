@@ -23,7 +23,11 @@ export interface PostgresOptions {
 }
 
 /** Settling a large batch after a pause may take longer than a caller would wait. */
-const workTimeoutMs = 30_000
+const workTimeoutMs = 10_000
+/** Sweeping and auditing may take their time. */
+const sweepTimeoutMs = 120_000
+/** How long a handler waits for a connection; its own timeout may be shorter. */
+const txConnectTimeoutMs = 30_000
 const sweepRows = 10_000
 const reconnectDelayMs = 500
 
@@ -33,12 +37,15 @@ export function postgresStore(options: PostgresOptions): Store {
   const s = quote(options.schema ?? 'spillway')
   const timeoutMs = options.timeoutMs ?? 2_000
   const channel = `spillway_${options.schema ?? 'spillway'}`
-  const open = (max: number, purpose: string, queryTimeoutMs: number): pg.Pool =>
+  const poolMax = options.poolMax ?? 10
+  const readsMax = Math.max(1, Math.floor(poolMax / 3))
+  const open = (max: number, purpose: string, queryTimeoutMs: number, connectTimeoutMs?: number): pg.Pool =>
     openPool({
       url: options.url,
       max,
       applicationName: `spillway ${purpose}`,
-      queryTimeoutMs,
+      ...(queryTimeoutMs > 0 && { queryTimeoutMs }),
+      ...(connectTimeoutMs !== undefined && { connectTimeoutMs }),
       options: { jit: 'off' },
       ...(options.log && { log: options.log }),
     })
@@ -47,8 +54,10 @@ export function postgresStore(options: PostgresOptions): Store {
     accept: open(3, 'accept', timeoutMs),
     work: open(4, 'work', workTimeoutMs),
     pulse: open(1, 'pulse', timeoutMs),
-    reads: open(options.poolMax ?? 10, 'reads', timeoutMs),
-    sweep: open(1, 'sweep', workTimeoutMs),
+    reads: open(readsMax, 'reads', timeoutMs),
+    // A handler's statements are bounded by the operation's timeout, not by ours.
+    tx: open(poolMax - readsMax, 'handlers', 0, txConnectTimeoutMs),
+    sweep: open(1, 'sweep', sweepTimeoutMs),
   }
   const runner =
     (pool: pg.Pool): Tx['query'] =>
@@ -144,7 +153,7 @@ export function postgresStore(options: PostgresOptions): Store {
         started.map((m) => Math.round(m.startedMsAgo)),
       ])
     },
-    begin: () => begin(pools.reads),
+    begin: () => begin(pools.tx),
     answerKeys: (keys, answers) =>
       answerKeys(
         on.accept,
@@ -240,9 +249,15 @@ export function postgresStore(options: PostgresOptions): Store {
       await listener.started
     },
     poolState: () => {
-      const { reads } = pools
-      const { totalCount: total, idleCount: idle, waitingCount: waiting } = reads
-      return { max: options.poolMax ?? 10, busy: total - idle, idle, waiting }
+      const both = [pools.reads, pools.tx]
+      const sum = (of: (pool: pg.Pool) => number): number => both.reduce((n, pool) => n + of(pool), 0)
+      const idle = sum((pool) => pool.idleCount)
+      return {
+        max: poolMax,
+        busy: sum((pool) => pool.totalCount) - idle,
+        idle,
+        waiting: sum((pool) => pool.waitingCount),
+      }
     },
     ping: async () => {
       const before = Date.now()

@@ -97,10 +97,15 @@ BEGIN
   END IF;
 
   -- What failed and comes again keeps its place.
-  UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
-      not_before = t + u.retry_ms * interval '1 ms'
-    FROM (SELECT * FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error) x(lane, head, retry_ms, error) WHERE x.retry_ms IS NOT NULL) u
-    WHERE o.lane = u.lane AND o.seq = (SELECT n.seq FROM ops n WHERE n.lane = u.lane AND n.seq > u.head ORDER BY n.seq LIMIT 1);
+  IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
+    UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
+        not_before = t + u.retry_ms * interval '1 ms'
+      FROM (
+        SELECT x.lane, n.seq, x.retry_ms, x.error FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error) x(lane, head, retry_ms, error),
+          LATERAL (SELECT y.seq FROM ops y WHERE y.lane = x.lane AND y.seq > x.head ORDER BY y.seq LIMIT 1) n
+        WHERE x.retry_ms IS NOT NULL OFFSET 0
+      ) u WHERE o.lane = u.lane AND o.seq = u.seq;
+  END IF;
 
   -- Lanes move on, in id order; the next operation says where a released lane goes.
   WITH moved AS (
@@ -216,10 +221,10 @@ BEGIN
   RETURN v_n;
 END $$;
 
--- Leases up to p_want ready lanes and hands out the first operations of each, in order. What belongs to the lane is told
--- with its first operation only.
+-- Leases up to p_want ready lanes and hands out the first operations of each, in order. First come the lanes, then the
+-- operations, each naming its lane by number.
 CREATE FUNCTION claim(p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint) RETURNS TABLE (
-  fence bigint, lane uuid, queue text, partition text, careful boolean, seq bigint, id uuid, type text, priority smallint, identity text, payload json,
+  ix int, fence bigint, lane uuid, queue text, partition text, careful boolean, seq bigint, id uuid, type text, priority smallint, identity text, payload json,
   waited_ms bigint, due boolean, attempts int, max_attempts int, timeout_ms int, trace text, idem uuid, gate text
 ) LANGUAGE plpgsql
   SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -248,21 +253,24 @@ BEGIN
   v_each := greatest(1, least(p_each, p_budget / cardinality(v_lanes)));
   -- A statement of its own, for a fresh snapshot: the lanes' operations are all committed by now.
   RETURN QUERY
-  WITH taken AS MATERIALIZED (
-    SELECT o.lane, o.seq, o.id, o.type, l.head, l.queue, l.partition, o.priority, o.identity, o.payload, o.accepted_at,
-      l.careful > l.head AS careful,
-      (o.not_before IS NULL OR o.not_before <= t) AND NOT (v_paused AND EXISTS (
-        SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition))) AS due,
-      o.attempts, o.max_attempts, o.timeout_ms, o.trace, o.idem, o.gate, o.rn = 1 AS first
-    FROM unnest(v_lanes) WITH ORDINALITY u(id, i) JOIN lanes l ON l.id = u.id,
-      LATERAL (SELECT y.*, row_number() OVER () AS rn FROM (
-        SELECT x.* FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT CASE WHEN l.careful > l.head THEN 1 ELSE v_each END) y) o
+  WITH held AS MATERIALIZED (
+    SELECT u.i::int AS ix, l.id, l.head, l.queue, l.partition, l.careful > l.head AS careful,
+      v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
+    FROM unnest(v_lanes) WITH ORDINALITY u(id, i) JOIN lanes l ON l.id = u.id
+  ), taken AS MATERIALIZED (
+    SELECT h.ix, h.id AS lane, o.seq, o.id, o.type, o.priority, o.identity, o.payload, o.accepted_at,
+      (o.not_before IS NULL OR o.not_before <= t) AND NOT h.paused AS due, o.attempts, o.max_attempts, o.timeout_ms, o.trace, o.idem, o.gate
+    FROM held h,
+      LATERAL (SELECT x.* FROM ops x WHERE x.lane = h.id AND x.seq > h.head ORDER BY x.seq LIMIT CASE WHEN h.careful THEN 1 ELSE v_each END) o
   ), leased AS (
     INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
     SELECT v_fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (SELECT k.lane, max(k.seq) AS upto FROM taken k GROUP BY k.lane) x HAVING count(*) > 0
   )
-  SELECT CASE WHEN k.first THEN v_fence END, CASE WHEN k.first THEN k.lane END, CASE WHEN k.first THEN k.queue END, CASE WHEN k.first THEN k.partition END,
-    k.careful, k.seq, k.id, k.type, k.priority, k.identity, k.payload,
+  SELECT h.ix, v_fence, h.id, h.queue, h.partition, h.careful, NULL::bigint, NULL::uuid, NULL, NULL::smallint, NULL, NULL::json, NULL::bigint, NULL::boolean,
+    NULL::int, NULL::int, NULL::int, NULL, NULL::uuid, NULL
+  FROM held h
+  UNION ALL
+  SELECT k.ix, NULL, NULL, NULL, NULL, NULL, k.seq, k.id, k.type, k.priority, k.identity, k.payload,
     (extract(epoch FROM t - k.accepted_at) * 1000)::bigint, k.due, k.attempts, k.max_attempts, k.timeout_ms, k.trace, k.idem, k.gate
   FROM taken k;
 END $$;
@@ -385,9 +393,11 @@ BEGIN
   RETURN v_n;
 END $$;
 
--- Leases that this process does not know of: it claimed them, but the answer never reached it.
+-- Leases that this process does not know of: it claimed them, but the answer never reached it. Younger ones may belong
+-- to a call that is still under way; no call lasts that long.
 CREATE FUNCTION disown(p_worker uuid, p_known bigint[]) RETURNS int LANGUAGE sql SET search_path FROM CURRENT AS $$
-  SELECT leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l WHERE l.worker = p_worker AND NOT l.fence = ANY (p_known)), false)
+  SELECT leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l
+    WHERE l.worker = p_worker AND NOT l.fence = ANY (p_known) AND l.claimed_at < clock() - interval '12 seconds'), false)
 $$;
 
 CREATE FUNCTION enlist(p_worker uuid, p_name text, p_lease_ms bigint) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
