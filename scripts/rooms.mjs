@@ -28,7 +28,7 @@ const rooms = {
   streams: core,
   ledger: core,
   pressure: core,
-  gates: { onlyRooms: [], typesFrom: ['pipeline'], onlyPackages: /^@spillway\/protocol(\/|$)/ },
+  gates: { onlyRooms: [], typesFrom: ['pipeline', 'store'], onlyPackages: /^@spillway\/protocol(\/|$)/ },
   store: { neverRooms: outer },
   telemetry: { neverRooms: outer },
   config: { neverRooms: outer },
@@ -37,11 +37,12 @@ const rooms = {
   workloads: { onlyRooms: ['index', 'http'], apart: true },
   index: { neverRooms: ['cli'] },
   internal: { neverRooms: ['cli'] },
+  version: { onlyRooms: [] },
   cli: {},
 }
 
-/** The only files that read the environment; the second one hands it to the first. */
-const environmentReaders = [/^config\//, /^cli\/main\.ts$/]
+/** The only files that read the environment: the second hands it to the first, the third hands PATH to its programs. */
+const environmentReaders = [/^config\//, /^cli\/main\.ts$/, /^store\/embedded\/programs\.ts$/]
 
 /** What each package may take from the others; `packages` limits what comes from outside too. */
 const packageRules = {

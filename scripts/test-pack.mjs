@@ -1,6 +1,6 @@
 /**
- * The tarball as a stranger gets it: packed, installed into an empty folder with nothing else of ours, asked for its
- * version, started, asked for its health and stopped. Not a vitest file: packing puts a copy of the protocol package
+ * The tarballs as a stranger gets them: packed, installed into an empty folder with nothing else of ours, asked for the
+ * version, started, asked for its health, given an operation by the packed client, and stopped. Not a vitest file: packing puts a copy of the protocol package
  * into the tree for a moment, which tests running beside it would pick up.
  */
 import assert from 'node:assert/strict'
@@ -61,7 +61,8 @@ function printedAddress(server, said) {
       startTimeoutMs,
     )
     const look = () => {
-      const address = /https?:\/\/(?:127\.0\.0\.1|localhost|\[::1\]):[1-9]\d*/.exec(said())?.[0]
+      // The greeting, not the log line that names the address a moment earlier: from the greeting on it is ready.
+      const address = /listens on (https?:\/\/\S+:[1-9]\d*)/.exec(said())?.[1]
       if (!address) return
       clearTimeout(timer)
       resolve(address)
@@ -93,6 +94,14 @@ async function serveAndStop(dir) {
     assert.equal(answer.status, 200)
     const health = await answer.json()
     assert.equal(health.status, 'healthy', JSON.stringify(health))
+    const submit = `import('@spillway/client').then(async ({ createClient }) => {
+      const { operations } = createClient({ baseUrl: '${address}' })
+      const payload = { url: '${address}/demo/echo', body: 'packed' }
+      const answer = await operations.submit({ type: 'http.request', queue: 'pack', payload })
+      console.log(answer.status, answer.result.body.body)
+    })`
+    const answered = await capture(process.execPath, ['-e', submit], { cwd: dir, timeoutMs: 30_000 })
+    assert.equal(answered.trim(), 'executed packed')
     server.kill('SIGTERM')
     const timer = setTimeout(() => server.kill('SIGKILL'), stopTimeoutMs)
     const [code, signal] = await exited
@@ -108,16 +117,18 @@ async function serveAndStop(dir) {
 
 const scratch = mkdtempSync(path.join(tmpdir(), 'spillway-pack-'))
 try {
-  await capture('npm', ['pack', '--pack-destination', scratch], { cwd: path.join(root, 'packages/spillway') })
-  const tarball = readdirSync(scratch).find((name) => /^spillway-.*\.tgz$/.test(name))
-  assert.ok(tarball, 'npm pack made no tarball')
+  const packages = ['spillway', 'client']
+  for (const name of packages) {
+    await capture('npm', ['pack', '--pack-destination', scratch], { cwd: path.join(root, 'packages', name) })
+  }
+  const tarballs = readdirSync(scratch).filter((name) => name.endsWith('.tgz'))
+  assert.equal(tarballs.length, packages.length, `npm pack made ${tarballs.join(', ') || 'no tarball'}`)
 
   const dir = path.join(scratch, 'empty')
   mkdirSync(dir)
   // --prefix: a stray package.json above the temporary folder must not become the place of installation.
-  await capture('npm', ['install', '--prefix', dir, '--no-audit', '--no-fund', path.join(scratch, tarball)], {
-    cwd: dir,
-  })
+  const files = tarballs.map((name) => path.join(scratch, name))
+  await capture('npm', ['install', '--prefix', dir, '--no-audit', '--no-fund', ...files], { cwd: dir })
 
   const { version } = JSON.parse(readFileSync(path.join(root, 'packages/spillway/package.json'), 'utf8'))
   const said = await capture('npx', ['--no-install', 'spillway', '--version'], { cwd: dir, timeoutMs: 30_000 })

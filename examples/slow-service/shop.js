@@ -3,7 +3,7 @@ import Fastify from 'fastify'
 import { capacity, createIntake, embedded, FailOperation, pressure, RetryOperation, rate, ticketRoutes } from 'spillway'
 import Type from 'typebox'
 
-export const ordersHeldMax = 60
+const ordersHeldMax = 60
 export const ordersPerHour = 8
 
 export async function buildShop({ dataDir, warehouseUrl }) {

@@ -1,7 +1,7 @@
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import type { ApplyItem, IntakeApi, Tx } from '../src/index.js'
-import { type Bench, bench } from './pipeline-fixture.js'
+import { type Bench, bench, eventually } from './pipeline-fixture.js'
 
 const Note = Type.Object({ lane: Type.String(), n: Type.Integer() })
 type NoteItem = ApplyItem<{ lane: string; n: number }>
@@ -50,6 +50,7 @@ async function behindPaused(intake: IntakeApi, lane: string, submit: () => Promi
     : intake.define('block', { body: Note, lane: (note) => ['notes', note.lane], run: () => undefined })
   await intake.submit(blocker, { lane, n: 0 }, { respondAsync: true })
   await submit()
+  await eventually(async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined), 'the lane to be held')
   await intake.core.store.resume('notes', lane)
   intake.core.wakeAll()
 }
@@ -152,6 +153,7 @@ describe('apply', () => {
     const answer = await intake.submit(add, { lane: 'a', n: 1 })
     expect(answer.kind).toBe('queued')
     expect(await written()).toEqual([])
+    await eventually(async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined), 'the lane to be held')
     await intake.core.store.resume('notes', null)
     intake.core.wakeAll()
     await b.finished(idOf(answer))

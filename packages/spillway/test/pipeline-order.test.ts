@@ -117,6 +117,7 @@ describe('order within a lane', () => {
     await intake.core.store.pause('ordered', 'a')
     await intake.submit(op, { lane: 'a', n: 3 })
     await intake.core.store.redrive([dead.operationId])
+    await eventually(async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined), 'the lane to be held')
     await intake.core.store.resume('ordered', 'a')
     intake.core.wakeAll()
     await b.finished(dead.operationId)

@@ -307,6 +307,28 @@ describe('when things are due', () => {
     intake.core.wakeAll()
     expect(await b.finished(idOf(answer))).toMatchObject({ status: 'completed' })
   })
+
+  it('a lane that is resumed just as a worker gives it back is not left for half a minute', async () => {
+    const resumed = signal()
+    const intake = await b.intake({
+      wrap: (store) =>
+        overriding(store, {
+          // The worker has claimed the lane while it was paused; the operator resumes it before it is given back.
+          step: async (worker, part, settlements, claim) => {
+            if (settlements.length > 0 && settlements[0]?.leaving.length === 0) {
+              await store.resume('held', null)
+              resumed.fire()
+            }
+            return store.step(worker, part, settlements, claim)
+          },
+        }),
+    })
+    const op = intake.define('op', { body: Body, lane: () => ['held', 'a'], run: (body) => body.n })
+    await intake.core.store.pause('held', null)
+    const answer = await intake.submit(op, { n: 1 })
+    await resumed.promise
+    expect(await b.finished(idOf(answer), 5_000)).toMatchObject({ status: 'completed' })
+  })
 })
 
 describe('effect and completion', () => {

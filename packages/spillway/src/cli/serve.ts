@@ -1,4 +1,4 @@
-import { type Config, type Environment, loadConfig } from '../config/index.js'
+import { type Config, type Environment, loadConfig, processEnvironment } from '../config/index.js'
 import { createLogger } from '../telemetry/index.js'
 import { exitCodes } from './exit.js'
 import { runUntilSignal } from './signals.js'
@@ -15,7 +15,7 @@ export interface ServeOptions {
 export async function serve(
   terminal: Terminal,
   options: ServeOptions,
-  environment: Environment = process.env,
+  environment: Environment = processEnvironment(),
 ): Promise<number> {
   const { config, warnings } = configFor(options, environment)
   const log = createLogger({ level: config.process.logLevel })

@@ -12,6 +12,7 @@ export {
   type LoadedConfig,
   loadClientConfig,
   loadConfig,
+  processEnvironment,
 } from './load.js'
 export { maskUrlPasswords } from './secrets.js'
 export type { LogLevel, Role } from './settings.js'

@@ -6,6 +6,9 @@ import { allowedValues, parseSetting, type SettingValue, showRejected } from './
 
 export type Environment = Readonly<Record<string, string | undefined>>
 
+/** The environment of this process; other rooms take it from here. */
+export const processEnvironment = (): Environment => process.env
+
 export type Config = ValuesOf<typeof settings> & {
   /** false for `spillway worker` without a port: no socket is opened. */
   readonly listen: boolean

@@ -13,6 +13,7 @@ import type {
   Claimed,
   ClaimRequest,
   Leaving,
+  OpenTx,
   Settlement,
   Store,
   StoredAnswer,
@@ -38,6 +39,8 @@ export interface OpenedStore {
 export type OpenStore = () => Promise<OpenedStore>
 
 const schema = 'conformance'
+/** Longer than any call here may wait for a lock, shorter than a test may last. */
+const callTimeoutMs = 20_000
 
 /**
  * Stores on one database that is nobody else's. The schema is made once and emptied for each: making it anew takes
@@ -48,10 +51,16 @@ export function storesOn(databaseUrl: string): OpenStore {
   return async () => {
     const stores: Store[] = []
     const clients: pg.Client[] = []
+    const transactions: OpenTx[] = []
     const open = (): Store => {
-      const store = postgresStore({ url: databaseUrl, schema, timeoutMs: 60_000 })
+      const store = postgresStore({ url: databaseUrl, schema, timeoutMs: callTimeoutMs })
       stores.push(store)
-      return store
+      const begin = async (): Promise<OpenTx> => {
+        const tx = await store.begin()
+        transactions.push(tx)
+        return tx
+      }
+      return { ...store, begin }
     }
     const session = async (): Promise<pg.Client> => {
       const client = new pg.Client({ connectionString: databaseUrl, options: `-c search_path=${schema}` })
@@ -89,8 +98,10 @@ export function storesOn(databaseUrl: string): OpenStore {
       advance: (ms) => setClock("shift = shift + $1::float8 * interval '1 ms'", ms),
       freeze: (at) => setClock('stopped_at = $1::timestamptz', at),
       close: async () => {
-        await Promise.all(stores.map((s) => s.close()))
+        // A test that failed half-way may have left transactions open; the next one must not wait for them.
         await Promise.all(clients.map((client) => client.end()))
+        await Promise.all(transactions.map((tx) => tx.rollback()))
+        await Promise.all(stores.map((s) => s.close()))
       },
     }
   }

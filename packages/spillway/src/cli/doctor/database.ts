@@ -1,8 +1,10 @@
-import pg from 'pg'
 import { maskUrlPasswords } from '../../config/index.js'
+import { openPool } from '../../store/postgres/connect.js'
 import { compare, type Migration, MigrationError } from '../../store/postgres/migrate.js'
 import type { Finding } from './finding.js'
 import { codeOf } from './machine.js'
+
+type Database = ReturnType<typeof openPool>
 
 const connectTimeoutMs = 5_000
 
@@ -11,19 +13,19 @@ export async function checkDatabase(options: {
   readonly schema: string
   readonly migrations: readonly Migration[]
 }): Promise<Finding[]> {
-  const client = new pg.Client({
-    connectionString: options.url,
-    application_name: 'spillway doctor',
-    connectionTimeoutMillis: connectTimeoutMs,
-    query_timeout: connectTimeoutMs,
+  const client = openPool({
+    url: options.url,
+    max: 1,
+    applicationName: 'spillway doctor',
+    connectTimeoutMs,
+    queryTimeoutMs: connectTimeoutMs,
   })
-  // A connection lost between two queries is told by the next one.
-  client.on('error', () => undefined)
   const name = 'database'
   const shown = maskUrlPasswords(options.url)
   try {
-    await client.connect()
+    await client.query('SELECT 1')
   } catch (error) {
+    await client.end()
     const fix = 'check DATABASE_URL, that the server runs, and that it lets this user in'
     return [{ name, state: 'wrong', detail: `${shown} cannot be reached (${codeOf(error)})`, fix }]
   }
@@ -53,7 +55,7 @@ export interface ServerFacts {
   readonly naptimeSeconds: number
 }
 
-async function readServer(client: pg.Client): Promise<ServerFacts> {
+async function readServer(client: Database): Promise<ServerFacts> {
   const before = Date.now()
   const { rows } = await client.query<Omit<ServerFacts, 'skewMs'> & { nowMs: number }>(
     `SELECT current_setting('server_version_num')::int AS "versionNumber",
@@ -124,11 +126,12 @@ function judgeVacuum({ autovacuum, naptimeSeconds }: ServerFacts): Finding {
 }
 
 async function checkSchema(
-  client: pg.Client,
+  client: Database,
   { schema, migrations }: { readonly schema: string; readonly migrations: readonly Migration[] },
 ): Promise<Finding> {
   const name = 'schema'
-  const record = `${pg.escapeIdentifier(schema)}.migrations`
+  // Schema names are lower-case letters, digits and underscores (config/settings.ts): they need no escaping inside.
+  const record = `"${schema}".migrations`
   const fix = 'run spillway migrate, or start the server, which does it too'
   const { rows } = await client.query<{ present: boolean }>('SELECT to_regclass($1) IS NOT NULL AS present', [record])
   if (!rows[0]?.present) return { name, state: 'hint', detail: `${schema} is not made yet`, fix }
