@@ -11,7 +11,9 @@ const explainAfterMs = 1_500
 /** Resolves to the compiler's exit code; its messages go to this process's stderr, so that stdout stays the caller's. */
 export function build({ explain = false } = {}) {
   // Left over by a pack that was killed half-way, this copy would shadow the workspace's own protocol package.
-  rmSync(path.join(root, 'packages/spillway/node_modules/@spillway'), { recursive: true, force: true })
+  for (const name of ['client', 'spillway']) {
+    rmSync(path.join(root, 'packages', name, 'node_modules/@spillway'), { recursive: true, force: true })
+  }
   return new Promise((resolve, reject) => {
     const timer = explain ? setTimeout(() => console.error('building…'), explainAfterMs) : undefined
     const compiler = spawn(process.execPath, [path.join(root, 'node_modules/typescript/bin/tsc'), '-b'], {

@@ -19,6 +19,8 @@ const server = await startEmbedded({ dataDir, log: { info: nothing, warn: consol
 const url = server.url
 
 const pool = new pg.Pool({ connectionString: url })
+// Without a listener the loss of an idle connection, here at the server's stop, ends the process.
+pool.on('error', nothing)
 const intake = await createIntake({ store: postgres({ url }) })
 
 const sendReceipt = intake.define('receipts.send', {

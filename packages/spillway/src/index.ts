@@ -4,7 +4,8 @@ import { type FastifyRoute, fastifyRoute } from './http/fastify-binding.js'
 import { type FetchHandler, fetchHandler } from './http/fetch-binding.js'
 import type { Answer } from './pipeline/answer.js'
 import type { DefineOptions, Definition, IntakeRequest } from './pipeline/define.js'
-import { Intake, type IntakeLog, type IntakeSettings, intakeDefaults } from './pipeline/intake.js'
+import { Intake } from './pipeline/intake.js'
+import { type IntakeLog, type IntakeSettings, intakeDefaults } from './pipeline/settings.js'
 import type { Store, Tx } from './store/port.js'
 import { createMetrics, type Metrics } from './telemetry/metrics.js'
 
@@ -40,8 +41,8 @@ export type {
   RunContext,
   RunOptions,
 } from './pipeline/define.js'
-export type { IntakeLog, IntakeSettings } from './pipeline/intake.js'
 export type { Refusal } from './pipeline/refusal.js'
+export type { IntakeLog, IntakeSettings } from './pipeline/settings.js'
 export { type EmbeddedOptions, embedded } from './store/embedded-store.js'
 export type { Store, Tx } from './store/port.js'
 export { type PostgresOptions, postgresStore as postgres } from './store/postgres/store.js'

@@ -2,7 +2,8 @@
 
 export { laneOf } from './operations/lane.js'
 export { newOperationId } from './operations/operation-id.js'
-export { Intake, intakeDefaults } from './pipeline/intake.js'
+export { Intake } from './pipeline/intake.js'
+export { intakeDefaults } from './pipeline/settings.js'
 export { startEmbedded } from './store/embedded/index.js'
 export { migrate } from './store/postgres/migrate.js'
 export { migrations } from './store/postgres/migrations/index.js'

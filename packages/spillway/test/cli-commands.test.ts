@@ -60,8 +60,11 @@ describe('commands that speak to a server', () => {
     const pending = (await submit(server, `${target.origin}/`, { queue })).body
     return { running: running.operationId, pending: pending.operationId }
   }
-  const deadLetter = async (queue: string, partition = 'p'): Promise<string> =>
-    (await submit(server, `${target.origin}/moody`, { queue, partition })).body.operationId
+  const deadLetter = async (queue: string, partition = 'p'): Promise<string> => {
+    const { operationId } = (await submit(server, `${target.origin}/moody`, { queue, partition })).body
+    expect((await finishes(server, operationId)).status).toBe('failed')
+    return operationId
+  }
 
   it('lists, filters and pages', async () => {
     const queue = randomUUID()

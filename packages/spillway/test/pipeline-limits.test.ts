@@ -173,7 +173,7 @@ describe('rate', () => {
     const intake = await b.intake()
     const op = intake.define('op', {
       body: Body,
-      priority: (body) => (body.n === 13 ? 99 : 5),
+      timeoutMs: (body) => (body.n === 13 ? 1e12 : 1_000),
       gates: [rate({ limit: 2, per: '1h' })],
       run: () => 1,
     })
@@ -362,8 +362,7 @@ describe('the load decision', () => {
         : intake.define('op', { body: Body, apply: async (_, items) => items.map(() => 1) })
     expect(intake.core.busy).toBeLessThan(0.7)
     const slow = intake.submit(op, { n: 1 })
-    await eventually(() => (intake.core.busy > 1 ? true : undefined), 'the budget to be used up', 2_000)
-    release.fire()
+    await eventually(() => (intake.core.busy > 1 ? true : undefined), 'the budget to be used up', 2_000).finally(release.fire)
     await slow
     expect(intake.core.busy).toBeLessThan(0.7)
   })

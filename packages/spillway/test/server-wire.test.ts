@@ -54,14 +54,17 @@ function expectProblem(answer: Answer, status: number, path: string): void {
 }
 
 const raw = (body: string | Buffer, type = 'application/json') =>
-  fetch(`${server.origin}/api/v1/operations`, { method: 'POST', headers: { 'content-type': type }, body }).then(
+  fetch(`${server.origin}/api/v1/operations`, { method: 'POST', headers: { 'content-type': type },
+    body: typeof body === 'string' ? body.replace('TARGET', target.origin) : body,
+  }).then(
     async (answer): Promise<Answer> => {
       const text = await answer.text()
       return { status: answer.status, headers: answer.headers, text, body: JSON.parse(text), ms: 0 }
     },
   )
+/** TARGET becomes the target's origin, which is not known while the cases are collected. */
 const withBody = (member: string) =>
-  `{"type":"http.request","queue":"w","payload":{"url":"${target.origin}/w","body":${member}}}`
+  `{"type":"http.request","queue":"w","payload":{"url":"TARGET/w","body":${member}}}`
 
 describe('bodies', () => {
   it.each([
@@ -94,7 +97,7 @@ describe('bodies', () => {
 
   it('413 beyond 1 MiB, and up to it not', async () => {
     expectProblem(await raw(withBody(`"${'x'.repeat(1_048_577)}"`)), 413, '/api/v1/operations')
-    const frame = withBody('""').length
+    const frame = withBody('""').replace('TARGET', target.origin).length
     const fits = await raw(withBody(`"${'x'.repeat(1_048_576 - frame)}"`))
     expect(fits.status).toBe(201)
   })
@@ -127,10 +130,12 @@ describe('paths and methods', () => {
   })
 
   it('400, never 500, for query and header nonsense', async () => {
-    for (const path of ['/api/v1/operations?queue=%00', '/api/v1/operations?queue=%ff', '/api/v1/operations?limit=1&limit=2']) {
+    for (const path of ['/api/v1/operations?queue=%00', '/api/v1/operations?limit=1&limit=2']) {
       const { status } = await get(server, path)
       expect([path, status]).toEqual([path, 400])
     }
+    // No UTF-8: read with replacement characters, as the URL standard does.
+    expect((await get(server, '/api/v1/operations?queue=%ff')).status).toBe(200)
     const long = await get(server, '/health', { 'x-long': 'x'.repeat(20_000) })
     expect(long.status).toBe(431)
     const answer = await rawExchange(server.port, 'nonsense\r\n\r\n')

@@ -5,8 +5,13 @@
 import { afterEach, beforeEach, describe, expect } from 'vitest'
 import { accepting } from './conformance/accepting.js'
 import { crashing } from './conformance/crashing.js'
+import { fairness } from './conformance/fairness.js'
 import type { OpenedStore, OpenStore } from './conformance/harness.js'
+import { limits } from './conformance/limits.js'
 import { settling } from './conformance/settling.js'
+import { storm } from './conformance/storm.js'
+import { sweeping } from './conformance/sweeping.js'
+import { tickets } from './conformance/tickets.js'
 
 export function storeConformance(name: string, openStore: OpenStore): void {
   describe(`the store on ${name}`, () => {
@@ -31,6 +36,11 @@ export function storeConformance(name: string, openStore: OpenStore): void {
     accepting(opened)
     settling(opened)
     crashing(opened)
+    limits(opened)
+    tickets(opened)
+    fairness(opened)
+    sweeping(opened)
+    storm(opened)
   })
 }
 

@@ -1,7 +1,7 @@
 import { describe, expect, it, vi } from 'vitest'
+import { bindingFor, emptyPulse, who } from '../../test/pipeline-gate-binding.js'
 import type { Pulse } from '../store/port.js'
 import { capacity } from './capacity.js'
-import { bindingFor, emptyPulse, who } from '../../test/pipeline-gate-binding.js'
 
 const gates = (held: number, overflowing: boolean, name = 'orders.place'): Pulse => ({
   ...emptyPulse,

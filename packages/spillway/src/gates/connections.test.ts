@@ -12,7 +12,9 @@ describe('connections', () => {
 
   it('takes it in a pool that several share', async () => {
     const takeConnection = vi.fn(async () => 'granted' as const)
-    await connections({ perIdentity: 3, total: 10, pool: 'streams' }).bind(bindingFor({ takeConnection })).acquire?.(who)
+    await connections({ perIdentity: 3, total: 10, pool: 'streams' })
+      .bind(bindingFor({ takeConnection }))
+      .acquire?.(who)
     expect(takeConnection).toHaveBeenCalledWith('streams', 'ann', expect.anything())
   })
 

@@ -37,7 +37,9 @@ describe('rate', () => {
   })
 
   it('counts by what the body says, and not at all where that is null', () => {
-    const bound = rate<{ realm: string | null }>({ limit: 1, per: '1m', by: (_, body) => body.realm }).bind(bindingFor())
+    const bound = rate<{ realm: string | null }>({ limit: 1, per: '1m', by: (_, body) => body.realm }).bind(
+      bindingFor(),
+    )
     const keyOf = (realm: string | null) => bound.exact?.(who, { realm }).rates?.map((tier) => tier.key)
     expect(keyOf('north')).toEqual(keyOf('north'))
     expect(keyOf('north')).not.toEqual(keyOf('south'))
@@ -48,7 +50,11 @@ describe('rate', () => {
 
   it('makes gates of one name and window share a count, and those of two windows not', () => {
     const key = (options: { name?: string; per: string }, type: string) =>
-      tierOf(rate({ limit: 1, ...options }).bind(bindingFor({ type })).exact?.(who, {}).rates).key
+      tierOf(
+        rate({ limit: 1, ...options })
+          .bind(bindingFor({ type }))
+          .exact?.(who, {}).rates,
+      ).key
     expect(key({ name: 'api', per: '1h' }, 'a')).toBe(key({ name: 'api', per: '1h' }, 'b'))
     expect(key({ per: '1h' }, 'a')).not.toBe(key({ per: '1h' }, 'b'))
     // Two tiers on one definition: an item must not be counted twice in one of them.

@@ -1,6 +1,7 @@
 import type { FastifyReply, FastifyRequest, RouteShorthandOptions } from 'fastify'
 import type { IntakeRequest, IntakeUser } from '../pipeline/define.js'
-import type { Bound, Intake } from '../pipeline/intake.js'
+import type { Intake } from '../pipeline/intake.js'
+import type { Bound } from '../pipeline/submission.js'
 import { continueTrace, formatTraceparent } from '../telemetry/trace.js'
 import type { Wire } from './answer.js'
 import { type Entered, mount } from './mount.js'

@@ -1,6 +1,7 @@
 import { limits } from '@spillway/protocol/wire'
 import type { IntakeUser } from '../pipeline/define.js'
-import type { Bound, Intake } from '../pipeline/intake.js'
+import type { Intake } from '../pipeline/intake.js'
+import type { Bound } from '../pipeline/submission.js'
 import { continueTrace, formatTraceparent } from '../telemetry/trace.js'
 import type { Wire } from './answer.js'
 import { mount } from './mount.js'

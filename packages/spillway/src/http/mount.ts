@@ -4,7 +4,8 @@
  */
 import type { GateRequest, Permit } from '../gates/gate.js'
 import type { IntakeRequest } from '../pipeline/define.js'
-import type { Bound, Intake } from '../pipeline/intake.js'
+import type { Intake } from '../pipeline/intake.js'
+import type { Bound } from '../pipeline/submission.js'
 import { toWire, type Wire } from './answer.js'
 import { parseIdempotencyKey, parsePreferences } from './preferences.js'
 import type { Problem } from './problem.js'

@@ -2,7 +2,8 @@
 import { resolve } from 'node:path'
 import { type Config, isLoopbackHost } from '../config/index.js'
 import { intakeApi } from '../index.js'
-import { Intake, intakeDefaults } from '../pipeline/intake.js'
+import { Intake } from '../pipeline/intake.js'
+import { intakeDefaults } from '../pipeline/settings.js'
 import { startEmbedded } from '../store/embedded/index.js'
 import { postgresStore } from '../store/postgres/store.js'
 import { createMetrics, type Logger } from '../telemetry/index.js'
@@ -50,6 +51,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   })
   const store = (): CheckState =>
     intake?.presence.isStoreAnswering === true ? { ok: true } : { ok: false, detail: 'the database does not answer' }
+  addOpenApi(app, version)
   const accepting = (): CheckState =>
     intake?.isDraining === true ? { ok: false, detail: 'this instance is shutting down' } : { ok: true }
   addHealth(app, {
@@ -58,7 +60,6 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     metrics: { contentType: metrics.contentType, render: () => metrics.scrape() },
     protectMetrics: config.auth.protectMetrics,
   })
-  addOpenApi(app, version)
   countRequests(app, metrics)
 
   const server = embedded ? await startEmbedded({ dataDir: resolve(config.store.dataDir), log }) : null

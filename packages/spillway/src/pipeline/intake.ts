@@ -5,7 +5,6 @@
  * ready it refuses with 503; a store that goes away later shows as faults of single calls, not as a state.
  */
 import { hostname } from 'node:os'
-import { limits } from '@spillway/protocol/wire'
 import type { Static, TSchema } from 'typebox'
 import {
   type BoundGate,
@@ -15,106 +14,23 @@ import {
   type Permit,
   type RateTier,
 } from '../gates/gate.js'
-import { FairClock } from '../operations/fair-clock.js'
-import { digestUuid, laneOf } from '../operations/lane.js'
-import { newOperationId } from '../operations/operation-id.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
-import type {
-  AcceptContext,
-  Accepted,
-  AcceptItem,
-  Claimed,
-  Pulse,
-  Store,
-  StoredAnswer,
-  Ticket,
-  Tx,
-} from '../store/port.js'
+import type { Accepted, AcceptItem, Pulse, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
+import { Accepting, type Apply, codeOf } from './accepting.js'
 import type { Answer } from './answer.js'
-import { type ApplyItem, type DefineOptions, type Definition, defaults, type IntakeRequest } from './define.js'
-import { Flush } from './flush.js'
+import type { DefineOptions, Definition } from './define.js'
+import { Dispatch } from './dispatch.js'
+import { buildItem } from './item.js'
+import type { Handler } from './lane-run.js'
+import { Load } from './load.js'
 import { Presence } from './presence.js'
-import { type Refusal, toldRate } from './refusal.js'
-import type { Outcome } from './run.js'
+import { type Refusal, refusedBy, toldRate } from './refusal.js'
+import type { IntakeLog, IntakeSettings } from './settings.js'
+import type { Bound, PendingItem, Submission } from './submission.js'
 import { Waiters } from './waiters.js'
-import { type Handler, Work } from './work.js'
+import { Work } from './work.js'
 
-export interface IntakeLog {
-  debug(fields: object, message: string): void
-  info(fields: object, message: string): void
-  warn(fields: object, message: string): void
-  error(fields: object, message: string): void
-}
-
-export interface IntakeSettings {
-  /** Claim and run queued operations in this process. Default true. */
-  work: boolean
-  concurrency: number
-  leaseMs: number
-  directWaitMs: number
-  retryBaseMs: number
-  retryMaxMs: number
-  retentionMs: number
-  idempotencyTtlMs: number
-  /** Operations held at most, of all types; beyond it `queue_full`. */
-  pendingMax: number
-  acceptWaitBudgetMs: number
-  /** Busy above this queues instead of executing. */
-  busyQueueAbove: number
-  storeTimeoutMs: number
-  drainMs: number
-  pressureLoopDelayMs: number
-  pressureInflightMax: number
-}
-
-export const intakeDefaults: IntakeSettings = {
-  work: true,
-  concurrency: 64,
-  leaseMs: 15_000,
-  directWaitMs: 5_000,
-  retryBaseMs: 1_000,
-  retryMaxMs: 60_000,
-  retentionMs: 3_600_000,
-  idempotencyTtlMs: 86_400_000,
-  pendingMax: 1_000_000,
-  acceptWaitBudgetMs: 250,
-  busyQueueAbove: 0.7,
-  storeTimeoutMs: 2_000,
-  drainMs: 20_000,
-  pressureLoopDelayMs: 500,
-  pressureInflightMax: 10_000,
-}
-
-/** A submission after identify and parse. */
-export interface Submission {
-  body: unknown
-  identity: string
-  request: IntakeRequest
-  idempotencyKey?: string
-  respondAsync?: boolean
-  /** Wait so long for a queued one, then answer as if it had run now. */
-  waitMs?: number
-  signal?: AbortSignal
-}
-
-/** A definition with its gates bound and its labels looked up. */
-export interface Bound {
-  readonly type: string
-  readonly options: DefineOptions<TSchema, unknown>
-  readonly gates: readonly BoundGate<unknown>[]
-  readonly flush: Flush<PendingItem, Accepted>
-}
-
-interface PendingItem {
-  item: AcceptItem
-  body: unknown
-  result?: unknown
-}
-
-const flushItemsMax = 500
-const flushBytesMax = 4 * 1_048_576
-const waitingItemsMax = 10_000
 const storeAwayRetryMs = 2_000
 
 export class Intake {
@@ -127,16 +43,11 @@ export class Intake {
   readonly presence: Presence
   readonly #definitions = new Map<string, Bound>()
   readonly #handlers = new Map<string, Handler>()
-  readonly #fair = new FairClock()
   readonly #work: Work
-  readonly #accepts: Flush<PendingItem, Accepted>
-  readonly #paceMs = new Map<string, number>()
-  readonly #connectionFlushes = new Map<string, Flush<string, 'granted' | 'identity_full' | 'pool_full'>>()
+  readonly #accepting: Accepting
+  readonly #dispatch: Dispatch
+  readonly #load = new Load()
   #inFlight = 0
-  #acceptedSincePulse = 0
-  #held = 0
-  #drainPerMs = 0
-  #settledSincePulse = 0
   #draining = false
 
   constructor(options: { store: Store; settings: IntakeSettings; log: IntakeLog; metrics: Metrics }) {
@@ -146,14 +57,22 @@ export class Intake {
     this.log = log
     this.metrics = metrics
     this.waiters = new Waiters((ids) => store.finished(ids))
-    this.#accepts = this.#makeFlush((pending) => this.#accept(pending))
+    this.#accepting = new Accepting({
+      store,
+      settings,
+      metrics,
+      log,
+      load: this.#load,
+      worker: () => this.presence.worker,
+      isDraining: () => this.#draining,
+    })
     this.pressure = new ProcessPressure(
       {
         loopDelayMs: settings.pressureLoopDelayMs,
         storeWaitMs: settings.storeTimeoutMs,
         inFlight: settings.pressureInflightMax,
       },
-      () => ({ storeWaitMs: this.#accepts.oldestMs, inFlight: this.#inFlight }),
+      () => ({ storeWaitMs: this.#accepting.oldestMs, inFlight: this.#inFlight }),
     )
     this.#work = new Work({
       store,
@@ -165,14 +84,20 @@ export class Intake {
         metrics.attempt(type, outcome).inc()
         if (outcome === 'lease_lost') return
         metrics.operationRun.observe(runMs / 1_000)
-        const pace = this.#paceMs.get(type)
-        this.#paceMs.set(type, pace === undefined ? runMs : pace * 0.9 + runMs * 0.1)
+        this.#load.ran(type, runMs)
       },
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
       onSettled: (op, outcome) => {
-        if (outcome.kind !== 'retry') this.#settledSincePulse++
+        if (outcome.kind !== 'retry') this.#load.settled()
         this.waiters.hint(op.id)
       },
+    })
+    this.#dispatch = new Dispatch({
+      store,
+      work: this.#work,
+      waiters: this.waiters,
+      log,
+      directWaitMs: settings.directWaitMs,
     })
     this.presence = new Presence({
       store,
@@ -211,8 +136,7 @@ export class Intake {
     const gates = (open.gates ?? [])
       .map((gate) => gate.bind(binding) as BoundGate<unknown>)
       .sort((a, b) => gateOrder.indexOf(a.kind) - gateOrder.indexOf(b.kind))
-    const flush =
-      open.apply === undefined ? this.#accepts : this.#makeFlush((pending) => this.#acceptAndApply(open.apply, pending))
+    const flush = open.apply === undefined ? this.#accepting.operations : this.#accepting.applying(open.apply as Apply)
     this.#definitions.set(type, { type, options: open, gates, flush })
     this.#handlers.set(type, {
       backoff: open.retry ?? { baseMs: this.settings.retryBaseMs, maxMs: this.settings.retryMaxMs },
@@ -250,11 +174,11 @@ export class Intake {
   /** How much of this process's share of the store is in use: the load decision. */
   get busy(): number {
     const pool = this.store.poolState()
-    return Math.max((pool.busy + pool.waiting) / pool.max, this.#accepts.oldestMs / this.settings.acceptWaitBudgetMs)
+    return Math.max((pool.busy + pool.waiting) / pool.max, this.#accepting.oldestMs / this.settings.acceptWaitBudgetMs)
   }
 
   get queueDepth(): number {
-    return this.#held + this.#acceptedSincePulse
+    return this.#load.depth
   }
 
   /** The gates that need no body, cheapest first. Runs before the body is parsed. */
@@ -276,7 +200,15 @@ export class Intake {
     const permits: Permit[] = []
     for (const gate of bound.gates) {
       if (gate.acquire === undefined) continue
-      const outcome = await gate.acquire(request)
+      const outcome = await gate.acquire(request).catch((fault: unknown): Refusal => {
+        this.log.warn({ err: fault, type: bound.type, gate: gate.kind }, 'a place could not be taken')
+        return {
+          code: 'store_unavailable',
+          detail: 'The store did not answer. Nothing was accepted; try again later.',
+          retryAfterMs: storeAwayRetryMs,
+          gate: 'store',
+        }
+      })
       if ('release' in outcome) {
         permits.push(outcome)
         continue
@@ -315,7 +247,7 @@ export class Intake {
     }
     let held = reserved
     try {
-      const made = this.#item(bound, submission, busy)
+      const made = buildItem(bound, submission, { busy, paceMs: this.#load.paceMs(bound.type) })
       if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
       const { item, tiers } = made
       const pending: PendingItem = { item, body: submission.body }
@@ -337,12 +269,14 @@ export class Intake {
   async enqueue(bound: Bound, submission: Submission, tx: Tx): Promise<Answer> {
     const full = this.#full(bound)
     if (full !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, full) }
-    const made = this.#item(bound, { ...submission, respondAsync: true }, false)
+    const made = buildItem(
+      bound,
+      { ...submission, respondAsync: true },
+      { busy: false, paceMs: this.#load.paceMs(bound.type) },
+    )
     if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
     const { item, tiers } = made
-    this.#fair.stamp([item])
-    const [accepted] = await this.store.acceptWithin(tx, [item], this.#acceptContext())
-    if (accepted === undefined) throw new Error('the store gave no verdict')
+    const accepted = await this.#accepting.within(tx, item)
     return this.#told(bound, submission, { item, body: submission.body }, tiers, accepted)
   }
 
@@ -355,7 +289,7 @@ export class Intake {
   async close(): Promise<void> {
     if (this.#draining) return
     this.#draining = true
-    for (const { flush } of this.#definitions.values()) await flush.drained()
+    await this.#accepting.drained()
     await this.#work.stop(this.settings.drainMs)
     this.waiters.close()
     this.pressure.stop()
@@ -397,7 +331,7 @@ export class Intake {
     }
     if (this.queueDepth >= this.settings.pendingMax && bound.options.apply === undefined) {
       const over = this.queueDepth - this.settings.pendingMax + 1
-      const waitMs = this.#drainPerMs > 0 ? over / this.#drainPerMs : 5_000
+      const waitMs = this.#load.drainMs(over) ?? 5_000
       return {
         code: 'queue_full',
         detail: `The operation queue is full (${this.settings.pendingMax}). Try again later.`,
@@ -411,74 +345,6 @@ export class Intake {
   #refuse(route: string, refusal: Refusal): Refusal {
     this.metrics.admissions.labels(route, 'refuse', refusal.gate ?? refusal.code).inc()
     return refusal
-  }
-
-  #item(bound: Bound, submission: Submission, busy: boolean): { item: AcceptItem; tiers: RateTier[] } | Refusal {
-    const { options, type } = bound
-    const { body, request, identity } = submission
-    const lane = laneOf(options.lane === undefined ? type : options.lane(body, request))
-    if (!isName(lane.queue) || !isName(lane.partition)) {
-      return {
-        code: 'invalid_request',
-        detail: `Queue and partition have 1 to ${limits.nameCodePoints} characters and no NUL.`,
-        gate: 'lane',
-      }
-    }
-    const of = (value: number | ((body: unknown) => number) | undefined, fallback: number): number =>
-      typeof value === 'function' ? value(body) : (value ?? fallback)
-    const delayMs = Math.max(0, Math.round(options.delayMs?.(body) ?? 0))
-    const requested = submission.respondAsync === true || delayMs > 0
-    const tiers: RateTier[] = []
-    let gate: string | null = null
-    let halt: string | null = null
-    const gateRequest = { identity, clientAddress: request.clientAddress }
-    for (const bind of bound.gates) {
-      const exact = bind.exact?.(gateRequest, body)
-      if (exact === undefined) continue
-      gate = exact.gate ?? gate
-      halt = exact.halt ?? halt
-      if (exact.rates !== undefined) tiers.push(...exact.rates)
-    }
-    const payload = JSON.stringify(body ?? null)
-    return {
-      tiers,
-      item: {
-        id: newOperationId(),
-        lane: lane.id,
-        queue: lane.queue,
-        partition: lane.partition,
-        type,
-        priority: Math.min(
-          limits.priorityMax,
-          Math.max(limits.priorityMin, Math.round(of(options.priority, defaults.priority))),
-        ),
-        identity,
-        payload,
-        delayMs,
-        maxAttempts: of(options.maxRetries, defaults.maxRetries) + 1,
-        timeoutMs: of(options.timeoutMs, defaults.timeoutMs),
-        traceparent: request.traceparent,
-        execute: !requested && !busy,
-        reason: requested ? 'requested' : busy ? 'system_busy' : '',
-        paceMs: this.#paceMs.get(type) ?? 0,
-        stamp: 0,
-        lead: 0,
-        idempotency:
-          submission.idempotencyKey === undefined
-            ? null
-            : {
-                key: digestUuid(`${type}\0${identity}\0${submission.idempotencyKey}`),
-                request: digestUuid(payload),
-              },
-        gate,
-        halt,
-        rates: tiers.map((tier) => ({
-          key: digestUuid(`rate\0${tier.key}`),
-          limit: tier.limit,
-          windowMinutes: tier.windowMinutes,
-        })),
-      },
-    }
   }
 
   async #told(
@@ -498,10 +364,10 @@ export class Intake {
         return { kind: 'done', operationId: item.id, result: pending.result, replayed: false, ...rate }
       case 'execute':
         this.metrics.admissions.labels(type, 'execute', 'direct').inc()
-        return { ...(await this.#executed(item, accepted, submission)), ...rate }
+        return { ...(await this.#dispatch.execute(item, accepted, submission)), ...rate }
       case 'queue': {
         this.metrics.admissions.labels(type, 'queue', accepted.reason).inc()
-        this.#acceptedSincePulse++
+        this.#load.accepted()
         this.#queued(item)
         const queued: Answer = {
           kind: 'queued',
@@ -512,13 +378,15 @@ export class Intake {
           replayed: false,
           ...rate,
         }
-        return submission.waitMs === undefined ? queued : this.waitFor(queued, submission.waitMs, submission.signal)
+        return submission.waitMs === undefined
+          ? queued
+          : this.#dispatch.waitFor(queued, submission.waitMs, submission.signal)
       }
       case 'refuse':
-        return { kind: 'refused', refusal: this.#refuse(type, this.#refusedBy(bound, submission, tiers, accepted)) }
+        return { kind: 'refused', refusal: this.#refuse(type, refusedBy(bound, submission, tiers, accepted)) }
       case 'replay':
         this.metrics.admissions.labels(type, 'replay', accepted.answer.v).inc()
-        return this.#replay(accepted, submission)
+        return this.#dispatch.replay(accepted, submission)
       case 'mismatch':
         return this.#conflict(type, {
           code: 'idempotency_mismatch',
@@ -534,109 +402,8 @@ export class Intake {
     }
   }
 
-  /** The stored answer; a caller who waits is told as the first one was. */
-  async #replay(accepted: Extract<Accepted, { verdict: 'replay' }>, submission: Submission): Promise<Answer> {
-    const answer = replayed(accepted.operationId, accepted.answer)
-    if (answer.kind !== 'queued' || submission.waitMs === undefined) return answer
-    const waited = await this.waitFor(answer, submission.waitMs, submission.signal)
-    return waited.kind === 'refused' ? waited : { ...waited, replayed: true }
-  }
-
   #conflict(type: string, refusal: Refusal): Answer {
     return { kind: 'refused', refusal: this.#refuse(type, refusal) }
-  }
-
-  #refusedBy(
-    bound: Bound,
-    submission: Submission,
-    tiers: readonly RateTier[],
-    accepted: Extract<Accepted, { verdict: 'refuse' }>,
-  ): Refusal {
-    const request = { identity: submission.identity, clientAddress: submission.request.clientAddress }
-    if (accepted.by !== 'rate') {
-      const gate = bound.gates.find((g) => g.kind === accepted.by)
-      if (gate?.refused === undefined) throw new Error(`refused by ${accepted.by}, which ${bound.type} does not have`)
-      return gate.refused(request, null)
-    }
-    const tier = tiers[accepted.rate.tier]
-    // Tiers stand in the order of the rate gates that gave them.
-    const gates = bound.gates.filter((g) => g.kind === 'rate')
-    const gate = gates.find((g) => g.exact?.(request, submission.body).rates?.some((r) => r.key === tier?.key) === true)
-    if (tier === undefined || gate?.refused === undefined) throw new Error('refused by a rate that is not there')
-    return gate.refused(request, { ...tier, resetMs: accepted.rate.resetMs })
-  }
-
-  async #executed(
-    item: AcceptItem,
-    accepted: Extract<Accepted, { verdict: 'execute' }>,
-    submission: Submission,
-  ): Promise<Answer> {
-    const op: Claimed = {
-      fence: accepted.fence,
-      lane: item.lane,
-      seq: accepted.seq,
-      id: item.id,
-      type: item.type,
-      queue: item.queue,
-      partition: item.partition,
-      priority: item.priority,
-      identity: item.identity,
-      payload: JSON.parse(item.payload),
-      waitedMs: 0,
-      careful: false,
-      due: true,
-      attempts: 0,
-      maxAttempts: item.maxAttempts,
-      timeoutMs: item.timeoutMs,
-      traceparent: item.traceparent,
-      idempotencyKey: item.idempotency?.key ?? null,
-      gate: item.gate,
-    }
-    const patienceMs = submission.waitMs ?? this.settings.directWaitMs
-    const started = performance.now()
-    let timer: NodeJS.Timeout | undefined
-    const late = new Promise<'late'>((resolve) => {
-      timer = setTimeout(() => resolve('late'), patienceMs)
-    })
-    const outcome = await Promise.race([this.#work.execute(op), late])
-    clearTimeout(timer)
-    if (outcome === 'late') return this.#becameTicket(item, 'still_running', 0)
-    if (outcome === null) return this.#afterLoss(item)
-    if (outcome.kind !== 'retry' && outcome.kind !== 'released') return settledAnswer(item.id, outcome)
-    // It comes again. A caller who said how long to wait waits for that, too.
-    const leftMs = submission.waitMs === undefined ? 0 : patienceMs - (performance.now() - started)
-    const ticket = leftMs > 0 ? await this.waiters.wait(item.id, leftMs, submission.signal) : null
-    const answer = ticket === null ? null : finishedAnswer(ticket)
-    if (answer !== null) return answer
-    return outcome.kind === 'retry'
-      ? this.#becameTicket(item, 'retrying', outcome.delayMs)
-      : this.#becameTicket(item, 'still_running', 0)
-  }
-
-  /** The caller's patience ended before the run did: the work is durable already, the answer is its ticket. */
-  async #becameTicket(item: AcceptItem, reason: 'still_running' | 'retrying', waitMs: number): Promise<Answer> {
-    const answer = { place: 0, wait_ms: Math.max(waitMs, item.paceMs), reason }
-    if (item.idempotency !== null) {
-      await this.store.answerKeys([item.idempotency.key], [{ v: 'queue', ...answer }]).catch((fault: unknown) => {
-        // The key stays "in progress" and is answered when the operation is settled.
-        this.log.warn({ err: fault, operation: item.id }, 'could not keep the answer for its Idempotency-Key')
-      })
-    }
-    return { kind: 'queued', operationId: item.id, place: 0, waitMs: answer.wait_ms, reason, replayed: false }
-  }
-
-  /** The lease was lost while it ran, or the answer of the settlement was: the ticket knows. */
-  async #afterLoss(item: AcceptItem): Promise<Answer> {
-    const ticket = await this.store.ticket(item.id).catch(() => null)
-    const answer = ticket === null ? null : finishedAnswer(ticket)
-    return answer ?? this.#becameTicket(item, 'still_running', 0)
-  }
-
-  /** Waits for a queued operation and answers as if it had run now. */
-  async waitFor(queued: Extract<Answer, { kind: 'queued' }>, ms: number, signal?: AbortSignal): Promise<Answer> {
-    const ticket = await this.waiters.wait(queued.operationId, ms, signal)
-    const answer = ticket === null ? null : finishedAnswer(ticket)
-    return answer === null ? queued : { ...answer, ...(queued.rate && { rate: queued.rate }) }
   }
 
   #queued(item: AcceptItem): void {
@@ -664,81 +431,8 @@ export class Intake {
     })
   }
 
-  #acceptContext(): AcceptContext {
-    return {
-      worker: this.presence.worker,
-      backlogMs:
-        this.#drainPerMs > 0
-          ? Math.min(86_400_000, Math.max(0, this.queueDepth - this.settings.concurrency) / this.#drainPerMs)
-          : 0,
-      keyTtlMs: this.settings.idempotencyTtlMs,
-    }
-  }
-
-  #makeFlush(write: (pending: readonly PendingItem[]) => Promise<Accepted[]>): Flush<PendingItem, Accepted> {
-    return new Flush<PendingItem, Accepted>({
-      write,
-      isPoison: (fault) => codeOf(fault) === 'data' || codeOf(fault) === undefined,
-      exclusiveKey: (pending) => pending.item.idempotency?.key ?? null,
-      sizeOf: (pending) => pending.item.payload.length + 200,
-      itemsMax: flushItemsMax,
-      bytesMax: flushBytesMax,
-      waitingMax: waitingItemsMax,
-      timeoutMs: this.settings.storeTimeoutMs * 0.9,
-      timeoutFault: () => Object.assign(new Error('the write waited too long'), { code: 'timeout' }),
-      onFlush: (items, durationMs) => {
-        this.metrics.flushBatchSize.observe(items)
-        this.metrics.flushDuration.observe(durationMs / 1_000)
-      },
-    })
-  }
-
-  async #accept(pending: readonly PendingItem[]): Promise<Accepted[]> {
-    const items = pending.map((p) => p.item)
-    this.#fair.stamp(items)
-    const accepted = await this.store.accept(items, this.#acceptContext())
-    this.#learn(items, accepted)
-    return accepted
-  }
-
-  async #acceptAndApply(
-    apply: ((tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>) | undefined,
-    pending: readonly PendingItem[],
-  ): Promise<Accepted[]> {
-    if (apply === undefined) throw new Error('not an apply definition')
-    const items = pending.map((p) => p.item)
-    this.#fair.stamp(items)
-    const accepted = await this.store.acceptAndApply(items, this.#acceptContext(), async (tx, applied) => {
-      const chosen = applied.flatMap((index) => pending[index] ?? [])
-      const results = await apply(
-        tx,
-        chosen.map(({ item, body }) => toApplyItem(item, body)),
-      )
-      if (results.length !== chosen.length) {
-        throw new Error(`apply answered ${results.length} results for ${chosen.length} items`)
-      }
-      for (const [i, p] of chosen.entries()) p.result = results[i] ?? null
-      return results.map((result) => ({ v: 'done', result: result ?? null }))
-    })
-    this.#learn(items, accepted)
-    return accepted
-  }
-
-  #learn(items: readonly AcceptItem[], accepted: readonly Accepted[]): void {
-    for (const [i, item] of items.entries()) {
-      const told = accepted[i]
-      if (told !== undefined && 'stamp' in told) this.#fair.learn(item, told.stamp)
-    }
-  }
-
   #observe(pulse: Pulse, elapsedMs: number): void {
-    this.#held = Object.values(pulse.held).reduce((sum, n) => sum + n, 0)
-    this.#acceptedSincePulse = 0
-    const rate = elapsedMs > 0 ? this.#settledSincePulse / elapsedMs : 0
-    // While nothing is held nothing drains: that says nothing about how fast it could.
-    if (this.#held > 0 || rate > 0)
-      this.#drainPerMs = this.#drainPerMs === 0 ? rate : this.#drainPerMs * 0.7 + rate * 0.3
-    this.#settledSincePulse = 0
+    this.#load.observe(pulse, elapsedMs)
     for (const { gates } of this.#definitions.values()) for (const gate of gates) gate.observe?.(pulse)
     for (const id of pulse.cancels) this.#work.cancel(id)
     if (pulse.waiting) this.#work.wake()
@@ -775,114 +469,8 @@ export class Intake {
           .finally(() => this.#registering.delete(registering))
         this.#registering.add(registering)
       },
-      takeConnection: (pool, identity, limits) => this.#connectionFlush(pool, limits).submit(identity),
-      giveConnection: (pool, identity) => this.#giveConnection(pool, identity),
+      takeConnection: (pool, identity, limits) => this.#accepting.connections(pool, limits).submit(identity),
+      giveConnection: (pool, identity) => this.#accepting.giveConnection(pool, identity),
     }
-  }
-
-  #connectionFlush(
-    pool: string,
-    limits: { perIdentity: number; total: number },
-  ): Flush<string, 'granted' | 'identity_full' | 'pool_full'> {
-    const known = this.#connectionFlushes.get(pool)
-    if (known !== undefined) return known
-    const flush = new Flush<string, 'granted' | 'identity_full' | 'pool_full'>({
-      write: (identities) => this.store.takeConnections(this.presence.worker, pool, identities, limits),
-      isPoison: () => false,
-      sizeOf: () => 100,
-      itemsMax: flushItemsMax,
-      bytesMax: flushBytesMax,
-      waitingMax: waitingItemsMax,
-      timeoutMs: this.settings.storeTimeoutMs * 0.9,
-      timeoutFault: () => Object.assign(new Error('the write waited too long'), { code: 'timeout' }),
-    })
-    this.#connectionFlushes.set(pool, flush)
-    return flush
-  }
-
-  #giveConnection(pool: string, identity: string): void {
-    this.store.giveConnections(this.presence.worker, pool, [identity]).catch((fault: unknown) => {
-      if (this.#draining) return
-      this.log.warn({ err: fault, pool }, 'could not give a connection back; tried again')
-      setTimeout(() => this.#giveConnection(pool, identity), 500).unref()
-    })
-  }
-}
-
-/** 1–255 code points, any character but NUL. The length in UTF-16 units settles all but the longest. */
-function isName(text: string): boolean {
-  if (text.length === 0 || text.includes('\0')) return false
-  return text.length <= limits.nameCodePoints || [...text].length <= limits.nameCodePoints
-}
-
-function codeOf(fault: unknown): string | undefined {
-  return typeof fault === 'object' && fault !== null && 'code' in fault && typeof fault.code === 'string'
-    ? fault.code
-    : undefined
-}
-
-const toApplyItem = (item: AcceptItem, body: unknown): ApplyItem<unknown> => ({
-  id: item.id,
-  identity: item.identity,
-  body,
-  queue: item.queue,
-  partition: item.partition,
-  seq: 0,
-  traceparent: item.traceparent,
-})
-
-function settledAnswer(operationId: string, outcome: Exclude<Outcome, { kind: 'retry' | 'released' }>): Answer {
-  switch (outcome.kind) {
-    case 'completed':
-      return { kind: 'done', operationId, result: outcome.result ?? null, replayed: false }
-    case 'failed':
-      return { kind: 'failed', operationId, error: outcome.error, result: outcome.result ?? null, replayed: false }
-    case 'cancelled':
-      return { kind: 'failed', operationId, error: 'The operation was cancelled.', result: null, replayed: false }
-  }
-}
-
-function replayed(operationId: string, answer: StoredAnswer): Answer {
-  switch (answer.v) {
-    case 'queue':
-      return {
-        kind: 'queued',
-        operationId,
-        place: answer.place,
-        waitMs: answer.wait_ms,
-        reason: answer.reason,
-        replayed: true,
-      }
-    case 'done':
-      return { kind: 'done', operationId, result: answer.result, replayed: true }
-    case 'failed':
-      return { kind: 'failed', operationId, error: answer.error, result: answer.result ?? null, replayed: true }
-    case 'cancelled':
-      return { kind: 'failed', operationId, error: 'The operation was cancelled.', result: null, replayed: true }
-  }
-}
-
-function finishedAnswer(ticket: Ticket): Extract<Answer, { kind: 'done' | 'failed' }> | null {
-  switch (ticket.status) {
-    case 'completed':
-      return { kind: 'done', operationId: ticket.id, result: ticket.result, replayed: false }
-    case 'failed':
-      return {
-        kind: 'failed',
-        operationId: ticket.id,
-        error: ticket.error ?? '',
-        result: ticket.result,
-        replayed: false,
-      }
-    case 'cancelled':
-      return {
-        kind: 'failed',
-        operationId: ticket.id,
-        error: 'The operation was cancelled.',
-        result: null,
-        replayed: false,
-      }
-    default:
-      return null
   }
 }

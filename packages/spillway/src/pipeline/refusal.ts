@@ -1,5 +1,7 @@
 import type { ProblemCode } from '@spillway/protocol/wire'
-import type { RateState } from '../store/port.js'
+import type { RateTier } from '../gates/gate.js'
+import type { Accepted, RateState } from '../store/port.js'
+import type { Bound, Submission } from './submission.js'
 
 /** "Not now", or "not like this": why, and when to come back. Returned, never thrown. */
 export interface Refusal {
@@ -39,4 +41,25 @@ export function toldRate(
     left: rate.left,
     resetMs: rate.resetMs,
   }
+}
+
+/** The accepting transaction refused: the gate that did says why. */
+export function refusedBy(
+  bound: Bound,
+  submission: Submission,
+  tiers: readonly RateTier[],
+  accepted: Extract<Accepted, { verdict: 'refuse' }>,
+): Refusal {
+  const request = { identity: submission.identity, clientAddress: submission.request.clientAddress }
+  if (accepted.by !== 'rate') {
+    const gate = bound.gates.find((g) => g.kind === accepted.by)
+    if (gate?.refused === undefined) throw new Error(`refused by ${accepted.by}, which ${bound.type} does not have`)
+    return gate.refused(request, null)
+  }
+  const tier = tiers[accepted.rate.tier]
+  // Tiers stand in the order of the rate gates that gave them.
+  const gates = bound.gates.filter((g) => g.kind === 'rate')
+  const gate = gates.find((g) => g.exact?.(request, submission.body).rates?.some((r) => r.key === tier?.key) === true)
+  if (tier === undefined || gate?.refused === undefined) throw new Error('refused by a rate that is not there')
+  return gate.refused(request, { ...tier, resetMs: accepted.rate.resetMs })
 }

@@ -12,30 +12,13 @@
  * (the lease runs out, another process runs it again); after it everything has. A step whose answer is lost is repeated;
  * what it had settled then shows as lost, and its new leases are disowned.
  */
-import type { BackoffOptions } from '../operations/backoff.js'
-import type { Claimed, ClaimRequest, Leaving, OpenTx, Settlement, Store, StoredAnswer, Tx } from '../store/port.js'
-import type { AttemptOutcome } from '../telemetry/metrics.js'
-import type { ApplyItem } from './define.js'
-import { Attempt, type Outcome, outcomeOf } from './run.js'
+import type { Claimed, ClaimRequest } from '../store/port.js'
+import { type HeldLane, LaneRun, type LaneRunOptions } from './lane-run.js'
+import type { Outcome } from './run.js'
 
-export interface Handler {
-  backoff: BackoffOptions
-  run?: (payload: unknown, attempt: Attempt) => unknown
-  apply?: (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
-}
-
-export interface WorkOptions {
-  store: Store
-  handlers: ReadonlyMap<string, Handler>
+export interface WorkOptions extends LaneRunOptions {
   /** Lanes that run at once. */
   concurrency: number
-  worker(): string
-  log: { warn(fields: object, message: string): void; error(fields: object, message: string): void }
-  onAttempt(type: string, outcome: AttemptOutcome, runMs: number): void
-  onWait(waitedMs: number): void
-  /** An operation left the queue: completed, failed or cancelled. Called after the commit. */
-  onSettled(op: Claimed, outcome: Outcome): void
-  now?: () => number
 }
 
 const loops = 2
@@ -47,12 +30,8 @@ const prefetchMs = 10
 /** Deep lanes are cheaper in larger portions: then fewer of them per claim, which also lets the two loops overlap. */
 const deepLanes = 100
 const deepFrom = 3
-/** How long one lane may go on before others get a turn. */
-const sliceMs = 250
 /** From here on an operation is told to be running, and a look for timeouts and marks is due. */
 const longMs = 50
-/** How long a lane with an operation that nobody here knows is left to others. */
-const unknownTypeMs = 5_000
 /** One claim in so many begins at a random level, so that no priority starves. */
 const turnEvery = 8
 const faultPauseMsMin = 100
@@ -64,34 +43,16 @@ const strayLookMs = 4_000
 /** What was aborted at the deadline of a stop gets so long to be settled. */
 const settleGraceMs = 2_000
 
-interface HeldLane {
-  lane: string
-  fence: number
-  from: number
-  ops: Claimed[]
-  leaving: Leaving[]
-  outcomes: { op: Claimed; outcome: Outcome }[]
-  retry: Settlement['retry']
-  attempt: Attempt | null
-  marked: boolean
-  startedAt: number
-  lost: boolean
-  done: ((settled: boolean) => void) | null
-}
-
 export class Work {
   readonly #o: WorkOptions
   readonly #now: () => number
+  readonly #lanes: LaneRun
   readonly #running = new Set<HeldLane>()
-  readonly #byId = new Map<string, HeldLane>()
   readonly #leases = new Map<number, Set<string>>()
-  readonly #counts = new Map<string, number>()
   #waiting: HeldLane[] = []
   #finished: HeldLane[] = []
   /** Operations per lane in the last claim. */
   #depth = 1
-  /** Moving average of an operation's run time. */
-  #runMs = prefetchMs
   #active = 0
   readonly #freeParts = Array.from({ length: loops }, (_, part) => part)
   #claiming = false
@@ -112,6 +73,7 @@ export class Work {
 
   constructor(options: WorkOptions) {
     this.#o = options
+    this.#lanes = new LaneRun(options, prefetchMs)
     this.#now = options.now ?? (() => performance.now())
   }
 
@@ -142,7 +104,7 @@ export class Work {
 
   /** Operations that run here now, per type. */
   runningByType(): Record<string, number> {
-    return Object.fromEntries(this.#counts)
+    return this.#lanes.runningByType()
   }
 
   /** Begin to claim from the queue. Executing at once needs no start. */
@@ -195,10 +157,7 @@ export class Work {
 
   /** Asks a running operation to stop. False: it does not run here. */
   cancel(id: string): boolean {
-    const held = this.#byId.get(id)
-    if (held?.attempt?.id !== id) return false
-    held.attempt.abort('cancelled')
-    return true
+    return this.#lanes.cancel(id)
   }
 
   /** The process is no longer enlisted: whatever it holds belongs to others. */
@@ -298,31 +257,7 @@ export class Work {
   }
 
   async #runLane(held: HeldLane): Promise<void> {
-    const { ops } = held
-    for (let index = 0; index < ops.length; index++) {
-      const op = ops[index]
-      if (op === undefined || !op.due || held.lost || (this.#stopped && held.done === null)) break
-      // The first is always run: a lane that was claimed makes progress.
-      if (index > 0 && (!this.#claiming || this.#now() - held.startedAt > sliceMs)) break
-      const handler = this.#o.handlers.get(op.type)
-      if (handler === undefined) {
-        this.#o.log.warn({ type: op.type, operation: op.id }, 'no handler for this type here; left to other processes')
-        held.retry = { delayMs: unknownTypeMs, error: null }
-        break
-      }
-      if (handler.apply !== undefined) {
-        const group = consecutive(ops, index)
-        const applied = await this.#applyGroup(held, handler, group)
-        if (!applied) break
-        index += group.length - 1
-        continue
-      }
-      if (op.careful && !(await this.#tellStart(held, op))) break
-      const outcome = await this.#runOne(held, handler, op)
-      if (outcome === 'settled') continue
-      if (!this.#record(held, handler, op, outcome)) break
-    }
-    held.attempt = null
+    await this.#lanes.run(held, () => this.#claiming)
     this.#running.delete(held)
     if (held.done !== null) this.#direct--
     if (held.lost) this.#drop(held)
@@ -333,175 +268,6 @@ export class Work {
       this.#pumpLater = undefined
       this.#pump()
     })
-  }
-
-  /** A process died over this lane before: the start is durable before the handler runs. */
-  async #tellStart(held: HeldLane, op: Claimed): Promise<boolean> {
-    held.marked = true
-    try {
-      await this.#o.store.mark(this.#o.worker(), [{ fence: held.fence, lane: held.lane, seq: op.seq, startedMsAgo: 0 }])
-      return true
-    } catch (fault) {
-      this.#o.log.warn({ err: fault, operation: op.id }, 'could not tell the start of a suspect; it is given back')
-      return false
-    }
-  }
-
-  /** 'settled': effect and completion were committed together by the handler's own transaction. */
-  async #runOne(held: HeldLane, handler: Handler, op: Claimed): Promise<Outcome | 'settled'> {
-    const startedAt = this.#now()
-    const attempt = new Attempt(this.#o.store, op, startedAt)
-    held.attempt = attempt
-    this.#byId.set(op.id, held)
-    this.#count(op.type, 1)
-    if (op.attempts === 0) this.#o.onWait(op.waitedMs)
-    let outcome: Outcome
-    try {
-      const returned = handler.run?.(op.payload, attempt)
-      const result = isPromise(returned) ? await orAborted(returned, attempt) : returned
-      outcome = { kind: 'completed', result }
-      if (attempt.openTx !== undefined) {
-        const settled = await this.#settleInTx(held, op, attempt, outcome)
-        if (settled) {
-          this.#endAttempt(held, op, outcome, startedAt)
-          this.#o.onSettled(op, outcome)
-          return 'settled'
-        }
-        held.lost = true
-        outcome = { kind: 'released' }
-      }
-    } catch (fault) {
-      await attempt.rollback()
-      outcome = outcomeOf(fault, op, handler.backoff)
-    }
-    this.#endAttempt(held, op, outcome, startedAt)
-    return outcome
-  }
-
-  #endAttempt(held: HeldLane, op: Claimed, outcome: Outcome, startedAt: number): void {
-    held.attempt = null
-    this.#byId.delete(op.id)
-    this.#count(op.type, -1)
-    const told: AttemptOutcome | null =
-      outcome.kind === 'retry'
-        ? 'retried'
-        : outcome.kind === 'released'
-          ? held.lost
-            ? 'lease_lost'
-            : null
-          : outcome.kind
-    const runMs = this.#now() - startedAt
-    this.#runMs += (runMs - this.#runMs) * 0.05
-    if (told !== null) this.#o.onAttempt(op.type, told, runMs)
-  }
-
-  async #settleInTx(held: HeldLane, op: Claimed, attempt: Attempt, outcome: Outcome): Promise<boolean> {
-    // What ran before in this lane must leave first: the head moves in order.
-    const leaving = [...held.leaving, leave(op, outcome, attempt.startedAt, this.#now())]
-    const settlement: Settlement = {
-      fence: held.fence,
-      lane: held.lane,
-      from: held.from,
-      leaving,
-      retry: null,
-      release: false,
-    }
-    const tx = await attempt.openTx
-    if (tx === undefined) return false
-    const holds = await this.#o.store.settleWithin(tx, this.#o.worker(), settlement)
-    if (!holds) {
-      await tx.rollback()
-      return false
-    }
-    await tx.commit()
-    this.#advance(held, op, outcome)
-    return true
-  }
-
-  /** Everything up to `op` has left the lane, durably. */
-  #advance(held: HeldLane, op: Claimed, outcome: Outcome): void {
-    for (const earlier of held.outcomes) this.#o.onSettled(earlier.op, earlier.outcome)
-    held.from = op.seq
-    held.leaving = []
-    held.outcomes = held.done === null ? [] : [{ op, outcome }]
-  }
-
-  async #applyGroup(held: HeldLane, handler: Handler, group: Claimed[]): Promise<boolean> {
-    const startedAt = this.#now()
-    const last = group[group.length - 1]
-    if (last === undefined || handler.apply === undefined) return false
-    for (const op of group) if (op.attempts === 0) this.#o.onWait(op.waitedMs)
-    const tx = await this.#o.store.begin().catch((fault: unknown) => fault)
-    if (!isTx(tx)) return this.#applyFailed(held, handler, group, tx)
-    try {
-      const results = await handler.apply(tx, group.map(toApplyItem))
-      const outcomes = group.map((op, i) => ({ op, outcome: { kind: 'completed', result: results[i] } as Outcome }))
-      const leaving = [
-        ...held.leaving,
-        ...outcomes.map(({ op, outcome }) => leave(op, outcome, startedAt, this.#now())),
-      ]
-      const settlement: Settlement = {
-        fence: held.fence,
-        lane: held.lane,
-        from: held.from,
-        leaving,
-        retry: null,
-        release: false,
-      }
-      if (!(await this.#o.store.settleWithin(tx, this.#o.worker(), settlement))) {
-        await tx.rollback()
-        held.lost = true
-        return false
-      }
-      await tx.commit()
-      const final = outcomes[outcomes.length - 1]
-      if (final !== undefined) this.#advance(held, last, final.outcome)
-      for (const { op, outcome } of outcomes) {
-        this.#o.onAttempt(op.type, 'completed', this.#now() - startedAt)
-        this.#o.onSettled(op, outcome)
-      }
-      return true
-    } catch (fault) {
-      await tx.rollback()
-      return this.#applyFailed(held, handler, group, fault)
-    }
-  }
-
-  /** One by one, so that a poisoned item fails alone. */
-  async #applyFailed(held: HeldLane, handler: Handler, group: Claimed[], fault: unknown): Promise<boolean> {
-    const [first] = group
-    if (first === undefined) return true
-    if (group.length > 1) {
-      for (const op of group) if (!(await this.#applyGroup(held, handler, [op]))) return false
-      return true
-    }
-    const outcome = outcomeOf(fault, first, handler.backoff)
-    this.#o.onAttempt(first.type, outcome.kind === 'retry' ? 'retried' : 'failed', 0)
-    return this.#record(held, handler, first, outcome)
-  }
-
-  /** Notes what became of an operation; false when the lane has to wait here. */
-  #record(held: HeldLane, handler: Handler, op: Claimed, outcome: Outcome): boolean {
-    if (outcome.kind === 'released') return false
-    if (outcome.kind === 'retry') {
-      held.outcomes.push({ op, outcome })
-      held.retry = { delayMs: outcome.delayMs, error: outcome.error }
-      return false
-    }
-    let leaving: Leaving
-    try {
-      leaving = leave(op, outcome, held.startedAt, this.#now())
-    } catch (fault) {
-      // A result that JSON cannot say (a BigInt, a circle) is the handler's fault, like any other.
-      return this.#record(held, handler, op, outcomeOf(fault, op, handler.backoff))
-    }
-    held.outcomes.push({ op, outcome })
-    held.leaving.push(leaving)
-    return true
-  }
-
-  #count(type: string, by: number): void {
-    this.#counts.set(type, (this.#counts.get(type) ?? 0) + by)
   }
 
   #pump(): void {
@@ -532,7 +298,7 @@ export class Work {
 
   /** None while operations take their time: another process could run what would wait here. */
   #prefetch(): number {
-    const perSlot = prefetchMs / Math.max(this.#runMs, 0.01)
+    const perSlot = prefetchMs / Math.max(this.#lanes.runMs, 0.01)
     return perSlot < 2 ? 0 : Math.min(prefetchLanesMax, Math.floor(perSlot) * this.#o.concurrency)
   }
 
@@ -540,7 +306,14 @@ export class Work {
     this.#active++
     const { store, log } = this.#o
     try {
-      const settlements = this.#settlements(settling)
+      const settlements = settling.map(({ fence, lane, from, leaving, retry }) => ({
+        fence,
+        lane,
+        from,
+        leaving,
+        retry,
+        release: true,
+      }))
       const { lost, claimed } = await store.step(this.#o.worker(), part, settlements, claim)
       this.#faultPauseMs = faultPauseMsMin
       if (lost.length > 0) {
@@ -559,20 +332,6 @@ export class Work {
       this.#active--
       this.#pump()
     }
-  }
-
-  #settlements(settling: readonly HeldLane[]): Settlement[] {
-    const leavingLease = new Map<number, number>()
-    for (const held of settling) leavingLease.set(held.fence, (leavingLease.get(held.fence) ?? 0) + 1)
-    return settling.map((held) => ({
-      fence: held.fence,
-      lane: held.lane,
-      from: held.from,
-      leaving: held.leaving,
-      retry: held.retry,
-      release: true,
-      endsLease: leavingLease.get(held.fence) === this.#leases.get(held.fence)?.size,
-    }))
   }
 
   #begin(claimed: Claimed[], claim: ClaimRequest): void {
@@ -618,6 +377,9 @@ export class Work {
   }
 
   #drop(held: HeldLane): void {
+    const lanes = this.#leases.get(held.fence)
+    lanes?.delete(held.lane)
+    if (lanes?.size === 0) this.#leases.delete(held.fence)
     for (const { op } of held.outcomes) this.#o.onAttempt(op.type, 'lease_lost', 0)
     held.done?.(false)
   }
@@ -641,66 +403,4 @@ export class Work {
       this.#o.log.warn({ err: fault, operations: started.length }, 'could not tell that operations are running')
     })
   }
-}
-
-function leave(op: Claimed, outcome: Outcome, startedAt: number, now: number): Leaving {
-  if (outcome.kind === 'retry' || outcome.kind === 'released') {
-    throw new Error(`an operation that comes again does not leave its lane (${outcome.kind})`)
-  }
-  return {
-    seq: op.seq,
-    type: op.type,
-    status: outcome.kind,
-    result: outcome.kind === 'cancelled' ? null : toJson(outcome.result),
-    error: outcome.kind === 'failed' ? outcome.error : outcome.kind === 'cancelled' ? 'cancelled while running' : null,
-    startedMsAgo: Math.max(0, Math.round(now - startedAt)),
-    counted: true,
-    gate: op.gate,
-    idempotencyKey: op.idempotencyKey,
-    answer: op.idempotencyKey === null ? null : answerOf(outcome),
-  }
-}
-
-function answerOf(outcome: Outcome): StoredAnswer {
-  switch (outcome.kind) {
-    case 'completed':
-      return { v: 'done', result: outcome.result ?? null }
-    case 'failed':
-      return { v: 'failed', error: outcome.error, ...(outcome.result !== undefined && { result: outcome.result }) }
-    default:
-      return { v: 'cancelled' }
-  }
-}
-
-const toJson = (value: unknown): string | null => (value === undefined || value === null ? null : JSON.stringify(value))
-
-const toApplyItem = (op: Claimed): ApplyItem<unknown> => ({
-  id: op.id,
-  identity: op.identity,
-  body: op.payload,
-  queue: op.queue,
-  partition: op.partition,
-  seq: op.seq,
-  traceparent: op.traceparent,
-})
-
-/** The operations of the same type from `index` on that are due. */
-function consecutive(ops: readonly Claimed[], index: number): Claimed[] {
-  const type = ops[index]?.type
-  let end = index
-  while (end < ops.length && ops[end]?.type === type && ops[end]?.due === true) end++
-  return ops.slice(index, end)
-}
-
-const isPromise = (value: unknown): value is Promise<unknown> =>
-  typeof value === 'object' && value !== null && typeof (value as { then?: unknown }).then === 'function'
-
-const isTx = (value: unknown): value is OpenTx => typeof value === 'object' && value !== null && 'commit' in value
-
-/** The handler's end, or the reason why it is no longer waited for. */
-function orAborted(returned: Promise<unknown>, attempt: Attempt): Promise<unknown> {
-  return new Promise((resolve, reject) => {
-    returned.then(resolve, reject)
-    attempt.whenAborted((reason) => reject(reason))
-  })
 }

@@ -51,7 +51,11 @@ describe('ProcessPressure', () => {
 
     it('takes the lateness of its own timer as the delay of the event loop', () => {
       let now = 0
-      const pressure = new ProcessPressure(limits, () => ({ storeWaitMs: 0, inFlight: 0 }), () => now)
+      const pressure = new ProcessPressure(
+        limits,
+        () => ({ storeWaitMs: 0, inFlight: 0 }),
+        () => now,
+      )
       pressure.start()
       now = 100
       vi.advanceTimersByTime(100)

@@ -149,8 +149,6 @@ export interface Settlement {
   retry: { delayMs: number; error: string | null } | null
   /** Give the lane up. */
   release: boolean
-  /** It is the last lane of its lease. */
-  endsLease?: boolean
 }
 
 export interface ClaimRequest {
@@ -260,6 +258,8 @@ export interface Store {
   ): Promise<StepResult>
   /** Settles inside a transaction of `begin`; answers whether the lease still held. */
   settleWithin(tx: Tx, worker: string, settlement: Settlement): Promise<boolean>
+  /** After a commit that was not confirmed: did the operation leave its lane? Waits for that transaction to end. */
+  confirm(worker: string, fence: number, lane: string, seq: number): Promise<'left' | 'pending' | 'lost'>
   mark(
     worker: string,
     started: readonly { fence: number; lane: string; seq: number; startedMsAgo: number }[],

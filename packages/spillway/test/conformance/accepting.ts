@@ -73,6 +73,15 @@ export function accepting(opened: () => OpenedStore): void {
       expect(verdicts(await store.accept([item('a', { execute: true })], contextOf(nobody)))).toEqual(['queue'])
     })
 
+    it('executes nothing that did not ask for it, whatever became of its neighbours', async () => {
+      const { store } = opened()
+      const worker = await TestWorker.enlist(store)
+      await queue(store, [item('a', { key: 'k' })])
+      expect(verdicts(await worker.accept([item('a', { key: 'k' }), item('b'), item('c', { execute: true })]))).toEqual(
+        ['replay', 'queue', 'execute'],
+      )
+    })
+
     it('never lets a direct run overtake what is queued, parked, leased or running', async () => {
       const { store, advance } = opened()
       const worker = await TestWorker.enlist(store)

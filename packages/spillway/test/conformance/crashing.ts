@@ -1,4 +1,5 @@
 import { describe, expect, it } from 'vitest'
+import type { Claimed } from '../../src/store/port.js'
 import {
   executing,
   item,
@@ -15,12 +16,14 @@ import {
 const leaseMs = 1_000
 
 export function crashing(opened: () => OpenedStore): void {
-  /** A process claims, dies and is recovered; answers what it had. */
+  /** The process is heard of no more, and recovered. */
   const crash = async (worker: TestWorker): Promise<void> => {
     const { store, advance } = opened()
     await advance(leaseMs + 1)
     expect(await store.recover()).toMatchObject({ worker: worker.id })
   }
+  const start = (worker: TestWorker, op: Claimed): Promise<void> =>
+    opened().store.mark(worker.id, [{ fence: op.fence, lane: op.lane, seq: op.seq, startedMsAgo: 60 }])
   const doomed = (): Promise<TestWorker> => TestWorker.enlist(opened().store, leaseMs)
 
   describe('a process that dies', () => {
@@ -39,16 +42,17 @@ export function crashing(opened: () => OpenedStore): void {
       expect((await next.claim()).map((op) => op.id)).toEqual(ids.slice(10))
     })
 
-    it('charges the one that was handed out alone, and the one that was marked as started', async () => {
+    it('charges the one that was told to have started, and nobody that may not have run', async () => {
       const { store } = opened()
       const [alone, marked, behind] = await queue(store, [item('a'), ...items('b', 2)])
       const worker = await doomed()
-      const started = must((await worker.claim()).find((op) => op.id === marked))
-      await store.mark(worker.id, [{ fence: started.fence, lane: started.lane, seq: started.seq, startedMsAgo: 60 }])
+      await start(worker, must((await worker.claim()).find((op) => op.id === marked)))
       await crash(worker)
-      expect(await store.ticket(must(alone))).toMatchObject({ attempts: 1, status: 'pending' })
+      expect(await store.ticket(must(alone))).toMatchObject({ attempts: 0, status: 'pending' })
       expect(await store.ticket(must(marked))).toMatchObject({ attempts: 1, status: 'pending', startedAt: null })
-      expect(await store.ticket(must(behind))).toMatchObject({ attempts: 0 })
+      expect(await store.ticket(must(behind))).toMatchObject({ attempts: 0, place: 1 })
+      const next = await TestWorker.enlist(store)
+      expect((await next.claim()).every((op) => op.careful)).toBe(true)
     })
 
     it('charges what it executed directly', async () => {
@@ -66,8 +70,7 @@ export function crashing(opened: () => OpenedStore): void {
       const worker = await doomed()
       const claimed = await worker.claim()
       // The first two are done but not settled yet; the third runs long.
-      const third = must(claimed[2])
-      await store.mark(worker.id, [{ fence: third.fence, lane: third.lane, seq: third.seq, startedMsAgo: 60 }])
+      await start(worker, must(claimed[2]))
       await crash(worker)
       for (const [place, id] of ids.entries()) {
         expect(await store.ticket(id)).toMatchObject({ status: 'pending', startedAt: null, place })
@@ -88,7 +91,8 @@ export function crashing(opened: () => OpenedStore): void {
         const worker = await doomed()
         for (;;) {
           const claimed = await worker.claim()
-          expect(claimed).toHaveLength(1)
+          expect(claimed).toMatchObject([{ careful: true }])
+          await start(worker, must(claimed[0]))
           if (must(claimed[0]).id === poison) break
           done.push(must(claimed[0]).id)
           await worker.complete(claimed)

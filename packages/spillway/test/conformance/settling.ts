@@ -161,7 +161,7 @@ export function settling(opened: () => OpenedStore): void {
       expect(await zombie.claim()).toEqual([])
       expect(await store.finished(old.map((op) => op.id))).toEqual([])
       const again = await successor.claim()
-      expect(again.map((op) => [op.id, op.attempts])).toEqual(old.map((op) => [op.id, 1]))
+      expect(again.map((op) => [op.id, op.attempts])).toEqual(old.map((op) => [op.id, 0]))
       // Now the lanes are held by another: still refused, also together with a lease that is good.
       expect(await zombie.complete(old)).toEqual([must(old[0]).fence])
       expect(await successor.complete(old)).toEqual([must(old[0]).fence])
@@ -259,6 +259,28 @@ export function settling(opened: () => OpenedStore): void {
       expect(await store.cancel(must(ids[2]), [], 'why')).toBe('cancelled')
     })
 
+    it.each(['mark', 'retry'] as const)('does not deadlock when what runs is cancelled during a %s', async (kind) => {
+      const { store, session } = opened()
+      await queue(store, [item('a')])
+      const worker = await TestWorker.enlist(store)
+      const op = must((await worker.claim())[0])
+      // The first lock of a cancel is the lane's.
+      const operator = await session()
+      await operator.query('BEGIN')
+      await operator.query('SELECT FROM lanes WHERE id = $1 FOR UPDATE', [op.lane])
+      const told =
+        kind === 'mark'
+          ? store.mark(worker.id, [{ fence: op.fence, lane: op.lane, seq: op.seq, startedMsAgo: 60 }])
+          : worker.settle([settlement(op, { retry: { delayMs: 0, error: 'again' }, endsLease: true })])
+      await untilBlocked(opened())
+      const cancelled = operator.query("SELECT cancel($1, '{}', 'why') AS outcome", [op.id])
+      const outcomes = await Promise.allSettled([told, cancelled.then(() => operator.query('COMMIT'))])
+      expect(outcomes.map((o) => (o.status === 'rejected' ? String(o.reason.cause ?? o.reason) : 'fine'))).toEqual([
+        'fine',
+        'fine',
+      ])
+    })
+
     it('finds what was accepted while a settlement waited for the lane', async () => {
       const { store } = opened()
       await queue(store, [item('a')])
@@ -294,16 +316,20 @@ export function settling(opened: () => OpenedStore): void {
       const second = must(claimed[1])
       await worker.settle([settlement(second, { leaving: [leaving(second)], endsLease: true })])
       expect(await store.audit()).toEqual([])
-      await store.disown(worker.id, [])
-      expect(await worker.drain()).toEqual(ids.filter((id) => id !== second.id))
+      await store.retire(worker.id)
+      const next = await TestWorker.enlist(store)
+      expect(await next.drain()).toEqual(ids.filter((id) => id !== second.id))
     })
 
     it('gives back leases whose claim was never answered, uncharged', async () => {
-      const { store } = opened()
+      const { store, advance } = opened()
       const ids = await queue(store, [...items('a', 2), item('b')])
-      const worker = await TestWorker.enlist(store)
+      const worker = await TestWorker.enlist(store, 600_000)
       const known = await worker.claim({ lanes: 1 })
       await worker.claim({ lanes: 1 })
+      // The call that brought it may still be under way.
+      expect(await store.disown(worker.id, [must(known[0]).fence])).toBe(0)
+      await advance(60_000)
       expect(await store.disown(worker.id, [must(known[0]).fence])).toBe(1)
       expect(await store.disown(worker.id, [must(known[0]).fence])).toBe(0)
       expect(await worker.complete(known)).toEqual([])

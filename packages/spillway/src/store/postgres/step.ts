@@ -41,7 +41,7 @@ type StepRow = LaneRow | OperationRow | NothingRow
 /** Runs a statement and gives its rows as arrays: objects with twenty members cost more than what is in them. */
 export type QueryRows = (text: string, values: readonly unknown[]) => Promise<unknown[][]>
 
-const settleParameters = 25
+const settleParameters = 24
 
 const numbered = (from: number, count: number): string =>
   Array.from({ length: count }, (_, i) => `$${from + i}`).join(',')
@@ -156,7 +156,6 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
   return [
     worker,
     part,
-    plainArray(endedFences(settlements)),
     of((s) => s.fence),
     of((s) => s.lane),
     of((s) => s.from),
@@ -180,9 +179,4 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
     plainArray(keys),
     textArray(answers),
   ]
-}
-
-/** Leases of which this call gives up the last lane; the caller says so on the settlement. */
-function endedFences(settlements: readonly Settlement[]): number[] {
-  return [...new Set(settlements.filter((s) => s.endsLease === true).map((s) => s.fence))]
 }

@@ -144,6 +144,9 @@ export function postgresStore(options: PostgresOptions): Store {
       const { rows } = await tx.query<{ lost: number[] }>(sql.settle, settleValues(worker, parts.within, [settlement]))
       return rows[0]?.lost.length === 0
     },
+    confirm: async (worker, fence, lane, seq) =>
+      (await value<'left' | 'pending' | 'lost'>(on.work, `${s}.confirm($1, $2, $3, $4)`, [worker, fence, lane, seq])) ??
+      'lost',
     mark: async (worker, started) => {
       await on.work(`SELECT ${s}.mark($1, $2, $3, $4, $5)`, [
         worker,

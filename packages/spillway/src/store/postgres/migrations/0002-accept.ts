@@ -7,8 +7,8 @@
  * one still in progress.
  *
  * When nothing is scarce every step is one set-based statement; only a flush that does not fit (`v_tight`) walks its
- * items one by one, in order. `apply` items of an empty lane move head with tail and leave no operation; the caller
- * writes their effect in the same transaction.
+ * items one by one, in order. `apply` items of an empty lane, when they may run now, move head with tail and leave no
+ * operation; the caller writes their effect in the same transaction.
  */
 export const accept = {
   version: 2,
@@ -243,10 +243,12 @@ BEGIN
 
   -- 7. May this process hold leases? Its row keeps its place until we commit.
   v_paused := EXISTS (SELECT FROM pauses);
-  IF true = ANY (v_execute) AND NOT p_apply THEN
-    PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-    v_mine := FOUND;
-    IF NOT v_mine THEN
+  IF true = ANY (v_execute) THEN
+    IF NOT p_apply THEN
+      PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+      v_mine := FOUND;
+    END IF;
+    IF NOT v_mine AND NOT p_apply THEN
       v_execute := array_fill(false, ARRAY[cardinality(p_lanes)]);
     ELSIF v_paused THEN
       SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s WHERE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition)) ORDER BY u.i)
@@ -257,12 +259,13 @@ BEGIN
   -- 8. Lanes, in id order: the sequence is given here, under the lane's lock.
   WITH up AS (
     INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at)
-    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply THEN u.n ELSE 0 END, u.n, CASE WHEN p_apply THEN 0 ELSE u.n END, v_mine AND u.execute, t
+    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.execute THEN u.n ELSE 0 END, u.n, CASE WHEN p_apply AND u.execute THEN 0 ELSE u.n END, v_mine AND u.execute, t
     FROM unnest(p_lanes, p_queues, p_partitions, v_n, v_execute) u(id, queue, partition, n, execute) WHERE u.n > 0
     ON CONFLICT (id) DO UPDATE SET
       tail = l.tail + excluded.tail,
-      head = CASE WHEN p_apply AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
-      depth = CASE WHEN p_apply AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
+      -- excluded.head says that these may be applied at once.
+      head = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
+      depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
       running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
       moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
     RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms

@@ -60,7 +60,6 @@ END $$;
 
 CREATE FUNCTION settle(
   p_worker uuid, p_part smallint,
-  p_done_fences bigint[],                    -- leases that end with this call
   s_fence bigint[], s_lane uuid[], s_from bigint[], s_head bigint[], s_left bigint[], s_release boolean[], s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[],
   p_types text[], p_type_counts bigint[],    -- how many leave, per type
   p_gates text[], p_gate_counts bigint[],
@@ -181,10 +180,12 @@ BEGIN
     RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x) USING ERRCODE = 'XX000';
   END IF;
 
-  -- Leases: those that are through go, the others lose the lanes that were given up.
-  DELETE FROM leases l USING unnest(p_done_fences) u(fence) WHERE l.fence = u.fence;
+  -- Leases: one whose lanes are all given up goes, the others lose those that were. (All lanes named are in their
+  -- leases, each once, so comparing numbers is enough.)
+  DELETE FROM leases l USING (SELECT x.fence, count(*) AS n FROM unnest(s_fence, s_release) x(fence, release) WHERE x.release GROUP BY x.fence) u
+    WHERE l.fence = u.fence AND cardinality(l.lanes) = u.n;
   UPDATE leases l SET lanes = k.lanes, uptos = k.uptos
-    FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, s_release) x(fence, release) WHERE x.release AND NOT x.fence = ANY (p_done_fences)) f,
+    FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, s_release) x(fence, release) WHERE x.release) f,
       LATERAL (
         SELECT coalesce(array_agg(z.lane), '{}') AS lanes, coalesce(array_agg(z.upto), '{}') AS uptos
         FROM leases q, unnest(q.lanes, q.uptos) z(lane, upto)
@@ -196,6 +197,15 @@ BEGIN
     PERFORM tally(p_worker, p_part, p_types[v_k], - p_type_counts[v_k]);
   END LOOP;
   RETURN '{}';
+END $$;
+
+-- After a commit that was not confirmed. The transaction in question holds the lease's lock until it has ended.
+CREATE FUNCTION confirm(p_worker uuid, p_fence bigint, p_lane uuid, p_seq bigint) RETURNS text LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+  PERFORM FROM leases l WHERE l.fence = p_fence AND l.worker = p_worker AND p_lane = ANY (l.lanes) FOR UPDATE;
+  IF NOT FOUND THEN RETURN 'lost'; END IF;
+  RETURN CASE WHEN EXISTS (SELECT FROM ops o WHERE o.lane = p_lane AND o.seq = p_seq) THEN 'pending' ELSE 'left' END;
 END $$;
 
 -- Lanes whose time has come.

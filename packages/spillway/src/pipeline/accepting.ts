@@ -1,0 +1,173 @@
+/** The flushes of an intake: one for all `run` definitions, one for each `apply` definition, one for each pool. */
+import { FairClock } from '../operations/fair-clock.js'
+import type { AcceptContext, Accepted, AcceptItem, Store, Tx } from '../store/port.js'
+import type { Metrics } from '../telemetry/metrics.js'
+import type { ApplyItem } from './define.js'
+import { Flush } from './flush.js'
+import type { Load } from './load.js'
+import type { IntakeLog, IntakeSettings } from './settings.js'
+import type { PendingItem } from './submission.js'
+
+export type Apply = (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
+type Place = 'granted' | 'identity_full' | 'pool_full'
+
+export interface AcceptingOptions {
+  store: Store
+  settings: IntakeSettings
+  metrics: Metrics
+  log: IntakeLog
+  load: Load
+  worker(): string
+  isDraining(): boolean
+}
+
+const flushItemsMax = 500
+const flushBytesMax = 4 * 1_048_576
+const waitingItemsMax = 10_000
+const backlogMsMax = 86_400_000
+const giveAgainMs = 500
+
+export class Accepting {
+  readonly #o: AcceptingOptions
+  readonly #fair = new FairClock()
+  readonly #flushes: Flush<PendingItem, Accepted>[] = []
+  readonly #connectionFlushes = new Map<string, Flush<string, Place>>()
+  /** For operations that are run. */
+  readonly operations: Flush<PendingItem, Accepted>
+
+  constructor(options: AcceptingOptions) {
+    this.#o = options
+    this.operations = this.#makeFlush((pending) => this.#accept(pending))
+  }
+
+  /** For one definition whose effect is rows of the store. */
+  applying(apply: Apply): Flush<PendingItem, Accepted> {
+    return this.#makeFlush((pending) => this.#acceptAndApply(apply, pending))
+  }
+
+  /** Age of the oldest write that waits or is under way, of whatever flush. */
+  get oldestMs(): number {
+    let oldest = 0
+    for (const flush of this.#flushes) oldest = Math.max(oldest, flush.oldestMs)
+    return oldest
+  }
+
+  async drained(): Promise<void> {
+    for (const flush of this.#flushes) await flush.drained()
+  }
+
+  /** Inside the caller's own transaction: no flush, no waiting. */
+  async within(tx: Tx, item: AcceptItem): Promise<Accepted> {
+    this.#fair.stamp([item])
+    const [accepted] = await this.#o.store.acceptWithin(tx, [item], this.context())
+    if (accepted === undefined) throw new Error('the store gave no verdict')
+    return accepted
+  }
+
+  #makeFlush(write: (pending: readonly PendingItem[]) => Promise<Accepted[]>): Flush<PendingItem, Accepted> {
+    const flush = new Flush<PendingItem, Accepted>({
+      write,
+      isPoison: (fault) => codeOf(fault) === 'data' || codeOf(fault) === undefined,
+      exclusiveKey: (pending) => pending.item.idempotency?.key ?? null,
+      sizeOf: (pending) => pending.item.payload.length + 200,
+      itemsMax: flushItemsMax,
+      bytesMax: flushBytesMax,
+      waitingMax: waitingItemsMax,
+      timeoutMs: this.#o.settings.storeTimeoutMs * 0.9,
+      timeoutFault: () => Object.assign(new Error('the write waited too long'), { code: 'timeout' }),
+      onFlush: (items, durationMs) => {
+        this.#o.metrics.flushBatchSize.observe(items)
+        this.#o.metrics.flushDuration.observe(durationMs / 1_000)
+      },
+    })
+    this.#flushes.push(flush)
+    return flush
+  }
+
+  async #accept(pending: readonly PendingItem[]): Promise<Accepted[]> {
+    const items = pending.map((p) => p.item)
+    this.#fair.stamp(items)
+    const accepted = await this.#o.store.accept(items, this.context())
+    this.#learn(items, accepted)
+    return accepted
+  }
+
+  async #acceptAndApply(apply: Apply, pending: readonly PendingItem[]): Promise<Accepted[]> {
+    const items = pending.map((p) => p.item)
+    this.#fair.stamp(items)
+    const accepted = await this.#o.store.acceptAndApply(items, this.context(), async (tx, applied) => {
+      const chosen = applied.flatMap((index) => pending[index] ?? [])
+      const results = await apply(
+        tx,
+        chosen.map(({ item, body }) => toApplyItem(item, body)),
+      )
+      if (results.length !== chosen.length) {
+        throw new Error(`apply answered ${results.length} results for ${chosen.length} items`)
+      }
+      for (const [i, p] of chosen.entries()) p.result = results[i] ?? null
+      return results.map((result) => ({ v: 'done', result: result ?? null }))
+    })
+    this.#learn(items, accepted)
+    return accepted
+  }
+
+  #learn(items: readonly AcceptItem[], accepted: readonly Accepted[]): void {
+    for (const [i, item] of items.entries()) {
+      const told = accepted[i]
+      if (told !== undefined && 'stamp' in told) this.#fair.learn(item, told.stamp)
+    }
+  }
+
+  /** What a flush has to know beside its items. */
+  context(): AcceptContext {
+    const { load, settings } = this.#o
+    return {
+      worker: this.#o.worker(),
+      backlogMs: Math.min(backlogMsMax, load.drainMs(load.depth - settings.concurrency) ?? 0),
+      keyTtlMs: settings.idempotencyTtlMs,
+    }
+  }
+
+  /** Places in a pool of connections are taken by group commit, too. */
+  connections(pool: string, limits: { perIdentity: number; total: number }): Flush<string, Place> {
+    const known = this.#connectionFlushes.get(pool)
+    if (known !== undefined) return known
+    const flush = new Flush<string, Place>({
+      write: (identities) => this.#o.store.takeConnections(this.#o.worker(), pool, identities, limits),
+      isPoison: () => false,
+      sizeOf: () => 100,
+      itemsMax: flushItemsMax,
+      bytesMax: flushBytesMax,
+      waitingMax: waitingItemsMax,
+      timeoutMs: this.#o.settings.storeTimeoutMs * 0.9,
+      timeoutFault: () => Object.assign(new Error('the write waited too long'), { code: 'timeout' }),
+    })
+    this.#connectionFlushes.set(pool, flush)
+    return flush
+  }
+
+  giveConnection(pool: string, identity: string): void {
+    this.#o.store.giveConnections(this.#o.worker(), pool, [identity]).catch((fault: unknown) => {
+      if (this.#o.isDraining()) return
+      this.#o.log.warn({ err: fault, pool }, 'could not give a connection back; tried again')
+      setTimeout(() => this.giveConnection(pool, identity), giveAgainMs).unref()
+    })
+  }
+}
+
+/** The code of a store's fault. */
+export function codeOf(fault: unknown): string | undefined {
+  return typeof fault === 'object' && fault !== null && 'code' in fault && typeof fault.code === 'string'
+    ? fault.code
+    : undefined
+}
+
+const toApplyItem = (item: AcceptItem, body: unknown): ApplyItem<unknown> => ({
+  id: item.id,
+  identity: item.identity,
+  body,
+  queue: item.queue,
+  partition: item.partition,
+  seq: 0,
+  traceparent: item.traceparent,
+})

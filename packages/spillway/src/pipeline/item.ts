@@ -1,0 +1,87 @@
+import { limits } from '@spillway/protocol/wire'
+import type { RateTier } from '../gates/gate.js'
+import { digestUuid, laneOf } from '../operations/lane.js'
+import { newOperationId } from '../operations/operation-id.js'
+import type { AcceptItem } from '../store/port.js'
+import { defaults } from './define.js'
+import type { Refusal } from './refusal.js'
+import type { Bound, Submission } from './submission.js'
+
+/** What the accepting transaction is asked to do for one submission; or why it cannot be asked. */
+export function buildItem(
+  bound: Bound,
+  submission: Submission,
+  load: { busy: boolean; paceMs: number },
+): { item: AcceptItem; tiers: RateTier[] } | Refusal {
+  const { options, type } = bound
+  const { body, request, identity } = submission
+  const lane = laneOf(options.lane === undefined ? type : options.lane(body, request))
+  if (!isName(lane.queue) || !isName(lane.partition)) {
+    return {
+      code: 'invalid_request',
+      detail: `Queue and partition have 1 to ${limits.nameCodePoints} characters and no NUL.`,
+      gate: 'lane',
+    }
+  }
+  const of = (value: number | ((body: unknown) => number) | undefined, fallback: number): number =>
+    typeof value === 'function' ? value(body) : (value ?? fallback)
+  const delayMs = Math.max(0, Math.round(options.delayMs?.(body) ?? 0))
+  const requested = submission.respondAsync === true || delayMs > 0
+  const tiers: RateTier[] = []
+  let gate: string | null = null
+  let halt: string | null = null
+  const gateRequest = { identity, clientAddress: request.clientAddress }
+  for (const bind of bound.gates) {
+    const exact = bind.exact?.(gateRequest, body)
+    if (exact === undefined) continue
+    gate = exact.gate ?? gate
+    halt = exact.halt ?? halt
+    if (exact.rates !== undefined) tiers.push(...exact.rates)
+  }
+  const payload = JSON.stringify(body ?? null)
+  return {
+    tiers,
+    item: {
+      id: newOperationId(),
+      lane: lane.id,
+      queue: lane.queue,
+      partition: lane.partition,
+      type,
+      priority: Math.min(
+        limits.priorityMax,
+        Math.max(limits.priorityMin, Math.round(of(options.priority, defaults.priority))),
+      ),
+      identity,
+      payload,
+      delayMs,
+      maxAttempts: of(options.maxRetries, defaults.maxRetries) + 1,
+      timeoutMs: of(options.timeoutMs, defaults.timeoutMs),
+      traceparent: request.traceparent,
+      execute: !requested && !load.busy,
+      reason: requested ? 'requested' : load.busy ? 'system_busy' : '',
+      paceMs: load.paceMs,
+      stamp: 0,
+      lead: 0,
+      idempotency:
+        submission.idempotencyKey === undefined
+          ? null
+          : {
+              key: digestUuid(`${type}\0${identity}\0${submission.idempotencyKey}`),
+              request: digestUuid(payload),
+            },
+      gate,
+      halt,
+      rates: tiers.map((tier) => ({
+        key: digestUuid(`rate\0${tier.key}`),
+        limit: tier.limit,
+        windowMinutes: tier.windowMinutes,
+      })),
+    },
+  }
+}
+
+/** 1–255 code points, any character but NUL. The length in UTF-16 units settles all but the longest. */
+function isName(text: string): boolean {
+  if (text.length === 0 || text.includes('\0')) return false
+  return text.length <= limits.nameCodePoints || [...text].length <= limits.nameCodePoints
+}

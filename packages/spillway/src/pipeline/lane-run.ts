@@ -1,0 +1,313 @@
+/**
+ * Runs the operations of one lane that this process holds, one after the other, and notes what became of each. What is
+ * noted is settled later (work.ts), but for handlers that used `ctx.tx` and for `apply`: those settle in their own
+ * transaction, together with all that ran before them in the lane.
+ */
+import type { BackoffOptions } from '../operations/backoff.js'
+import type { Claimed, Leaving, OpenTx, Settlement, Store, Tx } from '../store/port.js'
+import type { AttemptOutcome } from '../telemetry/metrics.js'
+import type { ApplyItem } from './define.js'
+import { Attempt, type Outcome, outcomeOf } from './run.js'
+import { leave } from './settle.js'
+
+export interface Handler {
+  backoff: BackoffOptions
+  run?: (payload: unknown, attempt: Attempt) => unknown
+  apply?: (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
+}
+
+export interface LaneRunOptions {
+  store: Store
+  handlers: ReadonlyMap<string, Handler>
+  worker(): string
+  log: { warn(fields: object, message: string): void; error(fields: object, message: string): void }
+  onAttempt(type: string, outcome: AttemptOutcome, runMs: number): void
+  onWait(waitedMs: number): void
+  /** An operation left the queue: completed, failed or cancelled; or will come again. Called after the commit. */
+  onSettled(op: Claimed, outcome: Outcome): void
+  now?: () => number
+}
+
+/** A lane that this process holds, with the operations it was handed. */
+export interface HeldLane {
+  lane: string
+  fence: number
+  /** Everything up to here has left the lane, durably. */
+  from: number
+  ops: Claimed[]
+  leaving: Leaving[]
+  outcomes: { op: Claimed; outcome: Outcome }[]
+  retry: Settlement['retry']
+  attempt: Attempt | null
+  /** The start of what runs is told to the store. */
+  marked: boolean
+  startedAt: number
+  lost: boolean
+  /** For a request that waits: settled, or lost. */
+  done: ((settled: boolean) => void) | null
+}
+
+/** How long one lane may go on before others get a turn. */
+const sliceMs = 250
+/** How long a lane with an operation that nobody here knows is left to others. */
+const unknownTypeMs = 5_000
+const confirmPauseMs = 250
+
+export class LaneRun {
+  readonly #o: LaneRunOptions
+  readonly #now: () => number
+  readonly #byId = new Map<string, HeldLane>()
+  readonly #counts = new Map<string, number>()
+  #runMs: number
+
+  /** `runMs`: what an operation is taken to last before one has run. */
+  constructor(options: LaneRunOptions, runMs: number) {
+    this.#o = options
+    this.#now = options.now ?? (() => performance.now())
+    this.#runMs = runMs
+  }
+
+  /** Moving average of an operation's run time. */
+  get runMs(): number {
+    return this.#runMs
+  }
+
+  /** Operations that run here now, per type. */
+  runningByType(): Record<string, number> {
+    return Object.fromEntries(this.#counts)
+  }
+
+  /** Asks a running operation to stop. False: it does not run here. */
+  cancel(id: string): boolean {
+    const attempt = this.#byId.get(id)?.attempt
+    if (attempt?.id !== id) return false
+    attempt.abort('cancelled')
+    return true
+  }
+
+  /** `mayGoOn`: may another one be started after the first? */
+  async run(held: HeldLane, mayGoOn: () => boolean): Promise<void> {
+    const { ops } = held
+    for (let index = 0; index < ops.length; index++) {
+      const op = ops[index]
+      if (op === undefined || !op.due || held.lost) break
+      // The first is always run: a lane that was claimed makes progress.
+      if (index > 0 && (!mayGoOn() || this.#now() - held.startedAt > sliceMs)) break
+      const handler = this.#o.handlers.get(op.type)
+      if (handler === undefined) {
+        this.#o.log.warn({ type: op.type, operation: op.id }, 'no handler for this type here; left to other processes')
+        held.retry = { delayMs: unknownTypeMs, error: null }
+        break
+      }
+      if (op.careful && !(await this.#tellStart(held, op))) break
+      if (handler.apply !== undefined) {
+        const group = consecutive(ops, index)
+        if (!(await this.#applyGroup(held, handler, group))) break
+        index += group.length - 1
+        continue
+      }
+      const outcome = await this.#runOne(held, handler, op)
+      if (outcome !== 'settled' && !this.#record(held, handler, op, outcome)) break
+    }
+    held.attempt = null
+  }
+
+  /** A process died over this lane before: the start is durable before the handler runs. */
+  async #tellStart(held: HeldLane, op: Claimed): Promise<boolean> {
+    held.marked = true
+    try {
+      await this.#o.store.mark(this.#o.worker(), [{ fence: held.fence, lane: held.lane, seq: op.seq, startedMsAgo: 0 }])
+      return true
+    } catch (fault) {
+      this.#o.log.warn({ err: fault, operation: op.id }, 'could not tell the start of a suspect; it is given back')
+      return false
+    }
+  }
+
+  /** 'settled': effect and completion were committed together by the handler's own transaction. */
+  async #runOne(held: HeldLane, handler: Handler, op: Claimed): Promise<Outcome | 'settled'> {
+    const startedAt = this.#now()
+    const attempt = new Attempt(this.#o.store, op, startedAt)
+    held.attempt = attempt
+    this.#byId.set(op.id, held)
+    this.#count(op.type, 1)
+    if (op.attempts === 0) this.#o.onWait(op.waitedMs)
+    let outcome: Outcome
+    try {
+      const returned = handler.run?.(op.payload, attempt)
+      const result = isPromise(returned) ? await orAborted(returned, attempt) : returned
+      outcome = { kind: 'completed', result }
+      const tx = await attempt.openTx
+      if (tx !== undefined) {
+        if (await this.#commit(held, tx, [{ op, outcome }], startedAt)) {
+          this.#endAttempt(held, op, outcome, startedAt)
+          return 'settled'
+        }
+        held.lost = true
+        outcome = { kind: 'released' }
+      }
+    } catch (fault) {
+      await attempt.rollback()
+      outcome = outcomeOf(fault, op, handler.backoff)
+    }
+    this.#endAttempt(held, op, outcome, startedAt)
+    return outcome
+  }
+
+  #endAttempt(held: HeldLane, op: Claimed, outcome: Outcome, startedAt: number): void {
+    held.attempt = null
+    this.#byId.delete(op.id)
+    this.#count(op.type, -1)
+    const told: AttemptOutcome | null =
+      outcome.kind === 'retry'
+        ? 'retried'
+        : outcome.kind === 'released'
+          ? held.lost
+            ? 'lease_lost'
+            : null
+          : outcome.kind
+    const runMs = this.#now() - startedAt
+    this.#runMs += (runMs - this.#runMs) * 0.05
+    if (told !== null) this.#o.onAttempt(op.type, told, runMs)
+  }
+
+  /** Settles what ran in this lane up to now inside a handler's transaction, and commits. False: the lease is lost. */
+  async #commit(
+    held: HeldLane,
+    tx: OpenTx,
+    ended: readonly { op: Claimed; outcome: Outcome }[],
+    startedAt: number,
+  ): Promise<boolean> {
+    const last = ended[ended.length - 1]
+    if (last === undefined) return true
+    const now = this.#now()
+    // What ran before in this lane must leave first: the head moves in order.
+    const leaving = [...held.leaving, ...ended.map(({ op, outcome }) => leave(op, outcome, startedAt, now))]
+    const settlement: Settlement = {
+      fence: held.fence,
+      lane: held.lane,
+      from: held.from,
+      leaving,
+      retry: null,
+      release: false,
+    }
+    if (!(await this.#o.store.settleWithin(tx, this.#o.worker(), settlement))) {
+      await tx.rollback()
+      return false
+    }
+    try {
+      await tx.commit()
+    } catch (fault) {
+      // Committed or not? Going on as if it were not would run it twice, as if it were would lose it.
+      this.#o.log.warn({ err: fault, operation: last.op.id }, 'the commit was not confirmed; asking the store')
+      const state = await this.#confirm(held, last.op)
+      if (state === 'lost') return false
+      if (state === 'pending') throw fault
+    }
+    for (const earlier of held.outcomes) this.#o.onSettled(earlier.op, earlier.outcome)
+    held.from = last.op.seq
+    held.leaving = []
+    held.outcomes = held.done === null ? [] : [last]
+    for (const { op, outcome } of ended) this.#o.onSettled(op, outcome)
+    return true
+  }
+
+  async #confirm(held: HeldLane, op: Claimed): Promise<'left' | 'pending' | 'lost'> {
+    while (!held.lost) {
+      try {
+        return await this.#o.store.confirm(this.#o.worker(), held.fence, held.lane, op.seq)
+      } catch (fault) {
+        this.#o.log.warn({ err: fault, operation: op.id }, 'the store cannot be asked; trying again')
+        await new Promise((resolve) => setTimeout(resolve, confirmPauseMs))
+      }
+    }
+    return 'lost'
+  }
+
+  async #applyGroup(held: HeldLane, handler: Handler, group: Claimed[]): Promise<boolean> {
+    const startedAt = this.#now()
+    if (handler.apply === undefined) return false
+    for (const op of group) if (op.attempts === 0) this.#o.onWait(op.waitedMs)
+    let tx: OpenTx | undefined
+    try {
+      tx = await this.#o.store.begin()
+      const results = await handler.apply(tx, group.map(toApplyItem))
+      const ended = group.map((op, i) => ({ op, outcome: { kind: 'completed', result: results[i] } as Outcome }))
+      if (!(await this.#commit(held, tx, ended, startedAt))) {
+        held.lost = true
+        return false
+      }
+      for (const { op } of ended) this.#o.onAttempt(op.type, 'completed', this.#now() - startedAt)
+      return true
+    } catch (fault) {
+      await tx?.rollback()
+      return this.#applyFailed(held, handler, group, fault)
+    }
+  }
+
+  /** One by one, so that a poisoned item fails alone. */
+  async #applyFailed(held: HeldLane, handler: Handler, group: Claimed[], fault: unknown): Promise<boolean> {
+    const [first] = group
+    if (first === undefined) return true
+    if (group.length > 1) {
+      for (const op of group) if (!(await this.#applyGroup(held, handler, [op]))) return false
+      return true
+    }
+    const outcome = outcomeOf(fault, first, handler.backoff)
+    this.#o.onAttempt(first.type, outcome.kind === 'retry' ? 'retried' : 'failed', 0)
+    return this.#record(held, handler, first, outcome)
+  }
+
+  /** Notes what became of an operation; false when the lane has to wait here. */
+  #record(held: HeldLane, handler: Handler, op: Claimed, outcome: Outcome): boolean {
+    if (outcome.kind === 'released') return false
+    if (outcome.kind === 'retry') {
+      held.outcomes.push({ op, outcome })
+      held.retry = { delayMs: outcome.delayMs, error: outcome.error }
+      return false
+    }
+    let leaving: Leaving
+    try {
+      leaving = leave(op, outcome, held.startedAt, this.#now())
+    } catch (fault) {
+      // A result that JSON cannot say (a BigInt, a circle) is the handler's fault, like any other.
+      return this.#record(held, handler, op, outcomeOf(fault, op, handler.backoff))
+    }
+    held.outcomes.push({ op, outcome })
+    held.leaving.push(leaving)
+    return true
+  }
+
+  #count(type: string, by: number): void {
+    this.#counts.set(type, (this.#counts.get(type) ?? 0) + by)
+  }
+}
+
+const toApplyItem = (op: Claimed): ApplyItem<unknown> => ({
+  id: op.id,
+  identity: op.identity,
+  body: op.payload,
+  queue: op.queue,
+  partition: op.partition,
+  seq: op.seq,
+  traceparent: op.traceparent,
+})
+
+/** The operations of the same type from `index` on that are due. */
+function consecutive(ops: readonly Claimed[], index: number): Claimed[] {
+  const type = ops[index]?.type
+  let end = index
+  while (end < ops.length && ops[end]?.type === type && ops[end]?.due === true) end++
+  return ops.slice(index, end)
+}
+
+const isPromise = (value: unknown): value is Promise<unknown> =>
+  typeof value === 'object' && value !== null && typeof (value as { then?: unknown }).then === 'function'
+
+/** The handler's end, or the reason why it is no longer waited for. */
+function orAborted(returned: Promise<unknown>, attempt: Attempt): Promise<unknown> {
+  return new Promise((resolve, reject) => {
+    returned.then(resolve, reject)
+    attempt.whenAborted((reason) => reject(reason))
+  })
+}

@@ -1,0 +1,51 @@
+import type { Pulse } from '../store/port.js'
+
+/**
+ * How much is held and how fast it goes, as far as this process knows: from the pulse once a second, and from what it
+ * accepts and settles itself in between. Only estimates are made of it, and the bound on what is held.
+ */
+export class Load {
+  readonly #paceMs = new Map<string, number>()
+  #held = 0
+  #acceptedSince = 0
+  #settledSince = 0
+  #drainPerMs = 0
+
+  /** Operations in the queue. */
+  get depth(): number {
+    return this.#held + this.#acceptedSince
+  }
+
+  /** Milliseconds that one operation of the type takes; 0 when none has run here. */
+  paceMs(type: string): number {
+    return this.#paceMs.get(type) ?? 0
+  }
+
+  accepted(): void {
+    this.#acceptedSince++
+  }
+
+  settled(): void {
+    this.#settledSince++
+  }
+
+  ran(type: string, ms: number): void {
+    const pace = this.#paceMs.get(type)
+    this.#paceMs.set(type, pace === undefined ? ms : pace * 0.9 + ms * 0.1)
+  }
+
+  /** How long it takes until `count` operations have left, at the pace of late; null when there is none to go by. */
+  drainMs(count: number): number | null {
+    return this.#drainPerMs > 0 ? Math.max(0, count) / this.#drainPerMs : null
+  }
+
+  observe(pulse: Pulse, elapsedMs: number): void {
+    this.#held = Object.values(pulse.held).reduce((sum, n) => sum + n, 0)
+    this.#acceptedSince = 0
+    const rate = elapsedMs > 0 ? this.#settledSince / elapsedMs : 0
+    this.#settledSince = 0
+    // While nothing is held nothing drains: that says nothing about how fast it could.
+    if (this.#held === 0 && rate === 0) return
+    this.#drainPerMs = this.#drainPerMs === 0 ? rate : this.#drainPerMs * 0.7 + rate * 0.3
+  }
+}

@@ -1,0 +1,32 @@
+import type { TSchema } from 'typebox'
+import type { BoundGate } from '../gates/gate.js'
+import type { Accepted, AcceptItem } from '../store/port.js'
+import type { DefineOptions, IntakeRequest } from './define.js'
+import type { Flush } from './flush.js'
+
+/** A submission after identify and parse. */
+export interface Submission {
+  body: unknown
+  identity: string
+  request: IntakeRequest
+  idempotencyKey?: string
+  respondAsync?: boolean
+  /** Wait so long for a queued one, then answer as if it had run now. */
+  waitMs?: number
+  signal?: AbortSignal
+}
+
+/** A definition with its gates bound and its labels looked up. */
+export interface Bound {
+  readonly type: string
+  readonly options: DefineOptions<TSchema, unknown>
+  readonly gates: readonly BoundGate<unknown>[]
+  readonly flush: Flush<PendingItem, Accepted>
+}
+
+/** An item on its way through a flush, with what only this process knows of it. */
+export interface PendingItem {
+  item: AcceptItem
+  body: unknown
+  result?: unknown
+}

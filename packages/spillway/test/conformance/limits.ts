@@ -1,0 +1,387 @@
+import { randomUUID } from 'node:crypto'
+import { describe, expect, it } from 'vitest'
+import type { Accepted, AcceptItem, RateCheck } from '../../src/store/port.js'
+import {
+  contextOf,
+  executing,
+  item,
+  items,
+  must,
+  nobody,
+  type OpenedStore,
+  queue,
+  TestWorker,
+  verdicts,
+} from './harness.js'
+
+const minute = 60_000
+const rate = (limit: number, windowMinutes = 60, key: string = randomUUID()): RateCheck => ({
+  key,
+  limit,
+  windowMinutes,
+})
+const rateOf = (a: Accepted | undefined) => (a !== undefined && 'rate' in a ? a.rate : undefined)
+
+export function limits(opened: () => OpenedStore): void {
+  const accept = (...list: AcceptItem[]): Promise<Accepted[]> => opened().store.accept(list, contextOf(nobody))
+
+  describe('idempotency', () => {
+    it('answers a key that was seen with what was answered first', async () => {
+      const { store } = opened()
+      const first = item('a', { key: 'k' })
+      expect(verdicts(await accept(first, item('a')))).toEqual(['queue', 'queue'])
+      expect(await accept(item('other lane', { key: 'k' }))).toEqual([
+        { verdict: 'replay', operationId: first.id, answer: expect.objectContaining({ v: 'queue', place: 0 }) },
+      ])
+      expect(await accept(item('a', { key: 'k', body: 'another' }))).toEqual([{ verdict: 'mismatch' }])
+      const worker = await TestWorker.enlist(store)
+      expect(await worker.drain()).toHaveLength(2)
+    })
+
+    it('says that the first is in progress until it is settled, then tells its result', async () => {
+      const { store } = opened()
+      const worker = await TestWorker.enlist(store)
+      const first = item('a', { key: 'k', execute: true })
+      const accepted = await worker.accept([first])
+      expect(verdicts(await accept(item('a', { key: 'k' })))).toEqual(['in_progress'])
+      await worker.complete([executing(first, accepted[0])], { result: { n: 1 } })
+      expect(await accept(item('a', { key: 'k' }))).toMatchObject([
+        { verdict: 'replay', operationId: first.id, answer: { v: 'done', result: { n: 1 } } },
+      ])
+    })
+
+    it('keeps the ticket that its caller was told, though the operation goes on', async () => {
+      const { store } = opened()
+      const worker = await TestWorker.enlist(store)
+      const first = item('a', { key: 'k', execute: true })
+      const accepted = await worker.accept([first])
+      const told = { v: 'queue', place: 0, wait_ms: 7, reason: 'still_running' } as const
+      await store.answerKeys([must(first.idempotency).key], [told])
+      await worker.complete([executing(first, accepted[0])])
+      expect(await accept(item('a', { key: 'k' }))).toMatchObject([{ verdict: 'replay', answer: told }])
+    })
+
+    it('takes a key anew once it has expired, and the old operation does not answer for the new one', async () => {
+      const { store, advance } = opened()
+      const worker = await TestWorker.enlist(store, 10 * 3_600_000)
+      const first = item('a', { key: 'k', execute: true })
+      const running = executing(first, (await worker.accept([first]))[0])
+      await advance(3_600_001)
+      const second = item('b', { key: 'k', body: 'another', execute: true })
+      const again = await worker.accept([second])
+      expect(verdicts(again)).toEqual(['execute'])
+      await worker.complete([running], { result: 'of the first' })
+      expect(verdicts(await accept(item('b', { key: 'k', body: 'another' })))).toEqual(['in_progress'])
+      await worker.complete([executing(second, again[0])], { result: 'of the second' })
+      expect(await accept(item('b', { key: 'k', body: 'another' }))).toMatchObject([
+        { verdict: 'replay', operationId: second.id, answer: { result: 'of the second' } },
+      ])
+    })
+
+    it('accepts one of many concurrent requests with the same key', async () => {
+      const { store, another } = opened()
+      const stores = [store, another(), another(), another()]
+      for (let round = 0; round < 10; round++) {
+        const all = await Promise.all(
+          stores.map((s, n) =>
+            s.accept([item(`${n}`), item(`${round} ${n}`, { key: `k${round}` })], contextOf(nobody)),
+          ),
+        )
+        expect(all.map((a) => a[1]?.verdict).sort()).toEqual(['queue', 'replay', 'replay', 'replay'])
+      }
+    })
+
+    it('locks keys in one order, however the requests bring them', async () => {
+      const { store, another } = opened()
+      const other = another()
+      for (let round = 0; round < 20; round++) {
+        const list = ['a', 'b', 'c', 'd'].map((k) => `${round}${k}`)
+        const brought = list.map((k) => item(k, { key: k }))
+        await Promise.all([
+          store.accept(brought, contextOf(nobody)),
+          other.accept(
+            list.reverse().map((k) => item(`x${k}`, { key: k })),
+            contextOf(nobody),
+          ),
+        ])
+      }
+    })
+
+    it('gives the key of what was refused back', async () => {
+      const { store } = opened()
+      await store.registerGate('g', 1, 1)
+      const once = rate(1)
+      expect(verdicts(await accept(item('a', { gate: 'g', rates: [once] })))).toEqual(['queue'])
+      await store.halt('s', 'why')
+      const list = [
+        item('a', { key: 'capacity', gate: 'g' }),
+        item('a', { key: 'rate', rates: [once] }),
+        item('a', { key: 'halt', halt: 's' }),
+        item('a', { key: 'fine' }),
+      ]
+      expect(verdicts(await accept(...list))).toEqual(['refuse:capacity', 'refuse:rate', 'refuse:halt', 'queue'])
+      const again = ['capacity', 'rate', 'halt', 'fine'].map((key) => item('a', { key }))
+      expect(verdicts(await accept(...again))).toEqual(['queue', 'queue', 'queue', 'replay'])
+    })
+  })
+
+  describe('capacity', () => {
+    it('admits exactly up to the limit at any concurrency, and again below the lower mark', async () => {
+      const { store, another } = opened()
+      await store.registerGate('g', 100, 90)
+      const stores = [store, ...Array.from({ length: 7 }, () => another())]
+      const told = await Promise.all(
+        stores.flatMap((s, n) =>
+          Array.from({ length: 6 }, (_, round) =>
+            s.accept(items(`${n % 3}`, ((n + round) % 5) + 1, { gate: 'g' }), contextOf(randomUUID())),
+          ),
+        ),
+      )
+      const all = told.flatMap(verdicts)
+      expect(all.filter((v) => v === 'queue')).toHaveLength(100)
+      expect(all.length).toBeGreaterThan(100)
+      const worker = await TestWorker.enlist(store)
+      const gate = async () => must((await store.pulse(worker.id, 15_000, {})).gates[0])
+      expect(await gate()).toEqual({ name: 'g', held: 100, full_at: 100, overflowing: true })
+      for (let left = 99; left >= 90; left--) {
+        await worker.complete(must(await worker.claimOne().then((op) => op && [op])))
+        expect(await gate()).toMatchObject({ held: left, overflowing: true })
+        expect(verdicts(await accept(item('a', { gate: 'g' })))).toEqual(['refuse:capacity'])
+      }
+      await worker.complete(must(await worker.claimOne().then((op) => op && [op])))
+      expect(await gate()).toMatchObject({ held: 89, overflowing: false })
+      expect(verdicts(await accept(...items('a', 12, { gate: 'g' }))).filter((v) => v === 'queue')).toHaveLength(11)
+    })
+
+    it('admits the part of a batch that fits, and numbers it without gaps', async () => {
+      const { store } = opened()
+      await store.registerGate('g', 3, 3)
+      const list = [
+        item('a', { gate: 'g' }),
+        item('b', { gate: 'g' }),
+        item('b'),
+        item('a', { gate: 'g' }),
+        item('b', { gate: 'g' }),
+        item('a'),
+      ]
+      const accepted = await accept(...list)
+      expect(verdicts(accepted).filter((v) => v === 'refuse:capacity')).toHaveLength(1)
+      const worker = await TestWorker.enlist(store)
+      const claimed = await worker.claim()
+      for (const lane of ['a', 'b']) {
+        const seqs = claimed.filter((op) => op.partition === lane).map((op) => op.seq)
+        expect(seqs).toEqual(seqs.map((_, n) => n + 1))
+      }
+      expect(claimed).toHaveLength(5)
+    })
+
+    it('gives places back for what fails and is cancelled, and takes them for what is redriven', async () => {
+      const { store } = opened()
+      await store.registerGate('g', 2, 1)
+      const [a, b] = await queue(store, [item('a', { gate: 'g' }), item('b', { gate: 'g' })])
+      const worker = await TestWorker.enlist(store)
+      const held = async () => (await store.pulse(worker.id, 15_000, {})).gates[0]?.held
+      const failed = must((await worker.claim({ lanes: 1 }))[0])
+      await worker.complete([failed], { status: 'failed', error: 'no' })
+      expect(await held()).toBe(1)
+      expect(await store.cancel(must(failed.id === a ? b : a), [], 'why')).toBe('cancelled')
+      expect(await held()).toBe(0)
+      expect(await store.redrive([failed.id])).toEqual({ moved: 1, skipped: 0 })
+      expect(await held()).toBe(1)
+    })
+
+    it('keeps what it holds when its limits change', async () => {
+      const { store } = opened()
+      await store.registerGate('g', 10, 5)
+      await queue(store, items('a', 4, { gate: 'g' }))
+      await store.registerGate('g', 3, 2)
+      expect(verdicts(await accept(item('a', { gate: 'g' })))).toEqual(['refuse:capacity'])
+      await store.registerGate('g', 10, 5)
+      expect(verdicts(await accept(item('a', { gate: 'g' })))).toEqual(['queue'])
+    })
+
+    it('counts what is applied until its owner releases it', async () => {
+      const { store } = opened()
+      await store.registerGate('own rows', 2, 1)
+      const apply = () =>
+        store.acceptAndApply([item('a', { gate: 'own rows' })], contextOf(nobody), async () => [
+          { v: 'done', result: null },
+        ])
+      expect((await Promise.all([apply(), apply(), apply()])).flatMap(verdicts).sort()).toEqual([
+        'apply',
+        'apply',
+        'refuse:capacity',
+      ])
+      const tx = await store.begin()
+      await store.releaseGate(tx, 'own rows', 2)
+      await tx.commit()
+      expect(verdicts(await apply())).toEqual(['apply'])
+    })
+  })
+
+  describe('rates', () => {
+    it('admits exactly the limit at any concurrency', async () => {
+      const { store, another } = opened()
+      const stores = [store, ...Array.from({ length: 5 }, () => another())]
+      const limited = rate(25)
+      const all = await Promise.all(
+        stores.flatMap((s, n) =>
+          [1, 2, 3].map((k) => s.accept(items(`${n}`, k, { rates: [limited] }), contextOf(randomUUID()))),
+        ),
+      )
+      expect(all.flatMap(verdicts).filter((v) => v === 'queue')).toHaveLength(25)
+    })
+
+    it('refuses by the tier that is used up, and takes nothing from the others', async () => {
+      const [mine, all] = [rate(2), rate(3)]
+      expect(verdicts(await accept(...items('a', 2, { rates: [mine, all] })))).toEqual(['queue', 'queue'])
+      const [refused] = await accept(item('a', { rates: [mine, all] }))
+      expect(refused).toMatchObject({ verdict: 'refuse', by: 'rate', rate: { tier: 0, left: 0 } })
+      expect(rateOf((await accept(item('a', { rates: [rate(2), all] })))[0])).toMatchObject({ tier: 1, left: 0 })
+      expect((await accept(item('a', { rates: [rate(2), all] })))[0]).toMatchObject({
+        verdict: 'refuse',
+        rate: { tier: 1 },
+      })
+    })
+
+    it('takes nothing for what capacity refuses', async () => {
+      const { store } = opened()
+      await store.registerGate('g', 1, 1)
+      const limited = rate(3)
+      const list = items('a', 3, { gate: 'g', rates: [limited] })
+      expect(verdicts(await accept(...list)).sort()).toEqual(['queue', 'refuse:capacity', 'refuse:capacity'])
+      expect(rateOf((await accept(item('a', { rates: [limited] })))[0])).toMatchObject({ left: 1 })
+    })
+
+    it('counts a minute while it is younger than the window, and tells when a place comes back', async () => {
+      const { freeze } = opened()
+      const limited = rate(3, 10)
+      await freeze('2026-03-01T12:00:20Z')
+      expect(rateOf((await accept(item('a', { rates: [limited] })))[0])).toEqual({
+        tier: 0,
+        left: 2,
+        resetMs: 10 * minute - 20_000,
+      })
+      await freeze('2026-03-01T12:04:50Z')
+      await accept(...items('a', 2, { rates: [limited] }))
+      // The bucket of 12:00 leaves the window at 12:10.
+      expect((await accept(item('a', { rates: [limited] })))[0]).toMatchObject({
+        verdict: 'refuse',
+        rate: { resetMs: 310_000 },
+      })
+      await freeze('2026-03-01T12:09:59.999Z')
+      expect((await accept(item('a', { rates: [limited] })))[0]).toMatchObject({
+        verdict: 'refuse',
+        rate: { resetMs: 1 },
+      })
+      await freeze('2026-03-01T12:10:00Z')
+      expect(verdicts(await accept(...items('a', 2, { rates: [limited] })))).toEqual(['queue', 'refuse:rate'])
+      await freeze('2026-03-01T12:14:00Z')
+      expect(verdicts(await accept(...items('a', 3, { rates: [limited] })))).toEqual(['queue', 'queue', 'refuse:rate'])
+    })
+
+    it('tells the true wait also when many are refused at once', async () => {
+      const { freeze } = opened()
+      const limited = rate(10)
+      await freeze('2026-03-01T12:00:00Z')
+      await accept(...items('a', 10, { rates: [limited] }))
+      await freeze('2026-03-01T12:30:00Z')
+      const refused = await accept(...items('a', 25, { rates: [limited] }))
+      for (const a of refused) expect(a).toMatchObject({ verdict: 'refuse', rate: { resetMs: 30 * minute } })
+    })
+
+    it('lets a client in who comes back when it was told to', async () => {
+      const { freeze } = opened()
+      const limited = rate(4, 5)
+      let now = Date.parse('2026-03-01T12:00:07Z')
+      for (let round = 0; round < 30; round++) {
+        await freeze(new Date(now).toISOString())
+        const [a] = await accept(item('a', { rates: [limited] }))
+        if (a?.verdict === 'refuse') {
+          now += must(a.rate).resetMs
+          await freeze(new Date(now).toISOString())
+          expect(verdicts(await accept(item('a', { rates: [limited] })))).toEqual(['queue'])
+        }
+        now += 17_000
+      }
+    })
+
+    it('tells the wait of the tier that frees last', async () => {
+      const { freeze } = opened()
+      const [short, long] = [rate(1, 1), rate(1, 60)]
+      await freeze('2026-03-01T12:00:00Z')
+      await accept(item('a', { rates: [short, long] }))
+      expect((await accept(item('a', { rates: [short, long] })))[0]).toMatchObject({
+        verdict: 'refuse',
+        rate: { tier: 1, resetMs: 60 * minute },
+      })
+    })
+
+    it('follows a limit that is lowered and raised', async () => {
+      const key = randomUUID()
+      expect(verdicts(await accept(...items('a', 6, { rates: [rate(10, 60, key)] })))).toHaveLength(6)
+      expect(verdicts(await accept(item('a', { rates: [rate(5, 60, key)] })))).toEqual(['refuse:rate'])
+      expect(
+        verdicts(await accept(...items('a', 5, { rates: [rate(10, 60, key)] }))).filter((v) => v === 'queue'),
+      ).toHaveLength(4)
+    })
+  })
+
+  describe('halts', () => {
+    it('refuse their scope until they end', async () => {
+      const { store } = opened()
+      await store.halt('petitions', 'a drill')
+      await store.halt('petitions', 'again')
+      expect(verdicts(await accept(item('a', { halt: 'petitions' }), item('a', { halt: 'other' }), item('a')))).toEqual(
+        ['refuse:halt', 'queue', 'queue'],
+      )
+      const worker = await TestWorker.enlist(store)
+      expect((await store.pulse(worker.id, 15_000, {})).halts).toEqual([{ scope: 'petitions', reason: 'a drill' }])
+      expect(await store.unhalt('petitions')).toBe(true)
+      expect(await store.unhalt('petitions')).toBe(false)
+      expect(verdicts(await accept(item('a', { halt: 'petitions' })))).toEqual(['queue'])
+    })
+  })
+
+  describe('connections', () => {
+    it('are granted exactly up to both limits, at any concurrency, and come back', async () => {
+      const { store, another } = opened()
+      const workers = await Promise.all([store, another(), another()].map((s) => TestWorker.enlist(s)))
+      const most = { perIdentity: 3, total: 10 }
+      const all = (
+        await Promise.all(
+          workers.flatMap((w) =>
+            [1, 2, 3].map((n) => w.store.takeConnections(w.id, 'sse', ['a', 'b', `c${n}`, `d${n}`], most)),
+          ),
+        )
+      ).flat()
+      expect(all.filter((o) => o === 'granted')).toHaveLength(10)
+      const one = must(workers[0])
+      expect(await store.takeConnections(one.id, 'other', ['a', 'a', 'a', 'a'], most)).toEqual([
+        'granted',
+        'granted',
+        'granted',
+        'identity_full',
+      ])
+      await store.giveConnections(one.id, 'other', ['a', 'a'])
+      await store.giveConnections(one.id, 'other', ['nobody'])
+      expect(await store.takeConnections(one.id, 'other', ['a', 'a', 'a'], most)).toEqual([
+        'granted',
+        'granted',
+        'identity_full',
+      ])
+    })
+
+    it('of a process that dies are free at once', async () => {
+      const { store, advance } = opened()
+      const [dying, living] = [await TestWorker.enlist(store, 1_000), await TestWorker.enlist(store, 600_000)]
+      const most = { perIdentity: 5, total: 2 }
+      await store.takeConnections(dying.id, 'sse', ['a', 'b'], most)
+      expect(await store.takeConnections(living.id, 'sse', ['a'], most)).toEqual(['pool_full'])
+      await advance(1_001)
+      await store.recover()
+      expect(await store.takeConnections(living.id, 'sse', ['a'], most)).toEqual(['granted'])
+      await expect(store.takeConnections(dying.id, 'sse', ['a'], most)).rejects.toThrow()
+    })
+  })
+}
