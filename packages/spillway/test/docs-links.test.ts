@@ -1,6 +1,6 @@
 /** The documents name nothing that is not there: files, commands, settings, scripts. */
 import { execFileSync } from 'node:child_process'
-import { existsSync, readFileSync } from 'node:fs'
+import { existsSync, readdirSync, readFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { describe, expect, it } from 'vitest'
@@ -9,13 +9,12 @@ import { clientSettings } from '../src/config/settings.js'
 import { program } from './server-process.js'
 
 const root = fileURLToPath(new URL('../../../', import.meta.url))
-const listed = execFileSync('git', ['ls-files', '-z', '--cached', '--others', '--exclude-standard', '*.md'], {
-  cwd: root,
-  encoding: 'utf8',
-})
-const documents = listed
-  .split('\0')
-  .filter((file) => file !== '' && existsSync(join(root, file)))
+const below = (folder: string): string[] =>
+  readdirSync(join(root, folder), { recursive: true, encoding: 'utf8' }).map((name) => `${folder}/${name}`)
+const readmes = (folder: string): string[] =>
+  readdirSync(join(root, folder)).map((name) => `${folder}/${name}/README.md`)
+const documents = [...readdirSync(root), ...below('docs'), ...readmes('packages'), ...readmes('examples')]
+  .filter((file) => file.endsWith('.md') && existsSync(join(root, file)))
   .map((file) => ({ file, text: readFileSync(join(root, file), 'utf8') }))
 
 const scripts = Object.keys(JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')).scripts)

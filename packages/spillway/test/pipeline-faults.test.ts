@@ -1,16 +1,13 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { chmod, mkdtemp, rm } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { createIntake, type IntakeApi, postgres } from '../src/index.js'
-import { startEmbedded } from '../src/store/embedded/index.js'
+import type { IntakeApi } from '../src/index.js'
 import type { Store } from '../src/store/port.js'
-import { type Bench, bench, eventually, loggingTo, overriding, signal } from './pipeline-fixture.js'
+import { addressOf, startHalfOpenProxy, through } from './half-open-proxy.js'
+import { type Bench, bench, eventually, overriding, signal } from './pipeline-fixture.js'
 
 const Body = Type.Object({ lane: Type.String(), n: Type.Integer() })
 const lane = (body: { lane: string }) => ['q', body.lane] as const
@@ -47,7 +44,7 @@ describe('an answer that was lost', () => {
     const answer = await intake.submit(op, { lane: 'a', n: 1 }, { idempotencyKey: 'k' })
     expect(answer).toMatchObject({ refusal: { code: 'store_unavailable' } })
     // Nothing else comes: the store must not need another request to notice.
-    await drained(6_000)
+    await drained(15_000)
     expect(ran).toEqual([1])
     expect(await intake.submit(op, { lane: 'a', n: 1 }, { idempotencyKey: 'k' })).toMatchObject({ kind: 'done', replayed: true })
     expect(await b.audit()).toEqual([])
@@ -86,7 +83,7 @@ describe('an answer that was lost', () => {
     await b.finished(fast)
     await eventually(() => (faults.left < 0 ? true : undefined), 'the answer to be lost')
     release.fire()
-    expect(await b.finished(slow, 8_000)).toMatchObject({ status: 'completed' })
+    expect(await b.finished(slow, 15_000)).toMatchObject({ status: 'completed' })
     expect(ran.filter((name) => name === 'fast')).toHaveLength(1)
     expect(await b.audit()).toEqual([])
   })
@@ -159,8 +156,11 @@ describe('the lease of the process', () => {
   })
 
   it('a zombie settles nothing: what it did after the loss is not taken', async () => {
-    const zombie = await b.intake({ directWaitMs: 100, wrap: (store) => overriding(store, { pulse: () => new Promise(() => undefined) }) , waitForStore: false })
-    await eventually(() => (zombie.core.presence.isReady ? true : undefined), 'the zombie to be ready')
+    // It does not hear that it was given up.
+    const zombie = await b.intake({
+      directWaitMs: 100,
+      wrap: (store) => overriding(store, { pulse: () => Promise.reject(away()) }),
+    })
     const release = signal()
     const op = zombie.define('op', {
       body: Body,
@@ -194,24 +194,20 @@ describe('the lease of the process', () => {
         }),
     })
     const aborted = signal()
+    let runs = 0
     const op = intake.define('op', {
       body: Body,
       lane,
-      run: (body, ctx) => {
-        if (body.n === 2 || aborted === undefined) return 'again'
-        if (ctx.signal.aborted) return 'never'
-        return new Promise<string>((resolve) => {
-          if (!heart.beats || runs++ > 0) resolve('again')
-          ctx.signal.addEventListener('abort', () => aborted.fire())
-        })
+      run: (_, ctx) => {
+        if (runs++ > 0) return 'again'
+        return new Promise<string>(() => ctx.signal.addEventListener('abort', () => aborted.fire()))
       },
     })
-    let runs = 0
     const id = idOf(await intake.submit(op, { lane: 'a', n: 1 }))
     heart.beats = false
     await aborted.promise
     heart.beats = true
-    expect(await b.finished(id, 8_000)).toMatchObject({ status: 'completed', result: 'again' })
+    expect(await b.finished(id, 15_000)).toMatchObject({ status: 'completed', result: 'again' })
     expect(await b.audit()).toEqual([])
   })
 })
@@ -274,60 +270,50 @@ describe('a process that is killed', () => {
 })
 
 describe('a store that goes away', () => {
-  it('under load: every submission is answered, nothing hangs, and it goes on when it is back', async () => {
-    const base = await mkdtemp(join(tmpdir(), 'spillway-away-'))
-    await chmod(base, 0o755)
-    const quiet = { info: () => undefined, warn: () => undefined, error: () => undefined }
-    const settings = { min_wal_size: '80MB', shared_buffers: '16MB', max_connections: '40' }
-    const server = await startEmbedded({ dataDir: join(base, 'data'), log: quiet, settings })
-    const logged: Parameters<typeof loggingTo>[0] = []
-    const intake = await createIntake({
-      store: postgres({ url: server.url, poolMax: 4 }),
-      log: loggingTo(logged),
-      retryBaseMs: 20,
-      leaseMs: 5_000,
-      drainMs: 1_000,
-    })
-    try {
-      const ran = new Set<number>()
-      const op = intake.define('op', { body: Body, lane, run: (body) => void ran.add(body.n) })
-      const accepted = new Set<number>()
-      let slowest = 0
-      let stop = false
-      let n = 0
-      let refused = 0
-      const client = async (name: string): Promise<void> => {
-        while (!stop) {
-          const mine = ++n
-          const started = performance.now()
-          const answer = await intake.submit(op, { lane: name, n: mine })
-          slowest = Math.max(slowest, performance.now() - started)
-          if (answer.kind === 'refused') {
-            refused++
-            expect(answer.refusal.code).toMatch(/^(store_unavailable|overloaded)$/)
-            await new Promise((resolve) => setImmediate(resolve))
-          } else accepted.add(mine)
-        }
+  it.each(['refuse', 'stall'] as const)('(%s), under load: every submission is answered, and it goes on when it is back', async (how) => {
+    const proxy = await startHalfOpenProxy(addressOf(b.url))
+    const intake = await b.intake({ leaseMs: 20_000, postgres: { url: through(proxy, b.url) } })
+    const ran = new Set<number>()
+    const op = intake.define('op', { body: Body, lane, run: (body) => void ran.add(body.n) })
+    const accepted = new Set<number>()
+    const codes = new Set<string>()
+    const answered = { slowestMs: 0, stop: false, n: 0, refused: 0 }
+    const client = async (name: string): Promise<void> => {
+      while (!answered.stop) {
+        const mine = ++answered.n
+        const started = performance.now()
+        const answer = await intake.submit(op, { lane: name, n: mine })
+        answered.slowestMs = Math.max(answered.slowestMs, performance.now() - started)
+        if (answer.kind === 'refused') {
+          answered.refused++
+          codes.add(answer.refusal.code)
+          await new Promise((resolve) => setImmediate(resolve))
+        } else accepted.add(mine)
       }
-      const clients = Array.from({ length: 8 }, (_, i) => client(`lane-${i}`))
-      await eventually(() => (accepted.size > 100 ? true : undefined), 'a hundred to be accepted')
-      // Killed unasked: it is started again on its port by its keeper.
-      process.kill(server.pid, 'SIGQUIT')
-      await eventually(() => (refused > 0 ? true : undefined), 'the first refusal')
-      const atLoss = accepted.size
-      await eventually(() => (accepted.size > atLoss + 100 ? true : undefined), 'it to go on', 30_000)
-      stop = true
-      await Promise.all(clients)
-      expect(slowest).toBeLessThan(5_000)
-      await eventually(() => ([...accepted].every((id) => ran.has(id)) ? true : undefined), 'all that was accepted to have run', 20_000)
-      await eventually(() => (intake.core.presence.isStoreAnswering ? true : undefined), 'the heartbeat')
-      expect(await intake.core.store.audit()).toEqual([])
-    } finally {
-      await intake.close()
-      await server.stop()
-      await rm(base, { recursive: true, force: true })
     }
-  }, 120_000)
+    const clients = Array.from({ length: 8 }, (_, i) => client(`lane-${i}`))
+    try {
+      await eventually(() => (accepted.size > 50 ? true : undefined), 'fifty to be accepted')
+      if (how === 'refuse') await proxy.refuse()
+      else proxy.stall()
+      await eventually(() => (answered.refused > 20 ? true : undefined), 'refusals', 15_000)
+      await proxy.pass()
+      const before = accepted.size
+      await eventually(() => (accepted.size > before + 50 ? true : undefined), 'it to go on', 20_000)
+    } finally {
+      answered.stop = true
+      await proxy.pass()
+      await Promise.all(clients)
+    }
+    for (const code of codes) expect(code).toMatch(/^(store_unavailable|overloaded)$/)
+    // A direct run that began before waits for its settlement, 5 s; everything else for the store, 2 s.
+    expect(answered.slowestMs).toBeLessThan(8_000)
+    await eventually(() => ([...accepted].every((id) => ran.has(id)) ? true : undefined), 'all that was accepted to have run', 20_000)
+    await drained(20_000)
+    expect(await b.audit()).toEqual([])
+    await intake.close()
+    await proxy.close()
+  }, 90_000)
 
   it('for good: close does not hang', async () => {
     const gone = { yet: false }

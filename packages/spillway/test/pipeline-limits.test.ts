@@ -380,6 +380,20 @@ describe('the load decision', () => {
     if (second.kind === 'queued') expect(await b.finished(second.operationId)).toMatchObject({ result: 2 })
   })
 
+  it('keeps no slot for a caller who only waits', async () => {
+    const intake = await b.intake({ concurrency: 1 })
+    const op = intake.define('op', {
+      body: Body,
+      lane: () => 'one',
+      run: (body, ctx) => {
+        if (body.n === 1 && ctx.attempt === 1) throw new Error('again')
+        return body.n
+      },
+    })
+    expect(await intake.submit(op, { n: 1 })).toMatchObject({ kind: 'queued', reason: 'retrying' })
+    expect(await intake.submit(op, { n: 2 }, { waitMs: 5_000 })).toMatchObject({ kind: 'done', result: 2 })
+  })
+
   it('says that the queue is full, and takes again what has room', async () => {
     const intake = await b.intake({ pendingMax: 3, work: false })
     const op = intake.define('op', { body: Body, lane, run: () => 1 })

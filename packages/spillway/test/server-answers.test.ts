@@ -1,6 +1,7 @@
 /** POST /api/v1/operations: done, queued or not now, as the caller sees it. */
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import {
+  type Body,
   endAll,
   finishes,
   get,
@@ -156,7 +157,10 @@ describe('202', () => {
   })
 
   it('retrying: the first attempt failed in a way that is retried', async () => {
-    const { status, body } = await submit(server, `${target.origin}/flaky?status=503`, { queue: 'flaky', max_retries: 2 })
+    const { status, body } = await submit(server, `${target.origin}/flaky?status=503`, {
+      queue: 'flaky',
+      max_retries: 2,
+    })
     expect(status).toBe(202)
     expect(body).toMatchObject({ reason: 'retrying', queuePosition: 0 })
     const done = await finishes(server, body.operationId)
@@ -168,7 +172,7 @@ describe('202', () => {
   it('maintaining_order: something is before it, and 0 is next', async () => {
     const first = await submit(server, `${target.origin}/held?1`, { queue: 'order' })
     expect(first.body.reason).toBe('still_running')
-    const places = []
+    const places: Body[] = []
     for (const n of [2, 3, 4]) {
       const { status, body } = await submit(server, `${target.origin}/after?${n}`, { queue: 'order' })
       expect(status).toBe(202)
@@ -314,11 +318,14 @@ describe('refused', () => {
     expect(target.calls.filter((c) => c.path === '/never')).toHaveLength(0)
   })
 
-  it.each(['not a url', '/relative', 'ftp://127.0.0.1/', 'http://user:pw@127.0.0.1/', ''])('400: url %s', async (url) => {
-    const { status, body } = await submit(server, url)
-    expect(status).toBe(400)
-    expect(body.errors[0]?.path).toBe('/payload/url')
-  })
+  it.each(['not a url', '/relative', 'ftp://127.0.0.1/', 'http://user:pw@127.0.0.1/', ''])(
+    '400: url %s',
+    async (url) => {
+      const { status, body } = await submit(server, url)
+      expect(status).toBe(400)
+      expect(body.errors[0]?.path).toBe('/payload/url')
+    },
+  )
 })
 
 describe('retries', () => {
@@ -328,7 +335,12 @@ describe('retries', () => {
       if (received.path === '/busy' && ++tries === 1) return void response.writeHead(429, { 'retry-after': '1' }).end()
       response.writeHead(200).end()
     })
-    const own = await startServer({ DATABASE_URL: database.url, SPILLWAY_FORWARD_ALLOW: busy.origin, SPILLWAY_RETRY_BASE_MS: '1', SPILLWAY_DB_SCHEMA: 'busy' })
+    const own = await startServer({
+      DATABASE_URL: database.url,
+      SPILLWAY_FORWARD_ALLOW: busy.origin,
+      SPILLWAY_RETRY_BASE_MS: '1',
+      SPILLWAY_DB_SCHEMA: 'busy',
+    })
     const first = await submit(own, `${busy.origin}/busy`, { queue: 'ra' })
     expect(first.body).toMatchObject({ reason: 'retrying' })
     expect(first.body.estimatedWaitSeconds).toBeGreaterThanOrEqual(0.9)
@@ -354,7 +366,11 @@ describe('retries', () => {
   })
 
   it('408 is retried, a network fault is, and a timeout counts as an attempt', async () => {
-    const slow = await submit(server, `${target.origin}/held?t`, { queue: 'slow', timeout_seconds: 0.2, max_retries: 0 })
+    const slow = await submit(server, `${target.origin}/held?t`, {
+      queue: 'slow',
+      timeout_seconds: 0.2,
+      max_retries: 0,
+    })
     expect(slow.body).toMatchObject({ status: 'failed' })
     const four08 = await submit(server, `${target.origin}/408?status=408`, { queue: '408', max_retries: 1 })
     expect(four08.body.reason).toBe('retrying')

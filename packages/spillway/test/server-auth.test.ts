@@ -30,7 +30,10 @@ let jwks: Target
 let dir: string
 
 const token = (claims: Record<string, unknown>, expires: string | number = '5m') =>
-  new SignJWT(claims).setProtectedHeader({ alg: 'HS256' }).setExpirationTime(expires).sign(new TextEncoder().encode(secret))
+  new SignJWT(claims)
+    .setProtectedHeader({ alg: 'HS256' })
+    .setExpirationTime(expires)
+    .sign(new TextEncoder().encode(secret))
 const signed = (claims: Record<string, unknown>) =>
   new SignJWT(claims).setProtectedHeader({ alg: 'RS256', kid: 'one' }).setExpirationTime('5m').sign(privateKey)
 
@@ -69,7 +72,8 @@ afterAll(async () => {
   await Promise.all([target.close(), jwks.close(), database.drop(), rm(dir, { recursive: true, force: true })])
 })
 
-const order = (headers: Record<string, string>, queue = 'orders') => submit(server, `${target.origin}/a`, { queue }, headers)
+const order = (headers: Record<string, string>, queue = 'orders') =>
+  submit(server, `${target.origin}/a`, { queue }, headers)
 
 describe('401', () => {
   it.each([
@@ -78,10 +82,28 @@ describe('401', () => {
     ['a wrong key', async () => bearer('nonsense')],
     ['the hash of a key', async () => bearer(createHash('sha256').update(keys.ann).digest('hex'))],
     ['another scheme', async () => ({ authorization: `Basic ${btoa(keys.ann)}` })],
-    ['an expired token', async () => bearer(await token({ sub: 'x', roles: ['submit'] }, Math.floor(Date.now() / 1000) - 60))],
-    ['a token of another secret', async () => bearer(await new SignJWT({ sub: 'x', roles: ['submit'] }).setProtectedHeader({ alg: 'HS256' }).setExpirationTime('5m').sign(new TextEncoder().encode('another secret of sufficient length!!')))],
+    [
+      'an expired token',
+      async () => bearer(await token({ sub: 'x', roles: ['submit'] }, Math.floor(Date.now() / 1000) - 60)),
+    ],
+    [
+      'a token of another secret',
+      async () =>
+        bearer(
+          await new SignJWT({ sub: 'x', roles: ['submit'] })
+            .setProtectedHeader({ alg: 'HS256' })
+            .setExpirationTime('5m')
+            .sign(new TextEncoder().encode('another secret of sufficient length!!')),
+        ),
+    ],
     ['a token without subject', async () => bearer(await token({ roles: ['submit'] }))],
-    ['an unsigned token', async () => bearer(`${Buffer.from('{"alg":"none"}').toString('base64url')}.${Buffer.from('{"sub":"ops","roles":["operate"]}').toString('base64url')}.`)],
+    [
+      'an unsigned token',
+      async () =>
+        bearer(
+          `${Buffer.from('{"alg":"none"}').toString('base64url')}.${Buffer.from('{"sub":"ops","roles":["operate"]}').toString('base64url')}.`,
+        ),
+    ],
   ])('with %s', async (_, headers) => {
     const answer = await order(await headers())
     expect(answer.status).toBe(401)
@@ -91,7 +113,13 @@ describe('401', () => {
 
   it('before anything is said about the body, and on every route but health', async () => {
     expect((await call(server, 'POST', '/api/v1/operations', { body: '{' })).status).toBe(401)
-    for (const path of ['/api/v1/operations', '/api/v1/operations/stats', '/api/v1/dead-letters', '/metrics', '/_metrics']) {
+    for (const path of [
+      '/api/v1/operations',
+      '/api/v1/operations/stats',
+      '/api/v1/dead-letters',
+      '/metrics',
+      '/_metrics',
+    ]) {
       expect((await get(server, path)).status).toBe(401)
     }
     for (const path of ['/health', '/_health', '/health/live', '/health/ready']) {
@@ -112,7 +140,9 @@ describe('identity and roles', () => {
     expect((await get(server, `/api/v1/operations/${body.operationId}`, bearer(keys.bob))).status).toBe(404)
     expect((await get(server, `/api/v1/operations/${body.operationId}`, bearer(keys.ann))).status).toBe(200)
     expect((await get(server, `/api/v1/operations/${body.operationId}`, bearer(keys.ops))).status).toBe(200)
-    expect((await get(server, '/api/v1/operations?identity=ann', bearer(keys.ops))).body.items.length).toBeGreaterThan(0)
+    expect((await get(server, '/api/v1/operations?identity=ann', bearer(keys.ops))).body.items.length).toBeGreaterThan(
+      0,
+    )
   })
 
   it('403 without the role; operate does all', async () => {
@@ -135,10 +165,11 @@ describe('identity and roles', () => {
     expect((await order(bearer(await token({ sub: 'q', roles: ['submit'], queues: ['a'] })), 'b')).status).toBe(403)
   })
 
-  it('another one\'s work cannot be cancelled', async () => {
+  it("another one's work cannot be cancelled", async () => {
     await post(server, '/api/v1/lanes/pause', { queue: 'orders-p' }, bearer(keys.ops))
     const { body } = await order(bearer(keys.ann), 'orders-p')
-    const cancel = (key: string) => post(server, `/api/v1/operations/${body.operationId}/cancel`, undefined, bearer(key))
+    const cancel = (key: string) =>
+      post(server, `/api/v1/operations/${body.operationId}/cancel`, undefined, bearer(key))
     expect((await cancel(keys.bob)).status).toBe(404)
     expect((await cancel(keys.ann)).status).toBe(200)
   })
@@ -154,7 +185,12 @@ describe('off, on loopback', () => {
   it('counts X-Forwarded-For of trusted proxies only', async () => {
     const [trusting, plain] = await Promise.all(
       [{ SPILLWAY_TRUSTED_PROXIES: '127.0.0.0/8' }, {}].map((env) =>
-        startServer({ DATABASE_URL: database.url, SPILLWAY_FORWARD_ALLOW: target.origin, SPILLWAY_DB_SCHEMA: 'xff', ...env }),
+        startServer({
+          DATABASE_URL: database.url,
+          SPILLWAY_FORWARD_ALLOW: target.origin,
+          SPILLWAY_DB_SCHEMA: 'xff',
+          ...env,
+        }),
       ),
     )
     if (trusting === undefined || plain === undefined) throw new Error('both were started')

@@ -67,9 +67,14 @@ describe('start', () => {
     const server = await startServer({ SPILLWAY_DATA_DIR: join(dir, 'data') }, { ready: false })
     expect(server.port).toBeGreaterThan(0)
     // Its own origin is a target by default, on loopback.
-    const { status, body } = await submit(server, `${server.origin}/demo/echo`, { payload: { body: { hello: 'world' } } })
+    const { status, body } = await submit(server, `${server.origin}/demo/echo`, {
+      payload: { body: { hello: 'world' } },
+    })
     expect(status).toBe(201)
-    expect(body.result.body).toMatchObject({ body: { hello: 'world' }, headers: { 'idempotency-key': body.operationId } })
+    expect(body.result.body).toMatchObject({
+      body: { hello: 'world' },
+      headers: { 'idempotency-key': body.operationId },
+    })
     const second = await runProgram({ SPILLWAY_DATA_DIR: join(dir, 'data'), SPILLWAY_PORT: '0' })
     expect(second.code).not.toBe(0)
     expect(second.stderr).toContain(join(dir, 'data'))
@@ -102,7 +107,7 @@ describe('start', () => {
   it.each([
     ['a host that is not loopback without authentication', { SPILLWAY_HOST: '0.0.0.0' }, /SPILLWAY_HOST/],
     ['a host of ::', { SPILLWAY_HOST: '::' }, /SPILLWAY_HOST/],
-    ['an unknown name', { SPILLWAY_LAESE_SECONDS: '3' }, /SPILLWAY_LAESE_SECONDS[^]*SPILLWAY_LEASE_SECONDS/],
+    ['an unknown name', { SPILLWAY_LAESE_SECONDS: '3' }, /SPILLWAY_LAESE_SECONDS[\s\S]*SPILLWAY_LEASE_SECONDS/],
     ['an unknown name of a workload', { PETITION_QUEUE_TRESHOLD: '3' }, /PETITION_QUEUE_TRESHOLD/],
     ['no number', { SPILLWAY_CONCURRENCY: 'many' }, /SPILLWAY_CONCURRENCY/],
     ['a number out of range', { SPILLWAY_PORT: '65536' }, /SPILLWAY_PORT/],
@@ -113,8 +118,12 @@ describe('start', () => {
     ['no origin', { SPILLWAY_FORWARD_ALLOW: 'localhost' }, /SPILLWAY_FORWARD_ALLOW/],
     ['no network', { SPILLWAY_TRUSTED_PROXIES: '10.0.0.0/99' }, /SPILLWAY_TRUSTED_PROXIES/],
     ['a key file that is not there', { SPILLWAY_API_KEYS: '/nowhere/keys.json' }, /\/nowhere\/keys\.json/],
-    ['a contradiction', { SPILLWAY_RETRY_BASE_MS: '2000', SPILLWAY_RETRY_MAX_MS: '1000' }, /SPILLWAY_RETRY_(BASE|MAX)_MS/],
-    ['no role', { SPILLWAY_ROLES: 'janitor' }, /SPILLWAY_ROLES[^]*gateway/],
+    [
+      'a contradiction',
+      { SPILLWAY_RETRY_BASE_MS: '2000', SPILLWAY_RETRY_MAX_MS: '1000' },
+      /SPILLWAY_RETRY_(BASE|MAX)_MS/,
+    ],
+    ['no role', { SPILLWAY_ROLES: 'janitor' }, /SPILLWAY_ROLES[\s\S]*gateway/],
   ])('refuses %s, naming it', async (_, env, named) => {
     const { code, stderr, stdout } = await runProgram({ DATABASE_URL: database.url, SPILLWAY_PORT: '0', ...env })
     expect(code).not.toBe(0)
@@ -139,14 +148,19 @@ describe('start', () => {
       },
       {},
     )
-    const warned = server.logs().filter((line) => line.level === 'warn').map((line) => String(line.msg))
+    const warned = server
+      .logs()
+      .filter((line) => line.level === 'warn')
+      .map((line) => String(line.msg))
     expect(warned.join('\n')).toContain('SPILLWAY_PORT')
     expect(await server.stop()).toEqual({ code: 0, signal: null })
   })
 
   it('says loudly that writes are slowed', async () => {
     const server = await startServer({ DATABASE_URL: database.url, SPILLWAY_STORE_DELAY_MS: '1' })
-    expect(server.logs().some((l) => l.level === 'warn' && String(l.msg).includes('SPILLWAY_STORE_DELAY_MS'))).toBe(true)
+    expect(server.logs().some((l) => l.level === 'warn' && String(l.msg).includes('SPILLWAY_STORE_DELAY_MS'))).toBe(
+      true,
+    )
   })
 
   it('two share one database by schema, without seeing each other', async () => {
@@ -290,7 +304,8 @@ describe('SIGTERM', () => {
     const next = await startServer(env)
     for (const id of accepted) expect((await finishes(next, id)).status).toBe('completed')
     const made = new Map<unknown, number>()
-    for (const c of target.calls) made.set(c.headers['idempotency-key'], (made.get(c.headers['idempotency-key']) ?? 0) + 1)
+    for (const c of target.calls)
+      made.set(c.headers['idempotency-key'], (made.get(c.headers['idempotency-key']) ?? 0) + 1)
     expect(accepted.filter((id) => made.get(id) !== 1)).toEqual([])
     await target.close()
   }, 60_000)
@@ -333,7 +348,11 @@ describe('kill -9', () => {
     const ids = []
     for (let n = 0; n < 20; n++) ids.push((await submit(server, `${server.origin}/demo/echo`)).body.operationId)
     await server.kill()
-    const next = await startServer({ ...env, SPILLWAY_FORWARD_ALLOW: server.origin, SPILLWAY_PORT: String(server.port) })
+    const next = await startServer({
+      ...env,
+      SPILLWAY_FORWARD_ALLOW: server.origin,
+      SPILLWAY_PORT: String(server.port),
+    })
     await post(next, '/api/v1/lanes/resume', { queue: 'q' })
     for (const id of ids) expect((await finishes(next, id)).status).toBe('completed')
     expect(await next.stop()).toEqual({ code: 0, signal: null })

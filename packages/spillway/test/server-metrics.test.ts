@@ -185,7 +185,9 @@ it('is Prometheus text, the same at both paths', async () => {
   const names = new Set<string>()
   for (const line of answer.text.split('\n')) {
     if (line === '') continue
-    expect(line).toMatch(/^(# (HELP|TYPE) [a-zA-Z_:][\w:]* .+|[a-zA-Z_:][\w:]*(\{[^{}]*\})? (NaN|[+-]?Inf|[+-]?[\d.]+(e[+-]?\d+)?))$/)
+    expect(line).toMatch(
+      /^(# (HELP|TYPE) [a-zA-Z_:][\w:]* .+|[a-zA-Z_:][\w:]*(\{[^{}]*\})? (NaN|[+-]?Inf|[+-]?[\d.]+(e[+-]?\d+)?))$/i,
+    )
     const typed = /^# TYPE (\S+)/.exec(line)?.[1]
     if (typed === undefined) continue
     expect(names.has(typed), typed).toBe(false)

@@ -1,6 +1,6 @@
 /** Order within lanes; priority, fairness and honest estimates between them. */
 import { afterAll, afterEach, beforeAll, expect, it } from 'vitest'
-import { endAll, finishes, get, latch, post, startServer, startTarget, submit, until } from './server-process.js'
+import { endAll, finishes, latch, post, startServer, startTarget, submit, until } from './server-process.js'
 import { freshDatabase, type TestDatabase } from './setup/database.js'
 
 let database: TestDatabase
@@ -177,35 +177,24 @@ it('system_busy: slow writes queue what could not be run in time, and nothing is
 }, 60_000)
 
 it('estimatedWaitSeconds is within a factor of two under steady drain', async () => {
-  const gate = latch()
   const stepMs = 60
-  const target = await startTarget(async ({ path }, response) => {
-    if (path === '/gate') await gate.opened
-    setTimeout(() => response.end(), stepMs)
-  })
+  const target = await startTarget((_, response) => void setTimeout(() => response.end(), stepMs))
   const server = await startServer({
     DATABASE_URL: database.url,
     SPILLWAY_DB_SCHEMA: 'estimate',
     SPILLWAY_FORWARD_ALLOW: target.origin,
     SPILLWAY_DIRECT_WAIT_MS: '100',
   })
-  gate.open()
-  // The lane drains steadily; every tenth caller is told how long it takes, and times it.
-  const ids: { id: string; told: number; at: number }[] = []
   for (let n = 0; n < 120; n++) {
-    const { body } = await submit(server, `${target.origin}/n`, { queue: 'steady' }, { prefer: 'respond-async' })
-    ids.push({ id: body.operationId, told: body.estimatedWaitSeconds, at: n })
+    await submit(server, `${target.origin}/n`, { queue: 'steady' }, { prefer: 'respond-async' })
   }
   await until('some are through', () => target.calls.length > 20, 30_000)
   const late = await submit(server, `${target.origin}/late`, { queue: 'steady' })
   expect(late.body.reason).toBe('maintaining_order')
-  const done = await finishes(server, late.body.operationId, 60_000)
-  const truth = done.latency_seconds
+  const truth = (await finishes(server, late.body.operationId, 60_000)).latency_seconds
   expect(late.body.estimatedWaitSeconds).toBeGreaterThan(truth / 2)
   expect(late.body.estimatedWaitSeconds).toBeLessThan(truth * 2)
   expect(late.body.estimatedWait).toBe(`${Math.ceil(late.body.estimatedWaitSeconds)}s`)
-  expect((await get(server, '/health')).status).toBe(200)
-  expect(ids.length).toBe(120)
   await target.close()
 }, 90_000)
 
@@ -218,10 +207,10 @@ it('estimatedWaitSeconds over many lanes that share few workers', async () => {
     SPILLWAY_FORWARD_ALLOW: target.origin,
     SPILLWAY_CONCURRENCY: '2',
   })
-  for (let n = 0; n < 200; n++) {
+  for (let n = 0; n < 400; n++) {
     await submit(server, `${target.origin}/n`, { queue: 'many', partition: `p${n}` }, { prefer: 'respond-async' })
   }
-  await until('the drain rate is known', () => target.calls.length > 80, 30_000)
+  await until('the drain is steady', () => target.calls.length > 260, 30_000)
   const late = await submit(server, `${target.origin}/late`, { queue: 'many', partition: 'late' })
   expect(late.status).toBe(202)
   const truth = (await finishes(server, late.body.operationId, 60_000)).latency_seconds

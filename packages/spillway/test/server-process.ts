@@ -239,24 +239,25 @@ export async function call(
 
 export const get = (server: { origin: string }, path: string, headers: Record<string, string> = {}) =>
   call(server, 'GET', path, { headers })
-export const post = (
-  server: { origin: string },
-  path: string,
-  body?: unknown,
-  headers: Record<string, string> = {},
-) => call(server, 'POST', path, { headers, ...(body !== undefined && { body }) })
+export const post = (server: { origin: string }, path: string, body?: unknown, headers: Record<string, string> = {}) =>
+  call(server, 'POST', path, { headers, ...(body !== undefined && { body }) })
 
 export const untilReady = (server: { origin: string }, ms = 30_000) =>
   until('the server is ready', async () => (await get(server, '/health/ready')).status === 200, ms)
 
 export interface Order {
-  queue?: string
-  partition?: string
+  queue?: unknown
+  partition?: unknown
   [member: string]: unknown
 }
 
 /** Hands over an `http.request`. */
-export function submit(server: { origin: string }, url: string, order: Order = {}, headers: Record<string, string> = {}) {
+export function submit(
+  server: { origin: string },
+  url: string,
+  order: Order = {},
+  headers: Record<string, string> = {},
+) {
   const { payload, ...rest } = order
   const body = { type: 'http.request', queue: 'q', ...rest, payload: { url, ...(payload as object | undefined) } }
   return post(server, '/api/v1/operations', body, headers)

@@ -1,6 +1,5 @@
 /** The database goes away in every way it can: each request is told so in time, and all is well once it is back. */
-import { mkdtemp, rm } from 'node:fs/promises'
-import { chmod } from 'node:fs/promises'
+import { chmod, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
@@ -48,10 +47,7 @@ afterAll(async () => {
 })
 
 async function startBehindProxy(options: { ready?: boolean } = {}): Promise<ServerProcess> {
-  return startServer(
-    { DATABASE_URL: through(proxy, database.url), SPILLWAY_FORWARD_ALLOW: target.origin },
-    options,
-  )
+  return startServer({ DATABASE_URL: through(proxy, database.url), SPILLWAY_FORWARD_ALLOW: target.origin }, options)
 }
 
 function expectStoreAway(answer: Answer): void {
@@ -170,7 +166,10 @@ describe('PostgreSQL behind a network that fails', () => {
     const server = await startBehindProxy()
     const ids = []
     for (let n = 0; n < 10; n++) {
-      const { body } = await submit(server, `${target.origin}/kept?${n}`, { queue: 'kept', delay_seconds: n === 0 ? 1 : 0 })
+      const { body } = await submit(server, `${target.origin}/kept?${n}`, {
+        queue: 'kept',
+        delay_seconds: n === 0 ? 1 : 0,
+      })
       ids.push(body.operationId)
     }
     await proxy.refuse()
@@ -181,34 +180,38 @@ describe('PostgreSQL behind a network that fails', () => {
     expect(kept).toEqual(ids.map((_, n) => `/kept?${n}`))
   })
 
-  it.each(['stall', 'refuse'] as const)('stops in time while the database is away (%s)', async (fault) => {
-    proxy = await startHalfOpenProxy(addressOf(database.url))
-    const gate = latch()
-    const slow = await startTarget(async (_, response) => {
-      await gate.opened
-      response.end()
-    })
-    const server = await startServer({
-      DATABASE_URL: through(proxy, database.url),
-      SPILLWAY_FORWARD_ALLOW: slow.origin,
-      SPILLWAY_DIRECT_WAIT_MS: '100',
-      SPILLWAY_DRAIN_SECONDS: '2',
-      SPILLWAY_LEASE_SECONDS: '5',
-    })
-    const { body } = await submit(server, slow.origin, { queue: `stop-${fault}` })
-    expect(body.reason).toBe('still_running')
-    await proxy[fault]()
-    // Finished, but it cannot be written down.
-    gate.open()
-    const began = performance.now()
-    expect(await server.stop()).toEqual({ code: 0, signal: null })
-    expect(performance.now() - began).toBeLessThan(15_000)
-    await proxy.pass()
-    const next = await startBehindProxy()
-    // Its target is not on the new list, so the second run ends at once: what counts is that there is one.
-    expect((await finishes(next, body.operationId, 25_000)).attempt).toBeGreaterThan(1)
-    await slow.close()
-  }, 60_000)
+  it.each(['stall', 'refuse'] as const)(
+    'stops in time while the database is away (%s)',
+    async (fault) => {
+      proxy = await startHalfOpenProxy(addressOf(database.url))
+      const gate = latch()
+      const slow = await startTarget(async (_, response) => {
+        await gate.opened
+        response.end()
+      })
+      const server = await startServer({
+        DATABASE_URL: through(proxy, database.url),
+        SPILLWAY_FORWARD_ALLOW: slow.origin,
+        SPILLWAY_DIRECT_WAIT_MS: '100',
+        SPILLWAY_DRAIN_SECONDS: '2',
+        SPILLWAY_LEASE_SECONDS: '5',
+      })
+      const { body } = await submit(server, slow.origin, { queue: `stop-${fault}` })
+      expect(body.reason).toBe('still_running')
+      await proxy[fault]()
+      // Finished, but it cannot be written down.
+      gate.open()
+      const began = performance.now()
+      expect(await server.stop()).toEqual({ code: 0, signal: null })
+      expect(performance.now() - began).toBeLessThan(15_000)
+      await proxy.pass()
+      const next = await startBehindProxy()
+      // Its target is not on the new list, so the second run ends at once: what counts is that there is one.
+      expect((await finishes(next, body.operationId, 25_000)).attempt).toBeGreaterThan(1)
+      await slow.close()
+    },
+    60_000,
+  )
 })
 
 describe('PostgreSQL itself', () => {
@@ -219,7 +222,11 @@ describe('PostgreSQL itself', () => {
   beforeAll(async () => {
     dir = await mkdtemp(join(tmpdir(), 'spillway-faults-'))
     await chmod(dir, 0o755)
-    own = await startEmbedded({ dataDir: join(dir, 'data'), log, settings: { min_wal_size: '80MB', shared_buffers: '16MB' } })
+    own = await startEmbedded({
+      dataDir: join(dir, 'data'),
+      log,
+      settings: { min_wal_size: '80MB', shared_buffers: '16MB' },
+    })
   })
 
   afterAll(async () => {

@@ -65,12 +65,30 @@ const resume = (queue: string) => post(server, '/api/v1/lanes/resume', { queue }
 
 describe('GET /operations/:id', () => {
   it('has every member, with times in UTC and milliseconds', async () => {
-    const { body } = await submit(server, `${target.origin}/a`, { queue: 'shape', partition: 'p', priority: 2, max_retries: 7 })
+    const { body } = await submit(server, `${target.origin}/a`, {
+      queue: 'shape',
+      partition: 'p',
+      priority: 2,
+      max_retries: 7,
+    })
     const seen = await operation(server, body.operationId)
     expect(Object.keys(seen).sort()).toEqual(
       [
-        'id', 'operation_type', 'queue', 'partition', 'priority', 'status', 'created_at', 'processing_started_at',
-        'processed_at', 'attempt', 'max_attempts', 'retry_count', 'error_message', 'latency_seconds', 'queuePosition',
+        'id',
+        'operation_type',
+        'queue',
+        'partition',
+        'priority',
+        'status',
+        'created_at',
+        'processing_started_at',
+        'processed_at',
+        'attempt',
+        'max_attempts',
+        'retry_count',
+        'error_message',
+        'latency_seconds',
+        'queuePosition',
         'result',
       ].sort(),
     )
@@ -81,15 +99,19 @@ describe('GET /operations/:id', () => {
     expect(seen.latency_seconds).toBeLessThan(5)
   })
 
-  it.each(['01890a5d-ac96-774b-bcce-b302099a8057', 'nonsense', '1', '01890a5d-ac96-774b-bcce-b302099a805', '..%2f', '%ff'])(
-    '404 for %s',
-    async (id) => {
-      const answer = await get(server, `/api/v1/operations/${id}`)
-      expect([400, 404]).toContain(answer.status)
-      if (id !== '%ff') expect(answer.status).toBe(404)
-      expect(answer.headers.get('content-type')).toContain('problem+json')
-    },
-  )
+  it.each([
+    '01890a5d-ac96-774b-bcce-b302099a8057',
+    'nonsense',
+    '1',
+    '01890a5d-ac96-774b-bcce-b302099a805',
+    '..%2f',
+    '%ff',
+  ])('404 for %s', async (id) => {
+    const answer = await get(server, `/api/v1/operations/${id}`)
+    expect([400, 404]).toContain(answer.status)
+    if (id !== '%ff') expect(answer.status).toBe(404)
+    expect(answer.headers.get('content-type')).toContain('problem+json')
+  })
 
   it('?wait=N is answered when it finishes, not before and not long after', async () => {
     const { body } = await submit(server, `${target.origin}/held`, { queue: 'poll' })
@@ -134,7 +156,8 @@ describe('the list', () => {
 
   it('pages over finished and unfinished ones together', async () => {
     const done = []
-    for (let n = 0; n < 3; n++) done.push((await submit(server, `${target.origin}/m`, { queue: 'mixed' })).body.operationId)
+    for (let n = 0; n < 3; n++)
+      done.push((await submit(server, `${target.origin}/m`, { queue: 'mixed' })).body.operationId)
     const open = await pausedQueue('mixed', 3)
     const seen: string[] = []
     for (let cursor = ''; ; ) {
@@ -163,14 +186,20 @@ describe('the list', () => {
     expect(await list(`to=${before}`)).toEqual([])
   })
 
-  it.each(['limit=0', 'limit=201', 'limit=x', 'status=done', 'cursor=nonsense', 'from=yesterday', 'to=2020-13-01T00:00:00Z', 'identity='])(
-    '400 for %s',
-    async (query) => {
-      const { status, body } = await get(server, `/api/v1/operations?${query}`)
-      expect(status).toBe(400)
-      expect(body.errors.length).toBeGreaterThan(0)
-    },
-  )
+  it.each([
+    'limit=0',
+    'limit=201',
+    'limit=x',
+    'status=done',
+    'cursor=nonsense',
+    'from=yesterday',
+    'to=2020-13-01T00:00:00Z',
+    'identity=',
+  ])('400 for %s', async (query) => {
+    const { status, body } = await get(server, `/api/v1/operations?${query}`)
+    expect(status).toBe(400)
+    expect(body.errors.length).toBeGreaterThan(0)
+  })
 })
 
 it('stats cover what is unfinished and what finished lately', async () => {
@@ -178,10 +207,19 @@ it('stats cover what is unfinished and what finished lately', async () => {
   const { body } = await get(server, '/api/v1/operations/stats')
   const pending = body.stats.filter((s) => s.status === 'pending' && s.priority === 5)
   expect(pending).toHaveLength(1)
-  expect(pending[0]).toMatchObject({ operation_type: 'http.request', oldest: expect.stringMatching(rfc3339), newest: expect.stringMatching(rfc3339) })
+  expect(pending[0]).toMatchObject({
+    operation_type: 'http.request',
+    oldest: expect.stringMatching(rfc3339),
+    newest: expect.stringMatching(rfc3339),
+  })
   expect(pending[0]?.count).toBeGreaterThanOrEqual(2)
   expect(body.stats.find((s) => s.status === 'completed')?.avg_latency_seconds).toBeGreaterThanOrEqual(0)
-  expect(Object.keys(body.systemHealth).sort()).toEqual(['oldestAgeSeconds', 'poolUtilization', 'poolWaiting', 'queueDepth'])
+  expect(Object.keys(body.systemHealth).sort()).toEqual([
+    'oldestAgeSeconds',
+    'poolUtilization',
+    'poolWaiting',
+    'queueDepth',
+  ])
   expect(body.systemHealth.queueDepth).toBeGreaterThanOrEqual(2)
   await resume('stats')
   for (const id of ids) await finishes(server, id)
@@ -199,7 +237,10 @@ describe('cancel', () => {
     await resume('cancel')
     await finishes(server, third ?? '')
     expect((await operation(server, first ?? '')).status).toBe('completed')
-    expect(target.calls.filter((c) => c.path.startsWith('/cancel')).map((c) => c.path)).toEqual(['/cancel?0', '/cancel?2'])
+    expect(target.calls.filter((c) => c.path.startsWith('/cancel')).map((c) => c.path)).toEqual([
+      '/cancel?0',
+      '/cancel?2',
+    ])
   })
 
   it('wakes who waits for it, and frees the lane when it was the head', async () => {
@@ -231,84 +272,6 @@ describe('cancel', () => {
     const { status } = await call(server, 'POST', `/api/v1/operations/${id}/cancel`, { body: '' })
     expect(status).toBe(200)
     await resume('empty')
-  })
-})
-
-describe('dead letters', () => {
-  const letters = async (queue: string): Promise<Body[]> =>
-    (await get(server, `/api/v1/dead-letters?queue=${queue}`)).body.items
-  const die = async (queue: string, count: number): Promise<string[]> => {
-    const ids = []
-    for (let n = 0; n < count; n++) {
-      const { body } = await submit(server, `${target.origin}/broken/${queue}?${n}`, { queue, payload: { body: { n } } })
-      expect(body.status).toBe('failed')
-      ids.push(body.operationId)
-    }
-    return ids
-  }
-  const pathsOf = (queue: string) => target.calls.filter((c) => c.path.startsWith(`/broken/${queue}`)).map((c) => c.path)
-
-  it('are kept whole', async () => {
-    const [id] = await die('whole', 1)
-    const [letter] = await letters('whole')
-    expect(letter).toMatchObject({ id, status: 'failed', attempt: 1, identity: '127.0.0.1' })
-    expect(JSON.stringify(letter?.payload)).toContain('"n":0')
-  })
-
-  it('are redriven by filter, in order, at the tail of their lane', async () => {
-    const dead = await die('redrive', 3)
-    const [waiting] = await pausedQueue('redrive', 1)
-    broken = false
-    const { status, body } = await post(server, '/api/v1/dead-letters/redrive', { filter: { queue: 'redrive' } })
-    expect(status).toBe(200)
-    expect(body).toMatchObject({ moved: 3, skipped: 0 })
-    expect(await letters('redrive')).toEqual([])
-    expect((await operation(server, waiting ?? '')).queuePosition).toBe(0)
-    for (const [n, id] of dead.entries()) {
-      expect(await operation(server, id)).toMatchObject({ status: 'pending', queuePosition: n + 1 })
-    }
-    await resume('redrive')
-    for (const id of dead) expect((await finishes(server, id)).status).toBe('completed')
-    expect(pathsOf('redrive').slice(3)).toEqual([0, 1, 2].map((n) => `/broken/redrive?${n}`))
-  })
-
-  it('are redriven by ids, and what is none is skipped', async () => {
-    const dead = await die('ids', 2)
-    broken = false
-    const { body } = await post(server, '/api/v1/dead-letters/redrive', {
-      ids: [...dead, 'nonsense', '01890a5d-ac96-774b-bcce-b302099a8057'],
-    })
-    expect(body).toMatchObject({ moved: 2, skipped: 2 })
-    for (const id of dead) expect((await finishes(server, id)).status).toBe('completed')
-    expect((await post(server, '/api/v1/dead-letters/redrive', { ids: dead })).body).toMatchObject({ moved: 0, skipped: 2 })
-    expect((await post(server, '/api/v1/dead-letters/redrive', {})).status).toBe(400)
-  })
-
-  it('die again when they fail again', async () => {
-    const [id] = await die('again', 1)
-    await post(server, '/api/v1/dead-letters/redrive', { ids: [id] })
-    await until('it is dead again', async () => (await letters('again')).length === 1 && pathsOf('again').length === 2)
-    expect((await operation(server, id ?? '')).status).toBe('failed')
-  })
-
-  it('retry puts one back; 409 for what has not failed', async () => {
-    const [id] = await die('retry', 1)
-    broken = false
-    const retried = await post(server, `/api/v1/operations/${id}/retry`)
-    expect(retried.status).toBe(200)
-    expect((await finishes(server, id ?? '')).status).toBe('completed')
-    const refused = await post(server, `/api/v1/operations/${id}/retry`)
-    expect(refused.status).toBe(409)
-    expect(refused.body.code).toBe('operation_not_failed')
-  })
-
-  it('are purged by filter only', async () => {
-    await die('purge', 2)
-    await die('spare', 1)
-    expect((await call(server, 'DELETE', '/api/v1/dead-letters')).status).toBe(400)
-    expect((await call(server, 'DELETE', '/api/v1/dead-letters?queue=purge')).body).toMatchObject({ purged: 2 })
-    expect(await letters('purge')).toEqual([])
-    expect(await letters('spare')).toHaveLength(1)
   })
 })
 
@@ -380,7 +343,7 @@ describe('identities', () => {
   const ann = { 'x-user-id': 'ann' }
   const bob = { 'x-user-id': 'bob' }
 
-  it('another one\'s operation is not there, in any way', async () => {
+  it("another one's operation is not there, in any way", async () => {
     await post(server, '/api/v1/lanes/pause', { queue: 'secret' })
     const { body } = await submit(server, `${target.origin}/secret`, { queue: 'secret' }, ann)
     const id = body.operationId
@@ -403,7 +366,7 @@ describe('identities', () => {
     await resume('secret')
   })
 
-  it('another one\'s dead letters are not there either', async () => {
+  it("another one's dead letters are not there either", async () => {
     await submit(server, `${target.origin}/broken`, { queue: 'anns' }, ann)
     expect((await get(server, '/api/v1/dead-letters?queue=anns', bob)).body.items).toEqual([])
     expect((await get(server, '/api/v1/dead-letters?queue=anns', ann)).body.items).toHaveLength(1)

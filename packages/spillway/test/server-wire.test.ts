@@ -54,17 +54,16 @@ function expectProblem(answer: Answer, status: number, path: string): void {
 }
 
 const raw = (body: string | Buffer, type = 'application/json') =>
-  fetch(`${server.origin}/api/v1/operations`, { method: 'POST', headers: { 'content-type': type },
+  fetch(`${server.origin}/api/v1/operations`, {
+    method: 'POST',
+    headers: { 'content-type': type },
     body: typeof body === 'string' ? body.replace('TARGET', target.origin) : body,
-  }).then(
-    async (answer): Promise<Answer> => {
-      const text = await answer.text()
-      return { status: answer.status, headers: answer.headers, text, body: JSON.parse(text), ms: 0 }
-    },
-  )
+  }).then(async (answer): Promise<Answer> => {
+    const text = await answer.text()
+    return { status: answer.status, headers: answer.headers, text, body: JSON.parse(text), ms: 0 }
+  })
 /** TARGET becomes the target's origin, which is not known while the cases are collected. */
-const withBody = (member: string) =>
-  `{"type":"http.request","queue":"w","payload":{"url":"TARGET/w","body":${member}}}`
+const withBody = (member: string) => `{"type":"http.request","queue":"w","payload":{"url":"TARGET/w","body":${member}}}`
 
 describe('bodies', () => {
   it.each([
@@ -87,7 +86,8 @@ describe('bodies', () => {
     const answer = await raw(body)
     expectProblem(answer, 400, '/api/v1/operations')
     expect(answer.body.errors.length).toBeGreaterThan(0)
-    for (const fault of answer.body.errors) expect(fault).toMatchObject({ path: expect.any(String), message: expect.any(String) })
+    for (const fault of answer.body.errors)
+      expect(fault).toMatchObject({ path: expect.any(String), message: expect.any(String) })
   })
 
   it.each(['text/plain', 'application/xml', 'multipart/form-data; boundary=x', 'application/json; charset=latin1'])(
@@ -163,13 +163,14 @@ describe('traces', () => {
     expect(made).not.toContain('b7ad6b7169203331')
   })
 
-  it.each(['nonsense', '00-00000000000000000000000000000000-b7ad6b7169203331-01', 'ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'])(
-    'are made anew for %s',
-    async (traceparent) => {
-      const { headers } = await get(server, '/health', { traceparent })
-      expect(headers.get('x-request-id')).toMatch(/^(?!0{32})(?!0af76519)[0-9a-f]{32}$/)
-    },
-  )
+  it.each([
+    'nonsense',
+    '00-00000000000000000000000000000000-b7ad6b7169203331-01',
+    'ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01',
+  ])('are made anew for %s', async (traceparent) => {
+    const { headers } = await get(server, '/health', { traceparent })
+    expect(headers.get('x-request-id')).toMatch(/^(?!0{32})(?!0af76519)[0-9a-f]{32}$/)
+  })
 })
 
 it('CORS for listed origins only', async () => {
@@ -202,11 +203,25 @@ describe('§1', () => {
       Object.keys(methods).map((method) => `${method.toUpperCase()} ${path}`),
     )
     for (const route of [
-      'GET /_health', 'GET /health', 'GET /health/live', 'GET /health/ready', 'GET /metrics', 'GET /_metrics',
-      'POST /api/v1/operations', 'GET /api/v1/operations', 'GET /api/v1/operations/stats',
-      'GET /api/v1/operations/{id}', 'GET /api/v1/operations/{id}/stream', 'POST /api/v1/operations/{id}/cancel',
-      'POST /api/v1/operations/{id}/retry', 'GET /api/v1/dead-letters', 'DELETE /api/v1/dead-letters',
-      'POST /api/v1/dead-letters/redrive', 'POST /api/v1/lanes/pause', 'POST /api/v1/lanes/resume', 'POST /demo/echo',
+      'GET /_health',
+      'GET /health',
+      'GET /health/live',
+      'GET /health/ready',
+      'GET /metrics',
+      'GET /_metrics',
+      'POST /api/v1/operations',
+      'GET /api/v1/operations',
+      'GET /api/v1/operations/stats',
+      'GET /api/v1/operations/{id}',
+      'GET /api/v1/operations/{id}/stream',
+      'POST /api/v1/operations/{id}/cancel',
+      'POST /api/v1/operations/{id}/retry',
+      'GET /api/v1/dead-letters',
+      'DELETE /api/v1/dead-letters',
+      'POST /api/v1/dead-letters/redrive',
+      'POST /api/v1/lanes/pause',
+      'POST /api/v1/lanes/resume',
+      'POST /demo/echo',
     ]) {
       expect(described).toContain(route)
     }
@@ -219,7 +234,10 @@ describe('§1', () => {
       expect(found).toBeDefined()
     }
     for (const [path, methods] of Object.entries(body.paths)) {
-      for (const operation of Object.values(methods) as { parameters?: { name: string; in: string }[]; responses?: object }[]) {
+      for (const operation of Object.values(methods) as {
+        parameters?: { name: string; in: string }[]
+        responses?: object
+      }[]) {
         expect(Object.keys(operation.responses ?? {}).length).toBeGreaterThan(0)
         for (const [, name] of path.matchAll(/\{(\w+)\}/g)) {
           expect(operation.parameters?.some((p) => p.in === 'path' && p.name === name)).toBe(true)

@@ -9,8 +9,8 @@ export interface LandingDeps {
 function page(version: string, origin: string): string {
   const curl = `curl -X POST ${origin}/api/v1/operations \\
   -H 'content-type: application/json' \\
-  -d '{"type":"http.request","queue":"demo",
-       "payload":{"url":"${origin}/demo/echo","body":{"hello":"world"}}}'`
+  -d '{"type":"http.request","queue":"demo","payload":
+       {"url":"${origin}/demo/echo","body":{"hello":"world"}}}'`
   return `<!doctype html>
 <html lang="en">
 <meta charset="utf-8">

@@ -257,8 +257,9 @@ export class Intake {
       } catch (fault) {
         return { kind: 'refused', refusal: this.#storeFault(bound, item, fault) }
       }
-      // From here on the slot is the run's.
-      if (accepted.verdict === 'execute') held = false
+      // From here on the slot is the run's; what does not run now must not keep one while its caller waits.
+      if (held && accepted.verdict !== 'execute') this.#work.unreserve()
+      held = false
       return await this.#told(bound, submission, pending, tiers, accepted)
     } finally {
       if (held) this.#work.unreserve()

@@ -145,7 +145,7 @@ export function accepting(opened: () => OpenedStore): void {
       const worker = await TestWorker.enlist(store)
       await queue(store, [item('busy')])
       await sql('CREATE TABLE effects (n int)')
-      const list = [item('empty'), item('busy'), item('empty')]
+      const list = ['empty', 'busy', 'empty'].map((lane) => item(lane, { execute: true }))
       const context = contextOf(worker.id)
       await expect(
         store.acceptAndApply(list, context, async () => {
@@ -166,13 +166,28 @@ export function accepting(opened: () => OpenedStore): void {
       await worker.complete([executing(direct, next)])
     })
 
+    it('applies nothing in a paused lane, and nothing that is to be queued', async () => {
+      const { store } = opened()
+      await store.pause('q', 'held')
+      const list = [
+        item('held', { execute: true }),
+        item('free', { execute: true }),
+        item('asked', { reason: 'requested' }),
+      ]
+      const accepted = await store.acceptAndApply(list, contextOf(nobody), async (_tx, applied) => {
+        expect(applied).toEqual([1])
+        return [{ v: 'done', result: null }]
+      })
+      expect(verdicts(accepted)).toEqual(['queue', 'apply', 'queue'])
+    })
+
     it('keeps the answer of what was applied for its key', async () => {
       const { store } = opened()
       const context = contextOf(nobody)
       const effect = async (_tx: unknown, applied: readonly number[]) =>
         applied.map((n) => ({ v: 'done', result: { n } }) as const)
-      await store.acceptAndApply([item('a', { key: 'k' })], context, effect)
-      expect(await store.acceptAndApply([item('a', { key: 'k' })], context, effect)).toMatchObject([
+      await store.acceptAndApply([item('a', { key: 'k', execute: true })], context, effect)
+      expect(await store.acceptAndApply([item('a', { key: 'k', execute: true })], context, effect)).toMatchObject([
         { verdict: 'replay', answer: { v: 'done', result: { n: 0 } } },
       ])
     })
@@ -209,7 +224,7 @@ export function accepting(opened: () => OpenedStore): void {
       await tx.commit()
       const next = item('a')
       await queue(store, [next])
-      await one.settle([settlement(op, { from: op.seq, endsLease: true })])
+      await one.settle([settlement(op, { from: op.seq })])
       const handedOut = [...(await one.claim({ lanes: 1 })), ...(await two.claim({ lanes: 1 }))]
       expect(handedOut.map((o) => o.id)).toEqual([next.id])
     })

@@ -288,7 +288,6 @@ export function settlementsOf(claimed: readonly Claimed[], fateOf: (op: Claimed)
         leaving: [],
         retry: null,
         release: true,
-        endsLease: true,
       }
       lanes.set(op.lane, settlement)
     }

@@ -204,7 +204,7 @@ export function limits(opened: () => OpenedStore): void {
       const { store } = opened()
       await store.registerGate('own rows', 2, 1)
       const apply = () =>
-        store.acceptAndApply([item('a', { gate: 'own rows' })], contextOf(nobody), async () => [
+        store.acceptAndApply([item('a', { gate: 'own rows', execute: true })], contextOf(nobody), async () => [
           { v: 'done', result: null },
         ])
       expect((await Promise.all([apply(), apply(), apply()])).flatMap(verdicts).sort()).toEqual([

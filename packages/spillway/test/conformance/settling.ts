@@ -54,7 +54,7 @@ export function settling(opened: () => OpenedStore): void {
       const [a, b] = [must(claimed[0]), must(claimed[1])]
       expect(await worker.settle([settlement(a, { leaving: [leaving(a), leaving(b)], release: false })])).toEqual([])
       expect(await (await TestWorker.enlist(another())).claim()).toEqual([])
-      expect(await worker.settle([settlement(a, { from: b.seq, endsLease: true })])).toEqual([])
+      expect(await worker.settle([settlement(a, { from: b.seq })])).toEqual([])
       expect(await worker.drain()).toEqual(ids.slice(2))
     })
 
@@ -64,7 +64,7 @@ export function settling(opened: () => OpenedStore): void {
       const worker = await TestWorker.enlist(store)
       const [a, b] = await worker.claim()
       const retry = { delayMs: 5_000, error: 'not yet' }
-      await worker.settle([settlement(must(a), { leaving: [leaving(must(a))], retry, endsLease: true })])
+      await worker.settle([settlement(must(a), { leaving: [leaving(must(a))], retry })])
       expect(await worker.claim()).toEqual([])
       expect(await store.ticket(must(b).id)).toMatchObject({
         status: 'pending',
@@ -87,7 +87,7 @@ export function settling(opened: () => OpenedStore): void {
       await queue(store, [item('a')])
       const worker = await TestWorker.enlist(store)
       const op = must((await worker.claim())[0])
-      await worker.settle([settlement(op, { retry: { delayMs: 0, error: null }, endsLease: true })])
+      await worker.settle([settlement(op, { retry: { delayMs: 0, error: null } })])
       expect(await worker.claim()).toMatchObject([{ id: op.id, attempts: 0 }])
     })
 
@@ -113,7 +113,7 @@ export function settling(opened: () => OpenedStore): void {
       const claimed = await worker.claim()
       expect(claimed.map((op) => op.due)).toEqual([true, false, true])
       const first = must(claimed[0])
-      await worker.settle([settlement(first, { leaving: [leaving(first)], endsLease: true })])
+      await worker.settle([settlement(first, { leaving: [leaving(first)] })])
       expect(await worker.claim()).toEqual([])
       await advance(10_001)
       expect(await worker.drain()).toEqual(list.slice(1).map((i) => i.id))
@@ -216,7 +216,7 @@ export function settling(opened: () => OpenedStore): void {
         const tx = await store.begin()
         const [{ schema } = { schema: '' }] = await sql<{ schema: string }>('SELECT current_schema() AS schema')
         await tx.query(`INSERT INTO ${schema}.effects VALUES ($1)`, [id])
-        const end = settlement(op, { leaving: [leaving(op)], endsLease: true })
+        const end = settlement(op, { leaving: [leaving(op)] })
         expect(await store.settleWithin(tx, worker.id, end)).toBe(true)
         return tx
       }
@@ -240,6 +240,33 @@ export function settling(opened: () => OpenedStore): void {
       const tx = await store.begin()
       expect(await store.settleWithin(tx, worker.id, settlement(op, { leaving: [leaving(op)] }))).toBe(false)
       await tx.rollback()
+    })
+
+    it('tells after an unconfirmed commit whether it took effect, waiting for its end', async () => {
+      const { store, advance } = opened()
+      await queue(store, items('a', 2))
+      const worker = await TestWorker.enlist(store, 1_000)
+      const op = must((await worker.claim())[0])
+      const confirm = () => store.confirm(worker.id, op.fence, op.lane, op.seq)
+      const settled = async (): Promise<Awaited<ReturnType<typeof store.begin>>> => {
+        const tx = await store.begin()
+        await store.settleWithin(tx, worker.id, settlement(op, { leaving: [leaving(op)], release: false }))
+        return tx
+      }
+      expect(await confirm()).toBe('pending')
+      const undone = await settled()
+      const afterUndone = confirm()
+      await untilBlocked(opened())
+      await undone.rollback()
+      expect(await afterUndone).toBe('pending')
+      const done = await settled()
+      const afterDone = confirm()
+      await untilBlocked(opened())
+      await done.commit()
+      expect(await afterDone).toBe('left')
+      await advance(1_001)
+      await store.recover()
+      expect(await confirm()).toBe('lost')
     })
 
     it('puts a lane back by the operation that is next, also when another one was cancelled meanwhile', async () => {
@@ -271,7 +298,7 @@ export function settling(opened: () => OpenedStore): void {
       const told =
         kind === 'mark'
           ? store.mark(worker.id, [{ fence: op.fence, lane: op.lane, seq: op.seq, startedMsAgo: 60 }])
-          : worker.settle([settlement(op, { retry: { delayMs: 0, error: 'again' }, endsLease: true })])
+          : worker.settle([settlement(op, { retry: { delayMs: 0, error: 'again' } })])
       await untilBlocked(opened())
       const cancelled = operator.query("SELECT cancel($1, '{}', 'why') AS outcome", [op.id])
       const outcomes = await Promise.allSettled([told, cancelled.then(() => operator.query('COMMIT'))])
@@ -306,19 +333,6 @@ export function settling(opened: () => OpenedStore): void {
       await worker.settle([settlement(must(a), { leaving: [leaving(must(a))] })])
       await worker.settle([settlement(must(b), { leaving: [leaving(must(b))] })])
       expect(await sql('SELECT * FROM leases')).toEqual([])
-    })
-
-    it('loses no lane when a call that says it ends the lease comes before the others', async () => {
-      const { store } = opened()
-      const ids = await queue(store, [item('a'), item('b')])
-      const worker = await TestWorker.enlist(store)
-      const claimed = await worker.claim()
-      const second = must(claimed[1])
-      await worker.settle([settlement(second, { leaving: [leaving(second)], endsLease: true })])
-      expect(await store.audit()).toEqual([])
-      await store.retire(worker.id)
-      const next = await TestWorker.enlist(store)
-      expect(await next.drain()).toEqual(ids.filter((id) => id !== second.id))
     })
 
     it('gives back leases whose claim was never answered, uncharged', async () => {
@@ -365,7 +379,7 @@ export function settling(opened: () => OpenedStore): void {
       expect(claimed.filter((op) => op.due).map((op) => op.id)).toEqual([ids[2]])
       const paused = must(claimed.find((op) => op.queue === 'q'))
       const other = claimed.filter((op) => op.queue === 'other')
-      await worker.settle([...settlementsOf(other, () => 'completed'), settlement(paused, { endsLease: true })])
+      await worker.settle([...settlementsOf(other, () => 'completed'), settlement(paused, {})])
       expect(await worker.claim()).toEqual([])
       await store.resume('q', null)
       expect(await worker.drain()).toEqual(ids.slice(0, 2))
@@ -384,9 +398,7 @@ export function settling(opened: () => OpenedStore): void {
           [must(b), true],
         ].sort(),
       )
-      await worker.settle(
-        claimed.map((op) => settlement(op, op.due ? { leaving: [leaving(op)], endsLease: true } : { endsLease: true })),
-      )
+      await worker.settle(claimed.map((op) => settlement(op, op.due ? { leaving: [leaving(op)] } : {})))
       await store.resume('q', 'b')
       expect(await worker.claim()).toEqual([])
       await store.resume('q', null)
@@ -408,7 +420,7 @@ export function settling(opened: () => OpenedStore): void {
       const [id] = await queue(store, [item('a')])
       const worker = await TestWorker.enlist(store, 600_000)
       await store.pause('q', null)
-      await worker.settle([settlement(must((await worker.claim())[0]), { endsLease: true })])
+      await worker.settle([settlement(must((await worker.claim())[0]), {})])
       // A resume that missed the row: the pause is gone, the parked row is not touched.
       await sql('DELETE FROM pauses')
       await advance(31_000)

@@ -96,7 +96,7 @@ export function sweeping(opened: () => OpenedStore): void {
         await tx.commit()
         const op = must((await worker.claim())[0])
         const done = await store.begin()
-        await store.settleWithin(done, worker.id, settlement(op, { leaving: [leaving(op)], endsLease: true }))
+        await store.settleWithin(done, worker.id, settlement(op, { leaving: [leaving(op)] }))
         await done.commit()
       }
       await store.sweep(hour)

@@ -87,7 +87,7 @@ export function tickets(opened: () => OpenedStore): void {
       expect(await store.ticket(first.id)).toMatchObject({ status: 'processing', place: null })
       expect(await cancel(ids[1])).toBe('cancelled')
       expect(await cancel(ids[2])).toBe('cancelled')
-      expect(await worker.settle([settlement(first, { leaving: [leaving(first)], endsLease: true })])).toEqual([])
+      expect(await worker.settle([settlement(first, { leaving: [leaving(first)] })])).toEqual([])
       expect(await worker.claim()).toEqual([])
     })
 

@@ -1,0 +1,173 @@
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { pulse, storeDouble } from '../../test/pipeline-store-double.js'
+import type { Store } from '../store/port.js'
+import { Presence, type PresenceOptions } from './presence.js'
+
+const log = { info: vi.fn(), warn: vi.fn(), error: vi.fn() }
+
+function make(methods: Partial<Store>, more: Partial<PresenceOptions> = {}) {
+  const store = storeDouble({
+    migrate: async () => ({ from: 0, to: 1 }),
+    enlist: async () => undefined,
+    sweep: async () => ({}),
+    listen: async () => undefined,
+    pulse: async () => pulse(),
+    retire: async () => 0,
+    wake: async () => undefined,
+    recover: async () => null,
+    ...methods,
+  })
+  const told = { onPulse: vi.fn(), onLost: vi.fn(), onReady: vi.fn(async () => undefined), onWake: vi.fn() }
+  const presence = new Presence({
+    store,
+    leaseMs: 15_000,
+    retentionMs: 1,
+    name: 'test',
+    log,
+    running: () => ({}),
+    afterPulse: async () => undefined,
+    ...told,
+    ...more,
+  })
+  return { presence, told }
+}
+
+describe('Presence', () => {
+  beforeEach(() => void vi.useFakeTimers())
+  afterEach(() => {
+    vi.useRealTimers()
+    vi.clearAllMocks()
+  })
+
+  it('is ready once it is enlisted, and beats about each second until it is stopped', async () => {
+    const beats = vi.fn(async () => pulse())
+    const { presence, told } = make({ pulse: beats })
+    expect(presence.isReady).toBe(false)
+    await presence.start()
+    expect(presence.isReady).toBe(true)
+    expect(presence.isStoreAnswering).toBe(true)
+    expect(told.onReady).toHaveBeenCalledTimes(1)
+    await vi.advanceTimersByTimeAsync(10_000)
+    expect(beats.mock.calls.length).toBeGreaterThanOrEqual(9)
+    expect(beats.mock.calls.length).toBeLessThanOrEqual(13)
+    await presence.stop()
+    const before = beats.mock.calls.length
+    await vi.advanceTimersByTimeAsync(5_000)
+    expect(beats.mock.calls.length).toBe(before)
+    expect(presence.isReady).toBe(false)
+  })
+
+  it('tries each second until the store is there, and says so once', async () => {
+    let tries = 0
+    const { presence } = make({
+      migrate: async () => {
+        if (++tries < 4) throw Object.assign(new Error('away'), { code: 'unavailable' })
+        return { from: 0, to: 1 }
+      },
+    })
+    const started = presence.start()
+    await vi.advanceTimersByTimeAsync(3_500)
+    await started
+    expect(tries).toBe(4)
+    expect(log.warn).toHaveBeenCalledTimes(1)
+    expect(log.info).toHaveBeenCalledWith({}, 'the store is there')
+    await presence.stop()
+  })
+
+  it.each(['server_version', 'newer', 'edited'])('does not wait for what waiting cannot mend (%s)', async (code) => {
+    const { presence } = make({ migrate: () => Promise.reject(Object.assign(new Error('no'), { code })) })
+    await expect(presence.start()).rejects.toMatchObject({ code })
+  })
+
+  it('enlists anew when the others gave it up, and drops what it held', async () => {
+    const answers = [pulse(), pulse({ alive: false }), pulse()]
+    const enlisted: string[] = []
+    const { presence, told } = make({
+      pulse: async () => answers.shift() ?? pulse(),
+      enlist: async (worker) => void enlisted.push(worker),
+    })
+    await presence.start()
+    const first = presence.worker
+    await presence.beat()
+    expect(told.onLost).toHaveBeenCalledTimes(1)
+    expect(presence.worker).not.toBe(first)
+    expect(enlisted).toEqual([first, presence.worker])
+    await presence.stop()
+  })
+
+  it('gives up what runs when no heartbeat got through for most of the lease, once', async () => {
+    let away = false
+    const { presence, told } = make({
+      pulse: async () => {
+        if (away) throw new Error('away')
+        return pulse()
+      },
+    })
+    await presence.start()
+    away = true
+    await vi.advanceTimersByTimeAsync(11_000)
+    expect(told.onLost).not.toHaveBeenCalled()
+    expect(presence.isStoreAnswering).toBe(false)
+    await vi.advanceTimersByTimeAsync(5_000)
+    expect(told.onLost).toHaveBeenCalledTimes(1)
+    away = false
+    await vi.advanceTimersByTimeAsync(2_000)
+    expect(presence.isStoreAnswering).toBe(true)
+    expect(told.onLost).toHaveBeenCalledTimes(1)
+    await presence.stop()
+  })
+
+  it('takes over from all processes that are gone, and looks for their work', async () => {
+    const dead = [
+      { worker: 'a', name: 'one', lanes: 2 },
+      { worker: 'b', name: 'two', lanes: 0 },
+    ]
+    const { presence, told } = make({ pulse: async () => pulse({ lostWorkers: 2 }), recover: async () => dead.shift() ?? null })
+    await presence.start()
+    expect(dead).toEqual([])
+    expect(told.onWake).toHaveBeenCalledWith('ready')
+    await presence.stop()
+  })
+
+  it('tells others at once, and what comes within 20 ms together after that', async () => {
+    const wake = vi.fn(async () => undefined)
+    const { presence } = make({ wake })
+    await presence.start()
+    presence.announce('ready')
+    expect(wake.mock.calls).toEqual([['ready']])
+    presence.announce('ready')
+    presence.announce('ready')
+    presence.announce('cancel')
+    expect(wake).toHaveBeenCalledTimes(1)
+    await vi.advanceTimersByTimeAsync(25)
+    // None is swallowed: without the second, the others would find the work only with their next heartbeat.
+    expect(new Set(wake.mock.calls.slice(1).flat())).toEqual(new Set(['ready', 'cancel']))
+    expect(wake).toHaveBeenCalledTimes(3)
+    await presence.stop()
+  })
+
+  it('goes on when a hint or a sweep is lost', async () => {
+    let sweeps = 0
+    const { presence } = make({
+      wake: () => Promise.reject(new Error('away')),
+      sweep: async () => {
+        if (sweeps++ > 0) throw new Error('away')
+        return {}
+      },
+    })
+    await presence.start()
+    presence.announce('ready')
+    await vi.advanceTimersByTimeAsync(70_000)
+    expect(sweeps).toBeGreaterThan(1)
+    expect(presence.isReady).toBe(true)
+    await presence.stop()
+  })
+
+  it('ends though it cannot sign off', async () => {
+    const { presence } = make({ retire: () => Promise.reject(new Error('away')) })
+    await presence.start()
+    await presence.stop()
+    expect(presence.isReady).toBe(false)
+    presence.announce('ready')
+  })
+})
