@@ -8,20 +8,18 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import pg from 'pg'
-import { createIntake, postgres } from 'spillway'
-import { startEmbedded } from 'spillway/internal'
+import { createIntake, embedded } from 'spillway'
 import Type from 'typebox'
 
 // Your service has a PostgreSQL of its own; here one is started for the occasion.
 const dataDir = await mkdtemp(join(tmpdir(), 'spillway-own-transaction-'))
 const nothing = () => undefined
-const server = await startEmbedded({ dataDir, log: { info: nothing, warn: console.warn, error: console.error } })
-const url = server.url
+const store = await embedded({ dataDir })
 
-const pool = new pg.Pool({ connectionString: url })
+const pool = new pg.Pool({ connectionString: store.url })
 // Without a listener the loss of an idle connection, here at the server's stop, ends the process.
 pool.on('error', nothing)
-const intake = await createIntake({ store: postgres({ url }) })
+const intake = await createIntake({ store })
 
 const sendReceipt = intake.define('receipts.send', {
   body: Type.Object({ order: Type.String() }),
@@ -66,8 +64,8 @@ try {
   assert.deepEqual(await receipts(), [{ order_id: 'paid', operation }])
   console.log('its receipt is there; the declined order left neither a row nor an operation')
 } finally {
-  await intake.close()
   await pool.end()
-  await server.stop()
+  // Stops the server, too: it belongs to the store.
+  await intake.close()
   await rm(dataDir, { recursive: true, force: true })
 }

@@ -1,6 +1,6 @@
 /** A service of your own: one Fastify route in front of something slow, with Spillway between them. */
 import Fastify from 'fastify'
-import { capacity, createIntake, embedded, FailOperation, pressure, RetryOperation, rate, ticketRoutes } from 'spillway'
+import { capacity, createIntake, embedded, FailOperation, pressure, RetryOperation, rate } from 'spillway'
 import Type from 'typebox'
 
 const ordersHeldMax = 60
@@ -37,7 +37,7 @@ export async function buildShop({ dataDir, warehouseUrl }) {
   app.route({ method: 'POST', url: '/orders', ...intake.route(placeOrder) })
   // Where a 202 sends its caller: GET /api/v1/operations/<id>, each customer's own.
   const viewer = (request) => ({ identity: request.headers['x-customer'] ?? request.ip, operates: false })
-  await app.register(ticketRoutes(intake.core, { viewer }))
+  await app.register(intake.ticketRoutes({ viewer }))
   app.addHook('onClose', () => intake.close())
   return app
 }

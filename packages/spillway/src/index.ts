@@ -2,6 +2,7 @@
 import type { Static, TSchema } from 'typebox'
 import { type FastifyRoute, fastifyRoute } from './http/fastify-binding.js'
 import { type FetchHandler, fetchHandler } from './http/fetch-binding.js'
+import { type FastifyLike, type TicketRoutesOptions, ticketRoutes } from './http/operations-routes.js'
 import type { Answer } from './pipeline/answer.js'
 import type { DefineOptions, Definition, IntakeRequest } from './pipeline/define.js'
 import { Intake } from './pipeline/intake.js'
@@ -25,7 +26,7 @@ export {
 } from './gates/index.js'
 export type { FastifyRoute } from './http/fastify-binding.js'
 export type { FetchHandler, FetchInfo } from './http/fetch-binding.js'
-export { ticketRoutes } from './http/operations-routes.js'
+export type { TicketRoutesOptions, Viewer } from './http/operations-routes.js'
 export { mayUseQueue } from './http/queue-names.js'
 export type { LaneName } from './operations/lane.js'
 export { FailOperation, OperationAborted, RetryOperation } from './operations/outcome.js'
@@ -76,6 +77,12 @@ export interface IntakeApi {
   submit<Body>(definition: Definition<Body>, body: Body, options?: SubmitOptions): Promise<Answer>
   /** Inside your own PostgreSQL transaction (`client` is a node-postgres client): it is queued if and when that commits. */
   enqueue<Body>(definition: Definition<Body>, body: Body, client: Tx, options?: SubmitOptions): Promise<Answer>
+  /** For Fastify: `app.register(intake.ticketRoutes())` mounts reading, waiting, cancelling and redriving. */
+  ticketRoutes(options?: TicketRoutesOptions): (app: FastifyLike) => Promise<void>
+  /** Refuses whatever has the `halt` gate of this scope (default `system`), on every instance, until `resume`. */
+  halt(reason: string, scope?: string): Promise<void>
+  /** False when it was not halted. */
+  resume(scope?: string): Promise<boolean>
   /** Drains: refuses what is new, finishes what runs, gives the rest back. */
   close(): Promise<void>
   readonly metrics: Metrics
@@ -131,6 +138,16 @@ export function intakeApi(core: Intake): IntakeApi {
     },
     enqueue: (definition, body, client, options = {}) =>
       core.enqueue(core.bound(definition), submission(body, options), client),
+    ticketRoutes: (options) => ticketRoutes(core, options),
+    halt: async (reason, scope = 'system') => {
+      await core.store.halt(scope, reason)
+      await core.presence.beat()
+    },
+    resume: async (scope = 'system') => {
+      const halted = await core.store.unhalt(scope)
+      await core.presence.beat()
+      return halted
+    },
     close: () => core.close(),
     metrics: core.metrics,
     core,

@@ -14,7 +14,6 @@ import {
   startTarget,
   submit,
   type Target,
-  until,
 } from './server-process.js'
 import { freshDatabase, type TestDatabase } from './setup/database.js'
 

@@ -16,6 +16,9 @@ export interface Viewer {
   operates: boolean
 }
 
+/** Any Fastify application, whatever its type provider and logger. */
+export type FastifyLike = Pick<FastifyInstance, 'addHook' | 'get' | 'post' | 'delete'>
+
 export interface TicketRoutesOptions {
   /** Who asks. Default: the principal of our server, or `request.user.id`, or the client's address. */
   viewer?: (request: FastifyRequest) => Viewer
@@ -57,7 +60,7 @@ const tags = ['operations']
 export function ticketRoutes(
   intake: Intake,
   options: TicketRoutesOptions = {},
-): (app: FastifyInstance) => Promise<void> {
+): (app: FastifyLike) => Promise<void> {
   const viewerOf = options.viewer ?? defaultViewer
   const { store } = intake
   const notFound = (reply: FastifyReply): FastifyReply =>

@@ -9,15 +9,19 @@ export interface EmbeddedOptions extends Omit<PostgresOptions, 'url'> {
   dataDir?: string
 }
 
+/** `url`: for your own tables in the same database, e.g. to enqueue inside your own transactions. */
+export type EmbeddedStore = Store & { readonly url: string }
+
 const silent: Log = { info: () => undefined, warn: () => undefined, error: () => undefined }
 
 /** The same store on a PostgreSQL server of our own, started in a folder and stopped with the store. */
-export async function embedded(options: EmbeddedOptions = {}): Promise<Store> {
+export async function embedded(options: EmbeddedOptions = {}): Promise<EmbeddedStore> {
   const { dataDir, ...rest } = options
   const server = await startEmbedded({ dataDir: resolve(dataDir ?? '.spillway'), log: options.log ?? silent })
   const store = postgresStore({ ...rest, url: server.url })
   return {
     ...store,
+    url: server.url,
     close: async () => {
       await store.close()
       await server.stop()
