@@ -57,10 +57,7 @@ const Id = Type.Object({ id: Type.String() })
 const tags = ['operations']
 
 /** The routes under `/api/v1/operations`, `/api/v1/dead-letters` and `/api/v1/lanes`. */
-export function ticketRoutes(
-  intake: Intake,
-  options: TicketRoutesOptions = {},
-): (app: FastifyLike) => Promise<void> {
+export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}): (app: FastifyLike) => Promise<void> {
   const viewerOf = options.viewer ?? defaultViewer
   const { store } = intake
   const notFound = (reply: FastifyReply): FastifyReply =>

@@ -73,10 +73,12 @@ export class Dispatch {
   async #becameTicket(item: AcceptItem, reason: 'still_running' | 'retrying', waitMs: number): Promise<Answer> {
     const answer = { place: 0, wait_ms: Math.max(waitMs, item.paceMs), reason }
     if (item.idempotency !== null) {
-      await this.#o.store.answerKeys([item.idempotency.key], [{ v: 'queue', ...answer }]).catch((fault: unknown) => {
-        // The key stays "in progress" and is answered when the operation is settled.
-        this.#o.log.warn({ err: fault, operation: item.id }, 'could not keep the answer for its Idempotency-Key')
-      })
+      await this.#o.store
+        .answerKey(item.idempotency.key, item.id, { v: 'queue', ...answer })
+        .catch((fault: unknown) => {
+          // The key stays "in progress" and is answered when the operation is settled.
+          this.#o.log.warn({ err: fault, operation: item.id }, 'could not keep the answer for its Idempotency-Key')
+        })
     }
     return { kind: 'queued', operationId: item.id, place: 0, waitMs: answer.wait_ms, reason, replayed: false }
   }

@@ -43,6 +43,8 @@ export interface HeldLane {
   marked: boolean
   startedAt: number
   lost: boolean
+  /** The lane was given up with the last settlement. */
+  released: boolean
   /** For a request that waits: settled, or lost. */
   done: ((settled: boolean) => void) | null
 }
@@ -181,6 +183,8 @@ export class LaneRun {
     const last = ended[ended.length - 1]
     if (last === undefined) return true
     const now = this.#now()
+    // With the last that was handed out the lane is given up, in the same transaction.
+    const release = last.op === held.ops[held.ops.length - 1]
     // What ran before in this lane must leave first: the head moves in order.
     const leaving = [...held.leaving, ...ended.map(({ op, outcome }) => leave(op, outcome, startedAt, now))]
     const settlement: Settlement = {
@@ -189,7 +193,7 @@ export class LaneRun {
       from: held.from,
       leaving,
       retry: null,
-      release: false,
+      release,
     }
     if (!(await this.#o.store.settleWithin(tx, this.#o.worker(), settlement))) {
       await tx.rollback()
@@ -205,10 +209,12 @@ export class LaneRun {
       if (state === 'pending') throw fault
     }
     for (const earlier of held.outcomes) this.#o.onSettled(earlier.op, earlier.outcome)
+    held.released = release
     held.from = last.op.seq
     held.leaving = []
     held.outcomes = held.done === null ? [] : [last]
-    for (const { op, outcome } of ended) this.#o.onSettled(op, outcome)
+    // Work tells of the one that a request waits for.
+    if (held.done === null) for (const { op, outcome } of ended) this.#o.onSettled(op, outcome)
     return true
   }
 

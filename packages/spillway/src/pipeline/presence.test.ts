@@ -122,7 +122,10 @@ describe('Presence', () => {
       { worker: 'a', name: 'one', lanes: 2 },
       { worker: 'b', name: 'two', lanes: 0 },
     ]
-    const { presence, told } = make({ pulse: async () => pulse({ lostWorkers: 2 }), recover: async () => dead.shift() ?? null })
+    const { presence, told } = make({
+      pulse: async () => pulse({ lostWorkers: 2 }),
+      recover: async () => dead.shift() ?? null,
+    })
     await presence.start()
     expect(dead).toEqual([])
     expect(told.onWake).toHaveBeenCalledWith('ready')

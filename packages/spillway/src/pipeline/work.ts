@@ -235,6 +235,7 @@ export class Work {
       marked: false,
       startedAt: now,
       lost: false,
+      released: false,
       done: null,
     }
     const lanes = this.#leases.get(first.fence)
@@ -261,6 +262,7 @@ export class Work {
     this.#running.delete(held)
     if (held.done !== null) this.#direct--
     if (held.lost) this.#drop(held)
+    else if (held.released) this.#settledWell(held)
     else this.#finished.push(held)
     this.#startWaiting()
     // Lanes that finish in the same turn of the event loop are settled together.

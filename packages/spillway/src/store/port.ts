@@ -239,8 +239,7 @@ export interface Store {
   accept(items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>
   /**
    * The same for items whose effect is rows of this store: `effect` writes those that were given the verdict `apply`
-   * in the same transaction, and its answers are kept for their idempotency keys. `effect` may refuse single items by
-   * answering null for them; they then leave no trace.
+   * in the same transaction, and its answers are kept for their idempotency keys.
    */
   acceptAndApply(
     items: readonly AcceptItem[],
@@ -265,8 +264,8 @@ export interface Store {
     started: readonly { fence: number; lane: string; seq: number; startedMsAgo: number }[],
   ): Promise<void>
   begin(): Promise<OpenTx>
-  /** Tells the answer of operations whose caller was told to come back. */
-  answerKeys(keys: readonly string[], answers: readonly StoredAnswer[]): Promise<void>
+  /** Keeps the answer for the key of an operation whose caller was told to come back. */
+  answerKey(key: string, operationId: string, answer: StoredAnswer): Promise<void>
 
   enlist(worker: string, name: string, leaseMs: number): Promise<void>
   pulse(worker: string, leaseMs: number, running: Record<string, number>): Promise<Pulse>

@@ -12,6 +12,7 @@ import {
   queue,
   settlement,
   TestWorker,
+  untilBlocked,
   verdicts,
 } from './harness.js'
 
@@ -193,14 +194,20 @@ export function accepting(opened: () => OpenedStore): void {
     })
 
     it('counts exactly when one process accepts on several connections at once', async () => {
-      const { store } = opened()
+      const { store, sql, session } = opened()
       const worker = await TestWorker.enlist(store)
-      for (let round = 0; round < 6; round++) {
-        const type = `type ${round}`
-        await Promise.all([0, 1, 2].map((n) => queue(store, items(`lane ${n}`, 2, { type }), worker.id)))
-        await Promise.all([0, 1, 2].map((n) => queue(store, items(`lane ${n}`, 2, { type }), worker.id)))
-        expect((await store.pulse(worker.id, 15_000, {})).held[type]).toBe(12)
-      }
+      // Both have come to where they count, and neither has committed.
+      await sql(`CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM pg_advisory_xact_lock_shared(4711); RETURN NEW; END $$`)
+      await sql('CREATE TRIGGER hold BEFORE INSERT ON tallies FOR EACH ROW EXECUTE FUNCTION hold()')
+      const holder = await session()
+      await holder.query('SELECT pg_advisory_lock(4711)')
+      const both = Promise.all(['a', 'b'].map((lane) => queue(store, items(lane, 2), worker.id)))
+      await untilBlocked(opened(), 2)
+      await holder.query('SELECT pg_advisory_unlock(4711)')
+      await both
+      await queue(store, items('c', 2), worker.id)
+      expect((await store.pulse(worker.id, 15_000, {})).held).toEqual({ work: 6 })
     })
 
     it('refuses a batch for what one item contains, leaving no trace of the others', async () => {

@@ -114,8 +114,7 @@ async function empty(sql: OpenedStore['sql']): Promise<void> {
     'CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$ SELECT clock_timestamp() $$',
   )
   await sql('DROP TABLE IF EXISTS test_clock, effects')
-  await sql('DROP TRIGGER IF EXISTS hold ON gates')
-  await sql('DROP FUNCTION IF EXISTS hold')
+  await sql('DROP FUNCTION IF EXISTS hold CASCADE')
   for (const { name } of await sql<{ name: string }>('SELECT name FROM history_spans')) await sql(`DROP TABLE ${name}`)
   if (ours.size === 0) {
     const tables = await sql<{ name: string }>(

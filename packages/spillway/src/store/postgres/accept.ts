@@ -118,7 +118,8 @@ function acceptValues(
     plain((i) => i.maxAttempts),
     plain((i) => i.timeoutMs),
     text((i) => i.traceparent),
-    text((i) => (i.execute ? '' : i.reason)),
+    // Empty means that it may run now.
+    text((i) => (i.execute ? '' : i.reason === '' ? 'system_busy' : i.reason)),
     plain((i) => i.paceMs),
     Math.round(context.backlogMs),
     keyed ? plain((i) => i.idempotency?.key ?? null) : '{}',

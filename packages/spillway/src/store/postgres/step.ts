@@ -1,4 +1,4 @@
-import type { Claimed, ClaimRequest, Leaving, Settlement, StepResult, StoredAnswer } from '../port.js'
+import type { Claimed, ClaimRequest, Leaving, Settlement, StepResult } from '../port.js'
 import { plainArray, textArray } from './arrays.js'
 
 /** A row of `claim` behind the lost leases: one for each lane, then one for each operation. */
@@ -130,8 +130,7 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
   const settlements = [...unsorted].sort((a, b) => (a.lane < b.lane ? -1 : 1))
   const types = new Map<string, number>()
   const gates = new Map<string, number>()
-  const keys: string[] = []
-  const answers: string[] = []
+  let keyed = false
   const results: { lane: string; op: Leaving }[] = []
   let plain = true
   let dead = 0
@@ -142,10 +141,7 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
       types.set(op.type, (types.get(op.type) ?? 0) + 1)
       if (op.gate !== null) gates.set(op.gate, (gates.get(op.gate) ?? 0) + 1)
       if (op.status === 'failed') dead++
-      if (op.idempotencyKey !== null && op.answer !== null) {
-        keys.push(op.idempotencyKey)
-        answers.push(JSON.stringify(op.answer satisfies StoredAnswer))
-      }
+      keyed ||= op.idempotencyKey !== null && op.answer !== null
     }
   }
   // Counts are subtracted; dead letters are counted beside the types.
@@ -176,7 +172,7 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
     textArray(told.map((r) => r.op.error)),
     plainArray(told.map((r) => r.op.startedMsAgo)),
     plainArray(told.map((r) => r.op.counted)),
-    plainArray(keys),
-    textArray(answers),
+    keyed ? plainArray(told.map((r) => r.op.idempotencyKey)) : '{}',
+    keyed ? textArray(told.map((r) => (r.op.answer === null ? null : JSON.stringify(r.op.answer)))) : '{}',
   ]
 }

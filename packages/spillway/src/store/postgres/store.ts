@@ -118,9 +118,10 @@ export function postgresStore(options: PostgresOptions): Store {
           const applied = accepted.flatMap((a, index) => (a.verdict === 'apply' ? [index] : []))
           const answers = applied.length === 0 ? [] : await effect(tx, applied)
           const keyed = applied.flatMap((index, i) => {
-            const key = items[index]?.idempotency?.key
+            const item = items[index]
             const answer = answers[i]
-            return key === undefined || answer === undefined ? [] : [{ key, answer }]
+            const key = item?.idempotency?.key
+            return key === undefined || answer === undefined ? [] : [{ key, op: item?.id ?? '', answer }]
           })
           if (keyed.length > 0) await answerKeys(tx.query, keyed)
           await tx.commit()
@@ -131,7 +132,11 @@ export function postgresStore(options: PostgresOptions): Store {
         }
       }),
     acceptWithin: async (tx, items, context) => {
-      const accepted = await accept(tx.query.bind(tx), sql.accept, items, context, { part: parts.within, apply: false })
+      const queued = items.map((item) => ({ ...item, execute: false, reason: 'requested' as const }))
+      const accepted = await accept(tx.query.bind(tx), sql.accept, queued, context, {
+        part: parts.within,
+        apply: false,
+      })
       await tx.query('SELECT pg_notify($1, $2)', [channel, 'ready'])
       return accepted
     },
@@ -157,14 +162,7 @@ export function postgresStore(options: PostgresOptions): Store {
       ])
     },
     begin: () => begin(pools.tx),
-    answerKeys: (keys, answers) =>
-      answerKeys(
-        on.accept,
-        keys.flatMap((key, i) => {
-          const answer = answers[i]
-          return answer === undefined ? [] : [{ key, answer }]
-        }),
-      ),
+    answerKey: (key, operationId, answer) => answerKeys(on.accept, [{ key, op: operationId, answer }]),
 
     enlist: async (worker, name, leaseMs) => {
       await on.pulse(`SELECT ${s}.enlist($1, $2, $3)`, [worker, name, leaseMs])
@@ -275,12 +273,15 @@ export function postgresStore(options: PostgresOptions): Store {
     },
   }
 
-  async function answerKeys(query: Tx['query'], keyed: { key: string; answer: StoredAnswer }[]): Promise<void> {
+  async function answerKeys(
+    query: Tx['query'],
+    keyed: { key: string; op: string; answer: StoredAnswer }[],
+  ): Promise<void> {
     keyed.sort((a, b) => (a.key < b.key ? -1 : 1))
     await query(
-      `UPDATE ${s}.idempotency d SET answer = u.answer::json FROM unnest($1::uuid[], $2::text[]) u(key, answer)
-       WHERE d.key = u.key AND d.answer IS NULL`,
-      [keyed.map((k) => k.key), keyed.map((k) => JSON.stringify(k.answer))],
+      `UPDATE ${s}.idempotency d SET answer = u.answer::json FROM unnest($1::uuid[], $2::uuid[], $3::text[]) u(key, op, answer)
+       WHERE d.key = u.key AND d.op = u.op AND d.answer IS NULL`,
+      [keyed.map((k) => k.key), keyed.map((k) => k.op), keyed.map((k) => JSON.stringify(k.answer))],
     )
   }
 }

@@ -5,7 +5,7 @@
  * a lane with depth 0 is in none. Whoever moves a lane between them holds the lane's row lock, or the lock of the
  * `ready`/`parked` row it deletes.
  *
- * Lock order everywhere: leases → idempotency (by key) → rates (by key) → gates (by name) → lanes (by id) →
+ * Lock order everywhere: workers → leases → idempotency (by key) → rates (by key) → gates (by name) → lanes (by id) → ops →
  * ready/parked → tallies. Accepting never waits for a lease row of somebody else, claiming skips locked rows.
  */
 export const coreTables = {
@@ -135,6 +135,7 @@ CREATE TABLE dead_letters (
   id           uuid PRIMARY KEY,
   died_at      timestamptz NOT NULL,
   lane         uuid NOT NULL,
+  seq          bigint NOT NULL,              -- its place in the lane: the order of redriving
   queue        text NOT NULL,
   partition    text NOT NULL,
   type         text NOT NULL,
@@ -152,6 +153,7 @@ CREATE TABLE dead_letters (
   gate         text
 );
 CREATE INDEX dead_letters_queue ON dead_letters (queue, id);
+CREATE INDEX dead_letters_lane ON dead_letters (lane);
 
 CREATE TABLE idempotency (
   key        uuid PRIMARY KEY,               -- 128 bits of sha256(route, identity, key)
@@ -170,7 +172,10 @@ CREATE TABLE tallies (
   type   text NOT NULL,
   n      bigint NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-CREATE INDEX tallies_writer ON tallies (worker, part, type);
+CREATE UNIQUE INDEX tallies_writer ON tallies (worker, part, type) WHERE part >= 0;
+-- Rows of transactions that may last: whichever is free takes the next count, so there are as many as such transactions
+-- ran at once.
+CREATE INDEX tallies_shared ON tallies (type) WHERE part < 0;
 
 CREATE TABLE gates (
   name         text PRIMARY KEY,

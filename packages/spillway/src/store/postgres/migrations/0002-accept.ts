@@ -18,10 +18,15 @@ CREATE FUNCTION tally(p_worker uuid, p_part smallint, p_type text, p_n bigint) R
 #variable_conflict use_column
 BEGIN
   IF p_part >= 0 THEN
-    UPDATE tallies x SET n = x.n + p_n WHERE x.worker = p_worker AND x.part = p_part AND x.type = p_type;
-    IF FOUND THEN RETURN; END IF;
+    INSERT INTO tallies AS x (worker, part, type, n) VALUES (p_worker, p_part, p_type, p_n)
+      ON CONFLICT (worker, part, type) WHERE part >= 0 DO UPDATE SET n = x.n + excluded.n;
+    RETURN;
   END IF;
-  INSERT INTO tallies (worker, part, type, n) VALUES (p_worker, p_part, p_type, p_n);
+  UPDATE tallies x SET n = x.n + p_n WHERE x.ctid = (
+    SELECT y.ctid FROM tallies y WHERE y.part < 0 AND y.type = p_type LIMIT 1 FOR UPDATE SKIP LOCKED);
+  IF NOT FOUND THEN
+    INSERT INTO tallies (worker, part, type, n) VALUES ('00000000-0000-0000-0000-000000000000', -1, p_type, p_n);
+  END IF;
 END $$;
 
 CREATE FUNCTION rate_minutes(p_minutes int[], p_now int, p_keep int) RETURNS int[] LANGUAGE sql IMMUTABLE AS $$
@@ -90,10 +95,16 @@ DECLARE
   v_tight boolean := false;
   v_item int; v_ok boolean; v_found int; v_k int;
   v_seen_item int[];
-  v_rkeys uuid[]; v_rleft bigint[]; v_rgave bigint[]; v_rasked bigint[]; v_rwait bigint[];
+  v_rkeys uuid[]; v_rleft bigint[]; v_rgave bigint[]; v_rasked bigint[]; v_rwin int[]; v_rwait bigint[];
   v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
   r record;
 BEGIN
+  -- 0. May this process hold leases? Its row keeps its place until we commit.
+  IF NOT p_apply AND '' = ANY (p_reason) THEN
+    PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+    v_mine := FOUND;
+  END IF;
+
   -- 1. Idempotency keys, in key order. A key that is there already tells what to answer.
   IF cardinality(p_keys) > 0 THEN
     WITH k AS (
@@ -147,14 +158,11 @@ BEGIN
         expires_at = excluded.expires_at
       RETURNING x.key, x.minutes, x.counts
     ), sums AS (
-      SELECT k.key, k.most, k.n, rate_used(up.minutes, up.counts, v_minute, k.win) AS used,
-        rate_wait_ms(up.minutes, up.counts, t, k.win,
-          greatest(0, least(k.most, rate_used(up.minutes, up.counts, v_minute, k.win)) - 1)) AS wait
-      FROM up JOIN k ON k.key = up.key
+      SELECT k.key, k.most, k.n, k.win, rate_used(up.minutes, up.counts, v_minute, k.win) AS used FROM up JOIN k ON k.key = up.key
     )
     SELECT array_agg(key ORDER BY key), array_agg(most - (used - n) ORDER BY key),
-           array_agg(n ORDER BY key), array_agg(coalesce(wait, 1) ORDER BY key), coalesce(bool_or(used > most), false)
-      INTO v_rkeys, v_rleft, v_rasked, v_rwait, v_tight FROM sums;
+           array_agg(n ORDER BY key), array_agg(win ORDER BY key), coalesce(bool_or(used > most), false)
+      INTO v_rkeys, v_rleft, v_rasked, v_rwin, v_tight FROM sums;
     v_rgave := array_fill(0::bigint, ARRAY[coalesce(cardinality(v_rkeys), 0)]);
   END IF;
 
@@ -185,14 +193,9 @@ BEGIN
         CONTINUE;
       END IF;
       v_ok := true;
-      FOR r IN SELECT array_position(v_rkeys, u.key) AS k, u.i AS tier FROM unnest(p_rate_item, p_rate_key) WITH ORDINALITY u(item, key, i)
-               WHERE u.item = v_item LOOP
+      FOR r IN SELECT array_position(v_rkeys, u.key) AS k FROM unnest(p_rate_item, p_rate_key) u(item, key) WHERE u.item = v_item LOOP
         IF v_rleft[r.k] - v_rgave[r.k] <= 0 THEN
           v_ok := false;
-          -- The tier that frees last decides when to come back.
-          IF rates_reset_ms[v_item] IS NULL OR v_rwait[r.k] > rates_reset_ms[v_item] THEN
-            tiers[v_item] := r.tier; rates_left[v_item] := 0; rates_reset_ms[v_item] := v_rwait[r.k];
-          END IF;
         END IF;
       END LOOP;
       IF NOT v_ok THEN
@@ -217,13 +220,18 @@ BEGIN
       FROM unnest(v_gnames, v_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
   END IF;
   IF v_rkeys IS NOT NULL THEN
-    -- Per item the tier with the least left, for the RateLimit headers of what was admitted.
-    FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, v_rleft[k.k] - v_rgave[k.k] AS left_now, v_rwait[k.k] AS wait
-             FROM unnest(p_rate_item, p_rate_key) WITH ORDINALITY u(item, key, i), LATERAL (SELECT array_position(v_rkeys, u.key) AS k) k
-             WHERE k.k IS NOT NULL ORDER BY u.item, v_rleft[k.k] - v_rgave[k.k], u.i LOOP
-      IF tiers[r.item] IS NULL THEN
-        tiers[r.item] := r.tier; rates_left[r.item] := greatest(0, r.left_now); rates_reset_ms[r.item] := r.wait;
-      END IF;
+    -- When the next slot is free, per key, now that the refused ones are out of the count.
+    SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win, greatest(0, rate_used(x.minutes, x.counts, v_minute, u.win) - 1)), 1) ORDER BY u.i)
+      INTO v_rwait FROM unnest(v_rkeys, v_rwin) WITH ORDINALITY u(key, win, i) JOIN rates x ON x.key = u.key;
+    -- Per item the tier that matters: of a refused one, among those that are used up, the one that frees last (it says
+    -- when to come back); of an admitted one the one with the least left.
+    FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, greatest(0, k.left_now) AS left_now, k.wait
+             FROM unnest(p_rate_item, p_rate_key) WITH ORDINALITY u(item, key, i),
+               LATERAL (SELECT array_position(v_rkeys, u.key) AS k) p,
+               LATERAL (SELECT v_rleft[p.k] - v_rgave[p.k] AS left_now, v_rwait[p.k] AS wait) k
+             WHERE p.k IS NOT NULL
+             ORDER BY u.item, least(1, greatest(0, k.left_now)), CASE WHEN v_out[u.item] = 4 THEN - k.wait END, k.left_now, u.i LOOP
+      tiers[r.item] := r.tier; rates_left[r.item] := r.left_now; rates_reset_ms[r.item] := r.wait;
     END LOOP;
   END IF;
 
@@ -241,19 +249,13 @@ BEGIN
                  FROM unnest(p_lane, v_out, p_reason) WITH ORDINALITY u(lane, o, reason, i) WHERE u.o = 0 GROUP BY u.lane) x ON x.lane = l.i;
   END IF;
 
-  -- 7. May this process hold leases? Its row keeps its place until we commit.
+  -- 7. Which lanes' first items may run now: not those that an operator holds back.
   v_paused := EXISTS (SELECT FROM pauses);
-  IF true = ANY (v_execute) THEN
-    IF NOT p_apply THEN
-      PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-      v_mine := FOUND;
-    END IF;
-    IF NOT v_mine AND NOT p_apply THEN
-      v_execute := array_fill(false, ARRAY[cardinality(p_lanes)]);
-    ELSIF v_paused THEN
-      SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s WHERE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition)) ORDER BY u.i)
-        INTO v_execute FROM unnest(p_queues, p_partitions, v_execute) WITH ORDINALITY u(queue, partition, execute, i);
-    END IF;
+  IF NOT v_mine AND NOT p_apply THEN
+    v_execute := array_fill(false, ARRAY[cardinality(p_lanes)]);
+  ELSIF v_paused THEN
+    SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s WHERE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition)) ORDER BY u.i)
+      INTO v_execute FROM unnest(p_queues, p_partitions, v_execute) WITH ORDINALITY u(queue, partition, execute, i);
   END IF;
 
   -- 8. Lanes, in id order: the sequence is given here, under the lane's lock.

@@ -64,7 +64,7 @@ CREATE FUNCTION settle(
   p_types text[], p_type_counts bigint[],    -- how many leave, per type
   p_gates text[], p_gate_counts bigint[],
   r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[],
-  p_keys uuid[], p_answers text[]
+  r_key uuid[], r_answer text[]              -- what their idempotency keys shall answer; empty when none has one
 ) RETURNS bigint[] LANGUAGE plpgsql
   SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -72,10 +72,16 @@ DECLARE
   t timestamptz := clock();
   v_lost bigint[];
   v_gone bigint;
-  v_missing uuid[];
+  v_emptied uuid[];
+  v_release boolean[] := s_release;
   v_k int;
   v_paused boolean := EXISTS (SELECT FROM pauses);
 BEGIN
+  -- Before everything else: whoever gives this process up takes the same lock first.
+  PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+  IF NOT FOUND THEN
+    RETURN (SELECT array_agg(DISTINCT x) FROM unnest(s_fence) x);
+  END IF;
   -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
   -- drops what is lost and comes again with the rest.
   SELECT array_agg(u.fence) INTO v_lost FROM (
@@ -87,13 +93,19 @@ BEGIN
     RETURN v_lost;
   END IF;
 
-  IF cardinality(p_keys) > 0 THEN
+  IF cardinality(r_key) > 0 THEN
+    -- Only while the row is this operation's: an expired key may belong to a later request by now.
     UPDATE idempotency d SET answer = u.answer::json
-      FROM (SELECT * FROM unnest(p_keys, p_answers) x(key, answer) ORDER BY x.key OFFSET 0) u WHERE d.key = u.key AND d.answer IS NULL;
+      FROM (SELECT x.key, x.answer, o.id FROM unnest(r_lane, r_seq, r_key, r_answer) x(lane, seq, key, answer) JOIN ops o ON o.lane = x.lane AND o.seq = x.seq
+            WHERE x.key IS NOT NULL ORDER BY x.key OFFSET 0) u
+      WHERE d.key = u.key AND d.op = u.id AND d.answer IS NULL;
   END IF;
   IF cardinality(p_gates) > 0 THEN
     PERFORM gates_release(p_gates, p_gate_counts);
   END IF;
+
+  -- The lanes, in id order, in a statement of their own: what is read from here on is as it stays until we commit.
+  PERFORM FROM lanes l WHERE l.id = ANY (s_lane) ORDER BY l.id FOR UPDATE;
 
   -- What failed and comes again keeps its place.
   IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
@@ -106,7 +118,7 @@ BEGIN
       ) u WHERE o.lane = u.lane AND o.seq = u.seq;
   END IF;
 
-  -- Lanes move on, in id order; the next operation says where a released lane goes.
+  -- Lanes move on; the next operation says where a released lane goes. One that is empty is nobody's, asked or not.
   WITH moved AS (
     UPDATE lanes l SET
       head = greatest(l.head, u.head), depth = l.depth - u.gone,
@@ -116,7 +128,7 @@ BEGIN
           * least(extract(epoch FROM t - l.moved_at) * 1000 / u.gone, 3.6e6) END
     FROM (
       SELECT x.lane, x.head, x.gone, x.release, x.retry_ms, n.priority, n.stamp, n.not_before
-      FROM (SELECT * FROM unnest(s_lane, s_head, s_left, s_release, s_retry_ms) y(lane, head, gone, release, retry_ms) ORDER BY y.lane OFFSET 0) x
+      FROM unnest(s_lane, s_head, s_left, s_release, s_retry_ms) x(lane, head, gone, release, retry_ms)
       LEFT JOIN LATERAL (
         SELECT o.priority, o.stamp, o.not_before FROM ops o WHERE x.release AND o.lane = x.lane AND o.seq > x.head ORDER BY o.seq LIMIT 1
       ) n ON true
@@ -127,20 +139,17 @@ BEGIN
   ), readied AS (
     INSERT INTO ready (lane, priority, stamp)
     SELECT m.id, m.priority, m.stamp FROM moved m
-    WHERE m.release AND m.depth > 0 AND m.priority IS NOT NULL AND NOT m.paused AND m.retry_ms IS NULL AND (m.not_before IS NULL OR m.not_before <= t)
+    WHERE m.release AND m.depth > 0 AND NOT m.paused AND m.retry_ms IS NULL AND (m.not_before IS NULL OR m.not_before <= t)
   ), put_aside AS (
     INSERT INTO parked (lane, until, reason)
     SELECT m.id, CASE WHEN m.paused THEN t + interval '30 seconds' WHEN m.retry_ms IS NOT NULL THEN t + m.retry_ms * interval '1 ms' ELSE m.not_before END,
       CASE WHEN m.paused THEN 'pause' WHEN m.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
     FROM moved m
-    WHERE m.release AND m.depth > 0 AND m.priority IS NOT NULL AND (m.paused OR m.retry_ms IS NOT NULL OR m.not_before > t)
+    WHERE m.release AND m.depth > 0 AND (m.paused OR m.retry_ms IS NOT NULL OR m.not_before > t)
   )
-  -- An operation that was accepted while we waited for the lane is not in this statement's snapshot.
-  SELECT array_agg(m.id) INTO v_missing FROM moved m WHERE m.release AND m.depth > 0 AND m.priority IS NULL;
-  IF v_missing IS NOT NULL THEN
-    FOR v_k IN 1 .. cardinality(v_missing) LOOP
-      PERFORM lane_requeue(v_missing[v_k]);
-    END LOOP;
+  SELECT array_agg(m.id) INTO v_emptied FROM moved m WHERE NOT m.release AND m.depth = 0;
+  IF v_emptied IS NOT NULL THEN
+    SELECT array_agg(u.release OR u.lane = ANY (v_emptied) ORDER BY u.i) INTO v_release FROM unnest(s_lane, s_release) WITH ORDINALITY u(lane, release, i);
   END IF;
 
   -- What is done leaves the hot table at once.
@@ -168,8 +177,8 @@ BEGIN
       FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
       RETURNING 1
     ), died AS (
-      INSERT INTO dead_letters (id, died_at, lane, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
-      SELECT g.id, t, g.lane, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
+      INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
+      SELECT g.id, t, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
         CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.timeout_ms, g.why, g.told::json, g.trace, g.gate
       FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
       RETURNING 1
@@ -182,14 +191,14 @@ BEGIN
 
   -- Leases: one whose lanes are all given up goes, the others lose those that were. (All lanes named are in their
   -- leases, each once, so comparing numbers is enough.)
-  DELETE FROM leases l USING (SELECT x.fence, count(*) AS n FROM unnest(s_fence, s_release) x(fence, release) WHERE x.release GROUP BY x.fence) u
+  DELETE FROM leases l USING (SELECT x.fence, count(*) AS n FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release GROUP BY x.fence) u
     WHERE l.fence = u.fence AND cardinality(l.lanes) = u.n;
   UPDATE leases l SET lanes = k.lanes, uptos = k.uptos
-    FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, s_release) x(fence, release) WHERE x.release) f,
+    FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release) f,
       LATERAL (
         SELECT coalesce(array_agg(z.lane), '{}') AS lanes, coalesce(array_agg(z.upto), '{}') AS uptos
         FROM leases q, unnest(q.lanes, q.uptos) z(lane, upto)
-        WHERE q.fence = f.fence AND NOT EXISTS (SELECT FROM unnest(s_lane, s_release) g(lane, release) WHERE g.release AND g.lane = z.lane)
+        WHERE q.fence = f.fence AND NOT EXISTS (SELECT FROM unnest(s_lane, v_release) g(lane, release) WHERE g.release AND g.lane = z.lane)
       ) k
     WHERE l.fence = f.fence;
 
@@ -299,9 +308,10 @@ BEGIN
       FROM unnest(l.lanes, l.uptos) WITH ORDINALITY z(lane, upto, i))
     WHERE l.fence = r.fence AND l.worker = p_worker;
     CONTINUE WHEN NOT FOUND;
+    PERFORM FROM lanes l WHERE l.id = ANY (r.lanes) ORDER BY l.id FOR UPDATE;
+    UPDATE lanes l SET running = true WHERE l.id = ANY (r.lanes);
     UPDATE ops o SET started_at = t - g.ago * interval '1 ms' FROM unnest(r.lanes, r.seqs, r.agos) g(lane, seq, ago)
     WHERE o.lane = g.lane AND o.seq = g.seq;
-    UPDATE lanes l SET running = true FROM (SELECT x.lane FROM unnest(r.lanes) x(lane) ORDER BY x.lane OFFSET 0) g WHERE l.id = g.lane;
   END LOOP;
 END $$;
 
@@ -312,8 +322,8 @@ DECLARE
   t timestamptz := clock();
 BEGIN
   WITH gone AS (DELETE FROM ops o WHERE o.lane = p_lane AND o.seq = p_seq RETURNING o.*)
-  INSERT INTO dead_letters (id, died_at, lane, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, trace, gate)
-  SELECT g.id, t, g.lane, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at, g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
+  INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, trace, gate)
+  SELECT g.id, t, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at, g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
   FROM gone g JOIN lanes l ON l.id = g.lane;
   UPDATE lanes l SET head = greatest(l.head, p_seq), depth = l.depth - 1, moved_at = t WHERE l.id = p_lane;
 END $$;
@@ -349,7 +359,7 @@ BEGIN
         UPDATE ops x SET attempts = x.attempts + 1, started_at = NULL, error = 'The process that ran it was lost' WHERE x.lane = r.lane AND x.seq = o.seq;
         IF o.attempts + 1 >= o.max_attempts THEN
           IF o.idem IS NOT NULL THEN
-            UPDATE idempotency d SET answer = json_build_object('v', 'failed', 'error', 'The process that ran it was lost') WHERE d.key = o.idem AND d.answer IS NULL;
+            UPDATE idempotency d SET answer = json_build_object('v', 'failed', 'error', 'The process that ran it was lost') WHERE d.key = o.idem AND d.op = o.id AND d.answer IS NULL;
           END IF;
           IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
           PERFORM bury(r.lane, o.seq, 'The process that ran it was lost, ' || (o.attempts + 1) || ' times');
@@ -358,9 +368,8 @@ BEGIN
         END IF;
       END IF;
       UPDATE lanes l SET careful = greatest(l.careful, r.upto) WHERE l.id = r.lane;
-    ELSE
-      UPDATE ops x SET started_at = NULL FROM lanes l WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto AND x.started_at IS NOT NULL;
     END IF;
+    UPDATE ops x SET started_at = NULL FROM lanes l WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto AND x.started_at IS NOT NULL;
     PERFORM lane_requeue(r.lane);
   END LOOP;
   RETURN v_n;

@@ -49,7 +49,7 @@ BEGIN
     IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); END IF;
   END IF;
   IF o.idem IS NOT NULL THEN
-    UPDATE idempotency d SET answer = json_build_object('v', 'cancelled') WHERE d.key = o.idem AND d.answer IS NULL;
+    UPDATE idempotency d SET answer = json_build_object('v', 'cancelled') WHERE d.key = o.idem AND d.op = p_id AND d.answer IS NULL;
   END IF;
   IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
   PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, o.type, -1);
@@ -68,7 +68,7 @@ BEGIN
   moved := 0; skipped := 0;
   PERFORM FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.id FOR UPDATE;
   PERFORM FROM gates x WHERE x.name IN (SELECT y.gate FROM dead_letters y WHERE y.id = ANY (p_ids)) ORDER BY x.name FOR UPDATE;
-  FOR d IN SELECT x.* FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.lane, x.id LOOP
+  FOR d IN SELECT x.* FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.lane, x.seq LOOP
     IF d.gate IS NOT NULL THEN
       UPDATE gates x SET held = x.held + 1, overflowing = x.held + 1 >= x.full_at WHERE x.name = d.gate AND NOT x.overflowing AND x.held < x.full_at;
       IF NOT FOUND THEN
@@ -84,6 +84,7 @@ BEGIN
       VALUES (d.lane, v_tail, d.id, d.type, d.priority, v_stamp, d.identity, d.payload, d.accepted_at, d.max_attempts, d.timeout_ms, d.trace, d.gate);
     IF v_depth = 1 THEN PERFORM lane_requeue(d.lane); END IF;
     DELETE FROM dead_letters x WHERE x.id = d.id;
+    DELETE FROM cancels x WHERE x.id = d.id;
     PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, d.type, 1);
     moved := moved + 1;
   END LOOP;
@@ -179,7 +180,8 @@ BEGIN
     RETURN;
   END IF;
   PERFORM set_config('lock_timeout', '500ms', true);
-  v_from := greatest(t, coalesce((SELECT max(s.to_at) FROM history_spans s), t));
+  -- Where nothing covers the present yet, rows go to the rest meanwhile: the first partition begins a little later.
+  v_from := greatest(t + interval '10 seconds', (SELECT max(s.to_at) FROM history_spans s));
   WHILE v_from < t + 2 * v_width LOOP
     -- Rows that fell into the rest would overlap with a partition that starts before them.
     IF EXISTS (SELECT FROM history_rest h WHERE h.finished_at >= v_from) THEN v_from := t + interval '10 seconds'; END IF;
@@ -200,8 +202,10 @@ BEGIN
   GET DIAGNOSTICS keys = ROW_COUNT;
   DELETE FROM rates d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM rates x WHERE x.expires_at < t LIMIT p_rows FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS rate_rows = ROW_COUNT;
-  -- Lanes that have been empty for an hour start again at 1 when they come back: nothing refers to their old numbers.
-  DELETE FROM lanes d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM lanes x WHERE x.depth = 0 AND x.moved_at < t - interval '1 hour' LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  -- Lanes that have been empty for an hour start again at 1 when they come back: nothing refers to their old numbers
+  -- (dead letters would, so theirs stay).
+  DELETE FROM lanes d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM lanes x WHERE x.depth = 0 AND x.moved_at < t - interval '1 hour'
+    AND NOT EXISTS (SELECT FROM dead_letters k WHERE k.lane = x.id) LIMIT p_rows FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS lanes = ROW_COUNT;
   RETURN NEXT;
 END $$;
