@@ -168,7 +168,7 @@ export function crashing(opened: () => OpenedStore): void {
       const zombie = await doomed()
       await zombie.claim()
       await advance(leaseMs + 1)
-      // The accepting transaction stops where it holds the gate and has not asked for the process's row.
+      // The accepting transaction stops where it holds the gate that recovery would need.
       await sql(`CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
         $$ BEGIN PERFORM pg_advisory_xact_lock_shared(4711); RETURN NEW; END $$`)
       await sql('CREATE TRIGGER hold BEFORE UPDATE ON gates FOR EACH ROW EXECUTE FUNCTION hold()')
@@ -176,11 +176,10 @@ export function crashing(opened: () => OpenedStore): void {
       await holder.query('SELECT pg_advisory_lock(4711)')
       const accepted = zombie.accept([item('b', { gate: 'g', execute: true })])
       await untilBlocked(opened(), 1)
-      const recovered = store.recover()
-      await untilBlocked(opened(), 2)
+      // It has its own row first, so that recovery passes it by instead of waiting in a circle.
+      expect(await store.recover()).toBeNull()
       await holder.query('SELECT pg_advisory_unlock(4711)')
-      const outcomes = await Promise.allSettled([accepted, recovered])
-      expect(outcomes.map((o) => (o.status === 'rejected' ? o.reason.code : 'fine'))).toEqual(['fine', 'fine'])
+      expect(await accepted).toMatchObject([{ verdict: 'execute' }])
       await advance(leaseMs + 1)
       await store.recover()
     })

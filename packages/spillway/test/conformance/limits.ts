@@ -56,7 +56,7 @@ export function limits(opened: () => OpenedStore): void {
       const first = item('a', { key: 'k', execute: true })
       const accepted = await worker.accept([first])
       const told = { v: 'queue', place: 0, wait_ms: 7, reason: 'still_running' } as const
-      await store.answerKeys([must(first.idempotency).key], [told])
+      await store.answerKey(must(first.idempotency).key, first.id, told)
       await worker.complete([executing(first, accepted[0])])
       expect(await accept(item('a', { key: 'k' }))).toMatchObject([{ verdict: 'replay', answer: told }])
     })
