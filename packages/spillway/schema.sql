@@ -28,6 +28,7 @@ CREATE TABLE dead_letters (
   id uuid NOT NULL,
   died_at timestamp with time zone NOT NULL,
   lane uuid NOT NULL,
+  seq bigint NOT NULL,
   queue text NOT NULL,
   partition text NOT NULL,
   type text NOT NULL,
@@ -45,6 +46,7 @@ CREATE TABLE dead_letters (
   gate text,
   CONSTRAINT dead_letters_pkey PRIMARY KEY (id)
 );
+CREATE INDEX dead_letters_lane ON spillway.dead_letters USING btree (lane);
 CREATE INDEX dead_letters_queue ON spillway.dead_letters USING btree (queue, id);
 
 CREATE TABLE gates (
@@ -114,6 +116,7 @@ CREATE TABLE lanes (
   tail bigint DEFAULT 0 NOT NULL,
   depth bigint DEFAULT 0 NOT NULL,
   careful bigint DEFAULT 0 NOT NULL,
+  running boolean DEFAULT false NOT NULL,
   pace_ms real,
   moved_at timestamp with time zone NOT NULL,
   CONSTRAINT lanes_check CHECK (((head >= 0) AND (head <= tail))),
@@ -203,7 +206,8 @@ CREATE TABLE tallies (
   type text NOT NULL,
   n bigint NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, fillfactor=50);
-CREATE INDEX tallies_writer ON spillway.tallies USING btree (worker, part, type);
+CREATE INDEX tallies_shared ON spillway.tallies USING btree (type) WHERE (part < 0);
+CREATE UNIQUE INDEX tallies_writer ON spillway.tallies USING btree (worker, part, type) WHERE (part >= 0);
 
 CREATE TABLE workers (
   id uuid NOT NULL,
@@ -214,10 +218,12 @@ CREATE TABLE workers (
   CONSTRAINT workers_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
-CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_execute boolean[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_item integer[], p_rate_key uuid[], p_rate_limit integer[], p_rate_minutes integer[])
- RETURNS TABLE(item integer, verdict smallint, fence bigint, seq bigint, place bigint, wait_ms bigint, reason text, stamp bigint, answer json, op uuid, tier integer, rate_left bigint, rate_reset_ms bigint)
+CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_item integer[], p_rate_key uuid[], p_rate_limit integer[], p_rate_minutes integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
+ RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
+ SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
 AS $function$
 #variable_conflict use_column
 DECLARE
@@ -229,17 +235,23 @@ DECLARE
   v_rn bigint[] := p_rn;
   v_lane int[] := p_lane;
   v_lanes uuid[] := p_lanes;
-  v_head bigint[]; v_tail bigint[]; v_running bigint[]; v_depth bigint[]; v_pace real[];
-  v_level bigint[] := array_fill(NULL::bigint, ARRAY[10]);
-  v_fence bigint; v_mine boolean := false; v_paused boolean;
+  v_execute boolean[] := p_first_execute;
+  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[];
+  v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
+  v_mine boolean := false; v_executing boolean := false; v_paused boolean;
   v_tight boolean := false;
-  v_item int; v_key uuid; v_ok boolean; v_found int; v_k int;
-  v_seen_item int[]; v_seen_answer json[]; v_seen_op uuid[];
-  v_rkeys uuid[]; v_rlimit bigint[]; v_rleft bigint[]; v_rgave bigint[]; v_rasked bigint[]; v_rkeep int[];
-  v_rwait bigint[]; v_tier int[]; v_tleft bigint[]; v_treset bigint[];
+  v_item int; v_ok boolean; v_found int; v_k int;
+  v_seen_item int[];
+  v_rkeys uuid[]; v_rleft bigint[]; v_rgave bigint[]; v_rasked bigint[]; v_rwin int[]; v_rwait bigint[];
   v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
   r record;
 BEGIN
+  -- 0. May this process hold leases? Its row keeps its place until we commit.
+  IF NOT p_apply AND '' = ANY (p_reason) THEN
+    PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+    v_mine := FOUND;
+  END IF;
+
   -- 1. Idempotency keys, in key order. A key that is there already tells what to answer.
   IF cardinality(p_keys) > 0 THEN
     WITH k AS (
@@ -255,30 +267,30 @@ BEGIN
     SELECT array_agg(k.i::int) INTO v_seen_item FROM k WHERE k.key NOT IN (SELECT made.key FROM made);
     IF v_seen_item IS NOT NULL THEN
       v_out := array_fill(0::smallint, ARRAY[v_items]);
-      v_seen_answer := array_fill(NULL::json, ARRAY[v_items]);
-      v_seen_op := array_fill(NULL::uuid, ARRAY[v_items]);
+      answers := array_fill(NULL::json, ARRAY[v_items]);
+      ops := array_fill(NULL::uuid, ARRAY[v_items]);
       FOR r IN SELECT s.i, d.request = p_requests[s.i] AS same, d.answer, d.op
                FROM unnest(v_seen_item) s(i) LEFT JOIN idempotency d ON d.key = p_keys[s.i] LOOP
         v_out[r.i] := CASE WHEN r.same IS NOT TRUE THEN 7 WHEN r.answer IS NULL THEN 8 ELSE 6 END;
-        v_seen_answer[r.i] := r.answer;
-        v_seen_op[r.i] := r.op;
+        answers[r.i] := r.answer;
+        ops[r.i] := r.op;
       END LOOP;
     END IF;
   END IF;
 
   -- 2. Halt.
-  IF cardinality(p_halts) > 0 AND EXISTS (SELECT FROM halts) THEN
-    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
+  IF cardinality(p_halts) > 0 THEN
     FOR v_item IN SELECT u.i FROM unnest(p_halts) WITH ORDINALITY u(scope, i) JOIN halts h ON h.scope = u.scope LOOP
+      v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
       IF v_out[v_item] = 0 THEN v_out[v_item] := 5; END IF;
     END LOOP;
   END IF;
 
   -- 3. Rates, in key order: what is asked for is added at once, what does not fit is taken back below.
   IF cardinality(p_rate_key) > 0 THEN
-    v_tier := array_fill(NULL::int, ARRAY[v_items]);
-    v_tleft := array_fill(NULL::bigint, ARRAY[v_items]);
-    v_treset := array_fill(NULL::bigint, ARRAY[v_items]);
+    tiers := array_fill(NULL::int, ARRAY[v_items]);
+    rates_left := array_fill(NULL::bigint, ARRAY[v_items]);
+    rates_reset_ms := array_fill(NULL::bigint, ARRAY[v_items]);
     WITH k AS (
       SELECT u.key, count(*) AS n, min(u.most) AS most, max(u.win) AS win
       FROM unnest(p_rate_item, p_rate_key, p_rate_limit, p_rate_minutes) u(i, key, most, win)
@@ -293,14 +305,11 @@ BEGIN
         expires_at = excluded.expires_at
       RETURNING x.key, x.minutes, x.counts
     ), sums AS (
-      SELECT k.key, k.most, k.n, k.win, rate_used(up.minutes, up.counts, v_minute, k.win) AS used,
-        rate_wait_ms(up.minutes, up.counts, t, k.win,
-          greatest(0, least(k.most, rate_used(up.minutes, up.counts, v_minute, k.win)) - 1)) AS wait
-      FROM up JOIN k ON k.key = up.key
+      SELECT k.key, k.most, k.n, k.win, rate_used(up.minutes, up.counts, v_minute, k.win) AS used FROM up JOIN k ON k.key = up.key
     )
-    SELECT array_agg(key ORDER BY key), array_agg(most::bigint ORDER BY key), array_agg(most - (used - n) ORDER BY key),
-           array_agg(n ORDER BY key), array_agg(coalesce(wait, 1) ORDER BY key), array_agg(win ORDER BY key), coalesce(bool_or(used > most), false)
-      INTO v_rkeys, v_rlimit, v_rleft, v_rasked, v_rwait, v_rkeep, v_tight FROM sums;
+    SELECT array_agg(key ORDER BY key), array_agg(most - (used - n) ORDER BY key),
+           array_agg(n ORDER BY key), array_agg(win ORDER BY key), coalesce(bool_or(used > most), false)
+      INTO v_rkeys, v_rleft, v_rasked, v_rwin, v_tight FROM sums;
     v_rgave := array_fill(0::bigint, ARRAY[coalesce(cardinality(v_rkeys), 0)]);
   END IF;
 
@@ -331,14 +340,9 @@ BEGIN
         CONTINUE;
       END IF;
       v_ok := true;
-      FOR r IN SELECT array_position(v_rkeys, u.key) AS k, u.i AS tier FROM unnest(p_rate_item, p_rate_key) WITH ORDINALITY u(item, key, i)
-               WHERE u.item = v_item LOOP
+      FOR r IN SELECT array_position(v_rkeys, u.key) AS k FROM unnest(p_rate_item, p_rate_key) u(item, key) WHERE u.item = v_item LOOP
         IF v_rleft[r.k] - v_rgave[r.k] <= 0 THEN
           v_ok := false;
-          -- The tier that frees last decides when to come back.
-          IF v_treset[v_item] IS NULL OR v_rwait[r.k] > v_treset[v_item] THEN
-            v_tier[v_item] := r.tier; v_tleft[v_item] := 0; v_treset[v_item] := v_rwait[r.k];
-          END IF;
         END IF;
       END LOOP;
       IF NOT v_ok THEN
@@ -363,13 +367,18 @@ BEGIN
       FROM unnest(v_gnames, v_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
   END IF;
   IF v_rkeys IS NOT NULL THEN
-    -- Per item the tier with the least left, for the RateLimit headers of what was admitted.
-    FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, v_rleft[k.k] - v_rgave[k.k] AS left_now, v_rwait[k.k] AS wait
-             FROM unnest(p_rate_item, p_rate_key) WITH ORDINALITY u(item, key, i), LATERAL (SELECT array_position(v_rkeys, u.key) AS k) k
-             WHERE k.k IS NOT NULL ORDER BY u.item, v_rleft[k.k] - v_rgave[k.k], u.i LOOP
-      IF v_tier[r.item] IS NULL THEN
-        v_tier[r.item] := r.tier; v_tleft[r.item] := greatest(0, r.left_now); v_treset[r.item] := r.wait;
-      END IF;
+    -- When the next slot is free, per key, now that the refused ones are out of the count.
+    SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win, greatest(0, rate_used(x.minutes, x.counts, v_minute, u.win) - 1)), 1) ORDER BY u.i)
+      INTO v_rwait FROM unnest(v_rkeys, v_rwin) WITH ORDINALITY u(key, win, i) JOIN rates x ON x.key = u.key;
+    -- Per item the tier that matters: of a refused one, among those that are used up, the one that frees last (it says
+    -- when to come back); of an admitted one the one with the least left.
+    FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, greatest(0, k.left_now) AS left_now, k.wait
+             FROM unnest(p_rate_item, p_rate_key) WITH ORDINALITY u(item, key, i),
+               LATERAL (SELECT array_position(v_rkeys, u.key) AS k) p,
+               LATERAL (SELECT v_rleft[p.k] - v_rgave[p.k] AS left_now, v_rwait[p.k] AS wait) k
+             WHERE p.k IS NOT NULL
+             ORDER BY u.item, least(1, greatest(0, k.left_now)), CASE WHEN v_out[u.item] = 4 THEN - k.wait END, k.left_now, u.i LOOP
+      tiers[r.item] := r.tier; rates_left[r.item] := r.left_now; rates_reset_ms[r.item] := r.wait;
     END LOOP;
   END IF;
 
@@ -379,115 +388,109 @@ BEGIN
     SELECT array_agg(coalesce(x.rn, 0) ORDER BY x.i) INTO v_rn FROM (
       SELECT u.i, CASE WHEN u.o = 0 THEN row_number() OVER (PARTITION BY u.lane, u.o = 0 ORDER BY u.i) END AS rn
       FROM unnest(p_lane, v_out) WITH ORDINALITY u(lane, o, i)) x;
-    SELECT array_agg(coalesce(x.n, 0) ORDER BY l.i) INTO v_n
+    SELECT array_agg(coalesce(x.n, 0) ORDER BY l.i),
+           -- Whether the first that is left may run at once; the first that came may have been refused.
+           array_agg(coalesce(x.execute, false) ORDER BY l.i) INTO v_n, v_execute
       FROM generate_series(1, cardinality(p_lanes)) l(i)
-      LEFT JOIN (SELECT u.lane, count(*) AS n FROM unnest(p_lane, v_out) u(lane, o) WHERE u.o = 0 GROUP BY u.lane) x ON x.lane = l.i;
+      LEFT JOIN (SELECT u.lane, count(*) AS n, (array_agg(u.reason = '' ORDER BY u.i))[1] AS execute
+                 FROM unnest(p_lane, v_out, p_reason) WITH ORDINALITY u(lane, o, reason, i) WHERE u.o = 0 GROUP BY u.lane) x ON x.lane = l.i;
   END IF;
 
-  -- 7. May this process hold leases? Its row keeps its place until we commit.
-  IF true = ANY (p_execute) AND NOT p_apply THEN
-    PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-    v_mine := FOUND;
-    IF v_mine THEN v_fence := nextval('fences'); END IF;
-  END IF;
+  -- 7. Which lanes' first items may run now: not those that an operator holds back.
   v_paused := EXISTS (SELECT FROM pauses);
+  IF NOT v_mine AND NOT p_apply THEN
+    v_execute := array_fill(false, ARRAY[cardinality(p_lanes)]);
+  ELSIF v_paused THEN
+    SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s WHERE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition)) ORDER BY u.i)
+      INTO v_execute FROM unnest(p_queues, p_partitions, v_execute) WITH ORDINALITY u(queue, partition, execute, i);
+  END IF;
 
   -- 8. Lanes, in id order: the sequence is given here, under the lane's lock.
   WITH up AS (
-    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, moved_at)
-    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply THEN u.n ELSE 0 END, u.n, CASE WHEN p_apply THEN 0 ELSE u.n END, t
-    FROM unnest(p_lanes, p_queues, p_partitions, v_n) u(id, queue, partition, n) WHERE u.n > 0
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at)
+    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.execute THEN u.n ELSE 0 END, u.n, CASE WHEN p_apply AND u.execute THEN 0 ELSE u.n END, v_mine AND u.execute, t
+    FROM unnest(p_lanes, p_queues, p_partitions, v_n, v_execute) u(id, queue, partition, n, execute) WHERE u.n > 0
     ON CONFLICT (id) DO UPDATE SET
       tail = l.tail + excluded.tail,
-      head = CASE WHEN p_apply AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
-      depth = CASE WHEN p_apply AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
+      -- excluded.head says that these may be applied at once.
+      head = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
+      depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
+      running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
       moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
-    RETURNING l.id, l.head, l.tail, l.depth, l.pace_ms
+    RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms
   )
-  SELECT array_agg(up.id ORDER BY up.id), array_agg(up.head ORDER BY up.id), array_agg(up.tail ORDER BY up.id),
-         array_agg(up.depth ORDER BY up.id), array_agg(coalesce(up.pace_ms, -1) ORDER BY up.id)
-    INTO v_lanes, v_head, v_tail, v_depth, v_pace FROM up;
-  IF cardinality(v_lanes) IS DISTINCT FROM cardinality(p_lanes) THEN
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1))
+    INTO v_lanes, v_tail, v_depth, v_running, v_pace FROM up;
+  IF v_lanes IS DISTINCT FROM p_lanes THEN
     -- Some lanes got nothing: renumber the items' lanes to those that are left.
     SELECT array_agg(coalesce(array_position(v_lanes, p_lanes[u.lane]), 0) ORDER BY u.i) INTO v_lane FROM unnest(p_lane) WITH ORDINALITY u(lane, i);
     SELECT array_agg(u.n ORDER BY u.i) INTO v_n FROM unnest(v_n) WITH ORDINALITY u(n, i) WHERE u.n > 0;
   END IF;
 
-  -- What runs already is not in front of anybody: place 0 is the next to run.
-  SELECT array_agg(CASE WHEN u.depth > u.n THEN
-      (SELECT count(f.started_at) FROM (SELECT o.started_at FROM ops o WHERE o.lane = u.id AND o.seq > u.head ORDER BY o.seq LIMIT 1) f)
-      ELSE 0 END ORDER BY u.i)
-    INTO v_running FROM unnest(v_lanes, v_head, v_depth, v_n) WITH ORDINALITY u(id, head, depth, n, i);
-
-  -- 9. The virtual time of each priority level in this flush.
+  -- 9. The virtual time of each priority level in this flush: the smallest stamp that waits there.
   FOR v_k IN SELECT DISTINCT u.p FROM unnest(p_priority) u(p) LOOP
     v_level[v_k] := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = v_k ORDER BY x.stamp LIMIT 1), (SELECT s.last_value FROM stamps s));
   END LOOP;
 
-  -- 10. How many are held now.
-  FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, v_lane, coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]))) u(type, lane, o)
-           WHERE u.o = 0 AND (NOT p_apply OR v_depth[u.lane] > 0) GROUP BY u.type LOOP
-    IF p_part >= 0 THEN
-      UPDATE tallies x SET n = x.n + r.n WHERE x.worker = p_worker AND x.part = p_part AND x.type = r.type;
-    END IF;
-    IF p_part < 0 OR NOT FOUND THEN
-      INSERT INTO tallies (worker, part, type, n) VALUES (p_worker, p_part, r.type, r.n);
-    END IF;
-  END LOOP;
+  -- 10. What becomes of each item. A lane that is empty but for what this flush brings starts with the item of rn 1;
+  -- what runs is in nobody's way: place 0 is the next to run. No ORDER BY: a function scan gives its rows in order, and
+  -- sorting each array would cost more than making it.
+  SELECT array_agg(x.verdict), array_agg(x.seq),
+         array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
+         array_agg((x.delay_ms + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
+         array_agg(x.stamp),
+         -- Order before load: what stands behind something is told so, unless it asked to be queued.
+         array_agg(CASE WHEN x.reason = 'requested' THEN 'requested'
+           WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
+           WHEN x.reason <> '' THEN x.reason
+           WHEN v_paused THEN 'maintaining_order' ELSE 'system_busy' END),
+         bool_or(x.verdict = 1)
+    INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing
+  FROM (
+    SELECT u.i, u.rn, u.reason, u.delay_ms, v_running[u.lane] AS running,
+      CASE WHEN p_apply AND v_depth[u.lane] = 0 THEN 0 ELSE v_depth[u.lane] - v_n[u.lane] END AS before,
+      v_tail[u.lane] - v_n[u.lane] + u.rn AS seq,
+      CASE WHEN v_pace[u.lane] < 0 THEN u.pace_ms ELSE v_pace[u.lane] END AS pace,
+      greatest(u.stamp, v_level[u.priority] + u.lead) AS stamp,
+      (CASE WHEN u.o <> 0 THEN u.o
+           WHEN p_apply AND v_depth[u.lane] = 0 THEN 2
+           WHEN u.rn = 1 AND v_mine AND v_running[u.lane] = 1 AND v_depth[u.lane] = v_n[u.lane] THEN 1
+           ELSE 0 END)::smallint AS verdict
+    FROM unnest(v_lane, v_rn, p_priority, p_stamp, p_lead, p_delay_ms, p_reason, p_pace_ms, v_out) WITH ORDINALITY
+      u(lane, rn, priority, stamp, lead, delay_ms, reason, pace_ms, o, i)
+  ) x;
 
-  -- 11. Write the operations and tell each item what became of it.
-  RETURN QUERY
-  WITH item AS MATERIALIZED (
-    SELECT u.i, v_lanes[u.lane] AS lane, v_tail[u.lane] - v_n[u.lane] + u.rn AS seq, u.rn,
-      CASE WHEN p_apply THEN v_depth[u.lane] = 0 ELSE v_depth[u.lane] = v_n[u.lane] END AS empty,
-      greatest(0, v_depth[u.lane] - v_n[u.lane] - v_running[u.lane] + u.rn - 1) AS place,
-      CASE WHEN p_apply AND v_depth[u.lane] = 0 THEN 2
-           WHEN v_mine AND u.execute AND u.rn = 1 AND v_depth[u.lane] = v_n[u.lane]
-             AND (NOT v_paused OR NOT EXISTS (SELECT FROM pauses s JOIN lanes l ON l.id = v_lanes[u.lane]
-                  WHERE s.queue = l.queue AND (s.partition IS NULL OR s.partition = l.partition))) THEN 1
-           ELSE 0 END::smallint AS verdict,
-      u.id, u.type, u.priority, greatest(u.stamp, v_level[u.priority] + u.lead) AS stamp, u.identity, u.payload, u.delay_ms,
-      u.max_attempts, u.timeout_ms, u.trace, u.reason, u.key, u.gate,
-      (u.delay_ms + greatest(CASE WHEN v_pace[u.lane] < 0 THEN u.pace_ms ELSE v_pace[u.lane] END
-        * (v_depth[u.lane] - v_n[u.lane] + u.rn), p_backlog_ms))::bigint AS wait_ms
-    FROM unnest(v_lane, v_rn, p_id, p_type, p_priority, p_stamp, p_lead, p_identity, p_payload, p_delay_ms, p_max_attempts,
-                p_timeout_ms, p_trace, p_execute, p_reason, p_pace_ms, p_keys, p_gates, v_out) WITH ORDINALITY
-      u(lane, rn, id, type, priority, stamp, lead, identity, payload, delay_ms, max_attempts,
-        timeout_ms, trace, execute, reason, pace_ms, key, gate, o, i)
-    WHERE coalesce(u.o, 0) = 0
-  ), told AS MATERIALIZED (
-    -- Order before load: what stands behind something is told so, unless it asked to be queued.
-    SELECT item.*, CASE WHEN item.verdict <> 0 THEN NULL
-      WHEN item.reason = 'requested' THEN 'requested'
-      WHEN NOT item.empty OR item.rn > 1 THEN 'maintaining_order'
-      WHEN item.reason <> '' THEN item.reason
-      WHEN v_paused THEN 'maintaining_order'
-      ELSE 'system_busy' END AS why FROM item
-  ), wrote AS (
-    INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at, max_attempts, timeout_ms, trace, idem, gate)
-    SELECT x.lane, x.seq, x.id, x.type, x.priority, x.stamp, x.identity, x.payload::json, t,
-      CASE WHEN x.delay_ms > 0 THEN t + x.delay_ms * interval '1 ms' END, CASE WHEN x.verdict = 1 THEN t END,
-      x.max_attempts, x.timeout_ms, x.trace, x.key, x.gate
-    FROM item x WHERE x.verdict < 2
-  ), readied AS (
-    INSERT INTO ready (lane, priority, stamp)
-    SELECT x.lane, x.priority, x.stamp FROM item x WHERE x.verdict = 0 AND x.rn = 1 AND x.empty AND x.delay_ms = 0
-  ), put_aside AS (
+  -- 11. Write the operations, and put the lanes that were empty where they belong.
+  INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at, max_attempts, timeout_ms, trace, idem, gate)
+  SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
+    CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 1 THEN t END,
+    u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
+  FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms, p_max_attempts,
+              p_timeout_ms, p_trace, p_keys, p_gates)
+    u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace, key, gate)
+  WHERE u.verdict < 2;
+  INSERT INTO ready (lane, priority, stamp)
+  SELECT v_lanes[u.lane], u.priority, u.stamp FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms) u(lane, rn, verdict, priority, stamp, delay_ms)
+  WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
+  IF (SELECT max(d) FROM unnest(p_delay_ms) d) > 0 THEN
     INSERT INTO parked (lane, until, reason)
-    SELECT x.lane, t + x.delay_ms * interval '1 ms', 'delay' FROM item x WHERE x.verdict = 0 AND x.rn = 1 AND x.empty AND x.delay_ms > 0
-  ), leased AS (
+    SELECT v_lanes[u.lane], t + u.delay_ms * interval '1 ms', 'delay' FROM unnest(v_lane, v_rn, verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
+    WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms > 0 AND v_depth[u.lane] = v_n[u.lane];
+  END IF;
+  IF v_executing THEN
+    fence := nextval('fences');
     INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
-    SELECT v_fence, p_worker, array_agg(x.lane), array_agg(x.seq), t FROM item x WHERE x.verdict = 1 HAVING count(*) > 0
-  ), answered AS (
-    UPDATE idempotency d SET answer = json_build_object('v', 'queue', 'place', x.place, 'wait_ms', x.wait_ms, 'reason', x.why)
-    FROM told x WHERE x.key IS NOT NULL AND x.verdict = 0 AND d.key = x.key
-  )
-  SELECT x.i::int, x.verdict, CASE WHEN x.verdict = 1 THEN v_fence END, x.seq, x.place, x.wait_ms, x.why, x.stamp, NULL::json, x.id,
-    v_tier[x.i], v_tleft[x.i], v_treset[x.i]
-  FROM told x
-  UNION ALL
-  SELECT u.i::int, u.o, NULL, NULL, NULL, NULL, NULL, NULL, v_seen_answer[u.i], v_seen_op[u.i], v_tier[u.i], v_tleft[u.i], v_treset[u.i]
-  FROM unnest(v_out) WITH ORDINALITY u(o, i) WHERE u.o <> 0;
+    SELECT fence, p_worker, array_agg(v_lanes[u.lane]), array_agg(u.seq), t FROM unnest(v_lane, verdicts, seqs) u(lane, verdict, seq) WHERE u.verdict = 1;
+  END IF;
+  IF cardinality(p_keys) > 0 THEN
+    UPDATE idempotency d SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
+    FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason) WHERE u.verdict = 0 AND d.key = u.key;
+  END IF;
+
+  -- 12. How many are held now.
+  FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, verdicts) u(type, verdict) WHERE u.verdict < 2 GROUP BY u.type LOOP
+    PERFORM tally(p_worker, p_part, r.type, r.n);
+  END LOOP;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.audit()
@@ -528,8 +531,8 @@ DECLARE
   t timestamptz := clock();
 BEGIN
   WITH gone AS (DELETE FROM ops o WHERE o.lane = p_lane AND o.seq = p_seq RETURNING o.*)
-  INSERT INTO dead_letters (id, died_at, lane, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, trace, gate)
-  SELECT g.id, t, g.lane, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at, g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
+  INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, trace, gate)
+  SELECT g.id, t, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at, g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
   FROM gone g JOIN lanes l ON l.id = g.lane;
   UPDATE lanes l SET head = greatest(l.head, p_seq), depth = l.depth - 1, moved_at = t WHERE l.id = p_lane;
 END $function$;
@@ -582,7 +585,7 @@ BEGIN
     IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); END IF;
   END IF;
   IF o.idem IS NOT NULL THEN
-    UPDATE idempotency d SET answer = json_build_object('v', 'cancelled') WHERE d.key = o.idem AND d.answer IS NULL;
+    UPDATE idempotency d SET answer = json_build_object('v', 'cancelled') WHERE d.key = o.idem AND d.op = p_id AND d.answer IS NULL;
   END IF;
   IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
   PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, o.type, -1);
@@ -590,7 +593,7 @@ BEGIN
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint)
- RETURNS TABLE(fence bigint, lane uuid, seq bigint, id uuid, type text, queue text, partition text, priority smallint, identity text, payload json, accepted_at timestamp with time zone, waited_ms bigint, due boolean, attempts integer, max_attempts integer, timeout_ms integer, trace text, idem uuid, gate text)
+ RETURNS TABLE(ix integer, fence bigint, lane uuid, queue text, partition text, careful boolean, seq bigint, id uuid, type text, priority smallint, identity text, payload json, waited_ms bigint, due boolean, attempts integer, max_attempts integer, timeout_ms integer, trace text, idem uuid, gate text)
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
  SET enable_hashjoin TO 'off'
@@ -598,53 +601,71 @@ CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budge
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
  SET jit TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
   v_lanes uuid[]; v_stamp bigint; v_fence bigint; v_each int;
+  v_paused boolean := EXISTS (SELECT FROM pauses);
 BEGIN
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
   IF NOT FOUND THEN RETURN; END IF;
   PERFORM promote(p_want);
   -- Strict priority, but p_turn lets a lower level go first now and then, so that no level starves.
-  WITH c AS (
-    SELECT x.ctid AS at FROM ready x WHERE x.priority >= p_turn ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
-  ), d AS (
-    DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp
-  )
-  SELECT array_agg(d.lane), max(d.stamp) INTO v_lanes, v_stamp FROM d;
-  IF v_lanes IS NULL AND p_turn > 1 THEN
-    RETURN QUERY SELECT * FROM claim(p_worker, p_want, p_budget, p_each, 1::smallint);
-    RETURN;
-  ELSIF v_lanes IS NULL THEN
-    RETURN;
-  END IF;
+  FOR v_turn IN REVERSE p_turn .. 1 BY greatest(1, p_turn - 1) LOOP
+    WITH c AS (
+      SELECT x.ctid AS at FROM ready x WHERE x.priority >= v_turn ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
+    ), d AS (
+      DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp
+    )
+    SELECT array_agg(d.lane), max(d.stamp) INTO v_lanes, v_stamp FROM d;
+    EXIT WHEN v_lanes IS NOT NULL;
+  END LOOP;
+  IF v_lanes IS NULL THEN RETURN; END IF;
   IF v_stamp > (SELECT s.last_value FROM stamps s) THEN PERFORM setval('stamps', v_stamp); END IF;
   v_fence := nextval('fences');
   v_each := greatest(1, least(p_each, p_budget / cardinality(v_lanes)));
   -- A statement of its own, for a fresh snapshot: the lanes' operations are all committed by now.
   RETURN QUERY
-  WITH taken AS MATERIALIZED (
-    SELECT o.lane, o.seq, o.id, o.type, l.queue, l.partition, o.priority, o.identity, o.payload, o.accepted_at,
-      (o.not_before IS NULL OR o.not_before <= t) AND NOT EXISTS (
-        SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS due,
-      o.attempts, o.max_attempts, o.timeout_ms, o.trace, o.idem, o.gate, u.i
-    FROM unnest(v_lanes) WITH ORDINALITY u(id, i) JOIN lanes l ON l.id = u.id,
-      LATERAL (SELECT x.* FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT CASE WHEN l.careful > l.head THEN 1 ELSE v_each END) o
+  WITH held AS MATERIALIZED (
+    SELECT u.i::int AS ix, l.id, l.head, l.queue, l.partition, l.careful > l.head AS careful,
+      v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
+    FROM unnest(v_lanes) WITH ORDINALITY u(id, i) JOIN lanes l ON l.id = u.id
+  ), taken AS MATERIALIZED (
+    SELECT h.ix, h.id AS lane, o.seq, o.id, o.type, o.priority, o.identity, o.payload, o.accepted_at,
+      (o.not_before IS NULL OR o.not_before <= t) AND NOT h.paused AS due, o.attempts, o.max_attempts, o.timeout_ms, o.trace, o.idem, o.gate
+    FROM held h,
+      LATERAL (SELECT x.* FROM ops x WHERE x.lane = h.id AND x.seq > h.head ORDER BY x.seq LIMIT CASE WHEN h.careful THEN 1 ELSE v_each END) o
   ), leased AS (
     INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
     SELECT v_fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (SELECT k.lane, max(k.seq) AS upto FROM taken k GROUP BY k.lane) x HAVING count(*) > 0
   )
-  SELECT v_fence, k.lane, k.seq, k.id, k.type, k.queue, k.partition, k.priority, k.identity, k.payload, k.accepted_at,
+  SELECT h.ix, v_fence, h.id, h.queue, h.partition, h.careful, NULL::bigint, NULL::uuid, NULL, NULL::smallint, NULL, NULL::json, NULL::bigint, NULL::boolean,
+    NULL::int, NULL::int, NULL::int, NULL, NULL::uuid, NULL
+  FROM held h
+  UNION ALL
+  SELECT k.ix, NULL, NULL, NULL, NULL, NULL, k.seq, k.id, k.type, k.priority, k.identity, k.payload,
     (extract(epoch FROM t - k.accepted_at) * 1000)::bigint, k.due, k.attempts, k.max_attempts, k.timeout_ms, k.trace, k.idem, k.gate
-  FROM taken k ORDER BY k.i, k.seq;
+  FROM taken k;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.clock()
  RETURNS timestamp with time zone
  LANGUAGE sql
 AS $function$ SELECT clock_timestamp() $function$;
+
+CREATE OR REPLACE FUNCTION spillway.confirm(p_worker uuid, p_fence bigint, p_lane uuid, p_seq bigint)
+ RETURNS text
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  PERFORM FROM leases l WHERE l.fence = p_fence AND l.worker = p_worker AND p_lane = ANY (l.lanes) FOR UPDATE;
+  IF NOT FOUND THEN RETURN 'lost'; END IF;
+  RETURN CASE WHEN EXISTS (SELECT FROM ops o WHERE o.lane = p_lane AND o.seq = p_seq) THEN 'pending' ELSE 'left' END;
+END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.connections_give(p_worker uuid, p_pool text, p_identities text[])
  RETURNS void
@@ -699,7 +720,8 @@ CREATE OR REPLACE FUNCTION spillway.disown(p_worker uuid, p_known bigint[])
  LANGUAGE sql
  SET search_path TO 'spillway'
 AS $function$
-  SELECT leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l WHERE l.worker = p_worker AND NOT l.fence = ANY (p_known)), false)
+  SELECT leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l
+    WHERE l.worker = p_worker AND NOT l.fence = ANY (p_known) AND l.claimed_at < clock() - interval '12 seconds'), false)
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.enlist(p_worker uuid, p_name text, p_lease_ms bigint)
@@ -797,15 +819,15 @@ BEGIN
   END IF;
   FOR r IN SELECT u.lane, u.upto FROM unnest(v_lanes, v_uptos) u(lane, upto) ORDER BY u.lane LOOP
     v_n := v_n + 1;
-    PERFORM FROM lanes l WHERE l.id = r.lane FOR UPDATE;
+    UPDATE lanes l SET running = false WHERE l.id = r.lane;
     IF p_charge THEN
       SELECT x.seq, x.id, x.type, x.started_at, x.attempts, x.max_attempts, x.idem, x.gate INTO o FROM lanes l, ops x
         WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto ORDER BY x.seq LIMIT 1;
-      IF FOUND AND (o.started_at IS NOT NULL OR o.seq = r.upto) THEN
+      IF FOUND AND o.started_at IS NOT NULL THEN
         UPDATE ops x SET attempts = x.attempts + 1, started_at = NULL, error = 'The process that ran it was lost' WHERE x.lane = r.lane AND x.seq = o.seq;
         IF o.attempts + 1 >= o.max_attempts THEN
           IF o.idem IS NOT NULL THEN
-            UPDATE idempotency d SET answer = json_build_object('v', 'failed', 'error', 'The process that ran it was lost') WHERE d.key = o.idem AND d.answer IS NULL;
+            UPDATE idempotency d SET answer = json_build_object('v', 'failed', 'error', 'The process that ran it was lost') WHERE d.key = o.idem AND d.op = o.id AND d.answer IS NULL;
           END IF;
           IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
           PERFORM bury(r.lane, o.seq, 'The process that ran it was lost, ' || (o.attempts + 1) || ' times');
@@ -814,9 +836,8 @@ BEGIN
         END IF;
       END IF;
       UPDATE lanes l SET careful = greatest(l.careful, r.upto) WHERE l.id = r.lane;
-    ELSE
-      UPDATE ops x SET started_at = NULL FROM lanes l WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto AND x.started_at IS NOT NULL;
     END IF;
+    UPDATE ops x SET started_at = NULL FROM lanes l WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto AND x.started_at IS NOT NULL;
     PERFORM lane_requeue(r.lane);
   END LOOP;
   RETURN v_n;
@@ -839,6 +860,8 @@ BEGIN
       FROM unnest(l.lanes, l.uptos) WITH ORDINALITY z(lane, upto, i))
     WHERE l.fence = r.fence AND l.worker = p_worker;
     CONTINUE WHEN NOT FOUND;
+    PERFORM FROM lanes l WHERE l.id = ANY (r.lanes) ORDER BY l.id FOR UPDATE;
+    UPDATE lanes l SET running = true WHERE l.id = ANY (r.lanes);
     UPDATE ops o SET started_at = t - g.ago * interval '1 ms' FROM unnest(r.lanes, r.seqs, r.agos) g(lane, seq, ago)
     WHERE o.lane = g.lane AND o.seq = g.seq;
   END LOOP;
@@ -861,6 +884,7 @@ CREATE OR REPLACE FUNCTION spillway.promote(p_most integer)
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
  SET jit TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 #variable_conflict use_column
 DECLARE
@@ -1003,7 +1027,7 @@ BEGIN
   moved := 0; skipped := 0;
   PERFORM FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.id FOR UPDATE;
   PERFORM FROM gates x WHERE x.name IN (SELECT y.gate FROM dead_letters y WHERE y.id = ANY (p_ids)) ORDER BY x.name FOR UPDATE;
-  FOR d IN SELECT x.* FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.lane, x.id LOOP
+  FOR d IN SELECT x.* FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.lane, x.seq LOOP
     IF d.gate IS NOT NULL THEN
       UPDATE gates x SET held = x.held + 1, overflowing = x.held + 1 >= x.full_at WHERE x.name = d.gate AND NOT x.overflowing AND x.held < x.full_at;
       IF NOT FOUND THEN
@@ -1019,6 +1043,7 @@ BEGIN
       VALUES (d.lane, v_tail, d.id, d.type, d.priority, v_stamp, d.identity, d.payload, d.accepted_at, d.max_attempts, d.timeout_ms, d.trace, d.gate);
     IF v_depth = 1 THEN PERFORM lane_requeue(d.lane); END IF;
     DELETE FROM dead_letters x WHERE x.id = d.id;
+    DELETE FROM cancels x WHERE x.id = d.id;
     PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, d.type, 1);
     moved := moved + 1;
   END LOOP;
@@ -1053,7 +1078,7 @@ BEGIN
   RETURN v_n;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.settle(p_worker uuid, p_part smallint, p_done_fences bigint[], s_fence bigint[], s_lane uuid[], s_from bigint[], s_head bigint[], s_left bigint[], s_release boolean[], s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[], p_types text[], p_type_counts bigint[], p_gates text[], p_gate_counts bigint[], r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[], p_keys uuid[], p_answers text[])
+CREATE OR REPLACE FUNCTION spillway.settle(p_worker uuid, p_part smallint, s_fence bigint[], s_lane uuid[], s_from bigint[], s_head bigint[], s_left bigint[], s_release boolean[], s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[], p_types text[], p_type_counts bigint[], p_gates text[], p_gate_counts bigint[], r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[], r_key uuid[], r_answer text[])
  RETURNS bigint[]
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -1062,15 +1087,23 @@ CREATE OR REPLACE FUNCTION spillway.settle(p_worker uuid, p_part smallint, p_don
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
  SET jit TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
   v_lost bigint[];
   v_gone bigint;
-  v_missing uuid[];
+  v_emptied uuid[];
+  v_release boolean[] := s_release;
   v_k int;
+  v_paused boolean := EXISTS (SELECT FROM pauses);
 BEGIN
+  -- Before everything else: whoever gives this process up takes the same lock first.
+  PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+  IF NOT FOUND THEN
+    RETURN (SELECT array_agg(DISTINCT x) FROM unnest(s_fence) x);
+  END IF;
   -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
   -- drops what is lost and comes again with the rest.
   SELECT array_agg(u.fence) INTO v_lost FROM (
@@ -1082,67 +1115,75 @@ BEGIN
     RETURN v_lost;
   END IF;
 
-  IF cardinality(p_keys) > 0 THEN
+  IF cardinality(r_key) > 0 THEN
+    -- Only while the row is this operation's: an expired key may belong to a later request by now.
     UPDATE idempotency d SET answer = u.answer::json
-      FROM (SELECT * FROM unnest(p_keys, p_answers) x(key, answer) ORDER BY x.key OFFSET 0) u WHERE d.key = u.key AND d.answer IS NULL;
+      FROM (SELECT x.key, x.answer, o.id FROM unnest(r_lane, r_seq, r_key, r_answer) x(lane, seq, key, answer) JOIN ops o ON o.lane = x.lane AND o.seq = x.seq
+            WHERE x.key IS NOT NULL ORDER BY x.key OFFSET 0) u
+      WHERE d.key = u.key AND d.op = u.id AND d.answer IS NULL;
   END IF;
   IF cardinality(p_gates) > 0 THEN
     PERFORM gates_release(p_gates, p_gate_counts);
   END IF;
 
-  -- What failed and comes again keeps its place.
-  UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
-      not_before = t + u.retry_ms * interval '1 ms'
-    FROM (SELECT * FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error) x(lane, head, retry_ms, error) WHERE x.retry_ms IS NOT NULL) u
-    WHERE o.lane = u.lane AND o.seq = (SELECT n.seq FROM ops n WHERE n.lane = u.lane AND n.seq > u.head ORDER BY n.seq LIMIT 1);
+  -- The lanes, in id order, in a statement of their own: what is read from here on is as it stays until we commit.
+  PERFORM FROM lanes l WHERE l.id = ANY (s_lane) ORDER BY l.id FOR UPDATE;
 
-  -- Lanes move on, in id order; the next operation says where a released lane goes.
+  -- What failed and comes again keeps its place.
+  IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
+    UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
+        not_before = t + u.retry_ms * interval '1 ms'
+      FROM (
+        SELECT x.lane, n.seq, x.retry_ms, x.error FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error) x(lane, head, retry_ms, error),
+          LATERAL (SELECT y.seq FROM ops y WHERE y.lane = x.lane AND y.seq > x.head ORDER BY y.seq LIMIT 1) n
+        WHERE x.retry_ms IS NOT NULL OFFSET 0
+      ) u WHERE o.lane = u.lane AND o.seq = u.seq;
+  END IF;
+
+  -- Lanes move on; the next operation says where a released lane goes. One that is empty is nobody's, asked or not.
   WITH moved AS (
     UPDATE lanes l SET
       head = greatest(l.head, u.head), depth = l.depth - u.gone,
-      moved_at = CASE WHEN u.gone > 0 THEN t ELSE l.moved_at END,
+      running = false, moved_at = CASE WHEN u.gone > 0 THEN t ELSE l.moved_at END,
       pace_ms = CASE WHEN u.gone = 0 THEN l.pace_ms ELSE
         coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
           * least(extract(epoch FROM t - l.moved_at) * 1000 / u.gone, 3.6e6) END
     FROM (
       SELECT x.lane, x.head, x.gone, x.release, x.retry_ms, n.priority, n.stamp, n.not_before
-      FROM (SELECT * FROM unnest(s_lane, s_head, s_left, s_release, s_retry_ms) y(lane, head, gone, release, retry_ms) ORDER BY y.lane OFFSET 0) x
+      FROM unnest(s_lane, s_head, s_left, s_release, s_retry_ms) x(lane, head, gone, release, retry_ms)
       LEFT JOIN LATERAL (
         SELECT o.priority, o.stamp, o.not_before FROM ops o WHERE x.release AND o.lane = x.lane AND o.seq > x.head ORDER BY o.seq LIMIT 1
       ) n ON true
     ) u
     WHERE l.id = u.lane
     RETURNING l.id, l.depth, u.release, u.retry_ms, u.priority, u.stamp, u.not_before,
-      EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
+      v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
   ), readied AS (
     INSERT INTO ready (lane, priority, stamp)
     SELECT m.id, m.priority, m.stamp FROM moved m
-    WHERE m.release AND m.depth > 0 AND m.priority IS NOT NULL AND NOT m.paused AND m.retry_ms IS NULL AND (m.not_before IS NULL OR m.not_before <= t)
+    WHERE m.release AND m.depth > 0 AND NOT m.paused AND m.retry_ms IS NULL AND (m.not_before IS NULL OR m.not_before <= t)
   ), put_aside AS (
     INSERT INTO parked (lane, until, reason)
     SELECT m.id, CASE WHEN m.paused THEN t + interval '30 seconds' WHEN m.retry_ms IS NOT NULL THEN t + m.retry_ms * interval '1 ms' ELSE m.not_before END,
       CASE WHEN m.paused THEN 'pause' WHEN m.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
     FROM moved m
-    WHERE m.release AND m.depth > 0 AND m.priority IS NOT NULL AND (m.paused OR m.retry_ms IS NOT NULL OR m.not_before > t)
+    WHERE m.release AND m.depth > 0 AND (m.paused OR m.retry_ms IS NOT NULL OR m.not_before > t)
   )
-  -- An operation that was accepted while we waited for the lane is not in this statement's snapshot.
-  SELECT array_agg(m.id) INTO v_missing FROM moved m WHERE m.release AND m.depth > 0 AND m.priority IS NULL;
-  IF v_missing IS NOT NULL THEN
-    FOR v_k IN 1 .. cardinality(v_missing) LOOP
-      PERFORM lane_requeue(v_missing[v_k]);
-    END LOOP;
+  SELECT array_agg(m.id) INTO v_emptied FROM moved m WHERE NOT m.release AND m.depth = 0;
+  IF v_emptied IS NOT NULL THEN
+    SELECT array_agg(u.release OR u.lane = ANY (v_emptied) ORDER BY u.i) INTO v_release FROM unnest(s_lane, s_release) WITH ORDINALITY u(lane, release, i);
   END IF;
 
   -- What is done leaves the hot table at once.
   IF cardinality(r_lane) = 0 THEN
     WITH gone AS (
-      DELETE FROM ops o USING unnest(s_lane, s_from, s_head, s_ago_ms) u(lane, base, head, ago)
+      DELETE FROM ops o USING unnest(s_lane, s_from, s_head, s_ago_ms) u(lane, base, head, ago) JOIN lanes l ON l.id = u.lane
       WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
-      RETURNING o.lane, o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.error, o.trace, u.ago
+      RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, l.queue, l.partition, u.ago
     ), kept AS (
       INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at, attempts, max_attempts, error, trace)
-      SELECT g.id, t, 'completed', g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at, t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
-      FROM gone g JOIN lanes l ON l.id = g.lane
+      SELECT g.id, t, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at, t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
+      FROM gone g
       RETURNING 1
     )
     SELECT count(*) INTO v_gone FROM kept;
@@ -1158,8 +1199,8 @@ BEGIN
       FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
       RETURNING 1
     ), died AS (
-      INSERT INTO dead_letters (id, died_at, lane, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
-      SELECT g.id, t, g.lane, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
+      INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
+      SELECT g.id, t, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
         CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.timeout_ms, g.why, g.told::json, g.trace, g.gate
       FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
       RETURNING 1
@@ -1170,14 +1211,16 @@ BEGIN
     RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x) USING ERRCODE = 'XX000';
   END IF;
 
-  -- Leases: those that are through go, the others lose the lanes that were given up.
-  DELETE FROM leases l USING unnest(p_done_fences) u(fence) WHERE l.fence = u.fence;
+  -- Leases: one whose lanes are all given up goes, the others lose those that were. (All lanes named are in their
+  -- leases, each once, so comparing numbers is enough.)
+  DELETE FROM leases l USING (SELECT x.fence, count(*) AS n FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release GROUP BY x.fence) u
+    WHERE l.fence = u.fence AND cardinality(l.lanes) = u.n;
   UPDATE leases l SET lanes = k.lanes, uptos = k.uptos
-    FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, s_release) x(fence, release) WHERE x.release AND NOT x.fence = ANY (p_done_fences)) f,
+    FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release) f,
       LATERAL (
         SELECT coalesce(array_agg(z.lane), '{}') AS lanes, coalesce(array_agg(z.upto), '{}') AS uptos
         FROM leases q, unnest(q.lanes, q.uptos) z(lane, upto)
-        WHERE q.fence = f.fence AND NOT EXISTS (SELECT FROM unnest(s_lane, s_release) g(lane, release) WHERE g.release AND g.lane = z.lane)
+        WHERE q.fence = f.fence AND NOT EXISTS (SELECT FROM unnest(s_lane, v_release) g(lane, release) WHERE g.release AND g.lane = z.lane)
       ) k
     WHERE l.fence = f.fence;
 
@@ -1205,7 +1248,8 @@ BEGIN
     RETURN;
   END IF;
   PERFORM set_config('lock_timeout', '500ms', true);
-  v_from := greatest(t, coalesce((SELECT max(s.to_at) FROM history_spans s), t));
+  -- Where nothing covers the present yet, rows go to the rest meanwhile: the first partition begins a little later.
+  v_from := greatest(t + interval '10 seconds', (SELECT max(s.to_at) FROM history_spans s));
   WHILE v_from < t + 2 * v_width LOOP
     -- Rows that fell into the rest would overlap with a partition that starts before them.
     IF EXISTS (SELECT FROM history_rest h WHERE h.finished_at >= v_from) THEN v_from := t + interval '10 seconds'; END IF;
@@ -1226,8 +1270,10 @@ BEGIN
   GET DIAGNOSTICS keys = ROW_COUNT;
   DELETE FROM rates d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM rates x WHERE x.expires_at < t LIMIT p_rows FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS rate_rows = ROW_COUNT;
-  -- Lanes that have been empty for an hour start again at 1 when they come back: nothing refers to their old numbers.
-  DELETE FROM lanes d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM lanes x WHERE x.depth = 0 AND x.moved_at < t - interval '1 hour' LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  -- Lanes that have been empty for an hour start again at 1 when they come back: nothing refers to their old numbers
+  -- (dead letters would, so theirs stay).
+  DELETE FROM lanes d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM lanes x WHERE x.depth = 0 AND x.moved_at < t - interval '1 hour'
+    AND NOT EXISTS (SELECT FROM dead_letters k WHERE k.lane = x.id) LIMIT p_rows FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS lanes = ROW_COUNT;
   RETURN NEXT;
 END $function$;
@@ -1240,10 +1286,15 @@ AS $function$
 #variable_conflict use_column
 BEGIN
   IF p_part >= 0 THEN
-    UPDATE tallies x SET n = x.n + p_n WHERE x.worker = p_worker AND x.part = p_part AND x.type = p_type;
-    IF FOUND THEN RETURN; END IF;
+    INSERT INTO tallies AS x (worker, part, type, n) VALUES (p_worker, p_part, p_type, p_n)
+      ON CONFLICT (worker, part, type) WHERE part >= 0 DO UPDATE SET n = x.n + excluded.n;
+    RETURN;
   END IF;
-  INSERT INTO tallies (worker, part, type, n) VALUES (p_worker, p_part, p_type, p_n);
+  UPDATE tallies x SET n = x.n + p_n WHERE x.ctid = (
+    SELECT y.ctid FROM tallies y WHERE y.part < 0 AND y.type = p_type LIMIT 1 FOR UPDATE SKIP LOCKED);
+  IF NOT FOUND THEN
+    INSERT INTO tallies (worker, part, type, n) VALUES ('00000000-0000-0000-0000-000000000000', -1, p_type, p_n);
+  END IF;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.worker_forget(p_worker uuid)

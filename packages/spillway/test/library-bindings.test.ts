@@ -32,8 +32,21 @@ interface Told {
 
 /** Ids, times and chances differ from one request to the next; what they stand for must not. */
 function normal({ status, headers, body }: Told): Told {
-  const kept = ['content-type', 'location', 'retry-after', 'idempotent-replayed', 'preference-applied', 'x-request-id', 'ratelimit-policy', 'ratelimit', 'x-ratelimit-limit', 'x-ratelimit-remaining', 'cache-control', 'x-own']
-  const uuid = /[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{22}/g
+  const kept = [
+    'content-type',
+    'location',
+    'retry-after',
+    'idempotent-replayed',
+    'preference-applied',
+    'x-request-id',
+    'ratelimit-policy',
+    'ratelimit',
+    'x-ratelimit-limit',
+    'x-ratelimit-remaining',
+    'cache-control',
+    'x-own',
+  ]
+  const uuid = /[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}/g
   const text = JSON.stringify({
     status,
     headers: Object.fromEntries(kept.flatMap((name) => (headers[name] === undefined ? [] : [[name, headers[name]]]))),
@@ -43,7 +56,11 @@ function normal({ status, headers, body }: Told): Told {
 }
 
 async function told(response: Response): Promise<Told> {
-  return { status: response.status, headers: Object.fromEntries(response.headers), body: (await response.json()) as Record<string, unknown> }
+  return {
+    status: response.status,
+    headers: Object.fromEntries(response.headers),
+    body: (await response.json()) as Record<string, unknown>,
+  }
 }
 
 function ourApp(): FastifyInstance {
@@ -68,7 +85,11 @@ async function both(make: (intake: IntakeApi, type: string) => { type: string },
   const origin = await app.listen({ host: '127.0.0.1', port: 0 })
   const handler: FetchHandler = intake.fetch(make(intake, 'two'))
   const send = (init: RequestInit) => {
-    const request: RequestInit = { method: 'POST', ...init, headers: { 'content-type': 'application/json', traceparent: trace, ...init.headers } }
+    const request: RequestInit = {
+      method: 'POST',
+      ...init,
+      headers: { 'content-type': 'application/json', traceparent: trace, ...init.headers },
+    }
     return Promise.all([
       fetch(`${origin}/orders?x=1`, request).then(told),
       handler(new Request('http://localhost/orders?x=1', request), { clientAddress: '127.0.0.1' }).then(told),
@@ -133,11 +154,17 @@ describe('both bindings answer the same', () => {
   it('limited, with its headers on both sides of the limit', async () => {
     const intake = await b.intake()
     const { send } = await both(
-      (on, type) => on.define(type, { body: Body, gates: [rate({ limit: 1, per: '1h', name: `${type}`.length > 0 ? `r-${type.length}` : '' })], lane: () => type, run: () => 1 }),
+      (on, type) =>
+        on.define(type, {
+          body: Body,
+          gates: [rate({ limit: 1, per: '1h', name: 'hour', by: () => type })],
+          lane: () => type,
+          run: () => 1,
+        }),
       intake,
     )
     const [first] = await send(json({ n: 1 }))
-    expect(first.headers['ratelimit-policy']).toBe('"r-3";q=1;w=3600')
+    expect(first.headers['ratelimit-policy']).toBe('"hour";q=1;w=3600')
     const [limited, other] = await send(json({ n: 1 }))
     expect(limited).toMatchObject({ status: 429, body: { code: 'rate_limited' } })
     expect(Number(limited.headers['retry-after'])).toBe(limited.body.retry_after_seconds)
@@ -164,7 +191,10 @@ describe('both bindings answer the same', () => {
 
   it('a store that cannot give a place', async () => {
     const intake = await b.intake({
-      wrap: (store) => overriding(store, { takeConnections: () => Promise.reject(Object.assign(new Error('away'), { code: 'unavailable' })) }),
+      wrap: (store) =>
+        overriding(store, {
+          takeConnections: () => Promise.reject(Object.assign(new Error('away'), { code: 'unavailable' })),
+        }),
     })
     const { send } = await both(
       (on, type) => on.define(type, { body: Body, gates: [connections({ perIdentity: 1, total: 1 })], run: () => 1 }),
@@ -179,7 +209,9 @@ describe('both bindings answer the same', () => {
 describe('gates come before the body', () => {
   const halted = async () => {
     const intake = await b.intake()
-    const { port, handler } = await mounted(intake, (on, type) => on.define(type, { body: Body, gates: [halt()], lane: () => type, run: () => 1 }))
+    const { port, handler } = await mounted(intake, (on, type) =>
+      on.define(type, { body: Body, gates: [halt()], lane: () => type, run: () => 1 }),
+    )
     await intake.core.store.halt('system', 'drill')
     await intake.core.presence.beat()
     return { port, handler }
@@ -193,7 +225,9 @@ describe('gates come before the body', () => {
     const { port } = await halted()
     const { socket } = rawConnection(port)
     const answered = new Promise<string>((resolve) => socket.once('data', (chunk: Buffer) => resolve(chunk.toString())))
-    socket.write('POST /orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 900000\r\n\r\n{"n":')
+    socket.write(
+      'POST /orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 900000\r\n\r\n{"n":',
+    )
     expect(await answered).toMatch(/^HTTP\/1\.1 503 /)
     socket.destroy()
   })
@@ -223,8 +257,12 @@ describe('gates come before the body', () => {
 
   it('but what only the store knows comes after it: a malformed body is told first', async () => {
     const intake = await b.intake({ work: false })
-    const { handler } = await mounted(intake, (on, type) => on.define(type, { body: Body, gates: [capacity({ limit: 1 })], lane: () => type, run: () => 1 }))
-    const response = await handler(new Request('http://localhost/', { method: 'POST', body: '{', headers: { 'content-type': 'application/json' } }))
+    const { handler } = await mounted(intake, (on, type) =>
+      on.define(type, { body: Body, gates: [capacity({ limit: 1 })], lane: () => type, run: () => 1 }),
+    )
+    const response = await handler(
+      new Request('http://localhost/', { method: 'POST', body: '{', headers: { 'content-type': 'application/json' } }),
+    )
     expect(response.status).toBe(400)
   })
 })
@@ -253,11 +291,19 @@ describe('places', () => {
     app.route({ method: 'POST', url: '/orders', ...intake.route(op) })
     const origin = await app.listen({ host: '127.0.0.1', port: 0 })
     const { socket, ended } = rawConnection(Number(new URL(origin).port))
-    socket.write('POST /orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 7\r\n\r\n{"n":1}')
+    socket.write(
+      'POST /orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 7\r\n\r\n{"n":1}',
+    )
     await asked.promise
     socket.destroy()
     await ended
-    await eventually(async () => ((await new Promise<number>((resolve) => app.server.getConnections((_, n) => resolve(n)))) === 0 ? true : undefined), 'the server to see it gone')
+    await eventually(
+      async () =>
+        (await new Promise<number>((resolve) => app.server.getConnections((_, n) => resolve(n)))) === 0
+          ? true
+          : undefined,
+      'the server to see it gone',
+    )
     grant.fire()
     await eventually(() => (given.n === 1 ? true : undefined), 'the place to be given back', 5_000)
     expect(await b.sql('SELECT 1 FROM spillway.connections')).toEqual([])

@@ -1,7 +1,7 @@
 import pg from 'pg'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, expectTypeOf, it } from 'vitest'
-import { type Definition, type RunContext, type Tx } from '../src/index.js'
+import type { Definition, RunContext, Tx } from '../src/index.js'
 import { type Bench, bench, eventually, signal } from './pipeline-fixture.js'
 
 const Order = Type.Object({ customer: Type.String(), total: Type.Number(), note: Type.Optional(Type.String()) })
@@ -28,7 +28,9 @@ describe('types from end to end', () => {
         return { charged: order.total }
       },
     })
-    expectTypeOf(place).toEqualTypeOf<Definition<{ customer: string; total: number; note?: string }, { charged: number }>>()
+    expectTypeOf(place).toEqualTypeOf<
+      Definition<{ customer: string; total: number; note?: string }, { charged: number }>
+    >()
     expectTypeOf(intake.submit<{ customer: string; total: number; note?: string }>)
       .parameter(1)
       .toEqualTypeOf<{ customer: string; total: number; note?: string }>()
@@ -112,7 +114,7 @@ describe('submit', () => {
   })
 })
 
-describe('enqueue inside a transaction of one\'s own', () => {
+describe("enqueue inside a transaction of one's own", () => {
   const connected = async (run: (client: pg.Client) => Promise<void>): Promise<void> => {
     const client = new pg.Client({ connectionString: b.url })
     await client.connect()

@@ -9,7 +9,9 @@ type NoteItem = ApplyItem<{ lane: string; n: number }>
 let b: Bench
 beforeEach(async () => {
   b = await bench()
-  await b.sql('CREATE TABLE notes (at bigserial, lane text, n int NOT NULL CHECK (n <> 13), seq bigint, op uuid UNIQUE)')
+  await b.sql(
+    'CREATE TABLE notes (at bigserial, lane text, n int NOT NULL CHECK (n <> 13), seq bigint, op uuid UNIQUE)',
+  )
 })
 afterEach(() => b.close())
 
@@ -35,7 +37,9 @@ function notes(intake: IntakeApi, calls: number[] = []) {
 }
 
 const written = async (lane?: string) =>
-  (await b.sql<{ n: number }>('SELECT n FROM notes WHERE $1::text IS NULL OR lane = $1 ORDER BY at', [lane])).map((r) => r.n)
+  (await b.sql<{ n: number }>('SELECT n FROM notes WHERE $1::text IS NULL OR lane = $1 ORDER BY at', [lane])).map(
+    (r) => r.n,
+  )
 
 const idOf = (answer: { kind: string; operationId?: string }): string => {
   if (answer.operationId === undefined) throw new Error(`expected an operation, not ${answer.kind}`)
@@ -50,7 +54,10 @@ async function behindPaused(intake: IntakeApi, lane: string, submit: () => Promi
     : intake.define('block', { body: Note, lane: (note) => ['notes', note.lane], run: () => undefined })
   await intake.submit(blocker, { lane, n: 0 }, { respondAsync: true })
   await submit()
-  await eventually(async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined), 'the lane to be held')
+  await eventually(
+    async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined),
+    'the lane to be held',
+  )
   await intake.core.store.resume('notes', lane)
   intake.core.wakeAll()
 }
@@ -71,7 +78,9 @@ describe('apply', () => {
     const add = notes(intake, calls)
     await intake.submit(add, { lane: 'warm', n: 1 })
     calls.length = 0
-    const answers = await Promise.all(Array.from({ length: 200 }, (_, n) => intake.submit(add, { lane: `l${n % 7}`, n: n + 20 })))
+    const answers = await Promise.all(
+      Array.from({ length: 200 }, (_, n) => intake.submit(add, { lane: `l${n % 7}`, n: n + 20 })),
+    )
     expect(answers.map((a) => a.kind === 'done' && a.result)).toEqual(answers.map((_, n) => (n + 20) * 10))
     expect(calls.length).toBeLessThan(10)
     expect(calls.reduce((sum, n) => sum + n, 0)).toBe(200)
@@ -94,7 +103,10 @@ describe('apply', () => {
       body: Note,
       apply: async (tx, items) => (await insert(tx, items)).slice(1),
     })
-    expect(await intake.submit(add, { lane: 'a', n: 1 })).toMatchObject({ kind: 'refused', refusal: { code: 'internal_error' } })
+    expect(await intake.submit(add, { lane: 'a', n: 1 })).toMatchObject({
+      kind: 'refused',
+      refusal: { code: 'internal_error' },
+    })
     expect(await written()).toEqual([])
   })
 
@@ -120,7 +132,8 @@ describe('apply', () => {
     const add = notes(intake)
     const ids: string[] = []
     await behindPaused(intake, 'a', async () => {
-      for (const n of [1, 13, 3]) ids.push(idOf(await intake.submit(add, { lane: 'a', n }, { idempotencyKey: String(n) })))
+      for (const n of [1, 13, 3])
+        ids.push(idOf(await intake.submit(add, { lane: 'a', n }, { idempotencyKey: String(n) })))
     })
     const statuses = []
     for (const id of ids) statuses.push((await b.finished(id)).status)
@@ -153,7 +166,10 @@ describe('apply', () => {
     const answer = await intake.submit(add, { lane: 'a', n: 1 })
     expect(answer.kind).toBe('queued')
     expect(await written()).toEqual([])
-    await eventually(async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined), 'the lane to be held')
+    await eventually(
+      async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined),
+      'the lane to be held',
+    )
     await intake.core.store.resume('notes', null)
     intake.core.wakeAll()
     await b.finished(idOf(answer))

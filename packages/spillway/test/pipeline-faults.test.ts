@@ -24,7 +24,11 @@ const idOf = (answer: { kind: string; operationId?: string }): string => {
   return answer.operationId
 }
 const drained = (ms?: number) =>
-  eventually(async () => ((await b.sql('SELECT 1 FROM spillway.ops')).length === 0 ? true : undefined), 'the queue to drain', ms)
+  eventually(
+    async () => ((await b.sql('SELECT 1 FROM spillway.ops')).length === 0 ? true : undefined),
+    'the queue to drain',
+    ms,
+  )
 
 describe('an answer that was lost', () => {
   it('of accept: the operation is not stuck, though nobody here knows of it', async () => {
@@ -43,10 +47,14 @@ describe('an answer that was lost', () => {
     const op = intake.define('op', { body: Body, lane, run: (body) => void ran.push(body.n) })
     const answer = await intake.submit(op, { lane: 'a', n: 1 }, { idempotencyKey: 'k' })
     expect(answer).toMatchObject({ refusal: { code: 'store_unavailable' } })
-    // Nothing else comes: the store must not need another request to notice.
+    // Nothing else comes: it must not need another request to notice. Time is made to pass for the lease alone.
+    await b.sql("UPDATE spillway.leases SET claimed_at = claimed_at - interval '1 minute'")
     await drained(15_000)
     expect(ran).toEqual([1])
-    expect(await intake.submit(op, { lane: 'a', n: 1 }, { idempotencyKey: 'k' })).toMatchObject({ kind: 'done', replayed: true })
+    expect(await intake.submit(op, { lane: 'a', n: 1 }, { idempotencyKey: 'k' })).toMatchObject({
+      kind: 'done',
+      replayed: true,
+    })
     expect(await b.audit()).toEqual([])
   })
 
@@ -77,12 +85,16 @@ describe('an answer that was lost', () => {
     await intake.core.store.pause('q', null)
     const fast = idOf(await intake.submit(op, { lane: 'fast', n: 1 }))
     const slow = idOf(await intake.submit(op, { lane: 'slow', n: 1 }))
-    await eventually(async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length === 2 ? true : undefined), 'both to be held')
+    await eventually(
+      async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length === 2 ? true : undefined),
+      'both to be held',
+    )
     await intake.core.store.resume('q', null)
     intake.core.wakeAll()
     await b.finished(fast)
     await eventually(() => (faults.left < 0 ? true : undefined), 'the answer to be lost')
     release.fire()
+    await b.sql("UPDATE spillway.leases SET claimed_at = claimed_at - interval '1 minute'")
     expect(await b.finished(slow, 15_000)).toMatchObject({ status: 'completed' })
     expect(ran.filter((name) => name === 'fast')).toHaveLength(1)
     expect(await b.audit()).toEqual([])
@@ -127,7 +139,9 @@ describe('an answer that was lost', () => {
 
 describe('the lease of the process', () => {
   const declaredDead = async (intake: IntakeApi): Promise<void> => {
-    await b.sql("UPDATE spillway.workers SET until = now() - interval '1 minute' WHERE id = $1", [intake.core.presence.worker])
+    await b.sql("UPDATE spillway.workers SET until = now() - interval '1 minute' WHERE id = $1", [
+      intake.core.presence.worker,
+    ])
     await b.sql('SELECT * FROM spillway.recover()')
   }
 
@@ -207,6 +221,7 @@ describe('the lease of the process', () => {
     heart.beats = false
     await aborted.promise
     heart.beats = true
+    await b.sql("UPDATE spillway.leases SET claimed_at = claimed_at - interval '1 minute'")
     expect(await b.finished(id, 15_000)).toMatchObject({ status: 'completed', result: 'again' })
     expect(await b.audit()).toEqual([])
   })
@@ -219,7 +234,10 @@ describe('an operation of a type that is not defined here', () => {
     const gateway = await b.intake({ work: false })
     const op = gateway.define('op', { body: Body, lane, run: () => 0 })
     const id = idOf(await gateway.submit(op, { lane: 'a', n: 1 }, { respondAsync: true }))
-    await eventually(() => (b.logged.some((l) => l.message.includes('no handler')) ? true : undefined), 'the stranger to see it')
+    await eventually(
+      () => (b.logged.some((l) => l.message.includes('no handler')) ? true : undefined),
+      'the stranger to see it',
+    )
     const knowing = await b.intake()
     knowing.define('op', { body: Body, lane, run: (body) => body.n })
     expect(await b.finished(id, 25_000)).toMatchObject({ status: 'completed', attempts: 1, result: 1 })
@@ -270,50 +288,58 @@ describe('a process that is killed', () => {
 })
 
 describe('a store that goes away', () => {
-  it.each(['refuse', 'stall'] as const)('(%s), under load: every submission is answered, and it goes on when it is back', async (how) => {
-    const proxy = await startHalfOpenProxy(addressOf(b.url))
-    const intake = await b.intake({ leaseMs: 20_000, postgres: { url: through(proxy, b.url) } })
-    const ran = new Set<number>()
-    const op = intake.define('op', { body: Body, lane, run: (body) => void ran.add(body.n) })
-    const accepted = new Set<number>()
-    const codes = new Set<string>()
-    const answered = { slowestMs: 0, stop: false, n: 0, refused: 0 }
-    const client = async (name: string): Promise<void> => {
-      while (!answered.stop) {
-        const mine = ++answered.n
-        const started = performance.now()
-        const answer = await intake.submit(op, { lane: name, n: mine })
-        answered.slowestMs = Math.max(answered.slowestMs, performance.now() - started)
-        if (answer.kind === 'refused') {
-          answered.refused++
-          codes.add(answer.refusal.code)
-          await new Promise((resolve) => setImmediate(resolve))
-        } else accepted.add(mine)
+  it.each(['refuse', 'stall'] as const)(
+    '(%s), under load: every submission is answered, and it goes on when it is back',
+    async (how) => {
+      const proxy = await startHalfOpenProxy(addressOf(b.url))
+      const intake = await b.intake({ leaseMs: 20_000, postgres: { url: through(proxy, b.url) } })
+      const ran = new Set<number>()
+      const op = intake.define('op', { body: Body, lane, run: (body) => void ran.add(body.n) })
+      const accepted = new Set<number>()
+      const codes = new Set<string>()
+      const answered = { slowestMs: 0, stop: false, n: 0, refused: 0 }
+      const client = async (name: string): Promise<void> => {
+        while (!answered.stop) {
+          const mine = ++answered.n
+          const started = performance.now()
+          const answer = await intake.submit(op, { lane: name, n: mine })
+          answered.slowestMs = Math.max(answered.slowestMs, performance.now() - started)
+          if (answer.kind === 'refused') {
+            answered.refused++
+            codes.add(answer.refusal.code)
+            await new Promise((resolve) => setImmediate(resolve))
+          } else accepted.add(mine)
+        }
       }
-    }
-    const clients = Array.from({ length: 8 }, (_, i) => client(`lane-${i}`))
-    try {
-      await eventually(() => (accepted.size > 50 ? true : undefined), 'fifty to be accepted')
-      if (how === 'refuse') await proxy.refuse()
-      else proxy.stall()
-      await eventually(() => (answered.refused > 20 ? true : undefined), 'refusals', 15_000)
-      await proxy.pass()
-      const before = accepted.size
-      await eventually(() => (accepted.size > before + 50 ? true : undefined), 'it to go on', 20_000)
-    } finally {
-      answered.stop = true
-      await proxy.pass()
-      await Promise.all(clients)
-    }
-    for (const code of codes) expect(code).toMatch(/^(store_unavailable|overloaded)$/)
-    // A direct run that began before waits for its settlement, 5 s; everything else for the store, 2 s.
-    expect(answered.slowestMs).toBeLessThan(8_000)
-    await eventually(() => ([...accepted].every((id) => ran.has(id)) ? true : undefined), 'all that was accepted to have run', 20_000)
-    await drained(20_000)
-    expect(await b.audit()).toEqual([])
-    await intake.close()
-    await proxy.close()
-  }, 90_000)
+      const clients = Array.from({ length: 8 }, (_, i) => client(`lane-${i}`))
+      try {
+        await eventually(() => (accepted.size > 50 ? true : undefined), 'fifty to be accepted')
+        if (how === 'refuse') await proxy.refuse()
+        else proxy.stall()
+        await eventually(() => (answered.refused > 20 ? true : undefined), 'refusals', 15_000)
+        await proxy.pass()
+        const before = accepted.size
+        await eventually(() => (accepted.size > before + 50 ? true : undefined), 'it to go on', 20_000)
+      } finally {
+        answered.stop = true
+        await proxy.pass()
+        await Promise.all(clients)
+      }
+      for (const code of codes) expect(code).toMatch(/^(store_unavailable|overloaded)$/)
+      // A direct run that began before waits for its settlement, 5 s; everything else for the store, 2 s.
+      expect(answered.slowestMs).toBeLessThan(8_000)
+      await eventually(
+        () => ([...accepted].every((id) => ran.has(id)) ? true : undefined),
+        'all that was accepted to have run',
+        20_000,
+      )
+      await drained(20_000)
+      expect(await b.audit()).toEqual([])
+      await intake.close()
+      await proxy.close()
+    },
+    90_000,
+  )
 
   it('for good: close does not hang', async () => {
     const gone = { yet: false }

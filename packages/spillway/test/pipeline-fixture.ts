@@ -15,7 +15,9 @@ export interface Bench {
   url: string
   logged: Logged[]
   /** Another instance on the same database. */
-  intake(options?: Partial<IntakeOptions> & { wrap?: (store: Store) => Store; postgres?: Partial<PostgresOptions> }): Promise<IntakeApi>
+  intake(
+    options?: Partial<IntakeOptions> & { wrap?: (store: Store) => Store; postgres?: Partial<PostgresOptions> },
+  ): Promise<IntakeApi>
   sql<Row extends Record<string, unknown>>(text: string, values?: unknown[]): Promise<Row[]>
   ticket(id: string): Promise<Ticket>
   /** The ticket once it is finished. */
@@ -56,10 +58,14 @@ export async function bench(): Promise<Bench> {
       (await pool.query<Row>(text, values)).rows,
     ticket,
     finished: (id, ms) =>
-      eventually(async () => {
-        const found = await ticket(id)
-        return ['completed', 'failed', 'cancelled'].includes(found.status) ? found : undefined
-      }, `operation ${id} to finish`, ms),
+      eventually(
+        async () => {
+          const found = await ticket(id)
+          return ['completed', 'failed', 'cancelled'].includes(found.status) ? found : undefined
+        },
+        `operation ${id} to finish`,
+        ms,
+      ),
     audit: () => reader.audit(),
     close: async () => {
       await Promise.all(intakes.map((intake) => intake.close()))
@@ -78,7 +84,11 @@ export function loggingTo(logged: Logged[]) {
 }
 
 /** Looks until there is a value; fails loudly when there is none in time. */
-export async function eventually<T>(look: () => Promise<T | undefined> | T | undefined, what: string, ms = 10_000): Promise<T> {
+export async function eventually<T>(
+  look: () => Promise<T | undefined> | T | undefined,
+  what: string,
+  ms = 10_000,
+): Promise<T> {
   const until = performance.now() + ms
   for (;;) {
     const found = await look()

@@ -86,7 +86,10 @@ describe('an Idempotency-Key', () => {
       run: (body) => (body.n === 1 ? release.promise : undefined),
     })
     const holding = intake.submit(op, { n: 1 })
-    await eventually(async () => ((await b.sql('SELECT 1 FROM spillway.ops')).length === 1 ? true : undefined), 'the place to be taken')
+    await eventually(
+      async () => ((await b.sql('SELECT 1 FROM spillway.ops')).length === 1 ? true : undefined),
+      'the place to be taken',
+    )
     expect(await intake.submit(op, { n: 2 }, key)).toMatchObject({ refusal: { code: 'capacity_exceeded' } })
     release.fire()
     await holding

@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { type Answer, capacity, connections, halt, type IntakeApi, pressure, rate } from '../src/index.js'
@@ -13,12 +14,14 @@ beforeEach(async () => {
 })
 afterEach(() => b.close())
 
-const count = (answers: readonly Answer[], kind: Answer['kind']): number => answers.filter((a) => a.kind === kind).length
+const count = (answers: readonly Answer[], kind: Answer['kind']): number =>
+  answers.filter((a) => a.kind === kind).length
 const codes = (answers: readonly Answer[]): Set<string> =>
   new Set(answers.flatMap((a) => (a.kind === 'refused' ? [a.refusal.code] : [])))
 const four = (options?: Parameters<Bench['intake']>[0]): Promise<IntakeApi[]> =>
   Promise.all(Array.from({ length: 4 }, () => b.intake(options)))
-const gateRow = async () => (await b.sql<{ held: string; overflowing: boolean }>('SELECT held, overflowing FROM spillway.gates'))[0]
+const gateRow = async () =>
+  (await b.sql<{ held: string; overflowing: boolean }>('SELECT held, overflowing FROM spillway.gates'))[0]
 
 /** Counts what reaches the store. */
 const counting = (calls: { accept: number }) => (store: Store) =>
@@ -123,7 +126,12 @@ describe('rate', () => {
   it('admits exactly its limit over four instances', async () => {
     const intakes = await four({ work: false })
     const submits = intakes.flatMap((intake) => {
-      const op = intake.define('op', { body: Body, lane, gates: [rate({ limit: 10, per: '1h' })], run: () => undefined })
+      const op = intake.define('op', {
+        body: Body,
+        lane,
+        gates: [rate({ limit: 10, per: '1h' })],
+        run: () => undefined,
+      })
       return Array.from({ length: 60 }, (_, n) => intake.submit(op, { n }, { identity: 'ann', respondAsync: true }))
     })
     const answers = await Promise.all(submits)
@@ -155,7 +163,11 @@ describe('rate', () => {
     const intake = await b.intake()
     const op = intake.define('op', {
       body: Body,
-      gates: [rate({ limit: 4, per: '1h' }), rate({ limit: 6, per: '1d' }), rate({ limit: 9, per: '1h', name: 'all', by: () => '*' })],
+      gates: [
+        rate({ limit: 4, per: '1h' }),
+        rate({ limit: 6, per: '1d' }),
+        rate({ limit: 9, per: '1h', name: 'all', by: () => '*' }),
+      ],
       run: () => 1,
     })
     const answers = []
@@ -166,7 +178,9 @@ describe('rate', () => {
     // Nine in all for everybody: five more would be bob's by the day, four by the hour.
     expect(count(answers, 'done')).toBe(8)
     expect(await intake.submit(op, { n: 1 }, { identity: 'carl' })).toMatchObject({ kind: 'done' })
-    expect(await intake.submit(op, { n: 1 }, { identity: 'dora' })).toMatchObject({ refusal: { rate: { name: 'all', limit: 9 } } })
+    expect(await intake.submit(op, { n: 1 }, { identity: 'dora' })).toMatchObject({
+      refusal: { rate: { name: 'all', limit: 9 } },
+    })
   })
 
   it('gives back what was reserved for an item that could not be stored', async () => {
@@ -177,7 +191,9 @@ describe('rate', () => {
       gates: [rate({ limit: 2, per: '1h' })],
       run: () => 1,
     })
-    expect(await intake.submit(op, { n: 13 }, { identity: 'ann' })).toMatchObject({ refusal: { code: 'internal_error' } })
+    expect(await intake.submit(op, { n: 13 }, { identity: 'ann' })).toMatchObject({
+      refusal: { code: 'internal_error' },
+    })
     expect(await intake.submit(op, { n: 1 }, { identity: 'ann' })).toMatchObject({ kind: 'done', rate: { left: 1 } })
   })
 
@@ -190,13 +206,19 @@ describe('rate', () => {
     )
     expect(count(answers, 'queued')).toBe(1)
     expect(codes(answers)).toEqual(new Set(['capacity_exceeded']))
-    const rows = await b.sql<{ used: string }>('SELECT (SELECT sum(c) FROM unnest(counts) c) AS used FROM spillway.rates')
+    const rows = await b.sql<{ used: string }>(
+      'SELECT (SELECT sum(c) FROM unnest(counts) c) AS used FROM spillway.rates',
+    )
     expect(rows).toEqual([{ used: '1' }])
   })
 
   it('frees a slot when its minute leaves the window', async () => {
     const intake = await b.intake()
-    const op = intake.define('op', { body: Body, gates: [rate({ limit: 1, per: '5m', by: () => 'all' })], run: () => 1 })
+    const op = intake.define('op', {
+      body: Body,
+      gates: [rate({ limit: 1, per: '5m', by: () => 'all' })],
+      run: () => 1,
+    })
     expect(await intake.submit(op, { n: 1 })).toMatchObject({ kind: 'done' })
     expect(await intake.submit(op, { n: 1 })).toMatchObject({ refusal: { code: 'rate_limited' } })
     await b.sql('UPDATE spillway.rates SET minutes = (SELECT array_agg(m - 4) FROM unnest(minutes) m)')
@@ -207,7 +229,8 @@ describe('rate', () => {
 })
 
 describe('connections', () => {
-  const held = async () => (await b.sql<{ held: number }>('SELECT coalesce(sum(held), 0)::int AS held FROM spillway.connections'))[0]?.held
+  const held = async () =>
+    (await b.sql<{ held: number }>('SELECT coalesce(sum(held), 0)::int AS held FROM spillway.connections'))[0]?.held
 
   it('bounds what is open per identity and in all, over two instances, and gives every place back', async () => {
     const [one, two] = await Promise.all([b.intake(), b.intake()])
@@ -220,12 +243,11 @@ describe('connections', () => {
     }
     const first = one.define('op', options)
     const second = two.define('op', options)
-    const open = [
-      one.submit(first, { n: 1 }, { identity: 'ann' }),
-      two.submit(second, { n: 2 }, { identity: 'ann' }),
-    ]
+    const open = [one.submit(first, { n: 1 }, { identity: 'ann' }), two.submit(second, { n: 2 }, { identity: 'ann' })]
     await eventually(async () => ((await held()) === 2 ? true : undefined), 'two places to be taken')
-    expect(await one.submit(first, { n: 3 }, { identity: 'ann' })).toMatchObject({ refusal: { code: 'connection_limit' } })
+    expect(await one.submit(first, { n: 3 }, { identity: 'ann' })).toMatchObject({
+      refusal: { code: 'connection_limit' },
+    })
     open.push(one.submit(first, { n: 4 }, { identity: 'bob' }))
     await eventually(async () => ((await held()) === 3 ? true : undefined), 'three places to be taken')
     expect(await two.submit(second, { n: 5 }, { identity: 'carl' })).toMatchObject({ refusal: { code: 'overloaded' } })
@@ -238,7 +260,12 @@ describe('connections', () => {
   it('is exact with many at once', async () => {
     const [one, two] = await Promise.all([b.intake(), b.intake()])
     const release = signal()
-    const options = { body: Body, lane, gates: [connections({ perIdentity: 100, total: 7 })], run: () => release.promise }
+    const options = {
+      body: Body,
+      lane,
+      gates: [connections({ perIdentity: 100, total: 7 })],
+      run: () => release.promise,
+    }
     const submits = [one, two].flatMap((intake, i) => {
       const op = intake.define('op', options)
       return Array.from({ length: 30 }, (_, n) => intake.submit(op, { n: i * 30 + n }))
@@ -252,12 +279,20 @@ describe('connections', () => {
   })
 
   it('frees the places of a process that died', async () => {
-    const [dead, alive] = await Promise.all([b.intake(), b.intake()])
-    const options = { body: Body, lane, gates: [connections({ perIdentity: 1, total: 1 })], run: () => 1 }
-    const op = alive.define('op', options)
-    await dead.core.store.takeConnections(dead.core.presence.worker, 'op', ['ann'], { perIdentity: 1, total: 1 })
-    expect(await alive.submit(op, { n: 1 }, { identity: 'ann' })).toMatchObject({ refusal: { code: 'connection_limit' } })
-    await b.sql("UPDATE spillway.workers SET until = now() - interval '1 minute' WHERE id = $1", [dead.core.presence.worker])
+    const alive = await b.intake()
+    const op = alive.define('op', {
+      body: Body,
+      lane,
+      gates: [connections({ perIdentity: 1, total: 1 })],
+      run: () => 1,
+    })
+    const dead = randomUUID()
+    await alive.core.store.enlist(dead, 'dead', 60_000)
+    await alive.core.store.takeConnections(dead, 'op', ['ann'], { perIdentity: 1, total: 1 })
+    expect(await alive.submit(op, { n: 1 }, { identity: 'ann' })).toMatchObject({
+      refusal: { code: 'connection_limit' },
+    })
+    await b.sql("UPDATE spillway.workers SET until = now() - interval '1 minute' WHERE id = $1", [dead])
     await eventually(async () => {
       const answer = await alive.submit(op, { n: 1 }, { identity: 'ann' })
       return answer.kind === 'done' ? true : undefined
@@ -272,7 +307,9 @@ describe('connections', () => {
         }),
     })
     const op = intake.define('op', { body: Body, gates: [connections({ perIdentity: 1, total: 1 })], run: () => 1 })
-    expect(await intake.submit(op, { n: 1 })).toMatchObject({ refusal: { code: 'store_unavailable', retryAfterMs: 2_000 } })
+    expect(await intake.submit(op, { n: 1 })).toMatchObject({
+      refusal: { code: 'store_unavailable', retryAfterMs: 2_000 },
+    })
   })
 
   it('tries again to give a place back', async () => {
@@ -333,7 +370,9 @@ describe('the load decision', () => {
 
   it('refuses instead where the definition says so, and takes it again when the load is gone', async () => {
     const state = { busy: 10, waiting: 0 }
-    const intake = await b.intake({ wrap: (store) => overriding(store, { poolState: () => ({ max: 10, idle: 0, ...state }) }) })
+    const intake = await b.intake({
+      wrap: (store) => overriding(store, { poolState: () => ({ max: 10, idle: 0, ...state }) }),
+    })
     const op = intake.define('op', { body: Body, whenBusy: 'refuse', run: () => 1 })
     expect(await intake.submit(op, { n: 1 })).toMatchObject({ refusal: { code: 'overloaded', retryAfterMs: 2_000 } })
     state.busy = 0
@@ -362,7 +401,9 @@ describe('the load decision', () => {
         : intake.define('op', { body: Body, apply: async (_, items) => items.map(() => 1) })
     expect(intake.core.busy).toBeLessThan(0.7)
     const slow = intake.submit(op, { n: 1 })
-    await eventually(() => (intake.core.busy > 1 ? true : undefined), 'the budget to be used up', 2_000).finally(release.fire)
+    await eventually(() => (intake.core.busy > 1 ? true : undefined), 'the budget to be used up', 2_000).finally(
+      release.fire,
+    )
     await slow
     expect(intake.core.busy).toBeLessThan(0.7)
   })
@@ -372,7 +413,10 @@ describe('the load decision', () => {
     const release = signal()
     const op = intake.define('op', { body: Body, lane, run: (body) => (body.n === 1 ? release.promise : body.n) })
     const first = intake.submit(op, { n: 1 })
-    await eventually(async () => ((await b.sql('SELECT 1 FROM spillway.leases')).length === 1 ? true : undefined), 'the first to run')
+    await eventually(
+      async () => ((await b.sql('SELECT 1 FROM spillway.leases')).length === 1 ? true : undefined),
+      'the first to run',
+    )
     const second = await intake.submit(op, { n: 2 })
     expect(second).toMatchObject({ kind: 'queued', reason: 'system_busy' })
     release.fire()
@@ -440,9 +484,21 @@ describe('the order of gates', () => {
     const intake = await b.intake()
     const op = intake.define('op', {
       body: Body,
-      gates: [rate({ limit: 1, per: '1h' }), halt(), capacity({ limit: 1 }), connections({ perIdentity: 1, total: 1 }), pressure()],
+      gates: [
+        rate({ limit: 1, per: '1h' }),
+        halt(),
+        capacity({ limit: 1 }),
+        connections({ perIdentity: 1, total: 1 }),
+        pressure(),
+      ],
       run: () => 1,
     })
-    expect(intake.core.bound(op).gates.map((g) => g.kind)).toEqual(['pressure', 'connections', 'capacity', 'halt', 'rate'])
+    expect(intake.core.bound(op).gates.map((g) => g.kind)).toEqual([
+      'pressure',
+      'connections',
+      'capacity',
+      'halt',
+      'rate',
+    ])
   })
 })

@@ -36,7 +36,10 @@ describe('order within a lane', () => {
     // Another lane is free meanwhile.
     expect(await three.submit(z, { lane: 'b', n: 9 })).toMatchObject({ kind: 'done' })
     const third = three.submit(z, { lane: 'a', n: 3 }, { waitMs: 10_000 })
-    await eventually(async () => ((await b.sql('SELECT 1 FROM spillway.ops')).length === 3 ? true : undefined), 'three to be held')
+    await eventually(
+      async () => ((await b.sql('SELECT 1 FROM spillway.ops')).length === 3 ? true : undefined),
+      'three to be held',
+    )
     release.fire()
     expect(await third).toMatchObject({ kind: 'done' })
     expect(ran).toEqual(['9.1', '1.1', '2.1', '3.1'])
@@ -91,7 +94,11 @@ describe('order within a lane', () => {
         }
       }),
     )
-    await eventually(async () => ((await b.sql('SELECT 1 FROM spillway.ops')).length === 0 ? true : undefined), 'the queue to drain', 20_000)
+    await eventually(
+      async () => ((await b.sql('SELECT 1 FROM spillway.ops')).length === 0 ? true : undefined),
+      'the queue to drain',
+      20_000,
+    )
     const expected = Array.from({ length: each }, (_, i) => i + 1)
     for (const name of lanes) expect(ran.get(name)).toEqual(expected)
     expect(await b.audit()).toEqual([])
@@ -117,7 +124,10 @@ describe('order within a lane', () => {
     await intake.core.store.pause('ordered', 'a')
     await intake.submit(op, { lane: 'a', n: 3 })
     await intake.core.store.redrive([dead.operationId])
-    await eventually(async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined), 'the lane to be held')
+    await eventually(
+      async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined),
+      'the lane to be held',
+    )
     await intake.core.store.resume('ordered', 'a')
     intake.core.wakeAll()
     await b.finished(dead.operationId)

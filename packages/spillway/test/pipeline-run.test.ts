@@ -1,6 +1,6 @@
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { FailOperation, type RunContext, RetryOperation } from '../src/index.js'
+import { FailOperation, RetryOperation, type RunContext } from '../src/index.js'
 import type { Store } from '../src/store/port.js'
 import { type Bench, bench, eventually, overriding, signal } from './pipeline-fixture.js'
 
@@ -129,7 +129,11 @@ describe.each(['direct', 'queued'] as const)('a handler, %s', (path) => {
       run: () => new Promise(() => undefined),
     })
     const id = idOf(await intake.submit(op, { n: 1 }, options))
-    expect(await b.finished(id)).toMatchObject({ status: 'failed', attempts: 2, error: expect.stringContaining('timeout') })
+    expect(await b.finished(id)).toMatchObject({
+      status: 'failed',
+      attempts: 2,
+      error: expect.stringContaining('timeout'),
+    })
   })
 
   it('that writes with ctx.tx and then throws leaves nothing', async () => {

@@ -1,12 +1,8 @@
-export { type ConfigRow, describeConfig } from './describe.js'
+export { describeConfig } from './describe.js'
 export {
-  type ClientConfig,
   type Config,
   ConfigError,
-  type ConfigProblem,
-  type ConfigSource,
   type Environment,
-  isAuthenticationOn,
   isDebugging,
   isLoopbackHost,
   type LoadedConfig,
@@ -15,4 +11,4 @@ export {
   processEnvironment,
 } from './load.js'
 export { maskUrlPasswords } from './secrets.js'
-export type { LogLevel, Role } from './settings.js'
+export type { LogLevel } from './settings.js'

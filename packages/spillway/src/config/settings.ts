@@ -379,5 +379,4 @@ export const clientSettings = {
   },
 } as const satisfies SettingsTable
 
-export type Role = (typeof settings.process.roles.choices)[number]
 export type LogLevel = (typeof settings.process.logLevel.choices)[number]

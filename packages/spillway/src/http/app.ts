@@ -10,6 +10,7 @@ import Fastify, {
 } from 'fastify'
 import { trackAllowedMethods } from './allowed-methods.js'
 import { type Authenticator, type AuthResult, isRefused } from './auth.js'
+import { bodyFormFault } from './body-form.js'
 import { answerClientFault, capConnections } from './connections.js'
 import { allowOrigins } from './cors.js'
 import { answerFault, Refusal } from './faults.js'
@@ -112,26 +113,10 @@ function unknownAnswers(app: App): Answer {
   }
 }
 
-function charsetOf(contentType: string): string | undefined {
-  return /;\s*charset\s*=\s*"?([^\s;"]+)/i.exec(contentType)?.[1]?.toLowerCase()
-}
-
-function bodyFormFault(request: FastifyRequest): Problem | undefined {
-  const encoding = request.headers['content-encoding']
-  if (encoding !== undefined && encoding.toLowerCase() !== 'identity') {
-    return { code: 'unsupported_media_type', detail: 'Send the body without a content encoding.' }
-  }
-  const contentType = request.headers['content-type'] ?? ''
-  if (!contentType.includes(';')) return undefined
-  const charset = charsetOf(contentType)
-  if (charset === undefined || charset === 'utf-8' || charset === 'utf8') return undefined
-  return { code: 'unsupported_media_type', detail: 'Send JSON in UTF-8.' }
-}
-
 function parseBodies(app: App): void {
   app.removeAllContentTypeParsers()
   app.addContentTypeParser<Buffer>('application/json', { parseAs: 'buffer' }, (request, body, done) => {
-    const formFault = bodyFormFault(request)
+    const formFault = bodyFormFault(request.headers['content-type'], request.headers['content-encoding'])
     if (formFault !== undefined) return done(new Refusal(formFault))
     if (body.length === 0) return done(null, undefined)
     const parsed = parseStrictJson(body)

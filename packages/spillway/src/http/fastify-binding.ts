@@ -25,6 +25,8 @@ export function fastifyRoute(intake: Intake, bound: Bound): FastifyRoute {
     onRequest(request, reply, done) {
       const proceed = (entry: Awaited<ReturnType<typeof mounted.enter>>): void => {
         if (!entry.ok) return void send(reply, entry.wire)
+        // A client that left while a place was taken for it: its close has been told already.
+        if (reply.raw.closed) return void entry.entered.leave()
         entries.set(request, entry.entered)
         reply.raw.once('close', () => entry.entered.leave())
         done()

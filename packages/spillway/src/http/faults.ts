@@ -1,5 +1,6 @@
 import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
 import { StoreFault } from '../store/postgres/faults.js'
+import { bodyTooLarge, notJson } from './body-form.js'
 import { discardRest } from './connections.js'
 import { type Problem, sendProblem } from './problem.js'
 import { InvalidRequest } from './validation.js'
@@ -40,9 +41,9 @@ function problemOf(fault: unknown): Problem | undefined {
   if (!isFastifyError(fault)) return undefined
   switch (fault.code) {
     case 'FST_ERR_CTP_BODY_TOO_LARGE':
-      return { code: 'body_too_large', detail: 'The body is larger than this route takes.' }
+      return bodyTooLarge
     case 'FST_ERR_CTP_INVALID_MEDIA_TYPE':
-      return { code: 'unsupported_media_type', detail: 'Send application/json.' }
+      return notJson
     case 'FST_ERR_CTP_INVALID_CONTENT_LENGTH':
       return bodyProblem('its length is not what Content-Length says')
     case 'FST_ERR_BAD_URL':

@@ -4,6 +4,7 @@ import type { Intake } from '../pipeline/intake.js'
 import type { Bound } from '../pipeline/submission.js'
 import { continueTrace, formatTraceparent } from '../telemetry/trace.js'
 import type { Wire } from './answer.js'
+import { bodyFormFault, bodyTooLarge, notJson } from './body-form.js'
 import { mount } from './mount.js'
 import { type Problem, problemContentType, problemDocument } from './problem.js'
 import { parseStrictJson } from './strict-json.js'
@@ -56,6 +57,7 @@ export function fetchHandler(intake: Intake, bound: Bound, options: { bodyLimitB
 function problemResponse(problem: Problem, headers: Headers, instance: string, traceId: string): Response {
   const document = problemDocument(problem, { instance, traceId })
   headers.set('content-type', problemContentType)
+  headers.set('cache-control', 'no-store')
   if (document.retry_after_seconds !== undefined) headers.set('retry-after', String(document.retry_after_seconds))
   return new Response(JSON.stringify(document), { status: document.status, headers })
 }
@@ -66,13 +68,13 @@ async function readBody(request: Request, limit: number): Promise<{ value: unkno
   let size = 0
   for await (const chunk of request.body ?? []) {
     size += chunk.byteLength
-    if (size > limit) return { code: 'body_too_large', detail: `The body may have ${limit} bytes at most.` }
+    if (size > limit) return bodyTooLarge
     chunks.push(chunk)
   }
   if (size === 0) return { value: undefined }
-  if (contentType !== 'application/json') {
-    return { code: 'unsupported_media_type', detail: 'Send the body as application/json.' }
-  }
+  if (contentType !== 'application/json') return notJson
+  const formFault = bodyFormFault(request.headers.get('content-type'), request.headers.get('content-encoding'))
+  if (formFault !== undefined) return formFault
   const parsed = parseStrictJson(Buffer.concat(chunks))
   if (parsed.ok) return { value: parsed.value }
   return { code: 'invalid_request', detail: 'The body is not valid.', errors: [parsed.fault] }

@@ -17,6 +17,7 @@ import {
 import { ProcessPressure } from '../pressure/process-pressure.js'
 import type { Accepted, AcceptItem, Pulse, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
+import { isTracing, parseTraceparent, withSpan } from '../telemetry/trace.js'
 import { Accepting, type Apply, codeOf } from './accepting.js'
 import type { Answer } from './answer.js'
 import type { DefineOptions, Definition } from './define.js'
@@ -26,6 +27,7 @@ import type { Handler } from './lane-run.js'
 import { Load } from './load.js'
 import { Presence } from './presence.js'
 import { type Refusal, refusedBy, toldRate } from './refusal.js'
+import type { Attempt } from './run.js'
 import type { IntakeLog, IntakeSettings } from './settings.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
 import { Waiters } from './waiters.js'
@@ -140,7 +142,7 @@ export class Intake {
     this.#definitions.set(type, { type, options: open, gates, flush })
     this.#handlers.set(type, {
       backoff: open.retry ?? { baseMs: this.settings.retryBaseMs, maxMs: this.settings.retryMaxMs },
-      ...(open.run && { run: (payload, attempt) => open.run?.(payload as never, attempt) }),
+      ...(open.run && { run: traced(type, open.run as never) }),
       ...(open.apply && { apply: (tx, items) => open.apply?.(tx, items as never) ?? Promise.resolve([]) }),
     })
     // After this turn of the event loop: what is defined together is known before the first operation is claimed.
@@ -473,5 +475,15 @@ export class Intake {
       takeConnection: (pool, identity, limits) => this.#accepting.connections(pool, limits).submit(identity),
       giveConnection: (pool, identity) => this.#accepting.giveConnection(pool, identity),
     }
+  }
+}
+
+/** In a span of the request's trace, where the process has an OpenTelemetry SDK; else the handler as it is. */
+function traced(type: string, run: (payload: unknown, attempt: Attempt) => unknown): Handler['run'] {
+  return (payload, attempt) => {
+    const parent = isTracing() ? parseTraceparent(attempt.traceparent) : null
+    if (parent === null) return run(payload, attempt)
+    const attributes = { 'spillway.operation': attempt.id, 'spillway.attempt': attempt.attempt }
+    return withSpan(`run ${type}`, { parent, attributes }, async () => run(payload, attempt))
   }
 }

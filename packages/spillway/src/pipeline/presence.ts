@@ -112,20 +112,17 @@ export class Presence {
   /** Tells the other processes: the first at once, what comes within 20 ms after it together at their end. */
   announce(kind: 'ready' | 'cancel'): void {
     if (this.#stopped || !this.#ready) return
-    if (this.#announceTimer !== undefined) {
-      this.#toAnnounce.add(kind)
-      return
-    }
-    this.#announceTimer = setTimeout(() => {
-      this.#announceTimer = undefined
-      for (const waiting of this.#toAnnounce) {
-        this.#toAnnounce.delete(waiting)
-        this.announce(waiting)
-      }
-    }, announceMs)
-    this.#announceTimer.unref()
+    this.#toAnnounce.add(kind)
+    if (this.#announceTimer === undefined) this.#tellOthers()
+  }
+
+  #tellOthers(): void {
+    const kinds = [...this.#toAnnounce]
+    this.#toAnnounce.clear()
+    this.#announceTimer = kinds.length === 0 ? undefined : setTimeout(() => this.#tellOthers(), announceMs)
+    this.#announceTimer?.unref()
     // Lost hints cost a heartbeat's time, not work.
-    this.#o.store.wake(kind).catch(() => undefined)
+    for (const kind of kinds) this.#o.store.wake(kind).catch(() => undefined)
   }
 
   async stop(): Promise<void> {

@@ -66,7 +66,7 @@ export function continueTrace(header: string | undefined): TraceContext {
 }
 
 /** Whether the process has registered an OpenTelemetry SDK. Without one a span is nothing but cost. */
-function isTracing(): boolean {
+export function isTracing(): boolean {
   const provider = trace.getTracerProvider()
   return !(provider instanceof ProxyTracerProvider) || provider.getDelegateTracer('spillway') !== undefined
 }

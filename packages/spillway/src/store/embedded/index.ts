@@ -1,2 +1,1 @@
-export { EmbeddedError, type EmbeddedErrorCode } from './error.js'
-export { type EmbeddedOptions, type EmbeddedServer, startEmbedded } from './start.js'
+export { type EmbeddedServer, startEmbedded } from './start.js'
