@@ -546,8 +546,9 @@ AS $function$
 DECLARE
   t timestamptz := clock();
   o record; f record;
-  v_at tid; v_parked boolean; v_upto bigint; v_where text; v_depth bigint;
+  v_at tid; v_upto bigint; v_where text; v_depth bigint;
 BEGIN
+  PERFORM pause_guard();
   SELECT x.lane, x.seq, x.type, x.idem, x.gate INTO o FROM ops x WHERE x.id = p_id;
   IF NOT FOUND THEN RETURN 'gone'; END IF;
   PERFORM FROM idempotency d WHERE d.key = o.idem FOR UPDATE;
@@ -784,8 +785,7 @@ BEGIN
   IF NOT FOUND THEN
     RETURN;
   ELSIF lane_paused(p_lane) THEN
-    -- Looked at again by itself: a resume that just missed this row must not leave it here for ever.
-    INSERT INTO parked (lane, until, reason) VALUES (p_lane, t + interval '30 seconds', 'pause');
+    INSERT INTO parked (lane, until, reason) VALUES (p_lane, 'infinity', 'pause');
   ELSIF o.not_before > t THEN
     INSERT INTO parked (lane, until, reason) VALUES (p_lane, o.not_before, 'delay');
   ELSE
@@ -803,6 +803,7 @@ DECLARE
   r record; o record;
   v_lanes uuid[]; v_uptos bigint[]; v_n int := 0;
 BEGIN
+  PERFORM pause_guard();
   WITH ended AS (DELETE FROM leases l WHERE l.fence = ANY (p_fences) RETURNING l.lanes, l.uptos)
   SELECT array_agg(z.lane ORDER BY z.lane), array_agg(z.upto ORDER BY z.lane) INTO v_lanes, v_uptos FROM ended e, unnest(e.lanes, e.uptos) z(lane, upto);
   IF v_lanes IS NULL THEN RETURN 0; END IF;
@@ -875,6 +876,17 @@ AS $function$
   INSERT INTO pauses (queue, partition, since) VALUES (p_queue, p_partition, clock()) ON CONFLICT DO NOTHING
 $function$;
 
+CREATE OR REPLACE FUNCTION spillway.pause_guard()
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pauses) THEN RETURN false; END IF;
+  PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.pauses'), hashtext(current_schema()));
+  RETURN EXISTS (SELECT FROM pauses);
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.promote(p_most integer)
  RETURNS integer
  LANGUAGE plpgsql
@@ -919,7 +931,7 @@ BEGIN
   alive := FOUND;
   now_ms := extract(epoch FROM t) * 1000;
   waiting := EXISTS (SELECT FROM ready x);
-  next_due_ms := (SELECT greatest(0, extract(epoch FROM min(p.until) - t) * 1000)::bigint FROM parked p);
+  next_due_ms := (SELECT greatest(0, extract(epoch FROM min(p.until) - t) * 1000)::bigint FROM parked p WHERE p.until < 'infinity');
   oldest_ms := coalesce((SELECT (extract(epoch FROM t - o.accepted_at) * 1000)::bigint FROM ops o ORDER BY o.id LIMIT 1), 0);
   held := (SELECT json_object_agg(x.type, x.n) FROM (SELECT y.type, sum(y.n) AS n FROM tallies y GROUP BY y.type) x);
   running := (SELECT json_object_agg(x.type, x.n) FROM (SELECT e.key AS type, sum(e.value::int) AS n FROM workers w, json_each_text(w.running) e GROUP BY e.key) x);
@@ -1005,6 +1017,7 @@ DECLARE
   t timestamptz := clock();
   w record;
 BEGIN
+  PERFORM pause_guard();
   FOR w IN SELECT x.id, x.name FROM workers x WHERE x.until < t ORDER BY x.until LIMIT 1 FOR UPDATE SKIP LOCKED LOOP
     worker := w.id; name := w.name;
     lanes := leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l WHERE l.worker = w.id), true);
@@ -1024,6 +1037,7 @@ DECLARE
   d record; g record;
   v_depth bigint; v_tail bigint; v_stamp bigint;
 BEGIN
+  PERFORM pause_guard();
   moved := 0; skipped := 0;
   PERFORM FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.id FOR UPDATE;
   PERFORM FROM gates x WHERE x.name IN (SELECT y.gate FROM dead_letters y WHERE y.id = ANY (p_ids)) ORDER BY x.name FOR UPDATE;
@@ -1057,11 +1071,21 @@ CREATE OR REPLACE FUNCTION spillway.resume(p_queue text, p_partition text)
  SET search_path TO 'spillway'
 AS $function$
 #variable_conflict use_column
+DECLARE
+  v_lane uuid;
 BEGIN
+  PERFORM pg_advisory_xact_lock(hashtext('spillway.pauses'), hashtext(current_schema()));
   DELETE FROM pauses p WHERE p.queue = p_queue AND (p_partition IS NULL OR p.partition = p_partition);
-  UPDATE parked k SET until = clock() FROM (
-    SELECT x.lane FROM parked x JOIN lanes l ON l.id = x.lane WHERE x.reason = 'pause' AND l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition)
-    ORDER BY x.lane FOR UPDATE OF x) u WHERE k.lane = u.lane;
+  FOR v_lane IN
+    WITH held AS (
+      SELECT x.lane FROM parked x JOIN lanes l ON l.id = x.lane
+      WHERE x.reason = 'pause' AND l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition) ORDER BY x.lane FOR UPDATE OF x
+    )
+    DELETE FROM parked x USING held h WHERE x.lane = h.lane RETURNING x.lane
+  LOOP
+    -- Back here if another pause still holds it.
+    PERFORM lane_requeue(v_lane);
+  END LOOP;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.retire(p_worker uuid)
@@ -1097,7 +1121,7 @@ DECLARE
   v_emptied uuid[];
   v_release boolean[] := s_release;
   v_k int;
-  v_paused boolean := EXISTS (SELECT FROM pauses);
+  v_paused boolean := pause_guard();
 BEGIN
   -- Before everything else: whoever gives this process up takes the same lock first.
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
@@ -1164,7 +1188,7 @@ BEGIN
     WHERE m.release AND m.depth > 0 AND NOT m.paused AND m.retry_ms IS NULL AND (m.not_before IS NULL OR m.not_before <= t)
   ), put_aside AS (
     INSERT INTO parked (lane, until, reason)
-    SELECT m.id, CASE WHEN m.paused THEN t + interval '30 seconds' WHEN m.retry_ms IS NOT NULL THEN t + m.retry_ms * interval '1 ms' ELSE m.not_before END,
+    SELECT m.id, CASE WHEN m.paused THEN 'infinity'::timestamptz WHEN m.retry_ms IS NOT NULL THEN t + m.retry_ms * interval '1 ms' ELSE m.not_before END,
       CASE WHEN m.paused THEN 'pause' WHEN m.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
     FROM moved m
     WHERE m.release AND m.depth > 0 AND (m.paused OR m.retry_ms IS NOT NULL OR m.not_before > t)

@@ -42,7 +42,7 @@ export async function bench(): Promise<Bench> {
   return {
     url: database.url,
     logged,
-    intake: async ({ wrap = (store) => store, postgres: store, ...options } = {}) => {
+    intake: async ({ wrap = (given: Store) => given, postgres: store, ...options } = {}) => {
       const intake = await createIntake({
         store: wrap(postgres({ url: database.url, poolMax: 4, ...store })),
         retryBaseMs: 20,

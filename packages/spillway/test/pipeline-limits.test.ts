@@ -411,7 +411,14 @@ describe('the load decision', () => {
   it('queues when every slot is taken', async () => {
     const intake = await b.intake({ concurrency: 1 })
     const release = signal()
-    const op = intake.define('op', { body: Body, lane, run: (body) => (body.n === 1 ? release.promise : body.n) })
+    const op = intake.define('op', {
+      body: Body,
+      lane,
+      run: async (body) => {
+        if (body.n === 1) await release.promise
+        return body.n
+      },
+    })
     const first = intake.submit(op, { n: 1 })
     await eventually(
       async () => ((await b.sql('SELECT 1 FROM spillway.leases')).length === 1 ? true : undefined),

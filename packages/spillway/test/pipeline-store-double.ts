@@ -26,7 +26,6 @@ export function claimed(overrides: Partial<Claimed> = {}): Claimed {
     priority: 5,
     identity: 'ann',
     payload: {},
-    acceptedAt: new Date(0),
     waitedMs: 0,
     due: true,
     attempts: 0,

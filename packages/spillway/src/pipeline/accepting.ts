@@ -95,11 +95,11 @@ export class Accepting {
   async #acceptAndApply(apply: Apply, pending: readonly PendingItem[]): Promise<Accepted[]> {
     const items = pending.map((p) => p.item)
     this.#fair.stamp(items)
-    const accepted = await this.#o.store.acceptAndApply(items, this.context(), async (tx, applied) => {
+    const accepted = await this.#o.store.acceptAndApply(items, this.context(), async (tx, applied, seqs) => {
       const chosen = applied.flatMap((index) => pending[index] ?? [])
       const results = await apply(
         tx,
-        chosen.map(({ item, body }) => toApplyItem(item, body)),
+        chosen.map(({ item, body }, i) => toApplyItem(item, body, seqs[i] ?? 0)),
       )
       if (results.length !== chosen.length) {
         throw new Error(`apply answered ${results.length} results for ${chosen.length} items`)
@@ -162,12 +162,12 @@ export function codeOf(fault: unknown): string | undefined {
     : undefined
 }
 
-const toApplyItem = (item: AcceptItem, body: unknown): ApplyItem<unknown> => ({
+const toApplyItem = (item: AcceptItem, body: unknown, seq: number): ApplyItem<unknown> => ({
   id: item.id,
   identity: item.identity,
   body,
   queue: item.queue,
   partition: item.partition,
-  seq: 0,
+  seq,
   traceparent: item.traceparent,
 })

@@ -107,7 +107,7 @@ export class Intake {
       retentionMs: settings.retentionMs,
       name: `${hostname()}:${process.pid}`,
       log,
-      running: () => this.#work.runningByType(),
+      running: () => ({ ...this.#work.runningByType(), ...this.#load.told() }),
       onPulse: (pulse, elapsedMs) => this.#observe(pulse, elapsedMs),
       afterPulse: () => this.#work.giveBackStray(),
       onLost: () => this.#work.loseAll(),
@@ -444,13 +444,15 @@ export class Intake {
     metrics.deadLetters.set(pulse.deadLetters)
     metrics.laneOldestSeconds.set(pulse.oldestMs / 1_000)
     metrics.setOperations(
-      Object.keys({ ...pulse.held, ...pulse.running }).flatMap((type) => {
-        const running = pulse.running[type] ?? 0
-        return [
-          { type, status: 'pending', count: Math.max(0, (pulse.held[type] ?? 0) - running) },
-          { type, status: 'processing', count: running },
-        ]
-      }),
+      Object.keys({ ...pulse.held, ...pulse.running })
+        .filter((type) => !type.startsWith('!'))
+        .flatMap((type) => {
+          const running = pulse.running[type] ?? 0
+          return [
+            { type, status: 'pending', count: Math.max(0, (pulse.held[type] ?? 0) - running) },
+            { type, status: 'processing', count: running },
+          ]
+        }),
     )
     const pool = this.store.poolState()
     metrics.setStorePool({ busy: pool.busy, idle: pool.idle, waiting: pool.waiting, max: pool.max })
@@ -479,7 +481,7 @@ export class Intake {
 }
 
 /** In a span of the request's trace, where the process has an OpenTelemetry SDK; else the handler as it is. */
-function traced(type: string, run: (payload: unknown, attempt: Attempt) => unknown): Handler['run'] {
+function traced(type: string, run: (payload: unknown, attempt: Attempt) => unknown): NonNullable<Handler['run']> {
   return (payload, attempt) => {
     const parent = isTracing() ? parseTraceparent(attempt.traceparent) : null
     if (parent === null) return run(payload, attempt)

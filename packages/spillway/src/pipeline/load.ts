@@ -9,6 +9,8 @@ export class Load {
   #held = 0
   #acceptedSince = 0
   #settledSince = 0
+  /** Operations per millisecond that leave the queue: here, and in all processes. */
+  #ownPerMs = 0
   #drainPerMs = 0
 
   /** Operations in the queue. */
@@ -39,13 +41,22 @@ export class Load {
     return this.#drainPerMs > 0 ? Math.max(0, count) / this.#drainPerMs : null
   }
 
+  /** This process's part, for the others: told with the heartbeat, in operations per 1,000 s. */
+  told(): Record<string, number> {
+    return { [drainKey]: Math.round(this.#ownPerMs * 1_000_000) }
+  }
+
   observe(pulse: Pulse, elapsedMs: number): void {
     this.#held = Object.values(pulse.held).reduce((sum, n) => sum + n, 0)
     this.#acceptedSince = 0
     const rate = elapsedMs > 0 ? this.#settledSince / elapsedMs : 0
     this.#settledSince = 0
     // While nothing is held nothing drains: that says nothing about how fast it could.
-    if (this.#held === 0 && rate === 0) return
-    this.#drainPerMs = this.#drainPerMs === 0 ? rate : this.#drainPerMs * 0.7 + rate * 0.3
+    if (this.#held > 0 || rate > 0) this.#ownPerMs = this.#ownPerMs === 0 ? rate : this.#ownPerMs * 0.7 + rate * 0.3
+    // What was told by all with their last heartbeats; at the very first our own figure is all there is.
+    this.#drainPerMs = Math.max(this.#ownPerMs, (pulse.running[drainKey] ?? 0) / 1_000_000)
   }
 }
+
+/** Beside the types of running operations, whose names cannot begin like this. */
+const drainKey = '!drain'

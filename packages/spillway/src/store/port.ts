@@ -239,12 +239,12 @@ export interface Store {
   accept(items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>
   /**
    * The same for items whose effect is rows of this store: `effect` writes those that were given the verdict `apply`
-   * in the same transaction, and its answers are kept for their idempotency keys.
+   * (their indices, and their places in their lanes) in the same transaction, and its answers are kept for their idempotency keys.
    */
   acceptAndApply(
     items: readonly AcceptItem[],
     context: AcceptContext,
-    effect: (tx: Tx, applied: readonly number[]) => Promise<readonly StoredAnswer[]>,
+    effect: (tx: Tx, applied: readonly number[], seqs: readonly number[]) => Promise<readonly StoredAnswer[]>,
   ): Promise<Accepted[]>
   /** Inside the caller's own transaction; nothing is executed at once. */
   acceptWithin(tx: Tx, items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>

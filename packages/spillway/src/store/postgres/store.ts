@@ -6,6 +6,7 @@ import { type Log, openPool } from './connect.js'
 import { toStoreFault } from './faults.js'
 import { migrate } from './migrate.js'
 import { migrations } from './migrations/index.js'
+import { type Renewable, renewable } from './renewable.js'
 import { claimSql, type QueryRows, settleSql, settleValues, step, stepSql } from './step.js'
 import { deadLetterIds, finishedTickets, listDeadLetters, listTickets, stats, ticket } from './tickets.js'
 
@@ -51,31 +52,33 @@ export function postgresStore(options: PostgresOptions): Store {
     })
   // Work that releases work must never wait behind work that brings more: each kind has connections of its own.
   const pools = {
-    accept: open(3, 'accept', timeoutMs),
-    work: open(4, 'work', workTimeoutMs),
-    pulse: open(1, 'pulse', timeoutMs),
-    reads: open(readsMax, 'reads', timeoutMs),
+    accept: renewable(() => open(3, 'accept', timeoutMs)),
+    work: renewable(() => open(4, 'work', workTimeoutMs)),
+    pulse: renewable(() => open(1, 'pulse', timeoutMs)),
+    reads: renewable(() => open(readsMax, 'reads', timeoutMs)),
     // A handler's statements are bounded by the operation's timeout, not by ours.
-    tx: open(poolMax - readsMax, 'handlers', 0, txConnectTimeoutMs),
-    sweep: open(1, 'sweep', sweepTimeoutMs),
+    tx: renewable(() => open(poolMax - readsMax, 'handlers', 0, txConnectTimeoutMs)),
+    sweep: renewable(() => open(1, 'sweep', sweepTimeoutMs)),
   }
   const runner =
-    (pool: pg.Pool): Tx['query'] =>
+    (connections: Renewable): Tx['query'] =>
     async (text, values) => {
       const name = prepared.get(text)
+      const pool = connections.current
       try {
         return await pool.query({ text, ...(values && { values: [...values] }), ...(name !== undefined && { name }) })
       } catch (error) {
-        throw toStoreFault(error)
+        throw connections.judge(pool, error)
       }
     }
   const rows: QueryRows = async (text, values) => {
     const name = prepared.get(text)
+    const pool = pools.work.current
     try {
       const config = { text, values: [...values], rowMode: 'array' as const, ...(name !== undefined && { name }) }
-      return (await pools.work.query<unknown[]>(config)).rows
+      return (await pool.query<unknown[]>(config)).rows
     } catch (error) {
-      throw toStoreFault(error)
+      throw pools.work.judge(pool, error)
     }
   }
   const sql = { accept: acceptSql(s), step: stepSql(s), settle: settleSql(s), claim: claimSql(s) }
@@ -112,11 +115,12 @@ export function postgresStore(options: PostgresOptions): Store {
       slowly(() => accept(on.accept, sql.accept, items, context, { part: parts.accept, apply: false })),
     acceptAndApply: (items, context, effect) =>
       slowly(async () => {
-        const tx = await begin(pools.accept)
+        const tx = await begin(pools.accept.current)
         try {
           const accepted = await accept(tx.query, sql.accept, items, context, { part: parts.apply, apply: true })
           const applied = accepted.flatMap((a, index) => (a.verdict === 'apply' ? [index] : []))
-          const answers = applied.length === 0 ? [] : await effect(tx, applied)
+          const seqs = accepted.flatMap((a) => (a.verdict === 'apply' ? [a.seq] : []))
+          const answers = applied.length === 0 ? [] : await effect(tx, applied, seqs)
           const keyed = applied.flatMap((index, i) => {
             const item = items[index]
             const answer = answers[i]
@@ -161,7 +165,7 @@ export function postgresStore(options: PostgresOptions): Store {
         started.map((m) => Math.round(m.startedMsAgo)),
       ])
     },
-    begin: () => begin(pools.tx),
+    begin: () => begin(pools.tx.current),
     answerKey: (key, operationId, answer) => answerKeys(on.accept, [{ key, op: operationId, answer }]),
 
     enlist: async (worker, name, leaseMs) => {
@@ -250,7 +254,7 @@ export function postgresStore(options: PostgresOptions): Store {
       await listener.started
     },
     poolState: () => {
-      const both = [pools.reads, pools.tx]
+      const both = [pools.reads.current, pools.tx.current]
       const sum = (of: (pool: pg.Pool) => number): number => both.reduce((n, pool) => n + of(pool), 0)
       const idle = sum((pool) => pool.idleCount)
       return {

@@ -19,6 +19,15 @@ export const work = {
   version: 3,
   name: 'work',
   sql: `
+-- While anything is paused, whoever may park a lane for it keeps resuming out until he has committed: a lane that were
+-- parked just after its queue was resumed would be forgotten. Before any other lock.
+CREATE FUNCTION pause_guard() RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pauses) THEN RETURN false; END IF;
+  PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.pauses'), hashtext(current_schema()));
+  RETURN EXISTS (SELECT FROM pauses);
+END $$;
+
 -- Is this lane held back by an operator?
 CREATE FUNCTION lane_paused(p_lane uuid) RETURNS boolean LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
   SELECT EXISTS (SELECT FROM lanes l JOIN pauses p ON p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition) WHERE l.id = p_lane)
@@ -36,8 +45,7 @@ BEGIN
   IF NOT FOUND THEN
     RETURN;
   ELSIF lane_paused(p_lane) THEN
-    -- Looked at again by itself: a resume that just missed this row must not leave it here for ever.
-    INSERT INTO parked (lane, until, reason) VALUES (p_lane, t + interval '30 seconds', 'pause');
+    INSERT INTO parked (lane, until, reason) VALUES (p_lane, 'infinity', 'pause');
   ELSIF o.not_before > t THEN
     INSERT INTO parked (lane, until, reason) VALUES (p_lane, o.not_before, 'delay');
   ELSE
@@ -75,7 +83,7 @@ DECLARE
   v_emptied uuid[];
   v_release boolean[] := s_release;
   v_k int;
-  v_paused boolean := EXISTS (SELECT FROM pauses);
+  v_paused boolean := pause_guard();
 BEGIN
   -- Before everything else: whoever gives this process up takes the same lock first.
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
@@ -142,7 +150,7 @@ BEGIN
     WHERE m.release AND m.depth > 0 AND NOT m.paused AND m.retry_ms IS NULL AND (m.not_before IS NULL OR m.not_before <= t)
   ), put_aside AS (
     INSERT INTO parked (lane, until, reason)
-    SELECT m.id, CASE WHEN m.paused THEN t + interval '30 seconds' WHEN m.retry_ms IS NOT NULL THEN t + m.retry_ms * interval '1 ms' ELSE m.not_before END,
+    SELECT m.id, CASE WHEN m.paused THEN 'infinity'::timestamptz WHEN m.retry_ms IS NOT NULL THEN t + m.retry_ms * interval '1 ms' ELSE m.not_before END,
       CASE WHEN m.paused THEN 'pause' WHEN m.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
     FROM moved m
     WHERE m.release AND m.depth > 0 AND (m.paused OR m.retry_ms IS NOT NULL OR m.not_before > t)
@@ -335,6 +343,7 @@ DECLARE
   r record; o record;
   v_lanes uuid[]; v_uptos bigint[]; v_n int := 0;
 BEGIN
+  PERFORM pause_guard();
   WITH ended AS (DELETE FROM leases l WHERE l.fence = ANY (p_fences) RETURNING l.lanes, l.uptos)
   SELECT array_agg(z.lane ORDER BY z.lane), array_agg(z.upto ORDER BY z.lane) INTO v_lanes, v_uptos FROM ended e, unnest(e.lanes, e.uptos) z(lane, upto);
   IF v_lanes IS NULL THEN RETURN 0; END IF;
@@ -383,6 +392,7 @@ DECLARE
   t timestamptz := clock();
   w record;
 BEGIN
+  PERFORM pause_guard();
   FOR w IN SELECT x.id, x.name FROM workers x WHERE x.until < t ORDER BY x.until LIMIT 1 FOR UPDATE SKIP LOCKED LOOP
     worker := w.id; name := w.name;
     lanes := leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l WHERE l.worker = w.id), true);
@@ -436,7 +446,7 @@ BEGIN
   alive := FOUND;
   now_ms := extract(epoch FROM t) * 1000;
   waiting := EXISTS (SELECT FROM ready x);
-  next_due_ms := (SELECT greatest(0, extract(epoch FROM min(p.until) - t) * 1000)::bigint FROM parked p);
+  next_due_ms := (SELECT greatest(0, extract(epoch FROM min(p.until) - t) * 1000)::bigint FROM parked p WHERE p.until < 'infinity');
   oldest_ms := coalesce((SELECT (extract(epoch FROM t - o.accepted_at) * 1000)::bigint FROM ops o ORDER BY o.id LIMIT 1), 0);
   held := (SELECT json_object_agg(x.type, x.n) FROM (SELECT y.type, sum(y.n) AS n FROM tallies y GROUP BY y.type) x);
   running := (SELECT json_object_agg(x.type, x.n) FROM (SELECT e.key AS type, sum(e.value::int) AS n FROM workers w, json_each_text(w.running) e GROUP BY e.key) x);

@@ -10,8 +10,9 @@ CREATE FUNCTION cancel(p_id uuid, p_abortable text[], p_why text) RETURNS text L
 DECLARE
   t timestamptz := clock();
   o record; f record;
-  v_at tid; v_parked boolean; v_upto bigint; v_where text; v_depth bigint;
+  v_at tid; v_upto bigint; v_where text; v_depth bigint;
 BEGIN
+  PERFORM pause_guard();
   SELECT x.lane, x.seq, x.type, x.idem, x.gate INTO o FROM ops x WHERE x.id = p_id;
   IF NOT FOUND THEN RETURN 'gone'; END IF;
   PERFORM FROM idempotency d WHERE d.key = o.idem FOR UPDATE;
@@ -65,6 +66,7 @@ DECLARE
   d record; g record;
   v_depth bigint; v_tail bigint; v_stamp bigint;
 BEGIN
+  PERFORM pause_guard();
   moved := 0; skipped := 0;
   PERFORM FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.id FOR UPDATE;
   PERFORM FROM gates x WHERE x.name IN (SELECT y.gate FROM dead_letters y WHERE y.id = ANY (p_ids)) ORDER BY x.name FOR UPDATE;
@@ -106,14 +108,24 @@ CREATE FUNCTION pause(p_queue text, p_partition text) RETURNS void LANGUAGE sql 
   INSERT INTO pauses (queue, partition, since) VALUES (p_queue, p_partition, clock()) ON CONFLICT DO NOTHING
 $$;
 
--- Resuming a queue ends the pauses of its single lanes too.
+-- Resuming a queue ends the pauses of its single lanes too. All its lanes go on at once, by priority as ever.
 CREATE FUNCTION resume(p_queue text, p_partition text) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
+DECLARE
+  v_lane uuid;
 BEGIN
+  PERFORM pg_advisory_xact_lock(hashtext('spillway.pauses'), hashtext(current_schema()));
   DELETE FROM pauses p WHERE p.queue = p_queue AND (p_partition IS NULL OR p.partition = p_partition);
-  UPDATE parked k SET until = clock() FROM (
-    SELECT x.lane FROM parked x JOIN lanes l ON l.id = x.lane WHERE x.reason = 'pause' AND l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition)
-    ORDER BY x.lane FOR UPDATE OF x) u WHERE k.lane = u.lane;
+  FOR v_lane IN
+    WITH held AS (
+      SELECT x.lane FROM parked x JOIN lanes l ON l.id = x.lane
+      WHERE x.reason = 'pause' AND l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition) ORDER BY x.lane FOR UPDATE OF x
+    )
+    DELETE FROM parked x USING held h WHERE x.lane = h.lane RETURNING x.lane
+  LOOP
+    -- Back here if another pause still holds it.
+    PERFORM lane_requeue(v_lane);
+  END LOOP;
 END $$;
 
 CREATE FUNCTION gate_register(p_name text, p_full_at bigint, p_resume_below bigint) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
