@@ -28,6 +28,7 @@ export function claimed(overrides: Partial<Claimed> = {}): Claimed {
     payload: {},
     waitedMs: 0,
     due: true,
+    careful: false,
     attempts: 0,
     maxAttempts: 4,
     timeoutMs: 30_000,

@@ -415,15 +415,21 @@ export function settling(opened: () => OpenedStore): void {
       expect(await worker.accept([item('a', { execute: true, queue: 'free' })])).toMatchObject([{ verdict: 'execute' }])
     })
 
-    it('looks at a paused lane again by itself', async () => {
-      const { store, advance, sql } = opened()
+    it('does not resume past a lane that is being parked', async () => {
+      const { store, session } = opened()
       const [id] = await queue(store, [item('a')])
       const worker = await TestWorker.enlist(store, 600_000)
       await store.pause('q', null)
-      await worker.settle([settlement(must((await worker.claim())[0]), {})])
-      // A resume that missed the row: the pause is gone, the parked row is not touched.
-      await sql('DELETE FROM pauses')
-      await advance(31_000)
+      const [claimed] = await worker.claim()
+      // A settlement has seen the pause and is about to park the lane.
+      const parking = await session()
+      await parking.query('BEGIN')
+      await parking.query('SELECT pause_guard()')
+      const resumed = store.resume('q', null)
+      await untilBlocked(opened(), 1)
+      await worker.settle([settlement(must(claimed), {})])
+      await parking.query('COMMIT')
+      await resumed
       expect(await worker.drain()).toEqual([id])
     })
   })
