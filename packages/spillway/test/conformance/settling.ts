@@ -421,13 +421,12 @@ export function settling(opened: () => OpenedStore): void {
       const worker = await TestWorker.enlist(store, 600_000)
       await store.pause('q', null)
       const [claimed] = await worker.claim()
-      // A settlement has seen the pause and is about to park the lane.
+      // A settlement has seen the pause and parks the lane, but has not committed.
       const parking = await session()
       await parking.query('BEGIN')
-      await parking.query('SELECT pause_guard()')
+      expect(await store.settleWithin(parking, worker.id, settlement(must(claimed), {}))).toBe(true)
       const resumed = store.resume('q', null)
       await untilBlocked(opened(), 1)
-      await worker.settle([settlement(must(claimed), {})])
       await parking.query('COMMIT')
       await resumed
       expect(await worker.drain()).toEqual([id])
