@@ -81,6 +81,7 @@ DECLARE
   v_lost bigint[];
   v_gone bigint;
   v_emptied uuid[];
+  v_queues text[]; v_partitions text[];
   v_release boolean[] := s_release;
   v_k int;
   v_paused boolean := pause_guard();
@@ -113,7 +114,9 @@ BEGIN
   END IF;
 
   -- The lanes, in id order, in a statement of their own: what is read from here on is as it stays until we commit.
-  PERFORM FROM lanes l WHERE l.id = ANY (s_lane) ORDER BY l.id FOR UPDATE;
+  -- (s_lane is sorted, so that the names stand in its order.)
+  SELECT array_agg(x.queue), array_agg(x.partition) INTO v_queues, v_partitions
+    FROM (SELECT l.queue, l.partition FROM lanes l WHERE l.id = ANY (s_lane) ORDER BY l.id FOR UPDATE) x;
 
   -- What failed and comes again keeps its place.
   IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
@@ -163,9 +166,10 @@ BEGIN
   -- What is done leaves the hot table at once.
   IF cardinality(r_lane) = 0 THEN
     WITH gone AS (
-      DELETE FROM ops o USING unnest(s_lane, s_from, s_head, s_ago_ms) u(lane, base, head, ago) JOIN lanes l ON l.id = u.lane
+      -- From one source, or the range is not used for the index: with lanes joined in, whole lanes were read.
+      DELETE FROM ops o USING unnest(s_lane, s_from, s_head, s_ago_ms, v_queues, v_partitions) u(lane, base, head, ago, queue, partition)
       WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
-      RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, l.queue, l.partition, u.ago
+      RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, u.queue, u.partition, u.ago
     ), kept AS (
       INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at, attempts, max_attempts, error, trace)
       SELECT g.id, t, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at, t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
