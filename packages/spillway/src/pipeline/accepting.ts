@@ -11,6 +11,13 @@ import type { PendingItem } from './submission.js'
 export type Apply = (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
 type Place = 'granted' | 'identity_full' | 'pool_full'
 
+/** A place that this process holds, and as whom it took it. */
+interface Holder {
+  pool: string
+  identity: string
+  worker: string
+}
+
 export interface AcceptingOptions {
   store: Store
   settings: IntakeSettings
@@ -32,6 +39,7 @@ export class Accepting {
   readonly #fair = new FairClock()
   readonly #flushes: Flush<PendingItem, Accepted>[] = []
   readonly #connectionFlushes = new Map<string, Flush<string, Place>>()
+  readonly #holders: Holder[] = []
   /** For operations that are run. */
   readonly operations: Flush<PendingItem, Accepted>
 
@@ -133,7 +141,13 @@ export class Accepting {
     const known = this.#connectionFlushes.get(pool)
     if (known !== undefined) return known
     const flush = new Flush<string, Place>({
-      write: (identities) => this.#o.store.takeConnections(this.#o.worker(), pool, identities, limits),
+      write: async (identities) => {
+        const worker = this.#o.worker()
+        const places = await this.#o.store.takeConnections(worker, pool, identities, limits)
+        for (const [i, identity] of identities.entries())
+          if (places[i] === 'granted') this.#holders.push({ pool, identity, worker })
+        return places
+      },
       isPoison: () => false,
       sizeOf: () => 100,
       itemsMax: flushItemsMax,
@@ -147,10 +161,17 @@ export class Accepting {
   }
 
   giveConnection(pool: string, identity: string): void {
-    this.#o.store.giveConnections(this.#o.worker(), pool, [identity]).catch((fault: unknown) => {
+    const index = this.#holders.findIndex((held) => held.pool === pool && held.identity === identity)
+    const [held] = index < 0 ? [] : this.#holders.splice(index, 1)
+    if (held !== undefined) this.#give(held)
+  }
+
+  #give(held: Holder): void {
+    // As the process it was then: one that was given up since has lost its places already.
+    this.#o.store.giveConnections(held.worker, held.pool, [held.identity]).catch((fault: unknown) => {
       if (this.#o.isDraining()) return
-      this.#o.log.warn({ err: fault, pool }, 'could not give a connection back; tried again')
-      setTimeout(() => this.giveConnection(pool, identity), giveAgainMs).unref()
+      this.#o.log.warn({ err: fault, pool: held.pool }, 'could not give a connection back; tried again')
+      setTimeout(() => this.#give(held), giveAgainMs).unref()
     })
   }
 }

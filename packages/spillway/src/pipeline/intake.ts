@@ -109,10 +109,13 @@ export class Intake {
       log,
       running: () => ({ ...this.#work.runningByType(), ...this.#load.told() }),
       onPulse: (pulse, elapsedMs) => this.#observe(pulse, elapsedMs),
-      afterPulse: () => this.#work.giveBackStray(),
+      afterPulse: async () => {
+        await this.#registerGates()
+        await this.#work.giveBackStray()
+      },
       onLost: () => this.#work.loseAll(),
       onReady: async () => {
-        for (const register of this.#registrations) await register()
+        await this.#registerGates()
         this.#startWork()
       },
       onWake: (kind) => {
@@ -122,9 +125,28 @@ export class Intake {
     })
   }
 
-  readonly #registrations: (() => Promise<void>)[] = []
-  /** Gates that are being registered after the start; submissions wait for them. */
-  readonly #registering = new Set<Promise<void>>()
+  /** Capacity gates that the store does not know yet. Submissions wait for them; the heartbeat tries again. */
+  readonly #gatesToRegister = new Map<string, () => Promise<void>>()
+  #registering: Promise<void> | null = null
+
+  #registerGates(): Promise<void> {
+    this.#registering ??= this.#registerEach().finally(() => {
+      this.#registering = null
+    })
+    return this.#registering
+  }
+
+  async #registerEach(): Promise<void> {
+    for (const [name, register] of this.#gatesToRegister) {
+      try {
+        await register()
+        this.#gatesToRegister.delete(name)
+      } catch (fault) {
+        this.log.warn({ err: fault, gate: name }, 'a capacity gate could not be registered yet')
+        throw fault
+      }
+    }
+  }
 
   define<S extends TSchema, Result>(type: string, options: DefineOptions<S, Result>): Definition<Static<S>, Result> {
     if (this.#definitions.has(type)) throw new Error(`The operation type ${type} is defined already.`)
@@ -134,6 +156,11 @@ export class Intake {
       )
     }
     const open = options as unknown as DefineOptions<TSchema, unknown>
+    for (const kind of ['capacity', 'halt', 'connections'] as const) {
+      if ((open.gates ?? []).filter((gate) => gate.kind === kind).length > 1) {
+        throw new Error(`The operation type ${type} has two ${kind} gates; an operation can be held by one only.`)
+      }
+    }
     const binding = this.#gateBinding(type)
     const gates = (open.gates ?? [])
       .map((gate) => gate.bind(binding) as BoundGate<unknown>)
@@ -234,7 +261,8 @@ export class Intake {
   async submit(bound: Bound, submission: Submission): Promise<Answer> {
     const unready = this.#unready() ?? this.#full(bound)
     if (unready !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, unready) }
-    if (this.#registering.size > 0) await Promise.all(this.#registering)
+    const unregistered = await this.#unregistered()
+    if (unregistered !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, unregistered) }
     const wantsNow = bound.options.run !== undefined && submission.respondAsync !== true
     const reserved = wantsNow && this.busy <= this.settings.busyQueueAbove && this.#work.reserve()
     const busy = bound.options.run === undefined ? this.busy > this.settings.busyQueueAbove : wantsNow && !reserved
@@ -270,7 +298,7 @@ export class Intake {
 
   /** Inside the caller's own PostgreSQL transaction: the operation exists if and when that commits. */
   async enqueue(bound: Bound, submission: Submission, tx: Tx): Promise<Answer> {
-    const full = this.#full(bound)
+    const full = (await this.#unregistered()) ?? this.#full(bound)
     if (full !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, full) }
     const made = buildItem(
       bound,
@@ -320,6 +348,21 @@ export class Intake {
       detail: 'The store cannot be reached yet. Nothing was accepted; try again later.',
       retryAfterMs: storeAwayRetryMs,
       gate: 'store',
+    }
+  }
+
+  async #unregistered(): Promise<Refusal | null> {
+    if (this.#gatesToRegister.size === 0) return null
+    try {
+      await this.#registerGates()
+      return null
+    } catch {
+      return {
+        code: 'store_unavailable',
+        detail: 'The store does not know the limits yet. Nothing was accepted; try again later.',
+        retryAfterMs: storeAwayRetryMs,
+        gate: 'store',
+      }
     }
   }
 
@@ -464,15 +507,8 @@ export class Intake {
       now: () => performance.now(),
       pressureLevel: () => this.pressure.level,
       registerCapacity: (name, limit, resumeBelow) => {
-        const register = (): Promise<void> => this.store.registerGate(name, limit, resumeBelow)
-        this.#registrations.push(register)
-        if (!this.presence.isReady) return
-        const registering = register()
-          .catch((fault: unknown) =>
-            this.log.error({ err: fault, gate: name }, 'a capacity gate could not be registered'),
-          )
-          .finally(() => this.#registering.delete(registering))
-        this.#registering.add(registering)
+        this.#gatesToRegister.set(name, () => this.store.registerGate(name, limit, resumeBelow))
+        if (this.presence.isReady) this.#registerGates().catch(() => undefined)
       },
       takeConnection: (pool, identity, limits) => this.#accepting.connections(pool, limits).submit(identity),
       giveConnection: (pool, identity) => this.#accepting.giveConnection(pool, identity),

@@ -4,6 +4,7 @@
  * transaction, together with all that ran before them in the lane.
  */
 import type { BackoffOptions } from '../operations/backoff.js'
+import { OperationAborted } from '../operations/outcome.js'
 import type { Claimed, Leaving, OpenTx, Settlement, Store, Tx } from '../store/port.js'
 import type { AttemptOutcome } from '../telemetry/metrics.js'
 import type { ApplyItem } from './define.js'
@@ -108,8 +109,9 @@ export class LaneRun {
         index += group.length - 1
         continue
       }
-      const outcome = await this.#runOne(held, handler, op)
-      if (outcome !== 'settled' && !this.#record(held, handler, op, outcome)) break
+      const startedAt = this.#now()
+      const outcome = await this.#runOne(held, handler, op, startedAt)
+      if (outcome !== 'settled' && !this.#record(held, handler, { op, outcome, startedAt })) break
     }
     held.attempt = null
   }
@@ -127,8 +129,7 @@ export class LaneRun {
   }
 
   /** 'settled': effect and completion were committed together by the handler's own transaction. */
-  async #runOne(held: HeldLane, handler: Handler, op: Claimed): Promise<Outcome | 'settled'> {
-    const startedAt = this.#now()
+  async #runOne(held: HeldLane, handler: Handler, op: Claimed, startedAt: number): Promise<Outcome | 'settled'> {
     const attempt = new Attempt(this.#o.store, op, startedAt)
     held.attempt = attempt
     this.#byId.set(op.id, held)
@@ -237,7 +238,13 @@ export class LaneRun {
     let tx: OpenTx | undefined
     try {
       tx = await this.#o.store.begin()
-      const results = await handler.apply(tx, group.map(toApplyItem))
+      const results = await orLate(
+        handler.apply(tx, group.map(toApplyItem)),
+        Math.min(...group.map((op) => op.timeoutMs)),
+      )
+      if (results.length !== group.length) {
+        throw new Error(`apply answered ${results.length} results for ${group.length} items`)
+      }
       const ended = group.map((op, i) => ({ op, outcome: { kind: 'completed', result: results[i] } as Outcome }))
       if (!(await this.#commit(held, tx, ended, startedAt))) {
         held.lost = true
@@ -261,11 +268,12 @@ export class LaneRun {
     }
     const outcome = outcomeOf(fault, first, handler.backoff)
     this.#o.onAttempt(first.type, outcome.kind === 'retry' ? 'retried' : 'failed', 0)
-    return this.#record(held, handler, first, outcome)
+    return this.#record(held, handler, { op: first, outcome, startedAt: this.#now() })
   }
 
   /** Notes what became of an operation; false when the lane has to wait here. */
-  #record(held: HeldLane, handler: Handler, op: Claimed, outcome: Outcome): boolean {
+  #record(held: HeldLane, handler: Handler, ended: { op: Claimed; outcome: Outcome; startedAt: number }): boolean {
+    const { op, outcome, startedAt } = ended
     if (outcome.kind === 'released') return false
     if (outcome.kind === 'retry') {
       held.outcomes.push({ op, outcome })
@@ -274,10 +282,10 @@ export class LaneRun {
     }
     let leaving: Leaving
     try {
-      leaving = leave(op, outcome, held.startedAt, this.#now())
+      leaving = leave(op, outcome, startedAt, this.#now())
     } catch (fault) {
       // A result that JSON cannot say (a BigInt, a circle) is the handler's fault, like any other.
-      return this.#record(held, handler, op, outcomeOf(fault, op, handler.backoff))
+      return this.#record(held, handler, { op, outcome: outcomeOf(fault, op, handler.backoff), startedAt })
     }
     held.outcomes.push({ op, outcome })
     held.leaving.push(leaving)
@@ -315,5 +323,13 @@ function orAborted(returned: Promise<unknown>, attempt: Attempt): Promise<unknow
   return new Promise((resolve, reject) => {
     returned.then(resolve, reject)
     attempt.whenAborted((reason) => reject(reason))
+  })
+}
+
+/** An `apply` that does not come back must not hold its lane for ever; its transaction is ended under it. */
+function orLate<T>(applied: Promise<T>, ms: number): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new OperationAborted('timeout')), ms)
+    applied.then(resolve, reject).finally(() => clearTimeout(timer))
   })
 }

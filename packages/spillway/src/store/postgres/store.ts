@@ -3,7 +3,7 @@ import pg from 'pg'
 import type { OpenTx, Pulse, Store, StoredAnswer, Tx } from '../port.js'
 import { accept, acceptSql, parts } from './accept.js'
 import { type Log, openPool } from './connect.js'
-import { toStoreFault } from './faults.js'
+import { StoreFault, toStoreFault } from './faults.js'
 import { migrate } from './migrate.js'
 import { migrations } from './migrations/index.js'
 import { type Renewable, renewable } from './renewable.js'
@@ -120,7 +120,7 @@ export function postgresStore(options: PostgresOptions): Store {
           const accepted = await accept(tx.query, sql.accept, items, context, { part: parts.apply, apply: true })
           const applied = accepted.flatMap((a, index) => (a.verdict === 'apply' ? [index] : []))
           const seqs = accepted.flatMap((a) => (a.verdict === 'apply' ? [a.seq] : []))
-          const answers = applied.length === 0 ? [] : await effect(tx, applied, seqs)
+          const answers = applied.length === 0 ? [] : await inTime(effect(tx, applied, seqs), timeoutMs)
           const keyed = applied.flatMap((index, i) => {
             const item = items[index]
             const answer = answers[i]
@@ -288,6 +288,14 @@ export function postgresStore(options: PostgresOptions): Store {
       [keyed.map((k) => k.key), keyed.map((k) => k.op), keyed.map((k) => JSON.stringify(k.answer))],
     )
   }
+}
+
+/** A user's `apply` holds all that wait for the same commit. */
+function inTime<T>(promise: Promise<T>, ms: number): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new StoreFault('timeout')), ms)
+    promise.then(resolve, reject).finally(() => clearTimeout(timer))
+  })
 }
 
 const silent: Log = { info: () => undefined, warn: () => undefined, error: () => undefined }
