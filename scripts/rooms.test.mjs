@@ -87,7 +87,7 @@ describe('rooms: wrong imports', () => {
     ['http/x.ts', "import Redis from 'ioredis'"],
     ['http/x.ts', "import { x } from '../cli/x.js'"],
     ['gates/x.ts', "import { x } from '../pipeline/x.js'"],
-    ['gates/x.ts', "import type { x } from '../store/x.js'"],
+    ['gates/x.ts', "import { x } from '../store/x.js'"],
     ['gates/x.ts', "import { readFile } from 'node:fs'"],
     ['gates/x.ts', "import pino from 'pino'"],
     ['pipeline/x.ts', "import { x } from '../../../protocol/src/wire/x.js'"],
