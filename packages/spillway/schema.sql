@@ -218,7 +218,7 @@ CREATE TABLE workers (
   CONSTRAINT workers_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
-CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_item integer[], p_rate_key uuid[], p_rate_limit integer[], p_rate_minutes integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
+CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[], p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_item integer[], p_rate_key uuid[], p_rate_limit integer[], p_rate_minutes integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -238,7 +238,7 @@ DECLARE
   v_execute boolean[] := p_first_execute;
   v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[];
   v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
-  v_mine boolean := false; v_executing boolean := false; v_paused boolean;
+  v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean; v_paused boolean;
   v_tight boolean := false;
   v_item int; v_ok boolean; v_found int; v_k int;
   v_seen_item int[];
@@ -428,7 +428,7 @@ BEGIN
   END IF;
 
   -- 9. The virtual time of each priority level in this flush: the smallest stamp that waits there.
-  FOR v_k IN SELECT DISTINCT u.p FROM unnest(p_priority) u(p) LOOP
+  FOREACH v_k IN ARRAY p_levels LOOP
     v_level[v_k] := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = v_k ORDER BY x.stamp LIMIT 1), (SELECT s.last_value FROM stamps s));
   END LOOP;
 
@@ -444,8 +444,8 @@ BEGIN
            WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
            WHEN x.reason <> '' THEN x.reason
            WHEN v_paused THEN 'maintaining_order' ELSE 'system_busy' END),
-         bool_or(x.verdict = 1)
-    INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing
+         bool_or(x.verdict = 1), bool_or(x.verdict = 0 AND x.rn = 1 AND x.before = 0), max(x.delay_ms) > 0, bool_and(x.verdict < 2)
+    INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing, v_readying, v_delaying, v_all
   FROM (
     SELECT u.i, u.rn, u.reason, u.delay_ms, v_running[u.lane] AS running,
       CASE WHEN p_apply AND v_depth[u.lane] = 0 THEN 0 ELSE v_depth[u.lane] - v_n[u.lane] END AS before,
@@ -469,10 +469,12 @@ BEGIN
               p_timeout_ms, p_trace, p_keys, p_gates)
     u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace, key, gate)
   WHERE u.verdict < 2;
-  INSERT INTO ready (lane, priority, stamp)
-  SELECT v_lanes[u.lane], u.priority, u.stamp FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms) u(lane, rn, verdict, priority, stamp, delay_ms)
-  WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
-  IF (SELECT max(d) FROM unnest(p_delay_ms) d) > 0 THEN
+  IF v_readying THEN
+    INSERT INTO ready (lane, priority, stamp)
+    SELECT v_lanes[u.lane], u.priority, u.stamp FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms) u(lane, rn, verdict, priority, stamp, delay_ms)
+    WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
+  END IF;
+  IF v_readying AND v_delaying THEN
     INSERT INTO parked (lane, until, reason)
     SELECT v_lanes[u.lane], t + u.delay_ms * interval '1 ms', 'delay' FROM unnest(v_lane, v_rn, verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
     WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms > 0 AND v_depth[u.lane] = v_n[u.lane];
@@ -487,10 +489,15 @@ BEGIN
     FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason) WHERE u.verdict = 0 AND d.key = u.key;
   END IF;
 
-  -- 12. How many are held now.
-  FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, verdicts) u(type, verdict) WHERE u.verdict < 2 GROUP BY u.type LOOP
-    PERFORM tally(p_worker, p_part, r.type, r.n);
-  END LOOP;
+  -- 12. How many are held now. The caller counted for the case that all are.
+  IF v_all AND p_part >= 0 THEN
+    INSERT INTO tallies AS x (worker, part, type, n) SELECT p_worker, p_part, u.type, u.n FROM unnest(p_types, p_type_counts) u(type, n)
+      ON CONFLICT (worker, part, type) WHERE part >= 0 DO UPDATE SET n = x.n + excluded.n;
+  ELSE
+    FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, verdicts) u(type, verdict) WHERE u.verdict < 2 GROUP BY u.type LOOP
+      PERFORM tally(p_worker, p_part, r.type, r.n);
+    END LOOP;
+  END IF;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.audit()
@@ -1119,6 +1126,7 @@ DECLARE
   v_lost bigint[];
   v_gone bigint;
   v_emptied uuid[];
+  v_queues text[]; v_partitions text[];
   v_release boolean[] := s_release;
   v_k int;
   v_paused boolean := pause_guard();
@@ -1151,7 +1159,9 @@ BEGIN
   END IF;
 
   -- The lanes, in id order, in a statement of their own: what is read from here on is as it stays until we commit.
-  PERFORM FROM lanes l WHERE l.id = ANY (s_lane) ORDER BY l.id FOR UPDATE;
+  -- (s_lane is sorted, so that the names stand in its order.)
+  SELECT array_agg(x.queue), array_agg(x.partition) INTO v_queues, v_partitions
+    FROM (SELECT l.queue, l.partition FROM lanes l WHERE l.id = ANY (s_lane) ORDER BY l.id FOR UPDATE) x;
 
   -- What failed and comes again keeps its place.
   IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
@@ -1201,9 +1211,10 @@ BEGIN
   -- What is done leaves the hot table at once.
   IF cardinality(r_lane) = 0 THEN
     WITH gone AS (
-      DELETE FROM ops o USING unnest(s_lane, s_from, s_head, s_ago_ms) u(lane, base, head, ago) JOIN lanes l ON l.id = u.lane
+      -- From one source, or the range is not used for the index: with lanes joined in, whole lanes were read.
+      DELETE FROM ops o USING unnest(s_lane, s_from, s_head, s_ago_ms, v_queues, v_partitions) u(lane, base, head, ago, queue, partition)
       WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
-      RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, l.queue, l.partition, u.ago
+      RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, u.queue, u.partition, u.ago
     ), kept AS (
       INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at, attempts, max_attempts, error, trace)
       SELECT g.id, t, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at, t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace

@@ -14,7 +14,9 @@ export interface FastifyRoute extends Pick<RouteShorthandOptions, 'schema' | 'va
   handler(request: FastifyRequest, reply: FastifyReply): Promise<unknown>
 }
 
-const entries = new WeakMap<FastifyRequest, Entered>()
+/** Where a request's entry stands between the hook and the handler. On the raw request: its shape is nobody's concern. */
+const entryKey = Symbol('spillway.entry')
+type Carrier = { [entryKey]?: Entered }
 
 export function fastifyRoute(intake: Intake, bound: Bound): FastifyRoute {
   const mounted = mount(intake, bound)
@@ -27,22 +29,28 @@ export function fastifyRoute(intake: Intake, bound: Bound): FastifyRoute {
         if (!entry.ok) return void send(reply, entry.wire)
         // A client that left while a place was taken for it: its close has been told already.
         if (reply.raw.closed) return void entry.entered.leave()
-        entries.set(request, entry.entered)
-        reply.raw.once('close', () => entry.entered.leave())
+        ;(request.raw as Carrier)[entryKey] = entry.entered
+        reply.raw.once('close', entry.entered.leave)
         done()
       }
-      const entry = mounted.enter(toIntakeRequest(request))
+      const entry = mounted.enter(new FastifyIntakeRequest(request))
       if (entry instanceof Promise) entry.then(proceed, (fault: unknown) => void reply.send(fault))
       else proceed(entry)
     },
     async handler(request, reply) {
-      const entered = entries.get(request)
+      const entered = (request.raw as Carrier)[entryKey]
       if (entered === undefined) throw new Error('the route was mounted without its onRequest hook')
-      const aborted = new AbortController()
-      reply.raw.once('close', () => aborted.abort())
-      return send(reply, await mounted.submit(entered, request.body, aborted.signal))
+      return send(reply, await mounted.submit(entered, request.body, () => goneSignal(reply)))
     },
   }
+}
+
+/** Fires when the client leaves. Made only for those who wait: an AbortController costs as much as parsing the body. */
+function goneSignal(reply: FastifyReply): AbortSignal {
+  const gone = new AbortController()
+  if (reply.raw.closed) gone.abort()
+  else reply.raw.once('close', () => gone.abort())
+  return gone.signal
 }
 
 function send(reply: FastifyReply, wire: Wire): FastifyReply {
@@ -72,20 +80,42 @@ function userOf(request: FastifyRequest): IntakeUser | null {
   return { id: String(id), roles: new Set(Array.isArray(user?.roles) ? user.roles.map(String) : []) }
 }
 
-function toIntakeRequest(request: FastifyRequest): IntakeRequest {
-  const { raw } = request
-  const trace = (request as { trace?: { traceparent: string } }).trace
-  return {
-    method: request.method,
-    path: pathOf(raw.url ?? '/'),
-    headers: raw.headers as Record<string, string | undefined>,
-    get query() {
-      const start = (raw.url ?? '').indexOf('?')
-      return new URLSearchParams(start < 0 ? '' : (raw.url ?? '').slice(start + 1))
-    },
-    params: request.params as Record<string, string>,
-    clientAddress: (request as { clientAddress?: string }).clientAddress ?? request.ip,
-    user: userOf(request),
-    traceparent: trace?.traceparent ?? formatTraceparent(continueTrace(raw.headers.traceparent as string | undefined)),
+/** Reads on demand: most definitions look at little of a request. */
+class FastifyIntakeRequest implements IntakeRequest {
+  readonly #request: FastifyRequest
+  readonly user: IntakeUser | null
+  readonly clientAddress: string
+
+  constructor(request: FastifyRequest) {
+    this.#request = request
+    this.user = userOf(request)
+    this.clientAddress = (request as { clientAddress?: string }).clientAddress ?? request.ip
+  }
+
+  get method(): string {
+    return this.#request.method
+  }
+
+  get path(): string {
+    return pathOf(this.#request.raw.url ?? '/')
+  }
+
+  get headers(): Record<string, string | undefined> {
+    return this.#request.raw.headers as Record<string, string | undefined>
+  }
+
+  get query(): URLSearchParams {
+    const url = this.#request.raw.url ?? ''
+    const start = url.indexOf('?')
+    return new URLSearchParams(start < 0 ? '' : url.slice(start + 1))
+  }
+
+  get params(): Record<string, string> {
+    return this.#request.params as Record<string, string>
+  }
+
+  get traceparent(): string {
+    const { trace, raw } = this.#request as { trace?: { traceparent: string }; raw: FastifyRequest['raw'] }
+    return trace?.traceparent ?? formatTraceparent(continueTrace(raw.headers.traceparent as string | undefined))
   }
 }

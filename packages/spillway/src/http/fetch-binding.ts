@@ -47,7 +47,7 @@ export function fetchHandler(intake: Intake, bound: Bound, options: { bodyLimitB
     try {
       const body = await readBody(request, bodyLimit)
       if ('code' in body) return refuse(body)
-      return respond(await mounted.submit(entry.entered, body.value, request.signal))
+      return respond(await mounted.submit(entry.entered, body.value, () => request.signal))
     } finally {
       entry.entered.leave()
     }

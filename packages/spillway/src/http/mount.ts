@@ -23,7 +23,8 @@ export type Entry = { ok: true; entered: Entered } | { ok: false; wire: Wire }
 export interface Mount {
   readonly bound: Bound
   enter(request: IntakeRequest): Entry | Promise<Entry>
-  submit(entered: Entered, body: unknown, signal?: AbortSignal): Promise<Wire>
+  /** `gone`: a signal that fires when the client leaves; asked for only if the answer is waited for. */
+  submit(entered: Entered, body: unknown, gone: () => AbortSignal): Promise<Wire>
 }
 
 const noPreferences = parsePreferences(undefined)
@@ -56,7 +57,7 @@ export function mount(intake: Intake, bound: Bound): Mount {
       )
   }
 
-  const submit = async (entered: Entered, body: unknown, signal?: AbortSignal): Promise<Wire> => {
+  const submit = async (entered: Entered, body: unknown, gone: () => AbortSignal): Promise<Wire> => {
     const { request, identity } = entered
     const refuse = (problem: Problem): Wire => ({ ok: false, problem, headers: {} })
     const key = parseIdempotencyKey(request.headers['idempotency-key'])
@@ -74,8 +75,7 @@ export function mount(intake: Intake, bound: Bound): Mount {
       request,
       ...(key.key !== undefined && { idempotencyKey: key.key }),
       respondAsync: preferences.respondAsync,
-      ...(waitMs !== undefined && { waitMs }),
-      ...(signal && { signal }),
+      ...(waitMs !== undefined && { waitMs, signal: gone() }),
     })
     return toWire(bound, answer, preferences, waitMs !== undefined)
   }

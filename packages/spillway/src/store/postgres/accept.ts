@@ -18,7 +18,7 @@ interface AcceptRow extends Record<string, unknown> {
 }
 
 export const acceptSql = (schema: string): string =>
-  `SELECT * FROM ${schema}.accept(${Array.from({ length: 33 }, (_, i) => `$${i + 1}`).join(',')})`
+  `SELECT * FROM ${schema}.accept(${Array.from({ length: 36 }, (_, i) => `$${i + 1}`).join(',')})`
 
 /** Rows a process writes to `tallies`: one per connection that counts, so that they never wait for each other. */
 export const parts = { accept: 0, apply: 1, step: 2, within: -1 } as const
@@ -69,6 +69,8 @@ function acceptValues(
   const rateKey: string[] = []
   const rateLimit: number[] = []
   const rateMinutes: number[] = []
+  const levels = new Set<number>()
+  const types = new Map<string, number>()
   let keyed = false
   let gated = false
   let haltable = false
@@ -84,6 +86,8 @@ function acceptValues(
     perLane[perLane.length - 1] = n
     laneOf.push(lanes.length)
     inLane.push(n)
+    levels.add(item.priority)
+    types.set(item.type, (types.get(item.type) ?? 0) + 1)
     keyed ||= item.idempotency !== null
     gated ||= item.gate !== null
     haltable ||= item.halt !== null
@@ -122,6 +126,9 @@ function acceptValues(
     text((i) => (i.execute ? '' : i.reason === '' ? 'system_busy' : i.reason)),
     plain((i) => i.paceMs),
     Math.round(context.backlogMs),
+    plainArray([...levels]),
+    textArray([...types.keys()]),
+    plainArray([...types.values()]),
     keyed ? plain((i) => i.idempotency?.key ?? null) : '{}',
     keyed ? plain((i) => i.idempotency?.request ?? null) : '{}',
     context.keyTtlMs,

@@ -40,7 +40,7 @@ export function defineHttpRequest(intake: IntakeApi, options: HttpRequestOptions
         const errors = payload.errors.map((e) => ({ path: `/payload${e.path}`, message: e.message }))
         return { code: 'invalid_request', detail: 'The payload is not valid.', errors }
       }
-      const allowed = options.allow().allows(new URL(payload.request.url))
+      const allowed = options.allow().allows(payload.url)
       return allowed ? null : { code: 'target_not_allowed', detail: 'The target is not in SPILLWAY_FORWARD_ALLOW.' }
     },
     priority: (body) => body.priority ?? 5,

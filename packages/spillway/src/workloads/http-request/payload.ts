@@ -16,7 +16,9 @@ export interface ForwardRequest {
   body?: unknown
 }
 
-export type ForwardPayloadResult = { ok: true; request: ForwardRequest } | { ok: false; errors: RequestFault[] }
+export type ForwardPayloadResult =
+  | { ok: true; request: ForwardRequest; url: URL }
+  | { ok: false; errors: RequestFault[] }
 
 /**
  * Headers that a caller cannot set: those of the connection (RFC 9110 §7.6.1), those that frame the message, and those
@@ -46,9 +48,16 @@ const headerValue = /^[\t\x20-\x7e\x80-\xff]*$/
 
 const validateShape = compileValidator(ForwardPayload)
 
-function urlFault(text: string): string | undefined {
-  if (!URL.canParse(text)) return 'must be an absolute URL'
-  const url = new URL(text)
+function parseUrl(text: string): URL | null {
+  try {
+    return new URL(text)
+  } catch {
+    return null
+  }
+}
+
+function urlFault(url: URL | null): string | undefined {
+  if (url === null) return 'must be an absolute URL'
   if (url.protocol !== 'http:' && url.protocol !== 'https:') return 'must be an http or https URL'
   if (url.username !== '' || url.password !== '') return 'must not contain credentials'
   return undefined
@@ -71,15 +80,20 @@ export function validateForwardPayload(payload: unknown): ForwardPayloadResult {
   const note = (path: string, message: string | undefined) => {
     if (message !== undefined) errors.push({ path: presentablePointer(path), message })
   }
-  note('/url', urlFault(url))
+  const parsed = parseUrl(url)
+  note('/url', urlFault(parsed))
   const entries = Object.entries(headers)
   if (entries.length > limits.forwardHeaders) note('/headers', `has more than ${limits.forwardHeaders} headers`)
   else for (const [name, value] of entries) note(`/headers${pointerStep(name)}`, headerFault(name, value))
-  if (new Set(entries.map(([name]) => name.toLowerCase())).size < entries.length) {
+  if (entries.length > 1 && new Set(entries.map(([name]) => name.toLowerCase())).size < entries.length) {
     note('/headers', 'names a header twice')
   }
   if (body !== undefined && (method === 'GET' || method === 'HEAD')) note('/body', `is not sent with ${method}`)
-  if (errors.length > 0) return { ok: false, errors }
+  if (errors.length > 0 || parsed === null) return { ok: false, errors }
   const lowerCased = Object.fromEntries(entries.map(([name, value]) => [name.toLowerCase(), value]))
-  return { ok: true, request: { url, method, headers: lowerCased, ...(body === undefined ? {} : { body }) } }
+  return {
+    ok: true,
+    url: parsed,
+    request: { url, method, headers: lowerCased, ...(body === undefined ? {} : { body }) },
+  }
 }

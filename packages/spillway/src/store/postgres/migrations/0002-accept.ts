@@ -70,7 +70,7 @@ CREATE FUNCTION accept(
   p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[],
   p_lane int[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[],
   p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts int[], p_timeout_ms int[], p_trace text[],
-  p_reason text[], p_pace_ms real[], p_backlog_ms bigint,
+  p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[],
   p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint,
   p_gates text[], p_halts text[],
   p_rate_item int[], p_rate_key uuid[], p_rate_limit int[], p_rate_minutes int[],
@@ -91,7 +91,7 @@ DECLARE
   v_execute boolean[] := p_first_execute;
   v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[];
   v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
-  v_mine boolean := false; v_executing boolean := false; v_paused boolean;
+  v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean; v_paused boolean;
   v_tight boolean := false;
   v_item int; v_ok boolean; v_found int; v_k int;
   v_seen_item int[];
@@ -281,7 +281,7 @@ BEGIN
   END IF;
 
   -- 9. The virtual time of each priority level in this flush: the smallest stamp that waits there.
-  FOR v_k IN SELECT DISTINCT u.p FROM unnest(p_priority) u(p) LOOP
+  FOREACH v_k IN ARRAY p_levels LOOP
     v_level[v_k] := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = v_k ORDER BY x.stamp LIMIT 1), (SELECT s.last_value FROM stamps s));
   END LOOP;
 
@@ -297,8 +297,8 @@ BEGIN
            WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
            WHEN x.reason <> '' THEN x.reason
            WHEN v_paused THEN 'maintaining_order' ELSE 'system_busy' END),
-         bool_or(x.verdict = 1)
-    INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing
+         bool_or(x.verdict = 1), bool_or(x.verdict = 0 AND x.rn = 1 AND x.before = 0), max(x.delay_ms) > 0, bool_and(x.verdict < 2)
+    INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing, v_readying, v_delaying, v_all
   FROM (
     SELECT u.i, u.rn, u.reason, u.delay_ms, v_running[u.lane] AS running,
       CASE WHEN p_apply AND v_depth[u.lane] = 0 THEN 0 ELSE v_depth[u.lane] - v_n[u.lane] END AS before,
@@ -322,10 +322,12 @@ BEGIN
               p_timeout_ms, p_trace, p_keys, p_gates)
     u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace, key, gate)
   WHERE u.verdict < 2;
-  INSERT INTO ready (lane, priority, stamp)
-  SELECT v_lanes[u.lane], u.priority, u.stamp FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms) u(lane, rn, verdict, priority, stamp, delay_ms)
-  WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
-  IF (SELECT max(d) FROM unnest(p_delay_ms) d) > 0 THEN
+  IF v_readying THEN
+    INSERT INTO ready (lane, priority, stamp)
+    SELECT v_lanes[u.lane], u.priority, u.stamp FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms) u(lane, rn, verdict, priority, stamp, delay_ms)
+    WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
+  END IF;
+  IF v_readying AND v_delaying THEN
     INSERT INTO parked (lane, until, reason)
     SELECT v_lanes[u.lane], t + u.delay_ms * interval '1 ms', 'delay' FROM unnest(v_lane, v_rn, verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
     WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms > 0 AND v_depth[u.lane] = v_n[u.lane];
@@ -340,10 +342,15 @@ BEGIN
     FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason) WHERE u.verdict = 0 AND d.key = u.key;
   END IF;
 
-  -- 12. How many are held now.
-  FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, verdicts) u(type, verdict) WHERE u.verdict < 2 GROUP BY u.type LOOP
-    PERFORM tally(p_worker, p_part, r.type, r.n);
-  END LOOP;
+  -- 12. How many are held now. The caller counted for the case that all are.
+  IF v_all AND p_part >= 0 THEN
+    INSERT INTO tallies AS x (worker, part, type, n) SELECT p_worker, p_part, u.type, u.n FROM unnest(p_types, p_type_counts) u(type, n)
+      ON CONFLICT (worker, part, type) WHERE part >= 0 DO UPDATE SET n = x.n + excluded.n;
+  ELSE
+    FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, verdicts) u(type, verdict) WHERE u.verdict < 2 GROUP BY u.type LOOP
+      PERFORM tally(p_worker, p_part, r.type, r.n);
+    END LOOP;
+  END IF;
 END $$;
 `,
 }
