@@ -17,19 +17,19 @@ import {
 import { ProcessPressure } from '../pressure/process-pressure.js'
 import type { Accepted, AcceptItem, Pulse, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
-import { isTracing, parseTraceparent, withSpan } from '../telemetry/trace.js'
 import { Accepting, type Apply, codeOf } from './accepting.js'
 import type { Answer } from './answer.js'
 import type { DefineOptions, Definition } from './define.js'
 import { Dispatch } from './dispatch.js'
+import { GateRegistry } from './gate-registry.js'
 import { buildItem } from './item.js'
 import type { Handler } from './lane-run.js'
 import { Load } from './load.js'
 import { Presence } from './presence.js'
 import { type Refusal, refusedBy, toldRate } from './refusal.js'
-import type { Attempt } from './run.js'
 import type { IntakeLog, IntakeSettings } from './settings.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
+import { traced } from './traced.js'
 import { Waiters } from './waiters.js'
 import { Work } from './work.js'
 
@@ -49,6 +49,7 @@ export class Intake {
   readonly #accepting: Accepting
   readonly #dispatch: Dispatch
   readonly #load = new Load()
+  readonly #registry: GateRegistry
   #inFlight = 0
   #draining = false
 
@@ -58,6 +59,7 @@ export class Intake {
     this.settings = settings
     this.log = log
     this.metrics = metrics
+    this.#registry = new GateRegistry(log)
     this.waiters = new Waiters((ids) => store.finished(ids))
     this.#accepting = new Accepting({
       store,
@@ -110,12 +112,12 @@ export class Intake {
       running: () => ({ ...this.#work.runningByType(), ...this.#load.told() }),
       onPulse: (pulse, elapsedMs) => this.#observe(pulse, elapsedMs),
       afterPulse: async () => {
-        await this.#registerGates()
+        await this.#registry.register()
         await this.#work.giveBackStray()
       },
       onLost: () => this.#work.loseAll(),
       onReady: async () => {
-        await this.#registerGates()
+        await this.#registry.register()
         this.#startWork()
       },
       onWake: (kind) => {
@@ -123,29 +125,6 @@ export class Intake {
         else this.#work.wake()
       },
     })
-  }
-
-  /** Capacity gates that the store does not know yet. Submissions wait for them; the heartbeat tries again. */
-  readonly #gatesToRegister = new Map<string, () => Promise<void>>()
-  #registering: Promise<void> | null = null
-
-  #registerGates(): Promise<void> {
-    this.#registering ??= this.#registerEach().finally(() => {
-      this.#registering = null
-    })
-    return this.#registering
-  }
-
-  async #registerEach(): Promise<void> {
-    for (const [name, register] of this.#gatesToRegister) {
-      try {
-        await register()
-        this.#gatesToRegister.delete(name)
-      } catch (fault) {
-        this.log.warn({ err: fault, gate: name }, 'a capacity gate could not be registered yet')
-        throw fault
-      }
-    }
   }
 
   define<S extends TSchema, Result>(type: string, options: DefineOptions<S, Result>): Definition<Static<S>, Result> {
@@ -352,9 +331,9 @@ export class Intake {
   }
 
   async #unregistered(): Promise<Refusal | null> {
-    if (this.#gatesToRegister.size === 0) return null
+    if (this.#registry.isComplete) return null
     try {
-      await this.#registerGates()
+      await this.#registry.register()
       return null
     } catch {
       return {
@@ -507,21 +486,10 @@ export class Intake {
       now: () => performance.now(),
       pressureLevel: () => this.pressure.level,
       registerCapacity: (name, limit, resumeBelow) => {
-        this.#gatesToRegister.set(name, () => this.store.registerGate(name, limit, resumeBelow))
-        if (this.presence.isReady) this.#registerGates().catch(() => undefined)
+        this.#registry.add(name, () => this.store.registerGate(name, limit, resumeBelow))
       },
       takeConnection: (pool, identity, limits) => this.#accepting.connections(pool, limits).submit(identity),
       giveConnection: (pool, identity) => this.#accepting.giveConnection(pool, identity),
     }
-  }
-}
-
-/** In a span of the request's trace, where the process has an OpenTelemetry SDK; else the handler as it is. */
-function traced(type: string, run: (payload: unknown, attempt: Attempt) => unknown): NonNullable<Handler['run']> {
-  return (payload, attempt) => {
-    const parent = isTracing() ? parseTraceparent(attempt.traceparent) : null
-    if (parent === null) return run(payload, attempt)
-    const attributes = { 'spillway.operation': attempt.id, 'spillway.attempt': attempt.attempt }
-    return withSpan(`run ${type}`, { parent, attributes }, async () => run(payload, attempt))
   }
 }

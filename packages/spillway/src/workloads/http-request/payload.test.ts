@@ -11,6 +11,7 @@ describe('payload of http.request', () => {
     })
     expect(validateForwardPayload({ url, method: 'GET' })).toEqual({
       ok: true,
+      url: new URL(url),
       request: { url, method: 'GET', headers: {} },
     })
   })
