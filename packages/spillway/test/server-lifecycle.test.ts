@@ -75,6 +75,8 @@ describe('start', () => {
       body: { hello: 'world' },
       headers: { 'idempotency-key': body.operationId },
     })
+    const byName = await submit(server, `${server.origin.replace('127.0.0.1', 'localhost')}/demo/echo`)
+    expect(byName.status).toBe(201)
     const second = await runProgram({ SPILLWAY_DATA_DIR: join(dir, 'data'), SPILLWAY_PORT: '0' })
     expect(second.code).not.toBe(0)
     expect(second.stderr).toContain(join(dir, 'data'))

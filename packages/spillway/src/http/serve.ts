@@ -79,7 +79,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   intake = core
   const api = intakeApi(core)
   const allow = (): ReturnType<typeof parseAllowList> =>
-    parseAllowList(config.operations.forwardAllow ?? (isLoopbackHost(config.server.host) ? [origin] : []))
+    parseAllowList(config.operations.forwardAllow ?? (isLoopbackHost(config.server.host) ? ownOrigins(origin) : []))
   let allowList: ReturnType<typeof parseAllowList> | undefined
   const httpRequest = defineHttpRequest(api, {
     version,
@@ -157,6 +157,14 @@ function countRequests(app: App, metrics: ReturnType<typeof createMetrics>): voi
     metrics.httpDuration.labels(route).observe(reply.elapsedTime / 1_000)
     done()
   })
+}
+
+/** The server's own origin by both of its names: the landing page shows whichever the visitor used. */
+function ownOrigins(origin: string): string[] {
+  if (origin === '') return []
+  const byName = new URL(origin)
+  byName.hostname = 'localhost'
+  return [origin, byName.origin]
 }
 
 class ListenError extends Error {
