@@ -614,7 +614,7 @@ AS $function$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  v_lanes uuid[]; v_stamp bigint; v_fence bigint; v_each int;
+  v_lanes uuid[]; v_stamps bigint[]; v_stamp bigint; v_fence bigint; v_each int;
   v_paused boolean := EXISTS (SELECT FROM pauses);
 BEGIN
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
@@ -627,10 +627,15 @@ BEGIN
     ), d AS (
       DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp
     )
-    SELECT array_agg(d.lane), max(d.stamp) INTO v_lanes, v_stamp FROM d;
+    SELECT array_agg(d.lane), array_agg(d.stamp), max(d.stamp) INTO v_lanes, v_stamps, v_stamp FROM d;
     EXIT WHEN v_lanes IS NOT NULL;
   END LOOP;
   IF v_lanes IS NULL THEN RETURN; END IF;
+  IF v_paused THEN
+    -- Virtual time goes by what is served: lanes that are only on their way to be parked must not move it.
+    SELECT max(u.stamp) INTO v_stamp FROM unnest(v_lanes, v_stamps) u(lane, stamp) JOIN lanes l ON l.id = u.lane
+      WHERE NOT EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition));
+  END IF;
   IF v_stamp > (SELECT s.last_value FROM stamps s) THEN PERFORM setval('stamps', v_stamp); END IF;
   v_fence := nextval('fences');
   v_each := greatest(1, least(p_each, p_budget / cardinality(v_lanes)));

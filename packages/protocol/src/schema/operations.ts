@@ -24,7 +24,7 @@ export const SubmitOperation = Type.Object(
     partition: Type.Optional(Name),
     priority: Type.Optional(Type.Integer({ minimum: limits.priorityMin, maximum: limits.priorityMax })),
     delay_seconds: Type.Optional(Type.Number({ minimum: 0, maximum: limits.delaySecondsMax })),
-    timeout_seconds: Type.Optional(Type.Number({ exclusiveMinimum: 0, maximum: limits.timeoutSecondsMax })),
+    timeout_seconds: Type.Optional(Type.Number({ minimum: 0.001, maximum: limits.timeoutSecondsMax })),
     max_retries: Type.Optional(Type.Integer({ minimum: 0, maximum: limits.maxRetriesMax })),
     payload: Type.Unknown(),
   },
@@ -59,20 +59,77 @@ export const Operation = Type.Object({
   result: Type.Unknown(),
 })
 
-export const ListOperationsQuery = Type.Object({
-  status: Type.Optional(Type.Enum([...operationStatuses])),
-  type: Type.Optional(Name),
-  queue: Type.Optional(Name),
-  partition: Type.Optional(Name),
-  identity: Type.Optional(Type.String({ minLength: 1, maxLength: limits.identityCharacters })),
-  from: Type.Optional(Timestamp),
-  to: Type.Optional(Timestamp),
-  limit: Type.Optional(Type.Integer({ minimum: 1, maximum: limits.listItemsMax })),
-  cursor: Type.Optional(Type.String({ minLength: 1, maxLength: 1_024 })),
-})
+export const ListOperationsQuery = Type.Object(
+  {
+    status: Type.Optional(Type.Enum([...operationStatuses])),
+    type: Type.Optional(Name),
+    queue: Type.Optional(Name),
+    partition: Type.Optional(Name),
+    identity: Type.Optional(Type.String({ minLength: 1, maxLength: limits.identityCharacters })),
+    from: Type.Optional(Timestamp),
+    to: Type.Optional(Timestamp),
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: limits.listItemsMax })),
+    cursor: Type.Optional(Type.String({ minLength: 1, maxLength: 1_024 })),
+  },
+  { additionalProperties: false },
+)
 
-export const WaitQuery = Type.Object({
-  wait: Type.Optional(Type.Number({ minimum: 0, maximum: limits.preferWaitSecondsMax })),
-})
+export const WaitQuery = Type.Object(
+  {
+    wait: Type.Optional(Type.Number({ minimum: 0, maximum: limits.preferWaitSecondsMax })),
+  },
+  { additionalProperties: false },
+)
 
 export const LaneBody = Type.Object({ queue: Name, partition: Type.Optional(Name) }, { additionalProperties: false })
+
+/** `POST /api/v1/operations`: ran now, or failed for good. */
+export const Executed = Type.Union([
+  Type.Object({ status: Type.Literal('executed'), operationId: OperationId, result: Type.Unknown() }),
+  Type.Object({
+    status: Type.Literal('failed'),
+    operationId: OperationId,
+    error_message: Type.String(),
+    result: Type.Unknown(),
+  }),
+])
+
+export const SubmitHeaders = Type.Object({
+  'idempotency-key': Type.Optional(
+    Type.String({
+      minLength: 1,
+      maxLength: limits.idempotencyKeyCharacters,
+      description: 'The same key and body give the stored answer again',
+    }),
+  ),
+  prefer: Type.Optional(
+    Type.String({
+      description: 'respond-async: queue it. wait=N (seconds, 60 at most): wait so long for a queued one',
+    }),
+  ),
+})
+
+export const OperationPage = Type.Object({
+  items: Type.Array(Operation),
+  next_cursor: Type.Union([Type.String(), Type.Null()]),
+})
+
+export const OperationStats = Type.Object({
+  stats: Type.Array(
+    Type.Object({
+      operation_type: Type.String(),
+      priority: Type.Integer(),
+      status: Type.Enum([...operationStatuses]),
+      count: Type.Integer(),
+      oldest: Timestamp,
+      newest: Timestamp,
+      avg_latency_seconds: Type.Union([Type.Number(), Type.Null()]),
+    }),
+  ),
+  systemHealth: Type.Object({
+    poolUtilization: Type.Number(),
+    poolWaiting: Type.Integer(),
+    queueDepth: Type.Integer(),
+    oldestAgeSeconds: Type.Number(),
+  }),
+})

@@ -24,7 +24,8 @@ export async function serve(
   await runUntilSignal(() => runServer(config, log), {
     signals: process,
     exit: (code) => process.exit(code),
-    onStart: ({ address }) => terminal.err(config.listen ? greeting(address) : workerGreeting),
+    onStart: ({ address }) =>
+      terminal.err(config.listen ? greeting(address, config.operations.forwardAllow === null) : workerGreeting),
     onSignal: (signal) => {
       log.info({ signal, drainSeconds: config.server.drainSeconds }, 'draining; a second signal ends at once')
     },
@@ -60,8 +61,10 @@ export function configFor(
 const workerGreeting = 'Spillway works on operations; it listens nowhere (--port opens a port).\n'
 
 /** `address`: host:port, or an origin. Shown on standard error: standard output belongs to the log lines. */
-export function greeting(address: string): string {
+export function greeting(address: string, mayCallItself = true): string {
   const origin = (address.includes('://') ? address : `http://${address}`).replace(/\/+$/u, '')
+  // With a list of targets of its own, the demo on this very server is not among them.
+  if (!mayCallItself) return `Spillway listens on ${origin}\n\nTry it:\n  curl ${origin}/health\n\n`
   const call = JSON.stringify({
     type: 'http.request',
     queue: 'demo',

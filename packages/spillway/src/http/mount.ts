@@ -61,7 +61,10 @@ export function mount(intake: Intake, bound: Bound): Mount {
     const { request, identity } = entered
     const refuse = (problem: Problem): Wire => ({ ok: false, problem, headers: {} })
     const key = parseIdempotencyKey(request.headers['idempotency-key'])
-    if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
+    if (!key.ok) {
+      const errors = [{ path: '/headers/idempotency-key', message: key.detail }]
+      return refuse({ code: 'invalid_request', detail: key.detail, errors })
+    }
     const valid = validate(body)
     if (!valid.ok) return refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: valid.errors })
     const checked = bound.options.check?.(valid.value, request)

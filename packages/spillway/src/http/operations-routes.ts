@@ -1,11 +1,20 @@
 /** Tickets: reading, waiting for, cancelling and redriving operations (contract §2), as a Fastify plugin. */
-import { LaneBody, ListOperationsQuery, Operation, WaitQuery } from '@spillway/protocol/schema'
+import {
+  LaneBody,
+  ListOperationsQuery,
+  Operation,
+  OperationPage,
+  OperationStats,
+  Problem,
+  WaitQuery,
+} from '@spillway/protocol/schema'
 import { limits } from '@spillway/protocol/wire'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import Type, { type Static } from 'typebox'
+import Type, { type Static, type TSchema } from 'typebox'
 import { isUuid } from '../operations/operation-id.js'
 import type { Intake } from '../pipeline/intake.js'
 import type { Ticket, TicketFilter } from '../store/port.js'
+import { Refusal } from './faults.js'
 import { followOperation } from './operation-stream.js'
 import { operationView } from './operation-view.js'
 import { sendProblem } from './problem.js'
@@ -17,7 +26,7 @@ export interface Viewer {
 }
 
 /** Any Fastify application, whatever its type provider and logger. */
-export type FastifyLike = Pick<FastifyInstance, 'addHook' | 'get' | 'post' | 'delete'>
+export type FastifyLike = Pick<FastifyInstance, 'addHook' | 'setSerializerCompiler' | 'get' | 'post' | 'delete'>
 
 export interface TicketRoutesOptions {
   /** Who asks. Default: the principal of our server, or `request.user.id`, or the client's address. */
@@ -48,11 +57,16 @@ const RedriveBody = Type.Object(
   },
   { additionalProperties: false },
 )
-const PurgeQuery = Type.Object({
-  ...FilterMembers,
-  limit: Type.Optional(Type.Integer({ minimum: 1, maximum: redriveMax })),
-  all: Type.Optional(Type.Boolean()),
-})
+const PurgeQuery = Type.Object(
+  {
+    ...FilterMembers,
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: redriveMax })),
+    all: Type.Optional(Type.Boolean()),
+  },
+  { additionalProperties: false },
+)
+/** What a route answers, for the API description; what is sent is not cut to it. */
+const answers = (schema: TSchema): Record<string, TSchema> => ({ 200: schema, '4xx': Problem, '5xx': Problem })
 const Id = Type.Object({ id: Type.String() })
 const tags = ['operations']
 
@@ -77,8 +91,8 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
       const value = query[name]
       if (value !== undefined) Object.assign(filter, { [name]: value })
     }
-    if (query.from !== undefined) filter.from = new Date(query.from)
-    if (query.to !== undefined) filter.to = new Date(query.to)
+    if (query.from !== undefined) filter.from = instant('from', query.from)
+    if (query.to !== undefined) filter.to = instant('to', query.to)
     if (!viewer.operates) filter.identity = viewer.identity
     return filter
   }
@@ -89,6 +103,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
   }
 
   return async (app) => {
+    app.setSerializerCompiler(() => JSON.stringify)
     app.addHook('onRequest', (_, reply, done) => {
       if (intake.presence.isReady) return done()
       // There may be no tables yet, and a statement on them would look like a defect of ours.
@@ -101,7 +116,14 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
 
     app.get<{ Querystring: ListQuery }>(
       '/api/v1/operations',
-      { schema: { tags, summary: 'List operations, newest first', querystring: ListOperationsQuery } },
+      {
+        schema: {
+          tags,
+          summary: 'List operations, newest first',
+          querystring: ListOperationsQuery,
+          response: answers(OperationPage),
+        },
+      },
       async (request, reply) => {
         const page = pageOf(request.query)
         if (page === null) return badCursor(reply)
@@ -116,7 +138,13 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
 
     app.get(
       '/api/v1/operations/stats',
-      { schema: { tags, summary: 'What is unfinished, and what finished in the last 5 minutes' } },
+      {
+        schema: {
+          tags,
+          summary: 'What is unfinished, and what finished in the last 5 minutes',
+          response: answers(OperationStats),
+        },
+      },
       async () => {
         const rows = await store.stats()
         const pool = store.poolState()
@@ -151,7 +179,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
           tags,
           summary: 'One operation; ?wait=N waits for it to finish',
           querystring: WaitQuery,
-          response: { 200: Operation },
+          response: answers(Operation),
         },
         serializerCompiler: () => JSON.stringify,
       },
@@ -180,7 +208,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
 
     app.post<{ Params: Static<typeof Id> }>(
       '/api/v1/operations/:id/cancel',
-      { schema: { tags, summary: 'Cancel a pending operation' } },
+      { schema: { tags, summary: 'Cancel a pending operation', response: answers(Operation) } },
       async (request, reply) => {
         const { id } = request.params
         const ticket = await visible(request, id)
@@ -210,7 +238,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
 
     app.post<{ Params: Static<typeof Id> }>(
       '/api/v1/operations/:id/retry',
-      { schema: { tags, summary: 'Put a failed operation back in its lane' } },
+      { schema: { tags, summary: 'Put a failed operation back in its lane', response: answers(Operation) } },
       async (request, reply) => {
         const { id } = request.params
         const ticket = await visible(request, id)
@@ -221,6 +249,14 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         }
         const { moved } = await store.redrive([id])
         if (moved === 0) {
+          // Somebody else was quicker, or its capacity gate is full.
+          const now = await store.ticket(id)
+          if (now?.status !== 'failed') {
+            return sendProblem(reply, {
+              code: 'operation_not_failed',
+              detail: `The operation is ${now?.status ?? 'gone'}.`,
+            })
+          }
           return sendProblem(reply, {
             code: 'capacity_exceeded',
             detail: 'There is no place for it now. Try again later.',
@@ -263,6 +299,13 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
       async (request, reply) => {
         if (!operating(request, reply)) return reply
         const { ids, filter, limit, cursor, ...loose } = request.body
+        if (ids !== undefined && (filter !== undefined || Object.keys(loose).length > 0)) {
+          return sendProblem(reply, {
+            code: 'invalid_request',
+            detail: 'Say which: ids, or a filter, not both.',
+            errors: [{ path: '/ids', message: 'cannot be combined with a filter' }],
+          })
+        }
         if (ids !== undefined) {
           const { moved } = await store.redrive(ids.filter(isUuid))
           if (moved > 0) intake.wakeAll()
@@ -353,6 +396,14 @@ async function redriveAll(
     after = ids[ids.length - 1] ?? null
   }
   return { moved, skipped, next_cursor: after === null ? null : cursorOf(after) }
+}
+
+/** A leap second has the form of a timestamp, and is none that a Date can say. */
+function instant(name: string, text: string): Date {
+  const date = new Date(text)
+  if (!Number.isNaN(date.getTime())) return date
+  const errors = [{ path: `/${name}`, message: 'is not a point in time' }]
+  throw new Refusal({ code: 'invalid_request', detail: 'The query is not valid.', errors })
 }
 
 const isFinished = (ticket: Ticket): boolean => ticket.finishedAt !== null

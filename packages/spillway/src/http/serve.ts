@@ -1,5 +1,7 @@
 /** The ready server: store, intake, workloads and routes, assembled from the configuration. */
 import { resolve } from 'node:path'
+import { Executed, Problem, Queued, SubmitHeaders } from '@spillway/protocol/schema'
+import type { FastifySchema } from 'fastify'
 import { type Config, isLoopbackHost } from '../config/index.js'
 import { intakeApi } from '../index.js'
 import { Intake } from '../pipeline/intake.js'
@@ -9,7 +11,7 @@ import { postgresStore } from '../store/postgres/store.js'
 import { createMetrics, type Logger } from '../telemetry/index.js'
 import { version } from '../version.js'
 import { parseAllowList } from '../workloads/http-request/allow-list.js'
-import { defineHttpRequest } from '../workloads/http-request/index.js'
+import { defineHttpRequest, httpRequestBody } from '../workloads/http-request/index.js'
 import { type App, buildApp } from './app.js'
 import { createAuthenticator } from './auth.js'
 import { addDemoEcho } from './demo-echo.js'
@@ -25,6 +27,15 @@ export interface RunningServer {
 }
 
 const closeGraceMs = 2_000
+
+/** As a plain schema: what is sent is made by the mount, not typed by the route. */
+const submitSchema: FastifySchema = {
+  tags: ['operations'],
+  summary: 'Hand over work: done now, or queued with a ticket',
+  headers: SubmitHeaders,
+  body: httpRequestBody,
+  response: { 201: Executed, 202: Queued, '4xx': Problem, '5xx': Problem },
+}
 
 export async function runServer(config: Config, log: Logger): Promise<RunningServer> {
   const metrics = createMetrics()
@@ -93,7 +104,8 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     method: 'POST',
     url: '/api/v1/operations',
     ...submit,
-    schema: { ...submit.schema, tags: ['operations'], summary: 'Hand over work: done now, or queued with a ticket' },
+    schema: submitSchema,
+    serializerCompiler: () => JSON.stringify,
     config: { role: 'submit' },
   })
   await app.register(ticketRoutes(core) as never)

@@ -50,8 +50,11 @@ export interface HeldLane {
   done: ((settled: boolean) => void) | null
 }
 
-/** How long one lane may go on before others get a turn. */
-const sliceMs = 250
+/**
+ * How long one lane may go on before what is done is settled: what a crash repeats, what a pause comes too late for, and
+ * what a ticket does not know yet, is bounded by it.
+ */
+export const sliceMs = 5
 /** How long a lane with an operation that nobody here knows is left to others. */
 const unknownTypeMs = 5_000
 const confirmPauseMs = 250

@@ -13,7 +13,7 @@
  * what it had settled then shows as lost, and its new leases are disowned.
  */
 import type { Claimed, ClaimRequest } from '../store/port.js'
-import { type HeldLane, LaneRun, type LaneRunOptions } from './lane-run.js'
+import { type HeldLane, LaneRun, type LaneRunOptions, sliceMs } from './lane-run.js'
 import type { Outcome } from './run.js'
 
 export interface WorkOptions extends LaneRunOptions {
@@ -295,7 +295,9 @@ export class Work {
     if (this.#active > 0 && this.#finished.length === 0) return null
     const turn = ++this.#claims % turnEvery === 0 ? 2 + Math.floor(Math.random() * 9) : 1
     const most = this.#depth >= deepFrom ? Math.max(deepLanes, this.#o.concurrency) : lanes
-    return { lanes: Math.min(lanes, most), budget: opsPerClaim, each: opsPerLane, turn }
+    // No more of a lane than are likely to be through within a slice: what is handed out cannot be cancelled any more.
+    const each = Math.max(1, Math.min(opsPerLane, Math.floor(sliceMs / Math.max(this.#lanes.runMs, 0.001))))
+    return { lanes: Math.min(lanes, most), budget: opsPerClaim, each, turn }
   }
 
   /** None while operations take their time: another process could run what would wait here. */

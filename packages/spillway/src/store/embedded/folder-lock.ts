@@ -64,7 +64,7 @@ function inUse(dir: string, holder: Owner): EmbeddedError {
   const who = holder.pid === process.pid ? `this process (pid ${holder.pid})` : `the process with pid ${holder.pid}`
   return new EmbeddedError(
     'data_dir_in_use',
-    `the data folder ${dir} is in use by ${who}; stop it first, or set SPILLWAY_DATA_DIR to another folder`,
+    `the data folder ${dir} is in use by ${who}; stop it first, or take another folder (SPILLWAY_DATA_DIR, in code the option dataDir)`,
   )
 }
 

@@ -1,5 +1,5 @@
 /** `http.request`: a durable, ordered HTTP call. A webhook outbox, mounted on the same public calls as a user's route. */
-import { SubmitOperation } from '@spillway/protocol/schema'
+import { ForwardPayload, SubmitOperation } from '@spillway/protocol/schema'
 import { defaultPartition, type ForwardResult, limits } from '@spillway/protocol/wire'
 import Type from 'typebox'
 import { type Definition, FailOperation, type IntakeApi, mayUseQueue, pressure, RetryOperation } from '../../index.js'
@@ -12,6 +12,12 @@ export const httpRequestType = 'http.request'
 /** The body of `POST /api/v1/operations` for this type. */
 const HttpRequestBody = Type.Object(
   { ...SubmitOperation.properties, type: Type.Literal(httpRequestType) },
+  { additionalProperties: false },
+)
+
+/** The same with its payload spelt out, for the API description. */
+export const httpRequestBody = Type.Object(
+  { ...HttpRequestBody.properties, payload: ForwardPayload },
   { additionalProperties: false },
 )
 
