@@ -122,3 +122,33 @@ it('are purged by filter only', async () => {
   expect(await letters('purge')).toEqual([])
   expect(await letters('spare')).toHaveLength(1)
 })
+
+it('no filter is guessed: a misspelt one purges nothing', async () => {
+  await die('kept', 1)
+  for (const query of ['queu=kept', 'foo=1', 'limit=1&cursor=x']) {
+    const { status, body } = await call(server, 'DELETE', `/api/v1/dead-letters?${query}`)
+    expect([query, status]).toEqual([query, 400])
+    expect(body.errors).toEqual([expect.objectContaining({ message: 'is not a known member' })])
+  }
+  expect((await get(server, '/api/v1/operations?unknown=1')).status).toBe(400)
+  expect(await letters('kept')).toHaveLength(1)
+})
+
+it('ids and a filter together are refused', async () => {
+  const ids = await die('both', 1)
+  expect((await post(server, '/api/v1/dead-letters/redrive', { ids, queue: 'other' })).status).toBe(400)
+  expect(await letters('both')).toHaveLength(1)
+})
+
+it.each(['/api/v1/operations?from=', '/api/v1/dead-letters?to='])('%s a leap second is a 400', async (path) => {
+  const { status, body } = await get(server, `${path}2026-06-30T23:59:60Z`)
+  expect(status).toBe(400)
+  expect(body.errors).toHaveLength(1)
+})
+
+it('of several that retry one operation at once, one does and the others are told that it has not failed', async () => {
+  const [id] = await die('retried', 1)
+  broken = false
+  const answers = await Promise.all(Array.from({ length: 4 }, () => post(server, `/api/v1/operations/${id}/retry`)))
+  expect(answers.map((a) => a.status).sort()).toEqual([200, 409, 409, 409])
+})

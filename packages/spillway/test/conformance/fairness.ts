@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { describe, expect, it } from 'vitest'
 import { FairClock } from '../../src/operations/fair-clock.js'
 import type { AcceptItem } from '../../src/store/port.js'
-import { contextOf, item, items, type OpenedStore, queue, settlementsOf, TestWorker } from './harness.js'
+import { contextOf, item, items, type OpenedStore, queue, settlement, settlementsOf, TestWorker } from './harness.js'
 
 export function fairness(opened: () => OpenedStore): void {
   /** Accepts as the pipeline does, with stamps of its own clock. */
@@ -64,6 +64,26 @@ export function fairness(opened: () => OpenedStore): void {
       const ofA = claimed.filter((op) => op.identity === 'a').length
       expect(ofA).toBeGreaterThanOrEqual(45)
       expect(ofA).toBeLessThanOrEqual(55)
+    })
+
+    it('forgets nothing of it over a pause', async () => {
+      const { store } = opened()
+      const clock = new FairClock()
+      const worker = await TestWorker.enlist(store, 600_000)
+      await store.pause('q', null)
+      await bring(
+        clock,
+        Array.from({ length: 300 }, (_, n) => item(`hog ${n}`, { identity: 'hog' })),
+      )
+      // Claimed and given back, as a worker does with what is paused.
+      await worker.settle((await worker.claim({ lanes: 300, each: 1 })).map((op) => settlement(op, {})))
+      await bring(
+        clock,
+        Array.from({ length: 5 }, (_, n) => item(`small ${n}`, { identity: 'small' })),
+      )
+      await store.resume('q', null)
+      const first = await worker.claim({ lanes: 20, each: 1 })
+      expect(first.filter((op) => op.identity === 'small')).toHaveLength(5)
     })
 
     it('is strict among priorities, and a turn lets the lower ones through', async () => {
