@@ -196,7 +196,8 @@ CREATE INDEX rates_expires ON spillway.rates USING brin (expires_at);
 CREATE TABLE ready (
   lane uuid NOT NULL,
   priority smallint NOT NULL,
-  stamp bigint NOT NULL
+  stamp bigint NOT NULL,
+  type text NOT NULL
 ) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=2000);
 CREATE INDEX ready_order ON spillway.ready USING btree (priority, stamp);
 
@@ -470,8 +471,9 @@ BEGIN
     u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace, key, gate)
   WHERE u.verdict < 2;
   IF v_readying THEN
-    INSERT INTO ready (lane, priority, stamp)
-    SELECT v_lanes[u.lane], u.priority, u.stamp FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms) u(lane, rn, verdict, priority, stamp, delay_ms)
+    INSERT INTO ready (lane, priority, stamp, type)
+    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type
+    FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type) u(lane, rn, verdict, priority, stamp, delay_ms, type)
     WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
   END IF;
   IF v_readying AND v_delaying THEN
@@ -600,7 +602,7 @@ BEGIN
   RETURN 'cancelled';
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint)
+CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint, p_types text[])
  RETURNS TABLE(ix integer, fence bigint, lane uuid, queue text, partition text, careful boolean, seq bigint, id uuid, type text, priority smallint, identity text, payload json, waited_ms bigint, due boolean, attempts integer, max_attempts integer, timeout_ms integer, trace text, idem uuid, gate text)
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -623,7 +625,7 @@ BEGIN
   -- Strict priority, but p_turn lets a lower level go first now and then, so that no level starves.
   FOR v_turn IN REVERSE p_turn .. 1 BY greatest(1, p_turn - 1) LOOP
     WITH c AS (
-      SELECT x.ctid AS at FROM ready x WHERE x.priority >= v_turn ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
+      SELECT x.ctid AS at FROM ready x WHERE x.priority >= v_turn AND (p_types IS NULL OR x.type = ANY (p_types)) ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
     ), d AS (
       DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp
     )
@@ -792,7 +794,7 @@ DECLARE
   t timestamptz := clock();
   o record;
 BEGIN
-  SELECT x.priority, x.stamp, x.not_before INTO o FROM lanes l, ops x
+  SELECT x.priority, x.stamp, x.type, x.not_before INTO o FROM lanes l, ops x
     WHERE l.id = p_lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
   IF NOT FOUND THEN
     RETURN;
@@ -801,7 +803,7 @@ BEGIN
   ELSIF o.not_before > t THEN
     INSERT INTO parked (lane, until, reason) VALUES (p_lane, o.not_before, 'delay');
   ELSE
-    INSERT INTO ready (lane, priority, stamp) VALUES (p_lane, o.priority, o.stamp);
+    INSERT INTO ready (lane, priority, stamp, type) VALUES (p_lane, o.priority, o.stamp, o.type);
   END IF;
 END $function$;
 
@@ -919,12 +921,12 @@ BEGIN
   WITH due AS (
     SELECT p.lane FROM parked p WHERE p.until <= t ORDER BY p.until LIMIT p_most FOR UPDATE SKIP LOCKED
   ), heads AS (
-    SELECT d.lane, o.priority, o.stamp FROM due d JOIN lanes l ON l.id = d.lane,
-      LATERAL (SELECT x.priority, x.stamp FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
+    SELECT d.lane, o.priority, o.stamp, o.type FROM due d JOIN lanes l ON l.id = d.lane,
+      LATERAL (SELECT x.priority, x.stamp, x.type FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
   ), gone AS (
     DELETE FROM parked p USING heads h WHERE p.lane = h.lane RETURNING p.lane
   ), readied AS (
-    INSERT INTO ready (lane, priority, stamp) SELECT h.lane, h.priority, h.stamp FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
+    INSERT INTO ready (lane, priority, stamp, type) SELECT h.lane, h.priority, h.stamp, h.type FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
   )
   SELECT count(*) INTO v_n FROM readied;
   RETURN v_n;
@@ -1188,18 +1190,18 @@ BEGIN
         coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
           * least(extract(epoch FROM t - l.moved_at) * 1000 / u.gone, 3.6e6) END
     FROM (
-      SELECT x.lane, x.head, x.gone, x.release, x.retry_ms, n.priority, n.stamp, n.not_before
+      SELECT x.lane, x.head, x.gone, x.release, x.retry_ms, n.priority, n.stamp, n.type, n.not_before
       FROM unnest(s_lane, s_head, s_left, s_release, s_retry_ms) x(lane, head, gone, release, retry_ms)
       LEFT JOIN LATERAL (
-        SELECT o.priority, o.stamp, o.not_before FROM ops o WHERE x.release AND o.lane = x.lane AND o.seq > x.head ORDER BY o.seq LIMIT 1
+        SELECT o.priority, o.stamp, o.type, o.not_before FROM ops o WHERE x.release AND o.lane = x.lane AND o.seq > x.head ORDER BY o.seq LIMIT 1
       ) n ON true
     ) u
     WHERE l.id = u.lane
-    RETURNING l.id, l.depth, u.release, u.retry_ms, u.priority, u.stamp, u.not_before,
+    RETURNING l.id, l.depth, u.release, u.retry_ms, u.priority, u.stamp, u.type, u.not_before,
       v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
   ), readied AS (
-    INSERT INTO ready (lane, priority, stamp)
-    SELECT m.id, m.priority, m.stamp FROM moved m
+    INSERT INTO ready (lane, priority, stamp, type)
+    SELECT m.id, m.priority, m.stamp, m.type FROM moved m
     WHERE m.release AND m.depth > 0 AND NOT m.paused AND m.retry_ms IS NULL AND (m.not_before IS NULL OR m.not_before <= t)
   ), put_aside AS (
     INSERT INTO parked (lane, until, reason)

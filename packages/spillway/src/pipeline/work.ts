@@ -297,7 +297,7 @@ export class Work {
     const most = this.#depth >= deepFrom ? Math.max(deepLanes, this.#o.concurrency) : lanes
     // No more of a lane than are likely to be through within a slice: what is handed out cannot be cancelled any more.
     const each = Math.max(1, Math.min(opsPerLane, Math.floor(sliceMs / Math.max(this.#lanes.runMs, 0.001))))
-    return { lanes: Math.min(lanes, most), budget: opsPerClaim, each, turn }
+    return { lanes: Math.min(lanes, most), budget: opsPerClaim, each, turn, types: [...this.#o.handlers.keys()] }
   }
 
   /** None while operations take their time: another process could run what would wait here. */

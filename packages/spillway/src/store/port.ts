@@ -158,6 +158,8 @@ export interface ClaimRequest {
   each: number
   /** Only levels from this priority on, unless there are none. */
   turn: number
+  /** Only lanes whose first operation is of one of these types. Default: all. */
+  types?: readonly string[]
 }
 
 export interface StepResult {

@@ -57,7 +57,8 @@ CREATE UNIQUE INDEX ops_id ON ops (id);
 CREATE TABLE ready (
   lane     uuid NOT NULL,
   priority smallint NOT NULL,
-  stamp    bigint NOT NULL
+  stamp    bigint NOT NULL,
+  type     text NOT NULL                     -- of its first operation: a process claims what it can run
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX ready_order ON ready (priority, stamp);
 

@@ -323,8 +323,9 @@ BEGIN
     u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace, key, gate)
   WHERE u.verdict < 2;
   IF v_readying THEN
-    INSERT INTO ready (lane, priority, stamp)
-    SELECT v_lanes[u.lane], u.priority, u.stamp FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms) u(lane, rn, verdict, priority, stamp, delay_ms)
+    INSERT INTO ready (lane, priority, stamp, type)
+    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type
+    FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type) u(lane, rn, verdict, priority, stamp, delay_ms, type)
     WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
   END IF;
   IF v_readying AND v_delaying THEN

@@ -40,7 +40,7 @@ DECLARE
   t timestamptz := clock();
   o record;
 BEGIN
-  SELECT x.priority, x.stamp, x.not_before INTO o FROM lanes l, ops x
+  SELECT x.priority, x.stamp, x.type, x.not_before INTO o FROM lanes l, ops x
     WHERE l.id = p_lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
   IF NOT FOUND THEN
     RETURN;
@@ -49,7 +49,7 @@ BEGIN
   ELSIF o.not_before > t THEN
     INSERT INTO parked (lane, until, reason) VALUES (p_lane, o.not_before, 'delay');
   ELSE
-    INSERT INTO ready (lane, priority, stamp) VALUES (p_lane, o.priority, o.stamp);
+    INSERT INTO ready (lane, priority, stamp, type) VALUES (p_lane, o.priority, o.stamp, o.type);
   END IF;
 END $$;
 
@@ -138,18 +138,18 @@ BEGIN
         coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
           * least(extract(epoch FROM t - l.moved_at) * 1000 / u.gone, 3.6e6) END
     FROM (
-      SELECT x.lane, x.head, x.gone, x.release, x.retry_ms, n.priority, n.stamp, n.not_before
+      SELECT x.lane, x.head, x.gone, x.release, x.retry_ms, n.priority, n.stamp, n.type, n.not_before
       FROM unnest(s_lane, s_head, s_left, s_release, s_retry_ms) x(lane, head, gone, release, retry_ms)
       LEFT JOIN LATERAL (
-        SELECT o.priority, o.stamp, o.not_before FROM ops o WHERE x.release AND o.lane = x.lane AND o.seq > x.head ORDER BY o.seq LIMIT 1
+        SELECT o.priority, o.stamp, o.type, o.not_before FROM ops o WHERE x.release AND o.lane = x.lane AND o.seq > x.head ORDER BY o.seq LIMIT 1
       ) n ON true
     ) u
     WHERE l.id = u.lane
-    RETURNING l.id, l.depth, u.release, u.retry_ms, u.priority, u.stamp, u.not_before,
+    RETURNING l.id, l.depth, u.release, u.retry_ms, u.priority, u.stamp, u.type, u.not_before,
       v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
   ), readied AS (
-    INSERT INTO ready (lane, priority, stamp)
-    SELECT m.id, m.priority, m.stamp FROM moved m
+    INSERT INTO ready (lane, priority, stamp, type)
+    SELECT m.id, m.priority, m.stamp, m.type FROM moved m
     WHERE m.release AND m.depth > 0 AND NOT m.paused AND m.retry_ms IS NULL AND (m.not_before IS NULL OR m.not_before <= t)
   ), put_aside AS (
     INSERT INTO parked (lane, until, reason)
@@ -241,20 +241,20 @@ BEGIN
   WITH due AS (
     SELECT p.lane FROM parked p WHERE p.until <= t ORDER BY p.until LIMIT p_most FOR UPDATE SKIP LOCKED
   ), heads AS (
-    SELECT d.lane, o.priority, o.stamp FROM due d JOIN lanes l ON l.id = d.lane,
-      LATERAL (SELECT x.priority, x.stamp FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
+    SELECT d.lane, o.priority, o.stamp, o.type FROM due d JOIN lanes l ON l.id = d.lane,
+      LATERAL (SELECT x.priority, x.stamp, x.type FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
   ), gone AS (
     DELETE FROM parked p USING heads h WHERE p.lane = h.lane RETURNING p.lane
   ), readied AS (
-    INSERT INTO ready (lane, priority, stamp) SELECT h.lane, h.priority, h.stamp FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
+    INSERT INTO ready (lane, priority, stamp, type) SELECT h.lane, h.priority, h.stamp, h.type FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
   )
   SELECT count(*) INTO v_n FROM readied;
   RETURN v_n;
 END $$;
 
 -- Leases up to p_want ready lanes and hands out the first operations of each, in order. First come the lanes, then the
--- operations, each naming its lane by number.
-CREATE FUNCTION claim(p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint) RETURNS TABLE (
+-- operations, each naming its lane by number. p_types: only lanes whose first operation is of these; NULL: all.
+CREATE FUNCTION claim(p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint, p_types text[]) RETURNS TABLE (
   ix int, fence bigint, lane uuid, queue text, partition text, careful boolean, seq bigint, id uuid, type text, priority smallint, identity text, payload json,
   waited_ms bigint, due boolean, attempts int, max_attempts int, timeout_ms int, trace text, idem uuid, gate text
 ) LANGUAGE plpgsql
@@ -271,7 +271,7 @@ BEGIN
   -- Strict priority, but p_turn lets a lower level go first now and then, so that no level starves.
   FOR v_turn IN REVERSE p_turn .. 1 BY greatest(1, p_turn - 1) LOOP
     WITH c AS (
-      SELECT x.ctid AS at FROM ready x WHERE x.priority >= v_turn ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
+      SELECT x.ctid AS at FROM ready x WHERE x.priority >= v_turn AND (p_types IS NULL OR x.type = ANY (p_types)) ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
     ), d AS (
       DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp
     )
