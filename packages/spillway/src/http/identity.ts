@@ -16,12 +16,6 @@ export function hasRole(principal: Principal, role: Role): boolean {
   return principal.roles.has(role) || principal.roles.has('operate')
 }
 
-export function mayUseQueue(principal: Principal, queue: string): boolean {
-  const { queues } = principal
-  if (queues === undefined) return true
-  return queues.some((name) => (name.endsWith('*') ? queue.startsWith(name.slice(0, -1)) : queue === name))
-}
-
 export function isRole(value: unknown): value is Role {
   return (roles as readonly unknown[]).includes(value)
 }
