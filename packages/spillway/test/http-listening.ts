@@ -55,7 +55,7 @@ export async function listening(overrides: Partial<AppDeps> & { protectMetrics?:
   const logged: Record<string, unknown>[] = []
   const log = pino({ level: 'debug' }, { write: (line: string) => logged.push(JSON.parse(line)) })
   const checks: Listening['checks'] = { store: { ok: true }, nats: { ok: true, optional: true } }
-  const app = buildApp({
+  const { app } = buildApp({
     log,
     authenticator: createAuthenticator({ onFault: (err) => log.error({ err }) }),
     bodyLimitBytes: 1_048_576,

@@ -65,7 +65,7 @@ async function told(response: Response): Promise<Told> {
 
 function ourApp(): FastifyInstance {
   const log = pino({ level: 'silent' })
-  const app = buildApp({
+  const { app } = buildApp({
     log,
     authenticator: createAuthenticator({ onFault: () => undefined }),
     bodyLimitBytes: 1_048_576,

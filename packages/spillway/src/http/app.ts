@@ -1,4 +1,4 @@
-import type { IncomingMessage, ServerResponse } from 'node:http'
+import type { IncomingMessage, RequestListener, ServerResponse } from 'node:http'
 import type { TypeBoxTypeProvider } from '@fastify/type-provider-typebox'
 import Fastify, {
   type FastifyBaseLogger,
@@ -11,12 +11,13 @@ import Fastify, {
 import { trackAllowedMethods } from './allowed-methods.js'
 import { type Authenticator, type AuthResult, isRefused } from './auth.js'
 import { bodyFormFault } from './body-form.js'
-import { answerClientFault, capConnections } from './connections.js'
-import { allowOrigins } from './cors.js'
+import { answerClientFault, type ConnectionCap, capConnections } from './connections.js'
+import { allowOrigins, variesByOrigin } from './cors.js'
 import { answerFault, Refusal } from './faults.js'
 import { hasRole, type Principal } from './identity.js'
 import { type Problem, sendProblem } from './problem.js'
 import './request-state.js'
+import { type ShortPath, shortPath } from './short-path.js'
 import { parseStrictJson } from './strict-json.js'
 import { traceFor, traceIdOf } from './trace.js'
 import { validatorCompiler } from './validation.js'
@@ -32,6 +33,13 @@ export interface AppDeps {
   corsOrigins: readonly string[]
   /** True once shutdown has begun: everything but health is then refused. */
   draining?: () => boolean
+  onAnswer?: (route: string, method: string, status: number, durationMs: number) => void
+}
+
+export interface BuiltApp {
+  app: App
+  /** For routes that take the load, beside their place in the app. */
+  shortPath: ShortPath
 }
 
 export type App = FastifyInstance<
@@ -46,6 +54,7 @@ export type App = FastifyInstance<
 const keepAliveTimeoutMs = 72_000
 /** A name has up to 255 code points of 4 bytes, each byte %XX in a path. */
 const pathParameterCharacters = 255 * 4 * 3
+const everyAnswer = ['x-content-type-options', 'nosniff'] as const
 const drainRetryAfterMs = 5_000
 const overflowRetryAfterMs = 5_000
 const keyServerRetryAfterMs = 5_000
@@ -59,7 +68,7 @@ function timeoutCheckMs(headersTimeoutMs: number): number {
  * The server without its routes: strict bodies, problems, traces, identity, CORS and bounded connections. Routes are
  * added by their owners, with `config: { role }`, `{ public: true }` or neither (any principal).
  */
-export function buildApp(deps: AppDeps): App {
+export function buildApp(deps: AppDeps): BuiltApp {
   const app = Fastify({
     loggerInstance: deps.log,
     // A child logger per request costs more than the rest of the hooks; what is logged names its trace id itself.
@@ -91,11 +100,39 @@ export function buildApp(deps: AppDeps): App {
   app.setErrorHandler(answerFault)
   parseBodies(app)
   decorateRequests(app, deps.authenticator)
-  admitRequests(app, deps)
+  const cap = capConnections(app.server, deps.connectionsMax)
+  admitRequests(app, deps, cap)
   allowOrigins(app as unknown as FastifyInstance, deps.corsOrigins)
   identifyRequests(app, deps.authenticator, answerUnknown)
   app.setNotFoundHandler(answerUnknown)
-  return app
+  countAnswers(app, deps)
+  return { app, shortPath: beforeFramework(app, deps, cap) }
+}
+
+function countAnswers(app: App, deps: AppDeps): void {
+  app.addHook('onResponse', (request, reply, done) => {
+    deps.onAnswer?.(request.routeOptions.url ?? 'none', request.method, reply.statusCode, reply.elapsedTime)
+    done()
+  })
+}
+
+function beforeFramework(app: App, deps: AppDeps, cap: ConnectionCap): ShortPath {
+  const path = shortPath({
+    authenticator: deps.authenticator,
+    bodyLimitBytes: deps.bodyLimitBytes,
+    declines: (request) => deps.draining?.() === true || cap.isBeyond(request),
+    headers: [...everyAnswer, ...(variesByOrigin(deps.corsOrigins) ? ['vary', 'Origin'] : [])],
+    onFault: (fault, traceId, route) => deps.log.error({ err: fault, trace_id: traceId, route }, 'request failed'),
+    onAnswer: (route, status, durationMs) => deps.onAnswer?.(route, 'POST', status, durationMs),
+  })
+  const listeners = app.server.listeners('request') as RequestListener[]
+  app.server.removeAllListeners('request')
+  app.server.on('request', (request, response) => {
+    path.take(request, response, () => {
+      for (const listener of listeners) listener(request, response)
+    })
+  })
+  return path
 }
 
 type Answer = (request: FastifyRequest, reply: FastifyReply) => FastifyReply
@@ -148,11 +185,10 @@ function closeAfter({ headers }: FastifyRequest, reply: FastifyReply): void {
 }
 
 /** First hook: headers of every answer, and what is refused whoever asks. */
-function admitRequests(app: App, deps: AppDeps): void {
-  const cap = capConnections(app.server, deps.connectionsMax)
+function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
   app.addHook('onRequest', (request, reply, done) => {
     reply.header('x-request-id', request.id)
-    reply.header('x-content-type-options', 'nosniff')
+    reply.header(...everyAnswer)
     if (request.routeOptions.config.neverShed === true) return done()
     if (deps.draining?.() === true) {
       closeAfter(request, reply)

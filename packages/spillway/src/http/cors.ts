@@ -21,6 +21,11 @@ const allowedMethods = 'GET, HEAD, POST, PUT, PATCH, DELETE'
 /** A browser may keep a preflight's answer this long, in seconds. */
 const preflightMaxAge = '600'
 
+/** Whether the answer to one origin is not that to another. */
+export function variesByOrigin(origins: readonly string[]): boolean {
+  return origins.length > 0 && !origins.includes('*')
+}
+
 /**
  * Browsers of the given origins (`*`: all) may call. Credentials are never allowed: identity is a Bearer token, which
  * a page has to hold itself, so a foreign page cannot act in the name of a logged-in user.
@@ -28,10 +33,11 @@ const preflightMaxAge = '600'
 export function allowOrigins(app: FastifyInstance, origins: readonly string[]): void {
   if (origins.length === 0) return
   const all = origins.includes('*')
+  const varies = variesByOrigin(origins)
   const known = new Set(origins)
   app.addHook('onRequest', (request, reply, done) => {
     const { origin } = request.headers
-    if (!all) reply.header('vary', 'Origin')
+    if (varies) reply.header('vary', 'Origin')
     if (origin === undefined || !(all || known.has(origin))) return done()
     reply.header('access-control-allow-origin', all ? '*' : origin)
     reply.header('access-control-expose-headers', exposedHeaders)

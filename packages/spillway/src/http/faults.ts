@@ -32,7 +32,8 @@ function isFastifyError(fault: unknown): fault is FastifyError {
   return fault instanceof Error && 'code' in fault && typeof fault.code === 'string' && fault.code.startsWith('FST_')
 }
 
-function problemOf(fault: unknown): Problem | undefined {
+/** Undefined: a defect of ours, which is to be logged. */
+export function faultProblem(fault: unknown): Problem | undefined {
   if (fault instanceof Refusal) return fault.problem
   if (fault instanceof InvalidRequest) {
     return { code: 'invalid_request', detail: 'The request is not valid.', errors: fault.errors }
@@ -66,7 +67,7 @@ function isCutOff(fault: unknown): boolean {
 
 /** The last stop of everything thrown in a request: known faults become their problem, the rest a 500 that tells nothing. */
 export function answerFault(fault: unknown, request: FastifyRequest, reply: FastifyReply): void {
-  let problem = problemOf(fault)
+  let problem = faultProblem(fault)
   if (problem === undefined && isCutOff(fault) && !request.raw.complete) problem = bodyProblem('it was cut off')
   if (problem === undefined) {
     request.log.error({ err: fault, trace_id: request.id, route: request.routeOptions.url }, 'request failed')

@@ -12,11 +12,12 @@ import { createMetrics, type Logger } from '../telemetry/index.js'
 import { version } from '../version.js'
 import { parseAllowList } from '../workloads/http-request/allow-list.js'
 import { defineHttpRequest, httpRequestBody } from '../workloads/http-request/index.js'
-import { type App, buildApp } from './app.js'
+import { buildApp } from './app.js'
 import { createAuthenticator } from './auth.js'
 import { addDemoEcho } from './demo-echo.js'
 import { addHealth, type CheckState } from './health.js'
 import { addLanding } from './landing.js'
+import { mount } from './mount.js'
 import { addOpenApi } from './openapi.js'
 import { ticketRoutes } from './operations-routes.js'
 
@@ -50,7 +51,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     trustedProxies: config.server.trustedProxies,
     onFault: (fault) => log.error({ err: fault }, 'authentication is impaired'),
   })
-  const app = buildApp({
+  const { app, shortPath } = buildApp({
     log,
     authenticator,
     bodyLimitBytes: config.server.bodyLimitBytes,
@@ -59,6 +60,10 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     connectionsMax: config.server.connectionsMax,
     corsOrigins: config.server.corsOrigins,
     draining: () => intake?.isDraining ?? false,
+    onAnswer: (route, method, status, durationMs) => {
+      metrics.httpRequests.labels(route, method, String(status)).inc()
+      metrics.httpDuration.labels(route).observe(durationMs / 1_000)
+    },
   })
   const store = (): CheckState =>
     intake?.presence.isStoreAnswering === true ? { ok: true } : { ok: false, detail: 'the database does not answer' }
@@ -71,7 +76,6 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     metrics: { contentType: metrics.contentType, render: () => metrics.scrape() },
     protectMetrics: config.auth.protectMetrics,
   })
-  countRequests(app, metrics)
 
   const server = embedded ? await startEmbedded({ dataDir: resolve(config.store.dataDir), log }) : null
   const core = new Intake({
@@ -108,6 +112,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     serializerCompiler: () => JSON.stringify,
     config: { role: 'submit' },
   })
+  shortPath.add('/api/v1/operations', { mounted: mount(core, core.bound(httpRequest.definition)), role: 'submit' })
   await app.register(ticketRoutes(core) as never)
   if (isLoopbackHost(config.server.host)) addDemoEcho(app)
   addLanding(app, { version })
@@ -160,15 +165,6 @@ function settingsOf(config: Config) {
     pressureLoopDelayMs: admission.pressureLoopDelayMs,
     pressureInflightMax: admission.pressureInflightMax,
   }
-}
-
-function countRequests(app: App, metrics: ReturnType<typeof createMetrics>): void {
-  app.addHook('onResponse', (request, reply, done) => {
-    const route = request.routeOptions.url ?? 'none'
-    metrics.httpRequests.labels(route, request.method, String(reply.statusCode)).inc()
-    metrics.httpDuration.labels(route).observe(reply.elapsedTime / 1_000)
-    done()
-  })
 }
 
 /** The server's own origin by both of its names: the landing page shows whichever the visitor used. */

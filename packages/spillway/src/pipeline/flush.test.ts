@@ -36,7 +36,10 @@ function flushWith(write: FlushOptions<Item, string>['write'], more: Partial<Flu
 }
 
 /** Lets everything that is already settled run. */
-const turn = () => new Promise<void>((resolve) => setImmediate(resolve))
+/** A flush waits for one turn of the event loop after the last; a second one shows what it did. */
+const turn = async () => {
+  for (let i = 0; i < 3; i++) await new Promise<void>((resolve) => setImmediate(resolve))
+}
 
 describe('Flush', () => {
   it('writes a lone item at once, and what comes in the same turn with it', async () => {

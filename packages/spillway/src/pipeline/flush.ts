@@ -78,7 +78,7 @@ export class Flush<Item, Answer> {
   #start(): void {
     this.#inFlightSince = this.#waiting[0]?.since ?? this.#now()
     // What arrives in the same turn of the event loop joins the first flush.
-    queueMicrotask(() => void this.#run())
+    setImmediate(() => void this.#run())
   }
 
   async #run(): Promise<void> {
@@ -88,11 +88,17 @@ export class Flush<Item, Answer> {
       const started = this.#now()
       await this.#write(batch)
       this.#options.onFlush?.(batch.length, this.#now() - started)
+      // Requests whose bytes are here already join the next flush: a larger one costs each of them less.
+      await this.#turn()
     }
     this.#inFlightSince = null
     clearInterval(this.#expiry)
     this.#expiry = undefined
     for (const resolve of this.#idle.splice(0)) resolve()
+  }
+
+  #turn(): Promise<void> {
+    return new Promise((resolve) => setImmediate(resolve))
   }
 
   #take(): Waiting<Item, Answer>[] {
