@@ -165,6 +165,20 @@ describe('start', () => {
     )
   })
 
+  it('does what its roles say: one takes in, the other runs', async () => {
+    const target = await startTarget()
+    const shared = { DATABASE_URL: database.url, SPILLWAY_DB_SCHEMA: 'roles', SPILLWAY_FORWARD_ALLOW: target.origin }
+    const gateway = await startServer({ ...shared, SPILLWAY_ROLES: 'gateway' })
+    const { body, status } = await submit(gateway, `${target.origin}/roles`, {}, { prefer: 'respond-async' })
+    expect(status).toBe(202)
+    const worker = await startServer({ ...shared, SPILLWAY_ROLES: 'worker' })
+    expect((await submit(worker, target.origin)).status).toBe(404)
+    expect((await get(worker, `/api/v1/operations/${body.operationId}`)).status).toBe(404)
+    expect((await get(worker, '/metrics')).status).toBe(200)
+    expect(await finishes(gateway, body.operationId)).toMatchObject({ status: 'completed' })
+    await target.close()
+  })
+
   it('two share one database by schema, without seeing each other', async () => {
     const [one, two] = await Promise.all(
       ['one', 'two'].map((schema) => startServer({ DATABASE_URL: database.url, SPILLWAY_DB_SCHEMA: schema })),

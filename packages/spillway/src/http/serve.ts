@@ -103,17 +103,19 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       return allowList
     },
   })
-  const submit = api.route(httpRequest.definition)
-  app.route({
-    method: 'POST',
-    url: '/api/v1/operations',
-    ...submit,
-    schema: submitSchema,
-    serializerCompiler: () => JSON.stringify,
-    config: { role: 'submit' },
-  })
-  shortPath.add('/api/v1/operations', { mounted: mount(core, core.bound(httpRequest.definition)), role: 'submit' })
-  await app.register(ticketRoutes(core) as never)
+  // A process that only runs the queue has health and metrics, and takes nothing in.
+  if (config.process.roles.includes('gateway')) {
+    app.route({
+      method: 'POST',
+      url: '/api/v1/operations',
+      ...api.route(httpRequest.definition),
+      schema: submitSchema,
+      serializerCompiler: () => JSON.stringify,
+      config: { role: 'submit' },
+    })
+    shortPath.add('/api/v1/operations', { mounted: mount(core, core.bound(httpRequest.definition)), role: 'submit' })
+    await app.register(ticketRoutes(core) as never)
+  }
   if (isLoopbackHost(config.server.host)) addDemoEcho(app)
   addLanding(app, { version })
 
