@@ -197,7 +197,11 @@ CREATE TABLE ready (
   lane uuid NOT NULL,
   priority smallint NOT NULL,
   stamp bigint NOT NULL,
-  type text NOT NULL
+  type text NOT NULL,
+  head bigint NOT NULL,
+  careful boolean NOT NULL,
+  queue text NOT NULL,
+  partition text NOT NULL
 ) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=2000);
 CREATE INDEX ready_order ON spillway.ready USING btree (priority, stamp);
 
@@ -237,7 +241,7 @@ DECLARE
   v_lane int[] := p_lane;
   v_lanes uuid[] := p_lanes;
   v_execute boolean[] := p_first_execute;
-  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[];
+  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[]; v_queues text[]; v_partitions text[];
   v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
   v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean; v_paused boolean;
   v_tight boolean := false;
@@ -418,10 +422,11 @@ BEGIN
       depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
       running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
       moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
-    RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms
+    RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms, l.queue, l.partition
   )
-  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1))
-    INTO v_lanes, v_tail, v_depth, v_running, v_pace FROM up;
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1)),
+    array_agg(up.queue), array_agg(up.partition)
+    INTO v_lanes, v_tail, v_depth, v_running, v_pace, v_queues, v_partitions FROM up;
   IF v_lanes IS DISTINCT FROM p_lanes THEN
     -- Some lanes got nothing: renumber the items' lanes to those that are left.
     SELECT array_agg(coalesce(array_position(v_lanes, p_lanes[u.lane]), 0) ORDER BY u.i) INTO v_lane FROM unnest(p_lane) WITH ORDINALITY u(lane, i);
@@ -471,9 +476,10 @@ BEGIN
     u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace, key, gate)
   WHERE u.verdict < 2;
   IF v_readying THEN
-    INSERT INTO ready (lane, priority, stamp, type)
-    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type
-    FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type) u(lane, rn, verdict, priority, stamp, delay_ms, type)
+    -- The lane was empty, so that nobody is suspected in it.
+    INSERT INTO ready (lane, priority, stamp, type, head, careful, queue, partition)
+    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type, u.seq - 1, false, v_queues[u.lane], v_partitions[u.lane]
+    FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type, seqs) u(lane, rn, verdict, priority, stamp, delay_ms, type, seq)
     WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
   END IF;
   IF v_readying AND v_delaying THEN
@@ -602,8 +608,8 @@ BEGIN
   RETURN 'cancelled';
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint, p_types text[])
- RETURNS TABLE(ix integer, fence bigint, lane uuid, queue text, partition text, careful boolean, seq bigint, id uuid, type text, priority smallint, identity text, payload json, waited_ms bigint, due boolean, attempts integer, max_attempts integer, timeout_ms integer, trace text, idem uuid, gate text)
+CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint, p_types text[], OUT fence bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text, OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json, OUT payloads text, OUT waited_ms text, OUT due text, OUT attempts text, OUT max_attempts text, OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json)
+ RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
  SET enable_hashjoin TO 'off'
@@ -616,8 +622,8 @@ AS $function$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  v_lanes uuid[]; v_stamps bigint[]; v_stamp bigint; v_fence bigint; v_each int;
-  v_paused boolean := EXISTS (SELECT FROM pauses);
+  v_lanes uuid[]; v_heads bigint[]; v_careful boolean[]; v_queues text[]; v_partitions text[]; v_held boolean[]; v_stamps bigint[];
+  v_stamp bigint; v_each int; v_ixs int[]; v_seqs bigint[]; v_identities text[]; v_traces text[]; v_gates text[]; v_gated boolean;
 BEGIN
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
   IF NOT FOUND THEN RETURN; END IF;
@@ -627,42 +633,42 @@ BEGIN
     WITH c AS (
       SELECT x.ctid AS at FROM ready x WHERE x.priority >= v_turn AND (p_types IS NULL OR x.type = ANY (p_types)) ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
     ), d AS (
-      DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp
+      DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp, x.head, x.careful, x.queue, x.partition
     )
-    SELECT array_agg(d.lane), array_agg(d.stamp), max(d.stamp) INTO v_lanes, v_stamps, v_stamp FROM d;
+    SELECT array_agg(d.lane), array_agg(d.stamp), max(d.stamp), array_agg(d.head), array_agg(d.careful), array_agg(d.queue), array_agg(d.partition)
+      INTO v_lanes, v_stamps, v_stamp, v_heads, v_careful, v_queues, v_partitions FROM d;
     EXIT WHEN v_lanes IS NOT NULL;
   END LOOP;
   IF v_lanes IS NULL THEN RETURN; END IF;
-  IF v_paused THEN
-    -- Virtual time goes by what is served: lanes that are only on their way to be parked must not move it.
-    SELECT max(u.stamp) INTO v_stamp FROM unnest(v_lanes, v_stamps) u(lane, stamp) JOIN lanes l ON l.id = u.lane
-      WHERE NOT EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition));
+  IF EXISTS (SELECT FROM pauses) THEN
+    -- They are claimed to be parked by the settlement. Virtual time goes by what is served: these must not move it.
+    SELECT array_agg(x.held), max(x.stamp) FILTER (WHERE NOT x.held) INTO v_held, v_stamp FROM (
+      SELECT u.stamp, EXISTS (SELECT FROM pauses p WHERE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition)) AS held
+      FROM unnest(v_stamps, v_queues, v_partitions) u(stamp, queue, partition)) x;
   END IF;
   IF v_stamp > (SELECT s.last_value FROM stamps s) THEN PERFORM setval('stamps', v_stamp); END IF;
-  v_fence := nextval('fences');
+  fence := nextval('fences');
   v_each := greatest(1, least(p_each, p_budget / cardinality(v_lanes)));
-  -- A statement of its own, for a fresh snapshot: the lanes' operations are all committed by now.
-  RETURN QUERY
-  WITH held AS MATERIALIZED (
-    SELECT u.i::int AS ix, l.id, l.head, l.queue, l.partition, l.careful > l.head AS careful,
-      v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
-    FROM unnest(v_lanes) WITH ORDINALITY u(id, i) JOIN lanes l ON l.id = u.id
-  ), taken AS MATERIALIZED (
-    SELECT h.ix, h.id AS lane, o.seq, o.id, o.type, o.priority, o.identity, o.payload, o.accepted_at,
-      (o.not_before IS NULL OR o.not_before <= t) AND NOT h.paused AS due, o.attempts, o.max_attempts, o.timeout_ms, o.trace, o.idem, o.gate
-    FROM held h,
-      LATERAL (SELECT x.* FROM ops x WHERE x.lane = h.id AND x.seq > h.head ORDER BY x.seq LIMIT CASE WHEN h.careful THEN 1 ELSE v_each END) o
-  ), leased AS (
-    INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
-    SELECT v_fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (SELECT k.lane, max(k.seq) AS upto FROM taken k GROUP BY k.lane) x HAVING count(*) > 0
-  )
-  SELECT h.ix, v_fence, h.id, h.queue, h.partition, h.careful, NULL::bigint, NULL::uuid, NULL, NULL::smallint, NULL, NULL::json, NULL::bigint, NULL::boolean,
-    NULL::int, NULL::int, NULL::int, NULL, NULL::uuid, NULL
-  FROM held h
-  UNION ALL
-  SELECT k.ix, NULL, NULL, NULL, NULL, NULL, k.seq, k.id, k.type, k.priority, k.identity, k.payload,
-    (extract(epoch FROM t - k.accepted_at) * 1000)::bigint, k.due, k.attempts, k.max_attempts, k.timeout_ms, k.trace, k.idem, k.gate
-  FROM taken k;
+  -- A statement of its own, for a fresh snapshot: the lanes' operations are all committed by now. No ORDER BY: the
+  -- nested loop gives them lane by lane, each in order, and the caller checks that.
+  SELECT array_agg(h.ix::int), array_agg(o.seq), string_agg(o.id::text, ','), string_agg(o.type, ','), string_agg(o.priority::text, ','),
+      array_agg(o.identity), string_agg(o.payload::text, E'\x1e'), string_agg((date_part('epoch', t - o.accepted_at) * 1000)::bigint::text, ','),
+      string_agg(CASE WHEN o.not_before > t OR h.held THEN '0' ELSE '1' END, ','), string_agg(o.attempts::text, ','), string_agg(o.max_attempts::text, ','),
+      string_agg(o.timeout_ms::text, ','), array_agg(o.trace), string_agg(coalesce(o.idem::text, ''), ','), array_agg(o.gate), bool_or(o.gate IS NOT NULL)
+    INTO v_ixs, v_seqs, ids, types, priorities, v_identities, payloads, waited_ms, due, attempts, max_attempts, timeouts_ms, v_traces, idems, v_gates, v_gated
+  FROM unnest(v_lanes, v_heads, v_careful, v_held) WITH ORDINALITY h(lane, head, careful, held, ix),
+    LATERAL (
+      SELECT x.seq, x.id, x.type, x.priority, x.identity, x.payload, x.accepted_at, x.not_before, x.attempts, x.max_attempts, x.timeout_ms, x.trace, x.idem, x.gate
+      FROM ops x WHERE x.lane = h.lane AND x.seq > h.head ORDER BY x.seq LIMIT CASE WHEN h.careful THEN 1 ELSE v_each END
+    ) o;
+  INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
+    SELECT fence, p_worker, array_agg(v_lanes[x.ix]), array_agg(x.upto), t FROM (SELECT u.ix, max(u.seq) AS upto FROM unnest(v_ixs, v_seqs) u(ix, seq) GROUP BY u.ix) x;
+  lanes := array_to_string(v_lanes, ',');
+  queues := array_to_json(v_queues); partitions := array_to_json(v_partitions);
+  careful := array_to_string(v_careful::int[], ',');
+  ixs := array_to_string(v_ixs, ','); seqs := array_to_string(v_seqs, ',');
+  identities := array_to_json(v_identities); traces := array_to_json(v_traces);
+  IF v_gated THEN gates := array_to_json(v_gates); END IF;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.clock()
@@ -794,7 +800,7 @@ DECLARE
   t timestamptz := clock();
   o record;
 BEGIN
-  SELECT x.priority, x.stamp, x.type, x.not_before INTO o FROM lanes l, ops x
+  SELECT x.priority, x.stamp, x.type, x.not_before, l.head, l.careful > l.head AS careful, l.queue, l.partition INTO o FROM lanes l, ops x
     WHERE l.id = p_lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
   IF NOT FOUND THEN
     RETURN;
@@ -803,7 +809,8 @@ BEGIN
   ELSIF o.not_before > t THEN
     INSERT INTO parked (lane, until, reason) VALUES (p_lane, o.not_before, 'delay');
   ELSE
-    INSERT INTO ready (lane, priority, stamp, type) VALUES (p_lane, o.priority, o.stamp, o.type);
+    INSERT INTO ready (lane, priority, stamp, type, head, careful, queue, partition)
+      VALUES (p_lane, o.priority, o.stamp, o.type, o.head, o.careful, o.queue, o.partition);
   END IF;
 END $function$;
 
@@ -921,12 +928,13 @@ BEGIN
   WITH due AS (
     SELECT p.lane FROM parked p WHERE p.until <= t ORDER BY p.until LIMIT p_most FOR UPDATE SKIP LOCKED
   ), heads AS (
-    SELECT d.lane, o.priority, o.stamp, o.type FROM due d JOIN lanes l ON l.id = d.lane,
+    SELECT d.lane, o.priority, o.stamp, o.type, l.head, l.careful > l.head AS careful, l.queue, l.partition FROM due d JOIN lanes l ON l.id = d.lane,
       LATERAL (SELECT x.priority, x.stamp, x.type FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
   ), gone AS (
     DELETE FROM parked p USING heads h WHERE p.lane = h.lane RETURNING p.lane
   ), readied AS (
-    INSERT INTO ready (lane, priority, stamp, type) SELECT h.lane, h.priority, h.stamp, h.type FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
+    INSERT INTO ready (lane, priority, stamp, type, head, careful, queue, partition)
+      SELECT h.lane, h.priority, h.stamp, h.type, h.head, h.careful, h.queue, h.partition FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
   )
   SELECT count(*) INTO v_n FROM readied;
   RETURN v_n;
@@ -1132,8 +1140,8 @@ DECLARE
   t timestamptz := clock();
   v_lost bigint[];
   v_gone bigint;
-  v_emptied uuid[];
-  v_queues text[]; v_partitions text[];
+  v_queues text[]; v_partitions text[]; v_heads bigint[]; v_depths bigint[]; v_careful boolean[];
+  v_more boolean; v_emptied boolean;
   v_release boolean[] := s_release;
   v_k int;
   v_paused boolean := pause_guard();
@@ -1165,10 +1173,21 @@ BEGIN
     PERFORM gates_release(p_gates, p_gate_counts);
   END IF;
 
-  -- The lanes, in id order, in a statement of their own: what is read from here on is as it stays until we commit.
-  -- (s_lane is sorted, so that the names stand in its order.)
-  SELECT array_agg(x.queue), array_agg(x.partition) INTO v_queues, v_partitions
-    FROM (SELECT l.queue, l.partition FROM lanes l WHERE l.id = ANY (s_lane) ORDER BY l.id FOR UPDATE) x;
+  -- The lanes move on, in id order (s_lane is sorted, and the names stand in its order). In a statement of their own:
+  -- what is read of them from here on is as it stays until we commit.
+  WITH moved AS (
+    UPDATE lanes l SET
+      head = greatest(l.head, u.head), depth = l.depth - u.gone,
+      running = false, moved_at = CASE WHEN u.gone > 0 THEN t ELSE l.moved_at END,
+      pace_ms = CASE WHEN u.gone = 0 THEN l.pace_ms ELSE
+        coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
+          * least(date_part('epoch', t - l.moved_at) * 1000 / u.gone, 3.6e6) END
+    FROM unnest(s_lane, s_head, s_left) u(lane, head, gone)
+    WHERE l.id = u.lane
+    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful
+  )
+  SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful), bool_or(m.depth > 0), bool_or(m.depth = 0)
+    INTO v_queues, v_partitions, v_heads, v_depths, v_careful, v_more, v_emptied FROM moved m;
 
   -- What failed and comes again keeps its place.
   IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
@@ -1181,38 +1200,28 @@ BEGIN
       ) u WHERE o.lane = u.lane AND o.seq = u.seq;
   END IF;
 
-  -- Lanes move on; the next operation says where a released lane goes. One that is empty is nobody's, asked or not.
-  WITH moved AS (
-    UPDATE lanes l SET
-      head = greatest(l.head, u.head), depth = l.depth - u.gone,
-      running = false, moved_at = CASE WHEN u.gone > 0 THEN t ELSE l.moved_at END,
-      pace_ms = CASE WHEN u.gone = 0 THEN l.pace_ms ELSE
-        coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
-          * least(extract(epoch FROM t - l.moved_at) * 1000 / u.gone, 3.6e6) END
-    FROM (
-      SELECT x.lane, x.head, x.gone, x.release, x.retry_ms, n.priority, n.stamp, n.type, n.not_before
-      FROM unnest(s_lane, s_head, s_left, s_release, s_retry_ms) x(lane, head, gone, release, retry_ms)
-      LEFT JOIN LATERAL (
-        SELECT o.priority, o.stamp, o.type, o.not_before FROM ops o WHERE x.release AND o.lane = x.lane AND o.seq > x.head ORDER BY o.seq LIMIT 1
-      ) n ON true
-    ) u
-    WHERE l.id = u.lane
-    RETURNING l.id, l.depth, u.release, u.retry_ms, u.priority, u.stamp, u.type, u.not_before,
-      v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition)) AS paused
-  ), readied AS (
-    INSERT INTO ready (lane, priority, stamp, type)
-    SELECT m.id, m.priority, m.stamp, m.type FROM moved m
-    WHERE m.release AND m.depth > 0 AND NOT m.paused AND m.retry_ms IS NULL AND (m.not_before IS NULL OR m.not_before <= t)
-  ), put_aside AS (
-    INSERT INTO parked (lane, until, reason)
-    SELECT m.id, CASE WHEN m.paused THEN 'infinity'::timestamptz WHEN m.retry_ms IS NOT NULL THEN t + m.retry_ms * interval '1 ms' ELSE m.not_before END,
-      CASE WHEN m.paused THEN 'pause' WHEN m.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
-    FROM moved m
-    WHERE m.release AND m.depth > 0 AND (m.paused OR m.retry_ms IS NOT NULL OR m.not_before > t)
-  )
-  SELECT array_agg(m.id) INTO v_emptied FROM moved m WHERE NOT m.release AND m.depth = 0;
-  IF v_emptied IS NOT NULL THEN
-    SELECT array_agg(u.release OR u.lane = ANY (v_emptied) ORDER BY u.i) INTO v_release FROM unnest(s_lane, s_release) WITH ORDINALITY u(lane, release, i);
+  -- The next operation says where a lane that is given up goes.
+  IF v_more THEN
+    WITH next AS (
+      SELECT u.lane, u.retry_ms, u.queue, u.partition, u.head, u.careful, o.priority, o.stamp, o.type, o.not_before,
+        v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition)) AS paused
+      FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful) u(lane, release, retry_ms, queue, partition, head, depth, careful),
+        LATERAL (SELECT x.priority, x.stamp, x.type, x.not_before FROM ops x WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
+      WHERE u.release AND u.depth > 0
+    ), put_aside AS (
+      INSERT INTO parked (lane, until, reason)
+      SELECT n.lane, CASE WHEN n.paused THEN 'infinity'::timestamptz WHEN n.retry_ms IS NOT NULL THEN t + n.retry_ms * interval '1 ms' ELSE n.not_before END,
+        CASE WHEN n.paused THEN 'pause' WHEN n.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
+      FROM next n
+      WHERE n.paused OR n.retry_ms IS NOT NULL OR n.not_before > t
+    )
+    INSERT INTO ready (lane, priority, stamp, type, head, careful, queue, partition)
+    SELECT n.lane, n.priority, n.stamp, n.type, n.head, n.careful, n.queue, n.partition FROM next n
+    WHERE NOT n.paused AND n.retry_ms IS NULL AND (n.not_before IS NULL OR n.not_before <= t);
+  END IF;
+  -- One that is empty is nobody's, asked or not.
+  IF v_emptied THEN
+    SELECT array_agg(u.release OR u.depth = 0) INTO v_release FROM unnest(s_release, v_depths) u(release, depth);
   END IF;
 
   -- What is done leaves the hot table at once.

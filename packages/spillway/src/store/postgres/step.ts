@@ -1,42 +1,30 @@
 import type { Claimed, ClaimRequest, Leaving, Settlement, StepResult } from '../port.js'
 import { plainArray, textArray } from './arrays.js'
 
-/** A row of `claim` behind the lost leases: one for each lane, then one for each operation. */
-type LaneRow = [
-  lost: null,
-  ix: number,
-  fence: number,
-  lane: string,
-  queue: string,
-  partition: string,
-  careful: boolean,
-  seq: null,
+/** The row of `claim` behind the lost leases: lists of lanes, then of operations. All null when nothing was claimed. */
+type StepRow = [
+  lost: number[] | null,
+  fence: number | null,
+  lanes: string,
+  queues: string[],
+  partitions: string[],
+  careful: string,
+  ixs: string,
+  seqs: string,
+  ids: string,
+  types: string,
+  priorities: string,
+  identities: string[],
+  payloads: string,
+  waitedMs: string,
+  due: string,
+  attempts: string,
+  maxAttempts: string,
+  timeoutsMs: string,
+  traces: string[],
+  idems: string,
+  gates: string[] | null,
 ]
-type OperationRow = [
-  lost: null,
-  ix: number,
-  fence: null,
-  lane: null,
-  queue: null,
-  partition: null,
-  careful: null,
-  seq: number,
-  id: string,
-  type: string,
-  priority: number,
-  identity: string,
-  payload: unknown,
-  waitedMs: number,
-  due: boolean,
-  attempts: number,
-  maxAttempts: number,
-  timeoutMs: number,
-  trace: string,
-  idem: string | null,
-  gate: string | null,
-]
-type NothingRow = [lost: number[] | null, ix: null]
-type StepRow = LaneRow | OperationRow | NothingRow
 
 /** Runs a statement and gives its rows as arrays: objects with twenty members cost more than what is in them. */
 export type QueryRows = (text: string, values: readonly unknown[]) => Promise<unknown[][]>
@@ -82,45 +70,66 @@ export async function step(
     const values = settleValues(worker, part, settlements)
     rows = await query(claim === null ? sql.settle : sql.step, [...values, ...claimValues])
   }
-  const [first] = rows as StepRow[]
-  return { lost: first?.[0] ?? [], claimed: claim === null ? [] : toClaimed(rows as StepRow[]) }
+  const [row] = rows as [StepRow | undefined]
+  return { lost: row?.[0] ?? [], claimed: claim === null || row === undefined ? [] : toClaimed(row) }
 }
 
-function toClaimed(rows: readonly StepRow[]): Claimed[] {
-  const lanes: LaneRow[] = []
-  const claimed: Claimed[] = []
-  for (const row of rows) {
-    if (row[1] === null) continue
-    if (row[7] === null) {
-      lanes[row[1]] = row
-      continue
+/** What stands between payloads: JSON has no place for it. */
+const separator = '\x1e'
+
+function toClaimed(row: StepRow): Claimed[] {
+  const fence = row[1]
+  if (fence === null) return []
+  const list = (column: number, by = ','): string[] => (row[column] as string).split(by)
+  const lanes = list(2)
+  const queues = row[3]
+  const partitions = row[4]
+  const careful = list(5)
+  const ixs = list(6)
+  const seqs = list(7)
+  const ids = list(8)
+  const types = list(9)
+  const priorities = list(10)
+  const identities = row[11]
+  const payloads = list(12, separator)
+  const waited = list(13)
+  const due = list(14)
+  const attempts = list(15)
+  const max = list(16)
+  const timeouts = list(17)
+  const traces = row[18]
+  const idems = list(19)
+  const gates = row[20]
+  const claimed = new Array<Claimed>(ids.length)
+  let previous: Claimed | undefined
+  for (let i = 0; i < ids.length; i++) {
+    const ix = Number(ixs[i]) - 1
+    const op: Claimed = {
+      fence,
+      lane: lanes[ix] ?? '',
+      queue: queues[ix] ?? '',
+      partition: partitions[ix] ?? '',
+      careful: careful[ix] === '1',
+      seq: Number(seqs[i]),
+      id: ids[i] ?? '',
+      type: types[i] ?? '',
+      priority: Number(priorities[i]),
+      identity: identities[i] ?? '',
+      payload: JSON.parse(payloads[i] ?? ''),
+      waitedMs: Number(waited[i]),
+      due: due[i] === '1',
+      attempts: Number(attempts[i]),
+      maxAttempts: Number(max[i]),
+      timeoutMs: Number(timeouts[i]),
+      traceparent: traces[i] ?? '',
+      idempotencyKey: idems[i] === '' ? null : (idems[i] ?? null),
+      gate: gates?.[i] ?? null,
     }
-    const lane = lanes[row[1]]
-    const previous = claimed[claimed.length - 1]
-    if (lane === undefined || (previous?.lane === lane[3] && previous.seq >= row[7])) {
-      throw new Error(`the store handed out operations in disorder at ${row[7]}`)
+    if (op.lane === '' || (previous?.lane === op.lane && previous.seq >= op.seq)) {
+      throw new Error(`the store handed out operations in disorder at ${op.seq}`)
     }
-    claimed.push({
-      fence: lane[2],
-      lane: lane[3],
-      queue: lane[4],
-      partition: lane[5],
-      careful: lane[6],
-      seq: row[7],
-      id: row[8],
-      type: row[9],
-      priority: row[10],
-      identity: row[11],
-      payload: row[12],
-      waitedMs: row[13],
-      due: row[14],
-      attempts: row[15],
-      maxAttempts: row[16],
-      timeoutMs: row[17],
-      traceparent: row[18],
-      idempotencyKey: row[19],
-      gate: row[20],
-    })
+    claimed[i] = op
+    previous = op
   }
   return claimed
 }

@@ -54,11 +54,16 @@ CREATE TABLE ops (
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000);
 CREATE UNIQUE INDEX ops_id ON ops (id);
 
+-- Holds all that a claim has to know of a lane, so that claiming does not read the lanes themselves.
 CREATE TABLE ready (
-  lane     uuid NOT NULL,
-  priority smallint NOT NULL,
-  stamp    bigint NOT NULL,
-  type     text NOT NULL                     -- of its first operation: a process claims what it can run
+  lane      uuid NOT NULL,
+  priority  smallint NOT NULL,
+  stamp     bigint NOT NULL,
+  type      text NOT NULL,                   -- of its first operation: a process claims what it can run
+  head      bigint NOT NULL,                 -- where to look for the first one; the lane's own head may be further by now
+  careful   boolean NOT NULL,
+  queue     text NOT NULL,
+  partition text NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX ready_order ON ready (priority, stamp);
 

@@ -89,7 +89,7 @@ DECLARE
   v_lane int[] := p_lane;
   v_lanes uuid[] := p_lanes;
   v_execute boolean[] := p_first_execute;
-  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[];
+  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[]; v_queues text[]; v_partitions text[];
   v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
   v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean; v_paused boolean;
   v_tight boolean := false;
@@ -270,10 +270,11 @@ BEGIN
       depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
       running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
       moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
-    RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms
+    RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms, l.queue, l.partition
   )
-  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1))
-    INTO v_lanes, v_tail, v_depth, v_running, v_pace FROM up;
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1)),
+    array_agg(up.queue), array_agg(up.partition)
+    INTO v_lanes, v_tail, v_depth, v_running, v_pace, v_queues, v_partitions FROM up;
   IF v_lanes IS DISTINCT FROM p_lanes THEN
     -- Some lanes got nothing: renumber the items' lanes to those that are left.
     SELECT array_agg(coalesce(array_position(v_lanes, p_lanes[u.lane]), 0) ORDER BY u.i) INTO v_lane FROM unnest(p_lane) WITH ORDINALITY u(lane, i);
@@ -323,9 +324,10 @@ BEGIN
     u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace, key, gate)
   WHERE u.verdict < 2;
   IF v_readying THEN
-    INSERT INTO ready (lane, priority, stamp, type)
-    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type
-    FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type) u(lane, rn, verdict, priority, stamp, delay_ms, type)
+    -- The lane was empty, so that nobody is suspected in it.
+    INSERT INTO ready (lane, priority, stamp, type, head, careful, queue, partition)
+    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type, u.seq - 1, false, v_queues[u.lane], v_partitions[u.lane]
+    FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type, seqs) u(lane, rn, verdict, priority, stamp, delay_ms, type, seq)
     WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
   END IF;
   IF v_readying AND v_delaying THEN
