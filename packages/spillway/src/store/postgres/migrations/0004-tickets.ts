@@ -227,10 +227,10 @@ CREATE FUNCTION audit() RETURNS TABLE (fault text) LANGUAGE sql SET search_path 
   WITH places AS (
     SELECT lane FROM ready UNION ALL SELECT lane FROM parked UNION ALL SELECT unnest(lanes) FROM leases
   ), counted AS (
-    SELECT l.id, l.head, l.tail, l.depth, (SELECT count(*) FROM places p WHERE p.lane = l.id) AS places,
-      (SELECT count(*) FROM ops o WHERE o.lane = l.id) AS ops, (SELECT min(seq) FROM ops o WHERE o.lane = l.id) AS first,
-      (SELECT max(seq) FROM ops o WHERE o.lane = l.id) AS last
+    SELECT l.id, l.head, l.tail, l.depth, coalesce(p.n, 0) AS places, coalesce(o.n, 0) AS ops, o.first, o.last
     FROM lanes l
+    LEFT JOIN (SELECT lane, count(*) AS n FROM places GROUP BY lane) p ON p.lane = l.id
+    LEFT JOIN (SELECT lane, count(*) AS n, min(seq) AS first, max(seq) AS last FROM ops GROUP BY lane) o ON o.lane = l.id
   )
   SELECT format('lane %s has %s operations but says %s', id, ops, depth) FROM counted WHERE ops <> depth
   UNION ALL SELECT format('lane %s with %s operations is in %s places', id, ops, places) FROM counted WHERE (ops > 0) <> (places = 1) AND NOT (ops = 0 AND places = 0)
@@ -240,6 +240,8 @@ CREATE FUNCTION audit() RETURNS TABLE (fault text) LANGUAGE sql SET search_path 
   UNION ALL SELECT format('lane %s is ready with a stamp that is not its head''s', r.lane) FROM ready r WHERE NOT EXISTS (
     SELECT FROM lanes l, LATERAL (SELECT x.priority, x.stamp FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
     WHERE l.id = r.lane AND o.priority = r.priority AND o.stamp = r.stamp)
+  UNION ALL SELECT format('lane %s is ready with another name, or a head or caution that would pass an operation by', r.lane) FROM ready r JOIN lanes l ON l.id = r.lane
+    WHERE r.queue <> l.queue OR r.partition <> l.partition OR EXISTS (SELECT FROM ops o WHERE o.lane = l.id AND (o.seq <= r.head OR o.seq <= l.careful AND NOT r.careful))
   UNION ALL SELECT format('lease %s belongs to nobody', l.fence) FROM leases l WHERE NOT EXISTS (SELECT FROM workers w WHERE w.id = l.worker)
   UNION ALL SELECT format('type %s: %s operations, %s tallied', coalesce(o.type, t.type), coalesce(o.n, 0), coalesce(t.n, 0))
     FROM (SELECT type, count(*) AS n FROM ops GROUP BY type) o FULL JOIN (SELECT type, sum(n) AS n FROM tallies WHERE type <> '!dead' GROUP BY type) t USING (type)
