@@ -1,10 +1,15 @@
 import { randomFillSync } from 'node:crypto'
 
-const poolBytes = 10 * 256
-const pool = Buffer.alloc(poolBytes)
-let used = poolBytes
+/** Random hex digits, made for 512 ids at a time: one system call and one conversion instead of one for each. */
+const idsPerPool = 512
+const pool = Buffer.alloc(idsPerPool * 8)
+let digits = ''
+let used = 0
 let lastMs = 0
 let counter = 0
+/** The first 15 characters, which are those of a millisecond. */
+let prefix = ''
+const variants = ['8', '9', 'a', 'b'] as const
 
 /**
  * UUIDv7, growing within this process: 48 bits of milliseconds, a 12-bit counter that starts low each millisecond, 62
@@ -12,22 +17,27 @@ let counter = 0
  */
 export function newOperationId(nowMs: number = Date.now()): string {
   if (nowMs > lastMs) {
-    lastMs = nowMs
-    counter = 0
+    startMs(nowMs)
   } else if (++counter > 0xfff) {
     // More than 4,096 in a millisecond, or the clock went back: borrow the next one.
-    lastMs++
-    counter = 0
+    startMs(lastMs + 1)
   }
-  if (used + 10 > poolBytes) {
-    randomFillSync(pool)
+  if (used === digits.length) {
+    digits = randomFillSync(pool).toString('hex')
     used = 0
   }
-  const time = lastMs.toString(16).padStart(12, '0')
-  const random = pool.toString('hex', used, used + 8)
-  used += 8
-  const variant = ((Number.parseInt(random[0] ?? '0', 16) & 0x3) | 0x8).toString(16)
-  return `${time.slice(0, 8)}-${time.slice(8)}-7${counter.toString(16).padStart(3, '0')}-${variant}${random.slice(1, 4)}-${random.slice(4)}`
+  const at = used
+  used += 16
+  const variant = variants[Number.parseInt(digits.charAt(at), 16) & 3] ?? '8'
+  const count = counter < 16 ? `00${counter.toString(16)}` : counter.toString(16).padStart(3, '0')
+  return `${prefix}${count}-${variant}${digits.slice(at + 1, at + 4)}-${digits.slice(at + 4, at + 16)}`
+}
+
+function startMs(ms: number): void {
+  lastMs = ms
+  counter = 0
+  const time = ms.toString(16).padStart(12, '0')
+  prefix = `${time.slice(0, 8)}-${time.slice(8)}-7`
 }
 
 const uuidPattern = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i

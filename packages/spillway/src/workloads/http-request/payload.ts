@@ -48,12 +48,19 @@ const headerValue = /^[\t\x20-\x7e\x80-\xff]*$/
 
 const validateShape = compileValidator(ForwardPayload)
 
+const urlsMax = 1_000
+const urlCharactersMax = 500
+const urls = new Map<string, URL | null>()
+
+/** Callers name the same targets again and again, and parsing one costs as much as checking all the rest. */
 function parseUrl(text: string): URL | null {
-  try {
-    return new URL(text)
-  } catch {
-    return null
-  }
+  const known = urls.get(text)
+  if (known !== undefined) return known
+  const url = URL.canParse(text) ? new URL(text) : null
+  if (text.length > urlCharactersMax) return url
+  if (urls.size >= urlsMax) urls.clear()
+  urls.set(text, url)
+  return url
 }
 
 function urlFault(url: URL | null): string | undefined {
