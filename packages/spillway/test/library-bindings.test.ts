@@ -65,7 +65,7 @@ async function told(response: Response): Promise<Told> {
 
 function ourApp(): FastifyInstance {
   const log = pino({ level: 'silent' })
-  const { app } = buildApp({
+  const built = buildApp({
     log,
     authenticator: createAuthenticator({ onFault: () => undefined }),
     bodyLimitBytes: 1_048_576,
@@ -73,7 +73,8 @@ function ourApp(): FastifyInstance {
     headersTimeoutMs: 10_000,
     connectionsMax: 1_000,
     corsOrigins: [],
-  }) as unknown as FastifyInstance
+  })
+  const app = built.app as unknown as FastifyInstance
   apps.push(app)
   return app
 }

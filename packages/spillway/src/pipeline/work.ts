@@ -29,7 +29,6 @@ const prefetchLanesMax = 448
 const prefetchMs = 10
 /** Deep lanes are cheaper in larger portions: then fewer of them per claim, which also lets the two loops overlap. */
 const deepLanes = 100
-const deepFrom = 3
 /** From here on an operation is told to be running, and a look for timeouts and marks is due. */
 const longMs = 50
 /** One claim in so many begins at a random level, so that no priority starves. */
@@ -51,7 +50,7 @@ export class Work {
   readonly #leases = new Map<number, Set<string>>()
   #waiting: HeldLane[] = []
   #finished: HeldLane[] = []
-  /** Operations per lane in the last claim. */
+  /** Operations that waited per lane in the last claim. */
   #depth = 1
   #active = 0
   readonly #freeParts = Array.from({ length: loops }, (_, part) => part)
@@ -294,7 +293,7 @@ export class Work {
     // The other loop is about to bring some; it says whether there is more.
     if (this.#active > 0 && this.#finished.length === 0) return null
     const turn = ++this.#claims % turnEvery === 0 ? 2 + Math.floor(Math.random() * 9) : 1
-    const most = this.#depth >= deepFrom ? Math.max(deepLanes, this.#o.concurrency) : lanes
+    const most = Math.max(deepLanes, this.#o.concurrency, Math.ceil(opsPerClaim / this.#depth))
     // No more of a lane than are likely to be through within a slice: what is handed out cannot be cancelled any more.
     const each = Math.max(1, Math.min(opsPerLane, Math.floor(sliceMs / Math.max(this.#lanes.runMs, 0.001))))
     return { lanes: Math.min(lanes, most), budget: opsPerClaim, each, turn, types: [...this.#o.handlers.keys()] }
@@ -318,13 +317,13 @@ export class Work {
         retry,
         release: true,
       }))
-      const { lost, claimed } = await store.step(this.#o.worker(), part, settlements, claim)
+      const { lost, claimed, depth } = await store.step(this.#o.worker(), part, settlements, claim)
       this.#faultPauseMs = faultPauseMsMin
       if (lost.length > 0) {
         this.#settledLost(settling, new Set(lost))
       } else {
         for (const held of settling) this.#settledWell(held)
-        if (claim !== null) this.#begin(claimed, claim)
+        if (claim !== null) this.#begin(claimed, claim, depth)
       }
     } catch (fault) {
       this.suspect()
@@ -338,7 +337,7 @@ export class Work {
     }
   }
 
-  #begin(claimed: Claimed[], claim: ClaimRequest): void {
+  #begin(claimed: Claimed[], claim: ClaimRequest, depth: number): void {
     let lanes = 0
     for (let start = 0; start < claimed.length; ) {
       let end = start + 1
@@ -347,7 +346,7 @@ export class Work {
       lanes++
       start = end
     }
-    if (lanes > 0) this.#depth = claimed.length / lanes
+    if (lanes > 0) this.#depth = Math.max(depth, claimed.length) / lanes
     this.#startWaiting()
     // Fewer than asked for: that was all. A wake-up or the pulse says when there is more.
     this.#hungry = lanes >= claim.lanes || (claim.turn > 1 && lanes > 0)

@@ -166,6 +166,8 @@ export interface StepResult {
   /** Leases that are lost. Nothing was settled or claimed then. */
   lost: number[]
   claimed: Claimed[]
+  /** Operations that the claimed lanes held, together, when they became ready; there may be more by now. */
+  depth: number
 }
 
 export interface Pulse {

@@ -5,6 +5,7 @@ import { plainArray, textArray } from './arrays.js'
 type StepRow = [
   lost: number[] | null,
   fence: number | null,
+  depth: number,
   lanes: string,
   queues: string[],
   partitions: string[],
@@ -64,14 +65,15 @@ export async function step(
       : [claim.lanes, claim.budget, claim.each, claim.turn, claim.types === undefined ? null : textArray(claim.types)]
   let rows: unknown[][]
   if (settlements.length === 0) {
-    if (claim === null) return { lost: [], claimed: [] }
+    if (claim === null) return { lost: [], claimed: [], depth: 0 }
     rows = await query(sql.claim, [worker, ...claimValues])
   } else {
     const values = settleValues(worker, part, settlements)
     rows = await query(claim === null ? sql.settle : sql.step, [...values, ...claimValues])
   }
   const [row] = rows as [StepRow | undefined]
-  return { lost: row?.[0] ?? [], claimed: claim === null || row === undefined ? [] : toClaimed(row) }
+  if (claim === null || row === undefined) return { lost: row?.[0] ?? [], claimed: [], depth: 0 }
+  return { lost: row[0] ?? [], claimed: toClaimed(row), depth: Number(row[2] ?? 0) }
 }
 
 /** What stands between payloads: JSON has no place for it. */
@@ -81,25 +83,25 @@ function toClaimed(row: StepRow): Claimed[] {
   const fence = row[1]
   if (fence === null) return []
   const list = (column: number, by = ','): string[] => (row[column] as string).split(by)
-  const lanes = list(2)
-  const queues = row[3]
-  const partitions = row[4]
-  const careful = list(5)
-  const ixs = list(6)
-  const seqs = list(7)
-  const ids = list(8)
-  const types = list(9)
-  const priorities = list(10)
-  const identities = row[11]
-  const payloads = list(12, separator)
-  const waited = list(13)
-  const due = list(14)
-  const attempts = list(15)
-  const max = list(16)
-  const timeouts = list(17)
-  const traces = row[18]
-  const idems = list(19)
-  const gates = row[20]
+  const lanes = list(3)
+  const queues = row[4]
+  const partitions = row[5]
+  const careful = list(6)
+  const ixs = list(7)
+  const seqs = list(8)
+  const ids = list(9)
+  const types = list(10)
+  const priorities = list(11)
+  const identities = row[12]
+  const payloads = list(13, separator)
+  const waited = list(14)
+  const due = list(15)
+  const attempts = list(16)
+  const max = list(17)
+  const timeouts = list(18)
+  const traces = row[19]
+  const idems = list(20)
+  const gates = row[21]
   const claimed = new Array<Claimed>(ids.length)
   let previous: Claimed | undefined
   for (let i = 0; i < ids.length; i++) {

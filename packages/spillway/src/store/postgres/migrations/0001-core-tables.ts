@@ -61,6 +61,7 @@ CREATE TABLE ready (
   stamp     bigint NOT NULL,
   type      text NOT NULL,                   -- of its first operation: a process claims what it can run
   head      bigint NOT NULL,                 -- where to look for the first one; the lane's own head may be further by now
+  depth     bigint NOT NULL,                 -- at least so many waited when it became ready: how large a claim should be
   careful   boolean NOT NULL,
   queue     text NOT NULL,
   partition text NOT NULL

@@ -325,8 +325,8 @@ BEGIN
   WHERE u.verdict < 2;
   IF v_readying THEN
     -- The lane was empty, so that nobody is suspected in it.
-    INSERT INTO ready (lane, priority, stamp, type, head, careful, queue, partition)
-    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type, u.seq - 1, false, v_queues[u.lane], v_partitions[u.lane]
+    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
+    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type, u.seq - 1, v_depth[u.lane], false, v_queues[u.lane], v_partitions[u.lane]
     FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type, seqs) u(lane, rn, verdict, priority, stamp, delay_ms, type, seq)
     WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
   END IF;

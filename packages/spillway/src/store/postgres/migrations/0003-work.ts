@@ -40,7 +40,7 @@ DECLARE
   t timestamptz := clock();
   o record;
 BEGIN
-  SELECT x.priority, x.stamp, x.type, x.not_before, l.head, l.careful > l.head AS careful, l.queue, l.partition INTO o FROM lanes l, ops x
+  SELECT x.priority, x.stamp, x.type, x.not_before, l.head, l.depth, l.careful > l.head AS careful, l.queue, l.partition INTO o FROM lanes l, ops x
     WHERE l.id = p_lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
   IF NOT FOUND THEN
     RETURN;
@@ -49,8 +49,8 @@ BEGIN
   ELSIF o.not_before > t THEN
     INSERT INTO parked (lane, until, reason) VALUES (p_lane, o.not_before, 'delay');
   ELSE
-    INSERT INTO ready (lane, priority, stamp, type, head, careful, queue, partition)
-      VALUES (p_lane, o.priority, o.stamp, o.type, o.head, o.careful, o.queue, o.partition);
+    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
+      VALUES (p_lane, o.priority, o.stamp, o.type, o.head, o.depth, o.careful, o.queue, o.partition);
   END IF;
 END $$;
 
@@ -144,7 +144,7 @@ BEGIN
   -- The next operation says where a lane that is given up goes.
   IF v_more THEN
     WITH next AS (
-      SELECT u.lane, u.retry_ms, u.queue, u.partition, u.head, u.careful, o.priority, o.stamp, o.type, o.not_before,
+      SELECT u.lane, u.retry_ms, u.queue, u.partition, u.head, u.depth, u.careful, o.priority, o.stamp, o.type, o.not_before,
         v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition)) AS paused
       FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful) u(lane, release, retry_ms, queue, partition, head, depth, careful),
         LATERAL (SELECT x.priority, x.stamp, x.type, x.not_before FROM ops x WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
@@ -156,8 +156,8 @@ BEGIN
       FROM next n
       WHERE n.paused OR n.retry_ms IS NOT NULL OR n.not_before > t
     )
-    INSERT INTO ready (lane, priority, stamp, type, head, careful, queue, partition)
-    SELECT n.lane, n.priority, n.stamp, n.type, n.head, n.careful, n.queue, n.partition FROM next n
+    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
+    SELECT n.lane, n.priority, n.stamp, n.type, n.head, n.depth, n.careful, n.queue, n.partition FROM next n
     WHERE NOT n.paused AND n.retry_ms IS NULL AND (n.not_before IS NULL OR n.not_before <= t);
   END IF;
   -- One that is empty is nobody's, asked or not.
@@ -243,13 +243,13 @@ BEGIN
   WITH due AS (
     SELECT p.lane FROM parked p WHERE p.until <= t ORDER BY p.until LIMIT p_most FOR UPDATE SKIP LOCKED
   ), heads AS (
-    SELECT d.lane, o.priority, o.stamp, o.type, l.head, l.careful > l.head AS careful, l.queue, l.partition FROM due d JOIN lanes l ON l.id = d.lane,
+    SELECT d.lane, o.priority, o.stamp, o.type, l.head, l.depth, l.careful > l.head AS careful, l.queue, l.partition FROM due d JOIN lanes l ON l.id = d.lane,
       LATERAL (SELECT x.priority, x.stamp, x.type FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
   ), gone AS (
     DELETE FROM parked p USING heads h WHERE p.lane = h.lane RETURNING p.lane
   ), readied AS (
-    INSERT INTO ready (lane, priority, stamp, type, head, careful, queue, partition)
-      SELECT h.lane, h.priority, h.stamp, h.type, h.head, h.careful, h.queue, h.partition FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
+    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
+      SELECT h.lane, h.priority, h.stamp, h.type, h.head, h.depth, h.careful, h.queue, h.partition FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
   )
   SELECT count(*) INTO v_n FROM readied;
   RETURN v_n;
@@ -257,10 +257,11 @@ END $$;
 
 -- Leases up to p_want ready lanes and hands out the first operations of each, in order. p_types: only lanes whose first
 -- operation is of these; NULL: all. One row, with a list for each column (a row for each operation costs both sides
--- more than finding it): of lanes, then of operations, which name their lane by number. Lists are texts with commas;
+-- more than finding it): of lanes, then of operations, which name their lane by number; \`depth\` is what the lanes held
+-- together when they became ready. Lists are texts with commas;
 -- what may hold a comma is a JSON array, and payloads stand between record separators, which JSON cannot contain.
 CREATE FUNCTION claim(p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint, p_types text[],
-  OUT fence bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text,
+  OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text,
   OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json, OUT payloads text, OUT waited_ms text, OUT due text,
   OUT attempts text, OUT max_attempts text, OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json
 ) LANGUAGE plpgsql
@@ -279,10 +280,10 @@ BEGIN
     WITH c AS (
       SELECT x.ctid AS at FROM ready x WHERE x.priority >= v_turn AND (p_types IS NULL OR x.type = ANY (p_types)) ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
     ), d AS (
-      DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp, x.head, x.careful, x.queue, x.partition
+      DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp, x.head, x.depth, x.careful, x.queue, x.partition
     )
-    SELECT array_agg(d.lane), array_agg(d.stamp), max(d.stamp), array_agg(d.head), array_agg(d.careful), array_agg(d.queue), array_agg(d.partition)
-      INTO v_lanes, v_stamps, v_stamp, v_heads, v_careful, v_queues, v_partitions FROM d;
+    SELECT array_agg(d.lane), array_agg(d.stamp), max(d.stamp), array_agg(d.head), sum(d.depth), array_agg(d.careful), array_agg(d.queue), array_agg(d.partition)
+      INTO v_lanes, v_stamps, v_stamp, v_heads, depth, v_careful, v_queues, v_partitions FROM d;
     EXIT WHEN v_lanes IS NOT NULL;
   END LOOP;
   IF v_lanes IS NULL THEN RETURN; END IF;
