@@ -3,6 +3,8 @@
  * PostgreSQL, shows progress, and turns the figures into the table, the JSON, the plots and docs/benchmarks.md.
  */
 
+import type { LoadGenerator } from './load/index.js'
+
 export interface BenchPostgres {
   /** A superuser's connection string to the server's `postgres` database. */
   readonly url: string
@@ -30,6 +32,8 @@ export interface BenchContext {
   readonly postgres: BenchPostgres
   /** One line of progress. */
   say(text: string): void
+  /** Closed-loop HTTP load: wrk where it can be had, else autocannon. Stopped with the section. */
+  readonly load: LoadGenerator
   /**
    * A program of bench/ in a process of its own: `programs/echo.ts`. `peer: true` runs it on a Node.js that the peers
    * accept (≥ 22.18). Whatever is still running when the section ends is stopped by the runner.

@@ -1,0 +1,12 @@
+import type { Section } from '../section.js'
+import { accept } from './accept.js'
+import { drain } from './drain.js'
+import { gates } from './gates.js'
+import { idle } from './idle.js'
+import { latency } from './latency.js'
+import { lone } from './lone.js'
+import { overload } from './overload.js'
+import { scaling } from './scaling.js'
+
+/** In the order in which they run and stand on the page. */
+export const sections: readonly Section[] = [accept, lone, gates, drain, latency, scaling, overload, idle]
