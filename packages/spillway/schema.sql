@@ -186,8 +186,10 @@ CREATE TABLE pauses (
 
 CREATE TABLE rates (
   key uuid NOT NULL,
-  minutes integer[] DEFAULT '{}'::integer[] NOT NULL,
-  counts integer[] DEFAULT '{}'::integer[] NOT NULL,
+  win integer NOT NULL,
+  minutes integer[] NOT NULL,
+  counts integer[] NOT NULL,
+  total integer NOT NULL,
   expires_at timestamp with time zone NOT NULL,
   CONSTRAINT rates_pkey PRIMARY KEY (key)
 ) WITH (autovacuum_vacuum_scale_factor=0.05, fillfactor=50);
@@ -224,7 +226,7 @@ CREATE TABLE workers (
   CONSTRAINT workers_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
-CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[], p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_item integer[], p_rate_key uuid[], p_rate_limit integer[], p_rate_minutes integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
+CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[], p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_key uuid[], p_rate_n integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_ix integer[], p_rate_item integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -248,7 +250,8 @@ DECLARE
   v_tight boolean := false;
   v_item int; v_ok boolean; v_found int; v_k int;
   v_seen_item int[];
-  v_rkeys uuid[]; v_rleft bigint[]; v_rgave bigint[]; v_rasked bigint[]; v_rwin int[]; v_rwait bigint[];
+  v_rleft int[]; v_rgave int[]; v_rasked int[] := p_rate_n; v_rwait bigint[]; v_ritem int[] := p_rate_item; v_odd boolean := false;
+  v_single boolean := cardinality(p_rate_item) = 0;
   v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
   r record;
 BEGIN
@@ -294,29 +297,32 @@ BEGIN
 
   -- 3. Rates, in key order: what is asked for is added at once, what does not fit is taken back below.
   IF cardinality(p_rate_key) > 0 THEN
-    tiers := array_fill(NULL::int, ARRAY[v_items]);
-    rates_left := array_fill(NULL::bigint, ARRAY[v_items]);
-    rates_reset_ms := array_fill(NULL::bigint, ARRAY[v_items]);
-    WITH k AS (
-      SELECT u.key, count(*) AS n, min(u.most) AS most, max(u.win) AS win
-      FROM unnest(p_rate_item, p_rate_key, p_rate_limit, p_rate_minutes) u(i, key, most, win)
-      WHERE v_out IS NULL OR v_out[u.i] = 0
-      GROUP BY u.key ORDER BY u.key
-    ), up AS (
-      INSERT INTO rates AS x (key, minutes, counts, expires_at)
-      SELECT k.key, ARRAY[v_minute], ARRAY[k.n::int], t + (k.win + 60) * interval '1 minute' FROM k
+    IF v_out IS NOT NULL THEN
+      SELECT array_agg(coalesce(x.n, 0) ORDER BY k.i) INTO v_rasked FROM generate_series(1, cardinality(p_rate_key)) k(i)
+        LEFT JOIN (SELECT u.ix, count(*) AS n FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
+                   WHERE v_out[coalesce(u.item, u.i)] = 0 GROUP BY u.ix) x ON x.ix = k.i;
+    END IF;
+    WITH up AS (
+      INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at)
+      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + (k.win + 60) * interval '1 minute' FROM unnest(p_rate_key, v_rasked, p_rate_minutes) k(key, n, win)
       ON CONFLICT (key) DO UPDATE SET
-        minutes = rate_minutes(x.minutes, v_minute, (extract(epoch FROM excluded.expires_at - t) / 60)::int - 60),
-        counts = rate_counts(x.minutes, x.counts, v_minute, (extract(epoch FROM excluded.expires_at - t) / 60)::int - 60, excluded.counts[1]),
-        expires_at = excluded.expires_at
-      RETURNING x.key, x.minutes, x.counts
-    ), sums AS (
-      SELECT k.key, k.most, k.n, k.win, rate_used(up.minutes, up.counts, v_minute, k.win) AS used FROM up JOIN k ON k.key = up.key
-    )
-    SELECT array_agg(key ORDER BY key), array_agg(most - (used - n) ORDER BY key),
-           array_agg(n ORDER BY key), array_agg(win ORDER BY key), coalesce(bool_or(used > most), false)
-      INTO v_rkeys, v_rleft, v_rasked, v_rwin, v_tight FROM sums;
-    v_rgave := array_fill(0::bigint, ARRAY[coalesce(cardinality(v_rkeys), 0)]);
+        minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
+          THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
+          ELSE rate_minutes(x.minutes, v_minute, excluded.win) END,
+        counts = CASE WHEN x.minutes[1] > v_minute - excluded.win
+          THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute
+            THEN x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] + excluded.total) ELSE x.counts || excluded.total END
+          ELSE rate_counts(x.minutes, x.counts, v_minute, excluded.win, excluded.total) END,
+        total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total ELSE rate_used(x.minutes, x.counts, v_minute, excluded.win)::int END,
+        win = excluded.win, expires_at = excluded.expires_at
+      RETURNING x.total, x.minutes[1] AS first, x.counts[1] AS first_n
+    ), seen AS (SELECT array_agg(up.total) AS totals, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns FROM up)
+    -- When the next slot is free: when the oldest bucket leaves. One that was emptied by refunds is looked at below.
+    SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false), bool_or(u.first_n = 0),
+           array_agg(greatest(1, ceil(((u.first + u.win)::bigint * 60 - date_part('epoch', t)) * 1000))::bigint)
+      INTO v_rleft, v_tight, v_odd, v_rwait
+    FROM seen, unnest(seen.totals, v_rasked, p_rate_limit, p_rate_minutes, seen.firsts, seen.first_ns) u(total, asked, most, win, first, first_n);
+    v_rgave := array_fill(0, ARRAY[cardinality(p_rate_key)]);
   END IF;
 
   -- 4. Gates, in name order.
@@ -346,22 +352,20 @@ BEGIN
         CONTINUE;
       END IF;
       v_ok := true;
-      FOR r IN SELECT array_position(v_rkeys, u.key) AS k FROM unnest(p_rate_item, p_rate_key) u(item, key) WHERE u.item = v_item LOOP
-        IF v_rleft[r.k] - v_rgave[r.k] <= 0 THEN
-          v_ok := false;
-        END IF;
+      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i) WHERE coalesce(u.item, u.i) = v_item LOOP
+        v_ok := v_ok AND v_rleft[v_found] - v_rgave[v_found] > 0;
       END LOOP;
       IF NOT v_ok THEN
         v_out[v_item] := 4;
         CONTINUE;
       END IF;
       IF v_k IS NOT NULL THEN v_gave[v_k] := v_gave[v_k] + 1; END IF;
-      FOR v_found IN SELECT array_position(v_rkeys, u.key) FROM unnest(p_rate_item, p_rate_key) u(item, key) WHERE u.item = v_item LOOP
+      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i) WHERE coalesce(u.item, u.i) = v_item LOOP
         v_rgave[v_found] := v_rgave[v_found] + 1;
       END LOOP;
     END LOOP;
-    UPDATE rates x SET counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back::int)
-      FROM unnest(v_rkeys, v_rasked, v_rgave) k(key, asked, gave), LATERAL (SELECT k.asked - k.gave) u(back)
+    UPDATE rates x SET counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back), total = x.total - u.back
+      FROM unnest(p_rate_key, v_rasked, v_rgave) k(key, asked, gave), LATERAL (SELECT k.asked - k.gave) u(back)
       WHERE x.key = k.key AND u.back > 0;
   ELSE
     v_rgave := v_rasked;
@@ -372,20 +376,28 @@ BEGIN
         changed_at = CASE WHEN NOT x.overflowing AND x.held + u.gave >= x.full_at THEN t ELSE x.changed_at END
       FROM unnest(v_gnames, v_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
   END IF;
-  IF v_rkeys IS NOT NULL THEN
-    -- When the next slot is free, per key, now that the refused ones are out of the count.
-    SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win, greatest(0, rate_used(x.minutes, x.counts, v_minute, u.win) - 1)), 1) ORDER BY u.i)
-      INTO v_rwait FROM unnest(v_rkeys, v_rwin) WITH ORDINALITY u(key, win, i) JOIN rates x ON x.key = u.key;
-    -- Per item the tier that matters: of a refused one, among those that are used up, the one that frees last (it says
-    -- when to come back); of an admitted one the one with the least left.
-    FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, greatest(0, k.left_now) AS left_now, k.wait
-             FROM unnest(p_rate_item, p_rate_key) WITH ORDINALITY u(item, key, i),
-               LATERAL (SELECT array_position(v_rkeys, u.key) AS k) p,
-               LATERAL (SELECT v_rleft[p.k] - v_rgave[p.k] AS left_now, v_rwait[p.k] AS wait) k
-             WHERE p.k IS NOT NULL
-             ORDER BY u.item, least(1, greatest(0, k.left_now)), CASE WHEN v_out[u.item] = 4 THEN - k.wait END, k.left_now, u.i LOOP
-      tiers[r.item] := r.tier; rates_left[r.item] := r.left_now; rates_reset_ms[r.item] := r.wait;
-    END LOOP;
+  IF v_rleft IS NOT NULL THEN
+    IF v_tight OR v_odd THEN
+      -- Per key, now that the refused ones are out of the count.
+      SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win, greatest(0, rate_used(x.minutes, x.counts, v_minute, u.win) - 1)), 1) ORDER BY u.i)
+        INTO v_rwait FROM unnest(p_rate_key, p_rate_minutes) WITH ORDINALITY u(key, win, i) JOIN rates x ON x.key = u.key;
+    END IF;
+    IF v_single THEN
+      SELECT array_agg(u.i), array_agg(greatest(0, v_rleft[u.ix] - v_rgave[u.ix])), array_agg(v_rwait[u.ix])
+        INTO tiers, rates_left, rates_reset_ms FROM unnest(p_rate_ix) WITH ORDINALITY u(ix, i);
+    ELSE
+      tiers := array_fill(NULL::int, ARRAY[v_items]);
+      rates_left := array_fill(NULL::bigint, ARRAY[v_items]);
+      rates_reset_ms := array_fill(NULL::bigint, ARRAY[v_items]);
+      -- Per item the tier that matters: of a refused one, among those that are used up, the one that frees last (it
+      -- says when to come back); of an admitted one the one with the least left.
+      FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, greatest(0, k.left_now) AS left_now, k.wait
+               FROM unnest(p_rate_item, p_rate_ix) WITH ORDINALITY u(item, ix, i),
+                 LATERAL (SELECT v_rleft[u.ix] - v_rgave[u.ix] AS left_now, v_rwait[u.ix] AS wait) k
+               ORDER BY u.item, least(1, greatest(0, k.left_now)), CASE WHEN v_out[u.item] = 4 THEN - k.wait END, k.left_now, u.i LOOP
+        tiers[r.item] := r.tier; rates_left[r.item] := r.left_now; rates_reset_ms[r.item] := r.wait;
+      END LOOP;
+    END IF;
   END IF;
 
   -- 6. What was refused gives its key back and leaves its lane's count.
@@ -665,7 +677,8 @@ BEGIN
       FROM ops x WHERE x.lane = h.lane AND x.seq > h.head ORDER BY x.seq LIMIT CASE WHEN h.careful THEN 1 ELSE v_each END
     ) o;
   INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
-    SELECT fence, p_worker, array_agg(v_lanes[x.ix]), array_agg(x.upto), t FROM (SELECT u.ix, max(u.seq) AS upto FROM unnest(v_ixs, v_seqs) u(ix, seq) GROUP BY u.ix) x;
+    SELECT fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (
+      SELECT v_lanes[u.ix] AS lane, max(u.seq) AS upto FROM unnest(v_ixs, v_seqs) u(ix, seq) GROUP BY u.ix ORDER BY v_lanes[u.ix]) x;
   lanes := array_to_string(v_lanes, ',');
   queues := array_to_json(v_queues); partitions := array_to_json(v_partitions);
   careful := array_to_string(v_careful::int[], ',');
@@ -986,15 +999,8 @@ CREATE OR REPLACE FUNCTION spillway.rate_counts(p_minutes integer[], p_counts in
  LANGUAGE sql
  IMMUTABLE
 AS $function$
-  SELECT CASE
-    WHEN cardinality(p_minutes) = 0 THEN ARRAY[p_n]
-    WHEN p_minutes[1] > p_now - p_keep THEN
-      CASE WHEN p_minutes[cardinality(p_minutes)] >= p_now
-        THEN p_counts[1:cardinality(p_counts) - 1] || (p_counts[cardinality(p_counts)] + p_n)
-        ELSE p_counts || p_n END
-    ELSE coalesce((SELECT array_agg(c ORDER BY m) FROM unnest(p_minutes, p_counts) u(m, c) WHERE m > p_now - p_keep AND m < p_now), '{}')
-      || (p_n + coalesce((SELECT sum(c)::int FROM unnest(p_minutes, p_counts) u(m, c) WHERE m >= p_now), 0))
-  END
+  SELECT coalesce((SELECT array_agg(c ORDER BY m) FROM unnest(p_minutes, p_counts) u(m, c) WHERE m > p_now - p_keep AND m < p_now), '{}')
+    || (p_n + coalesce((SELECT sum(c)::int FROM unnest(p_minutes, p_counts) u(m, c) WHERE m >= p_now), 0))
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.rate_minutes(p_minutes integer[], p_now integer, p_keep integer)
@@ -1002,12 +1008,7 @@ CREATE OR REPLACE FUNCTION spillway.rate_minutes(p_minutes integer[], p_now inte
  LANGUAGE sql
  IMMUTABLE
 AS $function$
-  SELECT CASE
-    WHEN cardinality(p_minutes) = 0 THEN ARRAY[p_now]
-    WHEN p_minutes[1] > p_now - p_keep THEN
-      CASE WHEN p_minutes[cardinality(p_minutes)] >= p_now THEN p_minutes ELSE p_minutes || p_now END
-    ELSE coalesce((SELECT array_agg(m ORDER BY m) FROM unnest(p_minutes) m WHERE m > p_now - p_keep AND m < p_now), '{}') || p_now
-  END
+  SELECT coalesce((SELECT array_agg(m ORDER BY m) FROM unnest(p_minutes) m WHERE m > p_now - p_keep AND m < p_now), '{}') || p_now
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.rate_used(p_minutes integer[], p_counts integer[], p_now integer, p_window integer)
@@ -1157,10 +1158,12 @@ BEGIN
   -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
   -- drops what is lost and comes again with the rest.
   SELECT array_agg(u.fence) INTO v_lost FROM (
-    SELECT s.fence, array_agg(s.lane) AS lanes FROM unnest(s_fence, s_lane) s(fence, lane) GROUP BY s.fence ORDER BY s.fence
+    SELECT s.fence, array_agg(s.lane ORDER BY s.lane) AS lanes FROM unnest(s_fence, s_lane) s(fence, lane) GROUP BY s.fence ORDER BY s.fence
   ) u LEFT JOIN LATERAL (
     SELECT l.lanes FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker FOR UPDATE
-  ) l ON true WHERE l.lanes IS NULL OR NOT u.lanes <@ l.lanes;
+  ) l ON true
+  -- Most settle a claim as a whole, and equality is told in one pass; containment compares each with each.
+  WHERE l.lanes IS NULL OR NOT (u.lanes = l.lanes OR u.lanes <@ l.lanes);
   IF v_lost IS NOT NULL THEN
     RETURN v_lost;
   END IF;

@@ -28,7 +28,7 @@ const separator = '\x1e'
  * more than all other parameters together.
  */
 export const acceptSql = (schema: string): string => {
-  const parameters = Array.from({ length: 36 }, (_, i) =>
+  const parameters = Array.from({ length: 38 }, (_, i) =>
     i + 1 === payloads ? `string_to_array($${payloads}, E'\\x1e')` : `$${i + 1}`,
   )
   return `SELECT * FROM ${schema}.accept(${parameters.join(',')})`
@@ -79,16 +79,12 @@ function acceptValues(
   const executes: boolean[] = []
   const laneOf: number[] = []
   const inLane: number[] = []
-  const rateItem: number[] = []
-  const rateKey: string[] = []
-  const rateLimit: number[] = []
-  const rateMinutes: number[] = []
   const levels = new Set<number>()
   const types = new Map<string, number>()
   let keyed = false
   let gated = false
   let haltable = false
-  for (const [index, item] of sorted.entries()) {
+  for (const item of sorted) {
     if (lanes[lanes.length - 1] !== item.lane) {
       lanes.push(item.lane)
       queues.push(item.queue)
@@ -105,12 +101,6 @@ function acceptValues(
     keyed ||= item.idempotency !== null
     gated ||= item.gate !== null
     haltable ||= item.halt !== null
-    for (const rate of item.rates) {
-      rateItem.push(index + 1)
-      rateKey.push(rate.key)
-      rateLimit.push(rate.limit)
-      rateMinutes.push(rate.windowMinutes)
-    }
   }
   const plain = (of: (item: AcceptItem) => number | boolean | string | null): string => plainArray(sorted.map(of))
   const text = (of: (item: AcceptItem) => string | null): string => textArray(sorted.map(of))
@@ -148,10 +138,37 @@ function acceptValues(
     context.keyTtlMs,
     gated ? text((i) => i.gate) : '{}',
     haltable ? text((i) => i.halt) : '{}',
-    plainArray(rateItem),
-    plainArray(rateKey),
-    plainArray(rateLimit),
-    plainArray(rateMinutes),
+    ...rateValues(sorted),
+  ]
+}
+
+/** Each key once, in order (the lock order), and which key each tier of each item asks. */
+function rateValues(sorted: readonly AcceptItem[]): string[] {
+  const keys = new Map<string, { key: string; n: number; limit: number; minutes: number; ix: number }>()
+  const tiers: { key: string; item: number }[] = []
+  for (const [index, item] of sorted.entries()) {
+    for (const rate of item.rates) {
+      tiers.push({ key: rate.key, item: index + 1 })
+      const known = keys.get(rate.key)
+      if (known === undefined) {
+        keys.set(rate.key, { key: rate.key, n: 1, limit: rate.limit, minutes: rate.windowMinutes, ix: 0 })
+        continue
+      }
+      known.n++
+      known.limit = Math.min(known.limit, rate.limit)
+      known.minutes = Math.max(known.minutes, rate.windowMinutes)
+    }
+  }
+  const inOrder = [...keys.values()].sort((a, b) => (a.key < b.key ? -1 : 1))
+  for (const [i, key] of inOrder.entries()) key.ix = i + 1
+  const single = tiers.length === sorted.length && tiers.every(({ item }, i) => item === i + 1)
+  return [
+    plainArray(inOrder.map((k) => k.key)),
+    plainArray(inOrder.map((k) => k.n)),
+    plainArray(inOrder.map((k) => k.limit)),
+    plainArray(inOrder.map((k) => k.minutes)),
+    plainArray(tiers.map(({ key }) => keys.get(key)?.ix ?? 0)),
+    single ? '{}' : plainArray(tiers.map(({ item }) => item)),
   ]
 }
 

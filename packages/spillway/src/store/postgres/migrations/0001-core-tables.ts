@@ -89,7 +89,7 @@ CREATE SEQUENCE fences;
 CREATE TABLE leases (
   fence      bigint PRIMARY KEY,
   worker     uuid NOT NULL,
-  lanes      uuid[] NOT NULL,
+  lanes      uuid[] NOT NULL,                -- by id
   uptos      bigint[] NOT NULL,              -- per lane: the last sequence that was handed out
   claimed_at timestamptz NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
@@ -196,8 +196,10 @@ CREATE TABLE gates (
 -- One row per limited key: its minute buckets side by side, so that one row lock makes the count exact.
 CREATE TABLE rates (
   key       uuid PRIMARY KEY,
-  minutes   int[] NOT NULL DEFAULT '{}',     -- epoch minutes, ascending
-  counts    int[] NOT NULL DEFAULT '{}',
+  win       int NOT NULL,                    -- minutes that count
+  minutes   int[] NOT NULL,                  -- epoch minutes, ascending
+  counts    int[] NOT NULL,
+  total     int NOT NULL,                    -- of all counts: what is used, unless a bucket has left the window since
   expires_at timestamptz NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX rates_expires ON rates USING brin (expires_at);

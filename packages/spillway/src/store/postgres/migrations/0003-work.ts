@@ -95,10 +95,12 @@ BEGIN
   -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
   -- drops what is lost and comes again with the rest.
   SELECT array_agg(u.fence) INTO v_lost FROM (
-    SELECT s.fence, array_agg(s.lane) AS lanes FROM unnest(s_fence, s_lane) s(fence, lane) GROUP BY s.fence ORDER BY s.fence
+    SELECT s.fence, array_agg(s.lane ORDER BY s.lane) AS lanes FROM unnest(s_fence, s_lane) s(fence, lane) GROUP BY s.fence ORDER BY s.fence
   ) u LEFT JOIN LATERAL (
     SELECT l.lanes FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker FOR UPDATE
-  ) l ON true WHERE l.lanes IS NULL OR NOT u.lanes <@ l.lanes;
+  ) l ON true
+  -- Most settle a claim as a whole, and equality is told in one pass; containment compares each with each.
+  WHERE l.lanes IS NULL OR NOT (u.lanes = l.lanes OR u.lanes <@ l.lanes);
   IF v_lost IS NOT NULL THEN
     RETURN v_lost;
   END IF;
@@ -309,7 +311,8 @@ BEGIN
       FROM ops x WHERE x.lane = h.lane AND x.seq > h.head ORDER BY x.seq LIMIT CASE WHEN h.careful THEN 1 ELSE v_each END
     ) o;
   INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
-    SELECT fence, p_worker, array_agg(v_lanes[x.ix]), array_agg(x.upto), t FROM (SELECT u.ix, max(u.seq) AS upto FROM unnest(v_ixs, v_seqs) u(ix, seq) GROUP BY u.ix) x;
+    SELECT fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (
+      SELECT v_lanes[u.ix] AS lane, max(u.seq) AS upto FROM unnest(v_ixs, v_seqs) u(ix, seq) GROUP BY u.ix ORDER BY v_lanes[u.ix]) x;
   lanes := array_to_string(v_lanes, ',');
   queues := array_to_json(v_queues); partitions := array_to_json(v_partitions);
   careful := array_to_string(v_careful::int[], ',');
