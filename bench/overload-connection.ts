@@ -71,6 +71,8 @@ export class Connection {
   }
 
   #read(chunk: string): void {
+    // Something nobody asked for, e.g. 408 to a connection that was idle for too long: it is of no more use.
+    if (this.#index < 0) return void this.#socket.destroy()
     const text = this.#text === '' ? chunk : this.#text + chunk
     const headEnd = text.indexOf('\r\n\r\n')
     const length = headEnd < 0 ? undefined : contentLengthPattern.exec(text)?.[1]
@@ -81,7 +83,7 @@ export class Connection {
       this.#text = text
       return
     }
-    if (text.length > total || this.#index < 0) throw new Error(`more than was asked for: ${text}`)
+    if (text.length > total) throw new Error(`more than was asked for: ${text}`)
     const index = this.#index
     this.#text = ''
     this.#index = -1

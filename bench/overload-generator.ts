@@ -123,8 +123,9 @@ export class Step {
     }
   }
 
+  /** The one that has been idle for longest: a server closes those that are never used. */
   #freeConnection(): Connection | undefined {
-    for (let free = this.#free.pop(); free !== undefined; free = this.#free.pop()) if (free.isOpen) return free
+    for (let free = this.#free.shift(); free !== undefined; free = this.#free.shift()) if (free.isOpen) return free
     return this.#all.size >= connectionsMax ? undefined : this.#connect()
   }
 

@@ -49,7 +49,7 @@ export interface Drained {
 }
 
 /** A worker that cannot drain in this time is told by how far it came. */
-const limitMs = 90_000
+const limitMs = 40_000
 const warmUpShare = 0.1
 
 const paddingText = 'x'.repeat(80)

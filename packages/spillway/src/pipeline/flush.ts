@@ -40,6 +40,9 @@ export class Flush<Item, Answer> {
   readonly #now: () => number
   #waiting: Waiting<Item, Answer>[] = []
   #waitingBytes = 0
+  /** The loop is under way: what is submitted now needs no start. */
+  #running = false
+  /** When the oldest of the write that is under way was submitted. */
   #inFlightSince: number | null = null
   #expiry: NodeJS.Timeout | undefined
   #idle: (() => void)[] = []
@@ -64,19 +67,19 @@ export class Flush<Item, Answer> {
       const bytes = this.#options.sizeOf(item)
       this.#waiting.push({ item, bytes, since: this.#now(), resolve, reject })
       this.#waitingBytes += bytes
-      if (this.#inFlightSince === null) this.#start()
+      if (!this.#running) this.#start()
       else this.#expiry ??= setInterval(() => this.#expire(), expiryCheckMs)
     })
   }
 
   /** Resolves when nothing waits and nothing is in flight. */
   async drained(): Promise<void> {
-    if (this.#inFlightSince === null && this.#waiting.length === 0) return
+    if (!this.#running && this.#waiting.length === 0) return
     await new Promise<void>((resolve) => this.#idle.push(resolve))
   }
 
   #start(): void {
-    this.#inFlightSince = this.#waiting[0]?.since ?? this.#now()
+    this.#running = true
     // What arrives in the same turn of the event loop joins the first flush.
     setImmediate(() => void this.#run())
   }
@@ -87,11 +90,12 @@ export class Flush<Item, Answer> {
       this.#inFlightSince = batch[0]?.since ?? this.#now()
       const started = this.#now()
       await this.#write(batch)
+      this.#inFlightSince = null
       this.#options.onFlush?.(batch.length, this.#now() - started)
       // Requests whose bytes are here already join the next flush: a larger one costs each of them less.
       await this.#turn()
     }
-    this.#inFlightSince = null
+    this.#running = false
     clearInterval(this.#expiry)
     this.#expiry = undefined
     for (const resolve of this.#idle.splice(0)) resolve()
