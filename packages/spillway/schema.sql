@@ -969,7 +969,8 @@ BEGIN
   alive := FOUND;
   now_ms := extract(epoch FROM t) * 1000;
   waiting := EXISTS (SELECT FROM ready x);
-  next_due_ms := (SELECT greatest(0, extract(epoch FROM min(p.until) - t) * 1000)::bigint FROM parked p WHERE p.until < 'infinity');
+  -- No min(): greatest(0, NULL) is 0, which would say that something is due.
+  next_due_ms := (SELECT greatest(0, date_part('epoch', p.until - t) * 1000)::bigint FROM parked p WHERE p.until < 'infinity' ORDER BY p.until LIMIT 1);
   oldest_ms := coalesce((SELECT (extract(epoch FROM t - o.accepted_at) * 1000)::bigint FROM ops o ORDER BY o.id LIMIT 1), 0);
   held := (SELECT json_object_agg(x.type, x.n) FROM (SELECT y.type, sum(y.n) AS n FROM tallies y GROUP BY y.type) x);
   running := (SELECT json_object_agg(x.type, x.n) FROM (SELECT e.key AS type, sum(e.value::int) AS n FROM workers w, json_each_text(w.running) e GROUP BY e.key) x);

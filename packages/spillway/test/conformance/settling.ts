@@ -62,6 +62,7 @@ export function settling(opened: () => OpenedStore): void {
       const { store, advance } = opened()
       const ids = await queue(store, items('a', 3))
       const worker = await TestWorker.enlist(store)
+      expect((await store.pulse(worker.id, 15_000, {})).nextDueMs).toBeNull()
       const [a, b] = await worker.claim()
       const retry = { delayMs: 5_000, error: 'not yet' }
       await worker.settle([settlement(must(a), { leaving: [leaving(must(a))], retry })])
