@@ -623,7 +623,7 @@ BEGIN
   RETURN 'cancelled';
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint, p_types text[], OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text, OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json, OUT payloads text, OUT waited_ms text, OUT due text, OUT attempts text, OUT max_attempts text, OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json)
+CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint, p_types text[], p_together text[], OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text, OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json, OUT payloads text, OUT waited_ms text, OUT due text, OUT attempts text, OUT max_attempts text, OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json)
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -638,7 +638,7 @@ AS $function$
 DECLARE
   t timestamptz := clock();
   v_lanes uuid[]; v_heads bigint[]; v_careful boolean[]; v_queues text[]; v_partitions text[]; v_held boolean[]; v_stamps bigint[];
-  v_stamp bigint; v_each int; v_ixs int[]; v_seqs bigint[]; v_identities text[]; v_traces text[]; v_gates text[]; v_gated boolean;
+  v_stamp bigint; v_most int; v_types text[]; v_ixs int[]; v_seqs bigint[]; v_identities text[]; v_traces text[]; v_gates text[]; v_gated boolean;
 BEGIN
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
   IF NOT FOUND THEN RETURN; END IF;
@@ -648,10 +648,10 @@ BEGIN
     WITH c AS (
       SELECT x.ctid AS at FROM ready x WHERE x.priority >= v_turn AND (p_types IS NULL OR x.type = ANY (p_types)) ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
     ), d AS (
-      DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp, x.head, x.depth, x.careful, x.queue, x.partition
+      DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp, x.type, x.head, x.depth, x.careful, x.queue, x.partition
     )
-    SELECT array_agg(d.lane), array_agg(d.stamp), max(d.stamp), array_agg(d.head), sum(d.depth), array_agg(d.careful), array_agg(d.queue), array_agg(d.partition)
-      INTO v_lanes, v_stamps, v_stamp, v_heads, depth, v_careful, v_queues, v_partitions FROM d;
+    SELECT array_agg(d.lane), array_agg(d.stamp), max(d.stamp), array_agg(d.type), array_agg(d.head), sum(d.depth), array_agg(d.careful), array_agg(d.queue), array_agg(d.partition)
+      INTO v_lanes, v_stamps, v_stamp, v_types, v_heads, depth, v_careful, v_queues, v_partitions FROM d;
     EXIT WHEN v_lanes IS NOT NULL;
   END LOOP;
   IF v_lanes IS NULL THEN RETURN; END IF;
@@ -663,7 +663,7 @@ BEGIN
   END IF;
   IF v_stamp > (SELECT s.last_value FROM stamps s) THEN PERFORM setval('stamps', v_stamp); END IF;
   fence := nextval('fences');
-  v_each := greatest(1, least(p_each, p_budget / cardinality(v_lanes)));
+  v_most := greatest(1, p_budget / cardinality(v_lanes));
   -- A statement of its own, for a fresh snapshot: the lanes' operations are all committed by now. No ORDER BY: the
   -- nested loop gives them lane by lane, each in order, and the caller checks that.
   SELECT array_agg(h.ix::int), array_agg(o.seq), string_agg(o.id::text, ','), string_agg(o.type, ','), string_agg(o.priority::text, ','),
@@ -671,10 +671,11 @@ BEGIN
       string_agg(CASE WHEN o.not_before > t OR h.held THEN '0' ELSE '1' END, ','), string_agg(o.attempts::text, ','), string_agg(o.max_attempts::text, ','),
       string_agg(o.timeout_ms::text, ','), array_agg(o.trace), string_agg(coalesce(o.idem::text, ''), ','), array_agg(o.gate), bool_or(o.gate IS NOT NULL)
     INTO v_ixs, v_seqs, ids, types, priorities, v_identities, payloads, waited_ms, due, attempts, max_attempts, timeouts_ms, v_traces, idems, v_gates, v_gated
-  FROM unnest(v_lanes, v_heads, v_careful, v_held) WITH ORDINALITY h(lane, head, careful, held, ix),
+  FROM unnest(v_lanes, v_types, v_heads, v_careful, v_held) WITH ORDINALITY h(lane, type, head, careful, held, ix),
     LATERAL (
       SELECT x.seq, x.id, x.type, x.priority, x.identity, x.payload, x.accepted_at, x.not_before, x.attempts, x.max_attempts, x.timeout_ms, x.trace, x.idem, x.gate
-      FROM ops x WHERE x.lane = h.lane AND x.seq > h.head ORDER BY x.seq LIMIT CASE WHEN h.careful THEN 1 ELSE v_each END
+      FROM ops x WHERE x.lane = h.lane AND x.seq > h.head ORDER BY x.seq
+      LIMIT CASE WHEN h.careful THEN 1 WHEN h.type = ANY (p_together) THEN v_most ELSE least(p_each, v_most) END
     ) o;
   INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
     SELECT fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (

@@ -173,7 +173,7 @@ export class LaneRun {
             : null
           : outcome.kind
     const runMs = this.#now() - startedAt
-    this.#learnRun(runMs)
+    this.#runMs += (runMs - this.#runMs) * 0.05
     if (told !== null) this.#o.onAttempt(op.type, told, runMs)
   }
 
@@ -253,10 +253,7 @@ export class LaneRun {
         held.lost = true
         return false
       }
-      const runMs = this.#now() - startedAt
-      for (const { op } of ended) this.#o.onAttempt(op.type, 'completed', runMs)
-      // What one of them took: the next claim is as large as fits into a slice.
-      this.#learnRun(runMs / group.length)
+      for (const { op } of ended) this.#o.onAttempt(op.type, 'completed', this.#now() - startedAt)
       return true
     } catch (fault) {
       await tx?.rollback()
@@ -296,10 +293,6 @@ export class LaneRun {
     held.outcomes.push({ op, outcome })
     held.leaving.push(leaving)
     return true
-  }
-
-  #learnRun(ms: number): void {
-    this.#runMs += (ms - this.#runMs) * 0.05
   }
 
   #count(type: string, by: number): void {

@@ -296,7 +296,13 @@ export class Work {
     const most = Math.max(deepLanes, this.#o.concurrency, Math.ceil(opsPerClaim / this.#depth))
     // No more of a lane than are likely to be through within a slice: what is handed out cannot be cancelled any more.
     const each = Math.max(1, Math.min(opsPerLane, Math.floor(sliceMs / Math.max(this.#lanes.runMs, 0.001))))
-    return { lanes: Math.min(lanes, most), budget: opsPerClaim, each, turn, types: [...this.#o.handlers.keys()] }
+    const types: string[] = []
+    const together: string[] = []
+    for (const [type, handler] of this.#o.handlers) {
+      types.push(type)
+      if (handler.apply !== undefined) together.push(type)
+    }
+    return { lanes: Math.min(lanes, most), budget: opsPerClaim, each, turn, types, together }
   }
 
   /** None while operations take their time: another process could run what would wait here. */

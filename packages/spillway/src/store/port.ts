@@ -160,6 +160,8 @@ export interface ClaimRequest {
   turn: number
   /** Only lanes whose first operation is of one of these types. Default: all. */
   types?: readonly string[]
+  /** Types whose operations take effect together, in one transaction: `each` does not bound them. */
+  together?: readonly string[]
 }
 
 export interface StepResult {

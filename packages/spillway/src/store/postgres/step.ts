@@ -40,10 +40,10 @@ export const settleSql = (schema: string): string => `SELECT ${schema}.settle(${
 /** Settle, then claim, in one statement: claiming waits for the settlement, and finds no worker when that was refused. */
 export const stepSql = (schema: string): string =>
   `SELECT nullif(s.lost, '{}'), c.* FROM ${schema}.settle(${numbered(1, settleParameters)}) s(lost)
-   LEFT JOIN LATERAL ${schema}.claim(CASE WHEN cardinality(s.lost) = 0 THEN $1::uuid END, ${numbered(settleParameters + 1, 5)}) c ON true`
+   LEFT JOIN LATERAL ${schema}.claim(CASE WHEN cardinality(s.lost) = 0 THEN $1::uuid END, ${numbered(settleParameters + 1, 6)}) c ON true`
 
 export const claimSql = (schema: string): string =>
-  `SELECT NULL::bigint[], c.* FROM ${schema}.claim(${numbered(1, 6)}) c`
+  `SELECT NULL::bigint[], c.* FROM ${schema}.claim(${numbered(1, 7)}) c`
 
 export interface StepStatements {
   step: string
@@ -62,7 +62,14 @@ export async function step(
   const claimValues =
     claim === null
       ? []
-      : [claim.lanes, claim.budget, claim.each, claim.turn, claim.types === undefined ? null : textArray(claim.types)]
+      : [
+          claim.lanes,
+          claim.budget,
+          claim.each,
+          claim.turn,
+          claim.types === undefined ? null : textArray(claim.types),
+          textArray(claim.together ?? []),
+        ]
   let rows: unknown[][]
   if (settlements.length === 0) {
     if (claim === null) return { lost: [], claimed: [], depth: 0 }
