@@ -2,7 +2,14 @@ import { defineConfig } from 'vitest/config'
 
 export default defineConfig({
   test: {
-    include: ['packages/*/src/**/*.test.ts', 'packages/*/test/**/*.test.ts', 'scripts/**/*.test.mjs'],
+    include: [
+      'packages/*/src/**/*.test.ts',
+      'packages/*/test/**/*.test.ts',
+      'scripts/**/*.test.mjs',
+      'bench/*.test.ts',
+      'bench/{load,plots,sections}/**/*.test.ts',
+      'chaos/**/*.test.ts',
+    ],
     globalSetup: ['packages/spillway/test/setup/global.ts'],
     testTimeout: 30_000,
     hookTimeout: 60_000,

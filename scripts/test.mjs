@@ -33,7 +33,11 @@ async function runVitest(args) {
 
 /** Each is one test: it passes when its command exits with 0. */
 function singleTests() {
-  const tests = [{ name: 'packed tarball', command: process.execPath, args: ['scripts/test-pack.mjs'] }]
+  const tests = [
+    { name: 'packed tarball', command: process.execPath, args: ['scripts/test-pack.mjs'] },
+    { name: 'a short chaos run', command: process.execPath, args: ['scripts/chaos.mjs', '--quick', '--seed', '1'] },
+    { name: 'a short benchmark', command: process.execPath, args: ['scripts/test-bench.mjs'] },
+  ]
   for (const entry of existsSync(path.join(root, 'examples')) ? readdirSync(path.join(root, 'examples')) : []) {
     const manifest = path.join(root, 'examples', entry, 'package.json')
     if (!existsSync(manifest) || !JSON.parse(readFileSync(manifest, 'utf8')).scripts?.test) continue

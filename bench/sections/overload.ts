@@ -38,5 +38,3 @@ const notes = (isQuick: boolean): string[] => [
       ]
     : []),
 ]
-
-export default overload

@@ -340,7 +340,7 @@ describe('effect and completion', () => {
   const losingCommits = (times: { left: number }) => (store: Store) =>
     overriding(store, {
       begin: async () => {
-        const tx = await store.begin()
+        const tx = await store.begin(30_000)
         return {
           query: tx.query,
           rollback: tx.rollback,

@@ -240,7 +240,7 @@ export class LaneRun {
     for (const op of group) if (op.attempts === 0) this.#o.onWait(op.waitedMs)
     let tx: OpenTx | undefined
     try {
-      tx = await this.#o.store.begin()
+      tx = await this.#o.store.begin(Math.min(...group.map((op) => op.timeoutMs)))
       const results = await orLate(
         handler.apply(tx, group.map(toApplyItem)),
         Math.min(...group.map((op) => op.timeoutMs)),

@@ -49,6 +49,7 @@ export class Presence {
   readonly #toAnnounce = new Set<'ready' | 'cancel'>()
   #lastBeat = 0
   #beating: Promise<void> | null = null
+  #errands: Promise<void> | null = null
   #lostTold = false
   #fault: unknown = null
 
@@ -103,8 +104,8 @@ export class Presence {
       this.#beating = null
       if (this.#stopped) return
       clearTimeout(this.#beatTimer)
+      // Keeps the process alive: a worker that listens nowhere has nothing else when its connections are lost.
       this.#beatTimer = setTimeout(() => void this.beat(), beatMs * (0.9 + Math.random() * 0.2))
-      this.#beatTimer.unref()
     })
     return this.#beating
   }
@@ -164,8 +165,7 @@ export class Presence {
       if (this.#fault !== null) log.info({}, 'the store answers')
       this.#fault = null
       this.#o.onPulse(pulse, elapsedMs)
-      if (pulse.lostWorkers > 0) await this.#recover()
-      await this.#o.afterPulse()
+      this.#errands ??= this.#runErrands(pulse.lostWorkers > 0)
     } catch (fault) {
       if (this.#fault === null && !this.#stopped) log.warn({ err: fault }, 'the store does not answer')
       this.#fault = fault
@@ -174,6 +174,19 @@ export class Presence {
         log.error({}, 'no heartbeat got through for most of the lease; what runs here is given up')
         this.#o.onLost()
       }
+    }
+  }
+
+  /** Beside the heartbeat, never before it: an errand may wait for the store longer than the lease lasts. */
+  async #runErrands(someAreLost: boolean): Promise<void> {
+    try {
+      if (someAreLost) await this.#recover()
+      await this.#o.afterPulse()
+    } catch (fault) {
+      if (!this.#stopped)
+        this.#o.log.warn({ err: fault }, 'an errand failed and is tried again with the next heartbeat')
+    } finally {
+      this.#errands = null
     }
   }
 

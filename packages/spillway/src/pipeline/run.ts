@@ -19,6 +19,9 @@ export type Outcome =
   /** Not run to an end and not counted: the lane goes back as it is. */
   | { kind: 'released' }
 
+/** How long a lane waits for a handler's transaction to be taken back. */
+const rollbackWaitMs = 1_000
+
 /** A handler's view of one attempt; signal and transaction are made when first asked for. */
 export class Attempt implements RunContext {
   readonly op: Claimed
@@ -101,13 +104,24 @@ export class Attempt implements RunContext {
   #begin(): Promise<OpenTx> {
     // A handler that was given up on must not write any more.
     if (this.#aborted !== undefined) return Promise.reject(this.#aborted)
-    this.#tx ??= this.#store.begin()
+    this.#tx ??= this.#store.begin(this.op.timeoutMs)
     return this.#tx
   }
 
+  /**
+   * What a handler wrote and left is taken back before the lane goes on. Not for ever: a connection that never comes, or
+   * is silent, must not hold the lane; the store ends it by itself.
+   */
   async rollback(): Promise<void> {
-    const tx = await this.#tx?.catch(() => undefined)
-    await tx?.rollback()
+    if (this.#tx === undefined) return
+    // A transaction that never began has nothing to take back; one that cannot be told ends with its connection.
+    const done = this.#tx.then((tx) => tx.rollback()).catch(() => undefined)
+    let timer: NodeJS.Timeout | undefined
+    const late = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, rollbackWaitMs)
+    })
+    await Promise.race([done, late])
+    clearTimeout(timer)
   }
 }
 

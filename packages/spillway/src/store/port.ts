@@ -269,7 +269,8 @@ export interface Store {
     worker: string,
     started: readonly { fence: number; lane: string; seq: number; startedMsAgo: number }[],
   ): Promise<void>
-  begin(): Promise<OpenTx>
+  /** No statement, and no pause between two, may last longer than `timeoutMs`. */
+  begin(timeoutMs: number): Promise<OpenTx>
   /** Keeps the answer for the key of an operation whose caller was told to come back. */
   answerKey(key: string, operationId: string, answer: StoredAnswer): Promise<void>
 

@@ -128,14 +128,14 @@ export function accepting(opened: () => OpenedStore): void {
     it('runs nothing at once inside a transaction of the caller, and leaves nothing of one that is rolled back', async () => {
       const { store } = opened()
       const worker = await TestWorker.enlist(store)
-      const tx = await store.begin()
+      const tx = await store.begin(30_000)
       expect(verdicts(await store.acceptWithin(tx, [item('a', { execute: true })], contextOf(worker.id)))).toEqual([
         'queue',
       ])
       await tx.rollback()
       expect(await worker.claim()).toEqual([])
       const kept = item('a', { execute: true })
-      const second = await store.begin()
+      const second = await store.begin(30_000)
       await store.acceptWithin(second, [kept], contextOf(worker.id))
       await second.commit()
       expect(await worker.drain()).toEqual([kept.id])
@@ -224,7 +224,7 @@ export function accepting(opened: () => OpenedStore): void {
       const [one, two] = [await TestWorker.enlist(store), await TestWorker.enlist(another())]
       await queue(store, [item('a')])
       const op = must((await one.claim())[0])
-      const tx = await store.begin()
+      const tx = await store.begin(30_000)
       expect(await store.settleWithin(tx, one.id, settlement(op, { leaving: [leaving(op)], release: false }))).toBe(
         true,
       )

@@ -56,7 +56,7 @@ export function storesOn(databaseUrl: string): OpenStore {
       const store = postgresStore({ url: databaseUrl, schema, timeoutMs: callTimeoutMs })
       stores.push(store)
       const begin = async (): Promise<OpenTx> => {
-        const tx = await store.begin()
+        const tx = await store.begin(30_000)
         transactions.push(tx)
         return tx
       }

@@ -212,7 +212,7 @@ export function limits(opened: () => OpenedStore): void {
         'apply',
         'refuse:capacity',
       ])
-      const tx = await store.begin()
+      const tx = await store.begin(30_000)
       await store.releaseGate(tx, 'own rows', 2)
       await tx.commit()
       expect(verdicts(await apply())).toEqual(['apply'])

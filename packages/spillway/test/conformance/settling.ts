@@ -214,7 +214,7 @@ export function settling(opened: () => OpenedStore): void {
       const worker = await TestWorker.enlist(store)
       const op = must((await worker.claim())[0])
       const within = async (): Promise<Awaited<ReturnType<typeof store.begin>>> => {
-        const tx = await store.begin()
+        const tx = await store.begin(30_000)
         const [{ schema } = { schema: '' }] = await sql<{ schema: string }>('SELECT current_schema() AS schema')
         await tx.query(`INSERT INTO ${schema}.effects VALUES ($1)`, [id])
         const end = settlement(op, { leaving: [leaving(op)] })
@@ -238,7 +238,7 @@ export function settling(opened: () => OpenedStore): void {
       const op = must((await worker.claim())[0])
       await advance(1_001)
       await store.recover()
-      const tx = await store.begin()
+      const tx = await store.begin(30_000)
       expect(await store.settleWithin(tx, worker.id, settlement(op, { leaving: [leaving(op)] }))).toBe(false)
       await tx.rollback()
     })
@@ -250,7 +250,7 @@ export function settling(opened: () => OpenedStore): void {
       const op = must((await worker.claim())[0])
       const confirm = () => store.confirm(worker.id, op.fence, op.lane, op.seq)
       const settled = async (): Promise<Awaited<ReturnType<typeof store.begin>>> => {
-        const tx = await store.begin()
+        const tx = await store.begin(30_000)
         await store.settleWithin(tx, worker.id, settlement(op, { leaving: [leaving(op)], release: false }))
         return tx
       }
@@ -314,7 +314,7 @@ export function settling(opened: () => OpenedStore): void {
       await queue(store, [item('a')])
       const worker = await TestWorker.enlist(store)
       const held = await worker.claim()
-      const tx = await store.begin()
+      const tx = await store.begin(30_000)
       const next = item('a')
       await store.acceptWithin(tx, [next], contextOf(worker.id))
       const settled = worker.complete(held)

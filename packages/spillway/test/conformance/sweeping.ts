@@ -90,11 +90,11 @@ export function sweeping(opened: () => OpenedStore): void {
       const { store, sql } = opened()
       const worker = await TestWorker.enlist(store)
       for (let round = 0; round < 50; round++) {
-        const tx = await store.begin()
+        const tx = await store.begin(30_000)
         await store.acceptWithin(tx, [item('a')], contextOf(worker.id))
         await tx.commit()
         const op = must((await worker.claim())[0])
-        const done = await store.begin()
+        const done = await store.begin(30_000)
         await store.settleWithin(done, worker.id, settlement(op, { leaving: [leaving(op)] }))
         await done.commit()
       }

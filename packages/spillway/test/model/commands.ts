@@ -287,7 +287,7 @@ class ZombieSettles extends Command {
     const op = must(remembers[this.pick % remembers.length])
     expect(await real.settle([settlement(op, { leaving: [leaving(op)] })])).toEqual([op.fence])
     expect(await real.claim()).toEqual([])
-    const tx = await model.opened.store.begin()
+    const tx = await model.opened.store.begin(30_000)
     expect(await model.opened.store.settleWithin(tx, real.id, settlement(op, { leaving: [leaving(op)] }))).toBe(false)
     await tx.rollback()
   }

@@ -54,6 +54,9 @@ export function openPool(options: PoolOptions): pg.Pool {
     if (pool.ending) return
     log?.warn({ err: toStoreFault(error) }, 'an idle database connection was lost')
   })
+  // The pool listens to idle connections only. Whoever takes one out listens a moment later at best, and an error that
+  // nobody listens to ends the process; the statement that fails tells of the loss.
+  pool.on('connect', (client) => client.on('error', () => undefined))
   return pool
 }
 

@@ -30,6 +30,8 @@ const sweepTimeoutMs = 120_000
 /** How long a handler waits for a connection; its own timeout may be shorter. */
 const txConnectTimeoutMs = 30_000
 const sweepRows = 10_000
+/** A handler's timer may fire late; the database is not to be quicker than it. */
+const idleGraceMs = 2_000
 const reconnectDelayMs = 500
 
 const quote = (name: string): string => `"${name.replaceAll('"', '""')}"`
@@ -98,7 +100,6 @@ export function postgresStore(options: PostgresOptions): Store {
     const { rows } = await query<{ v: T }>(`SELECT ${text} AS v`, values)
     return rows[0]?.v
   }
-  const begin = async (pool: pg.Pool): Promise<OpenTx> => openTx(pool)
 
   let listener: Listener | undefined
 
@@ -115,7 +116,7 @@ export function postgresStore(options: PostgresOptions): Store {
       slowly(() => accept(on.accept, sql.accept, items, context, { part: parts.accept, apply: false })),
     acceptAndApply: (items, context, effect) =>
       slowly(async () => {
-        const tx = await begin(pools.accept.current)
+        const tx = await openTx(pools.accept.current, timeoutMs)
         try {
           const accepted = await accept(tx.query, sql.accept, items, context, { part: parts.apply, apply: true })
           const applied = accepted.flatMap((a, index) => (a.verdict === 'apply' ? [index] : []))
@@ -165,7 +166,14 @@ export function postgresStore(options: PostgresOptions): Store {
         started.map((m) => Math.round(m.startedMsAgo)),
       ])
     },
-    begin: () => begin(pools.tx.current),
+    begin: async (handlerMs) => {
+      const pool = pools.tx.current
+      try {
+        return await openTx(pool, handlerMs)
+      } catch (error) {
+        throw pools.tx.judge(pool, error)
+      }
+    },
     answerKey: (key, operationId, answer) => answerKeys(on.accept, [{ key, op: operationId, answer }]),
 
     enlist: async (worker, name, leaseMs) => {
@@ -270,9 +278,8 @@ export function postgresStore(options: PostgresOptions): Store {
       return { skewMs: Math.round(theirs - (before + Date.now()) / 2) }
     },
     close: async () => {
-      await listener?.close()
-      const ended = Promise.all(Object.values(pools).map((pool) => pool.end()))
-      // A pool waits for its statements; one that a silent server never answers must not hold up the end.
+      const ended = Promise.all([listener?.close(), ...Object.values(pools).map((pool) => pool.end())])
+      // A pool waits for its statements, the wake-up connection for its end; one that a silent server never answers must not hold up the end.
       await Promise.race([ended, delay(timeoutMs, undefined, { ref: false })])
     },
   }
@@ -331,27 +338,42 @@ function toPulse(row: PulseRow | undefined): Pulse {
   }
 }
 
-async function openTx(pool: pg.Pool): Promise<OpenTx> {
+/**
+ * `timeoutMs` bounds each statement here, and in the database the time between two of them: a client that vanished without
+ * a word would else hold its locks for as long as TCP takes to notice, which may be hours.
+ */
+async function openTx(pool: pg.Pool, timeoutMs: number): Promise<OpenTx> {
   let client: pg.PoolClient | undefined
   let running = 0
+  let broken = false
+  // Between two statements nobody else listens, and an error event without a listener ends the process. The next
+  // statement tells the caller.
+  const onLoss = (): void => {
+    broken = true
+  }
   const query: Tx['query'] = async (text, values) => {
     if (client === undefined) throw new Error('the transaction has ended')
     running++
     try {
-      return await client.query({ text, ...(values && { values: [...values] }) })
+      const config = { text, query_timeout: timeoutMs, ...(values && { values: [...values] }) }
+      return await client.query(config)
     } catch (error) {
-      throw toStoreFault(error)
+      const fault = toStoreFault(error)
+      broken ||= fault.code === 'timeout' || fault.code === 'unavailable'
+      throw fault
     } finally {
       running--
     }
   }
   const end = (destroy: boolean): void => {
-    client?.release(destroy)
+    client?.off('error', onLoss)
+    client?.release(destroy || broken)
     client = undefined
   }
   try {
     client = await pool.connect()
-    await client.query('BEGIN')
+    client.on('error', onLoss)
+    await query(`BEGIN; SET LOCAL idle_in_transaction_session_timeout = ${Math.round(timeoutMs + idleGraceMs)}`)
   } catch (error) {
     end(true)
     throw toStoreFault(error)
@@ -370,7 +392,7 @@ async function openTx(pool: pg.Pool): Promise<OpenTx> {
     rollback: async () => {
       if (client === undefined) return
       // A query that still runs, e.g. of a handler that was given up, must not use a connection of the next one.
-      if (running > 0) return end(true)
+      if (running > 0 || broken) return end(true)
       try {
         await query('ROLLBACK')
         end(false)

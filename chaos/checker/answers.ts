@@ -1,0 +1,100 @@
+/** Every answer is one of the three honest ones, true, and in time. */
+import type { Evidence, Fault, Submitted, Try } from '../records.js'
+import { keyOf } from './by-key.js'
+import type { Finding } from './finding.js'
+
+const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/
+const isRecord = (value: unknown): value is Record<string, unknown> => typeof value === 'object' && value !== null
+/** A process that goes on after a pause has all that waited meanwhile to do first. */
+const afterPauseMs = 2_000
+
+export function checkAnswers(evidence: Evidence): Finding[] {
+  const submitted = new Map(evidence.submitted.map((s) => [keyOf(s), s]))
+  const findings: Finding[] = []
+  const ids = new Map<string, Set<string>>()
+  const pauses = evidence.faults.filter((fault) => fault.kind === 'pause')
+  for (const made of evidence.tries) {
+    const asked = submitted.get(keyOf(made))
+    if (made.end === 'deadline' && !wasPaused(made, pauses)) {
+      findings.push({
+        rule: 'hung',
+        detail: `${keyOf(made)}: no answer from ${made.slot} in ${evidence.deadlineMs} ms`,
+      })
+    }
+    if (made.end !== 'answered' || asked === undefined) continue
+    const wrong = judge(made, asked)
+    if (wrong !== null) findings.push({ rule: wrong.rule, detail: `${keyOf(made)} at ${made.slot}: ${wrong.detail}` })
+    if ((made.status ?? 0) < 300 && isRecord(made.body) && typeof made.body.operationId === 'string') {
+      const known = ids.get(keyOf(made)) ?? new Set()
+      ids.set(keyOf(made), known.add(made.body.operationId))
+    }
+  }
+  for (const [key, told] of ids) {
+    if (told.size > 1)
+      findings.push({ rule: 'idempotency', detail: `${key}: answered as ${[...told].join(' and as ')}` })
+  }
+  for (const read of evidence.reads) {
+    if (read.status !== 404) continue
+    findings.push({ rule: 'lost', detail: `${keyOf(read)}: ${read.slot} knows no operation ${read.operationId}` })
+  }
+  return findings
+}
+
+function wasPaused(made: Try, pauses: readonly Fault[]): boolean {
+  return pauses.some((p) => p.pid === made.pid && p.from < made.endedAt && p.to + afterPauseMs > made.sentAt)
+}
+
+function judge(made: Try, asked: Submitted): Finding | null {
+  switch (made.status) {
+    case 200:
+    case 201:
+      return judgeDone(made, asked)
+    case 202:
+      return judgeQueued(made)
+    case 409:
+      return made.code === 'idempotency_in_progress' ? null : { rule: 'answer', detail: `409 ${made.code}` }
+    case 429:
+    case 503:
+      return judgeRefusal(made)
+    default:
+      return { rule: 'answer', detail: `${made.status} ${made.code ?? JSON.stringify(made.body)}` }
+  }
+}
+
+/** Done: the content must be this work's, whichever process did it, and however often it was asked for. */
+function judgeDone(made: Try, asked: Submitted): Finding | null {
+  const { body } = made
+  const untrue = (detail: string): Finding => ({ rule: 'answer', detail: `${made.status}, but ${detail}` })
+  if (!isRecord(body) || typeof body.operationId !== 'string' || !uuid.test(body.operationId)) {
+    return untrue(`no operation: ${JSON.stringify(body)}`)
+  }
+  if (body.status === 'failed') {
+    return asked.poison ? null : untrue(`failed: ${String(body.error_message)}`)
+  }
+  if (body.status !== 'executed') return untrue(`of status ${String(body.status)}`)
+  if (asked.poison) return untrue('executed, though it never succeeds')
+  const { result } = body
+  const work = asked.route === 'forward' && isRecord(result) ? result.body : result
+  if (!isRecord(work) || work.lane !== asked.lane || work.n !== asked.n || work.token !== asked.token) {
+    return untrue(`with another's result: ${JSON.stringify(result)}`)
+  }
+  return null
+}
+
+function judgeQueued({ body, location }: Try): Finding | null {
+  const untrue = (detail: string): Finding => ({ rule: 'answer', detail: `202, but ${detail}` })
+  if (!isRecord(body) || body.status !== 'queued') return untrue(`not queued: ${JSON.stringify(body)}`)
+  const { operationId, queuePosition } = body
+  if (typeof operationId !== 'string' || !uuid.test(operationId)) return untrue('without an operation')
+  if (location !== `/api/v1/operations/${operationId}`) return untrue(`its Location is ${location}`)
+  if (!Number.isInteger(queuePosition) || Number(queuePosition) < 0) return untrue(`its place is ${queuePosition}`)
+  return null
+}
+
+function judgeRefusal({ status, retryAfter, body, code }: Try): Finding | null {
+  const wrong = (detail: string): Finding => ({ rule: 'retry_after', detail: `${status} ${code}: ${detail}` })
+  if (retryAfter === undefined) return wrong('no Retry-After')
+  if (!/^[1-9]\d*$/.test(retryAfter)) return wrong(`Retry-After is ${JSON.stringify(retryAfter)}`)
+  if (!isRecord(body) || body.retry_after_seconds !== Number(retryAfter)) return wrong('the body says another time')
+  return null
+}

@@ -1,0 +1,76 @@
+/**
+ * Short runs, each with the faults that expose one kind of breakage: with it the checker must find it, without it nothing.
+ */
+import type { Breakage } from './breakage.js'
+import { check, type Verdict } from './checker/check.js'
+import type { Rule } from './checker/finding.js'
+import type { PlannedFault } from './plan.js'
+import { type RunResult, run } from './run.js'
+import { lanesOf, type Route, type Temper } from './workload.js'
+
+interface Scenario {
+  /** What the checker has to find. */
+  rule: Rule
+  routes: readonly Route[]
+  temper: Temper
+  rate: number
+  faults: readonly Pick<PlannedFault, 'kind' | 'atMs' | 'victim' | 'forMs'>[]
+}
+
+const leaseMs = 2_000
+const apps = 2
+const lanes = 12
+/** Longer than the lease and the heartbeat after which others take over. */
+const pauseMs = 3_600
+/** However few faults there are. */
+const forMsMin = 4_000
+
+export const scenarios: Readonly<Record<Breakage, Scenario>> = {
+  // Zombies: what they had begun is done by others meanwhile, and then they come back and end it, too.
+  fence: {
+    rule: 'doubled',
+    routes: ['tx'],
+    temper: { slowMs: [100, 300], slowShare: 0.8 },
+    rate: 60,
+    faults: [
+      { kind: 'pause', atMs: 500, victim: 0, forMs: pauseMs },
+      { kind: 'pause', atMs: 5_000, victim: 1, forMs: pauseMs },
+    ],
+  },
+  // No fault is needed: a slow operation is overtaken by the quick one behind it.
+  lane: { rule: 'reordered', routes: ['tx'], temper: { slowMs: [40, 120], slowShare: 0.4 }, rate: 100, faults: [] },
+  // Kills, between the answer and its commit.
+  ack: {
+    rule: 'lost',
+    routes: ['tx'],
+    temper: { slowMs: [20, 60], slowShare: 0.2 },
+    rate: 100,
+    faults: [0, 1, 0, 1].map((victim, i) => ({ kind: 'kill', atMs: 500 + i * 1_500, victim, forMs: 0 })),
+  },
+}
+
+export async function runDirected(o: {
+  scenario: Breakage
+  /** False: the same run with nothing broken. */
+  broken: boolean
+  seed: number
+  say(line: string): void
+  signal?: AbortSignal
+}): Promise<RunResult & { verdict: Verdict }> {
+  const { routes, temper, rate, faults } = scenarios[o.scenario]
+  const result = await run({
+    seed: o.seed,
+    lanes: lanesOf(lanes, routes),
+    temper,
+    servers: apps,
+    workers: 0,
+    rate,
+    leaseMs,
+    breakage: o.broken ? o.scenario : null,
+    forMsMin,
+    plan: () => faults.map((fault) => ({ aimed: true, pick: 0, ...fault })),
+    say: o.say,
+    ...(o.signal && { signal: o.signal }),
+  })
+  return { ...result, verdict: check(result.evidence) }
+}

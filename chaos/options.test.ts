@@ -1,0 +1,34 @@
+import { describe, expect, it } from 'vitest'
+import { parseOptions, UsageError } from './options.js'
+
+describe('the command line', () => {
+  it('takes all options', () => {
+    const line =
+      '--seed 9 --seconds 60 --kills 200 --servers 2 --workers 3 --lanes 40 --rate 300 --lease 4 --keep --report x.json'
+    expect(parseOptions(line.split(' '))).toEqual({
+      ...{ seed: 9, seconds: 60, kills: 200, servers: 2, workers: 3, lanes: 40, rate: 300, leaseMs: 4_000 },
+      ...{ keep: true, breakage: null, reportFile: 'x.json' },
+    })
+  })
+
+  it('makes up a seed when none is given', () => {
+    expect(parseOptions([])?.seed).toEqual(expect.any(Number))
+  })
+
+  it('is shorter with --quick, and what is given beside it counts', () => {
+    const quick = parseOptions(['--quick', '--kills', '3'])
+    expect(quick?.kills).toBe(3)
+    expect(quick?.seconds).toBeLessThan(parseOptions([])?.seconds ?? 0)
+  })
+
+  it.each([['--seconds', '0'], ['--kills', '1.5'], ['--rate', 'fast'], ['--break', 'everything'], ['--what']])(
+    'refuses %s %s',
+    (...args) => {
+      expect(() => parseOptions(args)).toThrow(UsageError)
+    },
+  )
+
+  it('shows its help', () => {
+    expect(parseOptions(['--help'])).toBeNull()
+  })
+})

@@ -1,0 +1,130 @@
+/**
+ * What is submitted, and what is to become of it: a pure function of the seed, the lane and the number. Clients, the
+ * app's handlers, the sink and the checker all ask here, so that none of them has to be told by another.
+ */
+import { chance, hash } from './random.js'
+
+/** The operation types: `forward` is the server's http.request, the others are the app's own. */
+export const routes = ['tx', 'outside', 'apply', 'gated', 'rated', 'forward'] as const
+export type Route = (typeof routes)[number]
+
+/** Where a route's effect is seen. */
+export const mediumOf: Readonly<Record<Route, 'table' | 'sink'>> = {
+  tx: 'table',
+  apply: 'table',
+  gated: 'table',
+  rated: 'table',
+  outside: 'sink',
+  forward: 'sink',
+}
+
+/** Routes whose effect and completion are one commit when run at once: they may leave no ticket. */
+export const ticketless: ReadonlySet<Route> = new Set(['apply', 'rated'])
+
+export interface Lane {
+  name: string
+  routes: readonly Route[]
+  /** One client gives a strict order from outside; of several the order is what their answers allow. */
+  clients: number
+  /** Numbers submitted at most; undefined: until the run ends. */
+  numbersMax?: number
+}
+
+/** Accepted per lane and hour at most, exactly. */
+export const ratedLimit = 25
+export const capacityLimit = 12
+
+const crowdClients = 4
+
+/** Each lane of a run is one of these, in turn. */
+const kinds: readonly (Omit<Lane, 'name'> & { kind: string })[] = [
+  { kind: 'tx', routes: ['tx'], clients: 1 },
+  { kind: 'forward', routes: ['forward'], clients: 1 },
+  { kind: 'apply', routes: ['apply'], clients: 1 },
+  { kind: 'mixed', routes: ['tx', 'outside', 'apply'], clients: 1 },
+  { kind: 'crowd', routes: ['tx'], clients: crowdClients },
+  { kind: 'outside', routes: ['outside'], clients: 1 },
+  { kind: 'gated', routes: ['gated'], clients: 1 },
+  { kind: 'crowd-forward', routes: ['forward'], clients: crowdClients },
+  { kind: 'crowd-mixed', routes: ['tx', 'apply', 'outside'], clients: crowdClients },
+  { kind: 'shared', routes: ['forward', 'tx'], clients: 1 },
+  { kind: 'rated', routes: ['rated'], clients: 2, numbersMax: ratedLimit * 2 },
+]
+
+export const laneKinds = kinds.length
+
+export function lanesOf(count: number, only?: readonly Route[]): Lane[] {
+  const usable = only === undefined ? kinds : kinds.filter((lane) => lane.routes.every((route) => only.includes(route)))
+  return Array.from({ length: count }, (_, i) => {
+    const spec = usable[i % usable.length]
+    if (spec === undefined) throw new RangeError('no kind of lane has only these routes')
+    const { kind, ...lane } = spec
+    return { ...lane, name: `${kind}-${i}` }
+  })
+}
+
+export interface Behaviour {
+  route: Route
+  /** How long the handler takes. */
+  runMs: number
+  /** So many attempts fail before one succeeds. */
+  failures: number
+  /** It never succeeds: to be dead-lettered at once. */
+  poison: boolean
+  prefer: 'respond-async' | 'wait=2' | null
+  /** The client leaves after so many milliseconds, once, and comes again. */
+  cutAfterMs: number | null
+  /** The client asks for the ticket, too. */
+  reads: boolean
+  /** What the work answers. */
+  token: string
+}
+
+/** Retries never run out: what a crash is charged with must not end what is expected to be done. */
+export const retriesMax = 100
+
+/** An attempt that lasts longer is given up: only one whose connection is silent does. */
+export const attemptMaxMs = 5_000
+
+export interface Temper {
+  /** How long the slow ones take; the rest is quick. */
+  slowMs: readonly [number, number]
+  slowShare: number
+}
+
+export const usualTemper: Temper = { slowMs: [60, 300], slowShare: 0.2 }
+
+export function behaviourOf(seed: number, lane: Lane, n: number, temper: Temper = usualTemper): Behaviour {
+  const c = chance(seed, `${lane.name}#${n}`)
+  const route = c.pick(lane.routes)
+  const retried = route !== 'apply' && route !== 'rated'
+  const [slowMin, slowMax] = temper.slowMs
+  // All are drawn, needed or not, so that one choice does not shift the others.
+  const slow = c.happens(temper.slowShare)
+  const slowMs = c.between(slowMin, slowMax)
+  const quickMs = c.happens(0.5) ? 0 : c.between(1, 20)
+  const fails = c.happens(0.06)
+  const failures = c.between(1, 2)
+  const poison = c.happens(0.02)
+  const cut = c.happens(0.03)
+  const cutAfterMs = c.between(1, 60)
+  const prefer = c.pick(['respond-async', 'respond-async', null, null, null, 'wait=2'] as const)
+  const reads = c.happens(0.1)
+  return {
+    route,
+    runMs: retried ? (slow ? slowMs : quickMs) : 0,
+    failures: retried && fails ? failures : 0,
+    poison: retried && poison,
+    prefer,
+    cutAfterMs: cut ? cutAfterMs : null,
+    reads: reads && retried,
+    token: tokenOf(seed, lane.name, n),
+  }
+}
+
+export const tokenOf = (seed: number, lane: string, n: number): string => hash(`${seed} ${lane} ${n}`).toString(16)
+
+export const idempotencyKey = (lane: string, n: number): string => `${lane}#${n}`
+
+/** All lanes of the run share one queue; a lane is its partition. */
+export const queueName = 'chaos'
