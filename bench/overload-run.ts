@@ -18,6 +18,8 @@ export interface Door {
   readonly env: Readonly<Record<string, string>>
   /** Needs a database of its own. */
   readonly hasStore: boolean
+  /** Not measured below this offered load. */
+  readonly fromPerSecond?: number
 }
 
 export const doors: readonly Door[] = [
@@ -31,6 +33,14 @@ export const doors: readonly Door[] = [
     hasStore: false,
   },
   { name: 'nothing', program: 'programs/overload-fastify.ts', env: { WATCH: 'none' }, hasStore: false },
+  {
+    // The physical limit: how many a Fastify that does nothing else can refuse on this machine.
+    name: 'refusing all',
+    program: 'programs/overload-fastify.ts',
+    env: { WATCH: 'refuse' },
+    hasStore: false,
+    fromPerSecond: 5_000,
+  },
 ]
 
 export interface StepResult {
@@ -160,13 +170,14 @@ export async function runPlan(context: BenchContext, plan: Plan): Promise<StepRe
   }
   const results: StepResult[] = []
   for (const [index, ratePerSecond] of plan.ratesPerSecond.entries()) {
-    for (const door of rotated(plan.doors, index)) {
+    const measured = plan.doors.filter(({ fromPerSecond = 0 }) => ratePerSecond >= fromPerSecond)
+    for (const door of rotated(measured, index)) {
       const { origin, restarted } = await scene.alive(door)
       const { seconds } = plan
       context.say(`${door.name}: ${ratePerSecond}/s offered for ${seconds} s`)
       // The same seed: all doors meet the same arrivals.
-      const measured = await scene.step(origin, { ratePerSecond, seconds, seed: index + 1 })
-      const result: StepResult = { door: door.name, ratePerSecond, seconds, restarted, ...measured }
+      const outcome = await scene.step(origin, { ratePerSecond, seconds, seed: index + 1 })
+      const result: StepResult = { door: door.name, ratePerSecond, seconds, restarted, ...outcome }
       results.push(result)
       context.say(`  ${summary(result)}`)
     }

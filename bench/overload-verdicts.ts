@@ -170,7 +170,7 @@ function worst(steps: readonly StepResult[], measure: (step: StepResult) => numb
 }
 
 export function plotsOf(results: readonly StepResult[]): Plot[] {
-  const names = [...new Set(results.map(({ door }) => door))]
+  const names = [...new Set(results.filter(({ clients }) => clients.good > 0).map(({ door }) => door))]
   const series = (steps: readonly StepResult[], y: (step: StepResult) => number) =>
     names.map((name) => ({
       name,

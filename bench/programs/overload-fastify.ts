@@ -1,6 +1,7 @@
 /**
  * The doors without Spillway: the same handler alone (`none`), with @fastify/under-pressure watching the process
  * (`process`), and with its custom health check watching the calls that wait for the downstream as well (`downstream`).
+ * `refuse` refuses everything: what refusing costs at the least.
  */
 import underPressure, { type FastifyUnderPressureOptions } from '@fastify/under-pressure'
 import type { FastifyInstance } from 'fastify'
@@ -22,19 +23,22 @@ const processWatch: FastifyUnderPressureOptions = {
   retryAfter: 2,
 }
 
+const refusal = { status: 503, title: 'Overloaded', detail: 'This instance is busy. Try again later.' }
+
 /** Half a second of the downstream's work may wait. */
 const waitingMax = downstreamPerSecond / 2
 
 function watchOptions(): FastifyUnderPressureOptions | null {
   switch (watch) {
     case 'none':
+    case 'refuse':
       return null
     case 'process':
       return processWatch
     case 'downstream':
       return { ...processWatch, healthCheck: async () => downstream.waiting <= waitingMax, healthCheckInterval: 100 }
     default:
-      throw new Error(`WATCH is none, process or downstream, not ${watch}`)
+      throw new Error(`WATCH is none, process, downstream or refuse, not ${watch}`)
   }
 }
 
@@ -42,6 +46,9 @@ function watchOptions(): FastifyUnderPressureOptions | null {
 await app.register(async (scope: FastifyInstance) => {
   const options = watchOptions()
   if (options !== null) await scope.register(underPressure, options)
+  if (watch === 'refuse') {
+    scope.addHook('onRequest', async (_request, reply) => reply.code(503).header('retry-after', '2').send(refusal))
+  }
   scope.post<{ Body: Order }>('/orders', { schema: { body: Order } }, async (request, reply) => {
     try {
       return await downstream.fulfil(request.body)

@@ -14,7 +14,8 @@ export const overload: Section = {
   title: 'Overload: goodput over offered load',
   estimateSeconds: (isQuick) => {
     const { ratesPerSecond, seconds, warmUpSeconds } = isQuick ? quick : full
-    return 15 + doors.length * (warmUpSeconds + ratesPerSecond.length * (seconds + settleSeconds))
+    const steps = doors.flatMap(({ fromPerSecond = 0 }) => ratesPerSecond.filter((rate) => rate >= fromPerSecond))
+    return 15 + doors.length * (warmUpSeconds + 2) + steps.length * (seconds + settleSeconds)
   },
   async run(context) {
     const results = await runPlan(context, { doors, ...(context.quick ? quick : full) })
@@ -28,7 +29,7 @@ export const overload: Section = {
 }
 
 const notes = (isQuick: boolean): string[] => [
-  `A downstream in a process of its own does ${downstreamPerSecond} orders a second (20 at once, 20 ms each), first come first served. Five front doors, a process each, call it with the same code over the same pool of 100 connections: Spillway (\`whenBusy: 'refuse'\`, 30 at once, the pressure gate), Spillway queueing what cannot run now (and at most 10,000 of it), @fastify/under-pressure watching the process, the same with a health check that fails while more than 500 calls wait for the downstream, and nothing.`,
+  `A downstream in a process of its own does ${downstreamPerSecond} orders a second (20 at once, 20 ms each), first come first served. Five front doors, a process each, call it with the same code over the same pool of 100 connections: Spillway (\`whenBusy: 'refuse'\`, 30 at once, the pressure gate), Spillway queueing what cannot run now (and at most 10,000 of it), @fastify/under-pressure watching the process, the same with a health check that fails while more than 500 calls wait for the downstream, and nothing. \`refusing all\` is a Fastify that answers 503 to everything: no door can refuse more on this machine.`,
   `Orders arrive in an open loop, as a Poisson process of a fixed seed, the same for all doors; at each offered load one door is measured after the other. An order's time counts from when it was due. A client leaves after ${deadlineMs / 1_000} s. ${connectionsAtOnce} connections are open from the start and at most ${connectionsMax} in all. Goodput is what was answered 200 with the right result by then; a 202 is counted apart.`,
   'Spillway makes each order durable in PostgreSQL before it runs, and its completion before it answers; the others keep nothing. All processes, PostgreSQL and the load generator share one machine: at the highest loads that is what limits them. Where the generator itself was late, that is told.',
   'All doors give a call up after the same five seconds. Without that, those that queue would go on working for clients who left.',

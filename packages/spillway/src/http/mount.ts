@@ -23,8 +23,11 @@ export type Entry = { ok: true; entered: Entered } | { ok: false; wire: Wire }
 export interface Mount {
   readonly bound: Bound
   enter(request: IntakeRequest): Entry | Promise<Entry>
-  /** `gone`: a signal that fires when the client leaves; asked for only if the answer is waited for. */
-  submit(entered: Entered, body: unknown, gone: () => AbortSignal): Promise<Wire>
+  /**
+   * `gone`: a signal that fires when the client leaves; asked for only if the answer is waited for. `text`: the body as
+   * it came, if the caller has it: it is stored as it is, which spares writing it again.
+   */
+  submit(entered: Entered, body: unknown, gone: () => AbortSignal, text?: string): Promise<Wire>
 }
 
 const noPreferences = parsePreferences(undefined)
@@ -57,7 +60,7 @@ export function mount(intake: Intake, bound: Bound): Mount {
       )
   }
 
-  const submit = async (entered: Entered, body: unknown, gone: () => AbortSignal): Promise<Wire> => {
+  const submit: Mount['submit'] = async (entered, body, gone, text) => {
     const { request, identity } = entered
     const refuse = (problem: Problem): Wire => ({ ok: false, problem, headers: {} })
     const key = parseIdempotencyKey(request.headers['idempotency-key'])
@@ -74,6 +77,7 @@ export function mount(intake: Intake, bound: Bound): Mount {
     const waitMs = preferences.waitSeconds === undefined ? undefined : preferences.waitSeconds * 1_000
     const answer = await intake.submit(bound, {
       body: valid.value,
+      ...(text !== undefined && { text }),
       identity,
       request,
       ...(key.key !== undefined && { idempotencyKey: key.key }),

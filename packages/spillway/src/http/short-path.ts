@@ -150,7 +150,7 @@ class Passage {
       const body = parseStrictJson(several === undefined ? (only ?? Buffer.alloc(0)) : Buffer.concat(several))
       if (!body.ok)
         return this.#refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: [body.fault] })
-      mounted.submit(entered, body.value, this.#gone).then(this.#send, this.#fail)
+      mounted.submit(entered, body.value, this.#gone, body.text).then(this.#send, this.#fail)
     })
   }
 

@@ -11,7 +11,9 @@ import { pointerStep, presentablePointer, type RequestFault } from './json-point
  * `__proto__` is either written out or escaped. The nesting is measured before parsing, so that a hostile body costs a
  * scan that stops at the 65th bracket.
  */
-export type StrictJson = { ok: true; value: unknown } | { ok: false; reason: StrictJsonReason; fault: RequestFault }
+export type StrictJson =
+  /** `text`: as it came. */
+  { ok: true; value: unknown; text: string } | { ok: false; reason: StrictJsonReason; fault: RequestFault }
 
 export type StrictJsonReason = 'encoding' | 'syntax' | 'nesting' | 'number' | 'member' | 'character'
 
@@ -141,9 +143,9 @@ export function parseStrictJson(body: Buffer, depthMax: number = limits.nestingD
     // The parser's own message quotes the body and differs between engines.
     return refuse('syntax', '', 'the body is not well-formed JSON')
   }
-  if (scanned === Scan.plain && !text.includes('__proto__')) return { ok: true, value }
+  if (scanned === Scan.plain && !text.includes('__proto__')) return { ok: true, value, text }
   const found = findFault(value)
-  if (found === undefined) return { ok: true, value }
+  if (found === undefined) return { ok: true, value, text }
   const pointer = found.steps.reverse().map(pointerStep).join('')
   return refuse(found.reason, pointer, found.message)
 }

@@ -38,7 +38,10 @@ export function buildItem(
     halt = exact.halt ?? halt
     if (exact.rates !== undefined) tiers.push(...exact.rates)
   }
-  const payload = JSON.stringify(body ?? null)
+  const { idempotencyKey } = submission
+  // What came is kept as it came. A key is about what it says, not how it is spaced: there it is written anew.
+  const payload =
+    submission.text !== undefined && idempotencyKey === undefined ? submission.text : JSON.stringify(body ?? null)
   return {
     tiers,
     item: {
@@ -63,10 +66,10 @@ export function buildItem(
       stamp: 0,
       lead: 0,
       idempotency:
-        submission.idempotencyKey === undefined
+        idempotencyKey === undefined
           ? null
           : {
-              key: digestUuid(`${type}\0${identity}\0${submission.idempotencyKey}`),
+              key: digestUuid(`${type}\0${identity}\0${idempotencyKey}`),
               request: digestUuid(payload),
             },
       gate,

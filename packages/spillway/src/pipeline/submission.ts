@@ -7,6 +7,8 @@ import type { Flush } from './flush.js'
 /** A submission after identify and parse. */
 export interface Submission {
   body: unknown
+  /** The body as JSON, if the caller has it. */
+  text?: string
   identity: string
   request: IntakeRequest
   idempotencyKey?: string
