@@ -94,6 +94,23 @@ test(
   deadlineMs * 3,
 )
 
+test('a backlog that is worked off after the last order was due is good, and no goodput', async () => {
+  let held: (() => void)[] | undefined = []
+  const step = await stepAgainst((n, response) => {
+    const answer = (): void => send(response, 200, done(n))
+    if (held === undefined) return answer()
+    held.push(answer)
+    if (held.length < step.count) return
+    const all = held
+    held = undefined
+    // After the last order, by as much as the whole step takes.
+    setTimeout(() => all.forEach((each) => void each()), 500)
+  })
+  const report = await step.run()
+  expect(report.good).toBe(step.count)
+  expect(report.goodDuring).toBe(0)
+})
+
 test('an answer that tells of another order stops the measurement', async () => {
   const step = await stepAgainst((n, response) => send(response, 200, done(n + 1)))
   await expect(step.run()).rejects.toThrow('another order')

@@ -198,13 +198,19 @@ export class Step {
     const wrong = count(outcome.wrongResult)
     if (wrong > 0) throw new Error(`${wrong} answers told the result of another order`)
     const noConnection = count(outcome.noConnection)
-    const goodMs = spread(this.#tookMs, (told) => told === 200 || told === 201)
+    const isGood = (told: number): boolean => told === 200 || told === 201
+    const goodMs = spread(this.#tookMs, isGood)
+    const endsAt = this.#request.seconds * 1_000
+    const goodDuring = this.#dueAt.filter(
+      (due, index) => isGood(this.#outcomes[index] ?? 0) && due + (this.#tookMs[index] ?? 0) <= endsAt,
+    ).length
     return {
       due: this.count,
       sent: this.count - noConnection,
       lagMs: spread(this.#lagMs, (told) => told !== outcome.noConnection),
       cores,
       good: goodMs.count,
+      goodDuring,
       goodMs,
       byStatus,
       refusedMs: spread(this.#tookMs, (told) => told >= 300),

@@ -191,7 +191,7 @@ function summary({ clients, health, effects, seconds }: StepResult): string {
   const perSecond = (count: number): string => `${Math.round(count / seconds)}/s`
   const statuses = Object.entries(clients.byStatus).map(([status, count]) => `${status} ${perSecond(count)}`)
   return [
-    `good ${perSecond(clients.good)}, p50 ${clients.goodMs.p50.toFixed(0)} ms, p99 ${clients.goodMs.p99.toFixed(0)} ms`,
+    `good ${perSecond(clients.goodDuring)}, p50 ${clients.goodMs.p50.toFixed(0)} ms, p99 ${clients.goodMs.p99.toFixed(0)} ms`,
     statuses.join(', '),
     `left ${perSecond(clients.timedOut + clients.connectionLost + clients.noConnection)}`,
     `health p99 ${percentile(health.tookMs, 0.99).toFixed(0)} ms`,

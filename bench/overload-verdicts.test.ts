@@ -30,6 +30,7 @@ function step(
       lagMs: spread(1),
       cores: 0.1,
       good,
+      goodDuring: good,
       goodMs: spread(other.p99 ?? 40, good),
       byStatus: refused > 0 ? { 200: good, 503: refused } : { 200: good },
       refusedMs: spread(2, refused),

@@ -5,7 +5,7 @@ import { downstreamPerSecond } from './overload-wire.js'
 import type { Figure, Plot, Verdict } from './section.js'
 import { median, percentile } from './statistics.js'
 
-const goodputPerSecond = ({ clients, seconds }: StepResult): number => clients.good / seconds
+const goodputPerSecond = ({ clients, seconds }: StepResult): number => clients.goodDuring / seconds
 const healthP99 = ({ health }: StepResult): number => percentile(health.tookMs, 0.99)
 const refused = ({ clients }: StepResult): number =>
   Object.entries(clients.byStatus).reduce((sum, [status, count]) => sum + (Number(status) >= 400 ? count : 0), 0)

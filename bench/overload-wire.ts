@@ -49,6 +49,8 @@ export interface StepReport {
   readonly cores: number
   /** Answered 200 or 201, with the result, within the deadline. */
   readonly good: number
+  /** Those of them that came before the last order was due: a backlog that is worked off afterwards is no goodput. */
+  readonly goodDuring: number
   readonly goodMs: Spread
   /** Answers by status: those of `good` too. */
   readonly byStatus: Readonly<Record<string, number>>

@@ -27,34 +27,13 @@ export class Dispatch {
     accepted: Extract<Accepted, { verdict: 'execute' }>,
     submission: Submission,
   ): Promise<Answer> {
-    const op: Claimed = {
-      fence: accepted.fence,
-      lane: item.lane,
-      seq: accepted.seq,
-      id: item.id,
-      type: item.type,
-      queue: item.queue,
-      partition: item.partition,
-      priority: item.priority,
-      identity: item.identity,
-      payload: JSON.parse(item.payload),
-      waitedMs: 0,
-      careful: false,
-      due: true,
-      attempts: 0,
-      maxAttempts: item.maxAttempts,
-      timeoutMs: item.timeoutMs,
-      traceparent: item.traceparent,
-      idempotencyKey: item.idempotency?.key ?? null,
-      gate: item.gate,
-    }
     const patienceMs = submission.waitMs ?? this.#o.directWaitMs
     const started = performance.now()
     let timer: NodeJS.Timeout | undefined
     const late = new Promise<'late'>((resolve) => {
       timer = setTimeout(() => resolve('late'), patienceMs)
     })
-    const outcome = await Promise.race([this.#o.work.execute(op), late])
+    const outcome = await Promise.race([this.#o.work.execute(claimedBy(item, accepted)), late])
     clearTimeout(timer)
     if (outcome === 'late') return this.#becameTicket(item, 'still_running', 0)
     if (outcome === null) return this.#afterLoss(item)
@@ -67,6 +46,11 @@ export class Dispatch {
     return outcome.kind === 'retry'
       ? this.#becameTicket(item, 'retrying', outcome.delayMs)
       : this.#becameTicket(item, 'still_running', 0)
+  }
+
+  /** The same for one whose caller has its ticket already: nobody waits for the end. */
+  start(item: AcceptItem, accepted: Extract<Accepted, { verdict: 'execute' }>): void {
+    void this.#o.work.execute(claimedBy(item, accepted))
   }
 
   /** The caller's patience ended before the run did: the work is durable already, the answer is its ticket. */
@@ -103,5 +87,29 @@ export class Dispatch {
     if (answer.kind !== 'queued' || submission.waitMs === undefined) return answer
     const waited = await this.waitFor(answer, submission.waitMs, submission.signal)
     return waited.kind === 'refused' ? waited : { ...waited, replayed: true }
+  }
+}
+
+function claimedBy(item: AcceptItem, accepted: Extract<Accepted, { verdict: 'execute' }>): Claimed {
+  return {
+    fence: accepted.fence,
+    lane: item.lane,
+    seq: accepted.seq,
+    id: item.id,
+    type: item.type,
+    queue: item.queue,
+    partition: item.partition,
+    priority: item.priority,
+    identity: item.identity,
+    payload: JSON.parse(item.payload),
+    waitedMs: 0,
+    careful: false,
+    due: true,
+    attempts: 0,
+    maxAttempts: item.maxAttempts,
+    timeoutMs: item.timeoutMs,
+    traceparent: item.traceparent,
+    idempotencyKey: item.idempotency?.key ?? null,
+    gate: item.gate,
   }
 }

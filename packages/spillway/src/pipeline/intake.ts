@@ -26,14 +26,12 @@ import { buildItem } from './item.js'
 import type { Handler } from './lane-run.js'
 import { Load } from './load.js'
 import { Presence } from './presence.js'
-import { type Refusal, refusedBy, toldRate } from './refusal.js'
+import { type Refusal, refusals, refusedBy, storeAwayRetryMs, toldRate } from './refusal.js'
 import type { IntakeLog, IntakeSettings } from './settings.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
 import { traced } from './traced.js'
 import { Waiters } from './waiters.js'
 import { Work } from './work.js'
-
-const storeAwayRetryMs = 2_000
 
 export class Intake {
   readonly store: Store
@@ -242,21 +240,20 @@ export class Intake {
     if (unready !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, unready) }
     const unregistered = await this.#unregistered()
     if (unregistered !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, unregistered) }
-    const wantsNow = bound.options.run !== undefined && submission.respondAsync !== true
-    const reserved = wantsNow && this.busy <= this.settings.busyQueueAbove && this.#work.reserve()
-    const busy = bound.options.run === undefined ? this.busy > this.settings.busyQueueAbove : wantsNow && !reserved
+    const runs = bound.options.run !== undefined
+    const later = submission.respondAsync === true
+    // One that asks for a ticket runs at once too, where slots are free: that spares it the way through the queue.
+    const background = later && this.settings.work && submission.waitMs === undefined
+    const calm = this.busy <= this.settings.busyQueueAbove
+    const reserved = runs && (!later || background) && calm && this.#work.reserve()
+    const busy = runs ? !later && !reserved : !calm
     if (busy && bound.options.whenBusy === 'refuse') {
-      const refusal: Refusal = {
-        code: 'overloaded',
-        detail: 'This instance is busy. Try again later.',
-        retryAfterMs: storeAwayRetryMs,
-        gate: 'load',
-      }
-      return { kind: 'refused', refusal: this.#refuse(bound.type, refusal) }
+      return { kind: 'refused', refusal: this.#refuse(bound.type, refusals.busy) }
     }
     let held = reserved
     try {
-      const made = buildItem(bound, submission, { busy, paceMs: this.#load.paceMs(bound.type) })
+      const now = runs ? reserved : !busy && !later
+      const made = buildItem(bound, submission, { busy, now, paceMs: this.#load.paceMs(bound.type) })
       if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
       const { item, tiers } = made
       const pending: PendingItem = { item, body: submission.body }
@@ -282,7 +279,7 @@ export class Intake {
     const made = buildItem(
       bound,
       { ...submission, respondAsync: true },
-      { busy: false, paceMs: this.#load.paceMs(bound.type) },
+      { busy: false, now: false, paceMs: this.#load.paceMs(bound.type) },
     )
     if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
     const { item, tiers } = made
@@ -319,15 +316,9 @@ export class Intake {
 
   #unready(): Refusal | null {
     if (this.#draining) {
-      return { code: 'draining', detail: 'This instance is shutting down.', retryAfterMs: 5_000, gate: 'lifecycle' }
+      return refusals.draining
     }
-    if (this.presence.isReady) return null
-    return {
-      code: 'store_unavailable',
-      detail: 'The store cannot be reached yet. Nothing was accepted; try again later.',
-      retryAfterMs: storeAwayRetryMs,
-      gate: 'store',
-    }
+    return this.presence.isReady ? null : refusals.storeAway
   }
 
   async #unregistered(): Promise<Refusal | null> {
@@ -336,23 +327,13 @@ export class Intake {
       await this.#registry.register()
       return null
     } catch {
-      return {
-        code: 'store_unavailable',
-        detail: 'The store does not know the limits yet. Nothing was accepted; try again later.',
-        retryAfterMs: storeAwayRetryMs,
-        gate: 'store',
-      }
+      return refusals.limitsUnknown
     }
   }
 
   #full(bound: Bound): Refusal | null {
     if (bound.flush.isFull) {
-      return {
-        code: 'overloaded',
-        detail: 'Too many requests wait to be written. Try again later.',
-        retryAfterMs: storeAwayRetryMs,
-        gate: 'flush',
-      }
+      return refusals.writesWait
     }
     if (this.queueDepth >= this.settings.pendingMax && bound.options.apply === undefined) {
       const over = this.queueDepth - this.settings.pendingMax + 1
@@ -388,6 +369,20 @@ export class Intake {
         this.metrics.admissions.labels(type, 'execute', 'applied').inc()
         return { kind: 'done', operationId: item.id, result: pending.result, replayed: false, ...rate }
       case 'execute':
+        if (submission.respondAsync === true) {
+          this.metrics.admissions.labels(type, 'queue', 'requested').inc()
+          this.#dispatch.start(item, accepted)
+          const { waitMs } = accepted
+          return {
+            kind: 'queued',
+            operationId: item.id,
+            place: 0,
+            waitMs,
+            reason: 'requested',
+            replayed: false,
+            ...rate,
+          }
+        }
         this.metrics.admissions.labels(type, 'execute', 'direct').inc()
         return { ...(await this.#dispatch.execute(item, accepted, submission)), ...rate }
       case 'queue': {

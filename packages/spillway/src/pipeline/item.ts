@@ -7,11 +7,14 @@ import { defaults } from './define.js'
 import type { Refusal } from './refusal.js'
 import type { Bound, Submission } from './submission.js'
 
-/** What the accepting transaction is asked to do for one submission; or why it cannot be asked. */
+/**
+ * What the accepting transaction is asked to do for one submission; or why it cannot be asked. `now`: it may run at once,
+ * if its lane is empty.
+ */
 export function buildItem(
   bound: Bound,
   submission: Submission,
-  load: { busy: boolean; paceMs: number },
+  load: { busy: boolean; now: boolean; paceMs: number },
 ): { item: AcceptItem; tiers: RateTier[] } | Refusal {
   const { options, type } = bound
   const { body, request, identity } = submission
@@ -60,7 +63,7 @@ export function buildItem(
       maxAttempts: of(options.maxRetries, defaults.maxRetries) + 1,
       timeoutMs: of(options.timeoutMs, defaults.timeoutMs),
       traceparent: request.traceparent,
-      execute: !requested && !load.busy,
+      execute: load.now && delayMs === 0,
       reason: requested ? 'requested' : load.busy ? 'system_busy' : '',
       paceMs: load.paceMs,
       stamp: 0,

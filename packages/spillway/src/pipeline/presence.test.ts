@@ -132,6 +132,76 @@ describe('Presence', () => {
     await presence.stop()
   })
 
+  describe('errands', () => {
+    /** An errand that waits until the test lets it go on. */
+    function slowErrand() {
+      const waiting: (() => void)[] = []
+      const run = vi.fn(() => new Promise<void>((resolve) => void waiting.push(resolve)))
+      return { run, finish: () => waiting.shift()?.() }
+    }
+
+    it.each(['recover', 'afterPulse'] as const)(
+      'a slow %s does not delay the heartbeat, and is not begun twice',
+      async (name) => {
+        const slow = slowErrand()
+        const beats = vi.fn(async () => pulse({ lostWorkers: 1 }))
+        const { presence, told } = make(
+          { pulse: beats, ...(name === 'recover' && { recover: () => slow.run().then(() => null) }) },
+          name === 'afterPulse' ? { afterPulse: slow.run } : {},
+        )
+        const ready = vi.fn()
+        void presence.start().then(ready)
+        // Longer than the lease.
+        await vi.advanceTimersByTimeAsync(20_000)
+        expect(ready).toHaveBeenCalled()
+        expect(beats.mock.calls.length).toBeGreaterThanOrEqual(18)
+        expect(told.onPulse.mock.calls.length).toBe(beats.mock.calls.length)
+        expect(slow.run).toHaveBeenCalledTimes(1)
+        expect(told.onLost).not.toHaveBeenCalled()
+        expect(presence.isStoreAnswering).toBe(true)
+        slow.finish()
+        await vi.advanceTimersByTimeAsync(2_000)
+        expect(slow.run).toHaveBeenCalledTimes(2)
+        await presence.stop()
+      },
+    )
+
+    it('do not keep it from stopping', async () => {
+      const slow = slowErrand()
+      const { presence } = make({}, { afterPulse: slow.run })
+      void presence.start()
+      await vi.advanceTimersByTimeAsync(1)
+      expect(slow.run).toHaveBeenCalledTimes(1)
+      const stopped = vi.fn()
+      void presence.stop().then(stopped)
+      await vi.advanceTimersByTimeAsync(1)
+      expect(stopped).toHaveBeenCalled()
+      slow.finish()
+    })
+
+    it('that fail are no heartbeat that failed: they are told of and tried again', async () => {
+      let tries = 0
+      const { presence, told } = make(
+        {},
+        {
+          afterPulse: async () => {
+            if (++tries === 1) throw new Error('away')
+          },
+        },
+      )
+      await presence.start()
+      await vi.advanceTimersByTimeAsync(1)
+      expect(tries).toBe(1)
+      expect(log.warn).toHaveBeenCalledTimes(1)
+      expect(presence.isStoreAnswering).toBe(true)
+      await vi.advanceTimersByTimeAsync(1_500)
+      expect(tries).toBe(2)
+      expect(log.warn).toHaveBeenCalledTimes(1)
+      expect(told.onLost).not.toHaveBeenCalled()
+      await presence.stop()
+    })
+  })
+
   it('tells others at once, and what comes within 20 ms together after that', async () => {
     const wake = vi.fn(async () => undefined)
     const { presence } = make({ wake })

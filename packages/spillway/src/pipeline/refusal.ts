@@ -63,3 +63,34 @@ export function refusedBy(
   if (tier === undefined || gate?.refused === undefined) throw new Error('refused by a rate that is not there')
   return gate.refused(request, { ...tier, resetMs: accepted.rate.resetMs })
 }
+
+export const storeAwayRetryMs = 2_000
+
+/** What an intake refuses by itself, before any gate. */
+export const refusals = {
+  draining: { code: 'draining', detail: 'This instance is shutting down.', retryAfterMs: 5_000, gate: 'lifecycle' },
+  storeAway: {
+    code: 'store_unavailable',
+    detail: 'The store cannot be reached yet. Nothing was accepted; try again later.',
+    retryAfterMs: storeAwayRetryMs,
+    gate: 'store',
+  },
+  limitsUnknown: {
+    code: 'store_unavailable',
+    detail: 'The store does not know the limits yet. Nothing was accepted; try again later.',
+    retryAfterMs: storeAwayRetryMs,
+    gate: 'store',
+  },
+  writesWait: {
+    code: 'overloaded',
+    detail: 'Too many requests wait to be written. Try again later.',
+    retryAfterMs: storeAwayRetryMs,
+    gate: 'flush',
+  },
+  busy: {
+    code: 'overloaded',
+    detail: 'This instance is busy. Try again later.',
+    retryAfterMs: storeAwayRetryMs,
+    gate: 'load',
+  },
+} satisfies Record<string, Refusal>

@@ -43,7 +43,7 @@ export interface AcceptItem {
   traceparent: string
   /** Run it here and now if its lane is empty. */
   execute: boolean
-  /** Why it is queued though its lane may be empty. */
+  /** Why it is queued though its lane may be empty. With `execute`: it may run at once, and its caller gets a ticket. */
   reason: '' | 'requested' | 'system_busy'
   /** Milliseconds per operation where its lane has no history. */
   paceMs: number
@@ -66,7 +66,7 @@ export interface RateState {
 }
 
 export type Accepted =
-  | { verdict: 'execute'; fence: number; seq: number; stamp: number; rate: RateState | null }
+  | { verdict: 'execute'; fence: number; seq: number; stamp: number; rate: RateState | null; waitMs: number }
   | { verdict: 'apply'; seq: number; stamp: number; rate: RateState | null }
   | {
       verdict: 'queue'

@@ -126,8 +126,7 @@ function acceptValues(
     plain((i) => i.maxAttempts),
     plain((i) => i.timeoutMs),
     text((i) => i.traceparent),
-    // Empty means that it may run now.
-    text((i) => (i.execute ? '' : i.reason === '' ? 'system_busy' : i.reason)),
+    text(reasonOf),
     plain((i) => i.paceMs),
     Math.round(context.backlogMs),
     plainArray([...levels]),
@@ -172,6 +171,12 @@ function rateValues(sorted: readonly AcceptItem[]): string[] {
   ]
 }
 
+/** Empty, or with a plus: it may run now. */
+function reasonOf({ execute, reason }: AcceptItem): string {
+  if (!execute) return reason === '' ? 'system_busy' : reason
+  return reason === 'requested' ? '+requested' : ''
+}
+
 function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
   const tier = row.tiers?.[i] ?? null
   const rate: RateState | null =
@@ -198,7 +203,14 @@ function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
         reason: row.reasons[i] ?? 'maintaining_order',
       }
     case 1:
-      return { verdict: 'execute', seq, stamp, rate, fence: row.fence ?? unexpected('fence') }
+      return {
+        verdict: 'execute',
+        seq,
+        stamp,
+        rate,
+        fence: row.fence ?? unexpected('fence'),
+        waitMs: Number(row.waits_ms[i] ?? 0),
+      }
     case 2:
       return { verdict: 'apply', seq, stamp, rate }
     case 3:

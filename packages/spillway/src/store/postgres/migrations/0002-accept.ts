@@ -6,6 +6,9 @@
  * capacity, 4 refused by rate, 5 refused by halt, 6 seen before (answer given), 7 key used for another body, 8 first
  * one still in progress.
  *
+ * Reasons given with the items: '' may run now and answers what came of it, '+requested' may run now and answers with a
+ * ticket, all others are queued.
+ *
  * When nothing is scarce every step is one set-based statement; only a flush that does not fit (`v_tight`) walks its
  * items one by one, in order. `apply` items of an empty lane, when they may run now, move head with tail and leave no
  * operation; the caller writes their effect in the same transaction.
@@ -92,7 +95,7 @@ DECLARE
   r record;
 BEGIN
   -- 0. May this process hold leases? Its row keeps its place until we commit.
-  IF NOT p_apply AND '' = ANY (p_reason) THEN
+  IF NOT p_apply AND p_reason && '{"",+requested}' THEN
     PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
     v_mine := FOUND;
   END IF;
@@ -246,7 +249,7 @@ BEGIN
            -- Whether the first that is left may run at once; the first that came may have been refused.
            array_agg(coalesce(x.execute, false) ORDER BY l.i) INTO v_n, v_execute
       FROM generate_series(1, cardinality(p_lanes)) l(i)
-      LEFT JOIN (SELECT u.lane, count(*) AS n, (array_agg(u.reason = '' ORDER BY u.i))[1] AS execute
+      LEFT JOIN (SELECT u.lane, count(*) AS n, (array_agg(u.reason IN ('', '+requested') ORDER BY u.i))[1] AS execute
                  FROM unnest(p_lane, v_out, p_reason) WITH ORDINALITY u(lane, o, reason, i) WHERE u.o = 0 GROUP BY u.lane) x ON x.lane = l.i;
   END IF;
 
@@ -295,7 +298,7 @@ BEGIN
          array_agg((x.delay_ms + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
          array_agg(x.stamp),
          -- Order before load: what stands behind something is told so, unless it asked to be queued.
-         array_agg(CASE WHEN x.reason = 'requested' THEN 'requested'
+         array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
            WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
            WHEN x.reason <> '' THEN x.reason
            WHEN v_paused THEN 'maintaining_order' ELSE 'system_busy' END),
@@ -343,7 +346,8 @@ BEGIN
   END IF;
   IF cardinality(p_keys) > 0 THEN
     UPDATE idempotency d SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
-    FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason) WHERE u.verdict = 0 AND d.key = u.key;
+    FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason)
+    WHERE (u.verdict = 0 OR u.verdict = 1 AND u.reason = 'requested') AND d.key = u.key;
   END IF;
 
   -- 12. How many are held now. The caller counted for the case that all are.
