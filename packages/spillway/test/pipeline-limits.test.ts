@@ -374,7 +374,18 @@ describe('the load decision', () => {
       wrap: (store) => overriding(store, { poolState: () => ({ max: 10, idle: 0, ...state }) }),
     })
     const op = intake.define('op', { body: Body, whenBusy: 'refuse', run: () => 1 })
-    expect(await intake.submit(op, { n: 1 })).toMatchObject({ refusal: { code: 'overloaded', retryAfterMs: 2_000 } })
+    expect(await intake.submit(op, { n: 1 })).toMatchObject({ refusal: { code: 'overloaded', retryAfterMs: 1_000 } })
+    const send = (headers: Record<string, string>) =>
+      intake.fetch(op)(
+        new Request('http://local/', {
+          method: 'POST',
+          body: '{',
+          headers: { 'content-type': 'application/json', ...headers },
+        }),
+      )
+    // Before the body is read; but who would be queued is not refused for want of a slot.
+    expect((await send({})).status).toBe(503)
+    expect((await send({ prefer: 'respond-async' })).status).toBe(400)
     state.busy = 0
     expect(await intake.submit(op, { n: 1 })).toMatchObject({ kind: 'done' })
   })

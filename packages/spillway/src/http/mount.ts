@@ -39,7 +39,8 @@ export function mount(intake: Intake, bound: Bound): Mount {
   const enter = (request: IntakeRequest): Entry | Promise<Entry> => {
     const identity = bound.options.identity?.(request) ?? request.user?.id ?? request.clientAddress
     const gateRequest: GateRequest = { identity, clientAddress: request.clientAddress }
-    const refusal = intake.admit(bound, gateRequest)
+    const refusal =
+      intake.admit(bound, gateRequest) ?? (request.headers.prefer === undefined ? intake.refuseBusy(bound) : null)
     if (refusal !== null) return { ok: false, wire: toWire(bound, { kind: 'refused', refusal }, noPreferences, false) }
     const entered = (permits: readonly Permit[]): Entry => {
       const exit = intake.enter()

@@ -26,7 +26,7 @@ import { buildItem } from './item.js'
 import type { Handler } from './lane-run.js'
 import { Load } from './load.js'
 import { Presence } from './presence.js'
-import { type Refusal, refusals, refusedBy, storeAwayRetryMs, toldRate } from './refusal.js'
+import { allSlotsTaken, type Refusal, refusals, refusedBy, storeAwayRetryMs, toldRate } from './refusal.js'
 import type { IntakeLog, IntakeSettings } from './settings.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
 import { traced } from './traced.js'
@@ -201,6 +201,14 @@ export class Intake {
     return null
   }
 
+  /** No slot for one that would not be queued, told before its body is read. Not for those who may prefer to be queued. */
+  refuseBusy(bound: Bound): Refusal | null {
+    const { run, whenBusy } = bound.options
+    if (run === undefined || whenBusy !== 'refuse') return null
+    if (this.#work.canReserve && this.busy <= this.settings.busyQueueAbove) return null
+    return this.#refuse(bound.type, allSlotsTaken(this.#work.runMs))
+  }
+
   /** Places that are held while the request runs. */
   async acquire(bound: Bound, request: GateRequest): Promise<Refusal | Permit[]> {
     const permits: Permit[] = []
@@ -248,7 +256,7 @@ export class Intake {
     const reserved = runs && (!later || background) && calm && this.#work.reserve()
     const busy = runs ? !later && !reserved : !calm
     if (busy && bound.options.whenBusy === 'refuse') {
-      return { kind: 'refused', refusal: this.#refuse(bound.type, refusals.busy) }
+      return { kind: 'refused', refusal: this.#refuse(bound.type, allSlotsTaken(this.#work.runMs)) }
     }
     let held = reserved
     try {

@@ -87,10 +87,10 @@ export const refusals = {
     retryAfterMs: storeAwayRetryMs,
     gate: 'flush',
   },
-  busy: {
-    code: 'overloaded',
-    detail: 'This instance is busy. Try again later.',
-    retryAfterMs: storeAwayRetryMs,
-    gate: 'load',
-  },
 } satisfies Record<string, Refusal>
+
+/** Every slot is taken: one is free when the next run ends. */
+export function allSlotsTaken(runMs: number): Refusal {
+  const retryAfterMs = Math.min(60_000, Math.max(1_000, runMs))
+  return { code: 'overloaded', detail: 'This instance is busy. Try again later.', retryAfterMs, gate: 'load' }
+}

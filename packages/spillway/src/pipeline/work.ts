@@ -58,6 +58,8 @@ export class Work {
   #stopped = false
   /** There may be something to claim. */
   #hungry = false
+  /** There is more to claim than fits: the last claim came back full. */
+  #backlogged = false
   #dueTimer: NodeJS.Timeout | undefined
   #dueAt = 0
   #tick: NodeJS.Timeout | undefined
@@ -89,10 +91,19 @@ export class Work {
    * get half of the slots, so that those who come now never starve those who came before.
    */
   reserve(): boolean {
-    const most = this.#claiming && this.#hungry ? Math.ceil(this.#o.concurrency / 2) : this.#o.concurrency
-    if (this.freeSlots <= 0 || this.#direct + this.#reserved >= most) return false
+    if (!this.canReserve) return false
     this.#reserved++
     return true
+  }
+
+  get canReserve(): boolean {
+    const most = this.#claiming && this.#backlogged ? Math.ceil(this.#o.concurrency / 2) : this.#o.concurrency
+    return this.freeSlots > 0 && this.#direct + this.#reserved < most
+  }
+
+  /** Moving average of an operation's run time. */
+  get runMs(): number {
+    return this.#lanes.runMs
   }
 
   /** It was not executed after all. */
@@ -355,7 +366,8 @@ export class Work {
     if (lanes > 0) this.#depth = Math.max(depth, claimed.length) / lanes
     this.#startWaiting()
     // Fewer than asked for: that was all. A wake-up or the pulse says when there is more.
-    this.#hungry = lanes >= claim.lanes || (claim.turn > 1 && lanes > 0)
+    this.#backlogged = lanes >= claim.lanes
+    this.#hungry = this.#backlogged || (claim.turn > 1 && lanes > 0)
   }
 
   #settledWell(held: HeldLane): void {
