@@ -25,7 +25,9 @@ const loops = 2
 const opsPerClaim = 1_000
 const opsPerLane = 500
 /** Lanes that may wait here for a free slot, while operations are so short that they wait a few milliseconds at most. */
-const prefetchLanesMax = 448
+const prefetchLanesMax = 960
+/** Of one claim: with more to be had, the other loop takes them, and the two take turns at the store. */
+const lanesPerClaim = 512
 const prefetchMs = 10
 /** Deep lanes are cheaper in larger portions: then fewer of them per claim, which also lets the two loops overlap. */
 const deepLanes = 100
@@ -64,6 +66,8 @@ export class Work {
   #dueAt = 0
   #tick: NodeJS.Timeout | undefined
   #claims = 0
+  /** Lanes that claims under way may bring. */
+  #asked = 0
   #reserved = 0
   #direct = 0
   #suspectUntil = 0
@@ -299,10 +303,10 @@ export class Work {
 
   #nextClaim(): ClaimRequest | null {
     if (!this.#claiming || !this.#hungry) return null
-    const lanes = this.freeSlots + this.#prefetch() - this.#waiting.length
+    const lanes = Math.min(lanesPerClaim, this.freeSlots + this.#prefetch() - this.#waiting.length - this.#asked)
     if (lanes <= 0) return null
-    // The other loop is about to bring some; it says whether there is more.
-    if (this.#active > 0 && this.#finished.length === 0) return null
+    // The other loop is about to bring some; it says whether there is more, unless that is known.
+    if (this.#active > 0 && this.#finished.length === 0 && !this.#backlogged) return null
     const turn = ++this.#claims % turnEvery === 0 ? 2 + Math.floor(Math.random() * 9) : 1
     const most = Math.max(deepLanes, this.#o.concurrency, Math.ceil(opsPerClaim / this.#depth))
     // No more of a lane than are likely to be through within a slice: what is handed out cannot be cancelled any more.
@@ -324,6 +328,8 @@ export class Work {
 
   async #step(part: number, settling: HeldLane[], claim: ClaimRequest | null): Promise<void> {
     this.#active++
+    const asked = claim?.lanes ?? 0
+    this.#asked += asked
     const { store, log } = this.#o
     try {
       const settlements = settling.map(({ fence, lane, from, leaving, retry }) => ({
@@ -350,6 +356,7 @@ export class Work {
       this.#faultPauseMs = Math.min(faultPauseMsMax, this.#faultPauseMs * 2)
     } finally {
       this.#active--
+      this.#asked -= asked
       this.#pump()
     }
   }
