@@ -24,9 +24,12 @@ import {
 interface Worker {
   /** Waits for a log line after the last one that was waited for. Fails when the worker ended, which it never should. */
   says(message: string): Promise<void>
+  /** SIGTERM, and the end that follows in time. */
   stop(): Promise<Ended>
 }
 
+/** A few timeouts of the store, and a busy machine's. */
+const stopMsMax = 20_000
 const silent = { info: () => undefined, warn: () => undefined, error: () => undefined }
 const workers = new Set<() => Promise<void>>()
 
@@ -69,7 +72,7 @@ async function startWorker(env: Env): Promise<Worker> {
     },
     stop: () => {
       child.kill('SIGTERM')
-      return end
+      return until('the worker ends', () => ended, stopMsMax)
     },
   }
 }
@@ -166,9 +169,7 @@ describe('a worker whose database goes away', () => {
     expect(pids.length).toBeGreaterThan(5)
     for (const pid of pids) process.kill(pid, 'SIGSTOP')
     try {
-      const began = performance.now()
       expect(await worker.stop()).toEqual({ code: 0, signal: null })
-      expect(performance.now() - began).toBeLessThan(20_000)
     } finally {
       for (const pid of pids) process.kill(pid, 'SIGCONT')
     }
