@@ -279,7 +279,8 @@ export function postgresStore(options: PostgresOptions): Store {
     },
     close: async () => {
       const ended = Promise.all([listener?.close(), ...Object.values(pools).map((pool) => pool.end())])
-      // A pool waits for its statements, the wake-up connection for its end; one that a silent server never answers must not hold up the end.
+      // A pool waits for its statements, the wake-up connection for its end; one that a silent server never answers must
+      // not hold up the end.
       await Promise.race([ended, delay(timeoutMs, undefined, { ref: false })])
     },
   }
