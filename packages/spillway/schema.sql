@@ -641,6 +641,8 @@ DECLARE
   v_lanes uuid[]; v_heads bigint[]; v_careful boolean[]; v_queues text[]; v_partitions text[]; v_held boolean[]; v_stamps bigint[];
   v_stamp bigint; v_most int; v_types text[]; v_ixs int[]; v_seqs bigint[]; v_identities text[]; v_traces text[]; v_gates text[]; v_gated boolean;
 BEGIN
+  -- The lock below is a write, and a write makes the commit wait for the disk: not for finding nothing.
+  IF NOT EXISTS (SELECT FROM ready) AND NOT EXISTS (SELECT FROM parked p WHERE p.until <= t) THEN RETURN; END IF;
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
   IF NOT FOUND THEN RETURN; END IF;
   PERFORM promote(p_want);

@@ -68,6 +68,8 @@ export class Work {
   #claims = 0
   /** Lanes that claims under way may bring. */
   #asked = 0
+  /** How often it was said that there may be work. */
+  #wakes = 0
   #reserved = 0
   #direct = 0
   #suspectUntil = 0
@@ -130,6 +132,7 @@ export class Work {
 
   /** There may be work. */
   wake(): void {
+    this.#wakes++
     this.#hungry = true
     this.#pump()
   }
@@ -329,6 +332,7 @@ export class Work {
   async #step(part: number, settling: HeldLane[], claim: ClaimRequest | null): Promise<void> {
     this.#active++
     const asked = claim?.lanes ?? 0
+    const wakes = this.#wakes
     this.#asked += asked
     const { store, log } = this.#o
     try {
@@ -346,7 +350,7 @@ export class Work {
         this.#settledLost(settling, new Set(lost))
       } else {
         for (const held of settling) this.#settledWell(held)
-        if (claim !== null) this.#begin(claimed, claim, depth)
+        if (claim !== null) this.#begin(claimed, claim, depth, wakes)
       }
     } catch (fault) {
       this.suspect()
@@ -361,7 +365,7 @@ export class Work {
     }
   }
 
-  #begin(claimed: Claimed[], claim: ClaimRequest, depth: number): void {
+  #begin(claimed: Claimed[], claim: ClaimRequest, depth: number, wakes: number): void {
     let lanes = 0
     for (let start = 0; start < claimed.length; ) {
       let end = start + 1
@@ -372,9 +376,10 @@ export class Work {
     }
     if (lanes > 0) this.#depth = Math.max(depth, claimed.length) / lanes
     this.#startWaiting()
-    // Fewer than asked for: that was all. A wake-up or the pulse says when there is more.
+    // Fewer than asked for: that was all, unless there was a wake-up meanwhile. The next one, or the pulse, says when
+    // there is more.
     this.#backlogged = lanes >= claim.lanes
-    this.#hungry = this.#backlogged || (claim.turn > 1 && lanes > 0)
+    this.#hungry = this.#backlogged || (claim.turn > 1 && lanes > 0) || wakes !== this.#wakes
   }
 
   #settledWell(held: HeldLane): void {
