@@ -1,5 +1,5 @@
 /**
- * Ten customers place twelve orders each, all at once. Each may place eight per hour, the shop holds sixty at most, and
+ * Ten customers place twelve orders each, all at once. Each may place eight per hour, the shop holds thirty at most, and
  * the warehouse takes 100 ms per order. Shows what the customers were told, waits until all that was accepted is done,
  * and checks that nothing was lost, doubled or let through.
  */

@@ -3,7 +3,7 @@ import Fastify from 'fastify'
 import { capacity, createIntake, embedded, FailOperation, pressure, RetryOperation, rate } from 'spillway'
 import Type from 'typebox'
 
-const ordersHeldMax = 60
+const ordersHeldMax = 30
 export const ordersPerHour = 8
 
 export async function buildShop({ dataDir, warehouseUrl }) {
