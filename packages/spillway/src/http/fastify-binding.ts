@@ -4,6 +4,7 @@ import type { Intake } from '../pipeline/intake.js'
 import type { Bound } from '../pipeline/submission.js'
 import { continueTrace, formatTraceparent } from '../telemetry/trace.js'
 import type { Wire } from './answer.js'
+import { goneSignal } from './connections.js'
 import { type Entered, mount } from './mount.js'
 import { pathOf, sendProblem } from './problem.js'
 
@@ -40,17 +41,9 @@ export function fastifyRoute(intake: Intake, bound: Bound): FastifyRoute {
     async handler(request, reply) {
       const entered = (request.raw as Carrier)[entryKey]
       if (entered === undefined) throw new Error('the route was mounted without its onRequest hook')
-      return send(reply, await mounted.submit(entered, request.body, () => goneSignal(reply)))
+      return send(reply, await mounted.submit(entered, request.body, () => goneSignal(reply.raw)))
     },
   }
-}
-
-/** Fires when the client leaves. Made only for those who wait: an AbortController costs as much as parsing the body. */
-function goneSignal(reply: FastifyReply): AbortSignal {
-  const gone = new AbortController()
-  if (reply.raw.closed) gone.abort()
-  else reply.raw.once('close', () => gone.abort())
-  return gone.signal
 }
 
 function send(reply: FastifyReply, wire: Wire): FastifyReply {

@@ -32,6 +32,12 @@ function isFastifyError(fault: unknown): fault is FastifyError {
   return fault instanceof Error && 'code' in fault && typeof fault.code === 'string' && fault.code.startsWith('FST_')
 }
 
+/** What is told of a defect of ours. */
+export const internalFault: Problem = {
+  code: 'internal_error',
+  detail: 'Something went wrong here; it was logged with this trace id.',
+}
+
 /** Undefined: a defect of ours, which is to be logged. */
 export function faultProblem(fault: unknown): Problem | undefined {
   if (fault instanceof Refusal) return fault.problem
@@ -71,7 +77,7 @@ export function answerFault(fault: unknown, request: FastifyRequest, reply: Fast
   if (problem === undefined && isCutOff(fault) && !request.raw.complete) problem = bodyProblem('it was cut off')
   if (problem === undefined) {
     request.log.error({ err: fault, trace_id: request.id, route: request.routeOptions.url }, 'request failed')
-    problem = { code: 'internal_error', detail: 'Something went wrong here; it was logged with this trace id.' }
+    problem = internalFault
   }
   // Fastify closes after every parser error; only a body that is still coming calls for that.
   reply.removeHeader('connection')

@@ -6,7 +6,7 @@ import { continueTrace, formatTraceparent } from '../telemetry/trace.js'
 import type { Wire } from './answer.js'
 import { bodyFormFault, bodyTooLarge, notJson } from './body-form.js'
 import { mount } from './mount.js'
-import { type Problem, problemContentType, problemDocument } from './problem.js'
+import { type Problem, problemDocument, problemHeaders } from './problem.js'
 import { parseStrictJson } from './strict-json.js'
 
 export interface FetchInfo {
@@ -56,9 +56,7 @@ export function fetchHandler(intake: Intake, bound: Bound, options: { bodyLimitB
 
 function problemResponse(problem: Problem, headers: Headers, instance: string, traceId: string): Response {
   const document = problemDocument(problem, { instance, traceId })
-  headers.set('content-type', problemContentType)
-  headers.set('cache-control', 'no-store')
-  if (document.retry_after_seconds !== undefined) headers.set('retry-after', String(document.retry_after_seconds))
+  for (const [name, value] of Object.entries(problemHeaders(document))) headers.set(name, value)
   return new Response(JSON.stringify(document), { status: document.status, headers })
 }
 

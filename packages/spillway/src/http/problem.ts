@@ -20,7 +20,7 @@ export interface Problem {
   title?: string
 }
 
-export const problemContentType = 'application/problem+json'
+const problemContentType = 'application/problem+json'
 
 const retryAfterMsDefault = 1_000
 
@@ -50,6 +50,13 @@ export function problemDocument(problem: Problem, place: ProblemPlace): ProblemD
   return document
 }
 
+/** The headers that a problem brings with it, whatever sends it. */
+export function problemHeaders(document: ProblemDocument): Record<string, string> {
+  const headers: Record<string, string> = { 'content-type': problemContentType, 'cache-control': 'no-store' }
+  if (document.retry_after_seconds !== undefined) headers['retry-after'] = String(document.retry_after_seconds)
+  return headers
+}
+
 /** The path of a request target: no query, and no host when it came in absolute form. */
 export function pathOf(target: string): string {
   const afterHost = target.startsWith('/') ? target : target.replace(/^[a-z][a-z0-9+.-]*:\/\/[^/?#]*/i, '')
@@ -65,11 +72,9 @@ export function sendProblem(reply: FastifyReply, problem: Problem): FastifyReply
   const { request } = reply
   const document = problemDocument(problem, { instance: pathOf(request.raw.url ?? '/'), traceId: request.id })
   reply.code(document.status)
-  reply.header('content-type', problemContentType)
+  reply.headers(problemHeaders(document))
   // Set here too: answers to a malformed URL come before the hooks.
   reply.header('x-request-id', request.id)
-  reply.header('cache-control', 'no-store')
-  if (document.retry_after_seconds !== undefined) reply.header('retry-after', String(document.retry_after_seconds))
   return reply.serializer(asIs).send(JSON.stringify(document))
 }
 

@@ -12,10 +12,11 @@ import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { IntakeRequest, IntakeUser } from '../pipeline/define.js'
 import type { Wire } from './answer.js'
 import { type Authenticator, type AuthResult, isRefused } from './auth.js'
-import { faultProblem } from './faults.js'
+import { goneSignal } from './connections.js'
+import { faultProblem, internalFault } from './faults.js'
 import { hasRole, type Principal, type Role } from './identity.js'
 import type { Entered, Entry, Mount } from './mount.js'
-import { type Problem, problemContentType, problemDocument } from './problem.js'
+import { type Problem, problemDocument, problemHeaders } from './problem.js'
 import { parseStrictJson } from './strict-json.js'
 import { traceFor, traceIdOf } from './trace.js'
 
@@ -150,23 +151,14 @@ class Passage {
       const body = parseStrictJson(several === undefined ? (only ?? Buffer.alloc(0)) : Buffer.concat(several))
       if (!body.ok)
         return this.#refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: [body.fault] })
-      mounted.submit(entered, body.value, this.#gone, body.text).then(this.#send, this.#fail)
+      mounted.submit(entered, body.value, () => goneSignal(this.#response), body.text).then(this.#send, this.#fail)
     })
-  }
-
-  readonly #gone = (): AbortSignal => {
-    const gone = new AbortController()
-    if (this.#response.closed) gone.abort()
-    else this.#response.once('close', () => gone.abort())
-    return gone.signal
   }
 
   readonly #fail = (fault: unknown): void => {
     const known = faultProblem(fault)
     if (known === undefined) this.#deps.onFault(fault, this.#asked.traceId, this.#asked.path)
-    this.#refuse(
-      known ?? { code: 'internal_error', detail: 'Something went wrong here; it was logged with this trace id.' },
-    )
+    this.#refuse(known ?? internalFault)
   }
 
   #refuse(problem: Problem): void {
@@ -176,19 +168,18 @@ class Passage {
   readonly #send = (wire: Wire): void => {
     if (wire.ok) {
       const { status, headers, body } = wire.answer
-      this.#write(status, headers, 'application/json; charset=utf-8', JSON.stringify(body))
+      headers['content-type'] = 'application/json; charset=utf-8'
+      this.#write(status, headers, JSON.stringify(body))
       return
     }
     const document = problemDocument(wire.problem, { instance: this.#asked.path, traceId: this.#asked.traceId })
-    const headers: Record<string, string> = { ...wire.headers, 'cache-control': 'no-store' }
-    if (document.retry_after_seconds !== undefined) headers['retry-after'] = String(document.retry_after_seconds)
-    this.#write(document.status, headers, problemContentType, JSON.stringify(document))
+    this.#write(document.status, { ...wire.headers, ...problemHeaders(document) }, JSON.stringify(document))
   }
 
-  #write(status: number, headers: Record<string, string>, contentType: string, body: string): void {
+  #write(status: number, headers: Record<string, string>, body: string): void {
     const list = [...this.#deps.headers, 'x-request-id', this.#asked.traceId]
     for (const name in headers) list.push(name, headers[name] ?? '')
-    list.push('content-type', contentType, 'content-length', String(Buffer.byteLength(body)))
+    list.push('content-length', String(Buffer.byteLength(body)))
     this.#response.writeHead(status, list)
     this.#response.end(body)
     this.#deps.onAnswer(this.#asked.path, status, performance.now() - this.#startedAt)

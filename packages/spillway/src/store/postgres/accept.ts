@@ -1,5 +1,5 @@
 import type { AcceptContext, Accepted, AcceptItem, RateState, StoredAnswer, Tx } from '../port.js'
-import { plainArray, textArray } from './arrays.js'
+import { jsonSeparator, plainArray, textArray } from './arrays.js'
 
 /** The row of `accept`: an element per item, in the order in which they were given. */
 interface AcceptRow extends Record<string, unknown> {
@@ -19,9 +19,6 @@ interface AcceptRow extends Record<string, unknown> {
 
 /** Where the payloads stand among the parameters. */
 const payloads = 17
-
-/** In JSON it stands for itself nowhere: control characters are escaped in strings and not allowed elsewhere. */
-const separator = '\x1e'
 
 /**
  * The payloads go as one text with separators: quoting each for an array literal, and reading that literal again, costs
@@ -121,7 +118,7 @@ function acceptValues(
     plain((i) => i.stamp),
     plain((i) => i.lead),
     text((i) => i.identity),
-    sorted.map((i) => i.payload).join(separator),
+    sorted.map((i) => i.payload).join(jsonSeparator),
     plain((i) => i.delayMs),
     plain((i) => i.maxAttempts),
     plain((i) => i.timeoutMs),

@@ -42,3 +42,6 @@ function textElement(value: string | null): string {
 
 const needsEscape = /["\\]/
 const escaped = /["\\]/g
+
+/** Stands between JSON texts in a list: JSON has no place for it, neither in strings nor outside. In SQL E'\\x1e'. */
+export const jsonSeparator = '\x1e'

@@ -1,5 +1,5 @@
 import type { Claimed, ClaimRequest, Leaving, Settlement, StepResult } from '../port.js'
-import { plainArray, textArray } from './arrays.js'
+import { jsonSeparator, plainArray, textArray } from './arrays.js'
 
 /** The row of `claim` behind the lost leases: lists of lanes, then of operations. All null when nothing was claimed. */
 type StepRow = [
@@ -83,9 +83,6 @@ export async function step(
   return { lost: row[0] ?? [], claimed: toClaimed(row), depth: Number(row[2] ?? 0) }
 }
 
-/** What stands between payloads: JSON has no place for it. */
-const separator = '\x1e'
-
 function toClaimed(row: StepRow): Claimed[] {
   const fence = row[1]
   if (fence === null) return []
@@ -100,7 +97,7 @@ function toClaimed(row: StepRow): Claimed[] {
   const types = list(10)
   const priorities = list(11)
   const identities = row[12]
-  const payloads = list(13, separator)
+  const payloads = list(13, jsonSeparator)
   const waited = list(14)
   const due = list(15)
   const attempts = list(16)
