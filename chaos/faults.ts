@@ -22,7 +22,7 @@ export interface FaultsOptions {
 const settleInMaxMs = 10_000
 const lookPauseMs = 50
 /** How long a kill waits for its victim to hold work. */
-const aimMaxMs = 4_000
+const aimMaxMs = 3_000
 const aimPauseMs = 5
 /** What a dying process had sent may still be committed. */
 const lastWordsMs = 20
@@ -76,21 +76,40 @@ export class Faults {
       this.#database = turn.catch(() => undefined)
       return turn
     }
-    const slot = this.#o.slots[planned.victim]
-    if (slot === undefined) throw new RangeError(`no slot ${planned.victim}`)
-    return slot.exclusively(async () => {
-      if (this.#ended.signal.aborted) return
-      await slot.start()
-      await this.#settleIn(slot)
-      if (kind === 'kill' || kind === 'vanish') return this.#kill(planned, slot)
+    if (kind === 'kill' || kind === 'vanish') return this.#killOne(planned)
+    await this.#on(planned.victim, async (slot) => {
       if (kind === 'pause') return this.#pause(planned, slot)
       if (kind === 'term') return this.#term(planned, slot)
       return this.#network(planned, slot)
     })
   }
 
+  /** Once it is its turn and the process works; undefined: the faults are over. */
+  #on<T>(victim: number, play: (slot: Slot) => Promise<T>): Promise<T | undefined> {
+    const slot = this.#o.slots[victim % this.#o.slots.length]
+    if (slot === undefined) throw new RangeError(`no slot ${victim}`)
+    return slot.exclusively(async () => {
+      if (this.#ended.signal.aborted) return undefined
+      await slot.start()
+      await this.#settleIn(slot)
+      return play(slot)
+    })
+  }
+
+  /** A victim that comes to hold nothing is spared for the next one: idle processes are killed by the unaimed kills. */
+  async #killOne(planned: PlannedFault): Promise<void> {
+    for (let turn = 0; turn < this.#o.slots.length; turn++) {
+      const isLast = turn === this.#o.slots.length - 1
+      const killed = await this.#on(planned.victim + turn, async (slot) => {
+        if (planned.aimed && !(await this.#aim(slot)) && !isLast) return false
+        await this.#kill(planned, slot)
+        return true
+      })
+      if (killed !== false) return
+    }
+  }
+
   async #kill(planned: PlannedFault, slot: Slot): Promise<void> {
-    if (planned.aimed) await this.#aim(slot)
     const { pid } = slot
     const from = Date.now()
     if (planned.kind === 'vanish') slot.proxy.blackHole()
@@ -163,17 +182,18 @@ export class Faults {
   }
 
   /** Stopped while it is looked at: what it holds then it still holds when it is killed. */
-  async #aim(slot: Slot): Promise<void> {
+  async #aim(slot: Slot): Promise<boolean> {
     const holds = async (): Promise<boolean> => ((await this.#o.cluster.heldBy(slot.pid))?.length ?? 0) > 0
     const until = Date.now() + aimMaxMs
     while (Date.now() < until && !this.#ended.signal.aborted) {
       if (await holds()) {
         slot.signal('SIGSTOP')
-        if (await holds()) return
+        if (await holds()) return true
         slot.signal('SIGCONT')
       }
       await delay(aimPauseMs)
     }
+    return false
   }
 
   /** Shorter when it is stopped. */

@@ -8,7 +8,7 @@ export interface PlannedFault {
   atMs: number
   /** The slot by number; PostgreSQL has none. */
   victim: number
-  /** Wait for the moment in which the victim holds leased work. */
+  /** A kill waits for the moment in which its victim, or else another, holds leased work. */
   aimed: boolean
   /** How long it lasts; for a kill: until the process is started again. */
   forMs: number
@@ -29,7 +29,8 @@ export interface PlanOptions {
 /** Of the kills, so many hit PostgreSQL: a whole cluster takes longer to come back than a process. */
 const postgresShare = 0.05
 const vanishShare = 0.1
-const aimedShare = 0.85
+/** One kill in so many comes at any moment; the others wait for one in which their victim holds leased work. */
+const unaimedEvery = 7
 /** Faults that are no kills, for each kill. */
 const othersPerKill = 0.5
 const others = ['pause', 'term', 'cut', 'delay', 'half-open', 'black-hole'] as const
@@ -47,7 +48,7 @@ export function planFaults(options: PlanOptions): PlannedFault[] {
     const process = luck.happens(vanishShare) && plays('vanish') ? 'vanish' : 'kill'
     const kind: FaultKind = isDatabase.has(i) ? luck.pick((['postgres', 'backend'] as const).filter(plays)) : process
     if (!plays(kind)) continue
-    faults.push(one(kind, spread(i, kills)))
+    faults.push({ ...one(kind, spread(i, kills)), aimed: i % unaimedEvery !== unaimedEvery - 1 })
   }
   const playedOthers = others.filter(plays)
   const rest = playedOthers.length === 0 ? 0 : Math.max(playedOthers.length, Math.round(kills * othersPerKill))
@@ -66,7 +67,7 @@ export function planFaults(options: PlanOptions): PlannedFault[] {
       kind,
       atMs: Math.round(atMs),
       victim: luck.between(0, slots - 1),
-      aimed: luck.happens(aimedShare),
+      aimed: true,
       forMs: lasts(kind),
       pick: luck.next(),
     }
