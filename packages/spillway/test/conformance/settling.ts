@@ -1,5 +1,7 @@
 import { describe, expect, it } from 'vitest'
+import { claimSql, settleSql, step, stepSql } from '../../src/store/postgres/step.js'
 import {
+  claimAll,
   contextOf,
   executing,
   item,
@@ -34,6 +36,35 @@ export function settling(opened: () => OpenedStore): void {
       expect(await two.claim()).toEqual([])
       await one.complete(held)
       expect(await two.claim()).toHaveLength(2)
+    })
+
+    it('writes nothing when nothing is ready, so that nobody waits for the disk', async () => {
+      const { store, session, sql } = opened()
+      const worker = await TestWorker.enlist(store)
+      const client = await session()
+      const [row] = await sql<{ schema: string }>('SELECT current_schema() AS schema')
+      const { schema } = must(row)
+      const statements = { step: stepSql(schema), settle: settleSql(schema), claim: claimSql(schema) }
+      /** Claims as the store does; answers the transaction's id, which the first write gives it. */
+      const written = async (): Promise<string | null> => {
+        await client.query('BEGIN')
+        await step(
+          async (text, values) => (await client.query<unknown[]>({ text, values: [...values], rowMode: 'array' })).rows,
+          statements,
+          worker.id,
+          0,
+          [],
+          claimAll,
+        )
+        const { rows } = await client.query<{ id: string | null }>('SELECT pg_current_xact_id_if_assigned() AS id')
+        await client.query('ROLLBACK')
+        return must(rows[0]).id
+      }
+      expect(await written()).toBeNull()
+      await queue(store, [item('a', { delayMs: 60_000 })])
+      expect(await written()).toBeNull()
+      await queue(store, [item('b')])
+      expect(await written()).not.toBeNull()
     })
 
     it('never hands an operation to two of many claiming workers', async () => {

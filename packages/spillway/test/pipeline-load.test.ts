@@ -1,0 +1,269 @@
+import Type from 'typebox'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import type { Store } from '../src/store/port.js'
+import { type Bench, bench, eventually, overriding, signal } from './pipeline-fixture.js'
+
+const Body = Type.Object({ n: Type.Integer() })
+const lane = (body: { n: number }) => ['q', String(body.n)] as const
+
+let b: Bench
+beforeEach(async () => {
+  b = await bench()
+})
+afterEach(() => b.close())
+
+const poolAt = (state: { busy: number; waiting: number }) => (store: Store) =>
+  overriding(store, { poolState: () => ({ max: 10, idle: 0, ...state }) })
+
+describe('the load decision', () => {
+  it.each([
+    [{ busy: 7, waiting: 0 }, 'done'],
+    [{ busy: 8, waiting: 0 }, 'queued'],
+    [{ busy: 5, waiting: 3 }, 'queued'],
+  ] as const)('with the pool at %j: %s', async (state, kind) => {
+    const intake = await b.intake({ wrap: poolAt(state) })
+    const op = intake.define('op', { body: Body, run: () => 1 })
+    const answer = await intake.submit(op, { n: 1 })
+    expect(answer.kind).toBe(kind)
+    if (answer.kind === 'queued') {
+      expect(answer.reason).toBe('system_busy')
+      expect(await b.finished(answer.operationId)).toMatchObject({ status: 'completed' })
+    }
+  })
+
+  it('refuses instead where the definition says so, and takes it again when the load is gone', async () => {
+    const state = { busy: 10, waiting: 0 }
+    const intake = await b.intake({ wrap: poolAt(state) })
+    const op = intake.define('op', { body: Body, whenBusy: 'refuse', run: () => 1 })
+    expect(await intake.submit(op, { n: 1 })).toMatchObject({ refusal: { code: 'overloaded', retryAfterMs: 1_000 } })
+    const send = (headers: Record<string, string>) =>
+      intake.fetch(op)(
+        new Request('http://local/', {
+          method: 'POST',
+          body: '{',
+          headers: { 'content-type': 'application/json', ...headers },
+        }),
+      )
+    // Before the body is read; but who would be queued is not refused for want of a slot.
+    expect((await send({})).status).toBe(503)
+    expect((await send({ prefer: 'respond-async' })).status).toBe(400)
+    state.busy = 0
+    expect(await intake.submit(op, { n: 1 })).toMatchObject({ kind: 'done' })
+  })
+
+  it.each(['run', 'apply'] as const)('counts the age of the oldest write, %s', async (kind) => {
+    const release = signal()
+    const intake = await b.intake({
+      acceptWaitBudgetMs: 50,
+      wrap: (store) =>
+        overriding(store, {
+          accept: async (items, context) => {
+            await release.promise
+            return store.accept(items, context)
+          },
+          acceptAndApply: async (items, context, effect) => {
+            await release.promise
+            return store.acceptAndApply(items, context, effect)
+          },
+        }),
+    })
+    const op =
+      kind === 'run'
+        ? intake.define('op', { body: Body, run: () => 1 })
+        : intake.define('op', { body: Body, apply: async (_, items) => items.map(() => 1) })
+    expect(intake.core.busy).toBeLessThan(0.7)
+    const slow = intake.submit(op, { n: 1 })
+    await eventually(() => (intake.core.busy > 1 ? true : undefined), 'the budget to be used up', 2_000).finally(
+      release.fire,
+    )
+    await slow
+    expect(intake.core.busy).toBeLessThan(0.7)
+  })
+
+  it('queues when every slot is taken', async () => {
+    const intake = await b.intake({ concurrency: 1 })
+    const release = signal()
+    const op = intake.define('op', {
+      body: Body,
+      lane,
+      run: async (body) => {
+        if (body.n === 1) await release.promise
+        return body.n
+      },
+    })
+    const first = intake.submit(op, { n: 1 })
+    await eventually(
+      async () => ((await b.sql('SELECT 1 FROM spillway.leases')).length === 1 ? true : undefined),
+      'the first to run',
+    )
+    const second = await intake.submit(op, { n: 2 })
+    expect(second).toMatchObject({ kind: 'queued', reason: 'system_busy' })
+    release.fire()
+    await first
+    if (second.kind === 'queued') expect(await b.finished(second.operationId)).toMatchObject({ result: 2 })
+  })
+
+  it('keeps no slot for a caller who only waits', async () => {
+    const intake = await b.intake({ concurrency: 1 })
+    const op = intake.define('op', {
+      body: Body,
+      lane: () => 'one',
+      run: (body, ctx) => {
+        if (body.n === 1 && ctx.attempt === 1) throw new Error('again')
+        return body.n
+      },
+    })
+    expect(await intake.submit(op, { n: 1 })).toMatchObject({ kind: 'queued', reason: 'retrying' })
+    expect(await intake.submit(op, { n: 2 }, { waitMs: 5_000 })).toMatchObject({ kind: 'done', result: 2 })
+  })
+
+  it('says that the queue is full, and takes again what has room', async () => {
+    const intake = await b.intake({ pendingMax: 3, work: false })
+    const op = intake.define('op', { body: Body, lane, run: () => 1 })
+    const apply = intake.define('apply', { body: Body, apply: async (_, items) => items.map(() => 1) })
+    const ids: string[] = []
+    for (let n = 0; n < 3; n++) {
+      const answer = await intake.submit(op, { n }, { respondAsync: true })
+      if (answer.kind === 'queued') ids.push(answer.operationId)
+    }
+    expect(ids).toHaveLength(3)
+    const refused = await intake.submit(op, { n: 4 })
+    if (refused.kind !== 'refused') throw new Error('refused')
+    expect(refused.refusal).toMatchObject({ code: 'queue_full' })
+    expect(refused.refusal.retryAfterMs).toBeGreaterThanOrEqual(1_000)
+    expect(refused.refusal.retryAfterMs).toBeLessThanOrEqual(60_000)
+    // What leaves no operation does not need the queue.
+    expect(await intake.submit(apply, { n: 4 })).toMatchObject({ kind: 'done' })
+    await intake.core.store.cancel(ids[0] ?? '', [], 'why')
+    await eventually(async () => {
+      const answer = await intake.submit(op, { n: 5 }, { respondAsync: true })
+      return answer.kind === 'queued' ? true : undefined
+    }, 'the queue to have room')
+  })
+})
+
+describe('one that asks for a ticket', () => {
+  /** What was not given out with its acceptance is never run. */
+  const claimingNothing = (store: Store) =>
+    overriding(store, { step: (worker, part, settlements) => store.step(worker, part, settlements, null) })
+
+  it('runs at once without a claim', async () => {
+    const intake = await b.intake({ wrap: claimingNothing })
+    const op = intake.define('op', { body: Body, run: (body) => body.n })
+    const answer = await intake.submit(op, { n: 7 }, { respondAsync: true })
+    if (answer.kind !== 'queued') throw new Error(`expected a ticket, not ${answer.kind}`)
+    expect(answer).toMatchObject({ place: 0, reason: 'requested', replayed: false })
+    expect(await b.finished(answer.operationId)).toMatchObject({ status: 'completed', attempts: 1, result: 7 })
+  })
+
+  it('gets the same ticket again for its Idempotency-Key while it runs', async () => {
+    const intake = await b.intake({ wrap: claimingNothing })
+    const started = signal()
+    const release = signal()
+    let runs = 0
+    const op = intake.define('op', {
+      body: Body,
+      run: async () => {
+        runs++
+        started.fire()
+        await release.promise
+      },
+    })
+    const send = async (headers: Record<string, string> = {}) => {
+      const response = await intake.fetch(op)(
+        new Request('http://local/', {
+          method: 'POST',
+          body: '{"n":1}',
+          headers: { 'content-type': 'application/json', 'idempotency-key': 'k', ...headers },
+        }),
+      )
+      return {
+        status: response.status,
+        ticket: response.headers.get('location'),
+        replayed: response.headers.get('idempotent-replayed'),
+        body: (await response.json()) as { operationId: string },
+      }
+    }
+    const first = await send({ prefer: 'respond-async' })
+    expect(first).toMatchObject({ status: 202, ticket: expect.stringContaining('/operations/'), replayed: null })
+    await started.promise
+    const again = { status: 202, ticket: first.ticket, replayed: 'true', body: first.body }
+    expect(await send({ prefer: 'respond-async' })).toEqual(again)
+    // The answer belongs to the key, whatever is preferred now.
+    expect(await send()).toEqual(again)
+    release.fire()
+    await b.finished(first.body.operationId)
+    expect(runs).toBe(1)
+  })
+})
+
+describe('a claim under way', () => {
+  it('takes no slots from requests while there is no backlog', async () => {
+    const claiming = signal()
+    const claimed = signal()
+    const intake = await b.intake({
+      concurrency: 2,
+      wrap: (store) =>
+        overriding(store, {
+          step: async (worker, part, settlements, claim) => {
+            const result = await store.step(worker, part, settlements, null)
+            // What is settled is told; a claim by itself hangs.
+            if (claim !== null && settlements.length === 0) {
+              claiming.fire()
+              await claimed.promise
+            }
+            return result
+          },
+        }),
+    })
+    const release = signal()
+    const running = new Set<number>()
+    const op = intake.define('op', {
+      body: Body,
+      lane,
+      run: async (body) => {
+        running.add(body.n)
+        await release.promise
+        running.delete(body.n)
+        return body.n
+      },
+    })
+    await claiming.promise
+    const both = [1, 2].map((n) => intake.submit(op, { n }))
+    await eventually(() => (running.size === 2 ? true : undefined), 'both to run at the same time')
+    release.fire()
+    expect(await Promise.all(both)).toMatchObject([
+      { kind: 'done', result: 1 },
+      { kind: 'done', result: 2 },
+    ])
+    claimed.fire()
+  })
+
+  it('forgets no wake-up', async () => {
+    const looked = signal<number>()
+    const told = signal()
+    let claims = 0
+    const intake = await b.intake({
+      wrap: (store) =>
+        overriding(poolAt({ busy: 10, waiting: 0 })(store), {
+          // Only what this process says to itself can tell it that there is work.
+          listen: () => Promise.resolve(),
+          pulse: async (...given) => ({ ...(await store.pulse(...given)), waiting: false, nextDueMs: null }),
+          step: async (worker, part, settlements, claim) => {
+            const result = await store.step(worker, part, settlements, claim)
+            if (claim !== null && ++claims === 1) {
+              looked.fire(result.claimed.length)
+              await told.promise
+            }
+            return result
+          },
+        }),
+    })
+    const op = intake.define('op', { body: Body, run: (body) => body.n })
+    expect(await looked.promise).toBe(0)
+    const answer = await intake.submit(op, { n: 7 })
+    if (answer.kind !== 'queued') throw new Error(`expected a ticket, not ${answer.kind}`)
+    told.fire()
+    expect(await b.finished(answer.operationId)).toMatchObject({ status: 'completed', result: 7 })
+  })
+})
