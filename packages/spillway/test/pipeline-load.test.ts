@@ -1,3 +1,4 @@
+import { setTimeout as delay } from 'node:timers/promises'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import type { Store } from '../src/store/port.js'
@@ -265,5 +266,86 @@ describe('a claim under way', () => {
     if (answer.kind !== 'queued') throw new Error(`expected a ticket, not ${answer.kind}`)
     told.fire()
     expect(await b.finished(answer.operationId)).toMatchObject({ status: 'completed', result: 7 })
+  })
+})
+
+describe('slots', () => {
+  /** Every acceptance takes so long, until it is let go altogether. */
+  const slowToAccept = (held: Promise<void>, ms: number) => (store: Store) =>
+    overriding(store, {
+      accept: async (items, context) => {
+        const accepted = await store.accept(items, context)
+        await Promise.race([delay(ms), held])
+        return accepted
+      },
+    })
+
+  it('that become free while an acceptance is written are given away meanwhile, and never more run than there are', async () => {
+    const quick = signal()
+    const intake = await b.intake({ concurrency: 2, wrap: slowToAccept(quick.promise, 40) })
+    const started: number[] = []
+    let running = 0
+    let most = 0
+    const release = signal()
+    const op = intake.define('op', {
+      body: Body,
+      lane,
+      whenBusy: 'refuse',
+      run: async ({ n }) => {
+        started.push(n)
+        most = Math.max(most, ++running)
+        if (n >= 100) await release.promise
+        running--
+        return n
+      },
+    })
+    // Acceptances last many times as long as runs: that is learnt one by one.
+    for (let n = 0; n < 20; n++) expect(await intake.submit(op, { n })).toMatchObject({ kind: 'done' })
+    const three = [100, 101, 102].map((n) => intake.submit(op, { n }))
+    quick.fire()
+    await eventually(() => (started.length === 22 ? true : undefined), 'two of the three to run')
+    release.fire()
+    expect(await Promise.all(three)).toMatchObject([{ kind: 'done' }, { kind: 'done' }, { kind: 'done' }])
+    expect(started.slice(20)).toEqual([100, 101, 102])
+    expect(most).toBe(2)
+  })
+
+  it('are given back when an operation ends, not when it is settled, and what ends meanwhile is settled together', async () => {
+    const settling = signal()
+    const settled = signal()
+    const sizes: number[] = []
+    const intake = await b.intake({
+      concurrency: 3,
+      wrap: (store) =>
+        overriding(store, {
+          step: async (worker, part, settlements, claim) => {
+            if (settlements.length > 0) {
+              sizes.push(settlements.length)
+              settling.fire()
+              await settled.promise
+            }
+            return store.step(worker, part, settlements, claim)
+          },
+        }),
+    })
+    const ran = new Set<number>()
+    const op = intake.define('op', {
+      body: Body,
+      lane,
+      run: ({ n }) => {
+        ran.add(n)
+        return n
+      },
+    })
+    const first = intake.submit(op, { n: 1 })
+    await settling.promise
+    const others = [2, 3, 4].map((n) => intake.submit(op, { n }))
+    await eventually(() => (ran.size === 4 ? true : undefined), 'all to have run before the first is settled')
+    settled.fire()
+    expect(await Promise.all([first, ...others])).toMatchObject(
+      [1, 2, 3, 4].map((result) => ({ kind: 'done', result })),
+    )
+    expect(sizes[0]).toBe(1)
+    expect(sizes.length).toBeLessThan(4)
   })
 })

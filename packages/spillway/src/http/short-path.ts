@@ -126,7 +126,8 @@ class Passage {
   enter(mounted: Mount): void {
     const proceed = (entry: Entry): void => {
       if (entry.ok) this.#read(entry.entered, mounted)
-      else this.#send(entry.wire)
+      // At the end of the turn, with the other refusals: see fastify-binding.ts.
+      else setImmediate(this.#send, entry.wire)
     }
     const entry = mounted.enter(this.#asked)
     if (entry instanceof Promise) entry.then(proceed, this.#fail)

@@ -267,7 +267,9 @@ export class Intake {
       const pending: PendingItem = { item, body: submission.body }
       let accepted: Accepted
       try {
+        const asked = performance.now()
         accepted = await bound.flush.submit(pending)
+        if (reserved) this.#work.acceptedIn(performance.now() - asked)
       } catch (fault) {
         return { kind: 'refused', refusal: this.#storeFault(bound, item, fault) }
       }
@@ -323,9 +325,7 @@ export class Intake {
   }
 
   #unready(): Refusal | null {
-    if (this.#draining) {
-      return refusals.draining
-    }
+    if (this.#draining) return refusals.draining
     return this.presence.isReady ? null : refusals.storeAway
   }
 
@@ -340,9 +340,7 @@ export class Intake {
   }
 
   #full(bound: Bound): Refusal | null {
-    if (bound.flush.isFull) {
-      return refusals.writesWait
-    }
+    if (bound.flush.isFull) return refusals.writesWait
     if (this.queueDepth >= this.settings.pendingMax && bound.options.apply === undefined) {
       const over = this.queueDepth - this.settings.pendingMax + 1
       const waitMs = this.#load.drainMs(over) ?? 5_000

@@ -35,6 +35,8 @@ const deepLanes = 100
 const longMs = 50
 /** One claim in so many begins at a random level, so that no priority starves. */
 const turnEvery = 8
+/** How long a second call waits for the first. */
+const patientMs = 20
 const faultPauseMsMin = 100
 const faultPauseMsMax = 2_000
 const dueMsMax = 60_000
@@ -55,11 +57,15 @@ export class Work {
   /** Operations that waited per lane in the last claim. */
   #depth = 1
   #active = 0
+  /** When the last call began. */
+  #steppedAt = 0
   readonly #freeParts = Array.from({ length: loops }, (_, part) => part)
   #claiming = false
   #stopped = false
   /** There may be something to claim. */
   #hungry = false
+  /** The last claim brought something. */
+  #found = false
   /** There is more to claim than fits: the last claim came back full. */
   #backlogged = false
   #dueTimer: NodeJS.Timeout | undefined
@@ -71,7 +77,11 @@ export class Work {
   /** How often it was said that there may be work. */
   #wakes = 0
   #reserved = 0
+  /** Operations that requests execute at once: those that run, and those whose slot is about to become free. */
   #direct = 0
+  #directWaiting = 0
+  /** Moving average. */
+  #acceptMs = 0
   #suspectUntil = 0
   #strayLook = 0
   #faultPauseMs = faultPauseMsMin
@@ -103,8 +113,18 @@ export class Work {
   }
 
   get canReserve(): boolean {
-    const most = this.#claiming && this.#backlogged ? Math.ceil(this.#o.concurrency / 2) : this.#o.concurrency
-    return this.freeSlots > 0 && this.#direct + this.#reserved < most
+    const { concurrency } = this.#o
+    if (this.#claiming && this.#backlogged) {
+      return this.freeSlots > 0 && this.#direct + this.#reserved < Math.ceil(concurrency / 2)
+    }
+    // Slots that become free while its acceptance is written count, too, or they would stand empty for that long.
+    const soon = Math.min(concurrency, Math.floor((concurrency * this.#acceptMs) / Math.max(this.runMs, 1)))
+    return this.#running.size + this.#directWaiting + this.#reserved < concurrency + soon
+  }
+
+  /** How long it took from a reservation to its verdict. */
+  acceptedIn(ms: number): void {
+    this.#acceptMs += (ms - this.#acceptMs) * 0.05
   }
 
   /** Moving average of an operation's run time. */
@@ -166,8 +186,8 @@ export class Work {
       // `accept` has stamped its start already.
       held.marked = true
       held.done = (settled) => resolve(settled ? (held.outcomes[0]?.outcome ?? null) : null)
-      // To the front: its caller waits, and it counts among the running from here on.
-      this.#waiting.unshift(...this.#waiting.splice(this.#waiting.indexOf(held), 1))
+      // Before those that were claimed, whose callers do not wait.
+      this.#waiting.splice(this.#directWaiting++, 0, ...this.#waiting.splice(-1))
       this.#startWaiting()
     })
   }
@@ -183,7 +203,7 @@ export class Work {
       held.lost = true
       held.attempt?.abort('lease_lost')
     }
-    for (const held of [...this.#finished.splice(0), ...this.#waiting.splice(0)]) this.#drop(held)
+    for (const held of [...this.#finished.splice(0), ...this.#giveUpWaiting()]) this.#drop(held)
     this.#leases.clear()
     // If nobody took over meanwhile, the leases are still ours on the books.
     this.suspect()
@@ -217,7 +237,7 @@ export class Work {
     this.#claiming = false
     clearTimeout(this.#dueTimer)
     // What has not begun goes back at once.
-    this.#finished.push(...this.#waiting.splice(0))
+    this.#finished.push(...this.#giveUpWaiting())
     this.#pump()
     const timer = setTimeout(() => {
       for (const held of this.#running) held.attempt?.abort('stopping')
@@ -262,11 +282,22 @@ export class Work {
     return held
   }
 
-  /** Starts lanes that wait here, while there are slots. What a request executes has been given a slot already. */
+  /** Takes out what waits and will not begin here: all, or that of these leases. */
+  #giveUpWaiting(fences?: ReadonlySet<number>): HeldLane[] {
+    const given = this.#waiting.filter((held) => fences === undefined || fences.has(held.fence))
+    this.#waiting = fences === undefined ? [] : this.#waiting.filter((held) => !fences.has(held.fence))
+    const direct = given.filter((held) => held.done !== null).length
+    this.#direct -= direct
+    this.#directWaiting -= direct
+    return given
+  }
+
+  /** Starts lanes that wait here, while there are slots: first what requests execute. */
   #startWaiting(): void {
-    while (this.#waiting.length > 0 && (this.freeSlots > 0 || this.#waiting[0]?.done !== null)) {
+    while (this.#directWaiting > 0 ? this.#running.size < this.#o.concurrency : this.freeSlots > 0) {
       const held = this.#waiting.shift()
       if (held === undefined) break
+      if (held.done !== null) this.#directWaiting--
       this.#running.add(held)
       held.startedAt = this.#now()
       this.#tick ??= setInterval(() => this.#lookAround(), longMs)
@@ -291,6 +322,9 @@ export class Work {
 
   #pump(): void {
     while (this.#active < loops && !this.#stopped) {
+      // While nothing comes from the queue one call at a time: what finishes meanwhile goes with the next, for less than
+      // a call each. Two when it takes long, so that a lane whose lock is waited for does not hold up the others.
+      if (this.#active > 0 && !this.#found && this.#now() - this.#steppedAt < patientMs) break
       const claim = this.#nextClaim()
       if (this.#finished.length === 0 && claim === null) break
       const settling = this.#finished.splice(0)
@@ -308,8 +342,10 @@ export class Work {
     if (!this.#claiming || !this.#hungry) return null
     const lanes = Math.min(lanesPerClaim, this.freeSlots + this.#prefetch() - this.#waiting.length - this.#asked)
     if (lanes <= 0) return null
-    // The other loop is about to bring some; it says whether there is more, unless that is known.
-    if (this.#active > 0 && this.#finished.length === 0 && !this.#backlogged) return null
+    // The other loop is about to bring some; it says whether there is more, unless that is known. Of deep lanes one
+    // claim is plenty, and taking them all would leave nothing to claim for the call that settles them.
+    const isShallow = this.#depth < opsPerClaim / deepLanes
+    if (this.#active > 0 && this.#finished.length === 0 && !(this.#backlogged && isShallow)) return null
     const turn = ++this.#claims % turnEvery === 0 ? 2 + Math.floor(Math.random() * 9) : 1
     const most = Math.max(deepLanes, this.#o.concurrency, Math.ceil(opsPerClaim / this.#depth))
     // No more of a lane than are likely to be through within a slice: what is handed out cannot be cancelled any more.
@@ -331,6 +367,7 @@ export class Work {
 
   async #step(part: number, settling: HeldLane[], claim: ClaimRequest | null): Promise<void> {
     this.#active++
+    this.#steppedAt = this.#now()
     const asked = claim?.lanes ?? 0
     const wakes = this.#wakes
     this.#asked += asked
@@ -378,6 +415,7 @@ export class Work {
     this.#startWaiting()
     // Fewer than asked for: that was all, unless there was a wake-up meanwhile. The next one, or the pulse, says when
     // there is more.
+    this.#found = lanes > 0
     this.#backlogged = lanes >= claim.lanes
     this.#hungry = this.#backlogged || (claim.turn > 1 && lanes > 0) || wakes !== this.#wakes
   }
@@ -398,7 +436,7 @@ export class Work {
       if (lost.has(held.fence)) this.#drop(held)
       else this.#finished.push(held)
     }
-    this.#waiting = this.#waiting.filter((held) => !lost.has(held.fence))
+    for (const held of this.#giveUpWaiting(lost)) this.#drop(held)
     for (const fence of lost) {
       this.#leases.delete(fence)
       for (const held of this.#running) {
@@ -431,6 +469,7 @@ export class Work {
       held.ops.length = held.ops.findIndex((op) => op.seq === attempt.op.seq) + 1
       started.push({ fence: held.fence, lane: held.lane, seq: attempt.op.seq, startedMsAgo: now - attempt.startedAt })
     }
+    if (this.#finished.length > 0) this.#pump()
     if (started.length === 0) return
     this.#o.store.mark(this.#o.worker(), started).catch((fault: unknown) => {
       this.#o.log.warn({ err: fault, operations: started.length }, 'could not tell that operations are running')
