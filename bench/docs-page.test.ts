@@ -84,6 +84,12 @@ describe('renderPage', () => {
     expect(page).not.toContain('busy')
   })
 
+  it('says how much of the machine its host kept, and nothing where that is nothing or unknown', () => {
+    expect(renderPage({ sections: [section('accept', { stolenPercent: 28 })] })).toContain('kept 28% of it')
+    expect(renderPage({ sections: [section('accept', { stolenPercent: 0 })] })).not.toContain('kept')
+    expect(page).not.toContain('kept')
+  })
+
   it('tells what is missed as it is', () => {
     const missed = verdict({ what: 'over echo', value: 0.5, unit: '×', rule: 'at-least', target: 0.8 })
     const result = { ...section('accept').result, verdicts: [missed] }

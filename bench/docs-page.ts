@@ -71,11 +71,12 @@ function sectionBlock(section: MeasuredSection, first: MeasuredSection | undefin
   ].join('\n')
 }
 
-function measuredLine({ measuredAt, environment, seconds, quick }: MeasuredSection): string {
+function measuredLine({ measuredAt, environment, seconds, quick, stolenPercent }: MeasuredSection): string {
   const how = quick ? ', by a quick run: less certain' : ''
   const warning = busyWarning(environment)
   const mind = warning === null ? '' : ` Mind that ${warning}.`
-  return `Measured on ${measuredAt.slice(0, 10)} at commit ${commitText(environment.commit)}, in ${formatDuration(seconds)} minutes${how}.${mind}`
+  const stolen = stolenPercent ? ` The machine's host kept ${stolenPercent}% of it for others meanwhile (steal).` : ''
+  return `Measured on ${measuredAt.slice(0, 10)} at commit ${commitText(environment.commit)}, in ${formatDuration(seconds)} minutes${how}.${mind}${stolen}`
 }
 
 /** Told once where all sections share it. */

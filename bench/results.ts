@@ -9,6 +9,8 @@ export interface MeasuredSection {
   readonly measuredAt: string
   readonly seconds: number
   readonly quick: boolean
+  /** Share of the machine that its host gave to others meanwhile; null: unknown. */
+  readonly stolenPercent?: number | null
   readonly environment: Environment
   readonly result: SectionResult
 }

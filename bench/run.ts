@@ -15,6 +15,7 @@ import { environmentLines, sectionText, verdictLine } from './report.js'
 import type { FailedSection, MeasuredSection, RunReport } from './results.js'
 import type { Section, SectionResult } from './section.js'
 import { sections as allSections } from './sections/index.js'
+import { readCpuTime, stolenPercent } from './stolen.js'
 
 export const exitCodes = { done: 0, failed: 1, usage: 2, interrupted: 130 } as const
 
@@ -134,11 +135,16 @@ async function measureAll(measuring: Measuring): Promise<Outcome> {
     progress.begin(name)
     progress.say(title)
     const began = Date.now()
+    const cpuBefore = readCpuTime()
     try {
       const result = await measure(section, measuring)
+      const stolen = stolenPercent(cpuBefore, readCpuTime())
       const seconds = (Date.now() - began) / 1_000
       const measuredAt = new Date(began).toISOString()
-      measured.push({ name, title, measuredAt, seconds, quick: options.quick, environment, result })
+      measured.push({
+        ...{ name, title, measuredAt, seconds, quick: options.quick, stolenPercent: stolen, environment, result },
+      })
+      if (stolen !== null && stolen > 0) progress.say(`the machine's host kept ${stolen}% of it for others meanwhile`)
       for (const verdict of result.verdicts) progress.say(verdictLine(verdict))
     } catch (fault) {
       if (fault instanceof Interrupted) return { sections: measured, failed, interrupted: fault }
