@@ -59,8 +59,10 @@ CREATE TABLE gates (
   CONSTRAINT gates_check CHECK (((resume_below >= 1) AND (resume_below <= full_at))),
   CONSTRAINT gates_full_at_check CHECK ((full_at >= 1)),
   CONSTRAINT gates_held_check CHECK ((held >= 0)),
-  CONSTRAINT gates_pkey PRIMARY KEY (name)
+  CONSTRAINT gates_pkey PRIMARY KEY (name),
+  CONSTRAINT petition_overflow TRIGGER DEFERRABLE INITIALLY DEFERRED
 ) WITH (fillfactor=50);
+CREATE CONSTRAINT TRIGGER petition_overflow AFTER UPDATE OF overflowing ON spillway.gates DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (((new.name = 'petitions'::text) AND (old.overflowing IS DISTINCT FROM new.overflowing))) EXECUTE FUNCTION petition_overflow();
 
 CREATE TABLE halts (
   scope text NOT NULL,
@@ -133,6 +135,31 @@ CREATE TABLE leases (
   CONSTRAINT leases_pkey PRIMARY KEY (fence)
 ) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=2000);
 
+CREATE TABLE ledger (
+  seq bigint NOT NULL,
+  at timestamp with time zone NOT NULL,
+  type text NOT NULL,
+  actor text NOT NULL,
+  trace_id text NOT NULL,
+  payload text NOT NULL,
+  prev_hash text NOT NULL,
+  hash text NOT NULL,
+  CONSTRAINT ledger_at_check CHECK ((at = date_trunc('milliseconds'::text, at))),
+  CONSTRAINT ledger_hash_check CHECK ((hash ~ '^[0-9a-f]{64}$'::text)),
+  CONSTRAINT ledger_pkey PRIMARY KEY (seq),
+  CONSTRAINT ledger_prev_hash_check CHECK ((prev_hash ~ '^[0-9a-f]{64}$'::text)),
+  CONSTRAINT ledger_seq_check CHECK ((seq >= 1))
+);
+CREATE TRIGGER ledger_append_only BEFORE DELETE OR UPDATE OR TRUNCATE ON spillway.ledger FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse();
+
+CREATE TABLE ledger_head (
+  one boolean DEFAULT true NOT NULL,
+  seq bigint NOT NULL,
+  hash text NOT NULL,
+  CONSTRAINT ledger_head_one_check CHECK (one),
+  CONSTRAINT ledger_head_pkey PRIMARY KEY (one)
+) WITH (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, fillfactor=50);
+
 CREATE TABLE migrations (
   version integer NOT NULL,
   name text NOT NULL,
@@ -184,6 +211,48 @@ CREATE TABLE pauses (
   CONSTRAINT pauses_queue_partition_key UNIQUE NULLS NOT DISTINCT (queue, partition)
 );
 
+CREATE TABLE petition_blocks (
+  submitter text NOT NULL,
+  minute bigint NOT NULL,
+  pending bigint NOT NULL,
+  CONSTRAINT petition_blocks_pending_check CHECK ((pending >= 0)),
+  CONSTRAINT petition_blocks_pkey PRIMARY KEY (submitter)
+) WITH (fillfactor=50);
+CREATE INDEX petition_blocks_pending ON spillway.petition_blocks USING btree (minute) WHERE (pending > 0);
+
+CREATE TABLE petition_states (
+  state text NOT NULL,
+  n bigint DEFAULT 0 NOT NULL,
+  CONSTRAINT petition_states_n_check CHECK ((n >= 0)),
+  CONSTRAINT petition_states_pkey PRIMARY KEY (state)
+) WITH (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, fillfactor=50);
+
+CREATE TABLE petitions (
+  id uuid NOT NULL,
+  type text NOT NULL,
+  state text NOT NULL,
+  came_from text,
+  text text NOT NULL,
+  content_hash text NOT NULL,
+  realm text,
+  submitter text NOT NULL,
+  fate_reason text,
+  version integer DEFAULT 1 NOT NULL,
+  created_at timestamp with time zone NOT NULL,
+  updated_at timestamp with time zone NOT NULL,
+  CONSTRAINT petitions_content_hash_check CHECK ((content_hash ~ '^[0-9a-f]{64}$'::text)),
+  CONSTRAINT petitions_moves CHECK (
+CASE
+    WHEN (came_from IS NULL) THEN (state = 'RECEIVED'::text)
+    ELSE (((((((((came_from = 'RECEIVED'::text) AND (state = 'DELIBERATING'::text)) OR ((came_from = 'RECEIVED'::text) AND (state = 'ACKNOWLEDGED'::text))) OR ((came_from = 'RECEIVED'::text) AND (state = 'ESCALATED'::text))) OR ((came_from = 'DELIBERATING'::text) AND (state = 'ACKNOWLEDGED'::text))) OR ((came_from = 'DELIBERATING'::text) AND (state = 'REFERRED'::text))) OR ((came_from = 'DELIBERATING'::text) AND (state = 'ESCALATED'::text))) OR ((came_from = 'DELIBERATING'::text) AND (state = 'DEFERRED'::text))) OR ((came_from = 'DELIBERATING'::text) AND (state = 'NO_RESPONSE'::text)))
+END),
+  CONSTRAINT petitions_pkey PRIMARY KEY (id),
+  CONSTRAINT petitions_realm_check CHECK (((char_length(realm) >= 1) AND (char_length(realm) <= 100))),
+  CONSTRAINT petitions_text_check CHECK (((char_length(text) >= 1) AND (char_length(text) <= 10000))),
+  CONSTRAINT petitions_type_check CHECK ((type = ANY (ARRAY['GENERAL'::text, 'CESSATION'::text, 'GRIEVANCE'::text, 'COLLABORATION'::text, 'META'::text])))
+);
+CREATE INDEX petitions_by_state ON spillway.petitions USING btree (state, id);
+
 CREATE TABLE rates (
   key uuid NOT NULL,
   win integer NOT NULL,
@@ -226,7 +295,7 @@ CREATE TABLE workers (
   CONSTRAINT workers_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
-CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[], p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_key uuid[], p_rate_n integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_ix integer[], p_rate_item integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
+CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[], p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_key uuid[], p_rate_n integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_keep integer[], p_rate_ix integer[], p_rate_item integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -287,8 +356,9 @@ BEGIN
     END IF;
   END IF;
 
-  -- 2. Halt.
+  -- 2. Halt. Whoever halts waits for those who are past this point: behind a halt nothing is accepted any more.
   IF cardinality(p_halts) > 0 THEN
+    PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.halts'), hashtext(current_schema()));
     FOR v_item IN SELECT u.i FROM unnest(p_halts) WITH ORDINALITY u(scope, i) JOIN halts h ON h.scope = u.scope LOOP
       v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
       IF v_out[v_item] = 0 THEN v_out[v_item] := 5; END IF;
@@ -304,7 +374,7 @@ BEGIN
     END IF;
     WITH up AS (
       INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at)
-      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + (k.win + 60) * interval '1 minute' FROM unnest(p_rate_key, v_rasked, p_rate_minutes) k(key, n, win)
+      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + k.keep * interval '1 minute' FROM unnest(p_rate_key, v_rasked, p_rate_minutes, p_rate_keep) k(key, n, win, keep)
       ON CONFLICT (key) DO UPDATE SET
         minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
           THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
@@ -379,8 +449,9 @@ BEGIN
   IF v_rleft IS NOT NULL THEN
     IF v_tight OR v_odd THEN
       -- Per key, now that the refused ones are out of the count.
-      SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win, greatest(0, rate_used(x.minutes, x.counts, v_minute, u.win) - 1)), 1) ORDER BY u.i)
-        INTO v_rwait FROM unnest(p_rate_key, p_rate_minutes) WITH ORDINALITY u(key, win, i) JOIN rates x ON x.key = u.key;
+      -- A slot is free when fewer than the limit count; after it was lowered more may count than it allows.
+      SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win, greatest(0, least(rate_used(x.minutes, x.counts, v_minute, u.win), u.most) - 1)), 1) ORDER BY u.i)
+        INTO v_rwait FROM unnest(p_rate_key, p_rate_minutes, p_rate_limit) WITH ORDINALITY u(key, win, most, i) JOIN rates x ON x.key = u.key;
     END IF;
     IF v_single THEN
       SELECT array_agg(u.i), array_agg(greatest(0, v_rleft[u.ix] - v_rgave[u.ix])), array_agg(v_rwait[u.ix])
@@ -801,6 +872,17 @@ BEGIN
   END LOOP;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.halt_set(p_scope text, p_reason text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+BEGIN
+  PERFORM pg_advisory_xact_lock(hashtext('spillway.halts'), hashtext(current_schema()));
+  INSERT INTO halts (scope, reason, since) VALUES (p_scope, p_reason, clock()) ON CONFLICT (scope) DO NOTHING;
+  RETURN FOUND;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.lane_paused(p_lane uuid)
  RETURNS boolean
  LANGUAGE sql
@@ -885,6 +967,66 @@ BEGIN
   RETURN v_n;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.ledger_append(p_types text[], p_actors text[], p_traces text[], p_payloads text[])
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_seq bigint; v_hash text; t timestamptz;
+  v_prevs text[]; v_hashes text[];
+  v_n int := coalesce(cardinality(p_types), 0);
+BEGIN
+  SELECT h.seq, h.hash INTO STRICT v_seq, v_hash FROM ledger_head h FOR UPDATE;
+  -- Under the lock: times stand in the order of the numbers.
+  t := date_trunc('milliseconds', clock());
+  FOR i IN 1 .. v_n LOOP
+    v_prevs[i] := v_hash;
+    v_hash := encode(sha256(convert_to(ledger_form(v_seq + i, t, p_types[i], p_actors[i], p_traces[i], p_payloads[i], v_hash), 'UTF8')), 'hex');
+    v_hashes[i] := v_hash;
+  END LOOP;
+  INSERT INTO ledger (seq, at, type, actor, trace_id, payload, prev_hash, hash)
+    SELECT v_seq + u.i, t, u.type, u.actor, u.trace, u.payload, u.prev, u.hash
+    FROM unnest(p_types, p_actors, p_traces, p_payloads, v_prevs, v_hashes) WITH ORDINALITY u(type, actor, trace, payload, prev, hash, i);
+  UPDATE ledger_head h SET seq = v_seq + v_n, hash = v_hash;
+  RETURN v_seq + v_n;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.ledger_check(p_after bigint, p_prev text, p_rows integer)
+ RETURNS TABLE(seen bigint, last_seq bigint, last_hash text, broken_at bigint)
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'spillway'
+AS $function$
+  SELECT count(*), max(y.seq), (array_agg(y.hash ORDER BY y.seq DESC))[1], min(least(y.seq, y.due)) FILTER (WHERE NOT y.ok)
+  FROM (
+    SELECT x.seq, x.hash, lag(x.seq, 1, p_after) OVER w + 1 AS due,
+      x.seq = lag(x.seq, 1, p_after) OVER w + 1 AND x.prev_hash = lag(x.hash, 1, p_prev) OVER w
+        AND x.hash = encode(sha256(convert_to(ledger_form(x.seq, x.at, x.type, x.actor, x.trace_id, x.payload, x.prev_hash), 'UTF8')), 'hex') AS ok
+    FROM (SELECT l.* FROM ledger l WHERE l.seq > p_after ORDER BY l.seq LIMIT p_rows) x
+    WINDOW w AS (ORDER BY x.seq)
+  ) y
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.ledger_form(p_seq bigint, p_at timestamp with time zone, p_type text, p_actor text, p_trace_id text, p_payload text, p_prev_hash text)
+ RETURNS text
+ LANGUAGE sql
+ STABLE
+AS $function$
+  SELECT '{"actor":' || to_json(p_actor)::text || ',"at":"' || to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
+    || '","payload":' || p_payload || ',"prev_hash":"' || p_prev_hash || '","seq":' || p_seq
+    || ',"trace_id":' || to_json(p_trace_id)::text || ',"type":' || to_json(p_type)::text || '}'
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.ledger_refuse()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+BEGIN
+  RAISE EXCEPTION 'the ledger is append-only: % is refused', TG_OP USING ERRCODE = '42501';
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.mark(p_worker uuid, m_fence bigint[], m_lane uuid[], m_seq bigint[], m_ago_ms bigint[])
  RETURNS void
  LANGUAGE plpgsql
@@ -926,6 +1068,158 @@ BEGIN
   IF NOT EXISTS (SELECT FROM pauses) THEN RETURN false; END IF;
   PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.pauses'), hashtext(current_schema()));
   RETURN EXISTS (SELECT FROM pauses);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.petition_overflow()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+BEGIN
+  PERFORM ledger_append(ARRAY['petition.queue.overflow.' || CASE WHEN NEW.overflowing THEN 'started' ELSE 'ended' END], ARRAY['system'], ARRAY[''],
+    ARRAY['{"depth":' || NEW.held || ',"resume_below":' || NEW.resume_below || ',"threshold":' || NEW.full_at || '}']);
+  RETURN NULL;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.petition_transition(p_id uuid, p_to text, p_fate text, p_reason text, p_event text, p_actor text, p_trace text, p_submitter text)
+ RETURNS TABLE(outcome text, petition petitions, ledger_seq bigint)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v petitions; v_from text; t timestamptz;
+BEGIN
+  SELECT x.* INTO v FROM petitions x WHERE x.id = p_id FOR UPDATE;
+  IF NOT FOUND THEN
+    outcome := 'unknown';
+  ELSIF p_submitter IS NOT NULL AND v.submitter <> p_submitter THEN
+    outcome := 'foreign';
+  ELSIF (v.state, p_to) NOT IN (('RECEIVED', 'DELIBERATING'), ('RECEIVED', 'ACKNOWLEDGED'), ('RECEIVED', 'ESCALATED'),
+      ('DELIBERATING', 'ACKNOWLEDGED'), ('DELIBERATING', 'REFERRED'), ('DELIBERATING', 'ESCALATED'), ('DELIBERATING', 'DEFERRED'), ('DELIBERATING', 'NO_RESPONSE'))
+      OR (p_submitter IS NOT NULL AND v.state <> 'RECEIVED') THEN
+    outcome := 'illegal';
+  ELSE
+    outcome := 'done';
+    v_from := v.state;
+    IF v.state = 'RECEIVED' THEN PERFORM gates_release(ARRAY['petitions'], ARRAY[1::bigint]); END IF;
+    PERFORM FROM petition_states s WHERE s.state IN (v.state, p_to) ORDER BY s.state FOR UPDATE;
+    UPDATE petition_states s SET n = s.n + CASE WHEN s.state = p_to THEN 1 ELSE -1 END WHERE s.state IN (v.state, p_to);
+    t := date_trunc('milliseconds', clock());
+    UPDATE petitions x SET state = p_to, came_from = x.state, fate_reason = p_fate, version = x.version + 1, updated_at = greatest(t, x.updated_at)
+      WHERE x.id = p_id RETURNING x.* INTO v;
+    ledger_seq := ledger_append(ARRAY[p_event], ARRAY[p_actor], ARRAY[p_trace], ARRAY[
+      '{"from":"' || v_from || '","petition_id":"' || p_id || '","reason":' || coalesce(to_json(p_reason)::text, 'null') || ',"to":"' || p_to || '"}']);
+    PERFORM pg_notify('spillway_' || current_schema(), 'petition:' || p_id);
+  END IF;
+  petition := v;
+  RETURN NEXT;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.petitions_audit()
+ RETURNS TABLE(fault text)
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'spillway'
+AS $function$
+  SELECT 'petitions in ' || s.state || ': ' || s.n || ' counted, ' || c.n || ' there' FROM petition_states s,
+    LATERAL (SELECT count(*) AS n FROM petitions p WHERE p.state = s.state) c WHERE s.n <> c.n
+  UNION ALL
+  SELECT 'the gate holds ' || g.held || ' places, for ' || s.n || ' received and ' || o.n || ' queued' FROM gates g, petition_states s,
+    LATERAL (SELECT count(*) AS n FROM ops x WHERE x.gate = 'petitions') o
+    WHERE g.name = 'petitions' AND s.state = 'RECEIVED' AND g.held <> s.n + o.n
+  UNION ALL
+  SELECT 'petition ' || p.id || ' has no event of its receipt' FROM petitions p
+    WHERE p.id NOT IN (SELECT (l.payload::json->>'petition_id')::uuid FROM ledger l WHERE l.type = 'petition.submission.received')
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.petitions_blocked(p_submitters text[], p_counts bigint[], p_traces text[], OUT as_of_seq bigint, OUT cycle_id text, OUT at timestamp with time zone)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_minute bigint;
+  v_who text[]; v_counts bigint[]; v_traces text[];
+BEGIN
+  at := clock();
+  v_minute := floor(extract(epoch FROM at) / 60);
+  SELECT array_agg(u.who), array_agg(coalesce(b.pending, 0) + 1), array_agg(u.trace) INTO v_who, v_counts, v_traces
+    FROM unnest(p_submitters, p_traces) u(who, trace)
+    LEFT JOIN LATERAL (SELECT x.minute, x.pending FROM petition_blocks x WHERE x.submitter = u.who FOR UPDATE) b ON true
+    WHERE b.minute IS NULL OR b.minute < v_minute;
+  INSERT INTO petition_blocks AS x (submitter, minute, pending)
+    SELECT u.who, v_minute, u.n - 1 FROM unnest(p_submitters, p_counts) u(who, n)
+    ON CONFLICT (submitter) DO UPDATE SET
+      pending = CASE WHEN x.minute < v_minute THEN excluded.pending ELSE x.pending + excluded.pending + 1 END,
+      minute = greatest(x.minute, v_minute);
+  as_of_seq := petitions_witness_blocks(v_who, v_counts, v_traces);
+  cycle_id := to_char(at AT TIME ZONE 'UTC', 'YYYY-"Q"Q');
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.petitions_receive(p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[], p_actors text[], p_traces text[], p_payloads text[])
+ RETURNS timestamp with time zone
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := date_trunc('milliseconds', clock());
+BEGIN
+  INSERT INTO petitions (id, type, state, text, content_hash, realm, submitter, created_at, updated_at)
+    SELECT u.id, u.type, 'RECEIVED', u.text, u.hash, u.realm, u.submitter, t, t
+    FROM unnest(p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(id, type, text, hash, realm, submitter);
+  UPDATE petition_states s SET n = s.n + cardinality(p_ids) WHERE s.state = 'RECEIVED';
+  PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[cardinality(p_ids)]), p_actors, p_traces, p_payloads);
+  RETURN t;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.petitions_state(OUT counts json, OUT overflowing boolean, OUT held bigint, OUT ledger_seq bigint)
+ RETURNS record
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'spillway'
+AS $function$
+  SELECT (SELECT json_object_agg(s.state, s.n) FROM petition_states s), g.overflowing, g.held, (SELECT h.seq FROM ledger_head h)
+  FROM (SELECT) x LEFT JOIN gates g ON g.name = 'petitions'
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.petitions_tell_blocks(p_rows integer, OUT told integer, OUT forgotten integer)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_minute bigint := floor(extract(epoch FROM clock()) / 60);
+  v_who text[]; v_counts bigint[];
+BEGIN
+  PERFORM FROM gates g WHERE g.name = 'petitions' FOR UPDATE;
+  SELECT array_agg(x.submitter), array_agg(x.pending) INTO v_who, v_counts FROM (
+    SELECT b.submitter, b.pending FROM petition_blocks b WHERE b.pending > 0 AND b.minute < v_minute ORDER BY b.submitter LIMIT p_rows FOR UPDATE SKIP LOCKED) x;
+  told := coalesce(cardinality(v_who), 0);
+  IF told > 0 THEN
+    UPDATE petition_blocks b SET pending = 0, minute = v_minute WHERE b.submitter = ANY (v_who);
+    PERFORM petitions_witness_blocks(v_who, v_counts, array_fill(''::text, ARRAY[told]));
+  END IF;
+  DELETE FROM petition_blocks d WHERE d.ctid = ANY (ARRAY(SELECT b.ctid FROM petition_blocks b WHERE b.pending = 0 AND b.minute < v_minute - 60 LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS forgotten = ROW_COUNT;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.petitions_witness_blocks(p_who text[], p_counts bigint[], p_traces text[])
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_actors text[]; v_payloads text[];
+BEGIN
+  IF p_who IS NULL THEN RETURN (SELECT h.seq FROM ledger_head h); END IF;
+  SELECT array_agg('submitter:' || u.who), array_agg('{"count":' || u.n || ',"submitter_id":' || to_json(u.who)::text || '}') INTO v_actors, v_payloads
+    FROM unnest(p_who, p_counts) u(who, n);
+  RETURN ledger_append(array_fill('petition.rate_limit.blocked'::text, ARRAY[cardinality(p_who)]), v_actors, p_traces, v_payloads);
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.promote(p_most integer)
@@ -1290,6 +1584,23 @@ BEGIN
     PERFORM tally(p_worker, p_part, p_types[v_k], - p_type_counts[v_k]);
   END LOOP;
   RETURN '{}';
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.settle_hold(p_worker uuid, p_fence bigint, p_lane uuid, p_keys uuid[])
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  PERFORM pause_guard();
+  PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+  IF NOT FOUND THEN RETURN false; END IF;
+  PERFORM FROM leases l WHERE l.fence = p_fence AND l.worker = p_worker AND p_lane = ANY (l.lanes) FOR UPDATE;
+  IF NOT FOUND THEN RETURN false; END IF;
+  IF cardinality(p_keys) > 0 THEN PERFORM FROM idempotency d WHERE d.key = ANY (p_keys) ORDER BY d.key FOR UPDATE; END IF;
+  PERFORM FROM lanes l WHERE l.id = p_lane FOR UPDATE;
+  RETURN true;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.sweep(p_retention_ms bigint, p_rows integer)

@@ -3,6 +3,7 @@ import type { Static, TSchema } from 'typebox'
 import { type FastifyRoute, fastifyRoute } from './http/fastify-binding.js'
 import { type FetchHandler, fetchHandler } from './http/fetch-binding.js'
 import { type FastifyLike, type TicketRoutesOptions, ticketRoutes } from './http/operations-routes.js'
+import { Ledger } from './ledger/ledger.js'
 import type { Answer } from './pipeline/answer.js'
 import type { DefineOptions, Definition, IntakeRequest } from './pipeline/define.js'
 import { Intake } from './pipeline/intake.js'
@@ -28,6 +29,8 @@ export type { FastifyRoute } from './http/fastify-binding.js'
 export type { FetchHandler, FetchInfo } from './http/fetch-binding.js'
 export type { TicketRoutesOptions, Viewer } from './http/operations-routes.js'
 export { mayUseQueue } from './http/queue-names.js'
+export { canonicalJson } from './ledger/canonical.js'
+export { Ledger, type Verification, type WitnessedEvent } from './ledger/ledger.js'
 export type { LaneName } from './operations/lane.js'
 export { FailOperation, OperationAborted, RetryOperation } from './operations/outcome.js'
 export type { Answer } from './pipeline/answer.js'
@@ -38,6 +41,7 @@ export type {
   Definition,
   IntakeRequest,
   IntakeUser,
+  LimitedItem,
   Rejection,
   RunContext,
   RunOptions,
@@ -45,7 +49,7 @@ export type {
 export type { Refusal } from './pipeline/refusal.js'
 export type { IntakeLog, IntakeSettings } from './pipeline/settings.js'
 export { type EmbeddedOptions, embedded } from './store/embedded-store.js'
-export type { Store, Tx } from './store/port.js'
+export type { LedgerRow, Store, Tx } from './store/port.js'
 export { type PostgresOptions, postgresStore as postgres } from './store/postgres/store.js'
 
 export interface IntakeOptions extends Partial<IntakeSettings> {
@@ -79,16 +83,34 @@ export interface IntakeApi {
   enqueue<Body>(definition: Definition<Body>, body: Body, client: Tx, options?: SubmitOptions): Promise<Answer>
   /** For Fastify: `app.register(intake.ticketRoutes())` mounts reading, waiting, cancelling and redriving. */
   ticketRoutes(options?: TicketRoutesOptions): (app: FastifyLike) => Promise<void>
-  /** Refuses whatever has the `halt` gate of this scope (default `system`), on every instance, until `resume`. */
-  halt(reason: string, scope?: string): Promise<void>
+  /**
+   * Refuses whatever has the `halt` gate of this scope (default `system`), on every instance, until `resume`. With `tx`: if
+   * and when that commits. False when it was halted already.
+   */
+  halt(reason: string, scope?: string, tx?: Tx): Promise<boolean>
   /** False when it was not halted. */
-  resume(scope?: string): Promise<boolean>
+  resume(scope?: string, tx?: Tx): Promise<boolean>
+  /** Gives back places that `apply` definitions hold, in the transaction that ends what they were for. */
+  giveBack(tx: Tx, gate: string, count: number): Promise<void>
+  /** Runs `work` in a short transaction of the store; what it throws takes everything back. Default 10 s. */
+  transaction<T>(work: (tx: Tx) => Promise<T>, options?: { timeoutMs?: number }): Promise<T>
+  /** A statement of your own, on the connections for reads; it is a transaction by itself. */
+  read: Tx['query']
+  /** Witnessed events, hash-chained. */
+  readonly ledger: Ledger
+  /** Calls `heard` with what `pg_notify(channel, name || ':' || text)` sends. A hint: it may be lost. */
+  onNotice(name: string, heard: (text: string) => void): void
+  /** Looks now at what all instances share (gates, halts), instead of within a second. */
+  refresh(): Promise<void>
   /** Drains: refuses what is new, finishes what runs, gives the rest back. */
   close(): Promise<void>
   readonly metrics: Metrics
   /** For our own rooms. */
   readonly core: Intake
 }
+
+/** For a transaction by a caller who does not say. */
+const transactionMs = 10_000
 
 const silent: IntakeLog = { debug: nothing, info: nothing, warn: nothing, error: nothing }
 function nothing(): void {}
@@ -139,15 +161,32 @@ export function intakeApi(core: Intake): IntakeApi {
     enqueue: (definition, body, client, options = {}) =>
       core.enqueue(core.bound(definition), submission(body, options), client),
     ticketRoutes: (options) => ticketRoutes(core, options),
-    halt: async (reason, scope = 'system') => {
-      await core.store.halt(scope, reason)
-      await core.presence.beat()
-    },
-    resume: async (scope = 'system') => {
-      const halted = await core.store.unhalt(scope)
-      await core.presence.beat()
+    halt: async (reason, scope = 'system', tx) => {
+      const halted = await core.store.halt(scope, reason, tx)
+      if (tx === undefined) await core.presence.beat()
       return halted
     },
+    resume: async (scope = 'system', tx) => {
+      const resumed = await core.store.unhalt(scope, tx)
+      if (tx === undefined) await core.presence.beat()
+      return resumed
+    },
+    giveBack: (tx, gate, count) => core.store.releaseGate(tx, gate, count),
+    transaction: async (work, options = {}) => {
+      const tx = await core.store.begin(options.timeoutMs ?? transactionMs, 'operators')
+      try {
+        const result = await work(tx)
+        await tx.commit()
+        return result
+      } catch (fault) {
+        await tx.rollback()
+        throw fault
+      }
+    },
+    read: core.store.read,
+    ledger: new Ledger(core.store),
+    onNotice: (name, heard) => void core.notices.set(name, heard),
+    refresh: () => core.presence.beat(),
     close: () => core.close(),
     metrics: core.metrics,
     core,

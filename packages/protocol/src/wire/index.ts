@@ -1,4 +1,5 @@
 export * from './codes.js'
 export * from './limits.js'
 export * from './operations.js'
+export * from './petitions.js'
 export * from './problem.js'

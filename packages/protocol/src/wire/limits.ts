@@ -18,6 +18,9 @@ export const limits = {
   forwardRedirects: 5,
   demoDelayMsMax: 60_000,
   identityCharacters: 255,
+  petitionTextCodePoints: 10_000,
+  realmCodePoints: 100,
+  reasonCodePoints: 1_000,
 } as const
 
 /** Lower first. The names are those of the messages workload and of background work. */

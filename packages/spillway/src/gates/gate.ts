@@ -21,6 +21,8 @@ export interface RateTier {
   key: string
   limit: number
   windowMinutes: number
+  /** How long its count is kept after it was last used. Default: the window and an hour. */
+  keepMinutes?: number
 }
 
 /** A place that is held until it is released. Releasing twice is the same as once. */

@@ -7,6 +7,8 @@ export interface RateOptions<Body> {
   per: string
   /** What is limited. Default: the identity. Null: this request is not limited by this tier. */
   by?: (request: GateRequest, body: Body) => string | null
+  /** How long a count is kept after it was last used, in minutes. Default: the window and an hour. */
+  keepMinutes?: number
   /** In the RateLimit headers; gates of one name and window count together. Default: the operation's type. */
   name?: string
   problem?: (limited: {
@@ -28,6 +30,11 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
   const windowMinutes = parseWindowMinutes(options.per)
   if (!Number.isInteger(options.limit) || options.limit < 1) {
     throw new RangeError(`rate: limit must be a whole number of at least 1, not ${options.limit}`)
+  }
+  if (options.keepMinutes !== undefined && !(options.keepMinutes > windowMinutes)) {
+    throw new RangeError(
+      `rate: keepMinutes must be more than the window (${windowMinutes}), not ${options.keepMinutes}`,
+    )
   }
   return {
     kind: 'rate',
@@ -61,7 +68,11 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
         exact(request, body) {
           const by = options.by === undefined ? request.identity : options.by(request, body)
           if (by === null) return {}
-          const tier: RateTier = { name, key: keyOf(by), limit: options.limit, windowMinutes }
+          const { limit, keepMinutes } = options
+          const tier: RateTier = {
+            ...{ name, key: keyOf(by), limit, windowMinutes },
+            ...(keepMinutes !== undefined && { keepMinutes }),
+          }
           return { rates: [tier] }
         },
         refused(request, told) {

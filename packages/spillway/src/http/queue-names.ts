@@ -3,3 +3,10 @@ export function mayUseQueue(allowed: readonly string[] | undefined, queue: strin
   if (allowed === undefined) return true
   return allowed.some((name) => (name.endsWith('*') ? queue.startsWith(name.slice(0, -1)) : queue === name))
 }
+
+/** Lanes of our own workloads: whoever could put something into them could hold up others. */
+export const reservedQueuePrefix = 'spillway:'
+
+export function isReservedQueue(queue: string): boolean {
+  return queue.startsWith(reservedQueuePrefix)
+}

@@ -1,14 +1,18 @@
 /** The flushes of an intake: one for all `run` definitions, one for each `apply` definition, one for each pool. */
 import { FairClock } from '../operations/fair-clock.js'
-import type { AcceptContext, Accepted, AcceptItem, Store, Tx } from '../store/port.js'
+import type { AcceptContext, Accepted, AcceptItem, Decided, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
-import type { ApplyItem } from './define.js'
+import type { ApplyItem, LimitedItem } from './define.js'
 import { Flush } from './flush.js'
 import type { Load } from './load.js'
 import type { IntakeLog, IntakeSettings } from './settings.js'
 import type { PendingItem } from './submission.js'
 
 export type Apply = (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
+export type Limited = (
+  tx: Tx,
+  items: readonly LimitedItem<unknown>[],
+) => Promise<readonly Readonly<Record<string, unknown>>[]>
 type Place = 'granted' | 'identity_full' | 'pool_full'
 
 /** A place that this process holds, and as whom it took it. */
@@ -49,8 +53,8 @@ export class Accepting {
   }
 
   /** For one definition whose effect is rows of the store. */
-  applying(apply: Apply): Flush<PendingItem, Accepted> {
-    return this.#makeFlush((pending) => this.#acceptAndApply(apply, pending))
+  applying(apply: Apply, limited?: Limited): Flush<PendingItem, Accepted> {
+    return this.#makeFlush((pending) => this.#acceptAndApply(apply, limited, pending))
   }
 
   /** Age of the oldest write that waits or is under way, of whatever flush. */
@@ -100,19 +104,17 @@ export class Accepting {
     return accepted
   }
 
-  async #acceptAndApply(apply: Apply, pending: readonly PendingItem[]): Promise<Accepted[]> {
+  async #acceptAndApply(
+    apply: Apply,
+    limited: Limited | undefined,
+    pending: readonly PendingItem[],
+  ): Promise<Accepted[]> {
     const items = pending.map((p) => p.item)
     this.#fair.stamp(items)
-    const accepted = await this.#o.store.acceptAndApply(items, this.context(), async (tx, applied, seqs) => {
-      const chosen = applied.flatMap((index) => pending[index] ?? [])
-      const results = await apply(
-        tx,
-        chosen.map(({ item, body }, i) => toApplyItem(item, body, seqs[i] ?? 0)),
-      )
-      if (results.length !== chosen.length) {
-        throw new Error(`apply answered ${results.length} results for ${chosen.length} items`)
-      }
-      for (const [i, p] of chosen.entries()) p.result = results[i] ?? null
+    const accepted = await this.#o.store.acceptAndApply(items, this.context(), async (tx, decided) => {
+      const results = await applyTo(apply, tx, pending, decided)
+      // Behind the effects: whoever keeps records of both takes its locks in one order.
+      if (limited !== undefined && decided.limited.length > 0) await tellLimited(limited, tx, pending, decided)
       return results.map((result) => ({ v: 'done', result: result ?? null }))
     })
     this.#learn(items, accepted)
@@ -173,6 +175,50 @@ export class Accepting {
       this.#o.log.warn({ err: fault, pool: held.pool }, 'could not give a connection back; tried again')
       setTimeout(() => this.#give(held), giveAgainMs).unref()
     })
+  }
+}
+
+async function applyTo(
+  apply: Apply,
+  tx: Tx,
+  pending: readonly PendingItem[],
+  { applied, seqs }: Decided,
+): Promise<readonly unknown[]> {
+  if (applied.length === 0) return []
+  const chosen = applied.flatMap((index) => pending[index] ?? [])
+  const items = chosen.map(({ item, body }, i) => toApplyItem(item, body, seqs[i] ?? 0))
+  const results = await apply(tx, items)
+  if (results.length !== chosen.length) {
+    throw new Error(`apply answered ${results.length} results for ${chosen.length} items`)
+  }
+  for (const [i, p] of chosen.entries()) p.result = results[i] ?? null
+  return results
+}
+
+async function tellLimited(limited: Limited, tx: Tx, pending: readonly PendingItem[], decided: Decided): Promise<void> {
+  const chosen = decided.limited.flatMap(({ index, rate }) => {
+    const p = pending[index]
+    const tier = p?.tiers[rate.tier]
+    return p === undefined || tier === undefined ? [] : [{ p, tier, rate }]
+  })
+  const told = await limited(
+    tx,
+    chosen.map(({ p: { item, body }, tier, rate }) => ({
+      identity: item.identity,
+      body,
+      traceparent: item.traceparent,
+      name: tier.name,
+      limit: tier.limit,
+      windowMinutes: tier.windowMinutes,
+      resetMs: rate.resetMs,
+    })),
+  )
+  if (told.length !== chosen.length) {
+    throw new Error(`limited answered ${told.length} times for ${chosen.length} items`)
+  }
+  for (const [i, { p }] of chosen.entries()) {
+    const members = told[i]
+    if (members !== undefined) p.told = members
   }
 }
 

@@ -4,6 +4,7 @@ import type { Gate } from '../gates/gate.js'
 import type { BackoffOptions } from '../operations/backoff.js'
 import type { LaneName } from '../operations/lane.js'
 import type { Tx } from '../store/port.js'
+import type { Answer } from './answer.js'
 
 /** One normalized request, the same in both bindings. */
 export interface IntakeRequest {
@@ -59,6 +60,19 @@ export interface ApplyItem<Body> {
   traceparent: string
 }
 
+/** One that a rate refused, inside the transaction that did. */
+export interface LimitedItem<Body> {
+  identity: string
+  body: Body
+  traceparent: string
+  /** The tier that refused. */
+  name: string
+  limit: number
+  windowMinutes: number
+  /** Until a slot is free. */
+  resetMs: number
+}
+
 /** Told instead of accepting: the body is well-formed but cannot be taken. */
 export interface Rejection {
   code: ProblemCode
@@ -83,6 +97,8 @@ interface Common<S extends TSchema, Result> {
   maxRetries?: number | ((body: Static<S>) => number)
   delayMs?: (body: Static<S>) => number
   retry?: BackoffOptions
+  /** Hears of every decision on a submission that reached the store, after it is durable: for counting. */
+  onAnswer?: (answer: Answer, submission: { body: Static<S>; identity: string }) => void
   /** How the answer for a finished operation looks. Default: 201 and `{status, operationId, result}`. */
   respond?: (done: { operationId: string; result: Result }) => {
     status?: number
@@ -100,11 +116,19 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
   apply?: never
 }
 
-/** For effects that are rows in the store: set-based, called inside the accepting transaction, once per flush. */
+/**
+ * For effects that are rows in the store: set-based, called inside the accepting transaction, once per flush. A place that
+ * a `capacity` gate gave is the rows' from then on: `intake.giveBack` in the transaction that ends what it was for.
+ */
 export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Result> {
   whenBusy?: 'queue' | 'refuse'
   abortable?: never
   apply: (tx: Tx, items: readonly ApplyItem<Static<S>>[]) => Promise<readonly Result[]>
+  /**
+   * Called in the same transaction for those that a `rate` gate refused, e.g. to keep a record of it. Answers the members
+   * to add to each one's problem document.
+   */
+  limited?: (tx: Tx, items: readonly LimitedItem<Static<S>>[]) => Promise<readonly Readonly<Record<string, unknown>>[]>
   run?: never
 }
 

@@ -6,18 +6,11 @@
  */
 import { hostname } from 'node:os'
 import type { Static, TSchema } from 'typebox'
-import {
-  type BoundGate,
-  type GateBinding,
-  type GateRequest,
-  gateOrder,
-  type Permit,
-  type RateTier,
-} from '../gates/gate.js'
+import { type BoundGate, type GateBinding, type GateRequest, gateOrder, type Permit } from '../gates/gate.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
 import type { Accepted, AcceptItem, Pulse, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
-import { Accepting, type Apply, codeOf } from './accepting.js'
+import { Accepting, type Apply, codeOf, type Limited } from './accepting.js'
 import type { Answer } from './answer.js'
 import type { DefineOptions, Definition } from './define.js'
 import { Dispatch } from './dispatch.js'
@@ -41,6 +34,8 @@ export class Intake {
   readonly pressure: ProcessPressure
   readonly waiters: Waiters
   readonly presence: Presence
+  /** Who hears what `pg_notify` sends as `name:text` on the store's channel. A hint: it may be lost. */
+  readonly notices = new Map<string, (text: string) => void>()
   readonly #definitions = new Map<string, Bound>()
   readonly #handlers = new Map<string, Handler>()
   readonly #work: Work
@@ -119,7 +114,9 @@ export class Intake {
         this.#startWork()
       },
       onWake: (kind) => {
-        if (kind === 'cancel') void this.presence.beat()
+        const colon = kind.indexOf(':')
+        if (colon >= 0) this.notices.get(kind.slice(0, colon))?.(kind.slice(colon + 1))
+        else if (kind === 'cancel') void this.presence.beat()
         else this.#work.wake()
       },
     })
@@ -142,7 +139,10 @@ export class Intake {
     const gates = (open.gates ?? [])
       .map((gate) => gate.bind(binding) as BoundGate<unknown>)
       .sort((a, b) => gateOrder.indexOf(a.kind) - gateOrder.indexOf(b.kind))
-    const flush = open.apply === undefined ? this.#accepting.operations : this.#accepting.applying(open.apply as Apply)
+    const flush =
+      open.apply === undefined
+        ? this.#accepting.operations
+        : this.#accepting.applying(open.apply as Apply, open.limited as Limited | undefined)
     this.#definitions.set(type, { type, options: open, gates, flush })
     this.#handlers.set(type, {
       backoff: open.retry ?? { baseMs: this.settings.retryBaseMs, maxMs: this.settings.retryMaxMs },
@@ -264,7 +264,7 @@ export class Intake {
       const made = buildItem(bound, submission, { busy, now, paceMs: this.#load.paceMs(bound.type) })
       if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
       const { item, tiers } = made
-      const pending: PendingItem = { item, body: submission.body }
+      const pending: PendingItem = { item, body: submission.body, tiers }
       let accepted: Accepted
       try {
         const asked = performance.now()
@@ -276,7 +276,9 @@ export class Intake {
       // From here on the slot is the run's; what does not run now must not keep one while its caller waits.
       if (held && accepted.verdict !== 'execute') this.#work.unreserve()
       held = false
-      return await this.#told(bound, submission, pending, tiers, accepted)
+      const answer = await this.#told(bound, submission, pending, accepted)
+      bound.options.onAnswer?.(answer, submission)
+      return answer
     } finally {
       if (held) this.#work.unreserve()
     }
@@ -294,7 +296,7 @@ export class Intake {
     if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
     const { item, tiers } = made
     const accepted = await this.#accepting.within(tx, item)
-    return this.#told(bound, submission, { item, body: submission.body }, tiers, accepted)
+    return this.#told(bound, submission, { item, body: submission.body, tiers }, accepted)
   }
 
   async start(): Promise<void> {
@@ -359,14 +361,8 @@ export class Intake {
     return refusal
   }
 
-  async #told(
-    bound: Bound,
-    submission: Submission,
-    pending: PendingItem,
-    tiers: readonly RateTier[],
-    accepted: Accepted,
-  ): Promise<Answer> {
-    const { item } = pending
+  async #told(bound: Bound, submission: Submission, pending: PendingItem, accepted: Accepted): Promise<Answer> {
+    const { item, tiers } = pending
     const { type } = bound
     const rateTold = 'rate' in accepted && accepted.rate !== null ? toldRate(accepted.rate, tiers) : undefined
     const rate = rateTold === undefined ? {} : { rate: rateTold }
@@ -409,7 +405,7 @@ export class Intake {
           : this.#dispatch.waitFor(queued, submission.waitMs, submission.signal)
       }
       case 'refuse':
-        return { kind: 'refused', refusal: this.#refuse(type, refusedBy(bound, submission, tiers, accepted)) }
+        return { kind: 'refused', refusal: this.#refuse(type, refusedBy(bound, submission, pending, accepted)) }
       case 'replay':
         this.metrics.admissions.labels(type, 'replay', accepted.answer.v).inc()
         return this.#dispatch.replay(accepted, submission)

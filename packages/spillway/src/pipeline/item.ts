@@ -81,6 +81,7 @@ export function buildItem(
         key: digestUuid(`rate\0${tier.key}`),
         limit: tier.limit,
         windowMinutes: tier.windowMinutes,
+        ...(tier.keepMinutes !== undefined && { keepMinutes: tier.keepMinutes }),
       })),
     },
   }

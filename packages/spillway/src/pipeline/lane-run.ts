@@ -189,8 +189,9 @@ export class LaneRun {
     const now = this.#now()
     // With the last that was handed out the lane is given up, in the same transaction.
     const release = last.op === held.ops[held.ops.length - 1]
+    const isApplied = this.#o.handlers.get(last.op.type)?.apply !== undefined
     // What ran before in this lane must leave first: the head moves in order.
-    const leaving = [...held.leaving, ...ended.map(({ op, outcome }) => leave(op, outcome, startedAt, now))]
+    const leaving = [...held.leaving, ...ended.map(({ op, outcome }) => leave(op, outcome, startedAt, now, isApplied))]
     const settlement: Settlement = {
       fence: held.fence,
       lane: held.lane,
@@ -240,11 +241,15 @@ export class LaneRun {
     for (const op of group) if (op.attempts === 0) this.#o.onWait(op.waitedMs)
     let tx: OpenTx | undefined
     try {
-      tx = await this.#o.store.begin(Math.min(...group.map((op) => op.timeoutMs)))
-      const results = await orLate(
-        handler.apply(tx, group.map(toApplyItem)),
-        Math.min(...group.map((op) => op.timeoutMs)),
-      )
+      const longestMs = Math.min(...group.map((op) => op.timeoutMs))
+      tx = await this.#o.store.begin(longestMs)
+      const keys = group.flatMap((op) => op.idempotencyKey ?? [])
+      if (!(await this.#o.store.holdWithin(tx, this.#o.worker(), { fence: held.fence, lane: held.lane, keys }))) {
+        await tx.rollback()
+        held.lost = true
+        return false
+      }
+      const results = await orLate(handler.apply(tx, group.map(toApplyItem)), longestMs)
       if (results.length !== group.length) {
         throw new Error(`apply answered ${results.length} results for ${group.length} items`)
       }

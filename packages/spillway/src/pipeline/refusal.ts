@@ -1,7 +1,6 @@
 import type { ProblemCode } from '@spillway/protocol/wire'
-import type { RateTier } from '../gates/gate.js'
 import type { Accepted, RateState } from '../store/port.js'
-import type { Bound, Submission } from './submission.js'
+import type { Bound, PendingItem, Submission } from './submission.js'
 
 /** "Not now", or "not like this": why, and when to come back. Returned, never thrown. */
 export interface Refusal {
@@ -47,7 +46,7 @@ export function toldRate(
 export function refusedBy(
   bound: Bound,
   submission: Submission,
-  tiers: readonly RateTier[],
+  { tiers, told }: PendingItem,
   accepted: Extract<Accepted, { verdict: 'refuse' }>,
 ): Refusal {
   const request = { identity: submission.identity, clientAddress: submission.request.clientAddress }
@@ -61,7 +60,8 @@ export function refusedBy(
   const gates = bound.gates.filter((g) => g.kind === 'rate')
   const gate = gates.find((g) => g.exact?.(request, submission.body).rates?.some((r) => r.key === tier?.key) === true)
   if (tier === undefined || gate?.refused === undefined) throw new Error('refused by a rate that is not there')
-  return gate.refused(request, { ...tier, resetMs: accepted.rate.resetMs })
+  const refusal = gate.refused(request, { ...tier, resetMs: accepted.rate.resetMs })
+  return told === undefined ? refusal : { ...refusal, extensions: { ...refusal.extensions, ...told } }
 }
 
 export const storeAwayRetryMs = 2_000

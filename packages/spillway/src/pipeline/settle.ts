@@ -2,8 +2,8 @@
 import type { Claimed, Leaving, StoredAnswer } from '../store/port.js'
 import type { Outcome } from './run.js'
 
-/** Throws for a result that JSON cannot say. */
-export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: number): Leaving {
+/** Throws for a result that JSON cannot say. `keepsPlace`: what was applied is still there, and so is its place. */
+export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: number, keepsPlace = false): Leaving {
   if (outcome.kind === 'retry' || outcome.kind === 'released') {
     throw new Error(`an operation that comes again does not leave its lane (${outcome.kind})`)
   }
@@ -15,7 +15,7 @@ export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: num
     error: outcome.kind === 'failed' ? outcome.error : outcome.kind === 'cancelled' ? 'cancelled while running' : null,
     startedMsAgo: Math.max(0, Math.round(now - startedAt)),
     counted: true,
-    gate: op.gate,
+    gate: keepsPlace && outcome.kind === 'completed' ? null : op.gate,
     idempotencyKey: op.idempotencyKey,
     answer: op.idempotencyKey === null ? null : answerOf(outcome),
   }

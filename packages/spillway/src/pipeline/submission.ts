@@ -1,5 +1,5 @@
 import type { TSchema } from 'typebox'
-import type { BoundGate } from '../gates/gate.js'
+import type { BoundGate, RateTier } from '../gates/gate.js'
 import type { Accepted, AcceptItem } from '../store/port.js'
 import type { DefineOptions, IntakeRequest } from './define.js'
 import type { Flush } from './flush.js'
@@ -30,5 +30,9 @@ export interface Bound {
 export interface PendingItem {
   item: AcceptItem
   body: unknown
+  /** The tiers of its rates, in the order in which the store is asked. */
+  tiers: readonly RateTier[]
   result?: unknown
+  /** Members for the problem document, from the transaction that refused it. */
+  told?: Readonly<Record<string, unknown>>
 }

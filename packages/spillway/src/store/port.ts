@@ -25,6 +25,8 @@ export interface RateCheck {
   key: string
   limit: number
   windowMinutes: number
+  /** How long its row is kept after it was last used. Default: the window and an hour. */
+  keepMinutes?: number
 }
 
 export interface AcceptItem {
@@ -82,6 +84,30 @@ export type Accepted =
   | { verdict: 'replay'; operationId: string; answer: StoredAnswer }
   | { verdict: 'mismatch' }
   | { verdict: 'in_progress' }
+
+/** What a flush of applied items comes to, by their indices. */
+export interface Decided {
+  applied: readonly number[]
+  /** The places in their lanes of those that are applied. */
+  seqs: readonly number[]
+  limited: readonly { index: number; rate: RateState }[]
+}
+
+/** An event to be witnessed. */
+export interface LedgerEvent {
+  type: string
+  actor: string
+  traceId: string
+  /** In RFC 8785 form. */
+  payload: string
+}
+
+export interface LedgerRow extends LedgerEvent {
+  seq: number
+  at: Date
+  prevHash: string
+  hash: string
+}
 
 /** What an idempotency key keeps, to be told again. */
 export type StoredAnswer =
@@ -245,12 +271,13 @@ export interface Store {
   accept(items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>
   /**
    * The same for items whose effect is rows of this store: `effect` writes those that were given the verdict `apply`
-   * (their indices, and their places in their lanes) in the same transaction, and its answers are kept for their idempotency keys.
+   * in the same transaction, and its answers are kept for their idempotency keys. It is told of those that a rate
+   * refused, too.
    */
   acceptAndApply(
     items: readonly AcceptItem[],
     context: AcceptContext,
-    effect: (tx: Tx, applied: readonly number[], seqs: readonly number[]) => Promise<readonly StoredAnswer[]>,
+    effect: (tx: Tx, decided: Decided) => Promise<readonly StoredAnswer[]>,
   ): Promise<Accepted[]>
   /** Inside the caller's own transaction; nothing is executed at once. */
   acceptWithin(tx: Tx, items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>
@@ -261,6 +288,11 @@ export interface Store {
     settlements: readonly Settlement[],
     claim: ClaimRequest | null,
   ): Promise<StepResult>
+  /**
+   * Takes the locks of a settlement that is to follow in this transaction, so that effects that lock rows which others
+   * lock behind a lane can be written before it. False: the lease is lost.
+   */
+  holdWithin(tx: Tx, worker: string, held: { fence: number; lane: string; keys: readonly string[] }): Promise<boolean>
   /** Settles inside a transaction of `begin`; answers whether the lease still held. */
   settleWithin(tx: Tx, worker: string, settlement: Settlement): Promise<boolean>
   /** After a commit that was not confirmed: did the operation leave its lane? Waits for that transaction to end. */
@@ -269,8 +301,11 @@ export interface Store {
     worker: string,
     started: readonly { fence: number; lane: string; seq: number; startedMsAgo: number }[],
   ): Promise<void>
-  /** No statement, and no pause between two, may last longer than `timeoutMs`. */
-  begin(timeoutMs: number): Promise<OpenTx>
+  /**
+   * No statement, and no pause between two, may last longer than `timeoutMs`. Those of an operator have connections of
+   * their own: they are short, and must not wait behind handlers.
+   */
+  begin(timeoutMs: number, of?: 'handlers' | 'operators'): Promise<OpenTx>
   /** Keeps the answer for the key of an operation whose caller was told to come back. */
   answerKey(key: string, operationId: string, answer: StoredAnswer): Promise<void>
 
@@ -298,10 +333,24 @@ export interface Store {
   pause(queue: string, partition: string | null): Promise<void>
   resume(queue: string, partition: string | null): Promise<void>
 
+  /** Appends in the caller's transaction, behind all other locks that it takes; answers the last number. */
+  ledgerAppend(tx: Tx, events: readonly LedgerEvent[]): Promise<number>
+  ledgerHead(): Promise<{ seq: number; hash: string; lastRow: number }>
+  ledgerRows(after: number, limit: number): Promise<LedgerRow[]>
+  /** Looks at the `rows` rows behind `after`, whose hash is `prevHash`. */
+  ledgerCheck(
+    after: number,
+    prevHash: string,
+    rows: number,
+  ): Promise<{ seen: number; lastSeq: number | null; lastHash: string | null; brokenAt: number | null }>
+
+  /** Reads of tables of one's own. */
+  read: Tx['query']
   registerGate(name: string, fullAt: number, resumeBelow: number): Promise<void>
   releaseGate(tx: Tx, name: string, count: number): Promise<void>
-  halt(scope: string, reason: string): Promise<void>
-  unhalt(scope: string): Promise<boolean>
+  /** False when it was halted already. With `tx`: inside that transaction. */
+  halt(scope: string, reason: string, tx?: Tx): Promise<boolean>
+  unhalt(scope: string, tx?: Tx): Promise<boolean>
   takeConnections(
     worker: string,
     pool: string,

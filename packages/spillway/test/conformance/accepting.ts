@@ -154,7 +154,7 @@ export function accepting(opened: () => OpenedStore): void {
         }),
       ).rejects.toThrow('no effect')
       expect(await sql('SELECT FROM ops')).toHaveLength(1)
-      const accepted = await store.acceptAndApply(list, context, async (_tx, applied) => {
+      const accepted = await store.acceptAndApply(list, context, async (_tx, { applied }) => {
         expect(applied).toEqual([0, 2])
         return applied.map(() => ({ v: 'done', result: null }))
       })
@@ -175,7 +175,7 @@ export function accepting(opened: () => OpenedStore): void {
         item('free', { execute: true }),
         item('asked', { reason: 'requested' }),
       ]
-      const accepted = await store.acceptAndApply(list, contextOf(nobody), async (_tx, applied) => {
+      const accepted = await store.acceptAndApply(list, contextOf(nobody), async (_tx, { applied }) => {
         expect(applied).toEqual([1])
         return [{ v: 'done', result: null }]
       })
@@ -185,7 +185,7 @@ export function accepting(opened: () => OpenedStore): void {
     it('keeps the answer of what was applied for its key', async () => {
       const { store } = opened()
       const context = contextOf(nobody)
-      const effect = async (_tx: unknown, applied: readonly number[]) =>
+      const effect = async (_tx: unknown, { applied }: { applied: readonly number[] }) =>
         applied.map((n) => ({ v: 'done', result: { n } }) as const)
       await store.acceptAndApply([item('a', { key: 'k', execute: true })], context, effect)
       expect(await store.acceptAndApply([item('a', { key: 'k', execute: true })], context, effect)).toMatchObject([

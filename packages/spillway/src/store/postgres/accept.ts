@@ -1,4 +1,4 @@
-import type { AcceptContext, Accepted, AcceptItem, RateState, StoredAnswer, Tx } from '../port.js'
+import type { AcceptContext, Accepted, AcceptItem, RateCheck, RateState, StoredAnswer, Tx } from '../port.js'
 import { jsonSeparator, plainArray, textArray } from './arrays.js'
 
 /** The row of `accept`: an element per item, in the order in which they were given. */
@@ -25,7 +25,7 @@ const payloads = 17
  * more than all other parameters together.
  */
 export const acceptSql = (schema: string): string => {
-  const parameters = Array.from({ length: 38 }, (_, i) =>
+  const parameters = Array.from({ length: 39 }, (_, i) =>
     i + 1 === payloads ? `string_to_array($${payloads}, E'\\x1e')` : `$${i + 1}`,
   )
   return `SELECT * FROM ${schema}.accept(${parameters.join(',')})`
@@ -140,19 +140,22 @@ function acceptValues(
 
 /** Each key once, in order (the lock order), and which key each tier of each item asks. */
 function rateValues(sorted: readonly AcceptItem[]): string[] {
-  const keys = new Map<string, { key: string; n: number; limit: number; minutes: number; ix: number }>()
+  const keys = new Map<string, { key: string; n: number; limit: number; minutes: number; keep: number; ix: number }>()
   const tiers: { key: string; item: number }[] = []
   for (const [index, item] of sorted.entries()) {
     for (const rate of item.rates) {
       tiers.push({ key: rate.key, item: index + 1 })
       const known = keys.get(rate.key)
       if (known === undefined) {
-        keys.set(rate.key, { key: rate.key, n: 1, limit: rate.limit, minutes: rate.windowMinutes, ix: 0 })
+        const { key, limit, windowMinutes: minutes } = rate
+        const keep = keepOf(rate)
+        keys.set(key, { key, n: 1, limit, minutes, keep, ix: 0 })
         continue
       }
       known.n++
       known.limit = Math.min(known.limit, rate.limit)
       known.minutes = Math.max(known.minutes, rate.windowMinutes)
+      known.keep = Math.max(known.keep, keepOf(rate))
     }
   }
   const inOrder = [...keys.values()].sort((a, b) => (a.key < b.key ? -1 : 1))
@@ -163,10 +166,13 @@ function rateValues(sorted: readonly AcceptItem[]): string[] {
     plainArray(inOrder.map((k) => k.n)),
     plainArray(inOrder.map((k) => k.limit)),
     plainArray(inOrder.map((k) => k.minutes)),
+    plainArray(inOrder.map((k) => k.keep)),
     plainArray(tiers.map(({ key }) => keys.get(key)?.ix ?? 0)),
     single ? '{}' : plainArray(tiers.map(({ item }) => item)),
   ]
 }
+
+const keepOf = ({ keepMinutes, windowMinutes }: RateCheck): number => keepMinutes ?? windowMinutes + 60
 
 /** Empty, or with a plus: it may run now. */
 function reasonOf({ execute, reason }: AcceptItem): string {

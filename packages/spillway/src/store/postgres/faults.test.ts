@@ -22,6 +22,7 @@ describe('toStoreFault', () => {
     ['53100', 'disk_full'],
     ['22P02', 'data'],
     ['23505', 'data'],
+    ['P0001', 'data'],
     ['40001', 'conflict'],
     ['40P01', 'conflict'],
     ['42P01', 'other'],

@@ -2,7 +2,7 @@
  * - `unavailable`  no connection, or the server is starting, stopping or out of connections: try again later
  * - `timeout`      the statement or a lock took longer than allowed
  * - `conflict`     serialization failure or deadlock: the transaction may be run again at once
- * - `data`         the server refused the values (classes 22 and 23): running it again gives the same
+ * - `data`         the server, or a trigger of the user's, refused the values (classes 22, 23 and P0): running it again gives the same
  * - `disk_full`    no space for data or WAL
  * - `other`        a defect of ours, or a server that is not what we need
  */
@@ -57,6 +57,7 @@ const BY_CLASS: Readonly<Record<string, StoreFaultCode>> = {
   '40': 'conflict',
   '53': 'unavailable',
   '58': 'unavailable', // system_error, e.g. an I/O error: not for the caller to mend
+  P0: 'data', // raised by a trigger or function of the user's: his rule about these values
 }
 
 const BY_ERRNO: Readonly<Record<string, StoreFaultCode>> = {

@@ -1,9 +1,10 @@
 import { setTimeout as delay } from 'node:timers/promises'
 import pg from 'pg'
-import type { OpenTx, Pulse, Store, StoredAnswer, Tx } from '../port.js'
+import type { Accepted, Decided, OpenTx, Pulse, RateState, Store, StoredAnswer, Tx } from '../port.js'
 import { accept, acceptSql, parts } from './accept.js'
 import { type Log, openPool } from './connect.js'
 import { StoreFault, toStoreFault } from './faults.js'
+import { ledgerStatements } from './ledger.js'
 import { migrate } from './migrate.js'
 import { migrations } from './migrations/index.js'
 import { type Renewable, renewable } from './renewable.js'
@@ -33,6 +34,7 @@ const sweepRows = 10_000
 /** A handler's timer may fire late; the database is not to be quicker than it. */
 const idleGraceMs = 2_000
 const reconnectDelayMs = 500
+const shortMax = 4
 
 const quote = (name: string): string => `"${name.replaceAll('"', '""')}"`
 
@@ -60,6 +62,8 @@ export function postgresStore(options: PostgresOptions): Store {
     reads: renewable(() => open(readsMax, 'reads', timeoutMs)),
     // A handler's statements are bounded by the operation's timeout, not by ours.
     tx: renewable(() => open(poolMax - readsMax, 'handlers', 0, txConnectTimeoutMs)),
+    // An operator's own: halting must not wait for handlers.
+    short: renewable(() => open(shortMax, 'short', timeoutMs)),
     sweep: renewable(() => open(1, 'sweep', sweepTimeoutMs)),
   }
   const runner =
@@ -90,6 +94,7 @@ export function postgresStore(options: PostgresOptions): Store {
     work: runner(pools.work),
     pulse: runner(pools.pulse),
     reads: runner(pools.reads),
+    short: runner(pools.short),
     sweep: runner(pools.sweep),
   }
   const slowly = async <T>(write: () => Promise<T>): Promise<T> => {
@@ -119,10 +124,10 @@ export function postgresStore(options: PostgresOptions): Store {
         const tx = await openTx(pools.accept.current, timeoutMs)
         try {
           const accepted = await accept(tx.query, sql.accept, items, context, { part: parts.apply, apply: true })
-          const applied = accepted.flatMap((a, index) => (a.verdict === 'apply' ? [index] : []))
-          const seqs = accepted.flatMap((a) => (a.verdict === 'apply' ? [a.seq] : []))
-          const answers = applied.length === 0 ? [] : await inTime(effect(tx, applied, seqs), timeoutMs)
-          const keyed = applied.flatMap((index, i) => {
+          const decided = decidedOf(accepted)
+          const isEffective = decided.applied.length > 0 || decided.limited.length > 0
+          const answers = isEffective ? await inTime(effect(tx, decided), timeoutMs) : []
+          const keyed = decided.applied.flatMap((index, i) => {
             const item = items[index]
             const answer = answers[i]
             const key = item?.idempotency?.key
@@ -150,6 +155,8 @@ export function postgresStore(options: PostgresOptions): Store {
       settlements.length === 0
         ? step(rows, sql, worker, parts.step + part, settlements, claim)
         : slowly(() => step(rows, sql, worker, parts.step + part, settlements, claim)),
+    holdWithin: async (tx, worker, { fence, lane, keys }) =>
+      (await value<boolean>(tx.query, `${s}.settle_hold($1, $2, $3, $4)`, [worker, fence, lane, keys])) === true,
     settleWithin: async (tx, worker, settlement) => {
       const { rows } = await tx.query<{ lost: number[] }>(sql.settle, settleValues(worker, parts.within, [settlement]))
       return rows[0]?.lost.length === 0
@@ -166,12 +173,13 @@ export function postgresStore(options: PostgresOptions): Store {
         started.map((m) => Math.round(m.startedMsAgo)),
       ])
     },
-    begin: async (handlerMs) => {
-      const pool = pools.tx.current
+    begin: async (longestMs, of = 'handlers') => {
+      const connections = of === 'handlers' ? pools.tx : pools.short
+      const pool = connections.current
       try {
-        return await openTx(pool, handlerMs)
+        return await openTx(pool, longestMs)
       } catch (error) {
-        throw pools.tx.judge(pool, error)
+        throw connections.judge(pool, error)
       }
     },
     answerKey: (key, operationId, answer) => answerKeys(on.accept, [{ key, op: operationId, answer }]),
@@ -227,19 +235,18 @@ export function postgresStore(options: PostgresOptions): Store {
       await on.reads(`SELECT ${s}.resume($1, $2)`, [queue, partition])
     },
 
+    ...ledgerStatements(on.reads, s),
+    read: on.reads,
     registerGate: async (name, fullAt, resumeBelow) => {
       await on.reads(`SELECT ${s}.gate_register($1, $2, $3)`, [name, fullAt, resumeBelow])
     },
     releaseGate: async (tx, name, count) => {
       await tx.query(`SELECT ${s}.gates_release($1, $2)`, [[name], [count]])
     },
-    halt: async (scope, reason) => {
-      await on.reads(
-        `INSERT INTO ${s}.halts (scope, reason, since) VALUES ($1, $2, ${s}.clock()) ON CONFLICT (scope) DO NOTHING`,
-        [scope, reason],
-      )
-    },
-    unhalt: async (scope) => ((await on.reads(`DELETE FROM ${s}.halts WHERE scope = $1`, [scope])).rowCount ?? 0) > 0,
+    halt: async (scope, reason, tx) =>
+      (await value<boolean>(tx?.query ?? on.short, `${s}.halt_set($1, $2)`, [scope, reason])) === true,
+    unhalt: async (scope, tx) =>
+      ((await (tx?.query ?? on.short)(`DELETE FROM ${s}.halts WHERE scope = $1`, [scope])).rowCount ?? 0) > 0,
     takeConnections: async (worker, pool, identities, limits) => {
       const codes = await value<number[]>(on.accept, `${s}.connections_take($1, $2, $3, $4, $5)::int[]`, [
         worker,
@@ -296,6 +303,19 @@ export function postgresStore(options: PostgresOptions): Store {
       [keyed.map((k) => k.key), keyed.map((k) => k.op), keyed.map((k) => JSON.stringify(k.answer))],
     )
   }
+}
+
+function decidedOf(accepted: readonly Accepted[]): Decided {
+  const applied: number[] = []
+  const seqs: number[] = []
+  const limited: { index: number; rate: RateState }[] = []
+  for (const [index, a] of accepted.entries()) {
+    if (a.verdict === 'refuse' && a.by === 'rate') limited.push({ index, rate: a.rate })
+    if (a.verdict !== 'apply') continue
+    applied.push(index)
+    seqs.push(a.seq)
+  }
+  return { applied, seqs, limited }
 }
 
 /** A user's `apply` holds all that wait for the same commit. */

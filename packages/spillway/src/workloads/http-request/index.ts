@@ -2,6 +2,7 @@
 import { ForwardPayload, SubmitOperation } from '@spillway/protocol/schema'
 import { defaultPartition, type ForwardResult, limits } from '@spillway/protocol/wire'
 import Type from 'typebox'
+import { isReservedQueue, reservedQueuePrefix } from '../../http/queue-names.js'
 import { type Definition, FailOperation, type IntakeApi, mayUseQueue, pressure, RetryOperation } from '../../index.js'
 import type { AllowList } from './allow-list.js'
 import { createForwarder, type Forwarder } from './forward.js'
@@ -38,6 +39,9 @@ export function defineHttpRequest(intake: IntakeApi, options: HttpRequestOptions
     lane: (body) => [body.queue, body.partition ?? defaultPartition],
     gates: [pressure()],
     check: (body, request) => {
+      if (isReservedQueue(body.queue)) {
+        return { code: 'forbidden', detail: `Queues that begin with ${reservedQueuePrefix} are the server's own.` }
+      }
       if (request.user !== null && !mayUseQueue(request.user.queues, body.queue)) {
         return { code: 'forbidden', detail: `You may not use the queue ${JSON.stringify(body.queue)}.` }
       }

@@ -66,7 +66,7 @@ CREATE FUNCTION accept(
   p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[],
   p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint,
   p_gates text[], p_halts text[],
-  p_rate_key uuid[], p_rate_n int[], p_rate_limit int[], p_rate_minutes int[],   -- each key once, in order, and how often it is asked for
+  p_rate_key uuid[], p_rate_n int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[], -- each key once, in order, and how often it is asked for
   p_rate_ix int[], p_rate_item int[],                                            -- per tier its key, and its item; no items: one tier each
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[],
@@ -126,8 +126,9 @@ BEGIN
     END IF;
   END IF;
 
-  -- 2. Halt.
+  -- 2. Halt. Whoever halts waits for those who are past this point: behind a halt nothing is accepted any more.
   IF cardinality(p_halts) > 0 THEN
+    PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.halts'), hashtext(current_schema()));
     FOR v_item IN SELECT u.i FROM unnest(p_halts) WITH ORDINALITY u(scope, i) JOIN halts h ON h.scope = u.scope LOOP
       v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
       IF v_out[v_item] = 0 THEN v_out[v_item] := 5; END IF;
@@ -143,7 +144,7 @@ BEGIN
     END IF;
     WITH up AS (
       INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at)
-      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + (k.win + 60) * interval '1 minute' FROM unnest(p_rate_key, v_rasked, p_rate_minutes) k(key, n, win)
+      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + k.keep * interval '1 minute' FROM unnest(p_rate_key, v_rasked, p_rate_minutes, p_rate_keep) k(key, n, win, keep)
       ON CONFLICT (key) DO UPDATE SET
         minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
           THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
@@ -218,8 +219,9 @@ BEGIN
   IF v_rleft IS NOT NULL THEN
     IF v_tight OR v_odd THEN
       -- Per key, now that the refused ones are out of the count.
-      SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win, greatest(0, rate_used(x.minutes, x.counts, v_minute, u.win) - 1)), 1) ORDER BY u.i)
-        INTO v_rwait FROM unnest(p_rate_key, p_rate_minutes) WITH ORDINALITY u(key, win, i) JOIN rates x ON x.key = u.key;
+      -- A slot is free when fewer than the limit count; after it was lowered more may count than it allows.
+      SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win, greatest(0, least(rate_used(x.minutes, x.counts, v_minute, u.win), u.most) - 1)), 1) ORDER BY u.i)
+        INTO v_rwait FROM unnest(p_rate_key, p_rate_minutes, p_rate_limit) WITH ORDINALITY u(key, win, most, i) JOIN rates x ON x.key = u.key;
     END IF;
     IF v_single THEN
       SELECT array_agg(u.i), array_agg(greatest(0, v_rleft[u.ix] - v_rgave[u.ix])), array_agg(v_rwait[u.ix])

@@ -67,6 +67,21 @@ BEGIN
   END LOOP;
 END $$;
 
+-- Takes what settling this lane will take, before the effects are written: those may lock what comes behind it in the
+-- lock order (the ledger's head is last). False: the lease is lost.
+CREATE FUNCTION settle_hold(p_worker uuid, p_fence bigint, p_lane uuid, p_keys uuid[]) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+  PERFORM pause_guard();
+  PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+  IF NOT FOUND THEN RETURN false; END IF;
+  PERFORM FROM leases l WHERE l.fence = p_fence AND l.worker = p_worker AND p_lane = ANY (l.lanes) FOR UPDATE;
+  IF NOT FOUND THEN RETURN false; END IF;
+  IF cardinality(p_keys) > 0 THEN PERFORM FROM idempotency d WHERE d.key = ANY (p_keys) ORDER BY d.key FOR UPDATE; END IF;
+  PERFORM FROM lanes l WHERE l.id = p_lane FOR UPDATE;
+  RETURN true;
+END $$;
+
 CREATE FUNCTION settle(
   p_worker uuid, p_part smallint,
   s_fence bigint[], s_lane uuid[], s_from bigint[], s_head bigint[], s_left bigint[], s_release boolean[], s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[],

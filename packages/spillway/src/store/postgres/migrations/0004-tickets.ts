@@ -135,6 +135,14 @@ CREATE FUNCTION gate_register(p_name text, p_full_at bigint, p_resume_below bigi
   WHERE (g.full_at, g.resume_below) IS DISTINCT FROM (excluded.full_at, excluded.resume_below)
 $$;
 
+-- True when it was not halted before. Waits for what is being accepted: see accept.
+CREATE FUNCTION halt_set(p_scope text, p_reason text) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock(hashtext('spillway.halts'), hashtext(current_schema()));
+  INSERT INTO halts (scope, reason, since) VALUES (p_scope, p_reason, clock()) ON CONFLICT (scope) DO NOTHING;
+  RETURN FOUND;
+END $$;
+
 -- Places for connections: 0 granted, 1 the identity has all it may, 2 the pool is full. One row lock per pool makes it
 -- exact; places of processes that are gone do not count.
 CREATE FUNCTION connections_take(p_worker uuid, p_pool text, p_identities text[], p_each int, p_all int) RETURNS smallint[] LANGUAGE plpgsql SET search_path FROM CURRENT AS $$

@@ -2,6 +2,8 @@ import { coreTables } from './0001-core-tables.js'
 import { accept } from './0002-accept.js'
 import { work } from './0003-work.js'
 import { tickets } from './0004-tickets.js'
+import { ledger } from './0005-ledger.js'
+import { petitions } from './0006-petitions.js'
 
 /** In order; a migration that has landed is never edited. */
-export const migrations = [coreTables, accept, work, tickets]
+export const migrations = [coreTables, accept, work, tickets, ledger, petitions]

@@ -1,0 +1,72 @@
+/**
+ * Witnessed events: appended in the transaction of what they tell of, numbered without gaps, each with the hash of the
+ * one before it. The chain is kept and checked by the store (migration 0005); here is what events look like, and the
+ * walk over a chain of any length.
+ */
+import type { LedgerRow, Store, Tx } from '../store/port.js'
+import { canonicalJson } from './canonical.js'
+
+export interface WitnessedEvent {
+  /** E.g. `petition.submission.received`. */
+  type: string
+  /** Who caused it. */
+  actor: string
+  traceId: string
+  payload: Readonly<Record<string, unknown>>
+}
+
+export interface Verification {
+  ok: boolean
+  /** The first and the last number that were looked at; 0 when the ledger is empty. */
+  from: number
+  to: number
+  head_hash: string
+  /** The first row that is not what it has to be, or is missing. */
+  broken_at?: number
+}
+
+/** The hash before the first row. */
+export const genesisHash = '0'.repeat(64)
+/** A tenth of a second of the database's time: others get their turn in between. */
+const rowsPerLook = 10_000
+
+export class Ledger {
+  readonly #store: Store
+
+  constructor(store: Store) {
+    this.#store = store
+  }
+
+  /** Behind everything else that the transaction writes: the ledger's lock is the last one. Answers the last number. */
+  append(tx: Tx, events: readonly WitnessedEvent[]): Promise<number> {
+    return this.#store.ledgerAppend(
+      tx,
+      events.map(({ payload, ...event }) => ({ ...event, payload: canonicalJson(payload) })),
+    )
+  }
+
+  rows(after: number, limit: number): Promise<LedgerRow[]> {
+    return this.#store.ledgerRows(after, limit)
+  }
+
+  /** Walks the chain up to the head of now, a bounded number of rows at a time. */
+  async verify(): Promise<Verification> {
+    const head = await this.#store.ledgerHead()
+    let seq = 0
+    let hash = genesisHash
+    const broken = (at: number): Verification => ({
+      ...{ ok: false, from: Math.min(1, head.seq), to: seq, head_hash: head.hash, broken_at: at },
+    })
+    while (seq < head.seq) {
+      const look = await this.#store.ledgerCheck(seq, hash, Math.min(rowsPerLook, head.seq - seq))
+      if (look.brokenAt !== null) return broken(look.brokenAt)
+      if (look.lastSeq === null || look.lastHash === null) return broken(seq + 1)
+      seq = look.lastSeq
+      hash = look.lastHash
+    }
+    // The head is told by a row of its own: a chain that was cut off at its end is not whole, nor is one that goes on.
+    if (hash !== head.hash) return broken(head.seq)
+    if (head.lastRow > head.seq) return broken(head.seq + 1)
+    return { ok: true, from: Math.min(1, head.seq), to: head.seq, head_hash: head.hash }
+  }
+}

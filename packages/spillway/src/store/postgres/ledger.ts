@@ -1,0 +1,71 @@
+import type { LedgerRow, Store, Tx } from '../port.js'
+
+interface Row extends Record<string, unknown> {
+  seq: number
+  at: Date
+  type: string
+  actor: string
+  trace_id: string
+  payload: string
+  prev_hash: string
+  hash: string
+}
+
+/** The ledger's part of the store (migration 0005). */
+export function ledgerStatements(
+  read: Tx['query'],
+  s: string,
+): Pick<Store, 'ledgerAppend' | 'ledgerHead' | 'ledgerRows' | 'ledgerCheck'> {
+  return {
+    ledgerAppend: async (tx, events) => {
+      const { rows } = await tx.query<{ seq: number }>(`SELECT ${s}.ledger_append($1, $2, $3, $4) AS seq`, [
+        events.map((e) => e.type),
+        events.map((e) => e.actor),
+        events.map((e) => e.traceId),
+        events.map((e) => e.payload),
+      ])
+      return Number(rows[0]?.seq ?? 0)
+    },
+    ledgerHead: async () => {
+      const { rows } = await read<{ seq: number; hash: string; last: number }>(
+        `SELECT h.seq, h.hash, coalesce((SELECT max(l.seq) FROM ${s}.ledger l), 0) AS last FROM ${s}.ledger_head h`,
+      )
+      const [row] = rows
+      if (row === undefined) throw new Error('the ledger has no head')
+      return { seq: Number(row.seq), hash: row.hash, lastRow: Number(row.last) }
+    },
+    ledgerRows: async (after, limit) => {
+      const { rows } = await read<Row>(
+        `SELECT seq, at, type, actor, trace_id, payload, prev_hash, hash FROM ${s}.ledger WHERE seq > $1 ORDER BY seq LIMIT $2`,
+        [after, limit],
+      )
+      return rows.map(toRow)
+    },
+    ledgerCheck: async (after, prevHash, count) => {
+      const { rows } = await read<{
+        seen: number
+        last_seq: number | null
+        last_hash: string | null
+        broken_at: number | null
+      }>(`SELECT * FROM ${s}.ledger_check($1, $2, $3)`, [after, prevHash, count])
+      const [row] = rows
+      return {
+        seen: Number(row?.seen ?? 0),
+        lastSeq: row?.last_seq ?? null,
+        lastHash: row?.last_hash ?? null,
+        brokenAt: row?.broken_at ?? null,
+      }
+    },
+  }
+}
+
+const toRow = (row: Row): LedgerRow => ({
+  seq: Number(row.seq),
+  at: row.at,
+  type: row.type,
+  actor: row.actor,
+  traceId: row.trace_id,
+  payload: row.payload,
+  prevHash: row.prev_hash,
+  hash: row.hash,
+})

@@ -1,0 +1,82 @@
+/**
+ * The ledger: witnessed events, appended in the transaction of what they tell of, each carrying the hash of the one
+ * before it.
+ *
+ * `ledger_head` is one row, locked from the append to the commit: that makes the numbers gapless and the chain one
+ * chain, and it is why appending is the last lock that a transaction takes (lock order: see 0001). A row's hash is the
+ * SHA-256 of `ledger_form`, which is the row without its hash in RFC 8785 form: members sorted, no spaces, `to_json`
+ * quotes texts exactly as ECMAScript does. Payloads come in that form already (src/ledger/canonical.ts) and are kept as
+ * they came: `json` would keep the text too, but not say so.
+ */
+export const ledger = {
+  version: 5,
+  name: 'ledger',
+  sql: `
+CREATE TABLE ledger (
+  seq       bigint PRIMARY KEY CHECK (seq >= 1),
+  at        timestamptz NOT NULL CHECK (at = date_trunc('milliseconds', at)),
+  type      text NOT NULL,
+  actor     text NOT NULL,
+  trace_id  text NOT NULL,
+  payload   text NOT NULL,                   -- RFC 8785 form
+  prev_hash text NOT NULL CHECK (prev_hash ~ '^[0-9a-f]{64}$'),
+  hash      text NOT NULL CHECK (hash ~ '^[0-9a-f]{64}$')
+);
+
+CREATE TABLE ledger_head (
+  one  boolean PRIMARY KEY DEFAULT true CHECK (one),
+  seq  bigint NOT NULL,
+  hash text NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+INSERT INTO ledger_head (seq, hash) VALUES (0, repeat('0', 64));
+
+CREATE FUNCTION ledger_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE EXCEPTION 'the ledger is append-only: % is refused', TG_OP USING ERRCODE = '42501';
+END $$;
+CREATE TRIGGER ledger_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON ledger FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse();
+
+CREATE FUNCTION ledger_form(p_seq bigint, p_at timestamptz, p_type text, p_actor text, p_trace_id text, p_payload text, p_prev_hash text) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT '{"actor":' || to_json(p_actor)::text || ',"at":"' || to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
+    || '","payload":' || p_payload || ',"prev_hash":"' || p_prev_hash || '","seq":' || p_seq
+    || ',"trace_id":' || to_json(p_trace_id)::text || ',"type":' || to_json(p_type)::text || '}'
+$$;
+
+-- Answers the last number. The caller takes no further lock behind it.
+CREATE FUNCTION ledger_append(p_types text[], p_actors text[], p_traces text[], p_payloads text[]) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_seq bigint; v_hash text; t timestamptz;
+  v_prevs text[]; v_hashes text[];
+  v_n int := coalesce(cardinality(p_types), 0);
+BEGIN
+  SELECT h.seq, h.hash INTO STRICT v_seq, v_hash FROM ledger_head h FOR UPDATE;
+  -- Under the lock: times stand in the order of the numbers.
+  t := date_trunc('milliseconds', clock());
+  FOR i IN 1 .. v_n LOOP
+    v_prevs[i] := v_hash;
+    v_hash := encode(sha256(convert_to(ledger_form(v_seq + i, t, p_types[i], p_actors[i], p_traces[i], p_payloads[i], v_hash), 'UTF8')), 'hex');
+    v_hashes[i] := v_hash;
+  END LOOP;
+  INSERT INTO ledger (seq, at, type, actor, trace_id, payload, prev_hash, hash)
+    SELECT v_seq + u.i, t, u.type, u.actor, u.trace, u.payload, u.prev, u.hash
+    FROM unnest(p_types, p_actors, p_traces, p_payloads, v_prevs, v_hashes) WITH ORDINALITY u(type, actor, trace, payload, prev, hash, i);
+  UPDATE ledger_head h SET seq = v_seq + v_n, hash = v_hash;
+  RETURN v_seq + v_n;
+END $$;
+
+-- Looks at the p_rows rows behind p_after, whose hash is p_prev: how many there are, the last of them, and the first
+-- that is not what it has to be, or is not there.
+CREATE FUNCTION ledger_check(p_after bigint, p_prev text, p_rows int) RETURNS TABLE (seen bigint, last_seq bigint, last_hash text, broken_at bigint)
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+  SELECT count(*), max(y.seq), (array_agg(y.hash ORDER BY y.seq DESC))[1], min(least(y.seq, y.due)) FILTER (WHERE NOT y.ok)
+  FROM (
+    SELECT x.seq, x.hash, lag(x.seq, 1, p_after) OVER w + 1 AS due,
+      x.seq = lag(x.seq, 1, p_after) OVER w + 1 AND x.prev_hash = lag(x.hash, 1, p_prev) OVER w
+        AND x.hash = encode(sha256(convert_to(ledger_form(x.seq, x.at, x.type, x.actor, x.trace_id, x.payload, x.prev_hash), 'UTF8')), 'hex') AS ok
+    FROM (SELECT l.* FROM ledger l WHERE l.seq > p_after ORDER BY l.seq LIMIT p_rows) x
+    WINDOW w AS (ORDER BY x.seq)
+  ) y
+$$;
+`,
+}

@@ -1,0 +1,191 @@
+/**
+ * Petitions.
+ *
+ *   RECEIVED ──► DELIBERATING ──► ACKNOWLEDGED │ REFERRED │ ESCALATED │ DEFERRED │ NO_RESPONSE   (final)
+ *      └──────────────────────► ACKNOWLEDGED │ ESCALATED
+ *      └── withdrawn by its submitter ──► ACKNOWLEDGED, reason WITHDRAWN
+ *
+ * A row remembers the state it came from, so that the legal moves are a CHECK and not only code.
+ *
+ * Who may write: `petitions_receive` inside the accepting transaction, `petition_transition` for everything later. A
+ * petition in RECEIVED holds a place of the gate `petitions`; the transaction that moves it on gives the place back.
+ * `petition_states` counts by state, in the same transactions: a list's total and the gauges cost one row each.
+ *
+ * Locks: petitions → gates → (accepting: lanes) → petition_states (by state) → ledger head. Accepting only inserts
+ * petitions, so it never waits for one. Whoever touches petition_blocks, or the count of RECEIVED, holds the gate: among
+ * them the order of the rest does not matter.
+ */
+export const petitions = {
+  version: 6,
+  name: 'petitions',
+  sql: `
+CREATE TABLE petitions (
+  id           uuid PRIMARY KEY,
+  type         text NOT NULL CHECK (type IN ('GENERAL', 'CESSATION', 'GRIEVANCE', 'COLLABORATION', 'META')),
+  state        text NOT NULL,
+  came_from    text,
+  text         text NOT NULL CHECK (char_length(text) BETWEEN 1 AND 10000),
+  content_hash text NOT NULL CHECK (content_hash ~ '^[0-9a-f]{64}$'),
+  realm        text CHECK (char_length(realm) BETWEEN 1 AND 100),
+  submitter    text NOT NULL,                -- subject, submitter_id, or address: and the client's address
+  fate_reason  text,
+  version      int NOT NULL DEFAULT 1,
+  created_at   timestamptz NOT NULL,
+  updated_at   timestamptz NOT NULL,
+  CONSTRAINT petitions_moves CHECK (CASE WHEN came_from IS NULL THEN state = 'RECEIVED' ELSE (came_from, state) IN (
+    ('RECEIVED', 'DELIBERATING'), ('RECEIVED', 'ACKNOWLEDGED'), ('RECEIVED', 'ESCALATED'),
+    ('DELIBERATING', 'ACKNOWLEDGED'), ('DELIBERATING', 'REFERRED'), ('DELIBERATING', 'ESCALATED'), ('DELIBERATING', 'DEFERRED'), ('DELIBERATING', 'NO_RESPONSE')) END)
+);
+CREATE INDEX petitions_by_state ON petitions (state, id);
+
+CREATE TABLE petition_states (
+  state text PRIMARY KEY,
+  n     bigint NOT NULL DEFAULT 0 CHECK (n >= 0)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+INSERT INTO petition_states (state) VALUES ('RECEIVED'), ('DELIBERATING'), ('ACKNOWLEDGED'), ('REFERRED'), ('ESCALATED'), ('DEFERRED'), ('NO_RESPONSE');
+
+-- Blocks of a submitter since the last one that was witnessed.
+CREATE TABLE petition_blocks (
+  submitter text PRIMARY KEY,
+  minute    bigint NOT NULL,                 -- epoch minute of the last event
+  pending   bigint NOT NULL CHECK (pending >= 0)
+) WITH (fillfactor = 50);
+CREATE INDEX petition_blocks_pending ON petition_blocks (minute) WHERE pending > 0;
+
+CREATE FUNCTION petitions_receive(
+  p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[],
+  p_actors text[], p_traces text[], p_payloads text[]
+) RETURNS timestamptz LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := date_trunc('milliseconds', clock());
+BEGIN
+  INSERT INTO petitions (id, type, state, text, content_hash, realm, submitter, created_at, updated_at)
+    SELECT u.id, u.type, 'RECEIVED', u.text, u.hash, u.realm, u.submitter, t, t
+    FROM unnest(p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(id, type, text, hash, realm, submitter);
+  UPDATE petition_states s SET n = s.n + cardinality(p_ids) WHERE s.state = 'RECEIVED';
+  PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[cardinality(p_ids)]), p_actors, p_traces, p_payloads);
+  RETURN t;
+END $$;
+
+-- One event per submitter and minute: the first block at once, the others with the next minute's. Submitters come each
+-- once, sorted. Two transactions cannot both find that there is no row yet: whoever refuses a petition holds the gate.
+-- Answers what a refusal tells of the state of things.
+CREATE FUNCTION petitions_blocked(p_submitters text[], p_counts bigint[], p_traces text[], OUT as_of_seq bigint, OUT cycle_id text, OUT at timestamptz)
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_minute bigint;
+  v_who text[]; v_counts bigint[]; v_traces text[];
+BEGIN
+  at := clock();
+  v_minute := floor(extract(epoch FROM at) / 60);
+  SELECT array_agg(u.who), array_agg(coalesce(b.pending, 0) + 1), array_agg(u.trace) INTO v_who, v_counts, v_traces
+    FROM unnest(p_submitters, p_traces) u(who, trace)
+    LEFT JOIN LATERAL (SELECT x.minute, x.pending FROM petition_blocks x WHERE x.submitter = u.who FOR UPDATE) b ON true
+    WHERE b.minute IS NULL OR b.minute < v_minute;
+  INSERT INTO petition_blocks AS x (submitter, minute, pending)
+    SELECT u.who, v_minute, u.n - 1 FROM unnest(p_submitters, p_counts) u(who, n)
+    ON CONFLICT (submitter) DO UPDATE SET
+      pending = CASE WHEN x.minute < v_minute THEN excluded.pending ELSE x.pending + excluded.pending + 1 END,
+      minute = greatest(x.minute, v_minute);
+  as_of_seq := petitions_witness_blocks(v_who, v_counts, v_traces);
+  cycle_id := to_char(at AT TIME ZONE 'UTC', 'YYYY-"Q"Q');
+END $$;
+
+CREATE FUNCTION petitions_witness_blocks(p_who text[], p_counts bigint[], p_traces text[]) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_actors text[]; v_payloads text[];
+BEGIN
+  IF p_who IS NULL THEN RETURN (SELECT h.seq FROM ledger_head h); END IF;
+  SELECT array_agg('submitter:' || u.who), array_agg('{"count":' || u.n || ',"submitter_id":' || to_json(u.who)::text || '}') INTO v_actors, v_payloads
+    FROM unnest(p_who, p_counts) u(who, n);
+  RETURN ledger_append(array_fill('petition.rate_limit.blocked'::text, ARRAY[cardinality(p_who)]), v_actors, p_traces, v_payloads);
+END $$;
+
+-- Blocks of a past minute that nobody's next block has told. Also forgets submitters that were not blocked for an hour.
+-- Under the gate, as all who touch these rows: a flush may hold the ledger's head already when it comes to them.
+CREATE FUNCTION petitions_tell_blocks(p_rows int, OUT told int, OUT forgotten int) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_minute bigint := floor(extract(epoch FROM clock()) / 60);
+  v_who text[]; v_counts bigint[];
+BEGIN
+  PERFORM FROM gates g WHERE g.name = 'petitions' FOR UPDATE;
+  SELECT array_agg(x.submitter), array_agg(x.pending) INTO v_who, v_counts FROM (
+    SELECT b.submitter, b.pending FROM petition_blocks b WHERE b.pending > 0 AND b.minute < v_minute ORDER BY b.submitter LIMIT p_rows FOR UPDATE SKIP LOCKED) x;
+  told := coalesce(cardinality(v_who), 0);
+  IF told > 0 THEN
+    UPDATE petition_blocks b SET pending = 0, minute = v_minute WHERE b.submitter = ANY (v_who);
+    PERFORM petitions_witness_blocks(v_who, v_counts, array_fill(''::text, ARRAY[told]));
+  END IF;
+  DELETE FROM petition_blocks d WHERE d.ctid = ANY (ARRAY(SELECT b.ctid FROM petition_blocks b WHERE b.pending = 0 AND b.minute < v_minute - 60 LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS forgotten = ROW_COUNT;
+END $$;
+
+-- Moves a petition on. 'done', 'unknown', 'illegal' (its state does not allow it) or 'foreign' (p_submitter is given, and
+-- it is another's). The row is as it is afterwards.
+CREATE FUNCTION petition_transition(p_id uuid, p_to text, p_fate text, p_reason text, p_event text, p_actor text, p_trace text, p_submitter text)
+RETURNS TABLE (outcome text, petition petitions, ledger_seq bigint) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v petitions; v_from text; t timestamptz;
+BEGIN
+  SELECT x.* INTO v FROM petitions x WHERE x.id = p_id FOR UPDATE;
+  IF NOT FOUND THEN
+    outcome := 'unknown';
+  ELSIF p_submitter IS NOT NULL AND v.submitter <> p_submitter THEN
+    outcome := 'foreign';
+  ELSIF (v.state, p_to) NOT IN (('RECEIVED', 'DELIBERATING'), ('RECEIVED', 'ACKNOWLEDGED'), ('RECEIVED', 'ESCALATED'),
+      ('DELIBERATING', 'ACKNOWLEDGED'), ('DELIBERATING', 'REFERRED'), ('DELIBERATING', 'ESCALATED'), ('DELIBERATING', 'DEFERRED'), ('DELIBERATING', 'NO_RESPONSE'))
+      OR (p_submitter IS NOT NULL AND v.state <> 'RECEIVED') THEN
+    outcome := 'illegal';
+  ELSE
+    outcome := 'done';
+    v_from := v.state;
+    IF v.state = 'RECEIVED' THEN PERFORM gates_release(ARRAY['petitions'], ARRAY[1::bigint]); END IF;
+    PERFORM FROM petition_states s WHERE s.state IN (v.state, p_to) ORDER BY s.state FOR UPDATE;
+    UPDATE petition_states s SET n = s.n + CASE WHEN s.state = p_to THEN 1 ELSE -1 END WHERE s.state IN (v.state, p_to);
+    t := date_trunc('milliseconds', clock());
+    UPDATE petitions x SET state = p_to, came_from = x.state, fate_reason = p_fate, version = x.version + 1, updated_at = greatest(t, x.updated_at)
+      WHERE x.id = p_id RETURNING x.* INTO v;
+    ledger_seq := ledger_append(ARRAY[p_event], ARRAY[p_actor], ARRAY[p_trace], ARRAY[
+      '{"from":"' || v_from || '","petition_id":"' || p_id || '","reason":' || coalesce(to_json(p_reason)::text, 'null') || ',"to":"' || p_to || '"}']);
+    PERFORM pg_notify('spillway_' || current_schema(), 'petition:' || p_id);
+  END IF;
+  petition := v;
+  RETURN NEXT;
+END $$;
+
+-- Overflow is witnessed by whoever causes it, in the same commit, whatever that does: a submission, a transition, a new
+-- threshold. At the end of the transaction, because the ledger's lock comes last.
+CREATE FUNCTION petition_overflow() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+  PERFORM ledger_append(ARRAY['petition.queue.overflow.' || CASE WHEN NEW.overflowing THEN 'started' ELSE 'ended' END], ARRAY['system'], ARRAY[''],
+    ARRAY['{"depth":' || NEW.held || ',"resume_below":' || NEW.resume_below || ',"threshold":' || NEW.full_at || '}']);
+  RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER petition_overflow AFTER UPDATE OF overflowing ON gates DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+  WHEN (NEW.name = 'petitions' AND OLD.overflowing IS DISTINCT FROM NEW.overflowing) EXECUTE FUNCTION petition_overflow();
+
+-- One row for what every instance looks at once in a while.
+CREATE FUNCTION petitions_state(OUT counts json, OUT overflowing boolean, OUT held bigint, OUT ledger_seq bigint) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+  SELECT (SELECT json_object_agg(s.state, s.n) FROM petition_states s), g.overflowing, g.held, (SELECT h.seq FROM ledger_head h)
+  FROM (SELECT) x LEFT JOIN gates g ON g.name = 'petitions'
+$$;
+
+-- What does not hold, for tests and for doctors.
+CREATE FUNCTION petitions_audit() RETURNS TABLE (fault text) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+  SELECT 'petitions in ' || s.state || ': ' || s.n || ' counted, ' || c.n || ' there' FROM petition_states s,
+    LATERAL (SELECT count(*) AS n FROM petitions p WHERE p.state = s.state) c WHERE s.n <> c.n
+  UNION ALL
+  SELECT 'the gate holds ' || g.held || ' places, for ' || s.n || ' received and ' || o.n || ' queued' FROM gates g, petition_states s,
+    LATERAL (SELECT count(*) AS n FROM ops x WHERE x.gate = 'petitions') o
+    WHERE g.name = 'petitions' AND s.state = 'RECEIVED' AND g.held <> s.n + o.n
+  UNION ALL
+  SELECT 'petition ' || p.id || ' has no event of its receipt' FROM petitions p
+    WHERE p.id NOT IN (SELECT (l.payload::json->>'petition_id')::uuid FROM ledger l WHERE l.type = 'petition.submission.received')
+$$;
+`,
+}
