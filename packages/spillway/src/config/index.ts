@@ -3,6 +3,7 @@ export {
   type Config,
   ConfigError,
   type Environment,
+  isAuthenticationOn,
   isDebugging,
   isLoopbackHost,
   type LoadedConfig,

@@ -220,6 +220,144 @@ describe('describeConfig', () => {
   })
 })
 
+describe('the petition settings', () => {
+  const petitionsOf = (env: Environment) => loadConfig(env).config.petitions
+  const messageOf = (env: Environment) => problemsOf(env)[0]?.message ?? ''
+  const optional = [
+    ['PETITION_RATE_LIMIT_REALM_PER_HOUR', 'rateRealmPerHour'],
+    ['PETITION_RATE_LIMIT_GLOBAL_PER_HOUR', 'rateGlobalPerHour'],
+    ['PETITION_RATE_LIMIT_GENERAL_PER_HOUR', 'rateGeneralPerHour'],
+    ['PETITION_RATE_LIMIT_CESSATION_PER_HOUR', 'rateCessationPerHour'],
+    ['PETITION_RATE_LIMIT_GRIEVANCE_PER_HOUR', 'rateGrievancePerHour'],
+    ['PETITION_RATE_LIMIT_COLLABORATION_PER_HOUR', 'rateCollaborationPerHour'],
+    ['PETITION_RATE_LIMIT_META_PER_HOUR', 'rateMetaPerHour'],
+  ] as const
+  const numbers = [
+    ['PETITION_QUEUE_THRESHOLD', 'queueThreshold'],
+    ['PETITION_QUEUE_HYSTERESIS', 'queueHysteresis'],
+    ['PETITION_QUEUE_CACHE_TTL', 'queueCacheTtl'],
+    ['PETITION_RETRY_AFTER', 'retryAfter'],
+    ['PETITION_RATE_LIMIT_PER_HOUR', 'ratePerHour'],
+    ['PETITION_RATE_LIMIT_WINDOW_MINUTES', 'rateWindowMinutes'],
+    ['PETITION_RATE_LIMIT_TTL_HOURS', 'rateTtlHours'],
+    ...optional,
+  ] as const
+
+  it('have the defaults of the contract', () => {
+    expect(petitionsOf({})).toEqual({
+      realms: null,
+      queueThreshold: 10_000,
+      queueHysteresis: 500,
+      queueCacheTtl: 5,
+      retryAfter: 60,
+      ratePerHour: 10,
+      rateWindowMinutes: 60,
+      rateTtlHours: 2,
+      ...Object.fromEntries(optional.map(([, key]) => [key, null])),
+    })
+  })
+
+  it.each(numbers)('read %s, which changes %s', (name, key) => {
+    const { config, sources } = loadConfig({ [name]: '7' })
+    const computed = key === 'queueThreshold' ? { queueHysteresis: 0 } : {}
+    expect(config.petitions).toEqual({ ...petitionsOf({}), ...computed, [key]: 7 })
+    expect(sources.get(name)).toBe('environment')
+  })
+
+  it('read PETITION_REALMS as names, each once, spaces around them dropped', () => {
+    expect(petitionsOf({ PETITION_REALMS: 'north, south sea,north' }).realms).toEqual(['north', 'south sea'])
+    const longest = '🜁'.repeat(100)
+    expect(petitionsOf({ PETITION_REALMS: longest }).realms).toEqual([longest])
+  })
+
+  it('have no name that these tests do not know', () => {
+    const known = ['PETITION_REALMS', ...numbers.map(([name]) => name)].sort()
+    const names = Object.values(settings.petitions).map((setting) => setting.name)
+    expect(names.sort()).toEqual(known)
+  })
+
+  it.each([
+    ['10', 0],
+    ['100', 5],
+    ['2000', 100],
+    ['9999', 499],
+    ['10000', 500],
+    ['1000000', 500],
+  ])('compute the hysteresis of a threshold of %s', (threshold, hysteresis) => {
+    expect(petitionsOf({ PETITION_QUEUE_THRESHOLD: threshold }).queueHysteresis).toBe(hysteresis)
+  })
+
+  it.each([
+    ['5', 2],
+    ['60', 2],
+    ['90', 2.5],
+    ['10080', 169],
+  ])('compute how long counts are kept for a window of %s minutes', (window, hours) => {
+    expect(petitionsOf({ PETITION_RATE_LIMIT_WINDOW_MINUTES: window }).rateTtlHours).toBe(hours)
+  })
+
+  it.each([
+    ['PETITION_QUEUE_THRESHOLD', '0'],
+    ['PETITION_QUEUE_THRESHOLD', '1.5'],
+    ['PETITION_QUEUE_THRESHOLD', 'many'],
+    ['PETITION_QUEUE_HYSTERESIS', '-1'],
+    ['PETITION_QUEUE_CACHE_TTL', '-0.1'],
+    ['PETITION_QUEUE_CACHE_TTL', '3601'],
+    ['PETITION_RETRY_AFTER', '0'],
+    ['PETITION_RETRY_AFTER', '86401'],
+    ['PETITION_RATE_LIMIT_PER_HOUR', '0'],
+    ['PETITION_RATE_LIMIT_PER_HOUR', '1e3'],
+    ['PETITION_RATE_LIMIT_WINDOW_MINUTES', '0'],
+    ['PETITION_RATE_LIMIT_WINDOW_MINUTES', '10081'],
+    ['PETITION_RATE_LIMIT_TTL_HOURS', '0'],
+    ...optional.map(([name]) => [name, '0']),
+    ['PETITION_REALMS', ''],
+    ['PETITION_REALMS', ' , '],
+    ['PETITION_REALMS', 'r'.repeat(101)],
+  ])('refuse %s=%j, saying what is allowed', (name = '', value = '') => {
+    expect(namesOf({ [name]: value })).toEqual([name])
+    expect(messageOf({ [name]: value })).toMatch(new RegExp(`^${name} is .*; allowed: `, 's'))
+  })
+
+  it.each<Environment>([
+    { PETITION_QUEUE_HYSTERESIS: '10000' },
+    { PETITION_QUEUE_THRESHOLD: '100', PETITION_QUEUE_HYSTERESIS: '100' },
+    { PETITION_QUEUE_THRESHOLD: '100', PETITION_QUEUE_HYSTERESIS: '101' },
+  ])('refuse a hysteresis that is not less than the threshold: %j', (env) => {
+    expect(namesOf(env)).toEqual(['PETITION_QUEUE_HYSTERESIS'])
+    expect(messageOf(env)).toMatch(/PETITION_QUEUE_HYSTERESIS \(\d+\) must be less than PETITION_QUEUE_THRESHOLD/)
+    expect(namesOf({ ...env, PETITION_QUEUE_HYSTERESIS: '99' })).toEqual([])
+  })
+
+  it.each<Environment>([
+    { PETITION_RATE_LIMIT_TTL_HOURS: '1' },
+    { PETITION_RATE_LIMIT_TTL_HOURS: '2', PETITION_RATE_LIMIT_WINDOW_MINUTES: '120' },
+    { PETITION_RATE_LIMIT_TTL_HOURS: '2', PETITION_RATE_LIMIT_WINDOW_MINUTES: '600' },
+  ])('refuse to forget counts while they count: %j', (env) => {
+    expect(namesOf(env)).toEqual(['PETITION_RATE_LIMIT_TTL_HOURS'])
+    expect(messageOf(env)).toMatch(/PETITION_RATE_LIMIT_TTL_HOURS \(\d\) must be more than the window of \d+ minutes/)
+    expect(namesOf({ ...env, PETITION_RATE_LIMIT_TTL_HOURS: '10.5' })).toEqual([])
+  })
+
+  it('refuse an unknown name, with the one that was meant', () => {
+    expect(messageOf({ PETITION_QUEUE_TRESHOLD: '5' })).toContain('PETITION_QUEUE_THRESHOLD')
+    expect(messageOf({ PETITION_RATE_LIMIT_MTEA_PER_HOUR: '5' })).toContain('PETITION_RATE_LIMIT_META_PER_HOUR')
+    expect(namesOf({ PETITION_COLOUR: 'red' })).toEqual(['PETITION_COLOUR'])
+  })
+
+  it('are described with what was computed for those that are not set', () => {
+    const rows = describeConfig(
+      loadConfig({ PETITION_QUEUE_THRESHOLD: '200', PETITION_RATE_LIMIT_WINDOW_MINUTES: '90', PETITION_REALMS: 'a,b' }),
+    )
+    const row = (name: string) => rows.find((one) => one.name === name)
+    expect(row('PETITION_QUEUE_HYSTERESIS')).toMatchObject({ value: '10', source: 'default', unit: 'petitions' })
+    expect(row('PETITION_RATE_LIMIT_TTL_HOURS')).toMatchObject({ value: '2.5', source: 'default', unit: 'h' })
+    expect(row('PETITION_QUEUE_THRESHOLD')).toMatchObject({ value: '200', source: 'environment', default: '10000' })
+    expect(row('PETITION_REALMS')).toMatchObject({ value: 'a,b', source: 'environment' })
+    expect(row('PETITION_RATE_LIMIT_META_PER_HOUR')).toMatchObject({ value: '', source: 'default' })
+  })
+})
+
 describe('loadClientConfig', () => {
   it('has a default address, reads its two variables, and is not stopped by a wrong server setting', () => {
     expect(loadClientConfig({ SPILLWAY_PORT: 'rubbish' })).toEqual({ url: 'http://127.0.0.1:7745', apiKey: null })

@@ -9,9 +9,15 @@ export type Environment = Readonly<Record<string, string | undefined>>
 /** The environment of this process; other rooms take it from here. */
 export const processEnvironment = (): Environment => process.env
 
-export type Config = ValuesOf<typeof settings> & {
+export type Config = Omit<ValuesOf<typeof settings>, 'petitions'> & {
+  readonly petitions: PetitionsConfig
   /** false for `spillway worker` without a port: no socket is opened. */
   readonly listen: boolean
+}
+/** What is unset follows from what is set. */
+export type PetitionsConfig = Omit<ValuesOf<typeof settings>['petitions'], 'queueHysteresis' | 'rateTtlHours'> & {
+  readonly queueHysteresis: number
+  readonly rateTtlHours: number
 }
 export type ClientConfig = ValuesOf<typeof clientSettings>['client']
 
@@ -60,10 +66,18 @@ export function loadConfig(environment: Environment = process.env): LoadedConfig
   findForeignNames(env, problems)
   const sources = new Map<string, ConfigSource>()
   const values = readTable(settings, env, sources, problems)
-  const config: Config = { ...values, listen: true }
+  const config: Config = { ...values, petitions: completePetitions(values.petitions), listen: true }
   findContradictions(config, problems, new Set(problems.map((problem) => problem.name)))
   if (problems.length > 0) throw new ConfigError(problems)
   return { config, sources, warnings: [...warnings, ...findDoubtful(config)] }
+}
+
+function completePetitions(given: ValuesOf<typeof settings>['petitions']): PetitionsConfig {
+  return {
+    ...given,
+    queueHysteresis: given.queueHysteresis ?? Math.min(500, Math.floor(given.queueThreshold * 0.05)),
+    rateTtlHours: given.rateTtlHours ?? Math.max(2, given.rateWindowMinutes / 60 + 1),
+  }
 }
 
 /** Reads what a client command needs; a wrong server setting does not stop it. */
@@ -173,6 +187,19 @@ function findContradictions(config: Config, problems: ConfigProblem[], wrong: Re
         `SPILLWAY_PROTECT_METRICS is true, but no authentication is configured; set one of ${authNames.join(', ')}`,
       )
     }
+  }
+  const { queueHysteresis, queueThreshold, rateTtlHours, rateWindowMinutes } = config.petitions
+  if (queueHysteresis >= queueThreshold) {
+    say(
+      ['PETITION_QUEUE_HYSTERESIS', 'PETITION_QUEUE_THRESHOLD'],
+      `PETITION_QUEUE_HYSTERESIS (${queueHysteresis}) must be less than PETITION_QUEUE_THRESHOLD (${queueThreshold}), or a full queue would never resume`,
+    )
+  }
+  if (rateTtlHours * 60 <= rateWindowMinutes) {
+    say(
+      ['PETITION_RATE_LIMIT_TTL_HOURS', 'PETITION_RATE_LIMIT_WINDOW_MINUTES'],
+      `PETITION_RATE_LIMIT_TTL_HOURS (${rateTtlHours}) must be more than the window of ${rateWindowMinutes} minutes, or counts would be forgotten while they count`,
+    )
   }
   if (operations.retryBaseMs > operations.retryMaxMs) {
     say(

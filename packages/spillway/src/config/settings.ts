@@ -1,4 +1,5 @@
 import { limits } from '@spillway/protocol/wire'
+import { petitionSettings } from './petition-settings.js'
 
 /** What every setting says of itself, whatever its type. */
 interface Described {
@@ -14,7 +15,12 @@ interface Described {
 
 export type Setting = Described &
   (
-    | { readonly type: 'integer' | 'number'; readonly min: number; readonly max: number; readonly default: number }
+    | {
+        readonly type: 'integer' | 'number'
+        readonly min: number
+        readonly max: number
+        readonly default: number | null
+      }
     | { readonly type: 'boolean'; readonly default: boolean }
     | { readonly type: 'choice'; readonly choices: readonly string[]; readonly default: string }
     | { readonly type: 'choices'; readonly choices: readonly string[]; readonly default: readonly string[] }
@@ -28,6 +34,7 @@ export type Setting = Described &
     | { readonly type: 'url'; readonly protocols: readonly string[]; readonly default: string | null }
     | { readonly type: 'origins'; readonly wildcard?: true; readonly default: readonly string[] | null }
     | { readonly type: 'networks'; readonly default: readonly string[] }
+    | { readonly type: 'names'; readonly default: readonly string[] | null }
   )
 
 export type SettingsTable = Readonly<Record<string, Readonly<Record<string, Setting>>>>
@@ -36,14 +43,14 @@ type Nullable<S, T> = S extends { readonly default: null } ? T | null : T
 
 /** The type of a setting's parsed value, read off its row. */
 export type ValueOf<S> = S extends { readonly type: 'integer' | 'number' }
-  ? number
+  ? Nullable<S, number>
   : S extends { readonly type: 'boolean' }
     ? boolean
     : S extends { readonly type: 'choice'; readonly choices: readonly (infer C)[] }
       ? C
       : S extends { readonly type: 'choices'; readonly choices: readonly (infer C)[] }
         ? readonly C[]
-        : S extends { readonly type: 'origins' | 'networks' }
+        : S extends { readonly type: 'origins' | 'networks' | 'names' }
           ? Nullable<S, readonly string[]>
           : Nullable<S, string>
 
@@ -355,6 +362,7 @@ export const settings = {
       meaning: 'requests in flight at which pressure is active',
     },
   },
+  petitions: petitionSettings,
 } as const satisfies SettingsTable
 
 /** What the `ops` and `dead-letters` commands need to reach a running server. */

@@ -1,4 +1,5 @@
 import { isIP } from 'node:net'
+import { limits } from '@spillway/protocol/wire'
 import { maskedSecret, maskUrlPasswords } from './secrets.js'
 import type { Setting } from './settings.js'
 
@@ -27,6 +28,10 @@ export function parseSetting(setting: Setting, text: string): SettingValue | und
       return parseEach(text, (one) => (one === '*' && setting.wildcard ? one : parseOrigin(one)))
     case 'networks':
       return parseEach(text, parseNetwork)
+    case 'names': {
+      const names = parseEach(text, (name) => ([...name].length <= limits.realmCodePoints ? name : undefined))
+      return names?.length === 0 ? undefined : names
+    }
   }
 }
 
@@ -51,6 +56,8 @@ export function allowedValues(setting: Setting): string {
       return `origins such as https://example.com, separated by commas${setting.wildcard ? ', or *' : ''}`
     case 'networks':
       return 'IP addresses or networks such as 10.0.0.0/8, separated by commas'
+    case 'names':
+      return `names of up to ${limits.realmCodePoints} characters, separated by commas`
   }
 }
 

@@ -50,6 +50,10 @@ export type App = FastifyInstance<
   TypeBoxTypeProvider
 >
 
+/** For the workloads, which know no framework. */
+export type AppRequest = FastifyRequest
+export type AppReply = FastifyReply
+
 /** Longer than the idle time of common proxies (60 s), so that it is never we who close a connection under a request. */
 const keepAliveTimeoutMs = 72_000
 /** A name has up to 255 code points of 4 bytes, each byte %XX in a path. */

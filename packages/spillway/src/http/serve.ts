@@ -1,17 +1,18 @@
 /** The ready server: store, intake, workloads and routes, assembled from the configuration. */
 import { resolve } from 'node:path'
-import { Executed, Problem, Queued, SubmitHeaders } from '@spillway/protocol/schema'
+import { Executed, PetitionReceipt, Problem, Queued, SubmitHeaders, SubmitPetition } from '@spillway/protocol/schema'
 import type { FastifySchema } from 'fastify'
-import { type Config, isLoopbackHost } from '../config/index.js'
+import { type Config, isAuthenticationOn, isLoopbackHost } from '../config/index.js'
 import { intakeApi } from '../index.js'
 import { Intake } from '../pipeline/intake.js'
 import { intakeDefaults } from '../pipeline/settings.js'
 import { startEmbedded } from '../store/embedded/index.js'
 import { postgresStore } from '../store/postgres/store.js'
-import { createMetrics, type Logger } from '../telemetry/index.js'
+import { createMetrics, createPetitionMetrics, type Logger } from '../telemetry/index.js'
 import { version } from '../version.js'
 import { parseAllowList } from '../workloads/http-request/allow-list.js'
 import { defineHttpRequest, httpRequestBody } from '../workloads/http-request/index.js'
+import { definePetitions, petitionPrefixes, petitionRoutes } from '../workloads/petitions/index.js'
 import { buildApp } from './app.js'
 import { createAuthenticator } from './auth.js'
 import { addDemoEcho } from './demo-echo.js'
@@ -36,6 +37,14 @@ const submitSchema: FastifySchema = {
   headers: SubmitHeaders,
   body: httpRequestBody,
   response: { 201: Executed, 202: Queued, '4xx': Problem, '5xx': Problem },
+}
+
+const petitionSchema: FastifySchema = {
+  tags: ['petitions'],
+  summary: 'Submit a petition',
+  headers: SubmitHeaders,
+  body: SubmitPetition,
+  response: { 201: PetitionReceipt, 202: Queued, '4xx': Problem, '5xx': Problem },
 }
 
 export async function runServer(config: Config, log: Logger): Promise<RunningServer> {
@@ -103,6 +112,13 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       return allowList
     },
   })
+  const petitions = definePetitions(api, {
+    settings: petitionSettingsOf(config),
+    schema: `"${config.store.schema}"`,
+    isAuthenticated: isAuthenticationOn(config.auth),
+    log,
+    metrics: createPetitionMetrics(metrics.registry),
+  })
   // A process that only runs the queue has health and metrics, and takes nothing in.
   if (config.process.roles.includes('gateway')) {
     app.route({
@@ -115,11 +131,24 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     })
     shortPath.add('/api/v1/operations', { mounted: mount(core, core.bound(httpRequest.definition)), role: 'submit' })
     await app.register(ticketRoutes(core) as never)
+    for (const url of petitionPrefixes) {
+      app.route({
+        method: 'POST',
+        url,
+        ...api.route(petitions.definition),
+        schema: petitionSchema,
+        serializerCompiler: () => JSON.stringify,
+        config: { role: 'submit' },
+      })
+      shortPath.add(url, { mounted: mount(core, core.bound(petitions.definition)), role: 'submit' })
+    }
+    await app.register(petitionRoutes(api, petitions) as never)
   }
   if (isLoopbackHost(config.server.host)) addDemoEcho(app)
   addLanding(app, { version })
 
   const close = async (): Promise<void> => {
+    petitions.close()
     // The intake refuses from here on; what is under way gets its answers before the connections close.
     await core.close()
     await Promise.race([app.close(), new Promise((done) => setTimeout(done, closeGraceMs).unref())])
@@ -166,6 +195,22 @@ function settingsOf(config: Config) {
     drainMs: config.server.drainSeconds * 1_000,
     pressureLoopDelayMs: admission.pressureLoopDelayMs,
     pressureInflightMax: admission.pressureInflightMax,
+  }
+}
+
+function petitionSettingsOf({ petitions: p }: Config) {
+  const { rateGeneralPerHour, rateCessationPerHour, rateGrievancePerHour, rateCollaborationPerHour, rateMetaPerHour } =
+    p
+  return {
+    ...p,
+    queueCacheTtlMs: p.queueCacheTtl * 1_000,
+    typePerHour: {
+      GENERAL: rateGeneralPerHour,
+      CESSATION: rateCessationPerHour,
+      GRIEVANCE: rateGrievancePerHour,
+      COLLABORATION: rateCollaborationPerHour,
+      META: rateMetaPerHour,
+    },
   }
 }
 

@@ -65,7 +65,11 @@ abstract class Family<N extends readonly string[], Child> {
 }
 
 /** The registry asks a metric for its name and its values only; the library's own aggregation registers such objects too. */
-function register(options: FamilyOptions<string>, type: MetricType, values: () => MetricValueWithName<string>[]): void {
+export function register(
+  options: Pick<FamilyOptions<string>, 'registry' | 'name' | 'help'>,
+  type: MetricType,
+  values: () => MetricValueWithName<string>[],
+): void {
   const { name, help } = options
   const metric = { name, help, type, aggregator: 'sum', get: async () => ({ name, help, type, values: values() }) }
   options.registry.registerMetric(metric as unknown as Histogram<string>)

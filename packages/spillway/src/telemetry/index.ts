@@ -1,2 +1,3 @@
 export { createLogger, type Logger } from './logs.js'
 export { createMetrics } from './metrics.js'
+export { createPetitionMetrics } from './petition-metrics.js'

@@ -1,0 +1,278 @@
+/**
+ * Submitting a petition: gates, then one transaction that counts, inserts and witnesses (migration 0006).
+ *
+ *   pressure ─► capacity (503, before the body is read) ─► halt (503) ─► rate (429) ─► RECEIVED (201)
+ *
+ * The lane is the submitter's. Whoever asks for a ticket is queued in it, and what the same submitter sends behind that
+ * waits its turn; apart from that nothing is ever queued, and what cannot be taken now is refused.
+ */
+import { createHash } from 'node:crypto'
+import { SubmitPetition } from '@spillway/protocol/schema'
+import type { PetitionReceipt, PetitionType } from '@spillway/protocol/wire'
+import type { Static } from 'typebox'
+import { reservedQueuePrefix } from '../../http/queue-names.js'
+import { traceIdOf } from '../../http/trace.js'
+import {
+  type Answer,
+  type ApplyItem,
+  canonicalJson,
+  capacity,
+  type Definition,
+  type Gate,
+  halt,
+  type IntakeApi,
+  type LimitedItem,
+  pressure,
+  type Rejection,
+  rate,
+  type Tx,
+} from '../../index.js'
+import type { PetitionsOptions } from './options.js'
+
+export type SubmitBody = Static<typeof SubmitPetition>
+
+const petitionType = 'petitions.submit'
+/** The capacity gate, as the SQL knows it. */
+const gateName = 'petitions'
+const petitionsQueue = `${reservedQueuePrefix}petitions`
+/** Where they are mounted: the second is the only alias without /api. */
+export const petitionPrefixes = ['/api/v1/petition-submissions', '/v1/petition-submissions'] as const
+
+export function definePetition(intake: IntakeApi, options: PetitionsOptions): Definition<SubmitBody, PetitionReceipt> {
+  const { schema } = options
+  return intake.define(petitionType, {
+    body: SubmitPetition,
+    lane: (body, request) => [petitionsQueue, submitterOf(body, request.user?.id ?? request.clientAddress)],
+    gates: [pressure(), overflowGate(options), haltGate, ...rateGates(options)],
+    check: (body, request) => checkSubmission(body, request.user?.id ?? null, options),
+    whenBusy: 'refuse',
+    apply: (tx, items) => receive(tx, schema, items),
+    limited: (tx, items) => witnessBlocked(tx, schema, items),
+    onAnswer: (answer, { body, identity }) => count(options, answer, body, submitterOf(body, identity)),
+    respond: ({ result }) => ({
+      status: 201,
+      headers: { location: `${petitionPrefixes[0]}/${result.petition_id}` },
+      body: result,
+    }),
+  })
+}
+
+/** Named by the body where nobody is authenticated; else they are the same, or it was refused. */
+function submitterOf(body: SubmitBody, identity: string): string {
+  return submitterForm(body.submitter_id ?? identity)
+}
+
+/** A UUID is the same submitter however it is written. */
+export function submitterForm(id: string): string {
+  return uuid.test(id) ? id.toLowerCase() : id
+}
+
+export const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
+
+function checkSubmission(body: SubmitBody, subject: string | null, options: PetitionsOptions): Rejection | null {
+  const { realms } = options.settings
+  const errors: { path: string; message: string }[] = []
+  if (body.text.trim() === '') errors.push({ path: '/text', message: 'must not be blank' })
+  if (body.realm !== undefined && realms !== null && !realms.includes(body.realm)) {
+    errors.push({ path: '/realm', message: `must be one of ${realms.join(', ')}` })
+  }
+  if (errors.length > 0) return { code: 'invalid_request', detail: 'The body is not valid.', errors }
+  const isOther = body.submitter_id !== undefined && submitterForm(body.submitter_id) !== submitterForm(subject ?? '')
+  if (options.isAuthenticated && isOther) {
+    return { code: 'forbidden', detail: 'submitter_id is not the authenticated subject. Leave it out.' }
+  }
+  return null
+}
+
+/** The exact limit is the transaction's; what is added here is what an operator wants to see of it. */
+function overflowGate({ settings, metrics, log }: PetitionsOptions): Gate<SubmitBody> {
+  const gate = capacity({
+    name: gateName,
+    limit: settings.queueThreshold,
+    resumeBelow: settings.queueThreshold - settings.queueHysteresis,
+    retryAfterSeconds: settings.retryAfter,
+    problem: {
+      type: 'https://archon72.io/errors/queue-overflow',
+      title: 'Queue Overflow',
+      detail: 'Petition queue capacity exceeded. Please retry later.',
+    },
+  })
+  return {
+    kind: 'capacity',
+    bind(binding) {
+      const bound = gate.bind(binding)
+      let wasFull = false
+      return {
+        ...bound,
+        early(request) {
+          const refusal = bound.early?.(request) ?? null
+          if (refusal !== null) metrics.queueRejections.inc()
+          return refusal
+        },
+        refused(request, told) {
+          metrics.queueRejections.inc()
+          if (bound.refused === undefined) throw new Error('the capacity gate does not refuse')
+          return bound.refused(request, told)
+        },
+        observe(pulse) {
+          bound.observe?.(pulse)
+          const state = pulse.gates.find(({ name }) => name === gateName)
+          if (state === undefined || state.overflowing === wasFull) return
+          wasFull = state.overflowing
+          const fields = { depth: state.held, threshold: settings.queueThreshold }
+          log.warn(fields, wasFull ? 'petition queue overflow started' : 'petition queue overflow ended')
+        },
+      }
+    },
+  }
+}
+
+const haltGate = halt({
+  problem: {
+    type: 'https://archon72.io/errors/system-halted',
+    title: 'System Halted',
+    detail: 'Petition intake is halted by an operator. Reads go on.',
+  },
+})
+
+/** The submitter's, and whichever others are set: tiers of one query. */
+function rateGates({ settings }: PetitionsOptions): Gate<SubmitBody>[] {
+  const { rateWindowMinutes: minutes, typePerHour } = settings
+  const span = minutes === 60 ? 'hour' : `${minutes} minutes`
+  const tier = (
+    name: string,
+    limit: number | null,
+    by: (identity: string, body: SubmitBody) => string | null,
+    whose: (by: string) => string,
+  ): Gate<SubmitBody>[] =>
+    limit === null
+      ? []
+      : [
+          rate<SubmitBody>({
+            ...{ name, limit, per: `${minutes}m`, keepMinutes: settings.rateTtlHours * 60 },
+            by: ({ identity }, body) => by(identity, body),
+            problem: ({ by: key }) => ({
+              type: 'urn:archon72:petition:rate-limit-exceeded',
+              title: 'Rate Limit Exceeded',
+              detail: `Maximum ${limit} petitions per ${span}${whose(key)} exceeded`,
+            }),
+          }),
+        ]
+  return [
+    ...tier(
+      submitterTier,
+      settings.ratePerHour,
+      (identity, body) => submitterOf(body, identity),
+      () => '',
+    ),
+    ...tier(
+      'petitions-realm',
+      settings.rateRealmPerHour,
+      (_, body) => body.realm ?? null,
+      (realm) => ` for realm ${realm}`,
+    ),
+    ...tier(
+      'petitions-global',
+      settings.rateGlobalPerHour,
+      () => 'all',
+      () => ' from all submitters',
+    ),
+    ...Object.entries(typePerHour).flatMap(([type, limit]) =>
+      tier(
+        `petitions-${type.toLowerCase()}`,
+        limit,
+        (_, body) => (body.type === type ? type : null),
+        () => ` of type ${type}`,
+      ),
+    ),
+  ]
+}
+
+const submitterTier = 'petitions'
+
+async function receive(tx: Tx, schema: string, items: readonly ApplyItem<SubmitBody>[]): Promise<PetitionReceipt[]> {
+  const hashes = items.map(({ body }) => createHash('sha256').update(body.text).digest('hex'))
+  const submitters = items.map(({ body, identity }) => submitterOf(body, identity))
+  const { rows } = await tx.query<{ created_at: Date }>(
+    `SELECT ${schema}.petitions_receive($1, $2, $3, $4, $5, $6, $7, $8, $9) AS created_at`,
+    [
+      items.map(({ id }) => id),
+      items.map(({ body }) => body.type),
+      items.map(({ body }) => body.text),
+      hashes,
+      items.map(({ body }) => body.realm ?? null),
+      submitters,
+      submitters.map((submitter) => `submitter:${submitter}`),
+      items.map(({ traceparent }) => traceIdOf(traceparent)),
+      items.map(({ id, body }, i) =>
+        canonicalJson({
+          petition_id: id,
+          type: body.type,
+          content_hash: hashes[i],
+          realm: body.realm ?? null,
+          submitter_id: submitters[i],
+        }),
+      ),
+    ],
+  )
+  const createdAt = rows[0]?.created_at.toISOString() ?? ''
+  return items.map(({ id, body }, i) => ({
+    petition_id: id,
+    state: 'RECEIVED',
+    type: body.type as PetitionType,
+    content_hash: hashes[i] ?? '',
+    realm: body.realm ?? null,
+    created_at: createdAt,
+  }))
+}
+
+interface BlockedRow extends Record<string, unknown> {
+  as_of_seq: number
+  cycle_id: string
+  at: Date
+}
+
+/** Each submitter once, in order; every refusal is answered with the state of things in that transaction. */
+async function witnessBlocked(
+  tx: Tx,
+  schema: string,
+  items: readonly LimitedItem<SubmitBody>[],
+): Promise<Record<string, unknown>[]> {
+  const blocks = new Map<string, { n: number; trace: string }>()
+  for (const { body, identity, traceparent } of items) {
+    const submitter = submitterOf(body, identity)
+    const block = blocks.get(submitter) ?? { n: 0, trace: traceIdOf(traceparent) }
+    block.n++
+    blocks.set(submitter, block)
+  }
+  const sorted = [...blocks].sort(([a], [b]) => (a < b ? -1 : 1))
+  const { rows } = await tx.query<BlockedRow>(`SELECT * FROM ${schema}.petitions_blocked($1, $2, $3)`, [
+    sorted.map(([submitter]) => submitter),
+    sorted.map(([, { n }]) => n),
+    sorted.map(([, { trace }]) => trace),
+  ])
+  const [state] = rows
+  if (state === undefined) throw new Error('petitions_blocked answered nothing')
+  return items.map(({ body, identity, limit, resetMs }) => ({
+    actor: `submitter:${submitterOf(body, identity)}`,
+    cycle_id: state.cycle_id,
+    as_of_seq: state.as_of_seq,
+    rate_limit_remaining: 0,
+    rate_limit_reset: new Date(state.at.getTime() + resetMs).toISOString(),
+    rate_limit_limit: limit,
+  }))
+}
+
+function count({ metrics }: PetitionsOptions, answer: Answer, body: SubmitBody, submitter: string): void {
+  if (answer.kind === 'refused') {
+    if (answer.refusal.gate !== 'rate') return
+    metrics.rateBlocked.inc()
+    metrics.rateHits.inc(submitter)
+    if (answer.refusal.rate?.name === submitterTier) metrics.rateRemaining.set(submitter, 0)
+    return
+  }
+  if (answer.replayed) return
+  metrics.rateAllowed.inc()
+  if (answer.rate?.name === submitterTier) metrics.rateRemaining.set(submitter, answer.rate.left)
+  metrics.submitted.labels(body.type).inc()
+}
