@@ -15,6 +15,7 @@ import {
   behaviourOf,
   idempotencyKey,
   type Lane,
+  petitionText,
   queueName,
   retriesMax,
   type Temper,
@@ -121,7 +122,7 @@ export class Clients {
     const { route, poison, token } = b
     const entry: Submitted = {
       ...{ lane: lane.name, n, route, poison, token },
-      ...{ firstSentAt: now(), certainAt: null, operationId: null, refused: false },
+      ...{ firstSentAt: now(), certainAt: null, operationId: null, refused: false, abandoned: false, moved: false },
     }
     this.submitted.push(entry)
     let { cutAfterMs } = b
@@ -138,10 +139,13 @@ export class Clients {
           this.#accepted++
           this.acceptors.add(made.pid)
           if (b.reads && entry.operationId !== null) await this.#read(entry.operationId, lane, n, luck.pick(able))
+          // What was queued is perhaps not there yet.
+          if (b.moves && made.status === 201) entry.moved = await this.#move(entry.operationId, luck.pick(able))
           return
         }
-        if (isFinal(made)) {
+        if (isFinal(made) || !b.keyed) {
           entry.refused = made.code === 'rate_limited'
+          entry.abandoned = !b.keyed
           return
         }
         if (made.retryAfter !== undefined) againMs = Math.min(Number(made.retryAfter) * 1_000 || 0, retryAfterCapMs)
@@ -182,7 +186,7 @@ export class Clients {
       method: 'POST',
       headers: {
         'content-type': 'application/json',
-        'idempotency-key': idempotencyKey(lane.name, n),
+        ...(b.keyed && { 'idempotency-key': idempotencyKey(lane.name, n) }),
         'x-user-id': lane.name,
         ...(b.prefer !== null && { prefer: b.prefer }),
       },
@@ -191,6 +195,25 @@ export class Clients {
     })
     const text = await answer.body.text()
     return { status: answer.statusCode, headers: answer.headers, body: parsed(text) }
+  }
+
+  /** Whether it was answered that it is done; if not, it may be all the same. */
+  async #move(petition: string | null, slot: Slot): Promise<boolean> {
+    try {
+      // Without a name: an operator, where nobody is authenticated.
+      const answer = await request(`${slot.origin}${petitionsPath}/${petition}/transitions`, {
+        dispatcher: this.#agent,
+        method: 'POST',
+        headers: { 'content-type': 'application/json' },
+        body: JSON.stringify({ to: 'ACKNOWLEDGED', reason: 'chaos' }),
+        signal: AbortSignal.timeout(this.#o.deadlineMs),
+      })
+      await answer.body.dump()
+      return answer.statusCode === 200
+    } catch {
+      // The process was ended under the request. Only what is answered can be wrong.
+      return false
+    }
   }
 
   async #read(operationId: string, lane: Lane, n: number, slot: Slot): Promise<void> {
@@ -212,6 +235,8 @@ export class Clients {
   }
 }
 
+const petitionsPath = '/api/v1/petition-submissions'
+
 const isAccepted = ({ end, status }: Try): boolean => end === 'answered' && status !== undefined && status < 300
 
 /** Not answered by waiting: a quota that is used up, or an answer that should not be (the checker says so). */
@@ -222,6 +247,9 @@ function isFinal(made: Try): boolean {
 }
 
 function requestOf(lane: Lane, n: number, b: Behaviour, sinkOrigin: string): { path: string; body: unknown } {
+  if (b.route === 'petition') {
+    return { path: petitionsPath, body: { type: 'GENERAL', text: petitionText(lane.name, n), realm: queueName } }
+  }
   const body = { lane: lane.name, n }
   if (b.route !== 'forward') return { path: `/${b.route}`, body }
   return {
@@ -237,8 +265,10 @@ function requestOf(lane: Lane, n: number, b: Behaviour, sinkOrigin: string): { p
   }
 }
 
+/** A petition has the id of the operation that brought it. */
 export function operationIdOf(body: unknown): string | null {
-  return isRecord(body) && typeof body.operationId === 'string' ? body.operationId : null
+  const id = isRecord(body) ? (body.operationId ?? body.petition_id) : null
+  return typeof id === 'string' ? id : null
 }
 
 const isRecord = (value: unknown): value is Record<string, unknown> => typeof value === 'object' && value !== null

@@ -22,6 +22,7 @@ export interface Cluster {
   effects(): Promise<Effect[]>
   tickets(): Promise<Ticket[]>
   audit(): Promise<string[]>
+  petitionsMoved(): Promise<string[]>
   placesHeld(): Promise<{ gate: string; held: number }[]>
   settings(): Promise<Record<string, string>>
   stop(): Promise<void>
@@ -84,13 +85,15 @@ export async function startCluster(dataDir: string, note: (line: string) => void
     unfinished: async () => (await rows<{ n: number }>(`SELECT count(*)::int AS n FROM ${schema}.ops`))[0]?.n ?? 0,
     effects: () =>
       rows<Effect & pg.QueryResultRow>(
-        `SELECT ord::int, (extract(epoch FROM at) * 1000)::float8 AS at, lane, n, operation, route FROM chaos.effects ORDER BY ord`,
+        `SELECT ord::int, (extract(epoch FROM at) * 1000)::float8 AS at, lane, n, operation, route FROM chaos.effects UNION ALL ${petitionsSql} ORDER BY ord`,
       ),
     tickets: () => rows<Ticket & pg.QueryResultRow>(ticketsSql),
-    audit: async () => (await rows<{ fault: string }>(`SELECT fault FROM ${schema}.audit()`)).map((r) => r.fault),
+    audit: async () => (await rows<{ fault: string }>(auditSql)).map((r) => r.fault),
+    petitionsMoved: async () =>
+      (await rows<{ id: string }>(`SELECT id FROM ${schema}.petitions WHERE state <> 'RECEIVED'`)).map((r) => r.id),
     placesHeld: () =>
       rows<{ gate: string; held: number }>(
-        `SELECT name AS gate, held::int FROM ${schema}.gates WHERE held <> 0
+        `SELECT name AS gate, held::int FROM ${schema}.gates WHERE held <> 0 AND name <> 'petitions'
          UNION ALL SELECT 'connections ' || pool, sum(held)::int FROM ${schema}.connections GROUP BY pool`,
       ),
     settings: async () => {
@@ -110,6 +113,17 @@ export async function startCluster(dataDir: string, note: (line: string) => void
 
 const heldSql = `SELECT o.id FROM ${schema}.workers w JOIN ${schema}.leases l ON l.worker = w.id, unnest(l.lanes, l.uptos) z(lane, upto)
   JOIN ${schema}.ops o ON o.lane = z.lane AND o.seq <= z.upto WHERE w.name LIKE $1`
+
+/** One row for each receipt, so that two of one petition are seen as two. */
+const petitionsSql = `SELECT l.seq::int, (extract(epoch FROM p.created_at) * 1000)::float8, p.submitter, split_part(p.text, '#', 2)::int, p.id, 'petition'
+  FROM ${schema}.petitions p LEFT JOIN ${schema}.ledger l ON l.type = 'petition.submission.received' AND (l.payload::json->>'petition_id')::uuid = p.id`
+
+const auditSql = `SELECT fault FROM ${schema}.audit() UNION ALL SELECT fault FROM ${schema}.petitions_audit()
+  UNION ALL SELECT 'ledger: row ' || c.broken_at || ' does not follow from the one before it' FROM ${schema}.ledger_check(0, repeat('0', 64), 2147483647) c WHERE c.broken_at IS NOT NULL
+  UNION ALL SELECT 'ledger: ' || c.seen || ' rows up to ' || coalesce(c.last_seq, 0) || ', but the head is at ' || h.seq
+    FROM ${schema}.ledger_check(0, repeat('0', 64), 2147483647) c, ${schema}.ledger_head h WHERE (c.seen, c.last_seq, c.last_hash) IS DISTINCT FROM (h.seq, h.seq, h.hash) AND h.seq > 0
+  UNION ALL SELECT 'ledger: ' || l.n || ' receipts of ' || p.n || ' petitions' FROM (SELECT count(*) AS n FROM ${schema}.petitions) p,
+    (SELECT count(*) AS n FROM ${schema}.ledger WHERE type = 'petition.submission.received') l WHERE l.n <> p.n`
 
 const ticketsSql = `SELECT id, partition AS lane, type, status, (extract(epoch FROM finished_at) * 1000)::float8 AS "finishedAt", error FROM ${schema}.history
   UNION ALL SELECT id, partition, type, 'failed', (extract(epoch FROM died_at) * 1000)::float8, error FROM ${schema}.dead_letters

@@ -35,7 +35,8 @@ const nowhere: ReadonlySet<string> = new Set()
 export async function makeFleet(options: FleetOptions): Promise<Slot[]> {
   const appRoutes = new Set(['tx', 'outside', 'apply', 'gated', 'rated'])
   const needed = new Set(options.lanes.flatMap((lane) => [...lane.routes]))
-  const wantsServer = needed.has('forward')
+  const serverRoutes = new Set(['forward', 'petition'])
+  const wantsServer = [...needed].some((route) => serverRoutes.has(route))
   const wantsApp = [...needed].some((route) => appRoutes.has(route))
   const appProgram = wantsApp ? await compilePrograms() : ''
   const slots: Slot[] = []
@@ -47,7 +48,7 @@ export async function makeFleet(options: FleetOptions): Promise<Slot[]> {
     slots.push(new Slot({ name, routes, program, proxy, logDir: options.logDir, lives: options.lives }))
   }
   for (let i = 1; i <= options.servers; i++) {
-    if (wantsServer) await add(`server-${i}`, new Set(['forward']), (url) => server(options, url, 'serve'))
+    if (wantsServer) await add(`server-${i}`, serverRoutes, (url) => server(options, url, 'serve'))
     if (wantsApp) await add(`app-${i}`, appRoutes, (url) => app(options, appProgram, url, true))
   }
   for (let i = 1; i <= options.workers; i++) {
@@ -74,6 +75,9 @@ function server(options: FleetOptions, databaseUrl: string, role: 'serve' | 'wor
       SPILLWAY_RETRY_MAX_MS: '300',
       SPILLWAY_CONCURRENCY: String(concurrency),
       SPILLWAY_POOL_MAX: String(poolMax),
+      // A lane is one submitter, and nobody works through what is received.
+      PETITION_RATE_LIMIT_PER_HOUR: '1000000',
+      PETITION_QUEUE_THRESHOLD: '1000000',
     },
     readyPort: (written) => {
       if (role === 'worker') return written.includes('works on operations') ? 0 : null

@@ -23,10 +23,10 @@ export const usage = `npm run chaos -- [options]
   --kills N       processes and PostgreSQL servers that are ended with SIGKILL meanwhile (default 60)
   --servers N     spillway servers, and as many apps on the library (default 2)
   --workers N     processes that only work, of both kinds in turn (default 2)
-  --lanes N       lanes, of eleven kinds in turn (default 50)
+  --lanes N       lanes, of twelve kinds in turn (default 50)
   --rate N        operations per second (default 200)
   --lease N       seconds until a silent process loses its lanes (default 3)
-  --quick         a short run: 10 seconds, 8 kills, one server, app and worker, 22 lanes, 80/s
+  --quick         a short run: 10 seconds, 8 kills, one server, app and worker, 24 lanes, 80/s
   --keep          keep the logs of a clean run, too
   --report FILE   where the JSON report goes (default: in the system's folder for temporary files)
   --break WHAT    breaks the queue on purpose (${breakages.join(', ')}); success is that it is caught
@@ -37,7 +37,7 @@ export class UsageError extends Error {
   override readonly name = 'UsageError'
 }
 
-const quick = { seconds: 10, kills: 8, servers: 1, workers: 1, lanes: 22, rate: 80 }
+const quick = { seconds: 10, kills: 8, servers: 1, workers: 1, lanes: 24, rate: 80 }
 const usual = { seconds: 60, kills: 60, servers: 2, workers: 2, lanes: 50, rate: 200 }
 const bounds: Record<keyof typeof usual | 'lease' | 'seed', readonly [number, number]> = {
   seed: [0, 4_294_967_295],

@@ -15,6 +15,10 @@ export interface Submitted {
   operationId: string | null
   /** A quota said no, which is final. */
   refused: boolean
+  /** Sent once, without a key, and not answered as accepted: it may be there or not, but once at most. */
+  abandoned: boolean
+  /** It was answered that the petition was moved on. */
+  moved: boolean
 }
 
 /** One request, logged when it ended. */
@@ -48,9 +52,12 @@ export interface Read {
   state: string | null
 }
 
-/** A row that a handler wrote through `ctx.tx`, or `apply`. */
+/** A row that a handler wrote through `ctx.tx`, or `apply`; or a petition. */
 export interface Effect {
-  /** From a sequence, drawn by the handler: in a lane one operation begins after the other has committed. */
+  /**
+   * From a sequence, drawn by the handler: in a lane one operation begins after the other has committed. Of a petition,
+   * the number of its receipt in the ledger.
+   */
   ord: number
   at: number
   lane: string
@@ -132,9 +139,11 @@ export interface Evidence {
   tickets: readonly Ticket[]
   faults: readonly Fault[]
   lives: readonly Life[]
-  /** What `audit()` of the schema says. */
+  /** What the audits of the schema say, and the ledger's chain. */
   audit: readonly string[]
-  /** Places in capacity gates and connection pools that are still taken, at rest. */
+  /** Ids of petitions that are no longer RECEIVED. */
+  petitionsMoved: readonly string[]
+  /** Places in capacity gates and connection pools that are still taken, at rest. Not those of petitions, which the audit counts. */
   placesHeld: readonly { gate: string; held: number }[]
   /** Per lane with a rate limit: accepted at most. */
   rated: readonly { lane: string; limit: number }[]

@@ -192,6 +192,7 @@ async function gather(o: {
     faults: o.faults.played,
     lives: o.lives,
     audit: await cluster.audit(),
+    petitionsMoved: await cluster.petitionsMoved(),
     placesHeld: await cluster.placesHeld(),
     rated: options.lanes
       .filter((lane) => lane.routes.includes('rated'))

@@ -4,22 +4,23 @@
  */
 import { chance, hash } from './random.js'
 
-/** The operation types: `forward` is the server's http.request, the others are the app's own. */
-export const routes = ['tx', 'outside', 'apply', 'gated', 'rated', 'forward'] as const
+/** The operation types: `forward` is the server's http.request, `petition` its petitions, the others are the app's own. */
+export const routes = ['tx', 'outside', 'apply', 'gated', 'rated', 'forward', 'petition'] as const
 export type Route = (typeof routes)[number]
 
-/** Where a route's effect is seen. */
+/** Where a route's effect is seen. A petition is a row, too: its place is that of its receipt in the ledger. */
 export const mediumOf: Readonly<Record<Route, 'table' | 'sink'>> = {
   tx: 'table',
   apply: 'table',
   gated: 'table',
   rated: 'table',
+  petition: 'table',
   outside: 'sink',
   forward: 'sink',
 }
 
 /** Routes whose effect and completion are one commit when run at once: they may leave no ticket. */
-export const ticketless: ReadonlySet<Route> = new Set(['apply', 'rated'])
+export const ticketless: ReadonlySet<Route> = new Set(['apply', 'rated', 'petition'])
 
 export interface Lane {
   name: string
@@ -49,6 +50,7 @@ const kinds: readonly (Omit<Lane, 'name'> & { kind: string })[] = [
   { kind: 'crowd-mixed', routes: ['tx', 'apply', 'outside'], clients: crowdClients },
   { kind: 'shared', routes: ['forward', 'tx'], clients: 1 },
   { kind: 'rated', routes: ['rated'], clients: 2, numbersMax: ratedLimit * 2 },
+  { kind: 'petition', routes: ['petition'], clients: 2 },
 ]
 
 export const laneKinds = kinds.length
@@ -76,6 +78,10 @@ export interface Behaviour {
   cutAfterMs: number | null
   /** The client asks for the ticket, too. */
   reads: boolean
+  /** It has an Idempotency-Key. Without one it is sent once, whatever comes of it. */
+  keyed: boolean
+  /** A petition that is moved on once it is received. */
+  moves: boolean
   /** What the work answers. */
   token: string
 }
@@ -97,7 +103,8 @@ export const usualTemper: Temper = { slowMs: [60, 300], slowShare: 0.2 }
 export function behaviourOf(seed: number, lane: Lane, n: number, temper: Temper = usualTemper): Behaviour {
   const c = chance(seed, `${lane.name}#${n}`)
   const route = c.pick(lane.routes)
-  const retried = route !== 'apply' && route !== 'rated'
+  const isPetition = route === 'petition'
+  const retried = route !== 'apply' && route !== 'rated' && !isPetition
   const [slowMin, slowMax] = temper.slowMs
   // All are drawn, needed or not, so that one choice does not shift the others.
   const slow = c.happens(temper.slowShare)
@@ -110,6 +117,8 @@ export function behaviourOf(seed: number, lane: Lane, n: number, temper: Temper 
   const cutAfterMs = c.between(1, 60)
   const prefer = c.pick(['respond-async', 'respond-async', null, null, null, 'wait=2'] as const)
   const reads = c.happens(0.1)
+  const keyless = c.happens(0.2)
+  const moves = c.happens(0.3)
   return {
     route,
     runMs: retried ? (slow ? slowMs : quickMs) : 0,
@@ -118,11 +127,16 @@ export function behaviourOf(seed: number, lane: Lane, n: number, temper: Temper 
     prefer,
     cutAfterMs: cut ? cutAfterMs : null,
     reads: reads && retried,
+    keyed: !(isPetition && keyless),
+    moves: isPetition && moves,
     token: tokenOf(seed, lane.name, n),
   }
 }
 
 export const tokenOf = (seed: number, lane: string, n: number): string => hash(`${seed} ${lane} ${n}`).toString(16)
+
+/** From which the row of a petition is known again. */
+export const petitionText = (lane: string, n: number): string => `${lane}#${n}`
 
 export const idempotencyKey = (lane: string, n: number): string => `${lane}#${n}`
 

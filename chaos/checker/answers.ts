@@ -1,5 +1,7 @@
 /** Every answer is one of the three honest ones, true, and in time. */
+import { createHash } from 'node:crypto'
 import type { Evidence, Fault, Submitted, Try } from '../records.js'
+import { petitionText } from '../workload.js'
 import { keyOf } from './by-key.js'
 import type { Finding } from './finding.js'
 
@@ -24,10 +26,8 @@ export function checkAnswers(evidence: Evidence): Finding[] {
     if (made.end !== 'answered' || asked === undefined) continue
     const wrong = judge(made, asked)
     if (wrong !== null) findings.push({ rule: wrong.rule, detail: `${keyOf(made)} at ${made.slot}: ${wrong.detail}` })
-    if ((made.status ?? 0) < 300 && isRecord(made.body) && typeof made.body.operationId === 'string') {
-      const known = ids.get(keyOf(made)) ?? new Set()
-      ids.set(keyOf(made), known.add(made.body.operationId))
-    }
+    const id = (made.status ?? 0) < 300 && isRecord(made.body) ? (made.body.operationId ?? made.body.petition_id) : null
+    if (typeof id === 'string') ids.set(keyOf(made), (ids.get(keyOf(made)) ?? new Set()).add(id))
   }
   for (const [key, told] of ids) {
     if (told.size > 1)
@@ -48,7 +48,7 @@ function judge(made: Try, asked: Submitted): Finding | null {
   switch (made.status) {
     case 200:
     case 201:
-      return judgeDone(made, asked)
+      return asked.route === 'petition' ? judgePetition(made, asked) : judgeDone(made, asked)
     case 202:
       return judgeQueued(made)
     case 409:
@@ -78,6 +78,18 @@ function judgeDone(made: Try, asked: Submitted): Finding | null {
   if (!isRecord(work) || work.lane !== asked.lane || work.n !== asked.n || work.token !== asked.token) {
     return untrue(`with another's result: ${JSON.stringify(result)}`)
   }
+  return null
+}
+
+/** A receipt for this very text, and where to find it. */
+function judgePetition({ status, body, location }: Try, asked: Submitted): Finding | null {
+  const untrue = (detail: string): Finding => ({ rule: 'answer', detail: `${status}, but ${detail}` })
+  if (!isRecord(body) || typeof body.petition_id !== 'string' || !uuid.test(body.petition_id)) {
+    return untrue(`no petition: ${JSON.stringify(body)}`)
+  }
+  const hash = createHash('sha256').update(petitionText(asked.lane, asked.n)).digest('hex')
+  if (body.content_hash !== hash || body.state !== 'RECEIVED') return untrue(`another's: ${JSON.stringify(body)}`)
+  if (location !== `/api/v1/petition-submissions/${body.petition_id}`) return untrue(`its Location is ${location}`)
   return null
 }
 

@@ -47,7 +47,7 @@ export function check(evidence: Evidence): Verdict {
     findings.push({ rule: 'undrained', detail: `${left} operations are left` })
   }
   for (const one of evidence.submitted) {
-    if (one.certainAt !== null || one.refused) continue
+    if (one.certainAt !== null || one.refused || one.abandoned) continue
     findings.push({ rule: 'undrained', detail: `${one.lane}#${one.n}: its acceptance was never certain` })
   }
   return { findings, recovery, counts: countAll(evidence) }

@@ -1,6 +1,7 @@
 /** The evidence of a run in which nothing was broken, for tests to break. */
+import { createHash } from 'node:crypto'
 import type { Delivery, Effect, Evidence, Fault, Submitted, Ticket, Try } from '../records.js'
-import { mediumOf, type Route, tokenOf } from '../workload.js'
+import { mediumOf, petitionText, type Route, tokenOf } from '../workload.js'
 
 type Mutable<T> = { -readonly [K in keyof T]: T[K] extends readonly (infer E)[] ? E[] : T[K] }
 export type Run = Mutable<Evidence>
@@ -36,6 +37,7 @@ export function cleanRun(): Run {
     faults: [],
     lives: [{ slot: 'app-1', pid: 1, gateway: true, upAt: start, endedAt: null, unasked: null }],
     audit: [],
+    petitionsMoved: [],
     placesHeld: [],
     rated: [],
     drained: true,
@@ -55,12 +57,22 @@ export function add(run: Run, o: { lane: string; n: number; route: Route; poison
   const operationId = idOf(lane, n)
   const token = tokenOf(seed, lane, n)
   const work = { lane, n, token }
-  run.submitted.push({ ...o, token, firstSentAt: at, certainAt: at + 10, operationId, refused: false })
+  run.submitted.push({
+    ...o,
+    token,
+    firstSentAt: at,
+    certainAt: at + 10,
+    operationId,
+    refused: false,
+    abandoned: false,
+    moved: false,
+  })
   const result = route === 'forward' ? { status: 200, body: work } : work
   const body = poison
     ? { status: 'failed', operationId, error_message: 'poisoned' }
     : { status: 'executed', operationId, result }
-  run.tries.push({ lane, n, slot: 'app-1', pid: 1, sentAt: at, endedAt: at + 10, end: 'answered', status: 201, body })
+  const told = { lane, n, slot: 'app-1', pid: 1, sentAt: at, endedAt: at + 10, end: 'answered', status: 201 } as const
+  run.tries.push(route === 'petition' ? { ...told, ...receiptOf(operationId, lane, n) } : { ...told, body })
   if (mediumOf[route] === 'sink') {
     run.deliveries.push({ at: at + 5, lane, n, key: operationId, status: poison ? 400 : 200 })
   } else if (!poison) {
@@ -68,6 +80,14 @@ export function add(run: Run, o: { lane: string; n: number; route: Route; poison
   }
   const status = poison ? 'failed' : 'completed'
   run.tickets.push({ id: operationId, lane, type: route, status, finishedAt: at + 8, error: null })
+}
+
+function receiptOf(id: string, lane: string, n: number): Pick<Try, 'body' | 'location'> {
+  const content_hash = createHash('sha256').update(petitionText(lane, n)).digest('hex')
+  return {
+    body: { petition_id: id, state: 'RECEIVED', content_hash },
+    location: `/api/v1/petition-submissions/${id}`,
+  }
 }
 
 function one<T extends { lane: string; n: number }>(list: readonly T[], lane: string, n: number): T {

@@ -10,6 +10,7 @@ export function checkEffects(evidence: Evidence): Finding[] {
     ...checkTable(evidence, submitted),
     ...checkSink(evidence, submitted),
     ...checkTickets(evidence),
+    ...checkMoves(evidence),
     ...checkLimits(evidence),
   ]
 }
@@ -101,6 +102,14 @@ function checkTickets(evidence: Evidence): Finding[] {
     })
   }
   return findings
+}
+
+/** What was answered as moved on is moved on. */
+function checkMoves(evidence: Evidence): Finding[] {
+  const moved = new Set(evidence.petitionsMoved)
+  return evidence.submitted
+    .filter((s) => s.moved && !moved.has(s.operationId ?? ''))
+    .map((s) => ({ rule: 'lost', detail: `${keyOf(s)}: petition ${s.operationId} was moved on, and is RECEIVED` }))
 }
 
 /** Exact means both: never one more, and no place lost to a request that failed. */
