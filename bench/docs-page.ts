@@ -38,7 +38,7 @@ function targetsBlock(sections: readonly MeasuredSection[]): string {
   ] as const
   return `## Targets
 
-${met} of ${verdicts.length} are met. Those that are missed are told as they are.
+${met} of ${verdicts.length} are met. Those that are missed are told as they are; [why](decisions/speed.md).
 
 ${markdownTable(columns, verdicts.map(verdictRow))}
 `
