@@ -157,7 +157,13 @@ function verdictsOf(perSecond: ReadonlyMap<string, readonly number[]>): Verdict[
     })
   return [
     ratio('durable accept over the bare echo', 0.8, names.spillway, names.echo),
-    ratio('durable accept with all gates over the bare echo', 0.6, names.gated, names.echo, 'there is no ledger yet'),
+    ratio(
+      'durable accept with all gates over the bare echo',
+      0.6,
+      names.gated,
+      names.echo,
+      'without the ledger, which the petitions have',
+    ),
     ratio('durable accept over one commit per request', 2.5, names.spillway, names.commit),
     ratio('durable accept over pg-boss send', 5, names.spillway, names.boss),
     ratio('durable accept over graphile-worker addJob', 5, names.spillway, names.graphile),
@@ -227,7 +233,7 @@ function noteOf(variant: string, sites: Sites, pace: Pace): { note?: string } {
     return { note: `${poolSize} connections to PostgreSQL${why}` }
   }
   if (variant === names.gated)
-    return { note: 'the library in a Fastify application, 200 users; there is no ledger yet' }
+    return { note: 'the library in a Fastify application, 200 users; without the ledger, which the petitions have' }
   return {}
 }
 

@@ -181,7 +181,11 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload): vo
       const { id } = request.params
       if ((await visible(request, id)) === null) return notFound(reply)
       const actor = `submitter:${requester}`
-      return told(reply, await petitions.withdraw({ id, actor, traceId: request.id, reason }, requester))
+      const moved = await petitions.withdraw({ id, actor, traceId: request.id, reason }, requester)
+      if (moved.kind !== 'illegal') return told(reply, moved)
+      const { state } = moved
+      const detail = `The petition is ${state}. Only one that is RECEIVED can be withdrawn.`
+      return sendProblem(reply, { code: 'conflict', detail, extensions: { state } })
     },
   )
 }

@@ -258,7 +258,8 @@ async function witnessBlocked(
     cycle_id: state.cycle_id,
     as_of_seq: state.as_of_seq,
     rate_limit_remaining: 0,
-    rate_limit_reset: new Date(state.at.getTime() + resetMs).toISOString(),
+    // A bucket leaves the window on a full minute; what is beyond it passed between the two looks at the clock.
+    rate_limit_reset: new Date(Math.floor((state.at.getTime() + resetMs) / 60_000) * 60_000).toISOString(),
     rate_limit_limit: limit,
   }))
 }
