@@ -144,10 +144,9 @@ CREATE TABLE ledger (
   payload text NOT NULL,
   prev_hash text NOT NULL,
   hash text NOT NULL,
-  CONSTRAINT ledger_at_check CHECK ((at = date_trunc('milliseconds'::text, at))),
-  CONSTRAINT ledger_hash_check CHECK ((hash ~ '^[0-9a-f]{64}$'::text)),
+  CONSTRAINT ledger_hash_check CHECK ((octet_length(hash) = 64)),
   CONSTRAINT ledger_pkey PRIMARY KEY (seq),
-  CONSTRAINT ledger_prev_hash_check CHECK ((prev_hash ~ '^[0-9a-f]{64}$'::text)),
+  CONSTRAINT ledger_prev_hash_check CHECK ((octet_length(prev_hash) = 64)),
   CONSTRAINT ledger_seq_check CHECK ((seq >= 1))
 );
 CREATE TRIGGER ledger_append_only BEFORE DELETE OR UPDATE OR TRUNCATE ON spillway.ledger FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse();
@@ -240,7 +239,7 @@ CREATE TABLE petitions (
   version integer DEFAULT 1 NOT NULL,
   created_at timestamp with time zone NOT NULL,
   updated_at timestamp with time zone NOT NULL,
-  CONSTRAINT petitions_content_hash_check CHECK ((content_hash ~ '^[0-9a-f]{64}$'::text)),
+  CONSTRAINT petitions_content_hash_check CHECK ((octet_length(content_hash) = 64)),
   CONSTRAINT petitions_moves CHECK (
 CASE
     WHEN (came_from IS NULL) THEN (state = 'RECEIVED'::text)

@@ -25,7 +25,7 @@ CREATE TABLE petitions (
   state        text NOT NULL,
   came_from    text,
   text         text NOT NULL CHECK (char_length(text) BETWEEN 1 AND 10000),
-  content_hash text NOT NULL CHECK (content_hash ~ '^[0-9a-f]{64}$'),
+  content_hash text NOT NULL CHECK (octet_length(content_hash) = 64),
   realm        text CHECK (char_length(realm) BETWEEN 1 AND 100),
   submitter    text NOT NULL,                -- subject, submitter_id, or address: and the client's address
   fate_reason  text,
