@@ -210,7 +210,7 @@ describe('with API keys', () => {
     it('of another’s petition in one’s own name is refused', async () => {
       const id = await idOf('ann')
       const before = await tables.all()
-      expectProblem(await withdraw(id, 'bob', subjects.bob), 404, 'not_found')
+      expectProblem(await withdraw(id, 'bob', subjects.bob), 403, 'forbidden')
       expectProblem(await withdraw(id, 'ops', subjects.ops), 403, 'forbidden')
       expect(await tables.all()).toBe(before)
     })

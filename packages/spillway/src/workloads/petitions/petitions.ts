@@ -129,6 +129,7 @@ export class Petitions {
       if (!(await this.#intake.halt(reason, haltScope, tx))) return
       await this.#intake.ledger.append(tx, [{ type: 'system.halted', actor, traceId, payload: { reason } }])
     })
+    this.#options.log.warn({ actor, reason }, 'intake of petitions is halted')
     await this.#intake.refresh()
     return this.halted()
   }
@@ -138,6 +139,7 @@ export class Petitions {
       if (!(await this.#intake.resume(haltScope, tx))) return
       await this.#intake.ledger.append(tx, [{ type: 'system.resumed', actor, traceId, payload: {} }])
     })
+    this.#options.log.warn({ actor }, 'intake of petitions is resumed')
     await this.#intake.refresh()
     return this.halted()
   }

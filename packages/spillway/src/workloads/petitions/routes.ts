@@ -99,7 +99,7 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload): vo
         tags,
         summary: 'Its state; with version=N, once that has changed: 304 when it has not within wait seconds',
         querystring: PetitionStatusQuery,
-        response: answers(PetitionStatus),
+        response: { ...answers(PetitionStatus), 304: Type.Null({ description: 'Not changed meanwhile' }) },
       },
     },
     async (request, reply) => {
@@ -173,13 +173,10 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload): vo
         return sendProblem(reply, { code: 'forbidden', detail: 'requester_id is not the authenticated subject.' })
       }
       if (!uuid.test(requester) && requester !== identity) {
-        return sendProblem(reply, {
-          code: 'forbidden',
-          detail: 'An anonymous petition can be withdrawn from where it came.',
-        })
+        return told(reply, { kind: 'foreign' })
       }
       const { id } = request.params
-      if ((await visible(request, id)) === null) return notFound(reply)
+      if (!uuid.test(id)) return notFound(reply)
       const actor = `submitter:${requester}`
       const moved = await petitions.withdraw({ id, actor, traceId: request.id, reason }, requester)
       if (moved.kind !== 'illegal') return told(reply, moved)

@@ -69,10 +69,13 @@ export function submitterForm(id: string): string {
 
 export const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
 
+/** Spaces of any kind, and what has no width. */
+const blank = /^[\s\u0085\u180e\u200b-\u200d\u2060]*$/u
+
 function checkSubmission(body: SubmitBody, subject: string | null, options: PetitionsOptions): Rejection | null {
   const { realms } = options.settings
   const errors: { path: string; message: string }[] = []
-  if (body.text.trim() === '') errors.push({ path: '/text', message: 'must not be blank' })
+  if (blank.test(body.text)) errors.push({ path: '/text', message: 'must not be blank' })
   if (body.realm !== undefined && realms !== null && !realms.includes(body.realm)) {
     errors.push({ path: '/realm', message: `must be one of ${realms.join(', ')}` })
   }
@@ -117,9 +120,12 @@ function overflowGate({ settings, metrics, log }: PetitionsOptions): Gate<Submit
         observe(pulse) {
           bound.observe?.(pulse)
           const state = pulse.gates.find(({ name }) => name === gateName)
-          if (state === undefined || state.overflowing === wasFull) return
+          if (state === undefined) return
+          // The one in force, which the instance that started last has set.
+          metrics.queueThreshold.set(state.full_at)
+          if (state.overflowing === wasFull) return
           wasFull = state.overflowing
-          const fields = { depth: state.held, threshold: settings.queueThreshold }
+          const fields = { depth: state.held, threshold: state.full_at }
           log.warn(fields, wasFull ? 'petition queue overflow started' : 'petition queue overflow ended')
         },
       }
@@ -138,7 +144,7 @@ const haltGate = halt({
 /** The submitter's, and whichever others are set: tiers of one query. */
 function rateGates({ settings }: PetitionsOptions): Gate<SubmitBody>[] {
   const { rateWindowMinutes: minutes, typePerHour } = settings
-  const span = minutes === 60 ? 'hour' : `${minutes} minutes`
+  const span = minutes === 60 ? 'hour' : minutes === 1 ? 'minute' : `${minutes} minutes`
   const tier = (
     name: string,
     limit: number | null,
