@@ -374,12 +374,12 @@ export class Intake {
         if (submission.respondAsync === true) {
           this.metrics.admissions.labels(type, 'queue', 'requested').inc()
           this.#dispatch.start(item, accepted)
-          const { waitMs } = accepted
           return {
             kind: 'queued',
             operationId: item.id,
             place: 0,
-            waitMs,
+            // It runs: no backlog is before it.
+            waitMs: item.paceMs,
             reason: 'requested',
             replayed: false,
             ...rate,

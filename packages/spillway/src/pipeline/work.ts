@@ -117,8 +117,10 @@ export class Work {
     if (this.#claiming && this.#backlogged) {
       return this.freeSlots > 0 && this.#direct + this.#reserved < Math.ceil(concurrency / 2)
     }
-    // Slots that become free while its acceptance is written count, too, or they would stand empty for that long.
-    const soon = Math.min(concurrency, Math.floor((concurrency * this.#acceptMs) / Math.max(this.runMs, 1)))
+    // Slots that become free while its acceptance is written count, too, or they would stand empty for that long; unless
+    // there is something in the queue for them.
+    const share = this.#found ? 0 : this.#acceptMs / Math.max(this.runMs, 1)
+    const soon = Math.min(concurrency, Math.floor(concurrency * share))
     return this.#running.size + this.#directWaiting + this.#reserved < concurrency + soon
   }
 

@@ -68,7 +68,7 @@ export interface RateState {
 }
 
 export type Accepted =
-  | { verdict: 'execute'; fence: number; seq: number; stamp: number; rate: RateState | null; waitMs: number }
+  | { verdict: 'execute'; fence: number; seq: number; stamp: number; rate: RateState | null }
   | { verdict: 'apply'; seq: number; stamp: number; rate: RateState | null }
   | {
       verdict: 'queue'

@@ -117,8 +117,9 @@ async function empty(sql: OpenedStore['sql']): Promise<void> {
   await sql('DROP FUNCTION IF EXISTS hold CASCADE')
   for (const { name } of await sql<{ name: string }>('SELECT name FROM history_spans')) await sql(`DROP TABLE ${name}`)
   if (ours.size === 0) {
+    // Not the ledger, which refuses it, nor the rows that the migrations made.
     const tables = await sql<{ name: string }>(
-      "SELECT relname AS name FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition AND relname NOT LIKE '%migrations%'",
+      "SELECT relname AS name FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition AND relname NOT LIKE '%migrations%' AND relname NOT IN ('ledger', 'ledger_head', 'petition_states')",
     )
     for (const { name } of tables) ours.add(name)
   }

@@ -212,7 +212,6 @@ function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
         stamp,
         rate,
         fence: row.fence ?? unexpected('fence'),
-        waitMs: Number(row.waits_ms[i] ?? 0),
       }
     case 2:
       return { verdict: 'apply', seq, stamp, rate }
