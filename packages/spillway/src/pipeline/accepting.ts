@@ -33,8 +33,6 @@ export interface AcceptingOptions {
 }
 
 const flushItemsMax = 500
-/** Applying takes four round trips to the store, and most of them find it idle. */
-const overlapItems = 16
 const flushBytesMax = 4 * 1_048_576
 const waitingItemsMax = 10_000
 const backlogMsMax = 86_400_000
@@ -56,7 +54,7 @@ export class Accepting {
 
   /** For one definition whose effect is rows of the store. */
   applying(apply: Apply, limited?: Limited): Flush<PendingItem, Accepted> {
-    return this.#makeFlush((pending) => this.#acceptAndApply(apply, limited, pending), overlapItems)
+    return this.#makeFlush((pending) => this.#acceptAndApply(apply, limited, pending))
   }
 
   /** Age of the oldest write that waits or is under way, of whatever flush. */
@@ -78,13 +76,9 @@ export class Accepting {
     return accepted
   }
 
-  #makeFlush(
-    write: (pending: readonly PendingItem[]) => Promise<Accepted[]>,
-    overlap?: number,
-  ): Flush<PendingItem, Accepted> {
+  #makeFlush(write: (pending: readonly PendingItem[]) => Promise<Accepted[]>): Flush<PendingItem, Accepted> {
     const flush = new Flush<PendingItem, Accepted>({
       write,
-      ...(overlap !== undefined && { overlap }),
       isPoison: (fault) => codeOf(fault) === 'data' || codeOf(fault) === undefined,
       exclusiveKey: (pending) => pending.item.idempotency?.key ?? null,
       sizeOf: (pending) => pending.item.payload.length + 200,

@@ -52,55 +52,6 @@ describe('Flush', () => {
     expect(await answers).toEqual(['a!', 'b!'])
   })
 
-  it('with overlap: a second write starts once enough wait, and there are never three', async () => {
-    const { batches, write } = gate()
-    const flush = flushWith(write, { overlap: 2, waitingMax: 100 })
-    const answers = [flush.submit({ name: 'a' })]
-    await turn()
-    answers.push(flush.submit({ name: 'b' }))
-    await turn()
-    expect(batches.map((b) => b.names)).toEqual([['a']])
-    answers.push(flush.submit({ name: 'c' }))
-    await turn()
-    expect(batches.map((b) => b.names)).toEqual([['a'], ['b', 'c']])
-    answers.push(...['d', 'e', 'f'].map((name) => flush.submit({ name })))
-    await turn()
-    expect(batches).toHaveLength(2)
-    batches[1]?.commit()
-    await turn()
-    expect(batches.map((b) => b.names)).toEqual([['a'], ['b', 'c'], ['d', 'e', 'f']])
-    batches[0]?.commit()
-    batches[2]?.commit()
-    expect(await Promise.all(answers)).toEqual(['a!', 'b!', 'c!', 'd!', 'e!', 'f!'])
-    await flush.drained()
-  })
-
-  it('with overlap: what is too little for two is taken by the one that goes on, and the oldest counts', async () => {
-    let now = 0
-    const { batches, write } = gate()
-    const flush = flushWith(write, { overlap: 2, waitingMax: 100, now: () => now })
-    const answers = [flush.submit({ name: 'a' })]
-    await turn()
-    now = 10
-    answers.push(flush.submit({ name: 'b' }), flush.submit({ name: 'c' }))
-    await turn()
-    answers.push(flush.submit({ name: 'd' }))
-    batches[1]?.commit()
-    await turn()
-    // The first is still under way: the second loop has ended, and `d` waits.
-    expect(batches).toHaveLength(2)
-    now = 30
-    expect(flush.oldestMs).toBe(30)
-    batches[0]?.commit()
-    await turn()
-    expect(batches.map((b) => b.names)).toEqual([['a'], ['b', 'c'], ['d']])
-    expect(flush.oldestMs).toBe(20)
-    batches[2]?.commit()
-    await Promise.all(answers)
-    await flush.drained()
-    expect(flush.oldestMs).toBe(0)
-  })
-
   it('has one write in flight; what comes meanwhile is the next batch', async () => {
     const { batches, write } = gate()
     const onFlush = vi.fn()

@@ -1,8 +1,7 @@
 /**
- * Group commit. Requests wait in `#waiting`; a flush takes all of them (up to the bounds) and writes them in one
- * statement. The next starts as soon as the previous returns: there is no timer, so a lone request pays no wait and a
- * busy server makes larger batches by itself. Where a write is several statements (`overlap`), a second may be under way
- * meanwhile once enough wait: else this process would be idle while the store works, and the store while this one does.
+ * Group commit. Requests wait in `#waiting`; one flush at a time takes all of them (up to the bounds) and writes them in
+ * one statement. The next starts as soon as the previous returns: there is no timer, so a lone request pays no wait and
+ * a busy server makes larger batches by itself.
  *
  *   waiting ──take──► in flight ──commit──► answered
  *      └── older than `timeoutMs` ──► fault
@@ -22,8 +21,6 @@ export interface FlushOptions<Item, Answer> {
   waitingMax: number
   timeoutMs: number
   timeoutFault(): Error
-  /** So many that wait start a second write beside the first. Default: never. */
-  overlap?: number
   onFlush?(items: number, durationMs: number): void
   now?: () => number
 }
@@ -43,10 +40,10 @@ export class Flush<Item, Answer> {
   readonly #now: () => number
   #waiting: Waiting<Item, Answer>[] = []
   #waitingBytes = 0
-  /** Loops that are under way: while there is one, what is submitted needs no start. */
-  #loops = 0
-  /** When the oldest of each write that is under way was submitted. */
-  readonly #inFlightSince = new Set<number>()
+  /** The loop is under way: what is submitted now needs no start. */
+  #running = false
+  /** When the oldest of the write that is under way was submitted. */
+  #inFlightSince: number | null = null
   #expiry: NodeJS.Timeout | undefined
   #idle: (() => void)[] = []
 
@@ -61,8 +58,7 @@ export class Flush<Item, Answer> {
 
   /** Age of the oldest write that is not committed yet. */
   get oldestMs(): number {
-    let oldest = this.#waiting[0]?.since
-    for (const since of this.#inFlightSince) oldest = oldest === undefined ? since : Math.min(oldest, since)
+    const oldest = this.#inFlightSince ?? this.#waiting[0]?.since
     return oldest === undefined ? 0 : this.#now() - oldest
   }
 
@@ -71,52 +67,38 @@ export class Flush<Item, Answer> {
       const bytes = this.#options.sizeOf(item)
       this.#waiting.push({ item, bytes, since: this.#now(), resolve, reject })
       this.#waitingBytes += bytes
-      if (this.#loops === 0 || (this.#loops === 1 && this.#isCrowded)) this.#start()
+      if (!this.#running) this.#start()
       else this.#expiry ??= setInterval(() => this.#expire(), expiryCheckMs)
     })
   }
 
   /** Resolves when nothing waits and nothing is in flight. */
   async drained(): Promise<void> {
-    if (this.#loops === 0 && this.#waiting.length === 0) return
+    if (!this.#running && this.#waiting.length === 0) return
     await new Promise<void>((resolve) => this.#idle.push(resolve))
   }
 
-  get #isCrowded(): boolean {
-    return this.#waiting.length >= (this.#options.overlap ?? Number.POSITIVE_INFINITY)
-  }
-
   #start(): void {
-    this.#loops++
+    this.#running = true
     // What arrives in the same turn of the event loop joins the first flush.
     setImmediate(() => void this.#run())
   }
 
   async #run(): Promise<void> {
-    // The second of two goes on only while there is enough for both.
-    while (this.#waiting.length > 0 && (this.#loops === 1 || this.#isCrowded)) {
+    while (this.#waiting.length > 0) {
       const batch = this.#take()
+      this.#inFlightSince = batch[0]?.since ?? this.#now()
       const started = this.#now()
-      const since = this.#markInFlight(batch[0]?.since ?? started)
       await this.#write(batch)
-      this.#inFlightSince.delete(since)
+      this.#inFlightSince = null
       this.#options.onFlush?.(batch.length, this.#now() - started)
       // Requests whose bytes are here already join the next flush: a larger one costs each of them less.
       await this.#turn()
     }
-    this.#loops--
-    if (this.#loops > 0) return
+    this.#running = false
     clearInterval(this.#expiry)
     this.#expiry = undefined
     for (const resolve of this.#idle.splice(0)) resolve()
-  }
-
-  /** Two writes may have an oldest of the same time: each is a member of its own. */
-  #markInFlight(since: number): number {
-    let mark = since
-    while (this.#inFlightSince.has(mark)) mark += 1e-6
-    this.#inFlightSince.add(mark)
-    return mark
   }
 
   #turn(): Promise<void> {

@@ -56,7 +56,7 @@ export function postgresStore(options: PostgresOptions): Store {
     })
   // Work that releases work must never wait behind work that brings more: each kind has connections of its own.
   const pools = {
-    accept: renewable(() => open(4, 'accept', timeoutMs)),
+    accept: renewable(() => open(3, 'accept', timeoutMs)),
     work: renewable(() => open(4, 'work', workTimeoutMs)),
     pulse: renewable(() => open(1, 'pulse', timeoutMs)),
     reads: renewable(() => open(readsMax, 'reads', timeoutMs)),
