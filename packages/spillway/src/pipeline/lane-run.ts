@@ -58,6 +58,11 @@ export const sliceMs = 5
 /** How long a lane with an operation that nobody here knows is left to others. */
 const unknownTypeMs = 5_000
 const confirmPauseMs = 250
+/**
+ * An `apply` holds the locks of its lane and lease. Those of a process that vanished without a word stay until the database
+ * gives its transaction up, which is so long after its last statement: with the default lease still within 30 s.
+ */
+const applyMsMax = 8_000
 
 export class LaneRun {
   readonly #o: LaneRunOptions
@@ -241,7 +246,7 @@ export class LaneRun {
     for (const op of group) if (op.attempts === 0) this.#o.onWait(op.waitedMs)
     let tx: OpenTx | undefined
     try {
-      const longestMs = Math.min(...group.map((op) => op.timeoutMs))
+      const longestMs = Math.min(applyMsMax, ...group.map((op) => op.timeoutMs))
       tx = await this.#o.store.begin(longestMs)
       const keys = group.flatMap((op) => op.idempotencyKey ?? [])
       if (!(await this.#o.store.holdWithin(tx, this.#o.worker(), { fence: held.fence, lane: held.lane, keys }))) {
