@@ -1081,7 +1081,7 @@ BEGIN
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.petition_transition(p_id uuid, p_to text, p_fate text, p_reason text, p_event text, p_actor text, p_trace text, p_submitter text)
- RETURNS TABLE(outcome text, petition petitions, ledger_seq bigint)
+ RETURNS TABLE(outcome text, petition petitions)
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
@@ -1107,7 +1107,7 @@ BEGIN
     t := date_trunc('milliseconds', clock());
     UPDATE petitions x SET state = p_to, came_from = x.state, fate_reason = p_fate, version = x.version + 1, updated_at = greatest(t, x.updated_at)
       WHERE x.id = p_id RETURNING x.* INTO v;
-    ledger_seq := ledger_append(ARRAY[p_event], ARRAY[p_actor], ARRAY[p_trace], ARRAY[
+    PERFORM ledger_append(ARRAY[p_event], ARRAY[p_actor], ARRAY[p_trace], ARRAY[
       '{"from":"' || v_from || '","petition_id":"' || p_id || '","reason":' || coalesce(to_json(p_reason)::text, 'null') || ',"to":"' || p_to || '"}']);
     PERFORM pg_notify('spillway_' || current_schema(), 'petition:' || p_id);
   END IF;
@@ -1173,16 +1173,6 @@ BEGIN
   PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[cardinality(p_ids)]), p_actors, p_traces, p_payloads);
   RETURN t;
 END $function$;
-
-CREATE OR REPLACE FUNCTION spillway.petitions_state(OUT counts json, OUT overflowing boolean, OUT held bigint, OUT ledger_seq bigint)
- RETURNS record
- LANGUAGE sql
- STABLE
- SET search_path TO 'spillway'
-AS $function$
-  SELECT (SELECT json_object_agg(s.state, s.n) FROM petition_states s), g.overflowing, g.held, (SELECT h.seq FROM ledger_head h)
-  FROM (SELECT) x LEFT JOIN gates g ON g.name = 'petitions'
-$function$;
 
 CREATE OR REPLACE FUNCTION spillway.petitions_tell_blocks(p_rows integer, OUT told integer, OUT forgotten integer)
  RETURNS record

@@ -2,7 +2,7 @@
  * What an instance looks at in the background, so that no request has to: the counts behind the gauges, and the state of
  * the gate where the pulse of the intake, once a second, would be too slow for PETITION_QUEUE_CACHE_TTL.
  */
-import { type PetitionState, petitionStates } from '@spillway/protocol/wire'
+import { petitionStates } from '@spillway/protocol/wire'
 import type { IntakeApi } from '../../index.js'
 import type { PetitionsOptions } from './options.js'
 import type { Petitions } from './petitions.js'
@@ -56,8 +56,7 @@ export class Overview {
 
   async #lookNow(everyMs: number): Promise<void> {
     if (everyMs < pulseMs) await this.#intake.refresh()
-    const counts = await this.#petitions.counts()
-    for (const [state, n] of Object.entries(counts) as [PetitionState, number][]) {
+    for (const { state, n } of await this.#petitions.counts()) {
       this.#options.metrics.queueDepth.set({ state }, Number(n))
     }
     if (performance.now() - this.#toldAt < tellBlocksMs) return

@@ -155,12 +155,12 @@ export class Petitions {
       : { halted: true, reason: row.reason, since: row.since.toISOString() }
   }
 
-  /** Counts by state. */
-  async counts(): Promise<Record<PetitionState, number>> {
-    const { rows } = await this.#intake.read<{ counts: Record<PetitionState, number> }>(
-      `SELECT counts FROM ${this.#options.schema}.petitions_state()`,
+  /** How many there are in each state. */
+  async counts(): Promise<{ state: PetitionState; n: number }[]> {
+    const { rows } = await this.#intake.read<{ state: PetitionState; n: number }>(
+      `SELECT state, n FROM ${this.#options.schema}.petition_states`,
     )
-    return rows[0]?.counts ?? ({} as Record<PetitionState, number>)
+    return rows
   }
 
   /** Blocks of a past minute that no later block has told. */

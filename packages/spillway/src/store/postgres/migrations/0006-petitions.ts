@@ -127,7 +127,7 @@ END $$;
 -- Moves a petition on. 'done', 'unknown', 'illegal' (its state does not allow it) or 'foreign' (p_submitter is given, and
 -- it is another's). The row is as it is afterwards.
 CREATE FUNCTION petition_transition(p_id uuid, p_to text, p_fate text, p_reason text, p_event text, p_actor text, p_trace text, p_submitter text)
-RETURNS TABLE (outcome text, petition petitions, ledger_seq bigint) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+RETURNS TABLE (outcome text, petition petitions) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
   v petitions; v_from text; t timestamptz;
@@ -150,7 +150,7 @@ BEGIN
     t := date_trunc('milliseconds', clock());
     UPDATE petitions x SET state = p_to, came_from = x.state, fate_reason = p_fate, version = x.version + 1, updated_at = greatest(t, x.updated_at)
       WHERE x.id = p_id RETURNING x.* INTO v;
-    ledger_seq := ledger_append(ARRAY[p_event], ARRAY[p_actor], ARRAY[p_trace], ARRAY[
+    PERFORM ledger_append(ARRAY[p_event], ARRAY[p_actor], ARRAY[p_trace], ARRAY[
       '{"from":"' || v_from || '","petition_id":"' || p_id || '","reason":' || coalesce(to_json(p_reason)::text, 'null') || ',"to":"' || p_to || '"}']);
     PERFORM pg_notify('spillway_' || current_schema(), 'petition:' || p_id);
   END IF;
@@ -168,12 +168,6 @@ BEGIN
 END $$;
 CREATE CONSTRAINT TRIGGER petition_overflow AFTER UPDATE OF overflowing ON gates DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
   WHEN (NEW.name = 'petitions' AND OLD.overflowing IS DISTINCT FROM NEW.overflowing) EXECUTE FUNCTION petition_overflow();
-
--- One row for what every instance looks at once in a while.
-CREATE FUNCTION petitions_state(OUT counts json, OUT overflowing boolean, OUT held bigint, OUT ledger_seq bigint) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-  SELECT (SELECT json_object_agg(s.state, s.n) FROM petition_states s), g.overflowing, g.held, (SELECT h.seq FROM ledger_head h)
-  FROM (SELECT) x LEFT JOIN gates g ON g.name = 'petitions'
-$$;
 
 -- What does not hold, for tests and for doctors.
 CREATE FUNCTION petitions_audit() RETURNS TABLE (fault text) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
