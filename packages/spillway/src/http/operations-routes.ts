@@ -19,6 +19,7 @@ import { Refusal } from './faults.js'
 import { followOperation } from './operation-stream.js'
 import { operationView } from './operation-view.js'
 import { sendProblem } from './problem.js'
+import { refuseUntilReady } from './readiness.js'
 
 export interface Viewer {
   identity: string
@@ -105,15 +106,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
 
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
-    app.addHook('onRequest', (_, reply, done) => {
-      if (intake.presence.isReady) return done()
-      // There may be no tables yet, and a statement on them would look like a defect of ours.
-      sendProblem(reply, {
-        code: 'store_unavailable',
-        detail: 'The store cannot be reached yet. Try again later.',
-        retryAfterMs: 2_000,
-      })
-    })
+    refuseUntilReady(app, intake)
 
     app.get<{ Querystring: ListQuery }>(
       '/api/v1/operations',

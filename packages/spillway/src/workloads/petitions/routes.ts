@@ -19,6 +19,7 @@ import Type, { type Static, type TSchema } from 'typebox'
 import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { sendProblem } from '../../http/problem.js'
+import { refuseUntilReady } from '../../http/readiness.js'
 import type { IntakeApi, LedgerRow, Verification } from '../../index.js'
 import type { PetitionsWorkload } from './index.js'
 import { type Moved, toStatus } from './petitions.js'
@@ -33,14 +34,7 @@ const Id = Type.Object({ id: Type.String() })
 export function petitionRoutes(intake: IntakeApi, workload: PetitionsWorkload): (app: App) => Promise<void> {
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
-    app.addHook('onRequest', (_, reply, done) => {
-      if (intake.core.presence.isReady) return done()
-      sendProblem(reply, {
-        code: 'store_unavailable',
-        detail: 'The store cannot be reached yet. Try again later.',
-        retryAfterMs: 2_000,
-      })
-    })
+    refuseUntilReady(app, intake.core)
     for (const prefix of petitionPrefixes) addPetitions(app, prefix, workload)
     addHalt(app, workload)
     addLedger(app, intake)

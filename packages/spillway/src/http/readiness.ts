@@ -1,0 +1,15 @@
+import type { FastifyInstance } from 'fastify'
+import type { Intake } from '../pipeline/intake.js'
+import { sendProblem } from './problem.js'
+
+/** For routes that read: there may be no tables yet, and a statement on them would look like a defect of ours. */
+export function refuseUntilReady(app: Pick<FastifyInstance, 'addHook'>, intake: Intake): void {
+  app.addHook('onRequest', (_, reply, done) => {
+    if (intake.presence.isReady) return done()
+    sendProblem(reply, {
+      code: 'store_unavailable',
+      detail: 'The store cannot be reached yet. Try again later.',
+      retryAfterMs: 2_000,
+    })
+  })
+}
