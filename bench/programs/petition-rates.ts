@@ -1,19 +1,10 @@
 /**
  * What the rate limits add to the insert of a petition: the library in process, the statement of the real workload
- * (petitions_receive: row, counts and ledger), with no gate, with the submitter's limit, and with all limits.
+ * (petitions_submitted: row, counts and ledger), with no gate, with the submitter's limit, and with all limits.
  */
-import { createHash, randomUUID } from 'node:crypto'
+import { hash, randomUUID } from 'node:crypto'
 import { SubmitPetition } from '@spillway/protocol/schema'
-import {
-  type ApplyItem,
-  canonicalJson,
-  createIntake,
-  type Definition,
-  type Gate,
-  postgres,
-  rate,
-  type Tx,
-} from 'spillway'
+import { canonicalJson, createIntake, type Definition, type Gate, postgres, rate, type SqlEffect } from 'spillway'
 import type { Static } from 'typebox'
 import { percentile } from '../statistics.js'
 import { env } from './env.js'
@@ -29,28 +20,29 @@ const unreached = 10_000_000
 // Nothing is queued here: what is applied is done.
 const intake = await createIntake({ store: postgres({ url: env('DATABASE_URL'), log }), log, work: false })
 
-async function receive(tx: Tx, items: readonly ApplyItem<Body>[]): Promise<readonly null[]> {
-  const hashes = items.map(({ body }) => createHash('sha256').update(body.text).digest('hex'))
-  await tx.query('SELECT spillway.petitions_receive($1, $2, $3, $4, $5, $6, $7, $8, $9)', [
-    items.map(({ id }) => id),
-    items.map(({ body }) => body.type),
-    items.map(({ body }) => body.text),
-    hashes,
-    items.map(({ body }) => body.realm ?? null),
-    items.map(({ identity }) => identity),
-    items.map(({ identity }) => `submitter:${identity}`),
-    items.map(() => randomUUID().replaceAll('-', '')),
-    items.map(({ id, body, identity }, i) =>
-      canonicalJson({
-        petition_id: id,
-        type: body.type,
-        content_hash: hashes[i],
-        realm: body.realm ?? null,
-        submitter_id: identity,
-      }),
-    ),
-  ])
-  return items.map(() => null)
+const received: SqlEffect<Body, unknown> = {
+  function: 'spillway.petitions_submitted',
+  values: (items) => {
+    const hashes = items.map(({ body }) => hash('sha256', body.text, 'hex'))
+    return [
+      items.map(({ id }) => id),
+      items.map(({ body }) => body.type),
+      items.map(({ body }) => body.text),
+      hashes,
+      items.map(({ body }) => body.realm ?? null),
+      items.map(({ identity }) => identity),
+      items.map(() => randomUUID().replaceAll('-', '')),
+      items.map(({ id, body, identity }, i) =>
+        canonicalJson({
+          petition_id: id,
+          type: body.type,
+          content_hash: hashes[i],
+          realm: body.realm ?? null,
+          submitter_id: identity,
+        }),
+      ),
+    ]
+  },
 }
 
 const define = (name: string, gates: readonly Gate<Body>[]): Definition<Body> =>
@@ -58,7 +50,7 @@ const define = (name: string, gates: readonly Gate<Body>[]): Definition<Body> =>
     body: SubmitPetition,
     lane: (body) => [name, body.submitter_id ?? ''],
     gates,
-    apply: receive,
+    apply: received,
   })
 
 const tier = (name: string, by: (identity: string, body: Body) => string | null): Gate<Body> =>

@@ -882,6 +882,21 @@ BEGIN
   RETURN FOUND;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.keys_applied(p_keys uuid[], p_ids uuid[], p_verdicts smallint[], p_told json[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  IF cardinality(p_told) IS DISTINCT FROM cardinality(p_verdicts) THEN
+    RAISE EXCEPTION 'the effect told of % items, not of %', coalesce(cardinality(p_told), 0), cardinality(p_verdicts) USING ERRCODE = 'P0001';
+  END IF;
+  IF cardinality(p_keys) = 0 THEN RETURN; END IF;
+  UPDATE idempotency d SET answer = json_build_object('v', 'done', 'result', u.told)
+    FROM unnest(p_keys, p_ids, p_verdicts, p_told) u(key, op, verdict, told) WHERE u.verdict = 2 AND d.key = u.key AND d.op = u.op;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.lane_paused(p_lane uuid)
  RETURNS boolean
  LANGUAGE sql
@@ -974,15 +989,19 @@ AS $function$
 #variable_conflict use_column
 DECLARE
   v_seq bigint; v_hash text; t timestamptz;
+  v_before text[]; v_behind text[];
   v_prevs text[]; v_hashes text[];
   v_n int := coalesce(cardinality(p_types), 0);
 BEGIN
   SELECT h.seq, h.hash INTO STRICT v_seq, v_hash FROM ledger_head h FOR UPDATE;
   -- Under the lock: times stand in the order of the numbers.
   t := date_trunc('milliseconds', clock());
+  -- The form of each row around the hash of the one before it; the loop has only that left to do.
+  SELECT array_agg(ledger_form_before(t, u.actor, u.payload)), array_agg(ledger_form_behind(v_seq + u.i, u.type, u.trace))
+    INTO v_before, v_behind FROM unnest(p_types, p_actors, p_traces, p_payloads) WITH ORDINALITY u(type, actor, trace, payload, i);
   FOR i IN 1 .. v_n LOOP
     v_prevs[i] := v_hash;
-    v_hash := encode(sha256(convert_to(ledger_form(v_seq + i, t, p_types[i], p_actors[i], p_traces[i], p_payloads[i], v_hash), 'UTF8')), 'hex');
+    v_hash := encode(sha256(convert_to(v_before[i] || v_hash || v_behind[i], 'UTF8')), 'hex');
     v_hashes[i] := v_hash;
   END LOOP;
   INSERT INTO ledger (seq, at, type, actor, trace_id, payload, prev_hash, hash)
@@ -1002,20 +1021,27 @@ AS $function$
   FROM (
     SELECT x.seq, x.hash, lag(x.seq, 1, p_after) OVER w + 1 AS due,
       x.seq = lag(x.seq, 1, p_after) OVER w + 1 AND x.prev_hash = lag(x.hash, 1, p_prev) OVER w
-        AND x.hash = encode(sha256(convert_to(ledger_form(x.seq, x.at, x.type, x.actor, x.trace_id, x.payload, x.prev_hash), 'UTF8')), 'hex') AS ok
+        AND x.hash = encode(sha256(convert_to(ledger_form_before(x.at, x.actor, x.payload) || x.prev_hash || ledger_form_behind(x.seq, x.type, x.trace_id), 'UTF8')), 'hex') AS ok
     FROM (SELECT l.* FROM ledger l WHERE l.seq > p_after ORDER BY l.seq LIMIT p_rows) x
     WINDOW w AS (ORDER BY x.seq)
   ) y
 $function$;
 
-CREATE OR REPLACE FUNCTION spillway.ledger_form(p_seq bigint, p_at timestamp with time zone, p_type text, p_actor text, p_trace_id text, p_payload text, p_prev_hash text)
+CREATE OR REPLACE FUNCTION spillway.ledger_form_before(p_at timestamp with time zone, p_actor text, p_payload text)
  RETURNS text
  LANGUAGE sql
  STABLE
 AS $function$
   SELECT '{"actor":' || to_json(p_actor)::text || ',"at":"' || to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
-    || '","payload":' || p_payload || ',"prev_hash":"' || p_prev_hash || '","seq":' || p_seq
-    || ',"trace_id":' || to_json(p_trace_id)::text || ',"type":' || to_json(p_type)::text || '}'
+    || '","payload":' || p_payload || ',"prev_hash":"'
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.ledger_form_behind(p_seq bigint, p_type text, p_trace_id text)
+ RETURNS text
+ LANGUAGE sql
+ STABLE
+AS $function$
+  SELECT '","seq":' || p_seq || ',"trace_id":' || to_json(p_trace_id)::text || ',"type":' || to_json(p_type)::text || '}'
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.ledger_refuse()
@@ -1132,46 +1158,69 @@ AS $function$
     WHERE p.id NOT IN (SELECT (l.payload::json->>'petition_id')::uuid FROM ledger l WHERE l.type = 'petition.submission.received')
 $function$;
 
-CREATE OR REPLACE FUNCTION spillway.petitions_blocked(p_submitters text[], p_counts bigint[], p_traces text[], OUT as_of_seq bigint, OUT cycle_id text, OUT at timestamp with time zone)
- RETURNS record
+CREATE OR REPLACE FUNCTION spillway.petitions_blocked(p_verdicts smallint[], p_submitters text[], p_traces text[])
+ RETURNS json
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
 #variable_conflict use_column
 DECLARE
-  v_minute bigint;
+  t timestamptz := clock();
+  v_minute bigint := floor(extract(epoch FROM t) / 60);
   v_who text[]; v_counts bigint[]; v_traces text[];
 BEGIN
-  at := clock();
-  v_minute := floor(extract(epoch FROM at) / 60);
-  SELECT array_agg(u.who), array_agg(coalesce(b.pending, 0) + 1), array_agg(u.trace) INTO v_who, v_counts, v_traces
-    FROM unnest(p_submitters, p_traces) u(who, trace)
-    LEFT JOIN LATERAL (SELECT x.minute, x.pending FROM petition_blocks x WHERE x.submitter = u.who FOR UPDATE) b ON true
-    WHERE b.minute IS NULL OR b.minute < v_minute;
-  INSERT INTO petition_blocks AS x (submitter, minute, pending)
-    SELECT u.who, v_minute, u.n - 1 FROM unnest(p_submitters, p_counts) u(who, n)
-    ON CONFLICT (submitter) DO UPDATE SET
-      pending = CASE WHEN x.minute < v_minute THEN excluded.pending ELSE x.pending + excluded.pending + 1 END,
-      minute = greatest(x.minute, v_minute);
-  as_of_seq := petitions_witness_blocks(v_who, v_counts, v_traces);
-  cycle_id := to_char(at AT TIME ZONE 'UTC', 'YYYY-"Q"Q');
+  WITH blocked AS (
+    SELECT u.who, count(*) AS n, (array_agg(u.trace))[1] AS trace FROM unnest(p_verdicts, p_submitters, p_traces) u(verdict, who, trace)
+    WHERE u.verdict = 4 GROUP BY u.who
+  ), known AS MATERIALIZED (
+    SELECT x.submitter, x.minute, x.pending FROM petition_blocks x WHERE x.submitter IN (SELECT b.who FROM blocked b) FOR UPDATE
+  ), noted AS (
+    INSERT INTO petition_blocks AS x (submitter, minute, pending) SELECT b.who, v_minute, b.n - 1 FROM blocked b
+      ON CONFLICT (submitter) DO UPDATE SET
+        pending = CASE WHEN x.minute < v_minute THEN excluded.pending ELSE x.pending + excluded.pending + 1 END,
+        minute = greatest(x.minute, v_minute)
+  )
+  SELECT array_agg(b.who), array_agg(coalesce(k.pending, 0) + 1), array_agg(b.trace) INTO v_who, v_counts, v_traces
+    FROM blocked b LEFT JOIN known k ON k.submitter = b.who WHERE k.minute IS NULL OR k.minute < v_minute;
+  RETURN json_build_object('as_of_seq', petitions_witness_blocks(v_who, v_counts, v_traces),
+    'cycle_id', to_char(t AT TIME ZONE 'UTC', 'YYYY-"Q"Q'), 'at_ms', floor(extract(epoch FROM t) * 1000));
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.petitions_receive(p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[], p_actors text[], p_traces text[], p_payloads text[])
- RETURNS timestamp with time zone
+CREATE OR REPLACE FUNCTION spillway.petitions_submitted(p_verdicts smallint[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[], p_traces text[], p_payloads text[])
+ RETURNS json[]
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 #variable_conflict use_column
 DECLARE
   t timestamptz := date_trunc('milliseconds', clock());
+  v_at text := to_char(t AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"');
+  v_n int; v_limited boolean;
+  v_actors text[]; v_traces text[]; v_payloads text[];
+  told json[]; v_state json;
 BEGIN
-  INSERT INTO petitions (id, type, state, text, content_hash, realm, submitter, created_at, updated_at)
-    SELECT u.id, u.type, 'RECEIVED', u.text, u.hash, u.realm, u.submitter, t, t
-    FROM unnest(p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(id, type, text, hash, realm, submitter);
-  UPDATE petition_states s SET n = s.n + cardinality(p_ids) WHERE s.state = 'RECEIVED';
-  PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[cardinality(p_ids)]), p_actors, p_traces, p_payloads);
-  RETURN t;
+  -- No ORDER BY: a function scan gives its rows in order.
+  SELECT count(*) FILTER (WHERE u.verdict = 2), coalesce(bool_or(u.verdict = 4), false),
+         array_agg('submitter:' || u.submitter) FILTER (WHERE u.verdict = 2),
+         array_agg(u.trace) FILTER (WHERE u.verdict = 2), array_agg(u.payload) FILTER (WHERE u.verdict = 2),
+         array_agg(CASE WHEN u.verdict = 2 THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"' || u.type || '","content_hash":"' || u.hash
+           || '","realm":' || coalesce(to_json(u.realm)::text, 'null') || ',"created_at":"' || v_at || '"}')::json END)
+    INTO v_n, v_limited, v_actors, v_traces, v_payloads, told
+    FROM unnest(p_verdicts, p_ids, p_types, p_hashes, p_realms, p_submitters, p_traces, p_payloads) u(verdict, id, type, hash, realm, submitter, trace, payload);
+  IF v_n > 0 THEN
+    INSERT INTO petitions (id, type, state, text, content_hash, realm, submitter, created_at, updated_at)
+      SELECT u.id, u.type, 'RECEIVED', u.text, u.hash, u.realm, u.submitter, t, t
+      FROM unnest(p_verdicts, p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(verdict, id, type, text, hash, realm, submitter)
+      WHERE u.verdict = 2;
+    UPDATE petition_states s SET n = s.n + v_n WHERE s.state = 'RECEIVED';
+    PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[v_n]), v_actors, v_traces, v_payloads);
+  END IF;
+  IF v_limited THEN
+    v_state := petitions_blocked(p_verdicts, p_submitters, p_traces);
+    SELECT array_agg(CASE WHEN u.verdict = 4 THEN v_state ELSE u.told END) INTO told FROM unnest(p_verdicts, told) u(verdict, told);
+  END IF;
+  RETURN told;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.petitions_tell_blocks(p_rows integer, OUT told integer, OUT forgotten integer)

@@ -39,12 +39,14 @@ export type {
   ApplyOptions,
   DefineOptions,
   Definition,
+  EffectItem,
   IntakeRequest,
   IntakeUser,
   LimitedItem,
   Rejection,
   RunContext,
   RunOptions,
+  SqlEffect,
 } from './pipeline/define.js'
 export type { Refusal } from './pipeline/refusal.js'
 export type { IntakeLog, IntakeSettings } from './pipeline/settings.js'

@@ -42,7 +42,7 @@ describe('a chain that was changed', () => {
     }
   }
   const rehash = (seq: number) => `UPDATE spillway.ledger SET hash = encode(sha256(convert_to(
-    spillway.ledger_form(seq, at, type, actor, trace_id, payload, prev_hash), 'UTF8')), 'hex') WHERE seq = ${seq}`
+    spillway.ledger_form_before(at, actor, payload) || prev_hash || spillway.ledger_form_behind(seq, type, trace_id), 'UTF8')), 'hex') WHERE seq = ${seq}`
 
   it('is whole before', async () => {
     expect(await tampered()).toMatchObject({ ok: true, from: 1, to: rows })

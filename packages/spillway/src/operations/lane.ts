@@ -1,4 +1,4 @@
-import { createHash } from 'node:crypto'
+import { hash } from 'node:crypto'
 import { defaultPartition } from '@spillway/protocol/wire'
 
 /** A FIFO: order holds within it, never across. */
@@ -29,6 +29,6 @@ export function laneOf(name: LaneName): Lane {
 
 /** The first 128 bits of a text's SHA-256, in UUID form. */
 export function digestUuid(text: string): string {
-  const hex = createHash('sha256').update(text).digest('hex')
+  const hex = hash('sha256', text, 'hex')
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20, 32)}`
 }

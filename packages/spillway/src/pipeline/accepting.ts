@@ -2,17 +2,14 @@
 import { FairClock } from '../operations/fair-clock.js'
 import type { AcceptContext, Accepted, AcceptItem, Decided, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
-import type { ApplyItem, LimitedItem } from './define.js'
+import type { ApplyItem, EffectItem, SqlEffect } from './define.js'
 import { Flush } from './flush.js'
 import type { Load } from './load.js'
 import type { IntakeLog, IntakeSettings } from './settings.js'
 import type { PendingItem } from './submission.js'
 
 export type Apply = (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
-export type Limited = (
-  tx: Tx,
-  items: readonly LimitedItem<unknown>[],
-) => Promise<readonly Readonly<Record<string, unknown>>[]>
+export type Effect = SqlEffect<unknown, unknown>
 type Place = 'granted' | 'identity_full' | 'pool_full'
 
 /** A place that this process holds, and as whom it took it. */
@@ -53,8 +50,10 @@ export class Accepting {
   }
 
   /** For one definition whose effect is rows of the store. */
-  applying(apply: Apply, limited?: Limited): Flush<PendingItem, Accepted> {
-    return this.#makeFlush((pending) => this.#acceptAndApply(apply, limited, pending))
+  applying(apply: Apply | Effect): Flush<PendingItem, Accepted> {
+    return this.#makeFlush((pending) =>
+      typeof apply === 'function' ? this.#acceptAndApply(apply, pending) : this.#acceptWithEffect(apply, pending),
+    )
   }
 
   /** Age of the oldest write that waits or is under way, of whatever flush. */
@@ -104,17 +103,23 @@ export class Accepting {
     return accepted
   }
 
-  async #acceptAndApply(
-    apply: Apply,
-    limited: Limited | undefined,
-    pending: readonly PendingItem[],
-  ): Promise<Accepted[]> {
+  async #acceptWithEffect(effect: Effect, pending: readonly PendingItem[]): Promise<Accepted[]> {
+    const items = pending.map((p) => p.item)
+    this.#fair.stamp(items)
+    const { accepted, told } = await this.#o.store.acceptWithEffect(items, this.context(), {
+      function: effect.function,
+      values: (order) => effect.values(order.flatMap((index) => toEffectItem(pending[index]))),
+    })
+    for (const [i, p] of pending.entries()) tell(effect, p, accepted[i], told[i])
+    this.#learn(items, accepted)
+    return accepted
+  }
+
+  async #acceptAndApply(apply: Apply, pending: readonly PendingItem[]): Promise<Accepted[]> {
     const items = pending.map((p) => p.item)
     this.#fair.stamp(items)
     const accepted = await this.#o.store.acceptAndApply(items, this.context(), async (tx, decided) => {
       const results = await applyTo(apply, tx, pending, decided)
-      // Behind the effects: whoever keeps records of both takes its locks in one order.
-      if (limited !== undefined && decided.limited.length > 0) await tellLimited(limited, tx, pending, decided)
       return results.map((result) => ({ v: 'done', result: result ?? null }))
     })
     this.#learn(items, accepted)
@@ -186,7 +191,7 @@ async function applyTo(
 ): Promise<readonly unknown[]> {
   if (applied.length === 0) return []
   const chosen = applied.flatMap((index) => pending[index] ?? [])
-  const items = chosen.map(({ item, body }, i) => toApplyItem(item, body, seqs[i] ?? 0))
+  const items = chosen.flatMap((p, i) => toEffectItem(p).map((item) => ({ ...item, seq: seqs[i] ?? 0 })))
   const results = await apply(tx, items)
   if (results.length !== chosen.length) {
     throw new Error(`apply answered ${results.length} results for ${chosen.length} items`)
@@ -195,32 +200,35 @@ async function applyTo(
   return results
 }
 
-async function tellLimited(limited: Limited, tx: Tx, pending: readonly PendingItem[], decided: Decided): Promise<void> {
-  const chosen = decided.limited.flatMap(({ index, rate }) => {
-    const p = pending[index]
-    const tier = p?.tiers[rate.tier]
-    return p === undefined || tier === undefined ? [] : [{ p, tier, rate }]
+/** What the effect told of an item goes where its caller's answer is made from. */
+function tell(effect: Effect, p: PendingItem, accepted: Accepted | undefined, told: unknown): void {
+  if (accepted?.verdict === 'apply') p.result = told ?? null
+  if (effect.limited === undefined || accepted?.verdict !== 'refuse' || accepted.by !== 'rate') return
+  const { item, body } = p
+  const tier = p.tiers[accepted.rate.tier]
+  if (tier === undefined) return
+  p.told = effect.limited(told, {
+    identity: item.identity,
+    body,
+    traceparent: item.traceparent,
+    name: tier.name,
+    limit: tier.limit,
+    windowMinutes: tier.windowMinutes,
+    resetMs: accepted.rate.resetMs,
   })
-  const told = await limited(
-    tx,
-    chosen.map(({ p: { item, body }, tier, rate }) => ({
-      identity: item.identity,
-      body,
-      traceparent: item.traceparent,
-      name: tier.name,
-      limit: tier.limit,
-      windowMinutes: tier.windowMinutes,
-      resetMs: rate.resetMs,
-    })),
-  )
-  if (told.length !== chosen.length) {
-    throw new Error(`limited answered ${told.length} times for ${chosen.length} items`)
-  }
-  for (const [i, { p }] of chosen.entries()) {
-    const members = told[i]
-    if (members !== undefined) p.told = members
-  }
 }
+
+/** The effect as a worker applies it to what was queued. */
+export const queuedApply =
+  (store: Store, apply: Apply | Effect): Apply =>
+  (tx, items) =>
+    typeof apply === 'function'
+      ? apply(tx, items)
+      : store.applyWithin(
+          tx,
+          items.map(({ seq }) => seq),
+          { function: apply.function, values: () => apply.values(items) },
+        )
 
 /** The code of a store's fault. */
 export function codeOf(fault: unknown): string | undefined {
@@ -229,12 +237,8 @@ export function codeOf(fault: unknown): string | undefined {
     : undefined
 }
 
-const toApplyItem = (item: AcceptItem, body: unknown, seq: number): ApplyItem<unknown> => ({
-  id: item.id,
-  identity: item.identity,
-  body,
-  queue: item.queue,
-  partition: item.partition,
-  seq,
-  traceparent: item.traceparent,
-})
+function toEffectItem(p: PendingItem | undefined): EffectItem<unknown>[] {
+  if (p === undefined) return []
+  const { id, identity, queue, partition, traceparent } = p.item
+  return [{ id, identity, body: p.body, queue, partition, traceparent }]
+}

@@ -123,14 +123,32 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
 export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Result> {
   whenBusy?: 'queue' | 'refuse'
   abortable?: never
-  apply: (tx: Tx, items: readonly ApplyItem<Static<S>>[]) => Promise<readonly Result[]>
-  /**
-   * Called in the same transaction for those that a `rate` gate refused, e.g. to keep a record of it. Answers the members
-   * to add to each one's problem document.
-   */
-  limited?: (tx: Tx, items: readonly LimitedItem<Static<S>>[]) => Promise<readonly Readonly<Record<string, unknown>>[]>
+  apply: ((tx: Tx, items: readonly ApplyItem<Static<S>>[]) => Promise<readonly Result[]>) | SqlEffect<Static<S>, Result>
   run?: never
 }
+
+/**
+ * An effect that is a function in the database, called in the accepting statement itself: a flush is one round trip, where
+ * `apply` as a function here takes four, with the rows that gates count by locked for as long.
+ *
+ *   name(verdicts smallint[], seqs bigint[], …values) RETURNS json[]
+ *
+ * The arrays have an element per item. It writes those whose verdict is 2 (apply) and answers their results; for those
+ * whose verdict is 4 (refused by a rate) it may keep a record and answer what `limited` makes members of their problem
+ * documents from. All others are none of its business: their elements are NULL.
+ */
+export interface SqlEffect<Body, Result> {
+  /** With its schema. */
+  function: string
+  /** Arrays with an element per item: texts, numbers, booleans, nulls. Always as many arrays. */
+  values: (items: readonly EffectItem<Body>[]) => readonly (readonly (string | number | boolean | null)[])[]
+  limited?: (told: unknown, item: LimitedItem<Body>) => Readonly<Record<string, unknown>>
+  /** Phantom: only there for the types. */
+  readonly _result?: Result
+}
+
+/** Before it is decided: it has no place in its lane yet. */
+export type EffectItem<Body> = Omit<ApplyItem<Body>, 'seq'>
 
 export type DefineOptions<S extends TSchema, Result> = RunOptions<S, Result> | ApplyOptions<S, Result>
 

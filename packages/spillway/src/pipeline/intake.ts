@@ -8,9 +8,10 @@ import { hostname } from 'node:os'
 import type { Static, TSchema } from 'typebox'
 import { type BoundGate, type GateBinding, type GateRequest, gateOrder, type Permit } from '../gates/gate.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
+import { Turns } from '../pressure/turns.js'
 import type { Accepted, AcceptItem, Pulse, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
-import { Accepting, type Apply, codeOf, type Limited } from './accepting.js'
+import { Accepting, type Apply, codeOf, type Effect, queuedApply } from './accepting.js'
 import type { Answer } from './answer.js'
 import type { DefineOptions, Definition } from './define.js'
 import { Dispatch } from './dispatch.js'
@@ -26,12 +27,16 @@ import { traced } from './traced.js'
 import { Waiters } from './waiters.js'
 import { Work } from './work.js'
 
+/** The part of the accept budget that requests may spend waiting to be looked at. */
+const turnShare = 0.25
+
 export class Intake {
   readonly store: Store
   readonly settings: IntakeSettings
   readonly log: IntakeLog
   readonly metrics: Metrics
   readonly pressure: ProcessPressure
+  readonly #turns: Turns
   readonly waiters: Waiters
   readonly presence: Presence
   /** Who hears what `pg_notify` sends as `name:text` on the store's channel. A hint: it may be lost. */
@@ -71,6 +76,7 @@ export class Intake {
       },
       () => ({ storeWaitMs: this.#accepting.oldestMs, inFlight: this.#inFlight }),
     )
+    this.#turns = new Turns(settings.acceptWaitBudgetMs * turnShare)
     this.#work = new Work({
       store,
       handlers: this.#handlers,
@@ -139,15 +145,13 @@ export class Intake {
     const gates = (open.gates ?? [])
       .map((gate) => gate.bind(binding) as BoundGate<unknown>)
       .sort((a, b) => gateOrder.indexOf(a.kind) - gateOrder.indexOf(b.kind))
-    const flush =
-      open.apply === undefined
-        ? this.#accepting.operations
-        : this.#accepting.applying(open.apply as Apply, open.limited as Limited | undefined)
+    const apply = open.apply as Apply | Effect | undefined
+    const flush = apply === undefined ? this.#accepting.operations : this.#accepting.applying(apply)
     this.#definitions.set(type, { type, options: open, gates, flush })
     this.#handlers.set(type, {
       backoff: open.retry ?? { baseMs: this.settings.retryBaseMs, maxMs: this.settings.retryMaxMs },
       ...(open.run && { run: traced(type, open.run as never) }),
-      ...(open.apply && { apply: (tx, items) => open.apply?.(tx, items as never) ?? Promise.resolve([]) }),
+      ...(apply && { apply: queuedApply(this.store, apply) }),
     })
     // After this turn of the event loop: what is defined together is known before the first operation is claimed.
     setImmediate(() => this.#startWork())
@@ -201,11 +205,13 @@ export class Intake {
     return null
   }
 
-  /** No slot for one that would not be queued, told before its body is read. Not for those who may prefer to be queued. */
+  /** Too busy for one that would not be queued, told before its body is read. Not for those who may prefer to be queued. */
   refuseBusy(bound: Bound): Refusal | null {
+    this.#turns.note()
     const { run, whenBusy } = bound.options
-    if (run === undefined || whenBusy !== 'refuse') return null
-    if (this.#work.canReserve && this.busy <= this.settings.busyQueueAbove) return null
+    if (whenBusy !== 'refuse') return null
+    const hasSlot = run === undefined || this.#work.canReserve
+    if (hasSlot && !this.#turns.isLate && this.busy <= this.settings.busyQueueAbove) return null
     return this.#refuse(bound.type, allSlotsTaken(this.#work.runMs))
   }
 

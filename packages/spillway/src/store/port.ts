@@ -90,7 +90,16 @@ export interface Decided {
   applied: readonly number[]
   /** The places in their lanes of those that are applied. */
   seqs: readonly number[]
-  limited: readonly { index: number; rate: RateState }[]
+}
+
+/**
+ * An effect that is a function of the store: `fn(verdicts smallint[], seqs bigint[], …values) → json[]`. Verdicts as in
+ * migration 0002; it writes what is to be applied (2), and may keep a record of what a rate refused (4).
+ */
+export interface StoreEffect {
+  function: string
+  /** Arrays with an element per item, in this order of them. */
+  values(order: readonly number[]): readonly unknown[]
 }
 
 /** An event to be witnessed. */
@@ -271,14 +280,24 @@ export interface Store {
   accept(items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>
   /**
    * The same for items whose effect is rows of this store: `effect` writes those that were given the verdict `apply`
-   * in the same transaction, and its answers are kept for their idempotency keys. It is told of those that a rate
-   * refused, too.
+   * in the same transaction, and its answers are kept for their idempotency keys.
    */
   acceptAndApply(
     items: readonly AcceptItem[],
     context: AcceptContext,
     effect: (tx: Tx, decided: Decided) => Promise<readonly StoredAnswer[]>,
   ): Promise<Accepted[]>
+  /**
+   * The same for an effect that is a function of the store: one round trip, however many items. Its elements are kept for
+   * the idempotency keys of what was applied.
+   */
+  acceptWithEffect(
+    items: readonly AcceptItem[],
+    context: AcceptContext,
+    effect: StoreEffect,
+  ): Promise<{ accepted: Accepted[]; told: unknown[] }>
+  /** The effect of operations that were queued. */
+  applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]>
   /** Inside the caller's own transaction; nothing is executed at once. */
   acceptWithin(tx: Tx, items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>
 

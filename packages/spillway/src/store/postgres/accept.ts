@@ -1,5 +1,14 @@
-import type { AcceptContext, Accepted, AcceptItem, RateCheck, RateState, StoredAnswer, Tx } from '../port.js'
-import { jsonSeparator, plainArray, textArray } from './arrays.js'
+import type {
+  AcceptContext,
+  Accepted,
+  AcceptItem,
+  RateCheck,
+  RateState,
+  StoredAnswer,
+  StoreEffect,
+  Tx,
+} from '../port.js'
+import { arrayOf, jsonSeparator, plainArray, textArray } from './arrays.js'
 
 /** The row of `accept`: an element per item, in the order in which they were given. */
 interface AcceptRow extends Record<string, unknown> {
@@ -15,21 +24,42 @@ interface AcceptRow extends Record<string, unknown> {
   tiers: (number | null)[] | null
   rates_left: number[] | null
   rates_reset_ms: number[] | null
+  /** What the effect told, if there was one. */
+  told?: unknown[]
 }
 
-/** Where the payloads stand among the parameters. */
+const parameters = 39
+/** Where these stand among the parameters. */
+const ids = 11
 const payloads = 17
+const keys = 28
+const toApply = 2
 
 /**
  * The payloads go as one text with separators: quoting each for an array literal, and reading that literal again, costs
  * more than all other parameters together.
  */
-export const acceptSql = (schema: string): string => {
-  const parameters = Array.from({ length: 39 }, (_, i) =>
+export const acceptSql = (schema: string): string => `SELECT * FROM ${acceptCall(schema)}`
+
+const acceptCall = (schema: string): string => {
+  const call = Array.from({ length: parameters }, (_, i) =>
     i + 1 === payloads ? `string_to_array($${payloads}, E'\\x1e')` : `$${i + 1}`,
   )
-  return `SELECT * FROM ${schema}.accept(${parameters.join(',')})`
+  return `${schema}.accept(${call.join(',')})`
 }
+
+/**
+ * Accepting, the effect and the answers for its keys in one statement. Functions in FROM are called once each, in the order
+ * in which they need each other.
+ */
+export const effectSql = (schema: string, name: string, values: number): string => {
+  const own = Array.from({ length: values }, (_, i) => `, $${parameters + i + 1}`).join('')
+  return `SELECT a.*, array_to_json(e.told) AS told FROM ${acceptCall(schema)} a, ${name}(a.verdicts, a.seqs${own}) e(told),
+    ${schema}.keys_applied($${keys}, $${ids}, a.verdicts, e.told) k`
+}
+
+const appliedSql = (name: string, values: number): string =>
+  `SELECT ${name}($1, $2${Array.from({ length: values }, (_, i) => `, $${i + 3}`).join('')}) AS told`
 
 /** Rows a process writes to `tallies`: one per connection that counts, so that they never wait for each other. */
 export const parts = { accept: 0, apply: 1, step: 2, within: -1 } as const
@@ -45,16 +75,52 @@ export async function accept(
   context: AcceptContext,
   mode: { part: number; apply: boolean },
 ): Promise<Accepted[]> {
+  const order = inLockOrder(items)
+  const sorted = order.map((index) => at(items, index))
+  const { rows } = await query<AcceptRow>(sql, acceptValues(sorted, context, mode))
+  return toAll(rows[0] ?? unexpected('a row'), order, sorted)
+}
+
+export async function acceptWithEffect(
+  query: Tx['query'],
+  sqlOf: (name: string, values: number) => string,
+  items: readonly AcceptItem[],
+  context: AcceptContext,
+  effect: StoreEffect,
+): Promise<{ accepted: Accepted[]; told: unknown[] }> {
+  const order = inLockOrder(items)
+  const sorted = order.map((index) => at(items, index))
+  const own = effect.values(order).map(arrayOf)
+  const values = acceptValues(sorted, context, { part: parts.apply, apply: true })
+  const { rows } = await query<AcceptRow>(sqlOf(effect.function, own.length), [...values, ...own])
+  const row = rows[0] ?? unexpected('a row')
+  const told = new Array<unknown>(items.length)
+  for (const [i, index] of order.entries()) told[index] = row.told?.[i]
+  return { accepted: toAll(row, order, sorted), told }
+}
+
+/** The effect of what was queued: all of it is to be applied. */
+export async function applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]> {
+  const own = effect.values(seqs.map((_, index) => index)).map(arrayOf)
+  const { rows } = await tx.query<{ told: unknown[] }>(appliedSql(effect.function, own.length), [
+    plainArray(seqs.map(() => toApply)),
+    plainArray(seqs),
+    ...own,
+  ])
+  return rows[0]?.told ?? []
+}
+
+function inLockOrder(items: readonly AcceptItem[]): number[] {
   const order = items.map((_, index) => index)
-  order.sort((a, b) => {
+  return order.sort((a, b) => {
     const left = at(items, a).lane
     const right = at(items, b).lane
     return left < right ? -1 : left > right ? 1 : a - b
   })
-  const sorted = order.map((index) => at(items, index))
-  const { rows } = await query<AcceptRow>(sql, acceptValues(sorted, context, mode))
-  const row = rows[0] ?? unexpected('a row')
-  const out = new Array<Accepted>(items.length)
+}
+
+function toAll(row: AcceptRow, order: readonly number[], sorted: readonly AcceptItem[]): Accepted[] {
+  const out = new Array<Accepted>(order.length)
   let tiersBefore = 0
   for (const [i, index] of order.entries()) {
     out[index] = toAccepted(row, i, tiersBefore)

@@ -35,6 +35,12 @@ export function textArray(values: readonly (string | null)[]): string {
   return `${out}}`
 }
 
+/** An array as a parameter, whatever it holds; anything else stays as it is. */
+export function arrayOf(value: unknown): unknown {
+  if (!Array.isArray(value)) return value
+  return value.some((element) => typeof element === 'string') ? textArray(value) : plainArray(value)
+}
+
 function textElement(value: string | null): string {
   if (value === null) return 'NULL'
   return needsEscape.test(value) ? `"${value.replace(escaped, '\\$&')}"` : `"${value}"`

@@ -77,17 +77,43 @@ export function parseInt8(text: string): number {
   return value
 }
 
+const textArrayOid = 1009
+
 const getTypeParser: typeof pg.types.getTypeParser = (oid: number, format?: 'text' | 'binary') => {
-  if (oid === pg.types.builtins.INT8 && format !== 'binary') return parseInt8
-  if (oid === INT8_ARRAY && format !== 'binary') return parseInt8Array
-  return format === 'binary' ? pg.types.getTypeParser(oid, 'binary') : pg.types.getTypeParser(oid, 'text')
+  if (format === 'binary') return pg.types.getTypeParser(oid, 'binary')
+  return parsers.get(oid) ?? pg.types.getTypeParser(oid, 'text')
 }
 
-const INT8_ARRAY = 1016
+/**
+ * A flush answers with a dozen arrays. The driver reads them character by character, which cost more than the rest of
+ * the answer together.
+ */
+const parsers = new Map<number, (text: string) => unknown>([
+  [pg.types.builtins.INT8, parseInt8],
+  [1005, parseInt8Array], // smallint[]
+  [1007, parseInt8Array], // int[]
+  [1016, parseInt8Array], // bigint[]
+  [textArrayOid, parseTextArray],
+])
 
-/** Only flat arrays occur; `{1,2,NULL}`. */
+/** Of whole numbers of any size. Only flat arrays occur; `{1,2,NULL}`. */
 export function parseInt8Array(text: string): (number | null)[] {
+  const list = `[${text.slice(1, -1)}]`
+  const values: (number | null)[] = JSON.parse(list.includes('N') ? list.replaceAll('NULL', 'null') : list)
+  for (const value of values) {
+    if (value !== null && !Number.isSafeInteger(value))
+      throw new RangeError(`a bigint of ${text} is not a safe integer`)
+  }
+  return values
+}
+
+const parseAnyTextArray: (text: string) => (string | null)[] = pg.types.getTypeParser(textArrayOid as never, 'text')
+
+/** `{a,"b c",NULL}`; without quotes there is nothing to unescape. */
+export function parseTextArray(text: string): (string | null)[] {
+  if (text.includes('"')) return parseAnyTextArray(text)
   const inner = text.slice(1, -1)
   if (inner === '') return []
-  return inner.split(',').map((item) => (item === 'NULL' ? null : parseInt8(item)))
+  const values: (string | null)[] = inner.split(',')
+  return inner.includes('NULL') ? values.map((value) => (value === 'NULL' ? null : value)) : values
 }

@@ -1,7 +1,7 @@
 import { setTimeout as delay } from 'node:timers/promises'
 import pg from 'pg'
-import type { Accepted, Decided, OpenTx, Pulse, RateState, Store, StoredAnswer, Tx } from '../port.js'
-import { accept, acceptSql, parts } from './accept.js'
+import type { Accepted, Decided, OpenTx, Pulse, Store, StoredAnswer, Tx } from '../port.js'
+import { accept, acceptSql, acceptWithEffect, applyWithin, effectSql, parts } from './accept.js'
 import { type Log, openPool } from './connect.js'
 import { StoreFault, toStoreFault } from './faults.js'
 import { ledgerStatements } from './ledger.js'
@@ -89,6 +89,11 @@ export function postgresStore(options: PostgresOptions): Store {
   }
   const sql = { accept: acceptSql(s), step: stepSql(s), settle: settleSql(s), claim: claimSql(s) }
   const prepared = new Map(Object.entries(sql).map(([name, text]) => [text, `spillway_${name}`]))
+  const effectOf = (name: string, values: number): string => {
+    const text = effectSql(s, name, values)
+    if (!prepared.has(text)) prepared.set(text, `spillway_effect_${prepared.size}`)
+    return text
+  }
   const on = {
     accept: runner(pools.accept),
     work: runner(pools.work),
@@ -125,8 +130,7 @@ export function postgresStore(options: PostgresOptions): Store {
         try {
           const accepted = await accept(tx.query, sql.accept, items, context, { part: parts.apply, apply: true })
           const decided = decidedOf(accepted)
-          const isEffective = decided.applied.length > 0 || decided.limited.length > 0
-          const answers = isEffective ? await inTime(effect(tx, decided), timeoutMs) : []
+          const answers = decided.applied.length > 0 ? await inTime(effect(tx, decided), timeoutMs) : []
           const keyed = decided.applied.flatMap((index, i) => {
             const item = items[index]
             const answer = answers[i]
@@ -141,6 +145,9 @@ export function postgresStore(options: PostgresOptions): Store {
           throw error
         }
       }),
+    acceptWithEffect: (items, context, effect) =>
+      slowly(() => acceptWithEffect(on.accept, effectOf, items, context, effect)),
+    applyWithin,
     acceptWithin: async (tx, items, context) => {
       const queued = items.map((item) => ({ ...item, execute: false, reason: 'requested' as const }))
       const accepted = await accept(tx.query.bind(tx), sql.accept, queued, context, {
@@ -308,14 +315,12 @@ export function postgresStore(options: PostgresOptions): Store {
 function decidedOf(accepted: readonly Accepted[]): Decided {
   const applied: number[] = []
   const seqs: number[] = []
-  const limited: { index: number; rate: RateState }[] = []
   for (const [index, a] of accepted.entries()) {
-    if (a.verdict === 'refuse' && a.by === 'rate') limited.push({ index, rate: a.rate })
     if (a.verdict !== 'apply') continue
     applied.push(index)
     seqs.push(a.seq)
   }
-  return { applied, seqs, limited }
+  return { applied, seqs }
 }
 
 /** A user's `apply` holds all that wait for the same commit. */

@@ -6,7 +6,7 @@
  * The lane is the submitter's. Whoever asks for a ticket is queued in it, and what the same submitter sends behind that
  * waits its turn; apart from that nothing is ever queued, and what cannot be taken now is refused.
  */
-import { createHash } from 'node:crypto'
+import { hash } from 'node:crypto'
 import { SubmitPetition } from '@spillway/protocol/schema'
 import type { PetitionReceipt, PetitionType } from '@spillway/protocol/wire'
 import type { Static } from 'typebox'
@@ -14,18 +14,16 @@ import { reservedQueuePrefix } from '../../http/queue-names.js'
 import { traceIdOf } from '../../http/trace.js'
 import {
   type Answer,
-  type ApplyItem,
   canonicalJson,
   capacity,
   type Definition,
   type Gate,
   halt,
   type IntakeApi,
-  type LimitedItem,
   pressure,
   type Rejection,
   rate,
-  type Tx,
+  type SqlEffect,
 } from '../../index.js'
 import type { PetitionsOptions } from './options.js'
 
@@ -39,15 +37,13 @@ const petitionsQueue = `${reservedQueuePrefix}petitions`
 export const petitionPrefixes = ['/api/v1/petition-submissions', '/v1/petition-submissions'] as const
 
 export function definePetition(intake: IntakeApi, options: PetitionsOptions): Definition<SubmitBody, PetitionReceipt> {
-  const { schema } = options
   return intake.define(petitionType, {
     body: SubmitPetition,
     lane: (body, request) => [petitionsQueue, submitterOf(body, request.user?.id ?? request.clientAddress)],
     gates: [pressure(), overflowGate(options), haltGate, ...rateGates(options)],
     check: (body, request) => checkSubmission(body, request.user?.id ?? null, options),
     whenBusy: 'refuse',
-    apply: (tx, items) => receive(tx, schema, items),
-    limited: (tx, items) => witnessBlocked(tx, schema, items),
+    apply: submission(options.schema),
     onAnswer: (answer, { body, identity }) => count(options, answer, body, submitterOf(body, identity)),
     respond: ({ result }) => ({
       status: 201,
@@ -196,78 +192,41 @@ function rateGates({ settings }: PetitionsOptions): Gate<SubmitBody>[] {
 
 const submitterTier = 'petitions'
 
-async function receive(tx: Tx, schema: string, items: readonly ApplyItem<SubmitBody>[]): Promise<PetitionReceipt[]> {
-  const hashes = items.map(({ body }) => createHash('sha256').update(body.text).digest('hex'))
-  const submitters = items.map(({ body, identity }) => submitterOf(body, identity))
-  const { rows } = await tx.query<{ created_at: Date }>(
-    `SELECT ${schema}.petitions_receive($1, $2, $3, $4, $5, $6, $7, $8, $9) AS created_at`,
-    [
-      items.map(({ id }) => id),
-      items.map(({ body }) => body.type),
-      items.map(({ body }) => body.text),
-      hashes,
-      items.map(({ body }) => body.realm ?? null),
-      submitters,
-      submitters.map((submitter) => `submitter:${submitter}`),
-      items.map(({ traceparent }) => traceIdOf(traceparent)),
-      items.map(({ id, body }, i) =>
-        canonicalJson({
-          petition_id: id,
-          type: body.type,
-          content_hash: hashes[i],
-          realm: body.realm ?? null,
-          submitter_id: submitters[i],
-        }),
-      ),
-    ],
-  )
-  const createdAt = rows[0]?.created_at.toISOString() ?? ''
-  return items.map(({ id, body }, i) => ({
-    petition_id: id,
-    state: 'RECEIVED',
-    type: body.type as PetitionType,
-    content_hash: hashes[i] ?? '',
-    realm: body.realm ?? null,
-    created_at: createdAt,
-  }))
-}
-
-interface BlockedRow extends Record<string, unknown> {
-  as_of_seq: number
-  cycle_id: string
-  at: Date
-}
-
-/** Each submitter once, in order; every refusal is answered with the state of things in that transaction. */
-async function witnessBlocked(
-  tx: Tx,
-  schema: string,
-  items: readonly LimitedItem<SubmitBody>[],
-): Promise<Record<string, unknown>[]> {
-  const blocks = new Map<string, { n: number; trace: string }>()
-  for (const { body, identity, traceparent } of items) {
-    const submitter = submitterOf(body, identity)
-    const block = blocks.get(submitter) ?? { n: 0, trace: traceIdOf(traceparent) }
-    block.n++
-    blocks.set(submitter, block)
+function submission(schema: string): SqlEffect<SubmitBody, PetitionReceipt> {
+  return {
+    function: `${schema}.petitions_submitted`,
+    values: (items) => {
+      const hashes = items.map(({ body }) => hash('sha256', body.text, 'hex'))
+      const submitters = items.map(({ body, identity }) => submitterOf(body, identity))
+      return [
+        items.map(({ id }) => id),
+        items.map(({ body }) => body.type),
+        items.map(({ body }) => body.text),
+        hashes,
+        items.map(({ body }) => body.realm ?? null),
+        submitters,
+        items.map(({ traceparent }) => traceIdOf(traceparent)),
+        items.map(({ id, body }, i) =>
+          canonicalJson({
+            petition_id: id,
+            type: body.type,
+            content_hash: hashes[i],
+            realm: body.realm ?? null,
+            submitter_id: submitters[i],
+          }),
+        ),
+      ]
+    },
+    limited: (told, { body, identity, limit, resetMs }) => {
+      const { as_of_seq, cycle_id, at_ms } = told as { as_of_seq: number; cycle_id: string; at_ms: number }
+      return {
+        ...{ actor: `submitter:${submitterOf(body, identity)}`, cycle_id, as_of_seq, rate_limit_remaining: 0 },
+        // A bucket leaves the window on a full minute; what is beyond it passed between the two looks at the clock.
+        rate_limit_reset: new Date(Math.floor((at_ms + resetMs) / 60_000) * 60_000).toISOString(),
+        rate_limit_limit: limit,
+      }
+    },
   }
-  const sorted = [...blocks].sort(([a], [b]) => (a < b ? -1 : 1))
-  const { rows } = await tx.query<BlockedRow>(`SELECT * FROM ${schema}.petitions_blocked($1, $2, $3)`, [
-    sorted.map(([submitter]) => submitter),
-    sorted.map(([, { n }]) => n),
-    sorted.map(([, { trace }]) => trace),
-  ])
-  const [state] = rows
-  if (state === undefined) throw new Error('petitions_blocked answered nothing')
-  return items.map(({ body, identity, limit, resetMs }) => ({
-    actor: `submitter:${submitterOf(body, identity)}`,
-    cycle_id: state.cycle_id,
-    as_of_seq: state.as_of_seq,
-    rate_limit_remaining: 0,
-    // A bucket leaves the window on a full minute; what is beyond it passed between the two looks at the clock.
-    rate_limit_reset: new Date(Math.floor((state.at.getTime() + resetMs) / 60_000) * 60_000).toISOString(),
-    rate_limit_limit: limit,
-  }))
 }
 
 function count({ metrics }: PetitionsOptions, answer: Answer, body: SubmitBody, submitter: string): void {

@@ -7,7 +7,7 @@
  *
  * A row remembers the state it came from, so that the legal moves are a CHECK and not only code.
  *
- * Who may write: `petitions_receive` inside the accepting transaction, `petition_transition` for everything later. A
+ * Who may write: `petitions_submitted` inside the accepting transaction, `petition_transition` for everything later. A
  * petition in RECEIVED holds a place of the gate `petitions`; the transaction that moves it on gives the place back.
  * `petition_states` counts by state, in the same transactions: a list's total and the gauges cost one row each.
  *
@@ -52,45 +52,69 @@ CREATE TABLE petition_blocks (
 ) WITH (fillfactor = 50);
 CREATE INDEX petition_blocks_pending ON petition_blocks (minute) WHERE pending > 0;
 
-CREATE FUNCTION petitions_receive(
-  p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[],
-  p_actors text[], p_traces text[], p_payloads text[]
-) RETURNS timestamptz LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- The effect of a flush (store/port.ts, StoreEffect). Told: the receipt of what was received, and to what a rate refused
+-- the state of things.
+CREATE FUNCTION petitions_submitted(
+  p_verdicts smallint[], p_seqs bigint[],
+  p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[], p_traces text[], p_payloads text[]
+) RETURNS json[] LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := date_trunc('milliseconds', clock());
+  v_at text := to_char(t AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"');
+  v_n int; v_limited boolean;
+  v_actors text[]; v_traces text[]; v_payloads text[];
+  told json[]; v_state json;
 BEGIN
-  INSERT INTO petitions (id, type, state, text, content_hash, realm, submitter, created_at, updated_at)
-    SELECT u.id, u.type, 'RECEIVED', u.text, u.hash, u.realm, u.submitter, t, t
-    FROM unnest(p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(id, type, text, hash, realm, submitter);
-  UPDATE petition_states s SET n = s.n + cardinality(p_ids) WHERE s.state = 'RECEIVED';
-  PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[cardinality(p_ids)]), p_actors, p_traces, p_payloads);
-  RETURN t;
+  -- No ORDER BY: a function scan gives its rows in order.
+  SELECT count(*) FILTER (WHERE u.verdict = 2), coalesce(bool_or(u.verdict = 4), false),
+         array_agg('submitter:' || u.submitter) FILTER (WHERE u.verdict = 2),
+         array_agg(u.trace) FILTER (WHERE u.verdict = 2), array_agg(u.payload) FILTER (WHERE u.verdict = 2),
+         array_agg(CASE WHEN u.verdict = 2 THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"' || u.type || '","content_hash":"' || u.hash
+           || '","realm":' || coalesce(to_json(u.realm)::text, 'null') || ',"created_at":"' || v_at || '"}')::json END)
+    INTO v_n, v_limited, v_actors, v_traces, v_payloads, told
+    FROM unnest(p_verdicts, p_ids, p_types, p_hashes, p_realms, p_submitters, p_traces, p_payloads) u(verdict, id, type, hash, realm, submitter, trace, payload);
+  IF v_n > 0 THEN
+    INSERT INTO petitions (id, type, state, text, content_hash, realm, submitter, created_at, updated_at)
+      SELECT u.id, u.type, 'RECEIVED', u.text, u.hash, u.realm, u.submitter, t, t
+      FROM unnest(p_verdicts, p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(verdict, id, type, text, hash, realm, submitter)
+      WHERE u.verdict = 2;
+    UPDATE petition_states s SET n = s.n + v_n WHERE s.state = 'RECEIVED';
+    PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[v_n]), v_actors, v_traces, v_payloads);
+  END IF;
+  IF v_limited THEN
+    v_state := petitions_blocked(p_verdicts, p_submitters, p_traces);
+    SELECT array_agg(CASE WHEN u.verdict = 4 THEN v_state ELSE u.told END) INTO told FROM unnest(p_verdicts, told) u(verdict, told);
+  END IF;
+  RETURN told;
 END $$;
 
--- One event per submitter and minute: the first block at once, the others with the next minute's. Submitters come each
--- once, sorted. Two transactions cannot both find that there is no row yet: whoever refuses a petition holds the gate.
--- Answers what a refusal tells of the state of things.
-CREATE FUNCTION petitions_blocked(p_submitters text[], p_counts bigint[], p_traces text[], OUT as_of_seq bigint, OUT cycle_id text, OUT at timestamptz)
+-- One event per submitter and minute: the first block at once, the others with the next minute's. Two transactions cannot
+-- both find that there is no row yet: whoever refuses a petition holds the gate. Answers what a refusal tells of the state
+-- of things.
+CREATE FUNCTION petitions_blocked(p_verdicts smallint[], p_submitters text[], p_traces text[]) RETURNS json
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_minute bigint;
+  t timestamptz := clock();
+  v_minute bigint := floor(extract(epoch FROM t) / 60);
   v_who text[]; v_counts bigint[]; v_traces text[];
 BEGIN
-  at := clock();
-  v_minute := floor(extract(epoch FROM at) / 60);
-  SELECT array_agg(u.who), array_agg(coalesce(b.pending, 0) + 1), array_agg(u.trace) INTO v_who, v_counts, v_traces
-    FROM unnest(p_submitters, p_traces) u(who, trace)
-    LEFT JOIN LATERAL (SELECT x.minute, x.pending FROM petition_blocks x WHERE x.submitter = u.who FOR UPDATE) b ON true
-    WHERE b.minute IS NULL OR b.minute < v_minute;
-  INSERT INTO petition_blocks AS x (submitter, minute, pending)
-    SELECT u.who, v_minute, u.n - 1 FROM unnest(p_submitters, p_counts) u(who, n)
-    ON CONFLICT (submitter) DO UPDATE SET
-      pending = CASE WHEN x.minute < v_minute THEN excluded.pending ELSE x.pending + excluded.pending + 1 END,
-      minute = greatest(x.minute, v_minute);
-  as_of_seq := petitions_witness_blocks(v_who, v_counts, v_traces);
-  cycle_id := to_char(at AT TIME ZONE 'UTC', 'YYYY-"Q"Q');
+  WITH blocked AS (
+    SELECT u.who, count(*) AS n, (array_agg(u.trace))[1] AS trace FROM unnest(p_verdicts, p_submitters, p_traces) u(verdict, who, trace)
+    WHERE u.verdict = 4 GROUP BY u.who
+  ), known AS MATERIALIZED (
+    SELECT x.submitter, x.minute, x.pending FROM petition_blocks x WHERE x.submitter IN (SELECT b.who FROM blocked b) FOR UPDATE
+  ), noted AS (
+    INSERT INTO petition_blocks AS x (submitter, minute, pending) SELECT b.who, v_minute, b.n - 1 FROM blocked b
+      ON CONFLICT (submitter) DO UPDATE SET
+        pending = CASE WHEN x.minute < v_minute THEN excluded.pending ELSE x.pending + excluded.pending + 1 END,
+        minute = greatest(x.minute, v_minute)
+  )
+  SELECT array_agg(b.who), array_agg(coalesce(k.pending, 0) + 1), array_agg(b.trace) INTO v_who, v_counts, v_traces
+    FROM blocked b LEFT JOIN known k ON k.submitter = b.who WHERE k.minute IS NULL OR k.minute < v_minute;
+  RETURN json_build_object('as_of_seq', petitions_witness_blocks(v_who, v_counts, v_traces),
+    'cycle_id', to_char(t AT TIME ZONE 'UTC', 'YYYY-"Q"Q'), 'at_ms', floor(extract(epoch FROM t) * 1000));
 END $$;
 
 CREATE FUNCTION petitions_witness_blocks(p_who text[], p_counts bigint[], p_traces text[]) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
