@@ -8,7 +8,7 @@
  */
 import { hash } from 'node:crypto'
 import { SubmitPetition } from '@spillway/protocol/schema'
-import type { PetitionReceipt, PetitionType } from '@spillway/protocol/wire'
+import type { PetitionReceipt } from '@spillway/protocol/wire'
 import type { Static } from 'typebox'
 import { reservedQueuePrefix } from '../../http/queue-names.js'
 import { traceIdOf } from '../../http/trace.js'
