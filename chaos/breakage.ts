@@ -32,6 +32,7 @@ export function breakStore(store: Store, breakage: Breakage | null): Store {
         ...store,
         accept: (items, context) => store.accept(spread(items), context),
         acceptAndApply: (items, context, effect) => store.acceptAndApply(spread(items), context, effect),
+        acceptWithEffect: (items, ...rest) => store.acceptWithEffect(spread(items), ...rest),
       }
     }
     case 'ack':

@@ -31,9 +31,10 @@ export type { TicketRoutesOptions, Viewer } from './http/operations-routes.js'
 export { mayUseQueue } from './http/queue-names.js'
 export { canonicalJson } from './ledger/canonical.js'
 export { Ledger, type Verification, type WitnessedEvent } from './ledger/ledger.js'
-export type { LaneName } from './operations/lane.js'
+export { digestUuid, type LaneName, laneOf } from './operations/lane.js'
+export { newOperationId } from './operations/operation-id.js'
 export { FailOperation, OperationAborted, RetryOperation } from './operations/outcome.js'
-export type { Answer } from './pipeline/answer.js'
+export { type Answer, queuedBody } from './pipeline/answer.js'
 export type {
   ApplyItem,
   ApplyOptions,
@@ -48,6 +49,7 @@ export type {
   RunOptions,
   SqlEffect,
 } from './pipeline/define.js'
+export { Flush, type FlushOptions } from './pipeline/flush.js'
 export type { Refusal } from './pipeline/refusal.js'
 export type { IntakeLog, IntakeSettings } from './pipeline/settings.js'
 export { type EmbeddedOptions, embedded } from './store/embedded-store.js'
@@ -65,11 +67,18 @@ export interface IntakeOptions extends Partial<IntakeSettings> {
 export interface SubmitOptions {
   identity?: string
   idempotencyKey?: string
+  /** What the key is about, where that is not the body: another text with the same key is a mistake. */
+  keyedOn?: string
   /** Queue it, do not run it now. */
   respondAsync?: boolean
   waitMs?: number
   traceparent?: string
   signal?: AbortSignal
+}
+
+export interface SubmitAllOptions extends SubmitOptions {
+  /** The bodies as JSON, if the caller has them. */
+  texts?: readonly string[]
 }
 
 export interface IntakeApi {
@@ -81,6 +90,16 @@ export interface IntakeApi {
   fetch(definition: Definition): FetchHandler
   /** Without HTTP. */
   submit<Body>(definition: Definition<Body>, body: Body, options?: SubmitOptions): Promise<Answer>
+  /**
+   * Several of one request, for a definition with a SqlEffect: written together, each done or queued by its own lane. When the
+   * queue is full and one would have to wait in it, all are refused. With `tx`: in that transaction.
+   */
+  submitAll<Body>(
+    definition: Definition<Body>,
+    bodies: readonly Body[],
+    options?: SubmitAllOptions,
+    tx?: Tx,
+  ): Promise<Answer[]>
   /** Inside your own PostgreSQL transaction (`client` is a node-postgres client): it is queued if and when that commits. */
   enqueue<Body>(definition: Definition<Body>, body: Body, client: Tx, options?: SubmitOptions): Promise<Answer>
   /** For Fastify: `app.register(intake.ticketRoutes())` mounts reading, waiting, cancelling and redriving. */
@@ -98,6 +117,14 @@ export interface IntakeApi {
   transaction<T>(work: (tx: Tx) => Promise<T>, options?: { timeoutMs?: number }): Promise<T>
   /** A statement of your own, on the connections for reads; it is a transaction by itself. */
   read: Tx['query']
+  /**
+   * Statements of your own that write, each a transaction by itself, prepared once per connection: `take` for what brings
+   * work to somebody, `release` for what ends work, on connections that nothing else can use up.
+   */
+  readonly statements: { take: Tx['query']; release: Tx['query'] }
+  /** Holds back operations of this type, on every instance, until `letGo`: they are queued and wait. */
+  holdBack(definition: Definition): Promise<void>
+  letGo(definition: Definition): Promise<void>
   /** Witnessed events, hash-chained. */
   readonly ledger: Ledger
   /** Calls `heard` with what `pg_notify(channel, name || ':' || text)` sends. A hint: it may be lost. */
@@ -133,11 +160,13 @@ export async function createIntake(options: IntakeOptions): Promise<IntakeApi> {
 }
 
 export function intakeApi(core: Intake): IntakeApi {
-  const submission = (body: unknown, options: SubmitOptions) => ({
+  const submission = (body: unknown, options: SubmitOptions, text?: string) => ({
     body,
+    ...(text !== undefined && { text }),
     identity: options.identity ?? 'local',
     request: localRequest(options),
     ...(options.idempotencyKey !== undefined && { idempotencyKey: options.idempotencyKey }),
+    ...(options.keyedOn !== undefined && { keyedOn: options.keyedOn }),
     ...(options.respondAsync !== undefined && { respondAsync: options.respondAsync }),
     ...(options.waitMs !== undefined && { waitMs: options.waitMs }),
     ...(options.signal && { signal: options.signal }),
@@ -159,6 +188,17 @@ export function intakeApi(core: Intake): IntakeApi {
       } finally {
         for (const permit of permits) permit.release()
       }
+    },
+    submitAll: (definition, bodies, options = {}, tx) => {
+      const { idempotencyKey: key, texts } = options
+      return core.submitAll(
+        core.bound(definition),
+        // Each has a key of its own, made from the one of the request.
+        bodies.map((body, i) =>
+          submission(body, { ...options, ...(key !== undefined && { idempotencyKey: `${key}\0${i}` }) }, texts?.[i]),
+        ),
+        tx,
+      )
     },
     enqueue: (definition, body, client, options = {}) =>
       core.enqueue(core.bound(definition), submission(body, options), client),
@@ -186,6 +226,12 @@ export function intakeApi(core: Intake): IntakeApi {
       }
     },
     read: core.store.read,
+    statements: core.store.statements,
+    holdBack: (definition) => core.store.pause('', core.bound(definition).type),
+    letGo: async (definition) => {
+      await core.store.resume('', core.bound(definition).type)
+      core.wakeAll()
+    },
     ledger: new Ledger(core.store),
     onNotice: (name, heard) => void core.notices.set(name, heard),
     refresh: () => core.presence.beat(),

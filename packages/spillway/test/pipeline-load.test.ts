@@ -1,6 +1,7 @@
-import { setTimeout as delay } from 'node:timers/promises'
+import { setTimeout as delay, setImmediate as immediate } from 'node:timers/promises'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import type { ApplyOptions, Definition, IntakeApi } from '../src/index.js'
 import type { Store } from '../src/store/port.js'
 import { type Bench, bench, eventually, overriding, signal } from './pipeline-fixture.js'
 
@@ -15,6 +16,20 @@ afterEach(() => b.close())
 
 const poolAt = (state: { busy: number; waiting: number }) => (store: Store) =>
   overriding(store, { poolState: () => ({ max: 10, idle: 0, ...state }) })
+
+/** The same effect in both forms: nothing, and 1 for each. */
+const applies: Record<'apply' | 'effect', ApplyOptions<typeof Body, number>['apply']> = {
+  apply: async (_, items) => items.map(() => 1),
+  effect: { function: 'public.ones', values: () => [] },
+}
+const onesFunction = `CREATE FUNCTION public.ones(verdicts smallint[], seqs bigint[]) RETURNS json[] LANGUAGE sql AS
+  $$ SELECT array_fill('1'::json, ARRAY[cardinality(verdicts)]) $$`
+
+/** The status for a body that is no JSON: 400 from whoever reads it. */
+const sendBroken = async (intake: IntakeApi, op: Definition, headers = {}): Promise<number> => {
+  const all = { 'content-type': 'application/json', ...headers }
+  return (await intake.fetch(op)(new Request('http://local/', { method: 'POST', body: '{', headers: all }))).status
+}
 
 describe('the load decision', () => {
   it.each([
@@ -37,23 +52,44 @@ describe('the load decision', () => {
     const intake = await b.intake({ wrap: poolAt(state) })
     const op = intake.define('op', { body: Body, whenBusy: 'refuse', run: () => 1 })
     expect(await intake.submit(op, { n: 1 })).toMatchObject({ refusal: { code: 'overloaded', retryAfterMs: 1_000 } })
-    const send = (headers: Record<string, string>) =>
-      intake.fetch(op)(
-        new Request('http://local/', {
-          method: 'POST',
-          body: '{',
-          headers: { 'content-type': 'application/json', ...headers },
-        }),
-      )
     // Before the body is read; but who would be queued is not refused for want of a slot.
-    expect((await send({})).status).toBe(503)
-    expect((await send({ prefer: 'respond-async' })).status).toBe(400)
+    expect(await sendBroken(intake, op)).toBe(503)
+    expect(await sendBroken(intake, op, { prefer: 'respond-async' })).toBe(400)
     state.busy = 0
     expect(await intake.submit(op, { n: 1 })).toMatchObject({ kind: 'done' })
   })
 
-  it.each(['run', 'apply'] as const)('counts the age of the oldest write, %s', async (kind) => {
+  describe.each(['apply', 'effect'] as const)('of an %s that would not be queued', (kind) => {
+    it('is told before the body is read when the store is busy, but not to one that would be queued', async () => {
+      const state = { busy: 10, waiting: 0 }
+      const intake = await b.intake({ wrap: poolAt(state) })
+      const op = intake.define('op', { body: Body, whenBusy: 'refuse', apply: applies[kind] })
+      expect(await sendBroken(intake, op)).toBe(503)
+      expect(await sendBroken(intake, op, { prefer: 'respond-async' })).toBe(400)
+      state.busy = 0
+      expect(await sendBroken(intake, op)).toBe(400)
+    })
+
+    it('is told likewise when requests wait for their turn, until they do not', async () => {
+      const intake = await b.intake({ acceptWaitBudgetMs: 400, wrap: poolAt({ busy: 0, waiting: 0 }) })
+      const op = intake.define('op', { body: Body, whenBusy: 'refuse', apply: applies[kind] })
+      /** A turn of the event loop whose first request is followed by others' work for so long. */
+      const turn = async (ms: number): Promise<number> => {
+        await immediate()
+        const first = sendBroken(intake, op)
+        for (const since = performance.now(); performance.now() - since < ms; );
+        return first
+      }
+      // A quarter of the budget is the limit.
+      expect([await turn(110), await turn(110)]).toEqual([400, 400])
+      expect(await turn(0)).toBe(503)
+      await eventually(async () => ((await turn(0)) === 400 ? true : undefined), 'a short turn to end it')
+    })
+  })
+
+  it.each(['run', 'apply', 'effect'] as const)('counts the age of the oldest write, %s', async (kind) => {
     const release = signal()
+    if (kind === 'effect') await b.sql(onesFunction)
     const intake = await b.intake({
       acceptWaitBudgetMs: 50,
       wrap: (store) =>
@@ -66,18 +102,22 @@ describe('the load decision', () => {
             await release.promise
             return store.acceptAndApply(items, context, effect)
           },
+          acceptWithEffect: async (...given) => {
+            await release.promise
+            return store.acceptWithEffect(...given)
+          },
         }),
     })
     const op =
       kind === 'run'
         ? intake.define('op', { body: Body, run: () => 1 })
-        : intake.define('op', { body: Body, apply: async (_, items) => items.map(() => 1) })
+        : intake.define('op', { body: Body, apply: applies[kind] })
     expect(intake.core.busy).toBeLessThan(0.7)
     const slow = intake.submit(op, { n: 1 })
     await eventually(() => (intake.core.busy > 1 ? true : undefined), 'the budget to be used up', 2_000).finally(
       release.fire,
     )
-    await slow
+    expect(await slow).toMatchObject({ kind: 'done', result: 1 })
     expect(intake.core.busy).toBeLessThan(0.7)
   })
 

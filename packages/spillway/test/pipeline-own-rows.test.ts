@@ -1,7 +1,7 @@
 /** What `apply` definitions and their owners have beside `apply`: limited, giveBack, onAnswer, transaction, ledger, notices. */
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { type Answer, capacity, halt, type IntakeApi, type LimitedItem, rate, type Tx } from '../src/index.js'
+import { type Answer, capacity, halt, type IntakeApi, rate, type SqlEffect, type Tx } from '../src/index.js'
 import { type Bench, bench, eventually, overriding, signal } from './pipeline-fixture.js'
 
 const Note = Type.Object({ who: Type.String(), n: Type.Integer() })
@@ -27,50 +27,98 @@ const kinds = (answers: readonly Answer[]): string[] => answers.map(({ kind }) =
 const count = async (table: string): Promise<number> =>
   Number((await b.sql<{ n: string }>(`SELECT count(*) AS n FROM ${table}`))[0]?.n)
 
+/** Writes what is applied to `notes` and what a rate refused to `refusals`, and tells its number. */
+const noteFunction = `CREATE FUNCTION public.note(verdicts smallint[], seqs bigint[], whos text[], numbers int[]) RETURNS json[] LANGUAGE plpgsql AS $$
+  DECLARE told json[];
+  BEGIN
+    INSERT INTO notes SELECT u.who, u.n FROM unnest(verdicts, whos, numbers) u(verdict, who, n) WHERE u.verdict = 2;
+    INSERT INTO refusals SELECT u.who, u.n FROM unnest(verdicts, whos, numbers) u(verdict, who, n) WHERE u.verdict = 4;
+    IF FOUND AND EXISTS (SELECT FROM broken) THEN
+      RAISE EXCEPTION 'no record can be kept' USING ERRCODE = 'insufficient_resources';
+    END IF;
+    SELECT array_agg(CASE WHEN u.verdict IN (2, 4) THEN json_build_object('number', u.n) END)
+      INTO told FROM unnest(verdicts, numbers) u(verdict, n);
+    RETURN told;
+  END $$`
+
 describe('limited', () => {
-  const define = (intake: IntakeApi, limited: (tx: Tx, items: readonly LimitedItem<NoteBody>[]) => Promise<object[]>) =>
+  beforeEach(async () => {
+    await b.sql('CREATE TABLE broken ()')
+    await b.sql(noteFunction)
+  })
+
+  const define = (intake: IntakeApi, limited?: SqlEffect<NoteBody, unknown>['limited']) =>
     intake.define('notes.add', {
       body: Note,
       lane: (note) => ['notes', note.who],
       gates: [rate<NoteBody>({ limit: 2, per: '1h', by: (_, note) => note.who })],
-      apply: insert,
-      limited: async (tx, items) => (await limited(tx, items)) as Record<string, unknown>[],
+      apply: {
+        function: 'public.note',
+        values: (items) => [items.map(({ body }) => body.who), items.map(({ body }) => body.n)],
+        ...(limited && { limited }),
+      },
     })
 
-  it('keeps a record of what a rate refuses in the transaction that refuses it, and adds to its problem', async () => {
+  it('keeps a record of what a rate refuses in the transaction that refuses it', async () => {
     const intake = await b.intake()
-    const op = define(intake, async (tx, items) => {
-      await tx.query('INSERT INTO refusals SELECT * FROM unnest($1::text[], $2::int[])', [
-        items.map(({ body }) => body.who),
-        items.map(({ body }) => body.n),
-      ])
-      return items.map(({ body, limit, resetMs }) => ({ number: body.n, limit, late: resetMs > 0 }))
-    })
+    const op = define(intake)
     const answers = await Promise.all([1, 2, 3, 4, 5].map((n) => intake.submit(op, { who: 'a', n })))
     expect(kinds(answers)).toEqual(['done', 'done', 'refused', 'refused', 'refused'])
+    const refused = answers.flatMap(({ kind }, i) => (kind === 'refused' ? [i + 1] : []))
+    expect((await b.sql<{ n: number }>('SELECT n FROM refusals ORDER BY n')).map(({ n }) => n)).toEqual(refused)
+    expect(await count('notes')).toBe(2)
+    // Written by one and the same transaction.
+    expect(
+      await b.sql('SELECT DISTINCT xmin::text FROM (SELECT xmin FROM notes UNION SELECT xmin FROM refusals) x'),
+    ).toHaveLength(1)
+  })
+
+  it('adds to the problem of each what the function told of it', async () => {
+    const intake = await b.intake()
+    const op = define(intake, (told, { body, limit, resetMs }) => ({ told, n: body.n, limit, late: resetMs > 0 }))
+    const answers = await Promise.all([1, 2, 3, 4, 5].map((n) => intake.submit(op, { who: 'a', n })))
     const refused = answers.flatMap((answer, i) =>
       answer.kind === 'refused' ? [{ n: i + 1, told: answer.refusal.extensions }] : [],
     )
-    for (const { n, told } of refused) expect(told).toEqual({ number: n, limit: 2, late: true })
-    expect(await count('refusals')).toBe(3)
-    expect(await count('notes')).toBe(2)
+    expect(refused).toHaveLength(3)
+    for (const { n, told } of refused) expect(told).toEqual({ told: { number: n }, n, limit: 2, late: true })
+  })
+
+  it('that throws costs its members only: what was decided is told, and written once', async () => {
+    const intake = await b.intake()
+    const op = define(intake, () => {
+      throw new Error('no members')
+    })
+    const notes = [1, 2, 3].map((n) => ({ who: 'a', n }))
+    const answers = await Promise.all([...notes, { who: 'b', n: 1 }].map((note) => intake.submit(op, note)))
+    expect(answers).toMatchObject([
+      { kind: 'done' },
+      { kind: 'done' },
+      { refusal: { code: 'rate_limited' } },
+      { kind: 'done' },
+    ])
+    expect(await count('notes')).toBe(3)
+    expect(b.logged).toContainEqual(expect.objectContaining({ level: 'error' }))
   })
 
   it('takes everything back with it when it fails, and the rate counts nothing', async () => {
     const intake = await b.intake()
-    let fails = true
-    const op = define(intake, async (_, items) => {
-      if (fails) throw Object.assign(new Error('no record can be kept'), { code: 'unavailable' })
-      return items.map(() => ({}))
-    })
+    const op = define(intake)
     for (const n of [1, 2]) expect(await intake.submit(op, { who: 'a', n })).toMatchObject({ kind: 'done' })
-    expect(await intake.submit(op, { who: 'a', n: 3 })).toMatchObject({
-      kind: 'refused',
-      refusal: { code: 'store_unavailable' },
-    })
-    fails = false
+    await b.sql('INSERT INTO broken DEFAULT VALUES')
+    // Together: what would have been done goes with what could not be refused.
+    const together = [
+      { who: 'a', n: 3 },
+      { who: 'b', n: 1 },
+    ]
+    const away = { kind: 'refused', refusal: { code: 'store_unavailable' } }
+    expect(await Promise.all(together.map((note) => intake.submit(op, note)))).toMatchObject([away, away])
+    expect(await count('notes')).toBe(2)
+    expect(await count('refusals')).toBe(0)
+    await b.sql('DELETE FROM broken')
     expect(await intake.submit(op, { who: 'a', n: 3 })).toMatchObject({ refusal: { code: 'rate_limited' } })
-    expect(await intake.submit(op, { who: 'b', n: 1 })).toMatchObject({ kind: 'done' })
+    for (const n of [1, 2]) expect(await intake.submit(op, { who: 'b', n })).toMatchObject({ kind: 'done' })
+    expect(await intake.submit(op, { who: 'b', n: 3 })).toMatchObject({ refusal: { code: 'rate_limited' } })
   })
 })
 

@@ -24,6 +24,7 @@ export const problems = {
   internal_error: { status: 500, title: 'Internal Error' },
   capacity_exceeded: { status: 503, title: 'Capacity Exceeded' },
   queue_full: { status: 503, title: 'Queue Full' },
+  system_overloaded: { status: 429, title: 'System Overloaded' },
   overloaded: { status: 503, title: 'Overloaded' },
   halted: { status: 503, title: 'Halted' },
   store_unavailable: { status: 503, title: 'Store Unavailable' },

@@ -1,5 +1,6 @@
 export * from './codes.js'
 export * from './limits.js'
+export * from './messages.js'
 export * from './operations.js'
 export * from './petitions.js'
 export * from './problem.js'

@@ -21,6 +21,15 @@ export const limits = {
   petitionTextCodePoints: 10_000,
   realmCodePoints: 100,
   reasonCodePoints: 1_000,
+  pushBodyBytes: 8_388_608,
+  pushItemsMax: 1_000,
+  popMessagesMax: 1_000,
+  popPartitionsMax: 1_000,
+  popWaitMsMax: 120_000,
+  ackItemsMax: 1_000,
+  ackErrorCharacters: 10_000,
+  transactionOperationsMax: 1_000,
+  leaseSecondsMax: 86_400,
 } as const
 
 /** Lower first. The names are those of the messages workload and of background work. */

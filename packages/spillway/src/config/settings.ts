@@ -332,7 +332,8 @@ export const settings = {
       max: 60_000,
       default: 250,
       unit: 'ms',
-      meaning: 'age of the oldest waiting write that counts as fully busy',
+      meaning:
+        'age of the oldest waiting write that counts as fully busy; a turn of the event loop may last a quarter of it',
     },
     busyQueueAbove: {
       name: 'SPILLWAY_BUSY_QUEUE_ABOVE',
@@ -363,6 +364,17 @@ export const settings = {
     },
   },
   petitions: petitionSettings,
+  messages: {
+    encryptionKey: {
+      name: 'SPILLWAY_ENCRYPTION_KEY',
+      type: 'text',
+      pattern: /^[0-9a-f]{64}$/iu,
+      allowed: '64 hexadecimal digits (32 bytes), e.g. from: openssl rand -hex 32',
+      default: null,
+      secret: true,
+      meaning: 'key of queues with encryptionEnabled (AES-256-GCM); the same on every instance',
+    },
+  },
 } as const satisfies SettingsTable
 
 /** What the `ops` and `dead-letters` commands need to reach a running server. */

@@ -1,11 +1,12 @@
 import type { FastifyReply, FastifyRequest, RouteShorthandOptions } from 'fastify'
+import type { TSchema } from 'typebox'
 import type { IntakeRequest, IntakeUser } from '../pipeline/define.js'
 import type { Intake } from '../pipeline/intake.js'
 import type { Bound } from '../pipeline/submission.js'
 import { continueTrace, formatTraceparent } from '../telemetry/trace.js'
 import type { Wire } from './answer.js'
 import { goneSignal } from './connections.js'
-import { type Entered, mount } from './mount.js'
+import { type Entered, type Mount, mount } from './mount.js'
 import { pathOf, sendProblem } from './problem.js'
 
 /** What to spread into `app.route({ method, url, ...route })`. */
@@ -20,9 +21,13 @@ const entryKey = Symbol('spillway.entry')
 type Carrier = { [entryKey]?: Entered }
 
 export function fastifyRoute(intake: Intake, bound: Bound): FastifyRoute {
-  const mounted = mount(intake, bound)
+  return mountedRoute(mount(intake, bound), bound.options.body)
+}
+
+/** For mounts whose body is not that of their definition. */
+export function mountedRoute(mounted: Mount, body: TSchema): FastifyRoute {
   return {
-    schema: { body: bound.options.body },
+    schema: { body },
     // The schema is there for the API description; the mount validates, in its own words.
     validatorCompiler: () => () => true,
     // Refusals leave at the end of the turn, together: a write to a client that sleeps wakes it, which costs several

@@ -71,6 +71,8 @@ const asIs = (payload: unknown): string => payload as string
 export function sendProblem(reply: FastifyReply, problem: Problem): FastifyReply {
   const { request } = reply
   const document = problemDocument(problem, { instance: pathOf(request.raw.url ?? '/'), traceId: request.id })
+  // The clients of some routes read this member alone.
+  if (request.routeOptions?.config?.tellsError === true) document.error ??= problem.detail
   reply.code(document.status)
   reply.headers(problemHeaders(document))
   // Set here too: answers to a malformed URL come before the hooks.

@@ -20,5 +20,7 @@ declare module 'fastify' {
     public?: true
     /** Never refused for lack of connections or while draining (health, metrics). */
     neverShed?: true
+    /** Problems also have `error`, a text: the clients of these routes read it. */
+    tellsError?: true
   }
 }

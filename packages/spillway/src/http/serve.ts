@@ -1,6 +1,15 @@
 /** The ready server: store, intake, workloads and routes, assembled from the configuration. */
 import { resolve } from 'node:path'
-import { Executed, PetitionReceipt, Problem, Queued, SubmitHeaders, SubmitPetition } from '@spillway/protocol/schema'
+import {
+  Executed,
+  PetitionReceipt,
+  Problem,
+  PushRequest,
+  Queued,
+  SubmitHeaders,
+  SubmitPetition,
+} from '@spillway/protocol/schema'
+import { limits } from '@spillway/protocol/wire'
 import type { FastifySchema } from 'fastify'
 import { type Config, isAuthenticationOn, isLoopbackHost } from '../config/index.js'
 import { intakeApi } from '../index.js'
@@ -8,14 +17,16 @@ import { Intake } from '../pipeline/intake.js'
 import { intakeDefaults } from '../pipeline/settings.js'
 import { startEmbedded } from '../store/embedded/index.js'
 import { postgresStore } from '../store/postgres/store.js'
-import { createMetrics, createPetitionMetrics, type Logger } from '../telemetry/index.js'
+import { createMessageMetrics, createMetrics, createPetitionMetrics, type Logger } from '../telemetry/index.js'
 import { version } from '../version.js'
 import { parseAllowList } from '../workloads/http-request/allow-list.js'
 import { defineHttpRequest, httpRequestBody } from '../workloads/http-request/index.js'
+import { defineMessages, messageRoutes, pushMount } from '../workloads/messages/index.js'
 import { definePetitions, petitionPrefixes, petitionRoutes } from '../workloads/petitions/index.js'
 import { buildApp } from './app.js'
 import { createAuthenticator } from './auth.js'
 import { addDemoEcho } from './demo-echo.js'
+import { mountedRoute } from './fastify-binding.js'
 import { addHealth, type CheckState } from './health.js'
 import { addLanding } from './landing.js'
 import { mount } from './mount.js'
@@ -45,6 +56,13 @@ const petitionSchema: FastifySchema = {
   headers: SubmitHeaders,
   body: SubmitPetition,
   response: { 201: PetitionReceipt, 202: Queued, '4xx': Problem, '5xx': Problem },
+}
+
+const pushSchema: FastifySchema = {
+  tags: ['messages'],
+  summary: 'Push messages: 201 when all are stored, 202 when some have to wait their turn',
+  headers: SubmitHeaders,
+  body: PushRequest,
 }
 
 export async function runServer(config: Config, log: Logger): Promise<RunningServer> {
@@ -119,6 +137,14 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     log,
     metrics: createPetitionMetrics(metrics.registry),
   })
+  const { encryptionKey } = config.messages
+  const messages = defineMessages(api, {
+    schema: `"${config.store.schema}"`,
+    encryptionKey: encryptionKey === null ? null : Buffer.from(encryptionKey, 'hex'),
+    isAuthenticated: isAuthenticationOn(config.auth),
+    log,
+    metrics: createMessageMetrics(metrics.registry),
+  })
   // A process that only runs the queue has health and metrics, and takes nothing in.
   if (config.process.roles.includes('gateway')) {
     app.route({
@@ -143,12 +169,30 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       shortPath.add(url, { mounted: mount(core, core.bound(petitions.definition)), role: 'submit' })
     }
     await app.register(petitionRoutes(api, petitions) as never)
+    const pushes = pushMount(api, messages.push)
+    app.route({
+      method: 'POST',
+      url: '/api/v1/push',
+      ...mountedRoute(pushes, PushRequest),
+      schema: pushSchema,
+      bodyLimit: limits.pushBodyBytes,
+      serializerCompiler: () => JSON.stringify,
+      config: { role: 'submit', tellsError: true },
+    })
+    shortPath.add('/api/v1/push', {
+      mounted: pushes,
+      role: 'submit',
+      bodyLimitBytes: limits.pushBodyBytes,
+      tellsError: true,
+    })
+    await app.register(messageRoutes(messages) as never)
   }
   if (isLoopbackHost(config.server.host)) addDemoEcho(app)
   addLanding(app, { version })
 
   const close = async (): Promise<void> => {
     petitions.close()
+    messages.close()
     // The intake refuses from here on; what is under way gets its answers before the connections close.
     await core.close()
     await Promise.race([app.close(), new Promise((done) => setTimeout(done, closeGraceMs).unref())])

@@ -40,6 +40,10 @@ export interface ShortPath {
 interface ShortRoute {
   mounted: Mount
   role: Role
+  /** Default: the server's. */
+  bodyLimitBytes?: number
+  /** Problems also have `error`, a text. */
+  tellsError?: true
 }
 
 const noParams = {}
@@ -78,12 +82,13 @@ export function shortPath(deps: ShortPathDeps): ShortPath {
     add: (url, route) => void routes.set(url, route),
     take(request, response, otherwise) {
       const route = request.method === 'POST' ? routes.get(request.url ?? '') : undefined
-      if (route === undefined || !isOrdinary(request, deps.bodyLimitBytes) || deps.declines(request)) return otherwise()
+      if (route === undefined || deps.declines(request)) return otherwise()
+      if (!isOrdinary(request, route.bodyLimitBytes ?? deps.bodyLimitBytes)) return otherwise()
       const peer = request.socket.remoteAddress ?? ''
       const go = (principal: AuthResult): void => {
         if (isRefused(principal) || !hasRole(principal, route.role)) return void otherwise()
         const address = deps.authenticator.clientAddress(request.headers, peer)
-        new Passage(deps, request, response, new ShortRequest(request, principal, address)).enter(route.mounted)
+        new Passage(deps, request, response, new ShortRequest(request, principal, address), route).enter()
       }
       const principal = deps.authenticator.authenticate(request.headers, peer)
       // A token that could not be verified is asked about again there, and the answer given there.
@@ -114,16 +119,25 @@ class Passage {
   readonly #request: IncomingMessage
   readonly #response: ServerResponse
   readonly #asked: ShortRequest
+  readonly #route: ShortRoute
   readonly #startedAt = performance.now()
 
-  constructor(deps: ShortPathDeps, request: IncomingMessage, response: ServerResponse, asked: ShortRequest) {
+  constructor(
+    deps: ShortPathDeps,
+    request: IncomingMessage,
+    response: ServerResponse,
+    asked: ShortRequest,
+    route: ShortRoute,
+  ) {
+    this.#route = route
     this.#deps = deps
     this.#request = request
     this.#response = response
     this.#asked = asked
   }
 
-  enter(mounted: Mount): void {
+  enter(): void {
+    const { mounted } = this.#route
     const proceed = (entry: Entry): void => {
       if (entry.ok) this.#read(entry.entered, mounted)
       // At the end of the turn, with the other refusals: see fastify-binding.ts.
@@ -174,6 +188,7 @@ class Passage {
       return
     }
     const document = problemDocument(wire.problem, { instance: this.#asked.path, traceId: this.#asked.traceId })
+    if (this.#route.tellsError === true) document.error ??= document.detail
     this.#write(document.status, { ...wire.headers, ...problemHeaders(document) }, JSON.stringify(document))
   }
 

@@ -10,6 +10,8 @@ import type { PendingItem } from './submission.js'
 
 export type Apply = (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
 export type Effect = SqlEffect<unknown, unknown>
+/** What is submitted together is written together: a request's items, mostly one. */
+export type AcceptFlush = Flush<readonly PendingItem[], readonly Accepted[]>
 type Place = 'granted' | 'identity_full' | 'pool_full'
 
 /** A place that this process holds, and as whom it took it. */
@@ -38,11 +40,11 @@ const giveAgainMs = 500
 export class Accepting {
   readonly #o: AcceptingOptions
   readonly #fair = new FairClock()
-  readonly #flushes: Flush<PendingItem, Accepted>[] = []
+  readonly #flushes: AcceptFlush[] = []
   readonly #connectionFlushes = new Map<string, Flush<string, Place>>()
   readonly #holders: Holder[] = []
   /** For operations that are run. */
-  readonly operations: Flush<PendingItem, Accepted>
+  readonly operations: AcceptFlush
 
   constructor(options: AcceptingOptions) {
     this.#o = options
@@ -50,7 +52,7 @@ export class Accepting {
   }
 
   /** For one definition whose effect is rows of the store. */
-  applying(apply: Apply | Effect): Flush<PendingItem, Accepted> {
+  applying(apply: Apply | Effect): AcceptFlush {
     return this.#makeFlush((pending) =>
       typeof apply === 'function' ? this.#acceptAndApply(apply, pending) : this.#acceptWithEffect(apply, pending),
     )
@@ -75,12 +77,19 @@ export class Accepting {
     return accepted
   }
 
-  #makeFlush(write: (pending: readonly PendingItem[]) => Promise<Accepted[]>): Flush<PendingItem, Accepted> {
-    const flush = new Flush<PendingItem, Accepted>({
-      write,
+  /** Effects that are functions of the store, decided and written in the caller's own transaction. */
+  applyWithin(tx: Tx, effect: Effect, pending: readonly PendingItem[]): Promise<Accepted[]> {
+    return this.#acceptWithEffect(effect, together(pending, 1), tx)
+  }
+
+  #makeFlush(write: (pending: readonly PendingItem[]) => Promise<Accepted[]>): AcceptFlush {
+    const flush: AcceptFlush = new Flush({
+      write: (units) => inUnits(units, write),
       isPoison: (fault) => codeOf(fault) === 'data' || codeOf(fault) === undefined,
-      exclusiveKey: (pending) => pending.item.idempotency?.key ?? null,
-      sizeOf: (pending) => pending.item.payload.length + 200,
+      // Those of one request have keys made from one: the first stands for all.
+      exclusiveKey: ([first]) => first?.item.idempotency?.key ?? null,
+      sizeOf: (unit) => unit.reduce((sum, { item }) => sum + item.payload.length + 200, 0),
+      countOf: (unit) => unit.length,
       itemsMax: flushItemsMax,
       bytesMax: flushBytesMax,
       waitingMax: waitingItemsMax,
@@ -103,14 +112,23 @@ export class Accepting {
     return accepted
   }
 
-  async #acceptWithEffect(effect: Effect, pending: readonly PendingItem[]): Promise<Accepted[]> {
+  /** With `tx`: in the caller's transaction, to be taken back with it. */
+  async #acceptWithEffect(effect: Effect, pending: readonly PendingItem[], tx?: Tx): Promise<Accepted[]> {
     const items = pending.map((p) => p.item)
     this.#fair.stamp(items)
-    const { accepted, told } = await this.#o.store.acceptWithEffect(items, this.context(), {
+    const storeEffect = {
       function: effect.function,
-      values: (order) => effect.values(order.flatMap((index) => toEffectItem(pending[index]))),
-    })
-    for (const [i, p] of pending.entries()) tell(effect, p, accepted[i], told[i])
+      values: (order: readonly number[]) => effect.values(order.flatMap((index) => toEffectItem(pending[index]))),
+    }
+    const { accepted, told } = await this.#o.store.acceptWithEffect(items, this.context(), storeEffect, tx)
+    for (const [i, p] of pending.entries()) {
+      try {
+        tell(effect, p, accepted[i], told[i])
+      } catch (fault) {
+        // It is committed: thrown from here it would be taken for a poisoned flush, and written again.
+        this.#o.log.error({ err: fault, type: p.item.type }, 'limited failed; the problem document lacks its members')
+      }
+    }
     this.#learn(items, accepted)
     return accepted
   }
@@ -140,6 +158,7 @@ export class Accepting {
       worker: this.#o.worker(),
       backlogMs: Math.min(backlogMsMax, load.drainMs(load.depth - settings.concurrency) ?? 0),
       keyTtlMs: settings.idempotencyTtlMs,
+      isFull: load.depth >= settings.pendingMax,
     }
   }
 
@@ -181,6 +200,21 @@ export class Accepting {
       setTimeout(() => this.#give(held), giveAgainMs).unref()
     })
   }
+}
+
+/** One list for the store, and its answers back to where they belong. */
+async function inUnits(
+  units: readonly (readonly PendingItem[])[],
+  write: (pending: readonly PendingItem[]) => Promise<Accepted[]>,
+): Promise<Accepted[][]> {
+  const accepted = await write(units.flatMap((unit, index) => together(unit, index + 1)))
+  let at = 0
+  return units.map((unit) => accepted.slice(at, (at += unit.length)))
+}
+
+function together(unit: readonly PendingItem[], batch: number): readonly PendingItem[] {
+  for (const { item } of unit) item.batch = batch
+  return unit
 }
 
 async function applyTo(

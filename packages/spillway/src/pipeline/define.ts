@@ -140,12 +140,14 @@ export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Resul
 export interface SqlEffect<Body, Result> {
   /** With its schema. */
   function: string
-  /** Arrays with an element per item: texts, numbers, booleans, nulls. Always as many arrays. */
-  values: (items: readonly EffectItem<Body>[]) => readonly (readonly (string | number | boolean | null)[])[]
+  /** Always as many: texts, numbers, booleans, nulls, and arrays of them; mostly with an element per item. */
+  values: (items: readonly EffectItem<Body>[]) => readonly (EffectValue | readonly EffectValue[])[]
   limited?: (told: unknown, item: LimitedItem<Body>) => Readonly<Record<string, unknown>>
   /** Phantom: only there for the types. */
   readonly _result?: Result
 }
+
+type EffectValue = string | number | boolean | null
 
 /** Before it is decided: it has no place in its lane yet. */
 export type EffectItem<Body> = Omit<ApplyItem<Body>, 'seq'>

@@ -15,6 +15,8 @@ export interface FlushOptions<Item, Answer> {
   /** Two items with the same key never share a batch; the later waits for the next. */
   exclusiveKey?(item: Item): string | null
   sizeOf(item: Item): number
+  /** How many of `itemsMax` it takes up. Default 1. */
+  countOf?(item: Item): number
   itemsMax: number
   bytesMax: number
   /** Items that may wait; more are refused by `isFull`. */
@@ -106,21 +108,24 @@ export class Flush<Item, Answer> {
   }
 
   #take(): Waiting<Item, Answer>[] {
-    const { itemsMax, bytesMax, exclusiveKey } = this.#options
+    const { itemsMax, bytesMax, exclusiveKey, countOf } = this.#options
     const batch: Waiting<Item, Answer>[] = []
     const left: Waiting<Item, Answer>[] = []
     const keys = new Set<string>()
     let bytes = 0
+    let count = 0
     let full = false
     for (const waiting of this.#waiting) {
       const key = exclusiveKey?.(waiting.item) ?? null
-      full ||= batch.length >= itemsMax || (batch.length > 0 && bytes + waiting.bytes > bytesMax)
+      const n = countOf?.(waiting.item) ?? 1
+      full ||= batch.length > 0 && (count + n > itemsMax || bytes + waiting.bytes > bytesMax)
       if (full || (key !== null && keys.has(key))) {
         left.push(waiting)
         continue
       }
       if (key !== null) keys.add(key)
       bytes += waiting.bytes
+      count += n
       batch.push(waiting)
     }
     this.#waiting = left

@@ -20,7 +20,7 @@ import { buildItem } from './item.js'
 import type { Handler } from './lane-run.js'
 import { Load } from './load.js'
 import { Presence } from './presence.js'
-import { allSlotsTaken, type Refusal, refusals, refusedBy, storeAwayRetryMs, toldRate } from './refusal.js'
+import { allSlotsTaken, queueFull, type Refusal, refusals, refusedBy, storeAwayRetryMs, toldRate } from './refusal.js'
 import type { IntakeLog, IntakeSettings } from './settings.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
 import { traced } from './traced.js'
@@ -274,7 +274,8 @@ export class Intake {
       let accepted: Accepted
       try {
         const asked = performance.now()
-        accepted = await bound.flush.submit(pending)
+        const [told] = await bound.flush.submit([pending])
+        accepted = told ?? nothingTold()
         if (reserved) this.#work.acceptedIn(performance.now() - asked)
       } catch (fault) {
         return { kind: 'refused', refusal: this.#storeFault(bound, item, fault) }
@@ -288,6 +289,45 @@ export class Intake {
     } finally {
       if (held) this.#work.unreserve()
     }
+  }
+
+  /**
+   * Several of one request, whose definition has a SqlEffect: decided and written together. When the queue is full and one of
+   * them would have to wait in it, all are refused. With `tx` in the caller's transaction: what is taken back with it was
+   * never accepted.
+   */
+  async submitAll(bound: Bound, submissions: readonly Submission[], tx?: Tx): Promise<Answer[]> {
+    const unready = this.#unready() ?? this.#full(bound) ?? (await this.#unregistered())
+    const refuseAll = (refusal: Refusal): Answer[] => submissions.map(() => ({ kind: 'refused', refusal }))
+    if (unready !== null) return refuseAll(this.#refuse(bound.type, unready))
+    const { apply } = bound.options
+    if (apply === undefined || typeof apply === 'function') throw new Error(`${bound.type} has no SqlEffect`)
+    const busy = this.busy > this.settings.busyQueueAbove
+    const all: PendingItem[] = []
+    for (const submission of submissions) {
+      const now = !busy && submission.respondAsync !== true
+      const made = buildItem(bound, submission, { busy, now, paceMs: this.#load.paceMs(bound.type) })
+      if ('code' in made) return refuseAll(this.#refuse(bound.type, made))
+      all.push({ item: made.item, body: submission.body, tiers: made.tiers })
+    }
+    let accepted: readonly Accepted[]
+    try {
+      accepted =
+        tx === undefined ? await bound.flush.submit(all) : await this.#accepting.applyWithin(tx, apply as Effect, all)
+    } catch (fault) {
+      const [first] = all
+      if (first === undefined || tx !== undefined) throw fault
+      return refuseAll(this.#storeFault(bound, first.item, fault))
+    }
+    return Promise.all(
+      submissions.map(async (submission, i) => {
+        const pending = all[i]
+        if (pending === undefined) throw new RangeError(`no item ${i}`)
+        const answer = await this.#told(bound, submission, pending, accepted[i] ?? nothingTold())
+        bound.options.onAnswer?.(answer, submission)
+        return answer
+      }),
+    )
   }
 
   /** Inside the caller's own PostgreSQL transaction: the operation exists if and when that commits. */
@@ -350,14 +390,7 @@ export class Intake {
   #full(bound: Bound): Refusal | null {
     if (bound.flush.isFull) return refusals.writesWait
     if (this.queueDepth >= this.settings.pendingMax && bound.options.apply === undefined) {
-      const over = this.queueDepth - this.settings.pendingMax + 1
-      const waitMs = this.#load.drainMs(over) ?? 5_000
-      return {
-        code: 'queue_full',
-        detail: `The operation queue is full (${this.settings.pendingMax}). Try again later.`,
-        retryAfterMs: Math.min(60_000, Math.max(1_000, waitMs)),
-        gate: 'depth',
-      }
+      return queueFull(this.#load.drainMs(this.queueDepth - this.settings.pendingMax + 1))
     }
     return null
   }
@@ -495,4 +528,8 @@ export class Intake {
       giveConnection: (pool, identity) => this.#accepting.giveConnection(pool, identity),
     }
   }
+}
+
+function nothingTold(): never {
+  throw new Error('the store gave no verdict')
 }

@@ -43,8 +43,8 @@ export function buildItem(
   }
   const { idempotencyKey } = submission
   // What came is kept as it came. A key is about what it says, not how it is spaced: there it is written anew.
-  const payload =
-    submission.text !== undefined && idempotencyKey === undefined ? submission.text : JSON.stringify(body ?? null)
+  const asItCame = submission.text !== undefined && (idempotencyKey === undefined || submission.keyedOn !== undefined)
+  const payload = asItCame && submission.text !== undefined ? submission.text : JSON.stringify(body ?? null)
   return {
     tiers,
     item: {
@@ -73,10 +73,11 @@ export function buildItem(
           ? null
           : {
               key: digestUuid(`${type}\0${identity}\0${idempotencyKey}`),
-              request: digestUuid(payload),
+              request: digestUuid(submission.keyedOn ?? payload),
             },
       gate,
       halt,
+      batch: 0,
       rates: tiers.map((tier) => ({
         key: digestUuid(`rate\0${tier.key}`),
         limit: tier.limit,

@@ -50,6 +50,7 @@ export function refusedBy(
   accepted: Extract<Accepted, { verdict: 'refuse' }>,
 ): Refusal {
   const request = { identity: submission.identity, clientAddress: submission.request.clientAddress }
+  if (accepted.by === 'depth') return queueFull(null)
   if (accepted.by !== 'rate') {
     const gate = bound.gates.find((g) => g.kind === accepted.by)
     if (gate?.refused === undefined) throw new Error(`refused by ${accepted.by}, which ${bound.type} does not have`)
@@ -88,6 +89,16 @@ export const refusals = {
     gate: 'flush',
   },
 } satisfies Record<string, Refusal>
+
+/** As many operations are held as may be. `waitMs`: until there is room, where that can be told. */
+export function queueFull(waitMs: number | null): Refusal {
+  return {
+    code: 'queue_full',
+    detail: 'The operation queue is full. Try again later.',
+    retryAfterMs: Math.min(60_000, Math.max(1_000, waitMs ?? 5_000)),
+    gate: 'depth',
+  }
+}
 
 /** Every slot is taken: one is free when the next run ends. */
 export function allSlotsTaken(runMs: number): Refusal {

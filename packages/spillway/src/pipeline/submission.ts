@@ -1,8 +1,8 @@
 import type { TSchema } from 'typebox'
 import type { BoundGate, RateTier } from '../gates/gate.js'
-import type { Accepted, AcceptItem } from '../store/port.js'
+import type { AcceptItem } from '../store/port.js'
+import type { AcceptFlush } from './accepting.js'
 import type { DefineOptions, IntakeRequest } from './define.js'
-import type { Flush } from './flush.js'
 
 /** A submission after identify and parse. */
 export interface Submission {
@@ -12,6 +12,8 @@ export interface Submission {
   identity: string
   request: IntakeRequest
   idempotencyKey?: string
+  /** What the key is about, where that is not the body. */
+  keyedOn?: string
   respondAsync?: boolean
   /** Wait so long for a queued one, then answer as if it had run now. */
   waitMs?: number
@@ -23,7 +25,7 @@ export interface Bound {
   readonly type: string
   readonly options: DefineOptions<TSchema, unknown>
   readonly gates: readonly BoundGate<unknown>[]
-  readonly flush: Flush<PendingItem, Accepted>
+  readonly flush: AcceptFlush
 }
 
 /** An item on its way through a flush, with what only this process knows of it. */

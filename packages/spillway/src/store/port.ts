@@ -57,6 +57,8 @@ export interface AcceptItem {
   gate: string | null
   /** Scope of the halt that refuses it. */
   halt: string | null
+  /** Those of one batch are refused together when the queue is full and one of them would have to wait in it. */
+  batch: number
   rates: readonly RateCheck[]
 }
 
@@ -79,7 +81,7 @@ export type Accepted =
       stamp: number
       rate: RateState | null
     }
-  | { verdict: 'refuse'; by: 'capacity' | 'halt'; rate: null }
+  | { verdict: 'refuse'; by: 'capacity' | 'halt' | 'depth'; rate: null }
   | { verdict: 'refuse'; by: 'rate'; rate: RateState }
   | { verdict: 'replay'; operationId: string; answer: StoredAnswer }
   | { verdict: 'mismatch' }
@@ -130,6 +132,8 @@ export interface AcceptContext {
   /** How long all lanes together are behind, for the estimate of waits. */
   backlogMs: number
   keyTtlMs: number
+  /** As many operations wait as may: what would have to join them is refused. For items that are applied. */
+  isFull?: boolean
 }
 
 /** One operation as a worker gets it. */
@@ -295,6 +299,7 @@ export interface Store {
     items: readonly AcceptItem[],
     context: AcceptContext,
     effect: StoreEffect,
+    tx?: Tx,
   ): Promise<{ accepted: Accepted[]; told: unknown[] }>
   /** The effect of operations that were queued. */
   applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]>
@@ -349,6 +354,7 @@ export interface Store {
   deadLetterIds(filter: TicketFilter, limit: number, after: string | null): Promise<string[]>
   redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }>
   purge(ids: readonly string[]): Promise<number>
+  /** With no queue (''): the type `partition`, in whatever lane it comes first. */
   pause(queue: string, partition: string | null): Promise<void>
   resume(queue: string, partition: string | null): Promise<void>
 
@@ -365,6 +371,8 @@ export interface Store {
 
   /** Reads of tables of one's own. */
   read: Tx['query']
+  /** Prepared once per connection, so that there must be few of them. */
+  readonly statements: { take: Tx['query']; release: Tx['query'] }
   registerGate(name: string, fullAt: number, resumeBelow: number): Promise<void>
   releaseGate(tx: Tx, name: string, count: number): Promise<void>
   /** False when it was halted already. With `tx`: inside that transaction. */

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import type { Accepted } from '../../src/store/port.js'
+import type { Accepted, StoreEffect } from '../../src/store/port.js'
 import {
   contextOf,
   executing,
@@ -17,6 +17,29 @@ import {
 } from './harness.js'
 
 const place = (a: Accepted | undefined): number | undefined => (a?.verdict === 'queue' ? a.place : undefined)
+
+/** Writes what is applied into `effects`, refuses 13, and tells number and sequence of what it wrote. */
+async function effectOf({ sql }: OpenedStore, numbers: readonly number[], told = 'told'): Promise<StoreEffect> {
+  const [row] = await sql<{ schema: string }>('SELECT current_schema() AS schema')
+  await sql('CREATE TABLE IF NOT EXISTS effects (n int NOT NULL CHECK (n <> 13), seq bigint NOT NULL, at bigserial)')
+  await sql(`CREATE OR REPLACE FUNCTION effect(verdicts smallint[], seqs bigint[], numbers int[]) RETURNS json[]
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    DECLARE told json[];
+    BEGIN
+      INSERT INTO effects (n, seq) SELECT u.n, u.seq FROM unnest(verdicts, seqs, numbers) u(verdict, seq, n) WHERE u.verdict = 2;
+      SELECT array_agg(CASE WHEN u.verdict = 2 THEN json_build_array(u.n, u.seq) END) INTO told
+        FROM unnest(verdicts, seqs, numbers) u(verdict, seq, n);
+      RETURN ${told};
+    END $$`)
+  return { function: `${row?.schema}.effect`, values: (order) => [order.map((index) => must(numbers[index]))] }
+}
+
+const effects = async ({ sql }: OpenedStore): Promise<(number | undefined)[][]> =>
+  (await sql<{ n: number; seq: string }>('SELECT n, seq FROM effects ORDER BY at')).map(({ n, seq }) => [
+    n,
+    Number(seq),
+  ])
+
 const reason = (a: Accepted | undefined): string | undefined => (a?.verdict === 'queue' ? a.reason : undefined)
 
 export function accepting(opened: () => OpenedStore): void {
@@ -191,6 +214,99 @@ export function accepting(opened: () => OpenedStore): void {
       expect(await store.acceptAndApply([item('a', { key: 'k', execute: true })], context, effect)).toMatchObject([
         { verdict: 'replay', answer: { v: 'done', result: { n: 0 } } },
       ])
+    })
+
+    it('applies by a function in empty lanes, and queues behind what waits', async () => {
+      const { store, sql } = opened()
+      const worker = await TestWorker.enlist(store)
+      await queue(store, [item('busy')])
+      const list = ['empty', 'busy', 'empty', 'asked'].map((lane) => item(lane, { execute: lane !== 'asked' }))
+      const effect = await effectOf(opened(), [7, 8, 9, 10])
+      const { accepted, told } = await store.acceptWithEffect(list, contextOf(worker.id), effect)
+      expect(verdicts(accepted)).toEqual(['apply', 'queue', 'apply', 'queue'])
+      expect(told).toEqual([[7, 1], null, [9, 2], null])
+      expect(await effects(opened())).toEqual([
+        [7, 1],
+        [9, 2],
+      ])
+      expect(await sql('SELECT FROM ops')).toHaveLength(3)
+      // An operation that follows has the next number, and the lane is free for it.
+      const direct = item('empty', { execute: true })
+      const [next] = await worker.accept([direct])
+      expect(next).toMatchObject({ verdict: 'execute', seq: 3 })
+      await worker.complete([executing(direct, next)])
+    })
+
+    it('tells of each item what the function told of it, in whatever order the lanes were locked', async () => {
+      const { store } = opened()
+      const lanes = ['b', 'a', 'd', 'c', 'b', 'a', 'd', 'c']
+      const list = lanes.map((lane) => item(lane, { execute: true }))
+      const sorted = [...list].sort((a, b) => (a.lane < b.lane ? -1 : a.lane > b.lane ? 1 : 0))
+      expect(sorted).not.toEqual(list)
+      const effect = await effectOf(opened(), [20, 21, 22, 23, 24, 25, 26, 27])
+      const { told } = await store.acceptWithEffect(list, contextOf(nobody), effect)
+      expect(told).toEqual([...[20, 21, 22, 23].map((n) => [n, 1]), ...[24, 25, 26, 27].map((n) => [n, 2])])
+    })
+
+    it('takes all of it back when the function fails', async () => {
+      const { store, sql } = opened()
+      await queue(store, [item('busy')])
+      const list = ['empty', 'busy', 'other'].map((lane) => item(lane, { execute: true, key: `k ${lane}` }))
+      const poisoned = await effectOf(opened(), [7, 8, 13])
+      await expect(store.acceptWithEffect(list, contextOf(nobody), poisoned)).rejects.toMatchObject({ code: 'data' })
+      expect(await effects(opened())).toEqual([])
+      expect(await sql('SELECT FROM ops')).toHaveLength(1)
+      expect(await sql('SELECT FROM idempotency')).toEqual([])
+      const sound = await effectOf(opened(), [7, 8, 9])
+      const { accepted, told } = await store.acceptWithEffect(list, contextOf(nobody), sound)
+      expect(verdicts(accepted)).toEqual(['apply', 'queue', 'apply'])
+      expect(told).toEqual([[7, 1], null, [9, 1]])
+    })
+
+    it('takes all of it back when the function tells of more or fewer items than there are', async () => {
+      const { store } = opened()
+      for (const told of ['told[2:]', 'told || told', 'NULL']) {
+        const effect = await effectOf(opened(), [7, 8], told)
+        const accepted = store.acceptWithEffect(items('a', 2, { execute: true }), contextOf(nobody), effect)
+        await expect(accepted).rejects.toMatchObject({ code: 'data' })
+        expect(await effects(opened())).toEqual([])
+      }
+    })
+
+    it('keeps what the function told of what it applied for its key', async () => {
+      const { store } = opened()
+      await queue(store, [item('busy')])
+      const brought = () => [item('a', { key: 'k', execute: true }), item('busy', { key: 'q', execute: true })]
+      await store.acceptWithEffect(brought(), contextOf(nobody), await effectOf(opened(), [7, 8]))
+      const { accepted, told } = await store.acceptWithEffect(
+        brought(),
+        contextOf(nobody),
+        await effectOf(opened(), [9, 10]),
+      )
+      expect(accepted).toMatchObject([
+        { verdict: 'replay', answer: { v: 'done', result: [7, 1] } },
+        { verdict: 'replay', answer: { v: 'queue' } },
+      ])
+      expect(told).toEqual([null, null])
+      expect(await effects(opened())).toEqual([[7, 1]])
+    })
+
+    it('applies what was queued by the same function, all of it, if and when the transaction commits', async () => {
+      const { store } = opened()
+      const effect = await effectOf(opened(), [7, 8, 9])
+      const told = [
+        [7, 4],
+        [8, 5],
+        [9, 6],
+      ]
+      const undone = await store.begin(30_000)
+      expect(await store.applyWithin(undone, [4, 5, 6], effect)).toEqual(told)
+      await undone.rollback()
+      expect(await effects(opened())).toEqual([])
+      const kept = await store.begin(30_000)
+      expect(await store.applyWithin(kept, [4, 5, 6], effect)).toEqual(told)
+      await kept.commit()
+      expect(await effects(opened())).toEqual(told)
     })
 
     it('counts exactly when one process accepts on several connections at once', async () => {

@@ -164,6 +164,7 @@ export function item(partition: string, brought: Brought = {}): AcceptItem {
     lead: 0,
     gate: null,
     halt: null,
+    batch: 0,
     rates: [],
     ...given,
     idempotency: key === undefined ? null : { key: digestUuid(`key ${key}`), request: digestUuid(body) },

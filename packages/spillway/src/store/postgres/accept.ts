@@ -28,7 +28,7 @@ interface AcceptRow extends Record<string, unknown> {
   told?: unknown[]
 }
 
-const parameters = 39
+const parameters = 41
 /** Where these stand among the parameters. */
 const ids = 11
 const payloads = 17
@@ -201,6 +201,8 @@ function acceptValues(
     gated ? text((i) => i.gate) : '{}',
     haltable ? text((i) => i.halt) : '{}',
     ...rateValues(sorted),
+    mode.apply && context.isFull === true,
+    mode.apply && context.isFull === true ? plain((i) => i.batch) : '{}',
   ]
 }
 
@@ -297,6 +299,8 @@ function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
       return { verdict: 'mismatch' }
     case 8:
       return { verdict: 'in_progress' }
+    case 9:
+      return { verdict: 'refuse', by: 'depth', rate: null }
     default:
       throw new Error(`accept answered with the unknown verdict ${verdict}`)
   }

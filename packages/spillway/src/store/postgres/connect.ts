@@ -96,8 +96,15 @@ const parsers = new Map<number, (text: string) => unknown>([
   [textArrayOid, parseTextArray],
 ])
 
-/** Of whole numbers of any size. Only flat arrays occur; `{1,2,NULL}`. */
+/** Without the bounds; braces become brackets. */
+function parseAnyInt8Array(text: string): (number | null)[] {
+  const list = text.slice(text.indexOf('{')).replaceAll('{', '[').replaceAll('}', ']').replaceAll('NULL', 'null')
+  return JSON.parse(list, (_, value) => (typeof value === 'number' ? parseInt8(String(value)) : value))
+}
+
+/** Of whole numbers of any size: `{1,2,NULL}`. Deep ones stay deep, whatever the type says. */
 export function parseInt8Array(text: string): (number | null)[] {
+  if (!isFlat(text)) return parseAnyInt8Array(text)
   const list = `[${text.slice(1, -1)}]`
   const values: (number | null)[] = JSON.parse(list.includes('N') ? list.replaceAll('NULL', 'null') : list)
   for (const value of values) {
@@ -109,9 +116,12 @@ export function parseInt8Array(text: string): (number | null)[] {
 
 const parseAnyTextArray: (text: string) => (string | null)[] = pg.types.getTypeParser(textArrayOid as never, 'text')
 
+/** Handlers ask for what they like: `{{1,2},{3,4}}`, or `[0:1]={1,2}` with bounds of its own. */
+const isFlat = (text: string): boolean => text[0] === '{' && text[1] !== '{'
+
 /** `{a,"b c",NULL}`; without quotes there is nothing to unescape. */
 export function parseTextArray(text: string): (string | null)[] {
-  if (text.includes('"')) return parseAnyTextArray(text)
+  if (text.includes('"') || !isFlat(text)) return parseAnyTextArray(text)
   const inner = text.slice(1, -1)
   if (inner === '') return []
   const values: (string | null)[] = inner.split(',')

@@ -59,6 +59,8 @@ export function postgresStore(options: PostgresOptions): Store {
     accept: renewable(() => open(3, 'accept', timeoutMs)),
     work: renewable(() => open(4, 'work', workTimeoutMs)),
     pulse: renewable(() => open(1, 'pulse', timeoutMs)),
+    take: renewable(() => open(2, 'take', timeoutMs)),
+    release: renewable(() => open(2, 'release', timeoutMs)),
     reads: renewable(() => open(readsMax, 'reads', timeoutMs)),
     // A handler's statements are bounded by the operation's timeout, not by ours.
     tx: renewable(() => open(poolMax - readsMax, 'handlers', 0, txConnectTimeoutMs)),
@@ -94,6 +96,13 @@ export function postgresStore(options: PostgresOptions): Store {
     if (!prepared.has(text)) prepared.set(text, `spillway_effect_${prepared.size}`)
     return text
   }
+  /** For texts that come again and again. */
+  const preparing =
+    (query: Tx['query']): Tx['query'] =>
+    (text, values) => {
+      if (!prepared.has(text)) prepared.set(text, `spillway_own_${prepared.size}`)
+      return query(text, values)
+    }
   const on = {
     accept: runner(pools.accept),
     work: runner(pools.work),
@@ -145,8 +154,8 @@ export function postgresStore(options: PostgresOptions): Store {
           throw error
         }
       }),
-    acceptWithEffect: (items, context, effect) =>
-      slowly(() => acceptWithEffect(on.accept, effectOf, items, context, effect)),
+    acceptWithEffect: (items, context, effect, tx) =>
+      slowly(() => acceptWithEffect(tx?.query.bind(tx) ?? on.accept, effectOf, items, context, effect)),
     applyWithin,
     acceptWithin: async (tx, items, context) => {
       const queued = items.map((item) => ({ ...item, execute: false, reason: 'requested' as const }))
@@ -244,6 +253,7 @@ export function postgresStore(options: PostgresOptions): Store {
 
     ...ledgerStatements(on.reads, s),
     read: on.reads,
+    statements: { take: preparing(runner(pools.take)), release: preparing(runner(pools.release)) },
     registerGate: async (name, fullAt, resumeBelow) => {
       await on.reads(`SELECT ${s}.gate_register($1, $2, $3)`, [name, fullAt, resumeBelow])
     },

@@ -100,7 +100,7 @@ CREATE SEQUENCE stamps MINVALUE 0 START 0;
 
 CREATE TABLE pauses (
   queue     text NOT NULL,
-  partition text,                            -- NULL: every lane of the queue
+  partition text,                            -- NULL: every lane of the queue. Of no queue (''): a type, wherever it comes first
   since     timestamptz NOT NULL,
   UNIQUE NULLS NOT DISTINCT (queue, partition)
 );

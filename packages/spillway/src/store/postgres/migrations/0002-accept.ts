@@ -4,7 +4,7 @@
  *
  * Items come grouped by lane, lanes sorted by id (the lock order). Verdicts: 0 queue, 1 execute, 2 apply, 3 refused by
  * capacity, 4 refused by rate, 5 refused by halt, 6 seen before (answer given), 7 key used for another body, 8 first
- * one still in progress.
+ * one still in progress, 9 refused because as many wait as may.
  *
  * Reasons given with the items: '' may run now and answers what came of it, '+requested' may run now and answers with a
  * ticket, all others are queued.
@@ -68,6 +68,7 @@ CREATE FUNCTION accept(
   p_gates text[], p_halts text[],
   p_rate_key uuid[], p_rate_n int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[], -- each key once, in order, and how often it is asked for
   p_rate_ix int[], p_rate_item int[],                                            -- per tier its key, and its item; no items: one tier each
+  p_full boolean, p_batch int[],                                                 -- nothing more may wait; which items are refused together
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[],
   OUT answers json[], OUT ops uuid[], OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[]
@@ -133,6 +134,20 @@ BEGIN
       v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
       IF v_out[v_item] = 0 THEN v_out[v_item] := 5; END IF;
     END LOOP;
+  END IF;
+
+  -- Full: what would have to wait is refused, with all of its batch. Without locks, which would come before those of the
+  -- rates: a lane that fills up at this moment takes one more.
+  IF p_full THEN
+    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
+    WITH waiting AS (
+      SELECT DISTINCT u.batch FROM unnest(p_batch, p_lane, p_reason, v_out) u(batch, lane, reason, o)
+      WHERE u.o = 0 AND (u.reason <> '' OR EXISTS (SELECT FROM lanes l WHERE l.id = p_lanes[u.lane] AND l.depth > 0)
+        OR EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type[1]
+                     ELSE s.queue = p_queues[u.lane] AND (s.partition IS NULL OR s.partition = p_partitions[u.lane]) END))
+    )
+    SELECT array_agg(CASE WHEN u.o = 0 AND u.batch IN (SELECT w.batch FROM waiting w) THEN 9 ELSE u.o END::smallint) INTO v_out
+      FROM unnest(p_batch, v_out) u(batch, o);
   END IF;
 
   -- 3. Rates, in key order: what is asked for is added at once, what does not fit is taken back below.
@@ -243,7 +258,7 @@ BEGIN
 
   -- 6. What was refused gives its key back and leaves its lane's count.
   IF v_out IS NOT NULL THEN
-    DELETE FROM idempotency d USING unnest(p_keys, v_out) u(key, o) WHERE d.key = u.key AND u.o IN (3, 4, 5);
+    DELETE FROM idempotency d USING unnest(p_keys, v_out) u(key, o) WHERE d.key = u.key AND u.o IN (3, 4, 5, 9);
     SELECT array_agg(coalesce(x.rn, 0) ORDER BY x.i) INTO v_rn FROM (
       SELECT u.i, CASE WHEN u.o = 0 THEN row_number() OVER (PARTITION BY u.lane, u.o = 0 ORDER BY u.i) END AS rn
       FROM unnest(p_lane, v_out) WITH ORDINALITY u(lane, o, i)) x;
@@ -260,7 +275,8 @@ BEGIN
   IF NOT v_mine AND NOT p_apply THEN
     v_execute := array_fill(false, ARRAY[cardinality(p_lanes)]);
   ELSIF v_paused THEN
-    SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s WHERE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition)) ORDER BY u.i)
+    SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN p_apply AND s.partition = p_type[1]
+               ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
       INTO v_execute FROM unnest(p_queues, p_partitions, v_execute) WITH ORDINALITY u(queue, partition, execute, i);
   END IF;
 

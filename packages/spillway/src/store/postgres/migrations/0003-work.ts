@@ -30,7 +30,9 @@ END $$;
 
 -- Is this lane held back by an operator?
 CREATE FUNCTION lane_paused(p_lane uuid) RETURNS boolean LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-  SELECT EXISTS (SELECT FROM lanes l JOIN pauses p ON p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition) WHERE l.id = p_lane)
+  SELECT EXISTS (SELECT FROM lanes l JOIN pauses p ON CASE WHEN p.queue = ''
+      THEN p.partition = (SELECT x.type FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1)
+      ELSE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition) END WHERE l.id = p_lane)
 $$;
 
 -- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else.
@@ -162,7 +164,8 @@ BEGIN
   IF v_more THEN
     WITH next AS (
       SELECT u.lane, u.retry_ms, u.queue, u.partition, u.head, u.depth, u.careful, o.priority, o.stamp, o.type, o.not_before,
-        v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition)) AS paused
+        v_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
+          ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
       FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful) u(lane, release, retry_ms, queue, partition, head, depth, careful),
         LATERAL (SELECT x.priority, x.stamp, x.type, x.not_before FROM ops x WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
       WHERE u.release AND u.depth > 0
@@ -310,8 +313,9 @@ BEGIN
   IF EXISTS (SELECT FROM pauses) THEN
     -- They are claimed to be parked by the settlement. Virtual time goes by what is served: these must not move it.
     SELECT array_agg(x.held), max(x.stamp) FILTER (WHERE NOT x.held) INTO v_held, v_stamp FROM (
-      SELECT u.stamp, EXISTS (SELECT FROM pauses p WHERE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition)) AS held
-      FROM unnest(v_stamps, v_queues, v_partitions) u(stamp, queue, partition)) x;
+      SELECT u.stamp, EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = u.type
+        ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS held
+      FROM unnest(v_stamps, v_queues, v_partitions, v_types) u(stamp, queue, partition, type)) x;
   END IF;
   IF v_stamp > (SELECT s.last_value FROM stamps s) THEN PERFORM setval('stamps', v_stamp); END IF;
   fence := nextval('fences');

@@ -119,7 +119,7 @@ BEGIN
   FOR v_lane IN
     WITH held AS (
       SELECT x.lane FROM parked x JOIN lanes l ON l.id = x.lane
-      WHERE x.reason = 'pause' AND l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition) ORDER BY x.lane FOR UPDATE OF x
+      WHERE x.reason = 'pause' AND (p_queue = '' OR l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition)) ORDER BY x.lane FOR UPDATE OF x
     )
     DELETE FROM parked x USING held h WHERE x.lane = h.lane RETURNING x.lane
   LOOP

@@ -4,6 +4,8 @@ import { work } from './0003-work.js'
 import { tickets } from './0004-tickets.js'
 import { ledger } from './0005-ledger.js'
 import { petitions } from './0006-petitions.js'
+import { messages } from './0007-messages.js'
+import { consuming } from './0008-consuming.js'
 
 /** In order; a migration that has landed is never edited. */
-export const migrations = [coreTables, accept, work, tickets, ledger, petitions]
+export const migrations = [coreTables, accept, work, tickets, ledger, petitions, messages, consuming]

@@ -1,0 +1,51 @@
+/** The group of those who name none. */
+export const queueModeGroup = '__QUEUE_MODE__'
+
+/** Options of a queue, with what they are when nobody says. */
+export const queueOptionDefaults = {
+  leaseTime: 300,
+  retryLimit: 3,
+  retryDelay: 1_000,
+  maxSize: 0,
+  priority: 0,
+  delayedProcessing: 0,
+  windowBuffer: 0,
+  retentionSeconds: 0,
+  completedRetentionSeconds: 0,
+  retentionEnabled: false,
+  maxWaitTimeSeconds: 0,
+  deadLetterQueue: false,
+  dlqAfterMaxRetries: false,
+  encryptionEnabled: false,
+} as const
+
+export type QueueOptionName = keyof typeof queueOptionDefaults
+export type QueueOptions = {
+  [Name in QueueOptionName]: (typeof queueOptionDefaults)[Name] extends number ? number : boolean
+}
+
+/** What became of one pushed item. */
+export interface PushResult {
+  index: number
+  message_id: string
+  transaction_id: string
+  partition_id: string
+  trace_id: string | null
+  queueName: string
+  /** `queued` is Queen's word for stored; `pending` waits in the operation queue. */
+  status: 'queued' | 'duplicate' | 'failed' | 'pending'
+  error?: string
+  code?: string
+}
+
+export const ackStatuses = ['completed', 'failed', 'retry', 'dlq'] as const
+export type AckStatus = (typeof ackStatuses)[number]
+
+export interface AckResult {
+  index: number
+  transactionId: string
+  success: boolean
+  error: string | null
+  /** It was given up: as a dead letter. */
+  dlq: boolean
+}

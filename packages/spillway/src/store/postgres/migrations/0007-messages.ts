@@ -1,0 +1,337 @@
+/**
+ * Messages: a log per partition, a cursor per partition and consumer group.
+ *
+ *   push ──► mq_messages (partition, seq) ──► for each group: idle ──push──► ready ──pop──► leased ──all answered──► idle or ready
+ *                                                                              ▲              │
+ *                                                                              └── expired ◄──┘  (every delivery counts)
+ *
+ * A partition is a lane (the same 128 bits), so what is pushed at once and what was queued come in one order; its messages
+ * have a number of their own, given under the partition's row. The numbers have no gaps and are given in commit order: a
+ * cursor that has passed a number can never have missed a smaller one.
+ *
+ * Invariant: a group that has something to read in a partition (head < tail) has exactly one of a row in mq_ready and a
+ * lease. Push adds the row where the group was idle; whoever ends a lease adds it where there is more, and looks at the tail
+ * under a share lock of the partition before it says that there is not. A cursor without a row stands at 0.
+ *
+ * Of a lease's messages \`batch\` are those delivered, \`open\` those not answered yet, \`done\` all beyond head that are
+ * settled. Head moves when the last one is answered: to before the first that is to be delivered again. \`tries\` counts the
+ * deliveries that failed. A batch that expired is delivered one by one up to \`careful\`: what fails alone is at fault alone.
+ *
+ * Locks: lanes → mq_partitions (by id) → mq_messages; mq_cursors (by partition, group) → mq_partitions (share) → mq_leases.
+ * Push never locks cursors, and pop takes no lock that it would have to wait for.
+ */
+export const messages = {
+  version: 7,
+  name: 'messages',
+  sql: `
+CREATE TABLE mq_queues (
+  id                  int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  name                text NOT NULL UNIQUE,
+  namespace           text,
+  task                text,
+  lease_seconds       int NOT NULL DEFAULT 300 CHECK (lease_seconds > 0),
+  retry_limit         int NOT NULL DEFAULT 3 CHECK (retry_limit >= 0),
+  retry_delay_ms      int NOT NULL DEFAULT 1000 CHECK (retry_delay_ms >= 0),
+  max_size            bigint NOT NULL DEFAULT 0 CHECK (max_size >= 0),           -- 0: no limit
+  priority            int NOT NULL DEFAULT 0,                                    -- higher first, among queues that a pop names together
+  delay_seconds       int NOT NULL DEFAULT 0 CHECK (delay_seconds >= 0),
+  window_seconds      int NOT NULL DEFAULT 0 CHECK (window_seconds >= 0),
+  retention_seconds   int NOT NULL DEFAULT 0 CHECK (retention_seconds >= 0),     -- 0: for ever
+  completed_retention_seconds int NOT NULL DEFAULT 0 CHECK (completed_retention_seconds >= 0),
+  retention_enabled   boolean NOT NULL DEFAULT false,
+  max_wait_seconds    int NOT NULL DEFAULT 0 CHECK (max_wait_seconds >= 0),      -- 0: for ever
+  dead_letter_queue   boolean NOT NULL DEFAULT false,
+  dlq_after_max_retries boolean NOT NULL DEFAULT false,
+  encryption_enabled  boolean NOT NULL DEFAULT false,
+  created_at          timestamptz NOT NULL
+);
+CREATE INDEX mq_queues_namespace ON mq_queues (namespace, task);
+
+CREATE TABLE mq_groups (
+  id         int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  queue      int NOT NULL REFERENCES mq_queues ON DELETE CASCADE,
+  name       text NOT NULL,
+  mode       text NOT NULL,                  -- how it began: all, new, or from a time
+  since      timestamptz NOT NULL,           -- what it begins behind, unless it began with all
+  created_at timestamptz NOT NULL,
+  UNIQUE (queue, name)
+);
+
+CREATE TABLE mq_partitions (
+  id         uuid PRIMARY KEY,               -- the lane's
+  queue      int NOT NULL REFERENCES mq_queues ON DELETE CASCADE,
+  name       text NOT NULL,
+  tail       bigint NOT NULL,                -- the last message
+  low        bigint NOT NULL DEFAULT 0,      -- the last one that is deleted, with all before it
+  mark       bigint NOT NULL DEFAULT 0,      -- consumed by all groups at marked_at: deleted when that is long enough ago
+  marked_at  timestamptz,
+  pushed_at  timestamptz NOT NULL,
+  created_at timestamptz NOT NULL,
+  CHECK (low <= tail)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+CREATE INDEX mq_partitions_queue ON mq_partitions (queue, name);
+
+CREATE TABLE mq_messages (
+  partition      uuid NOT NULL,
+  seq            bigint NOT NULL,
+  id             uuid NOT NULL,
+  transaction_id text NOT NULL,
+  trace_id       text,
+  grp            int,                        -- replayed for this group alone
+  sealed         boolean NOT NULL,           -- payload is AES-256-GCM, as base64
+  payload        text NOT NULL,              -- JSON as it came; json would read it once more
+  created_at     timestamptz NOT NULL,
+  PRIMARY KEY (partition, seq)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0);
+CREATE UNIQUE INDEX mq_messages_once ON mq_messages (partition, transaction_id) WHERE grp IS NULL;
+
+CREATE TABLE mq_cursors (
+  partition  uuid NOT NULL REFERENCES mq_partitions ON DELETE CASCADE,
+  grp        int NOT NULL REFERENCES mq_groups ON DELETE CASCADE,
+  head       bigint NOT NULL,                -- everything up to here is settled
+  done       bigint[] NOT NULL DEFAULT '{}',
+  lease      uuid,
+  batch      bigint[] NOT NULL DEFAULT '{}',
+  open       bigint[] NOT NULL DEFAULT '{}',
+  tries      jsonb NOT NULL DEFAULT '{}',    -- by number
+  careful    bigint NOT NULL DEFAULT 0,
+  not_before timestamptz,
+  consumed   bigint NOT NULL DEFAULT 0,
+  moved_at   timestamptz,
+  PRIMARY KEY (partition, grp),
+  CHECK (cardinality(open) = 0 OR lease IS NOT NULL)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+CREATE INDEX mq_cursors_grp ON mq_cursors (grp);
+
+CREATE TABLE mq_ready (
+  partition uuid NOT NULL,
+  grp       int NOT NULL REFERENCES mq_groups ON DELETE CASCADE,
+  at        timestamptz NOT NULL,
+  PRIMARY KEY (partition, grp)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX mq_ready_order ON mq_ready (grp, at);
+
+CREATE TABLE mq_leases (
+  id         uuid PRIMARY KEY,
+  grp        int NOT NULL REFERENCES mq_groups ON DELETE CASCADE,
+  until      timestamptz NOT NULL,
+  partitions uuid[] NOT NULL                 -- those that are still leased
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX mq_leases_due ON mq_leases (grp, until);
+
+-- What a group gave up, whole: it outlives the log.
+CREATE TABLE mq_dead (
+  id             uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+  message_id     uuid NOT NULL,
+  partition      uuid NOT NULL,
+  seq            bigint NOT NULL,
+  queue          text NOT NULL,
+  partition_name text NOT NULL,
+  namespace      text,
+  task           text,
+  grp            text NOT NULL,
+  transaction_id text NOT NULL,
+  trace_id       text,
+  sealed         boolean NOT NULL,
+  payload        text NOT NULL,
+  error          text,
+  retry_count    int NOT NULL,
+  is_letter      boolean NOT NULL,           -- false: the queue has no dead letters, this is the record that it was skipped
+  created_at     timestamptz NOT NULL,
+  moved_at       timestamptz NOT NULL
+);
+CREATE INDEX mq_dead_queue ON mq_dead (queue, moved_at DESC);
+
+CREATE TABLE mq_traces (
+  id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  partition      uuid NOT NULL,
+  transaction_id text NOT NULL,
+  grp            text,
+  event          text NOT NULL,
+  names          text[] NOT NULL,
+  data           text NOT NULL,
+  worker         text,
+  created_at     timestamptz NOT NULL
+);
+CREATE INDEX mq_traces_message ON mq_traces (partition, transaction_id);
+
+-- Whoever makes or ends a group waits for those who push, and they for it: no push can miss a group.
+CREATE FUNCTION mq_guard(p_exclusive boolean) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+  IF p_exclusive THEN PERFORM pg_advisory_xact_lock(hashtext('spillway.groups'), hashtext(current_schema()));
+  ELSE PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.groups'), hashtext(current_schema())); END IF;
+END $$;
+
+CREATE FUNCTION mq_queue(p_name text) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_id int;
+BEGIN
+  SELECT q.id INTO v_id FROM mq_queues q WHERE q.name = p_name;
+  IF FOUND THEN RETURN v_id; END IF;
+  INSERT INTO mq_queues (name, created_at) VALUES (p_name, clock()) ON CONFLICT (name) DO NOTHING;
+  RETURN (SELECT q.id FROM mq_queues q WHERE q.name = p_name);
+END $$;
+
+-- Messages that a queue holds: those that its slowest group has still to read; all, if there is no group.
+CREATE FUNCTION mq_size(p_queue int) RETURNS bigint LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+  SELECT coalesce(sum(p.tail - greatest(p.low, coalesce((
+    SELECT min(coalesce(c.head, 0)) FROM mq_groups g LEFT JOIN mq_cursors c ON c.grp = g.id AND c.partition = p.id WHERE g.queue = p_queue), 0))), 0)::bigint
+  FROM mq_partitions p WHERE p.queue = p_queue
+$$;
+
+-- Wakes those who wait for these queues, by marks of their names: a notice has room for 8,000 bytes.
+CREATE FUNCTION mq_tell(p_queues text[]) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT pg_notify('spillway_' || current_schema(), 'mq:' || CASE WHEN cardinality(p_queues) > 500 THEN '*' ELSE (SELECT string_agg(left(md5(n), 8), ',') FROM unnest(p_queues) n) END)
+$$;
+
+-- The effect of a push (store/port.ts, StoreEffect). An item is what one request brings to one partition; its messages come
+-- flat, with the number of their item. Told for each: {"ids":[…], "duplicates":{"2":"id"}, "failed":{"0":"code"}}.
+CREATE FUNCTION mq_pushed(
+  p_verdicts smallint[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[],
+  p_item int[], p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text
+) RETURNS json[] LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_payloads text[] := string_to_array(p_payloads, E'\\x1e');
+  v_queue int[]; v_strict boolean; v_failed text[]; v_dup uuid[];
+  v_parts uuid[]; v_tails bigint[]; v_counts bigint[]; v_owners int[];
+  v_expected bigint; v_inserted bigint; v_left bigint;
+  told json[]; r record;
+BEGIN
+  IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
+  PERFORM mq_guard(false);
+  SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false)
+    INTO v_queue, v_strict
+    FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
+
+  -- 1. What may not be stored: as plain text where the queue is sealed, and beyond the queue's size.
+  IF v_strict THEN
+    v_failed := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
+    FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q WHERE q.id = ANY (v_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
+      IF r.max_size > 0 THEN
+        -- One at a time counts what is there; in the order of the queues, behind the lanes.
+        PERFORM pg_advisory_xact_lock(hashtext('spillway.size.' || current_schema()), r.id);
+        v_left := r.max_size - mq_size(r.id);
+      END IF;
+      FOR i IN 1 .. cardinality(p_item) LOOP
+        CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 2;
+        IF r.encryption_enabled AND NOT p_sealed[i] THEN v_failed[i] := 'encryption_required';
+        ELSIF r.max_size > 0 THEN
+          IF v_left <= 0 THEN
+            -- One that is there already takes no room.
+            IF NOT EXISTS (SELECT FROM mq_messages m WHERE m.partition = p_partitions[p_item[i]] AND m.transaction_id = p_transactions[i] AND m.grp IS NULL) THEN
+              v_failed[i] := 'queue_full';
+            END IF;
+          ELSE v_left := v_left - 1; END IF;
+        END IF;
+      END LOOP;
+    END LOOP;
+  END IF;
+
+  -- 2. Numbers, under the partitions' rows, in the order of their ids.
+  WITH n AS (
+    SELECT p_partitions[u.item] AS part, min(u.item) AS item, count(*) AS n FROM unnest(p_item, v_failed) u(item, failed)
+    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1 ORDER BY 1
+  ), up AS (
+    INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at)
+    SELECT n.part, v_queue[n.item], p_names[n.item], n.n, t, t FROM n
+    ON CONFLICT (id) DO UPDATE SET tail = p.tail + excluded.tail, pushed_at = t
+    RETURNING p.id, p.tail, p.queue
+  )
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(n.n), array_agg(up.queue), coalesce(sum(n.n), 0)
+    INTO v_parts, v_tails, v_counts, v_owners, v_expected FROM up JOIN n ON n.part = up.id;
+
+  -- 3. The messages. A time under the lock: times stand in the order of the numbers.
+  t := clock();
+  WITH m AS (
+    SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
+      row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
+    FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, k)
+    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
+  ), ins AS (
+    INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
+    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
+    FROM m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part
+    ON CONFLICT (partition, transaction_id) WHERE grp IS NULL DO NOTHING
+    RETURNING 1
+  ) SELECT count(*) INTO v_inserted FROM ins;
+
+  -- 4. Some were there already: once more, without them, so that the numbers have no gaps.
+  IF v_inserted < v_expected THEN
+    DELETE FROM mq_messages m USING unnest(v_parts, v_tails, v_counts) p(id, tail, n) WHERE m.partition = p.id AND m.seq > p.tail - p.n;
+    v_dup := array_fill(NULL::uuid, ARRAY[cardinality(p_item)]);
+    FOR r IN
+      SELECT u.k, coalesce(m.id, first_value(u.id) OVER w) AS there, m.id IS NOT NULL OR row_number() OVER w > 1 AS dup
+      FROM unnest(p_item, p_ids, p_transactions, v_failed) WITH ORDINALITY u(item, id, tx, failed, k)
+        LEFT JOIN mq_messages m ON m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL
+      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
+    LOOP
+      IF r.dup THEN v_dup[r.k] := r.there; END IF;
+    END LOOP;
+    WITH n AS (
+      SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n FROM unnest(p_item, v_failed, v_dup) u(item, failed, dup)
+      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1
+    ), up AS (
+      UPDATE mq_partitions p SET tail = p.tail - x.n + n.n FROM n JOIN unnest(v_parts, v_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
+      RETURNING p.id, p.tail, n.n, p.queue
+    ) SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.n), array_agg(up.queue) INTO v_parts, v_tails, v_counts, v_owners FROM up;
+    INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
+    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
+    FROM (
+      SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload, row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
+      FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed, v_dup) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, dup, k)
+      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL AND u.dup IS NULL
+    ) m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part;
+  END IF;
+
+  -- 5. Groups that had read everything have something to read. A statement of its own: what the partition's lock waited for
+  -- is seen here.
+  INSERT INTO mq_ready (partition, grp, at)
+  SELECT p.id, g.id, t + greatest(q.delay_seconds, q.window_seconds) * interval '1 second'
+  FROM unnest(v_parts, v_tails, v_counts, v_owners) p(id, tail, n, queue) JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = p.queue
+    LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
+  WHERE p.n > 0 AND c.lease IS NULL AND coalesce(c.head, 0) >= p.tail - p.n
+  ON CONFLICT (partition, grp) DO NOTHING;
+  -- Who waits elsewhere is told with the commit; while all groups have something to read, nobody waits.
+  IF FOUND THEN PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners))); END IF;
+
+  SELECT array_agg(CASE WHEN p_verdicts[i.i] = 2 THEN x.told END ORDER BY i.i) INTO told
+  FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (
+    SELECT m.item, json_build_object('ids', json_agg(coalesce(m.dup, m.id) ORDER BY m.k),
+      'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL), 'failed', json_object_agg(m.n, m.failed) FILTER (WHERE m.failed IS NOT NULL)) AS told
+    FROM (
+      SELECT u.item, u.id, u.failed, u.dup, u.k, row_number() OVER (PARTITION BY u.item ORDER BY u.k) - 1 AS n
+      FROM unnest(p_item, p_ids, v_failed, v_dup) WITH ORDINALITY u(item, id, failed, dup, k)
+    ) m GROUP BY m.item
+  ) x ON x.item = i.i;
+  RETURN told;
+END $$;
+
+-- A group begins: with all, with what comes from now on, or with what came from a time on.
+CREATE FUNCTION mq_subscribe(p_queue int, p_group text, p_mode text, p_from timestamptz) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_id int;
+BEGIN
+  PERFORM mq_guard(true);
+  SELECT g.id INTO v_id FROM mq_groups g WHERE g.queue = p_queue AND g.name = p_group;
+  IF FOUND THEN RETURN v_id; END IF;
+  INSERT INTO mq_groups (queue, name, mode, since, created_at) VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()), clock()) RETURNING id INTO v_id;
+  IF p_mode <> 'all' THEN
+    INSERT INTO mq_cursors (partition, grp, head)
+    SELECT p.id, v_id, CASE WHEN p_mode = 'new' THEN p.tail ELSE mq_before(p.id, p_from) END FROM mq_partitions p WHERE p.queue = p_queue;
+  END IF;
+  INSERT INTO mq_ready (partition, grp, at) SELECT p.id, v_id, clock() FROM mq_partitions p LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = v_id
+    WHERE p.queue = p_queue AND greatest(p.low, coalesce(c.head, 0)) < p.tail;
+  RETURN v_id;
+END $$;
+
+-- The last message before a time; times stand in the order of the numbers.
+CREATE FUNCTION mq_before(p_partition uuid, p_at timestamptz) RETURNS bigint LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+  SELECT coalesce((SELECT m.seq FROM mq_messages m WHERE m.partition = p_partition AND m.created_at < p_at ORDER BY m.seq DESC LIMIT 1),
+    (SELECT p.low FROM mq_partitions p WHERE p.id = p_partition), 0)
+$$;
+`,
+}

@@ -1,0 +1,165 @@
+/**
+ * Those who wait for messages. Nobody of them asks the database again and again:
+ *
+ *   pop finds nothing ──► waits ──► notice (a push made a partition ready), or something falls due, or the look-around once
+ *   a second that covers all that wait here ──► one of those who wait for that queue and group pops ──► found: two more are
+ *   woken, there may be more; nothing found: it waits on
+ *
+ * A notice is a hint and may be lost; the look-around is the truth behind it.
+ */
+import { hash } from 'node:crypto'
+
+export interface Place {
+  queue: string | null
+  group: string
+}
+
+export interface ArrivalsOptions {
+  /** Which of these have something to read. */
+  due(places: readonly { queue: string; group: string }[]): Promise<readonly { queue: string; group: string }[]>
+  onFault(fault: unknown): void
+  onWaiting(count: number): void
+}
+
+interface Waiter {
+  wake(): void
+}
+
+interface Line {
+  place: Place
+  mark: string | null
+  waiters: Set<Waiter>
+  due: NodeJS.Timeout | undefined
+}
+
+const lookAroundMs = 1_000
+const wokenByFound = 2
+
+export class Arrivals {
+  readonly #options: ArrivalsOptions
+  readonly #lines = new Map<string, Line>()
+  #timer: NodeJS.Timeout | undefined
+  #looking = false
+  #count = 0
+
+  constructor(options: ArrivalsOptions) {
+    this.#options = options
+  }
+
+  /** Resolves when it is worth popping, or when `signal` fires. Call before the pop whose emptiness it is about. */
+  wait(place: Place, signal: AbortSignal): { woken: Promise<void>; leave(): void } {
+    const key = keyOf(place)
+    let line = this.#lines.get(key)
+    if (line === undefined) {
+      line = { place, mark: place.queue === null ? null : markOf(place.queue), waiters: new Set(), due: undefined }
+      this.#lines.set(key, line)
+    }
+    const { waiters } = line
+    let waiter: Waiter | undefined
+    const leave = (): void => {
+      if (waiter === undefined || !waiters.delete(waiter)) return
+      this.#counted(-1)
+      if (waiters.size === 0) this.#close(key)
+    }
+    const woken = new Promise<void>((resolve) => {
+      waiter = {
+        wake: () => {
+          leave()
+          resolve()
+        },
+      }
+      waiters.add(waiter)
+      this.#counted(1)
+      if (signal.aborted) waiter.wake()
+      else signal.addEventListener('abort', () => waiter?.wake(), { once: true })
+    })
+    this.#timer ??= this.#start()
+    return { woken, leave }
+  }
+
+  /** Something may be there in `ms`. */
+  expect(place: Place, ms: number): void {
+    const line = this.#lines.get(keyOf(place))
+    if (line === undefined || line.due !== undefined || ms > lookAroundMs) return
+    line.due = setTimeout(
+      () => {
+        line.due = undefined
+        wakeSome(line, 1)
+      },
+      Math.max(1, ms),
+    )
+    line.due.unref()
+  }
+
+  /** A pop found something: there may be more for others of the same group. */
+  found(place: Place): void {
+    const line = this.#lines.get(keyOf(place))
+    if (line !== undefined) wakeSome(line, wokenByFound)
+  }
+
+  /** Messages came to the queues with these marks. */
+  came(marks: ReadonlySet<string>): void {
+    const any = marks.has('*')
+    for (const line of this.#lines.values()) if (any || line.mark === null || marks.has(line.mark)) wakeSome(line, 1)
+  }
+
+  close(): void {
+    clearInterval(this.#timer)
+    for (const line of this.#lines.values()) wakeSome(line, line.waiters.size)
+  }
+
+  #start(): NodeJS.Timeout {
+    const timer = setInterval(() => void this.#look(), lookAroundMs)
+    timer.unref()
+    return timer
+  }
+
+  async #look(): Promise<void> {
+    if (this.#looking) return
+    const lines = [...this.#lines.values()]
+    if (lines.length === 0) {
+      clearInterval(this.#timer)
+      this.#timer = undefined
+      return
+    }
+    this.#looking = true
+    try {
+      const named = lines.flatMap(({ place: { queue, group } }) => (queue === null ? [] : [{ queue, group }]))
+      for (const place of await this.#options.due(named)) this.#wakeAt(place)
+      // Those who name no queue are few: each line asks for itself.
+      for (const line of lines) if (line.place.queue === null) wakeSome(line, 1)
+    } catch (fault) {
+      this.#options.onFault(fault)
+    } finally {
+      this.#looking = false
+    }
+  }
+
+  #wakeAt(place: Place): void {
+    const line = this.#lines.get(keyOf(place))
+    if (line !== undefined) wakeSome(line, 1)
+  }
+
+  #close(key: string): void {
+    clearTimeout(this.#lines.get(key)?.due)
+    this.#lines.delete(key)
+  }
+
+  #counted(by: number): void {
+    this.#count += by
+    this.#options.onWaiting(this.#count)
+  }
+}
+
+function wakeSome(line: Line, count: number): void {
+  let left = count
+  for (const waiter of line.waiters) {
+    if (left-- <= 0) return
+    waiter.wake()
+  }
+}
+
+/** A queue in a notice, which has little room. Two queues may share one; then somebody looks in vain. */
+export const markOf = (queue: string): string => hash('md5', queue, 'hex').slice(0, 8)
+
+const keyOf = ({ queue, group }: Place): string => `${queue ?? ''}\0${group}`

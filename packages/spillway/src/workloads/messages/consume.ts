@@ -1,0 +1,332 @@
+/** Taking messages and answering for them: pops and acks go to the store in groups, each on connections of their own. */
+import { randomUUID } from 'node:crypto'
+import { type AckStatus, queueModeGroup } from '@spillway/protocol/wire'
+import { Flush, type IntakeApi, type Tx } from '../../index.js'
+import { Arrivals, type Place } from './arrivals.js'
+import type { MessagesOptions } from './options.js'
+import { type Seal, SealError } from './seal.js'
+
+export interface PopRequest {
+  queue: string | null
+  namespace: string | null
+  task: string | null
+  partition: string | null
+  group: string
+  batch: number
+  partitions: number
+  autoAck: boolean
+  /** How a group begins that is not there yet. */
+  mode: 'all' | 'new' | 'time'
+  from: string | null
+}
+
+export interface PoppedMessage {
+  id: string
+  transactionId: string
+  traceId: string | null
+  partition: string
+  partitionId: string
+  /** JSON; null: it cannot be decrypted. */
+  data: string | null
+  createdAt: string
+  retryCount: number
+}
+
+export interface Popped {
+  queue: string
+  namespace: string | null
+  task: string | null
+  group: string
+  /** Empty: they are settled already. */
+  leaseId: string
+  messages: PoppedMessage[]
+}
+
+export type Outcome = 'done' | 'retry' | 'dead' | 'skipped' | 'unknown' | 'lost'
+
+export interface Acknowledgment {
+  transactionId: string
+  partitionId: string
+  status: AckStatus
+  error: string | null
+  group: string
+  leaseId: string | null
+}
+
+interface PopRow extends Record<string, unknown> {
+  queue: string | null
+  namespace: string | null
+  task: string | null
+  parts: string[]
+  names: string[]
+  ix: number[]
+  ids: string[]
+  transactions: string[]
+  traces: (string | null)[]
+  sealed: boolean[]
+  payloads: string
+  created_ms: number[]
+  tries: number[]
+  due_ms: number | null
+}
+
+const separator = '\x1e'
+const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
+const flushItemsMax = 64
+const ackItemsMax = 2_000
+const waitingMax = 10_000
+const flushTimeoutMs = 5_000
+const partitionsKnownMax = 100_000
+const uuidCharacters = 36
+
+export class Consume {
+  readonly #intake: IntakeApi
+  readonly #options: MessagesOptions
+  readonly #seal: Seal | null
+  readonly #pops: Flush<PopRequest & { lease: string }, { popped: Popped | null; dueMs: number | null }>
+  readonly #acks: Flush<readonly Acknowledgment[], readonly Outcome[]>
+  /** Of partitions that were popped here. */
+  readonly #queueOf = new Map<string, string>()
+  readonly arrivals: Arrivals
+
+  constructor(intake: IntakeApi, options: MessagesOptions, seal: Seal | null) {
+    this.#intake = intake
+    this.#options = options
+    this.#seal = seal
+    const bounds = {
+      isPoison: (fault: unknown) =>
+        typeof fault === 'object' && fault !== null && 'code' in fault && fault.code === 'data',
+      bytesMax: 16 * 1_048_576,
+      waitingMax,
+      timeoutMs: flushTimeoutMs,
+      timeoutFault: () => Object.assign(new Error('the store did not answer in time'), { code: 'timeout' }),
+    }
+    this.#pops = new Flush({ ...bounds, write: (all) => this.#take(all), sizeOf: () => 200, itemsMax: flushItemsMax })
+    this.#acks = new Flush({
+      ...bounds,
+      write: (units) => this.#answer(units),
+      sizeOf: (unit) => unit.length * 200,
+      countOf: (unit) => unit.length,
+      itemsMax: ackItemsMax,
+    })
+    this.arrivals = new Arrivals({
+      due: (places) => this.#due(places),
+      onFault: (fault) => options.log.warn({ err: fault }, 'could not look for messages; trying again'),
+      onWaiting: (count) => options.metrics.waiting.set(count),
+    })
+  }
+
+  get isFull(): boolean {
+    return this.#pops.isFull
+  }
+
+  /** Null: there was nothing until `signal` fired. `waitMs` 0: looks once. */
+  async pop(request: PopRequest, waitMs: number, gone: AbortSignal): Promise<Popped | null> {
+    const place: Place = { queue: request.queue, group: request.group }
+    const over = waitMs > 0 ? AbortSignal.any([gone, AbortSignal.timeout(waitMs)]) : gone
+    for (;;) {
+      const { woken, leave } = this.arrivals.wait(place, over)
+      let found: { popped: Popped | null; dueMs: number | null }
+      try {
+        found = await this.#pops.submit({ ...request, lease: randomUUID() })
+      } catch (fault) {
+        leave()
+        throw fault
+      }
+      const { popped, dueMs } = found
+      if (popped !== null) {
+        leave()
+        this.arrivals.found(place)
+        const readable = await this.#readable(popped)
+        if (readable === null) continue
+        if (!gone.aborted) {
+          this.#options.metrics.popped.inc(readable.messages.length)
+          return readable
+        }
+        await this.#handBack(readable)
+        return null
+      }
+      if (waitMs === 0 || over.aborted) {
+        leave()
+        return null
+      }
+      if (dueMs !== null) this.arrivals.expect(place, dueMs)
+      await woken
+      if (over.aborted) return null
+    }
+  }
+
+  /** What was changed, or sealed with another key, is put aside as a dead letter, and the partition goes on. */
+  async #readable(popped: Popped): Promise<Popped | null> {
+    const broken = popped.messages.filter(({ data }) => data === null)
+    if (broken.length === 0) return popped
+    if (this.#seal === null) {
+      await this.#handBack(popped)
+      throw new SealError('messages are encrypted and there is no key')
+    }
+    const { group, leaseId } = popped
+    this.#options.log.error({ queue: popped.queue, messages: broken.length }, 'messages could not be decrypted')
+    const error = 'The message could not be decrypted.'
+    await this.ack(
+      broken.map(({ transactionId, partitionId }) => ({
+        ...{ transactionId, partitionId, group, leaseId },
+        ...{ status: 'dlq', error },
+      })),
+    )
+    const messages = popped.messages.filter(({ data }) => data !== null)
+    return messages.length === 0 ? null : { ...popped, messages }
+  }
+
+  /** Whoever asked has left: others need not wait for the lease to end. */
+  async #handBack({ messages, leaseId, group }: Popped): Promise<void> {
+    if (leaseId === '') return
+    await this.ack(
+      messages.map(({ transactionId, partitionId }) => ({
+        ...{ transactionId, partitionId, group, leaseId },
+        ...{ status: 'retry', error: null },
+      })),
+    )
+  }
+
+  async ack(items: readonly Acknowledgment[]): Promise<readonly Outcome[]> {
+    const outcomes = await this.#acks.submit(items)
+    this.told(outcomes)
+    this.released(items)
+    return outcomes
+  }
+
+  /** In the caller's transaction; `told` once that is committed. */
+  async ackWithin(tx: Tx, items: readonly Acknowledgment[]): Promise<readonly Outcome[]> {
+    const { rows } = await tx.query<{ outcomes: Outcome[] }>(this.#ackSql, ackValues(items))
+    return rows[0]?.outcomes ?? []
+  }
+
+  /** What these held may be free, and have more. Other instances find it within a second. */
+  released(items: readonly Acknowledgment[]): void {
+    for (const key of new Set(items.map(({ partitionId, group }) => `${partitionId} ${group}`))) {
+      const queue = this.#queueOf.get(key.slice(0, uuidCharacters))
+      if (queue !== undefined) this.arrivals.found({ queue, group: key.slice(uuidCharacters + 1) })
+    }
+  }
+
+  told(outcomes: readonly Outcome[]): void {
+    for (const outcome of outcomes) this.#options.metrics.answered.labels(outcome).inc()
+  }
+
+  /** Null: there is no such lease any more. */
+  async extend(leaseId: string, seconds: number | null): Promise<Date | null> {
+    if (!uuid.test(leaseId)) return null
+    const { rows } = await this.#intake.statements.release<{ until: Date | null }>(
+      `SELECT ${this.#options.schema}.mq_extend($1, $2) AS until`,
+      [leaseId, seconds],
+    )
+    return rows[0]?.until ?? null
+  }
+
+  close(): void {
+    this.arrivals.close()
+  }
+
+  get #ackSql(): string {
+    return `SELECT ${this.#options.schema}.mq_ack($1, $2, $3, $4, $5, $6) AS outcomes`
+  }
+
+  async #answer(units: readonly (readonly Acknowledgment[])[]): Promise<(readonly Outcome[])[]> {
+    const items = units.flat()
+    const { rows } = await this.#intake.statements.release<{ outcomes: Outcome[] }>(this.#ackSql, ackValues(items))
+    const outcomes = rows[0]?.outcomes ?? []
+    let at = 0
+    return units.map((unit) => outcomes.slice(at, (at += unit.length)))
+  }
+
+  async #take(
+    all: readonly (PopRequest & { lease: string })[],
+  ): Promise<{ popped: Popped | null; dueMs: number | null }[]> {
+    const { rows } = await this.#intake.statements.take<PopRow>(
+      `SELECT p.* FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[], $7::int[], $8::boolean[], $9::uuid[], $10::text[], $11::timestamptz[])
+         WITH ORDINALITY u(queue, namespace, task, partition, grp, batch, partitions, auto, lease, mode, since, i),
+         LATERAL ${this.#options.schema}.mq_pop(u.queue, u.namespace, u.task, u.partition, u.grp, u.batch, u.partitions, u.auto, u.lease, u.mode, u.since) p`,
+      [
+        all.map(({ queue }) => queue),
+        all.map(({ namespace }) => namespace),
+        all.map(({ task }) => task),
+        all.map(({ partition }) => partition),
+        all.map(({ group }) => group),
+        all.map(({ batch }) => batch),
+        all.map(({ partitions }) => partitions),
+        all.map(({ autoAck }) => autoAck),
+        all.map(({ lease }) => lease),
+        all.map(({ mode }) => mode),
+        all.map(({ from }) => from),
+      ],
+    )
+    return all.map((request, i) => {
+      const row = rows[i]
+      if (row === undefined) throw new Error(`no answer for pop ${i}`)
+      return { popped: this.#toPopped(request, row), dueMs: row.due_ms }
+    })
+  }
+
+  #toPopped(request: PopRequest & { lease: string }, row: PopRow): Popped | null {
+    if (row.queue === null) return null
+    if (this.#queueOf.size > partitionsKnownMax) this.#queueOf.clear()
+    for (const part of row.parts) this.#queueOf.set(part, row.queue)
+    const payloads = row.payloads.split(separator)
+    return {
+      queue: row.queue,
+      namespace: row.namespace,
+      task: row.task,
+      group: request.group,
+      leaseId: request.autoAck ? '' : request.lease,
+      messages: row.ids.map((id, i) => {
+        const at = (row.ix[i] ?? 1) - 1
+        const partitionId = row.parts[at] ?? ''
+        const payload = payloads[i] ?? 'null'
+        return {
+          id,
+          transactionId: row.transactions[i] ?? '',
+          traceId: row.traces[i] ?? null,
+          partition: row.names[at] ?? '',
+          partitionId,
+          data: row.sealed[i] === true ? this.#opened(payload, partitionId) : payload,
+          createdAt: new Date(row.created_ms[i] ?? 0).toISOString(),
+          retryCount: row.tries[i] ?? 0,
+        }
+      }),
+    }
+  }
+
+  #opened(payload: string, partitionId: string): string | null {
+    try {
+      return this.#seal?.open(payload, partitionId) ?? null
+    } catch (fault) {
+      if (fault instanceof SealError) return null
+      throw fault
+    }
+  }
+
+  async #due(places: readonly { queue: string; group: string }[]): Promise<{ queue: string; group: string }[]> {
+    const { rows } = await this.#intake.statements.take<{ queue: string; grp: string }>(
+      `SELECT queue, grp FROM ${this.#options.schema}.mq_due($1, $2)`,
+      [places.map(({ queue }) => queue), places.map(({ group }) => group)],
+    )
+    return rows.map(({ queue, grp }) => ({ queue, group: grp }))
+  }
+}
+
+/** An id that cannot be one is known to nobody. */
+const nobody = '00000000-0000-0000-0000-000000000000'
+const uuidOr = (text: string): string => (uuid.test(text) ? text : nobody)
+
+function ackValues(items: readonly Acknowledgment[]): unknown[] {
+  return [
+    items.map(({ partitionId }) => uuidOr(partitionId)),
+    items.map(({ group }) => group),
+    items.map(({ leaseId }) => (leaseId === null ? null : uuidOr(leaseId))),
+    items.map(({ transactionId }) => transactionId),
+    items.map(({ status }) => status),
+    items.map(({ error }) => error),
+  ]
+}
+
+export const groupOf = (name: string | null | undefined): string => name ?? queueModeGroup

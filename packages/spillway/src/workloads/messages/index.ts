@@ -1,0 +1,42 @@
+/** Messages: a partitioned queue behind the operation queue's load management (contract §4). */
+import type { IntakeApi } from '../../index.js'
+import { Consume } from './consume.js'
+import type { MessagesOptions } from './options.js'
+import { Push } from './push.js'
+import { Queues } from './queues.js'
+import { Seal } from './seal.js'
+import { Transactions } from './transaction.js'
+
+export type { MessagesOptions } from './options.js'
+export { pushMount } from './push-mount.js'
+export { messageRoutes } from './routes.js'
+
+export interface MessagesWorkload {
+  intake: IntakeApi
+  options: MessagesOptions
+  /** Null: there is no key. */
+  seal: Seal | null
+  queues: Queues
+  push: Push
+  consume: Consume
+  transactions: Transactions
+  close(): void
+}
+
+export function defineMessages(intake: IntakeApi, options: MessagesOptions): MessagesWorkload {
+  const seal = options.encryptionKey === null ? null : new Seal(options.encryptionKey)
+  const queues = new Queues(intake, options.schema)
+  const push = new Push(intake, options, queues, seal)
+  const consume = new Consume(intake, options, seal)
+  intake.onNotice('mq', (marks) => consume.arrivals.came(new Set(marks.split(','))))
+  return {
+    intake,
+    options,
+    seal,
+    queues,
+    push,
+    consume,
+    transactions: new Transactions(intake, options, push, consume),
+    close: () => consume.close(),
+  }
+}

@@ -1,0 +1,24 @@
+import type { IntakeLog } from '../../index.js'
+
+export interface MessagesOptions {
+  /** Of the store's tables, quoted for SQL. */
+  schema: string
+  /** 32 bytes; null: no queue can be encrypted. */
+  encryptionKey: Uint8Array | null
+  /** Whether callers are who they say. */
+  isAuthenticated: boolean
+  log: IntakeLog
+  metrics: MessagesMetrics
+}
+
+interface Counter {
+  inc(by?: number): void
+}
+
+/** What is counted, where it is decided. */
+export interface MessagesMetrics {
+  pushed: { labels(status: 'stored' | 'pending' | 'duplicate' | 'failed'): Counter }
+  popped: Counter
+  answered: { labels(outcome: 'done' | 'retry' | 'dead' | 'skipped' | 'unknown' | 'lost'): Counter }
+  waiting: { set(value: number): void }
+}

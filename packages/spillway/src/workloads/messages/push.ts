@@ -1,0 +1,312 @@
+/**
+ * Pushing: what a request brings to one partition is one submission, whose effect is the messages (mq_pushed, migration 0007).
+ * A partition is a lane, so that each of them is stored now or waits its turn behind what was pushed before:
+ *
+ *   request ──by lane──► submissions ──one statement──► stored (201) │ some lane has to wait (202) │ queue full: nothing (429)
+ *
+ * Messages of encrypted queues are sealed here, before they are submitted: what waits in the operation queue is sealed, too.
+ */
+import type { PushRequest } from '@spillway/protocol/schema'
+import { defaultPartition, type PushResult, priorities } from '@spillway/protocol/wire'
+import Type, { type Static } from 'typebox'
+import { isReservedQueue } from '../../http/queue-names.js'
+import {
+  type Answer,
+  type Definition,
+  type EffectItem,
+  type IntakeApi,
+  laneOf,
+  mayUseQueue,
+  newOperationId,
+  pressure,
+  type SqlEffect,
+  type SubmitAllOptions,
+  type Tx,
+} from '../../index.js'
+import type { MessagesOptions } from './options.js'
+import type { Queues } from './queues.js'
+import type { Seal } from './seal.js'
+
+export const pushType = 'messages.push'
+/** Stands between payloads; JSON and base64 have no place for it. In SQL E'\\x1e'. */
+const separator = '\x1e'
+
+const Message = Type.Object({
+  id: Type.String(),
+  transactionId: Type.String(),
+  traceId: Type.Union([Type.String(), Type.Null()]),
+  sealed: Type.Boolean(),
+  payload: Type.Unknown(),
+})
+/** What comes to one partition. */
+const Parcel = Type.Object({ queue: Type.String(), partition: Type.String(), messages: Type.Array(Message) })
+type ParcelBody = Static<typeof Parcel>
+type MessageBody = Static<typeof Message> & {
+  /** As it is stored, where it has not come through the queue. */
+  text?: string
+}
+
+interface Stored {
+  ids: string[]
+  duplicates: Record<string, string> | null
+  failed: Record<string, string> | null
+}
+
+export type PushItem = Static<typeof PushRequest>['items'][number]
+
+export interface PushCaller {
+  identity: string
+  /** Patterns of the queues it may use; absent: all. */
+  queues?: readonly string[]
+}
+
+export type Pushed =
+  | { kind: 'results'; results: PushResult[]; queued: QueuedParcel[]; replayed: boolean }
+  | { kind: 'refused'; refusal: Extract<Answer, { kind: 'refused' }>['refusal'] }
+
+export interface QueuedParcel {
+  queue: string
+  partition: string
+  answer: Extract<Answer, { kind: 'queued' }>
+}
+
+export function definePush(intake: IntakeApi, schema: string): Definition<ParcelBody, Stored> {
+  return intake.define(pushType, {
+    body: Parcel,
+    lane: ({ queue, partition }) => [queue, partition],
+    gates: [pressure()],
+    priority: priorities.PUSH,
+    apply: effect(schema),
+  })
+}
+
+function effect(schema: string): SqlEffect<ParcelBody, Stored> {
+  return {
+    function: `${schema}.mq_pushed`,
+    values: (items: readonly EffectItem<ParcelBody>[]) => {
+      const all = items.flatMap(({ body }, index) => body.messages.map((message) => ({ index, message })))
+      return [
+        items.map(({ queue, partition }) => laneOf([queue, partition]).id),
+        items.map(({ queue }) => queue),
+        items.map(({ partition }) => partition),
+        all.map(({ index }) => index + 1),
+        all.map(({ message }) => message.id),
+        all.map(({ message }) => message.transactionId),
+        all.map(({ message }) => message.traceId),
+        all.map(({ message }) => message.sealed),
+        all.map(({ message }) => textOf(message)).join(separator),
+      ]
+    },
+  }
+}
+
+function textOf(message: MessageBody): string {
+  return message.text ?? (message.sealed ? String(message.payload) : JSON.stringify(message.payload))
+}
+
+/** A submission on its way, with the places of its messages in the request. */
+interface Parcelled {
+  body: ParcelBody
+  text: string
+  places: number[]
+}
+
+export class Push {
+  readonly #intake: IntakeApi
+  readonly #options: MessagesOptions
+  readonly #queues: Queues
+  readonly #seal: Seal | null
+  readonly definition: Definition<ParcelBody, Stored>
+
+  constructor(intake: IntakeApi, options: MessagesOptions, queues: Queues, seal: Seal | null) {
+    this.#intake = intake
+    this.#options = options
+    this.#queues = queues
+    this.#seal = seal
+    this.definition = definePush(intake, options.schema)
+  }
+
+  /** Why it cannot be asked for, if so. */
+  check(
+    items: readonly PushItem[],
+    caller: PushCaller,
+  ): { code: 'forbidden' | 'invalid_request'; detail: string } | null {
+    for (const { queue } of items) {
+      if (isReservedQueue(queue)) {
+        return { code: 'invalid_request', detail: 'Names that begin with "spillway:" are reserved.' }
+      }
+      if (!mayUseQueue(caller.queues, queue)) {
+        return { code: 'forbidden', detail: `This key may not use the queue ${queue}.` }
+      }
+    }
+    return null
+  }
+
+  /** To be called once the results are durable. */
+  count(results: readonly PushResult[]): void {
+    for (const { status } of results) this.#options.metrics.pushed.labels(status === 'queued' ? 'stored' : status).inc()
+  }
+
+  /** With `tx`: in that transaction. */
+  async push(items: readonly PushItem[], options: SubmitAllOptions, tx?: Tx): Promise<Pushed> {
+    const sealed = await this.#queues.sealed(new Set(items.map(({ queue }) => queue)))
+    const first = await this.#submit(items, sealed, options, tx)
+    if (first.kind === 'refused') return first
+    // An instance that did not know yet that a queue is encrypted: nothing of it was stored, and it knows now.
+    const late = first.results.filter(({ code }) => code === 'encryption_required')
+    if (late.length === 0 || this.#seal === null) return first
+    const again = late.flatMap(({ index }) => items[index] ?? [])
+    const queues = new Set(again.map(({ queue }) => queue))
+    for (const queue of queues) this.#queues.forget(queue)
+    const { idempotencyKey: _, ...rest } = options
+    const second = await this.#submit(again, queues, rest, tx)
+    if (second.kind === 'refused') return second
+    const results = [...first.results]
+    for (const [i, { index }] of late.entries()) {
+      const result = second.results[i]
+      if (result !== undefined) results[index] = { ...result, index }
+    }
+    return { kind: 'results', results, queued: [...first.queued, ...second.queued], replayed: false }
+  }
+
+  async #submit(
+    items: readonly PushItem[],
+    sealed: ReadonlySet<string>,
+    options: SubmitAllOptions,
+    tx?: Tx,
+  ): Promise<Pushed> {
+    if (sealed.size > 0 && this.#seal === null) return { kind: 'results', ...this.#unsealable(items, sealed) }
+    const parcels = this.#parcels(items, sealed)
+    const answers = await this.#intake.submitAll(
+      this.definition,
+      parcels.map(({ body }) => body),
+      {
+        ...options,
+        texts: parcels.map(({ text }) => text),
+        // The key is about what came, not about the ids that are given here.
+        ...(options.idempotencyKey !== undefined && { keyedOn: JSON.stringify(items) }),
+      },
+      tx,
+    )
+    const refused = answers.find((answer) => answer.kind === 'refused')
+    if (refused?.kind === 'refused') return refused
+    const results = new Array<PushResult>(items.length)
+    const queued: QueuedParcel[] = []
+    for (const [i, parcel] of parcels.entries()) {
+      const answer = answers[i]
+      if (answer === undefined || answer.kind === 'refused') throw new Error(`no answer for parcel ${i}`)
+      if (answer.kind === 'queued') {
+        queued.push({ queue: parcel.body.queue, partition: parcel.body.partition, answer })
+      }
+      this.#tell(parcel, answer, items, results)
+    }
+    const replayed = answers.every((answer) => answer.kind !== 'refused' && answer.replayed)
+    return { kind: 'results', results, queued, replayed }
+  }
+
+  #tell(
+    parcel: Parcelled,
+    answer: Exclude<Answer, { kind: 'refused' }>,
+    items: readonly PushItem[],
+    out: PushResult[],
+  ): void {
+    const { queue, partition, messages } = parcel.body
+    const stored = answer.kind === 'done' ? (answer.result as Stored) : null
+    for (const [n, index] of parcel.places.entries()) {
+      const message = messages[n]
+      const id = stored?.ids[n] ?? message?.id ?? ''
+      const failed = answer.kind === 'failed' ? 'push_failed' : stored?.failed?.[n]
+      const status =
+        answer.kind === 'queued'
+          ? 'pending'
+          : failed !== undefined
+            ? 'failed'
+            : stored?.duplicates?.[n] !== undefined
+              ? 'duplicate'
+              : 'queued'
+      out[index] = {
+        index,
+        message_id: id,
+        transaction_id: items[index]?.transactionId ?? id,
+        partition_id: laneOf([queue, partition]).id,
+        trace_id: message?.traceId ?? null,
+        queueName: queue,
+        status,
+        ...(failed !== undefined && {
+          code: failed,
+          error: answer.kind === 'failed' ? answer.error : (reasons[failed] ?? failed),
+        }),
+      }
+    }
+  }
+
+  #parcels(items: readonly PushItem[], sealed: ReadonlySet<string>): Parcelled[] {
+    const parcels = new Map<string, Parcelled & { texts: string[] }>()
+    for (const [index, item] of items.entries()) {
+      const { queue } = item
+      const partition = item.partition ?? defaultPartition
+      const key = `${queue}\0${partition}`
+      let parcel = parcels.get(key)
+      if (parcel === undefined) {
+        parcel = { body: { queue, partition, messages: [] }, text: '', places: [], texts: [] }
+        parcels.set(key, parcel)
+      }
+      const message = this.#message(item, sealed.has(queue), laneOf([queue, partition]).id)
+      parcel.body.messages.push(message)
+      parcel.places.push(index)
+      const { id, transactionId, traceId } = message
+      const payload = message.sealed ? JSON.stringify(message.text) : message.text
+      parcel.texts.push(
+        `{"id":"${id}","transactionId":${JSON.stringify(transactionId)},"traceId":${JSON.stringify(traceId)},"sealed":${message.sealed},"payload":${payload}}`,
+      )
+    }
+    return [...parcels.values()].map(({ body, places, texts }) => ({
+      body,
+      places,
+      text: `{"queue":${JSON.stringify(body.queue)},"partition":${JSON.stringify(body.partition)},"messages":[${texts.join()}]}`,
+    }))
+  }
+
+  #message(item: PushItem, isSealed: boolean, partitionId: string): MessageBody {
+    const id = newOperationId()
+    const plain = JSON.stringify(item.payload ?? null)
+    const text = isSealed && this.#seal !== null ? this.#seal.seal(plain, partitionId) : plain
+    return {
+      id,
+      transactionId: item.transactionId ?? id,
+      traceId: item.traceId ?? null,
+      sealed: isSealed,
+      payload: isSealed ? text : item.payload,
+      text,
+    }
+  }
+
+  /** The key is gone from the configuration: such messages are refused, never stored as plain text. */
+  #unsealable(
+    items: readonly PushItem[],
+    sealed: ReadonlySet<string>,
+  ): { results: PushResult[]; queued: []; replayed: false } {
+    const code = 'encryption_unavailable'
+    const results = items.map((item, index): PushResult => {
+      const other = !sealed.has(item.queue)
+      return {
+        index,
+        message_id: '',
+        transaction_id: item.transactionId ?? '',
+        partition_id: laneOf([item.queue, item.partition ?? defaultPartition]).id,
+        trace_id: item.traceId ?? null,
+        queueName: item.queue,
+        status: 'failed',
+        code,
+        error: other ? 'Nothing was stored: another item of this push cannot be encrypted.' : (reasons[code] ?? code),
+      }
+    })
+    return { results, queued: [], replayed: false }
+  }
+}
+
+const reasons: Readonly<Record<string, string>> = {
+  queue_full: 'The queue holds as many messages as its maxSize allows.',
+  encryption_required: 'The queue is encrypted.',
+  encryption_unavailable: 'The queue is encrypted and this server has no key (SPILLWAY_ENCRYPTION_KEY).',
+}

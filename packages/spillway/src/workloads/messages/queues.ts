@@ -1,0 +1,114 @@
+/**
+ * Queues and their options. What a push has to know of a queue before it is written, whether it is encrypted, is kept here
+ * for a second at most, and forgotten when an instance says that it changed; the statement that stores a message checks it
+ * again.
+ */
+import { type QueueOptionName, type QueueOptions, queueOptionDefaults } from '@spillway/protocol/wire'
+import type { IntakeApi } from '../../index.js'
+
+/** As the table has them. */
+const columns: Readonly<Record<QueueOptionName, string>> = {
+  leaseTime: 'lease_seconds',
+  retryLimit: 'retry_limit',
+  retryDelay: 'retry_delay_ms',
+  maxSize: 'max_size',
+  priority: 'priority',
+  delayedProcessing: 'delay_seconds',
+  windowBuffer: 'window_seconds',
+  retentionSeconds: 'retention_seconds',
+  completedRetentionSeconds: 'completed_retention_seconds',
+  retentionEnabled: 'retention_enabled',
+  maxWaitTimeSeconds: 'max_wait_seconds',
+  deadLetterQueue: 'dead_letter_queue',
+  dlqAfterMaxRetries: 'dlq_after_max_retries',
+  encryptionEnabled: 'encryption_enabled',
+}
+export const optionNames = Object.keys(queueOptionDefaults) as QueueOptionName[]
+
+export interface Configuration {
+  queue: string
+  /** Null: as it is. */
+  namespace: string | null
+  task: string | null
+  options: Partial<QueueOptions>
+}
+
+export interface Configured {
+  queue: string
+  namespace: string | null
+  task: string | null
+  options: QueueOptions
+}
+
+const knownMs = 1_000
+const knownMax = 10_000
+
+export class Queues {
+  readonly #intake: IntakeApi
+  readonly #schema: string
+  readonly #channel: string
+  readonly #known = new Map<string, { isSealed: boolean; until: number }>()
+
+  constructor(intake: IntakeApi, schema: string) {
+    this.#intake = intake
+    this.#schema = schema
+    this.#channel = `spillway_${schema.slice(1, -1).replaceAll('""', '"')}`
+    intake.onNotice('mqconf', (queue) => void this.#known.delete(queue))
+  }
+
+  async configure({ queue, namespace, task, options }: Configuration): Promise<Configured> {
+    const given = optionNames.filter((name) => options[name] !== undefined)
+    const list = given.map((name) => columns[name])
+    const values = given.map((name) => options[name])
+    const { rows } = await this.#intake.read<Record<string, unknown>>(
+      `INSERT INTO ${this.#schema}.mq_queues AS q (name, namespace, task, created_at${list.map((c) => `, ${c}`).join('')})
+       VALUES ($1, $2, $3, ${this.#schema}.clock()${list.map((_, i) => `, $${i + 4}`).join('')})
+       ON CONFLICT (name) DO UPDATE SET namespace = coalesce(excluded.namespace, q.namespace), task = coalesce(excluded.task, q.task)${list
+         .map((c) => `, ${c} = excluded.${c}`)
+         .join('')}
+       RETURNING q.*`,
+      [queue, namespace, task, ...values],
+    )
+    this.#known.delete(queue)
+    // A hint, and it has a size: a name that is too long for it is known within a second.
+    await this.#intake.read('SELECT pg_notify($1, $2)', [this.#channel, `mqconf:${queue}`])
+    return toConfigured(rows[0] ?? {})
+  }
+
+  /** Which of these are encrypted. */
+  async sealed(queues: ReadonlySet<string>): Promise<ReadonlySet<string>> {
+    const now = performance.now()
+    const out = new Set<string>()
+    const unknown: string[] = []
+    for (const queue of queues) {
+      const known = this.#known.get(queue)
+      if (known === undefined || known.until <= now) unknown.push(queue)
+      else if (known.isSealed) out.add(queue)
+    }
+    if (unknown.length === 0) return out
+    const { rows } = await this.#intake.read<{ name: string }>(
+      `SELECT q.name FROM ${this.#schema}.mq_queues q WHERE q.name = ANY ($1) AND q.encryption_enabled`,
+      [unknown],
+    )
+    if (this.#known.size > knownMax) this.#known.clear()
+    for (const queue of unknown) this.#known.set(queue, { isSealed: false, until: now + knownMs })
+    for (const { name } of rows) {
+      this.#known.set(name, { isSealed: true, until: now + knownMs })
+      out.add(name)
+    }
+    return out
+  }
+
+  forget(queue: string): void {
+    this.#known.delete(queue)
+  }
+}
+
+export function toConfigured(row: Record<string, unknown>): Configured {
+  return {
+    queue: String(row.name),
+    namespace: (row.namespace as string | null) ?? null,
+    task: (row.task as string | null) ?? null,
+    options: Object.fromEntries(optionNames.map((name) => [name, row[columns[name]]])) as QueueOptions,
+  }
+}

@@ -1,0 +1,292 @@
+/** The routes of contract §4 that move messages: configure, pop, ack, transaction, lease. Push has a mount of its own. */
+import {
+  AckBatchRequest,
+  AckRequest,
+  ConfigureQueue,
+  ExtendLease,
+  PopQuery,
+  TransactionRequest,
+} from '@spillway/protocol/schema'
+import { type AckResult, queueOptionDefaults } from '@spillway/protocol/wire'
+import Type, { type Static } from 'typebox'
+import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
+import type { FastifyLike as App } from '../../http/operations-routes.js'
+import { parseIdempotencyKey } from '../../http/preferences.js'
+import { sendProblem } from '../../http/problem.js'
+import { isReservedQueue } from '../../http/queue-names.js'
+import { refuseUntilReady } from '../../http/readiness.js'
+import { mayUseQueue } from '../../index.js'
+import { type Acknowledgment, groupOf, type Outcome, type Popped, type PopRequest } from './consume.js'
+import type { MessagesWorkload } from './index.js'
+import { refusalProblem } from './push-mount.js'
+import { optionNames } from './queues.js'
+import { SealError } from './seal.js'
+import { outcomeErrors, type Step } from './transaction.js'
+
+const tags = ['messages']
+const popTimeoutMsDefault = 30_000
+/** Busier than this, nothing more is handed out. */
+const busyPopAbove = 0.95
+const busyRetryAfterMs = 2_000
+const Names = Type.Object({ queue: Type.String(), partition: Type.Optional(Type.String()) })
+
+type Query = Static<typeof PopQuery>
+type AckBody = Static<typeof AckRequest>
+
+export function messageRoutes(workload: MessagesWorkload): (app: App) => Promise<void> {
+  return async (app) => {
+    app.setSerializerCompiler(() => JSON.stringify)
+    refuseUntilReady(app, workload.intake.core)
+    addConfigure(app, workload)
+    addPops(app, workload)
+    addAcks(app, workload)
+    addTransaction(app, workload)
+    addLeases(app, workload)
+  }
+}
+
+function addConfigure(app: App, { queues, seal }: MessagesWorkload): void {
+  app.post<{ Body: Static<typeof ConfigureQueue> }>(
+    '/api/v1/configure',
+    {
+      schema: { tags, summary: 'Make a queue, or change its options', body: ConfigureQueue },
+      config: { role: 'submit', tellsError: true },
+    },
+    async (request, reply) => {
+      const { queue, namespace = null, task = null, options } = request.body
+      const refused = refuseQueue(request, reply, queue)
+      if (refused !== null) return refused
+      const given: Record<string, number | boolean> = {}
+      for (const name of optionNames) {
+        const value = options?.[name]
+        if (value !== undefined && value !== null) given[name] = value
+      }
+      if (given.encryptionEnabled === true && seal === null) {
+        return sendProblem(reply, {
+          code: 'invalid_request',
+          detail: 'This server has no key to encrypt with. Set SPILLWAY_ENCRYPTION_KEY, on every instance.',
+          errors: [{ path: '/options/encryptionEnabled', message: 'needs SPILLWAY_ENCRYPTION_KEY' }],
+        })
+      }
+      const configured = await queues.configure({ queue, namespace, task, options: given })
+      return reply
+        .code(201)
+        .send({ configured: true, ...configured, options: { ...queueOptionDefaults, ...configured.options } })
+    },
+  )
+}
+
+function addPops(app: App, workload: MessagesWorkload): void {
+  const { consume, intake } = workload
+  const pop = async (
+    request: Request,
+    reply: Reply,
+    of: Pick<PopRequest, 'queue' | 'partition' | 'namespace' | 'task'>,
+  ) => {
+    const query = request.query as Query
+    const from = subscriptionOf(query)
+    if (from === null) {
+      return sendProblem(reply, {
+        code: 'invalid_request',
+        detail: 'subscriptionFrom is "now" or a time as of RFC 3339.',
+        errors: [{ path: '/subscriptionFrom', message: 'must be now, or an RFC 3339 time' }],
+      })
+    }
+    if (intake.core.busy > busyPopAbove || consume.isFull) {
+      return sendProblem(reply, {
+        code: 'overloaded',
+        detail: 'This instance is too busy to hand out messages. Try again later.',
+        retryAfterMs: busyRetryAfterMs,
+      })
+    }
+    const gone = new AbortController()
+    reply.raw.once('close', () => gone.abort())
+    try {
+      const waitMs = query.wait === true ? (query.timeout ?? popTimeoutMsDefault) : 0
+      const popped = await consume.pop(
+        {
+          ...of,
+          ...from,
+          group: groupOf(query.consumerGroup),
+          batch: query.batch ?? 1,
+          partitions: query.partitions ?? 1,
+          autoAck: query.autoAck === true,
+        },
+        waitMs,
+        gone.signal,
+      )
+      if (popped === null) return reply.code(204).send()
+      return reply.header('content-type', 'application/json; charset=utf-8').serializer(asIs).send(popText(popped))
+    } catch (fault) {
+      if (!(fault instanceof SealError)) throw fault
+      return sendProblem(reply, {
+        code: 'store_unavailable',
+        detail: 'The messages are encrypted and this server has no key (SPILLWAY_ENCRYPTION_KEY).',
+        retryAfterMs: busyRetryAfterMs,
+      })
+    }
+  }
+  const config = { role: 'consume', tellsError: true } as const
+  const summary = 'Take messages: 204 when there are none'
+  for (const url of ['/api/v1/pop/queue/:queue', '/api/v1/pop/queue/:queue/partition/:partition']) {
+    app.get<{ Params: Static<typeof Names>; Querystring: Query }>(
+      url,
+      { schema: { tags, summary, querystring: PopQuery }, config },
+      async (request, reply) => {
+        const { queue, partition = null } = request.params
+        if (!mayUseQueue(request.principal.queues, queue)) return forbidden(reply, queue)
+        return pop(request, reply, { queue, partition, namespace: null, task: null })
+      },
+    )
+  }
+  app.get<{ Querystring: Query }>(
+    '/api/v1/pop',
+    {
+      schema: { tags, summary: `${summary}; from whichever queue of a namespace or task`, querystring: PopQuery },
+      config,
+    },
+    async (request, reply) => {
+      const { namespace = null, task = null } = request.query
+      if (request.principal.queues !== undefined) {
+        return sendProblem(reply, { code: 'forbidden', detail: 'A key that is bound to queues has to name one.' })
+      }
+      return pop(request, reply, { queue: null, partition: null, namespace, task })
+    },
+  )
+}
+
+/** How a group begins; null: what was asked for is no time. */
+function subscriptionOf({
+  subscriptionMode = 'all',
+  subscriptionFrom,
+}: Query): Pick<PopRequest, 'mode' | 'from'> | null {
+  if (subscriptionFrom === 'now') return { mode: 'new', from: null }
+  if (subscriptionFrom === undefined) return { mode: subscriptionMode === 'all' ? 'all' : 'new', from: null }
+  const time = rfc3339.test(subscriptionFrom) ? new Date(subscriptionFrom) : null
+  if (time === null || Number.isNaN(time.getTime())) return null
+  return { mode: 'time', from: time.toISOString() }
+}
+
+const rfc3339 = /^\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:?\d\d)$/
+const asIs = (payload: unknown): string => payload as string
+
+/** The payloads are JSON already; reading them to write them again would cost more than all the rest. */
+function popText({ queue, namespace, task, group, leaseId, messages }: Popped): string {
+  const tail = `,"queue":${JSON.stringify(queue)},"leaseId":${JSON.stringify(leaseId)},"consumerGroup":${JSON.stringify(group)},"namespace":${JSON.stringify(namespace)},"task":${JSON.stringify(task)}}`
+  const texts = messages.map((m) => {
+    const { id, transactionId, traceId, partition, partitionId, createdAt, retryCount } = m
+    const head = JSON.stringify({ id, transactionId, traceId, partition, partitionId, createdAt, retryCount })
+    return `${head.slice(0, -1)},"data":${m.data ?? 'null'}${tail}`
+  })
+  const [first] = messages
+  const place = { queue, partition: first?.partition ?? null, partitionId: first?.partitionId ?? null, leaseId }
+  return `{"success":true,${JSON.stringify({ ...place, consumerGroup: group }).slice(1, -1)},"messages":[${texts.join()}]}`
+}
+
+function addAcks(app: App, { consume }: MessagesWorkload): void {
+  const config = { role: 'consume', tellsError: true } as const
+  app.post<{ Body: AckBody }>(
+    '/api/v1/ack',
+    { schema: { tags, summary: 'Answer for one message', body: AckRequest }, config },
+    async (request) => {
+      const { body } = request
+      const [outcome = 'unknown'] = await consume.ack([toAck(body, body.consumerGroup)])
+      return toResult(body, outcome, 0)
+    },
+  )
+  app.post<{ Body: Static<typeof AckBatchRequest> }>(
+    '/api/v1/ack/batch',
+    { schema: { tags, summary: 'Answer for several messages', body: AckBatchRequest }, config },
+    async (request) => {
+      const { acknowledgments, consumerGroup } = request.body
+      const outcomes = await consume.ack(acknowledgments.map((ack) => toAck(ack, ack.consumerGroup ?? consumerGroup)))
+      return acknowledgments.map((ack, i) => toResult(ack, outcomes[i] ?? 'unknown', i))
+    },
+  )
+}
+
+function toAck(ack: Omit<AckBody, 'consumerGroup'>, group: string | null | undefined): Acknowledgment {
+  const { transactionId, partitionId, status, error = null, leaseId } = ack
+  return {
+    transactionId,
+    partitionId,
+    status: status === 'success' ? 'completed' : (status ?? 'completed'),
+    error,
+    group: groupOf(group),
+    leaseId: leaseId === '' ? null : (leaseId ?? null),
+  }
+}
+
+function toResult({ transactionId }: AckBody, outcome: Outcome, index: number): AckResult {
+  const error = outcomeErrors[outcome] ?? null
+  return { index, transactionId, success: error === null, error, dlq: outcome === 'dead' }
+}
+
+function addTransaction(app: App, { transactions, push, intake }: MessagesWorkload): void {
+  app.post<{ Body: Static<typeof TransactionRequest> }>(
+    '/api/v1/transaction',
+    {
+      schema: { tags, summary: 'Pushes and acks, all or nothing', body: TransactionRequest },
+      config: { role: 'consume', tellsError: true },
+    },
+    async (request, reply) => {
+      const { operations, requiredLeases } = request.body
+      const { principal } = request
+      const key = parseIdempotencyKey(request.headers['idempotency-key'] as string | undefined)
+      if (!key.ok) return sendProblem(reply, { code: 'invalid_request', detail: key.detail })
+      const steps = operations.map((operation): Step => {
+        if (operation.type === 'push') return operation
+        return { type: 'ack', ack: toAck(operation, operation.consumerGroup) }
+      })
+      const items = steps.flatMap((step) => (step.type === 'push' ? step.items : []))
+      if (items.length > 0 && !principal.roles.has('submit') && !principal.roles.has('operate')) {
+        return sendProblem(reply, { code: 'forbidden', detail: 'Pushing needs the role submit.' })
+      }
+      const wrong = push.check(items, {
+        identity: principal.identity,
+        ...(principal.queues && { queues: principal.queues }),
+      })
+      if (wrong !== null) return sendProblem(reply, wrong)
+      const done = await transactions.run(steps, requiredLeases ?? [], {
+        identity: principal.identity,
+        traceparent: request.trace.traceparent,
+        ...(key.key !== undefined && { idempotencyKey: key.key }),
+      })
+      if (done.kind === 'refused') return sendProblem(reply, refusalProblem(done.refusal, intake.core.queueDepth))
+      const transactionId = request.id
+      if (done.kind === 'failed') return { transactionId, success: false, error: done.error, results: done.results }
+      if (done.replayed) reply.header('idempotent-replayed', 'true')
+      return { transactionId, success: true, results: done.results }
+    },
+  )
+}
+
+function addLeases(app: App, { consume }: MessagesWorkload): void {
+  app.post<{ Params: { leaseId: string }; Body: Static<typeof ExtendLease> | undefined }>(
+    '/api/v1/lease/:leaseId/extend',
+    {
+      schema: { tags, summary: 'Keep messages for longer', body: Type.Optional(ExtendLease) },
+      config: { role: 'consume', tellsError: true },
+    },
+    async (request, reply) => {
+      const { leaseId } = request.params
+      const until = await consume.extend(leaseId, request.body?.seconds ?? null)
+      if (until === null) {
+        return sendProblem(reply, { code: 'not_found', detail: 'Lease not found, or expired.' })
+      }
+      const newExpiresAt = until.toISOString()
+      return { leaseId, success: true, newExpiresAt, expiresAt: newExpiresAt, error: null }
+    },
+  )
+}
+
+function refuseQueue(request: Request, reply: Reply, queue: string): Reply | null {
+  if (isReservedQueue(queue)) {
+    return sendProblem(reply, { code: 'invalid_request', detail: 'Names that begin with "spillway:" are reserved.' })
+  }
+  return mayUseQueue(request.principal.queues, queue) ? null : forbidden(reply, queue)
+}
+
+function forbidden(reply: Reply, queue: string): Reply {
+  return sendProblem(reply, { code: 'forbidden', detail: `This key may not use the queue ${queue}.` })
+}
