@@ -170,19 +170,20 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     }
     await app.register(petitionRoutes(api, petitions) as never)
     const pushes = pushMount(api, messages.push)
+    const pushBodyBytes = Math.max(limits.pushBodyBytes, config.server.bodyLimitBytes)
     app.route({
       method: 'POST',
       url: '/api/v1/push',
       ...mountedRoute(pushes, PushRequest),
       schema: pushSchema,
-      bodyLimit: limits.pushBodyBytes,
+      bodyLimit: pushBodyBytes,
       serializerCompiler: () => JSON.stringify,
       config: { role: 'submit', tellsError: true },
     })
     shortPath.add('/api/v1/push', {
       mounted: pushes,
       role: 'submit',
-      bodyLimitBytes: limits.pushBodyBytes,
+      bodyLimitBytes: pushBodyBytes,
       tellsError: true,
     })
     await app.register(messageRoutes(messages) as never)

@@ -208,8 +208,11 @@ async function inUnits(
   write: (pending: readonly PendingItem[]) => Promise<Accepted[]>,
 ): Promise<Accepted[][]> {
   const accepted = await write(units.flatMap((unit, index) => together(unit, index + 1)))
-  let at = 0
-  return units.map((unit) => accepted.slice(at, (at += unit.length)))
+  let end = 0
+  return units.map((unit) => {
+    end += unit.length
+    return accepted.slice(end - unit.length, end)
+  })
 }
 
 function together(unit: readonly PendingItem[], batch: number): readonly PendingItem[] {

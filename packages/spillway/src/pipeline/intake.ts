@@ -13,6 +13,7 @@ import type { Accepted, AcceptItem, Pulse, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
 import { Accepting, type Apply, codeOf, type Effect, queuedApply } from './accepting.js'
 import type { Answer } from './answer.js'
+import { Answering } from './answering.js'
 import type { DefineOptions, Definition } from './define.js'
 import { Dispatch } from './dispatch.js'
 import { GateRegistry } from './gate-registry.js'
@@ -46,6 +47,7 @@ export class Intake {
   readonly #work: Work
   readonly #accepting: Accepting
   readonly #dispatch: Dispatch
+  readonly #answering: Answering
   readonly #load = new Load()
   readonly #registry: GateRegistry
   #inFlight = 0
@@ -101,6 +103,10 @@ export class Intake {
       waiters: this.waiters,
       log,
       directWaitMs: settings.directWaitMs,
+    })
+    this.#answering = new Answering({
+      ...{ metrics, log, load: this.#load, work: this.#work, dispatch: this.#dispatch },
+      announce: () => this.presence.announce('ready'),
     })
     this.presence = new Presence({
       store,
@@ -278,12 +284,12 @@ export class Intake {
         accepted = told ?? nothingTold()
         if (reserved) this.#work.acceptedIn(performance.now() - asked)
       } catch (fault) {
-        return { kind: 'refused', refusal: this.#storeFault(bound, item, fault) }
+        return { kind: 'refused', refusal: this.#answering.storeFault(bound, item, fault) }
       }
       // From here on the slot is the run's; what does not run now must not keep one while its caller waits.
       if (held && accepted.verdict !== 'execute') this.#work.unreserve()
       held = false
-      const answer = await this.#told(bound, submission, pending, accepted)
+      const answer = await this.#answering.told(bound, submission, pending, accepted)
       bound.options.onAnswer?.(answer, submission)
       return answer
     } finally {
@@ -317,13 +323,13 @@ export class Intake {
     } catch (fault) {
       const [first] = all
       if (first === undefined || tx !== undefined) throw fault
-      return refuseAll(this.#storeFault(bound, first.item, fault))
+      return refuseAll(this.#answering.storeFault(bound, first.item, fault))
     }
     return Promise.all(
       submissions.map(async (submission, i) => {
         const pending = all[i]
         if (pending === undefined) throw new RangeError(`no item ${i}`)
-        const answer = await this.#told(bound, submission, pending, accepted[i] ?? nothingTold())
+        const answer = await this.#answering.told(bound, submission, pending, accepted[i] ?? nothingTold())
         bound.options.onAnswer?.(answer, submission)
         return answer
       }),
@@ -342,7 +348,7 @@ export class Intake {
     if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
     const { item, tiers } = made
     const accepted = await this.#accepting.within(tx, item)
-    return this.#told(bound, submission, { item, body: submission.body, tiers }, accepted)
+    return this.#answering.told(bound, submission, { item, body: submission.body, tiers }, accepted)
   }
 
   async start(): Promise<void> {
@@ -396,100 +402,7 @@ export class Intake {
   }
 
   #refuse(route: string, refusal: Refusal): Refusal {
-    this.metrics.admissions.labels(route, 'refuse', refusal.gate ?? refusal.code).inc()
-    return refusal
-  }
-
-  async #told(bound: Bound, submission: Submission, pending: PendingItem, accepted: Accepted): Promise<Answer> {
-    const { item, tiers } = pending
-    const { type } = bound
-    const rateTold = 'rate' in accepted && accepted.rate !== null ? toldRate(accepted.rate, tiers) : undefined
-    const rate = rateTold === undefined ? {} : { rate: rateTold }
-    switch (accepted.verdict) {
-      case 'apply':
-        this.metrics.admissions.labels(type, 'execute', 'applied').inc()
-        return { kind: 'done', operationId: item.id, result: pending.result, replayed: false, ...rate }
-      case 'execute':
-        if (submission.respondAsync === true) {
-          this.metrics.admissions.labels(type, 'queue', 'requested').inc()
-          this.#dispatch.start(item, accepted)
-          return {
-            kind: 'queued',
-            operationId: item.id,
-            place: 0,
-            // It runs: no backlog is before it.
-            waitMs: item.paceMs,
-            reason: 'requested',
-            replayed: false,
-            ...rate,
-          }
-        }
-        this.metrics.admissions.labels(type, 'execute', 'direct').inc()
-        return { ...(await this.#dispatch.execute(item, accepted, submission)), ...rate }
-      case 'queue': {
-        this.metrics.admissions.labels(type, 'queue', accepted.reason).inc()
-        this.#load.accepted()
-        this.#queued(item)
-        const queued: Answer = {
-          kind: 'queued',
-          operationId: item.id,
-          place: accepted.place,
-          waitMs: accepted.waitMs,
-          reason: accepted.reason,
-          replayed: false,
-          ...rate,
-        }
-        return submission.waitMs === undefined
-          ? queued
-          : this.#dispatch.waitFor(queued, submission.waitMs, submission.signal)
-      }
-      case 'refuse':
-        return { kind: 'refused', refusal: this.#refuse(type, refusedBy(bound, submission, pending, accepted)) }
-      case 'replay':
-        this.metrics.admissions.labels(type, 'replay', accepted.answer.v).inc()
-        return this.#dispatch.replay(accepted, submission)
-      case 'mismatch':
-        return this.#conflict(type, {
-          code: 'idempotency_mismatch',
-          detail: 'This Idempotency-Key was used for a request with another body. Use a new key.',
-          gate: 'idempotency',
-        })
-      case 'in_progress':
-        return this.#conflict(type, {
-          code: 'idempotency_in_progress',
-          detail: 'The first request with this Idempotency-Key is still in progress. Ask again shortly.',
-          gate: 'idempotency',
-        })
-    }
-  }
-
-  #conflict(type: string, refusal: Refusal): Answer {
-    return { kind: 'refused', refusal: this.#refuse(type, refusal) }
-  }
-
-  #queued(item: AcceptItem): void {
-    if (item.delayMs > 0) this.#work.wakeIn(item.delayMs)
-    else this.#work.wake()
-    this.presence.announce('ready')
-  }
-
-  #storeFault(bound: Bound, item: AcceptItem, fault: unknown): Refusal {
-    if (item.execute) this.#work.suspect()
-    const code = codeOf(fault)
-    if (code === 'data' || code === undefined || code === 'other') {
-      this.log.error({ err: fault, type: bound.type, operation: item.id }, 'an operation could not be stored')
-      return this.#refuse(bound.type, {
-        code: 'internal_error',
-        detail: 'The operation could not be stored.',
-        gate: 'store',
-      })
-    }
-    return this.#refuse(bound.type, {
-      code: 'store_unavailable',
-      detail: 'The store did not confirm. Repeat the request with the same Idempotency-Key.',
-      retryAfterMs: code === 'disk_full' ? 30_000 : storeAwayRetryMs,
-      gate: 'store',
-    })
+    return this.#answering.refuse(route, refusal)
   }
 
   #observe(pulse: Pulse, elapsedMs: number): void {

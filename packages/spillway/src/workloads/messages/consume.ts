@@ -76,6 +76,7 @@ const flushItemsMax = 64
 const ackItemsMax = 2_000
 const waitingMax = 10_000
 const flushTimeoutMs = 5_000
+const attemptsMax = 5
 const partitionsKnownMax = 100_000
 const uuidCharacters = 36
 
@@ -94,17 +95,16 @@ export class Consume {
     this.#options = options
     this.#seal = seal
     const bounds = {
-      isPoison: (fault: unknown) =>
-        typeof fault === 'object' && fault !== null && 'code' in fault && fault.code === 'data',
+      isPoison: (fault: unknown) => codeOf(fault) === 'data',
       bytesMax: 16 * 1_048_576,
       waitingMax,
       timeoutMs: flushTimeoutMs,
       timeoutFault: () => Object.assign(new Error('the store did not answer in time'), { code: 'timeout' }),
     }
-    this.#pops = new Flush({ ...bounds, write: (all) => this.#take(all), sizeOf: () => 200, itemsMax: flushItemsMax })
+    this.#pops = new Flush({ ...bounds, write: (all) => again(() => this.#take(all)), sizeOf: () => 200, itemsMax: flushItemsMax })
     this.#acks = new Flush({
       ...bounds,
-      write: (units) => this.#answer(units),
+      write: (units) => again(() => this.#answer(units)),
       sizeOf: (unit) => unit.length * 200,
       countOf: (unit) => unit.length,
       itemsMax: ackItemsMax,
@@ -235,8 +235,7 @@ export class Consume {
     const items = units.flat()
     const { rows } = await this.#intake.statements.release<{ outcomes: Outcome[] }>(this.#ackSql, ackValues(items))
     const outcomes = rows[0]?.outcomes ?? []
-    let at = 0
-    return units.map((unit) => outcomes.slice(at, (at += unit.length)))
+    return inUnits(units, outcomes)
   }
 
   async #take(
@@ -312,6 +311,29 @@ export class Consume {
     )
     return rows.map(({ queue, grp }) => ({ queue, group: grp }))
   }
+}
+
+/** One that lost against another (a group that is ended, a transaction over several partitions) may begin anew. */
+async function again<T>(write: () => Promise<T>): Promise<T> {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await write()
+    } catch (fault) {
+      if (codeOf(fault) !== 'conflict' || attempt === attemptsMax) throw fault
+    }
+  }
+}
+
+const codeOf = (fault: unknown): unknown =>
+  typeof fault === 'object' && fault !== null && 'code' in fault ? fault.code : undefined
+
+/** The answers to a flat list, for each of the lists that it was made of. */
+function inUnits<T>(units: readonly (readonly unknown[])[], flat: readonly T[]): (readonly T[])[] {
+  let end = 0
+  return units.map((unit) => {
+    end += unit.length
+    return flat.slice(end - unit.length, end)
+  })
 }
 
 /** An id that cannot be one is known to nobody. */

@@ -1,6 +1,7 @@
 /** Messages: a partitioned queue behind the operation queue's load management (contract §4). */
 import type { IntakeApi } from '../../index.js'
 import { Consume } from './consume.js'
+import { Maintenance } from './maintenance.js'
 import type { MessagesOptions } from './options.js'
 import { Push } from './push.js'
 import { Queues } from './queues.js'
@@ -20,6 +21,7 @@ export interface MessagesWorkload {
   push: Push
   consume: Consume
   transactions: Transactions
+  maintenance: Maintenance
   close(): void
 }
 
@@ -37,6 +39,7 @@ export function defineMessages(intake: IntakeApi, options: MessagesOptions): Mes
     push,
     consume,
     transactions: new Transactions(intake, options, push, consume),
+    maintenance: new Maintenance(intake, options.schema, push.definition),
     close: () => consume.close(),
   }
 }

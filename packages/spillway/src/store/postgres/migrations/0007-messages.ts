@@ -17,7 +17,8 @@
  * settled. Head moves when the last one is answered: to before the first that is to be delivered again. \`tries\` counts the
  * deliveries that failed. A batch that expired is delivered one by one up to \`careful\`: what fails alone is at fault alone.
  *
- * Locks: lanes → mq_partitions (by id) → mq_messages; mq_cursors (by partition, group) → mq_partitions (share) → mq_leases.
+ * Locks: lanes → mq_partitions (by id) → mq_messages; mq_cursors (by partition, group) → mq_partitions → mq_messages → mq_leases
+ * (by id, last of all).
  * Push never locks cursors, and pop takes no lock that it would have to wait for.
  */
 export const messages = {
@@ -84,10 +85,12 @@ CREATE TABLE mq_messages (
   PRIMARY KEY (partition, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0);
 CREATE UNIQUE INDEX mq_messages_once ON mq_messages (partition, transaction_id) WHERE grp IS NULL;
+CREATE INDEX mq_messages_replayed ON mq_messages (partition, transaction_id) WHERE grp IS NOT NULL;
 
+-- No foreign keys from here on: checking them would lock rows of the groups, which those who end groups lock first.
 CREATE TABLE mq_cursors (
-  partition  uuid NOT NULL REFERENCES mq_partitions ON DELETE CASCADE,
-  grp        int NOT NULL REFERENCES mq_groups ON DELETE CASCADE,
+  partition  uuid NOT NULL,
+  grp        int NOT NULL,
   head       bigint NOT NULL,                -- everything up to here is settled
   done       bigint[] NOT NULL DEFAULT '{}',
   lease      uuid,
@@ -105,7 +108,7 @@ CREATE INDEX mq_cursors_grp ON mq_cursors (grp);
 
 CREATE TABLE mq_ready (
   partition uuid NOT NULL,
-  grp       int NOT NULL REFERENCES mq_groups ON DELETE CASCADE,
+  grp       int NOT NULL,
   at        timestamptz NOT NULL,
   PRIMARY KEY (partition, grp)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
@@ -113,7 +116,7 @@ CREATE INDEX mq_ready_order ON mq_ready (grp, at);
 
 CREATE TABLE mq_leases (
   id         uuid PRIMARY KEY,
-  grp        int NOT NULL REFERENCES mq_groups ON DELETE CASCADE,
+  grp        int NOT NULL,
   until      timestamptz NOT NULL,
   partitions uuid[] NOT NULL                 -- those that are still leased
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
@@ -141,6 +144,7 @@ CREATE TABLE mq_dead (
   moved_at       timestamptz NOT NULL
 );
 CREATE INDEX mq_dead_queue ON mq_dead (queue, moved_at DESC);
+CREATE INDEX mq_dead_message ON mq_dead (partition, transaction_id);
 
 CREATE TABLE mq_traces (
   id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -319,19 +323,27 @@ BEGIN
   SELECT g.id INTO v_id FROM mq_groups g WHERE g.queue = p_queue AND g.name = p_group;
   IF FOUND THEN RETURN v_id; END IF;
   INSERT INTO mq_groups (queue, name, mode, since, created_at) VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()), clock()) RETURNING id INTO v_id;
-  IF p_mode <> 'all' THEN
-    INSERT INTO mq_cursors (partition, grp, head)
-    SELECT p.id, v_id, CASE WHEN p_mode = 'new' THEN p.tail ELSE mq_before(p.id, p_from) END FROM mq_partitions p WHERE p.queue = p_queue;
-  END IF;
+  INSERT INTO mq_cursors (partition, grp, head)
+    SELECT p.id, v_id, CASE p_mode WHEN 'all' THEN p.low WHEN 'new' THEN p.tail ELSE mq_before(p.id, p_from) END
+    FROM mq_partitions p WHERE p.queue = p_queue AND (p_mode <> 'all' OR p.low > 0);
   INSERT INTO mq_ready (partition, grp, at) SELECT p.id, v_id, clock() FROM mq_partitions p LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = v_id
     WHERE p.queue = p_queue AND greatest(p.low, coalesce(c.head, 0)) < p.tail;
   RETURN v_id;
 END $$;
 
--- The last message before a time; times stand in the order of the numbers.
-CREATE FUNCTION mq_before(p_partition uuid, p_at timestamptz) RETURNS bigint LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-  SELECT coalesce((SELECT m.seq FROM mq_messages m WHERE m.partition = p_partition AND m.created_at < p_at ORDER BY m.seq DESC LIMIT 1),
-    (SELECT p.low FROM mq_partitions p WHERE p.id = p_partition), 0)
-$$;
+-- The last message before a time; times stand in the order of the numbers, so that halving finds it.
+CREATE FUNCTION mq_before(p_partition uuid, p_at timestamptz) RETURNS bigint LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_low bigint; v_high bigint; v_mid bigint; v_seq bigint; v_at timestamptz;
+BEGIN
+  SELECT p.low, p.tail INTO v_low, v_high FROM mq_partitions p WHERE p.id = p_partition;
+  WHILE v_low < v_high LOOP
+    v_mid := (v_low + v_high + 1) / 2;
+    SELECT m.seq, m.created_at INTO v_seq, v_at FROM mq_messages m WHERE m.partition = p_partition AND m.seq >= v_mid AND m.seq <= v_high ORDER BY m.seq LIMIT 1;
+    IF FOUND AND v_at < p_at THEN v_low := v_seq; ELSE v_high := v_mid - 1; END IF;
+  END LOOP;
+  RETURN coalesce(v_low, 0);
+END $$;
 `,
 }

@@ -29,14 +29,14 @@ BEGIN
   INSERT INTO mq_ready (partition, grp, at) VALUES (p_partition, p_grp, v_at) ON CONFLICT (partition, grp) DO UPDATE SET at = excluded.at;
 END $$;
 
--- A delivery has ended: nothing of it is open any more. The caller holds the cursor's lock.
-CREATE FUNCTION mq_end(p_partition uuid, p_grp int) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- A delivery has ended: nothing of it is open any more. The caller holds the cursor's lock, and has \`mq_unlease\` to call for
+-- the lease when it is through with all cursors.
+CREATE FUNCTION mq_end(p_partition uuid, p_grp int) RETURNS uuid LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  c mq_cursors; v_head bigint; v_lease uuid;
+  c mq_cursors; v_head bigint;
 BEGIN
   SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = p_partition AND x.grp = p_grp;
-  v_lease := c.lease;
   v_head := greatest(c.head, coalesce((SELECT min(x.seq) - 1 FROM (SELECT unnest(c.batch) EXCEPT SELECT unnest(c.done)) x(seq)), (SELECT max(x.seq) FROM unnest(c.batch) x(seq))));
   UPDATE mq_cursors x SET lease = NULL, batch = '{}', open = '{}', head = v_head,
       done = CASE WHEN c.done = '{}' THEN '{}' ELSE ARRAY(SELECT d FROM unnest(c.done) d WHERE d > v_head) END,
@@ -44,8 +44,22 @@ BEGIN
       not_before = NULL
     WHERE x.partition = p_partition AND x.grp = p_grp;
   PERFORM mq_requeue(p_partition, p_grp, v_head, c.not_before);
-  UPDATE mq_leases l SET partitions = array_remove(l.partitions, p_partition) WHERE l.id = v_lease;
-  DELETE FROM mq_leases l WHERE l.id = v_lease AND l.partitions = '{}';
+  RETURN c.lease;
+END $$;
+
+-- Takes partitions out of leases; one that has none left is over. In the order of their ids: acks of several partitions of one
+-- lease would wait for each other else.
+CREATE FUNCTION mq_unlease(p_leases uuid[], p_partitions uuid[]) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+  IF cardinality(p_leases) = 0 THEN RETURN; END IF;
+  -- Mostly it is one lease with one partition.
+  DELETE FROM mq_leases l WHERE cardinality(p_leases) = 1 AND l.id = p_leases[1] AND l.partitions <@ p_partitions;
+  IF FOUND THEN RETURN; END IF;
+  PERFORM FROM mq_leases l WHERE l.id = ANY (p_leases) ORDER BY l.id FOR UPDATE;
+  UPDATE mq_leases l SET partitions = ARRAY(SELECT p FROM unnest(l.partitions) p WHERE NOT p = ANY (u.parts))
+    FROM (SELECT x.lease, array_agg(x.part) AS parts FROM unnest(p_leases, p_partitions) x(lease, part) GROUP BY x.lease) u WHERE l.id = u.lease;
+  DELETE FROM mq_leases l WHERE l.id = ANY (p_leases) AND l.partitions = '{}';
 END $$;
 
 -- Keeps what a group gives up: as a dead letter where the queue has those, else as the record that it was skipped.
@@ -63,7 +77,7 @@ CREATE FUNCTION mq_expire(p_grp int, p_most int) RETURNS int LANGUAGE plpgsql SE
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  r record; c mq_cursors; v_limit int; v_tries jsonb; v_n int := 0;
+  r record; c mq_cursors; v_limit int; v_tries jsonb; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
   FOR r IN
     SELECT l.id, l.grp, u.partition FROM (SELECT x.* FROM mq_leases x WHERE x.until <= t AND (p_grp IS NULL OR x.grp = p_grp) ORDER BY x.until LIMIT p_most) l, unnest(l.partitions) u(partition)
@@ -79,10 +93,12 @@ BEGIN
     END IF;
     UPDATE mq_cursors x SET tries = v_tries, done = c.done, careful = CASE WHEN cardinality(c.batch) > 1 THEN (SELECT max(b) FROM unnest(c.batch) b) ELSE x.careful END
       WHERE x.partition = r.partition AND x.grp = r.grp;
-    PERFORM mq_end(r.partition, r.grp);
-    v_n := v_n + 1;
+    v_leases := v_leases || mq_end(r.partition, r.grp); v_parts := v_parts || r.partition;
   END LOOP;
-  RETURN v_n;
+  PERFORM mq_unlease(v_leases, v_parts);
+  -- Of a queue or group that is gone: no cursor names it any more.
+  DELETE FROM mq_leases l WHERE l.until <= t AND (p_grp IS NULL OR l.grp = p_grp) AND NOT EXISTS (SELECT FROM mq_cursors c WHERE c.lease = l.id AND c.partition = ANY (l.partitions) AND c.grp = l.grp);
+  RETURN cardinality(v_parts);
 END $$;
 
 -- Takes up to p_batch messages of up to p_partitions partitions of the first queue that has some, under one lease. One row
@@ -98,7 +114,7 @@ CREATE FUNCTION mq_pop(
 DECLARE
   t timestamptz := clock();
   q mq_queues; c mq_cursors; v_grp int; v_part uuid; v_name text; v_pushed timestamptz; v_left int; v_limit int; v_tail bigint;
-  v_seqs bigint[]; v_made boolean; m record; v_due timestamptz; v_first timestamptz;
+  m record; v_due timestamptz; v_first timestamptz;
 BEGIN
   ix := '{}'; payloads := '';
   IF p_queue IS NOT NULL AND p_mode <> 'all' THEN PERFORM mq_queue(p_queue); END IF;
@@ -126,9 +142,9 @@ BEGIN
       EXIT WHEN v_part IS NULL;
       SELECT p.name, p.pushed_at INTO v_name, v_pushed FROM mq_partitions p WHERE p.id = v_part;
       SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
-      v_made := FOUND;
-      IF NOT v_made THEN
-        c.partition := v_part; c.grp := v_grp; c.head := 0; c.done := '{}'; c.tries := '{}'; c.careful := 0; c.lease := NULL; c.consumed := 0;
+      IF NOT FOUND THEN
+        INSERT INTO mq_cursors (partition, grp, head) VALUES (v_part, v_grp, 0) ON CONFLICT (partition, grp) DO NOTHING;
+        SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
       END IF;
       -- Its lease says when there is more.
       CONTINUE WHEN c.lease IS NOT NULL;
@@ -155,20 +171,17 @@ BEGIN
         IF FOUND THEN
           INSERT INTO mq_ready (partition, grp, at) VALUES (v_part, v_grp, greatest(t, v_first + q.delay_seconds * interval '1 second') + interval '1 ms');
         ELSE
-          INSERT INTO mq_cursors AS x (partition, grp, head) VALUES (v_part, v_grp, v_tail)
-            ON CONFLICT (partition, grp) DO UPDATE SET head = greatest(x.head, v_tail), done = '{}', tries = '{}';
+          UPDATE mq_cursors x SET head = greatest(x.head, v_tail), done = '{}', tries = '{}' WHERE x.partition = v_part AND x.grp = v_grp;
         END IF;
         CONTINUE;
       END IF;
       IF p_auto THEN
         c.head := m.seqs[cardinality(m.seqs)];
-        INSERT INTO mq_cursors AS x (partition, grp, head, consumed, moved_at) VALUES (v_part, v_grp, c.head, cardinality(m.seqs), t)
-          ON CONFLICT (partition, grp) DO UPDATE SET head = c.head, done = '{}', tries = '{}', consumed = x.consumed + cardinality(m.seqs), moved_at = t;
+        UPDATE mq_cursors x SET head = c.head, done = ARRAY(SELECT d FROM unnest(c.done) d WHERE d > c.head), tries = '{}', consumed = x.consumed + cardinality(m.seqs), moved_at = t
+          WHERE x.partition = v_part AND x.grp = v_grp;
         PERFORM mq_requeue(v_part, v_grp, c.head, NULL);
-      ELSIF v_made THEN
-        UPDATE mq_cursors x SET lease = p_lease, batch = m.seqs, open = m.seqs WHERE x.partition = v_part AND x.grp = v_grp;
       ELSE
-        INSERT INTO mq_cursors (partition, grp, head, lease, batch, open) VALUES (v_part, v_grp, c.head, p_lease, m.seqs, m.seqs);
+        UPDATE mq_cursors x SET lease = p_lease, batch = m.seqs, open = m.seqs WHERE x.partition = v_part AND x.grp = v_grp;
       END IF;
       parts := parts || v_part; names := names || v_name;
       ix := ix || array_fill(cardinality(parts), ARRAY[cardinality(m.seqs)]);
@@ -198,7 +211,7 @@ DECLARE
   t timestamptz := clock();
   outcomes text[] := array_fill('unknown'::text, ARRAY[cardinality(p_partitions)]);
   r record; a record; c mq_cursors; v_limit int; v_delay int; v_letters boolean; v_grp int; v_live boolean;
-  v_buried bigint[]; v_why text[]; v_letter bigint[]; v_letter_why text[]; v_n int; v_done int;
+  v_buried bigint[]; v_why text[]; v_letter bigint[]; v_letter_why text[]; v_n int; v_done int; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
   FOR r IN SELECT u.part, u.grp, array_agg(u.i::int) AS ixs, array_agg(u.tx) AS txs, array_agg(u.lease) AS leases, array_agg(u.status) AS statuses, array_agg(u.error) AS errors
            FROM unnest(p_partitions, p_groups, p_transactions, p_leases, p_statuses, p_errors) WITH ORDINALITY u(part, grp, tx, lease, status, error, i)
@@ -213,7 +226,9 @@ BEGIN
     v_buried := '{}'; v_why := '{}'; v_letter := '{}'; v_letter_why := '{}'; v_done := 0;
     FOR a IN
       SELECT u.i, u.lease, u.status, u.error, m.seq FROM unnest(r.ixs, r.txs, r.leases, r.statuses, r.errors) u(i, tx, lease, status, error)
-        LEFT JOIN mq_messages m ON m.partition = r.part AND m.transaction_id = u.tx AND (m.grp IS NULL OR m.grp = v_grp)
+        -- Two arms: each has its index.
+        LEFT JOIN LATERAL (SELECT x.seq FROM mq_messages x WHERE x.partition = r.part AND x.transaction_id = u.tx AND x.grp IS NULL
+          UNION ALL SELECT x.seq FROM mq_messages x WHERE x.partition = r.part AND x.transaction_id = u.tx AND x.grp IS NOT NULL AND x.grp = v_grp) m ON true
       ORDER BY u.i, m.seq = ANY (c.open)
     LOOP
       CONTINUE WHEN a.seq IS NULL;
@@ -247,8 +262,9 @@ BEGIN
     IF v_letter <> '{}' THEN PERFORM mq_bury(r.part, v_grp, v_letter, v_letter_why, c.tries, true); END IF;
     CONTINUE WHEN NOT v_live;
     UPDATE mq_cursors x SET open = c.open, done = c.done, tries = c.tries, not_before = c.not_before, consumed = x.consumed + v_done, moved_at = t WHERE x.partition = r.part AND x.grp = v_grp;
-    IF c.open = '{}' AND c.lease IS NOT NULL THEN PERFORM mq_end(r.part, v_grp); END IF;
+    IF c.open = '{}' THEN v_leases := v_leases || mq_end(r.part, v_grp); v_parts := v_parts || r.part; END IF;
   END LOOP;
+  PERFORM mq_unlease(v_leases, v_parts);
   RETURN outcomes;
 END $$;
 
@@ -270,53 +286,59 @@ END $$;
 CREATE FUNCTION mq_seek(p_queue text, p_group text, p_to text, p_at timestamptz) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_queue int; v_grp int; r record; v_head bigint; v_n bigint := 0;
+  v_queue int; v_grp int; r record; v_head bigint; v_lease uuid; v_n bigint := 0; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
   SELECT q.id INTO v_queue FROM mq_queues q WHERE q.name = p_queue;
   IF NOT FOUND THEN RETURN NULL; END IF;
   SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = v_queue AND g.name = p_group;
   IF NOT FOUND THEN v_grp := mq_subscribe(v_queue, p_group, 'all', NULL); END IF;
   FOR r IN SELECT p.id, p.tail, p.low FROM mq_partitions p WHERE p.queue = v_queue ORDER BY p.id LOOP
-    INSERT INTO mq_cursors AS x (partition, grp, head) VALUES (r.id, v_grp, 0) ON CONFLICT (partition, grp) DO UPDATE SET head = x.head;
+    INSERT INTO mq_cursors AS x (partition, grp, head) VALUES (r.id, v_grp, 0) ON CONFLICT (partition, grp) DO UPDATE SET head = x.head RETURNING x.lease INTO v_lease;
+    IF v_lease IS NOT NULL THEN v_leases := v_leases || v_lease; v_parts := v_parts || r.id; END IF;
     v_head := CASE p_to WHEN 'start' THEN r.low WHEN 'end' THEN r.tail ELSE mq_before(r.id, p_at) END;
-    UPDATE mq_leases l SET partitions = array_remove(l.partitions, r.id) FROM mq_cursors c WHERE c.partition = r.id AND c.grp = v_grp AND l.id = c.lease;
     UPDATE mq_cursors x SET head = v_head, done = '{}', lease = NULL, batch = '{}', open = '{}', tries = '{}', careful = 0, not_before = NULL, moved_at = clock() WHERE x.partition = r.id AND x.grp = v_grp;
     DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = v_grp;
     PERFORM mq_requeue(r.id, v_grp, v_head, NULL);
     v_n := v_n + 1;
   END LOOP;
-  DELETE FROM mq_leases l WHERE l.grp = v_grp AND l.partitions = '{}';
+  PERFORM mq_unlease(v_leases, v_parts);
   RETURN v_n;
 END $$;
 
--- Deletes from the log, up to a number.
+-- Deletes from the log, up to a number, the oldest p_most.
 CREATE FUNCTION mq_cut(p_partition uuid, p_upto bigint, p_most int) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_upto bigint; v_n bigint;
+  v_low bigint; v_upto bigint; v_n bigint;
 BEGIN
-  SELECT max(x.seq) INTO v_upto FROM (SELECT m.seq FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= p_upto ORDER BY m.seq LIMIT p_most) x;
-  IF v_upto IS NULL THEN RETURN 0; END IF;
+  SELECT least(p_upto, p.tail), p.low INTO v_upto, v_low FROM mq_partitions p WHERE p.id = p_partition FOR NO KEY UPDATE;
+  IF v_upto IS NULL OR v_upto <= v_low THEN RETURN 0; END IF;
+  SELECT coalesce(max(x.seq) FILTER (WHERE x.n = p_most), v_upto) INTO v_upto
+    FROM (SELECT m.seq, row_number() OVER (ORDER BY m.seq) AS n FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto ORDER BY m.seq LIMIT p_most) x;
   DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto;
   GET DIAGNOSTICS v_n = ROW_COUNT;
-  UPDATE mq_partitions p SET low = greatest(p.low, v_upto) WHERE p.id = p_partition;
+  UPDATE mq_partitions p SET low = v_upto WHERE p.id = p_partition;
   RETURN v_n;
 END $$;
 
 -- What has been kept long enough goes. Consumed by every group: when that is completed_retention_seconds ago, which is known
 -- to within the time between two sweeps. Not consumed: only where the queue says so (retention_seconds, max_wait_seconds).
-CREATE FUNCTION mq_sweep(p_most int, OUT removed bigint, OUT given_up bigint, OUT traces bigint) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- The next p_partitions behind p_after, and the last of them: a sweep is many short transactions.
+CREATE FUNCTION mq_sweep(p_most int, p_after uuid, p_partitions int, OUT removed bigint, OUT given_up bigint, OUT traces bigint, OUT last uuid) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  r record; c record; v_min bigint; v_upto bigint; v_seqs bigint[];
+  r record; c record; v_min bigint; v_upto bigint; v_gone bigint; v_seqs bigint[];
 BEGIN
   removed := 0; given_up := 0;
   FOR r IN SELECT p.id, p.queue, p.low, p.mark, p.marked_at, q.retention_enabled, q.retention_seconds, q.completed_retention_seconds, q.max_wait_seconds
-           FROM mq_queues q JOIN mq_partitions p ON p.queue = q.id WHERE (q.retention_enabled OR q.max_wait_seconds > 0) AND p.low < p.tail ORDER BY p.id LOOP
+           FROM mq_queues q JOIN mq_partitions p ON p.queue = q.id WHERE (q.retention_enabled OR q.max_wait_seconds > 0) AND p.low < p.tail AND (p_after IS NULL OR p.id > p_after)
+           ORDER BY p.id LIMIT p_partitions LOOP
     EXIT WHEN removed >= p_most;
+    last := r.id;
     IF r.max_wait_seconds > 0 THEN
       v_upto := mq_before(r.id, t - r.max_wait_seconds * interval '1 second');
+      INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue AND v_upto > r.low ON CONFLICT (partition, grp) DO NOTHING;
       FOR c IN SELECT x.partition, x.grp, x.head, x.done, x.tries FROM mq_cursors x WHERE x.partition = r.id AND x.head < v_upto AND x.lease IS NULL ORDER BY x.grp FOR UPDATE SKIP LOCKED LOOP
         v_seqs := ARRAY(SELECT m.seq FROM mq_messages m WHERE m.partition = r.id AND m.seq > c.head AND m.seq <= v_upto AND NOT m.seq = ANY (c.done) AND (m.grp IS NULL OR m.grp = c.grp) ORDER BY m.seq);
         PERFORM mq_bury(r.id, c.grp, v_seqs, array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
@@ -332,30 +354,36 @@ BEGIN
     IF r.completed_retention_seconds = 0 THEN
       IF v_min > r.low THEN removed := removed + mq_cut(r.id, v_min, p_most); END IF;
     ELSIF r.marked_at IS NULL OR r.marked_at <= t - r.completed_retention_seconds * interval '1 second' THEN
-      IF r.marked_at IS NOT NULL AND r.mark > r.low THEN removed := removed + mq_cut(r.id, r.mark, p_most); END IF;
+      IF r.marked_at IS NOT NULL AND r.mark > r.low THEN
+        v_gone := mq_cut(r.id, r.mark, p_most);
+        removed := removed + v_gone;
+        -- Not all of it: the mark stands until it is.
+        CONTINUE WHEN v_gone >= p_most;
+      END IF;
       UPDATE mq_partitions p SET mark = greatest(p.mark, coalesce(v_min, 0)), marked_at = t WHERE p.id = r.id AND coalesce(v_min, 0) > p.low;
     END IF;
   END LOOP;
-  WITH old AS (DELETE FROM mq_traces x WHERE x.id IN (SELECT y.id FROM mq_traces y WHERE y.created_at < t - interval '30 days' ORDER BY y.id LIMIT p_most) RETURNING 1) SELECT count(*) INTO traces FROM old;
+  WITH old AS (DELETE FROM mq_traces x WHERE x.id IN (SELECT y.id FROM (SELECT z.id, z.created_at FROM mq_traces z ORDER BY z.id LIMIT p_most) y WHERE y.created_at < t - interval '30 days') RETURNING 1) SELECT count(*) INTO traces FROM old;
 END $$;
 
 -- Empties a queue, or one partition of it: every group stands at the end. Dead letters stay.
 CREATE FUNCTION mq_clear(p_queue text, p_partition text) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_n bigint := 0; v_gone bigint; r record;
+  v_n bigint := 0; v_gone bigint; v_tail bigint; r record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
-  FOR r IN SELECT p.id FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id FOR UPDATE OF p LOOP
+  FOR r IN SELECT p.id, p.queue FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
+    INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue ORDER BY g.id ON CONFLICT (partition, grp) DO NOTHING;
+    PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
+    SELECT v_leases || coalesce(array_agg(c.lease), '{}'), v_parts || coalesce(array_agg(r.id), '{}') INTO v_leases, v_parts FROM mq_cursors c WHERE c.partition = r.id AND c.lease IS NOT NULL;
+    UPDATE mq_partitions p SET low = p.tail, mark = p.tail WHERE p.id = r.id RETURNING p.tail INTO v_tail;
     DELETE FROM mq_messages m WHERE m.partition = r.id;
     GET DIAGNOSTICS v_gone = ROW_COUNT;
     v_n := v_n + v_gone;
-    UPDATE mq_leases l SET partitions = array_remove(l.partitions, r.id) FROM mq_cursors c WHERE c.partition = r.id AND l.id = c.lease;
-    DELETE FROM mq_cursors c WHERE c.partition = r.id;
-    INSERT INTO mq_cursors (partition, grp, head, moved_at) SELECT p.id, g.id, p.tail, clock() FROM mq_partitions p JOIN mq_groups g ON g.queue = p.queue WHERE p.id = r.id;
+    UPDATE mq_cursors c SET head = v_tail, done = '{}', lease = NULL, batch = '{}', open = '{}', tries = '{}', careful = 0, not_before = NULL, moved_at = clock() WHERE c.partition = r.id;
     DELETE FROM mq_ready x WHERE x.partition = r.id;
-    UPDATE mq_partitions p SET low = p.tail, mark = p.tail WHERE p.id = r.id;
   END LOOP;
-  DELETE FROM mq_leases l WHERE l.partitions = '{}';
+  PERFORM mq_unlease(v_leases, v_parts);
   RETURN v_n;
 END $$;
 
@@ -365,7 +393,9 @@ BEGIN
   PERFORM mq_guard(true);
   DELETE FROM mq_messages m USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND m.partition = p.id;
   DELETE FROM mq_traces x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
+  DELETE FROM mq_cursors x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
   DELETE FROM mq_ready x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
+  DELETE FROM mq_leases l USING mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE q.name = p_queue AND l.grp = g.id;
   DELETE FROM mq_queues q WHERE q.name = p_queue;
   RETURN FOUND;
 END $$;
@@ -379,6 +409,9 @@ BEGIN
   PERFORM mq_guard(true);
   FOR r IN SELECT g.id, g.queue, g.mode, g.since, q.name, (SELECT count(*) FROM mq_cursors c WHERE c.grp = g.id) AS n
            FROM mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE g.name = p_group AND (p_queue IS NULL OR q.name = p_queue) ORDER BY g.id LOOP
+    DELETE FROM mq_cursors c WHERE c.grp = r.id;
+    DELETE FROM mq_ready x WHERE x.grp = r.id;
+    DELETE FROM mq_leases l WHERE l.grp = r.id;
     DELETE FROM mq_groups g WHERE g.id = r.id;
     IF NOT p_forget THEN PERFORM mq_subscribe(r.queue, p_group, CASE WHEN r.mode = 'all' THEN 'all' ELSE 'time' END, r.since); END IF;
     queue := r.name; partitions := r.n;
@@ -390,15 +423,18 @@ END $$;
 CREATE FUNCTION mq_remove(p_partition uuid, p_transaction text) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_seqs bigint[]; c record;
+  v_seqs bigint[]; c record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
-  WITH gone AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction RETURNING m.seq) SELECT array_agg(seq) INTO v_seqs FROM gone;
+  WITH gone AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NULL RETURNING m.seq),
+    gone_too AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NOT NULL RETURNING m.seq)
+  SELECT array_agg(x.seq) INTO v_seqs FROM (SELECT seq FROM gone UNION ALL SELECT seq FROM gone_too) x;
   IF v_seqs IS NULL THEN RETURN false; END IF;
   FOR c IN SELECT x.grp, x.open FROM mq_cursors x WHERE x.partition = p_partition AND x.open && v_seqs ORDER BY x.grp FOR UPDATE LOOP
     UPDATE mq_cursors x SET open = ARRAY(SELECT o FROM unnest(x.open) o WHERE NOT o = ANY (v_seqs)), done = x.done || ARRAY(SELECT o FROM unnest(x.open) o WHERE o = ANY (v_seqs))
       WHERE x.partition = p_partition AND x.grp = c.grp;
-    IF c.open <@ v_seqs THEN PERFORM mq_end(p_partition, c.grp); END IF;
+    IF c.open <@ v_seqs THEN v_leases := v_leases || mq_end(p_partition, c.grp); v_parts := v_parts || p_partition; END IF;
   END LOOP;
+  PERFORM mq_unlease(v_leases, v_parts);
   RETURN true;
 END $$;
 
@@ -408,12 +444,12 @@ CREATE FUNCTION mq_replay(p_id uuid) RETURNS TABLE (queue text, partition uuid, 
 DECLARE
   d mq_dead; v_grp int; v_tail bigint; v_queue int;
 BEGIN
-  PERFORM mq_guard(false);
   SELECT x.* INTO d FROM mq_dead x WHERE x.id = p_id FOR UPDATE;
   IF NOT FOUND THEN RETURN; END IF;
   v_queue := mq_queue(d.queue);
   SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = v_queue AND g.name = d.grp;
   IF NOT FOUND THEN v_grp := mq_subscribe(v_queue, d.grp, 'all', NULL); END IF;
+  PERFORM mq_guard(false);
   INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at) VALUES (d.partition, v_queue, d.partition_name, 1, clock(), clock())
     ON CONFLICT (id) DO UPDATE SET tail = p.tail + 1, pushed_at = clock() RETURNING p.tail INTO v_tail;
   INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, grp, sealed, payload, created_at)

@@ -1,0 +1,128 @@
+/** From what the store decided to what the caller is told, counted on the way. */
+import type { Accepted, AcceptItem } from '../store/port.js'
+import type { Metrics } from '../telemetry/metrics.js'
+import { codeOf } from './accepting.js'
+import type { Answer } from './answer.js'
+import type { Dispatch } from './dispatch.js'
+import type { Load } from './load.js'
+import { type Refusal, refusedBy, storeAwayRetryMs, toldRate } from './refusal.js'
+import type { IntakeLog } from './settings.js'
+import type { Bound, PendingItem, Submission } from './submission.js'
+import type { Work } from './work.js'
+
+export interface AnsweringOptions {
+  metrics: Metrics
+  log: IntakeLog
+  load: Load
+  work: Work
+  dispatch: Dispatch
+  /** Other instances may have work to do. */
+  announce(): void
+}
+
+export class Answering {
+  readonly #o: AnsweringOptions
+
+  constructor(options: AnsweringOptions) {
+    this.#o = options
+  }
+
+  refuse(route: string, refusal: Refusal): Refusal {
+    this.#o.metrics.admissions.labels(route, 'refuse', refusal.gate ?? refusal.code).inc()
+    return refusal
+  }
+
+  /** What the caller gets for what the accepting transaction decided. */
+  async told(bound: Bound, submission: Submission, pending: PendingItem, accepted: Accepted): Promise<Answer> {
+    const { item, tiers } = pending
+    const { type } = bound
+    const rateTold = 'rate' in accepted && accepted.rate !== null ? toldRate(accepted.rate, tiers) : undefined
+    const rate = rateTold === undefined ? {} : { rate: rateTold }
+    switch (accepted.verdict) {
+      case 'apply':
+        this.#o.metrics.admissions.labels(type, 'execute', 'applied').inc()
+        return { kind: 'done', operationId: item.id, result: pending.result, replayed: false, ...rate }
+      case 'execute':
+        if (submission.respondAsync === true) {
+          this.#o.metrics.admissions.labels(type, 'queue', 'requested').inc()
+          this.#o.dispatch.start(item, accepted)
+          return {
+            kind: 'queued',
+            operationId: item.id,
+            place: 0,
+            // It runs: no backlog is before it.
+            waitMs: item.paceMs,
+            reason: 'requested',
+            replayed: false,
+            ...rate,
+          }
+        }
+        this.#o.metrics.admissions.labels(type, 'execute', 'direct').inc()
+        return { ...(await this.#o.dispatch.execute(item, accepted, submission)), ...rate }
+      case 'queue': {
+        this.#o.metrics.admissions.labels(type, 'queue', accepted.reason).inc()
+        this.#o.load.accepted()
+        this.#queued(item)
+        const queued: Answer = {
+          kind: 'queued',
+          operationId: item.id,
+          place: accepted.place,
+          waitMs: accepted.waitMs,
+          reason: accepted.reason,
+          replayed: false,
+          ...rate,
+        }
+        return submission.waitMs === undefined
+          ? queued
+          : this.#o.dispatch.waitFor(queued, submission.waitMs, submission.signal)
+      }
+      case 'refuse':
+        return { kind: 'refused', refusal: this.refuse(type, refusedBy(bound, submission, pending, accepted)) }
+      case 'replay':
+        this.#o.metrics.admissions.labels(type, 'replay', accepted.answer.v).inc()
+        return this.#o.dispatch.replay(accepted, submission)
+      case 'mismatch':
+        return this.#conflict(type, {
+          code: 'idempotency_mismatch',
+          detail: 'This Idempotency-Key was used for a request with another body. Use a new key.',
+          gate: 'idempotency',
+        })
+      case 'in_progress':
+        return this.#conflict(type, {
+          code: 'idempotency_in_progress',
+          detail: 'The first request with this Idempotency-Key is still in progress. Ask again shortly.',
+          gate: 'idempotency',
+        })
+    }
+  }
+
+  #conflict(type: string, refusal: Refusal): Answer {
+    return { kind: 'refused', refusal: this.refuse(type, refusal) }
+  }
+
+  #queued(item: AcceptItem): void {
+    if (item.delayMs > 0) this.#o.work.wakeIn(item.delayMs)
+    else this.#o.work.wake()
+    this.#o.announce()
+  }
+
+  /** The accepting statement failed: nothing was decided, or nobody knows. */
+  storeFault(bound: Bound, item: AcceptItem, fault: unknown): Refusal {
+    if (item.execute) this.#o.work.suspect()
+    const code = codeOf(fault)
+    if (code === 'data' || code === undefined || code === 'other') {
+      this.#o.log.error({ err: fault, type: bound.type, operation: item.id }, 'an operation could not be stored')
+      return this.refuse(bound.type, {
+        code: 'internal_error',
+        detail: 'The operation could not be stored.',
+        gate: 'store',
+      })
+    }
+    return this.refuse(bound.type, {
+      code: 'store_unavailable',
+      detail: 'The store did not confirm. Repeat the request with the same Idempotency-Key.',
+      retryAfterMs: code === 'disk_full' ? 30_000 : storeAwayRetryMs,
+      gate: 'store',
+    })
+  }
+}
