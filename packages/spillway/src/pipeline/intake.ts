@@ -28,6 +28,8 @@ import { traced } from './traced.js'
 import { Waiters } from './waiters.js'
 import { Work } from './work.js'
 
+/** Queued operations whose effect is a function of the store are applied by so many at once. */
+const togetherMax = 500
 /** The part of the accept budget that requests may spend waiting to be looked at. */
 const turnShare = 0.25
 
@@ -157,7 +159,10 @@ export class Intake {
     this.#handlers.set(type, {
       backoff: open.retry ?? { baseMs: this.settings.retryBaseMs, maxMs: this.settings.retryMaxMs },
       ...(open.run && { run: traced(type, open.run as never) }),
-      ...(apply && { apply: queuedApply(this.store, apply) }),
+      ...(apply && {
+        apply: queuedApply(this.store, apply),
+        ...(typeof apply !== 'function' && { together: togetherMax }),
+      }),
     })
     // After this turn of the event loop: what is defined together is known before the first operation is claimed.
     setImmediate(() => this.#startWork())

@@ -7,7 +7,9 @@ import type { BackoffOptions } from '../operations/backoff.js'
 import { OperationAborted } from '../operations/outcome.js'
 import type { Claimed, Leaving, OpenTx, Settlement, Store, Tx } from '../store/port.js'
 import type { AttemptOutcome } from '../telemetry/metrics.js'
+import { codeOf } from './accepting.js'
 import type { ApplyItem } from './define.js'
+import { Flush } from './flush.js'
 import { Attempt, type Outcome, outcomeOf } from './run.js'
 import { leave } from './settle.js'
 
@@ -15,6 +17,20 @@ export interface Handler {
   backoff: BackoffOptions
   run?: (payload: unknown, attempt: Attempt) => unknown
   apply?: (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
+  /** So many operations, of whatever lanes, are applied in one transaction. Default: those of one lane. */
+  together?: number
+}
+
+/** Operations of one lane that are applied together. */
+interface Group {
+  held: HeldLane
+  ops: Claimed[]
+}
+
+/** What ended in a lane, to be settled by one commit with what ended in others. */
+interface Part {
+  held: HeldLane
+  ended: readonly { op: Claimed; outcome: Outcome }[]
 }
 
 export interface LaneRunOptions {
@@ -58,6 +74,7 @@ export const sliceMs = 5
 /** How long a lane with an operation that nobody here knows is left to others. */
 const unknownTypeMs = 5_000
 const confirmPauseMs = 250
+const nobodysFault: ReadonlySet<string> = new Set(['unavailable', 'timeout', 'conflict', 'disk_full'])
 /**
  * An `apply` holds the locks of its lane and lease. Those of a process that vanished without a word stay until the database
  * gives its transaction up, which is so long after its last statement: with the default lease still within 30 s.
@@ -69,6 +86,7 @@ export class LaneRun {
   readonly #now: () => number
   readonly #byId = new Map<string, HeldLane>()
   readonly #counts = new Map<string, number>()
+  readonly #applies = new Map<Handler, Flush<Group, boolean>>()
   #runMs: number
 
   /** `runMs`: what an operation is taken to last before one has run. */
@@ -150,7 +168,7 @@ export class LaneRun {
       outcome = { kind: 'completed', result }
       const tx = await attempt.openTx
       if (tx !== undefined) {
-        if (await this.#commit(held, tx, [{ op, outcome }], startedAt)) {
+        if (await this.#commit(tx, [{ held, ended: [{ op, outcome }] }], startedAt)) {
           this.#endAttempt(held, op, outcome, startedAt)
           return 'settled'
         }
@@ -182,50 +200,53 @@ export class LaneRun {
     if (told !== null) this.#o.onAttempt(op.type, told, runMs)
   }
 
-  /** Settles what ran in this lane up to now inside a handler's transaction, and commits. False: the lease is lost. */
-  async #commit(
-    held: HeldLane,
-    tx: OpenTx,
-    ended: readonly { op: Claimed; outcome: Outcome }[],
-    startedAt: number,
-  ): Promise<boolean> {
-    const last = ended[ended.length - 1]
-    if (last === undefined) return true
+  /** Settles what ran in these lanes up to now inside a handler's transaction, and commits. False: a lease is lost. */
+  async #commit(tx: OpenTx, parts: readonly Part[], startedAt: number): Promise<boolean> {
     const now = this.#now()
-    // With the last that was handed out the lane is given up, in the same transaction.
-    const release = last.op === held.ops[held.ops.length - 1]
-    const isApplied = this.#o.handlers.get(last.op.type)?.apply !== undefined
-    // What ran before in this lane must leave first: the head moves in order.
-    const leaving = [...held.leaving, ...ended.map(({ op, outcome }) => leave(op, outcome, startedAt, now, isApplied))]
-    const settlement: Settlement = {
-      fence: held.fence,
-      lane: held.lane,
-      from: held.from,
-      leaving,
-      retry: null,
-      release,
-    }
-    if (!(await this.#o.store.settleWithin(tx, this.#o.worker(), settlement))) {
+    const settlements = parts.map(({ held, ended }): Settlement => {
+      const isApplied = ended.some(({ op }) => this.#o.handlers.get(op.type)?.apply !== undefined)
+      return {
+        fence: held.fence,
+        lane: held.lane,
+        from: held.from,
+        // What ran before in this lane must leave first: the head moves in order.
+        leaving: [...held.leaving, ...ended.map(({ op, outcome }) => leave(op, outcome, startedAt, now, isApplied))],
+        retry: null,
+        // With the last that was handed out the lane is given up, in the same transaction.
+        release: ended[ended.length - 1]?.op === held.ops[held.ops.length - 1],
+      }
+    })
+    settlements.sort((a, b) => (a.lane < b.lane ? -1 : 1))
+    if (!(await this.#o.store.settleWithin(tx, this.#o.worker(), ...settlements))) {
       await tx.rollback()
       return false
     }
     try {
       await tx.commit()
     } catch (fault) {
-      // Committed or not? Going on as if it were not would run it twice, as if it were would lose it.
-      this.#o.log.warn({ err: fault, operation: last.op.id }, 'the commit was not confirmed; asking the store')
-      const state = await this.#confirm(held, last.op)
+      // Committed or not? Going on as if it were not would run it twice, as if it were would lose it. One tells for all.
+      const [first] = parts
+      const op = first?.ended[first.ended.length - 1]?.op
+      if (first === undefined || op === undefined) throw fault
+      this.#o.log.warn({ err: fault, operation: op.id }, 'the commit was not confirmed; asking the store')
+      const state = await this.#confirm(first.held, op)
       if (state === 'lost') return false
       if (state === 'pending') throw fault
     }
+    for (const part of parts) this.#settled(part)
+    return true
+  }
+
+  #settled({ held, ended }: Part): void {
+    const last = ended[ended.length - 1]
+    if (last === undefined) return
     for (const earlier of held.outcomes) this.#o.onSettled(earlier.op, earlier.outcome)
-    held.released = release
+    held.released = last.op === held.ops[held.ops.length - 1]
     held.from = last.op.seq
     held.leaving = []
     held.outcomes = held.done === null ? [] : [last]
     // Work tells of the one that a request waits for.
     if (held.done === null) for (const { op, outcome } of ended) this.#o.onSettled(op, outcome)
-    return true
   }
 
   async #confirm(held: HeldLane, op: Claimed): Promise<'left' | 'pending' | 'lost'> {
@@ -240,34 +261,81 @@ export class LaneRun {
     return 'lost'
   }
 
-  async #applyGroup(held: HeldLane, handler: Handler, group: Claimed[]): Promise<boolean> {
+  async #applyGroup(held: HeldLane, handler: Handler, ops: Claimed[]): Promise<boolean> {
+    for (const op of ops) if (op.attempts === 0) this.#o.onWait(op.waitedMs)
+    try {
+      const group = { held, ops }
+      const [applied = false] =
+        handler.together === undefined
+          ? await this.#applyAll(handler, [group])
+          : [await this.#appliesOf(handler, handler.together).submit(group)]
+      if (!applied) held.lost = true
+      return applied
+    } catch (fault) {
+      return this.#applyFailed(held, handler, ops, fault)
+    }
+  }
+
+  /** Lanes whose next operations are of one type go together, as what is accepted does. */
+  #appliesOf(handler: Handler, itemsMax: number): Flush<Group, boolean> {
+    const known = this.#applies.get(handler)
+    if (known !== undefined) return known
+    const flush = new Flush<Group, boolean>({
+      write: (groups) => this.#applyAll(handler, groups),
+      // In halves, until who is at fault stands alone; not for what is nobody's fault.
+      isPoison: (fault) => !nobodysFault.has(codeOf(fault) ?? ''),
+      sizeOf: () => 1,
+      countOf: ({ ops }) => ops.length,
+      itemsMax,
+      bytesMax: Number.MAX_SAFE_INTEGER,
+      waitingMax: Number.MAX_SAFE_INTEGER,
+      timeoutMs: Number.MAX_SAFE_INTEGER,
+      timeoutFault: () => new OperationAborted('timeout'),
+    })
+    this.#applies.set(handler, flush)
+    return flush
+  }
+
+  async #applyAll(handler: Handler, groups: readonly Group[]): Promise<boolean[]> {
+    const { apply } = handler
+    if (apply === undefined) throw new Error('there is nothing to apply')
     const startedAt = this.#now()
-    if (handler.apply === undefined) return false
-    for (const op of group) if (op.attempts === 0) this.#o.onWait(op.waitedMs)
+    const { store } = this.#o
+    const longestMs = Math.min(applyMsMax, ...groups.flatMap(({ ops }) => ops.map((op) => op.timeoutMs)))
     let tx: OpenTx | undefined
     try {
-      const longestMs = Math.min(applyMsMax, ...group.map((op) => op.timeoutMs))
-      tx = await this.#o.store.begin(longestMs)
-      const keys = group.flatMap((op) => op.idempotencyKey ?? [])
-      if (!(await this.#o.store.holdWithin(tx, this.#o.worker(), { fence: held.fence, lane: held.lane, keys }))) {
+      tx = await store.begin(longestMs)
+      const holds = await store.holdWithin(
+        tx,
+        this.#o.worker(),
+        groups.map(({ held: { fence, lane }, ops }) => ({
+          fence,
+          lane,
+          keys: ops.flatMap((op) => op.idempotencyKey ?? []),
+        })),
+      )
+      const mine = groups.filter((_, i) => holds[i] === true)
+      if (mine.length === 0) {
         await tx.rollback()
-        held.lost = true
-        return false
+        return groups.map(() => false)
       }
-      const results = await orLate(handler.apply(tx, group.map(toApplyItem)), longestMs)
-      if (results.length !== group.length) {
-        throw new Error(`apply answered ${results.length} results for ${group.length} items`)
+      const ops = mine.flatMap((group) => group.ops)
+      const results = await orLate(apply(tx, ops.map(toApplyItem)), longestMs)
+      if (results.length !== ops.length) {
+        throw new Error(`apply answered ${results.length} results for ${ops.length} items`)
       }
-      const ended = group.map((op, i) => ({ op, outcome: { kind: 'completed', result: results[i] } as Outcome }))
-      if (!(await this.#commit(held, tx, ended, startedAt))) {
-        held.lost = true
-        return false
-      }
-      for (const { op } of ended) this.#o.onAttempt(op.type, 'completed', this.#now() - startedAt)
-      return true
+      let at = 0
+      const parts = mine.map(({ held, ops: own }): Part => {
+        const ended = own.map((op, i) => ({ op, outcome: { kind: 'completed', result: results[at + i] } as Outcome }))
+        at += own.length
+        return { held, ended }
+      })
+      if (!(await this.#commit(tx, parts, startedAt))) return groups.map(() => false)
+      for (const op of ops) this.#o.onAttempt(op.type, 'completed', this.#now() - startedAt)
+      return groups.map((_, i) => holds[i] === true)
     } catch (fault) {
       await tx?.rollback()
-      return this.#applyFailed(held, handler, group, fault)
+      throw fault
     }
   }
 

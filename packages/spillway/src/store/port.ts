@@ -313,12 +313,16 @@ export interface Store {
     claim: ClaimRequest | null,
   ): Promise<StepResult>
   /**
-   * Takes the locks of a settlement that is to follow in this transaction, so that effects that lock rows which others
-   * lock behind a lane can be written before it. False: the lease is lost.
+   * Takes the locks of the settlements that are to follow in this transaction, so that effects that lock rows which others
+   * lock behind a lane can be written before them. Per lane: false when the lease is lost.
    */
-  holdWithin(tx: Tx, worker: string, held: { fence: number; lane: string; keys: readonly string[] }): Promise<boolean>
-  /** Settles inside a transaction of `begin`; answers whether the lease still held. */
-  settleWithin(tx: Tx, worker: string, settlement: Settlement): Promise<boolean>
+  holdWithin(
+    tx: Tx,
+    worker: string,
+    held: readonly { fence: number; lane: string; keys: readonly string[] }[],
+  ): Promise<readonly boolean[]>
+  /** Settles inside a transaction of `begin`; answers whether the leases still held. */
+  settleWithin(tx: Tx, worker: string, ...settlements: readonly Settlement[]): Promise<boolean>
   /** After a commit that was not confirmed: did the operation leave its lane? Waits for that transaction to end. */
   confirm(worker: string, fence: number, lane: string, seq: number): Promise<'left' | 'pending' | 'lost'>
   mark(

@@ -171,10 +171,15 @@ export function postgresStore(options: PostgresOptions): Store {
       settlements.length === 0
         ? step(rows, sql, worker, parts.step + part, settlements, claim)
         : slowly(() => step(rows, sql, worker, parts.step + part, settlements, claim)),
-    holdWithin: async (tx, worker, { fence, lane, keys }) =>
-      (await value<boolean>(tx.query, `${s}.settle_hold($1, $2, $3, $4)`, [worker, fence, lane, keys])) === true,
-    settleWithin: async (tx, worker, settlement) => {
-      const { rows } = await tx.query<{ lost: number[] }>(sql.settle, settleValues(worker, parts.within, [settlement]))
+    holdWithin: async (tx, worker, held) =>
+      (await value<boolean[]>(tx.query, `${s}.settle_hold($1, $2, $3, $4)`, [
+        worker,
+        held.map(({ fence }) => fence),
+        held.map(({ lane }) => lane),
+        held.flatMap(({ keys }) => keys),
+      ])) ?? [],
+    settleWithin: async (tx, worker, ...settlements) => {
+      const { rows } = await tx.query<{ lost: number[] }>(sql.settle, settleValues(worker, parts.within, settlements))
       return rows[0]?.lost.length === 0
     },
     confirm: async (worker, fence, lane, seq) =>

@@ -1,7 +1,7 @@
 /**
- * Queues and their options. What a push has to know of a queue before it is written, whether it is encrypted, is kept here
- * for a second at most, and forgotten when an instance says that it changed; the statement that stores a message checks it
- * again.
+ * Queues and their options. What a push has to know of a queue before it is written, whether it is encrypted, is kept here,
+ * looked up again once a second, and forgotten when an instance says that it changed; the statement that stores a message
+ * checks it again.
  */
 import { type QueueOptionName, type QueueOptions, queueOptionDefaults } from '@spillway/protocol/wire'
 import type { IntakeApi } from '../../index.js'
@@ -47,6 +47,7 @@ export class Queues {
   readonly #intake: IntakeApi
   readonly #schema: string
   readonly #channel: string
+  readonly #asked = new Map<string, Promise<void>>()
   readonly #known = new Map<string, { isSealed: boolean; until: number }>()
 
   constructor(intake: IntakeApi, schema: string) {
@@ -75,28 +76,50 @@ export class Queues {
     return toConfigured(rows[0] ?? {})
   }
 
-  /** Which of these are encrypted. */
-  async sealed(queues: ReadonlySet<string>): Promise<ReadonlySet<string>> {
+  /**
+   * Which of these are encrypted. Looked up by whoever comes first; the others wait for that. One that is known but old is
+   * looked up behind the caller's back.
+   */
+  sealed(queues: ReadonlySet<string>): ReadonlySet<string> | Promise<ReadonlySet<string>> {
     const now = performance.now()
-    const out = new Set<string>()
     const unknown: string[] = []
+    const old: string[] = []
     for (const queue of queues) {
       const known = this.#known.get(queue)
-      if (known === undefined || known.until <= now) unknown.push(queue)
-      else if (known.isSealed) out.add(queue)
+      if (known === undefined) unknown.push(queue)
+      else if (known.until <= now) old.push(queue)
     }
-    if (unknown.length === 0) return out
+    if (old.length > 0) this.#lookUp(old).catch(() => undefined)
+    if (unknown.length === 0) return this.#among(queues)
+    return this.#lookUp(unknown).then(() => this.#among(queues))
+  }
+
+  #among(queues: ReadonlySet<string>): ReadonlySet<string> {
+    const out = new Set<string>()
+    for (const queue of queues) if (this.#known.get(queue)?.isSealed === true) out.add(queue)
+    return out
+  }
+
+  async #lookUp(queues: readonly string[]): Promise<void> {
+    const mine = queues.filter((queue) => !this.#asked.has(queue))
+    if (mine.length > 0) {
+      const asking = this.#ask(mine).finally(() => {
+        for (const queue of mine) this.#asked.delete(queue)
+      })
+      for (const queue of mine) this.#asked.set(queue, asking)
+    }
+    await Promise.all(new Set(queues.map((queue) => this.#asked.get(queue))))
+  }
+
+  async #ask(queues: readonly string[]): Promise<void> {
     const { rows } = await this.#intake.read<{ name: string }>(
       `SELECT q.name FROM ${this.#schema}.mq_queues q WHERE q.name = ANY ($1) AND q.encryption_enabled`,
-      [unknown],
+      [queues],
     )
     if (this.#known.size > knownMax) this.#known.clear()
-    for (const queue of unknown) this.#known.set(queue, { isSealed: false, until: now + knownMs })
-    for (const { name } of rows) {
-      this.#known.set(name, { isSealed: true, until: now + knownMs })
-      out.add(name)
-    }
-    return out
+    const sealed = new Set(rows.map(({ name }) => name))
+    const until = performance.now() + knownMs
+    for (const queue of queues) this.#known.set(queue, { isSealed: sealed.has(queue), until })
   }
 
   forget(queue: string): void {

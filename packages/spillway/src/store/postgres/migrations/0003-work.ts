@@ -69,19 +69,19 @@ BEGIN
   END LOOP;
 END $$;
 
--- Takes what settling this lane will take, before the effects are written: those may lock what comes behind it in the
--- lock order (the ledger's head is last). False: the lease is lost.
-CREATE FUNCTION settle_hold(p_worker uuid, p_fence bigint, p_lane uuid, p_keys uuid[]) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- Takes what settling these lanes will take, in the same order, before the effects are written: those may lock what comes
+-- behind it in the lock order (the ledger's head is last). Per lane: false when the lease is lost.
+CREATE FUNCTION settle_hold(p_worker uuid, p_fences bigint[], p_lanes uuid[], p_keys uuid[]) RETURNS boolean[] LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 BEGIN
   PERFORM pause_guard();
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-  IF NOT FOUND THEN RETURN false; END IF;
-  PERFORM FROM leases l WHERE l.fence = p_fence AND l.worker = p_worker AND p_lane = ANY (l.lanes) FOR UPDATE;
-  IF NOT FOUND THEN RETURN false; END IF;
+  IF NOT FOUND THEN RETURN array_fill(false, ARRAY[cardinality(p_lanes)]); END IF;
+  PERFORM FROM leases l WHERE l.fence = ANY (p_fences) AND l.worker = p_worker ORDER BY l.fence FOR UPDATE;
   IF cardinality(p_keys) > 0 THEN PERFORM FROM idempotency d WHERE d.key = ANY (p_keys) ORDER BY d.key FOR UPDATE; END IF;
-  PERFORM FROM lanes l WHERE l.id = p_lane FOR UPDATE;
-  RETURN true;
+  PERFORM FROM lanes l WHERE l.id = ANY (p_lanes) ORDER BY l.id FOR UPDATE;
+  RETURN (SELECT array_agg(EXISTS (SELECT FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker AND u.lane = ANY (l.lanes)) ORDER BY u.i)
+    FROM unnest(p_fences, p_lanes) WITH ORDINALITY u(fence, lane, i));
 END $$;
 
 CREATE FUNCTION settle(
