@@ -102,9 +102,12 @@ export const pop = (server: Server, queue: string | null, options: PopOptions = 
 
 export const messagesOf = ({ body }: Answer): Message[] => (body.messages ?? []) as Message[]
 
-/** What is there now; empty when there is nothing. */
+/** What is there now; empty when there is nothing. One that is told to come back does so, as a client would. */
 export async function take(server: Server, queue: string | null, options: PopOptions = {}): Promise<Message[]> {
-  const answer = await pop(server, queue, options)
+  const answer = await until('a pop that is not refused', async () => {
+    const given = await pop(server, queue, options)
+    return given.status !== 503 && given
+  })
   expect([200, 204], answer.text).toContain(answer.status)
   return messagesOf(answer)
 }
@@ -124,7 +127,7 @@ export const takeSome = (server: Server, queue: string, options: PopOptions = {}
 export async function takeAll(server: Server, queue: string, count: number, options: PopOptions = {}, ms = 30_000) {
   const seen: Message[] = []
   await until(
-    `${count} messages of ${queue}, not ${seen.length}`,
+    `${count} messages of ${queue}`,
     async () => {
       const found = await take(server, queue, { autoAck: true, batch: 200, partitions: 100, ...options })
       seen.push(...found)
@@ -157,8 +160,12 @@ export async function ackBatch(server: Server, acknowledgments: readonly Members
   return answer.body as unknown as AckResult[]
 }
 
-export const transaction = (server: Server, operations: readonly unknown[], more: Members = {}, headers: Headers = {}) =>
-  post(server, '/api/v1/transaction', { operations, ...more }, headers)
+export const transaction = (
+  server: Server,
+  operations: readonly unknown[],
+  more: Members = {},
+  headers: Headers = {},
+) => post(server, '/api/v1/transaction', { operations, ...more }, headers)
 
 export const extend = (server: Server, leaseId: string, seconds?: number) =>
   post(server, `/api/v1/lease/${leaseId}/extend`, seconds === undefined ? undefined : { seconds })
@@ -190,6 +197,8 @@ export interface MessageTables {
   counts(): Promise<{ messages: number; leases: number; operations: number }>
   /** Holds up every push after it has its place and before it is stored, until `release`. */
   holdPushes(): Promise<{ release(): Promise<void> }>
+  /** A transaction of its own, which is never committed. */
+  begin(): Promise<{ query(text: string, values?: unknown[]): Promise<unknown>; rollback(): Promise<void> }>
   close(): Promise<void>
 }
 
@@ -198,6 +207,17 @@ export function openMessageTables(url: string, schema = 'spillway'): MessageTabl
   pool.on('error', () => undefined)
   const query = async <Row extends Record<string, unknown>>(text: string, values: unknown[] = []) =>
     (await pool.query<Row>(text, values)).rows
+  const begin = async () => {
+    const client = await pool.connect()
+    await client.query('BEGIN')
+    return {
+      query: (text: string, values: unknown[] = []) => client.query(text, values),
+      rollback: async () => {
+        await client.query('ROLLBACK')
+        client.release()
+      },
+    }
+  }
   return {
     query,
     counts: async () => {
@@ -208,15 +228,11 @@ export function openMessageTables(url: string, schema = 'spillway'): MessageTabl
       return row ?? { messages: -1, leases: -1, operations: -1 }
     },
     holdPushes: async () => {
-      const client = await pool.connect()
-      await client.query('BEGIN; LOCK TABLE mq_messages IN SHARE MODE')
-      return {
-        release: async () => {
-          await client.query('ROLLBACK')
-          client.release()
-        },
-      }
+      const open = await begin()
+      await open.query('LOCK TABLE mq_messages IN SHARE MODE')
+      return { release: open.rollback }
     },
+    begin,
     close: () => pool.end(),
   }
 }

@@ -365,6 +365,15 @@ export const settings = {
   },
   petitions: petitionSettings,
   messages: {
+    pushPendingMax: {
+      name: 'SPILLWAY_PUSH_PENDING_MAX',
+      type: 'integer',
+      min: 1,
+      max: 100_000_000,
+      default: 10_000,
+      unit: 'operations',
+      meaning: 'operations that may wait; a push that would have to join more is answered 429',
+    },
     encryptionKey: {
       name: 'SPILLWAY_ENCRYPTION_KEY',
       type: 'text',

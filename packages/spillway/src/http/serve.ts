@@ -137,9 +137,10 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     log,
     metrics: createPetitionMetrics(metrics.registry),
   })
-  const { encryptionKey } = config.messages
+  const { encryptionKey, pushPendingMax } = config.messages
   const messages = defineMessages(api, {
     schema: `"${config.store.schema}"`,
+    pendingMax: pushPendingMax,
     encryptionKey: encryptionKey === null ? null : Buffer.from(encryptionKey, 'hex'),
     isAuthenticated: isAuthenticationOn(config.auth),
     log,

@@ -52,10 +52,13 @@ export class Accepting {
   }
 
   /** For one definition whose effect is rows of the store. */
-  applying(apply: Apply | Effect): AcceptFlush {
-    return this.#makeFlush((pending) =>
-      typeof apply === 'function' ? this.#acceptAndApply(apply, pending) : this.#acceptWithEffect(apply, pending),
-    )
+  applying(apply: Apply | Effect, pendingMax?: number): AcceptFlush {
+    return this.#makeFlush((pending) => {
+      const context = this.context(pendingMax)
+      return typeof apply === 'function'
+        ? this.#acceptAndApply(apply, pending, context)
+        : this.#acceptWithEffect(apply, pending, context)
+    })
   }
 
   /** Age of the oldest write that waits or is under way, of whatever flush. */
@@ -78,8 +81,8 @@ export class Accepting {
   }
 
   /** Effects that are functions of the store, decided and written in the caller's own transaction. */
-  applyWithin(tx: Tx, effect: Effect, pending: readonly PendingItem[]): Promise<Accepted[]> {
-    return this.#acceptWithEffect(effect, together(pending, 1), tx)
+  applyWithin(tx: Tx, effect: Effect, pending: readonly PendingItem[], pendingMax?: number): Promise<Accepted[]> {
+    return this.#acceptWithEffect(effect, together(pending, 1), this.context(pendingMax), tx)
   }
 
   #makeFlush(write: (pending: readonly PendingItem[]) => Promise<Accepted[]>): AcceptFlush {
@@ -113,14 +116,19 @@ export class Accepting {
   }
 
   /** With `tx`: in the caller's transaction, to be taken back with it. */
-  async #acceptWithEffect(effect: Effect, pending: readonly PendingItem[], tx?: Tx): Promise<Accepted[]> {
+  async #acceptWithEffect(
+    effect: Effect,
+    pending: readonly PendingItem[],
+    context: AcceptContext,
+    tx?: Tx,
+  ): Promise<Accepted[]> {
     const items = pending.map((p) => p.item)
     this.#fair.stamp(items)
     const storeEffect = {
       function: effect.function,
       values: (order: readonly number[]) => effect.values(order.flatMap((index) => toEffectItem(pending[index]))),
     }
-    const { accepted, told } = await this.#o.store.acceptWithEffect(items, this.context(), storeEffect, tx)
+    const { accepted, told } = await this.#o.store.acceptWithEffect(items, context, storeEffect, tx)
     for (const [i, p] of pending.entries()) {
       try {
         tell(effect, p, accepted[i], told[i])
@@ -133,10 +141,10 @@ export class Accepting {
     return accepted
   }
 
-  async #acceptAndApply(apply: Apply, pending: readonly PendingItem[]): Promise<Accepted[]> {
+  async #acceptAndApply(apply: Apply, pending: readonly PendingItem[], context: AcceptContext): Promise<Accepted[]> {
     const items = pending.map((p) => p.item)
     this.#fair.stamp(items)
-    const accepted = await this.#o.store.acceptAndApply(items, this.context(), async (tx, decided) => {
+    const accepted = await this.#o.store.acceptAndApply(items, context, async (tx, decided) => {
       const results = await applyTo(apply, tx, pending, decided)
       return results.map((result) => ({ v: 'done', result: result ?? null }))
     })
@@ -152,13 +160,13 @@ export class Accepting {
   }
 
   /** What a flush has to know beside its items. */
-  context(): AcceptContext {
+  context(pendingMax?: number): AcceptContext {
     const { load, settings } = this.#o
     return {
       worker: this.#o.worker(),
       backlogMs: Math.min(backlogMsMax, load.drainMs(load.depth - settings.concurrency) ?? 0),
       keyTtlMs: settings.idempotencyTtlMs,
-      isFull: load.depth >= settings.pendingMax,
+      isFull: load.depth >= Math.min(settings.pendingMax, pendingMax ?? settings.pendingMax),
     }
   }
 

@@ -113,6 +113,7 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
   /** A running one can be cancelled: the handler heeds `ctx.signal`. Default false. */
   abortable?: boolean
   run: (body: Static<S>, context: RunContext) => Promise<Result> | Result
+  pendingMax?: never
   apply?: never
 }
 
@@ -123,6 +124,8 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
 export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Result> {
   whenBusy?: 'queue' | 'refuse'
   abortable?: never
+  /** Operations that may wait, of all types, for one of this type to join them. Default: as many as the intake holds. */
+  pendingMax?: number
   apply: ((tx: Tx, items: readonly ApplyItem<Static<S>>[]) => Promise<readonly Result[]>) | SqlEffect<Static<S>, Result>
   run?: never
 }

@@ -9,9 +9,9 @@ import type { Static, TSchema } from 'typebox'
 import { type BoundGate, type GateBinding, type GateRequest, gateOrder, type Permit } from '../gates/gate.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
 import { Turns } from '../pressure/turns.js'
-import type { Accepted, AcceptItem, Pulse, Store, Tx } from '../store/port.js'
+import type { Accepted, Pulse, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
-import { Accepting, type Apply, codeOf, type Effect, queuedApply } from './accepting.js'
+import { Accepting, type Apply, type Effect, queuedApply } from './accepting.js'
 import type { Answer } from './answer.js'
 import { Answering } from './answering.js'
 import type { DefineOptions, Definition } from './define.js'
@@ -21,7 +21,7 @@ import { buildItem } from './item.js'
 import type { Handler } from './lane-run.js'
 import { Load } from './load.js'
 import { Presence } from './presence.js'
-import { allSlotsTaken, queueFull, type Refusal, refusals, refusedBy, storeAwayRetryMs, toldRate } from './refusal.js'
+import { allSlotsTaken, queueFull, type Refusal, refusals, storeAwayRetryMs } from './refusal.js'
 import type { IntakeLog, IntakeSettings } from './settings.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
 import { traced } from './traced.js'
@@ -154,7 +154,7 @@ export class Intake {
       .map((gate) => gate.bind(binding) as BoundGate<unknown>)
       .sort((a, b) => gateOrder.indexOf(a.kind) - gateOrder.indexOf(b.kind))
     const apply = open.apply as Apply | Effect | undefined
-    const flush = apply === undefined ? this.#accepting.operations : this.#accepting.applying(apply)
+    const flush = apply === undefined ? this.#accepting.operations : this.#accepting.applying(apply, open.pendingMax)
     this.#definitions.set(type, { type, options: open, gates, flush })
     this.#handlers.set(type, {
       backoff: open.retry ?? { baseMs: this.settings.retryBaseMs, maxMs: this.settings.retryMaxMs },
@@ -196,6 +196,11 @@ export class Intake {
   get busy(): number {
     const pool = this.store.poolState()
     return Math.max((pool.busy + pool.waiting) / pool.max, this.#accepting.oldestMs / this.settings.acceptWaitBudgetMs)
+  }
+
+  /** The same, of the writes alone: what does not need the pool need not heed it. */
+  get writesBusy(): number {
+    return this.#accepting.oldestMs / this.settings.acceptWaitBudgetMs
   }
 
   get queueDepth(): number {
@@ -324,7 +329,9 @@ export class Intake {
     let accepted: readonly Accepted[]
     try {
       accepted =
-        tx === undefined ? await bound.flush.submit(all) : await this.#accepting.applyWithin(tx, apply as Effect, all)
+        tx === undefined
+          ? await bound.flush.submit(all)
+          : await this.#accepting.applyWithin(tx, apply as Effect, all, bound.options.pendingMax)
     } catch (fault) {
       const [first] = all
       if (first === undefined || tx !== undefined) throw fault

@@ -202,7 +202,7 @@ function acceptValues(
     haltable ? text((i) => i.halt) : '{}',
     ...rateValues(sorted),
     mode.apply && context.isFull === true,
-    mode.apply && context.isFull === true ? plain((i) => i.batch) : '{}',
+    mode.apply && (context.isFull === true || keyed) ? plain((i) => i.batch) : '{}',
   ]
 }
 

@@ -12,6 +12,9 @@ import { hash } from 'node:crypto'
 export interface Place {
   queue: string | null
   group: string
+  partition?: string | null
+  namespace?: string | null
+  task?: string | null
 }
 
 export interface ArrivalsOptions {
@@ -91,10 +94,13 @@ export class Arrivals {
     line.due.unref()
   }
 
-  /** A pop found something: there may be more for others of the same group. */
-  found(place: Place): void {
-    const line = this.#lines.get(keyOf(place))
-    if (line !== undefined) wakeSome(line, wokenByFound)
+  /** There may be more in this queue for others of the same group. */
+  found({ queue, group }: { queue: string; group: string }): void {
+    for (const line of this.#lines.values()) {
+      if (line.place.group === group && (line.place.queue === null || line.place.queue === queue)) {
+        wakeSome(line, wokenByFound)
+      }
+    }
   }
 
   /** Messages came to the queues with these marks. */
@@ -135,9 +141,10 @@ export class Arrivals {
     }
   }
 
-  #wakeAt(place: Place): void {
-    const line = this.#lines.get(keyOf(place))
-    if (line !== undefined) wakeSome(line, 1)
+  #wakeAt({ queue, group }: { queue: string; group: string }): void {
+    for (const line of this.#lines.values()) {
+      if (line.place.queue === queue && line.place.group === group) wakeSome(line, 1)
+    }
   }
 
   #close(key: string): void {
@@ -162,4 +169,5 @@ function wakeSome(line: Line, count: number): void {
 /** A queue in a notice, which has little room. Two queues may share one; then somebody looks in vain. */
 export const markOf = (queue: string): string => hash('md5', queue, 'hex').slice(0, 8)
 
-const keyOf = ({ queue, group }: Place): string => `${queue ?? ''}\0${group}`
+const keyOf = ({ queue, group, partition, namespace, task }: Place): string =>
+  `${queue ?? ''}\0${group}\0${partition ?? ''}\0${namespace ?? ''}\0${task ?? ''}`

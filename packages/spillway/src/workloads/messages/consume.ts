@@ -101,7 +101,12 @@ export class Consume {
       timeoutMs: flushTimeoutMs,
       timeoutFault: () => Object.assign(new Error('the store did not answer in time'), { code: 'timeout' }),
     }
-    this.#pops = new Flush({ ...bounds, write: (all) => again(() => this.#take(all)), sizeOf: () => 200, itemsMax: flushItemsMax })
+    this.#pops = new Flush({
+      ...bounds,
+      write: (all) => again(() => this.#take(all)),
+      sizeOf: () => 200,
+      itemsMax: flushItemsMax,
+    })
     this.#acks = new Flush({
       ...bounds,
       write: (units) => again(() => this.#answer(units)),
@@ -122,7 +127,8 @@ export class Consume {
 
   /** Null: there was nothing until `signal` fired. `waitMs` 0: looks once. */
   async pop(request: PopRequest, waitMs: number, gone: AbortSignal): Promise<Popped | null> {
-    const place: Place = { queue: request.queue, group: request.group }
+    const { queue, group, partition, namespace, task } = request
+    const place: Place = { queue, group, partition, namespace, task }
     const over = waitMs > 0 ? AbortSignal.any([gone, AbortSignal.timeout(waitMs)]) : gone
     for (;;) {
       const { woken, leave } = this.arrivals.wait(place, over)
@@ -136,7 +142,7 @@ export class Consume {
       const { popped, dueMs } = found
       if (popped !== null) {
         leave()
-        this.arrivals.found(place)
+        this.arrivals.found({ queue: popped.queue, group })
         const readable = await this.#readable(popped)
         if (readable === null) continue
         if (!gone.aborted) {

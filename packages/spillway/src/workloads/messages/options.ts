@@ -3,6 +3,8 @@ import type { IntakeLog } from '../../index.js'
 export interface MessagesOptions {
   /** Of the store's tables, quoted for SQL. */
   schema: string
+  /** Operations that may wait for a push to join them; beyond that what would have to wait is refused. */
+  pendingMax: number
   /** 32 bytes; null: no queue can be encrypted. */
   encryptionKey: Uint8Array | null
   /** Whether callers are who they say. */

@@ -13,6 +13,7 @@ import { isReservedQueue } from '../../http/queue-names.js'
 import {
   type Answer,
   type Definition,
+  digestUuid,
   type EffectItem,
   type IntakeApi,
   laneOf,
@@ -70,12 +71,13 @@ export interface QueuedParcel {
   answer: Extract<Answer, { kind: 'queued' }>
 }
 
-export function definePush(intake: IntakeApi, schema: string): Definition<ParcelBody, Stored> {
+export function definePush(intake: IntakeApi, schema: string, pendingMax: number): Definition<ParcelBody, Stored> {
   return intake.define(pushType, {
     body: Parcel,
     lane: ({ queue, partition }) => [queue, partition],
     gates: [pressure()],
     priority: priorities.PUSH,
+    pendingMax,
     apply: effect(schema),
   })
 }
@@ -123,7 +125,7 @@ export class Push {
     this.#options = options
     this.#queues = queues
     this.#seal = seal
-    this.definition = definePush(intake, options.schema)
+    this.definition = definePush(intake, options.schema, options.pendingMax)
   }
 
   /** Why it cannot be asked for, if so. */
@@ -176,7 +178,11 @@ export class Push {
     tx?: Tx,
   ): Promise<Pushed> {
     if (sealed.size > 0 && this.#seal === null) return { kind: 'results', ...this.#unsealable(items, sealed) }
-    const parcels = this.#parcels(items, sealed)
+    const keyedOn = options.idempotencyKey === undefined ? null : JSON.stringify(items)
+    // Whoever repeats a request with its key is told the same ids.
+    const base =
+      keyedOn === null ? null : `${options.identity ?? ''}\0${options.idempotencyKey}\0${digestUuid(keyedOn)}`
+    const parcels = this.#parcels(items, sealed, base)
     const answers = await this.#intake.submitAll(
       this.definition,
       parcels.map(({ body }) => body),
@@ -184,7 +190,7 @@ export class Push {
         ...options,
         texts: parcels.map(({ text }) => text),
         // The key is about what came, not about the ids that are given here.
-        ...(options.idempotencyKey !== undefined && { keyedOn: JSON.stringify(items) }),
+        ...(keyedOn !== null && { keyedOn }),
       },
       tx,
     )
@@ -240,7 +246,7 @@ export class Push {
     }
   }
 
-  #parcels(items: readonly PushItem[], sealed: ReadonlySet<string>): Parcelled[] {
+  #parcels(items: readonly PushItem[], sealed: ReadonlySet<string>, base: string | null): Parcelled[] {
     const parcels = new Map<string, Parcelled & { texts: string[] }>()
     for (const [index, item] of items.entries()) {
       const { queue } = item
@@ -251,10 +257,11 @@ export class Push {
         parcel = { body: { queue, partition, messages: [] }, text: '', places: [], texts: [] }
         parcels.set(key, parcel)
       }
-      const message = this.#message(item, sealed.has(queue), laneOf([queue, partition]).id)
+      const id = base === null ? newOperationId() : digestUuid(`${base}\0${index}`)
+      const message = this.#message(id, item, sealed.has(queue), laneOf([queue, partition]).id)
       parcel.body.messages.push(message)
       parcel.places.push(index)
-      const { id, transactionId, traceId } = message
+      const { transactionId, traceId } = message
       const payload = message.sealed ? JSON.stringify(message.text) : message.text
       parcel.texts.push(
         `{"id":"${id}","transactionId":${JSON.stringify(transactionId)},"traceId":${JSON.stringify(traceId)},"sealed":${message.sealed},"payload":${payload}}`,
@@ -267,8 +274,7 @@ export class Push {
     }))
   }
 
-  #message(item: PushItem, isSealed: boolean, partitionId: string): MessageBody {
-    const id = newOperationId()
+  #message(id: string, item: PushItem, isSealed: boolean, partitionId: string): MessageBody {
     const plain = JSON.stringify(item.payload ?? null)
     const text = isSealed && this.#seal !== null ? this.#seal.seal(plain, partitionId) : plain
     return {

@@ -25,7 +25,7 @@ import { outcomeErrors, type Step } from './transaction.js'
 
 const tags = ['messages']
 const popTimeoutMsDefault = 30_000
-/** Busier than this, nothing more is handed out. */
+/** Busier than this, nothing more is handed out. By the writes alone: pops have connections of their own. */
 const busyPopAbove = 0.95
 const busyRetryAfterMs = 2_000
 const Names = Type.Object({ queue: Type.String(), partition: Type.Optional(Type.String()) })
@@ -92,7 +92,7 @@ function addPops(app: App, workload: MessagesWorkload): void {
         errors: [{ path: '/subscriptionFrom', message: 'must be now, or an RFC 3339 time' }],
       })
     }
-    if (intake.core.busy > busyPopAbove || consume.isFull) {
+    if (intake.core.writesBusy > busyPopAbove || consume.isFull) {
       return sendProblem(reply, {
         code: 'overloaded',
         detail: 'This instance is too busy to hand out messages. Try again later.',

@@ -89,7 +89,7 @@ DECLARE
   v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean; v_paused boolean;
   v_tight boolean := false;
   v_item int; v_ok boolean; v_found int; v_k int;
-  v_seen_item int[];
+  v_seen_item int[]; v_wrong smallint[];
   v_rleft int[]; v_rgave int[]; v_rasked int[] := p_rate_n; v_rwait bigint[]; v_ritem int[] := p_rate_item; v_odd boolean := false;
   v_single boolean := cardinality(p_rate_item) = 0;
   v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
@@ -124,6 +124,13 @@ BEGIN
         answers[r.i] := r.answer;
         ops[r.i] := r.op;
       END LOOP;
+      -- A batch is one request, and has one answer: what is wrong with a key of it is wrong with all of it.
+      IF cardinality(p_batch) > 0 AND v_out && '{7,8}' THEN
+        SELECT array_agg(coalesce(b.o, u.o) ORDER BY u.i) INTO v_wrong FROM unnest(p_batch, v_out) WITH ORDINALITY u(batch, o, i)
+          LEFT JOIN (SELECT x.batch, max(x.o) AS o FROM unnest(p_batch, v_out) x(batch, o) WHERE x.o IN (7, 8) GROUP BY x.batch) b ON b.batch = u.batch;
+        DELETE FROM idempotency d USING unnest(p_keys, p_id, v_out, v_wrong) u(key, op, o, wrong) WHERE u.o = 0 AND u.wrong <> 0 AND d.key = u.key AND d.op = u.op;
+        v_out := v_wrong;
+      END IF;
     END IF;
   END IF;
 

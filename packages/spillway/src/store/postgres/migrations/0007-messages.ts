@@ -199,15 +199,15 @@ CREATE FUNCTION mq_pushed(
 DECLARE
   t timestamptz := clock();
   v_payloads text[] := string_to_array(p_payloads, E'\\x1e');
-  v_queue int[]; v_strict boolean; v_failed text[]; v_dup uuid[];
+  v_queue int[]; v_strict boolean; v_new boolean; v_failed text[]; v_dup uuid[];
   v_parts uuid[]; v_tails bigint[]; v_counts bigint[]; v_owners int[];
   v_expected bigint; v_inserted bigint; v_left bigint;
   told json[]; r record;
 BEGIN
   IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
   PERFORM mq_guard(false);
-  SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false)
-    INTO v_queue, v_strict
+  SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
+    INTO v_queue, v_strict, v_new
     FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
 
   -- 1. What may not be stored: as plain text where the queue is sealed, and beyond the queue's size.
@@ -223,12 +223,10 @@ BEGIN
         CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 2;
         IF r.encryption_enabled AND NOT p_sealed[i] THEN v_failed[i] := 'encryption_required';
         ELSIF r.max_size > 0 THEN
-          IF v_left <= 0 THEN
-            -- One that is there already takes no room.
-            IF NOT EXISTS (SELECT FROM mq_messages m WHERE m.partition = p_partitions[p_item[i]] AND m.transaction_id = p_transactions[i] AND m.grp IS NULL) THEN
-              v_failed[i] := 'queue_full';
-            END IF;
-          ELSE v_left := v_left - 1; END IF;
+          -- One that is there already, or comes twice, takes no room.
+          CONTINUE WHEN EXISTS (SELECT FROM mq_messages m WHERE m.partition = p_partitions[p_item[i]] AND m.transaction_id = p_transactions[i] AND m.grp IS NULL)
+            OR EXISTS (SELECT FROM generate_series(1, i - 1) j WHERE p_transactions[j] = p_transactions[i] AND p_partitions[p_item[j]] = p_partitions[p_item[i]] AND v_failed[j] IS NULL);
+          IF v_left <= 0 THEN v_failed[i] := 'queue_full'; ELSE v_left := v_left - 1; END IF;
         END IF;
       END LOOP;
     END LOOP;
@@ -299,7 +297,7 @@ BEGIN
   WHERE p.n > 0 AND c.lease IS NULL AND coalesce(c.head, 0) >= p.tail - p.n
   ON CONFLICT (partition, grp) DO NOTHING;
   -- Who waits elsewhere is told with the commit; while all groups have something to read, nobody waits.
-  IF FOUND THEN PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners))); END IF;
+  IF FOUND OR v_new THEN PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners))); END IF;
 
   SELECT array_agg(CASE WHEN p_verdicts[i.i] = 2 THEN x.told END ORDER BY i.i) INTO told
   FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (

@@ -1,0 +1,170 @@
+/** Lists of messages, from the partitions' logs. */
+import type { ConsumerMode, LoggedMessage, messageStatuses } from '@spillway/protocol/schema'
+import { queueModeGroup } from '@spillway/protocol/wire'
+import type { Static } from 'typebox'
+import type { AdministrationContext } from './administration.js'
+import { stateSql, statusSql } from './message-state.js'
+import { type Visible, visibleSql } from './visible-queues.js'
+
+export type MessageStatus = (typeof messageStatuses)[number]
+
+export interface LogFilter {
+  queue: string | null
+  partition: string | null
+  namespace: string | null
+  task: string | null
+  status: MessageStatus | null
+  /** When they came. */
+  from: Date | null
+  to: Date | null
+  visible: Visible
+}
+
+type LoggedMessageView = Static<typeof LoggedMessage>
+type Mode = Static<typeof ConsumerMode>
+
+export interface ListedRow extends Record<string, unknown> {
+  id: string
+  partition: string
+  transaction_id: string
+  trace_id: string | null
+  queue_name: string
+  partition_name: string
+  namespace: string | null
+  task: string | null
+  priority: number
+  status: MessageStatus
+  bus_groups: number
+  bus_settled: number
+  until: Date | null
+  created_at: Date
+}
+
+/** A list over several partitions looks at those that were pushed to last. */
+const partitionsMax = 200
+
+export class MessageList {
+  readonly #context: AdministrationContext
+
+  constructor(context: AdministrationContext) {
+    this.#context = context
+  }
+
+  /** Newest first; over several partitions, of the 200 that were pushed to last. */
+  async list(filter: LogFilter, limit: number, offset: number): Promise<LoggedMessageView[]> {
+    const { status } = filter
+    if (status === 'dead_letter' || status === 'failed') return this.#givenUp(filter, status, limit, offset)
+    const { intake, schema } = this.#context
+    const { queue, partition, namespace, task, from, to, visible } = filter
+    const { rows } = await intake.read<ListedRow>(listSql(schema, status), [
+      queue,
+      partition,
+      namespace,
+      task,
+      from,
+      to,
+      visible,
+      limit,
+      offset,
+    ])
+    return rows.map(toListed)
+  }
+
+  /** Who reads a queue: those who name no group, groups, or both. */
+  async mode(queue: string | null, visible: Visible): Promise<Mode> {
+    const { intake, schema } = this.#context
+    const { rows } = await intake.read<{ queue_mode: boolean | null; bus: number }>(
+      `SELECT bool_or(g.name = $2) AS queue_mode, count(DISTINCT g.name) FILTER (WHERE g.name <> $2) AS bus
+       FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue
+       WHERE ($1::text IS NULL OR q.name = $1) AND ${visibleSql('q.name', '$3')}`,
+      [queue, queueModeGroup, visible],
+    )
+    return toMode(rows[0]?.queue_mode === true, rows[0]?.bus ?? 0)
+  }
+
+  /** From mq_dead, which has them when the log has not any more. */
+  async #givenUp(
+    filter: LogFilter,
+    status: 'dead_letter' | 'failed',
+    limit: number,
+    offset: number,
+  ): Promise<LoggedMessageView[]> {
+    const { intake, schema } = this.#context
+    const { queue, partition, namespace, task, from, to, visible } = filter
+    const { rows } = await intake.read<ListedRow>(
+      `SELECT d.message_id AS id, d.partition, d.transaction_id, d.trace_id, d.queue AS queue_name, d.partition_name, d.namespace, d.task,
+         coalesce(q.priority, 0) AS priority, $8::text AS status, 0 AS bus_groups, 0 AS bus_settled, NULL::timestamptz AS until, d.created_at
+       FROM ${schema}.mq_dead d LEFT JOIN ${schema}.mq_queues q ON q.name = d.queue
+       WHERE d.is_letter = ($8 = 'dead_letter') AND ($1::text IS NULL OR d.queue = $1) AND ($2::text IS NULL OR d.partition_name = $2)
+         AND ($3::text IS NULL OR d.namespace = $3) AND ($4::text IS NULL OR d.task = $4)
+         AND ($5::timestamptz IS NULL OR d.moved_at >= $5 AND d.created_at >= $5) AND ($6::timestamptz IS NULL OR d.created_at < $6::timestamptz + interval '1 ms')
+         AND ${visibleSql('d.queue', '$7')}
+       ORDER BY d.moved_at DESC, d.id LIMIT $9 OFFSET $10`,
+      [queue, partition, namespace, task, from, to, visible, status, limit, offset],
+    )
+    return rows.map(toListed)
+  }
+}
+
+/**
+ * $1 queue, $2 partition, $3 namespace, $4 task, $5 from, $6 to, $7 visible, $8 limit, $9 offset. Each partition gives as
+ * many as the page could need, from where its messages of that status are.
+ */
+function listSql(schema: string, status: 'pending' | 'processing' | 'completed' | null): string {
+  const columns = 'm.partition, m.seq, m.id, m.transaction_id, m.trace_id, m.grp, m.created_at'
+  const isStatus = status === null ? '' : `AND ${statusSql} = '${status}'`
+  const state = status === null ? '' : stateSql(schema, 'm', 'p.queue')
+  const candidates = (where: string): string =>
+    `(SELECT ${columns} FROM ${schema}.mq_messages m ${state} WHERE m.partition = p.id AND ${where} ${isStatus} ORDER BY m.seq DESC LIMIT $8::int + $9::int)`
+  const range = 'm.seq > b.low AND m.seq <= b.high'
+  const sources = {
+    pending: candidates(`${range} AND m.seq > b.head`),
+    processing: candidates(`${range} AND m.seq = ANY (b.open)`),
+    completed: `${candidates(`${range} AND m.seq <= b.head`)} UNION ALL ${candidates(`${range} AND m.seq > b.head AND m.seq = ANY (b.done)`)}`,
+  }
+  const cursors = `FROM ${schema}.mq_cursors c`
+  return `SELECT m.*, p.name AS partition_name, p.queue_name, p.namespace, p.task, p.priority, ${statusSql} AS status, s.bus_groups, s.bus_settled, s.until
+    FROM (
+      SELECT m.* FROM (
+        SELECT p.id, p.name, p.queue, p.low, p.tail FROM ${schema}.mq_partitions p JOIN ${schema}.mq_queues q ON q.id = p.queue
+        WHERE ($1::text IS NULL OR q.name = $1) AND ($2::text IS NULL OR p.name = $2) AND ($3::text IS NULL OR q.namespace = $3) AND ($4::text IS NULL OR q.task = $4)
+          AND ($5::timestamptz IS NULL OR p.pushed_at >= $5::timestamptz - interval '1 minute') AND ($6::timestamptz IS NULL OR p.created_at < $6::timestamptz + interval '1 ms')
+          AND p.low < p.tail AND ${visibleSql('q.name', '$7')}
+        ORDER BY p.pushed_at DESC LIMIT ${partitionsMax}
+      ) p CROSS JOIN LATERAL (
+        SELECT CASE WHEN $5::timestamptz IS NULL THEN p.low ELSE ${schema}.mq_before(p.id, $5) END AS low,
+          CASE WHEN $6::timestamptz IS NULL THEN p.tail ELSE ${schema}.mq_before(p.id, $6::timestamptz + interval '1 ms') END AS high,
+          coalesce((SELECT min(coalesce(c.head, 0)) FROM ${schema}.mq_groups g LEFT JOIN ${schema}.mq_cursors c ON c.grp = g.id AND c.partition = p.id WHERE g.queue = p.queue), 0) AS head,
+          ARRAY(SELECT unnest(c.done) ${cursors} WHERE c.partition = p.id) AS done, ARRAY(SELECT unnest(c.open) ${cursors} WHERE c.partition = p.id) AS open
+      ) b CROSS JOIN LATERAL (${status === null ? candidates(range) : sources[status]}) m
+      ORDER BY m.created_at DESC, m.partition, m.seq DESC LIMIT $8 OFFSET $9
+    ) m JOIN LATERAL (
+      SELECT p.name, p.queue, q.name AS queue_name, q.namespace, q.task, q.priority FROM ${schema}.mq_partitions p JOIN ${schema}.mq_queues q ON q.id = p.queue WHERE p.id = m.partition
+    ) p ON true ${stateSql(schema, 'm', 'p.queue')}
+    ORDER BY m.created_at DESC, m.partition, m.seq DESC`
+}
+
+export const toMode = (hasQueueMode: boolean, busGroupsCount: number): Mode => ({
+  hasQueueMode,
+  busGroupsCount,
+  type: hasQueueMode ? (busGroupsCount > 0 ? 'hybrid' : 'queue') : busGroupsCount > 0 ? 'bus' : 'none',
+})
+
+export function toListed(row: ListedRow): LoggedMessageView {
+  return {
+    id: row.id,
+    transactionId: row.transaction_id,
+    traceId: row.trace_id,
+    partitionId: row.partition,
+    queuePath: `${row.queue_name}/${row.partition_name}`,
+    queue: row.queue_name,
+    partition: row.partition_name,
+    namespace: row.namespace,
+    task: row.task,
+    queuePriority: row.priority,
+    status: row.status,
+    busStatus: { consumedBy: row.bus_settled, totalGroups: row.bus_groups },
+    createdAt: row.created_at.toISOString(),
+    leaseExpiresAt: row.until?.toISOString() ?? null,
+  }
+}

@@ -1,0 +1,38 @@
+/**
+ * What is known of a message, in SQL. It is in its partition's log; where it stands is told by the groups' cursors, and what
+ * a group gave up by mq_dead.
+ */
+
+/** Those of this name in the log: itself, and what was replayed of it for single groups. Two arms, for an index each. */
+export function messageSql(schema: string, columns: string, partition: string, transactionId: string): string {
+  const arm = (kind: string): string =>
+    `SELECT ${columns} FROM ${schema}.mq_messages m WHERE m.partition = ${partition} AND m.transaction_id = ${transactionId} AND m.grp ${kind}`
+  return `${arm('IS NULL')} UNION ALL ${arm('IS NOT NULL')}`
+}
+
+/**
+ * Joins to the messages of `m` of the queue with the number `queue`: `d` (was it given up), `s` (what the groups have done
+ * with it). Whoever is not to read it, because it was replayed for another, does not count.
+ */
+export function stateSql(schema: string, m: string, queue: string): string {
+  return `LEFT JOIN LATERAL (
+      SELECT bool_or(x.is_letter) AS letter FROM ${schema}.mq_dead x
+      WHERE x.partition = ${m}.partition AND x.transaction_id = ${m}.transaction_id AND x.seq = ${m}.seq
+    ) d ON true
+    LEFT JOIN LATERAL (
+      SELECT count(*) AS groups, count(*) FILTER (WHERE c.settled) AS settled,
+        count(*) FILTER (WHERE c.bus) AS bus_groups, count(*) FILTER (WHERE c.bus AND c.settled) AS bus_settled,
+        coalesce(bool_or(c.leased), false) AS leased, max(c.until) FILTER (WHERE c.leased) AS until
+      FROM (
+        SELECT g.name <> '__QUEUE_MODE__' AS bus, coalesce(${m}.seq <= x.head OR ${m}.seq = ANY (x.done), false) AS settled,
+          coalesce(l.id IS NOT NULL AND ${m}.seq = ANY (x.open), false) AS leased, l.until
+        FROM ${schema}.mq_groups g LEFT JOIN ${schema}.mq_cursors x ON x.partition = ${m}.partition AND x.grp = g.id
+          LEFT JOIN ${schema}.mq_leases l ON l.id = x.lease AND l.until > ${schema}.clock()
+        WHERE g.queue = ${queue} AND (${m}.grp IS NULL OR g.id = ${m}.grp)
+      ) c
+    ) s ON true`
+}
+
+/** Of `d` and `s`. One that some group gave up is told as that, whatever the others do with it. */
+export const statusSql = `CASE WHEN d.letter THEN 'dead_letter' WHEN d.letter IS NOT NULL THEN 'failed' WHEN s.leased THEN 'processing'
+    WHEN s.groups > 0 AND s.settled = s.groups THEN 'completed' ELSE 'pending' END`

@@ -1,0 +1,281 @@
+/** Queues and what is in them. */
+import type {
+  MessageCounts,
+  NamespaceList,
+  QueueDetails,
+  QueueSummary,
+  ResourceOverview,
+} from '@spillway/protocol/schema'
+import type { Static } from 'typebox'
+import type { AdministrationContext } from './administration.js'
+import { oldestSql, partitionSql, progressSql } from './group-progress.js'
+import type { Throughput } from './throughput.js'
+import { type Visible, visibleSql } from './visible-queues.js'
+
+export interface QueueFilter {
+  queue: string | null
+  /** A part of its name. */
+  search: string | null
+  namespace: string | null
+  task: string | null
+  visible: Visible
+}
+
+export type Counts = Static<typeof MessageCounts>
+type Summary = Static<typeof QueueSummary>
+type Details = Static<typeof QueueDetails>
+type ResourceView = Static<typeof ResourceOverview>
+type Share = Omit<Static<typeof NamespaceList>['namespaces'][number], 'namespace'>
+
+export interface QueueRow extends Record<string, unknown> {
+  id: number
+  name: string
+  namespace: string | null
+  task: string | null
+  created_at: Date
+  partitions: number
+  total: number
+  pending: number
+  processing: number
+  completed: number
+  consumed: number
+}
+
+export interface PartitionRow extends Record<string, unknown> {
+  id: string
+  name: string
+  created_at: Date
+  pushed_at: Date
+  total: number
+  pending: number
+  processing: number
+  completed: number
+  consumed: number
+  oldest: Date | null
+  newest: Date | null
+  letters: number
+  skipped: number
+}
+
+interface SpreadRow extends Record<string, unknown> {
+  avg_seconds: number
+  median_seconds: number
+  min_seconds: number
+  max_seconds: number
+  avg_depth: number
+  median_depth: number
+  min_depth: number
+  max_depth: number
+}
+
+/** Dead letters are counted up to here. */
+export const deadCountMax = 100_000
+const namesMax = 1_000
+
+/** $1 queue, $2 search, $3 namespace, $4 task, $5 visible. */
+export const queueFilterSql = `($1::text IS NULL OR q.name = $1) AND ($2::text IS NULL OR position($2 IN q.name) > 0) AND ($3::text IS NULL OR q.namespace = $3)
+  AND ($4::text IS NULL OR q.task = $4) AND ${visibleSql('q.name', '$5')}`
+
+export function filterValues({ queue, search, namespace, task, visible }: QueueFilter): unknown[] {
+  return [queue, search, namespace, task, visible]
+}
+
+export class QueueOverview {
+  readonly #context: AdministrationContext
+  readonly #throughput: Throughput
+
+  constructor(context: AdministrationContext, throughput: Throughput) {
+    this.#context = context
+    this.#throughput = throughput
+  }
+
+  /** Newest first. */
+  async list(filter: QueueFilter, limit: number, offset: number): Promise<Summary[]> {
+    return (await this.rows(filter, 'q.created_at DESC, q.id DESC', limit, offset)).map(toSummary)
+  }
+
+  async rows(filter: QueueFilter, order: string, limit: number, offset: number): Promise<QueueRow[]> {
+    const { intake, schema } = this.#context
+    const { rows } = await intake.read<QueueRow>(
+      `WITH page AS (SELECT q.* FROM ${schema}.mq_queues q WHERE ${queueFilterSql} ORDER BY ${order} LIMIT $6 OFFSET $7)
+       SELECT q.id, q.name, q.namespace, q.task, q.created_at, coalesce(x.partitions, 0) AS partitions, coalesce(x.total, 0) AS total, coalesce(x.pending, 0) AS pending,
+         coalesce(x.processing, 0) AS processing, coalesce(x.completed, 0) AS completed, coalesce(x.consumed, 0) AS consumed
+       FROM page q LEFT JOIN (
+         SELECT p.queue, count(*) AS partitions, sum(p.total)::bigint AS total, sum(p.pending)::bigint AS pending, sum(p.processing)::bigint AS processing,
+           sum(p.completed)::bigint AS completed, sum(p.consumed)::bigint AS consumed
+         FROM (${partitionSql(schema, 'p.queue IN (SELECT page.id FROM page)')}) p GROUP BY p.queue
+       ) x ON x.queue = q.id ORDER BY ${order}`,
+      [...filterValues(filter), limit, offset],
+    )
+    return rows
+  }
+
+  /** Null: there is none. Its partitions by name. */
+  async get(queue: string, limit: number, offset: number): Promise<Details | null> {
+    const [row] = await this.rows({ ...anyQueue, queue }, 'q.id', 1, 0)
+    if (row === undefined) return null
+    const [partitions, dead] = await Promise.all([
+      this.partitions(row.id, queue, limit, offset),
+      this.dead({ ...anyQueue, queue }),
+    ])
+    return {
+      ...toQueue(row),
+      partitionCount: row.partitions,
+      partitions: partitions.map(toPartition),
+      totals: toCounts(row, dead),
+      pagination: { limit, offset },
+    }
+  }
+
+  async partitions(queue: number, name: string, limit: number, offset: number): Promise<PartitionRow[]> {
+    const { intake, schema } = this.#context
+    const at = (order: string): string =>
+      `(SELECT m.created_at FROM ${schema}.mq_messages m WHERE m.partition = p.id ORDER BY m.seq ${order} LIMIT 1)`
+    const { rows } = await intake.read<PartitionRow>(
+      `SELECT p.id, p.name, p.created_at, p.pushed_at, p.total, p.pending, p.processing, p.completed, p.consumed, ${at('ASC')} AS oldest, ${at('DESC')} AS newest,
+         coalesce(d.letters, 0) AS letters, coalesce(d.skipped, 0) AS skipped
+       FROM (${partitionSql(schema, `p.id IN (SELECT x.id FROM ${schema}.mq_partitions x WHERE x.queue = $1 ORDER BY x.name, x.id LIMIT $3 OFFSET $4)`)}) p LEFT JOIN (
+         SELECT x.partition, count(*) FILTER (WHERE x.is_letter) AS letters, count(*) FILTER (WHERE NOT x.is_letter) AS skipped
+         FROM (SELECT y.partition, y.is_letter FROM ${schema}.mq_dead y WHERE y.queue = $2 ORDER BY y.moved_at DESC LIMIT ${deadCountMax}) x GROUP BY x.partition
+       ) d ON d.partition = p.id ORDER BY p.name, p.id`,
+      [queue, name, limit, offset],
+    )
+    return rows
+  }
+
+  /** Dead letters and records of what was skipped, of queues that are there or not. */
+  async dead(filter: QueueFilter): Promise<{ letters: number; skipped: number; partitions: number }> {
+    const { intake, schema } = this.#context
+    const { queue, namespace, task, visible } = filter
+    const { rows } = await intake.read<{ letters: number; skipped: number; partitions: number }>(
+      `SELECT count(*) FILTER (WHERE x.is_letter) AS letters, count(*) FILTER (WHERE NOT x.is_letter) AS skipped, count(DISTINCT x.partition) FILTER (WHERE x.is_letter) AS partitions
+       FROM (SELECT d.is_letter, d.partition FROM ${schema}.mq_dead d WHERE ($1::text IS NULL OR d.queue = $1) AND ($2::text IS NULL OR d.namespace = $2)
+         AND ($3::text IS NULL OR d.task = $3) AND ${visibleSql('d.queue', '$4')} LIMIT ${deadCountMax}) x`,
+      [queue, namespace, task, visible],
+    )
+    return rows[0] ?? { letters: 0, skipped: 0, partitions: 0 }
+  }
+
+  /** Of all queues together. */
+  async total(
+    filter: QueueFilter,
+  ): Promise<QueueRow & { queues: number; namespaces: number; tasks: number; ingested: number }> {
+    const { intake, schema } = this.#context
+    const { rows } = await intake.read<
+      QueueRow & { queues: number; namespaces: number; tasks: number; ingested: number }
+    >(
+      `SELECT (SELECT count(*) FROM ${schema}.mq_queues q WHERE ${queueFilterSql}) AS queues,
+         (SELECT count(DISTINCT nullif(q.namespace, '')) FROM ${schema}.mq_queues q WHERE ${queueFilterSql}) AS namespaces,
+         (SELECT count(DISTINCT nullif(q.task, '')) FROM ${schema}.mq_queues q WHERE ${queueFilterSql}) AS tasks,
+         count(*) AS partitions, coalesce(sum(p.total), 0)::bigint AS total, coalesce(sum(p.pending), 0)::bigint AS pending, coalesce(sum(p.processing), 0)::bigint AS processing,
+         coalesce(sum(p.completed), 0)::bigint AS completed, coalesce(sum(p.consumed), 0)::bigint AS consumed, coalesce(sum(p.tail), 0)::bigint AS ingested
+       FROM (${partitionSql(schema, queueFilterSql)}) p`,
+      filterValues(filter),
+    )
+    const [row] = rows
+    if (row === undefined) throw new Error('a count without a row')
+    return row
+  }
+
+  async resources(visible: Visible): Promise<ResourceView> {
+    const filter = { ...anyQueue, visible }
+    const [row, dead, lag] = await Promise.all([this.total(filter), this.dead(filter), this.#lag(visible)])
+    const [rates] = this.#throughput.look(`overview ${visible?.join('\0') ?? ''}`, {
+      ingested: row.ingested,
+      processed: row.consumed,
+    })
+    return {
+      queues: row.queues,
+      partitions: row.partitions,
+      namespaces: row.namespaces,
+      tasks: row.tasks,
+      messages: toCounts(row, dead),
+      lag,
+      ...(rates !== undefined && {
+        throughput: { ingestedPerSecond: rates.ingestedPerSecond, processedPerSecond: rates.processedPerSecond },
+      }),
+      timestamp: new Date().toISOString(),
+      statsAge: 0,
+    }
+  }
+
+  /** Over all groups and partitions in which something waits. */
+  async #lag(visible: Visible): Promise<ResourceView['lag']> {
+    const { intake, schema } = this.#context
+    const four = (value: string, name: string): string =>
+      `coalesce(avg(${value}), 0)::float8 AS avg_${name}, coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY ${value}), 0)::float8 AS median_${name},
+       coalesce(min(${value}), 0)::float8 AS min_${name}, coalesce(max(${value}), 0)::float8 AS max_${name}`
+    const { rows } = await intake.read<SpreadRow>(
+      `SELECT ${four('x.seconds', 'seconds')}, ${four('x.depth', 'depth')} FROM (
+         SELECT r.depth, greatest(0, extract(epoch FROM ${schema}.clock() - o.oldest))::float8 AS seconds
+         FROM (${progressSql(schema, visibleSql('q.name', '$1'))}) r ${oldestSql(schema, 'r')} WHERE r.depth > 0
+       ) x`,
+      [visible],
+    )
+    const [row] = rows
+    if (row === undefined) throw new Error('a spread without a row')
+    const round = (value: number): number => Math.round(value * 1_000) / 1_000
+    return {
+      time: {
+        avg: round(row.avg_seconds),
+        median: round(row.median_seconds),
+        min: round(row.min_seconds),
+        max: round(row.max_seconds),
+      },
+      offset: { avg: round(row.avg_depth), median: row.median_depth, min: row.min_depth, max: row.max_depth },
+    }
+  }
+
+  /** By namespace or task, those with a name. */
+  async by(column: 'namespace' | 'task', visible: Visible): Promise<(Share & { name: string })[]> {
+    const { intake, schema } = this.#context
+    const { rows } = await intake.read<QueueRow & { queues: number }>(
+      `SELECT q.${column} AS name, count(DISTINCT q.id) AS queues, count(p.id) AS partitions, coalesce(sum(p.total), 0)::bigint AS total,
+         coalesce(sum(p.pending), 0)::bigint AS pending, coalesce(sum(p.processing), 0)::bigint AS processing
+       FROM ${schema}.mq_queues q LEFT JOIN (${partitionSql(schema, `q.${column} <> ''`)}) p ON p.queue = q.id
+       WHERE q.${column} <> '' AND ${visibleSql('q.name', '$1')} GROUP BY q.${column} ORDER BY q.${column} LIMIT ${namesMax}`,
+      [visible],
+    )
+    return rows.map(({ name, queues, partitions, total, pending, processing }) => ({
+      name,
+      queues,
+      partitions,
+      messages: { total, pending, processing },
+    }))
+  }
+}
+
+export const anyQueue: QueueFilter = { queue: null, search: null, namespace: null, task: null, visible: null }
+
+export const toQueue = (row: QueueRow): Pick<Summary, 'id' | 'name' | 'namespace' | 'task' | 'createdAt'> => ({
+  id: String(row.id),
+  name: row.name,
+  namespace: row.namespace,
+  task: row.task,
+  createdAt: row.created_at.toISOString(),
+})
+
+export const toSummary = (row: QueueRow): Summary => ({
+  ...toQueue(row),
+  partitions: row.partitions,
+  messages: { total: row.total, pending: row.pending, processing: row.processing },
+})
+
+export const toCounts = (
+  { total, pending, processing, completed }: Pick<QueueRow, 'total' | 'pending' | 'processing' | 'completed'>,
+  { letters, skipped }: { letters: number; skipped: number },
+): Counts => ({ total, pending, processing, completed, failed: skipped, deadLetter: letters })
+
+export function toPartition(row: PartitionRow): Details['partitions'][number] {
+  const counts = toCounts(row, row)
+  return {
+    id: row.id,
+    name: row.name,
+    createdAt: row.created_at.toISOString(),
+    lastActivity: row.pushed_at.toISOString(),
+    stats: counts,
+    messages: counts,
+    oldestMessage: row.oldest?.toISOString() ?? null,
+    newestMessage: row.newest?.toISOString() ?? null,
+  }
+}

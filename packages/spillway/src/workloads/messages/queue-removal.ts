@@ -1,0 +1,80 @@
+/** Emptying and deleting queues. */
+import type { AdministrationContext } from './administration.js'
+import { patientTransaction } from './patient-transaction.js'
+
+/** A transaction cuts from so many partitions, so much of each: pushes to them wait for it. */
+const cutPartitions = 50
+const cutMessages = 200
+const cutMs = 10_000
+const restMs = 60_000
+
+export class QueueRemoval {
+  readonly #context: AdministrationContext
+
+  constructor(context: AdministrationContext) {
+    this.#context = context
+  }
+
+  /** How many messages went; null: there is no such queue, or partition of it. */
+  async clear(queue: string, partition: string | null): Promise<number | null> {
+    const { intake, schema } = this.#context
+    const { rows } = await intake.read(
+      `SELECT FROM ${schema}.mq_queues q WHERE q.name = $1
+         AND ($2::text IS NULL OR EXISTS (SELECT FROM ${schema}.mq_partitions p WHERE p.queue = q.id AND p.name = $2))`,
+      [queue, partition],
+    )
+    if (rows.length === 0) return null
+    const cut = await this.#cut(queue, partition)
+    const rest = await patientTransaction(intake, restMs, async (tx) => {
+      const cleared = await tx.query<{ n: number }>(`SELECT ${schema}.mq_clear($1, $2) AS n`, [queue, partition])
+      return cleared.rows[0]?.n ?? 0
+    })
+    return cut + rest
+  }
+
+  /** False: there was none. Dead letters stay. */
+  async drop(queue: string): Promise<boolean> {
+    const { intake, schema } = this.#context
+    await this.#cut(queue, null)
+    return patientTransaction(intake, restMs, async (tx) => {
+      const dropped = await tx.query<{ existed: boolean }>(`SELECT ${schema}.mq_drop($1) AS existed`, [queue])
+      return dropped.rows[0]?.existed === true
+    })
+  }
+
+  /**
+   * The log of a queue, in short steps, up to where it stood at first. What ends the matter locks all partitions at once, or
+   * holds up every push: over a million messages that would be seconds.
+   */
+  async #cut(queue: string, partition: string | null): Promise<number> {
+    const { intake, schema } = this.#context
+    const { rows } = await intake.read<{ ids: string[] | null; tails: number[] | null }>(
+      `SELECT array_agg(p.id ORDER BY p.id)::text[] AS ids, array_agg(p.tail ORDER BY p.id) AS tails
+       FROM ${schema}.mq_partitions p JOIN ${schema}.mq_queues q ON q.id = p.queue
+       WHERE q.name = $1 AND ($2::text IS NULL OR p.name = $2) AND p.low < p.tail`,
+      [queue, partition],
+    )
+    const ids = rows[0]?.ids ?? []
+    const tails = rows[0]?.tails ?? []
+    let cut = 0
+    for (let at = 0; at < ids.length; ) {
+      const end = at + cutPartitions
+      const gone = await patientTransaction(intake, cutMs, async (tx) => {
+        const values = [ids.slice(at, end), tails.slice(at, end)]
+        // Partitions before messages, as a push locks them.
+        await tx.query(
+          `SELECT FROM ${schema}.mq_partitions p WHERE p.id = ANY ($1::uuid[]) ORDER BY p.id FOR NO KEY UPDATE`,
+          values.slice(0, 1),
+        )
+        const steps = await tx.query<{ n: number }>(
+          `SELECT ${schema}.mq_cut(u.id, u.tail, ${cutMessages}) AS n FROM unnest($1::uuid[], $2::bigint[]) u(id, tail)`,
+          values,
+        )
+        return steps.rows.map(({ n }) => n)
+      })
+      cut += gone.reduce((sum, n) => sum + n, 0)
+      if (gone.every((n) => n < cutMessages)) at = end
+    }
+    return cut
+  }
+}

@@ -1,0 +1,172 @@
+/** How the messages do: depth, lag and throughput of all, and of one queue by partition and group. */
+import type { GroupState, QueueStatus, SystemStatus as SystemStatusSchema } from '@spillway/protocol/schema'
+import type { Static } from 'typebox'
+import type { AdministrationContext } from './administration.js'
+import { oldestSql, progressSql } from './group-progress.js'
+import {
+  anyQueue,
+  filterValues,
+  type QueueFilter,
+  type QueueOverview,
+  queueFilterSql,
+  toCounts,
+  toPartition,
+  toQueue,
+  toSummary,
+} from './queue-overview.js'
+import { toConfigured } from './queues.js'
+import type { Throughput } from './throughput.js'
+import { visibleSql } from './visible-queues.js'
+
+type StatusView = Static<typeof SystemStatusSchema>
+type QueueView = Static<typeof QueueStatus>
+type GroupView = Static<typeof GroupState>
+
+interface GroupRow extends Record<string, unknown> {
+  name: string
+  depth: number
+  processing: number
+  consumed: number
+  lagging: number
+  lag_seconds: number | null
+}
+
+const queuesMax = 100
+const groupsMax = 1_000
+const errorsMax = 10
+/** The errors of so many of the newest dead letters are looked at. */
+const errorsOf = 10_000
+
+export class SystemStatus {
+  readonly #context: AdministrationContext
+  readonly #overview: QueueOverview
+  readonly #throughput: Throughput
+
+  constructor(context: AdministrationContext, overview: QueueOverview, throughput: Throughput) {
+    this.#context = context
+    this.#overview = overview
+    this.#throughput = throughput
+  }
+
+  async all(filter: QueueFilter): Promise<StatusView> {
+    const overview = this.#overview
+    const [total, queues, dead, leases, topErrors] = await Promise.all([
+      overview.total(filter),
+      overview.rows(filter, 'q.id', queuesMax, 0),
+      overview.dead(filter),
+      this.#leases(filter),
+      this.#errors(filter),
+    ])
+    return {
+      timestamp: new Date().toISOString(),
+      throughput: this.#throughput.look(`status ${JSON.stringify(filter)}`, {
+        ingested: total.ingested,
+        processed: total.consumed,
+      }),
+      queues: queues
+        .sort((a, b) => b.pending - a.pending)
+        .map((row) => ({ ...toSummary(row), totalConsumed: row.consumed })),
+      messages: toCounts(total, dead),
+      leases,
+      deadLetterQueue: { totalMessages: dead.letters, affectedPartitions: dead.partitions, topErrors },
+    }
+  }
+
+  /** Null: there is none. Its partitions by name. */
+  async queue(name: string, limit: number, offset: number): Promise<QueueView | null> {
+    const { intake, schema } = this.#context
+    const overview = this.#overview
+    const filter = { ...anyQueue, queue: name }
+    const [row] = await overview.rows(filter, 'q.id', 1, 0)
+    if (row === undefined) return null
+    const [config, partitions, dead, total, groups] = await Promise.all([
+      intake.read<Record<string, unknown>>(`SELECT q.* FROM ${schema}.mq_queues q WHERE q.id = $1`, [row.id]),
+      overview.partitions(row.id, name, limit, offset),
+      overview.dead(filter),
+      overview.total(filter),
+      this.#groups(row.id),
+    ])
+    const each = await this.#groupsOf(partitions.map(({ id }) => id))
+    const counts = toCounts(row, dead)
+    const { options } = toConfigured(config.rows[0] ?? {})
+    return {
+      queue: { ...toQueue(row), priority: options.priority, config: { ...options, maxQueueSize: options.maxSize } },
+      partitionCount: row.partitions,
+      partitions: partitions.map((partition) => ({
+        ...toPartition(partition),
+        cursor: { totalConsumed: partition.consumed },
+        consumerGroups: each.get(partition.id) ?? [],
+      })),
+      totals: { messages: counts, ...counts },
+      consumerGroups: groups,
+      throughput: this.#throughput.look(`queue ${name}`, { ingested: total.ingested, processed: total.consumed }),
+      pagination: { limit, offset },
+    }
+  }
+
+  async #groups(queue: number): Promise<GroupView[]> {
+    const { intake, schema } = this.#context
+    const { rows } = await intake.read<GroupRow>(
+      `SELECT r.grp_name AS name, sum(r.depth)::bigint AS depth, sum(r.open)::bigint AS processing, sum(r.consumed)::bigint AS consumed,
+         count(*) FILTER (WHERE r.depth > 0) AS lagging, floor(extract(epoch FROM ${schema}.clock() - min(o.oldest)))::bigint AS lag_seconds
+       FROM (${progressSql(schema, 'g.queue = $1')}) r ${oldestSql(schema, 'r')} GROUP BY r.grp_name ORDER BY r.grp_name LIMIT ${groupsMax}`,
+      [queue],
+    )
+    return rows.map(({ name, depth, processing, consumed, lagging, lag_seconds }) => ({
+      name,
+      depth,
+      processing,
+      consumed,
+      partitionsWithLag: lagging,
+      maxTimeLag: Math.max(0, lag_seconds ?? 0),
+    }))
+  }
+
+  async #groupsOf(
+    partitions: readonly string[],
+  ): Promise<Map<string, QueueView['partitions'][number]['consumerGroups']>> {
+    const { intake, schema } = this.#context
+    const { rows } = await intake.read<{
+      partition: string
+      grp_name: string
+      depth: number
+      open: number
+      moved_at: Date | null
+    }>(
+      `SELECT r.partition, r.grp_name, r.depth, r.open, r.moved_at FROM (${progressSql(schema, 'p.id = ANY ($1::uuid[])')}) r ORDER BY r.grp_name`,
+      [partitions],
+    )
+    const groups = new Map<string, QueueView['partitions'][number]['consumerGroups']>()
+    for (const { partition, grp_name: name, depth, open: processing, moved_at: movedAt } of rows) {
+      const of = groups.get(partition) ?? []
+      of.push({ name, depth, processing, lastConsumedAt: movedAt?.toISOString() ?? null })
+      groups.set(partition, of)
+    }
+    return groups
+  }
+
+  async #leases(filter: QueueFilter): Promise<StatusView['leases']> {
+    const { intake, schema } = this.#context
+    const { rows } = await intake.read<{ active: number; partitions: number; batch: number; open: number }>(
+      `SELECT count(DISTINCT l.id) AS active, count(c.grp) AS partitions, coalesce(sum(cardinality(c.batch)), 0)::bigint AS batch, coalesce(sum(cardinality(c.open)), 0)::bigint AS open
+       FROM ${schema}.mq_leases l JOIN ${schema}.mq_groups g ON g.id = l.grp JOIN ${schema}.mq_queues q ON q.id = g.queue
+         LEFT JOIN LATERAL unnest(l.partitions) u(partition) ON true LEFT JOIN ${schema}.mq_cursors c ON c.partition = u.partition AND c.grp = l.grp AND c.lease = l.id
+       WHERE l.until > ${schema}.clock() AND ${queueFilterSql}`,
+      filterValues(filter),
+    )
+    const { active, partitions, batch, open } = rows[0] ?? { active: 0, partitions: 0, batch: 0, open: 0 }
+    return { active, partitionsWithLeases: partitions, totalBatchSize: batch, totalAcked: batch - open }
+  }
+
+  async #errors({ queue, namespace, task, visible }: QueueFilter): Promise<StatusView['deadLetterQueue']['topErrors']> {
+    const { intake, schema } = this.#context
+    const { rows } = await intake.read<{ error: string | null; count: number }>(
+      `SELECT x.error, count(*) AS count FROM (
+         SELECT left(d.error, 200) AS error FROM ${schema}.mq_dead d WHERE d.is_letter AND ($1::text IS NULL OR d.queue = $1) AND ($2::text IS NULL OR d.namespace = $2)
+           AND ($3::text IS NULL OR d.task = $3) AND ${visibleSql('d.queue', '$4')} ORDER BY d.moved_at DESC LIMIT ${errorsOf}
+       ) x GROUP BY x.error ORDER BY count(*) DESC, x.error LIMIT ${errorsMax}`,
+      [queue, namespace, task, visible],
+    )
+    return rows
+  }
+}
