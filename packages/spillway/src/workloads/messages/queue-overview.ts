@@ -91,29 +91,44 @@ export class QueueOverview {
 
   /** Newest first. */
   async list(filter: QueueFilter, limit: number, offset: number): Promise<Summary[]> {
-    return (await this.rows(filter, 'q.created_at DESC, q.id DESC', limit, offset)).map(toSummary)
+    const newest = 'q.created_at DESC, q.id DESC'
+    const rows = await this.#rows(filter, `ORDER BY ${newest} LIMIT $6 OFFSET $7`, `ORDER BY ${newest}`, [
+      limit,
+      offset,
+    ])
+    return rows.map(toSummary)
   }
 
-  async rows(filter: QueueFilter, order: string, limit: number, offset: number): Promise<QueueRow[]> {
+  /** Those with the most to do first. */
+  deepest(filter: QueueFilter, limit: number): Promise<QueueRow[]> {
+    return this.#rows(filter, '', 'ORDER BY pending DESC, q.name LIMIT $6', [limit])
+  }
+
+  async row(queue: string): Promise<QueueRow | null> {
+    const [row] = await this.#rows({ ...anyQueue, queue }, '', '', [])
+    return row ?? null
+  }
+
+  async #rows(filter: QueueFilter, page: string, end: string, values: readonly unknown[]): Promise<QueueRow[]> {
     const { intake, schema } = this.#context
     const { rows } = await intake.read<QueueRow>(
-      `WITH page AS (SELECT q.* FROM ${schema}.mq_queues q WHERE ${queueFilterSql} ORDER BY ${order} LIMIT $6 OFFSET $7)
+      `WITH page AS (SELECT q.* FROM ${schema}.mq_queues q WHERE ${queueFilterSql} ${page})
        SELECT q.id, q.name, q.namespace, q.task, q.created_at, coalesce(x.partitions, 0) AS partitions, coalesce(x.total, 0) AS total, coalesce(x.pending, 0) AS pending,
          coalesce(x.processing, 0) AS processing, coalesce(x.completed, 0) AS completed, coalesce(x.consumed, 0) AS consumed
        FROM page q LEFT JOIN (
          SELECT p.queue, count(*) AS partitions, sum(p.total)::bigint AS total, sum(p.pending)::bigint AS pending, sum(p.processing)::bigint AS processing,
            sum(p.completed)::bigint AS completed, sum(p.consumed)::bigint AS consumed
          FROM (${partitionSql(schema, 'p.queue IN (SELECT page.id FROM page)')}) p GROUP BY p.queue
-       ) x ON x.queue = q.id ORDER BY ${order}`,
-      [...filterValues(filter), limit, offset],
+       ) x ON x.queue = q.id ${end}`,
+      [...filterValues(filter), ...values],
     )
     return rows
   }
 
   /** Null: there is none. Its partitions by name. */
   async get(queue: string, limit: number, offset: number): Promise<Details | null> {
-    const [row] = await this.rows({ ...anyQueue, queue }, 'q.id', 1, 0)
-    if (row === undefined) return null
+    const row = await this.row(queue)
+    if (row === null) return null
     const [partitions, dead] = await Promise.all([
       this.partitions(row.id, queue, limit, offset),
       this.dead({ ...anyQueue, queue }),

@@ -52,7 +52,7 @@ export class SystemStatus {
     const overview = this.#overview
     const [total, queues, dead, leases, topErrors] = await Promise.all([
       overview.total(filter),
-      overview.rows(filter, 'q.id', queuesMax, 0),
+      overview.deepest(filter, queuesMax),
       overview.dead(filter),
       this.#leases(filter),
       this.#errors(filter),
@@ -63,9 +63,7 @@ export class SystemStatus {
         ingested: total.ingested,
         processed: total.consumed,
       }),
-      queues: queues
-        .sort((a, b) => b.pending - a.pending)
-        .map((row) => ({ ...toSummary(row), totalConsumed: row.consumed })),
+      queues: queues.map((row) => ({ ...toSummary(row), totalConsumed: row.consumed })),
       messages: toCounts(total, dead),
       leases,
       deadLetterQueue: { totalMessages: dead.letters, affectedPartitions: dead.partitions, topErrors },
@@ -77,8 +75,8 @@ export class SystemStatus {
     const { intake, schema } = this.#context
     const overview = this.#overview
     const filter = { ...anyQueue, queue: name }
-    const [row] = await overview.rows(filter, 'q.id', 1, 0)
-    if (row === undefined) return null
+    const row = await overview.row(name)
+    if (row === null) return null
     const [config, partitions, dead, total, groups] = await Promise.all([
       intake.read<Record<string, unknown>>(`SELECT q.* FROM ${schema}.mq_queues q WHERE q.id = $1`, [row.id]),
       overview.partitions(row.id, name, limit, offset),

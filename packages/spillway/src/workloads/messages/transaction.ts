@@ -102,16 +102,22 @@ export class Transactions {
   }
 
   async #acked(tx: Tx, acks: readonly Acknowledgment[], leases: readonly string[]): Promise<readonly Outcome[]> {
-    if (leases.length > 0) {
-      const { rows } = await tx.query<{ n: number }>(
-        `SELECT count(*) AS n FROM ${this.#options.schema}.mq_leases l WHERE l.id::text = ANY ($1) AND l.until > ${this.#options.schema}.clock()`,
-        [leases.map((lease) => lease.toLowerCase())],
-      )
-      if (Number(rows[0]?.n ?? 0) < new Set(leases).size) {
-        throw new Undo({ kind: 'failed', error: 'A required lease is invalid or expired', results: [] })
-      }
+    if (leases.length === 0) return acks.length === 0 ? [] : this.#consume.ackWithin(tx, acks)
+    // Held until the commit: whoever waits for its end takes nothing over in between.
+    const { rows } = await tx.query<{ id: string; partitions: string[] }>(
+      `SELECT l.id, l.partitions FROM ${this.#options.schema}.mq_leases l
+       WHERE l.id::text = ANY ($1) AND l.until > ${this.#options.schema}.clock() ORDER BY l.id FOR SHARE`,
+      [leases.map((lease) => lease.toLowerCase())],
+    )
+    if (rows.length < new Set(leases).size) {
+      throw new Undo({ kind: 'failed', error: 'A required lease is invalid or expired', results: [] })
     }
-    return acks.length === 0 ? [] : this.#consume.ackWithin(tx, acks)
+    // Such acks name no lease of their own: they are of one of these.
+    const named = acks.map((ack) => ({
+      ...ack,
+      leaseId: ack.leaseId ?? rows.find(({ partitions }) => partitions.includes(ack.partitionId.toLowerCase()))?.id ?? '',
+    }))
+    return named.length === 0 ? [] : this.#consume.ackWithin(tx, named)
   }
 }
 

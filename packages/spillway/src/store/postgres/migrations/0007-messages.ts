@@ -159,11 +159,15 @@ CREATE TABLE mq_traces (
 );
 CREATE INDEX mq_traces_message ON mq_traces (partition, transaction_id);
 
--- Whoever makes or ends a group waits for those who push, and they for it: no push can miss a group.
-CREATE FUNCTION mq_guard(p_exclusive boolean) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- Whoever makes or ends a group of a queue waits for those who push to it, and they for it: no push can miss a group.
+CREATE FUNCTION mq_guard(p_queues int[], p_exclusive boolean) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  v_queue int;
 BEGIN
-  IF p_exclusive THEN PERFORM pg_advisory_xact_lock(hashtext('spillway.groups'), hashtext(current_schema()));
-  ELSE PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.groups'), hashtext(current_schema())); END IF;
+  FOR v_queue IN SELECT DISTINCT q FROM unnest(p_queues) q ORDER BY q LOOP
+    IF p_exclusive THEN PERFORM pg_advisory_xact_lock(hashtext('spillway.groups.' || current_schema()), v_queue);
+    ELSE PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.groups.' || current_schema()), v_queue); END IF;
+  END LOOP;
 END $$;
 
 CREATE FUNCTION mq_queue(p_name text) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -205,10 +209,10 @@ DECLARE
   told json[]; r record;
 BEGIN
   IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
-  PERFORM mq_guard(false);
   SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
     INTO v_queue, v_strict, v_new
     FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
+  PERFORM mq_guard(v_queue, false);
 
   -- 1. What may not be stored: as plain text where the queue is sealed, and beyond the queue's size.
   IF v_strict THEN
@@ -317,7 +321,7 @@ CREATE FUNCTION mq_subscribe(p_queue int, p_group text, p_mode text, p_from time
 DECLARE
   v_id int;
 BEGIN
-  PERFORM mq_guard(true);
+  PERFORM mq_guard(ARRAY[p_queue], true);
   SELECT g.id INTO v_id FROM mq_groups g WHERE g.queue = p_queue AND g.name = p_group;
   IF FOUND THEN RETURN v_id; END IF;
   INSERT INTO mq_groups (queue, name, mode, since, created_at) VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()), clock()) RETURNING id INTO v_id;

@@ -390,7 +390,7 @@ END $$;
 CREATE FUNCTION mq_drop(p_queue text) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 BEGIN
-  PERFORM mq_guard(true);
+  PERFORM mq_guard(ARRAY(SELECT q.id FROM mq_queues q WHERE q.name = p_queue), true);
   DELETE FROM mq_messages m USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND m.partition = p.id;
   DELETE FROM mq_traces x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
   DELETE FROM mq_cursors x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
@@ -406,7 +406,7 @@ CREATE FUNCTION mq_unsubscribe(p_group text, p_queue text, p_forget boolean) RET
 DECLARE
   r record;
 BEGIN
-  PERFORM mq_guard(true);
+  PERFORM mq_guard(ARRAY(SELECT g.queue FROM mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE g.name = p_group AND (p_queue IS NULL OR q.name = p_queue)), true);
   FOR r IN SELECT g.id, g.queue, g.mode, g.since, q.name, (SELECT count(*) FROM mq_cursors c WHERE c.grp = g.id) AS n
            FROM mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE g.name = p_group AND (p_queue IS NULL OR q.name = p_queue) ORDER BY g.id LOOP
     DELETE FROM mq_cursors c WHERE c.grp = r.id;
@@ -449,7 +449,7 @@ BEGIN
   v_queue := mq_queue(d.queue);
   SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = v_queue AND g.name = d.grp;
   IF NOT FOUND THEN v_grp := mq_subscribe(v_queue, d.grp, 'all', NULL); END IF;
-  PERFORM mq_guard(false);
+  PERFORM mq_guard(ARRAY[v_queue], false);
   INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at) VALUES (d.partition, v_queue, d.partition_name, 1, clock(), clock())
     ON CONFLICT (id) DO UPDATE SET tail = p.tail + 1, pushed_at = clock() RETURNING p.tail INTO v_tail;
   INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, grp, sealed, payload, created_at)

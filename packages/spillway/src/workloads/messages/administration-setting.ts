@@ -1,0 +1,82 @@
+/** What the routes of the administration share. */
+import { Problem } from '@spillway/protocol/schema'
+import type { TSchema } from 'typebox'
+import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
+import { Refusal } from '../../http/faults.js'
+import { sendProblem } from '../../http/problem.js'
+import { mayUseQueue } from '../../index.js'
+import type { Administration } from './administration.js'
+import type { Visible } from './visible-queues.js'
+
+export interface AdministrationHooks {
+  /** Something of this queue may be there to be popped. */
+  wake(queue: string): void
+  maintenance: {
+    on(): Promise<void>
+    off(): Promise<void>
+    state(): Promise<{ maintenanceMode: boolean; bufferedMessages: number }>
+  }
+}
+
+type RouteConfig = { tellsError: true; role?: 'operate' | 'consume' }
+
+export interface AdministrationSetting {
+  administration: Administration
+  hooks: AdministrationHooks
+  /** For those who operate, and for those who may also look as consumers. With authentication off: for all. */
+  operate: RouteConfig
+  consume: RouteConfig
+  visible(request: Request): Visible
+  mayUse(request: Request, queue: string): boolean
+}
+
+export function administrationSetting(
+  administration: Administration,
+  hooks: AdministrationHooks,
+  isAuthenticated: boolean,
+): AdministrationSetting {
+  const visible = (request: Request): Visible => (isAuthenticated ? (request.principal.queues ?? null) : null)
+  return {
+    administration,
+    hooks,
+    operate: { tellsError: true, ...(isAuthenticated && { role: 'operate' }) },
+    consume: { tellsError: true, ...(isAuthenticated && { role: 'consume' }) },
+    visible,
+    mayUse: (request, queue) => mayUseQueue(visible(request) ?? undefined, queue),
+  }
+}
+
+export const tags = ['messages']
+
+/** What a route answers, for the API description; what is sent is not cut to it. */
+export const answers = (schema: TSchema, status: 200 | 201 = 200): Record<string, TSchema> => ({
+  [status]: schema,
+  '4xx': Problem,
+  '5xx': Problem,
+})
+
+/** Another's looks the same as none. */
+export function notFound(reply: Reply, what: string): Reply {
+  return sendProblem(reply, { code: 'not_found', detail: `There is no such ${what}.` })
+}
+
+const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
+export const isUuid = (text: string): boolean => uuid.test(text)
+
+/** A leap second has the form of a timestamp, and is none that a Date can say. */
+export function instant(name: string, text: string): Date {
+  const date = new Date(text)
+  if (Number.isNaN(date.getTime())) throw invalid(name, 'is not a point in time')
+  return date
+}
+
+export const instantOrNull = (name: string, text: string | null | undefined): Date | null =>
+  text === undefined || text === null ? null : instant(name, text)
+
+export function invalid(name: string, message: string): Refusal {
+  return new Refusal({
+    code: 'invalid_request',
+    detail: 'The request is not valid.',
+    errors: [{ path: name === '' ? '' : `/${name}`, message }],
+  })
+}

@@ -1,0 +1,266 @@
+/** Single messages, dead letters and traces. */
+import {
+  AddTrace,
+  DeadMessagePage,
+  ListDeadMessagesQuery,
+  ListMessagesQuery,
+  LoggedMessagePage,
+  MessageDetails,
+  ReplayedMessage,
+  TraceEvents,
+} from '@spillway/protocol/schema'
+import { queueModeGroup } from '@spillway/protocol/wire'
+import Type, { type Static } from 'typebox'
+import type { AppRequest as Request } from '../../http/app.js'
+import type { FastifyLike as App } from '../../http/operations-routes.js'
+import { sendProblem } from '../../http/problem.js'
+import {
+  type AdministrationSetting,
+  answers,
+  instantOrNull,
+  invalid,
+  isUuid,
+  notFound,
+  tags,
+} from './administration-setting.js'
+import type { MessageName } from './message-log.js'
+
+const listDefault = 100
+/** How far one may page over several partitions: each of them has to give as many. */
+const reachMax = 1_000
+const messageUrl = '/api/v1/messages/:partitionId/:transactionId'
+
+interface MessageParams {
+  partitionId: string
+  transactionId: string
+}
+const Replayed = Type.Object({ ...ReplayedMessage.properties, replayed: Type.Boolean(), id: Type.String() })
+const Retried = Type.Object({ ...ReplayedMessage.properties, retried: Type.Boolean() })
+const Named = { partitionId: Type.String(), transactionId: Type.String() }
+const Removed = Type.Object({ success: Type.Boolean(), ...Named, message: Type.String() })
+const Buried = Type.Object({ movedToDLQ: Type.Boolean(), ...Named, consumerGroups: Type.Array(Type.String()) })
+const Traced = Type.Object({ success: Type.Boolean(), traceId: Type.String() })
+
+export function messageLogRoutes(app: App, setting: AdministrationSetting): void {
+  addDeadLetters(app, setting)
+  addReading(app, setting)
+  addHandling(app, setting)
+  addTraces(app, setting)
+}
+
+function addDeadLetters(
+  app: App,
+  { administration, hooks, operate, consume, visible, mayUse }: AdministrationSetting,
+): void {
+  const { dead } = administration
+  app.get<{ Querystring: Static<typeof ListDeadMessagesQuery> }>(
+    '/api/v1/dlq',
+    {
+      schema: {
+        tags,
+        summary: 'Dead letters, newest first',
+        querystring: ListDeadMessagesQuery,
+        response: answers(DeadMessagePage),
+      },
+      config: consume,
+    },
+    async (request) => {
+      const { queue = null, consumerGroup = null, partition = null, from, to, skipped = false } = request.query
+      const { limit = listDefault, offset = 0 } = request.query
+      const found = await dead.list(
+        {
+          queue,
+          group: consumerGroup,
+          partition,
+          from: instantOrNull('from', from),
+          to: instantOrNull('to', to),
+          withSkipped: skipped,
+          visible: visible(request),
+        },
+        limit,
+        offset,
+      )
+      return { ...found, limit, offset, pagination: { limit, offset } }
+    },
+  )
+
+  app.post<{ Params: { id: string } }>(
+    '/api/v1/dlq/:id/replay',
+    {
+      schema: {
+        tags,
+        summary: 'Put a dead letter at the end of its partition, for its group alone',
+        response: answers(Replayed),
+      },
+      config: operate,
+    },
+    async (request, reply) => {
+      const id = request.params.id.toLowerCase()
+      const queue = isUuid(id) ? await dead.queueOf(id) : null
+      const replayed = queue !== null && mayUse(request, queue) ? await dead.replay(id) : null
+      if (replayed === null) return notFound(reply, 'dead letter')
+      hooks.wake(replayed.queue)
+      return { replayed: true, id, ...replayed }
+    },
+  )
+}
+
+/** Null: there is none, or none for this caller. */
+async function nameOf(
+  { administration, mayUse }: AdministrationSetting,
+  request: Request,
+  { partitionId, transactionId }: MessageParams,
+): Promise<(MessageName & { queue: string }) | null> {
+  if (!isUuid(partitionId)) return null
+  const name = { partition: partitionId.toLowerCase(), transactionId }
+  const queue = await administration.log.queueOf(name)
+  return queue !== null && mayUse(request, queue) ? { ...name, queue } : null
+}
+
+function addReading(app: App, setting: AdministrationSetting): void {
+  const { administration, consume, visible } = setting
+  app.get<{ Querystring: Static<typeof ListMessagesQuery> }>(
+    '/api/v1/messages',
+    {
+      schema: {
+        tags,
+        summary: 'Messages, newest first; without a partition: of the 200 partitions that were pushed to last',
+        querystring: ListMessagesQuery,
+        response: answers(LoggedMessagePage),
+      },
+      config: consume,
+    },
+    async (request) => {
+      const { queue = null, partition = null, ns, namespace = ns ?? null, task = null, status = null } = request.query
+      const { from, to, limit = listDefault, offset = 0 } = request.query
+      const single = queue !== null && partition !== null
+      if (!single && limit + offset > reachMax) {
+        throw invalid('offset', `with limit it may be ${reachMax} at most, unless queue and partition are given`)
+      }
+      const filter = {
+        ...{ queue, partition, namespace, task, status },
+        ...{ from: instantOrNull('from', from), to: instantOrNull('to', to), visible: visible(request) },
+      }
+      const [messages, mode] = await Promise.all([
+        administration.list.list(filter, limit, offset),
+        administration.list.mode(queue, filter.visible),
+      ])
+      return { messages, mode, pagination: { limit, offset } }
+    },
+  )
+
+  app.get<{ Params: MessageParams }>(
+    messageUrl,
+    { schema: { tags, summary: 'One message', response: answers(MessageDetails) }, config: consume },
+    async (request, reply) => {
+      const name = await nameOf(setting, request, request.params)
+      const found = name === null ? null : await administration.log.get(name)
+      return found ?? notFound(reply, 'message')
+    },
+  )
+}
+
+function addHandling(app: App, setting: AdministrationSetting): void {
+  const { administration, hooks, operate } = setting
+  const { dead, log } = administration
+  app.delete<{ Params: MessageParams }>(
+    messageUrl,
+    { schema: { tags, summary: 'Take a message out of the log', response: answers(Removed) }, config: operate },
+    async (request, reply) => {
+      const name = await nameOf(setting, request, request.params)
+      if (name === null || !(await log.remove(name))) return notFound(reply, 'message')
+      // Whoever had it leased may go on.
+      hooks.wake(name.queue)
+      return { success: true, ...request.params, message: 'Message deleted successfully' }
+    },
+  )
+
+  app.post<{ Params: MessageParams }>(
+    `${messageUrl}/retry`,
+    {
+      schema: {
+        tags,
+        summary: 'Replay a message that was given up: its newest dead letter, or skipped record',
+        response: answers(Retried),
+      },
+      config: operate,
+    },
+    async (request, reply) => {
+      const name = await nameOf(setting, request, request.params)
+      const letter = name === null ? null : await dead.newestOf(name.partition, name.transactionId)
+      const replayed = letter === null ? null : await dead.replay(letter.id)
+      if (replayed === null) return notFound(reply, 'message that was given up')
+      hooks.wake(replayed.queue)
+      return { retried: true, ...replayed }
+    },
+  )
+
+  app.post<{ Params: MessageParams }>(
+    `${messageUrl}/dlq`,
+    {
+      schema: {
+        tags,
+        summary: 'Make it a dead letter for every group that has neither settled nor leased it',
+        response: answers(Buried),
+      },
+      config: operate,
+    },
+    async (request, reply) => {
+      const name = await nameOf(setting, request, request.params)
+      const buried = name === null ? null : await log.bury(name)
+      switch (buried?.kind) {
+        case 'done':
+          return { movedToDLQ: true, ...request.params, consumerGroups: buried.groups }
+        case 'nobody': {
+          const detail = 'No consumer group has it before it: all have settled it, have it leased, or there is none.'
+          return sendProblem(reply, { code: 'conflict', detail })
+        }
+        default:
+          return notFound(reply, 'message')
+      }
+    },
+  )
+}
+
+function addTraces(app: App, setting: AdministrationSetting): void {
+  const { administration, consume } = setting
+  const { traces, log } = administration
+  app.post<{ Body: Static<typeof AddTrace> }>(
+    '/api/v1/traces',
+    {
+      schema: { tags, summary: 'Attach an event to a message', body: AddTrace, response: answers(Traced, 201) },
+      config: consume,
+    },
+    async (request, reply) => {
+      const { body } = request
+      const { traceNames } = body
+      if (body.data === null) throw invalid('data', 'is required')
+      const name = await nameOf(setting, request, body)
+      const traceId =
+        name === null
+          ? null
+          : await traces.add({
+              ...name,
+              group: body.consumerGroup ?? queueModeGroup,
+              event: body.eventType ?? 'info',
+              names: typeof traceNames === 'string' ? [traceNames] : (traceNames ?? []),
+              data: body.data,
+              worker: request.principal.identity,
+            })
+      if (traceId === null) return notFound(reply, 'message')
+      return reply.code(201).send({ success: true, traceId })
+    },
+  )
+
+  app.get<{ Params: MessageParams }>(
+    '/api/v1/traces/:partitionId/:transactionId',
+    { schema: { tags, summary: 'Events of a message, oldest first', response: answers(TraceEvents) }, config: consume },
+    async (request, reply) => {
+      const name = await nameOf(setting, request, request.params)
+      if (name === null) return notFound(reply, 'message')
+      const found = await traces.list(name.partition, name.transactionId)
+      if (found.length === 0 && !(await log.isThere(name))) return notFound(reply, 'message')
+      return { traces: found }
+    },
+  )
+}

@@ -1,0 +1,211 @@
+/** Queues: what is in them, how they do, emptying and deleting them; maintenance. */
+import {
+  ClearQueueQuery,
+  ListEntriesQuery,
+  ListQueuesQuery,
+  MaintenanceState,
+  NamespaceList,
+  QueueDetails,
+  QueuePage,
+  QueueStatus,
+  ResourceOverview,
+  SetMaintenance,
+  StatusQuery,
+  SystemStatus,
+  TaskList,
+} from '@spillway/protocol/schema'
+import Type, { type Static } from 'typebox'
+import type { FastifyLike as App } from '../../http/operations-routes.js'
+import { type AdministrationSetting, answers, notFound, tags } from './administration-setting.js'
+import { anyQueue } from './queue-overview.js'
+
+const listDefault = 1_000
+const partitionsDefault = 200
+type QueuesQuery = Static<typeof ListQueuesQuery>
+type Page = Static<typeof ListEntriesQuery>
+interface Queue {
+  queue: string
+}
+const Deleted = Type.Object({ deleted: Type.Boolean(), queue: Type.String(), existed: Type.Boolean() })
+const Cleared = Type.Object({
+  cleared: Type.Boolean(),
+  count: Type.Integer(),
+  queue: Type.String(),
+  partition: Type.String({ description: 'Its name, or all' }),
+})
+
+export function queueRoutes(app: App, setting: AdministrationSetting): void {
+  addResources(app, setting)
+  addStatus(app, setting)
+  addMaintenance(app, setting)
+}
+
+function addResources(app: App, setting: AdministrationSetting): void {
+  const { operate, consume, visible, mayUse } = setting
+  const { overview, removal } = setting.administration
+  addQueueList(app, setting, '/api/v1/resources/queues', 'Queues and how much is in them, newest first')
+
+  app.get<{ Params: Queue; Querystring: Page }>(
+    '/api/v1/resources/queues/:queue',
+    {
+      schema: {
+        tags,
+        summary: 'One queue and its partitions',
+        querystring: ListEntriesQuery,
+        response: answers(QueueDetails),
+      },
+      config: consume,
+    },
+    async (request, reply) => {
+      const { queue } = request.params
+      const { limit = listDefault, offset = 0 } = request.query
+      const found = mayUse(request, queue) ? await overview.get(queue, limit, offset) : null
+      return found ?? notFound(reply, 'queue')
+    },
+  )
+
+  app.delete<{ Params: Queue }>(
+    '/api/v1/resources/queues/:queue',
+    {
+      schema: { tags, summary: 'Delete a queue with its messages; dead letters stay', response: answers(Deleted) },
+      config: operate,
+    },
+    async (request, reply) => {
+      const { queue } = request.params
+      if (!mayUse(request, queue)) return notFound(reply, 'queue')
+      return { deleted: true, queue, existed: await removal.drop(queue) }
+    },
+  )
+
+  app.delete<{ Params: Queue; Querystring: Static<typeof ClearQueueQuery> }>(
+    '/api/v1/queues/:queue/clear',
+    {
+      schema: {
+        tags,
+        summary: 'Delete the messages of a queue, or of one partition',
+        querystring: ClearQueueQuery,
+        response: answers(Cleared),
+      },
+      config: operate,
+    },
+    async (request, reply) => {
+      const { queue } = request.params
+      const { partition } = request.query
+      const count = mayUse(request, queue) ? await removal.clear(queue, partition ?? null) : null
+      if (count === null) return notFound(reply, partition === undefined ? 'queue' : 'partition')
+      return { cleared: true, count, queue, partition: partition ?? 'all' }
+    },
+  )
+
+  app.get(
+    '/api/v1/resources/overview',
+    { schema: { tags, summary: 'All queues together', response: answers(ResourceOverview) }, config: consume },
+    (request) => overview.resources(visible(request)),
+  )
+  app.get(
+    '/api/v1/resources/namespaces',
+    { schema: { tags, summary: 'Queues by namespace', response: answers(NamespaceList) }, config: consume },
+    async (request) => ({
+      namespaces: (await overview.by('namespace', visible(request))).map(({ name, ...rest }) => ({
+        namespace: name,
+        ...rest,
+      })),
+    }),
+  )
+  app.get(
+    '/api/v1/resources/tasks',
+    { schema: { tags, summary: 'Queues by task', response: answers(TaskList) }, config: consume },
+    async (request) => ({
+      tasks: (await overview.by('task', visible(request))).map(({ name, ...rest }) => ({ task: name, ...rest })),
+    }),
+  )
+}
+
+function addStatus(app: App, setting: AdministrationSetting): void {
+  const { consume, visible, mayUse } = setting
+  const { status } = setting.administration
+  app.get<{ Querystring: Static<typeof StatusQuery> }>(
+    '/api/v1/status',
+    {
+      schema: {
+        tags,
+        summary: 'Depth, leases, dead letters and throughput',
+        querystring: StatusQuery,
+        response: answers(SystemStatus),
+      },
+      config: consume,
+    },
+    (request) => {
+      const { queue = null, namespace = null, task = null } = request.query
+      return status.all({ ...anyQueue, queue, namespace, task, visible: visible(request) })
+    },
+  )
+  addQueueList(app, setting, '/api/v1/status/queues', 'Queues and their depth, newest first')
+  app.get<{ Params: Queue; Querystring: Page }>(
+    '/api/v1/status/queues/:queue',
+    {
+      schema: {
+        tags,
+        summary: 'One queue: depth, lag and throughput, by partition and group',
+        querystring: ListEntriesQuery,
+        response: answers(QueueStatus),
+      },
+      config: consume,
+    },
+    async (request, reply) => {
+      const { queue } = request.params
+      const { limit = partitionsDefault, offset = 0 } = request.query
+      const found = mayUse(request, queue) ? await status.queue(queue, limit, offset) : null
+      return found ?? notFound(reply, 'queue')
+    },
+  )
+}
+
+function addQueueList(app: App, setting: AdministrationSetting, url: string, summary: string): void {
+  app.get<{ Querystring: QueuesQuery }>(
+    url,
+    {
+      schema: { tags, summary, querystring: ListQueuesQuery, response: answers(QueuePage) },
+      config: setting.consume,
+    },
+    async (request) => {
+      const { search = null, namespace = null, task = null, limit = listDefault, offset = 0 } = request.query
+      const filter = { queue: null, search, namespace, task, visible: setting.visible(request) }
+      const queues = await setting.administration.overview.list(filter, limit, offset)
+      return { queues, pagination: { limit, offset } }
+    },
+  )
+}
+
+function addMaintenance(app: App, { operate, hooks: { maintenance } }: AdministrationSetting): void {
+  const url = '/api/v1/system/maintenance'
+  const state = async (): Promise<Static<typeof MaintenanceState>> => ({
+    ...(await maintenance.state()),
+    // Pops go on, and what is held back is in the store.
+    popMaintenanceMode: false,
+    bufferHealthy: true,
+  })
+  app.get(
+    url,
+    { schema: { tags, summary: 'Are pushes held back?', response: answers(MaintenanceState) }, config: operate },
+    () => state(),
+  )
+  app.post<{ Body: Static<typeof SetMaintenance> }>(
+    url,
+    {
+      schema: {
+        tags,
+        summary: 'Hold pushes back (they are accepted and wait), or let them go, in order',
+        body: SetMaintenance,
+        response: answers(MaintenanceState),
+      },
+      config: operate,
+    },
+    async (request) => {
+      const { enabled } = request.body
+      await (enabled ? maintenance.on() : maintenance.off())
+      const message = enabled ? 'Pushes are accepted and held.' : 'Held pushes are stored, in order.'
+      return { ...(await state()), message }
+    },
+  )
+}
