@@ -44,6 +44,7 @@ export class Arrivals {
   #timer: NodeJS.Timeout | undefined
   #looking = false
   #count = 0
+  #closed = false
 
   constructor(options: ArrivalsOptions) {
     this.#options = options
@@ -58,24 +59,23 @@ export class Arrivals {
       this.#lines.set(key, line)
     }
     const { waiters } = line
-    let waiter: Waiter | undefined
+    const waiter: Waiter = { wake: () => undefined }
     const leave = (): void => {
-      if (waiter === undefined || !waiters.delete(waiter)) return
+      if (!waiters.delete(waiter)) return
+      signal.removeEventListener('abort', waiter.wake)
       this.#counted(-1)
       if (waiters.size === 0) this.#close(key)
     }
     const woken = new Promise<void>((resolve) => {
-      waiter = {
-        wake: () => {
-          leave()
-          resolve()
-        },
+      waiter.wake = () => {
+        leave()
+        resolve()
       }
-      waiters.add(waiter)
-      this.#counted(1)
-      if (signal.aborted) waiter.wake()
-      else signal.addEventListener('abort', () => waiter?.wake(), { once: true })
     })
+    waiters.add(waiter)
+    this.#counted(1)
+    if (signal.aborted) waiter.wake()
+    else signal.addEventListener('abort', waiter.wake, { once: true })
     this.#timer ??= this.#start()
     return { woken, leave }
   }
@@ -109,7 +109,13 @@ export class Arrivals {
     for (const line of this.#lines.values()) if (any || line.mark === null || marks.has(line.mark)) wakeSome(line, 1)
   }
 
+  get isClosed(): boolean {
+    return this.#closed
+  }
+
+  /** Nobody waits any longer. */
   close(): void {
+    this.#closed = true
     clearInterval(this.#timer)
     for (const line of this.#lines.values()) wakeSome(line, line.waiters.size)
   }

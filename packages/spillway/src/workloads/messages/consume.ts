@@ -125,40 +125,43 @@ export class Consume {
     return this.#pops.isFull
   }
 
-  /** Null: there was nothing until `signal` fired. `waitMs` 0: looks once. */
+  /** Null: there was nothing for `waitMs`; with 0 it looks once. */
   async pop(request: PopRequest, waitMs: number, gone: AbortSignal): Promise<Popped | null> {
+    if (waitMs === 0) return (await this.#look(request, gone)).popped
     const { queue, group, partition, namespace, task } = request
     const place: Place = { queue, group, partition, namespace, task }
-    const over = waitMs > 0 ? AbortSignal.any([gone, AbortSignal.timeout(waitMs)]) : gone
+    const over = AbortSignal.any([gone, AbortSignal.timeout(waitMs)])
     for (;;) {
+      // Before the look: what comes between the two is not missed.
       const { woken, leave } = this.arrivals.wait(place, over)
-      let found: { popped: Popped | null; dueMs: number | null }
-      try {
-        found = await this.#pops.submit({ ...request, lease: randomUUID() })
-      } catch (fault) {
+      const { popped, dueMs } = await this.#look(request, gone).catch((fault: unknown) => {
         leave()
         throw fault
-      }
-      const { popped, dueMs } = found
-      if (popped !== null) {
+      })
+      if (popped !== null || over.aborted || this.arrivals.isClosed) {
         leave()
-        this.arrivals.found({ queue: popped.queue, group })
-        const readable = await this.#readable(popped)
-        if (readable === null) continue
-        if (!gone.aborted) {
-          this.#options.metrics.popped.inc(readable.messages.length)
-          return readable
-        }
-        await this.#handBack(readable)
-        return null
-      }
-      if (waitMs === 0 || over.aborted) {
-        leave()
-        return null
+        return popped
       }
       if (dueMs !== null) this.arrivals.expect(place, dueMs)
       await woken
-      if (over.aborted) return null
+      if (over.aborted || this.arrivals.isClosed) return null
+    }
+  }
+
+  async #look(request: PopRequest, gone: AbortSignal): Promise<{ popped: Popped | null; dueMs: number | null }> {
+    for (;;) {
+      const { popped, dueMs } = await this.#pops.submit({ ...request, lease: randomUUID() })
+      if (popped === null) return { popped, dueMs }
+      this.arrivals.found({ queue: popped.queue, group: popped.group })
+      const readable = await this.#readable(popped)
+      // All of it was put aside: there may be more.
+      if (readable === null) continue
+      if (gone.aborted) {
+        await this.#handBack(readable)
+        return { popped: null, dueMs: null }
+      }
+      this.#options.metrics.popped.inc(readable.messages.length)
+      return { popped: readable, dueMs: null }
     }
   }
 

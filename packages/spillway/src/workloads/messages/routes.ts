@@ -15,6 +15,7 @@ import { parseIdempotencyKey } from '../../http/preferences.js'
 import { sendProblem } from '../../http/problem.js'
 import { isReservedQueue } from '../../http/queue-names.js'
 import { refuseUntilReady } from '../../http/readiness.js'
+import { compileValidator } from '../../http/validation.js'
 import { mayUseQueue } from '../../index.js'
 import { type Acknowledgment, groupOf, type Outcome, type Popped, type PopRequest } from './consume.js'
 import type { MessagesWorkload } from './index.js'
@@ -262,15 +263,21 @@ function addTransaction(app: App, { transactions, push, intake }: MessagesWorklo
 }
 
 function addLeases(app: App, { consume }: MessagesWorkload): void {
-  app.post<{ Params: { leaseId: string }; Body: Static<typeof ExtendLease> | undefined }>(
+  const validate = compileValidator(ExtendLease)
+  app.post<{ Params: { leaseId: string }; Body: unknown }>(
     '/api/v1/lease/:leaseId/extend',
     {
-      schema: { tags, summary: 'Keep messages for longer', body: Type.Optional(ExtendLease) },
+      // The body may be left out, which a schema of the route cannot say.
+      schema: { tags, summary: 'Keep messages for longer: {seconds?}' },
       config: { role: 'consume', tellsError: true },
     },
     async (request, reply) => {
       const { leaseId } = request.params
-      const until = await consume.extend(leaseId, request.body?.seconds ?? null)
+      const body = validate(request.body ?? {})
+      if (!body.ok) {
+        return sendProblem(reply, { code: 'invalid_request', detail: 'The body is not valid.', errors: body.errors })
+      }
+      const until = await consume.extend(leaseId, body.value.seconds ?? null)
       if (until === null) {
         return sendProblem(reply, { code: 'not_found', detail: 'Lease not found, or expired.' })
       }

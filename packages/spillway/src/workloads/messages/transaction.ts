@@ -115,7 +115,8 @@ export class Transactions {
     // Such acks name no lease of their own: they are of one of these.
     const named = acks.map((ack) => ({
       ...ack,
-      leaseId: ack.leaseId ?? rows.find(({ partitions }) => partitions.includes(ack.partitionId.toLowerCase()))?.id ?? '',
+      leaseId:
+        ack.leaseId ?? rows.find(({ partitions }) => partitions.includes(ack.partitionId.toLowerCase()))?.id ?? '',
     }))
     return named.length === 0 ? [] : this.#consume.ackWithin(tx, named)
   }

@@ -249,8 +249,9 @@ BEGIN
   SELECT array_agg(up.id), array_agg(up.tail), array_agg(n.n), array_agg(up.queue), coalesce(sum(n.n), 0)
     INTO v_parts, v_tails, v_counts, v_owners, v_expected FROM up JOIN n ON n.part = up.id;
 
-  -- 3. The messages. A time under the lock: times stand in the order of the numbers.
-  t := clock();
+  -- 3. The messages. A time under the lock: times stand in the order of the numbers. In whole milliseconds, as it is told: who
+  -- asks for what came from such a time on gets it.
+  t := date_trunc('milliseconds', clock());
   WITH m AS (
     SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
       row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn

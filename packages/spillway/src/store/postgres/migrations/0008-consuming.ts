@@ -453,7 +453,7 @@ BEGIN
   INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at) VALUES (d.partition, v_queue, d.partition_name, 1, clock(), clock())
     ON CONFLICT (id) DO UPDATE SET tail = p.tail + 1, pushed_at = clock() RETURNING p.tail INTO v_tail;
   INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, grp, sealed, payload, created_at)
-    VALUES (d.partition, v_tail, d.message_id, d.transaction_id, d.trace_id, v_grp, d.sealed, d.payload, clock());
+    VALUES (d.partition, v_tail, d.message_id, d.transaction_id, d.trace_id, v_grp, d.sealed, d.payload, date_trunc('milliseconds', clock()));
   DELETE FROM mq_dead x WHERE x.id = p_id;
   INSERT INTO mq_ready (partition, grp, at) SELECT d.partition, g.id, clock() FROM mq_groups g LEFT JOIN mq_cursors c ON c.partition = d.partition AND c.grp = g.id
     WHERE g.queue = v_queue AND c.lease IS NULL AND coalesce(c.head, 0) >= v_tail - 1 ON CONFLICT (partition, grp) DO NOTHING;
