@@ -4,8 +4,10 @@
  */
 import { setMaxListeners } from 'node:events'
 import { setTimeout as delay } from 'node:timers/promises'
-import { Agent, request } from 'undici'
-import { now } from './clock.js'
+import { Agent } from 'undici'
+import { isRecord, messageIdOf, operationIdOf } from './answer-body.js'
+import { call, callAndTell } from './call.js'
+import { now, pause } from './clock.js'
 import { type Chance, chance } from './random.js'
 import type { Read, Submitted, Try } from './records.js'
 import type { Slot } from './slot.js'
@@ -19,6 +21,7 @@ import {
   queueName,
   retriesMax,
   type Temper,
+  transactionIdOf,
 } from './workload.js'
 
 export interface ClientsOptions {
@@ -42,12 +45,6 @@ const againMsMax = 60
 const behindMsMax = 2_000
 const burstShare = 0.12
 const burstMax = 12
-
-interface Answered {
-  status: number
-  headers: Record<string, string | string[] | undefined>
-  body: unknown
-}
 
 export class Clients {
   readonly submitted: Submitted[] = []
@@ -112,17 +109,18 @@ export class Clients {
       if (luck.happens(burstShare)) burst = luck.between(2, burstMax)
       due = Math.max(due + everyMs * (1 + burst * 0.9), Date.now() - behindMsMax)
       const waitMs = due - Date.now()
-      if (waitMs > 0) await delay(waitMs, undefined, { signal }).catch(ignoreAbort)
+      if (waitMs > 0) await pause(waitMs, signal)
     }
   }
 
   /** Until it is certain what became of it. */
   async #submit(lane: Lane, n: number, luck: Chance): Promise<void> {
     const b = behaviourOf(this.#o.seed, lane, n, this.#o.temper)
-    const { route, poison, token } = b
+    const { route, poison, token, keyed } = b
     const entry: Submitted = {
-      ...{ lane: lane.name, n, route, poison, token },
-      ...{ firstSentAt: now(), certainAt: null, operationId: null, refused: false, abandoned: false, moved: false },
+      ...{ lane: lane.name, n, route, poison, token, keyed },
+      ...{ firstSentAt: now(), certainAt: null, operationId: null, messageId: null },
+      ...{ refused: false, abandoned: false, moved: false },
     }
     this.submitted.push(entry)
     let { cutAfterMs } = b
@@ -136,6 +134,7 @@ export class Clients {
         if (isAccepted(made)) {
           entry.certainAt = made.endedAt
           entry.operationId = operationIdOf(made.body)
+          if (route === 'push' && (keyed || made.status === 201)) entry.messageId = messageIdOf(made.body)
           this.#accepted++
           this.acceptors.add(made.pid)
           if (b.reads && entry.operationId !== null) await this.#read(entry.operationId, lane, n, luck.pick(able))
@@ -143,9 +142,9 @@ export class Clients {
           if (b.moves && made.status === 201) entry.moved = await this.#move(entry.operationId, luck.pick(able))
           return
         }
-        if (isFinal(made) || !b.keyed) {
+        if (isFinal(made) || !b.repeated) {
           entry.refused = made.code === 'rate_limited'
-          entry.abandoned = !b.keyed
+          entry.abandoned = !b.repeated
           return
         }
         if (made.retryAfter !== undefined) againMs = Math.min(Number(made.retryAfter) * 1_000 || 0, retryAfterCapMs)
@@ -156,60 +155,32 @@ export class Clients {
 
   /** One request, and what became of it. */
   async #try(slot: Slot, lane: Lane, n: number, b: Behaviour, cutAfterMs: number | null): Promise<Try> {
-    const made = { lane: lane.name, n, slot: slot.name, pid: slot.pid, sentAt: now() }
-    const leave = new AbortController()
-    const leaveMs = Math.min(cutAfterMs ?? this.#o.deadlineMs, this.#o.deadlineMs)
-    const timer = setTimeout(() => leave.abort(), leaveMs)
-    try {
-      const { status, headers, body } = await this.#post(slot, lane, n, b, leave.signal)
-      const code = codeOf(body)
-      return {
-        ...made,
-        ...{ endedAt: now(), end: 'answered', status, body },
-        retryAfter: one(headers['retry-after']),
-        location: one(headers.location),
-        replayed: one(headers['idempotent-replayed']) === 'true',
-        ...(code !== undefined && { code }),
-      }
-    } catch (fault) {
-      const left = cutAfterMs === null ? 'deadline' : 'cut'
-      return { ...made, endedAt: now(), end: leave.signal.aborted ? left : 'network', error: codeOrMessage(fault) }
-    } finally {
-      clearTimeout(timer)
-    }
-  }
-
-  async #post(slot: Slot, lane: Lane, n: number, b: Behaviour, signal: AbortSignal): Promise<Answered> {
-    const { path, body } = requestOf(lane, n, b, this.#o.sinkOrigin)
-    const answer = await request(`${slot.origin}${path}`, {
-      dispatcher: this.#agent,
+    const options = {
+      agent: this.#agent,
       method: 'POST',
+      ...requestOf(lane, n, b, this.#o.sinkOrigin),
       headers: {
-        'content-type': 'application/json',
         ...(b.keyed && { 'idempotency-key': idempotencyKey(lane.name, n) }),
         'x-user-id': lane.name,
         ...(b.prefer !== null && { prefer: b.prefer }),
       },
-      body: JSON.stringify(body),
-      signal,
-    })
-    const text = await answer.body.text()
-    return { status: answer.statusCode, headers: answer.headers, body: parsed(text) }
+    } as const
+    const made = await callAndTell(slot, options, { deadlineMs: this.#o.deadlineMs, cutAfterMs })
+    return { lane: lane.name, n, ...made }
   }
 
   /** Whether it was answered that it is done; if not, it may be all the same. */
   async #move(petition: string | null, slot: Slot): Promise<boolean> {
     try {
       // Without a name: an operator, where nobody is authenticated.
-      const answer = await request(`${slot.origin}${petitionsPath}/${petition}/transitions`, {
-        dispatcher: this.#agent,
+      const { status } = await call(slot, {
+        agent: this.#agent,
         method: 'POST',
-        headers: { 'content-type': 'application/json' },
-        body: JSON.stringify({ to: 'ACKNOWLEDGED', reason: 'chaos' }),
+        path: `${petitionsPath}/${petition}/transitions`,
+        body: { to: 'ACKNOWLEDGED', reason: 'chaos' },
         signal: AbortSignal.timeout(this.#o.deadlineMs),
       })
-      await answer.body.dump()
-      return answer.statusCode === 200
+      return status === 200
     } catch {
       // The process was ended under the request. Only what is answered can be wrong.
       return false
@@ -218,14 +189,14 @@ export class Clients {
 
   async #read(operationId: string, lane: Lane, n: number, slot: Slot): Promise<void> {
     try {
-      const answer = await request(`${slot.origin}/api/v1/operations/${operationId}`, {
-        dispatcher: this.#agent,
+      const { status, body } = await call(slot, {
+        agent: this.#agent,
+        method: 'GET',
+        path: `/api/v1/operations/${operationId}`,
         headers: { 'x-user-id': lane.name },
         signal: AbortSignal.timeout(this.#o.deadlineMs),
       })
-      const body = parsed(await answer.body.text())
       const state = isRecord(body) && typeof body.status === 'string' ? body.status : null
-      const { statusCode: status } = answer
       const seen: Read = { lane: lane.name, n, operationId, slot: slot.name, at: now(), status, state }
       this.reads.push(seen)
       this.#o.note('read', seen)
@@ -251,6 +222,10 @@ function requestOf(lane: Lane, n: number, b: Behaviour, sinkOrigin: string): { p
     return { path: petitionsPath, body: { type: 'GENERAL', text: petitionText(lane.name, n), realm: queueName } }
   }
   const body = { lane: lane.name, n }
+  if (b.route === 'push') {
+    const item = { queue: queueName, partition: lane.name, transactionId: transactionIdOf(lane.name, n) }
+    return { path: '/api/v1/push', body: { items: [{ ...item, payload: { ...body, token: b.token } }] } }
+  }
   if (b.route !== 'forward') return { path: `/${b.route}`, body }
   return {
     path: '/api/v1/operations',
@@ -263,35 +238,4 @@ function requestOf(lane: Lane, n: number, b: Behaviour, sinkOrigin: string): { p
       payload: { url: `${sinkOrigin}/forward`, body },
     },
   }
-}
-
-/** A petition has the id of the operation that brought it. */
-export function operationIdOf(body: unknown): string | null {
-  const id = isRecord(body) ? (body.operationId ?? body.petition_id) : null
-  return typeof id === 'string' ? id : null
-}
-
-const isRecord = (value: unknown): value is Record<string, unknown> => typeof value === 'object' && value !== null
-
-const codeOf = (body: unknown): string | undefined =>
-  isRecord(body) && typeof body.code === 'string' ? body.code : undefined
-
-function parsed(text: string): unknown {
-  try {
-    return JSON.parse(text)
-  } catch {
-    // Not JSON: told as it is, for the checker to judge.
-    return text
-  }
-}
-
-const one = (value: string | string[] | undefined): string | undefined => (Array.isArray(value) ? value[0] : value)
-
-function codeOrMessage(fault: unknown): string {
-  if (typeof fault === 'object' && fault !== null && 'code' in fault) return String(fault.code)
-  return String(fault)
-}
-
-function ignoreAbort(fault: unknown): void {
-  if (!(fault instanceof Error) || fault.name !== 'AbortError') throw fault
 }

@@ -5,6 +5,7 @@
 import { setTimeout as delay } from 'node:timers/promises'
 import pg from 'pg'
 import { migrate, migrations, startEmbedded } from 'spillway/internal'
+import { messagesAuditSql, messagesRestSql, messagesSql, unconsumedSql } from './message-tables.js'
 import type { Effect, Ticket } from './records.js'
 
 export const schema = 'spillway'
@@ -19,9 +20,13 @@ export interface Cluster {
   /** Whether the process with this pid is among those that work. */
   isEnlisted(pid: number): Promise<boolean>
   unfinished(): Promise<number>
+  /** What these groups have to read and hold: partitions and leases. */
+  unconsumed(groups: readonly string[]): Promise<number>
   effects(): Promise<Effect[]>
   tickets(): Promise<Ticket[]>
   audit(): Promise<string[]>
+  /** What must hold of the messages while all goes on; null when nobody can be asked. */
+  messagesAudit(): Promise<string[] | null>
   petitionsMoved(): Promise<string[]>
   placesHeld(): Promise<{ gate: string; held: number }[]>
   settings(): Promise<Record<string, string>>
@@ -83,12 +88,21 @@ export async function startCluster(dataDir: string, note: (line: string) => void
       }
     },
     unfinished: async () => (await rows<{ n: number }>(`SELECT count(*)::int AS n FROM ${schema}.ops`))[0]?.n ?? 0,
+    unconsumed: async (groups) => (await rows<{ n: number }>(unconsumedSql(schema), [groups]))[0]?.n ?? 0,
     effects: () =>
       rows<Effect & pg.QueryResultRow>(
-        `SELECT ord::int, (extract(epoch FROM at) * 1000)::float8 AS at, lane, n, operation, route FROM chaos.effects UNION ALL ${petitionsSql} ORDER BY ord`,
+        `SELECT ord::int, (extract(epoch FROM at) * 1000)::float8 AS at, lane, n, operation, route FROM chaos.effects UNION ALL ${petitionsSql} UNION ALL ${messagesSql(schema)} ORDER BY ord`,
       ),
     tickets: () => rows<Ticket & pg.QueryResultRow>(ticketsSql),
     audit: async () => (await rows<{ fault: string }>(auditSql)).map((r) => r.fault),
+    messagesAudit: async () => {
+      try {
+        return (await rows<{ fault: string }>(messagesAuditSql(schema))).map((r) => r.fault)
+      } catch {
+        // PostgreSQL is down, by our own doing.
+        return null
+      }
+    },
     petitionsMoved: async () =>
       (await rows<{ id: string }>(`SELECT id FROM ${schema}.petitions WHERE state <> 'RECEIVED'`)).map((r) => r.id),
     placesHeld: () =>
@@ -123,11 +137,12 @@ const auditSql = `SELECT fault FROM ${schema}.audit() UNION ALL SELECT fault FRO
   UNION ALL SELECT 'ledger: ' || c.seen || ' rows up to ' || coalesce(c.last_seq, 0) || ', but the head is at ' || h.seq
     FROM ${schema}.ledger_check(0, repeat('0', 64), 2147483647) c, ${schema}.ledger_head h WHERE (c.seen, c.last_seq, c.last_hash) IS DISTINCT FROM (h.seq, h.seq, h.hash) AND h.seq > 0
   UNION ALL SELECT 'ledger: ' || l.n || ' receipts of ' || p.n || ' petitions' FROM (SELECT count(*) AS n FROM ${schema}.petitions) p,
-    (SELECT count(*) AS n FROM ${schema}.ledger WHERE type = 'petition.submission.received') l WHERE l.n <> p.n`
+    (SELECT count(*) AS n FROM ${schema}.ledger WHERE type = 'petition.submission.received') l WHERE l.n <> p.n
+  UNION ALL SELECT fault FROM (${messagesRestSql(schema)}) m`
 
-const ticketsSql = `SELECT id, partition AS lane, type, status, (extract(epoch FROM finished_at) * 1000)::float8 AS "finishedAt", error FROM ${schema}.history
-  UNION ALL SELECT id, partition, type, 'failed', (extract(epoch FROM died_at) * 1000)::float8, error FROM ${schema}.dead_letters
-  UNION ALL SELECT o.id, l.partition, o.type, 'pending', NULL, o.error FROM ${schema}.ops o JOIN ${schema}.lanes l ON l.id = o.lane`
+const ticketsSql = `SELECT id, partition AS lane, type, status, (extract(epoch FROM finished_at) * 1000)::float8 AS "finishedAt", error, CASE WHEN type = 'messages.push' THEN result->'ids'->>0 END AS message FROM ${schema}.history
+  UNION ALL SELECT id, partition, type, 'failed', (extract(epoch FROM died_at) * 1000)::float8, error, CASE WHEN type = 'messages.push' THEN payload->'messages'->0->>'id' END FROM ${schema}.dead_letters
+  UNION ALL SELECT o.id, l.partition, o.type, 'pending', NULL, o.error, NULL FROM ${schema}.ops o JOIN ${schema}.lanes l ON l.id = o.lane`
 
 /** No key and no constraint: whatever is written twice shall be seen twice. */
 async function prepare(url: string): Promise<void> {

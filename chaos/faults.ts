@@ -2,6 +2,7 @@
 import { setMaxListeners } from 'node:events'
 import { setTimeout as delay } from 'node:timers/promises'
 import { acceptingMaxMs } from './checker/recovery.js'
+import { pause } from './clock.js'
 import type { Cluster } from './cluster.js'
 import type { PlannedFault } from './plan.js'
 import type { Fault } from './records.js'
@@ -198,15 +199,11 @@ export class Faults {
 
   /** Shorter when it is stopped. */
   async #wait(ms: number): Promise<void> {
-    await delay(ms, undefined, { signal: this.#ended.signal }).catch(ignoreAbort)
+    await pause(ms, this.#ended.signal)
   }
 
   #record(fault: Fault): void {
     this.played.push(fault)
     this.#o.note(fault)
   }
-}
-
-function ignoreAbort(fault: unknown): void {
-  if (!(fault instanceof Error) || fault.name !== 'AbortError') throw fault
 }

@@ -35,7 +35,7 @@ const nowhere: ReadonlySet<string> = new Set()
 export async function makeFleet(options: FleetOptions): Promise<Slot[]> {
   const appRoutes = new Set(['tx', 'outside', 'apply', 'gated', 'rated'])
   const needed = new Set(options.lanes.flatMap((lane) => [...lane.routes]))
-  const serverRoutes = new Set(['forward', 'petition'])
+  const serverRoutes = new Set(['forward', 'petition', 'push'])
   const wantsServer = [...needed].some((route) => serverRoutes.has(route))
   const wantsApp = [...needed].some((route) => appRoutes.has(route))
   const appProgram = wantsApp ? await compilePrograms() : ''

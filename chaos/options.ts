@@ -23,7 +23,7 @@ export const usage = `npm run chaos -- [options]
   --kills N       processes and PostgreSQL servers that are ended with SIGKILL meanwhile (default 60)
   --servers N     spillway servers, and as many apps on the library (default 2)
   --workers N     processes that only work, of both kinds in turn (default 2)
-  --lanes N       lanes, of twelve kinds in turn (default 50)
+  --lanes N       lanes, of fifteen kinds in turn (default 50)
   --rate N        operations per second (default 200)
   --lease N       seconds until a silent process loses its lanes (default 3)
   --quick         a short run: 10 seconds, 8 kills, one server, app and worker, 24 lanes, 80/s

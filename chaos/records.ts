@@ -12,7 +12,12 @@ export interface Submitted {
   firstSentAt: number
   /** When its acceptance was certain: the first 2xx. */
   certainAt: number | null
+  /** Of a push: only when it was queued. */
   operationId: string | null
+  /** Of a push, once it is certain: without a key, a message that is still queued may turn out to be another's repetition. */
+  messageId: string | null
+  /** It had an Idempotency-Key. */
+  keyed: boolean
   /** A quota said no, which is final. */
   refused: boolean
   /** Sent once, without a key, and not answered as accepted: it may be there or not, but once at most. */
@@ -22,9 +27,7 @@ export interface Submitted {
 }
 
 /** One request, logged when it ended. */
-export interface Try {
-  lane: string
-  n: number
+export interface Call {
   /** The slot it was sent to, and the process that was there then. */
   slot: string
   pid: number
@@ -41,6 +44,30 @@ export interface Try {
   error?: string
 }
 
+/** A request that submits an operation. */
+export interface Try extends Call {
+  lane: string
+  n: number
+}
+
+/** A consumer asked for messages. Those of a run stand in the order in which they ended. */
+export interface Pop extends Call {
+  group: string
+  consumer: string
+}
+
+/** A consumer answered for messages. */
+export interface Ack extends Call {
+  group: string
+  consumer: string
+  asked: readonly {
+    transactionId: string
+    partitionId: string
+    leaseId: string
+    status: 'completed' | 'failed' | 'retry'
+  }[]
+}
+
 /** A ticket that was read while the run went on. */
 export interface Read {
   lane: string
@@ -52,16 +79,17 @@ export interface Read {
   state: string | null
 }
 
-/** A row that a handler wrote through `ctx.tx`, or `apply`; or a petition. */
+/** A row that a handler wrote through `ctx.tx`, or `apply`; or a petition, or a message. */
 export interface Effect {
   /**
    * From a sequence, drawn by the handler: in a lane one operation begins after the other has committed. Of a petition,
-   * the number of its receipt in the ledger.
+   * the number of its receipt in the ledger; of a message, its number in the partition.
    */
   ord: number
   at: number
   lane: string
   n: number
+  /** Of a message: its own id. */
   operation: string
   route: string
 }
@@ -84,6 +112,8 @@ export interface Ticket {
   status: 'pending' | 'completed' | 'failed' | 'cancelled'
   finishedAt: number | null
   error: string | null
+  /** Of a push: the message that it brought. */
+  message: string | null
 }
 
 /**
@@ -136,10 +166,14 @@ export interface Evidence {
   reads: readonly Read[]
   effects: readonly Effect[]
   deliveries: readonly Delivery[]
+  pops: readonly Pop[]
+  acks: readonly Ack[]
+  /** The consumer groups of the run, and how long each delivery is theirs. */
+  consumers: { groups: readonly string[]; leaseMs: number }
   tickets: readonly Ticket[]
   faults: readonly Fault[]
   lives: readonly Life[]
-  /** What the audits of the schema say, and the ledger's chain. */
+  /** What the audits of the schema say, the ledger's chain, and those of the messages, which were asked all the time. */
   audit: readonly string[]
   /** Ids of petitions that are no longer RECEIVED. */
   petitionsMoved: readonly string[]
@@ -149,4 +183,6 @@ export interface Evidence {
   rated: readonly { lane: string; limit: number }[]
   /** False: it was not drained within its time. */
   drained: boolean
+  /** False: consumers had something to read, or a lease, when their time was over. */
+  consumed: boolean
 }

@@ -32,6 +32,7 @@ export function reportLines(verdict: Verdict): string[] {
     `operations      ${counts.submitted} submitted, ${counts.accepted} accepted, ${counts.refusedForGood} refused for good, ${counts.deadLetters} dead letters (as they should)`,
     `requests        ${counts.tries}: ${counts.replays} replayed, ${counts.refusals} refused for now, ${counts.networkErrors} broken off`,
     `effects         ${counts.effects} in the table, ${counts.deliveries} deliveries to the sink, of which ${counts.repeats} repeats (${counts.lateRepeats} behind a newer one)`,
+    `messages        ${counts.handed} handed out, of which ${counts.handedAgain} again; ${counts.agreed} agreed to, ${counts.acksRefused} answers refused (late, or twice)`,
     `faults          ${Object.entries(counts.faults)
       .map(([kind, count]) => `${count} × ${kind}`)
       .join(', ')}`,

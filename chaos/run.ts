@@ -1,7 +1,7 @@
 /**
  * One run: starts everything, plays the faults while clients submit, lets it come to rest, and gathers the evidence.
  *
- *   boot ──► faults ──► calm (all is up again, connections pass) ──► certain (every client has its answer) ──► drained
+ *   boot ──► faults ──► calm (all is up again, connections pass) ──► certain (every client has its answer) ──► drained ──► consumed
  */
 import { createWriteStream } from 'node:fs'
 import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises'
@@ -10,7 +10,9 @@ import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { type Breakage, breakSchema } from './breakage.js'
 import { Clients } from './clients.js'
+import { pause } from './clock.js'
 import { type Cluster, schema, startCluster } from './cluster.js'
+import { Consumers, configureQueue, consumerGroups, consumerLeaseMs } from './consumers.js'
 import { Faults } from './faults.js'
 import { drainMs, makeFleet } from './fleet.js'
 import type { PlannedFault } from './plan.js'
@@ -55,6 +57,8 @@ const bootMaxMs = 60_000
 const certainMaxMs = 60_000
 const drainMaxMs = 90_000
 const drainLookMs = 100
+const consumeMaxMs = 60_000
+const auditPauseMs = 500
 
 export async function run(options: RunOptions): Promise<RunResult> {
   const folder = await mkdtemp(join(tmpdir(), 'spillway-chaos-'))
@@ -97,8 +101,13 @@ async function runIn(folder: string, options: RunOptions, started: (() => Promis
   await Promise.all(slots.map((slot) => slot.start()))
   const database = await cluster.settings()
 
+  const hasMessages = lanes.some((lane) => lane.routes.includes('push')) && (await configureQueue(slots, bootMaxMs))
   const clients = new Clients({ ...options, slots, sinkOrigin: sink.origin, deadlineMs, note })
   started.push(() => clients.close())
+  const consumers = hasMessages ? new Consumers({ seed, slots, deadlineMs, note }) : null
+  if (consumers !== null) started.push(() => consumers.close())
+  const watch = watchMessages(cluster)
+  started.push(async () => void (await watch.end()))
   await allAccept(slots, clients, options.signal)
   const plan = options.plan(slots.map((slot) => slot.name))
   say(`plan: ${describe(plan)}`)
@@ -124,9 +133,10 @@ async function runIn(folder: string, options: RunOptions, started: (() => Promis
   await Promise.all([faults.over, delay(options.forMsMin ?? 0)])
   say(progressOf(plan, faults, clients, sink))
   const interrupted = options.signal?.aborted === true
-  const drained = await comeToRest({ say, slots, clients, cluster, stop: (slot) => faults.end(slot) })
+  const rest = await comeToRest({ say, slots, clients, consumers, cluster, stop: (slot) => faults.end(slot) })
   clearInterval(progress)
-  const evidence = await gather({ options, clients, sink, cluster, faults, lives, drained })
+  const seen = await watch.end()
+  const evidence = await gather({ options, clients, consumers, sink, cluster, faults, lives, seen, ...rest })
   await writeFile(join(folder, 'evidence.json'), JSON.stringify(evidence))
   return { evidence, folder, planned: plan.filter(isKill).length, database, interrupted }
 }
@@ -149,37 +159,70 @@ async function comeToRest(o: {
   say(line: string): void
   slots: readonly Slot[]
   clients: Clients
+  consumers: Consumers | null
   cluster: Cluster
   stop(slot: Slot): Promise<void>
-}): Promise<boolean> {
+}): Promise<{ drained: boolean; consumed: boolean }> {
   o.say('faults are over; everything runs, clients make sure of what they sent')
   for (const slot of o.slots) slot.proxy.restore()
+  o.consumers?.calm()
   await Promise.all(o.slots.map((slot) => slot.exclusively(() => slot.start())))
   const certain = await Promise.race([o.clients.finish().then(() => true), delay(certainMaxMs, false, { ref: false })])
   if (!certain) o.say(`some clients have no answer after ${certainMaxMs} ms`)
-  const deadline = Date.now() + drainMaxMs
-  let left = await o.cluster.unfinished()
-  o.say(`draining: ${left} operations are left`)
-  while (left > 0 && Date.now() < deadline) {
-    await delay(drainLookMs)
-    left = await o.cluster.unfinished()
-  }
+  o.say(`draining: ${await o.cluster.unfinished()} operations are left`)
+  const drained = await isNothingLeft(() => o.cluster.unfinished(), drainMaxMs)
+  const unread = (): Promise<number> =>
+    o.consumers === null ? Promise.resolve(0) : o.cluster.unconsumed(consumerGroups)
+  o.say(`consuming: ${await unread()} partitions and leases are left`)
+  const consumed = await isNothingLeft(unread, consumeMaxMs)
+  await o.consumers?.close()
   o.say('stopping everything')
   // At rest all have signed off: what is still taken then belongs to nobody.
   await Promise.all(o.slots.map((slot) => o.stop(slot)))
-  return left === 0
+  return { drained, consumed }
+}
+
+async function isNothingLeft(count: () => Promise<number>, withinMs: number): Promise<boolean> {
+  const deadline = Date.now() + withinMs
+  for (;;) {
+    if ((await count()) === 0) return true
+    if (Date.now() > deadline) return false
+    await delay(drainLookMs)
+  }
+}
+
+/** What must hold of the messages at any moment is asked for all the time; what was found once is told once. */
+function watchMessages(cluster: Cluster): { end(): Promise<string[]> } {
+  const found = new Set<string>()
+  const ended = new AbortController()
+  const over = (async () => {
+    while (!ended.signal.aborted) {
+      for (const fault of (await cluster.messagesAudit()) ?? []) found.add(fault)
+      await pause(auditPauseMs, ended.signal)
+    }
+  })()
+  return {
+    end: async () => {
+      ended.abort()
+      await over
+      return [...found]
+    },
+  }
 }
 
 async function gather(o: {
   options: RunOptions
   clients: Clients
+  consumers: Consumers | null
   sink: Sink
   cluster: Cluster
   faults: Faults
   lives: readonly Life[]
+  seen: readonly string[]
   drained: boolean
+  consumed: boolean
 }): Promise<Evidence> {
-  const { clients, cluster, options } = o
+  const { clients, consumers, cluster, options } = o
   return {
     seed: options.seed,
     deadlineMs,
@@ -188,16 +231,20 @@ async function gather(o: {
     reads: clients.reads,
     effects: await cluster.effects(),
     deliveries: o.sink.deliveries,
+    pops: consumers?.pops ?? [],
+    acks: consumers?.acks ?? [],
+    consumers: { groups: consumers === null ? [] : consumerGroups, leaseMs: consumerLeaseMs },
     tickets: await cluster.tickets(),
     faults: o.faults.played,
     lives: o.lives,
-    audit: await cluster.audit(),
+    audit: [...new Set([...o.seen, ...(await cluster.audit())])],
     petitionsMoved: await cluster.petitionsMoved(),
     placesHeld: await cluster.placesHeld(),
     rated: options.lanes
       .filter((lane) => lane.routes.includes('rated'))
       .map((lane) => ({ lane: lane.name, limit: ratedLimit })),
     drained: o.drained,
+    consumed: o.consumed,
   }
 }
 

@@ -4,22 +4,29 @@
  */
 import { chance, hash } from './random.js'
 
-/** The operation types: `forward` is the server's http.request, `petition` its petitions, the others are the app's own. */
-export const routes = ['tx', 'outside', 'apply', 'gated', 'rated', 'forward', 'petition'] as const
+/** The operation types: `forward` is the server's http.request, `petition` and `push` its petitions and messages, the others are the app's own. */
+export const routes = ['tx', 'outside', 'apply', 'gated', 'rated', 'forward', 'petition', 'push'] as const
 export type Route = (typeof routes)[number]
 
-/** Where a route's effect is seen. A petition is a row, too: its place is that of its receipt in the ledger. */
+/**
+ * Where a route's effect is seen. A petition is a row, too: its place is that of its receipt in the ledger. So is a message:
+ * its place is its number in the partition.
+ */
 export const mediumOf: Readonly<Record<Route, 'table' | 'sink'>> = {
   tx: 'table',
   apply: 'table',
   gated: 'table',
   rated: 'table',
   petition: 'table',
+  push: 'table',
   outside: 'sink',
   forward: 'sink',
 }
 
-/** Routes whose effect and completion are one commit when run at once: they may leave no ticket. */
+/**
+ * Routes whose effect and completion are one commit when run at once: they may leave no ticket. Of a push it is told which:
+ * it names an operation only when there is a ticket.
+ */
 export const ticketless: ReadonlySet<Route> = new Set(['apply', 'rated', 'petition'])
 
 export interface Lane {
@@ -51,6 +58,10 @@ const kinds: readonly (Omit<Lane, 'name'> & { kind: string })[] = [
   { kind: 'shared', routes: ['forward', 'tx'], clients: 1 },
   { kind: 'rated', routes: ['rated'], clients: 2, numbersMax: ratedLimit * 2 },
   { kind: 'petition', routes: ['petition'], clients: 2 },
+  { kind: 'push', routes: ['push'], clients: 1 },
+  { kind: 'crowd-push', routes: ['push'], clients: crowdClients },
+  // A partition is a lane: its messages keep their place among operations of other types.
+  { kind: 'shared-push', routes: ['push', 'forward'], clients: 1 },
 ]
 
 export const laneKinds = kinds.length
@@ -78,8 +89,10 @@ export interface Behaviour {
   cutAfterMs: number | null
   /** The client asks for the ticket, too. */
   reads: boolean
-  /** It has an Idempotency-Key. Without one it is sent once, whatever comes of it. */
+  /** It has an Idempotency-Key. */
   keyed: boolean
+  /** It is sent until its answer is certain: by its key, or its transaction id, it is known again. Else once, whatever comes of it. */
+  repeated: boolean
   /** A petition that is moved on once it is received. */
   moves: boolean
   /** What the work answers. */
@@ -104,7 +117,8 @@ export function behaviourOf(seed: number, lane: Lane, n: number, temper: Temper 
   const c = chance(seed, `${lane.name}#${n}`)
   const route = c.pick(lane.routes)
   const isPetition = route === 'petition'
-  const retried = route !== 'apply' && route !== 'rated' && !isPetition
+  const isPush = route === 'push'
+  const retried = route !== 'apply' && route !== 'rated' && !isPetition && !isPush
   const [slowMin, slowMax] = temper.slowMs
   // All are drawn, needed or not, so that one choice does not shift the others.
   const slow = c.happens(temper.slowShare)
@@ -126,8 +140,9 @@ export function behaviourOf(seed: number, lane: Lane, n: number, temper: Temper 
     poison: retried && poison,
     prefer,
     cutAfterMs: cut ? cutAfterMs : null,
-    reads: reads && retried,
-    keyed: !(isPetition && keyless),
+    reads: reads && (retried || isPush),
+    keyed: !((isPetition || isPush) && keyless),
+    repeated: !(isPetition && keyless),
     moves: isPetition && moves,
     token: tokenOf(seed, lane.name, n),
   }
@@ -139,6 +154,9 @@ export const tokenOf = (seed: number, lane: string, n: number): string => hash(`
 export const petitionText = (lane: string, n: number): string => `${lane}#${n}`
 
 export const idempotencyKey = (lane: string, n: number): string => `${lane}#${n}`
+
+/** By which a message is known again, with or without a key. */
+export const transactionIdOf = (lane: string, n: number): string => `${lane}#${n}`
 
 /** All lanes of the run share one queue; a lane is its partition. */
 export const queueName = 'chaos'

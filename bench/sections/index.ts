@@ -5,9 +5,21 @@ import { gates } from './gates.js'
 import { idle } from './idle.js'
 import { latency } from './latency.js'
 import { lone } from './lone.js'
+import { messages } from './messages.js'
 import { overload } from './overload.js'
 import { petitions } from './petitions.js'
 import { scaling } from './scaling.js'
 
 /** In the order in which they run and stand on the page. */
-export const sections: readonly Section[] = [accept, lone, gates, petitions, drain, latency, scaling, overload, idle]
+export const sections: readonly Section[] = [
+  accept,
+  lone,
+  gates,
+  petitions,
+  messages,
+  drain,
+  latency,
+  scaling,
+  overload,
+  idle,
+]

@@ -1,12 +1,12 @@
 /** Every answer is one of the three honest ones, true, and in time. */
 import { createHash } from 'node:crypto'
-import type { Evidence, Fault, Submitted, Try } from '../records.js'
-import { petitionText } from '../workload.js'
+import { isRecord, messageIdOf, operationIdOf, pushResultOf } from '../answer-body.js'
+import type { Call, Evidence, Fault, Submitted, Try } from '../records.js'
+import { petitionText, queueName, transactionIdOf } from '../workload.js'
 import { keyOf } from './by-key.js'
 import type { Finding } from './finding.js'
 
 const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/
-const isRecord = (value: unknown): value is Record<string, unknown> => typeof value === 'object' && value !== null
 /** A process that goes on after a pause has all that waited meanwhile to do first. */
 const afterPauseMs = 2_000
 
@@ -26,8 +26,7 @@ export function checkAnswers(evidence: Evidence): Finding[] {
     if (made.end !== 'answered' || asked === undefined) continue
     const wrong = judge(made, asked)
     if (wrong !== null) findings.push({ rule: wrong.rule, detail: `${keyOf(made)} at ${made.slot}: ${wrong.detail}` })
-    const id = (made.status ?? 0) < 300 && isRecord(made.body) ? (made.body.operationId ?? made.body.petition_id) : null
-    if (typeof id === 'string') ids.set(keyOf(made), (ids.get(keyOf(made)) ?? new Set()).add(id))
+    for (const [what, id] of idsTold(made, asked)) ids.set(what, (ids.get(what) ?? new Set()).add(id))
   }
   for (const [key, told] of ids) {
     if (told.size > 1)
@@ -40,7 +39,18 @@ export function checkAnswers(evidence: Evidence): Finding[] {
   return findings
 }
 
-function wasPaused(made: Try, pauses: readonly Fault[]): boolean {
+/** What a repetition has to be told again. Without a key a push is another operation, and its message what is there in the end. */
+function idsTold(made: Try, asked: Submitted): [what: string, id: string][] {
+  if ((made.status ?? 0) >= 300) return []
+  const operation = asked.route === 'push' && !asked.keyed ? null : operationIdOf(made.body)
+  const message = asked.route === 'push' && (asked.keyed || made.status === 201) ? messageIdOf(made.body) : null
+  return [
+    ...(operation === null ? [] : [[keyOf(made), operation] as [string, string]]),
+    ...(message === null ? [] : [[`${keyOf(made)}, the message`, message] as [string, string]]),
+  ]
+}
+
+export function wasPaused(made: Call, pauses: readonly Fault[]): boolean {
   return pauses.some((p) => p.pid === made.pid && p.from < made.endedAt && p.to + afterPauseMs > made.sentAt)
 }
 
@@ -48,9 +58,10 @@ function judge(made: Try, asked: Submitted): Finding | null {
   switch (made.status) {
     case 200:
     case 201:
+      if (asked.route === 'push') return judgePush(made, asked, asked.keyed ? ['queued'] : ['queued', 'duplicate'])
       return asked.route === 'petition' ? judgePetition(made, asked) : judgeDone(made, asked)
     case 202:
-      return judgeQueued(made)
+      return judgeQueued(made) ?? (asked.route === 'push' ? judgePush(made, asked, ['pending']) : null)
     case 409:
       return made.code === 'idempotency_in_progress' ? null : { rule: 'answer', detail: `409 ${made.code}` }
     case 429:
@@ -93,6 +104,25 @@ function judgePetition({ status, body, location }: Try, asked: Submitted): Findi
   return null
 }
 
+/** One result, for this very message; while it waits, its operation as well. */
+function judgePush({ status, body }: Try, asked: Submitted, states: readonly string[]): Finding | null {
+  const untrue = (detail: string): Finding => ({ rule: 'answer', detail: `${status}, but ${detail}` })
+  const result = pushResultOf(body)
+  if (result === null) return untrue(`no result: ${JSON.stringify(body)}`)
+  const isIts = result.transaction_id === transactionIdOf(asked.lane, asked.n) && result.queueName === queueName
+  const isThere = typeof result.message_id === 'string' && uuid.test(result.message_id)
+  if (result.index !== 0 || !isIts || !isThere || !states.includes(String(result.status))) {
+    return untrue(`its result is ${JSON.stringify(result)}`)
+  }
+  if (status !== 202) return null
+  const operations: unknown = isRecord(body) ? body.operations : null
+  const first: unknown = Array.isArray(operations) && operations.length === 1 ? operations[0] : null
+  if (!isRecord(first) || first.operationId !== operationIdOf(body) || first.partition !== asked.lane) {
+    return untrue(`its operations are ${JSON.stringify(operations)}`)
+  }
+  return null
+}
+
 function judgeQueued({ body, location }: Try): Finding | null {
   const untrue = (detail: string): Finding => ({ rule: 'answer', detail: `202, but ${detail}` })
   if (!isRecord(body) || body.status !== 'queued') return untrue(`not queued: ${JSON.stringify(body)}`)
@@ -103,7 +133,7 @@ function judgeQueued({ body, location }: Try): Finding | null {
   return null
 }
 
-function judgeRefusal({ status, retryAfter, body, code }: Try): Finding | null {
+export function judgeRefusal({ status, retryAfter, body, code }: Call): Finding | null {
   const wrong = (detail: string): Finding => ({ rule: 'retry_after', detail: `${status} ${code}: ${detail}` })
   if (retryAfter === undefined) return wrong('no Retry-After')
   if (!/^[1-9]\d*$/.test(retryAfter)) return wrong(`Retry-After is ${JSON.stringify(retryAfter)}`)

@@ -3,13 +3,14 @@ import type { Evidence, FaultKind } from '../records.js'
 import { checkAnswers } from './answers.js'
 import { checkEffects } from './effects.js'
 import type { Finding } from './finding.js'
+import { checkMessages, countMessages, type MessageCounts } from './messages.js'
 import { checkOrder, countLateRepeats } from './order.js'
 import { checkRecovery, type Recovery } from './recovery.js'
 
 export interface Verdict {
   findings: Finding[]
   recovery: Omit<Recovery, 'findings'>
-  counts: {
+  counts: MessageCounts & {
     submitted: number
     accepted: number
     refusedForGood: number
@@ -38,6 +39,7 @@ export function check(evidence: Evidence): Verdict {
     ...checkEffects(evidence),
     ...checkOrder(evidence),
     ...checkAnswers(evidence),
+    ...checkMessages(evidence),
     ...slow,
     ...evidence.audit.map((fault): Finding => ({ rule: 'audit', detail: fault })),
     ...checkProcesses(evidence),
@@ -46,6 +48,7 @@ export function check(evidence: Evidence): Verdict {
     const left = evidence.tickets.filter((ticket) => ticket.status === 'pending').length
     findings.push({ rule: 'undrained', detail: `${left} operations are left` })
   }
+  if (!evidence.consumed) findings.push({ rule: 'undrained', detail: 'consumers have something to read, or a lease' })
   for (const one of evidence.submitted) {
     if (one.certainAt !== null || one.refused || one.abandoned) continue
     findings.push({ rule: 'undrained', detail: `${one.lane}#${one.n}: its acceptance was never certain` })
@@ -91,6 +94,7 @@ function countAll(evidence: Evidence): Verdict['counts'] {
     deliveries: deliveries.length,
     repeats,
     lateRepeats: countLateRepeats(deliveries, submitted),
+    ...countMessages(evidence),
     deadLetters: evidence.tickets.filter((ticket) => ticket.status === 'failed').length,
     faults: played,
     kills: kills.length,

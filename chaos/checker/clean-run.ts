@@ -1,7 +1,7 @@
 /** The evidence of a run in which nothing was broken, for tests to break. */
 import { createHash } from 'node:crypto'
 import type { Delivery, Effect, Evidence, Fault, Submitted, Ticket, Try } from '../records.js'
-import { mediumOf, petitionText, type Route, tokenOf } from '../workload.js'
+import { mediumOf, petitionText, queueName, type Route, tokenOf, transactionIdOf } from '../workload.js'
 
 type Mutable<T> = { -readonly [K in keyof T]: T[K] extends readonly (infer E)[] ? E[] : T[K] }
 export type Run = Mutable<Evidence>
@@ -33,6 +33,9 @@ export function cleanRun(): Run {
     reads: [],
     effects: [],
     deliveries: [],
+    pops: [],
+    acks: [],
+    consumers: { groups: [], leaseMs: 1_000 },
     tickets: [],
     faults: [],
     lives: [{ slot: 'app-1', pid: 1, gateway: true, upAt: start, endedAt: null, unasked: null }],
@@ -41,6 +44,7 @@ export function cleanRun(): Run {
     placesHeld: [],
     rated: [],
     drained: true,
+    consumed: true,
   }
   for (let n = 1; n <= perLane; n++) {
     for (const [lane, routes] of lanes) {
@@ -62,7 +66,9 @@ export function add(run: Run, o: { lane: string; n: number; route: Route; poison
     token,
     firstSentAt: at,
     certainAt: at + 10,
-    operationId,
+    operationId: route === 'push' ? null : operationId,
+    messageId: route === 'push' ? operationId : null,
+    keyed: true,
     refused: false,
     abandoned: false,
     moved: false,
@@ -72,15 +78,25 @@ export function add(run: Run, o: { lane: string; n: number; route: Route; poison
     ? { status: 'failed', operationId, error_message: 'poisoned' }
     : { status: 'executed', operationId, result }
   const told = { lane, n, slot: 'app-1', pid: 1, sentAt: at, endedAt: at + 10, end: 'answered', status: 201 } as const
-  run.tries.push(route === 'petition' ? { ...told, ...receiptOf(operationId, lane, n) } : { ...told, body })
+  if (route === 'petition') run.tries.push({ ...told, ...receiptOf(operationId, lane, n) })
+  else run.tries.push({ ...told, body: route === 'push' ? [pushResult(lane, n)] : body })
   if (mediumOf[route] === 'sink') {
     run.deliveries.push({ at: at + 5, lane, n, key: operationId, status: poison ? 400 : 200 })
   } else if (!poison) {
-    run.effects.push({ ord: run.effects.length + 1, at: at + 5, lane, n, operation: operationId, route })
+    // A message's number is its place in the partition.
+    const ord = route === 'push' ? n : run.effects.length + 1
+    run.effects.push({ ord, at: at + 5, lane, n, operation: operationId, route })
   }
+  // What is stored at once leaves no ticket.
+  if (route === 'push') return
   const status = poison ? 'failed' : 'completed'
-  run.tickets.push({ id: operationId, lane, type: route, status, finishedAt: at + 8, error: null })
+  run.tickets.push({ id: operationId, lane, type: route, status, finishedAt: at + 8, error: null, message: null })
 }
+
+export const pushResult = (lane: string, n: number, status = 'queued') => ({
+  ...{ index: 0, message_id: idOf(lane, n), transaction_id: transactionIdOf(lane, n) },
+  ...{ partition_id: idOf(lane, 0), trace_id: null, queueName, status },
+})
 
 function receiptOf(id: string, lane: string, n: number): Pick<Try, 'body' | 'location'> {
   const content_hash = createHash('sha256').update(petitionText(lane, n)).digest('hex')

@@ -10,6 +10,7 @@ export function checkEffects(evidence: Evidence): Finding[] {
     ...checkTable(evidence, submitted),
     ...checkSink(evidence, submitted),
     ...checkTickets(evidence),
+    ...checkPushes(evidence, submitted),
     ...checkMoves(evidence),
     ...checkLimits(evidence),
   ]
@@ -30,8 +31,10 @@ function checkTable(evidence: Evidence, submitted: ReadonlyMap<string, Submitted
     }
     if (asked.poison) findings.push({ rule: 'unasked', detail: `${key}: a row of an operation that failed` })
     if (asked.refused) findings.push({ rule: 'unasked', detail: `${key}: a row of an operation that was refused` })
-    if (asked.operationId !== null && effects.some((e) => e.operation !== asked.operationId)) {
-      findings.push({ rule: 'unasked', detail: `${key}: a row under another id than ${asked.operationId}` })
+    // A message has an id of its own, beside that of the operation that brought it.
+    const id = asked.route === 'push' ? asked.messageId : asked.operationId
+    if (id !== null && effects.some((e) => e.operation !== id)) {
+      findings.push({ rule: 'unasked', detail: `${key}: a row under another id than ${id}` })
     }
   }
   for (const [key, asked] of submitted) {
@@ -77,6 +80,7 @@ function checkTickets(evidence: Evidence): Finding[] {
     tickets.set(ticket.id, ticket)
   }
   const told = new Set<string>()
+  const messages = new Set(evidence.effects.filter((e) => e.route === 'push').map((e) => e.operation))
   for (const asked of evidence.submitted) {
     if (asked.operationId === null) continue
     told.add(asked.operationId)
@@ -96,12 +100,26 @@ function checkTickets(evidence: Evidence): Finding[] {
   const uncertain = new Set(evidence.submitted.filter((s) => s.certainAt === null && !s.refused).map((s) => s.lane))
   for (const ticket of tickets.values()) {
     if (told.has(ticket.id) || uncertain.has(ticket.lane)) continue
+    if (ticket.message !== null && ticket.status === 'completed' && messages.has(ticket.message)) continue
     findings.push({
       rule: 'unasked',
       detail: `${ticket.lane}: operation ${ticket.id} (${ticket.type}), told to nobody`,
     })
   }
   return findings
+}
+
+/** A push whose answer was lost may be answered as stored when it is repeated; the operation is known by its message then. */
+function checkPushes(evidence: Evidence, submitted: ReadonlyMap<string, Submitted>): Finding[] {
+  const byMessage = groupBy(
+    evidence.tickets.filter((ticket) => ticket.message !== null),
+    (ticket) => ticket.message ?? '',
+  )
+  return evidence.effects.flatMap((effect) => {
+    const count = byMessage.get(effect.operation)?.length ?? 0
+    if (count < 2 || submitted.get(keyOf(effect))?.keyed !== true) return []
+    return [{ rule: 'doubled' as const, detail: `${keyOf(effect)}: ${count} operations for one key` }]
+  })
 }
 
 /** What was answered as moved on is moved on. */

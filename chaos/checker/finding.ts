@@ -9,6 +9,7 @@ export const rules = {
   answer: 'answers that are not true or not allowed',
   idempotency: 'one key, several operations',
   retry_after: 'refusals without Retry-After',
+  two_hands: 'partitions in the hands of two consumers of a group',
   hung: 'requests that hung past their deadline',
   limit: 'limits that were not exact',
   recovery: 'recoveries that took too long',

@@ -93,7 +93,7 @@ export async function pushed(server: Server, items: readonly PushItem[], headers
 export function popPath(queue: string | null, { partition, ...query }: PopOptions = {}): string {
   const where = queue === null ? '' : `/queue/${encodeURIComponent(queue)}`
   const at = partition === undefined ? '' : `/partition/${encodeURIComponent(partition)}`
-  const pairs = Object.entries(query).map(([name, value]) => [name, String(value)])
+  const pairs = Object.entries(query).map(([name, value]): [string, string] => [name, String(value)])
   return `/api/v1/pop${where}${at}?${new URLSearchParams(pairs)}`
 }
 
@@ -207,16 +207,21 @@ export function openMessageTables(url: string, schema = 'spillway'): MessageTabl
   pool.on('error', () => undefined)
   const query = async <Row extends Record<string, unknown>>(text: string, values: unknown[] = []) =>
     (await pool.query<Row>(text, values)).rows
+  // What a failed test left open would hold up everybody else.
+  const open = new Set<{ rollback(): Promise<void> }>()
   const begin = async () => {
     const client = await pool.connect()
     await client.query('BEGIN')
-    return {
+    const held = {
       query: (text: string, values: unknown[] = []) => client.query(text, values),
       rollback: async () => {
+        if (!open.delete(held)) return
         await client.query('ROLLBACK')
         client.release()
       },
     }
+    open.add(held)
+    return held
   }
   return {
     query,
@@ -228,11 +233,14 @@ export function openMessageTables(url: string, schema = 'spillway'): MessageTabl
       return row ?? { messages: -1, leases: -1, operations: -1 }
     },
     holdPushes: async () => {
-      const open = await begin()
-      await open.query('LOCK TABLE mq_messages IN SHARE MODE')
-      return { release: open.rollback }
+      const held = await begin()
+      await held.query('LOCK TABLE mq_messages IN SHARE MODE')
+      return { release: held.rollback }
     },
     begin,
-    close: () => pool.end(),
+    close: async () => {
+      for (const client of [...open]) await client.rollback()
+      await pool.end()
+    },
   }
 }

@@ -27,8 +27,7 @@ let tables: MessageTables
 
 beforeAll(async () => {
   database = await freshDatabase()
-  // Pushes are held up on purpose, for longer than a store may take.
-  server = await startServer({ DATABASE_URL: database.url, SPILLWAY_STORE_TIMEOUT_MS: '20000' })
+  server = await startServer({ DATABASE_URL: database.url })
   tables = openMessageTables(database.url)
 })
 afterAll(async () => {
@@ -92,54 +91,70 @@ it('while a partition is leased nobody else of the group gets it, and other part
   expect(dataOf(await take(server, queue))).toEqual([1])
 })
 
-it('a message that commits late is not skipped: what came behind it waits for it', async () => {
-  const queue = randomUUID()
-  await fill(queue, 1)
-  expect(dataOf(await take(server, queue, { autoAck: true, batch: 10 }))).toEqual([0])
-  const hold = await tables.holdPushes()
-  const late = push(server, [{ queue, payload: 'late' }])
-  await until('the push has its place', async () => (await blockedInserts()) > 0)
-  const later = push(server, [{ queue, payload: 'later' }])
-  expect(await take(server, queue, { autoAck: true, batch: 10 })).toEqual([])
-  await hold.release()
-  await Promise.all([late, later])
-  expect(dataOf(await takeAll(server, queue, 2))).toEqual(['late', 'later'])
-})
-
-it('a message that commits late in one partition is seen by groups that have gone on in others', async () => {
-  const queue = randomUUID()
-  await fill(queue, 1, 'late')
-  const groups = ['a', 'b']
-  for (const consumerGroup of groups) await take(server, queue, { consumerGroup, autoAck: true })
-  const [partition] = await tables.query<{ id: string }>(
-    `SELECT p.id FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = $1`,
-    [queue],
-  )
-  // Another's uncommitted row with the same transaction id: the push has its number, and has to wait to know.
-  const open = await tables.begin()
-  await open.query(
-    `INSERT INTO mq_messages (partition, seq, id, transaction_id, sealed, payload, created_at)
-     VALUES ($1, 1000, gen_random_uuid(), 'same', false, '0', now())`,
-    [partition?.id],
-  )
-  const late = push(server, [{ queue, partition: 'late', payload: 'late', transactionId: 'same' }])
-  await until('the push waits', async () => (await blockedInserts()) > 0)
-  const others = pushed(
-    server,
-    numbers(5).map((payload) => ({ queue, partition: 'other', payload })),
-  )
-  await others.catch(() => undefined)
-  for (const consumerGroup of groups) {
-    expect(dataOf(await takeAll(server, queue, 5, { consumerGroup }))).toEqual(numbers(5))
+/** Two instances whose pushes may be held up for as long as a test wants. */
+async function withTwo(
+  schema: string,
+  test: (one: ServerProcess, two: ServerProcess, held: MessageTables) => Promise<void>,
+) {
+  const env = {
+    DATABASE_URL: database.url,
+    SPILLWAY_DB_SCHEMA: schema,
+    SPILLWAY_STORE_TIMEOUT_MS: '20000',
+    SPILLWAY_ACCEPT_WAIT_BUDGET_MS: '60000',
   }
-  await open.rollback()
-  expect((await late).status).toBe(201)
-  for (const consumerGroup of groups) {
-    expect(dataOf(await takeAll(server, queue, 1, { consumerGroup }))).toEqual(['late'])
+  const held = openMessageTables(database.url, schema)
+  const [one, two] = [await startServer(env), await startServer(env)]
+  try {
+    await test(one, two, held)
+  } finally {
+    await held.close()
+    await Promise.all([one.kill(), two.kill()])
   }
-})
+}
 
-async function blockedInserts(): Promise<number> {
+it('a message that commits late is not skipped: what came behind it waits for it', () =>
+  withTwo('late', async (one, two, held) => {
+    await pushed(one, [{ queue: 'q', payload: 'first' }])
+    expect(dataOf(await take(two, 'q', { autoAck: true, batch: 10 }))).toEqual(['first'])
+    const hold = await held.holdPushes()
+    const late = push(one, [{ queue: 'q', payload: 'late' }])
+    await until('the push has its place', async () => (await blocked()) === 1)
+    const behind = push(two, [{ queue: 'q', payload: 'behind' }])
+    await until('the one behind it waits', async () => (await blocked()) === 2)
+    expect(await take(two, 'q', { autoAck: true, batch: 10 })).toEqual([])
+    await hold.release()
+    expect([(await late).status, (await behind).status]).toEqual([201, 201])
+    expect(dataOf(await takeAll(two, 'q', 2))).toEqual(['late', 'behind'])
+  }))
+
+it('a message that commits late in one partition is seen by groups that have gone on in others', () =>
+  withTwo('gone_on', async (one, two, held) => {
+    const groups = ['a', 'b']
+    await pushed(one, [{ queue: 'q', partition: 'late', payload: 0 }])
+    for (const consumerGroup of groups) await take(two, 'q', { consumerGroup, autoAck: true })
+    // Another's uncommitted row with the same transaction id: the push has its number, and has to wait to know.
+    const open = await held.begin()
+    await open.query(
+      `INSERT INTO mq_messages (partition, seq, id, transaction_id, sealed, payload, created_at)
+       SELECT id, 1000, gen_random_uuid(), 'same', false, '0', now() FROM mq_partitions`,
+    )
+    const late = push(one, [{ queue: 'q', partition: 'late', payload: 'late', transactionId: 'same' }])
+    await until('the push waits', async () => (await blocked()) === 1)
+    await pushed(
+      two,
+      numbers(5).map((payload) => ({ queue: 'q', partition: 'other', payload })),
+    )
+    for (const consumerGroup of groups) {
+      expect(dataOf(await takeAll(two, 'q', 5, { consumerGroup }))).toEqual(numbers(5))
+    }
+    await open.rollback()
+    expect((await late).status).toBe(201)
+    for (const consumerGroup of groups) {
+      expect(dataOf(await takeAll(two, 'q', 1, { consumerGroup }))).toEqual(['late'])
+    }
+  }))
+
+async function blocked(): Promise<number> {
   const [row] = await tables.query<{ n: number }>(
     `SELECT count(*)::int AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND pid <> pg_backend_pid()`,
   )

@@ -1,3 +1,4 @@
+export * from './message-administration.js'
 export * from './messages.js'
 export * from './names.js'
 export * from './operations.js'

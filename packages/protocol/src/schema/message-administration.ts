@@ -254,6 +254,10 @@ export const GroupState = Type.Object({
   processing: Count,
   consumed: Type.Integer({ minimum: 0, description: 'Settled as done since it began, or was last put elsewhere' }),
   partitionsWithLag: Count,
+  partitionsLookedAt: Type.Integer({
+    minimum: 0,
+    description: 'Less than partitionsWithLag: maxTimeLag is that of the deepest ones',
+  }),
   maxTimeLag: Type.Integer({ minimum: 0, description: 'Seconds since its oldest unsettled message came' }),
 })
 
@@ -288,7 +292,10 @@ export const SystemStatus = Type.Object({
   timestamp: Timestamp,
   throughput: Type.Array(Rates, { description: 'Between two looks at this page, newest first; empty at the first' }),
   queues: Type.Array(
-    Type.Object({ ...QueueSummary.properties, totalConsumed: Count }, { description: 'The deepest first, 100 at most' }),
+    Type.Object(
+      { ...QueueSummary.properties, totalConsumed: Count },
+      { description: 'The deepest first, 100 at most' },
+    ),
   ),
   messages: MessageCounts,
   leases: Type.Object({
@@ -326,7 +333,9 @@ const Share = {
   partitions: Count,
   messages: Type.Object({ total: Count, pending: Count, processing: Count }),
 }
-export const NamespaceList = Type.Object({ namespaces: Type.Array(Type.Object({ namespace: Type.String(), ...Share })) })
+export const NamespaceList = Type.Object({
+  namespaces: Type.Array(Type.Object({ namespace: Type.String(), ...Share })),
+})
 export const TaskList = Type.Object({ tasks: Type.Array(Type.Object({ task: Type.String(), ...Share })) })
 
 export const ConsumerGroup = Type.Object({
@@ -335,6 +344,10 @@ export const ConsumerGroup = Type.Object({
   queueName: Type.String(),
   members: Type.Integer({ minimum: 0, description: 'Partitions' }),
   partitionsWithLag: Count,
+  partitionsLookedAt: Type.Integer({
+    minimum: 0,
+    description: 'Less than partitionsWithLag: maxTimeLag is that of the deepest ones',
+  }),
   totalLag: Count,
   maxTimeLag: Type.Integer({ minimum: 0, description: 'Seconds' }),
   state: Type.Enum(['Stable', 'Lagging']),

@@ -21,7 +21,7 @@ import { createMessageMetrics, createMetrics, createPetitionMetrics, type Logger
 import { version } from '../version.js'
 import { parseAllowList } from '../workloads/http-request/allow-list.js'
 import { defineHttpRequest, httpRequestBody } from '../workloads/http-request/index.js'
-import { defineMessages, messageRoutes, pushMount } from '../workloads/messages/index.js'
+import { defineMessages, messageAdministrationRoutes, messageRoutes, pushMount } from '../workloads/messages/index.js'
 import { definePetitions, petitionPrefixes, petitionRoutes } from '../workloads/petitions/index.js'
 import { buildApp } from './app.js'
 import { createAuthenticator } from './auth.js'
@@ -188,13 +188,14 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       tellsError: true,
     })
     await app.register(messageRoutes(messages) as never)
+    await app.register(messageAdministrationRoutes(messages, messages) as never)
   }
   if (isLoopbackHost(config.server.host)) addDemoEcho(app)
   addLanding(app, { version })
 
   const close = async (): Promise<void> => {
     petitions.close()
-    messages.close()
+    await messages.close()
     // The intake refuses from here on; what is under way gets its answers before the connections close.
     await core.close()
     await Promise.race([app.close(), new Promise((done) => setTimeout(done, closeGraceMs).unref())])

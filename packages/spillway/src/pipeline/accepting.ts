@@ -126,7 +126,11 @@ export class Accepting {
     this.#fair.stamp(items)
     const storeEffect = {
       function: effect.function,
-      values: (order: readonly number[]) => effect.values(order.flatMap((index) => toEffectItem(pending[index]))),
+      values: (order: readonly number[]) =>
+        effect.values(
+          order.flatMap((index) => toEffectItem(pending[index])),
+          false,
+        ),
     }
     const { accepted, told } = await this.#o.store.acceptWithEffect(items, context, storeEffect, tx)
     for (const [i, p] of pending.entries()) {
@@ -272,7 +276,7 @@ export const queuedApply =
       : store.applyWithin(
           tx,
           items.map(({ seq }) => seq),
-          { function: apply.function, values: () => apply.values(items) },
+          { function: apply.function, values: () => apply.values(items, true) },
         )
 
 /** The code of a store's fault. */

@@ -144,7 +144,11 @@ export interface SqlEffect<Body, Result> {
   /** With its schema. */
   function: string
   /** Always as many: texts, numbers, booleans, nulls, and arrays of them; mostly with an element per item. */
-  values: (items: readonly EffectItem<Body>[]) => readonly (EffectValue | readonly EffectValue[])[]
+  values: (
+    items: readonly EffectItem<Body>[],
+    /** They were queued, and are applied by a worker: nobody waits for the answer, so what cannot be done has to fail. */
+    queued: boolean,
+  ) => readonly (EffectValue | readonly EffectValue[])[]
   limited?: (told: unknown, item: LimitedItem<Body>) => Readonly<Record<string, unknown>>
   /** Phantom: only there for the types. */
   readonly _result?: Result

@@ -12,7 +12,11 @@ import { queueRoutes } from './queue-routes.js'
 export type { AdministrationHooks } from './administration-setting.js'
 
 export function messageAdministrationRoutes(
-  { intake, options, seal }: Pick<MessagesWorkload, 'intake' | 'seal'> & {
+  {
+    intake,
+    options,
+    seal,
+  }: Pick<MessagesWorkload, 'intake' | 'seal'> & {
     options: Pick<MessagesOptions, 'schema' | 'isAuthenticated'>
   },
   hooks: AdministrationHooks,

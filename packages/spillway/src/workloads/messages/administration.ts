@@ -4,6 +4,7 @@ import { ConsumerGroups } from './consumer-groups.js'
 import { DeadMessages } from './dead-messages.js'
 import { MessageList } from './message-list.js'
 import { MessageLog } from './message-log.js'
+import { PatientReads } from './patient-reads.js'
 import { QueueOverview } from './queue-overview.js'
 import { QueueRemoval } from './queue-removal.js'
 import type { Seal } from './seal.js'
@@ -30,14 +31,15 @@ export class Administration {
   readonly traces: Traces
 
   constructor(context: AdministrationContext) {
+    const reads = new PatientReads(context.intake)
     this.dead = new DeadMessages(context)
-    this.groups = new ConsumerGroups(context)
+    this.groups = new ConsumerGroups(context, reads)
     this.list = new MessageList(context)
     this.log = new MessageLog(context)
     const throughput = new Throughput()
-    this.overview = new QueueOverview(context, throughput)
+    this.overview = new QueueOverview(context, reads, throughput)
     this.removal = new QueueRemoval(context)
-    this.status = new SystemStatus(context, this.overview, throughput)
+    this.status = new SystemStatus(context, reads, this.overview, throughput)
     this.traces = new Traces(context)
   }
 }

@@ -1,10 +1,11 @@
 /** Taking messages and answering for them: pops and acks go to the store in groups, each on connections of their own. */
 import { randomUUID } from 'node:crypto'
 import { type AckStatus, queueModeGroup } from '@spillway/protocol/wire'
+import { Refusal } from '../../http/faults.js'
 import { Flush, type IntakeApi, type Tx } from '../../index.js'
 import { Arrivals, type Place } from './arrivals.js'
 import type { MessagesOptions } from './options.js'
-import { type Seal, SealError } from './seal.js'
+import { type Seal, SealError, type SealedPlace } from './seal.js'
 
 export interface PopRequest {
   queue: string | null
@@ -39,6 +40,8 @@ export interface Popped {
   group: string
   /** Empty: they are settled already. */
   leaseId: string
+  /** They are to be settled once they are read: what is sealed may not open. */
+  settles: boolean
   messages: PoppedMessage[]
 }
 
@@ -68,6 +71,7 @@ interface PopRow extends Record<string, unknown> {
   created_ms: number[]
   tries: number[]
   due_ms: number | null
+  leased: boolean
 }
 
 const separator = '\x1e'
@@ -99,7 +103,8 @@ export class Consume {
       bytesMax: 16 * 1_048_576,
       waitingMax,
       timeoutMs: flushTimeoutMs,
-      timeoutFault: () => Object.assign(new Error('the store did not answer in time'), { code: 'timeout' }),
+      timeoutFault: () =>
+        new Refusal({ code: 'store_unavailable', detail: 'The store did not answer in time. Try again later.' }),
     }
     this.#pops = new Flush({
       ...bounds,
@@ -161,7 +166,7 @@ export class Consume {
         return { popped: null, dueMs: null }
       }
       this.#options.metrics.popped.inc(readable.messages.length)
-      return { popped: readable, dueMs: null }
+      return { popped: readable.settles ? await this.#settled(readable) : readable, dueMs: null }
     }
   }
 
@@ -184,6 +189,18 @@ export class Consume {
     )
     const messages = popped.messages.filter(({ data }) => data !== null)
     return messages.length === 0 ? null : { ...popped, messages }
+  }
+
+  /** What was asked for as settled, and could be read. */
+  async #settled(popped: Popped): Promise<Popped> {
+    const { group, leaseId } = popped
+    await this.ack(
+      popped.messages.map(({ transactionId, partitionId }) => ({
+        ...{ transactionId, partitionId, group, leaseId },
+        ...{ status: 'completed', error: null },
+      })),
+    )
+    return { ...popped, leaseId: '' }
   }
 
   /** Whoever asked has left: others need not wait for the lease to end. */
@@ -285,7 +302,8 @@ export class Consume {
       namespace: row.namespace,
       task: row.task,
       group: request.group,
-      leaseId: request.autoAck ? '' : request.lease,
+      leaseId: request.autoAck && !row.leased ? '' : request.lease,
+      settles: request.autoAck && row.leased,
       messages: row.ids.map((id, i) => {
         const at = (row.ix[i] ?? 1) - 1
         const partitionId = row.parts[at] ?? ''
@@ -296,7 +314,7 @@ export class Consume {
           traceId: row.traces[i] ?? null,
           partition: row.names[at] ?? '',
           partitionId,
-          data: row.sealed[i] === true ? this.#opened(payload, partitionId) : payload,
+          data: row.sealed[i] === true ? this.#opened(payload, { partition: partitionId, id }) : payload,
           createdAt: new Date(row.created_ms[i] ?? 0).toISOString(),
           retryCount: row.tries[i] ?? 0,
         }
@@ -304,9 +322,9 @@ export class Consume {
     }
   }
 
-  #opened(payload: string, partitionId: string): string | null {
+  #opened(payload: string, place: SealedPlace): string | null {
     try {
-      return this.#seal?.open(payload, partitionId) ?? null
+      return this.#seal?.open(payload, place) ?? null
     } catch (fault) {
       if (fault instanceof SealError) return null
       throw fault

@@ -2,7 +2,8 @@
 import type { ConsumerGroup, ConsumerGroupDetails, LaggingPartition } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
 import type { AdministrationContext } from './administration.js'
-import { oldestSql, progressSql } from './group-progress.js'
+import { looksMax, oldestSql, placedSql, progressSql, queuesSql } from './group-progress.js'
+import type { PatientReads } from './patient-reads.js'
 import { patientTransaction } from './patient-transaction.js'
 import { type Visible, visibleSql } from './visible-queues.js'
 
@@ -20,6 +21,7 @@ interface GroupRow extends Record<string, unknown> {
   created_at: Date
   partitions: number
   lagging: number
+  looked: number
   depth: number
   lag_seconds: number
 }
@@ -46,25 +48,30 @@ const endMs = 60_000
 
 export class ConsumerGroups {
   readonly #context: AdministrationContext
+  readonly #reads: PatientReads
 
-  constructor(context: AdministrationContext) {
+  constructor(context: AdministrationContext, reads: PatientReads) {
     this.#context = context
+    this.#reads = reads
   }
 
   /** By queue and name. */
   async list(visible: Visible, limit: number, offset: number): Promise<GroupView[]> {
-    const { intake, schema } = this.#context
-    const { rows } = await intake.read<GroupRow>(
-      `WITH page AS (
+    const { schema } = this.#context
+    const placed = placedSql(progressSql(schema, 'g.id = ANY (ARRAY(SELECT page.id FROM page))'), 'r.grp')
+    // Each group gets its share of looks into the log.
+    const share = `r.place <= ${looksMax} / (SELECT count(*) FROM page)`
+    const { rows } = await this.#reads.query<GroupRow>(
+      `WITH page AS MATERIALIZED (
          SELECT g.id, g.name, g.queue, g.mode, g.since, g.created_at, q.name AS queue_name FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue
          WHERE ${visibleSql('q.name', '$1')} ORDER BY q.name, g.name LIMIT $2 OFFSET $3
        )
        SELECT page.name, page.queue_name, page.mode, page.since, page.created_at, coalesce(x.partitions, 0) AS partitions, coalesce(x.lagging, 0) AS lagging,
-         coalesce(x.depth, 0) AS depth, coalesce(x.lag_seconds, 0) AS lag_seconds
+         coalesce(x.looked, 0) AS looked, coalesce(x.depth, 0) AS depth, coalesce(x.lag_seconds, 0) AS lag_seconds
        FROM page LEFT JOIN (
-         SELECT r.grp, count(*) AS partitions, count(*) FILTER (WHERE r.depth > 0) AS lagging, sum(r.depth)::bigint AS depth,
+         SELECT r.grp, count(*) AS partitions, count(*) FILTER (WHERE r.depth > 0) AS lagging, count(o.oldest) AS looked, sum(r.depth)::bigint AS depth,
            floor(extract(epoch FROM ${schema}.clock() - min(o.oldest)))::bigint AS lag_seconds
-         FROM (${progressSql(schema, 'g.id IN (SELECT page.id FROM page)')}) r ${oldestSql(schema, 'r')} GROUP BY r.grp
+         FROM (${placed}) r ${oldestSql(schema, 'r', `r.depth > 0 AND ${share}`)} GROUP BY r.grp
        ) x ON x.grp = page.id ORDER BY page.queue_name, page.name`,
       [visible, limit, offset],
     )
@@ -74,6 +81,7 @@ export class ConsumerGroups {
       queueName: row.queue_name,
       members: row.partitions,
       partitionsWithLag: row.lagging,
+      partitionsLookedAt: row.looked,
       totalLag: row.depth,
       maxTimeLag: Math.max(0, row.lag_seconds),
       state: row.lag_seconds > laggingSeconds ? 'Lagging' : 'Stable',
@@ -85,13 +93,14 @@ export class ConsumerGroups {
 
   /** Where it stands, the deepest partitions first; null: nobody has that name. */
   async get(group: string, visible: Visible, limit: number, offset: number): Promise<GroupDetails | null> {
-    const { intake, schema } = this.#context
+    const { schema } = this.#context
     const queues = await this.queuesOf(group, visible)
     if (queues.length === 0) return null
-    const { rows } = await intake.read<PartitionRow>(
-      `SELECT x.*, o.oldest, coalesce(floor(extract(epoch FROM ${schema}.clock() - o.oldest)), 0)::bigint AS lag_seconds FROM (
-         SELECT r.* FROM (${progressSql(schema, 'g.name = $1 AND q.name = ANY ($2)')}) r ORDER BY r.depth DESC, r.queue_name, r.partition_name LIMIT $3 OFFSET $4
-       ) x ${oldestSql(schema, 'x')} ORDER BY x.depth DESC, x.queue_name, x.partition_name`,
+    const { rows } = await this.#reads.query<PartitionRow>(
+      `SELECT x.*, q.name AS queue_name, o.oldest, coalesce(floor(extract(epoch FROM ${schema}.clock() - o.oldest)), 0)::bigint AS lag_seconds FROM (
+         SELECT r.* FROM (${progressSql(schema, `g.name = $1 AND p.queue = ${queuesSql(schema, 'q.name = ANY ($2)')}`)}) r
+         ORDER BY r.depth DESC, r.partition_name, r.partition LIMIT $3 OFFSET $4
+       ) x JOIN ${schema}.mq_queues q ON q.id = x.queue ${oldestSql(schema, 'x')} ORDER BY x.depth DESC, x.partition_name, x.partition`,
       [group, queues, limit, offset],
     )
     const details: GroupDetails = Object.fromEntries(queues.map((queue) => [queue, { partitions: [] }]))
@@ -111,12 +120,13 @@ export class ConsumerGroups {
     return details
   }
 
-  /** Partitions in which a message has waited so long, the longest first. */
+  /** Partitions in which a message has waited so long, the longest first; among the deepest, if very many are behind. */
   async lagging(minLagSeconds: number, visible: Visible, limit: number): Promise<LaggingView[]> {
-    const { intake, schema } = this.#context
-    const { rows } = await intake.read<PartitionRow>(
-      `SELECT r.*, o.oldest, floor(extract(epoch FROM ${schema}.clock() - o.oldest))::bigint AS lag_seconds
-       FROM (${progressSql(schema, visibleSql('q.name', '$2'))}) r ${oldestSql(schema, 'r')}
+    const { schema } = this.#context
+    const behind = `SELECT r.* FROM (${progressSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r WHERE r.depth > 0`
+    const { rows } = await this.#reads.query<PartitionRow>(
+      `SELECT r.*, q.name AS queue_name, o.oldest, floor(extract(epoch FROM ${schema}.clock() - o.oldest))::bigint AS lag_seconds
+       FROM (SELECT b.* FROM (${behind}) b ORDER BY b.depth DESC LIMIT ${looksMax}) r JOIN ${schema}.mq_queues q ON q.id = r.queue ${oldestSql(schema, 'r')}
        WHERE o.oldest <= ${schema}.clock() - make_interval(secs => $1) ORDER BY o.oldest, r.partition LIMIT $3`,
       [minLagSeconds, visible, limit],
     )

@@ -84,7 +84,7 @@ export class DeadMessages {
       ),
     ])
     return {
-      messages: page.rows.map((row) => ({ ...toView(row), ...toldPayload(seal, row) })),
+      messages: page.rows.map((row) => ({ ...toView(row), ...toldPayload(seal, { ...row, id: row.message_id }) })),
       total: counted.rows[0]?.n ?? 0,
     }
   }

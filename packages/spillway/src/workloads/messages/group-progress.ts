@@ -1,37 +1,52 @@
 /** How far groups are, in SQL: from the partitions' tails and the groups' cursors, never by counting messages. */
 
+/** The numbers of queues; as an array, so that the planner does not mix it with the joins, whose size it then misjudges. */
+export const queuesSql = (schema: string, where: string): string =>
+  `ANY (ARRAY(SELECT q.id FROM ${schema}.mq_queues q WHERE ${where}))`
+
 /**
- * A row for each group and partition of its queue; `where` speaks of g, q and p. `depth`: what it has still to settle.
- * Single messages that were taken out of the log, or replayed for another group, count until the group is past them.
+ * A row for each group and partition of its queue; `where` speaks of g and p. `depth`: what it has still to settle. Single
+ * messages that were taken out of the log, or replayed for another group, count until the group is past them.
  */
 export function progressSql(schema: string, where: string): string {
-  return `SELECT g.id AS grp, g.name AS grp_name, q.id AS queue, q.name AS queue_name, p.id AS partition, p.name AS partition_name,
+  return `SELECT g.id AS grp, g.name AS grp_name, p.queue, p.id AS partition, p.name AS partition_name,
       greatest(0, p.tail - greatest(p.low, coalesce(c.head, 0)) - coalesce(cardinality(c.done), 0)) AS depth,
       CASE WHEN l.id IS NULL THEN 0 ELSE cardinality(c.open) END AS open, coalesce(c.consumed, 0) AS consumed, c.moved_at, l.id AS lease, l.until,
       greatest(p.low, coalesce(c.head, 0)) AS head, coalesce(c.done, '{}') AS done
-    FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue JOIN ${schema}.mq_partitions p ON p.queue = g.queue
+    FROM ${schema}.mq_partitions p JOIN ${schema}.mq_groups g ON g.queue = p.queue
       LEFT JOIN ${schema}.mq_cursors c ON c.partition = p.id AND c.grp = g.id
       LEFT JOIN ${schema}.mq_leases l ON l.id = c.lease AND l.until > ${schema}.clock()
     WHERE ${where}`
 }
 
-/** Joins `o.oldest` to such rows: when the first message came that the group has to settle. One look into the log for each that is behind. */
-export function oldestSql(schema: string, row: string): string {
+/** Joins `o.oldest` to such rows: when the first message came that the group has to settle. One look into the log for each for which `when` holds. */
+export function oldestSql(schema: string, row: string, when = `${row}.depth > 0`): string {
   return `LEFT JOIN LATERAL (
       SELECT m.created_at AS oldest FROM ${schema}.mq_messages m
-      WHERE ${row}.depth > 0 AND m.partition = ${row}.partition AND m.seq > ${row}.head AND (${row}.done = '{}' OR NOT m.seq = ANY (${row}.done))
+      WHERE ${when} AND m.partition = ${row}.partition AND m.seq > ${row}.head AND (${row}.done = '{}' OR NOT m.seq = ANY (${row}.done))
         AND (m.grp IS NULL OR m.grp = ${row}.grp) ORDER BY m.seq LIMIT 1
     ) o ON true`
 }
 
-/** A row for each partition, over all groups of its queue; `where` speaks of q and p. */
+/** So many looks into the log (15 µs each) are taken for one answer; those who are furthest behind come first. */
+export const looksMax = 20_000
+
+/**
+ * Such rows with `place`: by depth, among the rows of the same `among`. What is beyond `looksMax` is not looked at, and the
+ * lag that is told is that of the others.
+ */
+export function placedSql(rows: string, among: string): string {
+  return `SELECT r.*, row_number() OVER (PARTITION BY ${among} ORDER BY r.depth DESC, r.partition) AS place FROM (${rows}) r`
+}
+
+/** A row for each partition, over all groups of its queue; `where` speaks of p. */
 export function partitionSql(schema: string, where: string): string {
   return `SELECT p.id, p.queue, p.name, p.created_at, p.pushed_at, p.low, p.tail, p.tail - p.low AS total,
       CASE WHEN count(g.id) = 0 THEN p.tail - p.low ELSE max(d.depth - d.open) END AS pending,
       coalesce(max(d.open), 0)::bigint AS processing,
       p.tail - p.low - CASE WHEN count(g.id) = 0 THEN p.tail - p.low ELSE max(d.depth) END AS completed,
       coalesce(sum(c.consumed), 0)::bigint AS consumed
-    FROM ${schema}.mq_partitions p JOIN ${schema}.mq_queues q ON q.id = p.queue LEFT JOIN ${schema}.mq_groups g ON g.queue = p.queue
+    FROM ${schema}.mq_partitions p LEFT JOIN ${schema}.mq_groups g ON g.queue = p.queue
       LEFT JOIN ${schema}.mq_cursors c ON c.partition = p.id AND c.grp = g.id
       LEFT JOIN ${schema}.mq_leases l ON l.id = c.lease AND l.until > ${schema}.clock()
       CROSS JOIN LATERAL (

@@ -1,15 +1,18 @@
 /** Messages: a partitioned queue behind the operation queue's load management (contract §4). */
 import type { IntakeApi } from '../../index.js'
+import { markOf } from './arrivals.js'
 import { Consume } from './consume.js'
 import { Maintenance } from './maintenance.js'
 import type { MessagesOptions } from './options.js'
 import { Push } from './push.js'
 import { Queues } from './queues.js'
 import { Seal } from './seal.js'
+import { Sweeper, sweepStore } from './sweeper.js'
 import { Transactions } from './transaction.js'
 
 export type { MessagesOptions } from './options.js'
 export { pushMount } from './push-mount.js'
+export { messageAdministrationRoutes } from './administration-routes.js'
 export { messageRoutes } from './routes.js'
 
 export interface MessagesWorkload {
@@ -22,7 +25,9 @@ export interface MessagesWorkload {
   consume: Consume
   transactions: Transactions
   maintenance: Maintenance
-  close(): void
+  /** Wakes those who wait here for this queue. */
+  wake(queue: string): void
+  close(): Promise<void>
 }
 
 export function defineMessages(intake: IntakeApi, options: MessagesOptions): MessagesWorkload {
@@ -31,6 +36,12 @@ export function defineMessages(intake: IntakeApi, options: MessagesOptions): Mes
   const push = new Push(intake, options, queues, seal)
   const consume = new Consume(intake, options, seal)
   intake.onNotice('mq', (marks) => consume.arrivals.came(new Set(marks.split(','))))
+  const sweeper = new Sweeper({
+    store: sweepStore(intake, options.schema),
+    isReady: () => intake.core.isReady,
+    log: options.log,
+  })
+  sweeper.start()
   return {
     intake,
     options,
@@ -40,6 +51,10 @@ export function defineMessages(intake: IntakeApi, options: MessagesOptions): Mes
     consume,
     transactions: new Transactions(intake, options, push, consume),
     maintenance: new Maintenance(intake, options.schema, push.definition),
-    close: () => consume.close(),
+    wake: (queue) => consume.arrivals.came(new Set([markOf(queue)])),
+    close: async () => {
+      consume.close()
+      await sweeper.stop()
+    },
   }
 }

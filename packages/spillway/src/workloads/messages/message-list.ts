@@ -38,10 +38,14 @@ export interface ListedRow extends Record<string, unknown> {
   bus_settled: number
   until: Date | null
   created_at: Date
+  /** Among how many it was chosen. */
+  candidates: number
 }
 
 /** A list over several partitions looks at those that were pushed to last. */
 const partitionsMax = 200
+/** More than a page needs, for those of another status among them. */
+const candidatesMore = 100
 
 export class MessageList {
   readonly #context: AdministrationContext
@@ -56,18 +60,15 @@ export class MessageList {
     if (status === 'dead_letter' || status === 'failed') return this.#givenUp(filter, status, limit, offset)
     const { intake, schema } = this.#context
     const { queue, partition, namespace, task, from, to, visible } = filter
-    const { rows } = await intake.read<ListedRow>(listSql(schema, status), [
-      queue,
-      partition,
-      namespace,
-      task,
-      from,
-      to,
-      visible,
-      limit,
-      offset,
-    ])
-    return rows.map(toListed)
+    const values = [queue, partition, namespace, task, from, to, visible, limit, offset]
+    const reach = status === null ? limit + offset : 2 * (limit + offset) + candidatesMore
+    const quick = await intake.read<ListedRow>(listSql(schema, status, 'afterwards'), [...values, reach])
+    const [first] = quick.rows
+    // Nearly all of the candidates are what is looked for; when there were too few among them, each is judged before it counts.
+    const isWhole = quick.rows.length === limit || (first !== undefined && first.candidates < reach)
+    if (status === null || isWhole) return quick.rows.map(toListed)
+    const exact = await intake.read<ListedRow>(listSql(schema, status, 'first'), [...values, limit + offset])
+    return exact.rows.map(toListed)
   }
 
   /** Who reads a queue: those who name no group, groups, or both. */
@@ -93,7 +94,7 @@ export class MessageList {
     const { queue, partition, namespace, task, from, to, visible } = filter
     const { rows } = await intake.read<ListedRow>(
       `SELECT d.message_id AS id, d.partition, d.transaction_id, d.trace_id, d.queue AS queue_name, d.partition_name, d.namespace, d.task,
-         coalesce(q.priority, 0) AS priority, $8::text AS status, 0 AS bus_groups, 0 AS bus_settled, NULL::timestamptz AS until, d.created_at
+         coalesce(q.priority, 0) AS priority, $8::text AS status, 0 AS bus_groups, 0 AS bus_settled, NULL::timestamptz AS until, d.created_at, 0 AS candidates
        FROM ${schema}.mq_dead d LEFT JOIN ${schema}.mq_queues q ON q.name = d.queue
        WHERE d.is_letter = ($8 = 'dead_letter') AND ($1::text IS NULL OR d.queue = $1) AND ($2::text IS NULL OR d.partition_name = $2)
          AND ($3::text IS NULL OR d.namespace = $3) AND ($4::text IS NULL OR d.task = $4)
@@ -107,15 +108,21 @@ export class MessageList {
 }
 
 /**
- * $1 queue, $2 partition, $3 namespace, $4 task, $5 from, $6 to, $7 visible, $8 limit, $9 offset. Each partition gives as
- * many as the page could need, from where its messages of that status are.
+ * $1 queue, $2 partition, $3 namespace, $4 task, $5 from, $6 to, $7 visible, $8 limit, $9 offset, $10 candidates. Each partition
+ * gives as many as the page could need, from where its messages of that status are; whether they have it is `judged` after the
+ * newest of all partitions are chosen, which is quick, or first.
  */
-function listSql(schema: string, status: 'pending' | 'processing' | 'completed' | null): string {
+function listSql(
+  schema: string,
+  status: 'pending' | 'processing' | 'completed' | null,
+  judged: 'first' | 'afterwards',
+): string {
   const columns = 'm.partition, m.seq, m.id, m.transaction_id, m.trace_id, m.grp, m.created_at'
-  const isStatus = status === null ? '' : `AND ${statusSql} = '${status}'`
-  const state = status === null ? '' : stateSql(schema, 'm', 'p.queue')
+  const isStatus = status === null ? 'true' : `${statusSql} = '${status}'`
+  const judge = { state: stateSql(schema, 'm', 'p.queue'), where: `AND ${isStatus}` }
+  const early = judged === 'first' ? judge : { state: '', where: '' }
   const candidates = (where: string): string =>
-    `(SELECT ${columns} FROM ${schema}.mq_messages m ${state} WHERE m.partition = p.id AND ${where} ${isStatus} ORDER BY m.seq DESC LIMIT $8::int + $9::int)`
+    `(SELECT ${columns} FROM ${schema}.mq_messages m ${early.state} WHERE m.partition = p.id AND ${where} ${early.where} ORDER BY m.seq DESC LIMIT $10)`
   const range = 'm.seq > b.low AND m.seq <= b.high'
   const sources = {
     pending: candidates(`${range} AND m.seq > b.head`),
@@ -123,8 +130,10 @@ function listSql(schema: string, status: 'pending' | 'processing' | 'completed' 
     completed: `${candidates(`${range} AND m.seq <= b.head`)} UNION ALL ${candidates(`${range} AND m.seq > b.head AND m.seq = ANY (b.done)`)}`,
   }
   const cursors = `FROM ${schema}.mq_cursors c`
-  return `SELECT m.*, p.name AS partition_name, p.queue_name, p.namespace, p.task, p.priority, ${statusSql} AS status, s.bus_groups, s.bus_settled, s.until
-    FROM (
+  const late = judged === 'afterwards' && status !== null
+  const page = 'LIMIT $8 OFFSET $9'
+  const newest = 'ORDER BY m.created_at DESC, m.partition, m.seq DESC'
+  return `WITH chosen AS MATERIALIZED (
       SELECT m.* FROM (
         SELECT p.id, p.name, p.queue, p.low, p.tail FROM ${schema}.mq_partitions p JOIN ${schema}.mq_queues q ON q.id = p.queue
         WHERE ($1::text IS NULL OR q.name = $1) AND ($2::text IS NULL OR p.name = $2) AND ($3::text IS NULL OR q.namespace = $3) AND ($4::text IS NULL OR q.task = $4)
@@ -136,12 +145,13 @@ function listSql(schema: string, status: 'pending' | 'processing' | 'completed' 
           CASE WHEN $6::timestamptz IS NULL THEN p.tail ELSE ${schema}.mq_before(p.id, $6::timestamptz + interval '1 ms') END AS high,
           coalesce((SELECT min(coalesce(c.head, 0)) FROM ${schema}.mq_groups g LEFT JOIN ${schema}.mq_cursors c ON c.grp = g.id AND c.partition = p.id WHERE g.queue = p.queue), 0) AS head,
           ARRAY(SELECT unnest(c.done) ${cursors} WHERE c.partition = p.id) AS done, ARRAY(SELECT unnest(c.open) ${cursors} WHERE c.partition = p.id) AS open
-      ) b CROSS JOIN LATERAL (${status === null ? candidates(range) : sources[status]}) m
-      ORDER BY m.created_at DESC, m.partition, m.seq DESC LIMIT $8 OFFSET $9
-    ) m JOIN LATERAL (
+      ) b CROSS JOIN LATERAL (${status === null ? candidates(range) : sources[status]}) m ${newest} ${late ? 'LIMIT $10' : page}
+    )
+    SELECT m.*, p.name AS partition_name, p.queue_name, p.namespace, p.task, p.priority, ${statusSql} AS status, s.bus_groups, s.bus_settled, s.until,
+      (SELECT count(*) FROM chosen) AS candidates
+    FROM chosen m JOIN LATERAL (
       SELECT p.name, p.queue, q.name AS queue_name, q.namespace, q.task, q.priority FROM ${schema}.mq_partitions p JOIN ${schema}.mq_queues q ON q.id = p.queue WHERE p.id = m.partition
-    ) p ON true ${stateSql(schema, 'm', 'p.queue')}
-    ORDER BY m.created_at DESC, m.partition, m.seq DESC`
+    ) p ON true ${judge.state} ${late ? `WHERE ${isStatus} ${newest} ${page}` : newest}`
 }
 
 export const toMode = (hasQueueMode: boolean, busGroupsCount: number): Mode => ({

@@ -26,7 +26,7 @@ import {
 import type { MessageName } from './message-log.js'
 
 const listDefault = 100
-/** How far one may page over several partitions: each of them has to give as many. */
+/** How far one may page where all that is passed over has to be looked at. */
 const reachMax = 1_000
 const messageUrl = '/api/v1/messages/:partitionId/:transactionId'
 
@@ -133,9 +133,12 @@ function addReading(app: App, setting: AdministrationSetting): void {
     async (request) => {
       const { queue = null, partition = null, ns, namespace = ns ?? null, task = null, status = null } = request.query
       const { from, to, limit = listDefault, offset = 0 } = request.query
-      const single = queue !== null && partition !== null
-      if (!single && limit + offset > reachMax) {
-        throw invalid('offset', `with limit it may be ${reachMax} at most, unless queue and partition are given`)
+      const isQuick = queue !== null && partition !== null && status === null
+      if (!isQuick && limit + offset > reachMax) {
+        throw invalid(
+          'offset',
+          `with limit it may be ${reachMax} at most, unless a queue and a partition are given, and no status`,
+        )
       }
       const filter = {
         ...{ queue, partition, namespace, task, status },

@@ -7,7 +7,7 @@ import { type ListedRow, toListed, toMode } from './message-list.js'
 import { messageSql, stateSql, statusSql } from './message-state.js'
 import { patientTransaction } from './patient-transaction.js'
 import { toConfigured } from './queues.js'
-import { toldPayload } from './stored-payload.js'
+import { type StoredPayload, toldPayload } from './stored-payload.js'
 
 /** Whose queue, and which message: what names one in a path. */
 export interface MessageName {
@@ -87,7 +87,7 @@ export class MessageLog {
     const [found, dead] = await Promise.all([
       intake.read<DetailRow & { config: Record<string, unknown> }>(
         `SELECT m.id, m.partition, m.seq, m.grp, m.transaction_id, m.trace_id, m.sealed, m.payload, m.created_at, p.name AS partition_name,
-           q.name AS queue_name, q.namespace, q.task, q.priority, to_jsonb(q) AS config, ${statusSql} AS status, s.bus_groups, s.bus_settled, s.settled, s.until
+           q.name AS queue_name, q.namespace, q.task, q.priority, to_jsonb(q) AS config, ${statusSql} AS status, s.bus_groups, s.bus_settled, s.settled, s.until, 1 AS candidates
          FROM (SELECT x.* FROM (${messageSql(schema, 'm.*', '$1', '$2')}) x ORDER BY x.seq DESC LIMIT 1) m
            JOIN ${schema}.mq_partitions p ON p.id = m.partition JOIN ${schema}.mq_queues q ON q.id = p.queue ${stateSql(schema, 'm', 'q.id')}`,
         values,
@@ -199,11 +199,12 @@ const toLetter = (row: DeadRow): Details['deadLetters'][number] => ({
 function ofDeadLetter(
   { partition, transactionId }: MessageName,
   letters: readonly DeadRow[],
-  told: (stored: { payload: string; sealed: boolean; partition: string }) => ReturnType<typeof toldPayload>,
+  told: (stored: StoredPayload) => ReturnType<typeof toldPayload>,
 ): Details | null {
   const [newest] = letters
   if (newest === undefined) return null
-  const payload = told({ payload: newest.payload, sealed: newest.sealed, partition })
+  const { sealed, message_id: id } = newest
+  const payload = told({ payload: newest.payload, sealed, partition, id })
   return {
     ...toListed({
       ...newest,
@@ -216,6 +217,7 @@ function ofDeadLetter(
       bus_groups: 0,
       bus_settled: 0,
       until: null,
+      candidates: 0,
     }),
     ...payload,
     payload: payload.data,

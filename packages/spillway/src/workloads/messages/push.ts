@@ -71,22 +71,35 @@ export interface QueuedParcel {
   answer: Extract<Answer, { kind: 'queued' }>
 }
 
-export function definePush(intake: IntakeApi, schema: string, pendingMax: number): Definition<ParcelBody, Stored> {
+function definePush(
+  intake: IntakeApi,
+  pendingMax: number,
+  apply: SqlEffect<ParcelBody, Stored>,
+): Definition<ParcelBody, Stored> {
   return intake.define(pushType, {
     body: Parcel,
     lane: ({ queue, partition }) => [queue, partition],
     gates: [pressure()],
     priority: priorities.PUSH,
     pendingMax,
-    apply: effect(schema),
+    apply,
   })
 }
 
-function effect(schema: string): SqlEffect<ParcelBody, Stored> {
+/** `late`: seals what was queued before its queue was encrypted. */
+function effect(
+  schema: string,
+  late: (message: MessageBody, queue: string, partitionId: string) => MessageBody,
+): SqlEffect<ParcelBody, Stored> {
   return {
     function: `${schema}.mq_pushed`,
-    values: (items: readonly EffectItem<ParcelBody>[]) => {
-      const all = items.flatMap(({ body }, index) => body.messages.map((message) => ({ index, message })))
+    values: (items: readonly EffectItem<ParcelBody>[], queued) => {
+      const all = items.flatMap(({ body, queue, partition }, index) =>
+        body.messages.map((message) => ({
+          index,
+          message: queued ? late(message, queue, laneOf([queue, partition]).id) : message,
+        })),
+      )
       return [
         items.map(({ queue, partition }) => laneOf([queue, partition]).id),
         items.map(({ queue }) => queue),
@@ -97,6 +110,7 @@ function effect(schema: string): SqlEffect<ParcelBody, Stored> {
         all.map(({ message }) => message.traceId),
         all.map(({ message }) => message.sealed),
         all.map(({ message }) => textOf(message)).join(separator),
+        queued,
       ]
     },
   }
@@ -125,7 +139,8 @@ export class Push {
     this.#options = options
     this.#queues = queues
     this.#seal = seal
-    this.definition = definePush(intake, options.schema, options.pendingMax)
+    const late = this.#sealLate.bind(this)
+    this.definition = definePush(intake, options.pendingMax, effect(options.schema, late))
   }
 
   /** Why it cannot be asked for, if so. */
@@ -276,7 +291,7 @@ export class Push {
 
   #message(id: string, item: PushItem, isSealed: boolean, partitionId: string): MessageBody {
     const plain = JSON.stringify(item.payload ?? null)
-    const text = isSealed && this.#seal !== null ? this.#seal.seal(plain, partitionId) : plain
+    const text = isSealed && this.#seal !== null ? this.#seal.seal(plain, { partition: partitionId, id }) : plain
     return {
       id,
       transactionId: item.transactionId ?? id,
@@ -285,6 +300,13 @@ export class Push {
       payload: isSealed ? text : item.payload,
       text,
     }
+  }
+
+  /** A worker that does not know it yet is told by the statement, and knows when the operation comes again. */
+  #sealLate(message: MessageBody, queue: string, partition: string): MessageBody {
+    if (message.sealed || this.#seal === null || !this.#queues.isSealed(queue)) return message
+    const { id } = message
+    return { ...message, sealed: true, payload: this.#seal.seal(JSON.stringify(message.payload), { partition, id }) }
   }
 
   /** The key is gone from the configuration: such messages are refused, never stored as plain text. */

@@ -8,7 +8,8 @@ import type {
 } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
 import type { AdministrationContext } from './administration.js'
-import { oldestSql, partitionSql, progressSql } from './group-progress.js'
+import { looksMax, oldestSql, partitionSql, placedSql, progressSql, queuesSql } from './group-progress.js'
+import type { PatientReads } from './patient-reads.js'
 import type { Throughput } from './throughput.js'
 import { type Visible, visibleSql } from './visible-queues.js'
 
@@ -39,6 +40,7 @@ export interface QueueRow extends Record<string, unknown> {
   processing: number
   completed: number
   consumed: number
+  ingested: number
 }
 
 export interface PartitionRow extends Record<string, unknown> {
@@ -70,6 +72,7 @@ interface SpreadRow extends Record<string, unknown> {
 
 /** Dead letters are counted up to here. */
 export const deadCountMax = 100_000
+const partitionDeadMax = 10_000
 const namesMax = 1_000
 
 /** $1 queue, $2 search, $3 namespace, $4 task, $5 visible. */
@@ -82,10 +85,12 @@ export function filterValues({ queue, search, namespace, task, visible }: QueueF
 
 export class QueueOverview {
   readonly #context: AdministrationContext
+  readonly #reads: PatientReads
   readonly #throughput: Throughput
 
-  constructor(context: AdministrationContext, throughput: Throughput) {
+  constructor(context: AdministrationContext, reads: PatientReads, throughput: Throughput) {
     this.#context = context
+    this.#reads = reads
     this.#throughput = throughput
   }
 
@@ -110,15 +115,15 @@ export class QueueOverview {
   }
 
   async #rows(filter: QueueFilter, page: string, end: string, values: readonly unknown[]): Promise<QueueRow[]> {
-    const { intake, schema } = this.#context
-    const { rows } = await intake.read<QueueRow>(
+    const { schema } = this.#context
+    const { rows } = await this.#reads.query<QueueRow>(
       `WITH page AS (SELECT q.* FROM ${schema}.mq_queues q WHERE ${queueFilterSql} ${page})
        SELECT q.id, q.name, q.namespace, q.task, q.created_at, coalesce(x.partitions, 0) AS partitions, coalesce(x.total, 0) AS total, coalesce(x.pending, 0) AS pending,
-         coalesce(x.processing, 0) AS processing, coalesce(x.completed, 0) AS completed, coalesce(x.consumed, 0) AS consumed
+         coalesce(x.processing, 0) AS processing, coalesce(x.completed, 0) AS completed, coalesce(x.consumed, 0) AS consumed, coalesce(x.ingested, 0) AS ingested
        FROM page q LEFT JOIN (
          SELECT p.queue, count(*) AS partitions, sum(p.total)::bigint AS total, sum(p.pending)::bigint AS pending, sum(p.processing)::bigint AS processing,
-           sum(p.completed)::bigint AS completed, sum(p.consumed)::bigint AS consumed
-         FROM (${partitionSql(schema, 'p.queue IN (SELECT page.id FROM page)')}) p GROUP BY p.queue
+           sum(p.completed)::bigint AS completed, sum(p.consumed)::bigint AS consumed, sum(p.tail)::bigint AS ingested
+         FROM (${partitionSql(schema, 'p.queue = ANY (ARRAY(SELECT page.id FROM page))')}) p GROUP BY p.queue
        ) x ON x.queue = q.id ${end}`,
       [...filterValues(filter), ...values],
     )
@@ -130,7 +135,7 @@ export class QueueOverview {
     const row = await this.row(queue)
     if (row === null) return null
     const [partitions, dead] = await Promise.all([
-      this.partitions(row.id, queue, limit, offset),
+      this.partitions(row.id, limit, offset),
       this.dead({ ...anyQueue, queue }),
     ])
     return {
@@ -142,27 +147,27 @@ export class QueueOverview {
     }
   }
 
-  async partitions(queue: number, name: string, limit: number, offset: number): Promise<PartitionRow[]> {
-    const { intake, schema } = this.#context
+  async partitions(queue: number, limit: number, offset: number): Promise<PartitionRow[]> {
+    const { schema } = this.#context
     const at = (order: string): string =>
       `(SELECT m.created_at FROM ${schema}.mq_messages m WHERE m.partition = p.id ORDER BY m.seq ${order} LIMIT 1)`
-    const { rows } = await intake.read<PartitionRow>(
-      `SELECT p.id, p.name, p.created_at, p.pushed_at, p.total, p.pending, p.processing, p.completed, p.consumed, ${at('ASC')} AS oldest, ${at('DESC')} AS newest,
-         coalesce(d.letters, 0) AS letters, coalesce(d.skipped, 0) AS skipped
-       FROM (${partitionSql(schema, `p.id IN (SELECT x.id FROM ${schema}.mq_partitions x WHERE x.queue = $1 ORDER BY x.name, x.id LIMIT $3 OFFSET $4)`)}) p LEFT JOIN (
-         SELECT x.partition, count(*) FILTER (WHERE x.is_letter) AS letters, count(*) FILTER (WHERE NOT x.is_letter) AS skipped
-         FROM (SELECT y.partition, y.is_letter FROM ${schema}.mq_dead y WHERE y.queue = $2 ORDER BY y.moved_at DESC LIMIT ${deadCountMax}) x GROUP BY x.partition
-       ) d ON d.partition = p.id ORDER BY p.name, p.id`,
-      [queue, name, limit, offset],
+    const page = `SELECT x.id FROM ${schema}.mq_partitions x WHERE x.queue = $1 ORDER BY x.name, x.id LIMIT $2 OFFSET $3`
+    const { rows } = await this.#reads.query<PartitionRow>(
+      `SELECT p.id, p.name, p.created_at, p.pushed_at, p.total, p.pending, p.processing, p.completed, p.consumed, ${at('ASC')} AS oldest, ${at('DESC')} AS newest, d.letters, d.skipped
+       FROM (${partitionSql(schema, `p.id = ANY (ARRAY(${page}))`)}) p CROSS JOIN LATERAL (
+         SELECT count(*) FILTER (WHERE x.is_letter) AS letters, count(*) FILTER (WHERE NOT x.is_letter) AS skipped
+         FROM (SELECT y.is_letter FROM ${schema}.mq_dead y WHERE y.partition = p.id LIMIT ${partitionDeadMax}) x
+       ) d ORDER BY p.name, p.id`,
+      [queue, limit, offset],
     )
     return rows
   }
 
   /** Dead letters and records of what was skipped, of queues that are there or not. */
   async dead(filter: QueueFilter): Promise<{ letters: number; skipped: number; partitions: number }> {
-    const { intake, schema } = this.#context
+    const { schema } = this.#context
     const { queue, namespace, task, visible } = filter
-    const { rows } = await intake.read<{ letters: number; skipped: number; partitions: number }>(
+    const { rows } = await this.#reads.query<{ letters: number; skipped: number; partitions: number }>(
       `SELECT count(*) FILTER (WHERE x.is_letter) AS letters, count(*) FILTER (WHERE NOT x.is_letter) AS skipped, count(DISTINCT x.partition) FILTER (WHERE x.is_letter) AS partitions
        FROM (SELECT d.is_letter, d.partition FROM ${schema}.mq_dead d WHERE ($1::text IS NULL OR d.queue = $1) AND ($2::text IS NULL OR d.namespace = $2)
          AND ($3::text IS NULL OR d.task = $3) AND ${visibleSql('d.queue', '$4')} LIMIT ${deadCountMax}) x`,
@@ -172,19 +177,15 @@ export class QueueOverview {
   }
 
   /** Of all queues together. */
-  async total(
-    filter: QueueFilter,
-  ): Promise<QueueRow & { queues: number; namespaces: number; tasks: number; ingested: number }> {
-    const { intake, schema } = this.#context
-    const { rows } = await intake.read<
-      QueueRow & { queues: number; namespaces: number; tasks: number; ingested: number }
-    >(
+  async total(filter: QueueFilter): Promise<QueueRow & { queues: number; namespaces: number; tasks: number }> {
+    const { schema } = this.#context
+    const { rows } = await this.#reads.query<QueueRow & { queues: number; namespaces: number; tasks: number }>(
       `SELECT (SELECT count(*) FROM ${schema}.mq_queues q WHERE ${queueFilterSql}) AS queues,
          (SELECT count(DISTINCT nullif(q.namespace, '')) FROM ${schema}.mq_queues q WHERE ${queueFilterSql}) AS namespaces,
          (SELECT count(DISTINCT nullif(q.task, '')) FROM ${schema}.mq_queues q WHERE ${queueFilterSql}) AS tasks,
          count(*) AS partitions, coalesce(sum(p.total), 0)::bigint AS total, coalesce(sum(p.pending), 0)::bigint AS pending, coalesce(sum(p.processing), 0)::bigint AS processing,
          coalesce(sum(p.completed), 0)::bigint AS completed, coalesce(sum(p.consumed), 0)::bigint AS consumed, coalesce(sum(p.tail), 0)::bigint AS ingested
-       FROM (${partitionSql(schema, queueFilterSql)}) p`,
+       FROM (${partitionSql(schema, `p.queue = ${queuesSql(schema, queueFilterSql)}`)}) p`,
       filterValues(filter),
     )
     const [row] = rows
@@ -216,14 +217,15 @@ export class QueueOverview {
 
   /** Over all groups and partitions in which something waits. */
   async #lag(visible: Visible): Promise<ResourceView['lag']> {
-    const { intake, schema } = this.#context
+    const { schema } = this.#context
     const four = (value: string, name: string): string =>
       `coalesce(avg(${value}), 0)::float8 AS avg_${name}, coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY ${value}), 0)::float8 AS median_${name},
        coalesce(min(${value}), 0)::float8 AS min_${name}, coalesce(max(${value}), 0)::float8 AS max_${name}`
-    const { rows } = await intake.read<SpreadRow>(
+    const waiting = `SELECT r.* FROM (${progressSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$1'))}`)}) r WHERE r.depth > 0`
+    const { rows } = await this.#reads.query<SpreadRow>(
       `SELECT ${four('x.seconds', 'seconds')}, ${four('x.depth', 'depth')} FROM (
          SELECT r.depth, greatest(0, extract(epoch FROM ${schema}.clock() - o.oldest))::float8 AS seconds
-         FROM (${progressSql(schema, visibleSql('q.name', '$1'))}) r ${oldestSql(schema, 'r')} WHERE r.depth > 0
+         FROM (${placedSql(waiting, '1')}) r ${oldestSql(schema, 'r', `r.place <= ${looksMax}`)}
        ) x`,
       [visible],
     )
@@ -243,11 +245,11 @@ export class QueueOverview {
 
   /** By namespace or task, those with a name. */
   async by(column: 'namespace' | 'task', visible: Visible): Promise<(Share & { name: string })[]> {
-    const { intake, schema } = this.#context
-    const { rows } = await intake.read<QueueRow & { queues: number }>(
+    const { schema } = this.#context
+    const { rows } = await this.#reads.query<QueueRow & { queues: number }>(
       `SELECT q.${column} AS name, count(DISTINCT q.id) AS queues, count(p.id) AS partitions, coalesce(sum(p.total), 0)::bigint AS total,
          coalesce(sum(p.pending), 0)::bigint AS pending, coalesce(sum(p.processing), 0)::bigint AS processing
-       FROM ${schema}.mq_queues q LEFT JOIN (${partitionSql(schema, `q.${column} <> ''`)}) p ON p.queue = q.id
+       FROM ${schema}.mq_queues q LEFT JOIN (${partitionSql(schema, `p.queue = ${queuesSql(schema, `q.${column} <> ''`)}`)}) p ON p.queue = q.id
        WHERE q.${column} <> '' AND ${visibleSql('q.name', '$1')} GROUP BY q.${column} ORDER BY q.${column} LIMIT ${namesMax}`,
       [visible],
     )

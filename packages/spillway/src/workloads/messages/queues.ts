@@ -94,6 +94,13 @@ export class Queues {
     return this.#lookUp(unknown).then(() => this.#among(queues))
   }
 
+  /** As far as is known at once; what is not known, or not of late, is looked up for the next time. */
+  isSealed(queue: string): boolean {
+    const known = this.#known.get(queue)
+    if (known === undefined || known.until <= performance.now()) this.#lookUp([queue]).catch(() => undefined)
+    return known?.isSealed === true
+  }
+
   #among(queues: ReadonlySet<string>): ReadonlySet<string> {
     const out = new Set<string>()
     for (const queue of queues) if (this.#known.get(queue)?.isSealed === true) out.add(queue)

@@ -1,6 +1,6 @@
 /**
- * Encryption at rest: AES-256-GCM with a nonce of its own for each message, bound to where it stands, so that a row that was
- * moved to another partition does not open. A failure is thrown: nothing is stored, or told, in its place.
+ * Encryption at rest: AES-256-GCM with a nonce of its own for each message, bound to its partition and its id, so that a payload
+ * that was moved to another row does not open. A failure is thrown: nothing is stored, or told, in its place.
  */
 import { createCipheriv, createDecipheriv, randomBytes } from 'node:crypto'
 
@@ -8,6 +8,14 @@ const algorithm = 'aes-256-gcm'
 const nonceBytes = 12
 const tagBytes = 16
 export const keyBytes = 32
+
+/** Where a sealed payload belongs. */
+export interface SealedPlace {
+  partition: string
+  id: string
+}
+
+const bound = ({ partition, id }: SealedPlace): Buffer => Buffer.from(`${partition}/${id}`)
 
 export class SealError extends Error {
   override readonly name = 'SealError'
@@ -23,17 +31,17 @@ export class Seal {
   }
 
   /** Nonce, ciphertext and tag, as base64. */
-  seal(text: string, partition: string): string {
+  seal(text: string, place: SealedPlace): string {
     const nonce = randomBytes(nonceBytes)
-    const cipher = createCipheriv(algorithm, this.#key, nonce).setAAD(Buffer.from(partition))
+    const cipher = createCipheriv(algorithm, this.#key, nonce).setAAD(bound(place))
     return Buffer.concat([nonce, cipher.update(text, 'utf8'), cipher.final(), cipher.getAuthTag()]).toString('base64')
   }
 
-  open(sealed: string, partition: string): string {
+  open(sealed: string, place: SealedPlace): string {
     const bytes = Buffer.from(sealed, 'base64')
     try {
       const decipher = createDecipheriv(algorithm, this.#key, bytes.subarray(0, nonceBytes))
-        .setAAD(Buffer.from(partition))
+        .setAAD(bound(place))
         .setAuthTag(bytes.subarray(-tagBytes))
       return Buffer.concat([decipher.update(bytes.subarray(nonceBytes, -tagBytes)), decipher.final()]).toString('utf8')
     } catch (cause) {

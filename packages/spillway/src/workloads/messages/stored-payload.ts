@@ -8,6 +8,8 @@ export interface StoredPayload {
   payload: string | null
   sealed: boolean
   partition: string
+  /** Of the message. */
+  id: string
 }
 
 /** A list carries as much at most. */
@@ -19,12 +21,12 @@ export function payloadsSql(alias: string, order: string): string {
     OR row_number() OVER (ORDER BY ${order}) = 1 THEN ${alias}.payload END AS payload`
 }
 
-export function toldPayload(seal: Seal | null, { payload, sealed, partition }: StoredPayload): ToldPayload {
+export function toldPayload(seal: Seal | null, { payload, sealed, partition, id }: StoredPayload): ToldPayload {
   if (payload === null) return { data: null, error: 'The list would be too large with it; read it by itself.' }
   if (!sealed) return { data: JSON.parse(payload) as unknown }
   if (seal === null) return { data: null, error: 'It is encrypted, and this server has no key.' }
   try {
-    return { data: JSON.parse(seal.open(payload, partition)) as unknown }
+    return { data: JSON.parse(seal.open(payload, { partition, id })) as unknown }
   } catch (fault) {
     if (fault instanceof SealError) return { data: null, error: 'It could not be decrypted.' }
     throw fault

@@ -121,8 +121,13 @@ const stepPartitions = 500
 
 export function sweepStore(intake: IntakeApi, schema: string): SweepStore {
   return {
-    alone: (work) =>
-      intake.transaction(
+    alone: async (work) => {
+      // One statement in a while for those who keep everything.
+      const { rows: needs } = await intake.read<{ needed: boolean }>(
+        `SELECT EXISTS (SELECT FROM ${schema}.mq_queues q WHERE q.retention_enabled OR q.max_wait_seconds > 0) OR EXISTS (SELECT FROM ${schema}.mq_traces) AS needed`,
+      )
+      if (needs[0]?.needed !== true) return null
+      return intake.transaction(
         async (tx) => {
           const { rows } = await tx.query<{ mine: boolean }>(
             `SELECT pg_try_advisory_xact_lock(hashtext('spillway.mq_sweep'), hashtext($1)) AS mine`,
@@ -131,7 +136,8 @@ export function sweepStore(intake: IntakeApi, schema: string): SweepStore {
           return rows[0]?.mine === true ? work() : null
         },
         { timeoutMs: roundMs + stepMs },
-      ),
+      )
+    },
     step: (most, after) =>
       intake.transaction(
         async (tx) => {

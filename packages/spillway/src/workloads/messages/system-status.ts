@@ -2,7 +2,8 @@
 import type { GroupState, QueueStatus, SystemStatus as SystemStatusSchema } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
 import type { AdministrationContext } from './administration.js'
-import { oldestSql, progressSql } from './group-progress.js'
+import { looksMax, oldestSql, placedSql, progressSql } from './group-progress.js'
+import type { PatientReads } from './patient-reads.js'
 import {
   anyQueue,
   filterValues,
@@ -28,6 +29,7 @@ interface GroupRow extends Record<string, unknown> {
   processing: number
   consumed: number
   lagging: number
+  looked: number
   lag_seconds: number | null
 }
 
@@ -40,10 +42,12 @@ const errorsOf = 10_000
 export class SystemStatus {
   readonly #context: AdministrationContext
   readonly #overview: QueueOverview
+  readonly #reads: PatientReads
   readonly #throughput: Throughput
 
-  constructor(context: AdministrationContext, overview: QueueOverview, throughput: Throughput) {
+  constructor(context: AdministrationContext, reads: PatientReads, overview: QueueOverview, throughput: Throughput) {
     this.#context = context
+    this.#reads = reads
     this.#overview = overview
     this.#throughput = throughput
   }
@@ -77,11 +81,10 @@ export class SystemStatus {
     const filter = { ...anyQueue, queue: name }
     const row = await overview.row(name)
     if (row === null) return null
-    const [config, partitions, dead, total, groups] = await Promise.all([
+    const [config, partitions, dead, groups] = await Promise.all([
       intake.read<Record<string, unknown>>(`SELECT q.* FROM ${schema}.mq_queues q WHERE q.id = $1`, [row.id]),
-      overview.partitions(row.id, name, limit, offset),
+      overview.partitions(row.id, limit, offset),
       overview.dead(filter),
-      overview.total(filter),
       this.#groups(row.id),
     ])
     const each = await this.#groupsOf(partitions.map(({ id }) => id))
@@ -97,25 +100,26 @@ export class SystemStatus {
       })),
       totals: { messages: counts, ...counts },
       consumerGroups: groups,
-      throughput: this.#throughput.look(`queue ${name}`, { ingested: total.ingested, processed: total.consumed }),
+      throughput: this.#throughput.look(`queue ${name}`, { ingested: row.ingested, processed: row.consumed }),
       pagination: { limit, offset },
     }
   }
 
   async #groups(queue: number): Promise<GroupView[]> {
-    const { intake, schema } = this.#context
-    const { rows } = await intake.read<GroupRow>(
+    const { schema } = this.#context
+    const { rows } = await this.#reads.query<GroupRow>(
       `SELECT r.grp_name AS name, sum(r.depth)::bigint AS depth, sum(r.open)::bigint AS processing, sum(r.consumed)::bigint AS consumed,
-         count(*) FILTER (WHERE r.depth > 0) AS lagging, floor(extract(epoch FROM ${schema}.clock() - min(o.oldest)))::bigint AS lag_seconds
-       FROM (${progressSql(schema, 'g.queue = $1')}) r ${oldestSql(schema, 'r')} GROUP BY r.grp_name ORDER BY r.grp_name LIMIT ${groupsMax}`,
+         count(*) FILTER (WHERE r.depth > 0) AS lagging, count(o.oldest) AS looked, floor(extract(epoch FROM ${schema}.clock() - min(o.oldest)))::bigint AS lag_seconds
+       FROM (${placedSql(progressSql(schema, 'p.queue = $1'), '1')}) r ${oldestSql(schema, 'r', `r.depth > 0 AND r.place <= ${looksMax}`)} GROUP BY r.grp_name ORDER BY r.grp_name LIMIT ${groupsMax}`,
       [queue],
     )
-    return rows.map(({ name, depth, processing, consumed, lagging, lag_seconds }) => ({
+    return rows.map(({ name, depth, processing, consumed, lagging, looked, lag_seconds }) => ({
       name,
       depth,
       processing,
       consumed,
       partitionsWithLag: lagging,
+      partitionsLookedAt: looked,
       maxTimeLag: Math.max(0, lag_seconds ?? 0),
     }))
   }
@@ -123,8 +127,8 @@ export class SystemStatus {
   async #groupsOf(
     partitions: readonly string[],
   ): Promise<Map<string, QueueView['partitions'][number]['consumerGroups']>> {
-    const { intake, schema } = this.#context
-    const { rows } = await intake.read<{
+    const { schema } = this.#context
+    const { rows } = await this.#reads.query<{
       partition: string
       grp_name: string
       depth: number
@@ -144,8 +148,8 @@ export class SystemStatus {
   }
 
   async #leases(filter: QueueFilter): Promise<StatusView['leases']> {
-    const { intake, schema } = this.#context
-    const { rows } = await intake.read<{ active: number; partitions: number; batch: number; open: number }>(
+    const { schema } = this.#context
+    const { rows } = await this.#reads.query<{ active: number; partitions: number; batch: number; open: number }>(
       `SELECT count(DISTINCT l.id) AS active, count(c.grp) AS partitions, coalesce(sum(cardinality(c.batch)), 0)::bigint AS batch, coalesce(sum(cardinality(c.open)), 0)::bigint AS open
        FROM ${schema}.mq_leases l JOIN ${schema}.mq_groups g ON g.id = l.grp JOIN ${schema}.mq_queues q ON q.id = g.queue
          LEFT JOIN LATERAL unnest(l.partitions) u(partition) ON true LEFT JOIN ${schema}.mq_cursors c ON c.partition = u.partition AND c.grp = l.grp AND c.lease = l.id
@@ -157,8 +161,8 @@ export class SystemStatus {
   }
 
   async #errors({ queue, namespace, task, visible }: QueueFilter): Promise<StatusView['deadLetterQueue']['topErrors']> {
-    const { intake, schema } = this.#context
-    const { rows } = await intake.read<{ error: string | null; count: number }>(
+    const { schema } = this.#context
+    const { rows } = await this.#reads.query<{ error: string | null; count: number }>(
       `SELECT x.error, count(*) AS count FROM (
          SELECT left(d.error, 200) AS error FROM ${schema}.mq_dead d WHERE d.is_letter AND ($1::text IS NULL OR d.queue = $1) AND ($2::text IS NULL OR d.namespace = $2)
            AND ($3::text IS NULL OR d.task = $3) AND ${visibleSql('d.queue', '$4')} ORDER BY d.moved_at DESC LIMIT ${errorsOf}

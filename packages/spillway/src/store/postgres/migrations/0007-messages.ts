@@ -197,7 +197,7 @@ $$;
 -- flat, with the number of their item. Told for each: {"ids":[…], "duplicates":{"2":"id"}, "failed":{"0":"code"}}.
 CREATE FUNCTION mq_pushed(
   p_verdicts smallint[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[],
-  p_item int[], p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text
+  p_item int[], p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text, p_queued boolean
 ) RETURNS json[] LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -234,6 +234,10 @@ BEGIN
         END IF;
       END LOOP;
     END LOOP;
+    -- From the queue there is nobody to tell: the operation fails, and comes again, or is kept as a dead letter.
+    IF p_queued AND (SELECT bool_or(f IS NOT NULL) FROM unnest(v_failed) f) THEN
+      RAISE EXCEPTION '%', (SELECT f FROM unnest(v_failed) f WHERE f IS NOT NULL LIMIT 1) USING ERRCODE = 'P0001';
+    END IF;
   END IF;
 
   -- 2. Numbers, under the partitions' rows, in the order of their ids.

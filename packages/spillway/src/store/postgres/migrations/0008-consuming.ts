@@ -103,11 +103,11 @@ END $$;
 
 -- Takes up to p_batch messages of up to p_partitions partitions of the first queue that has some, under one lease. One row
 -- with a list for each column; payloads stand between record separators. due_ms: when there may be something, if there is
--- nothing now. p_partition: of this one alone.
+-- nothing now. p_partition: of this one alone. leased: some of it has to be answered for.
 CREATE FUNCTION mq_pop(
   p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch int, p_partitions int, p_auto boolean, p_lease uuid, p_mode text, p_from timestamptz,
   OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix int[], OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[],
-  OUT payloads text, OUT created_ms bigint[], OUT tries int[], OUT due_ms bigint
+  OUT payloads text, OUT created_ms bigint[], OUT tries int[], OUT due_ms bigint, OUT leased boolean
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
@@ -129,7 +129,7 @@ BEGIN
       PERFORM mq_expire(v_grp, 100);
       t := clock();
     END IF;
-    v_left := p_batch; parts := '{}'; names := '{}';
+    v_left := p_batch; parts := '{}'; names := '{}'; leased := false;
     LOOP
       EXIT WHEN v_left <= 0 OR cardinality(parts) >= p_partitions;
       IF p_partition IS NULL THEN
@@ -175,12 +175,14 @@ BEGIN
         END IF;
         CONTINUE;
       END IF;
-      IF p_auto THEN
+      -- What is sealed is settled by the caller once it could be read.
+      IF p_auto AND NOT true = ANY (m.sealed) THEN
         c.head := m.seqs[cardinality(m.seqs)];
         UPDATE mq_cursors x SET head = c.head, done = ARRAY(SELECT d FROM unnest(c.done) d WHERE d > c.head), tries = '{}', consumed = x.consumed + cardinality(m.seqs), moved_at = t
           WHERE x.partition = v_part AND x.grp = v_grp;
         PERFORM mq_requeue(v_part, v_grp, c.head, NULL);
       ELSE
+        leased := true;
         UPDATE mq_cursors x SET lease = p_lease, batch = m.seqs, open = m.seqs WHERE x.partition = v_part AND x.grp = v_grp;
       END IF;
       parts := parts || v_part; names := names || v_name;
@@ -192,8 +194,9 @@ BEGIN
     END LOOP;
     IF cardinality(parts) > 0 THEN
       queue := q.name; namespace := q.namespace; task := q.task;
-      IF NOT p_auto THEN
-        INSERT INTO mq_leases (id, grp, until, partitions) VALUES (p_lease, v_grp, t + q.lease_seconds * interval '1 second', parts);
+      IF leased THEN
+        INSERT INTO mq_leases (id, grp, until, partitions) VALUES (p_lease, v_grp, t + q.lease_seconds * interval '1 second',
+          ARRAY(SELECT x.partition FROM mq_cursors x WHERE x.partition = ANY (parts) AND x.grp = v_grp AND x.lease = p_lease));
       END IF;
       RETURN;
     END IF;

@@ -1,0 +1,147 @@
+/**
+ * From end to end: requests leave when they are due, whatever became of those before (an open loop), while consumers wait for
+ * what comes. A message's time counts from when its request was due to when a consumer has it in hand.
+ */
+import { setTimeout as delay } from 'node:timers/promises'
+import { poissonArrivals } from '../overload-arrivals.js'
+import { type Spread, spreadOf } from '../overload-wire.js'
+import { pushBody, pushPath, type Shape } from './message-body.js'
+import { MessageConnection } from './message-connection.js'
+import { Consumers, type Taking } from './message-consumers.js'
+
+export interface Flow {
+  readonly shape: Shape
+  readonly first: number
+  readonly requestsPerSecond: number
+  readonly seconds: number
+  /** Of the beginning, whose times do not count. */
+  readonly warmUpSeconds: number
+  readonly taking: Taking
+}
+
+export interface Flowed {
+  /** Messages that were accepted, and those of them that had to queue first (202). */
+  readonly pushed: number
+  readonly queued: number
+  /** Messages that were not accepted. */
+  readonly refused: number
+  readonly received: number
+  readonly twice: number
+  readonly receivedMs: Spread
+  /** Until a push was answered. */
+  readonly answeredMs: Spread
+  /** How late the generator itself was. */
+  readonly lagMs: Spread
+  /** Share of one core that this process used, producers and consumers. */
+  readonly cores: number
+}
+
+/** Open before it begins; more are made when all are busy. */
+const connectionsAtOnce = 64
+const connectionsMax = 1_000
+const tickMs = 1
+/** What has not come by then does not come. */
+const patienceMs = 30_000
+
+class Producers {
+  readonly #flow: Flow
+  readonly #free: MessageConnection[]
+  readonly #all: MessageConnection[]
+  readonly #dueMs: Float64Array
+  readonly #startedAt = performance.now()
+  readonly lagMs: number[] = []
+  readonly answeredMs: number[] = []
+  pushed = 0
+  queued = 0
+  refused = 0
+
+  constructor(flow: Flow, connections: MessageConnection[], dueMs: Float64Array) {
+    this.#flow = flow
+    this.#all = connections
+    this.#free = [...connections]
+    this.#dueMs = dueMs
+  }
+
+  get nowMs(): number {
+    return performance.now() - this.#startedAt
+  }
+
+  /** When the request of a message was due. */
+  dueOf(n: number): number {
+    return this.#dueMs[Math.floor((n - this.#flow.first) / this.#flow.shape.items)] ?? Number.NaN
+  }
+
+  async run(): Promise<void> {
+    const underWay = new Set<Promise<void>>()
+    for (let next = 0; next < this.#dueMs.length; ) {
+      for (let due = this.#dueMs[next]; due !== undefined && due <= this.nowMs; due = this.#dueMs[++next]) {
+        const push = this.#push(next, due)
+        underWay.add(push)
+        void push.finally(() => underWay.delete(push)).catch(() => undefined)
+      }
+      await delay(tickMs)
+    }
+    await Promise.all(underWay)
+  }
+
+  leave(): void {
+    for (const connection of this.#all) connection.leave()
+  }
+
+  async #push(request: number, due: number): Promise<void> {
+    const { shape, first, taking } = this.#flow
+    const connection = this.#free.pop() ?? (await this.#open(taking.origin))
+    this.lagMs.push(this.nowMs - due)
+    const { status, body } = await connection.post(pushPath, pushBody(shape, { first }, request))
+    this.answeredMs.push(this.nowMs - due)
+    this.#free.push(connection)
+    if (status === 201) this.pushed += shape.items
+    else if (status === 202) {
+      this.pushed += shape.items
+      this.queued += shape.items
+    } else if (status === 429 || status === 503) this.refused += shape.items
+    else throw new Error(`a push was answered ${status}: ${body.slice(0, 500)}`)
+  }
+
+  async #open(origin: string): Promise<MessageConnection> {
+    if (this.#all.length >= connectionsMax) throw new Error(`more than ${connectionsMax} pushes were under way`)
+    const made = await MessageConnection.open(origin)
+    this.#all.push(made)
+    return made
+  }
+}
+
+export async function flow(options: Flow): Promise<Flowed> {
+  const { requestsPerSecond: ratePerSecond, seconds, warmUpSeconds, taking } = options
+  const dueMs = poissonArrivals({ ratePerSecond, seconds, seed: 1 })
+  const producers = new Producers(options, await MessageConnection.openAll(taking.origin, connectionsAtOnce), dueMs)
+  const receivedMs: number[] = []
+  let received = 0
+  const consumers = new Consumers(taking, (n) => {
+    received++
+    const due = producers.dueOf(n)
+    if (due >= warmUpSeconds * 1_000) receivedMs.push(producers.nowMs - due)
+  })
+  const cpu = process.cpuUsage()
+  const consuming = consumers.run()
+  try {
+    // Whichever fails ends it.
+    await Promise.race([producers.run(), consuming.then(() => Promise.reject(new Error('the consumers ended first')))])
+    const deadline = performance.now() + patienceMs
+    while (received < producers.pushed && performance.now() < deadline) await delay(tickMs)
+  } finally {
+    producers.leave()
+    consumers.stop()
+  }
+  await consuming
+  const { user, system } = process.cpuUsage(cpu)
+  const spread = (values: readonly number[]): Spread => spreadOf(Float64Array.from(values))
+  return {
+    ...{ pushed: producers.pushed, queued: producers.queued, refused: producers.refused },
+    ...{ received, twice: consumers.twice },
+    receivedMs: spread(receivedMs),
+    answeredMs: spread(producers.answeredMs),
+    lagMs: spread(producers.lagMs),
+    cores: (user + system) / 1_000 / producers.nowMs,
+  }
+}
