@@ -4,7 +4,7 @@ import type { Consumed } from '../programs/message-consumers.js'
 import type { Flowed } from '../programs/message-flow.js'
 import { interleave, type Variant } from '../rounds.js'
 import type { BenchContext } from '../section.js'
-import { drain, partitions } from './messages-rates.js'
+import { checkConsumed, drain, partitions } from './messages-rates.js'
 import { type Clients, fill, openQueue, type Server } from './messages-sites.js'
 
 export interface DeliveryPace {
@@ -49,7 +49,7 @@ export async function measureFanOut(
         partitions: 1,
         seconds,
       })
-      if (consumed.twice > 0) throw new Error(`${consumed.twice} messages were delivered to a group twice`)
+      checkConsumed(queue, consumed)
       return consumed
     },
   })

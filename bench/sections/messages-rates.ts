@@ -29,8 +29,8 @@ export const manyPartitions = 10_000
 /** Consumers of the backlog, and of the few and many partitions: of ten partitions ten can be read at once. */
 export const consumers = 16
 export const laneConsumers = 8
-/** Messages of a pop of the few and many, so that both find as many in a partition. */
-export const laneBatch = 5
+/** Messages of a pop of the few and many: each of the many holds that much. */
+export const laneBatch = 2
 
 const shapes = {
   single: { queue: 'single', partitions, items: 1, lanes: 1 },
@@ -218,11 +218,15 @@ export async function measurePopping(
 }
 
 function fromConsumed(queue: string, consumed: Consumed): Rated {
-  const { deliveries, seconds, p99Ms, pops, refused, empty, twice } = consumed
-  if (twice > 0) throw new Error(`${queue}: ${twice} messages were delivered twice`)
-  // Whoever ends last may find the others' partitions taken; more than that means that there was nothing left to measure.
-  if (empty > consumers) throw new Error(`${queue}: the backlog was too short, ${empty} of ${pops} pops found nothing`)
+  const { deliveries, seconds, p99Ms, pops, refused } = consumed
+  checkConsumed(queue, consumed)
   return { perSecond: deliveries / seconds, p99Ms, refusedPercent: (refused / pops) * 100, queuedPercent: 0, cpuUs: 0 }
+}
+
+/** Whoever ends last may find the others' partitions taken; more than that, and there was nothing left to measure. */
+export function checkConsumed(queue: string, { twice, empty, pops }: Consumed): void {
+  if (twice > 0) throw new Error(`${queue}: ${twice} messages were delivered twice`)
+  if (empty > consumers) throw new Error(`${queue}: the backlog was too short, ${empty} of ${pops} pops found nothing`)
 }
 
 /** What is left of all queues, so that every message has been delivered to its group exactly once, or this fails. */

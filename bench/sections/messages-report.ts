@@ -135,6 +135,7 @@ function verdictsOf({ postgres }: BenchContext, found: Found): Verdict[] {
       '×',
       5,
     ),
+    atMost('left in the log once all is consumed and swept', storage.left, '', 0),
     ...storageVerdicts(atMost, postgres.settings, storage),
   ]
 }

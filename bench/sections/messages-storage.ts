@@ -30,7 +30,7 @@ export interface Stored {
 const sampleMs = 500
 const queue = 'storage'
 /** A queue is swept every few seconds. */
-const sweptTimeoutMs = 30_000
+const sweptTimeoutMs = 15_000
 
 export async function measureStorage(context: BenchContext, clients: Clients, seconds: number): Promise<Stored> {
   const server = await startServer(context, 'messages_storage')

@@ -27,7 +27,7 @@ const paces: Readonly<Record<'full' | 'quick', Pace>> = {
     rounds: 5,
     seconds: 4,
     warmUpSeconds: 3,
-    laneEach: 20,
+    laneEach: 8,
     fanOutEach: 400,
     endToEndSeconds: 30,
     storageSeconds: 600,

@@ -1,96 +1,25 @@
-/** Messages in the evidence, pushed and consumed: what may be, and what is found. */
+/** Consumers in the evidence: what they may be handed and told, and what is found. */
 import { describe, expect, it } from 'vitest'
-import type { Ack, Pop, Ticket } from '../records.js'
-import { queueName, tokenOf, transactionIdOf } from '../workload.js'
+import type { Pop } from '../records.js'
+import { tokenOf, transactionIdOf } from '../workload.js'
 import { check } from './check.js'
 import {
-  add,
-  cleanRun,
-  effect,
-  fault,
-  idOf,
-  made,
-  pushResult,
-  type Run,
-  start,
-  submitted,
-  without,
-} from './clean-run.js'
+  ack,
+  consumedAt,
+  found,
+  group,
+  lane,
+  last,
+  leaseMs,
+  message,
+  messagesIn,
+  pop,
+  runWithMessages,
+  server,
+  unanswered,
+} from './clean-messages.js'
+import { fault, type Run, without } from './clean-run.js'
 import type { Rule } from './finding.js'
-
-const lane = 'push-9'
-const group = 'mail'
-const leaseMs = 1_000
-const consumedAt = start + 500
-const server = { slot: 'server-1', pid: 2, end: 'answered', status: 200 } as const
-
-const message = (n: number, leaseId: string) => ({
-  ...{ id: idOf(lane, n), transactionId: transactionIdOf(lane, n), queue: queueName, partition: lane },
-  ...{ partitionId: idOf(lane, 0), leaseId, consumerGroup: group, data: { lane, n, token: tokenOf(7, lane, n) } },
-})
-
-function pop(run: Run, ns: readonly number[], at: number, leaseId = `lease ${at}`): Pop {
-  const body = { success: true, messages: ns.map((n) => message(n, leaseId)) }
-  const popped: Pop = { ...server, consumer: 'mail-1', group, sentAt: at, endedAt: at + 5, body }
-  run.pops.push(popped)
-  return popped
-}
-
-function ack(run: Run, ns: readonly number[], at: number, leaseId: string, success = true): Ack {
-  const asked = ns.map((n) => ({ ...message(n, leaseId), status: 'completed' as const }))
-  const body = asked.map(({ transactionId }, index) => ({ index, transactionId, success, error: null, dlq: false }))
-  const acked: Ack = { ...server, consumer: 'mail-1', group, sentAt: at, endedAt: at + 5, asked, body }
-  run.acks.push(acked)
-  return acked
-}
-
-/** Three messages, one behind the other; a group takes 1 and 2, agrees to them, and then to 3. */
-function runWithMessages(): Run {
-  const run = cleanRun()
-  run.consumers = { groups: [group], leaseMs }
-  for (const n of [1, 2, 3]) add(run, { lane, n, route: 'push', poison: false, at: start + n * 20 })
-  pop(run, [1, 2], consumedAt, 'a')
-  ack(run, [1, 2], consumedAt + 10, 'a')
-  pop(run, [3], consumedAt + 20, 'b')
-  ack(run, [3], consumedAt + 30, 'b')
-  return run
-}
-
-const last = <T>(list: readonly T[]): T => {
-  const found = list.at(-1)
-  if (found === undefined) throw new Error('nothing is there')
-  return found
-}
-const found = (run: Run): Rule[] => [...new Set(check(run).findings.map((finding) => finding.rule))]
-const messagesIn = ({ body }: Pop) => (body as { messages: ReturnType<typeof message>[] }).messages
-
-/** Answered as queued, and brought by an operation that has a record. */
-function queue(run: Run, n: number): Ticket {
-  const operationId = idOf('operation', n)
-  const ticket: Ticket = {
-    ...{
-      id: operationId,
-      lane,
-      type: 'messages.push',
-      status: 'completed',
-      finishedAt: start + n * 20 + 8,
-      error: null,
-    },
-    message: idOf(lane, n),
-  }
-  run.tickets.push(ticket)
-  submitted(run, lane, n).operationId = operationId
-  Object.assign(made(run, lane, n), {
-    status: 202,
-    location: `/api/v1/operations/${operationId}`,
-    body: {
-      ...{ status: 'queued', operationId, queuePosition: 0, reason: 'requested' },
-      operations: [{ queue: queueName, partition: lane, operationId, queuePosition: 0, reason: 'requested' }],
-      results: [pushResult(lane, n, 'pending')],
-    },
-  })
-  return ticket
-}
 
 describe('what may be', () => {
   it('messages that are there once, in order, and consumed', () => {
@@ -98,32 +27,6 @@ describe('what may be', () => {
       findings: [],
       counts: { handed: 3, handedAgain: 0, agreed: 3, acksRefused: 0 },
     })
-  })
-
-  it('one that was queued first', () => {
-    const run = runWithMessages()
-    queue(run, 2)
-    expect(found(run)).toEqual([])
-  })
-
-  it('an operation whose answer was lost, and which is known by its message', () => {
-    const run = runWithMessages()
-    const { id, lane: where, type, status, finishedAt, error, message: brought } = queue(run, 2)
-    run.tickets = [
-      ...without(run.tickets, last(run.tickets)),
-      { id, lane: where, type, status, finishedAt, error, message: brought },
-    ]
-    Object.assign(made(run, lane, 2), { status: 201, body: [pushResult(lane, 2)] })
-    submitted(run, lane, 2).operationId = null
-    expect(found(run)).toEqual([])
-  })
-
-  it('one without a key that was sent again, and was there already', () => {
-    const run = runWithMessages()
-    submitted(run, lane, 2).keyed = false
-    run.tickets.push({ ...queue(run, 2), id: idOf('operation', 99) })
-    run.tries.push({ ...made(run, lane, 2), status: 201, body: [pushResult(lane, 2, 'duplicate')] })
-    expect(found(run)).toEqual([])
   })
 
   it('one that was handed out again when its lease was over, or its answer was not heard', () => {
@@ -155,107 +58,19 @@ describe('what may be', () => {
     const asked = pop(run, [], consumedAt + 50)
     Object.assign(asked, { status: 204, body: '' })
     run.pops.push({ ...asked, status: 503, code: 'overloaded', retryAfter: '2', body: { retry_after_seconds: 2 } })
-    run.pops.push({ ...asked, end: 'cut', status: undefined })
+    run.pops.push(unanswered(asked, 'cut'))
     expect(found(run)).toEqual([])
   })
 
   it('a consumer without an answer while its server is stopped', () => {
     const run = runWithMessages()
-    run.pops.push({ ...last(run.pops), end: 'deadline', status: undefined })
+    run.pops.push(unanswered(last(run.pops), 'deadline'))
     run.faults.push(fault({ kind: 'pause', pid: server.pid, from: consumedAt, to: consumedAt + 900 }))
     expect(found(run)).toEqual([])
   })
 })
 
 const violations: readonly [what: string, rule: Rule, change: (run: Run) => void][] = [
-  [
-    'a push whose message is there under another id',
-    'unasked',
-    (run) => {
-      const id = idOf(lane, 77)
-      effect(run, lane, 3).operation = id
-      for (const popped of run.pops) for (const one of messagesIn(popped)) if (one.data.n === 3) one.id = id
-    },
-  ],
-  [
-    'two messages in the wrong order',
-    'reordered',
-    (run) => {
-      // Read in the order of their numbers, which is not that in which they were sent.
-      Object.assign(effect(run, lane, 1), { ord: 2 })
-      Object.assign(effect(run, lane, 2), { ord: 1 })
-      messagesIn(run.pops[0] ?? last(run.pops)).reverse()
-    },
-  ],
-  [
-    'an operation that was told of, without a record',
-    'lost',
-    (run) => {
-      run.tickets = without(run.tickets, queue(run, 2))
-    },
-  ],
-  [
-    'an operation that brought a message that is not there',
-    'unasked',
-    (run) => {
-      run.tickets.push({ ...queue(run, 2), id: idOf('operation', 99), message: idOf(lane, 99) })
-    },
-  ],
-  [
-    'two operations for one key',
-    'doubled',
-    (run) => {
-      run.tickets.push({ ...queue(run, 2), id: idOf('operation', 99) })
-    },
-  ],
-  [
-    'a push that failed',
-    'answer',
-    (run) => {
-      made(run, lane, 2).body = [pushResult(lane, 2, 'failed')]
-    },
-  ],
-  [
-    'a repetition that is stored under a key',
-    'answer',
-    (run) => {
-      made(run, lane, 2).body = [pushResult(lane, 2, 'duplicate')]
-    },
-  ],
-  [
-    'a result for another message',
-    'answer',
-    (run) => {
-      made(run, lane, 2).body = [{ ...pushResult(lane, 2), transaction_id: transactionIdOf(lane, 1) }]
-    },
-  ],
-  [
-    'a push that waits for an operation which is not told',
-    'answer',
-    (run) => {
-      queue(run, 2)
-      Object.assign(made(run, lane, 2).body as object, { operations: [] })
-    },
-  ],
-  [
-    'one key, two messages',
-    'idempotency',
-    (run) => {
-      run.tries.push({ ...made(run, lane, 2), body: [{ ...pushResult(lane, 2), message_id: idOf(lane, 99) }] })
-    },
-  ],
-  [
-    'one key, two operations that were told',
-    'idempotency',
-    (run) => {
-      queue(run, 2)
-      const first = made(run, lane, 2)
-      const operationId = idOf('operation', 99)
-      const operations = [{ queue: queueName, partition: lane, operationId, queuePosition: 0, reason: 'requested' }]
-      const body = { ...(first.body as object), operationId, operations }
-      run.tries.push({ ...first, body, location: `/api/v1/operations/${operationId}` })
-    },
-  ],
   [
     'a message that a group never agreed to',
     'lost',
@@ -379,7 +194,7 @@ const violations: readonly [what: string, rule: Rule, change: (run: Run) => void
     'a consumer who gets no answer',
     'hung',
     (run) => {
-      run.pops.push({ ...last(run.pops), end: 'deadline', status: undefined })
+      run.pops.push(unanswered(last(run.pops), 'deadline'))
     },
   ],
   [

@@ -125,10 +125,16 @@ function checkContent(evidence: Evidence, handed: readonly Handed[], stored: Rea
 /** First deliveries are 1, 2, 3, …: none can be handed out before the one before it was answered for, or beside it. */
 function checkTurns(handed: readonly Handed[], stored: ReadonlyMap<string, Effect>, group: string): Finding[] {
   const findings: Finding[] = []
+  // What is not there has no number, and is another rule's matter.
+  const seqsOf = (messages: readonly Message[], lane: string): number[] =>
+    messages.flatMap(({ id }) => {
+      const there = stored.get(id)
+      return there?.lane === lane ? there.ord : []
+    })
   for (const [lane, all] of groupBy(handed, (one) => one.lane)) {
     let last = 0
     for (const { messages } of all) {
-      for (const seq of messages.flatMap(({ id }) => stored.get(id)?.ord ?? [])) {
+      for (const seq of seqsOf(messages, lane)) {
         if (seq > last + 1) {
           findings.push({ rule: 'reordered', detail: `${group}: ${lane} came to message ${seq} behind ${last}` })
         }
@@ -136,7 +142,7 @@ function checkTurns(handed: readonly Handed[], stored: ReadonlyMap<string, Effec
       }
     }
     for (const { messages, pop } of all) {
-      const seqs = messages.map(({ id }) => stored.get(id)?.ord ?? 0)
+      const seqs = seqsOf(messages, lane)
       if (seqs.every((seq, i) => i === 0 || seq > (seqs[i - 1] ?? 0))) continue
       findings.push({
         rule: 'reordered',

@@ -62,8 +62,9 @@ describe('with authentication', () => {
   const consumer = as('consumer')
 
   beforeAll(async () => {
+    await keyed.configure('orders.eu', { encryption_enabled: true })
     for (const queue of ['orders.eu', 'payroll']) {
-      await keyed.push(queue, 'p', [{ payload: queue, transactionId: 't', sealed: queue === 'orders.eu' }])
+      await keyed.push(queue, 'p', [{ payload: queue, transactionId: 't' }])
       await keyed.push(queue, 'p', numbered(1))
       await keyed.ack(await keyed.pop(queue, 'g'), 'g', 'dlq')
     }

@@ -1,5 +1,4 @@
-/** The administration of messages on a database of its own: its routes in an app, and pushes, pops and acks as the store does them. */
-import { randomUUID } from 'node:crypto'
+/** The administration of messages on a database of its own: its routes in an app, beside what pushes, pops and acknowledges. */
 import { pino } from 'pino'
 import { buildApp } from '../src/http/app.js'
 import type { Authenticator } from '../src/http/auth.js'
@@ -8,6 +7,10 @@ import type { FastifyLike } from '../src/http/operations-routes.js'
 import type { IntakeApi } from '../src/index.js'
 import { laneOf } from '../src/operations/lane.js'
 import { messageAdministrationRoutes } from '../src/workloads/messages/administration-routes.js'
+import { type Acknowledgment, Consume } from '../src/workloads/messages/consume.js'
+import type { MessagesOptions } from '../src/workloads/messages/options.js'
+import { Push } from '../src/workloads/messages/push.js'
+import { Queues } from '../src/workloads/messages/queues.js'
 import { Seal } from '../src/workloads/messages/seal.js'
 import { type Bench, bench } from './pipeline-fixture.js'
 
@@ -41,32 +44,37 @@ export interface Called {
 export interface PushedMessage {
   payload?: unknown
   transactionId?: string
-  sealed?: boolean
 }
 
-export interface Popped {
-  lease: string
+export interface Taken {
+  leaseId: string
   partitions: string[]
   transactions: string[]
-  payloads: string[]
+  payloads: unknown[]
 }
 
 export interface MessagesBench {
   bench: Bench
   intake: IntakeApi
-  seal: Seal
   /** Queues that were told to have something. */
   woken: string[]
   maintenance: { enabled: boolean }
   call(method: 'GET' | 'POST' | 'DELETE', url: string, given?: { body?: unknown; as?: string }): Promise<Called>
   configure(queue: string, columns: Record<string, unknown>): Promise<void>
-  push(queue: string, partition: string, messages: readonly PushedMessage[]): Promise<string[]>
-  pop(queue: string, group: string, batch?: number, options?: { auto?: boolean; partitions?: number }): Promise<Popped>
-  ack(popped: Popped, group: string, status?: string, error?: string): Promise<string[]>
+  push(queue: string, partition: string, messages: readonly PushedMessage[]): Promise<void>
+  pop(queue: string, group: string, batch?: number, options?: { auto?: boolean; partitions?: number }): Promise<Taken>
+  ack(taken: Taken, group: string, status?: Acknowledgment['status'], error?: string): Promise<string[]>
   close(): Promise<void>
 }
 
 const schema = '"spillway"'
+const nothing = (): void => undefined
+const uncounted: MessagesOptions['metrics'] = {
+  pushed: { labels: () => ({ inc: nothing }) },
+  popped: { inc: nothing },
+  answered: { labels: () => ({ inc: nothing }) },
+  waiting: { set: nothing },
+}
 const partitionOf = (queue: string, partition: string): string => laneOf([queue, partition]).id
 
 /** Whoever sends `Bearer <name>` is that one; with no principals, authentication is off. */
@@ -85,8 +93,20 @@ export async function messagesBench(
   options: { principals?: Readonly<Record<string, Principal>>; hasKey?: boolean } = {},
 ): Promise<MessagesBench> {
   const b = await bench()
-  const intake = await b.intake()
-  const seal = new Seal(new Uint8Array(32).fill(7))
+  // On a busy machine too, what is pushed is there.
+  const intake = await b.intake({ busyQueueAbove: Number.POSITIVE_INFINITY })
+  const key = new Uint8Array(32).fill(7)
+  const seal = new Seal(key)
+  const workload: MessagesOptions = {
+    schema,
+    pendingMax: 10_000,
+    encryptionKey: key,
+    isAuthenticated: options.principals !== undefined,
+    log: { debug: nothing, info: nothing, warn: nothing, error: nothing },
+    metrics: uncounted,
+  }
+  const push = new Push(intake, workload, new Queues(intake, schema), seal)
+  const consume = new Consume(intake, workload, seal)
   const woken: string[] = []
   const maintenance = { enabled: false }
   const { app } = buildApp({
@@ -99,11 +119,7 @@ export async function messagesBench(
     corsOrigins: [],
   })
   const routes = messageAdministrationRoutes(
-    {
-      intake,
-      seal: options.hasKey === false ? null : seal,
-      options: { schema, isAuthenticated: options.principals !== undefined },
-    },
+    { intake, seal: options.hasKey === false ? null : seal, options: workload },
     {
       wake: (queue) => void woken.push(queue),
       maintenance: {
@@ -118,22 +134,23 @@ export async function messagesBench(
     },
   )
   await app.register(async (inner) => routes(inner as unknown as FastifyLike))
-  await app.ready()
+  const origin = await app.listen({ host: '127.0.0.1', port: 0 })
 
   return {
     bench: b,
     intake,
-    seal,
     woken,
     maintenance,
     call: async (method, url, { body, as } = {}) => {
-      const answer = await app.inject({
+      const answer = await fetch(`${origin}${url}`, {
         method,
-        url,
-        headers: { host: 'test', ...(as !== undefined && { authorization: `Bearer ${as}` }) },
-        ...(body !== undefined && { payload: body as object }),
+        headers: {
+          ...(body !== undefined && { 'content-type': 'application/json' }),
+          ...(as !== undefined && { authorization: `Bearer ${as}` }),
+        },
+        ...(body !== undefined && { body: JSON.stringify(body) }),
       })
-      return { status: answer.statusCode, body: JSON.parse(answer.body) as Answered }
+      return { status: answer.status, body: (await answer.json()) as Answered }
     },
     configure: async (queue, columns) => {
       const names = Object.keys(columns)
@@ -143,55 +160,38 @@ export async function messagesBench(
       )
     },
     push: async (queue, partition, messages) => {
-      const id = partitionOf(queue, partition)
-      const transactions = messages.map(({ transactionId }) => transactionId ?? randomUUID())
-      const sealed = messages.map((message) => message.sealed === true)
-      const payloads = messages.map(({ payload = null }, i) =>
-        sealed[i] === true ? seal.seal(JSON.stringify(payload), id) : JSON.stringify(payload),
-      )
-      await b.sql('SELECT spillway.mq_pushed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)', [
-        [2],
-        [1],
-        [id],
-        [queue],
-        [partition],
-        messages.map(() => 1),
-        messages.map(() => randomUUID()),
-        transactions,
-        messages.map(() => null),
-        sealed,
-        payloads.join('\x1e'),
-      ])
-      return transactions
-    },
-    pop: async (queue, group, batch = 1, { auto = false, partitions = 1 } = {}) => {
-      const lease = randomUUID()
-      await b.sql(`SELECT spillway.mq_subscribe(spillway.mq_queue($1), $2, 'all', NULL)`, [queue, group])
-      const [row] = await b.sql<{ parts: string[]; ix: number[]; transactions: string[]; payloads: string }>(
-        `SELECT parts::text[], ix, transactions, payloads FROM spillway.mq_pop($1, NULL, NULL, NULL, $2, $3, $4, $5, $6, 'all', NULL)`,
-        [queue, group, batch, partitions, auto, lease],
-      )
-      const ix = row?.ix ?? []
-      return {
-        lease,
-        partitions: ix.map((i) => row?.parts[i - 1] ?? ''),
-        transactions: ix.length === 0 ? [] : (row?.transactions ?? []),
-        payloads: ix.length === 0 ? [] : (row?.payloads ?? '').split('\x1e'),
+      const items = messages.map(({ payload = null, ...rest }) => ({ queue, partition, payload, ...rest }))
+      const pushed = await push.push(items, { identity: 'test' })
+      if (pushed.kind !== 'results' || pushed.results.some(({ status }) => status !== 'queued')) {
+        throw new Error(`not stored: ${JSON.stringify(pushed)}`)
       }
     },
-    ack: async ({ lease, partitions, transactions }, group, status = 'completed', error = 'it failed') => {
-      const all = <T>(value: T): T[] => transactions.map(() => value)
-      const [row] = await b.sql<{ outcomes: string[] }>('SELECT spillway.mq_ack($1, $2, $3, $4, $5, $6) AS outcomes', [
-        partitions,
-        all(group),
-        all(lease),
-        transactions,
-        all(status),
-        all(error),
-      ])
-      return row?.outcomes ?? []
+    pop: async (queue, group, batch = 1, { auto = false, partitions = 1 } = {}) => {
+      const popped = await consume.pop(
+        {
+          ...{ queue, group, batch, partitions, autoAck: auto },
+          ...{ namespace: null, task: null, partition: null, mode: 'all', from: null },
+        },
+        0,
+        new AbortController().signal,
+      )
+      const taken = popped?.messages ?? []
+      return {
+        leaseId: popped?.leaseId ?? '',
+        partitions: taken.map(({ partitionId }) => partitionId),
+        transactions: taken.map(({ transactionId }) => transactionId),
+        payloads: taken.map(({ data }) => JSON.parse(data ?? 'null') as unknown),
+      }
+    },
+    ack: async ({ leaseId, partitions, transactions }, group, status = 'completed', error = 'it failed') => {
+      const items = transactions.map((transactionId, i) => ({
+        ...{ transactionId, partitionId: partitions[i] ?? '', group },
+        ...{ leaseId, status, error },
+      }))
+      return [...(await consume.ack(items))]
     },
     close: async () => {
+      consume.close()
       await app.close()
       await b.close()
     },

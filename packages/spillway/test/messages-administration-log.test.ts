@@ -101,10 +101,8 @@ describe('dead letters', () => {
   })
 
   it('are opened when they are sealed; one that was changed says so, and the list stands', async () => {
-    await m.push('sealed', 'p', [
-      { payload: 'secret', sealed: true },
-      { payload: 'broken', sealed: true },
-    ])
+    await m.configure('sealed', { encryption_enabled: true })
+    await m.push('sealed', 'p', [{ payload: 'secret' }, { payload: 'broken' }])
     await killed('sealed', 'g')
     await killed('sealed', 'g')
     await m.bench.sql(
@@ -178,6 +176,13 @@ describe('the list of messages', () => {
     expect(await by('processing')).toEqual(['tx-2', 'tx-0'])
   })
 
+  it('finds the one that is completed behind very many that are not', async () => {
+    await m.push('rare', 'p', numbered(150))
+    await m.pop('rare', 'g', 1, { auto: true })
+    await m.ack(await m.pop('rare', 'g', 149), 'g', 'dlq')
+    expect(idsOf(await get('/messages?queue=rare&status=completed&limit=1'))).toEqual(['tx-0'])
+  })
+
   it('goes from a time to a time, both included', async () => {
     await m.push('times', 'p', numbered(3))
     const at = (n: number) => new Date(Date.UTC(2030, 0, 1, 0, n))
@@ -202,7 +207,8 @@ describe('the list of messages', () => {
 
 describe('one message', () => {
   it('is told with its payload, its groups and what became of it', async () => {
-    await m.push('one', 'p', [{ payload: { secret: 1 }, transactionId: 'a/b', sealed: true }])
+    await m.configure('one', { encryption_enabled: true })
+    await m.push('one', 'p', [{ payload: { secret: 1 }, transactionId: 'a/b' }])
     await m.ack(await m.pop('one', 'g'), 'g', 'dlq', 'no')
     const { status, body } = await get(messageUrl('one', 'p', 'a/b'))
     expect(status).toBe(200)

@@ -6,6 +6,7 @@ import {
   ackBatch,
   acked,
   ackOf,
+  calm,
   configure,
   dataOf,
   type Message,
@@ -27,7 +28,7 @@ let tables: MessageTables
 
 beforeAll(async () => {
   database = await freshDatabase()
-  server = await startServer({ DATABASE_URL: database.url })
+  server = await startServer({ DATABASE_URL: database.url, ...calm })
   tables = openMessageTables(database.url)
 })
 afterAll(async () => {
@@ -100,7 +101,7 @@ async function withTwo(
     DATABASE_URL: database.url,
     SPILLWAY_DB_SCHEMA: schema,
     SPILLWAY_STORE_TIMEOUT_MS: '20000',
-    SPILLWAY_ACCEPT_WAIT_BUDGET_MS: '60000',
+    ...calm,
   }
   const held = openMessageTables(database.url, schema)
   const [one, two] = [await startServer(env), await startServer(env)]

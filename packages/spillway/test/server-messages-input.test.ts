@@ -4,6 +4,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import {
   ackBatch,
   ackOf,
+  calm,
   configure,
   dataOf,
   type MessageTables,
@@ -26,7 +27,7 @@ let tables: MessageTables
 
 beforeAll(async () => {
   database = await freshDatabase()
-  server = await startServer({ DATABASE_URL: database.url })
+  server = await startServer({ DATABASE_URL: database.url, ...calm })
   tables = openMessageTables(database.url)
 })
 afterAll(async () => {

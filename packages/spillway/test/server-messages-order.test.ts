@@ -1,6 +1,7 @@
 /** Order before load: whatever way a message takes into its partition, it stands where it was accepted. */
 import { afterAll, afterEach, beforeAll, expect, it } from 'vitest'
 import {
+  calm,
   dataOf,
   drained,
   later,
@@ -28,7 +29,7 @@ afterEach(() => endAll())
 afterAll(() => database.drop())
 
 const start = (schema: string, env: Record<string, string> = {}): Promise<ServerProcess> =>
-  startServer({ DATABASE_URL: database.url, SPILLWAY_DB_SCHEMA: schema, ...env })
+  startServer({ DATABASE_URL: database.url, SPILLWAY_DB_SCHEMA: schema, ...calm, ...env })
 
 /** Seeded, so that a failure can be had again. */
 function randomFrom(seed: number): () => number {
@@ -78,7 +79,9 @@ it('a queued push that nothing holds back is not overtaken by the direct one beh
 })
 
 it('system_busy: slow writes queue pushes, and each lane keeps its order', async () => {
-  const server = await start('busy', { SPILLWAY_STORE_DELAY_MS: '120', SPILLWAY_ACCEPT_WAIT_BUDGET_MS: '40' })
+  const server = await start('busy', {
+    ...{ SPILLWAY_STORE_DELAY_MS: '120', SPILLWAY_ACCEPT_WAIT_BUDGET_MS: '40', SPILLWAY_BUSY_QUEUE_ABOVE: '0.7' },
+  })
   const reasons = new Set<string>()
   let enough = false
   const sent = await Promise.all(
@@ -164,7 +167,7 @@ it('two instances, flips between direct and queued, one of them killed: every pr
       `seed ${seed}, ${producer}`,
     ).toEqual(whole)
   }
-  expect([...reasons].sort(), `seed ${seed}`).toEqual(['direct', 'maintaining_order', 'requested'])
+  expect([...reasons], `seed ${seed}`).toEqual(expect.arrayContaining(['direct', 'maintaining_order', 'requested']))
 }, 120_000)
 
 it('a mixed batch over 50 lanes, some of them pending: every item has its result once, and is stored once', async () => {
@@ -230,7 +233,7 @@ it('a full operation queue refuses what would have to wait, and stores nothing o
 })
 
 it('room in the operation queue is room for pushes again', async () => {
-  const server = await start('room', { SPILLWAY_OPERATIONS_MAX: '2' })
+  const server = await start('room', { SPILLWAY_PUSH_PENDING_MAX: '2' })
   const item = (payload: unknown) => [{ queue: 'q', partition: 'held', payload }]
   await pauseLane(server, 'q')
   for (const n of [0, 1]) await push(server, item(n))

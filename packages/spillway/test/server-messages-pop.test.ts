@@ -6,6 +6,7 @@ import {
   ackBatch,
   acked,
   ackOf,
+  calm,
   configure,
   dataOf,
   extend,
@@ -25,7 +26,7 @@ let server: ServerProcess
 
 beforeAll(async () => {
   database = await freshDatabase()
-  server = await startServer({ DATABASE_URL: database.url })
+  server = await startServer({ DATABASE_URL: database.url, ...calm })
 })
 afterAll(async () => {
   await endAll()

@@ -4,6 +4,7 @@ import { afterAll, beforeAll, expect, it } from 'vitest'
 import {
   acked,
   ackOf,
+  calm,
   configure,
   dataOf,
   drained,
@@ -29,7 +30,7 @@ let tables: MessageTables
 
 beforeAll(async () => {
   database = await freshDatabase()
-  const env = { DATABASE_URL: database.url }
+  const env = { DATABASE_URL: database.url, ...calm }
   servers = [await startServer(env), await startServer(env)]
   server = servers[0]
   tables = openMessageTables(database.url)
@@ -218,7 +219,7 @@ it('a chain of queues under crashes: every message comes through once', async ()
     server,
     Array.from({ length: count }, (_, n) => ({ queue: from, partition: `p${n % partitions}`, payload: n })),
   )
-  const doomed = await startServer({ DATABASE_URL: database.url })
+  const doomed = await startServer({ DATABASE_URL: database.url, ...calm })
   let moved = 0
   const mover = async (here: ServerProcess): Promise<void> => {
     while (moved < count) {

@@ -4,6 +4,7 @@ import { afterAll, beforeAll, expect, it } from 'vitest'
 import {
   ack,
   acked,
+  calm,
   configure,
   dataOf,
   later,
@@ -26,8 +27,8 @@ let two: ServerProcess
 
 beforeAll(async () => {
   database = await freshDatabase()
-  one = await startServer({ DATABASE_URL: database.url })
-  two = await startServer({ DATABASE_URL: database.url })
+  one = await startServer({ DATABASE_URL: database.url, ...calm })
+  two = await startServer({ DATABASE_URL: database.url, ...calm })
 })
 afterAll(async () => {
   await endAll()
@@ -204,7 +205,7 @@ it('who waits and goes away leaves no lease behind: the message is there for the
 it('500 who wait cost at most 5 statements a second in all, and are still woken', async () => {
   const own = await freshDatabase()
   const counting = openMessageTables(own.url)
-  const server = await startServer({ DATABASE_URL: own.url })
+  const server = await startServer({ DATABASE_URL: own.url, ...calm })
   const gone = new AbortController()
   const answers = numbers(500).map((n) => {
     const options = { wait: true, timeout: 100_000, ...(n % 5 === 0 && { partition: `p${n}` }) }

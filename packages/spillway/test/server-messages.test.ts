@@ -2,6 +2,7 @@
 import { randomUUID } from 'node:crypto'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import {
+  calm,
   configure,
   dataOf,
   drained,
@@ -24,7 +25,7 @@ let server: ServerProcess
 
 beforeAll(async () => {
   database = await freshDatabase()
-  server = await startServer({ DATABASE_URL: database.url })
+  server = await startServer({ DATABASE_URL: database.url, ...calm })
 })
 afterAll(async () => {
   await endAll()

@@ -1,6 +1,7 @@
 /** Taking messages and answering for them: pops and acks go to the store in groups, each on connections of their own. */
 import { randomUUID } from 'node:crypto'
 import { type AckStatus, queueModeGroup } from '@spillway/protocol/wire'
+import { deadline } from '../../http/deadline.js'
 import { Refusal } from '../../http/faults.js'
 import { Flush, type IntakeApi, type Tx } from '../../index.js'
 import { Arrivals, type Place } from './arrivals.js'
@@ -134,8 +135,15 @@ export class Consume {
   async pop(request: PopRequest, waitMs: number, gone: AbortSignal): Promise<Popped | null> {
     if (waitMs === 0) return (await this.#look(request, gone)).popped
     const { queue, group, partition, namespace, task } = request
-    const place: Place = { queue, group, partition, namespace, task }
-    const over = AbortSignal.any([gone, AbortSignal.timeout(waitMs)])
+    const { signal: over, clear } = deadline(waitMs, gone)
+    try {
+      return await this.#waitFor(request, { queue, group, partition, namespace, task }, over, gone)
+    } finally {
+      clear()
+    }
+  }
+
+  async #waitFor(request: PopRequest, place: Place, over: AbortSignal, gone: AbortSignal): Promise<Popped | null> {
     for (;;) {
       // Before the look: what comes between the two is not missed.
       const { woken, leave } = this.arrivals.wait(place, over)
@@ -219,6 +227,15 @@ export class Consume {
     this.told(outcomes)
     this.released(items)
     return outcomes
+  }
+
+  /** Of these partitions, those of queues that may be used. */
+  async usable(partitionIds: readonly string[], mayUse: (queue: string) => boolean): Promise<ReadonlySet<string>> {
+    const { rows } = await this.#intake.read<{ id: string; name: string }>(
+      `SELECT p.id, q.name FROM ${this.#options.schema}.mq_partitions p JOIN ${this.#options.schema}.mq_queues q ON q.id = p.queue WHERE p.id = ANY ($1)`,
+      [[...new Set(partitionIds.map(uuidOr))]],
+    )
+    return new Set(rows.filter(({ name }) => mayUse(name)).map(({ id }) => id))
   }
 
   /** In the caller's transaction; `told` once that is committed. */

@@ -10,9 +10,9 @@ import { Seal } from './seal.js'
 import { Sweeper, sweepStore } from './sweeper.js'
 import { Transactions } from './transaction.js'
 
+export { messageAdministrationRoutes } from './administration-routes.js'
 export type { MessagesOptions } from './options.js'
 export { pushMount } from './push-mount.js'
-export { messageAdministrationRoutes } from './administration-routes.js'
 export { messageRoutes } from './routes.js'
 
 export interface MessagesWorkload {

@@ -10,6 +10,7 @@ import {
 import { type AckResult, queueOptionDefaults } from '@spillway/protocol/wire'
 import Type, { type Static } from 'typebox'
 import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
+import { goneSignal } from '../../http/connections.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { parseIdempotencyKey } from '../../http/preferences.js'
 import { sendProblem } from '../../http/problem.js'
@@ -17,7 +18,7 @@ import { isReservedQueue } from '../../http/queue-names.js'
 import { refuseUntilReady } from '../../http/readiness.js'
 import { compileValidator } from '../../http/validation.js'
 import { mayUseQueue } from '../../index.js'
-import { type Acknowledgment, groupOf, type Outcome, type Popped, type PopRequest } from './consume.js'
+import { type Acknowledgment, type Consume, groupOf, type Outcome, type Popped, type PopRequest } from './consume.js'
 import type { MessagesWorkload } from './index.js'
 import { refusalProblem } from './push-mount.js'
 import { optionNames } from './queues.js'
@@ -62,6 +63,13 @@ function addConfigure(app: App, { queues, seal }: MessagesWorkload): void {
         const value = options?.[name]
         if (value !== undefined && value !== null) given[name] = value
       }
+      if (options !== null && options !== undefined && 'ttl' in options) {
+        return sendProblem(reply, {
+          code: 'invalid_request',
+          detail: 'The option ttl is not enforced here. Use retentionSeconds with retentionEnabled.',
+          errors: [{ path: '/options/ttl', message: 'is not supported' }],
+        })
+      }
       if (given.encryptionEnabled === true && seal === null) {
         return sendProblem(reply, {
           code: 'invalid_request',
@@ -100,8 +108,6 @@ function addPops(app: App, workload: MessagesWorkload): void {
         retryAfterMs: busyRetryAfterMs,
       })
     }
-    const gone = new AbortController()
-    reply.raw.once('close', () => gone.abort())
     try {
       const waitMs = query.wait === true ? (query.timeout ?? popTimeoutMsDefault) : 0
       const popped = await consume.pop(
@@ -114,7 +120,7 @@ function addPops(app: App, workload: MessagesWorkload): void {
           autoAck: query.autoAck === true,
         },
         waitMs,
-        gone.signal,
+        goneSignal(reply.raw),
       )
       if (popped === null) return reply.code(204).send()
       return reply.header('content-type', 'application/json; charset=utf-8').serializer(asIs).send(popText(popped))
@@ -184,14 +190,30 @@ function popText({ queue, namespace, task, group, leaseId, messages }: Popped): 
   return `{"success":true,${JSON.stringify({ ...place, consumerGroup: group }).slice(1, -1)},"messages":[${texts.join()}]}`
 }
 
+/** What a key that is bound to queues may not use is unknown to it. */
+async function ownAcks(
+  consume: Consume,
+  request: Request,
+  acks: readonly Acknowledgment[],
+): Promise<readonly Acknowledgment[]> {
+  const { queues } = request.principal
+  if (queues === undefined) return acks
+  const usable = await consume.usable(
+    acks.map(({ partitionId }) => partitionId),
+    (queue) => mayUseQueue(queues, queue),
+  )
+  return acks.map((ack) => (usable.has(ack.partitionId.toLowerCase()) ? ack : { ...ack, partitionId: '' }))
+}
+
 function addAcks(app: App, { consume }: MessagesWorkload): void {
   const config = { role: 'consume', tellsError: true } as const
+  const own = (request: Request, acks: readonly Acknowledgment[]) => ownAcks(consume, request, acks)
   app.post<{ Body: AckBody }>(
     '/api/v1/ack',
     { schema: { tags, summary: 'Answer for one message', body: AckRequest }, config },
     async (request) => {
       const { body } = request
-      const [outcome = 'unknown'] = await consume.ack([toAck(body, body.consumerGroup)])
+      const [outcome = 'unknown'] = await consume.ack(await own(request, [toAck(body, body.consumerGroup)]))
       return toResult(body, outcome, 0)
     },
   )
@@ -200,7 +222,8 @@ function addAcks(app: App, { consume }: MessagesWorkload): void {
     { schema: { tags, summary: 'Answer for several messages', body: AckBatchRequest }, config },
     async (request) => {
       const { acknowledgments, consumerGroup } = request.body
-      const outcomes = await consume.ack(acknowledgments.map((ack) => toAck(ack, ack.consumerGroup ?? consumerGroup)))
+      const acks = acknowledgments.map((ack) => toAck(ack, ack.consumerGroup ?? consumerGroup))
+      const outcomes = await consume.ack(await own(request, acks))
       return acknowledgments.map((ack, i) => toResult(ack, outcomes[i] ?? 'unknown', i))
     },
   )
@@ -223,7 +246,7 @@ function toResult({ transactionId }: AckBody, outcome: Outcome, index: number): 
   return { index, transactionId, success: error === null, error, dlq: outcome === 'dead' }
 }
 
-function addTransaction(app: App, { transactions, push, intake }: MessagesWorkload): void {
+function addTransaction(app: App, { transactions, push, consume, intake }: MessagesWorkload): void {
   app.post<{ Body: Static<typeof TransactionRequest> }>(
     '/api/v1/transaction',
     {
@@ -235,9 +258,14 @@ function addTransaction(app: App, { transactions, push, intake }: MessagesWorklo
       const { principal } = request
       const key = parseIdempotencyKey(request.headers['idempotency-key'] as string | undefined)
       if (!key.ok) return sendProblem(reply, { code: 'invalid_request', detail: key.detail })
-      const steps = operations.map((operation): Step => {
-        if (operation.type === 'push') return operation
-        return { type: 'ack', ack: toAck(operation, operation.consumerGroup) }
+      const named = operations.flatMap((operation) =>
+        operation.type === 'ack' ? [toAck(operation, operation.consumerGroup)] : [],
+      )
+      const acks = [...(await ownAcks(consume, request, named))]
+      const steps = operations.flatMap((operation): Step[] => {
+        if (operation.type === 'push') return [operation]
+        const ack = acks.shift()
+        return ack === undefined ? [] : [{ type: 'ack', ack }]
       })
       const items = steps.flatMap((step) => (step.type === 'push' ? step.items : []))
       if (items.length > 0 && !principal.roles.has('submit') && !principal.roles.has('operate')) {

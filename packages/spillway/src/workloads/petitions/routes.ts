@@ -17,6 +17,8 @@ import {
 import type { LedgerEntry, PetitionState, PetitionView } from '@spillway/protocol/wire'
 import Type, { type Static, type TSchema } from 'typebox'
 import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
+import { goneSignal } from '../../http/connections.js'
+import { deadline } from '../../http/deadline.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { sendProblem } from '../../http/problem.js'
 import { refuseUntilReady } from '../../http/readiness.js'
@@ -101,15 +103,17 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload): vo
       const first = await visible(request, request.params.id)
       if (first === null) return notFound(reply)
       if (version === undefined || first.version !== version) return toStatus(first)
-      const gone = new AbortController()
-      reply.raw.once('close', () => gone.abort())
-      const signal = AbortSignal.any([gone.signal, AbortSignal.timeout(Math.round(wait * 1_000))])
-      for (;;) {
-        const sign = watch.wait(first.petition_id, version, signal)
-        // Read only now that it is waited for: a change between the first look and this one is seen here.
-        const now = await petitions.get(first.petition_id)
-        if (now !== null && now.version !== version) return toStatus(now)
-        if (!(await sign)) return reply.code(304).send()
+      const { signal, clear } = deadline(Math.round(wait * 1_000), goneSignal(reply.raw))
+      try {
+        for (;;) {
+          const sign = watch.wait(first.petition_id, version, signal)
+          // Read only now that it is waited for: a change between the first look and this one is seen here.
+          const now = await petitions.get(first.petition_id)
+          if (now !== null && now.version !== version) return toStatus(now)
+          if (!(await sign)) return reply.code(304).send()
+        }
+      } finally {
+        clear()
       }
     },
   )

@@ -131,7 +131,7 @@ BEGIN
     END IF;
     v_left := p_batch; parts := '{}'; names := '{}'; leased := false;
     LOOP
-      EXIT WHEN v_left <= 0 OR cardinality(parts) >= p_partitions;
+      EXIT WHEN v_left <= 0 OR cardinality(parts) >= p_partitions OR octet_length(payloads) >= 16777216;
       IF p_partition IS NULL THEN
         DELETE FROM mq_ready r WHERE r.ctid = (SELECT x.ctid FROM mq_ready x WHERE x.grp = v_grp AND x.at <= t ORDER BY x.at LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING r.partition INTO v_part;
       ELSE
@@ -153,17 +153,17 @@ BEGIN
         CONTINUE;
       END IF;
       v_limit := CASE WHEN c.careful > c.head THEN 1 ELSE v_left END;
-      -- What is due is a beginning of what is there.
+      -- What is due is a beginning of what is there, and so is what an answer has room for (16 MiB, but always one).
       SELECT array_agg(x.seq) AS seqs, array_agg(x.id) AS ids, array_agg(x.transaction_id) AS txs, array_agg(x.trace_id) AS traces, array_agg(x.sealed) AS sealed,
           string_agg(x.payload, E'\\x1e' ORDER BY x.seq) AS payloads, array_agg((extract(epoch FROM x.created_at) * 1000)::bigint) AS created,
           array_agg(coalesce((c.tries->>(x.seq::text))::int, 0)) AS tries
         INTO m FROM (
-          SELECT y.* FROM (
+          SELECT y.*, sum(octet_length(y.payload)) OVER (ORDER BY y.seq) AS bytes, row_number() OVER (ORDER BY y.seq) AS n FROM (
             SELECT z.seq, z.id, z.transaction_id, z.trace_id, z.sealed, z.payload, z.created_at FROM mq_messages z
             WHERE z.partition = v_part AND z.seq > c.head AND (c.done = '{}' OR NOT z.seq = ANY (c.done)) AND (z.grp IS NULL OR z.grp = v_grp)
             ORDER BY z.seq LIMIT v_limit
           ) y WHERE q.delay_seconds = 0 OR y.created_at <= t - q.delay_seconds * interval '1 second'
-        ) x;
+        ) x WHERE x.n = 1 OR x.bytes <= 16777216;
       IF m.seqs IS NULL THEN
         -- Nothing is there, or nothing is due. What is gone is not waited for; the lock keeps the tail where it is.
         SELECT p.tail INTO v_tail FROM mq_partitions p WHERE p.id = v_part FOR SHARE;
