@@ -47,6 +47,8 @@ export const scenarios: Readonly<Record<Breakage, Scenario>> = {
     rate: 100,
     faults: [0, 1, 0, 1].map((victim, i) => ({ kind: 'kill', atMs: 500 + i * 1_500, victim, forMs: 0 })),
   },
+  // No fault is needed: consumers fail, and forget what they were given.
+  batch: { rule: 'lost', routes: ['push'], temper: { slowMs: [0, 0], slowShare: 0 }, rate: 60, faults: [] },
 }
 
 export async function runDirected(o: {

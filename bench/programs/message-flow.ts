@@ -25,7 +25,10 @@ export interface Flowed {
   readonly queued: number
   /** Messages that were not accepted. */
   readonly refused: number
+  /** By all groups. */
   readonly received: number
+  /** Before the last push was due: what is worked off afterwards is not among them. */
+  readonly receivedDuring: number
   readonly twice: number
   readonly receivedMs: Spread
   /** Until a push was answered. */
@@ -36,9 +39,9 @@ export interface Flowed {
   readonly cores: number
 }
 
-/** Open before it begins; more are made when all are busy. */
+/** Open before it begins; more are made when all are busy. Whoever finds none waits, and its time goes on. */
 const connectionsAtOnce = 64
-const connectionsMax = 1_000
+const connectionsMax = 500
 const tickMs = 1
 /** What has not come by then does not come. */
 const patienceMs = 30_000
@@ -47,6 +50,8 @@ class Producers {
   readonly #flow: Flow
   readonly #free: MessageConnection[]
   readonly #all: MessageConnection[]
+  readonly #waiting: ((free: MessageConnection) => void)[] = []
+  #opened: number
   readonly #dueMs: Float64Array
   readonly #startedAt = performance.now()
   readonly lagMs: number[] = []
@@ -59,6 +64,7 @@ class Producers {
     this.#flow = flow
     this.#all = connections
     this.#free = [...connections]
+    this.#opened = connections.length
     this.#dueMs = dueMs
   }
 
@@ -73,15 +79,18 @@ class Producers {
 
   async run(): Promise<void> {
     const underWay = new Set<Promise<void>>()
-    for (let next = 0; next < this.#dueMs.length; ) {
+    const faults: unknown[] = []
+    for (let next = 0; next < this.#dueMs.length && faults.length === 0; ) {
       for (let due = this.#dueMs[next]; due !== undefined && due <= this.nowMs; due = this.#dueMs[++next]) {
-        const push = this.#push(next, due)
+        const push: Promise<void> = this.#push(next, due)
+          .catch((fault: unknown) => void faults.push(fault))
+          .finally(() => underWay.delete(push))
         underWay.add(push)
-        void push.finally(() => underWay.delete(push)).catch(() => undefined)
       }
       await delay(tickMs)
     }
     await Promise.all(underWay)
+    if (faults.length > 0) throw faults[0]
   }
 
   leave(): void {
@@ -90,11 +99,13 @@ class Producers {
 
   async #push(request: number, due: number): Promise<void> {
     const { shape, first, taking } = this.#flow
-    const connection = this.#free.pop() ?? (await this.#open(taking.origin))
+    const connection = this.#free.pop() ?? (await this.#another(taking.origin))
     this.lagMs.push(this.nowMs - due)
     const { status, body } = await connection.post(pushPath, pushBody(shape, { first }, request))
     this.answeredMs.push(this.nowMs - due)
-    this.#free.push(connection)
+    const next = this.#waiting.shift()
+    if (next === undefined) this.#free.push(connection)
+    else next(connection)
     if (status === 201) this.pushed += shape.items
     else if (status === 202) {
       this.pushed += shape.items
@@ -103,8 +114,9 @@ class Producers {
     else throw new Error(`a push was answered ${status}: ${body.slice(0, 500)}`)
   }
 
-  async #open(origin: string): Promise<MessageConnection> {
-    if (this.#all.length >= connectionsMax) throw new Error(`more than ${connectionsMax} pushes were under way`)
+  async #another(origin: string): Promise<MessageConnection> {
+    if (this.#opened >= connectionsMax) return new Promise((resolve) => this.#waiting.push(resolve))
+    this.#opened++
     const made = await MessageConnection.open(origin)
     this.#all.push(made)
     return made
@@ -117,8 +129,10 @@ export async function flow(options: Flow): Promise<Flowed> {
   const producers = new Producers(options, await MessageConnection.openAll(taking.origin, connectionsAtOnce), dueMs)
   const receivedMs: number[] = []
   let received = 0
+  let receivedDuring = 0
   const consumers = new Consumers(taking, (n) => {
     received++
+    if (producers.nowMs <= seconds * 1_000) receivedDuring++
     const due = producers.dueOf(n)
     if (due >= warmUpSeconds * 1_000) receivedMs.push(producers.nowMs - due)
   })
@@ -128,7 +142,8 @@ export async function flow(options: Flow): Promise<Flowed> {
     // Whichever fails ends it.
     await Promise.race([producers.run(), consuming.then(() => Promise.reject(new Error('the consumers ended first')))])
     const deadline = performance.now() + patienceMs
-    while (received < producers.pushed && performance.now() < deadline) await delay(tickMs)
+    const expected = producers.pushed * taking.groups.length
+    while (received < expected && performance.now() < deadline) await delay(tickMs)
   } finally {
     producers.leave()
     consumers.stop()
@@ -138,7 +153,7 @@ export async function flow(options: Flow): Promise<Flowed> {
   const spread = (values: readonly number[]): Spread => spreadOf(Float64Array.from(values))
   return {
     ...{ pushed: producers.pushed, queued: producers.queued, refused: producers.refused },
-    ...{ received, twice: consumers.twice },
+    ...{ received, receivedDuring, twice: consumers.twice },
     receivedMs: spread(receivedMs),
     answeredMs: spread(producers.answeredMs),
     lagMs: spread(producers.lagMs),

@@ -1,73 +1,57 @@
 /** One log and many readers: deliveries to several groups, and the time from a push to whoever waits for it. */
 import { nextNumbers, type Shape } from '../programs/message-body.js'
-import type { Consumed } from '../programs/message-consumers.js'
 import type { Flowed } from '../programs/message-flow.js'
 import { interleave, type Variant } from '../rounds.js'
 import type { BenchContext } from '../section.js'
-import { checkConsumed, drain, partitions } from './messages-rates.js'
-import { type Clients, fill, openQueue, type Server } from './messages-sites.js'
+import { partitions } from './messages-rates.js'
+import { type Clients, openQueue, type Server } from './messages-sites.js'
 
 export interface DeliveryPace {
   readonly rounds: number
   readonly seconds: number
-  /** Of each of the partitions that the fan-out reads. */
-  readonly fanOutEach: number
   readonly endToEndSeconds: number
 }
 
 export const fanOutGroups = 10
+export const fanOutPerSecond = 1_000
+export const fanOutItems = 10
+export const fanOutPartitions = 20
 export const endToEndPerSecond = 1_000
 export const fanOutNames = { one: 'one group', many: `${fanOutGroups} groups` } as const
 
-/** A consumer for each group; all of them read the same messages. */
+/**
+ * As many deliveries as come: the same pushes for one group and for ten, each with a consumer that waits. With a backlog one
+ * group alone can have all that the machine gives, and ten would share it: that is no matter of fan-out.
+ */
 export async function measureFanOut(
   context: BenchContext,
   pace: DeliveryPace,
   clients: Clients,
   server: Server,
-): Promise<ReadonlyMap<string, readonly Consumed[]>> {
-  const queue = 'fan-out'
-  await openQueue(server, queue)
-  await fill(clients, server, queue, { partitions, each: pace.fanOutEach })
-  const { origin } = server
-  const { seconds } = pace
-  const taken = new Set<string>()
+): Promise<ReadonlyMap<string, readonly Flowed[]>> {
   let turn = 0
-  const variant = (name: string, count: number): Variant<Consumed> => ({
+  const variant = (name: string, count: number): Variant<Flowed> => ({
     name,
     async run() {
       turn += 1
-      // Groups that begin anew: what one has read is not there for it to be read again.
-      const groups = Array.from({ length: count }, (_, i) => `g${turn}-${i}`)
-      for (const group of groups) taken.add(group)
-      const consumed = await clients.consume({
-        origin,
-        queue,
-        groups,
-        consumers: 1,
-        batch: 100,
-        partitions: 1,
-        seconds,
+      const queue = `fan-out-${turn}`
+      const groups = Array.from({ length: count }, (_, i) => `group-${i}`)
+      await openQueue(server, queue, { groups })
+      const flowed = await clients.flow({
+        shape: { queue, partitions: fanOutPartitions, items: fanOutItems, lanes: 1 },
+        ...{ first: nextNumbers(), requestsPerSecond: fanOutPerSecond / fanOutItems },
+        ...{ seconds: fanOutSeconds(pace), warmUpSeconds: 0 },
+        taking: { origin: server.origin, queue, groups, consumers: 1, batch: 100, partitions: fanOutPartitions },
       })
-      checkConsumed(queue, consumed)
-      return consumed
+      checkFlow(queue, flowed, count)
+      return flowed
     },
   })
   const variants = [variant(fanOutNames.one, 1), variant(fanOutNames.many, fanOutGroups)]
-  const results = await interleave(variants, pace.rounds, (round) =>
-    context.say(`fan-out: round ${round + 1} of ${pace.rounds}`),
-  )
-  // The groups of the first turns, to their ends.
-  const [first = ''] = taken
-  await drain(
-    clients,
-    server,
-    queue,
-    [...taken].slice(0, fanOutGroups + 1).filter((group) => group !== first),
-  )
-  await drain(clients, server, queue, [first])
-  return results
+  return interleave(variants, pace.rounds, (round) => context.say(`fan-out: round ${round + 1} of ${pace.rounds}`))
 }
+
+export const fanOutSeconds = ({ seconds }: Pick<DeliveryPace, 'seconds'>): number => seconds + 1
 
 export async function measureEndToEnd(
   context: BenchContext,
@@ -88,9 +72,11 @@ export async function measureEndToEnd(
   return flowed
 }
 
-/** Everything that was accepted came, once. */
-export function checkFlow(queue: string, { pushed, received, twice }: Flowed): void {
-  if (received !== pushed || twice > 0) {
-    throw new Error(`${queue}: ${pushed} messages were accepted, ${received} were delivered, ${twice} of them twice`)
+/** Everything that was accepted came to every group, once. */
+export function checkFlow(queue: string, { pushed, received, twice }: Flowed, groups = 1): void {
+  if (received !== pushed * groups || twice > 0) {
+    throw new Error(
+      `${queue}: ${pushed} messages were accepted, ${received} delivered to ${groups} groups, ${twice} of them twice`,
+    )
   }
 }

@@ -224,7 +224,7 @@ function fromConsumed(queue: string, consumed: Consumed): Rated {
 }
 
 /** Whoever ends last may find the others' partitions taken; more than that, and there was nothing left to measure. */
-export function checkConsumed(queue: string, { twice, empty, pops }: Consumed): void {
+function checkConsumed(queue: string, { twice, empty, pops }: Consumed): void {
   if (twice > 0) throw new Error(`${queue}: ${twice} messages were delivered twice`)
   if (empty > consumers) throw new Error(`${queue}: the backlog was too short, ${empty} of ${pops} pops found nothing`)
 }
@@ -234,25 +234,17 @@ export async function drainAll(context: BenchContext, { server, clients }: RateS
   context.say('popping what is left, to count it')
   let all = 0
   for (const { queue } of Object.values(shapes)) {
-    await drain(clients, server, queue, [''])
-    all += await storedIn(server, queue)
+    all += await drain(clients, server, queue)
   }
   return all
 }
 
-export async function drain(
-  clients: Clients,
-  server: Server,
-  queue: string,
-  groups: readonly string[],
-): Promise<Consumed> {
+async function drain(clients: Clients, server: Server, queue: string): Promise<number> {
   const each = await storedIn(server, queue)
-  const many = { batch: 500, partitions: 100, consumers: groups.length === 1 ? 4 : 1 }
-  const consumed = await clients.consume({ origin: server.origin, queue, groups, ...many, each })
-  if (consumed.twice > 0 || consumed.seenEach !== each) {
-    throw new Error(
-      `${queue}: ${each} messages are stored, ${consumed.seenEach} were delivered, ${consumed.twice} of them twice`,
-    )
+  const many = { groups: [''], consumers: 4, batch: 500, partitions: 100 }
+  const { seenEach, twice } = await clients.consume({ origin: server.origin, queue, ...many, each })
+  if (twice > 0 || seenEach !== each) {
+    throw new Error(`${queue}: ${each} messages are stored, ${seenEach} were delivered, ${twice} of them twice`)
   }
-  return consumed
+  return each
 }

@@ -1,12 +1,18 @@
 /** What the messages' section tells: figures, verdicts, and how they came about. */
 import { figure, verdict } from '../figures.js'
 import { formatNumber } from '../number-format.js'
-import type { Consumed } from '../programs/message-consumers.js'
 import type { Flowed } from '../programs/message-flow.js'
 import { of } from '../rounds.js'
 import type { BenchContext, Figure, Plot, SectionResult, Verdict } from '../section.js'
 import { median, pairedRatio } from '../statistics.js'
-import { endToEndPerSecond, fanOutGroups, fanOutNames } from './messages-delivery.js'
+import {
+  endToEndPerSecond,
+  fanOutGroups,
+  fanOutItems,
+  fanOutNames,
+  fanOutPerSecond,
+  fanOutSeconds,
+} from './messages-delivery.js'
 import {
   batch,
   batchConnections,
@@ -25,10 +31,10 @@ import {
 import { growth, type Sample, type Stored, storageItems, storageRequestsPerSecond } from './messages-storage.js'
 
 export interface Found {
-  readonly pace: { readonly endToEndSeconds: number; readonly storageSeconds: number }
+  readonly pace: { readonly seconds: number; readonly endToEndSeconds: number; readonly storageSeconds: number }
   readonly pushing: ReadonlyMap<string, readonly Rated[]>
   readonly popping: ReadonlyMap<string, readonly Rated[]>
-  readonly fanOut: ReadonlyMap<string, readonly Consumed[]>
+  readonly fanOut: ReadonlyMap<string, readonly Flowed[]>
   readonly endToEnd: Flowed
   readonly storage: Stored
   /** Messages of all loads on the rates' queues, each delivered exactly once. */
@@ -45,9 +51,8 @@ export function conclude(context: BenchContext, found: Found): SectionResult {
 }
 
 const perSecond = (rated: Rated): number => rated.perSecond
-const rateOf = ({ deliveries, seconds }: Consumed): number => deliveries / seconds
 
-function figuresOf({ pushing, popping, fanOut, endToEnd, storage }: Found): Figure[] {
+function figuresOf({ pace, pushing, popping, fanOut, endToEnd, storage }: Found): Figure[] {
   const ofRates =
     (rates: Found['pushing']) =>
     (what: string, unit: string, names: readonly string[], pick: (rated: Rated) => number): Figure[] =>
@@ -80,7 +85,11 @@ function figuresOf({ pushing, popping, fanOut, endToEnd, storage }: Found): Figu
     ...pops('pops refused', '%', consuming, (one) => one.refusedPercent),
     ...pops('CPU time of the process for each message popped', 'µs', consuming, (one) => one.cpuUs),
     ...Object.values(fanOutNames).map((variant) =>
-      figure({ what: 'deliveries, one consumer a group', variant, unit: '/s', runs: of(fanOut, variant).map(rateOf) }),
+      figure({
+        what: `deliveries while ${fanOutPerSecond} messages/s come`,
+        ...{ variant, unit: '/s' },
+        runs: of(fanOut, variant).map((one) => one.receivedDuring / fanOutSeconds(pace)),
+      }),
     ),
     single(flowing, 'push due → received, p50', 'ms', endToEnd.receivedMs.p50),
     single(flowing, 'push due → received, p99', 'ms', endToEnd.receivedMs.p99),
@@ -105,6 +114,7 @@ function verdictsOf({ postgres }: BenchContext, found: Found): Verdict[] {
     verdict({ what: `messages: ${what}`, value, unit, rule: 'at-most', target, ...(note !== undefined && { note }) })
   const ratio = (rates: Found['pushing'], over: string, under: string): number =>
     pairedRatio(of(rates, over).map(perSecond), of(rates, under).map(perSecond))
+  const deliveries = (name: string): number[] => of(fanOut, name).map((one) => one.receivedDuring)
   const batched = median(of(pushing, pushNames.batch).map(perSecond))
   const popped = median(of(popping, popNames.backlog).map(perSecond))
   return [
@@ -131,7 +141,7 @@ function verdictsOf({ postgres }: BenchContext, found: Found): Verdict[] {
     ),
     atLeast(
       `deliveries to ${fanOutGroups} groups over one`,
-      pairedRatio(of(fanOut, fanOutNames.many).map(rateOf), of(fanOut, fanOutNames.one).map(rateOf)),
+      pairedRatio(deliveries(fanOutNames.many), deliveries(fanOutNames.one)),
       '×',
       5,
     ),
@@ -187,9 +197,9 @@ function notesOf({ load }: BenchContext, { pace, endToEnd, storage, delivered }:
     `Payloads are 256 bytes of JSON. Spillway is the real \`spillway serve\` with default settings, and every queue has a consumer group while it is pushed to. Pushes: ${load.name} on the same machine, one request under way on each connection, ${partitions} partitions unless told; ${batch} messages of a request are spread over ${batchLanes} partitions. What counts is what the log held when it was answered (201), not what was queued (202) or refused; afterwards no fewer rows were found than were accepted.`,
     'The echo parses and validates the same body by the same schema, and its answer has the same status, headers and size.',
     `INSERT of unnest: a Node.js program that writes ${batch} rows a statement into a table with the columns, the key and the indexes of the real one, in the same database. SELECT of a range: it reads ${batch} rows by their key and moves a cursor, in one statement; Spillway's pop and ack are two requests, with a lease between them. Of one and of several connections the better one counts.`,
-    `Pop and ack: ${consumers} consumers over HTTP in one process, each with one batch under way; with few and many partitions ${laneConsumers}, and ${laneBatch} messages a pop, because that is what each of the many holds. All ${formatNumber(delivered)} messages of these loads were delivered, each exactly once, or the section would have failed; the same holds for fan-out (the groups of its first turns), end to end and storage.`,
+    `Pop and ack: ${consumers} consumers over HTTP in one process, each with one batch under way; with few and many partitions ${laneConsumers}, and ${laneBatch} messages a pop, because that is what each of the many holds. All ${formatNumber(delivered)} messages of these loads were delivered, each exactly once, or the section would have failed; the same holds for every group of the fan-out, for end to end and for storage.`,
     `End to end: an open loop (a Poisson process) for ${pace.endToEndSeconds} s, consumers that wait (\`wait=true\`), and times from when a push was due to when a consumer had read the message. Producers and consumers share a process, which used ${endToEnd.cores.toFixed(2)} cores and was ${endToEnd.lagMs.p99.toFixed(1)} ms late itself (p99).`,
-    `Fan-out: each group has one consumer, with ${batch} messages a pop; groups share the log and nothing else.`,
+    `Fan-out: ${fanOutPerSecond} messages a second in pushes of ${fanOutItems}, an open loop; each group has one consumer that waits. Deliveries count when they came before the last push was due.`,
     `Storage: ${storageRequestsPerSecond} pushes of ${storageItems} a second for ${pace.storageSeconds} s, consumed as they come, on a queue with retentionEnabled. The largest size of the last fifth of the run was ${growthText((one) => one.megabytes)} × that of the second fifth, dead tuples ${growthText((one) => one.deadTuples)} ×. A run that is too short for autovacuum to have come around is not judged; BENCH_STORAGE_SECONDS makes it as long as one likes.`,
   ]
 }

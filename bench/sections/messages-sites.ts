@@ -88,13 +88,23 @@ function checked(to: Site, failed: number, produced: Produced): Produced {
   )
 }
 
-/** Makes a queue and its group, so that every push has somebody to make it ready for. */
-export async function openQueue(server: Server, queue: string, options: object = {}): Promise<void> {
+export interface Opening {
+  /** Default: that of those who name none. */
+  readonly groups?: readonly string[]
+  readonly options?: object
+}
+
+/** Makes a queue and its groups, so that every push has somebody to make it ready for. */
+export async function openQueue(server: Server, queue: string, opening: Opening = {}): Promise<void> {
+  const { groups = [''], options = {} } = opening
   const configured = await fetchPatiently(`${server.origin}/api/v1/configure`, JSON.stringify({ queue, options }))
   if (configured.status !== 201) throw new Error(`the queue ${queue} was not made: ${configured.text}`)
-  const popped = await fetch(`${server.origin}/api/v1/pop/queue/${queue}`)
-  await popped.body?.cancel()
-  if (popped.status !== 204) throw new Error(`the new queue ${queue} answered a pop with ${popped.status}`)
+  for (const group of groups) {
+    const named = group === '' ? '' : `?consumerGroup=${group}`
+    const popped = await fetch(`${server.origin}/api/v1/pop/queue/${queue}${named}`)
+    await popped.body?.cancel()
+    if (popped.status !== 204) throw new Error(`the new queue ${queue} answered a pop with ${popped.status}`)
+  }
 }
 
 const fillItems = 200

@@ -34,7 +34,7 @@ const sweptTimeoutMs = 15_000
 
 export async function measureStorage(context: BenchContext, clients: Clients, seconds: number): Promise<Stored> {
   const server = await startServer(context, 'messages_storage')
-  await openQueue(server, queue, { retentionEnabled: true })
+  await openQueue(server, queue, { options: { retentionEnabled: true } })
   context.say(`${storageRequestsPerSecond * storageItems} messages/s for ${seconds} s, consumed and removed`)
   const shape: Shape = { queue, partitions: storagePartitions, items: storageItems, lanes: 4 }
   const taking = { origin: server.origin, queue, groups: [''], consumers: 4, batch: 100, partitions: 20 }

@@ -2,6 +2,12 @@
 
 CREATE SEQUENCE fences AS bigint START 1 INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1;
 
+CREATE SEQUENCE mq_groups_id_seq AS integer START 1 INCREMENT 1 MINVALUE 1 MAXVALUE 2147483647 CACHE 1 OWNED BY mq_groups.id;
+
+CREATE SEQUENCE mq_queues_id_seq AS integer START 1 INCREMENT 1 MINVALUE 1 MAXVALUE 2147483647 CACHE 1 OWNED BY mq_queues.id;
+
+CREATE SEQUENCE mq_traces_id_seq AS bigint START 1 INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1 OWNED BY mq_traces.id;
+
 CREATE SEQUENCE stamps AS bigint START 0 INCREMENT 1 MINVALUE 0 MAXVALUE 9223372036854775807 CACHE 1;
 
 CREATE TABLE cancels (
@@ -168,6 +174,156 @@ CREATE TABLE migrations (
   CONSTRAINT migrations_version_check CHECK ((version > 0))
 );
 
+CREATE TABLE mq_cursors (
+  partition uuid NOT NULL,
+  grp integer NOT NULL,
+  head bigint NOT NULL,
+  done bigint[] DEFAULT '{}'::bigint[] NOT NULL,
+  lease uuid,
+  batch bigint[] DEFAULT '{}'::bigint[] NOT NULL,
+  open bigint[] DEFAULT '{}'::bigint[] NOT NULL,
+  tries jsonb DEFAULT '{}'::jsonb NOT NULL,
+  careful bigint DEFAULT 0 NOT NULL,
+  not_before timestamp with time zone,
+  consumed bigint DEFAULT 0 NOT NULL,
+  moved_at timestamp with time zone,
+  CONSTRAINT mq_cursors_check CHECK (((cardinality(open) = 0) OR (lease IS NOT NULL))),
+  CONSTRAINT mq_cursors_pkey PRIMARY KEY (partition, grp)
+) WITH (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, fillfactor=50);
+CREATE INDEX mq_cursors_grp ON spillway.mq_cursors USING btree (grp);
+
+CREATE TABLE mq_dead (
+  id uuid DEFAULT gen_random_uuid() NOT NULL,
+  message_id uuid NOT NULL,
+  partition uuid NOT NULL,
+  seq bigint NOT NULL,
+  queue text NOT NULL,
+  partition_name text NOT NULL,
+  namespace text,
+  task text,
+  grp text NOT NULL,
+  transaction_id text NOT NULL,
+  trace_id text,
+  sealed boolean NOT NULL,
+  payload text NOT NULL,
+  error text,
+  retry_count integer NOT NULL,
+  is_letter boolean NOT NULL,
+  created_at timestamp with time zone NOT NULL,
+  moved_at timestamp with time zone NOT NULL,
+  CONSTRAINT mq_dead_pkey PRIMARY KEY (id)
+);
+CREATE INDEX mq_dead_message ON spillway.mq_dead USING btree (partition, transaction_id);
+CREATE INDEX mq_dead_queue ON spillway.mq_dead USING btree (queue, moved_at DESC);
+
+CREATE TABLE mq_groups (
+  id integer GENERATED ALWAYS AS IDENTITY NOT NULL,
+  queue integer NOT NULL,
+  name text NOT NULL,
+  mode text NOT NULL,
+  since timestamp with time zone NOT NULL,
+  created_at timestamp with time zone NOT NULL,
+  CONSTRAINT mq_groups_pkey PRIMARY KEY (id),
+  CONSTRAINT mq_groups_queue_fkey FOREIGN KEY (queue) REFERENCES mq_queues(id) ON DELETE CASCADE,
+  CONSTRAINT mq_groups_queue_name_key UNIQUE (queue, name)
+);
+
+CREATE TABLE mq_leases (
+  id uuid NOT NULL,
+  grp integer NOT NULL,
+  until timestamp with time zone NOT NULL,
+  partitions uuid[] NOT NULL,
+  CONSTRAINT mq_leases_pkey PRIMARY KEY (id)
+) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=2000, fillfactor=50);
+CREATE INDEX mq_leases_due ON spillway.mq_leases USING btree (grp, until);
+
+CREATE TABLE mq_messages (
+  partition uuid NOT NULL,
+  seq bigint NOT NULL,
+  id uuid NOT NULL,
+  transaction_id text NOT NULL,
+  trace_id text,
+  grp integer,
+  sealed boolean NOT NULL,
+  payload text NOT NULL,
+  created_at timestamp with time zone NOT NULL,
+  CONSTRAINT mq_messages_pkey PRIMARY KEY (partition, seq)
+) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_insert_scale_factor=0.2, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=20000);
+CREATE UNIQUE INDEX mq_messages_once ON spillway.mq_messages USING btree (partition, transaction_id) WHERE (grp IS NULL);
+CREATE INDEX mq_messages_replayed ON spillway.mq_messages USING btree (partition, transaction_id) WHERE (grp IS NOT NULL);
+
+CREATE TABLE mq_partitions (
+  id uuid NOT NULL,
+  queue integer NOT NULL,
+  name text NOT NULL,
+  tail bigint NOT NULL,
+  low bigint DEFAULT 0 NOT NULL,
+  mark bigint DEFAULT 0 NOT NULL,
+  marked_at timestamp with time zone,
+  pushed_at timestamp with time zone NOT NULL,
+  created_at timestamp with time zone NOT NULL,
+  CONSTRAINT mq_partitions_check CHECK ((low <= tail)),
+  CONSTRAINT mq_partitions_pkey PRIMARY KEY (id),
+  CONSTRAINT mq_partitions_queue_fkey FOREIGN KEY (queue) REFERENCES mq_queues(id) ON DELETE CASCADE
+) WITH (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, fillfactor=50);
+CREATE INDEX mq_partitions_queue ON spillway.mq_partitions USING btree (queue, name);
+
+CREATE TABLE mq_queues (
+  id integer GENERATED ALWAYS AS IDENTITY NOT NULL,
+  name text NOT NULL,
+  namespace text,
+  task text,
+  lease_seconds integer DEFAULT 300 NOT NULL,
+  retry_limit integer DEFAULT 3 NOT NULL,
+  retry_delay_ms integer DEFAULT 1000 NOT NULL,
+  max_size bigint DEFAULT 0 NOT NULL,
+  priority integer DEFAULT 0 NOT NULL,
+  delay_seconds integer DEFAULT 0 NOT NULL,
+  window_seconds integer DEFAULT 0 NOT NULL,
+  retention_seconds integer DEFAULT 0 NOT NULL,
+  completed_retention_seconds integer DEFAULT 0 NOT NULL,
+  retention_enabled boolean DEFAULT false NOT NULL,
+  max_wait_seconds integer DEFAULT 0 NOT NULL,
+  dead_letter_queue boolean DEFAULT false NOT NULL,
+  dlq_after_max_retries boolean DEFAULT false NOT NULL,
+  encryption_enabled boolean DEFAULT false NOT NULL,
+  created_at timestamp with time zone NOT NULL,
+  CONSTRAINT mq_queues_completed_retention_seconds_check CHECK ((completed_retention_seconds >= 0)),
+  CONSTRAINT mq_queues_delay_seconds_check CHECK ((delay_seconds >= 0)),
+  CONSTRAINT mq_queues_lease_seconds_check CHECK ((lease_seconds > 0)),
+  CONSTRAINT mq_queues_max_size_check CHECK ((max_size >= 0)),
+  CONSTRAINT mq_queues_max_wait_seconds_check CHECK ((max_wait_seconds >= 0)),
+  CONSTRAINT mq_queues_name_key UNIQUE (name),
+  CONSTRAINT mq_queues_pkey PRIMARY KEY (id),
+  CONSTRAINT mq_queues_retention_seconds_check CHECK ((retention_seconds >= 0)),
+  CONSTRAINT mq_queues_retry_delay_ms_check CHECK ((retry_delay_ms >= 0)),
+  CONSTRAINT mq_queues_retry_limit_check CHECK ((retry_limit >= 0)),
+  CONSTRAINT mq_queues_window_seconds_check CHECK ((window_seconds >= 0))
+);
+CREATE INDEX mq_queues_namespace ON spillway.mq_queues USING btree (namespace, task);
+
+CREATE TABLE mq_ready (
+  partition uuid NOT NULL,
+  grp integer NOT NULL,
+  at timestamp with time zone NOT NULL,
+  CONSTRAINT mq_ready_pkey PRIMARY KEY (partition, grp)
+) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=2000);
+CREATE INDEX mq_ready_order ON spillway.mq_ready USING btree (grp, at);
+
+CREATE TABLE mq_traces (
+  id bigint GENERATED ALWAYS AS IDENTITY NOT NULL,
+  partition uuid NOT NULL,
+  transaction_id text NOT NULL,
+  grp text,
+  event text NOT NULL,
+  names text[] NOT NULL,
+  data text NOT NULL,
+  worker text,
+  created_at timestamp with time zone NOT NULL,
+  CONSTRAINT mq_traces_pkey PRIMARY KEY (id)
+);
+CREATE INDEX mq_traces_message ON spillway.mq_traces USING btree (partition, transaction_id);
+
 CREATE TABLE ops (
   lane uuid NOT NULL,
   seq bigint NOT NULL,
@@ -294,7 +450,7 @@ CREATE TABLE workers (
   CONSTRAINT workers_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
-CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[], p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_key uuid[], p_rate_n integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_keep integer[], p_rate_ix integer[], p_rate_item integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
+CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[], p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_key uuid[], p_rate_n integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_keep integer[], p_rate_ix integer[], p_rate_item integer[], p_full boolean, p_batch integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -317,7 +473,7 @@ DECLARE
   v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean; v_paused boolean;
   v_tight boolean := false;
   v_item int; v_ok boolean; v_found int; v_k int;
-  v_seen_item int[];
+  v_seen_item int[]; v_wrong smallint[];
   v_rleft int[]; v_rgave int[]; v_rasked int[] := p_rate_n; v_rwait bigint[]; v_ritem int[] := p_rate_item; v_odd boolean := false;
   v_single boolean := cardinality(p_rate_item) = 0;
   v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
@@ -352,6 +508,13 @@ BEGIN
         answers[r.i] := r.answer;
         ops[r.i] := r.op;
       END LOOP;
+      -- A batch is one request, and has one answer: what is wrong with a key of it is wrong with all of it.
+      IF cardinality(p_batch) > 0 AND v_out && '{7,8}' THEN
+        SELECT array_agg(coalesce(b.o, u.o) ORDER BY u.i) INTO v_wrong FROM unnest(p_batch, v_out) WITH ORDINALITY u(batch, o, i)
+          LEFT JOIN (SELECT x.batch, max(x.o) AS o FROM unnest(p_batch, v_out) x(batch, o) WHERE x.o IN (7, 8) GROUP BY x.batch) b ON b.batch = u.batch;
+        DELETE FROM idempotency d USING unnest(p_keys, p_id, v_out, v_wrong) u(key, op, o, wrong) WHERE u.o = 0 AND u.wrong <> 0 AND d.key = u.key AND d.op = u.op;
+        v_out := v_wrong;
+      END IF;
     END IF;
   END IF;
 
@@ -362,6 +525,20 @@ BEGIN
       v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
       IF v_out[v_item] = 0 THEN v_out[v_item] := 5; END IF;
     END LOOP;
+  END IF;
+
+  -- Full: what would have to wait is refused, with all of its batch. Without locks, which would come before those of the
+  -- rates: a lane that fills up at this moment takes one more.
+  IF p_full THEN
+    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
+    WITH waiting AS (
+      SELECT DISTINCT u.batch FROM unnest(p_batch, p_lane, p_reason, v_out) u(batch, lane, reason, o)
+      WHERE u.o = 0 AND (u.reason <> '' OR EXISTS (SELECT FROM lanes l WHERE l.id = p_lanes[u.lane] AND l.depth > 0)
+        OR EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type[1]
+                     ELSE s.queue = p_queues[u.lane] AND (s.partition IS NULL OR s.partition = p_partitions[u.lane]) END))
+    )
+    SELECT array_agg(CASE WHEN u.o = 0 AND u.batch IN (SELECT w.batch FROM waiting w) THEN 9 ELSE u.o END::smallint) INTO v_out
+      FROM unnest(p_batch, v_out) u(batch, o);
   END IF;
 
   -- 3. Rates, in key order: what is asked for is added at once, what does not fit is taken back below.
@@ -472,7 +649,7 @@ BEGIN
 
   -- 6. What was refused gives its key back and leaves its lane's count.
   IF v_out IS NOT NULL THEN
-    DELETE FROM idempotency d USING unnest(p_keys, v_out) u(key, o) WHERE d.key = u.key AND u.o IN (3, 4, 5);
+    DELETE FROM idempotency d USING unnest(p_keys, v_out) u(key, o) WHERE d.key = u.key AND u.o IN (3, 4, 5, 9);
     SELECT array_agg(coalesce(x.rn, 0) ORDER BY x.i) INTO v_rn FROM (
       SELECT u.i, CASE WHEN u.o = 0 THEN row_number() OVER (PARTITION BY u.lane, u.o = 0 ORDER BY u.i) END AS rn
       FROM unnest(p_lane, v_out) WITH ORDINALITY u(lane, o, i)) x;
@@ -489,7 +666,8 @@ BEGIN
   IF NOT v_mine AND NOT p_apply THEN
     v_execute := array_fill(false, ARRAY[cardinality(p_lanes)]);
   ELSIF v_paused THEN
-    SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s WHERE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition)) ORDER BY u.i)
+    SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN p_apply AND s.partition = p_type[1]
+               ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
       INTO v_execute FROM unnest(p_queues, p_partitions, v_execute) WITH ORDINALITY u(queue, partition, execute, i);
   END IF;
 
@@ -731,8 +909,9 @@ BEGIN
   IF EXISTS (SELECT FROM pauses) THEN
     -- They are claimed to be parked by the settlement. Virtual time goes by what is served: these must not move it.
     SELECT array_agg(x.held), max(x.stamp) FILTER (WHERE NOT x.held) INTO v_held, v_stamp FROM (
-      SELECT u.stamp, EXISTS (SELECT FROM pauses p WHERE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition)) AS held
-      FROM unnest(v_stamps, v_queues, v_partitions) u(stamp, queue, partition)) x;
+      SELECT u.stamp, EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = u.type
+        ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS held
+      FROM unnest(v_stamps, v_queues, v_partitions, v_types) u(stamp, queue, partition, type)) x;
   END IF;
   IF v_stamp > (SELECT s.last_value FROM stamps s) THEN PERFORM setval('stamps', v_stamp); END IF;
   fence := nextval('fences');
@@ -903,7 +1082,9 @@ CREATE OR REPLACE FUNCTION spillway.lane_paused(p_lane uuid)
  STABLE
  SET search_path TO 'spillway'
 AS $function$
-  SELECT EXISTS (SELECT FROM lanes l JOIN pauses p ON p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition) WHERE l.id = p_lane)
+  SELECT EXISTS (SELECT FROM lanes l JOIN pauses p ON CASE WHEN p.queue = ''
+      THEN p.partition = (SELECT x.type FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1)
+      ELSE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition) END WHERE l.id = p_lane)
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.lane_requeue(p_lane uuid)
@@ -1073,6 +1254,730 @@ BEGIN
     UPDATE lanes l SET running = true WHERE l.id = ANY (r.lanes);
     UPDATE ops o SET started_at = t - g.ago * interval '1 ms' FROM unnest(r.lanes, r.seqs, r.agos) g(lane, seq, ago)
     WHERE o.lane = g.lane AND o.seq = g.seq;
+  END LOOP;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_ack(p_partitions uuid[], p_groups text[], p_leases uuid[], p_transactions text[], p_statuses text[], p_errors text[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+ SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  outcomes text[] := array_fill('unknown'::text, ARRAY[cardinality(p_partitions)]);
+  r record; a record; c mq_cursors; v_limit int; v_delay int; v_letters boolean; v_grp int; v_live boolean;
+  v_buried bigint[]; v_why text[]; v_letter bigint[]; v_letter_why text[]; v_n int; v_done int; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+BEGIN
+  FOR r IN SELECT u.part, u.grp, array_agg(u.i::int) AS ixs, array_agg(u.tx) AS txs, array_agg(u.lease) AS leases, array_agg(u.status) AS statuses, array_agg(u.error) AS errors
+           FROM unnest(p_partitions, p_groups, p_transactions, p_leases, p_statuses, p_errors) WITH ORDINALITY u(part, grp, tx, lease, status, error, i)
+           GROUP BY u.part, u.grp ORDER BY u.part, u.grp LOOP
+    SELECT g.id, q.retry_limit, q.retry_delay_ms, q.dead_letter_queue OR q.dlq_after_max_retries INTO v_grp, v_limit, v_delay, v_letters
+      FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = q.id AND g.name = r.grp WHERE p.id = r.part;
+    CONTINUE WHEN NOT FOUND;
+    SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = r.part AND x.grp = v_grp FOR UPDATE;
+    CONTINUE WHEN NOT FOUND;
+    t := clock();
+    v_live := c.lease IS NOT NULL AND EXISTS (SELECT FROM mq_leases l WHERE l.id = c.lease AND l.until > t);
+    v_buried := '{}'; v_why := '{}'; v_letter := '{}'; v_letter_why := '{}'; v_done := 0;
+    FOR a IN
+      SELECT u.i, u.lease, u.status, u.error, m.seq FROM unnest(r.ixs, r.txs, r.leases, r.statuses, r.errors) u(i, tx, lease, status, error)
+        -- Two arms: each has its index.
+        LEFT JOIN LATERAL (SELECT x.seq FROM mq_messages x WHERE x.partition = r.part AND x.transaction_id = u.tx AND x.grp IS NULL
+          UNION ALL SELECT x.seq FROM mq_messages x WHERE x.partition = r.part AND x.transaction_id = u.tx AND x.grp IS NOT NULL AND x.grp = v_grp) m ON true
+      ORDER BY u.i, m.seq = ANY (c.open)
+    LOOP
+      CONTINUE WHEN a.seq IS NULL;
+      IF NOT v_live OR a.lease IS DISTINCT FROM c.lease AND a.lease IS NOT NULL THEN outcomes[a.i] := 'lost'; CONTINUE; END IF;
+      -- Answered before, or never delivered.
+      IF NOT a.seq = ANY (c.open) THEN
+        IF outcomes[a.i] = 'unknown' THEN outcomes[a.i] := CASE WHEN a.seq <= c.head OR a.seq = ANY (c.batch) THEN 'lost' ELSE 'unknown' END; END IF;
+        CONTINUE;
+      END IF;
+      c.open := array_remove(c.open, a.seq);
+      IF a.status = 'completed' THEN
+        outcomes[a.i] := 'done'; c.done := c.done || a.seq; v_done := v_done + 1;
+        CONTINUE;
+      END IF;
+      -- Handed back, not failed: at once again, and not counted.
+      IF a.status = 'retry' THEN outcomes[a.i] := 'retry'; CONTINUE; END IF;
+      v_n := coalesce((c.tries->>(a.seq::text))::int, 0) + 1;
+      c.tries := c.tries || jsonb_build_object(a.seq::text, v_n);
+      IF a.status = 'dlq' THEN
+        outcomes[a.i] := 'dead'; c.done := c.done || a.seq;
+        v_letter := v_letter || a.seq; v_letter_why := v_letter_why || a.error;
+      ELSIF v_n > v_limit THEN
+        outcomes[a.i] := CASE WHEN v_letters THEN 'dead' ELSE 'skipped' END; c.done := c.done || a.seq;
+        v_buried := v_buried || a.seq; v_why := v_why || a.error;
+      ELSE
+        outcomes[a.i] := 'retry';
+        c.not_before := greatest(c.not_before, t + v_delay * interval '1 ms');
+      END IF;
+    END LOOP;
+    IF v_buried <> '{}' THEN PERFORM mq_bury(r.part, v_grp, v_buried, v_why, c.tries, false); END IF;
+    IF v_letter <> '{}' THEN PERFORM mq_bury(r.part, v_grp, v_letter, v_letter_why, c.tries, true); END IF;
+    CONTINUE WHEN NOT v_live;
+    UPDATE mq_cursors x SET open = c.open, done = c.done, tries = c.tries, not_before = c.not_before, consumed = x.consumed + v_done, moved_at = t WHERE x.partition = r.part AND x.grp = v_grp;
+    IF c.open = '{}' THEN v_leases := v_leases || mq_end(r.part, v_grp); v_parts := v_parts || r.part; END IF;
+  END LOOP;
+  PERFORM mq_unlease(v_leases, v_parts);
+  RETURN outcomes;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_before(p_partition uuid, p_at timestamp with time zone)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_low bigint; v_high bigint; v_mid bigint; v_seq bigint; v_at timestamptz;
+BEGIN
+  SELECT p.low, p.tail INTO v_low, v_high FROM mq_partitions p WHERE p.id = p_partition;
+  WHILE v_low < v_high LOOP
+    v_mid := (v_low + v_high + 1) / 2;
+    SELECT m.seq, m.created_at INTO v_seq, v_at FROM mq_messages m WHERE m.partition = p_partition AND m.seq >= v_mid AND m.seq <= v_high ORDER BY m.seq LIMIT 1;
+    IF FOUND AND v_at < p_at THEN v_low := v_seq; ELSE v_high := v_mid - 1; END IF;
+  END LOOP;
+  RETURN coalesce(v_low, 0);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_bury(p_partition uuid, p_grp integer, p_seqs bigint[], p_errors text[], p_tries jsonb, p_letter boolean)
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  INSERT INTO mq_dead (message_id, partition, seq, queue, partition_name, namespace, task, grp, transaction_id, trace_id, sealed, payload, error, retry_count, is_letter, created_at, moved_at)
+  SELECT m.id, m.partition, m.seq, q.name, p.name, q.namespace, q.task, g.name, m.transaction_id, m.trace_id, m.sealed, m.payload, u.error,
+    coalesce((p_tries->>(m.seq::text))::int, 0), p_letter OR q.dead_letter_queue OR q.dlq_after_max_retries, m.created_at, clock()
+  FROM unnest(p_seqs, p_errors) u(seq, error) JOIN mq_messages m ON m.partition = p_partition AND m.seq = u.seq
+    JOIN mq_partitions p ON p.id = m.partition JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.id = p_grp
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_clear(p_queue text, p_partition text)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_n bigint := 0; v_gone bigint; v_tail bigint; r record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+BEGIN
+  FOR r IN SELECT p.id, p.queue FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
+    INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue ORDER BY g.id ON CONFLICT (partition, grp) DO NOTHING;
+    PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
+    SELECT v_leases || coalesce(array_agg(c.lease), '{}'), v_parts || coalesce(array_agg(r.id), '{}') INTO v_leases, v_parts FROM mq_cursors c WHERE c.partition = r.id AND c.lease IS NOT NULL;
+    UPDATE mq_partitions p SET low = p.tail, mark = p.tail WHERE p.id = r.id RETURNING p.tail INTO v_tail;
+    DELETE FROM mq_messages m WHERE m.partition = r.id;
+    GET DIAGNOSTICS v_gone = ROW_COUNT;
+    v_n := v_n + v_gone;
+    UPDATE mq_cursors c SET head = v_tail, done = '{}', lease = NULL, batch = '{}', open = '{}', tries = '{}', careful = 0, not_before = NULL, moved_at = clock() WHERE c.partition = r.id;
+    DELETE FROM mq_ready x WHERE x.partition = r.id;
+  END LOOP;
+  PERFORM mq_unlease(v_leases, v_parts);
+  RETURN v_n;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_cut(p_partition uuid, p_upto bigint, p_most integer)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_low bigint; v_upto bigint; v_n bigint;
+BEGIN
+  SELECT least(p_upto, p.tail), p.low INTO v_upto, v_low FROM mq_partitions p WHERE p.id = p_partition FOR NO KEY UPDATE;
+  IF v_upto IS NULL OR v_upto <= v_low THEN RETURN 0; END IF;
+  SELECT coalesce(max(x.seq) FILTER (WHERE x.n = p_most), v_upto) INTO v_upto
+    FROM (SELECT m.seq, row_number() OVER (ORDER BY m.seq) AS n FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto ORDER BY m.seq LIMIT p_most) x;
+  DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto;
+  GET DIAGNOSTICS v_n = ROW_COUNT;
+  UPDATE mq_partitions p SET low = v_upto WHERE p.id = p_partition;
+  RETURN v_n;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_drop(p_queue text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  PERFORM mq_guard(ARRAY(SELECT q.id FROM mq_queues q WHERE q.name = p_queue), true);
+  DELETE FROM mq_messages m USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND m.partition = p.id;
+  DELETE FROM mq_traces x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
+  DELETE FROM mq_cursors x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
+  DELETE FROM mq_ready x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
+  DELETE FROM mq_leases l USING mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE q.name = p_queue AND l.grp = g.id;
+  DELETE FROM mq_queues q WHERE q.name = p_queue;
+  RETURN FOUND;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_due(p_queues text[], p_groups text[])
+ RETURNS TABLE(queue text, grp text)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  IF EXISTS (SELECT FROM mq_leases l WHERE l.until <= clock()) THEN PERFORM mq_expire(NULL, 1000); END IF;
+  RETURN QUERY SELECT u.queue, u.grp FROM unnest(p_queues, p_groups) u(queue, grp) JOIN mq_queues q ON q.name = u.queue LEFT JOIN mq_groups g ON g.queue = q.id AND g.name = u.grp
+    WHERE g.id IS NULL OR EXISTS (SELECT FROM mq_ready r WHERE r.grp = g.id AND r.at <= clock());
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_end(p_partition uuid, p_grp integer)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  c mq_cursors; v_head bigint;
+BEGIN
+  SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = p_partition AND x.grp = p_grp;
+  v_head := greatest(c.head, coalesce((SELECT min(x.seq) - 1 FROM (SELECT unnest(c.batch) EXCEPT SELECT unnest(c.done)) x(seq)), (SELECT max(x.seq) FROM unnest(c.batch) x(seq))));
+  UPDATE mq_cursors x SET lease = NULL, batch = '{}', open = '{}', head = v_head,
+      done = CASE WHEN c.done = '{}' THEN '{}' ELSE ARRAY(SELECT d FROM unnest(c.done) d WHERE d > v_head) END,
+      tries = CASE WHEN c.tries = '{}' THEN c.tries ELSE coalesce((SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(c.tries) e WHERE e.key::bigint > v_head), '{}') END,
+      not_before = NULL
+    WHERE x.partition = p_partition AND x.grp = p_grp;
+  PERFORM mq_requeue(p_partition, p_grp, v_head, c.not_before);
+  RETURN c.lease;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_expire(p_grp integer, p_most integer)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  r record; c mq_cursors; v_limit int; v_tries jsonb; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+BEGIN
+  FOR r IN
+    SELECT l.id, l.grp, u.partition FROM (SELECT x.* FROM mq_leases x WHERE x.until <= t AND (p_grp IS NULL OR x.grp = p_grp) ORDER BY x.until LIMIT p_most) l, unnest(l.partitions) u(partition)
+    ORDER BY u.partition, l.grp
+  LOOP
+    SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = r.partition AND x.grp = r.grp AND x.lease = r.id FOR UPDATE SKIP LOCKED;
+    CONTINUE WHEN NOT FOUND OR NOT EXISTS (SELECT FROM mq_leases l WHERE l.id = r.id AND l.until <= t);
+    v_tries := c.tries || coalesce((SELECT jsonb_object_agg(o::text, coalesce((c.tries->>(o::text))::int, 0) + 1) FROM unnest(c.open) o), '{}');
+    SELECT q.retry_limit INTO v_limit FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE p.id = r.partition;
+    IF cardinality(c.batch) = 1 AND cardinality(c.open) = 1 AND (v_tries->>(c.open[1]::text))::int > v_limit THEN
+      PERFORM mq_bury(r.partition, r.grp, c.open, ARRAY['The lease expired ' || (v_limit + 1) || ' times.'], v_tries, false);
+      c.done := c.done || c.open;
+    END IF;
+    UPDATE mq_cursors x SET tries = v_tries, done = c.done, careful = CASE WHEN cardinality(c.batch) > 1 THEN (SELECT max(b) FROM unnest(c.batch) b) ELSE x.careful END
+      WHERE x.partition = r.partition AND x.grp = r.grp;
+    v_leases := v_leases || mq_end(r.partition, r.grp); v_parts := v_parts || r.partition;
+  END LOOP;
+  PERFORM mq_unlease(v_leases, v_parts);
+  -- Of a queue or group that is gone: no cursor names it any more.
+  DELETE FROM mq_leases l WHERE l.until <= t AND (p_grp IS NULL OR l.grp = p_grp) AND NOT EXISTS (SELECT FROM mq_cursors c WHERE c.lease = l.id AND c.partition = ANY (l.partitions) AND c.grp = l.grp);
+  RETURN cardinality(v_parts);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_extend(p_lease uuid, p_seconds integer)
+ RETURNS timestamp with time zone
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  UPDATE mq_leases l SET until = greatest(l.until, clock() + coalesce(p_seconds, (SELECT q.lease_seconds FROM mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE g.id = l.grp)) * interval '1 second')
+  WHERE l.id = p_lease AND l.until > clock() RETURNING l.until
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_guard(p_queues integer[], p_exclusive boolean)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+DECLARE
+  v_queue int;
+BEGIN
+  FOR v_queue IN SELECT DISTINCT q FROM unnest(p_queues) q ORDER BY q LOOP
+    IF p_exclusive THEN PERFORM pg_advisory_xact_lock(hashtext('spillway.groups.' || current_schema()), v_queue);
+    ELSE PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.groups.' || current_schema()), v_queue); END IF;
+  END LOOP;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_pop(p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch integer, p_partitions integer, p_auto boolean, p_lease uuid, p_mode text, p_from timestamp with time zone, OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix integer[], OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[], OUT payloads text, OUT created_ms bigint[], OUT tries integer[], OUT due_ms bigint, OUT leased boolean, OUT missing integer[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+ SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  q mq_queues; c mq_cursors; v_grp int; v_part uuid; v_name text; v_pushed timestamptz; v_left int; v_limit int; v_tail bigint;
+  m record; v_due timestamptz; v_first timestamptz;
+BEGIN
+  ix := '{}'; payloads := '';
+  IF p_queue IS NOT NULL AND p_mode <> 'all' THEN PERFORM mq_queue(p_queue); END IF;
+  FOR q IN SELECT x.* FROM mq_queues x WHERE CASE WHEN p_queue IS NOT NULL THEN x.name = p_queue
+      ELSE (p_namespace IS NULL OR x.namespace = p_namespace) AND (p_task IS NULL OR x.task = p_task) END ORDER BY x.priority DESC, x.name LOOP
+    SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
+    IF NOT FOUND THEN
+      missing := missing || q.id;
+      CONTINUE;
+    END IF;
+    IF EXISTS (SELECT FROM mq_leases l WHERE l.grp = v_grp AND l.until <= t) THEN
+      PERFORM mq_expire(v_grp, 100);
+      t := clock();
+    END IF;
+    v_left := p_batch; parts := '{}'; names := '{}'; leased := false;
+    LOOP
+      EXIT WHEN v_left <= 0 OR cardinality(parts) >= p_partitions OR octet_length(payloads) >= 16777216;
+      IF p_partition IS NULL THEN
+        DELETE FROM mq_ready r WHERE r.ctid = (SELECT x.ctid FROM mq_ready x WHERE x.grp = v_grp AND x.at <= t ORDER BY x.at LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING r.partition INTO v_part;
+      ELSE
+        EXIT WHEN cardinality(parts) > 0;
+        DELETE FROM mq_ready r WHERE r.ctid = (SELECT x.ctid FROM mq_partitions p JOIN mq_ready x ON x.partition = p.id AND x.grp = v_grp AND x.at <= t
+          WHERE p.queue = q.id AND p.name = p_partition FOR UPDATE OF x SKIP LOCKED) RETURNING r.partition INTO v_part;
+      END IF;
+      EXIT WHEN v_part IS NULL;
+      SELECT p.name, p.pushed_at INTO v_name, v_pushed FROM mq_partitions p WHERE p.id = v_part;
+      SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
+      IF NOT FOUND THEN
+        INSERT INTO mq_cursors (partition, grp, head) VALUES (v_part, v_grp, 0) ON CONFLICT (partition, grp) DO NOTHING;
+        SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
+      END IF;
+      -- Its lease says when there is more.
+      CONTINUE WHEN c.lease IS NOT NULL;
+      IF q.window_seconds > 0 AND v_pushed + q.window_seconds * interval '1 second' > t THEN
+        INSERT INTO mq_ready (partition, grp, at) VALUES (v_part, v_grp, v_pushed + q.window_seconds * interval '1 second');
+        CONTINUE;
+      END IF;
+      v_limit := CASE WHEN c.careful > c.head THEN 1 ELSE v_left END;
+      -- What is due is a beginning of what is there, and so is what an answer has room for (16 MiB, but always one).
+      SELECT array_agg(x.seq) AS seqs, array_agg(x.id) AS ids, array_agg(x.transaction_id) AS txs, array_agg(x.trace_id) AS traces, array_agg(x.sealed) AS sealed,
+          string_agg(x.payload, E'\x1e' ORDER BY x.seq) AS payloads, array_agg((extract(epoch FROM x.created_at) * 1000)::bigint) AS created,
+          array_agg(coalesce((c.tries->>(x.seq::text))::int, 0)) AS tries
+        INTO m FROM (
+          SELECT y.*, sum(octet_length(y.payload)) OVER (ORDER BY y.seq) AS bytes, row_number() OVER (ORDER BY y.seq) AS n FROM (
+            SELECT z.seq, z.id, z.transaction_id, z.trace_id, z.sealed, z.payload, z.created_at FROM mq_messages z
+            WHERE z.partition = v_part AND z.seq > c.head AND (c.done = '{}' OR NOT z.seq = ANY (c.done)) AND (z.grp IS NULL OR z.grp = v_grp)
+            ORDER BY z.seq LIMIT v_limit
+          ) y WHERE q.delay_seconds = 0 OR y.created_at <= t - q.delay_seconds * interval '1 second'
+        ) x WHERE x.n = 1 OR x.bytes <= 16777216;
+      IF m.seqs IS NULL THEN
+        -- Nothing is there, or nothing is due. What is gone is not waited for; the lock keeps the tail where it is.
+        SELECT p.tail INTO v_tail FROM mq_partitions p WHERE p.id = v_part FOR SHARE;
+        SELECT z.created_at INTO v_first FROM mq_messages z WHERE z.partition = v_part AND z.seq > c.head AND NOT z.seq = ANY (c.done) AND (z.grp IS NULL OR z.grp = v_grp) ORDER BY z.seq LIMIT 1;
+        IF FOUND THEN
+          INSERT INTO mq_ready (partition, grp, at) VALUES (v_part, v_grp, greatest(t, v_first + q.delay_seconds * interval '1 second') + interval '1 ms');
+        ELSE
+          UPDATE mq_cursors x SET head = greatest(x.head, v_tail), done = '{}', tries = '{}' WHERE x.partition = v_part AND x.grp = v_grp;
+        END IF;
+        CONTINUE;
+      END IF;
+      -- What is sealed is settled by the caller once it could be read.
+      IF p_auto AND NOT true = ANY (m.sealed) THEN
+        c.head := m.seqs[cardinality(m.seqs)];
+        UPDATE mq_cursors x SET head = c.head, done = ARRAY(SELECT d FROM unnest(c.done) d WHERE d > c.head), tries = '{}', consumed = x.consumed + cardinality(m.seqs), moved_at = t
+          WHERE x.partition = v_part AND x.grp = v_grp;
+        PERFORM mq_requeue(v_part, v_grp, c.head, NULL);
+      ELSE
+        leased := true;
+        UPDATE mq_cursors x SET lease = p_lease, batch = m.seqs, open = m.seqs WHERE x.partition = v_part AND x.grp = v_grp;
+      END IF;
+      parts := parts || v_part; names := names || v_name;
+      ix := ix || array_fill(cardinality(parts), ARRAY[cardinality(m.seqs)]);
+      ids := ids || m.ids; transactions := transactions || m.txs; traces := traces || m.traces; sealed := sealed || m.sealed;
+      payloads := CASE WHEN payloads = '' THEN m.payloads ELSE payloads || E'\x1e' || m.payloads END;
+      created_ms := created_ms || m.created; tries := tries || m.tries;
+      v_left := v_left - cardinality(m.seqs);
+    END LOOP;
+    IF cardinality(parts) > 0 THEN
+      queue := q.name; namespace := q.namespace; task := q.task;
+      IF leased THEN
+        INSERT INTO mq_leases (id, grp, until, partitions) VALUES (p_lease, v_grp, t + q.lease_seconds * interval '1 second',
+          ARRAY(SELECT x.partition FROM mq_cursors x WHERE x.partition = ANY (parts) AND x.grp = v_grp AND x.lease = p_lease));
+      END IF;
+      RETURN;
+    END IF;
+    SELECT least(v_due, (SELECT x.at FROM mq_ready x WHERE x.grp = v_grp ORDER BY x.at LIMIT 1), (SELECT l.until FROM mq_leases l WHERE l.grp = v_grp ORDER BY l.until LIMIT 1)) INTO v_due;
+  END LOOP;
+  due_ms := ceil(extract(epoch FROM v_due - clock()) * 1000);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_pushed(p_verdicts smallint[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item integer[], p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text, p_queued boolean)
+ RETURNS json[]
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+ SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_payloads text[] := string_to_array(p_payloads, E'\x1e');
+  v_queue int[]; v_strict boolean; v_new boolean; v_roomy boolean[]; v_failed text[]; v_dup uuid[];
+  v_parts uuid[]; v_tails bigint[]; v_counts bigint[]; v_owners int[];
+  v_expected bigint; v_inserted bigint; v_left bigint;
+  told json[]; r record;
+BEGIN
+  IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
+  SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
+    INTO v_queue, v_strict, v_new
+    FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
+  PERFORM mq_guard(v_queue, false);
+
+  -- 1. What may not be stored: as plain text where the queue is sealed, and beyond the queue's size.
+  IF v_strict THEN
+    v_failed := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
+    -- One that is there already, or comes twice, takes no room.
+    SELECT array_agg(x.rn = 1 AND NOT x.there ORDER BY x.k) INTO v_roomy FROM (
+      SELECT u.k, row_number() OVER (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k) AS rn,
+        EXISTS (SELECT FROM mq_messages m WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
+      FROM unnest(p_item, p_transactions) WITH ORDINALITY u(item, tx, k)
+    ) x;
+    FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q WHERE q.id = ANY (v_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
+      IF r.max_size > 0 THEN
+        -- One at a time counts what is there; in the order of the queues, behind the lanes.
+        PERFORM pg_advisory_xact_lock(hashtext('spillway.size.' || current_schema()), r.id);
+        v_left := r.max_size - mq_size(r.id);
+      END IF;
+      FOR i IN 1 .. cardinality(p_item) LOOP
+        CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 2;
+        IF r.encryption_enabled AND NOT p_sealed[i] THEN v_failed[i] := 'encryption_required';
+        ELSIF r.max_size > 0 THEN
+          CONTINUE WHEN NOT v_roomy[i];
+          IF v_left <= 0 THEN v_failed[i] := 'queue_full'; ELSE v_left := v_left - 1; END IF;
+        END IF;
+      END LOOP;
+    END LOOP;
+    -- From the queue there is nobody to tell: the operation fails, and comes again, or is kept as a dead letter.
+    IF p_queued AND (SELECT bool_or(f IS NOT NULL) FROM unnest(v_failed) f) THEN
+      RAISE EXCEPTION '%', (SELECT f FROM unnest(v_failed) f WHERE f IS NOT NULL LIMIT 1) USING ERRCODE = 'P0001';
+    END IF;
+  END IF;
+
+  -- 2. Numbers, under the partitions' rows, in the order of their ids.
+  WITH n AS (
+    SELECT p_partitions[u.item] AS part, min(u.item) AS item, count(*) AS n FROM unnest(p_item, v_failed) u(item, failed)
+    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1 ORDER BY 1
+  ), up AS (
+    INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at)
+    SELECT n.part, v_queue[n.item], p_names[n.item], n.n, t, t FROM n
+    ON CONFLICT (id) DO UPDATE SET tail = p.tail + excluded.tail, pushed_at = t
+    RETURNING p.id, p.tail, p.queue
+  )
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(n.n), array_agg(up.queue), coalesce(sum(n.n), 0)
+    INTO v_parts, v_tails, v_counts, v_owners, v_expected FROM up JOIN n ON n.part = up.id;
+
+  -- 3. The messages. A time under the lock: times stand in the order of the numbers. In whole milliseconds, as it is told: who
+  -- asks for what came from such a time on gets it.
+  t := date_trunc('milliseconds', clock());
+  WITH m AS (
+    SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
+      row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
+    FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, k)
+    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
+  ), ins AS (
+    INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
+    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
+    FROM m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part
+    ON CONFLICT (partition, transaction_id) WHERE grp IS NULL DO NOTHING
+    RETURNING 1
+  ) SELECT count(*) INTO v_inserted FROM ins;
+
+  -- 4. Some were there already: once more, without them, so that the numbers have no gaps.
+  IF v_inserted < v_expected THEN
+    DELETE FROM mq_messages m USING unnest(v_parts, v_tails, v_counts) p(id, tail, n) WHERE m.partition = p.id AND m.seq > p.tail - p.n;
+    v_dup := array_fill(NULL::uuid, ARRAY[cardinality(p_item)]);
+    FOR r IN
+      SELECT u.k, coalesce(m.id, first_value(u.id) OVER w) AS there, m.id IS NOT NULL OR row_number() OVER w > 1 AS dup
+      FROM unnest(p_item, p_ids, p_transactions, v_failed) WITH ORDINALITY u(item, id, tx, failed, k)
+        LEFT JOIN mq_messages m ON m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL
+      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
+    LOOP
+      IF r.dup THEN v_dup[r.k] := r.there; END IF;
+    END LOOP;
+    WITH n AS (
+      SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n FROM unnest(p_item, v_failed, v_dup) u(item, failed, dup)
+      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1
+    ), up AS (
+      UPDATE mq_partitions p SET tail = p.tail - x.n + n.n FROM n JOIN unnest(v_parts, v_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
+      RETURNING p.id, p.tail, n.n, p.queue
+    ) SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.n), array_agg(up.queue) INTO v_parts, v_tails, v_counts, v_owners FROM up;
+    INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
+    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
+    FROM (
+      SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload, row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
+      FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed, v_dup) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, dup, k)
+      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL AND u.dup IS NULL
+    ) m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part;
+  END IF;
+
+  -- 5. Groups that had read everything have something to read. A statement of its own: what the partition's lock waited for
+  -- is seen here.
+  INSERT INTO mq_ready (partition, grp, at)
+  SELECT p.id, g.id, t + greatest(q.delay_seconds, q.window_seconds) * interval '1 second'
+  FROM unnest(v_parts, v_tails, v_counts, v_owners) p(id, tail, n, queue) JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = p.queue
+    LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
+  WHERE p.n > 0 AND c.lease IS NULL AND coalesce(c.head, 0) >= p.tail - p.n
+  ON CONFLICT (partition, grp) DO NOTHING;
+  -- Who waits elsewhere is told with the commit; while all groups have something to read, nobody waits.
+  IF FOUND OR v_new THEN PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners))); END IF;
+
+  SELECT array_agg(CASE WHEN p_verdicts[i.i] = 2 THEN x.told END ORDER BY i.i) INTO told
+  FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (
+    SELECT m.item, json_build_object('ids', json_agg(coalesce(m.dup, m.id) ORDER BY m.k),
+      'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL), 'failed', json_object_agg(m.n, m.failed) FILTER (WHERE m.failed IS NOT NULL)) AS told
+    FROM (
+      SELECT u.item, u.id, u.failed, u.dup, u.k, row_number() OVER (PARTITION BY u.item ORDER BY u.k) - 1 AS n
+      FROM unnest(p_item, p_ids, v_failed, v_dup) WITH ORDINALITY u(item, id, failed, dup, k)
+    ) m GROUP BY m.item
+  ) x ON x.item = i.i;
+  RETURN told;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_queue(p_name text)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_id int;
+BEGIN
+  SELECT q.id INTO v_id FROM mq_queues q WHERE q.name = p_name;
+  IF FOUND THEN RETURN v_id; END IF;
+  INSERT INTO mq_queues (name, created_at) VALUES (p_name, clock()) ON CONFLICT (name) DO NOTHING;
+  RETURN (SELECT q.id FROM mq_queues q WHERE q.name = p_name);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_remove(p_partition uuid, p_transaction text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_seqs bigint[]; c record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+BEGIN
+  WITH gone AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NULL RETURNING m.seq),
+    gone_too AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NOT NULL RETURNING m.seq)
+  SELECT array_agg(x.seq) INTO v_seqs FROM (SELECT seq FROM gone UNION ALL SELECT seq FROM gone_too) x;
+  IF v_seqs IS NULL THEN RETURN false; END IF;
+  FOR c IN SELECT x.grp, x.open FROM mq_cursors x WHERE x.partition = p_partition AND x.open && v_seqs ORDER BY x.grp FOR UPDATE LOOP
+    UPDATE mq_cursors x SET open = ARRAY(SELECT o FROM unnest(x.open) o WHERE NOT o = ANY (v_seqs)), done = x.done || ARRAY(SELECT o FROM unnest(x.open) o WHERE o = ANY (v_seqs))
+      WHERE x.partition = p_partition AND x.grp = c.grp;
+    IF c.open <@ v_seqs THEN v_leases := v_leases || mq_end(p_partition, c.grp); v_parts := v_parts || p_partition; END IF;
+  END LOOP;
+  PERFORM mq_unlease(v_leases, v_parts);
+  RETURN true;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_replay(p_id uuid)
+ RETURNS TABLE(queue text, partition uuid, message_id uuid, transaction_id text)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  d mq_dead; v_grp int; v_tail bigint; v_queue int;
+BEGIN
+  SELECT x.* INTO d FROM mq_dead x WHERE x.id = p_id FOR UPDATE;
+  IF NOT FOUND THEN RETURN; END IF;
+  v_queue := mq_queue(d.queue);
+  SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = v_queue AND g.name = d.grp;
+  IF NOT FOUND THEN v_grp := mq_subscribe(v_queue, d.grp, 'all', NULL); END IF;
+  PERFORM mq_guard(ARRAY[v_queue], false);
+  INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at) VALUES (d.partition, v_queue, d.partition_name, 1, clock(), clock())
+    ON CONFLICT (id) DO UPDATE SET tail = p.tail + 1, pushed_at = clock() RETURNING p.tail INTO v_tail;
+  INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, grp, sealed, payload, created_at)
+    VALUES (d.partition, v_tail, d.message_id, d.transaction_id, d.trace_id, v_grp, d.sealed, d.payload, date_trunc('milliseconds', clock()));
+  DELETE FROM mq_dead x WHERE x.id = p_id;
+  INSERT INTO mq_ready (partition, grp, at) SELECT d.partition, g.id, clock() FROM mq_groups g LEFT JOIN mq_cursors c ON c.partition = d.partition AND c.grp = g.id
+    WHERE g.queue = v_queue AND c.lease IS NULL AND coalesce(c.head, 0) >= v_tail - 1 ON CONFLICT (partition, grp) DO NOTHING;
+  PERFORM mq_tell(ARRAY[d.queue]);
+  queue := d.queue; partition := d.partition; message_id := d.message_id; transaction_id := d.transaction_id;
+  RETURN NEXT;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_requeue(p_partition uuid, p_grp integer, p_head bigint, p_not_before timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_tail bigint; v_pushed timestamptz; v_queue int; v_at timestamptz; q record;
+BEGIN
+  SELECT p.tail, p.pushed_at, p.queue INTO v_tail, v_pushed, v_queue FROM mq_partitions p WHERE p.id = p_partition;
+  IF p_head >= v_tail THEN
+    -- Whoever pushes at this moment still sees the lease and leaves it to us.
+    SELECT p.tail, p.pushed_at, p.queue INTO v_tail, v_pushed, v_queue FROM mq_partitions p WHERE p.id = p_partition FOR SHARE;
+  END IF;
+  IF v_tail IS NULL OR p_head >= v_tail THEN RETURN; END IF;
+  SELECT x.delay_seconds, x.window_seconds INTO q FROM mq_queues x WHERE x.id = v_queue;
+  v_at := greatest(clock(), p_not_before);
+  IF q.window_seconds > 0 THEN v_at := greatest(v_at, v_pushed + q.window_seconds * interval '1 second'); END IF;
+  IF q.delay_seconds > 0 THEN
+    v_at := greatest(v_at, (SELECT m.created_at FROM mq_messages m WHERE m.partition = p_partition AND m.seq > p_head ORDER BY m.seq LIMIT 1) + q.delay_seconds * interval '1 second');
+  END IF;
+  INSERT INTO mq_ready (partition, grp, at) VALUES (p_partition, p_grp, v_at) ON CONFLICT (partition, grp) DO UPDATE SET at = excluded.at;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_seek(p_queue text, p_group text, p_to text, p_at timestamp with time zone, p_after uuid, p_partitions integer, OUT moved bigint, OUT last uuid)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_queue int; v_grp int; r record; v_head bigint; v_lease uuid; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+BEGIN
+  SELECT q.id, g.id INTO v_queue, v_grp FROM mq_queues q JOIN mq_groups g ON g.queue = q.id WHERE q.name = p_queue AND g.name = p_group;
+  IF NOT FOUND THEN RETURN; END IF;
+  moved := 0;
+  FOR r IN SELECT p.id, p.tail, p.low FROM mq_partitions p WHERE p.queue = v_queue AND (p_after IS NULL OR p.id > p_after) ORDER BY p.id LIMIT p_partitions LOOP
+    INSERT INTO mq_cursors AS x (partition, grp, head) VALUES (r.id, v_grp, 0) ON CONFLICT (partition, grp) DO UPDATE SET head = x.head RETURNING x.lease INTO v_lease;
+    IF v_lease IS NOT NULL THEN v_leases := v_leases || v_lease; v_parts := v_parts || r.id; END IF;
+    v_head := CASE p_to WHEN 'start' THEN r.low WHEN 'end' THEN r.tail ELSE mq_before(r.id, p_at) END;
+    UPDATE mq_cursors x SET head = v_head, done = '{}', lease = NULL, batch = '{}', open = '{}', tries = '{}', careful = 0, not_before = NULL, moved_at = clock() WHERE x.partition = r.id AND x.grp = v_grp;
+    DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = v_grp;
+    PERFORM mq_requeue(r.id, v_grp, v_head, NULL);
+    moved := moved + 1; last := r.id;
+  END LOOP;
+  PERFORM mq_unlease(v_leases, v_parts);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_size(p_queue integer)
+ RETURNS bigint
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'spillway'
+AS $function$
+  SELECT coalesce(sum(p.tail - greatest(p.low, coalesce((
+    SELECT min(coalesce(c.head, 0)) FROM mq_groups g LEFT JOIN mq_cursors c ON c.grp = g.id AND c.partition = p.id WHERE g.queue = p_queue), 0))), 0)::bigint
+  FROM mq_partitions p WHERE p.queue = p_queue
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_subscribe(p_queue integer, p_group text, p_mode text, p_from timestamp with time zone)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_id int;
+BEGIN
+  PERFORM mq_guard(ARRAY[p_queue], true);
+  SELECT g.id INTO v_id FROM mq_groups g WHERE g.queue = p_queue AND g.name = p_group;
+  IF FOUND THEN RETURN v_id; END IF;
+  INSERT INTO mq_groups (queue, name, mode, since, created_at) VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()), clock()) RETURNING id INTO v_id;
+  INSERT INTO mq_cursors (partition, grp, head)
+    SELECT p.id, v_id, CASE p_mode WHEN 'all' THEN p.low WHEN 'new' THEN p.tail ELSE mq_before(p.id, p_from) END
+    FROM mq_partitions p WHERE p.queue = p_queue AND (p_mode <> 'all' OR p.low > 0);
+  INSERT INTO mq_ready (partition, grp, at) SELECT p.id, v_id, clock() FROM mq_partitions p LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = v_id
+    WHERE p.queue = p_queue AND greatest(p.low, coalesce(c.head, 0)) < p.tail;
+  RETURN v_id;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_sweep(p_most integer, p_after uuid, p_partitions integer, OUT removed bigint, OUT given_up bigint, OUT traces bigint, OUT last uuid)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  r record; c record; v_min bigint; v_upto bigint; v_head bigint; v_gone bigint; v_seqs bigint[];
+BEGIN
+  removed := 0; given_up := 0;
+  FOR r IN SELECT p.id, p.queue, p.low, p.mark, p.marked_at, q.retention_enabled, q.retention_seconds, q.completed_retention_seconds, q.max_wait_seconds
+           FROM mq_queues q JOIN mq_partitions p ON p.queue = q.id WHERE (q.retention_enabled OR q.max_wait_seconds > 0) AND p.low < p.tail AND (p_after IS NULL OR p.id > p_after)
+           ORDER BY p.id LIMIT p_partitions LOOP
+    EXIT WHEN removed >= p_most OR given_up >= p_most;
+    last := r.id;
+    IF r.max_wait_seconds > 0 THEN
+      v_upto := mq_before(r.id, t - r.max_wait_seconds * interval '1 second');
+      INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue AND v_upto > r.low ON CONFLICT (partition, grp) DO NOTHING;
+      FOR c IN SELECT x.partition, x.grp, x.head, x.done, x.tries FROM mq_cursors x WHERE x.partition = r.id AND x.head < v_upto AND x.lease IS NULL ORDER BY x.grp FOR UPDATE SKIP LOCKED LOOP
+        v_seqs := ARRAY(SELECT m.seq FROM mq_messages m WHERE m.partition = r.id AND m.seq > c.head AND m.seq <= v_upto AND NOT m.seq = ANY (c.done) AND (m.grp IS NULL OR m.grp = c.grp) ORDER BY m.seq LIMIT p_most);
+        -- Not all of it: the rest comes with the next sweep.
+        v_head := CASE WHEN cardinality(v_seqs) = p_most THEN v_seqs[p_most] ELSE v_upto END;
+        PERFORM mq_bury(r.id, c.grp, v_seqs, array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
+        given_up := given_up + cardinality(v_seqs);
+        UPDATE mq_cursors x SET head = v_head, done = ARRAY(SELECT d FROM unnest(x.done) d WHERE d > v_head) WHERE x.partition = r.id AND x.grp = c.grp;
+        DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = c.grp;
+        PERFORM mq_requeue(r.id, c.grp, v_head, NULL);
+      END LOOP;
+    END IF;
+    CONTINUE WHEN NOT r.retention_enabled;
+    IF r.retention_seconds > 0 THEN removed := removed + mq_cut(r.id, mq_before(r.id, t - r.retention_seconds * interval '1 second'), p_most); END IF;
+    SELECT min(coalesce(x.head, 0)) INTO v_min FROM mq_groups g LEFT JOIN mq_cursors x ON x.grp = g.id AND x.partition = r.id WHERE g.queue = r.queue;
+    IF r.completed_retention_seconds = 0 THEN
+      IF v_min > r.low THEN removed := removed + mq_cut(r.id, v_min, p_most); END IF;
+    ELSIF r.marked_at IS NULL OR r.marked_at <= t - r.completed_retention_seconds * interval '1 second' THEN
+      IF r.marked_at IS NOT NULL AND r.mark > r.low THEN
+        v_gone := mq_cut(r.id, r.mark, p_most);
+        removed := removed + v_gone;
+        -- Not all of it: the mark stands until it is.
+        CONTINUE WHEN v_gone >= p_most;
+      END IF;
+      UPDATE mq_partitions p SET mark = greatest(p.mark, coalesce(v_min, 0)), marked_at = t WHERE p.id = r.id AND coalesce(v_min, 0) > p.low;
+    END IF;
+  END LOOP;
+  WITH old AS (DELETE FROM mq_traces x WHERE x.id IN (SELECT y.id FROM (SELECT z.id, z.created_at FROM mq_traces z ORDER BY z.id LIMIT p_most) y WHERE y.created_at < t - interval '30 days') RETURNING 1) SELECT count(*) INTO traces FROM old;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_tell(p_queues text[])
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  SELECT pg_notify('spillway_' || current_schema(), 'mq:' || CASE WHEN cardinality(p_queues) > 500 THEN '*' ELSE (SELECT string_agg(left(md5(n), 8), ',') FROM unnest(p_queues) n) END)
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_unlease(p_leases uuid[], p_partitions uuid[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  IF cardinality(p_leases) = 0 THEN RETURN; END IF;
+  -- Mostly it is one lease with one partition.
+  DELETE FROM mq_leases l WHERE cardinality(p_leases) = 1 AND l.id = p_leases[1] AND l.partitions <@ p_partitions;
+  IF FOUND THEN RETURN; END IF;
+  PERFORM FROM mq_leases l WHERE l.id = ANY (p_leases) ORDER BY l.id FOR UPDATE;
+  UPDATE mq_leases l SET partitions = ARRAY(SELECT p FROM unnest(l.partitions) p WHERE NOT p = ANY (u.parts))
+    FROM (SELECT x.lease, array_agg(x.part) AS parts FROM unnest(p_leases, p_partitions) x(lease, part) GROUP BY x.lease) u WHERE l.id = u.lease;
+  DELETE FROM mq_leases l WHERE l.id = ANY (p_leases) AND l.partitions = '{}';
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_unsubscribe(p_group text, p_queue text, p_forget boolean)
+ RETURNS TABLE(queue text, partitions bigint)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  r record;
+BEGIN
+  PERFORM mq_guard(ARRAY(SELECT g.queue FROM mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE g.name = p_group AND (p_queue IS NULL OR q.name = p_queue)), true);
+  FOR r IN SELECT g.id, g.queue, g.mode, g.since, q.name, (SELECT count(*) FROM mq_cursors c WHERE c.grp = g.id) AS n
+           FROM mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE g.name = p_group AND (p_queue IS NULL OR q.name = p_queue) ORDER BY g.id LOOP
+    DELETE FROM mq_cursors c WHERE c.grp = r.id;
+    DELETE FROM mq_ready x WHERE x.grp = r.id;
+    DELETE FROM mq_leases l WHERE l.grp = r.id;
+    DELETE FROM mq_groups g WHERE g.id = r.id;
+    IF NOT p_forget THEN PERFORM mq_subscribe(r.queue, p_group, CASE WHEN r.mode = 'all' THEN 'all' ELSE 'time' END, r.since); END IF;
+    queue := r.name; partitions := r.n;
+    RETURN NEXT;
   END LOOP;
 END $function$;
 
@@ -1442,7 +2347,7 @@ BEGIN
   FOR v_lane IN
     WITH held AS (
       SELECT x.lane FROM parked x JOIN lanes l ON l.id = x.lane
-      WHERE x.reason = 'pause' AND l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition) ORDER BY x.lane FOR UPDATE OF x
+      WHERE x.reason = 'pause' AND (p_queue = '' OR l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition)) ORDER BY x.lane FOR UPDATE OF x
     )
     DELETE FROM parked x USING held h WHERE x.lane = h.lane RETURNING x.lane
   LOOP
@@ -1547,7 +2452,8 @@ BEGIN
   IF v_more THEN
     WITH next AS (
       SELECT u.lane, u.retry_ms, u.queue, u.partition, u.head, u.depth, u.careful, o.priority, o.stamp, o.type, o.not_before,
-        v_paused AND EXISTS (SELECT FROM pauses p WHERE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition)) AS paused
+        v_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
+          ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
       FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful) u(lane, release, retry_ms, queue, partition, head, depth, careful),
         LATERAL (SELECT x.priority, x.stamp, x.type, x.not_before FROM ops x WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
       WHERE u.release AND u.depth > 0
@@ -1624,8 +2530,8 @@ BEGIN
   RETURN '{}';
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.settle_hold(p_worker uuid, p_fence bigint, p_lane uuid, p_keys uuid[])
- RETURNS boolean
+CREATE OR REPLACE FUNCTION spillway.settle_hold(p_worker uuid, p_fences bigint[], p_lanes uuid[], p_keys uuid[])
+ RETURNS boolean[]
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
@@ -1633,12 +2539,12 @@ AS $function$
 BEGIN
   PERFORM pause_guard();
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-  IF NOT FOUND THEN RETURN false; END IF;
-  PERFORM FROM leases l WHERE l.fence = p_fence AND l.worker = p_worker AND p_lane = ANY (l.lanes) FOR UPDATE;
-  IF NOT FOUND THEN RETURN false; END IF;
+  IF NOT FOUND THEN RETURN array_fill(false, ARRAY[cardinality(p_lanes)]); END IF;
+  PERFORM FROM leases l WHERE l.fence = ANY (p_fences) AND l.worker = p_worker ORDER BY l.fence FOR UPDATE;
   IF cardinality(p_keys) > 0 THEN PERFORM FROM idempotency d WHERE d.key = ANY (p_keys) ORDER BY d.key FOR UPDATE; END IF;
-  PERFORM FROM lanes l WHERE l.id = p_lane FOR UPDATE;
-  RETURN true;
+  PERFORM FROM lanes l WHERE l.id = ANY (p_lanes) ORDER BY l.id FOR UPDATE;
+  RETURN (SELECT array_agg(EXISTS (SELECT FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker AND u.lane = ANY (l.lanes)) ORDER BY u.i)
+    FROM unnest(p_fences, p_lanes) WITH ORDINALITY u(fence, lane, i));
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.sweep(p_retention_ms bigint, p_rows integer)

@@ -96,6 +96,22 @@ describe('dead letters', () => {
     expect(await m.call('POST', `/api/v1/dlq/${id}/replay`)).toMatchObject(nowhere)
   })
 
+  it('are deleted by queue, group and age, and nothing else is', async () => {
+    await m.push('purged', 'p', numbered(2))
+    await killed('purged', 'g')
+    await killed('purged', 'h')
+    await m.push('kept', 'p', numbered(1))
+    await killed('kept', 'g')
+    const hourAgo = new Date(Date.now() - 3_600_000).toISOString()
+    const purge = async (query: string) => (await m.call('DELETE', `/api/v1/dlq?${query}`)).body
+    expect(await purge(`queue=purged&to=${hourAgo}`)).toEqual({ purged: 0 })
+    expect(await purge('queue=purged&consumerGroup=h')).toEqual({ purged: 1 })
+    expect((await get('/dlq?queue=purged')).body.messages).toMatchObject([{ consumerGroup: 'g' }])
+    expect(await purge('queue=purged')).toEqual({ purged: 1 })
+    expect((await get('/dlq?queue=kept')).body.total).toBe(1)
+    expect((await m.call('DELETE', '/api/v1/dlq')).status).toBe(400)
+  })
+
   it.each(['not-a-uuid', randomUUID()])('%s cannot be replayed', async (id) => {
     expect(await m.call('POST', `/api/v1/dlq/${id}/replay`)).toMatchObject(nowhere)
   })

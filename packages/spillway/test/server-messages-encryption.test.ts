@@ -31,7 +31,7 @@ let holder: ServerProcess
 let stranger: ServerProcess
 
 beforeAll(async () => {
-  fleet = await startFleet({ instances: 0, env: { SPILLWAY_RETRY_BASE_MS: '700', SPILLWAY_RETRY_MAX_MS: '1400' } })
+  fleet = await startFleet({ instances: 0, env: { SPILLWAY_RETRY_BASE_MS: '200', SPILLWAY_RETRY_MAX_MS: '400' } })
   ;[holder, stranger] = await Promise.all([fleet.start(keyed), fleet.start({ SPILLWAY_ROLES: 'gateway' })])
 })
 afterAll(() => fleet.close())

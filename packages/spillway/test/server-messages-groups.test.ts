@@ -360,3 +360,27 @@ it('one lease covers all partitions of a pop, and is extended as one', async () 
   expect((await pop(server, queue)).status).toBe(204)
   await acked(server, batch)
 })
+
+it('groups that begin in many queues and pushes to all of those do not stand in each other’s way', async () => {
+  const queues = numbers(12).map((n) => `${randomUUID()} ${n}`)
+  const batch = queues.map((queue) => ({ queue, payload: 0 }))
+  await pushed(server, batch)
+  const other = await startServer({ DATABASE_URL: database.url, ...calm })
+  const statuses = new Set<number>()
+  let beginning = true
+  const producers = [server, server, other, other].map(async (to) => {
+    while (beginning) statuses.add((await push(to, batch)).status)
+  })
+  const beginners = [server, other].map(async (at, n) => {
+    for (let round = 0; round < 12; round++) {
+      const pops = [...queues].reverse().map((queue) => pop(at, queue, { consumerGroup: `${n} begins ${round}` }))
+      for (const { status, text } of await Promise.all(pops)) expect(status, text).toBe(200)
+    }
+  })
+  await Promise.all(beginners).finally(() => {
+    beginning = false
+  })
+  await Promise.all(producers)
+  await other.kill()
+  expect([...statuses].filter((status) => status !== 201 && status !== 202)).toEqual([])
+}, 60_000)

@@ -63,7 +63,7 @@ describe('configure', () => {
 
   it('does without options, and ignores members it does not know', async () => {
     const queue = randomUUID()
-    const answer = await post(server, '/api/v1/configure', { queue, options: { colour: 'red', ttl: 3 }, more: [1] })
+    const answer = await post(server, '/api/v1/configure', { queue, options: { colour: 'red' }, more: [1] })
     expect([answer.status, answer.body.options]).toEqual([201, defaults])
     expect((await post(server, '/api/v1/configure', { queue, options: null })).status).toBe(201)
   })
@@ -77,6 +77,12 @@ describe('configure', () => {
       expect(answer.body.errors[0]?.path).toBe(`/options/${Object.keys(options)[0]}`)
     },
   )
+
+  it('refuses ttl, which Queen takes and does not enforce', async () => {
+    const answer = await configure(server, randomUUID(), { ttl: 3_600 })
+    expectProblem(answer, 400, 'invalid_request')
+    expect(answer.body.errors[0]?.path).toBe('/options/ttl')
+  })
 
   it('refuses encryption when there is no key for it', async () => {
     const answer = await configure(server, randomUUID(), { encryptionEnabled: true })
@@ -231,6 +237,15 @@ describe('push', () => {
     expect(results[2]).toMatchObject({ status: 'failed', error: expect.stringMatching(/./) })
     expect(dataOf(await takeAll(server, queue, 2)).sort()).toEqual(['a', 'b'])
     expect(await pushed(server, [{ queue, payload: 'd' }])).toMatchObject([{ status: 'queued' }])
+  })
+
+  it('a queue with maxSize takes large batches at once, as others do', async () => {
+    const queue = randomUUID()
+    await configure(server, queue, { maxSize: 1_000_000 })
+    const batch = Array.from({ length: 1_000 }, (_, n) => ({ queue, partition: `p${n % 10}`, payload: n }))
+    const answers = await Promise.all([1, 2, 3, 4].map(() => push(server, batch)))
+    for (const answer of answers) expect([201, 202], answer.text.slice(0, 300)).toContain(answer.status)
+    expect(await takeAll(server, queue, 4_000, { batch: 1_000 })).toHaveLength(4_000)
   })
 })
 

@@ -31,6 +31,17 @@ export const ListDeadMessagesQuery = Type.Object(
   open,
 )
 
+export const PurgeDeadMessagesQuery = Type.Object(
+  {
+    queue: Name,
+    consumerGroup: Type.Optional(Name),
+    partition: Type.Optional(Name),
+    to: Type.Optional(Timestamp),
+  },
+  open,
+)
+export const Purged = Type.Object({ purged: Type.Integer({ minimum: 0 }) })
+
 export const messageStatuses = ['pending', 'processing', 'completed', 'dead_letter', 'failed'] as const
 
 export const ListMessagesQuery = Type.Object(
@@ -408,8 +419,6 @@ export const TraceEvents = Type.Object({ traces: Type.Array(TraceEvent) })
 
 export const MaintenanceState = Type.Object({
   maintenanceMode: Type.Boolean(),
-  popMaintenanceMode: Type.Boolean(),
   bufferedMessages: Count,
-  bufferHealthy: Type.Boolean(),
   message: Type.Optional(Type.String()),
 })

@@ -36,6 +36,7 @@ const flushBytesMax = 4 * 1_048_576
 const waitingItemsMax = 10_000
 const backlogMsMax = 86_400_000
 const giveAgainMs = 500
+const attemptsMax = 3
 
 export class Accepting {
   readonly #o: AcceptingOptions
@@ -87,7 +88,7 @@ export class Accepting {
 
   #makeFlush(write: (pending: readonly PendingItem[]) => Promise<Accepted[]>): AcceptFlush {
     const flush: AcceptFlush = new Flush({
-      write: (units) => inUnits(units, write),
+      write: (units) => inUnits(units, (pending) => again(() => write(pending))),
       isPoison: (fault) => codeOf(fault) === 'data' || codeOf(fault) === undefined,
       // Those of one request have keys made from one: the first stands for all.
       exclusiveKey: ([first]) => first?.item.idempotency?.key ?? null,
@@ -211,6 +212,17 @@ export class Accepting {
       this.#o.log.warn({ err: fault, pool: held.pool }, 'could not give a connection back; tried again')
       setTimeout(() => this.#give(held), giveAgainMs).unref()
     })
+  }
+}
+
+/** Of two that wait for each other the database ends one: nothing of it was written, and it begins anew. */
+async function again<T>(write: () => Promise<T>): Promise<T> {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await write()
+    } catch (fault) {
+      if (codeOf(fault) !== 'conflict' || attempt === attemptsMax) throw fault
+    }
   }
 }
 

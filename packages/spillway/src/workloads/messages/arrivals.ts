@@ -41,6 +41,7 @@ const wokenByFound = 2
 export class Arrivals {
   readonly #options: ArrivalsOptions
   readonly #lines = new Map<string, Line>()
+  readonly #byGroup = new Map<string, Set<Line>>()
   #timer: NodeJS.Timeout | undefined
   #looking = false
   #count = 0
@@ -57,6 +58,8 @@ export class Arrivals {
     if (line === undefined) {
       line = { place, mark: place.queue === null ? null : markOf(place.queue), waiters: new Set(), due: undefined }
       this.#lines.set(key, line)
+      const shared = this.#byGroup.get(groupKey(place)) ?? new Set()
+      this.#byGroup.set(groupKey(place), shared.add(line))
     }
     const { waiters } = line
     const waiter: Waiter = { wake: () => undefined }
@@ -95,11 +98,10 @@ export class Arrivals {
   }
 
   /** There may be more in this queue for others of the same group. */
-  found({ queue, group }: { queue: string; group: string }): void {
-    for (const line of this.#lines.values()) {
-      if (line.place.group === group && (line.place.queue === null || line.place.queue === queue)) {
-        wakeSome(line, wokenByFound)
-      }
+  found(place: { queue: string; group: string }): void {
+    for (const line of this.#byGroup.get(groupKey(place)) ?? []) wakeSome(line, wokenByFound)
+    for (const line of this.#byGroup.get(groupKey({ queue: null, group: place.group })) ?? []) {
+      wakeSome(line, wokenByFound)
     }
   }
 
@@ -147,15 +149,18 @@ export class Arrivals {
     }
   }
 
-  #wakeAt({ queue, group }: { queue: string; group: string }): void {
-    for (const line of this.#lines.values()) {
-      if (line.place.queue === queue && line.place.group === group) wakeSome(line, 1)
-    }
+  #wakeAt(place: { queue: string; group: string }): void {
+    for (const line of this.#byGroup.get(groupKey(place)) ?? []) wakeSome(line, 1)
   }
 
   #close(key: string): void {
-    clearTimeout(this.#lines.get(key)?.due)
+    const line = this.#lines.get(key)
+    if (line === undefined) return
+    clearTimeout(line.due)
     this.#lines.delete(key)
+    const shared = this.#byGroup.get(groupKey(line.place))
+    shared?.delete(line)
+    if (shared?.size === 0) this.#byGroup.delete(groupKey(line.place))
   }
 
   #counted(by: number): void {
@@ -174,6 +179,8 @@ function wakeSome(line: Line, count: number): void {
 
 /** A queue in a notice, which has little room. Two queues may share one; then somebody looks in vain. */
 export const markOf = (queue: string): string => hash('md5', queue, 'hex').slice(0, 8)
+
+const groupKey = ({ queue, group }: Pick<Place, 'queue' | 'group'>): string => `${queue ?? ''}\0${group}`
 
 const keyOf = ({ queue, group, partition, namespace, task }: Place): string =>
   `${queue ?? ''}\0${group}\0${partition ?? ''}\0${namespace ?? ''}\0${task ?? ''}`

@@ -73,6 +73,15 @@ interface PopRow extends Record<string, unknown> {
   tries: number[]
   due_ms: number | null
   leased: boolean
+  missing: number[] | null
+}
+
+interface Found {
+  popped: Popped | null
+  /** When there may be something. */
+  dueMs: number | null
+  /** Queues in which the group has yet to begin. */
+  missing: readonly number[]
 }
 
 const separator = '\x1e'
@@ -89,7 +98,7 @@ export class Consume {
   readonly #intake: IntakeApi
   readonly #options: MessagesOptions
   readonly #seal: Seal | null
-  readonly #pops: Flush<PopRequest & { lease: string }, { popped: Popped | null; dueMs: number | null }>
+  readonly #pops: Flush<PopRequest & { lease: string }, Found>
   readonly #acks: Flush<readonly Acknowledgment[], readonly Outcome[]>
   /** Of partitions that were popped here. */
   readonly #queueOf = new Map<string, string>()
@@ -163,7 +172,11 @@ export class Consume {
 
   async #look(request: PopRequest, gone: AbortSignal): Promise<{ popped: Popped | null; dueMs: number | null }> {
     for (;;) {
-      const { popped, dueMs } = await this.#pops.submit({ ...request, lease: randomUUID() })
+      const { popped, dueMs, missing } = await this.#pops.submit({ ...request, lease: randomUUID() })
+      if (popped === null && missing.length > 0) {
+        for (const queue of missing) await this.#join(queue, request)
+        continue
+      }
       if (popped === null) return { popped, dueMs }
       this.arrivals.found({ queue: popped.queue, group: popped.group })
       const readable = await this.#readable(popped)
@@ -176,6 +189,18 @@ export class Consume {
       this.#options.metrics.popped.inc(readable.messages.length)
       return { popped: readable.settles ? await this.#settled(readable) : readable, dueMs: null }
     }
+  }
+
+  /** A group begins with its first pop. */
+  async #join(queue: number, { group, mode, from }: PopRequest): Promise<void> {
+    await again(() =>
+      this.#intake.statements.take(`SELECT ${this.#options.schema}.mq_subscribe($1, $2, $3, $4)`, [
+        queue,
+        group,
+        mode,
+        from,
+      ]),
+    )
   }
 
   /** What was changed, or sealed with another key, is put aside as a dead letter, and the partition goes on. */
@@ -281,9 +306,7 @@ export class Consume {
     return inUnits(units, outcomes)
   }
 
-  async #take(
-    all: readonly (PopRequest & { lease: string })[],
-  ): Promise<{ popped: Popped | null; dueMs: number | null }[]> {
+  async #take(all: readonly (PopRequest & { lease: string })[]): Promise<Found[]> {
     const { rows } = await this.#intake.statements.take<PopRow>(
       `SELECT p.* FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[], $7::int[], $8::boolean[], $9::uuid[], $10::text[], $11::timestamptz[])
          WITH ORDINALITY u(queue, namespace, task, partition, grp, batch, partitions, auto, lease, mode, since, i),
@@ -305,7 +328,7 @@ export class Consume {
     return all.map((request, i) => {
       const row = rows[i]
       if (row === undefined) throw new Error(`no answer for pop ${i}`)
-      return { popped: this.#toPopped(request, row), dueMs: row.due_ms }
+      return { popped: this.#toPopped(request, row), dueMs: row.due_ms, missing: row.missing ?? [] }
     })
   }
 

@@ -43,6 +43,8 @@ interface PartitionRow extends Record<string, unknown> {
 /** One whose oldest message waits longer is told as lagging. */
 const laggingSeconds = 300
 /** Every partition of the queue is gone through. */
+/** Of one transaction. */
+const seekPartitions = 200
 const seekMs = 60_000
 const endMs = 60_000
 
@@ -181,17 +183,27 @@ export class ConsumerGroups {
     return rowCount ?? 0
   }
 
-  /** How many partitions; what is leased is lost. */
-  seek(group: string, queue: string, target: SeekTarget): Promise<number> {
+  /** How many partitions; what is leased is lost. In steps: pushes to partitions that are being moved wait. */
+  async seek(group: string, queue: string, target: SeekTarget): Promise<number> {
     const { intake, schema } = this.#context
-    return patientTransaction(intake, seekMs, async (tx) => {
-      const { rows } = await tx.query<{ n: number | null }>(`SELECT ${schema}.mq_seek($1, $2, $3, $4) AS n`, [
-        queue,
-        group,
-        target.to,
-        target.to === 'time' ? target.at : null,
-      ])
-      return rows[0]?.n ?? 0
-    })
+    const at = target.to === 'time' ? target.at : null
+    let moved = 0
+    let after: string | null = null
+    for (;;) {
+      const step: { moved: number | null; last: string | null } | undefined = await patientTransaction(
+        intake,
+        seekMs,
+        async (tx) => {
+          const { rows } = await tx.query<{ moved: number | null; last: string | null }>(
+            `SELECT moved, last FROM ${schema}.mq_seek($1, $2, $3, $4, $5, $6)`,
+            [queue, group, target.to, at, after, seekPartitions],
+          )
+          return rows[0]
+        },
+      )
+      moved += step?.moved ?? 0
+      if (step === undefined || step.last === null) return moved
+      after = step.last
+    }
   }
 }

@@ -50,6 +50,7 @@ interface DeadRow extends Record<string, unknown> {
 /** Nobody pages so far; counting on would read the whole table. */
 const countMax = 100_000
 const replayMs = 10_000
+const purgeStep = 1_000
 
 export class DeadMessages {
   readonly #context: AdministrationContext
@@ -86,6 +87,22 @@ export class DeadMessages {
     return {
       messages: page.rows.map((row) => ({ ...toView(row), ...toldPayload(seal, { ...row, id: row.message_id }) })),
       total: counted.rows[0]?.n ?? 0,
+    }
+  }
+
+  /** For good, in steps; answers how many. */
+  async purge(filter: Pick<DeadFilter, 'queue' | 'group' | 'partition' | 'to'>): Promise<number> {
+    const { intake, schema } = this.#context
+    const { queue, group, partition, to } = filter
+    let purged = 0
+    for (;;) {
+      const { rowCount } = await intake.statements.release(
+        `DELETE FROM ${schema}.mq_dead x WHERE x.id IN (SELECT d.id FROM ${schema}.mq_dead d WHERE d.queue = $1 AND ($2::text IS NULL OR d.grp = $2)
+           AND ($3::text IS NULL OR d.partition_name = $3) AND ($4::timestamptz IS NULL OR d.moved_at < $4::timestamptz) LIMIT ${purgeStep})`,
+        [queue, group, partition, to],
+      )
+      purged += rowCount ?? 0
+      if ((rowCount ?? 0) < purgeStep) return purged
     }
   }
 

@@ -6,6 +6,8 @@ import {
   ListMessagesQuery,
   LoggedMessagePage,
   MessageDetails,
+  PurgeDeadMessagesQuery,
+  Purged,
   ReplayedMessage,
   TraceEvents,
 } from '@spillway/protocol/schema'
@@ -81,6 +83,24 @@ function addDeadLetters(
         offset,
       )
       return { ...found, limit, offset, pagination: { limit, offset } }
+    },
+  )
+
+  app.delete<{ Querystring: Static<typeof PurgeDeadMessagesQuery> }>(
+    '/api/v1/dlq',
+    {
+      schema: {
+        tags,
+        summary: 'Delete dead letters of a queue, and the records of what was skipped',
+        querystring: PurgeDeadMessagesQuery,
+        response: answers(Purged),
+      },
+      config: operate,
+    },
+    async (request) => {
+      const { queue, consumerGroup = null, partition = null, to } = request.query
+      const filter = { queue, group: consumerGroup, partition, to: instantOrNull('to', to) }
+      return { purged: mayUse(request, queue) ? await dead.purge(filter) : 0 }
     },
   )
 

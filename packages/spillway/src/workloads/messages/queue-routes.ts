@@ -179,12 +179,7 @@ function addQueueList(app: App, setting: AdministrationSetting, url: string, sum
 
 function addMaintenance(app: App, { operate, hooks: { maintenance } }: AdministrationSetting): void {
   const url = '/api/v1/system/maintenance'
-  const state = async (): Promise<Static<typeof MaintenanceState>> => ({
-    ...(await maintenance.state()),
-    // Pops go on, and what is held back is in the store.
-    popMaintenanceMode: false,
-    bufferHealthy: true,
-  })
+  const state = (): Promise<Static<typeof MaintenanceState>> => maintenance.state()
   app.get(
     url,
     { schema: { tags, summary: 'Are pushes held back?', response: answers(MaintenanceState) }, config: operate },

@@ -203,7 +203,7 @@ CREATE FUNCTION mq_pushed(
 DECLARE
   t timestamptz := clock();
   v_payloads text[] := string_to_array(p_payloads, E'\\x1e');
-  v_queue int[]; v_strict boolean; v_new boolean; v_failed text[]; v_dup uuid[];
+  v_queue int[]; v_strict boolean; v_new boolean; v_roomy boolean[]; v_failed text[]; v_dup uuid[];
   v_parts uuid[]; v_tails bigint[]; v_counts bigint[]; v_owners int[];
   v_expected bigint; v_inserted bigint; v_left bigint;
   told json[]; r record;
@@ -217,6 +217,12 @@ BEGIN
   -- 1. What may not be stored: as plain text where the queue is sealed, and beyond the queue's size.
   IF v_strict THEN
     v_failed := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
+    -- One that is there already, or comes twice, takes no room.
+    SELECT array_agg(x.rn = 1 AND NOT x.there ORDER BY x.k) INTO v_roomy FROM (
+      SELECT u.k, row_number() OVER (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k) AS rn,
+        EXISTS (SELECT FROM mq_messages m WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
+      FROM unnest(p_item, p_transactions) WITH ORDINALITY u(item, tx, k)
+    ) x;
     FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q WHERE q.id = ANY (v_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
       IF r.max_size > 0 THEN
         -- One at a time counts what is there; in the order of the queues, behind the lanes.
@@ -227,9 +233,7 @@ BEGIN
         CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 2;
         IF r.encryption_enabled AND NOT p_sealed[i] THEN v_failed[i] := 'encryption_required';
         ELSIF r.max_size > 0 THEN
-          -- One that is there already, or comes twice, takes no room.
-          CONTINUE WHEN EXISTS (SELECT FROM mq_messages m WHERE m.partition = p_partitions[p_item[i]] AND m.transaction_id = p_transactions[i] AND m.grp IS NULL)
-            OR EXISTS (SELECT FROM generate_series(1, i - 1) j WHERE p_transactions[j] = p_transactions[i] AND p_partitions[p_item[j]] = p_partitions[p_item[i]] AND v_failed[j] IS NULL);
+          CONTINUE WHEN NOT v_roomy[i];
           IF v_left <= 0 THEN v_failed[i] := 'queue_full'; ELSE v_left := v_left - 1; END IF;
         END IF;
       END LOOP;

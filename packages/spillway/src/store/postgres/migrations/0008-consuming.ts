@@ -103,11 +103,13 @@ END $$;
 
 -- Takes up to p_batch messages of up to p_partitions partitions of the first queue that has some, under one lease. One row
 -- with a list for each column; payloads stand between record separators. due_ms: when there may be something, if there is
--- nothing now. p_partition: of this one alone. leased: some of it has to be answered for.
+-- nothing now. p_partition: of this one alone. leased: some of it has to be answered for. missing: queues
+-- in which the group has yet to begin: the caller has \`mq_subscribe\` to call, each in a statement of its own, and to pop again. The
+-- guard that it takes must not be held together with anything that others wait for.
 CREATE FUNCTION mq_pop(
   p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch int, p_partitions int, p_auto boolean, p_lease uuid, p_mode text, p_from timestamptz,
   OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix int[], OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[],
-  OUT payloads text, OUT created_ms bigint[], OUT tries int[], OUT due_ms bigint, OUT leased boolean
+  OUT payloads text, OUT created_ms bigint[], OUT tries int[], OUT due_ms bigint, OUT leased boolean, OUT missing int[]
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
@@ -122,8 +124,8 @@ BEGIN
       ELSE (p_namespace IS NULL OR x.namespace = p_namespace) AND (p_task IS NULL OR x.task = p_task) END ORDER BY x.priority DESC, x.name LOOP
     SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
     IF NOT FOUND THEN
-      v_grp := mq_subscribe(q.id, p_group, p_mode, p_from);
-      t := clock();
+      missing := missing || q.id;
+      CONTINUE;
     END IF;
     IF EXISTS (SELECT FROM mq_leases l WHERE l.grp = v_grp AND l.until <= t) THEN
       PERFORM mq_expire(v_grp, 100);
@@ -285,27 +287,26 @@ BEGIN
     WHERE g.id IS NULL OR EXISTS (SELECT FROM mq_ready r WHERE r.grp = g.id AND r.at <= clock());
 END $$;
 
--- Moves a group to where it is to go on, in every partition of a queue; p_to: start, end, or a time. What is leased is lost.
-CREATE FUNCTION mq_seek(p_queue text, p_group text, p_to text, p_at timestamptz) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- Moves a group to where it is to go on, in the next p_partitions partitions of a queue behind p_after; p_to: start, end, or a
+-- time. What is leased is lost. moved NULL: there is no such queue or group.
+CREATE FUNCTION mq_seek(p_queue text, p_group text, p_to text, p_at timestamptz, p_after uuid, p_partitions int, OUT moved bigint, OUT last uuid) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_queue int; v_grp int; r record; v_head bigint; v_lease uuid; v_n bigint := 0; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+  v_queue int; v_grp int; r record; v_head bigint; v_lease uuid; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
-  SELECT q.id INTO v_queue FROM mq_queues q WHERE q.name = p_queue;
-  IF NOT FOUND THEN RETURN NULL; END IF;
-  SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = v_queue AND g.name = p_group;
-  IF NOT FOUND THEN v_grp := mq_subscribe(v_queue, p_group, 'all', NULL); END IF;
-  FOR r IN SELECT p.id, p.tail, p.low FROM mq_partitions p WHERE p.queue = v_queue ORDER BY p.id LOOP
+  SELECT q.id, g.id INTO v_queue, v_grp FROM mq_queues q JOIN mq_groups g ON g.queue = q.id WHERE q.name = p_queue AND g.name = p_group;
+  IF NOT FOUND THEN RETURN; END IF;
+  moved := 0;
+  FOR r IN SELECT p.id, p.tail, p.low FROM mq_partitions p WHERE p.queue = v_queue AND (p_after IS NULL OR p.id > p_after) ORDER BY p.id LIMIT p_partitions LOOP
     INSERT INTO mq_cursors AS x (partition, grp, head) VALUES (r.id, v_grp, 0) ON CONFLICT (partition, grp) DO UPDATE SET head = x.head RETURNING x.lease INTO v_lease;
     IF v_lease IS NOT NULL THEN v_leases := v_leases || v_lease; v_parts := v_parts || r.id; END IF;
     v_head := CASE p_to WHEN 'start' THEN r.low WHEN 'end' THEN r.tail ELSE mq_before(r.id, p_at) END;
     UPDATE mq_cursors x SET head = v_head, done = '{}', lease = NULL, batch = '{}', open = '{}', tries = '{}', careful = 0, not_before = NULL, moved_at = clock() WHERE x.partition = r.id AND x.grp = v_grp;
     DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = v_grp;
     PERFORM mq_requeue(r.id, v_grp, v_head, NULL);
-    v_n := v_n + 1;
+    moved := moved + 1; last := r.id;
   END LOOP;
   PERFORM mq_unlease(v_leases, v_parts);
-  RETURN v_n;
 END $$;
 
 -- Deletes from the log, up to a number, the oldest p_most.
@@ -331,24 +332,26 @@ CREATE FUNCTION mq_sweep(p_most int, p_after uuid, p_partitions int, OUT removed
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  r record; c record; v_min bigint; v_upto bigint; v_gone bigint; v_seqs bigint[];
+  r record; c record; v_min bigint; v_upto bigint; v_head bigint; v_gone bigint; v_seqs bigint[];
 BEGIN
   removed := 0; given_up := 0;
   FOR r IN SELECT p.id, p.queue, p.low, p.mark, p.marked_at, q.retention_enabled, q.retention_seconds, q.completed_retention_seconds, q.max_wait_seconds
            FROM mq_queues q JOIN mq_partitions p ON p.queue = q.id WHERE (q.retention_enabled OR q.max_wait_seconds > 0) AND p.low < p.tail AND (p_after IS NULL OR p.id > p_after)
            ORDER BY p.id LIMIT p_partitions LOOP
-    EXIT WHEN removed >= p_most;
+    EXIT WHEN removed >= p_most OR given_up >= p_most;
     last := r.id;
     IF r.max_wait_seconds > 0 THEN
       v_upto := mq_before(r.id, t - r.max_wait_seconds * interval '1 second');
       INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue AND v_upto > r.low ON CONFLICT (partition, grp) DO NOTHING;
       FOR c IN SELECT x.partition, x.grp, x.head, x.done, x.tries FROM mq_cursors x WHERE x.partition = r.id AND x.head < v_upto AND x.lease IS NULL ORDER BY x.grp FOR UPDATE SKIP LOCKED LOOP
-        v_seqs := ARRAY(SELECT m.seq FROM mq_messages m WHERE m.partition = r.id AND m.seq > c.head AND m.seq <= v_upto AND NOT m.seq = ANY (c.done) AND (m.grp IS NULL OR m.grp = c.grp) ORDER BY m.seq);
+        v_seqs := ARRAY(SELECT m.seq FROM mq_messages m WHERE m.partition = r.id AND m.seq > c.head AND m.seq <= v_upto AND NOT m.seq = ANY (c.done) AND (m.grp IS NULL OR m.grp = c.grp) ORDER BY m.seq LIMIT p_most);
+        -- Not all of it: the rest comes with the next sweep.
+        v_head := CASE WHEN cardinality(v_seqs) = p_most THEN v_seqs[p_most] ELSE v_upto END;
         PERFORM mq_bury(r.id, c.grp, v_seqs, array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
         given_up := given_up + cardinality(v_seqs);
-        UPDATE mq_cursors x SET head = v_upto, done = ARRAY(SELECT d FROM unnest(x.done) d WHERE d > v_upto) WHERE x.partition = r.id AND x.grp = c.grp;
+        UPDATE mq_cursors x SET head = v_head, done = ARRAY(SELECT d FROM unnest(x.done) d WHERE d > v_head) WHERE x.partition = r.id AND x.grp = c.grp;
         DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = c.grp;
-        PERFORM mq_requeue(r.id, c.grp, v_upto, NULL);
+        PERFORM mq_requeue(r.id, c.grp, v_head, NULL);
       END LOOP;
     END IF;
     CONTINUE WHEN NOT r.retention_enabled;
