@@ -126,7 +126,7 @@ function verdictsOf({ postgres }: BenchContext, found: Found): Verdict[] {
       0.5,
     ),
     popVerdict(atLeast, popped, ceiling(popping, [popNames.rawOne, popNames.rawSeveral])),
-    atMost(`end to end at ${endToEndPerSecond}/s, p99`, endToEnd.receivedMs.p99, 'ms', 50),
+    atMost(`end to end at ${endToEndPerSecond}/s, p99`, endToEnd.receivedMs.p99, 'ms', 50, refusedNote(endToEnd)),
     atLeast(
       `push with ${manyPartitions} partitions over ${fewPartitions}`,
       ratio(pushing, pushNames.many, pushNames.few),
@@ -148,6 +148,12 @@ function verdictsOf({ postgres }: BenchContext, found: Found): Verdict[] {
     atMost('left in the log once all is consumed and swept', storage.left, '', 0),
     ...storageVerdicts(atMost, postgres.settings, storage),
   ]
+}
+
+/** Of a machine that was too busy: the figure is of those that were accepted. */
+function refusedNote({ pushed, refused, queued }: Flowed): string | undefined {
+  if (refused + queued === 0) return undefined
+  return `of ${pushed + refused} messages ${refused} were refused and ${queued} had to queue`
 }
 
 type Judge = (what: string, value: number, unit: string, target: number, note?: string) => Verdict

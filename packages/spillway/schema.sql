@@ -1528,8 +1528,9 @@ BEGIN
     SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
     IF NOT FOUND THEN
       missing := missing || q.id;
-      CONTINUE;
     END IF;
+    -- Not past one of higher priority, of which nobody knows yet what it has.
+    CONTINUE WHEN missing IS NOT NULL;
     IF EXISTS (SELECT FROM mq_leases l WHERE l.grp = v_grp AND l.until <= t) THEN
       PERFORM mq_expire(v_grp, 100);
       t := clock();
@@ -1621,7 +1622,7 @@ AS $function$
 DECLARE
   t timestamptz := clock();
   v_payloads text[] := string_to_array(p_payloads, E'\x1e');
-  v_queue int[]; v_strict boolean; v_new boolean; v_roomy boolean[]; v_failed text[]; v_dup uuid[];
+  v_queue int[]; v_strict boolean; v_new boolean; v_first bigint[]; v_failed text[]; v_dup uuid[];
   v_parts uuid[]; v_tails bigint[]; v_counts bigint[]; v_owners int[];
   v_expected bigint; v_inserted bigint; v_left bigint;
   told json[]; r record;
@@ -1636,8 +1637,8 @@ BEGIN
   IF v_strict THEN
     v_failed := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
     -- One that is there already, or comes twice, takes no room.
-    SELECT array_agg(x.rn = 1 AND NOT x.there ORDER BY x.k) INTO v_roomy FROM (
-      SELECT u.k, row_number() OVER (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k) AS rn,
+    SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
+      SELECT u.k, first_value(u.k) OVER (PARTITION BY p_verdicts[u.item] = 2, p_partitions[u.item], u.tx ORDER BY u.k) AS first,
         EXISTS (SELECT FROM mq_messages m WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
       FROM unnest(p_item, p_transactions) WITH ORDINALITY u(item, tx, k)
     ) x;
@@ -1651,8 +1652,9 @@ BEGIN
         CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 2;
         IF r.encryption_enabled AND NOT p_sealed[i] THEN v_failed[i] := 'encryption_required';
         ELSIF r.max_size > 0 THEN
-          CONTINUE WHEN NOT v_roomy[i];
-          IF v_left <= 0 THEN v_failed[i] := 'queue_full'; ELSE v_left := v_left - 1; END IF;
+          CONTINUE WHEN v_first[i] = 0;
+          IF v_first[i] < i THEN v_failed[i] := v_failed[v_first[i]];
+          ELSIF v_left <= 0 THEN v_failed[i] := 'queue_full'; ELSE v_left := v_left - 1; END IF;
         END IF;
       END LOOP;
     END LOOP;

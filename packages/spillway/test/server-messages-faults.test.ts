@@ -143,9 +143,12 @@ describe('PostgreSQL killed', () => {
     queue = randomUUID()
   })
   afterAll(async () => {
-    await f.close()
-    await own.stop()
-    await rm(dir, { recursive: true, force: true })
+    try {
+      await f.close()
+    } finally {
+      await own.stop()
+      await rm(dir, { recursive: true, force: true })
+    }
   })
 
   const kill = async (): Promise<void> => {

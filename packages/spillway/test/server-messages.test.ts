@@ -239,6 +239,15 @@ describe('push', () => {
     expect(await pushed(server, [{ queue, payload: 'd' }])).toMatchObject([{ status: 'queued' }])
   })
 
+  it('a queue at maxSize has no room for a message that comes twice in a batch', async () => {
+    const queue = randomUUID()
+    await configure(server, queue, { maxSize: 1 })
+    await pushed(server, [{ queue, payload: 'first' }])
+    const twin = { queue, payload: 'twin', transactionId: 'twin' }
+    expect((await pushed(server, [twin, twin])).map(({ code }) => code)).toEqual(['queue_full', 'queue_full'])
+    expect(dataOf(await takeAll(server, queue, 1))).toEqual(['first'])
+  })
+
   it('a queue with maxSize takes large batches at once, as others do', async () => {
     const queue = randomUUID()
     await configure(server, queue, { maxSize: 1_000_000 })

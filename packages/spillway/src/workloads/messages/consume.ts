@@ -173,10 +173,8 @@ export class Consume {
   async #look(request: PopRequest, gone: AbortSignal): Promise<{ popped: Popped | null; dueMs: number | null }> {
     for (;;) {
       const { popped, dueMs, missing } = await this.#pops.submit({ ...request, lease: randomUUID() })
-      if (popped === null && missing.length > 0) {
-        for (const queue of missing) await this.#join(queue, request)
-        continue
-      }
+      for (const queue of missing) await this.#join(queue, request)
+      if (popped === null && missing.length > 0) continue
       if (popped === null) return { popped, dueMs }
       this.arrivals.found({ queue: popped.queue, group: popped.group })
       const readable = await this.#readable(popped)

@@ -125,8 +125,9 @@ BEGIN
     SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
     IF NOT FOUND THEN
       missing := missing || q.id;
-      CONTINUE;
     END IF;
+    -- Not past one of higher priority, of which nobody knows yet what it has.
+    CONTINUE WHEN missing IS NOT NULL;
     IF EXISTS (SELECT FROM mq_leases l WHERE l.grp = v_grp AND l.until <= t) THEN
       PERFORM mq_expire(v_grp, 100);
       t := clock();
