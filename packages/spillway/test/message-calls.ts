@@ -136,7 +136,7 @@ export async function takeAll(server: Server, queue: string, count: number, opti
       return found.length === 0 && seen.length >= count
     },
     ms,
-  )
+  ).catch((fault: unknown) => Promise.reject(new Error(`There were ${seen.length} of ${count}.`, { cause: fault })))
   return seen
 }
 

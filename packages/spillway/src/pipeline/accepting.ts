@@ -282,14 +282,12 @@ function tell(effect: Effect, p: PendingItem, accepted: Accepted | undefined, to
 /** The effect as a worker applies it to what was queued. */
 export const queuedApply =
   (store: Store, apply: Apply | Effect): Apply =>
-  (tx, items) =>
-    typeof apply === 'function'
-      ? apply(tx, items)
-      : store.applyWithin(
-          tx,
-          items.map(({ seq }) => seq),
-          { function: apply.function, values: () => apply.values(items, true) },
-        )
+  async (tx, items) => {
+    if (typeof apply === 'function') return apply(tx, items)
+    await apply.prepare?.(items)
+    const seqs = items.map(({ seq }) => seq)
+    return store.applyWithin(tx, seqs, { function: apply.function, values: () => apply.values(items, true) })
+  }
 
 /** The code of a store's fault. */
 export function codeOf(fault: unknown): string | undefined {

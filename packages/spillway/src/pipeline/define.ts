@@ -150,6 +150,8 @@ export interface SqlEffect<Body, Result> {
     queued: boolean,
   ) => readonly (EffectValue | readonly EffectValue[])[]
   limited?: (told: unknown, item: LimitedItem<Body>) => Readonly<Record<string, unknown>>
+  /** Awaited before what was queued is applied: what `values` has to know may have changed since it was accepted. */
+  prepare?: (items: readonly EffectItem<Body>[]) => Promise<void>
   /** Phantom: only there for the types. */
   readonly _result?: Result
 }

@@ -69,4 +69,10 @@ describe('toStoreFault', () => {
     expect(toStoreFault(fault)).toBe(fault)
     expect(toStoreFault('text')).toMatchObject({ code: 'other', cause: 'text' })
   })
+
+  it('keeps the words of our own functions, and of nobody else', () => {
+    const raised = (code: string) => Object.assign(new Error('queue_full'), { code, severity: 'ERROR' })
+    expect(toStoreFault(raised('SP001'))).toMatchObject({ code: 'data', message: 'queue_full' })
+    expect(toStoreFault(raised('P0001')).message).not.toContain('queue_full')
+  })
 })

@@ -26,8 +26,11 @@ export class StoreFault extends Error {
   /** The violated constraint, so that an adapter can tell an expected duplicate from a defect. */
   readonly constraint: string | undefined
 
-  constructor(code: StoreFaultCode, options?: { cause?: unknown; sqlState?: string; constraint?: string }) {
-    super(MESSAGES[code], { cause: options?.cause })
+  constructor(
+    code: StoreFaultCode,
+    options?: { cause?: unknown; sqlState?: string; constraint?: string; told?: string },
+  ) {
+    super(options?.told ?? MESSAGES[code], { cause: options?.cause })
     this.code = code
     this.sqlState = options?.sqlState
     this.constraint = options?.constraint
@@ -57,6 +60,7 @@ const BY_CLASS: Readonly<Record<string, StoreFaultCode>> = {
   '40': 'conflict',
   '53': 'unavailable',
   '58': 'unavailable', // system_error, e.g. an I/O error: not for the caller to mend
+  SP: 'data', // raised by functions of ours: their texts may be told
   P0: 'data', // raised by a trigger or function of the user's: his rule about these values
 }
 
@@ -89,6 +93,9 @@ const BY_DRIVER_MESSAGE: readonly [RegExp, StoreFaultCode][] = [
   [/^Cannot use a pool after calling end on the pool$/, 'unavailable'],
 ]
 
+/** Raised by functions of ours, with a reason that whoever reads the ticket may know. */
+const TOLD_STATE = 'SP001'
+
 const SQL_STATE = /^[0-9A-Z]{5}$/
 
 /** Translates whatever node-postgres threw. A StoreFault passes unchanged. */
@@ -105,7 +112,13 @@ export function toStoreFault(error: unknown): StoreFault {
   // EPIPE and its like are five capitals too, so errno comes first; only server errors carry a severity.
   if (code !== undefined && SQL_STATE.test(code) && 'severity' in error) {
     const constraint = 'constraint' in error && typeof error.constraint === 'string' ? error.constraint : undefined
-    return new StoreFault(bySqlState(code), { cause: error, sqlState: code, ...(constraint && { constraint }) })
+    const told = code === TOLD_STATE ? error.message : undefined
+    return new StoreFault(bySqlState(code), {
+      cause: error,
+      sqlState: code,
+      ...(constraint && { constraint }),
+      ...(told !== undefined && { told }),
+    })
   }
   const known = BY_DRIVER_MESSAGE.find(([pattern]) => pattern.test(error.message))
   return new StoreFault(known?.[1] ?? 'other', { cause: error })

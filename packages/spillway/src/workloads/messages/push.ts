@@ -90,9 +90,11 @@ function definePush(
 function effect(
   schema: string,
   late: (message: MessageBody, queue: string, partitionId: string) => MessageBody,
+  prepare: (items: readonly EffectItem<ParcelBody>[]) => Promise<void>,
 ): SqlEffect<ParcelBody, Stored> {
   return {
     function: `${schema}.mq_pushed`,
+    prepare,
     values: (items: readonly EffectItem<ParcelBody>[], queued) => {
       const all = items.flatMap(({ body, queue, partition }, index) =>
         body.messages.map((message) => ({
@@ -140,7 +142,8 @@ export class Push {
     this.#queues = queues
     this.#seal = seal
     const late = this.#sealLate.bind(this)
-    this.definition = definePush(intake, options.pendingMax, effect(options.schema, late))
+    const prepare = this.#prepare.bind(this)
+    this.definition = definePush(intake, options.pendingMax, effect(options.schema, late, prepare))
   }
 
   /** Why it cannot be asked for, if so. */
@@ -302,7 +305,13 @@ export class Push {
     }
   }
 
-  /** A worker that does not know it yet is told by the statement, and knows when the operation comes again. */
+  /** A queue may have been encrypted since. */
+  async #prepare(items: readonly EffectItem<ParcelBody>[]): Promise<void> {
+    if (this.#seal === null) return
+    const plain = items.filter(({ body }) => body.messages.some(({ sealed }) => !sealed))
+    if (plain.length > 0) await this.#queues.lookUp(new Set(plain.map(({ queue }) => queue)))
+  }
+
   #sealLate(message: MessageBody, queue: string, partition: string): MessageBody {
     if (message.sealed || this.#seal === null || !this.#queues.isSealed(queue)) return message
     const { id } = message

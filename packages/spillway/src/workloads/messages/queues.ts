@@ -94,11 +94,14 @@ export class Queues {
     return this.#lookUp(unknown).then(() => this.#among(queues))
   }
 
-  /** As far as is known at once; what is not known, or not of late, is looked up for the next time. */
+  /** As it was last looked up. */
   isSealed(queue: string): boolean {
-    const known = this.#known.get(queue)
-    if (known === undefined || known.until <= performance.now()) this.#lookUp([queue]).catch(() => undefined)
-    return known?.isSealed === true
+    return this.#known.get(queue)?.isSealed === true
+  }
+
+  /** Looks these up now. */
+  async lookUp(queues: ReadonlySet<string>): Promise<void> {
+    await this.#ask([...queues])
   }
 
   #among(queues: ReadonlySet<string>): ReadonlySet<string> {

@@ -241,7 +241,7 @@ BEGIN
     END LOOP;
     -- From the queue there is nobody to tell: the operation fails, and comes again, or is kept as a dead letter.
     IF p_queued AND (SELECT bool_or(f IS NOT NULL) FROM unnest(v_failed) f) THEN
-      RAISE EXCEPTION '%', (SELECT f FROM unnest(v_failed) f WHERE f IS NOT NULL LIMIT 1) USING ERRCODE = 'P0001';
+      RAISE EXCEPTION '%', (SELECT f FROM unnest(v_failed) f WHERE f IS NOT NULL LIMIT 1) USING ERRCODE = 'SP001';
     END IF;
   END IF;
 
