@@ -287,6 +287,7 @@ CREATE TABLE mq_queues (
   dead_letter_queue boolean DEFAULT false NOT NULL,
   dlq_after_max_retries boolean DEFAULT false NOT NULL,
   encryption_enabled boolean DEFAULT false NOT NULL,
+  size_most bigint,
   created_at timestamp with time zone NOT NULL,
   CONSTRAINT mq_queues_completed_retention_seconds_check CHECK ((completed_retention_seconds >= 0)),
   CONSTRAINT mq_queues_delay_seconds_check CHECK ((delay_seconds >= 0)),
@@ -1624,7 +1625,7 @@ DECLARE
   v_payloads text[] := string_to_array(p_payloads, E'\x1e');
   v_queue int[]; v_strict boolean; v_new boolean; v_first bigint[]; v_failed text[]; v_dup uuid[];
   v_parts uuid[]; v_tails bigint[]; v_counts bigint[]; v_owners int[];
-  v_expected bigint; v_inserted bigint; v_left bigint;
+  v_expected bigint; v_inserted bigint; v_left bigint; v_most bigint; v_asked bigint;
   told json[]; r record;
 BEGIN
   IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
@@ -1644,9 +1645,12 @@ BEGIN
     ) x;
     FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q WHERE q.id = ANY (v_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
       IF r.max_size > 0 THEN
-        -- One at a time counts what is there; in the order of the queues, behind the lanes.
-        PERFORM pg_advisory_xact_lock(hashtext('spillway.size.' || current_schema()), r.id);
-        v_left := r.max_size - mq_size(r.id);
+        -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so that it is counted only
+        -- when what was counted last, and has come since, leaves none.
+        SELECT q.size_most INTO v_most FROM mq_queues q WHERE q.id = r.id FOR NO KEY UPDATE;
+        SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k) WHERE v_queue[u.item] = r.id AND u.first = u.k;
+        IF v_most IS NULL OR v_most + v_asked > r.max_size THEN v_most := mq_size(r.id); END IF;
+        v_left := r.max_size - v_most;
       END IF;
       FOR i IN 1 .. cardinality(p_item) LOOP
         CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 2;
@@ -1657,6 +1661,7 @@ BEGIN
           ELSIF v_left <= 0 THEN v_failed[i] := 'queue_full'; ELSE v_left := v_left - 1; END IF;
         END IF;
       END LOOP;
+      IF r.max_size > 0 THEN UPDATE mq_queues q SET size_most = r.max_size - v_left WHERE q.id = r.id; END IF;
     END LOOP;
     -- From the queue there is nobody to tell: the operation fails, and comes again, or is kept as a dead letter.
     IF p_queued AND (SELECT bool_or(f IS NOT NULL) FROM unnest(v_failed) f) THEN
@@ -1801,6 +1806,7 @@ BEGIN
   INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, grp, sealed, payload, created_at)
     VALUES (d.partition, v_tail, d.message_id, d.transaction_id, d.trace_id, v_grp, d.sealed, d.payload, date_trunc('milliseconds', clock()));
   DELETE FROM mq_dead x WHERE x.id = p_id;
+  UPDATE mq_queues q SET size_most = q.size_most + 1 WHERE q.id = v_queue AND q.size_most IS NOT NULL;
   INSERT INTO mq_ready (partition, grp, at) SELECT d.partition, g.id, clock() FROM mq_groups g LEFT JOIN mq_cursors c ON c.partition = d.partition AND c.grp = g.id
     WHERE g.queue = v_queue AND c.lease IS NULL AND coalesce(c.head, 0) >= v_tail - 1 ON CONFLICT (partition, grp) DO NOTHING;
   PERFORM mq_tell(ARRAY[d.queue]);
@@ -1843,6 +1849,7 @@ DECLARE
 BEGIN
   SELECT q.id, g.id INTO v_queue, v_grp FROM mq_queues q JOIN mq_groups g ON g.queue = q.id WHERE q.name = p_queue AND g.name = p_group;
   IF NOT FOUND THEN RETURN; END IF;
+  UPDATE mq_queues q SET size_most = NULL WHERE q.id = v_queue AND q.size_most IS NOT NULL;
   moved := 0;
   FOR r IN SELECT p.id, p.tail, p.low FROM mq_partitions p WHERE p.queue = v_queue AND (p_after IS NULL OR p.id > p_after) ORDER BY p.id LIMIT p_partitions LOOP
     INSERT INTO mq_cursors AS x (partition, grp, head) VALUES (r.id, v_grp, 0) ON CONFLICT (partition, grp) DO UPDATE SET head = x.head RETURNING x.lease INTO v_lease;
@@ -1879,6 +1886,8 @@ BEGIN
   PERFORM mq_guard(ARRAY[p_queue], true);
   SELECT g.id INTO v_id FROM mq_groups g WHERE g.queue = p_queue AND g.name = p_group;
   IF FOUND THEN RETURN v_id; END IF;
+  -- The slowest group says how much a queue holds.
+  UPDATE mq_queues q SET size_most = NULL WHERE q.id = p_queue AND q.size_most IS NOT NULL;
   INSERT INTO mq_groups (queue, name, mode, since, created_at) VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()), clock()) RETURNING id INTO v_id;
   INSERT INTO mq_cursors (partition, grp, head)
     SELECT p.id, v_id, CASE p_mode WHEN 'all' THEN p.low WHEN 'new' THEN p.tail ELSE mq_before(p.id, p_from) END

@@ -44,6 +44,7 @@ CREATE TABLE mq_queues (
   dead_letter_queue   boolean NOT NULL DEFAULT false,
   dlq_after_max_retries boolean NOT NULL DEFAULT false,
   encryption_enabled  boolean NOT NULL DEFAULT false,
+  size_most           bigint,                                                    -- it holds no more than this; NULL: nobody knows. Counting costs a look at each partition
   created_at          timestamptz NOT NULL
 );
 CREATE INDEX mq_queues_namespace ON mq_queues (namespace, task);
@@ -205,7 +206,7 @@ DECLARE
   v_payloads text[] := string_to_array(p_payloads, E'\\x1e');
   v_queue int[]; v_strict boolean; v_new boolean; v_first bigint[]; v_failed text[]; v_dup uuid[];
   v_parts uuid[]; v_tails bigint[]; v_counts bigint[]; v_owners int[];
-  v_expected bigint; v_inserted bigint; v_left bigint;
+  v_expected bigint; v_inserted bigint; v_left bigint; v_most bigint; v_asked bigint;
   told json[]; r record;
 BEGIN
   IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
@@ -225,9 +226,12 @@ BEGIN
     ) x;
     FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q WHERE q.id = ANY (v_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
       IF r.max_size > 0 THEN
-        -- One at a time counts what is there; in the order of the queues, behind the lanes.
-        PERFORM pg_advisory_xact_lock(hashtext('spillway.size.' || current_schema()), r.id);
-        v_left := r.max_size - mq_size(r.id);
+        -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so that it is counted only
+        -- when what was counted last, and has come since, leaves none.
+        SELECT q.size_most INTO v_most FROM mq_queues q WHERE q.id = r.id FOR NO KEY UPDATE;
+        SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k) WHERE v_queue[u.item] = r.id AND u.first = u.k;
+        IF v_most IS NULL OR v_most + v_asked > r.max_size THEN v_most := mq_size(r.id); END IF;
+        v_left := r.max_size - v_most;
       END IF;
       FOR i IN 1 .. cardinality(p_item) LOOP
         CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 2;
@@ -238,6 +242,7 @@ BEGIN
           ELSIF v_left <= 0 THEN v_failed[i] := 'queue_full'; ELSE v_left := v_left - 1; END IF;
         END IF;
       END LOOP;
+      IF r.max_size > 0 THEN UPDATE mq_queues q SET size_most = r.max_size - v_left WHERE q.id = r.id; END IF;
     END LOOP;
     -- From the queue there is nobody to tell: the operation fails, and comes again, or is kept as a dead letter.
     IF p_queued AND (SELECT bool_or(f IS NOT NULL) FROM unnest(v_failed) f) THEN
@@ -334,6 +339,8 @@ BEGIN
   PERFORM mq_guard(ARRAY[p_queue], true);
   SELECT g.id INTO v_id FROM mq_groups g WHERE g.queue = p_queue AND g.name = p_group;
   IF FOUND THEN RETURN v_id; END IF;
+  -- The slowest group says how much a queue holds.
+  UPDATE mq_queues q SET size_most = NULL WHERE q.id = p_queue AND q.size_most IS NOT NULL;
   INSERT INTO mq_groups (queue, name, mode, since, created_at) VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()), clock()) RETURNING id INTO v_id;
   INSERT INTO mq_cursors (partition, grp, head)
     SELECT p.id, v_id, CASE p_mode WHEN 'all' THEN p.low WHEN 'new' THEN p.tail ELSE mq_before(p.id, p_from) END

@@ -297,6 +297,7 @@ DECLARE
 BEGIN
   SELECT q.id, g.id INTO v_queue, v_grp FROM mq_queues q JOIN mq_groups g ON g.queue = q.id WHERE q.name = p_queue AND g.name = p_group;
   IF NOT FOUND THEN RETURN; END IF;
+  UPDATE mq_queues q SET size_most = NULL WHERE q.id = v_queue AND q.size_most IS NOT NULL;
   moved := 0;
   FOR r IN SELECT p.id, p.tail, p.low FROM mq_partitions p WHERE p.queue = v_queue AND (p_after IS NULL OR p.id > p_after) ORDER BY p.id LIMIT p_partitions LOOP
     INSERT INTO mq_cursors AS x (partition, grp, head) VALUES (r.id, v_grp, 0) ON CONFLICT (partition, grp) DO UPDATE SET head = x.head RETURNING x.lease INTO v_lease;
@@ -462,6 +463,7 @@ BEGIN
   INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, grp, sealed, payload, created_at)
     VALUES (d.partition, v_tail, d.message_id, d.transaction_id, d.trace_id, v_grp, d.sealed, d.payload, date_trunc('milliseconds', clock()));
   DELETE FROM mq_dead x WHERE x.id = p_id;
+  UPDATE mq_queues q SET size_most = q.size_most + 1 WHERE q.id = v_queue AND q.size_most IS NOT NULL;
   INSERT INTO mq_ready (partition, grp, at) SELECT d.partition, g.id, clock() FROM mq_groups g LEFT JOIN mq_cursors c ON c.partition = d.partition AND c.grp = g.id
     WHERE g.queue = v_queue AND c.lease IS NULL AND coalesce(c.head, 0) >= v_tail - 1 ON CONFLICT (partition, grp) DO NOTHING;
   PERFORM mq_tell(ARRAY[d.queue]);
