@@ -27,6 +27,8 @@ import { outcomeErrors, type Step } from './transaction.js'
 
 const tags = ['messages']
 const popTimeoutMsDefault = 30_000
+/** However many are asked for: each costs the statement a turn of its own. */
+const popPartitionsOnce = 100
 /** Busier than this, nothing more is handed out. By the writes alone: pops have connections of their own. */
 const busyPopAbove = 0.95
 const busyRetryAfterMs = 2_000
@@ -116,7 +118,7 @@ function addPops(app: App, workload: MessagesWorkload): void {
           ...from,
           group: groupOf(query.consumerGroup),
           batch: query.batch ?? 1,
-          partitions: query.partitions ?? 1,
+          partitions: Math.min(popPartitionsOnce, query.partitions ?? 1),
           autoAck: query.autoAck === true,
         },
         waitMs,
