@@ -163,7 +163,7 @@ export class Consumers {
 
 const lookMs = 5
 /** What is to be seen and is not by then will not come. */
-const patienceMs = 60_000
+const patienceMs = 180_000
 
 export async function consume(consumption: Consumption): Promise<Consumed> {
   const { seconds, each } = consumption

@@ -873,7 +873,7 @@ BEGIN
   RETURN 'cancelled';
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint, p_types text[], p_together text[], OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text, OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json, OUT payloads text, OUT waited_ms text, OUT due text, OUT attempts text, OUT max_attempts text, OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json)
+CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint, p_types text[], p_together text[], p_trusted text[], OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text, OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json, OUT payloads text, OUT waited_ms text, OUT due text, OUT attempts text, OUT max_attempts text, OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json)
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -928,7 +928,7 @@ BEGIN
     LATERAL (
       SELECT x.seq, x.id, x.type, x.priority, x.identity, x.payload, x.accepted_at, x.not_before, x.attempts, x.max_attempts, x.timeout_ms, x.trace, x.idem, x.gate
       FROM ops x WHERE x.lane = h.lane AND x.seq > h.head ORDER BY x.seq
-      LIMIT CASE WHEN h.careful THEN 1 WHEN h.type = ANY (p_together) THEN v_most ELSE least(p_each, v_most) END
+      LIMIT CASE WHEN h.careful AND NOT h.type = ANY (p_trusted) THEN 1 WHEN h.type = ANY (p_together) THEN v_most ELSE least(p_each, v_most) END
     ) o;
   INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
     SELECT fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (

@@ -128,7 +128,7 @@ export class LaneRun {
         held.retry = { delayMs: unknownTypeMs, error: null }
         break
       }
-      if (op.careful && !(await this.#tellStart(held, op))) break
+      if (op.careful && handler.together === undefined && !(await this.#tellStart(held, op))) break
       if (handler.apply !== undefined) {
         const group = consecutive(ops, index)
         if (!(await this.#applyGroup(held, handler, group))) break

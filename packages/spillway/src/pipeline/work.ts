@@ -354,11 +354,13 @@ export class Work {
     const each = Math.max(1, Math.min(opsPerLane, Math.floor(sliceMs / Math.max(this.#lanes.runMs, 0.001))))
     const types: string[] = []
     const together: string[] = []
+    const trusted: string[] = []
     for (const [type, handler] of this.#o.handlers) {
       types.push(type)
       if (handler.apply !== undefined) together.push(type)
+      if (handler.together !== undefined) trusted.push(type)
     }
-    return { lanes: Math.min(lanes, most), budget: opsPerClaim, each, turn, types, together }
+    return { lanes: Math.min(lanes, most), budget: opsPerClaim, each, turn, types, together, trusted }
   }
 
   /** None while operations take their time: another process could run what would wait here. */

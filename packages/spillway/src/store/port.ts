@@ -201,6 +201,8 @@ export interface ClaimRequest {
   types?: readonly string[]
   /** Types whose operations take effect together, in one transaction: `each` does not bound them. */
   together?: readonly string[]
+  /** Types that run in the store and cannot end this process: those of a process that died need not come one at a time. */
+  trusted?: readonly string[]
 }
 
 export interface StepResult {

@@ -40,10 +40,10 @@ export const settleSql = (schema: string): string => `SELECT ${schema}.settle(${
 /** Settle, then claim, in one statement: claiming waits for the settlement, and finds no worker when that was refused. */
 export const stepSql = (schema: string): string =>
   `SELECT nullif(s.lost, '{}'), c.* FROM ${schema}.settle(${numbered(1, settleParameters)}) s(lost)
-   LEFT JOIN LATERAL ${schema}.claim(CASE WHEN cardinality(s.lost) = 0 THEN $1::uuid END, ${numbered(settleParameters + 1, 6)}) c ON true`
+   LEFT JOIN LATERAL ${schema}.claim(CASE WHEN cardinality(s.lost) = 0 THEN $1::uuid END, ${numbered(settleParameters + 1, 7)}) c ON true`
 
 export const claimSql = (schema: string): string =>
-  `SELECT NULL::bigint[], c.* FROM ${schema}.claim(${numbered(1, 7)}) c`
+  `SELECT NULL::bigint[], c.* FROM ${schema}.claim(${numbered(1, 8)}) c`
 
 export interface StepStatements {
   step: string
@@ -69,6 +69,7 @@ export async function step(
           claim.turn,
           claim.types === undefined ? null : textArray(claim.types),
           textArray(claim.together ?? []),
+          textArray(claim.trusted ?? []),
         ]
   let rows: unknown[][]
   if (settlements.length === 0) {

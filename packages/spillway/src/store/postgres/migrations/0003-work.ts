@@ -277,11 +277,11 @@ END $$;
 
 -- Leases up to p_want ready lanes and hands out the first operations of each, in order. p_types: only lanes whose first
 -- operation is of these; NULL: all. p_together: types that are settled in one transaction each time, so that p_each does
--- not bound them. One row, with a list for each column (a row for each operation costs both sides
+-- not bound them. p_trusted: types that cannot end their process, so that they need not come one at a time. One row, with a list for each column (a row for each operation costs both sides
 -- more than finding it): of lanes, then of operations, which name their lane by number; \`depth\` is what the lanes held
 -- together when they became ready. Lists are texts with commas;
 -- what may hold a comma is a JSON array, and payloads stand between record separators, which JSON cannot contain.
-CREATE FUNCTION claim(p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint, p_types text[], p_together text[],
+CREATE FUNCTION claim(p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint, p_types text[], p_together text[], p_trusted text[],
   OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text,
   OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json, OUT payloads text, OUT waited_ms text, OUT due text,
   OUT attempts text, OUT max_attempts text, OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json
@@ -331,7 +331,7 @@ BEGIN
     LATERAL (
       SELECT x.seq, x.id, x.type, x.priority, x.identity, x.payload, x.accepted_at, x.not_before, x.attempts, x.max_attempts, x.timeout_ms, x.trace, x.idem, x.gate
       FROM ops x WHERE x.lane = h.lane AND x.seq > h.head ORDER BY x.seq
-      LIMIT CASE WHEN h.careful THEN 1 WHEN h.type = ANY (p_together) THEN v_most ELSE least(p_each, v_most) END
+      LIMIT CASE WHEN h.careful AND NOT h.type = ANY (p_trusted) THEN 1 WHEN h.type = ANY (p_together) THEN v_most ELSE least(p_each, v_most) END
     ) o;
   INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
     SELECT fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (
