@@ -42,6 +42,17 @@ export function crashing(opened: () => OpenedStore): void {
       expect((await next.claim()).map((op) => op.id)).toEqual(ids.slice(10))
     })
 
+    it('hands out together what cannot have killed it', async () => {
+      const { store } = opened()
+      const ids = await queue(store, items('a', 5))
+      const worker = await doomed()
+      const [first] = await worker.claim()
+      await crash(worker)
+      const next = await doomed()
+      const claimed = await next.claim({ trusted: [must(first).type], together: [must(first).type] })
+      expect(claimed.map((op) => op.id)).toEqual(ids)
+    })
+
     it('charges the one that was told to have started, and nobody that may not have run', async () => {
       const { store } = opened()
       const [alone, marked, behind] = await queue(store, [item('a'), ...items('b', 2)])

@@ -2,18 +2,16 @@
  * `step`: settles what a process has finished and claims what it may run next, in one call. `mark` tells which
  * operations run long. `pulse` is the heartbeat. `recover` gives the lanes of a dead process back.
  *
- * Settling (per lane, sorted by id): everything up to `s_head` leaves the lane; `s_retry_ms` puts the next one back
- * with a delay; `s_release` gives the lane up. A settlement whose lease row is gone, or whose lane is no longer in it,
- * is refused as a whole: that is the fence.
+ * Settling (per lane, sorted by id): everything up to `s_head` leaves the lane; `s_retry_ms` puts the next one back with a delay;
+ * `s_release` gives the lane up. A settlement whose lease row is gone, or whose lane is not in it, is refused as a whole: the fence.
  *
  * Counting deliveries after a crash: a claim hands out several operations, and only one of a lane can have killed the
  * process. The first one is charged when it surely ran, that is when its start was told (`mark`). Otherwise nobody is,
  * and the lane is claimed one operation at a time (`careful`), each told before it runs, until the suspects are through:
  * what kills its process every time ends as a dead letter, and its neighbours are not charged for it.
  *
- * Plans: the joins go from the small arrays to an index each time. Hash joins and sequential scans over tables that
- * are small and churn lose by a third (measured), so they are off inside these functions. Nested loops from the sorted
- * arrays also keep the lock order.
+ * Plans: the joins go from the small arrays to an index each time; hash joins and sequential scans over small tables that churn lose by
+ * a third (measured) and are off inside these functions. Nested loops from the sorted arrays also keep the lock order.
  */
 export const work = {
   version: 3,
@@ -275,12 +273,11 @@ BEGIN
   RETURN v_n;
 END $$;
 
--- Leases up to p_want ready lanes and hands out the first operations of each, in order. p_types: only lanes whose first
--- operation is of these; NULL: all. p_together: types that are settled in one transaction each time, so that p_each does
--- not bound them. p_trusted: types that cannot end their process, so that they need not come one at a time. One row, with a list for each column (a row for each operation costs both sides
--- more than finding it): of lanes, then of operations, which name their lane by number; \`depth\` is what the lanes held
--- together when they became ready. Lists are texts with commas;
--- what may hold a comma is a JSON array, and payloads stand between record separators, which JSON cannot contain.
+-- Leases up to p_want ready lanes and hands out the first operations of each, in order. p_types: only lanes whose first operation
+-- is of these; NULL: all. p_together: types that are settled in one transaction each time, so that p_each does not bound them.
+-- p_trusted: types that cannot end their process, and need not come one at a time. One row, with a list for each column (a row for
+-- each operation costs both sides more than finding it): of lanes, then of operations, which name their lane by number; \`depth\` is
+-- what the lanes held together when they became ready. Lists are texts with commas; what may hold a comma is a JSON array.
 CREATE FUNCTION claim(p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint, p_types text[], p_together text[], p_trusted text[],
   OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text,
   OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json, OUT payloads text, OUT waited_ms text, OUT due text,
