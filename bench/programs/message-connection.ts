@@ -25,6 +25,7 @@ export class MessageConnection {
   #asked: Asked | null = null
   #text = ''
   #left = false
+  #open = true
 
   private constructor(host: string, socket: Socket) {
     this.#host = host
@@ -61,6 +62,10 @@ export class MessageConnection {
     return Promise.all(Array.from({ length: count }, () => MessageConnection.open(origin)))
   }
 
+  get isOpen(): boolean {
+    return this.#open
+  }
+
   get(path: string): Promise<Answer> {
     return this.#ask(`GET ${path} HTTP/1.1\r\nhost: ${this.#host}\r\n\r\n`)
   }
@@ -77,6 +82,7 @@ export class MessageConnection {
   }
 
   #ask(request: string): Promise<Answer> {
+    if (!this.#open) return Promise.reject(new Error(`the connection to ${this.#host} is closed`))
     return new Promise((resolve, reject) => {
       this.#asked = { resolve, reject }
       this.#socket.write(request, 'latin1')
@@ -84,6 +90,7 @@ export class MessageConnection {
   }
 
   #lost(): void {
+    this.#open = false
     if (this.#left) return
     this.#asked?.reject(new Error(`${this.#host} closed a connection that waited for an answer`))
     this.#asked = null

@@ -99,7 +99,7 @@ class Producers {
 
   async #push(request: number, due: number): Promise<void> {
     const { shape, first, taking } = this.#flow
-    const connection = this.#free.pop() ?? (await this.#another(taking.origin))
+    const connection = this.#freeOne() ?? (await this.#another(taking.origin))
     this.lagMs.push(this.nowMs - due)
     const { status, body } = await connection.post(pushPath, pushBody(shape, { first }, request))
     this.answeredMs.push(this.nowMs - due)
@@ -112,6 +112,15 @@ class Producers {
       this.queued += shape.items
     } else if (status === 429 || status === 503) this.refused += shape.items
     else throw new Error(`a push was answered ${status}: ${body.slice(0, 500)}`)
+  }
+
+  /** The one that has been idle for longest: a server closes those that are never used. */
+  #freeOne(): MessageConnection | undefined {
+    for (let free = this.#free.shift(); free !== undefined; free = this.#free.shift()) {
+      if (free.isOpen) return free
+      this.#opened--
+    }
+    return undefined
   }
 
   async #another(origin: string): Promise<MessageConnection> {

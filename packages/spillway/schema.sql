@@ -1270,7 +1270,7 @@ DECLARE
   t timestamptz := clock();
   outcomes text[] := array_fill('unknown'::text, ARRAY[cardinality(p_partitions)]);
   r record; a record; c mq_cursors; v_limit int; v_delay int; v_letters boolean; v_grp int; v_live boolean;
-  v_buried bigint[]; v_why text[]; v_letter bigint[]; v_letter_why text[]; v_n int; v_done int; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+  v_buried bigint[]; v_why text[]; v_letter bigint[]; v_letter_why text[]; v_n int; v_done int; v_seqs bigint[]; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
   FOR r IN SELECT u.part, u.grp, array_agg(u.i::int) AS ixs, array_agg(u.tx) AS txs, array_agg(u.lease) AS leases, array_agg(u.status) AS statuses, array_agg(u.error) AS errors
            FROM unnest(p_partitions, p_groups, p_transactions, p_leases, p_statuses, p_errors) WITH ORDINALITY u(part, grp, tx, lease, status, error, i)
@@ -1282,6 +1282,18 @@ BEGIN
     CONTINUE WHEN NOT FOUND;
     t := clock();
     v_live := c.lease IS NOT NULL AND EXISTS (SELECT FROM mq_leases l WHERE l.id = c.lease AND l.until > t);
+    -- Mostly a batch is completed as a whole: that takes no turn for each of it.
+    IF v_live AND cardinality(r.txs) = cardinality(c.open)
+        AND NOT EXISTS (SELECT FROM unnest(r.statuses, r.leases) u(status, lease) WHERE u.status <> 'completed' OR u.lease <> c.lease) THEN
+      SELECT array_agg(x.seq) INTO v_seqs FROM (
+        SELECT DISTINCT m.seq FROM unnest(r.txs) u(tx) JOIN mq_messages m ON m.partition = r.part AND m.transaction_id = u.tx AND m.grp IS NULL ORDER BY m.seq) x;
+      IF v_seqs = c.open THEN
+        IF cardinality(r.ixs) = cardinality(outcomes) THEN outcomes := array_fill('done'::text, ARRAY[cardinality(outcomes)]);
+        ELSE FOREACH v_n IN ARRAY r.ixs LOOP outcomes[v_n] := 'done'; END LOOP; END IF;
+        v_leases := v_leases || mq_end(r.part, v_grp, v_seqs); v_parts := v_parts || r.part;
+        CONTINUE;
+      END IF;
+    END IF;
     v_buried := '{}'; v_why := '{}'; v_letter := '{}'; v_letter_why := '{}'; v_done := 0;
     FOR a IN
       SELECT u.i, u.lease, u.status, u.error, m.seq FROM unnest(r.ixs, r.txs, r.leases, r.statuses, r.errors) u(i, tx, lease, status, error)
@@ -1430,21 +1442,27 @@ BEGIN
     WHERE g.id IS NULL OR EXISTS (SELECT FROM mq_ready r WHERE r.grp = g.id AND r.at <= clock());
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.mq_end(p_partition uuid, p_grp integer)
+CREATE OR REPLACE FUNCTION spillway.mq_end(p_partition uuid, p_grp integer, p_done bigint[] DEFAULT '{}'::bigint[])
  RETURNS uuid
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
 #variable_conflict use_column
 DECLARE
-  c mq_cursors; v_head bigint;
+  c mq_cursors; v_head bigint; v_done bigint[];
 BEGIN
   SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = p_partition AND x.grp = p_grp;
-  v_head := greatest(c.head, coalesce((SELECT min(x.seq) - 1 FROM (SELECT unnest(c.batch) EXCEPT SELECT unnest(c.done)) x(seq)), (SELECT max(x.seq) FROM unnest(c.batch) x(seq))));
+  v_done := c.done || p_done;
+  -- Mostly all of it is settled at once.
+  IF cardinality(p_done) < cardinality(c.batch) THEN
+    SELECT min(x.seq) - 1 INTO v_head FROM (SELECT unnest(c.batch) EXCEPT SELECT unnest(v_done)) x(seq);
+  END IF;
+  v_head := greatest(c.head, coalesce(v_head, (SELECT max(x.seq) FROM unnest(c.batch) x(seq))));
   UPDATE mq_cursors x SET lease = NULL, batch = '{}', open = '{}', head = v_head,
-      done = CASE WHEN c.done = '{}' THEN '{}' ELSE ARRAY(SELECT d FROM unnest(c.done) d WHERE d > v_head) END,
+      done = CASE WHEN c.done = '{}' AND cardinality(p_done) = cardinality(c.batch) THEN '{}'
+        ELSE ARRAY(SELECT d FROM unnest(v_done) d WHERE d > v_head) END,
       tries = CASE WHEN c.tries = '{}' THEN c.tries ELSE coalesce((SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(c.tries) e WHERE e.key::bigint > v_head), '{}') END,
-      not_before = NULL
+      not_before = NULL, consumed = x.consumed + cardinality(p_done), moved_at = CASE WHEN p_done = '{}' THEN x.moved_at ELSE clock() END
     WHERE x.partition = p_partition AND x.grp = p_grp;
   PERFORM mq_requeue(p_partition, p_grp, v_head, c.not_before);
   RETURN c.lease;
