@@ -14,6 +14,8 @@ export default defineConfig({
     testTimeout: 30_000,
     hookTimeout: 60_000,
     pool: 'forks',
+    // Most of these tests wait for servers and databases: on two cores, where the default is one at a time, two take half as long.
+    maxWorkers: 2,
     // Only with --coverage. The rooms that decide about acceptance, order and limits; elsewhere a figure says little.
     coverage: {
       provider: 'v8',
