@@ -101,7 +101,6 @@ export async function messagesBench(
     schema,
     pendingMax: 10_000,
     encryptionKey: key,
-    isAuthenticated: options.principals !== undefined,
     log: { debug: nothing, info: nothing, warn: nothing, error: nothing },
     metrics: uncounted,
   }

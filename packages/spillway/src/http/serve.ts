@@ -142,7 +142,6 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     schema: `"${config.store.schema}"`,
     pendingMax: pushPendingMax,
     encryptionKey: encryptionKey === null ? null : Buffer.from(encryptionKey, 'hex'),
-    isAuthenticated: isAuthenticationOn(config.auth),
     log,
     metrics: createMessageMetrics(metrics.registry),
   })

@@ -17,12 +17,12 @@ export function messageAdministrationRoutes(
     options,
     seal,
   }: Pick<MessagesWorkload, 'intake' | 'seal'> & {
-    options: Pick<MessagesOptions, 'schema' | 'isAuthenticated'>
+    options: Pick<MessagesOptions, 'schema'>
   },
   hooks: AdministrationHooks,
 ): (app: App) => Promise<void> {
   const administration = new Administration({ intake, schema: options.schema, seal })
-  const setting = administrationSetting(administration, hooks, options.isAuthenticated)
+  const setting = administrationSetting(administration, hooks)
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
     refuseUntilReady(app, intake.core)

@@ -23,7 +23,7 @@ type RouteConfig = { tellsError: true; role?: 'operate' | 'consume' }
 export interface AdministrationSetting {
   administration: Administration
   hooks: AdministrationHooks
-  /** For those who operate, and for those who may also look as consumers. With authentication off: for all. */
+  /** For those who operate, and for those who may also look as consumers. With authentication off whoever names nobody may do all. */
   operate: RouteConfig
   consume: RouteConfig
   visible(request: Request): Visible
@@ -33,14 +33,13 @@ export interface AdministrationSetting {
 export function administrationSetting(
   administration: Administration,
   hooks: AdministrationHooks,
-  isAuthenticated: boolean,
 ): AdministrationSetting {
-  const visible = (request: Request): Visible => (isAuthenticated ? (request.principal.queues ?? null) : null)
+  const visible = (request: Request): Visible => request.principal.queues ?? null
   return {
     administration,
     hooks,
-    operate: { tellsError: true, ...(isAuthenticated && { role: 'operate' }) },
-    consume: { tellsError: true, ...(isAuthenticated && { role: 'consume' }) },
+    operate: { tellsError: true, role: 'operate' },
+    consume: { tellsError: true, role: 'consume' },
     visible,
     mayUse: (request, queue) => mayUseQueue(visible(request) ?? undefined, queue),
   }

@@ -7,8 +7,6 @@ export interface MessagesOptions {
   pendingMax: number
   /** 32 bytes; null: no queue can be encrypted. */
   encryptionKey: Uint8Array | null
-  /** Whether callers are who they say. */
-  isAuthenticated: boolean
   log: IntakeLog
   metrics: MessagesMetrics
 }
