@@ -345,8 +345,9 @@ BEGIN
   INSERT INTO mq_cursors (partition, grp, head)
     SELECT p.id, v_id, CASE p_mode WHEN 'all' THEN p.low WHEN 'new' THEN p.tail ELSE mq_before(p.id, p_from) END
     FROM mq_partitions p WHERE p.queue = p_queue AND (p_mode <> 'all' OR p.low > 0);
-  INSERT INTO mq_ready (partition, grp, at) SELECT p.id, v_id, clock() FROM mq_partitions p LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = v_id
-    WHERE p.queue = p_queue AND greatest(p.low, coalesce(c.head, 0)) < p.tail;
+  -- The oldest partitions first.
+  INSERT INTO mq_ready (partition, grp, at) SELECT p.id, v_id, p.created_at FROM mq_partitions p LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = v_id
+    WHERE p.queue = p_queue AND greatest(p.low, coalesce(c.head, 0)) < p.tail ORDER BY p.created_at, p.name;
   RETURN v_id;
 END $$;
 
