@@ -37,6 +37,8 @@ interface Line {
 
 const lookAroundMs = 1_000
 const wokenByFound = 2
+const looksPerAsking = 5
+const expectMsMax = 60_000
 
 export class Arrivals {
   readonly #options: ArrivalsOptions
@@ -44,6 +46,7 @@ export class Arrivals {
   readonly #byGroup = new Map<string, Set<Line>>()
   #timer: NodeJS.Timeout | undefined
   #looking = false
+  #looks = 0
   #count = 0
   #closed = false
 
@@ -86,13 +89,13 @@ export class Arrivals {
   /** Something may be there in `ms`. */
   expect(place: Place, ms: number): void {
     const line = this.#lines.get(keyOf(place))
-    if (line === undefined || line.due !== undefined || ms > lookAroundMs) return
+    if (line === undefined || line.due !== undefined || (ms > lookAroundMs && line.place.queue !== null)) return
     line.due = setTimeout(
       () => {
         line.due = undefined
         wakeSome(line, 1)
       },
-      Math.max(1, ms),
+      Math.min(expectMsMax, Math.max(1, ms)),
     )
     line.due.unref()
   }
@@ -140,8 +143,9 @@ export class Arrivals {
     try {
       const named = lines.flatMap(({ place: { queue, group } }) => (queue === null ? [] : [{ queue, group }]))
       for (const place of await this.#options.due(named)) this.#wakeAt(place)
-      // Those who name no queue are few: each line asks for itself.
-      for (const line of lines) if (line.place.queue === null) wakeSome(line, 1)
+      // Those who name no queue have to ask for themselves: that is behind every notice, and not each time.
+      if (this.#looks++ % looksPerAsking === 0)
+        for (const line of lines) if (line.place.queue === null) wakeSome(line, 1)
     } catch (fault) {
       this.#options.onFault(fault)
     } finally {
