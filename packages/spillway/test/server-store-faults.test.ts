@@ -249,7 +249,7 @@ describe('PostgreSQL itself', () => {
     })
     await until('some are accepted', () => accepted.length > 50)
     process.kill(killed, 'SIGKILL')
-    await until('some are refused', () => refused.length > 0)
+    // Whether anybody is refused meanwhile is luck: all may be waiting for a run when it goes, and it comes back quickly.
     await until('PostgreSQL runs again', () => own.pid !== killed, 30_000)
     const seen = accepted.length
     await until('more are accepted', () => accepted.length > seen + 20, 20_000)
