@@ -34,6 +34,7 @@ export { Ledger, type Verification, type WitnessedEvent } from './ledger/ledger.
 export { digestUuid, type LaneName, laneOf } from './operations/lane.js'
 export { newOperationId } from './operations/operation-id.js'
 export { FailOperation, OperationAborted, RetryOperation } from './operations/outcome.js'
+export { again, codeOf } from './pipeline/again.js'
 export { type Answer, queuedBody } from './pipeline/answer.js'
 export type {
   ApplyItem,

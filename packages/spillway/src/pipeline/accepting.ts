@@ -2,6 +2,7 @@
 import { FairClock } from '../operations/fair-clock.js'
 import type { AcceptContext, Accepted, AcceptItem, Decided, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
+import { again, codeOf } from './again.js'
 import type { ApplyItem, EffectItem, SqlEffect } from './define.js'
 import { Flush } from './flush.js'
 import type { Load } from './load.js'
@@ -88,7 +89,7 @@ export class Accepting {
 
   #makeFlush(write: (pending: readonly PendingItem[]) => Promise<Accepted[]>): AcceptFlush {
     const flush: AcceptFlush = new Flush({
-      write: (units) => inUnits(units, (pending) => again(() => write(pending))),
+      write: (units) => inUnits(units, (pending) => again(attemptsMax, () => write(pending))),
       isPoison: (fault) => codeOf(fault) === 'data' || codeOf(fault) === undefined,
       // Those of one request have keys made from one: the first stands for all.
       exclusiveKey: ([first]) => first?.item.idempotency?.key ?? null,
@@ -215,17 +216,6 @@ export class Accepting {
   }
 }
 
-/** Of two that wait for each other the database ends one: nothing of it was written, and it begins anew. */
-async function again<T>(write: () => Promise<T>): Promise<T> {
-  for (let attempt = 1; ; attempt++) {
-    try {
-      return await write()
-    } catch (fault) {
-      if (codeOf(fault) !== 'conflict' || attempt === attemptsMax) throw fault
-    }
-  }
-}
-
 /** One list for the store, and its answers back to where they belong. */
 async function inUnits(
   units: readonly (readonly PendingItem[])[],
@@ -288,13 +278,6 @@ export const queuedApply =
     const seqs = items.map(({ seq }) => seq)
     return store.applyWithin(tx, seqs, { function: apply.function, values: () => apply.values(items, true) })
   }
-
-/** The code of a store's fault. */
-export function codeOf(fault: unknown): string | undefined {
-  return typeof fault === 'object' && fault !== null && 'code' in fault && typeof fault.code === 'string'
-    ? fault.code
-    : undefined
-}
 
 function toEffectItem(p: PendingItem | undefined): EffectItem<unknown>[] {
   if (p === undefined) return []

@@ -1,7 +1,7 @@
 /** From what the store decided to what the caller is told, counted on the way. */
 import type { Accepted, AcceptItem } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
-import { codeOf } from './accepting.js'
+import { codeOf } from './again.js'
 import type { Answer } from './answer.js'
 import type { Dispatch } from './dispatch.js'
 import type { Load } from './load.js'

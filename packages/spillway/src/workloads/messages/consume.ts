@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto'
 import { type AckStatus, queueModeGroup } from '@spillway/protocol/wire'
 import { deadline } from '../../http/deadline.js'
 import { Refusal } from '../../http/faults.js'
-import { Flush, type IntakeApi, type Tx } from '../../index.js'
+import { again, codeOf, Flush, type IntakeApi, type Tx } from '../../index.js'
 import { Arrivals, type Place } from './arrivals.js'
 import type { MessagesOptions } from './options.js'
 import { type Seal, SealError, type SealedPlace } from './seal.js'
@@ -118,13 +118,13 @@ export class Consume {
     }
     this.#pops = new Flush({
       ...bounds,
-      write: (all) => again(() => this.#take(all)),
+      write: (all) => again(attemptsMax, () => this.#take(all)),
       sizeOf: () => 200,
       itemsMax: flushItemsMax,
     })
     this.#acks = new Flush({
       ...bounds,
-      write: (units) => again(() => this.#answer(units)),
+      write: (units) => again(attemptsMax, () => this.#answer(units)),
       sizeOf: (unit) => unit.length * 200,
       countOf: (unit) => unit.length,
       itemsMax: ackItemsMax,
@@ -191,7 +191,7 @@ export class Consume {
 
   /** A group begins with its first pop. */
   async #join(queue: number, { group, mode, from }: PopRequest): Promise<void> {
-    await again(() =>
+    await again(attemptsMax, () =>
       this.#intake.statements.take(`SELECT ${this.#options.schema}.mq_subscribe($1, $2, $3, $4)`, [
         queue,
         group,
@@ -377,20 +377,6 @@ export class Consume {
     return rows.map(({ queue, grp }) => ({ queue, group: grp }))
   }
 }
-
-/** One that lost against another (a group that is ended, a transaction over several partitions) may begin anew. */
-async function again<T>(write: () => Promise<T>): Promise<T> {
-  for (let attempt = 1; ; attempt++) {
-    try {
-      return await write()
-    } catch (fault) {
-      if (codeOf(fault) !== 'conflict' || attempt === attemptsMax) throw fault
-    }
-  }
-}
-
-const codeOf = (fault: unknown): unknown =>
-  typeof fault === 'object' && fault !== null && 'code' in fault ? fault.code : undefined
 
 /** The answers to a flat list, for each of the lists that it was made of. */
 function inUnits<T>(units: readonly (readonly unknown[])[], flat: readonly T[]): (readonly T[])[] {

@@ -1,4 +1,4 @@
-import type { IntakeApi, Tx } from '../../index.js'
+import { again, type IntakeApi, type Tx } from '../../index.js'
 
 const triesMax = 5
 /** The server gives up a little earlier than we do: a statement whose caller has left would keep its locks. */
@@ -8,26 +8,14 @@ const serverShare = 0.9
  * An operator's write over many rows. It may take its time, and comes again when it lost against a push, a pop or an ack:
  * the database ends one of two that wait for each other.
  */
-export async function patientTransaction<T>(
-  intake: IntakeApi,
-  timeoutMs: number,
-  work: (tx: Tx) => Promise<T>,
-): Promise<T> {
-  for (let tries = 1; ; tries++) {
-    try {
-      return await intake.transaction(
-        async (tx) => {
-          await tx.query(`SET LOCAL statement_timeout = ${Math.round(timeoutMs * serverShare)}`)
-          return work(tx)
-        },
-        { timeoutMs },
-      )
-    } catch (fault) {
-      if (tries === triesMax || !isConflict(fault)) throw fault
-    }
-  }
-}
-
-function isConflict(fault: unknown): boolean {
-  return fault instanceof Error && 'code' in fault && fault.code === 'conflict'
+export function patientTransaction<T>(intake: IntakeApi, timeoutMs: number, work: (tx: Tx) => Promise<T>): Promise<T> {
+  return again(triesMax, () =>
+    intake.transaction(
+      async (tx) => {
+        await tx.query(`SET LOCAL statement_timeout = ${Math.round(timeoutMs * serverShare)}`)
+        return work(tx)
+      },
+      { timeoutMs },
+    ),
+  )
 }

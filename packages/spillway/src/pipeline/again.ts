@@ -1,0 +1,17 @@
+/** The code of a store's fault. */
+export function codeOf(fault: unknown): string | undefined {
+  return typeof fault === 'object' && fault !== null && 'code' in fault && typeof fault.code === 'string'
+    ? fault.code
+    : undefined
+}
+
+/** Of two that wait for each other the database ends one: nothing of it was written, and it begins anew. */
+export async function again<T>(attemptsMax: number, write: () => Promise<T>): Promise<T> {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await write()
+    } catch (fault) {
+      if (codeOf(fault) !== 'conflict' || attempt === attemptsMax) throw fault
+    }
+  }
+}
