@@ -1,5 +1,7 @@
 /** The public surface. What is not exported here may change at any time. */
+import type { Server } from 'node:http'
 import type { Static, TSchema } from 'typebox'
+import { guardRequests } from './http/connections.js'
 import { type FastifyRoute, fastifyRoute } from './http/fastify-binding.js'
 import { type FetchHandler, fetchHandler } from './http/fetch-binding.js'
 import { type FastifyLike, type TicketRoutesOptions, ticketRoutes } from './http/operations-routes.js'
@@ -89,6 +91,11 @@ export interface IntakeApi {
   route(definition: Definition): FastifyRoute
   /** For everything else: `(Request, { clientAddress }) => Promise<Response>`. */
   fetch(definition: Definition): FetchHandler
+  /**
+   * For an HTTP server of your own: takes new connections in time, and tells `whenBusy: 'refuse'` how long requests have
+   * waited, while it is overloaded. Call it once its routes are there (Fastify: after `await app.ready()`).
+   */
+  guard(server: Server): void
   /** Without HTTP. */
   submit<Body>(definition: Definition<Body>, body: Body, options?: SubmitOptions): Promise<Answer>
   /**
@@ -176,6 +183,7 @@ export function intakeApi(core: Intake): IntakeApi {
     define: (type, definition) => core.define(type, definition),
     route: (definition) => fastifyRoute(core, core.bound(definition)),
     fetch: (definition) => fetchHandler(core, core.bound(definition)),
+    guard: (server) => guardRequests(server, core.door),
     submit: async (definition, body, options = {}) => {
       const bound = core.bound(definition)
       const request = submission(body, options)

@@ -8,12 +8,14 @@ import Fastify, {
   LogController,
   type RawServerDefault,
 } from 'fastify'
+import { Door } from '../pressure/door.js'
 import { trackAllowedMethods } from './allowed-methods.js'
 import { type Authenticator, type AuthResult, isRefused } from './auth.js'
 import { bodyFormFault } from './body-form.js'
-import { answerClientFault, type ConnectionCap, capConnections } from './connections.js'
+import { answerClientFault, type ConnectionCap, capConnections, guardRequests } from './connections.js'
 import { allowOrigins, variesByOrigin } from './cors.js'
 import { answerFault, Refusal } from './faults.js'
+import { isProbe } from './health.js'
 import { hasRole, type Principal } from './identity.js'
 import { type Problem, sendProblem } from './problem.js'
 import './request-state.js'
@@ -38,6 +40,8 @@ export interface AppDeps {
 
 export interface BuiltApp {
   app: App
+  /** Where requests wait until they are looked at. */
+  door: Door
   /** For routes that take the load, beside their place in the app. */
   shortPath: ShortPath
 }
@@ -110,7 +114,10 @@ export function buildApp(deps: AppDeps): BuiltApp {
   identifyRequests(app, deps.authenticator, answerUnknown)
   app.setNotFoundHandler(answerUnknown)
   countAnswers(app, deps)
-  return { app, shortPath: beforeFramework(app, deps, cap) }
+  const path = beforeFramework(app, deps, cap)
+  const door = new Door()
+  guardRequests(app.server, door, isProbe)
+  return { app, door, shortPath: path }
 }
 
 function countAnswers(app: App, deps: AppDeps): void {

@@ -1,6 +1,7 @@
-import type { IncomingMessage, Server, ServerResponse } from 'node:http'
+import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'node:http'
 import type { Socket } from 'node:net'
 import type { FastifyInstance } from 'fastify'
+import type { Door } from '../pressure/door.js'
 import { newTraceId } from '../telemetry/trace.js'
 import { type Problem, rawProblemAnswer } from './problem.js'
 
@@ -27,6 +28,24 @@ export function capConnections(server: Server, connectionsMax: number): Connecti
     })
   })
   return { isBeyond: (request) => open > connectionsMax && beyond.has(request.socket) }
+}
+
+/**
+ * Puts the door before whoever answers requests so far. What is never shed (G8) does not wait at it: probes are few, and
+ * cheap to answer.
+ */
+export function guardRequests(server: Server, door: Door, isNeverShed: (url: string) => boolean = () => false): void {
+  const listeners = server.listeners('request') as RequestListener[]
+  server.removeAllListeners('request')
+  server.on('request', (request, response) => {
+    const look = (): void => {
+      // Who left while it waited needs no answer.
+      if (response.destroyed) return
+      for (const listener of listeners) listener.call(server, request, response)
+    }
+    if (isNeverShed(request.url ?? '')) look()
+    else door.pass(look)
+  })
 }
 
 interface ConnectionFault extends Error {

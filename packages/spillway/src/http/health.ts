@@ -20,6 +20,15 @@ export interface HealthDeps {
   protectMetrics: boolean
 }
 
+const liveUrls = ['/_health', '/health', '/health/live']
+const readyUrl = '/health/ready'
+const metricsUrls = ['/metrics', '/_metrics']
+const probeUrls = new Set([...liveUrls, readyUrl, ...metricsUrls])
+
+export function isProbe(url: string): boolean {
+  return probeUrls.has(url)
+}
+
 const notReadyRetryAfterMs = 1_000
 
 export function addHealth(app: App, deps: HealthDeps): void {
@@ -39,7 +48,7 @@ export function addHealth(app: App, deps: HealthDeps): void {
   }
 
   const schema = { tags: ['health'] }
-  for (const url of ['/_health', '/health', '/health/live']) {
+  for (const url of liveUrls) {
     app.get(
       url,
       { config: probe, schema: { ...schema, summary: 'Answers while the process runs' } },
@@ -51,7 +60,7 @@ export function addHealth(app: App, deps: HealthDeps): void {
   }
 
   app.get(
-    '/health/ready',
+    readyUrl,
     { config: probe, schema: { ...schema, summary: 'Whether work can be accepted' } },
     async (_, reply) => {
       reply.header('cache-control', 'no-store')
@@ -67,7 +76,7 @@ export function addHealth(app: App, deps: HealthDeps): void {
   )
 
   const guarded = deps.protectMetrics ? ({ role: 'metrics', neverShed: true } as const) : probe
-  for (const url of ['/metrics', '/_metrics']) {
+  for (const url of metricsUrls) {
     app.get(url, { config: guarded, schema: { ...schema, summary: 'Prometheus text format' } }, async (_, reply) => {
       const text = await deps.metrics.render()
       reply.header('cache-control', 'no-store').type(deps.metrics.contentType)

@@ -78,7 +78,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     trustedProxies: config.server.trustedProxies,
     onFault: (fault) => log.error({ err: fault }, 'authentication is impaired'),
   })
-  const { app, shortPath } = buildApp({
+  const { app, door, shortPath } = buildApp({
     log,
     authenticator,
     bodyLimitBytes: config.server.bodyLimitBytes,
@@ -117,6 +117,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     settings: settingsOf(config),
     log,
     metrics,
+    door,
   })
   intake = core
   const api = intakeApi(core)

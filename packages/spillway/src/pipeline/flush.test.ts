@@ -52,6 +52,31 @@ describe('Flush', () => {
     expect(await answers).toEqual(['a!', 'b!'])
   })
 
+  it('tells how long a newcomer will take, from what is before it and the pace of late', async () => {
+    const { batches, write } = gate()
+    let now = 0
+    const flush = flushWith(write, { now: () => now })
+    const first = [flush.submit({ name: 'a' }), flush.submit({ name: 'b' })]
+    await turn()
+    expect(flush.expectedMs).toBe(0)
+    now += 100
+    batches[0]?.commit()
+    await Promise.all(first)
+    expect(flush.expectedMs).toBe(0)
+    // 50 ms each, of which a fifth is believed at once.
+    const next = ['c', 'd', 'e', 'f'].map((name) => flush.submit({ name }))
+    expect(flush.expectedMs).toBe(40)
+    await turn()
+    expect(batches[1]?.names).toEqual(['c', 'd', 'e'])
+    expect(flush.expectedMs).toBe(40)
+    batches[1]?.commit()
+    await Promise.all(next.slice(0, 3))
+    await turn()
+    batches[2]?.fail(new Error('gone'))
+    await expect(next[3]).rejects.toThrow('gone')
+    expect(flush.expectedMs).toBe(0)
+  })
+
   it('has one write in flight; what comes meanwhile is the next batch', async () => {
     const { batches, write } = gate()
     const onFlush = vi.fn()

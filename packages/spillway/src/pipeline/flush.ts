@@ -36,6 +36,8 @@ interface Waiting<Item, Answer> {
 }
 
 const expiryCheckMs = 100
+/** So that one flush that stalled (a slow disk) is not taken for the pace. */
+const paceWeight = 0.2
 
 export class Flush<Item, Answer> {
   readonly #options: FlushOptions<Item, Answer>
@@ -46,6 +48,10 @@ export class Flush<Item, Answer> {
   #running = false
   /** When the oldest of the write that is under way was submitted. */
   #inFlightSince: number | null = null
+  #inFlightCount = 0
+  #waitingCount = 0
+  /** What an item costs of late: with it, how long a newcomer will wait. */
+  #msEach = 0
   #expiry: NodeJS.Timeout | undefined
   #idle: (() => void)[] = []
 
@@ -64,8 +70,14 @@ export class Flush<Item, Answer> {
     return oldest === undefined ? 0 : this.#now() - oldest
   }
 
+  /** How long one that is submitted now will take, at the pace of late. */
+  get expectedMs(): number {
+    return (this.#waitingCount + this.#inFlightCount) * this.#msEach
+  }
+
   submit(item: Item): Promise<Answer> {
     return new Promise((resolve, reject) => {
+      this.#waitingCount += this.#countOf(item)
       const bytes = this.#options.sizeOf(item)
       this.#waiting.push({ item, bytes, since: this.#now(), resolve, reject })
       this.#waitingBytes += bytes
@@ -91,9 +103,15 @@ export class Flush<Item, Answer> {
       const batch = this.#take()
       this.#inFlightSince = batch[0]?.since ?? this.#now()
       const started = this.#now()
+      const count = batch.reduce((sum, { item }) => sum + this.#countOf(item), 0)
+      this.#waitingCount -= count
+      this.#inFlightCount = count
       await this.#write(batch)
       this.#inFlightSince = null
-      this.#options.onFlush?.(batch.length, this.#now() - started)
+      this.#inFlightCount = 0
+      const tookMs = this.#now() - started
+      this.#msEach += (tookMs / count - this.#msEach) * paceWeight
+      this.#options.onFlush?.(batch.length, tookMs)
       // Requests whose bytes are here already join the next flush: a larger one costs each of them less.
       await this.#turn()
     }
@@ -103,12 +121,16 @@ export class Flush<Item, Answer> {
     for (const resolve of this.#idle.splice(0)) resolve()
   }
 
+  #countOf(item: Item): number {
+    return this.#options.countOf?.(item) ?? 1
+  }
+
   #turn(): Promise<void> {
     return new Promise((resolve) => setImmediate(resolve))
   }
 
   #take(): Waiting<Item, Answer>[] {
-    const { itemsMax, bytesMax, exclusiveKey, countOf } = this.#options
+    const { itemsMax, bytesMax, exclusiveKey } = this.#options
     const batch: Waiting<Item, Answer>[] = []
     const left: Waiting<Item, Answer>[] = []
     const keys = new Set<string>()
@@ -117,7 +139,7 @@ export class Flush<Item, Answer> {
     let full = false
     for (const waiting of this.#waiting) {
       const key = exclusiveKey?.(waiting.item) ?? null
-      const n = countOf?.(waiting.item) ?? 1
+      const n = this.#countOf(waiting.item)
       full ||= batch.length > 0 && (count + n > itemsMax || bytes + waiting.bytes > bytesMax)
       if (full || (key !== null && keys.has(key))) {
         left.push(waiting)
@@ -159,6 +181,7 @@ export class Flush<Item, Answer> {
     this.#waiting = this.#waiting.filter((w) => w.since > limit)
     for (const waiting of late) {
       this.#waitingBytes -= waiting.bytes
+      this.#waitingCount -= this.#countOf(waiting.item)
       waiting.reject(this.#options.timeoutFault())
     }
   }

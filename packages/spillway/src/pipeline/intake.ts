@@ -7,8 +7,8 @@
 import { hostname } from 'node:os'
 import type { Static, TSchema } from 'typebox'
 import { type BoundGate, type GateBinding, type GateRequest, gateOrder, type Permit } from '../gates/gate.js'
+import { Door } from '../pressure/door.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
-import { Turns } from '../pressure/turns.js'
 import type { Accepted, Pulse, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
 import { Accepting, type Apply, type Effect, queuedApply } from './accepting.js'
@@ -30,8 +30,9 @@ import { Work } from './work.js'
 
 /** Queued operations whose effect is a function of the store are applied by so many at once. */
 const togetherMax = 500
-/** The part of the accept budget that requests may spend waiting to be looked at. */
-const turnShare = 0.25
+/** The parts of the accept budget that one which is not to be queued may wait to be looked at, and to be written. */
+const doorShare = 0.2
+const writeShare = 0.4
 
 export class Intake {
   readonly store: Store
@@ -39,7 +40,8 @@ export class Intake {
   readonly log: IntakeLog
   readonly metrics: Metrics
   readonly pressure: ProcessPressure
-  readonly #turns: Turns
+  /** Before the HTTP server whose requests come here. */
+  readonly door: Door
   readonly waiters: Waiters
   readonly presence: Presence
   /** Who hears what `pg_notify` sends as `name:text` on the store's channel. A hint: it may be lost. */
@@ -55,12 +57,13 @@ export class Intake {
   #inFlight = 0
   #draining = false
 
-  constructor(options: { store: Store; settings: IntakeSettings; log: IntakeLog; metrics: Metrics }) {
+  constructor(options: { store: Store; settings: IntakeSettings; log: IntakeLog; metrics: Metrics; door?: Door }) {
     const { store, settings, log, metrics } = options
     this.store = store
     this.settings = settings
     this.log = log
     this.metrics = metrics
+    this.door = options.door ?? new Door()
     this.#registry = new GateRegistry(log)
     this.waiters = new Waiters((ids) => store.finished(ids))
     this.#accepting = new Accepting({
@@ -80,7 +83,6 @@ export class Intake {
       },
       () => ({ storeWaitMs: this.#accepting.oldestMs, inFlight: this.#inFlight }),
     )
-    this.#turns = new Turns(settings.acceptWaitBudgetMs * turnShare)
     this.#work = new Work({
       store,
       handlers: this.#handlers,
@@ -203,6 +205,12 @@ export class Intake {
     return this.#accepting.oldestMs / this.settings.acceptWaitBudgetMs
   }
 
+  /** Whoever would not be queued is told so as soon as it is known that it would wait for long. */
+  #isLate({ flush }: Bound): boolean {
+    const { acceptWaitBudgetMs } = this.settings
+    return this.door.waitedMs > acceptWaitBudgetMs * doorShare || flush.expectedMs > acceptWaitBudgetMs * writeShare
+  }
+
   get queueDepth(): number {
     return this.#load.depth
   }
@@ -223,11 +231,10 @@ export class Intake {
 
   /** Too busy for one that would not be queued, told before its body is read. Not for those who may prefer to be queued. */
   refuseBusy(bound: Bound): Refusal | null {
-    this.#turns.note()
     const { run, whenBusy } = bound.options
     if (whenBusy !== 'refuse') return null
     const hasSlot = run === undefined || this.#work.canReserve
-    if (hasSlot && !this.#turns.isLate && this.busy <= this.settings.busyQueueAbove) return null
+    if (hasSlot && !this.#isLate(bound) && this.busy <= this.settings.busyQueueAbove) return null
     return this.#refuse(bound.type, allSlotsTaken(this.#work.runMs))
   }
 
