@@ -13,6 +13,7 @@ import { type IntakeLog, type IntakeSettings, intakeDefaults } from './pipeline/
 import type { Store, Tx } from './store/port.js'
 import { createMetrics, type Metrics } from './telemetry/metrics.js'
 
+export { BrokerFault, type Delivery, type RouterBroker } from './brokers/port.js'
 export {
   type CapacityOptions,
   type ConnectionsOptions,
@@ -55,9 +56,13 @@ export type {
 export { Flush, type FlushOptions } from './pipeline/flush.js'
 export type { Refusal } from './pipeline/refusal.js'
 export type { IntakeLog, IntakeSettings } from './pipeline/settings.js'
+export type { LatencyWindow } from './pressure/latency-window.js'
+export type { LevelHold } from './pressure/level-hold.js'
+export type { RouterPressure } from './pressure/router-pressure.js'
 export { type EmbeddedOptions, embedded } from './store/embedded-store.js'
 export type { LedgerRow, Store, Tx } from './store/port.js'
 export { type PostgresOptions, postgresStore as postgres } from './store/postgres/store.js'
+export type { RoutingMetrics } from './telemetry/routing-metrics.js'
 
 export interface IntakeOptions extends Partial<IntakeSettings> {
   store: Store | Promise<Store>

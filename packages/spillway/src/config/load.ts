@@ -201,6 +201,11 @@ function findContradictions(config: Config, problems: ConfigProblem[], wrong: Re
       `PETITION_RATE_LIMIT_TTL_HOURS (${rateTtlHours}) must be more than the window of ${rateWindowMinutes} minutes, or counts would be forgotten while they count`,
     )
   }
+  for (const [names, values] of ascending(config.routing)) {
+    if (values.some((value, i) => i > 0 && value <= (values[i - 1] ?? 0))) {
+      say(names, `${names.join(', ')} are ${values.join(', ')}: each must be more than the one before`)
+    }
+  }
   if (operations.retryBaseMs > operations.retryMaxMs) {
     say(
       ['SPILLWAY_RETRY_BASE_MS', 'SPILLWAY_RETRY_MAX_MS'],
@@ -215,8 +220,46 @@ function findContradictions(config: Config, problems: ConfigProblem[], wrong: Re
   }
 }
 
-function findDoubtful({ store, auth }: Config): string[] {
+type Ascending = readonly [names: readonly string[], values: readonly number[]]
+
+/** The levels of each signal of the router: warn, critical, overload. */
+function ascending(routing: Config['routing']): Ascending[] {
+  return [
+    [
+      ['ROUTER_QUEUE_WARN', 'ROUTER_QUEUE_CRIT', 'ROUTER_QUEUE_OVERLOAD'],
+      [routing.queueWarn, routing.queueCrit, routing.queueOverload],
+    ],
+    [
+      ['ROUTER_LATENCY_WARN_MS', 'ROUTER_LATENCY_CRIT_MS', 'ROUTER_LATENCY_OVERLOAD_MS'],
+      [routing.latencyWarnMs, routing.latencyCritMs, routing.latencyOverloadMs],
+    ],
+    [
+      ['ROUTER_INFLIGHT_WARN', 'ROUTER_INFLIGHT_CRIT', 'ROUTER_INFLIGHT_OVERLOAD'],
+      [routing.inflightWarn, routing.inflightCrit, routing.inflightOverload],
+    ],
+  ]
+}
+
+function findDoubtful({ store, auth, routing, process: { roles } }: Config): string[] {
   const warnings: string[] = []
+  if (routing.simulateDelayMs > 0) {
+    warnings.push(
+      `ROUTER_SIMULATE_DELAY_MS slows every message by ${routing.simulateDelayMs} ms: for drills, never in production`,
+    )
+  }
+  if (routing.alertWebhookSecret !== null && routing.alertWebhookUrl === null) {
+    warnings.push('ALERT_WEBHOOK_SECRET is set without ALERT_WEBHOOK_URL: no alert is sent anywhere')
+  }
+  if (
+    routing.natsUrl !== null &&
+    !roles.includes('router') &&
+    roles.includes('gateway') &&
+    routing.metricsUrls.length === 0
+  ) {
+    warnings.push(
+      'this gateway has no router in its process and no GATEWAY_ROUTER_METRICS_URL: it cannot know when the routers are overloaded',
+    )
+  }
   if (store.delayMs > 0) {
     warnings.push(`SPILLWAY_STORE_DELAY_MS slows every write by ${store.delayMs} ms: for drills, never in production`)
   }

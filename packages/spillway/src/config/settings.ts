@@ -1,5 +1,6 @@
 import { limits } from '@spillway/protocol/wire'
 import { petitionSettings } from './petition-settings.js'
+import { routingSettings } from './routing-settings.js'
 
 /** What every setting says of itself, whatever its type. */
 interface Described {
@@ -32,6 +33,7 @@ export type Setting = Described &
         readonly default: string | null
       }
     | { readonly type: 'url'; readonly protocols: readonly string[]; readonly default: string | null }
+    | { readonly type: 'urls'; readonly protocols: readonly string[]; readonly default: readonly string[] }
     | { readonly type: 'origins'; readonly wildcard?: true; readonly default: readonly string[] | null }
     | { readonly type: 'networks'; readonly default: readonly string[] }
     | { readonly type: 'names'; readonly default: readonly string[] | null }
@@ -50,7 +52,7 @@ export type ValueOf<S> = S extends { readonly type: 'integer' | 'number' }
       ? C
       : S extends { readonly type: 'choices'; readonly choices: readonly (infer C)[] }
         ? readonly C[]
-        : S extends { readonly type: 'origins' | 'networks' | 'names' }
+        : S extends { readonly type: 'origins' | 'networks' | 'names' | 'urls' }
           ? Nullable<S, readonly string[]>
           : Nullable<S, string>
 
@@ -364,6 +366,7 @@ export const settings = {
     },
   },
   petitions: petitionSettings,
+  routing: routingSettings,
   messages: {
     pushPendingMax: {
       name: 'SPILLWAY_PUSH_PENDING_MAX',

@@ -24,6 +24,10 @@ export function parseSetting(setting: Setting, text: string): SettingValue | und
       return setting.pattern.test(text) ? text : undefined
     case 'url':
       return parseUrl(text, setting.protocols)
+    case 'urls': {
+      const urls = parseEach(text, (one) => parseUrl(one, setting.protocols))
+      return urls?.length === 0 ? undefined : urls
+    }
     case 'origins':
       return parseEach(text, (one) => (one === '*' && setting.wildcard ? one : parseOrigin(one)))
     case 'networks':
@@ -52,6 +56,8 @@ export function allowedValues(setting: Setting): string {
       return setting.allowed
     case 'url':
       return `a URL starting with ${setting.protocols.map((protocol) => `${protocol}//`).join(' or ')}`
+    case 'urls':
+      return `URLs starting with ${setting.protocols.map((protocol) => `${protocol}//`).join(' or ')}, separated by commas`
     case 'origins':
       return `origins such as https://example.com, separated by commas${setting.wildcard ? ', or *' : ''}`
     case 'networks':
@@ -70,7 +76,7 @@ export function showValue(setting: Setting, value: SettingValue): string {
 
 /** The text that did not parse. A malformed URL cannot be masked with certainty, so it is not shown at all. */
 export function showRejected(setting: Setting, text: string): string {
-  if (setting.secret || setting.type === 'url') return '(value not shown)'
+  if (setting.secret || setting.type === 'url' || setting.type === 'urls') return '(value not shown)'
   return JSON.stringify(maskUrlPasswords(text.length > 200 ? `${text.slice(0, 200)}…` : text))
 }
 

@@ -2,7 +2,8 @@ import type { Refusal } from '../pipeline/refusal.js'
 import type { BoundGate, Gate, GateBinding, GateRequest, RateTier } from './gate.js'
 
 export interface RateOptions<Body> {
-  limit: number
+  /** A function is asked for each request: a limit that is tightened under pressure. */
+  limit: number | (() => number)
   /** The sliding window, in whole minutes: `1h`, `15m`, `1d`. */
   per: string
   /** What is limited. Default: the identity. Null: this request is not limited by this tier. */
@@ -28,7 +29,7 @@ const blockedMax = 10_000
  */
 export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
   const windowMinutes = parseWindowMinutes(options.per)
-  if (!Number.isInteger(options.limit) || options.limit < 1) {
+  if (typeof options.limit === 'number' && (!Number.isInteger(options.limit) || options.limit < 1)) {
     throw new RangeError(`rate: limit must be a whole number of at least 1, not ${options.limit}`)
   }
   if (options.keepMinutes !== undefined && !(options.keepMinutes > windowMinutes)) {
@@ -44,33 +45,35 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
       // Tiers of several windows on one definition count apart, or each request would count twice.
       const prefix = `${name}\0${windowMinutes}\0`
       const keyOf = (by: string): string => prefix + by
-      const refusal = (by: string, resetMs: number): Refusal => ({
+      const limitNow = (): number => (typeof options.limit === 'number' ? options.limit : options.limit())
+      const refusal = (by: string, resetMs: number, limit: number): Refusal => ({
         code: 'rate_limited',
-        detail: `Maximum ${options.limit} per ${options.per} exceeded.`,
-        ...options.problem?.({ limit: options.limit, per: options.per, by }),
+        detail: `Maximum ${limit} per ${options.per} exceeded.`,
+        ...options.problem?.({ limit, per: options.per, by }),
         retryAfterMs: resetMs,
         gate: 'rate',
-        rate: { name, limit: options.limit, windowSeconds: windowMinutes * 60, left: 0, resetMs },
+        rate: { name, limit, windowSeconds: windowMinutes * 60, left: 0, resetMs },
       })
       const early = (request: GateRequest): Refusal | null => {
         const key = keyOf(request.identity)
         const until = blocked.get(key)
         if (until === undefined) return null
         const leftMs = until - binding.now()
-        if (leftMs > 0) return refusal(request.identity, leftMs)
+        if (leftMs > 0) return refusal(request.identity, leftMs, limitNow())
         blocked.delete(key)
         return null
       }
       return {
         kind: 'rate',
         // What depends on the body cannot be known before it is parsed.
-        ...(options.by === undefined && { early }),
+        // A limit that moves may have been raised since it was reached.
+        ...(options.by === undefined && typeof options.limit === 'number' && { early }),
         exact(request, body) {
           const by = options.by === undefined ? request.identity : options.by(request, body)
           if (by === null) return {}
-          const { limit, keepMinutes } = options
+          const { keepMinutes } = options
           const tier: RateTier = {
-            ...{ name, key: keyOf(by), limit, windowMinutes },
+            ...{ name, key: keyOf(by), limit: limitNow(), windowMinutes },
             ...(keepMinutes !== undefined && { keepMinutes }),
           }
           return { rates: [tier] }
@@ -84,7 +87,7 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
             }
             blocked.set(told.key, binding.now() + resetMs)
           }
-          return refusal(told?.key.slice(prefix.length) ?? request.identity, resetMs)
+          return refusal(told?.key.slice(prefix.length) ?? request.identity, resetMs, told?.limit ?? limitNow())
         },
       }
     },

@@ -59,6 +59,7 @@ function send(reply: FastifyReply, wire: Wire): FastifyReply {
     return sendProblem(reply, wire.problem)
   }
   const { status, headers, body } = wire.answer
+  if (body === undefined) return reply.code(status).headers(headers).send()
   return reply
     .code(status)
     .headers(headers)

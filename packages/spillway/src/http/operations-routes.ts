@@ -28,7 +28,10 @@ export interface Viewer {
 }
 
 /** Any Fastify application, whatever its type provider and logger. */
-export type FastifyLike = Pick<FastifyInstance, 'addHook' | 'setSerializerCompiler' | 'get' | 'post' | 'delete'>
+export type FastifyLike = Pick<
+  FastifyInstance,
+  'addHook' | 'setSerializerCompiler' | 'get' | 'post' | 'delete' | 'route'
+>
 
 export interface TicketRoutesOptions {
   /** Who asks. Default: the principal of our server, or `request.user.id`, or the client's address. */

@@ -71,13 +71,29 @@ const asIs = (payload: unknown): string => payload as string
 export function sendProblem(reply: FastifyReply, problem: Problem): FastifyReply {
   const { request } = reply
   const document = problemDocument(problem, { instance: pathOf(request.raw.url ?? '/'), traceId: request.id })
-  // The clients of some routes read this member alone.
-  if (request.routeOptions?.config?.tellsError === true) document.error ??= problem.detail
+  tellError(document, request.routeOptions?.config?.tellsError)
   reply.code(document.status)
   reply.headers(problemHeaders(document))
   // Set here too: answers to a malformed URL come before the hooks.
   reply.header('x-request-id', request.id)
   return reply.serializer(asIs).send(JSON.stringify(document))
+}
+
+/** The clients of some routes read this member alone: a text, or `{code, message}` beside `ok: false`. */
+export type TellsError = true | 'object'
+
+export function tellError(document: ProblemDocument, how: TellsError | undefined): void {
+  if (how === undefined) return
+  if (how === 'object') document.ok = false
+  document.error ??=
+    how === 'object' ? { code: objectCodes[document.code] ?? document.code, message: document.detail } : document.detail
+}
+
+/** Where the code in the object is another than that of the problem. */
+const objectCodes: Partial<Record<ProblemCode, string>> = {
+  invalid_request: 'SCHEMA_VALIDATION_FAILED',
+  body_too_large: 'PAYLOAD_TOO_LARGE',
+  idempotency_mismatch: 'IDEMPOTENCY_VIOLATION',
 }
 
 /** A whole HTTP/1.1 answer for a connection that has no parsed request, closing it. */

@@ -1,4 +1,5 @@
 import type { Principal, Role } from './identity.js'
+import type { TellsError } from './problem.js'
 import type { Trace } from './trace.js'
 
 declare module 'fastify' {
@@ -20,7 +21,7 @@ declare module 'fastify' {
     public?: true
     /** Never refused for lack of connections or while draining (health, metrics). */
     neverShed?: true
-    /** Problems also have `error`, a text: the clients of these routes read it. */
-    tellsError?: true
+    /** Problems also have `error`: the clients of these routes read it. */
+    tellsError?: TellsError
   }
 }

@@ -11,18 +11,30 @@ import {
 } from '@spillway/protocol/schema'
 import { limits } from '@spillway/protocol/wire'
 import type { FastifySchema } from 'fastify'
+import { connectNats } from '../brokers/nats/index.js'
+import type { RouterBroker } from '../brokers/port.js'
 import { type Config, isAuthenticationOn, isLoopbackHost } from '../config/index.js'
 import { intakeApi } from '../index.js'
 import { Intake } from '../pipeline/intake.js'
 import { intakeDefaults } from '../pipeline/settings.js'
 import { startEmbedded } from '../store/embedded/index.js'
 import { postgresStore } from '../store/postgres/store.js'
-import { createMessageMetrics, createMetrics, createPetitionMetrics, type Logger } from '../telemetry/index.js'
+import {
+  createAlertMetrics,
+  createMessageMetrics,
+  createMetrics,
+  createObjectiveMetrics,
+  createPetitionMetrics,
+  type Logger,
+} from '../telemetry/index.js'
 import { version } from '../version.js'
+import { alertRoutes, defineAlerts } from '../workloads/alerts/index.js'
 import { parseAllowList } from '../workloads/http-request/allow-list.js'
 import { defineHttpRequest, httpRequestBody } from '../workloads/http-request/index.js'
 import { defineMessages, messageAdministrationRoutes, messageRoutes, pushMount } from '../workloads/messages/index.js'
+import { defineObjectives, objectiveRoutes } from '../workloads/objectives/index.js'
 import { definePetitions, petitionPrefixes, petitionRoutes } from '../workloads/petitions/index.js'
+import { defineRouting, routingMounts, routingRoutes } from '../workloads/routing/index.js'
 import { buildApp } from './app.js'
 import { createAuthenticator } from './auth.js'
 import { addDemoEcho } from './demo-echo.js'
@@ -32,6 +44,7 @@ import { addLanding } from './landing.js'
 import { mount } from './mount.js'
 import { addOpenApi } from './openapi.js'
 import { ticketRoutes } from './operations-routes.js'
+import { routingDepsOf } from './routing-parts.js'
 
 export interface RunningServer {
   /** Origin, e.g. http://127.0.0.1:7745; empty when it does not listen. */
@@ -94,12 +107,15 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   })
   const store = (): CheckState =>
     intake?.presence.isStoreAnswering === true ? { ok: true } : { ok: false, detail: 'the database does not answer' }
+  let broker: RouterBroker | null = null
+  const nats = (): CheckState =>
+    broker?.isConnected === true ? { ok: true } : { ok: false, detail: 'NATS does not answer; decide is refused' }
   addOpenApi(app, version)
   const accepting = (): CheckState =>
     intake?.isDraining === true ? { ok: false, detail: 'this instance is shutting down' } : { ok: true }
   addHealth(app, {
     version,
-    checks: { store, accepting },
+    checks: { store, accepting, ...(config.routing.natsUrl !== null && { nats }) },
     metrics: { contentType: metrics.contentType, render: () => metrics.scrape() },
     protectMetrics: config.auth.protectMetrics,
   })
@@ -146,6 +162,18 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     log,
     metrics: createMessageMetrics(metrics.registry),
   })
+  broker =
+    config.routing.natsUrl === null
+      ? null
+      : connectNats({ url: config.routing.natsUrl, maxDeliver: config.routing.maxDeliver, log })
+  const schema = `"${config.store.schema}"`
+  const { alertWebhookUrl, alertWebhookSecret } = config.routing
+  const alerts = defineAlerts(api, {
+    ...{ schema, log, metrics: createAlertMetrics(metrics.registry) },
+    webhook: alertWebhookUrl === null ? null : { url: alertWebhookUrl, secret: alertWebhookSecret },
+  })
+  const objectives = defineObjectives(api, { schema, log, metrics: createObjectiveMetrics(metrics.registry) })
+  const routing = defineRouting(routingDepsOf(config, { api, schema, broker, alerts, objectives, metrics, log }))
   // A process that only runs the queue has health and metrics, and takes nothing in.
   if (config.process.roles.includes('gateway')) {
     app.route({
@@ -189,6 +217,12 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     })
     await app.register(messageRoutes(messages) as never)
     await app.register(messageAdministrationRoutes(messages, messages) as never)
+    await app.register(routingRoutes(routing) as never)
+    for (const [url, mounted] of routingMounts(routing)) {
+      shortPath.add(url, { mounted, role: 'submit', tellsError: 'object' })
+    }
+    await app.register(alertRoutes(alerts) as never)
+    await app.register(objectiveRoutes(objectives) as never)
   }
   if (isLoopbackHost(config.server.host)) addDemoEcho(app)
   addLanding(app, { version })
@@ -196,6 +230,9 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   const close = async (): Promise<void> => {
     petitions.close()
     await messages.close()
+    await routing.close()
+    await alerts.close()
+    await objectives.close()
     // The intake refuses from here on; what is under way gets its answers before the connections close.
     await core.close()
     await Promise.race([app.close(), new Promise((done) => setTimeout(done, closeGraceMs).unref())])
@@ -211,6 +248,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     await server?.stop()
     throw listenFault(fault, config)
   }
+  routing.start()
   const started = core.start()
   started.catch((fault: unknown) => log.fatal({ err: fault }, 'the store cannot be used'))
   // An embedded store is there: wait for it, so that the first request after the greeting is answered.

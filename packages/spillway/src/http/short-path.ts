@@ -16,7 +16,7 @@ import { goneSignal } from './connections.js'
 import { faultProblem, internalFault } from './faults.js'
 import { hasRole, type Principal, type Role } from './identity.js'
 import type { Entered, Entry, Mount } from './mount.js'
-import { type Problem, problemDocument, problemHeaders } from './problem.js'
+import { type Problem, problemDocument, problemHeaders, type TellsError, tellError } from './problem.js'
 import { parseStrictJson } from './strict-json.js'
 import { traceFor, traceIdOf } from './trace.js'
 
@@ -42,8 +42,8 @@ interface ShortRoute {
   role: Role
   /** Default: the server's. */
   bodyLimitBytes?: number
-  /** Problems also have `error`, a text. */
-  tellsError?: true
+  /** Problems also have `error`. */
+  tellsError?: TellsError
 }
 
 const noParams = {}
@@ -188,7 +188,7 @@ class Passage {
       return
     }
     const document = problemDocument(wire.problem, { instance: this.#asked.path, traceId: this.#asked.traceId })
-    if (this.#route.tellsError === true) document.error ??= document.detail
+    tellError(document, this.#route.tellsError)
     this.#write(document.status, { ...wire.headers, ...problemHeaders(document) }, JSON.stringify(document))
   }
 

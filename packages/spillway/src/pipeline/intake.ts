@@ -31,8 +31,8 @@ import { Work } from './work.js'
 /** Queued operations whose effect is a function of the store are applied by so many at once. */
 const togetherMax = 500
 /** The parts of the accept budget that one which is not to be queued may wait to be looked at, and to be written. */
-const doorShare = 0.2
-const writeShare = 0.4
+const doorShare = 0.15
+const writeShare = 0.35
 
 export class Intake {
   readonly store: Store
@@ -46,6 +46,9 @@ export class Intake {
   readonly presence: Presence
   /** Who hears what `pg_notify` sends as `name:text` on the store's channel. A hint: it may be lost. */
   readonly notices = new Map<string, (text: string) => void>()
+  /** Numbers that this process tells with its heartbeat, by name: see `sumOf`. */
+  readonly tells = new Map<string, () => number>()
+  #pulse: Pick<Pulse, 'held' | 'running'> = { held: {}, running: {} }
   readonly #definitions = new Map<string, Bound>()
   readonly #handlers = new Map<string, Handler>()
   readonly #work: Work
@@ -118,7 +121,7 @@ export class Intake {
       retentionMs: settings.retentionMs,
       name: `${hostname()}:${process.pid}`,
       log,
-      running: () => ({ ...this.#work.runningByType(), ...this.#load.told() }),
+      running: () => ({ ...this.#work.runningByType(), ...this.#load.told(), ...this.#told() }),
       onPulse: (pulse, elapsedMs) => this.#observe(pulse, elapsedMs),
       afterPulse: async () => {
         await this.#registry.register()
@@ -424,7 +427,24 @@ export class Intake {
     return this.#answering.refuse(route, refusal)
   }
 
+  /** Names that begin like this are no operation types. */
+  #told(): Record<string, number> {
+    return Object.fromEntries([...this.tells].map(([name, read]) => [`!${name}`, read()]))
+  }
+
+  /** What all processes that live tell under this name, together, as of the last heartbeat. */
+  sumOf(name: string): number {
+    return this.#pulse.running[`!${name}`] ?? 0
+  }
+
+  /** Operations of a type over all processes, as of the last heartbeat. */
+  countsOf(type: string): { pending: number; running: number } {
+    const running = this.#pulse.running[type] ?? 0
+    return { pending: Math.max(0, (this.#pulse.held[type] ?? 0) - running), running }
+  }
+
   #observe(pulse: Pulse, elapsedMs: number): void {
+    this.#pulse = pulse
     this.#load.observe(pulse, elapsedMs)
     for (const { gates } of this.#definitions.values()) for (const gate of gates) gate.observe?.(pulse)
     for (const id of pulse.cancels) this.#work.cancel(id)

@@ -1,3 +1,4 @@
+export { createAlertMetrics, createObjectiveMetrics } from './alert-metrics.js'
 export { createLogger, type Logger } from './logs.js'
 export { createMessageMetrics } from './message-metrics.js'
 export { createMetrics } from './metrics.js'

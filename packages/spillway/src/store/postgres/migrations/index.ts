@@ -6,6 +6,8 @@ import { ledger } from './0005-ledger.js'
 import { petitions } from './0006-petitions.js'
 import { messages } from './0007-messages.js'
 import { consuming } from './0008-consuming.js'
+import { routing } from './0009-routing.js'
+import { alerts } from './0010-alerts.js'
 
 /** In order; a migration that has landed is never edited. */
-export const migrations = [coreTables, accept, work, tickets, ledger, petitions, messages, consuming]
+export const migrations = [coreTables, accept, work, tickets, ledger, petitions, messages, consuming, routing, alerts]

@@ -1,0 +1,196 @@
+import { type JetStreamManager, jetstreamManager } from '@nats-io/jetstream'
+import { errors, type NatsConnection } from '@nats-io/transport-node'
+import { type Backlog, BrokerFault, type Delivery, type Outgoing, type RouterBroker } from '../port.js'
+import { DeadLetters, requireReady } from './dead-letters.js'
+import { JetStreamDelivery } from './delivery.js'
+import { Exhausted } from './exhausted.js'
+import { asBrokerFault } from './faults.js'
+import { type BrokerLog, Link } from './link.js'
+import { defaultSubject, headerNames, type Names, namesFor } from './names.js'
+import { Outbox } from './outbox.js'
+import { Taker } from './taker.js'
+import { ensureTopology, setAckPendingMax, type Topology } from './topology.js'
+
+export interface NatsBrokerOptions {
+  /** `nats://[user:password@|token@]host[:port]`, or `tls://…`; several with commas between. */
+  url: string
+  /** Default `beamline.router.v1.decide`. */
+  subject?: string
+  /** How often a message is handed out before it is dead. */
+  maxDeliver: number
+  /** Default 30,000. A message of which nothing is heard for so long is handed out again. */
+  ackWaitMs?: number
+  /** Of the streams. Default: as the broker has them, one for new ones. */
+  replicas?: number
+  /** How often to look for exhausted messages that nobody heard of. Default 10,000. */
+  exhaustedLookMs?: number
+  log: BrokerLog
+}
+
+const defaultAckWaitMs = 30_000
+const defaultExhaustedLookMs = 10_000
+const apiTimeoutMs = 5_000
+/** It is asked for the state each second or so: an old figure is worth nothing. */
+const backlogTimeoutMs = 2_000
+/** A stranger names the subject of the answer: no other than an inbox, lest we write to it in the stranger's stead. */
+const inboxes = /^_INBOX[^\s*>]*$/
+
+/** Returns at once and connects in the background, for ever. */
+export function connectNats(options: NatsBrokerOptions): RouterBroker {
+  return new NatsBroker(options)
+}
+
+class NatsBroker implements RouterBroker {
+  readonly #names: Names
+  readonly #o: NatsBrokerOptions & { ackWaitMs: number }
+  readonly #link: Link
+  readonly #outbox: Outbox
+  readonly #dead: DeadLetters
+  readonly #exhausted: Exhausted
+  readonly #takers = new Set<Taker>()
+  #jsm: JetStreamManager | null = null
+  #backlogApi: JetStreamManager | null = null
+  #topology: Topology | null = null
+  #ackPendingMax: number | null = null
+
+  constructor(options: NatsBrokerOptions) {
+    const { log, maxDeliver } = options
+    this.#o = { ...options, ackWaitMs: options.ackWaitMs ?? defaultAckWaitMs }
+    const names = namesFor(options.subject ?? defaultSubject)
+    this.#names = names
+    const link = new Link({ url: options.url, log, prepare: (nc) => this.#prepare(nc) })
+    this.#link = link
+    const api = (): JetStreamManager => requireReady(link.ready === null ? null : this.#jsm)
+    this.#outbox = new Outbox(link, () => this.payloadBytesMax)
+    this.#dead = new DeadLetters({ names, outbox: this.#outbox, api, payloadMax: () => link.serverPayloadMax })
+    this.#exhausted = new Exhausted({
+      link,
+      names,
+      maxDeliver,
+      dead: this.#dead,
+      log,
+      lookMs: options.exhaustedLookMs ?? defaultExhaustedLookMs,
+      api,
+      isWorkQueue: () => this.#topology?.isWorkQueue ?? false,
+    })
+    link.start()
+  }
+
+  get subject(): string {
+    return this.#names.subject
+  }
+
+  get consumer(): string {
+    return this.#names.consumer
+  }
+
+  get isConnected(): boolean {
+    return this.#link.ready !== null
+  }
+
+  get payloadBytesMax(): number | null {
+    return this.#topology?.messageBytesMax ?? null
+  }
+
+  publish(message: Outgoing): Promise<{ duplicate: boolean }> {
+    return this.#outbox.publish(this.#names.subject, message)
+  }
+
+  ask(message: Outgoing, timeoutMs: number, signal?: AbortSignal): Promise<Uint8Array> {
+    return this.#outbox.ask(this.#names.subject, message, timeoutMs, signal)
+  }
+
+  answer(delivery: Delivery, data: Uint8Array): void {
+    const replyTo = delivery.header(headerNames.replyTo)
+    if (replyTo === undefined || !inboxes.test(replyTo)) return
+    const max = this.#link.serverPayloadMax
+    if (max !== null && data.length > max) throw new BrokerFault('too_large', `the answer has more than ${max} bytes`)
+    this.#link.post(replyTo, data)
+  }
+
+  take(atOnce: number, work: (delivery: Delivery) => Promise<void>): { stop(): Promise<void> } {
+    const { maxDeliver, ackWaitMs, log } = this.#o
+    const taker = new Taker({ link: this.#link, names: this.#names, atOnce, maxDeliver, ackWaitMs, log, work })
+    this.#takers.add(taker)
+    return {
+      stop: async () => {
+        await taker.stop()
+        this.#takers.delete(taker)
+      },
+    }
+  }
+
+  async backlog(): Promise<Backlog | null> {
+    const api = this.#link.ready === null ? null : this.#backlogApi
+    if (api === null) return null
+    try {
+      const info = await api.consumers.info(this.#names.stream, this.#names.consumer)
+      return {
+        pending: info.num_pending,
+        ackPending: info.num_ack_pending,
+        delivered: info.delivered.consumer_seq,
+        redelivered: info.num_redelivered,
+      }
+    } catch (error) {
+      if (!(error instanceof errors.TimeoutError)) void this.#link.mend()
+      return null
+    }
+  }
+
+  async limitAckPending(count: number): Promise<void> {
+    if (!Number.isInteger(count) || count < 1) throw new RangeError(`${count} is no number of messages`)
+    if (this.#ackPendingMax === count) return
+    // Kept, so that a consumer that is made later, or again, has it too.
+    this.#ackPendingMax = count
+    if (this.#link.ready === null || this.#jsm === null) return
+    try {
+      await setAckPendingMax(this.#jsm, this.#names, count)
+    } catch (error) {
+      throw asBrokerFault(error, 'change the consumer')
+    }
+  }
+
+  async bury(delivery: Delivery, why: { reason: string; detail: string }): Promise<void> {
+    if (!(delivery instanceof JetStreamDelivery)) throw new TypeError('the delivery is of another broker')
+    await delivery.buryWith(() => this.#dead.store(delivery, why))
+  }
+
+  deadLetters(limit: number, after: string | null) {
+    return this.#dead.list(limit, after)
+  }
+
+  redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }> {
+    return this.#dead.redrive(ids)
+  }
+
+  purge(ids: readonly string[]): Promise<number> {
+    return this.#dead.purge(ids)
+  }
+
+  async close(): Promise<void> {
+    for (const taker of this.#takers) taker.abandon()
+    this.#takers.clear()
+    this.#outbox.close()
+    await this.#link.close()
+    await this.#exhausted.close()
+  }
+
+  async #prepare(nc: NatsConnection): Promise<void> {
+    const options = { checkAPI: false }
+    const jsm = await jetstreamManager(nc, { ...options, timeout: apiTimeoutMs })
+    this.#topology = await ensureTopology(
+      jsm,
+      {
+        names: this.#names,
+        maxDeliver: this.#o.maxDeliver,
+        ackWaitMs: this.#o.ackWaitMs,
+        ackPendingMax: this.#ackPendingMax,
+        replicas: this.#o.replicas ?? null,
+        payloadMax: nc.info?.max_payload ?? 1_048_576,
+      },
+      this.#o.log,
+    )
+    this.#jsm = jsm
+    this.#backlogApi = await jetstreamManager(nc, { ...options, timeout: backlogTimeoutMs })
+  }
+}

@@ -1,0 +1,202 @@
+/**
+ * Messages that nobody will work on: whole, with the reason, in a stream of their own until they are redriven or purged.
+ *
+ * Headers that begin with `Nats-` are orders to the server (which stream, which sequence, which id): they are kept under
+ * another name, or one of them would make the dead letter be refused for ever.
+ */
+import type { JetStreamManager, StoredMsg } from '@nats-io/jetstream'
+import { type MsgHdrs, headers as newHeaders } from '@nats-io/transport-node'
+import { type BrokerDeadLetter, BrokerFault } from '../port.js'
+import { headerOf } from './delivery.js'
+import { apiCodes, asBrokerFault, isApiFault } from './faults.js'
+import { deadPrefix, headerNames, type Names } from './names.js'
+import { type Outbox, sizeOf } from './outbox.js'
+
+export interface Corpse {
+  readonly data: Uint8Array
+  readonly headers: MsgHdrs | null
+  readonly sequence: number
+  readonly storedAtMs: number
+  readonly deliveries: number
+}
+
+export interface Death {
+  readonly reason: string
+  readonly detail: string
+}
+
+const serversPrefix = 'nats-'
+const keptPrefix = 'Spillway-Original-'
+const reasonLengthMax = 100
+/** In characters; of four bytes at most they fit into what is kept free for dead letters. */
+const detailLengthMax = 700
+
+/** Of the one who asked, who is long gone: a redriven message is answered to nobody, and is not late. */
+const staleNames = [headerNames.replyTo, headerNames.deadline].map((name) => name.toLowerCase())
+
+export interface DeadLettersOptions {
+  readonly names: Names
+  readonly outbox: Outbox
+  /** Throws when the broker is away. */
+  api(): JetStreamManager
+  /** What the server takes in one message. */
+  payloadMax(): number | null
+}
+
+export class DeadLetters {
+  readonly #o: DeadLettersOptions
+
+  constructor(options: DeadLettersOptions) {
+    this.#o = options
+  }
+
+  /** Resolves when the broker has it. The same message is stored once, however often it is buried. */
+  async store(corpse: Corpse, death: Death): Promise<void> {
+    const headers = newHeaders()
+    for (const [name, values] of corpse.headers ?? []) {
+      const lower = name.toLowerCase()
+      if (lower.startsWith(deadPrefix)) continue
+      const kept = lower.startsWith(serversPrefix) ? `${keptPrefix}${name}` : name
+      for (const value of values) headers.append(kept, value)
+    }
+    headers.set(headerNames.messageId, `dead-${corpse.sequence}-${corpse.storedAtMs}`)
+    headers.set(headerNames.deadReason, oneLine(death.reason, reasonLengthMax))
+    headers.set(headerNames.deadDeliveries, `${corpse.deliveries}`)
+    headers.set(headerNames.diedAt, new Date().toISOString())
+    headers.set(headerNames.deadDetail, oneLine(death.detail, detailLengthMax))
+    const max = this.#o.payloadMax()
+    if (max !== null && corpse.data.length + sizeOf(headers) > max) headers.set(headerNames.deadDetail, '')
+    await this.#o.outbox.send({ subject: this.#o.names.deadSubject, data: corpse.data, headers })
+  }
+
+  async list(limit: number, after: string | null): Promise<BrokerDeadLetter[]> {
+    const found: BrokerDeadLetter[] = []
+    let next = after === null ? 1 : (sequenceOf(after) ?? 0) + 1
+    while (found.length < limit) {
+      const stored = await nextFrom(this.#o.api(), this.#o.names.deadStream, this.#o.names.deadSubject, next)
+      if (stored === null) break
+      found.push(asDeadLetter(stored))
+      next = stored.seq + 1
+    }
+    return found
+  }
+
+  async redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }> {
+    let moved = 0
+    for (const sequence of sequencesOf(ids)) {
+      const stored = await this.#get(sequence)
+      if (stored === null) continue
+      const headers = newHeaders()
+      for (const [name, values] of headersOf(stored) ?? []) {
+        if (belongsToTheDead(name)) continue
+        for (const value of values) headers.append(name, value)
+      }
+      headers.set(headerNames.messageId, `redrive-${sequence}-${stored.time.getTime()}`)
+      await this.#o.outbox.send({ subject: this.#o.names.subject, data: stored.data, headers })
+      if (await this.#delete(sequence)) moved += 1
+    }
+    return { moved, skipped: ids.length - moved }
+  }
+
+  async purge(ids: readonly string[]): Promise<number> {
+    let purged = 0
+    for (const sequence of sequencesOf(ids)) if (await this.#delete(sequence)) purged += 1
+    return purged
+  }
+
+  async #get(seq: number): Promise<StoredMsg | null> {
+    try {
+      return await this.#o.api().streams.getMessage(this.#o.names.deadStream, { seq })
+    } catch (error) {
+      throw asBrokerFault(error, 'show a dead letter')
+    }
+  }
+
+  /** False when it was gone already. */
+  #delete(sequence: number): Promise<boolean> {
+    return deleteMessage(this.#o.api(), this.#o.names.deadStream, sequence)
+  }
+}
+
+export async function deleteMessage(jsm: JetStreamManager, stream: string, sequence: number): Promise<boolean> {
+  try {
+    return await jsm.streams.deleteMessage(stream, sequence, false)
+  } catch (error) {
+    const { sequenceNotFound, messageNotFound, messageDeleteFailed } = apiCodes
+    if (isApiFault(error, sequenceNotFound, messageNotFound, messageDeleteFailed)) return false
+    throw asBrokerFault(error, 'delete a message')
+  }
+}
+
+/** The first one at or after this sequence. */
+export async function nextFrom(
+  jsm: JetStreamManager,
+  stream: string,
+  subject: string,
+  sequence: number,
+): Promise<StoredMsg | null> {
+  try {
+    // The broker knows this form since 2.9; the library's type for this call does not.
+    const query = { seq: sequence, next_by_subj: subject }
+    return await jsm.streams.getMessage(stream, query)
+  } catch (error) {
+    throw asBrokerFault(error, 'show a message')
+  }
+}
+
+/** Null when they cannot be read. */
+export function headersOf(stored: StoredMsg): MsgHdrs | null {
+  try {
+    return stored.header
+  } catch {
+    return null
+  }
+}
+
+function asDeadLetter(stored: StoredMsg): BrokerDeadLetter {
+  const all = headersOf(stored)
+  const said = (name: string): string => (all === null ? undefined : headerOf(all, name)) ?? ''
+  const headers: Record<string, string> = {}
+  for (const [name, values] of all ?? []) {
+    const lower = name.toLowerCase()
+    if (lower.startsWith(deadPrefix) || lower.startsWith(serversPrefix)) continue
+    const own = lower.startsWith(keptPrefix.toLowerCase()) ? name.slice(keptPrefix.length) : name
+    headers[own] = values[0] ?? ''
+  }
+  const diedAt = new Date(said(headerNames.diedAt))
+  return {
+    id: `${stored.seq}`,
+    data: stored.data,
+    headers,
+    reason: said(headerNames.deadReason),
+    detail: said(headerNames.deadDetail),
+    deliveries: Number(said(headerNames.deadDeliveries)) || 0,
+    diedAt: Number.isNaN(diedAt.getTime()) ? stored.time : diedAt,
+  }
+}
+
+function belongsToTheDead(name: string): boolean {
+  const lower = name.toLowerCase()
+  const prefixes = [deadPrefix, serversPrefix, keptPrefix.toLowerCase()]
+  return staleNames.includes(lower) || prefixes.some((prefix) => lower.startsWith(prefix))
+}
+
+function sequenceOf(id: string): number | null {
+  return /^[1-9]\d{0,14}$/.test(id) ? Number(id) : null
+}
+
+/** Oldest first, each once. */
+function sequencesOf(ids: readonly string[]): number[] {
+  const known = ids.map(sequenceOf).filter((sequence) => sequence !== null)
+  return [...new Set(known)].sort((a, b) => a - b)
+}
+
+/** A header is one line. */
+function oneLine(text: string, lengthMax: number): string {
+  return text.replace(/\s+/g, ' ').trim().slice(0, lengthMax)
+}
+
+export function requireReady<T>(value: T | null): T {
+  if (value === null) throw new BrokerFault('unavailable', 'the broker is not connected')
+  return value
+}

@@ -1,0 +1,134 @@
+/**
+ * One message in our hands.
+ *
+ *   held ──ack, putBack──► ended
+ *     └──bury──► being buried ──stored among the dead──► ended
+ *                     └──failed──► held
+ */
+import type { Msg, MsgHdrs } from '@nats-io/transport-node'
+import type { Delivery } from '../port.js'
+import type { Link } from './link.js'
+
+const words = new TextEncoder()
+const ack = words.encode('+ACK')
+const nak = words.encode('-NAK')
+const inProgress = words.encode('+WPI')
+const nanosPerMs = 1_000_000
+
+/** Where the broker says how often and when: `$JS.ACK[.domain.account].stream.consumer.deliveries.seq.…`. */
+export interface Origin {
+  readonly deliveries: number
+  readonly sequence: number
+  readonly storedAtMs: number
+}
+
+export function originOf(reply: string): Origin | null {
+  const tokens = reply.split('.')
+  if (tokens[0] !== '$JS' || tokens[1] !== 'ACK' || tokens.length < 9) return null
+  const at = tokens.length === 9 ? 4 : 6
+  const [deliveries, sequence, storedAt] = [tokens[at], tokens[at + 1], tokens[at + 3]].map(Number)
+  if (!deliveries || !sequence || !storedAt) return null
+  return { deliveries, sequence, storedAtMs: Math.floor(storedAt / nanosPerMs) }
+}
+
+export class JetStreamDelivery implements Delivery {
+  readonly storedAtMs: number
+  readonly sequence: number
+  readonly #message: Msg
+  readonly #link: Link
+  readonly #onEnded: (delivery: JetStreamDelivery) => void
+  #deliveries: number
+  #reply: string
+  #ended = false
+  #burying = false
+
+  constructor(message: Msg, origin: Origin, link: Link, onEnded: (delivery: JetStreamDelivery) => void) {
+    this.#message = message
+    this.#reply = message.reply ?? ''
+    this.#link = link
+    this.#onEnded = onEnded
+    this.#deliveries = origin.deliveries
+    this.sequence = origin.sequence
+    this.storedAtMs = origin.storedAtMs
+  }
+
+  get data(): Uint8Array {
+    return this.#message.data
+  }
+
+  get deliveries(): number {
+    return this.#deliveries
+  }
+
+  get id(): string {
+    return `${this.sequence}`
+  }
+
+  get isEnded(): boolean {
+    return this.#ended
+  }
+
+  /** Null when it has none, or none that can be read: a stranger may send anything. */
+  get headers(): MsgHdrs | null {
+    try {
+      return this.#message.headers ?? null
+    } catch {
+      return null
+    }
+  }
+
+  header(name: string): string | undefined {
+    const headers = this.headers
+    return headers === null ? undefined : headerOf(headers, name)
+  }
+
+  ack(): void {
+    if (!this.#burying) this.#end(ack)
+  }
+
+  putBack(delayMs: number): void {
+    if (this.#burying) return
+    const delay = Math.max(0, Math.round(delayMs)) * nanosPerMs
+    this.#end(delay === 0 ? nak : words.encode(`-NAK {"delay":${delay}}`))
+  }
+
+  stillWorking(): void {
+    // When the connection is lost there is nothing to hold off, and none of it is worth keeping.
+    if (!this.#ended && this.#link.ready !== null) this.#link.post(this.#reply, inProgress)
+  }
+
+  /** The same message was handed to us again while we have it: it goes on, and what ends it ends the later one. */
+  adopt(reply: string, origin: Origin): void {
+    this.#reply = reply
+    this.#deliveries = origin.deliveries
+  }
+
+  /** Runs `store`, then acks. False, and nothing is done, when it is ended or being buried. */
+  async buryWith(store: () => Promise<void>): Promise<boolean> {
+    if (this.#ended || this.#burying) return false
+    this.#burying = true
+    try {
+      await store()
+    } finally {
+      this.#burying = false
+    }
+    this.#end(ack)
+    return true
+  }
+
+  #end(word: Uint8Array): void {
+    if (this.#ended) return
+    this.#ended = true
+    this.#link.post(this.#reply, word)
+    this.#onEnded(this)
+  }
+}
+
+/** Whatever its case. */
+export function headerOf(headers: MsgHdrs, name: string): string | undefined {
+  const wanted = name.toLowerCase()
+  for (const [key, values] of headers) {
+    if (key.length === wanted.length && key.toLowerCase() === wanted) return values[0]
+  }
+  return undefined
+}

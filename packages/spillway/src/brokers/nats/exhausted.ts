@@ -1,0 +1,124 @@
+/**
+ * Messages that were handed out as often as is allowed, and whose last router fell: the broker keeps them, and hands
+ * them out no more. It says so once, to whoever listens; what nobody heard is found by counting.
+ */
+import type { JetStreamManager, StoredMsg } from '@nats-io/jetstream'
+import type { Msg, NatsConnection } from '@nats-io/transport-node'
+import { type DeadLetters, deleteMessage, headersOf, nextFrom } from './dead-letters.js'
+import { asBrokerFault } from './faults.js'
+import type { BrokerLog, Link } from './link.js'
+import type { Names } from './names.js'
+
+export interface ExhaustedOptions {
+  readonly link: Link
+  readonly names: Names
+  readonly maxDeliver: number
+  readonly dead: DeadLetters
+  readonly log: BrokerLog
+  readonly lookMs: number
+  api(): JetStreamManager
+  /** Only where acked messages leave the stream can those that are left be counted. */
+  isWorkQueue(): boolean
+}
+
+const perLookMax = 256
+const reason = 'max_deliver'
+
+export class Exhausted {
+  readonly #o: ExhaustedOptions
+  readonly #looking: NodeJS.Timeout
+  #subscribed: NatsConnection | null = null
+  #look: Promise<void> | null = null
+  /** Up to here all was in nobody's hands, the last time. */
+  #settled = 0
+
+  constructor(options: ExhaustedOptions) {
+    this.#o = options
+    options.link.onReady((nc) => this.#listen(nc))
+    // Routers that start together do not look together.
+    this.#looking = setInterval(() => void this.#lookNow(), options.lookMs * (0.9 + Math.random() * 0.2))
+    this.#looking.unref()
+  }
+
+  async close(): Promise<void> {
+    clearInterval(this.#looking)
+    await this.#look
+  }
+
+  #listen(nc: NatsConnection): void {
+    if (this.#subscribed === nc) return
+    this.#subscribed = nc
+    const { stream, consumer } = this.#o.names
+    nc.subscribe(`$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.${stream}.${consumer}`, {
+      queue: consumer,
+      callback: (error, message) => {
+        if (error !== null) this.#o.log.warn({ err: error }, 'the broker does not tell which messages are exhausted')
+        else void this.#heed(message)
+      },
+    })
+  }
+
+  async #heed(message: Msg): Promise<void> {
+    try {
+      const { stream_seq: seq, deliveries } = message.json<{ stream_seq: number; deliveries: number }>()
+      const stored = await this.#o.api().streams.getMessage(this.#o.names.stream, { seq })
+      if (stored !== null) await this.#bury(stored, deliveries)
+    } catch (error) {
+      this.#o.log.warn({ err: error }, 'an exhausted message could not be buried; it is tried again')
+    }
+  }
+
+  #lookNow(): Promise<void> {
+    this.#look ??= this.#buryLeftOver()
+      .catch((error: unknown) => {
+        if (this.#o.link.ready !== null) this.#o.log.warn({ err: error }, 'looking for exhausted messages failed')
+      })
+      .finally(() => {
+        this.#look = null
+      })
+    return this.#look
+  }
+
+  async #buryLeftOver(): Promise<void> {
+    if (this.#o.link.ready === null || !this.#o.isWorkQueue()) return
+    const jsm = this.#o.api()
+    const { stream, subject } = this.#o.names
+    const found = await this.#leftOver(jsm)
+    if (found === null) return
+    // What is left by a consumer is taken from its stream an instant later: only what was left the last time too is dead.
+    const last = Math.min(found.last, this.#settled)
+    this.#settled = found.last
+    let next = found.first
+    for (let count = 0; count < perLookMax && next <= last; count += 1) {
+      const stored = await nextFrom(jsm, stream, subject, next)
+      if (stored === null || stored.seq > last) return
+      await this.#bury(stored, this.#o.maxDeliver)
+      next = stored.seq + 1
+    }
+  }
+
+  /**
+   * Between these, all that is in the stream was handed out and is in nobody's hands. The stream is asked first: what
+   * comes in afterwards makes the consumer's figures larger, never smaller.
+   */
+  async #leftOver(jsm: JetStreamManager): Promise<{ first: number; last: number } | null> {
+    const { stream, consumer } = this.#o.names
+    try {
+      const { state } = await jsm.streams.info(stream)
+      const info = await jsm.consumers.info(stream, consumer)
+      if (state.messages <= info.num_pending + info.num_ack_pending || info.num_ack_pending > 0) return null
+      return { first: state.first_seq, last: Math.min(info.delivered.stream_seq, state.last_seq) }
+    } catch (error) {
+      throw asBrokerFault(error, 'count its messages')
+    }
+  }
+
+  async #bury(stored: StoredMsg, deliveries: number): Promise<void> {
+    const { dead, names } = this.#o
+    const detail = `handed out ${deliveries} times, and not acked`
+    const corpse = { sequence: stored.seq, storedAtMs: stored.time.getTime(), deliveries }
+    await dead.store({ ...corpse, data: stored.data, headers: headersOf(stored) }, { reason, detail })
+    await deleteMessage(this.#o.api(), names.stream, stored.seq)
+    this.#o.log.warn({ message: `${stored.seq}`, deliveries }, 'an exhausted message was buried')
+  }
+}

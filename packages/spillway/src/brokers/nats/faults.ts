@@ -1,0 +1,28 @@
+import { JetStreamApiError } from '@nats-io/jetstream'
+import { errors } from '@nats-io/transport-node'
+import { BrokerFault } from '../port.js'
+
+/** The server's own numbers for what went wrong. */
+export const apiCodes = {
+  consumerNotFound: 10014,
+  messageNotFound: 10037,
+  sequenceNotFound: 10043,
+  messageTooLarge: 10054,
+  messageDeleteFailed: 10057,
+  streamNameInUse: 10058,
+  streamNotFound: 10059,
+  consumerNameInUse: 10013,
+  consumerExists: 10148,
+  consumerReplacedMeanwhile: 10149,
+} as const
+
+export function isApiFault(error: unknown, ...codes: number[]): boolean {
+  return error instanceof JetStreamApiError && codes.includes(error.code)
+}
+
+/** The driver's error as ours. */
+export function asBrokerFault(error: unknown, doing: string): BrokerFault {
+  if (error instanceof BrokerFault) return error
+  const timedOut = error instanceof errors.TimeoutError
+  return new BrokerFault(timedOut ? 'timeout' : 'unavailable', `the broker did not ${doing}`, { cause: error })
+}

@@ -1,0 +1,1 @@
+export { connectNats, type NatsBrokerOptions } from './broker.js'

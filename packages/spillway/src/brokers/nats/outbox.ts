@@ -1,0 +1,244 @@
+/**
+ * What is published and waited for, with one inbox and one clock for all of it.
+ *
+ *   sent ──the broker has stored it──► stored ──the router's answer──► answered
+ *     │ answered already: answered         └─ a plain publish is done here
+ *     │ refused, or its ack did not come in time ──► failed
+ *     └ connection lost ──back──► sent again, under the same id: the broker keeps one of them
+ */
+import { type Msg, type MsgHdrs, type NatsConnection, headers as newHeaders, nuid } from '@nats-io/transport-node'
+import { BrokerFault, type Outgoing } from '../port.js'
+import { apiCodes } from './faults.js'
+import type { Link } from './link.js'
+import { headerNames } from './names.js'
+
+export interface Letter {
+  readonly subject: string
+  readonly data: Uint8Array
+  readonly headers: MsgHdrs
+}
+
+export interface Published {
+  readonly duplicate: boolean
+}
+
+interface Waiting {
+  readonly letter: Letter
+  readonly onStored: (published: Published) => void
+  readonly onAnswer: ((data: Uint8Array) => void) | null
+  readonly onFault: (fault: BrokerFault) => void
+  isStored: boolean
+  isSentAgain: boolean
+  /** By the monotonic clock, both. */
+  readonly storeBy: number
+  readonly answerBy: number
+}
+
+interface PubAck {
+  duplicate?: boolean
+  error?: { err_code?: number; description?: string }
+}
+
+const storeTimeoutMs = 5_000
+const waitingMax = 16_384
+/** How late a timeout may be. One clock for all is cheaper than a timer for each. */
+const tickMs = 25
+const noResponders = 503
+const text = new TextDecoder()
+
+export class Outbox {
+  readonly #link: Link
+  readonly #messageBytesMax: () => number | null
+  readonly #inbox = `_INBOX.${nuid.next()}.`
+  readonly #waiting = new Map<string, Waiting>()
+  #count = 0
+  #clock: NodeJS.Timeout | null = null
+  #subscribed: NatsConnection | null = null
+
+  constructor(link: Link, messageBytesMax: () => number | null) {
+    this.#link = link
+    this.#messageBytesMax = messageBytesMax
+    link.onReady((nc) => this.#begin(nc))
+  }
+
+  /** Resolves when the broker has it. Its headers must hold a `Nats-Msg-Id`, as it may be sent twice. */
+  send(letter: Letter): Promise<Published> {
+    return new Promise((resolve, reject) => {
+      const nc = this.#admit()
+      const token = this.#nextToken()
+      const storeBy = performance.now() + storeTimeoutMs
+      const rest = { isStored: false, isSentAgain: false, storeBy, answerBy: Number.POSITIVE_INFINITY }
+      this.#put(nc, token, { letter, onStored: resolve, onAnswer: null, onFault: reject, ...rest })
+    })
+  }
+
+  publish(subject: string, message: Outgoing): Promise<Published> {
+    return new Promise((resolve) => resolve(this.send(this.#letter(subject, message, null))))
+  }
+
+  ask(subject: string, message: Outgoing, timeoutMs: number, signal?: AbortSignal): Promise<Uint8Array> {
+    return new Promise((resolve, reject) => {
+      if (signal?.aborted) throw new BrokerFault('aborted', 'nobody waits for the answer')
+      const nc = this.#admit()
+      const token = this.#nextToken()
+      const letter = this.#letter(subject, message, `${this.#inbox}a${token}`)
+      const onAbort = () => {
+        this.#waiting.delete(token)
+        reject(new BrokerFault('aborted', 'nobody waits for the answer'))
+      }
+      signal?.addEventListener('abort', onAbort, { once: true })
+      const now = performance.now()
+      this.#put(nc, token, {
+        letter,
+        onStored: () => undefined,
+        onAnswer: (data) => {
+          signal?.removeEventListener('abort', onAbort)
+          resolve(data)
+        },
+        onFault: (fault) => {
+          signal?.removeEventListener('abort', onAbort)
+          reject(fault)
+        },
+        isStored: false,
+        isSentAgain: false,
+        storeBy: now + storeTimeoutMs,
+        answerBy: now + timeoutMs,
+      })
+    })
+  }
+
+  close(): void {
+    for (const token of [...this.#waiting.keys()]) this.#fail(token, 'timeout', 'the connection was closed')
+    if (this.#clock !== null) clearInterval(this.#clock)
+    this.#clock = null
+  }
+
+  #admit(): NatsConnection {
+    const nc = this.#link.ready
+    if (nc === null) throw new BrokerFault('unavailable', 'the broker is not connected')
+    if (this.#waiting.size >= waitingMax) throw new BrokerFault('unavailable', `${waitingMax} are waiting already`)
+    return nc
+  }
+
+  #nextToken(): string {
+    this.#count += 1
+    return this.#count.toString(36)
+  }
+
+  #letter(subject: string, { data, id, headers: own, deadlineMs }: Outgoing, replyTo: string | null): Letter {
+    const headers = newHeaders()
+    for (const name in own) headers.append(name, own[name] ?? '')
+    headers.set(headerNames.messageId, id ?? nuid.next())
+    if (deadlineMs !== undefined) headers.set(headerNames.deadline, `${deadlineMs}`)
+    if (replyTo !== null) headers.set(headerNames.replyTo, replyTo)
+    // The server would drop the connection, and with it what all others wait for.
+    const max = this.#messageBytesMax()
+    if (max !== null && data.length + sizeOf(headers) > max) {
+      throw new BrokerFault('too_large', `the message has more than ${max} bytes, its headers included`)
+    }
+    return { subject, data, headers }
+  }
+
+  #put(nc: NatsConnection, token: string, waiting: Waiting): void {
+    this.#waiting.set(token, waiting)
+    this.#clock ??= setInterval(() => this.#tick(), tickMs)
+    this.#transmit(nc, token, waiting.letter)
+  }
+
+  #transmit(nc: NatsConnection, token: string, { subject, data, headers }: Letter): void {
+    // One that closed this instant is seen as lost presently; then it is sent again.
+    if (!nc.isClosed()) nc.publish(subject, data, { headers, reply: `${this.#inbox}s${token}` })
+  }
+
+  #begin(nc: NatsConnection): void {
+    if (this.#subscribed !== nc) {
+      this.#subscribed = nc
+      nc.subscribe(`${this.#inbox}*`, { callback: (error, message) => this.#heed(error, message) })
+    }
+    for (const [token, waiting] of this.#waiting) {
+      if (waiting.isStored) continue
+      waiting.isSentAgain = true
+      this.#transmit(nc, token, waiting.letter)
+    }
+  }
+
+  /** An error here is a permission that is missing; the link tells of it, and what waits times out. */
+  #heed(error: Error | null, message: Msg): void {
+    if (error === null) this.#receive(message)
+  }
+
+  #receive(message: Msg): void {
+    const name = message.subject.slice(this.#inbox.length)
+    const token = name.slice(1)
+    const waiting = this.#waiting.get(token)
+    if (waiting === undefined) return
+    if (name.startsWith('s')) {
+      this.#stored(token, waiting, message)
+    } else if (waiting.onAnswer !== null) {
+      this.#waiting.delete(token)
+      waiting.onAnswer(message.data)
+    }
+  }
+
+  #stored(token: string, waiting: Waiting, message: Msg): void {
+    if (message.data.length === 0 && message.headers?.code === noResponders) {
+      void this.#link.mend()
+      this.#fail(token, 'unavailable', 'no stream of the broker takes the message')
+      return
+    }
+    const ack = parseAck(message.data)
+    if (ack === null || ack.error !== undefined) {
+      const tooLarge = ack?.error?.err_code === apiCodes.messageTooLarge
+      const said = ack?.error?.description ?? 'no reason'
+      this.#fail(token, tooLarge ? 'too_large' : 'unavailable', `the broker refused the message: ${said}`)
+      return
+    }
+    // One that was sent twice may be its own duplicate.
+    const duplicate = ack.duplicate === true && !waiting.isSentAgain
+    if (waiting.onAnswer === null) {
+      this.#waiting.delete(token)
+      waiting.onStored({ duplicate })
+    } else if (duplicate) {
+      this.#fail(token, 'timeout', 'the broker has a message with this id already: its answer goes to who sent that')
+    } else {
+      waiting.isStored = true
+    }
+  }
+
+  #tick(): void {
+    const now = performance.now()
+    for (const [token, { isStored, storeBy, answerBy }] of this.#waiting) {
+      if (now >= answerBy) this.#fail(token, 'timeout', 'no answer came in time')
+      else if (!isStored && now >= storeBy)
+        this.#fail(token, 'timeout', 'the broker did not say that it has the message')
+    }
+    if (this.#waiting.size > 0 || this.#clock === null) return
+    clearInterval(this.#clock)
+    this.#clock = null
+  }
+
+  #fail(token: string, code: BrokerFault['code'], message: string): void {
+    const waiting = this.#waiting.get(token)
+    this.#waiting.delete(token)
+    waiting?.onFault(new BrokerFault(code, message))
+  }
+}
+
+/** As they are on the wire, with the line before and the empty one after. */
+export function sizeOf(headers: MsgHdrs): number {
+  let bytes = 12
+  for (const [name, values] of headers) {
+    for (const value of values) bytes += name.length + Buffer.byteLength(value) + 4
+  }
+  return bytes
+}
+
+/** Null when it is none: anybody may write to an inbox. */
+function parseAck(data: Uint8Array): PubAck | null {
+  try {
+    const value: unknown = JSON.parse(text.decode(data))
+    return typeof value === 'object' && value !== null ? value : null
+  } catch {
+    return null
+  }
+}

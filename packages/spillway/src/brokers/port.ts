@@ -1,0 +1,98 @@
+/**
+ * A broker as the router's intake: messages of one subject, shared by all routers, each kept until it is acked.
+ *
+ *   published ──taken──► with a router ──ack──► gone
+ *                            ├──putBack(delay), or not heard of for the ack wait──► taken again, deliveries + 1
+ *                            └──bury──► dead letter, whole, with its reason
+ */
+
+/** One message in the hands of this router. Exactly one of `ack`, `putBack` and `bury` ends it; later calls do nothing. */
+export interface Delivery {
+  readonly data: Uint8Array
+  header(name: string): string | undefined
+  /** How often it was handed out, this time included: the broker's own count. */
+  readonly deliveries: number
+  /** When the broker stored it: milliseconds since 1970, by its clock. */
+  readonly storedAtMs: number
+  /** Names it in logs and dead letters: its number in the broker. */
+  readonly id: string
+  ack(): void
+  putBack(delayMs: number): void
+  /** Holds off redelivery for another ack wait. */
+  stillWorking(): void
+}
+
+export interface Outgoing {
+  readonly data: Uint8Array
+  /** The broker drops a second one with the same id (within its window). */
+  readonly id?: string
+  readonly headers?: Readonly<Record<string, string>>
+  /** After this instant (milliseconds since 1970) nobody needs the answer: it is not worked on. */
+  readonly deadlineMs?: number
+}
+
+export interface Backlog {
+  /** Not handed out yet. */
+  readonly pending: number
+  /** Handed out, not acked. */
+  readonly ackPending: number
+  /** Since the consumer was made, as far as the broker tells. */
+  readonly delivered: number
+  /** Of those not acked, how many were handed out more than once. */
+  readonly redelivered: number
+}
+
+export interface BrokerDeadLetter {
+  /** Its number among the dead letters. */
+  readonly id: string
+  readonly data: Uint8Array
+  readonly headers: Readonly<Record<string, string>>
+  readonly reason: string
+  readonly detail: string
+  readonly deliveries: number
+  readonly diedAt: Date
+}
+
+export interface RouterBroker {
+  readonly subject: string
+  /** The durable consumer's name. */
+  readonly consumer: string
+  readonly isConnected: boolean
+  /** What one message may have, headers included; null until the broker has told. */
+  readonly payloadBytesMax: number | null
+  /** Resolves when the broker has stored it. Throws BrokerFault. */
+  publish(message: Outgoing): Promise<{ duplicate: boolean }>
+  /** Publishes it and waits for the answer that the router gives to it. Throws BrokerFault. */
+  ask(message: Outgoing, timeoutMs: number, signal?: AbortSignal): Promise<Uint8Array>
+  /** Answers the one who published this, if it asked to be answered (header `Spillway-Reply-To`). */
+  answer(delivery: Delivery, data: Uint8Array): void
+  /**
+   * Hands every message to `work`, at most `atOnce` of them under way; takes none from the broker beyond that and a
+   * buffer of as many again. Goes on over lost connections, until stopped; `stop` waits for what is under way.
+   */
+  take(atOnce: number, work: (delivery: Delivery) => Promise<void>): { stop(): Promise<void> }
+  /** Null while the broker does not answer. */
+  backlog(): Promise<Backlog | null>
+  /** How many may be handed out and not acked, over all routers. */
+  limitAckPending(count: number): Promise<void>
+  /** Whole to the dead letters, with the reason, then acked: a crash in between buries it once. */
+  bury(delivery: Delivery, why: { reason: string; detail: string }): Promise<void>
+  deadLetters(limit: number, after: string | null): Promise<BrokerDeadLetter[]>
+  /** Publishes them again, whole, as new ones, oldest first, and takes them from the dead letters. */
+  redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }>
+  purge(ids: readonly string[]): Promise<number>
+  close(): Promise<void>
+}
+
+export type BrokerFaultCode = 'unavailable' | 'timeout' | 'too_large' | 'aborted'
+
+/** Nothing is known of what was published; `too_large` and `unavailable` before sending: it was not. */
+export class BrokerFault extends Error {
+  override readonly name = 'BrokerFault'
+  readonly code: BrokerFaultCode
+
+  constructor(code: BrokerFaultCode, message: string, options?: ErrorOptions) {
+    super(message, options)
+    this.code = code
+  }
+}

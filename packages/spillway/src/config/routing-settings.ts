@@ -1,0 +1,133 @@
+import type { Setting } from './settings.js'
+
+const count = <const Name extends string, const Default extends number>(
+  name: Name,
+  byDefault: Default,
+  meaning: string,
+  unit = 'messages',
+) =>
+  ({
+    ...{ name, type: 'integer', min: 1, max: 100_000_000, default: byDefault, unit, meaning },
+  }) as const satisfies Setting
+
+const perMinute = <const Name extends string, const Default extends number>(
+  name: Name,
+  byDefault: Default,
+  meaning: string,
+) =>
+  ({
+    ...{ name, type: 'integer', min: 1, max: 10_000_000, default: byDefault, unit: 'requests', meaning },
+  }) as const satisfies Setting
+
+/** The routing workload: the gateway's part and the router's, under the names that their operators know. */
+export const routingSettings = {
+  natsUrl: {
+    name: 'NATS_URL',
+    type: 'url',
+    protocols: ['nats:', 'tls:'],
+    default: null,
+    secret: true,
+    meaning: 'NATS with JetStream, the intake of the routers; unset, the operation queue plays that part',
+  },
+  maxDeliver: {
+    name: 'ROUTER_MAX_DELIVER',
+    type: 'integer',
+    min: 1,
+    max: 1_000,
+    default: 3,
+    meaning: 'how often a message is tried before it is dead-lettered',
+  },
+  concurrency: count('ROUTER_CONCURRENCY', 600, 'messages that a router works on at once'),
+  simulateDelayMs: {
+    name: 'ROUTER_SIMULATE_DELAY_MS',
+    type: 'integer',
+    min: 0,
+    max: 600_000,
+    default: 0,
+    unit: 'ms',
+    meaning: 'slows each message, for drills; never in production',
+  },
+  policy: {
+    name: 'ROUTER_BACKPRESSURE_POLICY',
+    type: 'choice',
+    choices: ['any', 'all'],
+    default: 'any',
+    meaning: 'active when any signal is at overload, or when backlog and latency are together',
+  },
+  retryAfterSeconds: {
+    name: 'ROUTER_BACKPRESSURE_RETRY_AFTER_SECONDS',
+    type: 'integer',
+    min: 1,
+    max: 86_400,
+    default: 30,
+    unit: 's',
+    meaning: 'base of Retry-After while the router is overloaded',
+  },
+  queueWarn: count('ROUTER_QUEUE_WARN', 10, 'backlog (pending and handed out) worth a look'),
+  queueCrit: count('ROUTER_QUEUE_CRIT', 100, 'backlog from which rate limits are reduced'),
+  queueOverload: count('ROUTER_QUEUE_OVERLOAD', 1_000, 'backlog from which requests are refused'),
+  latencyWarnMs: count('ROUTER_LATENCY_WARN_MS', 500, '95th percentile of arrival to ack worth a look', 'ms'),
+  latencyCritMs: count('ROUTER_LATENCY_CRIT_MS', 2_000, 'the same, from which rate limits are reduced', 'ms'),
+  latencyOverloadMs: count('ROUTER_LATENCY_OVERLOAD_MS', 5_000, 'the same, from which requests are refused', 'ms'),
+  inflightWarn: count('ROUTER_INFLIGHT_WARN', 50, 'messages under way in a router worth a look'),
+  inflightCrit: count('ROUTER_INFLIGHT_CRIT', 200, 'the same, from which rate limits are reduced'),
+  inflightOverload: count('ROUTER_INFLIGHT_OVERLOAD', 500, 'the same, from which requests are refused'),
+  metricsUrls: {
+    name: 'GATEWAY_ROUTER_METRICS_URL',
+    type: 'urls',
+    protocols: ['http:', 'https:'],
+    default: [],
+    meaning: "the routers' metrics, for a gateway in another process; several separated by commas: the worst counts",
+  },
+  checkIntervalSeconds: {
+    name: 'GATEWAY_BACKPRESSURE_CHECK_INTERVAL_SECONDS',
+    type: 'number',
+    min: 0.1,
+    max: 3_600,
+    default: 5,
+    unit: 's',
+    meaning: 'how often the gateway asks for them; older than three of these is unknown, handled as warning',
+  },
+  checkTimeoutMs: {
+    name: 'GATEWAY_BACKPRESSURE_TIMEOUT_MS',
+    type: 'integer',
+    min: 10,
+    max: 60_000,
+    default: 1_000,
+    unit: 'ms',
+    meaning: 'how long it waits for an answer',
+  },
+  decidePerMinute: perMinute('GATEWAY_RATE_LIMIT_ROUTES_DECIDE_LIMIT', 50, 'decisions per minute and tenant'),
+  messagesPerMinute: perMinute('GATEWAY_RATE_LIMIT_MESSAGES_LIMIT', 100, 'messages per minute and tenant'),
+  registryPerMinute: perMinute(
+    'GATEWAY_RATE_LIMIT_REGISTRY_LIMIT',
+    200,
+    'changes of the registry per minute and tenant',
+  ),
+  rateReduction: {
+    name: 'BACKPRESSURE_RATE_LIMIT_REDUCTION',
+    type: 'number',
+    min: 0.01,
+    max: 1,
+    default: 0.5,
+    meaning: 'while the router is under pressure these limits are multiplied by this',
+  },
+  rateMin: perMinute('BACKPRESSURE_RATE_LIMIT_MIN', 10, 'they are never reduced below this'),
+  alertWebhookUrl: {
+    name: 'ALERT_WEBHOOK_URL',
+    type: 'url',
+    protocols: ['http:', 'https:'],
+    default: null,
+    secret: true,
+    meaning: 'where alerts are sent',
+  },
+  alertWebhookSecret: {
+    name: 'ALERT_WEBHOOK_SECRET',
+    type: 'text',
+    pattern: /^[^\0]{8,1024}$/u,
+    allowed: '8 to 1,024 characters',
+    default: null,
+    secret: true,
+    meaning: 'key of the signature on alerts (X-Spillway-Signature)',
+  },
+} as const satisfies Readonly<Record<string, Setting>>

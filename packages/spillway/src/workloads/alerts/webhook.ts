@@ -1,0 +1,105 @@
+/** Sends one alert to the webhook. What the receiver or the network does is an outcome, never thrown. */
+import { createHmac } from 'node:crypto'
+import { Agent } from 'undici'
+import type { Webhook } from './options.js'
+
+export type Sent =
+  | { kind: 'delivered' }
+  /** It may work later. */
+  | { kind: 'retry'; why: string; afterMs?: number }
+  /** It will not. */
+  | { kind: 'refused'; why: string }
+
+export interface SendOptions {
+  /** The same for all attempts at one alert. */
+  idempotencyKey: string
+  traceparent: string
+  /** Ends the attempt from outside. */
+  signal: AbortSignal
+}
+
+export interface Sender {
+  send(text: string, options: SendOptions): Promise<Sent>
+}
+
+const connectionsMax = 4
+/** Of an answer that says nothing of use; more is not read, and costs the connection. */
+const answerBytesMax = 16_384
+/** Beyond that a receiver's wish is taken for a mistake: an alert of an hour ago is none. */
+const retryAfterMsMax = 3_600_000
+
+export function signatureOf(text: string, secret: string): string {
+  return `sha256=${createHmac('sha256', secret).update(text).digest('hex')}`
+}
+
+/** Retry-After in both its forms, in milliseconds; undefined when absent, unreadable or past. */
+export function retryAfterMs(header: unknown, nowMs: number): number | undefined {
+  if (typeof header !== 'string') return undefined
+  const text = header.trim()
+  const isSeconds = /^\d{1,10}$/.test(text)
+  // Date.parse reads far more than HTTP dates, 2026 among it: only what begins with a weekday is one.
+  const isDate = /^(Mon|Tue|Wed|Thu|Fri|Sat|Sun)/.test(text)
+  const waitMs = isSeconds ? Number(text) * 1_000 : isDate ? Date.parse(text) - nowMs : Number.NaN
+  return waitMs > 0 ? Math.min(waitMs, retryAfterMsMax) : undefined
+}
+
+/** Redirects are no success either: the signed body is meant for this receiver alone. */
+export function outcomeOf(status: number, retryAfter: unknown, nowMs: number): Sent {
+  if (status >= 200 && status < 300) return { kind: 'delivered' }
+  const why = `the receiver answered ${status}`
+  if (status !== 408 && status !== 429 && status < 500) return { kind: 'refused', why }
+  const afterMs = retryAfterMs(retryAfter, nowMs)
+  return { kind: 'retry', why, ...(afterMs !== undefined && { afterMs }) }
+}
+
+export function createSender(webhook: Webhook, options: { sendMs: number; now: () => number }): Sender {
+  const url = new URL(webhook.url)
+  const { sendMs, now } = options
+  const agent = new Agent({
+    connections: connectionsMax,
+    pipelining: 1,
+    connect: { timeout: sendMs },
+    headersTimeout: sendMs,
+    bodyTimeout: sendMs,
+  })
+  const credentials =
+    url.username === '' ? undefined : `${decodeURIComponent(url.username)}:${decodeURIComponent(url.password)}`
+  return {
+    send: async (text, { idempotencyKey, traceparent, signal }) => {
+      try {
+        const answer = await agent.request({
+          origin: url.origin,
+          path: `${url.pathname}${url.search}`,
+          method: 'POST',
+          headers: {
+            'content-type': 'application/json',
+            'user-agent': 'spillway',
+            'idempotency-key': idempotencyKey,
+            ...(traceparent !== '' && { traceparent }),
+            ...(credentials !== undefined && {
+              authorization: `Basic ${Buffer.from(credentials).toString('base64')}`,
+            }),
+            ...(webhook.secret !== null && { 'x-spillway-signature': signatureOf(text, webhook.secret) }),
+          },
+          body: text,
+          // Alerts are rare: a connection that were kept would be broken by the next one, and has to be closed at the end.
+          reset: true,
+          signal: AbortSignal.any([signal, AbortSignal.timeout(sendMs)]),
+        })
+        const outcome = outcomeOf(answer.statusCode, answer.headers['retry-after'], now())
+        // The status has told all there is to know; a body that breaks off only costs the connection.
+        await answer.body.dump({ limit: answerBytesMax }).catch(() => undefined)
+        return outcome
+      } catch (fault) {
+        return { kind: 'retry', why: `the receiver could not be reached (${reasonOf(fault)})` }
+      }
+    },
+  }
+}
+
+/** A code, no message: those of drivers name addresses. */
+function reasonOf(fault: unknown): string {
+  if (!(fault instanceof Error)) return 'unknown'
+  if (fault.name === 'TimeoutError') return 'timeout'
+  return 'code' in fault && typeof fault.code === 'string' ? fault.code : fault.name
+}

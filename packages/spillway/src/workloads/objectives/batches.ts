@@ -1,0 +1,49 @@
+/**
+ * What was counted here and is not added to what all have counted:
+ *
+ *   counted ──cut──► batch n, sent until it is confirmed ──► gone
+ *
+ * A batch keeps its number and its sums while it is sent again; what is counted meanwhile goes into the next one.
+ */
+import { type Counted, type ObjectiveName, objectiveNames } from './figures.js'
+
+export interface Batch {
+  number: number
+  counts: readonly { objective: ObjectiveName; good: number; total: number }[]
+}
+
+export class Batches {
+  readonly #sums = new Map<ObjectiveName, Counted>()
+  #batch: Batch | null = null
+  #number = 0
+
+  add(objective: ObjectiveName, good: number, total: number): void {
+    // Also false for NaN.
+    if (!(good >= 0 && good <= total && total < Number.POSITIVE_INFINITY)) {
+      throw new RangeError(`of ${total}, ${good} cannot be good`)
+    }
+    const sum = this.#sums.get(objective)
+    if (sum === undefined) this.#sums.set(objective, { good, total })
+    else {
+      sum.good += good
+      sum.total += total
+    }
+  }
+
+  /** The batch to be sent, the same until it is confirmed; null: there is nothing. */
+  next(): Batch | null {
+    if (this.#batch !== null) return this.#batch
+    const counts = objectiveNames.flatMap((objective) => {
+      const sum = this.#sums.get(objective)
+      return sum === undefined || sum.total === 0 ? [] : [{ objective, ...sum }]
+    })
+    this.#sums.clear()
+    if (counts.length === 0) return null
+    this.#batch = { number: ++this.#number, counts }
+    return this.#batch
+  }
+
+  confirmed(): void {
+    this.#batch = null
+  }
+}

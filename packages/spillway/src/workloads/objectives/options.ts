@@ -1,0 +1,30 @@
+import type { IntakeLog } from '../../index.js'
+import type { ObjectiveName } from './figures.js'
+
+export interface ObjectivesOptions {
+  /** Of the store's tables, quoted for SQL. */
+  schema: string
+  log: IntakeLog
+  metrics: ObjectivesMetrics
+  timing?: Partial<ObjectiveTiming>
+}
+
+export interface ObjectiveTiming {
+  /** How often what was counted here is added to what all have counted. Default 5,000. */
+  flushMs: number
+  /** How often the gauges are renewed. Default 15,000. */
+  readMs: number
+  /** Default 300,000. */
+  sweepMs: number
+}
+
+export const objectiveTiming: ObjectiveTiming = { flushMs: 5_000, readMs: 15_000, sweepMs: 300_000 }
+
+interface Gauge {
+  set(labels: { objective: ObjectiveName }, value: number): void
+}
+
+export interface ObjectivesMetrics {
+  errorBudgetLeft: Gauge
+  burnRate: Gauge
+}

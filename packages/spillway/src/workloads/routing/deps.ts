@@ -1,0 +1,63 @@
+/** What the server hands to the routing workload: rooms that a workload does not reach itself, as what it needs of them. */
+import type { IntakeApi, LatencyWindow, LevelHold, RouterBroker, RouterPressure, RoutingMetrics } from '../../index.js'
+
+export type SignalHold = LevelHold
+
+export interface Alert {
+  name:
+    | 'router_intake_backpressure_active'
+    | 'router_intake_queue_depth_high'
+    | 'router_intake_latency_high'
+    | 'router_intake_inflight_high'
+  severity: 'warning' | 'critical'
+  message: string
+  labels: Record<string, string>
+  annotations: Record<string, number | string>
+  status: 'firing' | 'resolved'
+}
+
+type Three = readonly [warn: number, critical: number, overload: number]
+
+export interface RoutingSettings {
+  isGateway: boolean
+  isRouter: boolean
+  maxDeliver: number
+  concurrency: number
+  simulateDelayMs: number
+  retryAfterSeconds: number
+  bounds: Readonly<Record<'backlog' | 'latencyMs' | 'inFlight', Three>>
+  metricsUrls: readonly string[]
+  checkIntervalMs: number
+  checkTimeoutMs: number
+  perMinute: { decide: number; messages: number; registry: number }
+  rateReduction: number
+  rateMin: number
+  bodyLimitBytes: number
+  keyTtlMs: number
+  isAuthenticated: boolean
+}
+
+export interface RoutingDeps {
+  intake: IntakeApi
+  /** Of the store's tables, quoted for SQL. */
+  schema: string
+  settings: RoutingSettings
+  subject: string
+  /** Null: the operation queue plays its part. */
+  broker: RouterBroker | null
+  /** What all routers together work on at once, as far as this process knows. */
+  routersConcurrency(): number
+  /** Null: not known now. */
+  backlog(): Promise<{ pending: number; ackPending: number } | null>
+  pressure: Pick<RouterPressure, 'level' | 'observe'>
+  latency: Pick<LatencyWindow, 'add' | 'percentiles'>
+  makeHold(): SignalHold
+  alerts: { report(alert: Alert): void }
+  objectives: { count(objective: 'availability' | 'latency' | 'depth', good: number, total: number): void }
+  metrics: RoutingMetrics
+  log: {
+    info(object: object, text: string): void
+    warn(object: object, text: string): void
+    error(object: object, text: string): void
+  }
+}

@@ -1,0 +1,377 @@
+/**
+ * The gateway's part: what it knows of the routers, what it refuses, and how a task gets to them.
+ *
+ *   refused: router overloaded (503) ─► rate of the tenant (429, tightened under pressure), then
+ *     decide   over the broker and back: the broker's durability;  without one: an operation that is run now
+ *     message  an operation, committed first (202), which a worker takes to the broker; without one: is run
+ */
+import { type RouteTask, routingProblemCode } from '@spillway/protocol/wire'
+import Type from 'typebox'
+import type { Wire } from '../../http/answer.js'
+import { toWire } from '../../http/answer.js'
+import { type Entered, type Mount, mount } from '../../http/mount.js'
+import { parseIdempotencyKey, parsePreferences } from '../../http/preferences.js'
+import type { Problem } from '../../http/problem.js'
+import {
+  BrokerFault,
+  type Definition,
+  FailOperation,
+  type Gate,
+  pressure,
+  RetryOperation,
+  type RunContext,
+  rate,
+} from '../../index.js'
+import type { Answers } from './answers.js'
+import type { RoutingDeps } from './deps.js'
+import { checkTask } from './envelope.js'
+import type { Processing, RouteAnswer } from './processing.js'
+import type { RouterStatus } from './router-watch.js'
+import type { Signals } from './signals.js'
+
+/** How long the caller of decide waits for its answer. */
+const decideMs = 30_000
+/**
+ * A worker's patience with one attempt: it holds a slot meanwhile. The operation is tried again, and then finds what was
+ * decided; what a router cannot do is told by the router itself, so that attempts are many.
+ */
+const messageMs = 10_000
+const messageRetries = 100
+/** Of a broker's message, for headers and what wraps it. */
+const envelopeBytes = 65_536
+const brokerRetryAfterMs = 5_000
+
+type Task = RouteTask
+const AnyTask = Type.Unsafe<Task>(Type.Any())
+
+export class Gateway {
+  readonly #deps: RoutingDeps
+  readonly #processing: Processing
+  readonly #signals: Signals
+  #isReduced = false
+  readonly #answers: Answers
+  #status: RouterStatus = 'inactive'
+  readonly #decide: Definition<Task>
+  readonly #admit: Definition<Task>
+  readonly #message: Definition<Task>
+  readonly #registry: Definition
+
+  constructor(deps: RoutingDeps, parts: { processing: Processing; signals: Signals; answers: Answers }) {
+    this.#deps = deps
+    this.#processing = parts.processing
+    this.#signals = parts.signals
+    this.#answers = parts.answers
+    const { perMinute, maxDeliver } = deps.settings
+    const tries = { maxRetries: deps.broker === null ? maxDeliver - 1 : messageRetries }
+    // One lane for each: tasks of a tenant do not wait for each other.
+    const lane = (name: string) => (task: Task) => [name, task.request_id.toLowerCase()] as [string, string]
+    const byTenant = (limit: number, name: string): Gate<Task> =>
+      rate<Task>({ limit: () => this.tightened(limit), per: '1m', by: (_, task) => task.tenant_id, name })
+    this.#decide = deps.intake.define('routing.decide', {
+      ...{ body: AnyTask, lane: lane('routing.decide'), maxRetries: maxDeliver - 1 },
+      gates: [this.#overloadGate(), pressure(), byTenant(perMinute.decide, 'routes_decide')],
+      run: (task, context) => this.#runHere(task, context),
+    })
+    this.#message = deps.intake.define('routing.message', {
+      ...{ body: AnyTask, lane: lane('routing.message'), ...tries },
+      gates: [this.#overloadGate(), pressure(), byTenant(perMinute.messages, 'messages')],
+      run: (task, context) => this.#deliver(task, context),
+    })
+    const admission = { function: `${deps.schema}.rt_admit`, values: () => [] }
+    this.#admit = deps.intake.define('routing.admit', {
+      ...{ body: AnyTask, whenBusy: 'refuse', apply: admission },
+      lane: (task) => ['routing.admit', task.tenant_id],
+      gates: [this.#overloadGate(), pressure(), byTenant(perMinute.decide, 'routes_decide')],
+    })
+    this.#registry = deps.intake.define('routing.registry', {
+      ...{ body: Type.Unknown(), whenBusy: 'refuse', apply: admission },
+      lane: (_, request) => ['routing.registry', request.user?.id ?? request.clientAddress],
+      gates: [
+        this.#overloadGate(),
+        pressure(),
+        rate({ limit: () => this.tightened(perMinute.registry), per: '1m', name: 'registry' }),
+      ],
+    })
+  }
+
+  /** As it is handled: what is not known is taken for warning. */
+  get level(): 'inactive' | 'warning' | 'active' {
+    const { settings, pressure: own } = this.#deps
+    if (settings.isRouter || this.#deps.broker === null) return own.level
+    return this.#status === 'unknown' ? 'warning' : this.#status
+  }
+
+  /** Told by the watch of routers elsewhere. */
+  heard(status: RouterStatus): void {
+    this.#status = status
+    this.showLevel()
+  }
+
+  /** To be called whenever the level may have changed. */
+  showLevel(): void {
+    const { metrics, log, settings, broker } = this.#deps
+    const { level } = this
+    metrics.showStatus(settings.isRouter || broker === null ? level : this.#status)
+    const reduced = level !== 'inactive'
+    if (reduced === this.#isReduced) return
+    this.#isReduced = reduced
+    if (!reduced) {
+      log.info({ level }, 'Backpressure over: rate limits restored')
+      return
+    }
+    const { rateReduction: factor, rateMin: floorPerMinute } = settings
+    metrics.rateAdjustments.inc()
+    log.warn({ level, factor, floorPerMinute }, 'Backpressure active: reducing rate limits')
+  }
+
+  tightened(limit: number): number {
+    if (this.level === 'inactive') return limit
+    const { rateReduction, rateMin } = this.#deps.settings
+    // A limit that is below the floor already is not raised to it.
+    return Math.max(Math.min(limit, rateMin), Math.floor(limit * rateReduction), 1)
+  }
+
+  /** For routes that take no work in: those of low and medium priority are closed while the router is overloaded. */
+  overload(): Problem | null {
+    if (this.level !== 'active') return null
+    const { metrics, settings } = this.#deps
+    metrics.rejected('router_overloaded').inc()
+    return {
+      code: 'service_overloaded',
+      detail: 'Router is overloaded, please retry later',
+      retryAfterMs: settings.retryAfterSeconds * 1_000,
+    }
+  }
+
+  decideMount(): Mount {
+    const { broker, intake } = this.#deps
+    const { core } = intake
+    const definition = broker === null ? this.#decide : this.#admit
+    const base = mount(core, core.bound(definition))
+    return {
+      ...base,
+      submit: async (entered, body, gone) => {
+        const task = this.#taskOf(entered, body)
+        if (!task.ok) return task.wire
+        return broker === null
+          ? this.#decideHere(entered, task.task, gone)
+          : this.#decideThere(entered, task.task, gone)
+      },
+    }
+  }
+
+  messageMount(): Mount {
+    const { core } = this.#deps.intake
+    const bound = core.bound(this.#message)
+    const base = mount(core, bound)
+    return {
+      ...base,
+      submit: async (entered, body) => {
+        const task = this.#taskOf(entered, body)
+        if (!task.ok) return task.wire
+        const key = parseIdempotencyKey(entered.request.headers['idempotency-key'])
+        if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
+        const { request, identity } = entered
+        const answer = await core.submit(bound, {
+          ...{ body: task.task, identity, request, respondAsync: true },
+          ...(key.key !== undefined && { idempotencyKey: key.key }),
+        })
+        return toWire(bound, answer, parsePreferences(request.headers.prefer), false)
+      },
+    }
+  }
+
+  registryMount(change: (entered: Entered, body: unknown) => Promise<Wire>): Mount {
+    const { core } = this.#deps.intake
+    const bound = core.bound(this.#registry)
+    const base = mount(core, bound)
+    return {
+      ...base,
+      submit: async (entered, body) => {
+        const { request, identity } = entered
+        const admitted = await core.submit(bound, { body: null, identity, request })
+        const told = toWire(bound, admitted, parsePreferences(undefined), false)
+        if (!told.ok) return told
+        const wire = await change(entered, body)
+        if (wire.ok) Object.assign(wire.answer.headers, told.answer.headers)
+        return wire
+      },
+    }
+  }
+
+  #overloadGate(): Gate<unknown> {
+    return {
+      kind: 'pressure',
+      bind: () => ({
+        kind: 'pressure',
+        early: () => {
+          const problem = this.overload()
+          return problem === null ? null : { ...problem, gate: 'pressure' as const }
+        },
+      }),
+    }
+  }
+
+  #taskOf({ request, identity }: Entered, body: unknown): { ok: true; task: Task } | { ok: false; wire: Wire } {
+    const checked = body === undefined ? noBody : checkTask(body)
+    if (!checked.ok) {
+      const { code, message, errors } = checked
+      const wire = refuse({
+        ...{ code: routingProblemCode(code), detail: message, extensions: { error: { code, message } } },
+        ...(errors !== undefined && { errors }),
+      })
+      return { ok: false, wire }
+    }
+    const { task } = checked
+    const mayAll = request.user?.roles.has('operate') === true
+    if (this.#deps.settings.isAuthenticated && !mayAll && task.tenant_id !== identity) {
+      const message = 'tenant_id is not the authenticated subject.'
+      const wire = refuse({
+        ...{ code: 'tenant_forbidden', detail: message, extensions: { error: { code: 'TENANT_FORBIDDEN', message } } },
+      })
+      return { ok: false, wire }
+    }
+    return { ok: true, task }
+  }
+
+  async #decideHere(entered: Entered, task: Task, gone: () => AbortSignal): Promise<Wire> {
+    const { core } = this.#deps.intake
+    const bound = core.bound(this.#decide)
+    const { request, identity } = entered
+    const key = parseIdempotencyKey(request.headers['idempotency-key'])
+    if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
+    const preferences = parsePreferences(request.headers.prefer)
+    const answer = await core.submit(bound, {
+      ...{ body: task, identity, request, respondAsync: preferences.respondAsync },
+      ...(key.key !== undefined && { idempotencyKey: key.key }),
+      ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone() }),
+    })
+    const wire = toWire(bound, answer, preferences, preferences.waitSeconds !== undefined)
+    if (!wire.ok || answer.kind !== 'done') return wire
+    return answered(answer.result as RouteAnswer, wire.answer.headers)
+  }
+
+  async #decideThere({ request, identity }: Entered, task: Task, gone: () => AbortSignal): Promise<Wire> {
+    const { broker, intake, settings, log } = this.#deps
+    if (broker === null) throw new Error('there is no broker')
+    const key = parseIdempotencyKey(request.headers['idempotency-key'])
+    if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
+    if (!broker.isConnected) return refuse(brokerAway)
+    const data = Buffer.from(JSON.stringify(task))
+    const bytesMax = Math.min(settings.bodyLimitBytes, (broker.payloadBytesMax ?? Infinity) - envelopeBytes)
+    if (data.byteLength > bytesMax) return refuse(tooLarge(bytesMax))
+    const bound = intake.core.bound(this.#admit)
+    const admitted = await intake.core.submit(bound, { body: task, identity, request })
+    const told = toWire(bound, admitted, parsePreferences(undefined), false)
+    if (!told.ok) return told
+    try {
+      const headers: Record<string, string> = { traceparent: request.traceparent }
+      if (key.key !== undefined) headers['Spillway-Idempotency-Key'] = `${identity} ${key.key}`
+      const reply = await broker.ask({ data, headers, deadlineMs: Date.now() + decideMs }, decideMs, gone())
+      return answered(JSON.parse(Buffer.from(reply).toString()) as RouteAnswer, told.answer.headers)
+    } catch (fault) {
+      if (!(fault instanceof BrokerFault)) throw fault
+      if (fault.code === 'too_large') return refuse(tooLarge(bytesMax))
+      if (fault.code !== 'aborted') log.warn({ err: fault }, 'a decision did not come back')
+      return refuse(fault.code === 'timeout' ? lateProblem : brokerAway)
+    }
+  }
+
+  /** Without a broker: the operation queue is the intake, and whoever works on it is the router. */
+  async #runHere(task: Task, context: RunContext): Promise<RouteAnswer> {
+    const { metrics } = this.#deps
+    metrics.delivered.inc()
+    if (context.attempt > 1) metrics.redelivered.inc()
+    this.#signals.began()
+    try {
+      const answer = await this.#processing.answer(task, { traceId: traceIdOf(context), isTicket: true })
+      this.#signals.ended(answer.ok ? 'ok' : 'undecided', sinceAccepted(context), true)
+      return answer
+    } catch (fault) {
+      if (context.attempt >= context.maxAttempts) this.#signals.ended('exhausted', sinceAccepted(context), false)
+      else this.#signals.putBack()
+      throw fault
+    }
+  }
+
+  /** Accepted with 202: to the router, and its answer becomes the operation's result. */
+  async #deliver(task: Task, context: RunContext): Promise<RouteAnswer> {
+    const answer = this.#deps.broker === null ? await this.#runHere(task, context) : await this.#carry(task, context)
+    if (!answer.ok) throw new FailOperation(`${answer.error.code}: ${answer.error.message}`)
+    return answer
+  }
+
+  async #carry(task: Task, context: RunContext): Promise<RouteAnswer> {
+    const { broker } = this.#deps
+    if (broker === null) throw new Error('there is no broker')
+    // An earlier attempt may have been decided, and only its answer lost: the broker would drop the second one.
+    const known = context.attempt > 1 ? await this.#answers.find(task.tenant_id, task.request_id) : null
+    if (known !== null) {
+      return { ok: true, decision: known.decision, context: { request_id: task.request_id, trace_id: known.traceId } }
+    }
+    try {
+      const told = await broker.ask(
+        {
+          data: Buffer.from(JSON.stringify(task)),
+          id: context.id,
+          headers: { traceparent: context.traceparent, 'Spillway-Ticket': context.id },
+        },
+        messageMs,
+        context.signal,
+      )
+      return JSON.parse(Buffer.from(told).toString()) as RouteAnswer
+    } catch (fault) {
+      if (!(fault instanceof BrokerFault)) throw fault
+      if (fault.code === 'too_large')
+        throw new FailOperation('PAYLOAD_TOO_LARGE: more than the broker takes', { cause: fault })
+      throw new RetryOperation(`the broker: ${fault.code}`, { cause: fault })
+    }
+  }
+}
+
+const noBody = { ok: false, code: 'PAYLOAD_TOO_SMALL', message: 'The request has no body.', errors: undefined } as const
+
+const brokerAway: Problem = {
+  code: 'broker_unavailable',
+  detail: 'The broker is not reachable now. Nothing was decided; try again later.',
+  retryAfterMs: brokerRetryAfterMs,
+}
+
+const lateProblem: Problem = {
+  code: 'deadline_expired',
+  detail: 'The router did not decide in time.',
+  retryAfterMs: brokerRetryAfterMs,
+  extensions: { error: { code: 'DEADLINE_EXPIRED', message: 'The router did not decide in time.' } },
+}
+
+function tooLarge(bytesMax: number): Problem {
+  const message = `A task has at most ${bytesMax} bytes.`
+  return { code: 'payload_too_large', detail: message, extensions: { error: { code: 'PAYLOAD_TOO_LARGE', message } } }
+}
+
+function refuse(problem: Problem): Wire {
+  return { ok: false, problem, headers: {} }
+}
+
+function answered(answer: RouteAnswer, headers: Record<string, string>): Wire {
+  if (answer.ok) {
+    const { replayed, ...body } = answer
+    if (replayed === true) headers['idempotent-replayed'] = 'true'
+    return { ok: true, answer: { status: 200, headers, body } }
+  }
+  const { error, errors, context } = answer
+  const problem: Problem = {
+    ...{ code: routingProblemCode(error.code), detail: error.message, extensions: { error, context } },
+    ...(errors !== undefined && { errors }),
+  }
+  return { ok: false, problem, headers }
+}
+
+function traceIdOf({ traceparent }: RunContext): string {
+  return traceparent.split('-')[1] ?? ''
+}
+
+/** The first 48 bits of the id are when it was accepted. */
+function sinceAccepted({ id }: RunContext): number {
+  return Math.max(0, Date.now() - Number.parseInt(id.slice(0, 8) + id.slice(9, 13), 16))
+}

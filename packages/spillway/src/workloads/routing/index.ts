@@ -1,0 +1,80 @@
+/** Routing: tasks are decided by policies, behind a broker, with backpressure that sheds at the door (contract §5). */
+import { Answers } from './answers.js'
+import type { RoutingDeps } from './deps.js'
+import { Gateway } from './gateway.js'
+import { Policies } from './policies.js'
+import { Processing } from './processing.js'
+import { Registry } from './registry.js'
+import { Router } from './router.js'
+import { RouterWatch } from './router-watch.js'
+import { Signals } from './signals.js'
+
+export type { RoutingDeps, RoutingSettings } from './deps.js'
+export { routingMounts, routingRoutes } from './routes.js'
+
+export interface RoutingWorkload {
+  deps: RoutingDeps
+  gateway: Gateway
+  policies: Policies
+  registry: Registry
+  answers: Answers
+  start(): void
+  close(): Promise<void>
+}
+
+const levelCheckMs = 250
+
+export function defineRouting(deps: RoutingDeps): RoutingWorkload {
+  const { intake, schema, settings, log, broker } = deps
+  const policies = new Policies({ intake, schema, log })
+  const registry = new Registry({ intake, schema })
+  const answers = new Answers({ intake, schema, log, keyTtlMs: settings.keyTtlMs })
+  const signals = new Signals(deps)
+  const processing = new Processing({
+    book: () => (policies.isLoaded ? policies.book : null),
+    answers,
+    simulateDelayMs: settings.simulateDelayMs,
+    onLost: (fault) => log.warn({ err: fault }, 'a decision was told, but could not be kept for those who ask later'),
+  })
+  const gateway = new Gateway(deps, { processing, signals, answers })
+  const router = new Router(deps, processing, signals)
+  const isHere = settings.isRouter || broker === null
+  const watch =
+    isHere || settings.metricsUrls.length === 0
+      ? null
+      : new RouterWatch({
+          ...{ urls: settings.metricsUrls, intervalMs: settings.checkIntervalMs, timeoutMs: settings.checkTimeoutMs },
+          critical: {
+            ...{ backlog: settings.bounds.backlog[1], latencyMs: settings.bounds.latencyMs[1] },
+            inFlight: settings.bounds.inFlight[1],
+          },
+          onStatus: (status) => gateway.heard(status),
+          log,
+        })
+  let timer: NodeJS.Timeout | undefined
+  return {
+    ...{ deps, gateway, policies, registry, answers },
+    start() {
+      gateway.showLevel()
+      void policies.start()
+      answers.start()
+      watch?.start()
+      if (!isHere) return
+      intake.core.tells.set('router', () => settings.concurrency)
+      signals.start()
+      // The level is this process's own: the gateway looks at it, nobody calls.
+      timer = setInterval(() => gateway.showLevel(), levelCheckMs)
+      timer.unref()
+      if (settings.isRouter) router.start()
+    },
+    async close() {
+      clearInterval(timer)
+      watch?.stop()
+      await router.stop()
+      signals.stop()
+      await answers.close()
+      await policies.close()
+      await broker?.close()
+    },
+  }
+}

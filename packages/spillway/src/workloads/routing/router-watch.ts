@@ -1,0 +1,149 @@
+/**
+ * What a gateway knows of routers in other processes: their metrics, asked for in the background and never in a request.
+ *
+ *   known (inactive, warning, active) ──no answer for three intervals──► unknown ──an answer──► known
+ *
+ * Unknown is handled as warning: a gateway that is cut off neither lets everything through nor closes the door. Of
+ * several routers the worst counts.
+ */
+export type RouterStatus = 'inactive' | 'warning' | 'active' | 'unknown'
+
+export interface RouterWatchOptions {
+  urls: readonly string[]
+  intervalMs: number
+  timeoutMs: number
+  /** From which values on a router that tells no level of its own is at warning. */
+  critical: { backlog: number; latencyMs: number; inFlight: number }
+  onStatus(status: RouterStatus): void
+  log: { warn(object: object, text: string): void; info(object: object, text: string): void }
+  fetch?: typeof fetch
+  now?: () => number
+}
+
+interface Known {
+  status: Exclude<RouterStatus, 'unknown'>
+  at: number
+}
+
+const staleIntervals = 3
+const metricsBytesMax = 8 * 1_048_576
+
+export class RouterWatch {
+  readonly #options: RouterWatchOptions
+  readonly #now: () => number
+  readonly #known = new Map<string, Known>()
+  readonly #failing = new Set<string>()
+  #timer: NodeJS.Timeout | undefined
+  #asking = false
+  #status: RouterStatus = 'unknown'
+
+  constructor(options: RouterWatchOptions) {
+    this.#options = options
+    this.#now = options.now ?? (() => performance.now())
+  }
+
+  get status(): RouterStatus {
+    return this.#status
+  }
+
+  start(): void {
+    this.#options.onStatus(this.#status)
+    void this.ask()
+    this.#timer = setInterval(() => void this.ask(), this.#options.intervalMs)
+    this.#timer.unref()
+  }
+
+  stop(): void {
+    clearInterval(this.#timer)
+  }
+
+  /** Asks all of them once. One that hangs keeps nobody else waiting: the next round is skipped, not queued. */
+  async ask(): Promise<void> {
+    this.#judge()
+    if (this.#asking) return
+    this.#asking = true
+    try {
+      await Promise.all(this.#options.urls.map((url) => this.#askOne(url)))
+    } finally {
+      this.#asking = false
+    }
+    this.#judge()
+  }
+
+  async #askOne(url: string): Promise<void> {
+    const { log } = this.#options
+    try {
+      const status = statusOf(await this.#read(url), this.#options.critical)
+      if (status === null) throw new Error('the answer has no router_intake_backpressure_active')
+      this.#known.set(url, { status, at: this.#now() })
+      if (this.#failing.delete(url)) log.info({ url: shown(url) }, 'the router answers again')
+    } catch (fault) {
+      if (this.#failing.has(url)) return
+      this.#failing.add(url)
+      log.warn({ err: fault, url: shown(url) }, 'the router does not tell how it is')
+    }
+  }
+
+  async #read(url: string): Promise<string> {
+    const { timeoutMs, fetch: get = fetch } = this.#options
+    const late = new AbortController()
+    const timer = setTimeout(() => late.abort(new Error(`no answer within ${timeoutMs} ms`)), timeoutMs)
+    try {
+      const response = await get(url, { signal: late.signal, redirect: 'error' })
+      if (!response.ok || response.body === null) throw new Error(`answered ${response.status}`)
+      const decoder = new TextDecoder()
+      let text = ''
+      for await (const chunk of response.body) {
+        text += decoder.decode(chunk as Uint8Array, { stream: true })
+        if (text.length > metricsBytesMax) throw new Error(`answered more than ${metricsBytesMax} bytes`)
+      }
+      return text
+    } finally {
+      clearTimeout(timer)
+    }
+  }
+
+  #judge(): void {
+    const { urls, intervalMs, timeoutMs } = this.#options
+    const staleMs = staleIntervals * intervalMs + timeoutMs
+    const all = urls.map((url): RouterStatus => {
+      const known = this.#known.get(url)
+      return known === undefined || this.#now() - known.at > staleMs ? 'unknown' : known.status
+    })
+    const status = (['active', 'unknown', 'warning'] as const).find((one) => all.includes(one)) ?? 'inactive'
+    if (status === this.#status) return
+    this.#status = status
+    this.#options.onStatus(status)
+  }
+}
+
+/** Null when these are not the metrics of a router. */
+export function statusOf(metrics: string, critical: RouterWatchOptions['critical']): Known['status'] | null {
+  const active = worst(metrics, 'router_intake_backpressure_active')
+  if (active === null) return null
+  const level = worst(metrics, 'router_intake_backpressure_level')
+  if (active >= 1 || level === 2) return 'active'
+  if (level !== null) return level >= 1 ? 'warning' : 'inactive'
+  const pending = worst(metrics, 'router_jetstream_pending_messages') ?? 0
+  const ackPending = worst(metrics, 'router_jetstream_ack_pending_messages') ?? 0
+  const isHigh =
+    pending + ackPending >= critical.backlog ||
+    (worst(metrics, 'router_intake_processing_latency_p95') ?? 0) >= critical.latencyMs ||
+    (worst(metrics, 'router_intake_inflight_messages') ?? 0) >= critical.inFlight
+  return isHigh ? 'warning' : 'inactive'
+}
+
+/** The highest value of a gauge over its labels; null when it is not there. */
+function worst(metrics: string, name: string): number | null {
+  let highest: number | null = null
+  for (const match of metrics.matchAll(new RegExp(String.raw`^${name}(?:\{[^\n]*\})? +(\S+)`, 'gm'))) {
+    const value = Number(match[1])
+    if (Number.isFinite(value) && (highest === null || value > highest)) highest = value
+  }
+  return highest
+}
+
+function shown(url: string): string {
+  const { origin, pathname } = new URL(url)
+  return origin + pathname
+}

@@ -1,0 +1,98 @@
+/** The routes of contract §5. Those of low and medium priority are closed while the router is overloaded; reads go on. */
+import { DecideAnswer, DecideRequest, Queued, RoutingProblem } from '@spillway/protocol/schema'
+import Type from 'typebox'
+import type { AppRequest as Request } from '../../http/app.js'
+import { mountedRoute } from '../../http/fastify-binding.js'
+import type { Mount } from '../../http/mount.js'
+import { operationView } from '../../http/operation-view.js'
+import type { FastifyLike as App } from '../../http/operations-routes.js'
+import { sendProblem } from '../../http/problem.js'
+import { refuseUntilReady } from '../../http/readiness.js'
+import { addBlocks } from './block-routes.js'
+import { addDeadLetters } from './dead-letter-routes.js'
+import type { RoutingWorkload } from './index.js'
+import { addPolicies } from './policy-routes.js'
+
+export const tags = ['routing']
+export const problems = { '4xx': RoutingProblem, '5xx': RoutingProblem }
+
+const decidePath = '/api/v1/routes/decide'
+const messagesPath = '/api/v1/messages'
+const uuid = /^[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}$/i
+
+/** The two that take the load, for the server's short path. */
+export function routingMounts({ gateway }: RoutingWorkload): [url: string, mounted: Mount][] {
+  return [
+    [decidePath, gateway.decideMount()],
+    [messagesPath, gateway.messageMount()],
+  ]
+}
+
+export function routingRoutes(workload: RoutingWorkload): (app: App) => Promise<void> {
+  return async (app) => {
+    app.setSerializerCompiler(() => JSON.stringify)
+    refuseUntilReady(app, workload.deps.intake.core)
+    addTasks(app, workload)
+    addDecision(app, workload)
+    addPolicies(app, workload)
+    addBlocks(app, workload)
+    addDeadLetters(app, workload)
+  }
+}
+
+function addTasks(app: App, { gateway }: RoutingWorkload): void {
+  const config = { role: 'submit', tellsError: 'object' } as const
+  app.route({
+    method: 'POST',
+    url: decidePath,
+    ...mountedRoute(gateway.decideMount(), DecideRequest),
+    schema: {
+      ...{ tags, summary: 'Decide which provider takes a task', body: DecideRequest },
+      response: { 200: DecideAnswer, 202: Queued, ...problems },
+    },
+    config,
+  })
+  app.route({
+    method: 'POST',
+    url: messagesPath,
+    ...mountedRoute(gateway.messageMount(), DecideRequest),
+    schema: {
+      ...{ tags, summary: 'Hand a task to the router; the decision becomes the result of the ticket' },
+      ...{ body: DecideRequest, response: { 202: Queued, ...problems } },
+    },
+    config,
+  })
+}
+
+/** By the request id of decide, or the operation id of a message. */
+function addDecision(app: App, { answers, deps }: RoutingWorkload): void {
+  const { intake, settings } = deps
+  /** With authentication on a tenant is who it says it is; without, everybody may read. */
+  const tenantOf = ({ principal }: Request): string | null =>
+    !settings.isAuthenticated || principal.roles.has('operate') ? null : principal.identity
+  app.get<{ Params: { messageId: string } }>(
+    `${decidePath}/:messageId`,
+    {
+      schema: {
+        ...{ tags, summary: 'What was decided, or the operation that will tell' },
+        ...{ params: Type.Object({ messageId: Type.String() }), response: { ...problems } },
+      },
+      config: { tellsError: 'object' },
+    },
+    async (request, reply) => {
+      const { messageId } = request.params
+      const id = messageId.toLowerCase()
+      if (uuid.test(id)) {
+        const found = await answers.find(tenantOf(request), id)
+        if (found !== null) {
+          const { decision, traceId } = found
+          return { ok: true, decision, context: { request_id: id, trace_id: traceId } }
+        }
+        const ticket = await intake.core.store.ticket(id)
+        const mine = ticket?.identity === request.principal.identity || request.principal.roles.has('operate')
+        if (ticket?.type.startsWith('routing.') === true && mine) return operationView(ticket)
+      }
+      return sendProblem(reply, { code: 'not_found', detail: 'There is no such decision.' })
+    },
+  )
+}
