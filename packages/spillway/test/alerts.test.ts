@@ -199,6 +199,9 @@ describe('several processes', () => {
     const reporters = await Promise.all([a.reporter(), a.reporter(), a.reporter()])
     for (const { alerts } of reporters) alerts.report(latencyAlert('firing'))
     await a.received(1)
+    // One that told so only after the others were done would make it fire anew, and rightly.
+    const known = () => a.bench.sql('SELECT FROM spillway.alert_reporters')
+    await eventually(async () => (await known()).length === 3 || undefined, 'all of them to be known')
     for (const { alerts } of reporters) alerts.report(latencyAlert('resolved'))
     await a.received(2)
     for (const { alerts } of reporters) alerts.report(latencyAlert('firing', 'sentinel'))

@@ -1,40 +1,32 @@
-/** What operators take from deploy/ holds: rules by promtool, metric names by the source, settings by the configuration. */
-import { execFile } from 'node:child_process'
-import { existsSync, readdirSync, readFileSync } from 'node:fs'
+/** What operators see through deploy/ holds: rules and queries by promtool, metric names by the source. */
+import { readdirSync, readFileSync } from 'node:fs'
 import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { describe, expect, it } from 'vitest'
-import { loadConfig } from '../src/config/index.js'
 import { createAlertMetrics, createObjectiveMetrics } from '../src/telemetry/alert-metrics.js'
 import { createMessageMetrics } from '../src/telemetry/message-metrics.js'
 import { createMetrics } from '../src/telemetry/metrics.js'
 import { createPetitionMetrics } from '../src/telemetry/petition-metrics.js'
 import { createRoutingMetrics } from '../src/telemetry/routing-metrics.js'
-import { findNats } from './setup/nats.js'
-import { findPromtool, type Promtool } from './setup/promtool.js'
+import { findPromtool, promtoolTests } from './setup/promtool.js'
 
 const root = fileURLToPath(new URL('../../../', import.meta.url))
-const deploy = join(root, 'deploy')
-const prometheusFolder = join(deploy, 'prometheus')
+const prometheusFolder = join(root, 'deploy', 'prometheus')
 const read = (file: string): string => readFileSync(join(root, file), 'utf8')
 const matches = (text: string, pattern: RegExp): string[] => [...text.matchAll(pattern)].map((match) => match[1] ?? '')
 
 const rules = read('deploy/prometheus/rules.yml')
 const ruleTests = readdirSync(prometheusFolder).filter((name) => name.endsWith('.test.yml'))
 const alertNames = matches(rules, /^ +- alert: (\S+)$/gm)
+const runbook = read('docs/routing-runbook.md')
+const runbookQueries = matches(runbook, /^```promql\n([\s\S]*?)\n```$/gm).flatMap((block) => block.split('\n'))
 const recordNames = [...new Set(matches(rules, /^ +- record: (\S+)$/gm))]
 
-/** Unpacking it may be the first thing that a fresh clone does. */
+/** Days in steps of minutes take some seconds, on a busy machine more. */
 const promtoolTimeoutMs = 120_000
-const foundPromtool = await findPromtool()
-const withPromtool = (use: (promtool: Promtool) => Promise<void>) => {
-  return async ({ skip }: { skip: (why: string) => void }): Promise<void> => {
-    if ('promtool' in foundPromtool) await use(foundPromtool.promtool)
-    else skip(foundPromtool.missing)
-  }
-}
+const withPromtool = promtoolTests(await findPromtool())
 
 describe('Prometheus', () => {
   it(
@@ -54,18 +46,13 @@ describe('Prometheus', () => {
     }),
   )
 
-  it.each(ruleTests)(
-    '%s passes',
-    async (file) => {
-      await withPromtool(async (promtool) => {
-        const { ok, output } = await promtool(['test', 'rules', file], prometheusFolder)
-        expect(ok, output).toBe(true)
-      })({
-        skip: (why) => console.warn(why),
-      })
-    },
-    promtoolTimeoutMs,
-  )
+  it.for(ruleTests)('%s passes', { timeout: promtoolTimeoutMs }, async (file, { skip }) => {
+    const test = withPromtool(async (promtool) => {
+      const { ok, output } = await promtool(['test', 'rules', file], prometheusFolder)
+      expect(ok, output).toBe(true)
+    })
+    await test({ skip })
+  })
 
   it('has a test for every alert, in which it fires and in which it does not', () => {
     const cases = ruleTests
@@ -78,7 +65,9 @@ describe('Prometheus', () => {
   })
 
   it('has a computed example for every recorded series', () => {
-    const examined = ruleTests.flatMap((file) => matches(read(`deploy/prometheus/${file}`), /^ +- expr: (.+)$/gm)).join('\n')
+    const examined = ruleTests
+      .flatMap((file) => matches(read(`deploy/prometheus/${file}`), /^ +- expr: (.+)$/gm))
+      .join('\n')
     expect(recordNames.filter((name) => !examined.includes(name))).toEqual([])
   })
 
@@ -100,8 +89,11 @@ describe('Prometheus', () => {
   it('sends whoever is called to a section of the runbook', () => {
     const links = matches(rules, /^ +runbook_url: (.+)$/gm)
     expect(links).toHaveLength(alertNames.length)
-    const anchors = matches(read('docs/routing-runbook.md'), /^#+ (.+)$/gm).map((heading) =>
-      heading.toLowerCase().replaceAll(/[^\w -]/g, '').replaceAll(' ', '-'),
+    const anchors = matches(runbook, /^#+ (.+)$/gm).map((heading) =>
+      heading
+        .toLowerCase()
+        .replaceAll(/[^\w -]/g, '')
+        .replaceAll(' ', '-'),
     )
     expect(links.filter((link) => !anchors.some((anchor) => link === `docs/routing-runbook.md#${anchor}`))).toEqual([])
     expect(new Set(links).size).toBe(alertNames.length)
@@ -141,11 +133,25 @@ async function registered(): Promise<Map<string, string>> {
 async function scrapedNames(): Promise<Set<string>> {
   const parts = ['_bucket', '_sum', '_count']
   return new Set(
-    [...(await registered())].flatMap(([name, type]) => (type === 'histogram' ? parts.map((part) => name + part) : [name])),
+    [...(await registered())].flatMap(([name, type]) =>
+      type === 'histogram' ? parts.map((part) => name + part) : [name],
+    ),
   )
 }
 
-const promqlWords = new Set(['by', 'without', 'on', 'ignoring', 'group_left', 'group_right', 'bool', 'and', 'or', 'unless', 'offset'])
+const promqlWords = new Set([
+  'by',
+  'without',
+  'on',
+  'ignoring',
+  'group_left',
+  'group_right',
+  'bool',
+  'and',
+  'or',
+  'unless',
+  'offset',
+])
 /** Prometheus makes these itself. */
 const ownNames = new Set(['up', 'ALERTS'])
 
@@ -167,11 +173,11 @@ function ruleExpressions(text: string): string[] {
 
 describe('metric names', () => {
   it('are read from expressions', () => {
-    expect(seriesIn('1 - sum by (a, le) (rate(x_bucket{le="0.5", b=~"y_z"}[5m])) / (q:r:s > 0) unless on (a) z_total offset 5m')).toEqual([
-      'x_bucket',
-      'q:r:s',
-      'z_total',
-    ])
+    expect(
+      seriesIn(
+        '1 - sum by (a, le) (rate(x_bucket{le="0.5", b=~"y_z"}[5m])) / (q:r:s > 0) unless on (a) z_total offset 5m',
+      ),
+    ).toEqual(['x_bucket', 'q:r:s', 'z_total'])
   })
 
   it('of the contract are registered in the source', async () => {
@@ -195,6 +201,13 @@ describe('metric names', () => {
     expect(series.filter((name) => !names.has(name) && !ownNames.has(name))).toEqual([])
   })
 
+  it('in the runbook are told by the server, or recorded by a rule', async () => {
+    const names = await scrapedNames()
+    const used = runbookQueries.flatMap(seriesIn)
+    expect(used.length).toBeGreaterThan(40)
+    expect(used.filter((name) => !names.has(name) && !recordNames.includes(name) && !ownNames.has(name))).toEqual([])
+  })
+
   it('in the dashboard are told by the server, or recorded by a rule', async () => {
     const names = await scrapedNames()
     const used = panels.flatMap(({ targets = [] }) => targets.flatMap(({ expr }) => seriesIn(expr)))
@@ -208,7 +221,9 @@ interface Panel {
   type: string
   title: string
   targets?: { expr: string; datasource: { uid: string } }[]
-  fieldConfig?: { defaults: { unit?: string; min?: number; max?: number; thresholds: { steps: { value: number | null }[] } } }
+  fieldConfig?: {
+    defaults: { unit?: string; min?: number; max?: number; thresholds: { steps: { value: number | null }[] } }
+  }
   gridPos: { x: number; y: number; w: number; h: number }
 }
 
@@ -245,7 +260,9 @@ describe('the dashboard', () => {
   })
 
   it('takes its data source from a variable', () => {
-    expect(dashboard.templating.list).toContainEqual(expect.objectContaining({ name: 'datasource', type: 'datasource' }))
+    expect(dashboard.templating.list).toContainEqual(
+      expect.objectContaining({ name: 'datasource', type: 'datasource' }),
+    )
     const sources = panels.flatMap(({ targets = [] }) => targets.map(({ datasource }) => datasource.uid))
     expect(new Set(sources)).toEqual(new Set(['${' + 'datasource}']))
   })
@@ -258,21 +275,20 @@ describe('the dashboard', () => {
     expect(new Set(cells).size).toBe(cells.length)
     expect(Math.max(...panels.map(({ gridPos: { x, w } }) => x + w))).toBe(24)
   })
+})
 
-  it(
-    'asks what Prometheus understands',
-    withPromtool(async (promtool) => {
-      const expressions = panels.flatMap(({ targets = [] }) => targets.map(({ expr }) => expr))
-      const rule = (expr: string, n: number) =>
-        `      - record: panel:${n}\n        expr: ${JSON.stringify(expr.replaceAll('$__rate_interval', '1m'))}\n`
-      const folder = await mkdtemp(join(tmpdir(), 'spillway-deploy-'))
-      try {
-        await writeFile(join(folder, 'panels.yml'), `groups:\n  - name: panels\n    rules:\n${expressions.map(rule).join('')}`)
-        const { ok, output } = await promtool(['check', 'rules', 'panels.yml'], folder)
-        expect(ok, output).toBe(true)
-      } finally {
-        await rm(folder, { recursive: true, force: true })
-      }
-    }),
-  )
+it.for([
+  ['the dashboard', () => panels.flatMap(({ targets = [] }) => targets.map(({ expr }) => expr))],
+  ['the runbook', () => runbookQueries],
+] as const)('%s asks what Prometheus understands', async ([, queries], { skip }) => {
+  const rule = (expr: string, n: number) =>
+    `      - record: query:${n}\n        expr: ${JSON.stringify(expr.replaceAll('$__rate_interval', '1m'))}\n`
+  const folder = await mkdtemp(join(tmpdir(), 'spillway-deploy-'))
+  const check = withPromtool(async (promtool) => {
+    await writeFile(join(folder, 'queries.yml'), `groups:\n  - name: q\n    rules:\n${queries().map(rule).join('')}`)
+    const { ok, output } = await promtool(['check', 'rules', 'queries.yml'], folder)
+    expect(output).toContain(`${queries().length} rules found`)
+    expect(ok, output).toBe(true)
+  })
+  await check({ skip }).finally(() => rm(folder, { recursive: true, force: true }))
 })

@@ -1,32 +1,19 @@
-/**
- * What docs/messages.md shows is run as it stands there, in its order: every `sh` block against a real server. Where an answer
- * stands below a block, it is compared with the last one that came ("…" stands for any text; members that are left out are not
- * looked at).
- */
-import { execFile, spawn } from 'node:child_process'
+/** What docs/messages.md shows is run as it stands there. */
+import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { fileURLToPath } from 'node:url'
-import { promisify } from 'node:util'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { atOrigin, blocksOf, commandsOf, matching, runBlock } from './docs-page.js'
 import { configure, pushed } from './message-calls.js'
 import { endAll, get, type ServerProcess, startServer, until } from './server-process.js'
 import { freshDatabase, type TestDatabase } from './setup/database.js'
 
-const page = await readFile(fileURLToPath(new URL('../../../docs/messages.md', import.meta.url)), 'utf8')
-const blocks = [...page.matchAll(/^```(\w+)\n([\s\S]*?)^```$/gm)].map(([, language = '', text = '']) => ({
-  language,
-  text,
-}))
+const blocks = await blocksOf('messages.md')
 /** Run by other means: below, and with a key that the server has here from its start. */
 const elsewhere = /^(node consume\.mjs|SPILLWAY_ENCRYPTION_KEY=)/
-const commands = blocks.flatMap(({ language, text }, i) => {
-  if (language !== 'sh' || elsewhere.test(text)) return []
-  const next = blocks[i + 1]
-  return [{ text, answer: next?.language === 'json' ? (JSON.parse(next.text) as unknown) : undefined }]
-})
+const commands = commandsOf(blocks, elsewhere)
 
 let database: TestDatabase
 let server: ServerProcess
@@ -44,29 +31,7 @@ afterAll(async () => {
   await rm(folder, { recursive: true })
 })
 
-const here = (text: string): string => text.replaceAll('http://127.0.0.1:7745', server.origin)
-
-/** The answers of a block, one for each call in it. */
-async function run(text: string, variables: Record<string, string>): Promise<unknown[]> {
-  const script = here(text)
-    .replace(/^[A-Z]+=….*$/gm, '')
-    .replaceAll(/^curl /gm, "curl --fail-with-body -w '\\n' ")
-  const env = { PATH: process.env.PATH ?? '', ...variables }
-  const { stdout } = await promisify(execFile)('bash', ['-euc', script], { cwd: folder, env })
-  return stdout
-    .split('\n')
-    .filter((line) => line !== '')
-    .map((line) => JSON.parse(line) as unknown)
-}
-
-function matching(expected: unknown): unknown {
-  if (expected === '…') return expect.any(String)
-  if (Array.isArray(expected)) return expected.map(matching)
-  if (typeof expected !== 'object' || expected === null) return expected
-  return expect.objectContaining(
-    Object.fromEntries(Object.entries(expected).map(([name, value]) => [name, matching(value)])),
-  )
-}
+const here = (text: string): string => atOrigin(text, server.origin)
 
 /** What became of the queues, told by the server once all blocks have run. */
 async function told(path: string): Promise<Record<string, unknown>> {
@@ -78,7 +43,7 @@ describe('docs/messages.md', () => {
     // The page's placeholders: of the delivery that its third block is given.
     const variables = { LEASE: '', PARTITION: '' }
     for (const { text, answer } of commands) {
-      const answers = await run(text, variables)
+      const answers = await runBlock(text, { origin: server.origin, folder, variables })
       expect(answers.length, text).toBe(text.match(/^curl /gm)?.length)
       if (answer !== undefined) expect(answers, text).toContainEqual(matching(answer))
       const [{ leaseId, partitionId }] = answers as [Record<string, string>]

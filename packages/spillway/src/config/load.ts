@@ -254,7 +254,7 @@ function findDoubtful({ store, auth, routing, process: { roles } }: Config): str
     routing.natsUrl !== null &&
     !roles.includes('router') &&
     roles.includes('gateway') &&
-    routing.metricsUrls.length === 0
+    routing.metricsUrls === null
   ) {
     warnings.push(
       'this gateway has no router in its process and no GATEWAY_ROUTER_METRICS_URL: it cannot know when the routers are overloaded',

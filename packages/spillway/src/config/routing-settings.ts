@@ -76,7 +76,7 @@ export const routingSettings = {
     name: 'GATEWAY_ROUTER_METRICS_URL',
     type: 'urls',
     protocols: ['http:', 'https:'],
-    default: [],
+    default: null,
     meaning: "the routers' metrics, for a gateway in another process; several separated by commas: the worst counts",
   },
   checkIntervalSeconds: {

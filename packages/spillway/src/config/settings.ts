@@ -33,7 +33,7 @@ export type Setting = Described &
         readonly default: string | null
       }
     | { readonly type: 'url'; readonly protocols: readonly string[]; readonly default: string | null }
-    | { readonly type: 'urls'; readonly protocols: readonly string[]; readonly default: readonly string[] }
+    | { readonly type: 'urls'; readonly protocols: readonly string[]; readonly default: readonly string[] | null }
     | { readonly type: 'origins'; readonly wildcard?: true; readonly default: readonly string[] | null }
     | { readonly type: 'networks'; readonly default: readonly string[] }
     | { readonly type: 'names'; readonly default: readonly string[] | null }

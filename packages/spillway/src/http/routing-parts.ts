@@ -44,7 +44,7 @@ export function routingDepsOf(config: Config, parts: RoutingParts): RoutingDeps 
       simulateDelayMs: routing.simulateDelayMs,
       retryAfterSeconds: routing.retryAfterSeconds,
       bounds,
-      metricsUrls: routing.metricsUrls,
+      metricsUrls: routing.metricsUrls ?? [],
       checkIntervalMs: routing.checkIntervalSeconds * 1_000,
       checkTimeoutMs: routing.checkTimeoutMs,
       perMinute: {

@@ -18,8 +18,19 @@ const outputBytesMax = 16 * 1024 * 1024
 /** Runs it in a folder; `output` is all that it said. That it found faults is an outcome, not an error. */
 export type Promtool = (args: readonly string[], cwd: string) => Promise<{ ok: boolean; output: string }>
 
+type Found = { promtool: Promtool } | { missing: string }
+
+/** Makes the body of a test that needs it: without it, the test is skipped and says why. */
+export function promtoolTests(found: Found) {
+  return (test: (promtool: Promtool) => Promise<void>) =>
+    async ({ skip }: { skip: (why: string) => void }): Promise<void> => {
+      if ('promtool' in found) await test(found.promtool)
+      else skip(found.missing)
+    }
+}
+
 /** The program, or why there is none. Where the tests must not be skipped (CI), there being none is a failure. */
-export async function findPromtool(): Promise<{ promtool: Promtool } | { missing: string }> {
+export async function findPromtool(): Promise<Found> {
   const given = process.env.SPILLWAY_TEST_PROMTOOL
   if (given) return { promtool: promtoolAt(given) }
   const folders = (process.env.PATH ?? '').split(delimiter).filter((folder) => folder !== '')

@@ -1,6 +1,7 @@
 import { type JetStreamManager, jetstreamManager } from '@nats-io/jetstream'
 import { errors, type NatsConnection } from '@nats-io/transport-node'
 import { type Backlog, BrokerFault, type Delivery, type Outgoing, type RouterBroker } from '../port.js'
+import { Answers } from './answers.js'
 import { DeadLetters, requireReady } from './dead-letters.js'
 import { JetStreamDelivery } from './delivery.js'
 import { Exhausted } from './exhausted.js'
@@ -45,6 +46,7 @@ class NatsBroker implements RouterBroker {
   readonly #o: NatsBrokerOptions & { ackWaitMs: number }
   readonly #link: Link
   readonly #outbox: Outbox
+  readonly #answers: Answers
   readonly #dead: DeadLetters
   readonly #exhausted: Exhausted
   readonly #takers = new Set<Taker>()
@@ -62,6 +64,7 @@ class NatsBroker implements RouterBroker {
     this.#link = link
     const api = (): JetStreamManager => requireReady(link.ready === null ? null : this.#jsm)
     this.#outbox = new Outbox(link, () => this.payloadBytesMax)
+    this.#answers = new Answers(link)
     this.#dead = new DeadLetters({ names, outbox: this.#outbox, api, payloadMax: () => link.serverPayloadMax })
     this.#exhausted = new Exhausted({
       link,
@@ -105,7 +108,7 @@ class NatsBroker implements RouterBroker {
     if (replyTo === undefined || !inboxes.test(replyTo)) return
     const max = this.#link.serverPayloadMax
     if (max !== null && data.length > max) throw new BrokerFault('too_large', `the answer has more than ${max} bytes`)
-    this.#link.post(replyTo, data)
+    this.#answers.give(replyTo, data)
   }
 
   take(atOnce: number, work: (delivery: Delivery) => Promise<void>): { stop(): Promise<void> } {
@@ -172,6 +175,7 @@ class NatsBroker implements RouterBroker {
     this.#takers.clear()
     this.#outbox.close()
     await this.#link.close()
+    this.#answers.close()
     await this.#exhausted.close()
   }
 

@@ -31,7 +31,7 @@ interface Owed {
 
 const dialTimeoutMs = 5_000
 /** A connection that is dead without a word is given up after three of these. */
-const pingIntervalMs = 5_000
+const pingIntervalMs = 2_000
 const pingsUnansweredMax = 2
 const retryMs = { first: 50, max: 2_000 }
 /** Of acks and answers while away. One that is dropped is given out again: worked on twice, not lost. */

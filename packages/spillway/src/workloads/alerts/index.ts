@@ -18,7 +18,7 @@ import { type Rounds, rounds } from './rounds.js'
 import { StuckWatch } from './stuck-watch.js'
 import { WaitingReports } from './waiting-reports.js'
 
-export type { Alert, AlertName, AlertsMetrics, AlertsOptions } from './options.js'
+export type { Alert, AlertsOptions } from './options.js'
 export { alertRoutes } from './routes.js'
 
 export interface Alerts {

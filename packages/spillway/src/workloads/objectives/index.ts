@@ -6,7 +6,7 @@ import { type Counted, type ObjectiveName, type ObjectiveView, objectiveNames, o
 import { type ObjectivesOptions, objectiveTiming } from './options.js'
 
 export type { ObjectiveName, ObjectiveView } from './figures.js'
-export type { ObjectivesMetrics, ObjectivesOptions } from './options.js'
+export type { ObjectivesOptions } from './options.js'
 export { objectiveRoutes } from './routes.js'
 
 export interface Objectives {
