@@ -5,9 +5,10 @@
  *
  * PART: `both` in one process on one connection, or `gateway`, or `router`.
  */
-import { DecideAnswer, DecideRequest } from '@spillway/protocol/schema'
+
 import { AckPolicy, jetstream, jetstreamManager, RetentionPolicy, StorageType } from '@nats-io/jetstream'
 import { connect, createInbox, headers, type NatsConnection } from '@nats-io/transport-node'
+import { DecideAnswer, DecideRequest } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
 import { env } from './env.js'
 import { bareApp, listen } from './handler-app.js'
@@ -26,7 +27,7 @@ const limitPerMinute = 10_000_000
 type Task = Static<typeof DecideRequest>
 type Answer = Static<typeof DecideAnswer>
 
-const nc = await connect({ servers: env('NATS_URL'), reconnect: false })
+const nc = await connect({ servers: new URL(env('NATS_URL')).host, reconnect: false })
 await ensureTopology(nc)
 const part = env('PART')
 if (part !== 'gateway') await takeTasks(nc)

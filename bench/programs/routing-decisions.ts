@@ -1,5 +1,5 @@
 /** The decision itself, as the router takes it: so many policies in memory, each with so many providers. Times one by one. */
-import type { Policy } from '@spillway/protocol/wire'
+import { type Policy, routingLimits } from '@spillway/protocol/wire'
 import { type DecisionInput, decide, PolicyBook } from '../../packages/spillway/dist/workloads/routing/decision.js'
 import { percentile } from '../statistics.js'
 import { bareApp, listen } from './handler-app.js'
@@ -8,24 +8,27 @@ import { requestPrefix, tenants } from './routing-body.js'
 
 const policiesCount = 1_000
 
+const idsOf = (policy: number, count: number): string[] =>
+  Array.from({ length: count }, (_, i) => `provider-${policy}-${i}`)
+
 /** Four kinds in turn: by weight, by score, sticky by tenant, and one that only its fallback serves. */
 function policyOf(n: number, providersCount: number): Policy {
   const kind = n % 4
   return {
     policy_id: `policy-${n}`,
     strategy: kind === 1 ? 'best_score' : 'weighted',
-    providers: Array.from({ length: providersCount }, (_, i) => ({
-      provider_id: `provider-${n}-${i}`,
+    providers: idsOf(n, providersCount).map((provider_id, i) => ({
+      provider_id,
       weight: kind === 3 ? 0 : 1 + (i % 7),
       priority: 50,
-      expected_latency_ms: 50 + ((n * 31 + i * 17) % 400),
+      expected_latency_ms: 50 + ((n * 31 + i * 53) % 400),
       expected_cost: ((n + i * 3) % 10) / 10,
       enabled: i % 9 !== 8,
       task_types: i % 2 === 0 ? ['text.*', 'image.resize'] : ['text.summary', 'audio.*'],
     })),
     score: { latency_weight: 0.5, cost_weight: 0.5 },
     ...(kind === 2 && { sticky: { by: 'tenant_id' } }),
-    ...(kind === 3 && { fallback: [`provider-${n}-${providersCount - 1}`, `provider-${n}-0`] }),
+    ...(kind === 3 && { fallback: idsOf(n, Math.min(providersCount, routingLimits.fallbacksMax)) }),
   }
 }
 
@@ -39,7 +42,7 @@ function measure(providersCount: number, count: number) {
       tenant_id: `tenant-${n % tenants}`,
       policy_id: `policy-${(n * 7919) % policiesCount}`,
       task: { type: 'text.summary' },
-      constraints: { max_latency_ms: 450 },
+      constraints: { max_latency_ms: 300 },
     }
     const began = performance.now()
     const decided = decide(book, task)

@@ -8,6 +8,7 @@ import { lone } from './lone.js'
 import { messages } from './messages.js'
 import { overload } from './overload.js'
 import { petitions } from './petitions.js'
+import { routing } from './routing.js'
 import { scaling } from './scaling.js'
 
 /** In the order in which they run and stand on the page. */
@@ -17,6 +18,7 @@ export const sections: readonly Section[] = [
   gates,
   petitions,
   messages,
+  routing,
   drain,
   latency,
   scaling,

@@ -137,7 +137,12 @@ describe.each(['with a broker', 'without a broker'])('%s', (way) => {
   })
 
   it('answers a policy that is not there with 404', async () => {
-    expectRefused(await decide(server, routeTask({ policy_id: 'nowhere' })), 404, 'policy_not_found', 'POLICY_NOT_FOUND')
+    expectRefused(
+      await decide(server, routeTask({ policy_id: 'nowhere' })),
+      404,
+      'policy_not_found',
+      'POLICY_NOT_FOUND',
+    )
   })
 
   it('answers constraints that no provider keeps with 422', async () => {
@@ -244,7 +249,7 @@ describe.each(['with a broker', 'without a broker'])('with API keys, %s', (way) 
 
     it('refuses who has no key', async () => {
       const answer = await send(server, routeTask())
-      expectRefused(answer, 401, 'unauthorized')
+      expectRefused(answer, 401, 'unauthenticated')
       expect(answer.headers.get('www-authenticate')).toMatch(/^Bearer/)
     })
 

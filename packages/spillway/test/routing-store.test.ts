@@ -254,9 +254,23 @@ describe('the registry', () => {
     expect(await names(9, { type: 'none' })).toEqual([])
   })
 
-  it('is bounded, exactly', async () => {
+  it('is bounded', async () => {
     const outcomes = await Promise.all(Array.from({ length: 9 }, (_, n) => registry(4).put(block(`t${n}`))))
     expect(outcomes.filter(({ kind }) => kind === 'created')).toHaveLength(4)
     expect(outcomes.filter(({ kind }) => kind === 'full')).toHaveLength(5)
+    expect(await registry(4).put(block('t0'))).toMatchObject({ kind: 'replaced' })
+  })
+
+  it('is bounded exactly: one that comes while the last place is being taken waits to see', async () => {
+    const late = await here.transaction(async (tx) => {
+      await tx.query(`SELECT spillway.rt_block_put('first', '1', '{}', false, 1)`)
+      const waiting = registry(1).put(block('second'))
+      await eventually(
+        async () => (await b.sql(`SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'`)).length > 0,
+        'the second one to wait',
+      )
+      return { waiting }
+    })
+    expect(await late.waiting).toMatchObject({ kind: 'full' })
   })
 })

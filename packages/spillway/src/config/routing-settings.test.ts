@@ -96,6 +96,7 @@ describe('the settings of routing', () => {
   it.each<[Environment, RegExp]>([
     [{ ROUTER_SIMULATE_DELAY_MS: '5' }, /ROUTER_SIMULATE_DELAY_MS slows every message by 5 ms/],
     [{ ALERT_WEBHOOK_SECRET: 'long enough' }, /no alert is sent anywhere/],
+    [{ SPILLWAY_ROLES: 'gateway,router' }, /the role router without NATS_URL does nothing here/],
     [{ NATS_URL: 'nats://a', SPILLWAY_ROLES: 'gateway' }, /cannot know when the routers are overloaded/],
   ])('%j is said loudly', (env, warning) => {
     expect(loadConfig(env).warnings).toEqual([expect.stringMatching(warning)])

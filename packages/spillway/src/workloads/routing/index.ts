@@ -9,7 +9,7 @@ import { Router } from './router.js'
 import { RouterWatch } from './router-watch.js'
 import { Signals } from './signals.js'
 
-export type { RoutingDeps, RoutingSettings } from './deps.js'
+export type { RoutingDeps } from './deps.js'
 export { routingMounts, routingRoutes } from './routes.js'
 
 export interface RoutingWorkload {

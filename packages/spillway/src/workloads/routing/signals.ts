@@ -122,7 +122,8 @@ export class Signals {
     const waiting = backlog === null ? null : backlog.pending + backlog.ackPending
     this.#last = {
       pending: backlog?.pending ?? this.#last.pending,
-      backlog: waiting ?? 0,
+      // What is not known has not recovered.
+      backlog: waiting ?? this.#last.backlog,
       latencyMs: p95,
       inFlight: this.#inFlight,
     }

@@ -1,0 +1,109 @@
+/** Asks every process of a fleet for its health and its metrics all the time, and keeps what it said and how long it took. */
+import { setTimeout as delay } from 'node:timers/promises'
+import type { GatewaySample, IntakeSample, Poll } from './routing-evidence.js'
+import type { RoutingFleet } from './routing-fleet.js'
+import { get, type ServerProcess, sample } from './server-process.js'
+
+const everyMs = 100
+const statuses = ['inactive', 'warning', 'active', 'unknown']
+
+export class FleetWatch {
+  readonly polls: Poll[] = []
+  readonly intakes: Record<string, IntakeSample[]> = {}
+  readonly gateway: GatewaySample[] = []
+  readonly backlog: { at: number; count: number }[] = []
+  readonly #fleet: RoutingFleet
+  readonly #loops: Promise<void>[] = []
+  #stopped = false
+
+  constructor(fleet: RoutingFleet) {
+    this.#fleet = fleet
+    for (const name of Object.keys(fleet.intakes)) this.intakes[name] = []
+    for (const [name, server] of Object.entries(fleet.all)) {
+      this.#loops.push(this.#again(() => this.#health(name, server)))
+      this.#loops.push(this.#again(() => this.#metrics(name, server)))
+    }
+    const { stranger } = fleet
+    if (stranger === null) return
+    const look = async (): Promise<void> => {
+      const count = await stranger.backlog()
+      this.backlog.push({ at: performance.now(), count })
+    }
+    this.#loops.push(this.#again(look))
+  }
+
+  get status(): string {
+    return this.gateway.at(-1)?.status ?? 'unknown'
+  }
+
+  /** The highest level that a process tells now: 0 inactive, 1 warning, 2 active. */
+  get level(): number {
+    return Math.max(...Object.values(this.intakes).map((samples) => samples.at(-1)?.level ?? 0))
+  }
+
+  async stop(): Promise<void> {
+    this.#stopped = true
+    await Promise.all(this.#loops)
+  }
+
+  async #again(look: () => Promise<void>): Promise<void> {
+    while (!this.#stopped) {
+      const began = performance.now()
+      await look()
+      await delay(Math.max(0, began + everyMs - performance.now()))
+    }
+  }
+
+  async #ask(process: string, server: ServerProcess, path: string): Promise<string> {
+    const at = performance.now()
+    try {
+      const { status, text } = await get(server, path)
+      this.polls.push({ process, path, at, ms: performance.now() - at, status })
+      return status === 200 ? text : ''
+    } catch {
+      // Told as a poll without an answer, which the verdict finds.
+      this.polls.push({ process, path, at, ms: performance.now() - at, status: 0 })
+      return ''
+    }
+  }
+
+  async #health(name: string, server: ServerProcess): Promise<void> {
+    await this.#ask(name, server, '/_health')
+  }
+
+  async #metrics(name: string, server: ServerProcess): Promise<void> {
+    const text = ofRouting(await this.#ask(name, server, '/_metrics'))
+    if (text === '') return
+    const at = performance.now()
+    if (name === 'gateway') {
+      const status = statuses.find((one) => sample(text, 'gateway_backpressure_status', { status: one }) === 1)
+      this.gateway.push({ at, status: status ?? 'missing' })
+    }
+    const value = (series: string, labels = {}): number => sample(text, series, labels) ?? Number.NaN
+    this.intakes[name]?.push({
+      at,
+      active: value('router_intake_backpressure_active'),
+      level: value('router_intake_backpressure_level'),
+      pending: value('router_jetstream_pending_messages'),
+      p95: value('router_intake_processing_latency_p95'),
+      inFlight: value('router_intake_inflight_messages'),
+      triggered: ['backlog', 'latency', 'inflight']
+        .map((trigger) => value('router_intake_backpressure_triggered_total', { trigger }))
+        .reduce((sum, count) => sum + count),
+    })
+  }
+
+  /** Of the gateway, now. */
+  async counted(series: string, labels: Record<string, string> = {}): Promise<number> {
+    const { text } = await get(this.#fleet.gateway, '/_metrics')
+    return sample(text, series, labels) ?? Number.NaN
+  }
+}
+
+/** The few lines that are looked at: all of them, ten times a second and process, would take the CPU of the test. */
+function ofRouting(metrics: string): string {
+  return metrics
+    .split('\n')
+    .filter((line) => /^(router|gateway)_/.test(line) && !line.includes('_bucket'))
+    .join('\n')
+}
