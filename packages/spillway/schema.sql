@@ -1,5 +1,7 @@
 -- Made from the migrations by `node scripts/schema-dump.mjs --write`; not meant to be run or edited.
 
+CREATE SEQUENCE alerts_seq_seq AS bigint START 1 INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1 OWNED BY alerts.seq;
+
 CREATE SEQUENCE fences AS bigint START 1 INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1;
 
 CREATE SEQUENCE mq_groups_id_seq AS integer START 1 INCREMENT 1 MINVALUE 1 MAXVALUE 2147483647 CACHE 1 OWNED BY mq_groups.id;
@@ -9,6 +11,52 @@ CREATE SEQUENCE mq_queues_id_seq AS integer START 1 INCREMENT 1 MINVALUE 1 MAXVA
 CREATE SEQUENCE mq_traces_id_seq AS bigint START 1 INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1 OWNED BY mq_traces.id;
 
 CREATE SEQUENCE stamps AS bigint START 0 INCREMENT 1 MINVALUE 0 MAXVALUE 9223372036854775807 CACHE 1;
+
+CREATE TABLE alert_reporters (
+  key uuid NOT NULL,
+  reporter uuid NOT NULL,
+  until timestamp with time zone NOT NULL,
+  CONSTRAINT alert_reporters_key_fkey FOREIGN KEY (key) REFERENCES alert_states(key) ON DELETE CASCADE,
+  CONSTRAINT alert_reporters_pkey PRIMARY KEY (key, reporter)
+);
+
+CREATE TABLE alert_states (
+  key uuid NOT NULL,
+  name text NOT NULL,
+  labels json NOT NULL,
+  status text NOT NULL,
+  severity text NOT NULL,
+  message text NOT NULL,
+  annotations json NOT NULL,
+  alert uuid NOT NULL,
+  seq bigint NOT NULL,
+  at timestamp with time zone NOT NULL,
+  CONSTRAINT alert_states_pkey PRIMARY KEY (key),
+  CONSTRAINT alert_states_severity_check CHECK ((severity = ANY (ARRAY['warning'::text, 'critical'::text]))),
+  CONSTRAINT alert_states_status_check CHECK ((status = ANY (ARRAY['firing'::text, 'resolved'::text])))
+);
+
+CREATE TABLE alerts (
+  seq bigint GENERATED ALWAYS AS IDENTITY NOT NULL,
+  id uuid NOT NULL,
+  key uuid NOT NULL,
+  name text NOT NULL,
+  labels json NOT NULL,
+  status text NOT NULL,
+  severity text NOT NULL,
+  message text NOT NULL,
+  annotations json NOT NULL,
+  at timestamp with time zone NOT NULL,
+  delivery text NOT NULL,
+  attempts integer DEFAULT 0 NOT NULL,
+  operation uuid,
+  CONSTRAINT alerts_delivery_check CHECK ((delivery = ANY (ARRAY['none'::text, 'waiting'::text, 'delivered'::text, 'failed'::text, 'dropped'::text]))),
+  CONSTRAINT alerts_id_key UNIQUE (id),
+  CONSTRAINT alerts_pkey PRIMARY KEY (seq),
+  CONSTRAINT alerts_severity_check CHECK ((severity = ANY (ARRAY['warning'::text, 'critical'::text]))),
+  CONSTRAINT alerts_status_check CHECK ((status = ANY (ARRAY['firing'::text, 'resolved'::text])))
+);
+CREATE INDEX alerts_waiting ON spillway.alerts USING btree (seq) WHERE (delivery = 'waiting'::text);
 
 CREATE TABLE cancels (
   id uuid NOT NULL,
@@ -325,6 +373,25 @@ CREATE TABLE mq_traces (
 );
 CREATE INDEX mq_traces_message ON spillway.mq_traces USING btree (partition, transaction_id);
 
+CREATE TABLE objective_counts (
+  objective text NOT NULL,
+  span text NOT NULL,
+  bucket timestamp with time zone NOT NULL,
+  good double precision NOT NULL,
+  total double precision NOT NULL,
+  CONSTRAINT objective_counts_check CHECK ((good <= total)),
+  CONSTRAINT objective_counts_good_check CHECK ((good >= (0)::double precision)),
+  CONSTRAINT objective_counts_pkey PRIMARY KEY (objective, span, bucket),
+  CONSTRAINT objective_counts_span_check CHECK ((span = ANY (ARRAY['minute'::text, 'hour'::text])))
+) WITH (fillfactor=50);
+
+CREATE TABLE objective_writers (
+  writer uuid NOT NULL,
+  sent bigint NOT NULL,
+  at timestamp with time zone NOT NULL,
+  CONSTRAINT objective_writers_pkey PRIMARY KEY (writer)
+) WITH (fillfactor=50);
+
 CREATE TABLE ops (
   lane uuid NOT NULL,
   seq bigint NOT NULL,
@@ -432,6 +499,62 @@ CREATE TABLE ready (
   partition text NOT NULL
 ) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=2000);
 CREATE INDEX ready_order ON spillway.ready USING btree (priority, stamp);
+
+CREATE TABLE rt_blocks (
+  type text NOT NULL,
+  version text NOT NULL,
+  body json NOT NULL,
+  created_at timestamp with time zone NOT NULL,
+  updated_at timestamp with time zone NOT NULL,
+  CONSTRAINT rt_blocks_pkey PRIMARY KEY (type, version),
+  CONSTRAINT rt_blocks_type_check CHECK ((type <> ''::text)),
+  CONSTRAINT rt_blocks_version_check CHECK ((version <> ''::text))
+);
+
+CREATE TABLE rt_decisions (
+  request uuid NOT NULL,
+  tenant text NOT NULL,
+  decision json NOT NULL,
+  trace_id text NOT NULL,
+  decided_at timestamp with time zone NOT NULL,
+  expires_at timestamp with time zone NOT NULL,
+  CONSTRAINT rt_decisions_pkey PRIMARY KEY (request, tenant)
+) WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=5000);
+CREATE INDEX rt_decisions_expires ON spillway.rt_decisions USING btree (expires_at);
+
+CREATE TABLE rt_keys (
+  key uuid NOT NULL,
+  task uuid NOT NULL,
+  decision json NOT NULL,
+  expires_at timestamp with time zone NOT NULL,
+  CONSTRAINT rt_keys_pkey PRIMARY KEY (key)
+) WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=5000);
+CREATE INDEX rt_keys_expires ON spillway.rt_keys USING btree (expires_at);
+
+CREATE TABLE rt_policies (
+  tenant text NOT NULL,
+  id text NOT NULL,
+  body json NOT NULL,
+  version integer DEFAULT 1 NOT NULL,
+  change bigint NOT NULL,
+  updated_at timestamp with time zone NOT NULL,
+  CONSTRAINT rt_policies_id_check CHECK ((id <> ''::text)),
+  CONSTRAINT rt_policies_pkey PRIMARY KEY (tenant, id),
+  CONSTRAINT rt_policies_version_check CHECK ((version > 0))
+);
+CREATE UNIQUE INDEX rt_policies_change ON spillway.rt_policies USING btree (change);
+
+CREATE TABLE rt_state (
+  one boolean DEFAULT true NOT NULL,
+  change bigint DEFAULT 0 NOT NULL,
+  removals bigint DEFAULT 0 NOT NULL,
+  policies integer DEFAULT 0 NOT NULL,
+  blocks integer DEFAULT 0 NOT NULL,
+  CONSTRAINT rt_state_blocks_check CHECK ((blocks >= 0)),
+  CONSTRAINT rt_state_one_check CHECK (one),
+  CONSTRAINT rt_state_pkey PRIMARY KEY (one),
+  CONSTRAINT rt_state_policies_check CHECK ((policies >= 0))
+) WITH (fillfactor=50);
 
 CREATE TABLE tallies (
   worker uuid NOT NULL,
@@ -769,6 +892,84 @@ BEGIN
       PERFORM tally(p_worker, p_part, r.type, r.n);
     END LOOP;
   END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.alert_report(p_key uuid, p_id uuid, p_name text, p_labels json, p_status text, p_severity text, p_message text, p_annotations json, p_reporter uuid, p_hold_ms bigint, p_delivery text)
+ RETURNS timestamp with time zone
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := date_trunc('milliseconds', clock());
+  v_status text; v_seq bigint;
+BEGIN
+  IF p_status = 'firing' THEN
+    -- The first of its kind; one that comes at the same time waits here for the other's commit.
+    INSERT INTO alert_states (key, name, labels, status, severity, message, annotations, alert, seq, at)
+      VALUES (p_key, p_name, p_labels, 'resolved', p_severity, p_message, p_annotations, p_id, 0, t) ON CONFLICT (key) DO NOTHING;
+  END IF;
+  SELECT s.status INTO v_status FROM alert_states s WHERE s.key = p_key FOR UPDATE;
+  IF NOT FOUND THEN RETURN NULL; END IF;
+  IF p_status = 'firing' THEN
+    INSERT INTO alert_reporters (key, reporter, until) VALUES (p_key, p_reporter, t + p_hold_ms * interval '1 ms')
+      ON CONFLICT (key, reporter) DO UPDATE SET until = EXCLUDED.until;
+  ELSE
+    DELETE FROM alert_reporters r WHERE r.key = p_key AND (r.reporter = p_reporter OR r.until <= t);
+    IF EXISTS (SELECT FROM alert_reporters r WHERE r.key = p_key) THEN RETURN NULL; END IF;
+  END IF;
+  IF v_status = p_status THEN
+    IF p_status = 'firing' THEN
+      UPDATE alert_states s SET severity = p_severity, message = p_message, annotations = p_annotations WHERE s.key = p_key;
+    END IF;
+    RETURN NULL;
+  END IF;
+  INSERT INTO alerts (id, key, name, labels, status, severity, message, annotations, at, delivery)
+    VALUES (p_id, p_key, p_name, p_labels, p_status, p_severity, p_message, p_annotations, t, p_delivery) RETURNING seq INTO v_seq;
+  UPDATE alert_states s SET status = p_status, severity = p_severity, message = p_message, annotations = p_annotations, alert = p_id, seq = v_seq, at = t
+    WHERE s.key = p_key;
+  RETURN t;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.alert_shed(p_most integer)
+ RETURNS TABLE(id uuid, name text, status text, operation uuid)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_seqs bigint[];
+BEGIN
+  WHILE (SELECT count(*) FROM alerts a WHERE a.delivery = 'waiting') > p_most LOOP
+    SELECT array_remove(ARRAY[w.seq, w.next], NULL) INTO v_seqs FROM (
+      SELECT a.seq, a.status, a.attempts, lead(a.seq) OVER (PARTITION BY a.key ORDER BY a.seq) AS next
+      FROM alerts a WHERE a.delivery = 'waiting'
+    ) w WHERE w.attempts = 0 ORDER BY w.next IS NULL, w.status <> 'firing', w.seq LIMIT 1;
+    EXIT WHEN v_seqs IS NULL;
+    -- Its delivery may begin at this moment: once both are locked it is known.
+    PERFORM FROM alerts a WHERE a.seq = ANY (v_seqs) ORDER BY a.seq FOR UPDATE;
+    CONTINUE WHEN EXISTS (SELECT FROM alerts a WHERE a.seq = ANY (v_seqs) AND (a.attempts > 0 OR a.delivery <> 'waiting'));
+    RETURN QUERY UPDATE alerts a SET delivery = 'dropped' WHERE a.seq = ANY (v_seqs) RETURNING a.id, a.name, a.status, a.operation;
+  END LOOP;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.alert_sweep(p_days integer, p_rows integer)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_n int;
+BEGIN
+  IF NOT pg_try_advisory_xact_lock(hashtext('spillway.alert_sweep'), hashtext(current_schema())) THEN RETURN NULL; END IF;
+  UPDATE alerts a SET delivery = 'failed' WHERE a.delivery = 'waiting' AND NOT EXISTS (SELECT FROM ops o WHERE o.id = a.operation);
+  DELETE FROM alerts a WHERE a.delivery <> 'waiting'
+    AND (a.at < t - make_interval(days => p_days) OR a.seq <= (SELECT b.seq FROM alerts b ORDER BY b.seq DESC OFFSET p_rows LIMIT 1));
+  GET DIAGNOSTICS v_n = ROW_COUNT;
+  DELETE FROM alert_states s WHERE s.status = 'resolved' AND s.at < t - make_interval(days => p_days);
+  RETURN v_n;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.audit()
@@ -2011,6 +2212,62 @@ BEGIN
   END LOOP;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.objective_add(p_writer uuid, p_number bigint, p_objectives text[], p_good double precision[], p_total double precision[])
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  INSERT INTO objective_writers AS w (writer, sent, at) VALUES (p_writer, p_number, t)
+    ON CONFLICT (writer) DO UPDATE SET sent = EXCLUDED.sent, at = EXCLUDED.at WHERE w.sent < EXCLUDED.sent;
+  IF NOT FOUND THEN RETURN false; END IF;
+  INSERT INTO objective_counts AS c (objective, span, bucket, good, total)
+    SELECT u.objective, s.span, date_trunc(s.span, t, 'UTC'), u.good, u.total
+    FROM unnest(p_objectives, p_good, p_total) u(objective, good, total), (VALUES ('minute'), ('hour')) s(span)
+    ORDER BY u.objective, s.span
+    ON CONFLICT (objective, span, bucket) DO UPDATE SET good = c.good + EXCLUDED.good, total = c.total + EXCLUDED.total;
+  RETURN true;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.objective_sums()
+ RETURNS TABLE(objective text, hour_good double precision, hour_total double precision, month_good double precision, month_total double precision)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  RETURN QUERY SELECT c.objective,
+      coalesce(sum(c.good) FILTER (WHERE c.span = 'minute'), 0), coalesce(sum(c.total) FILTER (WHERE c.span = 'minute'), 0),
+      coalesce(sum(c.good) FILTER (WHERE c.span = 'hour'), 0), coalesce(sum(c.total) FILTER (WHERE c.span = 'hour'), 0)
+    FROM objective_counts c
+    WHERE c.bucket > t - CASE c.span WHEN 'minute' THEN interval '1 hour' ELSE interval '30 days' END
+    GROUP BY c.objective;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.objective_sweep()
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_n int;
+BEGIN
+  IF NOT pg_try_advisory_xact_lock(hashtext('spillway.objective_sweep'), hashtext(current_schema())) THEN RETURN 0; END IF;
+  DELETE FROM objective_counts c WHERE c.bucket < t - CASE c.span WHEN 'minute' THEN interval '2 hours' ELSE interval '31 days' END;
+  GET DIAGNOSTICS v_n = ROW_COUNT;
+  -- None is silent for so long and then sends a batch again.
+  DELETE FROM objective_writers w WHERE w.at < t - interval '1 day';
+  RETURN v_n;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.pause(p_queue text, p_partition text)
  RETURNS void
  LANGUAGE sql
@@ -2400,6 +2657,155 @@ BEGIN
   RETURN v_n;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.rt_admit(p_verdicts smallint[], p_seqs bigint[])
+ RETURNS json[]
+ LANGUAGE sql
+ STABLE
+AS $function$
+  SELECT array_agg(CASE WHEN u.verdict = 2 THEN '{}'::json END) FROM unnest(p_verdicts) u(verdict)
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.rt_block_put(p_type text, p_version text, p_body text, p_replace boolean, p_max integer, OUT outcome text, OUT created_at timestamp with time zone, OUT updated_at timestamp with time zone)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_count int;
+  t timestamptz := date_trunc('milliseconds', clock());
+BEGIN
+  SELECT s.blocks INTO v_count FROM rt_state s FOR UPDATE;
+  SELECT b.created_at INTO created_at FROM rt_blocks b WHERE b.type = p_type AND b.version = p_version;
+  IF FOUND THEN
+    outcome := CASE WHEN p_replace THEN 'replaced' ELSE 'exists' END;
+    IF NOT p_replace THEN RETURN; END IF;
+    UPDATE rt_blocks b SET body = p_body::json, updated_at = t WHERE b.type = p_type AND b.version = p_version;
+  ELSE
+    outcome := CASE WHEN v_count >= p_max THEN 'full' ELSE 'created' END;
+    IF outcome = 'full' THEN RETURN; END IF;
+    created_at := t;
+    INSERT INTO rt_blocks (type, version, body, created_at, updated_at) VALUES (p_type, p_version, p_body::json, t, t);
+    UPDATE rt_state s SET blocks = s.blocks + 1;
+  END IF;
+  updated_at := t;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rt_block_remove(p_type text, p_version text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  PERFORM FROM rt_state s FOR UPDATE;
+  DELETE FROM rt_blocks b WHERE b.type = p_type AND b.version = p_version;
+  IF NOT FOUND THEN RETURN false; END IF;
+  UPDATE rt_state s SET blocks = s.blocks - 1;
+  RETURN true;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rt_policy_put(p_tenant text, p_id text, p_body text, p_max integer, OUT outcome text, OUT version integer, OUT updated_at timestamp with time zone)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_change bigint; v_count int;
+  t timestamptz := date_trunc('milliseconds', clock());
+BEGIN
+  SELECT s.change + 1, s.policies INTO v_change, v_count FROM rt_state s FOR UPDATE;
+  UPDATE rt_policies p SET body = p_body::json, version = p.version + 1, change = v_change, updated_at = t
+    WHERE p.tenant = p_tenant AND p.id = p_id RETURNING p.version INTO version;
+  outcome := 'replaced';
+  IF version IS NULL THEN
+    outcome := CASE WHEN v_count >= p_max THEN 'full' ELSE 'created' END;
+    IF outcome = 'full' THEN RETURN; END IF;
+    INSERT INTO rt_policies (tenant, id, body, change, updated_at) VALUES (p_tenant, p_id, p_body::json, v_change, t);
+    version := 1;
+  END IF;
+  UPDATE rt_state s SET change = v_change, policies = s.policies + CASE WHEN outcome = 'created' THEN 1 ELSE 0 END;
+  updated_at := t;
+  PERFORM pg_notify('spillway_' || current_schema(), 'rtpol:' || v_change);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rt_policy_remove(p_tenant text, p_id text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_change bigint;
+BEGIN
+  SELECT s.change + 1 INTO v_change FROM rt_state s FOR UPDATE;
+  DELETE FROM rt_policies p WHERE p.tenant = p_tenant AND p.id = p_id;
+  IF NOT FOUND THEN RETURN false; END IF;
+  UPDATE rt_state s SET change = v_change, removals = s.removals + 1, policies = s.policies - 1;
+  PERFORM pg_notify('spillway_' || current_schema(), 'rtpol:' || v_change);
+  RETURN true;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rt_record(p_requests uuid[], p_tenants text[], p_traces text[], p_keys uuid[], p_tasks uuid[], p_decisions text[], p_decision_ms bigint, p_key_ms bigint)
+ RETURNS TABLE(outcome smallint, decision json)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_mine uuid[];
+  v_outcomes smallint[] := array_fill(0::smallint, ARRAY[cardinality(p_requests)]);
+  v_decisions text[] := p_decisions;
+BEGIN
+  IF cardinality(array_remove(p_keys, NULL)) > 0 THEN
+    -- Within one call the first of a key stands for it. A row that has not expired is locked all the same: it cannot be
+    -- swept before it is read below.
+    WITH kept AS (
+      INSERT INTO rt_keys AS k (key, task, decision, expires_at)
+        SELECT DISTINCT ON (u.key) u.key, u.task, u.decision::json, t + p_key_ms * interval '1 ms'
+        FROM unnest(p_keys, p_tasks, p_decisions) WITH ORDINALITY u(key, task, decision, i) WHERE u.key IS NOT NULL ORDER BY u.key, u.i
+        ON CONFLICT (key) DO UPDATE SET task = excluded.task, decision = excluded.decision, expires_at = excluded.expires_at WHERE k.expires_at <= t
+        RETURNING k.key)
+    SELECT coalesce(array_agg(x.key), '{}') INTO v_mine FROM kept x;
+    -- A statement of its own, so that it sees what others have committed meanwhile.
+    SELECT array_agg(CASE WHEN u.key IS NULL OR u.nth = 1 AND u.key = ANY (v_mine) THEN 0 WHEN k.task = u.task THEN 1 ELSE 2 END ORDER BY u.i),
+           array_agg(CASE WHEN u.key IS NULL THEN u.decision ELSE k.decision::text END ORDER BY u.i)
+      INTO v_outcomes, v_decisions
+      FROM (SELECT r.*, row_number() OVER (PARTITION BY r.key ORDER BY r.i) AS nth
+            FROM unnest(p_keys, p_tasks, p_decisions) WITH ORDINALITY r(key, task, decision, i)) u LEFT JOIN rt_keys k ON k.key = u.key;
+  END IF;
+  -- Under the id of a retry stands what it was answered with; of two with one id, the later.
+  INSERT INTO rt_decisions AS d (request, tenant, decision, trace_id, decided_at, expires_at)
+    SELECT DISTINCT ON (u.request, u.tenant) u.request, u.tenant, u.decision::json, u.trace, t, t + p_decision_ms * interval '1 ms'
+    FROM unnest(p_requests, p_tenants, p_traces, v_outcomes, v_decisions) WITH ORDINALITY u(request, tenant, trace, outcome, decision, i) WHERE u.outcome < 2
+    ORDER BY u.request, u.tenant, u.i DESC
+    ON CONFLICT (request, tenant) DO UPDATE
+      SET decision = excluded.decision, trace_id = excluded.trace_id, decided_at = excluded.decided_at, expires_at = excluded.expires_at;
+  RETURN QUERY SELECT u.outcome, CASE WHEN u.outcome = 1 THEN u.decision::json END
+    FROM unnest(v_outcomes, v_decisions) WITH ORDINALITY u(outcome, decision, i) ORDER BY u.i;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rt_sweep(p_rows integer, OUT decisions integer, OUT keys integer)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  IF NOT pg_try_advisory_xact_lock(hashtext('spillway.rt_sweep'), hashtext(current_schema())) THEN RETURN; END IF;
+  DELETE FROM rt_decisions d WHERE d.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM rt_decisions x WHERE x.expires_at <= t ORDER BY x.expires_at LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS decisions = ROW_COUNT;
+  DELETE FROM rt_keys d WHERE d.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM rt_keys x WHERE x.expires_at <= t ORDER BY x.expires_at LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS keys = ROW_COUNT;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.settle(p_worker uuid, p_part smallint, s_fence bigint[], s_lane uuid[], s_from bigint[], s_head bigint[], s_left bigint[], s_release boolean[], s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[], p_types text[], p_type_counts bigint[], p_gates text[], p_gate_counts bigint[], r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[], r_key uuid[], r_answer text[])
  RETURNS bigint[]
  LANGUAGE plpgsql
@@ -2575,6 +2981,26 @@ BEGIN
   PERFORM FROM lanes l WHERE l.id = ANY (p_lanes) ORDER BY l.id FOR UPDATE;
   RETURN (SELECT array_agg(EXISTS (SELECT FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker AND u.lane = ANY (l.lanes)) ORDER BY u.i)
     FROM unnest(p_fences, p_lanes) WITH ORDINALITY u(fence, lane, i));
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.stuck_operations(p_times integer)
+ RETURNS TABLE(type text, id uuid, queue text, partition text, seconds double precision)
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'spillway'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  RETURN QUERY SELECT DISTINCT ON (o.type) o.type, o.id, n.queue, n.partition, extract(epoch FROM t - o.started_at)::double precision
+    FROM leases l, unnest(l.lanes, l.uptos) z(lane, upto), ops o, lanes n
+    WHERE o.lane = z.lane AND o.seq <= z.upto AND n.id = z.lane AND o.started_at < t - p_times * o.timeout_ms::bigint * interval '1 ms'
+    ORDER BY o.type, o.started_at;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.sweep(p_retention_ms bigint, p_rows integer)

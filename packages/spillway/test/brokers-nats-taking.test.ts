@@ -276,22 +276,50 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       expect(dead).toMatchObject({ reason: 'max_deliver', deliveries: 1 })
     })
 
-    it('are found by counting when nobody heard that they are', async () => {
-      const options = { ackWaitMs: 200, maxDeliver: 1 }
+    const options = { ackWaitMs: 200, maxDeliver: 1 }
+
+    /** Nobody is connected who would listen. */
+    const exhaustUnheard = async (count: number): Promise<void> => {
       const maker = await room.broker(options)
-      await publishAll(maker, 3)
+      await publishAll(maker, count)
       await maker.close()
-      const js = jetstream(await room.nc())
-      const consumer = await js.consumers.get(await streamOf(room), maker.consumer)
+      const consumer = await jetstream(await room.nc()).consumers.get(await streamOf(room), maker.consumer)
       // The first request takes them; the second makes the broker notice that they may not be handed out again.
-      for await (const message of await consumer.fetch({ max_messages: 3, expires: 1_000 })) void message
+      for await (const message of await consumer.fetch({ max_messages: count, expires: 1_000 })) void message
       for await (const message of await consumer.fetch({ max_messages: 1, expires: 1_000 })) void message
       expect((await consumer.info()).num_ack_pending).toBe(0)
+    }
+
+    it('are found by counting when nobody heard that they are', async () => {
+      await exhaustUnheard(3)
       const broker = await room.broker({ ...options, exhaustedLookMs: 100 })
       await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'the stream to be empty')
       const dead = await broker.deadLetters(10, null)
       expect(dead.map(({ data }) => textOf(data)).sort()).toEqual(['message 0', 'message 1', 'message 2'])
       expect(dead.map(({ reason }) => reason)).toEqual(['max_deliver', 'max_deliver', 'max_deliver'])
+    })
+
+    it('are told from those that are in hands', async () => {
+      await exhaustUnheard(1)
+      const jsm = await room.jsm()
+      await jsm.consumers.update(await streamOf(room), 'spillway-router', { max_deliver: 3 })
+      const broker = await room.broker({ ackWaitMs: 30_000, maxDeliver: 3, exhaustedLookMs: 20 })
+      const [taken, finish] = [signal(), signal()]
+      broker.take(4, async (delivery) => {
+        if (textOf(delivery.data) === 'held') {
+          taken.fire()
+          await finish.promise
+        }
+        delivery.ack()
+      })
+      await broker.publish({ data: bytes('held') })
+      await taken.promise
+      // Each takes longer than nothing: all together there are many looks.
+      for (let i = 0; i < 100; i += 1) await broker.publish({ data: bytes(`${i}`) })
+      expect(await broker.deadLetters(10, null)).toEqual([])
+      finish.fire()
+      await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'the stream to be empty')
+      expect((await broker.deadLetters(10, null)).map(({ data }) => textOf(data))).toEqual(['message 0'])
     })
 
     it('are not seen where there are none, however often one looks', async () => {

@@ -82,8 +82,8 @@ class Book {
     this.ends.push({ id, at: performance.now(), kind, ...(said !== undefined && { said }) })
   }
 
-  hasEnded(id: string): boolean {
-    return this.#ended.has(id)
+  get firstDecided(): string | undefined {
+    return this.ends.find(({ kind }) => kind === 'decided')?.id
   }
 
   get openOfSubject(): number {
@@ -103,33 +103,35 @@ async function play(
   say: (line: string) => void,
 ): Promise<Evidence> {
   const watch = new FleetWatch(fleet)
-  await until('all to be calm', () => watch.status === 'inactive' && watch.level === 0)
-  const startedAt = performance.now()
-  say('the load begins')
-  const load = new Load(scenario, fleet, book)
-  const accepted = load.run()
-  const { shed, reads } = await tryDoors(fleet, watch, book)
-  say('the door is closed; waiting for every message to have its end')
-  await accepted
-  await findDead(fleet, book)
-  const endedAt = Math.max(...book.ends.map(({ at }) => at))
-  await until('the recovery', () => watch.status === 'inactive' && watch.level === 0, recoveryPatienceMs)
-  say('recovered; waiting for the alerts to be resolved')
-  await until('all alerts to be resolved', () => openAlerts(fleet) === 0, recoveryPatienceMs)
-  const rejections = await watch.counted('router_intake_backpressure_rejections_total', { reason: 'router_overloaded' })
-  const adjustments = await watch.counted('gateway_rate_limit_backpressure_adjustment_total')
-  await watch.stop()
-  const { polls, intakes, gateway } = watch
-  const { sent, ends, refusals } = book
-  const after = await ask(fleet, decidePath, task())
-  return {
-    ...{ scenario, startedAt, endedAt, sent, ends, shed, reads, polls, intakes, gateway, rejections, adjustments },
-    refusals: [...refusals, ...shed.filter(({ code }) => code === 'service_overloaded')],
-    backlog: fleet.stranger === null ? load.accepted : watch.backlog,
-    notices: fleet.notices(),
-    stored: (await fleet.stranger?.stored()) ?? 0,
-    after: { status: after.status, policy: after.headers.get('ratelimit-policy') },
-    mishaps: mishapsOf(fleet),
+  try {
+    await until('all to be calm', () => watch.status === 'inactive' && watch.level === 0)
+    const startedAt = performance.now()
+    say('the load begins')
+    const load = new Load(scenario, fleet, book)
+    const [{ shed, reads }] = await Promise.all([tryDoors(fleet, watch, book), load.run()])
+    await findDead(fleet, book)
+    const endedAt = Math.max(...book.ends.filter(({ kind }) => kind !== 'dead').map(({ at }) => at))
+    say('every message has its end; waiting for the recovery')
+    await until('the recovery', () => watch.status === 'inactive' && watch.level === 0, recoveryPatienceMs)
+    await until('all alerts to be resolved', () => openAlerts(fleet) === 0, recoveryPatienceMs)
+    const overloaded = { reason: 'router_overloaded' }
+    const rejections = await watch.counted('router_intake_backpressure_rejections_total', overloaded)
+    const adjustments = await watch.counted('gateway_rate_limit_backpressure_adjustment_total')
+    await watch.stop()
+    const { polls, intakes, gateway } = watch
+    const { sent, ends, refusals } = book
+    const after = await ask(fleet, decidePath, task())
+    return {
+      ...{ scenario, startedAt, endedAt, sent, ends, shed, reads, polls, intakes, gateway, rejections, adjustments },
+      refusals: [...refusals, ...shed.filter(({ code }) => code === 'service_overloaded')],
+      backlog: fleet.stranger === null ? load.accepted : watch.backlog,
+      notices: fleet.notices(),
+      stored: (await fleet.stranger?.stored()) ?? 0,
+      after: { status: after.status, policy: after.headers.get('ratelimit-policy') },
+      mishaps: mishapsOf(fleet),
+    }
+  } finally {
+    await watch.stop()
   }
 }
 
@@ -265,12 +267,11 @@ async function findDead(fleet: RoutingFleet, book: Book): Promise<void> {
 /** While the gateway knows of the overload, before and after: what is closed, and what goes on. */
 async function tryDoors(fleet: RoutingFleet, watch: FleetWatch, book: Book): Promise<{ shed: Shed[]; reads: Read[] }> {
   const isActive = (): boolean => watch.status === 'active'
-  const answered = (): Sent | undefined => book.sent.find(({ id, way }) => way !== 'hopeless' && book.hasEnded(id))
   for (;;) {
     await until('the gateway to know of the overload', isActive, patienceMs)
-    const known = await until('a first answer', () => (isActive() ? answered() : 'over'), patienceMs)
+    const known = await until('a first answer', () => (isActive() ? book.firstDecided : 'over'), patienceMs)
     if (known === 'over') continue
-    const reads = await readAll(fleet, known.id)
+    const reads = await readAll(fleet, known)
     const shed = await shedAll(fleet)
     const since = performance.now()
     await until('the next look at the gateway', () => (watch.gateway.at(-1)?.at ?? 0) > since + trickleMs)

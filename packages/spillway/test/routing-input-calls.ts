@@ -20,6 +20,9 @@ export const subject = 'beamline.router.v1.decide'
 export const stream = 'SPILLWAY_ROUTER'
 export const consumer = 'spillway-router'
 
+/** A machine that is short of CPU while it runs the tests must not read as a busy store, which is refused or queued. */
+export const unhurried = { SPILLWAY_ACCEPT_WAIT_BUDGET_MS: '60000', SPILLWAY_BUSY_QUEUE_ABOVE: '1' }
+
 /** A task that is in order; of a tenant of its own, so that no test uses up another's limit. */
 export const routeTask = (members: Members = {}): Members => ({
   version: '1',

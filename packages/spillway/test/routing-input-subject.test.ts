@@ -17,6 +17,7 @@ import {
   type Stranger,
   stranger,
   taskOfBytes,
+  unhurried,
   without,
 } from './routing-input-calls.js'
 import { call, endAll, get, post, type ServerProcess, sample, startServer } from './server-process.js'
@@ -33,6 +34,7 @@ beforeAll(async () => {
   database = await freshDatabase()
   nats = await startNats()
   server = await startServer({
+    ...unhurried,
     DATABASE_URL: database.url,
     NATS_URL: nats.url,
     SPILLWAY_BODY_LIMIT_BYTES: String(bodyLimit),

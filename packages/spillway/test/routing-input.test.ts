@@ -14,6 +14,7 @@ import {
   messagesPath,
   routeTask,
   taskOfBytes,
+  unhurried,
   without,
   writeKeys,
 } from './routing-input-calls.js'
@@ -86,6 +87,7 @@ describe.each(['with a broker', 'without a broker'])('%s', (way) => {
 
   beforeAll(async () => {
     server = await startServer({
+      ...unhurried,
       DATABASE_URL: database.url,
       SPILLWAY_BODY_LIMIT_BYTES: String(bodyLimit),
       ...(way === 'with a broker' && { NATS_URL: nats.url }),
@@ -186,7 +188,7 @@ describe('where the broker takes less than the body limit', () => {
 
   beforeAll(async () => {
     small = await startNats({ settings: [`max_payload: ${payloadMax}`] })
-    server = await startServer({ DATABASE_URL: database.url, NATS_URL: small.url })
+    server = await startServer({ ...unhurried, DATABASE_URL: database.url, NATS_URL: small.url })
   })
 
   afterAll(async () => {
@@ -224,6 +226,7 @@ describe.each(['with a broker', 'without a broker'])('with API keys, %s', (way) 
       ops: { identity: 'ops', roles: ['operate'] },
     })
     server = await startServer({
+      ...unhurried,
       DATABASE_URL: database.url,
       SPILLWAY_API_KEYS: file,
       ...(way === 'with a broker' && { NATS_URL: nats.url }),

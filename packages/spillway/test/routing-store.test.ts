@@ -266,7 +266,9 @@ describe('the registry', () => {
       await tx.query(`SELECT spillway.rt_block_put('first', '1', '{}', false, 1)`)
       const waiting = registry(1).put(block('second'))
       await eventually(
-        async () => (await b.sql(`SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'`)).length > 0,
+        async () =>
+          (await b.sql(`SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`))
+            .length > 0,
         'the second one to wait',
       )
       return { waiting }

@@ -247,14 +247,14 @@ function findDoubtful({ store, auth, routing, process: { roles } }: Config): str
       `ROUTER_SIMULATE_DELAY_MS slows every message by ${routing.simulateDelayMs} ms: for drills, never in production`,
     )
   }
-  if (routing.natsUrl === null && roles.includes('router') && !roles.includes('worker')) {
+  if (routing.natsUrls === null && roles.includes('router') && !roles.includes('worker')) {
     warnings.push('the role router without NATS_URL does nothing here: the operation queue is worked on by workers')
   }
   if (routing.alertWebhookSecret !== null && routing.alertWebhookUrl === null) {
     warnings.push('ALERT_WEBHOOK_SECRET is set without ALERT_WEBHOOK_URL: no alert is sent anywhere')
   }
   if (
-    routing.natsUrl !== null &&
+    routing.natsUrls !== null &&
     !roles.includes('router') &&
     roles.includes('gateway') &&
     routing.metricsUrls === null

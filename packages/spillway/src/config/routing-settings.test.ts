@@ -15,7 +15,7 @@ const problemsOf = (env: Environment): string[] => {
 describe('the settings of routing', () => {
   it('have the defaults of the contract', () => {
     expect(loadConfig({}).config.routing).toEqual({
-      ...{ natsUrl: null, maxDeliver: 3, concurrency: 600, simulateDelayMs: 0, policy: 'any', retryAfterSeconds: 30 },
+      ...{ natsUrls: null, maxDeliver: 3, concurrency: 600, simulateDelayMs: 0, policy: 'any', retryAfterSeconds: 30 },
       ...{ queueWarn: 10, queueCrit: 100, queueOverload: 1_000 },
       ...{ latencyWarnMs: 500, latencyCritMs: 2_000, latencyOverloadMs: 5_000 },
       ...{ inflightWarn: 50, inflightCrit: 200, inflightOverload: 500 },
@@ -26,7 +26,7 @@ describe('the settings of routing', () => {
   })
 
   it.each<[string, string, string, unknown]>([
-    ['NATS_URL', 'nats://a:4222', 'natsUrl', 'nats://a:4222'],
+    ['NATS_URL', 'nats://a:4222,nats://b:4222', 'natsUrls', ['nats://a:4222', 'nats://b:4222']],
     ['ROUTER_MAX_DELIVER', '7', 'maxDeliver', 7],
     ['ROUTER_CONCURRENCY', '5', 'concurrency', 5],
     ['ROUTER_SIMULATE_DELAY_MS', '100', 'simulateDelayMs', 100],

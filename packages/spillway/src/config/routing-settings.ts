@@ -21,13 +21,14 @@ const perMinute = <const Name extends string, const Default extends number>(
 
 /** The routing workload: the gateway's part and the router's, under the names that their operators know. */
 export const routingSettings = {
-  natsUrl: {
+  natsUrls: {
     name: 'NATS_URL',
-    type: 'url',
+    type: 'urls',
     protocols: ['nats:', 'tls:'],
     default: null,
     secret: true,
-    meaning: 'NATS with JetStream, the intake of the routers; unset, the operation queue plays that part',
+    meaning:
+      'NATS with JetStream, the intake of the routers (servers of a cluster separated by commas); unset, the operation queue plays that part',
   },
   maxDeliver: {
     name: 'ROUTER_MAX_DELIVER',

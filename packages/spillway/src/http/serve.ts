@@ -115,7 +115,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     intake?.isDraining === true ? { ok: false, detail: 'this instance is shutting down' } : { ok: true }
   addHealth(app, {
     version,
-    checks: { store, accepting, ...(config.routing.natsUrl !== null && { nats }) },
+    checks: { store, accepting, ...(config.routing.natsUrls !== null && { nats }) },
     metrics: { contentType: metrics.contentType, render: () => metrics.scrape() },
     protectMetrics: config.auth.protectMetrics,
   })
@@ -163,9 +163,9 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     metrics: createMessageMetrics(metrics.registry),
   })
   broker =
-    config.routing.natsUrl === null
+    config.routing.natsUrls === null
       ? null
-      : connectNats({ url: config.routing.natsUrl, maxDeliver: config.routing.maxDeliver, log })
+      : connectNats({ url: config.routing.natsUrls.join(','), maxDeliver: config.routing.maxDeliver, log })
   const schema = `"${config.store.schema}"`
   const { alertWebhookUrl, alertWebhookSecret } = config.routing
   const alerts = defineAlerts(api, {

@@ -38,7 +38,8 @@ export function createRoutingMetrics(registry: Registry, { subject, consumer }: 
     labelNames: ['subject', 'status'],
     buckets: latencySeconds,
   })
-  latency.labels(subject, 'ok')
+  // The first of a series that comes late is no increase to Prometheus.
+  for (const status of ['ok', 'undecided', 'invalid', 'expired', 'exhausted']) latency.labels(subject, status)
   const status = gauge('gateway_backpressure_status', 'What the gateway knows of the routers: 1 for the one that is', [
     'status',
   ])

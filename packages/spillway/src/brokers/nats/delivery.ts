@@ -100,7 +100,7 @@ export class JetStreamDelivery implements Delivery {
   /** The same message was handed to us again while we have it: it goes on, and what ends it ends the later one. */
   adopt(reply: string, origin: Origin): void {
     this.#reply = reply
-    this.#deliveries = origin.deliveries
+    this.#deliveries = Math.max(this.#deliveries, origin.deliveries)
   }
 
   /** Runs `store`, then acks. False, and nothing is done, when it is ended or being buried. */

@@ -284,7 +284,11 @@ export class Gateway {
     if (context.attempt > 1) metrics.redelivered.inc()
     this.#signals.began()
     try {
-      const answer = await this.#processing.answer(task, { traceId: traceIdOf(context), isTicket: true })
+      const answer = await this.#processing.answer(task, {
+        traceId: traceIdOf(context),
+        isTicket: true,
+        isRepeat: context.attempt > 1,
+      })
       this.#signals.ended(answer.ok ? 'ok' : 'undecided', sinceAccepted(context), true)
       return answer
     } catch (fault) {

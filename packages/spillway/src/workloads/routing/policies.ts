@@ -91,9 +91,10 @@ export class Policies {
 
   /** Resolves when the book has all that was committed before this call, or the store did not answer (which is logged). */
   refresh(): Promise<void> {
-    // A look that is under way may have read before the commit.
+    // One that has not begun yet will see it. A look that is under way may have read before the commit.
+    if (this.#lookingNext !== null) return this.#lookingNext
     if (this.#looking !== null) {
-      this.#lookingNext ??= this.#looking.then(() => {
+      this.#lookingNext = this.#looking.then(() => {
         this.#lookingNext = null
         return this.#startLook()
       })

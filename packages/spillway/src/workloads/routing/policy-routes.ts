@@ -113,7 +113,7 @@ function addReads(app: App, { policies }: RoutingWorkload): void {
   )
 }
 
-function addDryRun(app: App, { policies, gateway }: RoutingWorkload): void {
+function addDryRun(app: App, { policies, gateway, deps: { settings } }: RoutingWorkload): void {
   app.post<{ Body: Static<typeof DryRunRequest> }>(
     `${path}/dry-run`,
     {
@@ -127,6 +127,11 @@ function addDryRun(app: App, { policies, gateway }: RoutingWorkload): void {
       const overload = gateway.overload()
       if (overload !== null) return sendProblem(reply, overload)
       const { policy, tasks } = request.body
+      // It shows the policies of the tenant: not to others.
+      const { roles, identity } = request.principal
+      if (settings.isAuthenticated && !roles.has('operate') && tasks.some((task) => task.tenant_id !== identity)) {
+        return sendProblem(reply, { code: 'tenant_forbidden', detail: 'tenant_id is not the authenticated subject.' })
+      }
       const given = policy === undefined ? undefined : checkPolicy(policy)
       if (given?.ok === false) return invalid(reply, given.errors)
       const results = tasks.map((task) =>

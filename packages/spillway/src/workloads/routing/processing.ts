@@ -33,6 +33,8 @@ export interface TaskOptions {
   key?: string | undefined
   /** Somebody will come back for the answer: it is not given before it is kept. */
   isTicket: boolean
+  /** It was worked on before, and its answer may have been given: policies may have changed since. */
+  isRepeat: boolean
 }
 
 export class Processing {
@@ -43,7 +45,7 @@ export class Processing {
   }
 
   /** Throws when the store fails it: to be tried again. */
-  async answer(task: RouteTask, { traceId, key: outer, isTicket }: TaskOptions): Promise<RouteAnswer> {
+  async answer(task: RouteTask, { traceId, key: outer, isTicket, isRepeat }: TaskOptions): Promise<RouteAnswer> {
     const { answers, simulateDelayMs, book, onLost } = this.#options
     if (simulateDelayMs > 0) await new Promise((resolve) => setTimeout(resolve, simulateDelayMs))
     const context = { request_id: task.request_id, trace_id: task.trace_id ?? traceId }
@@ -52,6 +54,10 @@ export class Processing {
     if (key !== undefined && digest !== null) {
       const known = await answers.replay(task.tenant_id, key, digest)
       if (known !== null) return fromKey(known, context)
+    }
+    if (isRepeat) {
+      const known = await answers.find(task.tenant_id, task.request_id)
+      if (known !== null) return { ok: true, decision: known.decision, context }
     }
     const policies = book()
     if (policies === null) throw new Error('the policies are not loaded yet')

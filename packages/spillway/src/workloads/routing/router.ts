@@ -103,6 +103,7 @@ export class Router {
       traceId: traceIdOf(delivery.header('traceparent')) ?? '',
       key: delivery.header('Spillway-Idempotency-Key'),
       isTicket: delivery.header('Spillway-Ticket') !== undefined,
+      isRepeat: delivery.deliveries > 1,
     })
     return answer.ok ? { kind: 'ack', status: 'ok', answer } : this.#refused(delivery, 'undecided', answer)
   }
@@ -145,7 +146,8 @@ export class Router {
     }
     if (end.answer !== undefined) broker.answer(delivery, Buffer.from(JSON.stringify(end.answer)))
     if (end.kind === 'ack') delivery.ack()
-    const isGood = end.status === 'ok' || end.status === 'undecided'
+    // A stranger's nonsense that was told so is no failure of ours.
+    const isGood = end.status === 'ok' || end.status === 'undecided' || end.status === 'invalid'
     this.#signals.ended(end.status, Math.max(0, Date.now() - delivery.storedAtMs), isGood)
   }
 }
