@@ -174,9 +174,9 @@ class NatsBroker implements RouterBroker {
     for (const taker of this.#takers) taker.abandon()
     this.#takers.clear()
     this.#outbox.close()
+    await this.#exhausted.close()
     await this.#link.close()
     this.#answers.close()
-    await this.#exhausted.close()
   }
 
   async #prepare(nc: NatsConnection): Promise<void> {

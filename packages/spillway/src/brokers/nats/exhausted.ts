@@ -6,7 +6,7 @@ import type { JetStreamManager, StoredMsg } from '@nats-io/jetstream'
 import type { Msg, NatsConnection } from '@nats-io/transport-node'
 import { type DeadLetters, deleteMessage, headersOf, nextFrom } from './dead-letters.js'
 import { asBrokerFault } from './faults.js'
-import type { BrokerLog, Link } from './link.js'
+import { type BrokerLog, type Link, within } from './link.js'
 import type { Names } from './names.js'
 
 export interface ExhaustedOptions {
@@ -22,6 +22,7 @@ export interface ExhaustedOptions {
 }
 
 const perLookMax = 256
+const closeTimeoutMs = 1_000
 const reason = 'max_deliver'
 
 export class Exhausted {
@@ -40,9 +41,10 @@ export class Exhausted {
     this.#looking.unref()
   }
 
+  /** While the connection is still there: a request to one that is closing may hang. */
   async close(): Promise<void> {
     clearInterval(this.#looking)
-    await this.#look
+    if (this.#look !== null) await within(this.#look, closeTimeoutMs)
   }
 
   #listen(nc: NatsConnection): void {

@@ -1,1 +1,2 @@
 export { connectNats, type NatsBrokerOptions } from './broker.js'
+export { type NatsProbe, probeNats } from './probe.js'

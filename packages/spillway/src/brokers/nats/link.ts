@@ -50,7 +50,7 @@ export class Link {
   #ready = false
   #payloadMax: number | null = null
   #owed: Owed[] = []
-  #mending: Promise<void> | null = null
+  #mending: { nc: NatsConnection; done: Promise<void> } | null = null
   #complainedAt = Number.NEGATIVE_INFINITY
   #life: Promise<void> | null = null
 
@@ -101,10 +101,13 @@ export class Link {
   mend(): Promise<void> {
     const nc = this.#nc
     if (nc === null) return Promise.resolve()
-    this.#mending ??= this.#prepare(nc).finally(() => {
-      this.#mending = null
+    // One of an earlier connection may hang until its requests time out.
+    if (this.#mending?.nc === nc) return this.#mending.done
+    const done = this.#prepare(nc).finally(() => {
+      if (this.#mending?.nc === nc) this.#mending = null
     })
-    return this.#mending
+    this.#mending = { nc, done }
+    return done
   }
 
   async close(): Promise<void> {
@@ -171,11 +174,11 @@ export class Link {
       try {
         this.#payloadMax = nc.info?.max_payload ?? this.#payloadMax
         await this.#o.prepare(nc)
-        if (!nc.isClosed() && !this.isClosed) this.#becomeReady(nc)
+        if (!nc.isClosed() && nc === this.#nc && !this.isClosed) this.#becomeReady(nc)
         return
       } catch (error) {
+        if (nc.isClosed() || nc !== this.#nc || this.isClosed) return
         this.#unready()
-        if (nc.isClosed() || this.isClosed) return
         this.#complain(error, 'the broker is there, but its streams cannot be had; trying on')
         await this.#pause(waitMs)
       }
@@ -229,7 +232,7 @@ export class Link {
 }
 
 /** Whether it was done, or the time was over, or it failed: the caller goes on the same way. */
-async function within(work: Promise<void>, ms: number): Promise<void> {
+export async function within(work: Promise<void>, ms: number): Promise<void> {
   let timer: NodeJS.Timeout | undefined
   const over = new Promise<void>((resolve) => {
     timer = setTimeout(resolve, ms)

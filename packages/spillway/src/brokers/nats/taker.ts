@@ -9,7 +9,7 @@
 import { type Msg, type NatsConnection, nanos, nuid, type Subscription } from '@nats-io/transport-node'
 import type { Delivery } from '../port.js'
 import { JetStreamDelivery, originOf } from './delivery.js'
-import type { BrokerLog, Link } from './link.js'
+import { type BrokerLog, type Link, within } from './link.js'
 import type { Names } from './names.js'
 
 export interface TakerOptions {
@@ -29,6 +29,7 @@ const silentMs = 3 * heartbeatMs
 /** After a fault of the request, or of the work. */
 const pauseMs = 250
 const failedWorkDelayMs = 1_000
+const drainTimeoutMs = 1_000
 
 export class Taker {
   readonly #o: TakerOptions
@@ -74,7 +75,7 @@ export class Taker {
     this.#subscription = null
     this.#putBackBuffered()
     // What is on its way to us meanwhile is put back as it arrives.
-    if (subscription !== null && !subscription.isClosed()) await subscription.drain().catch(() => undefined)
+    if (subscription !== null && !subscription.isClosed()) await within(subscription.drain(), drainTimeoutMs)
     if (this.#underWay > 0) {
       await new Promise<void>((resolve) => {
         this.#idle = resolve

@@ -37,6 +37,10 @@ async function* examinations(environment: Environment | undefined): AsyncGenerat
   for (const warning of warnings) yield { name: 'configuration', state: 'hint', detail: warning }
   if (config.auth.apiKeysFile !== null) yield await checkApiKeysFile(config.auth.apiKeysFile)
   yield await checkPort(config.server)
+  if (config.routing.natsUrls !== null) {
+    const { checkBroker } = await import('./broker.js')
+    yield await checkBroker(config.routing.natsUrls.join(','))
+  }
   const { url, schema, dataDir } = config.store
   yield checkBinaries(url === null)
   if (url === null) {

@@ -1,4 +1,5 @@
 import { describe, expect, it } from 'vitest'
+import { judgeBroker } from './broker.js'
 import { judgeServer, type ServerFacts } from './database.js'
 import { checkBinaries, checkNode, judgeFreeDisk } from './machine.js'
 
@@ -65,5 +66,27 @@ describe('the machine', () => {
     }
     expect(checkBinaries(true, missing).state).toBe('wrong')
     expect(checkBinaries(false, missing).state).toBe('hint')
+  })
+})
+
+describe('the broker', () => {
+  const there = {
+    ok: true,
+    shown: 'a:4222',
+    version: '2.9.10',
+    hasJetStream: true,
+    payloadBytesMax: 8_388_608,
+  } as const
+
+  it('is right with JetStream and room for a task', () => {
+    expect(judgeBroker(there)).toMatchObject({ state: 'right', detail: 'a:4222 answers: NATS 2.9.10 with JetStream' })
+  })
+
+  it.each([
+    ['is not there', { ok: false, shown: 'a:4222', why: 'ConnectionError' } as const, 'wrong', /cannot be reached/],
+    ['has no JetStream', { ...there, hasJetStream: false }, 'wrong', /without JetStream/],
+    ['takes less than the largest task', { ...there, payloadBytesMax: 1_048_576 }, 'hint', /1048576 bytes/],
+  ])('is told of when it %s', (_, probe, state, detail) => {
+    expect(judgeBroker(probe)).toMatchObject({ state, detail: expect.stringMatching(detail) })
   })
 })
