@@ -299,6 +299,23 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       expect(dead.map(({ reason }) => reason)).toEqual(['max_deliver', 'max_deliver', 'max_deliver'])
     })
 
+    it('are buried at last when that fails at first, however busy the rest is', async () => {
+      const broker = await room.broker({ ...options, exhaustedLookMs: 50 })
+      const taken = signal()
+      broker.take(2, (delivery) => {
+        taken.fire()
+        return textOf(delivery.data) === 'held' ? new Promise(() => undefined) : Promise.resolve()
+      })
+      await broker.publish({ data: bytes('held') })
+      await taken.promise
+      await (await room.jsm()).streams.delete(`${await streamOf(room)}_DLQ`)
+      await broker.publish({ data: bytes('deadly') })
+      const look = () => broker.deadLetters(1, null).catch(() => [])
+      const dead = await eventually(async () => (await look())[0], 'the dead letter')
+      expect(textOf(dead.data)).toBe('deadly')
+      expect(room.logged.some(({ message }) => message.includes('could not be buried'))).toBe(true)
+    })
+
     it('are told from those that are in hands', async () => {
       await exhaustUnheard(1)
       const jsm = await room.jsm()
@@ -320,6 +337,16 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       finish.fire()
       await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'the stream to be empty')
       expect((await broker.deadLetters(10, null)).map(({ data }) => textOf(data))).toEqual(['message 0'])
+    })
+
+    it('are told from those that were never handed out', async () => {
+      await exhaustUnheard(1)
+      const broker = await room.broker({ ...options, exhaustedLookMs: 20 })
+      for (let i = 0; i < 100; i += 1) await broker.publish({ data: bytes('waits for a router') })
+      await eventually(async () => (await broker.deadLetters(1, null))[0], 'the exhausted one to be buried')
+      await eventually(async () => ((await room.stored()) === 100 ? true : undefined), 'it to leave the stream')
+      expect((await broker.deadLetters(10, null)).map(({ data }) => textOf(data))).toEqual(['message 0'])
+      expect(await broker.backlog()).toMatchObject({ pending: 100 })
     })
 
     it('are not seen where there are none, however often one looks', async () => {

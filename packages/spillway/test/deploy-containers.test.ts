@@ -43,7 +43,7 @@ describe('docker-compose.yml', () => {
     const { config, warnings } = loadConfig(Object.fromEntries(filled))
     expect(warnings).toEqual([])
     expect(config.process.roles).toEqual(roles)
-    expect(config.routing.natsUrl).toBe('nats://spillway:secret@nats:4222')
+    expect(config.routing.natsUrls).toEqual(['nats://spillway:secret@nats:4222'])
   })
 
   it('mounts files that exist', () => {
@@ -82,7 +82,7 @@ describe('kubernetes/spillway.yml', () => {
     expect(configs.map(({ config }) => config.process.roles)).toEqual([['gateway'], ['router'], ['worker']])
     expect(configs.flatMap(({ warnings }) => warnings)).toEqual([])
     expect(configs.map(({ config }) => config.store.url)).toEqual(Array(3).fill(secrets['database-url']))
-    expect(configs.map(({ config }) => config.routing.natsUrl)).toEqual(Array(3).fill(secrets['nats-url']))
+    expect(configs.map(({ config }) => config.routing.natsUrls)).toEqual(Array(3).fill([secrets['nats-url']]))
   })
 
   it('gives a drain the time that it takes, and probes what is there', () => {

@@ -64,7 +64,9 @@ export interface RouterBroker {
   publish(message: Outgoing): Promise<{ duplicate: boolean }>
   /** Publishes it and waits for the answer that the router gives to it. Throws BrokerFault. */
   ask(message: Outgoing, timeoutMs: number, signal?: AbortSignal): Promise<Uint8Array>
-  /** Answers the one who published this, if it asked to be answered (header `Spillway-Reply-To`). */
+  /** Whether it asked to be answered (header `Spillway-Reply-To`), in a place where we may. */
+  canAnswer(delivery: Delivery): boolean
+  /** Answers the one who published this, if it can be. Throws BrokerFault `too_large`. */
   answer(delivery: Delivery, data: Uint8Array): void
   /**
    * Hands every message to `work`, at most `atOnce` of them under way; takes none from the broker beyond that and a

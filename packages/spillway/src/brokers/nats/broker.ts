@@ -103,9 +103,13 @@ class NatsBroker implements RouterBroker {
     return this.#outbox.ask(this.#names.subject, message, timeoutMs, signal)
   }
 
+  canAnswer(delivery: Delivery): boolean {
+    return inboxes.test(delivery.header(headerNames.replyTo) ?? '')
+  }
+
   answer(delivery: Delivery, data: Uint8Array): void {
     const replyTo = delivery.header(headerNames.replyTo)
-    if (replyTo === undefined || !inboxes.test(replyTo)) return
+    if (replyTo === undefined || !this.canAnswer(delivery)) return
     const max = this.#link.serverPayloadMax
     if (max !== null && data.length > max) throw new BrokerFault('too_large', `the answer has more than ${max} bytes`)
     this.#answers.give(replyTo, data)

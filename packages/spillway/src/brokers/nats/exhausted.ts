@@ -22,6 +22,7 @@ export interface ExhaustedOptions {
 }
 
 const perLookMax = 256
+const namedMax = 16_384
 const closeTimeoutMs = 1_000
 const reason = 'max_deliver'
 
@@ -30,6 +31,8 @@ export class Exhausted {
   readonly #looking: NodeJS.Timeout
   #subscribed: NatsConnection | null = null
   #look: Promise<void> | null = null
+  /** Those that the broker named and that are not buried yet: how often each was handed out, by its sequence. */
+  readonly #named = new Map<number, number>()
   /** Up to here all was in nobody's hands, the last time. */
   #settled = 0
 
@@ -55,19 +58,25 @@ export class Exhausted {
       queue: consumer,
       callback: (error, message) => {
         if (error !== null) this.#o.log.warn({ err: error }, 'the broker does not tell which messages are exhausted')
-        else void this.#heed(message)
+        else this.#heed(message)
       },
     })
   }
 
-  async #heed(message: Msg): Promise<void> {
-    try {
-      const { stream_seq: seq, deliveries } = message.json<{ stream_seq: number; deliveries: number }>()
-      const stored = await this.#o.api().streams.getMessage(this.#o.names.stream, { seq })
-      if (stored !== null) await this.#bury(stored, deliveries)
-    } catch (error) {
-      this.#o.log.warn({ err: error }, 'an exhausted message could not be buried; it is tried again')
-    }
+  #heed(message: Msg): void {
+    const named = parseAdvisory(message)
+    if (named === null) return
+    const { seq, deliveries } = named
+    if (this.#named.size < namedMax) this.#named.set(seq, deliveries)
+    this.#buryNamed(seq, deliveries).catch((error: unknown) => {
+      this.#o.log.warn({ err: error, message: `${seq}` }, 'an exhausted message could not be buried; trying again')
+    })
+  }
+
+  async #buryNamed(seq: number, deliveries: number): Promise<void> {
+    const stored = await this.#o.api().streams.getMessage(this.#o.names.stream, { seq })
+    if (stored !== null) await this.#bury(stored, deliveries)
+    this.#named.delete(seq)
   }
 
   #lookNow(): Promise<void> {
@@ -82,7 +91,9 @@ export class Exhausted {
   }
 
   async #buryLeftOver(): Promise<void> {
-    if (this.#o.link.ready === null || !this.#o.isWorkQueue()) return
+    if (this.#o.link.ready === null) return
+    for (const [seq, deliveries] of this.#named) await this.#buryNamed(seq, deliveries)
+    if (!this.#o.isWorkQueue()) return
     const jsm = this.#o.api()
     const { stream, subject } = this.#o.names
     const found = await this.#leftOver(jsm)
@@ -122,5 +133,15 @@ export class Exhausted {
     await dead.store({ ...corpse, data: stored.data, headers: headersOf(stored) }, { reason, detail })
     await deleteMessage(this.#o.api(), names.stream, stored.seq)
     this.#o.log.warn({ message: `${stored.seq}`, deliveries }, 'an exhausted message was buried')
+  }
+}
+
+/** Null when it is none: an error thrown here would end the connection. */
+function parseAdvisory(message: Msg): { seq: number; deliveries: number } | null {
+  try {
+    const { stream_seq: seq, deliveries } = message.json<{ stream_seq?: unknown; deliveries?: unknown }>()
+    return typeof seq === 'number' && typeof deliveries === 'number' ? { seq, deliveries } : null
+  } catch {
+    return null
   }
 }

@@ -8,7 +8,7 @@
  * Nothing is shed here: what was taken in is worked off in any state. A router that dies holds nothing: the broker hands
  * out again what was not acked, and counts.
  */
-import type { Delivery } from '../../index.js'
+import { BrokerFault, type Delivery, type RouterBroker } from '../../index.js'
 import type { RoutingDeps } from './deps.js'
 import { readTask } from './envelope.js'
 import type { Processing, RouteAnswer } from './processing.js'
@@ -110,7 +110,7 @@ export class Router {
 
   /** Who waits for an answer gets it; otherwise nobody would ever hear of it. */
   #refused(delivery: Delivery, status: string, answer: Extract<RouteAnswer, { ok: false }>): End {
-    if (delivery.header('Spillway-Reply-To') !== undefined) return { kind: 'ack', status, answer }
+    if (this.#deps.broker?.canAnswer(delivery) === true) return { kind: 'ack', status, answer }
     return { kind: 'bury', status, reason: answer.error.code, detail: answer.error.message }
   }
 
@@ -144,13 +144,29 @@ export class Router {
       log.error({ err: fault, message: delivery.id, reason: end.kind }, 'a message could not be dead-lettered')
       return this.#signals.putBack()
     }
-    if (end.answer !== undefined) broker.answer(delivery, Buffer.from(JSON.stringify(end.answer)))
+    if (end.answer !== undefined) this.#tell(broker, delivery, end.answer)
     if (end.kind === 'ack') delivery.ack()
     // A stranger's nonsense that was told so is no failure of ours.
     const isGood = end.status === 'ok' || end.status === 'undecided' || end.status === 'invalid'
     this.#signals.ended(end.status, Math.max(0, Date.now() - delivery.storedAtMs), isGood)
   }
+
+  #tell(broker: RouterBroker, delivery: Delivery, answer: RouteAnswer): void {
+    try {
+      broker.answer(delivery, encode(answer))
+    } catch (fault) {
+      if (!(fault instanceof BrokerFault) || fault.code !== 'too_large') throw fault
+      const message = 'The answer is larger than what the broker takes.'
+      broker.answer(
+        delivery,
+        encode({ ok: false, error: { code: 'internal_error', message }, context: answer.context }),
+      )
+    }
+  }
 }
+
+/** As it goes over the broker. */
+const encode = (answer: RouteAnswer): Uint8Array => Buffer.from(JSON.stringify(answer))
 
 function deadlineOf(delivery: Delivery): number | null {
   const text = delivery.header('Spillway-Deadline')
