@@ -20,12 +20,13 @@ export interface DrillOptions {
 const atOnce = 100
 const trickleMs = 100
 const spreadStepMs = 50
-const errorLevel = 50
+const errorLevels = ['error', 'fatal']
 /** However long it takes: what is too long, the verdict says. */
-const patienceMs = 120_000
+const patienceMs = 60_000
 /** Longer than recovery may take, gateway included. */
 const recoveryPatienceMs = 30_000
 const decidePath = '/api/v1/routes/decide'
+const adjustmentsName = 'gateway_rate_limit_backpressure_adjustment_total'
 const messagesPath = '/api/v1/messages'
 
 type Fleet = Pick<RoutingFleet, 'gateway' | 'stranger'>
@@ -105,6 +106,8 @@ async function play(
   const watch = new FleetWatch(fleet)
   try {
     await until('all to be calm', () => watch.status === 'inactive' && watch.level === 0)
+    // A gateway that has not heard of its routers yet is careful, and counts that.
+    const adjustedBefore = await watch.counted(adjustmentsName)
     const startedAt = performance.now()
     say('the load begins')
     const load = new Load(scenario, fleet, book)
@@ -116,7 +119,7 @@ async function play(
     await until('all alerts to be resolved', () => openAlerts(fleet) === 0, recoveryPatienceMs)
     const overloaded = { reason: 'router_overloaded' }
     const rejections = await watch.counted('router_intake_backpressure_rejections_total', overloaded)
-    const adjustments = await watch.counted('gateway_rate_limit_backpressure_adjustment_total')
+    const adjustments = (await watch.counted(adjustmentsName)) - adjustedBefore
     await watch.stop()
     const { polls, intakes, gateway } = watch
     const { sent, ends, refusals } = book
@@ -142,7 +145,7 @@ function openAlerts(fleet: RoutingFleet): number {
 
 function mishapsOf({ all }: RoutingFleet): string[] {
   return Object.entries(all).flatMap(([name, server]) => {
-    const errors = server.logs().filter(({ level }) => typeof level === 'number' && level >= errorLevel)
+    const errors = server.logs().filter(({ level }) => errorLevels.includes(String(level)))
     return errors.map((line) => `${name} logged: ${JSON.stringify(line)}`)
   })
 }
@@ -317,6 +320,6 @@ async function readAll({ gateway, stranger }: RoutingFleet, id: string): Promise
 }
 
 function shedOf(what: string, { status, body, headers }: Answer): Shed {
-  const { code, ok, retry_after_seconds: retryAfterInBody } = body
-  return { what, status, code, ok, retryAfter: Number(headers.get('retry-after')), retryAfterInBody }
+  const { code, detail, ok, retry_after_seconds: retryAfterInBody } = body
+  return { what, status, code, detail, ok, retryAfter: Number(headers.get('retry-after')), retryAfterInBody }
 }

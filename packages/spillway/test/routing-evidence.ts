@@ -25,6 +25,8 @@ export interface Scenario {
   bounds: Bounds
   /** Which signals must pass their bound of overload. */
   passes: readonly Signal[]
+  /** From a signal's reaching its bound to router_intake_backpressure_active. */
+  detectionMaxMs: number
   checkIntervalSeconds: number
   checkTimeoutMs: number
   /** Decisions per minute and tenant when all is well. */
@@ -52,6 +54,8 @@ export interface Poll {
   process: string
   path: string
   at: number
+  tookMs: number
+  /** Less the time that the asker was held up, or that the one asked had no CPU. */
   ms: number
   status: number
 }
@@ -76,6 +80,7 @@ export interface Shed {
   what: string
   status: number
   code: unknown
+  detail: unknown
   ok: unknown
   retryAfter: number
   retryAfterInBody: unknown
@@ -106,6 +111,7 @@ export interface Evidence {
   notices: Notice[]
   /** As the gateway counts. */
   rejections: number
+  /** Since the load began. */
   adjustments: number
   /** What is left in the stream. */
   stored: number

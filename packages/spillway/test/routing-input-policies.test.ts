@@ -103,8 +103,8 @@ describe('a policy', () => {
   it('that is removed is not found, neither to read nor to decide by', async () => {
     const policyId = await createdPolicy(server)
     expect((await remove(`${policiesPath}/${policyId}`)).status).toBe(204)
-    expectRefused(await get(server, `${policiesPath}/${policyId}`), 404, 'policy_not_found')
-    expectRefused(await remove(`${policiesPath}/${policyId}`), 404, 'policy_not_found')
+    expectRefused(await get(server, `${policiesPath}/${policyId}`), 404, 'policy_not_found', 'POLICY_NOT_FOUND')
+    expectRefused(await remove(`${policiesPath}/${policyId}`), 404, 'policy_not_found', 'POLICY_NOT_FOUND')
     expect((await decide(server, routeTask({ policy_id: policyId }))).body.error).toMatchObject({
       code: 'POLICY_NOT_FOUND',
     })

@@ -1,4 +1,5 @@
 /** Tasks that are not in order, over HTTP: each is told what is wrong, with the broker and without, and costs nothing. */
+import { randomUUID } from 'node:crypto'
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -216,12 +217,14 @@ describe('where the broker takes less than the body limit', () => {
 })
 
 describe.each(['with a broker', 'without a broker'])('with API keys, %s', (way) => {
+  const odd = 'zoë\u2028:\n\u{1f6b0} x'
   let server: ServerProcess
 
   beforeAll(async () => {
     const file = join(dir, `keys-${way.length}.json`)
     await writeKeys(file, {
       ann: { identity: 'ann', roles: ['submit'] },
+      odd: { identity: odd, roles: ['submit'] },
       eve: { identity: 'eve', roles: ['consume'] },
       ops: { identity: 'ops', roles: ['operate'] },
     })
@@ -240,6 +243,19 @@ describe.each(['with a broker', 'without a broker'])('with API keys, %s', (way) 
     it('refuses the tenant of somebody else', async () => {
       const answer = await send(server, routeTask({ tenant_id: 'bob' }), bearer('ann'))
       expectRefused(answer, 403, 'tenant_forbidden', 'TENANT_FORBIDDEN')
+    })
+
+    it('counts nothing against the tenant of somebody else', async () => {
+      const tenant_id = routeTask().tenant_id
+      await send(server, routeTask({ tenant_id }), bearer('ann'))
+      const { headers } = await send(server, routeTask({ tenant_id }), bearer('ops'))
+      const limit = Number(headers.get('x-ratelimit-limit'))
+      expect(headers.get('x-ratelimit-remaining')).toBe(String(limit - 1))
+    })
+
+    it('takes an identity of any characters, with an Idempotency-Key', async () => {
+      const headers = { ...bearer('odd'), 'idempotency-key': randomUUID() }
+      expect((await send(server, routeTask({ tenant_id: odd }), headers)).status).toBeLessThan(300)
     })
 
     it('takes the own tenant', async () => {

@@ -4,10 +4,8 @@ import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { openTables } from './petition-calls.js'
 import {
   bearer,
-  bytesOf,
   createdPolicy,
   decide,
   decidePath,
@@ -15,11 +13,10 @@ import {
   expectRefused,
   hand,
   routeTask,
-  stranger,
   unhurried,
   writeKeys,
 } from './routing-input-calls.js'
-import { endAll, finishes, get, runProgram, type ServerProcess, sample, startServer, until } from './server-process.js'
+import { type Answer, endAll, finishes, get, type ServerProcess, startServer, until } from './server-process.js'
 import { freshDatabase, type TestDatabase } from './setup/database.js'
 import { type NatsServer, startNats } from './setup/nats.js'
 
@@ -307,98 +304,3 @@ describe.each(ways)('two gateways on one store, %s', (way) => {
     await Promise.all(pair.map((server) => server.kill()))
   }, 60_000)
 })
-
-describe('what is told of it', () => {
-  it('the description lists every route', async () => {
-    const server = await startWay('without a broker')
-    const { paths } = (await get(server, '/openapi.json')).body
-    const listed = Object.entries(paths).flatMap(([path, methods]) => Object.keys(methods).map((m) => `${m} ${path}`))
-    expect(listed).toEqual(
-      expect.arrayContaining([
-        ...['post /api/v1/routes/decide', 'get /api/v1/routes/decide/{messageId}', 'post /api/v1/messages'],
-        ...['post /api/v1/policies', 'get /api/v1/policies', 'post /api/v1/policies/dry-run'],
-        ...['get /api/v1/policies/{policyId}', 'delete /api/v1/policies/{policyId}'],
-        ...['post /api/v1/registry/blocks', 'get /api/v1/registry/blocks'],
-        ...['get', 'put', 'delete'].map((method) => `${method} /api/v1/registry/blocks/{type}/{version}`),
-        ...['get /api/v1/routes/dead-letters', 'delete /api/v1/routes/dead-letters'],
-        ...['post /api/v1/routes/dead-letters/redrive', 'get /api/v1/alerts', 'get /api/v1/slo'],
-      ]),
-    )
-    await server.kill()
-  })
-
-  it('`spillway config` lists the settings, and hides the address of the broker', async () => {
-    const { stdout } = await runProgram({ NATS_URL: 'nats://me:hush@localhost' }, { args: ['config', '--json'] })
-    const names = (JSON.parse(stdout) as { name: string }[]).map(({ name }) => name)
-    expect(names).toEqual(
-      expect.arrayContaining([
-        ...['NATS_URL', 'ROUTER_MAX_DELIVER', 'ROUTER_CONCURRENCY', 'ROUTER_SIMULATE_DELAY_MS'],
-        ...['ROUTER_BACKPRESSURE_POLICY', 'ROUTER_BACKPRESSURE_RETRY_AFTER_SECONDS'],
-        ...['WARN', 'CRIT', 'OVERLOAD'].flatMap((level) => [
-          ...[`ROUTER_QUEUE_${level}`, `ROUTER_LATENCY_${level}_MS`, `ROUTER_INFLIGHT_${level}`],
-        ]),
-        ...['GATEWAY_ROUTER_METRICS_URL', 'GATEWAY_BACKPRESSURE_CHECK_INTERVAL_SECONDS'],
-        ...['GATEWAY_BACKPRESSURE_TIMEOUT_MS', 'GATEWAY_RATE_LIMIT_ROUTES_DECIDE_LIMIT'],
-        ...['GATEWAY_RATE_LIMIT_MESSAGES_LIMIT', 'GATEWAY_RATE_LIMIT_REGISTRY_LIMIT'],
-        ...['BACKPRESSURE_RATE_LIMIT_REDUCTION', 'BACKPRESSURE_RATE_LIMIT_MIN'],
-        ...['ALERT_WEBHOOK_URL', 'ALERT_WEBHOOK_SECRET'],
-      ]),
-    )
-    expect(stdout).not.toContain('hush')
-  })
-
-  it.each([
-    ['ROUTER_QUEUE_WARN', { ROUTER_QUEUE_WARN: '100', ROUTER_QUEUE_CRIT: '100' }],
-    ['ROUTER_QUEUE_CRIT', { ROUTER_QUEUE_CRIT: '2000' }],
-    ['ROUTER_LATENCY_WARN_MS', { ROUTER_LATENCY_WARN_MS: '2000' }],
-    ['ROUTER_INFLIGHT_OVERLOAD', { ROUTER_INFLIGHT_OVERLOAD: '200' }],
-    ['ROUTER_MAX_DELIVER', { ROUTER_MAX_DELIVER: '0' }],
-    ['NATS_URL', { NATS_URL: 'http://localhost' }],
-    ['BACKPRESSURE_RATE_LIMIT_REDUCTION', { BACKPRESSURE_RATE_LIMIT_REDUCTION: '2' }],
-    ['ROUTER_QUEUE_WARM', { ROUTER_QUEUE_WARM: '1' }],
-  ])('a wrong %s does not start, and is named', async (name, env) => {
-    const { code, stderr } = await runProgram({ ...(env as Record<string, string>) }, { args: ['config'] })
-    expect(code).not.toBe(0)
-    expect(stderr).toContain(name)
-  })
-})
-
-it('every metric of the router and the gateway is there from the start, and moves', async () => {
-  const server = await startWay('with a broker', {
-    ...{ ROUTER_SIMULATE_DELAY_MS: '150', ROUTER_CONCURRENCY: '2' },
-    ...{ ROUTER_QUEUE_WARN: '4', ROUTER_QUEUE_CRIT: '8', ROUTER_QUEUE_OVERLOAD: '16' },
-  })
-  const tables = openTables((databases.at(-1) as TestDatabase).url)
-  const outside = await stranger(nats.url)
-  const gauges = ['router_jetstream_pending_messages', 'router_jetstream_ack_pending_messages']
-  const latencies = ['p50', 'p95', 'p99'].map((p) => `router_intake_processing_latency_${p}`)
-  const moving = [
-    ...[...gauges, ...latencies, 'router_jetstream_delivered_messages_total'],
-    ...['router_jetstream_redelivered_messages_total', 'router_intake_processing_latency_seconds_count'],
-    ...['router_intake_inflight_messages', 'router_intake_inflight_messages_max', 'router_intake_backpressure_active'],
-    ...['router_intake_backpressure_triggered_total', 'router_intake_backpressure_rejections_total'],
-    'gateway_rate_limit_backpressure_adjustment_total',
-  ]
-  const first = (await get(server, '/metrics')).text
-  for (const name of moving) expect(sample(first, name), name).toBe(0)
-  expect(sample(first, 'gateway_backpressure_status', { status: 'inactive' })).toBe(1)
-  // What cannot be kept is handed out again.
-  await tables.query('ALTER TABLE rt_keys RENAME TO rt_keys_away')
-  await outside.publish(bytesOf(routeTask({ idempotency_key: 'again' })))
-  await until('it failed once', () => server.stdout().includes('a message could not be worked on'))
-  await tables.query('ALTER TABLE rt_keys_away RENAME TO rt_keys')
-  await Promise.all(Array.from({ length: 60 }, () => outside.publish(bytesOf(routeTask()))))
-  await until('the router is overloaded', async () => (await decide(server, routeTask())).status === 503)
-  const still = new Set(moving)
-  await until(`these move: ${[...still].join(' ')}`, async () => {
-    const { text } = await get(server, '/metrics')
-    for (const name of still) if ((sample(text, name) ?? 0) > 0) still.delete(name)
-    return still.size === 0
-  })
-  const last = (await get(server, '/metrics')).text
-  expect(sample(last, 'gateway_backpressure_status', { status: 'active' })).toBe(1)
-  expect(sample(last, 'gateway_backpressure_status', { status: 'inactive' })).toBe(0)
-  await tables.close()
-  await outside.close()
-  await server.kill()
-}, 60_000)

@@ -87,7 +87,10 @@ export const RoutingProblem = Type.Object(
   {
     ...Problem.properties,
     ok: Type.Literal(false),
-    error: Type.Object({ code: Type.Enum([...codes, 'internal_error']), message: Type.String() }),
+    error: Type.Object({
+      code: Type.String({ description: `One of ${codes.join(', ')}, or the code of the problem` }),
+      message: Type.String(),
+    }),
     context: Type.Optional(Context),
   },
   { additionalProperties: true },

@@ -1,4 +1,4 @@
-import { type ProblemCode, type ProblemDocument, problems } from '@spillway/protocol/wire'
+import { type ProblemCode, type ProblemDocument, problems, routingCodes } from '@spillway/protocol/wire'
 import type { FastifyReply } from 'fastify'
 import type { RequestFault } from './json-pointer.js'
 import { retryAfterSeconds } from './retry-after.js'
@@ -91,6 +91,7 @@ export function tellError(document: ProblemDocument, how: TellsError | undefined
 
 /** Where the code in the object is another than that of the problem. */
 const objectCodes: Partial<Record<ProblemCode, string>> = {
+  ...Object.fromEntries(Object.entries(routingCodes).map(([told, code]) => [code, told])),
   invalid_request: 'SCHEMA_VALIDATION_FAILED',
   body_too_large: 'PAYLOAD_TOO_LARGE',
   idempotency_mismatch: 'IDEMPOTENCY_VIOLATION',

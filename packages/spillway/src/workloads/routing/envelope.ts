@@ -82,6 +82,11 @@ export function taskDigest(task: RouteTask): string {
   return digestUuid(canonicalJson(asked))
 }
 
+/** Of all that it says. */
+export function bodyDigest(task: RouteTask): string {
+  return digestUuid(canonicalJson(task))
+}
+
 const notValid = 'The task is not valid.'
 
 function invalid(

@@ -15,6 +15,7 @@ import type { Problem } from '../../http/problem.js'
 import {
   BrokerFault,
   type Definition,
+  digestUuid,
   FailOperation,
   type Gate,
   pressure,
@@ -37,8 +38,8 @@ const decideMs = 30_000
  */
 const messageMs = 10_000
 const messageRetries = 100
-/** Of a broker's message, for headers and what wraps it. */
-const envelopeBytes = 65_536
+/** Of a broker's message, for headers: with the 4 KiB that the broker keeps for dead letters, 64 KiB less than it takes. */
+const envelopeBytes = 61_440
 const brokerRetryAfterMs = 5_000
 
 type Task = RouteTask
@@ -171,6 +172,10 @@ export class Gateway {
         if (!task.ok) return task.wire
         const key = parseIdempotencyKey(entered.request.headers['idempotency-key'])
         if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
+        // Told now: a ticket would fail for it. A broker that has not been there yet has not said what it takes.
+        const bytesMax = this.#taskBytesMax
+        const isBounded = this.#deps.broker !== null
+        if (isBounded && Buffer.byteLength(JSON.stringify(task.task)) > bytesMax) return refuse(tooLarge(bytesMax))
         const { request, identity } = entered
         const answer = await core.submit(bound, {
           ...{ body: task.task, identity, request, respondAsync: true },
@@ -212,6 +217,11 @@ export class Gateway {
     }
   }
 
+  get #taskBytesMax(): number {
+    const { broker, settings } = this.#deps
+    return Math.min(settings.bodyLimitBytes, (broker?.payloadBytesMax ?? Infinity) - envelopeBytes)
+  }
+
   #taskOf({ request, identity }: Entered, body: unknown): { ok: true; task: Task } | { ok: false; wire: Wire } {
     const checked = body === undefined ? noBody : checkTask(body)
     if (!checked.ok) {
@@ -247,18 +257,19 @@ export class Gateway {
       ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone() }),
     })
     const wire = toWire(bound, answer, preferences, preferences.waitSeconds !== undefined)
+    if (answer.kind === 'failed') return refuse(failedProblem)
     if (!wire.ok || answer.kind !== 'done') return wire
     return answered(answer.result as RouteAnswer, wire.answer.headers)
   }
 
   async #decideThere({ request, identity }: Entered, task: Task, gone: () => AbortSignal): Promise<Wire> {
-    const { broker, intake, settings, log } = this.#deps
+    const { broker, intake, log } = this.#deps
     if (broker === null) throw new Error('there is no broker')
     const key = parseIdempotencyKey(request.headers['idempotency-key'])
     if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
     if (!broker.isConnected) return refuse(brokerAway)
     const data = Buffer.from(JSON.stringify(task))
-    const bytesMax = Math.min(settings.bodyLimitBytes, (broker.payloadBytesMax ?? Infinity) - envelopeBytes)
+    const bytesMax = this.#taskBytesMax
     if (data.byteLength > bytesMax) return refuse(tooLarge(bytesMax))
     const bound = intake.core.bound(this.#admit)
     const admitted = await intake.core.submit(bound, { body: task, identity, request })
@@ -266,7 +277,7 @@ export class Gateway {
     if (!told.ok) return told
     try {
       const headers: Record<string, string> = { traceparent: request.traceparent }
-      if (key.key !== undefined) headers['Spillway-Idempotency-Key'] = `${identity} ${key.key}`
+      if (key.key !== undefined) headers['Spillway-Idempotency-Key'] = digestUuid(`${identity}\0${key.key}`)
       const reply = await broker.ask({ data, headers, deadlineMs: Date.now() + decideMs }, decideMs, gone())
       return answered(JSON.parse(Buffer.from(reply).toString()) as RouteAnswer, told.answer.headers)
     } catch (fault) {
@@ -346,6 +357,12 @@ const lateProblem: Problem = {
   detail: 'The router did not decide in time.',
   retryAfterMs: brokerRetryAfterMs,
   extensions: { error: { code: 'DEADLINE_EXPIRED', message: 'The router did not decide in time.' } },
+}
+
+const failedProblem: Problem = {
+  code: 'internal_error',
+  detail: 'Every attempt to decide failed.',
+  extensions: { error: { code: 'internal_error', message: 'Every attempt to decide failed.' } },
 }
 
 function tooLarge(bytesMax: number): Problem {

@@ -2,7 +2,7 @@
 import type { RouteTask, RoutingCode } from '@spillway/protocol/wire'
 import type { Answers } from './answers.js'
 import { type Decision, decide, type PolicyBook } from './decision.js'
-import { taskDigest } from './envelope.js'
+import { bodyDigest, taskDigest } from './envelope.js'
 
 export interface RouteContext {
   request_id: string
@@ -50,7 +50,8 @@ export class Processing {
     if (simulateDelayMs > 0) await new Promise((resolve) => setTimeout(resolve, simulateDelayMs))
     const context = { request_id: task.request_id, trace_id: task.trace_id ?? traceId }
     const key = task.idempotency_key ?? outer
-    const digest = key === undefined ? null : taskDigest(task)
+    // A key of the request is for the body as it came; one in the body is for what is asked.
+    const digest = key === undefined ? null : task.idempotency_key === undefined ? bodyDigest(task) : taskDigest(task)
     if (key !== undefined && digest !== null) {
       const known = await answers.replay(task.tenant_id, key, digest)
       if (known !== null) return fromKey(known, context)

@@ -102,15 +102,20 @@ export class Router {
     const answer = await this.#processing.answer(task, {
       traceId: traceIdOf(delivery.header('traceparent')) ?? '',
       key: delivery.header('Spillway-Idempotency-Key'),
-      isTicket: delivery.header('Spillway-Ticket') !== undefined,
+      // Where nobody hears the answer, what is kept is all there is of it.
+      isTicket: delivery.header('Spillway-Ticket') !== undefined || !this.#isHeard(delivery),
       isRepeat: delivery.deliveries > 1,
     })
     return answer.ok ? { kind: 'ack', status: 'ok', answer } : this.#refused(delivery, 'undecided', answer)
   }
 
+  #isHeard(delivery: Delivery): boolean {
+    return this.#deps.broker?.canAnswer(delivery) === true
+  }
+
   /** Who waits for an answer gets it; otherwise nobody would ever hear of it. */
   #refused(delivery: Delivery, status: string, answer: Extract<RouteAnswer, { ok: false }>): End {
-    if (this.#deps.broker?.canAnswer(delivery) === true) return { kind: 'ack', status, answer }
+    if (this.#isHeard(delivery)) return { kind: 'ack', status, answer }
     return { kind: 'bury', status, reason: answer.error.code, detail: answer.error.message }
   }
 

@@ -60,6 +60,9 @@ export class Signals {
   }
 
   start(): void {
+    const { metrics } = this.#deps
+    metrics.inFlight.set(this.#inFlight)
+    metrics.inFlightMax.set(this.#inFlightMax)
     this.#timer = setInterval(() => void this.sample(), sampleMs)
     this.#timer.unref()
   }
