@@ -7,7 +7,7 @@ export default defineConfig({
       'packages/*/test/**/*.test.ts',
       'scripts/**/*.test.mjs',
       'bench/*.test.ts',
-      'bench/{load,plots,sections}/**/*.test.ts',
+      'bench/{load,plots,programs,sections}/**/*.test.ts',
       'chaos/**/*.test.ts',
     ],
     globalSetup: ['packages/spillway/test/setup/global.ts'],

@@ -9,6 +9,7 @@ import { runDirected, scenarios } from './directed.js'
 import { type Options, parseOptions, UsageError, usage } from './options.js'
 import { planFaults } from './plan.js'
 import { reportJson, reportLines } from './report.js'
+import { runRouting } from './routing-overload.js'
 import { type RunResult, run } from './run.js'
 import { lanesOf, usualTemper } from './workload.js'
 
@@ -64,6 +65,11 @@ async function main(options: Options): Promise<number> {
     say('interrupted: ending what runs; a second Ctrl-C ends at once')
     interrupt.abort()
   })
+  if (options.routing) {
+    const findings = await runRouting({ ...options, say, signal: interrupt.signal })
+    if (findings === null) return exits.undone
+    return findings.length === 0 ? exits.clean : exits.found
+  }
   say(`seed ${options.seed} (the same plan again: --seed ${options.seed})`)
   const watch: Watch = { say, signal: interrupt.signal }
   const { breakage, seed } = options

@@ -7,7 +7,7 @@ describe('the command line', () => {
       '--seed 9 --seconds 60 --kills 200 --servers 2 --workers 3 --lanes 40 --rate 300 --lease 4 --keep --report x.json'
     expect(parseOptions(line.split(' '))).toEqual({
       ...{ seed: 9, seconds: 60, kills: 200, servers: 2, workers: 3, lanes: 40, rate: 300, leaseMs: 4_000 },
-      ...{ keep: true, breakage: null, reportFile: 'x.json' },
+      ...{ keep: true, breakage: null, routing: false, reportFile: 'x.json' },
     })
   })
 
@@ -21,12 +21,20 @@ describe('the command line', () => {
     expect(quick?.seconds).toBeLessThan(parseOptions([])?.seconds ?? 0)
   })
 
-  it.each([['--seconds', '0'], ['--kills', '1.5'], ['--rate', 'fast'], ['--break', 'everything'], ['--what']])(
-    'refuses %s %s',
-    (...args) => {
-      expect(() => parseOptions(args)).toThrow(UsageError)
-    },
-  )
+  it('takes the overloads of the router, and where the report goes', () => {
+    expect(parseOptions(['--routing', '--report', 'x.json'])).toMatchObject({ routing: true, reportFile: 'x.json' })
+  })
+
+  it.each([
+    ['--routing', '--kills', '3'],
+    ['--seconds', '0'],
+    ['--kills', '1.5'],
+    ['--rate', 'fast'],
+    ['--break', 'everything'],
+    ['--what'],
+  ])('refuses %s %s', (...args) => {
+    expect(() => parseOptions(args)).toThrow(UsageError)
+  })
 
   it('shows its help', () => {
     expect(parseOptions(['--help'])).toBeNull()

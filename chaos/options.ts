@@ -13,6 +13,8 @@ export interface Options {
   leaseMs: number
   keep: boolean
   breakage: Breakage | null
+  /** The overloads of the router's intake instead. */
+  routing: boolean
   reportFile: string | null
 }
 
@@ -30,6 +32,7 @@ export const usage = `npm run chaos -- [options]
   --keep          keep the logs of a clean run, too
   --report FILE   where the JSON report goes (default: in the system's folder for temporary files)
   --break WHAT    breaks the queue on purpose (${breakages.join(', ')}); success is that it is caught
+  --routing       the overloads of the router's intake in full size instead; with --report and --keep only
 
 Ends with 0 when nothing was found, 1 when something was, 2 when the run itself could not be done.`
 
@@ -54,6 +57,7 @@ const bounds: Record<keyof typeof usual | 'lease' | 'seed', readonly [number, nu
 export function parseOptions(args: readonly string[]): Options | null {
   const { values } = parse(args)
   if (values.help === true) return null
+  if (values.routing === true) refuseBesideRouting(values)
   const defaults = values.quick === true ? quick : usual
   const whole = (name: keyof typeof bounds, fallback: number): number => {
     const given = values[name]
@@ -76,6 +80,7 @@ export function parseOptions(args: readonly string[]): Options | null {
     leaseMs: whole('lease', 3) * 1_000,
     keep: values.keep === true,
     breakage: breakageOf(values.break),
+    routing: values.routing === true,
     reportFile: values.report ?? null,
   }
 }
@@ -88,12 +93,26 @@ function parse(args: readonly string[]) {
       args: [...args],
       options: {
         ...{ seed: text, seconds: text, kills: text, servers: text, workers: text, lanes: text, rate: text },
-        ...{ lease: text, report: text, break: text, quick: flag, keep: flag, help: { ...flag, short: 'h' } },
+        ...{
+          lease: text,
+          report: text,
+          break: text,
+          quick: flag,
+          keep: flag,
+          routing: flag,
+          help: { ...flag, short: 'h' },
+        },
       },
     })
   } catch (fault) {
     throw new UsageError(fault instanceof Error ? fault.message : String(fault))
   }
+}
+
+/** They are always the same ones: what shapes the other run would do nothing. */
+function refuseBesideRouting(values: Record<string, unknown>): void {
+  const other = Object.keys(values).find((name) => !['routing', 'report', 'keep'].includes(name))
+  if (other !== undefined) throw new UsageError(`--${other} has no meaning beside --routing`)
 }
 
 function breakageOf(given: string | undefined): Breakage | null {

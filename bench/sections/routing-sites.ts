@@ -251,10 +251,15 @@ export async function checkDecided(way: OwnWay, decided: number): Promise<void> 
 
 /** The value of a gauge, with these labels if any are given. */
 export async function gauge({ origin }: Pick<Way, 'origin'>, name: string, labels = ''): Promise<number> {
-  const text = await (await fetch(`${origin}/metrics`)).text()
-  const line = text
-    .split('\n')
-    .find((one) => one.startsWith(name) && /^[ {]/.test(one.slice(name.length)) && one.includes(labels))
-  if (line === undefined) throw new Error(`the metrics of ${origin} do not have ${name} ${labels}`)
-  return Number(line.slice(line.lastIndexOf(' ')))
+  const value = gaugeIn(await (await fetch(`${origin}/metrics`)).text(), name, labels)
+  if (value === null) throw new Error(`the metrics of ${origin} do not have ${name} ${labels}`)
+  return value
+}
+
+export function gaugeIn(metrics: string, name: string, labels = ''): number | null {
+  for (const line of metrics.split('\n')) {
+    if (!line.startsWith(name) || !/^[ {]/.test(line.slice(name.length)) || !line.includes(labels)) continue
+    return Number(line.slice(line.lastIndexOf(' ')))
+  }
+  return null
 }

@@ -4,7 +4,7 @@ import { statuses } from './petitions-fleet.js'
 import { drill } from './routing-drill.js'
 import type { Bounds, Evidence, Scenario } from './routing-evidence.js'
 import { type RoutingFleet, startRoutingFleet, task } from './routing-fleet.js'
-import { figures, judge, type Rule, rules } from './routing-verdict.js'
+import { judge, type Rule, rules } from './routing-verdict.js'
 import { FleetWatch } from './routing-watch.js'
 import { type Answer, endAll, post, until } from './server-process.js'
 import { freshDatabase, type TestDatabase } from './setup/database.js'
@@ -68,7 +68,6 @@ function judged(scenario: Scenario, nats: boolean): void {
   beforeAll(async () => {
     database = await freshDatabase()
     evidence = await drill(scenario, { databaseUrl: database.url, nats })
-    if (process.env.SPILLWAY_TEST_FIGURES) console.log(scenario.name, figures(evidence))
   }, playMaxMs)
   afterAll(async () => {
     await endAll()

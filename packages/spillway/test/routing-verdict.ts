@@ -184,7 +184,10 @@ function isOverload(one: Shed): boolean {
   return isRefusal(one, 'service_overloaded') && one.retryAfter >= low && one.retryAfter <= high
 }
 
-/** A gateway that is short of CPU refuses for itself, at any time: that is not what is tried, but has to be honest, too. */
+/**
+ * The gateway refuses for itself, too, while most of its connections to the store are in use. That is not what is tried
+ * here; but it has to be honest, and the figures tell of it.
+ */
 function isBusy(one: Shed): boolean {
   return isRefusal(one, 'overloaded') && one.retryAfter >= 1
 }

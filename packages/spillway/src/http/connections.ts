@@ -113,10 +113,16 @@ export function discardRest(request: IncomingMessage): void {
   request.once('close', () => clearTimeout(timer))
 }
 
-/** Fires when the client leaves. Made only for those who wait: an AbortController costs as much as parsing the body. */
+/**
+ * Fires when the client leaves before its answer. Made only for those who wait: an AbortController costs as much as parsing
+ * the body, and firing one as much again.
+ */
 export function goneSignal(response: ServerResponse): AbortSignal {
   const gone = new AbortController()
-  if (response.closed) gone.abort()
-  else response.once('close', () => gone.abort())
+  const leave = (): void => {
+    if (!response.writableFinished) gone.abort()
+  }
+  if (response.closed) leave()
+  else response.once('close', leave)
   return gone.signal
 }

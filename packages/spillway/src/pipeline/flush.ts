@@ -1,3 +1,5 @@
+import { FlushPace } from './flush-pace.js'
+
 /**
  * Group commit. Requests wait in `#waiting`; one flush at a time takes all of them (up to the bounds) and writes them in
  * one statement. The next starts as soon as the previous returns: there is no timer, so a lone request pays no wait and
@@ -36,8 +38,6 @@ interface Waiting<Item, Answer> {
 }
 
 const expiryCheckMs = 100
-/** So that one flush that stalled (a slow disk) is not taken for the pace. */
-const paceWeight = 0.2
 
 export class Flush<Item, Answer> {
   readonly #options: FlushOptions<Item, Answer>
@@ -50,8 +50,8 @@ export class Flush<Item, Answer> {
   #inFlightSince: number | null = null
   #inFlightCount = 0
   #waitingCount = 0
-  /** What an item costs of late: with it, how long a newcomer will wait. */
-  #msEach = 0
+  #inFlightStartedAt = 0
+  readonly #pace = new FlushPace()
   #expiry: NodeJS.Timeout | undefined
   #idle: (() => void)[] = []
 
@@ -72,7 +72,13 @@ export class Flush<Item, Answer> {
 
   /** How long one that is submitted now will take, at the pace of late. */
   get expectedMs(): number {
-    return (this.#waitingCount + this.#inFlightCount) * this.#msEach
+    const running =
+      this.#inFlightCount === 0
+        ? 0
+        : Math.max(0, this.#pace.expectedMs(this.#inFlightCount) - (this.#now() - this.#inFlightStartedAt))
+    const { itemsMax } = this.#options
+    const next = this.#waitingCount + 1
+    return running + this.#pace.expectedMs(Math.min(next, itemsMax)) * Math.ceil(next / itemsMax)
   }
 
   submit(item: Item): Promise<Answer> {
@@ -106,11 +112,12 @@ export class Flush<Item, Answer> {
       const count = batch.reduce((sum, { item }) => sum + this.#countOf(item), 0)
       this.#waitingCount -= count
       this.#inFlightCount = count
+      this.#inFlightStartedAt = started
       await this.#write(batch)
       this.#inFlightSince = null
       this.#inFlightCount = 0
       const tookMs = this.#now() - started
-      this.#msEach += (tookMs / count - this.#msEach) * paceWeight
+      this.#pace.add(count, tookMs)
       this.#options.onFlush?.(batch.length, tookMs)
       // Requests whose bytes are here already join the next flush: a larger one costs each of them less.
       await this.#turn()

@@ -272,7 +272,8 @@ export class Gateway {
     const bytesMax = this.#taskBytesMax
     if (data.byteLength > bytesMax) return refuse(tooLarge(bytesMax))
     const bound = intake.core.bound(this.#admit)
-    const admitted = await intake.core.submit(bound, { body: task, identity, request })
+    // Nothing of the body is kept: its gates are all that it is admitted for.
+    const admitted = await intake.core.submit(bound, { body: task, text: '{}', identity, request })
     const told = toWire(bound, admitted, parsePreferences(undefined), false)
     if (!told.ok) return told
     try {
