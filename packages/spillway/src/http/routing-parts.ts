@@ -13,7 +13,8 @@ import type { RoutingDeps } from '../workloads/routing/index.js'
 /** As the broker names them; without one the operation queue goes by the same names. */
 const subjectDefault = 'beamline.router.v1.decide'
 const queueConsumer = 'operation-queue'
-const alertHoldMs = 3_000
+/** As the levels: 3 s, less what samples may come early. */
+const alertHoldMs = 2_900
 
 export interface RoutingParts {
   api: IntakeApi

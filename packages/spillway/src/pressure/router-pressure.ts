@@ -37,7 +37,8 @@ export interface Observed {
   triggers: SignalName[]
 }
 
-const holdMs = 3_000
+/** 3 s, less what samples of a second may come early. */
+const holdMs = 2_900
 const ranks = ['normal', 'warn', 'critical', 'overload'] as const
 const names = ['backlog', 'latencyMs', 'inFlight'] as const
 

@@ -117,12 +117,12 @@ export class Gateway {
     if (reduced === this.#isReduced) return
     this.#isReduced = reduced
     if (!reduced) {
-      log.info({ level }, 'Backpressure over: rate limits restored')
+      log.info({ pressure: level }, 'Backpressure over: rate limits restored')
       return
     }
     const { rateReduction: factor, rateMin: floorPerMinute } = settings
     metrics.rateAdjustments.inc()
-    log.warn({ level, factor, floorPerMinute }, 'Backpressure active: reducing rate limits')
+    log.warn({ pressure: level, factor, floorPerMinute }, 'Backpressure active: reducing rate limits')
   }
 
   tightened(limit: number): number {

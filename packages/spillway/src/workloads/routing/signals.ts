@@ -7,6 +7,8 @@
 import type { Alert, RoutingDeps, SignalHold } from './deps.js'
 
 const sampleMs = 1_000
+/** Without a broker the backlog is known from the heartbeat of each second, and costs nothing to look at. */
+const sampleQueueMs = 250
 /** What the objectives promise (contract §5), whatever the levels are set to. */
 const objectiveLatencyMs = 500
 const objectiveDepth = 100
@@ -34,6 +36,7 @@ export class Signals {
   #inFlight = 0
   #inFlightMax = 0
   #sampling = false
+  readonly #counted = new Set<string>()
   #last: Sample = { pending: 0, backlog: 0, latencyMs: 0, inFlight: 0 }
 
   constructor(deps: RoutingDeps) {
@@ -63,7 +66,10 @@ export class Signals {
     const { metrics } = this.#deps
     metrics.inFlight.set(this.#inFlight)
     metrics.inFlightMax.set(this.#inFlightMax)
-    this.#timer = setInterval(() => void this.sample(), sampleMs)
+    metrics.backpressureActive.set(0)
+    metrics.backpressureLevel.set(0)
+    const everyMs = this.#deps.broker === null ? sampleQueueMs : sampleMs
+    this.#timer = setInterval(() => void this.sample(), everyMs)
     this.#timer.unref()
   }
 
@@ -134,14 +140,25 @@ export class Signals {
     const observed = pressure.observe({ backlog: waiting, latencyMs: p95, inFlight: this.#inFlight }, now)
     metrics.backpressureActive.set(observed.level === 'active' ? 1 : 0)
     metrics.backpressureLevel.set({ inactive: 0, warning: 1, active: 2 }[observed.level])
+    this.#countTriggers(observed)
     if (observed.changedFrom !== null) this.#changed(observed.changedFrom, observed)
     for (const alert of this.#alerts) this.#heed(alert, now)
   }
 
+  /** Each signal once for each level that it brought about or joined, until all is over: a swing is not a new one. */
+  #countTriggers({ level, triggers }: ReturnType<RoutingDeps['pressure']['observe']>): void {
+    if (level === 'inactive') this.#counted.clear()
+    for (const trigger of triggers) {
+      const name = `${level} ${trigger}`
+      if (this.#counted.has(name)) continue
+      this.#counted.add(name)
+      this.#deps.metrics.triggered(triggerNames[trigger]).inc()
+    }
+  }
+
   #changed(from: string, { level, triggers }: ReturnType<RoutingDeps['pressure']['observe']>): void {
-    const { log, metrics } = this.#deps
+    const { log } = this.#deps
     const isWorse = rank[level] > (rank[from as keyof typeof rank] ?? 0)
-    if (isWorse) for (const trigger of triggers) metrics.triggered(triggerNames[trigger]).inc()
     const told = { from, to: level, triggers, ...this.#last }
     if (isWorse) log.warn(told, 'router backpressure')
     else log.info(told, 'router backpressure')
