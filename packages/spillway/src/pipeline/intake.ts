@@ -32,7 +32,7 @@ import { Work } from './work.js'
 const togetherMax = 500
 /** The parts of the accept budget that one which is not to be queued may wait to be looked at, and to be written. */
 const doorShare = 0.15
-const writeShare = 0.35
+const writeShare = 0.2
 
 export class Intake {
   readonly store: Store
