@@ -8,11 +8,13 @@ export class FlushPace {
   #ms = 0
   #countVariance = 0
   #covariance = 0
-  #isFirst = true
+  #seen = 0
 
   add(count: number, ms: number): void {
-    if (this.#isFirst) {
-      this.#isFirst = false
+    this.#seen++
+    // The first of a process makes connections and plans: it tells nothing of the others.
+    if (this.#seen === 1) return
+    if (this.#seen === 2) {
       this.#count = count
       this.#ms = ms
       return

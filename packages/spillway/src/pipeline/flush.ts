@@ -72,6 +72,8 @@ export class Flush<Item, Answer> {
 
   /** How long one that is submitted now will take, at the pace of late. */
   get expectedMs(): number {
+    // Whatever flushes took of late: with nobody before it one is written at once, and that shows what they take now.
+    if (this.#waitingCount + this.#inFlightCount === 0) return 0
     const running =
       this.#inFlightCount === 0
         ? 0
