@@ -8,6 +8,7 @@ import { hostname } from 'node:os'
 import type { Static, TSchema } from 'typebox'
 import { type BoundGate, type GateBinding, type GateRequest, gateOrder, type Permit } from '../gates/gate.js'
 import { Door } from '../pressure/door.js'
+import { Lateness } from '../pressure/lateness.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
 import type { Accepted, Pulse, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
@@ -31,8 +32,8 @@ import { Work } from './work.js'
 /** Queued operations whose effect is a function of the store are applied by so many at once. */
 const togetherMax = 500
 /** The parts of the accept budget that one which is not to be queued may wait to be looked at, and to be written. */
-const doorShare = 0.15
-const writeShare = 0.2
+const doorShare = 0.1
+const writeShare = 0.15
 
 export class Intake {
   readonly store: Store
@@ -42,6 +43,7 @@ export class Intake {
   readonly pressure: ProcessPressure
   /** Before the HTTP server whose requests come here. */
   readonly door: Door
+  readonly #lateness = new Lateness()
   readonly waiters: Waiters
   readonly presence: Presence
   /** Who hears what `pg_notify` sends as `name:text` on the store's channel. A hint: it may be lost. */
@@ -208,10 +210,12 @@ export class Intake {
     return this.#accepting.oldestMs / this.settings.acceptWaitBudgetMs
   }
 
-  /** Whoever would not be queued is told so as soon as it is known that it would wait for long. */
+  /** Whoever would not be queued is told so before it waits for long; a burst passes. */
   #isLate({ flush }: Bound): boolean {
     const { acceptWaitBudgetMs } = this.settings
-    return this.door.waitedMs > acceptWaitBudgetMs * doorShare || flush.expectedMs > acceptWaitBudgetMs * writeShare
+    const isOver =
+      this.door.waitedMs > acceptWaitBudgetMs * doorShare || flush.expectedMs > acceptWaitBudgetMs * writeShare
+    return this.#lateness.refuses(isOver, performance.now())
   }
 
   get queueDepth(): number {
