@@ -1,4 +1,4 @@
-import { setTimeout as delay, setImmediate as immediate } from 'node:timers/promises'
+import { setTimeout as delay } from 'node:timers/promises'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import type { ApplyOptions, Definition, IntakeApi } from '../src/index.js'
@@ -70,20 +70,22 @@ describe('the load decision', () => {
       expect(await sendBroken(intake, op)).toBe(400)
     })
 
-    it('is told likewise when requests wait for their turn, until they do not', async () => {
-      const intake = await b.intake({ acceptWaitBudgetMs: 400, wrap: poolAt({ busy: 0, waiting: 0 }) })
+    it('is told likewise when requests wait to be looked at, once that lasts and until they do not', async () => {
+      const intake = await b.intake({ acceptWaitBudgetMs: 200, wrap: poolAt({ busy: 0, waiting: 0 }) })
       const op = intake.define('op', { body: Body, whenBusy: 'refuse', apply: applies[kind] })
-      /** A turn of the event loop whose first request is followed by others' work for so long. */
-      const turn = async (ms: number): Promise<number> => {
-        await immediate()
-        const first = sendBroken(intake, op)
-        for (const since = performance.now(); performance.now() - since < ms; );
-        return first
-      }
-      // A quarter of the budget is the limit.
-      expect([await turn(110), await turn(110)]).toEqual([400, 400])
-      expect(await turn(0)).toBe(503)
-      await eventually(async () => ((await turn(0)) === 400 ? true : undefined), 'a short turn to end it')
+      /** One that has waited at the door behind work of so long. */
+      const behind = (ms: number): Promise<number> =>
+        new Promise((resolve) => {
+          intake.core.door.pass(() => {
+            for (const since = performance.now(); performance.now() - since < ms; );
+          })
+          intake.core.door.pass(() => resolve(sendBroken(intake, op)))
+        })
+      // A tenth of the budget is the limit; a burst passes.
+      expect(await behind(40)).toBe(400)
+      await eventually(async () => ((await behind(40)) === 503 ? true : undefined), 'that it lasts')
+      expect(await behind(0)).toBe(400)
+      expect(await behind(40)).toBe(503)
     })
   })
 

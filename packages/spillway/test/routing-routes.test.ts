@@ -153,6 +153,16 @@ describe.each(ways)('%s', (way) => {
   })
 
   describe('GET decide/:messageId', () => {
+    it('tells a decision to whoever was just told it', async () => {
+      const statuses: number[] = []
+      for (let i = 0; i < 10; i++) {
+        const task = routeTask()
+        expect((await decide(server, task)).status).toBe(200)
+        statuses.push((await get(server, `${decidePath}/${String(task.request_id)}`)).status)
+      }
+      expect(statuses).toEqual(Array(10).fill(200))
+    })
+
     it('tells the decision of a request', async () => {
       const task = routeTask({ policy_id: halves })
       const { body } = await decide(server, task)

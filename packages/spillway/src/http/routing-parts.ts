@@ -59,7 +59,7 @@ export function routingDepsOf(config: Config, parts: RoutingParts): RoutingDeps 
       keyTtlMs: operations.idempotencyTtlHours * 3_600_000,
       isAuthenticated: isAuthenticationOn(auth),
     },
-    routersConcurrency: () => api.core.sumOf('router'),
+    routersConcurrency: () => api.core.fleet.sumOf('router'),
     backlog: () => (broker === null ? queueBacklog(api) : broker.backlog()),
     pressure: new RouterPressure({ bounds, policy: routing.policy }),
     latency: new LatencyWindow(),
@@ -70,7 +70,7 @@ export function routingDepsOf(config: Config, parts: RoutingParts): RoutingDeps 
 
 /** Without a broker: what waits in the operation queue, and what its workers hold. */
 async function queueBacklog({ core }: IntakeApi): Promise<{ pending: number; ackPending: number }> {
-  const all = [core.countsOf('routing.decide'), core.countsOf('routing.message')]
+  const all = [core.fleet.countsOf('routing.decide'), core.fleet.countsOf('routing.message')]
   return {
     pending: all.reduce((sum, { pending }) => sum + pending, 0),
     ackPending: all.reduce((sum, { running }) => sum + running, 0),

@@ -228,15 +228,17 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   addLanding(app, { version })
 
   const close = async (): Promise<void> => {
+    // Refuses from here on; what is under way gets its answers before the connections close, and those who have
+    // something to write do so before the store does.
+    core.drain()
     petitions.close()
     await messages.close()
-    await routing.close()
-    await alerts.close()
-    await objectives.close()
-    // The intake refuses from here on; what is under way gets its answers before the connections close.
-    await core.close()
+    await routing.stop()
+    await core.stop()
     await Promise.race([app.close(), new Promise((done) => setTimeout(done, closeGraceMs).unref())])
     app.server.closeAllConnections()
+    await Promise.all([routing.close(), alerts.close(), objectives.close()])
+    await core.close()
     await httpRequest.close()
     await server?.stop()
   }

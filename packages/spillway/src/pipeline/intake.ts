@@ -17,6 +17,7 @@ import type { Answer } from './answer.js'
 import { Answering } from './answering.js'
 import type { DefineOptions, Definition } from './define.js'
 import { Dispatch } from './dispatch.js'
+import { FleetNumbers } from './fleet-numbers.js'
 import { GateRegistry } from './gate-registry.js'
 import { buildItem } from './item.js'
 import type { Handler } from './lane-run.js'
@@ -48,9 +49,7 @@ export class Intake {
   readonly presence: Presence
   /** Who hears what `pg_notify` sends as `name:text` on the store's channel. A hint: it may be lost. */
   readonly notices = new Map<string, (text: string) => void>()
-  /** Numbers that this process tells with its heartbeat, by name: see `sumOf`. */
-  readonly tells = new Map<string, () => number>()
-  #pulse: Pick<Pulse, 'held' | 'running'> = { held: {}, running: {} }
+  readonly fleet = new FleetNumbers()
   readonly #definitions = new Map<string, Bound>()
   readonly #handlers = new Map<string, Handler>()
   readonly #work: Work
@@ -61,6 +60,8 @@ export class Intake {
   readonly #registry: GateRegistry
   #inFlight = 0
   #draining = false
+  #stopped: Promise<void> | undefined
+  #closed: Promise<void> | undefined
 
   constructor(options: { store: Store; settings: IntakeSettings; log: IntakeLog; metrics: Metrics; door?: Door }) {
     const { store, settings, log, metrics } = options
@@ -123,7 +124,7 @@ export class Intake {
       retentionMs: settings.retentionMs,
       name: `${hostname()}:${process.pid}`,
       log,
-      running: () => ({ ...this.#work.runningByType(), ...this.#load.told(), ...this.#told() }),
+      running: () => ({ ...this.#work.runningByType(), ...this.#load.told(), ...this.fleet.told() }),
       onPulse: (pulse, elapsedMs) => this.#observe(pulse, elapsedMs),
       afterPulse: async () => {
         await this.#registry.register()
@@ -382,16 +383,31 @@ export class Intake {
     await this.presence.start()
   }
 
-  /** Refuses what is new, finishes what runs, gives back the rest. */
-  async close(): Promise<void> {
-    if (this.#draining) return
+  /** Refuses what is new from here on. */
+  drain(): void {
     this.#draining = true
-    await this.#accepting.drained()
-    await this.#work.stop(this.settings.drainMs)
-    this.waiters.close()
-    this.pressure.stop()
-    await this.presence.stop()
-    await this.store.close()
+  }
+
+  /** Finishes what runs, and gives back the rest; the store is still there. */
+  stop(): Promise<void> {
+    this.#stopped ??= (async () => {
+      this.drain()
+      await this.#accepting.drained()
+      await this.#work.stop(this.settings.drainMs)
+    })()
+    return this.#stopped
+  }
+
+  /** Refuses what is new, finishes what runs, gives back the rest. */
+  close(): Promise<void> {
+    this.#closed ??= (async () => {
+      await this.stop()
+      this.waiters.close()
+      this.pressure.stop()
+      await this.presence.stop()
+      await this.store.close()
+    })()
+    return this.#closed
   }
 
   get isDraining(): boolean {
@@ -431,24 +447,8 @@ export class Intake {
     return this.#answering.refuse(route, refusal)
   }
 
-  /** Names that begin like this are no operation types. */
-  #told(): Record<string, number> {
-    return Object.fromEntries([...this.tells].map(([name, read]) => [`!${name}`, read()]))
-  }
-
-  /** What all processes that live tell under this name, together, as of the last heartbeat. */
-  sumOf(name: string): number {
-    return this.#pulse.running[`!${name}`] ?? 0
-  }
-
-  /** Operations of a type over all processes, as of the last heartbeat. */
-  countsOf(type: string): { pending: number; running: number } {
-    const running = this.#pulse.running[type] ?? 0
-    return { pending: Math.max(0, (this.#pulse.held[type] ?? 0) - running), running }
-  }
-
   #observe(pulse: Pulse, elapsedMs: number): void {
-    this.#pulse = pulse
+    this.fleet.observe(pulse)
     this.#load.observe(pulse, elapsedMs)
     for (const { gates } of this.#definitions.values()) for (const gate of gates) gate.observe?.(pulse)
     for (const id of pulse.cancels) this.#work.cancel(id)
@@ -461,9 +461,9 @@ export class Intake {
       Object.keys({ ...pulse.held, ...pulse.running })
         .filter((type) => !type.startsWith('!'))
         .flatMap((type) => {
-          const running = pulse.running[type] ?? 0
+          const { pending, running } = this.fleet.countsOf(type)
           return [
-            { type, status: 'pending', count: Math.max(0, (pulse.held[type] ?? 0) - running) },
+            { type, status: 'pending', count: pending },
             { type, status: 'processing', count: running },
           ]
         }),

@@ -19,6 +19,9 @@ export interface RoutingWorkload {
   registry: Registry
   answers: Answers
   start(): void
+  /** Takes no more messages, and finishes those it has. */
+  stop(): Promise<void>
+  /** To be called while the store is still there. */
   close(): Promise<void>
 }
 
@@ -60,18 +63,20 @@ export function defineRouting(deps: RoutingDeps): RoutingWorkload {
       answers.start()
       watch?.start()
       if (!isHere) return
-      intake.core.tells.set('router', () => settings.concurrency)
+      intake.core.fleet.tells.set('router', () => settings.concurrency)
       signals.start()
       // The level is this process's own: the gateway looks at it, nobody calls.
       timer = setInterval(() => gateway.showLevel(), levelCheckMs)
       timer.unref()
       if (settings.isRouter) router.start()
     },
-    async close() {
+    async stop() {
       clearInterval(timer)
       watch?.stop()
       await router.stop()
       signals.stop()
+    },
+    async close() {
       await answers.close()
       await policies.close()
       await broker?.close()

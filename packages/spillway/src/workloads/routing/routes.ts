@@ -1,4 +1,5 @@
 /** The routes of contract §5. Those of low and medium priority are closed while the router is overloaded; reads go on. */
+import { setTimeout as delay } from 'node:timers/promises'
 import { DecideAnswer, DecideRequest, Queued, RoutingProblem } from '@spillway/protocol/schema'
 import Type from 'typebox'
 import type { AppRequest as Request } from '../../http/app.js'
@@ -18,6 +19,7 @@ export const problems = { '4xx': RoutingProblem, '5xx': RoutingProblem }
 
 const decidePath = '/api/v1/routes/decide'
 const messagesPath = '/api/v1/messages'
+const lookAgainMs = [20, 100]
 const uuid = /^[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}$/i
 
 /** The two that take the load, for the server's short path. */
@@ -64,6 +66,16 @@ function addTasks(app: App, { gateway }: RoutingWorkload): void {
   })
 }
 
+/** Decisions are told before they are kept, a flush later: whoever was told and asks at once must not hear that there is none. */
+async function findSoon<Found>(find: () => Promise<Found | null>): Promise<Found | null> {
+  for (const waitMs of lookAgainMs) {
+    const found = await find()
+    if (found !== null) return found
+    await delay(waitMs)
+  }
+  return find()
+}
+
 /** By the request id of decide, or the operation id of a message. */
 function addDecision(app: App, { answers, deps }: RoutingWorkload): void {
   const { intake, settings } = deps
@@ -83,14 +95,14 @@ function addDecision(app: App, { answers, deps }: RoutingWorkload): void {
       const { messageId } = request.params
       const id = messageId.toLowerCase()
       if (uuid.test(id)) {
-        const found = await answers.find(tenantOf(request), id)
+        const ticket = await intake.core.store.ticket(id)
+        const mine = ticket?.identity === request.principal.identity || request.principal.roles.has('operate')
+        if (ticket?.type.startsWith('routing.') === true && mine) return operationView(ticket)
+        const found = await findSoon(() => answers.find(tenantOf(request), id))
         if (found !== null) {
           const { decision, traceId } = found
           return { ok: true, decision, context: { request_id: id, trace_id: traceId } }
         }
-        const ticket = await intake.core.store.ticket(id)
-        const mine = ticket?.identity === request.principal.identity || request.principal.roles.has('operate')
-        if (ticket?.type.startsWith('routing.') === true && mine) return operationView(ticket)
       }
       return sendProblem(reply, { code: 'not_found', detail: 'There is no such decision.' })
     },
