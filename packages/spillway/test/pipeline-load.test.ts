@@ -73,13 +73,15 @@ describe('the load decision', () => {
     it('is told likewise when requests wait to be looked at, once that lasts and until they do not', async () => {
       const intake = await b.intake({ acceptWaitBudgetMs: 200, wrap: poolAt({ busy: 0, waiting: 0 }) })
       const op = intake.define('op', { body: Body, whenBusy: 'refuse', apply: applies[kind] })
-      /** One that has waited at the door behind work of so long. */
+      const work = (ms: number): void => {
+        for (const since = performance.now(); performance.now() - since < ms; );
+      }
+      /** One that waits at the door while others work for so long. */
       const behind = (ms: number): Promise<number> =>
         new Promise((resolve) => {
-          intake.core.door.pass(() => {
-            for (const since = performance.now(); performance.now() - since < ms; );
-          })
+          intake.core.door.pass(() => work(1))
           intake.core.door.pass(() => resolve(sendBroken(intake, op)))
+          work(ms)
         })
       // A tenth of the budget is the limit; a burst passes.
       expect(await behind(40)).toBe(400)

@@ -388,12 +388,13 @@ export class Intake {
     this.#draining = true
   }
 
-  /** Finishes what runs, and gives back the rest; the store is still there. */
+  /** Finishes what runs, gives back the rest, answers those who wait; the store is still there. */
   stop(): Promise<void> {
     this.#stopped ??= (async () => {
       this.drain()
       await this.#accepting.drained()
       await this.#work.stop(this.settings.drainMs)
+      this.waiters.close()
     })()
     return this.#stopped
   }
@@ -402,7 +403,6 @@ export class Intake {
   close(): Promise<void> {
     this.#closed ??= (async () => {
       await this.stop()
-      this.waiters.close()
       this.pressure.stop()
       await this.presence.stop()
       await this.store.close()

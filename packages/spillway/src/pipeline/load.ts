@@ -8,6 +8,8 @@ export class Load {
   readonly #paceMs = new Map<string, number>()
   #held = 0
   #acceptedSince = 0
+  /** Of these, those that the heartbeat under way will have counted. */
+  #acceptedBefore = 0
   #settledSince = 0
   /** Operations per millisecond that leave the queue: here, and in all processes. */
   #ownPerMs = 0
@@ -43,12 +45,15 @@ export class Load {
 
   /** This process's part, for the others: told with the heartbeat, in operations per 1,000 s. */
   told(): Record<string, number> {
+    this.#acceptedBefore = this.#acceptedSince
     return { [drainKey]: Math.round(this.#ownPerMs * 1_000_000) }
   }
 
   observe(pulse: Pulse, elapsedMs: number): void {
     this.#held = Object.values(pulse.held).reduce((sum, n) => sum + n, 0)
-    this.#acceptedSince = 0
+    // What was accepted while the heartbeat was under way is not in its count, or counts twice for a second.
+    this.#acceptedSince -= this.#acceptedBefore
+    this.#acceptedBefore = 0
     const rate = elapsedMs > 0 ? this.#settledSince / elapsedMs : 0
     this.#settledSince = 0
     // While nothing is held nothing drains: that says nothing about how fast it could.

@@ -1,0 +1,44 @@
+import { describe, expect, it } from 'vitest'
+import type { Pulse } from '../store/port.js'
+import { Load } from './load.js'
+
+const pulse = (held: number): Pulse => ({
+  ...{ alive: true, waiting: false, nextDueMs: null, oldestMs: 0, running: {}, deadLetters: 0 },
+  ...{ gates: [], halts: [], cancels: [], lostWorkers: 0, held: { work: held } },
+})
+
+describe('the load as a process knows it', () => {
+  it('is what the last heartbeat counted and what was accepted here since', () => {
+    const load = new Load()
+    load.told()
+    load.observe(pulse(5), 1_000)
+    load.accepted()
+    load.accepted()
+    expect(load.depth).toBe(7)
+    load.told()
+    load.observe(pulse(7), 1_000)
+    expect(load.depth).toBe(7)
+  })
+
+  it('does not forget what was accepted while a heartbeat was under way', () => {
+    const load = new Load()
+    load.accepted()
+    load.told()
+    load.accepted()
+    load.observe(pulse(1), 1_000)
+    expect(load.depth).toBe(2)
+    load.told()
+    load.observe(pulse(2), 1_000)
+    expect(load.depth).toBe(2)
+  })
+
+  it('keeps count when a heartbeat is not answered', () => {
+    const load = new Load()
+    load.accepted()
+    load.told()
+    load.accepted()
+    load.told()
+    load.observe(pulse(2), 1_000)
+    expect(load.depth).toBe(2)
+  })
+})
