@@ -127,7 +127,8 @@ describe('the same key and body', () => {
         submit(n % 2 === 0 ? server : other, `${target.origin}/herd`, { queue: 'herd' }, key),
       ),
     )
-    const fresh = answers.filter((a) => a.status === 201 && a.headers.get('idempotent-replayed') === null)
+    // On a busy machine the first one may be queued.
+    const fresh = answers.filter((a) => a.status < 300 && a.headers.get('idempotent-replayed') === null)
     expect(fresh).toHaveLength(1)
     for (const answer of answers) {
       expect([201, 202, 409]).toContain(answer.status)
