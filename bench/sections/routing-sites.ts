@@ -3,7 +3,6 @@ import { setTimeout as delay } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { type JetStreamManager, jetstreamManager } from '@nats-io/jetstream'
 import { connect, type NatsConnection } from '@nats-io/transport-node'
-import autocannon from 'autocannon'
 import type { Children } from '../children.js'
 import { findWrk } from '../load/wrk.js'
 import type { BenchNats } from '../nats.js'
@@ -211,6 +210,8 @@ async function byAutocannon({ origin }: Way, seconds: number): Promise<Closed> {
     const headers = { 'content-type': 'application/json' }
     return { method: 'POST', path: decidePath, headers, body: taskBody(prefix, n) }
   }
+  // Here: the tests of this file run without what only the bench installs.
+  const { default: autocannon } = await import('autocannon')
   const told = await autocannon({
     ...{ url: origin, connections, duration: seconds, pipelining: 1, timeout: 10, requests: [{ setupRequest }] },
   })
