@@ -1,8 +1,7 @@
 import { once } from 'node:events'
 import { connect } from 'node:net'
-import { DecideRequest } from '@spillway/protocol/schema'
-import { Check } from 'typebox/value'
 import { describe, expect, it } from 'vitest'
+import { checkTask } from '../../packages/spillway/src/workloads/routing/envelope.js'
 import { findNats } from '../../packages/spillway/test/setup/nats.js'
 import { startBenchNats } from '../nats.js'
 import { requestPrefix, taskBody, tenants } from '../programs/routing-body.js'
@@ -15,7 +14,7 @@ describe('taskBody', () => {
   const tasks = bodies.map((body) => JSON.parse(body) as { request_id: string; tenant_id: string })
 
   it('is a task as the contract has it', () => {
-    expect(Check(DecideRequest, tasks[0])).toBe(true)
+    expect(checkTask(tasks[0])).toMatchObject({ ok: true })
   })
 
   it('has one length, whatever its number', () => {
