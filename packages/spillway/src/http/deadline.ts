@@ -5,7 +5,7 @@
 export function deadline(ms: number, gone: AbortSignal): { signal: AbortSignal; clear(): void } {
   const controller = new AbortController()
   const end = (): void => controller.abort()
-  const timer = setTimeout(end, ms)
+  const timer = setTimeout(() => controller.abort(new DOMException('the time is over', 'TimeoutError')), ms)
   if (gone.aborted) end()
   else gone.addEventListener('abort', end, { once: true })
   return {

@@ -38,7 +38,6 @@ export function routingDepsOf(config: Config, parts: RoutingParts): RoutingDeps 
   return {
     ...{ intake: api, schema, broker, alerts, objectives, log, subject },
     settings: {
-      isGateway: own.roles.includes('gateway'),
       isRouter: own.roles.includes('router'),
       maxDeliver: routing.maxDeliver,
       concurrency: routing.concurrency,

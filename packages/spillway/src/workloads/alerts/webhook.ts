@@ -1,6 +1,7 @@
 /** Sends one alert to the webhook. What the receiver or the network does is an outcome, never thrown. */
 import { createHmac } from 'node:crypto'
 import { Agent } from 'undici'
+import { deadline } from '../../http/deadline.js'
 import type { Webhook } from './options.js'
 
 export type Sent =
@@ -66,6 +67,7 @@ export function createSender(webhook: Webhook, options: { sendMs: number; now: (
     url.username === '' ? undefined : `${decodeURIComponent(url.username)}:${decodeURIComponent(url.password)}`
   return {
     send: async (text, { idempotencyKey, traceparent, signal }) => {
+      const until = deadline(sendMs, signal)
       try {
         const answer = await agent.request({
           origin: url.origin,
@@ -84,7 +86,7 @@ export function createSender(webhook: Webhook, options: { sendMs: number; now: (
           body: text,
           // Alerts are rare: a connection that were kept would be broken by the next one, and has to be closed at the end.
           reset: true,
-          signal: AbortSignal.any([signal, AbortSignal.timeout(sendMs)]),
+          signal: until.signal,
         })
         const outcome = outcomeOf(answer.statusCode, answer.headers['retry-after'], now())
         // The status has told all there is to know; a body that breaks off only costs the connection.
@@ -92,6 +94,8 @@ export function createSender(webhook: Webhook, options: { sendMs: number; now: (
         return outcome
       } catch (fault) {
         return { kind: 'retry', why: `the receiver could not be reached (${reasonOf(fault)})` }
+      } finally {
+        until.clear()
       }
     },
   }

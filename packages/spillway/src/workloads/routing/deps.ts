@@ -19,7 +19,6 @@ export interface Alert {
 type Three = readonly [warn: number, critical: number, overload: number]
 
 export interface RoutingSettings {
-  isGateway: boolean
   isRouter: boolean
   maxDeliver: number
   concurrency: number
