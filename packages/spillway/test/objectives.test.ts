@@ -1,13 +1,9 @@
 /** Objectives: exact over processes, and over windows by the database's clock. */
+import type { ObjectiveName } from '@spillway/protocol/wire'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import type { IntakeApi } from '../src/index.js'
 import { createObjectiveMetrics } from '../src/telemetry/alert-metrics.js'
-import {
-  defineObjectives,
-  type ObjectiveName,
-  type Objectives,
-  objectiveRoutes,
-} from '../src/workloads/objectives/index.js'
+import { defineObjectives, type Objectives, objectiveRoutes } from '../src/workloads/objectives/index.js'
 import { listening } from './alerts-fixture.js'
 import { type Bench, bench, eventually, loggingTo, overriding } from './pipeline-fixture.js'
 import { sample } from './server-process.js'

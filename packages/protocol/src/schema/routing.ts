@@ -1,11 +1,9 @@
 import Type from 'typebox'
 import { limits } from '../wire/limits.js'
 import {
-  alertNames,
   blockStatuses,
   decisionReasons,
   exclusions,
-  objectiveNames,
   policySources,
   policyStrategies,
   type RoutingCode,
@@ -266,41 +264,3 @@ export const BlockView = Type.Object({ ...CreateBlock.properties, created_at: Ti
 export const BlockPage = Type.Object({ items: Type.Array(BlockView), next_cursor: Cursor })
 
 export const ListBlocksQuery = Type.Object({ type: Type.Optional(Name), ...page }, closed)
-
-export const Alert = Type.Object({
-  alert_name: Type.Enum([...alertNames]),
-  severity: Type.Enum(['warning', 'critical']),
-  message: Type.String(),
-  labels: Type.Record(Type.String(), Type.String()),
-  annotations: Type.Record(Type.String(), Type.Union([Type.Number(), Type.String()])),
-  status: Type.Enum(['firing', 'resolved']),
-  timestamp: Timestamp,
-})
-
-export const AlertPage = Type.Object({ items: Type.Array(Alert), next_cursor: Cursor })
-
-export const ListAlertsQuery = Type.Object(
-  {
-    status: Type.Optional(Type.Enum(['firing', 'resolved'])),
-    name: Type.Optional(Type.Enum([...alertNames])),
-    active: Type.Optional(Type.Boolean({ description: 'The state of each now, instead of its history' })),
-    ...page,
-  },
-  closed,
-)
-
-export const Objectives = Type.Object({
-  objectives: Type.Array(
-    Type.Object({
-      name: Type.Enum([...objectiveNames]),
-      target: Type.Number({ minimum: 0, maximum: 1 }),
-      window: Type.String(),
-      sli: Type.Union([Type.Number({ minimum: 0, maximum: 1 }), Nullable]),
-      good: NotNegative,
-      total: NotNegative,
-      error_budget_left: Type.Number({ description: '1: all of it, 0: none, negative: overspent' }),
-      burn_rate: Type.Number({ minimum: 0, description: 'Of the last hour' }),
-      met: Type.Boolean(),
-    }),
-  ),
-})

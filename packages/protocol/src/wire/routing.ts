@@ -194,10 +194,12 @@ export const alertNames = [
   'spillway_operation_stuck',
 ] as const
 export type AlertName = (typeof alertNames)[number]
-export type AlertSeverity = 'warning' | 'critical'
-export type AlertStatus = 'firing' | 'resolved'
+export const alertSeverities = ['warning', 'critical'] as const
+export type AlertSeverity = (typeof alertSeverities)[number]
+export const alertStatuses = ['firing', 'resolved'] as const
+export type AlertStatus = (typeof alertStatuses)[number]
 
-/** As it goes to the webhook, and as `GET /api/v1/alerts` lists it. */
+/** As it goes to the webhook; `GET /api/v1/alerts` lists it with more. */
 export interface Alert {
   alert_name: AlertName
   severity: AlertSeverity
@@ -215,7 +217,7 @@ export interface Objective {
   name: ObjectiveName
   /** 0 to 1. */
   target: number
-  window: string
+  window: '1h' | '30d'
   /** 0 to 1; null when nothing was counted. */
   sli: number | null
   good: number

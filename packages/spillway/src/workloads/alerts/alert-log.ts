@@ -1,17 +1,12 @@
 /** What is recorded of alerts, and read of it. The statements' reasons are told in migration 0010. */
+import type { AlertName, AlertSeverity, AlertStatus, Alert as WireAlert } from '@spillway/protocol/wire'
 import { again, canonicalJson, type Definition, digestUuid, type IntakeApi, newOperationId } from '../../index.js'
 import type { DeliveryOrder } from './delivery.js'
-import type { Alert, AlertName, AlertSeverity, AlertStatus, DeliveryState } from './options.js'
+import type { Alert, DeliveryState } from './options.js'
 
-export interface AlertView {
+export interface AlertView extends WireAlert {
+  /** Of the change. */
   id: string
-  alert_name: AlertName
-  severity: AlertSeverity
-  status: AlertStatus
-  message: string
-  labels: Record<string, string>
-  annotations: Record<string, number | string>
-  timestamp: string
   /** Null: its record is gone by age, or by number. */
   delivery: DeliveryState | null
 }

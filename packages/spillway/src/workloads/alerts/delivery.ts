@@ -6,9 +6,10 @@
  *      │──attempts used up, or an answer that no retry changes──► failed, a dead letter ──redriven──► waiting
  *      └──too many wait──► dropped (alert-log.ts)
  */
+import { alertSeverities, alertStatuses } from '@spillway/protocol/wire'
 import Type, { type Static } from 'typebox'
 import { type Definition, FailOperation, type IntakeApi, RetryOperation } from '../../index.js'
-import { type AlertsOptions, type AlertTiming, alertSeverities, alertStatuses, type Webhook } from './options.js'
+import type { AlertsOptions, AlertTiming, Webhook } from './options.js'
 import { createSender } from './webhook.js'
 
 /** What the receiver gets. */

@@ -1,17 +1,6 @@
+import type { AlertName, AlertSeverity, AlertStatus } from '@spillway/protocol/wire'
 import type { IntakeLog } from '../../index.js'
 
-export const alertNames = [
-  'router_intake_backpressure_active',
-  'router_intake_queue_depth_high',
-  'router_intake_latency_high',
-  'router_intake_inflight_high',
-  'spillway_operation_stuck',
-] as const
-export type AlertName = (typeof alertNames)[number]
-export const alertStatuses = ['firing', 'resolved'] as const
-export type AlertStatus = (typeof alertStatuses)[number]
-export const alertSeverities = ['warning', 'critical'] as const
-export type AlertSeverity = (typeof alertSeverities)[number]
 export const deliveryStates = ['none', 'waiting', 'delivered', 'failed', 'dropped'] as const
 export type DeliveryState = (typeof deliveryStates)[number]
 

@@ -1,11 +1,11 @@
 import { Problem } from '@spillway/protocol/schema'
-import { limits } from '@spillway/protocol/wire'
+import { alertNames, alertSeverities, alertStatuses, limits } from '@spillway/protocol/wire'
 import Type, { type Static } from 'typebox'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { sendProblem } from '../../http/problem.js'
 import { refuseUntilReady } from '../../http/readiness.js'
 import type { Alerts } from './index.js'
-import { alertNames, alertSeverities, alertStatuses, deliveryStates } from './options.js'
+import { deliveryStates } from './options.js'
 
 const listLimitDefault = 50
 

@@ -5,7 +5,8 @@
  *
  * A batch keeps its number and its sums while it is sent again; what is counted meanwhile goes into the next one.
  */
-import { type Counted, type ObjectiveName, objectiveNames } from './figures.js'
+import { type ObjectiveName, objectiveNames } from '@spillway/protocol/wire'
+import type { Counted } from './figures.js'
 
 export interface Batch {
   number: number

@@ -1,7 +1,7 @@
 /** From what was counted to what an operator reads. */
-export const objectiveNames = ['availability', 'latency', 'depth'] as const
-export type ObjectiveName = (typeof objectiveNames)[number]
-export type ObjectiveWindow = '1h' | '30d'
+import type { Objective, ObjectiveName } from '@spillway/protocol/wire'
+
+export type ObjectiveWindow = Objective['window']
 
 /** `allowed` is 1 − target, written out: 1 − 0.999 is 0.0010000000000000009. */
 const targets: Readonly<Record<ObjectiveName, { target: number; allowed: number; window: ObjectiveWindow }>> = {
@@ -18,20 +18,7 @@ export interface Counted {
   total: number
 }
 
-export interface ObjectiveView extends Counted {
-  name: ObjectiveName
-  target: number
-  window: ObjectiveWindow
-  /** Null: nothing was counted in the window. */
-  sli: number | null
-  /** 1 all, 0 none, negative when overspent. */
-  error_budget_left: number
-  /** Error rate of the last hour by the one that is allowed: above 1 the budget does not last. */
-  burn_rate: number
-  met: boolean
-}
-
-export function objectiveView(name: ObjectiveName, sums: Readonly<Record<ObjectiveWindow, Counted>>): ObjectiveView {
+export function objectiveView(name: ObjectiveName, sums: Readonly<Record<ObjectiveWindow, Counted>>): Objective {
   const { target, allowed, window } = targets[name]
   const { good, total } = sums[window]
   const spent = share(sums[window], allowed)

@@ -1,11 +1,11 @@
 /** Objectives (contract §5): what was counted by all processes, over windows, against what is aimed at. */
 import { randomUUID } from 'node:crypto'
+import { type Objective, type ObjectiveName, objectiveNames } from '@spillway/protocol/wire'
 import type { IntakeApi } from '../../index.js'
 import { Batches } from './batches.js'
-import { type Counted, type ObjectiveName, type ObjectiveView, objectiveNames, objectiveView } from './figures.js'
+import { type Counted, objectiveView } from './figures.js'
 import { type ObjectivesOptions, objectiveTiming } from './options.js'
 
-export type { ObjectiveName, ObjectiveView } from './figures.js'
 export type { ObjectivesOptions } from './options.js'
 export { objectiveRoutes } from './routes.js'
 
@@ -14,7 +14,7 @@ export interface Objectives {
   /** `good` of `total`: messages, or seconds. Adds to sums in memory. */
   count(objective: ObjectiveName, good: number, total: number): void
   /** By all processes, up to some seconds ago. */
-  read(): Promise<ObjectiveView[]>
+  read(): Promise<Objective[]>
   /** Before the intake is closed: adds what was counted here, if the store answers. */
   close(): Promise<void>
 }
@@ -48,7 +48,7 @@ export function defineObjectives(intake: IntakeApi, options: ObjectivesOptions):
     )
     batches.confirmed()
   }
-  const read = async (): Promise<ObjectiveView[]> => {
+  const read = async (): Promise<Objective[]> => {
     const { rows } = await intake.read<Sums>(
       `SELECT objective, hour_good, hour_total, month_good, month_total FROM ${schema}.objective_sums()`,
     )

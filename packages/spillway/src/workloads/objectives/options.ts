@@ -1,5 +1,5 @@
+import type { ObjectiveName } from '@spillway/protocol/wire'
 import type { IntakeLog } from '../../index.js'
-import type { ObjectiveName } from './figures.js'
 
 export interface ObjectivesOptions {
   /** Of the store's tables, quoted for SQL. */

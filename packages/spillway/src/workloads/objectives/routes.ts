@@ -1,8 +1,8 @@
 import { Problem } from '@spillway/protocol/schema'
+import { objectiveNames } from '@spillway/protocol/wire'
 import Type from 'typebox'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { refuseUntilReady } from '../../http/readiness.js'
-import { objectiveNames } from './figures.js'
 import type { Objectives } from './index.js'
 
 const ObjectiveItem = Type.Object({

@@ -1,19 +1,10 @@
 /** What the server hands to the routing workload: rooms that a workload does not reach itself, as what it needs of them. */
+import type { Alert, AlertName, ObjectiveName } from '@spillway/protocol/wire'
 import type { IntakeApi, LatencyWindow, LevelHold, RouterBroker, RouterPressure, RoutingMetrics } from '../../index.js'
 
-export type SignalHold = LevelHold
-
-export interface Alert {
-  name:
-    | 'router_intake_backpressure_active'
-    | 'router_intake_queue_depth_high'
-    | 'router_intake_latency_high'
-    | 'router_intake_inflight_high'
-  severity: 'warning' | 'critical'
-  message: string
-  labels: Record<string, string>
-  annotations: Record<string, number | string>
-  status: 'firing' | 'resolved'
+/** A change of one of the router's alerts, as it is reported. */
+export interface AlertChange extends Omit<Alert, 'alert_name' | 'timestamp'> {
+  name: AlertName
 }
 
 type Three = readonly [warn: number, critical: number, overload: number]
@@ -50,9 +41,9 @@ export interface RoutingDeps {
   backlog(): Promise<{ pending: number; ackPending: number } | null>
   pressure: Pick<RouterPressure, 'level' | 'observe'>
   latency: Pick<LatencyWindow, 'add' | 'percentiles'>
-  makeHold(): SignalHold
-  alerts: { report(alert: Alert): void }
-  objectives: { count(objective: 'availability' | 'latency' | 'depth', good: number, total: number): void }
+  makeHold(): LevelHold
+  alerts: { report(alert: AlertChange): void }
+  objectives: { count(objective: ObjectiveName, good: number, total: number): void }
   metrics: RoutingMetrics
   log: {
     info(object: object, text: string): void

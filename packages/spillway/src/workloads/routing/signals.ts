@@ -4,7 +4,8 @@
  *   sample ──► level (pressure/router-pressure.ts) ──changed──► metrics, log, alert
  *         └──► each signal: below its critical bound ──at it──► alert firing ──below half of it for 3 s──► resolved
  */
-import type { Alert, RoutingDeps, SignalHold } from './deps.js'
+import type { LevelHold } from '../../index.js'
+import type { AlertChange, RoutingDeps } from './deps.js'
 
 const sampleMs = 1_000
 /** Without a broker the backlog is known from the heartbeat of each second, and costs nothing to look at. */
@@ -14,12 +15,12 @@ const objectiveLatencyMs = 500
 const objectiveDepth = 100
 
 interface SignalAlert {
-  name: Alert['name']
-  severity: Alert['severity']
+  name: AlertChange['name']
+  severity: AlertChange['severity']
   what: string
   bound: number
   read: (sample: Sample) => number
-  hold: SignalHold
+  hold: LevelHold
 }
 
 interface Sample {
@@ -174,7 +175,7 @@ export class Signals {
     if (level !== before) this.#report(name, severity, level !== 'inactive', `${what} high (critical from ${bound})`)
   }
 
-  #report(name: Alert['name'], severity: Alert['severity'], isFiring: boolean, what: string): void {
+  #report(name: AlertChange['name'], severity: AlertChange['severity'], isFiring: boolean, what: string): void {
     const { pending, latencyMs, inFlight } = this.#last
     const { alerts, subject } = this.#deps
     const figures = `pending=${pending}, latency_p95=${Math.round(latencyMs)}ms, inflight=${inFlight}`
