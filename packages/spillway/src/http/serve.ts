@@ -147,16 +147,17 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       return allowList
     },
   })
+  const schema = `"${config.store.schema}"`
   const petitions = definePetitions(api, {
     settings: petitionSettingsOf(config),
-    schema: `"${config.store.schema}"`,
+    schema,
     isAuthenticated: isAuthenticationOn(config.auth),
     log,
     metrics: createPetitionMetrics(metrics.registry),
   })
   const { encryptionKey, pushPendingMax } = config.messages
   const messages = defineMessages(api, {
-    schema: `"${config.store.schema}"`,
+    schema,
     pendingMax: pushPendingMax,
     encryptionKey: encryptionKey === null ? null : Buffer.from(encryptionKey, 'hex'),
     log,
@@ -166,7 +167,6 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     config.routing.natsUrls === null
       ? null
       : connectNats({ url: config.routing.natsUrls.join(','), maxDeliver: config.routing.maxDeliver, log })
-  const schema = `"${config.store.schema}"`
   const { alertWebhookUrl, alertWebhookSecret } = config.routing
   const alerts = defineAlerts(api, {
     ...{ schema, log, metrics: createAlertMetrics(metrics.registry) },

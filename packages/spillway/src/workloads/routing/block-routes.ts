@@ -1,22 +1,18 @@
 /** The registry of blocks. Changes are of medium priority and counted per identity; reads go on in any state. */
-import { BlockPage, BlockView, CreateBlock, ListBlocksQuery, PutBlock, RoutingProblem } from '@spillway/protocol/schema'
+import { BlockPage, BlockView, CreateBlock, ListBlocksQuery, PutBlock } from '@spillway/protocol/schema'
 import Type, { type Static } from 'typebox'
 import type { Wire } from '../../http/answer.js'
 import { mountedRoute } from '../../http/fastify-binding.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { type Problem, sendProblem } from '../../http/problem.js'
 import type { RoutingWorkload } from './index.js'
-import { pageCursor, readPageCursor } from './page-cursor.js'
+import { pageOf, readPageCursor } from './page-cursor.js'
 import { type BlockOutcome, checkBlock } from './registry.js'
+import { anyone, badCursor, listLimitDefault, operate, problems, tags } from './route-setting.js'
 
 const path = '/api/v1/registry/blocks'
 const onePath = `${path}/:type/:version`
-const tags = ['routing']
-const problems = { '4xx': RoutingProblem, '5xx': RoutingProblem }
-const listLimitDefault = 50
 const Params = Type.Object({ type: Type.String(), version: Type.String() })
-const anyone = { tellsError: 'object' } as const
-const operate = { role: 'operate', tellsError: 'object' } as const
 const notFound: Problem = { code: 'not_found', detail: 'There is no such block.' }
 
 export function addBlocks(app: App, workload: RoutingWorkload): void {
@@ -87,15 +83,10 @@ function addReads(app: App, { registry }: RoutingWorkload): void {
     async (request, reply) => {
       const { type, limit = listLimitDefault, cursor } = request.query
       const from = cursor === undefined ? undefined : readPageCursor(cursor)
-      if (from === null) {
-        return sendProblem(reply, { code: 'invalid_request', detail: 'The cursor is not one of this list.' })
-      }
+      if (from === null) return sendProblem(reply, badCursor)
       const after = from === undefined ? undefined : { type: from[0], version: from[1] }
       const found = await registry.list(limit + 1, { type, after })
-      const items = found.slice(0, limit)
-      const last = items.at(-1)
-      const isMore = found.length > limit && last !== undefined
-      return { items, next_cursor: isMore ? pageCursor(last.type, last.version) : null }
+      return pageOf(found, limit, (block) => [block.type, block.version])
     },
   )
   app.get<{ Params: { type: string; version: string } }>(

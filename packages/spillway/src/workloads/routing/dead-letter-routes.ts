@@ -5,9 +5,8 @@ import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { sendProblem } from '../../http/problem.js'
 import { BrokerFault, type RouterBroker } from '../../index.js'
 import type { RoutingWorkload } from './index.js'
+import { listLimitDefault, operate, tags } from './route-setting.js'
 
-const tags = ['routing']
-const limitDefault = 50
 const Ids = Type.Object(
   { ids: Type.Array(Type.String({ pattern: '^\\d{1,19}$' }), { minItems: 1, maxItems: 1_000 }) },
   { additionalProperties: false },
@@ -19,7 +18,6 @@ const ListQuery = Type.Object(
   },
   { additionalProperties: false },
 )
-const config = { role: 'operate', tellsError: 'object' } as const
 const path = '/api/v1/routes/dead-letters'
 
 export function addDeadLetters(app: App, { deps: { broker } }: RoutingWorkload): void {
@@ -38,10 +36,13 @@ export function addDeadLetters(app: App, { deps: { broker } }: RoutingWorkload):
   }
   app.get<{ Querystring: Static<typeof ListQuery> }>(
     path,
-    { schema: { tags, summary: 'Messages that could not be worked on, oldest first', querystring: ListQuery }, config },
+    {
+      schema: { tags, summary: 'Messages that could not be worked on, oldest first', querystring: ListQuery },
+      config: operate,
+    },
     async (request, reply) =>
       withBroker(reply, async (from) => {
-        const { limit = limitDefault, cursor = null } = request.query
+        const { limit = listLimitDefault, cursor = null } = request.query
         const found = await from.deadLetters(limit + 1, cursor)
         const items = found.slice(0, limit)
         return {
@@ -56,12 +57,12 @@ export function addDeadLetters(app: App, { deps: { broker } }: RoutingWorkload):
   )
   app.post<{ Body: Static<typeof Ids> }>(
     `${path}/redrive`,
-    { schema: { tags, summary: 'Publish them again, whole, oldest first', body: Ids }, config },
+    { schema: { tags, summary: 'Publish them again, whole, oldest first', body: Ids }, config: operate },
     async (request, reply) => withBroker(reply, (from) => from.redrive(request.body.ids)),
   )
   app.delete<{ Body: Static<typeof Ids> }>(
     path,
-    { schema: { tags, summary: 'Remove them for good', body: Ids }, config },
+    { schema: { tags, summary: 'Remove them for good', body: Ids }, config: operate },
     async (request, reply) => withBroker(reply, async (from) => ({ removed: await from.purge(request.body.ids) })),
   )
 }

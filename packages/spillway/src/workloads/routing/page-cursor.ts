@@ -1,5 +1,5 @@
 /** Where a page ended: two names, as one opaque text. */
-export function pageCursor(first: string, second: string): string {
+function pageCursor(first: string, second: string): string {
   return Buffer.from(JSON.stringify([first, second])).toString('base64url')
 }
 
@@ -13,4 +13,16 @@ export function readPageCursor(text: string): readonly [first: string, second: s
   } catch {
     return null
   }
+}
+
+/** Of one more than a page holds, if there are more: `nameOf` says where the next one begins. */
+export function pageOf<Item>(
+  found: readonly Item[],
+  limit: number,
+  nameOf: (item: Item) => readonly [first: string, second: string],
+): { items: Item[]; next_cursor: string | null } {
+  const items = found.slice(0, limit)
+  const last = items.at(-1)
+  const isMore = found.length > limit && last !== undefined
+  return { items, next_cursor: isMore ? pageCursor(...nameOf(last)) : null }
 }

@@ -8,7 +8,6 @@ import {
   PolicyQuery,
   PolicyView,
   PutPolicy,
-  RoutingProblem,
 } from '@spillway/protocol/schema'
 import Type, { type Static } from 'typebox'
 import type { AppReply as Reply } from '../../http/app.js'
@@ -16,17 +15,12 @@ import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { sendProblem } from '../../http/problem.js'
 import { dryRun } from './decision.js'
 import type { RoutingWorkload } from './index.js'
-import { pageCursor, readPageCursor } from './page-cursor.js'
+import { pageOf, readPageCursor } from './page-cursor.js'
 import { checkPolicy } from './policies.js'
+import { anyone, badCursor, listLimitDefault, operate, problems, tags } from './route-setting.js'
 
 const path = '/api/v1/policies'
-const tags = ['routing']
-const problems = { '4xx': RoutingProblem, '5xx': RoutingProblem }
-const listLimitDefault = 50
 const Params = Type.Object({ policyId: Type.String() })
-const anyone = { tellsError: 'object' } as const
-const operate = { role: 'operate', tellsError: 'object' } as const
-const badCursor = { code: 'invalid_request', detail: 'The cursor is not one of this list.' } as const
 const notFound = { code: 'policy_not_found', detail: 'There is no such policy.' } as const
 
 export function addPolicies(app: App, workload: RoutingWorkload): void {
@@ -91,10 +85,7 @@ function addReads(app: App, { policies }: RoutingWorkload): void {
       if (from === null) return sendProblem(reply, badCursor)
       const after = from === undefined ? undefined : { tenantId: from[0], policyId: from[1] }
       const found = await policies.list(limit + 1, { tenantId, after })
-      const items = found.slice(0, limit)
-      const last = items.at(-1)
-      const isMore = found.length > limit && last !== undefined
-      return { items, next_cursor: isMore ? pageCursor(last.tenant_id ?? '', last.policy_id) : null }
+      return pageOf(found, limit, ({ tenant_id = '', policy_id }) => [tenant_id, policy_id])
     },
   )
   app.get<{ Params: { policyId: string }; Querystring: Static<typeof PolicyQuery> }>(

@@ -1,6 +1,6 @@
 /** The routes of contract §5. Those of low and medium priority are closed while the router is overloaded; reads go on. */
 import { setTimeout as delay } from 'node:timers/promises'
-import { DecideAnswer, DecideRequest, Queued, RoutingProblem } from '@spillway/protocol/schema'
+import { DecideAnswer, DecideRequest, Queued } from '@spillway/protocol/schema'
 import Type from 'typebox'
 import type { AppRequest as Request } from '../../http/app.js'
 import { mountedRoute } from '../../http/fastify-binding.js'
@@ -13,9 +13,7 @@ import { addBlocks } from './block-routes.js'
 import { addDeadLetters } from './dead-letter-routes.js'
 import type { RoutingWorkload } from './index.js'
 import { addPolicies } from './policy-routes.js'
-
-export const tags = ['routing']
-export const problems = { '4xx': RoutingProblem, '5xx': RoutingProblem }
+import { anyone, problems, tags } from './route-setting.js'
 
 const decidePath = '/api/v1/routes/decide'
 const messagesPath = '/api/v1/messages'
@@ -89,7 +87,7 @@ function addDecision(app: App, { answers, deps }: RoutingWorkload): void {
         ...{ tags, summary: 'What was decided, or the operation that will tell' },
         ...{ params: Type.Object({ messageId: Type.String() }), response: { ...problems } },
       },
-      config: { tellsError: 'object' },
+      config: anyone,
     },
     async (request, reply) => {
       const { messageId } = request.params

@@ -1,0 +1,9 @@
+/** What the routes of routing have in common. */
+import { RoutingProblem } from '@spillway/protocol/schema'
+
+export const tags = ['routing']
+export const problems = { '4xx': RoutingProblem, '5xx': RoutingProblem }
+export const listLimitDefault = 50
+export const anyone = { tellsError: 'object' } as const
+export const operate = { role: 'operate', tellsError: 'object' } as const
+export const badCursor = { code: 'invalid_request', detail: 'The cursor is not one of this list.' } as const
