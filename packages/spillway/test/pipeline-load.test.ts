@@ -1,3 +1,4 @@
+import { createServer } from 'node:http'
 import { setTimeout as delay } from 'node:timers/promises'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
@@ -89,6 +90,22 @@ describe('the load decision', () => {
       expect(await behind(0)).toBe(400)
       expect(await behind(40)).toBe(503)
     })
+  })
+
+  it('has a door for a server of one’s own: requests wait at it, and are looked at', async () => {
+    const intake = await b.intake()
+    const asked: (string | undefined)[] = []
+    const server = createServer(({ url }) => {
+      asked.push(url)
+    })
+    intake.guard(server)
+    intake.core.door.pass(() => {
+      for (const since = performance.now(); performance.now() - since < 1; );
+    })
+    server.emit('request', { url: '/orders' }, { destroyed: false })
+    expect(asked).toEqual([])
+    await eventually(() => (asked.length > 0 ? true : undefined), 'it to be looked at')
+    expect(asked).toEqual(['/orders'])
   })
 
   it.each(['run', 'apply', 'effect'] as const)('counts the age of the oldest write, %s', async (kind) => {
