@@ -3,7 +3,7 @@
  * below its line. Exits with 1 if any failed.
  */
 import { spawn } from 'node:child_process'
-import { readFileSync } from 'node:fs'
+import { existsSync, readFileSync } from 'node:fs'
 import path from 'node:path'
 import { root } from './build.mjs'
 
@@ -21,6 +21,10 @@ const steps = [
   { name: 'format and lint', args: [bin('@biomejs/biome/bin/biome'), 'ci', '--colors=off', '.'] },
   { name: 'types', args: [tsc, '-b'], build: true },
   { name: 'types of tests', args: [tsc, '-p', 'tsconfig.test.json'], afterBuild: true },
+  // Only where `npm run bench` has installed its peers, whose types it needs; the tests install them and check it always.
+  ...(existsSync(path.join(root, 'bench/node_modules'))
+    ? [{ name: 'types of bench', args: [tsc, '-p', 'bench/tsconfig.json'], afterBuild: true }]
+    : []),
   { name: 'room imports', args: script('check-rooms.mjs') },
   { name: 'file rules', args: script('check-files.mjs') },
   { name: 'codes and docs', args: script('check-codes.mjs') },
