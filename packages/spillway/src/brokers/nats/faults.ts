@@ -11,6 +11,7 @@ export const apiCodes = {
   messageDeleteFailed: 10057,
   streamNameInUse: 10058,
   streamNotFound: 10059,
+  streamSubjectsOverlap: 10065,
   consumerNameInUse: 10013,
   consumerExists: 10148,
   consumerReplacedMeanwhile: 10149,

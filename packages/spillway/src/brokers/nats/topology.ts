@@ -134,6 +134,8 @@ async function have<T>(look: () => Promise<T>, make: () => Promise<T>): Promise<
   try {
     return await make()
   } catch (error) {
+    // The same stream being made elsewhere may show as an overlap of its subjects; another's stream does so for good.
+    if (isApiFault(error, apiCodes.streamSubjectsOverlap)) return await look().catch(() => Promise.reject(error))
     const { streamNameInUse, consumerNameInUse, consumerExists, consumerReplacedMeanwhile } = apiCodes
     if (!isApiFault(error, streamNameInUse, consumerNameInUse, consumerExists, consumerReplacedMeanwhile)) throw error
     return await look()
