@@ -6,14 +6,18 @@ import { type FastifyRoute, fastifyRoute } from './http/fastify-binding.js'
 import { type FetchHandler, fetchHandler } from './http/fetch-binding.js'
 import { type FastifyLike, type TicketRoutesOptions, ticketRoutes } from './http/operations-routes.js'
 import { Ledger } from './ledger/ledger.js'
+import { type LaneName, laneOf } from './operations/lane.js'
 import type { Answer } from './pipeline/answer.js'
+import { type ConnectionPool, connectionPool, type PoolOptions } from './pipeline/connection-pool.js'
 import type { DefineOptions, Definition, IntakeRequest } from './pipeline/define.js'
 import { Intake } from './pipeline/intake.js'
 import { type IntakeLog, type IntakeSettings, intakeDefaults } from './pipeline/settings.js'
-import type { Store, Tx } from './store/port.js'
+import type { Standing } from './pipeline/standing.js'
+import type { CancelOutcome, Store, Tx } from './store/port.js'
 import { createMetrics, type Metrics } from './telemetry/metrics.js'
 
 export { BrokerFault, type Delivery, type RouterBroker } from './brokers/port.js'
+export type { Permit } from './gates/gate.js'
 export {
   type CapacityOptions,
   type ConnectionsOptions,
@@ -39,6 +43,7 @@ export { newOperationId } from './operations/operation-id.js'
 export { FailOperation, OperationAborted, RetryOperation } from './operations/outcome.js'
 export { again, codeOf } from './pipeline/again.js'
 export { type Answer, queuedBody } from './pipeline/answer.js'
+export type { ConnectionPool, PoolOptions } from './pipeline/connection-pool.js'
 export type {
   ApplyItem,
   ApplyOptions,
@@ -56,12 +61,25 @@ export type {
 export { Flush, type FlushOptions } from './pipeline/flush.js'
 export type { Refusal } from './pipeline/refusal.js'
 export type { IntakeLog, IntakeSettings } from './pipeline/settings.js'
+export type { Standing } from './pipeline/standing.js'
 export type { LatencyWindow } from './pressure/latency-window.js'
 export type { LevelHold } from './pressure/level-hold.js'
 export type { RouterPressure } from './pressure/router-pressure.js'
 export { type EmbeddedOptions, embedded } from './store/embedded-store.js'
-export type { LedgerRow, Store, Tx } from './store/port.js'
+export type { CancelOutcome, LedgerRow, Store, Tx } from './store/port.js'
 export { type PostgresOptions, postgresStore as postgres } from './store/postgres/store.js'
+export type { LogWriter, StreamWriter } from './streams/log-writer.js'
+export {
+  type EndKind,
+  LogFault,
+  type LogName,
+  type StreamEntry,
+  type StreamLog,
+  type StreamRecord,
+  type StreamRegistry,
+} from './streams/port.js'
+export type { Follower, Relay } from './streams/relay.js'
+export type { GenerationMetrics } from './telemetry/generation-metrics.js'
 export type { RoutingMetrics } from './telemetry/routing-metrics.js'
 
 export interface IntakeOptions extends Partial<IntakeSettings> {
@@ -79,6 +97,10 @@ export interface SubmitOptions {
   keyedOn?: string
   /** Queue it, do not run it now. */
   respondAsync?: boolean
+  /**
+   * Wait so long for a queued one, then answer as if it had run now. 0, for a `run` definition: if a slot is free run it here,
+   * and answer with its ticket at once (`queued`, reason `still_running`); else queue it, for whatever other reason.
+   */
   waitMs?: number
   traceparent?: string
   signal?: AbortSignal
@@ -142,6 +164,22 @@ export interface IntakeApi {
   readonly ledger: Ledger
   /** Calls `heard` with what `pg_notify(channel, name || ':' || text)` sends. A hint: it may be lost. */
   onNotice(name: string, heard: (text: string) => void): void
+  /**
+   * Places that are held for as long as the caller likes, bounded per identity and in all over all instances; the pool of
+   * the `connections` gates that name it.
+   */
+  pool(options: PoolOptions): ConnectionPool
+  /**
+   * What POST …/cancel does: `cancelled` when it waited, `asked` when it runs and its handler is told to stop, `running` when
+   * that cannot be, `gone` when it is finished or unknown.
+   */
+  cancel(id: string, why: string): Promise<CancelOutcome>
+  /** Where operations are; one statement for up to 2,000, cheap enough for each second. */
+  standing(ids: readonly string[]): Promise<Standing[]>
+  /** Unfinished operations of each lane. */
+  laneDepths(lanes: readonly LaneName[]): Promise<number[]>
+  /** The id under which this process is enlisted now; another one after it was given up by the others. */
+  readonly instance: string
   /** Looks now at what all instances share (gates, halts), instead of within a second. */
   refresh(): Promise<void>
   /** Drains: refuses what is new, finishes what runs, gives the rest back. */
@@ -248,6 +286,13 @@ export function intakeApi(core: Intake): IntakeApi {
     },
     ledger: new Ledger(core.store),
     onNotice: (name, heard) => void core.notices.set(name, heard),
+    pool: (options) => connectionPool(core, options),
+    cancel: (id, why) => core.cancel(id, why),
+    standing: (ids) => core.standing(ids),
+    laneDepths: (lanes) => core.store.laneDepths(lanes.map((lane) => laneOf(lane).id)),
+    get instance() {
+      return core.presence.worker
+    },
     refresh: () => core.presence.beat(),
     close: () => core.close(),
     metrics: core.metrics,

@@ -1,5 +1,5 @@
 /** What is started from deploy/ starts: settings by the configuration, files by the programs that read them. */
-import { execFile } from 'node:child_process'
+import { execFile, execFileSync } from 'node:child_process'
 import { existsSync, readdirSync, readFileSync } from 'node:fs'
 import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
@@ -8,6 +8,7 @@ import { fileURLToPath } from 'node:url'
 import { describe, expect, it } from 'vitest'
 import { loadConfig } from '../src/config/index.js'
 import { findNats } from './setup/nats.js'
+import { checkNginxConfig, findNginx, shippedConfig } from './setup/nginx.js'
 import { findPromtool, promtoolTests } from './setup/promtool.js'
 
 const root = fileURLToPath(new URL('../../../', import.meta.url))
@@ -24,7 +25,19 @@ function mapBelow(text: string, line: string): Record<string, string> {
   return Object.fromEntries(entries.map(([, name, value = '']) => [name, value.replaceAll("'", '')]))
 }
 
-const secrets = { 'database-url': 'postgres://u:p@db:5432/spillway', 'nats-url': 'nats://u:p@nats:4222' }
+const secrets = {
+  'database-url': 'postgres://u:p@db:5432/spillway',
+  'nats-url': 'nats://u:p@nats:4222',
+  'redis-url': 'redis://:p@redis:6379',
+}
+
+/** deploy/nginx.conf as the `sed` of a container's command leaves it. */
+function editedForContainer(text: string): string {
+  const command = /^ +(sed -e .+) \/etc\/spillway\/nginx\.conf > \/tmp\/nginx\.conf &&$/m.exec(text)?.[1] ?? 'false'
+  return execFileSync('sh', ['-c', command], { input: shippedConfig(), encoding: 'utf8' })
+}
+
+const gatewaysOf = (config: string): string[] => matches(config, /^ +server (\S.*);$/gm)
 
 describe('docker-compose.yml', () => {
   const compose = read('deploy/docker-compose.yml')
@@ -32,7 +45,8 @@ describe('docker-compose.yml', () => {
   const service = (name: string) => new RegExp(`^ {2}${name}:\\n((?: {4}.+\\n)+)`, 'm').exec(services)?.[1] ?? ''
 
   it.each([
-    ['gateway', ['gateway']],
+    ['gateway-1', ['gateway']],
+    ['gateway-2', ['gateway']],
     ['router-1', ['router']],
     ['router-2', ['router']],
     ['worker', ['worker']],
@@ -44,6 +58,21 @@ describe('docker-compose.yml', () => {
     expect(warnings).toEqual([])
     expect(config.process.roles).toEqual(roles)
     expect(config.routing.natsUrls).toEqual(['nats://spillway:secret@nats:4222'])
+    expect(config.generation.redisUrl).toBe('redis://:secret@redis:6379')
+  })
+
+  it('puts nginx before the gateways, which believe nobody else', () => {
+    const settings = ' max_fails=3 fail_timeout=5s'
+    expect(gatewaysOf(editedForContainer(service('nginx')))).toEqual([
+      `gateway-1:7745${settings}`,
+      `gateway-2:7745${settings}`,
+    ])
+    const address = /ipv4_address: (\S+) /.exec(service('nginx'))?.[1]
+    expect(address).toBeDefined()
+    for (const gateway of [service('gateway-1'), service('gateway-2')]) {
+      expect(mapBelow(gateway, 'environment:').SPILLWAY_TRUSTED_PROXIES).toBe(address)
+      expect(gateway).not.toContain('ports:')
+    }
   })
 
   it('mounts files that exist', () => {
@@ -57,7 +86,7 @@ describe('docker-compose.yml', () => {
       ...matches(read('deploy/prometheus/prometheus.yml'), /'([\w-]+):7745'/g),
       ...matches(compose, /http:\/\/([\w-]+):7745\/metrics/g),
     ]
-    expect(hosts).toHaveLength(6)
+    expect(new Set(hosts)).toEqual(new Set(['gateway-1', 'gateway-2', 'router-1', 'router-2', 'worker']))
     expect(hosts.filter((host) => !service(host).includes('*spillway'))).toEqual([])
   })
 
@@ -68,7 +97,8 @@ describe('docker-compose.yml', () => {
 
 describe('kubernetes/spillway.yml', () => {
   const documents = read('deploy/kubernetes/spillway.yml').split(/^---$/m)
-  const workloads = documents.filter((text) => /^kind: (?:Deployment|StatefulSet)$/m.test(text))
+  const workloads = documents.filter((text) => /^ +image: spillway:/m.test(text))
+  const nginx = documents.find((text) => /^ +image: nginx/m.test(text)) ?? ''
 
   it('starts each role with settings that the server takes, the secrets by reference', () => {
     const configs = workloads.map((text) => {
@@ -83,6 +113,16 @@ describe('kubernetes/spillway.yml', () => {
     expect(configs.flatMap(({ warnings }) => warnings)).toEqual([])
     expect(configs.map(({ config }) => config.store.url)).toEqual(Array(3).fill(secrets['database-url']))
     expect(configs.map(({ config }) => config.routing.natsUrls)).toEqual(Array(3).fill([secrets['nats-url']]))
+    const redisUrls = configs.map(({ config }) => config.generation.redisUrl)
+    expect(redisUrls).toEqual([secrets['redis-url'], null, secrets['redis-url']])
+  })
+
+  it('puts nginx before the Service of the gateways, and lets its streams end', () => {
+    const server = 'spillway-gateway:7745 max_fails=0'
+    expect(gatewaysOf(editedForContainer(nginx))).toEqual([server, server])
+    expect(documents.filter((text) => /^kind: Service$[\s\S]*name: spillway-gateway$/m.test(text))).toHaveLength(1)
+    const longestStream = loadConfig({}).config.generation.totalSeconds
+    expect(Number(/terminationGracePeriodSeconds: (\d+)/.exec(nginx)?.[1])).toBeGreaterThan(longestStream)
   })
 
   it('gives a drain the time that it takes, and probes what is there', () => {
@@ -119,6 +159,18 @@ describe('files for other programs', () => {
     })
     await check({ skip }).finally(() => rm(folder, { recursive: true, force: true }))
   })
+
+  it.for(['docker-compose.yml', 'kubernetes/spillway.yml'])(
+    'nginx takes what %s makes of its configuration',
+    async (file, { skip }) => {
+      const found = await findNginx()
+      if ('missing' in found) return skip(found.missing)
+      // Names that are known there only.
+      const config = editedForContainer(read(`deploy/${file}`)).replaceAll(/(?<=^ +server )[\w-]+(?=:)/gm, 'localhost')
+      const { ok, output } = await checkNginxConfig(found.program, config)
+      expect(ok, output).toBe(true)
+    },
+  )
 
   it('the configuration of NATS is taken by every server; the synced one by those that know how', async ({ skip }) => {
     const found = await findNats()

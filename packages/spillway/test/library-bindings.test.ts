@@ -194,7 +194,7 @@ describe('both bindings answer the same', () => {
     const intake = await b.intake({
       wrap: (store) =>
         overriding(store, {
-          takeConnections: () => Promise.reject(Object.assign(new Error('away'), { code: 'unavailable' })),
+          changeConnections: () => Promise.reject(Object.assign(new Error('away'), { code: 'unavailable' })),
         }),
     })
     const { send } = await both(
@@ -276,14 +276,14 @@ describe('places', () => {
     const intake = await b.intake({
       wrap: (store) =>
         overriding(store, {
-          takeConnections: async (worker, pool, identities, limits) => {
-            asked.fire()
-            await grant.promise
-            return store.takeConnections(worker, pool, identities, limits)
-          },
-          giveConnections: async (worker, pool, identities) => {
-            await store.giveConnections(worker, pool, identities)
-            given.n++
+          changeConnections: async (worker, pool, change) => {
+            if (change.takes.length > 0) {
+              asked.fire()
+              await grant.promise
+            }
+            const told = await store.changeConnections(worker, pool, change)
+            given.n += change.gives.length
+            return told
           },
         }),
     })

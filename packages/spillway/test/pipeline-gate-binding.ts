@@ -10,8 +10,7 @@ export function bindingFor(overrides: Partial<GateBinding> = {}): GateBinding {
     now: () => 0,
     pressureLevel: () => 'inactive',
     registerCapacity: () => undefined,
-    takeConnection: async () => 'granted',
-    giveConnection: () => undefined,
+    takeConnection: async () => ({ release: () => undefined }),
     ...overrides,
   }
 }

@@ -288,7 +288,10 @@ describe('connections', () => {
     })
     const dead = randomUUID()
     await alive.core.store.enlist(dead, 'dead', 60_000)
-    await alive.core.store.takeConnections(dead, 'op', ['ann'], { perIdentity: 1, total: 1 })
+    await alive.core.store.changeConnections(dead, 'op', {
+      ...{ seq: 1, held: null, gives: [] },
+      takes: [{ identity: 'ann', perIdentity: 1, total: 1 }],
+    })
     expect(await alive.submit(op, { n: 1 }, { identity: 'ann' })).toMatchObject({
       refusal: { code: 'connection_limit' },
     })
@@ -303,7 +306,7 @@ describe('connections', () => {
     const intake = await b.intake({
       wrap: (store) =>
         overriding(store, {
-          takeConnections: () => Promise.reject(Object.assign(new Error('away'), { code: 'unavailable' })),
+          changeConnections: () => Promise.reject(Object.assign(new Error('away'), { code: 'unavailable' })),
         }),
     })
     const op = intake.define('op', { body: Body, gates: [connections({ perIdentity: 1, total: 1 })], run: () => 1 })
@@ -317,8 +320,10 @@ describe('connections', () => {
     const intake = await b.intake({
       wrap: (store) =>
         overriding(store, {
-          giveConnections: (worker, pool, identities) =>
-            faults.left-- > 0 ? Promise.reject(new Error('away')) : store.giveConnections(worker, pool, identities),
+          changeConnections: (worker, pool, change) =>
+            change.takes.length === 0 && faults.left-- > 0
+              ? Promise.reject(new Error('away'))
+              : store.changeConnections(worker, pool, change),
         }),
     })
     const op = intake.define('op', { body: Body, gates: [connections({ perIdentity: 1, total: 1 })], run: () => 1 })

@@ -1,3 +1,4 @@
+export * from './generation.js'
 export * from './message-administration.js'
 export * from './messages.js'
 export * from './names.js'

@@ -1,4 +1,5 @@
 export * from './codes.js'
+export * from './generation.js'
 export * from './limits.js'
 export * from './messages.js'
 export * from './operations.js'

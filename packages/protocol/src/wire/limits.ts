@@ -30,6 +30,7 @@ export const limits = {
   ackErrorCharacters: 10_000,
   transactionOperationsMax: 1_000,
   leaseSecondsMax: 86_400,
+  chatBodyBytes: 16_777_216,
 } as const
 
 /** Lower first. The names are those of the messages workload and of background work. */

@@ -1,7 +1,6 @@
 import { BlockList, isIP } from 'node:net'
 import { isInjectedByKubernetes, isOwnName, nearestName } from './names.js'
 import { clientSettings, type Setting, type SettingsTable, settings, type ValueOf, type ValuesOf } from './settings.js'
-import { unmountedNames } from './unmounted.js'
 import { allowedValues, parseSetting, type SettingValue, showRejected } from './values.js'
 
 export type Environment = Readonly<Record<string, string | undefined>>
@@ -63,10 +62,15 @@ export function loadConfig(environment: Environment = process.env): LoadedConfig
   const warnings: string[] = []
   const problems: ConfigProblem[] = []
   const env = withoutInjected(environment, warnings)
-  findForeignNames(env, problems)
+  findUnknownNames(env, problems)
   const sources = new Map<string, ConfigSource>()
   const values = readTable(settings, env, sources, problems)
-  const config: Config = { ...values, petitions: completePetitions(values.petitions), listen: true }
+  const config: Config = {
+    ...values,
+    petitions: completePetitions(values.petitions),
+    generation: completeGeneration(values.generation, sources),
+    listen: true,
+  }
   findContradictions(config, problems, new Set(problems.map((problem) => problem.name)))
   if (problems.length > 0) throw new ConfigError(problems)
   return { config, sources, warnings: [...warnings, ...findDoubtful(config)] }
@@ -77,6 +81,18 @@ function completePetitions(given: ValuesOf<typeof settings>['petitions']): Petit
     ...given,
     queueHysteresis: given.queueHysteresis ?? Math.min(500, Math.floor(given.queueThreshold * 0.05)),
     rateTtlHours: given.rateTtlHours ?? Math.max(2, given.rateWindowMinutes / 60 + 1),
+  }
+}
+
+/** A lower limit around it lowers what nobody has set; what was set above it is a contradiction. */
+function completeGeneration(given: Config['generation'], sources: ReadonlyMap<string, ConfigSource>) {
+  const atMost = (name: string, value: number, limit: number) =>
+    sources.get(name) === 'default' ? Math.min(value, limit) : value
+  return {
+    ...given,
+    poolPerUser: atMost('CONNECTION_POOL_MAX_PER_USER', given.poolPerUser, given.poolGlobal),
+    failoverBaseDelayMs: atMost('QUEUE_FAILOVER_BASE_DELAY_MS', given.failoverBaseDelayMs, given.failoverMaxDelayMs),
+    firstTokenSeconds: atMost('STREAM_FIRST_TOKEN_SECONDS', given.firstTokenSeconds, given.totalSeconds),
   }
 }
 
@@ -122,15 +138,11 @@ function withoutInjected(environment: Environment, warnings: string[]): Environm
   return kept
 }
 
-function findForeignNames(env: Environment, problems: ConfigProblem[]): void {
+function findUnknownNames(env: Environment, problems: ConfigProblem[]): void {
   for (const name of Object.keys(env).sort()) {
-    const workload = unmountedNames.get(name)
-    if (workload !== undefined) {
-      problems.push({ name, message: `${name} belongs to the ${workload} workload, which this version does not have` })
-    } else if (isOwnName(name) && !knownNames.has(name)) {
-      const meant = nearestName(name, knownNames)
-      problems.push({ name, message: `${name} is not a known setting${meant ? `; did you mean ${meant}?` : ''}` })
-    }
+    if (!isOwnName(name) || knownNames.has(name)) continue
+    const meant = nearestName(name, knownNames)
+    problems.push({ name, message: `${name} is not a known setting${meant ? `; did you mean ${meant}?` : ''}` })
   }
 }
 
@@ -167,10 +179,13 @@ function readSetting<S extends Setting>(
   return setting.default
 }
 
+/** Names that contradict each other, the one to look at first before the others. */
+type Say = (names: readonly string[], message: string) => void
+
 /** Settings that are right by themselves and wrong together. Those already known to be wrong are not compared. */
 function findContradictions(config: Config, problems: ConfigProblem[], wrong: ReadonlySet<string>): void {
   const { server, auth, operations } = config
-  const say = (names: readonly string[], message: string) => {
+  const say: Say = (names, message) => {
     if (!names.some((name) => wrong.has(name))) problems.push({ name: names[0] ?? '', message })
   }
   const authNames = ['SPILLWAY_API_KEYS', 'SPILLWAY_JWKS_URL', 'SPILLWAY_JWT_SECRET']
@@ -206,6 +221,7 @@ function findContradictions(config: Config, problems: ConfigProblem[], wrong: Re
       say(names, `${names.join(', ')} are ${values.join(', ')}: each must be more than the one before`)
     }
   }
+  findGenerationContradictions(config, say)
   if (operations.retryBaseMs > operations.retryMaxMs) {
     say(
       ['SPILLWAY_RETRY_BASE_MS', 'SPILLWAY_RETRY_MAX_MS'],
@@ -216,6 +232,25 @@ function findContradictions(config: Config, problems: ConfigProblem[], wrong: Re
     say(
       ['SPILLWAY_HEADERS_TIMEOUT_MS', 'SPILLWAY_REQUEST_TIMEOUT_MS'],
       `SPILLWAY_HEADERS_TIMEOUT_MS (${server.headersTimeoutMs}) is more than SPILLWAY_REQUEST_TIMEOUT_MS (${server.requestTimeoutMs})`,
+    )
+  }
+}
+
+function findGenerationContradictions({ generation }: Config, say: Say): void {
+  const { upstreamKey, upstreamUrl, poolPerUser, poolGlobal, failoverBaseDelayMs, failoverMaxDelayMs } = generation
+  const { firstTokenSeconds, totalSeconds } = generation
+  const pairs: readonly (readonly [string, number, string, number])[] = [
+    ['CONNECTION_POOL_MAX_PER_USER', poolPerUser, 'CONNECTION_POOL_MAX_GLOBAL', poolGlobal],
+    ['QUEUE_FAILOVER_BASE_DELAY_MS', failoverBaseDelayMs, 'QUEUE_FAILOVER_MAX_DELAY_MS', failoverMaxDelayMs],
+    ['STREAM_FIRST_TOKEN_SECONDS', firstTokenSeconds, 'STREAM_TOTAL_SECONDS', totalSeconds],
+  ]
+  for (const [inner, value, outer, limit] of pairs) {
+    if (value > limit) say([inner, outer], `${inner} (${value}) is more than ${outer} (${limit})`)
+  }
+  if (upstreamKey !== null && upstreamUrl === null) {
+    say(
+      ['GENERATION_UPSTREAM_KEY', 'GENERATION_UPSTREAM_URL'],
+      'GENERATION_UPSTREAM_KEY is set without GENERATION_UPSTREAM_URL: the demo model would answer, and the key be sent to nobody',
     )
   }
 }

@@ -1,5 +1,8 @@
-/** A variable that starts with one of these is ours: an unknown one is a mistake, not somebody else's. */
-const ownPrefix = /^(?:SPILLWAY|PETITION|ROUTER|QUEUE_FAILOVER)_/u
+/**
+ * A variable that starts with one of these is ours: an unknown one is a mistake, not somebody else's. STREAM_, GATEWAY_
+ * and ALERT_ are not among them: others use those too, and their variables must not stop our start.
+ */
+const ownPrefix = /^(?:SPILLWAY|PETITION|ROUTER|QUEUE_FAILOVER|GENERATION|CONNECTION_POOL)_/u
 
 export function isOwnName(name: string): boolean {
   return ownPrefix.test(name)

@@ -1,4 +1,6 @@
 import { limits } from '@spillway/protocol/wire'
+import { generationSettings } from './generation-settings.js'
+import { messageSettings } from './message-settings.js'
 import { petitionSettings } from './petition-settings.js'
 import { routingSettings } from './routing-settings.js'
 
@@ -32,7 +34,13 @@ export type Setting = Described &
         readonly allowed: string
         readonly default: string | null
       }
-    | { readonly type: 'url'; readonly protocols: readonly string[]; readonly default: string | null }
+    | {
+        readonly type: 'url'
+        readonly protocols: readonly string[]
+        /** Paths are appended to it: no query and no fragment; slashes at its end are dropped. */
+        readonly base?: true
+        readonly default: string | null
+      }
     | { readonly type: 'urls'; readonly protocols: readonly string[]; readonly default: readonly string[] | null }
     | { readonly type: 'origins'; readonly wildcard?: true; readonly default: readonly string[] | null }
     | { readonly type: 'networks'; readonly default: readonly string[] }
@@ -367,26 +375,8 @@ export const settings = {
   },
   petitions: petitionSettings,
   routing: routingSettings,
-  messages: {
-    pushPendingMax: {
-      name: 'SPILLWAY_PUSH_PENDING_MAX',
-      type: 'integer',
-      min: 1,
-      max: 100_000_000,
-      default: 10_000,
-      unit: 'operations',
-      meaning: 'operations that may wait; a push that would have to join more is answered 429',
-    },
-    encryptionKey: {
-      name: 'SPILLWAY_ENCRYPTION_KEY',
-      type: 'text',
-      pattern: /^[0-9a-f]{64}$/iu,
-      allowed: '64 hexadecimal digits (32 bytes), e.g. from: openssl rand -hex 32',
-      default: null,
-      secret: true,
-      meaning: 'key of queues with encryptionEnabled (AES-256-GCM); the same on every instance',
-    },
-  },
+  messages: messageSettings,
+  generation: generationSettings,
 } as const satisfies SettingsTable
 
 /** What the `ops` and `dead-letters` commands need to reach a running server. */

@@ -23,7 +23,7 @@ export function parseSetting(setting: Setting, text: string): SettingValue | und
     case 'text':
       return setting.pattern.test(text) ? text : undefined
     case 'url':
-      return parseUrl(text, setting.protocols)
+      return setting.base ? parseBaseUrl(text, setting.protocols) : parseUrl(text, setting.protocols)
     case 'urls': {
       const urls = parseEach(text, (one) => parseUrl(one, setting.protocols))
       return urls?.length === 0 ? undefined : urls
@@ -54,8 +54,10 @@ export function allowedValues(setting: Setting): string {
       return `one or more of ${setting.choices.join(', ')}, separated by commas`
     case 'text':
       return setting.allowed
-    case 'url':
-      return `a URL starting with ${setting.protocols.map((protocol) => `${protocol}//`).join(' or ')}`
+    case 'url': {
+      const starts = setting.protocols.map((protocol) => `${protocol}//`).join(' or ')
+      return `a URL starting with ${starts}${setting.base ? ', without user, query and fragment' : ''}`
+    }
     case 'urls':
       return `URLs starting with ${setting.protocols.map((protocol) => `${protocol}//`).join(' or ')}, separated by commas`
     case 'origins':
@@ -84,6 +86,13 @@ export function showRejected(setting: Setting, text: string): string {
 function parseUrl(text: string, protocols: readonly string[]): string | undefined {
   const standard = text.startsWith('postgres') ? text.replace('@/', '@socket/') : text
   return URL.canParse(standard) && protocols.includes(new URL(standard).protocol) ? text : undefined
+}
+
+/** A user in it would be sent to nobody: fetch refuses such URLs, and credentials have settings of their own. */
+function parseBaseUrl(text: string, protocols: readonly string[]): string | undefined {
+  if (parseUrl(text, protocols) === undefined || /[?#]/u.test(text)) return undefined
+  const { username, password } = new URL(text)
+  return username === '' && password === '' ? text.replace(/\/+$/u, '') : undefined
 }
 
 function within(setting: { min: number; max: number }, value: number): number | undefined {

@@ -1,4 +1,4 @@
-import type { BoundGate, Gate, GateBinding, Permit } from './gate.js'
+import type { BoundGate, Gate, GateBinding } from './gate.js'
 
 export interface ConnectionsOptions {
   perIdentity: number
@@ -24,8 +24,6 @@ export function connections(options: ConnectionsOptions): Gate<unknown> {
         async acquire({ identity }) {
           const outcome = await binding.takeConnection(pool, identity, options)
           switch (outcome) {
-            case 'granted':
-              return permit(() => binding.giveConnection(pool, identity))
             case 'identity_full':
               return {
                 code: 'connection_limit',
@@ -40,20 +38,11 @@ export function connections(options: ConnectionsOptions): Gate<unknown> {
                 retryAfterMs,
                 gate: 'connections',
               }
+            default:
+              return outcome
           }
         },
       }
-    },
-  }
-}
-
-function permit(give: () => void): Permit {
-  let held = true
-  return {
-    release() {
-      if (!held) return
-      held = false
-      give()
     },
   }
 }

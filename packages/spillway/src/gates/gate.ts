@@ -37,12 +37,12 @@ export interface GateBinding {
   now(): number
   pressureLevel(): PressureLevel
   registerCapacity(name: string, limit: number, resumeBelow: number): void
+  /** Throws when the store cannot say. */
   takeConnection(
     pool: string,
     identity: string,
     limits: { perIdentity: number; total: number },
-  ): Promise<'granted' | 'identity_full' | 'pool_full'>
-  giveConnection(pool: string, identity: string): void
+  ): Promise<Permit | 'identity_full' | 'pool_full'>
 }
 
 export type PressureLevel = 'inactive' | 'warning' | 'active'

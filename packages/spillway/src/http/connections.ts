@@ -65,9 +65,9 @@ function problemOf(code: string | undefined): Problem {
 }
 
 /** The answer that Node has under way on this socket, if any; it has no public name for it. */
-function answerHasBegun(socket: Socket): boolean {
+function answerOf(socket: Socket): Partial<ServerResponse> | null {
   const message: unknown = Reflect.get(socket, '_httpMessage')
-  return typeof message === 'object' && message !== null && Reflect.get(message, 'headersSent') === true
+  return typeof message === 'object' ? message : null
 }
 
 /**
@@ -75,14 +75,15 @@ function answerHasBegun(socket: Socket): boolean {
  * a second one behind it would be read as its body.
  */
 export function answerClientFault(this: FastifyInstance, fault: ConnectionFault, socket: Socket): void {
-  if (fault.code === 'ECONNRESET' || !socket.writable || answerHasBegun(socket)) {
+  const answer = answerOf(socket)
+  if (fault.code === 'ECONNRESET' || !socket.writable || answer?.headersSent === true) {
     socket.destroy()
     return
   }
   const problem = problemOf(fault.code)
   const traceId = newTraceId()
   this.log.debug({ trace_id: traceId, fault: fault.code }, 'connection refused by the HTTP parser')
-  socket.end(rawProblemAnswer(problem, traceId), () => lingerThenDestroy(socket))
+  socket.end(rawProblemAnswer(problem, traceId, answer?.req?.url), () => lingerThenDestroy(socket))
 }
 
 /** How long the rest of a refused request is read and thrown away, in milliseconds. */

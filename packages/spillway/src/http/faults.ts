@@ -1,5 +1,6 @@
 import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
 import { StoreFault } from '../store/postgres/faults.js'
+import { LogFault } from '../streams/port.js'
 import { bodyTooLarge, notJson } from './body-form.js'
 import { discardRest } from './connections.js'
 import { type Problem, sendProblem } from './problem.js'
@@ -28,6 +29,12 @@ function storeProblem({ code }: StoreFault): Problem | undefined {
   }
 }
 
+const logAway: Problem = {
+  code: 'stream_log_unavailable',
+  detail: 'The log of the streams did not answer. Try again later.',
+  retryAfterMs: storeAwayRetryAfterMs,
+}
+
 function isFastifyError(fault: unknown): fault is FastifyError {
   return fault instanceof Error && 'code' in fault && typeof fault.code === 'string' && fault.code.startsWith('FST_')
 }
@@ -45,6 +52,7 @@ export function faultProblem(fault: unknown): Problem | undefined {
     return { code: 'invalid_request', detail: 'The request is not valid.', errors: fault.errors }
   }
   if (fault instanceof StoreFault) return storeProblem(fault)
+  if (fault instanceof LogFault) return logAway
   if (!isFastifyError(fault)) return undefined
   switch (fault.code) {
     case 'FST_ERR_CTP_BODY_TOO_LARGE':

@@ -1,5 +1,4 @@
 /** Tickets: reading, waiting for, cancelling and redriving operations (contract §2), as a Fastify plugin. */
-import { setTimeout as delay } from 'node:timers/promises'
 import {
   LaneBody,
   ListOperationsQuery,
@@ -210,14 +209,11 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         const { id } = request.params
         const ticket = await visible(request, id)
         if (ticket === null) return notFound(reply)
-        const outcome = await cancelPatiently(intake, id)
+        const outcome = await intake.cancel(id, 'cancelled by request')
         switch (outcome) {
           case 'cancelled':
-            intake.waiters.hint(id)
-            intake.wakeAll()
             return operationView((await store.ticket(id)) ?? ticket)
           case 'asked': {
-            intake.wakeAll('cancel')
             const finished = await intake.waiters.wait(id, 2_000)
             if (finished === null) reply.code(202)
             return operationView(finished ?? ticket)
@@ -364,23 +360,6 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         },
       )
     }
-  }
-}
-
-const handedOutMs = 500
-const handedOutLookMs = 25
-
-/**
- * One that is handed out and not begun either begins in a moment or comes back: lanes that an operator holds are handed
- * out to be put aside. Telling its owner that it runs would be wrong.
- */
-async function cancelPatiently(intake: Intake, id: string): ReturnType<Intake['store']['cancel']> {
-  const { store } = intake
-  for (let waitedMs = 0; ; waitedMs += handedOutLookMs) {
-    const outcome = await store.cancel(id, intake.abortableTypes, 'cancelled by request')
-    if (outcome !== 'running' || waitedMs >= handedOutMs) return outcome
-    if ((await store.ticket(id))?.status !== 'pending') return outcome
-    await delay(handedOutLookMs)
   }
 }
 

@@ -50,7 +50,25 @@ describe('problem document', () => {
 
   it('makes a raw answer whose length is that of its body', () => {
     const [head, body] = rawProblemAnswer({ code: 'not_ready', detail: 'ü' }, 'b'.repeat(32)).split('\r\n\r\n')
-    expect(head).toContain(`Content-Length: ${Buffer.byteLength(body ?? '')}`)
-    expect(head).toContain(`Retry-After: ${JSON.parse(body ?? '').retry_after_seconds}`)
+    expect(head).toContain(`content-length: ${Buffer.byteLength(body ?? '')}`)
+    expect(head).toContain(`retry-after: ${JSON.parse(body ?? '').retry_after_seconds}`)
+  })
+
+  it('tells a raw answer in the form of the path that was asked for', () => {
+    const bodyOf = (target: string) =>
+      JSON.parse(
+        rawProblemAnswer({ code: 'request_timeout', detail: 'Late.' }, 'b'.repeat(32), target).split('\r\n\r\n')[1] ??
+          '',
+      )
+    expect(bodyOf('/v1/chat/completions?a=b')).toEqual({
+      error: { message: 'Late.', type: 'invalid_request_error', param: null, code: 'request_timeout' },
+    })
+    expect(bodyOf('/api/v1/push')).toMatchObject({ code: 'request_timeout', instance: '/api/v1/push' })
+  })
+
+  it('takes a status of its own, and goes by it', () => {
+    const passedOn = problemDocument({ code: 'upstream_rejected', detail: '', status: 429 }, place)
+    expect(passedOn).toMatchObject({ status: 429, retry_after_seconds: 1 })
+    expect(problemDocument({ code: 'upstream_rejected', detail: '', status: 422 }, place).status).toBe(422)
   })
 })

@@ -1,6 +1,14 @@
-import { type ProblemCode, type ProblemDocument, problems, routingCodes } from '@spillway/protocol/wire'
+import {
+  type OpenAiError,
+  type OpenAiErrorBody,
+  type ProblemCode,
+  type ProblemDocument,
+  problems,
+  routingCodes,
+} from '@spillway/protocol/wire'
 import type { FastifyReply } from 'fastify'
 import type { RequestFault } from './json-pointer.js'
+import { openAiErrorOf } from './openai-error.js'
 import { retryAfterSeconds } from './retry-after.js'
 
 /** An answer that is not a success, as a value: handlers and gates return it, `sendProblem` puts it on the wire. */
@@ -18,6 +26,10 @@ export interface Problem {
   type?: string
   /** Default: the title of the code. */
   title?: string
+  /** Default: the status of the code. Of an upstream whose answer is passed on. */
+  status?: number
+  /** Told as it is where errors are told in OpenAI's form: an upstream's own. Default: made of the rest. */
+  openai?: OpenAiError
 }
 
 const problemContentType = 'application/problem+json'
@@ -31,7 +43,8 @@ export interface ProblemPlace {
 }
 
 export function problemDocument(problem: Problem, place: ProblemPlace): ProblemDocument {
-  const { status, title } = problems[problem.code]
+  const { title } = problems[problem.code]
+  const status = problem.status ?? problems[problem.code].status
   const document: ProblemDocument = {
     ...problem.extensions,
     type: problem.type ?? `urn:spillway:error:${problem.code}`,
@@ -70,20 +83,52 @@ const asIs = (payload: unknown): string => payload as string
 
 export function sendProblem(reply: FastifyReply, problem: Problem): FastifyReply {
   const { request } = reply
-  const document = problemDocument(problem, { instance: pathOf(request.raw.url ?? '/'), traceId: request.id })
-  tellError(document, request.routeOptions?.config?.tellsError)
-  reply.code(document.status)
-  reply.headers(problemHeaders(document))
+  const place = { instance: pathOf(request.raw.url ?? '/'), traceId: request.id }
+  // A route says itself how; one of a user's own app may well be under /v1.
+  const how = request.is404 ? formAt(place.instance) : request.routeOptions.config.tellsError
+  const { status, headers, body } = toldProblem(problem, place, how)
+  reply.code(status)
+  reply.headers(headers)
   // Set here too: answers to a malformed URL come before the hooks.
   reply.header('x-request-id', request.id)
-  return reply.serializer(asIs).send(JSON.stringify(document))
+  return reply.serializer(asIs).send(body)
 }
 
-/** The clients of some routes read this member alone: a text, or `{code, message}` beside `ok: false`. */
-export type TellsError = true | 'object'
+/**
+ * What the clients of some routes read: beside the problem's members `error`, a text (true) or `{code, message}` with
+ * `ok: false` (object); or OpenAI's error object, and nothing of the problem (openai).
+ */
+export type TellsError = true | 'object' | 'openai'
 
-export function tellError(document: ProblemDocument, how: TellsError | undefined): void {
-  if (how === undefined) return
+/** OpenAI's clients call `/v1`, whatever is there; but for the petitions, whose alias is the only one without `/api`. */
+const openAiPath = /^\/v1(?:$|\/(?!petition-submissions(?:\/|$)))/
+
+/** Where no route was found, or the request could not even be read so far. */
+function formAt(path: string): TellsError | undefined {
+  return openAiPath.test(path) ? 'openai' : undefined
+}
+
+export interface ToldProblem {
+  status: number
+  headers: Record<string, string>
+  body: string
+}
+
+/** A problem as it goes on the wire. */
+export function toldProblem(problem: Problem, place: ProblemPlace, how: TellsError | undefined): ToldProblem {
+  const document = problemDocument(problem, place)
+  const { status } = document
+  const headers = problemHeaders(document)
+  if (how === 'openai') {
+    headers['content-type'] = 'application/json'
+    const told: OpenAiErrorBody = { error: problem.openai ?? openAiErrorOf(document) }
+    return { status, headers, body: JSON.stringify(told) }
+  }
+  if (how !== undefined) addError(document, how)
+  return { status, headers, body: JSON.stringify(document) }
+}
+
+function addError(document: ProblemDocument, how: true | 'object'): void {
   if (how === 'object') document.ok = false
   document.error ??=
     how === 'object' ? { code: objectCodes[document.code] ?? document.code, message: document.detail } : document.detail
@@ -97,19 +142,17 @@ const objectCodes: Partial<Record<ProblemCode, string>> = {
   idempotency_mismatch: 'IDEMPOTENCY_VIOLATION',
 }
 
-/** A whole HTTP/1.1 answer for a connection that has no parsed request, closing it. */
-export function rawProblemAnswer(problem: Problem, traceId: string): string {
-  const document = problemDocument(problem, { instance: '/', traceId })
-  const body = JSON.stringify(document)
-  const lines = [
-    `HTTP/1.1 ${document.status} ${document.title}`,
-    `Content-Type: ${problemContentType}`,
-    `Content-Length: ${Buffer.byteLength(body)}`,
-    `X-Request-Id: ${traceId}`,
-    'X-Content-Type-Options: nosniff',
-    'Cache-Control: no-store',
-    'Connection: close',
-  ]
-  if (document.retry_after_seconds !== undefined) lines.push(`Retry-After: ${document.retry_after_seconds}`)
-  return `${lines.join('\r\n')}\r\n\r\n${body}`
+/** A whole HTTP/1.1 answer, closing the connection. `target`: of its request, where so much of it was understood. */
+export function rawProblemAnswer(problem: Problem, traceId: string, target = '/'): string {
+  const instance = pathOf(target)
+  const { status, headers, body } = toldProblem(problem, { instance, traceId }, formAt(instance))
+  const all = {
+    ...headers,
+    'content-length': String(Buffer.byteLength(body)),
+    'x-request-id': traceId,
+    'x-content-type-options': 'nosniff',
+    connection: 'close',
+  }
+  const lines = Object.entries(all).map(([name, value]) => `${name}: ${value}`)
+  return `HTTP/1.1 ${status} ${problem.title ?? problems[problem.code].title}\r\n${lines.join('\r\n')}\r\n\r\n${body}`
 }

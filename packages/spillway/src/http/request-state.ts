@@ -21,7 +21,7 @@ declare module 'fastify' {
     public?: true
     /** Never refused for lack of connections or while draining (health, metrics). */
     neverShed?: true
-    /** Problems also have `error`: the clients of these routes read it. */
+    /** How the clients of this route read problems, where that is not as a problem document alone. */
     tellsError?: TellsError
   }
 }

@@ -32,6 +32,7 @@ import { alertRoutes, defineAlerts } from '../workloads/alerts/index.js'
 import { parseAllowList } from '../workloads/http-request/allow-list.js'
 import { defineHttpRequest, httpRequestBody } from '../workloads/http-request/index.js'
 import { defineMessages, messageAdministrationRoutes, messageRoutes, pushMount } from '../workloads/messages/index.js'
+import { defineGeneration, generationRoutes } from '../workloads/generation/index.js'
 import { defineObjectives, objectiveRoutes } from '../workloads/objectives/index.js'
 import { definePetitions, petitionPrefixes, petitionRoutes } from '../workloads/petitions/index.js'
 import { defineRouting, routingMounts, routingRoutes } from '../workloads/routing/index.js'
@@ -39,6 +40,7 @@ import { buildApp } from './app.js'
 import { createAuthenticator } from './auth.js'
 import { addDemoEcho } from './demo-echo.js'
 import { mountedRoute } from './fastify-binding.js'
+import { generationParts } from './generation-parts.js'
 import { addHealth, type CheckState } from './health.js'
 import { addLanding } from './landing.js'
 import { mount } from './mount.js'
@@ -110,12 +112,19 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   let broker: RouterBroker | null = null
   const nats = (): CheckState =>
     broker?.isConnected === true ? { ok: true } : { ok: false, detail: 'NATS does not answer; decide is refused' }
+  let redisCheck: (() => CheckState) | null = null
+  const redis = (): CheckState =>
+    redisCheck?.() ?? { ok: false, optional: true, detail: 'not connected yet; streams are kept in the store' }
   addOpenApi(app, version)
   const accepting = (): CheckState =>
     intake?.isDraining === true ? { ok: false, detail: 'this instance is shutting down' } : { ok: true }
   addHealth(app, {
     version,
-    checks: { store, accepting, ...(config.routing.natsUrls !== null && { nats }) },
+    checks: {
+      ...{ store, accepting },
+      ...(config.routing.natsUrls !== null && { nats }),
+      ...(config.generation.redisUrl !== null && { redis }),
+    },
     metrics: { contentType: metrics.contentType, render: () => metrics.scrape() },
     protectMetrics: config.auth.protectMetrics,
   })
@@ -174,6 +183,9 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   })
   const objectives = defineObjectives(api, { schema, log, metrics: createObjectiveMetrics(metrics.registry) })
   const routing = defineRouting(routingDepsOf(config, { api, schema, broker, alerts, objectives, metrics, log }))
+  const streams = generationParts(config, { api, metrics, log })
+  redisCheck = streams.redis
+  const generation = defineGeneration(streams.deps)
   // A process that only runs the queue has health and metrics, and takes nothing in.
   if (config.process.roles.includes('gateway')) {
     app.route({
@@ -223,6 +235,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     }
     await app.register(alertRoutes(alerts) as never)
     await app.register(objectiveRoutes(objectives) as never)
+    await app.register(generationRoutes(generation) as never)
   }
   if (isLoopbackHost(config.server.host)) addDemoEcho(app)
   addLanding(app, { version })
@@ -234,10 +247,11 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     petitions.close()
     await messages.close()
     await routing.stop()
-    await core.stop()
+    await Promise.all([generation.drain(), core.stop()])
     await Promise.race([app.close(), new Promise((done) => setTimeout(done, closeGraceMs).unref())])
     app.server.closeAllConnections()
-    await Promise.all([routing.close(), alerts.close(), objectives.close()])
+    await Promise.all([routing.close(), alerts.close(), objectives.close(), generation.close()])
+    await streams.close()
     await core.close()
     await httpRequest.close()
     await server?.stop()
@@ -251,6 +265,8 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     throw listenFault(fault, config)
   }
   routing.start()
+  generation.start()
+  streams.start()
   const started = core.start()
   started.catch((fault: unknown) => log.fatal({ err: fault }, 'the store cannot be used'))
   // An embedded store is there: wait for it, so that the first request after the greeting is answered.

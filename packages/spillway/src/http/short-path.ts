@@ -16,7 +16,7 @@ import { goneSignal } from './connections.js'
 import { faultProblem, internalFault } from './faults.js'
 import { hasRole, type Principal, type Role } from './identity.js'
 import type { Entered, Entry, Mount } from './mount.js'
-import { type Problem, problemDocument, problemHeaders, type TellsError, tellError } from './problem.js'
+import { type Problem, type TellsError, toldProblem } from './problem.js'
 import { parseStrictJson } from './strict-json.js'
 import { traceFor, traceIdOf } from './trace.js'
 
@@ -42,7 +42,7 @@ interface ShortRoute {
   role: Role
   /** Default: the server's. */
   bodyLimitBytes?: number
-  /** Problems also have `error`. */
+  /** How its clients read problems. */
   tellsError?: TellsError
 }
 
@@ -187,9 +187,9 @@ class Passage {
       this.#write(status, headers, JSON.stringify(body))
       return
     }
-    const document = problemDocument(wire.problem, { instance: this.#asked.path, traceId: this.#asked.traceId })
-    tellError(document, this.#route.tellsError)
-    this.#write(document.status, { ...wire.headers, ...problemHeaders(document) }, JSON.stringify(document))
+    const place = { instance: this.#asked.path, traceId: this.#asked.traceId }
+    const { status, headers, body } = toldProblem(wire.problem, place, this.#route.tellsError)
+    this.#write(status, { ...wire.headers, ...headers }, body)
   }
 
   #write(status: number, headers: Record<string, string>, body: string): void {

@@ -1,4 +1,4 @@
-/** The flushes of an intake: one for all `run` definitions, one for each `apply` definition, one for each pool. */
+/** The flushes of an intake: one for the `run` definitions of the same slots, one for each `apply` definition. */
 import { FairClock } from '../operations/fair-clock.js'
 import type { AcceptContext, Accepted, AcceptItem, Decided, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
@@ -13,13 +13,11 @@ export type Apply = (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<re
 export type Effect = SqlEffect<unknown, unknown>
 /** What is submitted together is written together: a request's items, mostly one. */
 export type AcceptFlush = Flush<readonly PendingItem[], readonly Accepted[]>
-type Place = 'granted' | 'identity_full' | 'pool_full'
 
-/** A place that this process holds, and as whom it took it. */
-interface Holder {
-  pool: string
-  identity: string
-  worker: string
+/** What is waited behind: the estimate of waits goes by it. */
+export interface Backlog {
+  load: Load
+  concurrency: number
 }
 
 export interface AcceptingOptions {
@@ -27,36 +25,37 @@ export interface AcceptingOptions {
   settings: IntakeSettings
   metrics: Metrics
   log: IntakeLog
-  load: Load
   worker(): string
-  isDraining(): boolean
+  /** Operations in the queue, whoever runs them. */
+  depth(): number
+  /** Of what has no slots of its own. */
+  general(): Backlog
 }
 
 const flushItemsMax = 500
 const flushBytesMax = 4 * 1_048_576
 const waitingItemsMax = 10_000
 const backlogMsMax = 86_400_000
-const giveAgainMs = 500
 const attemptsMax = 3
 
 export class Accepting {
   readonly #o: AcceptingOptions
   readonly #fair = new FairClock()
   readonly #flushes: AcceptFlush[] = []
-  readonly #connectionFlushes = new Map<string, Flush<string, Place>>()
-  readonly #holders: Holder[] = []
-  /** For operations that are run. */
-  readonly operations: AcceptFlush
 
   constructor(options: AcceptingOptions) {
     this.#o = options
-    this.operations = this.#makeFlush((pending) => this.#accept(pending))
+  }
+
+  /** For operations that are run in the same slots. */
+  operations(backlog: Backlog): AcceptFlush {
+    return this.#makeFlush((pending) => this.#accept(pending, this.#context(backlog)))
   }
 
   /** For one definition whose effect is rows of the store. */
   applying(apply: Apply | Effect, pendingMax?: number): AcceptFlush {
     return this.#makeFlush((pending) => {
-      const context = this.context(pendingMax)
+      const context = this.#context(this.#o.general(), pendingMax)
       return typeof apply === 'function'
         ? this.#acceptAndApply(apply, pending, context)
         : this.#acceptWithEffect(apply, pending, context)
@@ -75,16 +74,16 @@ export class Accepting {
   }
 
   /** Inside the caller's own transaction: no flush, no waiting. */
-  async within(tx: Tx, item: AcceptItem): Promise<Accepted> {
+  async within(tx: Tx, item: AcceptItem, backlog: Backlog): Promise<Accepted> {
     this.#fair.stamp([item])
-    const [accepted] = await this.#o.store.acceptWithin(tx, [item], this.context())
+    const [accepted] = await this.#o.store.acceptWithin(tx, [item], this.#context(backlog))
     if (accepted === undefined) throw new Error('the store gave no verdict')
     return accepted
   }
 
   /** Effects that are functions of the store, decided and written in the caller's own transaction. */
   applyWithin(tx: Tx, effect: Effect, pending: readonly PendingItem[], pendingMax?: number): Promise<Accepted[]> {
-    return this.#acceptWithEffect(effect, together(pending, 1), this.context(pendingMax), tx)
+    return this.#acceptWithEffect(effect, together(pending, 1), this.#context(this.#o.general(), pendingMax), tx)
   }
 
   #makeFlush(write: (pending: readonly PendingItem[]) => Promise<Accepted[]>): AcceptFlush {
@@ -109,10 +108,10 @@ export class Accepting {
     return flush
   }
 
-  async #accept(pending: readonly PendingItem[]): Promise<Accepted[]> {
+  async #accept(pending: readonly PendingItem[], context: AcceptContext): Promise<Accepted[]> {
     const items = pending.map((p) => p.item)
     this.#fair.stamp(items)
-    const accepted = await this.#o.store.accept(items, this.context())
+    const accepted = await this.#o.store.accept(items, context)
     this.#learn(items, accepted)
     return accepted
   }
@@ -166,53 +165,14 @@ export class Accepting {
   }
 
   /** What a flush has to know beside its items. */
-  context(pendingMax?: number): AcceptContext {
-    const { load, settings } = this.#o
+  #context({ load, concurrency }: Backlog, pendingMax?: number): AcceptContext {
+    const { settings } = this.#o
     return {
       worker: this.#o.worker(),
-      backlogMs: Math.min(backlogMsMax, load.drainMs(load.depth - settings.concurrency) ?? 0),
+      backlogMs: Math.min(backlogMsMax, load.drainMs(load.depth - concurrency) ?? 0),
       keyTtlMs: settings.idempotencyTtlMs,
-      isFull: load.depth >= Math.min(settings.pendingMax, pendingMax ?? settings.pendingMax),
+      isFull: this.#o.depth() >= Math.min(settings.pendingMax, pendingMax ?? settings.pendingMax),
     }
-  }
-
-  /** Places in a pool of connections are taken by group commit, too. */
-  connections(pool: string, limits: { perIdentity: number; total: number }): Flush<string, Place> {
-    const known = this.#connectionFlushes.get(pool)
-    if (known !== undefined) return known
-    const flush = new Flush<string, Place>({
-      write: async (identities) => {
-        const worker = this.#o.worker()
-        const places = await this.#o.store.takeConnections(worker, pool, identities, limits)
-        for (const [i, identity] of identities.entries())
-          if (places[i] === 'granted') this.#holders.push({ pool, identity, worker })
-        return places
-      },
-      isPoison: () => false,
-      sizeOf: () => 100,
-      itemsMax: flushItemsMax,
-      bytesMax: flushBytesMax,
-      waitingMax: waitingItemsMax,
-      timeoutMs: this.#o.settings.storeTimeoutMs * 0.9,
-      timeoutFault: () => Object.assign(new Error('the write waited too long'), { code: 'timeout' }),
-    })
-    this.#connectionFlushes.set(pool, flush)
-    return flush
-  }
-
-  giveConnection(pool: string, identity: string): void {
-    const index = this.#holders.findIndex((held) => held.pool === pool && held.identity === identity)
-    const [held] = index < 0 ? [] : this.#holders.splice(index, 1)
-    if (held !== undefined) this.#give(held)
-  }
-
-  #give(held: Holder): void {
-    // As the process it was then: one that was given up since has lost its places already.
-    this.#o.store.giveConnections(held.worker, held.pool, [held.identity]).catch((fault: unknown) => {
-      if (this.#o.isDraining()) return
-      this.#o.log.warn({ err: fault, pool: held.pool }, 'could not give a connection back; tried again')
-      setTimeout(() => this.#give(held), giveAgainMs).unref()
-    })
   }
 }
 

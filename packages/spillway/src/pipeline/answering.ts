@@ -4,18 +4,16 @@ import type { Metrics } from '../telemetry/metrics.js'
 import { codeOf } from './again.js'
 import type { Answer } from './answer.js'
 import type { Dispatch } from './dispatch.js'
-import type { Load } from './load.js'
 import { type Refusal, refusedBy, storeAwayRetryMs, toldRate } from './refusal.js'
 import type { IntakeLog } from './settings.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
-import type { Work } from './work.js'
 
 export interface AnsweringOptions {
   metrics: Metrics
   log: IntakeLog
-  load: Load
-  work: Work
   dispatch: Dispatch
+  /** This process may hold leases that it does not know of. */
+  suspect(): void
   /** Other instances may have work to do. */
   announce(): void
 }
@@ -43,26 +41,19 @@ export class Answering {
         this.#o.metrics.admissions.labels(type, 'execute', 'applied').inc()
         return { kind: 'done', operationId: item.id, result: pending.result, replayed: false, ...rate }
       case 'execute':
-        if (submission.respondAsync === true) {
-          this.#o.metrics.admissions.labels(type, 'queue', 'requested').inc()
-          this.#o.dispatch.start(item, accepted)
-          return {
-            kind: 'queued',
-            operationId: item.id,
-            place: 0,
-            // It runs: no backlog is before it.
-            waitMs: item.paceMs,
-            reason: 'requested',
-            replayed: false,
-            ...rate,
-          }
+        if (item.reason === 'requested' || item.reason === 'still_running') {
+          const { reason } = item
+          this.#o.metrics.admissions.labels(type, reason === 'requested' ? 'queue' : 'execute', reason).inc()
+          this.#o.dispatch.start(bound, item, accepted)
+          // It runs: no backlog is before it.
+          const { id: operationId, paceMs: waitMs } = item
+          return { kind: 'queued', operationId, place: 0, waitMs, reason, replayed: false, ...rate }
         }
         this.#o.metrics.admissions.labels(type, 'execute', 'direct').inc()
-        return { ...(await this.#o.dispatch.execute(item, accepted, submission)), ...rate }
+        return { ...(await this.#o.dispatch.execute(bound, item, accepted, submission)), ...rate }
       case 'queue': {
         this.#o.metrics.admissions.labels(type, 'queue', accepted.reason).inc()
-        this.#o.load.accepted()
-        this.#queued(item)
+        this.#queued(bound, item)
         const queued: Answer = {
           kind: 'queued',
           operationId: item.id,
@@ -72,9 +63,7 @@ export class Answering {
           replayed: false,
           ...rate,
         }
-        return submission.waitMs === undefined
-          ? queued
-          : this.#o.dispatch.waitFor(queued, submission.waitMs, submission.signal)
+        return submission.waitMs ? this.#o.dispatch.waitFor(queued, submission.waitMs, submission.signal) : queued
       }
       case 'refuse':
         return { kind: 'refused', refusal: this.refuse(type, refusedBy(bound, submission, pending, accepted)) }
@@ -100,15 +89,16 @@ export class Answering {
     return { kind: 'refused', refusal: this.refuse(type, refusal) }
   }
 
-  #queued(item: AcceptItem): void {
-    if (item.delayMs > 0) this.#o.work.wakeIn(item.delayMs)
-    else this.#o.work.wake()
+  #queued({ slots: { work, load } }: Bound, item: AcceptItem): void {
+    load.accepted()
+    if (item.delayMs > 0) work.wakeIn(item.delayMs)
+    else work.wake()
     this.#o.announce()
   }
 
   /** The accepting statement failed: nothing was decided, or nobody knows. */
   storeFault(bound: Bound, item: AcceptItem, fault: unknown): Refusal {
-    if (item.execute) this.#o.work.suspect()
+    if (item.execute) this.#o.suspect()
     const code = codeOf(fault)
     if (code === 'data' || code === undefined || code === 'other') {
       this.#o.log.error({ err: fault, type: bound.type, operation: item.id }, 'an operation could not be stored')

@@ -112,6 +112,11 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
   whenBusy?: 'queue' | 'refuse'
   /** A running one can be cancelled: the handler heeds `ctx.signal`. Default false. */
   abortable?: boolean
+  /**
+   * Slots of their own, apart from the intake's `concurrency`, for operations that last: they neither take the slots of others
+   * nor wait for them. Definitions with the same name share them; so many run at once in this process.
+   */
+  slots?: { name: string; concurrency: number }
   run: (body: Static<S>, context: RunContext) => Promise<Result> | Result
   pendingMax?: never
   apply?: never
@@ -124,6 +129,7 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
 export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Result> {
   whenBusy?: 'queue' | 'refuse'
   abortable?: never
+  slots?: never
   /** Operations that may wait, of all types, for one of this type to join them. Default: as many as the intake holds. */
   pendingMax?: number
   apply: ((tx: Tx, items: readonly ApplyItem<Static<S>>[]) => Promise<readonly Result[]>) | SqlEffect<Static<S>, Result>

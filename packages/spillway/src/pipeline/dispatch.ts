@@ -2,13 +2,11 @@
 import type { Accepted, AcceptItem, Claimed, Store } from '../store/port.js'
 import { type Answer, finishedAnswer, replayed, settledAnswer } from './answer.js'
 import type { IntakeLog } from './settings.js'
-import type { Submission } from './submission.js'
+import type { Bound, Submission } from './submission.js'
 import type { Waiters } from './waiters.js'
-import type { Work } from './work.js'
 
 export interface DispatchOptions {
   store: Store
-  work: Work
   waiters: Waiters
   log: IntakeLog
   directWaitMs: number
@@ -23,6 +21,7 @@ export class Dispatch {
 
   /** Runs an operation that this process was given with its acceptance. */
   async execute(
+    { slots }: Bound,
     item: AcceptItem,
     accepted: Extract<Accepted, { verdict: 'execute' }>,
     submission: Submission,
@@ -33,7 +32,7 @@ export class Dispatch {
     const late = new Promise<'late'>((resolve) => {
       timer = setTimeout(() => resolve('late'), patienceMs)
     })
-    const outcome = await Promise.race([this.#o.work.execute(claimedBy(item, accepted)), late])
+    const outcome = await Promise.race([slots.work.execute(claimedBy(item, accepted)), late])
     clearTimeout(timer)
     if (outcome === 'late') return this.#becameTicket(item, 'still_running', 0)
     if (outcome === null) return this.#afterLoss(item)
@@ -49,8 +48,8 @@ export class Dispatch {
   }
 
   /** The same for one whose caller has its ticket already: nobody waits for the end. */
-  start(item: AcceptItem, accepted: Extract<Accepted, { verdict: 'execute' }>): void {
-    void this.#o.work.execute(claimedBy(item, accepted))
+  start({ slots }: Bound, item: AcceptItem, accepted: Extract<Accepted, { verdict: 'execute' }>): void {
+    void slots.work.execute(claimedBy(item, accepted))
   }
 
   /** The caller's patience ended before the run did: the work is durable already, the answer is its ticket. */
@@ -84,7 +83,7 @@ export class Dispatch {
   /** The stored answer; a caller who waits is told as the first one was. */
   async replay(accepted: Extract<Accepted, { verdict: 'replay' }>, submission: Submission): Promise<Answer> {
     const answer = replayed(accepted.operationId, accepted.answer)
-    if (answer.kind !== 'queued' || submission.waitMs === undefined) return answer
+    if (answer.kind !== 'queued' || !submission.waitMs) return answer
     const waited = await this.waitFor(answer, submission.waitMs, submission.signal)
     return waited.kind === 'refused' ? waited : { ...waited, replayed: true }
   }

@@ -10,25 +10,27 @@ import { type BoundGate, type GateBinding, type GateRequest, gateOrder, type Per
 import { Door } from '../pressure/door.js'
 import { Lateness } from '../pressure/lateness.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
-import type { Accepted, Pulse, Store, Tx } from '../store/port.js'
+import type { Accepted, CancelOutcome, Pulse, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
 import { Accepting, type Apply, type Effect, queuedApply } from './accepting.js'
 import type { Answer } from './answer.js'
 import { Answering } from './answering.js'
+import { cancelPatiently } from './cancelling.js'
 import type { DefineOptions, Definition } from './define.js'
 import { Dispatch } from './dispatch.js'
 import { FleetNumbers } from './fleet-numbers.js'
 import { GateRegistry } from './gate-registry.js'
 import { buildItem } from './item.js'
-import type { Handler } from './lane-run.js'
-import { Load } from './load.js'
+import { Places } from './places.js'
 import { Presence } from './presence.js'
+import { pulseMetrics } from './pulse-metrics.js'
 import { allSlotsTaken, queueFull, type Refusal, refusals, storeAwayRetryMs } from './refusal.js'
 import type { IntakeLog, IntakeSettings } from './settings.js'
+import { type Standing, standingOf } from './standing.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
 import { traced } from './traced.js'
 import { Waiters } from './waiters.js'
-import { Work } from './work.js'
+import { Works } from './works.js'
 
 /** Queued operations whose effect is a function of the store are applied by so many at once. */
 const togetherMax = 500
@@ -51,12 +53,11 @@ export class Intake {
   readonly notices = new Map<string, (text: string) => void>()
   readonly fleet = new FleetNumbers()
   readonly #definitions = new Map<string, Bound>()
-  readonly #handlers = new Map<string, Handler>()
-  readonly #work: Work
+  readonly #works: Works
+  readonly #pools = new Map<string, Places>()
   readonly #accepting: Accepting
   readonly #dispatch: Dispatch
   readonly #answering: Answering
-  readonly #load = new Load()
   readonly #registry: GateRegistry
   #inFlight = 0
   #draining = false
@@ -77,9 +78,9 @@ export class Intake {
       settings,
       metrics,
       log,
-      load: this.#load,
       worker: () => this.presence.worker,
-      isDraining: () => this.#draining,
+      depth: () => this.queueDepth,
+      general: () => this.#works.general,
     })
     this.pressure = new ProcessPressure(
       {
@@ -89,33 +90,23 @@ export class Intake {
       },
       () => ({ storeWaitMs: this.#accepting.oldestMs, inFlight: this.#inFlight }),
     )
-    this.#work = new Work({
+    this.#works = new Works({
       store,
-      handlers: this.#handlers,
       concurrency: settings.concurrency,
+      accepting: this.#accepting,
       worker: () => this.presence.worker,
       log,
       onAttempt: (type, outcome, runMs) => {
         metrics.attempt(type, outcome).inc()
-        if (outcome === 'lease_lost') return
-        metrics.operationRun.observe(runMs / 1_000)
-        this.#load.ran(type, runMs)
+        if (outcome !== 'lease_lost') metrics.operationRun.observe(runMs / 1_000)
       },
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
-      onSettled: (op, outcome) => {
-        if (outcome.kind !== 'retry') this.#load.settled()
-        this.waiters.hint(op.id)
-      },
+      onSettled: (op) => this.waiters.hint(op.id),
     })
-    this.#dispatch = new Dispatch({
-      store,
-      work: this.#work,
-      waiters: this.waiters,
-      log,
-      directWaitMs: settings.directWaitMs,
-    })
+    this.#dispatch = new Dispatch({ store, waiters: this.waiters, log, directWaitMs: settings.directWaitMs })
     this.#answering = new Answering({
-      ...{ metrics, log, load: this.#load, work: this.#work, dispatch: this.#dispatch },
+      ...{ metrics, log, dispatch: this.#dispatch },
+      suspect: () => this.#works.suspect(),
       announce: () => this.presence.announce('ready'),
     })
     this.presence = new Presence({
@@ -124,13 +115,13 @@ export class Intake {
       retentionMs: settings.retentionMs,
       name: `${hostname()}:${process.pid}`,
       log,
-      running: () => ({ ...this.#work.runningByType(), ...this.#load.told(), ...this.fleet.told() }),
+      running: () => ({ ...this.#works.runningByType(), ...this.#works.told(), ...this.fleet.told() }),
       onPulse: (pulse, elapsedMs) => this.#observe(pulse, elapsedMs),
       afterPulse: async () => {
         await this.#registry.register()
-        await this.#work.giveBackStray()
+        await this.#works.giveBackStray()
       },
-      onLost: () => this.#work.loseAll(),
+      onLost: () => this.#works.loseAll(),
       onReady: async () => {
         await this.#registry.register()
         this.#startWork()
@@ -139,7 +130,7 @@ export class Intake {
         const colon = kind.indexOf(':')
         if (colon >= 0) this.notices.get(kind.slice(0, colon))?.(kind.slice(colon + 1))
         else if (kind === 'cancel') void this.presence.beat()
-        else this.#work.wake()
+        else this.#works.wake()
       },
     })
   }
@@ -162,9 +153,10 @@ export class Intake {
       .map((gate) => gate.bind(binding) as BoundGate<unknown>)
       .sort((a, b) => gateOrder.indexOf(a.kind) - gateOrder.indexOf(b.kind))
     const apply = open.apply as Apply | Effect | undefined
-    const flush = apply === undefined ? this.#accepting.operations : this.#accepting.applying(apply, open.pendingMax)
-    this.#definitions.set(type, { type, options: open, gates, flush })
-    this.#handlers.set(type, {
+    const slots = this.#works.slots(open.slots)
+    const flush = apply === undefined ? slots.flush : this.#accepting.applying(apply, open.pendingMax)
+    this.#definitions.set(type, { type, options: open, gates, flush, slots })
+    this.#works.handle(type, slots, {
       backoff: open.retry ?? { baseMs: this.settings.retryBaseMs, maxMs: this.settings.retryMaxMs },
       ...(open.run && { run: traced(type, open.run as never) }),
       ...(apply && {
@@ -179,7 +171,7 @@ export class Intake {
 
   /** Claims begin once there is a store and something to run. */
   #startWork(): void {
-    if (this.settings.work && this.presence.isEnlisted && this.#handlers.size > 0 && !this.#draining) this.#work.start()
+    if (this.settings.work && this.presence.isEnlisted && !this.#draining) this.#works.start()
   }
 
   bound(definition: Definition): Bound {
@@ -220,7 +212,7 @@ export class Intake {
   }
 
   get queueDepth(): number {
-    return this.#load.depth
+    return this.#works.depth
   }
 
   /** The gates that need no body, cheapest first. Runs before the body is parsed. */
@@ -241,9 +233,10 @@ export class Intake {
   refuseBusy(bound: Bound): Refusal | null {
     const { run, whenBusy } = bound.options
     if (whenBusy !== 'refuse') return null
-    const hasSlot = run === undefined || this.#work.canReserve
+    const { work } = bound.slots
+    const hasSlot = run === undefined || work.canReserve
     if (hasSlot && !this.#isLate(bound) && this.busy <= this.settings.busyQueueAbove) return null
-    return this.#refuse(bound.type, allSlotsTaken(this.#work.runMs))
+    return this.#refuse(bound.type, allSlotsTaken(work.runMs))
   }
 
   /** Places that are held while the request runs. */
@@ -285,20 +278,21 @@ export class Intake {
     if (unready !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, unready) }
     const unregistered = await this.#unregistered()
     if (unregistered !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, unregistered) }
+    const { work, load } = bound.slots
     const runs = bound.options.run !== undefined
     const later = submission.respondAsync === true
     // One that asks for a ticket runs at once too, where slots are free: that spares it the way through the queue.
     const background = later && this.settings.work && submission.waitMs === undefined
     const calm = this.busy <= this.settings.busyQueueAbove
-    const reserved = runs && (!later || background) && calm && this.#work.reserve()
+    const reserved = runs && (!later || background) && calm && work.reserve()
     const busy = runs ? !later && !reserved : !calm
     if (busy && bound.options.whenBusy === 'refuse') {
-      return { kind: 'refused', refusal: this.#refuse(bound.type, allSlotsTaken(this.#work.runMs)) }
+      return { kind: 'refused', refusal: this.#refuse(bound.type, allSlotsTaken(work.runMs)) }
     }
     let held = reserved
     try {
       const now = runs ? reserved : !busy && !later
-      const made = buildItem(bound, submission, { busy, now, paceMs: this.#load.paceMs(bound.type) })
+      const made = buildItem(bound, submission, { busy, now, paceMs: load.paceMs(bound.type) })
       if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
       const { item, tiers } = made
       const pending: PendingItem = { item, body: submission.body, tiers }
@@ -307,18 +301,18 @@ export class Intake {
         const asked = performance.now()
         const [told] = await bound.flush.submit([pending])
         accepted = told ?? nothingTold()
-        if (reserved) this.#work.acceptedIn(performance.now() - asked)
+        if (reserved) work.acceptedIn(performance.now() - asked)
       } catch (fault) {
         return { kind: 'refused', refusal: this.#answering.storeFault(bound, item, fault) }
       }
       // From here on the slot is the run's; what does not run now must not keep one while its caller waits.
-      if (held && accepted.verdict !== 'execute') this.#work.unreserve()
+      if (held && accepted.verdict !== 'execute') work.unreserve()
       held = false
       const answer = await this.#answering.told(bound, submission, pending, accepted)
       bound.options.onAnswer?.(answer, submission)
       return answer
     } finally {
-      if (held) this.#work.unreserve()
+      if (held) work.unreserve()
     }
   }
 
@@ -337,7 +331,7 @@ export class Intake {
     const all: PendingItem[] = []
     for (const submission of submissions) {
       const now = !busy && submission.respondAsync !== true
-      const made = buildItem(bound, submission, { busy, now, paceMs: this.#load.paceMs(bound.type) })
+      const made = buildItem(bound, submission, { busy, now, paceMs: bound.slots.load.paceMs(bound.type) })
       if ('code' in made) return refuseAll(this.#refuse(bound.type, made))
       all.push({ item: made.item, body: submission.body, tiers: made.tiers })
     }
@@ -370,11 +364,11 @@ export class Intake {
     const made = buildItem(
       bound,
       { ...submission, respondAsync: true },
-      { busy: false, now: false, paceMs: this.#load.paceMs(bound.type) },
+      { busy: false, now: false, paceMs: bound.slots.load.paceMs(bound.type) },
     )
     if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
     const { item, tiers } = made
-    const accepted = await this.#accepting.within(tx, item)
+    const accepted = await this.#accepting.within(tx, item, bound.slots)
     return this.#answering.told(bound, submission, { item, body: submission.body, tiers }, accepted)
   }
 
@@ -393,7 +387,7 @@ export class Intake {
     this.#stopped ??= (async () => {
       this.drain()
       await this.#accepting.drained()
-      await this.#work.stop(this.settings.drainMs)
+      await this.#works.stop(this.settings.drainMs)
       this.waiters.close()
     })()
     return this.#stopped
@@ -416,8 +410,37 @@ export class Intake {
 
   /** Operations were changed from outside (redrive, resume): look for work, here and elsewhere. */
   wakeAll(kind: 'ready' | 'cancel' = 'ready'): void {
-    this.#work.wake()
+    this.#works.wake()
     this.presence.announce(kind)
+  }
+
+  /** Takes one that waits out of the queue, or asks one that runs to stop; those who wait for it are told. */
+  async cancel(id: string, why: string): Promise<CancelOutcome> {
+    const outcome = await cancelPatiently(this.store, id, this.abortableTypes, why)
+    if (outcome === 'cancelled') {
+      this.waiters.hint(id)
+      this.wakeAll()
+    } else if (outcome === 'asked' && !this.#works.cancel(id)) this.wakeAll('cancel')
+    return outcome
+  }
+
+  standing(ids: readonly string[]): Promise<Standing[]> {
+    return standingOf(this.store, (type) => this.#definitions.get(type)?.slots ?? this.#works.general, ids)
+  }
+
+  /** Places of a pool, shared by all instances. */
+  places(pool: string): Places {
+    const known = this.#pools.get(pool)
+    if (known !== undefined) return known
+    const { store, log, presence, settings } = this
+    const places = new Places({
+      ...{ store, pool, log, timeoutMs: settings.storeTimeoutMs * 0.9 },
+      worker: () => presence.worker,
+      isEnlisted: () => presence.isEnlisted,
+    })
+    this.#pools.set(pool, places)
+    this.fleet.tells.set(`pool:${pool}`, () => places.held)
+    return places
   }
 
   #unready(): Refusal | null {
@@ -438,7 +461,7 @@ export class Intake {
   #full(bound: Bound): Refusal | null {
     if (bound.flush.isFull) return refusals.writesWait
     if (this.queueDepth >= this.settings.pendingMax && bound.options.apply === undefined) {
-      return queueFull(this.#load.drainMs(this.queueDepth - this.settings.pendingMax + 1))
+      return queueFull(bound.slots.load.drainMs(this.queueDepth - this.settings.pendingMax + 1))
     }
     return null
   }
@@ -449,27 +472,9 @@ export class Intake {
 
   #observe(pulse: Pulse, elapsedMs: number): void {
     this.fleet.observe(pulse)
-    this.#load.observe(pulse, elapsedMs)
+    this.#works.observe(pulse, elapsedMs)
     for (const { gates } of this.#definitions.values()) for (const gate of gates) gate.observe?.(pulse)
-    for (const id of pulse.cancels) this.#work.cancel(id)
-    if (pulse.waiting) this.#work.wake()
-    if (pulse.nextDueMs !== null) this.#work.wakeIn(pulse.nextDueMs)
-    const { metrics } = this
-    metrics.deadLetters.set(pulse.deadLetters)
-    metrics.laneOldestSeconds.set(pulse.oldestMs / 1_000)
-    metrics.setOperations(
-      Object.keys({ ...pulse.held, ...pulse.running })
-        .filter((type) => !type.startsWith('!'))
-        .flatMap((type) => {
-          const { pending, running } = this.fleet.countsOf(type)
-          return [
-            { type, status: 'pending', count: pending },
-            { type, status: 'processing', count: running },
-          ]
-        }),
-    )
-    const pool = this.store.poolState()
-    metrics.setStorePool({ busy: pool.busy, idle: pool.idle, waiting: pool.waiting, max: pool.max })
+    pulseMetrics(this.metrics, this.fleet, pulse, this.store.poolState())
   }
 
   #gateBinding(type: string): GateBinding {
@@ -480,8 +485,7 @@ export class Intake {
       registerCapacity: (name, limit, resumeBelow) => {
         this.#registry.add(name, () => this.store.registerGate(name, limit, resumeBelow))
       },
-      takeConnection: (pool, identity, limits) => this.#accepting.connections(pool, limits).submit(identity),
-      giveConnection: (pool, identity) => this.#accepting.giveConnection(pool, identity),
+      takeConnection: (pool, identity, limits) => this.places(pool).take(identity, limits),
     }
   }
 }

@@ -30,6 +30,8 @@ export function buildItem(
     typeof value === 'function' ? value(body) : (value ?? fallback)
   const delayMs = Math.max(0, Math.round(options.delayMs?.(body) ?? 0))
   const requested = submission.respondAsync === true || delayMs > 0
+  // Its answer is its ticket, whatever becomes of it: kept for its key with the acceptance.
+  const isTicket = options.run !== undefined && submission.waitMs === 0
   const tiers: RateTier[] = []
   let gate: string | null = null
   let halt: string | null = null
@@ -64,7 +66,7 @@ export function buildItem(
       timeoutMs: of(options.timeoutMs, defaults.timeoutMs),
       traceparent: request.traceparent,
       execute: load.now && delayMs === 0,
-      reason: requested ? 'requested' : load.busy ? 'system_busy' : '',
+      reason: requested ? 'requested' : load.busy ? 'system_busy' : isTicket && load.now ? 'still_running' : '',
       paceMs: load.paceMs,
       stamp: 0,
       lead: 0,

@@ -2,9 +2,12 @@ import type { Pulse } from '../store/port.js'
 
 /**
  * How much is held and how fast it goes, as far as this process knows: from the pulse once a second, and from what it
- * accepts and settles itself in between. Only estimates are made of it, and the bound on what is held.
+ * accepts and settles itself in between. Only estimates are made of it, and the bound on what is held. Operations with
+ * slots of their own have a load of their own: they neither wait for the others nor go at their pace.
  */
 export class Load {
+  readonly #key: string
+  readonly #counts: (type: string) => boolean
   readonly #paceMs = new Map<string, number>()
   #held = 0
   #acceptedSince = 0
@@ -14,6 +17,11 @@ export class Load {
   /** Operations per millisecond that leave the queue: here, and in all processes. */
   #ownPerMs = 0
   #drainPerMs = 0
+
+  constructor(name = '', counts: (type: string) => boolean = () => true) {
+    this.#key = name === '' ? drainKey : `${drainKey}:${name}`
+    this.#counts = counts
+  }
 
   /** Operations in the queue. */
   get depth(): number {
@@ -46,11 +54,11 @@ export class Load {
   /** This process's part, for the others: told with the heartbeat, in operations per 1,000 s. */
   told(): Record<string, number> {
     this.#acceptedBefore = this.#acceptedSince
-    return { [drainKey]: Math.round(this.#ownPerMs * 1_000_000) }
+    return { [this.#key]: Math.round(this.#ownPerMs * 1_000_000) }
   }
 
   observe(pulse: Pulse, elapsedMs: number): void {
-    this.#held = Object.values(pulse.held).reduce((sum, n) => sum + n, 0)
+    this.#held = Object.entries(pulse.held).reduce((sum, [type, n]) => (this.#counts(type) ? sum + n : sum), 0)
     // What was accepted while the heartbeat was under way is not in its count, or counts twice for a second.
     this.#acceptedSince -= this.#acceptedBefore
     this.#acceptedBefore = 0
@@ -59,7 +67,7 @@ export class Load {
     // While nothing is held nothing drains: that says nothing about how fast it could.
     if (this.#held > 0 || rate > 0) this.#ownPerMs = this.#ownPerMs === 0 ? rate : this.#ownPerMs * 0.7 + rate * 0.3
     // What was told by all with their last heartbeats; at the very first our own figure is all there is.
-    this.#drainPerMs = Math.max(this.#ownPerMs, (pulse.running[drainKey] ?? 0) / 1_000_000)
+    this.#drainPerMs = Math.max(this.#ownPerMs, (pulse.running[this.#key] ?? 0) / 1_000_000)
   }
 }
 

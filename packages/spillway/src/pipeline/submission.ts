@@ -3,6 +3,7 @@ import type { BoundGate, RateTier } from '../gates/gate.js'
 import type { AcceptItem } from '../store/port.js'
 import type { AcceptFlush } from './accepting.js'
 import type { DefineOptions, IntakeRequest } from './define.js'
+import type { Slots } from './works.js'
 
 /** A submission after identify and parse. */
 export interface Submission {
@@ -15,7 +16,7 @@ export interface Submission {
   /** What the key is about, where that is not the body. */
   keyedOn?: string
   respondAsync?: boolean
-  /** Wait so long for a queued one, then answer as if it had run now. */
+  /** Wait so long for a queued one, then answer as if it had run now. 0: run it now, and answer with its ticket at once. */
   waitMs?: number
   signal?: AbortSignal
 }
@@ -26,6 +27,8 @@ export interface Bound {
   readonly options: DefineOptions<TSchema, unknown>
   readonly gates: readonly BoundGate<unknown>[]
   readonly flush: AcceptFlush
+  /** Where what is run, or waits, is run. */
+  readonly slots: Slots
 }
 
 /** An item on its way through a flush, with what only this process knows of it. */

@@ -19,9 +19,16 @@ import type { Outcome } from './run.js'
 export interface WorkOptions extends LaneRunOptions {
   /** Lanes that run at once. */
   concurrency: number
+  /** The first of the parts that its calls count in; `loops` of them are its own. */
+  part: number
+  /** Operations last: nothing waits here for a slot, which may be minutes, while another process has one free. */
+  long: boolean
+  /** A call was answered by silence: it may have given leases to this process that it does not know of. */
+  onSilence(): void
 }
 
-const loops = 2
+/** Calls that may be under way at once. */
+export const loops = 2
 const opsPerClaim = 1_000
 const opsPerLane = 500
 /** Lanes that may wait here for a free slot, while operations are so short that they wait a few milliseconds at most. */
@@ -40,9 +47,6 @@ const patientMs = 20
 const faultPauseMsMin = 100
 const faultPauseMsMax = 2_000
 const dueMsMax = 60_000
-/** How long after a fault stray leases are looked for, and how often. */
-const suspectMs = 60_000
-const strayLookMs = 4_000
 /** What was aborted at the deadline of a stop gets so long to be settled. */
 const settleGraceMs = 2_000
 
@@ -59,7 +63,7 @@ export class Work {
   #active = 0
   /** When the last call began. */
   #steppedAt = 0
-  readonly #freeParts = Array.from({ length: loops }, (_, part) => part)
+  readonly #freeParts: number[]
   #claiming = false
   #stopped = false
   /** There may be something to claim. */
@@ -82,14 +86,13 @@ export class Work {
   #directWaiting = 0
   /** Moving average. */
   #acceptMs = 0
-  #suspectUntil = 0
-  #strayLook = 0
   #faultPauseMs = faultPauseMsMin
   #pumpLater: NodeJS.Immediate | undefined
   #idle: (() => void)[] = []
 
   constructor(options: WorkOptions) {
     this.#o = options
+    this.#freeParts = Array.from({ length: loops }, (_, part) => options.part + part)
     this.#lanes = new LaneRun(options, prefetchMs)
     this.#now = options.now ?? (() => performance.now())
   }
@@ -119,7 +122,7 @@ export class Work {
     }
     // Slots that become free while its acceptance is written count, too, or they would stand empty for that long; unless
     // there is something in the queue for them.
-    const share = this.#found ? 0 : this.#acceptMs / Math.max(this.runMs, 1)
+    const share = this.#found || this.#o.long ? 0 : this.#acceptMs / Math.max(this.runMs, 1)
     const soon = Math.min(concurrency, Math.floor(concurrency * share))
     return this.#running.size + this.#directWaiting + this.#reserved < concurrency + soon
   }
@@ -207,27 +210,6 @@ export class Work {
     }
     for (const held of [...this.#finished.splice(0), ...this.#giveUpWaiting()]) this.#drop(held)
     this.#leases.clear()
-    // If nobody took over meanwhile, the leases are still ours on the books.
-    this.suspect()
-  }
-
-  /** A call was answered by silence: it may have given leases to this process that it does not know of. */
-  suspect(): void {
-    this.#suspectUntil = this.#now() + suspectMs
-  }
-
-  /**
-   * Gives back leases that this process does not know of, once they are older than any call can be under way. Called
-   * with the heartbeat; looks every few seconds after a fault, else now and then.
-   */
-  async giveBackStray(): Promise<void> {
-    const now = this.#now()
-    if (now - this.#strayLook < (now < this.#suspectUntil ? strayLookMs : strayLookMs * 10)) return
-    this.#strayLook = now
-    const lanes = await this.#o.store.disown(this.#o.worker(), this.knownFences())
-    if (lanes === 0) return
-    this.#o.log.warn({ lanes }, 'gave back lanes whose claim was never answered')
-    this.wake()
   }
 
   knownFences(): number[] {
@@ -330,7 +312,7 @@ export class Work {
       const claim = this.#nextClaim()
       if (this.#finished.length === 0 && claim === null) break
       const settling = this.#finished.splice(0)
-      const part = this.#freeParts.pop() ?? 0
+      const part = this.#freeParts.pop() ?? this.#o.part
       void this.#step(part, settling, claim).finally(() => this.#freeParts.push(part))
     }
     if (this.#running.size === 0 && this.#finished.length === 0 && this.#active === 0) {
@@ -366,7 +348,7 @@ export class Work {
   /** None while operations take their time: another process could run what would wait here. */
   #prefetch(): number {
     const perSlot = prefetchMs / Math.max(this.#lanes.runMs, 0.01)
-    return perSlot < 2 ? 0 : Math.min(prefetchLanesMax, Math.floor(perSlot) * this.#o.concurrency)
+    return perSlot < 2 || this.#o.long ? 0 : Math.min(prefetchLanesMax, Math.floor(perSlot) * this.#o.concurrency)
   }
 
   async #step(part: number, settling: HeldLane[], claim: ClaimRequest | null): Promise<void> {
@@ -394,7 +376,7 @@ export class Work {
         if (claim !== null) this.#begin(claimed, claim, depth, wakes)
       }
     } catch (fault) {
-      this.suspect()
+      this.#o.onSilence()
       this.#finished.unshift(...settling)
       log.warn({ err: fault, lanes: settling.length }, 'settling failed and is tried again')
       await new Promise((resolve) => setTimeout(resolve, this.#faultPauseMs))

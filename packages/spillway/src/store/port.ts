@@ -5,6 +5,7 @@
  * Every method throws `StoreFault` when the store cannot do its work; expected outcomes are values.
  */
 import type { OperationStatus, QueuedReason } from '@spillway/protocol/wire'
+import type { StreamLog, StreamRegistry } from '../streams/port.js'
 
 /** A transaction on a connection of its own, as handlers see it. Its shape is node-postgres' `query`. */
 export interface Tx {
@@ -45,8 +46,11 @@ export interface AcceptItem {
   traceparent: string
   /** Run it here and now if its lane is empty. */
   execute: boolean
-  /** Why it is queued though its lane may be empty. With `execute`: it may run at once, and its caller gets a ticket. */
-  reason: '' | 'requested' | 'system_busy'
+  /**
+   * Why it is queued though its lane may be empty. With `execute`: it may run at once, and its caller gets a ticket with this
+   * reason; `still_running` only then, and only if it runs.
+   */
+  reason: '' | 'requested' | 'system_busy' | 'still_running'
   /** Milliseconds per operation where its lane has no history. */
   paceMs: number
   /** Virtual start time, and its distance from the identity's first item in this flush. */
@@ -272,6 +276,26 @@ export interface StatRow {
 
 export type CancelOutcome = 'cancelled' | 'asked' | 'running' | 'gone'
 
+export interface ConnectionChange {
+  /** Greater than that of any earlier change of this process to the pool. */
+  seq: number
+  /** After a change of which nobody knows whether it happened: all that the process holds, by identity, before this one. */
+  held: ReadonlyMap<string, number> | null
+  gives: readonly string[]
+  takes: readonly { identity: string; perIdentity: number; total: number }[]
+}
+
+/** Where an operation is, in few words. */
+export interface StandingRow {
+  id: string
+  status: OperationStatus
+  type: string
+  place: number | null
+  /** Milliseconds per operation of its lane; null when it has no history, or waits no more. */
+  paceMs: number | null
+  error: string | null
+}
+
 export interface PoolState {
   max: number
   busy: number
@@ -352,6 +376,10 @@ export interface Store {
   ticket(id: string): Promise<Ticket | null>
   /** Those of `ids` that are finished. */
   finished(ids: readonly string[]): Promise<Ticket[]>
+  /** Those of `ids` that are known; for many at once. */
+  standing(ids: readonly string[]): Promise<StandingRow[]>
+  /** Unfinished operations of each lane. */
+  laneDepths(lanes: readonly string[]): Promise<number[]>
   tickets(filter: TicketFilter, limit: number, before: string | null): Promise<Ticket[]>
   stats(): Promise<StatRow[]>
   cancel(id: string, abortable: readonly string[], why: string): Promise<CancelOutcome>
@@ -384,13 +412,18 @@ export interface Store {
   /** False when it was halted already. With `tx`: inside that transaction. */
   halt(scope: string, reason: string, tx?: Tx): Promise<boolean>
   unhalt(scope: string, tx?: Tx): Promise<boolean>
-  takeConnections(
+  /**
+   * Changes what a process holds of a pool's places; answers for each that it takes. Null: a later change of the same process
+   * was there before it, nothing happened.
+   */
+  changeConnections(
     worker: string,
     pool: string,
-    identities: readonly string[],
-    limits: { perIdentity: number; total: number },
-  ): Promise<('granted' | 'identity_full' | 'pool_full')[]>
-  giveConnections(worker: string, pool: string, identities: readonly string[]): Promise<void>
+    change: ConnectionChange,
+  ): Promise<('granted' | 'identity_full' | 'pool_full')[] | null>
+
+  /** The streams kept here; for one user. `longestMs`: how long a stream may last; `retentionMs`: how long it is kept then. */
+  streams(options: { retentionMs: number; longestMs: number }): { log: StreamLog; registry: StreamRegistry }
 
   /** Tells other processes that there is work; a hint, the pulse is the truth. */
   wake(kind: 'ready' | 'cancel'): Promise<void>

@@ -344,44 +344,89 @@ export function limits(opened: () => OpenedStore): void {
   })
 
   describe('connections', () => {
+    /** Changes as one process makes them: numbered. */
+    const changing = (worker: TestWorker, pool: string) => {
+      const state = { seq: 0 }
+      return (
+        takes: string[],
+        gives: string[] = [],
+        { held = null, ...most }: { perIdentity: number; total: number; held?: Map<string, number> | null } = small,
+      ) =>
+        worker.store.changeConnections(worker.id, pool, {
+          seq: ++state.seq,
+          held,
+          gives,
+          takes: takes.map((identity) => ({ identity, ...most })),
+        })
+    }
+    const small = { perIdentity: 3, total: 10 }
+
     it('are granted exactly up to both limits, at any concurrency, and come back', async () => {
       const { store, another } = opened()
       const workers = await Promise.all([store, another(), another()].map((s) => TestWorker.enlist(s)))
-      const most = { perIdentity: 3, total: 10 }
       const all = (
         await Promise.all(
-          workers.flatMap((w) =>
-            [1, 2, 3].map((n) => w.store.takeConnections(w.id, 'sse', ['a', 'b', `c${n}`, `d${n}`], most)),
-          ),
+          workers.map(async (w) => {
+            const change = changing(w, 'sse')
+            const told = []
+            for (const n of [1, 2, 3]) told.push(...((await change(['a', 'b', `c${n}`, `d${n}`])) ?? []))
+            return told
+          }),
         )
       ).flat()
       expect(all.filter((o) => o === 'granted')).toHaveLength(10)
-      const one = must(workers[0])
-      expect(await store.takeConnections(one.id, 'other', ['a', 'a', 'a', 'a'], most)).toEqual([
-        'granted',
-        'granted',
-        'granted',
-        'identity_full',
+      const change = changing(must(workers[0]), 'other')
+      expect(await change(['a', 'a', 'a', 'a'])).toEqual(['granted', 'granted', 'granted', 'identity_full'])
+      await change([], ['a', 'a', 'nobody'])
+      expect(await change(['a', 'a', 'a'])).toEqual(['granted', 'granted', 'identity_full'])
+    })
+
+    it('are given back before others are taken', async () => {
+      const { store } = opened()
+      const change = changing(await TestWorker.enlist(store), 'sse')
+      await change(['a'], [], { perIdentity: 1, total: 1 })
+      expect(await change(['b'], ['a'], { perIdentity: 1, total: 1 })).toEqual(['granted'])
+    })
+
+    it('are what the process says, whatever was changed before', async () => {
+      const { store } = opened()
+      const change = changing(await TestWorker.enlist(store), 'sse')
+      await change(['a', 'a', 'b'])
+      const held = new Map([
+        ['a', 1],
+        ['c', 2],
       ])
-      await store.giveConnections(one.id, 'other', ['a', 'a'])
-      await store.giveConnections(one.id, 'other', ['nobody'])
-      expect(await store.takeConnections(one.id, 'other', ['a', 'a', 'a'], most)).toEqual([
-        'granted',
-        'granted',
-        'identity_full',
-      ])
+      const told = await change(['a', 'a', 'a', 'b', 'c', 'c'], [], { ...small, held })
+      expect(told).toEqual(['granted', 'granted', 'identity_full', 'granted', 'granted', 'identity_full'])
+    })
+
+    it('are not changed by what comes late', async () => {
+      const { store } = opened()
+      const worker = await TestWorker.enlist(store)
+      const change = (seq: number) =>
+        store.changeConnections(worker.id, 'sse', {
+          seq,
+          held: null,
+          gives: [],
+          takes: [{ identity: 'a', perIdentity: 2, total: 2 }],
+        })
+      expect(await change(2)).toEqual(['granted'])
+      expect(await change(1)).toBeNull()
+      expect(await change(2)).toBeNull()
+      expect(await change(3)).toEqual(['granted'])
     })
 
     it('of a process that dies are free at once', async () => {
       const { store, advance } = opened()
       const [dying, living] = [await TestWorker.enlist(store, 1_000), await TestWorker.enlist(store, 600_000)]
       const most = { perIdentity: 5, total: 2 }
-      await store.takeConnections(dying.id, 'sse', ['a', 'b'], most)
-      expect(await store.takeConnections(living.id, 'sse', ['a'], most)).toEqual(['pool_full'])
+      const [ofDying, ofLiving] = [changing(dying, 'sse'), changing(living, 'sse')]
+      await ofDying(['a', 'b'], [], most)
+      expect(await ofLiving(['a'], [], most)).toEqual(['pool_full'])
       await advance(1_001)
       await store.recover()
-      expect(await store.takeConnections(living.id, 'sse', ['a'], most)).toEqual(['granted'])
-      await expect(store.takeConnections(dying.id, 'sse', ['a'], most)).rejects.toThrow()
+      expect(await ofLiving(['a'], [], most)).toEqual(['granted'])
+      await expect(ofDying(['a'], [], most)).rejects.toThrow()
     })
   })
 }

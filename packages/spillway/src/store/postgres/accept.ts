@@ -17,7 +17,7 @@ interface AcceptRow extends Record<string, unknown> {
   seqs: number[]
   places: number[]
   waits_ms: number[]
-  reasons: ('maintaining_order' | 'system_busy' | 'requested')[]
+  reasons: ('maintaining_order' | 'system_busy' | 'requested' | 'still_running')[]
   stamps: number[]
   answers: (StoredAnswer | null)[] | null
   ops: (string | null)[] | null
@@ -244,8 +244,8 @@ const keepOf = ({ keepMinutes, windowMinutes }: RateCheck): number => keepMinute
 
 /** Empty, or with a plus: it may run now. */
 function reasonOf({ execute, reason }: AcceptItem): string {
-  if (!execute) return reason === '' ? 'system_busy' : reason
-  return reason === 'requested' ? '+requested' : ''
+  if (!execute) return reason === '' || reason === 'still_running' ? 'system_busy' : reason
+  return reason === 'requested' || reason === 'still_running' ? `+${reason}` : ''
 }
 
 function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {

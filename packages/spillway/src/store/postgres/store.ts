@@ -1,14 +1,20 @@
 import { setTimeout as delay } from 'node:timers/promises'
-import pg from 'pg'
+import type pg from 'pg'
 import type { Accepted, Decided, OpenTx, Pulse, Store, StoredAnswer, Tx } from '../port.js'
 import { accept, acceptSql, acceptWithEffect, applyWithin, effectSql, parts } from './accept.js'
-import { type Log, openPool } from './connect.js'
+import { type Log, openPool, type PoolOptions } from './connect.js'
+import { changeConnections } from './connections.js'
 import { StoreFault, toStoreFault } from './faults.js'
 import { ledgerStatements } from './ledger.js'
+import { type Listener, listenOn } from './listen.js'
 import { migrate } from './migrate.js'
 import { migrations } from './migrations/index.js'
 import { type Renewable, renewable } from './renewable.js'
+import { laneDepths, standing } from './standing.js'
 import { claimSql, type QueryRows, settleSql, settleValues, step, stepSql } from './step.js'
+import { StreamBell } from './stream-bell.js'
+import { appendSettings, PostgresStreamLog } from './stream-log.js'
+import { postgresStreamRegistry } from './stream-registry.js'
 import { deadLetterIds, finishedTickets, listDeadLetters, listTickets, stats, ticket } from './tickets.js'
 
 export interface PostgresOptions {
@@ -33,7 +39,6 @@ const txConnectTimeoutMs = 30_000
 const sweepRows = 10_000
 /** A handler's timer may fire late; the database is not to be quicker than it. */
 const idleGraceMs = 2_000
-const reconnectDelayMs = 500
 const shortMax = 4
 
 const quote = (name: string): string => `"${name.replaceAll('"', '""')}"`
@@ -44,14 +49,14 @@ export function postgresStore(options: PostgresOptions): Store {
   const channel = `spillway_${options.schema ?? 'spillway'}`
   const poolMax = options.poolMax ?? 10
   const readsMax = Math.max(1, Math.floor(poolMax / 3))
-  const open = (max: number, purpose: string, queryTimeoutMs: number, connectTimeoutMs?: number): pg.Pool =>
+  const open = (max: number, purpose: string, queryTimeoutMs: number, more: Partial<PoolOptions> = {}): pg.Pool =>
     openPool({
       url: options.url,
       max,
       applicationName: `spillway ${purpose}`,
       ...(queryTimeoutMs > 0 && { queryTimeoutMs }),
-      ...(connectTimeoutMs !== undefined && { connectTimeoutMs }),
-      options: { jit: 'off' },
+      ...more,
+      options: { jit: 'off', ...more.options },
       ...(options.log && { log: options.log }),
     })
   // Work that releases work must never wait behind work that brings more: each kind has connections of its own.
@@ -63,10 +68,14 @@ export function postgresStore(options: PostgresOptions): Store {
     release: renewable(() => open(2, 'release', timeoutMs)),
     reads: renewable(() => open(readsMax, 'reads', timeoutMs)),
     // A handler's statements are bounded by the operation's timeout, not by ours.
-    tx: renewable(() => open(poolMax - readsMax, 'handlers', 0, txConnectTimeoutMs)),
+    tx: renewable(() => open(poolMax - readsMax, 'handlers', 0, { connectTimeoutMs: txConnectTimeoutMs })),
     // An operator's own: halting must not wait for handlers.
     short: renewable(() => open(shortMax, 'short', timeoutMs)),
     sweep: renewable(() => open(1, 'sweep', sweepTimeoutMs)),
+    // Opened with the first stream.
+    append: renewable(() => open(2, 'streams append', timeoutMs, { options: appendSettings })),
+    streams: renewable(() => open(3, 'streams', timeoutMs, { options: appendSettings })),
+    bell: renewable(() => open(1, 'streams bell', timeoutMs, { options: { synchronous_commit: 'off' } })),
   }
   const runner =
     (connections: Renewable): Tx['query'] =>
@@ -121,6 +130,7 @@ export function postgresStore(options: PostgresOptions): Store {
   }
 
   let listener: Listener | undefined
+  let streamLog: PostgresStreamLog | undefined
 
   return {
     migrate: () =>
@@ -234,6 +244,8 @@ export function postgresStore(options: PostgresOptions): Store {
 
     ticket: (id) => ticket(on.reads, s, id),
     finished: (ids) => finishedTickets(on.reads, s, ids),
+    standing: (ids) => standing(on.reads, s, ids),
+    laneDepths: (lanes) => laneDepths(on.reads, s, lanes),
     tickets: (filter, limit, before) => listTickets(on.reads, s, filter, limit, before),
     stats: () => stats(on.reads, s),
     cancel: async (id, abortable, why) =>
@@ -269,26 +281,34 @@ export function postgresStore(options: PostgresOptions): Store {
       (await value<boolean>(tx?.query ?? on.short, `${s}.halt_set($1, $2)`, [scope, reason])) === true,
     unhalt: async (scope, tx) =>
       ((await (tx?.query ?? on.short)(`DELETE FROM ${s}.halts WHERE scope = $1`, [scope])).rowCount ?? 0) > 0,
-    takeConnections: async (worker, pool, identities, limits) => {
-      const codes = await value<number[]>(on.accept, `${s}.connections_take($1, $2, $3, $4, $5)::int[]`, [
-        worker,
-        pool,
-        identities,
-        limits.perIdentity,
-        limits.total,
-      ])
-      return (codes ?? []).map((code) => (code === 0 ? 'granted' : code === 1 ? 'identity_full' : 'pool_full'))
-    },
-    giveConnections: async (worker, pool, identities) => {
-      await on.accept(`SELECT ${s}.connections_give($1, $2, $3)`, [worker, pool, identities])
-    },
+    changeConnections: (worker, pool, change) => changeConnections(on.accept, s, worker, pool, change),
 
     wake: async (kind) => {
       await on.pulse('SELECT pg_notify($1, $2)', [channel, kind])
     },
     listen: async (onWake) => {
-      listener = listenOn(options.url, channel, onWake, options.log ?? silent)
+      const streams = 'streams:'
+      listener = listenOn({
+        url: options.url,
+        channel,
+        onNotice: (kind) => (kind.startsWith(streams) ? streamLog?.heard(kind.slice(streams.length)) : onWake(kind)),
+        onGap: () => streamLog?.heard(null),
+        log: options.log ?? silent,
+      })
       await listener.started
+    },
+    streams: ({ retentionMs, longestMs }) => {
+      if (streamLog !== undefined) throw new Error('the streams of this store are in use already')
+      const query = preparing(runner(pools.streams))
+      const bell = new StreamBell({ query: preparing(runner(pools.bell)), channel })
+      const append: Tx['query'] = (text, values) => slowly(() => appending(text, values))
+      const appending = preparing(runner(pools.append))
+      streamLog = new PostgresStreamLog({ append, read: query, bell, schema: s })
+      const registry = postgresStreamRegistry({
+        ...{ query, sweep: on.sweep, bell, schema: s },
+        ...{ timeoutMs, retentionMs, longestMs },
+      })
+      return { log: streamLog, registry }
     },
     poolState: () => {
       const both = [pools.reads.current, pools.tx.current]
@@ -441,52 +461,6 @@ async function openTx(pool: pg.Pool, timeoutMs: number): Promise<OpenTx> {
         // The connection is broken, which ends the transaction all the same.
         end(true)
       }
-    },
-  }
-}
-
-interface Listener {
-  started: Promise<void>
-  close(): Promise<void>
-}
-
-/** A connection for LISTEN that comes back by itself. What is missed meanwhile, the pulse finds. */
-function listenOn(url: string, channel: string, onWake: (kind: string) => void, log: Log): Listener {
-  let closed = false
-  let client: pg.Client | undefined
-  let timer: NodeJS.Timeout | undefined
-  const connect = async (): Promise<void> => {
-    const next = new pg.Client({
-      connectionString: url,
-      application_name: 'spillway listen',
-      keepAlive: true,
-      connectionTimeoutMillis: 2_000,
-    })
-    let lost = false
-    const lose = (error?: unknown): void => {
-      if (lost || closed) return
-      lost = true
-      log.warn({ err: error === undefined ? undefined : toStoreFault(error) }, 'the wake-up connection was lost')
-      timer = setTimeout(() => void connect().catch(lose), reconnectDelayMs)
-      timer.unref()
-    }
-    next.on('error', lose)
-    next.on('end', () => lose())
-    next.on('notification', (message) => onWake(message.payload ?? ''))
-    client = next
-    try {
-      await next.connect()
-      await next.query(`LISTEN ${quote(channel)}`)
-    } catch (error) {
-      lose(error)
-    }
-  }
-  return {
-    started: connect(),
-    close: async () => {
-      closed = true
-      clearTimeout(timer)
-      await client?.end().catch(() => undefined)
     },
   }
 }

@@ -67,6 +67,9 @@ CREATE TABLE ready (
   partition text NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX ready_order ON ready (priority, stamp);
+-- For a process that finds lanes of one type among those of others. Not the column itself, or the planner may think the order
+-- above as good, and wade through them all.
+CREATE INDEX ready_type ON ready (type, (priority + 0), stamp);
 
 CREATE TABLE parked (
   lane   uuid PRIMARY KEY,
@@ -220,6 +223,13 @@ CREATE TABLE connections (
   worker   uuid NOT NULL,
   held     int NOT NULL CHECK (held > 0),
   PRIMARY KEY (pool, identity, worker)
+) WITH (fillfactor = 50);
+-- The last change that a process made to its places in a pool: one that arrives behind a later one is void.
+CREATE TABLE connection_writers (
+  pool   text NOT NULL,
+  worker uuid NOT NULL,
+  seq    bigint NOT NULL,
+  PRIMARY KEY (pool, worker)
 ) WITH (fillfactor = 50);
 `,
 }

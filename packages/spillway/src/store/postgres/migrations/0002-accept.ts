@@ -6,8 +6,8 @@
  * capacity, 4 refused by rate, 5 refused by halt, 6 seen before (answer given), 7 key used for another body, 8 first
  * one still in progress, 9 refused because as many wait as may.
  *
- * Reasons given with the items: '' may run now and answers what came of it, '+requested' may run now and answers with a
- * ticket, all others are queued.
+ * Reasons given with the items: '' may run now and answers what came of it, '+requested' and '+still_running' may run now and
+ * answer with a ticket, all others are queued.
  *
  * When nothing is scarce every step is one set-based statement; only a flush that does not fit (`v_tight`) walks its
  * items one by one, in order. `apply` items of an empty lane, when they may run now, move head with tail and leave no
@@ -96,7 +96,7 @@ DECLARE
   r record;
 BEGIN
   -- 0. May this process hold leases? Its row keeps its place until we commit.
-  IF NOT p_apply AND p_reason && '{"",+requested}' THEN
+  IF NOT p_apply AND p_reason && '{"",+requested,+still_running}' THEN
     PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
     v_mine := FOUND;
   END IF;
@@ -273,7 +273,7 @@ BEGIN
            -- Whether the first that is left may run at once; the first that came may have been refused.
            array_agg(coalesce(x.execute, false) ORDER BY l.i) INTO v_n, v_execute
       FROM generate_series(1, cardinality(p_lanes)) l(i)
-      LEFT JOIN (SELECT u.lane, count(*) AS n, (array_agg(u.reason IN ('', '+requested') ORDER BY u.i))[1] AS execute
+      LEFT JOIN (SELECT u.lane, count(*) AS n, (array_agg(u.reason IN ('', '+requested', '+still_running') ORDER BY u.i))[1] AS execute
                  FROM unnest(p_lane, v_out, p_reason) WITH ORDINALITY u(lane, o, reason, i) WHERE u.o = 0 GROUP BY u.lane) x ON x.lane = l.i;
   END IF;
 
@@ -324,8 +324,9 @@ BEGIN
          array_agg(x.stamp),
          -- Order before load: what stands behind something is told so, unless it asked to be queued.
          array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
+           WHEN x.reason = '+still_running' AND x.verdict = 1 THEN 'still_running'
            WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
-           WHEN x.reason <> '' THEN x.reason
+           WHEN x.reason NOT IN ('', '+still_running') THEN x.reason
            WHEN v_paused THEN 'maintaining_order' ELSE 'system_busy' END),
          bool_or(x.verdict = 1), bool_or(x.verdict = 0 AND x.rn = 1 AND x.before = 0), max(x.delay_ms) > 0, bool_and(x.verdict < 2)
     INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing, v_readying, v_delaying, v_all
@@ -372,7 +373,7 @@ BEGIN
   IF cardinality(p_keys) > 0 THEN
     UPDATE idempotency d SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
     FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason)
-    WHERE (u.verdict = 0 OR u.verdict = 1 AND u.reason = 'requested') AND d.key = u.key;
+    WHERE (u.verdict = 0 OR u.verdict = 1 AND u.reason IN ('requested', 'still_running')) AND d.key = u.key;
   END IF;
 
   -- 12. How many are held now. The caller counted for the case that all are.

@@ -17,22 +17,6 @@ export const work = {
   version: 3,
   name: 'work',
   sql: `
--- While anything is paused, whoever may park a lane for it keeps resuming out until he has committed: a lane that were
--- parked just after its queue was resumed would be forgotten. Before any other lock.
-CREATE FUNCTION pause_guard() RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-  IF NOT EXISTS (SELECT FROM pauses) THEN RETURN false; END IF;
-  PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.pauses'), hashtext(current_schema()));
-  RETURN EXISTS (SELECT FROM pauses);
-END $$;
-
--- Is this lane held back by an operator?
-CREATE FUNCTION lane_paused(p_lane uuid) RETURNS boolean LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-  SELECT EXISTS (SELECT FROM lanes l JOIN pauses p ON CASE WHEN p.queue = ''
-      THEN p.partition = (SELECT x.type FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1)
-      ELSE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition) END WHERE l.id = p_lane)
-$$;
-
 -- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else.
 CREATE FUNCTION lane_requeue(p_lane uuid) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -52,19 +36,6 @@ BEGIN
     INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
       VALUES (p_lane, o.priority, o.stamp, o.type, o.head, o.depth, o.careful, o.queue, o.partition);
   END IF;
-END $$;
-
-CREATE FUNCTION gates_release(p_names text[], p_counts bigint[]) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-DECLARE
-  r record;
-BEGIN
-  FOR r IN SELECT u.name, u.n FROM unnest(p_names, p_counts) u(name, n) ORDER BY u.name LOOP
-    UPDATE gates x SET held = greatest(0, x.held - r.n),
-      overflowing = x.overflowing AND x.held - r.n >= x.resume_below,
-      changed_at = CASE WHEN x.overflowing AND x.held - r.n < x.resume_below THEN clock() ELSE x.changed_at END
-    WHERE x.name = r.name;
-  END LOOP;
 END $$;
 
 -- Takes what settling these lanes will take, in the same order, before the effects are written: those may lock what comes
@@ -273,6 +244,15 @@ BEGIN
   RETURN v_n;
 END $$;
 
+-- Of these types those that have a ready lane; NULL: none has. Of all types (NULL): an empty list, if there is any lane.
+CREATE FUNCTION ready_types(p_types text[]) RETURNS text[] LANGUAGE plpgsql STABLE
+  SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+BEGIN
+  IF p_types IS NULL THEN RETURN CASE WHEN EXISTS (SELECT FROM ready x) THEN '{}'::text[] END; END IF;
+  RETURN (SELECT array_agg(u.type) FROM unnest(p_types) u(type) WHERE EXISTS (SELECT FROM ready x WHERE x.type = u.type));
+END $$;
+
 -- Leases up to p_want ready lanes and hands out the first operations of each, in order. p_types: only lanes whose first operation
 -- is of these; NULL: all. p_together: types that are settled in one transaction each time, so that p_each does not bound them.
 -- p_trusted: types that cannot end their process, and need not come one at a time. One row, with a list for each column (a row for
@@ -288,19 +268,25 @@ CREATE FUNCTION claim(p_worker uuid, p_want int, p_budget int, p_each int, p_tur
 DECLARE
   t timestamptz := clock();
   v_lanes uuid[]; v_heads bigint[]; v_careful boolean[]; v_queues text[]; v_partitions text[]; v_held boolean[]; v_stamps bigint[];
-  v_stamp bigint; v_most int; v_types text[]; v_ixs int[]; v_seqs bigint[]; v_identities text[]; v_traces text[]; v_gates text[]; v_gated boolean;
+  v_own text[]; v_at tid[]; v_stamp bigint; v_most int; v_types text[]; v_ixs int[]; v_seqs bigint[]; v_identities text[]; v_traces text[]; v_gates text[]; v_gated boolean;
 BEGIN
   -- The lock below is a write, and a write makes the commit wait for the disk: not for finding nothing.
-  IF NOT EXISTS (SELECT FROM ready) AND NOT EXISTS (SELECT FROM parked p WHERE p.until <= t) THEN RETURN; END IF;
+  v_own := ready_types(p_types);
+  IF v_own IS NULL AND NOT EXISTS (SELECT FROM parked p WHERE p.until <= t) THEN RETURN; END IF;
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
   IF NOT FOUND THEN RETURN; END IF;
-  PERFORM promote(p_want);
+  IF promote(p_want) > 0 THEN v_own := ready_types(p_types); END IF;
+  IF v_own IS NULL THEN RETURN; END IF;
   -- Strict priority, but p_turn lets a lower level go first now and then, so that no level starves.
   FOR v_turn IN REVERSE p_turn .. 1 BY greatest(1, p_turn - 1) LOOP
-    WITH c AS (
-      SELECT x.ctid AS at FROM ready x WHERE x.priority >= v_turn AND (p_types IS NULL OR x.type = ANY (p_types)) ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
-    ), d AS (
-      DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp, x.type, x.head, x.depth, x.careful, x.queue, x.partition
+    -- Of one type by its own index: 10,000 lanes that others are to run would be passed by one by one, for 4 ms each time.
+    v_at := CASE WHEN cardinality(v_own) = 1 THEN ARRAY(
+        SELECT x.ctid FROM ready x WHERE x.type = v_own[1] AND x.priority + 0 >= v_turn ORDER BY x.priority + 0, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED)
+      ELSE ARRAY(
+        SELECT x.ctid FROM ready x WHERE x.priority >= v_turn AND (p_types IS NULL OR x.type = ANY (p_types)) ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED)
+      END;
+    WITH d AS (
+      DELETE FROM ready x USING unnest(v_at) c(at) WHERE x.ctid = c.at RETURNING x.lane, x.stamp, x.type, x.head, x.depth, x.careful, x.queue, x.partition
     )
     SELECT array_agg(d.lane), array_agg(d.stamp), max(d.stamp), array_agg(d.type), array_agg(d.head), sum(d.depth), array_agg(d.careful), array_agg(d.queue), array_agg(d.partition)
       INTO v_lanes, v_stamps, v_stamp, v_types, v_heads, depth, v_careful, v_queues, v_partitions FROM d;
@@ -447,6 +433,7 @@ BEGIN
   INSERT INTO tallies (worker, part, type, n)
     SELECT '00000000-0000-0000-0000-000000000000', -1, g.type, sum(g.n) FROM gone g GROUP BY g.type HAVING sum(g.n) <> 0;
   DELETE FROM connections x WHERE x.worker = p_worker;
+  DELETE FROM connection_writers x WHERE x.worker = p_worker;
   DELETE FROM workers x WHERE x.id = p_worker;
 END $$;
 

@@ -8,6 +8,19 @@ import { messages } from './0007-messages.js'
 import { consuming } from './0008-consuming.js'
 import { routing } from './0009-routing.js'
 import { alerts } from './0010-alerts.js'
+import { streams } from './0011-streams.js'
 
 /** In order; a migration that has landed is never edited. */
-export const migrations = [coreTables, accept, work, tickets, ledger, petitions, messages, consuming, routing, alerts]
+export const migrations = [
+  coreTables,
+  accept,
+  work,
+  tickets,
+  ledger,
+  petitions,
+  messages,
+  consuming,
+  routing,
+  alerts,
+  streams,
+]

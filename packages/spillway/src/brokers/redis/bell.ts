@@ -1,0 +1,57 @@
+/**
+ * Who has appended to what, from process to process. A hint: nothing is kept for those who do not listen at the moment.
+ *
+ *   deaf ──subscribed──► hearing   (all are told to look at all: what rang meanwhile is gone)
+ *     ▲                     │ lost
+ *     └─────────────────────┘
+ */
+import { randomUUID } from 'node:crypto'
+import type { Redis } from 'ioredis'
+import { Link, type LinkOptions } from './link.js'
+
+type Heard = (ids: readonly string[] | null) => void
+
+export interface BellOptions extends Omit<LinkOptions, 'prepare' | 'onReady'> {
+  channel: string
+}
+
+export class Bell {
+  /** Heads each message: what we ring ourselves needs not be heard. */
+  readonly #self = randomUUID()
+  readonly #heard: Heard[] = []
+  readonly #link: Link
+
+  constructor({ channel, ...options }: BellOptions) {
+    this.#link = new Link({
+      ...options,
+      prepare: async (redis) => {
+        // Prepared again on the same connection, where the first try was refused.
+        redis.removeAllListeners('message')
+        redis.on('message', (_: string, message: string) => this.#hear(message))
+        await redis.subscribe(channel)
+      },
+      onReady: () => this.#tell(null),
+    })
+  }
+
+  onBell(heard: Heard): void {
+    this.#heard.push(heard)
+  }
+
+  ring(redis: Redis, channel: string, ids: readonly string[]): Promise<unknown> {
+    return redis.publish(channel, [this.#self, ...ids].join(' '))
+  }
+
+  close(): Promise<void> {
+    return this.#link.close()
+  }
+
+  #hear(message: string): void {
+    const [from, ...ids] = message.split(' ')
+    if (from !== this.#self && ids.length > 0) this.#tell(ids)
+  }
+
+  #tell(ids: readonly string[] | null): void {
+    for (const heard of this.#heard) heard(ids)
+  }
+}

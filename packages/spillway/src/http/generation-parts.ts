@@ -1,0 +1,118 @@
+/** What the generation workload is made of, from the settings: rooms that a workload does not reach itself. */
+import { limits } from '@spillway/protocol/wire'
+import { connectRedis } from '../brokers/redis/index.js'
+import type { Config } from '../config/index.js'
+import type { IntakeApi } from '../index.js'
+import { LogWriter } from '../streams/log-writer.js'
+import type { StreamLog } from '../streams/port.js'
+import { Relay } from '../streams/relay.js'
+import { createGenerationMetrics } from '../telemetry/generation-metrics.js'
+import type { Logger } from '../telemetry/logs.js'
+import type { Metrics } from '../telemetry/metrics.js'
+import { version } from '../version.js'
+import { demoModel, type GenerationDeps, openAiUpstream } from '../workloads/generation/index.js'
+import type { CheckState } from './health.js'
+import { SseHub } from './sse.js'
+
+/** Less than a lease lasts: what could not be written by then is another's to end. */
+const storePatienceMs = 10_000
+/** Redis is not waited for: its streams end, and new ones are kept elsewhere. */
+const redisPatienceMs = 0
+const sweepMs = 60_000
+
+export interface GenerationParts {
+  deps: GenerationDeps
+  /** Null without Redis. It is not needed to accept work. */
+  redis: (() => CheckState) | null
+  start(): void
+  /** To be called when nothing is written any more. */
+  close(): Promise<void>
+}
+
+export function generationParts(
+  config: Config,
+  parts: { api: IntakeApi; metrics: Metrics; log: Logger },
+): GenerationParts {
+  const { api, log } = parts
+  const { generation: own, server, store: stored } = config
+  const metrics = createGenerationMetrics(parts.metrics.registry)
+  const retentionMs = own.retentionSeconds * 1_000
+  // From being accepted to its end: it waits, begins, and streams.
+  const longestMs = (own.failoverTimeoutSeconds + own.firstTokenSeconds + own.totalSeconds) * 1_000
+  const { log: storeLog, registry } = api.core.store.streams({ retentionMs, longestMs })
+  const redis =
+    own.redisUrl === null
+      ? null
+      : connectRedis({ url: own.redisUrl, prefix: stored.schema, retentionMs, longestMs, log })
+  const warn = (fields: object, message: string): void => log.warn(fields, message)
+  const relay: Relay = new Relay({
+    logs: { postgres: storeLog, ...(redis && { redis }) },
+    isLocal: (id) => postgresWriter.has(id) || redisWriter?.has(id) === true,
+    warn,
+  })
+  const writerOf = (to: StreamLog, patienceMs: number): LogWriter =>
+    new LogWriter({ log: to, patienceMs, warn, onWritten: (key, record) => relay.wrote(key, record) })
+  const postgresWriter = writerOf(storeLog, storePatienceMs)
+  const redisWriter = redis === null ? null : writerOf(redis, redisPatienceMs)
+  for (const each of [storeLog, redis]) each?.onBell((ids) => relay.heard(ids))
+  const sse = new SseHub({
+    heartbeatMs: own.heartbeatSeconds * 1_000,
+    stallMs: own.stallSeconds * 1_000,
+    onStalled: () => metrics.slowReadersClosed.inc(),
+  })
+  let sweeping: NodeJS.Timeout | undefined
+  const sweep = async (): Promise<void> => {
+    try {
+      await registry.sweep(retentionMs, longestMs)
+    } catch (fault) {
+      log.warn({ err: fault }, 'sweeping streams failed and is tried again in a minute')
+    }
+  }
+  return {
+    deps: {
+      ...{ intake: api, registry, relay, sse, metrics, log },
+      settings: {
+        concurrency: own.concurrency,
+        pool: { perIdentity: own.poolPerUser, total: own.poolGlobal },
+        failover: {
+          enabled: own.failoverEnabled,
+          timeoutMs: own.failoverTimeoutSeconds * 1_000,
+          retriesMax: own.failoverRetriesMax,
+          baseDelayMs: own.failoverBaseDelayMs,
+          maxDelayMs: own.failoverMaxDelayMs,
+          depthMax: own.failoverDepthMax,
+        },
+        limits: {
+          firstTokenMs: own.firstTokenSeconds * 1_000,
+          idleMs: own.idleSeconds * 1_000,
+          totalMs: own.totalSeconds * 1_000,
+        },
+        detachGraceMs: own.detachGraceSeconds * 1_000,
+        chatBodyBytes: Math.max(limits.chatBodyBytes, server.bodyLimitBytes),
+        drainMs: server.drainSeconds * 1_000,
+      },
+      upstream:
+        own.upstreamUrl === null
+          ? demoModel({ tokensPerSecond: own.demoTokensPerSecond })
+          : openAiUpstream({
+              ...{ url: own.upstreamUrl, key: own.upstreamKey, version, connectionsMax: own.concurrency },
+            }),
+      logOf: (name) => {
+        if (name === 'postgres') return { log: storeLog, writer: postgresWriter }
+        return redis === null || redisWriter === null ? null : { log: redis, writer: redisWriter }
+      },
+      newLog: () => (redis?.isUp === true ? 'redis' : 'postgres'),
+    },
+    redis: redis === null ? null : () => ({ ...redis.check(), optional: true }),
+    start() {
+      sweeping = setInterval(() => void sweep(), sweepMs * (0.9 + Math.random() * 0.2))
+      sweeping.unref()
+    },
+    async close() {
+      clearInterval(sweeping)
+      sse.close()
+      await redis?.close()
+      await storeLog.close()
+    },
+  }
+}

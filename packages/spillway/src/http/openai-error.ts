@@ -1,0 +1,51 @@
+import { type OpenAiError, type ProblemCode, problems } from '@spillway/protocol/wire'
+import type { RequestFault } from './json-pointer.js'
+
+/** What is told of a problem in OpenAI's form. */
+interface Told {
+  code: ProblemCode
+  /** Default: the status of the code. */
+  status?: number
+  detail: string
+  errors?: readonly RequestFault[]
+}
+
+/** OpenAI's own names for what its clients know well; every other code is told as it is. */
+const knownCodes: Partial<Record<ProblemCode, string>> = {
+  unauthenticated: 'invalid_api_key',
+  rate_limited: 'rate_limit_exceeded',
+}
+
+/** The classes of OpenAI's SDKs go by the status alone; `type` is for people and for those who switch on it. */
+function errorType(status: number): string {
+  switch (status) {
+    case 401:
+      return 'authentication_error'
+    case 403:
+      return 'permission_error'
+    case 429:
+      return 'rate_limit_error'
+    default:
+      return status >= 500 ? 'server_error' : 'invalid_request_error'
+  }
+}
+
+/** A JSON pointer as OpenAI names members: `messages[0].role`. Null for the whole body. */
+export function memberOf(pointer: string): string | null {
+  let member = ''
+  for (const step of pointer.split('/').slice(1)) {
+    const name = step.replaceAll('~1', '/').replaceAll('~0', '~')
+    if (/^\d+$/.test(name)) member += `[${name}]`
+    else member += member === '' ? name : `.${name}`
+  }
+  return member === '' ? null : member
+}
+
+/** A problem in OpenAI's form, as an answer and within a stream. Of several faults the first is told: there is place for one. */
+export function openAiErrorOf({ status, code, detail, errors }: Told): OpenAiError {
+  const [fault] = errors ?? []
+  const param = fault === undefined ? null : memberOf(fault.path)
+  const message =
+    fault === undefined ? detail : `${detail.replace(/\.$/, '')}: ${param === null ? '' : `${param} `}${fault.message}.`
+  return { message, type: errorType(status ?? problems[code].status), param, code: knownCodes[code] ?? code }
+}

@@ -1,0 +1,25 @@
+import { setTimeout as delay } from 'node:timers/promises'
+import { isUuid } from '../operations/operation-id.js'
+import type { CancelOutcome, Store } from '../store/port.js'
+
+const handedOutMs = 500
+const handedOutLookMs = 25
+
+/**
+ * One that is handed out and not begun either begins in a moment or comes back: lanes that an operator holds are handed
+ * out to be put aside. Telling its owner that it runs would be wrong.
+ */
+export async function cancelPatiently(
+  store: Store,
+  id: string,
+  abortable: readonly string[],
+  why: string,
+): Promise<CancelOutcome> {
+  if (!isUuid(id)) return 'gone'
+  for (let waitedMs = 0; ; waitedMs += handedOutLookMs) {
+    const outcome = await store.cancel(id, abortable, why)
+    if (outcome !== 'running' || waitedMs >= handedOutMs) return outcome
+    if ((await store.ticket(id))?.status !== 'pending') return outcome
+    await delay(handedOutLookMs)
+  }
+}

@@ -1,0 +1,34 @@
+import type { Permit } from '../gates/gate.js'
+import type { FleetNumbers } from './fleet-numbers.js'
+import type { Places, PoolLimits } from './places.js'
+
+export interface PoolOptions extends PoolLimits {
+  name: string
+}
+
+export interface ConnectionPool {
+  readonly total: number
+  /** Over all instances that live, as of the last heartbeat. */
+  readonly held: number
+  /** Throws when the store cannot say. A place whose process was given up by the others is gone; releasing it does nothing. */
+  take(identity: string): Promise<Permit | 'identity_full' | 'pool_full'>
+}
+
+export function connectionPool(
+  core: { fleet: FleetNumbers; places(pool: string): Places },
+  { name, perIdentity, total }: PoolOptions,
+): ConnectionPool {
+  for (const limit of [perIdentity, total]) {
+    if (!Number.isInteger(limit) || limit < 0) {
+      throw new RangeError(`The limits of the pool ${name} are whole numbers from 0 on, not ${limit}.`)
+    }
+  }
+  const places = core.places(name)
+  return {
+    total,
+    get held() {
+      return core.fleet.sumOf(`pool:${name}`)
+    },
+    take: (identity) => places.take(identity, { perIdentity, total }),
+  }
+}

@@ -1,0 +1,44 @@
+import type { OperationStatus } from '@spillway/protocol/wire'
+import { isUuid } from '../operations/operation-id.js'
+import type { Store } from '../store/port.js'
+import type { Slots } from './works.js'
+
+/** Where an operation is. */
+export interface Standing {
+  id: string
+  status: OperationStatus | 'unknown'
+  /** In its lane, 0 is the next to run; null when it does not wait. */
+  place: number | null
+  /** An estimate, until it has run; null when it does not wait, or nothing is known to go by. */
+  waitMs: number | null
+  /** Of its last attempt, or why it ended. */
+  error: string | null
+}
+
+const idsPerStatement = 2_000
+
+/** In the order in which they are asked for. */
+export async function standingOf(
+  store: Store,
+  slotsOf: (type: string) => Slots,
+  ids: readonly string[],
+): Promise<Standing[]> {
+  const known = new Map<string, Standing>()
+  const asked = [...new Set(ids.filter(isUuid).map((id) => id.toLowerCase()))]
+  for (let from = 0; from < asked.length; from += idsPerStatement) {
+    for (const { type, paceMs, ...row } of await store.standing(asked.slice(from, from + idsPerStatement))) {
+      known.set(row.id, { ...row, waitMs: row.place === null ? null : waitOf(slotsOf(type), type, row.place, paceMs) })
+    }
+  }
+  return ids.map((id) => {
+    const found = known.get(id.toLowerCase())
+    return found === undefined ? { id, status: 'unknown', place: null, waitMs: null, error: null } : { ...found, id }
+  })
+}
+
+/** As it is told with the acceptance: its lane's pace, or what all of them wait for, whichever is longer. */
+function waitOf({ load, concurrency }: Slots, type: string, place: number, paceMs: number | null): number | null {
+  const inLane = (paceMs ?? load.paceMs(type)) * (place + 1)
+  const wait = Math.max(inLane, load.drainMs(load.depth - concurrency) ?? 0)
+  return wait > 0 ? Math.round(wait) : null
+}

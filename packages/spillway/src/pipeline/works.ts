@@ -1,0 +1,173 @@
+/**
+ * The slots of this process: the general ones, and those that some definitions have for themselves. Each have a loop of
+ * their own that claims and settles, and claim only types of their own: what fills the one never holds up the other.
+ *
+ * A lease is in one of them as a whole, because each has a flush of its own. Leases that none knows are given back here, by one
+ * call for all of them: what one does not know may be another's.
+ */
+import type { Pulse, Store } from '../store/port.js'
+import type { AcceptFlush, Accepting } from './accepting.js'
+import type { Handler, LaneRunOptions } from './lane-run.js'
+import { Load } from './load.js'
+import { loops, Work } from './work.js'
+
+export interface Slots {
+  readonly name: string
+  readonly concurrency: number
+  readonly work: Work
+  readonly load: Load
+  /** For operations that are run in them. */
+  readonly flush: AcceptFlush
+}
+
+export interface SlotsOptions {
+  /** Definitions that name the same share them. */
+  name: string
+  /** Operations that run at once, in this process. */
+  concurrency: number
+}
+
+export interface WorksOptions extends Omit<LaneRunOptions, 'handlers' | 'onAttempt' | 'onSettled'> {
+  store: Store
+  /** Of the general slots. */
+  concurrency: number
+  accepting: Accepting
+  onAttempt: LaneRunOptions['onAttempt']
+  onSettled: LaneRunOptions['onSettled']
+}
+
+/** How long after a fault stray leases are looked for, and how often. */
+const suspectMs = 60_000
+const strayLookMs = 4_000
+
+export class Works {
+  readonly general: Slots
+  readonly #o: WorksOptions
+  readonly #all: Slots[] = []
+  readonly #handlers = new Map<Slots, Map<string, Handler>>()
+  readonly #slotsOf = new Map<string, Slots>()
+  readonly #now: () => number
+  #suspectUntil = 0
+  #strayLook = 0
+
+  constructor(options: WorksOptions) {
+    this.#o = options
+    this.#now = options.now ?? (() => performance.now())
+    this.general = this.#add('', options.concurrency)
+  }
+
+  /** Where operations of a type are to run, by whatever definition it has. */
+  slots(own: SlotsOptions | undefined): Slots {
+    if (own === undefined) return this.general
+    const { name, concurrency } = own
+    if (name === '') throw new RangeError('Slots of their own need a name.')
+    if (!Number.isInteger(concurrency) || concurrency < 1) {
+      throw new RangeError(`The slots ${name} must be a whole number from 1 on, not ${concurrency}.`)
+    }
+    const known = this.#all.find((slots) => slots.name === name)
+    if (known === undefined) return this.#add(name, concurrency)
+    if (known.concurrency === concurrency) return known
+    throw new RangeError(`There are ${known.concurrency} slots ${name} already, not ${concurrency}.`)
+  }
+
+  handle(type: string, slots: Slots, handler: Handler): void {
+    this.#handlers.get(slots)?.set(type, handler)
+    this.#slotsOf.set(type, slots)
+  }
+
+  /** Operations in the queue, of all. */
+  get depth(): number {
+    return this.#all.reduce((sum, { load }) => sum + load.depth, 0)
+  }
+
+  /** For the others, with the heartbeat. */
+  told(): Record<string, number> {
+    return Object.assign({}, ...this.#all.map(({ load }) => load.told()))
+  }
+
+  observe(pulse: Pulse, elapsedMs: number): void {
+    for (const { load } of this.#all) load.observe(pulse, elapsedMs)
+    for (const id of pulse.cancels) this.cancel(id)
+    if (pulse.waiting) this.wake()
+    if (pulse.nextDueMs !== null) this.wakeIn(pulse.nextDueMs)
+  }
+
+  runningByType(): Record<string, number> {
+    return Object.assign({}, ...this.#all.map(({ work }) => work.runningByType()))
+  }
+
+  /** Begin to claim from the queue what there are definitions for. */
+  start(): void {
+    for (const slots of this.#all) if ((this.#handlers.get(slots)?.size ?? 0) > 0) slots.work.start()
+  }
+
+  wake(): void {
+    for (const { work } of this.#all) work.wake()
+  }
+
+  wakeIn(ms: number): void {
+    for (const { work } of this.#all) work.wakeIn(ms)
+  }
+
+  /** Asks a running operation to stop. False: it does not run here. */
+  cancel(id: string): boolean {
+    return this.#all.some(({ work }) => work.cancel(id))
+  }
+
+  /** The process is no longer enlisted: whatever it holds belongs to others. */
+  loseAll(): void {
+    for (const { work } of this.#all) work.loseAll()
+    // If nobody took over meanwhile, the leases are still ours on the books.
+    this.suspect()
+  }
+
+  /** A call was answered by silence: it may have given leases to this process that it does not know of. */
+  suspect(): void {
+    this.#suspectUntil = this.#now() + suspectMs
+  }
+
+  /**
+   * Gives back leases that this process does not know of, once they are older than any call can be under way. Called
+   * with the heartbeat; looks every few seconds after a fault, else now and then.
+   */
+  async giveBackStray(): Promise<void> {
+    const now = this.#now()
+    if (now - this.#strayLook < (now < this.#suspectUntil ? strayLookMs : strayLookMs * 10)) return
+    this.#strayLook = now
+    const known = this.#all.flatMap(({ work }) => work.knownFences())
+    const lanes = await this.#o.store.disown(this.#o.worker(), known)
+    if (lanes === 0) return
+    this.#o.log.warn({ lanes }, 'gave back lanes whose claim was never answered')
+    this.wake()
+  }
+
+  async stop(deadlineMs: number): Promise<void> {
+    await Promise.all(this.#all.map(({ work }) => work.stop(deadlineMs)))
+  }
+
+  #add(name: string, concurrency: number): Slots {
+    const { accepting, onAttempt, onSettled, ...shared } = this.#o
+    const handlers = new Map<string, Handler>()
+    const load: Load = new Load(name, (type) => (this.#slotsOf.get(type) ?? this.general) === slots)
+    const work = new Work({
+      ...shared,
+      handlers,
+      concurrency,
+      part: this.#all.length * loops,
+      long: name !== '',
+      onAttempt: (type, outcome, runMs) => {
+        if (outcome !== 'lease_lost') load.ran(type, runMs)
+        onAttempt(type, outcome, runMs)
+      },
+      onSettled: (op, outcome) => {
+        if (outcome.kind !== 'retry') load.settled()
+        onSettled(op, outcome)
+      },
+      onSilence: () => this.suspect(),
+    })
+    const slots: Slots = { name, concurrency, work, load, flush: accepting.operations({ load, concurrency }) }
+    this.#all.push(slots)
+    this.#handlers.set(slots, handlers)
+    return slots
+  }
+}

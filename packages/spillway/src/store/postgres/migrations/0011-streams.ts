@@ -1,0 +1,217 @@
+/**
+ * Streams: the output of operations, as it comes.
+ *
+ *   opened ──first record──► running ──record with an end──► ended ──retention──► expired (swept)
+ *
+ * A record is one row: the chunks first..last. Its place (stream, first) is what two writers collide on. A record is
+ * written only right behind one that is no end, so that a log has neither holes nor anything behind its end, whatever a
+ * writer believes. Rows are never changed; they go with their whole partition, for which all of a stream's carry the
+ * instant at which it was opened.
+ */
+export const streams = {
+  version: 11,
+  name: 'streams',
+  sql: `
+CREATE TABLE streams (
+  id           uuid PRIMARY KEY,             -- the operation's
+  identity     text NOT NULL,
+  format       text NOT NULL CHECK (format IN ('openai', 'native')),
+  thread_id    text NOT NULL,
+  log          text NOT NULL CHECK (log IN ('postgres', 'redis')),
+  born_at      timestamptz NOT NULL CHECK (born_at = date_trunc('milliseconds', born_at)), -- callers know it in whole milliseconds
+  watcher      uuid,                         -- the process whose client reads it
+  unwatched_at timestamptz,                  -- since when nobody does
+  ended        text CHECK (ended IN ('done', 'error', 'cancelled')),
+  ended_at     timestamptz,
+  CHECK ((watcher IS NULL) = (unwatched_at IS NOT NULL)),
+  CHECK ((ended IS NULL) = (ended_at IS NULL))
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX streams_born ON streams (born_at);
+CREATE INDEX streams_ended ON streams (ended_at) WHERE ended_at IS NOT NULL;
+
+CREATE TABLE stream_chunks (
+  stream  uuid NOT NULL,
+  born_at timestamptz NOT NULL,              -- of the stream
+  first   int NOT NULL CHECK (first >= 1),
+  last    int NOT NULL CHECK (last >= first),
+  writer  text NOT NULL,
+  chunks  text NOT NULL,                     -- with E'\\x1e' between them, which has no place in JSON
+  ended   text CHECK (ended IN ('done', 'error', 'cancelled')), -- its last chunk is the stream's end
+  PRIMARY KEY (stream, first, born_at)
+) PARTITION BY RANGE (born_at);
+-- Catches what no partition covers, so that appending never fails for want of one.
+CREATE TABLE stream_chunks_rest PARTITION OF stream_chunks DEFAULT;
+
+CREATE TABLE stream_spans (
+  name    text PRIMARY KEY,
+  from_at timestamptz NOT NULL,
+  to_at   timestamptz NOT NULL
+);
+
+CREATE FUNCTION stream_born(p_ms bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT to_timestamp(p_ms::float8 / 1000) $$;
+
+-- Writes records, given in the order of stream and number; which of them are there as this writer gave them. p_texts: the
+-- records' chunks, with E'\\x1d' between the records. p_levels: how many records of its stream stand before it in the call.
+-- Those may be lost to another writer, whose record may end just where theirs would have: what stands behind them goes
+-- behind this writer's own only. Looking for the record before each costs more than all the rest, so that the adapter
+-- takes this way only where it does not know that record to be there.
+CREATE FUNCTION stream_append(
+  p_streams uuid[], p_borns bigint[], p_firsts int[], p_lasts int[], p_writers text[], p_ends text[], p_texts text, p_levels int[]
+) RETURNS boolean[] LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_texts text[] := string_to_array(p_texts, E'\\x1d');
+  v_written boolean[];
+BEGIN
+  FOR v_level IN 0 .. (SELECT max(l) FROM unnest(p_levels) l) LOOP
+    INSERT INTO stream_chunks (stream, born_at, first, last, writer, chunks, ended)
+      SELECT g.stream, s.born_at, g.first, g.last, g.writer, g.chunks, g.ended
+      FROM unnest(p_streams, p_borns, p_firsts, p_lasts, p_writers, p_ends, v_texts, p_levels) g(stream, born, first, last, writer, ended, chunks, level)
+      JOIN streams s ON s.id = g.stream AND s.born_at = stream_born(g.born) AND s.ended IS NULL
+      LEFT JOIN LATERAL (
+        SELECT x.last, x.writer, x.ended FROM stream_chunks x
+        WHERE x.stream = s.id AND x.born_at = s.born_at AND x.first < g.first ORDER BY x.first DESC LIMIT 1
+      ) b ON true
+      WHERE g.level = v_level AND g.first = coalesce(b.last, 0) + 1 AND b.ended IS NULL AND (v_level = 0 OR b.writer = g.writer)
+      ON CONFLICT DO NOTHING;
+  END LOOP;
+  v_written := ARRAY(
+    SELECT EXISTS (
+      SELECT FROM stream_chunks x
+      WHERE x.stream = g.stream AND x.first = g.first AND x.born_at = stream_born(g.born) AND x.last = g.last AND x.writer = g.writer
+        AND x.ended IS NOT DISTINCT FROM g.ended
+    ) FROM unnest(p_streams, p_borns, p_firsts, p_lasts, p_writers, p_ends) WITH ORDINALITY g(stream, born, first, last, writer, ended, n) ORDER BY g.n);
+  UPDATE streams s SET ended = g.ended, ended_at = clock()
+    FROM unnest(p_streams, p_ends, v_written) g(stream, ended, written)
+    WHERE g.written AND g.ended IS NOT NULL AND s.id = g.stream AND s.ended IS NULL;
+  RETURN v_written;
+END $$;
+
+CREATE FUNCTION stream_entries(p_ids uuid[]) RETURNS TABLE (
+  id uuid, identity text, format text, thread_id text, log text, born_ms bigint, age_ms float8, ended text, ended_ms_ago float8, last int
+) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+  SELECT s.id, s.identity, s.format, s.thread_id, s.log, (extract(epoch FROM s.born_at) * 1000)::bigint,
+    extract(epoch FROM c.t - s.born_at)::float8 * 1000, s.ended, extract(epoch FROM c.t - s.ended_at)::float8 * 1000, coalesce(h.last, 0)
+  FROM clock() c(t), unnest(p_ids) u(id) JOIN streams s ON s.id = u.id
+  LEFT JOIN LATERAL (
+    SELECT x.last FROM stream_chunks x WHERE s.log = 'postgres' AND x.stream = s.id AND x.born_at = s.born_at ORDER BY x.first DESC LIMIT 1
+  ) h ON true
+$$;
+
+-- Makes those known that are not, and answers what is known of all.
+CREATE FUNCTION stream_open(
+  p_ids uuid[], p_identities text[], p_formats text[], p_threads text[], p_logs text[], p_watchers uuid[], p_ms_ago bigint[]
+) RETURNS TABLE (
+  created boolean, id uuid, identity text, format text, thread_id text, log text, born_ms bigint, age_ms float8, ended text, ended_ms_ago float8, last int
+) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_made uuid[];
+BEGIN
+  WITH made AS (
+    INSERT INTO streams (id, identity, format, thread_id, log, born_at, watcher)
+      SELECT g.id, g.identity, g.format, g.thread_id, g.log, date_trunc('milliseconds', clock() - g.ms_ago * interval '1 ms'), g.watcher
+      FROM unnest(p_ids, p_identities, p_formats, p_threads, p_logs, p_watchers, p_ms_ago) g(id, identity, format, thread_id, log, watcher, ms_ago)
+      ORDER BY g.id
+      ON CONFLICT DO NOTHING
+      RETURNING id
+  )
+  SELECT coalesce(array_agg(m.id), '{}') INTO v_made FROM made m;
+  -- A snapshot of its own: it sees those whom somebody else has just made known.
+  RETURN QUERY SELECT e.id = ANY (v_made), e.* FROM stream_entries(p_ids) e;
+END $$;
+
+-- A client reads it through that process now (p_reads), or has left it. Leaving is for who is still the one.
+CREATE FUNCTION stream_watch(p_ids uuid[], p_watchers uuid[], p_reads boolean[]) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
+  WITH held AS (
+    SELECT s.id, g.watcher, g.reads FROM unnest(p_ids, p_watchers, p_reads) g(id, watcher, reads)
+    JOIN streams s ON s.id = g.id AND (g.reads OR s.watcher = g.watcher) ORDER BY s.id FOR NO KEY UPDATE OF s
+  )
+  UPDATE streams s SET watcher = CASE WHEN h.reads THEN h.watcher END, unwatched_at = CASE WHEN NOT h.reads THEN clock() END
+  FROM held h WHERE s.id = h.id AND (h.reads OR s.watcher = h.watcher)
+$$;
+
+CREATE FUNCTION stream_ended(p_ids uuid[], p_ends text[]) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
+  WITH held AS (
+    SELECT s.id, g.ended FROM unnest(p_ids, p_ends) g(id, ended) JOIN streams s ON s.id = g.id AND s.ended IS NULL ORDER BY s.id FOR NO KEY UPDATE OF s
+  )
+  UPDATE streams s SET ended = h.ended, ended_at = clock() FROM held h WHERE s.id = h.id AND s.ended IS NULL
+$$;
+
+-- Of these, those that nobody reads. One whose process is gone is unwatched from now on: when it went, nobody knows.
+CREATE FUNCTION stream_abandoned(p_ids uuid[]) RETURNS TABLE (id uuid, for_ms float8) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+  WITH held AS (
+    SELECT s.id FROM streams s WHERE s.id = ANY (p_ids) AND s.watcher IS NOT NULL AND NOT EXISTS (SELECT FROM workers w WHERE w.id = s.watcher)
+    ORDER BY s.id FOR NO KEY UPDATE OF s
+  )
+  UPDATE streams s SET watcher = NULL, unwatched_at = clock() FROM held h
+    WHERE s.id = h.id AND NOT EXISTS (SELECT FROM workers w WHERE w.id = s.watcher);
+  RETURN QUERY SELECT s.id, greatest(0, extract(epoch FROM clock() - s.unwatched_at)::float8 * 1000) FROM streams s
+    WHERE s.id = ANY (p_ids) AND s.unwatched_at IS NOT NULL;
+END $$;
+
+-- Sweeping is three kinds of short transactions: making a partition locks the rest, dropping one locks them all, and an
+-- append that waits for the one may hold what the other waits for. NULL: somebody else sweeps.
+CREATE FUNCTION stream_sweep_lock() RETURNS boolean LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT set_config('lock_timeout', '500ms', true) IS NOT NULL AND pg_try_advisory_xact_lock(hashtext('spillway.streams'), hashtext(current_schema()))
+$$;
+
+CREATE FUNCTION stream_sweep_entries(p_retention_ms bigint, p_longest_ms bigint, p_rows int) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  v_kept timestamptz := clock() - p_retention_ms * interval '1 ms';
+  v_ended int; v_left int;
+BEGIN
+  IF NOT stream_sweep_lock() THEN RETURN NULL; END IF;
+  DELETE FROM streams s WHERE s.ctid = ANY (ARRAY(SELECT x.ctid FROM streams x WHERE x.ended_at < v_kept LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS v_ended = ROW_COUNT;
+  DELETE FROM streams s WHERE s.ctid = ANY (ARRAY(SELECT x.ctid FROM streams x
+    WHERE x.ended_at IS NULL AND x.born_at < v_kept - p_longest_ms * interval '1 ms' LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS v_left = ROW_COUNT;
+  RETURN v_ended + v_left;
+END $$;
+
+CREATE FUNCTION stream_sweep_ahead(p_kept_ms bigint) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  t timestamptz := clock();
+  v_width interval := greatest(60000, p_kept_ms / 6) * interval '1 ms';
+  v_from timestamptz; v_name text; v_made int := 0;
+BEGIN
+  IF NOT stream_sweep_lock() THEN RETURN NULL; END IF;
+  -- Where nothing covers the present yet, records go to the rest meanwhile: the first partition begins a little later.
+  v_from := date_trunc('milliseconds', greatest(t + interval '10 seconds', (SELECT max(s.to_at) FROM stream_spans s)));
+  WHILE v_from < t + 2 * v_width LOOP
+    -- Records in the rest would overlap with a partition that starts before them.
+    IF EXISTS (SELECT FROM stream_chunks_rest c WHERE c.born_at >= v_from) THEN v_from := date_trunc('milliseconds', t + interval '10 seconds'); END IF;
+    v_name := 'stream_chunks_' || to_char(v_from AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISSMS');
+    -- Its rows are never changed, and it is dropped long before they would have to be frozen: nothing to vacuum.
+    EXECUTE format('CREATE TABLE %I PARTITION OF stream_chunks FOR VALUES FROM (%L) TO (%L) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)',
+      v_name, v_from, v_from + v_width);
+    INSERT INTO stream_spans (name, from_at, to_at) VALUES (v_name, v_from, v_from + v_width);
+    v_made := v_made + 1;
+    v_from := v_from + v_width;
+  END LOOP;
+  RETURN v_made;
+END $$;
+
+-- Records whose streams are all forgotten. p_kept_ms: the longest that a stream may last, and its retention.
+CREATE FUNCTION stream_sweep_behind(p_kept_ms bigint, p_rows int) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  v_before timestamptz := clock() - p_kept_ms * interval '1 ms';
+  r record; v_dropped int := 0;
+BEGIN
+  IF NOT stream_sweep_lock() THEN RETURN NULL; END IF;
+  FOR r IN SELECT p.name FROM stream_spans p WHERE p.to_at < v_before
+    AND NOT EXISTS (SELECT FROM streams s WHERE s.born_at >= p.from_at AND s.born_at < p.to_at AND s.log = 'postgres')
+  LOOP
+    EXECUTE format('DROP TABLE IF EXISTS %I', r.name);
+    DELETE FROM stream_spans p WHERE p.name = r.name;
+    v_dropped := v_dropped + 1;
+  END LOOP;
+  DELETE FROM stream_chunks_rest c WHERE c.ctid = ANY (ARRAY(SELECT x.ctid FROM stream_chunks_rest x
+    WHERE x.born_at < v_before AND NOT EXISTS (SELECT FROM streams s WHERE s.id = x.stream) LIMIT p_rows));
+  RETURN v_dropped;
+END $$;
+`,
+}

@@ -1,0 +1,354 @@
+/**
+ * The stream log in PostgreSQL: a record is a row, its place (stream, first) is what writers collide on.
+ *
+ * Two ways to append. Quick: one INSERT, for records that begin a stream or follow one that this adapter has seen written by
+ * the same writer. It counts what was inserted; if that is not all, or if the record before is not known, the careful way
+ * (`stream_append`) looks for the record before each and tells which are there. Both may be tried again: what is there
+ * already is found by its writer.
+ */
+import {
+  type Append,
+  type Cursor,
+  type EndKind,
+  LogFault,
+  type StreamKey,
+  type StreamLog,
+  type StreamRecord,
+} from '../../streams/port.js'
+import type { Tx } from '../port.js'
+import { plainArray, textArray } from './arrays.js'
+import type { StreamBell } from './stream-bell.js'
+
+/** Between two chunks of a record, and between two records of a call: neither has a place in JSON. */
+const chunkSeparator = '\x1e'
+const recordSeparator = '\x1d'
+// biome-ignore lint/suspicious/noControlCharactersInRegex: it looks for just these
+const noJson = /[\0\x1d\x1e]/
+
+const recordsPerCursor = 64
+const bytesPerCursor = 256 * 1024
+const bytesPerAnswer = 4 * 1024 * 1024
+/** What one statement sorts has to fit into its memory: 500 cursors far behind bring 500 × 65 records. */
+const cursorsPerStatement = 500
+/** Of PostgreSQL's integer, less one to add; a client may name any number. */
+const afterMax = 2 ** 31 - 2
+/** Streams whose last record is remembered. One that is forgotten costs a careful append. */
+const knownMax = 20_000
+/** After a fault the next call may find the database back. */
+const downMs = 1_000
+
+/** For the connections of appends: with few rows in each of many streams the planner is better told than left to guess. */
+export const appendSettings = {
+  enable_hashjoin: 'off',
+  enable_mergejoin: 'off',
+  enable_seqscan: 'off',
+  enable_bitmapscan: 'off',
+  plan_cache_mode: 'force_generic_plan',
+} as const
+
+export interface StreamLogOptions {
+  /** On connections that nothing else uses, with `appendSettings`. */
+  append: Tx['query']
+  /** Likewise, but for reads. */
+  read: Tx['query']
+  bell: StreamBell
+  /** The schema, quoted. */
+  schema: string
+}
+
+const insertSql = (s: string): string => `
+  INSERT INTO ${s}.stream_chunks (stream, born_at, first, last, writer, chunks, ended)
+  SELECT g.stream, s.born_at, g.first, g.last, g.writer, g.chunks, g.ended
+  FROM unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::text[], string_to_array($7::text, E'\\x1d'))
+    g(stream, born, first, last, writer, ended, chunks)
+  JOIN ${s}.streams s ON s.id = g.stream AND s.born_at = ${s}.stream_born(g.born) AND s.ended IS NULL
+  ON CONFLICT DO NOTHING`
+
+const insertWithEndsSql = (s: string): string => `
+  WITH written AS (${insertSql(s)} RETURNING stream, ended), closed AS (
+    UPDATE ${s}.streams s SET ended = w.ended, ended_at = ${s}.clock() FROM written w
+    WHERE w.ended IS NOT NULL AND s.id = w.stream AND s.ended IS NULL
+  )
+  SELECT FROM written`
+
+const carefulSql = (s: string): string => `SELECT ${s}.stream_append($1, $2, $3, $4, $5, $6, $7, $8) AS written`
+
+/**
+ * The cursors' own bounds are kept inside the lateral part, so that only what may be brought is sorted. In the order of
+ * distance from the cursor, so that each gets its first record before any gets a second.
+ */
+const readSql = (s: string): string => `
+  SELECT n, first, ended, CASE WHEN brought - size < $4 THEN chunks END AS chunks FROM (
+    SELECT g.n, x.first, x.ended, x.chunks, x.size, sum(x.size) OVER (ORDER BY x.first - g.after, g.n) AS brought
+    FROM unnest($1::uuid[], $2::bigint[], $3::int[]) WITH ORDINALITY g(stream, born, after, n)
+    CROSS JOIN LATERAL (
+      SELECT z.first, z.ended, CASE WHEN z.upto - z.size < ${bytesPerCursor} THEN z.chunks END AS chunks,
+        CASE WHEN z.upto - z.size < ${bytesPerCursor} THEN z.size ELSE 0 END AS size
+      FROM (
+        SELECT y.*, sum(y.size) OVER (ORDER BY y.first) AS upto FROM (
+          SELECT x.first, x.ended, x.chunks, octet_length(x.chunks) AS size FROM ${s}.stream_chunks x
+          WHERE x.stream = g.stream AND x.born_at = ${s}.stream_born(g.born) AND x.first > g.after
+          ORDER BY x.first LIMIT ${recordsPerCursor + 1}
+        ) y
+      ) z
+    ) x
+  ) found`
+
+/** The record that a cursor stands in, if it stands in one. */
+const withinSql = (s: string): string => `
+  SELECT n, first, ended, CASE WHEN brought - size < $4 THEN chunks END AS chunks FROM (
+    SELECT g.n, x.*, sum(x.size) OVER (ORDER BY g.n) AS brought
+    FROM unnest($1::uuid[], $2::bigint[], $3::int[]) WITH ORDINALITY g(stream, born, after, n)
+    CROSS JOIN LATERAL (
+      SELECT x.first, x.last, x.ended, x.chunks, octet_length(x.chunks) AS size FROM ${s}.stream_chunks x
+      WHERE x.stream = g.stream AND x.born_at = ${s}.stream_born(g.born) AND x.first <= g.after + 1
+      ORDER BY x.first DESC LIMIT 1
+    ) x
+    WHERE x.last > g.after
+  ) found`
+
+const headSql = (s: string): string => `
+  SELECT last, ended FROM ${s}.stream_chunks WHERE stream = $1 AND born_at = ${s}.stream_born($2) ORDER BY first DESC LIMIT 1`
+
+interface Row extends Record<string, unknown> {
+  n: number
+  first: number
+  ended: EndKind | null
+  /** Null: it would be too much. */
+  chunks: string | null
+}
+
+interface Answer {
+  records: StreamRecord[]
+  more: boolean
+}
+
+export class PostgresStreamLog implements StreamLog {
+  readonly name = 'postgres'
+  readonly #options: StreamLogOptions
+  readonly #sql: Record<'insert' | 'insertWithEnds' | 'careful' | 'read' | 'within' | 'head', string>
+  readonly #known = new Map<string, { writer: string; last: number }>()
+  readonly #listeners: ((ids: readonly string[] | null) => void)[] = []
+  #downUntil = 0
+
+  constructor(options: StreamLogOptions) {
+    this.#options = options
+    const s = options.schema
+    this.#sql = {
+      insert: insertSql(s),
+      insertWithEnds: insertWithEndsSql(s),
+      careful: carefulSql(s),
+      read: readSql(s),
+      within: withinSql(s),
+      head: headSql(s),
+    }
+  }
+
+  get isUp(): boolean {
+    return performance.now() >= this.#downUntil
+  }
+
+  async append(appends: readonly Append[]): Promise<('written' | 'lost')[]> {
+    if (appends.length === 0) return []
+    // In one order everywhere: two processes that write the same streams wait for each other, and never in a circle.
+    const order = appends.map((_, index) => index).sort((a, b) => compare(appends[a], appends[b]))
+    const sorted = order.flatMap((index) => appends[index] ?? [])
+    const levels = levelsOf(sorted)
+    const values = valuesOf(sorted)
+    const isQuick = levels.every((level) => level === 0) && sorted.every((append) => this.#follows(append))
+    const answers: ('written' | 'lost')[] = []
+    const all = isQuick && (await this.#insert(sorted, values))
+    const written = all ? null : await this.#insertCarefully(values, levels)
+    for (const [at, append] of sorted.entries()) {
+      const isWritten = written === null || written[at] === true
+      answers[order[at] ?? 0] = isWritten ? 'written' : 'lost'
+      this.#remember(append, isWritten)
+      if (isWritten && append.ring) this.#options.bell.grown(append.key.id)
+    }
+    return answers
+  }
+
+  async read(cursors: readonly Cursor[]): Promise<Answer[]> {
+    const answers: Answer[] = cursors.map(() => ({ records: [], more: false }))
+    let left = bytesPerAnswer
+    for (let from = 0; from < cursors.length; from += cursorsPerStatement) {
+      const some = cursors.slice(from, from + cursorsPerStatement)
+      if (left <= 0) {
+        for (const index of some.keys()) answers[from + index] = { records: [], more: true }
+        continue
+      }
+      left -= await this.#readSome(some, answers.slice(from, from + cursorsPerStatement), left)
+    }
+    return answers
+  }
+
+  async head(key: StreamKey): Promise<{ last: number; end: EndKind | null }> {
+    const { rows } = await this.#ask<{ last: number; ended: EndKind | null }>(this.#options.read, this.#sql.head, [
+      key.id,
+      key.bornMs,
+    ])
+    return { last: rows[0]?.last ?? 0, end: rows[0]?.ended ?? null }
+  }
+
+  onBell(heard: (ids: readonly string[] | null) => void): void {
+    this.#listeners.push(heard)
+  }
+
+  /** What came over the store's channel behind `streams:`; null when some may have been missed. */
+  heard(ids: string | null): void {
+    const list = ids === null ? null : ids.split(',')
+    for (const listener of this.#listeners) listener(list)
+  }
+
+  /** The connections are the store's, and end with it. */
+  async close(): Promise<void> {
+    this.#listeners.length = 0
+    this.#known.clear()
+  }
+
+  /** Is the place before it known to be this writer's, or is there none? */
+  #follows({ key, first, writer }: Append): boolean {
+    if (first === 1) return true
+    const known = this.#known.get(key.id)
+    return known !== undefined && known.last === first - 1 && known.writer === writer
+  }
+
+  #remember({ key, first, chunks, end, writer }: Append, isWritten: boolean): void {
+    if (!isWritten || end !== null) {
+      this.#known.delete(key.id)
+      return
+    }
+    const known = this.#known.get(key.id)
+    const last = first + chunks.length - 1
+    if (known !== undefined) {
+      known.writer = writer
+      known.last = last
+      return
+    }
+    this.#known.set(key.id, { writer, last })
+    if (this.#known.size <= knownMax) return
+    for (const oldest of this.#known.keys()) {
+      this.#known.delete(oldest)
+      return
+    }
+  }
+
+  /** True when all of them are there now. */
+  async #insert(sorted: readonly Append[], values: readonly unknown[]): Promise<boolean> {
+    const text = sorted.some(({ end }) => end !== null) ? this.#sql.insertWithEnds : this.#sql.insert
+    const { rowCount } = await this.#ask(this.#options.append, text, values)
+    return rowCount === sorted.length
+  }
+
+  async #insertCarefully(values: readonly unknown[], levels: readonly number[]): Promise<readonly boolean[]> {
+    const { rows } = await this.#ask<{ written: boolean[] }>(this.#options.append, this.#sql.careful, [
+      ...values,
+      plainArray(levels),
+    ])
+    return rows[0]?.written ?? []
+  }
+
+  /** Answers how many bytes it brought, about. */
+  async #readSome(cursors: readonly Cursor[], answers: readonly Answer[], budget: number): Promise<number> {
+    let left = budget
+    const { rows } = await this.#ask<Row>(this.#options.read, this.#sql.read, [...placesOf(cursors), left])
+    for (const row of rows) {
+      const answer = answers[row.n - 1]
+      if (answer !== undefined) left -= take(answer, row)
+    }
+    // Readers stop between two records, almost always: only where the next one is not there may they stand in one.
+    const unsure: { cursor: Cursor; answer: Answer }[] = []
+    for (const [index, cursor] of cursors.entries()) {
+      const answer = answers[index]
+      if (cursor.after === 0 || answer === undefined || answer.records[0]?.first === cursor.after + 1) continue
+      // The next one is there, but was too much for this answer.
+      if (answer.more && answer.records.length === 0) continue
+      unsure.push({ cursor, answer })
+    }
+    if (unsure.length === 0) return budget - left
+    const places = placesOf(unsure.map(({ cursor }) => cursor))
+    const within = await this.#ask<Row>(this.#options.read, this.#sql.within, [...places, Math.max(1, left)])
+    for (const row of within.rows) {
+      const found = unsure[row.n - 1]
+      if (found !== undefined) left -= takeBefore(found.answer, row, found.cursor)
+    }
+    return budget - left
+  }
+
+  async #ask<R extends Record<string, unknown>>(query: Tx['query'], text: string, values: readonly unknown[]) {
+    try {
+      const answer = await query<R>(text, values)
+      this.#downUntil = 0
+      return answer
+    } catch (fault) {
+      this.#downUntil = performance.now() + downMs
+      throw new LogFault('the stream log in the database did not answer', { cause: fault })
+    }
+  }
+}
+
+/** Adds the row's record, unless the answer is full; answers its size. */
+function take(answer: Answer, { first, ended, chunks }: Row): number {
+  if (answer.more || chunks === null || answer.records.length === recordsPerCursor) {
+    answer.more = true
+    return 0
+  }
+  answer.records.push({ first, chunks: chunks.split(chunkSeparator), end: ended })
+  return chunks.length
+}
+
+/** Puts the record that the cursor stands in before what is behind it. */
+function takeBefore(answer: Answer, row: Row, cursor: Cursor): number {
+  const { records: behind, more } = answer
+  Object.assign(answer, { records: [], more: false })
+  const size = take(answer, row)
+  if (answer.more) return size
+  // One that begins behind the cursor has come since the first look, and others may have come with it.
+  if (row.first > cursor.after) answer.more = true
+  else {
+    answer.records.push(...behind)
+    answer.more = more
+  }
+  return size
+}
+
+function compare(a: Append | undefined, b: Append | undefined): number {
+  if (a === undefined || b === undefined) return 0
+  if (a.key.id !== b.key.id) return a.key.id < b.key.id ? -1 : 1
+  return a.first - b.first
+}
+
+/** How many records of the same stream stand before each. */
+function levelsOf(sorted: readonly Append[]): number[] {
+  const levels: number[] = []
+  for (const [at, { key }] of sorted.entries()) {
+    levels.push(at > 0 && sorted[at - 1]?.key.id === key.id ? (levels[at - 1] ?? 0) + 1 : 0)
+  }
+  return levels
+}
+
+/** One text for all chunks: as an array of texts it took a third longer, for the quotes that JSON is full of. */
+function valuesOf(sorted: readonly Append[]): unknown[] {
+  const texts = sorted.map(({ chunks }) => {
+    if (chunks.length === 0) throw new RangeError('A record has at least one chunk.')
+    for (const chunk of chunks) {
+      if (chunk === '' || noJson.test(chunk)) throw new RangeError('A chunk of a stream has to be a JSON text.')
+    }
+    return chunks.join(chunkSeparator)
+  })
+  return [
+    plainArray(sorted.map(({ key }) => key.id)),
+    plainArray(sorted.map(({ key }) => key.bornMs)),
+    plainArray(sorted.map(({ first }) => first)),
+    plainArray(sorted.map(({ first, chunks }) => first + chunks.length - 1)),
+    textArray(sorted.map(({ writer }) => writer)),
+    plainArray(sorted.map(({ end }) => end)),
+    texts.join(recordSeparator),
+  ]
+}
+
+const placesOf = (cursors: readonly Cursor[]): string[] => [
+  plainArray(cursors.map(({ key }) => key.id)),
+  plainArray(cursors.map(({ key }) => key.bornMs)),
+  plainArray(cursors.map(({ after }) => Math.min(after, afterMax))),
+]

@@ -1,0 +1,156 @@
+/** The streams by id. Calls of one kind that come while its statement is under way share the next one. */
+import { Flush } from '../../pipeline/flush.js'
+import type { EndKind, LogName, OpenRequest, StreamEntry, StreamRegistry } from '../../streams/port.js'
+import type { Tx } from '../port.js'
+import { plainArray, textArray } from './arrays.js'
+import { StoreFault } from './faults.js'
+import type { StreamBell } from './stream-bell.js'
+
+export interface StreamRegistryOptions {
+  /** Opening, watching and looking up. */
+  query: Tx['query']
+  sweep: Tx['query']
+  bell: StreamBell
+  /** The schema, quoted. */
+  schema: string
+  /** How long one waits for its turn. */
+  timeoutMs: number
+  /** How long a stream can be read after its end. */
+  retentionMs: number
+  /** How long one may last: older ones without an end will not get one. */
+  longestMs: number
+}
+
+const itemsMax = 500
+/** Entries that one transaction of a sweep removes. */
+const sweepRows = 5_000
+const uuid = /^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}$/i
+
+interface EntryRow extends Record<string, unknown> {
+  id: string
+  identity: string
+  format: 'openai' | 'native'
+  thread_id: string
+  log: LogName
+  born_ms: number
+  age_ms: number
+  ended: EndKind | null
+  ended_ms_ago: number | null
+  last: number
+}
+
+interface Watch {
+  id: string
+  watcher: string
+  reads: boolean
+}
+
+export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRegistry {
+  const { query, sweep, bell, schema: s, retentionMs, longestMs } = options
+  const flush = <Item extends { id: string }, Answer>(write: (items: readonly Item[]) => Promise<Answer[]>) =>
+    new Flush<Item, Answer>({
+      write,
+      isPoison: (fault) => fault instanceof StoreFault && fault.code === 'data',
+      // What is said of one stream keeps its order.
+      exclusiveKey: ({ id }) => id,
+      sizeOf: () => 1,
+      itemsMax,
+      bytesMax: itemsMax,
+      waitingMax: Number.POSITIVE_INFINITY,
+      timeoutMs: options.timeoutMs,
+      timeoutFault: () => new StoreFault('timeout'),
+    })
+  const ids = (items: readonly { id: string }[]): string => plainArray(items.map(({ id }) => id))
+
+  const opening = flush<OpenRequest, StreamEntry & { created: boolean }>(async (items) => {
+    const { rows } = await query<EntryRow & { created: boolean }>(
+      `SELECT * FROM ${s}.stream_open($1, $2, $3, $4, $5, $6, $7)`,
+      [
+        ids(items),
+        textArray(items.map(({ identity }) => identity)),
+        textArray(items.map(({ format }) => format)),
+        textArray(items.map(({ threadId }) => threadId)),
+        textArray(items.map(({ log }) => log)),
+        plainArray(items.map(({ watcher }) => watcher)),
+        plainArray(items.map(({ acceptedMsAgo }) => Math.max(0, Math.round(acceptedMsAgo ?? 0)))),
+      ],
+    )
+    const byId = new Map(rows.map((row) => [row.id, row]))
+    return items.map(({ id }) => {
+      const row = byId.get(id.toLowerCase())
+      if (row === undefined) throw new Error(`the stream ${id} was opened but is not there`)
+      return { ...entryOf(row), created: row.created }
+    })
+  })
+
+  const finding = flush<{ id: string }, StreamEntry | null>(async (items) => {
+    const { rows } = await query<EntryRow>(`SELECT * FROM ${s}.stream_entries($1)`, [ids(items)])
+    const byId = new Map(rows.map((row) => [row.id, row]))
+    return items.map(({ id }) => {
+      const row = byId.get(id.toLowerCase())
+      return row === undefined || isExpired(row) ? null : entryOf(row)
+    })
+  })
+
+  const isExpired = ({ ended_ms_ago, age_ms }: EntryRow): boolean =>
+    ended_ms_ago === null ? age_ms > longestMs + retentionMs : ended_ms_ago > retentionMs
+
+  const watching = flush<Watch, null>(async (items) => {
+    await query(`SELECT ${s}.stream_watch($1, $2, $3)`, [
+      ids(items),
+      plainArray(items.map(({ watcher }) => watcher)),
+      plainArray(items.map(({ reads }) => reads)),
+    ])
+    for (const { id, watcher, reads } of items) if (reads) bell.tell(`stream-watch:${id}:${watcher}`)
+    return items.map(() => null)
+  })
+
+  const finishing = flush<{ id: string; end: EndKind }, null>(async (items) => {
+    await query(`SELECT ${s}.stream_ended($1, $2)`, [ids(items), textArray(items.map(({ end }) => end))])
+    return items.map(() => null)
+  })
+
+  /** Null: another process sweeps. */
+  const swept = async (call: string, ...values: number[]): Promise<number | null> => {
+    const places = values.map((_, i) => `$${i + 1}`).join(', ')
+    const { rows } = await sweep<{ n: number | null }>(`SELECT ${s}.${call}(${places}) AS n`, values)
+    return rows[0]?.n ?? null
+  }
+
+  return {
+    open: (request) => opening.submit(request),
+    find: async (id) => (uuid.test(id) ? finding.submit({ id }) : null),
+    ended: async (id, end) => void (await finishing.submit({ id, end })),
+    watched: async (id, watcher) => void (await watching.submit({ id, watcher, reads: true })),
+    unwatched: async (id, watcher) => void (await watching.submit({ id, watcher, reads: false })),
+    abandoned: async (of) => {
+      if (of.length === 0) return []
+      const { rows } = await query<{ id: string; for_ms: number }>(`SELECT * FROM ${s}.stream_abandoned($1)`, [
+        plainArray(of),
+      ])
+      return rows.map(({ id, for_ms }) => ({ id, forMs: for_ms }))
+    },
+    sweep: async (retention, longest) => {
+      const kept = retention + longest
+      let streams = 0
+      for (;;) {
+        const n = await swept('stream_sweep_entries', retention, longest, sweepRows)
+        streams += n ?? 0
+        if (n === null || n < sweepRows) break
+      }
+      await swept('stream_sweep_ahead', kept)
+      return { streams, partitions: (await swept('stream_sweep_behind', kept, sweepRows)) ?? 0 }
+    },
+  }
+}
+
+const entryOf = (row: EntryRow): StreamEntry => ({
+  key: { id: row.id, bornMs: row.born_ms },
+  identity: row.identity,
+  format: row.format,
+  threadId: row.thread_id,
+  log: row.log,
+  ageMs: row.age_ms,
+  ended: row.ended,
+  last: row.last,
+})

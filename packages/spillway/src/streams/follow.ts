@@ -1,0 +1,185 @@
+import type { LogFault, StreamKey, StreamRecord } from './port.js'
+
+/** What one `next` gives at most, beyond its first chunk: a reader holds no more than this and what its socket holds. */
+const recordBytesMax = 64 * 1024
+
+export interface Follower {
+  /** The last chunk that it gave. */
+  readonly after: number
+  /**
+   * What there is behind `after`, beginning exactly there, several records joined into one (64 kB at most, or one chunk);
+   * null when closed, and behind an end. Rejects with `LogFault` when the log did not answer for patienceMs, or has lost
+   * chunks; it may be asked again. One call at a time.
+   */
+  next(): Promise<StreamRecord | null>
+  /** Look at the log now. */
+  kick(): void
+  close(): void
+}
+
+export const notAsked = -1
+
+export interface FollowOwner {
+  /** How soon the next look is after news. */
+  readonly pollMsMin: number
+  /** It waits and has to look at the log. */
+  ask(follow: Follow): void
+  /** It waits for news. */
+  park(follow: Follow): void
+  /** Needs to hear nothing any more. */
+  forget(follow: Follow): void
+  closed(): void
+}
+
+/**
+ * One reader of one stream. Nothing is buffered for it: what comes while it does not wait, it reads from the log.
+ *
+ *   idle ──next()──► waiting ──record, fault──► idle
+ *                       └──record with `end`──► ended        any ──close()──► closed
+ *
+ * While it waits it is parked (it has all that is known), or asked for (it is on the lane of its log). `isDirty` and `known`
+ * say that there may be more in the log than it has; both are cleared when a read begins, so whatever is heard while it
+ * is under way asks for another.
+ */
+export class Follow implements Follower {
+  readonly key: StreamKey
+  after: number
+  isDirty = true
+  /** A chunk that is in the log for certain. */
+  known = 0
+  /** The lane's: waits in its queue; the call that it is part of; since when it has waited for an answer. */
+  isQueued = false
+  flight: object | null = null
+  askedMs = notAsked
+  /** The poll's: how long until the next look; when that is; the bucket of the ring that holds it, 0 for none. */
+  pollMs: number
+  dueTick = 0
+  bucketTick = 0
+  /** The next follower of the same stream. */
+  sibling: Follow | null = null
+  readonly #owner: FollowOwner
+  #resolve: ((record: StreamRecord | null) => void) | null = null
+  #reject: ((fault: LogFault) => void) | null = null
+  #isEnded = false
+  #isClosed = false
+
+  constructor(owner: FollowOwner, options: { key: StreamKey; after: number }) {
+    this.#owner = owner
+    this.key = options.key
+    this.after = options.after
+    this.pollMs = owner.pollMsMin
+  }
+
+  get isWaiting(): boolean {
+    return this.#resolve !== null
+  }
+
+  /** There may be something in the log that it has not got. */
+  get isBehind(): boolean {
+    return this.isDirty || this.known > this.after
+  }
+
+  next(): Promise<StreamRecord | null> {
+    if (this.#isClosed || this.#isEnded) return Promise.resolve(null)
+    if (this.isWaiting) throw new Error(`stream ${this.key.id}: next() is under way already`)
+    return new Promise((resolve, reject) => {
+      this.#resolve = resolve
+      this.#reject = reject
+      this.look()
+    })
+  }
+
+  kick(): void {
+    this.isDirty = true
+    if (this.isWaiting) this.look()
+  }
+
+  close(): void {
+    if (this.#isClosed) return
+    this.#isClosed = true
+    this.#settled()?.(null)
+    this.#owner.forget(this)
+    this.#owner.closed()
+  }
+
+  /** To the log where there may be something, else to sleep. */
+  look(): void {
+    if (this.isBehind || this.flight !== null) {
+      this.#owner.ask(this)
+      return
+    }
+    this.askedMs = notAsked
+    this.#owner.park(this)
+  }
+
+  /** What has just been written here: given at once where it begins right behind what the reader has. */
+  hand(record: StreamRecord): void {
+    const last = record.first + record.chunks.length - 1
+    if (last <= this.after) return
+    if (this.isWaiting && record.first <= this.after + 1 && this.give([record])) return
+    this.known = Math.max(this.known, last)
+    if (this.isWaiting) this.look()
+  }
+
+  /** False: there is nothing in them that comes right behind what it has. */
+  give(records: readonly StreamRecord[]): boolean {
+    const record = behind(records, this.after)
+    if (record === null) return false
+    const final = records[records.length - 1]
+    if (final !== undefined) this.known = Math.max(this.known, final.first + final.chunks.length - 1)
+    this.after = record.first + record.chunks.length - 1
+    this.pollMs = this.#owner.pollMsMin
+    const resolve = this.#settled()
+    if (record.end !== null) {
+      this.#isEnded = true
+      this.#owner.forget(this)
+    }
+    resolve?.(record)
+    return true
+  }
+
+  fail(fault: LogFault): void {
+    const reject = this.#reject
+    this.isDirty = true
+    this.#settled()
+    reject?.(fault)
+  }
+
+  #settled(): ((record: StreamRecord | null) => void) | null {
+    const resolve = this.#resolve
+    this.#resolve = null
+    this.#reject = null
+    this.askedMs = notAsked
+    return resolve
+  }
+}
+
+/** What the records have behind `after`, as one; null when that is nothing, or does not begin there. */
+export function behind(records: readonly StreamRecord[], after: number): StreamRecord | null {
+  const [single] = records
+  // The common case: what has just been written, or read one record at a time.
+  if (records.length === 1 && single?.chunks.length === 1 && single.first === after + 1) return single
+  const chunks: string[] = []
+  let end: StreamRecord['end'] = null
+  let bytes = 0
+  let reached = after
+  for (const record of records) {
+    const last = record.first + record.chunks.length - 1
+    if (last <= reached) continue
+    if (record.first > reached + 1) break
+    for (let index = reached + 1 - record.first; index < record.chunks.length; index++) {
+      const chunk = record.chunks[index] ?? ''
+      bytes += chunk.length
+      if (bytes > recordBytesMax && chunks.length > 0) return { first: after + 1, chunks, end: null }
+      chunks.push(chunk)
+    }
+    reached = last
+    end = record.end
+  }
+  return chunks.length === 0 ? null : { first: after + 1, chunks, end }
+}
+
+/** Whether the records go on behind `after` but leave out what comes next. */
+export function hasHole(records: readonly StreamRecord[], after: number): boolean {
+  return records.some((record) => record.first > after + 1) && behind(records, after) === null
+}

@@ -1,0 +1,277 @@
+import { LogFault, type StreamKey, type StreamLog, type StreamRecord } from './port.js'
+import { type Entry, PendingStream, type StreamWriter, type WriterOwner } from './stream-writer.js'
+
+export { StreamGone, type StreamWriter } from './stream-writer.js'
+
+/** Of all streams together, before their sources are asked to wait. */
+const bytesMax = 32 * 1024 * 1024
+/** Of one flush. */
+const flushRecordsMax = 2_000
+const flushBytesMax = 2 * 1024 * 1024
+const backoffMinMs = 50
+const backoffMaxMs = 1_000
+
+export interface LogWriterOptions {
+  log: StreamLog
+  /** A record is durable. Called in the order of each stream's records. */
+  onWritten(key: StreamKey, record: StreamRecord): void
+  /** For how long a record is tried. Its stream is then gone: `failed`. */
+  patienceMs: number
+  warn(fields: object, message: string): void
+  now?: () => number
+}
+
+/**
+ * Group commit of this process's appends to one log, one call at a time. There is no timer to gather: the first chunk goes
+ * at once, and whatever comes during a call goes with the next.
+ *
+ *   idle ──chunk──► flushing ──answer, nothing came meanwhile──► idle
+ *                     │  ▲  └──answer, more has come──► flushing
+ *              LogFault│  │back-off over: the same records first
+ *                     ▼  │
+ *                    pausing ──a record has waited for patienceMs──► its stream is gone (failed)
+ */
+export class LogWriter {
+  readonly #log: StreamLog
+  readonly #onWritten: (key: StreamKey, record: StreamRecord) => void
+  readonly #patienceMs: number
+  readonly #warn: (fields: object, message: string) => void
+  readonly #now: () => number
+  readonly #owner: WriterOwner
+  readonly #writers = new Map<string, PendingStream>()
+  /** Those that have something to write, in the order in which it came. */
+  #ready: PendingStream[] = []
+  /** Unanswered records, to be tried again as they are, before anything newer. */
+  readonly #again: Entry[][] = []
+  readonly #awaitingRoom = new Set<PendingStream>()
+  #flight: readonly Entry[] | null = null
+  #bytes = 0
+  #failures = 0
+  #isScheduled = false
+  #pause: NodeJS.Timeout | undefined
+  #expiry: NodeJS.Timeout | undefined
+  #state: 'open' | 'closing' | 'closed' = 'open'
+  #idle: (() => void)[] = []
+
+  constructor(options: LogWriterOptions) {
+    this.#log = options.log
+    this.#onWritten = options.onWritten
+    this.#patienceMs = options.patienceMs
+    this.#warn = options.warn
+    this.#now = options.now ?? (() => performance.now())
+    this.#owner = {
+      now: this.#now,
+      hasRoom: () => this.#bytes < bytesMax,
+      waits: (bytes) => {
+        this.#bytes += bytes
+      },
+      ready: (writer) => {
+        this.#ready.push(writer)
+        this.#schedule()
+      },
+      awaitsRoom: (writer) => void this.#awaitingRoom.add(writer),
+      forget: (writer) => {
+        this.#awaitingRoom.delete(writer)
+        if (this.#writers.get(writer.key.id) === writer) this.#writers.delete(writer.key.id)
+      },
+    }
+  }
+
+  /** `last`: the log's last chunk, behind which to write. Who wrote the stream here before has lost it. */
+  open(key: StreamKey, last: number, options: { ring: boolean }): StreamWriter {
+    if (this.#state === 'closed') throw new LogFault('the log is not written any more')
+    this.#writers.get(key.id)?.leaveAs('lost')
+    const writer = new PendingStream(this.#owner, { key, last, ring: options.ring })
+    this.#writers.set(key.id, writer)
+    return writer
+  }
+
+  /** Readers on other instances are told from the next record on; false: the stream is not written here. */
+  ring(id: string): boolean {
+    const writer = this.#writers.get(id)
+    if (writer === undefined) return false
+    writer.ring = true
+    return true
+  }
+
+  has(id: string): boolean {
+    return this.#writers.has(id)
+  }
+
+  /** What is pending is written, for `patienceMs` at most; who has not ended by then is gone. */
+  async close(): Promise<void> {
+    if (this.#state === 'open') this.#state = 'closing'
+    if (this.#state === 'closing' && !this.#isIdle) {
+      let timer: NodeJS.Timeout | undefined
+      await new Promise<void>((resolve) => {
+        this.#idle.push(resolve)
+        timer = setTimeout(resolve, this.#patienceMs)
+      })
+      clearTimeout(timer)
+    }
+    this.#state = 'closed'
+    clearTimeout(this.#pause)
+    clearTimeout(this.#expiry)
+    for (const writer of [...this.#writers.values()]) writer.leaveAs('failed')
+  }
+
+  get #isIdle(): boolean {
+    return this.#flight === null && this.#again.length === 0 && this.#ready.length === 0
+  }
+
+  /** In a microtask: what is pushed in one go, for one stream or many, goes together. */
+  #schedule(): void {
+    if (this.#isScheduled || this.#flight !== null || this.#pause !== undefined) return
+    this.#isScheduled = true
+    queueMicrotask(this.#flush)
+  }
+
+  readonly #flush = (): void => {
+    this.#isScheduled = false
+    if (this.#flight !== null || this.#pause !== undefined || this.#state === 'closed') return
+    const batch = this.#nextBatch()
+    if (batch.length === 0) {
+      for (const resolve of this.#idle.splice(0)) resolve()
+      return
+    }
+    this.#flight = batch
+    this.#watch(this.#patienceMs)
+    this.#log.append(batch.map((entry) => entry.append)).then(
+      (answers) => this.#answered(batch, answers),
+      (fault: unknown) => this.#faulted(batch, fault),
+    )
+  }
+
+  #nextBatch(): readonly Entry[] {
+    for (let again = this.#again.shift(); again !== undefined; again = this.#again.shift()) {
+      const live = this.#liveOf(again)
+      if (live.length > 0) return live
+    }
+    const batch: Entry[] = []
+    const cut: PendingStream[] = []
+    let bytes = 0
+    let looked = 0
+    for (const writer of this.#ready) {
+      if (batch.length >= flushRecordsMax || bytes >= flushBytesMax) break
+      looked++
+      writer.isReady = false
+      if (!writer.hasPending) continue
+      const entry = writer.take()
+      batch.push(entry)
+      bytes += entry.bytes
+      if (writer.hasPending) cut.push(writer)
+    }
+    if (looked === this.#ready.length) this.#ready = []
+    else this.#ready.splice(0, looked)
+    // What is left of a stream takes its turn behind the others: a flush has one record of each, or parting it would
+    // leave a gap.
+    for (const writer of cut) {
+      writer.isReady = true
+      this.#ready.push(writer)
+    }
+    return batch
+  }
+
+  /** Who left meanwhile is not tried again. */
+  #liveOf(entries: readonly Entry[]): readonly Entry[] {
+    if (entries.every((entry) => entry.writer.isLive)) return entries
+    return entries.filter((entry) => {
+      if (entry.writer.isLive) return true
+      entry.writer.release(entry)
+      return false
+    })
+  }
+
+  #answered(batch: readonly Entry[], answers: readonly ('written' | 'lost')[]): void {
+    // Given up long ago, and what it says is known from trying again.
+    if (this.#flight !== batch) return
+    if (answers.length !== batch.length) {
+      this.#faulted(batch, new Error(`${answers.length} answers to ${batch.length} appends`))
+      return
+    }
+    this.#flight = null
+    if (this.#failures > 0) this.#warn({ log: this.#log.name, tries: this.#failures }, 'the stream log answers again')
+    this.#failures = 0
+    for (const [index, entry] of batch.entries()) {
+      entry.writer.release(entry)
+      if (answers[index] === 'written') {
+        const { key, first, chunks, end } = entry.append
+        this.#onWritten(key, { first, chunks, end })
+        entry.writer.written(entry)
+      } else {
+        entry.writer.leaveAs('lost')
+      }
+    }
+    this.#giveRoom()
+    this.#flush()
+  }
+
+  #faulted(batch: readonly Entry[], fault: unknown): void {
+    if (this.#flight !== batch) return
+    this.#flight = null
+    if (fault instanceof LogFault) {
+      this.#failures++
+      if (this.#failures === 1) this.#warn({ log: this.#log.name, err: fault }, 'the stream log did not answer')
+      this.#again.unshift([...batch])
+      const pauseMs = Math.min(backoffMaxMs, backoffMinMs * 2 ** (this.#failures - 1))
+      this.#pause = setTimeout(() => {
+        this.#pause = undefined
+        this.#expire()
+        this.#flush()
+      }, pauseMs)
+      return
+    }
+    // Trying again would not help. One record must not cost the others their stream: they are parted until it stands alone.
+    const [first, ...rest] = batch
+    if (first !== undefined && rest.length === 0) {
+      this.#warn({ log: this.#log.name, stream: first.append.key.id, err: fault }, 'a record cannot be written')
+      first.writer.release(first)
+      first.writer.leaveAs('failed')
+    } else {
+      const half = Math.ceil(batch.length / 2)
+      this.#again.unshift(batch.slice(0, half), batch.slice(half))
+    }
+    this.#giveRoom()
+    this.#flush()
+  }
+
+  /** One timer, not moved with each flush: when it goes off it sees who has really waited that long. */
+  #watch(inMs: number): void {
+    if (this.#expiry !== undefined) return
+    this.#expiry = setTimeout(() => {
+      this.#expiry = undefined
+      this.#expire()
+    }, inMs)
+    this.#expiry.unref()
+  }
+
+  #expire(): void {
+    const now = this.#now()
+    let oldestMs = Number.POSITIVE_INFINITY
+    const look = (writer: PendingStream, sinceMs: number): void => {
+      if (now - sinceMs >= this.#patienceMs) writer.leaveAs('failed')
+      else oldestMs = Math.min(oldestMs, sinceMs)
+    }
+    for (const entries of [this.#flight ?? [], ...this.#again]) {
+      for (const entry of entries) if (entry.writer.isLive) look(entry.writer, entry.sinceMs)
+    }
+    for (const writer of this.#ready) if (writer.hasPending) look(writer, writer.sinceMs)
+    const isOver = (entry: Entry): boolean => !entry.writer.isLive && now - entry.sinceMs >= this.#patienceMs
+    if (this.#flight?.every(isOver) === true) {
+      this.#warn({ log: this.#log.name, records: this.#flight.length }, 'an append was given up: no answer in time')
+      for (const entry of this.#flight) entry.writer.release(entry)
+      this.#flight = null
+      this.#schedule()
+    }
+    this.#giveRoom()
+    if (oldestMs < Number.POSITIVE_INFINITY) this.#watch(Math.max(1, oldestMs + this.#patienceMs - now))
+  }
+
+  #giveRoom(): void {
+    for (const writer of this.#awaitingRoom) {
+      if (!writer.mayGoOn) continue
+      this.#awaitingRoom.delete(writer)
+      writer.giveRoom()
+    }
+  }
+}

@@ -1,0 +1,149 @@
+/**
+ * Brings a stream to one client: what is in the log, as its connection takes it, until the end or until it leaves.
+ *
+ *   waiting ──first record──► streaming ──end──► over
+ *      │ position told │ promised time over ──► cancelled, told           │ client left ──► cancelled (OpenAI) or unwatched (native)
+ *      └ the operation ended without an end in the log ──► told           │ log away, process stopping ──► told, resumable
+ *
+ * It holds a cursor, not chunks: the relay hands it the next record when it asks, and it asks when the socket has taken
+ * the last one.
+ */
+import type { SseConnection } from '../../http/sse.js'
+import { type Follower, LogFault, type StreamEntry, type StreamRecord } from '../../index.js'
+import type { GenerationDeps } from './deps.js'
+import { blocksOf, forms } from './forms.js'
+import { endAt } from './handler.js'
+import { type Failure, failures } from './request.js'
+
+export interface DeliveryOptions {
+  entry: StreamEntry
+  after: number
+  /** For the first record, by `performance.now()`; null: as long as it takes. */
+  waitUntil: number | null
+  waitSeconds: number
+  /** It was queued, so that its position is of interest. */
+  isQueued: boolean
+  /** Generated in this process: then its end is heard of here. */
+  isLocal: boolean
+  /** The first record came, or nobody waits for it any more. */
+  onStarted(): void
+}
+
+/** The next record, or why there is none; null when it was closed. */
+export type Next = StreamRecord | Failure | null
+
+export type Outcome = 'ended' | 'left' | 'failed'
+
+export class Delivery {
+  readonly id: string
+  readonly entry: StreamEntry
+  readonly isQueued: boolean
+  readonly isLocal: boolean
+  readonly waitUntil: number | null
+  readonly #deps: GenerationDeps
+  readonly #o: DeliveryOptions
+  readonly #follower: Follower
+  #connection: SseConnection | null = null
+  #started = false
+  #failure: Failure | null = null
+  #position: number | null = null
+  /** Looks since the operation was seen to have ended without an end in the log. */
+  missingEnds = 0
+  /** Its end was told: nothing is left to cancel or to read. */
+  hasEnded = false
+  /** When to look at it again, by `performance.now()`. */
+  lookAt = 0
+
+  constructor(deps: GenerationDeps, options: DeliveryOptions) {
+    this.#deps = deps
+    this.#o = options
+    this.entry = options.entry
+    this.id = options.entry.key.id
+    this.isQueued = options.isQueued
+    this.isLocal = options.isLocal
+    this.waitUntil = options.waitUntil
+    this.#follower = deps.relay.follow(options.entry.key, options.entry.log, options.after)
+  }
+
+  get hasStarted(): boolean {
+    return this.#started
+  }
+
+  async next(): Promise<Next> {
+    let record: StreamRecord | null
+    try {
+      record = await this.#follower.next()
+    } catch (fault) {
+      if (!(fault instanceof LogFault)) throw fault
+      return this.#failure ?? failures.logAway
+    }
+    if (record === null) return this.#failure
+    this.start()
+    return record
+  }
+
+  start(): void {
+    if (this.#started) return
+    this.#started = true
+    this.#o.onStarted()
+  }
+
+  /** Told instead of what would come: ends the wait for it. */
+  fail(why: Failure): void {
+    this.#failure ??= why
+    this.close()
+  }
+
+  close(): void {
+    this.#follower.close()
+  }
+
+  /** Whatever is in the log by now. */
+  kick(): void {
+    this.#follower.kick()
+  }
+
+  attach(connection: SseConnection): void {
+    this.#connection = connection
+    connection.onClosed(() => this.close())
+  }
+
+  /** Until the end. `first`: what is waited for already. */
+  async stream(connection: SseConnection, first?: Promise<Next>): Promise<Outcome> {
+    const { format } = this.entry
+    for (let coming = first; ; coming = undefined) {
+      const record = await (coming ?? this.next())
+      if (connection.isClosed || record === null) return 'left'
+      if ('status' in record) {
+        connection.write(forms[format].end('error', forms[format].failed(record), null))
+        connection.end()
+        return 'failed'
+      }
+      this.#deps.metrics.chunksStreamed.inc(record.chunks.length)
+      const written = connection.write(blocksOf(format, record))
+      if ((written instanceof Promise ? await written : written) === 'closed') return 'left'
+      if (record.end !== null) {
+        this.hasEnded = true
+        connection.end()
+        return 'ended'
+      }
+    }
+  }
+
+  /** Once for each change. */
+  tellPosition(position: number, etaSeconds: number): void {
+    if (this.#started || position === this.#position) return
+    this.#position = position
+    this.#connection?.write(forms[this.entry.format].queued(position, etaSeconds))
+  }
+
+  /** Nobody waits for it any more: it is not generated, and whoever resumes it is told why. */
+  async giveUp(why: Failure): Promise<void> {
+    await this.#deps.intake.cancel(this.id, why.error.message)
+    await endAt(this.#deps, this.entry, 0, 'error', forms[this.entry.format].failed(why))
+  }
+
+  get waitSeconds(): number {
+    return this.#o.waitSeconds
+  }
+}

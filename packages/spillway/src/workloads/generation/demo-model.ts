@@ -1,0 +1,201 @@
+/**
+ * The built-in model: it answers from a stock of sentences, at a set pace, always the same to the same question, so that
+ * everything about streaming can be tried without a model.
+ *
+ * A stream's tokens are due by the time since it began, so that neither a late timer nor a slow reader shifts the pace. One
+ * timer serves all streams, and runs while one of them waits.
+ */
+
+import { type DemoAnswer, demoAnswer } from './demo-text.js'
+import {
+  type OpenAiError,
+  type Upstream,
+  type UpstreamChunk,
+  UpstreamFault,
+  type UpstreamLimits,
+  type UpstreamRequest,
+} from './upstream.js'
+
+const modelName = 'demo'
+/** In one batch, after which the reader is asked whether it wants more. */
+const batchTokensMax = 256
+const tickMsMin = 5
+const tickMsMax = 20
+
+/** Wakes who waits for a time. */
+class Pacer {
+  readonly #sleepers = new Set<{ dueMs: number; wake(): void }>()
+  readonly #tickMs: number
+  #timer: NodeJS.Timeout | null = null
+
+  constructor(tickMs: number) {
+    this.#tickMs = tickMs
+  }
+
+  /** Until then, or until the signal fires: the caller looks which it was. */
+  until(dueMs: number, signal: AbortSignal): Promise<void> {
+    return new Promise((resolve) => {
+      const wake = (): void => {
+        signal.removeEventListener('abort', wake)
+        this.#sleepers.delete(sleeper)
+        resolve()
+      }
+      const sleeper = { dueMs, wake }
+      this.#sleepers.add(sleeper)
+      signal.addEventListener('abort', wake, { once: true })
+      this.#timer ??= setInterval(() => this.#tick(), this.#tickMs)
+    })
+  }
+
+  /** Before their time. */
+  wakeAll(): void {
+    for (const { wake } of this.#sleepers) wake()
+    this.#tick()
+  }
+
+  #tick(): void {
+    const nowMs = performance.now()
+    for (const { dueMs, wake } of this.#sleepers) {
+      if (dueMs <= nowMs) wake()
+    }
+    if (this.#sleepers.size > 0 || this.#timer === null) return
+    clearInterval(this.#timer)
+    this.#timer = null
+  }
+}
+
+/** The texts of one stream's chunks; what they share is written once. */
+class ChunkTexts {
+  readonly #head: string
+  readonly #wantsUsage: boolean
+
+  constructor({ body, operationId }: UpstreamRequest) {
+    this.#wantsUsage = Object(body.stream_options).include_usage === true
+    const created = Math.floor(Date.now() / 1000)
+    const head = { id: `chatcmpl-${operationId}`, object: 'chat.completion.chunk', created, model: modelName }
+    this.#head = JSON.stringify(head).slice(0, -1)
+  }
+
+  role(): UpstreamChunk {
+    return { text: this.#choice('{"role":"assistant","content":""}', null), content: '', finishReason: null }
+  }
+
+  token(content: string): UpstreamChunk {
+    return { text: this.#choice(`{"content":${JSON.stringify(content)}}`, null), content, finishReason: null }
+  }
+
+  end(answer: DemoAnswer): UpstreamChunk[] {
+    const { finishReason } = answer
+    const chunks: UpstreamChunk[] = [{ text: this.#choice('{}', finishReason), content: '', finishReason }]
+    if (this.#wantsUsage) {
+      const text = `${this.#head},"choices":[],"usage":${JSON.stringify(usageOf(answer))}}`
+      chunks.push({ text, content: '', finishReason: null })
+    }
+    return chunks
+  }
+
+  #choice(delta: string, finishReason: string | null): string {
+    const usage = this.#wantsUsage ? ',"usage":null' : ''
+    const finish = JSON.stringify(finishReason)
+    return `${this.#head},"choices":[{"index":0,"delta":${delta},"logprobs":null,"finish_reason":${finish}}]${usage}}`
+  }
+}
+
+function usageOf({ promptTokens, tokenCount }: DemoAnswer): Record<string, number> {
+  return { prompt_tokens: promptTokens, completion_tokens: tokenCount, total_tokens: promptTokens + tokenCount }
+}
+
+function wholeCompletion(answer: DemoAnswer, operationId: string): UpstreamChunk {
+  const content = [...answer.tokens()].join('')
+  const { finishReason } = answer
+  const text = JSON.stringify({
+    id: `chatcmpl-${operationId}`,
+    object: 'chat.completion',
+    created: Math.floor(Date.now() / 1000),
+    model: modelName,
+    choices: [
+      { index: 0, message: { role: 'assistant', content, refusal: null }, logprobs: null, finish_reason: finishReason },
+    ],
+    usage: usageOf(answer),
+  })
+  return { text, content, finishReason }
+}
+
+class DemoModel implements Upstream {
+  readonly provider = 'demo'
+  readonly #msPerToken: number
+  readonly #pacer: Pacer
+  readonly #createdS = Math.floor(Date.now() / 1000)
+  #isClosed = false
+
+  constructor(tokensPerSecond: number) {
+    this.#msPerToken = 1000 / tokensPerSecond
+    this.#pacer = new Pacer(Math.min(Math.max(this.#msPerToken / 4, tickMsMin), tickMsMax))
+  }
+
+  async *generate(
+    request: UpstreamRequest,
+    limits: UpstreamLimits,
+    signal: AbortSignal,
+    onHeaders: () => void = () => undefined,
+  ): AsyncGenerator<readonly UpstreamChunk[]> {
+    signal.throwIfAborted()
+    const startMs = performance.now()
+    const answer = demoAnswer(request.body)
+    onHeaders()
+    const until = (dueMs: number): Promise<void> => this.#sleep(dueMs, startMs + limits.totalMs, signal)
+    if (request.body.stream !== true) {
+      await until(startMs + answer.tokenCount * this.#msPerToken)
+      yield [wholeCompletion(answer, request.operationId)]
+      return
+    }
+    const texts = new ChunkTexts(request)
+    const tokens = answer.tokens()
+    let batch = [texts.role()]
+    for (let sent = 0; sent < answer.tokenCount; ) {
+      const due = Math.floor((performance.now() - startMs) / this.#msPerToken) + 1
+      const upTo = Math.min(answer.tokenCount, due, sent + batchTokensMax)
+      for (; sent < upTo; sent++) batch.push(texts.token(tokens.next().value ?? ''))
+      if (sent === answer.tokenCount) break
+      if (batch.length > 0) yield batch
+      batch = []
+      await until(startMs + sent * this.#msPerToken)
+    }
+    yield [...batch, ...texts.end(answer)]
+  }
+
+  models(): Promise<unknown> {
+    const model = { id: modelName, object: 'model', created: this.#createdS, owned_by: 'spillway' }
+    return Promise.resolve({ object: 'list', data: [model] })
+  }
+
+  unknownModel(model: string): OpenAiError | null {
+    if (model === modelName) return null
+    const shown = model.slice(0, 100)
+    return {
+      message: `The model \`${shown}\` does not exist: this server has only \`${modelName}\`.`,
+      type: 'invalid_request_error',
+      param: 'model',
+      code: 'model_not_found',
+    }
+  }
+
+  close(): Promise<void> {
+    this.#isClosed = true
+    this.#pacer.wakeAll()
+    return Promise.resolve()
+  }
+
+  /** Throws when it takes too long, when it is not wanted any more, and when the model is closed. */
+  async #sleep(dueMs: number, endMs: number, signal: AbortSignal): Promise<void> {
+    if (performance.now() < dueMs) await this.#pacer.until(Math.min(dueMs, endMs), signal)
+    signal.throwIfAborted()
+    if (this.#isClosed) throw new UpstreamFault('upstream_unreachable', 'the model is closed', { retryable: true })
+    if (performance.now() >= endMs) throw new UpstreamFault('upstream_timeout', 'the model took longer than it may')
+  }
+}
+
+/** `tokensPerSecond` above 0, of each stream. */
+export function demoModel({ tokensPerSecond }: { tokensPerSecond: number }): Upstream {
+  return new DemoModel(tokensPerSecond)
+}

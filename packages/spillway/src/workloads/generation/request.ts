@@ -1,0 +1,75 @@
+/** A generation as it waits in the queue: all that whoever runs it needs to know. */
+import type { OpenAiError } from '@spillway/protocol/wire'
+import Type, { type Static } from 'typebox'
+
+export const Generation = Type.Object({
+  format: Type.Union([Type.Literal('openai'), Type.Literal('native')]),
+  /** An OpenAI chat body, as it is sent on. */
+  chat: Type.Record(Type.String(), Type.Unknown()),
+  threadId: Type.String(),
+  /** Partition of its lane. */
+  lane: Type.String(),
+  /** If it has to wait for its turn: from acceptance to the first token, so long at most. */
+  waitMs: Type.Number(),
+  /** Of the process whose client reads it. */
+  watcher: Type.String(),
+  /** Names the place in the pool that is given back when it has run; only that process knows it. */
+  place: Type.Union([Type.String(), Type.Null()]),
+})
+export type Generation = Static<typeof Generation>
+
+export type Format = Generation['format']
+
+/** What became of a generation: the result of its operation. */
+export interface Generated {
+  chunk_count: number
+  total_length: number
+  finish_reason: string | null
+  duration_ms: number
+}
+
+/** Why there was none: the result of a failed operation, and what its caller is told. */
+export interface Failure {
+  status: number
+  retry_after_ms: number | null
+  retryable: boolean
+  error: OpenAiError
+}
+
+/** A fault of ours, in the shape that OpenAI's clients read. */
+export function failure(
+  code: string,
+  status: number,
+  message: string,
+  options: { retryable?: boolean; retryAfterMs?: number | null } = {},
+): Failure {
+  return {
+    status,
+    retry_after_ms: options.retryAfterMs ?? null,
+    retryable: options.retryable ?? status >= 500,
+    error: { message, type: status >= 500 ? 'server_error' : 'invalid_request_error', param: null, code },
+  }
+}
+
+export const failures = {
+  interrupted: failure(
+    'stream_interrupted',
+    503,
+    'The process that generated this answer was lost. What came so far is all there is; ask again.',
+  ),
+  queueTimeout: (seconds: number): Failure =>
+    failure('queue_timeout', 503, `No capacity became free within ${seconds} s. Try again later.`, {
+      retryAfterMs: 5_000,
+    }),
+  cancelled: failure('generation_cancelled', 410, 'The generation was cancelled.', { retryable: false }),
+  tooLong: failure('upstream_timeout', 504, 'The generation took longer than it may.'),
+  logAway: failure(
+    'stream_log_unavailable',
+    503,
+    'The log of this stream does not answer. Ask again, or resume it later.',
+    { retryAfterMs: 2_000 },
+  ),
+  draining: failure('draining', 503, 'This instance is shutting down. Resume the stream elsewhere.', {
+    retryAfterMs: 1_000,
+  }),
+} as const

@@ -1,0 +1,274 @@
+/** From a request that was checked to its answer: admitted, then streamed or answered whole; resumed; left. */
+import {
+  type ProblemCode,
+  problems,
+  type ResilienceLayer,
+  resilienceLayerHeader,
+  resilienceLayers,
+  streamIdHeader,
+  threadIdHeader,
+} from '@spillway/protocol/wire'
+import type { AppReply as Reply } from '../../http/app.js'
+import { type Problem, sendProblem } from '../../http/problem.js'
+import type { StreamEntry, StreamRecord } from '../../index.js'
+import type { Admission, Admitted, Asked } from './admission.js'
+import { Delivery, type Next } from './delivery.js'
+import type { GenerationDeps } from './deps.js'
+import { forms } from './forms.js'
+import { type Handler, endAt } from './handler.js'
+import { type Failure, failures } from './request.js'
+import type { StreamDirectory } from './stream-directory.js'
+import type { Watch } from './watch.js'
+
+/** An upstream that refuses does so at once: its status is the answer's, if it comes before the head was sent. */
+const headGraceMs = 100
+/** Its operation is settled right after the end of its stream was written. */
+const settleWaitMs = 2_000
+
+export interface ServingParts {
+  admission: Admission
+  directory: StreamDirectory
+  handler: Handler
+  watch: Watch
+}
+
+export class Serving {
+  readonly #deps: GenerationDeps
+  readonly #parts: ServingParts
+  #draining = false
+  #idle: (() => void)[] = []
+  #open = 0
+
+  constructor(deps: GenerationDeps, parts: ServingParts) {
+    this.#deps = deps
+    this.#parts = parts
+  }
+
+  /** `POST` with a stream as its answer. */
+  async stream(asked: Asked, reply: Reply): Promise<Reply> {
+    const begun = await this.#begin(asked)
+    if (!begun.ok) return sendProblem(reply, begun.problem)
+    const { delivery, admitted } = begun
+    const headers = this.#headers(delivery.entry, admitted)
+    return this.#held(delivery, reply, async (isGone) => {
+      const first = delivery.next()
+      if (admitted.here) {
+        const soon = await Promise.race([first, after(headGraceMs)])
+        if (isGone()) return reply
+        const failed = soon === 'late' ? null : failureAlone(soon)
+        if (failed !== null) return this.#sendFailure(reply, delivery, failed)
+      }
+      const connection = this.#connect(reply, headers)
+      if (delivery.entry.format === 'native' || delivery.isQueued) {
+        connection.write(
+          forms[delivery.entry.format].status({
+            status: delivery.isQueued ? 'queued' : 'started',
+            stream_id: delivery.id,
+            thread_id: delivery.entry.threadId,
+          }),
+        )
+      }
+      delivery.attach(connection)
+      if (delivery.isQueued) delivery.tellPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
+      await delivery.stream(connection, first)
+      return reply
+    })
+  }
+
+  /** `POST` with `stream: false`: the whole answer, or an error with its status. */
+  async whole(asked: Asked, reply: Reply): Promise<Reply> {
+    const begun = await this.#begin(asked)
+    if (!begun.ok) return sendProblem(reply, begun.problem)
+    const { delivery, admitted } = begun
+    reply.headers(this.#headers(delivery.entry, admitted))
+    return this.#held(delivery, reply, async (isGone) => {
+      let answer: string | null = null
+      for (;;) {
+        const record = await delivery.next()
+        if (isGone() || record === null) return reply
+        if ('status' in record) return this.#sendFailure(reply, delivery, record)
+        const { chunks, end } = record
+        if (end === 'error' || end === 'cancelled') return this.#sendFailure(reply, delivery, end)
+        if (answer === null && chunks.length > (end === null ? 0 : 1)) answer = chunks[0] ?? null
+        if (end === null) continue
+        this.#deps.metrics.chunksStreamed.inc(1)
+        return reply
+          .header('content-type', 'application/json; charset=utf-8')
+          .serializer((text: unknown) => String(text))
+          .send(answer ?? '{}')
+      }
+    })
+  }
+
+  /** A stream that is there already, from behind `after` on. */
+  async resume(entry: StreamEntry, afterChunk: number, reply: Reply): Promise<Reply> {
+    const { intake, registry, metrics } = this.#deps
+    await registry.watched(entry.key.id, intake.instance)
+    metrics.resumes.inc()
+    const delivery = new Delivery(this.#deps, {
+      ...{ entry, after: afterChunk, waitUntil: null, waitSeconds: 0, isQueued: false },
+      isLocal: this.#parts.handler.has(entry.key.id),
+      onStarted: () => undefined,
+    })
+    return this.#held(delivery, reply, async () => {
+      const connection = this.#connect(reply, this.#headers(entry))
+      delivery.attach(connection)
+      await delivery.stream(connection)
+      return reply
+    })
+  }
+
+  /** Stops it, wherever it runs. False: it has ended already. */
+  async cancel(entry: StreamEntry): Promise<boolean> {
+    const outcome = await this.#deps.intake.cancel(entry.key.id, 'cancelled by request')
+    if (outcome === 'gone') return false
+    // One that never ran has nobody to write its end.
+    if (outcome === 'cancelled') {
+      await endAt(this.#deps, entry, 0, 'cancelled', forms[entry.format].failed(failures.cancelled))
+    }
+    return true
+  }
+
+  /** Lets what streams come to its end, for so long; then its readers are told to resume it elsewhere. */
+  async drain(): Promise<void> {
+    this.#draining = true
+    if (this.#open === 0) return
+    const done = new Promise<void>((resolve) => this.#idle.push(resolve))
+    const timer = setTimeout(() => {
+      for (const delivery of this.#parts.watch.deliveries) delivery.fail(failures.draining)
+    }, this.#deps.settings.drainMs)
+    await done
+    clearTimeout(timer)
+  }
+
+  async #begin(
+    asked: Asked,
+  ): Promise<{ ok: true; delivery: Delivery; admitted: Admitted } | { ok: false; problem: Problem }> {
+    const { admission, directory } = this.#parts
+    const { intake, settings, registry } = this.#deps
+    const admitted = await admission.admit(asked)
+    if (!admitted.ok) return admitted
+    const { id, waitMs } = admitted
+    try {
+      const { format, threadId, identity } = asked
+      const entry = await directory.open({ id, identity, format, threadId, watcher: intake.instance })
+      if (admitted.replayed) await registry.watched(id, intake.instance)
+      const delivery = new Delivery(this.#deps, {
+        ...{ entry, after: 0, isLocal: admitted.here, isQueued: !admitted.here && !admitted.replayed },
+        waitUntil: waitMs === null || admitted.here ? null : performance.now() + waitMs,
+        waitSeconds: Math.round((waitMs ?? settings.failover.timeoutMs) / 1_000),
+        onStarted: admitted.leaveRoom,
+      })
+      return { ok: true, delivery, admitted }
+    } catch (fault) {
+      admitted.leaveRoom()
+      // Its caller is told that it failed: then it must not run.
+      await intake.cancel(id, 'its stream could not be opened').catch((second: unknown) => {
+        this.#deps.log.warn({ err: second, stream: id }, 'a generation without a stream could not be cancelled')
+      })
+      throw fault
+    }
+  }
+
+  /** Counts it as read here, from now until `work` is through or its client leaves. */
+  async #held(delivery: Delivery, reply: Reply, work: (isGone: () => boolean) => Promise<Reply>): Promise<Reply> {
+    const { raw } = reply
+    let isOver = false
+    const left = (): void => {
+      if (!isOver && !raw.writableFinished) delivery.close()
+    }
+    raw.once('close', left)
+    this.#open++
+    this.#parts.watch.add(delivery)
+    if (this.#draining) delivery.fail(failures.draining)
+    try {
+      // Before there was somebody to hear of it.
+      if (raw.destroyed) delivery.close()
+      return await work(() => raw.destroyed)
+    } finally {
+      isOver = true
+      raw.removeListener('close', left)
+      delivery.start()
+      delivery.close()
+      const isLast = this.#parts.watch.remove(delivery)
+      if (isLast && !delivery.hasEnded) this.#leave(delivery)
+      this.#open--
+      if (this.#open === 0) for (const resolve of this.#idle.splice(0)) resolve()
+    }
+  }
+
+  #leave(delivery: Delivery): void {
+    this.#abandon(delivery).catch((fault: unknown) => {
+      this.#deps.log.warn({ err: fault, stream: delivery.id }, 'could not tell that nobody reads a stream here')
+    })
+  }
+
+  async #abandon({ id, entry }: Delivery): Promise<void> {
+    const { registry, intake } = this.#deps
+    await registry.unwatched(id, intake.instance)
+    if (entry.format === 'native') return
+    // Perhaps somebody reads it elsewhere, with the same Idempotency-Key.
+    const [abandoned] = await registry.abandoned([id])
+    if (abandoned === undefined) return
+    if (this.#parts.handler.has(id)) this.#parts.handler.abandon(id)
+    else await intake.cancel(id, 'its client left')
+  }
+
+  #connect(reply: Reply, headers: Record<string, string>) {
+    reply.hijack()
+    const { sse, metrics } = this.#deps
+    const own = reply.getHeaders() as Record<string, string>
+    metrics.activeConnections.inc()
+    reply.raw.once('close', () => metrics.activeConnections.dec())
+    return sse.open(reply.raw, { ...own, ...headers })
+  }
+
+  #headers(entry: StreamEntry, admitted?: Admitted): Record<string, string> {
+    const layer: ResilienceLayer = admitted?.layer ?? resilienceLayers.failover
+    return {
+      [streamIdHeader]: entry.key.id,
+      [threadIdHeader]: entry.threadId,
+      [resilienceLayerHeader]: layer,
+      ...(admitted?.replayed === true && { 'idempotent-replayed': 'true' }),
+    }
+  }
+
+  /** An end without anything before it, told by its status. */
+  async #sendFailure(reply: Reply, delivery: Delivery, why: Failure | 'error' | 'cancelled'): Promise<Reply> {
+    delivery.hasEnded = true
+    if (typeof why === 'object') return sendProblem(reply, problemOf(why))
+    if (why === 'cancelled') return sendProblem(reply, problemOf(failures.cancelled))
+    // The log has what is told in a stream; the operation's result has the status too.
+    const ticket = await this.#deps.intake.core.waiters.wait(delivery.id, settleWaitMs)
+    const result = ticket?.result
+    return sendProblem(reply, problemOf(isFailure(result) ? result : failures.interrupted))
+  }
+}
+
+function after(ms: number): Promise<'late'> {
+  return new Promise((resolve) => setTimeout(resolve, ms, 'late'))
+}
+
+/** Null: there is something to stream. */
+function failureAlone(next: Next): Failure | 'error' | 'cancelled' | null {
+  if (next === null) return null
+  if ('status' in next) return next
+  const { end, chunks }: StreamRecord = next
+  return end !== null && end !== 'done' && chunks.length === 1 ? end : null
+}
+
+function isFailure(result: unknown): result is Failure {
+  return typeof result === 'object' && result !== null && 'status' in result && 'error' in result
+}
+
+function problemOf({ status, error, retry_after_ms }: Failure): Problem {
+  const isOurs = error.code !== null && error.code in problems
+  const code = isOurs ? (error.code as ProblemCode) : status >= 500 ? 'upstream_error' : 'upstream_rejected'
+  return {
+    code,
+    status,
+    detail: error.message,
+    openai: error,
+    ...(retry_after_ms !== null && { retryAfterMs: retry_after_ms }),
+  }
+}

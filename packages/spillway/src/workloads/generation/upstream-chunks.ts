@@ -1,0 +1,251 @@
+/**
+ * Chunks of a chat completion out of an upstream's body.
+ *
+ *   nothing yet ──a chunk with something in it──► telling ──[DONE]──► done
+ *        │                                          │
+ *        └── chunks without anything: kept back     └── an error object, or no JSON: a fault
+ */
+import { malformed, type OpenAiError, type UpstreamChunk, UpstreamFault } from './upstream.js'
+import { type SseEvent, SseParser } from './upstream-sse.js'
+
+/** Takes out of a text what is nobody's business: the key, the upstream's address. */
+export type Conceal = (text: string) => string
+
+type Members = Record<string, unknown>
+
+/** More chunks than this without anything in them are told, as nobody knows what they are for. */
+const keptBackMax = 16
+const errorCharactersMax = 2_048
+
+function isMembers(value: unknown): value is Members {
+  return typeof value === 'object' && value !== null && !Array.isArray(value)
+}
+
+function bounded(value: unknown, conceal: Conceal): string | null {
+  if (typeof value === 'number') return String(value)
+  return typeof value === 'string' && value !== '' ? conceal(value.slice(0, errorCharactersMax)) : null
+}
+
+/**
+ * The error that a body tells: `{error: {…}}` as OpenAI has it, `{error: "text"}`, or the members bare beside
+ * `object: "error"`. Null: it tells none.
+ */
+export function toldError(value: unknown, conceal: Conceal): OpenAiError | null {
+  if (!isMembers(value)) return null
+  const told = value.object === 'error' ? value : value.error
+  if (told === undefined || told === null || told === false || told === '') return null
+  const members = isMembers(told) ? told : { message: told }
+  return {
+    message: bounded(members.message, conceal) ?? 'the upstream reported an error',
+    type: bounded(members.type, conceal) ?? 'upstream_error',
+    param: bounded(members.param, conceal),
+    code: bounded(members.code, conceal),
+  }
+}
+
+/** An error inside a 2xx answer. Some servers put an HTTP status in `code`: one that blames the request will not pass. */
+function errorInside(error: OpenAiError): UpstreamFault {
+  const blamesRequest = /^4\d\d$/.test(error.code ?? '') && !['408', '409', '429'].includes(error.code ?? '')
+  return new UpstreamFault('upstream_error', error.message, { error, retryable: !blamesRequest })
+}
+
+function incomplete(message: string): UpstreamFault {
+  return new UpstreamFault('upstream_incomplete', message, { retryable: true })
+}
+
+function contentOf(choice: unknown, part: 'delta' | 'message'): string {
+  const told = isMembers(choice) ? choice[part] : undefined
+  return isMembers(told) && typeof told.content === 'string' ? told.content : ''
+}
+
+function finishOf(choice: unknown): string | null {
+  return isMembers(choice) && typeof choice.finish_reason === 'string' ? choice.finish_reason : null
+}
+
+/** A delta that only names the role says that the upstream has begun, not that a token is there. */
+function hasSomething(choices: readonly unknown[]): boolean {
+  return choices.some((choice) => {
+    if (finishOf(choice) !== null) return true
+    const delta = isMembers(choice) ? choice.delta : undefined
+    if (!isMembers(delta)) return false
+    return Object.entries(delta).some(
+      ([name, value]) =>
+        name !== 'role' && value !== null && value !== '' && !(Array.isArray(value) && value.length === 0),
+    )
+  })
+}
+
+const lineEnd = /[\r\n]/
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch (cause) {
+    throw malformed('the upstream sent something that is no JSON', { cause })
+  }
+}
+
+function completionOf(value: unknown, conceal: Conceal): { members: Members; choices: readonly unknown[] } {
+  const error = toldError(value, conceal)
+  if (error !== null) throw errorInside(error)
+  if (!isMembers(value) || !Array.isArray(value.choices)) {
+    throw malformed('the upstream sent something that is no chat completion')
+  }
+  return { members: value, choices: value.choices }
+}
+
+/** The chunk of a `stream: false` answer: the whole of it. */
+export function wholeCompletion(text: string, conceal: Conceal): UpstreamChunk[] {
+  const value = parsed(text)
+  const { choices } = completionOf(value, conceal)
+  return [
+    {
+      text: lineEnd.test(text) ? JSON.stringify(value) : text,
+      content: contentOf(choices[0], 'message'),
+      finishReason: finishOf(choices[0]),
+    },
+  ]
+}
+
+function asDelta(message: unknown): unknown {
+  if (!isMembers(message) || !Array.isArray(message.tool_calls)) return message ?? {}
+  return {
+    ...message,
+    tool_calls: message.tool_calls.map((call, index) => (isMembers(call) ? { index, ...call } : call)),
+  }
+}
+
+/** A whole completion where a stream was asked for, told as a stream: all in one chunk, usage in one of its own if wanted. */
+export function completionAsChunks(
+  text: string,
+  options: { operationId: string; usageWanted: boolean; conceal: Conceal },
+): UpstreamChunk[] {
+  const { members, choices } = completionOf(parsed(text), options.conceal)
+  const { usage, ...rest } = members
+  const id = typeof rest.id === 'string' && rest.id !== '' ? rest.id : ownId(options.operationId)
+  const created = typeof rest.created === 'number' ? rest.created : epochSeconds()
+  const head = { ...rest, id, object: 'chat.completion.chunk', created }
+  const deltas = choices.map((choice) => {
+    if (!isMembers(choice)) return choice
+    const { message, ...other } = choice
+    return { ...other, delta: asDelta(message) }
+  })
+  const chunks: UpstreamChunk[] = [
+    {
+      text: JSON.stringify({ ...head, choices: deltas }),
+      content: contentOf(choices[0], 'message'),
+      finishReason: finishOf(choices[0]),
+    },
+  ]
+  if (options.usageWanted && isMembers(usage)) {
+    chunks.push({ text: JSON.stringify({ ...head, choices: [], usage }), content: '', finishReason: null })
+  }
+  return chunks
+}
+
+function ownId(operationId: string): string {
+  return `chatcmpl-${operationId}`
+}
+
+function epochSeconds(): number {
+  return Math.floor(Date.now() / 1000)
+}
+
+export class ChunkReader {
+  readonly #operationId: string
+  readonly #conceal: Conceal
+  readonly #sse = new SseParser()
+  #id: string | null = null
+  #created = 0
+  #keptBack: UpstreamChunk[] = []
+  #hasToken = false
+  #isDone = false
+  #isFinished = false
+
+  constructor(operationId: string, conceal: Conceal) {
+    this.#operationId = operationId
+    this.#conceal = conceal
+  }
+
+  /** A chunk with something in it was there. */
+  get hasToken(): boolean {
+    return this.#hasToken
+  }
+
+  /** `[DONE]` was there: what follows is not looked at. */
+  get isDone(): boolean {
+    return this.#isDone
+  }
+
+  /** Appends to `told` what these bytes complete, also when it throws: what stood before a fault is good. */
+  read(bytes: Buffer, told: UpstreamChunk[]): void {
+    this.#take(this.#sse.push(bytes), told)
+  }
+
+  /**
+   * The body is over. Without `[DONE]` it is a proper end if a finish_reason was there, as some servers send no more than
+   * that; else the answer was cut off.
+   */
+  end(told: UpstreamChunk[]): void {
+    try {
+      this.#take(this.#sse.end(), told)
+    } catch (fault) {
+      // Half a chunk at the very end is no garbage: it is where the connection was cut.
+      if (!(fault instanceof UpstreamFault) || fault.code !== 'upstream_malformed') throw fault
+    }
+    if (this.#isDone || this.#isFinished) return
+    throw incomplete('the upstream ended in the middle of its answer')
+  }
+
+  #take(events: readonly SseEvent[], told: UpstreamChunk[]): void {
+    for (const event of events) {
+      if (this.#isDone) return
+      if (event.data === '[DONE]' || event.data.trim() === '[DONE]') this.#done(told)
+      else this.#tell(event, told)
+    }
+  }
+
+  #done(told: UpstreamChunk[]): void {
+    if (this.#id === null) throw incomplete('the upstream gave an empty answer')
+    this.#isDone = true
+    told.push(...this.#keptBack.splice(0))
+  }
+
+  #tell({ name, data }: SseEvent, told: UpstreamChunk[]): void {
+    const value = parsed(data)
+    const error = toldError(
+      name === 'error' && isMembers(value) ? { error: value.error ?? value } : value,
+      this.#conceal,
+    )
+    if (error !== null) throw errorInside(error)
+    if (!isMembers(value) || !Array.isArray(value.choices)) {
+      // A named event may be anything, a ping for example; without a name it claims to be a chunk.
+      if (name !== '' && name !== 'message') return
+      throw malformed('the upstream sent something that is no chat completion chunk')
+    }
+    const { choices } = value
+    const finishReason = finishOf(choices[0])
+    if (finishReason !== null) this.#isFinished = true
+    const chunk = { text: this.#constant(value, data), content: contentOf(choices[0], 'delta'), finishReason }
+    if (this.#hasToken) told.push(chunk)
+    else this.#untilToken(chunk, choices, told)
+  }
+
+  #untilToken(chunk: UpstreamChunk, choices: readonly unknown[], told: UpstreamChunk[]): void {
+    this.#keptBack.push(chunk)
+    this.#hasToken = hasSomething(choices)
+    if (this.#hasToken || this.#keptBack.length > keptBackMax) told.push(...this.#keptBack.splice(0))
+  }
+
+  /** The first chunk's id and time for all; written anew only where they differ, or where the JSON has line ends in it. */
+  #constant(value: Members, data: string): string {
+    if (this.#id === null) {
+      this.#id = typeof value.id === 'string' && value.id !== '' ? value.id : ownId(this.#operationId)
+      this.#created = typeof value.created === 'number' && value.created > 0 ? value.created : epochSeconds()
+    }
+    if (value.id === this.#id && value.created === this.#created && !data.includes('\n')) return data
+    value.id = this.#id
+    value.created = this.#created
+    return JSON.stringify(value)
+  }
+}

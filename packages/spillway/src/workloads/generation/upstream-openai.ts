@@ -1,0 +1,167 @@
+/** Any server that speaks OpenAI's chat API: OpenAI, vLLM, Ollama, llama.cpp, LiteLLM, … */
+import { Pool } from 'undici'
+import { deadline } from '../../http/deadline.js'
+import { malformed, type Upstream, UpstreamFault, type UpstreamLimits, type UpstreamRequest } from './upstream.js'
+import type { Conceal } from './upstream-chunks.js'
+import { Reading } from './upstream-reading.js'
+import { networkFault, refusalFault } from './upstream-refusal.js'
+
+export interface OpenAiUpstreamOptions {
+  /** The base URL as OpenAI's SDKs take it, mostly ending in `/v1`. */
+  url: string
+  /** Sent as Bearer. */
+  key: string | null
+  /** Ours, for User-Agent. */
+  version: string
+  /** Generations beyond wait for a connection. */
+  connectionsMax: number
+}
+
+const connectTimeoutMs = 10_000
+/** Servers on uvicorn and Node close an idle connection after 5 s: ours are given up before. */
+const keepAliveMs = 4_000
+const answerHeaderBytesMax = 32_768
+const modelsForMs = 60_000
+const modelsTimeoutMs = 10_000
+const modelsBytesMax = 1_048_576
+/** A shorter key may be part of any word. */
+const concealedCharactersMin = 4
+
+function concealing(base: URL, key: string | null): Conceal {
+  const secrets = [...(key === null ? [] : [key]), base.host, base.hostname].filter(
+    (secret) => secret.length >= concealedCharactersMin,
+  )
+  return (text) => secrets.reduce((left, secret) => left.replaceAll(secret, '***'), text)
+}
+
+function pathOf(base: URL, leaf: string): string {
+  return `${base.pathname.replace(/\/+$/, '')}/${leaf}${base.search}`
+}
+
+class OpenAiUpstream implements Upstream {
+  readonly provider = 'openai'
+  readonly #pool: Pool
+  /** Of its own, so that the list of models does not wait for generations to end. */
+  readonly #listPool: Pool
+  readonly #base: URL
+  readonly #headers: Readonly<Record<string, string>>
+  readonly #conceal: Conceal
+  #models: { value: Promise<unknown>; untilMs: number } | null = null
+
+  constructor({ url, key, version, connectionsMax }: OpenAiUpstreamOptions) {
+    this.#base = new URL(url)
+    this.#conceal = concealing(this.#base, key)
+    this.#headers = {
+      'user-agent': `spillway/${version}`,
+      'accept-encoding': 'identity',
+      ...(key === null ? {} : { authorization: `Bearer ${key}` }),
+    }
+    const pool = (connections: number): Pool =>
+      new Pool(this.#base.origin, {
+        connections,
+        pipelining: 1,
+        keepAliveTimeout: keepAliveMs,
+        maxHeaderSize: answerHeaderBytesMax,
+        // The limits of a generation are its own; undici's would cut a long first token.
+        headersTimeout: 0,
+        bodyTimeout: 0,
+        connect: { timeout: connectTimeoutMs },
+      })
+    this.#pool = pool(connectionsMax)
+    this.#listPool = pool(1)
+  }
+
+  async *generate(
+    { body, operationId, traceparent }: UpstreamRequest,
+    limits: UpstreamLimits,
+    signal: AbortSignal,
+    onHeaders: () => void = () => undefined,
+  ) {
+    signal.throwIfAborted()
+    const isStream = body.stream === true
+    const usageWanted = Object(body.stream_options).include_usage === true
+    const reading = new Reading({ operationId, isStream, usageWanted, limits, conceal: this.#conceal, onHeaders })
+    const abort = (): void => reading.abort(signal.reason)
+    signal.addEventListener('abort', abort, { once: true })
+    try {
+      this.#pool.dispatch(
+        {
+          method: 'POST',
+          path: pathOf(this.#base, 'chat/completions'),
+          headers: {
+            ...this.#headers,
+            'content-type': 'application/json',
+            accept: isStream ? 'text/event-stream' : 'application/json',
+            'idempotency-key': operationId,
+            traceparent,
+          },
+          body: JSON.stringify(body),
+        },
+        reading,
+      )
+      for (let batch = await reading.next(); batch !== null; batch = await reading.next()) yield batch
+    } finally {
+      signal.removeEventListener('abort', abort)
+      reading.stop()
+    }
+  }
+
+  models(): Promise<unknown> {
+    const nowMs = performance.now()
+    if (this.#models !== null && nowMs < this.#models.untilMs) return this.#models.value
+    const asked = { value: this.#askModels(), untilMs: nowMs + modelsForMs }
+    this.#models = asked
+    // A fault is told to those who asked together, and not kept.
+    asked.value.catch(() => {
+      if (this.#models === asked) this.#models = null
+    })
+    return asked.value
+  }
+
+  unknownModel(): null {
+    return null
+  }
+
+  async close(): Promise<void> {
+    await Promise.all([this.#pool.destroy(), this.#listPool.destroy()])
+  }
+
+  async #askModels(): Promise<unknown> {
+    const time = deadline(modelsTimeoutMs, new AbortController().signal)
+    try {
+      const answer = await this.#listPool.request({
+        method: 'GET',
+        path: pathOf(this.#base, 'models'),
+        headers: { ...this.#headers, accept: 'application/json' },
+        signal: time.signal,
+      })
+      const chunks: Buffer[] = []
+      let length = 0
+      for await (const chunk of answer.body) {
+        chunks.push(chunk)
+        length += chunk.length
+        // Thrown inside the loop, which closes the connection.
+        if (length > modelsBytesMax) throw malformed('the upstream has too long a list of models')
+      }
+      const body = Buffer.concat(chunks).toString()
+      const { statusCode: status, headers } = answer
+      if (status < 200 || status >= 300) {
+        throw refusalFault({ status, retryAfter: headers['retry-after'], body, conceal: this.#conceal })
+      }
+      return JSON.parse(body)
+    } catch (fault) {
+      if (fault instanceof UpstreamFault) throw fault
+      if (fault instanceof SyntaxError) throw malformed('the list of models is no JSON', { cause: fault })
+      if (time.signal.aborted) {
+        throw new UpstreamFault('upstream_timeout', 'the upstream did not list its models in time', { retryable: true })
+      }
+      throw networkFault(fault, false)
+    } finally {
+      time.clear()
+    }
+  }
+}
+
+export function openAiUpstream(options: OpenAiUpstreamOptions): Upstream {
+  return new OpenAiUpstream(options)
+}

@@ -1,0 +1,75 @@
+/** What an answer that is no 2xx, or no answer at all, means for the request. */
+import { malformed, UpstreamFault } from './upstream.js'
+import { type Conceal, toldError } from './upstream-chunks.js'
+
+/** Longer than this nobody waits; the queue's own limits end the request before. */
+const retryAfterMsMax = 86_400_000
+const httpDate = /^[A-Z][a-z]+,? /
+
+/** Retry-After in both its forms (RFC 9110 §10.2.3), in milliseconds; null when absent, unreadable or past. */
+export function retryAfterMs(header: string | string[] | undefined, nowMs: number): number | null {
+  if (typeof header !== 'string') return null
+  const text = header.trim()
+  const waitMs = /^\d{1,10}$/.test(text) ? Number(text) * 1000 : httpDate.test(text) ? Date.parse(text) - nowMs : 0
+  return waitMs > 0 ? Math.min(waitMs, retryAfterMsMax) : null
+}
+
+export interface Refusal {
+  status: number
+  retryAfter: string | string[] | undefined
+  /** Null: longer than what is read of it. */
+  body: string | null
+  conceal: Conceal
+}
+
+function jsonOrNull(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch {
+    // An error page in HTML, of a proxy in between: its status says enough.
+    return null
+  }
+}
+
+const mayPass = (status: number): boolean => status === 408 || status === 409 || status === 429 || status >= 500
+
+export function refusalFault({ status, retryAfter, body, conceal }: Refusal): UpstreamFault {
+  const facts = { status, retryable: mayPass(status), retryAfterMs: retryAfterMs(retryAfter, Date.now()) }
+  if (body === null) return malformed(`the upstream answered ${status} with a body that is too long`, facts)
+  if (status === 429 || status === 503 || status === 529) {
+    return new UpstreamFault('upstream_overloaded', `the upstream has no capacity now (${status})`, facts)
+  }
+  // The caller has done nothing wrong, and what the upstream says may quote the key.
+  if (status === 401 || status === 403) {
+    return new UpstreamFault('upstream_error', 'the upstream does not accept the credentials of this service', facts)
+  }
+  if (status < 400 || facts.retryable) {
+    return new UpstreamFault('upstream_error', `the upstream answered ${status}`, facts)
+  }
+  const error = toldError(jsonOrNull(body), conceal)
+  const message = error?.message ?? `the upstream refused the request (${status})`
+  return new UpstreamFault('upstream_rejected', message, {
+    ...facts,
+    error: error ?? { message, type: 'invalid_request_error', param: null, code: 'upstream_rejected' },
+  })
+}
+
+function causeCode(fault: unknown): string {
+  for (let at = fault; at instanceof Error; at = at.cause) {
+    if ('code' in at && typeof at.code === 'string') return at.code
+  }
+  return 'unknown'
+}
+
+/** The connection failed: nothing was answered, or the answer was broken off. */
+export function networkFault(cause: unknown, hadAnswer: boolean): UpstreamFault {
+  const code = causeCode(cause)
+  // llhttp's names: what came is no HTTP.
+  if (code.startsWith('HPE_')) return malformed(`the upstream does not speak HTTP (${code})`, { cause })
+  return hadAnswer
+    ? new UpstreamFault('upstream_incomplete', `the upstream broke off its answer (${code})`, {
+        cause,
+        retryable: true,
+      })
+    : new UpstreamFault('upstream_unreachable', `the upstream cannot be reached (${code})`, { cause, retryable: true })
+}

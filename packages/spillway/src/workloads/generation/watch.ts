@@ -1,0 +1,136 @@
+/**
+ * Looks after what is under way, in two rounds a second apart, each with one statement for all.
+ *
+ * Of clients here: where their queued generations stand, whether the time that was promised is over, and whether an
+ * operation has ended without an end in its log (it was cancelled before it ran, or its last process died).
+ * Of generations here: whether anybody reads them.
+ */
+import type { Standing } from '../../index.js'
+import type { Delivery } from './delivery.js'
+import type { GenerationDeps } from './deps.js'
+import type { Handler } from './handler.js'
+import { failures } from './request.js'
+
+const roundMs = 1_000
+/** While it waits, its position is told every second; what streams from elsewhere is looked at now and then. */
+const lookMs = { queued: 1_000, queuedLong: 3_000, streaming: 5_000 }
+const longMs = 15_000
+const idsMax = 2_000
+/** The bell of its last record may be on its way. */
+const missingEndsMax = 2
+
+export class Watch {
+  readonly #deps: GenerationDeps
+  readonly #handler: Handler
+  readonly #deliveries = new Map<string, Set<Delivery>>()
+  #timer: NodeJS.Timeout | undefined
+  #looking: Promise<void> | null = null
+  #asking: Promise<void> | null = null
+
+  constructor(deps: GenerationDeps, handler: Handler) {
+    this.#deps = deps
+    this.#handler = handler
+  }
+
+  start(): void {
+    this.#timer = setInterval(() => this.#round(), roundMs)
+    this.#timer.unref()
+  }
+
+  async stop(): Promise<void> {
+    clearInterval(this.#timer)
+    await Promise.all([this.#looking, this.#asking])
+  }
+
+  get deliveries(): readonly Delivery[] {
+    return [...this.#deliveries.values()].flatMap((all) => [...all])
+  }
+
+  add(delivery: Delivery): void {
+    delivery.lookAt = performance.now() + (delivery.isQueued ? lookMs.queued : lookMs.streaming)
+    const all = this.#deliveries.get(delivery.id)
+    if (all === undefined) this.#deliveries.set(delivery.id, new Set([delivery]))
+    else all.add(delivery)
+  }
+
+  /** True when no other client here reads the same stream. */
+  remove(delivery: Delivery): boolean {
+    const all = this.#deliveries.get(delivery.id)
+    all?.delete(delivery)
+    if (all === undefined || all.size > 0) return false
+    this.#deliveries.delete(delivery.id)
+    return true
+  }
+
+  #round(): void {
+    this.#looking ??= this.#look()
+      .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not ask where generations stand'))
+      .finally(() => {
+        this.#looking = null
+      })
+    this.#asking ??= this.#askWhoReads()
+      .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not ask who reads generations'))
+      .finally(() => {
+        this.#asking = null
+      })
+  }
+
+  async #look(): Promise<void> {
+    const now = performance.now()
+    const due: Delivery[] = []
+    for (const all of this.#deliveries.values()) {
+      for (const delivery of all) {
+        if (this.#isOverdue(delivery, now)) continue
+        if (now >= delivery.lookAt && !(delivery.isLocal && delivery.hasStarted)) due.push(delivery)
+      }
+    }
+    for (let from = 0; from < due.length; from += idsMax) {
+      const some = due.slice(from, from + idsMax)
+      const standings = await this.#deps.intake.standing(some.map(({ id }) => id))
+      for (const [i, delivery] of some.entries()) this.#tell(delivery, standings[i])
+    }
+  }
+
+  #isOverdue(delivery: Delivery, now: number): boolean {
+    if (delivery.hasStarted || delivery.waitUntil === null || now < delivery.waitUntil) return false
+    const why = failures.queueTimeout(delivery.waitSeconds)
+    delivery.fail(why)
+    delivery.giveUp(why).catch((fault: unknown) => {
+      this.#deps.log.warn({ err: fault, stream: delivery.id }, 'a generation that took too long could not be cancelled')
+    })
+    return true
+  }
+
+  #tell(delivery: Delivery, standing: Standing | undefined): void {
+    const now = performance.now()
+    const isLong = delivery.waitUntil === null || delivery.waitUntil - now > longMs
+    delivery.lookAt = now + (delivery.hasStarted ? lookMs.streaming : isLong ? lookMs.queuedLong : lookMs.queued)
+    if (standing === undefined) return
+    switch (standing.status) {
+      case 'pending':
+        delivery.tellPosition(standing.place ?? 0, Math.ceil((standing.waitMs ?? 0) / 1_000))
+        return
+      case 'processing':
+        return
+      default:
+        delivery.missingEnds++
+        if (delivery.missingEnds <= missingEndsMax) {
+          delivery.lookAt = now
+          delivery.kick()
+        } else {
+          delivery.fail(standing.status === 'cancelled' ? failures.cancelled : failures.interrupted)
+        }
+    }
+  }
+
+  async #askWhoReads(): Promise<void> {
+    const ids = this.#handler.running.filter((id) => !this.#deliveries.has(id))
+    if (ids.length === 0) return
+    const { detachGraceMs } = this.#deps.settings
+    for (const { id, forMs } of await this.#deps.registry.abandoned(ids)) {
+      // Whoever came meanwhile reads it.
+      if (this.#deliveries.has(id)) continue
+      if (this.#handler.formatOf(id) === 'openai' || forMs >= detachGraceMs) this.#handler.abandon(id)
+    }
+  }
+}
