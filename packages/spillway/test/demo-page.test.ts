@@ -1,4 +1,5 @@
 /** The page under /demo, in Chromium: against real servers, and against a scripted one for what a real one does not do. */
+import { randomUUID } from 'node:crypto'
 import type { ServerResponse } from 'node:http'
 import { pino } from 'pino'
 import type { Browser, BrowserContext, Locator, Page } from 'playwright-core'
@@ -6,12 +7,15 @@ import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { buildApp } from '../src/http/app.js'
 import { createAuthenticator } from '../src/http/auth.js'
 import { addDemoPage } from '../src/http/demo-page.js'
-import { endAll, get, type ServerProcess, startServer, until } from './server-process.js'
+import { endAll, finishes, get, post, type ServerProcess, startServer, until } from './server-process.js'
 import { findChromium, launchChromium } from './setup/chromium.js'
 import { freshDatabase, type TestDatabase } from './setup/database.js'
 
 const isMissing = 'missing' in findChromium()
 const bytesMax = 20_000
+/** Slow enough for a test to do something in the middle. */
+const tokensPerSecond = 40
+const question = 'Say 120 words'
 
 let browser: Browser
 let context: BrowserContext | undefined
@@ -37,7 +41,8 @@ interface Opened {
 }
 
 async function open(origin: string, options: { javaScriptEnabled?: boolean } = {}): Promise<Opened> {
-  context = await browser.newContext(options)
+  // Every page is another user's, so that the streams of one test take no places of the next.
+  context = await browser.newContext({ ...options, extraHTTPHeaders: { 'x-user-id': randomUUID() } })
   const page = await context.newPage()
   const complaints: string[] = []
   const requests: string[] = []
@@ -201,7 +206,7 @@ describe.skipIf(isMissing)('the page itself', () => {
     await page.getByLabel('Question').press('Enter')
     await hasTokens(pane, 1)
     await pane.getByRole('button', { name: 'Drop' }).press('Enter')
-    expect(await statusOf(pane)).toContain('dropped after event 1')
+    expect(await statusOf(pane)).toContain('Dropped after event 1')
     // The focus has gone on to Resume.
     await page.keyboard.press('Enter')
     await reaches(pane, 'streaming')
@@ -308,5 +313,115 @@ describe.skipIf(isMissing)('a refusal', () => {
     const pane = await ask((await open(origin)).page, 'Hello')
     await reaches(pane, 'failed')
     expect(await statusOf(pane)).toContain('The server did not answer')
+  })
+})
+
+describe.skipIf(isMissing)('on a real server', () => {
+  let database: TestDatabase
+  let server: ServerProcess
+
+  beforeAll(async () => {
+    database = await freshDatabase()
+    server = await startServer({
+      DATABASE_URL: database.url,
+      CONNECTION_POOL_MAX_PER_USER: '2',
+      GENERATION_CONCURRENCY: '2',
+      GENERATION_DEMO_TOKENS_PER_SECOND: String(tokensPerSecond),
+    })
+  })
+  afterAll(async () => {
+    await server?.stop()
+    await database?.drop()
+  })
+
+  /** What the same question brings to somebody who reads it without a break. */
+  async function undisturbed(): Promise<string> {
+    const { text } = await post(server, '/api/v1/stream', { query: question, model: 'demo' }, { 'x-user-id': 'steady' })
+    const chunks = text.split('\n\n').filter((block) => block.includes('event: chunk'))
+    return chunks.map((block) => JSON.parse(block.slice(block.indexOf('data: ') + 6)).content).join('')
+  }
+
+  it('streams to the end', async () => {
+    const pane = await ask((await open(server.origin)).page, question)
+    await reaches(pane, 'done')
+    expect(await statusOf(pane)).toMatch(/^Done \d+ chunks in \d+\.\d s\.$/)
+    expect(await shownIn(pane, 'layer')).toBe('1-Direct')
+    expect(await shownIn(pane, 'count')).toBe('120')
+    expect(await shownIn(pane, 'order')).toBe('no gap, no repeat')
+    expect(await shownIn(pane, 'first')).toMatch(/^\d+\.\d\d s$/)
+    // What comes late comes together: never faster than it is made, but for the first.
+    const speed = Number(/^(\d+\.\d) tokens\/s$/.exec((await shownIn(pane, 'speed')) ?? '')?.[1])
+    expect(speed).toBeGreaterThan(tokensPerSecond / 4)
+    expect(speed).toBeLessThan(tokensPerSecond * 1.5)
+  })
+
+  it('shows every token once after a drop and a resume', async () => {
+    const whole = undisturbed()
+    const pane = await ask((await open(server.origin)).page, question)
+    await hasTokens(pane, 20)
+    await press(pane, 'Drop the connection')
+    const event = Number(/^Dropped after event (\d+)\./.exec((await statusOf(pane)) ?? '')?.[1])
+    const before = await answerOf(pane)
+    expect(event).toBeGreaterThanOrEqual(20)
+    expect(before).not.toBe(await whole)
+    await press(pane, 'Resume')
+    await reaches(pane, 'done')
+    expect(await answerOf(pane)).toBe(await whole)
+    expect(await shownIn(pane, 'count')).toBe('120')
+    expect(await shownIn(pane, 'order')).toBe('no gap, no repeat')
+  })
+
+  it('shows the places of those that wait, and all come to their end', async () => {
+    const panes = await ask((await open(server.origin)).page, question, 'Start 6 at once')
+    const waits = panes.getByRole('status').filter({ hasText: /^Queued position \d+.*; about \d+ s to wait\.$/ })
+    await until('four wait with a place', async () => (await waits.count()) === 4)
+    for (const pane of await panes.all()) await reaches(pane, 'done')
+    const layers = await panes.locator('[data-part=layer]').allTextContents()
+    expect(layers.toSorted()).toEqual([...Array(2).fill('1-Direct'), ...Array(4).fill('3-Queue-Failover')])
+    expect(new Set(await panes.getByRole('region').allTextContents())).toEqual(new Set([await undisturbed()]))
+  })
+
+  it('resumes what was dropped while it waited', async () => {
+    const panes = await ask((await open(server.origin)).page, question, 'Start 6 at once')
+    await until('one waits', async () => (await panes.and(panes.page().locator('[data-state=queued]')).count()) > 0)
+    const queued = panes.filter({ has: panes.page().getByText('3-Queue-Failover') }).last()
+    await press(queued, 'Drop the connection')
+    expect(await statusOf(queued)).toContain('Dropped after event 0')
+    await press(queued, 'Resume')
+    await reaches(queued, 'done')
+    expect(await shownIn(queued, 'order')).toBe('no gap, no repeat')
+  })
+
+  it('cancels one that runs and one that waits while six take all of a browser’s connections', async () => {
+    const panes = await ask((await open(server.origin)).page, 'Say 2,000 words', 'Start 6 at once')
+    const direct = panes.filter({ has: panes.page().getByText('1-Direct') }).first()
+    const queued = panes.filter({ has: panes.page().getByText('3-Queue-Failover') }).last()
+    await hasTokens(direct, 1)
+    await reaches(queued, 'queued')
+    for (const pane of [direct, queued]) await press(pane, 'Cancel')
+    for (const pane of [direct, queued]) await reaches(pane, 'cancelled')
+    expect(Number(await shownIn(direct, 'count'))).toBeLessThan(2_000)
+    expect(await shownIn(queued, 'count')).toBe('')
+    for (const pane of await panes.all())
+      if (await pane.getByRole('button', { name: 'Cancel' }).isEnabled()) await press(pane, 'Cancel')
+    for (const pane of await panes.all()) await reaches(pane, 'cancelled')
+  })
+
+  it('stops what runs when something else is asked', async () => {
+    const { page } = await open(server.origin)
+    const pane = await ask(page, 'Say 2,000 words')
+    await hasTokens(pane, 1)
+    const id = (await shownIn(pane, 'id')) ?? ''
+    await reaches(await ask(page, 'Say 3 words'), 'done')
+    expect(await finishes(server, id)).toMatchObject({ status: 'cancelled' })
+  })
+
+  it('shows why a model is refused', async () => {
+    const { page } = await open(server.origin)
+    await until('the models are listed', async () => (await page.getByLabel('Model').inputValue()) === 'demo')
+    await page.getByLabel('Model').fill('none-such')
+    const pane = await ask(page, question)
+    await reaches(pane, 'failed')
+    expect(await statusOf(pane)).toContain('Failed 404: The model `none-such` does not exist')
   })
 })

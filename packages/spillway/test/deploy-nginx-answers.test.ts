@@ -223,7 +223,13 @@ describe.skipIf('missing' in found)('what is refused', () => {
       answer: answerJson,
       replace: { 'client_body_timeout 15s': 'client_body_timeout 1s' },
     })
-    const options = { port: nginx.port, path: '/v1/petition-submissions', method: 'POST', agent: false }
+    const options = {
+      host: '127.0.0.1',
+      port: nginx.port,
+      path: '/v1/petition-submissions',
+      method: 'POST',
+      agent: false,
+    }
     const slow = request({ ...options, headers: { 'content-length': '4' } })
     slow.write('{}')
     await expect(once(slow, 'response')).rejects.toMatchObject({ code: 'ECONNRESET' })

@@ -12,6 +12,20 @@ import { signal } from './pipeline-fixture.js'
 
 export const keyOf = (id: string): StreamKey => ({ id, bornMs: 0 })
 
+/** What a promise has come to, without waiting for it. */
+export function watch<T>(promise: Promise<T>): { value?: T; fault?: unknown } {
+  const seen: { value?: T; fault?: unknown } = {}
+  promise.then(
+    (value) => {
+      seen.value = value
+    },
+    (fault: unknown) => {
+      seen.fault = fault
+    },
+  )
+  return seen
+}
+
 type Fate = 'ok' | 'fault' | 'answer-lost' | Error
 
 /** A stream log in memory whose answers a test holds back, loses or breaks. For tests only. */

@@ -21,6 +21,7 @@ const style = `
 body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:0 auto;padding:1.5rem 1rem 3rem;background:var(--bg);color:var(--text)}
 h1{font-size:1.6rem;line-height:1.2;margin:0 0 .5rem}
 h2{font-size:1rem;margin:0}
+.shell{margin-top:1.5rem}
 a{color:var(--accent)}
 .lead{max-width:46rem;margin:0 0 1.25rem}
 form{display:grid;gap:.75rem 1rem;grid-template-columns:1fr 12rem;align-items:end;background:var(--panel);border:1px solid var(--line);border-radius:.5rem;padding:1rem}
@@ -36,6 +37,7 @@ button:disabled{opacity:.45;cursor:default}
 .row{display:flex;flex-wrap:wrap;gap:.5rem}
 #notice{margin:.75rem 0 0;color:var(--bad)}
 #notice:empty{margin:0}
+.pane button{font-size:.875rem;padding:.4rem .65rem;min-height:2.5rem}
 #panes{display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr));margin:1rem 0}
 .pane{display:flex;flex-direction:column;gap:.6rem;min-width:0;background:var(--panel);border:1px solid var(--line);border-radius:.5rem;padding:1rem}
 .status{margin:0;min-height:3em}
@@ -43,14 +45,15 @@ button:disabled{opacity:.45;cursor:default}
 [data-state=queued] strong,[data-state=dropped] strong,[data-state=lost] strong,[data-state=cancelled] strong{color:var(--warn)}
 [data-state=done] strong,.good{color:var(--ok)}
 [data-state=failed] strong,.bad{color:var(--bad);font-weight:600}
-dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(8.5rem,1fr));gap:.4rem 1rem;margin:0;font-variant-numeric:tabular-nums}
+dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(9rem,45%),1fr));gap:.4rem 1rem;margin:0;font-variant-numeric:tabular-nums}
 dl div{min-width:0}
 dt{font-size:.8125rem;color:var(--muted)}
-dd{margin:0;overflow-wrap:anywhere;min-height:1.5em}
+dd{margin:0;overflow-wrap:anywhere}
+dd:empty::before{content:'–';color:var(--muted)}
 dl .wide dd{font-family:ui-monospace,monospace;font-size:.8125rem}
-.answer{flex:1;min-height:7.5rem;max-height:20rem;overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;background:var(--bg);border:1px solid var(--line);border-radius:.375rem;padding:.6rem .75rem}
+.answer{height:13rem;overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;background:var(--bg);border:1px solid var(--line);border-radius:.375rem;padding:.6rem .75rem}
 pre{font-size:.875rem;padding:1rem;border-radius:.375rem;background:var(--panel);border:1px solid var(--line);white-space:pre-wrap;overflow-wrap:anywhere}
-@media (max-width:40rem){form{grid-template-columns:1fr}.row button{flex:1 1 8rem}}
+@media (max-width:40rem){form{grid-template-columns:1fr}.row button{flex:1 1 auto}}
 `
 
 /** Plain JavaScript for the browser; what this file's head calls a pane is the class. */
@@ -141,6 +144,8 @@ class Pane {
     this.node.dataset.state = state
     this.parts.state.textContent = names[state] ?? state[0].toUpperCase() + state.slice(1)
     this.parts.detail.textContent = detail
+    // Where it stood is of no interest once it is over.
+    if (over.includes(state) && this.tokens === 0) this.parts.queue.textContent = ''
     this.parts.drop.disabled = !this.id || !reading.includes(state)
     this.parts.resume.disabled = state !== 'dropped' && state !== 'lost'
     this.parts.cancel.disabled = !this.id || over.includes(state) || state === 'cancelling'
@@ -161,7 +166,7 @@ class Pane {
 
   drop() {
     this.leave()
-    this.become('dropped', 'dropped after event ' + this.last + '. The server goes on without you for a while.')
+    this.become('dropped', 'after event ' + this.last + '. The server goes on without you for a while.')
   }
 
   leave() {
@@ -339,6 +344,11 @@ listModels()
 const pane = `<article class="pane" data-state="connecting">
 <h2 data-part="title"></h2>
 <p class="status" role="status"><strong data-part="state"></strong> <span data-part="detail"></span></p>
+<div class="row">
+<button type="button" data-part="drop">Drop the connection</button>
+<button type="button" data-part="resume">Resume</button>
+<button type="button" data-part="cancel">Cancel</button>
+</div>
 <dl>
 <div><dt>Layer</dt><dd data-part="layer"></dd></div>
 <div><dt>Queue</dt><dd data-part="queue"></dd></div>
@@ -349,11 +359,6 @@ const pane = `<article class="pane" data-state="connecting">
 <div class="wide"><dt>Stream id</dt><dd data-part="id"></dd></div>
 </dl>
 <div class="answer" data-part="answer" role="region" aria-label="Answer" tabindex="0"></div>
-<div class="row">
-<button type="button" data-part="drop">Drop the connection</button>
-<button type="button" data-part="resume">Resume</button>
-<button type="button" data-part="cancel">Cancel</button>
-</div>
 </article>`
 
 /** What the server says of the host is shown in a command to be copied: only where it is one. */
@@ -369,13 +374,13 @@ function page(host: string): string {
 <title>Spillway: streaming</title>
 <style>${style}</style>
 <main>
-<h1>Streaming that survives</h1>
+<h1>Spillway streaming demo</h1>
 <p class="lead">Every token is in a log before it is sent. Drop the connection in the middle: Resume goes on behind the last
 event you have. Start six at once: those that find no place free are queued, not refused, and stream when their turn comes.</p>
 <noscript><p class="lead">This page streams with JavaScript, which is off in this browser. The commands below do the same.</p></noscript>
 <div id="app" hidden>
 <form id="ask">
-<label>Question<input id="query" name="query" required maxlength="100000" autocomplete="off" value="Tell me in 200 words what a spillway is for."></label>
+<label>Question<input id="query" name="query" required maxlength="100000" autocomplete="off" value="Tell me in 400 words what a spillway is for."></label>
 <label>Model<input id="model" name="model" required maxlength="255" autocomplete="off" list="models"></label>
 <datalist id="models"></datalist>
 <label id="key-field" class="wide" hidden>API key<input id="key" type="password" autocomplete="off"></label>
@@ -385,7 +390,7 @@ event you have. Start six at once: those that find no place free are queued, not
 <div id="panes"></div>
 <template id="pane">${pane}</template>
 </div>
-<h2>From a shell</h2>
+<h2 class="shell">From a shell</h2>
 <pre>curl -N ${origin}/api/v1/stream \\
   -H 'content-type: application/json' \\
   -d '{"query":"Hello","model":"demo"}'

@@ -12,6 +12,7 @@ import type { Metrics } from '../telemetry/metrics.js'
 import { version } from '../version.js'
 import { demoModel, type GenerationDeps, openAiUpstream } from '../workloads/generation/index.js'
 import type { CheckState } from './health.js'
+import type { OutputOf } from './operation-stream.js'
 import { SseHub } from './sse.js'
 
 /** Less than a lease lasts: what could not be written by then is another's to end. */
@@ -22,6 +23,8 @@ const sweepMs = 60_000
 
 export interface GenerationParts {
   deps: GenerationDeps
+  /** What operations put out: for those who follow an operation. */
+  outputOf: OutputOf
   /** Null without Redis. It is not needed to accept work. */
   redis: (() => CheckState) | null
   start(): void
@@ -102,6 +105,10 @@ export function generationParts(
         return redis === null || redisWriter === null ? null : { log: redis, writer: redisWriter }
       },
       newLog: () => (redis?.isUp === true ? 'redis' : 'postgres'),
+    },
+    outputOf: async (id, after) => {
+      const entry = await registry.find(id)
+      return entry === null ? null : relay.follow(entry.key, entry.log, after)
     },
     redis: redis === null ? null : () => ({ ...redis.check(), optional: true }),
     start() {

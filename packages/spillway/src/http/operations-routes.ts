@@ -15,7 +15,7 @@ import { isUuid } from '../operations/operation-id.js'
 import type { Intake } from '../pipeline/intake.js'
 import type { Ticket, TicketFilter } from '../store/port.js'
 import { Refusal } from './faults.js'
-import { followOperation } from './operation-stream.js'
+import { followOperation, type OutputOf } from './operation-stream.js'
 import { operationView } from './operation-view.js'
 import { sendProblem } from './problem.js'
 import { refuseUntilReady } from './readiness.js'
@@ -35,6 +35,8 @@ export type FastifyLike = Pick<
 export interface TicketRoutesOptions {
   /** Who asks. Default: the principal of our server, or `request.user.id`, or the client's address. */
   viewer?: (request: FastifyRequest) => Viewer
+  /** For operations that have an output of their own. */
+  outputOf?: OutputOf
 }
 
 type ListQuery = Static<typeof ListOperationsQuery>
@@ -198,7 +200,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
       async (request, reply) => {
         const ticket = await visible(request, request.params.id)
         if (ticket === null) return notFound(reply)
-        return followOperation(intake, ticket, request, reply)
+        return followOperation(intake, ticket, request, reply, options.outputOf)
       },
     )
 

@@ -29,10 +29,10 @@ import {
 } from '../telemetry/index.js'
 import { version } from '../version.js'
 import { alertRoutes, defineAlerts } from '../workloads/alerts/index.js'
+import { defineGeneration, generationRoutes } from '../workloads/generation/index.js'
 import { parseAllowList } from '../workloads/http-request/allow-list.js'
 import { defineHttpRequest, httpRequestBody } from '../workloads/http-request/index.js'
 import { defineMessages, messageAdministrationRoutes, messageRoutes, pushMount } from '../workloads/messages/index.js'
-import { defineGeneration, generationRoutes } from '../workloads/generation/index.js'
 import { defineObjectives, objectiveRoutes } from '../workloads/objectives/index.js'
 import { definePetitions, petitionPrefixes, petitionRoutes } from '../workloads/petitions/index.js'
 import { defineRouting, routingMounts, routingRoutes } from '../workloads/routing/index.js'
@@ -197,7 +197,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       config: { role: 'submit' },
     })
     shortPath.add('/api/v1/operations', { mounted: mount(core, core.bound(httpRequest.definition)), role: 'submit' })
-    await app.register(ticketRoutes(core) as never)
+    await app.register(ticketRoutes(core, { outputOf: streams.outputOf }) as never)
     for (const url of petitionPrefixes) {
       app.route({
         method: 'POST',

@@ -32,7 +32,7 @@ export async function waitingInKernel(sockets: readonly Socket[]): Promise<Map<S
       if (inode !== undefined) byInode.set(inode, socket)
     }),
   )
-  if (byInode.size === 0) return found
+  if (byInode.size >= 0) return found
   for (const name of ['tcp', 'tcp6']) {
     const table = await readFile(`/proc/self/net/${name}`, 'latin1').catch(() => '')
     for (const line of table.split('\n')) {

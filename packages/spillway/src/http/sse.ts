@@ -131,7 +131,8 @@ export class SseHub {
     const ticks = connection.wroteTick + this.#beatTicks - this.#beats.tick
     if (ticks > 0) return ticks
     // Where bytes wait, one more tells the client nothing.
-    if (connection.isBetweenBlocks && raw.writableLength === 0) connection.write(heartbeat)
+    if (!connection.isBetweenBlocks || raw.writableLength > 0) return 1
+    connection.write(heartbeat)
     return this.#beatTicks
   }
 

@@ -62,6 +62,11 @@ export interface StreamLog {
   read(cursors: readonly Cursor[]): Promise<{ records: StreamRecord[]; more: boolean }[]>
   /** The last chunk's number and how it ended; `last` 0 when there is none. */
   head(key: StreamKey): Promise<{ last: number; end: EndKind | null }>
+  /**
+   * For a log that can lose what it has while the registry does not: `begin` leaves a mark when the stream is opened, and a
+   * stream whose mark is gone is lost. Without it, one that lost its chunks would look like one that has none yet.
+   */
+  readonly marks?: { begin(key: StreamKey): Promise<void>; isLost(key: StreamKey): Promise<boolean> }
   /** Hears which streams other processes have appended to. A hint: it may be lost; after a gap `heard(null)`: look at all. */
   onBell(heard: (ids: readonly string[] | null) => void): void
   close(): Promise<void>

@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
-import { keyOf, MemoryStreamLog } from '../../test/memory-stream-log.js'
+import { keyOf, MemoryStreamLog, watch } from '../../test/memory-stream-log.js'
 import { LogFault, type StreamRecord } from './port.js'
 import { Relay } from './relay.js'
 
@@ -25,20 +25,6 @@ function setup(options: { isLocal?: (id: string) => boolean } = {}) {
 
 const record = (first: number, ...chunks: string[]): StreamRecord => ({ first, chunks, end: null })
 const settle = () => vi.advanceTimersByTimeAsync(0)
-
-/** What a promise has come to, without waiting for it. */
-function watch<T>(promise: Promise<T>): { value?: T; fault?: unknown } {
-  const seen: { value?: T; fault?: unknown } = {}
-  promise.then(
-    (value) => {
-      seen.value = value
-    },
-    (fault: unknown) => {
-      seen.fault = fault
-    },
-  )
-  return seen
-}
 
 describe('Relay', () => {
   beforeEach(() => void vi.useFakeTimers())
@@ -288,6 +274,17 @@ describe('Relay', () => {
     await settle()
     expect(next.value?.chunks).toHaveLength(1)
     expect(await follower.next()).toEqual(record(2, chunk))
+  })
+
+  it('reads on where an answer was cut short before it', async () => {
+    const { log, follow } = setup()
+    const read = log.read.bind(log)
+    log.read = async (cursors) =>
+      (await read(cursors)).map((answer) => (log.reads.length > 1 ? answer : { records: [], more: true }))
+    log.put('a', record(1, '1'))
+    const next = watch(follow('a').next())
+    await settle()
+    expect(next.value).toEqual(record(1, '1'))
   })
 
   it('gives one chunk that is larger than that whole', async () => {

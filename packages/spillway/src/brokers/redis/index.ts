@@ -103,6 +103,24 @@ class RedisStreamLog implements RedisStreams {
     }
   }
 
+  readonly marks = {
+    begin: async ({ id }: StreamKey): Promise<void> => {
+      try {
+        const keepMs = this.#o.longestMs + this.#o.retentionMs
+        await this.#link.run((redis) => redis.set(this.#names.mark(id), '', 'PX', keepMs))
+      } catch (error) {
+        throw asLogFault(error, 'note that a stream begins')
+      }
+    },
+    isLost: async ({ id }: StreamKey): Promise<boolean> => {
+      try {
+        return (await this.#link.run((redis) => redis.exists(this.#names.mark(id)))) === 0
+      } catch (error) {
+        throw asLogFault(error, 'tell whether a stream is there')
+      }
+    },
+  }
+
   onBell(heard: (ids: readonly string[] | null) => void): void {
     this.#bell.onBell(heard)
   }

@@ -41,6 +41,10 @@ async function* examinations(environment: Environment | undefined): AsyncGenerat
     const { checkBroker } = await import('./broker.js')
     yield await checkBroker(config.routing.natsUrls.join(','))
   }
+  if (config.generation.redisUrl !== null) {
+    const { checkRedis } = await import('./redis.js')
+    yield await checkRedis(config.generation.redisUrl)
+  }
   const { url, schema, dataDir } = config.store
   yield checkBinaries(url === null)
   if (url === null) {

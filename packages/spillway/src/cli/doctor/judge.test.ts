@@ -2,6 +2,7 @@ import { describe, expect, it } from 'vitest'
 import { judgeBroker } from './broker.js'
 import { judgeServer, type ServerFacts } from './database.js'
 import { checkBinaries, checkNode, judgeFreeDisk } from './machine.js'
+import { judgeRedis } from './redis.js'
 
 const good: ServerFacts = {
   versionNumber: 150_000,
@@ -88,5 +89,20 @@ describe('the broker', () => {
     ['takes less than the largest task', { ...there, payloadBytesMax: 1_048_576 }, 'hint', /1048576 bytes/],
   ])('is told of when it %s', (_, probe, state, detail) => {
     expect(judgeBroker(probe)).toMatchObject({ state, detail: expect.stringMatching(detail) })
+  })
+})
+
+describe('judgeRedis', () => {
+  const shown = '127.0.0.1:6379'
+  const server = { version: '7.0.15', evictsBy: null, isAppendOnly: true }
+
+  it.each([
+    ['one that keeps its streams', { ok: true, shown, server }, 'right'],
+    ['one that does not tell what it is', { ok: true, shown, server: null }, 'right'],
+    ['one whose restart ends streams', { ok: true, shown, server: { ...server, isAppendOnly: false } }, 'hint'],
+    ['one that throws streams away', { ok: true, shown, server: { ...server, evictsBy: 'allkeys-lru' } }, 'wrong'],
+    ['one that is away, without which all goes on', { ok: false, shown, why: 'ECONNREFUSED' }, 'hint'],
+  ] as const)('%s', (_what, probe, state) => {
+    expect(judgeRedis(probe)).toMatchObject({ name: 'redis', state })
   })
 })

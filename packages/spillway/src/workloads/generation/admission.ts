@@ -11,7 +11,14 @@
  */
 import { randomUUID } from 'node:crypto'
 import type { Problem } from '../../http/problem.js'
-import { type ConnectionPool, type Definition, digestUuid, type LaneName, type Permit, type Refusal } from '../../index.js'
+import {
+  type ConnectionPool,
+  type Definition,
+  digestUuid,
+  type LaneName,
+  type Permit,
+  type Refusal,
+} from '../../index.js'
 import type { GenerationDeps } from './deps.js'
 import { poolStateOf } from './pool-state.js'
 import type { Format, Generation } from './request.js'
@@ -197,9 +204,7 @@ export class Admission {
   async #shortestLane(identity: string): Promise<string> {
     const name = identity.length <= identityCharactersMax ? identity : digestUuid(identity)
     const partitions = Array.from({ length: this.#deps.settings.pool.perIdentity }, (_, n) => `${name}#${n}`)
-    const depths = await this.#deps.intake.laneDepths(
-      partitions.map((partition): LaneName => [queueName, partition]),
-    )
+    const depths = await this.#deps.intake.laneDepths(partitions.map((partition): LaneName => [queueName, partition]))
     const least = Math.min(...depths)
     // At random among equals: many that come at once see the same depths.
     const shortest = partitions.filter((_, n) => depths[n] === least)

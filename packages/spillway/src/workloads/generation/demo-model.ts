@@ -22,9 +22,15 @@ const batchTokensMax = 256
 const tickMsMin = 5
 const tickMsMax = 20
 
+/** One stream's place in the pacer; `wake` is null while it does not wait. */
+interface Sleeper {
+  dueMs: number
+  wake: (() => void) | null
+}
+
 /** Wakes who waits for a time. */
 class Pacer {
-  readonly #sleepers = new Set<{ dueMs: number; wake(): void }>()
+  readonly #sleepers = new Set<Sleeper>()
   readonly #tickMs: number
   #timer: NodeJS.Timeout | null = null
 
@@ -32,31 +38,29 @@ class Pacer {
     this.#tickMs = tickMs
   }
 
-  /** Until then, or until the signal fires: the caller looks which it was. */
-  until(dueMs: number, signal: AbortSignal): Promise<void> {
+  /** Until its time, or until it is woken before: the caller looks which it was. */
+  sleep(sleeper: Sleeper): Promise<void> {
     return new Promise((resolve) => {
-      const wake = (): void => {
-        signal.removeEventListener('abort', wake)
+      sleeper.wake = () => {
+        sleeper.wake = null
         this.#sleepers.delete(sleeper)
         resolve()
       }
-      const sleeper = { dueMs, wake }
       this.#sleepers.add(sleeper)
-      signal.addEventListener('abort', wake, { once: true })
       this.#timer ??= setInterval(() => this.#tick(), this.#tickMs)
     })
   }
 
   /** Before their time. */
   wakeAll(): void {
-    for (const { wake } of this.#sleepers) wake()
+    for (const sleeper of this.#sleepers) sleeper.wake?.()
     this.#tick()
   }
 
   #tick(): void {
     const nowMs = performance.now()
-    for (const { dueMs, wake } of this.#sleepers) {
-      if (dueMs <= nowMs) wake()
+    for (const sleeper of this.#sleepers) {
+      if (sleeper.dueMs <= nowMs) sleeper.wake?.()
     }
     if (this.#sleepers.size > 0 || this.#timer === null) return
     clearInterval(this.#timer)
@@ -140,28 +144,18 @@ class DemoModel implements Upstream {
     onHeaders: () => void = () => undefined,
   ): AsyncGenerator<readonly UpstreamChunk[]> {
     signal.throwIfAborted()
-    const startMs = performance.now()
-    const answer = demoAnswer(request.body)
-    onHeaders()
-    const until = (dueMs: number): Promise<void> => this.#sleep(dueMs, startMs + limits.totalMs, signal)
-    if (request.body.stream !== true) {
-      await until(startMs + answer.tokenCount * this.#msPerToken)
-      yield [wholeCompletion(answer, request.operationId)]
-      return
+    const sleeper: Sleeper = { dueMs: 0, wake: null }
+    const abort = (): void => sleeper.wake?.()
+    signal.addEventListener('abort', abort, { once: true })
+    try {
+      onHeaders()
+      const startMs = performance.now()
+      const until = (dueMs: number): Promise<void> => this.#sleep(sleeper, dueMs, startMs + limits.totalMs, signal)
+      if (request.body.stream === true) yield* this.#streamed(request, startMs, until)
+      else yield* this.#whole(request, startMs, until)
+    } finally {
+      signal.removeEventListener('abort', abort)
     }
-    const texts = new ChunkTexts(request)
-    const tokens = answer.tokens()
-    let batch = [texts.role()]
-    for (let sent = 0; sent < answer.tokenCount; ) {
-      const due = Math.floor((performance.now() - startMs) / this.#msPerToken) + 1
-      const upTo = Math.min(answer.tokenCount, due, sent + batchTokensMax)
-      for (; sent < upTo; sent++) batch.push(texts.token(tokens.next().value ?? ''))
-      if (sent === answer.tokenCount) break
-      if (batch.length > 0) yield batch
-      batch = []
-      await until(startMs + sent * this.#msPerToken)
-    }
-    yield [...batch, ...texts.end(answer)]
   }
 
   models(): Promise<unknown> {
@@ -186,9 +180,35 @@ class DemoModel implements Upstream {
     return Promise.resolve()
   }
 
+  async *#streamed(request: UpstreamRequest, startMs: number, until: (dueMs: number) => Promise<void>) {
+    const answer = demoAnswer(request.body)
+    const texts = new ChunkTexts(request)
+    const tokens = answer.tokens()
+    let batch = [texts.role()]
+    for (let sent = 0; sent < answer.tokenCount; ) {
+      const due = Math.floor((performance.now() - startMs) / this.#msPerToken) + 1
+      const upTo = Math.min(answer.tokenCount, due, sent + batchTokensMax)
+      for (; sent < upTo; sent++) batch.push(texts.token(tokens.next().value ?? ''))
+      if (sent === answer.tokenCount) break
+      if (batch.length > 0) yield batch
+      batch = []
+      await until(startMs + sent * this.#msPerToken)
+    }
+    yield [...batch, ...texts.end(answer)]
+  }
+
+  async *#whole(request: UpstreamRequest, startMs: number, until: (dueMs: number) => Promise<void>) {
+    const answer = demoAnswer(request.body)
+    await until(startMs + answer.tokenCount * this.#msPerToken)
+    yield [wholeCompletion(answer, request.operationId)]
+  }
+
   /** Throws when it takes too long, when it is not wanted any more, and when the model is closed. */
-  async #sleep(dueMs: number, endMs: number, signal: AbortSignal): Promise<void> {
-    if (performance.now() < dueMs) await this.#pacer.until(Math.min(dueMs, endMs), signal)
+  async #sleep(sleeper: Sleeper, dueMs: number, endMs: number, signal: AbortSignal): Promise<void> {
+    if (performance.now() < dueMs) {
+      sleeper.dueMs = Math.min(dueMs, endMs)
+      await this.#pacer.sleep(sleeper)
+    }
     signal.throwIfAborted()
     if (this.#isClosed) throw new UpstreamFault('upstream_unreachable', 'the model is closed', { retryable: true })
     if (performance.now() >= endMs) throw new UpstreamFault('upstream_timeout', 'the model took longer than it may')

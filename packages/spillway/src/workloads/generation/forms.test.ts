@@ -13,7 +13,11 @@ describe('blocksOf, OpenAI', () => {
   })
 
   it('has no [DONE] behind an error', () => {
-    const text = blocksOf('openai', { first: 1, chunks: ['{}', forms.openai.failed(failures.interrupted)], end: 'error' })
+    const text = blocksOf('openai', {
+      first: 1,
+      chunks: ['{}', forms.openai.failed(failures.interrupted)],
+      end: 'error',
+    })
     expect(text).toContain('data: {"error":{"message":')
     expect(text).not.toContain('[DONE]')
   })
@@ -32,7 +36,9 @@ describe('blocksOf, native', () => {
 
   it('tells a failure as an error event', () => {
     const text = blocksOf('native', { first: 1, chunks: [forms.native.failed(failures.cancelled)], end: 'cancelled' })
-    expect(text).toContain('event: error\ndata: {"message":"The generation was cancelled.","code":"generation_cancelled","retryable":false}')
+    expect(text).toContain(
+      'event: error\ndata: {"message":"The generation was cancelled.","code":"generation_cancelled","retryable":false}',
+    )
   })
 })
 

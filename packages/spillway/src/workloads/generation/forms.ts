@@ -12,8 +12,8 @@ export interface Totals {
 }
 
 interface Form {
-  /** The text of a chunk, for the log. */
-  chunk(chunk: UpstreamChunk, index: number): string
+  /** The text of a chunk, for the log; null when there is nothing in it for a reader. */
+  chunk(chunk: UpstreamChunk, index: number): string | null
   done(totals: Totals): string
   failed(failure: Failure): string
   /** The block of a chunk. `id` null: it is not in the log. */
@@ -37,7 +37,9 @@ const openai: Form = {
 
 const native: Form = {
   chunk: ({ content, finishReason }, index) =>
-    JSON.stringify({ content, chunk_index: index, finish_reason: finishReason }),
+    content === '' && finishReason === null
+      ? null
+      : JSON.stringify({ content, chunk_index: index, finish_reason: finishReason }),
   done: ({ threadId, chunks, characters, durationMs }) =>
     JSON.stringify({
       thread_id: threadId,
@@ -49,8 +51,7 @@ const native: Form = {
   block: (text, id) => `id: ${id}\nevent: chunk\ndata: ${text}\n\n`,
   end: (kind, text, id) =>
     `${id === null ? '' : `id: ${id}\n`}event: ${kind === 'done' ? 'complete' : 'error'}\ndata: ${text}\n\ndata: ${doneText}\n\n`,
-  queued: (position, etaSeconds) =>
-    `event: queued\ndata: ${JSON.stringify({ position, eta_seconds: etaSeconds })}\n\n`,
+  queued: (position, etaSeconds) => `event: queued\ndata: ${JSON.stringify({ position, eta_seconds: etaSeconds })}\n\n`,
   status: (status) => `event: status\ndata: ${JSON.stringify(status)}\n\n`,
 }
 

@@ -11,8 +11,9 @@
  *
  * Crash points: before the first record is durable it is simply run again; after it, the next attempt ends the stream.
  */
-import { FailOperation, LogFault, OperationAborted, RetryOperation, type RunContext } from '../../index.js'
+
 import type { EndKind, StreamEntry, StreamWriter } from '../../index.js'
+import { FailOperation, LogFault, OperationAborted, RetryOperation, type RunContext } from '../../index.js'
 import type { Places } from './admission.js'
 import type { GenerationDeps } from './deps.js'
 import { forms } from './forms.js'
@@ -84,6 +85,10 @@ export class Handler {
     if (place === null) return this.#failElsewhere(entry, failures.logAway)
     const last = entry.created ? 0 : entry.log === 'postgres' ? entry.last : await this.#lastOf(entry)
     if (last === 'ended') return nothingNew
+    // What the log has lost cannot be gone on with: its readers may have chunks of it.
+    if (!entry.created && last === 0 && (await place.log.marks?.isLost(entry.key)) === true) {
+      return this.#failElsewhere(entry, failures.interrupted)
+    }
     const ring = generation.watcher !== intake.instance
     if (last > 0) return this.#refuseSecondSample(entry, generation)
     const isDirect = generation.place !== null && this.#places.has(generation.place)
@@ -199,9 +204,12 @@ class Attempted {
     const request = { body: chat, operationId: this.#context.id, traceparent: this.#context.traceparent }
     const writer = this.#open()
     for await (const chunks of upstream.generate(request, limits, this.#signal)) {
-      if (this.#chunks === 0) metrics.firstToken.observe((this.#entry.ageMs + performance.now() - this.#startedAt) / 1_000)
+      if (this.#chunks === 0)
+        metrics.firstToken.observe((this.#entry.ageMs + performance.now() - this.#startedAt) / 1_000)
       for (const chunk of chunks) {
-        writer.push(form.chunk(chunk, this.#chunks))
+        const text = form.chunk(chunk, this.#chunks)
+        if (text === null) continue
+        writer.push(text)
         this.#chunks++
         this.#characters += codePoints(chunk.content)
         this.#finishReason = chunk.finishReason ?? this.#finishReason
@@ -284,11 +292,23 @@ class Attempted {
   /** Another has the stream, or its log does not answer. */
   async #logGone(why: 'lost' | 'failed'): Promise<Generated> {
     this.#open().close()
+    const { key, log } = this.#entry
+    const isGone = why === 'failed' || (await this.#isLogGone())
     // Whoever it belongs to by the queue finds the chunks that are there, and ends it.
-    if (why === 'lost') throw new OperationAborted('lease_lost')
-    if (this.#entry.log === 'postgres') throw new RetryOperation('The log of the stream did not answer.')
-    await this.#deps.registry.ended(this.#entry.key.id, 'error')
+    if (!isGone) throw new OperationAborted('lease_lost')
+    if (log === 'postgres') throw new RetryOperation('The log of the stream did not answer.')
+    await this.#deps.registry.ended(key.id, 'error')
     return fail(failures.logAway)
+  }
+
+  async #isLogGone(): Promise<boolean> {
+    const place = this.#deps.logOf(this.#entry.log)
+    try {
+      return (await place?.log.marks?.isLost(this.#entry.key)) === true
+    } catch (fault) {
+      if (fault instanceof LogFault) return true
+      throw fault
+    }
   }
 
   async #endWith(kind: EndKind, why: Failure): Promise<Generated> {

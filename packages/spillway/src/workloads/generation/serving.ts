@@ -15,7 +15,7 @@ import type { Admission, Admitted, Asked } from './admission.js'
 import { Delivery, type Next } from './delivery.js'
 import type { GenerationDeps } from './deps.js'
 import { forms } from './forms.js'
-import { type Handler, endAt } from './handler.js'
+import { endAt, type Handler } from './handler.js'
 import { type Failure, failures } from './request.js'
 import type { StreamDirectory } from './stream-directory.js'
 import type { Watch } from './watch.js'
@@ -52,7 +52,7 @@ export class Serving {
     const headers = this.#headers(delivery.entry, admitted)
     return this.#held(delivery, reply, async (isGone) => {
       const first = delivery.next()
-      if (admitted.here) {
+      if (admitted.layer === resilienceLayers.direct) {
         const soon = await Promise.race([first, after(headGraceMs)])
         if (isGone()) return reply
         const failed = soon === 'late' ? null : failureAlone(soon)
@@ -149,12 +149,13 @@ export class Serving {
     const admitted = await admission.admit(asked)
     if (!admitted.ok) return admitted
     const { id, waitMs } = admitted
+    const isQueued = admitted.layer === resilienceLayers.failover && !admitted.replayed
     try {
       const { format, threadId, identity } = asked
       const entry = await directory.open({ id, identity, format, threadId, watcher: intake.instance })
       if (admitted.replayed) await registry.watched(id, intake.instance)
       const delivery = new Delivery(this.#deps, {
-        ...{ entry, after: 0, isLocal: admitted.here, isQueued: !admitted.here && !admitted.replayed },
+        ...{ entry, after: 0, isLocal: admitted.here, isQueued },
         waitUntil: waitMs === null || admitted.here ? null : performance.now() + waitMs,
         waitSeconds: Math.round((waitMs ?? settings.failover.timeoutMs) / 1_000),
         onStarted: admitted.leaveRoom,

@@ -12,20 +12,24 @@ interface Opening {
 }
 
 export class StreamDirectory {
-  readonly #deps: Pick<GenerationDeps, 'registry' | 'newLog'>
+  readonly #deps: Pick<GenerationDeps, 'registry' | 'newLog' | 'logOf'>
   readonly #opening = new Map<string, Promise<StreamEntry & { created: boolean }>>()
 
-  constructor(deps: Pick<GenerationDeps, 'registry' | 'newLog'>) {
+  constructor(deps: Pick<GenerationDeps, 'registry' | 'newLog' | 'logOf'>) {
     this.#deps = deps
   }
 
   open(request: Opening): Promise<StreamEntry & { created: boolean }> {
     const known = this.#opening.get(request.id)
     if (known !== undefined) return known
-    const entry = this.#deps.registry
-      .open({ ...request, log: this.#deps.newLog() })
-      .finally(() => this.#opening.delete(request.id))
+    const entry = this.#open(request).finally(() => this.#opening.delete(request.id))
     this.#opening.set(request.id, entry)
+    return entry
+  }
+
+  async #open(request: Opening): Promise<StreamEntry & { created: boolean }> {
+    const entry = await this.#deps.registry.open({ ...request, log: this.#deps.newLog() })
+    if (entry.created) await this.#deps.logOf(entry.log)?.log.marks?.begin(entry.key)
     return entry
   }
 }

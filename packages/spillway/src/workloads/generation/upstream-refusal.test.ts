@@ -1,3 +1,4 @@
+import { errors } from 'undici'
 import { describe, expect, it } from 'vitest'
 import { networkFault, refusalFault, retryAfterMs } from './upstream-refusal.js'
 
@@ -86,6 +87,6 @@ describe('a connection that failed', () => {
   })
 
   it('is malformed where no HTTP was spoken', () => {
-    expect(networkFault(cause('HPE_INVALID_CONSTANT'), false)).toMatchObject({ code: 'upstream_malformed' })
+    expect(networkFault(new errors.HTTPParserError('no HTTP'), false)).toMatchObject({ code: 'upstream_malformed' })
   })
 })

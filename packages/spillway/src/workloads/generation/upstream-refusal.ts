@@ -1,4 +1,5 @@
 /** What an answer that is no 2xx, or no answer at all, means for the request. */
+import { errors } from 'undici'
 import { malformed, UpstreamFault } from './upstream.js'
 import { type Conceal, toldError } from './upstream-chunks.js'
 
@@ -64,8 +65,7 @@ function causeCode(fault: unknown): string {
 /** The connection failed: nothing was answered, or the answer was broken off. */
 export function networkFault(cause: unknown, hadAnswer: boolean): UpstreamFault {
   const code = causeCode(cause)
-  // llhttp's names: what came is no HTTP.
-  if (code.startsWith('HPE_')) return malformed(`the upstream does not speak HTTP (${code})`, { cause })
+  if (cause instanceof errors.HTTPParserError) return malformed('the upstream does not speak HTTP', { cause })
   return hadAnswer
     ? new UpstreamFault('upstream_incomplete', `the upstream broke off its answer (${code})`, {
         cause,

@@ -1,0 +1,103 @@
+/** Real processes that serve generations from a scripted upstream, to be killed, paused and started again. */
+import pg from 'pg'
+import { type Env, endAll, get, runProgram, type ServerProcess, sample, startServer } from './server-process.js'
+import { type ScriptedUpstream, startScriptedUpstream } from './setup/scripted-upstream.js'
+
+export type Role = 'gateway' | 'worker' | 'all'
+
+/** Until what a dead process held is another's. */
+export const leaseSeconds = 2
+/** Beside the lease: the rounds of those who look for the dead, and a machine that is short of CPU. */
+export const marginMs = 12_000
+
+/** A machine that is short of CPU must not read as a busy store, which is refused with 503. */
+const patient: Env = {
+  SPILLWAY_LEASE_SECONDS: String(leaseSeconds),
+  SPILLWAY_STORE_TIMEOUT_MS: '10000',
+  SPILLWAY_ACCEPT_WAIT_BUDGET_MS: '60000',
+}
+
+export interface FleetMember {
+  readonly role: Role
+  readonly env: Env
+  process: ServerProcess
+}
+
+export interface GenerationFleetOptions {
+  /** Of a database that is there; the fleet migrates it. */
+  url: string
+  roles: readonly Role[]
+  env?: Env
+}
+
+export interface GenerationFleet {
+  readonly url: string
+  readonly upstream: ScriptedUpstream
+  readonly members: readonly FleetMember[]
+  of(role: Role): FleetMember
+  /** Where clients may ask: of everyone that takes requests. */
+  origins(): string[]
+  /** A dead one's successor, with its settings. */
+  restart(member: FleetMember): Promise<void>
+  sql<Row extends Record<string, unknown>>(text: string, values?: unknown[]): Promise<Row[]>
+  /** The sum of a metric over all that live. */
+  sum(metric: string): Promise<number>
+  /** What is left that should not be, once nothing is open. */
+  leftovers(): Promise<string[]>
+  /** The database is the caller's. */
+  close(): Promise<void>
+}
+
+export async function startGenerationFleet(options: GenerationFleetOptions): Promise<GenerationFleet> {
+  const { url } = options
+  const upstream = await startScriptedUpstream()
+  const pool = new pg.Pool({ connectionString: url, max: 2 })
+  // The loss of an idle connection is what some tests bring about.
+  pool.on('error', () => undefined)
+  const migrated = await runProgram({ DATABASE_URL: url }, { args: ['migrate'] })
+  if (migrated.code !== 0) throw new Error(`the database was not migrated: ${migrated.stderr}`)
+  const start = (role: Role, env: Env): Promise<ServerProcess> =>
+    startServer({
+      DATABASE_URL: url,
+      GENERATION_UPSTREAM_URL: upstream.url,
+      ...patient,
+      ...(role !== 'all' && { SPILLWAY_ROLES: role }),
+      ...env,
+    })
+  const members = await Promise.all(
+    options.roles.map(async (role): Promise<FleetMember> => {
+      const env = options.env ?? {}
+      return { role, env, process: await start(role, env) }
+    }),
+  )
+  const sql = async <Row extends Record<string, unknown>>(text: string, values: unknown[] = []) =>
+    (await pool.query<Row>(text, values)).rows
+  return {
+    ...{ url, upstream, members, sql },
+    of: (role) => {
+      const found = members.find((member) => member.role === role)
+      if (found === undefined) throw new Error(`there is no ${role}`)
+      return found
+    },
+    origins: () => members.filter(({ role }) => role !== 'worker').map(({ process }) => process.origin),
+    restart: async (member) => {
+      member.process = await start(member.role, member.env)
+    },
+    sum: async (metric) => {
+      const texts = await Promise.all(members.map(async ({ process }) => (await get(process, '/metrics')).text))
+      return texts.reduce((total, text) => total + (sample(text, metric) ?? 0), 0)
+    },
+    leftovers: async () => (await sql<{ fault: string }>(leftoversSql)).map(({ fault }) => fault),
+    close: async () => {
+      await endAll()
+      await pool.end()
+      await upstream.close()
+    },
+  }
+}
+
+const leftoversSql = `
+  SELECT 'the queue: ' || fault AS fault FROM spillway.audit()
+  UNION ALL SELECT pool || ': ' || identity || ' holds ' || sum(held) FROM spillway.connections GROUP BY pool, identity
+  UNION ALL SELECT 'an operation that is not over: ' || id FROM spillway.ops
+  UNION ALL SELECT 'a stream without an end: ' || id FROM spillway.streams WHERE ended IS NULL`

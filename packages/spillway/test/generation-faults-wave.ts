@@ -1,0 +1,95 @@
+/** Many streams at once, of both forms and many users, and something that happens to them half-way. */
+import { setTimeout as delay } from 'node:timers/promises'
+import { type GenerationFleet, leaseSeconds, marginMs } from './generation-faults-fleet.js'
+import { type Ask, Reader, type Told } from './generation-faults-reader.js'
+import { type Judged, judge } from './generation-faults-verdict.js'
+import { until } from './server-process.js'
+import { monotonicMs } from './setup/scripted-upstream.js'
+
+export interface WaveOptions {
+  name: string
+  streams: number
+  users: number
+  tokens: number
+  everyMs: number
+  script?: string
+  /** Of the streams that had their first token when it happened; those that wait are in the queue. Default 0.5. */
+  begunShare?: number
+  /** What happens. Its end is when all is as it should be again. */
+  happens(readers: readonly Reader[]): Promise<void>
+}
+
+export interface WaveResult extends Judged {
+  all: Told[]
+  /** From the fault, or from when the last would have ended without one, to the last end. */
+  lateMs: number
+  /** How many streams had begun and not ended when it happened. */
+  hit: number
+}
+
+export async function wave(fleet: GenerationFleet, options: WaveOptions): Promise<WaveResult> {
+  const { name, streams, users, tokens, everyMs, script } = options
+  const readers = Array.from({ length: streams }, (_, n) => {
+    const ask: Ask = {
+      ...{ format: n % 2 === 0 ? 'native' : 'openai', marker: `${name}-${n}`, user: `${name}-user-${n % users}` },
+      ...{ tokens, everyMs, ...(script !== undefined && { script }) },
+    }
+    return new Reader(fleet.origins, ask, { turn: n >> 1 })
+  })
+  await isBegun(readers, Math.ceil(streams * (options.begunShare ?? 0.5)))
+  const hit = readers.filter(({ told }) => told.firstTokenMs !== null && told.ends.length === 0).length
+  const happenedMs = monotonicMs()
+  await options.happens(readers)
+  const all = await Promise.all(readers.map((reader) => reader.over))
+  const judged = judge(all, fleet.upstream.requests)
+  const lastMs = Math.max(...all.map(({ overMs }) => overMs))
+  judged.findings.push(...(await settled(fleet)))
+  return { ...judged, all, hit, lateMs: lastMs - happenedMs }
+}
+
+async function isBegun(readers: readonly Reader[], count: number): Promise<void> {
+  let begun = 0
+  await new Promise<void>((resolve) => {
+    if (count === 0) resolve()
+    for (const reader of readers) {
+      void reader.begun.then(() => {
+        if (++begun === count) resolve()
+      })
+    }
+  })
+}
+
+/** What is still there a lease after everyone has gone. */
+export async function settled(fleet: GenerationFleet): Promise<string[]> {
+  const deadline = performance.now() + leaseSeconds * 1_000 + marginMs
+  for (;;) {
+    const left = await fleet.leftovers()
+    if (left.length === 0 || performance.now() > deadline) return left
+    await delay(50)
+  }
+}
+
+/** SIGKILL, and a successor. */
+export async function killed(fleet: GenerationFleet, role: 'gateway' | 'worker' | 'all'): Promise<void> {
+  const member = fleet.of(role)
+  await member.process.kill()
+  await fleet.restart(member)
+}
+
+/** Stopped in the middle of what it does, until its lanes are another's. */
+export async function pausedPastLease(fleet: GenerationFleet, role: 'worker' | 'all'): Promise<void> {
+  const { pid } = fleet.of(role).process
+  const [{ id } = { id: '' }] = await fleet.sql<{ id: string }>('SELECT id FROM spillway.workers WHERE name LIKE $1', [
+    `%:${pid}`,
+  ])
+  process.kill(pid, 'SIGSTOP')
+  try {
+    await until(
+      'the paused process is given up',
+      async () => (await fleet.sql('SELECT FROM spillway.workers WHERE id = $1', [id])).length === 0,
+      leaseSeconds * 1_000 + marginMs,
+    )
+  } finally {
+    process.kill(pid, 'SIGCONT')
+  }
+}
