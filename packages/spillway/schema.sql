@@ -69,6 +69,13 @@ CREATE TABLE connection_pools (
   CONSTRAINT connection_pools_pkey PRIMARY KEY (pool)
 );
 
+CREATE TABLE connection_writers (
+  pool text NOT NULL,
+  worker uuid NOT NULL,
+  seq bigint NOT NULL,
+  CONSTRAINT connection_writers_pkey PRIMARY KEY (pool, worker)
+) WITH (fillfactor=50);
+
 CREATE TABLE connections (
   pool text NOT NULL,
   identity text NOT NULL,
@@ -499,6 +506,7 @@ CREATE TABLE ready (
   partition text NOT NULL
 ) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=2000);
 CREATE INDEX ready_order ON spillway.ready USING btree (priority, stamp);
+CREATE INDEX ready_type ON spillway.ready USING btree (type, ((priority + 0)), stamp);
 
 CREATE TABLE rt_blocks (
   type text NOT NULL,
@@ -556,6 +564,51 @@ CREATE TABLE rt_state (
   CONSTRAINT rt_state_policies_check CHECK ((policies >= 0))
 ) WITH (fillfactor=50);
 
+CREATE TABLE stream_chunks (
+  stream uuid NOT NULL,
+  born_at timestamp with time zone NOT NULL,
+  first integer NOT NULL,
+  last integer NOT NULL,
+  writer text NOT NULL,
+  chunks text NOT NULL,
+  ended text,
+  CONSTRAINT stream_chunks_check CHECK ((last >= first)),
+  CONSTRAINT stream_chunks_ended_check CHECK ((ended = ANY (ARRAY['done'::text, 'error'::text, 'cancelled'::text]))),
+  CONSTRAINT stream_chunks_first_check CHECK ((first >= 1)),
+  CONSTRAINT stream_chunks_pkey PRIMARY KEY (stream, first, born_at)
+) PARTITION BY RANGE (born_at);
+
+CREATE TABLE stream_chunks_rest PARTITION OF stream_chunks DEFAULT;
+
+CREATE TABLE stream_spans (
+  name text NOT NULL,
+  from_at timestamp with time zone NOT NULL,
+  to_at timestamp with time zone NOT NULL,
+  CONSTRAINT stream_spans_pkey PRIMARY KEY (name)
+);
+
+CREATE TABLE streams (
+  id uuid NOT NULL,
+  identity text NOT NULL,
+  format text NOT NULL,
+  thread_id text NOT NULL,
+  log text NOT NULL,
+  born_at timestamp with time zone NOT NULL,
+  watcher uuid,
+  unwatched_at timestamp with time zone,
+  ended text,
+  ended_at timestamp with time zone,
+  CONSTRAINT streams_born_at_check CHECK ((born_at = date_trunc('milliseconds'::text, born_at))),
+  CONSTRAINT streams_check CHECK (((watcher IS NULL) = (unwatched_at IS NOT NULL))),
+  CONSTRAINT streams_check1 CHECK (((ended IS NULL) = (ended_at IS NULL))),
+  CONSTRAINT streams_ended_check CHECK ((ended = ANY (ARRAY['done'::text, 'error'::text, 'cancelled'::text]))),
+  CONSTRAINT streams_format_check CHECK ((format = ANY (ARRAY['openai'::text, 'native'::text]))),
+  CONSTRAINT streams_log_check CHECK ((log = ANY (ARRAY['postgres'::text, 'redis'::text]))),
+  CONSTRAINT streams_pkey PRIMARY KEY (id)
+) WITH (autovacuum_vacuum_scale_factor=0.05, fillfactor=80);
+CREATE INDEX streams_born ON spillway.streams USING btree (born_at);
+CREATE INDEX streams_ended ON spillway.streams USING btree (ended_at) WHERE (ended_at IS NOT NULL);
+
 CREATE TABLE tallies (
   worker uuid NOT NULL,
   part smallint NOT NULL,
@@ -604,7 +657,7 @@ DECLARE
   r record;
 BEGIN
   -- 0. May this process hold leases? Its row keeps its place until we commit.
-  IF NOT p_apply AND p_reason && '{"",+requested}' THEN
+  IF NOT p_apply AND p_reason && '{"",+requested,+still_running}' THEN
     PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
     v_mine := FOUND;
   END IF;
@@ -781,7 +834,7 @@ BEGIN
            -- Whether the first that is left may run at once; the first that came may have been refused.
            array_agg(coalesce(x.execute, false) ORDER BY l.i) INTO v_n, v_execute
       FROM generate_series(1, cardinality(p_lanes)) l(i)
-      LEFT JOIN (SELECT u.lane, count(*) AS n, (array_agg(u.reason IN ('', '+requested') ORDER BY u.i))[1] AS execute
+      LEFT JOIN (SELECT u.lane, count(*) AS n, (array_agg(u.reason IN ('', '+requested', '+still_running') ORDER BY u.i))[1] AS execute
                  FROM unnest(p_lane, v_out, p_reason) WITH ORDINALITY u(lane, o, reason, i) WHERE u.o = 0 GROUP BY u.lane) x ON x.lane = l.i;
   END IF;
 
@@ -832,8 +885,9 @@ BEGIN
          array_agg(x.stamp),
          -- Order before load: what stands behind something is told so, unless it asked to be queued.
          array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
+           WHEN x.reason = '+still_running' AND x.verdict = 1 THEN 'still_running'
            WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
-           WHEN x.reason <> '' THEN x.reason
+           WHEN x.reason NOT IN ('', '+still_running') THEN x.reason
            WHEN v_paused THEN 'maintaining_order' ELSE 'system_busy' END),
          bool_or(x.verdict = 1), bool_or(x.verdict = 0 AND x.rn = 1 AND x.before = 0), max(x.delay_ms) > 0, bool_and(x.verdict < 2)
     INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing, v_readying, v_delaying, v_all
@@ -880,7 +934,7 @@ BEGIN
   IF cardinality(p_keys) > 0 THEN
     UPDATE idempotency d SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
     FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason)
-    WHERE (u.verdict = 0 OR u.verdict = 1 AND u.reason = 'requested') AND d.key = u.key;
+    WHERE (u.verdict = 0 OR u.verdict = 1 AND u.reason IN ('requested', 'still_running')) AND d.key = u.key;
   END IF;
 
   -- 12. How many are held now. The caller counted for the case that all are.
@@ -1089,19 +1143,25 @@ AS $function$
 DECLARE
   t timestamptz := clock();
   v_lanes uuid[]; v_heads bigint[]; v_careful boolean[]; v_queues text[]; v_partitions text[]; v_held boolean[]; v_stamps bigint[];
-  v_stamp bigint; v_most int; v_types text[]; v_ixs int[]; v_seqs bigint[]; v_identities text[]; v_traces text[]; v_gates text[]; v_gated boolean;
+  v_own text[]; v_at tid[]; v_stamp bigint; v_most int; v_types text[]; v_ixs int[]; v_seqs bigint[]; v_identities text[]; v_traces text[]; v_gates text[]; v_gated boolean;
 BEGIN
   -- The lock below is a write, and a write makes the commit wait for the disk: not for finding nothing.
-  IF NOT EXISTS (SELECT FROM ready) AND NOT EXISTS (SELECT FROM parked p WHERE p.until <= t) THEN RETURN; END IF;
+  v_own := ready_types(p_types);
+  IF v_own IS NULL AND NOT EXISTS (SELECT FROM parked p WHERE p.until <= t) THEN RETURN; END IF;
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
   IF NOT FOUND THEN RETURN; END IF;
-  PERFORM promote(p_want);
+  IF promote(p_want) > 0 THEN v_own := ready_types(p_types); END IF;
+  IF v_own IS NULL THEN RETURN; END IF;
   -- Strict priority, but p_turn lets a lower level go first now and then, so that no level starves.
   FOR v_turn IN REVERSE p_turn .. 1 BY greatest(1, p_turn - 1) LOOP
-    WITH c AS (
-      SELECT x.ctid AS at FROM ready x WHERE x.priority >= v_turn AND (p_types IS NULL OR x.type = ANY (p_types)) ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED
-    ), d AS (
-      DELETE FROM ready x USING c WHERE x.ctid = c.at RETURNING x.lane, x.stamp, x.type, x.head, x.depth, x.careful, x.queue, x.partition
+    -- Of one type by its own index: 10,000 lanes that others are to run would be passed by one by one, for 4 ms each time.
+    v_at := CASE WHEN cardinality(v_own) = 1 THEN ARRAY(
+        SELECT x.ctid FROM ready x WHERE x.type = v_own[1] AND x.priority + 0 >= v_turn ORDER BY x.priority + 0, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED)
+      ELSE ARRAY(
+        SELECT x.ctid FROM ready x WHERE x.priority >= v_turn AND (p_types IS NULL OR x.type = ANY (p_types)) ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED)
+      END;
+    WITH d AS (
+      DELETE FROM ready x USING unnest(v_at) c(at) WHERE x.ctid = c.at RETURNING x.lane, x.stamp, x.type, x.head, x.depth, x.careful, x.queue, x.partition
     )
     SELECT array_agg(d.lane), array_agg(d.stamp), max(d.stamp), array_agg(d.type), array_agg(d.head), sum(d.depth), array_agg(d.careful), array_agg(d.queue), array_agg(d.partition)
       INTO v_lanes, v_stamps, v_stamp, v_types, v_heads, depth, v_careful, v_queues, v_partitions FROM d;
@@ -1159,46 +1219,42 @@ BEGIN
   RETURN CASE WHEN EXISTS (SELECT FROM ops o WHERE o.lane = p_lane AND o.seq = p_seq) THEN 'pending' ELSE 'left' END;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.connections_give(p_worker uuid, p_pool text, p_identities text[])
- RETURNS void
- LANGUAGE plpgsql
- SET search_path TO 'spillway'
-AS $function$
-#variable_conflict use_column
-DECLARE
-  r record;
-BEGIN
-  PERFORM FROM connection_pools x WHERE x.pool = p_pool FOR UPDATE;
-  FOR r IN SELECT u.who, count(*) AS n FROM unnest(p_identities) u(who) GROUP BY u.who LOOP
-    DELETE FROM connections c WHERE c.pool = p_pool AND c.identity = r.who AND c.worker = p_worker AND c.held <= r.n;
-    IF NOT FOUND THEN
-      UPDATE connections c SET held = c.held - r.n::int WHERE c.pool = p_pool AND c.identity = r.who AND c.worker = p_worker;
-    END IF;
-  END LOOP;
-END $function$;
-
-CREATE OR REPLACE FUNCTION spillway.connections_take(p_worker uuid, p_pool text, p_identities text[], p_each integer, p_all integer)
+CREATE OR REPLACE FUNCTION spillway.connections_change(p_worker uuid, p_pool text, p_seq bigint, p_held text[], p_counts integer[], p_gives text[], p_takes text[], p_each integer[], p_all integer[])
  RETURNS smallint[]
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
 #variable_conflict use_column
 DECLARE
-  v_out smallint[] := '{}'; v_who text; v_total bigint; v_mine bigint;
+  v_out smallint[] := '{}'; v_total bigint; v_mine bigint; r record;
 BEGIN
   INSERT INTO connection_pools (pool) VALUES (p_pool) ON CONFLICT DO NOTHING;
   PERFORM FROM connection_pools x WHERE x.pool = p_pool FOR UPDATE;
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
   IF NOT FOUND THEN RAISE EXCEPTION 'process % is not enlisted', p_worker USING ERRCODE = '55000'; END IF;
+  INSERT INTO connection_writers AS x (pool, worker, seq) VALUES (p_pool, p_worker, p_seq)
+    ON CONFLICT (pool, worker) DO UPDATE SET seq = excluded.seq WHERE x.seq < excluded.seq;
+  IF NOT FOUND THEN RETURN NULL; END IF;
+  IF p_held IS NOT NULL THEN
+    DELETE FROM connections c WHERE c.pool = p_pool AND c.worker = p_worker AND NOT c.identity = ANY (p_held);
+    INSERT INTO connections AS c (pool, identity, worker, held) SELECT p_pool, u.who, p_worker, u.n FROM unnest(p_held, p_counts) u(who, n)
+      ON CONFLICT (pool, identity, worker) DO UPDATE SET held = excluded.held;
+  END IF;
+  FOR r IN SELECT u.who, count(*)::int AS n FROM unnest(p_gives) u(who) GROUP BY u.who LOOP
+    DELETE FROM connections c WHERE c.pool = p_pool AND c.identity = r.who AND c.worker = p_worker AND c.held <= r.n;
+    CONTINUE WHEN FOUND;
+    UPDATE connections c SET held = c.held - r.n WHERE c.pool = p_pool AND c.identity = r.who AND c.worker = p_worker;
+  END LOOP;
+  IF cardinality(p_takes) = 0 THEN RETURN v_out; END IF;
   SELECT coalesce(sum(c.held), 0) INTO v_total FROM connections c JOIN workers w ON w.id = c.worker WHERE c.pool = p_pool;
-  FOREACH v_who IN ARRAY p_identities LOOP
-    SELECT coalesce(sum(c.held), 0) INTO v_mine FROM connections c JOIN workers w ON w.id = c.worker WHERE c.pool = p_pool AND c.identity = v_who;
-    IF v_mine >= p_each THEN
+  FOR r IN SELECT u.who, u.each_max, u.all_max FROM unnest(p_takes, p_each, p_all) WITH ORDINALITY u(who, each_max, all_max, i) ORDER BY u.i LOOP
+    SELECT coalesce(sum(c.held), 0) INTO v_mine FROM connections c JOIN workers w ON w.id = c.worker WHERE c.pool = p_pool AND c.identity = r.who;
+    IF v_mine >= r.each_max THEN
       v_out := v_out || 1::smallint;
-    ELSIF v_total >= p_all THEN
+    ELSIF v_total >= r.all_max THEN
       v_out := v_out || 2::smallint;
     ELSE
-      INSERT INTO connections AS c (pool, identity, worker, held) VALUES (p_pool, v_who, p_worker, 1)
+      INSERT INTO connections AS c (pool, identity, worker, held) VALUES (p_pool, r.who, p_worker, 1)
         ON CONFLICT (pool, identity, worker) DO UPDATE SET held = c.held + 1;
       v_total := v_total + 1;
       v_out := v_out || 0::smallint;
@@ -2562,6 +2618,21 @@ AS $function$
   WHERE later <= p_below
 $function$;
 
+CREATE OR REPLACE FUNCTION spillway.ready_types(p_types text[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'spillway'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  IF p_types IS NULL THEN RETURN CASE WHEN EXISTS (SELECT FROM ready x) THEN '{}'::text[] END; END IF;
+  RETURN (SELECT array_agg(u.type) FROM unnest(p_types) u(type) WHERE EXISTS (SELECT FROM ready x WHERE x.type = u.type));
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.recover()
  RETURNS TABLE(worker uuid, name text, lanes integer)
  LANGUAGE plpgsql
@@ -2983,6 +3054,198 @@ BEGIN
     FROM unnest(p_fences, p_lanes) WITH ORDINALITY u(fence, lane, i));
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.stream_abandoned(p_ids uuid[])
+ RETURNS TABLE(id uuid, for_ms double precision)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  WITH held AS (
+    SELECT s.id FROM streams s WHERE s.id = ANY (p_ids) AND s.watcher IS NOT NULL AND NOT EXISTS (SELECT FROM workers w WHERE w.id = s.watcher)
+    ORDER BY s.id FOR NO KEY UPDATE OF s
+  )
+  UPDATE streams s SET watcher = NULL, unwatched_at = clock() FROM held h
+    WHERE s.id = h.id AND NOT EXISTS (SELECT FROM workers w WHERE w.id = s.watcher);
+  RETURN QUERY SELECT s.id, greatest(0, extract(epoch FROM clock() - s.unwatched_at)::float8 * 1000) FROM streams s
+    WHERE s.id = ANY (p_ids) AND s.unwatched_at IS NOT NULL;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.stream_append(p_streams uuid[], p_borns bigint[], p_firsts integer[], p_lasts integer[], p_writers text[], p_ends text[], p_texts text, p_levels integer[])
+ RETURNS boolean[]
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_texts text[] := string_to_array(p_texts, E'\x1d');
+  v_written boolean[];
+BEGIN
+  FOR v_level IN 0 .. (SELECT max(l) FROM unnest(p_levels) l) LOOP
+    INSERT INTO stream_chunks (stream, born_at, first, last, writer, chunks, ended)
+      SELECT g.stream, s.born_at, g.first, g.last, g.writer, g.chunks, g.ended
+      FROM unnest(p_streams, p_borns, p_firsts, p_lasts, p_writers, p_ends, v_texts, p_levels) g(stream, born, first, last, writer, ended, chunks, level)
+      JOIN streams s ON s.id = g.stream AND s.born_at = stream_born(g.born) AND s.ended IS NULL
+      LEFT JOIN LATERAL (
+        SELECT x.last, x.writer, x.ended FROM stream_chunks x
+        WHERE x.stream = s.id AND x.born_at = s.born_at AND x.first < g.first ORDER BY x.first DESC LIMIT 1
+      ) b ON true
+      WHERE g.level = v_level AND g.first = coalesce(b.last, 0) + 1 AND b.ended IS NULL AND (v_level = 0 OR b.writer = g.writer)
+      ON CONFLICT DO NOTHING;
+  END LOOP;
+  v_written := ARRAY(
+    SELECT EXISTS (
+      SELECT FROM stream_chunks x
+      WHERE x.stream = g.stream AND x.first = g.first AND x.born_at = stream_born(g.born) AND x.last = g.last AND x.writer = g.writer
+        AND x.ended IS NOT DISTINCT FROM g.ended
+    ) FROM unnest(p_streams, p_borns, p_firsts, p_lasts, p_writers, p_ends) WITH ORDINALITY g(stream, born, first, last, writer, ended, n) ORDER BY g.n);
+  UPDATE streams s SET ended = g.ended, ended_at = clock()
+    FROM unnest(p_streams, p_ends, v_written) g(stream, ended, written)
+    WHERE g.written AND g.ended IS NOT NULL AND s.id = g.stream AND s.ended IS NULL;
+  RETURN v_written;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.stream_born(p_ms bigint)
+ RETURNS timestamp with time zone
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$ SELECT to_timestamp(p_ms::float8 / 1000) $function$;
+
+CREATE OR REPLACE FUNCTION spillway.stream_ended(p_ids uuid[], p_ends text[])
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  WITH held AS (
+    SELECT s.id, g.ended FROM unnest(p_ids, p_ends) g(id, ended) JOIN streams s ON s.id = g.id AND s.ended IS NULL ORDER BY s.id FOR NO KEY UPDATE OF s
+  )
+  UPDATE streams s SET ended = h.ended, ended_at = clock() FROM held h WHERE s.id = h.id AND s.ended IS NULL
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.stream_entries(p_ids uuid[])
+ RETURNS TABLE(id uuid, identity text, format text, thread_id text, log text, born_ms bigint, age_ms double precision, ended text, ended_ms_ago double precision, last integer)
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'spillway'
+AS $function$
+  SELECT s.id, s.identity, s.format, s.thread_id, s.log, (extract(epoch FROM s.born_at) * 1000)::bigint,
+    extract(epoch FROM c.t - s.born_at)::float8 * 1000, s.ended, extract(epoch FROM c.t - s.ended_at)::float8 * 1000, coalesce(h.last, 0)
+  FROM clock() c(t), unnest(p_ids) u(id) JOIN streams s ON s.id = u.id
+  LEFT JOIN LATERAL (
+    SELECT x.last FROM stream_chunks x WHERE s.log = 'postgres' AND x.stream = s.id AND x.born_at = s.born_at ORDER BY x.first DESC LIMIT 1
+  ) h ON true
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.stream_open(p_ids uuid[], p_identities text[], p_formats text[], p_threads text[], p_logs text[], p_watchers uuid[], p_ms_ago bigint[])
+ RETURNS TABLE(created boolean, id uuid, identity text, format text, thread_id text, log text, born_ms bigint, age_ms double precision, ended text, ended_ms_ago double precision, last integer)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_made uuid[];
+BEGIN
+  WITH made AS (
+    INSERT INTO streams (id, identity, format, thread_id, log, born_at, watcher)
+      SELECT g.id, g.identity, g.format, g.thread_id, g.log, date_trunc('milliseconds', clock() - g.ms_ago * interval '1 ms'), g.watcher
+      FROM unnest(p_ids, p_identities, p_formats, p_threads, p_logs, p_watchers, p_ms_ago) g(id, identity, format, thread_id, log, watcher, ms_ago)
+      ORDER BY g.id
+      ON CONFLICT DO NOTHING
+      RETURNING id
+  )
+  SELECT coalesce(array_agg(m.id), '{}') INTO v_made FROM made m;
+  -- A snapshot of its own: it sees those whom somebody else has just made known.
+  RETURN QUERY SELECT e.id = ANY (v_made), e.* FROM stream_entries(p_ids) e;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.stream_sweep_ahead(p_kept_ms bigint)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+DECLARE
+  t timestamptz := clock();
+  v_width interval := greatest(60000, p_kept_ms / 6) * interval '1 ms';
+  v_from timestamptz; v_name text; v_made int := 0;
+BEGIN
+  IF NOT stream_sweep_lock() THEN RETURN NULL; END IF;
+  -- Where nothing covers the present yet, records go to the rest meanwhile: the first partition begins a little later.
+  v_from := date_trunc('milliseconds', greatest(t + interval '10 seconds', (SELECT max(s.to_at) FROM stream_spans s)));
+  WHILE v_from < t + 2 * v_width LOOP
+    -- Records in the rest would overlap with a partition that starts before them.
+    IF EXISTS (SELECT FROM stream_chunks_rest c WHERE c.born_at >= v_from) THEN v_from := date_trunc('milliseconds', t + interval '10 seconds'); END IF;
+    v_name := 'stream_chunks_' || to_char(v_from AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISSMS');
+    -- Its rows are never changed, and it is dropped long before they would have to be frozen: nothing to vacuum.
+    EXECUTE format('CREATE TABLE %I PARTITION OF stream_chunks FOR VALUES FROM (%L) TO (%L) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)',
+      v_name, v_from, v_from + v_width);
+    INSERT INTO stream_spans (name, from_at, to_at) VALUES (v_name, v_from, v_from + v_width);
+    v_made := v_made + 1;
+    v_from := v_from + v_width;
+  END LOOP;
+  RETURN v_made;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.stream_sweep_behind(p_kept_ms bigint, p_rows integer)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+DECLARE
+  v_before timestamptz := clock() - p_kept_ms * interval '1 ms';
+  r record; v_dropped int := 0;
+BEGIN
+  IF NOT stream_sweep_lock() THEN RETURN NULL; END IF;
+  FOR r IN SELECT p.name FROM stream_spans p WHERE p.to_at < v_before
+    AND NOT EXISTS (SELECT FROM streams s WHERE s.born_at >= p.from_at AND s.born_at < p.to_at AND s.log = 'postgres')
+  LOOP
+    EXECUTE format('DROP TABLE IF EXISTS %I', r.name);
+    DELETE FROM stream_spans p WHERE p.name = r.name;
+    v_dropped := v_dropped + 1;
+  END LOOP;
+  DELETE FROM stream_chunks_rest c WHERE c.ctid = ANY (ARRAY(SELECT x.ctid FROM stream_chunks_rest x
+    WHERE x.born_at < v_before AND NOT EXISTS (SELECT FROM streams s WHERE s.id = x.stream) LIMIT p_rows));
+  RETURN v_dropped;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.stream_sweep_entries(p_retention_ms bigint, p_longest_ms bigint, p_rows integer)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+DECLARE
+  v_kept timestamptz := clock() - p_retention_ms * interval '1 ms';
+  v_ended int; v_left int;
+BEGIN
+  IF NOT stream_sweep_lock() THEN RETURN NULL; END IF;
+  DELETE FROM streams s WHERE s.ctid = ANY (ARRAY(SELECT x.ctid FROM streams x WHERE x.ended_at < v_kept LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS v_ended = ROW_COUNT;
+  DELETE FROM streams s WHERE s.ctid = ANY (ARRAY(SELECT x.ctid FROM streams x
+    WHERE x.ended_at IS NULL AND x.born_at < v_kept - p_longest_ms * interval '1 ms' LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS v_left = ROW_COUNT;
+  RETURN v_ended + v_left;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.stream_sweep_lock()
+ RETURNS boolean
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  SELECT set_config('lock_timeout', '500ms', true) IS NOT NULL AND pg_try_advisory_xact_lock(hashtext('spillway.streams'), hashtext(current_schema()))
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.stream_watch(p_ids uuid[], p_watchers uuid[], p_reads boolean[])
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  WITH held AS (
+    SELECT s.id, g.watcher, g.reads FROM unnest(p_ids, p_watchers, p_reads) g(id, watcher, reads)
+    JOIN streams s ON s.id = g.id AND (g.reads OR s.watcher = g.watcher) ORDER BY s.id FOR NO KEY UPDATE OF s
+  )
+  UPDATE streams s SET watcher = CASE WHEN h.reads THEN h.watcher END, unwatched_at = CASE WHEN NOT h.reads THEN clock() END
+  FROM held h WHERE s.id = h.id AND (h.reads OR s.watcher = h.watcher)
+$function$;
+
 CREATE OR REPLACE FUNCTION spillway.stuck_operations(p_times integer)
  RETURNS TABLE(type text, id uuid, queue text, partition text, seconds double precision)
  LANGUAGE plpgsql
@@ -3081,5 +3344,6 @@ BEGIN
   INSERT INTO tallies (worker, part, type, n)
     SELECT '00000000-0000-0000-0000-000000000000', -1, g.type, sum(g.n) FROM gone g GROUP BY g.type HAVING sum(g.n) <> 0;
   DELETE FROM connections x WHERE x.worker = p_worker;
+  DELETE FROM connection_writers x WHERE x.worker = p_worker;
   DELETE FROM workers x WHERE x.id = p_worker;
 END $function$;

@@ -6,7 +6,7 @@ import { type ScriptedUpstream, startScriptedUpstream } from './setup/scripted-u
 export type Role = 'gateway' | 'worker' | 'all'
 
 /** Until what a dead process held is another's. */
-export const leaseSeconds = 2
+export const leaseSeconds = 3
 /** Beside the lease: the rounds of those who look for the dead, and a machine that is short of CPU. */
 export const marginMs = 12_000
 
@@ -28,6 +28,13 @@ export interface GenerationFleetOptions {
   url: string
   roles: readonly Role[]
   env?: Env
+}
+
+/** They run what they take themselves as far as they have slots: with one each, nearly all is the workers'. */
+const ofRole: Readonly<Record<Role, Env>> = {
+  gateway: { SPILLWAY_ROLES: 'gateway', GENERATION_CONCURRENCY: '1' },
+  worker: { SPILLWAY_ROLES: 'worker' },
+  all: {},
 }
 
 export interface GenerationFleet {
@@ -61,7 +68,7 @@ export async function startGenerationFleet(options: GenerationFleetOptions): Pro
       DATABASE_URL: url,
       GENERATION_UPSTREAM_URL: upstream.url,
       ...patient,
-      ...(role !== 'all' && { SPILLWAY_ROLES: role }),
+      ...ofRole[role],
       ...env,
     })
   const members = await Promise.all(

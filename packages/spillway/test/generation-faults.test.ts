@@ -54,7 +54,13 @@ describe('a zombie', () => {
 })
 describe('postgres', () => {
   it('x', async () => {
-    const seen = await wave(fleet, { ...small, name: 'postgres', happens: async () => { process.kill(embedded.pid, 'SIGKILL') } })
+    const seen = await wave(fleet, {
+      ...small,
+      name: 'postgres',
+      happens: async () => {
+        process.kill(embedded.pid, 'SIGKILL')
+      },
+    })
     console.log('postgres', { ...seen, all: undefined })
     expect(seen.findings).toEqual([])
   })

@@ -26,7 +26,7 @@ afterAll(() => fleet.close())
 const ask = (query: string, headers: Record<string, string> = {}) =>
   open(demo, '/api/v1/stream', { headers: { ...as('ann'), ...headers }, body: { query, model: 'demo' } })
 
-describe('a native stream', () => {
+describe.concurrent('a native stream', () => {
   it('has the headers of the contract', async () => {
     const { status, headers } = await (await ask('3 words')).whole()
     expect(status).toBe(200)
@@ -157,7 +157,7 @@ describe('a native stream', () => {
   })
 })
 
-describe('a native stream that is queued', () => {
+describe.concurrent('a native stream that is queued', () => {
   const waiting = async (user: string) => {
     const held = await occupy(fleet, server, user)
     const stream = await native(server, user, `marker=${user} tokens=2`)

@@ -220,13 +220,16 @@ describe('watching', () => {
     expect(await registry.abandoned([key.id])).toEqual([])
   })
 
-  it('keeps the order of what is said of one stream', async () => {
+  it('keeps the order of what is said of one stream at once', async () => {
     const watcher = await process()
-    const key = await openedKey({ watcher })
-    const said = [registry.unwatched(key.id, watcher), registry.watched(key.id, watcher)]
-    said.push(registry.unwatched(key.id, watcher))
-    await Promise.all(said)
-    expect(await registry.abandoned([key.id])).toMatchObject([{ id: key.id }])
+    const [back, left] = [await openedKey({ watcher }), await openedKey({ watcher })]
+    await Promise.all([
+      registry.unwatched(back.id, watcher),
+      registry.watched(back.id, watcher),
+      registry.watched(left.id, watcher),
+      registry.unwatched(left.id, watcher),
+    ])
+    expect(await registry.abandoned([back.id, left.id])).toMatchObject([{ id: left.id }])
   })
 
   it('takes a reader whose process is gone as one that leaves when this is noticed', async () => {

@@ -16,53 +16,42 @@ import type { App } from './app.js'
 const style = `
 :root{--bg:#f5f6f8;--panel:#fff;--line:#c9cfd8;--text:#1a1f28;--muted:#535e6e;--accent:#0b57c4;--on-accent:#fff;--ok:#176b3a;--warn:#855000;--bad:#b3261e}
 @media (prefers-color-scheme:dark){:root{--bg:#12151a;--panel:#1b2028;--line:#3a4350;--text:#e6e9ee;--muted:#a8b2c0;--accent:#8ab8ff;--on-accent:#0c1b33;--ok:#7ddc9f;--warn:#f2c16b;--bad:#ff9d94}}
-*{box-sizing:border-box}
-[hidden]{display:none!important}
+*{box-sizing:border-box}[hidden]{display:none!important}
 body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:0 auto;padding:1.5rem 1rem 3rem;background:var(--bg);color:var(--text)}
-h1{font-size:1.6rem;line-height:1.2;margin:0 0 .5rem}
-h2{font-size:1rem;margin:0}
-.shell{margin-top:1.5rem}
-a{color:var(--accent)}
+h1{font-size:1.6rem;line-height:1.2;margin:0 0 .5rem}h2{font-size:1rem;margin:0}
+.shell{margin-top:1.5rem}a{color:var(--accent)}
 .lead{max-width:46rem;margin:0 0 1.25rem}
 form{display:grid;gap:.75rem 1rem;grid-template-columns:1fr 12rem;align-items:end;background:var(--panel);border:1px solid var(--line);border-radius:.5rem;padding:1rem}
 label{display:grid;gap:.25rem;font-weight:600}
 input,button{font:inherit;color:inherit;min-height:2.75rem;border-radius:.375rem;border:1px solid var(--muted);padding:.5rem .75rem;min-width:0}
 input{width:100%;background:var(--bg);font-weight:400}
 button{background:var(--panel);cursor:pointer}
-button.main{background:var(--accent);border-color:var(--accent);color:var(--on-accent);font-weight:600}
-button:hover:enabled{border-color:var(--text)}
+button.main{background:var(--accent);border-color:var(--accent);color:var(--on-accent);font-weight:600}button:hover:enabled{border-color:var(--text)}
 button:disabled{opacity:.45;cursor:default}
 :focus-visible{outline:3px solid var(--accent);outline-offset:2px}
-.wide{grid-column:1/-1}
-.row{display:flex;flex-wrap:wrap;gap:.5rem}
-#notice{margin:.75rem 0 0;color:var(--bad)}
-#notice:empty{margin:0}
+.wide{grid-column:1/-1}.row{display:flex;flex-wrap:wrap;gap:.5rem}
+#notice{margin:.75rem 0 0;color:var(--bad)}#notice:empty{margin:0}
 .pane button{font-size:.875rem;padding:.4rem .65rem;min-height:2.5rem}
 #panes{display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr));margin:1rem 0}
 .pane{display:flex;flex-direction:column;gap:.6rem;min-width:0;background:var(--panel);border:1px solid var(--line);border-radius:.5rem;padding:1rem}
-.status{margin:0;min-height:3em}
-.status strong{color:var(--accent)}
+.status{margin:0;min-height:3em}.status strong{color:var(--accent)}
 [data-state=queued] strong,[data-state=dropped] strong,[data-state=lost] strong,[data-state=cancelled] strong{color:var(--warn)}
 [data-state=done] strong,.good{color:var(--ok)}
 [data-state=failed] strong,.bad{color:var(--bad);font-weight:600}
 dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(9rem,45%),1fr));gap:.4rem 1rem;margin:0;font-variant-numeric:tabular-nums}
-dl div{min-width:0}
-dt{font-size:.8125rem;color:var(--muted)}
-dd{margin:0;overflow-wrap:anywhere}
-dd:empty::before{content:'–';color:var(--muted)}
+dl div{min-width:0}dt{font-size:.8125rem;color:var(--muted)}
+dd{margin:0;overflow-wrap:anywhere}dd:empty::before{content:'–';color:var(--muted)}
 dl .wide dd{font-family:ui-monospace,monospace;font-size:.8125rem}
 .answer{height:13rem;overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;background:var(--bg);border:1px solid var(--line);border-radius:.375rem;padding:.6rem .75rem}
 pre{font-size:.875rem;padding:1rem;border-radius:.375rem;background:var(--panel);border:1px solid var(--line);white-space:pre-wrap;overflow-wrap:anywhere}
 @media (max-width:40rem){form{grid-template-columns:1fr}.row button{flex:1 1 auto}}
 `
 
-/** Plain JavaScript for the browser; what this file's head calls a pane is the class. */
 const script = String.raw`
 'use strict'
 const byId = (id) => document.getElementById(id)
 const form = byId('ask')
 const retry = { firstMs: 500, longestMs: 8000, triesMax: 8 }
-const names = { lost: 'Connection lost' }
 const reading = ['queued', 'streaming', 'resuming']
 const over = ['done', 'cancelled', 'failed']
 let panes = []
@@ -114,16 +103,13 @@ async function readEvents(body, take) {
 }
 
 class Pane {
-  state = 'connecting'
   id = null
   last = 0
   chunks = 0
   tokens = 0
   tries = 0
   resumes = 0
-  wasQueued = false
   fault = null
-  control = new AbortController()
 
   constructor(title, request) {
     this.request = request
@@ -142,7 +128,7 @@ class Pane {
   become(state, detail = '') {
     this.state = state
     this.node.dataset.state = state
-    this.parts.state.textContent = names[state] ?? state[0].toUpperCase() + state.slice(1)
+    this.parts.state.textContent = state === 'lost' ? 'Connection lost' : state[0].toUpperCase() + state.slice(1)
     this.parts.detail.textContent = detail
     // Where it stood is of no interest once it is over.
     if (over.includes(state) && this.tokens === 0) this.parts.queue.textContent = ''
@@ -171,7 +157,7 @@ class Pane {
 
   leave() {
     clearTimeout(this.timer)
-    this.control.abort()
+    this.control?.abort()
   }
 
   async connect(path, init) {
@@ -241,7 +227,6 @@ class Pane {
   }
 
   waiting({ position, eta_seconds }) {
-    this.wasQueued = true
     const place = 'position ' + position + (position === 0 ? ', the next' : '')
     this.parts.queue.textContent = place
     this.become('queued', place + '; about ' + eta_seconds + ' s to wait.')
@@ -249,11 +234,12 @@ class Pane {
 
   chunk({ content, chunk_index }) {
     const now = performance.now()
-    const fault = chunk_index < this.chunks ? 'chunk ' + chunk_index + ' came twice' : 'chunk ' + this.chunks + ' is missing'
-    this.check(chunk_index === this.chunks, fault)
+    const isTwice = chunk_index < this.chunks
+    this.check(chunk_index === this.chunks, 'chunk ' + (isTwice ? chunk_index + ' came twice' : this.chunks + ' is missing'))
     this.chunks = Math.max(this.chunks, chunk_index + 1)
     this.tries = 0
-    if (this.state !== 'streaming') this.become('streaming', this.resumes > 0 ? 'resumed with event ' + this.last + '.' : '')
+    const how = this.resumes > 0 ? 'resumed with event ' + this.last + '.' : ''
+    if (this.state !== 'streaming') this.become('streaming', how)
     if (content !== '') this.token(content, now)
   }
 
@@ -269,7 +255,7 @@ class Pane {
       this.firstAt = now
       const seconds = ((now - this.startedAt) / 1000).toFixed(2) + ' s'
       first.textContent = seconds
-      queue.textContent = this.wasQueued ? 'waited ' + seconds : 'not queued'
+      queue.textContent = queue.textContent === '' ? 'not queued' : 'waited ' + seconds
       if (this.resumes === 0) this.become('streaming')
     }
     const isAtEnd = answer.scrollTop + answer.clientHeight >= answer.scrollHeight - 8
@@ -303,31 +289,28 @@ async function stopAll() {
 }
 
 async function begin(count) {
-  const buttons = [byId('one'), byId('six')]
-  for (const button of buttons) button.disabled = true
+  const isBusy = (busy) => [byId('one'), byId('six')].forEach((button) => (button.disabled = busy))
+  isBusy(true)
   await stopAll()
   const request = { query: byId('query').value, model: byId('model').value }
-  const titles = count === 1 ? ['Stream'] : Array.from({ length: count }, (_, i) => 'Stream ' + (i + 1) + ' of ' + count)
-  panes = titles.map((title) => new Pane(title, request))
+  const titleOf = (i) => (count === 1 ? 'Stream' : 'Stream ' + (i + 1) + ' of ' + count)
+  panes = Array.from({ length: count }, (_, i) => new Pane(titleOf(i), request))
   byId('panes').replaceChildren(...panes.map(({ node }) => node))
   for (const pane of panes) pane.start()
-  for (const button of buttons) button.disabled = false
+  isBusy(false)
 }
 
 async function listModels() {
   const notice = byId('notice')
   try {
     const answer = await call('/v1/models')
-    if (!answer.ok) {
-      notice.textContent = 'The models cannot be listed. ' + (await refusal(answer)).text
-      return
-    }
+    if (!answer.ok) throw new Error((await refusal(answer)).text)
     const models = (await answer.json()).data.map(({ id }) => id)
     byId('models').replaceChildren(...models.map((model) => new Option(model, model)))
     if (byId('model').value === '') byId('model').value = models[0] ?? ''
     notice.textContent = ''
   } catch (fault) {
-    notice.textContent = 'The models cannot be listed (' + fault.message + ').'
+    notice.textContent = 'The models cannot be listed. ' + fault.message
   }
 }
 
@@ -350,26 +333,22 @@ const pane = `<article class="pane" data-state="connecting">
 <button type="button" data-part="cancel">Cancel</button>
 </div>
 <dl>
-<div><dt>Layer</dt><dd data-part="layer"></dd></div>
-<div><dt>Queue</dt><dd data-part="queue"></dd></div>
-<div><dt>Tokens</dt><dd data-part="count"></dd></div>
-<div><dt>Speed</dt><dd data-part="speed"></dd></div>
-<div><dt>First token after</dt><dd data-part="first"></dd></div>
-<div><dt>Order</dt><dd data-part="order"></dd></div>
+<div><dt>Layer</dt><dd data-part="layer"></dd></div><div><dt>Queue</dt><dd data-part="queue"></dd></div>
+<div><dt>Tokens</dt><dd data-part="count"></dd></div><div><dt>Speed</dt><dd data-part="speed"></dd></div>
+<div><dt>First token after</dt><dd data-part="first"></dd></div><div><dt>Order</dt><dd data-part="order"></dd></div>
 <div class="wide"><dt>Stream id</dt><dd data-part="id"></dd></div>
 </dl>
 <div class="answer" data-part="answer" role="region" aria-label="Answer" tabindex="0"></div>
 </article>`
 
-/** What the server says of the host is shown in a command to be copied: only where it is one. */
+/** What the client names as host is shown in a command to be copied: only where it is one. */
 const hostForm = /^[\w.-]+(:\d+)?$|^\[[0-9a-f:.]+\](:\d+)?$/i
 
 function page(host: string): string {
   const origin = `http://${hostForm.test(host) ? host : '127.0.0.1:7745'}`
   return `<!doctype html>
 <html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>Spillway: streaming</title>
 <style>${style}</style>
@@ -381,15 +360,13 @@ event you have. Start six at once: those that find no place free are queued, not
 <div id="app" hidden>
 <form id="ask">
 <label>Question<input id="query" name="query" required maxlength="100000" autocomplete="off" value="Tell me in 400 words what a spillway is for."></label>
-<label>Model<input id="model" name="model" required maxlength="255" autocomplete="off" list="models"></label>
-<datalist id="models"></datalist>
+<label>Model<input id="model" name="model" required maxlength="255" autocomplete="off" list="models"><datalist id="models"></datalist></label>
 <label id="key-field" class="wide" hidden>API key<input id="key" type="password" autocomplete="off"></label>
 <div class="row wide"><button id="one" class="main">Stream</button><button id="six" type="button">Start 6 at once</button></div>
 </form>
 <p id="notice" role="alert"></p>
 <div id="panes"></div>
-<template id="pane">${pane}</template>
-</div>
+<template id="pane">${pane}</template></div>
 <h2 class="shell">From a shell</h2>
 <pre>curl -N ${origin}/api/v1/stream \\
   -H 'content-type: application/json' \\

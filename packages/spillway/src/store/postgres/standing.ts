@@ -4,37 +4,64 @@ import { plainArray } from './arrays.js'
 /** Further back the number of sequences between is close enough: it differs by what was cancelled. */
 const placeCountedMax = 10_000
 
+interface Row extends Record<string, unknown> {
+  /** Null: not of an operation, but of a lane, with what waits in it. */
+  id: string | null
+  type: string
+  status: StandingRow['status']
+  error: string | null
+  /** Of what waits: where, and how many sequences from the lane's head. */
+  lane: string | null
+  seq: number | null
+  ahead: number | null
+  pace_ms: number | null
+  waiting: number[] | null
+}
+
 /**
  * Each lane is counted once, however many of its operations are asked for; only what is not in the queue is looked for
- * among what has left it. One statement: an operation that moves is seen in exactly one place.
+ * among what has left it. One statement: an operation that moves is seen in exactly one place. The places are put together
+ * here: the planner knows nothing of what it would have to join, and compared each with each.
  */
 const standingSql = (s: string): string => `
-  WITH waiting AS MATERIALIZED (
+  WITH held AS MATERIALIZED (
     SELECT o.id, o.type, o.lane, o.seq, o.error, o.started_at IS NOT NULL AS started, l.head, l.pace_ms
     FROM unnest($1::uuid[]) a(id) JOIN ${s}.ops o ON o.id = a.id JOIN ${s}.lanes l ON l.id = o.lane
-  ), counted AS (
-    SELECT w.lane, x.seq, x.place FROM (
-      SELECT u.lane, u.head, max(u.seq) AS last FROM waiting u
-      WHERE NOT u.started AND u.seq - u.head <= ${placeCountedMax} GROUP BY u.lane, u.head
-    ) w, LATERAL (
-      SELECT y.seq, row_number() OVER (ORDER BY y.seq) - 1 AS place FROM ${s}.ops y
-      WHERE y.lane = w.lane AND y.seq > w.head AND y.seq <= w.last AND y.started_at IS NULL
-    ) x
-  ), left_queue AS MATERIALIZED (
-    SELECT array_agg(a.id) AS ids FROM unnest($1::uuid[]) a(id) WHERE NOT EXISTS (SELECT FROM waiting w WHERE w.id = a.id)
+  ), elsewhere AS MATERIALIZED (
+    SELECT ARRAY(SELECT a.id FROM unnest($1::uuid[]) a(id) EXCEPT SELECT w.id FROM held w) AS ids
   )
-  SELECT w.id, w.type, CASE WHEN w.started THEN 'processing' ELSE 'pending' END AS status,
-    CASE WHEN NOT w.started THEN coalesce(c.place, greatest(0, w.seq - w.head - 1)) END AS place,
-    CASE WHEN NOT w.started THEN w.pace_ms::float8 END AS "paceMs", w.error
-  FROM waiting w LEFT JOIN counted c ON c.lane = w.lane AND c.seq = w.seq
+  SELECT w.id, w.type, CASE WHEN w.started THEN 'processing' ELSE 'pending' END AS status, w.error,
+    w.lane, w.seq, w.seq - w.head - 1 AS ahead, w.pace_ms, NULL::bigint[] AS waiting
+  FROM held w
   UNION ALL
-  SELECT h.id, h.type, h.status, NULL, NULL, h.error FROM ${s}.history h WHERE h.id = ANY ((SELECT ids FROM left_queue)::uuid[])
+  SELECT NULL, NULL, NULL, NULL, w.lane, NULL, NULL, NULL, x.seqs FROM (
+    SELECT u.lane, u.head, max(u.seq) AS last FROM held u
+    WHERE NOT u.started AND u.seq - u.head BETWEEN 2 AND ${placeCountedMax} GROUP BY u.lane, u.head
+  ) w, LATERAL (
+    SELECT array_agg(y.seq ORDER BY y.seq) AS seqs FROM ${s}.ops y
+    WHERE y.lane = w.lane AND y.seq > w.head AND y.seq <= w.last AND y.started_at IS NULL
+  ) x
   UNION ALL
-  SELECT d.id, d.type, 'failed', NULL, NULL, d.error FROM ${s}.dead_letters d WHERE d.id = ANY ((SELECT ids FROM left_queue)::uuid[])`
+  SELECT h.id, h.type, h.status, h.error, NULL, NULL, NULL, NULL, NULL FROM ${s}.history h
+  WHERE h.id = ANY ((SELECT e.ids FROM elsewhere e)::uuid[])
+  UNION ALL
+  SELECT d.id, d.type, 'failed', d.error, NULL, NULL, NULL, NULL, NULL FROM ${s}.dead_letters d
+  WHERE d.id = ANY ((SELECT e.ids FROM elsewhere e)::uuid[])`
 
 export async function standing(query: Tx['query'], s: string, ids: readonly string[]): Promise<StandingRow[]> {
-  const { rows } = await query<StandingRow & Record<string, unknown>>(standingSql(s), [plainArray(ids)])
-  return rows
+  const { rows } = await query<Row>(standingSql(s), [plainArray(ids)])
+  const places = new Map<string, Map<number, number>>()
+  for (const { lane, waiting } of rows) {
+    if (lane !== null && waiting !== null) places.set(lane, new Map(waiting.map((seq, place) => [seq, place])))
+  }
+  const placeOf = ({ lane, seq, ahead }: Row): number =>
+    places.get(lane ?? '')?.get(seq ?? 0) ?? Math.max(0, ahead ?? 0)
+  return rows.flatMap((row) => {
+    const { id, type, status, error } = row
+    if (id === null) return []
+    const waits = status === 'pending'
+    return [{ id, type, status, error, place: waits ? placeOf(row) : null, paceMs: waits ? row.pace_ms : null }]
+  })
 }
 
 export async function laneDepths(query: Tx['query'], s: string, lanes: readonly string[]): Promise<number[]> {

@@ -21,6 +21,8 @@ export interface DeliveryOptions {
   /** For the first record, by `performance.now()`; null: as long as it takes. */
   waitUntil: number | null
   waitSeconds: number
+  /** Its first record is the whole answer: it is waited for only until it runs. */
+  isWhole: boolean
   /** It was queued, so that its position is of interest. */
   isQueued: boolean
   /** Generated in this process: then its end is heard of here. */
@@ -49,6 +51,8 @@ export class Delivery {
   #position: number | null = null
   /** Looks since the operation was seen to have ended without an end in the log. */
   missingEnds = 0
+  /** As far as is known. */
+  isRunning = false
   /** Its end was told: nothing is left to cancel or to read. */
   hasEnded = false
   /** When to look at it again, by `performance.now()`. */
@@ -67,6 +71,12 @@ export class Delivery {
 
   get hasStarted(): boolean {
     return this.#started
+  }
+
+  /** It waits longer than was promised. */
+  isOverdue(now: number): boolean {
+    if (this.#started || this.waitUntil === null || now < this.waitUntil) return false
+    return !(this.#o.isWhole && this.isRunning)
   }
 
   async next(): Promise<Next> {

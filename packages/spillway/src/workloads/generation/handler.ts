@@ -157,6 +157,7 @@ class Attempted {
   readonly #signal: AbortSignal
   readonly #isDirect: boolean
   readonly #startedAt = performance.now()
+  #hasToken = false
   #chunks = 0
   #characters = 0
   #finishReason: string | null = null
@@ -204,8 +205,10 @@ class Attempted {
     const request = { body: chat, operationId: this.#context.id, traceparent: this.#context.traceparent }
     const writer = this.#open()
     for await (const chunks of upstream.generate(request, limits, this.#signal)) {
-      if (this.#chunks === 0)
+      if (!this.#hasToken) {
+        this.#hasToken = true
         metrics.firstToken.observe((this.#entry.ageMs + performance.now() - this.#startedAt) / 1_000)
+      }
       for (const chunk of chunks) {
         const text = form.chunk(chunk, this.#chunks)
         if (text === null) continue

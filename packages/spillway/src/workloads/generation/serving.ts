@@ -25,6 +25,13 @@ const headGraceMs = 100
 /** Its operation is settled right after the end of its stream was written. */
 const settleWaitMs = 2_000
 
+const openingMs = [20, 100, 500]
+
+const expired: Problem = {
+  code: 'not_found',
+  detail: 'The stream of this Idempotency-Key has expired. Use a new key.',
+}
+
 export interface ServingParts {
   admission: Admission
   directory: StreamDirectory
@@ -46,7 +53,7 @@ export class Serving {
 
   /** `POST` with a stream as its answer. */
   async stream(asked: Asked, reply: Reply): Promise<Reply> {
-    const begun = await this.#begin(asked)
+    const begun = await this.#begin(asked, false)
     if (!begun.ok) return sendProblem(reply, begun.problem)
     const { delivery, admitted } = begun
     const headers = this.#headers(delivery.entry, admitted)
@@ -77,7 +84,7 @@ export class Serving {
 
   /** `POST` with `stream: false`: the whole answer, or an error with its status. */
   async whole(asked: Asked, reply: Reply): Promise<Reply> {
-    const begun = await this.#begin(asked)
+    const begun = await this.#begin(asked, true)
     if (!begun.ok) return sendProblem(reply, begun.problem)
     const { delivery, admitted } = begun
     reply.headers(this.#headers(delivery.entry, admitted))
@@ -106,7 +113,7 @@ export class Serving {
     await registry.watched(entry.key.id, intake.instance)
     metrics.resumes.inc()
     const delivery = new Delivery(this.#deps, {
-      ...{ entry, after: afterChunk, waitUntil: null, waitSeconds: 0, isQueued: false },
+      ...{ entry, after: afterChunk, waitUntil: null, waitSeconds: 0, isQueued: false, isWhole: false },
       isLocal: this.#parts.handler.has(entry.key.id),
       onStarted: () => undefined,
     })
@@ -143,19 +150,19 @@ export class Serving {
 
   async #begin(
     asked: Asked,
+    isWhole: boolean,
   ): Promise<{ ok: true; delivery: Delivery; admitted: Admitted } | { ok: false; problem: Problem }> {
-    const { admission, directory } = this.#parts
-    const { intake, settings, registry } = this.#deps
+    const { admission } = this.#parts
+    const { intake, settings } = this.#deps
     const admitted = await admission.admit(asked)
     if (!admitted.ok) return admitted
     const { id, waitMs } = admitted
     const isQueued = admitted.layer === resilienceLayers.failover && !admitted.replayed
     try {
-      const { format, threadId, identity } = asked
-      const entry = await directory.open({ id, identity, format, threadId, watcher: intake.instance })
-      if (admitted.replayed) await registry.watched(id, intake.instance)
+      const entry = await this.#entryOf(asked, admitted)
+      if (entry === null) return { ok: false, problem: expired }
       const delivery = new Delivery(this.#deps, {
-        ...{ entry, after: 0, isLocal: admitted.here, isQueued },
+        ...{ entry, after: 0, isLocal: admitted.here, isQueued, isWhole },
         waitUntil: waitMs === null || admitted.here ? null : performance.now() + waitMs,
         waitSeconds: Math.round((waitMs ?? settings.failover.timeoutMs) / 1_000),
         onStarted: admitted.leaveRoom,
@@ -169,6 +176,23 @@ export class Serving {
       })
       throw fault
     }
+  }
+
+  async #entryOf(asked: Asked, { id, replayed }: Admitted): Promise<StreamEntry | null> {
+    const { intake, registry } = this.#deps
+    const { format, threadId, identity } = asked
+    if (!replayed) {
+      return this.#parts.directory.open({ id, identity, format, threadId, watcher: intake.instance })
+    }
+    // The first with this key may be opening it at this moment.
+    for (const waitMs of [0, ...openingMs]) {
+      if (waitMs > 0) await after(waitMs)
+      const entry = await registry.find(id)
+      if (entry === null) continue
+      await registry.watched(id, intake.instance)
+      return entry
+    }
+    return null
   }
 
   /** Counts it as read here, from now until `work` is through or its client leaves. */

@@ -4,6 +4,9 @@
  * Of clients here: where their queued generations stand, whether the time that was promised is over, and whether an
  * operation has ended without an end in its log (it was cancelled before it ran, or its last process died).
  * Of generations here: whether anybody reads them.
+ *
+ * A process that was given up by the others and came back goes by another name: what its clients read is told anew, or it
+ * would pass for left.
  */
 import type { Standing } from '../../index.js'
 import type { Delivery } from './delivery.js'
@@ -18,6 +21,11 @@ const longMs = 15_000
 const idsMax = 2_000
 /** The bell of its last record may be on its way. */
 const missingEndsMax = 2
+/**
+ * Whose client leaves an OpenAI stream cancels it itself; what is found here was left by a process that is gone, or by one
+ * that comes back within a few rounds and tells so.
+ */
+const returnMs = 3_000
 
 export class Watch {
   readonly #deps: GenerationDeps
@@ -26,10 +34,14 @@ export class Watch {
   #timer: NodeJS.Timeout | undefined
   #looking: Promise<void> | null = null
   #asking: Promise<void> | null = null
+  #telling: Promise<void> | null = null
+  /** By which name it was told at the last two rounds that clients here read what they read. */
+  #toldAs: readonly [string, string]
 
   constructor(deps: GenerationDeps, handler: Handler) {
     this.#deps = deps
     this.#handler = handler
+    this.#toldAs = [deps.intake.instance, deps.intake.instance]
   }
 
   start(): void {
@@ -39,7 +51,7 @@ export class Watch {
 
   async stop(): Promise<void> {
     clearInterval(this.#timer)
-    await Promise.all([this.#looking, this.#asking])
+    await Promise.all([this.#looking, this.#asking, this.#telling])
   }
 
   get deliveries(): readonly Delivery[] {
@@ -73,6 +85,21 @@ export class Watch {
       .finally(() => {
         this.#asking = null
       })
+    this.#telling ??= this.#tellWhoReads()
+      .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not tell which streams are read here'))
+      .finally(() => {
+        this.#telling = null
+      })
+  }
+
+  /** Twice for each new name: it is given before the others know of it, who may take the first for a dead one's. */
+  async #tellWhoReads(): Promise<void> {
+    const { intake, registry } = this.#deps
+    const { instance } = intake
+    const [before, last] = this.#toldAs
+    if (instance === before && instance === last) return
+    await Promise.all([...this.#deliveries.keys()].map((id) => registry.watched(id, instance)))
+    this.#toldAs = [last, instance]
   }
 
   async #look(): Promise<void> {
@@ -92,7 +119,7 @@ export class Watch {
   }
 
   #isOverdue(delivery: Delivery, now: number): boolean {
-    if (delivery.hasStarted || delivery.waitUntil === null || now < delivery.waitUntil) return false
+    if (!delivery.isOverdue(now)) return false
     const why = failures.queueTimeout(delivery.waitSeconds)
     delivery.fail(why)
     delivery.giveUp(why).catch((fault: unknown) => {
@@ -111,6 +138,7 @@ export class Watch {
         delivery.tellPosition(standing.place ?? 0, Math.ceil((standing.waitMs ?? 0) / 1_000))
         return
       case 'processing':
+        delivery.isRunning = true
         return
       default:
         delivery.missingEnds++
@@ -130,7 +158,8 @@ export class Watch {
     for (const { id, forMs } of await this.#deps.registry.abandoned(ids)) {
       // Whoever came meanwhile reads it.
       if (this.#deliveries.has(id)) continue
-      if (this.#handler.formatOf(id) === 'openai' || forMs >= detachGraceMs) this.#handler.abandon(id)
+      const graceMs = this.#handler.formatOf(id) === 'openai' ? returnMs : detachGraceMs
+      if (forMs >= graceMs) this.#handler.abandon(id)
     }
   }
 }
