@@ -42,10 +42,12 @@ export interface GenerationFleet {
   readonly upstream: ScriptedUpstream
   readonly members: readonly FleetMember[]
   of(role: Role): FleetMember
+  /** The one of that role that runs most at this moment. */
+  busiest(role: Role): Promise<FleetMember>
   /** Where clients may ask: of everyone that takes requests. */
   origins(): string[]
   /** A dead one's successor, with its settings. */
-  restart(member: FleetMember): Promise<void>
+  restart(member: FleetMember, env?: Env): Promise<void>
   sql<Row extends Record<string, unknown>>(text: string, values?: unknown[]): Promise<Row[]>
   /** The sum of a metric over all that live. */
   sum(metric: string): Promise<number>
@@ -87,8 +89,17 @@ export async function startGenerationFleet(options: GenerationFleetOptions): Pro
       return found
     },
     origins: () => members.filter(({ role }) => role !== 'worker').map(({ process }) => process.origin),
-    restart: async (member) => {
-      member.process = await start(member.role, member.env)
+    busiest: async (role) => {
+      const held = await sql<{ name: string }>(busiestSql)
+      const ofRole = members.filter((member) => member.role === role)
+      for (const { name } of held) {
+        const found = ofRole.find(({ process }) => name.endsWith(`:${process.pid}`))
+        if (found !== undefined) return found
+      }
+      throw new Error(`no ${role} runs anything`)
+    },
+    restart: async (member, env = {}) => {
+      member.process = await start(member.role, { ...member.env, ...env })
     },
     sum: async (metric) => {
       const texts = await Promise.all(members.map(async ({ process }) => (await get(process, '/metrics')).text))
@@ -102,6 +113,9 @@ export async function startGenerationFleet(options: GenerationFleetOptions): Pro
     },
   }
 }
+
+const busiestSql = `SELECT w.name FROM spillway.workers w JOIN spillway.leases l ON l.worker = w.id, unnest(l.lanes, l.uptos) z(lane, upto)
+  JOIN spillway.ops o ON o.lane = z.lane AND o.seq <= z.upto GROUP BY w.name ORDER BY count(*) DESC`
 
 const leftoversSql = `
   SELECT 'the queue: ' || fault AS fault FROM spillway.audit()

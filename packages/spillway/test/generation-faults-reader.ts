@@ -61,7 +61,11 @@ export class Reader {
   readonly #origins: () => readonly string[]
   readonly #goesOn: boolean
   readonly #deadline: number
-  readonly #begun: Promise<void>
+  /** It has the head of its answer, or will not get one. */
+  readonly promised: Promise<void>
+  /** The first of its content came, or it is over without any. */
+  readonly begun: Promise<void>
+  #setPromised: () => void = () => undefined
   #setBegun: () => void = () => undefined
   #turn: number
   #request: ClientRequest | null = null
@@ -80,15 +84,13 @@ export class Reader {
       ...{ ask, numbers: [], text: '', ends: [], cuts: 0, resumes: 0, layer: null, streamId: null, refused: null },
       ...{ askedMs: monotonicMs(), firstTokenMs: null, overMs: 0 },
     }
-    this.#begun = new Promise((resolve) => {
+    this.promised = new Promise((resolve) => {
+      this.#setPromised = resolve
+    })
+    this.begun = new Promise((resolve) => {
       this.#setBegun = resolve
     })
     this.over = this.#run()
-  }
-
-  /** The first of its content came, or it is over without any. */
-  get begun(): Promise<void> {
-    return this.#begun
   }
 
   /** Breaks the connection for good; when that was. */
@@ -108,6 +110,7 @@ export class Reader {
       await delay(pauseMs)
     }
     told.overMs = monotonicMs()
+    this.#setPromised()
     this.#setBegun()
     return told
   }
@@ -150,6 +153,7 @@ export class Reader {
         if (streamId === null) {
           told.streamId = answer.headers['x-stream-id']?.toString() ?? null
           told.layer = answer.headers['x-resilience-layer']?.toString() ?? null
+          this.#setPromised()
         } else {
           told.resumes++
         }

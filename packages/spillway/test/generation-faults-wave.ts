@@ -1,6 +1,6 @@
 /** Many streams at once, of both forms and many users, and something that happens to them half-way. */
 import { setTimeout as delay } from 'node:timers/promises'
-import { type GenerationFleet, leaseSeconds, marginMs } from './generation-faults-fleet.js'
+import { type GenerationFleet, leaseSeconds, marginMs, type Role } from './generation-faults-fleet.js'
 import { type Ask, Reader, type Told } from './generation-faults-reader.js'
 import { type Judged, judge } from './generation-faults-verdict.js'
 import { until } from './server-process.js'
@@ -36,6 +36,7 @@ export async function wave(fleet: GenerationFleet, options: WaveOptions): Promis
     }
     return new Reader(fleet.origins, ask, { turn: n >> 1 })
   })
+  await Promise.all(readers.map(({ promised }) => promised))
   await isBegun(readers, Math.ceil(streams * (options.begunShare ?? 0.5)))
   const hit = readers.filter(({ told }) => told.firstTokenMs !== null && told.ends.length === 0).length
   const happenedMs = monotonicMs()
@@ -69,27 +70,31 @@ export async function settled(fleet: GenerationFleet): Promise<string[]> {
   }
 }
 
-/** SIGKILL, and a successor. */
-export async function killed(fleet: GenerationFleet, role: 'gateway' | 'worker' | 'all'): Promise<void> {
-  const member = fleet.of(role)
+/** SIGKILL of the one that runs most, and a successor. */
+export async function killed(fleet: GenerationFleet, role: Role): Promise<void> {
+  const member = await fleet.busiest(role)
   await member.process.kill()
   await fleet.restart(member)
 }
 
-/** Stopped in the middle of what it does, until its lanes are another's. */
-export async function pausedPastLease(fleet: GenerationFleet, role: 'worker' | 'all'): Promise<void> {
-  const { pid } = fleet.of(role).process
-  const [{ id } = { id: '' }] = await fleet.sql<{ id: string }>('SELECT id FROM spillway.workers WHERE name LIKE $1', [
-    `%:${pid}`,
-  ])
+/** Stopped in the middle of what it does, until what it ran is another's; then it goes on. */
+export async function pausedPastLease(fleet: GenerationFleet, role: Role): Promise<void> {
+  const { pid } = (await fleet.busiest(role)).process
+  const workers = () => fleet.sql<{ id: string }>('SELECT id FROM spillway.workers WHERE name LIKE $1', [`%:${pid}`])
+  const [before] = await workers()
   process.kill(pid, 'SIGSTOP')
   try {
-    await until(
-      'the paused process is given up',
-      async () => (await fleet.sql('SELECT FROM spillway.workers WHERE id = $1', [id])).length === 0,
-      leaseSeconds * 1_000 + marginMs,
-    )
+    const isGivenUp = async (): Promise<boolean> => !(await workers()).some(({ id }) => id === before?.id)
+    await until('the paused process is given up', isGivenUp, leaseSeconds * 1_000 + marginMs)
   } finally {
     process.kill(pid, 'SIGCONT')
   }
+}
+
+/** SIGTERM of the one that runs most, and a successor; its exit code. */
+export async function stopped(fleet: GenerationFleet, role: Role): Promise<number | null> {
+  const member = await fleet.busiest(role)
+  const { code } = await member.process.stop()
+  await fleet.restart(member)
+  return code
 }

@@ -1,13 +1,18 @@
 /** Processes and the database die during many streams: nothing is lost, repeated, mixed up or left without an end. */
+import { randomUUID } from 'node:crypto'
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { type EmbeddedServer, startEmbedded } from '../src/store/embedded/index.js'
 import { type GenerationFleet, leaseSeconds, marginMs, startGenerationFleet } from './generation-faults-fleet.js'
-import { killed, pausedPastLease, wave } from './generation-faults-wave.js'
+import { Reader } from './generation-faults-reader.js'
+import { killed, pausedPastLease, stopped, type WaveResult, wave } from './generation-faults-wave.js'
+import { until } from './server-process.js'
 
 const boundMs = leaseSeconds * 1_000 + marginMs
+/** Twice as many as run at once without the queue, for two seconds. */
+const small = { streams: 24, users: 4, tokens: 40, everyMs: 50 }
 
 let fleet: GenerationFleet
 let embedded: EmbeddedServer
@@ -26,42 +31,106 @@ afterAll(async () => {
   await rm(folder, { recursive: true, force: true })
 })
 
-const small = { streams: 24, users: 8, tokens: 30, everyMs: 60 }
+function expectExplicit(seen: WaveResult): void {
+  expect(seen.findings).toEqual([])
+  expect(seen.hit).toBeGreaterThan(0)
+  expect(seen.lateMs).toBeLessThan(boundMs)
+}
 
-describe('a worker that is killed', () => {
-  it('leaves streams that are whole or end with an explicit error', async () => {
+const asked = (name: string): number => fleet.upstream.requests.filter(({ marker }) => marker.startsWith(name)).length
+
+describe('a worker', () => {
+  it('that is killed leaves what it ran with an explicit end, and everything else whole', async () => {
     const seen = await wave(fleet, { ...small, name: 'worker', happens: () => killed(fleet, 'worker') })
     console.log('worker', { ...seen, all: undefined })
-    expect(seen.findings).toEqual([])
-    expect(seen.errors).toEqual({ stream_interrupted: seen.failed })
+    expectExplicit(seen)
     expect(seen.failed).toBeGreaterThan(0)
-    expect(seen.lateMs).toBeLessThan(boundMs)
+    expect(seen.errors).toEqual({ stream_interrupted: seen.failed })
   })
-})
-describe('a gateway that is killed', () => {
-  it('x', async () => {
-    const seen = await wave(fleet, { ...small, name: 'gateway', happens: () => killed(fleet, 'gateway') })
-    console.log('gateway', { ...seen, all: undefined })
+
+  it('that is killed before the first token costs nobody anything', async () => {
+    const seen = await wave(fleet, {
+      ...{ ...small, name: 'early', begunShare: 0, script: 'first=2500 role=0', tokens: 5 },
+      happens: async () => {
+        await until('half of them are asked for', () => asked('early') >= small.streams / 2)
+        await killed(fleet, 'worker')
+      },
+    })
+    console.log('early', { ...seen, all: undefined }, asked('early'))
     expect(seen.findings).toEqual([])
+    expect(seen.done).toBe(small.streams)
+    expect(asked('early')).toBeGreaterThan(small.streams)
   })
-})
-describe('a zombie', () => {
-  it('x', async () => {
+
+  it('that was given up while it stood still has nothing to say when it goes on', async () => {
     const seen = await wave(fleet, { ...small, name: 'zombie', happens: () => pausedPastLease(fleet, 'worker') })
     console.log('zombie', { ...seen, all: undefined })
+    expectExplicit(seen)
+    expect(seen.errors).toEqual({ stream_interrupted: seen.failed })
+    expect(seen.failed).toBeGreaterThan(0)
+  })
+
+  it('that is told to stop lets its streams come to their end, and ends well', async () => {
+    let code: number | null = null
+    const seen = await wave(fleet, {
+      ...{ ...small, name: 'drain' },
+      happens: async () => {
+        code = await stopped(fleet, 'worker')
+      },
+    })
+    console.log('drain', { ...seen, all: undefined })
     expect(seen.findings).toEqual([])
+    expect({ code, done: seen.done }).toEqual({ code: 0, done: small.streams })
   })
 })
-describe('postgres', () => {
-  it('x', async () => {
+
+describe('a gateway', () => {
+  it('that is killed costs its clients nothing that they do not get by resuming elsewhere', async () => {
+    const seen = await wave(fleet, { ...small, name: 'gateway', happens: () => killed(fleet, 'gateway') })
+    console.log('gateway', { ...seen, all: undefined })
+    expectExplicit(seen)
+    expect(seen.cuts).toBeGreaterThan(small.streams / 4)
+    // What it generated itself: one slot.
+    expect(seen.errors).toEqual(seen.failed === 0 ? {} : { stream_interrupted: 1 })
+  })
+})
+
+describe('a stream', () => {
+  it('into which one that was given up has written before the first token ends with that, explicitly', async () => {
+    const ask = {
+      format: 'native',
+      marker: 'late',
+      user: 'late',
+      tokens: 5,
+      everyMs: 10,
+      script: 'first=1500',
+    } as const
+    const reader = new Reader(fleet.origins, ask)
+    await reader.promised
+    await until('it is asked for', () => asked('late') === 1)
+    const text = JSON.stringify({ content: ' late#1', chunk_index: 0, finish_reason: null })
+    await fleet.sql(
+      `INSERT INTO spillway.stream_chunks (stream, born_at, first, last, writer, chunks)
+       SELECT id, born_at, 1, 1, $2, $3 FROM spillway.streams WHERE id = $1`,
+      [reader.told.streamId, randomUUID(), text],
+    )
+    const { ends, numbers, text: read } = await reader.over
+    expect(numbers).toEqual([1, 2])
+    expect(read).toBe(' late#1')
+    expect(ends.map(({ kind, code }) => [kind, code])).toEqual([['error', 'stream_interrupted']])
+  })
+})
+
+describe('PostgreSQL', () => {
+  it('that is killed and comes back holds its streams up, and no more', async () => {
     const seen = await wave(fleet, {
-      ...small,
-      name: 'postgres',
+      ...{ ...small, name: 'postgres' },
       happens: async () => {
         process.kill(embedded.pid, 'SIGKILL')
       },
     })
     console.log('postgres', { ...seen, all: undefined })
     expect(seen.findings).toEqual([])
+    expect(seen.hit).toBeGreaterThan(0)
   })
 })

@@ -50,8 +50,8 @@ function* rowsOf(table: string, addressLength: number, ports: ReadonlySet<string
  * socket of this host too, what was not read from it. Needed because the kernel asks for more only once a third of its
  * buffer, which grows to megabytes, is free: behind it a reader at 1 kB/s looks dead for minutes. On one host the other
  * side acknowledges in steps of 64 kB and more, which at that pace takes minutes as well. Linux only: elsewhere, or for a
- * socket that is not found, there is nothing. Reading it takes milliseconds when there are 10,000 sockets: it is for
- * those under suspicion.
+ * socket that is not found, there is nothing. With 18,000 sockets on the host it takes 0.15 s, 5 ms of it in this thread:
+ * it is for those under suspicion.
  */
 export async function waitingInKernel(sockets: readonly Socket[]): Promise<Map<Socket, number>> {
   const found = new Map<Socket, number>()
