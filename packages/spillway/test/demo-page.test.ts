@@ -398,7 +398,7 @@ describe.skipIf(isMissing)('on a real server', () => {
     const layers = await panes.locator('[data-part=layer]').allTextContents()
     expect(layers.toSorted()).toEqual([...Array(2).fill('1-Direct'), ...Array(4).fill('3-Queue-Failover')])
     expect(new Set(await panes.getByRole('region').allTextContents())).toEqual(new Set([await undisturbed()]))
-  })
+  }, 60_000)
 
   it('resumes what was dropped while it waited', async () => {
     const { queued } = await six((await open(server.origin)).page, question)

@@ -1,9 +1,12 @@
-/** Many streams at once, of both forms and many users, and something that happens to them half-way. */
+/**
+ * Many streams at once, of both forms and many users, and something that happens to them half-way: the upstream keeps the
+ * end of each to itself until then.
+ */
 import { setTimeout as delay } from 'node:timers/promises'
 import { type GenerationFleet, leaseSeconds, marginMs, type Role } from './generation-faults-fleet.js'
 import { type Ask, Reader, type Told } from './generation-faults-reader.js'
 import { type Judged, judge } from './generation-faults-verdict.js'
-import { until } from './server-process.js'
+import { get, until } from './server-process.js'
 import { monotonicMs } from './setup/scripted-upstream.js'
 
 export interface WaveOptions {
@@ -15,13 +18,15 @@ export interface WaveOptions {
   script?: string
   /** Of the streams that had their first token when it happened; those that wait are in the queue. Default 0.5. */
   begunShare?: number
-  /** What happens. Its end is when all is as it should be again. */
-  happens(readers: readonly Reader[]): Promise<void>
+  /** What happens, until all is as it should be again. `release`: from now on the upstream tells ends; else behind it. */
+  happens(release: () => void): Promise<void>
 }
+
+const releaseMs = 50
 
 export interface WaveResult extends Judged {
   all: Told[]
-  /** From the fault, or from when the last would have ended without one, to the last end. */
+  /** From the fault to the last end. */
   lateMs: number
   /** How many streams had begun and not ended when it happened. */
   hit: number
@@ -32,7 +37,7 @@ export async function wave(fleet: GenerationFleet, options: WaveOptions): Promis
   const readers = Array.from({ length: streams }, (_, n) => {
     const ask: Ask = {
       ...{ format: n % 2 === 0 ? 'native' : 'openai', marker: `${name}-${n}`, user: `${name}-user-${n % users}` },
-      ...{ tokens, everyMs, ...(script !== undefined && { script }) },
+      ...{ tokens, everyMs, script: `end=hang ${script ?? ''}` },
     }
     return new Reader(fleet.origins, ask, { turn: n >> 1 })
   })
@@ -40,8 +45,16 @@ export async function wave(fleet: GenerationFleet, options: WaveOptions): Promis
   await isBegun(readers, Math.ceil(streams * (options.begunShare ?? 0.5)))
   const hit = readers.filter(({ told }) => told.firstTokenMs !== null && told.ends.length === 0).length
   const happenedMs = monotonicMs()
-  await options.happens(readers)
-  const all = await Promise.all(readers.map((reader) => reader.over))
+  // One that is run again comes later, to be released as well.
+  let releasing: NodeJS.Timeout | undefined
+  const release = (): void => {
+    releasing ??= setInterval(() => fleet.upstream.release(), releaseMs)
+  }
+  const over = Promise.all(readers.map((reader) => reader.over))
+  await options.happens(release)
+  release()
+  const all = await over
+  clearInterval(releasing)
   const judged = judge(all, fleet.upstream.requests)
   const lastMs = Math.max(...all.map(({ overMs }) => overMs))
   judged.findings.push(...(await settled(fleet)))
@@ -72,7 +85,7 @@ export async function settled(fleet: GenerationFleet): Promise<string[]> {
 
 /** SIGKILL of the one that runs most, and a successor. */
 export async function killed(fleet: GenerationFleet, role: Role): Promise<void> {
-  const member = await fleet.busiest(role)
+  const member = role === 'gateway' ? fleet.of(role) : await fleet.busiest(role)
   await member.process.kill()
   await fleet.restart(member)
 }
@@ -91,10 +104,16 @@ export async function pausedPastLease(fleet: GenerationFleet, role: Role): Promi
   }
 }
 
-/** SIGTERM of the one that runs most, and a successor; its exit code. */
-export async function stopped(fleet: GenerationFleet, role: Role): Promise<number | null> {
-  const member = await fleet.busiest(role)
-  const { code } = await member.process.stop()
+/** SIGTERM of the one that runs most, and a successor; its exit code. `release`: once it has begun to stop. */
+export async function stopped(fleet: GenerationFleet, role: Role, release: () => void): Promise<number | null> {
+  const member = role === 'gateway' ? fleet.of(role) : await fleet.busiest(role)
+  const stopping = member.process.stop()
+  await until('it takes nothing new', async () => {
+    const ready = await get(member.process, '/health/ready').catch(() => null)
+    return ready?.status !== 200
+  })
+  release()
+  const { code } = await stopping
   await fleet.restart(member)
   return code
 }

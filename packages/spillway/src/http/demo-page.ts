@@ -31,7 +31,7 @@ button:disabled{opacity:.45;cursor:default}
 :focus-visible{outline:3px solid var(--accent);outline-offset:2px}
 .wide{grid-column:1/-1}.row{display:flex;flex-wrap:wrap;gap:.5rem}
 #notice{margin:.75rem 0 0;color:var(--bad)}#notice:empty{margin:0}
-.pane button{font-size:.875rem;padding:.4rem .65rem;min-height:2.5rem}
+.pane button{font-size:.875rem;padding:.4rem .5rem;min-height:2.5rem}
 #panes{display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr));margin:1rem 0}
 .pane{display:flex;flex-direction:column;gap:.6rem;min-width:0;background:var(--panel);border:1px solid var(--line);border-radius:.5rem;padding:1rem}
 .status{margin:0;min-height:3em}.status strong{color:var(--accent)}
@@ -44,7 +44,7 @@ dd{margin:0;overflow-wrap:anywhere}dd:empty::before{content:'–';color:var(--mu
 dl .wide dd{font-family:ui-monospace,monospace;font-size:.8125rem}
 .answer{height:13rem;overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;background:var(--bg);border:1px solid var(--line);border-radius:.375rem;padding:.6rem .75rem}
 pre{font-size:.875rem;padding:1rem;border-radius:.375rem;background:var(--panel);border:1px solid var(--line);white-space:pre-wrap;overflow-wrap:anywhere}
-@media (max-width:40rem){form{grid-template-columns:1fr}.row button{flex:1 1 auto}}
+@media (max-width:40rem){form{grid-template-columns:1fr}.row button{flex:1 1 auto}.pane .row{gap:.35rem}.pane button{font-size:.8125rem}}
 `
 
 const script = String.raw`

@@ -39,6 +39,7 @@ import { defineRouting, routingMounts, routingRoutes } from '../workloads/routin
 import { buildApp } from './app.js'
 import { createAuthenticator } from './auth.js'
 import { addDemoEcho } from './demo-echo.js'
+import { addDemoPage } from './demo-page.js'
 import { mountedRoute } from './fastify-binding.js'
 import { generationParts } from './generation-parts.js'
 import { addHealth, type CheckState } from './health.js'
@@ -238,6 +239,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     await app.register(generationRoutes(generation) as never)
   }
   if (isLoopbackHost(config.server.host)) addDemoEcho(app)
+  addDemoPage(app)
   addLanding(app, { version })
 
   const close = async (): Promise<void> => {
