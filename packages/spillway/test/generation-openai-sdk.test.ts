@@ -79,6 +79,12 @@ const words = (marker: string, count: number) => Array.from({ length: count }, (
 const contentOf = (chunks: readonly ChatCompletionChunk[]) =>
   chunks.map(({ choices }) => choices[0]?.delta.content ?? '').join('')
 
+async function all<Item>(items: AsyncIterable<Item>): Promise<Item[]> {
+  const read: Item[] = []
+  for await (const item of items) read.push(item)
+  return read
+}
+
 /** A user who is served at once, or one who has to wait until it is let through. */
 async function userOn(layer: Layer, name: string) {
   const user = `${name}-${layer}`
@@ -136,7 +142,7 @@ describe.concurrent.each(layers)('the openai package, %s', (layer) => {
     const asked = { ...asking(`marker=${marker} tokens=3`), stream: true as const }
     const { data, response } = await clientOf(server, user).chat.completions.create(asked).withResponse()
     await letThrough()
-    const chunks = await Array.fromAsync(data)
+    const chunks = await all(data)
     expect(response.headers.get('x-resilience-layer')).toBe(layer)
     expect(contentOf(chunks)).toBe(words(marker, 3))
     expect(chunks.at(-1)?.choices[0]?.finish_reason).toBe('stop')
@@ -170,7 +176,7 @@ describe.concurrent.each(layers)('the openai package, %s', (layer) => {
       stream_options: { include_usage: true },
     })
     await letThrough()
-    const told = (await Array.fromAsync(stream)).map(({ usage }) => usage?.completion_tokens ?? null)
+    const told = (await all(stream)).map(({ usage }) => usage?.completion_tokens ?? null)
     expect(told).toEqual([...Array(told.length - 1).fill(null), 3])
   })
 
@@ -376,7 +382,7 @@ describe.concurrent('the openai package throws', () => {
 describe.concurrent('the openai package lists models', () => {
   it.each(['the demo', 'an upstream'])('of %s', async (of) => {
     const client = of === 'the demo' ? clientOf(locked, 'ann', { apiKey: keys.ann }) : clientOf(server, 'ann')
-    const names = (await Array.fromAsync(client.models.list())).map(({ id }) => id)
+    const names = (await all(client.models.list())).map(({ id }) => id)
     expect(names).toEqual([of === 'the demo' ? 'demo' : 'scripted'])
   })
 })

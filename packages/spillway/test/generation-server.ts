@@ -7,6 +7,12 @@ import { freshDatabase, type TestDatabase } from './setup/database.js'
 import { monotonicMs, type ScriptedUpstream, type SeenRequest, startScriptedUpstream } from './setup/scripted-upstream.js'
 
 const waitMs = 15_000
+/** Neither refused nor queued because the machine is busy with other tests. */
+const calm: Env = {
+  SPILLWAY_ACCEPT_WAIT_BUDGET_MS: '60000',
+  SPILLWAY_BUSY_QUEUE_ABOVE: '1',
+  SPILLWAY_STORE_TIMEOUT_MS: '20000',
+}
 
 export interface SseEvent {
   id: string | null
@@ -258,6 +264,7 @@ export async function startFleet(): Promise<Fleet> {
   const upstream = await startScriptedUpstream()
   let schemas = 0
   const ownEnv = (env: Env): Env => ({
+    ...calm,
     DATABASE_URL: database.url,
     SPILLWAY_DB_SCHEMA: `fleet_${++schemas}`,
     ...env,

@@ -25,6 +25,8 @@ export interface DeliveryOptions {
   isWhole: boolean
   /** It was queued, so that its position is of interest. */
   isQueued: boolean
+  /** Somebody else may read it too, in another process. */
+  isShared: boolean
   /** Generated in this process: then its end is heard of here. */
   isLocal: boolean
   /** The first record came, or nobody waits for it any more. */
@@ -51,6 +53,7 @@ export class Delivery {
   #position: number | null = null
   /** Looks since the operation was seen to have ended without an end in the log. */
   missingEnds = 0
+  isShared: boolean
   /** As far as is known. */
   isRunning = false
   /** Its end was told: nothing is left to cancel or to read. */
@@ -65,6 +68,7 @@ export class Delivery {
     this.id = options.entry.key.id
     this.isQueued = options.isQueued
     this.isLocal = options.isLocal
+    this.isShared = options.isShared
     this.waitUntil = options.waitUntil
     this.#follower = deps.relay.follow(options.entry.key, options.entry.log, options.after)
   }

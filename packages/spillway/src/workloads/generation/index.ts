@@ -51,8 +51,9 @@ export function defineGeneration(deps: GenerationDeps): GenerationWorkload {
   const serving = new Serving(deps, { admission, directory, handler, watch })
   intake.onNotice('stream-watch', (text) => {
     const [id = '', watcher] = text.split(':')
-    if (watcher !== intake.instance)
-      for (const name of ['postgres', 'redis'] as const) deps.logOf(name)?.writer.ring(id)
+    if (watcher === intake.instance) return
+    watch.shared(id)
+    for (const name of ['postgres', 'redis'] as const) deps.logOf(name)?.writer.ring(id)
   })
   let timer: NodeJS.Timeout | undefined
   const show = (): void => {

@@ -114,6 +114,7 @@ export class Serving {
     metrics.resumes.inc()
     const delivery = new Delivery(this.#deps, {
       ...{ entry, after: afterChunk, waitUntil: null, waitSeconds: 0, isQueued: false, isWhole: false },
+      isShared: true,
       isLocal: this.#parts.handler.has(entry.key.id),
       onStarted: () => undefined,
     })
@@ -163,6 +164,7 @@ export class Serving {
       if (entry === null) return { ok: false, problem: expired }
       const delivery = new Delivery(this.#deps, {
         ...{ entry, after: 0, isLocal: admitted.here, isQueued, isWhole },
+        isShared: admitted.replayed,
         waitUntil: waitMs === null || admitted.here ? null : performance.now() + waitMs,
         waitSeconds: Math.round((waitMs ?? settings.failover.timeoutMs) / 1_000),
         onStarted: admitted.leaveRoom,
@@ -228,13 +230,11 @@ export class Serving {
     })
   }
 
-  async #abandon({ id, entry }: Delivery): Promise<void> {
+  async #abandon({ id, entry, isShared }: Delivery): Promise<void> {
     const { registry, intake } = this.#deps
     await registry.unwatched(id, intake.instance)
-    if (entry.format === 'native') return
-    // Perhaps somebody reads it elsewhere, with the same Idempotency-Key.
-    const [abandoned] = await registry.abandoned([id])
-    if (abandoned === undefined) return
+    // Whoever reads it elsewhere says so again; if nobody does, who generates it hears of that soon.
+    if (entry.format === 'native' || isShared) return
     if (this.#parts.handler.has(id)) this.#parts.handler.abandon(id)
     else await intake.cancel(id, 'its client left')
   }

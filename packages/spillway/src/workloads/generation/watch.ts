@@ -31,6 +31,7 @@ export class Watch {
   readonly #deps: GenerationDeps
   readonly #handler: Handler
   readonly #deliveries = new Map<string, Set<Delivery>>()
+  #instance: string
   #timer: NodeJS.Timeout | undefined
   #looking: Promise<void> | null = null
   #asking: Promise<void> | null = null
@@ -40,6 +41,7 @@ export class Watch {
 
   constructor(deps: GenerationDeps, handler: Handler) {
     this.#deps = deps
+    this.#instance = deps.intake.instance
     this.#handler = handler
     this.#toldAs = [deps.intake.instance, deps.intake.instance]
   }
@@ -74,13 +76,30 @@ export class Watch {
     return true
   }
 
+  /** Another process has a reader of it too: which of us is noted as the last one says nothing about the other. */
+  shared(id: string): void {
+    for (const delivery of this.#deliveries.get(id) ?? []) delivery.isShared = true
+  }
+
+  /** The registry knows one reader of each stream, by its process. */
+  async #sayWhoReads(): Promise<void> {
+    const { intake, registry } = this.#deps
+    const { instance } = intake
+    // Given up by the others and enlisted anew: to them the readers of the old name are gone.
+    const isNew = instance !== this.#instance
+    this.#instance = instance
+    const ids = [...this.#deliveries].filter(([, all]) => isNew || [...all].some(({ isShared }) => isShared))
+    await Promise.all(ids.map(([id]) => registry.watched(id, instance)))
+  }
+
   #round(): void {
     this.#looking ??= this.#look()
       .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not ask where generations stand'))
       .finally(() => {
         this.#looking = null
       })
-    this.#asking ??= this.#askWhoReads()
+    this.#asking ??= this.#sayWhoReads()
+      .then(() => this.#askWhoReads())
       .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not ask who reads generations'))
       .finally(() => {
         this.#asking = null
