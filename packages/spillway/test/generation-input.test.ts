@@ -46,6 +46,7 @@ beforeAll(async () => {
       CONNECTION_POOL_MAX_PER_USER: '1',
       QUEUE_FAILOVER_MAX_DEPTH: '1',
       QUEUE_FAILOVER_TIMEOUT_SECONDS: '2',
+      GENERATION_CONCURRENCY: '3',
     }),
     fleet.start({ SPILLWAY_API_KEYS: join(dir, 'keys.json') }),
   ])
@@ -302,6 +303,38 @@ describe('with a short queue', () => {
     expect([answer.status, openAiError(answer).code]).toEqual([503, 'queue_timeout'])
     expectRetryAfter(answer)
     expect(fleet.timesAsked('crowd')).toBe(0)
+  })
+
+  it('a key whose request was refused is not used up', async () => {
+    const last = await native(narrow, 'last-slot', 'marker=last-slot tokens=1 end=hang')
+    await last.seen('its token', ({ content }) => content !== '')
+    const waiting = await until('a place in the queue', async () => {
+      const asked = await chat(narrow, 'crowd', 'marker=crowd')
+      return asked.status === 200 && asked
+    })
+    const headers = { 'idempotency-key': 'k' }
+    const refused = await chat(narrow, 'keyed', 'marker=keyed tokens=1', { headers })
+    expect(refused.status).toBe(503)
+    waiting.leave()
+    fleet.upstream.release('last-slot')
+    await last.whole()
+    const again = await until('it is served', async () => {
+      const asked = await (await chat(narrow, 'keyed', 'marker=keyed tokens=1', { headers })).whole()
+      return asked.status !== 503 && asked
+    })
+    expect([again.status, again.content]).toEqual([200, ' keyed#1'])
+  })
+})
+
+describe('a key that is repeated', () => {
+  it('attaches to its stream though its user has no place left and there is no failover', async () => {
+    const headers = { 'idempotency-key': 'k' }
+    const first = await native(bare, 'attached', 'marker=attached tokens=1 end=hang', { headers })
+    await first.seen('its token', ({ content }) => content !== '')
+    const second = await native(bare, 'attached', 'marker=attached tokens=1 end=hang', { headers })
+    expect([second.status, second.id]).toEqual([200, first.id])
+    fleet.upstream.release('attached')
+    await Promise.all([first.whole(), second.whole()])
   })
 })
 

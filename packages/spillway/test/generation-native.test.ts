@@ -1,6 +1,15 @@
 /** `POST /api/v1/stream` (contract §6) through the real server: its head, its events, and how it waits. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { as, blocksWithoutData, type Fleet, native, occupy, open, type SseStream, startFleet } from './generation-server.js'
+import {
+  as,
+  blocksWithoutData,
+  type Fleet,
+  native,
+  occupy,
+  open,
+  type SseStream,
+  startFleet,
+} from './generation-server.js'
 import { get, type ServerProcess } from './server-process.js'
 
 const uuid = /^[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}$/
@@ -91,7 +100,10 @@ describe.concurrent('a native stream', () => {
   })
 
   it('is always the same to the same question', async () => {
-    const [one, two] = await Promise.all([(await ask('20 words on water')).whole(), (await ask('20 words on water')).whole()])
+    const [one, two] = await Promise.all([
+      (await ask('20 words on water')).whole(),
+      (await ask('20 words on water')).whole(),
+    ])
     expect(one?.content).toBe(two?.content)
     expect(one?.content).not.toBe('')
   })
@@ -106,11 +118,16 @@ describe.concurrent('a native stream', () => {
   it('keeps the thread that X-Thread-ID names', async () => {
     const stream = await (await ask('1 word', { 'x-thread-id': 'thread/7' })).whole()
     expect(stream.headers.get('x-thread-id')).toBe('thread/7')
-    expect([stream.told('status')[0]?.thread_id, stream.told('complete')[0]?.thread_id]).toEqual(['thread/7', 'thread/7'])
+    expect([stream.told('status')[0]?.thread_id, stream.told('complete')[0]?.thread_id]).toEqual([
+      'thread/7',
+      'thread/7',
+    ])
   })
 
   it('is a thread of its own without that header', async () => {
-    const ids = await Promise.all([1, 2].map(async () => (await (await ask('1 word')).whole()).headers.get('x-thread-id')))
+    const ids = await Promise.all(
+      [1, 2].map(async () => (await (await ask('1 word')).whole()).headers.get('x-thread-id')),
+    )
     expect(new Set(ids).size).toBe(2)
   })
 

@@ -86,7 +86,9 @@ describe.concurrent('a chat that streams', () => {
 
   it.each(['demo', 'scripted'])('with include_usage says it once, at the end and without choices: %s', async (of) => {
     const members = { stream_options: { include_usage: true } }
-    const stream = await (await chat(of === 'demo' ? demo : server, `usage-${of}`, '3 words tokens=3', { members })).whole()
+    const stream = await (
+      await chat(of === 'demo' ? demo : server, `usage-${of}`, '3 words tokens=3', { members })
+    ).whole()
     const chunks = stream.events.slice(0, -1).map(({ data }) => JSON.parse(data))
     expect(chunks.filter(({ choices }) => choices.length === 0)).toEqual([chunks.at(-1)])
     expect(chunks.at(-1).usage).toMatchObject({ completion_tokens: 3 })
@@ -197,7 +199,12 @@ describe.concurrent('an upstream', () => {
   it('that always fails is told in a stream that has begun, without [DONE]', async () => {
     const stream = await (await chat(server, 'never', 'marker=never headers=200 status=500')).whole()
     expect(stream.status).toBe(200)
-    expect(stream.error).toEqual({ message: expect.any(String), type: expect.any(String), param: null, code: 'upstream_error' })
+    expect(stream.error).toEqual({
+      message: expect.any(String),
+      type: expect.any(String),
+      param: null,
+      code: 'upstream_error',
+    })
     expect(stream.raw).not.toContain('[DONE]')
   })
 

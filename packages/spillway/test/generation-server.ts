@@ -4,7 +4,12 @@
  */
 import { type Env, endAll, type ServerProcess, startServer, until } from './server-process.js'
 import { freshDatabase, type TestDatabase } from './setup/database.js'
-import { monotonicMs, type ScriptedUpstream, type SeenRequest, startScriptedUpstream } from './setup/scripted-upstream.js'
+import {
+  monotonicMs,
+  type ScriptedUpstream,
+  type SeenRequest,
+  startScriptedUpstream,
+} from './setup/scripted-upstream.js'
 
 const waitMs = 15_000
 /** Neither refused nor queued because the machine is busy with other tests. */

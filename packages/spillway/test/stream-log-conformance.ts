@@ -17,8 +17,8 @@ export interface OpenedLog {
   close(): Promise<void>
 }
 
-/** What one answer may bring: about 256 kB for a cursor, about 4 MB in all; one record more of either. */
-const cursorBytesMax = 256 * 1024
+/** What one answer may bring: about 64 kB for a cursor, about 4 MB in all; one record more of either. */
+const cursorBytesMax = 64 * 1024
 const answerBytesMax = 4 * 1024 * 1024
 
 export function streamLogConformance(name: string, make: () => Promise<OpenedLog>): void {

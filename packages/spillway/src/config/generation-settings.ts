@@ -76,7 +76,7 @@ export const generationSettings = {
     3,
     1_000_000,
     'streams',
-    'streams of one user that run at once, over all instances; more wait in the queue. Unset, never more than of all',
+    'streams of one user that run directly at once, over all instances; more go to the queue, from which as many again may run. Unset, never more than of all',
   ),
   poolGlobal: count(
     'CONNECTION_POOL_MAX_GLOBAL',

@@ -12,6 +12,7 @@
  */
 import { createHash } from 'node:crypto'
 import type { App } from './app.js'
+import { originOf } from './landing.js'
 
 const style = `
 :root{--bg:#f5f6f8;--panel:#fff;--line:#c9cfd8;--text:#1a1f28;--muted:#535e6e;--accent:#0b57c4;--on-accent:#fff;--ok:#176b3a;--warn:#855000;--bad:#b3261e}
@@ -152,7 +153,7 @@ class Pane {
 
   drop() {
     this.leave()
-    this.become('dropped', 'after event ' + this.last + '. The server goes on without you for a while.')
+    this.become('dropped', 'after event ' + this.last + '. The server goes on for a while.')
   }
 
   leave() {
@@ -341,11 +342,8 @@ const pane = `<article class="pane" data-state="connecting">
 <div class="answer" data-part="answer" role="region" aria-label="Answer" tabindex="0"></div>
 </article>`
 
-/** What the client names as host is shown in a command to be copied: only where it is one. */
-const hostForm = /^[\w.-]+(:\d+)?$|^\[[0-9a-f:.]+\](:\d+)?$/i
-
-function page(host: string): string {
-  const origin = `http://${hostForm.test(host) ? host : '127.0.0.1:7745'}`
+function page(host: string | undefined): string {
+  const origin = originOf(host)
   return `<!doctype html>
 <html lang="en">
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -395,6 +393,6 @@ const policy = [
 export function addDemoPage(app: App): void {
   app.get('/demo', { config: { public: true } }, async (request, reply) => {
     reply.header('content-security-policy', policy)
-    return reply.type('text/html; charset=utf-8').send(page(request.headers.host ?? ''))
+    return reply.type('text/html; charset=utf-8').send(page(request.headers.host))
   })
 }

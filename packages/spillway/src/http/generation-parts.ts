@@ -17,8 +17,8 @@ import { SseHub } from './sse.js'
 
 /** Less than a lease lasts: what could not be written by then is another's to end. */
 const storePatienceMs = 10_000
-/** Redis is not waited for: its streams end, and new ones are kept elsewhere. */
-const redisPatienceMs = 0
+/** Redis is not waited for long: its streams end, and new ones are kept elsewhere. A busy one takes its time to answer. */
+const redisPatienceMs = 2_000
 const sweepMs = 60_000
 
 export interface GenerationParts {

@@ -22,7 +22,7 @@ function page(version: string, origin: string): string {
 <p>The overload-safe front door of a service: every request is done, queued or told when to come back.</p>
 <p>Hand over the first operation:</p>
 <pre>${escapeHtml(curl)}</pre>
-<p><a href="/docs">API</a> · <a href="/health">health</a> · <a href="/metrics">metrics</a> · <a href="/openapi.json">OpenAPI</a></p>
+<p><a href="/demo">streaming demo</a> · <a href="/docs">API</a> · <a href="/health">health</a> · <a href="/metrics">metrics</a> · <a href="/openapi.json">OpenAPI</a></p>
 </html>
 `
 }
@@ -31,15 +31,17 @@ function escapeHtml(text: string): string {
   return text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;').replaceAll('"', '&quot;')
 }
 
-/** The page is made for whoever can reach it, so the curl names the host that the browser used, when that is one. */
 const hostForm = /^[\w.-]+(:\d+)?$|^\[[0-9a-f:.]+\](:\d+)?$/i
+
+/** Pages are made for whoever can reach them, so a command names the host that the browser used, when that is one. */
+export function originOf(host: string | undefined): string {
+  return `http://${host !== undefined && hostForm.test(host) ? host : '127.0.0.1:7745'}`
+}
 
 export function addLanding(app: App, { version, consolePath }: LandingDeps): void {
   app.get('/', { config: { public: true } }, async (request, reply) => {
     if (consolePath !== undefined) return reply.redirect(consolePath, 302)
-    const host = request.headers.host ?? ''
-    const origin = `http://${hostForm.test(host) ? host : '127.0.0.1:7745'}`
     reply.header('content-security-policy', "default-src 'none'; style-src 'unsafe-inline'")
-    return reply.type('text/html; charset=utf-8').send(page(version, origin))
+    return reply.type('text/html; charset=utf-8').send(page(version, originOf(request.headers.host)))
   })
 }

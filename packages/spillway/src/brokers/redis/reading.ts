@@ -13,7 +13,7 @@ export interface Answer {
   more: boolean
 }
 
-const cursorBytesMax = 256 * 1024
+const cursorBytesMax = 64 * 1024
 const answerBytesMax = 4 * 1024 * 1024
 const cursorRecordsMax = 256
 const fewRecords = 4

@@ -26,7 +26,7 @@ const recordSeparator = '\x1d'
 const noJson = /[\0\x1d\x1e]/
 
 const recordsPerCursor = 64
-const bytesPerCursor = 256 * 1024
+const bytesPerCursor = 64 * 1024
 const bytesPerAnswer = 4 * 1024 * 1024
 /** What one statement sorts has to fit into its memory: 500 cursors far behind bring 500 × 65 records. */
 const cursorsPerStatement = 500

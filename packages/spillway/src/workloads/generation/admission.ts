@@ -70,6 +70,7 @@ export class Admission {
   readonly #pool: ConnectionPool
   readonly #room: ConnectionPool
   readonly #places = new Map<string, Permit>()
+  #turn = Math.floor(Math.random() * 1_000)
 
   constructor(deps: GenerationDeps, define: (places: Places) => Definition<Generation>) {
     const { intake, settings } = deps
@@ -206,9 +207,9 @@ export class Admission {
     const partitions = Array.from({ length: this.#deps.settings.pool.perIdentity }, (_, n) => `${name}#${n}`)
     const depths = await this.#deps.intake.laneDepths(partitions.map((partition): LaneName => [queueName, partition]))
     const least = Math.min(...depths)
-    // At random among equals: many that come at once see the same depths.
+    // In turn among equals: many that come at once see the same depths.
     const shortest = partitions.filter((_, n) => depths[n] === least)
-    return shortest[Math.floor(Math.random() * shortest.length)] ?? `${name}#0`
+    return shortest[this.#turn++ % shortest.length] ?? `${name}#0`
   }
 
   #giveBack(place: string): void {

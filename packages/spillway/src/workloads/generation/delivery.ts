@@ -51,7 +51,9 @@ export class Delivery {
   #started = false
   #failure: Failure | null = null
   #position: number | null = null
-  /** Looks since the operation was seen to have ended without an end in the log. */
+  /** For a record; else for its client, who has not taken the last one. */
+  isWaiting = false
+  /** Looks since the operation was seen to have ended, during which nothing came of the log. */
   missingEnds = 0
   isShared: boolean
   /** As far as is known. */
@@ -85,12 +87,16 @@ export class Delivery {
 
   async next(): Promise<Next> {
     let record: StreamRecord | null
+    this.isWaiting = true
     try {
       record = await this.#follower.next()
     } catch (fault) {
       if (!(fault instanceof LogFault)) throw fault
       return this.#failure ?? failures.logAway
+    } finally {
+      this.isWaiting = false
     }
+    this.missingEnds = 0
     if (record === null) return this.#failure
     this.start()
     return record
@@ -100,6 +106,11 @@ export class Delivery {
     if (this.#started) return
     this.#started = true
     this.#o.onStarted()
+  }
+
+  /** It was sent to another process. */
+  get isSentAway(): boolean {
+    return this.#failure === failures.draining
   }
 
   /** Told instead of what would come: ends the wait for it. */

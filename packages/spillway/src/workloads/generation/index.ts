@@ -38,6 +38,8 @@ export function defineGeneration(deps: GenerationDeps): GenerationWorkload {
       body: Generation,
       lane: ({ lane }) => [queueName, lane],
       gates: [pressure()],
+      // A level of its own: who waits here, perhaps for long, does not set the virtual time of the others.
+      priority: 7,
       slots: { name: 'generation', concurrency: settings.concurrency },
       abortable: true,
       timeoutMs: settings.limits.totalMs + marginMs,

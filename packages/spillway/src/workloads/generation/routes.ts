@@ -132,6 +132,8 @@ function addResume(app: App, { serving, deps }: GenerationWorkload): void {
       if (typeof after !== 'number') return sendProblem(reply, after)
       const last = entry.log === 'postgres' ? entry.last : await lastOf(deps, entry)
       if (entry.ended !== null && after >= last) return reply.code(204).send()
+      // It would be silent until the end, which it then has not got. Redis may have lost what it was told: the relay says so.
+      if (entry.log === 'postgres' && after > last) return sendProblem(reply, badPosition)
       return serving.resume(entry, after, reply)
     },
   )
@@ -170,7 +172,8 @@ function askedBy(request: Request, of: Pick<Asked, 'format' | 'chat' | 'threadId
   return {
     ...of,
     identity: request.principal.identity,
-    idempotencyKey: key.key,
+    // The same key on the other route is another: both are operations of one type.
+    idempotencyKey: key.key === undefined ? undefined : `${of.format}\0${key.key}`,
     keyedOn: key.key === undefined ? '' : canonicalJson({ format: of.format, chat: of.chat }),
     traceparent: request.trace.traceparent,
     patienceMs: isGiven ? seconds * 1_000 : null,
@@ -216,9 +219,11 @@ function startAfter(request: Request & { query: { starting_after?: number } }): 
   if (header === undefined || header === '') return request.query.starting_after ?? 0
   const after = Number(header)
   if (Number.isSafeInteger(after) && after >= 0 && /^\d+$/.test(String(header))) return after
-  return {
-    code: 'invalid_request',
-    detail: 'Last-Event-ID must be the id of an event of this stream: a whole number.',
-    errors: [{ path: '/headers/last-event-id', message: 'must be a whole number' }],
-  }
+  return badPosition
+}
+
+const badPosition: Problem = {
+  code: 'invalid_request',
+  detail: 'Last-Event-ID, or starting_after, must be the id of an event of this stream.',
+  errors: [{ path: '/headers/last-event-id', message: 'must be a whole number, of an event that was there' }],
 }

@@ -2,7 +2,6 @@
 import {
   type ProblemCode,
   problems,
-  type ResilienceLayer,
   resilienceLayerHeader,
   resilienceLayers,
   streamIdHeader,
@@ -230,11 +229,11 @@ export class Serving {
     })
   }
 
-  async #abandon({ id, entry, isShared }: Delivery): Promise<void> {
+  async #abandon({ id, entry, isShared, isSentAway }: Delivery): Promise<void> {
     const { registry, intake } = this.#deps
     await registry.unwatched(id, intake.instance)
     // Whoever reads it elsewhere says so again; if nobody does, who generates it hears of that soon.
-    if (entry.format === 'native' || isShared) return
+    if (entry.format === 'native' || isShared || isSentAway) return
     if (this.#parts.handler.has(id)) this.#parts.handler.abandon(id)
     else await intake.cancel(id, 'its client left')
   }
@@ -249,11 +248,10 @@ export class Serving {
   }
 
   #headers(entry: StreamEntry, admitted?: Admitted): Record<string, string> {
-    const layer: ResilienceLayer = admitted?.layer ?? resilienceLayers.failover
     return {
       [streamIdHeader]: entry.key.id,
       [threadIdHeader]: entry.threadId,
-      [resilienceLayerHeader]: layer,
+      ...(admitted !== undefined && { [resilienceLayerHeader]: admitted.layer }),
       ...(admitted?.replayed === true && { 'idempotent-replayed': 'true' }),
     }
   }

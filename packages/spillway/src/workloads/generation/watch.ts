@@ -31,17 +31,14 @@ export class Watch {
   readonly #deps: GenerationDeps
   readonly #handler: Handler
   readonly #deliveries = new Map<string, Set<Delivery>>()
-  #instance: string
   #timer: NodeJS.Timeout | undefined
   #looking: Promise<void> | null = null
   #asking: Promise<void> | null = null
-  #telling: Promise<void> | null = null
   /** By which name it was told at the last two rounds that clients here read what they read. */
   #toldAs: readonly [string, string]
 
   constructor(deps: GenerationDeps, handler: Handler) {
     this.#deps = deps
-    this.#instance = deps.intake.instance
     this.#handler = handler
     this.#toldAs = [deps.intake.instance, deps.intake.instance]
   }
@@ -53,7 +50,7 @@ export class Watch {
 
   async stop(): Promise<void> {
     clearInterval(this.#timer)
-    await Promise.all([this.#looking, this.#asking, this.#telling])
+    await Promise.all([this.#looking, this.#asking])
   }
 
   get deliveries(): readonly Delivery[] {
@@ -85,11 +82,13 @@ export class Watch {
   async #sayWhoReads(): Promise<void> {
     const { intake, registry } = this.#deps
     const { instance } = intake
-    // Given up by the others and enlisted anew: to them the readers of the old name are gone.
-    const isNew = instance !== this.#instance
-    this.#instance = instance
+    const [before, last] = this.#toldAs
+    // Given up by the others and enlisted anew: to them the readers of the old name are gone. Said twice, for the name is
+    // given before the others know it.
+    const isNew = instance !== before || instance !== last
     const ids = [...this.#deliveries].filter(([, all]) => isNew || [...all].some(({ isShared }) => isShared))
     await Promise.all(ids.map(([id]) => registry.watched(id, instance)))
+    this.#toldAs = [last, instance]
   }
 
   #round(): void {
@@ -104,21 +103,6 @@ export class Watch {
       .finally(() => {
         this.#asking = null
       })
-    this.#telling ??= this.#tellWhoReads()
-      .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not tell which streams are read here'))
-      .finally(() => {
-        this.#telling = null
-      })
-  }
-
-  /** Twice for each new name: it is given before the others know of it, who may take the first for a dead one's. */
-  async #tellWhoReads(): Promise<void> {
-    const { intake, registry } = this.#deps
-    const { instance } = intake
-    const [before, last] = this.#toldAs
-    if (instance === before && instance === last) return
-    await Promise.all([...this.#deliveries.keys()].map((id) => registry.watched(id, instance)))
-    this.#toldAs = [last, instance]
   }
 
   async #look(): Promise<void> {
@@ -127,7 +111,7 @@ export class Watch {
     for (const all of this.#deliveries.values()) {
       for (const delivery of all) {
         if (this.#isOverdue(delivery, now)) continue
-        if (now >= delivery.lookAt && !(delivery.isLocal && delivery.hasStarted)) due.push(delivery)
+        if (this.#isDue(delivery, now)) due.push(delivery)
       }
     }
     for (let from = 0; from < due.length; from += idsMax) {
@@ -135,6 +119,12 @@ export class Watch {
       const standings = await this.#deps.intake.standing(some.map(({ id }) => id))
       for (const [i, delivery] of some.entries()) this.#tell(delivery, standings[i])
     }
+  }
+
+  /** One that runs here is heard of; one that ran here and goes on waiting has perhaps lost its log, and its end with it. */
+  #isDue(delivery: Delivery, now: number): boolean {
+    if (!delivery.isLocal || !delivery.hasStarted) return now >= delivery.lookAt
+    return delivery.isWaiting && !this.#handler.has(delivery.id)
   }
 
   #isOverdue(delivery: Delivery, now: number): boolean {
@@ -160,6 +150,8 @@ export class Watch {
         delivery.isRunning = true
         return
       default:
+        // A slow reader of what is in the log: its end comes when it gets there.
+        if (!delivery.isWaiting) return
         delivery.missingEnds++
         if (delivery.missingEnds <= missingEndsMax) {
           delivery.lookAt = now

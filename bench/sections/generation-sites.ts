@@ -1,0 +1,156 @@
+/** The servers of the generation section, and the process that reads from them. */
+import { setTimeout as delay } from 'node:timers/promises'
+import type { BenchRedis } from '../redis.js'
+import type { Flow, Flowed } from '../programs/stream-flow.js'
+import type { StreamSite } from '../programs/stream-reader.js'
+import type { BenchContext } from '../section.js'
+import { type Site, startProgram } from './petitions-sites.js'
+
+/** A way from the model to the reader: where it is asked, and the processes that it takes. */
+export interface Way extends StreamSite {
+  readonly name: string
+  readonly pids: readonly number[]
+  /** Ends what goes on although nobody reads it. */
+  stop?(): Promise<void>
+}
+
+export const chatPath = '/v1/chat/completions'
+export const nativePath = '/api/v1/stream'
+
+export const names = {
+  straight: 'straight from the model',
+  pipe: 'Fastify that pipes',
+  number: 'Fastify that numbers the chunks',
+  direct: 'Spillway, direct',
+  directRedis: 'Spillway, direct, log in Redis',
+  relay: 'Spillway, gateway and worker apart',
+  relayRedis: 'Spillway, gateway and worker apart, log in Redis',
+  resumable: 'resumable-stream, gateway and producer apart',
+} as const
+
+/** Higher than any load of the section: what is measured is the way of the tokens, not the waiting for a place. */
+const roomForAll = { GENERATION_CONCURRENCY: '2000', CONNECTION_POOL_MAX_PER_USER: '100' }
+
+export interface Sites {
+  readonly upstream: Site
+  readonly clients: Site
+  readonly straight: Way
+  readonly pipe: Way
+  readonly number: Way
+  readonly direct: Way
+  readonly relay: Way
+  /** With the log in Redis, and the peer that needs one; null where there is none. */
+  readonly redis: { readonly direct: Way; readonly relay: Way; readonly resumable: Way } | null
+}
+
+export async function startSites(context: BenchContext, redis: BenchRedis | null): Promise<Sites> {
+  const upstream = await startProgram(context, 'programs/stream-upstream.ts')
+  const clients = await startProgram(context, 'programs/stream-clients.ts')
+  const proxy = async (name: string, mode: string): Promise<Way> => {
+    const { origin, pid } = await startProgram(context, 'programs/stream-proxy.ts', {
+      MODE: mode,
+      UPSTREAM: upstream.origin,
+    })
+    return { name, origin, path: chatPath, pids: [pid] }
+  }
+  const own = { GENERATION_UPSTREAM_URL: `${upstream.origin}/v1`, ...roomForAll }
+  const log = redis === null ? {} : { REDIS_URL: redis.url }
+  return {
+    ...{ upstream, clients },
+    straight: { name: names.straight, origin: upstream.origin, path: chatPath, pids: [upstream.pid] },
+    pipe: await proxy(names.pipe, 'pipe'),
+    number: await proxy(names.number, 'number'),
+    direct: await startDirect(context, names.direct, 'generation_direct', own),
+    relay: await startRelay(context, names.relay, 'generation_relay', own),
+    redis:
+      redis === null
+        ? null
+        : {
+            direct: await startDirect(context, names.directRedis, 'generation_direct_redis', { ...own, ...log }),
+            // In a database of its own, hence by a name of its own in the same Redis.
+            relay: await startRelay(context, names.relayRedis, 'generation_relay_redis', {
+              ...{ ...own, ...log, SPILLWAY_DB_SCHEMA: 'relayed' },
+            }),
+            resumable: await startResumable(context, upstream, redis),
+          },
+  }
+}
+
+async function startDirect(
+  context: BenchContext,
+  name: string,
+  database: string,
+  env: Record<string, string>,
+): Promise<Way> {
+  const databaseUrl = await context.postgres.createDatabase(database)
+  const { origin, pid } = await context.serve({ DATABASE_URL: databaseUrl, ...env })
+  return { name, origin, path: chatPath, pids: [pid] }
+}
+
+async function startRelay(
+  context: BenchContext,
+  name: string,
+  database: string,
+  env: Record<string, string>,
+): Promise<Way> {
+  const shared = { DATABASE_URL: await context.postgres.createDatabase(database), ...env }
+  const worker = await context.serve({ ...shared, SPILLWAY_ROLES: 'worker' })
+  const { origin, pid } = await context.serve({ ...shared, SPILLWAY_ROLES: 'gateway' })
+  return { name, origin, path: chatPath, pids: [pid, worker.pid] }
+}
+
+async function startResumable(context: BenchContext, upstream: Site, redis: BenchRedis): Promise<Way> {
+  const part = (name: string, next: Site): Promise<Site> =>
+    startProgram(context, 'programs/stream-resumable.ts', { PART: name, NEXT: next.origin, REDIS: redis.url })
+  const producer = await part('producer', upstream)
+  const { origin, pid } = await part('gateway', producer)
+  return {
+    ...{ name: names.resumable, origin, path: chatPath, pids: [pid, producer.pid] },
+    // It goes on to its end, and these have none.
+    stop: async () => void (await fetch(`${producer.origin}/stop`, { method: 'POST' })),
+  }
+}
+
+/** Has the readers' process do something. */
+export async function tell<T>(clients: Site, what: string, asked: object): Promise<T> {
+  const answer = await fetch(`${clients.origin}/${what}`, { method: 'POST', body: JSON.stringify(asked) })
+  if (!answer.ok) throw new Error(`${what} could not be measured: ${answer.status} ${await answer.text()}`)
+  return (await answer.json()) as T
+}
+
+export interface UpstreamState {
+  /** Streams under way. */
+  readonly open: number
+  /** By how much it sent tokens late since it was last asked. */
+  readonly lateP99Ms: number
+}
+
+export async function stateOf(upstream: Site): Promise<UpstreamState> {
+  return (await (await fetch(`${upstream.origin}/state`)).json()) as UpstreamState
+}
+
+const emptyTimeoutMs = 30_000
+const emptyPollMs = 50
+
+/** Until the model has nobody to tell anything: what a run leaves behind would be part of the next one's cost. */
+export async function untilEmpty(upstream: Site, besides = 0): Promise<void> {
+  for (const end = performance.now() + emptyTimeoutMs; performance.now() < end; await delay(emptyPollMs)) {
+    if ((await stateOf(upstream)).open <= besides) return
+  }
+  throw new Error(`streams went on for ${emptyTimeoutMs} ms after their readers had left`)
+}
+
+export async function flowThrough(
+  { upstream, clients }: Pick<Sites, 'upstream' | 'clients'>,
+  way: Way,
+  load: Pick<Flow, 'streams' | 'every' | 'seconds' | 'settleSeconds'>,
+): Promise<Flowed> {
+  const { origin, path, pids } = way
+  const flowed = await tell<Flowed>(clients, 'flow', { to: { origin, path }, pids, ...load })
+  await way.stop?.()
+  await untilEmpty(upstream)
+  if (flowed.failed > 0 || flowed.gaps > 0) {
+    throw new Error(`${way.name}: ${flowed.failed} streams broke off, ${flowed.gaps} tokens were out of order`)
+  }
+  return flowed
+}
