@@ -11,6 +11,7 @@ import { planFaults } from './plan.js'
 import { reportJson, reportLines } from './report.js'
 import { runRouting } from './routing-overload.js'
 import { type RunResult, run } from './run.js'
+import { runStreams } from './streams.js'
 import { lanesOf, usualTemper } from './workload.js'
 
 /** At least this share of the kills has to hit a process that holds leased work, or the run has shown too little. */
@@ -67,6 +68,11 @@ async function main(options: Options): Promise<number> {
   })
   if (options.routing) {
     const findings = await runRouting({ ...options, say, signal: interrupt.signal })
+    if (findings === null) return exits.undone
+    return findings.length === 0 ? exits.clean : exits.found
+  }
+  if (options.streams !== null) {
+    const findings = await runStreams({ ...options, streams: options.streams, say, signal: interrupt.signal })
     if (findings === null) return exits.undone
     return findings.length === 0 ? exits.clean : exits.found
   }

@@ -7,7 +7,7 @@ describe('the command line', () => {
       '--seed 9 --seconds 60 --kills 200 --servers 2 --workers 3 --lanes 40 --rate 300 --lease 4 --keep --report x.json'
     expect(parseOptions(line.split(' '))).toEqual({
       ...{ seed: 9, seconds: 60, kills: 200, servers: 2, workers: 3, lanes: 40, rate: 300, leaseMs: 4_000 },
-      ...{ keep: true, breakage: null, routing: false, reportFile: 'x.json' },
+      ...{ keep: true, breakage: null, routing: false, streams: null, reportFile: 'x.json' },
     })
   })
 
@@ -25,8 +25,17 @@ describe('the command line', () => {
     expect(parseOptions(['--routing', '--report', 'x.json'])).toMatchObject({ routing: true, reportFile: 'x.json' })
   })
 
+  it('takes streams, fewer of them with --quick', () => {
+    const [usual, quick] = [parseOptions(['--streams', '--seed', '5']), parseOptions(['--streams', '--quick'])]
+    expect(usual).toMatchObject({ streams: 500, seed: 5 })
+    expect(quick?.streams).toBeLessThan(usual?.streams ?? 0)
+    expect(parseOptions([])?.streams).toBeNull()
+  })
+
   it.each([
     ['--routing', '--kills', '3'],
+    ['--streams', '--rate', '3'],
+    ['--streams', '--routing'],
     ['--seconds', '0'],
     ['--kills', '1.5'],
     ['--rate', 'fast'],

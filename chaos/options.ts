@@ -15,8 +15,13 @@ export interface Options {
   breakage: Breakage | null
   /** The overloads of the router's intake instead. */
   routing: boolean
+  /** Streams of generations instead: so many at once; null: not. */
+  streams: number | null
   reportFile: string | null
 }
+
+const streamsUsual = 500
+const streamsQuick = 60
 
 export const usage = `npm run chaos -- [options]
 
@@ -33,6 +38,7 @@ export const usage = `npm run chaos -- [options]
   --report FILE   where the JSON report goes (default: in the system's folder for temporary files)
   --break WHAT    breaks the queue on purpose (${breakages.join(', ')}); success is that it is caught
   --routing       the overloads of the router's intake in full size instead; with --report and --keep only
+  --streams       streams of generations instead, ${streamsUsual} at once (${streamsQuick} with --quick); with --seed, --report and --keep only
 
 Ends with 0 when nothing was found, 1 when something was, 2 when the run itself could not be done.`
 
@@ -57,7 +63,8 @@ const bounds: Record<keyof typeof usual | 'lease' | 'seed', readonly [number, nu
 export function parseOptions(args: readonly string[]): Options | null {
   const { values } = parse(args)
   if (values.help === true) return null
-  if (values.routing === true) refuseBesideRouting(values)
+  if (values.routing === true) refuseBeside(values, 'routing', ['report', 'keep'])
+  if (values.streams === true) refuseBeside(values, 'streams', ['report', 'keep', 'seed', 'quick'])
   const defaults = values.quick === true ? quick : usual
   const whole = (name: keyof typeof bounds, fallback: number): number => {
     const given = values[name]
@@ -81,6 +88,7 @@ export function parseOptions(args: readonly string[]): Options | null {
     keep: values.keep === true,
     breakage: breakageOf(values.break),
     routing: values.routing === true,
+    streams: values.streams !== true ? null : values.quick === true ? streamsQuick : streamsUsual,
     reportFile: values.report ?? null,
   }
 }
@@ -100,6 +108,7 @@ function parse(args: readonly string[]) {
           quick: flag,
           keep: flag,
           routing: flag,
+          streams: flag,
           help: { ...flag, short: 'h' },
         },
       },
@@ -110,9 +119,9 @@ function parse(args: readonly string[]) {
 }
 
 /** They are always the same ones: what shapes the other run would do nothing. */
-function refuseBesideRouting(values: Record<string, unknown>): void {
-  const other = Object.keys(values).find((name) => !['routing', 'report', 'keep'].includes(name))
-  if (other !== undefined) throw new UsageError(`--${other} has no meaning beside --routing`)
+function refuseBeside(values: Record<string, unknown>, part: string, allowed: readonly string[]): void {
+  const other = Object.keys(values).find((name) => name !== part && !allowed.includes(name))
+  if (other !== undefined) throw new UsageError(`--${other} has no meaning beside --${part}`)
 }
 
 function breakageOf(given: string | undefined): Breakage | null {

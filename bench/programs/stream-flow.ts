@@ -44,6 +44,7 @@ export async function flow({ to, streams, every, seconds, settleSeconds, pids }:
   let failed = 0
   let gaps = 0
   let begun = 0
+  let refusal = ''
   const took: number[] = []
   const readers: StreamReader[] = []
   const openOne = (n: number): Promise<void> =>
@@ -58,6 +59,12 @@ export async function flow({ to, streams, every, seconds, settleSeconds, pids }:
             resolve()
           }
           if (isCounting) took.push(sharedClockMs() - sentMs)
+        },
+        onHead(status, head) {
+          if (status !== 200) refusal = head.split('\r\n', 1)[0] ?? ''
+        },
+        onText(text) {
+          if (text.includes('{"error"')) refusal = text
         },
         onClosed() {
           failed += 1
@@ -75,7 +82,7 @@ export async function flow({ to, streams, every, seconds, settleSeconds, pids }:
   const rampMs = performance.now() - began
   if (failed > 0 || begun < streams) {
     for (const reader of readers) reader.close()
-    throw new Error(`of ${streams} streams of ${to.origin} ${begun} began and ${failed} failed`)
+    throw new Error(`of ${streams} streams of ${to.origin} ${begun} began and ${failed} failed ${refusal}`)
   }
   await delay(settleSeconds * 1_000)
   const cpu = (): number[] => pids.map((pid) => usageOf(pid).cpuSeconds)

@@ -3,7 +3,7 @@
  * it says in its memory; the `gateway` has the readers, and asks for streams by Redis's publish and subscribe.
  */
 import { randomUUID } from 'node:crypto'
-import { Readable } from 'node:stream'
+import type { Readable } from 'node:stream'
 import type { FastifyReply } from 'fastify'
 import { Redis } from 'ioredis'
 import { createResumableStreamContext } from 'resumable-stream/ioredis'
@@ -27,6 +27,10 @@ function post(path: string, body: unknown, signal?: AbortSignal) {
   return pool.request({ method: 'POST', path, headers, body: JSON.stringify(body), signal: signal ?? null })
 }
 
+async function* textsOf(body: Readable): AsyncGenerator<string> {
+  for await (const came of body.setEncoding('utf8')) yield String(came)
+}
+
 function produce(): void {
   const running = new Set<AbortController>()
   app.post<{ Body: { id: string; chat: unknown } }>('/start', async (request) => {
@@ -34,8 +38,7 @@ function produce(): void {
     const stop = new AbortController()
     running.add(stop)
     const { body } = await post('/v1/chat/completions', chat, stop.signal)
-    const texts = Readable.toWeb(body.setEncoding('utf8')) as ReadableStream<string>
-    const stream = await context.createNewResumableStream(id, () => texts)
+    const stream = await context.createNewResumableStream(id, () => ReadableStream.from(textsOf(body)))
     // Nobody reads it here; read on all the same, or its memory would hold it twice.
     void (async () => {
       for await (const _ of stream ?? []);

@@ -116,7 +116,7 @@ function begin(response: ServerResponse, { tokens, every }: StreamScript): void 
 const server = createServer((request, response) => {
   if (request.method === 'GET') {
     const lateP99Ms = late.length === 0 ? 0 : percentile(late, 0.99)
-    late.length = 0
+    if (request.url?.endsWith('?forget') === true) late.length = 0
     response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify({ open, lateP99Ms }))
     return
   }

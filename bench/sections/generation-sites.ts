@@ -1,8 +1,9 @@
 /** The servers of the generation section, and the process that reads from them. */
 import { setTimeout as delay } from 'node:timers/promises'
-import type { BenchRedis } from '../redis.js'
 import type { Flow, Flowed } from '../programs/stream-flow.js'
+import type { Held } from '../programs/stream-holding.js'
 import type { StreamSite } from '../programs/stream-reader.js'
+import type { BenchRedis } from '../redis.js'
 import type { BenchContext } from '../section.js'
 import { type Site, startProgram } from './petitions-sites.js'
 
@@ -29,11 +30,21 @@ export const names = {
 } as const
 
 /** Higher than any load of the section: what is measured is the way of the tokens, not the waiting for a place. */
-const roomForAll = { GENERATION_CONCURRENCY: '2000', CONNECTION_POOL_MAX_PER_USER: '100' }
+const roomForAll = { GENERATION_CONCURRENCY: '2000' }
+/** One place for all, and who has it says nothing and never ends: every other stream has to go by the queue. */
+const onePlace = {
+  CONNECTION_POOL_MAX_GLOBAL: '1',
+  QUEUE_FAILOVER_TIMEOUT_SECONDS: '3600',
+  STREAM_FIRST_TOKEN_SECONDS: '3600',
+  STREAM_IDLE_SECONDS: '3600',
+  STREAM_TOTAL_SECONDS: '86400',
+}
 
 export interface Sites {
   readonly upstream: Site
   readonly clients: Site
+  /** Streams that the model has all the time: those that hold the only place. */
+  readonly held: number
   readonly straight: Way
   readonly pipe: Way
   readonly number: Way
@@ -56,19 +67,19 @@ export async function startSites(context: BenchContext, redis: BenchRedis | null
   const own = { GENERATION_UPSTREAM_URL: `${upstream.origin}/v1`, ...roomForAll }
   const log = redis === null ? {} : { REDIS_URL: redis.url }
   return {
-    ...{ upstream, clients },
+    ...{ upstream, clients, held: redis === null ? 1 : 2 },
     straight: { name: names.straight, origin: upstream.origin, path: chatPath, pids: [upstream.pid] },
     pipe: await proxy(names.pipe, 'pipe'),
     number: await proxy(names.number, 'number'),
     direct: await startDirect(context, names.direct, 'generation_direct', own),
-    relay: await startRelay(context, names.relay, 'generation_relay', own),
+    relay: await startRelay({ context, clients }, names.relay, 'generation_relay', own),
     redis:
       redis === null
         ? null
         : {
             direct: await startDirect(context, names.directRedis, 'generation_direct_redis', { ...own, ...log }),
             // In a database of its own, hence by a name of its own in the same Redis.
-            relay: await startRelay(context, names.relayRedis, 'generation_relay_redis', {
+            relay: await startRelay({ context, clients }, names.relayRedis, 'generation_relay_redis', {
               ...{ ...own, ...log, SPILLWAY_DB_SCHEMA: 'relayed' },
             }),
             resumable: await startResumable(context, upstream, redis),
@@ -87,15 +98,21 @@ async function startDirect(
   return { name, origin, path: chatPath, pids: [pid] }
 }
 
+/** Takes the only place. */
+export function holdPlace(clients: Site, to: StreamSite): Promise<Held> {
+  return tell<Held>(clients, 'hold', { to, count: 1, users: 'holder' })
+}
+
 async function startRelay(
-  context: BenchContext,
+  { context, clients }: { context: BenchContext; clients: Site },
   name: string,
   database: string,
   env: Record<string, string>,
 ): Promise<Way> {
-  const shared = { DATABASE_URL: await context.postgres.createDatabase(database), ...env }
+  const shared = { DATABASE_URL: await context.postgres.createDatabase(database), ...env, ...onePlace }
   const worker = await context.serve({ ...shared, SPILLWAY_ROLES: 'worker' })
   const { origin, pid } = await context.serve({ ...shared, SPILLWAY_ROLES: 'gateway' })
+  await holdPlace(clients, { origin, path: chatPath })
   return { name, origin, path: chatPath, pids: [pid, worker.pid] }
 }
 
@@ -121,12 +138,12 @@ export async function tell<T>(clients: Site, what: string, asked: object): Promi
 export interface UpstreamState {
   /** Streams under way. */
   readonly open: number
-  /** By how much it sent tokens late since it was last asked. */
+  /** By how much it sent tokens late, since it was told to forget. */
   readonly lateP99Ms: number
 }
 
-export async function stateOf(upstream: Site): Promise<UpstreamState> {
-  return (await (await fetch(`${upstream.origin}/state`)).json()) as UpstreamState
+export async function stateOf(upstream: Site, forget = false): Promise<UpstreamState> {
+  return (await (await fetch(`${upstream.origin}/state${forget ? '?forget' : ''}`)).json()) as UpstreamState
 }
 
 const emptyTimeoutMs = 30_000
@@ -141,14 +158,14 @@ export async function untilEmpty(upstream: Site, besides = 0): Promise<void> {
 }
 
 export async function flowThrough(
-  { upstream, clients }: Pick<Sites, 'upstream' | 'clients'>,
+  { upstream, clients, held }: Pick<Sites, 'upstream' | 'clients' | 'held'>,
   way: Way,
   load: Pick<Flow, 'streams' | 'every' | 'seconds' | 'settleSeconds'>,
 ): Promise<Flowed> {
   const { origin, path, pids } = way
   const flowed = await tell<Flowed>(clients, 'flow', { to: { origin, path }, pids, ...load })
   await way.stop?.()
-  await untilEmpty(upstream)
+  await untilEmpty(upstream, held)
   if (flowed.failed > 0 || flowed.gaps > 0) {
     throw new Error(`${way.name}: ${flowed.failed} streams broke off, ${flowed.gaps} tokens were out of order`)
   }

@@ -2,6 +2,7 @@ import type { Section } from '../section.js'
 import { accept } from './accept.js'
 import { drain } from './drain.js'
 import { gates } from './gates.js'
+import { generation } from './generation.js'
 import { idle } from './idle.js'
 import { latency } from './latency.js'
 import { lone } from './lone.js'
@@ -19,6 +20,7 @@ export const sections: readonly Section[] = [
   petitions,
   messages,
   routing,
+  generation,
   drain,
   latency,
   scaling,

@@ -1,23 +1,75 @@
 /** The public surface of the client. */
-import { type ClientOptions, sender } from './http.js'
-import { type Operations, operations } from './operations.js'
-
 export type {
+  AckResult,
+  AckStatus,
+  DecideAnswer,
+  DryRunResult,
   OperationStatus,
   OperationView,
+  PetitionReceipt,
+  PetitionState,
+  PetitionStatus,
+  PetitionType,
+  PetitionView,
+  PolicyView,
+  PoppedMessage,
   ProblemCode,
   ProblemDocument,
+  PushResult,
   QueuedAnswer,
+  QueuedLane,
   QueuedReason,
+  QueueOptions,
+  RouteDecision,
+  StreamComplete,
 } from '@spillway/protocol/wire'
+export { type Client, createClient } from './client.js'
 export { SpillwayError, type SpillwayErrorCode } from './error.js'
-export type { ClientOptions } from './http.js'
-export type { Operations, Order, SubmitOptions, Submitted, WaitOptions } from './operations.js'
-
-export interface Client {
-  readonly operations: Operations
-}
-
-export function createClient(options: ClientOptions): Client {
-  return { operations: operations(sender(options)) }
-}
+export type {
+  GeneratedChunk,
+  GenerateOptions,
+  GenerateRequest,
+  Generation,
+  ResumeOptions,
+} from './generation/generation.js'
+export type { CallOptions } from './http/call.js'
+export type { KeyOptions } from './idempotency.js'
+export type { Address } from './messages/address.js'
+export type { ConsumeOptions, Consumer, Handler } from './messages/consume.js'
+export type { Renewal } from './messages/lease.js'
+export type {
+  Ack,
+  AnyQueue,
+  Messages,
+  PopOptions,
+  QueueConfiguration,
+  Transacted,
+  TransactionOptions,
+  TransactionStep,
+} from './messages/messages.js'
+export type { Envelope, Pushed, PushedLater, PushedNow, PushItem, PushOptions } from './messages/push.js'
+export type { DeadLetter, DeadLetters, Redrive } from './operations/dead-letters.js'
+export type { FollowOptions, OperationEvent } from './operations/follow.js'
+export type { Lane, LaneState, Lanes } from './operations/lanes.js'
+export type {
+  OperationFilter,
+  Operations,
+  Order,
+  SubmitOptions,
+  Submitted,
+  WaitOptions,
+} from './operations/operations.js'
+export type {
+  ClientOptions,
+  Hooks,
+  Logger,
+  QueuedOperationBehavior,
+  Retrying,
+  RetryOptions,
+  Waiting,
+} from './options.js'
+export type { NewPetition, Petitions } from './petitions/petitions.js'
+export type { RetryBudgetOptions } from './policy/retry-budget.js'
+export type { ThrottleOptions } from './policy/throttle.js'
+export type { Page, PageOptions } from './resources.js'
+export type { NewPolicy, Policies, Routing, Task, TaskOptions } from './routing/routing.js'

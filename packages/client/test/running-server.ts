@@ -1,21 +1,58 @@
-import { spawn } from 'node:child_process'
+import { type ChildProcess, spawn } from 'node:child_process'
+import { randomBytes } from 'node:crypto'
 import { once } from 'node:events'
-import { mkdtemp, rm } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { createRequire } from 'node:module'
 import { fileURLToPath } from 'node:url'
+import { inject } from 'vitest'
+
+export interface RunningServer {
+  readonly origin: string
+  stop(): Promise<void>
+}
 
 const program = fileURLToPath(new URL('../../spillway/dist/cli/main.js', import.meta.url))
+/** The driver is the server's: the client, and its tests, depend on nothing. */
+const serversModule = createRequire(program)
+/** A machine that is busy with other tests is neither to refuse nor to queue. */
+const calm = {
+  SPILLWAY_PRESSURE_LOOP_DELAY_MS: '60000',
+  SPILLWAY_ACCEPT_WAIT_BUDGET_MS: '60000',
+  SPILLWAY_BUSY_QUEUE_ABOVE: '1',
+  SPILLWAY_STORE_TIMEOUT_MS: '20000',
+}
 
-/** The built server as a process of its own, with its embedded store in a folder that goes with it. */
-export async function runningServer(): Promise<{ origin: string; stop(): Promise<void> }> {
-  const dataDir = await mkdtemp(join(tmpdir(), 'spillway-client-'))
+const living = new Set<ChildProcess>()
+process.once('exit', () => {
+  for (const child of living) child.kill('SIGKILL')
+})
+
+interface Connection {
+  connect(): Promise<void>
+  query(statement: string): Promise<unknown>
+  end(): Promise<void>
+}
+
+async function administer(statement: string): Promise<void> {
+  const { Client } = serversModule('pg') as { Client: new (options: { connectionString: string }) => Connection }
+  const connection = new Client({ connectionString: inject('databaseUrl') })
+  await connection.connect()
+  await connection.query(statement).finally(() => connection.end())
+}
+
+/** The built server as a process of its own, with a database that goes with it. */
+export async function runningServer(env: Record<string, string> = {}): Promise<RunningServer> {
+  const name = `client_${process.pid}_${randomBytes(6).toString('hex')}`
+  await administer(`CREATE DATABASE ${name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'`)
+  const database = new URL(inject('databaseUrl'))
+  database.pathname = `/${name}`
   const { PATH = '', HOME = '/' } = process.env
+  const own = { PATH, HOME, SPILLWAY_PORT: '0', SPILLWAY_LOG_LEVEL: 'warn', DATABASE_URL: database.href }
   const server = spawn(process.execPath, [program, 'serve'], {
-    env: { PATH, HOME, SPILLWAY_PORT: '0', SPILLWAY_DATA_DIR: dataDir, SPILLWAY_LOG_LEVEL: 'warn' },
+    env: { ...own, ...calm, ...env },
     stdio: ['ignore', 'inherit', 'pipe'],
   })
-  const ended = once(server, 'close')
+  living.add(server)
+  const ended = once(server, 'close').then(() => living.delete(server))
   let told = ''
   const origin = await new Promise<string>((resolve, reject) => {
     server.stderr.setEncoding('utf8').on('data', (text: string) => {
@@ -30,7 +67,7 @@ export async function runningServer(): Promise<{ origin: string; stop(): Promise
     stop: async () => {
       server.kill('SIGTERM')
       await ended
-      await rm(dataDir, { recursive: true, force: true })
+      await administer(`DROP DATABASE IF EXISTS ${name} WITH (FORCE)`)
     },
   }
 }

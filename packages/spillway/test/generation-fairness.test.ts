@@ -20,7 +20,6 @@ afterAll(async () => {
 
 it('twenty users with one request each are served before most of a hundred that came first', async () => {
   const seen = await contend(fleet, { greedy: 100, modest: 20, serviceMs: 100 })
-  console.log(seen)
   expect(seen.findings).toEqual([])
   // First come, first served would have begun nearly all of the hundred before the first of them.
   expect(seen.greedyBefore.p50).toBeLessThan(30)

@@ -70,8 +70,8 @@ export async function startGenerationFleet(options: GenerationFleetOptions): Pro
       DATABASE_URL: url,
       GENERATION_UPSTREAM_URL: upstream.url,
       ...patient,
-      ...ofRole[role],
       ...env,
+      ...ofRole[role],
     })
   const members = await Promise.all(
     options.roles.map(async (role): Promise<FleetMember> => {

@@ -58,7 +58,6 @@ describe.skipIf('missing' in found)('Redis that keeps nothing', () => {
 
   it('ends its streams explicitly when it is lost, however much came before', async () => {
     const seen = await wave(fleet, { ...small, name: 'lost', happens: () => redis.kill() })
-    console.log('lost', { ...seen, all: undefined })
     expect(seen.findings).toEqual([])
     expect(seen.failed).toBe(small.streams)
     expect(seen.lateMs).toBeLessThan(10_000)
@@ -80,7 +79,6 @@ describe.skipIf('missing' in found)('Redis that keeps nothing', () => {
 
   it('loses nothing of a worker that is killed', async () => {
     const seen = await wave(fleet, { ...small, name: 'worker', happens: () => killed(fleet, 'worker') })
-    console.log('worker', { ...seen, all: undefined })
     expect(seen.findings).toEqual([])
     expect(seen.errors).toEqual({ stream_interrupted: seen.failed })
     expect(seen.failed).toBeGreaterThan(0)
@@ -88,7 +86,6 @@ describe.skipIf('missing' in found)('Redis that keeps nothing', () => {
 
   it('that forgets everything in the middle of streams splices nothing', async () => {
     const seen = await wave(fleet, { ...small, name: 'forgets', happens: () => redis.restart() })
-    console.log('forgets', { ...seen, all: undefined })
     expect(seen.findings).toEqual([])
   })
 })
@@ -99,7 +96,6 @@ describe.skipIf('missing' in found)('Redis that keeps everything', () => {
 
   it('that is killed and comes back repeats nothing, and leaves nothing without an end', async () => {
     const seen = await wave(fleet, { ...small, name: 'kept', happens: () => redis.restart() })
-    console.log('kept', { ...seen, all: undefined })
     expect(seen.findings).toEqual([])
     expect(seen.hit).toBeGreaterThan(0)
   })

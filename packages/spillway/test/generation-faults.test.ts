@@ -42,7 +42,6 @@ const asked = (name: string): number => fleet.upstream.requests.filter(({ marker
 describe('a worker', () => {
   it('that is killed leaves what it ran with an explicit end, and everything else whole', async () => {
     const seen = await wave(fleet, { ...small, name: 'worker', happens: () => killed(fleet, 'worker') })
-    console.log('worker', { ...seen, all: undefined })
     expectExplicit(seen)
     expect(seen.failed).toBeGreaterThan(0)
     expect(seen.errors).toEqual({ stream_interrupted: seen.failed })
@@ -56,7 +55,6 @@ describe('a worker', () => {
         await killed(fleet, 'worker')
       },
     })
-    console.log('early', { ...seen, all: undefined }, asked('early'))
     expect(seen.findings).toEqual([])
     expect(seen.done).toBe(small.streams)
     expect(asked('early')).toBeGreaterThan(small.streams)
@@ -64,7 +62,6 @@ describe('a worker', () => {
 
   it('that was given up while it stood still has nothing to say when it goes on', async () => {
     const seen = await wave(fleet, { ...small, name: 'zombie', happens: () => pausedPastLease(fleet, 'worker') })
-    console.log('zombie', { ...seen, all: undefined })
     expectExplicit(seen)
     expect(seen.errors).toEqual({ stream_interrupted: seen.failed })
     expect(seen.failed).toBeGreaterThan(0)
@@ -78,7 +75,6 @@ describe('a worker', () => {
         code = await stopped(fleet, 'worker', release)
       },
     })
-    console.log('drain', { ...seen, all: undefined })
     expect(seen.findings).toEqual([])
     expect({ code, done: seen.done }).toEqual({ code: 0, done: small.streams })
   })
@@ -87,7 +83,6 @@ describe('a worker', () => {
 describe('a gateway', () => {
   it('that is killed costs its clients nothing that they do not get by resuming elsewhere', async () => {
     const seen = await wave(fleet, { ...small, name: 'gateway', happens: () => killed(fleet, 'gateway') })
-    console.log('gateway', { ...seen, all: undefined })
     expectExplicit(seen)
     expect(seen.cuts).toBeGreaterThan(small.streams / 4)
     // What it generated itself: one slot.
@@ -105,7 +100,6 @@ describe('a gateway', () => {
         code = await stopped(fleet, 'gateway', () => undefined)
       },
     })
-    console.log('leaving', { ...seen, all: undefined })
     expect(seen.findings).toEqual([])
     const told = seen.all.flatMap(({ ends }) => ends.map((end) => end.code))
     expect(told).toContain('draining')
@@ -148,7 +142,6 @@ describe('PostgreSQL', () => {
         process.kill(embedded.pid, 'SIGKILL')
       },
     })
-    console.log('postgres', { ...seen, all: undefined })
     expect(seen.findings).toEqual([])
     expect(seen.hit).toBeGreaterThan(0)
   })

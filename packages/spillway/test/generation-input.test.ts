@@ -326,18 +326,6 @@ describe('with a short queue', () => {
   })
 })
 
-describe('a key that is repeated', () => {
-  it('attaches to its stream though its user has no place left and there is no failover', async () => {
-    const headers = { 'idempotency-key': 'k' }
-    const first = await native(bare, 'attached', 'marker=attached tokens=1 end=hang', { headers })
-    await first.seen('its token', ({ content }) => content !== '')
-    const second = await native(bare, 'attached', 'marker=attached tokens=1 end=hang', { headers })
-    expect([second.status, second.id]).toEqual([200, first.id])
-    fleet.upstream.release('attached')
-    await Promise.all([first.whole(), second.whole()])
-  })
-})
-
 describe.concurrent('with authentication', () => {
   it.each([
     ['without a key', {}],

@@ -18,8 +18,8 @@ import { get, post, type ServerProcess, sample, until } from './server-process.j
 let fleet: Fleet
 /** One place for each user, ten for all, and no patience with a reader that stalls. */
 let server: ServerProcess
-/** One generation at a time; its upstream is tried often and soon. */
-let single: ServerProcess
+/** Two generations at a time, one of each user at once; its upstream is tried often and soon; its streams are soon gone. */
+let small: ServerProcess
 
 beforeAll(async () => {
   fleet = await startFleet()
@@ -30,13 +30,15 @@ beforeAll(async () => {
       STREAM_STALL_SECONDS: '1',
     }),
     fleet.start({
-      GENERATION_CONCURRENCY: '1',
+      GENERATION_CONCURRENCY: '2',
+      CONNECTION_POOL_MAX_PER_USER: '1',
       QUEUE_FAILOVER_MAX_RETRIES: '12',
       QUEUE_FAILOVER_MAX_DELAY_MS: '5',
+      STREAM_RETENTION_SECONDS: '1',
     }),
   ])
   server = started[0]
-  single = started[1]
+  small = started[1]
 })
 
 afterAll(() => fleet.close())
@@ -175,26 +177,21 @@ describe('sse_failovers_total', () => {
   })
 
   it('no_slot: as many run here as GENERATION_CONCURRENCY says', async () => {
-    const one = await holding(single, 'slot-1')
+    const held = [await holding(small, 'slot-1'), await holding(small, 'slot-2')] as const
     let waiting: SseStream | undefined
-    const reason = { reason: 'no_slot' }
-    const grown = await growth('sse_failovers_total', reason, async () => (waiting = await queued()), single)
-    expect(grown).toBe(1)
-    expect(fleet.timesAsked('slot-2')).toBe(0)
-    await letGo(['slot-1', one])
-    expect((await waiting?.whole())?.content).toBe(' slot-2#1')
-
-    async function queued(): Promise<SseStream> {
-      const stream = await native(single, 'slot-2', 'marker=slot-2 tokens=1')
-      expect(stream.layer).toBe('3-Queue-Failover')
-      return stream
+    const ask = async (): Promise<void> => {
+      waiting = await native(small, 'slot-3', 'marker=slot-3 tokens=1')
     }
+    expect(await growth('sse_failovers_total', { reason: 'no_slot' }, ask, small)).toBe(1)
+    expect([waiting?.layer, fleet.timesAsked('slot-3')]).toEqual(['3-Queue-Failover', 0])
+    await letGo(['slot-1', held[0]], ['slot-2', held[1]])
+    expect((await waiting?.whole())?.content).toBe(' slot-3#1')
   })
 
   it('upstream_retry: each time that the upstream failed before the first token', async () => {
     const reason = { reason: 'upstream_retry' }
-    const ask = async () => (await chat(single, 'retry', 'marker=retry tokens=1 status=500 times=2')).whole()
-    expect(await growth('sse_failovers_total', reason, ask, single)).toBe(2)
+    const ask = async () => (await chat(small, 'retry', 'marker=retry tokens=1 status=500 times=2')).whole()
+    expect(await growth('sse_failovers_total', reason, ask, small)).toBe(2)
     expect(fleet.timesAsked('retry')).toBe(3)
   })
 
@@ -222,7 +219,7 @@ describe('sse_resumes_total', () => {
 
 describe('sse_slow_reader_closed_total', () => {
   it('counts a reader that took nothing for STREAM_STALL_SECONDS, whose connection is closed', async () => {
-    const body = JSON.stringify({ query: 'script: marker=stalled tokens=400 pad=50000', model: 'demo' })
+    const body = JSON.stringify({ query: 'script: marker=stalled tokens=250 pad=50000', model: 'demo' })
     const head = 'POST /api/v1/stream HTTP/1.1\r\nhost: a\r\nx-user-id: stalled\r\ncontent-type: application/json\r\n'
     const socket = connect({ port: server.port, host: '127.0.0.1' })
     socket.on('error', () => undefined)
@@ -244,17 +241,17 @@ describe('generation_ended_total', () => {
     ['done', 'tokens=1'],
     ['error', 'tokens=1 end=cut'],
   ])('%s: so many ended so', async (end, script) => {
-    const ask = async () => (await native(server, `ends-${end}`, script)).whole()
-    expect(await growth('generation_ended_total', { end }, ask)).toBe(1)
+    const ask = async () => (await native(small, `ends-${end}`, script)).whole()
+    expect(await growth('generation_ended_total', { end }, ask, small)).toBe(1)
   })
 
   it('cancelled: so many were', async () => {
-    const stream = await holding(server, 'ends-cancelled')
-    const grown = await growth('generation_ended_total', { end: 'cancelled' }, async () => {
-      await post(server, `/api/v1/streams/${stream.id}/cancel`, undefined, as('ends-cancelled'))
+    const stream = await holding(small, 'ends-cancelled')
+    const stop = async (): Promise<void> => {
+      await post(small, `/api/v1/streams/${stream.id}/cancel`, undefined, as('ends-cancelled'))
       await stream.whole()
-    })
-    expect(grown).toBe(1)
+    }
+    expect(await growth('generation_ended_total', { end: 'cancelled' }, stop, small)).toBe(1)
   })
 })
 
@@ -262,7 +259,7 @@ describe('QUEUE_FAILOVER_MAX_DELAY_MS', () => {
   it('bounds the back-off: a dozen retries are over before the usual ones would have begun in earnest', async () => {
     const began = performance.now()
     const { status } = await post(
-      single,
+      small,
       '/v1/chat/completions',
       chatBody('marker=often status=500', { stream: false }),
       as('often'),
@@ -270,6 +267,35 @@ describe('QUEUE_FAILOVER_MAX_DELAY_MS', () => {
     // Doubling from 100 ms to 5 s, twelve of them take 20 s on average.
     expect([status, fleet.timesAsked('often')]).toEqual([502, 13])
     expect(performance.now() - began).toBeLessThan(10_000)
+  })
+})
+
+describe('STREAM_RETENTION_SECONDS', () => {
+  it('is how long a stream can be read after its end; then it is not there', async () => {
+    const stream = await (await native(small, 'expires', 'tokens=1')).whole()
+    const answer = await until('it has expired', async () => {
+      const asked = await get(small, `/api/v1/streams/${stream.id}`, as('expires'))
+      return asked.status !== 200 && asked
+    })
+    expect([answer.status, answer.body.code]).toEqual([404, 'not_found'])
+  })
+})
+
+describe('CONNECTION_POOL_MAX_PER_USER', () => {
+  it('holds for those too that had to wait for a slot', async () => {
+    const held = [await holding(small, 'busy-1'), await holding(small, 'busy-2')] as const
+    const greedy = [
+      await native(small, 'greedy', 'marker=greedy-1 tokens=1 end=hang'),
+      await native(small, 'greedy', 'marker=greedy-2 tokens=1 end=hang'),
+    ] as const
+    await letGo(['busy-1', held[0]], ['busy-2', held[1]])
+    await greedy[0].seen('its token', hasToken)
+    // There is a slot for somebody else: the second of the same user does not take it.
+    await (await native(small, 'modest', 'tokens=1')).whole()
+    expect(fleet.timesAsked('greedy-2')).toBe(0)
+    fleet.upstream.release('greedy-1')
+    await greedy[1].seen('its token', hasToken)
+    await letGo(['greedy-2', greedy[1]])
   })
 })
 

@@ -24,22 +24,16 @@ let fleet: Fleet
 /** Two instances of one service, with one place for each user. */
 let here: ServerProcess
 let there: ServerProcess
-/** Which keeps a stream for a second. */
-let forgetful: ServerProcess
 
 beforeAll(async () => {
   fleet = await startFleet()
-  const [pair, alone] = await Promise.all([
-    fleet.startPair({
-      CONNECTION_POOL_MAX_PER_USER: '1',
-      STREAM_HEARTBEAT_SECONDS: '1',
-      STREAM_DETACH_GRACE_SECONDS: String(graceMs / 1_000),
-    }),
-    fleet.start({ STREAM_RETENTION_SECONDS: '1' }),
-  ])
+  const pair = await fleet.startPair({
+    CONNECTION_POOL_MAX_PER_USER: '1',
+    STREAM_HEARTBEAT_SECONDS: '1',
+    STREAM_DETACH_GRACE_SECONDS: String(graceMs / 1_000),
+  })
   here = pair[0]
   there = pair[1]
-  forgetful = alone
 })
 
 afterAll(() => fleet.close())
@@ -105,18 +99,7 @@ describe.concurrent('a stream that has ended', () => {
       'x-accel-buffering': 'no',
       'x-stream-id': stream.id,
       'x-thread-id': stream.headers.get('x-thread-id'),
-      'x-resilience-layer': expect.stringMatching(/^(?:1-Direct|3-Queue-Failover)$/),
     })
-  })
-
-  it('is gone after STREAM_RETENTION_SECONDS', async () => {
-    const stream = await (await native(forgetful, 'expires', 'tokens=1')).whole()
-    const path = `/api/v1/streams/${stream.id}`
-    const answer = await until('it has expired', async () => {
-      const asked = await get(forgetful, path, as('expires'))
-      return asked.status !== 200 && asked
-    })
-    expect([answer.status, answer.body.code]).toEqual([404, 'not_found'])
   })
 
   it('cannot be cancelled any more', async () => {

@@ -89,7 +89,6 @@ describe('readers at a kilobyte a second of ten megabytes each', () => {
       },
       20_000,
     )
-    console.log('grown', grown, 'of', (readersCount * tokens * pad) / megabyte)
     expect(sockets.filter(({ destroyed }) => destroyed)).toEqual([])
     for (const timer of trickles) clearInterval(timer)
     for (const socket of sockets) socket.destroy()

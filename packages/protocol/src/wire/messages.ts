@@ -1,3 +1,5 @@
+import type { QueuedReason } from './operations.js'
+
 /** The group of those who name none. */
 export const queueModeGroup = '__QUEUE_MODE__'
 
@@ -48,4 +50,32 @@ export interface AckResult {
   error: string | null
   /** It was given up: as a dead letter. */
   dlq: boolean
+}
+
+/** A message that was taken. */
+export interface PoppedMessage {
+  id: string
+  transactionId: string
+  traceId: string | null
+  queue: string
+  partition: string
+  partitionId: string
+  /** What to answer with; empty when it was acknowledged with the pop. */
+  leaseId: string
+  consumerGroup: string
+  data: unknown
+  createdAt: string
+  /** How often it was delivered before, in vain. */
+  retryCount: number
+  namespace: string | null
+  task: string | null
+}
+
+/** A lane that waits, of a push that was answered 202. */
+export interface QueuedLane {
+  queue: string
+  partition: string
+  operationId: string
+  queuePosition: number
+  reason: QueuedReason
 }

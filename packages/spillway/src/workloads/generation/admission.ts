@@ -92,13 +92,26 @@ export class Admission {
 
   async admit(asked: Asked): Promise<Admitted | { ok: false; problem: Problem }> {
     const taken = await this.#pool.take(asked.identity)
-    if (typeof taken === 'object') return this.#direct(asked, taken)
-    const reason = taken === 'identity_full' ? 'user_limit' : 'pool_full'
+    let reason: FailoverReason = taken === 'identity_full' ? 'user_limit' : 'pool_full'
+    if (typeof taken === 'object') {
+      if (this.#hasSlot) return this.#direct(asked, taken)
+      taken.release()
+      reason = 'no_slot'
+    }
     if (!this.#deps.settings.failover.enabled) return { ok: false, problem: this.#noFailover(reason) }
     return this.#queue(asked, reason)
   }
 
-  #noFailover(reason: 'user_limit' | 'pool_full'): Problem {
+  /**
+   * Without one it would wait in a lane of its own: past the limit of its user, and with its Idempotency-Key taken should
+   * the waiting room be full. Of many that come at the same moment some may find the last one gone.
+   */
+  get #hasSlot(): boolean {
+    const { core } = this.#deps.intake
+    return core.busy <= core.settings.busyQueueAbove && core.bound(this.#definition).slots.work.canReserve
+  }
+
+  #noFailover(reason: FailoverReason): Problem {
     const { perIdentity } = this.#deps.settings.pool
     return reason === 'user_limit'
       ? {
@@ -162,11 +175,12 @@ export class Admission {
       if (replayed || here) leaveRoom()
       if (!replayed) {
         this.#deps.metrics.failedOver(reason)
-        // A promise that will not be kept is refused before it is made.
-        if (told.etaMs !== undefined && asked.patienceMs !== null && told.etaMs > asked.patienceMs) {
+        // A promise that will not be kept is refused before it is made; unless its key would be used up by that.
+        const isLate = told.etaMs !== undefined && asked.patienceMs !== null && told.etaMs > asked.patienceMs
+        if (isLate && asked.idempotencyKey === undefined) {
           await this.#deps.intake.cancel(id, 'it would wait longer than its caller does')
           leaveRoom()
-          return { ok: false, problem: this.#tooLong(told.etaMs) }
+          return { ok: false, problem: this.#tooLong(told.etaMs ?? 0) }
         }
       }
       return {

@@ -12,17 +12,21 @@
  * Crash points: before the first record is durable it is simply run again; after it, the next attempt ends the stream.
  */
 
-import type { EndKind, StreamEntry, StreamWriter } from '../../index.js'
+import { setTimeout as delay } from 'node:timers/promises'
+import type { EndKind, StreamEntry, StreamLog, StreamWriter } from '../../index.js'
 import { FailOperation, LogFault, OperationAborted, RetryOperation, type RunContext } from '../../index.js'
 import type { Places } from './admission.js'
 import type { GenerationDeps } from './deps.js'
 import { forms } from './forms.js'
 import { type Failure, failure, failures, type Generated, type Generation } from './request.js'
 import type { StreamDirectory } from './stream-directory.js'
-import { UpstreamFault } from './upstream.js'
+import { type OpenAiError, UpstreamFault } from './upstream.js'
 
 /** How often an end is tried while a process that was given up still writes. */
 const endTriesMax = 10
+/** From the opening of a stream to its mark: longer than Redis may take for an answer, after which the opening has failed. */
+const markWaitMs = 5_000
+const markLookMs = 25
 
 export class Handler {
   readonly #deps: GenerationDeps
@@ -86,7 +90,7 @@ export class Handler {
     const last = entry.created ? 0 : entry.log === 'postgres' ? entry.last : await this.#lastOf(entry)
     if (last === 'ended') return nothingNew
     // What the log has lost cannot be gone on with: its readers may have chunks of it.
-    if (!entry.created && last === 0 && (await place.log.marks?.isLost(entry.key)) === true) {
+    if (!entry.created && last === 0 && (await this.#isLost(entry, place.log, signal))) {
       return this.#failElsewhere(entry, failures.interrupted)
     }
     const ring = generation.watcher !== intake.instance
@@ -95,6 +99,18 @@ export class Handler {
     const attempt = new Attempted(this.#deps, { entry, generation, context, signal, isDirect })
     attempt.writer = place.writer.open(entry.key, 0, { ring })
     return attempt.run()
+  }
+
+  /** Whoever opens a stream leaves its mark right behind: until it must be there, none says nothing. */
+  async #isLost(entry: StreamEntry, { marks }: StreamLog, signal: AbortSignal): Promise<boolean> {
+    if (marks === undefined) return false
+    const markedBy = performance.now() + markWaitMs - entry.ageMs
+    while (await marks.isLost(entry.key)) {
+      if (performance.now() >= markedBy) return true
+      if (signal.aborted) return false
+      await delay(markLookMs)
+    }
+    return false
   }
 
   async #lastOf(entry: StreamEntry): Promise<number | 'ended'> {
@@ -259,7 +275,7 @@ class Attempted {
       status,
       retry_after_ms: fault.retryAfterMs,
       retryable: fault.retryable,
-      error: fault.error,
+      error: toldError(fault),
     })
   }
 
@@ -339,6 +355,12 @@ function codePoints(text: string): number {
   let count = 0
   for (const _ of text) count++
   return count
+}
+
+/** The upstream's own error as it is; for what we found, a code of the list that callers know. */
+function toldError({ code, error }: UpstreamFault): OpenAiError {
+  if (error.code !== code || code === 'upstream_rejected' || code === 'upstream_timeout') return error
+  return { ...error, code: code === 'upstream_overloaded' ? 'overloaded' : 'upstream_error' }
 }
 
 /** What a caller is told of an upstream's fault: its own status where it refused the request, else ours. */

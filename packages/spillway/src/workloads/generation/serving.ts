@@ -126,8 +126,8 @@ export class Serving {
   }
 
   /** Stops it, wherever it runs. False: it has ended already. */
-  async cancel(entry: StreamEntry): Promise<boolean> {
-    const outcome = await this.#deps.intake.cancel(entry.key.id, 'cancelled by request')
+  async cancel(entry: StreamEntry, why = 'cancelled by request'): Promise<boolean> {
+    const outcome = await this.#deps.intake.cancel(entry.key.id, why)
     if (outcome === 'gone') return false
     // One that never ran has nobody to write its end.
     if (outcome === 'cancelled') {
@@ -235,7 +235,7 @@ export class Serving {
     // Whoever reads it elsewhere says so again; if nobody does, who generates it hears of that soon.
     if (entry.format === 'native' || isShared || isSentAway) return
     if (this.#parts.handler.has(id)) this.#parts.handler.abandon(id)
-    else await intake.cancel(id, 'its client left')
+    else await this.cancel(entry, 'its client left')
   }
 
   #connect(reply: Reply, headers: Record<string, string>) {

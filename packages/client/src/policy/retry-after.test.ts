@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest'
-import { retryAfterMs } from './error.js'
+import { retryAfterMs } from './retry-after.js'
 
 const now = Date.UTC(2026, 0, 1)
 
@@ -10,6 +10,14 @@ it.each([
   ['Thu, 01 Jan 2026 00:00:30 GMT', 30_000],
   ['Wed, 31 Dec 2025 23:59:00 GMT', 0],
   ['soon', null],
+  ['-5', null],
+  ['1.5', null],
+  ['', null],
 ])('reads Retry-After %j as %j ms', (header, ms) => {
   expect(retryAfterMs(header, now)).toBe(ms)
+})
+
+it("compares a date with the server's clock where that is told", () => {
+  const header = 'Thu, 01 Jan 2026 00:00:30 GMT'
+  expect(retryAfterMs(header, now + 3_600_000, 'Thu, 01 Jan 2026 00:00:10 GMT')).toBe(20_000)
 })

@@ -1,0 +1,55 @@
+import { type Clock, systemClock } from './clock.js'
+import {
+  type GenerateOptions,
+  type GenerateRequest,
+  type Generation,
+  generate,
+  type ResumeOptions,
+  resume,
+} from './generation/generation.js'
+import { createSender } from './http/sender.js'
+import { type Messages, messages } from './messages/messages.js'
+import { type DeadLetters, deadLetters } from './operations/dead-letters.js'
+import { type Lanes, lanes } from './operations/lanes.js'
+import { type Operations, operations } from './operations/operations.js'
+import { type ClientOptions, settingsOf } from './options.js'
+import { type Petitions, petitions } from './petitions/petitions.js'
+import type { Parts } from './resources.js'
+import { type Routing, routing } from './routing/routing.js'
+
+export interface Client {
+  readonly operations: Operations
+  readonly deadLetters: DeadLetters
+  readonly lanes: Lanes
+  readonly petitions: Petitions
+  readonly messages: Messages
+  readonly routing: Routing
+  /** The same as `messages.push`. */
+  readonly push: Messages['push']
+  /** Text as it is generated. Begins when it is read. */
+  generate(request: GenerateRequest, options?: GenerateOptions): Generation
+  /** Goes on with a stream that was begun elsewhere, or before a page was reloaded. */
+  resume(streamId: string, options?: ResumeOptions): Generation
+}
+
+export function createClient(options: ClientOptions): Client {
+  return clientOn(options, systemClock)
+}
+
+/** With a clock of the tests' own. */
+export function clientOn(options: ClientOptions, clock: Clock): Client {
+  const settings = settingsOf(options)
+  const parts: Parts = { settings, clock, send: createSender(settings, clock) }
+  const messaging = messages(parts)
+  return {
+    operations: operations(parts),
+    deadLetters: deadLetters(parts),
+    lanes: lanes(parts),
+    petitions: petitions(parts),
+    messages: messaging,
+    routing: routing(parts),
+    push: messaging.push,
+    generate: (request, given = {}) => generate(parts, request, given),
+    resume: (streamId, given = {}) => resume(parts, streamId, given),
+  }
+}

@@ -1,0 +1,205 @@
+/**
+ *   asked ──head: has an id──► waiting (queued events) ──► chunks ──complete──► ended
+ *     │ lost before the head: asked again with its key, which attaches to the same stream
+ *     └ lost after it: resumed behind the last chunk │ error event ──► thrown
+ */
+import type { ProblemCode, StreamChunk, StreamComplete, StreamError, StreamQueued } from '@spillway/protocol/wire'
+import { SpillwayError } from '../error.js'
+import type { Answer, Call, CallOptions } from '../http/call.js'
+import { type KeyOptions, keyHeader } from '../idempotency.js'
+import type { Waiting } from '../options.js'
+import { type Parts, segment } from '../resources.js'
+import type { SseEvent } from '../sse/parser.js'
+import { Reconnect, resuming } from '../sse/resuming.js'
+
+export interface GenerateRequest {
+  query: string
+  model: string
+  provider?: string
+  /** Names the conversation; default: a new one. */
+  threadId?: string
+}
+
+export interface GenerateOptions extends CallOptions, KeyOptions {
+  /** Each time that its place in the queue changes, while it waits. Beside the client's hook. */
+  onQueued?(waiting: Waiting): void
+  /** A connection that is silent for so long is taken for dead. Default 45,000. */
+  silentMs?: number
+}
+
+export interface ResumeOptions extends Omit<GenerateOptions, 'idempotencyKey' | 'onQueued'> {
+  /** The `id` of the last chunk that is there already. Default: from the beginning. */
+  after?: string
+}
+
+export interface GeneratedChunk {
+  content: string
+  /** From 0 on, without a gap or a repeat. */
+  index: number
+  /** What to resume behind. */
+  id: string
+  /** Null but for the last. */
+  finishReason: string | null
+}
+
+/** Begins when it is read, once. Left early it goes on for a while on the server; `cancel()` ends it there. */
+export interface Generation extends AsyncIterable<GeneratedChunk> {
+  /** Null until the server has answered. */
+  readonly streamId: string | null
+  /** Null until it is complete. */
+  readonly complete: StreamComplete | null
+  /** All that comes, in one. */
+  text(): Promise<string>
+  /** Stops it on the server. Its reader ends with `generation_cancelled`. */
+  cancel(): Promise<void>
+}
+
+const service = 'generation'
+/** Told to one reader, not to all: the stream itself goes on. */
+const resumable = new Set(['draining', 'stream_log_unavailable'])
+
+export function generate(parts: Parts, request: GenerateRequest, options: GenerateOptions): Generation {
+  const { threadId, ...body } = request
+  const headers = { ...keyHeader(options), ...(threadId !== undefined && { 'x-thread-id': threadId }) }
+  const ask: Call = {
+    ...{ method: 'POST', path: '/api/v1/stream', body, headers, service },
+    ...{ isRepeatable: true, isStream: true },
+    ...{ signal: options.signal, deadlineMs: options.deadlineMs },
+  }
+  return new Generating(parts, { ask, options, streamId: null, after: null })
+}
+
+export function resume(parts: Parts, streamId: string, options: ResumeOptions): Generation {
+  return new Generating(parts, { ask: null, options, streamId, after: options.after ?? null })
+}
+
+interface Course {
+  /** Null: there is a stream already. */
+  ask: Call | null
+  options: GenerateOptions
+  streamId: string | null
+  after: string | null
+}
+
+class Generating implements Generation {
+  readonly #parts: Parts
+  readonly #course: Course
+  #streamId: string | null
+  #complete: StreamComplete | null = null
+  #next: number | null
+  #isBegun = false
+  #isCancelled = false
+
+  constructor(parts: Parts, course: Course) {
+    this.#parts = parts
+    this.#course = course
+    this.#streamId = course.streamId
+    // Where a resumed one goes on, its first chunk tells.
+    this.#next = course.after === null ? 0 : null
+  }
+
+  get streamId(): string | null {
+    return this.#streamId
+  }
+
+  get complete(): StreamComplete | null {
+    return this.#complete
+  }
+
+  async text(): Promise<string> {
+    let text = ''
+    for await (const { content } of this) text += content
+    return text
+  }
+
+  async cancel(): Promise<void> {
+    this.#isCancelled = true
+    // One that is on its way is cancelled when its id is known.
+    if (this.#streamId === null) return
+    const path = `/api/v1/streams/${segment(this.#streamId)}/cancel`
+    try {
+      await this.#parts.send({ method: 'POST', path, service, isRepeatable: true })
+    } catch (fault) {
+      // It has ended: that is what was asked for.
+      if (!(fault instanceof SpillwayError && fault.code === 'operation_finished')) throw fault
+    }
+  }
+
+  [Symbol.asyncIterator](): AsyncGenerator<GeneratedChunk, void, undefined> {
+    if (this.#isBegun) throw new TypeError('a generation is read once')
+    this.#isBegun = true
+    const { clock, settings } = this.#parts
+    const { signal, silentMs } = this.#course.options
+    return resuming(
+      {
+        ...{ clock, signal, silentMs, logger: settings.logger, fruitlessMax: settings.attemptsMax },
+        lastEventId: this.#course.after,
+        open: (lastEventId) => this.#open(lastEventId),
+        isOver: () => false,
+      },
+      (event) => this.#take(event),
+    )
+  }
+
+  async #open(lastEventId: string | null): Promise<Answer> {
+    const { ask, options } = this.#course
+    if (this.#isCancelled && this.#streamId === null) throw cancelled()
+    const answer =
+      this.#streamId === null && ask !== null
+        ? await this.#parts.send(ask)
+        : await this.#parts.send({
+            method: 'GET',
+            path: `/api/v1/streams/${segment(this.#streamId ?? '')}`,
+            ...(lastEventId !== null && { headers: { 'last-event-id': lastEventId } }),
+            ...{ service, isRepeatable: true, isStream: true },
+            ...{ signal: options.signal, deadlineMs: options.deadlineMs },
+          })
+    this.#streamId ??= answer.headers.get('x-stream-id')
+    if (this.#isCancelled) await this.cancel()
+    return answer
+  }
+
+  /** Null: it has ended. */
+  #take({ event, data, id }: SseEvent): GeneratedChunk[] | Reconnect | null {
+    switch (event) {
+      case 'status':
+        // Where the header cannot be read, as in a page whose proxy does not expose it.
+        this.#streamId ??= (JSON.parse(data) as { stream_id: string }).stream_id
+        return []
+      case 'queued':
+        this.#tellQueued(JSON.parse(data) as StreamQueued)
+        return []
+      case 'chunk':
+        return this.#chunk(JSON.parse(data) as StreamChunk, id)
+      case 'complete':
+        this.#complete = JSON.parse(data) as StreamComplete
+        return null
+      case 'error': {
+        const { message, code, retryable } = JSON.parse(data) as StreamError
+        if (resumable.has(code)) return new Reconnect(message)
+        throw new SpillwayError(code as ProblemCode, message, { status: 200, retryable })
+      }
+      default:
+        return []
+    }
+  }
+
+  #chunk({ content, chunk_index: index, finish_reason }: StreamChunk, id: string | null): GeneratedChunk[] | Reconnect {
+    const expected = this.#next ?? index
+    // The server sends none twice; a proxy that repeats a request on its own might.
+    if (index < expected) return []
+    if (index > expected) return new Reconnect(`chunk ${expected} is missing before ${index}`)
+    this.#next = index + 1
+    return [{ content, index, id: id ?? '', finishReason: finish_reason }]
+  }
+
+  #tellQueued({ position, eta_seconds: etaSeconds }: StreamQueued): void {
+    const waiting = { id: this.#streamId ?? '', position, etaSeconds }
+    this.#parts.settings.hooks.onQueued?.(waiting)
+    this.#course.options.onQueued?.(waiting)
+  }
+}
+
+function cancelled(): SpillwayError {
+  return new SpillwayError('generation_cancelled', 'The generation was cancelled.', { attempts: 0, retryable: false })
+}

@@ -1,0 +1,214 @@
+import { describe, expect, it } from 'vitest'
+import type { Clock } from '../clock.js'
+import { type ClientOptions, type Retrying, settingsOf } from '../options.js'
+import type { Call } from './call.js'
+import { createSender } from './sender.js'
+
+type Reply = () => Response
+
+const json =
+  (body: unknown, status = 200, headers: Record<string, string> = {}): Reply =>
+  () =>
+    new Response(JSON.stringify(body), { status, headers })
+const problem = (code: string, status: number, headers: Record<string, string> = {}): Reply =>
+  json({ code, title: code, detail: 'told' }, status, headers)
+const busy = (retryAfter: string): Reply => problem('overloaded', 503, { 'retry-after': retryAfter })
+const silence: Reply = () => {
+  throw new TypeError('fetch failed')
+}
+const done = json({ done: true })
+
+const read: Call = { method: 'GET', path: '/x', service: 'operations', isRepeatable: true }
+const take: Call = { ...read, isRepeatable: false }
+
+/** A server that gives the answers in turn, the last one again and again; time passes only in pauses. */
+function answering(replies: Reply[], options: Partial<ClientOptions> = {}, random = 0.5) {
+  const asked: { url: string; headers: Record<string, string> }[] = []
+  const pauses: number[] = []
+  const retries: Retrying[] = []
+  const clock: Clock & { ms: number } = {
+    ms: 0,
+    now: () => clock.ms,
+    wallMs: () => Date.UTC(2026, 0, 1),
+    random: () => random,
+    sleep: async (ms, signal) => {
+      signal?.throwIfAborted()
+      pauses.push(ms)
+      clock.ms += ms
+    },
+  }
+  const settings = settingsOf({
+    baseUrl: 'http://a.test/prefix/',
+    throttle: false,
+    hooks: { onRetry: (retrying) => retries.push(retrying) },
+    fetch: async (url, init) => {
+      asked.push({ url: String(url), headers: init?.headers as Record<string, string> })
+      return (replies[Math.min(asked.length, replies.length) - 1] ?? silence)()
+    },
+    ...options,
+  })
+  return { send: createSender(settings, clock), asked, pauses, retries, clock }
+}
+
+describe('a call', () => {
+  it('goes to the base URL with token, identity, headers and query', async () => {
+    const { send, asked } = answering([done], { token: async () => 't', identity: 'u', headers: { 'x-own': '1' } })
+    await send({ ...read, query: { a: 'b c', b: undefined, c: 0 }, headers: { 'x-more': '2' } })
+    expect(asked[0]?.url).toBe('http://a.test/prefix/x?a=b+c&c=0')
+    expect(asked[0]?.headers).toMatchObject({
+      authorization: 'Bearer t',
+      'x-user-id': 'u',
+      'x-own': '1',
+      'x-more': '2',
+    })
+  })
+
+  it.each(['localhost:7745', 'ftp://a.test', ''])('does not go to %j', (baseUrl) => {
+    expect(() => answering([done], { baseUrl })).toThrow(TypeError)
+  })
+
+  it('has no body where the server sends none', async () => {
+    const { send } = answering([() => new Response(null, { status: 204 })])
+    expect(await send(read)).toMatchObject({ status: 204, body: undefined })
+  })
+
+  it('tells a stranger from a Spillway server', async () => {
+    const { send, asked } = answering([() => new Response('<html>')])
+    await expect(send(read)).rejects.toMatchObject({ code: 'unexpected', status: 200, retryable: false })
+    expect(asked).toHaveLength(1)
+  })
+})
+
+describe('a refusal', () => {
+  it('is waited out: what the server asks for, and jitter above that', async () => {
+    const { send, pauses, retries } = answering([busy('3'), done])
+    expect(await send(take)).toMatchObject({ body: { done: true } })
+    expect(pauses).toEqual([4_500])
+    expect(retries).toMatchObject([{ method: 'GET', path: '/x', attempts: 1, delayMs: 4_500 }])
+  })
+
+  it('may name a date', async () => {
+    const { send, pauses } = answering([busy('Thu, 01 Jan 2026 00:00:02 GMT'), done], {}, 0)
+    await send(read)
+    expect(pauses).toEqual([2_000])
+  })
+
+  it('is waited out by its own back-off when Retry-After is not to be honoured', async () => {
+    const { send, pauses } = answering([busy('20'), done], { honorRetryAfter: false })
+    await send(read)
+    expect(pauses).toEqual([125])
+  })
+
+  it('that asks for more than maxRetryDelay is told at once', async () => {
+    const { send, pauses } = answering([busy('31')])
+    await expect(send(read)).rejects.toMatchObject({ code: 'overloaded', retryAfterMs: 31_000, attempts: 1 })
+    expect(pauses).toEqual([])
+  })
+
+  it('that would end after the deadline is told at once', async () => {
+    const { send, pauses } = answering([busy('10')])
+    await expect(send({ ...read, deadlineMs: 9_000 })).rejects.toMatchObject({ code: 'overloaded' })
+    expect(pauses).toEqual([])
+  })
+
+  it('of 429 is told at once when it is not to be retried', async () => {
+    const { send, asked } = answering([problem('rate_limited', 429, { 'retry-after': '1' })], { retryOn429: false })
+    await expect(send(read)).rejects.toMatchObject({ code: 'rate_limited', status: 429, retryAfterMs: 1_000 })
+    expect(asked).toHaveLength(1)
+  })
+
+  it('is not followed by a pause when it was the last attempt', async () => {
+    const { send, asked, pauses } = answering([busy('1')], { retry: { attempts: 3 } })
+    await expect(send(read)).rejects.toMatchObject({ code: 'overloaded', attempts: 3 })
+    expect(asked).toHaveLength(3)
+    expect(pauses).toHaveLength(2)
+  })
+})
+
+describe('silence', () => {
+  it('is asked again where that is safe', async () => {
+    const { send, asked } = answering([silence, silence, done])
+    await send(read)
+    expect(asked).toHaveLength(3)
+  })
+
+  it('is an error where it is not', async () => {
+    const { send, asked } = answering([silence, done])
+    await expect(send(take)).rejects.toMatchObject({ code: 'unreachable', status: null, retryable: true })
+    expect(asked).toHaveLength(1)
+  })
+
+  it('ends with the deadline', async () => {
+    const { send, clock } = answering([silence], { retry: { attempts: 1_000, budget: false } })
+    await expect(send({ ...read, deadlineMs: 5_000 })).rejects.toMatchObject({ code: 'unreachable' })
+    expect(clock.ms).toBeLessThan(5_000)
+    expect(clock.ms).toBeGreaterThan(4_000)
+  })
+
+  it('of one endpoint is answered by the other, at once', async () => {
+    const { send, asked, pauses } = answering([silence, done], { baseUrls: ['http://a.test', 'http://b.test'] })
+    await send(read)
+    await send(take)
+    expect(asked.map(({ url }) => url)).toEqual(['http://a.test/x', 'http://b.test/x', 'http://b.test/x'])
+    expect(pauses).toEqual([0])
+  })
+
+  it('of a server that stops is no reason to wait, even where a request must not be repeated blindly', async () => {
+    const replies = [problem('draining', 503, { 'retry-after': '5' }), done]
+    const { send, pauses } = answering(replies, { baseUrls: ['http://a.test', 'http://b.test'] })
+    await send(take)
+    expect(pauses).toEqual([0])
+  })
+})
+
+it('a signal ends a call also between two attempts', async () => {
+  const { send } = answering([busy('5')])
+  const stop = new AbortController()
+  const sent = send({ ...read, signal: stop.signal })
+  stop.abort(new Error('enough'))
+  await expect(sent).rejects.toThrow('enough')
+})
+
+it('other 4xx are never sent again', async () => {
+  for (const status of [400, 401, 403, 404, 409, 413, 422]) {
+    const { send, asked } = answering([problem('told', status)])
+    await expect(send(read)).rejects.toMatchObject({ status, retryable: false })
+    expect(asked).toHaveLength(1)
+  }
+})
+
+describe('the budget', () => {
+  it('makes retries wait their turn', async () => {
+    const { send, clock } = answering(
+      [busy('0')],
+      { retry: { attempts: 6, budget: { reserve: 1, perSecond: 0.5 } } },
+      0,
+    )
+    await expect(send(read)).rejects.toMatchObject({ code: 'overloaded' })
+    // The reserve pays for the first of five retries, each other takes two seconds to earn.
+    expect(clock.ms).toBeGreaterThan(7_000)
+    expect(clock.ms).toBeLessThan(8_100)
+  })
+
+  it('gives up at once where its turn would come after the deadline', async () => {
+    const { send, asked } = answering([busy('0')], { retry: { budget: { reserve: 0, perSecond: 0.01 } } }, 0)
+    await expect(send(read)).rejects.toMatchObject({ code: 'overloaded', attempts: 1 })
+    expect(asked).toHaveLength(1)
+  })
+})
+
+describe('the throttle', () => {
+  it('holds back what the server refuses, and tells its last refusal', async () => {
+    const { send, asked } = answering([busy('1')], { throttle: {}, retry: { budget: false } }, 0.4)
+    await expect(send({ ...read, deadlineMs: 20_000 })).rejects.toMatchObject({ code: 'overloaded', attempts: 1 })
+    expect(asked).toHaveLength(1)
+    await expect(send({ ...read, deadlineMs: 100 })).rejects.toMatchObject({ code: 'throttled', attempts: 0 })
+  })
+
+  it('is one for each kind of work', async () => {
+    const { send, asked } = answering([busy('1'), done], { throttle: {}, retry: { attempts: 1 } }, 0)
+    await expect(send(read)).rejects.toMatchObject({ code: 'overloaded' })
+    await send({ ...read, service: 'messages' })
+    expect(asked).toHaveLength(2)
+  })
+})

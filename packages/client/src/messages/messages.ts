@@ -1,0 +1,140 @@
+import type { AckResult, AckStatus, PoppedMessage, PushResult, QueueOptions } from '@spillway/protocol/wire'
+import { type Call, type CallOptions, limitsOf } from '../http/call.js'
+import { type KeyOptions, keyHeader } from '../idempotency.js'
+import { type Parts, segment } from '../resources.js'
+import { type Address, placeOf } from './address.js'
+import { type ConsumeOptions, type Consumer, consume, type Handler } from './consume.js'
+import { itemsOf, type Pushed, type PushItem, type PushOptions, push } from './push.js'
+
+export interface PopOptions extends CallOptions {
+  /** Messages, at most. Default 1. */
+  batch?: number
+  /** Wait so long for one to come, 120,000 at most. Default 0: look once. */
+  waitMs?: number
+  /** The consumer group. Default: the one of those who name none. */
+  group?: string
+  /** Taken is done: what is lost on the way back is lost. Such a pop is not repeated when its answer is lost. */
+  autoAck?: boolean
+  /** From so many partitions at once, under one lease. Default 1. */
+  partitions?: number
+  /** Where a group begins that is new. Default `all`. */
+  subscriptionMode?: 'all' | 'new'
+  /** `now`, or a time as of RFC 3339. */
+  subscriptionFrom?: string
+}
+
+/** From whichever queue of a namespace or task. */
+export interface AnyQueue {
+  namespace?: string
+  task?: string
+}
+
+export interface Ack extends Pick<PoppedMessage, 'transactionId' | 'partitionId'> {
+  leaseId?: string
+  consumerGroup?: string
+  /** Default `completed`. `failed` is tried again up to the queue's limit, `retry` at once and uncounted. */
+  status?: AckStatus
+  error?: string
+}
+
+export type TransactionStep = { type: 'push'; items: readonly PushItem[] } | ({ type: 'ack' } & Ack)
+
+export interface Transacted {
+  transactionId: string
+  /** False: nothing of it was done. */
+  success: boolean
+  error?: string
+  results: ((PushResult | AckResult) & { type: 'push' | 'ack'; success: boolean })[]
+}
+
+export interface TransactionOptions extends CallOptions, KeyOptions {
+  /** All of these have to be held still. */
+  requiredLeases?: readonly string[]
+}
+
+export interface QueueConfiguration {
+  namespace?: string
+  task?: string
+  options?: Partial<QueueOptions>
+}
+
+export interface Messages {
+  /** Each message is a payload, or an envelope `{ payload, transactionId?, traceId? }`. */
+  push(address: Address, messages: unknown, options?: PushOptions): Promise<Pushed>
+  /** Any mix of queues and partitions. */
+  pushAll(items: readonly PushItem[], options?: PushOptions): Promise<Pushed>
+  /** Empty: there is none. */
+  pop(from: Address | AnyQueue, options?: PopOptions): Promise<PoppedMessage[]>
+  ack(acks: Ack | readonly Ack[], options?: CallOptions): Promise<AckResult[]>
+  /** How long they are kept from now on; throws `not_found` when the lease is lost. */
+  extend(leaseId: string, options?: CallOptions & { seconds?: number }): Promise<{ newExpiresAt: string }>
+  /** Takes, hands to `handler` and answers for, until it is stopped. */
+  consume(from: Address, handler: Handler, options?: ConsumeOptions): Consumer
+  /** All or nothing. */
+  transaction(steps: readonly TransactionStep[], options?: TransactionOptions): Promise<Transacted>
+  configure(queue: string, configuration?: QueueConfiguration, options?: CallOptions): Promise<QueueConfiguration>
+}
+
+const service = 'messages'
+
+export function messages(parts: Parts): Messages {
+  const ask = async <T>(call: Omit<Call, 'service'>, options: CallOptions = {}): Promise<T> =>
+    (await parts.send({ ...limitsOf(options), ...call, service })).body as T
+
+  const made: Messages = {
+    push: (address, given, options = {}) => push(parts, itemsOf(address, given), options),
+    pushAll: (items, options = {}) => push(parts, items, options),
+    pop: (from, options = {}) => pop(parts, from, options),
+    async ack(acks, options) {
+      const acknowledgments = Array.isArray(acks) ? acks : [acks]
+      // By lease: what was answered for already is refused, and moves nothing.
+      const call = { method: 'POST', path: '/api/v1/ack/batch', isRepeatable: true } as const
+      return ask({ ...call, body: { acknowledgments } }, options)
+    },
+    extend: (leaseId, { seconds, ...options } = {}) => {
+      const path = `/api/v1/lease/${segment(leaseId)}/extend`
+      return ask({ method: 'POST', path, body: { seconds: seconds ?? null }, isRepeatable: true }, options)
+    },
+    consume: (from, handler, options = {}) => consume({ ...parts, messages: made }, { from, handler }, options),
+    transaction: (operations, { requiredLeases, ...options } = {}) => {
+      const body = { operations, ...(requiredLeases && { requiredLeases }) }
+      const headers = keyHeader(options)
+      return ask({ method: 'POST', path: '/api/v1/transaction', body, headers, isRepeatable: true }, options)
+    },
+    configure: (queue, configuration = {}, options) =>
+      ask(
+        { method: 'POST', path: '/api/v1/configure', body: { queue, ...configuration }, isRepeatable: true },
+        options,
+      ),
+  }
+  return made
+}
+
+async function pop(parts: Parts, from: Address | AnyQueue, options: PopOptions): Promise<PoppedMessage[]> {
+  const { batch, waitMs = 0, group, autoAck, partitions, subscriptionMode, subscriptionFrom } = options
+  const { path, query } = source(from)
+  const { body } = await parts.send({
+    method: 'GET',
+    path,
+    query: {
+      ...query,
+      ...{ batch, autoAck, partitions, subscriptionMode, subscriptionFrom, consumerGroup: group },
+      ...(waitMs > 0 && { wait: true, timeout: Math.round(waitMs) }),
+    },
+    service,
+    // One whose answer is lost has leased what it took, whether or not it is repeated; with autoAck that would be gone,
+    // and the next ones after it.
+    isRepeatable: autoAck !== true,
+    waitMs,
+    signal: options.signal,
+    deadlineMs: options.deadlineMs ?? parts.settings.deadlineMs + waitMs,
+  })
+  return body === undefined ? [] : (body as { messages: PoppedMessage[] }).messages
+}
+
+function source(from: Address | AnyQueue): { path: string; query: Record<string, string | undefined> } {
+  if (typeof from !== 'string' && !('queue' in from)) return { path: '/api/v1/pop', query: { ...from } }
+  const { queue, partition } = placeOf(from)
+  const path = `/api/v1/pop/queue/${segment(queue)}`
+  return { path: partition === undefined ? path : `${path}/partition/${segment(partition)}`, query: {} }
+}

@@ -1,0 +1,111 @@
+import type { OperationView, PushResult, QueuedAnswer, QueuedLane } from '@spillway/protocol/wire'
+import { type CallOptions, limitsOf } from '../http/call.js'
+import { type KeyOptions, keyHeader } from '../idempotency.js'
+import { finishedOf, waitFor } from '../operations/ticket.js'
+import type { QueuedOperationBehavior } from '../options.js'
+import type { Parts } from '../resources.js'
+import { type Address, placeOf } from './address.js'
+
+export interface Envelope {
+  payload: unknown
+  /** The same one again, in the same partition, is a duplicate and not stored. */
+  transactionId?: string
+  traceId?: string
+}
+
+export interface PushItem extends Envelope {
+  queue: string
+  partition?: string
+}
+
+export interface PushOptions extends CallOptions, KeyOptions {
+  /** Default: the client's. */
+  queuedOperationBehavior?: QueuedOperationBehavior
+}
+
+/** All of it is stored, or was refused one by one: look at `status`. */
+export interface PushedNow {
+  status: 'executed'
+  /** In the order of what was pushed. */
+  messages: PushResult[]
+}
+
+/** Some of it waits its turn, durably. `messages` has `pending` for that. */
+export interface PushedLater extends QueuedAnswer {
+  operations: QueuedLane[]
+  messages: PushResult[]
+}
+
+export type Pushed = PushedNow | PushedLater
+
+const envelopeMembers = new Set(['payload', 'transactionId', 'traceId'])
+
+/** An object of nothing but the members of an envelope, `payload` among them, is one; all else is a payload. */
+export function envelopeOf(message: unknown): Envelope {
+  const isEnvelope =
+    typeof message === 'object' &&
+    message !== null &&
+    'payload' in message &&
+    Object.keys(message).every((name) => envelopeMembers.has(name))
+  return isEnvelope ? (message as Envelope) : { payload: message }
+}
+
+export function itemsOf(address: Address, messages: unknown): PushItem[] {
+  const place = placeOf(address)
+  return (Array.isArray(messages) ? messages : [messages]).map((message) => ({ ...envelopeOf(message), ...place }))
+}
+
+export async function push(parts: Parts, items: readonly PushItem[], options: PushOptions): Promise<Pushed> {
+  const { body } = await parts.send({
+    method: 'POST',
+    path: '/api/v1/push',
+    body: { items },
+    headers: keyHeader(options),
+    service: 'messages',
+    isRepeatable: true,
+    ...limitsOf(options),
+  })
+  if (Array.isArray(body)) return { status: 'executed', messages: body as PushResult[] }
+  const { results, ...queued } = body as QueuedAnswer & { operations: QueuedLane[]; results: PushResult[] }
+  const later: PushedLater = { ...queued, messages: results }
+  const isPolled = (options.queuedOperationBehavior ?? parts.settings.whenQueued) === 'poll'
+  const first = await finishedOf(parts, later, { isPolled, ...options })
+  if (first === null) return later
+  const timeoutMs = options.deadlineMs ?? parts.settings.deadlineMs
+  const views = await Promise.all(
+    later.operations.map(({ operationId }) =>
+      operationId === first.id ? first : waitFor(parts, operationId, { timeoutMs, signal: options.signal }),
+    ),
+  )
+  if (views.some(({ processed_at }) => processed_at === null)) return later
+  return { status: 'executed', messages: settled(items, later, views) }
+}
+
+/** What the operation of a lane has as its result; by the place of the message in what was pushed to that lane. */
+interface StoredLane {
+  ids?: string[]
+  duplicates?: Record<string, string> | null
+  failed?: Record<string, string> | null
+}
+
+/** The results of what was pending, from the operations of their lanes. */
+function settled(items: readonly PushItem[], later: PushedLater, views: readonly OperationView[]): PushResult[] {
+  const keyOf = ({ queue, partition = 'Default' }: { queue: string; partition?: string }): string =>
+    `${queue}\0${partition}`
+  const lanes = new Map(later.operations.map((lane, i) => [keyOf(lane), { view: views[i], next: 0 }]))
+  return later.messages.map((result) => {
+    const item = items[result.index]
+    const lane = item === undefined ? undefined : lanes.get(keyOf(item))
+    if (result.status !== 'pending' || lane?.view === undefined) return result
+    const place = lane.next++
+    const { view } = lane
+    if (view.status !== 'completed') {
+      return { ...result, status: 'failed', code: 'push_failed', error: view.error_message ?? view.status }
+    }
+    const { ids, duplicates, failed } = view.result as StoredLane
+    const message_id = ids?.[place] ?? result.message_id
+    const code = failed?.[place]
+    if (code !== undefined) return { ...result, message_id, status: 'failed', code, error: code }
+    return { ...result, message_id, status: duplicates?.[place] === undefined ? 'queued' : 'duplicate' }
+  })
+}

@@ -1,0 +1,46 @@
+import type { OperationView } from '@spillway/protocol/wire'
+import { type CallOptions, limitsOf } from '../http/call.js'
+import type { Page, PageOptions, Parts } from '../resources.js'
+import type { OperationFilter } from './operations.js'
+
+export interface DeadLetter extends OperationView {
+  identity: string
+  payload: unknown
+}
+
+export type Redrive = { ids: readonly string[] } | ({ filter: OperationFilter } & PageOptions)
+
+export interface DeadLetters {
+  list(filter?: OperationFilter & PageOptions, options?: CallOptions): Promise<Page<DeadLetter>>
+  /** Back into their lanes, in order. An empty filter means all. */
+  redrive(
+    which: Redrive,
+    options?: CallOptions,
+  ): Promise<{ moved: number; skipped: number; next_cursor?: string | null }>
+  /** Deletes them for good. */
+  purge(
+    which: (OperationFilter & { limit?: number }) | { all: true },
+    options?: CallOptions,
+  ): Promise<{ purged: number }>
+}
+
+const path = '/api/v1/dead-letters'
+const service = 'operations'
+
+export function deadLetters({ send }: Parts): DeadLetters {
+  return {
+    async list(filter = {}, options = {}) {
+      const reading = { method: 'GET', path, query: { ...filter }, service, isRepeatable: true } as const
+      return (await send({ ...reading, ...limitsOf(options) })).body as Page<DeadLetter>
+    },
+    // Neither is repeated: the second answer would tell what the first has left.
+    async redrive(which, options = {}) {
+      const asking = { method: 'POST', path: `${path}/redrive`, body: which, service, isRepeatable: false } as const
+      return (await send({ ...asking, ...limitsOf(options) })).body as { moved: number; skipped: number }
+    },
+    async purge(which, options = {}) {
+      const asking = { method: 'DELETE', path, query: { ...which }, service, isRepeatable: false } as const
+      return (await send({ ...asking, ...limitsOf(options) })).body as { purged: number }
+    },
+  }
+}

@@ -1,0 +1,61 @@
+import type { OperationView } from '@spillway/protocol/wire'
+import type { Parts } from '../resources.js'
+import { resuming } from '../sse/resuming.js'
+import { operationPath } from './ticket.js'
+
+export interface FollowOptions {
+  signal?: AbortSignal
+  /** A connection that is silent for so long is taken for dead. Default 45,000. */
+  silentMs?: number
+}
+
+/** `chunk`, `complete` and `error` are of the operation's output, where it has one; `data` is what its type says. */
+export type OperationEvent =
+  | { type: 'status'; operation: OperationView }
+  | { type: 'chunk' | 'complete' | 'error'; id: string | null; data: unknown }
+
+export async function* follow(
+  { send, settings, clock }: Parts,
+  id: string,
+  { signal, silentMs }: FollowOptions,
+): AsyncGenerator<OperationEvent, void, undefined> {
+  let told = ''
+  let isFinished = false
+  let output: 'none' | 'begun' | 'ended' = 'none'
+  yield* resuming<OperationEvent>(
+    {
+      clock,
+      signal,
+      silentMs,
+      logger: settings.logger,
+      fruitlessMax: settings.attemptsMax,
+      lastEventId: null,
+      open: (lastEventId) =>
+        send({
+          method: 'GET',
+          path: `${operationPath(id)}/stream`,
+          ...(lastEventId !== null && { headers: { 'last-event-id': lastEventId } }),
+          service: 'operations',
+          isRepeatable: true,
+          isStream: true,
+          signal,
+        }),
+      isOver: (wasBroken) => isFinished && !(wasBroken && output === 'begun'),
+    },
+    ({ event, id: eventId, data }) => {
+      if (event === 'status') {
+        // Told again on each connection, whether or not it has changed.
+        if (data === told) return []
+        told = data
+        const operation = JSON.parse(data) as OperationView
+        isFinished = operation.processed_at !== null
+        return [{ type: 'status', operation }]
+      }
+      if (event !== 'chunk' && event !== 'complete' && event !== 'error') return []
+      // Of OpenAI's form the end is no JSON.
+      const isEnd = event !== 'chunk'
+      output = isEnd ? 'ended' : 'begun'
+      return [{ type: event, id: eventId, data: data === '[DONE]' ? null : JSON.parse(data) }]
+    },
+  )
+}

@@ -1,0 +1,30 @@
+import { type CallOptions, limitsOf } from '../http/call.js'
+import type { Parts } from '../resources.js'
+
+export interface Lane {
+  queue: string
+  /** Absent: all lanes of the queue. */
+  partition?: string
+}
+
+export interface LaneState {
+  queue: string
+  partition: string | null
+  paused: boolean
+}
+
+export interface Lanes {
+  pause(lane: Lane, options?: CallOptions): Promise<LaneState>
+  resume(lane: Lane, options?: CallOptions): Promise<LaneState>
+}
+
+export function lanes({ send }: Parts): Lanes {
+  const change =
+    (action: 'pause' | 'resume') =>
+    async (lane: Lane, options: CallOptions = {}): Promise<LaneState> => {
+      const asking = { method: 'POST', path: `/api/v1/lanes/${action}`, body: lane } as const
+      return (await send({ ...asking, service: 'operations', isRepeatable: true, ...limitsOf(options) }))
+        .body as LaneState
+    }
+  return { pause: change('pause'), resume: change('resume') }
+}

@@ -1,0 +1,148 @@
+import type { OperationStatus, OperationView, QueuedAnswer } from '@spillway/protocol/wire'
+import { SpillwayError } from '../error.js'
+import { type CallOptions, limitsOf } from '../http/call.js'
+import { type KeyOptions, keyHeader } from '../idempotency.js'
+import type { QueuedOperationBehavior } from '../options.js'
+import type { Page, PageOptions, Parts } from '../resources.js'
+import { type FollowOptions, follow, type OperationEvent } from './follow.js'
+import { finishedOf, operationPath, waitFor } from './ticket.js'
+
+/** Work to hand over. What `payload` holds is for its type to say. */
+export interface Order {
+  type: string
+  queue: string
+  /** The lane within the queue: order holds in a lane. Default `Default`. */
+  partition?: string
+  /** 1 (first) to 10. Default 5. */
+  priority?: number
+  delay_seconds?: number
+  timeout_seconds?: number
+  max_retries?: number
+  payload: unknown
+}
+
+export interface SubmitOptions extends CallOptions, KeyOptions {
+  /** Ask for a ticket instead of running it now. */
+  respondAsync?: boolean
+  /** Wait so long (60 at most) for one that was queued, and answer as if it had run now. */
+  waitSeconds?: number
+  /** Default: the client's. */
+  queuedOperationBehavior?: QueuedOperationBehavior
+}
+
+/** Done, failed for good, or queued: none of them is an error. */
+export type Submitted = { replayed: boolean } & (
+  | { status: 'executed'; operationId: string; result: unknown }
+  | { status: 'failed'; operationId: string; error_message: string; result: unknown }
+  | QueuedAnswer
+)
+
+export interface WaitOptions {
+  /** Give up waiting after this time. Default 60,000. */
+  timeoutMs?: number
+  signal?: AbortSignal
+}
+
+export interface OperationFilter {
+  type?: string
+  queue?: string
+  partition?: string
+  identity?: string
+  /** RFC 3339. */
+  from?: string
+  to?: string
+}
+
+export interface Operations {
+  submit(order: Order, options?: SubmitOptions): Promise<Submitted>
+  get(id: string, options?: CallOptions): Promise<OperationView>
+  list(
+    filter?: OperationFilter & PageOptions & { status?: OperationStatus },
+    options?: CallOptions,
+  ): Promise<Page<OperationView>>
+  /** Resolves when it is finished, or with what is known when the time is up: look at `status`. */
+  wait(id: string, options?: WaitOptions): Promise<OperationView>
+  /** What becomes of it, until it is finished; goes on after a dropped connection. */
+  follow(id: string, options?: FollowOptions): AsyncGenerator<OperationEvent, void, undefined>
+  cancel(id: string, options?: CallOptions): Promise<OperationView>
+  /** Puts a failed one back in its lane. */
+  retry(id: string, options?: CallOptions): Promise<OperationView>
+}
+
+const waitMsDefault = 60_000
+const service = 'operations'
+
+export function operations(parts: Parts): Operations {
+  const get = async (id: string, options: CallOptions = {}): Promise<OperationView> => {
+    const reading = { method: 'GET', service, isRepeatable: true } as const
+    const { body } = await parts.send({ ...reading, path: operationPath(id), ...limitsOf(options) })
+    return body as OperationView
+  }
+  return {
+    get,
+    submit: (order, options = {}) => submit(parts, order, options),
+    async list(filter = {}, options = {}) {
+      const reading = { method: 'GET', service, isRepeatable: true } as const
+      const { body } = await parts.send({
+        ...reading,
+        path: '/api/v1/operations',
+        query: { ...filter },
+        ...limitsOf(options),
+      })
+      return body as Page<OperationView>
+    },
+    wait: (id, { timeoutMs = waitMsDefault, signal } = {}) => waitFor(parts, id, { timeoutMs, signal }),
+    follow: (id, options = {}) => follow(parts, id, options),
+    async cancel(id, options = {}) {
+      const path = `${operationPath(id)}/cancel`
+      try {
+        const { body } = await parts.send({
+          ...{ method: 'POST', path, service, isRepeatable: true },
+          ...limitsOf(options),
+        })
+        return body as OperationView
+      } catch (fault) {
+        // Sent again because an answer was lost: it may have been cancelled by ourselves.
+        const isOurs = fault instanceof SpillwayError && fault.code === 'operation_finished' && fault.attempts > 1
+        const view = isOurs ? await get(id, options) : null
+        if (view?.status === 'cancelled') return view
+        throw fault
+      }
+    },
+    async retry(id, options = {}) {
+      const path = `${operationPath(id)}/retry`
+      const { body } = await parts.send({
+        ...{ method: 'POST', path, service, isRepeatable: false },
+        ...limitsOf(options),
+      })
+      return body as OperationView
+    },
+  }
+}
+
+async function submit(parts: Parts, order: Order, options: SubmitOptions): Promise<Submitted> {
+  const { respondAsync, waitSeconds } = options
+  const prefer = [
+    ...(respondAsync === true ? ['respond-async'] : []),
+    ...(waitSeconds === undefined ? [] : [`wait=${Math.ceil(waitSeconds)}`]),
+  ].join(', ')
+  const { body, headers } = await parts.send({
+    method: 'POST',
+    path: '/api/v1/operations',
+    body: order,
+    headers: { ...keyHeader(options), ...(prefer !== '' && { prefer }) },
+    service,
+    isRepeatable: true,
+    waitMs: (waitSeconds ?? 0) * 1_000,
+    ...limitsOf(options),
+  })
+  const replayed = headers.get('idempotent-replayed') === 'true'
+  const submitted = { ...(body as Submitted), replayed }
+  if (submitted.status !== 'queued') return submitted
+  const isPolled = (options.queuedOperationBehavior ?? parts.settings.whenQueued) === 'poll'
+  const view = await finishedOf(parts, submitted, { isPolled, ...options })
+  if (view === null) return submitted
+  const { id: operationId, result, error_message } = view
+  if (view.status === 'completed') return { status: 'executed', operationId, result, replayed }
+  return { status: 'failed', operationId, error_message: error_message ?? view.status, result, replayed }
+}

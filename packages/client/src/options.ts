@@ -1,0 +1,145 @@
+import type { SpillwayError } from './error.js'
+import type { RetryBudgetOptions } from './policy/retry-budget.js'
+import type { ThrottleOptions } from './policy/throttle.js'
+
+/** `return`: a 202 is the answer. `poll`: it is waited for, and its result is the answer. */
+export type QueuedOperationBehavior = 'return' | 'poll'
+
+export interface RetryOptions {
+  /** How often a request is sent, at most. Default 10; 1: once. */
+  attempts?: number
+  /** The longest Retry-After that is waited for, and the longest back-off. Default 30,000. */
+  maxRetryDelayMs?: number
+  /** Default true. */
+  retryOn429?: boolean
+  /** Default true. False: its own back-off only. */
+  honorRetryAfter?: boolean
+  /** False: without bound. */
+  budget?: RetryBudgetOptions | false
+}
+
+export interface Retrying {
+  method: string
+  path: string
+  /** How often it was sent so far. */
+  attempts: number
+  delayMs: number
+  error: SpillwayError
+}
+
+/** Something has to wait its turn. */
+export interface Waiting {
+  /** The operation, or the stream. */
+  id: string
+  /** 0: the next. */
+  position: number
+  etaSeconds: number
+}
+
+export interface Hooks {
+  /** Before each pause. */
+  onRetry?(retrying: Retrying): void
+  /** With each 202, and each time that the place of a waiting stream changes. */
+  onQueued?(waiting: Waiting): void
+}
+
+/** `console` is one. */
+export interface Logger {
+  debug(message: string, fields: Record<string, unknown>): void
+  warn(message: string, fields: Record<string, unknown>): void
+}
+
+export interface ClientOptions {
+  /** Where the server listens, e.g. `http://127.0.0.1:7745`; a path prefix is kept. */
+  baseUrl?: string
+  /** Several of them, the preferred one first. */
+  baseUrls?: readonly string[]
+  /** An API key or a JWT, sent as Bearer; or what gives one, asked before each request. */
+  token?: string | (() => string | Promise<string>)
+  /** The same as `token`. */
+  key?: string
+  /** Who calls, for a server without authentication: `X-User-ID`. */
+  identity?: string
+  /** Sent with each request. */
+  headers?: Record<string, string>
+  /** Default: the global one. */
+  fetch?: typeof fetch
+  /** For a call with all its attempts and pauses. Default 30,000. */
+  deadlineMs?: number
+  /** For the answer to one attempt, beyond the time that the server was asked to wait. Default 10,000. */
+  attemptTimeoutMs?: number
+  retry?: RetryOptions
+  /** False: everything is sent. */
+  throttle?: ThrottleOptions | false
+  /** Default `return`. */
+  queuedOperationBehavior?: QueuedOperationBehavior
+  hooks?: Hooks
+  /** Silent by default. */
+  logger?: Logger
+  /** The same as `retry.retryOn429`. */
+  retryOn429?: boolean
+  /** The same as `retry.honorRetryAfter`. */
+  honorRetryAfter?: boolean
+  /** The same as `retry.maxRetryDelayMs`. */
+  maxRetryDelay?: number
+}
+
+export interface Settings {
+  bases: string[]
+  token: string | (() => string | Promise<string>) | undefined
+  headers: Record<string, string>
+  fetch: typeof fetch | undefined
+  deadlineMs: number
+  attemptTimeoutMs: number
+  attemptsMax: number
+  maxRetryDelayMs: number
+  retryOn429: boolean
+  honorRetryAfter: boolean
+  budget: RetryBudgetOptions | false
+  throttle: ThrottleOptions | false
+  whenQueued: QueuedOperationBehavior
+  hooks: Hooks
+  logger: Logger
+}
+
+const silent: Logger = { debug: () => undefined, warn: () => undefined }
+
+export function settingsOf(options: ClientOptions): Settings {
+  const { retry = {} } = options
+  const bases = options.baseUrls ?? (options.baseUrl === undefined ? [] : [options.baseUrl])
+  if (bases.length === 0) throw new TypeError('baseUrl, or baseUrls, is required')
+  return {
+    bases: bases.map(checkedBase),
+    token: options.token ?? options.key,
+    headers: { ...(options.identity !== undefined && { 'x-user-id': options.identity }), ...options.headers },
+    fetch: options.fetch,
+    deadlineMs: positive('deadlineMs', options.deadlineMs, 30_000),
+    attemptTimeoutMs: positive('attemptTimeoutMs', options.attemptTimeoutMs, 10_000),
+    attemptsMax: positive('retry.attempts', retry.attempts, 10),
+    maxRetryDelayMs: retry.maxRetryDelayMs ?? options.maxRetryDelay ?? 30_000,
+    retryOn429: retry.retryOn429 ?? options.retryOn429 ?? true,
+    honorRetryAfter: retry.honorRetryAfter ?? options.honorRetryAfter ?? true,
+    budget: retry.budget ?? {},
+    throttle: options.throttle ?? {},
+    whenQueued: options.queuedOperationBehavior ?? 'return',
+    hooks: options.hooks ?? {},
+    logger: options.logger ?? silent,
+  }
+}
+
+function checkedBase(given: string): string {
+  const base = given.replace(/\/+$/, '')
+  // `new URL` and not URL.canParse, which older browsers have not got.
+  try {
+    if (/^https?:$/.test(new URL(base).protocol)) return base
+  } catch {
+    // Told below, as any other that is none.
+  }
+  throw new TypeError(`baseUrl must be an http(s) URL, not ${JSON.stringify(given)}`)
+}
+
+function positive(name: string, given: number | undefined, otherwise: number): number {
+  if (given === undefined) return otherwise
+  if (given > 0) return given
+  throw new TypeError(`${name} must be more than 0, not ${given}`)
+}

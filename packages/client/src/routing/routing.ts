@@ -1,0 +1,104 @@
+import type {
+  DecideAnswer,
+  DryRunResult,
+  OperationView,
+  Policy,
+  PolicyView,
+  ProblemCode,
+  QueuedAnswer,
+  RouteRefusal,
+  RouteTask,
+} from '@spillway/protocol/wire'
+import { SpillwayError } from '../error.js'
+import { type Call, type CallOptions, limitsOf } from '../http/call.js'
+import { type KeyOptions, keyHeader, newUuid } from '../idempotency.js'
+import { finishedOf } from '../operations/ticket.js'
+import type { QueuedOperationBehavior } from '../options.js'
+import { type Page, type PageOptions, type Parts, segment } from '../resources.js'
+
+/** `version` and `request_id` are filled in where they are absent. */
+export type Task = Omit<RouteTask, 'version' | 'request_id'> & Partial<Pick<RouteTask, 'version' | 'request_id'>>
+
+export interface TaskOptions extends CallOptions, KeyOptions {
+  /** Default: the client's. */
+  queuedOperationBehavior?: QueuedOperationBehavior
+}
+
+/** Members that have a default may be absent. */
+export type NewPolicy = Pick<Policy, 'policy_id'> &
+  Partial<Omit<Policy, 'policy_id' | 'providers'>> & {
+    providers: (Pick<Policy['providers'][number], 'provider_id'> & Partial<Policy['providers'][number]>)[]
+  }
+
+export interface Policies {
+  put(policy: NewPolicy, options?: CallOptions): Promise<PolicyView>
+  get(policyId: string, options?: CallOptions & { tenantId?: string }): Promise<PolicyView>
+  list(filter?: { tenant_id?: string } & PageOptions, options?: CallOptions): Promise<Page<PolicyView>>
+  remove(policyId: string, options?: CallOptions & { tenantId?: string }): Promise<void>
+  /** What would be decided, and why. */
+  dryRun(tasks: readonly Task[], options?: CallOptions & { policy?: NewPolicy }): Promise<DryRunResult[]>
+}
+
+export interface Routing {
+  decide(task: Task, options?: TaskOptions): Promise<DecideAnswer | QueuedAnswer>
+  /** What was decided, by the request's id; or the operation, by its own. */
+  decision(id: string, options?: CallOptions): Promise<DecideAnswer | OperationView>
+  /** Hands it to the router and answers with a ticket, whose result is the decision. */
+  message(task: Task, options?: TaskOptions): Promise<DecideAnswer | QueuedAnswer>
+  readonly policies: Policies
+}
+
+const service = 'routing'
+const decidePath = '/api/v1/routes/decide'
+
+export function routing(parts: Parts): Routing {
+  const ask = async <T>(call: Omit<Call, 'service'>, options: CallOptions = {}): Promise<T> =>
+    (await parts.send({ ...call, ...limitsOf(options), service })).body as T
+
+  const handOver = async (path: string, task: Task, options: TaskOptions): Promise<DecideAnswer | QueuedAnswer> => {
+    const body = { version: '1', request_id: newUuid(), ...task }
+    const call = { method: 'POST', path, body, headers: keyHeader(options), isRepeatable: true } as const
+    const answer = await ask<DecideAnswer | QueuedAnswer>(call, options)
+    if (!('status' in answer)) return answer
+    const isPolled = (options.queuedOperationBehavior ?? parts.settings.whenQueued) === 'poll'
+    const view = await finishedOf(parts, answer, { isPolled, ...options })
+    return view === null ? answer : decided(view)
+  }
+
+  return {
+    decide: (task, options = {}) => handOver(decidePath, task, options),
+    message: (task, options = {}) => handOver('/api/v1/messages', task, options),
+    decision: (id, options) =>
+      ask({ method: 'GET', path: `${decidePath}/${segment(id)}`, isRepeatable: true }, options),
+    policies: policies(ask),
+  }
+}
+
+function decided({ status, result, error_message }: OperationView): DecideAnswer {
+  const answer = result as DecideAnswer | RouteRefusal | null
+  if (status === 'completed' && answer?.ok === true) return answer
+  const refusal = answer?.ok === false ? `${answer.error.code}: ${answer.error.message}` : (error_message ?? status)
+  // Problem codes are routing codes in small letters.
+  const code = /^([A-Za-z_]+): /.exec(refusal)?.[1]?.toLowerCase() as ProblemCode | undefined
+  throw new SpillwayError(code ?? 'unexpected', refusal, { status: 422 })
+}
+
+function policies(ask: <T>(call: Omit<Call, 'service'>, options?: CallOptions) => Promise<T>): Policies {
+  const path = '/api/v1/policies'
+  const one = (id: string, { tenantId }: { tenantId?: string }) => ({
+    path: `${path}/${segment(id)}`,
+    query: { tenant_id: tenantId },
+  })
+  return {
+    // A repeated one would be another version; a repeated removal finds nothing.
+    put: (policy, options) => ask({ method: 'POST', path, body: policy, isRepeatable: false }, options),
+    get: (id, options = {}) => ask({ method: 'GET', ...one(id, options), isRepeatable: true }, options),
+    list: (filter = {}, options) => ask({ method: 'GET', path, query: { ...filter }, isRepeatable: true }, options),
+    remove: (id, options = {}) => ask({ method: 'DELETE', ...one(id, options), isRepeatable: false }, options),
+    async dryRun(tasks, { policy, ...options } = {}) {
+      const body = { tasks, ...(policy && { policy }) }
+      const call = { method: 'POST', path: `${path}/dry-run`, body, isRepeatable: true } as const
+      return (await ask<{ results: DryRunResult[] }>(call, options)).results
+    },
+  }
+}

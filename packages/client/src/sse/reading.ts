@@ -1,0 +1,36 @@
+import type { OpenStream } from '../http/call.js'
+import { type SseEvent, SseParser } from './parser.js'
+
+/**
+ * The server sends something at least every 15 s, if only a comment: a connection that is silent for three times that is
+ * dead, and will not say so.
+ */
+export const silenceMs = 45_000
+
+/** The events of one connection. Returns when it ends; throws when it breaks, or is silent for too long. */
+export async function* eventsOf(stream: OpenStream, silentMs = silenceMs): AsyncGenerator<SseEvent, void, undefined> {
+  const reader = stream.body.getReader()
+  const decoder = new TextDecoder()
+  const parser = new SseParser()
+  try {
+    for (;;) {
+      const { done, value } = await within(silentMs, reader.read())
+      if (done) return
+      yield* parser.push(decoder.decode(value, { stream: true }))
+    }
+  } finally {
+    stream.close()
+  }
+}
+
+async function within<T>(ms: number, wanted: Promise<T>): Promise<T> {
+  let timer: ReturnType<typeof setTimeout> | undefined
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`nothing came for ${ms} ms`)), ms)
+  })
+  try {
+    return await Promise.race([wanted, late])
+  } finally {
+    clearTimeout(timer)
+  }
+}
