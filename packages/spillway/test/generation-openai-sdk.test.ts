@@ -184,7 +184,7 @@ describe.concurrent.each(layers)('the openai package, %s', (layer) => {
 
   it.each([
     ['end=error', 'scripted'],
-    ['end=cut', 'upstream_incomplete'],
+    ['end=cut', 'upstream_error'],
   ])('throws where a stream breaks off (%s), behind what had come', async (how, code) => {
     const { user, marker, letThrough } = await userOn(layer, `broken-${code}`)
     const asked = { ...asking(`marker=${marker} tokens=2 ${how}`), stream: true as const }

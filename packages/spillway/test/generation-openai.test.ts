@@ -233,7 +233,7 @@ describe.concurrent('an upstream', () => {
     expect(status).toBe(503)
     const seconds = Number(headers.get('retry-after'))
     expect([seconds >= 3_600, seconds <= 3_960]).toEqual([true, true])
-    expect(body).toMatchObject({ error: { code: 'upstream_overloaded' } })
+    expect(body).toMatchObject({ error: { code: 'overloaded' } })
     expect(fleet.timesAsked('full')).toBe(1)
   })
 
@@ -266,9 +266,9 @@ describe.concurrent('an upstream', () => {
   })
 
   it.each([
-    ['garbage=2', 'upstream_malformed'],
-    ['end=half', 'upstream_incomplete'],
-    ['end=cut', 'upstream_incomplete'],
+    ['garbage=2', 'upstream_error'],
+    ['end=half', 'upstream_error'],
+    ['end=cut', 'upstream_error'],
     ['end=error', 'scripted'],
   ])('that breaks off by %s is told behind what had come, without [DONE]', async (how, code) => {
     const marker = how.replace('=', '-')
