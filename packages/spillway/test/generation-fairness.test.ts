@@ -1,8 +1,10 @@
 /** One user with a hundred requests in the queue does not keep the others waiting. */
-import { afterAll, beforeAll, expect, it } from 'vitest'
+import { afterAll, beforeAll, expect, it, vi } from 'vitest'
 import { contend } from './generation-contention.js'
 import { type GenerationFleet, startGenerationFleet } from './generation-faults-fleet.js'
 import { freshDatabase, type TestDatabase } from './setup/database.js'
+
+vi.setConfig({ testTimeout: 60_000, hookTimeout: 120_000 })
 
 let database: TestDatabase
 let fleet: GenerationFleet
@@ -25,4 +27,4 @@ it('twenty users with one request each are served before most of a hundred that 
   expect(seen.greedyBefore.p50).toBeLessThan(30)
   expect(seen.greedyBefore.max).toBeLessThan(60)
   expect(seen.jain).toBeGreaterThan(0.3)
-}, 60_000)
+})

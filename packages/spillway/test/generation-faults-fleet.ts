@@ -10,6 +10,8 @@ export const leaseSeconds = 3
 /** Beside the lease: the rounds of those who look for the dead, and a machine that is short of CPU. */
 export const marginMs = 12_000
 
+/** Four at once, on a machine that is short of CPU. */
+const startMaxMs = 60_000
 /** A machine that is short of CPU must not read as a busy store, which is refused with 503. */
 const patient: Env = {
   SPILLWAY_LEASE_SECONDS: String(leaseSeconds),
@@ -66,13 +68,10 @@ export async function startGenerationFleet(options: GenerationFleetOptions): Pro
   const migrated = await runProgram({ DATABASE_URL: url }, { args: ['migrate'] })
   if (migrated.code !== 0) throw new Error(`the database was not migrated: ${migrated.stderr}`)
   const start = (role: Role, env: Env): Promise<ServerProcess> =>
-    startServer({
-      DATABASE_URL: url,
-      GENERATION_UPSTREAM_URL: upstream.url,
-      ...patient,
-      ...env,
-      ...ofRole[role],
-    })
+    startServer(
+      { DATABASE_URL: url, GENERATION_UPSTREAM_URL: upstream.url, ...patient, ...env, ...ofRole[role] },
+      { timeoutMs: startMaxMs },
+    )
   const members = await Promise.all(
     options.roles.map(async (role): Promise<FleetMember> => {
       const env = options.env ?? {}

@@ -1,5 +1,5 @@
 /** Redis is lost during many streams: each ends explicitly, and new ones are served all the while. */
-import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest'
 import { type GenerationFleet, startGenerationFleet } from './generation-faults-fleet.js'
 import { Reader } from './generation-faults-reader.js'
 import { judge } from './generation-faults-verdict.js'
@@ -10,6 +10,8 @@ import { findRedis, type RedisServer, startRedis } from './setup/redis.js'
 
 const found = await findRedis()
 const small = { streams: 16, users: 4, tokens: 30, everyMs: 40 }
+
+vi.setConfig({ testTimeout: 60_000, hookTimeout: 120_000 })
 
 let database: TestDatabase
 let redis: RedisServer

@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto'
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest'
 import { type EmbeddedServer, startEmbedded } from '../src/store/embedded/index.js'
 import { type GenerationFleet, leaseSeconds, marginMs, startGenerationFleet } from './generation-faults-fleet.js'
 import { Reader } from './generation-faults-reader.js'
@@ -13,6 +13,8 @@ import { until } from './server-process.js'
 const boundMs = leaseSeconds * 1_000 + marginMs
 /** Half of them find a place in the pool of three for each user. */
 const small = { streams: 24, users: 4, tokens: 40, everyMs: 40 }
+
+vi.setConfig({ testTimeout: 60_000, hookTimeout: 120_000 })
 
 let fleet: GenerationFleet
 let embedded: EmbeddedServer

@@ -99,8 +99,9 @@ describe.skipIf('missing' in nginxFound || 'missing' in redisFound).each(logs)('
       CONNECTION_POOL_MAX_PER_USER: '1',
       CONNECTION_POOL_MAX_GLOBAL: '2',
       SPILLWAY_TRUSTED_PROXIES: '127.0.0.1',
-      // A machine that is short of CPU must not read as a busy store.
+      // A machine that is short of CPU must not read as a store that is busy or gone.
       SPILLWAY_ACCEPT_WAIT_BUDGET_MS: '60000',
+      SPILLWAY_STORE_TIMEOUT_MS: '10000',
       ...(redis !== undefined && { REDIS_URL: redis.url }),
     }
     await runProgram({ DATABASE_URL: database.url }, { args: ['migrate'] })
@@ -172,9 +173,14 @@ describe.skipIf('missing' in nginxFound || 'missing' in redisFound).each(logs)('
 
     it('60 requests of 20 users are all served token by token, byte for byte as the direct one', async () => {
       const markers = Array.from({ length: 60 }, (_, n) => `wave-${n % 20}-${n}`)
-      const streams = await Promise.all(
-        markers.map(async (marker, n) => readInSteps(await chat(nginx, `wave-${n % 20}`, script(marker)), marker)),
-      )
+      const reading: Promise<SseStream>[] = []
+      // One of each user at a time: on a machine without CPU to spare, sixty at once would wait for connections to PostgreSQL.
+      for (const from of [0, 20, 40]) {
+        const some = markers.slice(from, from + 20)
+        const opened = await Promise.all(some.map((marker, n) => chat(nginx, `wave-${n}`, script(marker))))
+        reading.push(...opened.map((stream, n) => readInSteps(stream, some[n] ?? '')))
+      }
+      const streams = await Promise.all(reading)
       expect(new Set(streams.map(({ status, layer }) => `${status} ${layer}`))).toEqual(
         new Set(['200 3-Queue-Failover']),
       )
@@ -197,9 +203,13 @@ describe.skipIf('missing' in nginxFound || 'missing' in redisFound).each(logs)('
       await before.seen('its token', ({ content }) => content !== '')
       const waiting = await chat(nginx, 'waits', script('waits'))
       await waiting.seen('its position', ({ raw }) => /position=\d/.test(raw))
+      const leftAt = Date.now()
       waiting.leave()
-      const isCancelled = async () => (await get(nginx, `/api/v1/operations/${waiting.id}`, as('waits'))).body.status
-      await until('it is cancelled', async () => (await isCancelled()) === 'cancelled', soonMs)
+      const { processed_at } = await until('it is cancelled', async () => {
+        const { body } = await get(nginx, `/api/v1/operations/${waiting.id}`, as('waits'))
+        return body.status === 'cancelled' && body
+      })
+      expect(Date.parse(processed_at) - leftAt).toBeLessThan(soonMs)
       await readInSteps(before, 'waits-before')
       expect(upstream.asked.has('waits')).toBe(false)
     })
@@ -276,7 +286,9 @@ describe.skipIf('missing' in nginxFound || 'missing' in redisFound).each(logs)('
       expect(rows).toEqual([{ log }])
     })
 
-    it.runIf(log === 'redis')('a worker that is faster than the mark of a stream waits for it', async () => {
+    if (log !== 'redis') return
+
+    it('a worker that is faster than the mark of a stream waits for it', async () => {
       const client = new Redis(redis?.url ?? '')
       await client.client('PAUSE', 700, 'WRITE')
       client.disconnect()
