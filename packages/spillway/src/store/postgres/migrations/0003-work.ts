@@ -68,7 +68,7 @@ DECLARE
   v_lost bigint[];
   v_gone bigint;
   v_queues text[]; v_partitions text[]; v_heads bigint[]; v_depths bigint[]; v_careful boolean[];
-  v_more boolean; v_emptied boolean;
+  v_more boolean; v_emptied boolean; v_levels bigint[];
   v_release boolean[] := s_release;
   v_k int;
   v_paused boolean := pause_guard();
@@ -131,13 +131,18 @@ BEGIN
 
   -- The next operation says where a lane that is given up goes.
   IF v_more THEN
+    -- Not before those who wait: an identity whose lanes are all out lags behind what was claimed of others, and a newcomer, who begins
+    -- where that is, would have to wait until it has caught up.
+    v_levels := ARRAY(SELECT (SELECT x.stamp FROM ready x WHERE x.priority = p ORDER BY x.stamp LIMIT 1) FROM generate_series(1, 10) p);
     WITH next AS (
-      SELECT u.lane, u.retry_ms, u.queue, u.partition, u.head, u.depth, u.careful, o.priority, o.stamp, o.type, o.not_before,
-        v_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
+      SELECT u.lane, u.retry_ms, u.queue, u.partition, u.head, u.depth, u.careful, o.seq, o.priority, o.stamp AS was, greatest(o.stamp, v_levels[o.priority] + 1) AS stamp, o.type,
+        o.not_before, v_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
           ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
       FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful) u(lane, release, retry_ms, queue, partition, head, depth, careful),
-        LATERAL (SELECT x.priority, x.stamp, x.type, x.not_before FROM ops x WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
+        LATERAL (SELECT x.seq, x.priority, x.stamp, x.type, x.not_before FROM ops x WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
       WHERE u.release AND u.depth > 0
+    ), lifted AS (
+      UPDATE ops o SET stamp = n.stamp FROM next n WHERE n.stamp > n.was AND o.lane = n.lane AND o.seq = n.seq
     ), put_aside AS (
       INSERT INTO parked (lane, until, reason)
       SELECT n.lane, CASE WHEN n.paused THEN 'infinity'::timestamptz WHEN n.retry_ms IS NOT NULL THEN t + n.retry_ms * interval '1 ms' ELSE n.not_before END,
