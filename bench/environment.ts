@@ -34,7 +34,7 @@ export interface Environment {
 }
 
 const root = path.join(import.meta.dirname, '..')
-const peers = ['fastify', 'pg', 'pg-boss', 'graphile-worker', 'bullmq', 'rate-limiter-flexible']
+const peers = ['fastify', 'pg', 'pg-boss', 'graphile-worker', 'bullmq', 'rate-limiter-flexible', 'resumable-stream']
 
 export async function describeEnvironment(
   postgres: BenchPostgres & { readonly dataDir: string | null },

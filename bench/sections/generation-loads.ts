@@ -1,9 +1,16 @@
 /** What the generation section offers. */
 
-/** 10,000 tokens a second in all. */
-export const flowLoad = { streams: 500, every: 50 } as const
-/** A tenth of it, by as many streams: what is left when nothing is scarce. */
-export const calmLoad = { streams: 500, every: 500 } as const
+export interface StreamLoad {
+  readonly streams: number
+  /** Milliseconds between two tokens of a stream. */
+  readonly every: number
+}
+
+/** 10,000 tokens a second in all; and a tenth of it by as many streams, when nothing is scarce. */
+export const flowLoads = {
+  full: { flow: { streams: 500, every: 50 }, calm: { streams: 500, every: 500 } },
+  quick: { flow: { streams: 200, every: 20 }, calm: { streams: 200, every: 200 } },
+} as const satisfies Readonly<Record<string, { flow: StreamLoad; calm: StreamLoad }>>
 /** As fast as they are taken. */
 export const fullLoad = { streams: 64, every: 0 } as const
 

@@ -7,11 +7,12 @@ import { of } from '../rounds.js'
 import type { Figure, SectionResult, Verdict } from '../section.js'
 import { median, pairedRatio, percentile } from '../statistics.js'
 import { type Idle, warmUp } from './generation-idle.js'
-import { burstOf, calmLoad, flowLoad, fullLoad, resuming, resumingLate } from './generation-loads.js'
+import { burstOf, fullLoad, resuming, resumingLate, type StreamLoad } from './generation-loads.js'
 import { names } from './generation-sites.js'
 
 export interface Loads {
   readonly loads: ReadonlyMap<string, readonly Flowed[]>
+  readonly load: StreamLoad
   /** Of the model itself, over all rounds. */
   readonly lateP99Ms: number
 }
@@ -44,7 +45,7 @@ export function conclude(found: Found): SectionResult {
   return { figures: figuresOf(found), verdicts: verdictsOf(found), plots: [], notes: notesOf(found) }
 }
 
-const perSecondOf = ({ streams, every }: { streams: number; every: number }): string =>
+const perSecondOf = ({ streams, every }: StreamLoad): string =>
   `${((streams * 1_000) / every).toLocaleString('en-US')} tokens/s over ${streams} streams`
 
 /** CPU time of its processes for each token, in microseconds. */
@@ -74,7 +75,8 @@ export function toldOf(outcomes: readonly BurstOutcome[]): Told {
   }
 }
 
-function flowFigures({ loads }: Loads, load: string): Figure[] {
+function flowFigures({ loads, load: offered }: Loads): Figure[] {
+  const load = perSecondOf(offered)
   const each = (what: string, unit: string, pick: (flowed: Flowed) => number): Figure[] =>
     [...loads].map(([variant, runs]) => figure({ what: `${what}, ${load}`, variant, unit, runs: runs.map(pick) }))
   return [
@@ -133,8 +135,8 @@ function figuresOf({ calm, flowing, full, resumed, bursts, firstByte, idle }: Fo
     figure({ what, variant: 'Spillway', unit, runs: [value] })
   const waiting = `${idle.streams.toLocaleString('en-US')} streams that wait for their turn, one process`
   return [
-    ...flowFigures(calm, perSecondOf(calmLoad)),
-    ...flowFigures(flowing, perSecondOf(flowLoad)),
+    ...flowFigures(calm),
+    ...flowFigures(flowing),
     ...fullFigures(full),
     ...resumeFigures(resumed),
     ...burstFigures(bursts),
@@ -202,14 +204,28 @@ function verdictsOf(found: Found): Verdict[] {
 function notesOf({ calm, flowing, full, absent, redis, idle, resumed }: Found): string[] {
   const straight = of(full.loads, names.straight).map(({ perSecond }) => perSecond)
   return [
-    `The model is a program that writes each token by itself, about 190 bytes of OpenAI's form with the time in it; the streams are spread evenly over its pace. The readers are one process of hand-written HTTP/1.1. Neither is what is measured: by itself the model makes ${Math.round(median(straight)).toLocaleString('en-US')} tokens/s, and it was late by ${flowing.lateP99Ms.toFixed(1)} ms at p99 (at the calm pace ${calm.lateP99Ms.toFixed(1)} ms); a token's time counts from when it was sent. Every token was checked: none was lost, repeated or out of order. All processes, PostgreSQL and Redis share one machine.`,
+    `The model is a program that writes each token by itself, about 190 bytes of OpenAI's form with the time in it; the streams are spread evenly over its pace. The readers are one process of hand-written HTTP/1.1. Neither is what is measured: by itself the model makes ${Math.round(median(straight)).toLocaleString('en-US')} tokens/s, and it was late by ${flowing.lateP99Ms.toFixed(1)} ms at p99 (at the calm pace ${calm.lateP99Ms.toFixed(1)} ms); a token's time counts from when it was sent. Every token was checked: none of a stream that went on was lost, repeated or out of order. All processes, PostgreSQL and Redis share one machine.`,
     'Fastify that pipes hands the bytes of the model on; the one that numbers parses each block and writes it with an id, as Spillway does. Neither keeps anything. Spillway sends a token after its log has it for certain: a commit of PostgreSQL, or a write of Redis with `appendfsync always`. Apart: the only place of the pool is taken, so that every stream is queued and run by the worker, and comes to the gateway through the log. What the relay adds is its time less that of the direct way with the same log in the same round.',
     'CPU time is that of the Node.js processes of the way, user and system; PostgreSQL and Redis are not in it.',
     `resumable-stream keeps what a model said in the memory of the process that called it, and relays by Redis's publish and subscribe; a reader that comes back is sent all of it behind what it has. When the stream is over there is nothing to be had from it, as documented. Resumed while it streams: ${resumed.streams} readers leave after ${resuming.readFirst} of ${resuming.script.tokens} tokens and come back ${resuming.awayMs} ms later; when it is over: ${resumingLate.awayMs} ms later.${lostOf(resumed)}`,
     `Ten at once: streams of ${burstOf.script.tokens} tokens, one every ${burstOf.script.every} ms. A success has all of them and a proper end. The bare pool is the same server with QUEUE_FAILOVER_ENABLED=false: what has no place is refused with 429.`,
     `Streams that wait: accepted and in the queue, the head and the position sent, heartbeats on; ${Math.round(idle.beatShare * 100)}% of the heartbeats came. Their memory is the growth of the process's RSS from ${warmUp} streams on, which have warmed it up; the kernel's part of a connection is not in it. The share of a core is over all that goes on for them, the looks at the queue for their positions included.`,
+    ...brokenOf([calm, flowing, full]),
     ...(redis === null ? [`There was no Redis: ${absent}.`] : [`Redis ${redis}.`]),
   ]
+}
+
+/** A stream that ends with an error is no gap, but it is told. */
+export function brokenOf(all: readonly Loads[]): string[] {
+  const broken = new Map<string, number>()
+  for (const { loads } of all) {
+    for (const [name, runs] of loads) {
+      const failed = runs.reduce((sum, run) => sum + run.failed, 0)
+      if (failed > 0) broken.set(name, (broken.get(name) ?? 0) + failed)
+    }
+  }
+  if (broken.size === 0) return []
+  return [`Streams that broke off: ${[...broken].map(([name, failed]) => `${failed} of ${name}`).join(', ')}.`]
 }
 
 function lostOf({ found }: Resumes): string {

@@ -7,7 +7,7 @@ import { type BenchRedis, startRedis } from '../redis.js'
 import { interleave, type Variant } from '../rounds.js'
 import type { BenchContext, Section, SectionResult } from '../section.js'
 import { measureIdle } from './generation-idle.js'
-import { burstOf, calmLoad, flowLoad, fullLoad, resuming, resumingLate } from './generation-loads.js'
+import { burstOf, flowLoads, fullLoad, resuming, resumingLate, type StreamLoad } from './generation-loads.js'
 import { type Bursts, conclude, type Loads, type Resumes } from './generation-report.js'
 import {
   chatPath,
@@ -24,6 +24,7 @@ import {
 
 interface Pace {
   readonly rounds: number
+  readonly calmRounds: number
   readonly seconds: number
   readonly settleSeconds: number
   readonly idleStreams: number
@@ -35,16 +36,17 @@ interface Pace {
 
 const paces: Readonly<Record<'full' | 'quick', Pace>> = {
   full: {
-    ...{ rounds: 5, seconds: 8, settleSeconds: 2, idleStreams: 10_000, idleSeconds: 36 },
+    ...{ rounds: 3, calmRounds: 2, seconds: 6, settleSeconds: 1, idleStreams: 10_000, idleSeconds: 36 },
     ...{ firstBytes: 500, bursts: 5, resumes: 100 },
   },
   quick: {
-    ...{ rounds: 2, seconds: 3, settleSeconds: 1, idleStreams: 2_000, idleSeconds: 12 },
+    ...{ rounds: 1, calmRounds: 1, seconds: 3, settleSeconds: 1, idleStreams: 2_000, idleSeconds: 12 },
     ...{ firstBytes: 100, bursts: 2, resumes: 30 },
   },
 }
 
 const waysMax = 8
+const waysAtSaturation = 4
 const startSeconds = 30
 const openingSeconds = 3
 
@@ -54,7 +56,7 @@ export const generation: Section = {
   estimateSeconds(quick) {
     const pace = paces[quick ? 'quick' : 'full']
     const one = pace.seconds + pace.settleSeconds + openingSeconds
-    const flowing = pace.rounds * (2 * waysMax + 5) * one
+    const flowing = (waysMax * (1 + pace.calmRounds + pace.rounds) + waysAtSaturation * pace.rounds) * one
     const idle = pace.idleStreams / 400 + pace.idleSeconds + 25
     return startSeconds + flowing + idle + pace.firstBytes / 20 + pace.bursts * 8 + 4 * 12
   },
@@ -68,11 +70,21 @@ async function measure(context: BenchContext): Promise<SectionResult> {
     const absent = 'absent' in redis ? redis.absent : null
     context.say('starting the servers')
     const sites = await startSites(context, 'absent' in redis ? null : redis)
-    const relays = waysOf(sites)
-    const calm = await measureFlow(context, pace, sites, { name: 'calm', ways: relays, load: calmLoad })
-    const flowing = await measureFlow(context, pace, sites, { name: 'flowing', ways: relays, load: flowLoad })
-    const ends = [sites.straight, sites.pipe, sites.number, sites.direct, ...(sites.redis ? [sites.redis.direct] : [])]
-    const full = await measureFlow(context, pace, sites, { name: 'at saturation', ways: ends, load: fullLoad })
+    const loads = flowLoads[context.quick ? 'quick' : 'full']
+    const flow = (name: string, rounds: number, ways: readonly Way[], load: StreamLoad): Promise<Loads> =>
+      measureFlow(context, sites, {
+        name,
+        rounds,
+        ways,
+        load,
+        seconds: pace.seconds,
+        settleSeconds: pace.settleSeconds,
+      })
+    await flow('warming up', 1, waysOf(sites), loads.flow)
+    const calm = await flow('calm', pace.calmRounds, waysOf(sites), loads.calm)
+    const flowing = await flow('flowing', pace.rounds, waysOf(sites), loads.flow)
+    const ends = [sites.straight, sites.pipe, sites.number, sites.direct]
+    const full = await flow('at saturation', pace.rounds, ends, fullLoad)
     const resumed = await measureResumes(context, pace, sites)
     const bursts = await measureBursts(context, pace, sites)
     const firstByte = await measureFirstBytes(context, pace, sites)
@@ -94,26 +106,26 @@ function waysOf({ straight, pipe, number, direct, relay, redis }: Sites): Way[] 
   ]
 }
 
-async function measureFlow(
-  context: BenchContext,
-  pace: Pace,
-  sites: Sites,
-  { name, ways, load }: { name: string; ways: readonly Way[]; load: { streams: number; every: number } },
-): Promise<Loads> {
-  const { seconds, settleSeconds } = pace
+interface Flowing {
+  readonly name: string
+  readonly rounds: number
+  readonly ways: readonly Way[]
+  readonly load: StreamLoad
+  readonly seconds: number
+  readonly settleSeconds: number
+}
+
+async function measureFlow(context: BenchContext, sites: Sites, flowing: Flowing): Promise<Loads> {
+  const { name, rounds, ways, load, seconds, settleSeconds } = flowing
   const variants = ways.map(
     (way): Variant<Flowed> => ({
       name: way.name,
       run: () => flowThrough(sites, way, { ...load, seconds, settleSeconds }),
     }),
   )
-  context.say(`${name}: warming up`)
-  for (const variant of variants) await variant.run()
   await stateOf(sites.upstream, true)
-  const loads = await interleave(variants, pace.rounds, (round) =>
-    context.say(`${name}: round ${round + 1} of ${pace.rounds}`),
-  )
-  return { loads, lateP99Ms: (await stateOf(sites.upstream)).lateP99Ms }
+  const loads = await interleave(variants, rounds, (round) => context.say(`${name}: round ${round + 1} of ${rounds}`))
+  return { loads, load, lateP99Ms: (await stateOf(sites.upstream)).lateP99Ms }
 }
 
 /** Spillway's relays, over both logs, and the peer: while it streams, and when it is over. */
@@ -167,7 +179,8 @@ async function measureFirstBytes(context: BenchContext, pace: Pace, sites: Sites
   const { origin } = await context.serve({
     DATABASE_URL: await context.postgres.createDatabase('generation_waiting'),
     GENERATION_UPSTREAM_URL: `${sites.upstream.origin}/v1`,
-    ...{ CONNECTION_POOL_MAX_PER_USER: '1', STREAM_FIRST_TOKEN_SECONDS: '300', STREAM_IDLE_SECONDS: '300' },
+    ...{ CONNECTION_POOL_MAX_PER_USER: '1', QUEUE_FAILOVER_TIMEOUT_SECONDS: '600' },
+    ...{ STREAM_FIRST_TOKEN_SECONDS: '600', STREAM_IDLE_SECONDS: '600' },
   })
   await holdPlace(sites.clients, { origin, path: chatPath })
   // A user's queued ones wait for its lane, which the one that runs does not have: a second one keeps that busy.

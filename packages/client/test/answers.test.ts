@@ -72,8 +72,8 @@ describe('an answer', () => {
 
   it('202 with `poll`, not finished before the deadline: is returned', async () => {
     const { operations } = client({ queuedOperationBehavior: 'poll' })
-    const slow = { respondAsync: true, deadlineMs: 300 }
-    expect(await operations.submit(order('long', '?delay_ms=2000'), slow)).toMatchObject({ status: 'queued' })
+    const slow = { respondAsync: true, deadlineMs: 1_200 }
+    expect(await operations.submit(order('long', '?delay_ms=20000'), slow)).toMatchObject({ status: 'queued' })
   })
 
   it('204: is empty', async () => {
@@ -131,10 +131,9 @@ describe('a refusal', () => {
 
   it('503 of a server that stops: goes to the next base URL at once', async () => {
     proxy.plan('/operations', refusal(503, '5', 'draining'))
-    const began = performance.now()
     const { operations } = client({ baseUrls: [proxy.origin, server.origin] })
     expect(await operations.submit(order('moved'))).toMatchObject({ status: 'executed' })
-    expect(performance.now() - began).toBeLessThan(4_000)
+    expect(retries).toMatchObject([{ delayMs: 0, error: { code: 'draining', retryAfterMs: 5_000 } }])
     expect(proxy.seen).toHaveLength(1)
   })
 })
@@ -212,15 +211,20 @@ describe('no answer', () => {
     proxy.plan('/operations', { kind: 'silence' })
     const { operations } = client({ attemptTimeoutMs: 300 })
     expect(await operations.submit(order('silent'))).toMatchObject({ status: 'executed' })
-    expect(retries).toMatchObject([{ error: { code: 'unreachable', status: null } }])
+    expect(retries[0]).toMatchObject({ error: { code: 'unreachable', status: null } })
   })
 
-  it('in time, while the first one is still at work: that one is waited for', async () => {
-    const { operations } = client({ attemptTimeoutMs: 400 })
-    const answer = await operations.submit(order('slow', '?delay_ms=1200'))
-    expect(answer).toMatchObject({ status: 'executed', replayed: true })
-    expect(retries.map(({ error }) => error.code)).toContain('idempotency_in_progress')
-    expect(await ran('slow')).toBe(1)
+  it('yet, as the first one with its key is still at work (409): that one is waited for', async () => {
+    const { operations } = client()
+    const slow = order('slow', '?delay_ms=1500')
+    const first = operations.submit(slow, { idempotencyKey: 'k3' })
+    while ((await operations.list({ queue: 'slow' })).items.length === 0);
+    expect(await operations.submit(slow, { idempotencyKey: 'k3' })).toMatchObject({
+      status: 'executed',
+      replayed: true,
+    })
+    expect(retries[0]?.error).toMatchObject({ code: 'idempotency_in_progress', status: 409 })
+    expect(await first).toMatchObject({ replayed: false })
   })
 
   it('within the deadline: the last error is thrown, and the server is left alone', async () => {
@@ -228,7 +232,7 @@ describe('no answer', () => {
     const began = performance.now()
     const read = client().operations.list({}, { deadlineMs: 400 })
     await expect(read).rejects.toMatchObject({ code: 'unreachable', attempts: 1 })
-    expect(performance.now() - began).toBeLessThan(3_000)
+    expect(performance.now() - began).toBeLessThan(4_500)
   })
 
   it('to an ack: it is sent again, and moves nothing twice', async () => {
@@ -276,11 +280,13 @@ describe('mostly refusals', () => {
   it('hold back what is sent, and what is held back for too long is `throttled`', async () => {
     proxy.plan('/operations', ...new Array(50).fill(refusal(503, '0')))
     const { operations } = client({ throttle: {}, retry: { attempts: 1 } })
-    const codes = new Set<unknown>()
-    for (let i = 0; i < 50 && !codes.has('throttled'); i++) {
-      await operations.list({}, { deadlineMs: 10 }).catch(({ code }) => codes.add(code))
+    await expect(operations.list()).rejects.toMatchObject({ code: 'overloaded' })
+    const codes: unknown[] = []
+    for (let i = 0; i < 40 && !codes.includes('throttled'); i++) {
+      // Too short for a pause: it is sent now, or not at all.
+      await operations.list({}, { deadlineMs: 49 }).catch(({ code }) => codes.push(code))
     }
-    expect([...codes].sort()).toEqual(['overloaded', 'throttled'])
-    expect(proxy.seen.length).toBeLessThan(50)
+    expect(codes).toContain('throttled')
+    expect(proxy.seen.length).toBeLessThanOrEqual(codes.length)
   })
 })

@@ -2,6 +2,7 @@ import { type ChildProcess, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import { once } from 'node:events'
 import { createRequire } from 'node:module'
+import { setTimeout as delay } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { inject } from 'vitest'
 
@@ -62,12 +63,23 @@ export async function runningServer(env: Record<string, string> = {}): Promise<R
     })
     server.once('close', () => reject(new Error(`the server ended before it listened:\n${told}`)))
   })
+  await ready(origin)
   return {
     origin,
     stop: async () => {
-      server.kill('SIGTERM')
+      // Its data goes with it: there is nothing to wait for.
+      server.kill('SIGKILL')
       await ended
       await administer(`DROP DATABASE IF EXISTS ${name} WITH (FORCE)`)
     },
+  }
+}
+
+async function ready(origin: string): Promise<void> {
+  for (const deadline = performance.now() + 30_000; ; ) {
+    const answer = await fetch(`${origin}/health/ready`)
+    if (answer.ok) return
+    if (performance.now() > deadline) throw new Error(`the server is not ready: ${await answer.text()}`)
+    await delay(20)
   }
 }

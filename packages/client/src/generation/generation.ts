@@ -9,7 +9,7 @@ import type { Answer, Call, CallOptions } from '../http/call.js'
 import { type KeyOptions, keyHeader } from '../idempotency.js'
 import type { Waiting } from '../options.js'
 import { type Parts, segment } from '../resources.js'
-import type { SseEvent } from '../sse/parser.js'
+import { jsonOf, type SseEvent } from '../sse/parser.js'
 import { Reconnect, resuming } from '../sse/resuming.js'
 
 export interface GenerateRequest {
@@ -164,18 +164,18 @@ class Generating implements Generation {
     switch (event) {
       case 'status':
         // Where the header cannot be read, as in a page whose proxy does not expose it.
-        this.#streamId ??= (JSON.parse(data) as { stream_id: string }).stream_id
+        this.#streamId ??= jsonOf<{ stream_id: string }>(data).stream_id
         return []
       case 'queued':
-        this.#tellQueued(JSON.parse(data) as StreamQueued)
+        this.#tellQueued(jsonOf<StreamQueued>(data))
         return []
       case 'chunk':
-        return this.#chunk(JSON.parse(data) as StreamChunk, id)
+        return this.#chunk(jsonOf<StreamChunk>(data), id)
       case 'complete':
-        this.#complete = JSON.parse(data) as StreamComplete
+        this.#complete = jsonOf<StreamComplete>(data)
         return null
       case 'error': {
-        const { message, code, retryable } = JSON.parse(data) as StreamError
+        const { message, code, retryable } = jsonOf<StreamError>(data)
         if (resumable.has(code)) return new Reconnect(message)
         throw new SpillwayError(code as ProblemCode, message, { status: 200, retryable })
       }

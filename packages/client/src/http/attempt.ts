@@ -18,10 +18,12 @@ export interface AttemptParts {
 export async function attempt(call: Call, parts: AttemptParts): Promise<Answer> {
   const { base, attempts, timeoutMs } = parts
   const { signal } = call
+  signal?.throwIfAborted()
+  // What the caller's own code throws here is the caller's to see, and no fault of the server.
+  const { url, init } = await requestOf(call, parts)
   // AbortSignal.any would do, where all browsers had it.
   const over = new AbortController()
   const leave = (): void => over.abort(signal?.reason)
-  signal?.throwIfAborted()
   signal?.addEventListener('abort', leave, { once: true })
   const close = (): void => {
     signal?.removeEventListener('abort', leave)
@@ -30,12 +32,18 @@ export async function attempt(call: Call, parts: AttemptParts): Promise<Answer> 
   const timer = setTimeout(() => over.abort(), timeoutMs)
   let isHandedOver = false
   try {
-    const response = await request(call, parts, over.signal)
-    if (call.isStream === true && response.status === 200 && response.body !== null) {
+    signal?.throwIfAborted()
+    // A name of its own: as a method of `settings` a browser's fetch would refuse to be called. Looked up at each call: a
+    // global fetch that is replaced later counts.
+    const fetching = parts.settings.fetch ?? fetch
+    const response = await fetching(url, { ...init, signal: over.signal })
+    if (call.isStream === true && isEvents(response) && response.body !== null) {
       isHandedOver = true
       return { status: 200, headers: response.headers, body: undefined, stream: { body: response.body, close } }
     }
-    return read(response, await response.text(), parts)
+    const answer = read(response, await response.text(), parts)
+    if (call.isStream === true && answer.body !== undefined) throw stranger(response.status, parts)
+    return answer
   } catch (cause) {
     signal?.throwIfAborted()
     if (cause instanceof SpillwayError) throw cause
@@ -47,16 +55,16 @@ export async function attempt(call: Call, parts: AttemptParts): Promise<Answer> 
   }
 }
 
-async function request(call: Call, { settings, base }: AttemptParts, signal: AbortSignal): Promise<Response> {
+const isEvents = ({ status, headers }: Response): boolean =>
+  status === 200 && headers.get('content-type')?.startsWith('text/event-stream') === true
+
+async function requestOf(call: Call, { settings, base }: AttemptParts): Promise<{ url: string; init: RequestInit }> {
   const { method, path, query = {}, body, headers, isStream } = call
   const token = typeof settings.token === 'function' ? await settings.token() : settings.token
   const search = new URLSearchParams()
   for (const [name, value] of Object.entries(query)) if (value !== undefined) search.set(name, String(value))
   const asked = search.toString()
-  // A name of its own: as a method of `settings` a browser's fetch would refuse to be called. Looked up at each call: a
-  // global fetch that is replaced later counts.
-  const fetching = settings.fetch ?? fetch
-  return fetching(`${base}${path}${asked === '' ? '' : `?${asked}`}`, {
+  const init = {
     method,
     headers: {
       accept: isStream === true ? 'text/event-stream' : 'application/json',
@@ -66,24 +74,27 @@ async function request(call: Call, { settings, base }: AttemptParts, signal: Abo
       ...headers,
     },
     ...(body !== undefined && { body: JSON.stringify(body) }),
-    signal,
-  })
+  }
+  return { url: `${base}${path}${asked === '' ? '' : `?${asked}`}`, init }
 }
 
-function read({ status, headers }: Response, text: string, { base, attempts, clock }: AttemptParts): Answer {
+function read({ status, headers }: Response, text: string, parts: AttemptParts): Answer {
   const isSuccess = (status >= 200 && status < 300) || status === 304
-  if (isSuccess && text === '') return { status, headers, body: undefined, stream: null }
+  const isJson = headers.get('content-type')?.includes('json') === true
+  if (isSuccess && text === '' && !isJson) return { status, headers, body: undefined, stream: null }
   const body = parseJson(text)
   if (isSuccess && body !== undefined) return { status, headers, body, stream: null }
-  const told = {
-    status,
-    attempts,
-    retryAfterMs: retryAfterMs(headers.get('retry-after'), clock.wallMs(), headers.get('date')),
-  }
-  if (isProblem(body)) {
-    throw new SpillwayError(body.code, `${body.title}: ${body.detail}`, { ...told, problem: body })
-  }
-  throw new SpillwayError('unexpected', `${base} answered ${status}, but not as Spillway does`, told)
+  // Cut short, where the length of an answer is not told: it looks as if it had ended.
+  if (isSuccess && isJson) throw new Error('the answer ends in the middle')
+  const waitMs = retryAfterMs(headers.get('retry-after'), parts.clock.wallMs(), headers.get('date'))
+  if (!isProblem(body)) throw stranger(status, parts, waitMs)
+  const told = { status, attempts: parts.attempts, retryAfterMs: waitMs, problem: body }
+  throw new SpillwayError(body.code, `${body.title}: ${body.detail}`, told)
+}
+
+function stranger(status: number, { base, attempts }: AttemptParts, waitMs: number | null = null): SpillwayError {
+  const detail = `${base} answered ${status}, but not as Spillway does`
+  return new SpillwayError('unexpected', detail, { status, attempts, retryAfterMs: waitMs })
 }
 
 function parseJson(text: string): unknown {

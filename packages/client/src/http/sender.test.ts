@@ -132,6 +132,11 @@ describe('silence', () => {
     expect(asked).toHaveLength(3)
   })
 
+  it.each(['{"done":', ''])('in the middle of an answer (%j) is asked again', async (cut) => {
+    const { send } = answering([() => new Response(cut, { headers: { 'content-type': 'application/json' } }), done])
+    expect(await send(read)).toMatchObject({ body: { done: true } })
+  })
+
   it('is an error where it is not', async () => {
     const { send, asked } = answering([silence, done])
     await expect(send(take)).rejects.toMatchObject({ code: 'unreachable', status: null, retryable: true })
@@ -199,16 +204,43 @@ describe('the budget', () => {
 
 describe('the throttle', () => {
   it('holds back what the server refuses, and tells its last refusal', async () => {
-    const { send, asked } = answering([busy('1')], { throttle: {}, retry: { budget: false } }, 0.4)
-    await expect(send({ ...read, deadlineMs: 20_000 })).rejects.toMatchObject({ code: 'overloaded', attempts: 1 })
-    expect(asked).toHaveLength(1)
+    const { send, asked } = answering([busy('1')], { throttle: { probeMs: 60_000 }, retry: { budget: false } }, 0.4)
+    await expect(send({ ...read, deadlineMs: 20_000 })).rejects.toMatchObject({ code: 'overloaded', attempts: 3 })
+    expect(asked).toHaveLength(3)
     await expect(send({ ...read, deadlineMs: 100 })).rejects.toMatchObject({ code: 'throttled', attempts: 0 })
   })
 
+  it('does not count what its caller left, nor silence', async () => {
+    const { send, asked } = answering([silence], { throttle: {}, retry: { attempts: 1 } }, 0)
+    for (let i = 0; i < 5; i++) {
+      const left = new AbortController()
+      const sent = send({ ...read, signal: left.signal })
+      if (i % 2 === 0) left.abort(new Error('left'))
+      await expect(sent).rejects.toThrow()
+    }
+    await expect(send({ ...read, deadlineMs: 10 })).rejects.toMatchObject({ code: 'unreachable' })
+    expect(asked.length).toBeGreaterThanOrEqual(3)
+  })
+
   it('is one for each kind of work', async () => {
-    const { send, asked } = answering([busy('1'), done], { throttle: {}, retry: { attempts: 1 } }, 0)
-    await expect(send(read)).rejects.toMatchObject({ code: 'overloaded' })
+    const { send, asked } = answering([busy('1'), busy('1'), done], { throttle: {}, retry: { attempts: 1 } }, 0)
+    for (let i = 0; i < 2; i++) await expect(send(read)).rejects.toMatchObject({ code: 'overloaded' })
+    await expect(send({ ...read, deadlineMs: 10 })).rejects.toMatchObject({ code: 'throttled' })
     await send({ ...read, service: 'messages' })
-    expect(asked).toHaveLength(2)
+    expect(asked).toHaveLength(3)
+  })
+})
+
+describe('what the caller throws', () => {
+  it('for want of a token is thrown as it is', async () => {
+    const { send, asked } = answering([done], { token: () => Promise.reject(new Error('logged out')) })
+    await expect(send(read)).rejects.toThrow('logged out')
+    expect(asked).toHaveLength(0)
+  })
+
+  it('for a body that is no JSON is thrown as it is', async () => {
+    const { send, asked } = answering([done])
+    await expect(send({ ...read, body: 1n })).rejects.toThrow(TypeError)
+    expect(asked).toHaveLength(0)
   })
 })

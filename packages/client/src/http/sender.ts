@@ -19,6 +19,9 @@ import { isAccepted, isEndpointFault, type Verdict, verdictOn } from '../policy/
 import { attempt } from './attempt.js'
 import type { Answer, Call, Send, Service } from './call.js'
 
+/** What is held back here costs the server nothing: it is looked at again soon. */
+const heldBackMsMax = 5_000
+
 export function createSender(settings: Settings, clock: Clock): Send {
   const sender = new Sender(settings, clock)
   return (call) => sender.send(call)
@@ -94,9 +97,12 @@ class Sender {
     } catch (fault) {
       if (!(fault instanceof SpillwayError)) {
         this.#endpoints.left(endpoint)
+        throttle?.unanswered()
         throw fault
       }
-      if (isAccepted(fault)) throttle?.accepted()
+      // A server that nobody reaches is for the budget and the endpoints: the throttle is about one that refuses.
+      if (fault.status === null) throttle?.unanswered()
+      else if (isAccepted(fault)) throttle?.accepted()
       if (isEndpointFault(fault)) this.#endpoints.failed(endpoint)
       else this.#endpoints.answered(endpoint)
       return { answer: null, fault, endpoint }
@@ -116,7 +122,7 @@ class Sender {
       : pauseMs({
           tries: course.tries,
           retryAfterMs: honorRetryAfter ? (fault.retryAfterMs ?? 0) : 0,
-          maxMs: maxRetryDelayMs,
+          maxMs: fault.code === 'throttled' ? Math.min(heldBackMsMax, maxRetryDelayMs) : maxRetryDelayMs,
           leftMs,
           random: this.#clock.random(),
         })

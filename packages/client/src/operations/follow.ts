@@ -1,5 +1,6 @@
 import type { OperationView } from '@spillway/protocol/wire'
 import type { Parts } from '../resources.js'
+import { jsonOf } from '../sse/parser.js'
 import { resuming } from '../sse/resuming.js'
 import { operationPath } from './ticket.js'
 
@@ -22,6 +23,8 @@ export async function* follow(
   let told = ''
   let isFinished = false
   let output: 'none' | 'begun' | 'ended' = 'none'
+  /** Since the connection was opened. */
+  let hasChunks = false
   yield* resuming<OperationEvent>(
     {
       clock,
@@ -40,14 +43,19 @@ export async function* follow(
           isStream: true,
           signal,
         }),
-      isOver: (wasBroken) => isFinished && !(wasBroken && output === 'begun'),
+      isOver: (wasBroken) => {
+        // Behind some proxies an answer that is cut looks like one that has ended: there may be more output.
+        const mayBeMore = output === 'begun' && (wasBroken || hasChunks)
+        hasChunks = false
+        return isFinished && !mayBeMore
+      },
     },
     ({ event, id: eventId, data }) => {
       if (event === 'status') {
         // Told again on each connection, whether or not it has changed.
         if (data === told) return []
         told = data
-        const operation = JSON.parse(data) as OperationView
+        const operation = jsonOf<OperationView>(data)
         isFinished = operation.processed_at !== null
         return [{ type: 'status', operation }]
       }
@@ -55,7 +63,8 @@ export async function* follow(
       // Of OpenAI's form the end is no JSON.
       const isEnd = event !== 'chunk'
       output = isEnd ? 'ended' : 'begun'
-      return [{ type: event, id: eventId, data: data === '[DONE]' ? null : JSON.parse(data) }]
+      hasChunks = true
+      return [{ type: event, id: eventId, data: data === '[DONE]' ? null : jsonOf<unknown>(data) }]
     },
   )
 }

@@ -126,6 +126,7 @@ async function submit(parts: Parts, order: Order, options: SubmitOptions): Promi
     ...(respondAsync === true ? ['respond-async'] : []),
     ...(waitSeconds === undefined ? [] : [`wait=${Math.ceil(waitSeconds)}`]),
   ].join(', ')
+  const waitMs = (waitSeconds ?? 0) * 1_000
   const { body, headers } = await parts.send({
     method: 'POST',
     path: '/api/v1/operations',
@@ -133,8 +134,9 @@ async function submit(parts: Parts, order: Order, options: SubmitOptions): Promi
     headers: { ...keyHeader(options), ...(prefer !== '' && { prefer }) },
     service,
     isRepeatable: true,
-    waitMs: (waitSeconds ?? 0) * 1_000,
-    ...limitsOf(options),
+    waitMs,
+    signal: options.signal,
+    deadlineMs: options.deadlineMs ?? parts.settings.deadlineMs + waitMs,
   })
   const replayed = headers.get('idempotent-replayed') === 'true'
   const submitted = { ...(body as Submitted), replayed }

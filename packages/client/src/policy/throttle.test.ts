@@ -23,16 +23,38 @@ describe('the throttle', () => {
     chance.value = 1
     for (let i = 0; i < 100; i++) own.lets()
     for (let i = 0; i < 10; i++) own.accepted()
-    expect(own.refusal).toBeCloseTo((100 - 2 * 10) / 101)
-    chance.value = 0.79
+    expect(own.refusal).toBeCloseTo((100 - 1 - 2 * 10) / 101)
+    chance.value = 0.78
     expect(own.lets()).toBe(false)
-    chance.value = 0.8
+    chance.value = 0.79
     expect(own.lets()).toBe(true)
+  })
+
+  it('does not take the first refusal for a sign, nor silence for a refusal', () => {
+    const { throttle: own, chance } = throttle()
+    chance.value = 0
+    own.lets()
+    expect(own.lets()).toBe(true)
+    expect(own.refusal).toBeGreaterThan(0)
+    own.unanswered()
+    expect(own.refusal).toBe(0)
+  })
+
+  it('sends one after some time in any case', () => {
+    const { throttle: own, chance, time } = throttle()
+    chance.value = 0
+    own.lets()
+    own.lets()
+    time.ms = 4_999
+    expect(own.lets()).toBe(false)
+    time.ms = 5_000
+    expect([own.lets(), own.lets()]).toEqual([true, false])
   })
 
   it('counts what it holds back, and is never certain', () => {
     const { throttle: own, chance } = throttle()
     chance.value = 0
+    own.lets()
     own.lets()
     for (let i = 0; i < 1_000; i++) expect(own.lets()).toBe(false)
     expect(own.refusal).toBeGreaterThan(0.99)

@@ -3,6 +3,8 @@ export interface ThrottleOptions {
   ratio?: number
   /** How far back it looks. Default 120,000. */
   windowMs?: number
+  /** After so long without a request, half of it more or less, one is sent in any case, to find out. Default 10,000. */
+  probeMs?: number
 }
 
 const slots = 12
@@ -15,22 +17,26 @@ interface Slot {
 
 /**
  * The adaptive throttle of Google's SRE book ("Handling Overload"): a client that is mostly refused stops sending by
- * itself, more so the more it is refused, with the probability (asked − ratio · accepted) / (asked + 1). What it holds back
- * counts as asked, too. It never becomes certain: some get through, and find out when the server is well again.
+ * itself, more so the more it is refused, with the probability (asked − 1 − ratio · accepted) / (asked + 1). What it holds
+ * back counts as asked, too. The 1 is not in the book: to a client that has just begun, one refusal is no sign of overload. Some get through and find out when the server is well again; of a client that asks seldom, one
+ * each `probeMs`, or its calls might reach their deadlines without ever having been sent.
  */
 export class Throttle {
   readonly #ratio: number
   readonly #slotMs: number
+  readonly #probeMs: number
   readonly #now: () => number
   readonly #random: () => number
   #slots: Slot[] = []
+  #probeAt = 0
 
   constructor(
-    { ratio = 2, windowMs = 120_000 }: ThrottleOptions,
+    { ratio = 2, windowMs = 120_000, probeMs = 10_000 }: ThrottleOptions,
     { now, random }: { now(): number; random(): number },
   ) {
     this.#ratio = ratio
     this.#slotMs = windowMs / slots
+    this.#probeMs = probeMs
     this.#now = now
     this.#random = random
   }
@@ -44,18 +50,26 @@ export class Throttle {
       asked += slot.asked
       accepted += slot.accepted
     }
-    return Math.max(0, (asked - this.#ratio * accepted) / (asked + 1))
+    return Math.max(0, (asked - 1 - this.#ratio * accepted) / (asked + 1))
   }
 
   /** Whether the request that is now asked for is to be sent. */
   lets(): boolean {
-    const isHeldBack = this.#random() < this.refusal
+    const isProbe = this.#now() >= this.#probeAt
+    const isSent = isProbe || this.#random() >= this.refusal
     this.#slot().asked++
-    return !isHeldBack
+    // By chance: clients that were refused together would look together.
+    if (isSent) this.#probeAt = this.#now() + this.#probeMs * (0.5 + this.#random())
+    return isSent
   }
 
   accepted(): void {
     this.#slot().accepted++
+  }
+
+  /** Neither accepted nor refused: nobody answered. */
+  unanswered(): void {
+    this.#slot().asked--
   }
 
   #number(): number {

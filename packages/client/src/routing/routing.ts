@@ -24,10 +24,12 @@ export interface TaskOptions extends CallOptions, KeyOptions {
   queuedOperationBehavior?: QueuedOperationBehavior
 }
 
+type Provider = Policy['providers'][number]
+
 /** Members that have a default may be absent. */
 export type NewPolicy = Pick<Policy, 'policy_id'> &
   Partial<Omit<Policy, 'policy_id' | 'providers'>> & {
-    providers: (Pick<Policy['providers'][number], 'provider_id'> & Partial<Policy['providers'][number]>)[]
+    providers: (Pick<Provider, 'provider_id' | 'expected_latency_ms' | 'expected_cost'> & Partial<Provider>)[]
   }
 
 export interface Policies {

@@ -73,3 +73,12 @@ export class SseParser {
     throw new SpillwayError('unexpected', `An event has more than ${eventCharactersMax} characters`, { status: 200 })
   }
 }
+
+/** The data of an event that is JSON. */
+export function jsonOf<T>(data: string): T {
+  try {
+    return JSON.parse(data) as T
+  } catch (cause) {
+    throw new SpillwayError('unexpected', 'An event has something else than JSON', { status: 200, cause })
+  }
+}
