@@ -158,12 +158,15 @@ export class Admission {
   }
 
   async #queue(asked: Asked, reason: FailoverReason): Promise<Admitted | { ok: false; problem: Problem }> {
+    const lanes = this.#shortestLane(asked.identity)
+    // Both are asked at once; without a place in the room the lane is of no use.
+    lanes.catch(() => undefined)
     const room = await this.#room.take(asked.identity)
     if (typeof room !== 'object') return { ok: false, problem: this.#roomFull() }
     const waitMs = this.#waitMs(asked)
     const leaveRoom = (): void => room.release()
     try {
-      const lane = await this.#shortestLane(asked.identity)
+      const lane = await lanes
       const answer = await this.#submit(this.#generation(asked, { lane, place: null, waitMs }), asked)
       if (answer.kind === 'refused') {
         leaveRoom()

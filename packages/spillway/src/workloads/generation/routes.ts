@@ -1,4 +1,5 @@
 /** The routes of contract §6. Under `/v1` as OpenAI's clients know them, errors included; the native ones with problems. */
+import { setTimeout as delay } from 'node:timers/promises'
 import {
   ChatCompletionRequest,
   NativeStreamRequest,
@@ -22,6 +23,7 @@ const visible = /^[\x21-\x7e]+$/
 /** Sent by OpenAI's own clients: how long they wait for an answer, in seconds. */
 const timeoutHeader = 'x-stainless-timeout'
 const patienceSecondsMax = 86_400
+const openingMs = [20, 100, 500]
 
 const openaiTags = ['OpenAI']
 const nativeTags = ['streams']
@@ -59,6 +61,7 @@ function addChat(app: App, { serving, deps }: GenerationWorkload): void {
       if ('code' in asked) return sendProblem(reply, asked)
       const unknown = unknownModel(deps.upstream, body.model)
       if (unknown !== null) return sendProblem(reply, unknown)
+      forgetBody(request)
       return body.stream === true ? serving.stream(asked, reply) : serving.whole(asked, reply)
     },
   )
@@ -106,6 +109,7 @@ function addNative(app: App, { serving, deps }: GenerationWorkload): void {
       if ('code' in asked) return sendProblem(reply, asked)
       const unknown = unknownModel(deps.upstream, model)
       if (unknown !== null) return sendProblem(reply, unknown)
+      forgetBody(request)
       return serving.stream(asked, reply)
     },
   )
@@ -164,6 +168,11 @@ function addCancel(app: App, { serving, deps }: GenerationWorkload): void {
   )
 }
 
+/** The framework holds on to a request until its answer has ended, which is minutes here; the prompt is in the store. */
+function forgetBody(request: { body: unknown }): void {
+  request.body = undefined
+}
+
 function askedBy(request: Request, of: Pick<Asked, 'format' | 'chat' | 'threadId'>): Asked | Problem {
   const key = parseIdempotencyKey(request.headers['idempotency-key'])
   if (!key.ok) {
@@ -207,12 +216,20 @@ const noStream: Problem = { code: 'not_found', detail: 'There is no such stream,
 
 /** Null: unknown, expired, or another's, which is not told apart. */
 async function ownStream(
-  { registry }: { registry: GenerationWorkload['deps']['registry'] },
+  { registry, intake }: Pick<GenerationWorkload['deps'], 'registry' | 'intake'>,
   request: Request & { params: { id: string } },
 ): Promise<StreamEntry | null> {
   const id = request.params.id.toLowerCase()
   if (!uuid.test(id)) return null
-  const entry = await registry.find(id)
+  let entry = await registry.find(id)
+  for (const waitMs of openingMs) {
+    if (entry !== null) break
+    // Whoever waits is told its id at once; its stream is being opened.
+    const [standing] = await intake.standing([id])
+    if (standing?.status !== 'pending' && standing?.status !== 'processing') return null
+    await delay(waitMs)
+    entry = await registry.find(id)
+  }
   if (entry === null) return null
   const { identity, roles } = request.principal
   return entry.identity === identity || roles.has('operate') ? entry : null

@@ -1,4 +1,5 @@
 /** From a request that was checked to its answer: admitted, then streamed or answered whole; resumed; left. */
+import type { ServerResponse } from 'node:http'
 import {
   type ProblemCode,
   problems,
@@ -9,6 +10,7 @@ import {
 } from '@spillway/protocol/wire'
 import type { AppReply as Reply } from '../../http/app.js'
 import { type Problem, sendProblem } from '../../http/problem.js'
+import type { SseConnection } from '../../http/sse.js'
 import type { StreamEntry, StreamRecord } from '../../index.js'
 import type { Admission, Admitted, Asked } from './admission.js'
 import { Delivery, type Next } from './delivery.js'
@@ -50,60 +52,97 @@ export class Serving {
     this.#parts = parts
   }
 
-  /** `POST` with a stream as its answer. */
+  /** `POST` with a stream as its answer. Whoever waits has its head and its place at once, before all else. */
   async stream(asked: Asked, reply: Reply): Promise<Reply> {
-    const begun = await this.#begin(asked, false)
+    const admitted = await this.#parts.admission.admit(asked)
+    if (!admitted.ok) return sendProblem(reply, admitted.problem)
+    const isQueued = isWaiting(admitted)
+    const early = isQueued ? this.#greet(asked, admitted, reply) : null
+    const begun = await this.#deliver(asked, admitted, false).catch((fault: unknown) => {
+      if (early === null) throw fault
+      this.#deps.log.error({ err: fault, stream: admitted.id }, 'a stream could not be opened')
+      early.write(forms[asked.format].end('error', forms[asked.format].failed(failures.logAway), null))
+      early.end()
+      return null
+    })
+    if (begun === null) return reply
     if (!begun.ok) return sendProblem(reply, begun.problem)
-    const { delivery, admitted } = begun
-    const headers = this.#headers(delivery.entry, admitted)
-    return this.#held(delivery, reply, async (isGone) => {
+    const { delivery } = begun
+    const letGo = this.#hold(delivery, reply.raw)
+    let isStreaming = false
+    try {
       const first = delivery.next()
       if (admitted.layer === resilienceLayers.direct) {
         const soon = await Promise.race([first, after(headGraceMs)])
-        if (isGone()) return reply
+        if (reply.raw.destroyed) return reply
         const failed = soon === 'late' ? null : failureAlone(soon)
-        if (failed !== null) return this.#sendFailure(reply, delivery, failed)
+        if (failed !== null) return await this.#sendFailure(reply, delivery, failed)
       }
-      const connection = this.#connect(reply, headers)
-      if (delivery.entry.format === 'native' || delivery.isQueued) {
-        connection.write(
-          forms[delivery.entry.format].status({
-            status: delivery.isQueued ? 'queued' : 'started',
-            stream_id: delivery.id,
-            thread_id: delivery.entry.threadId,
-          }),
-        )
-      }
+      const connection = early ?? this.#greet(asked, admitted, reply)
       delivery.attach(connection)
-      if (delivery.isQueued) delivery.tellPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
-      await delivery.stream(connection, first)
+      if (isQueued) delivery.tellPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
+      isStreaming = true
+      this.#run(delivery, connection, letGo, first)
       return reply
-    })
+    } finally {
+      if (!isStreaming) letGo()
+    }
+  }
+
+  /** Beside the request, which is over for the framework: what is kept until the end is the delivery and the socket. */
+  #run(delivery: Delivery, connection: SseConnection, letGo: () => void, first?: Promise<Next>): void {
+    delivery
+      .stream(connection, first)
+      .catch((fault: unknown) => {
+        this.#deps.log.error({ err: fault, stream: delivery.id }, 'a stream could not be brought to its client')
+        connection.write(
+          forms[delivery.entry.format].end('error', forms[delivery.entry.format].failed(failures.logAway), null),
+        )
+        connection.end()
+      })
+      .finally(letGo)
+  }
+
+  #greet(asked: Asked, admitted: Admitted, reply: Reply): SseConnection {
+    const { format, threadId } = asked
+    const connection = this.#connect(reply, headersOf(admitted.id, threadId, admitted))
+    const isQueued = isWaiting(admitted)
+    if (format === 'native' || isQueued) {
+      const status = isQueued ? 'queued' : 'started'
+      connection.write(forms[format].status({ status, stream_id: admitted.id, thread_id: threadId }))
+    }
+    return connection
   }
 
   /** `POST` with `stream: false`: the whole answer, or an error with its status. */
   async whole(asked: Asked, reply: Reply): Promise<Reply> {
-    const begun = await this.#begin(asked, true)
+    const admitted = await this.#parts.admission.admit(asked)
+    if (!admitted.ok) return sendProblem(reply, admitted.problem)
+    const begun = await this.#deliver(asked, admitted, true)
     if (!begun.ok) return sendProblem(reply, begun.problem)
-    const { delivery, admitted } = begun
-    reply.headers(this.#headers(delivery.entry, admitted))
-    return this.#held(delivery, reply, async (isGone) => {
+    const { delivery } = begun
+    reply.headers(headersOf(delivery.id, delivery.entry.threadId, admitted))
+    const letGo = this.#hold(delivery, reply.raw)
+    try {
       let answer: string | null = null
       for (;;) {
         const record = await delivery.next()
-        if (isGone() || record === null) return reply
-        if ('status' in record) return this.#sendFailure(reply, delivery, record)
+        if (reply.raw.destroyed || record === null) return reply
+        if ('status' in record) return await this.#sendFailure(reply, delivery, record)
         const { chunks, end } = record
-        if (end === 'error' || end === 'cancelled') return this.#sendFailure(reply, delivery, end)
+        if (end === 'error' || end === 'cancelled') return await this.#sendFailure(reply, delivery, end)
         if (answer === null && chunks.length > (end === null ? 0 : 1)) answer = chunks[0] ?? null
         if (end === null) continue
+        delivery.hasEnded = true
         this.#deps.metrics.chunksStreamed.inc(1)
         return reply
           .header('content-type', 'application/json; charset=utf-8')
           .serializer((text: unknown) => String(text))
           .send(answer ?? '{}')
       }
-    })
+    } finally {
+      letGo()
+    }
   }
 
   /** A stream that is there already, from behind `after` on. */
@@ -117,12 +156,11 @@ export class Serving {
       isLocal: this.#parts.handler.has(entry.key.id),
       onStarted: () => undefined,
     })
-    return this.#held(delivery, reply, async () => {
-      const connection = this.#connect(reply, this.#headers(entry))
-      delivery.attach(connection)
-      await delivery.stream(connection)
-      return reply
-    })
+    const letGo = this.#hold(delivery, reply.raw)
+    const connection = this.#connect(reply, headersOf(entry.key.id, entry.threadId))
+    delivery.attach(connection)
+    this.#run(delivery, connection, letGo)
+    return reply
   }
 
   /** Stops it, wherever it runs. False: it has ended already. */
@@ -148,27 +186,24 @@ export class Serving {
     clearTimeout(timer)
   }
 
-  async #begin(
+  async #deliver(
     asked: Asked,
+    admitted: Admitted,
     isWhole: boolean,
-  ): Promise<{ ok: true; delivery: Delivery; admitted: Admitted } | { ok: false; problem: Problem }> {
-    const { admission } = this.#parts
+  ): Promise<{ ok: true; delivery: Delivery } | { ok: false; problem: Problem }> {
     const { intake, settings } = this.#deps
-    const admitted = await admission.admit(asked)
-    if (!admitted.ok) return admitted
     const { id, waitMs } = admitted
-    const isQueued = admitted.layer === resilienceLayers.failover && !admitted.replayed
     try {
       const entry = await this.#entryOf(asked, admitted)
       if (entry === null) return { ok: false, problem: expired }
       const delivery = new Delivery(this.#deps, {
-        ...{ entry, after: 0, isLocal: admitted.here, isQueued, isWhole },
+        ...{ entry, after: 0, isLocal: admitted.here, isQueued: isWaiting(admitted), isWhole },
         isShared: admitted.replayed,
         waitUntil: waitMs === null || admitted.here ? null : performance.now() + waitMs,
         waitSeconds: Math.round((waitMs ?? settings.failover.timeoutMs) / 1_000),
         onStarted: admitted.leaveRoom,
       })
-      return { ok: true, delivery, admitted }
+      return { ok: true, delivery }
     } catch (fault) {
       admitted.leaveRoom()
       // Its caller is told that it failed: then it must not run.
@@ -196,23 +231,18 @@ export class Serving {
     return null
   }
 
-  /** Counts it as read here, from now until `work` is through or its client leaves. */
-  async #held(delivery: Delivery, reply: Reply, work: (isGone: () => boolean) => Promise<Reply>): Promise<Reply> {
-    const { raw } = reply
-    let isOver = false
+  /** Counts it as read here, from now until it is let go: it has ended, or its client left. */
+  #hold(delivery: Delivery, raw: ServerResponse): () => void {
     const left = (): void => {
-      if (!isOver && !raw.writableFinished) delivery.close()
+      if (!raw.writableFinished) delivery.close()
     }
     raw.once('close', left)
     this.#open++
     this.#parts.watch.add(delivery)
     if (this.#draining) delivery.fail(failures.draining)
-    try {
-      // Before there was somebody to hear of it.
-      if (raw.destroyed) delivery.close()
-      return await work(() => raw.destroyed)
-    } finally {
-      isOver = true
+    // Before there was somebody to hear of it.
+    if (raw.destroyed) delivery.close()
+    return () => {
       raw.removeListener('close', left)
       delivery.start()
       delivery.close()
@@ -247,15 +277,6 @@ export class Serving {
     return sse.open(reply.raw, { ...own, ...headers })
   }
 
-  #headers(entry: StreamEntry, admitted?: Admitted): Record<string, string> {
-    return {
-      [streamIdHeader]: entry.key.id,
-      [threadIdHeader]: entry.threadId,
-      ...(admitted !== undefined && { [resilienceLayerHeader]: admitted.layer }),
-      ...(admitted?.replayed === true && { 'idempotent-replayed': 'true' }),
-    }
-  }
-
   /** An end without anything before it, told by its status. */
   async #sendFailure(reply: Reply, delivery: Delivery, why: Failure | 'error' | 'cancelled'): Promise<Reply> {
     delivery.hasEnded = true
@@ -265,6 +286,20 @@ export class Serving {
     const ticket = await this.#deps.intake.core.waiters.wait(delivery.id, settleWaitMs)
     const result = ticket?.result
     return sendProblem(reply, problemOf(isFailure(result) ? result : failures.interrupted))
+  }
+}
+
+/** It was queued by this request: its place is of interest. */
+function isWaiting({ layer, replayed }: Admitted): boolean {
+  return layer === resilienceLayers.failover && !replayed
+}
+
+function headersOf(id: string, threadId: string, admitted?: Admitted): Record<string, string> {
+  return {
+    [streamIdHeader]: id,
+    [threadIdHeader]: threadId,
+    ...(admitted !== undefined && { [resilienceLayerHeader]: admitted.layer }),
+    ...(admitted?.replayed === true && { 'idempotent-replayed': 'true' }),
   }
 }
 
