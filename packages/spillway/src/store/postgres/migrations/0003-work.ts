@@ -434,6 +434,8 @@ END $$;
 CREATE FUNCTION worker_forget(p_worker uuid) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 BEGIN
+  -- Before what it holds, as whoever changes that does: else they wait for each other, or it leaves a place behind.
+  PERFORM FROM workers x WHERE x.id = p_worker FOR UPDATE;
   WITH gone AS (DELETE FROM tallies x WHERE x.worker = p_worker RETURNING x.type, x.n)
   INSERT INTO tallies (worker, part, type, n)
     SELECT '00000000-0000-0000-0000-000000000000', -1, g.type, sum(g.n) FROM gone g GROUP BY g.type HAVING sum(g.n) <> 0;
