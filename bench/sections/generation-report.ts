@@ -100,7 +100,7 @@ function resumeFigures({ found, streams }: Resumes): Figure[] {
   const each = (what: string, unit: string, pick: (one: (typeof found)[number]) => number): Figure[] =>
     found.flatMap((one) => {
       const value = pick(one)
-      return Number.isNaN(value) ? [] : [figure({ what, variant: one.way, unit, runs: [value] })]
+      return !Number.isFinite(value) ? [] : [figure({ what, variant: one.way, unit, runs: [value] })]
     })
   const of = `of ${streams} streams`
   return [
