@@ -217,9 +217,8 @@ export class Serving {
   async #entryOf(asked: Asked, { id, replayed }: Admitted): Promise<StreamEntry | null> {
     const { intake, registry } = this.#deps
     const { format, threadId, identity } = asked
-    if (!replayed) {
-      return this.#parts.directory.open({ id, identity, format, threadId, watcher: intake.instance })
-    }
+    const open = () => this.#parts.directory.open({ id, identity, format, threadId, watcher: intake.instance })
+    if (!replayed) return open()
     // The first with this key may be opening it at this moment.
     for (const waitMs of [0, ...openingMs]) {
       if (waitMs > 0) await after(waitMs)
@@ -228,7 +227,9 @@ export class Serving {
       await registry.watched(id, intake.instance)
       return entry
     }
-    return null
+    // Its process died before it could; one that has run, and has no stream any more, has expired.
+    const [standing] = await intake.standing([id])
+    return standing?.status === 'pending' || standing?.status === 'processing' ? open() : null
   }
 
   /** Counts it as read here, from now until it is let go: it has ended, or its client left. */
