@@ -92,7 +92,8 @@ export class Delivery {
       record = await this.#follower.next()
     } catch (fault) {
       if (!(fault instanceof LogFault)) throw fault
-      return this.#failure ?? failures.logAway
+      // Who writes to a Redis that is away has given the stream up by now.
+      return this.#failure ?? (this.entry.log === 'redis' ? failures.interrupted : failures.logAway)
     } finally {
       this.isWaiting = false
     }

@@ -87,18 +87,29 @@ export class Handler {
     const place = this.#deps.logOf(entry.log)
     // Begun where Redis was configured, and now it is not.
     if (place === null) return this.#failElsewhere(entry, failures.logAway)
-    const last = entry.created ? 0 : entry.log === 'postgres' ? entry.last : await this.#lastOf(entry)
+    const last = await this.#lastKnown(entry, place.log, signal)
     if (last === 'ended') return nothingNew
     // What the log has lost cannot be gone on with: its readers may have chunks of it.
-    if (!entry.created && last === 0 && (await this.#isLost(entry, place.log, signal))) {
-      return this.#failElsewhere(entry, failures.interrupted)
-    }
+    if (last === 'lost') return this.#failElsewhere(entry, failures.interrupted)
     const ring = generation.watcher !== intake.instance
     if (last > 0) return this.#refuseSecondSample(entry, generation)
     const isDirect = generation.place !== null && this.#places.has(generation.place)
     const attempt = new Attempted(this.#deps, { entry, generation, context, signal, isDirect })
     attempt.writer = place.writer.open(entry.key, 0, { ring })
     return attempt.run()
+  }
+
+  async #lastKnown(entry: StreamEntry, log: StreamLog, signal: AbortSignal): Promise<number | 'ended' | 'lost'> {
+    if (entry.created) return 0
+    if (entry.log === 'postgres') return entry.last
+    try {
+      const last = await this.#lastOf(entry)
+      return last === 0 && (await this.#isLost(entry, log, signal)) ? 'lost' : last
+    } catch (fault) {
+      // Redis is away: nobody can say what its readers have.
+      if (fault instanceof LogFault) return 'lost'
+      throw fault
+    }
   }
 
   /** Whoever opens a stream leaves its mark right behind: until it must be there, none says nothing. */

@@ -135,9 +135,6 @@ function addResume(app: App, { serving, deps }: GenerationWorkload): void {
       const after = startAfter(request)
       if (typeof after !== 'number') return sendProblem(reply, after)
       const last = entry.log === 'postgres' ? entry.last : await lastOf(deps, entry)
-      // A log that was lost has nothing left either, but that is no end to be content with.
-      const isLost = last === 0 && entry.ended === 'error' && entry.log !== 'postgres'
-      if (isLost) return sendProblem(reply, lostStream)
       if (entry.ended !== null && after >= last) return reply.code(204).send()
       // It would be silent until the end, which it then has not got. Redis may have lost what it was told: the relay says so.
       if (entry.log === 'postgres' && after > last) return sendProblem(reply, badPosition)
@@ -204,12 +201,6 @@ function isThreadId(value: string | string[]): value is string {
 const badThreadId: Problem = {
   code: 'invalid_request',
   detail: `${threadIdHeader} must have 1 to ${generationLimits.threadIdCharacters} visible ASCII characters.`,
-}
-
-const lostStream: Problem = {
-  code: 'stream_interrupted',
-  detail: 'What this stream had was lost with its log. Ask again.',
-  retryAfterMs: 1_000,
 }
 
 const noStream: Problem = { code: 'not_found', detail: 'There is no such stream, or it has expired.' }

@@ -182,8 +182,6 @@ CREATE FUNCTION connections_change(p_worker uuid, p_pool text, p_seq bigint, p_h
 DECLARE
   v_out smallint[] := '{}'; v_total bigint; v_mine bigint; r record;
 BEGIN
-  -- Places are lost with the process that has them, not with the database: after a fault it says anew what it has.
-  PERFORM set_config('synchronous_commit', 'off', true);
   INSERT INTO connection_pools (pool) VALUES (p_pool) ON CONFLICT DO NOTHING;
   PERFORM FROM connection_pools x WHERE x.pool = p_pool FOR UPDATE;
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
