@@ -99,7 +99,11 @@ export class Handler {
     return attempt.run()
   }
 
-  async #lastKnown(entry: StreamEntry, log: StreamLog, signal: AbortSignal): Promise<number | 'ended' | 'lost'> {
+  async #lastKnown(
+    entry: StreamEntry & { created: boolean },
+    log: StreamLog,
+    signal: AbortSignal,
+  ): Promise<number | 'ended' | 'lost'> {
     if (entry.created) return 0
     if (entry.log === 'postgres') return entry.last
     try {
