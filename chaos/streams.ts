@@ -44,6 +44,8 @@ interface Stage {
   signal: AbortSignal
 }
 
+/** Of a reader: on a small machine hundreds of streams take a minute to begin. */
+const patienceMs = 300_000
 const users = 60
 const roomy = {
   GENERATION_CONCURRENCY: '512',
@@ -166,7 +168,7 @@ async function struck(
   stage.say(`${name}: ${streams} streams`)
   const marker = name.replaceAll(/\W+/g, '-')
   // Slow enough for hundreds of them to be half-way at the same time.
-  const seen = await wave(fleet, { name: marker, streams, users, tokens: 40, everyMs: 250, happens })
+  const seen = await wave(fleet, { name: marker, streams, users, tokens: 40, everyMs: 250, happens, patienceMs })
   const { all: _all, findings, ...figures } = seen
   if (seen.hit === 0) findings.push('none of the streams was under way when it happened')
   return told(stage, { name, figures, findings })

@@ -16,6 +16,8 @@ export interface WaveOptions {
   tokens: number
   everyMs: number
   script?: string
+  /** Of each reader, from its request on. Default 60 s. */
+  patienceMs?: number
   /** Of the streams that had their first token when it happened; those that wait are in the queue. Default 0.5. */
   begunShare?: number
   /** What happens, until all is as it should be again. `release`: from now on the upstream tells ends; else behind it. */
@@ -39,7 +41,8 @@ export async function wave(fleet: GenerationFleet, options: WaveOptions): Promis
       ...{ format: n % 2 === 0 ? 'native' : 'openai', marker: `${name}-${n}`, user: `${name}-user-${n % users}` },
       ...{ tokens, everyMs, script: `end=hang ${script ?? ''}` },
     }
-    return new Reader(fleet.origins, ask, { turn: n >> 1 })
+    const { patienceMs } = options
+    return new Reader(fleet.origins, ask, { turn: n >> 1, ...(patienceMs !== undefined && { patienceMs }) })
   })
   await Promise.all(readers.map(({ promised }) => promised))
   await isBegun(readers, Math.ceil(streams * (options.begunShare ?? 0.5)))
