@@ -36,7 +36,13 @@ export const NativeStreamRequest = Type.Object(
   {
     query: Type.String({ minLength: 1, maxLength: generationLimits.queryCodePoints }),
     model: Model,
-    provider: Maybe(Type.String({ minLength: 1, maxLength: generationLimits.providerCodePoints })),
+    provider: Maybe(
+      Type.String({
+        minLength: 1,
+        maxLength: generationLimits.providerCodePoints,
+        description: 'A preference, taken for compatibility: there is one upstream, which is asked in any case',
+      }),
+    ),
   },
   open,
 )

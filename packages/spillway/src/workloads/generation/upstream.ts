@@ -1,12 +1,8 @@
 /** What generates text for us: any server that speaks OpenAI's chat API, or the demo model. */
 
-/** OpenAI's error object, as it is told to a caller. */
-export interface OpenAiError {
-  message: string
-  type: string
-  param: string | null
-  code: string | null
-}
+import type { OpenAiError } from '@spillway/protocol/wire'
+
+export type { OpenAiError } from '@spillway/protocol/wire'
 
 /** The times that a generation may take; each is counted for itself. */
 export interface UpstreamLimits {
