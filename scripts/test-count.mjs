@@ -29,3 +29,23 @@ export function countResults(report, exitCode) {
   if (exitCode !== 0 && failed === 0) failed = 1
   return { passed, failed, skipped }
 }
+
+/** Files with a failed test, or that could not be loaded. */
+export function failedFiles(report) {
+  return report.testResults.filter(({ status }) => status === 'failed').map(({ name }) => name)
+}
+
+/** The names of the failed tests, with their file. */
+export function failedTests(report, root) {
+  return report.testResults.flatMap(({ name, assertionResults }) =>
+    assertionResults
+      .filter(({ status }) => status === 'failed')
+      .map(({ fullName }) => `${name.startsWith(root) ? name.slice(root.length + 1) : name}: ${fullName}`),
+  )
+}
+
+/** The report with the files of a later one in their places. */
+export function withFilesOf(report, later) {
+  const again = new Map(later.testResults.map((file) => [file.name, file]))
+  return { ...report, testResults: report.testResults.map((file) => again.get(file.name) ?? file) }
+}

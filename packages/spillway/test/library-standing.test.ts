@@ -176,7 +176,11 @@ describe('the id of an instance', () => {
     const first = intake.instance
     expect(await b.sql('SELECT id FROM spillway.workers')).toEqual([{ id: first }])
     await b.sql('SELECT spillway.worker_forget($1)', [first])
-    await eventually(() => (intake.instance !== first ? true : undefined), 'it to be enlisted anew')
-    expect(await b.sql('SELECT id FROM spillway.workers')).toEqual([{ id: intake.instance }])
+    const [enlisted] = await eventually(async () => {
+      const rows = await b.sql('SELECT id FROM spillway.workers')
+      return rows.length > 0 ? rows : undefined
+    }, 'it to be enlisted anew')
+    expect(enlisted).toEqual({ id: intake.instance })
+    expect(intake.instance).not.toBe(first)
   })
 })
