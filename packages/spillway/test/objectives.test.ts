@@ -74,13 +74,13 @@ describe('objectives', () => {
     const intake = await b.intake({
       wrap: (store) =>
         overriding(store, {
-          begin: async (...given) => {
-            const tx = await store.begin(...given)
-            const commit = async (): Promise<void> => {
-              await tx.commit()
+          statements: {
+            ...store.statements,
+            release: async <R extends Record<string, unknown>>(text: string, values?: readonly unknown[]) => {
+              const told = await store.statements.release<R>(text, values)
               if (lost++ < 2) throw Object.assign(new Error('the answer is lost'), { code: 'unavailable' })
-            }
-            return { ...tx, commit }
+              return told
+            },
           },
         }),
     })

@@ -37,7 +37,7 @@ export interface AlertsOptions {
 }
 
 export interface AlertTiming {
-  /** How often operations that are stuck are looked for. Default 5,000. */
+  /** How often operations that are stuck are looked for. Default 15,000. */
   watchMs: number
   /** How often what is reported here is renewed, and what nobody reports any more is looked for. Default 10,000. */
   renewMs: number
@@ -53,7 +53,7 @@ export interface AlertTiming {
 }
 
 export const alertTiming: AlertTiming = {
-  watchMs: 5_000,
+  watchMs: 15_000,
   renewMs: 10_000,
   holdMs: 45_000,
   sweepMs: 300_000,

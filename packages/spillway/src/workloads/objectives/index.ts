@@ -40,12 +40,10 @@ export function defineObjectives(intake: IntakeApi, options: ObjectivesOptions):
     const batch = batches.next()
     if (batch === null) return
     const { number, counts } = batch
-    await intake.transaction((tx) =>
-      tx.query(`SELECT ${schema}.objective_add($1, $2, $3, $4, $5)`, [
-        ...[writer, number, counts.map(({ objective }) => objective)],
-        ...[counts.map(({ good }) => good), counts.map(({ total }) => total)],
-      ]),
-    )
+    await intake.statements.release(`SELECT ${schema}.objective_add($1, $2, $3, $4, $5)`, [
+      ...[writer, number, counts.map(({ objective }) => objective)],
+      ...[counts.map(({ good }) => good), counts.map(({ total }) => total)],
+    ])
     batches.confirmed()
   }
   const read = async (): Promise<Objective[]> => {

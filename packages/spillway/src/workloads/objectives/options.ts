@@ -10,15 +10,15 @@ export interface ObjectivesOptions {
 }
 
 export interface ObjectiveTiming {
-  /** How often what was counted here is added to what all have counted. Default 5,000. */
+  /** How often what was counted here is added to what all have counted. Default 15,000. */
   flushMs: number
-  /** How often the gauges are renewed. Default 15,000. */
+  /** How often the gauges are renewed. Default 30,000. */
   readMs: number
   /** Default 300,000. */
   sweepMs: number
 }
 
-export const objectiveTiming: ObjectiveTiming = { flushMs: 5_000, readMs: 15_000, sweepMs: 300_000 }
+export const objectiveTiming: ObjectiveTiming = { flushMs: 15_000, readMs: 30_000, sweepMs: 300_000 }
 
 interface Gauge {
   set(labels: { objective: ObjectiveName }, value: number): void

@@ -40,8 +40,8 @@ export class Overview {
 
   async #look(): Promise<void> {
     const { settings, log } = this.#options
-    // Half of the allowed age, so that with the time that looking takes it is kept.
-    const everyMs = Math.max(lookMsMin, settings.queueCacheTtlMs / 2)
+    // A little less than the allowed age, so that with the time that looking takes it is kept.
+    const everyMs = Math.max(lookMsMin, settings.queueCacheTtlMs * 0.8)
     try {
       if (this.#intake.core.isReady) await this.#lookNow(everyMs)
     } catch (fault) {

@@ -56,7 +56,7 @@ interface Lookup {
 }
 
 const decisionTtlMsDefault = 3_600_000
-const sweepEveryMsDefault = 10_000
+const sweepEveryMsDefault = 30_000
 /** Of one transaction, of each table. */
 const sweepRows = 5_000
 const sweepRoundMs = 20_000

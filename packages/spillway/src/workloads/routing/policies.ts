@@ -19,7 +19,7 @@ export interface PoliciesOptions {
   /** Of the store's tables, quoted for SQL. */
   schema: string
   log: Pick<IntakeLog, 'info' | 'warn' | 'error'>
-  /** Between two looks that nobody asked for: what is heard of changes may be lost. Default 5,000. */
+  /** Between two looks that nobody asked for: what is heard of changes may be lost. Default 15,000. */
   pollMs?: number
   /** Default: the limit of the protocol. */
   policiesMax?: number
@@ -41,7 +41,7 @@ interface Row extends Record<string, unknown> {
   updated_at: Date
 }
 
-const pollMsDefault = 5_000
+const pollMsDefault = 15_000
 /** Until they are loaded for the first time: nothing can be decided before. */
 const firstPollMs = 100
 const rowsMax = 500
