@@ -43,7 +43,7 @@ async function administer(statement: string): Promise<void> {
 /** The built server as a process of its own, with a database that goes with it. */
 export async function runningServer(env: Record<string, string> = {}): Promise<RunningServer> {
   const name = `client_${process.pid}_${randomBytes(6).toString('hex')}`
-  await administer(`CREATE DATABASE ${name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'`)
+  await administer(`CREATE DATABASE ${name} TEMPLATE ${inject('templateDatabase')} ENCODING 'UTF8' LOCALE 'C'`)
   const database = new URL(inject('databaseUrl'))
   database.pathname = `/${name}`
   const { PATH = '', HOME = '/' } = process.env

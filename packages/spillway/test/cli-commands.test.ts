@@ -30,7 +30,7 @@ describe('commands that speak to a server', () => {
   let gate = latch()
 
   beforeAll(async () => {
-    database = await freshDatabase()
+    database = await freshDatabase({ empty: true })
     target = await startTarget(async ({ path }, response) => {
       if (path === '/wait') await gate.opened
       response.writeHead(path === '/moody' ? status : 200, { 'content-type': 'application/json' }).end('{"ok":true}')
@@ -215,7 +215,7 @@ describe('who may', () => {
   })
 
   beforeAll(async () => {
-    database = await freshDatabase()
+    database = await freshDatabase({ empty: true })
     dir = await mkdtemp(join(tmpdir(), 'spillway-cli-'))
   })
   afterAll(async () => {
@@ -273,7 +273,7 @@ describe('commands that need no server', () => {
   })
 
   it('migrates, once', async () => {
-    const database = await freshDatabase()
+    const database = await freshDatabase({ empty: true })
     try {
       const env = { DATABASE_URL: database.url, SPILLWAY_DB_SCHEMA: 'mine' }
       const before = await runProgram({ ...env, SPILLWAY_PORT: '0' }, { args: ['doctor'] })

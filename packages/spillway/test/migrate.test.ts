@@ -21,7 +21,7 @@ let database: TestDatabase
 let client: pg.Client
 
 beforeEach(async () => {
-  database = await freshDatabase()
+  database = await freshDatabase({ empty: true })
   client = new pg.Client({ connectionString: database.url })
   await client.connect()
 })

@@ -24,7 +24,7 @@ let database: TestDatabase
 let dir: string
 
 beforeAll(async () => {
-  database = await freshDatabase()
+  database = await freshDatabase({ empty: true })
 })
 
 beforeEach(async () => {

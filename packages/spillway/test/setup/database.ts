@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto'
-import pg from 'pg'
 import { inject } from 'vitest'
+import { administer } from './administer.js'
 
 export interface TestDatabase {
   url: string
@@ -8,22 +8,15 @@ export interface TestDatabase {
   drop(): Promise<void>
 }
 
-/** A new, empty database of its own on the run's server. */
-export async function freshDatabase(): Promise<TestDatabase> {
+/** A new database of its own on the run's server: migrated, and without a row; or with nothing in it. */
+export async function freshDatabase({ empty = false } = {}): Promise<TestDatabase> {
   const adminUrl = inject('databaseUrl')
   const name = `test_${process.pid}_${randomBytes(6).toString('hex')}`
-  await administer(adminUrl, `CREATE DATABASE ${name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'`)
+  await administer(
+    adminUrl,
+    `CREATE DATABASE ${name} TEMPLATE ${empty ? 'template0' : inject('templateDatabase')} ENCODING 'UTF8' LOCALE 'C'`,
+  )
   const url = new URL(adminUrl)
   url.pathname = `/${name}`
   return { url: url.href, drop: () => administer(adminUrl, `DROP DATABASE IF EXISTS ${name} WITH (FORCE)`) }
-}
-
-async function administer(url: string, statement: string): Promise<void> {
-  const client = new pg.Client({ connectionString: url })
-  await client.connect()
-  try {
-    await client.query(statement)
-  } finally {
-    await client.end()
-  }
 }
