@@ -1676,14 +1676,18 @@ CREATE OR REPLACE FUNCTION spillway.mq_drop(p_queue text)
  SET search_path TO 'spillway'
 AS $function$
 #variable_conflict use_column
+DECLARE
+  v_queue int;
 BEGIN
-  PERFORM mq_guard(ARRAY(SELECT q.id FROM mq_queues q WHERE q.name = p_queue), true);
-  DELETE FROM mq_messages m USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND m.partition = p.id;
-  DELETE FROM mq_traces x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
-  DELETE FROM mq_cursors x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
-  DELETE FROM mq_ready x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
-  DELETE FROM mq_leases l USING mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE q.name = p_queue AND l.grp = g.id;
-  DELETE FROM mq_queues q WHERE q.name = p_queue;
+  -- By its number from here on: one that is made anew under this name is another.
+  SELECT q.id INTO v_queue FROM mq_queues q WHERE q.name = p_queue;
+  IF NOT mq_guard(ARRAY[v_queue], true) THEN RETURN false; END IF;
+  DELETE FROM mq_messages m USING mq_partitions p WHERE p.queue = v_queue AND m.partition = p.id;
+  DELETE FROM mq_traces x USING mq_partitions p WHERE p.queue = v_queue AND x.partition = p.id;
+  DELETE FROM mq_cursors x USING mq_partitions p WHERE p.queue = v_queue AND x.partition = p.id;
+  DELETE FROM mq_ready x USING mq_partitions p WHERE p.queue = v_queue AND x.partition = p.id;
+  DELETE FROM mq_leases l USING mq_groups g WHERE g.queue = v_queue AND l.grp = g.id;
+  DELETE FROM mq_queues q WHERE q.id = v_queue;
   RETURN FOUND;
 END $function$;
 
@@ -1767,17 +1771,19 @@ AS $function$
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_guard(p_queues integer[], p_exclusive boolean)
- RETURNS void
+ RETURNS boolean
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
 DECLARE
-  v_queue int;
+  v_queue int; v_there boolean := true;
 BEGIN
   FOR v_queue IN SELECT DISTINCT q FROM unnest(p_queues) q ORDER BY q LOOP
     IF p_exclusive THEN PERFORM pg_advisory_xact_lock(hashtext('spillway.groups.' || current_schema()), v_queue);
     ELSE PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.groups.' || current_schema()), v_queue); END IF;
+    v_there := v_there AND EXISTS (SELECT FROM mq_queues q WHERE q.id = v_queue);
   END LOOP;
+  RETURN v_there;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_pop(p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch integer, p_partitions integer, p_auto boolean, p_lease uuid, p_mode text, p_from timestamp with time zone, OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix integer[], OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[], OUT payloads text, OUT created_ms bigint[], OUT tries integer[], OUT due_ms bigint, OUT leased boolean, OUT missing integer[])
@@ -1904,10 +1910,13 @@ DECLARE
   told json[]; r record;
 BEGIN
   IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
-  SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
-    INTO v_queue, v_strict, v_new
-    FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
-  PERFORM mq_guard(v_queue, false);
+  -- Until all are guarded: one that is deleted while this waits is made anew.
+  LOOP
+    SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
+      INTO v_queue, v_strict, v_new
+      FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
+    EXIT WHEN mq_guard(v_queue, false);
+  END LOOP;
 
   -- 1. What may not be stored: as plain text where the queue is sealed, and beyond the queue's size.
   IF v_strict THEN
@@ -2033,10 +2042,13 @@ AS $function$
 DECLARE
   v_id int;
 BEGIN
-  SELECT q.id INTO v_id FROM mq_queues q WHERE q.name = p_name;
-  IF FOUND THEN RETURN v_id; END IF;
-  INSERT INTO mq_queues (name, created_at) VALUES (p_name, clock()) ON CONFLICT (name) DO NOTHING;
-  RETURN (SELECT q.id FROM mq_queues q WHERE q.name = p_name);
+  -- Another may make it, or delete it, between the two.
+  LOOP
+    SELECT q.id INTO v_id FROM mq_queues q WHERE q.name = p_name;
+    IF FOUND THEN RETURN v_id; END IF;
+    INSERT INTO mq_queues (name, created_at) VALUES (p_name, clock()) ON CONFLICT (name) DO NOTHING RETURNING id INTO v_id;
+    IF FOUND THEN RETURN v_id; END IF;
+  END LOOP;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_remove(p_partition uuid, p_transaction text)
@@ -2072,10 +2084,14 @@ DECLARE
 BEGIN
   SELECT x.* INTO d FROM mq_dead x WHERE x.id = p_id FOR UPDATE;
   IF NOT FOUND THEN RETURN; END IF;
-  v_queue := mq_queue(d.queue);
-  SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = v_queue AND g.name = d.grp;
-  IF NOT FOUND THEN v_grp := mq_subscribe(v_queue, d.grp, 'all', NULL); END IF;
-  PERFORM mq_guard(ARRAY[v_queue], false);
+  -- Until both are guarded: what is deleted while this waits is made anew.
+  LOOP
+    v_queue := mq_queue(d.queue);
+    PERFORM mq_guard(ARRAY[v_queue], false);
+    SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = v_queue AND g.name = d.grp;
+    IF NOT FOUND THEN v_grp := mq_subscribe(v_queue, d.grp, 'all', NULL); END IF;
+    EXIT WHEN v_grp IS NOT NULL;
+  END LOOP;
   INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at) VALUES (d.partition, v_queue, d.partition_name, 1, clock(), clock())
     ON CONFLICT (id) DO UPDATE SET tail = p.tail + 1, pushed_at = clock() RETURNING p.tail INTO v_tail;
   INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, grp, sealed, payload, created_at)
@@ -2158,7 +2174,7 @@ AS $function$
 DECLARE
   v_id int;
 BEGIN
-  PERFORM mq_guard(ARRAY[p_queue], true);
+  IF NOT mq_guard(ARRAY[p_queue], true) THEN RETURN NULL; END IF;
   SELECT g.id INTO v_id FROM mq_groups g WHERE g.queue = p_queue AND g.name = p_group;
   IF FOUND THEN RETURN v_id; END IF;
   -- The slowest group says how much a queue holds.

@@ -12,11 +12,16 @@ import {
   configure,
   dataOf,
   drained,
+  type Message,
+  type MessageTables,
+  openMessageTables,
   operationsOf,
+  pop,
   push,
   pushed,
   take,
   takeAll,
+  transaction,
 } from './message-calls.js'
 import { call, endAll, get, post, type ServerProcess, sample, startServer, until } from './server-process.js'
 import { freshDatabase, type TestDatabase } from './setup/database.js'
@@ -25,6 +30,7 @@ const keys = { own: 'key-of-its-own-queues', ops: 'key-of-an-operator', sends: '
 const as = (name: keyof typeof keys) => ({ authorization: `Bearer ${keys[name]}` })
 
 let database: TestDatabase
+let tables: MessageTables
 let one: ServerProcess
 let two: ServerProcess
 let guarded: ServerProcess
@@ -32,6 +38,7 @@ let dir: string
 
 beforeAll(async () => {
   database = await freshDatabase()
+  tables = openMessageTables(database.url)
   dir = await mkdtemp(join(tmpdir(), 'spillway-messages-'))
   const named = (key: string) => `sha256:${createHash('sha256').update(key).digest('hex')}`
   await writeFile(
@@ -50,6 +57,7 @@ beforeAll(async () => {
   ])
 })
 afterAll(async () => {
+  await tables.close()
   await endAll()
   await database.drop()
   await rm(dir, { recursive: true, force: true })
@@ -236,3 +244,58 @@ describe('metrics', () => {
 function never(): never {
   throw new Error('that should be there')
 }
+
+describe('a queue that is deleted while others use it', () => {
+  const waiting = async (count: number): Promise<void> => {
+    await until(`${count} wait for the one who deletes`, async () => {
+      const rows = await tables.query(
+        `SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`,
+      )
+      return rows.length >= count
+    })
+  }
+
+  it('is made anew by a push, a transaction and a replay that waited; a pop finds nothing, or what came', async () => {
+    const queue = randomUUID()
+    await configure(one, queue, { deadLetterQueue: true })
+    await pushed(one, [{ queue, payload: 'old' }])
+    const [old] = await take(one, queue, { consumerGroup: 'g' })
+    await ack(one, old as Message, { status: 'dlq' })
+    const [letter] = (await get(one, `/api/v1/dlq?queue=${queue}`)).body.messages as { id: string }[]
+    const drop = await tables.begin()
+    await drop.query('SELECT mq_drop($1)', [queue])
+    const asked = Promise.all([
+      push(one, [{ queue, partition: 'a', payload: 'pushed' }]),
+      transaction(one, [{ type: 'push', items: [{ queue, partition: 'b', payload: 'transacted' }] }]),
+      pop(one, queue, { consumerGroup: 'other' }),
+      post(one, `/api/v1/dlq/${letter?.id}/replay`, undefined),
+      // A neighbour in the same flush.
+      push(one, [{ queue: randomUUID(), payload: 1 }]),
+    ])
+    await waiting(4)
+    await drop.query('COMMIT')
+    await drop.rollback()
+    const [push1, transacted, popped, replayed, neighbour] = await asked
+    expect([push1.status, transacted.status, replayed.status, neighbour.status], push1.text).toEqual([
+      201, 200, 200, 201,
+    ])
+    expect([200, 204]).toContain(popped.status)
+    const found = await takeAll(one, queue, 3, { consumerGroup: 'g' })
+    expect(dataOf(found).sort()).toEqual(['old', 'pushed', 'transacted'])
+  })
+
+  it('is not deleted again by one who waited, under its name', async () => {
+    const queue = randomUUID()
+    await configure(one, queue)
+    const drop = await tables.begin()
+    await drop.query('SELECT mq_drop($1)', [queue])
+    const second = call(one, 'DELETE', `/api/v1/resources/queues/${queue}`)
+    await waiting(1)
+    // What comes behind the first one's commit, and before the second has its turn.
+    await drop.query('SELECT mq_queue($1)', [queue])
+    await drop.query('COMMIT')
+    await drop.rollback()
+    expect((await second).body).toMatchObject({ existed: false })
+    expect(await tables.query('SELECT FROM mq_queues WHERE name = $1', [queue])).toHaveLength(1)
+  })
+})

@@ -160,15 +160,18 @@ CREATE TABLE mq_traces (
 );
 CREATE INDEX mq_traces_message ON mq_traces (partition, transaction_id);
 
--- Whoever makes or ends a group of a queue waits for those who push to it, and they for it: no push can miss a group.
-CREATE FUNCTION mq_guard(p_queues int[], p_exclusive boolean) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- Whoever makes or ends a group of a queue, or deletes the queue, waits for those who push to it, and they for it: no push can
+-- miss a group. False: one of the queues went before it was guarded.
+CREATE FUNCTION mq_guard(p_queues int[], p_exclusive boolean) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
-  v_queue int;
+  v_queue int; v_there boolean := true;
 BEGIN
   FOR v_queue IN SELECT DISTINCT q FROM unnest(p_queues) q ORDER BY q LOOP
     IF p_exclusive THEN PERFORM pg_advisory_xact_lock(hashtext('spillway.groups.' || current_schema()), v_queue);
     ELSE PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.groups.' || current_schema()), v_queue); END IF;
+    v_there := v_there AND EXISTS (SELECT FROM mq_queues q WHERE q.id = v_queue);
   END LOOP;
+  RETURN v_there;
 END $$;
 
 CREATE FUNCTION mq_queue(p_name text) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -176,10 +179,13 @@ CREATE FUNCTION mq_queue(p_name text) RETURNS int LANGUAGE plpgsql SET search_pa
 DECLARE
   v_id int;
 BEGIN
-  SELECT q.id INTO v_id FROM mq_queues q WHERE q.name = p_name;
-  IF FOUND THEN RETURN v_id; END IF;
-  INSERT INTO mq_queues (name, created_at) VALUES (p_name, clock()) ON CONFLICT (name) DO NOTHING;
-  RETURN (SELECT q.id FROM mq_queues q WHERE q.name = p_name);
+  -- Another may make it, or delete it, between the two.
+  LOOP
+    SELECT q.id INTO v_id FROM mq_queues q WHERE q.name = p_name;
+    IF FOUND THEN RETURN v_id; END IF;
+    INSERT INTO mq_queues (name, created_at) VALUES (p_name, clock()) ON CONFLICT (name) DO NOTHING RETURNING id INTO v_id;
+    IF FOUND THEN RETURN v_id; END IF;
+  END LOOP;
 END $$;
 
 -- Messages that a queue holds: those that its slowest group has still to read; all, if there is no group.
@@ -210,10 +216,13 @@ DECLARE
   told json[]; r record;
 BEGIN
   IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
-  SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
-    INTO v_queue, v_strict, v_new
-    FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
-  PERFORM mq_guard(v_queue, false);
+  -- Until all are guarded: one that is deleted while this waits is made anew.
+  LOOP
+    SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
+      INTO v_queue, v_strict, v_new
+      FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
+    EXIT WHEN mq_guard(v_queue, false);
+  END LOOP;
 
   -- 1. What may not be stored: as plain text where the queue is sealed, and beyond the queue's size.
   IF v_strict THEN
@@ -330,13 +339,13 @@ BEGIN
   RETURN told;
 END $$;
 
--- A group begins: with all, with what comes from now on, or with what came from a time on.
+-- A group begins: with all, with what comes from now on, or with what came from a time on. NULL: the queue is gone.
 CREATE FUNCTION mq_subscribe(p_queue int, p_group text, p_mode text, p_from timestamptz) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
   v_id int;
 BEGIN
-  PERFORM mq_guard(ARRAY[p_queue], true);
+  IF NOT mq_guard(ARRAY[p_queue], true) THEN RETURN NULL; END IF;
   SELECT g.id INTO v_id FROM mq_groups g WHERE g.queue = p_queue AND g.name = p_group;
   IF FOUND THEN RETURN v_id; END IF;
   -- The slowest group says how much a queue holds.
@@ -364,6 +373,79 @@ BEGIN
     IF FOUND AND v_at < p_at THEN v_low := v_seq; ELSE v_high := v_mid - 1; END IF;
   END LOOP;
   RETURN coalesce(v_low, 0);
+END $$;
+
+-- Deletes from the log, up to a number, the oldest p_most.
+CREATE FUNCTION mq_cut(p_partition uuid, p_upto bigint, p_most int) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_low bigint; v_upto bigint; v_n bigint;
+BEGIN
+  SELECT least(p_upto, p.tail), p.low INTO v_upto, v_low FROM mq_partitions p WHERE p.id = p_partition FOR NO KEY UPDATE;
+  IF v_upto IS NULL OR v_upto <= v_low THEN RETURN 0; END IF;
+  SELECT coalesce(max(x.seq) FILTER (WHERE x.n = p_most), v_upto) INTO v_upto
+    FROM (SELECT m.seq, row_number() OVER (ORDER BY m.seq) AS n FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto ORDER BY m.seq LIMIT p_most) x;
+  DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto;
+  GET DIAGNOSTICS v_n = ROW_COUNT;
+  UPDATE mq_partitions p SET low = v_upto WHERE p.id = p_partition;
+  RETURN v_n;
+END $$;
+
+-- Empties a queue, or one partition of it: every group stands at the end. Dead letters stay.
+CREATE FUNCTION mq_clear(p_queue text, p_partition text) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_n bigint := 0; v_gone bigint; v_tail bigint; r record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+BEGIN
+  FOR r IN SELECT p.id, p.queue FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
+    INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue ORDER BY g.id ON CONFLICT (partition, grp) DO NOTHING;
+    PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
+    SELECT v_leases || coalesce(array_agg(c.lease), '{}'), v_parts || coalesce(array_agg(r.id), '{}') INTO v_leases, v_parts FROM mq_cursors c WHERE c.partition = r.id AND c.lease IS NOT NULL;
+    UPDATE mq_partitions p SET low = p.tail, mark = p.tail WHERE p.id = r.id RETURNING p.tail INTO v_tail;
+    DELETE FROM mq_messages m WHERE m.partition = r.id;
+    GET DIAGNOSTICS v_gone = ROW_COUNT;
+    v_n := v_n + v_gone;
+    UPDATE mq_cursors c SET head = v_tail, done = '{}', lease = NULL, batch = '{}', open = '{}', tries = '{}', careful = 0, not_before = NULL, moved_at = clock() WHERE c.partition = r.id;
+    DELETE FROM mq_ready x WHERE x.partition = r.id;
+  END LOOP;
+  PERFORM mq_unlease(v_leases, v_parts);
+  RETURN v_n;
+END $$;
+
+CREATE FUNCTION mq_drop(p_queue text) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_queue int;
+BEGIN
+  -- By its number from here on: one that is made anew under this name is another.
+  SELECT q.id INTO v_queue FROM mq_queues q WHERE q.name = p_queue;
+  IF NOT mq_guard(ARRAY[v_queue], true) THEN RETURN false; END IF;
+  DELETE FROM mq_messages m USING mq_partitions p WHERE p.queue = v_queue AND m.partition = p.id;
+  DELETE FROM mq_traces x USING mq_partitions p WHERE p.queue = v_queue AND x.partition = p.id;
+  DELETE FROM mq_cursors x USING mq_partitions p WHERE p.queue = v_queue AND x.partition = p.id;
+  DELETE FROM mq_ready x USING mq_partitions p WHERE p.queue = v_queue AND x.partition = p.id;
+  DELETE FROM mq_leases l USING mq_groups g WHERE g.queue = v_queue AND l.grp = g.id;
+  DELETE FROM mq_queues q WHERE q.id = v_queue;
+  RETURN FOUND;
+END $$;
+
+-- Takes single messages out of the log. Whoever has one leased is told that it is unknown.
+CREATE FUNCTION mq_remove(p_partition uuid, p_transaction text) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_seqs bigint[]; c record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+BEGIN
+  WITH gone AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NULL RETURNING m.seq),
+    gone_too AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NOT NULL RETURNING m.seq)
+  SELECT array_agg(x.seq) INTO v_seqs FROM (SELECT seq FROM gone UNION ALL SELECT seq FROM gone_too) x;
+  IF v_seqs IS NULL THEN RETURN false; END IF;
+  FOR c IN SELECT x.grp, x.open FROM mq_cursors x WHERE x.partition = p_partition AND x.open && v_seqs ORDER BY x.grp FOR UPDATE LOOP
+    UPDATE mq_cursors x SET open = ARRAY(SELECT o FROM unnest(x.open) o WHERE NOT o = ANY (v_seqs)), done = x.done || ARRAY(SELECT o FROM unnest(x.open) o WHERE o = ANY (v_seqs))
+      WHERE x.partition = p_partition AND x.grp = c.grp;
+    IF c.open <@ v_seqs THEN v_leases := v_leases || mq_end(p_partition, c.grp); v_parts := v_parts || p_partition; END IF;
+  END LOOP;
+  PERFORM mq_unlease(v_leases, v_parts);
+  RETURN true;
 END $$;
 `,
 }

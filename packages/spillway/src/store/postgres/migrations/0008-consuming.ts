@@ -330,22 +330,6 @@ BEGIN
   PERFORM mq_unlease(v_leases, v_parts);
 END $$;
 
--- Deletes from the log, up to a number, the oldest p_most.
-CREATE FUNCTION mq_cut(p_partition uuid, p_upto bigint, p_most int) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-DECLARE
-  v_low bigint; v_upto bigint; v_n bigint;
-BEGIN
-  SELECT least(p_upto, p.tail), p.low INTO v_upto, v_low FROM mq_partitions p WHERE p.id = p_partition FOR NO KEY UPDATE;
-  IF v_upto IS NULL OR v_upto <= v_low THEN RETURN 0; END IF;
-  SELECT coalesce(max(x.seq) FILTER (WHERE x.n = p_most), v_upto) INTO v_upto
-    FROM (SELECT m.seq, row_number() OVER (ORDER BY m.seq) AS n FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto ORDER BY m.seq LIMIT p_most) x;
-  DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto;
-  GET DIAGNOSTICS v_n = ROW_COUNT;
-  UPDATE mq_partitions p SET low = v_upto WHERE p.id = p_partition;
-  RETURN v_n;
-END $$;
-
 -- What has been kept long enough goes. Consumed by every group: when that is completed_retention_seconds ago, which is known
 -- to within the time between two sweeps. Not consumed: only where the queue says so (retention_seconds, max_wait_seconds).
 -- The next p_partitions behind p_after, and the last of them: a sweep is many short transactions.
@@ -393,40 +377,6 @@ BEGIN
   WITH old AS (DELETE FROM mq_traces x WHERE x.id IN (SELECT y.id FROM (SELECT z.id, z.created_at FROM mq_traces z ORDER BY z.id LIMIT p_most) y WHERE y.created_at < t - interval '30 days') RETURNING 1) SELECT count(*) INTO traces FROM old;
 END $$;
 
--- Empties a queue, or one partition of it: every group stands at the end. Dead letters stay.
-CREATE FUNCTION mq_clear(p_queue text, p_partition text) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-DECLARE
-  v_n bigint := 0; v_gone bigint; v_tail bigint; r record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
-BEGIN
-  FOR r IN SELECT p.id, p.queue FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
-    INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue ORDER BY g.id ON CONFLICT (partition, grp) DO NOTHING;
-    PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
-    SELECT v_leases || coalesce(array_agg(c.lease), '{}'), v_parts || coalesce(array_agg(r.id), '{}') INTO v_leases, v_parts FROM mq_cursors c WHERE c.partition = r.id AND c.lease IS NOT NULL;
-    UPDATE mq_partitions p SET low = p.tail, mark = p.tail WHERE p.id = r.id RETURNING p.tail INTO v_tail;
-    DELETE FROM mq_messages m WHERE m.partition = r.id;
-    GET DIAGNOSTICS v_gone = ROW_COUNT;
-    v_n := v_n + v_gone;
-    UPDATE mq_cursors c SET head = v_tail, done = '{}', lease = NULL, batch = '{}', open = '{}', tries = '{}', careful = 0, not_before = NULL, moved_at = clock() WHERE c.partition = r.id;
-    DELETE FROM mq_ready x WHERE x.partition = r.id;
-  END LOOP;
-  PERFORM mq_unlease(v_leases, v_parts);
-  RETURN v_n;
-END $$;
-
-CREATE FUNCTION mq_drop(p_queue text) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-BEGIN
-  PERFORM mq_guard(ARRAY(SELECT q.id FROM mq_queues q WHERE q.name = p_queue), true);
-  DELETE FROM mq_messages m USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND m.partition = p.id;
-  DELETE FROM mq_traces x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
-  DELETE FROM mq_cursors x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
-  DELETE FROM mq_ready x USING mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND x.partition = p.id;
-  DELETE FROM mq_leases l USING mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE q.name = p_queue AND l.grp = g.id;
-  DELETE FROM mq_queues q WHERE q.name = p_queue;
-  RETURN FOUND;
-END $$;
-
 -- Ends groups of this name, of one queue or of all. p_forget false: each begins anew behind the time at which it began once.
 CREATE FUNCTION mq_unsubscribe(p_group text, p_queue text, p_forget boolean) RETURNS TABLE (queue text, partitions bigint) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -446,25 +396,6 @@ BEGIN
   END LOOP;
 END $$;
 
--- Takes single messages out of the log. Whoever has one leased is told that it is unknown.
-CREATE FUNCTION mq_remove(p_partition uuid, p_transaction text) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-DECLARE
-  v_seqs bigint[]; c record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
-BEGIN
-  WITH gone AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NULL RETURNING m.seq),
-    gone_too AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NOT NULL RETURNING m.seq)
-  SELECT array_agg(x.seq) INTO v_seqs FROM (SELECT seq FROM gone UNION ALL SELECT seq FROM gone_too) x;
-  IF v_seqs IS NULL THEN RETURN false; END IF;
-  FOR c IN SELECT x.grp, x.open FROM mq_cursors x WHERE x.partition = p_partition AND x.open && v_seqs ORDER BY x.grp FOR UPDATE LOOP
-    UPDATE mq_cursors x SET open = ARRAY(SELECT o FROM unnest(x.open) o WHERE NOT o = ANY (v_seqs)), done = x.done || ARRAY(SELECT o FROM unnest(x.open) o WHERE o = ANY (v_seqs))
-      WHERE x.partition = p_partition AND x.grp = c.grp;
-    IF c.open <@ v_seqs THEN v_leases := v_leases || mq_end(p_partition, c.grp); v_parts := v_parts || p_partition; END IF;
-  END LOOP;
-  PERFORM mq_unlease(v_leases, v_parts);
-  RETURN true;
-END $$;
-
 -- A dead letter goes back to the end of its partition, for the group that gave it up alone.
 CREATE FUNCTION mq_replay(p_id uuid) RETURNS TABLE (queue text, partition uuid, message_id uuid, transaction_id text) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -473,10 +404,14 @@ DECLARE
 BEGIN
   SELECT x.* INTO d FROM mq_dead x WHERE x.id = p_id FOR UPDATE;
   IF NOT FOUND THEN RETURN; END IF;
-  v_queue := mq_queue(d.queue);
-  SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = v_queue AND g.name = d.grp;
-  IF NOT FOUND THEN v_grp := mq_subscribe(v_queue, d.grp, 'all', NULL); END IF;
-  PERFORM mq_guard(ARRAY[v_queue], false);
+  -- Until both are guarded: what is deleted while this waits is made anew.
+  LOOP
+    v_queue := mq_queue(d.queue);
+    PERFORM mq_guard(ARRAY[v_queue], false);
+    SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = v_queue AND g.name = d.grp;
+    IF NOT FOUND THEN v_grp := mq_subscribe(v_queue, d.grp, 'all', NULL); END IF;
+    EXIT WHEN v_grp IS NOT NULL;
+  END LOOP;
   INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at) VALUES (d.partition, v_queue, d.partition_name, 1, clock(), clock())
     ON CONFLICT (id) DO UPDATE SET tail = p.tail + 1, pushed_at = clock() RETURNING p.tail INTO v_tail;
   INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, grp, sealed, payload, created_at)
