@@ -120,6 +120,17 @@ describe('what is refused stores nothing', () => {
     expect([answer.status, answer.headers.get('allow')]).toEqual([405, expect.stringContaining('POST')])
   })
 
+  it.each(['/api/v1/pop', '/api/v1/pop/queue/heads', '/api/v1/pop/queue/heads/partition/Default'])(
+    'HEAD %s: it would take messages',
+    async (path) => {
+      await pushed(server, [{ queue: 'heads', payload: 1, transactionId: 'once' }])
+      await take(server, 'heads', { batch: 1, consumerGroup: 'there already', autoAck: true })
+      before = await rows()
+      const answer = await call(server, 'HEAD', `${path}?consumerGroup=there%20already&subscriptionMode=new`)
+      expect([answer.status, answer.headers.get('allow')]).toEqual([405, 'GET'])
+    },
+  )
+
   it.each([
     'batch=0',
     'batch=-1',
@@ -282,6 +293,11 @@ it('one item that cannot be stored does not take the requests beside it with it'
     Array.from({ length: 20 }, (_, n) => (n % 5 === 0 ? 400 : expect.toSatisfy((s: number) => s === 201 || s === 202))),
   )
   expect(await takeAll(server, queue, 16)).toHaveLength(16)
+})
+
+it.each(['/api/v1/operations/x/stream', '/api/v1/streams/x'])('HEAD %s: it would hold a stream open', async (path) => {
+  const answer = await call(server, 'HEAD', path)
+  expect([answer.status, answer.headers.get('allow')]).toEqual([405, 'GET'])
 })
 
 it('a path that is not decodable is refused, not an error', async () => {

@@ -196,7 +196,8 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
 
     app.get<{ Params: Static<typeof Id> }>(
       '/api/v1/operations/:id/stream',
-      { schema: { tags, summary: 'Server-sent events: what becomes of an operation' } },
+      // A HEAD would hold a stream open that nobody reads.
+      { exposeHeadRoute: false, schema: { tags, summary: 'Server-sent events: what becomes of an operation' } },
       async (request, reply) => {
         const ticket = await visible(request, request.params.id)
         if (ticket === null) return notFound(reply)

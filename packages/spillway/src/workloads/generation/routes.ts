@@ -119,6 +119,8 @@ function addResume(app: App, { serving, deps }: GenerationWorkload): void {
   app.get<{ Params: { id: string }; Querystring: { starting_after?: number } }>(
     '/api/v1/streams/:id',
     {
+      // A HEAD would hold a stream open that nobody reads.
+      exposeHeadRoute: false,
       schema: {
         tags: nativeTags,
         summary: 'Go on reading a stream behind the last event that was received',

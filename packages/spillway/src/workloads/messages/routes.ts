@@ -135,12 +135,13 @@ function addPops(app: App, workload: MessagesWorkload): void {
       })
     }
   }
-  const config = { role: 'consume', tellsError: true } as const
+  // A HEAD would take messages that nobody gets to see.
+  const route = { config: { role: 'consume', tellsError: true }, exposeHeadRoute: false } as const
   const summary = 'Take messages: 204 when there are none'
   for (const url of ['/api/v1/pop/queue/:queue', '/api/v1/pop/queue/:queue/partition/:partition']) {
     app.get<{ Params: Static<typeof Names>; Querystring: Query }>(
       url,
-      { schema: { tags, summary, querystring: PopQuery }, config },
+      { ...route, schema: { tags, summary, querystring: PopQuery } },
       async (request, reply) => {
         const { queue, partition = null } = request.params
         if (!mayUseQueue(request.principal.queues, queue)) return forbidden(reply, queue)
@@ -151,8 +152,8 @@ function addPops(app: App, workload: MessagesWorkload): void {
   app.get<{ Querystring: Query }>(
     '/api/v1/pop',
     {
+      ...route,
       schema: { tags, summary: `${summary}; from whichever queue of a namespace or task`, querystring: PopQuery },
-      config,
     },
     async (request, reply) => {
       const { namespace = null, task = null } = request.query
