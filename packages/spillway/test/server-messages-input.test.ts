@@ -144,6 +144,13 @@ describe('what is refused stores nothing', () => {
     'subscriptionMode=some',
     'subscriptionFrom=yesterday',
     'subscriptionFrom=2026-13-45T00:00:00Z',
+    'subscriptionFrom=2026-02-30T00:00:00Z',
+    'subscriptionFrom=2026-02-03T24:00:00Z',
+    'subscriptionFrom=2026-02-03%2000:00:00Z',
+    'subscriptionFrom=2026-12-31T23:59:60Z',
+    'subscriptionFrom=0000-01-01T00:00:00Z',
+    'subscriptionFrom=0001-01-01T00:00:00%2B01:00',
+    'subscriptionFrom=9999-12-31T23:59:59-23:59',
     'consumerGroup=',
     `consumerGroup=${'x'.repeat(256)}`,
     'consumerGroup=%00',
@@ -188,6 +195,18 @@ describe('what is refused stores nothing', () => {
     ['/api/v1/configure', { queue: 'q', options: { retentionEnabled: 'yes' } }],
     ['/api/v1/configure', { queue: 'q', options: [] }],
   ])('%s %j', async (path, body) => expectRefused(await post(server, path, body)))
+
+  it.each(['0001-01-01T00:00:00+01:00', '9999-12-31T23:59:59-23:59', '0000-01-01T00:00:00Z'])(
+    'the time %s',
+    async (time) => {
+      const at = encodeURIComponent(time)
+      const group = '/api/v1/consumer-groups/g'
+      expectRefused(await post(server, `${group}/queues/q/seek`, { timestamp: time }))
+      expectRefused(await post(server, `${group}/subscription`, { subscriptionTimestamp: time }))
+      expectRefused(await get(server, `/api/v1/dlq?from=${at}`))
+      expectRefused(await get(server, `/api/v1/messages?to=${at}`))
+    },
+  )
 
   it('acks of 1,001 messages', async () => {
     const acknowledgments = Array.from({ length: 1_001 }, () => ({ transactionId: 'x', partitionId: randomUUID() }))

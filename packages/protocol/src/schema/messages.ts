@@ -1,6 +1,6 @@
 import Type, { type TSchema } from 'typebox'
 import { limits } from '../wire/limits.js'
-import { Name } from './names.js'
+import { Name, Timestamp } from './names.js'
 
 const open = { additionalProperties: true } as const
 /** Null is the same as absent here. */
@@ -64,7 +64,7 @@ export const PopQuery = Type.Object(
     autoAck: Type.Optional(Type.Boolean()),
     partitions: Type.Optional(Type.Integer({ minimum: 1, maximum: limits.popPartitionsMax })),
     subscriptionMode: Type.Optional(Type.Enum(['all', 'new', 'new-only'])),
-    subscriptionFrom: Type.Optional(Type.String({ minLength: 1, maxLength: 64, description: 'now, or RFC 3339' })),
+    subscriptionFrom: Type.Optional(Type.Union([Type.Literal('now'), Timestamp])),
     namespace: Type.Optional(Type.String({ maxLength: limits.nameCodePoints })),
     task: Type.Optional(Type.String({ maxLength: limits.nameCodePoints })),
   },

@@ -62,10 +62,14 @@ export function notFound(reply: Reply, what: string): Reply {
 const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
 export const isUuid = (text: string): boolean => uuid.test(text)
 
-/** A leap second has the form of a timestamp, and is none that a Date can say. */
+/** What PostgreSQL and four digits of a year can both say; an offset may lead out of it. */
+const earliest = new Date('0001-01-01T00:00:00Z')
+const latest = new Date('9999-12-31T23:59:59.999Z')
+
+/** Of a text with the form of a timestamp. A leap second has it, and is none that a Date can say. */
 export function instant(name: string, text: string): Date {
   const date = new Date(text)
-  if (Number.isNaN(date.getTime())) throw invalid(name, 'is not a point in time')
+  if (!(date >= earliest && date <= latest)) throw invalid(name, 'is not a point in time from the years 1 to 9999')
   return date
 }
 

@@ -18,6 +18,7 @@ import { isReservedQueue } from '../../http/queue-names.js'
 import { refuseUntilReady } from '../../http/readiness.js'
 import { compileValidator } from '../../http/validation.js'
 import { mayUseQueue } from '../../index.js'
+import { instant } from './administration-setting.js'
 import { type Acknowledgment, type Consume, groupOf, type Outcome, type Popped, type PopRequest } from './consume.js'
 import type { MessagesWorkload } from './index.js'
 import { refusalProblem } from './push-mount.js'
@@ -96,13 +97,6 @@ function addPops(app: App, workload: MessagesWorkload): void {
   ) => {
     const query = request.query as Query
     const from = subscriptionOf(query)
-    if (from === null) {
-      return sendProblem(reply, {
-        code: 'invalid_request',
-        detail: 'subscriptionFrom is "now" or a time as of RFC 3339.',
-        errors: [{ path: '/subscriptionFrom', message: 'must be now, or an RFC 3339 time' }],
-      })
-    }
     if (intake.core.writesBusy > busyPopAbove || consume.isFull) {
       return sendProblem(reply, {
         code: 'overloaded',
@@ -165,19 +159,13 @@ function addPops(app: App, workload: MessagesWorkload): void {
   )
 }
 
-/** How a group begins; null: what was asked for is no time. */
-function subscriptionOf({
-  subscriptionMode = 'all',
-  subscriptionFrom,
-}: Query): Pick<PopRequest, 'mode' | 'from'> | null {
+/** How a group begins. */
+function subscriptionOf({ subscriptionMode = 'all', subscriptionFrom }: Query): Pick<PopRequest, 'mode' | 'from'> {
   if (subscriptionFrom === 'now') return { mode: 'new', from: null }
   if (subscriptionFrom === undefined) return { mode: subscriptionMode === 'all' ? 'all' : 'new', from: null }
-  const time = rfc3339.test(subscriptionFrom) ? new Date(subscriptionFrom) : null
-  if (time === null || Number.isNaN(time.getTime())) return null
-  return { mode: 'time', from: time.toISOString() }
+  return { mode: 'time', from: instant('subscriptionFrom', subscriptionFrom).toISOString() }
 }
 
-const rfc3339 = /^\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:?\d\d)$/
 const asIs = (payload: unknown): string => payload as string
 
 /** The payloads are JSON already; reading them to write them again would cost more than all the rest. */
