@@ -154,7 +154,21 @@ describe('what is refused stores nothing', () => {
     'consumerGroup=',
     `consumerGroup=${'x'.repeat(256)}`,
     'consumerGroup=%00',
+    'consumerGroup=%E0%A4%A',
+    'consumerGroup=%',
   ])('a pop with %s', async (query) => expectRefused(await get(server, `/api/v1/pop/queue/good?${query}`)))
+
+  it.each([
+    '/',
+    `/${'x'.repeat(256)}`,
+    `/${'%F0%9F%98%80'.repeat(255)}x`,
+    '/spillway:petitions',
+    '/q/partition/',
+    `/q/partition/${'x'.repeat(256)}`,
+  ])('a pop of the queue %s', async (place) => {
+    expectRefused(await get(server, `/api/v1/pop/queue${place}?subscriptionMode=new`))
+    expectRefused(await get(server, `/api/v1/pop/queue${place}`))
+  })
 
   it.each([
     ['/api/v1/ack', {}],

@@ -55,6 +55,8 @@ export const ConfigureQueue = Type.Object(
   open,
 )
 
+export const PopPlace = Type.Object({ queue: Name, partition: Type.Optional(Name) })
+
 export const PopQuery = Type.Object(
   {
     batch: Type.Optional(Type.Integer({ minimum: 1, maximum: limits.popMessagesMax })),

@@ -228,8 +228,24 @@ function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
       sendProblem(reply, { code: 'invalid_request', detail: 'The URL must not contain a NUL character.' })
       return
     }
+    if (!isDecodable(request.raw.url ?? '')) {
+      sendProblem(reply, { code: 'invalid_request', detail: 'The query is not percent-encoded UTF-8.' })
+      return
+    }
     done()
   })
+}
+
+/** The parser of queries takes what it cannot decode as it is; the router refuses it in the path. */
+function isDecodable(url: string): boolean {
+  const start = url.indexOf('?')
+  if (start < 0 || url.indexOf('%', start) < 0) return true
+  try {
+    decodeURIComponent(url.slice(start))
+    return true
+  } catch {
+    return false
+  }
 }
 
 function identifyRequests(app: App, authenticator: Authenticator, answerUnknown: Answer): void {

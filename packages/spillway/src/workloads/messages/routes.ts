@@ -4,11 +4,12 @@ import {
   AckRequest,
   ConfigureQueue,
   ExtendLease,
+  PopPlace,
   PopQuery,
   TransactionRequest,
 } from '@spillway/protocol/schema'
 import { type AckResult, queueOptionDefaults } from '@spillway/protocol/wire'
-import Type, { type Static } from 'typebox'
+import type { Static } from 'typebox'
 import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
 import { goneSignal } from '../../http/connections.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
@@ -33,7 +34,6 @@ const popPartitionsOnce = 100
 /** Busier than this, nothing more is handed out. By the writes alone: pops have connections of their own. */
 const busyPopAbove = 0.95
 const busyRetryAfterMs = 2_000
-const Names = Type.Object({ queue: Type.String(), partition: Type.Optional(Type.String()) })
 
 type Query = Static<typeof PopQuery>
 type AckBody = Static<typeof AckRequest>
@@ -133,12 +133,13 @@ function addPops(app: App, workload: MessagesWorkload): void {
   const route = { config: { role: 'consume', tellsError: true }, exposeHeadRoute: false } as const
   const summary = 'Take messages: 204 when there are none'
   for (const url of ['/api/v1/pop/queue/:queue', '/api/v1/pop/queue/:queue/partition/:partition']) {
-    app.get<{ Params: Static<typeof Names>; Querystring: Query }>(
+    app.get<{ Params: Static<typeof PopPlace>; Querystring: Query }>(
       url,
-      { ...route, schema: { tags, summary, querystring: PopQuery } },
+      { ...route, schema: { tags, summary, params: PopPlace, querystring: PopQuery } },
       async (request, reply) => {
         const { queue, partition = null } = request.params
-        if (!mayUseQueue(request.principal.queues, queue)) return forbidden(reply, queue)
+        const refused = refuseQueue(request, reply, queue)
+        if (refused !== null) return refused
         return pop(request, reply, { queue, partition, namespace: null, task: null })
       },
     )
