@@ -158,6 +158,7 @@ describe('push', () => {
     expect(asked.headers.get('preference-applied')).toBe('respond-async')
     const waited = await push(server, [{ queue, payload: 2 }], { prefer: 'respond-async, wait=10' })
     expect(waited.status, waited.text).toBe(201)
+    expect(waited.headers.get('preference-applied')).toBe('wait=10')
     expect(pushResults(waited)).toMatchObject([
       { index: 0, status: 'queued', message_id: expect.stringMatching(uuidForm) },
     ])

@@ -4,7 +4,7 @@ import type { Static } from 'typebox'
 import type { Wire } from '../../http/answer.js'
 import { ticketPath } from '../../http/answer.js'
 import { type Mount, mount } from '../../http/mount.js'
-import { parseIdempotencyKey, parsePreferences } from '../../http/preferences.js'
+import { appliedPreferences, type Preferences, parseIdempotencyKey, parsePreferences } from '../../http/preferences.js'
 import type { Problem } from '../../http/problem.js'
 import { compileValidator } from '../../http/validation.js'
 import { type IntakeApi, queuedBody, type Refusal } from '../../index.js'
@@ -40,19 +40,20 @@ export function pushMount(intake: IntakeApi, push: Push): Mount {
         ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone() }),
       })
       if (pushed.kind === 'results' && !pushed.replayed) push.count(pushed.results)
-      return toWire(pushed, preferences.respondAsync, intake.core.queueDepth)
+      return toWire(pushed, preferences, intake.core.queueDepth)
     },
   }
 }
 
-export function toWire(pushed: Pushed, respondAsync: boolean, queueDepth: number): Wire {
+function toWire(pushed: Pushed, preferences: Preferences, queueDepth: number): Wire {
   if (pushed.kind === 'refused') return { ok: false, headers: {}, problem: refusalProblem(pushed.refusal, queueDepth) }
   const { results, queued, replayed } = pushed
   const headers: Record<string, string> = replayed ? { 'idempotent-replayed': 'true' } : {}
   const [first] = queued
+  const applied = appliedPreferences({ ...preferences, respondAsync: preferences.respondAsync && first !== undefined })
+  if (applied !== undefined) headers['preference-applied'] = applied
   if (first === undefined) return { ok: true, answer: { status: 201, headers, body: results } }
   headers.location = `${ticketPath}/${first.answer.operationId}`
-  if (respondAsync) headers['preference-applied'] = 'respond-async'
   const operations = queued.map(({ queue, partition, answer }) => ({
     queue,
     partition,
