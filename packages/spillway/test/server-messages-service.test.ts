@@ -159,6 +159,8 @@ describe('keys', () => {
     expect((await get(guarded, `/api/v1/pop/queue/${queue}`)).status).toBe(401)
     const popped = await get(guarded, `/api/v1/pop/queue/${queue}`, as('own'))
     expect(popped.status).toBe(200)
+    const extended = await post(guarded, `/api/v1/lease/${popped.body.leaseId}/extend`, { seconds: 600 }, as('own'))
+    expect(extended.status, extended.text).toBe(200)
   })
 
   it('cannot answer for what they may not use', async () => {
@@ -175,6 +177,8 @@ describe('keys', () => {
       as('own'),
     )
     expect(transacted.body).toMatchObject({ success: false })
+    const extended = await post(guarded, `/api/v1/lease/${message.leaseId}/extend`, { seconds: 3_600 }, as('own'))
+    expect([extended.status, extended.body.code]).toEqual([404, 'not_found'])
     expect(await ack(one, message)).toMatchObject({ success: true })
   })
 

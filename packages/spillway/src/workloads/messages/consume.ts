@@ -279,11 +279,17 @@ export class Consume {
     for (const outcome of outcomes) this.#options.metrics.answered.labels(outcome).inc()
   }
 
-  /** Null: there is no such lease any more. */
-  async extend(leaseId: string, seconds: number | null): Promise<Date | null> {
+  /** Null: there is no such lease any more, or it is of a queue that may not be used. */
+  async extend(leaseId: string, seconds: number | null, mayUse: (queue: string) => boolean): Promise<Date | null> {
     if (!uuid.test(leaseId)) return null
+    const { schema } = this.#options
+    const { rows: leased } = await this.#intake.read<{ name: string }>(
+      `SELECT q.name FROM ${schema}.mq_leases l JOIN ${schema}.mq_groups g ON g.id = l.grp JOIN ${schema}.mq_queues q ON q.id = g.queue WHERE l.id = $1`,
+      [leaseId],
+    )
+    if (!leased.some(({ name }) => mayUse(name))) return null
     const { rows } = await this.#intake.statements.release<{ until: Date | null }>(
-      `SELECT ${this.#options.schema}.mq_extend($1, $2) AS until`,
+      `SELECT ${schema}.mq_extend($1, $2) AS until`,
       [leaseId, seconds],
     )
     return rows[0]?.until ?? null

@@ -297,7 +297,9 @@ function addLeases(app: App, { consume }: MessagesWorkload): void {
       if (!body.ok) {
         return sendProblem(reply, { code: 'invalid_request', detail: 'The body is not valid.', errors: body.errors })
       }
-      const until = await consume.extend(leaseId, body.value.seconds ?? null)
+      const until = await consume.extend(leaseId, body.value.seconds ?? null, (queue) =>
+        mayUseQueue(request.principal.queues, queue),
+      )
       if (until === null) {
         return sendProblem(reply, { code: 'not_found', detail: 'Lease not found, or expired.' })
       }
