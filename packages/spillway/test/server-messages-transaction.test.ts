@@ -94,14 +94,21 @@ it('an ack for an unknown message takes the pushes back', async () => {
   const from = await delivered()
   const to = randomUUID()
   const steps = [pushStep({ queue: to, payload: 0 }), ackStep(from.message, { transactionId: 'nobody' })]
-  await expectUndone(await transaction(server, steps), from, to)
+  const answer = await transaction(server, steps)
+  expect(answer.body.results).toMatchObject([
+    { type: 'push', success: false, status: 'failed', code: 'rolled_back', error: expect.any(String) },
+    { type: 'ack', success: false, error: expect.stringMatching(/not found/) },
+  ])
+  await expectUndone(answer, from, to)
 })
 
 it('one unknown message takes the other acks back', async () => {
   const from = await delivered()
   const to = randomUUID()
   const steps = [ackStep(from.message), pushStep({ queue: to, payload: 0 }), ackStep(from.message, { partitionId: to })]
-  await expectUndone(await transaction(server, steps), from, to)
+  const answer = await transaction(server, steps)
+  expect((answer.body.results as { success: boolean }[]).map(({ success }) => success)).toEqual([false, false, false])
+  await expectUndone(answer, from, to)
 })
 
 it('an ack with another’s lease takes everything back', async () => {

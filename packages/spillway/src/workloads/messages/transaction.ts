@@ -96,7 +96,7 @@ export class Transactions {
     const failed = results.find(({ success }) => !success)
     if (failed !== undefined) {
       const error = `${failed.type === 'ack' ? 'ACK' : 'PUSH'} operation failed: ${failed.error ?? 'refused'}`
-      throw new Undo({ kind: 'failed', error, results })
+      throw new Undo({ kind: 'failed', error, results: results.map(takenBack) })
     }
     return { results, pushed, outcomes: replayed ? [] : outcomes, replayed }
   }
@@ -120,6 +120,14 @@ export class Transactions {
     }))
     return named.length === 0 ? [] : this.#consume.ackWithin(tx, named)
   }
+}
+
+/** What succeeded was undone with the rest. */
+function takenBack(result: TransactionResult): TransactionResult {
+  if (!result.success) return result
+  const error = 'Nothing was done: another operation of the transaction failed.'
+  if (result.type === 'ack') return { ...result, success: false, error, dlq: false }
+  return { ...result, success: false, status: 'failed', code: 'rolled_back', error }
 }
 
 function inOrder(
