@@ -20,6 +20,7 @@ import {
   takeSome,
   transaction,
 } from './message-calls.js'
+import { uuidForm } from './petition-calls.js'
 import { type Answer, endAll, type ServerProcess, startServer, until } from './server-process.js'
 import { freshDatabase, type TestDatabase } from './setup/database.js'
 
@@ -79,7 +80,7 @@ it('what is pushed and what is acked are one: results in the order of the operat
     { requiredLeases: [message.leaseId] },
   )
   expect(answer.status, answer.text).toBe(200)
-  expect(answer.body).toMatchObject({ success: true, transactionId: expect.any(String) })
+  expect(answer.body).toMatchObject({ success: true, transactionId: expect.stringMatching(uuidForm) })
   expect(answer.body.results).toMatchObject([
     { index: 0, type: 'push', success: true, transactionId: 'one', messageId: expect.any(String) },
     { index: 1, type: 'push', success: true, partitionId: expect.any(String) },
@@ -182,18 +183,22 @@ it('a transaction that is taken back leaves nothing in the operation queue, nor 
   await resumeLane(server, to)
 })
 
-it('the same Idempotency-Key: the pushes are there once, and the answer says success again', async () => {
-  const { queue, message } = await delivered()
-  const to = randomUUID()
-  const steps = [pushStep({ queue: to, payload: 'once' }), ackStep(message)]
-  const key = { 'idempotency-key': randomUUID() }
-  const first = await transaction(server, steps, {}, key)
-  const again = await transaction(servers[1], steps, {}, key)
-  expect([first.body.success, again.body.success], again.text).toEqual([true, true])
-  expect(again.headers.get('idempotent-replayed')).toBe('true')
-  expect(dataOf(await takeAll(server, to, 1))).toEqual(['once'])
-  expect(dataOf(await take(server, queue))).toEqual([1])
-})
+it.each(['completed', 'dlq'])(
+  'the same Idempotency-Key: done once, and told again word for word (%s)',
+  async (status) => {
+    const { queue, message } = await delivered()
+    const to = randomUUID()
+    const steps = [pushStep({ queue: to, payload: 'once' }), ackStep(message, { status })]
+    const key = { 'idempotency-key': randomUUID() }
+    const first = await transaction(server, steps, {}, key)
+    const again = await transaction(servers[1], steps, {}, key)
+    expect(first.body.success, first.text).toBe(true)
+    expect(again.body).toEqual(first.body)
+    expect(again.headers.get('idempotent-replayed')).toBe('true')
+    expect(dataOf(await takeAll(server, to, 1))).toEqual(['once'])
+    expect(dataOf(await take(server, queue))).toEqual([1])
+  },
+)
 
 it('two transactions over crossed partitions both succeed', async () => {
   const queue = randomUUID()

@@ -18,7 +18,7 @@ import { sendProblem } from '../../http/problem.js'
 import { isReservedQueue } from '../../http/queue-names.js'
 import { refuseUntilReady } from '../../http/readiness.js'
 import { compileValidator } from '../../http/validation.js'
-import { mayUseQueue } from '../../index.js'
+import { digestUuid, mayUseQueue, newOperationId } from '../../index.js'
 import { instant } from './administration-setting.js'
 import { type Acknowledgment, type Consume, groupOf, type Outcome, type Popped, type PopRequest } from './consume.js'
 import type { MessagesWorkload } from './index.js'
@@ -274,7 +274,9 @@ function addTransaction(app: App, { transactions, push, consume, intake }: Messa
         ...(key.key !== undefined && { idempotencyKey: key.key }),
       })
       if (done.kind === 'refused') return sendProblem(reply, refusalProblem(done.refusal, intake.core.queueDepth))
-      const transactionId = request.id
+      // Whoever repeats it with its key is told the same.
+      const transactionId =
+        key.key === undefined ? newOperationId() : digestUuid(`transaction\0${principal.identity}\0${key.key}`)
       if (done.kind === 'failed') return { transactionId, success: false, error: done.error, results: done.results }
       if (done.replayed) reply.header('idempotent-replayed', 'true')
       return { transactionId, success: true, results: done.results }

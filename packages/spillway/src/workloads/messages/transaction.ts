@@ -91,7 +91,9 @@ export class Transactions {
       replayed = answer.replayed
     }
     // What a key has seen before was committed with its acks.
-    const outcomes = replayed ? acks.map((): Outcome => 'done') : await this.#acked(tx, acks, leases)
+    const outcomes = replayed
+      ? acks.map(({ status }): Outcome => (status === 'dlq' ? 'dead' : 'done'))
+      : await this.#acked(tx, acks, leases)
     const results = inOrder(steps, pushed, outcomes)
     const failed = results.find(({ success }) => !success)
     if (failed !== undefined) {
