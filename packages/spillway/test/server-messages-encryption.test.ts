@@ -19,7 +19,7 @@ import {
   take,
   transaction,
 } from './message-calls.js'
-import { expectProblem } from './petition-calls.js'
+import { expectProblem, uuidForm } from './petition-calls.js'
 import { at, type Fleet, startFleet } from './petitions-fleet.js'
 import { get, runProgram, type ServerProcess, until } from './server-process.js'
 
@@ -181,6 +181,9 @@ describe('a server without the key', () => {
     const other = randomUUID()
     const answer = await push(stranger, [item(secret), { queue: other, payload: secret }], headers)
     expect(answer.status).toBe(201)
+    for (const result of pushResults(answer)) {
+      expect([result.message_id, result.transaction_id]).toEqual([1, 2].map(() => expect.stringMatching(uuidForm)))
+    }
     expect(pushResults(answer)).toMatchObject([
       { index: 0, status: 'failed', code: 'encryption_unavailable', error: expect.stringMatching(/no key/) },
       {

@@ -326,10 +326,11 @@ export class Push {
     const code = 'encryption_unavailable'
     const results = items.map((item, index): PushResult => {
       const other = !sealed.has(item.queue)
+      const id = newOperationId()
       return {
         index,
-        message_id: '',
-        transaction_id: item.transactionId ?? '',
+        message_id: id,
+        transaction_id: item.transactionId ?? id,
         partition_id: laneOf([item.queue, item.partition ?? defaultPartition]).id,
         trace_id: item.traceId ?? null,
         queueName: item.queue,
