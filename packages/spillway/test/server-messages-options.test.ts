@@ -328,6 +328,31 @@ describe('maxWaitTimeSeconds', () => {
     expect(dataOf(await taken(queue, { consumerGroup: 'reader' }))).toEqual(['young'])
   })
 
+  it('a pop hands out nothing that waited longer, also to a group that begins only then', async () => {
+    const queue = await queueWith({ maxWaitTimeSeconds: 30, deadLetterQueue: true })
+    await taken(queue, { consumerGroup: 'early' })
+    await store(queue, ['old', 'older'], 'p')
+    await store(queue, ['old'], 'q')
+    await forward(31)
+    await store(queue, ['young'], 'p')
+    for (const consumerGroup of ['early', 'late']) {
+      expect(dataOf(await taken(queue, { consumerGroup, batch: 10, partitions: 10 }))).toEqual(['young'])
+      expect(dataOf(await taken(queue, { consumerGroup, batch: 10, partitions: 10 }))).toEqual([])
+    }
+    const told = (await givenUp(queue)).map(({ payload, is_letter }) => `${payload}, ${is_letter}`)
+    expect(told.sort()).toEqual([...Array(4).fill('old, true'), ...Array(2).fill('older, true')])
+  })
+
+  it('a pop finds what is young behind however much that is not', async () => {
+    const queue = await queueWith({ maxWaitTimeSeconds: 30 })
+    const many = Array.from({ length: 1_000 }, (_, n) => n)
+    for (const partition of ['p', 'p', 'p', 'q']) await store(queue, many, partition)
+    await forward(31)
+    await store(queue, ['young'], 'p')
+    expect(dataOf(await taken(queue, { batch: 10 }))).toEqual(['young'])
+    expect(await givenUp(queue)).toHaveLength(4_000)
+  })
+
   it('0: for ever', async () => {
     const queue = await queueWith({})
     await store(queue, ['patient'])

@@ -73,6 +73,7 @@ interface PopRow extends Record<string, unknown> {
   tries: number[]
   due_ms: number | null
   leased: boolean
+  more: boolean
   missing: number[] | null
 }
 
@@ -80,6 +81,8 @@ interface Found {
   popped: Popped | null
   /** When there may be something. */
   dueMs: number | null
+  /** Only what waited too long was found so far. */
+  more: boolean
   /** Queues in which the group has yet to begin. */
   missing: readonly number[]
 }
@@ -172,9 +175,9 @@ export class Consume {
 
   async #look(request: PopRequest, gone: AbortSignal): Promise<{ popped: Popped | null; dueMs: number | null }> {
     for (;;) {
-      const { popped, dueMs, missing } = await this.#pops.submit({ ...request, lease: randomUUID() })
+      const { popped, dueMs, more, missing } = await this.#pops.submit({ ...request, lease: randomUUID() })
       for (const queue of missing) await this.#join(queue, request)
-      if (popped === null && missing.length > 0) continue
+      if (popped === null && (missing.length > 0 || (more && !gone.aborted))) continue
       if (popped === null) return { popped, dueMs }
       this.arrivals.found({ queue: popped.queue, group: popped.group })
       const readable = await this.#readable(popped)
@@ -332,7 +335,7 @@ export class Consume {
     return all.map((request, i) => {
       const row = rows[i]
       if (row === undefined) throw new Error(`no answer for pop ${i}`)
-      return { popped: this.#toPopped(request, row), dueMs: row.due_ms, missing: row.missing ?? [] }
+      return { popped: this.#toPopped(request, row), dueMs: row.due_ms, more: row.more, missing: row.missing ?? [] }
     })
   }
 

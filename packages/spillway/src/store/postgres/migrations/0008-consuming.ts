@@ -78,6 +78,22 @@ CREATE FUNCTION mq_bury(p_partition uuid, p_grp int, p_seqs bigint[], p_errors t
     JOIN mq_partitions p ON p.id = m.partition JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.id = p_grp
 $$;
 
+-- What a group has not read in time is given up, up to a number, the oldest p_most; tells how many. The caller holds the lock of
+-- the cursor, which has no lease.
+CREATE FUNCTION mq_give_up(p_partition uuid, p_grp int, p_upto bigint, p_most int) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  c mq_cursors; v_head bigint; v_seqs bigint[];
+BEGIN
+  SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = p_partition AND x.grp = p_grp;
+  v_seqs := ARRAY(SELECT m.seq FROM mq_messages m WHERE m.partition = p_partition AND m.seq > c.head AND m.seq <= p_upto AND NOT m.seq = ANY (c.done) AND (m.grp IS NULL OR m.grp = p_grp) ORDER BY m.seq LIMIT p_most);
+  -- Not all of it: the rest is for whoever comes next.
+  v_head := CASE WHEN cardinality(v_seqs) = p_most THEN v_seqs[p_most] ELSE greatest(c.head, p_upto) END;
+  PERFORM mq_bury(p_partition, p_grp, v_seqs, array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
+  UPDATE mq_cursors x SET head = v_head, done = ARRAY(SELECT d FROM unnest(x.done) d WHERE d > v_head) WHERE x.partition = p_partition AND x.grp = p_grp;
+  RETURN cardinality(v_seqs);
+END $$;
+
 -- Deliveries whose time is over. Every open message was delivered in vain; one that was delivered alone and has used up its
 -- tries is given up, the others are delivered one by one from now on.
 CREATE FUNCTION mq_expire(p_grp int, p_most int) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -110,22 +126,23 @@ END $$;
 
 -- Takes up to p_batch messages of up to p_partitions partitions of the first queue that has some, under one lease. One row
 -- with a list for each column; payloads stand between record separators. due_ms: when there may be something, if there is
--- nothing now. p_partition: of this one alone. leased: some of it has to be answered for. missing: queues
+-- nothing now. p_partition: of this one alone. leased: some of it has to be answered for. more: a thousand were given up and it is to
+-- be popped again. missing: queues
 -- in which the group has yet to begin: the caller has \`mq_subscribe\` to call, each in a statement of its own, and to pop again. The
 -- guard that it takes must not be held together with anything that others wait for.
 CREATE FUNCTION mq_pop(
   p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch int, p_partitions int, p_auto boolean, p_lease uuid, p_mode text, p_from timestamptz,
   OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix int[], OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[],
-  OUT payloads text, OUT created_ms bigint[], OUT tries int[], OUT due_ms bigint, OUT leased boolean, OUT missing int[]
+  OUT payloads text, OUT created_ms bigint[], OUT tries int[], OUT due_ms bigint, OUT leased boolean, OUT more boolean, OUT missing int[]
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
   q mq_queues; c mq_cursors; v_grp int; v_part uuid; v_name text; v_pushed timestamptz; v_left int; v_limit int; v_tail bigint;
-  m record; v_due timestamptz; v_first timestamptz;
+  m record; v_due timestamptz; v_first timestamptz; v_old timestamptz; v_most int := 1000;
 BEGIN
-  ix := '{}'; payloads := '';
+  ix := '{}'; payloads := ''; more := false;
   IF p_queue IS NOT NULL AND p_mode <> 'all' THEN PERFORM mq_queue(p_queue); END IF;
   FOR q IN SELECT x.* FROM mq_queues x WHERE CASE WHEN p_queue IS NOT NULL THEN x.name = p_queue
       ELSE (p_namespace IS NULL OR x.namespace = p_namespace) AND (p_task IS NULL OR x.task = p_task) END ORDER BY x.priority DESC, x.name LOOP
@@ -161,6 +178,19 @@ BEGIN
       IF q.window_seconds > 0 AND v_pushed + q.window_seconds * interval '1 second' > t THEN
         INSERT INTO mq_ready (partition, grp, at) VALUES (v_part, v_grp, v_pushed + q.window_seconds * interval '1 second');
         CONTINUE;
+      END IF;
+      -- Nothing is handed out that waited too long, whether or not a sweep came by.
+      IF q.max_wait_seconds > 0 THEN
+        v_old := t - q.max_wait_seconds * interval '1 second';
+        IF v_old > (SELECT z.created_at FROM mq_messages z WHERE z.partition = v_part AND z.seq > c.head ORDER BY z.seq LIMIT 1) THEN
+          v_most := v_most - mq_give_up(v_part, v_grp, mq_before(v_part, v_old), v_most);
+          IF v_most <= 0 THEN
+            more := true;
+            INSERT INTO mq_ready (partition, grp, at) VALUES (v_part, v_grp, t);
+            EXIT;
+          END IF;
+          SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp;
+        END IF;
       END IF;
       v_limit := CASE WHEN c.careful > c.head THEN 1 ELSE v_left END;
       -- What is due is a beginning of what is there, and so is what an answer has room for (16 MiB, but always one).
@@ -210,6 +240,7 @@ BEGIN
       END IF;
       RETURN;
     END IF;
+    EXIT WHEN more;
     SELECT least(v_due, (SELECT x.at FROM mq_ready x WHERE x.grp = v_grp ORDER BY x.at LIMIT 1), (SELECT l.until FROM mq_leases l WHERE l.grp = v_grp ORDER BY l.until LIMIT 1)) INTO v_due;
   END LOOP;
   due_ms := ceil(extract(epoch FROM v_due - clock()) * 1000);
@@ -337,7 +368,7 @@ CREATE FUNCTION mq_sweep(p_most int, p_after uuid, p_partitions int, OUT removed
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  r record; c record; v_min bigint; v_upto bigint; v_head bigint; v_gone bigint; v_seqs bigint[];
+  r record; c record; v_min bigint; v_upto bigint; v_gone bigint;
 BEGIN
   removed := 0; given_up := 0;
   FOR r IN SELECT p.id, p.queue, p.low, p.mark, p.marked_at, q.retention_enabled, q.retention_seconds, q.completed_retention_seconds, q.max_wait_seconds
@@ -348,15 +379,10 @@ BEGIN
     IF r.max_wait_seconds > 0 THEN
       v_upto := mq_before(r.id, t - r.max_wait_seconds * interval '1 second');
       INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue AND v_upto > r.low ON CONFLICT (partition, grp) DO NOTHING;
-      FOR c IN SELECT x.partition, x.grp, x.head, x.done, x.tries FROM mq_cursors x WHERE x.partition = r.id AND x.head < v_upto AND x.lease IS NULL ORDER BY x.grp FOR UPDATE SKIP LOCKED LOOP
-        v_seqs := ARRAY(SELECT m.seq FROM mq_messages m WHERE m.partition = r.id AND m.seq > c.head AND m.seq <= v_upto AND NOT m.seq = ANY (c.done) AND (m.grp IS NULL OR m.grp = c.grp) ORDER BY m.seq LIMIT p_most);
-        -- Not all of it: the rest comes with the next sweep.
-        v_head := CASE WHEN cardinality(v_seqs) = p_most THEN v_seqs[p_most] ELSE v_upto END;
-        PERFORM mq_bury(r.id, c.grp, v_seqs, array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
-        given_up := given_up + cardinality(v_seqs);
-        UPDATE mq_cursors x SET head = v_head, done = ARRAY(SELECT d FROM unnest(x.done) d WHERE d > v_head) WHERE x.partition = r.id AND x.grp = c.grp;
+      FOR c IN SELECT x.grp FROM mq_cursors x WHERE x.partition = r.id AND x.head < v_upto AND x.lease IS NULL ORDER BY x.grp FOR UPDATE SKIP LOCKED LOOP
+        given_up := given_up + mq_give_up(r.id, c.grp, v_upto, p_most);
         DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = c.grp;
-        PERFORM mq_requeue(r.id, c.grp, v_head, NULL);
+        PERFORM mq_requeue(x.partition, x.grp, x.head, NULL) FROM mq_cursors x WHERE x.partition = r.id AND x.grp = c.grp;
       END LOOP;
     END IF;
     CONTINUE WHEN NOT r.retention_enabled;
