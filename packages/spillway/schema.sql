@@ -313,6 +313,7 @@ CREATE TABLE mq_partitions (
   name text NOT NULL,
   tail bigint NOT NULL,
   low bigint DEFAULT 0 NOT NULL,
+  holes bigint[] DEFAULT '{}'::bigint[] NOT NULL,
   mark bigint DEFAULT 0 NOT NULL,
   marked_at timestamp with time zone,
   pushed_at timestamp with time zone NOT NULL,
@@ -1640,7 +1641,7 @@ BEGIN
     INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue ORDER BY g.id ON CONFLICT (partition, grp) DO NOTHING;
     PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
     SELECT v_leases || coalesce(array_agg(c.lease), '{}'), v_parts || coalesce(array_agg(r.id), '{}') INTO v_leases, v_parts FROM mq_cursors c WHERE c.partition = r.id AND c.lease IS NOT NULL;
-    UPDATE mq_partitions p SET low = p.tail, mark = p.tail WHERE p.id = r.id RETURNING p.tail INTO v_tail;
+    UPDATE mq_partitions p SET low = p.tail, holes = '{}', mark = p.tail WHERE p.id = r.id RETURNING p.tail INTO v_tail;
     DELETE FROM mq_messages m WHERE m.partition = r.id;
     GET DIAGNOSTICS v_gone = ROW_COUNT;
     v_n := v_n + v_gone;
@@ -1666,7 +1667,7 @@ BEGIN
     FROM (SELECT m.seq, row_number() OVER (ORDER BY m.seq) AS n FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto ORDER BY m.seq LIMIT p_most) x;
   DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto;
   GET DIAGNOSTICS v_n = ROW_COUNT;
-  UPDATE mq_partitions p SET low = v_upto WHERE p.id = p_partition;
+  UPDATE mq_partitions p SET low = v_upto, holes = CASE WHEN p.holes = '{}' THEN p.holes ELSE ARRAY(SELECT h FROM unnest(p.holes) h WHERE h > v_upto) END WHERE p.id = p_partition;
   RETURN v_n;
 END $function$;
 
@@ -1803,6 +1804,14 @@ BEGIN
   END LOOP;
   RETURN v_there;
 END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_holes(p_holes bigint[], p_behind bigint, p_done bigint[])
+ RETURNS bigint
+ LANGUAGE sql
+ IMMUTABLE
+AS $function$
+  SELECT CASE WHEN p_holes = '{}' THEN 0 ELSE (SELECT count(*) FROM unnest(p_holes) h WHERE h > p_behind AND NOT h = ANY (p_done)) END
+$function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_pop(p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch integer, p_partitions integer, p_auto boolean, p_lease uuid, p_mode text, p_from timestamp with time zone, OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix integer[], OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[], OUT payloads text, OUT created_ms bigint[], OUT tries integer[], OUT due_ms bigint, OUT leased boolean, OUT more boolean, OUT missing integer[])
  RETURNS record
@@ -2090,13 +2099,18 @@ CREATE OR REPLACE FUNCTION spillway.mq_remove(p_partition uuid, p_transaction te
 AS $function$
 #variable_conflict use_column
 DECLARE
-  v_seqs bigint[]; c record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+  v_seqs bigint[]; v_low bigint; c record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
+  -- In the order in which everybody locks: nobody delivers it meanwhile, and nobody pushes.
+  PERFORM FROM mq_cursors x WHERE x.partition = p_partition ORDER BY x.grp FOR UPDATE;
+  PERFORM FROM mq_partitions p WHERE p.id = p_partition FOR NO KEY UPDATE;
   WITH gone AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NULL RETURNING m.seq),
     gone_too AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NOT NULL RETURNING m.seq)
   SELECT array_agg(x.seq) INTO v_seqs FROM (SELECT seq FROM gone UNION ALL SELECT seq FROM gone_too) x;
   IF v_seqs IS NULL THEN RETURN false; END IF;
-  FOR c IN SELECT x.grp, x.open FROM mq_cursors x WHERE x.partition = p_partition AND x.open && v_seqs ORDER BY x.grp FOR UPDATE LOOP
+  SELECT coalesce((SELECT m.seq - 1 FROM mq_messages m WHERE m.partition = p_partition AND m.seq > p.low ORDER BY m.seq LIMIT 1), p.tail) INTO v_low FROM mq_partitions p WHERE p.id = p_partition;
+  UPDATE mq_partitions p SET low = v_low, holes = ARRAY(SELECT h FROM unnest(p.holes || v_seqs) h WHERE h > v_low) WHERE p.id = p_partition;
+  FOR c IN SELECT x.grp, x.open FROM mq_cursors x WHERE x.partition = p_partition AND x.open && v_seqs ORDER BY x.grp LOOP
     UPDATE mq_cursors x SET open = ARRAY(SELECT o FROM unnest(x.open) o WHERE NOT o = ANY (v_seqs)), done = x.done || ARRAY(SELECT o FROM unnest(x.open) o WHERE o = ANY (v_seqs))
       WHERE x.partition = p_partition AND x.grp = c.grp;
     IF c.open <@ v_seqs THEN v_leases := v_leases || mq_end(p_partition, c.grp); v_parts := v_parts || p_partition; END IF;
@@ -2192,9 +2206,9 @@ CREATE OR REPLACE FUNCTION spillway.mq_size(p_queue integer)
  STABLE
  SET search_path TO 'spillway'
 AS $function$
-  SELECT coalesce(sum(p.tail - greatest(p.low, coalesce((
-    SELECT min(coalesce(c.head, 0)) FROM mq_groups g LEFT JOIN mq_cursors c ON c.grp = g.id AND c.partition = p.id WHERE g.queue = p_queue), 0))), 0)::bigint
-  FROM mq_partitions p WHERE p.queue = p_queue
+  SELECT coalesce(sum(p.tail - b.behind - mq_holes(p.holes, b.behind, '{}')), 0)::bigint FROM mq_partitions p CROSS JOIN LATERAL (
+    SELECT greatest(p.low, (SELECT min(coalesce(c.head, 0)) FROM mq_groups g LEFT JOIN mq_cursors c ON c.grp = g.id AND c.partition = p.id WHERE g.queue = p_queue)) AS behind
+  ) b WHERE p.queue = p_queue
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_subscribe(p_queue integer, p_group text, p_mode text, p_from timestamp with time zone)

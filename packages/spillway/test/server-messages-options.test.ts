@@ -1,6 +1,7 @@
 /** Every option of a queue does what it says: two real servers on one database, whose clock is in the test's hand. */
 import { randomUUID } from 'node:crypto'
 import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest'
+import { laneOf } from '../src/operations/lane.js'
 import {
   ack,
   acked,
@@ -17,7 +18,7 @@ import {
   take,
 } from './message-calls.js'
 import { at, type Fleet, startFleet } from './petitions-fleet.js'
-import { finishes, post } from './server-process.js'
+import { call, finishes, get, post } from './server-process.js'
 
 let fleet: Fleet
 let shiftSeconds = 0
@@ -161,6 +162,28 @@ describe('maxSize', () => {
     const more = await store(queue, Array(12).fill('more'))
     expect(more.filter(({ status }) => status === 'queued')).toHaveLength(some.length)
     expect(more.at(-1)).toMatchObject({ status: 'failed', code: 'queue_full', error: expect.stringMatching(/maxSize/) })
+  })
+
+  it.each([true, false])('what is deleted singly makes room at once (with a group: %s)', async (withGroup) => {
+    const queue = await queueWith({ maxSize: 3 })
+    if (withGroup) await taken(queue, { consumerGroup: 'g' })
+    const results = await store(queue, ['a', 'b', 'c'])
+    const counts = async () => {
+      const { body } = await get(fleet.next(), `/api/v1/resources/queues/${queue}`)
+      return body.totals
+    }
+    for (const [place, left] of [
+      [1, 2],
+      [0, 1],
+      [2, 0],
+    ] as const) {
+      const url = `/api/v1/messages/${laneOf([queue, 'Default']).id}/${results[place]?.transaction_id}`
+      expect((await call(fleet.next(), 'DELETE', url)).status).toBe(200)
+      expect(await counts()).toMatchObject({ total: left, pending: left })
+    }
+    const more = await store(queue, ['d', 'e', 'f', 'g'])
+    expect(more.map(({ status }) => status)).toEqual(['queued', 'queued', 'queued', 'failed'])
+    expect(dataOf(await taken(queue, { consumerGroup: 'g', batch: 10 }))).toEqual(['d', 'e', 'f'])
   })
 
   it('holds for what was queued: it is kept as a dead letter, others go on, and it is stored once there is room', async () => {

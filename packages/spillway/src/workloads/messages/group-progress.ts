@@ -5,18 +5,24 @@ export const queuesSql = (schema: string, where: string): string =>
   `ANY (ARRAY(SELECT q.id FROM ${schema}.mq_queues q WHERE ${where}))`
 
 /**
- * A row for each group and partition of its queue; `where` speaks of g and p. `depth`: what it has still to settle. Single
- * messages that were taken out of the log, or replayed for another group, count until the group is past them.
+ * A row for each group and partition of its queue; `where` speaks of g and p. `depth`: what it has still to settle. Messages
+ * that were replayed for another group count until the group is past them.
  */
 export function progressSql(schema: string, where: string): string {
-  return `SELECT g.id AS grp, g.name AS grp_name, p.queue, p.id AS partition, p.name AS partition_name,
-      greatest(0, p.tail - greatest(p.low, coalesce(c.head, 0)) - coalesce(cardinality(c.done), 0)) AS depth,
+  return `SELECT g.id AS grp, g.name AS grp_name, p.queue, p.id AS partition, p.name AS partition_name, ${depthSql(schema)} AS depth,
       CASE WHEN l.id IS NULL THEN 0 ELSE cardinality(c.open) END AS open, coalesce(c.consumed, 0) AS consumed, c.moved_at, l.id AS lease, l.until,
       greatest(p.low, coalesce(c.head, 0)) AS head, coalesce(c.done, '{}') AS done
     FROM ${schema}.mq_partitions p JOIN ${schema}.mq_groups g ON g.queue = p.queue
       LEFT JOIN ${schema}.mq_cursors c ON c.partition = p.id AND c.grp = g.id
       LEFT JOIN ${schema}.mq_leases l ON l.id = c.lease AND l.until > ${schema}.clock()
     WHERE ${where}`
+}
+
+/** Of a partition p and a group's cursor c, which may be null. */
+function depthSql(schema: string): string {
+  const head = 'greatest(p.low, coalesce(c.head, 0))'
+  const done = `coalesce(c.done, '{}')`
+  return `greatest(0, p.tail - ${head} - cardinality(${done}) - ${schema}.mq_holes(p.holes, ${head}, ${done}))`
 }
 
 /** Joins `o.oldest` to such rows: when the first message came that the group has to settle. One look into the log for each for which `when` holds. */
@@ -41,16 +47,17 @@ export function placedSql(rows: string, among: string): string {
 
 /** A row for each partition, over all groups of its queue; `where` speaks of p. */
 export function partitionSql(schema: string, where: string): string {
-  return `SELECT p.id, p.queue, p.name, p.created_at, p.pushed_at, p.low, p.tail, p.tail - p.low AS total,
-      CASE WHEN count(g.id) = 0 THEN p.tail - p.low ELSE max(d.depth - d.open) END AS pending,
+  const total = 'p.tail - p.low - cardinality(p.holes)'
+  return `SELECT p.id, p.queue, p.name, p.created_at, p.pushed_at, p.low, p.tail, ${total} AS total,
+      CASE WHEN count(g.id) = 0 THEN ${total} ELSE max(d.depth - d.open) END AS pending,
       coalesce(max(d.open), 0)::bigint AS processing,
-      p.tail - p.low - CASE WHEN count(g.id) = 0 THEN p.tail - p.low ELSE max(d.depth) END AS completed,
+      CASE WHEN count(g.id) = 0 THEN 0 ELSE greatest(0, ${total} - max(d.depth)) END AS completed,
       coalesce(sum(c.consumed), 0)::bigint AS consumed
     FROM ${schema}.mq_partitions p LEFT JOIN ${schema}.mq_groups g ON g.queue = p.queue
       LEFT JOIN ${schema}.mq_cursors c ON c.partition = p.id AND c.grp = g.id
       LEFT JOIN ${schema}.mq_leases l ON l.id = c.lease AND l.until > ${schema}.clock()
       CROSS JOIN LATERAL (
-        SELECT greatest(0, p.tail - greatest(p.low, coalesce(c.head, 0)) - coalesce(cardinality(c.done), 0)) AS depth,
+        SELECT ${depthSql(schema)} AS depth,
           CASE WHEN l.id IS NULL THEN 0 ELSE cardinality(c.open) END AS open
       ) d
     WHERE ${where} GROUP BY p.id`

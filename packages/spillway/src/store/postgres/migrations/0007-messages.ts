@@ -65,6 +65,7 @@ CREATE TABLE mq_partitions (
   name       text NOT NULL,
   tail       bigint NOT NULL,                -- the last message
   low        bigint NOT NULL DEFAULT 0,      -- the last one that is deleted, with all before it
+  holes      bigint[] NOT NULL DEFAULT '{}', -- deleted singly, behind that: they take no room
   mark       bigint NOT NULL DEFAULT 0,      -- consumed by all groups at marked_at: deleted when that is long enough ago
   marked_at  timestamptz,
   pushed_at  timestamptz NOT NULL,
@@ -188,11 +189,16 @@ BEGIN
   END LOOP;
 END $$;
 
+-- How many were deleted singly of what stands behind a number; p_done: of them, those that do not count.
+CREATE FUNCTION mq_holes(p_holes bigint[], p_behind bigint, p_done bigint[]) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_holes = '{}' THEN 0 ELSE (SELECT count(*) FROM unnest(p_holes) h WHERE h > p_behind AND NOT h = ANY (p_done)) END
+$$;
+
 -- Messages that a queue holds: those that its slowest group has still to read; all, if there is no group.
 CREATE FUNCTION mq_size(p_queue int) RETURNS bigint LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-  SELECT coalesce(sum(p.tail - greatest(p.low, coalesce((
-    SELECT min(coalesce(c.head, 0)) FROM mq_groups g LEFT JOIN mq_cursors c ON c.grp = g.id AND c.partition = p.id WHERE g.queue = p_queue), 0))), 0)::bigint
-  FROM mq_partitions p WHERE p.queue = p_queue
+  SELECT coalesce(sum(p.tail - b.behind - mq_holes(p.holes, b.behind, '{}')), 0)::bigint FROM mq_partitions p CROSS JOIN LATERAL (
+    SELECT greatest(p.low, (SELECT min(coalesce(c.head, 0)) FROM mq_groups g LEFT JOIN mq_cursors c ON c.grp = g.id AND c.partition = p.id WHERE g.queue = p_queue)) AS behind
+  ) b WHERE p.queue = p_queue
 $$;
 
 -- Wakes those who wait for these queues, by marks of their names: a notice has room for 8,000 bytes.
@@ -387,7 +393,7 @@ BEGIN
     FROM (SELECT m.seq, row_number() OVER (ORDER BY m.seq) AS n FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto ORDER BY m.seq LIMIT p_most) x;
   DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto;
   GET DIAGNOSTICS v_n = ROW_COUNT;
-  UPDATE mq_partitions p SET low = v_upto WHERE p.id = p_partition;
+  UPDATE mq_partitions p SET low = v_upto, holes = CASE WHEN p.holes = '{}' THEN p.holes ELSE ARRAY(SELECT h FROM unnest(p.holes) h WHERE h > v_upto) END WHERE p.id = p_partition;
   RETURN v_n;
 END $$;
 
@@ -401,7 +407,7 @@ BEGIN
     INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue ORDER BY g.id ON CONFLICT (partition, grp) DO NOTHING;
     PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
     SELECT v_leases || coalesce(array_agg(c.lease), '{}'), v_parts || coalesce(array_agg(r.id), '{}') INTO v_leases, v_parts FROM mq_cursors c WHERE c.partition = r.id AND c.lease IS NOT NULL;
-    UPDATE mq_partitions p SET low = p.tail, mark = p.tail WHERE p.id = r.id RETURNING p.tail INTO v_tail;
+    UPDATE mq_partitions p SET low = p.tail, holes = '{}', mark = p.tail WHERE p.id = r.id RETURNING p.tail INTO v_tail;
     DELETE FROM mq_messages m WHERE m.partition = r.id;
     GET DIAGNOSTICS v_gone = ROW_COUNT;
     v_n := v_n + v_gone;
@@ -433,13 +439,18 @@ END $$;
 CREATE FUNCTION mq_remove(p_partition uuid, p_transaction text) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_seqs bigint[]; c record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+  v_seqs bigint[]; v_low bigint; c record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
+  -- In the order in which everybody locks: nobody delivers it meanwhile, and nobody pushes.
+  PERFORM FROM mq_cursors x WHERE x.partition = p_partition ORDER BY x.grp FOR UPDATE;
+  PERFORM FROM mq_partitions p WHERE p.id = p_partition FOR NO KEY UPDATE;
   WITH gone AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NULL RETURNING m.seq),
     gone_too AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NOT NULL RETURNING m.seq)
   SELECT array_agg(x.seq) INTO v_seqs FROM (SELECT seq FROM gone UNION ALL SELECT seq FROM gone_too) x;
   IF v_seqs IS NULL THEN RETURN false; END IF;
-  FOR c IN SELECT x.grp, x.open FROM mq_cursors x WHERE x.partition = p_partition AND x.open && v_seqs ORDER BY x.grp FOR UPDATE LOOP
+  SELECT coalesce((SELECT m.seq - 1 FROM mq_messages m WHERE m.partition = p_partition AND m.seq > p.low ORDER BY m.seq LIMIT 1), p.tail) INTO v_low FROM mq_partitions p WHERE p.id = p_partition;
+  UPDATE mq_partitions p SET low = v_low, holes = ARRAY(SELECT h FROM unnest(p.holes || v_seqs) h WHERE h > v_low) WHERE p.id = p_partition;
+  FOR c IN SELECT x.grp, x.open FROM mq_cursors x WHERE x.partition = p_partition AND x.open && v_seqs ORDER BY x.grp LOOP
     UPDATE mq_cursors x SET open = ARRAY(SELECT o FROM unnest(x.open) o WHERE NOT o = ANY (v_seqs)), done = x.done || ARRAY(SELECT o FROM unnest(x.open) o WHERE o = ANY (v_seqs))
       WHERE x.partition = p_partition AND x.grp = c.grp;
     IF c.open <@ v_seqs THEN v_leases := v_leases || mq_end(p_partition, c.grp); v_parts := v_parts || p_partition; END IF;
