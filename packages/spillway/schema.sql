@@ -205,6 +205,7 @@ CREATE TABLE ledger (
   payload text NOT NULL,
   prev_hash text NOT NULL,
   hash text NOT NULL,
+  CONSTRAINT ledger_at_check CHECK ((isfinite(at) AND (at = date_trunc('milliseconds'::text, at)))),
   CONSTRAINT ledger_hash_check CHECK ((octet_length(hash) = 64)),
   CONSTRAINT ledger_pkey PRIMARY KEY (seq),
   CONSTRAINT ledger_prev_hash_check CHECK ((octet_length(prev_hash) = 64)),
@@ -1428,7 +1429,7 @@ CREATE OR REPLACE FUNCTION spillway.ledger_append(p_types text[], p_actors text[
 AS $function$
 #variable_conflict use_column
 DECLARE
-  v_seq bigint; v_hash text; t timestamptz;
+  v_seq bigint; v_hash text; t timestamptz; v_time text;
   v_before text[]; v_behind text[];
   v_prevs text[]; v_hashes text[];
   v_n int := coalesce(cardinality(p_types), 0);
@@ -1436,8 +1437,9 @@ BEGIN
   SELECT h.seq, h.hash INTO STRICT v_seq, v_hash FROM ledger_head h FOR UPDATE;
   -- Under the lock: times stand in the order of the numbers.
   t := date_trunc('milliseconds', clock());
+  v_time := ledger_time(t);
   -- The form of each row around the hash of the one before it; the loop has only that left to do.
-  SELECT array_agg(ledger_form_before(t, u.actor, u.payload)), array_agg(ledger_form_behind(v_seq + u.i, u.type, u.trace))
+  SELECT array_agg(ledger_form_before(v_time, u.actor, u.payload)), array_agg(ledger_form_behind(v_seq + u.i, u.type, u.trace))
     INTO v_before, v_behind FROM unnest(p_types, p_actors, p_traces, p_payloads) WITH ORDINALITY u(type, actor, trace, payload, i);
   FOR i IN 1 .. v_n LOOP
     v_prevs[i] := v_hash;
@@ -1457,23 +1459,22 @@ CREATE OR REPLACE FUNCTION spillway.ledger_check(p_after bigint, p_prev text, p_
  STABLE
  SET search_path TO 'spillway'
 AS $function$
-  SELECT count(*), max(y.seq), (array_agg(y.hash ORDER BY y.seq DESC))[1], min(least(y.seq, y.due)) FILTER (WHERE NOT y.ok)
+  SELECT count(*), max(y.seq), (array_agg(y.hash ORDER BY y.seq DESC))[1], min(least(y.seq, y.due)) FILTER (WHERE y.ok IS NOT TRUE)
   FROM (
     SELECT x.seq, x.hash, lag(x.seq, 1, p_after) OVER w + 1 AS due,
       x.seq = lag(x.seq, 1, p_after) OVER w + 1 AND x.prev_hash = lag(x.hash, 1, p_prev) OVER w
-        AND x.hash = encode(sha256(convert_to(ledger_form_before(x.at, x.actor, x.payload) || x.prev_hash || ledger_form_behind(x.seq, x.type, x.trace_id), 'UTF8')), 'hex') AS ok
+        AND x.hash = encode(sha256(convert_to(ledger_form_before(ledger_time(x.at), x.actor, x.payload) || x.prev_hash || ledger_form_behind(x.seq, x.type, x.trace_id), 'UTF8')), 'hex') AS ok
     FROM (SELECT l.* FROM ledger l WHERE l.seq > p_after ORDER BY l.seq LIMIT p_rows) x
     WINDOW w AS (ORDER BY x.seq)
   ) y
 $function$;
 
-CREATE OR REPLACE FUNCTION spillway.ledger_form_before(p_at timestamp with time zone, p_actor text, p_payload text)
+CREATE OR REPLACE FUNCTION spillway.ledger_form_before(p_time text, p_actor text, p_payload text)
  RETURNS text
  LANGUAGE sql
  STABLE
 AS $function$
-  SELECT '{"actor":' || to_json(p_actor)::text || ',"at":"' || to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
-    || '","payload":' || p_payload || ',"prev_hash":"'
+  SELECT '{"actor":' || to_json(p_actor)::text || ',"at":"' || p_time || '","payload":' || p_payload || ',"prev_hash":"'
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.ledger_form_behind(p_seq bigint, p_type text, p_trace_id text)
@@ -1491,6 +1492,15 @@ AS $function$
 BEGIN
   RAISE EXCEPTION 'the ledger is append-only: % is refused', TG_OP USING ERRCODE = '42501';
 END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.ledger_time(p_at timestamp with time zone)
+ RETURNS text
+ LANGUAGE sql
+ STABLE
+AS $function$
+  SELECT CASE WHEN p_at = date_trunc('milliseconds', p_at) AND p_at >= '0001-01-01 00:00:00Z' AND p_at < '10000-01-01 00:00:00Z'
+    THEN to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') ELSE p_at::text END
+$function$;
 
 CREATE OR REPLACE FUNCTION spillway.mark(p_worker uuid, m_fence bigint[], m_lane uuid[], m_seq bigint[], m_ago_ms bigint[])
  RETURNS void

@@ -28,11 +28,12 @@ describe('a chain that was changed', () => {
   )
 
   /** By one who owns the database, against whom no trigger helps. */
-  const tampered = async (...statements: string[]) => {
+  const tampered = (...statements: string[]) => seen(() => verify(server()), ...statements)
+  const seen = async <T>(look: () => Promise<T>, ...statements: string[]): Promise<T> => {
     await f.sql('ALTER TABLE spillway.ledger DISABLE TRIGGER ledger_append_only')
     try {
       for (const statement of statements) await f.sql(statement)
-      return await verify(server())
+      return await look()
     } finally {
       await f.sql('DELETE FROM spillway.ledger')
       await f.sql('INSERT INTO spillway.ledger SELECT * FROM public.rows_kept')
@@ -42,7 +43,7 @@ describe('a chain that was changed', () => {
     }
   }
   const rehash = (seq: number) => `UPDATE spillway.ledger SET hash = encode(sha256(convert_to(
-    spillway.ledger_form_before(at, actor, payload) || prev_hash || spillway.ledger_form_behind(seq, type, trace_id), 'UTF8')), 'hex') WHERE seq = ${seq}`
+    spillway.ledger_form_before(spillway.ledger_time(at), actor, payload) || prev_hash || spillway.ledger_form_behind(seq, type, trace_id), 'UTF8')), 'hex') WHERE seq = ${seq}`
 
   it('is whole before', async () => {
     expect(await tampered()).toMatchObject({ ok: true, from: 1, to: rows })
@@ -74,6 +75,38 @@ describe('a chain that was changed', () => {
     })
   })
 
+  describe('a time that the form of the hash has no place for', () => {
+    const dropCheck = 'ALTER TABLE spillway.ledger DROP CONSTRAINT IF EXISTS ledger_at_check'
+    const set = (time: string) => `UPDATE spillway.ledger SET at = ${time} WHERE seq = ${middle}`
+
+    it.each(["'infinity'", "'-infinity'", "at + interval '1 microsecond'"])('%s is refused', async (time) => {
+      await expect(tampered(set(time))).rejects.toMatchObject({ code: '23514' })
+    })
+
+    it.each([
+      "'infinity'",
+      "'-infinity'",
+      "at + interval '1 microsecond'",
+      "(to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.MS') || 'Z BC')::timestamptz",
+      "at + interval '10000 years'",
+      "'294000-01-01'",
+    ])('%s is found, and shown', async (time) => {
+      expect(await tampered(dropCheck, set(time))).toMatchObject({ ok: false, broken_at: middle })
+      const shown = await seen(() => get(server(), '/api/v1/ledger'), dropCheck, set(time))
+      expect(shown.status).toBe(200)
+      expect(shown.body.items).toHaveLength(rows)
+      expect(shown.body.items[middle - 1]?.at).not.toMatch(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/)
+    })
+  })
+
+  it('a payload that is no JSON is found, and shown as its text', async () => {
+    const change = `UPDATE spillway.ledger SET payload = '{"broken' WHERE seq = ${middle}`
+    expect(await tampered(change)).toMatchObject({ ok: false, broken_at: middle })
+    const shown = await seen(() => get(server(), '/api/v1/ledger'), change)
+    expect(shown.status).toBe(200)
+    expect(shown.body.items[middle - 1]).toMatchObject({ seq: middle, payload: '{"broken' })
+  })
+
   it('a row between two others is found', async () => {
     const told = await tampered(
       `UPDATE spillway.ledger SET seq = seq + 1000 WHERE seq > ${middle}`,
@@ -90,6 +123,13 @@ describe('a chain that was changed', () => {
       rehash(rows + 1),
     )
     expect(told).toMatchObject({ ok: false, broken_at: rows + 1 })
+  })
+
+  it('a head that is gone is found, and what is broken before it', async () => {
+    const remove = 'DELETE FROM spillway.ledger_head'
+    expect(await tampered(remove)).toEqual({ ok: false, from: 1, to: rows, head_hash: null, broken_at: rows + 1 })
+    const change = `UPDATE spillway.ledger SET trace_id = '' WHERE seq = ${middle}`
+    expect(await tampered(change, remove)).toMatchObject({ ok: false, head_hash: null, broken_at: middle })
   })
 
   it.each([

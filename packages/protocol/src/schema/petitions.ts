@@ -93,7 +93,10 @@ export const LedgerEntry = Type.Object({
   type: Type.String(),
   actor: Type.String(),
   trace_id: Type.String(),
-  payload: Type.Record(Type.String(), Type.Unknown()),
+  payload: Type.Union([
+    Type.Record(Type.String(), Type.Unknown()),
+    Type.String({ description: 'Its text, where a row that somebody changed has no JSON' }),
+  ]),
   prev_hash: Hash,
   hash: Hash,
 })
@@ -115,6 +118,8 @@ export const LedgerVerification = Type.Object({
   ok: Type.Boolean(),
   from: Type.Integer({ minimum: 0 }),
   to: Type.Integer({ minimum: 0 }),
-  head_hash: Hash,
-  broken_at: Type.Optional(Type.Integer({ minimum: 1, description: 'The first row that is not what it has to be' })),
+  head_hash: Type.Union([Hash, Type.Null({ description: 'The row that tells it is gone' })]),
+  broken_at: Type.Optional(
+    Type.Integer({ minimum: 1, description: 'The first row that is not what it has to be, or is missing' }),
+  ),
 })

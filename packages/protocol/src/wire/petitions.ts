@@ -56,7 +56,8 @@ export interface LedgerEntry {
   type: string
   actor: string
   trace_id: string
-  payload: Record<string, unknown>
+  /** A text only where a row that somebody changed has no JSON. */
+  payload: Record<string, unknown> | string
   prev_hash: string
   hash: string
 }

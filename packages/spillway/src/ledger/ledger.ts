@@ -20,7 +20,8 @@ export interface Verification {
   /** The first and the last number that were looked at; 0 when the ledger is empty. */
   from: number
   to: number
-  head_hash: string
+  /** Null: the row that tells it is gone. */
+  head_hash: string | null
   /** The first row that is not what it has to be, or is missing. */
   broken_at?: number
 }
@@ -51,22 +52,23 @@ export class Ledger {
 
   /** Walks the chain up to the head of now, a bounded number of rows at a time. */
   async verify(): Promise<Verification> {
-    const head = await this.#store.ledgerHead()
+    const { head, lastRow } = await this.#store.ledgerHead()
+    const to = head?.seq ?? lastRow
+    const told = { from: Math.min(1, to), head_hash: head?.hash ?? null }
     let seq = 0
     let hash = genesisHash
-    const broken = (at: number): Verification => ({
-      ...{ ok: false, from: Math.min(1, head.seq), to: seq, head_hash: head.hash, broken_at: at },
-    })
-    while (seq < head.seq) {
-      const look = await this.#store.ledgerCheck(seq, hash, Math.min(rowsPerLook, head.seq - seq))
+    const broken = (at: number): Verification => ({ ok: false, ...told, to: seq, broken_at: at })
+    while (seq < to) {
+      const look = await this.#store.ledgerCheck(seq, hash, Math.min(rowsPerLook, to - seq))
       if (look.brokenAt !== null) return broken(look.brokenAt)
       if (look.lastSeq === null || look.lastHash === null) return broken(seq + 1)
       seq = look.lastSeq
       hash = look.lastHash
     }
     // The head is told by a row of its own: a chain that was cut off at its end is not whole, nor is one that goes on.
-    if (hash !== head.hash) return broken(head.seq)
-    if (head.lastRow > head.seq) return broken(head.seq + 1)
-    return { ok: true, from: Math.min(1, head.seq), to: head.seq, head_hash: head.hash }
+    if (head === null) return broken(to + 1)
+    if (hash !== head.hash) return broken(to)
+    if (lastRow > to) return broken(to + 1)
+    return { ok: true, ...told, to }
   }
 }

@@ -119,7 +119,8 @@ export interface LedgerEvent {
 
 export interface LedgerRow extends LedgerEvent {
   seq: number
-  at: Date
+  /** RFC 3339, UTC, milliseconds; of a row that somebody changed, what the database says where that cannot. */
+  at: string
   prevHash: string
   hash: string
 }
@@ -394,7 +395,8 @@ export interface Store {
 
   /** Appends in the caller's transaction, behind all other locks that it takes; answers the last number. */
   ledgerAppend(tx: Tx, events: readonly LedgerEvent[]): Promise<number>
-  ledgerHead(): Promise<{ seq: number; hash: string; lastRow: number }>
+  /** Null: somebody removed it. `lastRow` is the greatest number, 0 when there is none. */
+  ledgerHead(): Promise<{ head: { seq: number; hash: string } | null; lastRow: number }>
   ledgerRows(after: number, limit: number): Promise<LedgerRow[]>
   /** Looks at the `rows` rows behind `after`, whose hash is `prevHash`. */
   ledgerCheck(

@@ -2,7 +2,7 @@ import type { LedgerRow, Store, Tx } from '../port.js'
 
 interface Row extends Record<string, unknown> {
   seq: number
-  at: Date
+  at: string
   type: string
   actor: string
   trace_id: string
@@ -27,16 +27,16 @@ export function ledgerStatements(
       return Number(rows[0]?.seq ?? 0)
     },
     ledgerHead: async () => {
-      const { rows } = await read<{ seq: number; hash: string; last: number }>(
-        `SELECT h.seq, h.hash, coalesce((SELECT max(l.seq) FROM ${s}.ledger l), 0) AS last FROM ${s}.ledger_head h`,
+      const { rows } = await read<{ seq: number | null; hash: string | null; last: number }>(
+        `SELECT h.seq, h.hash, l.last FROM (SELECT coalesce(max(seq), 0) AS last FROM ${s}.ledger) l LEFT JOIN ${s}.ledger_head h ON true`,
       )
       const [row] = rows
-      if (row === undefined) throw new Error('the ledger has no head')
-      return { seq: Number(row.seq), hash: row.hash, lastRow: Number(row.last) }
+      const lastRow = Number(row?.last ?? 0)
+      return { lastRow, head: row?.hash == null ? null : { seq: Number(row.seq), hash: row.hash } }
     },
     ledgerRows: async (after, limit) => {
       const { rows } = await read<Row>(
-        `SELECT seq, at, type, actor, trace_id, payload, prev_hash, hash FROM ${s}.ledger WHERE seq > $1 ORDER BY seq LIMIT $2`,
+        `SELECT seq, ${s}.ledger_time(at) AS at, type, actor, trace_id, payload, prev_hash, hash FROM ${s}.ledger WHERE seq > $1 ORDER BY seq LIMIT $2`,
         [after, limit],
       )
       return rows.map(toRow)

@@ -247,14 +247,23 @@ function addLedger(app: App, { ledger }: IntakeApi): void {
 
 const toEntry = (row: LedgerRow): LedgerEntry => ({
   seq: row.seq,
-  at: row.at.toISOString(),
+  at: row.at,
   type: row.type,
   actor: row.actor,
   trace_id: row.traceId,
-  payload: JSON.parse(row.payload) as Record<string, unknown>,
+  payload: payloadOf(row),
   prev_hash: row.prevHash,
   hash: row.hash,
 })
+
+/** An operator has to see the row that somebody broke, too. */
+function payloadOf({ payload }: LedgerRow): LedgerEntry['payload'] {
+  try {
+    return JSON.parse(payload) as Record<string, unknown>
+  } catch {
+    return payload
+  }
+}
 
 const cursorOf = (id: string, state: PetitionState): string => Buffer.from(`${state} ${id}`).toString('base64url')
 

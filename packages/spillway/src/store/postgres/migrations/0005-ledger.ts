@@ -15,7 +15,7 @@ export const ledger = {
   sql: `
 CREATE TABLE ledger (
   seq       bigint PRIMARY KEY CHECK (seq >= 1),
-  at        timestamptz NOT NULL,            -- whole milliseconds
+  at        timestamptz NOT NULL CHECK (isfinite(at) AND at = date_trunc('milliseconds', at)),
   type      text NOT NULL,
   actor     text NOT NULL,
   trace_id  text NOT NULL,
@@ -37,10 +37,16 @@ BEGIN
 END $$;
 CREATE TRIGGER ledger_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON ledger FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse();
 
+-- A time as it is told and hashed. What RFC 3339 in milliseconds cannot say of a row that somebody changed is told in
+-- PostgreSQL's own words: two times never have one text, or a change from one to the other would not be seen.
+CREATE FUNCTION ledger_time(p_at timestamptz) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT CASE WHEN p_at = date_trunc('milliseconds', p_at) AND p_at >= '0001-01-01 00:00:00Z' AND p_at < '10000-01-01 00:00:00Z'
+    THEN to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') ELSE p_at::text END
+$$;
+
 -- The form around the hash of the row before.
-CREATE FUNCTION ledger_form_before(p_at timestamptz, p_actor text, p_payload text) RETURNS text LANGUAGE sql STABLE AS $$
-  SELECT '{"actor":' || to_json(p_actor)::text || ',"at":"' || to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
-    || '","payload":' || p_payload || ',"prev_hash":"'
+CREATE FUNCTION ledger_form_before(p_time text, p_actor text, p_payload text) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT '{"actor":' || to_json(p_actor)::text || ',"at":"' || p_time || '","payload":' || p_payload || ',"prev_hash":"'
 $$;
 CREATE FUNCTION ledger_form_behind(p_seq bigint, p_type text, p_trace_id text) RETURNS text LANGUAGE sql STABLE AS $$
   SELECT '","seq":' || p_seq || ',"trace_id":' || to_json(p_trace_id)::text || ',"type":' || to_json(p_type)::text || '}'
@@ -50,7 +56,7 @@ $$;
 CREATE FUNCTION ledger_append(p_types text[], p_actors text[], p_traces text[], p_payloads text[]) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_seq bigint; v_hash text; t timestamptz;
+  v_seq bigint; v_hash text; t timestamptz; v_time text;
   v_before text[]; v_behind text[];
   v_prevs text[]; v_hashes text[];
   v_n int := coalesce(cardinality(p_types), 0);
@@ -58,8 +64,9 @@ BEGIN
   SELECT h.seq, h.hash INTO STRICT v_seq, v_hash FROM ledger_head h FOR UPDATE;
   -- Under the lock: times stand in the order of the numbers.
   t := date_trunc('milliseconds', clock());
+  v_time := ledger_time(t);
   -- The form of each row around the hash of the one before it; the loop has only that left to do.
-  SELECT array_agg(ledger_form_before(t, u.actor, u.payload)), array_agg(ledger_form_behind(v_seq + u.i, u.type, u.trace))
+  SELECT array_agg(ledger_form_before(v_time, u.actor, u.payload)), array_agg(ledger_form_behind(v_seq + u.i, u.type, u.trace))
     INTO v_before, v_behind FROM unnest(p_types, p_actors, p_traces, p_payloads) WITH ORDINALITY u(type, actor, trace, payload, i);
   FOR i IN 1 .. v_n LOOP
     v_prevs[i] := v_hash;
@@ -74,14 +81,14 @@ BEGIN
 END $$;
 
 -- Looks at the p_rows rows behind p_after, whose hash is p_prev: how many there are, the last of them, and the first
--- that is not what it has to be, or is not there.
+-- that is not what it has to be, or is not there. What cannot be told (a NULL where none may be) is not what it has to be.
 CREATE FUNCTION ledger_check(p_after bigint, p_prev text, p_rows int) RETURNS TABLE (seen bigint, last_seq bigint, last_hash text, broken_at bigint)
 LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-  SELECT count(*), max(y.seq), (array_agg(y.hash ORDER BY y.seq DESC))[1], min(least(y.seq, y.due)) FILTER (WHERE NOT y.ok)
+  SELECT count(*), max(y.seq), (array_agg(y.hash ORDER BY y.seq DESC))[1], min(least(y.seq, y.due)) FILTER (WHERE y.ok IS NOT TRUE)
   FROM (
     SELECT x.seq, x.hash, lag(x.seq, 1, p_after) OVER w + 1 AS due,
       x.seq = lag(x.seq, 1, p_after) OVER w + 1 AND x.prev_hash = lag(x.hash, 1, p_prev) OVER w
-        AND x.hash = encode(sha256(convert_to(ledger_form_before(x.at, x.actor, x.payload) || x.prev_hash || ledger_form_behind(x.seq, x.type, x.trace_id), 'UTF8')), 'hex') AS ok
+        AND x.hash = encode(sha256(convert_to(ledger_form_before(ledger_time(x.at), x.actor, x.payload) || x.prev_hash || ledger_form_behind(x.seq, x.type, x.trace_id), 'UTF8')), 'hex') AS ok
     FROM (SELECT l.* FROM ledger l WHERE l.seq > p_after ORDER BY l.seq LIMIT p_rows) x
     WINDOW w AS (ORDER BY x.seq)
   ) y
