@@ -211,6 +211,7 @@ CREATE TABLE ledger (
   CONSTRAINT ledger_prev_hash_check CHECK ((octet_length(prev_hash) = 64)),
   CONSTRAINT ledger_seq_check CHECK ((seq >= 1))
 );
+CREATE INDEX ledger_overflows ON spillway.ledger USING btree (seq) WHERE (type = ANY (ARRAY['petition.queue.overflow.started'::text, 'petition.queue.overflow.ended'::text]));
 CREATE TRIGGER ledger_append_only BEFORE DELETE OR UPDATE OR TRUNCATE ON spillway.ledger FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse();
 
 CREATE TABLE ledger_head (
@@ -2418,7 +2419,23 @@ AS $function$
 BEGIN
   PERFORM ledger_append(ARRAY['petition.queue.overflow.' || CASE WHEN NEW.overflowing THEN 'started' ELSE 'ended' END], ARRAY['system'], ARRAY[''],
     ARRAY['{"depth":' || NEW.held || ',"resume_below":' || NEW.resume_below || ',"threshold":' || NEW.full_at || '}']);
+  PERFORM pg_notify('spillway_' || current_schema(), 'petition_overflow:');
   RETURN NULL;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.petition_overflows(p_worker uuid, p_after bigint, p_rows integer, OUT after bigint, OUT overflows json)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+BEGIN
+  after := coalesce(p_after, (SELECT max(l.seq) FROM ledger l WHERE l.type IN ('petition.queue.overflow.started', 'petition.queue.overflow.ended')
+    AND l.at < coalesce((SELECT date_trunc('milliseconds', w.started_at) FROM workers w WHERE w.id = p_worker), clock())), 0);
+  SELECT coalesce(max(x.seq), after), json_agg(json_build_object('seq', x.seq, 'type', x.type, 'payload', x.payload::json) ORDER BY x.seq) INTO after, overflows FROM (
+    SELECT l.seq, l.type, l.payload FROM ledger l WHERE l.type IN ('petition.queue.overflow.started', 'petition.queue.overflow.ended') AND l.seq > after
+    ORDER BY l.seq LIMIT p_rows) x;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.petition_transition(p_id uuid, p_to text, p_fate text, p_reason text, p_event text, p_actor text, p_trace text, p_submitter text)

@@ -26,6 +26,7 @@ async function serving(env: Record<string, string>, count = 1) {
   if (server === undefined || other === undefined) throw new Error('none was started')
   const tables: Tables = openTables(database.url)
   return {
+    url: database.url,
     server,
     other,
     tables,
@@ -129,23 +130,57 @@ describe('capacity', () => {
     expect(await bench.tables.faults()).toEqual([])
   })
 
-  it('logs and witnesses each start and end', async () => {
-    const logged = (on: ServerProcess) =>
-      on
-        .logs()
-        .map(({ msg }) => String(msg))
-        .filter((msg) => msg.startsWith('petition queue overflow'))
-    for (const on of [server, bench.other]) {
-      await until('both are logged', () => logged(on).length >= 2)
-      expect(logged(on).slice(0, 2)).toEqual(['petition queue overflow started', 'petition queue overflow ended'])
-    }
-    const events = await bench.tables.query<{ type: string; payload: string }>(
-      `SELECT type, payload FROM ledger WHERE type LIKE 'petition.queue.%' ORDER BY seq LIMIT 2`,
+  /** Each overflow that is told: its number, what it is, depth and threshold. */
+  type Overflow = [seq: number, what: string, depth: number, threshold: number]
+  const logged = (on: ServerProcess): Overflow[] =>
+    on.logs().flatMap(({ msg, seq, depth, threshold }) => {
+      const what = /^petition queue overflow (.*)/.exec(String(msg))?.[1]
+      return what === undefined ? [] : [[Number(seq), what, Number(depth), Number(threshold)]]
+    })
+  const witnessed = async (tables: Tables): Promise<Overflow[]> => {
+    const rows = await tables.query<{ seq: string; type: string; payload: string }>(
+      `SELECT seq, type, payload FROM ledger WHERE type LIKE 'petition.queue.%' ORDER BY seq`,
     )
-    expect(events.map(({ type, payload }) => [type, JSON.parse(payload)])).toEqual([
-      ['petition.queue.overflow.started', { depth: 4, threshold: 4, resume_below: 2 }],
-      ['petition.queue.overflow.ended', { depth: 1, threshold: 4, resume_below: 2 }],
+    return rows.map(({ seq, type, payload }) => {
+      const { depth, threshold } = JSON.parse(payload)
+      return [Number(seq), type.replace('petition.queue.overflow.', ''), depth, threshold]
+    })
+  }
+  const logsAll = async (on: ServerProcess, all: Overflow[]) => {
+    await until('all are logged', () => logged(on).length >= all.length)
+    expect(logged(on)).toEqual(all)
+  }
+
+  it('logs and witnesses each start and end', async () => {
+    const all = await witnessed(bench.tables)
+    expect(all.slice(0, 2)).toMatchObject([
+      [expect.any(Number), 'started', 4, 4],
+      [expect.any(Number), 'ended', 1, 4],
     ])
+    for (const on of [server, bench.other]) await logsAll(on, all)
+  })
+
+  it('logs short ones too, those before it not again, and the end that a new threshold makes', async () => {
+    const env = { PETITION_QUEUE_THRESHOLD: '1', PETITION_QUEUE_HYSTERESIS: '0', PETITION_QUEUE_CACHE_TTL: '3600' }
+    const own = await servingOnce(env)
+    const fill = () =>
+      until('there is a place', async () => {
+        const { status, body } = await submitPetition(own.server)
+        return status === 201 && String(body.petition_id)
+      })
+    for (let n = 0; n < 3; n++) await transition(own.server, await fill(), 'ACKNOWLEDGED')
+    await fill()
+    const before = await witnessed(own.tables)
+    expect(before).toHaveLength(7)
+    await logsAll(own.server, before)
+
+    const same = await startServer({ DATABASE_URL: own.url, ...env })
+    const raised = await startServer({ DATABASE_URL: own.url, ...env, PETITION_QUEUE_THRESHOLD: '9' })
+    const all = await witnessed(own.tables)
+    expect(all.slice(7)).toMatchObject([[expect.any(Number), 'ended', 1, 9]])
+    await logsAll(own.server, all)
+    for (const on of [same, raised]) await logsAll(on, all.slice(7))
+    for (const on of [same, raised]) await on.kill()
   })
 
   it('counts what was asked for with respond-async, once it ran too', async () => {

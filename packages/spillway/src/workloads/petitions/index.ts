@@ -25,6 +25,7 @@ export function definePetitions(intake: IntakeApi, options: PetitionsOptions): P
   const watch = new Watch({ changed: (waiting) => petitions.changed(waiting) })
   intake.onNotice('petition', (id) => watch.notice(id))
   const overview = new Overview(intake, petitions, options)
+  intake.onNotice('petition_overflow', () => overview.notice())
   overview.start()
   return {
     definition,

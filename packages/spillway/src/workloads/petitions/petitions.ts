@@ -43,6 +43,20 @@ export interface Halt {
   since: string | null
 }
 
+export interface OverflowEvent {
+  seq: number
+  type: string
+  /** JSON text. */
+  payload: string
+}
+
+export interface PetitionsOverview {
+  counts: Partial<Record<PetitionState, number>>
+  /** From where on to look the next time. */
+  after: number
+  overflows: readonly OverflowEvent[]
+}
+
 const columns = 'id, type, state, text, content_hash, realm, submitter, fate_reason, version, created_at, updated_at'
 const haltScope = 'system'
 
@@ -155,12 +169,20 @@ export class Petitions {
       : { halted: true, reason: row.reason, since: row.since.toISOString() }
   }
 
-  /** How many there are in each state. */
-  async counts(): Promise<{ state: PetitionState; n: number }[]> {
-    const { rows } = await this.#intake.read<{ state: PetitionState; n: number }>(
-      `SELECT state, n FROM ${this.#options.schema}.petition_states`,
+  /** How many there are in each state, and the overflows behind `after` (null: since this process is enlisted). */
+  async overview(after: number | null): Promise<PetitionsOverview> {
+    const { schema } = this.#options
+    const { rows } = await this.#intake.read<{
+      counts: PetitionsOverview['counts']
+      after: number
+      overflows: OverflowEvent[] | null
+    }>(
+      `SELECT (SELECT json_object_agg(s.state, s.n) FROM ${schema}.petition_states s) AS counts, o.after, o.overflows
+       FROM ${schema}.petition_overflows($1, $2, $3) o`,
+      [this.#intake.instance, after, overflowRows],
     )
-    return rows
+    const [row] = rows
+    return { counts: row?.counts ?? {}, after: Number(row?.after ?? after), overflows: row?.overflows ?? [] }
   }
 
   /** Blocks of a past minute that no later block has told. */
@@ -170,6 +192,8 @@ export class Petitions {
 }
 
 const tellBlocksRows = 1_000
+/** The rest comes with the next look. */
+const overflowRows = 100
 
 function toView(row: Row): PetitionView {
   return {

@@ -84,7 +84,7 @@ function checkSubmission(body: SubmitBody, subject: string | null, options: Peti
 }
 
 /** The exact limit is the transaction's; what is added here is what an operator wants to see of it. */
-function overflowGate({ settings, metrics, log }: PetitionsOptions): Gate<SubmitBody> {
+function overflowGate({ settings, metrics }: PetitionsOptions): Gate<SubmitBody> {
   const gate = capacity({
     name: gateName,
     limit: settings.queueThreshold,
@@ -100,7 +100,6 @@ function overflowGate({ settings, metrics, log }: PetitionsOptions): Gate<Submit
     kind: 'capacity',
     bind(binding) {
       const bound = gate.bind(binding)
-      let wasFull = false
       return {
         ...bound,
         early(request) {
@@ -116,13 +115,8 @@ function overflowGate({ settings, metrics, log }: PetitionsOptions): Gate<Submit
         observe(pulse) {
           bound.observe?.(pulse)
           const state = pulse.gates.find(({ name }) => name === gateName)
-          if (state === undefined) return
           // The one in force, which the instance that started last has set.
-          metrics.queueThreshold.set(state.full_at)
-          if (state.overflowing === wasFull) return
-          wasFull = state.overflowing
-          const fields = { depth: state.held, threshold: state.full_at }
-          log.warn(fields, wasFull ? 'petition queue overflow started' : 'petition queue overflow ended')
+          if (state !== undefined) metrics.queueThreshold.set(state.full_at)
         },
       }
     },
