@@ -2433,7 +2433,7 @@ AS $function$
 BEGIN
   after := coalesce(p_after, (SELECT max(l.seq) FROM ledger l WHERE l.type IN ('petition.queue.overflow.started', 'petition.queue.overflow.ended')
     AND l.at < coalesce((SELECT date_trunc('milliseconds', w.started_at) FROM workers w WHERE w.id = p_worker), clock())), 0);
-  SELECT coalesce(max(x.seq), after), json_agg(json_build_object('seq', x.seq, 'type', x.type, 'payload', x.payload::json) ORDER BY x.seq) INTO after, overflows FROM (
+  SELECT coalesce(max(x.seq), after), json_agg(json_build_object('seq', x.seq, 'type', x.type, 'payload', x.payload) ORDER BY x.seq) INTO after, overflows FROM (
     SELECT l.seq, l.type, l.payload FROM ledger l WHERE l.type IN ('petition.queue.overflow.started', 'petition.queue.overflow.ended') AND l.seq > after
     ORDER BY l.seq LIMIT p_rows) x;
 END $function$;

@@ -301,6 +301,25 @@ describe('the window', () => {
     await strict.stop()
   })
 
+  it('of another length counts the same petitions, on instances side by side too', async () => {
+    const who = randomUUID()
+    const long = fleet.next()
+    const short = await fleet.start({ PETITION_RATE_LIMIT_WINDOW_MINUTES: '5' })
+    expect(statuses(await submitAt('10:00:30.000', who, 6, long))).toEqual({ 201: 6 })
+    const shared = await submitAt('10:02:30.000', who, 5, short)
+    expect(statuses(shared)).toEqual({ 201: 4, 429: 1 })
+    expectFreeAt(shared[4], '10:02:30.000', '10:05:00')
+    // Six have left the short window, and none the long one.
+    expect(statuses(await submitAt('10:06:00.000', who, 6, short))).toEqual({ 201: 6 })
+    expectFreeAt((await submitAt('10:06:30.000', who, 1, long))[0], '10:06:30.000', '11:02:00')
+    const [alone] = await submitAt('10:12:00.000', who, 1, short)
+    expect(alone?.headers.get('x-ratelimit-remaining')).toBe('9')
+    expect(alone?.headers.get('ratelimit')).toBe('"petitions";r=9;t=300')
+    expect(statuses(await submitAt('11:01:59.000', who, 1, long))).toEqual({ 429: 1 })
+    expect(statuses(await submitAt('11:02:00.000', who, 4, long))).toEqual({ 201: 3, 429: 1 })
+    await short.stop()
+  })
+
   it('counts are swept when their time is up, not before', async () => {
     await fleet.sql('DELETE FROM spillway.rates')
     await submitAt('10:00:30.000', randomUUID(), 1)

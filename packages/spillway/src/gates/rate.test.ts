@@ -49,7 +49,7 @@ describe('rate', () => {
   })
 
   it('makes gates of one name and window share a count, and those of two windows not', () => {
-    const key = (options: { name?: string; per: string }, type: string) =>
+    const key = (options: { name?: string; per: string; acrossWindows?: boolean }, type: string) =>
       tierOf(
         rate({ limit: 1, ...options })
           .bind(bindingFor({ type }))
@@ -59,6 +59,7 @@ describe('rate', () => {
     expect(key({ per: '1h' }, 'a')).not.toBe(key({ per: '1h' }, 'b'))
     // Two tiers on one definition: an item must not be counted twice in one of them.
     expect(key({ per: '1h' }, 'a')).not.toBe(key({ per: '1d' }, 'a'))
+    expect(key({ per: '1h', acrossWindows: true }, 'a')).toBe(key({ per: '1d', acrossWindows: true }, 'a'))
   })
 
   it('refuses a key without asking the store until a slot is free', () => {

@@ -12,6 +12,12 @@ export interface RateOptions<Body> {
   keepMinutes?: number
   /** In the RateLimit headers; gates of one name and window count together. Default: the operation's type. */
   name?: string
+  /**
+   * Gates of one name count together whatever their windows are, so that a window may be changed, or differ between instances,
+   * without a second quota; keepMinutes says for how long. Only one gate of that name may stand on a definition: an operation
+   * would count once for each. Default false.
+   */
+  acrossWindows?: boolean
   problem?: (limited: {
     limit: number
     per: string
@@ -43,7 +49,7 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
       const name = options.name ?? binding.type
       const blocked = new Map<string, number>()
       // Tiers of several windows on one definition count apart, or each request would count twice.
-      const prefix = `${name}\0${windowMinutes}\0`
+      const prefix = options.acrossWindows === true ? `${name}\0\0` : `${name}\0${windowMinutes}\0`
       const keyOf = (by: string): string => prefix + by
       const limitNow = (): number => (typeof options.limit === 'number' ? options.limit : options.limit())
       const refusal = (by: string, resetMs: number, limit: number): Refusal => ({

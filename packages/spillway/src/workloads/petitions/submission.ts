@@ -145,7 +145,7 @@ function rateGates({ settings }: PetitionsOptions): Gate<SubmitBody>[] {
       ? []
       : [
           rate<SubmitBody>({
-            ...{ name, limit, per: `${minutes}m`, keepMinutes: settings.rateTtlHours * 60 },
+            ...{ name, limit, per: `${minutes}m`, keepMinutes: settings.rateTtlHours * 60, acrossWindows: true },
             by: ({ identity }, body) => by(identity, body),
             problem: ({ by: key }) => ({
               type: 'urn:archon72:petition:rate-limit-exceeded',

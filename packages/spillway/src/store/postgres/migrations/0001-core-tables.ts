@@ -199,7 +199,7 @@ CREATE TABLE gates (
 -- One row per limited key: its minute buckets side by side, so that one row lock makes the count exact.
 CREATE TABLE rates (
   key       uuid PRIMARY KEY,
-  win       int NOT NULL,                    -- minutes that count
+  win       int NOT NULL,                    -- minutes that are kept: the longest window that asks
   minutes   int[] NOT NULL,                  -- epoch minutes, ascending
   counts    int[] NOT NULL,
   total     int NOT NULL,                    -- of all counts: what is used, unless a bucket has left the window since
