@@ -654,7 +654,7 @@ DECLARE
   v_tight boolean := false;
   v_item int; v_ok boolean; v_found int; v_k int;
   v_seen_item int[]; v_wrong smallint[];
-  v_rleft int[]; v_rgave int[]; v_rasked int[] := p_rate_n; v_rwait bigint[]; v_ritem int[] := p_rate_item; v_odd boolean := false;
+  v_rleft int[]; v_rgave int[]; v_rasked int[] := p_rate_n; v_rwait bigint[]; v_ritem int[] := p_rate_item; v_odd boolean := false; v_longer boolean;
   v_single boolean := cardinality(p_rate_item) = 0;
   v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
   r record;
@@ -734,20 +734,27 @@ BEGIN
       ON CONFLICT (key) DO UPDATE SET
         minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
           THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
-          ELSE rate_minutes(x.minutes, v_minute, excluded.win) END,
+          ELSE rate_minutes(x.minutes, v_minute, rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t)) END,
         counts = CASE WHEN x.minutes[1] > v_minute - excluded.win
           THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute
             THEN x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] + excluded.total) ELSE x.counts || excluded.total END
-          ELSE rate_counts(x.minutes, x.counts, v_minute, excluded.win, excluded.total) END,
-        total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total ELSE rate_used(x.minutes, x.counts, v_minute, excluded.win)::int END,
-        win = excluded.win, expires_at = excluded.expires_at
+          ELSE rate_counts(x.minutes, x.counts, v_minute, rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t), excluded.total) END,
+        total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total ELSE rate_used(x.minutes, x.counts, v_minute, rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t))::int END,
+        win = rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t), expires_at = greatest(x.expires_at, excluded.expires_at)
       RETURNING x.total, x.minutes[1] AS first, x.counts[1] AS first_n
     ), seen AS (SELECT array_agg(up.total) AS totals, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns FROM up)
     -- When the next slot is free: when the oldest bucket leaves. One that was emptied by refunds is looked at below.
-    SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false), bool_or(u.first_n = 0),
+    SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false), bool_or(u.first_n = 0), bool_or(u.first <= v_minute - u.win),
            array_agg(greatest(1, ceil(((u.first + u.win)::bigint * 60 - date_part('epoch', t)) * 1000))::bigint)
-      INTO v_rleft, v_tight, v_odd, v_rwait
+      INTO v_rleft, v_tight, v_odd, v_longer, v_rwait
     FROM seen, unnest(seen.totals, v_rasked, p_rate_limit, p_rate_minutes, seen.firsts, seen.first_ns) u(total, asked, most, win, first, first_n);
+    IF v_longer THEN
+      -- Some keep more than the window of this process: only what is in it counts here.
+      v_odd := true;
+      SELECT array_agg(u.most - (k.used - u.asked) ORDER BY u.i), bool_or(k.used > u.most) INTO v_rleft, v_tight
+      FROM unnest(p_rate_key, v_rasked, p_rate_limit, p_rate_minutes) WITH ORDINALITY u(key, asked, most, win, i) JOIN rates x ON x.key = u.key,
+        LATERAL (SELECT rate_used(x.minutes, x.counts, v_minute, u.win)::int) k(used);
+    END IF;
     v_rgave := array_fill(0, ARRAY[cardinality(p_rate_key)]);
   END IF;
 
@@ -2678,6 +2685,14 @@ CREATE OR REPLACE FUNCTION spillway.rate_minutes(p_minutes integer[], p_now inte
  IMMUTABLE
 AS $function$
   SELECT coalesce((SELECT array_agg(m ORDER BY m) FROM unnest(p_minutes) m WHERE m > p_now - p_keep AND m < p_now), '{}') || p_now
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.rate_span(p_kept integer, p_window integer, p_keep interval)
+ RETURNS integer
+ LANGUAGE sql
+ IMMUTABLE
+AS $function$
+  SELECT CASE WHEN p_kept <= p_window THEN p_window ELSE greatest(p_window, least(p_kept, (extract(epoch FROM p_keep) / 60)::int)) END
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.rate_used(p_minutes integer[], p_counts integer[], p_now integer, p_window integer)

@@ -263,6 +263,7 @@ describe('the window', () => {
   function expectFreeAt(answer: Answer | undefined, now: string, free: string): void {
     expect(answer?.status).toBe(429)
     expect(answer?.body.rate_limit_reset).toBe(`${day}${free}.000Z`)
+    expect(answer?.headers.get('x-ratelimit-reset')).toBe(String(Date.parse(`${day}${free}Z`) / 1_000))
     const seconds = (Date.parse(`${day}${free}Z`) - Date.parse(`${day}${now}Z`)) / 1_000
     const told = Number(answer?.headers.get('retry-after'))
     expect(told).toBeGreaterThanOrEqual(Math.ceil(seconds))

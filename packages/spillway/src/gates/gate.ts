@@ -1,5 +1,5 @@
 import type { Refusal } from '../pipeline/refusal.js'
-import type { AcceptItem, Pulse } from '../store/port.js'
+import type { AcceptItem, Pulse, RateState } from '../store/port.js'
 
 /** What a gate may look at. It runs before the body is parsed. */
 export interface GateRequest {
@@ -64,7 +64,7 @@ export interface BoundGate<Body = never> {
   /** The accepting transaction refused by this gate. `rate` gates get the tier and the time. */
   refused?(
     request: GateRequest,
-    rate: { key: string; limit: number; resetMs: number; name: string; windowMinutes: number } | null,
+    rate: (Pick<RateState, 'resetMs' | 'resetAtMs'> & Omit<RateTier, 'keepMinutes'>) | null,
   ): Refusal
   /** What all instances share, once a second. */
   observe?(pulse: Pulse): void

@@ -67,10 +67,14 @@ describe('rate', () => {
     const bound = rate({ limit: 2, per: '1h' }).bind(bindingFor({ now: () => clock.now }))
     const tier = tierOf(bound.exact?.(who, {}).rates)
     expect(bound.early?.(who)).toBeNull()
-    const refusal = bound.refused?.(who, { ...tier, resetMs: 30_000 })
-    expect(refusal).toMatchObject({ code: 'rate_limited', retryAfterMs: 30_000, rate: { left: 0, resetMs: 30_000 } })
+    const refusal = bound.refused?.(who, { ...tier, resetMs: 30_000, resetAtMs: 90_000 })
+    expect(refusal).toMatchObject({
+      code: 'rate_limited',
+      retryAfterMs: 30_000,
+      rate: { left: 0, resetMs: 30_000, resetAtMs: 90_000 },
+    })
     clock.now = 11_000
-    expect(bound.early?.(who)).toMatchObject({ retryAfterMs: 20_000, rate: { resetMs: 20_000 } })
+    expect(bound.early?.(who)).toMatchObject({ retryAfterMs: 20_000, rate: { resetMs: 20_000, resetAtMs: 90_000 } })
     expect(bound.early?.({ ...who, identity: 'bob' })).toBeNull()
     clock.now = 31_000
     expect(bound.early?.(who)).toBeNull()
@@ -90,14 +94,14 @@ describe('rate', () => {
       problem: ({ limit, per, by }) => ({ detail: `${limit} ${per} ${by}` }),
     }).bind(bindingFor())
     const tier = tierOf(bound.exact?.(who, { realm: 'north' }).rates)
-    expect(bound.refused?.(who, { ...tier, resetMs: 1 })?.detail).toBe('3 1h north')
+    expect(bound.refused?.(who, { ...tier, resetMs: 1, resetAtMs: 1 })?.detail).toBe('3 1h north')
   })
 
   it('remembers ten thousand keys and forgets the oldest first', () => {
     const bound = rate({ limit: 1, per: '1h' }).bind(bindingFor())
     const refuse = (identity: string) => {
       const tier = tierOf(bound.exact?.({ ...who, identity }, {}).rates)
-      bound.refused?.({ ...who, identity }, { ...tier, resetMs: 1_000 })
+      bound.refused?.({ ...who, identity }, { ...tier, resetMs: 1_000, resetAtMs: 1_000 })
     }
     for (let i = 0; i <= 10_000; i++) refuse(`id-${i}`)
     expect(bound.early?.({ ...who, identity: 'id-0' })).toBeNull()

@@ -47,25 +47,25 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
     kind: 'rate',
     bind(binding: GateBinding): BoundGate<Body> {
       const name = options.name ?? binding.type
-      const blocked = new Map<string, number>()
+      const blocked = new Map<string, { until: number; resetAtMs: number }>()
       // Tiers of several windows on one definition count apart, or each request would count twice.
       const prefix = options.acrossWindows === true ? `${name}\0\0` : `${name}\0${windowMinutes}\0`
       const keyOf = (by: string): string => prefix + by
       const limitNow = (): number => (typeof options.limit === 'number' ? options.limit : options.limit())
-      const refusal = (by: string, resetMs: number, limit: number): Refusal => ({
+      const refusal = (by: string, resetMs: number, resetAtMs: number, limit: number): Refusal => ({
         code: 'rate_limited',
         detail: `Maximum ${limit} per ${options.per} exceeded.`,
         ...options.problem?.({ limit, per: options.per, by }),
         retryAfterMs: resetMs,
         gate: 'rate',
-        rate: { name, limit, windowSeconds: windowMinutes * 60, left: 0, resetMs },
+        rate: { name, limit, windowSeconds: windowMinutes * 60, left: 0, resetMs, resetAtMs },
       })
       const early = (request: GateRequest): Refusal | null => {
         const key = keyOf(request.identity)
-        const until = blocked.get(key)
-        if (until === undefined) return null
-        const leftMs = until - binding.now()
-        if (leftMs > 0) return refusal(request.identity, leftMs, limitNow())
+        const known = blocked.get(key)
+        if (known === undefined) return null
+        const leftMs = known.until - binding.now()
+        if (leftMs > 0) return refusal(request.identity, leftMs, known.resetAtMs, limitNow())
         blocked.delete(key)
         return null
       }
@@ -86,14 +86,16 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
         },
         refused(request, told) {
           const resetMs = told?.resetMs ?? windowMinutes * 60_000
+          const resetAtMs = told?.resetAtMs ?? Date.now() + resetMs
+          const by = told?.key.slice(prefix.length) ?? request.identity
           if (told !== null) {
             if (blocked.size >= blockedMax) {
               const oldest = blocked.keys().next()
               if (oldest.done !== true) blocked.delete(oldest.value)
             }
-            blocked.set(told.key, binding.now() + resetMs)
+            blocked.set(told.key, { until: binding.now() + resetMs, resetAtMs })
           }
-          return refusal(told?.key.slice(prefix.length) ?? request.identity, resetMs, told?.limit ?? limitNow())
+          return refusal(by, resetMs, resetAtMs, told?.limit ?? limitNow())
         },
       }
     },

@@ -76,6 +76,6 @@ function rateHeaders(rate: RateTold): Record<string, string> {
     ratelimit: `${name};r=${rate.left};t=${resetSeconds}`,
     'x-ratelimit-limit': String(rate.limit),
     'x-ratelimit-remaining': String(rate.left),
-    'x-ratelimit-reset': String(Math.ceil((Date.now() + rate.resetMs) / 1_000)),
+    'x-ratelimit-reset': String(Math.ceil(rate.resetAtMs / 1_000)),
   }
 }

@@ -226,6 +226,7 @@ function tell(effect: Effect, p: PendingItem, accepted: Accepted | undefined, to
     limit: tier.limit,
     windowMinutes: tier.windowMinutes,
     resetMs: accepted.rate.resetMs,
+    resetAtMs: accepted.rate.resetAtMs,
   })
 }
 

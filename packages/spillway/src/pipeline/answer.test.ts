@@ -24,15 +24,16 @@ describe('queuedBody', () => {
 describe('toldRate', () => {
   const tiers = [{ name: 'hour', limit: 10, windowMinutes: 60 }]
   it('names the tier that the store meant', () => {
-    expect(toldRate({ tier: 0, left: 3, resetMs: 5 }, tiers)).toEqual({
+    expect(toldRate({ tier: 0, left: 3, resetMs: 5, resetAtMs: 7 }, tiers)).toEqual({
       name: 'hour',
       limit: 10,
       windowSeconds: 3_600,
       left: 3,
       resetMs: 5,
+      resetAtMs: 7,
     })
   })
   it('tells nothing of a tier that is not there', () => {
-    expect(toldRate({ tier: 1, left: 3, resetMs: 5 }, tiers)).toBeUndefined()
+    expect(toldRate({ tier: 1, left: 3, resetMs: 5, resetAtMs: 7 }, tiers)).toBeUndefined()
   })
 })

@@ -69,7 +69,7 @@ export class Answering {
         return { kind: 'refused', refusal: this.refuse(type, refusedBy(bound, submission, pending, accepted)) }
       case 'replay':
         this.#o.metrics.admissions.labels(type, 'replay', accepted.answer.v).inc()
-        return this.#o.dispatch.replay(accepted, submission)
+        return { ...(await this.#o.dispatch.replay(accepted, submission)), ...rate }
       case 'mismatch':
         return this.#conflict(type, {
           code: 'idempotency_mismatch',

@@ -71,6 +71,8 @@ export interface LimitedItem<Body> {
   windowMinutes: number
   /** Until a slot is free. */
   resetMs: number
+  /** When that is: epoch milliseconds of the store's clock. */
+  resetAtMs: number
 }
 
 /** Told instead of accepting: the body is well-formed but cannot be taken. */

@@ -25,6 +25,8 @@ export interface RateTold {
   windowSeconds: number
   left: number
   resetMs: number
+  /** Epoch milliseconds, by the store's clock. */
+  resetAtMs: number
 }
 
 export function toldRate(
@@ -39,6 +41,7 @@ export function toldRate(
     windowSeconds: tier.windowMinutes * 60,
     left: rate.left,
     resetMs: rate.resetMs,
+    resetAtMs: rate.resetAtMs,
   }
 }
 
@@ -61,7 +64,8 @@ export function refusedBy(
   const gates = bound.gates.filter((g) => g.kind === 'rate')
   const gate = gates.find((g) => g.exact?.(request, submission.body).rates?.some((r) => r.key === tier?.key) === true)
   if (tier === undefined || gate?.refused === undefined) throw new Error('refused by a rate that is not there')
-  const refusal = gate.refused(request, { ...tier, resetMs: accepted.rate.resetMs })
+  const { resetMs, resetAtMs } = accepted.rate
+  const refusal = gate.refused(request, { ...tier, resetMs, resetAtMs })
   return told === undefined ? refusal : { ...refusal, extensions: { ...refusal.extensions, ...told } }
 }
 

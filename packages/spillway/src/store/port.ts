@@ -71,6 +71,8 @@ export interface RateState {
   tier: number
   left: number
   resetMs: number
+  /** The same as an instant: epoch milliseconds of the store's clock. */
+  resetAtMs: number
 }
 
 export type Accepted =
@@ -87,7 +89,8 @@ export type Accepted =
     }
   | { verdict: 'refuse'; by: 'capacity' | 'halt' | 'depth'; rate: null }
   | { verdict: 'refuse'; by: 'rate'; rate: RateState }
-  | { verdict: 'replay'; operationId: string; answer: StoredAnswer }
+  /** It took nothing from its rates: they are told as they are. */
+  | { verdict: 'replay'; operationId: string; answer: StoredAnswer; rate: RateState | null }
   | { verdict: 'mismatch' }
   | { verdict: 'in_progress' }
 

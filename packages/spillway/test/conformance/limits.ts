@@ -31,7 +31,12 @@ export function limits(opened: () => OpenedStore): void {
       const first = item('a', { key: 'k' })
       expect(verdicts(await accept(first, item('a')))).toEqual(['queue', 'queue'])
       expect(await accept(item('other lane', { key: 'k' }))).toEqual([
-        { verdict: 'replay', operationId: first.id, answer: expect.objectContaining({ v: 'queue', place: 0 }) },
+        {
+          verdict: 'replay',
+          operationId: first.id,
+          answer: expect.objectContaining({ v: 'queue', place: 0 }),
+          rate: null,
+        },
       ])
       expect(await accept(item('a', { key: 'k', body: 'another' }))).toEqual([{ verdict: 'mismatch' }])
       const worker = await TestWorker.enlist(store)
@@ -261,6 +266,7 @@ export function limits(opened: () => OpenedStore): void {
         tier: 0,
         left: 2,
         resetMs: 10 * minute - 20_000,
+        resetAtMs: Date.parse('2026-03-01T12:10:00Z'),
       })
       await freeze('2026-03-01T12:04:50Z')
       await accept(...items('a', 2, { rates: [limited] }))

@@ -24,6 +24,8 @@ interface AcceptRow extends Record<string, unknown> {
   tiers: (number | null)[] | null
   rates_left: number[] | null
   rates_reset_ms: number[] | null
+  /** What time it is there; null without rates. */
+  at_ms: number | null
   /** What the effect told, if there was one. */
   told?: unknown[]
 }
@@ -250,13 +252,15 @@ function reasonOf({ execute, reason }: AcceptItem): string {
 
 function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
   const tier = row.tiers?.[i] ?? null
+  const resetMs = Number(row.rates_reset_ms?.[i] ?? 0)
   const rate: RateState | null =
     tier === null
       ? null
       : {
           tier: tier - 1 - tiersBefore,
           left: Number(row.rates_left?.[i] ?? 0),
-          resetMs: Number(row.rates_reset_ms?.[i] ?? 0),
+          resetMs,
+          resetAtMs: Number(row.at_ms) + resetMs,
         }
   // A caller's own client, as `acceptWithin` gets it, gives bigints as texts.
   const seq = Number(row.seqs[i] ?? 0)
@@ -294,6 +298,7 @@ function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
         verdict: 'replay',
         operationId: row.ops?.[i] ?? unexpected('op'),
         answer: row.answers?.[i] ?? unexpected('answer'),
+        rate,
       }
     case 7:
       return { verdict: 'mismatch' }

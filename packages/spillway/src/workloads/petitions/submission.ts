@@ -211,12 +211,12 @@ function submission(schema: string): SqlEffect<SubmitBody, PetitionReceipt> {
         ),
       ]
     },
-    limited: (told, { body, identity, limit, resetMs }) => {
-      const { as_of_seq, cycle_id, at_ms } = told as { as_of_seq: number; cycle_id: string; at_ms: number }
+    limited: (told, { body, identity, limit, resetAtMs }) => {
+      const { as_of_seq, cycle_id } = told as { as_of_seq: number; cycle_id: string }
       return {
         ...{ actor: `submitter:${submitterOf(body, identity)}`, cycle_id, as_of_seq, rate_limit_remaining: 0 },
-        // A bucket leaves the window on a full minute; what is beyond it passed between the two looks at the clock.
-        rate_limit_reset: new Date(Math.floor((at_ms + resetMs) / 60_000) * 60_000).toISOString(),
+        // In whole seconds, as X-RateLimit-Reset says it.
+        rate_limit_reset: new Date(Math.ceil(resetAtMs / 1_000) * 1_000).toISOString(),
         rate_limit_limit: limit,
       }
     },

@@ -77,7 +77,7 @@ CREATE FUNCTION accept(
   p_full boolean, p_batch int[],                                                 -- nothing more may wait; which items are refused together
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[],
-  OUT answers json[], OUT ops uuid[], OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[]
+  OUT answers json[], OUT ops uuid[], OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -252,6 +252,7 @@ BEGIN
       FROM unnest(v_gnames, v_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
   END IF;
   IF v_rleft IS NOT NULL THEN
+    at_ms := floor(extract(epoch FROM t) * 1000);
     IF v_tight OR v_odd THEN
       -- Per key, now that the refused ones are out of the count.
       -- A slot is free when fewer than the limit count; after it was lowered more may count than it allows.

@@ -114,7 +114,7 @@ BEGIN
   SELECT array_agg(b.who), array_agg(coalesce(k.pending, 0) + 1), array_agg(b.trace) INTO v_who, v_counts, v_traces
     FROM blocked b LEFT JOIN known k ON k.submitter = b.who WHERE k.minute IS NULL OR k.minute < v_minute;
   RETURN json_build_object('as_of_seq', petitions_witness_blocks(v_who, v_counts, v_traces),
-    'cycle_id', to_char(t AT TIME ZONE 'UTC', 'YYYY-"Q"Q'), 'at_ms', floor(extract(epoch FROM t) * 1000));
+    'cycle_id', to_char(t AT TIME ZONE 'UTC', 'YYYY-"Q"Q'));
 END $$;
 
 CREATE FUNCTION petitions_witness_blocks(p_who text[], p_counts bigint[], p_traces text[]) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
