@@ -15,8 +15,12 @@ const programName = 'promtool'
 const cacheFolder = fileURLToPath(new URL('../../../../node_modules/.cache/spillway-promtool', import.meta.url))
 const outputBytesMax = 16 * 1024 * 1024
 
-/** Runs it in a folder; `output` is all that it said. That it found faults is an outcome, not an error. */
-export type Promtool = (args: readonly string[], cwd: string) => Promise<{ ok: boolean; output: string }>
+/** Runs it in a folder, on `input`; `output` is all that it said. That it found faults is an outcome, not an error. */
+export type Promtool = (
+  args: readonly string[],
+  cwd: string,
+  input?: string,
+) => Promise<{ ok: boolean; output: string }>
 
 type Found = { promtool: Promtool } | { missing: string }
 
@@ -47,13 +51,15 @@ export async function findPromtool(): Promise<Found> {
 }
 
 function promtoolAt(program: string): Promtool {
-  return (args, cwd) =>
+  return (args, cwd, input = '') =>
     new Promise((resolve, reject) => {
-      execFile(program, [...args], { cwd, maxBuffer: outputBytesMax }, (error, stdout, stderr) => {
+      const { stdin } = execFile(program, [...args], { cwd, maxBuffer: outputBytesMax }, (error, stdout, stderr) => {
         // Without an exit code it did not run, or not to its end.
         if (error !== null && typeof error.code !== 'number') reject(error)
         else resolve({ ok: error === null, output: stdout + stderr })
       })
+      // What is not read is no fault: most of its checks read files.
+      stdin?.on('error', () => undefined).end(input)
     })
 }
 
