@@ -251,7 +251,7 @@ export const settings = {
       name: 'SPILLWAY_PROTECT_METRICS',
       type: 'boolean',
       default: false,
-      meaning: 'health and metrics need authentication too',
+      meaning: 'metrics need the role metrics; health stays open, for probes',
     },
   },
   operations: {
