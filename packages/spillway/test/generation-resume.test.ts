@@ -77,6 +77,25 @@ describe.concurrent('a stream that has ended', () => {
     expect(answers.map(({ status, text }) => [status, text])).toEqual(Array(3).fill([204, '']))
   })
 
+  it('followed as an operation, has its last status behind all of its output, and then nothing left', async () => {
+    const stream = await (await native(here, 'followed', 'marker=followed tokens=2')).whole()
+    const path = `/api/v1/operations/${stream.id}/stream`
+    const follow = async (last = '0') => {
+      const { status, text } = await get(there, path, { ...as('followed'), 'last-event-id': last })
+      return {
+        status,
+        events: [...text.matchAll(/^id: (.*)\nevent: (.*)$/gm)].map(([, id = '', event]) => ({ id, event })),
+      }
+    }
+    await until('it is settled', async () => (await follow()).events.at(-1)?.event === 'status')
+    const { events } = await follow()
+    const chunks = events.filter(({ event }) => event !== 'status').map(({ id }) => Number(id))
+    expect(chunks).toEqual(idsOf(stream))
+    const rest = await follow(String(chunks.at(-1)))
+    expect(rest.events.map(({ event }) => event)).toEqual(['status'])
+    expect((await follow(events.at(-1)?.id)).status).toBe(204)
+  })
+
   it('with an error is told again with it', async () => {
     const stream = await (await chat(here, 'failed', 'marker=failed tokens=2 end=error')).whole()
     const again = await (await resume(there, 'failed', stream.id, { header: 2 })).whole()

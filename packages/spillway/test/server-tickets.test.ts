@@ -304,7 +304,7 @@ describe('the stream', () => {
       .split('\n\n')
       .filter((block) => block.includes('data:'))
       .map((block) => ({
-        id: Number(/^id: (\d+)$/m.exec(block)?.[1]),
+        id: /^id: (.+)$/m.exec(block)?.[1] ?? '',
         event: /^event: (.*)$/m.exec(block)?.[1],
         data: JSON.parse(/^data: (.*)$/m.exec(block)?.[1] ?? 'null') as Body,
       }))
@@ -321,20 +321,33 @@ describe('the stream', () => {
     const told = events(await answer.text())
     expect(told[0]).toMatchObject({ event: 'status', data: { status: 'pending', id: body.operationId } })
     expect(told.at(-1)).toMatchObject({ event: 'status', data: { status: 'completed' } })
-    expect(told.map((e) => e.id)).toEqual([...told.map((e) => e.id)].sort((a, b) => a - b))
     expect(new Set(told.map((e) => e.id)).size).toBe(told.length)
     expect((await operation(server, first.body.operationId)).status).toBe('completed')
   })
 
-  it('of a finished one is its end; resumed, the ids go on', async () => {
+  it('of a finished one is its end, always with the same id, and 204 for who has had it', async () => {
     const { body } = await submit(server, `${target.origin}/done`, { queue: 'sse-done' })
-    const [only, ...more] = events((await get(server, `/api/v1/operations/${body.operationId}/stream`)).text)
+    const stream = (headers = {}) => get(server, `/api/v1/operations/${body.operationId}/stream`, headers)
+    const [only, ...more] = events((await stream()).text)
     expect(only?.data.status).toBe('completed')
     expect(more).toEqual([])
-    const resumed = events(
-      (await get(server, `/api/v1/operations/${body.operationId}/stream`, { 'last-event-id': '7' })).text,
-    )
-    expect(resumed.every((e) => e.id > 7)).toBe(true)
+    const again = await stream({ 'last-event-id': only?.id })
+    expect([again.status, again.text]).toEqual([204, ''])
+    expect(events((await stream({ 'last-event-id': '7' })).text)).toEqual([{ ...only, id: expect.any(String) }])
+    expect(events((await stream()).text)).toEqual([only])
+  })
+
+  it('tells who has had the end of one that failed that it was tried again', async () => {
+    const { body } = await submit(server, `${target.origin}/broken`, { queue: 'sse-again' })
+    const path = `/api/v1/operations/${body.operationId}`
+    const [before] = events((await get(server, `${path}/stream`)).text)
+    const had = { 'last-event-id': before?.id ?? '' }
+    expect((await get(server, `${path}/stream`, had)).status).toBe(204)
+    expect((await post(server, `${path}/retry`)).status).toBe(200)
+    await finishes(server, body.operationId)
+    const told = events((await get(server, `${path}/stream`, had)).text)
+    expect(told.map(({ data }) => data.status)).toEqual(['failed'])
+    expect(told[0]?.id).not.toBe(before?.id)
   })
 })
 

@@ -19,7 +19,10 @@ export type OutputOf = (id: string, after: number) => Promise<Follower | null>
 /**
  * `status` events whenever position, status or attempt change, until the operation is finished. The state is read from
  * the store each time, so a client that reconnects misses nothing that still matters. What the operation puts out comes in
- * between, numbered: a client goes on behind the last number that it has.
+ * between, numbered; its last status comes behind all of it.
+ *
+ * Ids: of a chunk its number; of a status `<last chunk before it>.<state>`, the same whenever that state is told. So a
+ * client goes on behind the last chunk that it has, and one that has the last status is told 204: nothing is left.
  */
 export async function followOperation(
   intake: Intake,
@@ -28,12 +31,12 @@ export async function followOperation(
   reply: FastifyReply,
   outputOf: OutputOf | undefined,
 ): Promise<FastifyReply> {
+  const has = lastEventOf(request)
+  if (first.finishedAt !== null && has.state === stateOf(first)) return reply.code(204).send()
   if (followers >= followersMax) {
     return sendProblem(reply, { code: 'overloaded', detail: 'Too many streams are open.', retryAfterMs: 5_000 })
   }
-  const last = Number(request.headers['last-event-id'] ?? 0)
-  const after = Number.isSafeInteger(last) && last > 0 ? last : 0
-  const output = (await outputOf?.(first.id, after)) ?? null
+  const output = (await outputOf?.(first.id, has.after)) ?? null
   followers++
   const gone = new AbortController()
   reply.raw.once('close', () => gone.abort())
@@ -45,7 +48,6 @@ export async function followOperation(
     'cache-control': 'no-cache, no-transform',
     'x-accel-buffering': 'no',
   })
-  let event = after
   let told = ''
   let writtenAt = performance.now()
   const write = async (text: string): Promise<void> => {
@@ -54,29 +56,25 @@ export async function followOperation(
     if (!raw.write(text)) await drainedOrGone(raw, gone.signal)
   }
   gone.signal.addEventListener('abort', () => output?.close(), { once: true })
-  const putOut = output === null ? Promise.resolve() : tellOutput(output, write)
+  const reached = { after: has.after }
+  const putOut = output === null ? Promise.resolve(true) : tellOutput(output, reached, write)
   try {
     for (let ticket: Ticket | null = first; ticket !== null && !gone.signal.aborted; ) {
-      const view = operationView(ticket)
-      const state = JSON.stringify([view.status, view.queuePosition, view.attempt, view.error_message])
+      const isFinished: boolean = ticket.finishedAt !== null
+      // Who has the id of the last status will not be told more, so what is left of the output comes first.
+      const isWhole = !isFinished || output === null || (!intake.isDraining && (await restOf(output, putOut)))
+      const state = stateOf(ticket)
       if (state !== told) {
         told = state
-        // The numbers are those of its output, where it has one.
-        const id = output === null ? `id: ${++event}\n` : ''
-        await write(`${id}event: status\ndata: ${JSON.stringify(view)}\n\n`)
+        const id = isWhole ? `id: ${reached.after}.${state}\n` : ''
+        await write(`${id}event: status\ndata: ${JSON.stringify(operationView(ticket))}\n\n`)
       } else if (performance.now() - writtenAt > heartbeatMs) {
         await write(':\n')
       }
-      if (ticket.finishedAt !== null) break
+      if (isFinished) break
       const finished: Ticket | null = await intake.waiters.wait(ticket.id, lookMs, gone.signal)
       if (gone.signal.aborted || intake.isDraining) break
       ticket = finished ?? (await intake.store.ticket(ticket.id).catch(() => ticket))
-    }
-    // Its end is in the log before it is finished: what is left is on its way. One that never ran has none.
-    if (output !== null && !gone.signal.aborted && !intake.isDraining) {
-      const timer = setTimeout(() => output.close(), outputGraceMs)
-      await putOut
-      clearTimeout(timer)
     }
   } finally {
     output?.close()
@@ -87,18 +85,44 @@ export async function followOperation(
   return reply
 }
 
-/** Until its end; what cannot be had is told once, and the status events go on. */
-async function tellOutput(output: Follower, write: (text: string) => Promise<void>): Promise<void> {
+/** When it is finished is part of it: a failed operation may be retried, and fail again. */
+function stateOf(ticket: Ticket): string {
+  const { status, queuePosition, attempt } = operationView(ticket)
+  return [status, queuePosition ?? '', attempt, ticket.finishedAt?.getTime() ?? ''].join('.')
+}
+
+function lastEventOf({ headers }: FastifyRequest): { after: number; state: string | null } {
+  const [, after, state] = /^(\d{1,15})(?:\.(.*))?$/.exec(String(headers['last-event-id'] ?? '')) ?? []
+  return { after: Number(after ?? 0), state: state ?? null }
+}
+
+/** Its end is in the log before the operation is finished: what is left is on its way. One that never ran has none. */
+async function restOf(output: Follower, putOut: Promise<boolean>): Promise<boolean> {
+  const timer = setTimeout(() => output.close(), outputGraceMs)
+  const isWhole = await putOut
+  clearTimeout(timer)
+  return isWhole
+}
+
+/** Until its end; what cannot be had is told once (false), and the status events go on. */
+async function tellOutput(
+  output: Follower,
+  reached: { after: number },
+  write: (text: string) => Promise<void>,
+): Promise<boolean> {
   try {
     for (let record = await output.next(); record !== null; record = await output.next()) {
+      reached.after = record.first + record.chunks.length - 1
       await write(outputBlocks(record))
-      if (record.end !== null) return
+      if (record.end !== null) break
     }
+    return true
   } catch (fault) {
     if (!(fault instanceof LogFault)) throw fault
     await write(
       `event: error\ndata: ${JSON.stringify({ message: 'The output cannot be read now.', code: fault.code })}\n\n`,
     )
+    return false
   }
 }
 

@@ -196,8 +196,16 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
 
     app.get<{ Params: Static<typeof Id> }>(
       '/api/v1/operations/:id/stream',
-      // A HEAD would hold a stream open that nobody reads.
-      { exposeHeadRoute: false, schema: { tags, summary: 'Server-sent events: what becomes of an operation' } },
+      {
+        // A HEAD would hold a stream open that nobody reads.
+        exposeHeadRoute: false,
+        schema: {
+          tags,
+          summary: 'Server-sent events: what becomes of an operation',
+          description:
+            'A `status` for each change, and what it puts out. Goes on behind `Last-Event-ID`; 204 for who has had the last event.',
+        },
+      },
       async (request, reply) => {
         const ticket = await visible(request, request.params.id)
         if (ticket === null) return notFound(reply)
