@@ -285,6 +285,22 @@ describe('lanes', () => {
     expect((await finishes(server, held.body.operationId, 5_000)).status).toBe('completed')
   })
 
+  it('tells what holds a lane: a partition is not resumed while its queue is paused, a queue with all of them', async () => {
+    const change = async (action: 'pause' | 'resume', partition?: string) => {
+      const { body } = await post(server, `/api/v1/lanes/${action}`, { queue: 'scopes', partition })
+      return [body.paused, body.paused_by]
+    }
+    expect(await change('pause', 'a')).toEqual([true, 'partition'])
+    expect(await change('pause')).toEqual([true, 'queue'])
+    expect(await change('pause', 'b')).toEqual([true, 'queue'])
+    expect(await change('resume', 'a')).toEqual([true, 'queue'])
+    const held = await submit(server, `${target.origin}/s`, { queue: 'scopes', partition: 'b' })
+    expect(held.status).toBe(202)
+    expect(await change('resume')).toEqual([false, null])
+    expect((await finishes(server, held.body.operationId, 5_000)).status).toBe('completed')
+    expect(await change('resume', 'b')).toEqual([false, null])
+  })
+
   it('pausing twice is pausing once, and the running one ends', async () => {
     const running = await submit(server, `${target.origin}/held`, { queue: 'twice' })
     await post(server, '/api/v1/lanes/pause', { queue: 'twice' })

@@ -83,6 +83,15 @@ export const WaitQuery = Type.Object(
 
 export const LaneBody = Type.Object({ queue: Name, partition: Type.Optional(Name) }, { additionalProperties: false })
 
+export const LaneState = Type.Object({
+  queue: Name,
+  partition: Type.Union([Name, Type.Null()]),
+  paused: Type.Boolean({ description: 'As it is now' }),
+  paused_by: Type.Union([Type.Literal('queue'), Type.Literal('partition'), Type.Null()], {
+    description: 'What holds it: a pause of the whole queue, or of this partition alone',
+  }),
+})
+
 /** `POST /api/v1/operations`: ran now, or failed for good. */
 export const Executed = Type.Union([
   Type.Object({ status: Type.Literal('executed'), operationId: OperationId, result: Type.Unknown() }),

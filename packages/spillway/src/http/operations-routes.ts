@@ -1,6 +1,7 @@
 /** Tickets: reading, waiting for, cancelling and redriving operations (contract §2), as a Fastify plugin. */
 import {
   LaneBody,
+  LaneState,
   ListOperationsQuery,
   Operation,
   OperationPage,
@@ -355,19 +356,31 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
       },
     )
 
+    const scopes = {
+      pause: 'Without a partition the whole queue, those of its lanes included that are yet to come.',
+      resume:
+        'Without a partition the whole queue, and each partition of it that was paused alone. With one, that pause only: while the whole queue is paused the lane stays so, and the answer says it.',
+    }
     for (const action of ['pause', 'resume'] as const) {
       app.post<{ Body: Static<typeof LaneBody> }>(
         `/api/v1/lanes/${action}`,
         {
           config: { role: 'operate' },
-          schema: { tags, summary: `${action} a lane, or all lanes of a queue`, body: LaneBody },
+          schema: {
+            tags,
+            summary: `${action} a lane, or all lanes of a queue`,
+            description: scopes[action],
+            body: LaneBody,
+            response: answers(LaneState),
+          },
         },
         async (request, reply) => {
           if (!operating(request, reply)) return reply
           const { queue, partition } = request.body
           await store[action](queue, partition ?? null)
           if (action === 'resume') intake.wakeAll()
-          return { queue, partition: partition ?? null, paused: action === 'pause' }
+          const by = await store.pausedBy(queue, partition ?? null)
+          return { queue, partition: partition ?? null, paused: by !== null, paused_by: by }
         },
       )
     }

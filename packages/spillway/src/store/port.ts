@@ -395,6 +395,8 @@ export interface Store {
   /** With no queue (''): the type `partition`, in whatever lane it comes first. */
   pause(queue: string, partition: string | null): Promise<void>
   resume(queue: string, partition: string | null): Promise<void>
+  /** What holds it back now: its whole queue, before the partition alone; null: nothing. */
+  pausedBy(queue: string, partition: string | null): Promise<'queue' | 'partition' | null>
 
   /** Appends in the caller's transaction, behind all other locks that it takes; answers the last number. */
   ledgerAppend(tx: Tx, events: readonly LedgerEvent[]): Promise<number>

@@ -267,6 +267,14 @@ export function postgresStore(options: PostgresOptions): Store {
     resume: async (queue, partition) => {
       await on.reads(`SELECT ${s}.resume($1, $2)`, [queue, partition])
     },
+    pausedBy: async (queue, partition) => {
+      const { rows } = await on.reads<{ by: 'queue' | 'partition' }>(
+        `SELECT CASE WHEN p.partition IS NULL THEN 'queue' ELSE 'partition' END AS by FROM ${s}.pauses p
+         WHERE p.queue = $1 AND (p.partition IS NULL OR p.partition = $2) ORDER BY p.partition NULLS FIRST LIMIT 1`,
+        [queue, partition],
+      )
+      return rows[0]?.by ?? null
+    },
 
     ...ledgerStatements(on.reads, s),
     read: on.reads,
