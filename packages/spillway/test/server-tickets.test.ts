@@ -274,6 +274,26 @@ describe('cancel', () => {
   })
 })
 
+it('what has no members takes none: neither in a body nor in a query', async () => {
+  const [id] = await pausedQueue('members', 1)
+  const own = `/api/v1/operations/${id}`
+  const wrong = [
+    ...['cancel', 'retry'].flatMap((verb) =>
+      [{ zz: 1 }, [1], 'null', '1'].map((body) => post(server, `${own}/${verb}`, body)),
+    ),
+    ...['/api/v1/operations/stats', `${own}/stream`].map((path) => get(server, `${path}?zz=1`)),
+    ...['cancel', 'retry'].map((verb) => post(server, `${own}/${verb}?zz=1`)),
+    ...['lanes/pause', 'lanes/resume'].map((path) => post(server, `/api/v1/${path}?zz=1`, { queue: 'members' })),
+    post(server, '/api/v1/dead-letters/redrive?zz=1', { ids: [] }),
+  ]
+  for (const { status, body } of await Promise.all(wrong)) {
+    expect([status, body.code]).toEqual([400, 'invalid_request'])
+    expect(body.errors.length).toBeGreaterThan(0)
+  }
+  expect((await post(server, `${own}/cancel`, {})).status).toBe(200)
+  await resume('members')
+})
+
 describe('lanes', () => {
   it('a paused queue accepts and holds; the others go on; a partition is paused alone', async () => {
     expect((await post(server, '/api/v1/lanes/pause', { queue: 'paused', partition: 'a' })).status).toBe(200)

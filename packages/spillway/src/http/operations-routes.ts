@@ -20,6 +20,7 @@ import { followOperation, type OutputOf } from './operation-stream.js'
 import { operationView } from './operation-view.js'
 import { sendProblem } from './problem.js'
 import { refuseUntilReady } from './readiness.js'
+import { compileValidator } from './validation.js'
 
 export interface Viewer {
   identity: string
@@ -75,6 +76,9 @@ const PurgeQuery = Type.Object(
 /** What a route answers, for the API description; what is sent is not cut to it. */
 const answers = (schema: TSchema): Record<string, TSchema> => ({ 200: schema, '4xx': Problem, '5xx': Problem })
 const Id = Type.Object({ id: Type.String() })
+/** Of a query or a body that has no members. */
+const Nothing = Type.Object({}, { additionalProperties: false })
+const nothingFaults = compileValidator(Nothing)
 const tags = ['operations']
 
 /** The routes under `/api/v1/operations`, `/api/v1/dead-letters` and `/api/v1/lanes`. */
@@ -141,6 +145,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         schema: {
           tags,
           summary: 'What is unfinished, and what finished in the last 5 minutes',
+          querystring: Nothing,
           response: answers(OperationStats),
         },
       },
@@ -203,6 +208,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         schema: {
           tags,
           summary: 'Server-sent events: what becomes of an operation',
+          querystring: Nothing,
           description:
             'A `status` for each change, and what it puts out. Goes on behind `Last-Event-ID`; 204 for who has had the last event.',
         },
@@ -216,8 +222,9 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
 
     app.post<{ Params: Static<typeof Id> }>(
       '/api/v1/operations/:id/cancel',
-      { schema: { tags, summary: 'Cancel a pending operation', response: answers(Operation) } },
+      { schema: { tags, summary: 'Cancel a pending operation', querystring: Nothing, response: answers(Operation) } },
       async (request, reply) => {
+        if (!saysNothing(request, reply)) return reply
         const { id } = request.params
         const ticket = await visible(request, id)
         if (ticket === null) return notFound(reply)
@@ -243,8 +250,16 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
 
     app.post<{ Params: Static<typeof Id> }>(
       '/api/v1/operations/:id/retry',
-      { schema: { tags, summary: 'Put a failed operation back in its lane', response: answers(Operation) } },
+      {
+        schema: {
+          tags,
+          summary: 'Put a failed operation back in its lane',
+          querystring: Nothing,
+          response: answers(Operation),
+        },
+      },
       async (request, reply) => {
+        if (!saysNothing(request, reply)) return reply
         const { id } = request.params
         const ticket = await visible(request, id)
         if (ticket === null) return notFound(reply)
@@ -299,7 +314,12 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
       '/api/v1/dead-letters/redrive',
       {
         config: { role: 'operate' },
-        schema: { tags, summary: 'Put dead letters back in their lanes, in order', body: RedriveBody },
+        schema: {
+          tags,
+          summary: 'Put dead letters back in their lanes, in order',
+          querystring: Nothing,
+          body: RedriveBody,
+        },
       },
       async (request, reply) => {
         if (!operating(request, reply)) return reply
@@ -370,6 +390,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
             tags,
             summary: `${action} a lane, or all lanes of a queue`,
             description: scopes[action],
+            querystring: Nothing,
             body: LaneBody,
             response: answers(LaneState),
           },
@@ -385,6 +406,14 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
       )
     }
   }
+}
+
+/** Of a route that takes no body: none, or an empty object. A schema would want one. */
+function saysNothing(request: FastifyRequest, reply: FastifyReply): boolean {
+  const checked = request.body === undefined ? null : nothingFaults(request.body)
+  if (checked === null || checked.ok) return true
+  sendProblem(reply, { code: 'invalid_request', detail: 'The body is not valid.', errors: checked.errors })
+  return false
 }
 
 /**
