@@ -153,7 +153,11 @@ describe('paths and methods', () => {
     )
     expect(status).toBe(400)
     expect(headers['content-type']).toBe('application/problem+json')
-    expect(JSON.parse(body)).toMatchObject({ code: 'invalid_request', trace_id: headers['x-request-id'] })
+    expect(JSON.parse(body)).toMatchObject({
+      code: 'invalid_request',
+      trace_id: headers['x-request-id'],
+      errors: [{ path: '', message: expect.any(String) }],
+    })
   })
 
   it('takes long encoded names and any character in them', async () => {

@@ -142,6 +142,29 @@ describe('paths and methods', () => {
     expect(answer.status).toBe(400)
     expect(JSON.parse(answer.body)).toMatchObject({ code: 'invalid_request' })
   })
+
+  it.each([
+    ['GET /api/v1/operations?queue=%00', 'X-A: 1', ''],
+    ['GET /api/v1/operations/%ff', 'X-A: 1', ''],
+    ['GET /%', 'X-A: 1', ''],
+    ['GET /api/v1/operations', 'X-User-ID:', '/headers/x-user-id'],
+    ['GET /api/v1/operations', `X-User-ID: ${'x'.repeat(256)}`, '/headers/x-user-id'],
+    ['GET /api/v1/operations', 'Expect: foo', '/headers/expect'],
+    [
+      'POST /api/v1/operations',
+      'Expect: foo\r\nContent-Length: 2\r\nContent-Type: application/json',
+      '/headers/expect',
+    ],
+  ])('400 says what is wrong with %s, %s', async (line, header, path) => {
+    const asked = `${line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n${header}\r\n\r\n{}`
+    const { status, headers, body } = await rawExchange(server.port, asked)
+    expect([status, headers['content-type']]).toEqual([400, 'application/problem+json'])
+    expect(JSON.parse(body)).toMatchObject({
+      code: 'invalid_request',
+      trace_id: headers['x-request-id'],
+      errors: [{ path, message: expect.any(String) }],
+    })
+  })
 })
 
 describe('traces', () => {

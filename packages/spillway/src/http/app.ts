@@ -17,7 +17,7 @@ import { allowOrigins, variesByOrigin } from './cors.js'
 import { answerFault, Refusal } from './faults.js'
 import { isProbe } from './health.js'
 import { hasRole, type Principal } from './identity.js'
-import { type Problem, sendProblem } from './problem.js'
+import { headerProblem, type Problem, sendProblem, urlProblem } from './problem.js'
 import './request-state.js'
 import { type ShortPath, shortPath } from './short-path.js'
 import { parseStrictJson } from './strict-json.js'
@@ -117,6 +117,8 @@ export function buildApp(deps: AppDeps): BuiltApp {
   const path = beforeFramework(app, deps, cap)
   const door = new Door()
   guardRequests(app.server, door, isProbe)
+  // Node's own answer, 417, has no body: it is refused like everything else.
+  app.server.on('checkExpectation', (request, response) => app.server.emit('request', request, response))
   return { app, door, shortPath: path }
 }
 
@@ -195,6 +197,11 @@ function closeAfter({ headers }: FastifyRequest, reply: FastifyReply): void {
   if (bodyless) reply.header('connection', 'close')
 }
 
+/** It expects something that no server knows. HTTP/1.0 has no expectations. */
+function isUnmet({ headers, httpVersionMinor }: IncomingMessage): boolean {
+  return headers.expect !== undefined && httpVersionMinor === 1 && !/100-continue/i.test(headers.expect)
+}
+
 /** First hook: headers of every answer, and what is refused whoever asks. */
 function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
   app.addHook('onRequest', (request, reply, done) => {
@@ -220,12 +227,16 @@ function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
       return
     }
     if (request.headers.host === undefined && request.raw.httpVersionMinor === 1) {
-      sendProblem(reply, { code: 'invalid_request', detail: 'The Host header is missing.' })
+      sendProblem(reply, headerProblem('host', 'The Host header is missing.', 'is required'))
+      return
+    }
+    if (isUnmet(request.raw)) {
+      sendProblem(reply, headerProblem('expect', 'The expectation cannot be met.', 'must be 100-continue'))
       return
     }
     // PostgreSQL's text has no NUL, so no name, filter or cursor that was ever valid has one.
     if (request.raw.url?.includes('%00') === true) {
-      sendProblem(reply, { code: 'invalid_request', detail: 'The URL must not contain a NUL character.' })
+      sendProblem(reply, urlProblem('the URL must not contain a NUL character'))
       return
     }
     if (!isDecodable(request.raw.url ?? '')) {
@@ -282,7 +293,7 @@ function identify(request: FastifyRequest, reply: FastifyReply, result: AuthResu
       reply.header('www-authenticate', 'Bearer realm="spillway", error="invalid_token"')
       return { code: 'unauthenticated', detail: result.detail }
     case 'malformed':
-      return { code: 'invalid_request', detail: result.detail }
+      return headerProblem('x-user-id', result.detail, 'has no valid length')
     case 'unavailable':
       return { code: 'authentication_unavailable', detail: result.detail, retryAfterMs: keyServerRetryAfterMs }
   }

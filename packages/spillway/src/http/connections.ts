@@ -60,7 +60,11 @@ function problemOf(code: string | undefined): Problem {
     case 'ERR_HTTP_REQUEST_TIMEOUT':
       return { code: 'request_timeout', detail: 'The request did not arrive in time.' }
     default:
-      return { code: 'invalid_request', detail: 'The request is not well-formed HTTP.' }
+      return {
+        code: 'invalid_request',
+        detail: 'The request is not well-formed HTTP.',
+        errors: [{ path: '', message: 'is not well-formed HTTP' }],
+      }
   }
 }
 

@@ -3,7 +3,7 @@ import { StoreFault } from '../store/postgres/faults.js'
 import { LogFault } from '../streams/port.js'
 import { bodyTooLarge, notJson } from './body-form.js'
 import { discardRest } from './connections.js'
-import { type Problem, sendProblem } from './problem.js'
+import { type Problem, sendProblem, urlProblem } from './problem.js'
 import { InvalidRequest } from './validation.js'
 
 /** Carries a problem through Fastify's error path, where a value cannot be returned (parsers, hooks). */
@@ -62,7 +62,7 @@ export function faultProblem(fault: unknown): Problem | undefined {
     case 'FST_ERR_CTP_INVALID_CONTENT_LENGTH':
       return bodyProblem('its length is not what Content-Length says')
     case 'FST_ERR_BAD_URL':
-      return { code: 'invalid_request', detail: 'The URL is not well-formed.' }
+      return urlProblem('the URL is not well-formed')
     case 'FST_ERR_MAX_PARAM_LENGTH':
       return { code: 'not_found', detail: 'There is nothing at this path.' }
     default:

@@ -32,6 +32,15 @@ export interface Problem {
   openai?: OpenAiError
 }
 
+export function headerProblem(name: string, detail: string, message: string): Problem {
+  return { code: 'invalid_request', detail, errors: [{ path: `/headers/${name}`, message }] }
+}
+
+/** Nothing in a URL that is none has a name: the whole of it is wrong. */
+export function urlProblem(message: string): Problem {
+  return { code: 'invalid_request', detail: 'The URL is not valid.', errors: [{ path: '', message }] }
+}
+
 const problemContentType = 'application/problem+json'
 
 const retryAfterMsDefault = 1_000

@@ -109,6 +109,7 @@ function isOrdinary({ headers }: IncomingMessage, bodyLimitBytes: number): boole
     plainType.test(headers['content-type']) &&
     headers['content-encoding'] === undefined &&
     headers.origin === undefined &&
+    headers.expect === undefined &&
     headers.host !== undefined
   )
 }
