@@ -11,6 +11,7 @@ import type { Answer } from './pipeline/answer.js'
 import { type ConnectionPool, connectionPool, type PoolOptions } from './pipeline/connection-pool.js'
 import type { DefineOptions, Definition, IntakeRequest } from './pipeline/define.js'
 import { Intake } from './pipeline/intake.js'
+import { keyOf } from './pipeline/item.js'
 import { type IntakeLog, type IntakeSettings, intakeDefaults } from './pipeline/settings.js'
 import type { Standing } from './pipeline/standing.js'
 import type { CancelOutcome, Store, Tx } from './store/port.js'
@@ -174,6 +175,8 @@ export interface IntakeApi {
    * that cannot be, `gone` when it is finished or unknown.
    */
   cancel(id: string, why: string): Promise<CancelOutcome>
+  /** What became of this operation is no answer to keep: its Idempotency-Key may be used as if for the first time. */
+  freeKey(definition: Definition, used: { identity: string; key: string; operationId: string }): Promise<void>
   /** Where operations are; one statement for up to 2,000, cheap enough for each second. */
   standing(ids: readonly string[]): Promise<Standing[]>
   /** Unfinished operations of each lane. */
@@ -288,6 +291,8 @@ export function intakeApi(core: Intake): IntakeApi {
     onNotice: (name, heard) => void core.notices.set(name, heard),
     pool: (options) => connectionPool(core, options),
     cancel: (id, why) => core.cancel(id, why),
+    freeKey: (definition, { identity, key, operationId }) =>
+      core.store.freeKey(keyOf(core.bound(definition).type, identity, key), operationId),
     standing: (ids) => core.standing(ids),
     laneDepths: (lanes) => core.store.laneDepths(lanes.map((lane) => laneOf(lane).id)),
     get instance() {

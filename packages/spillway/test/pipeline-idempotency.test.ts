@@ -116,6 +116,19 @@ describe('an Idempotency-Key', () => {
     expect(runs).toBe(1)
   })
 
+  it('is as if unused once it was freed of the operation that used it', async () => {
+    const intake = await b.intake()
+    const op = intake.define('op', { body: Body, run: (body) => body.n })
+    const first = await intake.submit(op, { n: 1 }, key)
+    const operationId = first.kind === 'done' ? first.operationId : ''
+    const used = { identity: key.identity, key: key.idempotencyKey, operationId }
+    await intake.freeKey(op, used)
+    expect(await intake.submit(op, { n: 2 }, key)).toMatchObject({ kind: 'done', result: 2, replayed: false })
+    // By then it is another's.
+    await intake.freeKey(op, used)
+    expect(await intake.submit(op, { n: 2 }, key)).toMatchObject({ result: 2, replayed: true })
+  })
+
   it('keeps the ticket of what was queued', async () => {
     const intake = await b.intake()
     const op = intake.define('op', { body: Body, run: (body) => body.n })

@@ -74,7 +74,7 @@ export function buildItem(
         idempotencyKey === undefined
           ? null
           : {
-              key: digestUuid(`${type}\0${identity}\0${idempotencyKey}`),
+              key: keyOf(type, identity, idempotencyKey),
               request: digestUuid(submission.keyedOn ?? payload),
             },
       gate,
@@ -88,6 +88,11 @@ export function buildItem(
       })),
     },
   }
+}
+
+/** Under which the store knows an Idempotency-Key. */
+export function keyOf(type: string, identity: string, idempotencyKey: string): string {
+  return digestUuid(`${type}\0${identity}\0${idempotencyKey}`)
 }
 
 /** 1–255 code points, any character but NUL. The length in UTF-16 units settles all but the longest. */

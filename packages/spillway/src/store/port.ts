@@ -366,6 +366,8 @@ export interface Store {
   begin(timeoutMs: number, of?: 'handlers' | 'operators'): Promise<OpenTx>
   /** Keeps the answer for the key of an operation whose caller was told to come back. */
   answerKey(key: string, operationId: string, answer: StoredAnswer): Promise<void>
+  /** The key is as if it had not been used, if it is that operation's. */
+  freeKey(key: string, operationId: string): Promise<void>
 
   enlist(worker: string, name: string, leaseMs: number): Promise<void>
   pulse(worker: string, leaseMs: number, running: Record<string, number>): Promise<Pulse>

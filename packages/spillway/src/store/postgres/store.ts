@@ -214,6 +214,9 @@ export function postgresStore(options: PostgresOptions): Store {
       }
     },
     answerKey: (key, operationId, answer) => answerKeys(on.accept, [{ key, op: operationId, answer }]),
+    freeKey: async (key, operationId) => {
+      await on.accept(`DELETE FROM ${s}.idempotency d WHERE d.key = $1 AND d.op = $2`, [key, operationId])
+    },
 
     enlist: async (worker, name, leaseMs) => {
       await on.pulse(`SELECT ${s}.enlist($1, $2, $3)`, [worker, name, leaseMs])
