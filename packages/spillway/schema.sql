@@ -576,7 +576,7 @@ CREATE TABLE stream_chunks (
   chunks text NOT NULL,
   ended text,
   CONSTRAINT stream_chunks_check CHECK ((last >= first)),
-  CONSTRAINT stream_chunks_ended_check CHECK ((ended = ANY (ARRAY['done'::text, 'error'::text, 'cancelled'::text]))),
+  CONSTRAINT stream_chunks_ended_check CHECK ((ended = ANY (ARRAY['done'::text, 'error'::text, 'cancelled'::text, 'unbegun'::text]))),
   CONSTRAINT stream_chunks_first_check CHECK ((first >= 1)),
   CONSTRAINT stream_chunks_pkey PRIMARY KEY (stream, first, born_at)
 ) PARTITION BY RANGE (born_at);
@@ -597,6 +597,7 @@ CREATE TABLE streams (
   thread_id text NOT NULL,
   log text NOT NULL,
   born_at timestamp with time zone NOT NULL,
+  direct boolean NOT NULL,
   watcher uuid,
   unwatched_at timestamp with time zone,
   ended text,
@@ -604,7 +605,7 @@ CREATE TABLE streams (
   CONSTRAINT streams_born_at_check CHECK ((born_at = date_trunc('milliseconds'::text, born_at))),
   CONSTRAINT streams_check CHECK (((watcher IS NULL) = (unwatched_at IS NOT NULL))),
   CONSTRAINT streams_check1 CHECK (((ended IS NULL) = (ended_at IS NULL))),
-  CONSTRAINT streams_ended_check CHECK ((ended = ANY (ARRAY['done'::text, 'error'::text, 'cancelled'::text]))),
+  CONSTRAINT streams_ended_check CHECK ((ended = ANY (ARRAY['done'::text, 'error'::text, 'cancelled'::text, 'unbegun'::text]))),
   CONSTRAINT streams_format_check CHECK ((format = ANY (ARRAY['openai'::text, 'native'::text]))),
   CONSTRAINT streams_log_check CHECK ((log = ANY (ARRAY['postgres'::text, 'redis'::text]))),
   CONSTRAINT streams_pkey PRIMARY KEY (id)
@@ -3227,12 +3228,12 @@ AS $function$
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.stream_entries(p_ids uuid[])
- RETURNS TABLE(id uuid, identity text, format text, thread_id text, log text, born_ms bigint, age_ms double precision, ended text, ended_ms_ago double precision, last integer)
+ RETURNS TABLE(id uuid, identity text, format text, thread_id text, log text, direct boolean, born_ms bigint, age_ms double precision, ended text, ended_ms_ago double precision, last integer)
  LANGUAGE sql
  STABLE
  SET search_path TO 'spillway'
 AS $function$
-  SELECT s.id, s.identity, s.format, s.thread_id, s.log, (extract(epoch FROM s.born_at) * 1000)::bigint,
+  SELECT s.id, s.identity, s.format, s.thread_id, s.log, s.direct, (extract(epoch FROM s.born_at) * 1000)::bigint,
     extract(epoch FROM c.t - s.born_at)::float8 * 1000, s.ended, extract(epoch FROM c.t - s.ended_at)::float8 * 1000, coalesce(h.last, 0)
   FROM clock() c(t), unnest(p_ids) u(id) JOIN streams s ON s.id = u.id
   LEFT JOIN LATERAL (
@@ -3240,8 +3241,8 @@ AS $function$
   ) h ON true
 $function$;
 
-CREATE OR REPLACE FUNCTION spillway.stream_open(p_ids uuid[], p_identities text[], p_formats text[], p_threads text[], p_logs text[], p_watchers uuid[], p_ms_ago bigint[])
- RETURNS TABLE(created boolean, id uuid, identity text, format text, thread_id text, log text, born_ms bigint, age_ms double precision, ended text, ended_ms_ago double precision, last integer)
+CREATE OR REPLACE FUNCTION spillway.stream_open(p_ids uuid[], p_identities text[], p_formats text[], p_threads text[], p_logs text[], p_directs boolean[], p_watchers uuid[], p_ms_ago bigint[])
+ RETURNS TABLE(created boolean, id uuid, identity text, format text, thread_id text, log text, direct boolean, born_ms bigint, age_ms double precision, ended text, ended_ms_ago double precision, last integer)
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
@@ -3250,9 +3251,9 @@ DECLARE
   v_made uuid[];
 BEGIN
   WITH made AS (
-    INSERT INTO streams (id, identity, format, thread_id, log, born_at, watcher)
-      SELECT g.id, g.identity, g.format, g.thread_id, g.log, date_trunc('milliseconds', clock() - g.ms_ago * interval '1 ms'), g.watcher
-      FROM unnest(p_ids, p_identities, p_formats, p_threads, p_logs, p_watchers, p_ms_ago) g(id, identity, format, thread_id, log, watcher, ms_ago)
+    INSERT INTO streams (id, identity, format, thread_id, log, direct, born_at, watcher)
+      SELECT g.id, g.identity, g.format, g.thread_id, g.log, g.direct, date_trunc('milliseconds', clock() - g.ms_ago * interval '1 ms'), g.watcher
+      FROM unnest(p_ids, p_identities, p_formats, p_threads, p_logs, p_directs, p_watchers, p_ms_ago) g(id, identity, format, thread_id, log, direct, watcher, ms_ago)
       ORDER BY g.id
       ON CONFLICT DO NOTHING
       RETURNING id

@@ -49,6 +49,7 @@ const requestOf = (id: string): OpenRequest => ({
   format: 'openai',
   threadId: id,
   log: 'postgres',
+  direct: true,
   watcher: randomUUID(),
 })
 

@@ -44,7 +44,7 @@ const spans = () =>
   )
 
 const request = (given: Partial<OpenRequest> = {}): OpenRequest => ({
-  ...{ id: randomUUID(), identity: 'ann', format: 'native', threadId: 'thread-1', log: 'postgres' },
+  ...{ id: randomUUID(), identity: 'ann', format: 'native', threadId: 'thread-1', log: 'postgres', direct: true },
   ...{ watcher: randomUUID() },
   ...given,
 })
@@ -74,6 +74,7 @@ describe('opening a stream', () => {
       format: 'native',
       threadId: 'thread-1',
       log: 'postgres',
+      direct: true,
       ageMs: 0,
       ended: null,
       last: 0,

@@ -19,8 +19,11 @@ export interface StreamKey {
 
 export type LogName = 'postgres' | 'redis'
 
-/** Why a stream is over. `done`: it came to its end; the others are told to the reader as an explicit error. */
-export type EndKind = 'done' | 'error' | 'cancelled'
+/**
+ * Why a stream is over. `done`: it came to its end; the others are told to the reader as an explicit error. `unbegun`: before
+ * its first chunk, by something that may pass; it is as if it had not been asked for.
+ */
+export type EndKind = 'done' | 'error' | 'cancelled' | 'unbegun'
 
 export interface StreamRecord {
   /** The number of its first chunk. */
@@ -86,6 +89,8 @@ export interface StreamEntry {
   format: 'openai' | 'native'
   threadId: string
   log: LogName
+  /** Begun at once, where it was accepted; else it was queued. */
+  direct: boolean
   /** Since it was opened, by the database clock. */
   ageMs: number
   ended: EndKind | null
@@ -100,6 +105,7 @@ export interface OpenRequest {
   threadId: string
   /** For a stream that is new. */
   log: LogName
+  direct: boolean
   /** The process whose client reads it. */
   watcher: string
   /** How long before now it was accepted, where it was queued before it was opened. */

@@ -32,6 +32,7 @@ interface EntryRow extends Record<string, unknown> {
   format: 'openai' | 'native'
   thread_id: string
   log: LogName
+  direct: boolean
   born_ms: number
   age_ms: number
   ended: EndKind | null
@@ -64,13 +65,14 @@ export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRe
 
   const opening = flush<OpenRequest, StreamEntry & { created: boolean }>(async (items) => {
     const { rows } = await query<EntryRow & { created: boolean }>(
-      `SELECT * FROM ${s}.stream_open($1, $2, $3, $4, $5, $6, $7)`,
+      `SELECT * FROM ${s}.stream_open($1, $2, $3, $4, $5, $6, $7, $8)`,
       [
         ids(items),
         textArray(items.map(({ identity }) => identity)),
         textArray(items.map(({ format }) => format)),
         textArray(items.map(({ threadId }) => threadId)),
         textArray(items.map(({ log }) => log)),
+        plainArray(items.map(({ direct }) => direct)),
         plainArray(items.map(({ watcher }) => watcher)),
         plainArray(items.map(({ acceptedMsAgo }) => Math.max(0, Math.round(acceptedMsAgo ?? 0)))),
       ],
@@ -150,6 +152,7 @@ const entryOf = (row: EntryRow): StreamEntry => ({
   format: row.format,
   threadId: row.thread_id,
   log: row.log,
+  direct: row.direct,
   ageMs: row.age_ms,
   ended: row.ended,
   last: row.last,

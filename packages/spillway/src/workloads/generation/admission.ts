@@ -103,12 +103,21 @@ export class Admission {
   }
 
   /**
-   * Without one it would wait in a lane of its own: past the limit of its user, and with its Idempotency-Key taken should
-   * the waiting room be full. Of many that come at the same moment some may find the last one gone.
+   * Without one it would wait in a lane of its own, past the limit of its user. Of many that come at the same moment some may find the last one gone.
    */
   get #hasSlot(): boolean {
     const { core } = this.#deps.intake
     return core.busy <= core.settings.busyQueueAbove && core.bound(this.#definition).slots.work.canReserve
+  }
+
+  /** Its caller is told that it was not taken: then it must not run, and its key is not used up. */
+  async takeBack(id: string, asked: Asked, why: string): Promise<void> {
+    await this.#deps.intake.cancel(id, why)
+    await this.freeKey(id, asked)
+  }
+
+  async freeKey(operationId: string, { identity, idempotencyKey: key }: Asked): Promise<void> {
+    if (key !== undefined) await this.#deps.intake.freeKey(this.#definition, { identity, key, operationId })
   }
 
   #noFailover(reason: FailoverReason): Problem {
@@ -144,12 +153,12 @@ export class Admission {
       return { ...admitted, ...told, id, layer: '3-Queue-Failover', here: false, replayed, leaveRoom: nothing }
     }
     if (!this.#deps.settings.failover.enabled) {
-      await this.#deps.intake.cancel(id, 'there is no slot, and failover is off')
+      await this.takeBack(id, asked, 'there is no slot, and failover is off')
       return { ok: false, problem: this.#noFailover('pool_full') }
     }
     const room = await this.#room.take(asked.identity)
     if (typeof room !== 'object') {
-      await this.#deps.intake.cancel(id, 'the waiting room is full')
+      await this.takeBack(id, asked, 'the waiting room is full')
       return { ok: false, problem: this.#roomFull() }
     }
     this.#deps.metrics.failedOver('no_slot')
@@ -178,10 +187,10 @@ export class Admission {
       if (replayed || here) leaveRoom()
       if (!replayed) {
         this.#deps.metrics.failedOver(reason)
-        // A promise that will not be kept is refused before it is made; unless its key would be used up by that.
+        // A promise that will not be kept is refused before it is made.
         const isLate = told.etaMs !== undefined && asked.patienceMs !== null && told.etaMs > asked.patienceMs
-        if (isLate && asked.idempotencyKey === undefined) {
-          await this.#deps.intake.cancel(id, 'it would wait longer than its caller does')
+        if (isLate) {
+          await this.takeBack(id, asked, 'it would wait longer than its caller does')
           leaveRoom()
           return { ok: false, problem: this.#tooLong(told.etaMs ?? 0) }
         }
@@ -200,7 +209,8 @@ export class Admission {
 
   #generation(asked: Asked, of: Pick<Generation, 'lane' | 'place' | 'waitMs'>): Generation {
     const { format, chat, threadId } = asked
-    return { format, chat, threadId, watcher: this.#deps.intake.instance, ...of }
+    const patienceMs = chat.stream === true ? null : asked.patienceMs
+    return { format, chat, threadId, patienceMs, watcher: this.#deps.intake.instance, ...of }
   }
 
   #submit(generation: Generation, asked: Asked) {

@@ -31,6 +31,8 @@ export interface DeliveryOptions {
   isLocal: boolean
   /** The first record came, or nobody waits for it any more. */
   onStarted(): void
+  /** What was asked for may be asked for again with its Idempotency-Key. */
+  freeKey(): Promise<void>
 }
 
 /** The next record, or why there is none; null when it was closed. */
@@ -51,13 +53,12 @@ export class Delivery {
   #started = false
   #failure: Failure | null = null
   #position: number | null = null
+  #overdue: NodeJS.Timeout | undefined
   /** For a record; else for its client, who has not taken the last one. */
   isWaiting = false
   /** Looks since the operation was seen to have ended, during which nothing came of the log. */
   missingEnds = 0
   isShared: boolean
-  /** As far as is known. */
-  isRunning = false
   /** Its end was told: nothing is left to cancel or to read. */
   hasEnded = false
   /** When to look at it again, by `performance.now()`. */
@@ -79,10 +80,14 @@ export class Delivery {
     return this.#started
   }
 
-  /** It waits longer than was promised. */
-  isOverdue(now: number): boolean {
-    if (this.#started || this.waitUntil === null || now < this.waitUntil) return false
-    return !(this.#o.isWhole && this.isRunning)
+  /** Its first record is the whole answer: once it runs, it has the time that an answer may take. */
+  get isWhole(): boolean {
+    return this.#o.isWhole
+  }
+
+  /** When the time is over that was promised, unless it was closed before. */
+  onOverdue(act: () => void): void {
+    if (this.waitUntil !== null) this.#overdue = setTimeout(act, this.waitUntil - performance.now())
   }
 
   async next(): Promise<Next> {
@@ -121,6 +126,7 @@ export class Delivery {
   }
 
   close(): void {
+    clearTimeout(this.#overdue)
     this.#follower.close()
   }
 
@@ -165,8 +171,11 @@ export class Delivery {
 
   /** Nobody waits for it any more: it is not generated, and whoever resumes it is told why. */
   async giveUp(why: Failure): Promise<void> {
-    await this.#deps.intake.cancel(this.id, why.error.message)
-    await endAt(this.#deps, this.entry, 0, 'error', forms[this.entry.format].failed(why))
+    const outcome = await this.#deps.intake.cancel(this.id, why.error.message)
+    await this.#o.freeKey()
+    // One that runs is ended by who runs it.
+    if (outcome !== 'cancelled') return
+    await endAt(this.#deps, this.entry, 0, 'unbegun', forms[this.entry.format].failed(why))
   }
 
   get waitSeconds(): number {

@@ -20,7 +20,7 @@ import type { GenerationDeps } from './deps.js'
 import { forms } from './forms.js'
 import { type Failure, failure, failures, type Generated, type Generation } from './request.js'
 import type { StreamDirectory } from './stream-directory.js'
-import { type OpenAiError, UpstreamFault } from './upstream.js'
+import { type OpenAiError, UpstreamFault, type UpstreamLimits } from './upstream.js'
 
 /** How often an end is tried while a process that was given up still writes. */
 const endTriesMax = 10
@@ -55,7 +55,7 @@ export class Handler {
 
   /** Nobody reads it: it is ended as if it had been cancelled. */
   abandon(id: string): void {
-    this.#running.get(id)?.stop.abort(new OperationAborted('cancelled'))
+    this.#running.get(id)?.stop.abort(abandoned)
   }
 
   async run(generation: Generation, context: RunContext): Promise<Generated> {
@@ -76,12 +76,14 @@ export class Handler {
 
   async #generate(generation: Generation, context: RunContext, signal: AbortSignal): Promise<Generated> {
     const { intake } = this.#deps
+    const isDirect = generation.place !== null && this.#places.has(generation.place)
     const entry = await this.#directory.open({
       id: context.id,
       identity: context.identity,
       format: generation.format,
       threadId: generation.threadId,
       watcher: generation.watcher,
+      direct: isDirect,
     })
     if (entry.ended !== null) return nothingNew
     const place = this.#deps.logOf(entry.log)
@@ -93,8 +95,7 @@ export class Handler {
     if (last === 'lost') return this.#failElsewhere(entry, failures.interrupted)
     const ring = generation.watcher !== intake.instance
     if (last > 0) return this.#refuseSecondSample(entry, generation)
-    const isDirect = generation.place !== null && this.#places.has(generation.place)
-    const attempt = new Attempted(this.#deps, { entry, generation, context, signal, isDirect })
+    const attempt = new Attempted(this.#deps, { entry, generation, context, signal })
     attempt.writer = place.writer.open(entry.key, 0, { ring })
     return attempt.run()
   }
@@ -152,6 +153,9 @@ export class Handler {
   }
 }
 
+/** Its clients left: nobody has asked for it to be cancelled. */
+const abandoned = new OperationAborted('cancelled')
+
 interface Running {
   generation: Generation
   stop: AbortController
@@ -186,7 +190,6 @@ class Attempted {
   readonly #generation: Generation
   readonly #context: RunContext
   readonly #signal: AbortSignal
-  readonly #isDirect: boolean
   readonly #startedAt = performance.now()
   #hasToken = false
   #chunks = 0
@@ -195,21 +198,19 @@ class Attempted {
 
   constructor(
     deps: GenerationDeps,
-    of: { entry: StreamEntry; generation: Generation; context: RunContext; signal: AbortSignal; isDirect: boolean },
+    of: { entry: StreamEntry; generation: Generation; context: RunContext; signal: AbortSignal },
   ) {
     this.#deps = deps
     this.#entry = of.entry
     this.#generation = of.generation
     this.#context = of.context
     this.#signal = of.signal
-    this.#isDirect = of.isDirect
   }
 
   async run(): Promise<Generated> {
-    const leftMs = this.#leftMs()
-    if (leftMs !== null && leftMs <= 0) return this.#endWith('error', this.#queueTimeout())
+    if (this.#leftMs() <= 0) return this.#endWith(this.#queueTimeout())
     try {
-      await this.#pull(leftMs)
+      await this.#pull()
     } catch (fault) {
       return await this.#ended(fault)
     }
@@ -226,19 +227,17 @@ class Attempted {
     }
   }
 
-  async #pull(leftMs: number | null): Promise<void> {
-    const { upstream, settings, metrics } = this.#deps
+  async #pull(): Promise<void> {
+    const { upstream, metrics } = this.#deps
     const { chat, format } = this.#generation
     const form = forms[format]
-    const { firstTokenMs, idleMs, totalMs } = settings.limits
-    // Who was queued may wait for its first token no longer than was promised.
-    const limits = { firstTokenMs: leftMs === null ? firstTokenMs : Math.min(firstTokenMs, leftMs), idleMs, totalMs }
+    const limits = this.#limits()
     const request = { body: chat, operationId: this.#context.id, traceparent: this.#context.traceparent }
     const writer = this.#open()
     for await (const chunks of upstream.generate(request, limits, this.#signal)) {
       if (!this.#hasToken) {
         this.#hasToken = true
-        metrics.firstToken.observe((this.#entry.ageMs + performance.now() - this.#startedAt) / 1_000)
+        metrics.firstToken.observe(this.#ageMs / 1_000)
       }
       for (const chunk of chunks) {
         const text = form.chunk(chunk, this.#chunks)
@@ -260,14 +259,35 @@ class Attempted {
     return this.writer
   }
 
-  /** Of the time that a queued one may wait for its first token; null: it was not queued. */
-  #leftMs(): number | null {
-    if (this.#isDirect) return null
-    return this.#generation.waitMs - this.#entry.ageMs - (performance.now() - this.#startedAt)
+  /** Since it was accepted, by the database clock. */
+  get #ageMs(): number {
+    return this.#entry.ageMs + performance.now() - this.#startedAt
+  }
+
+  /** From its acceptance to its first token, over all attempts: as was promised to who was queued, else as it may take. */
+  get #mayWaitMs(): number {
+    const { firstTokenMs, totalMs } = this.#deps.settings.limits
+    return this.#entry.direct ? Math.min(firstTokenMs, totalMs, this.#patienceMs) : this.#generation.waitMs
+  }
+
+  get #patienceMs(): number {
+    return this.#generation.patienceMs ?? Number.POSITIVE_INFINITY
+  }
+
+  #leftMs(): number {
+    return this.#mayWaitMs - this.#ageMs
+  }
+
+  /** Of this attempt: what earlier ones have used up is gone. */
+  #limits(): UpstreamLimits {
+    const { firstTokenMs, idleMs, totalMs } = this.#deps.settings.limits
+    const ageMs = this.#ageMs
+    const endMs = Math.min(this.#entry.direct ? totalMs - ageMs : totalMs, this.#patienceMs - ageMs)
+    return { firstTokenMs: Math.min(firstTokenMs, this.#mayWaitMs - ageMs), idleMs, totalMs: Math.max(1, endMs) }
   }
 
   #queueTimeout(): Failure {
-    return failures.queueTimeout(Math.round(this.#generation.waitMs / 1_000))
+    return failures.queueTimeout(Math.round(this.#mayWaitMs / 1_000))
   }
 
   async #ended(fault: unknown): Promise<Generated> {
@@ -277,7 +297,7 @@ class Attempted {
     if (this.#signal.aborted) return this.#aborted(this.#signal.reason)
     if (!(fault instanceof UpstreamFault)) {
       this.#deps.log.error({ err: fault, operation: this.#context.id }, 'a generation failed')
-      return this.#endWith('error', failure('internal_error', 500, 'Something went wrong here; it was logged.'))
+      return this.#endWith(failure('internal_error', 500, 'Something went wrong here; it was logged.'))
     }
     const asked = this.#againIn(fault)
     if (asked !== null) {
@@ -285,8 +305,9 @@ class Attempted {
       this.#deps.metrics.failedOver('upstream_retry')
       throw new RetryOperation(fault.error.message, { ...(asked > 0 && { afterMs: asked }), cause: fault })
     }
+    if (fault.code === 'upstream_timeout' && this.#ageMs >= this.#patienceMs) return this.#endWith(failures.impatient)
     const status = statusOf(fault)
-    return this.#endWith('error', {
+    return this.#endWith({
       status,
       retry_after_ms: fault.retryAfterMs,
       retryable: fault.retryable,
@@ -297,21 +318,20 @@ class Attempted {
   /** Null: not again. 0: after the usual back-off. */
   #againIn(fault: UpstreamFault): number | null {
     if (!fault.retryable || this.#chunks > 0 || this.#context.attempt >= this.#context.maxAttempts) return null
-    const { failover, limits } = this.#deps.settings
+    const { failover } = this.#deps.settings
     if (!failover.enabled) return null
-    const left = this.#leftMs() ?? limits.firstTokenMs - this.#entry.ageMs - (performance.now() - this.#startedAt)
     const asked = fault.retryAfterMs ?? 0
-    return left > Math.max(asked, failover.baseDelayMs) ? asked : null
+    return this.#leftMs() > Math.max(asked, failover.baseDelayMs) ? asked : null
   }
 
   async #aborted(reason: unknown): Promise<Generated> {
     const code = reason instanceof OperationAborted ? reason.code : 'cancelled'
     switch (code) {
       case 'cancelled':
-        await this.#end('cancelled', forms[this.#generation.format].failed(failures.cancelled))
+        await this.#cancelled(reason === abandoned)
         throw new OperationAborted('cancelled')
       case 'timeout':
-        return this.#endWith('error', failures.tooLong)
+        return this.#endWith(failures.tooLong)
       case 'stopping':
         // Told now, while its readers may still be here; one without a chunk is run by another.
         if (this.#chunks > 0) await this.#end('error', forms[this.#generation.format].failed(failures.interrupted))
@@ -321,6 +341,14 @@ class Attempted {
         this.#open().close()
         throw new OperationAborted('lease_lost')
     }
+  }
+
+  /** Who left before there was anything may come back with its key; the time that it was promised was the reason else. */
+  #cancelled(isAbandoned: boolean): Promise<'written' | 'lost' | 'failed'> {
+    const { failed } = forms[this.#generation.format]
+    if (this.#chunks > 0) return this.#end('cancelled', failed(failures.cancelled))
+    if (this.#leftMs() <= 0) return this.#end('unbegun', failed(this.#queueTimeout()))
+    return this.#end(isAbandoned ? 'unbegun' : 'cancelled', failed(failures.cancelled))
   }
 
   /** Another has the stream, or its log does not answer. */
@@ -345,7 +373,8 @@ class Attempted {
     }
   }
 
-  async #endWith(kind: EndKind, why: Failure): Promise<Generated> {
+  async #endWith(why: Failure): Promise<Generated> {
+    const kind = why.retryable && this.#chunks === 0 ? 'unbegun' : 'error'
     const written = await this.#end(kind, forms[this.#generation.format].failed(why))
     if (written !== 'written') return this.#logGone(written)
     return fail(why)
@@ -354,7 +383,7 @@ class Attempted {
   async #end(kind: EndKind, text: string): Promise<'written' | 'lost' | 'failed'> {
     const written = await this.#open().end(kind, text)
     if (written !== 'written') return written
-    this.#deps.metrics.ended(kind)
+    this.#deps.metrics.ended(kind === 'unbegun' ? 'error' : kind)
     if (this.#entry.log === 'postgres') return written
     try {
       await this.#deps.registry.ended(this.#entry.key.id, kind)

@@ -1,5 +1,5 @@
 /** A generation as it waits in the queue: all that whoever runs it needs to know. */
-import type { OpenAiError } from '@spillway/protocol/wire'
+import { type OpenAiError, type ProblemCode, problems } from '@spillway/protocol/wire'
 import Type, { type Static } from 'typebox'
 
 export const Generation = Type.Object({
@@ -11,6 +11,8 @@ export const Generation = Type.Object({
   lane: Type.String(),
   /** If it has to wait for its turn: from acceptance to the first token, so long at most. */
   waitMs: Type.Number(),
+  /** How long its caller waits for the whole of it; null: it did not say, or reads it as a stream. */
+  patienceMs: Type.Union([Type.Number(), Type.Null()]),
   /** Of the process whose client reads it. */
   watcher: Type.String(),
   /** Names the place in the pool that is given back when it has run; only that process knows it. */
@@ -51,6 +53,14 @@ export function failure(
   }
 }
 
+/** What an end that is no proper one says in the log, for a caller who is told it by a status. */
+export function toldFailure(text: string): Failure {
+  const told = JSON.parse(text)
+  const { message, code }: OpenAiError = told.error ?? told
+  const status = code !== null && code in problems ? problems[code as ProblemCode].status : 502
+  return { ...failure(code ?? 'upstream_error', status, message), ...(told.error && { error: told.error }) }
+}
+
 export const failures = {
   interrupted: failure(
     'stream_interrupted',
@@ -63,6 +73,7 @@ export const failures = {
     }),
   cancelled: failure('generation_cancelled', 410, 'The generation was cancelled.', { retryable: false }),
   tooLong: failure('upstream_timeout', 504, 'The generation took longer than it may.'),
+  impatient: failure('upstream_timeout', 504, 'The generation took longer than you wait for it. Ask again.'),
   logAway: failure(
     'stream_log_unavailable',
     503,

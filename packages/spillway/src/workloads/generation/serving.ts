@@ -11,13 +11,13 @@ import {
 import type { AppReply as Reply } from '../../http/app.js'
 import { type Problem, sendProblem } from '../../http/problem.js'
 import type { SseConnection } from '../../http/sse.js'
-import type { StreamEntry, StreamRecord } from '../../index.js'
+import { type EndKind, LogFault, type Standing, type StreamEntry, type StreamRecord } from '../../index.js'
 import type { Admission, Admitted, Asked } from './admission.js'
 import { Delivery, type Next } from './delivery.js'
 import type { GenerationDeps } from './deps.js'
 import { forms } from './forms.js'
 import { endAt, type Handler } from './handler.js'
-import { type Failure, failures } from './request.js'
+import { type Failure, type Format, failures, toldFailure } from './request.js'
 import type { StreamDirectory } from './stream-directory.js'
 import type { Watch } from './watch.js'
 
@@ -54,10 +54,11 @@ export class Serving {
 
   /** `POST` with a stream as its answer. Whoever waits has its head and its place at once, before all else. */
   async stream(asked: Asked, reply: Reply): Promise<Reply> {
-    const admitted = await this.#parts.admission.admit(asked)
+    const admitted = await this.#admit(asked)
     if (!admitted.ok) return sendProblem(reply, admitted.problem)
     const isQueued = isWaiting(admitted)
-    const early = isQueued ? this.#greet(asked, admitted, reply) : null
+    const { format, threadId } = asked
+    const early = isQueued ? this.#greet({ ...admitted, threadId }, 'queued', format, reply) : null
     const begun = await this.#deliver(asked, admitted, false).catch((fault: unknown) => {
       if (early === null) throw fault
       this.#deps.log.error({ err: fault, stream: admitted.id }, 'a stream could not be opened')
@@ -72,13 +73,14 @@ export class Serving {
     let isStreaming = false
     try {
       const first = delivery.next()
-      if (admitted.layer === resilienceLayers.direct) {
+      if (early === null && delivery.entry.direct) {
         const soon = await Promise.race([first, after(headGraceMs)])
         if (reply.raw.destroyed) return reply
         const failed = soon === 'late' ? null : failureAlone(soon)
         if (failed !== null) return await this.#sendFailure(reply, delivery, failed)
       }
-      const connection = early ?? this.#greet(asked, admitted, reply)
+      const head = headOf(delivery.entry, admitted.replayed)
+      const connection = early ?? this.#greet(head, 'started', format, reply)
       delivery.attach(connection)
       if (isQueued) delivery.tellPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
       isStreaming = true
@@ -103,25 +105,49 @@ export class Serving {
       .finally(letGo)
   }
 
-  #greet(asked: Asked, admitted: Admitted, reply: Reply): SseConnection {
-    const { format, threadId } = asked
-    const connection = this.#connect(reply, headersOf(admitted.id, threadId, admitted))
-    const isQueued = isWaiting(admitted)
-    if (format === 'native' || isQueued) {
-      const status = isQueued ? 'queued' : 'started'
-      connection.write(forms[format].status({ status, stream_id: admitted.id, thread_id: threadId }))
+  /** What the key of an attempt that never began has kept is no answer: it is free for this one. */
+  async #admit(asked: Asked): ReturnType<Admission['admit']> {
+    const { admission } = this.#parts
+    const admitted = await admission.admit(asked)
+    if (!admitted.ok || !admitted.replayed || !(await this.#isUnbegun(admitted.id))) return admitted
+    await admission.freeKey(admitted.id, asked)
+    // Of several that come at once the first begins anew, and the others find that.
+    return admission.admit(asked)
+  }
+
+  /** Nothing of it can be told again, and nothing will come: it ended before its first chunk, or its log is lost. */
+  async #isUnbegun(id: string): Promise<boolean> {
+    const { intake, registry, logOf } = this.#deps
+    // In this order: what has left the queue has its end in the log by then.
+    const [standing] = await intake.standing([id])
+    const entry = await registry.find(id)
+    if (entry === null || entry.ended === 'unbegun') return entry !== null
+    if (isUnfinished(standing)) return false
+    if (entry.log === 'postgres') return entry.last === 0
+    try {
+      return (await logOf(entry.log)?.log.head(entry.key))?.last === 0
+    } catch (fault) {
+      if (fault instanceof LogFault) return false
+      throw fault
+    }
+  }
+
+  #greet(head: Head, status: 'queued' | 'started', format: Format, reply: Reply): SseConnection {
+    const connection = this.#connect(reply, headersOf(head))
+    if (format === 'native' || status === 'queued') {
+      connection.write(forms[format].status({ status, stream_id: head.id, thread_id: head.threadId }))
     }
     return connection
   }
 
   /** `POST` with `stream: false`: the whole answer, or an error with its status. */
   async whole(asked: Asked, reply: Reply): Promise<Reply> {
-    const admitted = await this.#parts.admission.admit(asked)
+    const admitted = await this.#admit(asked)
     if (!admitted.ok) return sendProblem(reply, admitted.problem)
     const begun = await this.#deliver(asked, admitted, true)
     if (!begun.ok) return sendProblem(reply, begun.problem)
     const { delivery } = begun
-    reply.headers(headersOf(delivery.id, delivery.entry.threadId, admitted))
+    reply.headers(headersOf(headOf(delivery.entry, admitted.replayed)))
     const letGo = this.#hold(delivery, reply.raw)
     try {
       let answer: string | null = null
@@ -130,7 +156,7 @@ export class Serving {
         if (reply.raw.destroyed || record === null) return reply
         if ('status' in record) return await this.#sendFailure(reply, delivery, record)
         const { chunks, end } = record
-        if (end === 'error' || end === 'cancelled') return await this.#sendFailure(reply, delivery, end)
+        if (end !== null && end !== 'done') return await this.#sendFailure(reply, delivery, record)
         if (answer === null && chunks.length > (end === null ? 0 : 1)) answer = chunks[0] ?? null
         if (end === null) continue
         delivery.hasEnded = true
@@ -155,23 +181,21 @@ export class Serving {
       isShared: true,
       isLocal: this.#parts.handler.has(entry.key.id),
       onStarted: () => undefined,
+      freeKey: async () => undefined,
     })
     const letGo = this.#hold(delivery, reply.raw)
-    const connection = this.#connect(reply, headersOf(entry.key.id, entry.threadId))
+    const connection = this.#connect(reply, headersOf(headOf(entry)))
     delivery.attach(connection)
     this.#run(delivery, connection, letGo)
     return reply
   }
 
   /** Stops it, wherever it runs. False: it has ended already. */
-  async cancel(entry: StreamEntry, why = 'cancelled by request'): Promise<boolean> {
+  async cancel(entry: StreamEntry, why = 'cancelled by request', kind: EndKind = 'cancelled'): Promise<boolean> {
     const outcome = await this.#deps.intake.cancel(entry.key.id, why)
-    if (outcome === 'gone') return false
     // One that never ran has nobody to write its end.
-    if (outcome === 'cancelled') {
-      await endAt(this.#deps, entry, 0, 'cancelled', forms[entry.format].failed(failures.cancelled))
-    }
-    return true
+    if (outcome === 'cancelled') await endAt(this.#deps, entry, 0, kind, forms[entry.format].failed(failures.cancelled))
+    return outcome !== 'gone'
   }
 
   /** Lets what streams come to its end, for so long; then its readers are told to resume it elsewhere. */
@@ -191,7 +215,7 @@ export class Serving {
     admitted: Admitted,
     isWhole: boolean,
   ): Promise<{ ok: true; delivery: Delivery } | { ok: false; problem: Problem }> {
-    const { intake, settings } = this.#deps
+    const { settings } = this.#deps
     const { id, waitMs } = admitted
     try {
       const entry = await this.#entryOf(asked, admitted)
@@ -202,22 +226,23 @@ export class Serving {
         waitUntil: waitMs === null || admitted.here ? null : performance.now() + waitMs,
         waitSeconds: Math.round((waitMs ?? settings.failover.timeoutMs) / 1_000),
         onStarted: admitted.leaveRoom,
+        freeKey: () => this.#parts.admission.freeKey(id, asked),
       })
       return { ok: true, delivery }
     } catch (fault) {
       admitted.leaveRoom()
-      // Its caller is told that it failed: then it must not run.
-      await intake.cancel(id, 'its stream could not be opened').catch((second: unknown) => {
+      await this.#parts.admission.takeBack(id, asked, 'its stream could not be opened').catch((second: unknown) => {
         this.#deps.log.warn({ err: second, stream: id }, 'a generation without a stream could not be cancelled')
       })
       throw fault
     }
   }
 
-  async #entryOf(asked: Asked, { id, replayed }: Admitted): Promise<StreamEntry | null> {
+  async #entryOf(asked: Asked, { id, replayed, layer }: Admitted): Promise<StreamEntry | null> {
     const { intake, registry } = this.#deps
     const { format, threadId, identity } = asked
-    const open = () => this.#parts.directory.open({ id, identity, format, threadId, watcher: intake.instance })
+    const direct = layer === resilienceLayers.direct
+    const open = () => this.#parts.directory.open({ id, identity, format, threadId, direct, watcher: intake.instance })
     if (!replayed) return open()
     // The first with this key may be opening it at this moment.
     for (const waitMs of [0, ...openingMs]) {
@@ -229,7 +254,7 @@ export class Serving {
     }
     // Its process died before it could; one that has run, and has no stream any more, has expired.
     const [standing] = await intake.standing([id])
-    return standing?.status === 'pending' || standing?.status === 'processing' ? open() : null
+    return isUnfinished(standing) ? open() : null
   }
 
   /** Counts it as read here, from now until it is let go: it has ended, or its client left. */
@@ -266,7 +291,7 @@ export class Serving {
     // Whoever reads it elsewhere says so again; if nobody does, who generates it hears of that soon.
     if (entry.format === 'native' || isShared || isSentAway) return
     if (this.#parts.handler.has(id)) this.#parts.handler.abandon(id)
-    else await this.cancel(entry, 'its client left')
+    else await this.cancel(entry, 'its client left', 'unbegun')
   }
 
   #connect(reply: Reply, headers: Record<string, string>) {
@@ -279,14 +304,16 @@ export class Serving {
   }
 
   /** An end without anything before it, told by its status. */
-  async #sendFailure(reply: Reply, delivery: Delivery, why: Failure | 'error' | 'cancelled'): Promise<Reply> {
+  async #sendFailure(reply: Reply, delivery: Delivery, why: Failure | StreamRecord): Promise<Reply> {
     delivery.hasEnded = true
-    if (typeof why === 'object') return sendProblem(reply, problemOf(why))
-    if (why === 'cancelled') return sendProblem(reply, problemOf(failures.cancelled))
-    // The log has what is told in a stream; the operation's result has the status too.
-    const ticket = await this.#deps.intake.core.waiters.wait(delivery.id, settleWaitMs)
+    return sendProblem(reply, problemOf('status' in why ? why : await this.#failureOf(delivery.id, why)))
+  }
+
+  /** The log has what is told in a stream; the result of an operation that ran has the status too. */
+  async #failureOf(id: string, { end, chunks }: StreamRecord): Promise<Failure> {
+    const ticket = end === 'cancelled' ? null : await this.#deps.intake.core.waiters.wait(id, settleWaitMs)
     const result = ticket?.result
-    return sendProblem(reply, problemOf(isFailure(result) ? result : failures.interrupted))
+    return isFailure(result) ? result : toldFailure(chunks.at(-1) ?? '')
   }
 }
 
@@ -295,13 +322,25 @@ function isWaiting({ layer, replayed }: Admitted): boolean {
   return layer === resilienceLayers.failover && !replayed
 }
 
-function headersOf(id: string, threadId: string, admitted?: Admitted): Record<string, string> {
+interface Head {
+  id: string
+  threadId: string
+  layer: Admitted['layer']
+  replayed?: boolean
+}
+
+function headersOf({ id, threadId, layer, replayed }: Head): Record<string, string> {
   return {
     [streamIdHeader]: id,
     [threadIdHeader]: threadId,
-    ...(admitted !== undefined && { [resilienceLayerHeader]: admitted.layer }),
-    ...(admitted?.replayed === true && { 'idempotent-replayed': 'true' }),
+    [resilienceLayerHeader]: layer,
+    ...(replayed === true && { 'idempotent-replayed': 'true' }),
   }
+}
+
+/** As its first caller was told. */
+function headOf({ key, threadId, direct }: StreamEntry, replayed = false): Head {
+  return { id: key.id, threadId, layer: direct ? resilienceLayers.direct : resilienceLayers.failover, replayed }
 }
 
 function after(ms: number): Promise<'late'> {
@@ -309,11 +348,15 @@ function after(ms: number): Promise<'late'> {
 }
 
 /** Null: there is something to stream. */
-function failureAlone(next: Next): Failure | 'error' | 'cancelled' | null {
+function failureAlone(next: Next): Failure | StreamRecord | null {
   if (next === null) return null
   if ('status' in next) return next
   const { end, chunks }: StreamRecord = next
-  return end !== null && end !== 'done' && chunks.length === 1 ? end : null
+  return end !== null && end !== 'done' && chunks.length === 1 ? next : null
+}
+
+function isUnfinished(standing: Standing | undefined): boolean {
+  return standing?.status === 'pending' || standing?.status === 'processing'
 }
 
 function isFailure(result: unknown): result is Failure {

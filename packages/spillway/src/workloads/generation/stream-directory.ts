@@ -9,6 +9,7 @@ interface Opening {
   format: Format
   threadId: string
   watcher: string
+  direct: boolean
 }
 
 export class StreamDirectory {

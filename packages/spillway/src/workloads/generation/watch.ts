@@ -1,8 +1,8 @@
 /**
  * Looks after what is under way, in two rounds a second apart, each with one statement for all.
  *
- * Of clients here: where their queued generations stand, whether the time that was promised is over, and whether an
- * operation has ended without an end in its log (it was cancelled before it ran, or its last process died).
+ * Of clients here: where their queued generations stand, and whether an operation has ended without an end in its log (it
+ * was cancelled before it ran, or its last process died). When the time is over that was promised, a timer says.
  * Of generations here: whether anybody reads them.
  *
  * A process that was given up by the others and came back goes by another name: what its clients read is told anew, or it
@@ -19,6 +19,8 @@ const roundMs = 1_000
 const lookMs = { queued: 1_000, queuedLong: 3_000, streaming: 5_000 }
 const longMs = 15_000
 const idsMax = 2_000
+/** For cancelling what waited too long, before its client is told so all the same. */
+const giveUpMs = 1_000
 /** The bell of its last record may be on its way. */
 const missingEndsMax = 2
 /**
@@ -59,6 +61,7 @@ export class Watch {
 
   add(delivery: Delivery): void {
     delivery.lookAt = performance.now() + (delivery.isQueued ? lookMs.queued : lookMs.streaming)
+    delivery.onOverdue(() => void this.#overdue(delivery))
     const all = this.#deliveries.get(delivery.id)
     if (all === undefined) this.#deliveries.set(delivery.id, new Set([delivery]))
     else all.add(delivery)
@@ -110,7 +113,6 @@ export class Watch {
     const due: Delivery[] = []
     for (const all of this.#deliveries.values()) {
       for (const delivery of all) {
-        if (this.#isOverdue(delivery, now)) continue
         if (this.#isDue(delivery, now)) due.push(delivery)
       }
     }
@@ -127,14 +129,24 @@ export class Watch {
     return delivery.isWaiting && !this.#handler.has(delivery.id)
   }
 
-  #isOverdue(delivery: Delivery, now: number): boolean {
-    if (!delivery.isOverdue(now)) return false
+  /** Told when it is given up: whoever asks again at once finds its key free. A store that is away is not waited for. */
+  async #overdue(delivery: Delivery): Promise<void> {
+    if (delivery.hasStarted) return
     const why = failures.queueTimeout(delivery.waitSeconds)
-    delivery.fail(why)
-    delivery.giveUp(why).catch((fault: unknown) => {
+    const late = setTimeout(() => delivery.fail(why), giveUpMs)
+    try {
+      if (delivery.isWhole) {
+        const [standing] = await this.#deps.intake.standing([delivery.id])
+        if (standing?.status === 'processing') return
+      }
+      await delivery.giveUp(why)
+      delivery.fail(why)
+    } catch (fault) {
+      delivery.fail(why)
       this.#deps.log.warn({ err: fault, stream: delivery.id }, 'a generation that took too long could not be cancelled')
-    })
-    return true
+    } finally {
+      clearTimeout(late)
+    }
   }
 
   #tell(delivery: Delivery, standing: Standing | undefined): void {
@@ -147,7 +159,6 @@ export class Watch {
         delivery.tellPosition(standing.place ?? 0, Math.ceil((standing.waitMs ?? 0) / 1_000))
         return
       case 'processing':
-        delivery.isRunning = true
         return
       default:
         // A slow reader of what is in the log: its end comes when it gets there.

@@ -19,9 +19,10 @@ CREATE TABLE streams (
   thread_id    text NOT NULL,
   log          text NOT NULL CHECK (log IN ('postgres', 'redis')),
   born_at      timestamptz NOT NULL CHECK (born_at = date_trunc('milliseconds', born_at)), -- callers know it in whole milliseconds
+  direct       boolean NOT NULL,             -- begun at once, where it was accepted; else it was queued
   watcher      uuid,                         -- the process whose client reads it
   unwatched_at timestamptz,                  -- since when nobody does
-  ended        text CHECK (ended IN ('done', 'error', 'cancelled')),
+  ended        text CHECK (ended IN ('done', 'error', 'cancelled', 'unbegun')),
   ended_at     timestamptz,
   CHECK ((watcher IS NULL) = (unwatched_at IS NOT NULL)),
   CHECK ((ended IS NULL) = (ended_at IS NULL))
@@ -36,7 +37,7 @@ CREATE TABLE stream_chunks (
   last    int NOT NULL CHECK (last >= first),
   writer  text NOT NULL,
   chunks  text NOT NULL,                     -- with E'\\x1e' between them, which has no place in JSON
-  ended   text CHECK (ended IN ('done', 'error', 'cancelled')), -- its last chunk is the stream's end
+  ended   text CHECK (ended IN ('done', 'error', 'cancelled', 'unbegun')), -- its last chunk is the stream's end
   PRIMARY KEY (stream, first, born_at)
 ) PARTITION BY RANGE (born_at);
 -- Catches what no partition covers, so that appending never fails for want of one.
@@ -88,9 +89,9 @@ BEGIN
 END $$;
 
 CREATE FUNCTION stream_entries(p_ids uuid[]) RETURNS TABLE (
-  id uuid, identity text, format text, thread_id text, log text, born_ms bigint, age_ms float8, ended text, ended_ms_ago float8, last int
+  id uuid, identity text, format text, thread_id text, log text, direct boolean, born_ms bigint, age_ms float8, ended text, ended_ms_ago float8, last int
 ) LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-  SELECT s.id, s.identity, s.format, s.thread_id, s.log, (extract(epoch FROM s.born_at) * 1000)::bigint,
+  SELECT s.id, s.identity, s.format, s.thread_id, s.log, s.direct, (extract(epoch FROM s.born_at) * 1000)::bigint,
     extract(epoch FROM c.t - s.born_at)::float8 * 1000, s.ended, extract(epoch FROM c.t - s.ended_at)::float8 * 1000, coalesce(h.last, 0)
   FROM clock() c(t), unnest(p_ids) u(id) JOIN streams s ON s.id = u.id
   LEFT JOIN LATERAL (
@@ -100,18 +101,18 @@ $$;
 
 -- Makes those known that are not, and answers what is known of all.
 CREATE FUNCTION stream_open(
-  p_ids uuid[], p_identities text[], p_formats text[], p_threads text[], p_logs text[], p_watchers uuid[], p_ms_ago bigint[]
+  p_ids uuid[], p_identities text[], p_formats text[], p_threads text[], p_logs text[], p_directs boolean[], p_watchers uuid[], p_ms_ago bigint[]
 ) RETURNS TABLE (
-  created boolean, id uuid, identity text, format text, thread_id text, log text, born_ms bigint, age_ms float8, ended text, ended_ms_ago float8, last int
+  created boolean, id uuid, identity text, format text, thread_id text, log text, direct boolean, born_ms bigint, age_ms float8, ended text, ended_ms_ago float8, last int
 ) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
   v_made uuid[];
 BEGIN
   WITH made AS (
-    INSERT INTO streams (id, identity, format, thread_id, log, born_at, watcher)
-      SELECT g.id, g.identity, g.format, g.thread_id, g.log, date_trunc('milliseconds', clock() - g.ms_ago * interval '1 ms'), g.watcher
-      FROM unnest(p_ids, p_identities, p_formats, p_threads, p_logs, p_watchers, p_ms_ago) g(id, identity, format, thread_id, log, watcher, ms_ago)
+    INSERT INTO streams (id, identity, format, thread_id, log, direct, born_at, watcher)
+      SELECT g.id, g.identity, g.format, g.thread_id, g.log, g.direct, date_trunc('milliseconds', clock() - g.ms_ago * interval '1 ms'), g.watcher
+      FROM unnest(p_ids, p_identities, p_formats, p_threads, p_logs, p_directs, p_watchers, p_ms_ago) g(id, identity, format, thread_id, log, direct, watcher, ms_ago)
       ORDER BY g.id
       ON CONFLICT DO NOTHING
       RETURNING id
