@@ -20,7 +20,7 @@ import {
   stranger,
   stream,
 } from './routing-input-calls.js'
-import { endAll, finishes, get, post, type ServerProcess, startServer, until } from './server-process.js'
+import { endAll, finishes, get, post, type ServerProcess, startServer, submit, until } from './server-process.js'
 
 let parts: Parts
 let outside: Stranger
@@ -141,22 +141,64 @@ describe('several routers', () => {
   }, 60_000)
 })
 
+/** What a router reads or writes is not there meanwhile. */
+async function withoutTable(name: string, work: () => Promise<void>): Promise<void> {
+  await tables.query(`ALTER TABLE ${name} RENAME TO ${name.replace(/^.*\./, '')}_away`)
+  try {
+    await work()
+  } finally {
+    await tables.query(`ALTER TABLE ${name}_away RENAME TO ${name.replace(/^.*\./, '')}`)
+  }
+}
+
+describe('a router that starts', () => {
+  const isUnloaded = (server: ServerProcess) =>
+    until('its policies could not be read', () => server.stdout().includes('changes of policies cannot be read'))
+
+  it('takes no message before its policies are loaded, and spends no delivery on it', async () => {
+    const gateway = await parts.start({ SPILLWAY_ROLES: 'gateway,worker', ROUTER_MAX_DELIVER: '1' })
+    const { body } = await hand(gateway, routeTask())
+    const before = await until('it is published', async () => {
+      const { state } = await outside.jsm.streams.info(stream)
+      return state.messages > 0 && { deliveries: await outside.deliveries() }
+    })
+    await withoutTable('rt_state', async () => {
+      const router = await parts.start({ SPILLWAY_ROLES: 'router', ROUTER_MAX_DELIVER: '1' })
+      await isUnloaded(router)
+      await until('the broker is asked for its backlog', async () =>
+        metric(router, 'router_jetstream_pending_messages'),
+      )
+      expect(await outside.deliveries()).toBe(before.deliveries)
+    })
+    expect(await finishes(gateway, body.operationId)).toMatchObject({ status: 'completed' })
+    expect(await deadLetters(gateway)).toEqual([])
+    await endAll()
+  }, 60_000)
+
+  it('claims nothing of the queue before that, where the queue is the intake', async () => {
+    const { NATS_URL: _, ...env } = { ...parts.env, SPILLWAY_DB_SCHEMA: 'starting', ROUTER_MAX_DELIVER: '1' }
+    const gateway = await startServer({ ...env, SPILLWAY_ROLES: 'gateway' })
+    const { body } = await hand(gateway, routeTask())
+    await withoutTable('starting.rt_state', async () => {
+      const worker = await startServer({ ...env, SPILLWAY_ROLES: 'worker' })
+      await isUnloaded(worker)
+      // Behind it in the queue, and of a type that needs no policies.
+      const later = await submit(gateway, `${gateway.origin}/demo/echo`)
+      expect((await finishes(gateway, later.body.operationId)).status).toBe('completed')
+      const path = `/api/v1/operations/${body.operationId}`
+      expect((await get(gateway, path)).body).toMatchObject({ status: 'pending', attempt: 0 })
+    })
+    expect(await finishes(gateway, body.operationId)).toMatchObject({ status: 'completed', attempt: 1 })
+    await endAll()
+  }, 60_000)
+})
+
 describe('a message that fails every time', () => {
   let server: ServerProcess
 
   beforeAll(async () => {
     server = await parts.start()
   })
-
-  /** What the router writes to is not there meanwhile. */
-  async function withoutTable(name: string, work: () => Promise<void>): Promise<void> {
-    await tables.query(`ALTER TABLE ${name} RENAME TO ${name}_away`)
-    try {
-      await work()
-    } finally {
-      await tables.query(`ALTER TABLE ${name}_away RENAME TO ${name}`)
-    }
-  }
 
   it('is dead-lettered whole after its last attempt, and can be redriven', async () => {
     const task = routeTask({ idempotency_key: 'poison' })

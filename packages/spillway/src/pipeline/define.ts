@@ -120,6 +120,8 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
    */
   slots?: { name: string; concurrency: number }
   run: (body: Static<S>, context: RunContext) => Promise<Result> | Result
+  /** While false, none is claimed from the queue here: it would be an attempt in vain. */
+  ready?: () => boolean
   pendingMax?: never
   apply?: never
 }
@@ -134,6 +136,7 @@ export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Resul
   slots?: never
   /** Operations that may wait, of all types, for one of this type to join them. Default: as many as the intake holds. */
   pendingMax?: number
+  ready?: never
   apply: ((tx: Tx, items: readonly ApplyItem<Static<S>>[]) => Promise<readonly Result[]>) | SqlEffect<Static<S>, Result>
   run?: never
 }

@@ -159,6 +159,7 @@ export class Intake {
     this.#works.handle(type, slots, {
       backoff: open.retry ?? { baseMs: this.settings.retryBaseMs, maxMs: this.settings.retryMaxMs },
       ...(open.run && { run: traced(type, open.run as never) }),
+      ...(open.ready && { ready: open.ready }),
       ...(apply && {
         apply: queuedApply(this.store, apply),
         ...(typeof apply !== 'function' && { together: togetherMax }),

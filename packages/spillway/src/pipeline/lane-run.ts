@@ -17,6 +17,8 @@ export interface Handler {
   backoff: BackoffOptions
   run?: (payload: unknown, attempt: Attempt) => unknown
   apply?: (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
+  /** While false, none of the type is claimed. Default: always. */
+  ready?: () => boolean
   /** So many operations, of whatever lanes, are applied in one transaction. Default: those of one lane. */
   together?: number
 }

@@ -338,6 +338,7 @@ export class Work {
     const together: string[] = []
     const trusted: string[] = []
     for (const [type, handler] of this.#o.handlers) {
+      if (handler.ready?.() === false) continue
       types.push(type)
       if (handler.apply !== undefined) together.push(type)
       if (handler.together !== undefined) trusted.push(type)

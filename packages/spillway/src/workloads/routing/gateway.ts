@@ -45,6 +45,14 @@ const brokerRetryAfterMs = 5_000
 type Task = RouteTask
 const AnyTask = Type.Unsafe<Task>(Type.Any())
 
+export interface GatewayParts {
+  processing: Processing
+  signals: Signals
+  answers: Answers
+  /** Whether the policies are known. */
+  canDecide(): boolean
+}
+
 export class Gateway {
   readonly #deps: RoutingDeps
   readonly #processing: Processing
@@ -57,24 +65,25 @@ export class Gateway {
   readonly #message: Definition<Task>
   readonly #registry: Definition
 
-  constructor(deps: RoutingDeps, parts: { processing: Processing; signals: Signals; answers: Answers }) {
+  constructor(deps: RoutingDeps, parts: GatewayParts) {
     this.#deps = deps
     this.#processing = parts.processing
     this.#signals = parts.signals
     this.#answers = parts.answers
     const { perMinute, maxDeliver } = deps.settings
     const tries = { maxRetries: deps.broker === null ? maxDeliver - 1 : messageRetries }
+    const ready = deps.broker === null ? { ready: parts.canDecide } : {}
     // One lane for each: tasks of a tenant do not wait for each other.
     const lane = (name: string) => (task: Task) => [name, task.request_id.toLowerCase()] as [string, string]
     const byTenant = (limit: number, name: string): Gate<Task> =>
       rate<Task>({ limit: () => this.tightened(limit), per: '1m', by: (_, task) => task.tenant_id, name })
     this.#decide = deps.intake.define('routing.decide', {
-      ...{ body: AnyTask, lane: lane('routing.decide'), maxRetries: maxDeliver - 1 },
+      ...{ body: AnyTask, lane: lane('routing.decide'), maxRetries: maxDeliver - 1, ...ready },
       gates: [this.#overloadGate(), pressure(), byTenant(perMinute.decide, 'routes_decide')],
       run: (task, context) => this.#runHere(task, context),
     })
     this.#message = deps.intake.define('routing.message', {
-      ...{ body: AnyTask, lane: lane('routing.message'), ...tries },
+      ...{ body: AnyTask, lane: lane('routing.message'), ...tries, ...ready },
       gates: [this.#overloadGate(), pressure(), byTenant(perMinute.messages, 'messages')],
       run: (task, context) => this.#deliver(task, context),
     })

@@ -34,12 +34,12 @@ export function defineRouting(deps: RoutingDeps): RoutingWorkload {
   const answers = new Answers({ intake, schema, log, keyTtlMs: settings.keyTtlMs })
   const signals = new Signals(deps)
   const processing = new Processing({
-    book: () => (policies.isLoaded ? policies.book : null),
+    book: () => policies.loaded,
     answers,
     simulateDelayMs: settings.simulateDelayMs,
     onLost: (fault) => log.warn({ err: fault }, 'a decision was told, but could not be kept for those who ask later'),
   })
-  const gateway = new Gateway(deps, { processing, signals, answers })
+  const gateway = new Gateway(deps, { processing, signals, answers, canDecide: () => policies.isLoaded })
   const router = new Router(deps, processing, signals)
   const isHere = settings.isRouter || broker === null
   const watch =
@@ -55,6 +55,13 @@ export function defineRouting(deps: RoutingDeps): RoutingWorkload {
           log,
         })
   let timer: NodeJS.Timeout | undefined
+  let isStopped = false
+  /** Not before: what is taken counts as an attempt, and without policies none can succeed. */
+  const take = (): void => {
+    if (isStopped) return
+    if (broker === null) intake.core.wakeAll()
+    else if (settings.isRouter) router.start()
+  }
   return {
     ...{ deps, gateway, policies, registry, answers },
     start() {
@@ -68,9 +75,10 @@ export function defineRouting(deps: RoutingDeps): RoutingWorkload {
       // The level is this process's own: the gateway looks at it, nobody calls.
       timer = setInterval(() => gateway.showLevel(), levelCheckMs)
       timer.unref()
-      if (settings.isRouter) router.start()
+      void policies.loaded.then(take)
     },
     async stop() {
+      isStopped = true
       clearInterval(timer)
       watch?.stop()
       await router.stop()

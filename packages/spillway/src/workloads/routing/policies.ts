@@ -50,6 +50,9 @@ const notice = 'rtpol'
 const everyTenant = ''
 
 export class Policies {
+  /** What to decide with, once it is what was agreed. */
+  readonly loaded: Promise<PolicyBook>
+  #tellLoaded: (book: PolicyBook) => void = () => undefined
   readonly #options: Required<PoliciesOptions>
   readonly #book = new PolicyBook()
   #isLoaded = false
@@ -64,6 +67,9 @@ export class Policies {
 
   constructor(options: PoliciesOptions) {
     this.#options = { pollMs: pollMsDefault, policiesMax: routingLimits.policiesMax, ...options }
+    this.loaded = new Promise((resolve) => {
+      this.#tellLoaded = resolve
+    })
     options.intake.onNotice(notice, () => void this.refresh())
   }
 
@@ -180,6 +186,7 @@ export class Policies {
       if (this.#isBehind) log.info({ policies: this.#book.size }, 'policies are up to date again')
       this.#isBehind = false
       this.#isLoaded = true
+      this.#tellLoaded(this.#book)
     } catch (fault) {
       if (!this.#isBehind) log.warn({ err: fault }, 'changes of policies cannot be read; it is tried again')
       this.#isBehind = true

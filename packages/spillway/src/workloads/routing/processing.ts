@@ -19,8 +19,8 @@ export type RouteAnswer =
     }
 
 export interface ProcessingOptions {
-  /** Null: not known yet. */
-  book(): PolicyBook | null
+  /** Resolves when it is known. */
+  book(): Promise<PolicyBook>
   answers: Answers
   simulateDelayMs: number
   /** A decision that was told could not be kept. */
@@ -60,9 +60,7 @@ export class Processing {
       const known = await answers.find(task.tenant_id, task.request_id)
       if (known !== null) return { ok: true, decision: known.decision, context }
     }
-    const policies = book()
-    if (policies === null) throw new Error('the policies are not loaded yet')
-    const decided = decide(policies, task)
+    const decided = decide(await book(), task)
     if ('code' in decided) {
       return { ok: false, error: { code: decided.code, message: decided.message }, context }
     }
