@@ -522,6 +522,16 @@ CREATE TABLE rt_blocks (
   CONSTRAINT rt_blocks_version_check CHECK ((version <> ''::text))
 );
 
+CREATE TABLE rt_burials (
+  ticket uuid NOT NULL,
+  letter text NOT NULL,
+  error text NOT NULL,
+  told boolean DEFAULT false NOT NULL,
+  expires_at timestamp with time zone NOT NULL,
+  CONSTRAINT rt_burials_pkey PRIMARY KEY (ticket)
+);
+CREATE INDEX rt_burials_expires ON spillway.rt_burials USING btree (expires_at);
+
 CREATE TABLE rt_decisions (
   request uuid NOT NULL,
   tenant text NOT NULL,
@@ -2959,7 +2969,7 @@ BEGIN
     FROM unnest(v_outcomes, v_decisions) WITH ORDINALITY u(outcome, decision, i) ORDER BY u.i;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.rt_sweep(p_rows integer, OUT decisions integer, OUT keys integer)
+CREATE OR REPLACE FUNCTION spillway.rt_sweep(p_rows integer, OUT decisions integer, OUT keys integer, OUT burials integer)
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -2975,6 +2985,9 @@ BEGIN
   DELETE FROM rt_keys d WHERE d.ctid = ANY (ARRAY(
     SELECT x.ctid FROM rt_keys x WHERE x.expires_at <= t ORDER BY x.expires_at LIMIT p_rows FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS keys = ROW_COUNT;
+  DELETE FROM rt_burials d WHERE d.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM rt_burials x WHERE x.expires_at <= t ORDER BY x.expires_at LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS burials = ROW_COUNT;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.settle(p_worker uuid, p_part smallint, s_fence bigint[], s_lane uuid[], s_from bigint[], s_head bigint[], s_left bigint[], s_release boolean[], s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[], p_types text[], p_type_counts bigint[], p_gates text[], p_gate_counts bigint[], r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[], r_key uuid[], r_answer text[])

@@ -42,6 +42,11 @@ afterAll(async () => {
 const inFlight = async (server: ServerProcess) => (await metric(server, 'router_intake_inflight_messages')) ?? 0
 const delivered = async (server: ServerProcess) =>
   (await metric(server, 'router_jetstream_delivered_messages_total')) ?? 0
+const sumOf = async (servers: readonly ServerProcess[], name: string, labels: Record<string, string>) =>
+  (await Promise.all(servers.map((server) => metric(server, name, labels)))).reduce<number>(
+    (sum, value) => sum + (value ?? 0),
+    0,
+  )
 const published = (tasks: readonly unknown[]) => Promise.all(tasks.map((task) => outside.publish(bytesOf(task))))
 const tasksOf = (count: number) => Array.from({ length: count }, () => routeTask())
 
@@ -138,6 +143,36 @@ describe('several routers', () => {
     await outside.settled()
     const third = routers.find((router) => !fallen.has(router)) as ServerProcess
     expect(await delivered(third)).toBe(0)
+    // By the one of the two that found it.
+    const left = [gateway, third]
+    const dead = { reason: 'max_deliver' }
+    expect(await sumOf(left, 'router_intake_dead_letters_total', dead)).toBe(1)
+    expect(await sumOf(left, 'router_intake_processing_latency_seconds_count', { status: 'exhausted' })).toBe(1)
+  }, 60_000)
+
+  it('killed by the message of a ticket: the ticket fails and names the dead letter, until it is redriven', async () => {
+    const fleet = await parts.fleet(2, { ROUTER_SIMULATE_DELAY_MS: '60000', ROUTER_MAX_DELIVER: '1' })
+    gateway = fleet.gateway
+    routers = fleet.routers
+    await outside.jsm.consumers.update(stream, consumer, { ack_wait: nanos(2_000) })
+    const { body } = await hand(gateway, routeTask())
+    const holder = await until('a router has it', async () => {
+      for (const router of routers) if ((await inFlight(router)) > 0) return router
+      return null
+    })
+    await holder.kill()
+    const letter = await until('it is dead-lettered', async () =>
+      (await deadLetters(gateway)).find(({ headers }) => headers['Spillway-Ticket'] === body.operationId),
+    )
+    const ticket = await finishes(gateway, body.operationId)
+    expect(ticket.status).toBe('failed')
+    expect(ticket.error_message).toContain(`dead letter ${letter.id} `)
+    await Promise.all(routers.map((router) => router.kill()))
+    routers = [await parts.start({ SPILLWAY_ROLES: 'router', ROUTER_MAX_DELIVER: '1' })]
+    // Until then the broker drops a second message with the id of the ticket; two minutes by default.
+    await outside.jsm.streams.update(stream, { duplicate_window: nanos(1_000) })
+    await post(gateway, '/api/v1/dead-letters/redrive', { ids: [body.operationId] })
+    expect(await finishes(gateway, body.operationId)).toMatchObject({ status: 'completed', result: { ok: true } })
   }, 60_000)
 })
 
@@ -171,7 +206,6 @@ describe('a router that starts', () => {
       expect(await outside.deliveries()).toBe(before.deliveries)
     })
     expect(await finishes(gateway, body.operationId)).toMatchObject({ status: 'completed' })
-    expect(await deadLetters(gateway)).toEqual([])
     await endAll()
   }, 60_000)
 

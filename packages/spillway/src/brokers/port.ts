@@ -53,6 +53,23 @@ export interface BrokerDeadLetter {
   readonly diedAt: Date
 }
 
+/** A message that was handed out as often as is allowed and is in nobody's hands, found by this process. */
+export interface ExhaustedMessage {
+  header(name: string): string | undefined
+  readonly storedAtMs: number
+  /** Its number among the dead letters. */
+  readonly letter: string
+  readonly reason: string
+  readonly detail: string
+}
+
+export interface ExhaustedListener {
+  /** It is among the dead letters, and still with the broker. When this throws, all is done again later. */
+  keep(message: ExhaustedMessage): Promise<void>
+  /** It has left the broker: once for each, over all processes. */
+  buried(message: ExhaustedMessage): void
+}
+
 export interface RouterBroker {
   readonly subject: string
   /** The durable consumer's name. */
@@ -77,8 +94,17 @@ export interface RouterBroker {
   backlog(): Promise<Backlog | null>
   /** How many may be handed out and not acked, over all routers. */
   limitAckPending(count: number): Promise<void>
-  /** Whole to the dead letters, with the reason, then acked: a crash in between buries it once. */
-  bury(delivery: Delivery, why: { reason: string; detail: string }): Promise<void>
+  /**
+   * Whole to the dead letters, with the reason, then acked: a crash in between buries it once. `keep` hears the number of the
+   * dead letter before the ack; when it throws, so does this, and the message is still there.
+   */
+  bury(
+    delivery: Delivery,
+    why: { reason: string; detail: string },
+    keep?: (letter: string) => Promise<void>,
+  ): Promise<void>
+  /** One listener, for what dies without being in anybody's hands. */
+  onExhausted(listener: ExhaustedListener): void
   deadLetters(limit: number, after: string | null): Promise<BrokerDeadLetter[]>
   /** Publishes them again, whole, as new ones, oldest first, and takes them from the dead letters. */
   redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }>

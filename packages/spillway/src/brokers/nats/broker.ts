@@ -1,6 +1,13 @@
 import { type JetStreamManager, jetstreamManager } from '@nats-io/jetstream'
 import { errors, type NatsConnection } from '@nats-io/transport-node'
-import { type Backlog, BrokerFault, type Delivery, type Outgoing, type RouterBroker } from '../port.js'
+import {
+  type Backlog,
+  BrokerFault,
+  type Delivery,
+  type ExhaustedListener,
+  type Outgoing,
+  type RouterBroker,
+} from '../port.js'
 import { Answers } from './answers.js'
 import { DeadLetters, requireReady } from './dead-letters.js'
 import { JetStreamDelivery } from './delivery.js'
@@ -157,9 +164,20 @@ class NatsBroker implements RouterBroker {
     }
   }
 
-  async bury(delivery: Delivery, why: { reason: string; detail: string }): Promise<void> {
+  async bury(
+    delivery: Delivery,
+    why: { reason: string; detail: string },
+    keep?: (letter: string) => Promise<void>,
+  ): Promise<void> {
     if (!(delivery instanceof JetStreamDelivery)) throw new TypeError('the delivery is of another broker')
-    await delivery.buryWith(() => this.#dead.store(delivery, why))
+    await delivery.buryWith(async () => {
+      const letter = await this.#dead.store(delivery, why)
+      await keep?.(letter)
+    })
+  }
+
+  onExhausted(listener: ExhaustedListener): void {
+    this.#exhausted.onExhausted(listener)
   }
 
   deadLetters(limit: number, after: string | null) {

@@ -50,8 +50,8 @@ export class DeadLetters {
     this.#o = options
   }
 
-  /** Resolves when the broker has it. The same message is stored once, however often it is buried. */
-  async store(corpse: Corpse, death: Death): Promise<void> {
+  /** Resolves when the broker has it, with its number. The same message is stored once, however often it is buried. */
+  async store(corpse: Corpse, death: Death): Promise<string> {
     const headers = newHeaders()
     for (const [name, values] of corpse.headers ?? []) {
       const lower = name.toLowerCase()
@@ -66,7 +66,8 @@ export class DeadLetters {
     headers.set(headerNames.deadDetail, oneLine(death.detail, detailLengthMax))
     const max = this.#o.payloadMax()
     if (max !== null && corpse.data.length + sizeOf(headers) > max) headers.set(headerNames.deadDetail, '')
-    await this.#o.outbox.send({ subject: this.#o.names.deadSubject, data: corpse.data, headers })
+    const { sequence } = await this.#o.outbox.send({ subject: this.#o.names.deadSubject, data: corpse.data, headers })
+    return `${sequence}`
   }
 
   async list(limit: number, after: string | null): Promise<BrokerDeadLetter[]> {

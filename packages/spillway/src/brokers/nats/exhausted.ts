@@ -4,7 +4,9 @@
  */
 import type { JetStreamManager, StoredMsg } from '@nats-io/jetstream'
 import type { Msg, NatsConnection } from '@nats-io/transport-node'
+import type { ExhaustedListener } from '../port.js'
 import { type DeadLetters, deleteMessage, headersOf, nextFrom } from './dead-letters.js'
+import { headerOf } from './delivery.js'
 import { asBrokerFault } from './faults.js'
 import { type BrokerLog, type Link, within } from './link.js'
 import type { Names } from './names.js'
@@ -33,6 +35,7 @@ export class Exhausted {
   #look: Promise<void> | null = null
   /** Those that the broker named and that are not buried yet: how often each was handed out, by its sequence. */
   readonly #named = new Map<number, number>()
+  #listener: ExhaustedListener | null = null
   /** Up to here all was in nobody's hands, the last time. */
   #settled = 0
 
@@ -42,6 +45,10 @@ export class Exhausted {
     // Routers that start together do not look together.
     this.#looking = setInterval(() => void this.#lookNow(), options.lookMs * (0.9 + Math.random() * 0.2))
     this.#looking.unref()
+  }
+
+  onExhausted(listener: ExhaustedListener): void {
+    this.#listener = listener
   }
 
   /** While the connection is still there: a request to one that is closing may hang. */
@@ -129,9 +136,15 @@ export class Exhausted {
   async #bury(stored: StoredMsg, deliveries: number): Promise<void> {
     const { dead, names } = this.#o
     const detail = `handed out ${deliveries} times, and not acked`
+    const headers = headersOf(stored)
     const corpse = { sequence: stored.seq, storedAtMs: stored.time.getTime(), deliveries }
-    await dead.store({ ...corpse, data: stored.data, headers: headersOf(stored) }, { reason, detail })
-    await deleteMessage(this.#o.api(), names.stream, stored.seq)
+    const letter = await dead.store({ ...corpse, data: stored.data, headers }, { reason, detail })
+    const header = (name: string) => (headers === null ? undefined : headerOf(headers, name))
+    const told = { header, storedAtMs: corpse.storedAtMs, letter, reason, detail }
+    await this.#listener?.keep(told)
+    // Another router may have found it at the same time.
+    if (!(await deleteMessage(this.#o.api(), names.stream, stored.seq))) return
+    this.#listener?.buried(told)
     this.#o.log.warn({ message: `${stored.seq}`, deliveries }, 'an exhausted message was buried')
   }
 }

@@ -20,6 +20,8 @@ export interface Letter {
 
 export interface Published {
   readonly duplicate: boolean
+  /** Its number in the stream; of a duplicate that of the first. */
+  readonly sequence: number
 }
 
 interface Waiting {
@@ -35,6 +37,7 @@ interface Waiting {
 }
 
 interface PubAck {
+  seq?: number
   duplicate?: boolean
   error?: { err_code?: number; description?: string }
 }
@@ -197,7 +200,7 @@ export class Outbox {
     const duplicate = ack.duplicate === true && !waiting.isSentAgain
     if (waiting.onAnswer === null) {
       this.#waiting.delete(token)
-      waiting.onStored({ duplicate })
+      waiting.onStored({ duplicate, sequence: ack.seq ?? 0 })
     } else if (duplicate) {
       this.#fail(token, 'timeout', 'the broker has a message with this id already: its answer goes to who sent that')
     } else {

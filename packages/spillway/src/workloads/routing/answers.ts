@@ -149,14 +149,14 @@ export class Answers {
     let swept = 0
     while (!this.#closed && performance.now() - started < sweepRoundMs) {
       const { rows } = await intake.transaction((tx) =>
-        tx.query<{ decisions: number | null; keys: number | null }>(
-          `SELECT decisions, keys FROM ${schema}.rt_sweep(${sweepRows})`,
+        tx.query<Record<'decisions' | 'keys' | 'burials', number | null>>(
+          `SELECT decisions, keys, burials FROM ${schema}.rt_sweep(${sweepRows})`,
         ),
       )
-      const { decisions, keys } = rows[0] ?? {}
-      swept += (decisions ?? 0) + (keys ?? 0)
       // Null: another process is at it.
-      if (Math.max(decisions ?? 0, keys ?? 0) < sweepRows) break
+      const counts = Object.values(rows[0] ?? {}).map((count) => count ?? 0)
+      swept += counts.reduce((sum, count) => sum + count, 0)
+      if (Math.max(0, ...counts) < sweepRows) break
     }
     return swept
   }

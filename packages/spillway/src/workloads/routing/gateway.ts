@@ -24,6 +24,7 @@ import {
   rate,
 } from '../../index.js'
 import type { Answers } from './answers.js'
+import type { Burials } from './burials.js'
 import type { RoutingDeps } from './deps.js'
 import { checkTask } from './envelope.js'
 import type { Processing, RouteAnswer } from './processing.js'
@@ -49,6 +50,7 @@ export interface GatewayParts {
   processing: Processing
   signals: Signals
   answers: Answers
+  burials: Burials
   /** Whether the policies are known. */
   canDecide(): boolean
 }
@@ -59,6 +61,7 @@ export class Gateway {
   readonly #signals: Signals
   #isReduced = false
   readonly #answers: Answers
+  readonly #burials: Burials
   #status: RouterStatus = 'inactive'
   readonly #decide: Definition<Task>
   readonly #admit: Definition<Task>
@@ -70,6 +73,7 @@ export class Gateway {
     this.#processing = parts.processing
     this.#signals = parts.signals
     this.#answers = parts.answers
+    this.#burials = parts.burials
     const { perMinute, maxDeliver } = deps.settings
     const tries = { maxRetries: deps.broker === null ? maxDeliver - 1 : messageRetries }
     const ready = deps.broker === null ? { ready: parts.canDecide } : {}
@@ -334,6 +338,11 @@ export class Gateway {
     if (known !== null) {
       return { ok: true, decision: known.decision, context: { request_id: task.request_id, trace_id: known.traceId } }
     }
+    const isFirst = context.attempt === 1
+    // A first attempt that comes late may have been redriven, or given back by a process that ended.
+    const isNew = isFirst && sinceAccepted(context) < messageMs
+    const error = isNew ? null : await this.#burials.tell(context.id, isFirst)
+    if (error !== null) throw new FailOperation(error)
     try {
       const told = await broker.ask(
         {
@@ -344,7 +353,10 @@ export class Gateway {
         messageMs,
         context.signal,
       )
-      return JSON.parse(Buffer.from(told).toString()) as RouteAnswer
+      const answer = JSON.parse(Buffer.from(told).toString()) as RouteAnswer
+      const buried = answer.ok ? null : await this.#burials.tell(context.id, false)
+      if (buried !== null) throw new FailOperation(buried)
+      return answer
     } catch (fault) {
       if (!(fault instanceof BrokerFault)) throw fault
       if (fault.code === 'too_large')

@@ -1,5 +1,6 @@
 /** Routing: tasks are decided by policies, behind a broker, with backpressure that sheds at the door (contract §5). */
 import { Answers } from './answers.js'
+import { Burials, ticketOf } from './burials.js'
 import type { RoutingDeps } from './deps.js'
 import { Gateway } from './gateway.js'
 import { Policies } from './policies.js'
@@ -39,8 +40,20 @@ export function defineRouting(deps: RoutingDeps): RoutingWorkload {
     simulateDelayMs: settings.simulateDelayMs,
     onLost: (fault) => log.warn({ err: fault }, 'a decision was told, but could not be kept for those who ask later'),
   })
-  const gateway = new Gateway(deps, { processing, signals, answers, canDecide: () => policies.isLoaded })
-  const router = new Router(deps, processing, signals)
+  const burials = new Burials({ intake, schema })
+  const gateway = new Gateway(deps, { processing, signals, answers, burials, canDecide: () => policies.isLoaded })
+  const router = new Router(deps, { processing, signals, burials })
+  broker?.onExhausted({
+    keep: async (message) => {
+      const ticket = ticketOf(message)
+      const { letter, detail } = message
+      if (ticket !== null) await burials.keep({ ticket, letter, error: `internal_error: It was ${detail}.` })
+    },
+    buried: ({ reason, storedAtMs }) => {
+      deps.metrics.buried(reason).inc()
+      signals.diedUnheld(Math.max(0, Date.now() - storedAtMs))
+    },
+  })
   const isHere = settings.isRouter || broker === null
   const watch =
     isHere || settings.metricsUrls.length === 0

@@ -9,6 +9,7 @@
  * out again what was not acked, and counts.
  */
 import { BrokerFault, type Delivery, type RouterBroker } from '../../index.js'
+import { type Burials, ticketOf } from './burials.js'
 import type { RoutingDeps } from './deps.js'
 import { readTask } from './envelope.js'
 import type { Processing, RouteAnswer } from './processing.js'
@@ -27,14 +28,16 @@ export class Router {
   readonly #deps: RoutingDeps
   readonly #processing: Processing
   readonly #signals: Signals
+  readonly #burials: Burials
   #taking: { stop(): Promise<void> } | undefined
   #timer: NodeJS.Timeout | undefined
   #toldLimit = 0
 
-  constructor(deps: RoutingDeps, processing: Processing, signals: Signals) {
+  constructor(deps: RoutingDeps, parts: { processing: Processing; signals: Signals; burials: Burials }) {
     this.#deps = deps
-    this.#processing = processing
-    this.#signals = signals
+    this.#processing = parts.processing
+    this.#signals = parts.signals
+    this.#burials = parts.burials
   }
 
   start(): void {
@@ -141,7 +144,9 @@ export class Router {
     }
     try {
       if (end.kind === 'bury') {
-        await broker.bury(delivery, { reason: end.reason, detail: end.detail })
+        await broker.bury(delivery, { reason: end.reason, detail: end.detail }, (letter) =>
+          this.#endTicket(delivery, letter, end),
+        )
         metrics.buried(end.reason).inc()
       }
     } catch (fault) {
@@ -154,6 +159,14 @@ export class Router {
     // A stranger's nonsense that was told so is no failure of ours.
     const isGood = end.status === 'ok' || end.status === 'undecided' || end.status === 'invalid'
     this.#signals.ended(end.status, Math.max(0, Date.now() - delivery.storedAtMs), isGood)
+  }
+
+  /** Before it leaves the broker: the answer may come to nobody, and the ticket's message would be published again. */
+  async #endTicket(delivery: Delivery, letter: string, end: Extract<End, { kind: 'bury' }>): Promise<void> {
+    const ticket = ticketOf(delivery)
+    if (ticket === null) return
+    const code = end.answer?.ok === false ? end.answer.error.code : end.reason
+    await this.#burials.keep({ ticket, letter, error: `${code}: ${end.detail}` })
   }
 
   #tell(broker: RouterBroker, delivery: Delivery, answer: RouteAnswer): void {

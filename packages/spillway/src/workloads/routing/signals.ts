@@ -98,6 +98,14 @@ export class Signals {
     objectives.count('latency', tookMs < objectiveLatencyMs ? 1 : 0, 1)
   }
 
+  /** One that died in nobody's hands. It says nothing of how fast this router is: no sample of the last seconds. */
+  diedUnheld(tookMs: number): void {
+    const { metrics, objectives } = this.#deps
+    metrics.latency('exhausted').observe(tookMs / 1_000)
+    objectives.count('availability', 0, 1)
+    objectives.count('latency', tookMs < objectiveLatencyMs ? 1 : 0, 1)
+  }
+
   /** It goes back to the broker: not ended, but no longer under way here. */
   putBack(): void {
     this.#inFlight--

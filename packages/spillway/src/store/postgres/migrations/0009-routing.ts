@@ -63,6 +63,15 @@ CREATE TABLE rt_keys (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
 CREATE INDEX rt_keys_expires ON rt_keys (expires_at);
 
+CREATE TABLE rt_burials (
+  ticket     uuid PRIMARY KEY,               -- of the operation whose message is among the broker's dead letters
+  letter     text NOT NULL,
+  error      text NOT NULL,
+  told       boolean NOT NULL DEFAULT false, -- an attempt of the ticket has heard of it
+  expires_at timestamptz NOT NULL
+);
+CREATE INDEX rt_burials_expires ON rt_burials (expires_at);
+
 -- 'created', 'replaced', or 'full': there are as many as may be.
 CREATE FUNCTION rt_policy_put(p_tenant text, p_id text, p_body text, p_max int, OUT outcome text, OUT version int, OUT updated_at timestamptz)
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -173,7 +182,7 @@ BEGIN
 END $$;
 
 -- What has expired, so many rows of each at most. Null when another process does it at this moment.
-CREATE FUNCTION rt_sweep(p_rows int, OUT decisions int, OUT keys int) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+CREATE FUNCTION rt_sweep(p_rows int, OUT decisions int, OUT keys int, OUT burials int) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
@@ -185,6 +194,9 @@ BEGIN
   DELETE FROM rt_keys d WHERE d.ctid = ANY (ARRAY(
     SELECT x.ctid FROM rt_keys x WHERE x.expires_at <= t ORDER BY x.expires_at LIMIT p_rows FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS keys = ROW_COUNT;
+  DELETE FROM rt_burials d WHERE d.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM rt_burials x WHERE x.expires_at <= t ORDER BY x.expires_at LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS burials = ROW_COUNT;
 END $$;
 
 -- The effect of an admission (store/port.ts, StoreEffect): none. It is accepted for its gates alone.
