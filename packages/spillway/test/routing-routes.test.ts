@@ -129,6 +129,22 @@ describe.each(ways)('%s', (way) => {
       expect(answer.headers.get('idempotent-replayed')).toBeNull()
     })
 
+    it('a key in the header is of who asks: the same one for another tenant is for another body', async () => {
+      const headers = { 'idempotency-key': randomUUID() }
+      expect((await decide(server, routeTask(), headers)).status).toBe(200)
+      const answer = await decide(server, routeTask(), headers)
+      expect({ status: answer.status, error: answer.body.error }, answer.text).toMatchObject({
+        ...{ status: 422, error: { code: 'IDEMPOTENCY_VIOLATION' } },
+      })
+    })
+
+    it('gives several at once with one request id the same answer', async () => {
+      const task = routeTask({ policy_id: halves })
+      const all = await Promise.all(Array.from({ length: 8 }, () => decide(server, task)))
+      expect(all.map(({ status }) => status)).toEqual(Array(8).fill(200))
+      expect(new Set(all.map(({ body }) => JSON.stringify(body.decision))).size).toBe(1)
+    })
+
     it('gives 20 at once with one key one decision', async () => {
       // Each by itself would be decided by its request id, half of them otherwise.
       const task = { ...routeTask({ policy_id: halves }), idempotency_key: randomUUID() }
@@ -232,6 +248,27 @@ describe.each(ways)('%s', (way) => {
       expect(second.headers.get('idempotent-replayed')).toBe('true')
       const other = await hand(server, { ...task, task: { type: 'image', payload: 1 } }, headers)
       expectRefused(other, 422, 'idempotency_mismatch', 'IDEMPOTENCY_VIOLATION')
+    })
+
+    it('with one key in the body are one, for the same task', async () => {
+      const task = routeTask({ idempotency_key: randomUUID() })
+      const [first, second] = [await hand(server, task), await hand(server, { ...task, request_id: randomUUID() })]
+      expect(second.status).toBe(202)
+      expect(second.body.operationId).toBe(first.body.operationId)
+      expect(second.headers.get('idempotent-replayed')).toBe('true')
+      const other = await hand(server, { ...task, task: { type: 'image', payload: 1 } })
+      expectRefused(other, 422, 'idempotency_mismatch', 'IDEMPOTENCY_VIOLATION')
+    })
+
+    it('are waited for by who prefers that', async () => {
+      const { status, body, headers } = await hand(server, routeTask(), { prefer: 'wait=20' })
+      expect(status).toBe(201)
+      expect(headers.get('preference-applied')).toBe('wait=20')
+      expect(body).toMatchObject({ status: 'executed', result: { ok: true, decision: decisionForm } })
+      const undecided = await hand(server, routeTask({ policy_id: 'nowhere' }), { prefer: 'wait=20' })
+      expect(undecided.body).toMatchObject({
+        ...{ status: 'failed', error_message: expect.stringMatching(/^POLICY_NOT_FOUND/) },
+      })
     })
 
     it('have a limit of their own', async () => {

@@ -34,6 +34,8 @@ export interface Decided {
 
 export interface Keyed {
   key: string
+  /** Whose it is. Default: the tenant's. */
+  scope?: string
   /** Of the task (taskDigest). */
   digest: string
 }
@@ -116,9 +118,9 @@ export class Answers {
   }
 
   /** A look before the work, to spare it; what decides is `record`. Null: the key was not used. */
-  async replay(tenant: string, key: string, digest: string): Promise<Known | null> {
+  async replay(scope: string, key: string, digest: string): Promise<Known | null> {
     if (this.#lookups.isFull) throw waitedTooLong()
-    const known = await this.#lookups.submit({ key: keyOf(tenant, key), digest })
+    const known = await this.#lookups.submit({ key: keyOf(scope, key), digest })
     return known === 'unknown' ? null : known
   }
 
@@ -180,7 +182,7 @@ export class Answers {
         entries.map((e) => e.requestId),
         entries.map((e) => e.tenant),
         entries.map((e) => e.traceId),
-        entries.map((e) => (e.keyed === undefined ? null : keyOf(e.tenant, e.keyed.key))),
+        entries.map((e) => (e.keyed === undefined ? null : keyOf(e.keyed.scope ?? e.tenant, e.keyed.key))),
         entries.map((e) => e.keyed?.digest ?? null),
         entries.map((e) => JSON.stringify(e.decision)),
         decisionTtlMs,
@@ -208,9 +210,9 @@ export class Answers {
   }
 }
 
-/** Keys are a tenant's own. Neither can contain NUL. */
-function keyOf(tenant: string, key: string): string {
-  return digestUuid(`${tenant}\0${key}`)
+/** Neither can contain NUL. */
+function keyOf(scope: string, key: string): string {
+  return digestUuid(`${scope}\0${key}`)
 }
 
 function waitedTooLong(): Error {

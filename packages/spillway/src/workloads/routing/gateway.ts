@@ -26,7 +26,7 @@ import {
 import type { Answers } from './answers.js'
 import type { Burials } from './burials.js'
 import type { RoutingDeps } from './deps.js'
-import { checkTask } from './envelope.js'
+import { checkTask, taskDigest } from './envelope.js'
 import type { Processing, RouteAnswer } from './processing.js'
 import type { RouterStatus } from './router-watch.js'
 import type { Signals } from './signals.js'
@@ -180,11 +180,13 @@ export class Gateway {
     const base = mount(core, bound)
     return {
       ...base,
-      submit: async (entered, body) => {
+      submit: async (entered, body, gone) => {
         const task = this.#taskOf(entered, body)
         if (!task.ok) return task.wire
         const key = parseIdempotencyKey(entered.request.headers['idempotency-key'])
         if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
+        const preferences = parsePreferences(entered.request.headers.prefer)
+        const { waitSeconds } = preferences
         // Told now: a ticket would fail for it. A broker that has not been there yet has not said what it takes.
         const bytesMax = this.#taskBytesMax
         const isBounded = this.#deps.broker !== null
@@ -192,9 +194,10 @@ export class Gateway {
         const { request, identity } = entered
         const answer = await core.submit(bound, {
           ...{ body: task.task, identity, request, respondAsync: true },
-          ...(key.key !== undefined && { idempotencyKey: key.key }),
+          ...(key.key === undefined ? keyInBody(task.task) : { idempotencyKey: key.key }),
+          ...(waitSeconds !== undefined && { waitMs: waitSeconds * 1_000, signal: gone() }),
         })
-        return toWire(bound, answer, parsePreferences(request.headers.prefer), false)
+        return toWire(bound, answer, preferences, waitSeconds !== undefined)
       },
     }
   }
@@ -264,10 +267,13 @@ export class Gateway {
     const key = parseIdempotencyKey(request.headers['idempotency-key'])
     if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
     const preferences = parsePreferences(request.headers.prefer)
+    const isPlain = preferences.waitSeconds === undefined && !preferences.respondAsync
     const answer = await core.submit(bound, {
       ...{ body: task, identity, request, respondAsync: preferences.respondAsync },
       ...(key.key !== undefined && { idempotencyKey: key.key }),
       ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone() }),
+      // Of several with one request id the first runs, and the others wait for it as long as it would.
+      ...(isPlain && { waitMs: core.settings.directWaitMs }),
     })
     const wire = toWire(bound, answer, preferences, preferences.waitSeconds !== undefined)
     if (answer.kind === 'failed') return refuse(failedProblem)
@@ -408,6 +414,12 @@ function answered(answer: RouteAnswer, headers: Record<string, string>): Wire {
     ...(errors !== undefined && { errors }),
   }
   return { ok: false, problem, headers }
+}
+
+/** A key in the body is its tenant's, and about what is asked. */
+function keyInBody(task: Task): { idempotencyKey: string; keyedOn: string } | undefined {
+  const { idempotency_key: key, tenant_id: tenant } = task
+  return key === undefined ? undefined : { idempotencyKey: `${tenant}\0${key}`, keyedOn: taskDigest(task) }
 }
 
 function traceIdOf({ traceparent }: RunContext): string {

@@ -29,13 +29,16 @@ export interface ProcessingOptions {
 
 export interface TaskOptions {
   traceId: string
-  /** Of the request, beside the one in its body; scoped by whoever asks. */
+  /** Of the request; the one in its body comes before it. It names whose it is by itself, whatever tenant the body names. */
   key?: string | undefined
   /** Somebody will come back for the answer: it is not given before it is kept. */
   isTicket: boolean
   /** It was worked on before, and its answer may have been given: policies may have changed since. */
   isRepeat: boolean
 }
+
+/** No tenant has an empty name. */
+const noTenant = ''
 
 export class Processing {
   readonly #options: ProcessingOptions
@@ -52,8 +55,9 @@ export class Processing {
     const key = task.idempotency_key ?? outer
     // A key of the request is for the body as it came; one in the body is for what is asked.
     const digest = key === undefined ? null : task.idempotency_key === undefined ? bodyDigest(task) : taskDigest(task)
+    const scope = task.idempotency_key === undefined ? noTenant : task.tenant_id
     if (key !== undefined && digest !== null) {
-      const known = await answers.replay(task.tenant_id, key, digest)
+      const known = await answers.replay(scope, key, digest)
       if (known !== null) return fromKey(known, context)
     }
     if (isRepeat) {
@@ -74,7 +78,7 @@ export class Processing {
     }
     const kept = await answers.record({
       ...{ tenant, requestId, decision: decided, traceId: context.trace_id },
-      keyed: { key, digest },
+      keyed: { key, digest, scope },
     })
     return kept.kind === 'stored' ? { ok: true, decision: decided, context } : fromKey(kept, context)
   }

@@ -1,6 +1,6 @@
 /** The routes of contract §5. Those of low and medium priority are closed while the router is overloaded; reads go on. */
 import { setTimeout as delay } from 'node:timers/promises'
-import { DecideAnswer, DecideRequest, Queued } from '@spillway/protocol/schema'
+import { DecideAnswer, DecideRequest, Executed, Queued } from '@spillway/protocol/schema'
 import Type from 'typebox'
 import type { AppRequest as Request } from '../../http/app.js'
 import { mountedRoute } from '../../http/fastify-binding.js'
@@ -58,7 +58,7 @@ function addTasks(app: App, { gateway }: RoutingWorkload): void {
     ...mountedRoute(gateway.messageMount(), DecideRequest),
     schema: {
       ...{ tags, summary: 'Hand a task to the router; the decision becomes the result of the ticket' },
-      ...{ body: DecideRequest, response: { 202: Queued, ...problems } },
+      ...{ body: DecideRequest, response: { 201: Executed, 202: Queued, ...problems } },
     },
     config,
   })
