@@ -91,6 +91,35 @@ describe('an answer', () => {
     await expect(client().operations.list()).rejects.toMatchObject({ code: 'unexpected', status: 200 })
     expect(proxy.seen).toHaveLength(1)
   })
+
+  const id = '01890a5d-ac96-774b-bcce-b302099a8057'
+  const task = { tenant_id: 't', task: { type: 'x', payload: {} } }
+  it.each<[string, (from: Client) => Promise<unknown>]>([
+    ['submit', ({ operations }) => operations.submit(order('stranger'))],
+    ['operation', ({ operations }) => operations.get(id)],
+    ['wait', ({ operations }) => operations.wait(id, { timeoutMs: 1_000 })],
+    ['push', ({ push }) => push('stranger', [1])],
+    ['pop', ({ messages }) => messages.pop('stranger')],
+    ['ack', ({ messages }) => messages.ack({ transactionId: 't', partitionId: id })],
+    ['petition', ({ petitions }) => petitions.submit({ type: 'GENERAL', text: 'x' })],
+    ['decide', ({ routing }) => routing.decide(task)],
+    ['dry run', ({ routing }) => routing.policies.dryRun([task])],
+    ['generate', (from) => from.generate({ query: 'q', model: 'm' }).text()],
+  ])('200 of a stranger to a %s, empty or other JSON: is thrown as `unexpected`', async (_, ask) => {
+    for (const body of ['', '{"hello":"portal"}']) {
+      proxy.plan('/api', { kind: 'answer', status: 200, body })
+      await expect(ask(client())).rejects.toMatchObject({ name: 'SpillwayError', code: 'unexpected', status: 200 })
+    }
+    expect(proxy.seen).toHaveLength(2)
+  })
+
+  it.each([301, 302, 307])('%i of a proxy: is thrown, and nothing is taken for the answer', async (status) => {
+    const headers = { location: `${server.origin}/api/v1/operations` }
+    proxy.plan('/operations', { kind: 'answer', status, headers, body: '' })
+    const sent = client().operations.submit(order('redirected'))
+    await expect(sent).rejects.toMatchObject({ code: 'unexpected', status, retryable: false, attempts: 1 })
+    expect(await ran('redirected')).toBe(0)
+  })
 })
 
 describe('a refusal', () => {

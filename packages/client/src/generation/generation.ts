@@ -63,7 +63,7 @@ export function generate(parts: Parts, request: GenerateRequest, options: Genera
   const headers = { ...keyHeader(options), ...(threadId !== undefined && { 'x-thread-id': threadId }) }
   const ask: Call = {
     ...{ method: 'POST', path: '/api/v1/stream', body, headers, service },
-    ...{ isRepeatable: true, isStream: true },
+    ...{ expects: [], isRepeatable: true, isStream: true },
     ...{ signal: options.signal, deadlineMs: options.deadlineMs },
   }
   return new Generating(parts, { ask, options, streamId: null, after: null })
@@ -118,7 +118,7 @@ class Generating implements Generation {
     if (this.#streamId === null) return
     const path = `/api/v1/streams/${segment(this.#streamId)}/cancel`
     try {
-      await this.#parts.send({ method: 'POST', path, service, isRepeatable: true })
+      await this.#parts.send({ method: 'POST', path, service, expects: ['status'], isRepeatable: true })
     } catch (fault) {
       // It has ended: that is what was asked for.
       if (!(fault instanceof SpillwayError && fault.code === 'operation_finished')) throw fault
@@ -151,7 +151,7 @@ class Generating implements Generation {
             method: 'GET',
             path: `/api/v1/streams/${segment(this.#streamId ?? '')}`,
             ...(lastEventId !== null && { headers: { 'last-event-id': lastEventId } }),
-            ...{ service, isRepeatable: true, isStream: true },
+            ...{ service, expects: [''], isRepeatable: true, isStream: true },
             ...{ signal: options.signal, deadlineMs: options.deadlineMs },
           })
     this.#streamId ??= answer.headers.get('x-stream-id')

@@ -36,14 +36,13 @@ export async function attempt(call: Call, parts: AttemptParts): Promise<Answer> 
     // A name of its own: as a method of `settings` a browser's fetch would refuse to be called. Looked up at each call: a
     // global fetch that is replaced later counts.
     const fetching = parts.settings.fetch ?? fetch
-    const response = await fetching(url, { ...init, signal: over.signal })
+    // A redirect makes a GET of a POST, and what then comes looks like an answer: none is followed.
+    const response = await fetching(url, { ...init, redirect: 'manual', signal: over.signal })
     if (call.isStream === true && isEvents(response) && response.body !== null) {
       isHandedOver = true
       return { status: 200, headers: response.headers, body: undefined, stream: { body: response.body, close } }
     }
-    const answer = read(response, await response.text(), parts)
-    if (call.isStream === true && answer.body !== undefined) throw stranger(response.status, parts)
-    return answer
+    return read(response, await response.text(), call, parts)
   } catch (cause) {
     signal?.throwIfAborted()
     if (cause instanceof SpillwayError) throw cause
@@ -78,22 +77,34 @@ async function requestOf(call: Call, { settings, base }: AttemptParts): Promise<
   return { url: `${base}${path}${asked === '' ? '' : `?${asked}`}`, init }
 }
 
-function read({ status, headers }: Response, text: string, parts: AttemptParts): Answer {
+function read(response: Response, text: string, { expects }: Call, parts: AttemptParts): Answer {
+  const { status, headers } = response
   const isSuccess = (status >= 200 && status < 300) || status === 304
   const isJson = headers.get('content-type')?.includes('json') === true
-  if (isSuccess && text === '' && !isJson) return { status, headers, body: undefined, stream: null }
-  const body = parseJson(text)
-  if (isSuccess && body !== undefined) return { status, headers, body, stream: null }
+  const isNone = text === '' && (status === 204 || status === 304)
+  const body = isNone ? undefined : parseJson(text)
+  if (isSuccess && (isNone ? expects.includes('') : isAnswer(body, expects)))
+    return { status, headers, body, stream: null }
   // Cut short, where the length of an answer is not told: it looks as if it had ended.
-  if (isSuccess && isJson) throw new Error('the answer ends in the middle')
+  if (isSuccess && isJson && !isNone && body === undefined) throw new Error('the answer ends in the middle')
   const waitMs = retryAfterMs(headers.get('retry-after'), parts.clock.wallMs(), headers.get('date'))
-  if (!isProblem(body)) throw stranger(status, parts, waitMs)
+  if (isSuccess || !isProblem(body)) throw stranger(response, parts, waitMs)
   const told = { status, attempts: parts.attempts, retryAfterMs: waitMs, problem: body }
   throw new SpillwayError(body.code, `${body.title}: ${body.detail}`, told)
 }
 
-function stranger(status: number, { base, attempts }: AttemptParts, waitMs: number | null = null): SpillwayError {
-  const detail = `${base} answered ${status}, but not as Spillway does`
+function isAnswer(body: unknown, expects: readonly string[]): boolean {
+  if (Array.isArray(body)) return expects.includes('[]')
+  return typeof body === 'object' && body !== null && expects.some((member) => member in body)
+}
+
+function stranger(response: Response, { base, attempts }: AttemptParts, waitMs: number | null): SpillwayError {
+  // 0: a browser does not tell how it is redirected, nor where to.
+  const status = response.status === 0 ? null : response.status
+  const isRedirect = status === null || (status >= 300 && status < 400 && status !== 304)
+  const detail = isRedirect
+    ? `${base} redirects to ${response.headers.get('location') ?? 'another URL'}, which is not followed`
+    : `${base} answered ${status}, but not as Spillway does`
   return new SpillwayError('unexpected', detail, { status, attempts, retryAfterMs: waitMs })
 }
 

@@ -9,6 +9,8 @@ export interface Call {
   headers?: Record<string, string>
   signal?: AbortSignal | undefined
   service: Service
+  /** The member that makes a body the answer, or one of several; `[]`: it is a list; the empty one: there may be none. */
+  expects: readonly string[]
   /** It does no harm if it is done twice, so that it is sent again when nobody knows what became of it. */
   isRepeatable: boolean
   /** For all attempts and pauses. Default: the client's. */

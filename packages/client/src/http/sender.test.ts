@@ -18,12 +18,12 @@ const silence: Reply = () => {
 }
 const done = json({ done: true })
 
-const read: Call = { method: 'GET', path: '/x', service: 'operations', isRepeatable: true }
+const read: Call = { method: 'GET', path: '/x', service: 'operations', expects: ['done', ''], isRepeatable: true }
 const take: Call = { ...read, isRepeatable: false }
 
 /** A server that gives the answers in turn, the last one again and again; time passes only in pauses. */
 function answering(replies: Reply[], options: Partial<ClientOptions> = {}, random = 0.5) {
-  const asked: { url: string; headers: Record<string, string> }[] = []
+  const asked: { url: string; headers: Record<string, string>; redirect: string | undefined }[] = []
   const pauses: number[] = []
   const retries: Retrying[] = []
   const clock: Clock & { ms: number } = {
@@ -42,7 +42,7 @@ function answering(replies: Reply[], options: Partial<ClientOptions> = {}, rando
     throttle: false,
     hooks: { onRetry: (retrying) => retries.push(retrying) },
     fetch: async (url, init) => {
-      asked.push({ url: String(url), headers: init?.headers as Record<string, string> })
+      asked.push({ url: String(url), headers: init?.headers as Record<string, string>, redirect: init?.redirect })
       return (replies[Math.min(asked.length, replies.length) - 1] ?? silence)()
     },
     ...options,
@@ -76,6 +76,38 @@ describe('a call', () => {
     const { send, asked } = answering([() => new Response('<html>')])
     await expect(send(read)).rejects.toMatchObject({ code: 'unexpected', status: 200, retryable: false })
     expect(asked).toHaveLength(1)
+  })
+
+  it.each([
+    ['an empty text', () => new Response('')],
+    ['other JSON', json({ hello: 'portal' })],
+    ['a list', json([])],
+    ['null', json(null)],
+    ['an empty 200', () => new Response(null, { status: 200 })],
+  ])('does not take %s for its answer', async (_, reply) => {
+    const { send, asked } = answering([reply])
+    await expect(send(read)).rejects.toMatchObject({ name: 'SpillwayError', code: 'unexpected', status: 200 })
+    expect(asked).toHaveLength(1)
+  })
+
+  it('does not take a 204 for an answer where there has to be one', async () => {
+    const { send } = answering([() => new Response(null, { status: 204 })])
+    await expect(send({ ...read, expects: ['done'] })).rejects.toMatchObject({ code: 'unexpected', status: 204 })
+  })
+
+  it.each([301, 302, 303, 307, 308])('does not follow a %i, and says where it leads', async (status) => {
+    const { send, asked } = answering([() => new Response('', { status, headers: { location: '/far' } }), done])
+    const sent = send({ ...read, method: 'POST' })
+    await expect(sent).rejects.toMatchObject({ code: 'unexpected', status, retryable: false })
+    await expect(sent).rejects.toThrow('/far')
+    expect(asked).toHaveLength(1)
+    expect(asked[0]?.redirect).toBe('manual')
+  })
+
+  it('does not follow a redirect of which a browser tells nothing', async () => {
+    const opaque = Object.defineProperty(Response.error(), 'type', { value: 'opaqueredirect' })
+    const { send } = answering([() => opaque])
+    await expect(send(read)).rejects.toMatchObject({ code: 'unexpected', status: null, retryable: false })
   })
 })
 

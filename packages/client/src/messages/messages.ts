@@ -82,30 +82,33 @@ export function messages(parts: Parts): Messages {
     (await parts.send({ ...limitsOf(options), ...call, service })).body as T
 
   const made: Messages = {
-    push: (address, given, options = {}) => push(parts, itemsOf(address, given), options),
+    push: async (address, given, options = {}) => push(parts, itemsOf(address, given), options),
     pushAll: (items, options = {}) => push(parts, items, options),
     pop: (from, options = {}) => pop(parts, from, options),
     async ack(acks, options) {
       const acknowledgments = Array.isArray(acks) ? acks : [acks]
       // By lease: what was answered for already is refused, and moves nothing.
       const call = { method: 'POST', path: '/api/v1/ack/batch', isRepeatable: true } as const
-      return ask({ ...call, body: { acknowledgments } }, options)
+      return ask({ ...call, body: { acknowledgments }, expects: ['[]'] }, options)
     },
-    extend: (leaseId, { seconds, ...options } = {}) => {
+    extend: async (leaseId, { seconds, ...options } = {}) => {
       const path = `/api/v1/lease/${segment(leaseId)}/extend`
-      return ask({ method: 'POST', path, body: { seconds: seconds ?? null }, isRepeatable: true }, options)
+      const body = { seconds: seconds ?? null }
+      return ask({ method: 'POST', path, body, expects: ['newExpiresAt'], isRepeatable: true }, options)
     },
     consume: (from, handler, options = {}) => consume({ ...parts, messages: made }, { from, handler }, options),
     transaction: (operations, { requiredLeases, ...options } = {}) => {
       const body = { operations, ...(requiredLeases && { requiredLeases }) }
-      const headers = keyHeader(options)
-      return ask({ method: 'POST', path: '/api/v1/transaction', body, headers, isRepeatable: true }, options)
+      const call = { method: 'POST', path: '/api/v1/transaction', body, isRepeatable: true } as const
+      return ask({ ...call, headers: keyHeader(options), expects: ['results'] }, options)
     },
-    configure: (queue, configuration = {}, options) =>
-      ask(
-        { method: 'POST', path: '/api/v1/configure', body: { queue, ...configuration }, isRepeatable: true },
+    configure: (queue, configuration = {}, options) => {
+      const body = { queue, ...configuration }
+      return ask(
+        { method: 'POST', path: '/api/v1/configure', body, expects: ['configured'], isRepeatable: true },
         options,
-      ),
+      )
+    },
   }
   return made
 }
@@ -122,6 +125,7 @@ async function pop(parts: Parts, from: Address | AnyQueue, options: PopOptions):
       ...(waitMs > 0 && { wait: true, timeout: Math.round(waitMs) }),
     },
     service,
+    expects: ['messages', ''],
     // One whose answer is lost has leased what it took, whether or not it is repeated; with autoAck that would be gone,
     // and the next ones after it.
     isRepeatable: autoAck !== true,

@@ -62,6 +62,7 @@ export async function push(parts: Parts, items: readonly PushItem[], options: Pu
     body: { items },
     headers: keyHeader(options),
     service: 'messages',
+    expects: ['[]', 'results'],
     isRepeatable: true,
     ...limitsOf(options),
   })

@@ -30,17 +30,27 @@ const service = 'operations'
 export function deadLetters({ send }: Parts): DeadLetters {
   return {
     async list(filter = {}, options = {}) {
-      const reading = { method: 'GET', path, query: { ...filter }, service, isRepeatable: true } as const
+      const reading = {
+        method: 'GET',
+        path,
+        query: { ...filter },
+        service,
+        expects: ['items'],
+        isRepeatable: true,
+      } as const
       return (await send({ ...reading, ...limitsOf(options) })).body as Page<DeadLetter>
     },
     // Neither is repeated: the second answer would tell what the first has left.
     async redrive(which, options = {}) {
       const asking = { method: 'POST', path: `${path}/redrive`, body: which, service, isRepeatable: false } as const
-      return (await send({ ...asking, ...limitsOf(options) })).body as { moved: number; skipped: number }
+      return (await send({ ...asking, expects: ['moved'], ...limitsOf(options) })).body as {
+        moved: number
+        skipped: number
+      }
     },
     async purge(which, options = {}) {
       const asking = { method: 'DELETE', path, query: { ...which }, service, isRepeatable: false } as const
-      return (await send({ ...asking, ...limitsOf(options) })).body as { purged: number }
+      return (await send({ ...asking, expects: ['purged'], ...limitsOf(options) })).body as { purged: number }
     },
   }
 }

@@ -39,6 +39,7 @@ export async function* follow(
           path: `${operationPath(id)}/stream`,
           ...(lastEventId !== null && { headers: { 'last-event-id': lastEventId } }),
           service: 'operations',
+          expects: [''],
           isRepeatable: true,
           isStream: true,
           signal,

@@ -22,7 +22,7 @@ export function lanes({ send }: Parts): Lanes {
   const change =
     (action: 'pause' | 'resume') =>
     async (lane: Lane, options: CallOptions = {}): Promise<LaneState> => {
-      const asking = { method: 'POST', path: `/api/v1/lanes/${action}`, body: lane } as const
+      const asking = { method: 'POST', path: `/api/v1/lanes/${action}`, body: lane, expects: ['paused'] } as const
       return (await send({ ...asking, service: 'operations', isRepeatable: true, ...limitsOf(options) }))
         .body as LaneState
     }

@@ -5,7 +5,7 @@ import { type KeyOptions, keyHeader } from '../idempotency.js'
 import type { QueuedOperationBehavior } from '../options.js'
 import type { Page, PageOptions, Parts } from '../resources.js'
 import { type FollowOptions, follow, type OperationEvent } from './follow.js'
-import { finishedOf, operationPath, waitFor } from './ticket.js'
+import { finishedOf, operationPath, viewMembers, waitFor } from './ticket.js'
 
 /** Work to hand over. What `payload` holds is for its type to say. */
 export interface Order {
@@ -74,7 +74,7 @@ const service = 'operations'
 
 export function operations(parts: Parts): Operations {
   const get = async (id: string, options: CallOptions = {}): Promise<OperationView> => {
-    const reading = { method: 'GET', service, isRepeatable: true } as const
+    const reading = { method: 'GET', service, expects: viewMembers, isRepeatable: true } as const
     const { body } = await parts.send({ ...reading, path: operationPath(id), ...limitsOf(options) })
     return body as OperationView
   }
@@ -82,7 +82,7 @@ export function operations(parts: Parts): Operations {
     get,
     submit: (order, options = {}) => submit(parts, order, options),
     async list(filter = {}, options = {}) {
-      const reading = { method: 'GET', service, isRepeatable: true } as const
+      const reading = { method: 'GET', service, expects: ['items'], isRepeatable: true } as const
       const { body } = await parts.send({
         ...reading,
         path: '/api/v1/operations',
@@ -97,7 +97,7 @@ export function operations(parts: Parts): Operations {
       const path = `${operationPath(id)}/cancel`
       try {
         const { body } = await parts.send({
-          ...{ method: 'POST', path, service, isRepeatable: true },
+          ...{ method: 'POST', path, service, expects: viewMembers, isRepeatable: true },
           ...limitsOf(options),
         })
         return body as OperationView
@@ -112,7 +112,7 @@ export function operations(parts: Parts): Operations {
     async retry(id, options = {}) {
       const path = `${operationPath(id)}/retry`
       const { body } = await parts.send({
-        ...{ method: 'POST', path, service, isRepeatable: false },
+        ...{ method: 'POST', path, service, expects: viewMembers, isRepeatable: false },
         ...limitsOf(options),
       })
       return body as OperationView
@@ -133,6 +133,7 @@ async function submit(parts: Parts, order: Order, options: SubmitOptions): Promi
     body: order,
     headers: { ...keyHeader(options), ...(prefer !== '' && { prefer }) },
     service,
+    expects: ['operationId'],
     isRepeatable: true,
     waitMs,
     signal: options.signal,

@@ -7,6 +7,9 @@ import { type Parts, segment } from '../resources.js'
 /** Less than the 60 s after which proxies take an idle answer for lost. */
 const sliceMsMax = 25_000
 
+/** What makes a body an OperationView. */
+export const viewMembers = ['processed_at']
+
 export const operationPath = (id: string): string => `/api/v1/operations/${segment(id)}`
 
 /** Resolves when it is finished, or with what is known when the time is up. */
@@ -26,6 +29,7 @@ export async function waitFor(
         path: operationPath(id),
         query: { wait: (waitMs / 1_000).toFixed(3) },
         service: 'operations',
+        expects: viewMembers,
         isRepeatable: true,
         signal,
         waitMs,

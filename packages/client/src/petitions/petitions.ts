@@ -36,6 +36,7 @@ export interface Petitions {
 
 const path = '/api/v1/petition-submissions'
 const service = 'petitions'
+const expects = ['petition_id']
 const waitSecondsDefault = 30
 const pathOf = (id: string): string => `${path}/${segment(id)}`
 
@@ -44,20 +45,24 @@ export function petitions({ send, settings }: Parts): Petitions {
     (await send({ ...call, ...limitsOf(options), service })).body as T
   return {
     submit: (petition, options = {}) =>
-      ask({ method: 'POST', path, body: petition, headers: keyHeader(options), isRepeatable: true }, options),
-    get: (id, options) => ask({ method: 'GET', path: pathOf(id), isRepeatable: true }, options),
-    list: (filter = {}, options) => ask({ method: 'GET', path, query: { ...filter }, isRepeatable: true }, options),
+      ask({ method: 'POST', path, body: petition, headers: keyHeader(options), expects, isRepeatable: true }, options),
+    get: async (id, options) => ask({ method: 'GET', path: pathOf(id), expects, isRepeatable: true }, options),
+    list: (filter = {}, options) =>
+      ask({ method: 'GET', path, query: { ...filter }, expects: ['items'], isRepeatable: true }, options),
     async status(id, { version, waitSeconds = waitSecondsDefault, ...options } = {}) {
       const waitMs = version === undefined ? 0 : waitSeconds * 1_000
       const query = version === undefined ? {} : { version, wait: waitSeconds }
       const deadlineMs = options.deadlineMs ?? settings.deadlineMs + waitMs
       const call = { method: 'GET', path: `${pathOf(id)}/status`, query, waitMs, isRepeatable: true } as const
-      return (await ask<PetitionStatus | undefined>(call, { ...options, deadlineMs })) ?? null
+      return (
+        (await ask<PetitionStatus | undefined>({ ...call, expects: ['version', ''] }, { ...options, deadlineMs })) ??
+        null
+      )
     },
     // Neither is repeated: the second would meet what the first has done, and be told that it came too late.
-    withdraw: (id, by, options) =>
-      ask({ method: 'POST', path: `${pathOf(id)}/withdraw`, body: by, isRepeatable: false }, options),
-    transition: (id, move, options) =>
-      ask({ method: 'POST', path: `${pathOf(id)}/transitions`, body: move, isRepeatable: false }, options),
+    withdraw: async (id, by, options) =>
+      ask({ method: 'POST', path: `${pathOf(id)}/withdraw`, body: by, expects, isRepeatable: false }, options),
+    transition: async (id, move, options) =>
+      ask({ method: 'POST', path: `${pathOf(id)}/transitions`, body: move, expects, isRepeatable: false }, options),
   }
 }

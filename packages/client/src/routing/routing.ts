@@ -60,7 +60,8 @@ export function routing(parts: Parts): Routing {
   const handOver = async (path: string, task: Task, options: TaskOptions): Promise<DecideAnswer | QueuedAnswer> => {
     const body = { version: '1', request_id: newUuid(), ...task }
     const call = { method: 'POST', path, body, headers: keyHeader(options), isRepeatable: true } as const
-    const answer = await ask<DecideAnswer | QueuedAnswer>(call, options)
+    const expects = ['decision', 'operationId']
+    const answer = await ask<DecideAnswer | QueuedAnswer>({ ...call, expects }, options)
     if (!('status' in answer)) return answer
     const isPolled = (options.queuedOperationBehavior ?? parts.settings.whenQueued) === 'poll'
     const view = await finishedOf(parts, answer, { isPolled, ...options })
@@ -70,8 +71,10 @@ export function routing(parts: Parts): Routing {
   return {
     decide: (task, options = {}) => handOver(decidePath, task, options),
     message: (task, options = {}) => handOver('/api/v1/messages', task, options),
-    decision: (id, options) =>
-      ask({ method: 'GET', path: `${decidePath}/${segment(id)}`, isRepeatable: true }, options),
+    decision: async (id, options) => {
+      const expects = ['decision', 'processed_at']
+      return ask({ method: 'GET', path: `${decidePath}/${segment(id)}`, expects, isRepeatable: true }, options)
+    },
     policies: policies(ask),
   }
 }
@@ -87,20 +90,23 @@ function decided({ status, result, error_message }: OperationView): DecideAnswer
 
 function policies(ask: <T>(call: Omit<Call, 'service'>, options?: CallOptions) => Promise<T>): Policies {
   const path = '/api/v1/policies'
+  const expects = ['policy_id']
   const one = (id: string, { tenantId }: { tenantId?: string }) => ({
     path: `${path}/${segment(id)}`,
     query: { tenant_id: tenantId },
   })
   return {
     // A repeated one would be another version; a repeated removal finds nothing.
-    put: (policy, options) => ask({ method: 'POST', path, body: policy, isRepeatable: false }, options),
-    get: (id, options = {}) => ask({ method: 'GET', ...one(id, options), isRepeatable: true }, options),
-    list: (filter = {}, options) => ask({ method: 'GET', path, query: { ...filter }, isRepeatable: true }, options),
-    remove: (id, options = {}) => ask({ method: 'DELETE', ...one(id, options), isRepeatable: false }, options),
+    put: (policy, options) => ask({ method: 'POST', path, body: policy, expects, isRepeatable: false }, options),
+    get: async (id, options = {}) => ask({ method: 'GET', ...one(id, options), expects, isRepeatable: true }, options),
+    list: (filter = {}, options) =>
+      ask({ method: 'GET', path, query: { ...filter }, expects: ['items'], isRepeatable: true }, options),
+    remove: async (id, options = {}) =>
+      ask({ method: 'DELETE', ...one(id, options), expects: [''], isRepeatable: false }, options),
     async dryRun(tasks, { policy, ...options } = {}) {
       const body = { tasks, ...(policy && { policy }) }
       const call = { method: 'POST', path: `${path}/dry-run`, body, isRepeatable: true } as const
-      return (await ask<{ results: DryRunResult[] }>(call, options)).results
+      return (await ask<{ results: DryRunResult[] }>({ ...call, expects: ['results'] }, options)).results
     },
   }
 }
