@@ -1,4 +1,6 @@
+import { mergedHeaders, number } from './checks.js'
 import type { SpillwayError } from './error.js'
+import { safeHooks, safeLogger } from './hooks.js'
 import type { RetryBudgetOptions } from './policy/retry-budget.js'
 import type { ThrottleOptions } from './policy/throttle.js'
 
@@ -60,7 +62,7 @@ export interface ClientOptions {
   key?: string
   /** Who calls, for a server without authentication: `X-User-ID`. */
   identity?: string
-  /** Sent with each request. */
+  /** Sent with each request. They win over `token` and `identity`, but not over what a call itself needs. */
   headers?: Record<string, string>
   /** Default: the global one. */
   fetch?: typeof fetch
@@ -87,6 +89,7 @@ export interface ClientOptions {
 export interface Settings {
   bases: string[]
   token: string | (() => string | Promise<string>) | undefined
+  /** Without the token. */
   headers: Record<string, string>
   fetch: typeof fetch | undefined
   deadlineMs: number
@@ -98,48 +101,50 @@ export interface Settings {
   budget: RetryBudgetOptions | false
   throttle: ThrottleOptions | false
   whenQueued: QueuedOperationBehavior
-  hooks: Hooks
+  hooks: Required<Hooks>
   logger: Logger
 }
 
 const silent: Logger = { debug: () => undefined, warn: () => undefined }
 
 export function settingsOf(options: ClientOptions): Settings {
-  const { retry = {} } = options
-  const bases = options.baseUrls ?? (options.baseUrl === undefined ? [] : [options.baseUrl])
+  const { retry = {}, identity, baseUrl, baseUrls = [] } = options
+  const bases = baseUrls.length > 0 || baseUrl === undefined ? baseUrls : [baseUrl]
   if (bases.length === 0) throw new TypeError('baseUrl, or baseUrls, is required')
+  const logger = safeLogger(options.logger ?? silent)
   return {
     bases: bases.map(checkedBase),
     token: options.token ?? options.key,
-    headers: { ...(options.identity !== undefined && { 'x-user-id': options.identity }), ...options.headers },
+    headers: mergedHeaders(identity === undefined ? {} : { 'x-user-id': identity }, options.headers ?? {}),
     fetch: options.fetch,
-    deadlineMs: positive('deadlineMs', options.deadlineMs, 30_000),
-    attemptTimeoutMs: positive('attemptTimeoutMs', options.attemptTimeoutMs, 10_000),
-    attemptsMax: positive('retry.attempts', retry.attempts, 10),
-    maxRetryDelayMs: retry.maxRetryDelayMs ?? options.maxRetryDelay ?? 30_000,
+    deadlineMs: number('deadlineMs', options.deadlineMs ?? 30_000, 1),
+    attemptTimeoutMs: number('attemptTimeoutMs', options.attemptTimeoutMs ?? 10_000, 1),
+    attemptsMax: number('retry.attempts', retry.attempts ?? 10, 1),
+    maxRetryDelayMs: number('maxRetryDelay', retry.maxRetryDelayMs ?? options.maxRetryDelay ?? 30_000),
     retryOn429: retry.retryOn429 ?? options.retryOn429 ?? true,
     honorRetryAfter: retry.honorRetryAfter ?? options.honorRetryAfter ?? true,
-    budget: retry.budget ?? {},
-    throttle: options.throttle ?? {},
+    budget: checkedNumbers('retry.budget', retry.budget ?? {}),
+    throttle: checkedNumbers('throttle', options.throttle ?? {}),
     whenQueued: options.queuedOperationBehavior ?? 'return',
-    hooks: options.hooks ?? {},
-    logger: options.logger ?? silent,
+    hooks: safeHooks(options.hooks ?? {}, logger),
+    logger,
   }
 }
 
+/** Not told as it was given: it may have a password in it. */
 function checkedBase(given: string): string {
-  const base = given.replace(/\/+$/, '')
   // `new URL` and not URL.canParse, which older browsers have not got.
   try {
-    if (/^https?:$/.test(new URL(base).protocol)) return base
+    const { protocol, username, password, href } = new URL(given)
+    const isPlain = /^https?:$/.test(protocol) && username + password === '' && !/[?#]/.test(given)
+    if (isPlain) return href.replace(/\/+$/, '')
   } catch {
     // Told below, as any other that is none.
   }
-  throw new TypeError(`baseUrl must be an http(s) URL, not ${JSON.stringify(given)}`)
+  throw new TypeError('baseUrl must be an http(s) URL without credentials, query and fragment')
 }
 
-function positive(name: string, given: number | undefined, otherwise: number): number {
-  if (given === undefined) return otherwise
-  if (given > 0) return given
-  throw new TypeError(`${name} must be more than 0, not ${given}`)
+function checkedNumbers<T extends object | false>(name: string, given: T): T {
+  for (const [member, value] of Object.entries(given)) number(`${name}.${member}`, value ?? 0)
+  return given
 }

@@ -20,5 +20,3 @@ export interface PageOptions {
   /** `next_cursor` of the page before. */
   cursor?: string
 }
-
-export const segment = (name: string): string => encodeURIComponent(name)

@@ -3,12 +3,15 @@
  *     │ lost before the head: asked again with its key, which attaches to the same stream
  *     └ lost after it: resumed behind the last chunk │ error event ──► thrown
  */
+
 import type { ProblemCode, StreamChunk, StreamComplete, StreamError, StreamQueued } from '@spillway/protocol/wire'
+import { segment } from '../checks.js'
 import { SpillwayError } from '../error.js'
+import { calling, tellsOf } from '../hooks.js'
 import type { Answer, Call, CallOptions } from '../http/call.js'
 import { type KeyOptions, keyHeader } from '../idempotency.js'
 import type { Waiting } from '../options.js'
-import { type Parts, segment } from '../resources.js'
+import type { Parts } from '../resources.js'
 import { jsonOf, type SseEvent } from '../sse/parser.js'
 import { Reconnect, resuming } from '../sse/resuming.js'
 
@@ -195,8 +198,9 @@ class Generating implements Generation {
 
   #tellQueued({ position, eta_seconds: etaSeconds }: StreamQueued): void {
     const waiting = { id: this.#streamId ?? '', position, etaSeconds }
-    this.#parts.settings.hooks.onQueued?.(waiting)
-    this.#course.options.onQueued?.(waiting)
+    const { hooks, logger } = this.#parts.settings
+    hooks.onQueued(waiting)
+    calling(() => this.#course.options.onQueued?.(waiting), tellsOf(logger))
   }
 }
 

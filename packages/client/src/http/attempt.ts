@@ -1,5 +1,6 @@
 import type { ProblemDocument } from '@spillway/protocol/wire'
-import type { Clock } from '../clock.js'
+import { mergedHeaders } from '../checks.js'
+import { type Clock, timerMsMax } from '../clock.js'
 import { SpillwayError } from '../error.js'
 import type { Settings } from '../options.js'
 import { retryAfterMs } from '../policy/retry-after.js'
@@ -9,6 +10,7 @@ export interface AttemptParts {
   settings: Settings
   clock: Clock
   base: string
+  token: string | undefined
   /** Which one this is: from 1 on. */
   attempts: number
   timeoutMs: number
@@ -20,7 +22,7 @@ export async function attempt(call: Call, parts: AttemptParts): Promise<Answer> 
   const { signal } = call
   signal?.throwIfAborted()
   // What the caller's own code throws here is the caller's to see, and no fault of the server.
-  const { url, init } = await requestOf(call, parts)
+  const { url, init } = requestOf(call, parts)
   // AbortSignal.any would do, where all browsers had it.
   const over = new AbortController()
   const leave = (): void => over.abort(signal?.reason)
@@ -29,7 +31,7 @@ export async function attempt(call: Call, parts: AttemptParts): Promise<Answer> 
     signal?.removeEventListener('abort', leave)
     over.abort()
   }
-  const timer = setTimeout(() => over.abort(), timeoutMs)
+  const timer = setTimeout(() => over.abort(), Math.min(timeoutMs, timerMsMax))
   let isHandedOver = false
   try {
     signal?.throwIfAborted()
@@ -57,23 +59,19 @@ export async function attempt(call: Call, parts: AttemptParts): Promise<Answer> 
 const isEvents = ({ status, headers }: Response): boolean =>
   status === 200 && headers.get('content-type')?.startsWith('text/event-stream') === true
 
-async function requestOf(call: Call, { settings, base }: AttemptParts): Promise<{ url: string; init: RequestInit }> {
-  const { method, path, query = {}, body, headers, isStream } = call
-  const token = typeof settings.token === 'function' ? await settings.token() : settings.token
+function requestOf(call: Call, { settings, base, token }: AttemptParts): { url: string; init: RequestInit } {
+  const { method, path, query = {}, body, isStream } = call
   const search = new URLSearchParams()
   for (const [name, value] of Object.entries(query)) if (value !== undefined) search.set(name, String(value))
   const asked = search.toString()
-  const init = {
-    method,
-    headers: {
-      accept: isStream === true ? 'text/event-stream' : 'application/json',
-      ...(body !== undefined && { 'content-type': 'application/json' }),
-      ...(token !== undefined && { authorization: `Bearer ${token}` }),
-      ...settings.headers,
-      ...headers,
-    },
-    ...(body !== undefined && { body: JSON.stringify(body) }),
-  }
+  const headers = mergedHeaders(
+    token === undefined ? {} : { authorization: `Bearer ${token}` },
+    settings.headers,
+    { accept: isStream === true ? 'text/event-stream' : 'application/json' },
+    body === undefined ? {} : { 'content-type': 'application/json' },
+    call.headers ?? {},
+  )
+  const init = { method, headers, ...(body !== undefined && { body: JSON.stringify(body) }) }
   return { url: `${base}${path}${asked === '' ? '' : `?${asked}`}`, init }
 }
 

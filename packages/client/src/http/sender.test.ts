@@ -63,6 +63,22 @@ describe('a call', () => {
     })
   })
 
+  it("has each header once, the caller's before the token, its own before the caller's", async () => {
+    const own = { Authorization: 'Basic own', 'X-User-ID': 'a', Accept: 'x/y', 'Content-Type': 'x/y', 'X-KEY': 'fixed' }
+    const { send, asked } = answering([done], { token: 't', identity: 'b', headers: own })
+    await send({ ...read, body: {}, headers: { 'x-key': 'k' } })
+    expect(asked[0]?.headers).toEqual({
+      ...{ authorization: 'Basic own', 'x-user-id': 'a' },
+      ...{ accept: 'application/json', 'content-type': 'application/json', 'x-key': 'k' },
+    })
+  })
+
+  it.each([Number.POSITIVE_INFINITY, 2 ** 31])('may have %d ms', async (ms) => {
+    const later = () => new Promise<Response>((resolve) => setImmediate(() => setImmediate(() => resolve(done()))))
+    const { send } = answering([], { deadlineMs: ms, attemptTimeoutMs: ms, fetch: later })
+    expect(await send(read)).toMatchObject({ body: { done: true } })
+  })
+
   it.each(['localhost:7745', 'ftp://a.test', ''])('does not go to %j', (baseUrl) => {
     expect(() => answering([done], { baseUrl })).toThrow(TypeError)
   })
@@ -264,9 +280,37 @@ describe('the throttle', () => {
 })
 
 describe('what the caller throws', () => {
+  const failing = () => {
+    throw new Error('told')
+  }
+  it.each([
+    ['throws', failing],
+    ['rejects', () => Promise.reject(Object.create(null))],
+  ])('in a hook that %s, or in the logger, changes nothing', async (_, onRetry) => {
+    const warned: string[] = []
+    const warn = (message: string) => {
+      warned.push(message)
+      failing()
+    }
+    const options = { hooks: { onRetry }, logger: { debug: failing, warn } }
+    const { send } = answering([busy('0'), done], options)
+    expect(await send(read)).toMatchObject({ body: { done: true } })
+    expect(warned).toEqual(['a hook failed'])
+  })
+
   it('for want of a token is thrown as it is', async () => {
     const { send, asked } = answering([done], { token: () => Promise.reject(new Error('logged out')) })
     await expect(send(read)).rejects.toThrow('logged out')
+    expect(asked).toHaveLength(0)
+  })
+
+  it('instead of nothing at all: a token that never comes ends with the deadline, or with the signal', async () => {
+    const { send, asked } = answering([done], { token: () => new Promise(() => undefined) })
+    await expect(send({ ...read, deadlineMs: 20 })).rejects.toMatchObject({ code: 'unreachable', attempts: 0 })
+    const left = new AbortController()
+    const sent = send({ ...read, signal: left.signal })
+    left.abort(new Error('enough'))
+    await expect(sent).rejects.toThrow('enough')
     expect(asked).toHaveLength(0)
   })
 

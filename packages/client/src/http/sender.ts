@@ -8,7 +8,8 @@
  *     └─may pass────────────────► pause: Retry-After + jitter, or the budget if that is longer ──► asked again
  *                                  └─ past the deadline, or no attempt left ──► the last error, at once
  */
-import type { Clock } from '../clock.js'
+import { number } from '../checks.js'
+import { type Clock, within } from '../clock.js'
 import { SpillwayError } from '../error.js'
 import type { Settings } from '../options.js'
 import { type Endpoint, Endpoints } from '../policy/endpoints.js'
@@ -52,14 +53,15 @@ class Sender {
   }
 
   async send(call: Call): Promise<Answer> {
-    const deadlineMs = call.deadlineMs ?? this.#settings.deadlineMs
+    number('the time to wait', call.waitMs ?? 0)
+    const deadlineMs = number('deadlineMs', call.deadlineMs ?? this.#settings.deadlineMs)
     const course: Course = { call, deadline: this.#clock.now() + deadlineMs, tries: 0, sent: 0 }
     this.#budget?.earn()
     let last: SpillwayError | null = null
     for (;;) {
       call.signal?.throwIfAborted()
       course.tries++
-      const { answer, fault, endpoint } = await this.#try(course)
+      const { answer, fault, endpoint } = await this.#try(course, await this.#token(course))
       if (answer !== null) return answer
       // Why it could not be had says more than that it was not asked for again.
       if (last === null || fault.code !== 'throttled') last = fault
@@ -68,12 +70,23 @@ class Sender {
       const { method, path } = call
       const { logger, hooks } = this.#settings
       logger.debug('trying again', { method, path, attempts: course.sent, delayMs, code: fault.code })
-      hooks.onRetry?.({ method, path, attempts: course.sent, delayMs, error: fault })
+      hooks.onRetry({ method, path, attempts: course.sent, delayMs, error: fault })
       await this.#clock.sleep(delayMs, call.signal)
     }
   }
 
-  async #try(course: Course): Promise<{ answer: Answer; fault: null; endpoint: Endpoint } | Failed> {
+  /** What the caller's own code throws is thrown as it is. */
+  async #token({ call, deadline, sent }: Course): Promise<string | undefined> {
+    const { token } = this.#settings
+    if (typeof token !== 'function') return token
+    const late = () => new SpillwayError('unreachable', 'No token came before the deadline', { attempts: sent })
+    return within(deadline - this.#clock.now(), token(), late, call.signal)
+  }
+
+  async #try(
+    course: Course,
+    token: string | undefined,
+  ): Promise<{ answer: Answer; fault: null; endpoint: Endpoint } | Failed> {
     const { call } = course
     const throttle = this.#throttleOf(call.service)
     if (throttle?.lets() === false) {
@@ -88,6 +101,7 @@ class Sender {
         settings: this.#settings,
         clock: this.#clock,
         base: endpoint.base,
+        token,
         attempts: course.sent,
         timeoutMs: Math.max(1, Math.min(patienceMs, course.deadline - this.#clock.now() + (call.graceMs ?? 0))),
       })

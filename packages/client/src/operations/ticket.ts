@@ -1,8 +1,10 @@
 /** Waiting for an operation, as every resource does that may be answered with a ticket. */
+
 import type { OperationView, QueuedAnswer } from '@spillway/protocol/wire'
+import { segment } from '../checks.js'
 import { SpillwayError } from '../error.js'
 import type { CallOptions } from '../http/call.js'
-import { type Parts, segment } from '../resources.js'
+import type { Parts } from '../resources.js'
 
 /** Less than the 60 s after which proxies take an idle answer for lost. */
 const sliceMsMax = 25_000
@@ -53,7 +55,7 @@ export async function finishedOf(
 ): Promise<OperationView | null> {
   const { settings } = parts
   const { operationId: id, queuePosition: position, estimatedWaitSeconds: etaSeconds } = queued
-  settings.hooks.onQueued?.({ id, position, etaSeconds })
+  settings.hooks.onQueued({ id, position, etaSeconds })
   if (!options.isPolled) return null
   const timeoutMs = options.deadlineMs ?? settings.deadlineMs
   const view = await waitFor(parts, id, { timeoutMs, signal: options.signal })

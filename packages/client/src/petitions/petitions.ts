@@ -5,9 +5,10 @@ import type {
   PetitionType,
   PetitionView,
 } from '@spillway/protocol/wire'
+import { segment } from '../checks.js'
 import { type Call, type CallOptions, limitsOf } from '../http/call.js'
 import { type KeyOptions, keyHeader } from '../idempotency.js'
-import { type Page, type PageOptions, type Parts, segment } from '../resources.js'
+import type { Page, PageOptions, Parts } from '../resources.js'
 
 export interface NewPetition {
   type: PetitionType

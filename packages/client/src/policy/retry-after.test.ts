@@ -13,6 +13,14 @@ it.each([
   ['-5', null],
   ['1.5', null],
   ['', null],
+  ['Thursday, 01-Jan-26 00:00:30 GMT', 30_000],
+  ['Thu Jan  1 00:00:30 2026', 30_000],
+  ['wait 2050', null],
+  ['2050', 2_050_000],
+  ['Jan 2050', null],
+  ['5s', null],
+  ['1e3', null],
+  ['Thu, 01 Jan 2026', null],
 ])('reads Retry-After %j as %j ms', (header, ms) => {
   expect(retryAfterMs(header, now)).toBe(ms)
 })

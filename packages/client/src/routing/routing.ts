@@ -9,12 +9,13 @@ import type {
   RouteRefusal,
   RouteTask,
 } from '@spillway/protocol/wire'
+import { segment } from '../checks.js'
 import { SpillwayError } from '../error.js'
 import { type Call, type CallOptions, limitsOf } from '../http/call.js'
 import { type KeyOptions, keyHeader, newUuid } from '../idempotency.js'
 import { finishedOf } from '../operations/ticket.js'
 import type { QueuedOperationBehavior } from '../options.js'
-import { type Page, type PageOptions, type Parts, segment } from '../resources.js'
+import type { Page, PageOptions, Parts } from '../resources.js'
 
 /** `version` and `request_id` are filled in where they are absent. */
 export type Task = Omit<RouteTask, 'version' | 'request_id'> & Partial<Pick<RouteTask, 'version' | 'request_id'>>

@@ -1,3 +1,4 @@
+import { within } from '../clock.js'
 import type { OpenStream } from '../http/call.js'
 import { type SseEvent, SseParser } from './parser.js'
 
@@ -8,29 +9,17 @@ import { type SseEvent, SseParser } from './parser.js'
 export const silenceMs = 45_000
 
 /** The events of one connection. Returns when it ends; throws when it breaks, or is silent for too long. */
-export async function* eventsOf(stream: OpenStream, silentMs = silenceMs): AsyncGenerator<SseEvent, void, undefined> {
+export async function* eventsOf(stream: OpenStream, silentMs: number): AsyncGenerator<SseEvent, void, undefined> {
   const reader = stream.body.getReader()
   const decoder = new TextDecoder()
   const parser = new SseParser()
   try {
     for (;;) {
-      const { done, value } = await within(silentMs, reader.read())
+      const { done, value } = await within(silentMs, reader.read(), () => new Error(`nothing came for ${silentMs} ms`))
       if (done) return
       yield* parser.push(decoder.decode(value, { stream: true }))
     }
   } finally {
     stream.close()
-  }
-}
-
-async function within<T>(ms: number, wanted: Promise<T>): Promise<T> {
-  let timer: ReturnType<typeof setTimeout> | undefined
-  const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new Error(`nothing came for ${ms} ms`)), ms)
-  })
-  try {
-    return await Promise.race([wanted, late])
-  } finally {
-    clearTimeout(timer)
   }
 }

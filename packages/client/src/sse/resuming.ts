@@ -4,13 +4,14 @@
  *   open ──events──► over ──no──► pause ──► open behind the last id
  *                     └─yes─► end
  */
+import { number } from '../checks.js'
 import type { Clock } from '../clock.js'
 import { SpillwayError } from '../error.js'
 import type { Answer } from '../http/call.js'
 import type { Logger } from '../options.js'
 import { pauseMs } from '../policy/pause.js'
 import type { SseEvent } from './parser.js'
-import { eventsOf } from './reading.js'
+import { eventsOf, silenceMs } from './reading.js'
 
 export interface Resuming {
   clock: Clock
@@ -36,13 +37,14 @@ export async function* resuming<T>(
   how: Resuming,
   take: (event: SseEvent) => T[] | Reconnect | null,
 ): AsyncGenerator<T, void, undefined> {
+  const silentMs = number('silentMs', how.silentMs ?? silenceMs, 1)
   let lastId = how.lastEventId
   for (let fruitless = 0; ; ) {
     const answer = await how.open(lastId)
     // 204: nothing is left.
     if (answer.stream === null) return
     let broken: unknown = null
-    const events = eventsOf(answer.stream, how.silentMs)
+    const events = eventsOf(answer.stream, silentMs)
     try {
       for (;;) {
         const next = await nextOf(events)

@@ -1,0 +1,42 @@
+import type { Hooks, Logger } from './options.js'
+
+/** What anything that was thrown says; that, too, may throw. */
+export function textOf(fault: unknown): string {
+  try {
+    return String(fault instanceof Error ? fault.message : fault)
+  } catch {
+    return 'something that is no text'
+  }
+}
+
+/** Calls code of the caller's whose failure must change nothing here; `failed` hears of it. */
+export function calling(call: () => unknown, failed: (fault: unknown) => void): void {
+  try {
+    const given = call()
+    if (given instanceof Promise) given.catch(failed)
+  } catch (fault) {
+    failed(fault)
+  }
+}
+
+export const tellsOf =
+  (logger: Logger) =>
+  (fault: unknown): void =>
+    logger.warn('a hook failed', { error: textOf(fault) })
+
+const ignored = (): void => undefined
+
+export function safeLogger(logger: Logger): Logger {
+  return {
+    debug: (message, fields) => calling(() => logger.debug(message, fields), ignored),
+    warn: (message, fields) => calling(() => logger.warn(message, fields), ignored),
+  }
+}
+
+export function safeHooks(hooks: Hooks, logger: Logger): Required<Hooks> {
+  const failed = tellsOf(logger)
+  return {
+    onRetry: (retrying) => calling(() => hooks.onRetry?.(retrying), failed),
+    onQueued: (waiting) => calling(() => hooks.onQueued?.(waiting), failed),
+  }
+}
