@@ -24,6 +24,8 @@ export interface GenerateRequest {
 }
 
 export interface GenerateOptions extends CallOptions, KeyOptions {
+  /** For opening each connection, with its attempts and pauses; how long the stream lasts is not bounded by it. */
+  deadlineMs?: number
   /** Each time that its place in the queue changes, while it waits. Beside the client's hook. */
   onQueued?(waiting: Waiting): void
   /** A connection that is silent for so long is taken for dead. Default 45,000. */

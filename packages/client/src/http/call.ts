@@ -17,8 +17,6 @@ export interface Call {
   deadlineMs?: number | undefined
   /** The server is asked to hold the answer back so long, at most. */
   waitMs?: number
-  /** Beyond the deadline, for an answer only: no pause ends there. */
-  graceMs?: number
   /** The answer is server-sent events, and is not read here. */
   isStream?: boolean
 }

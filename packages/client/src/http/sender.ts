@@ -103,7 +103,7 @@ class Sender {
         base: endpoint.base,
         token,
         attempts: course.sent,
-        timeoutMs: Math.max(1, Math.min(patienceMs, course.deadline - this.#clock.now() + (call.graceMs ?? 0))),
+        timeoutMs: Math.max(1, Math.min(patienceMs, course.deadline - this.#clock.now())),
       })
       throttle?.accepted()
       this.#endpoints.answered(endpoint)

@@ -1,7 +1,7 @@
 import type { OperationView, PushResult, QueuedAnswer, QueuedLane } from '@spillway/protocol/wire'
 import { type CallOptions, limitsOf } from '../http/call.js'
 import { type KeyOptions, keyHeader } from '../idempotency.js'
-import { finishedOf, waitFor } from '../operations/ticket.js'
+import { finishedOf, polled, restOf } from '../operations/ticket.js'
 import type { QueuedOperationBehavior } from '../options.js'
 import type { Parts } from '../resources.js'
 import { type Address, placeOf } from './address.js'
@@ -56,6 +56,7 @@ export function itemsOf(address: Address, messages: unknown): PushItem[] {
 }
 
 export async function push(parts: Parts, items: readonly PushItem[], options: PushOptions): Promise<Pushed> {
+  const rest = restOf(parts, options)
   const { body } = await parts.send({
     method: 'POST',
     path: '/api/v1/push',
@@ -70,15 +71,12 @@ export async function push(parts: Parts, items: readonly PushItem[], options: Pu
   const { results, ...queued } = body as QueuedAnswer & { operations: QueuedLane[]; results: PushResult[] }
   const later: PushedLater = { ...queued, messages: results }
   const isPolled = (options.queuedOperationBehavior ?? parts.settings.whenQueued) === 'poll'
-  const first = await finishedOf(parts, later, { isPolled, ...options })
+  const first = await finishedOf(parts, later, { isPolled, ...rest })
   if (first === null) return later
-  const timeoutMs = options.deadlineMs ?? parts.settings.deadlineMs
   const views = await Promise.all(
-    later.operations.map(({ operationId }) =>
-      operationId === first.id ? first : waitFor(parts, operationId, { timeoutMs, signal: options.signal }),
-    ),
+    later.operations.map(({ operationId }) => (operationId === first.id ? first : polled(parts, operationId, rest))),
   )
-  if (views.some(({ processed_at }) => processed_at === null)) return later
+  if (!views.every((view) => view !== null)) return later
   return { status: 'executed', messages: settled(items, later, views) }
 }
 

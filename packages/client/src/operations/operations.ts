@@ -1,11 +1,12 @@
 import type { OperationStatus, OperationView, QueuedAnswer } from '@spillway/protocol/wire'
+import { number } from '../checks.js'
 import { SpillwayError } from '../error.js'
 import { type CallOptions, limitsOf } from '../http/call.js'
 import { type KeyOptions, keyHeader } from '../idempotency.js'
 import type { QueuedOperationBehavior } from '../options.js'
 import type { Page, PageOptions, Parts } from '../resources.js'
 import { type FollowOptions, follow, type OperationEvent } from './follow.js'
-import { finishedOf, operationPath, viewMembers, waitFor } from './ticket.js'
+import { finishedOf, operationPath, restOf, viewMembers, waitFor } from './ticket.js'
 
 /** Work to hand over. What `payload` holds is for its type to say. */
 export interface Order {
@@ -38,7 +39,7 @@ export type Submitted = { replayed: boolean } & (
 )
 
 export interface WaitOptions {
-  /** Give up waiting after this time. Default 60,000. */
+  /** Give up waiting after this time; the first look has a second in any case. Default 60,000. */
   timeoutMs?: number
   signal?: AbortSignal
 }
@@ -70,6 +71,7 @@ export interface Operations {
 }
 
 const waitMsDefault = 60_000
+const lookMsMin = 1_000
 const service = 'operations'
 
 export function operations(parts: Parts): Operations {
@@ -91,10 +93,13 @@ export function operations(parts: Parts): Operations {
       })
       return body as Page<OperationView>
     },
-    wait: (id, { timeoutMs = waitMsDefault, signal } = {}) => waitFor(parts, id, { timeoutMs, signal }),
+    async wait(id, { timeoutMs = waitMsDefault, signal } = {}) {
+      return waitFor(parts, id, { timeoutMs: number('timeoutMs', timeoutMs), lookMs: lookMsMin, signal })
+    },
     follow: (id, options = {}) => follow(parts, id, options),
     async cancel(id, options = {}) {
       const path = `${operationPath(id)}/cancel`
+      const { deadline } = restOf(parts, options)
       try {
         const { body } = await parts.send({
           ...{ method: 'POST', path, service, expects: viewMembers, isRepeatable: true },
@@ -104,7 +109,8 @@ export function operations(parts: Parts): Operations {
       } catch (fault) {
         // Sent again because an answer was lost: it may have been cancelled by ourselves.
         const isOurs = fault instanceof SpillwayError && fault.code === 'operation_finished' && fault.attempts > 1
-        const view = isOurs ? await get(id, options) : null
+        const leftMs = Math.max(0, deadline - parts.clock.now())
+        const view = isOurs ? await get(id, { ...options, deadlineMs: leftMs }) : null
         if (view?.status === 'cancelled') return view
         throw fault
       }
@@ -127,6 +133,7 @@ async function submit(parts: Parts, order: Order, options: SubmitOptions): Promi
     ...(waitSeconds === undefined ? [] : [`wait=${Math.ceil(waitSeconds)}`]),
   ].join(', ')
   const waitMs = (waitSeconds ?? 0) * 1_000
+  const rest = restOf(parts, options, waitMs)
   const { body, headers } = await parts.send({
     method: 'POST',
     path: '/api/v1/operations',
@@ -143,7 +150,7 @@ async function submit(parts: Parts, order: Order, options: SubmitOptions): Promi
   const submitted = { ...(body as Submitted), replayed }
   if (submitted.status !== 'queued') return submitted
   const isPolled = (options.queuedOperationBehavior ?? parts.settings.whenQueued) === 'poll'
-  const view = await finishedOf(parts, submitted, { isPolled, ...options })
+  const view = await finishedOf(parts, submitted, { isPolled, ...rest })
   if (view === null) return submitted
   const { id: operationId, result, error_message } = view
   if (view.status === 'completed') return { status: 'executed', operationId, result, replayed }

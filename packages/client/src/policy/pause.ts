@@ -27,3 +27,12 @@ export function pauseMs({ tries, retryAfterMs, maxMs, leftMs, random }: PauseInp
   // Not past the deadline by chance: an attempt that still fits is worth more than an error now.
   return retryAfterMs + random * Math.min(Math.max(doubledMs, retryAfterMs), maxMs, roomMs)
 }
+
+/** A long-poll that is answered sooner than this, and with nothing, was not held back. */
+export const quickMs = 100
+const idleMsMax = 1_000
+
+/** Before the next one, so that a server that holds nothing back is not asked in a hot loop; `times` in a row, from 1 on. */
+export function idleMs(times: number, random: number): number {
+  return quickMs + random * (Math.min(idleMsMax, quickMs * 2 ** Math.min(times, 10)) - quickMs)
+}

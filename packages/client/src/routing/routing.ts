@@ -13,7 +13,7 @@ import { segment } from '../checks.js'
 import { SpillwayError } from '../error.js'
 import { type Call, type CallOptions, limitsOf } from '../http/call.js'
 import { type KeyOptions, keyHeader, newUuid } from '../idempotency.js'
-import { finishedOf } from '../operations/ticket.js'
+import { finishedOf, restOf } from '../operations/ticket.js'
 import type { QueuedOperationBehavior } from '../options.js'
 import type { Page, PageOptions, Parts } from '../resources.js'
 
@@ -59,13 +59,14 @@ export function routing(parts: Parts): Routing {
     (await parts.send({ ...call, ...limitsOf(options), service })).body as T
 
   const handOver = async (path: string, task: Task, options: TaskOptions): Promise<DecideAnswer | QueuedAnswer> => {
+    const rest = restOf(parts, options)
     const body = { version: '1', request_id: newUuid(), ...task }
     const call = { method: 'POST', path, body, headers: keyHeader(options), isRepeatable: true } as const
     const expects = ['decision', 'operationId']
     const answer = await ask<DecideAnswer | QueuedAnswer>({ ...call, expects }, options)
     if (!('status' in answer)) return answer
     const isPolled = (options.queuedOperationBehavior ?? parts.settings.whenQueued) === 'poll'
-    const view = await finishedOf(parts, answer, { isPolled, ...options })
+    const view = await finishedOf(parts, answer, { isPolled, ...rest })
     return view === null ? answer : decided(view)
   }
 
