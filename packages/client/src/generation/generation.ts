@@ -94,6 +94,8 @@ class Generating implements Generation {
   #next: number | null
   #isBegun = false
   #isCancelled = false
+  /** Something of it is missing: that nothing is left cannot be. */
+  #isShort = false
 
   constructor(parts: Parts, course: Course) {
     this.#parts = parts
@@ -156,7 +158,7 @@ class Generating implements Generation {
             method: 'GET',
             path: `/api/v1/streams/${segment(this.#streamId ?? '')}`,
             ...(lastEventId !== null && { headers: { 'last-event-id': lastEventId } }),
-            ...{ service, expects: [''], isRepeatable: true, isStream: true },
+            ...{ service, expects: this.#isShort ? [] : [''], isRepeatable: true, isStream: true },
             ...{ signal: options.signal, deadlineMs: options.deadlineMs },
           })
     this.#streamId ??= answer.headers.get('x-stream-id')
@@ -177,8 +179,7 @@ class Generating implements Generation {
       case 'chunk':
         return this.#chunk(jsonOf<StreamChunk>(data), id)
       case 'complete':
-        this.#complete = jsonOf<StreamComplete>(data)
-        return null
+        return this.#end(jsonOf<StreamComplete>(data))
       case 'error': {
         const { message, code, retryable } = jsonOf<StreamError>(data)
         if (resumable.has(code)) return new Reconnect(message)
@@ -193,9 +194,22 @@ class Generating implements Generation {
     const expected = this.#next ?? index
     // The server sends none twice; a proxy that repeats a request on its own might.
     if (index < expected) return []
-    if (index > expected) return new Reconnect(`chunk ${expected} is missing before ${index}`)
+    if (index > expected) return this.#missing(expected)
     this.#next = index + 1
+    this.#isShort = false
     return [{ content, index, id: id ?? '', finishReason: finish_reason }]
+  }
+
+  #end(complete: StreamComplete): Reconnect | null {
+    const count = this.#next ?? complete.chunk_count
+    if (complete.chunk_count !== count) return this.#missing(count)
+    this.#complete = complete
+    return null
+  }
+
+  #missing(index: number): Reconnect {
+    this.#isShort = true
+    return new Reconnect(`chunk ${index} is missing`)
   }
 
   #tellQueued({ position, eta_seconds: etaSeconds }: StreamQueued): void {

@@ -8,6 +8,9 @@ import { type SseEvent, SseParser } from './parser.js'
  */
 export const silenceMs = 45_000
 
+/** The connection is there, or is not: nobody can tell. */
+export class Silence extends Error {}
+
 /** The events of one connection. Returns when it ends; throws when it breaks, or is silent for too long. */
 export async function* eventsOf(stream: OpenStream, silentMs: number): AsyncGenerator<SseEvent, void, undefined> {
   const reader = stream.body.getReader()
@@ -15,7 +18,11 @@ export async function* eventsOf(stream: OpenStream, silentMs: number): AsyncGene
   const parser = new SseParser()
   try {
     for (;;) {
-      const { done, value } = await within(silentMs, reader.read(), () => new Error(`nothing came for ${silentMs} ms`))
+      const { done, value } = await within(
+        silentMs,
+        reader.read(),
+        () => new Silence(`nothing came for ${silentMs} ms`),
+      )
       if (done) return
       yield* parser.push(decoder.decode(value, { stream: true }))
     }

@@ -11,14 +11,14 @@ import type { Answer } from '../http/call.js'
 import type { Logger } from '../options.js'
 import { pauseMs } from '../policy/pause.js'
 import type { SseEvent } from './parser.js'
-import { eventsOf, silenceMs } from './reading.js'
+import { eventsOf, Silence, silenceMs } from './reading.js'
 
 export interface Resuming {
   clock: Clock
   logger: Logger
   signal?: AbortSignal | undefined
   silentMs?: number | undefined
-  /** Connections in a row that bring no event; then it is given up. */
+  /** Connections in a row that soon break without bringing anything new; then it is given up. */
   fruitlessMax: number
   lastEventId: string | null
   /** Already with its own attempts and pauses. */
@@ -31,6 +31,8 @@ export interface Resuming {
 export class Reconnect extends Error {}
 
 const pauseMsMax = 10_000
+/** The server's heartbeats come so often: a connection that was up for longer was a good one. */
+const lastingMs = 15_000
 
 /** `take` handles an event; false ends the connection. */
 export async function* resuming<T>(
@@ -43,6 +45,7 @@ export async function* resuming<T>(
     const answer = await how.open(lastId)
     // 204: nothing is left.
     if (answer.stream === null) return
+    const openedAt = how.clock.now()
     let broken: unknown = null
     const events = eventsOf(answer.stream, silentMs)
     try {
@@ -62,7 +65,8 @@ export async function* resuming<T>(
           broken = taken
           break
         }
-        fruitless = 0
+        // Only what is new: a place in the queue can be told for ever.
+        if (taken.length > 0) fruitless = 0
         lastId = next.event.id ?? lastId
         yield* taken
       }
@@ -70,7 +74,9 @@ export async function* resuming<T>(
       await events.return()
     }
     if (how.isOver(broken !== null)) return
-    fruitless++
+    // Who waits for long is cut off by proxies from time to time: that is no reason to give up.
+    const hasLasted = how.clock.now() - openedAt >= lastingMs && !(broken instanceof Silence)
+    fruitless = hasLasted ? 1 : fruitless + 1
     if (fruitless >= how.fruitlessMax) {
       const detail = `The stream broke off ${fruitless} times without bringing anything new`
       throw new SpillwayError('unreachable', detail, { attempts: fruitless, cause: broken })
