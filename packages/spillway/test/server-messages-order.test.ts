@@ -243,3 +243,12 @@ it('room in the operation queue is room for pushes again', async () => {
   await until('a push is taken', async () => [201, 202].includes((await push(server, item('taken'))).status))
   expect(dataOf(await takeSome(server, 'q', { autoAck: true }))).toEqual(['taken'])
 })
+
+it('what has left the operation queue does not count: pushes one after the other are never too many', async () => {
+  const server = await start('sequence', { SPILLWAY_PUSH_PENDING_MAX: '3' })
+  for (let n = 0; n < 40; n++) {
+    const answer = await push(server, [{ queue: 'q', partition: `p${n % 3}`, payload: n }], later)
+    expect([n, answer.status], answer.text).toEqual([n, 202])
+    await drained(server, answer)
+  }
+})

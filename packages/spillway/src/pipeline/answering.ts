@@ -41,6 +41,7 @@ export class Answering {
         this.#o.metrics.admissions.labels(type, 'execute', 'applied').inc()
         return { kind: 'done', operationId: item.id, result: pending.result, replayed: false, ...rate }
       case 'execute':
+        bound.slots.load.accepted()
         if (item.reason === 'requested' || item.reason === 'still_running') {
           const { reason } = item
           this.#o.metrics.admissions.labels(type, reason === 'requested' ? 'queue' : 'execute', reason).inc()

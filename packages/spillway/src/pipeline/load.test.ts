@@ -32,6 +32,38 @@ describe('the load as a process knows it', () => {
     expect(load.depth).toBe(2)
   })
 
+  it('is less by what has left here since', () => {
+    const load = new Load()
+    load.told()
+    load.observe(pulse(2), 1_000)
+    for (let n = 0; n < 50; n++) {
+      load.accepted()
+      load.settled()
+    }
+    expect(load.depth).toBe(2)
+    load.settled()
+    expect(load.depth).toBe(1)
+    load.told()
+    load.observe(pulse(1), 1_000)
+    expect(load.depth).toBe(1)
+  })
+
+  it('does not forget what left while a heartbeat was under way', () => {
+    const load = new Load()
+    load.told()
+    load.observe(pulse(3), 1_000)
+    load.told()
+    load.settled()
+    load.observe(pulse(3), 1_000)
+    expect(load.depth).toBe(2)
+  })
+
+  it('is never less than nothing: what left here may have been accepted elsewhere', () => {
+    const load = new Load()
+    load.settled()
+    expect(load.depth).toBe(0)
+  })
+
   it('keeps count when a heartbeat is not answered', () => {
     const load = new Load()
     load.accepted()

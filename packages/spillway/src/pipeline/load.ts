@@ -14,6 +14,9 @@ export class Load {
   /** Of these, those that the heartbeat under way will have counted. */
   #acceptedBefore = 0
   #settledSince = 0
+  /** The same two of what has left: for the count, and not for the pace. */
+  #leftSince = 0
+  #leftBefore = 0
   /** Operations per millisecond that leave the queue: here, and in all processes. */
   #ownPerMs = 0
   #drainPerMs = 0
@@ -25,7 +28,8 @@ export class Load {
 
   /** Operations in the queue. */
   get depth(): number {
-    return this.#held + this.#acceptedSince
+    // What was accepted elsewhere since the last count may have left here.
+    return Math.max(0, this.#held + this.#acceptedSince - this.#leftSince)
   }
 
   /** Milliseconds that one operation of the type takes; 0 when none has run here. */
@@ -33,12 +37,15 @@ export class Load {
     return this.#paceMs.get(type) ?? 0
   }
 
+  /** The store holds one more: it waits, or runs. */
   accepted(): void {
     this.#acceptedSince++
   }
 
+  /** One has left for good. */
   settled(): void {
     this.#settledSince++
+    this.#leftSince++
   }
 
   ran(type: string, ms: number): void {
@@ -54,14 +61,17 @@ export class Load {
   /** This process's part, for the others: told with the heartbeat, in operations per 1,000 s. */
   told(): Record<string, number> {
     this.#acceptedBefore = this.#acceptedSince
+    this.#leftBefore = this.#leftSince
     return { [this.#key]: Math.round(this.#ownPerMs * 1_000_000) }
   }
 
   observe(pulse: Pulse, elapsedMs: number): void {
     this.#held = Object.entries(pulse.held).reduce((sum, [type, n]) => (this.#counts(type) ? sum + n : sum), 0)
-    // What was accepted while the heartbeat was under way is not in its count, or counts twice for a second.
+    // What came or went while the heartbeat was under way is not in its count, or counts twice for a second.
     this.#acceptedSince -= this.#acceptedBefore
     this.#acceptedBefore = 0
+    this.#leftSince -= this.#leftBefore
+    this.#leftBefore = 0
     const rate = elapsedMs > 0 ? this.#settledSince / elapsedMs : 0
     this.#settledSince = 0
     // While nothing is held nothing drains: that says nothing about how fast it could.

@@ -160,7 +160,7 @@ export class Works {
         onAttempt(type, outcome, runMs)
       },
       onSettled: (op, outcome) => {
-        if (outcome.kind !== 'retry') load.settled()
+        if (outcome.kind !== 'retry' && outcome.kind !== 'released') load.settled()
         onSettled(op, outcome)
       },
       onSilence: () => this.suspect(),
