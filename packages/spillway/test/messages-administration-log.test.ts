@@ -28,6 +28,8 @@ describe('dead letters', () => {
     await m.push('dead', 'p', [{ payload: { a: [1, null] }, transactionId: 'first' }, { transactionId: 'second' }])
     await killed('dead', 'g', 'no such order')
     await killed('dead', 'g', 'again')
+    const all = await get('/dlq?queue=dead&limit=100000')
+    expect(all.body).toMatchObject({ total: 2, limit: 200, pagination: { limit: 200, offset: 0 } })
     const { body } = await get('/dlq?queue=dead&limit=1&offset=1')
     expect(body).toEqual({
       messages: [
@@ -148,6 +150,11 @@ describe('the list of messages', () => {
     expect(idsOf(await get('/messages?queue=list&limit=1&offset=1'))).toEqual(['t1'])
     expect(idsOf(await get('/messages?queue=list&partition=p0'))).toEqual(['t2', 't0'])
     expect((await get('/messages?queue=list&limit=200&offset=900')).status).toBe(400)
+    expect((await get('/messages?queue=list&limit=5000')).body.pagination).toEqual({ limit: 200, offset: 0 })
+    for (const list of ['/resources/queues', '/status/queues', '/consumer-groups', '/resources/queues/list']) {
+      expect((await get(`${list}?limit=5000`)).status, list).toBe(200)
+    }
+    expect((await get('/status/queues?limit=5000')).body.pagination).toEqual({ limit: 1_000, offset: 0 })
     expect((await get('/messages?queue=list&partition=p0&limit=200&offset=900')).status).toBe(200)
   })
 

@@ -9,11 +9,10 @@ const OrNull = <Schema extends TSchema>(schema: Schema) => Type.Union([schema, T
 const Count = Type.Integer({ minimum: 0 })
 const Uuid = Type.String({ format: 'uuid' })
 const Label = Type.String({ maxLength: limits.nameCodePoints })
-const Limit = (most: number) => Type.Optional(Type.Integer({ minimum: 1, maximum: most }))
+/** No 400 for more: Queen's clients take an error for an empty list. The answer says how many it was. */
+const Limit = (most: number) =>
+  Type.Optional(Type.Integer({ minimum: 1, description: `${most} at most; more is as many` }))
 const Offset = Type.Optional(Type.Integer({ minimum: 0, maximum: 100_000 }))
-
-/** Queues, groups and partitions are small; as many as these are told at once. */
-const entriesMax = 1_000
 
 export const ListDeadMessagesQuery = Type.Object(
   {
@@ -65,13 +64,13 @@ export const ListQueuesQuery = Type.Object(
     search: Type.Optional(Label),
     namespace: Type.Optional(Label),
     task: Type.Optional(Label),
-    limit: Limit(entriesMax),
+    limit: Limit(limits.listEntriesMax),
     offset: Offset,
   },
   open,
 )
 
-export const ListEntriesQuery = Type.Object({ limit: Limit(entriesMax), offset: Offset }, open)
+export const ListEntriesQuery = Type.Object({ limit: Limit(limits.listEntriesMax), offset: Offset }, open)
 
 export const StatusQuery = Type.Object(
   { queue: Type.Optional(Name), namespace: Type.Optional(Label), task: Type.Optional(Label) },
@@ -83,7 +82,7 @@ export const ClearQueueQuery = Type.Object({ partition: Type.Optional(Name) }, o
 export const LaggingGroupsQuery = Type.Object(
   {
     minLagSeconds: Type.Optional(Type.Number({ minimum: 0, maximum: 1e9 })),
-    limit: Limit(entriesMax),
+    limit: Limit(limits.listEntriesMax),
   },
   open,
 )

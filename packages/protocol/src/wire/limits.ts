@@ -6,6 +6,7 @@ export const limits = {
   idempotencyKeyCharacters: 255,
   preferWaitSecondsMax: 60,
   listItemsMax: 200,
+  listEntriesMax: 1_000,
   priorityMin: 1,
   priorityMax: 10,
   delaySecondsMax: 31_536_000,

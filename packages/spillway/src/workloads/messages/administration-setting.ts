@@ -1,5 +1,6 @@
 /** What the routes of the administration share. */
 import { Problem } from '@spillway/protocol/schema'
+import { limits } from '@spillway/protocol/wire'
 import type { TSchema } from 'typebox'
 import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
 import { Refusal } from '../../http/faults.js'
@@ -57,6 +58,15 @@ export const answers = (schema: TSchema, status: 200 | 201 = 200): Record<string
 /** Another's looks the same as none. */
 export function notFound(reply: Reply, what: string): Reply {
   return sendProblem(reply, { code: 'not_found', detail: `There is no such ${what}.` })
+}
+
+/** How many, and from where: as many as are told at once when more are asked for. */
+export function pageOf(
+  { limit, offset = 0 }: { limit?: number; offset?: number },
+  usual: number,
+  most: number = limits.listEntriesMax,
+): { limit: number; offset: number } {
+  return { limit: Math.min(limit ?? usual, most), offset }
 }
 
 const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i

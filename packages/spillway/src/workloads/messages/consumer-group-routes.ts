@@ -11,7 +11,15 @@ import {
 } from '@spillway/protocol/schema'
 import Type, { type Static } from 'typebox'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
-import { type AdministrationSetting, answers, instant, invalid, notFound, tags } from './administration-setting.js'
+import {
+  type AdministrationSetting,
+  answers,
+  instant,
+  invalid,
+  notFound,
+  pageOf,
+  tags,
+} from './administration-setting.js'
 import type { SeekTarget } from './consumer-groups.js'
 
 const listDefault = 200
@@ -65,7 +73,10 @@ function addReading(app: App, { administration: { groups }, operate, visible }: 
       },
       config: operate,
     },
-    (request) => groups.list(visible(request), request.query.limit ?? listDefault, request.query.offset ?? 0),
+    (request) => {
+      const { limit, offset } = pageOf(request.query, listDefault)
+      return groups.list(visible(request), limit, offset)
+    },
   )
   app.get<{ Querystring: Static<typeof LaggingGroupsQuery> }>(
     `${url}/lagging`,
@@ -79,8 +90,8 @@ function addReading(app: App, { administration: { groups }, operate, visible }: 
       config: operate,
     },
     (request) => {
-      const { minLagSeconds = lagSecondsDefault, limit = partitionsDefault } = request.query
-      return groups.lagging(minLagSeconds, visible(request), limit)
+      const { minLagSeconds = lagSecondsDefault } = request.query
+      return groups.lagging(minLagSeconds, visible(request), pageOf(request.query, partitionsDefault).limit)
     },
   )
   app.get<{ Params: Group; Querystring: Static<typeof ListEntriesQuery> }>(
@@ -95,7 +106,7 @@ function addReading(app: App, { administration: { groups }, operate, visible }: 
       config: operate,
     },
     async (request, reply) => {
-      const { limit = partitionsDefault, offset = 0 } = request.query
+      const { limit, offset } = pageOf(request.query, partitionsDefault)
       return (await groups.get(request.params.group, visible(request), limit, offset)) ?? notFound(reply, 'group')
     },
   )

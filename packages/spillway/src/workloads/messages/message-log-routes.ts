@@ -11,7 +11,7 @@ import {
   ReplayedMessage,
   TraceEvents,
 } from '@spillway/protocol/schema'
-import { queueModeGroup } from '@spillway/protocol/wire'
+import { limits, queueModeGroup } from '@spillway/protocol/wire'
 import Type, { type Static } from 'typebox'
 import type { AppRequest as Request } from '../../http/app.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
@@ -23,6 +23,7 @@ import {
   invalid,
   isUuid,
   notFound,
+  pageOf,
   tags,
 } from './administration-setting.js'
 import type { MessageName } from './message-log.js'
@@ -68,7 +69,7 @@ function addDeadLetters(
     },
     async (request) => {
       const { queue = null, consumerGroup = null, partition = null, from, to, skipped = false } = request.query
-      const { limit = listDefault, offset = 0 } = request.query
+      const { limit, offset } = pageOf(request.query, listDefault, limits.listItemsMax)
       const found = await dead.list(
         {
           queue,
@@ -152,7 +153,8 @@ function addReading(app: App, setting: AdministrationSetting): void {
     },
     async (request) => {
       const { queue = null, partition = null, ns, namespace = ns ?? null, task = null, status = null } = request.query
-      const { from, to, limit = listDefault, offset = 0 } = request.query
+      const { from, to } = request.query
+      const { limit, offset } = pageOf(request.query, listDefault, limits.listItemsMax)
       const isQuick = queue !== null && partition !== null && status === null
       if (!isQuick && limit + offset > reachMax) {
         throw invalid(

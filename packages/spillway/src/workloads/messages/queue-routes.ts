@@ -16,7 +16,7 @@ import {
 } from '@spillway/protocol/schema'
 import Type, { type Static } from 'typebox'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
-import { type AdministrationSetting, answers, notFound, tags } from './administration-setting.js'
+import { type AdministrationSetting, answers, notFound, pageOf, tags } from './administration-setting.js'
 import { anyQueue } from './queue-overview.js'
 
 const listDefault = 1_000
@@ -58,7 +58,7 @@ function addResources(app: App, setting: AdministrationSetting): void {
     },
     async (request, reply) => {
       const { queue } = request.params
-      const { limit = listDefault, offset = 0 } = request.query
+      const { limit, offset } = pageOf(request.query, listDefault)
       const found = mayUse(request, queue) ? await overview.get(queue, limit, offset) : null
       return found ?? notFound(reply, 'queue')
     },
@@ -154,7 +154,7 @@ function addStatus(app: App, setting: AdministrationSetting): void {
     },
     async (request, reply) => {
       const { queue } = request.params
-      const { limit = partitionsDefault, offset = 0 } = request.query
+      const { limit, offset } = pageOf(request.query, partitionsDefault)
       const found = mayUse(request, queue) ? await status.queue(queue, limit, offset) : null
       return found ?? notFound(reply, 'queue')
     },
@@ -169,7 +169,8 @@ function addQueueList(app: App, setting: AdministrationSetting, url: string, sum
       config: setting.consume,
     },
     async (request) => {
-      const { search = null, namespace = null, task = null, limit = listDefault, offset = 0 } = request.query
+      const { search = null, namespace = null, task = null } = request.query
+      const { limit, offset } = pageOf(request.query, listDefault)
       const filter = { queue: null, search, namespace, task, visible: setting.visible(request) }
       const queues = await setting.administration.overview.list(filter, limit, offset)
       return { queues, pagination: { limit, offset } }
