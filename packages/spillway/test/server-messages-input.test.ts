@@ -94,7 +94,7 @@ describe('what is refused stores nothing', () => {
   ])('one item with %s, among good ones', async (_, item) => expectRefused(await push(server, [good, item, good])))
 
   it.each([
-    ['65 deep', `${'['.repeat(65)}${']'.repeat(65)}`],
+    ['62 deep, 65 with what it stands in', `${'['.repeat(62)}${']'.repeat(62)}`],
     ['10,000 deep', `${'['.repeat(10_000)}${']'.repeat(10_000)}`],
     ['a number that is not finite', '1e999'],
     ['a member named __proto__', '{"__proto__":{"x":1}}'],
@@ -312,6 +312,15 @@ it('a batch of 5 MB, and one of 1,000 items, are taken whole', async () => {
   expect(new Set(dataOf(seen))).toEqual(
     new Set([...large.map(({ payload }) => payload), ...Array.from({ length: 1_000 }, (_, n) => n)]),
   )
+})
+
+it('a payload may be 61 deep, 59 in a transaction', async () => {
+  const deep = (levels: number) => `{"queue":"deep","payload":${'['.repeat(levels)}${']'.repeat(levels)}}`
+  expect((await raw('/api/v1/push', `{"items":[${deep(61)}]}`)).status).toBe(201)
+  const within = (levels: number) =>
+    raw('/api/v1/transaction', `{"operations":[{"type":"push","items":[${deep(levels)}]}]}`)
+  expect((await within(59)).body.success).toBe(true)
+  expectRefused(await within(60))
 })
 
 it('one item that cannot be stored does not take the requests beside it with it', async () => {

@@ -133,6 +133,15 @@ describe('pop', () => {
     expect(await take(server, queue, { consumerGroup: 'now', subscriptionMode: 'all' })).toEqual([])
   })
 
+  it('subscriptionFrom: a time that is still to come is as good as now', async () => {
+    const queue = randomUUID()
+    await pushed(server, [{ queue, payload: 'old' }])
+    const group = { consumerGroup: 'g', subscriptionFrom: '2999-01-01T00:00:00Z', batch: 5 }
+    expect(await take(server, queue, group)).toEqual([])
+    await pushed(server, [{ queue, payload: 'next' }])
+    expect(dataOf(await take(server, queue, group))).toEqual(['next'])
+  })
+
   it('subscriptionFrom: from the time of any message on, that message is among what comes', async () => {
     const queue = randomUUID()
     for (let payload = 0; payload < 8; payload++) await pushed(server, [{ queue, payload }])
