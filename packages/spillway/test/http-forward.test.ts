@@ -227,16 +227,21 @@ describe('where a call may go', () => {
 
 describe('redirects', () => {
   it.each([
-    [301, 'GET', ''],
-    [302, 'GET', ''],
-    [303, 'GET', ''],
-    [307, 'POST', '{"x":1}'],
-    [308, 'POST', '{"x":1}'],
-  ])('%d of a POST is followed with %s within the list', async (status, method, body) => {
+    [301, 'GET'],
+    [302, 'HEAD'],
+    [303, 'GET'],
+    [307, 'POST'],
+    [308, 'PUT'],
+  ] as const)('%d of a %s is repeated within the list', async (status, method) => {
+    const body = method === 'POST' || method === 'PUT' ? '{"x":1}' : ''
     const other = await target(ok)
     const first = await target((_, answer) => answer.writeHead(status, { location: `${other.origin}/there` }).end())
     const outcome = await forwarder().forward(
-      request(first.origin, { body: { x: 1 }, headers: { authorization: 'Bearer t', cookie: 'c' } }),
+      request(first.origin, {
+        method,
+        ...(body !== '' && { body: { x: 1 } }),
+        headers: { authorization: 'Bearer t', cookie: 'c' },
+      }),
       options([first.origin, other.origin]),
     )
     expect(outcome).toMatchObject({ kind: 'done', result: { status: 200 } })
@@ -245,6 +250,20 @@ describe('redirects', () => {
     ])
     expect(other.received[0]?.headers).not.toHaveProperty('authorization')
     expect(other.received[0]?.headers).not.toHaveProperty('cookie')
+  })
+
+  it.each([
+    [301, 'POST'],
+    [302, 'DELETE'],
+    [303, 'PUT'],
+  ] as const)('%d of a %s, which would not be done by a GET, is a failure', async (status, method) => {
+    const first = await target((_, answer) => answer.writeHead(status, { location: '/there' }).end())
+    expect(await forwarder().forward(request(first.origin, { method }), options([first.origin]))).toMatchObject({
+      kind: 'failed',
+      error: { code: 'redirect_refused', message: expect.stringContaining(String(status)) },
+      result: { status },
+    })
+    expect(first.received).toHaveLength(1)
   })
 
   it('is not followed elsewhere', async () => {

@@ -61,6 +61,8 @@ const closeGraceMs = 2_000
 const submitSchema: FastifySchema = {
   tags: ['operations'],
   summary: 'Hand over work: done now, or queued with a ticket',
+  description:
+    'The target’s 2xx is done; 408, 429, 5xx and the network are retried; the rest is a failure. A redirect within the allowed origins is followed if it repeats the call: 307 and 308, and any of a GET or HEAD. 301, 302 and 303 of another method are a failure.',
   headers: SubmitHeaders,
   body: httpRequestBody,
   response: { 201: Executed, 202: Queued, '4xx': Problem, '5xx': Problem },

@@ -77,22 +77,21 @@ function firstHop(request: ForwardRequest, options: ForwardOptions, userAgent: s
   }
 }
 
-const bodyHeaders = new Set(['content-type', 'content-encoding', 'content-language', 'content-location'])
 const credentialHeaders = new Set(['authorization', 'cookie'])
 
 function without(headers: Record<string, string>, names: ReadonlySet<string>): Record<string, string> {
   return Object.fromEntries(Object.entries(headers).filter(([name]) => !names.has(name)))
 }
 
-/** RFC 9110 §15.4: 303 asks for a GET, 301 and 302 turn a POST into one, 307 and 308 repeat the request. */
-function nextHop(hop: Hop, status: number, url: URL): Hop {
-  const becomesGet =
-    (status === 303 && hop.method !== 'GET' && hop.method !== 'HEAD') ||
-    ((status === 301 || status === 302) && hop.method === 'POST')
+/** 303 asks for a GET, and 301 and 302 may turn a POST into one: what was ordered would not have been done. */
+function isRepeated(hop: Hop, status: number): boolean {
+  return status === 307 || status === 308 || hop.method === 'GET' || hop.method === 'HEAD'
+}
+
+function nextHop(hop: Hop, url: URL): Hop {
   // The caller's credentials were meant for the first origin; both being listed does not make them one.
   const headers = url.origin === hop.url.origin ? hop.headers : without(hop.headers, credentialHeaders)
-  if (!becomesGet) return { ...hop, url, headers }
-  return { url, method: 'GET', headers: without(headers, bodyHeaders), body: undefined }
+  return { ...hop, url, headers }
 }
 
 const redirects = new Set([301, 302, 303, 307, 308])
@@ -131,7 +130,9 @@ function redirected(
     return refused('a redirect without a usable Location')
   const url = new URL(location, hop.url)
   if (!allow.allows(url)) return notAllowed('a redirect to an origin that is not listed', result)
-  return nextHop(hop, result.status, url)
+  if (!isRepeated(hop, result.status))
+    return refused(`a redirect (${result.status}) that does not repeat a ${hop.method}`)
+  return nextHop(hop, url)
 }
 
 function causeCode(fault: unknown): string {
