@@ -108,7 +108,8 @@ export const SubmitHeaders = Type.Object({
     Type.String({
       minLength: 1,
       maxLength: limits.idempotencyKeyCharacters,
-      description: 'The same key and body give the stored answer again',
+      description:
+        'The same key and body give the stored answer again, for 24 h; a ticket that it names is gone 1 h after its operation finished',
     }),
   ),
   prefer: Type.Optional(
