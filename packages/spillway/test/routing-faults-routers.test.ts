@@ -265,6 +265,18 @@ describe('a message that fails every time', () => {
     })
   })
 
+  it('is a 503 for who asked to decide while the store does not answer, and no dead letter', async () => {
+    const letters = (await deadLetters(server)).length
+    await tables.query('BEGIN')
+    await tables.query('LOCK TABLE rt_keys')
+    const answer = await decide(server, routeTask({ idempotency_key: 'later' }))
+    await tables.query('ROLLBACK')
+    expectRefused(answer, 503, 'store_unavailable')
+    expect(Number(answer.headers.get('retry-after'))).toBeGreaterThanOrEqual(5)
+    await outside.settled()
+    expect(await deadLetters(server)).toHaveLength(letters)
+  })
+
   it('is a failed ticket, with its dead letter', async () => {
     await withoutTable('rt_keys', async () => {
       const { body } = await hand(server, routeTask({ idempotency_key: 'poison' }))

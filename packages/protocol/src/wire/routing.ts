@@ -36,6 +36,7 @@ export const routingCodes = {
   NO_PROVIDER: 'no_provider',
   DEADLINE_EXPIRED: 'deadline_expired',
   service_overloaded: 'service_overloaded',
+  store_unavailable: 'store_unavailable',
 } as const satisfies Record<string, ProblemCode>
 
 export type RoutingCode = keyof typeof routingCodes

@@ -5,7 +5,7 @@
  *     decide   over the broker and back: the broker's durability;  without one: an operation that is run now
  *     message  an operation, committed first (202), which a worker takes to the broker; without one: is run
  */
-import { type RouteTask, routingProblemCode } from '@spillway/protocol/wire'
+import { type RouteTask, routingProblemCode, routingStatus } from '@spillway/protocol/wire'
 import Type from 'typebox'
 import type { Wire } from '../../http/answer.js'
 import { toWire } from '../../http/answer.js'
@@ -412,6 +412,7 @@ function answered(answer: RouteAnswer, headers: Record<string, string>): Wire {
   const problem: Problem = {
     ...{ code: routingProblemCode(error.code), detail: error.message, extensions: { error, context } },
     ...(errors !== undefined && { errors }),
+    ...(routingStatus(error.code) === 503 && { retryAfterMs: brokerRetryAfterMs }),
   }
   return { ok: false, problem, headers }
 }

@@ -3,12 +3,12 @@
  *
  *   taken ──answered──► acked
  *     ├──expired, invalid, cannot be decided──► answered with the reason; who cannot be answered is dead-lettered (invalid: both)
- *     └──the store fails──► put back for 1, 5, 15 s ──for the last time──► dead-lettered, whole
+ *     └──the store fails──► put back for 1, 5, 15 s ──for the last time──► dead-lettered, whole; who waits is told to come again
  *
  * Nothing is shed here: what was taken in is worked off in any state. A router that dies holds nothing: the broker hands
  * out again what was not acked, and counts.
  */
-import { BrokerFault, type Delivery, type RouterBroker } from '../../index.js'
+import { BrokerFault, codeOf, type Delivery, type RouterBroker } from '../../index.js'
 import { type Burials, ticketOf } from './burials.js'
 import type { RoutingDeps } from './deps.js'
 import { readTask } from './envelope.js'
@@ -125,7 +125,11 @@ export class Router {
   #failed(delivery: Delivery, fault: unknown): End {
     const { settings, log } = this.#deps
     log.warn({ err: fault, message: delivery.id, deliveries: delivery.deliveries }, 'a message could not be worked on')
-    if (delivery.deliveries >= settings.maxDeliver) return this.#exhausted(delivery, 'every attempt failed')
+    if (delivery.deliveries >= settings.maxDeliver) {
+      // Who waits can ask again when the store is back, and nothing is wrong with the message.
+      const isAsked = this.#isHeard(delivery) && ticketOf(delivery) === null
+      return isAsked && isStoreAway(fault) ? storeAway : this.#exhausted(delivery, 'every attempt failed')
+    }
     return { kind: 'put-back', delayMs: putBackMs[delivery.deliveries - 1] ?? putBackMs.at(-1) ?? 0, fault }
   }
 
@@ -181,6 +185,19 @@ export class Router {
       )
     }
   }
+}
+
+const storeAway: End = {
+  ...{ kind: 'ack', status: 'exhausted' },
+  answer: {
+    ok: false,
+    error: { code: 'store_unavailable', message: 'The store did not answer. Nothing was decided; try again later.' },
+    context: {},
+  },
+}
+
+function isStoreAway(fault: unknown): boolean {
+  return ['unavailable', 'timeout', 'disk_full'].includes(codeOf(fault) ?? '')
 }
 
 /** As it goes over the broker. */
