@@ -30,4 +30,9 @@ describe('greeting', () => {
       `curl -X POST http://127.0.0.1:7745/api/v1/operations -H 'content-type: application/json' -d '{"type":"http.request","queue":"demo","payload":{"url":"http://127.0.0.1:7745/demo/echo","body":{"hello":"world"}}}'`,
     )
   })
+
+  it.each([{ isGateway: false }, { mayCallItself: false }])('prints only what is served (%j)', (options) => {
+    expect(greeting('127.0.0.1:7745', options)).toContain('curl http://127.0.0.1:7745/health')
+    expect(greeting('127.0.0.1:7745', options)).not.toContain('/api/')
+  })
 })

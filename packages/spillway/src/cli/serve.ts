@@ -25,7 +25,14 @@ export async function serve(
     signals: process,
     exit: (code) => process.exit(code),
     onStart: ({ address }) =>
-      terminal.err(config.listen ? greeting(address, config.operations.forwardAllow === null) : workerGreeting),
+      terminal.err(
+        config.listen
+          ? greeting(address, {
+              isGateway: config.process.roles.includes('gateway'),
+              mayCallItself: config.operations.forwardAllow === null,
+            })
+          : workerGreeting,
+      ),
     onSignal: (signal) => {
       log.info({ signal, drainSeconds: config.server.drainSeconds }, 'draining; a second signal ends at once')
     },
@@ -61,10 +68,10 @@ export function configFor(
 const workerGreeting = 'Spillway works on operations; it listens nowhere (--port opens a port).\n'
 
 /** `address`: host:port, or an origin. Shown on standard error: standard output belongs to the log lines. */
-export function greeting(address: string, mayCallItself = true): string {
+export function greeting(address: string, { isGateway = true, mayCallItself = true } = {}): string {
   const origin = (address.includes('://') ? address : `http://${address}`).replace(/\/+$/u, '')
-  // With a list of targets of its own, the demo on this very server is not among them.
-  if (!mayCallItself) return `Spillway listens on ${origin}\n\nTry it:\n  curl ${origin}/health\n\n`
+  // Without the role there is nothing to hand work to; with a list of targets of its own, the demo here is not among them.
+  if (!isGateway || !mayCallItself) return `Spillway listens on ${origin}\n\nTry it:\n  curl ${origin}/health\n\n`
   const call = JSON.stringify({
     type: 'http.request',
     queue: 'demo',
