@@ -1,8 +1,9 @@
 /**
  * What a gateway knows of routers in other processes: their metrics, asked for in the background and never in a request.
  *
- *   known (inactive, warning, active) ──no answer for three intervals──► unknown ──an answer──► known
+ *   known (inactive, warning, active) ──three polls in a row without an answer──► unknown ──an answer──► known
  *
+ * Counted in polls and not by the clock: the third one has its timeout to answer, and no longer.
  * Unknown is handled as warning: a gateway that is cut off neither lets everything through nor closes the door. Of
  * several routers the worst counts.
  */
@@ -17,29 +18,28 @@ export interface RouterWatchOptions {
   onStatus(status: RouterStatus): void
   log: { warn(object: object, text: string): void; info(object: object, text: string): void }
   fetch?: typeof fetch
-  now?: () => number
 }
 
 interface Known {
   status: Exclude<RouterStatus, 'unknown'>
-  at: number
+  poll: number
 }
 
-const staleIntervals = 3
+const missedMax = 3
 const metricsBytesMax = 8 * 1_048_576
 
 export class RouterWatch {
   readonly #options: RouterWatchOptions
-  readonly #now: () => number
   readonly #known = new Map<string, Known>()
   readonly #failing = new Set<string>()
   #timer: NodeJS.Timeout | undefined
+  /** How many there were, with those that were skipped. */
+  #polls = 0
   #asking = false
   #status: RouterStatus = 'unknown'
 
   constructor(options: RouterWatchOptions) {
     this.#options = options
-    this.#now = options.now ?? (() => performance.now())
   }
 
   get status(): RouterStatus {
@@ -59,23 +59,24 @@ export class RouterWatch {
 
   /** Asks all of them once. One that hangs keeps nobody else waiting: the next round is skipped, not queued. */
   async ask(): Promise<void> {
-    this.#judge()
-    if (this.#asking) return
+    this.#polls++
+    if (this.#asking) return this.#judge()
     this.#asking = true
+    const poll = this.#polls
     try {
-      await Promise.all(this.#options.urls.map((url) => this.#askOne(url)))
+      await Promise.all(this.#options.urls.map((url) => this.#askOne(url, poll)))
     } finally {
       this.#asking = false
     }
     this.#judge()
   }
 
-  async #askOne(url: string): Promise<void> {
+  async #askOne(url: string, poll: number): Promise<void> {
     const { log } = this.#options
     try {
       const status = statusOf(await this.#read(url), this.#options.critical)
       if (status === null) throw new Error('the answer has no router_intake_backpressure_active')
-      this.#known.set(url, { status, at: this.#now() })
+      this.#known.set(url, { status, poll })
       if (this.#failing.delete(url)) log.info({ url: shown(url) }, 'the router answers again')
     } catch (fault) {
       if (this.#failing.has(url)) return
@@ -104,11 +105,9 @@ export class RouterWatch {
   }
 
   #judge(): void {
-    const { urls, intervalMs, timeoutMs } = this.#options
-    const staleMs = staleIntervals * intervalMs + timeoutMs
-    const all = urls.map((url): RouterStatus => {
+    const all = this.#options.urls.map((url): RouterStatus => {
       const known = this.#known.get(url)
-      return known === undefined || this.#now() - known.at > staleMs ? 'unknown' : known.status
+      return known === undefined || this.#polls - known.poll >= missedMax ? 'unknown' : known.status
     })
     const status = (['active', 'unknown', 'warning'] as const).find((one) => all.includes(one)) ?? 'inactive'
     if (status === this.#status) return
