@@ -36,7 +36,7 @@ const codes = Object.keys(routingCodes) as RoutingCode[]
 const Constraints = Type.Object(
   {
     max_latency_ms: Type.Optional(Positive),
-    max_cost: Type.Optional(Positive),
+    max_cost: Type.Optional(NotNegative),
   },
   closed,
 )

@@ -25,7 +25,7 @@ describe('a task', () => {
   it('is taken as it came', () => {
     const full = {
       ...valid,
-      ...{ policy_id: 'p', constraints: { max_latency_ms: 0.5, max_cost: 3 }, metadata: { user: 'u' } },
+      ...{ policy_id: 'p', constraints: { max_latency_ms: 0.5, max_cost: 0 }, metadata: { user: 'u' } },
       ...{ trace_id: 'a'.repeat(32), idempotency_key: 'k' },
     }
     expect(read(full)).toEqual({ ok: true, task: full })
@@ -89,7 +89,8 @@ describe('a task', () => {
       { ...valid, task: { type: 'chat', payload_ref: 'r'.repeat(2_049) } },
       ['/task/payload_ref'],
     ],
-    ['with a constraint of 0', { ...valid, constraints: { max_cost: 0 } }, ['/constraints/max_cost']],
+    ['with a cost below 0', { ...valid, constraints: { max_cost: -1 } }, ['/constraints/max_cost']],
+    ['with a latency of 0', { ...valid, constraints: { max_latency_ms: 0 } }, ['/constraints/max_latency_ms']],
     ['with an unknown constraint', { ...valid, constraints: { max: 1 } }, ['/constraints/max']],
     ['with metadata that is no object', { ...valid, metadata: [] }, ['/metadata']],
     ['with an empty policy', { ...valid, policy_id: '' }, ['/policy_id']],
@@ -178,7 +179,13 @@ describe('a routing code', () => {
     expect(Object.fromEntries(Object.keys(routingCodes).map((code) => [code, routingStatus(code)]))).toEqual({
       ...{ SCHEMA_VALIDATION_FAILED: 400, VERSION_UNSUPPORTED: 400, CORRELATION_FIELDS_INVALID: 400 },
       ...{ PAYLOAD_TOO_SMALL: 400, PAYLOAD_TOO_LARGE: 413, TENANT_FORBIDDEN: 403, POLICY_NOT_FOUND: 404 },
-      ...{ IDEMPOTENCY_VIOLATION: 422, NO_PROVIDER: 422, DEADLINE_EXPIRED: 503, service_overloaded: 503 },
+      ...{
+        IDEMPOTENCY_VIOLATION: 422,
+        NO_PROVIDER: 422,
+        DEADLINE_EXPIRED: 503,
+        service_overloaded: 503,
+        store_unavailable: 503,
+      },
     })
   })
 
