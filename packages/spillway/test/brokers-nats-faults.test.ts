@@ -274,8 +274,11 @@ describe.skipIf('missing' in found)('JetStream that fails', () => {
     const without = openRoom(plain.url)
     try {
       const broker = await without.broker({ wait: false })
-      await eventually(() => without.logged.find(({ message }) => message.includes('streams')), 'a word in the log')
+      const said = () => without.logged.find(({ message }) => message.includes('streams'))
+      const { fields } = await eventually(said, 'a word in the log')
+      expect(String((fields as { err?: unknown }).err)).toContain('no JetStream')
       expect(broker.isConnected).toBe(false)
+      expect(broker.trouble).toContain('no JetStream')
       await expect(broker.publish({ data: bytes('a') })).rejects.toMatchObject({ code: 'unavailable' })
     } finally {
       await without.close()

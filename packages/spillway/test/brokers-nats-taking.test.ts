@@ -1,4 +1,5 @@
 import { jetstream } from '@nats-io/jetstream'
+import { headers as newHeaders } from '@nats-io/transport-node'
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
 import type { Delivery, RouterBroker } from '../src/brokers/port.js'
 import { bytes, collect, openRoom, type Room, streamOf, textOf } from './brokers-nats-fixture.js'
@@ -214,6 +215,30 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
         ['a', 1, 'acme', undefined, undefined],
         ['c', 1, 'acme', undefined, undefined],
       ])
+    })
+
+    it('that do not fit any more are skipped with the reason, and the others are redriven', async () => {
+      const broker = await room.broker()
+      const nc = await room.nc()
+      const large = new Uint8Array(broker.payloadBytesMax ?? 0)
+      await jetstream(nc).publish(room.subject, large)
+      await broker.publish({ data: bytes('small') })
+      const burying = buryAll(broker)
+      await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'both to be buried')
+      await burying.stop()
+      const refused = [{ id: '1', reason: 'too_large' }]
+      expect(await broker.redrive(['1', '2'])).toEqual({ moved: 1, skipped: 1, refused })
+      expect((await broker.deadLetters(10, null)).map(({ id }) => id)).toEqual(['1'])
+    })
+
+    it('show all values of a header that was repeated', async () => {
+      const broker = await room.broker()
+      const headers = newHeaders()
+      for (const value of ['a', 'b']) headers.append('X-Via', value)
+      await jetstream(await room.nc()).publish(room.subject, bytes('twice'), { headers })
+      buryAll(broker)
+      const dead = await eventually(async () => (await broker.deadLetters(1, null))[0], 'the dead letter')
+      expect(dead.headers).toEqual({ 'X-Via': 'a, b' })
     })
 
     it('can die again after a redrive', async () => {

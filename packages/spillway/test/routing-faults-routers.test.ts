@@ -210,7 +210,8 @@ describe('a router that starts', () => {
   }, 60_000)
 
   it('claims nothing of the queue before that, where the queue is the intake', async () => {
-    const { NATS_URL: _, ...env } = { ...parts.env, SPILLWAY_DB_SCHEMA: 'starting', ROUTER_MAX_DELIVER: '1' }
+    const { NATS_URL: _, ...rest } = parts.env
+    const env = { ...rest, SPILLWAY_DB_SCHEMA: 'starting', ROUTER_MAX_DELIVER: '1' }
     const gateway = await startServer({ ...env, SPILLWAY_ROLES: 'gateway' })
     const { body } = await hand(gateway, routeTask())
     await withoutTable('starting.rt_state', async () => {

@@ -73,6 +73,16 @@ describe('a broker that is not there at the start', () => {
     expect({ status: health.status, is: health.body.status }).toEqual({ status: 200, is: 'degraded' })
   })
 
+  it('is told from one that has no JetStream', async () => {
+    await startAlone()
+    nats = await startNats({ port, jetstream: false })
+    const detail = await until('health says what is wrong', async () => {
+      const said = (await get(server, '/health')).body.checks.nats?.detail
+      return said?.includes('JetStream') === true && said
+    })
+    expect(detail).toContain('NATS is there')
+  })
+
   it('makes decide answer 503 with the time to come back', async () => {
     await startAlone()
     const answer = await decide(server, routeTask())
@@ -237,6 +247,12 @@ describe("a gateway that cannot read the routers' metrics", () => {
       expect(await metric(gateway, 'gateway_backpressure_status', { status: 'inactive' })).toBe(0)
     },
   )
+
+  it('says unknown where it has no address to ask', async () => {
+    const gateway = await parts.start({ SPILLWAY_ROLES: 'gateway,worker' })
+    await isShown(gateway, 'unknown')
+    expect(limitOf(await hand(gateway, routeTask()))).toBe('500000')
+  })
 
   it('is as fast as one that can', async () => {
     await startRouter()

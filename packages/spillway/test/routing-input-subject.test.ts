@@ -167,6 +167,15 @@ describe('with an inbox to answer to', () => {
     })
   })
 
+  it.each([{}, { traceparent: 'garbage' }, { traceparent: `00-${'0'.repeat(32)}-${'12'.repeat(8)}-01` }])(
+    'a task without a trace that can be read gets one (%j)',
+    async (headers) => {
+      expect((await outside.ask(bytesOf(routeTask()), headers)).context).toMatchObject({
+        trace_id: expect.stringMatching(/^(?!0{32})[\da-f]{32}$/),
+      })
+    },
+  )
+
   it('a key that was used for another task is a violation', async () => {
     const task = routeTask({ idempotency_key: 'twice' })
     await outside.ask(bytesOf(task))

@@ -170,7 +170,7 @@ export interface Body {
   retry_after_seconds: number
   errors: { path: string; message: string }[]
   failing: string[]
-  checks: Record<string, { ok: boolean }>
+  checks: Record<string, { ok: boolean; detail?: string }>
   operationId: string
   operation_type: string
   queuePosition: number

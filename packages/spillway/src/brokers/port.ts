@@ -42,10 +42,18 @@ export interface Backlog {
   readonly redelivered: number
 }
 
+export interface Redriven {
+  readonly moved: number
+  readonly skipped: number
+  /** Of those skipped, the ones that the broker did not take; absent: none. */
+  readonly refused?: readonly { id: string; reason: string }[]
+}
+
 export interface BrokerDeadLetter {
   /** Its number among the dead letters. */
   readonly id: string
   readonly data: Uint8Array
+  /** Of one that was repeated all values, with commas between. */
   readonly headers: Readonly<Record<string, string>>
   readonly reason: string
   readonly detail: string
@@ -75,6 +83,8 @@ export interface RouterBroker {
   /** The durable consumer's name. */
   readonly consumer: string
   readonly isConnected: boolean
+  /** What keeps it from being connected, for people, where that is known. */
+  readonly trouble: string | null
   /** What one message may have, headers included; null until the broker has told. */
   readonly payloadBytesMax: number | null
   /** Resolves when the broker has stored it. Throws BrokerFault. */
@@ -107,7 +117,7 @@ export interface RouterBroker {
   onExhausted(listener: ExhaustedListener): void
   deadLetters(limit: number, after: string | null): Promise<BrokerDeadLetter[]>
   /** Publishes them again, whole, as new ones, oldest first, and takes them from the dead letters. */
-  redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }>
+  redrive(ids: readonly string[]): Promise<Redriven>
   purge(ids: readonly string[]): Promise<number>
   close(): Promise<void>
 }

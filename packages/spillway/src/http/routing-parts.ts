@@ -39,6 +39,7 @@ export function routingDepsOf(config: Config, parts: RoutingParts): RoutingDeps 
     ...{ intake: api, schema, broker, alerts, objectives, log, subject },
     settings: {
       isRouter: own.roles.includes('router'),
+      isGateway: own.roles.includes('gateway'),
       maxDeliver: routing.maxDeliver,
       concurrency: routing.concurrency,
       simulateDelayMs: routing.simulateDelayMs,

@@ -114,7 +114,9 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     intake?.presence.isStoreAnswering === true ? { ok: true } : { ok: false, detail: 'the database does not answer' }
   let broker: RouterBroker | null = null
   const nats = (): CheckState =>
-    broker?.isConnected === true ? { ok: true } : { ok: false, detail: 'NATS does not answer; decide is refused' }
+    broker?.isConnected === true
+      ? { ok: true }
+      : { ok: false, detail: `${broker?.trouble ?? 'NATS does not answer'}; decide is refused` }
   let redisCheck: (() => CheckState) | null = null
   const redis = (): CheckState =>
     redisCheck?.() ?? { ok: false, optional: true, detail: 'not connected yet; streams are kept in the store' }

@@ -6,6 +6,7 @@ import {
   type Delivery,
   type ExhaustedListener,
   type Outgoing,
+  type Redriven,
   type RouterBroker,
 } from '../port.js'
 import { Answers } from './answers.js'
@@ -61,6 +62,7 @@ class NatsBroker implements RouterBroker {
   #backlogApi: JetStreamManager | null = null
   #topology: Topology | null = null
   #ackPendingMax: number | null = null
+  #trouble: string | null = null
 
   constructor(options: NatsBrokerOptions) {
     const { log, maxDeliver } = options
@@ -96,6 +98,10 @@ class NatsBroker implements RouterBroker {
 
   get isConnected(): boolean {
     return this.#link.ready !== null
+  }
+
+  get trouble(): string | null {
+    return this.isConnected ? null : this.#trouble
   }
 
   get payloadBytesMax(): number | null {
@@ -184,7 +190,7 @@ class NatsBroker implements RouterBroker {
     return this.#dead.list(limit, after)
   }
 
-  redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }> {
+  redrive(ids: readonly string[]): Promise<Redriven> {
     return this.#dead.redrive(ids)
   }
 
@@ -202,6 +208,18 @@ class NatsBroker implements RouterBroker {
   }
 
   async #prepare(nc: NatsConnection): Promise<void> {
+    try {
+      await this.#ensure(nc)
+      this.#trouble = null
+    } catch (error) {
+      // A server without it may still reach it through its cluster: only when that fails is it what is wrong.
+      const isLacking = nc.info?.jetstream !== true
+      this.#trouble = isLacking ? 'NATS is there, but has no JetStream (nats-server -js)' : null
+      throw this.#trouble === null ? error : new BrokerFault('unavailable', this.#trouble, { cause: error })
+    }
+  }
+
+  async #ensure(nc: NatsConnection): Promise<void> {
     const options = { checkAPI: false }
     const jsm = await jetstreamManager(nc, { ...options, timeout: apiTimeoutMs })
     this.#topology = await ensureTopology(

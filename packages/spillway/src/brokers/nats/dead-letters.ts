@@ -6,7 +6,7 @@
  */
 import type { JetStreamManager, StoredMsg } from '@nats-io/jetstream'
 import { type MsgHdrs, headers as newHeaders } from '@nats-io/transport-node'
-import { type BrokerDeadLetter, BrokerFault } from '../port.js'
+import { type BrokerDeadLetter, BrokerFault, type Redriven } from '../port.js'
 import { headerOf } from './delivery.js'
 import { apiCodes, asBrokerFault, isApiFault } from './faults.js'
 import { deadPrefix, headerNames, type Names } from './names.js'
@@ -82,8 +82,9 @@ export class DeadLetters {
     return found
   }
 
-  async redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }> {
+  async redrive(ids: readonly string[]): Promise<Redriven> {
     let moved = 0
+    const refused: { id: string; reason: string }[] = []
     for (const sequence of sequencesOf(ids)) {
       const stored = await this.#get(sequence)
       if (stored === null) continue
@@ -93,10 +94,17 @@ export class DeadLetters {
         for (const value of values) headers.append(name, value)
       }
       headers.set(headerNames.messageId, `redrive-${sequence}-${stored.time.getTime()}`)
-      await this.#o.outbox.send({ subject: this.#o.names.subject, data: stored.data, headers })
+      try {
+        await this.#o.outbox.send({ subject: this.#o.names.subject, data: stored.data, headers })
+      } catch (fault) {
+        // With the id that it needs it no longer fits. The others are not to wait for it.
+        if (!(fault instanceof BrokerFault) || fault.code !== 'too_large') throw fault
+        refused.push({ id: `${sequence}`, reason: 'too_large' })
+        continue
+      }
       if (await this.#delete(sequence)) moved += 1
     }
-    return { moved, skipped: ids.length - moved }
+    return { moved, skipped: ids.length - moved, ...(refused.length > 0 && { refused }) }
   }
 
   async purge(ids: readonly string[]): Promise<number> {
@@ -162,7 +170,7 @@ function asDeadLetter(stored: StoredMsg): BrokerDeadLetter {
     const lower = name.toLowerCase()
     if (lower.startsWith(deadPrefix) || lower.startsWith(serversPrefix)) continue
     const own = lower.startsWith(keptPrefix.toLowerCase()) ? name.slice(keptPrefix.length) : name
-    headers[own] = values[0] ?? ''
+    headers[own] = values.join(', ')
   }
   const diedAt = new Date(said(headerNames.diedAt))
   return {

@@ -11,6 +11,7 @@ type Three = readonly [warn: number, critical: number, overload: number]
 
 export interface RoutingSettings {
   isRouter: boolean
+  isGateway: boolean
   maxDeliver: number
   concurrency: number
   simulateDelayMs: number

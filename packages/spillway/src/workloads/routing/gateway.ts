@@ -62,7 +62,7 @@ export class Gateway {
   #isReduced = false
   readonly #answers: Answers
   readonly #burials: Burials
-  #status: RouterStatus = 'inactive'
+  #status: RouterStatus
   readonly #decide: Definition<Task>
   readonly #admit: Definition<Task>
   readonly #message: Definition<Task>
@@ -74,6 +74,8 @@ export class Gateway {
     this.#signals = parts.signals
     this.#answers = parts.answers
     this.#burials = parts.burials
+    // Until it is told. A process that takes nothing in has no use for it.
+    this.#status = deps.settings.isGateway ? 'unknown' : 'inactive'
     const { perMinute, maxDeliver } = deps.settings
     const tries = { maxRetries: deps.broker === null ? maxDeliver - 1 : messageRetries }
     const ready = deps.broker === null ? { ready: parts.canDecide } : {}

@@ -8,6 +8,7 @@
  * Nothing is shed here: what was taken in is worked off in any state. A router that dies holds nothing: the broker hands
  * out again what was not acked, and counts.
  */
+import { traceIdOf } from '../../http/trace.js'
 import { BrokerFault, codeOf, type Delivery, type RouterBroker } from '../../index.js'
 import { type Burials, ticketOf } from './burials.js'
 import type { RoutingDeps } from './deps.js'
@@ -103,7 +104,7 @@ export class Router {
       })
     }
     const answer = await this.#processing.answer(task, {
-      traceId: traceIdOf(delivery.header('traceparent')) ?? '',
+      traceId: traceIdOf(delivery.header('traceparent')),
       key: delivery.header('Spillway-Idempotency-Key'),
       // Where nobody hears the answer, what is kept is all there is of it.
       isTicket: delivery.header('Spillway-Ticket') !== undefined || !this.#isHeard(delivery),
@@ -208,8 +209,4 @@ function deadlineOf(delivery: Delivery): number | null {
   if (text === undefined) return null
   const at = /^\d{1,15}$/.test(text) ? Number(text) : Date.parse(text)
   return Number.isFinite(at) ? at : null
-}
-
-function traceIdOf(traceparent: string | undefined): string | undefined {
-  return /^[\da-f]{2}-([\da-f]{32})-/.exec(traceparent ?? '')?.[1]
 }
