@@ -10,8 +10,11 @@ export interface Clock {
   random(): number
 }
 
-/** The longest that a timer takes: beyond it, it would fire at once. */
-export const timerMsMax = 2 ** 31 - 1
+/** A longer timer would fire at once. */
+const timerMsMax = 2 ** 31 - 1
+
+export const later = (ms: number, call: () => void): ReturnType<typeof setTimeout> =>
+  setTimeout(call, Math.min(ms, timerMsMax))
 
 export const systemClock: Clock = {
   now: () => performance.now(),
@@ -23,13 +26,10 @@ export const systemClock: Clock = {
         clearTimeout(timer)
         reject(signal?.reason)
       }
-      const timer = setTimeout(
-        () => {
-          signal?.removeEventListener('abort', leave)
-          resolve()
-        },
-        Math.min(ms, timerMsMax),
-      )
+      const timer = later(ms, () => {
+        signal?.removeEventListener('abort', leave)
+        resolve()
+      })
       if (signal?.aborted === true) leave()
       else signal?.addEventListener('abort', leave, { once: true })
     }),
@@ -44,7 +44,7 @@ export async function within<T>(
 ): Promise<T> {
   const done = new AbortController()
   const stop = new Promise<never>((_, reject) => {
-    const timer = setTimeout(() => reject(late()), Math.min(ms, timerMsMax))
+    const timer = later(ms, () => reject(late()))
     const leave = (): void => reject(signal?.reason)
     signal?.addEventListener('abort', leave, { once: true })
     done.signal.addEventListener('abort', () => {

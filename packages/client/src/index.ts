@@ -39,6 +39,7 @@ export type { ConsumeOptions, Consumer, Handler } from './messages/consume.js'
 export type { Renewal } from './messages/lease.js'
 export type {
   Ack,
+  Acked,
   AnyQueue,
   Messages,
   PopOptions,

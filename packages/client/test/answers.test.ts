@@ -270,7 +270,8 @@ describe('no answer', () => {
     const [first] = await messages.pop('acked')
     if (first === undefined) throw new Error('there is no message')
     proxy.plan('/ack', { kind: 'drop', when: 'after' })
-    await messages.ack(first)
+    expect(await messages.ack(first)).toMatchObject([{ success: false, isUnknown: true }])
+    expect(await messages.ack(first)).toMatchObject([{ success: false, isUnknown: false }])
     expect(await messages.pop('acked')).toMatchObject([{ data: { n: 2 } }])
   })
 

@@ -273,6 +273,41 @@ describe('a consumer', () => {
     await consumer.stop()
   })
 
+  it('answers for a message that fails with a text that is none', async () => {
+    await client.messages.configure('untold', { options: { retryDelay: 0, retryLimit: 1 } })
+    await client.push('untold', ['first', 'bad', 'last'])
+    const seen: unknown[] = []
+    const errors: unknown[] = []
+    const last = deferred()
+    const consumer = client.messages.consume(
+      'untold',
+      ({ data }) => {
+        seen.push(data)
+        if (data === 'last') last.resolve()
+        if (data === 'bad') throw new Error('parse error at \0 and \ud800')
+      },
+      { onError: (error) => errors.push(error) },
+    )
+    await last.promise
+    await consumer.stop()
+    expect(errors).toEqual([])
+    expect(seen.filter((data) => data !== 'bad')).toEqual(['first', 'last'])
+  })
+
+  it('says nothing misleading of an ack whose answer was lost', async () => {
+    const warned: string[] = []
+    const logger = { debug: () => undefined, warn: (message: string) => warned.push(message) }
+    const { messages } = createClient({ baseUrl: proxy.origin, logger })
+    await messages.push('lost-ack', ['one'])
+    proxy.plan('/ack', { kind: 'drop', when: 'after' })
+    const handled = deferred()
+    const consumer = messages.consume('lost-ack', () => handled.resolve())
+    await handled.promise
+    await consumer.stop()
+    expect(warned).toEqual([])
+    expect(await settledIn('lost-ack')).toEqual([])
+  })
+
   it('ends with an error that does not pass', async () => {
     const consumer = client.messages.consume('q', () => undefined, { batch: 5_000 })
     await expect(consumer.finished).rejects.toMatchObject({ code: 'invalid_request', status: 400 })

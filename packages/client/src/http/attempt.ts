@@ -1,10 +1,10 @@
 import type { ProblemDocument } from '@spillway/protocol/wire'
 import { mergedHeaders } from '../checks.js'
-import { type Clock, timerMsMax } from '../clock.js'
+import { type Clock, later } from '../clock.js'
 import { SpillwayError } from '../error.js'
 import type { Settings } from '../options.js'
 import { retryAfterMs } from '../policy/retry-after.js'
-import type { Answer, Call } from './call.js'
+import type { Call, Received } from './call.js'
 
 export interface AttemptParts {
   settings: Settings
@@ -17,7 +17,7 @@ export interface AttemptParts {
 }
 
 /** Sends it once. */
-export async function attempt(call: Call, parts: AttemptParts): Promise<Answer> {
+export async function attempt(call: Call, parts: AttemptParts): Promise<Received> {
   const { base, attempts, timeoutMs } = parts
   const { signal } = call
   signal?.throwIfAborted()
@@ -31,7 +31,7 @@ export async function attempt(call: Call, parts: AttemptParts): Promise<Answer> 
     signal?.removeEventListener('abort', leave)
     over.abort()
   }
-  const timer = setTimeout(() => over.abort(), Math.min(timeoutMs, timerMsMax))
+  const timer = later(timeoutMs, () => over.abort())
   let isHandedOver = false
   try {
     signal?.throwIfAborted()
@@ -75,7 +75,7 @@ function requestOf(call: Call, { settings, base, token }: AttemptParts): { url: 
   return { url: `${base}${path}${asked === '' ? '' : `?${asked}`}`, init }
 }
 
-function read(response: Response, text: string, { expects }: Call, parts: AttemptParts): Answer {
+function read(response: Response, text: string, { expects }: Call, parts: AttemptParts): Received {
   const { status, headers } = response
   const isSuccess = (status >= 200 && status < 300) || status === 304
   const isJson = headers.get('content-type')?.includes('json') === true

@@ -21,13 +21,20 @@ export interface Call {
   isStream?: boolean
 }
 
-export interface Answer {
+/** What an attempt is answered with. */
+export interface Received {
   status: number
   headers: Headers
   /** Undefined where there is none: 204, 304, and streams. */
   body: unknown
   /** Of a stream. */
   stream: OpenStream | null
+}
+
+/** What a call is answered with. */
+export interface Answer extends Received {
+  /** An attempt before this one may have done it already: its answer was lost. */
+  isRepeat: boolean
 }
 
 export interface OpenStream {

@@ -16,9 +16,9 @@ import { type Endpoint, Endpoints } from '../policy/endpoints.js'
 import { pauseMs } from '../policy/pause.js'
 import { RetryBudget } from '../policy/retry-budget.js'
 import { Throttle } from '../policy/throttle.js'
-import { isAccepted, isEndpointFault, type Verdict, verdictOn } from '../policy/verdict.js'
+import { isAccepted, isEndpointFault, isUnknown, type Verdict, verdictOn } from '../policy/verdict.js'
 import { attempt } from './attempt.js'
-import type { Answer, Call, Send, Service } from './call.js'
+import type { Answer, Call, Received, Send, Service } from './call.js'
 
 /** What is held back here costs the server nothing: it is looked at again soon. */
 const heldBackMsMax = 5_000
@@ -58,11 +58,13 @@ class Sender {
     const course: Course = { call, deadline: this.#clock.now() + deadlineMs, tries: 0, sent: 0 }
     this.#budget?.earn()
     let last: SpillwayError | null = null
+    let isRepeat = false
     for (;;) {
       call.signal?.throwIfAborted()
       course.tries++
       const { answer, fault, endpoint } = await this.#try(course, await this.#token(course))
-      if (answer !== null) return answer
+      if (answer !== null) return { ...answer, isRepeat }
+      isRepeat ||= isUnknown(fault)
       // Why it could not be had says more than that it was not asked for again.
       if (last === null || fault.code !== 'throttled') last = fault
       const delayMs = this.#delayOf(course, fault, endpoint)
@@ -86,7 +88,7 @@ class Sender {
   async #try(
     course: Course,
     token: string | undefined,
-  ): Promise<{ answer: Answer; fault: null; endpoint: Endpoint } | Failed> {
+  ): Promise<{ answer: Received; fault: null; endpoint: Endpoint } | Failed> {
     const { call } = course
     const throttle = this.#throttleOf(call.service)
     if (throttle?.lets() === false) {

@@ -38,6 +38,11 @@ export interface Ack extends Pick<PoppedMessage, 'transactionId' | 'partitionId'
   error?: string
 }
 
+export interface Acked extends AckResult {
+  /** Refused, but only after an attempt whose answer was lost: that one may have counted. Nobody can tell. */
+  isUnknown: boolean
+}
+
 export type TransactionStep = { type: 'push'; items: readonly PushItem[] } | ({ type: 'ack' } & Ack)
 
 export interface Transacted {
@@ -66,7 +71,7 @@ export interface Messages {
   pushAll(items: readonly PushItem[], options?: PushOptions): Promise<Pushed>
   /** Empty: there is none. */
   pop(from: Address | AnyQueue, options?: PopOptions): Promise<PoppedMessage[]>
-  ack(acks: Ack | readonly Ack[], options?: CallOptions): Promise<AckResult[]>
+  ack(acks: Ack | readonly Ack[], options?: CallOptions): Promise<Acked[]>
   /** How long they are kept from now on; throws `not_found` when the lease is lost. */
   extend(leaseId: string, options?: CallOptions & { seconds?: number }): Promise<{ newExpiresAt: string }>
   /** Takes, hands to `handler` and answers for, until it is stopped. */
@@ -86,18 +91,24 @@ export function messages(parts: Parts): Messages {
     push: async (address, given, options = {}) => push(parts, itemsOf(address, given), options),
     pushAll: (items, options = {}) => push(parts, items, options),
     pop: (from, options = {}) => pop(parts, from, options),
-    async ack(acks, options) {
+    async ack(acks, options = {}) {
       const acknowledgments = Array.isArray(acks) ? acks : [acks]
       // By lease: what was answered for already is refused, and moves nothing.
       const call = { method: 'POST', path: '/api/v1/ack/batch', isRepeatable: true } as const
-      return ask({ ...call, body: { acknowledgments }, expects: ['[]'] }, options)
+      const sent = { ...call, body: { acknowledgments }, expects: ['[]'], service, ...limitsOf(options) } as const
+      const { body, isRepeat } = await parts.send(sent)
+      return (body as AckResult[]).map((result) => ({ ...result, isUnknown: isRepeat && !result.success }))
     },
     extend: async (leaseId, { seconds, ...options } = {}) => {
       const path = `/api/v1/lease/${segment(leaseId)}/extend`
       const body = { seconds: seconds ?? null }
       return ask({ method: 'POST', path, body, expects: ['newExpiresAt'], isRepeatable: true }, options)
     },
-    consume: (from, handler, options = {}) => consume({ ...parts, messages: made }, { from, handler }, options),
+    consume: (from, handler, options = {}) => {
+      // An address that is none is told here, and not once for each time that it is asked for.
+      source(from)
+      return consume({ ...parts, messages: made }, { from, handler }, options)
+    },
     transaction: (operations, { requiredLeases, ...options } = {}) => {
       const body = { operations, ...(requiredLeases && { requiredLeases }) }
       const call = { method: 'POST', path: '/api/v1/transaction', body, isRepeatable: true } as const

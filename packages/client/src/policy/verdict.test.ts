@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import { SpillwayError, type SpillwayErrorCode } from '../error.js'
-import { isAccepted, verdictOn } from './verdict.js'
+import { isAccepted, isUnknown, verdictOn } from './verdict.js'
 
 const fault = (code: SpillwayErrorCode, status: number | null) => new SpillwayError(code, 'told', { status })
 
@@ -35,6 +35,18 @@ describe('the verdict', () => {
     expect(verdictOn(told, { isRepeatable: true, retryOn429: true })).toBe(repeatable)
     expect(verdictOn(told, { isRepeatable: false, retryOn429: true })).toBe(other)
     expect(isAccepted(told)).toBe(accepted)
+  })
+
+  it.each<[boolean, SpillwayErrorCode, number | null]>([
+    [true, 'unreachable', null],
+    [true, 'unexpected', 502],
+    [true, 'internal_error', 500],
+    [false, 'overloaded', 503],
+    [false, 'rate_limited', 429],
+    [false, 'throttled', null],
+    [false, 'idempotency_in_progress', 409],
+  ])('that it may have been done is %s of %s %s', (expected, code, status) => {
+    expect(isUnknown(fault(code, status))).toBe(expected)
   })
 
   it('on 429 is final when it is not to be retried', () => {

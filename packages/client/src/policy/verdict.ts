@@ -33,3 +33,8 @@ export function isEndpointFault({ code, status }: Pick<SpillwayError, 'code' | '
 export function isAccepted({ code, status }: Pick<SpillwayError, 'code' | 'status'>): boolean {
   return status !== null && status !== 429 && status !== 503 && !isEndpointFault({ code, status })
 }
+
+/** Whether nobody knows if it was done. What was refused, held back, or told what is wrong with it was not. */
+export function isUnknown({ code, status }: Pick<SpillwayError, 'code' | 'status'>): boolean {
+  return code === 'unreachable' || (status !== null && (status === 408 || status >= 500) && status !== 503)
+}
