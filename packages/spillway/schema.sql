@@ -641,7 +641,7 @@ CREATE TABLE workers (
   CONSTRAINT workers_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
-CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[], p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_key uuid[], p_rate_n integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_keep integer[], p_rate_ix integer[], p_rate_item integer[], p_full boolean, p_batch integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
+CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[], p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_key uuid[], p_rate_n integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_keep integer[], p_rate_ix integer[], p_rate_item integer[], p_full boolean, p_batch integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint)
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -821,6 +821,7 @@ BEGIN
       FROM unnest(v_gnames, v_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
   END IF;
   IF v_rleft IS NOT NULL THEN
+    at_ms := floor(extract(epoch FROM t) * 1000);
     IF v_tight OR v_odd THEN
       -- Per key, now that the refused ones are out of the count.
       -- A slot is free when fewer than the limit count; after it was lowered more may count than it allows.
@@ -2533,7 +2534,7 @@ BEGIN
   SELECT array_agg(b.who), array_agg(coalesce(k.pending, 0) + 1), array_agg(b.trace) INTO v_who, v_counts, v_traces
     FROM blocked b LEFT JOIN known k ON k.submitter = b.who WHERE k.minute IS NULL OR k.minute < v_minute;
   RETURN json_build_object('as_of_seq', petitions_witness_blocks(v_who, v_counts, v_traces),
-    'cycle_id', to_char(t AT TIME ZONE 'UTC', 'YYYY-"Q"Q'), 'at_ms', floor(extract(epoch FROM t) * 1000));
+    'cycle_id', to_char(t AT TIME ZONE 'UTC', 'YYYY-"Q"Q'));
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.petitions_submitted(p_verdicts smallint[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[], p_traces text[], p_payloads text[])

@@ -209,8 +209,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
           tags,
           summary: 'Server-sent events: what becomes of an operation',
           querystring: Nothing,
-          description:
-            'A `status` for each change, and what it puts out. Goes on behind `Last-Event-ID`; 204 for who has had the last event.',
+          description: 'A `status` per change, and the output. Goes on behind `Last-Event-ID`; 204 after the last event.',
         },
       },
       async (request, reply) => {
