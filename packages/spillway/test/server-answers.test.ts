@@ -133,6 +133,17 @@ describe('202', () => {
     expect(await finishes(server, body.operationId)).toMatchObject({ status: 'completed', result: { status: 200 } })
   })
 
+  it('an estimate counts the delay of what stands before it', async () => {
+    const wait = async (more = {}) =>
+      (await submit(server, `${target.origin}/late`, { queue: 'late', ...more })).body.estimatedWaitSeconds
+    expect(await wait({ delay_seconds: 40 })).toBeGreaterThan(39)
+    for (const behind of [await wait(), await wait({ delay_seconds: 5 })]) {
+      expect(behind).toBeGreaterThan(30)
+      expect(behind).toBeLessThan(60)
+    }
+    expect(await wait({ delay_seconds: 100 })).toBeGreaterThan(99)
+  })
+
   it('requested: a delay, which is kept', async () => {
     const { status, body } = await submit(server, `${target.origin}/delayed`, { queue: 'delayed', delay_seconds: 0.6 })
     expect(status).toBe(202)

@@ -35,7 +35,11 @@ export const Queued = Type.Object({
   status: Type.Literal('queued'),
   operationId: OperationId,
   queuePosition: Type.Integer({ minimum: 0, description: 'Position in its lane; 0 = next' }),
-  estimatedWaitSeconds: Type.Number({ minimum: 0 }),
+  estimatedWaitSeconds: Type.Number({
+    minimum: 0,
+    description:
+      'From the measured drain, what stands before it, and how long the head of its lane is delayed or waits for its next attempt. As if nothing were paused',
+  }),
   estimatedWait: Type.String(),
   reason: Type.Enum(['maintaining_order', 'system_busy', 'requested', 'still_running', 'retrying']),
 })

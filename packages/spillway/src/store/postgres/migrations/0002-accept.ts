@@ -90,7 +90,7 @@ DECLARE
   v_lane int[] := p_lane;
   v_lanes uuid[] := p_lanes;
   v_execute boolean[] := p_first_execute;
-  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[]; v_queues text[]; v_partitions text[];
+  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[]; v_blocked bigint[]; v_queues text[]; v_partitions text[];
   v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
   v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean; v_paused boolean;
   v_tight boolean := false;
@@ -313,11 +313,14 @@ BEGIN
       depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
       running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
       moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
-    RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms, l.queue, l.partition
+    RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms, l.queue, l.partition,
+      -- For how long its head is delayed or waits for its next attempt. How long a pause lasts, nobody knows.
+      CASE WHEN l.depth > 1 AND NOT l.running THEN (SELECT (date_part('epoch', x.until - t) * 1000)::bigint FROM parked x
+        WHERE x.lane = l.id AND x.reason <> 'pause') END AS blocked_ms
   )
   SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1)),
-    array_agg(up.queue), array_agg(up.partition)
-    INTO v_lanes, v_tail, v_depth, v_running, v_pace, v_queues, v_partitions FROM up;
+    array_agg(up.queue), array_agg(up.partition), array_agg(up.blocked_ms)
+    INTO v_lanes, v_tail, v_depth, v_running, v_pace, v_queues, v_partitions, v_blocked FROM up;
   IF v_lanes IS DISTINCT FROM p_lanes THEN
     -- Some lanes got nothing: renumber the items' lanes to those that are left.
     SELECT array_agg(coalesce(array_position(v_lanes, p_lanes[u.lane]), 0) ORDER BY u.i) INTO v_lane FROM unnest(p_lane) WITH ORDINALITY u(lane, i);
@@ -334,7 +337,7 @@ BEGIN
   -- sorting each array would cost more than making it.
   SELECT array_agg(x.verdict), array_agg(x.seq),
          array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
-         array_agg((x.delay_ms + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
+         array_agg((greatest(x.delay_ms, x.blocked_ms) + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
          array_agg(x.stamp),
          -- Order before load: what stands behind something is told so, unless it asked to be queued.
          array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
@@ -345,7 +348,7 @@ BEGIN
          bool_or(x.verdict = 1), bool_or(x.verdict = 0 AND x.rn = 1 AND x.before = 0), max(x.delay_ms) > 0, bool_and(x.verdict < 2)
     INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing, v_readying, v_delaying, v_all
   FROM (
-    SELECT u.i, u.rn, u.reason, u.delay_ms, v_running[u.lane] AS running,
+    SELECT u.i, u.rn, u.reason, u.delay_ms, v_blocked[u.lane] AS blocked_ms, v_running[u.lane] AS running,
       CASE WHEN p_apply AND v_depth[u.lane] = 0 THEN 0 ELSE v_depth[u.lane] - v_n[u.lane] END AS before,
       v_tail[u.lane] - v_n[u.lane] + u.rn AS seq,
       CASE WHEN v_pace[u.lane] < 0 THEN u.pace_ms ELSE v_pace[u.lane] END AS pace,
