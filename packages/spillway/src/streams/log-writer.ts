@@ -197,7 +197,7 @@ export class LogWriter {
       if (answers[index] === 'written') {
         const { key, first, chunks, end } = entry.append
         this.#onWritten(key, { first, chunks, end })
-        entry.writer.written(entry)
+        entry.writer.wrote(entry)
       } else {
         entry.writer.leaveAs('lost')
       }

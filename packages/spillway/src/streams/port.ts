@@ -66,10 +66,10 @@ export interface StreamLog {
   /** The last chunk's number and how it ended; `last` 0 when there is none. */
   head(key: StreamKey): Promise<{ last: number; end: EndKind | null }>
   /**
-   * For a log that can lose what it has while the registry does not: `begin` leaves a mark when the stream is opened, and a
-   * stream whose mark is gone is lost. Without it, one that lost its chunks would look like one that has none yet.
+   * For a log that can lose what it has while the registry does not: `begin` leaves a mark before the stream is opened, and
+   * a stream whose mark is gone is lost. Without it, one that lost its chunks would look like one that has none yet.
    */
-  readonly marks?: { begin(key: StreamKey): Promise<void>; isLost(key: StreamKey): Promise<boolean> }
+  readonly marks?: { begin(id: string): Promise<void>; isLost(id: string): Promise<boolean> }
   /** Hears which streams other processes have appended to. A hint: it may be lost; after a gap `heard(null)`: look at all. */
   onBell(heard: (ids: readonly string[] | null) => void): void
   close(): Promise<void>
@@ -120,6 +120,8 @@ export interface StreamRegistry {
   find(id: string): Promise<StreamEntry | null>
   /** For a log that is not the store's own: its end. (The store's own log notes it with the record.) */
   ended(id: string, end: EndKind): Promise<void>
+  /** Nothing is in its log, and that is gone: from now on it is kept in this one. */
+  moved(id: string, log: LogName): Promise<void>
   /** A client reads it here now, or (null) nobody does any more. Leaving is heeded only while `watcher` is who left. */
   watched(id: string, watcher: string): Promise<void>
   unwatched(id: string, watcher: string): Promise<void>

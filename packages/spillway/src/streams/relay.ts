@@ -68,6 +68,13 @@ export class Relay {
     return this.#followers
   }
 
+  /** The log of this stream is gone: who waits for it is told so now, not when its patience is over. */
+  lost(id: string): void {
+    for (let follow = this.#chains.get(id) ?? null; follow !== null; follow = follow.sibling) {
+      follow.fail(new LogFault(`the log of stream ${id} is gone`))
+    }
+  }
+
   /** A record is in the log, written by this process. */
   wrote(key: StreamKey, record: StreamRecord): void {
     let follow = this.#chains.get(key.id) ?? null

@@ -23,6 +23,10 @@ export class StreamGone extends Error {
 export interface StreamWriter {
   /** Number of the last chunk pushed, whether or not it is written yet. */
   readonly last: number
+  /** Number of the last chunk that is known to be in the log; 0: none that this writer has pushed. */
+  readonly written: number
+  /** Somebody may read it on another instance. */
+  readonly ring: boolean
   /** Throws once the stream was ended, closed, or is gone (`StreamGone`). */
   push(chunk: string): void
   /** Together with what is pending; resolves when durable. A second end is the first one's. */
@@ -68,6 +72,7 @@ export class PendingStream implements StreamWriter {
   /** Lies in the owner's list of those that have something to write. */
   isReady = false
   sinceMs = 0
+  written = 0
   readonly #owner: WriterOwner
   readonly #writer = randomUUID()
   #state: 'open' | 'ending' | 'closed' | Gone = 'open'
@@ -193,7 +198,8 @@ export class PendingStream implements StreamWriter {
     this.#owner.waits(-entry.bytes)
   }
 
-  written(entry: Entry): void {
+  wrote(entry: Entry): void {
+    this.written = entry.append.first + entry.append.chunks.length - 1
     if (entry.append.end === null || !this.isLive) return
     this.#leave('closed')
     this.#end?.settle('written')

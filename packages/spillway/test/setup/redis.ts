@@ -52,6 +52,9 @@ export interface RedisServer {
   kill(): Promise<void>
   /** On the same port and folder; one that still runs is killed first. */
   restart(): Promise<void>
+  /** It is there and does not answer, until it goes on. */
+  hang(): void
+  goOn(): void
   stop(): Promise<void>
 }
 
@@ -133,6 +136,8 @@ export async function startRedis(options: RedisOptions = {}): Promise<RedisServe
       await kill()
       running = await launch(found.program, settings, port)
     },
+    hang: () => void running.child.kill('SIGSTOP'),
+    goOn: () => void running.child.kill('SIGCONT'),
     stop: async () => {
       process.off('exit', cutShort)
       await kill()

@@ -104,7 +104,7 @@ class RedisStreamLog implements RedisStreams {
   }
 
   readonly marks = {
-    begin: async ({ id }: StreamKey): Promise<void> => {
+    begin: async (id: string): Promise<void> => {
       try {
         const keepMs = this.#o.longestMs + this.#o.retentionMs
         await this.#link.run((redis) => redis.set(this.#names.mark(id), '', 'PX', keepMs))
@@ -112,7 +112,7 @@ class RedisStreamLog implements RedisStreams {
         throw asLogFault(error, 'note that a stream begins')
       }
     },
-    isLost: async ({ id }: StreamKey): Promise<boolean> => {
+    isLost: async (id: string): Promise<boolean> => {
       try {
         return (await this.#link.run((redis) => redis.exists(this.#names.mark(id)))) === 0
       } catch (error) {

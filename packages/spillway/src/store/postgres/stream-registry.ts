@@ -123,6 +123,9 @@ export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRe
     open: (request) => opening.submit(request),
     find: async (id) => (uuid.test(id) ? finding.submit({ id }) : null),
     ended: async (id, end) => void (await finishing.submit({ id, end })),
+    moved: async (id, log) => {
+      await query(`UPDATE ${s}.streams SET log = $2 WHERE id = $1 AND ended IS NULL`, [id, log])
+    },
     watched: async (id, watcher) => void (await watching.submit({ id, watcher, reads: true })),
     unwatched: async (id, watcher) => void (await watching.submit({ id, watcher, reads: false })),
     abandoned: async (of) => {

@@ -38,17 +38,27 @@ export interface DeliveryOptions {
 /** The next record, or why there is none; null when it was closed. */
 export type Next = StreamRecord | Failure | null
 
+/** Its operation is settled right after the end of its stream was written. */
+const settleWaitMs = 2_000
+
+/** Why a generation failed, as the result of its operation says; null when it does not. */
+export async function keptFailure({ intake }: Pick<GenerationDeps, 'intake'>, id: string): Promise<Failure | null> {
+  const result = (await intake.core.waiters.wait(id, settleWaitMs))?.result
+  const isFailure = typeof result === 'object' && result !== null && 'status' in result && 'error' in result
+  return isFailure ? (result as Failure) : null
+}
+
 export type Outcome = 'ended' | 'left' | 'failed'
 
 export class Delivery {
   readonly id: string
-  readonly entry: StreamEntry
+  entry: StreamEntry
   readonly isQueued: boolean
   readonly isLocal: boolean
   readonly waitUntil: number | null
   readonly #deps: GenerationDeps
   readonly #o: DeliveryOptions
-  readonly #follower: Follower
+  #follower: Follower
   #connection: SseConnection | null = null
   #started = false
   #failure: Failure | null = null
@@ -97,8 +107,9 @@ export class Delivery {
       record = await this.#follower.next()
     } catch (fault) {
       if (!(fault instanceof LogFault)) throw fault
+      if (this.#failure === null && (await this.#hasMoved())) return this.next()
       // Who writes to a Redis that is away has given the stream up by now.
-      return this.#failure ?? (this.entry.log === 'redis' ? failures.interrupted : failures.logAway)
+      return this.#failure ?? (this.entry.log === 'redis' ? failures.logLost : failures.logAway)
     } finally {
       this.isWaiting = false
     }
@@ -106,6 +117,17 @@ export class Delivery {
     if (record === null) return this.#failure
     this.start()
     return record
+  }
+
+  /** Begun anew in another log, as the first was gone before anything was in it. */
+  async #hasMoved(): Promise<boolean> {
+    if (this.#started || this.entry.log === 'postgres') return false
+    const entry = await this.#deps.registry.find(this.id)
+    if (entry === null || entry.log === this.entry.log) return false
+    this.#follower.close()
+    this.entry = entry
+    this.#follower = this.#deps.relay.follow(entry.key, entry.log, 0)
+    return true
   }
 
   start(): void {

@@ -11,8 +11,6 @@
  *
  * Crash points: before the first record is durable it is simply run again; after it, the next attempt ends the stream.
  */
-
-import { setTimeout as delay } from 'node:timers/promises'
 import type { EndKind, StreamEntry, StreamLog, StreamWriter } from '../../index.js'
 import { FailOperation, LogFault, OperationAborted, RetryOperation, type RunContext } from '../../index.js'
 import type { Places } from './admission.js'
@@ -24,9 +22,6 @@ import { type OpenAiError, UpstreamFault, type UpstreamLimits } from './upstream
 
 /** How often an end is tried while a process that was given up still writes. */
 const endTriesMax = 10
-/** From the opening of a stream to its mark: longer than Redis may take for an answer, after which the opening has failed. */
-const markWaitMs = 5_000
-const markLookMs = 25
 
 export class Handler {
   readonly #deps: GenerationDeps
@@ -84,15 +79,16 @@ export class Handler {
       threadId: generation.threadId,
       watcher: generation.watcher,
       direct: isDirect,
+      isNew: isDirect && context.attempt === 1,
     })
     if (entry.ended !== null) return nothingNew
     const place = this.#deps.logOf(entry.log)
     // Begun where Redis was configured, and now it is not.
-    if (place === null) return this.#failElsewhere(entry, failures.logAway)
-    const last = await this.#lastKnown(entry, place.log, signal)
+    if (place === null) return this.#failElsewhere(entry, failures.logLost)
+    const last = await this.#lastKnown(entry, place.log)
     if (last === 'ended') return nothingNew
     // What the log has lost cannot be gone on with: its readers may have chunks of it.
-    if (last === 'lost') return this.#failElsewhere(entry, failures.interrupted)
+    if (last === 'lost') return this.#failElsewhere(entry, failures.logLost)
     const ring = generation.watcher !== intake.instance
     if (last > 0) return this.#refuseSecondSample(entry, generation)
     const attempt = new Attempted(this.#deps, { entry, generation, context, signal })
@@ -100,33 +96,17 @@ export class Handler {
     return attempt.run()
   }
 
-  async #lastKnown(
-    entry: StreamEntry & { created: boolean },
-    log: StreamLog,
-    signal: AbortSignal,
-  ): Promise<number | 'ended' | 'lost'> {
+  async #lastKnown(entry: StreamEntry & { created: boolean }, log: StreamLog): Promise<number | 'ended' | 'lost'> {
     if (entry.created) return 0
     if (entry.log === 'postgres') return entry.last
     try {
       const last = await this.#lastOf(entry)
-      return last === 0 && (await this.#isLost(entry, log, signal)) ? 'lost' : last
+      return last === 0 && (await log.marks?.isLost(entry.key.id)) === true ? 'lost' : last
     } catch (fault) {
       // Redis is away: nobody can say what its readers have.
       if (fault instanceof LogFault) return 'lost'
       throw fault
     }
-  }
-
-  /** Whoever opens a stream leaves its mark right behind: until it must be there, none says nothing. */
-  async #isLost(entry: StreamEntry, { marks }: StreamLog, signal: AbortSignal): Promise<boolean> {
-    if (marks === undefined) return false
-    const markedBy = performance.now() + markWaitMs - entry.ageMs
-    while (await marks.isLost(entry.key)) {
-      if (performance.now() >= markedBy) return true
-      if (signal.aborted) return false
-      await delay(markLookMs)
-    }
-    return false
   }
 
   async #lastOf(entry: StreamEntry): Promise<number | 'ended'> {
@@ -358,15 +338,23 @@ class Attempted {
     const isGone = why === 'failed' || (await this.#isLogGone())
     // Whoever it belongs to by the queue finds the chunks that are there, and ends it.
     if (!isGone) throw new OperationAborted('lease_lost')
-    if (log === 'postgres') throw new RetryOperation('The log of the stream did not answer.')
-    await this.#deps.registry.ended(key.id, 'error')
-    return fail(failures.logAway)
+    const again = new RetryOperation('The log of the stream did not answer.', { result: failures.logAway })
+    if (log === 'postgres') throw again
+    const { written, ring } = this.#open()
+    if (written > 0 || ring) {
+      await this.#deps.registry.ended(key.id, written > 0 ? 'error' : 'unbegun')
+      return fail(failures.logLost)
+    }
+    // Nobody can have read any of it: who reads elsewhere would have been rung for, and who reads here is told by us.
+    await this.#deps.registry.moved(key.id, 'postgres')
+    this.#deps.relay.lost(key.id)
+    throw again
   }
 
   async #isLogGone(): Promise<boolean> {
     const place = this.#deps.logOf(this.#entry.log)
     try {
-      return (await place?.log.marks?.isLost(this.#entry.key)) === true
+      return (await place?.log.marks?.isLost(this.#entry.key.id)) === true
     } catch (fault) {
       if (fault instanceof LogFault) return true
       throw fault

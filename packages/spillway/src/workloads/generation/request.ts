@@ -67,6 +67,12 @@ export const failures = {
     503,
     'The process that generated this answer was lost. What came so far is all there is; ask again.',
   ),
+  /** Not to be resumed, so that it has that code: there is nothing to come. */
+  logLost: failure(
+    'stream_interrupted',
+    503,
+    'The log that kept this answer was lost. What came so far is all there is; ask again.',
+  ),
   queueTimeout: (seconds: number): Failure =>
     failure('queue_timeout', 503, `No capacity became free within ${seconds} s. Try again later.`, {
       retryAfterMs: 5_000,

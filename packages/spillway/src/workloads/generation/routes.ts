@@ -136,8 +136,10 @@ function addResume(app: App, { serving, deps }: GenerationWorkload): void {
       if (entry === null) return sendProblem(reply, noStream)
       const after = startAfter(request)
       if (typeof after !== 'number') return sendProblem(reply, after)
-      const last = entry.log === 'postgres' ? entry.last : await lastOf(deps, entry)
-      if (entry.ended !== null && after >= last) return reply.code(204).send()
+      // One whose end is lost with its log is told so, or its reader would take what it has for the whole.
+      const hasEnd = entry.log === 'postgres' ? entry.ended !== null : await isEndedAt(deps, entry, after)
+      const { last } = entry
+      if (hasEnd && after >= last) return reply.code(204).send()
       // It would be silent until the end, which it then has not got. Redis may have lost what it was told: the relay says so.
       if (entry.log === 'postgres' && after > last) return sendProblem(reply, badPosition)
       return serving.resume(entry, after, reply)
@@ -228,8 +230,10 @@ async function ownStream(
   return entry.identity === identity || roles.has('operate') ? entry : null
 }
 
-async function lastOf(deps: GenerationWorkload['deps'], entry: StreamEntry): Promise<number> {
-  return (await deps.logOf(entry.log)?.log.head(entry.key))?.last ?? 0
+/** Whether its log, which is not the store's own, has its end, and nothing behind that position. */
+async function isEndedAt(deps: GenerationWorkload['deps'], entry: StreamEntry, after: number): Promise<boolean> {
+  const head = await deps.logOf(entry.log)?.log.head(entry.key)
+  return head !== undefined && head.end !== null && after >= head.last
 }
 
 /** The header comes from browsers that reconnect by themselves, and is the newer of the two. */

@@ -13,7 +13,7 @@ import { type Problem, sendProblem } from '../../http/problem.js'
 import type { SseConnection } from '../../http/sse.js'
 import { type EndKind, LogFault, type Standing, type StreamEntry, type StreamRecord } from '../../index.js'
 import type { Admission, Admitted, Asked } from './admission.js'
-import { Delivery, type Next } from './delivery.js'
+import { Delivery, keptFailure, type Next } from './delivery.js'
 import type { GenerationDeps } from './deps.js'
 import { forms } from './forms.js'
 import { endAt, type Handler } from './handler.js'
@@ -23,8 +23,6 @@ import type { Watch } from './watch.js'
 
 /** An upstream that refuses does so at once: its status is the answer's, if it comes before the head was sent. */
 const headGraceMs = 100
-/** Its operation is settled right after the end of its stream was written. */
-const settleWaitMs = 2_000
 
 const openingMs = [20, 100, 500]
 
@@ -242,8 +240,8 @@ export class Serving {
     const { intake, registry } = this.#deps
     const { format, threadId, identity } = asked
     const direct = layer === resilienceLayers.direct
-    const open = () => this.#parts.directory.open({ id, identity, format, threadId, direct, watcher: intake.instance })
-    if (!replayed) return open()
+    const stream = { id, identity, format, threadId, direct, watcher: intake.instance, isNew: !replayed }
+    if (!replayed) return this.#parts.directory.open(stream)
     // The first with this key may be opening it at this moment.
     for (const waitMs of [0, ...openingMs]) {
       if (waitMs > 0) await after(waitMs)
@@ -254,7 +252,7 @@ export class Serving {
     }
     // Its process died before it could; one that has run, and has no stream any more, has expired.
     const [standing] = await intake.standing([id])
-    return isUnfinished(standing) ? open() : null
+    return isUnfinished(standing) ? this.#parts.directory.open(stream) : null
   }
 
   /** Counts it as read here, from now until it is let go: it has ended, or its client left. */
@@ -311,9 +309,8 @@ export class Serving {
 
   /** The log has what is told in a stream; the result of an operation that ran has the status too. */
   async #failureOf(id: string, { end, chunks }: StreamRecord): Promise<Failure> {
-    const ticket = end === 'cancelled' ? null : await this.#deps.intake.core.waiters.wait(id, settleWaitMs)
-    const result = ticket?.result
-    return isFailure(result) ? result : toldFailure(chunks.at(-1) ?? '')
+    const kept = end === 'cancelled' ? null : await keptFailure(this.#deps, id)
+    return kept ?? toldFailure(chunks.at(-1) ?? '')
   }
 }
 
@@ -357,10 +354,6 @@ function failureAlone(next: Next): Failure | StreamRecord | null {
 
 function isUnfinished(standing: Standing | undefined): boolean {
   return standing?.status === 'pending' || standing?.status === 'processing'
-}
-
-function isFailure(result: unknown): result is Failure {
-  return typeof result === 'object' && result !== null && 'status' in result && 'error' in result
 }
 
 function problemOf({ status, error, retry_after_ms }: Failure): Problem {

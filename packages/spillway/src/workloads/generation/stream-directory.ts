@@ -1,5 +1,5 @@
 /** Opens streams once per process: who runs one and who reads it here ask for the same entry at the same time. */
-import type { StreamEntry } from '../../index.js'
+import { LogFault, type LogName, type StreamEntry } from '../../index.js'
 import type { GenerationDeps } from './deps.js'
 import type { Format } from './request.js'
 
@@ -10,6 +10,8 @@ interface Opening {
   threadId: string
   watcher: string
   direct: boolean
+  /** Nobody else can have opened it. */
+  isNew: boolean
 }
 
 export class StreamDirectory {
@@ -29,8 +31,23 @@ export class StreamDirectory {
   }
 
   async #open(request: Opening): Promise<StreamEntry & { created: boolean }> {
-    const entry = await this.#deps.registry.open({ ...request, log: this.#deps.newLog() })
-    if (entry.created) await this.#deps.logOf(entry.log)?.log.marks?.begin(entry.key)
-    return entry
+    const { isNew, ...stream } = request
+    // What is there keeps the mark that it has, or has lost.
+    const known = isNew ? null : await this.#deps.registry.find(stream.id)
+    if (known !== null) return { ...known, created: false }
+    return this.#deps.registry.open({ ...stream, log: await this.#newLog(stream.id) })
+  }
+
+  /** One that does not take the mark would not take chunks either. */
+  async #newLog(id: string): Promise<LogName> {
+    const { newLog, logOf } = this.#deps
+    const name = newLog()
+    try {
+      await logOf(name)?.log.marks?.begin(id)
+      return name
+    } catch (fault) {
+      if (fault instanceof LogFault) return 'postgres'
+      throw fault
+    }
   }
 }

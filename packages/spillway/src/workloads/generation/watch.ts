@@ -9,7 +9,7 @@
  * would pass for left.
  */
 import type { Standing } from '../../index.js'
-import type { Delivery } from './delivery.js'
+import { type Delivery, keptFailure } from './delivery.js'
 import type { GenerationDeps } from './deps.js'
 import type { Handler } from './handler.js'
 import { failures } from './request.js'
@@ -168,9 +168,15 @@ export class Watch {
           delivery.lookAt = now
           delivery.kick()
         } else {
-          delivery.fail(standing.status === 'cancelled' ? failures.cancelled : failures.interrupted)
+          void this.#endless(delivery, standing.status)
         }
     }
+  }
+
+  /** Its operation is over, and its log does not say how: what is known of why is told. */
+  async #endless(delivery: Delivery, status: Standing['status']): Promise<void> {
+    if (status === 'cancelled') return delivery.fail(failures.cancelled)
+    delivery.fail((await keptFailure(this.#deps, delivery.id)) ?? failures.interrupted)
   }
 
   async #askWhoReads(): Promise<void> {
