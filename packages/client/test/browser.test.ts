@@ -58,6 +58,14 @@ describe.runIf(program !== null)('in a page', () => {
     ])
   })
 
+  it('does not follow a redirect', async () => {
+    proxy.plan('/push', { kind: 'answer', status: 302, headers: { location: '/api/v1/operations' }, body: '' })
+    const seen = await inPage(`
+      const { code, status, retryable, attempts } = await client.push('redirected', [1]).catch((error) => error)
+      return { code, status, retryable, attempts }`)
+    expect(seen).toEqual({ code: 'unexpected', status: null, retryable: false, attempts: 1 })
+  })
+
   it('generates, over dropped connections', async () => {
     proxy.plan('/api/v1/stream', { kind: 'cut', behind: '"content":"5 "' })
     proxy.plan('/api/v1/streams/', { kind: 'cut', behind: '"content":"12 "' })

@@ -209,7 +209,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
           tags,
           summary: 'Server-sent events: what becomes of an operation',
           querystring: Nothing,
-          description: 'A `status` per change, and the output. Goes on behind `Last-Event-ID`; 204 after the last event.',
+          description: 'A `status` per change, and output. Goes on behind `Last-Event-ID`; 204 after the last event.',
         },
       },
       async (request, reply) => {
