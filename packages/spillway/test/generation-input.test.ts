@@ -101,6 +101,12 @@ describe.concurrent('POST /v1/chat/completions', () => {
     ['without messages', { model: 'demo' }, 'messages'],
     ['with no message at all', { model: 'demo', messages: [] }, 'messages'],
     ['without a model', { messages }, 'model'],
+    ['with max_tokens 0', { model: 'demo', messages, max_tokens: 0 }, 'max_tokens'],
+    [
+      'with max_completion_tokens below 0',
+      { model: 'demo', messages, max_completion_tokens: -1 },
+      'max_completion_tokens',
+    ],
     ['with n above 1', { model: 'demo', messages, n: 2 }, 'n'],
     ['with stream that is no boolean', { model: 'demo', messages, stream: 'yes' }, 'stream'],
     ['with a message that has no role', { model: 'demo', messages: [{ content: 'a' }] }, 'messages[0].role'],

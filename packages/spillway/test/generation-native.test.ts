@@ -11,6 +11,7 @@ import {
   startFleet,
 } from './generation-server.js'
 import { get, type ServerProcess } from './server-process.js'
+import { monotonicMs } from './setup/scripted-upstream.js'
 
 const uuid = /^[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}$/
 /** "At once": long before there is anything to tell, on a machine that runs other tests too. */
@@ -219,7 +220,9 @@ describe.concurrent('a native stream that is queued', () => {
     // The one before it gives up its place in the queue.
     next.leave()
     await open(server, `/api/v1/streams/${next.id}/cancel`, { method: 'POST', headers: as('places') })
+    const cancelledMs = monotonicMs()
     await after.seen('a better position', (seen) => positions(seen).length > 1)
+    expect(monotonicMs() - cancelledMs).toBeLessThan(2_000)
     held.release()
     await after.whole()
     expect(positions(after)).toEqual([...new Set(positions(after))].sort((a, b) => Number(b) - Number(a)))

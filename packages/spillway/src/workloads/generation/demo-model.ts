@@ -6,7 +6,7 @@
  * timer serves all streams, and runs while one of them waits.
  */
 
-import { type DemoAnswer, demoAnswer } from './demo-text.js'
+import { badLimitOf, type DemoAnswer, demoAnswer } from './demo-text.js'
 import {
   type OpenAiError,
   type Upstream,
@@ -125,6 +125,12 @@ function wholeCompletion(answer: DemoAnswer, operationId: string): UpstreamChunk
   return { text, content, finishReason }
 }
 
+function badLimit(param: string): UpstreamFault {
+  const message = `${param} must be a whole number of at least 1.`
+  const error = { message, type: 'invalid_request_error', param, code: 'invalid_request' }
+  return new UpstreamFault('upstream_rejected', message, { status: 400, error })
+}
+
 class DemoModel implements Upstream {
   readonly provider = 'demo'
   readonly #msPerToken: number
@@ -144,6 +150,8 @@ class DemoModel implements Upstream {
     onHeaders: () => void = () => undefined,
   ): AsyncGenerator<readonly UpstreamChunk[]> {
     signal.throwIfAborted()
+    const param = badLimitOf(request.body)
+    if (param !== null) throw badLimit(param)
     const sleeper: Sleeper = { dueMs: 0, wake: null }
     const abort = (): void => sleeper.wake?.()
     signal.addEventListener('abort', abort, { once: true })

@@ -102,6 +102,12 @@ function ownLength(question: string): number {
   return length
 }
 
+/** The limit of the request that no answer can keep to; null: there is none. */
+export function badLimitOf(body: Members): string | null {
+  const isBad = (limit: unknown): boolean => limit !== undefined && limit !== null && !(Number(limit) >= 1)
+  return ['max_tokens', 'max_completion_tokens'].find((name) => isBad(body[name])) ?? null
+}
+
 function tokensMaxOf(body: Members): number {
   const limits = [body.max_tokens, body.max_completion_tokens]
   return Math.min(...limits.map((limit) => (typeof limit === 'number' && limit >= 1 ? Math.floor(limit) : Infinity)))

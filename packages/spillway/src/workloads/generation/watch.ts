@@ -15,9 +15,12 @@ import type { Handler } from './handler.js'
 import { failures } from './request.js'
 
 const roundMs = 1_000
-/** While it waits, its position is told every second; what streams from elsewhere is looked at now and then. */
-const lookMs = { queued: 1_000, queuedLong: 3_000, streaming: 5_000 }
-const longMs = 15_000
+/**
+ * While it waits, its position is told every second, more slowly where so many wait that asking costs; what streams from
+ * elsewhere is looked at now and then.
+ */
+const lookMs = { queued: 1_000, queuedMany: 3_000, streaming: 5_000 }
+const manyDeliveries = 1_000
 const idsMax = 2_000
 /** For cancelling what waited too long, before its client is told so all the same. */
 const giveUpMs = 1_000
@@ -60,7 +63,7 @@ export class Watch {
   }
 
   add(delivery: Delivery): void {
-    delivery.lookAt = performance.now() + (delivery.isQueued ? lookMs.queued : lookMs.streaming)
+    delivery.lookAt = delivery.isQueued ? 0 : performance.now() + lookMs.streaming
     delivery.onOverdue(() => void this.#overdue(delivery))
     const all = this.#deliveries.get(delivery.id)
     if (all === undefined) this.#deliveries.set(delivery.id, new Set([delivery]))
@@ -151,8 +154,9 @@ export class Watch {
 
   #tell(delivery: Delivery, standing: Standing | undefined): void {
     const now = performance.now()
-    const isLong = delivery.waitUntil === null || delivery.waitUntil - now > longMs
-    delivery.lookAt = now + (delivery.hasStarted ? lookMs.streaming : isLong ? lookMs.queuedLong : lookMs.queued)
+    const queuedMs = this.#deliveries.size > manyDeliveries ? lookMs.queuedMany : lookMs.queued
+    // A little less than until the round that is meant, which may come early.
+    delivery.lookAt = now + (delivery.hasStarted ? lookMs.streaming : queuedMs) - roundMs / 2
     if (standing === undefined) return
     switch (standing.status) {
       case 'pending':
