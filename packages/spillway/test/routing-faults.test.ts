@@ -248,10 +248,10 @@ describe("a gateway that cannot read the routers' metrics", () => {
     },
   )
 
-  it('says unknown where it has no address to ask', async () => {
+  it('says unknown where it has no address to ask, and keeps its limits', async () => {
     const gateway = await parts.start({ SPILLWAY_ROLES: 'gateway,worker' })
     await isShown(gateway, 'unknown')
-    expect(limitOf(await hand(gateway, routeTask()))).toBe('500000')
+    expect(limitOf(await hand(gateway, routeTask()))).toBe('1000000')
   })
 
   it('is as fast as one that can', async () => {

@@ -110,11 +110,12 @@ export class Gateway {
     })
   }
 
-  /** As it is handled: what is not known is taken for warning. */
+  /** As it is handled: what is not known any more is taken for warning. Where nobody is asked it is not a matter of load. */
   get level(): 'inactive' | 'warning' | 'active' {
     const { settings, pressure: own } = this.#deps
     if (settings.isRouter || this.#deps.broker === null) return own.level
-    return this.#status === 'unknown' ? 'warning' : this.#status
+    if (this.#status !== 'unknown') return this.#status
+    return settings.metricsUrls.length === 0 ? 'inactive' : 'warning'
   }
 
   /** Told by the watch of routers elsewhere. */
