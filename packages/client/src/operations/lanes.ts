@@ -11,6 +11,8 @@ export interface LaneState {
   queue: string
   partition: string | null
   paused: boolean
+  /** What holds it: a pause of the whole queue, or its own. */
+  paused_by: 'queue' | 'partition' | null
 }
 
 export interface Lanes {
