@@ -130,12 +130,11 @@ describe('paths and methods', () => {
   })
 
   it('400, never 500, for query and header nonsense', async () => {
-    for (const path of ['/api/v1/operations?queue=%00', '/api/v1/operations?limit=1&limit=2']) {
+    const queries = ['queue=%00', 'limit=1&limit=2', 'queue=%ff']
+    for (const path of queries.map((query) => `/api/v1/operations?${query}`)) {
       const { status } = await get(server, path)
       expect([path, status]).toEqual([path, 400])
     }
-    // No UTF-8: read with replacement characters, as the URL standard does.
-    expect((await get(server, '/api/v1/operations?queue=%ff')).status).toBe(200)
     const long = await get(server, '/health', { 'x-long': 'x'.repeat(20_000) })
     expect(long.status).toBe(431)
     const answer = await rawExchange(server.port, 'nonsense\r\n\r\n')

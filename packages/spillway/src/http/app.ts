@@ -240,7 +240,7 @@ function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
       return
     }
     if (!isDecodable(request.raw.url ?? '')) {
-      sendProblem(reply, { code: 'invalid_request', detail: 'The query is not percent-encoded UTF-8.' })
+      sendProblem(reply, urlProblem('the query must be percent-encoded UTF-8'))
       return
     }
     done()
