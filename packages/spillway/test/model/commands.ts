@@ -184,7 +184,10 @@ class Settle extends ByWorker {
     const first = must(held.claimed[0])
     const next = due[most]
     const keeps = ending === 'keep' && done.length > 0 && done.length < held.claimed.length
-    const retries = ending === 'retry' && next !== undefined
+    // A worker whose last attempt failed says so, and asks for no other.
+    const tried = lane.ops[most]
+    const retries =
+      ending === 'retry' && next !== undefined && tried !== undefined && tried.attempts + 1 < tried.maxAttempts
     const lost = await by.real.settle([
       settlement(first, {
         leaving: done.map((op) => leaving(op, ending === 'fail' ? { status: 'failed', error: 'no' } : 'completed')),
