@@ -7,6 +7,7 @@
  * message again as soon as the broker has forgotten its id. What is told stays: that attempt may be lost before it is settled.
  */
 import type { IntakeApi } from '../../index.js'
+import { isUuid } from './envelope.js'
 
 export interface BurialsOptions {
   intake: IntakeApi
@@ -25,12 +26,11 @@ export interface Burial {
 
 /** Longer than a ticket is tried. */
 const keptMs = 86_400_000
-const uuid = /^[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}$/i
 
 /** Of the header `Spillway-Ticket`; a stranger may write anything there. */
 export function ticketOf(message: { header(name: string): string | undefined }): string | null {
   const ticket = message.header('Spillway-Ticket')
-  return ticket !== undefined && uuid.test(ticket) ? ticket : null
+  return isUuid(ticket) ? ticket : null
 }
 
 export class Burials {

@@ -101,7 +101,7 @@ function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value)
 }
 
-const isUuid = (value: unknown): value is string => typeof value === 'string' && uuid.test(value)
+export const isUuid = (value: unknown): value is string => typeof value === 'string' && uuid.test(value)
 const isTraceId = (value: unknown): value is string =>
   typeof value === 'string' && (traceId.test(value) || uuid.test(value))
 

@@ -11,6 +11,7 @@ import { sendProblem } from '../../http/problem.js'
 import { refuseUntilReady } from '../../http/readiness.js'
 import { addBlocks } from './block-routes.js'
 import { addDeadLetters } from './dead-letter-routes.js'
+import { isUuid } from './envelope.js'
 import type { RoutingWorkload } from './index.js'
 import { addPolicies } from './policy-routes.js'
 import { anyone, problems, tags } from './route-setting.js'
@@ -18,7 +19,6 @@ import { anyone, problems, tags } from './route-setting.js'
 const decidePath = '/api/v1/routes/decide'
 const messagesPath = '/api/v1/messages'
 const lookAgainMs = [20, 100]
-const uuid = /^[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}$/i
 
 /** The two that take the load, for the server's short path. */
 export function routingMounts({ gateway }: RoutingWorkload): [url: string, mounted: Mount][] {
@@ -92,7 +92,7 @@ function addDecision(app: App, { answers, deps }: RoutingWorkload): void {
     async (request, reply) => {
       const { messageId } = request.params
       const id = messageId.toLowerCase()
-      if (uuid.test(id)) {
+      if (isUuid(id)) {
         const ticket = await intake.core.store.ticket(id)
         const mine = ticket?.identity === request.principal.identity || request.principal.roles.has('operate')
         if (ticket?.type.startsWith('routing.') === true && mine) return operationView(ticket)
