@@ -6,6 +6,7 @@ import { type Breakage, breakageMeanings } from './breakage.js'
 import { check, type Verdict } from './checker/check.js'
 import { rules } from './checker/finding.js'
 import { runDirected, scenarios } from './directed.js'
+import { runHostile } from './hostile.js'
 import { type Options, parseOptions, UsageError, usage } from './options.js'
 import { planFaults } from './plan.js'
 import { reportJson, reportLines } from './report.js'
@@ -73,6 +74,11 @@ async function main(options: Options): Promise<number> {
   }
   if (options.streams !== null) {
     const findings = await runStreams({ ...options, streams: options.streams, say, signal: interrupt.signal })
+    if (findings === null) return exits.undone
+    return findings.length === 0 ? exits.clean : exits.found
+  }
+  if (options.hostile !== null) {
+    const findings = await runHostile({ ...options, ...options.hostile, say, signal: interrupt.signal })
     if (findings === null) return exits.undone
     return findings.length === 0 ? exits.clean : exits.found
   }

@@ -7,7 +7,7 @@ describe('the command line', () => {
       '--seed 9 --seconds 60 --kills 200 --servers 2 --workers 3 --lanes 40 --rate 300 --lease 4 --keep --report x.json'
     expect(parseOptions(line.split(' '))).toEqual({
       ...{ seed: 9, seconds: 60, kills: 200, servers: 2, workers: 3, lanes: 40, rate: 300, leaseMs: 4_000 },
-      ...{ keep: true, breakage: null, routing: false, streams: null, reportFile: 'x.json' },
+      ...{ keep: true, breakage: null, routing: false, streams: null, hostile: null, reportFile: 'x.json' },
     })
   })
 
@@ -32,10 +32,17 @@ describe('the command line', () => {
     expect(parseOptions([])?.streams).toBeNull()
   })
 
+  it('takes hostile callers, fewer of them with --quick', () => {
+    expect(parseOptions(['--hostile'])?.hostile).toEqual({ quick: false })
+    expect(parseOptions(['--hostile', '--quick'])?.hostile).toEqual({ quick: true })
+  })
+
   it.each([
     ['--routing', '--kills', '3'],
     ['--streams', '--rate', '3'],
     ['--streams', '--routing'],
+    ['--hostile', '--streams'],
+    ['--hostile', '--seed', '5'],
     ['--seconds', '0'],
     ['--kills', '1.5'],
     ['--rate', 'fast'],

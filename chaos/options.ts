@@ -17,6 +17,8 @@ export interface Options {
   routing: boolean
   /** Streams of generations instead: so many at once; null: not. */
   streams: number | null
+  /** Hostile callers instead. */
+  hostile: { quick: boolean } | null
   reportFile: string | null
 }
 
@@ -39,6 +41,7 @@ export const usage = `npm run chaos -- [options]
   --break WHAT    breaks the queue on purpose (${breakages.join(', ')}); success is that it is caught
   --routing       the overloads of the router's intake in full size instead; with --report and --keep only
   --streams       streams of generations instead, ${streamsUsual} at once (${streamsQuick} with --quick); with --seed, --report and --keep only
+  --hostile       hostile callers against one server instead; with --quick, --report and --keep only
 
 Ends with 0 when nothing was found, 1 when something was, 2 when the run itself could not be done.`
 
@@ -65,6 +68,7 @@ export function parseOptions(args: readonly string[]): Options | null {
   if (values.help === true) return null
   if (values.routing === true) refuseBeside(values, 'routing', ['report', 'keep'])
   if (values.streams === true) refuseBeside(values, 'streams', ['report', 'keep', 'seed', 'quick'])
+  if (values.hostile === true) refuseBeside(values, 'hostile', ['report', 'keep', 'quick'])
   const defaults = values.quick === true ? quick : usual
   const whole = (name: keyof typeof bounds, fallback: number): number => {
     const given = values[name]
@@ -89,6 +93,7 @@ export function parseOptions(args: readonly string[]): Options | null {
     breakage: breakageOf(values.break),
     routing: values.routing === true,
     streams: values.streams !== true ? null : values.quick === true ? streamsQuick : streamsUsual,
+    hostile: values.hostile === true ? { quick: values.quick === true } : null,
     reportFile: values.report ?? null,
   }
 }
@@ -109,6 +114,7 @@ function parse(args: readonly string[]) {
           keep: flag,
           routing: flag,
           streams: flag,
+          hostile: flag,
           help: { ...flag, short: 'h' },
         },
       },
