@@ -4,16 +4,7 @@
  */
 import { randomBytes, randomUUID } from 'node:crypto'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import {
-  ack,
-  configure,
-  drained,
-  later,
-  pauseLane,
-  pop,
-  resumeLane,
-  take,
-} from './message-calls.js'
+import { ack, configure, drained, later, pauseLane, pop, resumeLane, take } from './message-calls.js'
 import { type Fleet, startFleet } from './petitions-fleet.js'
 import {
   type Answer,
@@ -93,7 +84,7 @@ describe('push', () => {
 
   it('finds the payload whatever the request looks like', async () => {
     const queue = randomUUID()
-    const body = ` { "items" : 1 , "it\\u0065ms" : [ { "payload":7, "p\\u0061yload" : ${odd} , "queue":"${queue}" } , {"queue":"${queue}"} ,{"queue":"${queue}","payload":"a\\"}]\\\\"} ]\n}`
+    const body = ` { "items" : 1 , "it\\u0065ms" : [ { "payload":7, "p\\u0061yload" : ${odd} , "queue":"${queue}" } , {"queue":"${queue}","payload":null} ,{"queue":"${queue}","payload":"a\\"}]\\\\"} ]\n}`
     expect((await post(server, '/api/v1/push', body)).status).toBe(201)
     const { text } = await pop(server, queue, { autoAck: true, batch: 10 })
     expect(text).toContain(`"data":${odd},`)
@@ -247,8 +238,7 @@ describe('one Idempotency-Key', () => {
     ['push', (n, key, own) => pushText(own, n, key)],
     [
       'push, by the framework',
-      (n, key, own) =>
-        post(server, '/api/v1/push?long=1', `{"items":[{"queue":"${own}","payload":${n}}]}`, key),
+      (n, key, own) => post(server, '/api/v1/push?long=1', `{"items":[{"queue":"${own}","payload":${n}}]}`, key),
     ],
     [
       'transaction',

@@ -4,9 +4,9 @@ import { CarriedJson, carry, each, jsonOf, memberTexts, withoutRepeated } from '
 import { eachElement, eachMember, skipSpace, valueEnd } from './json-scan.js'
 
 /** JSON with white space wherever it may be, and names that are escaped or not. */
-function spaced(value: unknown, space: string, escape: boolean): string {
+function spaced(value: unknown, space: string, escapes: boolean): string {
   const text = (string: string) =>
-    escape
+    escapes
       ? `"${[...string].map((c) => (c.length === 1 ? `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}` : c)).join('')}"`
       : JSON.stringify(string)
   const write = (v: unknown): string => {
@@ -24,8 +24,8 @@ const spaces = fc.constantFrom('', ' ', '\n\t', '\r\n ')
 describe('a scan', () => {
   it('finds every member and element of any text', () => {
     fc.assert(
-      fc.property(fc.jsonValue({ maxDepth: 6 }), spaces, fc.boolean(), (value, space, escape) => {
-        const text = spaced(value, space, escape)
+      fc.property(fc.jsonValue({ maxDepth: 6 }), spaces, fc.boolean(), (value, space, escapes) => {
+        const text = spaced(value, space, escapes)
         const walk = (at: number, expected: unknown): number => {
           const end = valueEnd(text, at)
           expect(JSON.parse(text.slice(at, end))).toEqual(JSON.parse(JSON.stringify(expected)))
@@ -87,7 +87,9 @@ describe('carried JSON', () => {
       '{"a":1,"a":-0}',
       'null',
     ])
-    expect(texts(' {"x":{"items":[{"payload":1}]},"\\u0069tems":[{"p\\u0061yload":"\\\\\\"}"}]}')).toEqual(['"\\\\\\"}"'])
+    expect(texts(' {"x":{"items":[{"payload":1}]},"\\u0069tems":[{"p\\u0061yload":"\\\\\\"}"}]}')).toEqual([
+      '"\\\\\\"}"',
+    ])
   })
 
   it('has the last of repeated members, as JSON.parse has', () => {

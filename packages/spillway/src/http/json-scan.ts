@@ -13,6 +13,7 @@ const closeBrace = 0x7d
 /** '[' and '{' are one bit apart, as are ']' and '}'. */
 const caseBit = 0x20
 const space = 0x20
+const nearCharacters = 32
 
 /** The first position from `at` on that is no white space. */
 export function skipSpace(text: string, at: number): number {
@@ -23,7 +24,11 @@ export function skipSpace(text: string, at: number): number {
 
 /** Behind the string whose opening quote is at `at`. */
 function stringEnd(text: string, at: number): number {
-  let end = text.indexOf('"', at + 1)
+  // Most strings are shorter than the call that would look for their end.
+  const near = Math.min(text.length, at + nearCharacters)
+  let end = at + 1
+  while (end < near && text.charCodeAt(end) !== quote) end++
+  if (end === near) end = text.indexOf('"', end)
   while (isEscaped(text, end)) end = text.indexOf('"', end + 1)
   if (end < 0) throw new SyntaxError('a string without an end')
   return end + 1
