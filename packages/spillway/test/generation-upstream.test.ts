@@ -1,6 +1,7 @@
 import { createServer as createHttpServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import { type AddressInfo, createServer, type Server } from 'node:net'
 import { afterEach, describe, expect, it } from 'vitest'
+import { carriedChat } from '../src/workloads/generation/request.js'
 import type { Upstream, UpstreamChunk, UpstreamFault } from '../src/workloads/generation/upstream.js'
 import { openAiUpstream } from '../src/workloads/generation/upstream-openai.js'
 import { eventually } from './pipeline-fixture.js'
@@ -52,7 +53,11 @@ async function answering(answer: (request: IncomingMessage, response: ServerResp
 
 function asked(content: string, more: Record<string, unknown> = {}) {
   const body = { model: 'm', stream: true, messages: [{ role: 'user', content }], ...more }
-  return { body, operationId: 'op-1', traceparent: '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01' }
+  return {
+    ...carriedChat(body),
+    operationId: 'op-1',
+    traceparent: '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01',
+  }
 }
 
 interface Run {
@@ -92,9 +97,9 @@ describe('a generation', () => {
     const { server, upstream } = await scripted()
     const request = asked('hello', { tools: [{ type: 'x' }], unknown_member: { a: [1] } })
     await run(upstream, request)
-    const { traceparent } = request
+    const { traceparent, chat } = request
     expect(server.requests).toMatchObject([
-      { body: request.body, idempotencyKey: 'op-1', authorization: `Bearer ${key}`, traceparent },
+      { body: JSON.parse(chat), idempotencyKey: 'op-1', authorization: `Bearer ${key}`, traceparent },
     ])
   })
 

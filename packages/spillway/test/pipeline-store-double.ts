@@ -25,7 +25,7 @@ export function claimed(overrides: Partial<Claimed> = {}): Claimed {
     partition: 'Default',
     priority: 5,
     identity: 'ann',
-    payload: {},
+    payload: '{}',
     waitedMs: 0,
     due: true,
     careful: false,

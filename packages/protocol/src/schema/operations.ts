@@ -128,6 +128,17 @@ export const OperationPage = Type.Object({
   next_cursor: Type.Union([Type.String(), Type.Null()]),
 })
 
+export const DeadLetterPage = Type.Object({
+  items: Type.Array(
+    Type.Object({
+      ...Operation.properties,
+      identity: Type.String(),
+      payload: Type.Unknown({ description: 'As it came' }),
+    }),
+  ),
+  next_cursor: Type.Union([Type.String(), Type.Null()]),
+})
+
 export const OperationStats = Type.Object({
   stats: Type.Array(
     Type.Object({

@@ -170,13 +170,17 @@ function parseBodies(app: App): void {
     if (formFault !== undefined) return done(new Refusal(formFault))
     if (body.length === 0) return done(null, undefined)
     const parsed = parseStrictJson(body)
-    if (parsed.ok) return done(null, parsed.value)
+    if (parsed.ok) {
+      request.bodyText = parsed.text
+      return done(null, parsed.value)
+    }
     done(new Refusal({ code: 'invalid_request', detail: 'The body is not valid.', errors: [parsed.fault] }))
   })
 }
 
 function decorateRequests(app: App, authenticator: Authenticator): void {
   app.decorateRequest('traceMemo', null)
+  app.decorateRequest('bodyText', undefined)
   app.decorateRequest('trace', {
     getter(this: FastifyRequest) {
       this.traceMemo ??= traceFor(this.id, this.headers.traceparent)

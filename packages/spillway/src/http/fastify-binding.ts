@@ -1,5 +1,8 @@
-import type { FastifyReply, FastifyRequest, RouteShorthandOptions } from 'fastify'
+import { createHash, type Hash } from 'node:crypto'
+import { Transform } from 'node:stream'
+import type { FastifyReply, FastifyRequest, RequestPayload, RouteShorthandOptions } from 'fastify'
 import type { TSchema } from 'typebox'
+import { uuidOfDigest } from '../operations/lane.js'
 import type { IntakeRequest, IntakeUser } from '../pipeline/define.js'
 import type { Intake } from '../pipeline/intake.js'
 import type { Bound } from '../pipeline/submission.js'
@@ -13,12 +16,20 @@ import { pathOf, sendProblem } from './problem.js'
 export interface FastifyRoute extends Pick<RouteShorthandOptions, 'schema' | 'validatorCompiler' | 'attachValidation'> {
   /** Gates that need no body run here, before Fastify reads it. */
   onRequest(request: FastifyRequest, reply: FastifyReply, done: () => void): void
+  /** Hashes the body of a request with a key, as it comes: parsed, two numbers may be one. */
+  preParsing(
+    request: FastifyRequest,
+    reply: FastifyReply,
+    payload: RequestPayload,
+    done: (fault: null, payload: RequestPayload) => void,
+  ): void
   handler(request: FastifyRequest, reply: FastifyReply): Promise<unknown>
 }
 
 /** Where a request's entry stands between the hook and the handler. On the raw request: its shape is nobody's concern. */
 const entryKey = Symbol('spillway.entry')
-type Carrier = { [entryKey]?: Entered }
+const hashKey = Symbol('spillway.hash')
+type Carrier = { [entryKey]?: Entered; [hashKey]?: Hash }
 
 export function fastifyRoute(intake: Intake, bound: Bound): FastifyRoute {
   return mountedRoute(mount(intake, bound), bound.options.body)
@@ -45,12 +56,35 @@ export function mountedRoute(mounted: Mount, body: TSchema): FastifyRoute {
       if (entry instanceof Promise) entry.then(proceed, (fault: unknown) => void reply.send(fault))
       else proceed(entry)
     },
+    preParsing(request, _reply, payload, done) {
+      // Our own server keeps the text.
+      const isKeyed = request.headers['idempotency-key'] !== undefined && !('bodyText' in request)
+      done(null, isKeyed ? hashed(request.raw as Carrier, payload) : payload)
+    },
     async handler(request, reply) {
-      const entered = (request.raw as Carrier)[entryKey]
+      const { [entryKey]: entered, [hashKey]: hash } = request.raw as Carrier
       if (entered === undefined) throw new Error('the route was mounted without its onRequest hook')
-      return send(reply, await mounted.submit(entered, request.body, () => goneSignal(reply.raw)))
+      if (hash !== undefined) entered.digest = uuidOfDigest(hash.digest('hex'))
+      // An app's own hooks may have changed the body: there is a text only where nobody else has had it.
+      const { bodyText } = request as { bodyText?: string }
+      return send(reply, await mounted.submit(entered, request.body, () => goneSignal(reply.raw), bodyText))
     },
   }
+}
+
+function hashed(carrier: Carrier, payload: RequestPayload): RequestPayload {
+  const hash = createHash('sha256')
+  carrier[hashKey] = hash
+  const through: Transform & { receivedEncodedLength?: number } = new Transform({
+    transform(chunk: Buffer, _encoding, done) {
+      hash.update(chunk)
+      // Fastify compares it with the limit and with Content-Length.
+      through.receivedEncodedLength = (through.receivedEncodedLength ?? 0) + chunk.length
+      done(null, chunk)
+    },
+  })
+  payload.on('error', (fault) => through.destroy(fault))
+  return payload.pipe(through)
 }
 
 function send(reply: FastifyReply, wire: Wire): FastifyReply {

@@ -47,7 +47,7 @@ export function fetchHandler(intake: Intake, bound: Bound, options: { bodyLimitB
     try {
       const body = await readBody(request, bodyLimit)
       if ('code' in body) return refuse(body)
-      return respond(await mounted.submit(entry.entered, body.value, () => request.signal))
+      return respond(await mounted.submit(entry.entered, body.value, () => request.signal, body.text))
     } finally {
       entry.entered.leave()
     }
@@ -60,7 +60,7 @@ function problemResponse(problem: Problem, headers: Headers, instance: string, t
   return new Response(JSON.stringify(document), { status: document.status, headers })
 }
 
-async function readBody(request: Request, limit: number): Promise<{ value: unknown } | Problem> {
+async function readBody(request: Request, limit: number): Promise<{ value: unknown; text?: string } | Problem> {
   const contentType = request.headers.get('content-type')?.split(';', 1)[0]?.trim().toLowerCase()
   const chunks: Uint8Array[] = []
   let size = 0
@@ -74,6 +74,6 @@ async function readBody(request: Request, limit: number): Promise<{ value: unkno
   const formFault = bodyFormFault(request.headers.get('content-type'), request.headers.get('content-encoding'))
   if (formFault !== undefined) return formFault
   const parsed = parseStrictJson(Buffer.concat(chunks))
-  if (parsed.ok) return { value: parsed.value }
+  if (parsed.ok) return { value: parsed.value, text: parsed.text }
   return { code: 'invalid_request', detail: 'The body is not valid.', errors: [parsed.fault] }
 }

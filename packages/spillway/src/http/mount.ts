@@ -14,6 +14,8 @@ import { compileValidator } from './validation.js'
 export interface Entered {
   request: IntakeRequest
   identity: string
+  /** `digestUuid` of the body as it came, where its text is not known. */
+  digest?: string
   /** Ends the request: gives back what it held. Safe to call twice. */
   leave(): void
 }
@@ -25,7 +27,7 @@ export interface Mount {
   enter(request: IntakeRequest): Entry | Promise<Entry>
   /**
    * `gone`: a signal that fires when the client leaves; asked for only if the answer is waited for. `text`: the body as
-   * it came, if the caller has it: it is stored as it is, which spares writing it again.
+   * it came, if the caller has it. It is stored as it is, so that what is only carried is not changed.
    */
   submit(entered: Entered, body: unknown, gone: () => AbortSignal, text?: string): Promise<Wire>
 }
@@ -62,7 +64,7 @@ export function mount(intake: Intake, bound: Bound): Mount {
   }
 
   const submit: Mount['submit'] = async (entered, body, gone, text) => {
-    const { request, identity } = entered
+    const { request, identity, digest } = entered
     const refuse = (problem: Problem): Wire => ({ ok: false, problem, headers: {} })
     const key = parseIdempotencyKey(request.headers['idempotency-key'])
     if (!key.ok) {
@@ -79,6 +81,7 @@ export function mount(intake: Intake, bound: Bound): Mount {
     const answer = await intake.submit(bound, {
       body: valid.value,
       ...(text !== undefined && { text }),
+      ...(digest !== undefined && { digest }),
       identity,
       request,
       ...(key.key !== undefined && { idempotencyKey: key.key }),

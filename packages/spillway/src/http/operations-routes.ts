@@ -1,5 +1,6 @@
 /** Tickets: reading, waiting for, cancelling and redriving operations (contract §2), as a Fastify plugin. */
 import {
+  DeadLetterPage,
   LaneBody,
   LaneState,
   ListOperationsQuery,
@@ -15,6 +16,7 @@ import Type, { type Static, type TSchema } from 'typebox'
 import { isUuid } from '../operations/operation-id.js'
 import type { Intake } from '../pipeline/intake.js'
 import type { Ticket, TicketFilter } from '../store/port.js'
+import { CarriedJson, jsonOf } from './carried-json.js'
 import { Refusal } from './faults.js'
 import { followOperation, type OutputOf } from './operation-stream.js'
 import { operationView } from './operation-view.js'
@@ -114,7 +116,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
   }
 
   return async (app) => {
-    app.setSerializerCompiler(() => JSON.stringify)
+    app.setSerializerCompiler(() => jsonOf)
     refuseUntilReady(app, intake)
 
     app.get<{ Querystring: ListQuery }>(
@@ -291,9 +293,8 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
       '/api/v1/dead-letters',
       {
         schema: {
-          tags,
-          summary: 'Operations that used up their attempts, newest first',
-          querystring: ListOperationsQuery,
+          ...{ tags, summary: 'Operations that used up their attempts, newest first' },
+          ...{ querystring: ListOperationsQuery, response: answers(DeadLetterPage) },
         },
       },
       async (request, reply) => {
@@ -303,8 +304,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         const letters = await store.deadLetters(ownFilter(request, query), page.limit + 1, page.before)
         return paged(letters, page.limit, (letter) => ({
           ...operationView(letter),
-          identity: letter.identity,
-          payload: letter.payload,
+          ...{ identity: letter.identity, payload: new CarriedJson(letter.payload) },
         }))
       },
     )

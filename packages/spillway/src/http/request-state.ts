@@ -12,6 +12,8 @@ declare module 'fastify' {
     readonly clientAddress: string
     /** Behind `trace`. */
     traceMemo: Trace | null
+    /** The JSON body as it came. */
+    bodyText?: string | undefined
   }
 
   interface FastifyContextConfig {

@@ -60,6 +60,28 @@ describe('strict JSON', () => {
     expect(parse(text)).toMatchObject({ ok: false, reason: 'number' })
   })
 
+  it.each([
+    ['{"a":[1,1e999],"a":1}', 'number', '/a/1'],
+    ['{"a":{"b":"\\u0000"},"a":1}', 'character', '/a/b'],
+    ['[{"a":{"\\udc00":1},"a":1}]', 'character', '/0/a/\ufffd'],
+    ['{"b":[],"a":{"__proto__":1},"a":1}', 'member', '/a/__proto__'],
+    ['{"a":{"\\u005F_proto__":1},"a":1}', 'member', '/a/__proto__'],
+    ['{"a":{"__prot\\u006f__":1},"a":1}', 'member', '/a/__proto__'],
+  ])('refuses what a later member of the same name hides: %s', (text, reason, path) => {
+    expect(parse(text)).toMatchObject({ ok: false, reason, fault: { path } })
+  })
+
+  it('finds an escaped __proto__ however it is escaped', () => {
+    fc.assert(
+      fc.property(fc.array(fc.boolean(), { minLength: 9, maxLength: 9 }), fc.boolean(), (escaped, upper) => {
+        const code = (c: string) => `\\u00${c.charCodeAt(0).toString(16)}`
+        const hex = (c: string) => (upper ? code(c).replace(/[a-f]/g, (d) => d.toUpperCase()) : code(c))
+        const name = [...'__proto__'].map((c, i) => (escaped[i] === true ? hex(c) : c)).join('')
+        expect(parse(`{"${name}":1}`)).toMatchObject({ ok: false, reason: 'member' })
+      }),
+    )
+  })
+
   it('accepts large finite numbers and underflow', () => {
     expect(parse(`[1e308, 1e-999, ${'9'.repeat(300)}]`).ok).toBe(true)
   })

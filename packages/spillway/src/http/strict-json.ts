@@ -1,15 +1,19 @@
 import { isUtf8 } from 'node:buffer'
 import { limits } from '@spillway/protocol/wire'
 import { pointerStep, presentablePointer, type RequestFault } from './json-pointer.js'
+import { eachElement, eachMember, skipSpace, stringAt, valueEnd } from './json-scan.js'
 
 /**
  * JSON as the store can keep it: valid UTF-8, bounded nesting, finite numbers, no `__proto__`, no NUL, no lone surrogate.
  *
- * Ordinary bodies pay one pass over the bytes and JSON.parse, no walk over the values: what the walk looks for leaves a
+ * Ordinary bodies pay one pass over the bytes and JSON.parse, no walk over the text: what the walk looks for leaves a
  * trace in the text. NUL and lone surrogates can only come from a \u escape (raw ones are refused by JSON.parse and by
  * the UTF-8 check), a number can only overflow through an exponent or a run of 200 digits and more, and a member named
  * `__proto__` is either written out or escaped. The nesting is measured before parsing, so that a hostile body costs a
  * scan that stops at the 65th bracket.
+ *
+ * The walk is over the text, not over the parsed value: carried payloads leave as text, with members that a later one of
+ * the same name hides from JSON.parse.
  */
 export type StrictJson =
   /** `text`: as it came. */
@@ -29,10 +33,16 @@ const caseBit = 0x20
 const suspiciousDigits = 200
 
 enum Scan {
-  plain,
-  suspicious,
-  tooDeep,
+  plain = 0,
+  /** A \u escape. */
+  escape = 1,
+  /** A number that may overflow. */
+  number = 2,
+  tooDeep = 4,
 }
+
+/** NUL, a surrogate, or a letter of `__proto__`, escaped. */
+const suspiciousEscape = /\\u(?:0000|d[89a-f]|00(?:5f|6f|7[024]))/i
 
 function isDigit(byte: number | undefined): boolean {
   return byte !== undefined && byte >= 0x30 && byte <= 0x39
@@ -55,12 +65,12 @@ function endOfString(bytes: Uint8Array, start: number): number {
 
 function scan(bytes: Uint8Array, depthMax: number): Scan {
   let depth = 0
-  let suspicious = false
+  let seen = Scan.plain
   for (let at = 0; at < bytes.length; at++) {
     const byte = bytes[at] as number
     if (byte === quote) {
       const end = endOfString(bytes, at + 1)
-      if (end < 0) suspicious = true
+      if (end < 0) seen |= Scan.escape
       at = end < 0 ? -end : end
     } else if ((byte | caseBit) === opening) {
       depth++
@@ -68,14 +78,14 @@ function scan(bytes: Uint8Array, depthMax: number): Scan {
     } else if ((byte | caseBit) === closing) {
       depth--
     } else if ((byte | caseBit) === letterE) {
-      if (isDigit(bytes[at - 1])) suspicious = true
+      if (isDigit(bytes[at - 1])) seen |= Scan.number
     } else if (isDigit(byte)) {
       const first = at
       while (isDigit(bytes[at + 1])) at++
-      if (at - first >= suspiciousDigits) suspicious = true
+      if (at - first >= suspiciousDigits) seen |= Scan.number
     }
   }
-  return suspicious ? Scan.suspicious : Scan.plain
+  return seen
 }
 
 function refuse(reason: StrictJsonReason, path: string, message: string): StrictJson {
@@ -95,40 +105,62 @@ interface Found {
   steps: (string | number)[]
 }
 
-function characterFault(text: string, what: string): Found | undefined {
-  if (!isUnstorable(text)) return undefined
-  return {
-    reason: 'character',
-    message: `${what} must not contain a NUL character or a lone surrogate`,
-    steps: [],
-  }
-}
+/** Looks for the first fault of a text, hidden members included. Recursion is safe: the scan has bounded the nesting. */
+class Walk {
+  readonly #text: string
+  fault: Found | undefined
 
-/** Recursion is safe: the scan has bounded the nesting. */
-function findFault(value: unknown): Found | undefined {
-  if (typeof value === 'string') return characterFault(value, 'a string')
-  if (typeof value === 'number') {
-    return Number.isFinite(value)
-      ? undefined
-      : { reason: 'number', message: 'the number is not finite in double precision', steps: [] }
+  constructor(text: string) {
+    this.#text = text
   }
-  if (typeof value !== 'object' || value === null) return undefined
-  const entries: Iterable<[string | number, unknown]> = Array.isArray(value) ? value.entries() : Object.entries(value)
-  for (const [key, member] of entries) {
-    let found: Found | undefined
-    if (typeof key === 'string') {
-      found =
-        key === '__proto__'
-          ? { reason: 'member', message: 'a member must not be named __proto__', steps: [] }
-          : characterFault(key, 'a member name')
-    }
-    found ??= findFault(member)
-    if (found !== undefined) {
-      found.steps.push(key)
-      return found
-    }
+
+  /** Answers where the value at `at` ends; the end of the text, which ends the walk, once there is a fault. */
+  value(at: number): number {
+    const text = this.#text
+    const first = text[at]
+    if (first === '{') return eachMember(text, at, this.#member)
+    if (first === '[') return eachElement(text, at, this.#element)
+    const end = valueEnd(text, at)
+    if (first === '"') this.#string(at, end)
+    else if (first === '-' || isDigit(text.charCodeAt(at))) this.#number(text.slice(at, end))
+    return this.#next(end)
   }
-  return undefined
+
+  readonly #member = (name: string, at: number): number => {
+    if (name === '__proto__') this.#found('member', 'a member must not be named __proto__')
+    else if (isUnstorable(name)) this.#character('a member name')
+    return this.#inside(name, at)
+  }
+
+  readonly #element = (index: number, at: number): number => this.#inside(index, at)
+
+  #inside(step: string | number, at: number): number {
+    const end = this.fault === undefined ? this.value(at) : at
+    this.fault?.steps.push(step)
+    return this.#next(end)
+  }
+
+  #string(at: number, end: number): void {
+    // Raw ones were refused before.
+    if (!this.#text.slice(at, end).includes('\\u')) return
+    if (isUnstorable(stringAt(this.#text, at, end))) this.#character('a string')
+  }
+
+  #number(text: string): void {
+    if (!Number.isFinite(Number(text))) this.#found('number', 'the number is not finite in double precision')
+  }
+
+  #character(what: string): void {
+    this.#found('character', `${what} must not contain a NUL character or a lone surrogate`)
+  }
+
+  #found(reason: StrictJsonReason, message: string): void {
+    this.fault = { reason, message, steps: [] }
+  }
+
+  #next(end: number): number {
+    return this.fault === undefined ? end : this.#text.length
+  }
 }
 
 export function parseStrictJson(body: Buffer, depthMax: number = limits.nestingDepth): StrictJson {
@@ -143,8 +175,14 @@ export function parseStrictJson(body: Buffer, depthMax: number = limits.nestingD
     // The parser's own message quotes the body and differs between engines.
     return refuse('syntax', '', 'the body is not well-formed JSON')
   }
-  if (scanned === Scan.plain && !text.includes('__proto__')) return { ok: true, value, text }
-  const found = findFault(value)
+  const isSuspicious =
+    (scanned & Scan.number) !== 0 ||
+    ((scanned & Scan.escape) !== 0 && suspiciousEscape.test(text)) ||
+    text.includes('__proto__')
+  if (!isSuspicious) return { ok: true, value, text }
+  const walk = new Walk(text)
+  walk.value(skipSpace(text, 0))
+  const found = walk.fault
   if (found === undefined) return { ok: true, value, text }
   const pointer = found.steps.reverse().map(pointerStep).join('')
   return refuse(found.reason, pointer, found.message)

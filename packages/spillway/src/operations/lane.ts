@@ -29,6 +29,10 @@ export function laneOf(name: LaneName): Lane {
 
 /** The first 128 bits of a text's SHA-256, in UUID form. */
 export function digestUuid(text: string): string {
-  const hex = hash('sha256', text, 'hex')
+  return uuidOfDigest(hash('sha256', text, 'hex'))
+}
+
+/** The same of a text that came in parts: `hex` is its SHA-256. */
+export function uuidOfDigest(hex: string): string {
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20, 32)}`
 }

@@ -242,6 +242,6 @@ export const queuedApply =
 
 function toEffectItem(p: PendingItem | undefined): EffectItem<unknown>[] {
   if (p === undefined) return []
-  const { id, identity, queue, partition, traceparent } = p.item
-  return [{ id, identity, body: p.body, queue, partition, traceparent }]
+  const { id, identity, payload: text, queue, partition, traceparent } = p.item
+  return [{ id, identity, body: p.body, text, queue, partition, traceparent }]
 }

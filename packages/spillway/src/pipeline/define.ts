@@ -54,6 +54,8 @@ export interface ApplyItem<Body> {
   id: string
   identity: string
   body: Body
+  /** The body as JSON, as it came: what is only carried keeps its numbers there. */
+  text: string
   queue: string
   partition: string
   seq: number
@@ -119,7 +121,8 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
    * nor wait for them. Definitions with the same name share them; so many run at once in this process.
    */
   slots?: { name: string; concurrency: number }
-  run: (body: Static<S>, context: RunContext) => Promise<Result> | Result
+  /** `text`: the body as JSON, as it came. What is only carried keeps numbers there that JSON.parse cannot hold. */
+  run: (body: Static<S>, context: RunContext, text: string) => Promise<Result> | Result
   /** While false, none is claimed from the queue here: it would be an attempt in vain. */
   ready?: () => boolean
   pendingMax?: never

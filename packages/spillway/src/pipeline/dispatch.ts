@@ -100,7 +100,7 @@ function claimedBy(item: AcceptItem, accepted: Extract<Accepted, { verdict: 'exe
     partition: item.partition,
     priority: item.priority,
     identity: item.identity,
-    payload: JSON.parse(item.payload),
+    payload: item.payload,
     waitedMs: 0,
     careful: false,
     due: true,

@@ -44,9 +44,8 @@ export function buildItem(
     if (exact.rates !== undefined) tiers.push(...exact.rates)
   }
   const { idempotencyKey } = submission
-  // What came is kept as it came. A key is about what it says, not how it is spaced: there it is written anew.
-  const asItCame = submission.text !== undefined && (idempotencyKey === undefined || submission.keyedOn !== undefined)
-  const payload = asItCame && submission.text !== undefined ? submission.text : JSON.stringify(body ?? null)
+  // Kept as it came, where there is a text: written again, numbers would change. A key compares the same text.
+  const payload = submission.text ?? JSON.stringify(body ?? null)
   return {
     tiers,
     item: {
@@ -75,7 +74,7 @@ export function buildItem(
           ? null
           : {
               key: keyOf(type, identity, idempotencyKey),
-              request: digestUuid(submission.keyedOn ?? payload),
+              request: submission.digest ?? digestUuid(submission.keyedOn ?? payload),
             },
       gate,
       halt,

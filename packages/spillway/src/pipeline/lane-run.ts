@@ -15,7 +15,7 @@ import { leave } from './settle.js'
 
 export interface Handler {
   backoff: BackoffOptions
-  run?: (payload: unknown, attempt: Attempt) => unknown
+  run?: (body: unknown, attempt: Attempt, text: string) => unknown
   apply?: (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
   /** While false, none of the type is claimed. Default: always. */
   ready?: () => boolean
@@ -164,8 +164,11 @@ export class LaneRun {
     this.#count(op.type, 1)
     if (op.attempts === 0) this.#o.onWait(op.waitedMs)
     let outcome: Outcome
+    const text = op.payload
+    // A slice of all that was claimed together: not to be held for as long as this one runs.
+    op.payload = ''
     try {
-      const returned = handler.run?.(op.payload, attempt)
+      const returned = handler.run?.(JSON.parse(text), attempt, text)
       const result = isPromise(returned) ? await orAborted(returned, attempt) : returned
       outcome = { kind: 'completed', result }
       const tx = await attempt.openTx
@@ -383,7 +386,8 @@ export class LaneRun {
 const toApplyItem = (op: Claimed): ApplyItem<unknown> => ({
   id: op.id,
   identity: op.identity,
-  body: op.payload,
+  body: JSON.parse(op.payload),
+  text: op.payload,
   queue: op.queue,
   partition: op.partition,
   seq: op.seq,

@@ -8,8 +8,10 @@ import type { Slots } from './works.js'
 /** A submission after identify and parse. */
 export interface Submission {
   body: unknown
-  /** The body as JSON, if the caller has it. */
+  /** The body as JSON, as it came, if the caller has it. */
   text?: string
+  /** `digestUuid` of the body as it came, where its text is not known. */
+  digest?: string
   identity: string
   request: IntakeRequest
   idempotencyKey?: string

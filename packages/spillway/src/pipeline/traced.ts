@@ -5,12 +5,12 @@ import type { Attempt } from './run.js'
 /** In a span of the request's trace, where the process has an OpenTelemetry SDK; else the handler as it is. */
 export function traced(
   type: string,
-  run: (payload: unknown, attempt: Attempt) => unknown,
+  run: (body: unknown, attempt: Attempt, text: string) => unknown,
 ): NonNullable<Handler['run']> {
-  return (payload, attempt) => {
+  return (body, attempt, text) => {
     const parent = isTracing() ? parseTraceparent(attempt.traceparent) : null
-    if (parent === null) return run(payload, attempt)
+    if (parent === null) return run(body, attempt, text)
     const attributes = { 'spillway.operation': attempt.id, 'spillway.attempt': attempt.attempt }
-    return withSpan(`run ${type}`, { parent, attributes }, async () => run(payload, attempt))
+    return withSpan(`run ${type}`, { parent, attributes }, async () => run(body, attempt, text))
   }
 }

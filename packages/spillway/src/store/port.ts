@@ -155,7 +155,8 @@ export interface Claimed {
   partition: string
   priority: number
   identity: string
-  payload: unknown
+  /** JSON text, as it came. */
+  payload: string
   waitedMs: number
   /** A process died over this lane: its start is to be told before it runs. */
   careful: boolean
@@ -255,7 +256,8 @@ export interface Ticket {
 }
 
 export interface DeadLetter extends Ticket {
-  payload: unknown
+  /** JSON text, as it came. */
+  payload: string
 }
 
 export interface TicketFilter {

@@ -122,7 +122,7 @@ function toClaimed(row: StepRow): Claimed[] {
       type: types[i] ?? '',
       priority: Number(priorities[i]),
       identity: identities[i] ?? '',
-      payload: JSON.parse(payloads[i] ?? ''),
+      payload: payloads[i] ?? '',
       waitedMs: Number(waited[i]),
       due: due[i] === '1',
       attempts: Number(attempts[i]),

@@ -17,7 +17,7 @@ interface TicketRow extends Record<string, unknown> {
   result: unknown
   place: number | null
   trace: string
-  payload?: unknown
+  payload?: string
 }
 
 /** Positions are counted up to here; further back the number of sequences between is close enough. */
@@ -91,11 +91,11 @@ export async function listDeadLetters(
   const values: unknown[] = [limit]
   const where = conditions(filter, before, values)
   const { rows } = await query<TicketRow>(
-    `SELECT p.*, NULL::bigint AS place, (SELECT d.payload FROM ${s}.dead_letters d WHERE d.id = p.id) AS payload
+    `SELECT p.*, NULL::bigint AS place, (SELECT d.payload::text FROM ${s}.dead_letters d WHERE d.id = p.id) AS payload
      FROM (${dead(s)}) p WHERE ${where('p')} ORDER BY p.id DESC LIMIT $1`,
     values,
   )
-  return rows.map((row) => ({ ...toTicket(row), payload: row.payload }))
+  return rows.map((row) => ({ ...toTicket(row), payload: row.payload ?? 'null' }))
 }
 
 export async function deadLetterIds(

@@ -30,7 +30,11 @@ const roomRetryMs = 5_000
 
 export interface Asked {
   format: Format
-  chat: Record<string, unknown>
+  /** As JSON text. */
+  chat: string
+  /** What we read of it. */
+  stream: boolean
+  usage: boolean
   identity: string
   threadId: string
   idempotencyKey: string | undefined
@@ -208,9 +212,9 @@ export class Admission {
   }
 
   #generation(asked: Asked, of: Pick<Generation, 'lane' | 'place' | 'waitMs'>): Generation {
-    const { format, chat, threadId } = asked
-    const patienceMs = chat.stream === true ? null : asked.patienceMs
-    return { format, chat, threadId, patienceMs, watcher: this.#deps.intake.instance, ...of }
+    const { format, chat, stream, usage, threadId } = asked
+    const patienceMs = stream ? null : asked.patienceMs
+    return { format, chat, stream, usage, threadId, patienceMs, watcher: this.#deps.intake.instance, ...of }
   }
 
   #submit(generation: Generation, asked: Asked) {

@@ -1,12 +1,17 @@
 import { describe, expect, it } from 'vitest'
 import { demoModel } from './demo-model.js'
+import { carriedChat } from './request.js'
 import type { UpstreamChunk } from './upstream.js'
 
 const limits = { firstTokenMs: 10_000, idleMs: 10_000, totalMs: 60_000 }
 
 function asked(content: unknown, more: Record<string, unknown> = {}) {
   const body = { model: 'demo', stream: true, messages: [{ role: 'user', content }], ...more }
-  return { body, operationId: 'op-1', traceparent: '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01' }
+  return {
+    ...carriedChat(body),
+    operationId: 'op-1',
+    traceparent: '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01',
+  }
 }
 
 const never = new AbortController().signal

@@ -73,8 +73,8 @@ class ChunkTexts {
   readonly #head: string
   readonly #wantsUsage: boolean
 
-  constructor({ body, operationId }: UpstreamRequest) {
-    this.#wantsUsage = Object(body.stream_options).include_usage === true
+  constructor({ usage, operationId }: UpstreamRequest) {
+    this.#wantsUsage = usage
     const created = Math.floor(Date.now() / 1000)
     const head = { id: `chatcmpl-${operationId}`, object: 'chat.completion.chunk', created, model: modelName }
     this.#head = JSON.stringify(head).slice(0, -1)
@@ -131,6 +131,8 @@ function badLimit(param: string): UpstreamFault {
   return new UpstreamFault('upstream_rejected', message, { status: 400, error })
 }
 
+type Until = (dueMs: number) => Promise<void>
+
 class DemoModel implements Upstream {
   readonly provider = 'demo'
   readonly #msPerToken: number
@@ -150,7 +152,8 @@ class DemoModel implements Upstream {
     onHeaders: () => void = () => undefined,
   ): AsyncGenerator<readonly UpstreamChunk[]> {
     signal.throwIfAborted()
-    const param = badLimitOf(request.body)
+    const body = JSON.parse(request.chat) as Record<string, unknown>
+    const param = badLimitOf(body)
     if (param !== null) throw badLimit(param)
     const sleeper: Sleeper = { dueMs: 0, wake: null }
     const abort = (): void => sleeper.wake?.()
@@ -158,9 +161,10 @@ class DemoModel implements Upstream {
     try {
       onHeaders()
       const startMs = performance.now()
-      const until = (dueMs: number): Promise<void> => this.#sleep(sleeper, dueMs, startMs + limits.totalMs, signal)
-      if (request.body.stream === true) yield* this.#streamed(request, startMs, until)
-      else yield* this.#whole(request, startMs, until)
+      const until: Until = (dueMs) => this.#sleep(sleeper, dueMs, startMs + limits.totalMs, signal)
+      const answer = demoAnswer(body)
+      if (request.stream) yield* this.#streamed(request, answer, startMs, until)
+      else yield* this.#whole(request, answer, startMs, until)
     } finally {
       signal.removeEventListener('abort', abort)
     }
@@ -188,8 +192,7 @@ class DemoModel implements Upstream {
     return Promise.resolve()
   }
 
-  async *#streamed(request: UpstreamRequest, startMs: number, until: (dueMs: number) => Promise<void>) {
-    const answer = demoAnswer(request.body)
+  async *#streamed(request: UpstreamRequest, answer: DemoAnswer, startMs: number, until: Until) {
     const texts = new ChunkTexts(request)
     const tokens = answer.tokens()
     let batch = [texts.role()]
@@ -205,8 +208,7 @@ class DemoModel implements Upstream {
     yield [...batch, ...texts.end(answer)]
   }
 
-  async *#whole(request: UpstreamRequest, startMs: number, until: (dueMs: number) => Promise<void>) {
-    const answer = demoAnswer(request.body)
+  async *#whole(request: UpstreamRequest, answer: DemoAnswer, startMs: number, until: Until) {
     await until(startMs + answer.tokenCount * this.#msPerToken)
     yield [wholeCompletion(answer, request.operationId)]
   }

@@ -209,10 +209,11 @@ class Attempted {
 
   async #pull(): Promise<void> {
     const { upstream, metrics } = this.#deps
-    const { chat, format } = this.#generation
+    const { chat, stream, usage, format } = this.#generation
     const form = forms[format]
     const limits = this.#limits()
-    const request = { body: chat, operationId: this.#context.id, traceparent: this.#context.traceparent }
+    const { id: operationId, traceparent } = this.#context
+    const request = { chat, stream, usage, operationId, traceparent }
     const writer = this.#open()
     for await (const chunks of upstream.generate(request, limits, this.#signal)) {
       if (!this.#hasToken) {

@@ -1,11 +1,15 @@
 /** A generation as it waits in the queue: all that whoever runs it needs to know. */
 import { type OpenAiError, type ProblemCode, problems } from '@spillway/protocol/wire'
 import Type, { type Static } from 'typebox'
+import { withoutRepeated } from '../../http/carried-json.js'
 
 export const Generation = Type.Object({
   format: Type.Union([Type.Literal('openai'), Type.Literal('native')]),
-  /** An OpenAI chat body, as it is sent on. */
-  chat: Type.Record(Type.String(), Type.Unknown()),
+  /** An OpenAI chat body as JSON text, as it is sent on. A string: an object would not keep its numbers. */
+  chat: Type.String(),
+  stream: Type.Boolean(),
+  /** The stream ends with a chunk that tells the usage. */
+  usage: Type.Boolean(),
   threadId: Type.String(),
   /** Partition of its lane. */
   lane: Type.String(),
@@ -21,6 +25,18 @@ export const Generation = Type.Object({
 export type Generation = Static<typeof Generation>
 
 export type Format = Generation['format']
+
+/**
+ * A chat body as it is carried, and what we read of it. Of members with one name the last is sent, as it was read here:
+ * an upstream that reads the first would be asked something else.
+ */
+export function carriedChat(
+  body: Readonly<Record<string, unknown>>,
+  text: string = JSON.stringify(body),
+): Pick<Generation, 'chat' | 'stream' | 'usage'> {
+  const usage = Object(body.stream_options).include_usage === true
+  return { chat: withoutRepeated(text), stream: body.stream === true, usage }
+}
 
 /** What became of a generation: the result of its operation. */
 export interface Generated {

@@ -13,9 +13,10 @@ import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { parseIdempotencyKey } from '../../http/preferences.js'
 import { type Problem, sendProblem } from '../../http/problem.js'
 import { refuseUntilReady } from '../../http/readiness.js'
-import { canonicalJson, newOperationId, type StreamEntry } from '../../index.js'
+import { digestUuid, newOperationId, type StreamEntry } from '../../index.js'
 import type { Asked } from './admission.js'
 import type { GenerationWorkload } from './index.js'
+import { carriedChat } from './request.js'
 import { UpstreamFault } from './upstream.js'
 
 const uuid = /^[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}$/i
@@ -57,12 +58,13 @@ function addChat(app: App, { serving, deps }: GenerationWorkload): void {
     },
     async (request, reply) => {
       const { body } = request
-      const asked = askedBy(request, { format: 'openai', chat: body, threadId: newOperationId() })
+      const chat = carriedChat(body, request.bodyText)
+      const asked = askedBy(request, { format: 'openai', ...chat, threadId: newOperationId() })
       if ('code' in asked) return sendProblem(reply, asked)
       const unknown = unknownModel(deps.upstream, body.model)
       if (unknown !== null) return sendProblem(reply, unknown)
       forgetBody(request)
-      return body.stream === true ? serving.stream(asked, reply) : serving.whole(asked, reply)
+      return chat.stream ? serving.stream(asked, reply) : serving.whole(asked, reply)
     },
   )
 }
@@ -104,8 +106,8 @@ function addNative(app: App, { serving, deps }: GenerationWorkload): void {
       const { query, model } = request.body
       const given = request.headers[threadIdHeader.toLowerCase()]
       if (given !== undefined && !isThreadId(given)) return sendProblem(reply, badThreadId)
-      const chat = { model, messages: [{ role: 'user', content: query }], stream: true }
-      const asked = askedBy(request, { format: 'native', chat, threadId: given ?? newOperationId() })
+      const chat = carriedChat({ model, messages: [{ role: 'user', content: query }], stream: true })
+      const asked = askedBy(request, { format: 'native', ...chat, threadId: given ?? newOperationId() })
       if ('code' in asked) return sendProblem(reply, asked)
       const unknown = unknownModel(deps.upstream, model)
       if (unknown !== null) return sendProblem(reply, unknown)
@@ -170,11 +172,15 @@ function addCancel(app: App, { serving, deps }: GenerationWorkload): void {
 }
 
 /** The framework holds on to a request until its answer has ended, which is minutes here; the prompt is in the store. */
-function forgetBody(request: { body: unknown }): void {
+function forgetBody(request: { body: unknown; bodyText?: string | undefined }): void {
   request.body = undefined
+  request.bodyText = undefined
 }
 
-function askedBy(request: Request, of: Pick<Asked, 'format' | 'chat' | 'threadId'>): Asked | Problem {
+function askedBy(
+  request: Request,
+  of: Pick<Asked, 'format' | 'chat' | 'stream' | 'usage' | 'threadId'>,
+): Asked | Problem {
   const key = parseIdempotencyKey(request.headers['idempotency-key'])
   if (!key.ok) {
     const errors = [{ path: '/headers/idempotency-key', message: key.detail }]
@@ -187,7 +193,7 @@ function askedBy(request: Request, of: Pick<Asked, 'format' | 'chat' | 'threadId
     identity: request.principal.identity,
     // The same key on the other route is another: both are operations of one type.
     idempotencyKey: key.key === undefined ? undefined : `${of.format}\0${key.key}`,
-    keyedOn: key.key === undefined ? '' : canonicalJson({ format: of.format, chat: of.chat }),
+    keyedOn: key.key === undefined ? '' : digestUuid(request.bodyText ?? of.chat),
     traceparent: request.trace.traceparent,
     patienceMs: isGiven ? seconds * 1_000 : null,
   }

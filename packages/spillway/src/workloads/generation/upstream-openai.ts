@@ -72,14 +72,12 @@ class OpenAiUpstream implements Upstream {
   }
 
   async *generate(
-    { body, operationId, traceparent }: UpstreamRequest,
+    { chat, stream: isStream, usage: usageWanted, operationId, traceparent }: UpstreamRequest,
     limits: UpstreamLimits,
     signal: AbortSignal,
     onHeaders: () => void = () => undefined,
   ) {
     signal.throwIfAborted()
-    const isStream = body.stream === true
-    const usageWanted = Object(body.stream_options).include_usage === true
     const reading = new Reading({ operationId, isStream, usageWanted, limits, conceal: this.#conceal, onHeaders })
     const abort = (): void => reading.abort(signal.reason)
     signal.addEventListener('abort', abort, { once: true })
@@ -95,7 +93,7 @@ class OpenAiUpstream implements Upstream {
             'idempotency-key': operationId,
             traceparent,
           },
-          body: JSON.stringify(body),
+          body: chat,
         },
         reading,
       )

@@ -14,8 +14,11 @@ export interface UpstreamLimits {
 }
 
 export interface UpstreamRequest {
-  /** An OpenAI chat body; `stream` in it says which form is asked for. Sent on as it is, unknown members too. */
-  body: Readonly<Record<string, unknown>>
+  /** An OpenAI chat body as JSON text. Sent on as it is, unknown members too. */
+  chat: string
+  /** What it says: the form that is asked for, and whether a stream tells its usage. */
+  stream: boolean
+  usage: boolean
   /** Handed on as Idempotency-Key. */
   operationId: string
   traceparent: string

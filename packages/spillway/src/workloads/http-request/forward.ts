@@ -1,5 +1,6 @@
 import { type ForwardResult, limits } from '@spillway/protocol/wire'
 import { Agent, type Dispatcher } from 'undici'
+import { jsonOf } from '../../http/carried-json.js'
 import { AddressRefused, checkedLookup, type Resolve } from './addresses.js'
 import type { AllowList } from './allow-list.js'
 import { type AnswerHeaders, forwardResult, parseRetryAfter, readBounded } from './answer.js'
@@ -55,7 +56,9 @@ interface Hop {
 
 function encodedBody({ headers, body }: ForwardRequest): string | undefined {
   if (body === undefined) return undefined
-  return typeof body === 'string' && headers['content-type'] !== undefined ? body : JSON.stringify(body)
+  const json = jsonOf(body)
+  // A string whose type the caller names is sent as it is meant.
+  return json.startsWith('"') && headers['content-type'] !== undefined ? (JSON.parse(json) as string) : json
 }
 
 function firstHop(request: ForwardRequest, options: ForwardOptions, userAgent: string): Hop {

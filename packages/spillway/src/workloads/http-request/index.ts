@@ -2,6 +2,7 @@
 import { ForwardPayload, SubmitOperation } from '@spillway/protocol/schema'
 import { defaultPartition, type ForwardResult, limits } from '@spillway/protocol/wire'
 import Type from 'typebox'
+import { carry } from '../../http/carried-json.js'
 import { isReservedQueue, reservedQueuePrefix } from '../../http/queue-names.js'
 import { type Definition, FailOperation, type IntakeApi, mayUseQueue, pressure, RetryOperation } from '../../index.js'
 import type { AllowList } from './allow-list.js'
@@ -57,7 +58,8 @@ export function defineHttpRequest(intake: IntakeApi, options: HttpRequestOptions
     delayMs: (body) => (body.delay_seconds ?? 0) * 1_000,
     timeoutMs: (body) => Math.max(1, Math.round((body.timeout_seconds ?? 30) * 1_000)),
     maxRetries: (body) => body.max_retries ?? 3,
-    run: async (body, ctx): Promise<ForwardResult> => {
+    run: async (body, ctx, text): Promise<ForwardResult> => {
+      carry(body, text, ['payload', 'body'])
       const payload = validateForwardPayload(body.payload)
       if (!payload.ok) throw new FailOperation('The stored payload is not valid.')
       const outcome = await forwarder.forward(payload.request, {

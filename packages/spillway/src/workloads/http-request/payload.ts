@@ -12,7 +12,7 @@ export interface ForwardRequest {
   url: string
   method: ForwardMethod
   headers: Readonly<Record<string, string>>
-  /** Undefined: no body. Any JSON value otherwise, null included. */
+  /** Undefined: no body. Any JSON value otherwise, null included; a CarriedJson to send it as it came. */
   body?: unknown
 }
 

@@ -1,4 +1,5 @@
 /** The routes of contract §4 for those who look after queues: reading, moving, deleting. Pushing and consuming are in routes.ts. */
+import { jsonOf } from '../../http/carried-json.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { refuseUntilReady } from '../../http/readiness.js'
 import { Administration } from './administration.js'
@@ -24,7 +25,7 @@ export function messageAdministrationRoutes(
   const administration = new Administration({ intake, schema: options.schema, seal })
   const setting = administrationSetting(administration, hooks)
   return async (app) => {
-    app.setSerializerCompiler(() => JSON.stringify)
+    app.setSerializerCompiler(() => jsonOf)
     refuseUntilReady(app, intake.core)
     queueRoutes(app, setting)
     messageLogRoutes(app, setting)

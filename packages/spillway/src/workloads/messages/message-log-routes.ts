@@ -14,6 +14,7 @@ import {
 import { limits, queueModeGroup } from '@spillway/protocol/wire'
 import Type, { type Static } from 'typebox'
 import type { AppRequest as Request } from '../../http/app.js'
+import { carry } from '../../http/carried-json.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { sendProblem } from '../../http/problem.js'
 import {
@@ -260,6 +261,7 @@ function addTraces(app: App, setting: AdministrationSetting): void {
       const { body } = request
       const { traceNames } = body
       if (body.data === null) throw invalid('data', 'is required')
+      carry(body, request.bodyText ?? '', ['data'])
       const name = await nameOf(setting, request, body)
       const traceId =
         name === null

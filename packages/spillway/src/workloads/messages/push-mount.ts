@@ -3,14 +3,16 @@ import { PushRequest } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
 import type { Wire } from '../../http/answer.js'
 import { ticketPath } from '../../http/answer.js'
+import { carry, each } from '../../http/carried-json.js'
 import { type Mount, mount } from '../../http/mount.js'
 import { appliedPreferences, type Preferences, parseIdempotencyKey, parsePreferences } from '../../http/preferences.js'
 import type { Problem } from '../../http/problem.js'
 import { compileValidator } from '../../http/validation.js'
-import { type IntakeApi, queuedBody, type Refusal } from '../../index.js'
+import { digestUuid, type IntakeApi, queuedBody, type Refusal } from '../../index.js'
 import type { Push, Pushed } from './push.js'
 
 const fullRetryAfterMs = 5_000
+const payloads = ['items', each, 'payload'] as const
 
 export function pushMount(intake: IntakeApi, push: Push): Mount {
   const base = mount(intake.core, intake.core.bound(push.definition))
@@ -18,7 +20,7 @@ export function pushMount(intake: IntakeApi, push: Push): Mount {
   const refuse = (problem: Problem): Wire => ({ ok: false, problem, headers: {} })
   return {
     ...base,
-    async submit({ request, identity }, body, gone) {
+    async submit({ request, identity }, body, gone, text) {
       const key = parseIdempotencyKey(request.headers['idempotency-key'])
       if (!key.ok) {
         const errors = [{ path: '/headers/idempotency-key', message: key.detail }]
@@ -28,6 +30,7 @@ export function pushMount(intake: IntakeApi, push: Push): Mount {
       if (!valid.ok) {
         return refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: valid.errors })
       }
+      if (text !== undefined) carry(valid.value, text, payloads)
       const { items } = valid.value as Static<typeof PushRequest>
       const wrong = push.check(items, { identity, ...(request.user?.queues && { queues: request.user.queues }) })
       if (wrong !== null) return refuse(wrong)
@@ -37,6 +40,7 @@ export function pushMount(intake: IntakeApi, push: Push): Mount {
         traceparent: request.traceparent,
         respondAsync: preferences.respondAsync,
         ...(key.key !== undefined && { idempotencyKey: key.key }),
+        ...(key.key !== undefined && text !== undefined && { keyedOn: digestUuid(text) }),
         ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone() }),
       })
       if (pushed.kind === 'results' && !pushed.replayed) push.count(pushed.results)

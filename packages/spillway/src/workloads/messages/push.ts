@@ -4,11 +4,13 @@
  *
  *   request ──by lane──► submissions ──one statement──► stored (201) │ some lane has to wait (202) │ queue full: nothing (429)
  *
+ * Payloads are carried as text, from the request through the operation queue to the message (http/carried-json.ts).
  * Messages of encrypted queues are sealed here, before they are submitted: what waits in the operation queue is sealed, too.
  */
 import type { PushRequest } from '@spillway/protocol/schema'
 import { defaultPartition, type PushResult, priorities } from '@spillway/protocol/wire'
 import Type, { type Static } from 'typebox'
+import { CarriedJson, carry, each, jsonOf } from '../../http/carried-json.js'
 import { isReservedQueue } from '../../http/queue-names.js'
 import {
   type Answer,
@@ -31,6 +33,8 @@ import type { Seal } from './seal.js'
 export const pushType = 'messages.push'
 /** Stands between payloads; JSON and base64 have no place for it. In SQL E'\\x1e'. */
 const separator = '\x1e'
+/** Of the payloads in what is queued. */
+const queuedPayloads = ['messages', each, 'payload'] as const
 
 const Message = Type.Object({
   id: Type.String(),
@@ -96,6 +100,7 @@ function effect(
     function: `${schema}.mq_pushed`,
     prepare,
     values: (items: readonly EffectItem<ParcelBody>[], queued) => {
+      if (queued) for (const { body, text } of items) carry(body, text, queuedPayloads)
       const all = items.flatMap(({ body, queue, partition }, index) =>
         body.messages.map((message) => ({
           index,
@@ -118,8 +123,9 @@ function effect(
   }
 }
 
-function textOf(message: MessageBody): string {
-  return message.text ?? (message.sealed ? String(message.payload) : JSON.stringify(message.payload))
+function textOf({ text, sealed, payload }: MessageBody): string {
+  if (text !== undefined) return text
+  return sealed ? String(payload instanceof CarriedJson ? payload.value : payload) : jsonOf(payload)
 }
 
 /** A submission on its way, with the places of its messages in the request. */
@@ -196,10 +202,10 @@ export class Push {
     tx?: Tx,
   ): Promise<Pushed> {
     if (sealed.size > 0 && this.#seal === null) return { kind: 'results', ...this.#unsealable(items, sealed) }
-    const keyedOn = options.idempotencyKey === undefined ? null : JSON.stringify(items)
+    // The key is about what came, not about the ids that are given here.
+    const keyedOn = options.idempotencyKey === undefined ? null : (options.keyedOn ?? digestUuid(jsonOf(items)))
     // Whoever repeats a request with its key is told the same ids.
-    const base =
-      keyedOn === null ? null : `${options.identity ?? ''}\0${options.idempotencyKey}\0${digestUuid(keyedOn)}`
+    const base = keyedOn === null ? null : `${options.identity ?? ''}\0${options.idempotencyKey}\0${keyedOn}`
     const parcels = this.#parcels(items, sealed, base)
     const answers = await this.#intake.submitAll(
       this.definition,
@@ -207,7 +213,6 @@ export class Push {
       {
         ...options,
         texts: parcels.map(({ text }) => text),
-        // The key is about what came, not about the ids that are given here.
         ...(keyedOn !== null && { keyedOn }),
       },
       tx,
@@ -293,7 +298,7 @@ export class Push {
   }
 
   #message(id: string, item: PushItem, isSealed: boolean, partitionId: string): MessageBody {
-    const plain = JSON.stringify(item.payload ?? null)
+    const plain = jsonOf(item.payload ?? null)
     const text = isSealed && this.#seal !== null ? this.#seal.seal(plain, { partition: partitionId, id }) : plain
     return {
       id,
@@ -315,7 +320,7 @@ export class Push {
   #sealLate(message: MessageBody, queue: string, partition: string): MessageBody {
     if (message.sealed || this.#seal === null || !this.#queues.isSealed(queue)) return message
     const { id } = message
-    return { ...message, sealed: true, payload: this.#seal.seal(JSON.stringify(message.payload), { partition, id }) }
+    return { ...message, sealed: true, payload: this.#seal.seal(jsonOf(message.payload), { partition, id }) }
   }
 
   /** The key is gone from the configuration: such messages are refused, never stored as plain text. */

@@ -11,6 +11,7 @@ import {
 import { type AckResult, queueOptionDefaults } from '@spillway/protocol/wire'
 import type { Static } from 'typebox'
 import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
+import { carry, each } from '../../http/carried-json.js'
 import { goneSignal } from '../../http/connections.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { parseIdempotencyKey } from '../../http/preferences.js'
@@ -34,6 +35,7 @@ const popPartitionsOnce = 100
 /** Busier than this, nothing more is handed out. By the writes alone: pops have connections of their own. */
 const busyPopAbove = 0.95
 const busyRetryAfterMs = 2_000
+const transactionPayloads = ['operations', each, 'items', each, 'payload'] as const
 
 type Query = Static<typeof PopQuery>
 type AckBody = Static<typeof AckRequest>
@@ -246,8 +248,9 @@ function addTransaction(app: App, { transactions, push, consume, intake }: Messa
       config: { role: 'consume', tellsError: true },
     },
     async (request, reply) => {
+      const { principal, bodyText = '' } = request
+      carry(request.body, bodyText, transactionPayloads)
       const { operations, requiredLeases } = request.body
-      const { principal } = request
       const key = parseIdempotencyKey(request.headers['idempotency-key'] as string | undefined)
       if (!key.ok) return sendProblem(reply, { code: 'invalid_request', detail: key.detail })
       const named = operations.flatMap((operation) =>
@@ -271,7 +274,7 @@ function addTransaction(app: App, { transactions, push, consume, intake }: Messa
       const done = await transactions.run(steps, requiredLeases ?? [], {
         identity: principal.identity,
         traceparent: request.trace.traceparent,
-        ...(key.key !== undefined && { idempotencyKey: key.key }),
+        ...(key.key !== undefined && { idempotencyKey: key.key, keyedOn: digestUuid(bodyText) }),
       })
       if (done.kind === 'refused') return sendProblem(reply, refusalProblem(done.refusal, intake.core.queueDepth))
       // Whoever repeats it with its key is told the same.

@@ -1,3 +1,4 @@
+import { CarriedJson } from '../../http/carried-json.js'
 import { type Seal, SealError } from './seal.js'
 
 /** A payload as it is told: one that cannot be read says why, and does not spoil the list that it stands in. */
@@ -23,10 +24,10 @@ export function payloadsSql(alias: string, order: string): string {
 
 export function toldPayload(seal: Seal | null, { payload, sealed, partition, id }: StoredPayload): ToldPayload {
   if (payload === null) return { data: null, error: 'The list would be too large with it; read it by itself.' }
-  if (!sealed) return { data: JSON.parse(payload) as unknown }
+  if (!sealed) return { data: new CarriedJson(payload) }
   if (seal === null) return { data: null, error: 'It is encrypted, and this server has no key.' }
   try {
-    return { data: JSON.parse(seal.open(payload, { partition, id })) as unknown }
+    return { data: new CarriedJson(seal.open(payload, { partition, id })) }
   } catch (fault) {
     if (fault instanceof SealError) return { data: null, error: 'It could not be decrypted.' }
     throw fault

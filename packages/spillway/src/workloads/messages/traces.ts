@@ -1,6 +1,7 @@
 /** Events that consumers attach to messages. */
 import type { TraceEvent } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
+import { CarriedJson, jsonOf } from '../../http/carried-json.js'
 import type { AdministrationContext } from './administration.js'
 import { messageSql } from './message-state.js'
 
@@ -43,7 +44,7 @@ export class Traces {
        SELECT $1::uuid, $2::text, $3::text, $4::text, $5::text[], $6::text, $7::text, ${schema}.clock()
        WHERE EXISTS (${messageSql(schema, 'm.seq', '$1::uuid', '$2::text')})
        RETURNING id`,
-      [partition, transactionId, group, event, names, JSON.stringify(data ?? null), worker],
+      [partition, transactionId, group, event, names, jsonOf(data ?? null), worker],
     )
     const [row] = rows
     return row === undefined ? null : String(row.id)
@@ -67,7 +68,7 @@ function toView(row: TraceRow): TraceView {
     id: String(row.id),
     event_type: row.event,
     eventType: row.event,
-    data: JSON.parse(row.data) as unknown,
+    data: new CarriedJson(row.data),
     consumer_group: row.grp,
     consumerGroup: row.grp,
     worker_id: row.worker,

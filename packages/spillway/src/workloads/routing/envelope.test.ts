@@ -28,7 +28,7 @@ describe('a task', () => {
       ...{ policy_id: 'p', constraints: { max_latency_ms: 0.5, max_cost: 0 }, metadata: { user: 'u' } },
       ...{ trace_id: 'a'.repeat(32), idempotency_key: 'k' },
     }
-    expect(read(full)).toEqual({ ok: true, task: full })
+    expect(read(full)).toEqual({ ok: true, task: full, text: JSON.stringify(full) })
   })
 
   it.each([
@@ -155,12 +155,13 @@ describe('a task', () => {
 
 describe('the digest of a task', () => {
   const checked = { ...valid, version: '1' } as RouteTask
+  const digest = (task: object): string => taskDigest(JSON.stringify(task))
 
   it('is the same for a retry with a new id, trace and key, and for members in another order', () => {
     const retry = { ...checked, request_id: randomUUID(), trace_id: 'c'.repeat(32), idempotency_key: 'k' }
-    expect(taskDigest(retry)).toBe(taskDigest(checked))
+    expect(digest(retry)).toBe(digest(checked))
     const turned = Object.fromEntries(Object.entries(checked).reverse())
-    expect(taskDigest(turned as unknown as RouteTask)).toBe(taskDigest(checked))
+    expect(digest(turned)).toBe(digest(checked))
   })
 
   it.each([
@@ -170,7 +171,14 @@ describe('the digest of a task', () => {
     [{ constraints: { max_cost: 1 } }],
     [{ task: { type: 'chat', payload: { text: 'hullo' } } }],
   ])('is another with %j', (changes) => {
-    expect(taskDigest({ ...checked, ...changes })).not.toBe(taskDigest(checked))
+    expect(digest({ ...checked, ...changes })).not.toBe(digest(checked))
+  })
+
+  it('is of the text: numbers that one double stands for are not the same', () => {
+    const of = (payload: string) => taskDigest(`{"version":"1","task":{"type":"chat","payload":${payload}}}`)
+    expect(of('9007199254740993')).not.toBe(of('9007199254740992'))
+    expect(of('-0')).not.toBe(of('0'))
+    expect(of('{"a":1,"a":2}')).not.toBe(of('{"a":2}'))
   })
 })
 

@@ -2,10 +2,11 @@
 import { DecideRequest } from '@spillway/protocol/schema'
 import { limits, type RouteTask, type RoutingCode, taskVersion } from '@spillway/protocol/wire'
 import Type from 'typebox'
+import { memberTexts } from '../../http/carried-json.js'
 import type { RequestFault } from '../../http/json-pointer.js'
 import { isUnstorable, parseStrictJson } from '../../http/strict-json.js'
 import { compileValidator } from '../../http/validation.js'
-import { canonicalJson, digestUuid } from '../../index.js'
+import { digestUuid } from '../../index.js'
 
 /** By what an answer finds the one who asked. Only what has its form. */
 export interface Correlation {
@@ -22,6 +23,8 @@ export interface InvalidTask {
 }
 
 export type CheckedTask = { ok: true; task: RouteTask } | InvalidTask
+/** `text`: as it came. */
+export type ReadTask = { ok: true; task: RouteTask; text: string } | InvalidTask
 
 const uuid = /^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}$/i
 const traceId = /^[0-9a-f]{32}$/i
@@ -38,14 +41,15 @@ const Shape = Type.Object(
 )
 const checkShape = compileValidator(Shape)
 
-export function readTask(data: Uint8Array, { bytesMax }: { bytesMax: number }): CheckedTask {
+export function readTask(data: Uint8Array, { bytesMax }: { bytesMax: number }): ReadTask {
   if (data.byteLength === 0) return invalid('PAYLOAD_TOO_SMALL', 'The task is empty.')
   if (data.byteLength > bytesMax) {
     return invalid('PAYLOAD_TOO_LARGE', `The task has ${data.byteLength} bytes; ${bytesMax} are taken.`)
   }
   const parsed = parseStrictJson(Buffer.from(data.buffer, data.byteOffset, data.byteLength))
   if (!parsed.ok) return invalid('SCHEMA_VALIDATION_FAILED', 'The task cannot be read.', { errors: [parsed.fault] })
-  return checkTask(parsed.value)
+  const checked = checkTask(parsed.value)
+  return checked.ok ? { ...checked, text: parsed.text } : checked
 }
 
 /** Of a value that the strict parser has let through. */
@@ -73,18 +77,15 @@ export function checkTask(value: unknown): CheckedTask {
   return { ok: true, task }
 }
 
-/**
- * What an idempotency key is about: two tasks with one digest ask for the same. A retry has a new request id and a new
- * trace, and they are no part of what is asked.
- */
-export function taskDigest(task: RouteTask): string {
-  const { idempotency_key: _key, request_id: _request, trace_id: _trace, ...asked } = task
-  return digestUuid(canonicalJson(asked))
-}
+const notAsked: ReadonlySet<string> = new Set(['idempotency_key', 'request_id', 'trace_id'])
 
-/** Of all that it says. */
-export function bodyDigest(task: RouteTask): string {
-  return digestUuid(canonicalJson(task))
+/**
+ * What an idempotency key in a task is about: two tasks with one digest ask for the same. A retry has a new request id and
+ * a new trace, and they are no part of what is asked; nor is the order of members. Their texts are compared as they came.
+ */
+export function taskDigest(text: string): string {
+  const asked = [...memberTexts(text)].filter(([name]) => !notAsked.has(name))
+  return digestUuid(JSON.stringify(asked.sort(([a], [b]) => (a < b ? -1 : 1))))
 }
 
 const notValid = 'The task is not valid.'

@@ -45,6 +45,8 @@ const brokerRetryAfterMs = 5_000
 
 type Task = RouteTask
 const AnyTask = Type.Unsafe<Task>(Type.Any())
+/** `text`: as it came, and as the router gets it. */
+type CameTask = { ok: true; task: Task; text: string }
 
 export interface GatewayParts {
   processing: Processing
@@ -86,12 +88,12 @@ export class Gateway {
     this.#decide = deps.intake.define('routing.decide', {
       ...{ body: AnyTask, lane: lane('routing.decide'), maxRetries: maxDeliver - 1, ...ready },
       gates: [this.#overloadGate(), pressure(), byTenant(perMinute.decide, 'routes_decide')],
-      run: (task, context) => this.#runHere(task, context),
+      run: (task, context, text) => this.#runHere(task, context, text),
     })
     this.#message = deps.intake.define('routing.message', {
       ...{ body: AnyTask, lane: lane('routing.message'), ...tries, ...ready },
       gates: [this.#overloadGate(), pressure(), byTenant(perMinute.messages, 'messages')],
-      run: (task, context) => this.#deliver(task, context),
+      run: (task, context, text) => this.#deliver(task, context, text),
     })
     const admission = { function: `${deps.schema}.rt_admit`, values: () => [] }
     this.#admit = deps.intake.define('routing.admit', {
@@ -167,12 +169,10 @@ export class Gateway {
     const base = mount(core, core.bound(definition))
     return {
       ...base,
-      submit: async (entered, body, gone) => {
-        const task = this.#taskOf(entered, body)
+      submit: async (entered, body, gone, text) => {
+        const task = this.#taskOf(entered, body, text)
         if (!task.ok) return task.wire
-        return broker === null
-          ? this.#decideHere(entered, task.task, gone)
-          : this.#decideThere(entered, task.task, gone)
+        return broker === null ? this.#decideHere(entered, task, gone) : this.#decideThere(entered, task, gone)
       },
     }
   }
@@ -183,9 +183,10 @@ export class Gateway {
     const base = mount(core, bound)
     return {
       ...base,
-      submit: async (entered, body, gone) => {
-        const task = this.#taskOf(entered, body)
-        if (!task.ok) return task.wire
+      submit: async (entered, body, gone, given) => {
+        const read = this.#taskOf(entered, body, given)
+        if (!read.ok) return read.wire
+        const { task, text } = read
         const key = parseIdempotencyKey(entered.request.headers['idempotency-key'])
         if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
         const preferences = parsePreferences(entered.request.headers.prefer)
@@ -193,11 +194,11 @@ export class Gateway {
         // Told now: a ticket would fail for it. A broker that has not been there yet has not said what it takes.
         const bytesMax = this.#taskBytesMax
         const isBounded = this.#deps.broker !== null
-        if (isBounded && Buffer.byteLength(JSON.stringify(task.task)) > bytesMax) return refuse(tooLarge(bytesMax))
+        if (isBounded && Buffer.byteLength(text) > bytesMax) return refuse(tooLarge(bytesMax))
         const { request, identity } = entered
         const answer = await core.submit(bound, {
-          ...{ body: task.task, identity, request, respondAsync: true },
-          ...(key.key === undefined ? keyInBody(task.task) : { idempotencyKey: key.key }),
+          ...{ body: task, text, identity, request, respondAsync: true },
+          ...(key.key === undefined ? keyInBody(task, text) : { idempotencyKey: key.key }),
           ...(waitSeconds !== undefined && { waitMs: waitSeconds * 1_000, signal: gone() }),
         })
         return toWire(bound, answer, preferences, waitSeconds !== undefined)
@@ -241,7 +242,7 @@ export class Gateway {
     return Math.min(settings.bodyLimitBytes, (broker?.payloadBytesMax ?? Infinity) - envelopeBytes)
   }
 
-  #taskOf({ request, identity }: Entered, body: unknown): { ok: true; task: Task } | { ok: false; wire: Wire } {
+  #taskOf({ request, identity }: Entered, body: unknown, text?: string): CameTask | { ok: false; wire: Wire } {
     const checked = body === undefined ? noBody : checkTask(body)
     if (!checked.ok) {
       const { code, message, errors } = checked
@@ -260,10 +261,10 @@ export class Gateway {
       })
       return { ok: false, wire }
     }
-    return { ok: true, task }
+    return { ok: true, task, text: text ?? JSON.stringify(task) }
   }
 
-  async #decideHere(entered: Entered, task: Task, gone: () => AbortSignal): Promise<Wire> {
+  async #decideHere(entered: Entered, { task, text }: CameTask, gone: () => AbortSignal): Promise<Wire> {
     const { core } = this.#deps.intake
     const bound = core.bound(this.#decide)
     const { request, identity } = entered
@@ -272,7 +273,7 @@ export class Gateway {
     const preferences = parsePreferences(request.headers.prefer)
     const isPlain = preferences.waitSeconds === undefined && !preferences.respondAsync
     const answer = await core.submit(bound, {
-      ...{ body: task, identity, request, respondAsync: preferences.respondAsync },
+      ...{ body: task, text, identity, request, respondAsync: preferences.respondAsync },
       ...(key.key !== undefined && { idempotencyKey: key.key }),
       ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone() }),
       // Of several with one request id the first runs, and the others wait for it as long as it would.
@@ -284,18 +285,18 @@ export class Gateway {
     return answered(answer.result as RouteAnswer, wire.answer.headers)
   }
 
-  async #decideThere({ request, identity }: Entered, task: Task, gone: () => AbortSignal): Promise<Wire> {
+  async #decideThere({ request, identity }: Entered, came: CameTask, gone: () => AbortSignal): Promise<Wire> {
     const { broker, intake, log } = this.#deps
     if (broker === null) throw new Error('there is no broker')
     const key = parseIdempotencyKey(request.headers['idempotency-key'])
     if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
     if (!broker.isConnected) return refuse(brokerAway)
-    const data = Buffer.from(JSON.stringify(task))
+    const data = Buffer.from(came.text)
     const bytesMax = this.#taskBytesMax
     if (data.byteLength > bytesMax) return refuse(tooLarge(bytesMax))
     const bound = intake.core.bound(this.#admit)
     // Nothing of the body is kept: its gates are all that it is admitted for.
-    const admitted = await intake.core.submit(bound, { body: task, text: '{}', identity, request })
+    const admitted = await intake.core.submit(bound, { body: came.task, text: '{}', identity, request })
     const told = toWire(bound, admitted, parsePreferences(undefined), false)
     if (!told.ok) return told
     try {
@@ -312,13 +313,14 @@ export class Gateway {
   }
 
   /** Without a broker: the operation queue is the intake, and whoever works on it is the router. */
-  async #runHere(task: Task, context: RunContext): Promise<RouteAnswer> {
+  async #runHere(task: Task, context: RunContext, text: string): Promise<RouteAnswer> {
     const { metrics } = this.#deps
     metrics.delivered.inc()
     if (context.attempt > 1) metrics.redelivered.inc()
     this.#signals.began()
     try {
       const answer = await this.#processing.answer(task, {
+        text,
         traceId: traceIdOf(context),
         isTicket: true,
         isRepeat: context.attempt > 1,
@@ -333,13 +335,14 @@ export class Gateway {
   }
 
   /** Accepted with 202: to the router, and its answer becomes the operation's result. */
-  async #deliver(task: Task, context: RunContext): Promise<RouteAnswer> {
-    const answer = this.#deps.broker === null ? await this.#runHere(task, context) : await this.#carry(task, context)
+  async #deliver(task: Task, context: RunContext, text: string): Promise<RouteAnswer> {
+    const isHere = this.#deps.broker === null
+    const answer = isHere ? await this.#runHere(task, context, text) : await this.#carry(task, context, text)
     if (!answer.ok) throw new FailOperation(`${answer.error.code}: ${answer.error.message}`)
     return answer
   }
 
-  async #carry(task: Task, context: RunContext): Promise<RouteAnswer> {
+  async #carry(task: Task, context: RunContext, text: string): Promise<RouteAnswer> {
     const { broker } = this.#deps
     if (broker === null) throw new Error('there is no broker')
     // An earlier attempt may have been decided, and only its answer lost: the broker would drop the second one.
@@ -355,7 +358,7 @@ export class Gateway {
     try {
       const told = await broker.ask(
         {
-          data: Buffer.from(JSON.stringify(task)),
+          data: Buffer.from(text),
           id: context.id,
           headers: { traceparent: context.traceparent, 'Spillway-Ticket': context.id },
         },
@@ -421,9 +424,9 @@ function answered(answer: RouteAnswer, headers: Record<string, string>): Wire {
 }
 
 /** A key in the body is its tenant's, and about what is asked. */
-function keyInBody(task: Task): { idempotencyKey: string; keyedOn: string } | undefined {
+function keyInBody(task: Task, text: string): { idempotencyKey: string; keyedOn: string } | undefined {
   const { idempotency_key: key, tenant_id: tenant } = task
-  return key === undefined ? undefined : { idempotencyKey: `${tenant}\0${key}`, keyedOn: taskDigest(task) }
+  return key === undefined ? undefined : { idempotencyKey: `${tenant}\0${key}`, keyedOn: taskDigest(text) }
 }
 
 function traceIdOf({ traceparent }: RunContext): string {

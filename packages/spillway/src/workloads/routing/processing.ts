@@ -1,8 +1,9 @@
 /** One task, from its envelope to its answer: the same whether it came by the broker or by the operation queue. */
 import type { RouteTask, RoutingCode } from '@spillway/protocol/wire'
+import { digestUuid } from '../../index.js'
 import type { Answers } from './answers.js'
 import { type Decision, decide, type PolicyBook } from './decision.js'
-import { bodyDigest, taskDigest } from './envelope.js'
+import { taskDigest } from './envelope.js'
 
 export interface RouteContext {
   request_id: string
@@ -28,6 +29,8 @@ export interface ProcessingOptions {
 }
 
 export interface TaskOptions {
+  /** The task as it came. */
+  text: string
   traceId: string
   /** Of the request; the one in its body comes before it. It names whose it is by itself, whatever tenant the body names. */
   key?: string | undefined
@@ -48,13 +51,13 @@ export class Processing {
   }
 
   /** Throws when the store fails it: to be tried again. */
-  async answer(task: RouteTask, { traceId, key: outer, isTicket, isRepeat }: TaskOptions): Promise<RouteAnswer> {
+  async answer(task: RouteTask, { text, traceId, key: outer, isTicket, isRepeat }: TaskOptions): Promise<RouteAnswer> {
     const { answers, simulateDelayMs, book, onLost } = this.#options
     if (simulateDelayMs > 0) await new Promise((resolve) => setTimeout(resolve, simulateDelayMs))
     const context = { request_id: task.request_id, trace_id: task.trace_id ?? traceId }
     const key = task.idempotency_key ?? outer
     // A key of the request is for the body as it came; one in the body is for what is asked.
-    const digest = key === undefined ? null : task.idempotency_key === undefined ? bodyDigest(task) : taskDigest(task)
+    const digest = key === undefined ? null : task.idempotency_key === undefined ? digestUuid(text) : taskDigest(text)
     const scope = task.idempotency_key === undefined ? noTenant : task.tenant_id
     if (key !== undefined && digest !== null) {
       const known = await answers.replay(scope, key, digest)

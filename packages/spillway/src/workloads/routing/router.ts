@@ -94,7 +94,7 @@ export class Router {
       }
       return { kind: 'bury', status: 'invalid', reason: code, detail: message, answer }
     }
-    const { task } = read
+    const { task, text } = read
     const deadline = deadlineOf(delivery)
     if (deadline !== null && deadline <= Date.now()) {
       return this.#refused(delivery, 'expired', {
@@ -104,6 +104,7 @@ export class Router {
       })
     }
     const answer = await this.#processing.answer(task, {
+      text,
       traceId: traceIdOf(delivery.header('traceparent')),
       key: delivery.header('Spillway-Idempotency-Key'),
       // Where nobody hears the answer, what is kept is all there is of it.
