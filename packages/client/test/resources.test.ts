@@ -63,6 +63,7 @@ describe('operations', () => {
     const failed = await client.operations.submit(order('dead', '?fail=400'))
     const { items } = await client.deadLetters.list({ queue: 'dead' })
     expect(items).toMatchObject([{ id: failed.operationId, payload: { payload: { body: { hello: 'dead' } } } }])
+    expect(await client.deadLetters.get(failed.operationId)).toEqual(items[0])
     expect(await client.deadLetters.redrive({ ids: [failed.operationId] })).toMatchObject({ moved: 1, skipped: 0 })
     expect(await client.operations.wait(failed.operationId)).toMatchObject({ status: 'failed' })
     expect(await client.deadLetters.purge({ queue: 'dead' })).toEqual({ purged: 1 })

@@ -17,7 +17,7 @@ import type { Standing } from './pipeline/standing.js'
 import type { CancelOutcome, Store, Tx } from './store/port.js'
 import { createMetrics, type Metrics } from './telemetry/metrics.js'
 
-export { BrokerFault, type Delivery, type RouterBroker } from './brokers/port.js'
+export { type BrokerDeadLetter, BrokerFault, type Delivery, type RouterBroker } from './brokers/port.js'
 export type { Permit } from './gates/gate.js'
 export {
   type CapacityOptions,
@@ -67,6 +67,7 @@ export type { LatencyWindow } from './pressure/latency-window.js'
 export type { LevelHold } from './pressure/level-hold.js'
 export type { RouterPressure } from './pressure/router-pressure.js'
 export { type EmbeddedOptions, embedded } from './store/embedded-store.js'
+export { type CutRows, cutRows, leftOutSql, listedErrorSql, listedSql, pageSql } from './store/page-sql.js'
 export type { CancelOutcome, LedgerRow, Store, Tx } from './store/port.js'
 export { type PostgresOptions, postgresStore as postgres } from './store/postgres/store.js'
 export type { LogWriter, StreamWriter } from './streams/log-writer.js'

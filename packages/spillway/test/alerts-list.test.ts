@@ -12,7 +12,7 @@ let app: Awaited<ReturnType<typeof listening>>
 beforeAll(async () => {
   a = await alertsBench()
   reporter = await a.reporter({ webhook: null })
-  app = await listening(alertRoutes(reporter.alerts))
+  app = await listening(alertRoutes(reporter.alerts, 4_194_304))
   const { alerts } = reporter
   for (const subject of ['a', 'b', 'c']) alerts.report(latencyAlert('firing', subject))
   alerts.report(latencyAlert('resolved', 'b'))

@@ -20,7 +20,7 @@ import {
 import { freshDatabase, type TestDatabase } from './setup/database.js'
 
 const settledNames = ['ops list', 'ops show', 'ops retry', 'ops cancel'] as const
-const letterNames = ['dead-letters list', 'dead-letters redrive', 'dead-letters purge'] as const
+const letterNames = ['dead-letters list', 'dead-letters show', 'dead-letters redrive', 'dead-letters purge'] as const
 
 describe('commands that speak to a server', () => {
   let database: TestDatabase
@@ -124,6 +124,19 @@ describe('commands that speak to a server', () => {
     expect(retried).toMatchObject({ code: 1, stdout: `${failed} queued again\n` })
     expect(retried.stderr).toContain('operation_not_failed')
     expect((await finishes(server, failed)).status).toBe('completed')
+  })
+
+  it('shows a dead letter whole that the list leaves a part of out', async () => {
+    const [queue, body] = [randomUUID(), 'x'.repeat(10_000)]
+    const { operationId } = (await submit(server, `${target.origin}/moody`, { queue, payload: { body } })).body
+    const [listed] = JSON.parse((await cli('dead-letters', 'list', '--queue', queue, '--json')).stdout).items
+    expect(listed).toMatchObject({ id: operationId, payload: null, truncated: true })
+    expect(rows((await cli('dead-letters', 'list', '--queue', queue)).stdout)).toHaveLength(1)
+    expect((await cli('dead-letters', 'show', operationId)).stdout).toContain(body)
+    const shown = JSON.parse((await cli('dead-letters', 'show', operationId, '--json')).stdout)
+    expect(shown).toMatchObject({ id: operationId, payload: { payload: { body } } })
+    expect(await cli('dead-letters', 'show', randomUUID())).toMatchObject({ code: 1, stdout: '' })
+    await cli('dead-letters', 'purge', '--queue', queue, '--yes')
   })
 
   it('lists dead letters and redrives them, in order', async () => {

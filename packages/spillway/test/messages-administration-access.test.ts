@@ -53,7 +53,7 @@ describe('traces', () => {
     expect((await trace({ partitionId, transactionId: 'tx-0' })).status).toBe(400)
     expect((await trace({ partitionId, transactionId: 'tx-0', data: null })).status).toBe(400)
     expect(await get(`/traces/${partitionId}/none`)).toMatchObject(nowhere)
-    expect((await get(`/traces/${partitionId}/tx-0`)).body).toEqual({ traces: [] })
+    expect((await get(`/traces/${partitionId}/tx-0`)).body).toEqual({ traces: [], next_cursor: null })
   })
 })
 

@@ -90,7 +90,7 @@ function authenticatorOf(principals: Readonly<Record<string, Principal>> | null)
 }
 
 export async function messagesBench(
-  options: { principals?: Readonly<Record<string, Principal>>; hasKey?: boolean } = {},
+  options: { principals?: Readonly<Record<string, Principal>>; hasKey?: boolean; pageBytesMax?: number } = {},
 ): Promise<MessagesBench> {
   const b = await bench()
   // On a busy machine too, what is pushed is there.
@@ -101,6 +101,7 @@ export async function messagesBench(
     schema,
     pendingMax: 10_000,
     encryptionKey: key,
+    pageBytesMax: options.pageBytesMax ?? 4_194_304,
     log: { debug: nothing, info: nothing, warn: nothing, error: nothing },
     metrics: uncounted,
   }

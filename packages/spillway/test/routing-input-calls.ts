@@ -90,7 +90,13 @@ export interface Letter {
 export async function deadLetters(server: Server, headers: Headers = {}): Promise<Letter[]> {
   const answer = await get(server, `${deadLettersPath}?limit=200`, headers)
   expect(answer.status, answer.text).toBe(200)
-  return answer.body.items as unknown as Letter[]
+  const letters = answer.body.items as unknown as (Letter & { truncated?: true })[]
+  const whole = (id: string) => get(server, `${deadLettersPath}/${id}`, headers)
+  return Promise.all(
+    letters.map(async (letter) =>
+      letter.truncated === true ? ((await whole(letter.id)).body as unknown as Letter) : letter,
+    ),
+  )
 }
 
 /** The dead letter with exactly these bytes, once it is there. */

@@ -260,6 +260,24 @@ describe('dead letters', () => {
     expect(answer.body).toEqual({ moved: 0, skipped: 2 })
   })
 
+  it('are listed without what is long; one alone is whole', async () => {
+    const long = randomBytes(4_097)
+    const fits = randomBytes(4_096)
+    await outside.publish(long, { 'x-long': 'h'.repeat(5_000) })
+    await outside.publish(fits)
+    const { id, headers } = await died(server, long)
+    expect(headers['x-long'] ?? headers['X-Long']).toHaveLength(5_000)
+    await died(server, fits)
+    const { items } = (await get(server, `${deadLettersPath}?limit=200`)).body
+    expect(items.find((letter) => letter.id === id)).toMatchObject({
+      ...{ data_base64: null, data_bytes: 4_097, headers: null, headers_bytes: expect.any(Number), truncated: true },
+    })
+    expect(items.some(({ data_base64 }) => data_base64 === fits.toString('base64'))).toBe(true)
+    for (const none of ['x', '0', '999999']) {
+      expectRefused(await get(server, `${deadLettersPath}/${none}`), 404, 'not_found')
+    }
+  })
+
   it('are listed page by page, each once', async () => {
     for (let n = 0; n < 5; n++) await outside.publish(randomBytes(16))
     await outside.settled()

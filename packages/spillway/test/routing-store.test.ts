@@ -138,7 +138,7 @@ describe('policies', () => {
     const outcomes = await Promise.all(Array.from({ length: 12 }, (_, n) => policies.put(policy(`p${n}`))))
     expect(outcomes.filter(({ kind }) => kind === 'created')).toHaveLength(5)
     expect(outcomes.filter(({ kind }) => kind === 'full')).toHaveLength(7)
-    const [there] = await policies.list(1)
+    const [there] = (await policies.list({ limit: 1, bytesMax: 1_000_000 })).rows
     expect(await policies.put(policy(there?.policy_id ?? ''))).toMatchObject({ kind: 'replaced' })
     await policies.remove({ policyId: there?.policy_id ?? '' })
     expect(await policies.put(policy('new'))).toMatchObject({ kind: 'created' })
@@ -151,14 +151,20 @@ describe('policies', () => {
     const name = (p: { tenant_id?: string; policy_id: string } | undefined) => `${p?.tenant_id ?? ''}/${p?.policy_id}`
     const seen: string[] = []
     for (let after: { tenantId?: string | undefined; policyId: string } | undefined; ; ) {
-      const [one] = await policies.list(1, { after })
+      const [one] = (await policies.list({ limit: 1, bytesMax: 1_000_000 }, { after })).rows
       if (one === undefined) break
       seen.push(name(one))
       after = { tenantId: one.tenant_id, policyId: one.policy_id }
     }
     expect(seen).toEqual(['/a', '/b', '/c', 'acme/a'])
-    expect((await policies.list(9, { tenantId: 'acme' })).map(name)).toEqual(['acme/a'])
-    expect((await policies.list(9, { tenantId: null })).map(name)).toEqual(['/a', '/b', '/c'])
+    expect((await policies.list({ limit: 9, bytesMax: 1_000_000 }, { tenantId: 'acme' })).rows.map(name)).toEqual([
+      'acme/a',
+    ])
+    expect((await policies.list({ limit: 9, bytesMax: 1_000_000 }, { tenantId: null })).rows.map(name)).toEqual([
+      '/a',
+      '/b',
+      '/c',
+    ])
   })
 
   it('that cannot be understood do not keep the others back', async () => {
@@ -246,8 +252,10 @@ describe('the registry', () => {
     ] as const) {
       await registry().create(block(type, version))
     }
-    const names = async (...args: Parameters<Registry['list']>) =>
-      (await registry().list(...args)).map(({ type, version }) => `${type}@${version}`)
+    const names = async (limit: number, filter?: Parameters<Registry['list']>[1]) =>
+      (await registry().list({ limit, bytesMax: 1_000_000 }, filter)).rows.map(
+        ({ type, version }) => `${type}@${version}`,
+      )
     expect(await names(2)).toEqual(['a@1.0.0', 'a@1.0.1'])
     expect(await names(2, { after: block('a', '1.0.1') })).toEqual(['a@2.0.0', 'b@1.0.0'])
     expect(await names(9, { type: 'a', after: block('a', '1.0.0') })).toEqual(['a@1.0.1', 'a@2.0.0'])

@@ -1,17 +1,18 @@
-import type { OperationView } from '@spillway/protocol/wire'
+import type { DeadLetterView } from '@spillway/protocol/wire'
+import { segment } from '../checks.js'
 import { type CallOptions, limitsOf } from '../http/call.js'
 import type { Page, PageOptions, Parts } from '../resources.js'
 import type { OperationFilter } from './operations.js'
 
-export interface DeadLetter extends OperationView {
-  identity: string
-  payload: unknown
-}
+/** In lists what is longer than 4 KiB is left out (`truncated`): `get` has it whole. */
+export type DeadLetter = DeadLetterView
 
 export type Redrive = { ids: readonly string[] } | ({ filter: OperationFilter } & PageOptions)
 
 export interface DeadLetters {
+  /** A page ends at `limit` or at a size that the server sets: go on with `next_cursor` until it is null. */
   list(filter?: OperationFilter & PageOptions, options?: CallOptions): Promise<Page<DeadLetter>>
+  get(id: string, options?: CallOptions): Promise<DeadLetter>
   /** Back into their lanes, in order. An empty filter means all. */
   redrive(
     which: Redrive,
@@ -39,6 +40,10 @@ export function deadLetters({ send }: Parts): DeadLetters {
         isRepeatable: true,
       } as const
       return (await send({ ...reading, ...limitsOf(options) })).body as Page<DeadLetter>
+    },
+    async get(id, options = {}) {
+      const reading = { method: 'GET', path: `${path}/${segment(id)}`, service, isRepeatable: true } as const
+      return (await send({ ...reading, expects: ['payload'], ...limitsOf(options) })).body as DeadLetter
     },
     // Neither is repeated: the second answer would tell what the first has left.
     async redrive(which, options = {}) {

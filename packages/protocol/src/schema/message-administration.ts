@@ -79,6 +79,14 @@ export const StatusQuery = Type.Object(
 
 export const ClearQueueQuery = Type.Object({ partition: Type.Optional(Name) }, open)
 
+export const ListTracesQuery = Type.Object(
+  {
+    limit: Limit(limits.listEntriesMax),
+    cursor: Type.Optional(Type.String({ pattern: '^\\d{1,18}$', description: 'next_cursor of the page before' })),
+  },
+  open,
+)
+
 export const LaggingGroupsQuery = Type.Object(
   {
     minLagSeconds: Type.Optional(Type.Number({ minimum: 0, maximum: 1e9 })),
@@ -121,6 +129,27 @@ export const MessageCounts = Type.Object({
 
 /** `error`: why there is no data. */
 const payload = { data: Type.Unknown(), error: Type.Optional(Type.String()) }
+/** What a list says of what it leaves out. */
+const listed = {
+  data_bytes: Type.Optional(
+    Type.Integer({
+      description: `Bytes of data of more than ${limits.listPayloadBytes}, which is left out (null); of an encrypted payload up to 2 more`,
+    }),
+  ),
+  truncated: Type.Optional(Type.Literal(true, { description: 'Something is left out; the single item has it whole' })),
+}
+const Pagination = Type.Object(
+  {
+    limit: Count,
+    offset: Count,
+    nextOffset: OrNull(
+      Type.Integer({
+        description: 'offset of the next page: offset and the items of this one; null: there is no more',
+      }),
+    ),
+  },
+  { description: 'A page ends at `limit` or at SPILLWAY_PAGE_BYTES_MAX, whichever is first' },
+)
 
 export const DeadMessage = Type.Object({
   id: Uuid,
@@ -143,6 +172,12 @@ export const DeadMessage = Type.Object({
   failedAt: Timestamp,
   movedToDlqAt: Timestamp,
   ...payload,
+  ...listed,
+  error_message_bytes: Type.Optional(
+    Type.Integer({
+      description: `Bytes of an errorMessage of more than ${limits.listPayloadBytes}: its beginning is given`,
+    }),
+  ),
 })
 
 export const DeadMessagePage = Type.Object({
@@ -150,7 +185,7 @@ export const DeadMessagePage = Type.Object({
   total: Type.Integer({ minimum: 0, description: 'Counted up to 100,000' }),
   limit: Count,
   offset: Count,
-  pagination: Type.Object({ limit: Count, offset: Count }),
+  pagination: Pagination,
 })
 
 export const ReplayedMessage = Type.Object({
@@ -186,7 +221,7 @@ export const ConsumerMode = Type.Object({
 export const LoggedMessagePage = Type.Object({
   messages: Type.Array(LoggedMessage),
   mode: ConsumerMode,
-  pagination: Type.Object({ limit: Count, offset: Count }),
+  pagination: Pagination,
 })
 
 export const MessageDetails = Type.Object({
@@ -236,7 +271,7 @@ export const QueueSummary = Type.Object({
 
 export const QueuePage = Type.Object({
   queues: Type.Array(QueueSummary),
-  pagination: Type.Object({ limit: Count, offset: Count }),
+  pagination: Pagination,
 })
 
 export const PartitionState = Type.Object({
@@ -255,7 +290,7 @@ export const QueueDetails = Type.Object({
   partitionCount: Count,
   partitions: Type.Array(PartitionState),
   totals: MessageCounts,
-  pagination: Type.Object({ limit: Count, offset: Count }),
+  pagination: Pagination,
 })
 
 export const GroupState = Type.Object({
@@ -290,12 +325,13 @@ export const QueueStatus = Type.Object({
       consumerGroups: Type.Array(
         Type.Object({ name: Type.String(), depth: Count, processing: Count, lastConsumedAt: OrNull(Timestamp) }),
       ),
+      truncated: Type.Optional(Type.Literal(true, { description: 'It has more groups than a page has room for' })),
     }),
   ),
   totals: Type.Object({ messages: MessageCounts, ...MessageCounts.properties }),
   consumerGroups: Type.Array(GroupState),
   throughput: Type.Array(Rates, { description: 'Between two looks at this page, newest first; empty at the first' }),
-  pagination: Type.Object({ limit: Count, offset: Count }),
+  pagination: Pagination,
 })
 
 export const SystemStatus = Type.Object({
@@ -345,8 +381,12 @@ const Share = {
 }
 export const NamespaceList = Type.Object({
   namespaces: Type.Array(Type.Object({ namespace: Type.String(), ...Share })),
+  pagination: Pagination,
 })
-export const TaskList = Type.Object({ tasks: Type.Array(Type.Object({ task: Type.String(), ...Share })) })
+export const TaskList = Type.Object({
+  tasks: Type.Array(Type.Object({ task: Type.String(), ...Share })),
+  pagination: Pagination,
+})
 
 export const ConsumerGroup = Type.Object({
   name: Type.String(),
@@ -413,8 +453,9 @@ export const TraceEvent = Type.Object({
   createdAt: Timestamp,
   trace_names: Type.Array(Type.String()),
   traceNames: Type.Array(Type.String()),
+  ...listed,
 })
-export const TraceEvents = Type.Object({ traces: Type.Array(TraceEvent) })
+export const TraceEvents = Type.Object({ traces: Type.Array(TraceEvent), next_cursor: OrNull(Type.String()) })
 
 export const MaintenanceState = Type.Object({
   maintenanceMode: Type.Boolean(),

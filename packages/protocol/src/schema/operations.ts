@@ -63,6 +63,28 @@ export const Operation = Type.Object({
   result: Type.Unknown(),
 })
 
+/** What a list says of what it leaves out. */
+const leftOut = (what: string) => Type.Optional(Type.Integer({ description: `Bytes of ${what}` }))
+const listed = {
+  result_bytes: leftOut(`a result of more than ${limits.listPayloadBytes}, which is left out (null)`),
+  error_message_bytes: leftOut(`an error message of more than ${limits.listPayloadBytes}: its beginning is given`),
+  truncated: Type.Optional(Type.Literal(true, { description: 'Something is left out; the single item has it whole' })),
+}
+
+const ListedOperation = Type.Object({ ...Operation.properties, ...listed })
+
+export const DeadLetter = Type.Object({
+  ...Operation.properties,
+  identity: Type.String(),
+  payload: Type.Unknown(),
+})
+
+const ListedDeadLetter = Type.Object({
+  ...DeadLetter.properties,
+  payload_bytes: leftOut(`a payload of more than ${limits.listPayloadBytes}, which is left out (null)`),
+  ...listed,
+})
+
 export const ListOperationsQuery = Type.Object(
   {
     status: Type.Optional(Type.Enum([...operationStatuses])),
@@ -123,21 +145,13 @@ export const SubmitHeaders = Type.Object({
   ),
 })
 
-export const OperationPage = Type.Object({
-  items: Type.Array(Operation),
-  next_cursor: Type.Union([Type.String(), Type.Null()]),
+const NextCursor = Type.Union([Type.String(), Type.Null()], {
+  description: 'A page ends at `limit` or at SPILLWAY_PAGE_BYTES_MAX; null: there is no more',
 })
 
-export const DeadLetterPage = Type.Object({
-  items: Type.Array(
-    Type.Object({
-      ...Operation.properties,
-      identity: Type.String(),
-      payload: Type.Unknown({ description: 'As it came' }),
-    }),
-  ),
-  next_cursor: Type.Union([Type.String(), Type.Null()]),
-})
+export const OperationPage = Type.Object({ items: Type.Array(ListedOperation), next_cursor: NextCursor })
+
+export const DeadLetterPage = Type.Object({ items: Type.Array(ListedDeadLetter), next_cursor: NextCursor })
 
 export const OperationStats = Type.Object({
   stats: Type.Array(

@@ -7,6 +7,11 @@ export const limits = {
   preferWaitSecondsMax: 60,
   listItemsMax: 200,
   listEntriesMax: 1_000,
+  /** Lists carry a payload, result or text of up to this size whole; a longer one is left out. */
+  listPayloadBytes: 4_096,
+  /** The items of one page, as JSON: the default of SPILLWAY_PAGE_BYTES_MAX, and its least value. */
+  pageBytes: 4_194_304,
+  pageBytesMin: 65_536,
   priorityMin: 1,
   priorityMax: 10,
   delaySecondsMax: 31_536_000,

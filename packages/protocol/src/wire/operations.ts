@@ -34,6 +34,18 @@ export interface OperationView {
   latency_seconds: number | null
   queuePosition: number | null
   result: unknown
+  /** In lists: the bytes of a result that is left out (null), and of an error message of which only the beginning is given. */
+  result_bytes?: number
+  error_message_bytes?: number
+  /** Something was left out: the single item has it whole. */
+  truncated?: true
+}
+
+export interface DeadLetterView extends OperationView {
+  identity: string
+  payload: unknown
+  /** In lists: the bytes of a payload that is left out (null). */
+  payload_bytes?: number
 }
 
 /** What `http.request` keeps of an answer. */

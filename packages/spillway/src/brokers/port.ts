@@ -52,9 +52,12 @@ export interface Redriven {
 export interface BrokerDeadLetter {
   /** Its number among the dead letters. */
   readonly id: string
+  /** In lists empty if it is longer than asked for. */
   readonly data: Uint8Array
-  /** Of one that was repeated all values, with commas between. */
+  readonly dataBytes: number
+  /** Of one that was repeated all values, with commas between. In lists empty if they are longer than asked for. */
   readonly headers: Readonly<Record<string, string>>
+  readonly headersBytes: number
   readonly reason: string
   readonly detail: string
   readonly deliveries: number
@@ -115,7 +118,10 @@ export interface RouterBroker {
   ): Promise<void>
   /** One listener, for what dies without being in anybody's hands. */
   onExhausted(listener: ExhaustedListener): void
-  deadLetters(limit: number, after: string | null): Promise<BrokerDeadLetter[]>
+  /** Oldest first. Data and headers of more than `partBytesMax` bytes (default: none) are left out. */
+  deadLetters(limit: number, after: string | null, partBytesMax?: number): Promise<BrokerDeadLetter[]>
+  /** One of them, whole. */
+  deadLetter(id: string): Promise<BrokerDeadLetter | null>
   /** Publishes them again, whole, as new ones, oldest first, and takes them from the dead letters. */
   redrive(ids: readonly string[]): Promise<Redriven>
   purge(ids: readonly string[]): Promise<number>

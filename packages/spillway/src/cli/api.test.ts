@@ -25,20 +25,22 @@ function fakeServer(status: number, answer: unknown) {
 describe('createApi', () => {
   it('calls the routes of the contract', async () => {
     const { calls, api } = fakeServer(200, {})
-    const { listOperations, showOperation, retryOperation, cancelOperation, listDeadLetters, redrive, purge } = api()
+    const { listOperations, showOperation, retryOperation, cancelOperation, listDeadLetters, ...more } = api()
     await listOperations({ status: 'failed', queue: 'a&b', type: undefined })
     await showOperation('a/b', '30')
     await retryOperation('i')
     await cancelOperation('i')
     await listDeadLetters({})
-    await redrive({ ids: ['i'] })
-    await purge({ queue: 'q' }, 200)
+    await more.showDeadLetter('a/b')
+    await more.redrive({ ids: ['i'] })
+    await more.purge({ queue: 'q' }, 200)
     expect(calls.map(({ method, url, body }) => [method, url, body])).toEqual([
       ['GET', 'http://h:1/api/v1/operations?status=failed&queue=a%26b', undefined],
       ['GET', 'http://h:1/api/v1/operations/a%2Fb?wait=30', undefined],
       ['POST', 'http://h:1/api/v1/operations/i/retry', undefined],
       ['POST', 'http://h:1/api/v1/operations/i/cancel', undefined],
       ['GET', 'http://h:1/api/v1/dead-letters', undefined],
+      ['GET', 'http://h:1/api/v1/dead-letters/a%2Fb', undefined],
       ['POST', 'http://h:1/api/v1/dead-letters/redrive', { ids: ['i'] }],
       ['DELETE', 'http://h:1/api/v1/dead-letters?queue=q&limit=200', undefined],
     ])

@@ -1,4 +1,4 @@
-import type { OperationView, ProblemDocument } from '@spillway/protocol/wire'
+import type { DeadLetterView, OperationView, ProblemDocument } from '@spillway/protocol/wire'
 
 /** The server answered with a problem, or did not answer. */
 export class ApiError extends Error {
@@ -18,10 +18,6 @@ export interface Page<T> {
   total?: number
 }
 
-export interface DeadLetterView extends OperationView {
-  dead_at?: string
-}
-
 export type Filter = Readonly<Record<string, string | undefined>>
 
 export interface Api {
@@ -30,6 +26,7 @@ export interface Api {
   retryOperation(id: string): Promise<unknown>
   cancelOperation(id: string): Promise<unknown>
   listDeadLetters(filter: Filter): Promise<Page<DeadLetterView>>
+  showDeadLetter(id: string): Promise<DeadLetterView>
   /** By ids, or the next `limit` that match the filter, oldest first; `next_cursor` says where to go on. */
   redrive(
     which: { ids: readonly string[] } | { filter: Filter; limit: number; cursor?: string },
@@ -57,6 +54,7 @@ export function createApi(options: ApiOptions): Api {
     retryOperation: (id) => send('POST', `${operation(id)}/retry`),
     cancelOperation: (id) => send('POST', `${operation(id)}/cancel`),
     listDeadLetters: (filter) => send('GET', `/api/v1/dead-letters${queryOf(filter)}`),
+    showDeadLetter: (id) => send('GET', `/api/v1/dead-letters/${encodeURIComponent(id)}`),
     redrive: (which) => send('POST', '/api/v1/dead-letters/redrive', which),
     purge: (filter, limit) => send('DELETE', `/api/v1/dead-letters${queryOf({ ...filter, limit: String(limit) })}`),
   }

@@ -15,6 +15,7 @@ function setting(options: { held: number; stuck?: number; dieAgain?: boolean; in
     showOperation: unused,
     retryOperation: unused,
     cancelOperation: unused,
+    showDeadLetter: unused,
     listDeadLetters: async () => ({ items: [], next_cursor: null, total: held }),
     redrive: async (which) => {
       calls.push('redrive')

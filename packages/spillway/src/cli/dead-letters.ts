@@ -1,6 +1,6 @@
 import type { Api, Filter } from './api.js'
 import { exitCodes, UsageError } from './exit.js'
-import { rowOf } from './operations.js'
+import { printMembers, rowOf } from './operations.js'
 import { startProgress } from './progress.js'
 import { renderTable } from './table.js'
 import type { Terminal } from './terminal.js'
@@ -24,6 +24,11 @@ export async function listDeadLetters({ api, terminal, json }: Context, filter: 
   }
   terminal.out(renderTable(page.items.map(rowOf), titles))
   if (page.next_cursor !== null) terminal.err(`more: --cursor ${page.next_cursor}\n`)
+  return exitCodes.done
+}
+
+export async function showDeadLetter({ api, terminal, json }: Context, id: string): Promise<number> {
+  printMembers(terminal, await api.showDeadLetter(id), json)
   return exitCodes.done
 }
 

@@ -41,16 +41,20 @@ export async function showOperation(
   id: string,
   waitSeconds: string | undefined,
 ): Promise<number> {
-  const operation = await api.showOperation(id, waitSeconds)
+  printMembers(terminal, await api.showOperation(id, waitSeconds), json)
+  return exitCodes.done
+}
+
+/** One item, whole: its members one below the other. */
+export function printMembers(terminal: Terminal, item: object, json: boolean): void {
   if (json) {
-    terminal.out(`${JSON.stringify(operation)}\n`)
-    return exitCodes.done
+    terminal.out(`${JSON.stringify(item)}\n`)
+    return
   }
-  const rows = Object.entries(operation)
+  const rows = Object.entries(item)
     .filter(([, value]) => value !== null && value !== undefined)
     .map(([name, value]) => ({ field: name, value: typeof value === 'string' ? value : JSON.stringify(value) }))
   terminal.out(renderTable(rows, ['field', 'value'], Number.POSITIVE_INFINITY))
-  return exitCodes.done
 }
 
 /** Each id by itself: one that cannot be changed does not keep the others from it. */

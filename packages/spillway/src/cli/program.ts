@@ -8,7 +8,7 @@ import type { Terminal } from './terminal.js'
 /** Commands of two words. cac matches one word, so the two are joined before it sees them. */
 const groups: Readonly<Record<string, readonly string[]>> = {
   ops: ['list', 'show', 'retry', 'cancel'],
-  'dead-letters': ['list', 'redrive', 'purge'],
+  'dead-letters': ['list', 'show', 'redrive', 'purge'],
 }
 
 /** Runs one command line (without the program's own name) and gives its exit code. */
@@ -226,6 +226,11 @@ function addDeadLetterCommands(program: CAC, terminal: Terminal, text: Text): vo
         remoteOf(terminal, text, options),
         filterOf(text, [...deadLetterFilter, 'limit', 'cursor']),
       ),
+    )
+  remoteCommand(program, 'dead-letters show <id>', 'Show one dead letter, with its payload', [])
+    .example('  $ spillway dead-letters show 01890a5d-ac96-774b-bcce-b302099a8057')
+    .action(async (id: string, options: { json?: boolean }) =>
+      (await import('./dead-letters.js')).showDeadLetter(remoteOf(terminal, text, options), String(id)),
     )
   remoteCommand(program, 'dead-letters redrive [...ids]', 'Queue dead letters again, in order', deadLetterFilter)
     .option('--all', 'All of them')

@@ -156,6 +156,15 @@ export const settings = {
       unit: 'bytes',
       meaning: 'a larger request body is answered 413',
     },
+    pageBytesMax: {
+      name: 'SPILLWAY_PAGE_BYTES_MAX',
+      type: 'integer',
+      min: limits.pageBytesMin,
+      max: 268_435_456,
+      default: limits.pageBytes,
+      unit: 'bytes',
+      meaning: 'a page of a list, and the payloads of a pop, end at this size; at least one item is sent',
+    },
     requestTimeoutMs: {
       name: 'SPILLWAY_REQUEST_TIMEOUT_MS',
       type: 'integer',

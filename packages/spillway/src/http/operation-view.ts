@@ -1,5 +1,6 @@
-import type { OperationView } from '@spillway/protocol/wire'
-import type { Ticket } from '../store/port.js'
+import type { DeadLetterView, OperationView } from '@spillway/protocol/wire'
+import type { DeadLetter, Ticket } from '../store/port.js'
+import { CarriedJson } from './carried-json.js'
 
 /** A ticket as callers see it. */
 export function operationView(ticket: Ticket): OperationView {
@@ -22,5 +23,18 @@ export function operationView(ticket: Ticket): OperationView {
     latency_seconds: finishedAt === null ? null : Math.max(0, finishedAt.getTime() - createdAt.getTime()) / 1_000,
     queuePosition: ticket.place,
     result: ticket.result ?? null,
+    ...(ticket.errorBytes !== undefined && { error_message_bytes: ticket.errorBytes }),
+    ...(ticket.resultBytes !== undefined && { result_bytes: ticket.resultBytes }),
+    ...((ticket.errorBytes ?? ticket.resultBytes) !== undefined && { truncated: true }),
+  }
+}
+
+export function deadLetterView(letter: DeadLetter): DeadLetterView {
+  const { identity, payload, payloadBytes } = letter
+  return {
+    ...operationView(letter),
+    identity,
+    payload: payload === null ? null : new CarriedJson(payload),
+    ...(payloadBytes !== undefined && { payload_bytes: payloadBytes, truncated: true }),
   }
 }

@@ -1,5 +1,6 @@
 /** Tickets: reading, waiting for, cancelling and redriving operations (contract §2), as a Fastify plugin. */
 import {
+  DeadLetter,
   DeadLetterPage,
   LaneBody,
   LaneState,
@@ -16,10 +17,11 @@ import Type, { type Static, type TSchema } from 'typebox'
 import { isUuid } from '../operations/operation-id.js'
 import type { Intake } from '../pipeline/intake.js'
 import type { Ticket, TicketFilter } from '../store/port.js'
-import { CarriedJson, jsonOf } from './carried-json.js'
+import { jsonOf } from './carried-json.js'
 import { Refusal } from './faults.js'
 import { followOperation, type OutputOf } from './operation-stream.js'
-import { operationView } from './operation-view.js'
+import { deadLetterView, operationView } from './operation-view.js'
+import { cursorOf, pageById, placeOf } from './pages.js'
 import { sendProblem } from './problem.js'
 import { refuseUntilReady } from './readiness.js'
 import { compileValidator } from './validation.js'
@@ -41,6 +43,8 @@ export interface TicketRoutesOptions {
   viewer?: (request: FastifyRequest) => Viewer
   /** For operations that have an output of their own. */
   outputOf?: OutputOf
+  /** A page of a list ends at this size. Default 4 MiB. */
+  pageBytesMax?: number
 }
 
 type ListQuery = Static<typeof ListOperationsQuery>
@@ -86,6 +90,7 @@ const tags = ['operations']
 /** The routes under `/api/v1/operations`, `/api/v1/dead-letters` and `/api/v1/lanes`. */
 export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}): (app: FastifyLike) => Promise<void> {
   const viewerOf = options.viewer ?? defaultViewer
+  const bytesMax = options.pageBytesMax ?? limits.pageBytes
   const { store } = intake
   const notFound = (reply: FastifyReply): FastifyReply =>
     sendProblem(reply, { code: 'not_found', detail: 'There is no such operation.' })
@@ -137,7 +142,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         if (identity !== undefined && !viewer.operates && identity !== viewer.identity)
           return { items: [], next_cursor: null }
         const tickets = await store.tickets(ownFilter(request, request.query), page.limit + 1, page.before)
-        return paged(tickets, page.limit, operationView)
+        return pageById(tickets, { ...page, bytesMax }, operationView)
       },
     )
 
@@ -293,8 +298,10 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
       '/api/v1/dead-letters',
       {
         schema: {
-          ...{ tags, summary: 'Operations that used up their attempts, newest first' },
-          ...{ querystring: ListOperationsQuery, response: answers(DeadLetterPage) },
+          tags,
+          summary: 'Operations that used up their attempts, newest first',
+          querystring: ListOperationsQuery,
+          response: answers(DeadLetterPage),
         },
       },
       async (request, reply) => {
@@ -302,10 +309,17 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         if (page === null) return badCursor(reply)
         const { status: _, ...query } = request.query
         const letters = await store.deadLetters(ownFilter(request, query), page.limit + 1, page.before)
-        return paged(letters, page.limit, (letter) => ({
-          ...operationView(letter),
-          ...{ identity: letter.identity, payload: new CarriedJson(letter.payload) },
-        }))
+        return pageById(letters, { ...page, bytesMax }, deadLetterView)
+      },
+    )
+
+    app.get<{ Params: Static<typeof Id> }>(
+      '/api/v1/dead-letters/:id',
+      { schema: { tags, summary: 'A dead letter, whole', querystring: Nothing, response: answers(DeadLetter) } },
+      async (request, reply) => {
+        const { id } = request.params
+        const letter = (await visible(request, id)) === null ? null : await store.deadLetter(id)
+        return letter === null ? notFound(reply) : deadLetterView(letter)
       },
     )
 
@@ -472,10 +486,8 @@ function pageOf(query: ListQuery): { limit: number; before: string | null } | nu
   return before === null ? null : { limit, before }
 }
 
-const cursorOf = (id: string): string => Buffer.from(id).toString('base64url')
-
 function idOfCursor(cursor: string): string | null {
-  const id = Buffer.from(cursor, 'base64url').toString()
+  const id = placeOf(cursor)
   return isUuid(id) ? id : null
 }
 
@@ -485,16 +497,4 @@ function badCursor(reply: FastifyReply): FastifyReply {
     detail: 'The cursor is not one of ours.',
     errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
   })
-}
-
-function paged<T extends { id: string }, V>(
-  rows: readonly T[],
-  limit: number,
-  view: (row: T) => V,
-): { items: V[]; next_cursor: string | null } {
-  const last = rows.length > limit ? rows[limit - 1] : undefined
-  return {
-    items: rows.slice(0, limit).map(view),
-    next_cursor: last === undefined ? null : cursorOf(last.id),
-  }
 }

@@ -56,6 +56,7 @@ export function routingDepsOf(config: Config, parts: RoutingParts): RoutingDeps 
       rateReduction: routing.rateReduction,
       rateMin: routing.rateMin,
       bodyLimitBytes: server.bodyLimitBytes,
+      pageBytesMax: server.pageBytesMax,
       keyTtlMs: operations.idempotencyTtlHours * 3_600_000,
       isAuthenticated: isAuthenticationOn(auth),
     },

@@ -174,6 +174,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     schema,
     pendingMax: pushPendingMax,
     encryptionKey: encryptionKey === null ? null : Buffer.from(encryptionKey, 'hex'),
+    pageBytesMax: config.server.pageBytesMax,
     log,
     metrics: createMessageMetrics(metrics.registry),
   })
@@ -202,7 +203,8 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       config: { role: 'submit' },
     })
     shortPath.add('/api/v1/operations', { mounted: mount(core, core.bound(httpRequest.definition)), role: 'submit' })
-    await app.register(ticketRoutes(core, { outputOf: streams.outputOf }) as never)
+    const { pageBytesMax } = config.server
+    await app.register(ticketRoutes(core, { outputOf: streams.outputOf, pageBytesMax }) as never)
     for (const url of petitionPrefixes) {
       app.route({
         method: 'POST',
@@ -214,7 +216,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       })
       shortPath.add(url, { mounted: mount(core, core.bound(petitions.definition)), role: 'submit' })
     }
-    await app.register(petitionRoutes(api, petitions) as never)
+    await app.register(petitionRoutes(api, petitions, pageBytesMax) as never)
     const pushes = pushMount(api, messages.push)
     const pushBodyBytes = Math.max(limits.pushBodyBytes, config.server.bodyLimitBytes)
     app.route({
@@ -238,7 +240,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     for (const [url, mounted] of routingMounts(routing)) {
       shortPath.add(url, { mounted, role: 'submit', tellsError: 'object' })
     }
-    await app.register(alertRoutes(alerts) as never)
+    await app.register(alertRoutes(alerts, pageBytesMax) as never)
     await app.register(objectiveRoutes(objectives) as never)
     await app.register(generationRoutes(generation) as never)
   }

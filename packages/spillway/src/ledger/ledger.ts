@@ -3,6 +3,7 @@
  * one before it. The chain is kept and checked by the store (migration 0005); here is what events look like, and the
  * walk over a chain of any length.
  */
+import type { CutRows } from '../store/page-sql.js'
 import type { LedgerRow, Store, Tx } from '../store/port.js'
 import { canonicalJson } from './canonical.js'
 
@@ -46,8 +47,13 @@ export class Ledger {
     )
   }
 
-  rows(after: number, limit: number): Promise<LedgerRow[]> {
-    return this.#store.ledgerRows(after, limit)
+  async rows(after: number, limit: number): Promise<LedgerRow[]> {
+    return (await this.page(after, limit, Number.MAX_SAFE_INTEGER)).rows
+  }
+
+  /** In order, `limit` at most, until they have more than `bytesMax` bytes of payload: one at least. */
+  page(after: number, limit: number, bytesMax: number): Promise<CutRows<LedgerRow>> {
+    return this.#store.ledgerRows(after, limit, bytesMax)
   }
 
   /** Walks the chain up to the head of now, a bounded number of rows at a time. */

@@ -6,6 +6,7 @@
  */
 import type { OperationStatus, QueuedReason } from '@spillway/protocol/wire'
 import type { StreamLog, StreamRegistry } from '../streams/port.js'
+import type { CutRows } from './page-sql.js'
 
 /** A transaction on a connection of its own, as handlers see it. Its shape is node-postgres' `query`. */
 export interface Tx {
@@ -253,11 +254,16 @@ export interface Ticket {
   result: unknown
   place: number | null
   trace: string
+  /** In lists: the bytes of a result that is left out, and of an error text of which only the beginning is given. */
+  resultBytes?: number
+  errorBytes?: number
 }
 
 export interface DeadLetter extends Ticket {
-  /** JSON text, as it came. */
-  payload: string
+  /** JSON text, as it came; null: left out of a list. */
+  payload: string | null
+  /** In lists: the bytes of a payload that is left out. */
+  payloadBytes?: number
 }
 
 export interface TicketFilter {
@@ -388,10 +394,14 @@ export interface Store {
   standing(ids: readonly string[]): Promise<StandingRow[]>
   /** Unfinished operations of each lane. */
   laneDepths(lanes: readonly string[]): Promise<number[]>
+  /** Newest first, without long results and errors. */
   tickets(filter: TicketFilter, limit: number, before: string | null): Promise<Ticket[]>
   stats(): Promise<StatRow[]>
   cancel(id: string, abortable: readonly string[], why: string): Promise<CancelOutcome>
+  /** Newest first, without long results, errors and payloads. */
   deadLetters(filter: TicketFilter, limit: number, before: string | null): Promise<DeadLetter[]>
+  /** One of them, whole. */
+  deadLetter(id: string): Promise<DeadLetter | null>
   /** Up to `limit` ids of dead letters that match, oldest first, from behind `after` on. */
   deadLetterIds(filter: TicketFilter, limit: number, after: string | null): Promise<string[]>
   redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }>
@@ -406,7 +416,7 @@ export interface Store {
   ledgerAppend(tx: Tx, events: readonly LedgerEvent[]): Promise<number>
   /** Null: somebody removed it. `lastRow` is the greatest number, 0 when there is none. */
   ledgerHead(): Promise<{ head: { seq: number; hash: string } | null; lastRow: number }>
-  ledgerRows(after: number, limit: number): Promise<LedgerRow[]>
+  ledgerRows(after: number, limit: number, bytesMax: number): Promise<CutRows<LedgerRow>>
   /** Looks at the `rows` rows behind `after`, whose hash is `prevHash`. */
   ledgerCheck(
     after: number,

@@ -186,8 +186,12 @@ class NatsBroker implements RouterBroker {
     this.#exhausted.onExhausted(listener)
   }
 
-  deadLetters(limit: number, after: string | null) {
-    return this.#dead.list(limit, after)
+  deadLetters(limit: number, after: string | null, partBytesMax = Number.POSITIVE_INFINITY) {
+    return this.#dead.list(limit, after, partBytesMax)
+  }
+
+  deadLetter(id: string) {
+    return this.#dead.get(id)
   }
 
   redrive(ids: readonly string[]): Promise<Redriven> {

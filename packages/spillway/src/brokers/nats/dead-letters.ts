@@ -70,16 +70,23 @@ export class DeadLetters {
     return `${sequence}`
   }
 
-  async list(limit: number, after: string | null): Promise<BrokerDeadLetter[]> {
+  /** One after the other, so that no more than one long message is held. */
+  async list(limit: number, after: string | null, partBytesMax: number): Promise<BrokerDeadLetter[]> {
     const found: BrokerDeadLetter[] = []
     let next = after === null ? 1 : (sequenceOf(after) ?? 0) + 1
     while (found.length < limit) {
       const stored = await nextFrom(this.#o.api(), this.#o.names.deadStream, this.#o.names.deadSubject, next)
       if (stored === null) break
-      found.push(asDeadLetter(stored))
+      found.push(listed(asDeadLetter(stored), partBytesMax))
       next = stored.seq + 1
     }
     return found
+  }
+
+  async get(id: string): Promise<BrokerDeadLetter | null> {
+    const sequence = sequenceOf(id)
+    const stored = sequence === null ? null : await this.#get(sequence)
+    return stored === null ? null : asDeadLetter(stored)
   }
 
   async redrive(ids: readonly string[]): Promise<Redriven> {
@@ -176,11 +183,22 @@ function asDeadLetter(stored: StoredMsg): BrokerDeadLetter {
   return {
     id: `${stored.seq}`,
     data: stored.data,
+    dataBytes: stored.data.length,
     headers,
+    headersBytes: Buffer.byteLength(JSON.stringify(headers)),
     reason: said(headerNames.deadReason),
     detail: said(headerNames.deadDetail),
     deliveries: Number(said(headerNames.deadDeliveries)) || 0,
     diedAt: Number.isNaN(diedAt.getTime()) ? stored.time : diedAt,
+  }
+}
+
+function listed(letter: BrokerDeadLetter, partBytesMax: number): BrokerDeadLetter {
+  const { data, dataBytes, headers, headersBytes } = letter
+  return {
+    ...letter,
+    data: dataBytes > partBytesMax ? new Uint8Array() : data,
+    headers: headersBytes > partBytesMax ? {} : headers,
   }
 }
 

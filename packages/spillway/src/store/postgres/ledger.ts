@@ -1,3 +1,4 @@
+import { cutRows, pageSql } from '../page-sql.js'
 import type { LedgerRow, Store, Tx } from '../port.js'
 
 interface Row extends Record<string, unknown> {
@@ -34,12 +35,16 @@ export function ledgerStatements(
       const lastRow = Number(row?.last ?? 0)
       return { lastRow, head: row?.hash == null ? null : { seq: Number(row.seq), hash: row.hash } }
     },
-    ledgerRows: async (after, limit) => {
-      const { rows } = await read<Row>(
-        `SELECT seq, ${s}.ledger_time(at) AS at, type, actor, trace_id, payload, prev_hash, hash FROM ${s}.ledger WHERE seq > $1 ORDER BY seq LIMIT $2`,
-        [after, limit],
+    ledgerRows: async (after, limit, bytesMax) => {
+      const { rows } = await read<Row & { cut: boolean }>(
+        pageSql(
+          `SELECT seq, ${s}.ledger_time(at) AS at, type, actor, trace_id, payload, prev_hash, hash, octet_length(payload) AS bytes FROM ${s}.ledger WHERE seq > $1 ORDER BY seq LIMIT $2`,
+          'r.seq',
+          '$3',
+        ),
+        [after, limit, bytesMax],
       )
-      return rows.map(toRow)
+      return cutRows(rows, toRow)
     },
     ledgerCheck: async (after, prevHash, count) => {
       const { rows } = await read<{

@@ -15,7 +15,7 @@ import { claimSql, type QueryRows, settleSql, settleValues, step, stepSql } from
 import { StreamBell } from './stream-bell.js'
 import { appendSettings, PostgresStreamLog } from './stream-log.js'
 import { postgresStreamRegistry } from './stream-registry.js'
-import { deadLetterIds, finishedTickets, listDeadLetters, listTickets, stats, ticket } from './tickets.js'
+import { deadLetter, deadLetterIds, finishedTickets, listDeadLetters, listTickets, stats, ticket } from './tickets.js'
 
 export interface PostgresOptions {
   url: string
@@ -258,6 +258,7 @@ export function postgresStore(options: PostgresOptions): Store {
         why,
       ])) ?? 'gone',
     deadLetters: (filter, limit, before) => listDeadLetters(on.reads, s, filter, limit, before),
+    deadLetter: (id) => deadLetter(on.reads, s, id),
     deadLetterIds: (filter, limit, after) => deadLetterIds(on.reads, s, filter, limit, after),
     redrive: async (ids) => {
       const { rows } = await on.reads<{ moved: number; skipped: number }>(`SELECT * FROM ${s}.redrive($1)`, [ids])

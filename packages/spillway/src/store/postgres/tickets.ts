@@ -1,3 +1,4 @@
+import { leftOutSql, listedErrorSql, listedSql } from '../page-sql.js'
 import type { DeadLetter, StatRow, Ticket, TicketFilter, Tx } from '../port.js'
 
 interface TicketRow extends Record<string, unknown> {
@@ -17,7 +18,10 @@ interface TicketRow extends Record<string, unknown> {
   result: unknown
   place: number | null
   trace: string
-  payload?: string
+  result_bytes?: number | null
+  error_bytes?: number | null
+  payload?: string | null
+  payload_bytes?: number | null
 }
 
 /** Positions are counted up to here; further back the number of sequences between is close enough. */
@@ -35,10 +39,29 @@ const finished = (s: string): string => `
     h.finished_at, h.attempts, h.max_attempts, h.error, h.result, h.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head
   FROM ${s}.history h`
 
-const dead = (s: string): string => `
+const dead = (s: string, more = ''): string => `
   SELECT d.id, d.type, d.queue, d.partition, d.priority, d.identity, 'failed' AS status, d.accepted_at AS created_at, d.started_at,
-    d.died_at AS finished_at, d.attempts, d.max_attempts, d.error, d.result, d.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head
+    d.died_at AS finished_at, d.attempts, d.max_attempts, d.error, d.result, d.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head${more}
   FROM ${s}.dead_letters d`
+
+/** What a list shows whole, of rows of the three kinds above. */
+const short =
+  'id type queue partition priority identity status created_at started_at finished_at attempts max_attempts trace lane seq head'
+    .split(' ')
+    .map((name) => `r.${name}`)
+    .join()
+
+/** Such rows as a list shows them; `long` are their columns of any size. OFFSET 0: each size is looked at once. */
+function listed(rows: string, long: readonly string[]): string {
+  const shown = long.map(
+    (name) => `${listedSql(`r.${name}`, `b.${name}`)} AS ${name}, ${leftOutSql(`b.${name}`)} AS ${name}_bytes`,
+  )
+  const sizes = ['error', ...long].map((name) => `octet_length(r.${name}::text) AS ${name}`)
+  return `SELECT ${short}, ${listedErrorSql('r.error')} AS error, ${leftOutSql('b.error')} AS error_bytes, ${shown.join()}
+    FROM (${rows}) r CROSS JOIN LATERAL (SELECT ${sizes.join()} OFFSET 0) b`
+}
+
+const newest = 'r.id DESC'
 
 const withPlace = (s: string, from: string): string => `
   SELECT t.*, CASE WHEN t.status <> 'pending' THEN NULL
@@ -76,9 +99,10 @@ export async function listTickets(
   if (status === undefined || status === 'pending' || status === 'processing') parts.push(part(unfinished(s), 'p'))
   if (status === undefined || status === 'completed' || status === 'cancelled') parts.push(part(finished(s), 'p'))
   if (status === undefined || status === 'failed') parts.push(part(dead(s), 'p'))
-  const sql = withPlace(s, `SELECT * FROM (${parts.join(' UNION ALL ')}) u ORDER BY u.id DESC LIMIT $1`)
-  const { rows } = await query<TicketRow>(`${sql} ORDER BY t.id DESC`, values)
-  return rows.map(toTicket)
+  const rows = `SELECT * FROM (${parts.join(' UNION ALL ')}) r ORDER BY ${newest} LIMIT $1`
+  const sql = withPlace(s, listed(rows, ['result']))
+  const found = await query<TicketRow>(`${sql} ORDER BY t.id DESC`, values)
+  return found.rows.map(toTicket)
 }
 
 export async function listDeadLetters(
@@ -90,12 +114,21 @@ export async function listDeadLetters(
 ): Promise<DeadLetter[]> {
   const values: unknown[] = [limit]
   const where = conditions(filter, before, values)
-  const { rows } = await query<TicketRow>(
-    `SELECT p.*, NULL::bigint AS place, (SELECT d.payload::text FROM ${s}.dead_letters d WHERE d.id = p.id) AS payload
-     FROM (${dead(s)}) p WHERE ${where('p')} ORDER BY p.id DESC LIMIT $1`,
+  const rows = `SELECT * FROM (${dead(s, ', d.payload::text AS payload')}) r WHERE ${where('r')} ORDER BY ${newest} LIMIT $1`
+  const letters = listed(rows, ['result', 'payload'])
+  const found = await query<TicketRow>(
+    `SELECT t.*, NULL::bigint AS place FROM (${letters}) t ORDER BY t.id DESC`,
     values,
   )
-  return rows.map((row) => ({ ...toTicket(row), payload: row.payload ?? 'null' }))
+  return found.rows.map(toDeadLetter)
+}
+
+export async function deadLetter(query: Tx['query'], s: string, id: string): Promise<DeadLetter | null> {
+  const { rows } = await query<TicketRow>(
+    `SELECT r.*, NULL::bigint AS place FROM (${dead(s, ', d.payload::text AS payload')} WHERE d.id = $1) r`,
+    [id],
+  )
+  return rows[0] === undefined ? null : toDeadLetter(rows[0])
 }
 
 export async function deadLetterIds(
@@ -173,5 +206,12 @@ function toTicket(row: TicketRow): Ticket {
     result: row.result,
     place: row.place,
     trace: row.trace,
+    ...(row.result_bytes != null && { resultBytes: row.result_bytes }),
+    ...(row.error_bytes != null && { errorBytes: row.error_bytes }),
   }
+}
+
+function toDeadLetter(row: TicketRow): DeadLetter {
+  const { payload, payload_bytes: payloadBytes } = row
+  return { ...toTicket(row), payload: payload ?? null, ...(payloadBytes != null && { payloadBytes }) }
 }

@@ -2,6 +2,7 @@ import { Problem } from '@spillway/protocol/schema'
 import { alertNames, alertSeverities, alertStatuses, limits } from '@spillway/protocol/wire'
 import Type, { type Static } from 'typebox'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
+import { cursorOf, fitPage } from '../../http/pages.js'
 import { sendProblem } from '../../http/problem.js'
 import { refuseUntilReady } from '../../http/readiness.js'
 import type { Alerts } from './index.js'
@@ -40,7 +41,7 @@ const AlertPage = Type.Object({
   next_cursor: Type.Union([Type.String(), Type.Null()]),
 })
 
-export function alertRoutes(alerts: Alerts): (app: App) => Promise<void> {
+export function alertRoutes(alerts: Alerts, pageBytesMax: number): (app: App) => Promise<void> {
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
     refuseUntilReady(app, alerts.intake.core)
@@ -66,12 +67,8 @@ export function alertRoutes(alerts: Alerts): (app: App) => Promise<void> {
           })
         }
         const rows = await alerts.list({ status, name, active }, limit, before)
-        const page = rows.slice(0, limit)
-        const last = rows.length > limit ? page[page.length - 1] : undefined
-        return {
-          items: page.map(({ view }) => view),
-          next_cursor: last === undefined ? null : Buffer.from(last.seq).toString('base64url'),
-        }
+        const { items, end } = fitPage(rows, { limit, bytesMax: pageBytesMax }, ({ view }) => view)
+        return { items, next_cursor: end === null ? null : cursorOf(end.seq) }
       },
     )
   }

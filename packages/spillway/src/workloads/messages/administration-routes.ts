@@ -18,12 +18,12 @@ export function messageAdministrationRoutes(
     options,
     seal,
   }: Pick<MessagesWorkload, 'intake' | 'seal'> & {
-    options: Pick<MessagesOptions, 'schema'>
+    options: Pick<MessagesOptions, 'schema' | 'pageBytesMax'>
   },
   hooks: AdministrationHooks,
 ): (app: App) => Promise<void> {
   const administration = new Administration({ intake, schema: options.schema, seal })
-  const setting = administrationSetting(administration, hooks)
+  const setting = administrationSetting(administration, hooks, options.pageBytesMax)
   return async (app) => {
     app.setSerializerCompiler(() => jsonOf)
     refuseUntilReady(app, intake.core)

@@ -4,6 +4,7 @@ import { limits } from '@spillway/protocol/wire'
 import type { TSchema } from 'typebox'
 import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
 import { Refusal } from '../../http/faults.js'
+import { fitPage, type Page, type Pagination, paginationOf } from '../../http/pages.js'
 import { sendProblem } from '../../http/problem.js'
 import { mayUseQueue } from '../../index.js'
 import type { Administration } from './administration.js'
@@ -29,11 +30,14 @@ export interface AdministrationSetting {
   consume: RouteConfig
   visible(request: Request): Visible
   mayUse(request: Request, queue: string): boolean
+  /** A page of a list ends at this size. */
+  pageBytesMax: number
 }
 
 export function administrationSetting(
   administration: Administration,
   hooks: AdministrationHooks,
+  pageBytesMax: number,
 ): AdministrationSetting {
   const visible = (request: Request): Visible => request.principal.queues ?? null
   return {
@@ -43,6 +47,7 @@ export function administrationSetting(
     consume: { tellsError: true, role: 'consume' },
     visible,
     mayUse: (request, queue) => mayUseQueue(visible(request) ?? undefined, queue),
+    pageBytesMax,
   }
 }
 
@@ -67,6 +72,28 @@ export function pageOf(
   most: number = limits.listEntriesMax,
 ): { limit: number; offset: number } {
   return { limit: Math.min(limit ?? usual, most), offset }
+}
+
+/** A page as it was asked for. */
+export interface Asked {
+  limit: number
+  offset: number
+}
+
+/** What fits of a list that is paged by offset, and where it goes on. `found` has one more than `limit`, if there are more. */
+export function offsetPage<Item>(
+  found: readonly Item[],
+  { limit, offset }: Asked,
+  bytesMax: number,
+  isCut = false,
+): { items: Item[]; pagination: Pagination } {
+  const page: Page<Item, Item> = fitPage(found, { limit, bytesMax }, (item) => item, isCut)
+  return { items: page.items, pagination: paginationOf(limit, offset, page) }
+}
+
+/** For lists whose form has no room to say where they go on (RFC 8288). */
+export function linkNext(reply: Reply, url: string, { limit, nextOffset }: Pagination): void {
+  if (nextOffset !== null) reply.header('link', `<${url}?limit=${limit}&offset=${nextOffset}>; rel="next"`)
 }
 
 const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i

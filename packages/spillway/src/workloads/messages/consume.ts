@@ -90,6 +90,8 @@ interface Found {
 const separator = '\x1e'
 const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
 const flushItemsMax = 64
+/** Of payload, in the answer to one statement: the rest of its pops are made again. */
+const flushBytesMax = 16 * 1_048_576
 const ackItemsMax = 2_000
 const waitingMax = 10_000
 const flushTimeoutMs = 5_000
@@ -113,7 +115,7 @@ export class Consume {
     this.#seal = seal
     const bounds = {
       isPoison: (fault: unknown) => codeOf(fault) === 'data',
-      bytesMax: 16 * 1_048_576,
+      bytesMax: flushBytesMax,
       waitingMax,
       timeoutMs: flushTimeoutMs,
       timeoutFault: () =>
@@ -317,7 +319,7 @@ export class Consume {
     const { rows } = await this.#intake.statements.take<PopRow>(
       `SELECT p.* FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[], $7::int[], $8::boolean[], $9::uuid[], $10::text[], $11::timestamptz[])
          WITH ORDINALITY u(queue, namespace, task, partition, grp, batch, partitions, auto, lease, mode, since, i),
-         LATERAL ${this.#options.schema}.mq_pop(u.queue, u.namespace, u.task, u.partition, u.grp, u.batch, u.partitions, u.auto, u.lease, u.mode, u.since) p`,
+         LATERAL ${this.#options.schema}.mq_pop(u.queue, u.namespace, u.task, u.partition, u.grp, u.batch, u.partitions, u.auto, u.lease, u.mode, u.since, $12, $13) p`,
       [
         all.map(({ queue }) => queue),
         all.map(({ namespace }) => namespace),
@@ -330,6 +332,8 @@ export class Consume {
         all.map(({ lease }) => lease),
         all.map(({ mode }) => mode),
         all.map(({ from }) => from),
+        this.#options.pageBytesMax,
+        Math.max(flushBytesMax, this.#options.pageBytesMax),
       ],
     )
     return all.map((request, i) => {

@@ -16,7 +16,9 @@ import {
   answers,
   instant,
   invalid,
+  linkNext,
   notFound,
+  offsetPage,
   pageOf,
   tags,
 } from './administration-setting.js'
@@ -61,7 +63,10 @@ export function consumerGroupRoutes(app: App, setting: AdministrationSetting): v
   addMoving(app, setting)
 }
 
-function addReading(app: App, { administration: { groups }, operate, visible }: AdministrationSetting): void {
+function addReading(
+  app: App,
+  { administration: { groups }, operate, visible, pageBytesMax }: AdministrationSetting,
+): void {
   app.get<{ Querystring: Static<typeof ListEntriesQuery> }>(
     url,
     {
@@ -73,9 +78,12 @@ function addReading(app: App, { administration: { groups }, operate, visible }: 
       },
       config: operate,
     },
-    (request) => {
-      const { limit, offset } = pageOf(request.query, listDefault)
-      return groups.list(visible(request), limit, offset)
+    async (request, reply) => {
+      const asked = pageOf(request.query, listDefault)
+      const found = await groups.list(visible(request), asked.limit + 1, asked.offset)
+      const { items, pagination } = offsetPage(found, asked, pageBytesMax)
+      linkNext(reply, url, pagination)
+      return items
     },
   )
   app.get<{ Querystring: Static<typeof LaggingGroupsQuery> }>(
@@ -89,9 +97,11 @@ function addReading(app: App, { administration: { groups }, operate, visible }: 
       },
       config: operate,
     },
-    (request) => {
+    async (request) => {
       const { minLagSeconds = lagSecondsDefault } = request.query
-      return groups.lagging(minLagSeconds, visible(request), pageOf(request.query, partitionsDefault).limit)
+      const asked = pageOf(request.query, partitionsDefault)
+      const found = await groups.lagging(minLagSeconds, visible(request), asked.limit)
+      return offsetPage(found, asked, pageBytesMax).items
     },
   )
   app.get<{ Params: Group; Querystring: Static<typeof ListEntriesQuery> }>(
@@ -106,8 +116,12 @@ function addReading(app: App, { administration: { groups }, operate, visible }: 
       config: operate,
     },
     async (request, reply) => {
-      const { limit, offset } = pageOf(request.query, partitionsDefault)
-      return (await groups.get(request.params.group, visible(request), limit, offset)) ?? notFound(reply, 'group')
+      const { group } = request.params
+      const asked = pageOf(request.query, partitionsDefault)
+      const found = await groups.get(group, visible(request), asked, pageBytesMax)
+      if (found === null) return notFound(reply, 'group')
+      linkNext(reply, `${url}/${encodeURIComponent(group)}`, found.pagination)
+      return found.details
     },
   )
 }

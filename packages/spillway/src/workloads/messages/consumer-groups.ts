@@ -1,7 +1,9 @@
 /** Consumer groups: how far they are, where they are put, and their end. A group is one of a queue; its name may be of several. */
 import type { ConsumerGroup, ConsumerGroupDetails, LaggingPartition } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
+import { fitPage, type Pagination, paginationOf } from '../../http/pages.js'
 import type { AdministrationContext } from './administration.js'
+import type { Asked } from './administration-setting.js'
 import { looksMax, oldestSql, placedSql, progressSql, queuesSql } from './group-progress.js'
 import type { PatientReads } from './patient-reads.js'
 import { patientTransaction } from './patient-transaction.js'
@@ -40,6 +42,8 @@ interface PartitionRow extends Record<string, unknown> {
   lag_seconds: number
 }
 
+/** Of a group: the names of so many of its queues are shown. */
+const queuesShown = 1_000
 /** One whose oldest message waits longer is told as lagging. */
 const laggingSeconds = 300
 /** Every partition of the queue is gone through. */
@@ -94,20 +98,27 @@ export class ConsumerGroups {
   }
 
   /** Where it stands, the deepest partitions first; null: nobody has that name. */
-  async get(group: string, visible: Visible, limit: number, offset: number): Promise<GroupDetails | null> {
+  async get(
+    group: string,
+    visible: Visible,
+    { limit, offset }: Asked,
+    bytesMax: number,
+  ): Promise<{ details: GroupDetails; pagination: Pagination } | null> {
     const { schema } = this.#context
-    const queues = await this.queuesOf(group, visible)
+    const queues = await this.queuesOf(group, visible, queuesShown)
     if (queues.length === 0) return null
     const { rows } = await this.#reads.query<PartitionRow>(
       `SELECT x.*, q.name AS queue_name, o.oldest, coalesce(floor(extract(epoch FROM ${schema}.clock() - o.oldest)), 0)::bigint AS lag_seconds FROM (
-         SELECT r.* FROM (${progressSql(schema, `g.name = $1 AND p.queue = ${queuesSql(schema, 'q.name = ANY ($2)')}`)}) r
+         SELECT r.* FROM (${progressSql(schema, `g.name = $1 AND p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r
          ORDER BY r.depth DESC, r.partition_name, r.partition LIMIT $3 OFFSET $4
        ) x JOIN ${schema}.mq_queues q ON q.id = x.queue ${oldestSql(schema, 'x')} ORDER BY x.depth DESC, x.partition_name, x.partition`,
-      [group, queues, limit, offset],
+      [group, visible, limit + 1, offset],
     )
-    const details: GroupDetails = Object.fromEntries(queues.map((queue) => [queue, { partitions: [] }]))
-    for (const row of rows) {
-      details[row.queue_name]?.partitions.push({
+    // Queues are named even if they have no partition; half of the page is for those that have.
+    const named = fitPage(queues, { limit: queuesShown, bytesMax: bytesMax / 2 }, (queue) => queue).items
+    const page = fitPage(rows, { limit, bytesMax: bytesMax / 2 }, (row) => ({
+      queue: row.queue_name,
+      partition: {
         partition: row.partition_name,
         partitionId: row.partition,
         workerId: row.lease,
@@ -117,9 +128,18 @@ export class ConsumerGroups {
         timeLagSeconds: Math.max(0, row.lag_seconds),
         leaseActive: row.lease !== null,
         leaseExpiresAt: row.until?.toISOString() ?? null,
-      })
+      },
+    }))
+    // Without a prototype: a queue may have any name.
+    const details: GroupDetails = Object.assign(
+      Object.create(null),
+      Object.fromEntries(named.map((queue) => [queue, { partitions: [] }])),
+    )
+    for (const { queue, partition } of page.items) {
+      details[queue] ??= { partitions: [] }
+      details[queue].partitions.push(partition)
     }
-    return details
+    return { details, pagination: paginationOf(limit, offset, page) }
   }
 
   /** Partitions in which a message has waited so long, the longest first; among the deepest, if very many are behind. */
@@ -150,12 +170,12 @@ export class ConsumerGroups {
   }
 
   /** The queues that have a group of this name. */
-  async queuesOf(group: string, visible: Visible): Promise<string[]> {
+  async queuesOf(group: string, visible: Visible, limit: number | null = null): Promise<string[]> {
     const { intake, schema } = this.#context
     const { rows } = await intake.read<{ name: string }>(
       `SELECT q.name FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue
-       WHERE g.name = $1 AND ${visibleSql('q.name', '$2')} ORDER BY q.name`,
-      [group, visible],
+       WHERE g.name = $1 AND ${visibleSql('q.name', '$2')} ORDER BY q.name LIMIT $3`,
+      [group, visible, limit],
     )
     return rows.map(({ name }) => name)
   }

@@ -1,9 +1,10 @@
 /** Messages that a consumer group gave up: they outlive the log, until they are replayed. */
 import type { DeadMessage } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
+import { leftOutSql, listedErrorSql } from '../../index.js'
 import type { AdministrationContext } from './administration.js'
 import { patientTransaction } from './patient-transaction.js'
-import { payloadsSql, toldPayload } from './stored-payload.js'
+import { listedPayloadSql, toldPayload } from './stored-payload.js'
 import { type Visible, visibleSql } from './visible-queues.js'
 
 export interface DeadFilter {
@@ -40,7 +41,9 @@ interface DeadRow extends Record<string, unknown> {
   trace_id: string | null
   sealed: boolean
   payload: string | null
+  payload_bytes: number | null
   error: string | null
+  error_bytes: number | null
   retry_count: number
   is_letter: boolean
   created_at: Date
@@ -59,7 +62,7 @@ export class DeadMessages {
     this.#context = context
   }
 
-  /** Newest first. */
+  /** Newest first, without long payloads and errors. */
   async list(
     filter: DeadFilter,
     limit: number,
@@ -71,11 +74,12 @@ export class DeadMessages {
     const where = `($1::text IS NULL OR d.queue = $1) AND ($2::text IS NULL OR d.grp = $2) AND ($3::text IS NULL OR d.partition_name = $3)
       AND ($4::timestamptz IS NULL OR d.moved_at >= $4) AND ($5::timestamptz IS NULL OR d.moved_at < $5::timestamptz + interval '1 ms')
       AND (d.is_letter OR $6::boolean) AND ${visibleSql('d.queue', '$7')}`
+    const { columns, join } = listedPayloadSql('x')
     const [page, counted] = await Promise.all([
       intake.read<DeadRow>(
         `SELECT x.id, x.message_id, x.partition, x.queue, x.partition_name, x.namespace, x.task, x.grp, x.transaction_id, x.trace_id, x.sealed,
-           x.error, x.retry_count, x.is_letter, x.created_at, x.moved_at, ${payloadsSql('x', 'x.moved_at DESC, x.id')}
-         FROM (SELECT d.* FROM ${schema}.mq_dead d WHERE ${where} ORDER BY d.moved_at DESC, d.id LIMIT $8 OFFSET $9) x
+           ${listedErrorSql('x.error')} AS error, ${leftOutSql('octet_length(x.error)')} AS error_bytes, x.retry_count, x.is_letter, x.created_at, x.moved_at, ${columns}
+         FROM (SELECT d.* FROM ${schema}.mq_dead d WHERE ${where} ORDER BY d.moved_at DESC, d.id LIMIT $8 OFFSET $9) x ${join}
          ORDER BY x.moved_at DESC, x.id`,
         [...values, limit, offset],
       ),
@@ -168,5 +172,6 @@ function toView(row: DeadRow): Omit<DeadMessageView, 'data' | 'error'> {
     originalCreatedAt: createdAt,
     failedAt: movedAt,
     movedToDlqAt: movedAt,
+    ...(row.error_bytes !== null && { error_message_bytes: row.error_bytes, truncated: true }),
   }
 }

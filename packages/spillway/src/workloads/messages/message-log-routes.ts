@@ -4,11 +4,13 @@ import {
   DeadMessagePage,
   ListDeadMessagesQuery,
   ListMessagesQuery,
+  ListTracesQuery,
   LoggedMessagePage,
   MessageDetails,
   PurgeDeadMessagesQuery,
   Purged,
   ReplayedMessage,
+  TraceEvent,
   TraceEvents,
 } from '@spillway/protocol/schema'
 import { limits, queueModeGroup } from '@spillway/protocol/wire'
@@ -16,6 +18,7 @@ import Type, { type Static } from 'typebox'
 import type { AppRequest as Request } from '../../http/app.js'
 import { carry } from '../../http/carried-json.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
+import { fitPage } from '../../http/pages.js'
 import { sendProblem } from '../../http/problem.js'
 import {
   type AdministrationSetting,
@@ -24,6 +27,7 @@ import {
   invalid,
   isUuid,
   notFound,
+  offsetPage,
   pageOf,
   tags,
 } from './administration-setting.js'
@@ -33,6 +37,9 @@ const listDefault = 100
 /** How far one may page where all that is passed over has to be looked at. */
 const reachMax = 1_000
 const messageUrl = '/api/v1/messages/:partitionId/:transactionId'
+const tracesUrl = '/api/v1/traces/:partitionId/:transactionId'
+/** 18 digits: more may be beyond a bigint. */
+const traceForm = /^\d{1,18}$/
 
 interface MessageParams {
   partitionId: string
@@ -54,7 +61,7 @@ export function messageLogRoutes(app: App, setting: AdministrationSetting): void
 
 function addDeadLetters(
   app: App,
-  { administration, hooks, operate, consume, visible, mayUse }: AdministrationSetting,
+  { administration, hooks, operate, consume, visible, mayUse, pageBytesMax }: AdministrationSetting,
 ): void {
   const { dead } = administration
   app.get<{ Querystring: Static<typeof ListDeadMessagesQuery> }>(
@@ -81,10 +88,11 @@ function addDeadLetters(
           withSkipped: skipped,
           visible: visible(request),
         },
-        limit,
+        limit + 1,
         offset,
       )
-      return { ...found, limit, offset, pagination: { limit, offset } }
+      const { items: messages, pagination } = offsetPage(found.messages, { limit, offset }, pageBytesMax)
+      return { messages, total: found.total, limit, offset, pagination }
     },
   )
 
@@ -140,7 +148,7 @@ async function nameOf(
 }
 
 function addReading(app: App, setting: AdministrationSetting): void {
-  const { administration, consume, visible } = setting
+  const { administration, consume, visible, pageBytesMax } = setting
   app.get<{ Querystring: Static<typeof ListMessagesQuery> }>(
     '/api/v1/messages',
     {
@@ -167,11 +175,12 @@ function addReading(app: App, setting: AdministrationSetting): void {
         ...{ queue, partition, namespace, task, status },
         ...{ from: instantOrNull('from', from), to: instantOrNull('to', to), visible: visible(request) },
       }
-      const [messages, mode] = await Promise.all([
-        administration.list.list(filter, limit, offset),
+      const [found, mode] = await Promise.all([
+        administration.list.list(filter, limit + 1, offset),
         administration.list.mode(queue, filter.visible),
       ])
-      return { messages, mode, pagination: { limit, offset } }
+      const { items: messages, pagination } = offsetPage(found, { limit, offset }, pageBytesMax)
+      return { messages, mode, pagination }
     },
   )
 
@@ -249,7 +258,7 @@ function addHandling(app: App, setting: AdministrationSetting): void {
 }
 
 function addTraces(app: App, setting: AdministrationSetting): void {
-  const { administration, consume } = setting
+  const { administration, consume, pageBytesMax } = setting
   const { traces, log } = administration
   app.post<{ Body: Static<typeof AddTrace> }>(
     '/api/v1/traces',
@@ -279,15 +288,35 @@ function addTraces(app: App, setting: AdministrationSetting): void {
     },
   )
 
-  app.get<{ Params: MessageParams }>(
-    '/api/v1/traces/:partitionId/:transactionId',
-    { schema: { tags, summary: 'Events of a message, oldest first', response: answers(TraceEvents) }, config: consume },
+  app.get<{ Params: MessageParams; Querystring: Static<typeof ListTracesQuery> }>(
+    tracesUrl,
+    {
+      schema: {
+        tags,
+        summary: 'Events of a message, oldest first',
+        querystring: ListTracesQuery,
+        response: answers(TraceEvents),
+      },
+      config: consume,
+    },
     async (request, reply) => {
       const name = await nameOf(setting, request, request.params)
       if (name === null) return notFound(reply, 'message')
-      const found = await traces.list(name.partition, name.transactionId)
-      if (found.length === 0 && !(await log.isThere(name))) return notFound(reply, 'message')
-      return { traces: found }
+      const { limit } = pageOf(request.query, limits.listEntriesMax)
+      const bounds = { limit, bytesMax: pageBytesMax }
+      const { rows, isCut } = await traces.list(name, { ...bounds, limit: limit + 1 }, request.query.cursor ?? null)
+      if (rows.length === 0 && !(await log.isThere(name))) return notFound(reply, 'message')
+      const { items, end } = fitPage(rows, bounds, (event) => event, isCut)
+      return { traces: items, next_cursor: end?.id ?? null }
+    },
+  )
+  app.get<{ Params: MessageParams & { traceId: string } }>(
+    `${tracesUrl}/:traceId`,
+    { schema: { tags, summary: 'One event of a message, whole', response: answers(TraceEvent) }, config: consume },
+    async (request, reply) => {
+      const { traceId } = request.params
+      const name = traceForm.test(traceId) ? await nameOf(setting, request, request.params) : null
+      return (name === null ? null : await traces.get(name, traceId)) ?? notFound(reply, 'event')
     },
   )
 }

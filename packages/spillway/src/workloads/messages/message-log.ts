@@ -7,7 +7,7 @@ import { type ListedRow, toListed, toMode } from './message-list.js'
 import { messageSql, stateSql, statusSql } from './message-state.js'
 import { patientTransaction } from './patient-transaction.js'
 import { toConfigured } from './queues.js'
-import { type StoredPayload, toldPayload } from './stored-payload.js'
+import { toldPayload } from './stored-payload.js'
 
 /** Whose queue, and which message: what names one in a path. */
 export interface MessageName {
@@ -48,7 +48,6 @@ interface DeadRow extends Record<string, unknown> {
   task: string | null
   trace_id: string | null
   sealed: boolean
-  payload: string
 }
 
 export type Buried = { kind: 'done'; groups: string[] } | { kind: 'unknown' } | { kind: 'nobody' }
@@ -93,13 +92,13 @@ export class MessageLog {
         values,
       ),
       intake.read<DeadRow>(
-        `SELECT id, message_id, grp, error, retry_count, is_letter, moved_at, created_at, queue, partition_name, namespace, task, trace_id, sealed, payload
+        `SELECT id, message_id, grp, error, retry_count, is_letter, moved_at, created_at, queue, partition_name, namespace, task, trace_id, sealed
          FROM ${schema}.mq_dead WHERE partition = $1 AND transaction_id = $2 ORDER BY moved_at DESC, id LIMIT ${deadMax}`,
         values,
       ),
     ])
     const [row] = found.rows
-    if (row === undefined) return ofDeadLetter(name, dead.rows, (stored) => toldPayload(seal, stored))
+    if (row === undefined) return this.#ofDeadLetters(name, dead.rows)
     const groups = await this.#groupsOf(row)
     const told = toldPayload(seal, row)
     const hasQueueMode = groups.some((group) => group.name === queueModeGroup)
@@ -170,6 +169,49 @@ export class MessageLog {
     })
   }
 
+  /** One that the log has not any more. */
+  async #ofDeadLetters(
+    { partition, transactionId }: MessageName,
+    letters: readonly DeadRow[],
+  ): Promise<Details | null> {
+    const { intake, schema, seal } = this.#context
+    const [newest] = letters
+    if (newest === undefined) return null
+    const { rows } = await intake.read<{ payload: string }>(`SELECT payload FROM ${schema}.mq_dead WHERE id = $1`, [
+      newest.id,
+    ])
+    const [stored] = rows
+    // It was replayed or deleted a moment ago.
+    if (stored === undefined) return null
+    const { sealed, message_id: id } = newest
+    const payload = toldPayload(seal, { ...stored, sealed, partition, id })
+    return {
+      ...toListed({
+        ...newest,
+        id,
+        partition,
+        transaction_id: transactionId,
+        queue_name: newest.queue,
+        priority: 0,
+        status: letters.some(({ is_letter }) => is_letter) ? 'dead_letter' : 'failed',
+        bus_groups: 0,
+        bus_settled: 0,
+        until: null,
+        candidates: 0,
+      }),
+      ...payload,
+      payload: payload.data,
+      isEncrypted: sealed,
+      errorMessage: newest.error,
+      retryCount: newest.retry_count,
+      inLog: false,
+      queueConfig: {},
+      mode: { ...toMode(false, 0), consumedByGroups: 0 },
+      consumerGroups: [],
+      deadLetters: letters.map(toLetter),
+    }
+  }
+
   async #groupsOf({ partition, seq, grp }: DetailRow): Promise<GroupRow[]> {
     const { intake, schema } = this.#context
     const { rows } = await intake.read<GroupRow>(
@@ -194,40 +236,3 @@ const toLetter = (row: DeadRow): Details['deadLetters'][number] => ({
   skipped: !row.is_letter,
   movedToDlqAt: row.moved_at.toISOString(),
 })
-
-/** One that the log has not any more. */
-function ofDeadLetter(
-  { partition, transactionId }: MessageName,
-  letters: readonly DeadRow[],
-  told: (stored: StoredPayload) => ReturnType<typeof toldPayload>,
-): Details | null {
-  const [newest] = letters
-  if (newest === undefined) return null
-  const { sealed, message_id: id } = newest
-  const payload = told({ payload: newest.payload, sealed, partition, id })
-  return {
-    ...toListed({
-      ...newest,
-      id: newest.message_id,
-      partition,
-      transaction_id: transactionId,
-      queue_name: newest.queue,
-      priority: 0,
-      status: letters.some(({ is_letter }) => is_letter) ? 'dead_letter' : 'failed',
-      bus_groups: 0,
-      bus_settled: 0,
-      until: null,
-      candidates: 0,
-    }),
-    ...payload,
-    payload: payload.data,
-    isEncrypted: newest.sealed,
-    errorMessage: newest.error,
-    retryCount: newest.retry_count,
-    inLog: false,
-    queueConfig: {},
-    mode: { ...toMode(false, 0), consumedByGroups: 0 },
-    consumerGroups: [],
-    deadLetters: letters.map(toLetter),
-  }
-}

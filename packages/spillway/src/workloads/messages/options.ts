@@ -7,6 +7,8 @@ export interface MessagesOptions {
   pendingMax: number
   /** 32 bytes; null: no queue can be encrypted. */
   encryptionKey: Uint8Array | null
+  /** A page of a list, and the payloads of a pop, end at this size. */
+  pageBytesMax: number
   log: IntakeLog
   metrics: MessagesMetrics
 }

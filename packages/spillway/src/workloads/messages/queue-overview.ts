@@ -8,6 +8,7 @@ import type {
 } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
 import type { AdministrationContext } from './administration.js'
+import { type Asked, offsetPage } from './administration-setting.js'
 import { looksMax, oldestSql, partitionSql, placedSql, progressSql, queuesSql } from './group-progress.js'
 import type { PatientReads } from './patient-reads.js'
 import type { Throughput } from './throughput.js'
@@ -73,7 +74,6 @@ interface SpreadRow extends Record<string, unknown> {
 /** Dead letters are counted up to here. */
 export const deadCountMax = 100_000
 const partitionDeadMax = 10_000
-const namesMax = 1_000
 
 /** $1 queue, $2 search, $3 namespace, $4 task, $5 visible. */
 export const queueFilterSql = `($1::text IS NULL OR q.name = $1) AND ($2::text IS NULL OR position($2 IN q.name) > 0) AND ($3::text IS NULL OR q.namespace = $3)
@@ -131,19 +131,20 @@ export class QueueOverview {
   }
 
   /** Null: there is none. Its partitions by name. */
-  async get(queue: string, limit: number, offset: number): Promise<Details | null> {
+  async get(queue: string, asked: Asked, bytesMax: number): Promise<Details | null> {
     const row = await this.row(queue)
     if (row === null) return null
     const [partitions, dead] = await Promise.all([
-      this.partitions(row.id, limit, offset),
+      this.partitions(row.id, asked.limit + 1, asked.offset),
       this.dead({ ...anyQueue, queue }),
     ])
+    const page = offsetPage(partitions.map(toPartition), asked, bytesMax)
     return {
       ...toQueue(row),
       partitionCount: row.partitions,
-      partitions: partitions.map(toPartition),
+      partitions: page.items,
       totals: toCounts(row, dead),
-      pagination: { limit, offset },
+      pagination: page.pagination,
     }
   }
 
@@ -244,14 +245,19 @@ export class QueueOverview {
   }
 
   /** By namespace or task, those with a name. */
-  async by(column: 'namespace' | 'task', visible: Visible): Promise<(Share & { name: string })[]> {
+  async by(
+    column: 'namespace' | 'task',
+    visible: Visible,
+    limit: number,
+    offset: number,
+  ): Promise<(Share & { name: string })[]> {
     const { schema } = this.#context
     const { rows } = await this.#reads.query<QueueRow & { queues: number }>(
       `SELECT q.${column} AS name, count(DISTINCT q.id) AS queues, count(p.id) AS partitions, coalesce(sum(p.total), 0)::bigint AS total,
          coalesce(sum(p.pending), 0)::bigint AS pending, coalesce(sum(p.processing), 0)::bigint AS processing
        FROM ${schema}.mq_queues q LEFT JOIN (${partitionSql(schema, `p.queue = ${queuesSql(schema, `q.${column} <> ''`)}`)}) p ON p.queue = q.id
-       WHERE q.${column} <> '' AND ${visibleSql('q.name', '$1')} GROUP BY q.${column} ORDER BY q.${column} LIMIT ${namesMax}`,
-      [visible],
+       WHERE q.${column} <> '' AND ${visibleSql('q.name', '$1')} GROUP BY q.${column} ORDER BY q.${column} LIMIT $2 OFFSET $3`,
+      [visible, limit, offset],
     )
     return rows.map(({ name, queues, partitions, total, pending, processing }) => ({
       name,

@@ -15,8 +15,9 @@ import {
   TaskList,
 } from '@spillway/protocol/schema'
 import Type, { type Static } from 'typebox'
+import type { AppRequest as Request } from '../../http/app.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
-import { type AdministrationSetting, answers, notFound, pageOf, tags } from './administration-setting.js'
+import { type AdministrationSetting, answers, notFound, offsetPage, pageOf, tags } from './administration-setting.js'
 import { anyQueue } from './queue-overview.js'
 
 const listDefault = 1_000
@@ -41,7 +42,7 @@ export function queueRoutes(app: App, setting: AdministrationSetting): void {
 }
 
 function addResources(app: App, setting: AdministrationSetting): void {
-  const { operate, consume, visible, mayUse } = setting
+  const { operate, consume, visible, mayUse, pageBytesMax } = setting
   const { overview, removal } = setting.administration
   addQueueList(app, setting, '/api/v1/resources/queues', 'Queues and how much is in them, newest first')
 
@@ -58,8 +59,8 @@ function addResources(app: App, setting: AdministrationSetting): void {
     },
     async (request, reply) => {
       const { queue } = request.params
-      const { limit, offset } = pageOf(request.query, listDefault)
-      const found = mayUse(request, queue) ? await overview.get(queue, limit, offset) : null
+      const asked = pageOf(request.query, listDefault)
+      const found = mayUse(request, queue) ? await overview.get(queue, asked, pageBytesMax) : null
       return found ?? notFound(reply, 'queue')
     },
   )
@@ -102,27 +103,42 @@ function addResources(app: App, setting: AdministrationSetting): void {
     { schema: { tags, summary: 'All queues together', response: answers(ResourceOverview) }, config: consume },
     (request) => overview.resources(visible(request)),
   )
+  const shares = async (column: 'namespace' | 'task', request: Request) => {
+    const asked = pageOf(request.query as Page, listDefault)
+    const found = await overview.by(column, visible(request), asked.limit + 1, asked.offset)
+    return offsetPage(found, asked, pageBytesMax)
+  }
   app.get(
     '/api/v1/resources/namespaces',
-    { schema: { tags, summary: 'Queues by namespace', response: answers(NamespaceList) }, config: consume },
-    async (request) => ({
-      namespaces: (await overview.by('namespace', visible(request))).map(({ name, ...rest }) => ({
-        namespace: name,
-        ...rest,
-      })),
-    }),
+    {
+      schema: {
+        tags,
+        summary: 'Queues by namespace',
+        querystring: ListEntriesQuery,
+        response: answers(NamespaceList),
+      },
+      config: consume,
+    },
+    async (request) => {
+      const { items, pagination } = await shares('namespace', request)
+      return { namespaces: items.map(({ name, ...rest }) => ({ namespace: name, ...rest })), pagination }
+    },
   )
   app.get(
     '/api/v1/resources/tasks',
-    { schema: { tags, summary: 'Queues by task', response: answers(TaskList) }, config: consume },
-    async (request) => ({
-      tasks: (await overview.by('task', visible(request))).map(({ name, ...rest }) => ({ task: name, ...rest })),
-    }),
+    {
+      schema: { tags, summary: 'Queues by task', querystring: ListEntriesQuery, response: answers(TaskList) },
+      config: consume,
+    },
+    async (request) => {
+      const { items, pagination } = await shares('task', request)
+      return { tasks: items.map(({ name, ...rest }) => ({ task: name, ...rest })), pagination }
+    },
   )
 }
 
 function addStatus(app: App, setting: AdministrationSetting): void {
-  const { consume, visible, mayUse } = setting
+  const { consume, visible, mayUse, pageBytesMax } = setting
   const { status } = setting.administration
   app.get<{ Querystring: Static<typeof StatusQuery> }>(
     '/api/v1/status',
@@ -154,8 +170,8 @@ function addStatus(app: App, setting: AdministrationSetting): void {
     },
     async (request, reply) => {
       const { queue } = request.params
-      const { limit, offset } = pageOf(request.query, partitionsDefault)
-      const found = mayUse(request, queue) ? await status.queue(queue, limit, offset) : null
+      const asked = pageOf(request.query, partitionsDefault)
+      const found = mayUse(request, queue) ? await status.queue(queue, asked, pageBytesMax) : null
       return found ?? notFound(reply, 'queue')
     },
   )
@@ -172,8 +188,9 @@ function addQueueList(app: App, setting: AdministrationSetting, url: string, sum
       const { search = null, namespace = null, task = null } = request.query
       const { limit, offset } = pageOf(request.query, listDefault)
       const filter = { queue: null, search, namespace, task, visible: setting.visible(request) }
-      const queues = await setting.administration.overview.list(filter, limit, offset)
-      return { queues, pagination: { limit, offset } }
+      const found = await setting.administration.overview.list(filter, limit + 1, offset)
+      const { items: queues, pagination } = offsetPage(found, { limit, offset }, setting.pageBytesMax)
+      return { queues, pagination }
     },
   )
 }

@@ -1,12 +1,15 @@
 /** How the messages do: depth, lag and throughput of all, and of one queue by partition and group. */
 import type { GroupState, QueueStatus, SystemStatus as SystemStatusSchema } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
+import { cutRows, pageSql } from '../../index.js'
 import type { AdministrationContext } from './administration.js'
+import { type Asked, offsetPage } from './administration-setting.js'
 import { looksMax, oldestSql, placedSql, progressSql } from './group-progress.js'
 import type { PatientReads } from './patient-reads.js'
 import {
   anyQueue,
   filterValues,
+  type PartitionRow,
   type QueueFilter,
   type QueueOverview,
   queueFilterSql,
@@ -22,6 +25,7 @@ import { visibleSql } from './visible-queues.js'
 type StatusView = Static<typeof SystemStatusSchema>
 type QueueView = Static<typeof QueueStatus>
 type GroupView = Static<typeof GroupState>
+type PartitionState = QueueView['partitions'][number]
 
 interface GroupRow extends Record<string, unknown> {
   name: string
@@ -33,8 +37,21 @@ interface GroupRow extends Record<string, unknown> {
   lag_seconds: number | null
 }
 
+interface GroupPlace extends Record<string, unknown> {
+  partition: string
+  grp_name: string
+  depth: number
+  open: number
+  moved_at: Date | null
+  /** Of its partition in the page, from 1 on. */
+  place: number
+  cut: boolean
+}
+
 const queuesMax = 100
 const groupsMax = 1_000
+/** Of a group of a partition, as JSON, beside its name. */
+const groupBytes = 100
 const errorsMax = 10
 /** The errors of so many of the newest dead letters are looked at. */
 const errorsOf = 10_000
@@ -75,7 +92,7 @@ export class SystemStatus {
   }
 
   /** Null: there is none. Its partitions by name. */
-  async queue(name: string, limit: number, offset: number): Promise<QueueView | null> {
+  async queue(name: string, asked: Asked, bytesMax: number): Promise<QueueView | null> {
     const { intake, schema } = this.#context
     const overview = this.#overview
     const filter = { ...anyQueue, queue: name }
@@ -83,25 +100,23 @@ export class SystemStatus {
     if (row === null) return null
     const [config, partitions, dead, groups] = await Promise.all([
       intake.read<Record<string, unknown>>(`SELECT q.* FROM ${schema}.mq_queues q WHERE q.id = $1`, [row.id]),
-      overview.partitions(row.id, limit, offset),
+      overview.partitions(row.id, asked.limit + 1, asked.offset),
       overview.dead(filter),
       this.#groups(row.id),
     ])
-    const each = await this.#groupsOf(partitions.map(({ id }) => id))
+    const room = Math.max(0, bytesMax - Buffer.byteLength(JSON.stringify(groups)))
+    const { states, isCut } = await this.#withGroups(partitions, room)
+    const page = offsetPage(states, asked, room, isCut)
     const counts = toCounts(row, dead)
     const { options } = toConfigured(config.rows[0] ?? {})
     return {
       queue: { ...toQueue(row), priority: options.priority, config: { ...options, maxQueueSize: options.maxSize } },
       partitionCount: row.partitions,
-      partitions: partitions.map((partition) => ({
-        ...toPartition(partition),
-        cursor: { totalConsumed: partition.consumed },
-        consumerGroups: each.get(partition.id) ?? [],
-      })),
+      partitions: page.items,
       totals: { messages: counts, ...counts },
       consumerGroups: groups,
       throughput: this.#throughput.look(`queue ${name}`, { ingested: row.ingested, processed: row.consumed }),
-      pagination: { limit, offset },
+      pagination: page.pagination,
     }
   }
 
@@ -124,27 +139,46 @@ export class SystemStatus {
     }))
   }
 
-  async #groupsOf(
-    partitions: readonly string[],
-  ): Promise<Map<string, QueueView['partitions'][number]['consumerGroups']>> {
+  /**
+   * Partitions, each with all groups of the queue: with very many groups fewer partitions, and of the first one, which there
+   * has to be, perhaps not all of them.
+   */
+  async #withGroups(
+    partitions: readonly PartitionRow[],
+    bytesMax: number,
+  ): Promise<{ states: PartitionState[]; isCut: boolean }> {
     const { schema } = this.#context
-    const { rows } = await this.#reads.query<{
-      partition: string
-      grp_name: string
-      depth: number
-      open: number
-      moved_at: Date | null
-    }>(
-      `SELECT r.partition, r.grp_name, r.depth, r.open, r.moved_at FROM (${progressSql(schema, 'p.id = ANY ($1::uuid[])')}) r ORDER BY r.grp_name`,
-      [partitions],
+    const progress = progressSql(schema, 'p.id = ANY ($1::uuid[])')
+    const found = await this.#reads.query<GroupPlace>(
+      pageSql(
+        `SELECT g.partition, g.grp_name, g.depth, g.open, g.moved_at, array_position($1::uuid[], g.partition) AS place, octet_length(g.grp_name) + ${groupBytes} AS bytes FROM (${progress}) g`,
+        'r.place, r.grp_name',
+        '$2',
+      ),
+      [partitions.map(({ id }) => id), bytesMax],
     )
-    const groups = new Map<string, QueueView['partitions'][number]['consumerGroups']>()
-    for (const { partition, grp_name: name, depth, open: processing, moved_at: movedAt } of rows) {
-      const of = groups.get(partition) ?? []
-      of.push({ name, depth, processing, lastConsumedAt: movedAt?.toISOString() ?? null })
-      groups.set(partition, of)
+    const { rows, isCut } = cutRows(found.rows, (row) => row)
+    const groups = new Map<string, GroupPlace[]>()
+    for (const row of rows) {
+      const before = groups.get(row.partition)
+      if (before === undefined) groups.set(row.partition, [row])
+      else before.push(row)
     }
-    return groups
+    // The last one of those that were read may lack groups.
+    const whole = isCut ? Math.max(1, (rows.at(-1)?.place ?? 1) - 1) : partitions.length
+    const isPart = isCut && rows.at(-1)?.place === 1
+    const states = partitions.slice(0, whole).map((partition) => ({
+      ...toPartition(partition),
+      cursor: { totalConsumed: partition.consumed },
+      consumerGroups: (groups.get(partition.id) ?? []).map((row) => ({
+        name: row.grp_name,
+        depth: row.depth,
+        processing: row.open,
+        lastConsumedAt: row.moved_at?.toISOString() ?? null,
+      })),
+      ...(isPart && { truncated: true as const }),
+    }))
+    return { states, isCut: whole < partitions.length }
   }
 
   async #leases(filter: QueueFilter): Promise<StatusView['leases']> {

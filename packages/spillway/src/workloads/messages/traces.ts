@@ -2,7 +2,10 @@
 import type { TraceEvent } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
 import { CarriedJson, jsonOf } from '../../http/carried-json.js'
+import type { PageBounds } from '../../http/pages.js'
+import { type CutRows, cutRows, leftOutSql, listedSql, pageSql } from '../../index.js'
 import type { AdministrationContext } from './administration.js'
+import type { MessageName } from './message-log.js'
 import { messageSql } from './message-state.js'
 
 export interface NewTrace {
@@ -22,12 +25,16 @@ interface TraceRow extends Record<string, unknown> {
   grp: string | null
   event: string
   names: string[]
-  data: string
+  /** Null: left out. */
+  data: string | null
+  data_bytes: number | null
   worker: string | null
   created_at: Date
 }
 
-const listMax = 1_000
+const columns = 'id, grp, event, names, worker, created_at'
+/** What a list carries of the size of the data. */
+const size = 'octet_length(data)'
 
 export class Traces {
   readonly #context: AdministrationContext
@@ -50,15 +57,34 @@ export class Traces {
     return row === undefined ? null : String(row.id)
   }
 
-  /** Oldest first. */
-  async list(partition: string, transactionId: string): Promise<TraceView[]> {
+  /** Oldest first, from behind `after` on, without long data; until they have more than `bytesMax` bytes, one at least. */
+  async list(
+    { partition, transactionId }: MessageName,
+    { limit, bytesMax }: PageBounds,
+    after: string | null,
+  ): Promise<CutRows<TraceView>> {
+    const { intake, schema } = this.#context
+    const { rows } = await intake.read<TraceRow & { cut: boolean }>(
+      pageSql(
+        `SELECT ${columns}, ${listedSql('data', size)} AS data, ${leftOutSql(size)} AS data_bytes,
+           octet_length(array_to_string(names, '')) + coalesce(octet_length(${listedSql('data', size)}), 0) AS bytes
+         FROM ${schema}.mq_traces WHERE partition = $1 AND transaction_id = $2 AND ($3::bigint IS NULL OR id > $3) ORDER BY id LIMIT $4`,
+        'r.id',
+        '$5',
+      ),
+      [partition, transactionId, after, limit, bytesMax],
+    )
+    return cutRows(rows, toView)
+  }
+
+  /** One of them, whole. */
+  async get({ partition, transactionId }: MessageName, id: string): Promise<TraceView | null> {
     const { intake, schema } = this.#context
     const { rows } = await intake.read<TraceRow>(
-      `SELECT id, grp, event, names, data, worker, created_at FROM ${schema}.mq_traces
-       WHERE partition = $1 AND transaction_id = $2 ORDER BY id LIMIT ${listMax}`,
-      [partition, transactionId],
+      `SELECT ${columns}, data, NULL::int AS data_bytes FROM ${schema}.mq_traces WHERE id = $3 AND partition = $1 AND transaction_id = $2`,
+      [partition, transactionId, id],
     )
-    return rows.map(toView)
+    return rows[0] === undefined ? null : toView(rows[0])
   }
 }
 
@@ -68,7 +94,7 @@ function toView(row: TraceRow): TraceView {
     id: String(row.id),
     event_type: row.event,
     eventType: row.event,
-    data: new CarriedJson(row.data),
+    data: row.data === null ? null : new CarriedJson(row.data),
     consumer_group: row.grp,
     consumerGroup: row.grp,
     worker_id: row.worker,
@@ -76,5 +102,6 @@ function toView(row: TraceRow): TraceView {
     createdAt,
     trace_names: row.names,
     traceNames: row.names,
+    ...(row.data_bytes !== null && { data_bytes: row.data_bytes, truncated: true }),
   }
 }

@@ -6,7 +6,7 @@ import {
   type PetitionView,
   petitionMoves,
 } from '@spillway/protocol/wire'
-import type { IntakeApi } from '../../index.js'
+import { type CutRows, cutRows, type IntakeApi, pageSql } from '../../index.js'
 import type { PetitionsOptions } from './options.js'
 
 interface Row extends Record<string, unknown> {
@@ -77,21 +77,26 @@ export class Petitions {
     return rows[0] === undefined ? null : toView(rows[0])
   }
 
-  /** Oldest first, from behind `after` on; one more than `limit` tells that there are more. */
+  /** Oldest first, from behind `after` on, until they have more than `bytesMax` bytes of text: one at least. */
   async list(
     state: PetitionState,
     limit: number,
     after: string | null,
-  ): Promise<{ rows: PetitionView[]; total: number }> {
+    bytesMax: number,
+  ): Promise<CutRows<PetitionView> & { total: number }> {
     const { schema } = this.#options
-    const { rows } = await this.#intake.read<Row>(
-      `SELECT ${columns} FROM ${schema}.petitions WHERE state = $1 AND ($2::uuid IS NULL OR id > $2) ORDER BY id LIMIT $3`,
-      [state, after, limit],
+    const { rows } = await this.#intake.read<Row & { cut: boolean }>(
+      pageSql(
+        `SELECT ${columns}, octet_length(text) AS bytes FROM ${schema}.petitions WHERE state = $1 AND ($2::uuid IS NULL OR id > $2) ORDER BY id LIMIT $3`,
+        'r.id',
+        '$4',
+      ),
+      [state, after, limit, bytesMax],
     )
     const counted = await this.#intake.read<{ n: number }>(`SELECT n FROM ${schema}.petition_states WHERE state = $1`, [
       state,
     ])
-    return { rows: rows.map(toView), total: Number(counted.rows[0]?.n ?? 0) }
+    return { ...cutRows(rows, toView), total: Number(counted.rows[0]?.n ?? 0) }
   }
 
   /** Of these, those whose version is another than the one that is waited behind. */

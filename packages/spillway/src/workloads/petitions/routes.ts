@@ -20,6 +20,7 @@ import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js
 import { goneSignal } from '../../http/connections.js'
 import { deadline } from '../../http/deadline.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
+import { fitPage } from '../../http/pages.js'
 import { sendProblem } from '../../http/problem.js'
 import { refuseUntilReady } from '../../http/readiness.js'
 import type { IntakeApi, LedgerRow, Verification } from '../../index.js'
@@ -33,17 +34,21 @@ const tags = ['petitions']
 const answers = (schema: TSchema): Record<string, TSchema> => ({ 200: schema, '4xx': Problem, '5xx': Problem })
 const Id = Type.Object({ id: Type.String() })
 
-export function petitionRoutes(intake: IntakeApi, workload: PetitionsWorkload): (app: App) => Promise<void> {
+export function petitionRoutes(
+  intake: IntakeApi,
+  workload: PetitionsWorkload,
+  pageBytesMax: number,
+): (app: App) => Promise<void> {
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
     refuseUntilReady(app, intake.core)
-    for (const prefix of petitionPrefixes) addPetitions(app, prefix, workload)
+    for (const prefix of petitionPrefixes) addPetitions(app, prefix, workload, pageBytesMax)
     addHalt(app, workload)
-    addLedger(app, intake)
+    addLedger(app, intake, pageBytesMax)
   }
 }
 
-function addPetitions(app: App, prefix: string, workload: PetitionsWorkload): void {
+function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, bytesMax: number): void {
   const { petitions, watch, isAuthenticated } = workload
   const notFound = (reply: Reply): Reply =>
     sendProblem(reply, { code: 'not_found', detail: 'There is no such petition.' })
@@ -75,10 +80,9 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload): vo
           errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
         })
       }
-      const { rows, total } = await petitions.list(state, limit + 1, after)
-      const items = rows.slice(0, limit)
-      const last = rows.length > limit ? items[items.length - 1] : undefined
-      return { items, next_cursor: last === undefined ? null : cursorOf(last.petition_id, state), total }
+      const { rows, isCut, total } = await petitions.list(state, limit + 1, after, bytesMax)
+      const { items, end } = fitPage(rows, { limit, bytesMax }, (petition) => petition, isCut)
+      return { items, next_cursor: end === null ? null : cursorOf(end.petition_id, state), total }
     },
   )
 
@@ -210,7 +214,7 @@ function addHalt(app: App, { petitions }: PetitionsWorkload): void {
   )
 }
 
-function addLedger(app: App, { ledger }: IntakeApi): void {
+function addLedger(app: App, { ledger }: IntakeApi, bytesMax: number): void {
   const config = { role: 'operate' } as const
   app.get<{ Querystring: Static<typeof ListLedgerQuery> }>(
     '/api/v1/ledger',
@@ -225,10 +229,9 @@ function addLedger(app: App, { ledger }: IntakeApi): void {
     },
     async (request) => {
       const { after = 0, limit = listLimitDefault } = request.query
-      const rows = await ledger.rows(after, limit + 1)
-      const items = rows.slice(0, limit).map(toEntry)
-      const last = rows.length > limit ? items[items.length - 1] : undefined
-      return { items, next_cursor: last === undefined ? null : String(last.seq) }
+      const { rows, isCut } = await ledger.page(after, limit + 1, bytesMax)
+      const { items, end } = fitPage(rows, { limit, bytesMax }, toEntry, isCut)
+      return { items, next_cursor: end === null ? null : String(end.seq) }
     },
   )
   let verifying: Promise<Verification> | null = null

@@ -70,7 +70,8 @@ function addChanges(app: App, { registry, gateway }: RoutingWorkload): void {
   })
 }
 
-function addReads(app: App, { registry }: RoutingWorkload): void {
+function addReads(app: App, { registry, deps }: RoutingWorkload): void {
+  const bytesMax = deps.settings.pageBytesMax
   app.get<{ Querystring: Static<typeof ListBlocksQuery> }>(
     path,
     {
@@ -85,8 +86,8 @@ function addReads(app: App, { registry }: RoutingWorkload): void {
       const from = cursor === undefined ? undefined : readPageCursor(cursor)
       if (from === null) return sendProblem(reply, badCursor)
       const after = from === undefined ? undefined : { type: from[0], version: from[1] }
-      const found = await registry.list(limit + 1, { type, after })
-      return pageOf(found, limit, (block) => [block.type, block.version])
+      const found = await registry.list({ limit: limit + 1, bytesMax }, { type, after })
+      return pageOf(found, { limit, bytesMax }, (block) => [block.type, block.version])
     },
   )
   app.get<{ Params: { type: string; version: string } }>(

@@ -24,6 +24,7 @@ export interface RoutingSettings {
   rateReduction: number
   rateMin: number
   bodyLimitBytes: number
+  pageBytesMax: number
   keyTtlMs: number
   isAuthenticated: boolean
 }

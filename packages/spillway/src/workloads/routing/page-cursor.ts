@@ -1,3 +1,6 @@
+import { fitPage, type PageBounds } from '../../http/pages.js'
+import type { CutRows } from '../../index.js'
+
 /** Where a page ended: two names, as one opaque text. */
 function pageCursor(first: string, second: string): string {
   return Buffer.from(JSON.stringify([first, second])).toString('base64url')
@@ -15,14 +18,12 @@ export function readPageCursor(text: string): readonly [first: string, second: s
   }
 }
 
-/** Of one more than a page holds, if there are more: `nameOf` says where the next one begins. */
+/** Of more than a page holds, if there are more: `nameOf` says where the next one begins. */
 export function pageOf<Item>(
-  found: readonly Item[],
-  limit: number,
+  { rows, isCut }: CutRows<Item>,
+  bounds: PageBounds,
   nameOf: (item: Item) => readonly [first: string, second: string],
 ): { items: Item[]; next_cursor: string | null } {
-  const items = found.slice(0, limit)
-  const last = items.at(-1)
-  const isMore = found.length > limit && last !== undefined
-  return { items, next_cursor: isMore ? pageCursor(...nameOf(last)) : null }
+  const { items, end } = fitPage(rows, bounds, (item) => item, isCut)
+  return { items, next_cursor: end === null ? null : pageCursor(...nameOf(end)) }
 }

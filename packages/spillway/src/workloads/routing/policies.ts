@@ -10,8 +10,9 @@
 import { PutPolicy } from '@spillway/protocol/schema'
 import { type Policy, type PolicyView, routingLimits } from '@spillway/protocol/wire'
 import type { RequestFault } from '../../http/json-pointer.js'
+import type { PageBounds } from '../../http/pages.js'
 import { compileValidator } from '../../http/validation.js'
-import type { IntakeApi, IntakeLog } from '../../index.js'
+import { type CutRows, cutRows, type IntakeApi, type IntakeLog, pageSql } from '../../index.js'
 import { PolicyBook } from './decision.js'
 
 export interface PoliciesOptions {
@@ -132,23 +133,31 @@ export class Policies {
     return rows[0] === undefined ? null : toView(rows[0])
   }
 
-  /** By tenant, those for every tenant first, and id. `tenantId` null: only those for every tenant; undefined: all. */
+  /**
+   * By tenant, those for every tenant first, and id. `tenantId` null: only those for every tenant; undefined: all.
+   * Until they have more than `bytesMax` bytes, one at least.
+   */
   async list(
-    limit: number,
+    { limit, bytesMax }: PageBounds,
     { tenantId, after }: { tenantId?: string | null | undefined; after?: PolicyName | undefined } = {},
-  ): Promise<PolicyView[]> {
+  ): Promise<CutRows<PolicyView>> {
     const { intake, schema } = this.#options
-    const { rows } = await intake.read<Row>(
-      `SELECT tenant, id, body, version, updated_at FROM ${schema}.rt_policies
-       WHERE ($1::text IS NULL OR tenant = $1) AND ($3::text IS NULL OR (tenant, id) > ($2, $3)) ORDER BY tenant, id LIMIT $4`,
+    const { rows } = await intake.read<Row & { cut: boolean }>(
+      pageSql(
+        `SELECT tenant, id, body, version, updated_at, octet_length(body::text) AS bytes FROM ${schema}.rt_policies
+         WHERE ($1::text IS NULL OR tenant = $1) AND ($3::text IS NULL OR (tenant, id) > ($2, $3)) ORDER BY tenant, id LIMIT $4`,
+        'r.tenant, r.id',
+        '$5',
+      ),
       [
         tenantId === null ? everyTenant : (tenantId ?? null),
         after?.tenantId ?? everyTenant,
         after?.policyId ?? null,
         limit,
+        bytesMax,
       ],
     )
-    return rows.map(toView)
+    return cutRows(rows, toView)
   }
 
   /** False when there was none. */

@@ -69,7 +69,8 @@ function addChanges(app: App, { policies, gateway }: RoutingWorkload): void {
   )
 }
 
-function addReads(app: App, { policies }: RoutingWorkload): void {
+function addReads(app: App, { policies, deps }: RoutingWorkload): void {
+  const bytesMax = deps.settings.pageBytesMax
   app.get<{ Querystring: Static<typeof ListPoliciesQuery> }>(
     path,
     {
@@ -84,8 +85,8 @@ function addReads(app: App, { policies }: RoutingWorkload): void {
       const from = cursor === undefined ? undefined : readPageCursor(cursor)
       if (from === null) return sendProblem(reply, badCursor)
       const after = from === undefined ? undefined : { tenantId: from[0], policyId: from[1] }
-      const found = await policies.list(limit + 1, { tenantId, after })
-      return pageOf(found, limit, ({ tenant_id = '', policy_id }) => [tenant_id, policy_id])
+      const found = await policies.list({ limit: limit + 1, bytesMax }, { tenantId, after })
+      return pageOf(found, { limit, bytesMax }, ({ tenant_id = '', policy_id }) => [tenant_id, policy_id])
     },
   )
   app.get<{ Params: { policyId: string }; Querystring: Static<typeof PolicyQuery> }>(

@@ -2,8 +2,9 @@
 import { CreateBlock } from '@spillway/protocol/schema'
 import { type Block, type BlockView, routingLimits } from '@spillway/protocol/wire'
 import type { RequestFault } from '../../http/json-pointer.js'
+import type { PageBounds } from '../../http/pages.js'
 import { compileValidator } from '../../http/validation.js'
-import type { IntakeApi } from '../../index.js'
+import { type CutRows, cutRows, type IntakeApi, pageSql } from '../../index.js'
 
 export interface RegistryOptions {
   intake: IntakeApi
@@ -55,18 +56,22 @@ export class Registry {
     return rows[0] === undefined ? null : toView(rows[0])
   }
 
-  /** By type and version, both as texts. */
+  /** By type and version, both as texts; until they have more than `bytesMax` bytes, one at least. */
   async list(
-    limit: number,
+    { limit, bytesMax }: PageBounds,
     { type, after }: { type?: string | undefined; after?: BlockName | undefined } = {},
-  ): Promise<BlockView[]> {
+  ): Promise<CutRows<BlockView>> {
     const { intake, schema } = this.#options
-    const { rows } = await intake.read<Row>(
-      `SELECT body, created_at, updated_at FROM ${schema}.rt_blocks
-       WHERE ($1::text IS NULL OR type = $1) AND ($2::text IS NULL OR (type, version) > ($2, $3)) ORDER BY type, version LIMIT $4`,
-      [type ?? null, after?.type ?? null, after?.version ?? null, limit],
+    const { rows } = await intake.read<Row & { cut: boolean }>(
+      pageSql(
+        `SELECT type, version, body, created_at, updated_at, octet_length(body::text) AS bytes FROM ${schema}.rt_blocks
+         WHERE ($1::text IS NULL OR type = $1) AND ($2::text IS NULL OR (type, version) > ($2, $3)) ORDER BY type, version LIMIT $4`,
+        'r.type, r.version',
+        '$5',
+      ),
+      [type ?? null, after?.type ?? null, after?.version ?? null, limit, bytesMax],
     )
-    return rows.map(toView)
+    return cutRows(rows, toView)
   }
 
   /** False when there was none. */

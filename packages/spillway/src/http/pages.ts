@@ -1,0 +1,59 @@
+/** Pages of lists: they end at a number of items or of bytes, whichever comes first, and have one item at least. */
+import { jsonOf } from './carried-json.js'
+
+export interface PageBounds {
+  limit: number
+  /** Of the items as JSON, with the commas between them. */
+  bytesMax: number
+}
+
+export interface Page<Row, View> {
+  items: View[]
+  /** The last row of the page, if there are more behind it. */
+  end: Row | null
+}
+
+/** `rows` are those of the page and, if there are more, at least one behind it; `isCut`: there are more behind them. */
+export function fitPage<Row, View>(
+  rows: readonly Row[],
+  { limit, bytesMax }: PageBounds,
+  viewOf: (row: Row) => View,
+  isCut = false,
+): Page<Row, View> {
+  const items: View[] = []
+  let bytes = 0
+  for (const row of rows) {
+    if (items.length >= limit) break
+    const view = viewOf(row)
+    bytes += Buffer.byteLength(jsonOf(view)) + (items.length === 0 ? 0 : 1)
+    if (bytes > bytesMax && items.length > 0) break
+    items.push(view)
+  }
+  return { items, end: isCut || rows.length > items.length ? (rows[items.length - 1] ?? null) : null }
+}
+
+/** A page of rows that are ordered by their ids. */
+export function pageById<Row extends { id: string }, View>(
+  rows: readonly Row[],
+  bounds: PageBounds,
+  viewOf: (row: Row) => View,
+): { items: View[]; next_cursor: string | null } {
+  const { items, end } = fitPage(rows, bounds, viewOf)
+  return { items, next_cursor: end === null ? null : cursorOf(end.id) }
+}
+
+export const cursorOf = (place: string): string => Buffer.from(place).toString('base64url')
+
+export const placeOf = (cursor: string): string => Buffer.from(cursor, 'base64url').toString()
+
+/** For lists that are paged by offset: where the next page begins. */
+export interface Pagination {
+  limit: number
+  offset: number
+  /** Null: this page ends the list. */
+  nextOffset: number | null
+}
+
+export function paginationOf<Row, View>(limit: number, offset: number, { items, end }: Page<Row, View>): Pagination {
+  return { limit, offset, nextOffset: end === null ? null : offset + items.length }
+}
