@@ -138,6 +138,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   const core = new Intake({
     store: postgresStore({
       url: server?.url ?? url ?? '',
+      ...(config.store.listenUrl !== null && { listenUrl: config.store.listenUrl }),
       schema: config.store.schema,
       poolMax: config.store.poolMax,
       timeoutMs: config.store.timeoutMs,

@@ -217,6 +217,16 @@ BEGIN
   RETURN v_out;
 END $$;
 
+-- Fails when the disk is full. Updating a row does not: there is room in its page, and in the log. Growing a file does, so
+-- more than a sort may keep in memory is sorted (about 130 kB, in a file that is gone afterwards).
+CREATE FUNCTION space_check() RETURNS void LANGUAGE plpgsql SET work_mem = '64kB' SET temp_tablespaces = '' AS $$
+BEGIN
+  PERFORM count(*) FROM (SELECT repeat(md5(g::text), 8) AS t FROM generate_series(1, 512) g ORDER BY t) x;
+EXCEPTION WHEN configuration_limit_exceeded THEN
+  -- temp_file_limit is below that: nothing can be said of the disk.
+  NULL;
+END $$;
+
 -- History comes and goes by whole partitions. Returns what was swept.
 CREATE FUNCTION sweep(p_retention_ms bigint, p_rows int) RETURNS TABLE (partitions_made int, partitions_dropped int, keys int, rate_rows int, lanes int) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
