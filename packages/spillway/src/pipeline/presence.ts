@@ -71,11 +71,6 @@ export class Presence {
     return this.#ready
   }
 
-  /** Whether the last heartbeat got through. */
-  get isStoreAnswering(): boolean {
-    return this.#ready && this.#fault === null
-  }
-
   /** Resolves when the store is there and this process is enlisted. Tries until then. */
   async start(): Promise<void> {
     for (let told = false; !this.#stopped; told = true) {

@@ -439,7 +439,7 @@ export interface Store {
   /** Tells other processes that there is work; a hint, the pulse is the truth. */
   wake(kind: 'ready' | 'cancel'): Promise<void>
   /** `onMissed`: whatever was sent meanwhile may not have been heard; each second where nothing can be. */
-  listen(onWake: (kind: string) => void, onMissed: () => void): Promise<void>
+  listen(onWake: (kind: string) => void, onMissed?: () => void): Promise<void>
   poolState(): PoolState
   /** Milliseconds between this process's clock and the store's. */
   ping(): Promise<{ skewMs: number }>

@@ -148,10 +148,10 @@ async function checkServer(client: pg.ClientBase): Promise<void> {
   )
   const [server] = rows
   if (!server || server.number < SERVER_VERSION_MIN) {
-    throw new MigrationError('server_version', `PostgreSQL 15 or newer is needed; this server is ${server?.version}`)
+    throw new MigrationError('server_version', `PostgreSQL 15 or newer is needed, and this server is ${server?.version}; upgrade it, or set DATABASE_URL to another one`)
   }
   if (server.encoding !== 'UTF8') {
-    throw new MigrationError('server_encoding', `the database must be in UTF8; this one is in ${server.encoding}`)
+    throw new MigrationError('server_encoding', `the database must be in UTF8, and this one is in ${server.encoding}; make one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and set DATABASE_URL to it`)
   }
 }
 
@@ -238,18 +238,18 @@ export function compare(applied: readonly Applied[], migrations: readonly Migrat
   if (newest && newest.version > migrations.length) {
     throw new MigrationError(
       'newer',
-      `the schema is at version ${newest.version} (${newest.name}), this code knows up to ${migrations.length}; run the newer release`,
+      `the schema is at version ${newest.version} (${newest.name}), this program knows up to ${migrations.length}; run the newer release that made it, or restore a backup from before`,
     )
   }
   applied.forEach((record, index) => {
     const migration = migrations[index]
     if (!migration || record.version !== migration.version) {
-      throw new MigrationError('edited', `the record of applied migrations misses version ${index + 1}`)
+      throw new MigrationError('edited', `the record of applied migrations misses version ${index + 1}; restore it from a backup`)
     }
     if (record.checksum !== checksumOf(migration)) {
       throw new MigrationError(
         'edited',
-        `migration ${migration.version} (${migration.name}) was changed after it was applied; put its text back and add a new migration`,
+        `migration ${migration.version} (${migration.name}) is not the one that was applied to this schema; run the release that made it, or put the text of the migration back and add a new one`,
       )
     }
   })

@@ -340,7 +340,7 @@ export function postgresStore(options: PostgresOptions): Store {
       const streams = 'streams:'
       const missed = (): void => {
         streamLog?.heard(null)
-        onMissed()
+        onMissed?.()
       }
       if (options.listenUrl === undefined && (reach ?? (await findOut())) === 'transaction') {
         log.warn(
