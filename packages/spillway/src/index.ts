@@ -164,8 +164,11 @@ export interface IntakeApi {
   letGo(definition: Definition): Promise<void>
   /** Witnessed events, hash-chained. */
   readonly ledger: Ledger
-  /** Calls `heard` with what `pg_notify(channel, name || ':' || text)` sends. A hint: it may be lost. */
-  onNotice(name: string, heard: (text: string) => void): void
+  /**
+   * Calls `heard` with what `pg_notify(channel, name || ':' || text)` sends. A hint: it may be lost; `missed` is called when
+   * some may have been, which is each second where nothing can be heard.
+   */
+  onNotice(name: string, heard: (text: string) => void, missed?: () => void): void
   /**
    * Places that are held for as long as the caller likes, bounded per identity and in all over all instances; the pool of
    * the `connections` gates that name it.
@@ -289,7 +292,10 @@ export function intakeApi(core: Intake): IntakeApi {
       core.wakeAll()
     },
     ledger: new Ledger(core.store),
-    onNotice: (name, heard) => void core.notices.set(name, heard),
+    onNotice: (name, heard, missed) => {
+      core.notices.set(name, heard)
+      if (missed !== undefined) core.onMissed.add(missed)
+    },
     pool: (options) => connectionPool(core, options),
     cancel: (id, why) => core.cancel(id, why),
     freeKey: (definition, { identity, key, operationId }) =>

@@ -1,17 +1,21 @@
-import { type ChildProcess, spawn } from 'node:child_process'
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process'
 import { once } from 'node:events'
 import { existsSync } from 'node:fs'
-import { chmod, mkdir, mkdtemp, readdir, readFile, rm, stat, symlink, writeFile } from 'node:fs/promises'
+import { chmod, lstat, mkdir, mkdtemp, readdir, readFile, rename, rm, stat, symlink, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
 import pg from 'pg'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { serverAccount } from '../src/store/embedded/account.js'
+import { handOverTree, nobody, serverAccounts } from '../src/store/embedded/account.js'
 import { prepareRuntime } from '../src/store/embedded/binaries.js'
+import { placeCluster, readPassword } from '../src/store/embedded/cluster.js'
 import { type EmbeddedServer, startEmbedded } from '../src/store/embedded/index.js'
 import { isAlive, waitForExit } from '../src/store/embedded/processes.js'
+import { freePort, spawnServer, waitUntilReady } from '../src/store/embedded/server.js'
+import { openServerLog } from '../src/store/embedded/server-log.js'
+import { serverSettings } from '../src/store/embedded/settings.js'
 
 const log = { info: () => undefined, warn: () => undefined, error: () => undefined }
 const settings = { min_wal_size: '80MB', shared_buffers: '16MB', max_connections: '20' }
@@ -153,6 +157,77 @@ describe('the embedded server', () => {
     expect(existsSync(join(dataDir, 'postgres', 'PG_VERSION'))).toBe(true)
   })
 
+  describe.runIf(process.geteuid?.() === 0)('as root', () => {
+    const clusterDir = (): string => join(dataDir, 'postgres')
+    const uidOf = async (pid: number): Promise<number> => (await stat(`/proc/${pid}`)).uid
+    const readAs = (uid: number, path: string): number | null =>
+      spawnSync('cat', [path], { uid, gid: uid, stdio: 'ignore' }).status
+
+    it('runs under an account that nobody else uses, in folders that nobody else may enter', async () => {
+      const server = await start()
+      const { uid } = await stat(clusterDir())
+      expect(await uidOf(server.pid)).toBe(uid)
+      expect([0, nobody().uid]).not.toContain(uid)
+      for (const folder of [dataDir, clusterDir()]) expect((await stat(folder)).mode & 0o777).toBe(0o700)
+      const files = (await readdir(clusterDir(), { recursive: true })).map((name) => join(clusterDir(), name))
+      const owners = await Promise.all(files.map((file) => lstat(file).then((seen) => seen.uid)))
+      expect(new Set(owners)).toEqual(new Set([uid]))
+      for (const way of [clusterDir(), `/proc/${server.pid}/cwd`]) {
+        expect(readAs(uid, `/proc/${server.pid}/cwd/PG_VERSION`)).toBe(0)
+        expect(readAs(nobody().uid, join(way, 'PG_VERSION'))).not.toBe(0)
+      }
+    })
+
+    it('takes a folder from nobody, once no server runs on it', async () => {
+      const first = await start()
+      await query(first.url, 'CREATE TABLE t (n int)')
+      await first.stop()
+      const own = await stat(clusterDir())
+      await handOverTree(clusterDir(), own, nobody())
+      const second = await start()
+      expect(await uidOf(second.pid)).toBe(own.uid)
+      expect((await stat(join(clusterDir(), 'base'))).uid).toBe(own.uid)
+      expect(await query(second.url, 'SELECT * FROM t')).toEqual([])
+    })
+
+    it('leaves a running server of nobody alone until it ends', async () => {
+      await (await start()).stop()
+      const own = await stat(clusterDir())
+      await handOverTree(clusterDir(), own, nobody())
+      const account = nobody()
+      const runtime = await prepareRuntime({ dataDir, account })
+      const placement = await placeCluster(clusterDir(), account)
+      const port = await freePort()
+      const serverLog = await openServerLog(join(dataDir, 'postgres.log'))
+      const given = serverSettings({ port, freeBytes: 1e9, totalMemoryBytes: 1e9, overrides: settings })
+      const left = await spawnServer({ runtime, placement, port, log: serverLog, settings: given })
+      expect(await waitUntilReady(left, await readPassword(dataDir))).toBe('ready')
+      const adopting = await start()
+      expect({ adopted: adopting.adopted, pid: adopting.pid }).toEqual({ adopted: true, pid: left.pid })
+      expect((await stat(clusterDir())).uid).toBe(account.uid)
+      await adopting.stop()
+      const next = await start()
+      expect(await uidOf(next.pid)).toBe(own.uid)
+    })
+
+    it('does not follow links: a cluster with its log elsewhere stays as it is, and says so', async () => {
+      await (await start()).stop()
+      const own = await stat(clusterDir())
+      await rename(join(clusterDir(), 'pg_wal'), join(base, 'wal'))
+      await symlink(join(base, 'wal'), join(clusterDir(), 'pg_wal'))
+      await handOverTree(clusterDir(), own, nobody())
+      await handOverTree(join(base, 'wal'), own, nobody())
+      const warned: string[] = []
+      const server = await startEmbedded({
+        ...{ dataDir, settings },
+        log: { ...log, warn: (_: object, message: string) => void warned.push(message) },
+      })
+      servers.push(server)
+      expect(await uidOf(server.pid)).toBe(nobody().uid)
+      expect(warned).toEqual([expect.stringContaining('by hand')])
+    })
+  })
+
   it('refuses a second start on a live folder, naming the holder, and does the first no harm', async () => {
     const holder = hold()
     const { url } = await holder.next()
@@ -208,7 +283,7 @@ describe('the embedded server', () => {
     const lines = (await readFile(file, 'utf8')).split('\n')
     await first.stop()
     // Of the account the server runs as: of any other, PostgreSQL itself would know better.
-    const account = await serverAccount(join(dataDir, 'postgres'))
+    const { account } = await serverAccounts(join(dataDir, 'postgres'))
     const stranger = spawn(process.platform === 'win32' ? 'timeout' : 'sleep', ['600'], { stdio: 'ignore', ...account })
     children.push(stranger)
     await writeFile(file, [String(stranger.pid), ...lines.slice(1)].join('\n'))

@@ -1,10 +1,11 @@
 /** The database's disk is full: refusals, no corruption, and it goes on when there is space. */
 import { spawnSync } from 'node:child_process'
-import { chmod, mkdir, mkdtemp, rm, statfs, writeFile } from 'node:fs/promises'
+import { appendFile, chmod, mkdir, mkdtemp, rm, statfs, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, expect, it } from 'vitest'
-import { type Answer, endAll, finishes, get, startServer, startTarget, submit, until } from './server-process.js'
+import { type Answer, endAll, finishes, get, startServer, startTarget, submit, until, untilReady } from './server-process.js'
 
 /** Mounts are made in a namespace of the server's own: nothing is left on the machine, whatever happens. */
 const canMount =
@@ -13,6 +14,17 @@ const canMount =
 if (!canMount) console.info('the disk-full test is left out: this account may not mount a tmpfs')
 
 afterEach(() => endAll())
+
+async function fill(file: string): Promise<void> {
+  for (;;) {
+    try {
+      await appendFile(file, Buffer.alloc(4_096))
+    } catch (fault) {
+      if (fault instanceof Error && 'code' in fault && fault.code === 'ENOSPC') return
+      throw fault
+    }
+  }
+}
 
 it.runIf(canMount)(
   'refuses while there is no space, and goes on when there is, with everything it had accepted',
@@ -55,8 +67,21 @@ it.runIf(canMount)(
     expect(Number(refused.headers.get('retry-after'))).toBeGreaterThanOrEqual(1)
     expect((await get(server, '/health')).status).toBe(200)
     expect((await get(server, '/metrics')).status).toBe(200)
+    // What was too large left some; now there is none for anybody.
+    await fill(join(inside, 'rest'))
+    const unready = await until('it is not ready', async () => {
+      const answer = await get(server, '/health/ready')
+      return answer.status === 503 && answer
+    })
+    expect(unready.body.checks.store).toMatchObject({ ok: false, detail: expect.stringContaining('disk space') })
+    // Without anybody who asks for work.
+    for (const end = performance.now() + 3_000; performance.now() < end; await delay(100)) {
+      expect((await get(server, '/health/ready')).status).toBe(503)
+    }
 
     await rm(join(inside, 'filler'))
+    await rm(join(inside, 'rest'))
+    await untilReady(server)
     await until(
       'work is accepted again',
       async () => note(await submit(server, `${target.origin}/after`, { queue: 'after' })).status < 300,

@@ -9,6 +9,7 @@ import { createServer, type IncomingMessage, type ServerResponse } from 'node:ht
 import type { AddressInfo } from 'node:net'
 import { setTimeout as delay } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
+import { inject } from 'vitest'
 
 export type Env = Readonly<Record<string, string>>
 
@@ -51,13 +52,23 @@ process.once('exit', () => {
   for (const child of living) child.kill('SIGKILL')
 })
 
+/** With SPILLWAY_TEST_POOLER: the run's database through its pooler. */
+function byWayOfPooler({ DATABASE_URL }: Env): Env {
+  const port = inject('poolerPort')
+  if (port === 0 || DATABASE_URL === undefined || !URL.canParse(DATABASE_URL)) return {}
+  const url = new URL(DATABASE_URL)
+  if (url.host !== new URL(inject('databaseUrl')).host) return {}
+  url.port = String(port)
+  return { DATABASE_URL: url.href }
+}
+
 function launch(env: Env, options: StartOptions) {
   if (!existsSync(program)) throw new Error('The program is not built: run `npm run build` first.')
   const [command = '', ...args] = [...(options.wrap ?? []), process.execPath, program, ...(options.args ?? ['serve'])]
   const { PATH = '', HOME = '/' } = process.env
   const child = spawn(command, args, {
     // Nothing of ours leaks in: an unknown SPILLWAY_ name would stop the start.
-    env: { PATH, HOME, ...(options.args === undefined && serveDefaults), ...env },
+    env: { PATH, HOME, ...(options.args === undefined && serveDefaults), ...env, ...byWayOfPooler(env) },
     stdio: ['ignore', 'pipe', 'pipe'],
   })
   living.add(child)
@@ -105,6 +116,10 @@ export async function startServer(env: Env, options: StartOptions = {}): Promise
     return ended
   }
   if (options.ready !== false) await untilReady({ origin })
+  // It is ready without a broker; a test that names one wants it.
+  if (options.ready !== false && env.NATS_URL !== undefined) {
+    await until('the broker is there', async () => (await get({ origin }, '/health')).body.checks.nats?.ok)
+  }
   return {
     origin,
     port: Number(new URL(origin).port),

@@ -21,24 +21,27 @@ export async function serve(
   const log = createLogger({ level: config.process.logLevel })
   for (const warning of warnings) log.warn({}, warning)
   const { runServer } = await import('../http/serve.js')
-  await runUntilSignal(() => runServer(config, log), {
-    signals: process,
-    exit: (code) => process.exit(code),
-    onStart: ({ address }) =>
-      terminal.err(
-        config.listen
-          ? greeting(address, {
-              isGateway: config.process.roles.includes('gateway'),
-              mayCallItself: config.operations.forwardAllow === null,
-            })
-          : workerGreeting,
-      ),
-    onSignal: (signal) => {
-      log.info({ signal, drainSeconds: config.server.drainSeconds }, 'draining; a second signal ends at once')
-    },
-  })
-  // Drained: whatever still holds the process open must not keep it. Unreferenced, so it fires only in that case.
-  setTimeout(() => process.exit(exitCodes.done), exitGraceMs).unref()
+  try {
+    await runUntilSignal(() => runServer(config, log), {
+      signals: process,
+      exit: (code) => process.exit(code),
+      onStart: ({ address }) =>
+        terminal.err(
+          config.listen
+            ? greeting(address, {
+                isGateway: config.process.roles.includes('gateway'),
+                mayCallItself: config.operations.forwardAllow === null,
+              })
+            : workerGreeting,
+        ),
+      onSignal: (signal) => {
+        log.info({ signal, drainSeconds: config.server.drainSeconds }, 'draining; a second signal ends at once')
+      },
+    })
+  } finally {
+    // Whatever still holds the process open must not keep it. Unreferenced, so it fires only in that case.
+    setTimeout(() => process.exit(), exitGraceMs).unref()
+  }
   return exitCodes.done
 }
 

@@ -15,6 +15,7 @@ function setting() {
     drained = resolve
   })
   const server = {
+    started: Promise.resolve(),
     close: async () => {
       say('close')
       await draining
@@ -74,8 +75,16 @@ describe('runUntilSignal', () => {
     expect(signals.listenerCount('SIGTERM')).toBe(0)
     const run = runUntilSignal(async () => {
       signals.emit('SIGINT')
-      return { close: () => Promise.reject(failure) }
+      return { started: Promise.resolve(), close: () => Promise.reject(failure) }
     }, options)
     await expect(run).rejects.toBe(failure)
+  })
+
+  it('closes what cannot start after all, and throws the reason', async () => {
+    const { events, server, options, drained } = setting()
+    drained()
+    const hopeless = { ...server, started: Promise.reject(new Error('the schema is newer')) }
+    await expect(runUntilSignal(async () => hopeless, options)).rejects.toThrow('the schema is newer')
+    expect(events).toEqual(['start', 'close'])
   })
 })

@@ -2,6 +2,8 @@ import type { EventEmitter } from 'node:events'
 import { constants } from 'node:os'
 
 export interface Closable {
+  /** Rejects when it cannot go on, which ends it. */
+  started: Promise<void>
   close(): Promise<void>
 }
 
@@ -15,7 +17,8 @@ export interface SignalOptions<S> {
 /**
  * States: starting → running → draining → closed. The first SIGINT or SIGTERM closes the server; one that comes while it
  * starts is kept until there is something to close, so that an embedded database is never left behind. A second one
- * ends the process at once, with the code that a shell gives a killed process (128 + the signal).
+ * ends the process at once, with the code that a shell gives a killed process (128 + the signal). A start that turns out to
+ * be hopeless closes the server too, and is thrown.
  */
 export async function runUntilSignal<S extends Closable>(
   start: () => Promise<S>,
@@ -42,8 +45,13 @@ export async function runUntilSignal<S extends Closable>(
   try {
     const server = await start()
     if (!signalled) onStart(server)
-    await stopped
+    const failed = server.started.then(
+      () => stopped,
+      (error: unknown) => ({ error }),
+    )
+    const end = await Promise.race([stopped, failed])
     await server.close()
+    if (end !== undefined) throw end.error
   } finally {
     for (const { signal, handler } of handlers) signals.off(signal, handler)
   }

@@ -85,6 +85,13 @@ export const settings = {
       default: null,
       meaning: 'PostgreSQL 15 or newer; unset, an embedded server is started in SPILLWAY_DATA_DIR',
     },
+    listenUrl: {
+      name: 'SPILLWAY_LISTEN_URL',
+      type: 'url',
+      protocols: ['postgres:', 'postgresql:'],
+      default: null,
+      meaning: 'direct address of the same database for LISTEN, if DATABASE_URL leads to a pooler in transaction mode',
+    },
     schema: {
       name: 'SPILLWAY_DB_SCHEMA',
       type: 'text',

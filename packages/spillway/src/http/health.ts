@@ -6,7 +6,9 @@ export interface CheckState {
   /** What is wrong, for people; no driver message. */
   detail?: string
   /** Without it work can still be accepted: it degrades health but does not end readiness. */
-  optional?: true
+  optional?: boolean
+  /** The routes that fail meanwhile. */
+  routes?: readonly string[]
 }
 
 export interface HealthDeps {
@@ -41,9 +43,7 @@ export function addHealth(app: App, deps: HealthDeps): void {
       status: current.every(([, { ok }]) => ok) ? 'healthy' : 'degraded',
       version: deps.version,
       uptime_seconds: Math.round(process.uptime()),
-      checks: Object.fromEntries(
-        current.map(([name, { ok, detail }]) => [name, detail === undefined ? { ok } : { ok, detail }]),
-      ),
+      checks: Object.fromEntries(current.map(([name, state]) => [name, shown(state)])),
     }
   }
 
@@ -83,4 +83,8 @@ export function addHealth(app: App, deps: HealthDeps): void {
       return text
     })
   }
+}
+
+function shown({ ok, detail, routes }: CheckState) {
+  return { ok, ...(detail !== undefined && { detail }), ...(!ok && routes !== undefined && { routes }) }
 }

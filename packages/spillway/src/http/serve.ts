@@ -52,10 +52,16 @@ import { routingDepsOf } from './routing-parts.js'
 export interface RunningServer {
   /** Origin, e.g. http://127.0.0.1:7745; empty when it does not listen. */
   address: string
+  /** Rejects when the start cannot succeed, however long it waits: the reason is told in the message. */
+  started: Promise<void>
   close(): Promise<void>
 }
 
 const closeGraceMs = 2_000
+
+const notReached = 'the database cannot be reached yet'
+const allRoutes = ['/api/v1/*', '/v1/*']
+const brokerRoutes = ['/api/v1/routes/decide', '/api/v1/routes/dead-letters']
 
 /** As a plain schema: what is sent is made by the mount, not typed by the route. */
 const submitSchema: FastifySchema = {
@@ -110,19 +116,29 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       metrics.httpDuration.labels(route).observe(durationMs / 1_000)
     },
   })
-  const store = (): CheckState =>
-    intake?.presence.isStoreAnswering === true ? { ok: true } : { ok: false, detail: 'the database does not answer' }
+  const store = (): CheckState => {
+    const fault = intake?.presence.isReady === true ? intake.store.acceptFault() : new Error(notReached)
+    return fault === null ? { ok: true } : { ok: false, detail: fault.message, routes: allRoutes }
+  }
   let broker: RouterBroker | null = null
   const nats = (): CheckState =>
     broker?.isConnected === true
       ? { ok: true }
-      : { ok: false, detail: `${broker?.trouble ?? 'NATS does not answer'}; decide is refused` }
+      : {
+          ok: false,
+          detail: `${broker?.trouble ?? 'NATS does not answer'}; decide is refused`,
+          routes: brokerRoutes,
+          // A router has nothing to do without it. All else is accepted, and done here or when it is back.
+          optional: config.process.roles.some((role) => role !== 'router'),
+        }
   let redisCheck: (() => CheckState) | null = null
   const redis = (): CheckState =>
     redisCheck?.() ?? { ok: false, optional: true, detail: 'not connected yet; streams are kept in the store' }
   addOpenApi(app, version)
   const accepting = (): CheckState =>
-    intake?.isDraining === true ? { ok: false, detail: 'this instance is shutting down' } : { ok: true }
+    intake?.isDraining === true
+      ? { ok: false, detail: 'this instance is shutting down', routes: allRoutes }
+      : { ok: true }
   addHealth(app, {
     version,
     checks: {
@@ -138,6 +154,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   const core = new Intake({
     store: postgresStore({
       url: server?.url ?? url ?? '',
+      ...(config.store.listenUrl !== null && { listenUrl: config.store.listenUrl }),
       schema: config.store.schema,
       poolMax: config.store.poolMax,
       timeoutMs: config.store.timeoutMs,
@@ -276,7 +293,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   generation.start()
   streams.start()
   const started = core.start()
-  started.catch((fault: unknown) => log.fatal({ err: fault }, 'the store cannot be used'))
+  started.catch((fault: unknown) => log.fatal({ err: fault }, 'the database cannot be used; this process ends'))
   // An embedded store is there: wait for it, so that the first request after the greeting is answered.
   if (server !== null) {
     await started.catch(async (fault: unknown) => {
@@ -284,7 +301,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       throw fault
     })
   }
-  return { address: origin, close }
+  return { address: origin, started, close }
 }
 
 function settingsOf(config: Config) {

@@ -51,6 +51,8 @@ export class Intake {
   readonly presence: Presence
   /** Who hears what `pg_notify` sends as `name:text` on the store's channel. A hint: it may be lost. */
   readonly notices = new Map<string, (text: string) => void>()
+  /** Called when such notices may have been lost. */
+  readonly onMissed = new Set<() => void>()
   readonly fleet = new FleetNumbers()
   readonly #definitions = new Map<string, Bound>()
   readonly #works: Works
@@ -132,6 +134,7 @@ export class Intake {
         else if (kind === 'cancel') void this.presence.beat()
         else this.#works.wake()
       },
+      missed: this.onMissed,
     })
   }
 

@@ -28,6 +28,8 @@ export interface PresenceOptions {
   onLost(): void
   onReady(): Promise<void>
   onWake(kind: string): void
+  /** Called when hints of others may have been lost. */
+  missed: Iterable<() => void>
 }
 
 const beatMs = 1_000
@@ -69,11 +71,6 @@ export class Presence {
     return this.#ready
   }
 
-  /** Whether the last heartbeat got through. */
-  get isStoreAnswering(): boolean {
-    return this.#ready && this.#fault === null
-  }
-
   /** Resolves when the store is there and this process is enlisted. Tries until then. */
   async start(): Promise<void> {
     for (let told = false; !this.#stopped; told = true) {
@@ -82,7 +79,12 @@ export class Presence {
         await this.#enlist()
         await this.#o.store.sweep(this.#o.retentionMs)
         await this.#o.onReady()
-        await this.#o.store.listen((kind) => this.#o.onWake(kind))
+        await this.#o.store.listen(
+          (kind) => this.#o.onWake(kind),
+          () => {
+            for (const missed of this.#o.missed) missed()
+          },
+        )
         this.#ready = true
         if (told) this.#o.log.info({}, 'the store is there')
         this.#sweepTimer = setInterval(() => void this.#sweep(), sweepMs * (0.9 + Math.random() * 0.2))

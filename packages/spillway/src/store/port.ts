@@ -379,6 +379,8 @@ export interface Store {
 
   enlist(worker: string, name: string, leaseMs: number): Promise<void>
   pulse(worker: string, leaseMs: number, running: Record<string, number>): Promise<Pulse>
+  /** Why nothing can be accepted right now; null when it can. The last known state: it asks nothing. */
+  acceptFault(): Error | null
   /** Ends one process whose lease ran out; null when there is none. */
   recover(): Promise<{ worker: string; name: string; lanes: number } | null>
   retire(worker: string): Promise<number>
@@ -448,7 +450,8 @@ export interface Store {
 
   /** Tells other processes that there is work; a hint, the pulse is the truth. */
   wake(kind: 'ready' | 'cancel'): Promise<void>
-  listen(onWake: (kind: string) => void): Promise<void>
+  /** `onMissed`: whatever was sent meanwhile may not have been heard; each second where nothing can be. */
+  listen(onWake: (kind: string) => void, onMissed?: () => void): Promise<void>
   poolState(): PoolState
   /** Milliseconds between this process's clock and the store's. */
   ping(): Promise<{ skewMs: number }>

@@ -7,6 +7,7 @@ import type { TestProject } from 'vitest/node'
 import { startEmbedded } from '../../src/store/embedded/index.js'
 import { postgresStore } from '../../src/store/postgres/store.js'
 import { administer } from './administer.js'
+import { type PgBouncer, startPgBouncer } from './pgbouncer.js'
 
 declare module 'vitest' {
   export interface ProvidedContext {
@@ -14,13 +15,36 @@ declare module 'vitest' {
     databaseUrl: string
     /** A database that is migrated already, to make copies of: migrating takes ten times as long as copying. */
     templateDatabase: string
+    /** Where servers under test find their database instead, by way of a pooler; 0 without one. */
+    poolerPort: number
   }
 }
 
 const silent = { info: () => undefined, warn: () => undefined, error: () => undefined }
 
-/** One server for the whole run: SPILLWAY_TEST_DATABASE_URL, or an embedded one in a folder that goes with it. */
+/**
+ * One server for the whole run: SPILLWAY_TEST_DATABASE_URL, or an embedded one in a folder that goes with it. With
+ * SPILLWAY_TEST_POOLER=session or transaction the servers under test reach it through a PgBouncer.
+ */
 export default async function setup(project: TestProject): Promise<() => Promise<void>> {
+  const stopDatabase = await setupDatabase(project)
+  const pooler = await startPooler(project.getProvidedContext().databaseUrl)
+  project.provide('poolerPort', pooler?.port ?? 0)
+  return async () => {
+    await pooler?.stop()
+    await stopDatabase()
+  }
+}
+
+async function startPooler(url: string): Promise<PgBouncer | undefined> {
+  const mode = process.env.SPILLWAY_TEST_POOLER
+  if (!mode) return undefined
+  if (mode !== 'session' && mode !== 'transaction') throw new Error(`SPILLWAY_TEST_POOLER is session or transaction`)
+  // In session mode each connection of a process needs a session of its own.
+  return startPgBouncer({ url, mode, poolSize: mode === 'session' ? 150 : 20 })
+}
+
+async function setupDatabase(project: TestProject): Promise<() => Promise<void>> {
   const given = process.env.SPILLWAY_TEST_DATABASE_URL
   if (given) {
     project.provide('databaseUrl', given)

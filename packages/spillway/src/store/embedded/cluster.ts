@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 import { chmod, chown, mkdir, open, readdir, readFile, rename, rm, writeFile } from 'node:fs/promises'
 import { userInfo } from 'node:os'
 import { join } from 'node:path'
-import { type Account, canReach } from './account.js'
+import { type Account, canReach, handOverTree, setupAccount } from './account.js'
 import type { Runtime } from './binaries.js'
 import { EmbeddedError, errnoOf } from './error.js'
 import { type Placement, runProgram } from './programs.js'
@@ -55,7 +55,8 @@ export async function createCluster(options: {
   runtime: Runtime
   account: Account | undefined
 }): Promise<void> {
-  const { dataDir, clusterDir, runtime, account } = options
+  const { dataDir, clusterDir, runtime, account: owner } = options
+  const account = owner && setupAccount(owner)
   if (!account) assertNamedUser()
   await removeDrafts(dataDir)
   const password = randomBytes(24).toString('base64url')
@@ -75,6 +76,7 @@ export async function createCluster(options: {
     } else {
       await runProgram(runtime.initdb, placement, [...args, `--pwfile=${passwordFile(dataDir)}`])
     }
+    if (account && owner && account.uid !== owner.uid) await handOverTree(draft, account, owner)
     await rename(draft, clusterDir)
     await syncFolder(dataDir)
   } finally {

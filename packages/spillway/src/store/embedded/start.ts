@@ -13,7 +13,7 @@ import { totalmem } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import type { Log } from '../postgres/connect.js'
-import { serverAccount } from './account.js'
+import { type Account, handOverTree, hasLinks, serverAccounts } from './account.js'
 import { prepareRuntime, type Runtime } from './binaries.js'
 import { clusterVersion, createCluster, placeCluster, readPassword } from './cluster.js'
 import { EmbeddedError } from './error.js'
@@ -94,8 +94,9 @@ export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedS
 }
 
 async function makeDataDir(dataDir: string): Promise<string> {
-  // As root the server's account must pass it; what is secret inside has modes of its own.
-  const mode = process.geteuid?.() === 0 ? 0o711 : 0o700
+  // As root the server's account must pass it, but for Linux, where placeCluster finds another way. What is secret inside has
+  // modes of its own.
+  const mode = process.geteuid?.() === 0 && process.platform !== 'linux' ? 0o711 : 0o700
   try {
     await mkdir(dataDir, { recursive: true, mode })
     return await realpath(dataDir)
@@ -106,7 +107,7 @@ async function makeDataDir(dataDir: string): Promise<string> {
 
 async function prepareSite(dataDir: string, options: EmbeddedOptions): Promise<Site> {
   const clusterDir = join(dataDir, 'postgres')
-  const account = await serverAccount(clusterDir)
+  const account = await settleAccount(clusterDir, options.log)
   const runtime = await prepareRuntime({ dataDir, account })
   if (!existsSync(clusterDir)) {
     options.log.info({ dataDir }, 'making the embedded PostgreSQL cluster')
@@ -131,6 +132,24 @@ async function prepareSite(dataDir: string, options: EmbeddedOptions): Promise<S
     log: options.log,
     settings: options.settings,
   }
+}
+
+/** A cluster that belongs to a shared account gets an account of its own, unless a server runs on it: that one keeps it. */
+async function settleAccount(clusterDir: string, log: Log): Promise<Account | undefined> {
+  const { account, from } = await serverAccounts(clusterDir)
+  if (account === undefined || from === undefined) return account
+  const file = await readPostmasterFile(clusterDir)
+  if (from.uid !== 0 && file && isPostmasterOf(file.pid, clusterDir)) return from
+  if (from.uid !== 0 && (await hasLinks(clusterDir))) {
+    log.warn(
+      { clusterDir, uid: from.uid },
+      `the embedded PostgreSQL runs as nobody, which others on this machine may share: its folder has links, so change the owner of it and of what they lead to by hand, to uid ${account.uid}`,
+    )
+    return from
+  }
+  await handOverTree(clusterDir, from, account)
+  log.info({ clusterDir, from: from.uid, to: account.uid }, 'the embedded PostgreSQL got an account of its own')
+  return account
 }
 
 /** A server that a killed process left behind is taken over; one that does not answer, or of other binaries, is stopped. */

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { parseInt8, parseInt8Array, parseTextArray, startupOptions } from './connect.js'
+import { parseInt8, parseInt8Array, parseTextArray } from './connect.js'
 
 describe('parseInt8', () => {
   it('gives numbers up to the safe limit and throws beyond it', () => {
@@ -62,11 +62,5 @@ describe('parseTextArray', () => {
     ['{"two\nlines",ä€😀}', ['two\nlines', 'ä€😀']],
   ])('reads %s', (text, values) => {
     expect(parseTextArray(text)).toEqual(values)
-  })
-})
-
-describe('startupOptions', () => {
-  it('escapes what the server would split at', () => {
-    expect(startupOptions({ jit: 'off', search_path: 'a, b\\c' })).toBe('-c jit=off -c search_path=a,\\ b\\\\c')
   })
 })

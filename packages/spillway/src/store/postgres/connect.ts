@@ -1,5 +1,7 @@
 import pg from 'pg'
 import { toStoreFault } from './faults.js'
+import type { Reach } from './reach.js'
+import { pinSql, type Settings } from './session.js'
 
 /** What this room needs of a logger; a pino logger is one. */
 export interface Log {
@@ -23,8 +25,10 @@ export interface PoolOptions {
   queryTimeoutMs?: number
   /** To get a connection, new or free. Default 2,000. */
   connectTimeoutMs?: number
-  /** Session settings for every connection, e.g. `{ jit: 'off' }`. */
-  options?: Readonly<Record<string, string>>
+  /** Keeps connections that are idle. Default: they are closed after a minute. */
+  keepIdle?: boolean
+  /** Pins the session settings, with these of its own, before the first statement of each connection that can keep them. */
+  pin?: { settings: Settings; reach(): Promise<Reach> }
   /** Where the loss of an idle connection is told. Default: nowhere; the next query shows it anyway. */
   log?: Log
 }
@@ -34,19 +38,27 @@ const KEEP_ALIVE_DELAY_MS = 10_000
 const IDLE_TIMEOUT_MS = 60_000
 
 export function openPool(options: PoolOptions): pg.Pool {
-  const { statementTimeoutMs, queryTimeoutMs, log } = options
+  const { statementTimeoutMs, queryTimeoutMs, pin, log } = options
+  const connectTimeoutMs = options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS
   const pool = new pg.Pool({
     connectionString: options.url,
     max: options.max,
     application_name: options.applicationName,
-    connectionTimeoutMillis: options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS,
-    idleTimeoutMillis: IDLE_TIMEOUT_MS,
+    connectionTimeoutMillis: connectTimeoutMs,
+    idleTimeoutMillis: options.keepIdle === true ? 0 : IDLE_TIMEOUT_MS,
     keepAlive: true,
     keepAliveInitialDelayMillis: KEEP_ALIVE_DELAY_MS,
     types: { getTypeParser },
     ...(statementTimeoutMs !== undefined && { statement_timeout: statementTimeoutMs }),
     ...(queryTimeoutMs !== undefined && { query_timeout: queryTimeoutMs }),
-    ...(options.options && { options: startupOptions(options.options) }),
+    // Awaited by the pool, which gives nobody a connection whose settings could not be pinned; its types do not say so.
+    ...(pin && {
+      onConnect: async (client: pg.ClientBase): Promise<void> => {
+        if ((await pin.reach()) === 'transaction') return
+        const query = { text: pinSql(pin.settings, { local: false }), query_timeout: connectTimeoutMs }
+        await client.query(query)
+      },
+    }),
   })
   // Without a listener the loss of an idle connection ends the process; the pool has already dropped it.
   pool.on('error', (error) => {
@@ -58,13 +70,6 @@ export function openPool(options: PoolOptions): pg.Pool {
   // nobody listens to ends the process; the statement that fails tells of the loss.
   pool.on('connect', (client) => client.on('error', () => undefined))
   return pool
-}
-
-/** The server splits at blanks and takes a backslash as the escape. */
-export function startupOptions(settings: Readonly<Record<string, string>>): string {
-  return Object.entries(settings)
-    .map(([name, value]) => `-c ${name}=${value.replace(/[\\\s]/g, '\\$&')}`)
-    .join(' ')
 }
 
 /**

@@ -3,6 +3,7 @@ import type { Log } from './connect.js'
 import { toStoreFault } from './faults.js'
 
 const reconnectDelayMs = 500
+const pollMs = 1_000
 
 export interface Listener {
   started: Promise<void>
@@ -63,5 +64,15 @@ export function listenOn({ url, channel, onNotice, onGap, log }: ListenOptions):
       clearTimeout(timer)
       await client?.end().catch(() => undefined)
     },
+  }
+}
+
+/** Where nothing can be heard, something may have been missed each second. */
+export function pollInstead(onGap: () => void): Listener {
+  const timer = setInterval(onGap, pollMs)
+  timer.unref()
+  return {
+    started: Promise.resolve(),
+    close: async () => clearInterval(timer),
   }
 }

@@ -1,13 +1,16 @@
 /**
  * Brings a schema to the version of the code. Numbered migrations run once each, in order, each in a transaction of its
- * own together with its record; a session-level advisory lock per schema lets one process work while the others wait.
- * A killed process loses lock and transaction with its connection, so there is nothing to repair.
+ * own together with its record. An advisory lock per schema, held by that transaction, lets one process work while the
+ * others wait; whoever gets it reads the record again, so that several may take turns. No lock belongs to a session: behind
+ * a pooler in transaction mode the next transaction may be in another one. A killed process loses lock and transaction with
+ * its connection, so there is nothing to repair.
  */
 import { createHash } from 'node:crypto'
 import { setTimeout as delay } from 'node:timers/promises'
 import pg from 'pg'
 import type { Log } from './connect.js'
 import { toStoreFault } from './faults.js'
+import { beginSql, pinSql } from './session.js'
 
 export interface Migration {
   /** 1, 2, 3, … without gaps. */
@@ -74,11 +77,11 @@ export async function migrate(options: MigrateOptions & MigrateTarget): Promise<
   checkList(options.migrations)
   return withClient(options, async (client) => {
     await checkServer(client)
-    await takeLock(client, options)
-    try {
-      return await applyPending(client, options)
-    } finally {
-      await client.query('SELECT pg_advisory_unlock($1::bigint)', [lockKey(options.schema)])
+    let from: number | undefined
+    for (;;) {
+      const applied = await withLock(client, options, () => applyNext(client, options))
+      from ??= applied
+      if (applied === options.migrations.length) return { from, to: applied }
     }
   })
 }
@@ -145,23 +148,29 @@ async function checkServer(client: pg.ClientBase): Promise<void> {
   )
   const [server] = rows
   if (!server || server.number < SERVER_VERSION_MIN) {
-    throw new MigrationError('server_version', `PostgreSQL 15 or newer is needed; this server is ${server?.version}`)
+    throw new MigrationError('server_version', `PostgreSQL 15 or newer is needed, and this server is ${server?.version}; upgrade it, or set DATABASE_URL to another one`)
   }
   if (server.encoding !== 'UTF8') {
-    throw new MigrationError('server_encoding', `the database must be in UTF8; this one is in ${server.encoding}`)
+    throw new MigrationError('server_encoding', `the database must be in UTF8, and this one is in ${server.encoding}; make one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and set DATABASE_URL to it`)
   }
 }
 
-/** Polled, not waited for in the server: a blocked statement could neither report progress nor respect a pool's timeout. */
-async function takeLock(client: pg.ClientBase, options: MigrateOptions): Promise<void> {
+/**
+ * Runs `use` in a transaction that holds the lock. Polled, not waited for in the server: a blocked statement could neither
+ * report progress nor respect a pool's timeout.
+ */
+async function withLock<T>(client: pg.ClientBase, options: MigrateOptions, use: () => Promise<T>): Promise<T> {
   const waitMs = options.lockWaitMs ?? LOCK_WAIT_DEFAULT_MS
   const began = performance.now()
   let reportAt = began
   for (;;) {
-    const { rows } = await client.query<{ taken: boolean }>('SELECT pg_try_advisory_lock($1::bigint) AS taken', [
-      lockKey(options.schema),
-    ])
-    if (rows[0]?.taken) return
+    const done = await inTransaction(client, async () => {
+      const { rows } = await client.query<{ taken: boolean }>('SELECT pg_try_advisory_xact_lock($1::bigint) AS taken', [
+        lockKey(options.schema),
+      ])
+      return rows[0]?.taken === true ? { value: await use() } : null
+    })
+    if (done !== null) return done.value
     const now = performance.now()
     if (now - began >= waitMs) {
       throw new MigrationError(
@@ -178,23 +187,33 @@ async function takeLock(client: pg.ClientBase, options: MigrateOptions): Promise
   }
 }
 
-async function applyPending(
-  client: pg.ClientBase,
-  { schema, migrations, log }: MigrateOptions,
-): Promise<{ from: number; to: number }> {
+async function inTransaction<T>(client: pg.ClientBase, use: () => Promise<T>): Promise<T> {
+  await client.query(`${beginSql}; ${pinSql({}, { local: true })}`)
+  try {
+    const result = await use()
+    await client.query('COMMIT')
+    return result
+  } catch (error) {
+    // With the connection gone the server rolls back by itself.
+    if (error instanceof MigrationError || toStoreFault(error).code !== 'unavailable') await client.query('ROLLBACK')
+    throw error
+  }
+}
+
+/** Applies the first that is missing, if any; answers how many there were before. */
+async function applyNext(client: pg.ClientBase, { schema, migrations, log }: MigrateOptions): Promise<number> {
   await ensureRecord(client, schema)
   const { rows: applied } = await client.query<Applied>(
     `SELECT version, name, checksum FROM ${pg.escapeIdentifier(schema)}.migrations ORDER BY version`,
   )
   compare(applied, migrations)
-  const from = applied.length
-  for (const migration of migrations.slice(from)) {
-    const began = performance.now()
-    await applyOne(client, schema, migration)
-    const { version, name } = migration
-    log.info({ schema, version, name, durationMs: Math.round(performance.now() - began) }, 'migration applied')
-  }
-  return { from, to: migrations.length }
+  const migration = migrations[applied.length]
+  if (migration === undefined) return applied.length
+  const began = performance.now()
+  await applyOne(client, schema, migration)
+  const { version, name } = migration
+  log.info({ schema, version, name, durationMs: Math.round(performance.now() - began) }, 'migration applied')
+  return applied.length
 }
 
 async function ensureRecord(client: pg.ClientBase, schema: string): Promise<void> {
@@ -219,18 +238,18 @@ export function compare(applied: readonly Applied[], migrations: readonly Migrat
   if (newest && newest.version > migrations.length) {
     throw new MigrationError(
       'newer',
-      `the schema is at version ${newest.version} (${newest.name}), this code knows up to ${migrations.length}; run the newer release`,
+      `the schema is at version ${newest.version} (${newest.name}), this program knows up to ${migrations.length}; run the newer release that made it, or restore a backup from before`,
     )
   }
   applied.forEach((record, index) => {
     const migration = migrations[index]
     if (!migration || record.version !== migration.version) {
-      throw new MigrationError('edited', `the record of applied migrations misses version ${index + 1}`)
+      throw new MigrationError('edited', `the record of applied migrations misses version ${index + 1}; restore it from a backup`)
     }
     if (record.checksum !== checksumOf(migration)) {
       throw new MigrationError(
         'edited',
-        `migration ${migration.version} (${migration.name}) was changed after it was applied; put its text back and add a new migration`,
+        `migration ${migration.version} (${migration.name}) is not the one that was applied to this schema; run the release that made it, or put the text of the migration back and add a new one`,
       )
     }
   })
@@ -238,7 +257,6 @@ export function compare(applied: readonly Applied[], migrations: readonly Migrat
 
 async function applyOne(client: pg.ClientBase, schema: string, migration: Migration): Promise<void> {
   const { version, name, sql } = migration
-  await client.query('BEGIN')
   try {
     await client.query(
       `SET LOCAL search_path TO ${pg.escapeIdentifier(schema)};
@@ -250,12 +268,9 @@ async function applyOne(client: pg.ClientBase, schema: string, migration: Migrat
       `INSERT INTO ${pg.escapeIdentifier(schema)}.migrations (version, name, checksum) VALUES ($1, $2, $3)`,
       [version, name, checksumOf(migration)],
     )
-    await client.query('COMMIT')
   } catch (error) {
     const fault = toStoreFault(error)
-    // With the connection gone the server rolls back by itself.
     if (fault.code === 'unavailable') throw fault
-    await client.query('ROLLBACK')
     throw new MigrationError('failed', `migration ${version} (${name}) failed and was rolled back`, { cause: fault })
   }
 }

@@ -1,24 +1,32 @@
 import { setTimeout as delay } from 'node:timers/promises'
 import type pg from 'pg'
-import type { Accepted, Decided, OpenTx, Pulse, Store, StoredAnswer, Tx } from '../port.js'
+import type { Accepted, Decided, Store, StoredAnswer, Tx } from '../port.js'
 import { accept, acceptSql, acceptWithEffect, applyWithin, effectSql, parts } from './accept.js'
+import { AcceptProbe } from './accept-probe.js'
 import { type Log, openPool, type PoolOptions } from './connect.js'
 import { changeConnections } from './connections.js'
-import { StoreFault, toStoreFault } from './faults.js'
+import { StoreFault } from './faults.js'
 import { ledgerStatements } from './ledger.js'
-import { type Listener, listenOn } from './listen.js'
+import { type Listener, listenOn, pollInstead } from './listen.js'
 import { migrate } from './migrate.js'
 import { migrations } from './migrations/index.js'
+import { type QueryConfig, queryPinned, type Result } from './pinned-query.js'
+import { type PulseRow, toPulse } from './pulse.js'
+import { findReach, type Reach } from './reach.js'
 import { type Renewable, renewable } from './renewable.js'
+import { pinSql, type Settings } from './session.js'
 import { laneDepths, standing } from './standing.js'
 import { claimSql, type QueryRows, settleSql, settleValues, step, stepSql } from './step.js'
 import { StreamBell } from './stream-bell.js'
 import { appendSettings, PostgresStreamLog } from './stream-log.js'
 import { postgresStreamRegistry } from './stream-registry.js'
 import { deadLetter, deadLetterIds, finishedTickets, listDeadLetters, listTickets, stats, ticket } from './tickets.js'
+import { openTx } from './transaction.js'
 
 export interface PostgresOptions {
   url: string
+  /** A direct address of the same database for LISTEN, where `url` leads to a pooler that cannot carry it. */
+  listenUrl?: string
   /** Default `spillway`. */
   schema?: string
   /** Connections for reads and handlers' transactions. Default 10; a few more are reserved for accepting and settling. */
@@ -37,9 +45,12 @@ const sweepTimeoutMs = 120_000
 /** How long a handler waits for a connection; its own timeout may be shorter. */
 const txConnectTimeoutMs = 30_000
 const sweepRows = 10_000
-/** A handler's timer may fire late; the database is not to be quicker than it. */
-const idleGraceMs = 2_000
 const shortMax = 4
+
+/** Nobody waits for a hint to be on the disk. */
+const bellSettings: Settings = { synchronous_commit: 'off' }
+const localPins = pinSql({}, { local: true })
+const streamPins = pinSql(appendSettings, { local: true })
 
 const quote = (name: string): string => `"${name.replaceAll('"', '""')}"`
 
@@ -49,21 +60,41 @@ export function postgresStore(options: PostgresOptions): Store {
   const channel = `spillway_${options.schema ?? 'spillway'}`
   const poolMax = options.poolMax ?? 10
   const readsMax = Math.max(1, Math.floor(poolMax / 3))
+  const log = options.log ?? silent
+  let reach: Reach | undefined
+  let finding: Promise<Reach> | undefined
+  /** Found out once, by whoever asks first; a database that is away is asked again. */
+  const findOut = (): Promise<Reach> => {
+    finding ??= findReach(options.url).then(
+      (found) => {
+        if (found !== 'direct') log.info({ pooler: found }, `the database is reached through a pooler in ${found} mode`)
+        reach = found
+        return found
+      },
+      (fault: unknown) => {
+        finding = undefined
+        throw fault
+      },
+    )
+    return finding
+  }
   const open = (max: number, purpose: string, queryTimeoutMs: number, more: Partial<PoolOptions> = {}): pg.Pool =>
     openPool({
       url: options.url,
       max,
       applicationName: `spillway ${purpose}`,
       ...(queryTimeoutMs > 0 && { queryTimeoutMs }),
+      pin: { settings: {}, reach: findOut },
       ...more,
-      options: { jit: 'off', ...more.options },
       ...(options.log && { log: options.log }),
     })
+  const withSettings = (settings: Settings): Partial<PoolOptions> => ({ pin: { settings, reach: findOut } })
   // Work that releases work must never wait behind work that brings more: each kind has connections of its own.
   const pools = {
     accept: renewable(() => open(3, 'accept', timeoutMs)),
     work: renewable(() => open(4, 'work', workTimeoutMs)),
-    pulse: renewable(() => open(1, 'pulse', timeoutMs)),
+    // An idle process beats over the connections of accepting; this one is to be there when those are not.
+    pulse: renewable(() => open(1, 'pulse', timeoutMs, { keepIdle: true })),
     take: renewable(() => open(2, 'take', timeoutMs)),
     release: renewable(() => open(2, 'release', timeoutMs)),
     reads: renewable(() => open(readsMax, 'reads', timeoutMs)),
@@ -73,31 +104,30 @@ export function postgresStore(options: PostgresOptions): Store {
     short: renewable(() => open(shortMax, 'short', timeoutMs)),
     sweep: renewable(() => open(1, 'sweep', sweepTimeoutMs)),
     // Opened with the first stream.
-    append: renewable(() => open(2, 'streams append', timeoutMs, { options: appendSettings })),
-    streams: renewable(() => open(3, 'streams', timeoutMs, { options: appendSettings })),
-    bell: renewable(() => open(1, 'streams bell', timeoutMs, { options: { synchronous_commit: 'off' } })),
+    append: renewable(() => open(2, 'streams append', timeoutMs, withSettings(appendSettings))),
+    streams: renewable(() => open(3, 'streams', timeoutMs, withSettings(appendSettings))),
+    bell: renewable(() => open(1, 'streams bell', timeoutMs, withSettings(bellSettings))),
+  }
+  const ask = async <Row>(connections: Renewable, config: QueryConfig, pins = localPins): Promise<Result<Row>> => {
+    const pool = connections.current
+    try {
+      if ((reach ?? (await findOut())) === 'transaction') return await queryPinned(pool, config, pins)
+      const name = prepared.get(config.text)
+      const answer: unknown = await pool.query(name === undefined ? config : { ...config, name })
+      return answer as Result<Row>
+    } catch (error) {
+      throw connections.judge(pool, error)
+    }
   }
   const runner =
-    (connections: Renewable): Tx['query'] =>
-    async (text, values) => {
-      const name = prepared.get(text)
-      const pool = connections.current
-      try {
-        return await pool.query({ text, ...(values && { values: [...values] }), ...(name !== undefined && { name }) })
-      } catch (error) {
-        throw connections.judge(pool, error)
-      }
-    }
-  const rows: QueryRows = async (text, values) => {
-    const name = prepared.get(text)
-    const pool = pools.work.current
-    try {
-      const config = { text, values: [...values], rowMode: 'array' as const, ...(name !== undefined && { name }) }
-      return (await pool.query<unknown[]>(config)).rows
-    } catch (error) {
-      throw pools.work.judge(pool, error)
-    }
-  }
+    (connections: Renewable, pins?: string): Tx['query'] =>
+    (text, values) =>
+      ask(connections, { text, ...(values && { values: [...values] }) }, pins)
+  const rows: QueryRows = async (text, values) =>
+    (await ask<unknown[]>(pools.work, { text, values: [...values], rowMode: 'array' })).rows
+  /** The settings that a transaction has to bring along; null where its connection has them. */
+  const pinsOfTx = async (): Promise<string | null> =>
+    (reach ?? (await findOut())) === 'transaction' ? localPins : null
   const sql = { accept: acceptSql(s), step: stepSql(s), settle: settleSql(s), claim: claimSql(s) }
   const prepared = new Map(Object.entries(sql).map(([name, text]) => [text, `spillway_${name}`]))
   const effectOf = (name: string, values: number): string => {
@@ -112,8 +142,14 @@ export function postgresStore(options: PostgresOptions): Store {
       if (!prepared.has(text)) prepared.set(text, `spillway_own_${prepared.size}`)
       return query(text, values)
     }
+  const probe = new AcceptProbe()
+  const accepting = runner(pools.accept)
   const on = {
-    accept: runner(pools.accept),
+    accept: (async (text, values) => {
+      const answer = await accepting(text, values)
+      probe.proven()
+      return answer
+    }) as Tx['query'],
     work: runner(pools.work),
     pulse: runner(pools.pulse),
     reads: runner(pools.reads),
@@ -138,14 +174,14 @@ export function postgresStore(options: PostgresOptions): Store {
         url: options.url,
         schema: options.schema ?? 'spillway',
         migrations,
-        log: options.log ?? silent,
+        log,
       }),
 
     accept: (items, context) =>
       slowly(() => accept(on.accept, sql.accept, items, context, { part: parts.accept, apply: false })),
     acceptAndApply: (items, context, effect) =>
       slowly(async () => {
-        const tx = await openTx(pools.accept.current, timeoutMs)
+        const tx = await openTx(pools.accept.current, timeoutMs, await pinsOfTx())
         try {
           const accepted = await accept(tx.query, sql.accept, items, context, { part: parts.apply, apply: true })
           const decided = decidedOf(accepted)
@@ -158,6 +194,7 @@ export function postgresStore(options: PostgresOptions): Store {
           })
           if (keyed.length > 0) await answerKeys(tx.query, keyed)
           await tx.commit()
+          probe.proven()
           return accepted
         } catch (error) {
           await tx.rollback()
@@ -208,7 +245,7 @@ export function postgresStore(options: PostgresOptions): Store {
       const connections = of === 'handlers' ? pools.tx : pools.short
       const pool = connections.current
       try {
-        return await openTx(pool, longestMs)
+        return await openTx(pool, longestMs, await pinsOfTx())
       } catch (error) {
         throw connections.judge(pool, error)
       }
@@ -222,13 +259,15 @@ export function postgresStore(options: PostgresOptions): Store {
       await on.pulse(`SELECT ${s}.enlist($1, $2, $3)`, [worker, name, leaseMs])
     },
     pulse: async (worker, leaseMs, running) => {
-      const { rows } = await on.pulse<PulseRow>(`SELECT * FROM ${s}.pulse($1, $2, $3)`, [
-        worker,
-        leaseMs,
-        JSON.stringify(running),
-      ])
+      const values = [worker, leaseMs, JSON.stringify(running)]
+      const beat = `${s}.pulse($1, $2, $3)`
+      const { rows } = await probe.beat(
+        () => on.accept<PulseRow>(`SELECT p.* FROM ${s}.space_check() c, ${beat} p`, values),
+        () => on.pulse<PulseRow>(`SELECT * FROM ${beat}`, values),
+      )
       return toPulse(rows[0])
     },
+    acceptFault: () => probe.fault,
     recover: async () => {
       const { rows } = await on.work<{ worker: string; name: string; lanes: number }>(`SELECT * FROM ${s}.recover()`)
       return rows[0] ?? null
@@ -298,23 +337,35 @@ export function postgresStore(options: PostgresOptions): Store {
     wake: async (kind) => {
       await on.pulse('SELECT pg_notify($1, $2)', [channel, kind])
     },
-    listen: async (onWake) => {
+    listen: async (onWake, onMissed) => {
       const streams = 'streams:'
+      const missed = (): void => {
+        streamLog?.heard(null)
+        onMissed?.()
+      }
+      if (options.listenUrl === undefined && (reach ?? (await findOut())) === 'transaction') {
+        log.warn(
+          {},
+          'the pooler cannot carry LISTEN: polling each second; set SPILLWAY_LISTEN_URL to a direct address of the database for quicker wake-ups',
+        )
+        listener = pollInstead(missed)
+        return
+      }
       listener = listenOn({
-        url: options.url,
+        url: options.listenUrl ?? options.url,
         channel,
         onNotice: (kind) => (kind.startsWith(streams) ? streamLog?.heard(kind.slice(streams.length)) : onWake(kind)),
-        onGap: () => streamLog?.heard(null),
-        log: options.log ?? silent,
+        onGap: missed,
+        log,
       })
       await listener.started
     },
     streams: ({ retentionMs, longestMs }) => {
       if (streamLog !== undefined) throw new Error('the streams of this store are in use already')
-      const query = preparing(runner(pools.streams))
-      const bell = new StreamBell({ query: preparing(runner(pools.bell)), channel })
+      const query = preparing(runner(pools.streams, streamPins))
+      const bell = new StreamBell({ query: preparing(runner(pools.bell, pinSql(bellSettings, { local: true }))), channel })
       const append: Tx['query'] = (text, values) => slowly(() => appending(text, values))
-      const appending = preparing(runner(pools.append))
+      const appending = preparing(runner(pools.append, streamPins))
       streamLog = new PostgresStreamLog({ append, read: query, bell, schema: s })
       const registry = postgresStreamRegistry({
         ...{ query, sweep: on.sweep, bell, schema: s },
@@ -379,100 +430,3 @@ function inTime<T>(promise: Promise<T>, ms: number): Promise<T> {
 }
 
 const silent: Log = { info: () => undefined, warn: () => undefined, error: () => undefined }
-
-interface PulseRow extends Record<string, unknown> {
-  alive: boolean
-  waiting: boolean
-  next_due_ms: number | null
-  oldest_ms: number
-  held: Record<string, number> | null
-  running: Record<string, number> | null
-  gates: Pulse['gates'] | null
-  halts: Pulse['halts'] | null
-  cancels: string[] | null
-  lost: number
-}
-
-function toPulse(row: PulseRow | undefined): Pulse {
-  if (row === undefined) throw new Error('pulse answered without a row')
-  const { '!dead': deadLetters = 0, ...held } = row.held ?? {}
-  return {
-    alive: row.alive,
-    waiting: row.waiting,
-    nextDueMs: row.next_due_ms,
-    oldestMs: row.oldest_ms,
-    held,
-    running: row.running ?? {},
-    deadLetters,
-    gates: row.gates ?? [],
-    halts: row.halts ?? [],
-    cancels: row.cancels ?? [],
-    lostWorkers: row.lost,
-  }
-}
-
-/**
- * `timeoutMs` bounds each statement here, and in the database the time between two of them: a client that vanished without
- * a word would else hold its locks for as long as TCP takes to notice, which may be hours.
- */
-async function openTx(pool: pg.Pool, timeoutMs: number): Promise<OpenTx> {
-  let client: pg.PoolClient | undefined
-  let running = 0
-  let broken = false
-  // Between two statements nobody else listens, and an error event without a listener ends the process. The next
-  // statement tells the caller.
-  const onLoss = (): void => {
-    broken = true
-  }
-  const query: Tx['query'] = async (text, values) => {
-    if (client === undefined) throw new Error('the transaction has ended')
-    running++
-    try {
-      const config = { text, query_timeout: timeoutMs, ...(values && { values: [...values] }) }
-      return await client.query(config)
-    } catch (error) {
-      const fault = toStoreFault(error)
-      broken ||= fault.code === 'timeout' || fault.code === 'unavailable'
-      throw fault
-    } finally {
-      running--
-    }
-  }
-  const end = (destroy: boolean): void => {
-    client?.off('error', onLoss)
-    client?.release(destroy || broken)
-    client = undefined
-  }
-  try {
-    client = await pool.connect()
-    client.on('error', onLoss)
-    await query(`BEGIN; SET LOCAL idle_in_transaction_session_timeout = ${Math.round(timeoutMs + idleGraceMs)}`)
-  } catch (error) {
-    end(true)
-    throw toStoreFault(error)
-  }
-  return {
-    query,
-    commit: async () => {
-      try {
-        await query('COMMIT')
-        end(false)
-      } catch (error) {
-        end(true)
-        throw error
-      }
-    },
-    rollback: async () => {
-      if (client === undefined) return
-      // A query that still runs, e.g. of a handler that was given up, must not use a connection of the next one.
-      if (running > 0 || broken) return end(true)
-      try {
-        await query('ROLLBACK')
-        end(false)
-      } catch {
-        // The connection is broken, which ends the transaction all the same.
-        end(true)
-      }
-    },
-  }
-}

@@ -71,7 +71,8 @@ export class Policies {
     this.loaded = new Promise((resolve) => {
       this.#tellLoaded = resolve
     })
-    options.intake.onNotice(notice, () => void this.refresh())
+    const refresh = (): void => void this.refresh()
+    options.intake.onNotice(notice, refresh, refresh)
   }
 
   /** What to decide with. Always the same object. */

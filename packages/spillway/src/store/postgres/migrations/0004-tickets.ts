@@ -217,6 +217,18 @@ BEGIN
   RETURN v_out;
 END $$;
 
+-- Fails when the disk is full (53100). Updating a row does not: there is room in its page, and in the log. Growing a file does,
+-- so 1 MB, which is more than the statement may keep in memory, goes to a file that is gone afterwards: about 1 ms.
+CREATE FUNCTION space_check() RETURNS void LANGUAGE plpgsql SET work_mem = '64kB' SET temp_tablespaces = '' AS $$
+DECLARE
+  v_count bigint;
+BEGIN
+  WITH x AS MATERIALIZED (SELECT repeat('x', 8000) FROM generate_series(1, 128)) SELECT count(*) FROM x INTO v_count;
+EXCEPTION WHEN configuration_limit_exceeded THEN
+  -- temp_file_limit is below that: nothing can be said of the disk.
+  NULL;
+END $$;
+
 -- History comes and goes by whole partitions. Returns what was swept.
 CREATE FUNCTION sweep(p_retention_ms bigint, p_rows int) RETURNS TABLE (partitions_made int, partitions_dropped int, keys int, rate_rows int, lanes int) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

@@ -1,0 +1,74 @@
+/**
+ * Whether a write can be accepted right now. What accepting needs is a connection of its pool, a server that writes, and
+ * disk space, so that is what is tried, once a second:
+ *
+ *   an accept has just committed ──► proven, nothing is asked
+ *   else ──► the heartbeat goes over a connection of accepting, behind a look for disk space
+ *              committed ──► proven
+ *              failed, or late ──► over its own connection, as if nothing had been tried: a lease never depends on the probe
+ *
+ * Two failures in a row, with no commit between them, and writes cannot be accepted; one commit, and they can. The heartbeat
+ * is what is asked because it writes and commits each second anyway: an idle process asks nothing more than that.
+ */
+import { type StoreFault, toStoreFault } from './faults.js'
+
+/** Younger than this, a commit is proof enough. Less than the time between two heartbeats. */
+const freshMs = 800
+/** The heartbeat waits no longer for the probe. */
+const patienceMs = 250
+const failuresMax = 2
+
+export class AcceptProbe {
+  readonly #now: () => number
+  #provenAt = Number.NEGATIVE_INFINITY
+  #failures = 0
+  #fault: StoreFault | null = null
+  #isAsking = false
+
+  constructor(now: () => number = () => performance.now()) {
+    this.#now = now
+  }
+
+  /** Null while writes can be accepted. */
+  get fault(): StoreFault | null {
+    return this.#failures >= failuresMax ? this.#fault : null
+  }
+
+  /** Something was committed over a connection of accepting. */
+  proven(): void {
+    this.#provenAt = this.#now()
+    this.#failures = 0
+    this.#fault = null
+  }
+
+  async beat<T>(overAccept: () => Promise<T>, overOwn: () => Promise<T>): Promise<T> {
+    if (this.#isAsking || this.#now() - this.#provenAt < freshMs) return overOwn()
+    let timer: NodeJS.Timeout | undefined
+    const late = new Promise<null>((resolve) => {
+      timer = setTimeout(() => resolve(null), patienceMs)
+    })
+    const told = await Promise.race([this.#ask(overAccept), late])
+    clearTimeout(timer)
+    return told === null ? overOwn() : told.value
+  }
+
+  async #ask<T>(overAccept: () => Promise<T>): Promise<{ value: T } | null> {
+    this.#isAsking = true
+    const askedAt = this.#now()
+    try {
+      const value = await overAccept()
+      this.proven()
+      return { value }
+    } catch (error) {
+      const fault = toStoreFault(error)
+      // Losing against another transaction says nothing; neither does a failure that a commit has overtaken.
+      if (fault.code !== 'conflict' && this.#provenAt < askedAt) {
+        this.#failures++
+        this.#fault = fault
+      }
+      return null
+    } finally {
+      this.#isAsking = false
+    }
+  }
+}

@@ -1,0 +1,109 @@
+/**
+ * A statement behind a pooler in transaction mode: `BEGIN`, the settings, the statement and `COMMIT` with one Sync at their
+ * end, so that all of it is one round trip and one transaction, on one session. The driver sends one query at a time and
+ * waits for it; this is a query to it that happens to have four parts, of which it sees the answer of the third.
+ *
+ * An error in any part makes the server skip the rest up to the Sync and leaves a failed transaction, which `queryPinned`
+ * ends before the connection is given back.
+ */
+import pg from 'pg'
+import { toStoreFault } from './faults.js'
+import { beginSql } from './session.js'
+
+/** What the driver's Query has and its types do not name; fixed in the pinned version. */
+interface DriverConnection {
+  stream: { cork(): void; uncork(): void }
+  parse(message: { text: string }): void
+  bind(message: object): void
+  execute(message: object): void
+  sync(): void
+}
+interface DriverQuery {
+  handleDataRow(message: unknown): void
+  handleCommandComplete(message: unknown, connection: DriverConnection): void
+  prepare(connection: DriverConnection): void
+}
+type Done = (error: Error | null | undefined, result?: unknown) => void
+const Query = pg.Query as unknown as new (config: QueryConfig, values: undefined, done: Done) => DriverQuery
+
+export interface QueryConfig {
+  text: string
+  values?: unknown[]
+  rowMode?: 'array'
+}
+
+export interface Result<Row> {
+  rows: Row[]
+  rowCount: number | null
+}
+
+/** The statement's place among what is executed: BEGIN, the settings, the statement, COMMIT. */
+const ours = 2
+
+class PinnedQuery extends Query {
+  readonly #pins: string
+  #part = 0
+
+  constructor(config: QueryConfig, pins: string, done: Done) {
+    super(config, undefined, done)
+    this.#pins = pins
+  }
+
+  submit(connection: DriverConnection): null {
+    connection.stream.cork()
+    try {
+      execute(connection, beginSql)
+      execute(connection, this.#pins)
+      this.prepare(connection)
+    } finally {
+      connection.stream.uncork()
+    }
+    return null
+  }
+
+  /** Called by `prepare`, with the statement bound and described. */
+  _getRows(connection: DriverConnection): void {
+    connection.execute({ portal: '' })
+    execute(connection, 'COMMIT')
+    connection.sync()
+  }
+
+  override handleDataRow(message: unknown): void {
+    if (this.#part === ours) super.handleDataRow(message)
+  }
+
+  override handleCommandComplete(message: unknown, connection: DriverConnection): void {
+    if (this.#part++ === ours) super.handleCommandComplete(message, connection)
+  }
+}
+
+function execute(connection: DriverConnection, text: string): void {
+  connection.parse({ text })
+  connection.bind({})
+  connection.execute({})
+}
+
+/** `pins`: of `pinSql`, local. */
+export async function queryPinned<Row>(pool: pg.Pool, config: QueryConfig, pins: string): Promise<Result<Row>> {
+  const client = await pool.connect()
+  let result: Result<Row>
+  try {
+    result = await new Promise((resolve, reject) => {
+      const done: Done = (error, answer) => (error ? reject(error) : resolve(answer as Result<Row>))
+      const query: pg.Submittable = new PinnedQuery(config, pins, done) as never
+      client.query(query)
+    })
+  } catch (error) {
+    const { code } = toStoreFault(error)
+    if (code === 'unavailable' || code === 'timeout') client.release(true)
+    // Without the rollback the pooler would have to throw the session away.
+    else
+      await client.query('ROLLBACK').then(
+        () => client.release(),
+        () => client.release(true),
+      )
+    throw error
+  }
+  client.release()
+  return result
+}

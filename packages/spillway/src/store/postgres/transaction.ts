@@ -1,0 +1,75 @@
+import type pg from 'pg'
+import type { OpenTx, Tx } from '../port.js'
+import { toStoreFault } from './faults.js'
+import { beginSql } from './session.js'
+
+/** A handler's timer may fire late; the database is not to be quicker than it. */
+const idleGraceMs = 2_000
+
+/**
+ * `timeoutMs` bounds each statement here, and in the database the time between two of them: a client that vanished without
+ * a word would else hold its locks for as long as TCP takes to notice, which may be hours. `pins`: settings for this
+ * transaction alone, where the connection cannot keep them.
+ */
+export async function openTx(pool: pg.Pool, timeoutMs: number, pins: string | null): Promise<OpenTx> {
+  let client: pg.PoolClient | undefined
+  let running = 0
+  let broken = false
+  // Between two statements nobody else listens, and an error event without a listener ends the process. The next
+  // statement tells the caller.
+  const onLoss = (): void => {
+    broken = true
+  }
+  const query: Tx['query'] = async (text, values) => {
+    if (client === undefined) throw new Error('the transaction has ended')
+    running++
+    try {
+      const config = { text, query_timeout: timeoutMs, ...(values && { values: [...values] }) }
+      return await client.query(config)
+    } catch (error) {
+      const fault = toStoreFault(error)
+      broken ||= fault.code === 'timeout' || fault.code === 'unavailable'
+      throw fault
+    } finally {
+      running--
+    }
+  }
+  const end = (destroy: boolean): void => {
+    client?.off('error', onLoss)
+    client?.release(destroy || broken)
+    client = undefined
+  }
+  try {
+    client = await pool.connect()
+    client.on('error', onLoss)
+    const begin = pins === null ? 'BEGIN' : `${beginSql}; ${pins}`
+    await query(`${begin}; SET LOCAL idle_in_transaction_session_timeout = ${Math.round(timeoutMs + idleGraceMs)}`)
+  } catch (error) {
+    end(true)
+    throw toStoreFault(error)
+  }
+  return {
+    query,
+    commit: async () => {
+      try {
+        await query('COMMIT')
+        end(false)
+      } catch (error) {
+        end(true)
+        throw error
+      }
+    },
+    rollback: async () => {
+      if (client === undefined) return
+      // A query that still runs, e.g. of a handler that was given up, must not use a connection of the next one.
+      if (running > 0 || broken) return end(true)
+      try {
+        await query('ROLLBACK')
+        end(false)
+      } catch {
+        // The connection is broken, which ends the transaction all the same.
+        end(true)
+      }
+    },
+  }
+}
