@@ -31,8 +31,14 @@ import { version } from '../version.js'
 import { alertRoutes, defineAlerts } from '../workloads/alerts/index.js'
 import { defineGeneration, generationRoutes } from '../workloads/generation/index.js'
 import { parseAllowList } from '../workloads/http-request/allow-list.js'
-import { defineHttpRequest, httpRequestBody } from '../workloads/http-request/index.js'
-import { defineMessages, messageAdministrationRoutes, messageRoutes, pushMount } from '../workloads/messages/index.js'
+import { defineHttpRequest, httpRequestBody, httpRequestType } from '../workloads/http-request/index.js'
+import {
+  defineMessages,
+  messageAdministrationRoutes,
+  messageRoutes,
+  pushMount,
+  pushType,
+} from '../workloads/messages/index.js'
 import { defineObjectives, objectiveRoutes } from '../workloads/objectives/index.js'
 import { definePetitions, petitionPrefixes, petitionRoutes } from '../workloads/petitions/index.js'
 import { defineRouting, routingMounts, routingRoutes } from '../workloads/routing/index.js'
@@ -93,6 +99,9 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     apiKeysPath: config.auth.apiKeysFile ?? undefined,
     jwksUrl: config.auth.jwksUrl ?? undefined,
     jwtSecret: config.auth.jwtSecret ?? undefined,
+    jwtIssuer: config.auth.jwtIssuer ?? undefined,
+    jwtAudience: config.auth.jwtAudience ?? undefined,
+    jwtMaxAgeSeconds: config.auth.jwtMaxAgeSeconds,
     trustedProxies: config.server.trustedProxies,
     onFault: (fault) => log.error({ err: fault }, 'authentication is impaired'),
   })
@@ -202,7 +211,9 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       config: { role: 'submit' },
     })
     shortPath.add('/api/v1/operations', { mounted: mount(core, core.bound(httpRequest.definition)), role: 'submit' })
-    await app.register(ticketRoutes(core, { outputOf: streams.outputOf }) as never)
+    await app.register(
+      ticketRoutes(core, { outputOf: streams.outputOf, namedTypes: [httpRequestType, pushType] }) as never,
+    )
     for (const url of petitionPrefixes) {
       app.route({
         method: 'POST',

@@ -266,6 +266,16 @@ export interface TicketFilter {
   identity?: string
   from?: Date
   to?: Date
+  ids?: readonly string[]
+  bound?: QueueBound
+}
+
+/** Of a caller that is bound to queues: what is in them, and its own work of types whose queue the caller does not name. */
+export interface QueueBound {
+  /** Names, `orders*` for a prefix. */
+  queues: readonly string[]
+  identity: string
+  namedTypes: readonly string[]
 }
 
 export interface StatRow {
@@ -387,7 +397,7 @@ export interface Store {
   /** Unfinished operations of each lane. */
   laneDepths(lanes: readonly string[]): Promise<number[]>
   tickets(filter: TicketFilter, limit: number, before: string | null): Promise<Ticket[]>
-  stats(): Promise<StatRow[]>
+  stats(bound?: QueueBound): Promise<StatRow[]>
   cancel(id: string, abortable: readonly string[], why: string): Promise<CancelOutcome>
   deadLetters(filter: TicketFilter, limit: number, before: string | null): Promise<DeadLetter[]>
   /** Up to `limit` ids of dead letters that match, oldest first, from behind `after` on. */

@@ -61,7 +61,7 @@ export function consumerGroupRoutes(app: App, setting: AdministrationSetting): v
   addMoving(app, setting)
 }
 
-function addReading(app: App, { administration: { groups }, operate, visible }: AdministrationSetting): void {
+function addReading(app: App, { administration: { groups }, view, visible }: AdministrationSetting): void {
   app.get<{ Querystring: Static<typeof ListEntriesQuery> }>(
     url,
     {
@@ -71,7 +71,7 @@ function addReading(app: App, { administration: { groups }, operate, visible }: 
         querystring: ListEntriesQuery,
         response: answers(ConsumerGroupList),
       },
-      config: operate,
+      config: view,
     },
     (request) => {
       const { limit, offset } = pageOf(request.query, listDefault)
@@ -87,7 +87,7 @@ function addReading(app: App, { administration: { groups }, operate, visible }: 
         querystring: LaggingGroupsQuery,
         response: answers(LaggingPartitions),
       },
-      config: operate,
+      config: view,
     },
     (request) => {
       const { minLagSeconds = lagSecondsDefault } = request.query
@@ -103,7 +103,7 @@ function addReading(app: App, { administration: { groups }, operate, visible }: 
         querystring: ListEntriesQuery,
         response: answers(ConsumerGroupDetails),
       },
-      config: operate,
+      config: view,
     },
     async (request, reply) => {
       const { limit, offset } = pageOf(request.query, partitionsDefault)

@@ -53,7 +53,7 @@ export function messageLogRoutes(app: App, setting: AdministrationSetting): void
 
 function addDeadLetters(
   app: App,
-  { administration, hooks, operate, consume, visible, mayUse }: AdministrationSetting,
+  { administration, hooks, operate, read, visible, mayUse }: AdministrationSetting,
 ): void {
   const { dead } = administration
   app.get<{ Querystring: Static<typeof ListDeadMessagesQuery> }>(
@@ -65,7 +65,7 @@ function addDeadLetters(
         querystring: ListDeadMessagesQuery,
         response: answers(DeadMessagePage),
       },
-      config: consume,
+      config: read,
     },
     async (request) => {
       const { queue = null, consumerGroup = null, partition = null, from, to, skipped = false } = request.query
@@ -139,7 +139,7 @@ async function nameOf(
 }
 
 function addReading(app: App, setting: AdministrationSetting): void {
-  const { administration, consume, visible } = setting
+  const { administration, read, visible } = setting
   app.get<{ Querystring: Static<typeof ListMessagesQuery> }>(
     '/api/v1/messages',
     {
@@ -149,7 +149,7 @@ function addReading(app: App, setting: AdministrationSetting): void {
         querystring: ListMessagesQuery,
         response: answers(LoggedMessagePage),
       },
-      config: consume,
+      config: read,
     },
     async (request) => {
       const { queue = null, partition = null, ns, namespace = ns ?? null, task = null, status = null } = request.query
@@ -176,7 +176,7 @@ function addReading(app: App, setting: AdministrationSetting): void {
 
   app.get<{ Params: MessageParams }>(
     messageUrl,
-    { schema: { tags, summary: 'One message', response: answers(MessageDetails) }, config: consume },
+    { schema: { tags, summary: 'One message', response: answers(MessageDetails) }, config: read },
     async (request, reply) => {
       const name = await nameOf(setting, request, request.params)
       const found = name === null ? null : await administration.log.get(name)
@@ -248,7 +248,7 @@ function addHandling(app: App, setting: AdministrationSetting): void {
 }
 
 function addTraces(app: App, setting: AdministrationSetting): void {
-  const { administration, consume } = setting
+  const { administration, consume, read } = setting
   const { traces, log } = administration
   app.post<{ Body: Static<typeof AddTrace> }>(
     '/api/v1/traces',
@@ -279,7 +279,7 @@ function addTraces(app: App, setting: AdministrationSetting): void {
 
   app.get<{ Params: MessageParams }>(
     '/api/v1/traces/:partitionId/:transactionId',
-    { schema: { tags, summary: 'Events of a message, oldest first', response: answers(TraceEvents) }, config: consume },
+    { schema: { tags, summary: 'Events of a message, oldest first', response: answers(TraceEvents) }, config: read },
     async (request, reply) => {
       const name = await nameOf(setting, request, request.params)
       if (name === null) return notFound(reply, 'message')

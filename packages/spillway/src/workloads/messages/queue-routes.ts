@@ -41,7 +41,7 @@ export function queueRoutes(app: App, setting: AdministrationSetting): void {
 }
 
 function addResources(app: App, setting: AdministrationSetting): void {
-  const { operate, consume, visible, mayUse } = setting
+  const { operate, read, visible, mayUse } = setting
   const { overview, removal } = setting.administration
   addQueueList(app, setting, '/api/v1/resources/queues', 'Queues and how much is in them, newest first')
 
@@ -54,7 +54,7 @@ function addResources(app: App, setting: AdministrationSetting): void {
         querystring: ListEntriesQuery,
         response: answers(QueueDetails),
       },
-      config: consume,
+      config: read,
     },
     async (request, reply) => {
       const { queue } = request.params
@@ -99,12 +99,12 @@ function addResources(app: App, setting: AdministrationSetting): void {
 
   app.get(
     '/api/v1/resources/overview',
-    { schema: { tags, summary: 'All queues together', response: answers(ResourceOverview) }, config: consume },
+    { schema: { tags, summary: 'All queues together', response: answers(ResourceOverview) }, config: read },
     (request) => overview.resources(visible(request)),
   )
   app.get(
     '/api/v1/resources/namespaces',
-    { schema: { tags, summary: 'Queues by namespace', response: answers(NamespaceList) }, config: consume },
+    { schema: { tags, summary: 'Queues by namespace', response: answers(NamespaceList) }, config: read },
     async (request) => ({
       namespaces: (await overview.by('namespace', visible(request))).map(({ name, ...rest }) => ({
         namespace: name,
@@ -114,7 +114,7 @@ function addResources(app: App, setting: AdministrationSetting): void {
   )
   app.get(
     '/api/v1/resources/tasks',
-    { schema: { tags, summary: 'Queues by task', response: answers(TaskList) }, config: consume },
+    { schema: { tags, summary: 'Queues by task', response: answers(TaskList) }, config: read },
     async (request) => ({
       tasks: (await overview.by('task', visible(request))).map(({ name, ...rest }) => ({ task: name, ...rest })),
     }),
@@ -122,7 +122,7 @@ function addResources(app: App, setting: AdministrationSetting): void {
 }
 
 function addStatus(app: App, setting: AdministrationSetting): void {
-  const { consume, visible, mayUse } = setting
+  const { read, visible, mayUse } = setting
   const { status } = setting.administration
   app.get<{ Querystring: Static<typeof StatusQuery> }>(
     '/api/v1/status',
@@ -133,7 +133,7 @@ function addStatus(app: App, setting: AdministrationSetting): void {
         querystring: StatusQuery,
         response: answers(SystemStatus),
       },
-      config: consume,
+      config: read,
     },
     (request) => {
       const { queue = null, namespace = null, task = null } = request.query
@@ -150,7 +150,7 @@ function addStatus(app: App, setting: AdministrationSetting): void {
         querystring: ListEntriesQuery,
         response: answers(QueueStatus),
       },
-      config: consume,
+      config: read,
     },
     async (request, reply) => {
       const { queue } = request.params
@@ -166,7 +166,7 @@ function addQueueList(app: App, setting: AdministrationSetting, url: string, sum
     url,
     {
       schema: { tags, summary, querystring: ListQueuesQuery, response: answers(QueuePage) },
-      config: setting.consume,
+      config: setting.read,
     },
     async (request) => {
       const { search = null, namespace = null, task = null } = request.query
@@ -178,12 +178,16 @@ function addQueueList(app: App, setting: AdministrationSetting, url: string, sum
   )
 }
 
-function addMaintenance(app: App, { operate, hooks: { maintenance } }: AdministrationSetting): void {
+function addMaintenance(app: App, { operate, view, hooks: { maintenance } }: AdministrationSetting): void {
+  const wholeServer = { wholeServer: true } as const
   const url = '/api/v1/system/maintenance'
   const state = (): Promise<Static<typeof MaintenanceState>> => maintenance.state()
   app.get(
     url,
-    { schema: { tags, summary: 'Are pushes held back?', response: answers(MaintenanceState) }, config: operate },
+    {
+      schema: { tags, summary: 'Are pushes held back?', response: answers(MaintenanceState) },
+      config: { ...view, ...wholeServer },
+    },
     () => state(),
   )
   app.post<{ Body: Static<typeof SetMaintenance> }>(
@@ -195,7 +199,7 @@ function addMaintenance(app: App, { operate, hooks: { maintenance } }: Administr
         body: SetMaintenance,
         response: answers(MaintenanceState),
       },
-      config: operate,
+      config: { ...operate, ...wholeServer },
     },
     async (request) => {
       const { enabled } = request.body

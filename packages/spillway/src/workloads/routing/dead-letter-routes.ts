@@ -5,7 +5,7 @@ import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { sendProblem } from '../../http/problem.js'
 import { BrokerFault, type RouterBroker } from '../../index.js'
 import type { RoutingWorkload } from './index.js'
-import { listLimitDefault, operate, tags } from './route-setting.js'
+import { listLimitDefault, operate, tags, view } from './route-setting.js'
 
 const Ids = Type.Object(
   { ids: Type.Array(Type.String({ pattern: '^\\d{1,19}$' }), { minItems: 1, maxItems: 1_000 }) },
@@ -38,7 +38,7 @@ export function addDeadLetters(app: App, { deps: { broker } }: RoutingWorkload):
     path,
     {
       schema: { tags, summary: 'Messages that could not be worked on, oldest first', querystring: ListQuery },
-      config: operate,
+      config: view,
     },
     async (request, reply) =>
       withBroker(reply, async (from) => {
