@@ -356,7 +356,8 @@ export const settings = {
       name: 'SPILLWAY_FORWARD_ALLOW',
       type: 'origins',
       default: null,
-      meaning: 'origins that http.request may call; unset, a server on loopback allows its own; empty allows none',
+      meaning:
+        'origins that http.request may call; unset, a server on loopback allows its own; empty allows none; of the own origin only /demo/echo',
     },
   },
   admission: {

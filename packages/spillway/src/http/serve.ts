@@ -30,8 +30,8 @@ import {
 import { version } from '../version.js'
 import { alertRoutes, defineAlerts } from '../workloads/alerts/index.js'
 import { defineGeneration, generationRoutes } from '../workloads/generation/index.js'
-import { parseAllowList } from '../workloads/http-request/allow-list.js'
 import { defineHttpRequest, httpRequestBody, httpRequestType } from '../workloads/http-request/index.js'
+import { ownAddress, type TargetRules } from '../workloads/http-request/targets.js'
 import {
   defineMessages,
   messageAdministrationRoutes,
@@ -160,16 +160,12 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   })
   intake = core
   const api = intakeApi(core)
-  const allow = (): ReturnType<typeof parseAllowList> =>
-    parseAllowList(config.operations.forwardAllow ?? (isLoopbackHost(config.server.host) ? ownOrigins(origin) : []))
-  let allowList: ReturnType<typeof parseAllowList> | undefined
-  const httpRequest = defineHttpRequest(api, {
-    version,
-    allow: () => {
-      allowList ??= allow()
-      return allowList
-    },
+  // Asked for once it listens: a port of 0 is known only then.
+  const targets = (): TargetRules => ({
+    origins: config.operations.forwardAllow ?? (isLoopbackHost(config.server.host) ? ownOrigins(origin) : []),
+    own: origin === '' ? null : ownAddress(config.server.host, Number(new URL(origin).port || 80)),
   })
+  const httpRequest = defineHttpRequest(api, { version, targets })
   const schema = `"${config.store.schema}"`
   const petitions = definePetitions(api, {
     settings: petitionSettingsOf(config),
