@@ -191,10 +191,11 @@ describe('authentication', () => {
   const bearer = (token: string) => ({ authorization: `Bearer ${token}` })
   const status = async (server: Listening, path: string, headers: Record<string, string> = {}) =>
     (await fetch(server.origin + path, { headers })).status
+  const exp = Math.floor(Date.now() / 1_000) + 600
   const hmac = (claims: object) =>
-    new SignJWT({ ...claims }).setProtectedHeader({ alg: 'HS256' }).sign(new TextEncoder().encode(secret))
+    new SignJWT({ exp, ...claims }).setProtectedHeader({ alg: 'HS256' }).sign(new TextEncoder().encode(secret))
   const signed = (claims: object) =>
-    new SignJWT({ ...claims }).setProtectedHeader({ alg: 'ES256', kid: '1' }).sign(privateKey)
+    new SignJWT({ exp, ...claims }).setProtectedHeader({ alg: 'ES256', kid: '1' }).sign(privateKey)
 
   it('off: X-User-ID submits and consumes, nobody named does all', async () => {
     const server = await started()

@@ -30,12 +30,15 @@ let jwks: Target
 let dir: string
 
 const token = (claims: Record<string, unknown>, expires: string | number = '5m') =>
-  new SignJWT(claims)
+  new SignJWT({ aud: 'spillway', ...claims })
     .setProtectedHeader({ alg: 'HS256' })
     .setExpirationTime(expires)
     .sign(new TextEncoder().encode(secret))
 const signed = (claims: Record<string, unknown>) =>
-  new SignJWT(claims).setProtectedHeader({ alg: 'RS256', kid: 'one' }).setExpirationTime('5m').sign(privateKey)
+  new SignJWT({ aud: 'spillway', ...claims })
+    .setProtectedHeader({ alg: 'RS256', kid: 'one' })
+    .setExpirationTime('5m')
+    .sign(privateKey)
 
 beforeAll(async () => {
   database = await freshDatabase()
@@ -61,6 +64,7 @@ beforeAll(async () => {
     SPILLWAY_API_KEYS: join(dir, 'keys.json'),
     SPILLWAY_JWT_SECRET: secret,
     SPILLWAY_JWKS_URL: `${jwks.origin}/jwks`,
+    SPILLWAY_JWT_AUDIENCE: 'spillway',
     SPILLWAY_PROTECT_METRICS: 'true',
     SPILLWAY_HOST: '0.0.0.0',
   })

@@ -161,7 +161,8 @@ describe('loadConfig', () => {
       expect(namesOf({ SPILLWAY_HOST: host })).toEqual(['SPILLWAY_HOST'])
     }
     expect(loadConfig({ SPILLWAY_HOST: '0.0.0.0', SPILLWAY_API_KEYS: 'keys.json' }).config.server.host).toBe('0.0.0.0')
-    expect(namesOf({ SPILLWAY_HOST: '0.0.0.0', SPILLWAY_JWKS_URL: 'https://id.example/jwks' })).toEqual([])
+    const jwks = { SPILLWAY_JWKS_URL: 'https://id.example/jwks', SPILLWAY_JWT_AUDIENCE: 'spillway' }
+    expect(namesOf({ SPILLWAY_HOST: '0.0.0.0', ...jwks })).toEqual([])
     expect(namesOf({ SPILLWAY_HOST: '0.0.0.0', SPILLWAY_JWT_SECRET: 'x'.repeat(32) })).toEqual([])
   })
 
@@ -169,6 +170,7 @@ describe('loadConfig', () => {
     [{ SPILLWAY_RETRY_BASE_MS: '70000' }, 'SPILLWAY_RETRY_BASE_MS'],
     [{ SPILLWAY_REQUEST_TIMEOUT_MS: '5000' }, 'SPILLWAY_HEADERS_TIMEOUT_MS'],
     [{ SPILLWAY_PROTECT_METRICS: 'true' }, 'SPILLWAY_PROTECT_METRICS'],
+    [{ SPILLWAY_JWKS_URL: 'https://id.example/jwks' }, 'SPILLWAY_JWT_AUDIENCE'],
   ])('refuses the contradiction in %j', (env, name) => {
     expect(namesOf(env)).toEqual([name])
   })

@@ -263,6 +263,31 @@ export const settings = {
       secret: true,
       meaning: 'shared secret that verifies Bearer JWTs; turns authentication on',
     },
+    jwtIssuer: {
+      name: 'SPILLWAY_JWT_ISSUER',
+      type: 'text',
+      pattern: noNul,
+      allowed: 'the iss claim of your identity provider, e.g. https://id.example.com',
+      default: null,
+      meaning: 'issuer that Bearer JWTs must have; unset: any',
+    },
+    jwtAudience: {
+      name: 'SPILLWAY_JWT_AUDIENCE',
+      type: 'text',
+      pattern: noNul,
+      allowed: 'the aud claim that your identity provider gives to tokens for this server',
+      default: null,
+      meaning: 'audience that Bearer JWTs must name; required with SPILLWAY_JWKS_URL',
+    },
+    jwtMaxAgeSeconds: {
+      name: 'SPILLWAY_JWT_MAX_AGE_SECONDS',
+      type: 'integer',
+      min: 1,
+      max: 31_536_000,
+      default: 86_400,
+      unit: 's',
+      meaning: 'longest time from iat to exp of a Bearer JWT; exp is always required',
+    },
     protectMetrics: {
       name: 'SPILLWAY_PROTECT_METRICS',
       type: 'boolean',
@@ -347,7 +372,8 @@ export const settings = {
       name: 'SPILLWAY_FORWARD_ALLOW',
       type: 'origins',
       default: null,
-      meaning: 'origins that http.request may call; unset, a server on loopback allows its own; empty allows none',
+      meaning:
+        'origins that http.request may call; unset, a server on loopback allows its own; empty allows none; of the own origin only /demo/echo',
     },
   },
   admission: {

@@ -285,9 +285,14 @@ function identifyRequests(app: App, authenticator: Authenticator, answerUnknown:
 function identify(request: FastifyRequest, reply: FastifyReply, result: AuthResult): Problem | undefined {
   if (!isRefused(result)) {
     request.principal = result
-    const { role } = request.routeOptions.config
-    if (role === undefined || hasRole(result, role)) return undefined
-    return { code: 'forbidden', detail: `This needs the role ${role}.` }
+    const { role, wholeServer } = request.routeOptions.config
+    if (role !== undefined && !hasRole(result, role)) {
+      return { code: 'forbidden', detail: `This needs the role ${[role].flat().join(' or ')}.` }
+    }
+    if (wholeServer === true && result.queues !== undefined) {
+      return { code: 'forbidden', detail: 'This is about the whole server, and your key is bound to queues.' }
+    }
+    return undefined
   }
   switch (result.refused) {
     case 'missing':

@@ -9,8 +9,13 @@ const unexpected = (fault: unknown) => {
 }
 const secret = 'a secret of more than thirty-two bytes'
 
+const nowSeconds = () => Math.floor(Date.now() / 1_000)
+
+/** Expires in five minutes unless the claims say otherwise; `exp: undefined` leaves it out. */
 function token(claims: Record<string, unknown>, key = secret) {
-  return new SignJWT(claims).setProtectedHeader({ alg: 'HS256' }).sign(new TextEncoder().encode(key))
+  return new SignJWT({ exp: nowSeconds() + 300, ...claims })
+    .setProtectedHeader({ alg: 'HS256' })
+    .sign(new TextEncoder().encode(key))
 }
 
 describe('with authentication off', () => {
@@ -20,7 +25,7 @@ describe('with authentication off', () => {
     expect(auth.enabled).toBe(false)
     expect(auth.authenticate({}, '::ffff:127.0.0.1')).toEqual({
       identity: '127.0.0.1',
-      roles: new Set(['submit', 'consume', 'operate', 'metrics']),
+      roles: new Set(['submit', 'consume', 'operate', 'view', 'metrics']),
     })
   })
 
@@ -63,6 +68,47 @@ describe('tokens', () => {
     ['with unreadable queues', { sub: 'ann', queues: 'all' }],
   ])('refuses one %s', async (_, claims) => {
     expect(await authenticate(await token(claims))).toMatchObject({ refused: 'invalid' })
+  })
+
+  it.each([
+    ['without an expiry', () => ({ exp: undefined })],
+    ['that lasts longer than a day', () => ({ iat: nowSeconds(), exp: nowSeconds() + 86_401 })],
+    ['issued more than a day ago', () => ({ iat: nowSeconds() - 86_500, exp: nowSeconds() + 60 })],
+    ['issued in the future', () => ({ iat: nowSeconds() + 3_600, exp: nowSeconds() + 3_660 })],
+    ['with an issue date that is no number', () => ({ iat: 'today' })],
+  ])('refuses one %s', async (_, claims) => {
+    expect(await authenticate(await token({ sub: 'ann', ...claims() }))).toMatchObject({ refused: 'invalid' })
+  })
+
+  it('takes one that lasts a day, and the longest time that is set', async () => {
+    const day = { sub: 'ann', iat: nowSeconds(), exp: nowSeconds() + 86_400 }
+    expect(await authenticate(await token(day))).toMatchObject({ identity: 'ann' })
+    const short = createAuthenticator({ jwtSecret: secret, jwtMaxAgeSeconds: 60, onFault: unexpected })
+    const asked = async (claims: object) =>
+      short.authenticate({ authorization: `Bearer ${await token({ sub: 'ann', ...claims })}` }, '127.0.0.1')
+    expect(await asked(day)).toMatchObject({ refused: 'invalid' })
+    expect(await asked({ iat: nowSeconds(), exp: nowSeconds() + 60 })).toMatchObject({ identity: 'ann' })
+  })
+
+  it('checks the issuer and the audience where they are set', async () => {
+    const strict = createAuthenticator({
+      jwtSecret: secret,
+      jwtIssuer: 'https://id.example',
+      jwtAudience: 'spillway',
+      onFault: unexpected,
+    })
+    const asked = async (claims: object) =>
+      strict.authenticate({ authorization: `Bearer ${await token({ sub: 'ann', ...claims })}` }, '127.0.0.1')
+    const right = { iss: 'https://id.example', aud: ['other', 'spillway'] }
+    expect(await asked(right)).toMatchObject({ identity: 'ann' })
+    for (const wrong of [
+      {},
+      { ...right, iss: 'https://evil.example' },
+      { ...right, aud: 'other' },
+      { aud: 'spillway' },
+    ]) {
+      expect(await asked(wrong)).toMatchObject({ refused: 'invalid' })
+    }
   })
 
   it('refuses another secret, the algorithm none, and texts that are no tokens', async () => {

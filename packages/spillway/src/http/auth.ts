@@ -17,6 +17,12 @@ export interface AuthOptions {
   apiKeysPath?: string | undefined
   jwksUrl?: string | undefined
   jwtSecret?: string | undefined
+  /** `iss` that a token must have; absent: any. */
+  jwtIssuer?: string | undefined
+  /** `aud` that a token must name; absent: any, or none. */
+  jwtAudience?: string | undefined
+  /** The longest time from `iat` to `exp`. Default 86,400. */
+  jwtMaxAgeSeconds?: number | undefined
   trustedProxies?: readonly string[] | undefined
   /** Told of a key file that became unreadable and of a key server that does not answer. */
   onFault: (fault: unknown) => void
@@ -53,6 +59,7 @@ const bearerForm = /^bearer +([^\s]+) *$/i
 const tokenCharactersMax = 8_192
 const jwtForm = /^[\w-]+\.[\w-]+\.[\w-]*$/
 const clockToleranceSeconds = 5
+const maxAgeSecondsDefault = 86_400
 const keyServerTimeoutMs = 2_000
 const symmetricAlgorithms = ['HS256', 'HS384', 'HS512']
 const asymmetricAlgorithms = ['RS256', 'RS384', 'RS512', 'PS256', 'PS384', 'PS512', 'ES256', 'ES384', 'ES512', 'EdDSA']
@@ -97,6 +104,13 @@ function algorithmOf(token: string): string | undefined {
   }
 }
 
+/** A token that says when it was issued must not be from the future, nor last longer than is allowed. */
+function isTooLong({ iat, exp }: JWTPayload, maxAgeSeconds: number): boolean {
+  if (iat === undefined) return false
+  if (typeof iat !== 'number' || exp === undefined) return true
+  return exp - iat > maxAgeSeconds || iat > Date.now() / 1_000 + clockToleranceSeconds
+}
+
 type TokenVerifier = (token: string) => Promise<AuthResult>
 
 function tokenVerifier(options: AuthOptions): TokenVerifier | undefined {
@@ -106,10 +120,19 @@ function tokenVerifier(options: AuthOptions): TokenVerifier | undefined {
       ? undefined
       : createRemoteJWKSet(new URL(options.jwksUrl), { timeoutDuration: keyServerTimeoutMs })
   if (secret === undefined && keySet === undefined) return undefined
+  const { jwtIssuer, jwtAudience, jwtMaxAgeSeconds = maxAgeSecondsDefault } = options
+  const checks = {
+    clockTolerance: clockToleranceSeconds,
+    requiredClaims: ['exp'],
+    ...(jwtIssuer !== undefined && { issuer: jwtIssuer }),
+    ...(jwtAudience !== undefined && { audience: jwtAudience }),
+  }
   const verifyWith = async (token: string, key: Uint8Array | JWTVerifyGetKey, algorithms: string[]) => {
-    const options = { algorithms, clockTolerance: clockToleranceSeconds }
-    const verified = await (typeof key === 'function' ? jwtVerify(token, key, options) : jwtVerify(token, key, options))
-    return principalOf(verified.payload)
+    const options = { algorithms, ...checks }
+    const { payload } = await (typeof key === 'function'
+      ? jwtVerify(token, key, options)
+      : jwtVerify(token, key, options))
+    return isTooLong(payload, jwtMaxAgeSeconds) ? invalid : principalOf(payload)
   }
   return async (token) => {
     const algorithm = algorithmOf(token)

@@ -75,7 +75,7 @@ export function addHealth(app: App, deps: HealthDeps): void {
     },
   )
 
-  const guarded = deps.protectMetrics ? ({ role: 'metrics', neverShed: true } as const) : probe
+  const guarded = deps.protectMetrics ? ({ role: ['metrics', 'view'], neverShed: true } as const) : probe
   for (const url of metricsUrls) {
     app.get(url, { config: guarded, schema: { ...schema, summary: 'Prometheus text format' } }, async (_, reply) => {
       const text = await deps.metrics.render()

@@ -1,6 +1,6 @@
 import { BlockList, isIP } from 'node:net'
 
-export const roles = ['submit', 'consume', 'operate', 'metrics'] as const
+export const roles = ['submit', 'consume', 'operate', 'view', 'metrics'] as const
 export type Role = (typeof roles)[number]
 
 /** Who asks. */
@@ -11,10 +11,18 @@ export interface Principal {
   queues?: readonly string[]
 }
 
-/** `operate` sees and does all. */
-export function hasRole(principal: Principal, role: Role): boolean {
-  return principal.roles.has(role) || principal.roles.has('operate')
+/** Whether it has one of these roles. `operate` sees and does all. */
+export function hasRole({ roles: held }: Principal, wanted: Role | readonly Role[]): boolean {
+  if (held.has('operate')) return true
+  return typeof wanted === 'string' ? held.has(wanted) : wanted.some((role) => held.has(role))
 }
+
+type Held = { readonly roles: ReadonlySet<string>; readonly queues?: readonly string[] }
+
+/** Of things that belong to no queue: a key that is bound to queues has no say in those of others. */
+export const operatesAll = ({ roles: held, queues }: Held): boolean => held.has('operate') && queues === undefined
+export const viewsAll = (held: Held): boolean =>
+  operatesAll(held) || (held.roles.has('view') && held.queues === undefined)
 
 export function isRole(value: unknown): value is Role {
   return (roles as readonly unknown[]).includes(value)

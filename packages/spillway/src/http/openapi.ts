@@ -63,12 +63,24 @@ async function buildDocumentation(routes: readonly DocumentedRoute[], version: s
   return documentation
 }
 
+/** Who may call it, in words: the one place where the roles of all routes can be read. */
+function withAccess(schema: FastifySchema, config: RouteOptions['config']): FastifySchema {
+  const { role, public: isPublic, wholeServer } = config ?? {}
+  const roles = role === undefined ? [] : [role].flat().filter((name) => name !== 'operate')
+  const needed =
+    role === undefined ? 'Any role' : `Role ${[...roles, 'operate'].map((name) => `\`${name}\``).join(' or ')}`
+  const { description } = schema as { description?: string }
+  const access = isPublic === true ? 'Open to all' : needed
+  const bound = wholeServer === true ? '; refused for keys that are bound to queues' : ''
+  return { ...schema, description: `${description === undefined ? '' : `${description}\n\n`}${access}${bound}.` }
+}
+
 /** To be called before the routes that are to be documented. */
 export function addOpenApi(app: App, version: string): void {
   const routes: DocumentedRoute[] = []
   app.addHook('onRoute', (route) => {
     if (isDocumented(route) && route.schema !== undefined) {
-      routes.push({ method: route.method, url: route.url, schema: route.schema })
+      routes.push({ method: route.method, url: route.url, schema: withAccess(route.schema, route.config) })
     }
   })
 

@@ -23,14 +23,10 @@ import { followOperation, type OutputOf } from './operation-stream.js'
 import { deadLetterView, operationView } from './operation-view.js'
 import { cursorOf, pageById, placeOf } from './pages.js'
 import { sendProblem } from './problem.js'
+import { mayUseQueue } from './queue-names.js'
 import { refuseUntilReady } from './readiness.js'
 import { compileValidator } from './validation.js'
-
-export interface Viewer {
-  identity: string
-  /** Sees and does all. */
-  operates: boolean
-}
+import { defaultViewer, ticketAccess, type Viewer } from './viewer.js'
 
 /** Any Fastify application, whatever its type provider and logger. */
 export type FastifyLike = Pick<
@@ -45,6 +41,8 @@ export interface TicketRoutesOptions {
   outputOf?: OutputOf
   /** A page of a list ends at this size. Default 4 MiB. */
   pageBytesMax?: number
+  /** Types whose queue the caller names: what a key that is bound to queues is bound for. Default: none. */
+  namedTypes?: readonly string[]
 }
 
 type ListQuery = Static<typeof ListOperationsQuery>
@@ -89,21 +87,14 @@ const tags = ['operations']
 
 /** The routes under `/api/v1/operations`, `/api/v1/dead-letters` and `/api/v1/lanes`. */
 export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}): (app: FastifyLike) => Promise<void> {
-  const viewerOf = options.viewer ?? defaultViewer
   const bytesMax = options.pageBytesMax ?? limits.pageBytes
   const { store } = intake
+  const access = ticketAccess(store, options.viewer ?? defaultViewer, options.namedTypes ?? [])
+  const { viewerOf, visible } = access
   const notFound = (reply: FastifyReply): FastifyReply =>
     sendProblem(reply, { code: 'not_found', detail: 'There is no such operation.' })
 
-  /** Another's ticket looks the same as none. */
-  const visible = async (request: FastifyRequest, id: string): Promise<Ticket | null> => {
-    if (!isUuid(id)) return null
-    const ticket = await store.ticket(id)
-    const viewer = viewerOf(request)
-    return ticket !== null && (viewer.operates || ticket.identity === viewer.identity) ? ticket : null
-  }
   const ownFilter = (request: FastifyRequest, query: Omit<ListQuery, 'limit' | 'cursor'>): TicketFilter => {
-    const viewer = viewerOf(request)
     const filter: TicketFilter = {}
     for (const name of ['status', 'type', 'queue', 'partition', 'identity'] as const) {
       const value = query[name]
@@ -111,8 +102,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
     }
     if (query.from !== undefined) filter.from = instant('from', query.from)
     if (query.to !== undefined) filter.to = instant('to', query.to)
-    if (!viewer.operates) filter.identity = viewer.identity
-    return filter
+    return access.narrow(viewerOf(request), filter)
   }
   const operating = (request: FastifyRequest, reply: FastifyReply): boolean => {
     if (viewerOf(request).operates) return true
@@ -139,8 +129,8 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         if (page === null) return badCursor(reply)
         const { identity } = request.query
         const viewer = viewerOf(request)
-        if (identity !== undefined && !viewer.operates && identity !== viewer.identity)
-          return { items: [], next_cursor: null }
+        const seesAll = viewer.operates || viewer.views === true
+        if (identity !== undefined && !seesAll && identity !== viewer.identity) return { items: [], next_cursor: null }
         const tickets = await store.tickets(ownFilter(request, request.query), page.limit + 1, page.before)
         return pageById(tickets, { ...page, bytesMax }, operationView)
       },
@@ -156,8 +146,8 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
           response: answers(OperationStats),
         },
       },
-      async () => {
-        const rows = await store.stats()
+      async (request) => {
+        const rows = await store.stats(access.narrow(viewerOf(request), {}).bound)
         const pool = store.poolState()
         return {
           stats: rows.map((row) => ({
@@ -228,12 +218,16 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
 
     app.post<{ Params: Static<typeof Id> }>(
       '/api/v1/operations/:id/cancel',
-      { schema: { tags, summary: 'Cancel a pending operation', querystring: Nothing, response: answers(Operation) } },
+      {
+        config: { role: 'submit' },
+        schema: { tags, summary: 'Cancel a pending operation', querystring: Nothing, response: answers(Operation) },
+      },
       async (request, reply) => {
         if (!saysNothing(request, reply)) return reply
         const { id } = request.params
         const ticket = await visible(request, id)
         if (ticket === null) return notFound(reply)
+        if (ticket.identity !== viewerOf(request).identity && !operating(request, reply)) return reply
         const outcome = await intake.cancel(id, 'cancelled by request')
         switch (outcome) {
           case 'cancelled':
@@ -257,9 +251,11 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
     app.post<{ Params: Static<typeof Id> }>(
       '/api/v1/operations/:id/retry',
       {
+        // Those who submit are answered below: another's operation looks the same as none.
+        config: { role: 'submit' },
         schema: {
           tags,
-          summary: 'Put a failed operation back in its lane',
+          summary: 'Put a failed operation back in its lane; needs the role operate',
           querystring: Nothing,
           response: answers(Operation),
         },
@@ -345,7 +341,11 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
           })
         }
         if (ids !== undefined) {
-          const { moved } = await store.redrive(ids.filter(isUuid))
+          const known = ids.filter(isUuid)
+          const { bound } = access.narrow(viewerOf(request), {})
+          // A dead letter never changes its queue: what is found here is still within them when it is moved.
+          const own = bound ? await store.deadLetterIds({ ids: known, bound }, known.length, null) : known
+          const { moved } = await store.redrive(own)
           if (moved > 0) intake.wakeAll()
           return { moved, skipped: ids.length - moved }
         }
@@ -411,6 +411,12 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         async (request, reply) => {
           if (!operating(request, reply)) return reply
           const { queue, partition } = request.body
+          if (!mayUseQueue(viewerOf(request).queues, queue)) {
+            return sendProblem(reply, {
+              code: 'forbidden',
+              detail: `You may not use the queue ${JSON.stringify(queue)}.`,
+            })
+          }
           await store[action](queue, partition ?? null)
           if (action === 'resume') intake.wakeAll()
           const by = await store.pausedBy(queue, partition ?? null)
@@ -466,18 +472,6 @@ function instant(name: string, text: string): Date {
 }
 
 const isFinished = (ticket: Ticket): boolean => ticket.finishedAt !== null
-
-function defaultViewer(request: FastifyRequest): Viewer {
-  const { principal, user, clientAddress } = request as {
-    principal?: { identity: string; roles: ReadonlySet<string> } | null
-    user?: { id?: unknown }
-    clientAddress?: string
-  }
-  if (principal !== undefined && principal !== null) {
-    return { identity: principal.identity, operates: principal.roles.has('operate') }
-  }
-  return { identity: user?.id === undefined ? (clientAddress ?? request.ip) : String(user.id), operates: false }
-}
 
 function pageOf(query: ListQuery): { limit: number; before: string | null } | null {
   const limit = Math.min(query.limit ?? listLimitDefault, limits.listItemsMax)

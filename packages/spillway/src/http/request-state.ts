@@ -17,8 +17,10 @@ declare module 'fastify' {
   }
 
   interface FastifyContextConfig {
-    /** What the principal must be allowed to do; `operate` may do all. */
-    role?: Role
+    /** What the principal must be allowed to do: one of these. `operate` may do all. */
+    role?: Role | readonly Role[]
+    /** About no queue: refused for a key that is bound to queues. */
+    wholeServer?: true
     /** Answers without authentication. */
     public?: true
     /** Never refused for lack of connections or while draining (health, metrics). */

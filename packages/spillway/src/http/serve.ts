@@ -30,9 +30,15 @@ import {
 import { version } from '../version.js'
 import { alertRoutes, defineAlerts } from '../workloads/alerts/index.js'
 import { defineGeneration, generationRoutes } from '../workloads/generation/index.js'
-import { parseAllowList } from '../workloads/http-request/allow-list.js'
-import { defineHttpRequest, httpRequestBody } from '../workloads/http-request/index.js'
-import { defineMessages, messageAdministrationRoutes, messageRoutes, pushMount } from '../workloads/messages/index.js'
+import { defineHttpRequest, httpRequestBody, httpRequestType } from '../workloads/http-request/index.js'
+import { ownAddress, type TargetRules } from '../workloads/http-request/targets.js'
+import {
+  defineMessages,
+  messageAdministrationRoutes,
+  messageRoutes,
+  pushMount,
+  pushType,
+} from '../workloads/messages/index.js'
 import { defineObjectives, objectiveRoutes } from '../workloads/objectives/index.js'
 import { definePetitions, petitionPrefixes, petitionRoutes } from '../workloads/petitions/index.js'
 import { defineRouting, routingMounts, routingRoutes } from '../workloads/routing/index.js'
@@ -99,6 +105,9 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     apiKeysPath: config.auth.apiKeysFile ?? undefined,
     jwksUrl: config.auth.jwksUrl ?? undefined,
     jwtSecret: config.auth.jwtSecret ?? undefined,
+    jwtIssuer: config.auth.jwtIssuer ?? undefined,
+    jwtAudience: config.auth.jwtAudience ?? undefined,
+    jwtMaxAgeSeconds: config.auth.jwtMaxAgeSeconds,
     trustedProxies: config.server.trustedProxies,
     onFault: (fault) => log.error({ err: fault }, 'authentication is impaired'),
   })
@@ -168,16 +177,12 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   })
   intake = core
   const api = intakeApi(core)
-  const allow = (): ReturnType<typeof parseAllowList> =>
-    parseAllowList(config.operations.forwardAllow ?? (isLoopbackHost(config.server.host) ? ownOrigins(origin) : []))
-  let allowList: ReturnType<typeof parseAllowList> | undefined
-  const httpRequest = defineHttpRequest(api, {
-    version,
-    allow: () => {
-      allowList ??= allow()
-      return allowList
-    },
+  // Asked for once it listens: a port of 0 is known only then.
+  const targets = (): TargetRules => ({
+    origins: config.operations.forwardAllow ?? (isLoopbackHost(config.server.host) ? ownOrigins(origin) : []),
+    own: origin === '' ? null : ownAddress(config.server.host, Number(new URL(origin).port || 80)),
   })
+  const httpRequest = defineHttpRequest(api, { version, targets })
   const schema = `"${config.store.schema}"`
   const petitions = definePetitions(api, {
     settings: petitionSettingsOf(config),
@@ -221,7 +226,8 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     })
     shortPath.add('/api/v1/operations', { mounted: mount(core, core.bound(httpRequest.definition)), role: 'submit' })
     const { pageBytesMax } = config.server
-    await app.register(ticketRoutes(core, { outputOf: streams.outputOf, pageBytesMax }) as never)
+    const namedTypes = [httpRequestType, pushType]
+    await app.register(ticketRoutes(core, { outputOf: streams.outputOf, namedTypes, pageBytesMax }) as never)
     for (const url of petitionPrefixes) {
       app.route({
         method: 'POST',

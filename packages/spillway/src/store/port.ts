@@ -274,6 +274,16 @@ export interface TicketFilter {
   identity?: string
   from?: Date
   to?: Date
+  ids?: readonly string[]
+  bound?: QueueBound
+}
+
+/** Of a caller that is bound to queues: what is in them, and its own work of types whose queue the caller does not name. */
+export interface QueueBound {
+  /** Names, `orders*` for a prefix. */
+  queues: readonly string[]
+  identity: string
+  namedTypes: readonly string[]
 }
 
 export interface StatRow {
@@ -398,7 +408,7 @@ export interface Store {
   laneDepths(lanes: readonly string[]): Promise<number[]>
   /** Newest first, without long results and errors. */
   tickets(filter: TicketFilter, limit: number, before: string | null): Promise<Ticket[]>
-  stats(): Promise<StatRow[]>
+  stats(bound?: QueueBound): Promise<StatRow[]>
   cancel(id: string, abortable: readonly string[], why: string): Promise<CancelOutcome>
   /** Newest first, without long results, errors and payloads. */
   deadLetters(filter: TicketFilter, limit: number, before: string | null): Promise<DeadLetter[]>

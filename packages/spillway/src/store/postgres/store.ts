@@ -289,7 +289,7 @@ export function postgresStore(options: PostgresOptions): Store {
     standing: (ids) => standing(on.reads, s, ids),
     laneDepths: (lanes) => laneDepths(on.reads, s, lanes),
     tickets: (filter, limit, before) => listTickets(on.reads, s, filter, limit, before),
-    stats: () => stats(on.reads, s),
+    stats: (bound) => stats(on.reads, s, bound),
     cancel: async (id, abortable, why) =>
       (await value<'cancelled' | 'asked' | 'running' | 'gone'>(on.reads, `${s}.cancel($1, $2, $3)`, [
         id,

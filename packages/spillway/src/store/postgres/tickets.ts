@@ -1,5 +1,5 @@
 import { leftOutSql, listedErrorSql, listedSql } from '../page-sql.js'
-import type { DeadLetter, StatRow, Ticket, TicketFilter, Tx } from '../port.js'
+import type { DeadLetter, QueueBound, StatRow, Ticket, TicketFilter, Tx } from '../port.js'
 
 interface TicketRow extends Record<string, unknown> {
   id: string
@@ -147,7 +147,12 @@ export async function deadLetterIds(
   return rows.map((row) => row.id)
 }
 
-export async function stats(query: Tx['query'], s: string): Promise<StatRow[]> {
+/** With `bound`: only of what that caller may see. */
+export async function stats(query: Tx['query'], s: string, bound?: QueueBound): Promise<StatRow[]> {
+  const values: unknown[] = []
+  const within = bound === undefined ? null : boundTest(bound, values)
+  const and = (table: string, queue = table): string => (within === null ? '' : ` AND ${within(table, queue)}`)
+  const ops = within === null ? `${s}.ops o` : `${s}.ops o JOIN ${s}.lanes l ON l.id = o.lane WHERE ${within('o', 'l')}`
   const { rows } = await query<{
     type: string
     priority: number
@@ -160,12 +165,25 @@ export async function stats(query: Tx['query'], s: string): Promise<StatRow[]> {
     `SELECT type, priority, status, count(*) AS count, min(created_at) AS oldest, max(created_at) AS newest,
        avg(extract(epoch FROM finished_at - created_at))::float8 AS latency
      FROM (
-       SELECT type, priority, CASE WHEN started_at IS NULL THEN 'pending' ELSE 'processing' END AS status, accepted_at AS created_at, NULL::timestamptz AS finished_at FROM ${s}.ops
-       UNION ALL SELECT type, priority, status, accepted_at, finished_at FROM ${s}.history WHERE finished_at > ${s}.clock() - interval '5 minutes'
-       UNION ALL SELECT type, priority, 'failed', accepted_at, died_at FROM ${s}.dead_letters WHERE died_at > ${s}.clock() - interval '5 minutes'
+       SELECT o.type, o.priority, CASE WHEN o.started_at IS NULL THEN 'pending' ELSE 'processing' END AS status, o.accepted_at AS created_at, NULL::timestamptz AS finished_at FROM ${ops}
+       UNION ALL SELECT h.type, h.priority, h.status, h.accepted_at, h.finished_at FROM ${s}.history h WHERE h.finished_at > ${s}.clock() - interval '5 minutes'${and('h')}
+       UNION ALL SELECT d.type, d.priority, 'failed', d.accepted_at, d.died_at FROM ${s}.dead_letters d WHERE d.died_at > ${s}.clock() - interval '5 minutes'${and('d')}
      ) t GROUP BY type, priority, status ORDER BY type, priority, status`,
+    values,
   )
   return rows.map(({ latency, ...row }) => ({ ...row, averageLatencySeconds: latency }))
+}
+
+/** The same as `isWithin` of http/viewer.ts. */
+function boundTest(
+  { queues, identity, namedTypes }: QueueBound,
+  values: unknown[],
+): (table: string, queueTable: string) => string {
+  const first = values.push(queues, identity, namedTypes) - 2
+  return (table, queueTable) =>
+    `(EXISTS (SELECT FROM unnest($${first}::text[]) x(pattern) WHERE CASE WHEN right(x.pattern, 1) = '*'
+        THEN starts_with(${queueTable}.queue, left(x.pattern, -1)) ELSE ${queueTable}.queue = x.pattern END)
+      OR (${table}.identity = $${first + 1} AND ${table}.type <> ALL ($${first + 2}::text[])))`
 }
 
 function conditions(filter: TicketFilter, before: string | null, values: unknown[]): (table: string) => string {
@@ -185,7 +203,14 @@ function conditions(filter: TicketFilter, before: string | null, values: unknown
     values.push(value)
     return { column, test: `${operator} $${values.length}` }
   })
-  return (table) => ['true', ...texts.map(({ column, test }) => `${table}.${column} ${test}`)].join(' AND ')
+  if (filter.ids !== undefined) texts.push({ column: 'id', test: `= ANY ($${values.push(filter.ids)}::uuid[])` })
+  const within = filter.bound === undefined ? null : boundTest(filter.bound, values)
+  return (table) =>
+    [
+      'true',
+      ...texts.map(({ column, test }) => `${table}.${column} ${test}`),
+      ...(within === null ? [] : [within(table, table)]),
+    ].join(' AND ')
 }
 
 function toTicket(row: TicketRow): Ticket {

@@ -54,7 +54,7 @@ export function alertRoutes(alerts: Alerts, pageBytesMax: number): (app: App) =>
           querystring: ListAlertsQuery,
           response: { 200: AlertPage, '4xx': Problem, '5xx': Problem },
         },
-        config: { role: 'operate' },
+        config: { role: 'view', wholeServer: true },
       },
       async (request, reply) => {
         const { status = null, name = null, active = false, limit = listLimitDefault, cursor } = request.query

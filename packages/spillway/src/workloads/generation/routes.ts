@@ -9,6 +9,7 @@ import {
 import { generationLimits, threadIdHeader } from '@spillway/protocol/wire'
 import Type from 'typebox'
 import type { AppRequest as Request } from '../../http/app.js'
+import { operatesAll, viewsAll } from '../../http/identity.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { parseIdempotencyKey } from '../../http/preferences.js'
 import { type Problem, sendProblem } from '../../http/problem.js'
@@ -134,7 +135,7 @@ function addResume(app: App, { serving, deps }: GenerationWorkload): void {
       },
     },
     async (request, reply) => {
-      const entry = await ownStream(deps, request)
+      const entry = await ownStream(deps, request, viewsAll)
       if (entry === null) return sendProblem(reply, noStream)
       const after = startAfter(request)
       if (typeof after !== 'number') return sendProblem(reply, after)
@@ -159,9 +160,10 @@ function addCancel(app: App, { serving, deps }: GenerationWorkload): void {
         params: Type.Object({ id: Type.String() }),
         response: { 200: Type.Object({ id: Type.String(), status: Type.Literal('cancelled') }), ...problems },
       },
+      config: { role: 'submit' },
     },
     async (request, reply) => {
-      const entry = await ownStream(deps, request)
+      const entry = await ownStream(deps, request, operatesAll)
       if (entry === null) return sendProblem(reply, noStream)
       if (!(await serving.cancel(entry))) {
         return sendProblem(reply, { code: 'operation_finished', detail: 'The stream has ended already.' })
@@ -219,6 +221,7 @@ const noStream: Problem = { code: 'not_found', detail: 'There is no such stream,
 async function ownStream(
   { registry, intake }: Pick<GenerationWorkload['deps'], 'registry' | 'intake'>,
   request: Request & { params: { id: string } },
+  mayAll: (principal: Request['principal']) => boolean,
 ): Promise<StreamEntry | null> {
   const id = request.params.id.toLowerCase()
   if (!uuid.test(id)) return null
@@ -232,8 +235,8 @@ async function ownStream(
     entry = await registry.find(id)
   }
   if (entry === null) return null
-  const { identity, roles } = request.principal
-  return entry.identity === identity || roles.has('operate') ? entry : null
+  const { principal } = request
+  return entry.identity === principal.identity || mayAll(principal) ? entry : null
 }
 
 /** Whether its log, which is not the store's own, has its end, and nothing behind that position. */

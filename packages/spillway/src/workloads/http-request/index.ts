@@ -8,6 +8,7 @@ import { type Definition, FailOperation, type IntakeApi, mayUseQueue, pressure, 
 import type { AllowList } from './allow-list.js'
 import { createForwarder, type Forwarder } from './forward.js'
 import { validateForwardPayload } from './payload.js'
+import { demoEchoPath, type TargetRules, targetsOf } from './targets.js'
 
 export const httpRequestType = 'http.request'
 
@@ -24,7 +25,8 @@ export const httpRequestBody = Type.Object(
 )
 
 export interface HttpRequestOptions {
-  allow: () => AllowList
+  /** What this instance may call. Asked once, when the first call is checked. */
+  targets: () => TargetRules
   version: string
 }
 
@@ -35,6 +37,11 @@ export interface HttpRequestWorkload {
 
 export function defineHttpRequest(intake: IntakeApi, options: HttpRequestOptions): HttpRequestWorkload {
   const forwarder: Forwarder = createForwarder({ userAgent: `spillway/${options.version}` })
+  let known: AllowList | undefined
+  const targets = (): AllowList => {
+    known ??= targetsOf(options.targets())
+    return known
+  }
   const definition = intake.define(httpRequestType, {
     body: HttpRequestBody,
     lane: (body) => [body.queue, body.partition ?? defaultPartition],
@@ -51,8 +58,11 @@ export function defineHttpRequest(intake: IntakeApi, options: HttpRequestOptions
         const errors = payload.errors.map((e) => ({ path: `/payload${e.path}`, message: e.message }))
         return { code: 'invalid_request', detail: 'The payload is not valid.', errors }
       }
-      const allowed = options.allow().allows(payload.url)
-      return allowed ? null : { code: 'target_not_allowed', detail: 'The target is not in SPILLWAY_FORWARD_ALLOW.' }
+      if (targets().allows(payload.url)) return null
+      return {
+        code: 'target_not_allowed',
+        detail: `The target is not in SPILLWAY_FORWARD_ALLOW, or is this server and not ${demoEchoPath}.`,
+      }
     },
     priority: (body) => body.priority ?? 5,
     delayMs: (body) => (body.delay_seconds ?? 0) * 1_000,
@@ -63,7 +73,7 @@ export function defineHttpRequest(intake: IntakeApi, options: HttpRequestOptions
       const payload = validateForwardPayload(body.payload)
       if (!payload.ok) throw new FailOperation('The stored payload is not valid.')
       const outcome = await forwarder.forward(payload.request, {
-        allow: options.allow(),
+        allow: targets(),
         operationId: ctx.id,
         traceparent: ctx.traceparent,
         signal: ctx.signal,

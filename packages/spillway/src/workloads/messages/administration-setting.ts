@@ -4,6 +4,7 @@ import { limits } from '@spillway/protocol/wire'
 import type { TSchema } from 'typebox'
 import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
 import { Refusal } from '../../http/faults.js'
+import type { Role } from '../../http/identity.js'
 import { fitPage, type Page, type Pagination, paginationOf } from '../../http/pages.js'
 import { sendProblem } from '../../http/problem.js'
 import { mayUseQueue } from '../../index.js'
@@ -20,13 +21,18 @@ export interface AdministrationHooks {
   }
 }
 
-type RouteConfig = { tellsError: true; role?: 'operate' | 'consume' }
+type RouteConfig = { tellsError: true; role: Role | readonly Role[]; wholeServer?: true }
 
 export interface AdministrationSetting {
   administration: Administration
   hooks: AdministrationHooks
-  /** For those who operate, and for those who may also look as consumers. With authentication off whoever names nobody may do all. */
+  /** Changes of queues, groups and messages. */
   operate: RouteConfig
+  /** What operators and those who view may read. */
+  view: RouteConfig
+  /** What consumers may read too. */
+  read: RouteConfig
+  /** What consumers may write. */
   consume: RouteConfig
   visible(request: Request): Visible
   mayUse(request: Request, queue: string): boolean
@@ -44,6 +50,8 @@ export function administrationSetting(
     administration,
     hooks,
     operate: { tellsError: true, role: 'operate' },
+    view: { tellsError: true, role: 'view' },
+    read: { tellsError: true, role: ['consume', 'view'] },
     consume: { tellsError: true, role: 'consume' },
     visible,
     mayUse: (request, queue) => mayUseQueue(visible(request) ?? undefined, queue),

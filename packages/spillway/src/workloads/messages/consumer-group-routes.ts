@@ -65,7 +65,7 @@ export function consumerGroupRoutes(app: App, setting: AdministrationSetting): v
 
 function addReading(
   app: App,
-  { administration: { groups }, operate, visible, pageBytesMax }: AdministrationSetting,
+  { administration: { groups }, view, visible, pageBytesMax }: AdministrationSetting,
 ): void {
   app.get<{ Querystring: Static<typeof ListEntriesQuery> }>(
     url,
@@ -76,7 +76,7 @@ function addReading(
         querystring: ListEntriesQuery,
         response: answers(ConsumerGroupList),
       },
-      config: operate,
+      config: view,
     },
     async (request, reply) => {
       const asked = pageOf(request.query, listDefault)
@@ -95,7 +95,7 @@ function addReading(
         querystring: LaggingGroupsQuery,
         response: answers(LaggingPartitions),
       },
-      config: operate,
+      config: view,
     },
     async (request) => {
       const { minLagSeconds = lagSecondsDefault } = request.query
@@ -113,7 +113,7 @@ function addReading(
         querystring: ListEntriesQuery,
         response: answers(ConsumerGroupDetails),
       },
-      config: operate,
+      config: view,
     },
     async (request, reply) => {
       const { group } = request.params

@@ -12,6 +12,7 @@ import { Transactions } from './transaction.js'
 
 export { messageAdministrationRoutes } from './administration-routes.js'
 export type { MessagesOptions } from './options.js'
+export { pushType } from './push.js'
 export { pushMount } from './push-mount.js'
 export { messageRoutes } from './routes.js'
 

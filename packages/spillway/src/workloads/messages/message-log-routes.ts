@@ -61,7 +61,7 @@ export function messageLogRoutes(app: App, setting: AdministrationSetting): void
 
 function addDeadLetters(
   app: App,
-  { administration, hooks, operate, consume, visible, mayUse, pageBytesMax }: AdministrationSetting,
+  { administration, hooks, operate, read, visible, mayUse, pageBytesMax }: AdministrationSetting,
 ): void {
   const { dead } = administration
   app.get<{ Querystring: Static<typeof ListDeadMessagesQuery> }>(
@@ -73,7 +73,7 @@ function addDeadLetters(
         querystring: ListDeadMessagesQuery,
         response: answers(DeadMessagePage),
       },
-      config: consume,
+      config: read,
     },
     async (request) => {
       const { queue = null, consumerGroup = null, partition = null, from, to, skipped = false } = request.query
@@ -148,7 +148,7 @@ async function nameOf(
 }
 
 function addReading(app: App, setting: AdministrationSetting): void {
-  const { administration, consume, visible, pageBytesMax } = setting
+  const { administration, read, visible, pageBytesMax } = setting
   app.get<{ Querystring: Static<typeof ListMessagesQuery> }>(
     '/api/v1/messages',
     {
@@ -158,7 +158,7 @@ function addReading(app: App, setting: AdministrationSetting): void {
         querystring: ListMessagesQuery,
         response: answers(LoggedMessagePage),
       },
-      config: consume,
+      config: read,
     },
     async (request) => {
       const { queue = null, partition = null, ns, namespace = ns ?? null, task = null, status = null } = request.query
@@ -186,7 +186,7 @@ function addReading(app: App, setting: AdministrationSetting): void {
 
   app.get<{ Params: MessageParams }>(
     messageUrl,
-    { schema: { tags, summary: 'One message', response: answers(MessageDetails) }, config: consume },
+    { schema: { tags, summary: 'One message', response: answers(MessageDetails) }, config: read },
     async (request, reply) => {
       const name = await nameOf(setting, request, request.params)
       const found = name === null ? null : await administration.log.get(name)
@@ -258,7 +258,7 @@ function addHandling(app: App, setting: AdministrationSetting): void {
 }
 
 function addTraces(app: App, setting: AdministrationSetting): void {
-  const { administration, consume, pageBytesMax } = setting
+  const { administration, consume, read, pageBytesMax } = setting
   const { traces, log } = administration
   app.post<{ Body: Static<typeof AddTrace> }>(
     '/api/v1/traces',
@@ -297,7 +297,7 @@ function addTraces(app: App, setting: AdministrationSetting): void {
         querystring: ListTracesQuery,
         response: answers(TraceEvents),
       },
-      config: consume,
+      config: read,
     },
     async (request, reply) => {
       const name = await nameOf(setting, request, request.params)
@@ -312,7 +312,7 @@ function addTraces(app: App, setting: AdministrationSetting): void {
   )
   app.get<{ Params: MessageParams & { traceId: string } }>(
     `${tracesUrl}/:traceId`,
-    { schema: { tags, summary: 'One event of a message, whole', response: answers(TraceEvent) }, config: consume },
+    { schema: { tags, summary: 'One event of a message, whole', response: answers(TraceEvent) }, config: read },
     async (request, reply) => {
       const { traceId } = request.params
       const name = traceForm.test(traceId) ? await nameOf(setting, request, request.params) : null

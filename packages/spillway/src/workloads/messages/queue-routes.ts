@@ -42,7 +42,7 @@ export function queueRoutes(app: App, setting: AdministrationSetting): void {
 }
 
 function addResources(app: App, setting: AdministrationSetting): void {
-  const { operate, consume, visible, mayUse, pageBytesMax } = setting
+  const { operate, read, visible, mayUse, pageBytesMax } = setting
   const { overview, removal } = setting.administration
   addQueueList(app, setting, '/api/v1/resources/queues', 'Queues and how much is in them, newest first')
 
@@ -55,7 +55,7 @@ function addResources(app: App, setting: AdministrationSetting): void {
         querystring: ListEntriesQuery,
         response: answers(QueueDetails),
       },
-      config: consume,
+      config: read,
     },
     async (request, reply) => {
       const { queue } = request.params
@@ -100,7 +100,7 @@ function addResources(app: App, setting: AdministrationSetting): void {
 
   app.get(
     '/api/v1/resources/overview',
-    { schema: { tags, summary: 'All queues together', response: answers(ResourceOverview) }, config: consume },
+    { schema: { tags, summary: 'All queues together', response: answers(ResourceOverview) }, config: read },
     (request) => overview.resources(visible(request)),
   )
   const shares = async (column: 'namespace' | 'task', request: Request) => {
@@ -117,7 +117,7 @@ function addResources(app: App, setting: AdministrationSetting): void {
         querystring: ListEntriesQuery,
         response: answers(NamespaceList),
       },
-      config: consume,
+      config: read,
     },
     async (request) => {
       const { items, pagination } = await shares('namespace', request)
@@ -128,7 +128,7 @@ function addResources(app: App, setting: AdministrationSetting): void {
     '/api/v1/resources/tasks',
     {
       schema: { tags, summary: 'Queues by task', querystring: ListEntriesQuery, response: answers(TaskList) },
-      config: consume,
+      config: read,
     },
     async (request) => {
       const { items, pagination } = await shares('task', request)
@@ -138,7 +138,7 @@ function addResources(app: App, setting: AdministrationSetting): void {
 }
 
 function addStatus(app: App, setting: AdministrationSetting): void {
-  const { consume, visible, mayUse, pageBytesMax } = setting
+  const { read, visible, mayUse, pageBytesMax } = setting
   const { status } = setting.administration
   app.get<{ Querystring: Static<typeof StatusQuery> }>(
     '/api/v1/status',
@@ -149,7 +149,7 @@ function addStatus(app: App, setting: AdministrationSetting): void {
         querystring: StatusQuery,
         response: answers(SystemStatus),
       },
-      config: consume,
+      config: read,
     },
     (request) => {
       const { queue = null, namespace = null, task = null } = request.query
@@ -166,7 +166,7 @@ function addStatus(app: App, setting: AdministrationSetting): void {
         querystring: ListEntriesQuery,
         response: answers(QueueStatus),
       },
-      config: consume,
+      config: read,
     },
     async (request, reply) => {
       const { queue } = request.params
@@ -182,7 +182,7 @@ function addQueueList(app: App, setting: AdministrationSetting, url: string, sum
     url,
     {
       schema: { tags, summary, querystring: ListQueuesQuery, response: answers(QueuePage) },
-      config: setting.consume,
+      config: setting.read,
     },
     async (request) => {
       const { search = null, namespace = null, task = null } = request.query
@@ -195,12 +195,16 @@ function addQueueList(app: App, setting: AdministrationSetting, url: string, sum
   )
 }
 
-function addMaintenance(app: App, { operate, hooks: { maintenance } }: AdministrationSetting): void {
+function addMaintenance(app: App, { operate, view, hooks: { maintenance } }: AdministrationSetting): void {
+  const wholeServer = { wholeServer: true } as const
   const url = '/api/v1/system/maintenance'
   const state = (): Promise<Static<typeof MaintenanceState>> => maintenance.state()
   app.get(
     url,
-    { schema: { tags, summary: 'Are pushes held back?', response: answers(MaintenanceState) }, config: operate },
+    {
+      schema: { tags, summary: 'Are pushes held back?', response: answers(MaintenanceState) },
+      config: { ...view, ...wholeServer },
+    },
     () => state(),
   )
   app.post<{ Body: Static<typeof SetMaintenance> }>(
@@ -212,7 +216,7 @@ function addMaintenance(app: App, { operate, hooks: { maintenance } }: Administr
         body: SetMaintenance,
         response: answers(MaintenanceState),
       },
-      config: operate,
+      config: { ...operate, ...wholeServer },
     },
     async (request) => {
       const { enabled } = request.body

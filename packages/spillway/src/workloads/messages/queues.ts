@@ -42,6 +42,7 @@ export interface Configured {
 
 const knownMs = 1_000
 const knownMax = 10_000
+const createTriesMax = 3
 
 export class Queues {
   readonly #intake: IntakeApi
@@ -57,23 +58,59 @@ export class Queues {
     intake.onNotice('mqconf', (queue) => void this.#known.delete(queue))
   }
 
-  async configure({ queue, namespace, task, options }: Configuration): Promise<Configured> {
+  async configure(configuration: Configuration): Promise<Configured> {
+    const row = await this.#write(
+      configuration,
+      (columns) =>
+        `UPDATE SET namespace = coalesce(excluded.namespace, q.namespace), task = coalesce(excluded.task, q.task)${columns
+          .map((c) => `, ${c} = excluded.${c}`)
+          .join('')}`,
+    )
+    return toConfigured(row ?? {})
+  }
+
+  /** Makes a queue. Null: it exists with other options, and nothing was changed. */
+  async create(configuration: Configuration): Promise<Configured | null> {
+    const { queue, namespace, task, options } = configuration
+    let row: Record<string, unknown> | undefined
+    // Again only when the queue was deleted between the two statements.
+    for (let tries = 0; row === undefined && tries < createTriesMax; tries++) {
+      const made = await this.#write(configuration, () => 'NOTHING')
+      if (made !== null) return toConfigured(made)
+      const { rows } = await this.#intake.read<Record<string, unknown>>(
+        `SELECT q.* FROM ${this.#schema}.mq_queues q WHERE q.name = $1`,
+        [queue],
+      )
+      row = rows[0]
+    }
+    if (row === undefined) return null
+    const there = toConfigured(row)
+    const isSame =
+      optionNames.every((name) => options[name] === undefined || options[name] === there.options[name]) &&
+      (namespace === null || namespace === there.namespace) &&
+      (task === null || task === there.task)
+    return isSame ? there : null
+  }
+
+  async #write(
+    { queue, namespace, task, options }: Configuration,
+    onConflict: (columns: readonly string[]) => string,
+  ): Promise<Record<string, unknown> | null> {
     const given = optionNames.filter((name) => options[name] !== undefined)
     const list = given.map((name) => columns[name])
     const values = given.map((name) => options[name])
     const { rows } = await this.#intake.read<Record<string, unknown>>(
       `INSERT INTO ${this.#schema}.mq_queues AS q (name, namespace, task, created_at${list.map((c) => `, ${c}`).join('')})
        VALUES ($1, $2, $3, ${this.#schema}.clock()${list.map((_, i) => `, $${i + 4}`).join('')})
-       ON CONFLICT (name) DO UPDATE SET namespace = coalesce(excluded.namespace, q.namespace), task = coalesce(excluded.task, q.task)${list
-         .map((c) => `, ${c} = excluded.${c}`)
-         .join('')}
+       ON CONFLICT (name) DO ${onConflict(list)}
        RETURNING q.*`,
       [queue, namespace, task, ...values],
     )
+    if (rows[0] === undefined) return null
     this.#known.delete(queue)
     // A hint, and it has a size: a name that is too long for it is known within a second.
     await this.#intake.read('SELECT pg_notify($1, $2)', [this.#channel, `mqconf:${queue}`])
-    return toConfigured(rows[0] ?? {})
+    return rows[0]
   }
 
   /**

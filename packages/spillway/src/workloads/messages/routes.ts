@@ -56,8 +56,14 @@ function addConfigure(app: App, { queues, seal }: MessagesWorkload): void {
   app.post<{ Body: Static<typeof ConfigureQueue> }>(
     '/api/v1/configure',
     {
-      schema: { tags, summary: 'Make a queue, or change its options', body: ConfigureQueue },
-      config: { role: 'submit', tellsError: true },
+      schema: {
+        tags,
+        summary: 'Make a queue, or change its options',
+        description:
+          'Making one needs submit or consume, changing one needs operate. Repeating what is set already changes nothing and is answered as the first time.',
+        body: ConfigureQueue,
+      },
+      config: { role: ['submit', 'consume'], tellsError: true },
     },
     async (request, reply) => {
       const { queue, namespace = null, task = null, options } = request.body
@@ -82,7 +88,13 @@ function addConfigure(app: App, { queues, seal }: MessagesWorkload): void {
           errors: [{ path: '/options/encryptionEnabled', message: 'needs SPILLWAY_ENCRYPTION_KEY' }],
         })
       }
-      const configured = await queues.configure({ queue, namespace, task, options: given })
+      const wanted = { queue, namespace, task, options: given }
+      const { roles } = request.principal
+      const configured = roles.has('operate') ? await queues.configure(wanted) : await queues.create(wanted)
+      if (configured === null) {
+        const detail = `The queue ${JSON.stringify(queue)} exists. Changing it needs the role operate.`
+        return sendProblem(reply, { code: 'forbidden', detail })
+      }
       return reply
         .code(201)
         .send({ configured: true, ...configured, options: { ...queueOptionDefaults, ...configured.options } })

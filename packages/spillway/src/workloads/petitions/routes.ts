@@ -19,6 +19,7 @@ import Type, { type Static, type TSchema } from 'typebox'
 import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
 import { goneSignal } from '../../http/connections.js'
 import { deadline } from '../../http/deadline.js'
+import { viewsAll } from '../../http/identity.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
 import { fitPage } from '../../http/pages.js'
 import { sendProblem } from '../../http/problem.js'
@@ -33,6 +34,9 @@ const waitSecondsDefault = 30
 const tags = ['petitions']
 const answers = (schema: TSchema): Record<string, TSchema> => ({ 200: schema, '4xx': Problem, '5xx': Problem })
 const Id = Type.Object({ id: Type.String() })
+/** Petitions belong to no queue: keys that are bound to queues do not look after them. */
+const operate = { role: 'operate', wholeServer: true } as const
+const view = { role: 'view', wholeServer: true } as const
 
 export function petitionRoutes(
   intake: IntakeApi,
@@ -55,7 +59,7 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
   /** Another's looks the same as none; where nobody is authenticated all may read all. */
   const visible = async (request: Request, id: string): Promise<PetitionView | null> => {
     const petition = uuid.test(id) ? await petitions.get(id.toLowerCase()) : null
-    if (petition === null || !isAuthenticated || request.principal.roles.has('operate')) return petition
+    if (petition === null || !isAuthenticated || viewsAll(request.principal)) return petition
     return petition.submitter_id === submitterForm(request.principal.identity) ? petition : null
   }
 
@@ -68,7 +72,7 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
         querystring: ListPetitionsQuery,
         response: answers(PetitionPage),
       },
-      ...(isAuthenticated && { config: { role: 'operate' } }),
+      ...(isAuthenticated && { config: view }),
     },
     async (request, reply) => {
       const { state = 'RECEIVED', limit = listLimitDefault, cursor } = request.query
@@ -146,7 +150,7 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
     `${prefix}/:id/transitions`,
     {
       schema: { tags, summary: 'Move a petition on', body: TransitionPetition, response: answers(Petition) },
-      config: { role: 'operate' },
+      config: operate,
     },
     async (request, reply) => {
       const { to, reason = null } = request.body
@@ -191,9 +195,8 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
 
 function addHalt(app: App, { petitions }: PetitionsWorkload): void {
   const url = '/api/v1/admin/halt'
-  const config = { role: 'operate' } as const
   const actorOf = (request: Request): string => `operator:${request.principal.identity}`
-  app.get(url, { schema: { tags, summary: 'Is intake halted?', response: answers(HaltState) }, config }, () =>
+  app.get(url, { schema: { tags, summary: 'Is intake halted?', response: answers(HaltState) }, config: view }, () =>
     petitions.halted(),
   )
   app.post<{ Body: Static<typeof HaltBody> }>(
@@ -205,17 +208,19 @@ function addHalt(app: App, { petitions }: PetitionsWorkload): void {
         body: HaltBody,
         response: answers(HaltState),
       },
-      config,
+      config: operate,
     },
     (request) => petitions.halt(request.body.reason, actorOf(request), request.id),
   )
-  app.delete(url, { schema: { tags, summary: 'End the halt', response: answers(HaltState) }, config }, (request) =>
-    petitions.resume(actorOf(request), request.id),
+  app.delete(
+    url,
+    { schema: { tags, summary: 'End the halt', response: answers(HaltState) }, config: operate },
+    (request) => petitions.resume(actorOf(request), request.id),
   )
 }
 
 function addLedger(app: App, { ledger }: IntakeApi, bytesMax: number): void {
-  const config = { role: 'operate' } as const
+  const config = view
   app.get<{ Querystring: Static<typeof ListLedgerQuery> }>(
     '/api/v1/ledger',
     {

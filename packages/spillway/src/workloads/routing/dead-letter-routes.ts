@@ -7,7 +7,7 @@ import { fitPage } from '../../http/pages.js'
 import { sendProblem } from '../../http/problem.js'
 import { type BrokerDeadLetter, BrokerFault, type RouterBroker } from '../../index.js'
 import type { RoutingWorkload } from './index.js'
-import { listLimitDefault, operate, problems, tags } from './route-setting.js'
+import { listLimitDefault, operate, problems, tags, view } from './route-setting.js'
 
 const Ids = Type.Object(
   { ids: Type.Array(Type.String({ pattern: '^\\d{1,19}$' }), { minItems: 1, maxItems: 1_000 }) },
@@ -59,7 +59,7 @@ export function addDeadLetters(app: App, { deps: { broker, settings } }: Routing
         ...{ tags, summary: 'Messages that could not be worked on, oldest first', querystring: ListQuery },
         response: { 200: Letters, ...problems },
       },
-      config: operate,
+      config: view,
     },
     async (request, reply) =>
       withBroker(reply, async (from) => {

@@ -9,6 +9,7 @@ import { type RouteTask, routingProblemCode, routingStatus } from '@spillway/pro
 import Type from 'typebox'
 import type { Wire } from '../../http/answer.js'
 import { toWire } from '../../http/answer.js'
+import { operatesAll } from '../../http/identity.js'
 import { type Entered, type Mount, mount } from '../../http/mount.js'
 import { parseIdempotencyKey, parsePreferences } from '../../http/preferences.js'
 import type { Problem } from '../../http/problem.js'
@@ -253,7 +254,7 @@ export class Gateway {
       return { ok: false, wire }
     }
     const { task } = checked
-    const mayAll = request.user?.roles.has('operate') === true
+    const mayAll = request.user !== null && operatesAll(request.user)
     if (this.#deps.settings.isAuthenticated && !mayAll && task.tenant_id !== identity) {
       const message = 'tenant_id is not the authenticated subject.'
       const wire = refuse({

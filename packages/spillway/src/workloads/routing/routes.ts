@@ -4,6 +4,7 @@ import { DecideAnswer, DecideRequest, Executed, Queued } from '@spillway/protoco
 import Type from 'typebox'
 import type { AppRequest as Request } from '../../http/app.js'
 import { mountedRoute } from '../../http/fastify-binding.js'
+import { viewsAll } from '../../http/identity.js'
 import type { Mount } from '../../http/mount.js'
 import { operationView } from '../../http/operation-view.js'
 import type { FastifyLike as App } from '../../http/operations-routes.js'
@@ -79,7 +80,7 @@ function addDecision(app: App, { answers, deps }: RoutingWorkload): void {
   const { intake, settings } = deps
   /** With authentication on a tenant is who it says it is; without, everybody may read. */
   const tenantOf = ({ principal }: Request): string | null =>
-    !settings.isAuthenticated || principal.roles.has('operate') ? null : principal.identity
+    !settings.isAuthenticated || viewsAll(principal) ? null : principal.identity
   app.get<{ Params: { messageId: string } }>(
     `${decidePath}/:messageId`,
     {
@@ -94,7 +95,7 @@ function addDecision(app: App, { answers, deps }: RoutingWorkload): void {
       const id = messageId.toLowerCase()
       if (isUuid(id)) {
         const ticket = await intake.core.store.ticket(id)
-        const mine = ticket?.identity === request.principal.identity || request.principal.roles.has('operate')
+        const mine = ticket?.identity === request.principal.identity || viewsAll(request.principal)
         if (ticket?.type.startsWith('routing.') === true && mine) return operationView(ticket)
         const found = await findSoon(() => answers.find(tenantOf(request), id))
         if (found !== null) {

@@ -1,0 +1,66 @@
+/** Which operations a caller may see: its own, or all with `operate` or `view`; of a key bound to queues, only theirs. */
+import type { FastifyRequest } from 'fastify'
+import { isUuid } from '../operations/operation-id.js'
+import type { Store, Ticket, TicketFilter } from '../store/port.js'
+import { mayUseQueue } from './queue-names.js'
+
+export interface Viewer {
+  identity: string
+  /** Sees and does all. */
+  operates: boolean
+  /** Sees all, changes nothing. Default: only if it operates. */
+  views?: boolean
+  /** Patterns of the queues it is bound to (`orders*`); absent: all. */
+  queues?: readonly string[]
+}
+
+export function defaultViewer(request: FastifyRequest): Viewer {
+  const { principal, user, clientAddress } = request as {
+    principal?: { identity: string; roles: ReadonlySet<string>; queues?: readonly string[] } | null
+    user?: { id?: unknown }
+    clientAddress?: string
+  }
+  if (principal !== undefined && principal !== null) {
+    const { identity, roles, queues } = principal
+    return { identity, operates: roles.has('operate'), views: roles.has('view'), ...(queues && { queues }) }
+  }
+  return { identity: user?.id === undefined ? (clientAddress ?? request.ip) : String(user.id), operates: false }
+}
+
+export interface TicketAccess {
+  viewerOf(request: FastifyRequest): Viewer
+  /** Null for another's, which looks the same as none. */
+  visible(request: FastifyRequest, id: string): Promise<Ticket | null>
+  /** Narrows what is asked for to what may be seen. */
+  narrow(viewer: Viewer, filter: TicketFilter): TicketFilter
+}
+
+/**
+ * `namedTypes`: types whose queue the caller names. A key bound to queues keeps the tickets of its own other work, whose
+ * lanes the server names.
+ */
+export function ticketAccess(
+  store: Store,
+  viewerOf: (request: FastifyRequest) => Viewer,
+  namedTypes: readonly string[],
+): TicketAccess {
+  const isWithin = ({ identity, queues }: Viewer, ticket: Ticket): boolean =>
+    mayUseQueue(queues, ticket.queue) || (ticket.identity === identity && !namedTypes.includes(ticket.type))
+  const sees = (viewer: Viewer, ticket: Ticket): boolean =>
+    (viewer.operates || viewer.views === true || ticket.identity === viewer.identity) && isWithin(viewer, ticket)
+  return {
+    viewerOf,
+    async visible(request, id) {
+      const ticket = isUuid(id) ? await store.ticket(id) : null
+      return ticket !== null && sees(viewerOf(request), ticket) ? ticket : null
+    },
+    narrow(viewer, filter) {
+      const { identity, operates, views, queues } = viewer
+      return {
+        ...filter,
+        ...(!operates && views !== true && { identity }),
+        ...(queues !== undefined && { bound: { queues, identity, namedTypes } }),
+      }
+    },
+  }
+}
