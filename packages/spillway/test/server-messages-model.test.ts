@@ -122,7 +122,7 @@ const broken = (tables: MessageTables) =>
   tables.query(`
     SELECT g.name, p.name AS partition, p.tail, c.head, c.lease, r.at FROM mq_groups g JOIN mq_partitions p ON p.queue = g.queue
       LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id LEFT JOIN mq_ready r ON r.partition = p.id AND r.grp = g.id
-    WHERE (coalesce(c.head, 0) < p.tail) <> ((r.at IS NOT NULL) <> (c.lease IS NOT NULL))
+    WHERE (mq_head(c.head, r.head, g.reached, p.id, p.low, p.tail) < p.tail) <> ((r.at IS NOT NULL) <> (c.lease IS NOT NULL))
        OR c.lease IS NOT NULL AND NOT EXISTS (SELECT FROM mq_leases l WHERE l.id = c.lease AND p.id = ANY (l.partitions))`)
 
 const settledCount = async (tables: MessageTables): Promise<number> =>
