@@ -8,15 +8,16 @@ export const messagesSql = (
   FROM ${schema}.mq_messages m JOIN ${schema}.mq_partitions p ON p.id = m.partition JOIN ${schema}.mq_queues q ON q.id = p.queue WHERE q.name = '${queueName}'`
 
 /**
- * Between any two transactions. A group that has something to read is in one place: in line, or in a lease (whose time may
- * be over); what leases and cursors say of each other is the same; numbers have no gaps.
+ * Between any two transactions. A group that has something to read, in a partition that it has joined, is in one place: in
+ * line, or in a lease (whose time may be over); what leases and cursors say of each other is the same; numbers have no gaps.
  */
 export const messagesAuditSql = (schema: string): string => `WITH places AS (
-    SELECT p.name, g.name AS grp, p.tail, greatest(p.low, coalesce(c.head, 0)) AS head, c.lease, l.id IS NOT NULL AS leased, r.grp IS NOT NULL AS ready
+    SELECT p.name, g.name AS grp, p.tail, greatest(p.low, ${schema}.mq_head(c.head, r.head, g.reached, p.id, p.low, p.tail)) AS head, c.lease, l.id IS NOT NULL AS leased, r.grp IS NOT NULL AS ready
     FROM ${schema}.mq_partitions p JOIN ${schema}.mq_groups g ON g.queue = p.queue
       LEFT JOIN ${schema}.mq_cursors c ON c.partition = p.id AND c.grp = g.id
       LEFT JOIN ${schema}.mq_ready r ON r.partition = p.id AND r.grp = g.id
       LEFT JOIN ${schema}.mq_leases l ON l.id = c.lease AND l.grp = g.id AND p.id = ANY (l.partitions)
+    WHERE c.head IS NOT NULL OR r.grp IS NOT NULL OR p.id > g.reached IS NOT TRUE
   )
   SELECT format('messages: %s of %s has read %s of %s, and is %s', grp, name, head, tail, CASE WHEN ready THEN 'in line and leased' ELSE 'neither in line nor leased' END) AS fault
     FROM places WHERE head < tail AND ready = leased
@@ -43,4 +44,5 @@ export const unconsumedSql = (
 ): string => `SELECT (SELECT count(*) FROM ${schema}.mq_leases)::int + count(*)::int AS n
   FROM ${schema}.mq_partitions p JOIN ${schema}.mq_queues q ON q.id = p.queue AND q.name = '${queueName}' CROSS JOIN unnest($1::text[]) u(name)
     LEFT JOIN ${schema}.mq_groups g ON g.queue = q.id AND g.name = u.name LEFT JOIN ${schema}.mq_cursors c ON c.partition = p.id AND c.grp = g.id
-  WHERE coalesce(c.head, 0) < p.tail`
+    LEFT JOIN ${schema}.mq_ready r ON r.partition = p.id AND r.grp = g.id
+  WHERE CASE WHEN g.id IS NULL THEN 0 ELSE ${schema}.mq_head(c.head, r.head, g.reached, p.id, p.low, p.tail) END < p.tail`

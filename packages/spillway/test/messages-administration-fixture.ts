@@ -100,6 +100,7 @@ export async function messagesBench(
   const workload: MessagesOptions = {
     schema,
     pendingMax: 10_000,
+    groupsMax: 1_000,
     encryptionKey: key,
     pageBytesMax: options.pageBytesMax ?? 4_194_304,
     log: { debug: nothing, info: nothing, warn: nothing, error: nothing },

@@ -122,17 +122,22 @@ const broken = (tables: MessageTables) =>
   tables.query(`
     SELECT g.name, p.name AS partition, p.tail, c.head, c.lease, r.at FROM mq_groups g JOIN mq_partitions p ON p.queue = g.queue
       LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id LEFT JOIN mq_ready r ON r.partition = p.id AND r.grp = g.id
-    WHERE (coalesce(c.head, 0) < p.tail) <> ((r.at IS NOT NULL) <> (c.lease IS NOT NULL))
+    WHERE (mq_head(c.head, r.head, g.reached, p.id, p.low, p.tail) < p.tail) <> ((r.at IS NOT NULL) <> (c.lease IS NOT NULL))
        OR c.lease IS NOT NULL AND NOT EXISTS (SELECT FROM mq_leases l WHERE l.id = c.lease AND p.id = ANY (l.partitions))`)
 
 const settledCount = async (tables: MessageTables): Promise<number> =>
   Number((await tables.query<{ n: string }>('SELECT coalesce(sum(head), 0) AS n FROM mq_cursors'))[0]?.n)
 
-async function simulate(schema: string, disturb?: (tables: MessageTables) => Promise<unknown>) {
+async function simulate(
+  schema: string,
+  disturb?: (tables: MessageTables) => Promise<unknown>,
+  prepare?: (tables: MessageTables) => Promise<unknown>,
+) {
   const seed = Math.floor(Math.random() * 2 ** 31)
   const env = { DATABASE_URL: database.url, SPILLWAY_DB_SCHEMA: schema, SPILLWAY_LEASE_SECONDS: '2', ...calm }
   const servers = await Promise.all([startServer(env), startServer(env)])
   const tables = openMessageTables(database.url, schema)
+  await prepare?.(tables)
   const options = { leaseTime: 1, retryLimit: 1_000, retryDelay: 5 }
   expect((await configure(servers[0], queue, options)).status).toBe(201)
   const progress = new Map<string, Progress>()
@@ -179,6 +184,20 @@ async function simulate(schema: string, disturb?: (tables: MessageTables) => Pro
 
 it('two instances: in order, none skipped, each settled once by each group', async () => {
   const { progress, seed } = await simulate('plain')
+  for (const [name, { completed, faults }] of progress) {
+    expect(faults, `seed ${seed}, ${name}`).toEqual([])
+    expect(
+      [...completed].sort((a, b) => a - b),
+      `seed ${seed}, ${name}`,
+    ).toEqual(Array.from({ length: perPartition }, (_, n) => n))
+  }
+}, 120_000)
+
+it('groups that join one partition at a time, all at once: in order, none skipped, each settled once', async () => {
+  const { progress, seed } = await simulate('joining', undefined, async (tables) => {
+    const [row] = await tables.query<{ text: string }>(`SELECT pg_get_functiondef('mq_subscribe'::regproc) AS text`)
+    await tables.query(row?.text.replace('DEFAULT 500', 'DEFAULT 1') ?? '')
+  })
   for (const [name, { completed, faults }] of progress) {
     expect(faults, `seed ${seed}, ${name}`).toEqual([])
     expect(

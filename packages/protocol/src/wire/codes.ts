@@ -21,6 +21,7 @@ export const problems = {
   request_timeout: { status: 408, title: 'Request Timeout' },
   conflict: { status: 409, title: 'Conflict' },
   idempotency_in_progress: { status: 409, title: 'First Request Still In Progress' },
+  group_limit: { status: 409, title: 'Consumer Group Limit Reached' },
   operation_running: { status: 409, title: 'Operation Is Running' },
   operation_not_failed: { status: 409, title: 'Operation Has Not Failed' },
   operation_finished: { status: 409, title: 'Operation Is Finished' },

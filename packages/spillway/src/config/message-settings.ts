@@ -10,6 +10,15 @@ export const messageSettings = {
     unit: 'operations',
     meaning: 'operations that may wait; a push that would have to join more is answered 429',
   },
+  groupsMax: {
+    name: 'SPILLWAY_GROUPS_PER_QUEUE_MAX',
+    type: 'integer',
+    min: 1,
+    max: 100_000,
+    default: 1_000,
+    unit: 'groups',
+    meaning: 'consumer groups that a queue may have; a pop of one more is answered 409',
+  },
   encryptionKey: {
     name: 'SPILLWAY_ENCRYPTION_KEY',
     type: 'text',

@@ -191,10 +191,11 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     log,
     metrics: createPetitionMetrics(metrics.registry),
   })
-  const { encryptionKey, pushPendingMax } = config.messages
+  const { encryptionKey, groupsMax, pushPendingMax } = config.messages
   const messages = defineMessages(api, {
     schema,
     pendingMax: pushPendingMax,
+    groupsMax,
     encryptionKey: encryptionKey === null ? null : Buffer.from(encryptionKey, 'hex'),
     pageBytesMax: config.server.pageBytesMax,
     log,

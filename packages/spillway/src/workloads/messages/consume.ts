@@ -178,8 +178,8 @@ export class Consume {
   async #look(request: PopRequest, gone: AbortSignal): Promise<{ popped: Popped | null; dueMs: number | null }> {
     for (;;) {
       const { popped, dueMs, more, missing } = await this.#pops.submit({ ...request, lease: randomUUID() })
-      for (const queue of missing) await this.#join(queue, request)
-      if (popped === null && (missing.length > 0 || (more && !gone.aborted))) continue
+      await this.#joinAll(missing, request, popped !== null)
+      if (popped === null && (missing.length > 0 || more) && !gone.aborted) continue
       if (popped === null) return { popped, dueMs }
       this.arrivals.found({ queue: popped.queue, group: popped.group })
       const readable = await this.#readable(popped)
@@ -194,16 +194,30 @@ export class Consume {
     }
   }
 
-  /** A group begins with its first pop. */
-  async #join(queue: number, { group, mode, from }: PopRequest): Promise<void> {
-    await again(attemptsMax, () =>
-      this.#intake.statements.take(`SELECT ${this.#options.schema}.mq_subscribe($1, $2, $3, $4)`, [
-        queue,
-        group,
-        mode,
-        from,
-      ]),
+  async #joinAll(queues: readonly number[], request: PopRequest, hasFound: boolean): Promise<void> {
+    for (const queue of queues) {
+      await this.#join(queue, request).catch((fault: unknown) => {
+        if (!hasFound) throw fault
+        // What was found is delivered; the next pop joins.
+        this.#options.log.warn({ err: fault, group: request.group }, 'a consumer group could not join partitions')
+      })
+    }
+  }
+
+  /** A group begins with its first pop, and joins a slice of its queue's partitions with each pop until it has all. */
+  async #join(queue: number, { group, mode, from, partition }: PopRequest): Promise<void> {
+    const { schema, groupsMax } = this.#options
+    const { rows } = await again(attemptsMax, () =>
+      this.#intake.statements.take<{ grp: number | null }>(
+        `SELECT ${schema}.mq_subscribe($1, $2, $3, $4, $5, $6) AS grp`,
+        [queue, group, mode, from, partition, groupsMax],
+      ),
     )
+    if (rows[0]?.grp !== 0) return
+    throw new Refusal({
+      code: 'group_limit',
+      detail: `The queue has ${groupsMax} consumer groups, the most that are allowed. Use one of them, or have an operator delete one.`,
+    })
   }
 
   /** What was changed, or sealed with another key, is put aside as a dead letter, and the partition goes on. */

@@ -4,7 +4,7 @@ import type { Static } from 'typebox'
 import { fitPage, type Pagination, paginationOf } from '../../http/pages.js'
 import type { AdministrationContext } from './administration.js'
 import type { Asked } from './administration-setting.js'
-import { looksMax, oldestSql, placedSql, progressSql, queuesSql } from './group-progress.js'
+import { joinedSql, looksMax, oldestSql, placedSql, progressSql, queuesSql, unjoinedSql } from './group-progress.js'
 import type { PatientReads } from './patient-reads.js'
 import { patientTransaction } from './patient-transaction.js'
 import { type Visible, visibleSql } from './visible-queues.js'
@@ -64,18 +64,18 @@ export class ConsumerGroups {
   /** By queue and name. */
   async list(visible: Visible, limit: number, offset: number): Promise<GroupView[]> {
     const { schema } = this.#context
-    const placed = placedSql(progressSql(schema, 'g.id = ANY (ARRAY(SELECT page.id FROM page))'), 'r.grp')
+    const placed = placedSql(joinedSql(schema, 'g.id = ANY (ARRAY(SELECT page.id FROM page))'), 'r.grp')
     // Each group gets its share of looks into the log.
     const share = `r.place <= ${looksMax} / (SELECT count(*) FROM page)`
     const { rows } = await this.#reads.query<GroupRow>(
       `WITH page AS MATERIALIZED (
-         SELECT g.id, g.name, g.queue, g.mode, g.since, g.created_at, q.name AS queue_name FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue
+         SELECT g.id, g.name, g.queue, g.mode, g.since, g.reached, g.created_at, q.name AS queue_name FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue
          WHERE ${visibleSql('q.name', '$1')} ORDER BY q.name, g.name LIMIT $2 OFFSET $3
        )
-       SELECT page.name, page.queue_name, page.mode, page.since, page.created_at, coalesce(x.partitions, 0) AS partitions, coalesce(x.lagging, 0) AS lagging,
-         coalesce(x.looked, 0) AS looked, coalesce(x.depth, 0) AS depth, coalesce(x.lag_seconds, 0) AS lag_seconds
-       FROM page LEFT JOIN (
-         SELECT r.grp, count(*) AS partitions, count(*) FILTER (WHERE r.depth > 0) AS lagging, count(o.oldest) AS looked, sum(r.depth)::bigint AS depth,
+       SELECT page.name, page.queue_name, page.mode, page.since, page.created_at, u.partitions, coalesce(x.lagging, 0) + u.lagging AS lagging,
+         coalesce(x.looked, 0) AS looked, (coalesce(x.depth, 0) + u.depth)::bigint AS depth, coalesce(x.lag_seconds, 0) AS lag_seconds
+       FROM page JOIN (${unjoinedSql(schema, 'page')}) u ON u.id = page.id LEFT JOIN (
+         SELECT r.grp, count(*) FILTER (WHERE r.depth > 0) AS lagging, count(o.oldest) AS looked, sum(r.depth)::bigint AS depth,
            floor(extract(epoch FROM ${schema}.clock() - min(o.oldest)))::bigint AS lag_seconds
          FROM (${placed}) r ${oldestSql(schema, 'r', `r.depth > 0 AND ${share}`)} GROUP BY r.grp
        ) x ON x.grp = page.id ORDER BY page.queue_name, page.name`,
@@ -145,7 +145,7 @@ export class ConsumerGroups {
   /** Partitions in which a message has waited so long, the longest first; among the deepest, if very many are behind. */
   async lagging(minLagSeconds: number, visible: Visible, limit: number): Promise<LaggingView[]> {
     const { schema } = this.#context
-    const behind = `SELECT r.* FROM (${progressSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r WHERE r.depth > 0`
+    const behind = `SELECT r.* FROM (${joinedSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r WHERE r.depth > 0`
     const { rows } = await this.#reads.query<PartitionRow>(
       `SELECT r.*, q.name AS queue_name, o.oldest, floor(extract(epoch FROM ${schema}.clock() - o.oldest))::bigint AS lag_seconds
        FROM (SELECT b.* FROM (${behind}) b ORDER BY b.depth DESC LIMIT ${looksMax}) r JOIN ${schema}.mq_queues q ON q.id = r.queue ${oldestSql(schema, 'r')}

@@ -11,18 +11,24 @@ export const queuesSql = (schema: string, where: string): string =>
 export function progressSql(schema: string, where: string): string {
   return `SELECT g.id AS grp, g.name AS grp_name, p.queue, p.id AS partition, p.name AS partition_name, ${depthSql(schema)} AS depth,
       CASE WHEN l.id IS NULL THEN 0 ELSE cardinality(c.open) END AS open, coalesce(c.consumed, 0) AS consumed, c.moved_at, l.id AS lease, l.until,
-      greatest(p.low, coalesce(c.head, 0)) AS head, coalesce(c.done, '{}') AS done
+      greatest(p.low, ${headSql(schema)}) AS head, coalesce(c.done, '{}') AS done
     FROM ${schema}.mq_partitions p JOIN ${schema}.mq_groups g ON g.queue = p.queue
       LEFT JOIN ${schema}.mq_cursors c ON c.partition = p.id AND c.grp = g.id
+      LEFT JOIN ${schema}.mq_ready w ON w.partition = p.id AND w.grp = g.id AND c.head IS NULL
       LEFT JOIN ${schema}.mq_leases l ON l.id = c.lease AND l.until > ${schema}.clock()
     WHERE ${where}`
 }
 
-/** Of a partition p and a group's cursor c, which may be null. */
-function depthSql(schema: string): string {
-  const head = 'greatest(p.low, coalesce(c.head, 0))'
-  const done = `coalesce(c.done, '{}')`
-  return `greatest(0, p.tail - ${head} - cardinality(${done}) - ${schema}.mq_holes(p.holes, ${head}, ${done}))`
+/** Of a partition p, a group g, its cursor c and its place w in line, which may be null. */
+export const headSql = (schema: string): string => `${schema}.mq_head(c.head, w.head, g.reached, p.id, p.low, p.tail)`
+
+/** Of the same. */
+const depthSql = (schema: string): string =>
+  depthOf(schema, `greatest(p.low, ${headSql(schema)})`, `coalesce(c.done, '{}')`)
+
+/** Calling mq_holes costs more than all the rest, and mostly there are none. */
+function depthOf(schema: string, head: string, done: string): string {
+  return `greatest(0, p.tail - ${head} - cardinality(${done}) - CASE WHEN p.holes = '{}' THEN 0 ELSE ${schema}.mq_holes(p.holes, ${head}, ${done}) END)`
 }
 
 /** Joins `o.oldest` to such rows: when the first message came that the group has to settle. One look into the log for each for which `when` holds. */
@@ -45,20 +51,61 @@ export function placedSql(rows: string, among: string): string {
   return `SELECT r.*, row_number() OVER (PARTITION BY ${among} ORDER BY r.depth DESC, r.partition) AS place FROM (${rows}) r`
 }
 
+/** What a partition p holds. */
+const totalSql = '(p.tail - p.low - cardinality(p.holes))'
+
+/** Where groups are that have something to read, or have read something: of each of the others the head is known without a row. */
+const placesSql = (schema: string): string =>
+  `SELECT c.partition, c.grp, c.head, c.done, c.open, c.lease, c.consumed, c.moved_at FROM ${schema}.mq_cursors c
+   UNION ALL SELECT w.partition, w.grp, w.head, '{}', '{}', NULL, 0, NULL FROM ${schema}.mq_ready w
+     WHERE w.head IS NOT NULL AND NOT EXISTS (SELECT FROM ${schema}.mq_cursors x WHERE x.partition = w.partition AND x.grp = w.grp)`
+
+/**
+ * As `progressSql`, of the groups and partitions that have a row: in the others of those that a group has joined there is
+ * nothing for it to read. A million pairs of group and partition cost nothing while they have no rows.
+ */
+export function joinedSql(schema: string, where: string): string {
+  return `SELECT g.id AS grp, g.name AS grp_name, p.queue, p.id AS partition, p.name AS partition_name, ${depthOf(schema, 'greatest(p.low, c.head)', 'c.done')} AS depth,
+      CASE WHEN l.id IS NULL THEN 0 ELSE cardinality(c.open) END AS open, c.consumed, c.moved_at, l.id AS lease, l.until,
+      greatest(p.low, c.head) AS head, c.done
+    FROM (${placesSql(schema)}) c JOIN ${schema}.mq_partitions p ON p.id = c.partition JOIN ${schema}.mq_groups g ON g.id = c.grp
+      LEFT JOIN ${schema}.mq_leases l ON l.id = c.lease AND l.until > ${schema}.clock()
+    WHERE ${where}`
+}
+
+/**
+ * Of groups (`page`, a relation) how many partitions their queues have, and what stands in those that they have not joined:
+ * `id, partitions, lagging, depth`. From sums over the partitions by id, so that each group costs one look.
+ */
+export function unjoinedSql(schema: string, page: string): string {
+  const sums = `SELECT x.queue, count(*) AS partitions, array_agg(x.id ORDER BY x.id) AS ids, array_agg(x.lagging ORDER BY x.id) AS lagging, array_agg(x.depth ORDER BY x.id) AS depth FROM (
+      SELECT p.queue, p.id, count(*) FILTER (WHERE ${totalSql} > 0) OVER w AS lagging, sum(${totalSql}) OVER w AS depth FROM ${schema}.mq_partitions p
+      WHERE p.queue = ANY (ARRAY(SELECT y.queue FROM ${page} y)) WINDOW w AS (PARTITION BY p.queue ORDER BY p.id DESC)
+    ) x GROUP BY x.queue`
+  return `SELECT y.id, coalesce(s.partitions, 0) AS partitions, coalesce(s.lagging[width_bucket(y.reached, s.ids) + 1], 0) - coalesce(a.lagging, 0) AS lagging,
+      coalesce(s.depth[width_bucket(y.reached, s.ids) + 1], 0) - coalesce(a.depth, 0) AS depth
+    FROM ${page} y LEFT JOIN (${sums}) s ON s.queue = y.queue LEFT JOIN LATERAL (
+      SELECT count(*) FILTER (WHERE ${totalSql} > 0) AS lagging, sum(${totalSql}) AS depth
+      FROM ${schema}.mq_cursors c JOIN ${schema}.mq_partitions p ON p.id = c.partition WHERE c.grp = y.id AND c.partition > y.reached
+    ) a ON y.reached IS NOT NULL`
+}
+
 /** A row for each partition, over all groups of its queue; `where` speaks of p. */
 export function partitionSql(schema: string, where: string): string {
-  const total = 'p.tail - p.low - cardinality(p.holes)'
-  return `SELECT p.id, p.queue, p.name, p.created_at, p.pushed_at, p.low, p.tail, ${total} AS total,
-      CASE WHEN count(g.id) = 0 THEN ${total} ELSE max(d.depth - d.open) END AS pending,
+  return `SELECT p.id, p.queue, p.name, p.created_at, p.pushed_at, p.low, p.tail, ${totalSql} AS total,
+      CASE WHEN k.unread THEN ${totalSql} ELSE coalesce(max(d.depth - d.open), 0) END AS pending,
       coalesce(max(d.open), 0)::bigint AS processing,
-      CASE WHEN count(g.id) = 0 THEN 0 ELSE greatest(0, ${total} - max(d.depth)) END AS completed,
+      CASE WHEN k.unread THEN 0 ELSE greatest(0, ${totalSql} - coalesce(max(d.depth), 0)) END AS completed,
       coalesce(sum(c.consumed), 0)::bigint AS consumed
-    FROM ${schema}.mq_partitions p LEFT JOIN ${schema}.mq_groups g ON g.queue = p.queue
-      LEFT JOIN ${schema}.mq_cursors c ON c.partition = p.id AND c.grp = g.id
+    FROM ${schema}.mq_partitions p
+      CROSS JOIN LATERAL (SELECT NOT EXISTS (SELECT FROM ${schema}.mq_groups g WHERE g.queue = p.queue) OR EXISTS (
+        SELECT FROM ${schema}.mq_groups g WHERE g.queue = p.queue AND g.reached < p.id AND (SELECT x.grp FROM ${schema}.mq_cursors x WHERE x.partition = p.id AND x.grp = g.id) IS NULL
+      ) AS unread OFFSET 0) k
+      LEFT JOIN (${placesSql(schema)}) c ON c.partition = p.id
       LEFT JOIN ${schema}.mq_leases l ON l.id = c.lease AND l.until > ${schema}.clock()
       CROSS JOIN LATERAL (
-        SELECT ${depthSql(schema)} AS depth,
+        SELECT ${depthOf(schema, 'greatest(p.low, c.head)', 'c.done')} AS depth,
           CASE WHEN l.id IS NULL THEN 0 ELSE cardinality(c.open) END AS open
       ) d
-    WHERE ${where} GROUP BY p.id`
+    WHERE ${where} GROUP BY p.id, k.unread`
 }

@@ -119,7 +119,7 @@ function listSql(
 ): string {
   const columns = 'm.partition, m.seq, m.id, m.transaction_id, m.trace_id, m.grp, m.created_at'
   const isStatus = status === null ? 'true' : `${statusSql} = '${status}'`
-  const judge = { state: stateSql(schema, 'm', 'p.queue'), where: `AND ${isStatus}` }
+  const judge = { state: stateSql(schema, 'm'), where: `AND ${isStatus}` }
   const early = judged === 'first' ? judge : { state: '', where: '' }
   const candidates = (where: string): string =>
     `(SELECT ${columns} FROM ${schema}.mq_messages m ${early.state} WHERE m.partition = p.id AND ${where} ${early.where} ORDER BY m.seq DESC LIMIT $10)`
@@ -143,7 +143,7 @@ function listSql(
       ) p CROSS JOIN LATERAL (
         SELECT CASE WHEN $5::timestamptz IS NULL THEN p.low ELSE ${schema}.mq_before(p.id, $5) END AS low,
           CASE WHEN $6::timestamptz IS NULL THEN p.tail ELSE ${schema}.mq_before(p.id, $6::timestamptz + interval '1 ms') END AS high,
-          coalesce((SELECT min(coalesce(c.head, 0)) FROM ${schema}.mq_groups g LEFT JOIN ${schema}.mq_cursors c ON c.grp = g.id AND c.partition = p.id WHERE g.queue = p.queue), 0) AS head,
+          coalesce(${schema}.mq_slowest(p.queue, p.id, p.low, p.tail), 0) AS head,
           ARRAY(SELECT unnest(c.done) ${cursors} WHERE c.partition = p.id) AS done, ARRAY(SELECT unnest(c.open) ${cursors} WHERE c.partition = p.id) AS open
       ) b CROSS JOIN LATERAL (${status === null ? candidates(range) : sources[status]}) m ${newest} ${late ? 'LIMIT $10' : page}
     )

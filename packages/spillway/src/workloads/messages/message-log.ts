@@ -3,6 +3,7 @@ import type { MessageDetails } from '@spillway/protocol/schema'
 import { queueModeGroup } from '@spillway/protocol/wire'
 import type { Static } from 'typebox'
 import type { AdministrationContext } from './administration.js'
+import { headSql } from './group-progress.js'
 import { type ListedRow, toListed, toMode } from './message-list.js'
 import { messageSql, stateSql, statusSql } from './message-state.js'
 import { patientTransaction } from './patient-transaction.js'
@@ -88,7 +89,7 @@ export class MessageLog {
         `SELECT m.id, m.partition, m.seq, m.grp, m.transaction_id, m.trace_id, m.sealed, m.payload, m.created_at, p.name AS partition_name,
            q.name AS queue_name, q.namespace, q.task, q.priority, to_jsonb(q) AS config, ${statusSql} AS status, s.bus_groups, s.bus_settled, s.settled, s.until, 1 AS candidates
          FROM (SELECT x.* FROM (${messageSql(schema, 'm.*', '$1', '$2')}) x ORDER BY x.seq DESC LIMIT 1) m
-           JOIN ${schema}.mq_partitions p ON p.id = m.partition JOIN ${schema}.mq_queues q ON q.id = p.queue ${stateSql(schema, 'm', 'q.id')}`,
+           JOIN ${schema}.mq_partitions p ON p.id = m.partition JOIN ${schema}.mq_queues q ON q.id = p.queue ${stateSql(schema, 'm')}`,
         values,
       ),
       intake.read<DeadRow>(
@@ -139,16 +140,22 @@ export class MessageLog {
   bury({ partition, transactionId }: MessageName): Promise<Buried> {
     const { intake, schema } = this.#context
     return patientTransaction(intake, writeMs, async (tx): Promise<Buried> => {
+      // First of all: it takes the queue's guard, if a group has yet to join this partition.
+      await tx.query(
+        `SELECT ${schema}.mq_subscribe(g.queue, g.name, g.mode, NULL, p.name) FROM ${schema}.mq_partitions p JOIN ${schema}.mq_groups g ON g.queue = p.queue
+         WHERE p.id = $1 AND p.id > g.reached ORDER BY g.id`,
+        [partition],
+      )
       const found = await tx.query<{ seq: number; grp: number | null }>(
         `SELECT x.seq, x.grp FROM (${messageSql(schema, 'm.seq, m.grp', '$1', '$2')}) x ORDER BY x.seq DESC LIMIT 1`,
         [partition, transactionId],
       )
       const [message] = found.rows
       if (message === undefined) return { kind: 'unknown' }
-      // A group without a cursor stands at 0; from now on it has to know what it is to pass over.
+      // From now on groups without a cursor have to know what they are to pass over.
       await tx.query(
         `INSERT INTO ${schema}.mq_cursors (partition, grp, head)
-         SELECT p.id, g.id, 0 FROM ${schema}.mq_partitions p JOIN ${schema}.mq_groups g ON g.queue = p.queue WHERE p.id = $1
+         SELECT r.partition, r.grp, r.head FROM ${schema}.mq_ready r WHERE r.partition = $1 AND r.head IS NOT NULL
          ON CONFLICT (partition, grp) DO NOTHING`,
         [partition],
       )
@@ -215,11 +222,11 @@ export class MessageLog {
   async #groupsOf({ partition, seq, grp }: DetailRow): Promise<GroupRow[]> {
     const { intake, schema } = this.#context
     const { rows } = await intake.read<GroupRow>(
-      `SELECT g.name, coalesce($2 <= c.head OR $2::bigint = ANY (c.done), false) AS settled,
+      `SELECT g.name, coalesce($2 <= ${headSql(schema)} OR $2::bigint = ANY (c.done), false) AS settled,
          coalesce(l.id IS NOT NULL AND $2::bigint = ANY (c.open), false) AS leased, CASE WHEN $2::bigint = ANY (c.open) THEN l.until END AS until,
          coalesce((c.tries->>($2::text))::int, 0) AS tries
        FROM ${schema}.mq_partitions p JOIN ${schema}.mq_groups g ON g.queue = p.queue
-         LEFT JOIN ${schema}.mq_cursors c ON c.partition = p.id AND c.grp = g.id
+         LEFT JOIN ${schema}.mq_cursors c ON c.partition = p.id AND c.grp = g.id LEFT JOIN ${schema}.mq_ready w ON w.partition = p.id AND w.grp = g.id
          LEFT JOIN ${schema}.mq_leases l ON l.id = c.lease AND l.until > ${schema}.clock()
        WHERE p.id = $1 AND ($3::int IS NULL OR g.id = $3) ORDER BY g.name LIMIT 1000`,
       [partition, seq, grp],

@@ -11,10 +11,9 @@ export function messageSql(schema: string, columns: string, partition: string, t
 }
 
 /**
- * Joins to the messages of `m` of the queue with the number `queue`: `d` (was it given up), `s` (what the groups have done
- * with it). Whoever is not to read it, because it was replayed for another, does not count.
+ * Joins to the messages of `m`: `d` (was it given up), `s` (what the groups have done with it). Whoever is not to read it, because it was replayed for another, does not count.
  */
-export function stateSql(schema: string, m: string, queue: string): string {
+export function stateSql(schema: string, m: string): string {
   return `LEFT JOIN LATERAL (
       SELECT bool_or(x.is_letter) AS letter FROM ${schema}.mq_dead x
       WHERE x.partition = ${m}.partition AND x.transaction_id = ${m}.transaction_id AND x.seq = ${m}.seq
@@ -24,11 +23,12 @@ export function stateSql(schema: string, m: string, queue: string): string {
         count(*) FILTER (WHERE c.bus) AS bus_groups, count(*) FILTER (WHERE c.bus AND c.settled) AS bus_settled,
         coalesce(bool_or(c.leased), false) AS leased, max(c.until) FILTER (WHERE c.leased) AS until
       FROM (
-        SELECT g.name <> '__QUEUE_MODE__' AS bus, coalesce(${m}.seq <= x.head OR ${m}.seq = ANY (x.done), false) AS settled,
+        SELECT g.name <> '__QUEUE_MODE__' AS bus, coalesce(${m}.seq <= ${schema}.mq_head(x.head, w.head, g.reached, p.id, p.low, p.tail) OR ${m}.seq = ANY (x.done), false) AS settled,
           coalesce(l.id IS NOT NULL AND ${m}.seq = ANY (x.open), false) AS leased, l.until
-        FROM ${schema}.mq_groups g LEFT JOIN ${schema}.mq_cursors x ON x.partition = ${m}.partition AND x.grp = g.id
+        FROM ${schema}.mq_partitions p JOIN ${schema}.mq_groups g ON g.queue = p.queue
+          LEFT JOIN ${schema}.mq_cursors x ON x.partition = p.id AND x.grp = g.id LEFT JOIN ${schema}.mq_ready w ON w.partition = p.id AND w.grp = g.id
           LEFT JOIN ${schema}.mq_leases l ON l.id = x.lease AND l.until > ${schema}.clock()
-        WHERE g.queue = ${queue} AND (${m}.grp IS NULL OR g.id = ${m}.grp)
+        WHERE p.id = ${m}.partition AND (${m}.grp IS NULL OR g.id = ${m}.grp)
       ) c
     ) s ON true`
 }

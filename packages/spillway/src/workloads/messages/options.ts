@@ -5,6 +5,8 @@ export interface MessagesOptions {
   schema: string
   /** Operations that may wait for a push to join them; beyond that what would have to wait is refused. */
   pendingMax: number
+  /** Consumer groups that a queue may have. */
+  groupsMax: number
   /** 32 bytes; null: no queue can be encrypted. */
   encryptionKey: Uint8Array | null
   /** A page of a list, and the payloads of a pop, end at this size. */

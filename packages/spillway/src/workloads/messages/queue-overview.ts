@@ -9,7 +9,7 @@ import type {
 import type { Static } from 'typebox'
 import type { AdministrationContext } from './administration.js'
 import { type Asked, offsetPage } from './administration-setting.js'
-import { looksMax, oldestSql, partitionSql, placedSql, progressSql, queuesSql } from './group-progress.js'
+import { joinedSql, looksMax, oldestSql, partitionSql, placedSql, queuesSql } from './group-progress.js'
 import type { PatientReads } from './patient-reads.js'
 import type { Throughput } from './throughput.js'
 import { type Visible, visibleSql } from './visible-queues.js'
@@ -216,13 +216,13 @@ export class QueueOverview {
     }
   }
 
-  /** Over all groups and partitions in which something waits. */
+  /** Over all groups and partitions in which something waits, of those that the groups have joined. */
   async #lag(visible: Visible): Promise<ResourceView['lag']> {
     const { schema } = this.#context
     const four = (value: string, name: string): string =>
       `coalesce(avg(${value}), 0)::float8 AS avg_${name}, coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY ${value}), 0)::float8 AS median_${name},
        coalesce(min(${value}), 0)::float8 AS min_${name}, coalesce(max(${value}), 0)::float8 AS max_${name}`
-    const waiting = `SELECT r.* FROM (${progressSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$1'))}`)}) r WHERE r.depth > 0`
+    const waiting = `SELECT r.* FROM (${joinedSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$1'))}`)}) r WHERE r.depth > 0`
     const { rows } = await this.#reads.query<SpreadRow>(
       `SELECT ${four('x.seconds', 'seconds')}, ${four('x.depth', 'depth')} FROM (
          SELECT r.depth, greatest(0, extract(epoch FROM ${schema}.clock() - o.oldest))::float8 AS seconds

@@ -4,7 +4,7 @@ import type { Static } from 'typebox'
 import { cutRows, pageSql } from '../../index.js'
 import type { AdministrationContext } from './administration.js'
 import { type Asked, offsetPage } from './administration-setting.js'
-import { looksMax, oldestSql, placedSql, progressSql } from './group-progress.js'
+import { joinedSql, looksMax, oldestSql, placedSql, progressSql, unjoinedSql } from './group-progress.js'
 import type { PatientReads } from './patient-reads.js'
 import {
   anyQueue,
@@ -123,9 +123,14 @@ export class SystemStatus {
   async #groups(queue: number): Promise<GroupView[]> {
     const { schema } = this.#context
     const { rows } = await this.#reads.query<GroupRow>(
-      `SELECT r.grp_name AS name, sum(r.depth)::bigint AS depth, sum(r.open)::bigint AS processing, sum(r.consumed)::bigint AS consumed,
-         count(*) FILTER (WHERE r.depth > 0) AS lagging, count(o.oldest) AS looked, floor(extract(epoch FROM ${schema}.clock() - min(o.oldest)))::bigint AS lag_seconds
-       FROM (${placedSql(progressSql(schema, 'p.queue = $1'), '1')}) r ${oldestSql(schema, 'r', `r.depth > 0 AND r.place <= ${looksMax}`)} GROUP BY r.grp_name ORDER BY r.grp_name LIMIT ${groupsMax}`,
+      `WITH page AS MATERIALIZED (SELECT g.id, g.name, g.queue, g.reached FROM ${schema}.mq_groups g WHERE g.queue = $1 ORDER BY g.name LIMIT ${groupsMax})
+       SELECT page.name, (coalesce(x.depth, 0) + u.depth)::bigint AS depth, coalesce(x.processing, 0) AS processing, coalesce(x.consumed, 0) AS consumed,
+         coalesce(x.lagging, 0) + u.lagging AS lagging, coalesce(x.looked, 0) AS looked, x.lag_seconds
+       FROM page JOIN (${unjoinedSql(schema, 'page')}) u ON u.id = page.id LEFT JOIN (
+         SELECT r.grp, sum(r.depth) AS depth, sum(r.open)::bigint AS processing, sum(r.consumed)::bigint AS consumed,
+           count(*) FILTER (WHERE r.depth > 0) AS lagging, count(o.oldest) AS looked, floor(extract(epoch FROM ${schema}.clock() - min(o.oldest)))::bigint AS lag_seconds
+         FROM (${placedSql(joinedSql(schema, 'p.queue = $1'), '1')}) r ${oldestSql(schema, 'r', `r.depth > 0 AND r.place <= ${looksMax}`)} GROUP BY r.grp
+       ) x ON x.grp = page.id ORDER BY page.name`,
       [queue],
     )
     return rows.map(({ name, depth, processing, consumed, lagging, looked, lag_seconds }) => ({

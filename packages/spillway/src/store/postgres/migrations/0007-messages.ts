@@ -1,3 +1,5 @@
+import { beginning, heads } from './message-groups.js'
+
 /**
  * Messages: a log per partition, a cursor per partition and consumer group.
  *
@@ -11,7 +13,7 @@
  *
  * Invariant: a group that has something to read in a partition (head < tail) has exactly one of a row in mq_ready and a
  * lease. Push adds the row where the group was idle; whoever ends a lease adds it where there is more, and looks at the tail
- * under a share lock of the partition before it says that there is not. A cursor without a row stands at 0.
+ * under a share lock of the partition before it says that there is not. Where a group has no cursor: see message-groups.ts.
  *
  * Of a lease's messages \`batch\` are those delivered, \`open\` those not answered yet, \`done\` all beyond head that are
  * settled. Head moves when the last one is answered: to before the first that is to be delivered again. \`tries\` counts the
@@ -55,6 +57,8 @@ CREATE TABLE mq_groups (
   name       text NOT NULL,
   mode       text NOT NULL,                  -- how it began: all, new, or from a time
   since      timestamptz NOT NULL,           -- what it begins behind, unless it began with all
+  reached    uuid,                           -- joined: the partitions up to this one; NULL: all
+  starts     timestamptz,                    -- the others begin with what came from this time on; NULL: with all
   created_at timestamptz NOT NULL,
   UNIQUE (queue, name)
 );
@@ -73,6 +77,7 @@ CREATE TABLE mq_partitions (
   CHECK (low <= tail)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 CREATE INDEX mq_partitions_queue ON mq_partitions (queue, name);
+CREATE INDEX mq_partitions_in_turn ON mq_partitions (queue, id);
 
 CREATE TABLE mq_messages (
   partition      uuid NOT NULL,
@@ -112,6 +117,7 @@ CREATE TABLE mq_ready (
   partition uuid NOT NULL,
   grp       int NOT NULL,
   at        timestamptz NOT NULL,
+  head      bigint,                          -- where the group begins, while it has no cursor
   PRIMARY KEY (partition, grp)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX mq_ready_order ON mq_ready (grp, at);
@@ -194,10 +200,11 @@ CREATE FUNCTION mq_holes(p_holes bigint[], p_behind bigint, p_done bigint[]) RET
   SELECT CASE WHEN p_holes = '{}' THEN 0 ELSE (SELECT count(*) FROM unnest(p_holes) h WHERE h > p_behind AND NOT h = ANY (p_done)) END
 $$;
 
+${heads}
 -- Messages that a queue holds: those that its slowest group has still to read; all, if there is no group.
 CREATE FUNCTION mq_size(p_queue int) RETURNS bigint LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
   SELECT coalesce(sum(p.tail - b.behind - mq_holes(p.holes, b.behind, '{}')), 0)::bigint FROM mq_partitions p CROSS JOIN LATERAL (
-    SELECT greatest(p.low, (SELECT min(coalesce(c.head, 0)) FROM mq_groups g LEFT JOIN mq_cursors c ON c.grp = g.id AND c.partition = p.id WHERE g.queue = p_queue)) AS behind
+    SELECT greatest(p.low, mq_slowest(p_queue, p.id, p.low, p.tail)) AS behind
   ) b WHERE p.queue = p_queue
 $$;
 
@@ -324,11 +331,12 @@ BEGIN
 
   -- 5. Groups that had read everything have something to read. A statement of its own: what the partition's lock waited for
   -- is seen here.
-  INSERT INTO mq_ready (partition, grp, at)
-  SELECT p.id, g.id, t + greatest(q.delay_seconds, q.window_seconds) * interval '1 second'
+  INSERT INTO mq_ready (partition, grp, at, head)
+  SELECT p.id, g.id, t + greatest(q.delay_seconds, q.window_seconds) * interval '1 second', CASE WHEN c.head IS NULL THEN p.tail - p.n END
   FROM unnest(v_parts, v_tails, v_counts, v_owners) p(id, tail, n, queue) JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = p.queue
     LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
-  WHERE p.n > 0 AND c.lease IS NULL AND coalesce(c.head, 0) >= p.tail - p.n
+  WHERE p.n > 0 AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= p.tail - p.n
+    ELSE p.id > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x WHERE x.partition = p.id AND x.grp = g.id) IS NULL END
   ON CONFLICT (partition, grp) DO NOTHING;
   -- Who waits elsewhere is told with the commit; while all groups have something to read, nobody waits.
   IF FOUND OR v_new THEN PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners))); END IF;
@@ -345,42 +353,7 @@ BEGIN
   RETURN told;
 END $$;
 
--- A group begins: with all, with what comes from now on, or with what came from a time on. NULL: the queue is gone.
-CREATE FUNCTION mq_subscribe(p_queue int, p_group text, p_mode text, p_from timestamptz) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-DECLARE
-  v_id int;
-BEGIN
-  IF NOT mq_guard(ARRAY[p_queue], true) THEN RETURN NULL; END IF;
-  SELECT g.id INTO v_id FROM mq_groups g WHERE g.queue = p_queue AND g.name = p_group;
-  IF FOUND THEN RETURN v_id; END IF;
-  -- The slowest group says how much a queue holds.
-  UPDATE mq_queues q SET size_most = NULL WHERE q.id = p_queue AND q.size_most IS NOT NULL;
-  INSERT INTO mq_groups (queue, name, mode, since, created_at) VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()), clock()) RETURNING id INTO v_id;
-  INSERT INTO mq_cursors (partition, grp, head)
-    SELECT p.id, v_id, CASE p_mode WHEN 'all' THEN p.low WHEN 'new' THEN p.tail ELSE mq_before(p.id, p_from) END
-    FROM mq_partitions p WHERE p.queue = p_queue AND (p_mode <> 'all' OR p.low > 0);
-  -- The oldest partitions first.
-  INSERT INTO mq_ready (partition, grp, at) SELECT p.id, v_id, p.created_at FROM mq_partitions p LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = v_id
-    WHERE p.queue = p_queue AND greatest(p.low, coalesce(c.head, 0)) < p.tail ORDER BY p.created_at, p.name;
-  RETURN v_id;
-END $$;
-
--- The last message before a time; times stand in the order of the numbers, so that halving finds it.
-CREATE FUNCTION mq_before(p_partition uuid, p_at timestamptz) RETURNS bigint LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-DECLARE
-  v_low bigint; v_high bigint; v_mid bigint; v_seq bigint; v_at timestamptz;
-BEGIN
-  SELECT p.low, p.tail INTO v_low, v_high FROM mq_partitions p WHERE p.id = p_partition;
-  WHILE v_low < v_high LOOP
-    v_mid := (v_low + v_high + 1) / 2;
-    SELECT m.seq, m.created_at INTO v_seq, v_at FROM mq_messages m WHERE m.partition = p_partition AND m.seq >= v_mid AND m.seq <= v_high ORDER BY m.seq LIMIT 1;
-    IF FOUND AND v_at < p_at THEN v_low := v_seq; ELSE v_high := v_mid - 1; END IF;
-  END LOOP;
-  RETURN coalesce(v_low, 0);
-END $$;
-
+${beginning}
 -- Deletes from the log, up to a number, the oldest p_most.
 CREATE FUNCTION mq_cut(p_partition uuid, p_upto bigint, p_most int) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -403,8 +376,11 @@ CREATE FUNCTION mq_clear(p_queue text, p_partition text) RETURNS bigint LANGUAGE
 DECLARE
   v_n bigint := 0; v_gone bigint; v_tail bigint; r record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
-  FOR r IN SELECT p.id, p.queue FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
-    INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue ORDER BY g.id ON CONFLICT (partition, grp) DO NOTHING;
+  -- Nobody joins meanwhile.
+  PERFORM mq_guard(ARRAY(SELECT q.id FROM mq_queues q WHERE q.name = p_queue), false);
+  FOR r IN SELECT p.id FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
+    -- A cursor for whoever may take from it at this moment, to lock; the others stand at the end, or begin behind it.
+    INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, x.grp, 0 FROM mq_ready x WHERE x.partition = r.id ORDER BY x.grp ON CONFLICT (partition, grp) DO NOTHING;
     PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
     SELECT v_leases || coalesce(array_agg(c.lease), '{}'), v_parts || coalesce(array_agg(r.id), '{}') INTO v_leases, v_parts FROM mq_cursors c WHERE c.partition = r.id AND c.lease IS NOT NULL;
     UPDATE mq_partitions p SET low = p.tail, holes = '{}', mark = p.tail WHERE p.id = r.id RETURNING p.tail INTO v_tail;

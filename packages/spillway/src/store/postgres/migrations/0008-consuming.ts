@@ -128,9 +128,8 @@ END $$;
 -- p_bytes of payload, as they are stored, but there is always one. What has no room is not taken: its partition keeps its turn. One row
 -- with a list for each column; payloads stand between record separators. due_ms: when there may be something, if there is
 -- nothing now. p_partition: of this one alone. leased: some of it has to be answered for. more: a thousand were given up and it is to
--- be popped again. missing: queues
--- in which the group has yet to begin: the caller has \`mq_subscribe\` to call, each in a statement of its own, and to pop again. The
--- guard that it takes must not be held together with anything that others wait for.
+-- be popped again. missing: queues in which the group has yet to begin or to join partitions: the caller has \`mq_subscribe\` to call, each in a
+-- statement of its own, and to pop again if it got nothing. The guard that it takes must not be held together with anything that others wait for.
 -- Many pops are made by one statement, whose answer has to be bounded too: those behind p_flush bytes take nothing, and say more.
 -- What the pops of a transaction have taken is kept in a setting of that transaction.
 CREATE FUNCTION mq_pop(
@@ -143,7 +142,7 @@ CREATE FUNCTION mq_pop(
 DECLARE
   t timestamptz := clock();
   q mq_queues; c mq_cursors; v_grp int; v_part uuid; v_name text; v_pushed timestamptz; v_left int; v_limit int; v_tail bigint;
-  m record; v_due timestamptz; v_first timestamptz; v_old timestamptz; v_most int := 1000; v_at timestamptz; v_bytes bigint := 0;
+  m record; v_due timestamptz; v_first timestamptz; v_old timestamptz; v_most int := 1000; v_reached uuid; v_head bigint; v_at timestamptz; v_bytes bigint := 0;
   v_flushed bigint := nullif(current_setting('spillway.popped_bytes', true), '');
 BEGIN
   ix := '{}'; payloads := ''; more := v_flushed >= p_flush;
@@ -152,7 +151,7 @@ BEGIN
   IF p_queue IS NOT NULL AND p_mode <> 'all' THEN PERFORM mq_queue(p_queue); END IF;
   FOR q IN SELECT x.* FROM mq_queues x WHERE CASE WHEN p_queue IS NOT NULL THEN x.name = p_queue
       ELSE (p_namespace IS NULL OR x.namespace = p_namespace) AND (p_task IS NULL OR x.task = p_task) END ORDER BY x.priority DESC, x.name LOOP
-    SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
+    SELECT g.id, g.reached INTO v_grp, v_reached FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
     IF NOT FOUND THEN
       missing := missing || q.id;
     END IF;
@@ -166,17 +165,17 @@ BEGIN
     LOOP
       EXIT WHEN v_left <= 0 OR cardinality(parts) >= p_partitions OR v_bytes >= p_bytes;
       IF p_partition IS NULL THEN
-        DELETE FROM mq_ready r WHERE r.ctid = (SELECT x.ctid FROM mq_ready x WHERE x.grp = v_grp AND x.at <= t ORDER BY x.at LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING r.partition, r.at INTO v_part, v_at;
+        DELETE FROM mq_ready r WHERE r.ctid = (SELECT x.ctid FROM mq_ready x WHERE x.grp = v_grp AND x.at <= t ORDER BY x.at LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING r.partition, r.at, r.head INTO v_part, v_at, v_head;
       ELSE
         EXIT WHEN cardinality(parts) > 0;
         DELETE FROM mq_ready r WHERE r.ctid = (SELECT x.ctid FROM mq_partitions p JOIN mq_ready x ON x.partition = p.id AND x.grp = v_grp AND x.at <= t
-          WHERE p.queue = q.id AND p.name = p_partition FOR UPDATE OF x SKIP LOCKED) RETURNING r.partition, r.at INTO v_part, v_at;
+          WHERE p.queue = q.id AND p.name = p_partition FOR UPDATE OF x SKIP LOCKED) RETURNING r.partition, r.at, r.head INTO v_part, v_at, v_head;
       END IF;
       EXIT WHEN v_part IS NULL;
       SELECT p.name, p.pushed_at INTO v_name, v_pushed FROM mq_partitions p WHERE p.id = v_part;
       SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
       IF NOT FOUND THEN
-        INSERT INTO mq_cursors (partition, grp, head) VALUES (v_part, v_grp, 0) ON CONFLICT (partition, grp) DO NOTHING;
+        INSERT INTO mq_cursors (partition, grp, head) VALUES (v_part, v_grp, coalesce(v_head, 0)) ON CONFLICT (partition, grp) DO NOTHING;
         SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
       END IF;
       -- Its lease says when there is more.
@@ -244,6 +243,11 @@ BEGIN
       created_ms := created_ms || m.created; tries := tries || m.tries;
       v_left := v_left - cardinality(m.seqs); v_bytes := v_bytes + m.bytes;
     END LOOP;
+    -- Others wait behind what it has joined so far: it goes on joining whatever it found. One partition may have joined by itself.
+    IF v_reached IS NOT NULL AND (p_partition IS NULL OR cardinality(parts) = 0 AND NOT EXISTS (SELECT FROM mq_partitions p LEFT JOIN mq_cursors x ON x.partition = p.id AND x.grp = v_grp
+        WHERE p.queue = q.id AND p.name = p_partition AND (p.id <= v_reached OR x.head IS NOT NULL))) THEN
+      missing := ARRAY[q.id];
+    END IF;
     IF cardinality(parts) > 0 THEN
       queue := q.name; namespace := q.namespace; task := q.task;
       -- Small ones are bounded by their number.
@@ -349,7 +353,7 @@ CREATE FUNCTION mq_due(p_queues text[], p_groups text[]) RETURNS TABLE (queue te
 BEGIN
   IF EXISTS (SELECT FROM mq_leases l WHERE l.until <= clock()) THEN PERFORM mq_expire(NULL, 1000); END IF;
   RETURN QUERY SELECT u.queue, u.grp FROM unnest(p_queues, p_groups) u(queue, grp) JOIN mq_queues q ON q.name = u.queue LEFT JOIN mq_groups g ON g.queue = q.id AND g.name = u.grp
-    WHERE g.id IS NULL OR EXISTS (SELECT FROM mq_ready r WHERE r.grp = g.id AND r.at <= clock());
+    WHERE g.id IS NULL OR g.reached IS NOT NULL OR EXISTS (SELECT FROM mq_ready r WHERE r.grp = g.id AND r.at <= clock());
 END $$;
 
 -- Moves a group to where it is to go on, in the next p_partitions partitions of a queue behind p_after; p_to: start, end, or a
@@ -360,7 +364,8 @@ DECLARE
   v_queue int; v_grp int; r record; v_head bigint; v_lease uuid; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
   SELECT q.id, g.id INTO v_queue, v_grp FROM mq_queues q JOIN mq_groups g ON g.queue = q.id WHERE q.name = p_queue AND g.name = p_group;
-  IF NOT FOUND THEN RETURN; END IF;
+  -- Nobody joins meanwhile.
+  IF NOT FOUND OR NOT mq_guard(ARRAY[v_queue], false) THEN RETURN; END IF;
   UPDATE mq_queues q SET size_most = NULL WHERE q.id = v_queue AND q.size_most IS NOT NULL;
   moved := 0;
   FOR r IN SELECT p.id, p.tail, p.low FROM mq_partitions p WHERE p.queue = v_queue AND (p_after IS NULL OR p.id > p_after) ORDER BY p.id LIMIT p_partitions LOOP
@@ -385,14 +390,17 @@ DECLARE
   r record; c record; v_min bigint; v_upto bigint; v_gone bigint;
 BEGIN
   removed := 0; given_up := 0;
-  FOR r IN SELECT p.id, p.queue, p.low, p.mark, p.marked_at, q.retention_enabled, q.retention_seconds, q.completed_retention_seconds, q.max_wait_seconds
+  FOR r IN SELECT p.id, p.queue, p.low, p.tail, p.mark, p.marked_at, q.retention_enabled, q.retention_seconds, q.completed_retention_seconds, q.max_wait_seconds
            FROM mq_queues q JOIN mq_partitions p ON p.queue = q.id WHERE (q.retention_enabled OR q.max_wait_seconds > 0) AND p.low < p.tail AND (p_after IS NULL OR p.id > p_after)
            ORDER BY p.id LIMIT p_partitions LOOP
     EXIT WHEN removed >= p_most OR given_up >= p_most;
     last := r.id;
-    IF r.max_wait_seconds > 0 THEN
+    -- Where a group joins at this moment, the next round gives up what waited too long.
+    IF r.max_wait_seconds > 0 AND pg_try_advisory_xact_lock_shared(hashtext('spillway.groups.' || current_schema()), r.queue) THEN
       v_upto := mq_before(r.id, t - r.max_wait_seconds * interval '1 second');
-      INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue AND v_upto > r.low ON CONFLICT (partition, grp) DO NOTHING;
+      INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, h.head FROM mq_groups g LEFT JOIN mq_cursors x ON x.partition = r.id AND x.grp = g.id LEFT JOIN mq_ready y ON y.partition = r.id AND y.grp = g.id
+          CROSS JOIN LATERAL (SELECT coalesce(y.head, CASE WHEN r.id > g.reached THEN mq_start(r.id, r.low, g.starts) ELSE r.tail END) AS head) h
+        WHERE g.queue = r.queue AND v_upto > r.low AND x.head IS NULL AND h.head < v_upto ORDER BY g.id ON CONFLICT (partition, grp) DO NOTHING;
       FOR c IN SELECT x.grp FROM mq_cursors x WHERE x.partition = r.id AND x.head < v_upto AND x.lease IS NULL ORDER BY x.grp FOR UPDATE SKIP LOCKED LOOP
         given_up := given_up + mq_give_up(r.id, c.grp, v_upto, p_most);
         DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = c.grp;
@@ -401,7 +409,7 @@ BEGIN
     END IF;
     CONTINUE WHEN NOT r.retention_enabled;
     IF r.retention_seconds > 0 THEN removed := removed + mq_cut(r.id, mq_before(r.id, t - r.retention_seconds * interval '1 second'), p_most); END IF;
-    SELECT min(coalesce(x.head, 0)) INTO v_min FROM mq_groups g LEFT JOIN mq_cursors x ON x.grp = g.id AND x.partition = r.id WHERE g.queue = r.queue;
+    v_min := mq_slowest(r.queue, r.id, r.low, r.tail);
     IF r.completed_retention_seconds = 0 THEN
       IF v_min > r.low THEN removed := removed + mq_cut(r.id, v_min, p_most); END IF;
     ELSIF r.marked_at IS NULL OR r.marked_at <= t - r.completed_retention_seconds * interval '1 second' THEN
@@ -458,8 +466,12 @@ BEGIN
     VALUES (d.partition, v_tail, d.message_id, d.transaction_id, d.trace_id, v_grp, d.sealed, d.payload, date_trunc('milliseconds', clock()));
   DELETE FROM mq_dead x WHERE x.id = p_id;
   UPDATE mq_queues q SET size_most = q.size_most + 1 WHERE q.id = v_queue AND q.size_most IS NOT NULL;
-  INSERT INTO mq_ready (partition, grp, at) SELECT d.partition, g.id, clock() FROM mq_groups g LEFT JOIN mq_cursors c ON c.partition = d.partition AND c.grp = g.id
-    WHERE g.queue = v_queue AND c.lease IS NULL AND coalesce(c.head, 0) >= v_tail - 1 ON CONFLICT (partition, grp) DO NOTHING;
+  -- As a push does.
+  INSERT INTO mq_ready (partition, grp, at, head) SELECT d.partition, g.id, clock(), CASE WHEN c.head IS NULL THEN v_tail - 1 END
+    FROM mq_groups g LEFT JOIN mq_cursors c ON c.partition = d.partition AND c.grp = g.id
+    WHERE g.queue = v_queue AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= v_tail - 1
+      ELSE d.partition > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x WHERE x.partition = d.partition AND x.grp = g.id) IS NULL END
+    ON CONFLICT (partition, grp) DO NOTHING;
   PERFORM mq_tell(ARRAY[d.queue]);
   queue := d.queue; partition := d.partition; message_id := d.message_id; transaction_id := d.transaction_id;
   RETURN NEXT;
