@@ -182,6 +182,21 @@ describe('other lists of messages', () => {
       expect(new Set(items.map((item) => item.name)).size, path).toBe(60)
       expect([items.length, pages > 1], path).toEqual([60, true])
     }
+    await take(server, name)
+    const places = new Set<string>()
+    let links = 0
+    for (let path: string | null = '/api/v1/consumer-groups/__QUEUE_MODE__?limit=1000'; path !== null; links++) {
+      const answer: Answer = await get(small, path)
+      expect(Buffer.byteLength(answer.text)).toBeLessThanOrEqual(smallPage + envelope)
+      const { partitions = [] } =
+        (answer.body as unknown as Record<string, { partitions: { partition: string }[] }>)[name] ?? {}
+      for (const { partition } of partitions) {
+        expect(places.has(partition)).toBe(false)
+        places.add(partition)
+      }
+      path = /^<([^>]+)>; rel="next"$/.exec(answer.headers.get('link') ?? '')?.[1] ?? null
+    }
+    expect([places.size, links > 1]).toEqual([60, true])
     for (let n = 0; n < 60; n++) {
       await configure(server, long(n), {}, { namespace: long(n), task: long(n) })
     }

@@ -163,14 +163,17 @@ function addReading(app: App, setting: AdministrationSetting): void {
     async (request) => {
       const { queue = null, partition = null, ns, namespace = ns ?? null, task = null, status = null } = request.query
       const { from, to } = request.query
-      const { limit, offset } = pageOf(request.query, listDefault, limits.listItemsMax)
       const isQuick = queue !== null && partition !== null && status === null
-      if (!isQuick && limit + offset > reachMax) {
+      const asked = pageOf(request.query, listDefault, limits.listItemsMax)
+      const { offset } = asked
+      if (!isQuick && offset >= reachMax) {
         throw invalid(
           'offset',
-          `with limit it may be ${reachMax} at most, unless a queue and a partition are given, and no status`,
+          `must be less than ${reachMax}, unless a queue and a partition are given, and no status`,
         )
       }
+      // Pages may be short, so that the last one need not begin at a multiple of the limit.
+      const limit = isQuick ? asked.limit : Math.min(asked.limit, reachMax - offset)
       const filter = {
         ...{ queue, partition, namespace, task, status },
         ...{ from: instantOrNull('from', from), to: instantOrNull('to', to), visible: visible(request) },
