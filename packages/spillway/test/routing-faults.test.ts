@@ -28,7 +28,6 @@ import {
   submit,
   type Target,
   until,
-  untilReady,
 } from './server-process.js'
 import { freshDatabase, type TestDatabase } from './setup/database.js'
 import { freePort, type NatsServer, startNats } from './setup/nats.js'

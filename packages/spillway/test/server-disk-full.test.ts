@@ -5,7 +5,17 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, expect, it } from 'vitest'
-import { type Answer, endAll, finishes, get, startServer, startTarget, submit, until, untilReady } from './server-process.js'
+import {
+  type Answer,
+  endAll,
+  finishes,
+  get,
+  startServer,
+  startTarget,
+  submit,
+  until,
+  untilReady,
+} from './server-process.js'
 
 /** Mounts are made in a namespace of the server's own: nothing is left on the machine, whatever happens. */
 const canMount =

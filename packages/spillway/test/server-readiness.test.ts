@@ -42,10 +42,10 @@ const push = (server: ServerProcess) =>
 
 /** Ends sessions of the server under test, by what they are for. */
 const terminate = (purpose: string) =>
-  admin.query(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1 AND application_name LIKE $2`, [
-    role,
-    `spillway ${purpose}`,
-  ])
+  admin.query(
+    `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1 AND application_name LIKE $2`,
+    [role, `spillway ${purpose}`],
+  )
 
 async function expectUnready(server: ServerProcess, detail: RegExp): Promise<void> {
   const ready = await until('it is not ready', async () => {

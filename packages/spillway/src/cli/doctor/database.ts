@@ -3,6 +3,7 @@ import { openPool } from '../../store/postgres/connect.js'
 import { compare, type Migration, MigrationError } from '../../store/postgres/migrate.js'
 import type { Finding } from './finding.js'
 import { codeOf } from './machine.js'
+import { checkReach } from './reach.js'
 
 type Database = ReturnType<typeof openPool>
 
@@ -10,6 +11,7 @@ const connectTimeoutMs = 5_000
 
 export async function checkDatabase(options: {
   readonly url: string
+  readonly listenUrl: string | null
   readonly schema: string
   readonly migrations: readonly Migration[]
 }): Promise<Finding[]> {
@@ -32,6 +34,7 @@ export async function checkDatabase(options: {
   try {
     return [
       { name, state: 'right', detail: `${shown} answers` },
+      ...(await checkReach(client, options)),
       ...judgeServer(await readServer(client)),
       await checkSchema(client, options),
     ]
@@ -100,8 +103,9 @@ export function judgeServer(facts: ServerFacts): Finding[] {
 
 /** A 2xx promises that a power cut loses nothing. With one of these off the promise is broken, whatever we do. */
 function judgeDurability({ fsync, synchronousCommit, fullPageWrites }: ServerFacts): Finding {
-  const detail = `fsync ${fsync}, synchronous_commit ${synchronousCommit}, full_page_writes ${fullPageWrites}`
-  const durable = fsync === 'on' && synchronousCommit !== 'off' && fullPageWrites === 'on'
+  const commit = synchronousCommit === 'off' ? 'off, which our connections set to on' : synchronousCommit
+  const detail = `fsync ${fsync}, full_page_writes ${fullPageWrites}, synchronous_commit ${commit}`
+  const durable = fsync === 'on' && fullPageWrites === 'on'
   if (durable) return { name: 'durability', state: 'right', detail }
   return {
     name: 'durability',

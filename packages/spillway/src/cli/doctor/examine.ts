@@ -45,7 +45,7 @@ async function* examinations(environment: Environment | undefined): AsyncGenerat
     const { checkRedis } = await import('./redis.js')
     yield await checkRedis(config.generation.redisUrl)
   }
-  const { url, schema, dataDir } = config.store
+  const { url, listenUrl, schema, dataDir } = config.store
   yield checkBinaries(url === null)
   if (url === null) {
     yield* await checkDataDir(dataDir)
@@ -53,7 +53,7 @@ async function* examinations(environment: Environment | undefined): AsyncGenerat
   }
   const { checkDatabase } = await import('./database.js')
   const { migrations } = await import('../../store/postgres/migrations/index.js')
-  yield* await checkDatabase({ url, schema, migrations })
+  yield* await checkDatabase({ url, listenUrl, schema, migrations })
 }
 
 function tryLoading(environment: Environment | undefined): LoadedConfig | Finding[] {

@@ -2,6 +2,7 @@ import { describe, expect, it } from 'vitest'
 import { judgeBroker } from './broker.js'
 import { judgeServer, type ServerFacts } from './database.js'
 import { checkBinaries, checkNode, judgeFreeDisk } from './machine.js'
+import { judgeReach, judgeSettings, judgeWakeUps } from './reach.js'
 import { judgeRedis } from './redis.js'
 
 const good: ServerFacts = {
@@ -25,13 +26,14 @@ describe('judgeServer', () => {
   it('finds nothing in a good server', () => {
     expect(statesOf({})).toEqual([])
     expect(statesOf({ synchronousCommit: 'remote_apply' })).toEqual([])
+    // Every connection of ours turns it on.
+    expect(statesOf({ synchronousCommit: 'off' })).toEqual([])
   })
 
   it.each<[Partial<ServerFacts>, string, string]>([
     [{ versionNumber: 149_999 }, 'version', 'wrong'],
     [{ encoding: 'SQL_ASCII' }, 'encoding', 'wrong'],
     [{ fsync: 'off' }, 'durability', 'wrong'],
-    [{ synchronousCommit: 'off' }, 'durability', 'wrong'],
     [{ fullPageWrites: 'off' }, 'durability', 'wrong'],
     [{ skewMs: 1_001 }, 'clock', 'hint'],
     [{ skewMs: -1_001 }, 'clock', 'hint'],
@@ -104,5 +106,33 @@ describe('judgeRedis', () => {
     ['one that is away, without which all goes on', { ok: false, shown, why: 'ECONNREFUSED' }, 'hint'],
   ] as const)('%s', (_what, probe, state) => {
     expect(judgeRedis(probe)).toMatchObject({ name: 'redis', state })
+  })
+})
+
+describe('the way to the database', () => {
+  it.each([
+    ['direct', 'the server itself', 'right'],
+    ['session', 'session mode', 'right'],
+    ['transaction', 'transaction mode', 'hint'],
+  ] as const)('%s', (reach, said, wakeUps) => {
+    expect(judgeReach(reach)).toMatchObject({ state: 'right', detail: expect.stringContaining(said) })
+    expect(judgeWakeUps(reach).state).toBe(wakeUps)
+  })
+
+  it('names what the role or the database sets: what has no effect, what has, and what stops everything', () => {
+    const found = judgeSettings([
+      { name: 'DateStyle', value: 'SQL, DMY' },
+      { name: 'synchronous_commit', value: 'off' },
+      { name: 'search_path', value: 'app' },
+      { name: 'statement_timeout', value: '5s' },
+      { name: 'lock_timeout', value: '0' },
+      { name: 'default_transaction_read_only', value: 'on' },
+    ])
+    expect(found.map(({ state, detail }) => [state, detail.split(' of the role')[0]])).toEqual([
+      ['right', 'DateStyle = SQL, DMY, synchronous_commit = off'],
+      ['hint', 'statement_timeout = 5s'],
+      ['wrong', 'default_transaction_read_only = on'],
+    ])
+    expect(judgeSettings([{ name: 'default_transaction_read_only', value: 'off' }])).toEqual([])
   })
 })

@@ -148,10 +148,16 @@ async function checkServer(client: pg.ClientBase): Promise<void> {
   )
   const [server] = rows
   if (!server || server.number < SERVER_VERSION_MIN) {
-    throw new MigrationError('server_version', `PostgreSQL 15 or newer is needed, and this server is ${server?.version}; upgrade it, or set DATABASE_URL to another one`)
+    throw new MigrationError(
+      'server_version',
+      `PostgreSQL 15 or newer is needed, and this server is ${server?.version}; upgrade it, or set DATABASE_URL to another one`,
+    )
   }
   if (server.encoding !== 'UTF8') {
-    throw new MigrationError('server_encoding', `the database must be in UTF8, and this one is in ${server.encoding}; make one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and set DATABASE_URL to it`)
+    throw new MigrationError(
+      'server_encoding',
+      `the database must be in UTF8, and this one is in ${server.encoding}; make one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and set DATABASE_URL to it`,
+    )
   }
 }
 
@@ -244,7 +250,10 @@ export function compare(applied: readonly Applied[], migrations: readonly Migrat
   applied.forEach((record, index) => {
     const migration = migrations[index]
     if (!migration || record.version !== migration.version) {
-      throw new MigrationError('edited', `the record of applied migrations misses version ${index + 1}; restore it from a backup`)
+      throw new MigrationError(
+        'edited',
+        `the record of applied migrations misses version ${index + 1}; restore it from a backup`,
+      )
     }
     if (record.checksum !== checksumOf(migration)) {
       throw new MigrationError(

@@ -28,6 +28,11 @@ const pinned: Settings = {
 /** What operators choose between the other values (standbys) stays theirs; off would lose what was answered with 2xx. */
 const durable = `CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END`
 
+/** Whether a role's or a database's own value has no effect on us. */
+export function isPinned(name: string): boolean {
+  return name === 'synchronous_commit' || Object.keys(pinned).some((own) => own.toLowerCase() === name.toLowerCase())
+}
+
 const literal = (text: string): string => `'${text.replaceAll("'", "''")}'`
 
 /** One statement that sets all. `local`: until the end of the transaction. */

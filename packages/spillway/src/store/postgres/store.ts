@@ -363,7 +363,10 @@ export function postgresStore(options: PostgresOptions): Store {
     streams: ({ retentionMs, longestMs }) => {
       if (streamLog !== undefined) throw new Error('the streams of this store are in use already')
       const query = preparing(runner(pools.streams, streamPins))
-      const bell = new StreamBell({ query: preparing(runner(pools.bell, pinSql(bellSettings, { local: true }))), channel })
+      const bell = new StreamBell({
+        query: preparing(runner(pools.bell, pinSql(bellSettings, { local: true }))),
+        channel,
+      })
       const append: Tx['query'] = (text, values) => slowly(() => appending(text, values))
       const appending = preparing(runner(pools.append, streamPins))
       streamLog = new PostgresStreamLog({ append, read: query, bell, schema: s })
