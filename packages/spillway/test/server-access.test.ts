@@ -175,7 +175,7 @@ describe('policies', () => {
 
 describe('a key that is bound to queues', () => {
   const bound = ['boundOperates', 'boundViews'] as const
-  const queuesIn = (items: { queue?: unknown }[]) => [...new Set(items.map(({ queue }) => String(queue)))].sort()
+  const queuesIn = (items: Record<string, unknown>[]) => [...new Set(items.map(({ queue }) => String(queue)))].sort()
   let mine: string
   let others: string
   let mineDead: string

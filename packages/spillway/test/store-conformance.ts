@@ -7,6 +7,7 @@ import { accepting } from './conformance/accepting.js'
 import { crashing } from './conformance/crashing.js'
 import { fairness } from './conformance/fairness.js'
 import type { OpenedStore, OpenStore } from './conformance/harness.js'
+import { leavingToOthers } from './conformance/leaving-to-others.js'
 import { limits } from './conformance/limits.js'
 import { settling } from './conformance/settling.js'
 import { storm } from './conformance/storm.js'
@@ -35,6 +36,7 @@ export function storeConformance(name: string, openStore: OpenStore): void {
     })
     accepting(opened)
     settling(opened)
+    leavingToOthers(opened)
     crashing(opened)
     limits(opened)
     tickets(opened)

@@ -24,6 +24,25 @@ export class FailOperation extends Error {
   }
 }
 
+/**
+ * Thrown by a handler of a definition with `announces`: this process may not run it. It is left to one that may, without
+ * counting as an attempt, and fails with this message when for a minute there is none.
+ */
+export class LeaveOperation extends Error {
+  override readonly name = 'LeaveOperation'
+  readonly code = 'left'
+  /** Operations with the same one need the same: the minute is counted for all of them together. */
+  readonly key: string
+  /** Whether a process that announced this may run it. */
+  readonly may: (announced: string) => boolean
+
+  constructor(message: string, options: { key: string; may: (announced: string) => boolean }) {
+    super(message)
+    this.key = options.key
+    this.may = options.may
+  }
+}
+
 /** The reason of `ctx.signal` when it fires. */
 export class OperationAborted extends Error {
   override readonly name = 'OperationAborted'

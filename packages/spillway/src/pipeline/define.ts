@@ -125,6 +125,11 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
   run: (body: Static<S>, context: RunContext, text: string) => Promise<Result> | Result
   /** While false, none is claimed from the queue here: it would be an attempt in vain. */
   ready?: () => boolean
+  /**
+   * What of it this process may run, in a form that `LeaveOperation` of another process understands; fixed once the intake
+   * has started. Default: every process that has the definition may run all.
+   */
+  announces?: () => string
   pendingMax?: never
   apply?: never
 }
@@ -140,6 +145,7 @@ export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Resul
   /** Operations that may wait, of all types, for one of this type to join them. Default: as many as the intake holds. */
   pendingMax?: number
   ready?: never
+  announces?: never
   apply: ((tx: Tx, items: readonly ApplyItem<Static<S>>[]) => Promise<readonly Result[]>) | SqlEffect<Static<S>, Result>
   run?: never
 }

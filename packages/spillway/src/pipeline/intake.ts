@@ -104,6 +104,7 @@ export class Intake {
       },
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
       onSettled: (op) => this.waiters.hint(op.id),
+      onLeft: () => this.presence.announce('ready'),
     })
     this.#dispatch = new Dispatch({ store, waiters: this.waiters, log, directWaitMs: settings.directWaitMs })
     this.#answering = new Answering({
@@ -118,10 +119,11 @@ export class Intake {
       name: `${hostname()}:${process.pid}`,
       log,
       running: () => ({ ...this.#works.runningByType(), ...this.#works.told(), ...this.fleet.told() }),
+      announced: () => (settings.work ? this.#works.announced() : {}),
       onPulse: (pulse, elapsedMs) => this.#observe(pulse, elapsedMs),
       afterPulse: async () => {
         await this.#registry.register()
-        await this.#works.giveBackStray()
+        await this.#works.lookAfter()
       },
       onLost: () => this.#works.loseAll(),
       onReady: async () => {
@@ -163,6 +165,7 @@ export class Intake {
       backoff: open.retry ?? { baseMs: this.settings.retryBaseMs, maxMs: this.settings.retryMaxMs },
       ...(open.run && { run: traced(type, open.run as never) }),
       ...(open.ready && { ready: open.ready }),
+      ...(open.announces && { announces: open.announces }),
       ...(apply && {
         apply: queuedApply(this.store, apply),
         ...(typeof apply !== 'function' && { together: togetherMax }),

@@ -4,7 +4,7 @@
  * transaction, together with all that ran before them in the lane.
  */
 import type { BackoffOptions } from '../operations/backoff.js'
-import { OperationAborted } from '../operations/outcome.js'
+import { LeaveOperation, OperationAborted } from '../operations/outcome.js'
 import type { Claimed, Leaving, OpenTx, Settlement, Store, Tx } from '../store/port.js'
 import type { AttemptOutcome } from '../telemetry/metrics.js'
 import { codeOf } from './again.js'
@@ -19,6 +19,8 @@ export interface Handler {
   apply?: (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
   /** While false, none of the type is claimed. Default: always. */
   ready?: () => boolean
+  /** See elsewhere.ts. */
+  announces?: () => string
   /** So many operations, of whatever lanes, are applied in one transaction. Default: those of one lane. */
   together?: number
 }
@@ -44,6 +46,8 @@ export interface LaneRunOptions {
   onWait(waitedMs: number): void
   /** An operation left the queue: completed, failed or cancelled; or will come again. Called after the commit. */
   onSettled(op: Claimed, outcome: Outcome): void
+  /** What becomes of one that this process may not run. */
+  elsewhere(op: Claimed, left: LeaveOperation): Promise<Outcome>
   now?: () => number
 }
 
@@ -57,6 +61,7 @@ export interface HeldLane {
   leaving: Leaving[]
   outcomes: { op: Claimed; outcome: Outcome }[]
   retry: Settlement['retry']
+  leaveTo: string | null
   attempt: Attempt | null
   /** The start of what runs is told to the store. */
   marked: boolean
@@ -182,7 +187,10 @@ export class LaneRun {
       }
     } catch (fault) {
       await attempt.rollback()
-      outcome = outcomeOf(fault, op, handler.backoff)
+      outcome =
+        fault instanceof LeaveOperation && handler.announces !== undefined
+          ? await this.#o.elsewhere(op, fault)
+          : outcomeOf(fault, op, handler.backoff)
     }
     this.#endAttempt(held, op, outcome, startedAt)
     return outcome
@@ -360,7 +368,12 @@ export class LaneRun {
   /** Notes what became of an operation; false when the lane has to wait here. */
   #record(held: HeldLane, handler: Handler, ended: { op: Claimed; outcome: Outcome; startedAt: number }): boolean {
     const { op, outcome, startedAt } = ended
-    if (outcome.kind === 'released') return false
+    if (outcome.kind === 'released') {
+      if (outcome.leave === undefined) return false
+      held.retry = { delayMs: outcome.leave.delayMs, error: null }
+      held.leaveTo = outcome.leave.to
+      return false
+    }
     if (outcome.kind === 'retry') {
       held.outcomes.push({ op, outcome })
       held.retry = { delayMs: outcome.delayMs, error: outcome.error }

@@ -25,6 +25,7 @@ function make(methods: Partial<Store>, more: Partial<PresenceOptions> = {}) {
     name: 'test',
     log,
     running: () => ({}),
+    announced: () => ({}),
     afterPulse: async () => undefined,
     missed: [],
     ...told,

@@ -21,6 +21,8 @@ export interface PresenceOptions {
     error(fields: object, message: string): void
   }
   running(): Record<string, number>
+  /** What this process may run, where that is not all of a type: by label, for the others. */
+  announced(): Record<string, string>
   onPulse(pulse: Pulse, elapsedMs: number): void
   /** Errands that need the store. */
   afterPulse(): Promise<void>
@@ -146,7 +148,7 @@ export class Presence {
 
   async #enlist(): Promise<void> {
     this.#worker = randomUUID()
-    await this.#o.store.enlist(this.#worker, this.#o.name, this.#o.leaseMs)
+    await this.#o.store.enlist(this.#worker, this.#o.name, this.#o.leaseMs, this.#o.announced())
     this.#enlisted = true
     this.#lastBeat = performance.now()
     this.#lostTold = false

@@ -16,8 +16,8 @@ export type Outcome =
   | { kind: 'failed'; error: string; result?: unknown }
   | { kind: 'retry'; error: string; delayMs: number }
   | { kind: 'cancelled' }
-  /** Not run to an end and not counted: the lane goes back as it is. */
-  | { kind: 'released' }
+  /** Not run to an end and not counted: the lane goes back as it is, or to those who may run it (see elsewhere.ts). */
+  | { kind: 'released'; leave?: { to: string | null; delayMs: number } }
 
 /** How long a lane waits for a handler's transaction to be taken back. */
 const rollbackWaitMs = 1_000

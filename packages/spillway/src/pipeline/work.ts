@@ -25,6 +25,10 @@ export interface WorkOptions extends LaneRunOptions {
   long: boolean
   /** A call was answered by silence: it may have given leases to this process that it does not know of. */
   onSilence(): void
+  /** By what lanes that were left to this process are claimed. */
+  labelOf(type: string): string
+  /** A lane was left to others. */
+  onLeft(): void
 }
 
 /** Calls that may be under way at once. */
@@ -252,6 +256,7 @@ export class Work {
       leaving: [],
       outcomes: [],
       retry: null,
+      leaveTo: null,
       attempt: null,
       marked: false,
       startedAt: now,
@@ -340,6 +345,7 @@ export class Work {
     for (const [type, handler] of this.#o.handlers) {
       if (handler.ready?.() === false) continue
       types.push(type)
+      if (handler.announces !== undefined) types.push(this.#o.labelOf(type))
       if (handler.apply !== undefined) together.push(type)
       if (handler.together !== undefined) trusted.push(type)
     }
@@ -360,12 +366,13 @@ export class Work {
     this.#asked += asked
     const { store, log } = this.#o
     try {
-      const settlements = settling.map(({ fence, lane, from, leaving, retry }) => ({
+      const settlements = settling.map(({ fence, lane, from, leaving, retry, leaveTo }) => ({
         fence,
         lane,
         from,
         leaving,
         retry,
+        leaveTo,
         release: true,
       }))
       const { lost, claimed, depth } = await store.step(this.#o.worker(), part, settlements, claim)
@@ -413,7 +420,8 @@ export class Work {
     if (lanes?.size === 0) this.#leases.delete(held.fence)
     for (const { op, outcome } of held.outcomes) this.#o.onSettled(op, outcome)
     // The lane may have more, or its retry is due soon.
-    if (held.retry !== null) this.wakeIn(held.retry.delayMs)
+    if (held.leaveTo !== null) this.#o.onLeft()
+    else if (held.retry !== null) this.wakeIn(held.retry.delayMs)
     else this.#hungry = true
     held.done?.(true)
   }

@@ -7,6 +7,7 @@
  */
 import type { Pulse, Store } from '../store/port.js'
 import type { AcceptFlush, Accepting } from './accepting.js'
+import { Elsewhere } from './elsewhere.js'
 import type { Handler, LaneRunOptions } from './lane-run.js'
 import { Load } from './load.js'
 import { loops, Work } from './work.js'
@@ -27,13 +28,15 @@ export interface SlotsOptions {
   concurrency: number
 }
 
-export interface WorksOptions extends Omit<LaneRunOptions, 'handlers' | 'onAttempt' | 'onSettled'> {
+export interface WorksOptions extends Omit<LaneRunOptions, 'handlers' | 'onAttempt' | 'onSettled' | 'elsewhere'> {
   store: Store
   /** Of the general slots. */
   concurrency: number
   accepting: Accepting
   onAttempt: LaneRunOptions['onAttempt']
   onSettled: LaneRunOptions['onSettled']
+  /** Lanes were left to other processes. */
+  onLeft(): void
 }
 
 /** How long after a fault stray leases are looked for, and how often. */
@@ -47,12 +50,14 @@ export class Works {
   readonly #handlers = new Map<Slots, Map<string, Handler>>()
   readonly #slotsOf = new Map<string, Slots>()
   readonly #now: () => number
+  readonly #elsewhere: Elsewhere
   #suspectUntil = 0
   #strayLook = 0
 
   constructor(options: WorksOptions) {
     this.#o = options
     this.#now = options.now ?? (() => performance.now())
+    this.#elsewhere = new Elsewhere(options)
     this.general = this.#add('', options.concurrency)
   }
 
@@ -72,12 +77,24 @@ export class Works {
 
   handle(type: string, slots: Slots, handler: Handler): void {
     this.#handlers.get(slots)?.set(type, handler)
+    if (handler.announces !== undefined) this.#elsewhere.define(type, handler.announces)
     this.#slotsOf.set(type, slots)
   }
 
   /** Operations in the queue, of all. */
   get depth(): number {
     return this.#all.reduce((sum, { load }) => sum + load.depth, 0)
+  }
+
+  /** What of its types this process may run, where that is not all: for the others, when it enlists. */
+  announced(): Record<string, string> {
+    return this.#elsewhere.announced()
+  }
+
+  /** With each heartbeat, beside it. */
+  async lookAfter(): Promise<void> {
+    await this.#giveBackStray()
+    await this.#elsewhere.observe()
   }
 
   /** For the others, with the heartbeat. */
@@ -127,10 +144,10 @@ export class Works {
   }
 
   /**
-   * Gives back leases that this process does not know of, once they are older than any call can be under way. Called
-   * with the heartbeat; looks every few seconds after a fault, else now and then.
+   * Gives back leases that this process does not know of, once they are older than any call can be under way. Looks every
+   * few seconds after a fault, else now and then.
    */
-  async giveBackStray(): Promise<void> {
+  async #giveBackStray(): Promise<void> {
     const now = this.#now()
     if (now - this.#strayLook < (now < this.#suspectUntil ? strayLookMs : strayLookMs * 10)) return
     this.#strayLook = now
@@ -164,6 +181,8 @@ export class Works {
         onSettled(op, outcome)
       },
       onSilence: () => this.suspect(),
+      elsewhere: (op, left) => this.#elsewhere.place(op, left),
+      labelOf: (type) => this.#elsewhere.labelOf(type),
     })
     const slots: Slots = { name, concurrency, work, load, flush: accepting.operations({ load, concurrency }) }
     this.#all.push(slots)

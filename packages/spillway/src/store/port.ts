@@ -196,6 +196,8 @@ export interface Settlement {
   leaving: Leaving[]
   /** The next operation comes again after so many milliseconds; the error counts as an attempt, null does not. */
   retry: { delayMs: number; error: string | null } | null
+  /** Only for processes that announced this label, and at once; as `retry` says when there is none any more. */
+  leaveTo?: string | null
   /** Give the lane up. */
   release: boolean
 }
@@ -387,7 +389,10 @@ export interface Store {
   /** The key is as if it had not been used, if it is that operation's. */
   freeKey(key: string, operationId: string): Promise<void>
 
-  enlist(worker: string, name: string, leaseMs: number): Promise<void>
+  /** `announced`: what of a type it may run, where that is not all, by label: the type, a space and a digest. */
+  enlist(worker: string, name: string, leaseMs: number, announced?: Readonly<Record<string, string>>): Promise<void>
+  /** What live processes announced, by label; and the store's clock. */
+  announced(): Promise<{ nowMs: number; by: Record<string, string> }>
   pulse(worker: string, leaseMs: number, running: Record<string, number>): Promise<Pulse>
   /** Why nothing can be accepted right now; null when it can. The last known state: it asks nothing. */
   acceptFault(): Error | null

@@ -29,7 +29,7 @@ export function storm(opened: () => OpenedStore): void {
           const list = Array.from({ length: 1 + random(12) }, () =>
             item(`${random(lanes)}`, {
               priority: 1 + random(3),
-              type: `type ${random(3)}`,
+              type: `type-${random(3)}`,
               ...(random(3) === 0 && { gate: 'g' }),
               ...(random(4) === 0 && { key: `k${random(500)}${randomUUID().slice(0, 2)}` }),
               ...(random(6) === 0 && { delayMs: random(50) }),

@@ -30,7 +30,7 @@ type StepRow = [
 /** Runs a statement and gives its rows as arrays: objects with twenty members cost more than what is in them. */
 export type QueryRows = (text: string, values: readonly unknown[]) => Promise<unknown[][]>
 
-const settleParameters = 24
+const settleParameters = 25
 
 const numbered = (from: number, count: number): string =>
   Array.from({ length: count }, (_, i) => `$${from + i}`).join(',')
@@ -153,7 +153,9 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
   const results: { lane: string; op: Leaving }[] = []
   let plain = true
   let dead = 0
+  let leaves = false
   for (const settlement of settlements) {
+    leaves ||= typeof settlement.leaveTo === 'string'
     for (const op of settlement.leaving) {
       plain &&= isPlain(op)
       results.push({ lane: settlement.lane, op })
@@ -193,5 +195,6 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
     plainArray(told.map((r) => r.op.counted)),
     keyed ? plainArray(told.map((r) => r.op.idempotencyKey)) : '{}',
     keyed ? textArray(told.map((r) => (r.op.answer === null ? null : JSON.stringify(r.op.answer)))) : '{}',
+    leaves ? textArray(settlements.map((s) => s.leaveTo ?? null)) : null,
   ]
 }

@@ -255,8 +255,16 @@ export function postgresStore(options: PostgresOptions): Store {
       await on.accept(`DELETE FROM ${s}.idempotency d WHERE d.key = $1 AND d.op = $2`, [key, operationId])
     },
 
-    enlist: async (worker, name, leaseMs) => {
-      await on.pulse(`SELECT ${s}.enlist($1, $2, $3)`, [worker, name, leaseMs])
+    enlist: async (worker, name, leaseMs, announced = {}) => {
+      await on.pulse(`SELECT ${s}.enlist($1, $2, $3, $4)`, [worker, name, leaseMs, JSON.stringify(announced)])
+    },
+    announced: async () => {
+      const { rows } = await on.reads<{ now_ms: number; by: Record<string, string> }>(
+        `SELECT extract(epoch FROM ${s}.clock())::float8 * 1000 AS now_ms, coalesce((SELECT json_object_agg(x.label, x.text)
+           FROM (SELECT DISTINCT ON (e.key) e.key AS label, e.value AS text FROM ${s}.workers w, jsonb_each_text(w.announced) e
+             WHERE w.until >= ${s}.clock()) x), '{}') AS by`,
+      )
+      return { nowMs: rows[0]?.now_ms ?? 0, by: rows[0]?.by ?? {} }
     },
     pulse: async (worker, leaseMs, running) => {
       const values = [worker, leaseMs, JSON.stringify(running)]

@@ -4,7 +4,15 @@ import { defaultPartition, type ForwardResult, limits } from '@spillway/protocol
 import Type from 'typebox'
 import { carry } from '../../http/carried-json.js'
 import { isReservedQueue, reservedQueuePrefix } from '../../http/queue-names.js'
-import { type Definition, FailOperation, type IntakeApi, mayUseQueue, pressure, RetryOperation } from '../../index.js'
+import {
+  type Definition,
+  FailOperation,
+  type IntakeApi,
+  LeaveOperation,
+  mayUseQueue,
+  pressure,
+  RetryOperation,
+} from '../../index.js'
 import type { AllowList } from './allow-list.js'
 import { createForwarder, type Forwarder } from './forward.js'
 import { validateForwardPayload } from './payload.js'
@@ -33,6 +41,19 @@ export interface HttpRequestOptions {
 export interface HttpRequestWorkload {
   definition: Definition<Type.Static<typeof HttpRequestBody>, ForwardResult>
   close(): Promise<void>
+}
+
+const announcedMax = 100
+const announcedKnown = new Map<string, AllowList>()
+
+/** What another instance may call. There are as many texts as there are different settings in the fleet. */
+function announcedTargets(text: string): AllowList {
+  const known = announcedKnown.get(text)
+  if (known !== undefined) return known
+  if (announcedKnown.size >= announcedMax) announcedKnown.clear()
+  const targets = targetsOf(JSON.parse(text) as TargetRules)
+  announcedKnown.set(text, targets)
+  return targets
 }
 
 export function defineHttpRequest(intake: IntakeApi, options: HttpRequestOptions): HttpRequestWorkload {
@@ -64,6 +85,7 @@ export function defineHttpRequest(intake: IntakeApi, options: HttpRequestOptions
         detail: `The target is not in SPILLWAY_FORWARD_ALLOW, or is this server and not ${demoEchoPath}.`,
       }
     },
+    announces: () => JSON.stringify(options.targets()),
     priority: (body) => body.priority ?? 5,
     delayMs: (body) => (body.delay_seconds ?? 0) * 1_000,
     timeoutMs: (body) => Math.max(1, Math.round((body.timeout_seconds ?? 30) * 1_000)),
@@ -72,6 +94,13 @@ export function defineHttpRequest(intake: IntakeApi, options: HttpRequestOptions
       carry(body, text, ['payload', 'body'])
       const payload = validateForwardPayload(body.payload)
       if (!payload.ok) throw new FailOperation('The stored payload is not valid.')
+      const { url } = payload
+      if (!targets().allows(url)) {
+        throw new LeaveOperation(`No running instance may call ${url.origin}: add it to SPILLWAY_FORWARD_ALLOW.`, {
+          key: url.pathname === demoEchoPath ? `${url.origin}${demoEchoPath}` : url.origin,
+          may: (announced) => announcedTargets(announced).allows(url),
+        })
+      }
       const outcome = await forwarder.forward(payload.request, {
         allow: targets(),
         operationId: ctx.id,

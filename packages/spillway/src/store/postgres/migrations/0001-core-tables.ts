@@ -59,7 +59,8 @@ CREATE TABLE ready (
   lane      uuid NOT NULL,
   priority  smallint NOT NULL,
   stamp     bigint NOT NULL,
-  type      text NOT NULL,                   -- of its first operation: a process claims what it can run
+  type      text NOT NULL,                   -- of its first operation: a process claims what it can run. Or a label: the type, a
+                                             -- space and a digest, of a lane that was left to those who announced it
   head      bigint NOT NULL,                 -- where to look for the first one; the lane's own head may be further by now
   depth     bigint NOT NULL,                 -- at least so many waited when it became ready: how large a claim should be
   careful   boolean NOT NULL,
@@ -84,7 +85,8 @@ CREATE TABLE workers (
   name       text NOT NULL,
   started_at timestamptz NOT NULL,
   until      timestamptz NOT NULL,
-  running    json NOT NULL DEFAULT '{}'      -- operations it runs now, per type
+  running    json NOT NULL DEFAULT '{}',     -- operations it runs now, per type
+  announced  jsonb NOT NULL DEFAULT '{}'     -- what of a type it may run, where that is not all, by label
 ) WITH (fillfactor = 50);
 
 -- One row per claim. The fence grows with each claim; settling needs the row.

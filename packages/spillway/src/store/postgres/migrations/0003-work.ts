@@ -17,27 +17,6 @@ export const work = {
   version: 3,
   name: 'work',
   sql: `
--- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else.
-CREATE FUNCTION lane_requeue(p_lane uuid) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-DECLARE
-  t timestamptz := clock();
-  o record;
-BEGIN
-  SELECT x.priority, x.stamp, x.type, x.not_before, l.head, l.depth, l.careful > l.head AS careful, l.queue, l.partition INTO o FROM lanes l, ops x
-    WHERE l.id = p_lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
-  IF NOT FOUND THEN
-    RETURN;
-  ELSIF lane_paused(p_lane) THEN
-    INSERT INTO parked (lane, until, reason) VALUES (p_lane, 'infinity', 'pause');
-  ELSIF o.not_before > t THEN
-    INSERT INTO parked (lane, until, reason) VALUES (p_lane, o.not_before, 'delay');
-  ELSE
-    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
-      VALUES (p_lane, o.priority, o.stamp, o.type, o.head, o.depth, o.careful, o.queue, o.partition);
-  END IF;
-END $$;
-
 -- Takes what settling these lanes will take, in the same order, before the effects are written: those may lock what comes
 -- behind it in the lock order (the ledger's head is last). Per lane: false when the lease is lost.
 CREATE FUNCTION settle_hold(p_worker uuid, p_fences bigint[], p_lanes uuid[], p_keys uuid[]) RETURNS boolean[] LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -59,7 +38,8 @@ CREATE FUNCTION settle(
   p_types text[], p_type_counts bigint[],    -- how many leave, per type
   p_gates text[], p_gate_counts bigint[],
   r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[],
-  r_key uuid[], r_answer text[]              -- what their idempotency keys shall answer; empty when none has one
+  r_key uuid[], r_answer text[],             -- what their idempotency keys shall answer; empty when none has one
+  s_leave text[]                             -- label of those that the next operation is left to; NULL when none is left
 ) RETURNS bigint[] LANGUAGE plpgsql
   SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -70,6 +50,7 @@ DECLARE
   v_queues text[]; v_partitions text[]; v_heads bigint[]; v_depths bigint[]; v_careful boolean[];
   v_more boolean; v_emptied boolean; v_levels bigint[];
   v_release boolean[] := s_release;
+  v_leave text[];
   v_k int;
   v_paused boolean := pause_guard();
 BEGIN
@@ -77,6 +58,12 @@ BEGIN
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
   IF NOT FOUND THEN
     RETURN (SELECT array_agg(DISTINCT x) FROM unnest(s_fence) x);
+  END IF;
+  IF s_leave IS NOT NULL THEN
+    -- Whoever removes the last of them waits for us, and then finds the label that we set (worker_forget).
+    PERFORM FROM workers w WHERE w.announced ?| s_leave ORDER BY w.id FOR KEY SHARE;
+    v_leave := ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM workers w WHERE w.announced ? u.label) THEN u.label END
+      FROM unnest(s_leave) WITH ORDINALITY u(label, i) ORDER BY u.i);
   END IF;
   -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
   -- drops what is lost and comes again with the rest.
@@ -121,9 +108,9 @@ BEGIN
   -- What failed and comes again keeps its place.
   IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
     UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
-        not_before = t + u.retry_ms * interval '1 ms'
+        not_before = CASE WHEN u.label IS NULL THEN t + u.retry_ms * interval '1 ms' END
       FROM (
-        SELECT x.lane, n.seq, x.retry_ms, x.error FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error) x(lane, head, retry_ms, error),
+        SELECT x.lane, n.seq, x.retry_ms, x.error, x.label FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error, v_leave) x(lane, head, retry_ms, error, label),
           LATERAL (SELECT y.seq FROM ops y WHERE y.lane = x.lane AND y.seq > x.head ORDER BY y.seq LIMIT 1) n
         WHERE x.retry_ms IS NOT NULL OFFSET 0
       ) u WHERE o.lane = u.lane AND o.seq = u.seq;
@@ -135,10 +122,11 @@ BEGIN
     -- where that is, would have to wait until it has caught up.
     v_levels := ARRAY(SELECT (SELECT x.stamp FROM ready x WHERE x.priority = p ORDER BY x.stamp LIMIT 1) FROM generate_series(1, 10) p);
     WITH next AS (
-      SELECT u.lane, u.retry_ms, u.queue, u.partition, u.head, u.depth, u.careful, o.seq, o.priority, o.stamp AS was, greatest(o.stamp, v_levels[o.priority] + 1) AS stamp, o.type,
+      SELECT u.lane, CASE WHEN u.label IS NULL THEN u.retry_ms END AS retry_ms, u.queue, u.partition, u.head, u.depth, u.careful, o.seq, o.priority, o.stamp AS was,
+        greatest(o.stamp, v_levels[o.priority] + 1) AS stamp, coalesce(u.label, o.type) AS type,
         o.not_before, v_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
           ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
-      FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful) u(lane, release, retry_ms, queue, partition, head, depth, careful),
+      FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful, v_leave) u(lane, release, retry_ms, queue, partition, head, depth, careful, label),
         LATERAL (SELECT x.seq, x.priority, x.stamp, x.type, x.not_before FROM ops x WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
       WHERE u.release AND u.depth > 0
     ), lifted AS (
@@ -301,7 +289,7 @@ BEGIN
   IF EXISTS (SELECT FROM pauses) THEN
     -- They are claimed to be parked by the settlement. Virtual time goes by what is served: these must not move it.
     SELECT array_agg(x.held), max(x.stamp) FILTER (WHERE NOT x.held) INTO v_held, v_stamp FROM (
-      SELECT u.stamp, EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = u.type
+      SELECT u.stamp, EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = split_part(u.type, ' ', 1)
         ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS held
       FROM unnest(v_stamps, v_queues, v_partitions, v_types) u(stamp, queue, partition, type)) x;
   END IF;
@@ -436,6 +424,10 @@ CREATE FUNCTION worker_forget(p_worker uuid) RETURNS void LANGUAGE plpgsql SET s
 BEGIN
   -- Before what it holds, as whoever changes that does: else they wait for each other, or it leaves a place behind.
   PERFORM FROM workers x WHERE x.id = p_worker FOR UPDATE;
+  -- What was left to it, and to nobody else, is for all again.
+  UPDATE ready x SET type = split_part(x.type, ' ', 1)
+    WHERE x.type IN (SELECT jsonb_object_keys(w.announced) FROM workers w WHERE w.id = p_worker)
+      AND NOT EXISTS (SELECT FROM workers w WHERE w.id <> p_worker AND w.announced ? x.type);
   WITH gone AS (DELETE FROM tallies x WHERE x.worker = p_worker RETURNING x.type, x.n)
   INSERT INTO tallies (worker, part, type, n)
     SELECT '00000000-0000-0000-0000-000000000000', -1, g.type, sum(g.n) FROM gone g GROUP BY g.type HAVING sum(g.n) <> 0;
@@ -462,8 +454,8 @@ CREATE FUNCTION disown(p_worker uuid, p_known bigint[]) RETURNS int LANGUAGE sql
     WHERE l.worker = p_worker AND NOT l.fence = ANY (p_known) AND l.claimed_at < clock() - interval '12 seconds'), false)
 $$;
 
-CREATE FUNCTION enlist(p_worker uuid, p_name text, p_lease_ms bigint) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
-  INSERT INTO workers (id, name, started_at, until) VALUES (p_worker, p_name, clock(), clock() + p_lease_ms * interval '1 ms')
+CREATE FUNCTION enlist(p_worker uuid, p_name text, p_lease_ms bigint, p_announced jsonb) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
+  INSERT INTO workers (id, name, started_at, until, announced) VALUES (p_worker, p_name, clock(), clock() + p_lease_ms * interval '1 ms', p_announced)
 $$;
 
 -- One call a second per process: heartbeat, and all a process has to know of the others.

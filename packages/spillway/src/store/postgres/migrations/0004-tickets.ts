@@ -19,6 +19,27 @@ CREATE FUNCTION lane_paused(p_lane uuid) RETURNS boolean LANGUAGE sql STABLE SET
       ELSE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition) END WHERE l.id = p_lane)
 $$;
 
+-- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else.
+CREATE FUNCTION lane_requeue(p_lane uuid) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  o record;
+BEGIN
+  SELECT x.priority, x.stamp, x.type, x.not_before, l.head, l.depth, l.careful > l.head AS careful, l.queue, l.partition INTO o FROM lanes l, ops x
+    WHERE l.id = p_lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
+  IF NOT FOUND THEN
+    RETURN;
+  ELSIF lane_paused(p_lane) THEN
+    INSERT INTO parked (lane, until, reason) VALUES (p_lane, 'infinity', 'pause');
+  ELSIF o.not_before > t THEN
+    INSERT INTO parked (lane, until, reason) VALUES (p_lane, o.not_before, 'delay');
+  ELSE
+    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
+      VALUES (p_lane, o.priority, o.stamp, o.type, o.head, o.depth, o.careful, o.queue, o.partition);
+  END IF;
+END $$;
+
 CREATE FUNCTION gates_release(p_names text[], p_counts bigint[]) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -294,6 +315,9 @@ CREATE FUNCTION audit() RETURNS TABLE (fault text) LANGUAGE sql SET search_path 
     WHERE l.id = r.lane AND o.priority = r.priority AND o.stamp = r.stamp)
   UNION ALL SELECT format('lane %s is ready with another name, or a head or caution that would pass an operation by', r.lane) FROM ready r JOIN lanes l ON l.id = r.lane
     WHERE r.queue <> l.queue OR r.partition <> l.partition OR EXISTS (SELECT FROM ops o WHERE o.lane = l.id AND (o.seq <= r.head OR o.seq <= l.careful AND NOT r.careful))
+  UNION ALL SELECT format('lane %s is ready under %s, which is not its head''s type, or nobody''s label', r.lane, r.type) FROM ready r
+    WHERE (strpos(r.type, ' ') > 0 AND NOT EXISTS (SELECT FROM workers w WHERE w.announced ? r.type))
+      OR split_part(r.type, ' ', 1) IS DISTINCT FROM (SELECT o.type FROM lanes l, ops o WHERE l.id = r.lane AND o.lane = l.id AND o.seq > l.head ORDER BY o.seq LIMIT 1)
   UNION ALL SELECT format('lease %s belongs to nobody', l.fence) FROM leases l WHERE NOT EXISTS (SELECT FROM workers w WHERE w.id = l.worker)
   UNION ALL SELECT format('type %s: %s operations, %s tallied', coalesce(o.type, t.type), coalesce(o.n, 0), coalesce(t.n, 0))
     FROM (SELECT type, count(*) AS n FROM ops GROUP BY type) o FULL JOIN (SELECT type, sum(n) AS n FROM tallies WHERE type <> '!dead' GROUP BY type) t USING (type)
