@@ -104,7 +104,7 @@ describe('a sweep', () => {
     await insert(2, 'delivered', '30 days 1 minute')
     await insert(3, 'delivered', '29 days 23 hours')
     await insert(1, 'waiting', '1 day')
-    expect(await log().sweep()).toBe(2)
+    expect(await log().sweep()).toEqual({ removed: { alerts: 2 }, isFull: false })
     expect(await left()).toBe(4)
     const { body } = await app.get('/api/v1/alerts?name=spillway_operation_stuck&limit=1')
     expect(body.items[0]).toMatchObject({ delivery: 'failed' })

@@ -95,17 +95,4 @@ describe('a sweep', () => {
     await sweepAll(10)
     expect(await left('many')).toEqual([])
   })
-
-  it('is one instance’s at a time', async () => {
-    const [mine, others] = [sweepStore(m.intake, '"spillway"'), sweepStore(m.intake, '"spillway"')]
-    const nothing = { removed: 0, givenUp: 0, traces: 0 }
-    let within: unknown
-    const outer = await mine.alone(async () => {
-      within = await others.alone(async () => nothing)
-      return nothing
-    })
-    expect(within).toBeNull()
-    expect(outer).toEqual(nothing)
-    expect(await others.alone(async () => nothing)).toEqual(nothing)
-  })
 })

@@ -326,7 +326,7 @@ describe('the window', () => {
     await submitAt('10:00:30.000', randomUUID(), 1)
     const leftAt = async (time: string) => {
       await fleet.setClock(`${day}${time}Z`)
-      await fleet.sql('SELECT spillway.sweep(3600000, 1000)')
+      await fleet.sql('SELECT spillway.sweep_rows(1000)')
       return fleet.sql('SELECT total FROM spillway.rates')
     }
     expect(await leftAt('13:00:30.000')).toEqual([{ total: 1 }])

@@ -3,9 +3,9 @@ import { randomUUID } from 'node:crypto'
 import type { RouteDecision } from '@spillway/protocol/wire'
 import Type from 'typebox'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
-import type { IntakeApi } from '../src/index.js'
+import type { IntakeApi, SweptBatch } from '../src/index.js'
 import { Answers, type AnswersOptions, type Decided } from '../src/workloads/routing/answers.js'
-import { type Bench, bench, eventually, loggingTo, overriding } from './pipeline-fixture.js'
+import { type Bench, bench, eventually, overriding } from './pipeline-fixture.js'
 
 const schema = '"spillway"'
 
@@ -30,7 +30,7 @@ const decision = (provider_id = 'a'): RouteDecision => ({
   ...{ provider_id, priority: 50, expected_latency_ms: 1.5, expected_cost: 0.001, reason: 'weighted' },
 })
 const answersOf = (intake: IntakeApi, options: Partial<AnswersOptions> = {}) => {
-  const answers = new Answers({ intake, schema, log: loggingTo([]), keyTtlMs: 60_000, ...options })
+  const answers = new Answers({ intake, schema, keyTtlMs: 60_000, ...options })
   opened.push(answers)
   return answers
 }
@@ -237,10 +237,13 @@ describe('decisions', () => {
     const answers = answersOf(here)
     const kept = decided({ keyed: keyed('k') })
     await answers.record(kept)
-    expect(await answers.sweep()).toBe(5_001)
+    const batches: SweptBatch[] = []
+    do batches.push(await answers.sweep())
+    while (batches.at(-1)?.isFull)
+    expect(batches.map(({ removed }) => removed.rt_decisions)).toEqual([2_000, 2_000, 1_001])
     expect([await rows('rt_decisions'), await rows('rt_keys')]).toEqual([1, 1])
     await pass(3_600_000)
-    expect(await answers.sweep()).toBe(2)
+    expect(await answers.sweep()).toMatchObject({ removed: { rt_decisions: 1, rt_keys: 1 }, isFull: false })
   })
 
   it('are swept by themselves', async () => {
@@ -258,8 +261,8 @@ describe('decisions', () => {
       await tx.query('SELECT spillway.rt_sweep(1)')
       return theirs.sweep()
     })
-    expect([swept, await rows('rt_decisions')]).toEqual([0, 1])
-    expect(await theirs.sweep()).toBe(1)
+    expect([swept.removed.rt_decisions, await rows('rt_decisions')]).toEqual([0, 1])
+    expect((await theirs.sweep()).removed.rt_decisions).toBe(1)
   })
 })
 

@@ -321,7 +321,7 @@ describe('sweeping', () => {
     const session = await opened.session()
     await session.query('BEGIN')
     await session.query('SELECT stream_sweep_lock()')
-    expect(await sweep()).toEqual({ streams: 0, partitions: 0 })
+    expect(await sweep()).toEqual({ streams: 0, partitions: 0, isFull: false })
     await session.query('COMMIT')
     expect(await sweep()).toMatchObject({ streams: 1 })
   })

@@ -2,7 +2,7 @@
 import { limits } from '@spillway/protocol/wire'
 import { connectRedis } from '../brokers/redis/index.js'
 import type { Config } from '../config/index.js'
-import type { IntakeApi } from '../index.js'
+import type { IntakeApi, SweptBatch } from '../index.js'
 import { LogWriter } from '../streams/log-writer.js'
 import type { StreamLog } from '../streams/port.js'
 import { Relay } from '../streams/relay.js'
@@ -63,13 +63,10 @@ export function generationParts(
     stallMs: own.stallSeconds * 1_000,
     onStalled: () => metrics.slowReadersClosed.inc(),
   })
-  let sweeping: NodeJS.Timeout | undefined
-  const sweep = async (): Promise<void> => {
-    try {
-      await registry.sweep(retentionMs, longestMs)
-    } catch (fault) {
-      log.warn({ err: fault }, 'sweeping streams failed and is tried again in a minute')
-    }
+  let stopSweep = async (): Promise<void> => undefined
+  const batch = async (): Promise<SweptBatch> => {
+    const { streams, partitions, isFull } = await registry.sweep(retentionMs, longestMs)
+    return { removed: { streams, stream_partitions: partitions }, isFull }
   }
   return {
     deps: {
@@ -112,11 +109,10 @@ export function generationParts(
     },
     redis: redis === null ? null : () => ({ ...redis.check(), optional: true }),
     start() {
-      sweeping = setInterval(() => void sweep(), sweepMs * (0.9 + Math.random() * 0.2))
-      sweeping.unref()
+      stopSweep = api.core.sweeps.add({ name: 'streams', everyMs: sweepMs, batch })
     },
     async close() {
-      clearInterval(sweeping)
+      await stopSweep()
       sse.close()
       await redis?.close()
       await storeLog.close()

@@ -28,6 +28,7 @@ import { allSlotsTaken, queueFull, type Refusal, refusals, storeAwayRetryMs } fr
 import type { IntakeLog, IntakeSettings } from './settings.js'
 import { type Standing, standingOf } from './standing.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
+import { queueSweeps, type Sweeps } from './sweeps.js'
 import { traced } from './traced.js'
 import { Waiters } from './waiters.js'
 import { Works } from './works.js'
@@ -49,6 +50,7 @@ export class Intake {
   readonly #lateness = new Lateness()
   readonly waiters: Waiters
   readonly presence: Presence
+  readonly sweeps: Sweeps
   /** Who hears what `pg_notify` sends as `name:text` on the store's channel. A hint: it may be lost. */
   readonly notices = new Map<string, (text: string) => void>()
   /** Called when such notices may have been lost. */
@@ -138,6 +140,7 @@ export class Intake {
       },
       missed: this.onMissed,
     })
+    this.sweeps = queueSweeps(store, settings.retentionMs, { isReady: () => this.isReady, metrics, log })
   }
 
   define<S extends TSchema, Result>(type: string, options: DefineOptions<S, Result>): Definition<Static<S>, Result> {
@@ -382,6 +385,7 @@ export class Intake {
   async start(): Promise<void> {
     this.pressure.start()
     await this.presence.start()
+    this.sweeps.start()
   }
 
   /** Refuses what is new from here on. */
@@ -393,7 +397,7 @@ export class Intake {
   stop(): Promise<void> {
     this.#stopped ??= (async () => {
       this.drain()
-      await this.#accepting.drained()
+      await Promise.all([this.sweeps.stop(), this.#accepting.drained()])
       await this.#works.stop(this.settings.drainMs)
       this.waiters.close()
     })()

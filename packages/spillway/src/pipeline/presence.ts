@@ -36,7 +36,6 @@ export interface PresenceOptions {
 
 const beatMs = 1_000
 const retryMs = 1_000
-const sweepMs = 60_000
 /** Others need not be told more often than this. */
 const announceMs = 20
 const giveUpShare = 0.8
@@ -48,7 +47,6 @@ export class Presence {
   #enlisted = false
   #stopped = false
   #beatTimer: NodeJS.Timeout | undefined
-  #sweepTimer: NodeJS.Timeout | undefined
   #announceTimer: NodeJS.Timeout | undefined
   readonly #toAnnounce = new Set<'ready' | 'cancel'>()
   #lastBeat = 0
@@ -79,6 +77,7 @@ export class Presence {
       try {
         await this.#o.store.migrate()
         await this.#enlist()
+        // Before anything is settled: history needs its partitions.
         await this.#o.store.sweep(this.#o.retentionMs)
         await this.#o.onReady()
         await this.#o.store.listen(
@@ -89,8 +88,6 @@ export class Presence {
         )
         this.#ready = true
         if (told) this.#o.log.info({}, 'the store is there')
-        this.#sweepTimer = setInterval(() => void this.#sweep(), sweepMs * (0.9 + Math.random() * 0.2))
-        this.#sweepTimer.unref()
         await this.beat()
         return
       } catch (fault) {
@@ -133,7 +130,6 @@ export class Presence {
   async stop(): Promise<void> {
     this.#stopped = true
     clearTimeout(this.#beatTimer)
-    clearInterval(this.#sweepTimer)
     clearTimeout(this.#announceTimer)
     await this.#beating
     if (!this.#ready) return
@@ -203,15 +199,6 @@ export class Presence {
         'took over the lanes of a dead process',
       )
       this.#o.onWake('ready')
-    }
-  }
-
-  async #sweep(): Promise<void> {
-    try {
-      const swept = await this.#o.store.sweep(this.#o.retentionMs)
-      this.#o.log.info(swept, 'swept')
-    } catch (fault) {
-      this.#o.log.warn({ err: fault }, 'sweeping failed and is tried again in a minute')
     }
   }
 }

@@ -327,6 +327,19 @@ export interface PoolState {
   waiting: number
 }
 
+export interface SweptRows {
+  partitions_made: number
+  partitions_dropped: number
+  /** Of history outside its partitions. */
+  history: number
+  keys: number
+  rate_rows: number
+  lanes: number
+  cancels: number
+  /** There may be more. */
+  isFull: boolean
+}
+
 export interface Store {
   /** Makes the schema what this version needs. Safe to call from several processes at once. */
   migrate(): Promise<{ from: number; to: number }>
@@ -401,7 +414,12 @@ export interface Store {
   retire(worker: string): Promise<number>
   /** Gives back leases whose claim was never answered. */
   disown(worker: string, knownFences: readonly number[]): Promise<number>
-  sweep(retentionMs: number): Promise<Record<string, number>>
+  /** Removes a batch of what has expired; the next one begins where a full one ended. */
+  sweep(retentionMs: number): Promise<SweptRows>
+  /** The turn to sweep, of one process at a time. 0: it is this one's, for `holdMs` unless it says more; else the milliseconds to wait. */
+  takeSweepTurn(holdMs: number): Promise<number>
+  /** Ends the turn: nobody sweeps for so long. */
+  endSweepTurn(restMs: number): Promise<void>
   audit(): Promise<string[]>
 
   ticket(id: string): Promise<Ticket | null>

@@ -131,5 +131,5 @@ export interface StreamRegistry {
    */
   abandoned(ids: readonly string[]): Promise<{ id: string; forMs: number }[]>
   /** Removes what is older than its retention: entries, and records by whole partitions. */
-  sweep(retentionMs: number, longestMs: number): Promise<{ streams: number; partitions: number }>
+  sweep(retentionMs: number, longestMs: number): Promise<{ streams: number; partitions: number; isFull: boolean }>
 }

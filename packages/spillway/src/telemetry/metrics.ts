@@ -110,6 +110,25 @@ export function createMetrics(options: { readonly runtime?: boolean } = {}) {
       name: 'spillway_lane_oldest_seconds',
       help: 'Age of the oldest operation that waits in any lane',
     }),
+    sweptRows: new CounterFamily({
+      registry,
+      name: 'spillway_sweep_rows_total',
+      help: 'Expired rows that were removed, by table',
+      labelNames: ['table'],
+      childrenMax: 50,
+    }),
+    sweepSeconds: new CounterFamily({
+      registry,
+      name: 'spillway_sweep_seconds_total',
+      help: 'Time spent removing expired rows',
+      labelNames: [],
+    }).labels(),
+    sweepBehind: new Gauge({
+      registers: [registry],
+      name: 'spillway_sweep_behind',
+      help: 'Whether rows expire faster than the sweep may remove them (1), by task',
+      labelNames: ['task'],
+    }),
     httpRequests: new CounterFamily({
       registry,
       name: 'spillway_http_requests_total',

@@ -20,6 +20,7 @@ import { claimSql, type QueryRows, settleSql, settleValues, step, stepSql } from
 import { StreamBell } from './stream-bell.js'
 import { appendSettings, PostgresStreamLog } from './stream-log.js'
 import { postgresStreamRegistry } from './stream-registry.js'
+import { sweepStatements } from './sweeping.js'
 import { deadLetter, deadLetterIds, finishedTickets, listDeadLetters, listTickets, stats, ticket } from './tickets.js'
 import { openTx } from './transaction.js'
 
@@ -40,11 +41,10 @@ export interface PostgresOptions {
 
 /** Settling a large batch after a pause may take longer than a caller would wait. */
 const workTimeoutMs = 10_000
-/** Sweeping and auditing may take their time. */
+/** Auditing may take its time. */
 const sweepTimeoutMs = 120_000
 /** How long a handler waits for a connection; its own timeout may be shorter. */
 const txConnectTimeoutMs = 30_000
-const sweepRows = 10_000
 const shortMax = 4
 
 /** Nobody waits for a hint to be on the disk. */
@@ -283,13 +283,7 @@ export function postgresStore(options: PostgresOptions): Store {
     // Not among the work: a process that stops while the database is silent would wait for half a minute.
     retire: async (worker) => (await value<number>(on.pulse, `${s}.retire($1)`, [worker])) ?? 0,
     disown: async (worker, known) => (await value<number>(on.work, `${s}.disown($1, $2)`, [worker, known])) ?? 0,
-    sweep: async (retentionMs) => {
-      const { rows } = await on.sweep<Record<string, number>>(`SELECT * FROM ${s}.sweep($1, $2)`, [
-        retentionMs,
-        sweepRows,
-      ])
-      return rows[0] ?? {}
-    },
+    ...sweepStatements(on.sweep, s),
     audit: async () => (await on.sweep<{ fault: string }>(`SELECT fault FROM ${s}.audit()`)).rows.map((r) => r.fault),
 
     ticket: (id) => ticket(on.reads, s, id),

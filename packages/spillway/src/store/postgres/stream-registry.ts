@@ -23,7 +23,7 @@ export interface StreamRegistryOptions {
 
 const itemsMax = 500
 /** Entries that one transaction of a sweep removes. */
-const sweepRows = 5_000
+const sweepRows = 2_000
 const uuid = /^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}$/i
 
 interface EntryRow extends Record<string, unknown> {
@@ -137,14 +137,10 @@ export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRe
     },
     sweep: async (retention, longest) => {
       const kept = retention + longest
-      let streams = 0
-      for (;;) {
-        const n = await swept('stream_sweep_entries', retention, longest, sweepRows)
-        streams += n ?? 0
-        if (n === null || n < sweepRows) break
-      }
+      const streams = (await swept('stream_sweep_entries', retention, longest, sweepRows)) ?? 0
+      if (streams >= sweepRows) return { streams, partitions: 0, isFull: true }
       await swept('stream_sweep_ahead', kept)
-      return { streams, partitions: (await swept('stream_sweep_behind', kept, sweepRows)) ?? 0 }
+      return { streams, partitions: (await swept('stream_sweep_behind', kept, sweepRows)) ?? 0, isFull: false }
     },
   }
 }

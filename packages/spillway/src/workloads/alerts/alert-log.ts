@@ -1,6 +1,14 @@
 /** What is recorded of alerts, and read of it. The statements' reasons are told in migration 0010. */
 import type { AlertName, AlertSeverity, AlertStatus, Alert as WireAlert } from '@spillway/protocol/wire'
-import { again, canonicalJson, type Definition, digestUuid, type IntakeApi, newOperationId } from '../../index.js'
+import {
+  again,
+  canonicalJson,
+  type Definition,
+  digestUuid,
+  type IntakeApi,
+  newOperationId,
+  type SweptBatch,
+} from '../../index.js'
 import type { DeliveryOrder } from './delivery.js'
 import type { Alert, DeliveryState } from './options.js'
 
@@ -61,6 +69,8 @@ const attemptsMax = 3
 const identity = 'spillway:alerts'
 const keptDays = 30
 const keptRows = 10_000
+/** Of one transaction. */
+const sweepRows = 1_000
 
 /** The queue takes nothing now; the change is not recorded either, and comes again. */
 class DeliveryRefused extends Error {
@@ -171,12 +181,17 @@ export class AlertLog {
     }))
   }
 
-  /** How many were removed. */
-  async sweep(): Promise<number> {
+  /** Removes a batch of what is old. */
+  async sweep(): Promise<SweptBatch> {
     const { intake, schema } = this.#o
     const { rows } = await intake.transaction((tx) =>
-      tx.query<{ removed: number | null }>(`SELECT ${schema}.alert_sweep($1, $2) AS removed`, [keptDays, keptRows]),
+      tx.query<{ removed: number | null }>(`SELECT ${schema}.alert_sweep($1, $2, $3) AS removed`, [
+        keptDays,
+        keptRows,
+        sweepRows,
+      ]),
     )
-    return rows[0]?.removed ?? 0
+    const alerts = rows[0]?.removed ?? 0
+    return { removed: { alerts }, isFull: alerts >= sweepRows }
   }
 }

@@ -52,6 +52,7 @@ class Reporting implements Alerts {
   /** What this process sees firing. */
   readonly #firing = new Map<string, Report>()
   readonly #rounds: Rounds[]
+  readonly #stopSweep: () => Promise<void>
   #writing: Promise<void> | null = null
   #endPause: () => void = () => undefined
   #closing = false
@@ -68,10 +69,12 @@ class Reporting implements Alerts {
       ...{ intake, schema, delivery, waitingMax, holdMs: timing.holdMs },
       reporter: randomUUID(),
     })
-    this.#rounds = [
-      rounds(timing.renewMs, log, 'looking after alerts', () => this.#whenReady(() => this.#renew())),
-      rounds(timing.sweepMs, log, 'removing old alerts', () => this.#whenReady(() => this.#sweep())),
-    ]
+    this.#rounds = [rounds(timing.renewMs, log, 'looking after alerts', () => this.#whenReady(() => this.#renew()))]
+    this.#stopSweep = intake.core.sweeps.add({
+      name: 'alerts',
+      everyMs: timing.sweepMs,
+      batch: () => this.#log.sweep(),
+    })
     if (intake.core.settings.work) {
       const watch = new StuckWatch(intake, schema, (alert) => this.report(alert))
       const look = (): Promise<void> => this.#whenReady(() => watch.look())
@@ -97,7 +100,7 @@ class Reporting implements Alerts {
     const late = new Promise<void>((resolve) => {
       timer = setTimeout(resolve, closeMs)
     })
-    const ended = Promise.all([...this.#rounds.map((round) => round.stop()), this.#writing])
+    const ended = Promise.all([...this.#rounds.map((round) => round.stop()), this.#stopSweep(), this.#writing])
     await Promise.race([ended, late])
     clearTimeout(timer)
   }
@@ -175,11 +178,6 @@ class Reporting implements Alerts {
       const message = 'Nobody reports it any more: the processes that did have ended.'
       this.#enqueue({ ...alert, key, status: 'resolved', message })
     }
-  }
-
-  async #sweep(): Promise<void> {
-    const removed = await this.#log.sweep()
-    if (removed > 0) this.#options.log.info({ removed }, 'old alerts are removed')
   }
 
   async #whenReady(work: () => Promise<void>): Promise<void> {

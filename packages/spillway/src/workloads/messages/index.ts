@@ -7,7 +7,7 @@ import type { MessagesOptions } from './options.js'
 import { Push } from './push.js'
 import { Queues } from './queues.js'
 import { Seal } from './seal.js'
-import { Sweeper, sweepStore } from './sweeper.js'
+import { messageSweep, sweepEveryMs, sweepStore } from './sweeper.js'
 import { Transactions } from './transaction.js'
 
 export { messageAdministrationRoutes } from './administration-routes.js'
@@ -37,12 +37,8 @@ export function defineMessages(intake: IntakeApi, options: MessagesOptions): Mes
   const push = new Push(intake, options, queues, seal)
   const consume = new Consume(intake, options, seal)
   intake.onNotice('mq', (marks) => consume.arrivals.came(new Set(marks.split(','))))
-  const sweeper = new Sweeper({
-    store: sweepStore(intake, options.schema),
-    isReady: () => intake.core.isReady,
-    log: options.log,
-  })
-  sweeper.start()
+  const batch = messageSweep(sweepStore(intake, options.schema))
+  const stopSweep = intake.core.sweeps.add({ name: 'messages', everyMs: sweepEveryMs, batch })
   return {
     intake,
     options,
@@ -55,7 +51,7 @@ export function defineMessages(intake: IntakeApi, options: MessagesOptions): Mes
     wake: (queue) => consume.arrivals.came(new Set([markOf(queue)])),
     close: async () => {
       consume.close()
-      await sweeper.stop()
+      await stopSweep()
     },
   }
 }

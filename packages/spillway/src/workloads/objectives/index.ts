@@ -65,9 +65,17 @@ export function defineObjectives(intake: IntakeApi, options: ObjectivesOptions):
       metrics.burnRate.set({ objective: name }, burn_rate)
     }
   }
-  const sweep = async (): Promise<void> => {
-    await intake.transaction((tx) => tx.query(`SELECT ${schema}.objective_sweep()`))
-  }
+  const stopSweep = intake.core.sweeps.add({
+    name: 'objectives',
+    everyMs: timing.sweepMs,
+    // A row for each minute of two hours and each hour of a month: never many.
+    batch: async () => {
+      const { rows } = await intake.transaction((tx) =>
+        tx.query<{ n: number }>(`SELECT ${schema}.objective_sweep() AS n`),
+      )
+      return { removed: { objective_counts: rows[0]?.n ?? 0 }, isFull: false }
+    },
+  })
 
   let closing = false
   const timers = new Set<NodeJS.Timeout>()
@@ -90,7 +98,6 @@ export function defineObjectives(intake: IntakeApi, options: ObjectivesOptions):
   }
   every(timing.flushMs, 'counts could not be added to the objectives; they are sent again', flush)
   every(timing.readMs, 'the objectives could not be read; their gauges are old', show)
-  every(timing.sweepMs, 'old counts could not be removed; it is tried again', sweep)
 
   return {
     intake,
@@ -98,6 +105,7 @@ export function defineObjectives(intake: IntakeApi, options: ObjectivesOptions):
     read,
     close: async () => {
       closing = true
+      await stopSweep()
       for (const timer of timers) clearTimeout(timer)
       let late: NodeJS.Timeout | undefined
       const patience = new Promise<void>((resolve) => {

@@ -11,6 +11,8 @@ export type { PetitionsOptions } from './options.js'
 export { petitionRoutes } from './routes.js'
 export { petitionPrefixes } from './submission.js'
 
+const forgetEveryMs = 60_000
+
 export interface PetitionsWorkload {
   definition: Definition<SubmitBody, PetitionReceipt>
   petitions: Petitions
@@ -27,12 +29,18 @@ export function definePetitions(intake: IntakeApi, options: PetitionsOptions): P
   const overview = new Overview(intake, petitions, options)
   intake.onNotice('petition_overflow', () => overview.notice())
   overview.start()
+  const stopSweep = intake.core.sweeps.add({
+    name: 'petitions',
+    everyMs: forgetEveryMs,
+    batch: () => petitions.forgetBlocks(),
+  })
   return {
     definition,
     petitions,
     watch,
     isAuthenticated: options.isAuthenticated,
     close: () => {
+      void stopSweep()
       overview.stop()
       watch.close()
     },

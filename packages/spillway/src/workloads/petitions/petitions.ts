@@ -6,7 +6,7 @@ import {
   type PetitionView,
   petitionMoves,
 } from '@spillway/protocol/wire'
-import { type CutRows, cutRows, type IntakeApi, pageSql } from '../../index.js'
+import { type CutRows, cutRows, type IntakeApi, pageSql, type SweptBatch } from '../../index.js'
 import type { PetitionsOptions } from './options.js'
 
 interface Row extends Record<string, unknown> {
@@ -193,6 +193,15 @@ export class Petitions {
   /** Blocks of a past minute that no later block has told. */
   async tellBlocks(): Promise<void> {
     await this.#intake.read(`SELECT ${this.#options.schema}.petitions_tell_blocks($1)`, [tellBlocksRows])
+  }
+
+  /** Removes a batch of submitters that have not been blocked for long. */
+  async forgetBlocks(): Promise<SweptBatch> {
+    const { rows } = await this.#intake.transaction((tx) =>
+      tx.query<{ n: number }>(`SELECT ${this.#options.schema}.petitions_forget_blocks($1) AS n`, [tellBlocksRows]),
+    )
+    const n = rows[0]?.n ?? 0
+    return { removed: { petition_blocks: n }, isFull: n >= tellBlocksRows }
   }
 }
 

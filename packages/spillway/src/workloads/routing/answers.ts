@@ -8,18 +8,17 @@
  * with one key at once exactly one decision is kept, which all of them get.
  */
 import type { RouteDecision } from '@spillway/protocol/wire'
-import { again, codeOf, digestUuid, Flush, type IntakeApi, type IntakeLog } from '../../index.js'
+import { again, codeOf, digestUuid, Flush, type IntakeApi, type SweptBatch } from '../../index.js'
 
 export interface AnswersOptions {
   intake: IntakeApi
   /** Of the store's tables, quoted for SQL. */
   schema: string
-  log: Pick<IntakeLog, 'info' | 'warn'>
   /** How long a key is good for its decision. */
   keyTtlMs: number
   /** How long a decision can be asked for. Default one hour. */
   decisionTtlMs?: number
-  /** Default 10,000. */
+  /** Default 30,000. */
   sweepEveryMs?: number
 }
 
@@ -60,8 +59,7 @@ interface Lookup {
 const decisionTtlMsDefault = 3_600_000
 const sweepEveryMsDefault = 30_000
 /** Of one transaction, of each table. */
-const sweepRows = 5_000
-const sweepRoundMs = 20_000
+const sweepRows = 2_000
 const attemptsMax = 5
 
 /** What a flush takes and how long it may wait: as for accepted operations, whose callers wait alike. */
@@ -78,8 +76,7 @@ export class Answers {
   readonly #options: Required<AnswersOptions>
   readonly #records: Flush<Decided, Recorded>
   readonly #lookups: Flush<Lookup, Known | 'unknown'>
-  #timer: NodeJS.Timeout | undefined
-  #sweeping: Promise<void> = Promise.resolve()
+  #stopSweep: () => Promise<void> = async () => undefined
   #closed = false
 
   constructor(options: AnswersOptions) {
@@ -99,17 +96,14 @@ export class Answers {
   /** Sweeps from now on what has expired. */
   start(): void {
     if (this.#closed) return
-    this.#timer = setTimeout(() => {
-      this.#sweeping = this.#round().finally(() => this.start())
-    }, this.#options.sweepEveryMs)
-    this.#timer.unref()
+    const { intake, sweepEveryMs: everyMs } = this.#options
+    this.#stopSweep = intake.core.sweeps.add({ name: 'routing', everyMs, batch: () => this.sweep() })
   }
 
   /** Resolves when all that was handed over is written. To be called while the store is still there. */
   async close(): Promise<void> {
     this.#closed = true
-    clearTimeout(this.#timer)
-    await Promise.all([this.#records.drained(), this.#lookups.drained(), this.#sweeping])
+    await Promise.all([this.#records.drained(), this.#lookups.drained(), this.#stopSweep()])
   }
 
   /** Resolves when it is committed. Throws when the store did not take it: then nothing is known of it. */
@@ -144,34 +138,18 @@ export class Answers {
     return { tenant: row.tenant, requestId: row.request, decision, traceId, decidedAt }
   }
 
-  /** Removes what has expired, in steps; how many rows that were. */
-  async sweep(): Promise<number> {
+  /** Removes a batch of what has expired. */
+  async sweep(): Promise<SweptBatch> {
     const { intake, schema } = this.#options
-    const started = performance.now()
-    let swept = 0
-    while (!this.#closed && performance.now() - started < sweepRoundMs) {
-      const { rows } = await intake.transaction((tx) =>
-        tx.query<Record<'decisions' | 'keys' | 'burials', number | null>>(
-          `SELECT decisions, keys, burials FROM ${schema}.rt_sweep(${sweepRows})`,
-        ),
-      )
-      // Null: another process is at it.
-      const counts = Object.values(rows[0] ?? {}).map((count) => count ?? 0)
-      swept += counts.reduce((sum, count) => sum + count, 0)
-      if (Math.max(0, ...counts) < sweepRows) break
-    }
-    return swept
-  }
-
-  async #round(): Promise<void> {
-    const { intake, log } = this.#options
-    if (!intake.core.isReady) return
-    try {
-      const rows = await this.sweep()
-      if (rows > 0) log.info({ rows }, 'expired decisions are removed')
-    } catch (fault) {
-      log.warn({ err: fault }, 'expired decisions could not be removed; it is tried again')
-    }
+    const { rows } = await intake.transaction((tx) =>
+      tx.query<Record<'decisions' | 'keys' | 'burials', number | null>>(
+        `SELECT decisions, keys, burials FROM ${schema}.rt_sweep(${sweepRows})`,
+      ),
+    )
+    // Null: another process is at it.
+    const [row] = rows
+    const removed = { rt_decisions: row?.decisions ?? 0, rt_keys: row?.keys ?? 0, rt_burials: row?.burials ?? 0 }
+    return { removed, isFull: Math.max(...Object.values(removed)) >= sweepRows }
   }
 
   async #record(entries: readonly Decided[]): Promise<Recorded[]> {

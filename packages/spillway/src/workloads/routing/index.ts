@@ -32,7 +32,7 @@ export function defineRouting(deps: RoutingDeps): RoutingWorkload {
   const { intake, schema, settings, log, broker } = deps
   const policies = new Policies({ intake, schema, log })
   const registry = new Registry({ intake, schema })
-  const answers = new Answers({ intake, schema, log, keyTtlMs: settings.keyTtlMs })
+  const answers = new Answers({ intake, schema, keyTtlMs: settings.keyTtlMs })
   const signals = new Signals(deps)
   const processing = new Processing({
     book: () => policies.loaded,

@@ -26,9 +26,11 @@ CREATE TABLE lanes (
   running    boolean NOT NULL DEFAULT false, -- is its first operation known to run?
   pace_ms    real,                           -- moving average of milliseconds per operation while the lane was busy
   moved_at   timestamptz NOT NULL,           -- last accepted into the empty lane, or last settled
+  sweep_at   timestamptz NOT NULL DEFAULT clock() + interval '1 hour', -- when the sweep looks at it; only the sweep changes it
   CHECK (head >= 0 AND head <= tail),
   CHECK (depth >= 0 AND depth <= tail - head)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX lanes_sweep ON lanes (sweep_at);
 
 CREATE TABLE ops (
   lane         uuid NOT NULL,
@@ -115,6 +117,7 @@ CREATE TABLE cancels (
   id       uuid PRIMARY KEY,
   asked_at timestamptz NOT NULL
 );
+CREATE INDEX cancels_asked ON cancels (asked_at);
 
 CREATE TABLE history (
   id           uuid NOT NULL,
@@ -136,6 +139,7 @@ CREATE TABLE history (
 CREATE INDEX history_id ON history (id);
 -- Catches what no partition covers yet, so that settling never fails for want of one.
 CREATE TABLE history_rest PARTITION OF history DEFAULT;
+CREATE INDEX history_rest_finished ON history_rest (finished_at);
 
 CREATE TABLE history_spans (
   name    text PRIMARY KEY,
@@ -173,8 +177,10 @@ CREATE TABLE idempotency (
   op         uuid NOT NULL,
   answer     json,                           -- NULL while the first request is in progress
   expires_at timestamptz NOT NULL
-) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
-CREATE INDEX idempotency_expires ON idempotency USING brin (expires_at);
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+-- In the order of time, so that a row is added at its end; the sweep follows it. A BRIN index would know nothing any more once
+-- new rows stand where old ones were removed.
+CREATE INDEX idempotency_expires ON idempotency (expires_at);
 
 -- How many operations of a type are held: the sum over the rows. Each connection that writes has rows of its own,
 -- so that counting never makes two of them wait for each other.
@@ -205,9 +211,17 @@ CREATE TABLE rates (
   minutes   int[] NOT NULL,                  -- epoch minutes, ascending
   counts    int[] NOT NULL,
   total     int NOT NULL,                    -- of all counts: what is used, unless a bucket has left the window since
-  expires_at timestamptz NOT NULL
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
-CREATE INDEX rates_expires ON rates USING brin (expires_at);
+  expires_at timestamptz NOT NULL,
+  sweep_at   timestamptz NOT NULL            -- when the sweep looks at it. Each request moves expires_at; only the sweep changes this
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX rates_sweep ON rates (sweep_at);
+
+-- Whose turn it is to sweep, over all processes: nobody's before next_at. By the real time, which no test moves.
+CREATE TABLE sweep_turn (
+  one     boolean PRIMARY KEY DEFAULT true CHECK (one),
+  next_at timestamptz NOT NULL
+) WITH (fillfactor = 50);
+INSERT INTO sweep_turn (next_at) VALUES ('-infinity');
 
 CREATE TABLE halts (
   scope  text PRIMARY KEY,

@@ -171,8 +171,8 @@ BEGIN
                    WHERE v_out[coalesce(u.item, u.i)] = 0 GROUP BY u.ix) x ON x.ix = k.i;
     END IF;
     WITH up AS (
-      INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at)
-      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + k.keep * interval '1 minute' FROM unnest(p_rate_key, v_rasked, p_rate_minutes, p_rate_keep) k(key, n, win, keep)
+      INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at, sweep_at)
+      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + k.keep * interval '1 minute', t + k.keep * interval '1 minute' FROM unnest(p_rate_key, v_rasked, p_rate_minutes, p_rate_keep) k(key, n, win, keep)
       ON CONFLICT (key) DO UPDATE SET
         minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
           THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END

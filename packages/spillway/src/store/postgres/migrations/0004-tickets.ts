@@ -1,3 +1,5 @@
+import { sweeping } from './sweeping.js'
+
 /** What callers and operators do to operations, lanes and gates; and the sweeping. */
 export const tickets = {
   version: 4,
@@ -250,51 +252,7 @@ EXCEPTION WHEN configuration_limit_exceeded THEN
   NULL;
 END $$;
 
--- History comes and goes by whole partitions. Returns what was swept.
-CREATE FUNCTION sweep(p_retention_ms bigint, p_rows int) RETURNS TABLE (partitions_made int, partitions_dropped int, keys int, rate_rows int, lanes int) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-DECLARE
-  t timestamptz := clock();
-  v_width interval := greatest(60000, p_retention_ms / 6) * interval '1 ms';
-  v_from timestamptz; v_name text; r record;
-BEGIN
-  partitions_made := 0; partitions_dropped := 0; keys := 0; rate_rows := 0; lanes := 0;
-  -- One sweeper at a time; the others have nothing to add.
-  IF NOT pg_try_advisory_xact_lock(hashtext('spillway.sweep'), hashtext(current_schema())) THEN
-    RETURN NEXT;
-    RETURN;
-  END IF;
-  PERFORM set_config('lock_timeout', '500ms', true);
-  -- Where nothing covers the present yet, rows go to the rest meanwhile: the first partition begins a little later.
-  v_from := greatest(t + interval '10 seconds', (SELECT max(s.to_at) FROM history_spans s));
-  WHILE v_from < t + 2 * v_width LOOP
-    -- Rows that fell into the rest would overlap with a partition that starts before them.
-    IF EXISTS (SELECT FROM history_rest h WHERE h.finished_at >= v_from) THEN v_from := t + interval '10 seconds'; END IF;
-    v_name := 'history_' || to_char(v_from AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISSMS');
-    EXECUTE format('CREATE TABLE %I PARTITION OF history FOR VALUES FROM (%L) TO (%L)', v_name, v_from, v_from + v_width);
-    INSERT INTO history_spans (name, from_at, to_at) VALUES (v_name, v_from, v_from + v_width);
-    partitions_made := partitions_made + 1;
-    v_from := v_from + v_width;
-  END LOOP;
-  FOR r IN SELECT s.name FROM history_spans s WHERE s.to_at < t - p_retention_ms * interval '1 ms' LOOP
-    EXECUTE format('DROP TABLE IF EXISTS %I', r.name);
-    DELETE FROM history_spans s WHERE s.name = r.name;
-    partitions_dropped := partitions_dropped + 1;
-  END LOOP;
-  DELETE FROM history_rest h WHERE h.finished_at < t - p_retention_ms * interval '1 ms';
-  DELETE FROM cancels c WHERE c.asked_at < t - interval '10 minutes';
-  DELETE FROM idempotency d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM idempotency x WHERE x.expires_at < t LIMIT p_rows FOR UPDATE SKIP LOCKED));
-  GET DIAGNOSTICS keys = ROW_COUNT;
-  DELETE FROM rates d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM rates x WHERE x.expires_at < t LIMIT p_rows FOR UPDATE SKIP LOCKED));
-  GET DIAGNOSTICS rate_rows = ROW_COUNT;
-  -- Lanes that have been empty for an hour start again at 1 when they come back: nothing refers to their old numbers
-  -- (dead letters would, so theirs stay).
-  DELETE FROM lanes d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM lanes x WHERE x.depth = 0 AND x.moved_at < t - interval '1 hour'
-    AND NOT EXISTS (SELECT FROM dead_letters k WHERE k.lane = x.id) LIMIT p_rows FOR UPDATE SKIP LOCKED));
-  GET DIAGNOSTICS lanes = ROW_COUNT;
-  RETURN NEXT;
-END $$;
-
+${sweeping}
 -- Everything that must hold between transactions; no row when it does.
 CREATE FUNCTION audit() RETURNS TABLE (fault text) LANGUAGE sql SET search_path FROM CURRENT AS $$
   WITH places AS (

@@ -51,6 +51,7 @@ CREATE TABLE petition_blocks (
   pending   bigint NOT NULL CHECK (pending >= 0)
 ) WITH (fillfactor = 50);
 CREATE INDEX petition_blocks_pending ON petition_blocks (minute) WHERE pending > 0;
+CREATE INDEX petition_blocks_told ON petition_blocks (minute) WHERE pending = 0;
 
 -- The effect of a flush (store/port.ts, StoreEffect). Told: the receipt of what was received, and to what a rate refused
 -- the state of things.
@@ -128,9 +129,9 @@ BEGIN
   RETURN ledger_append(array_fill('petition.rate_limit.blocked'::text, ARRAY[cardinality(p_who)]), v_actors, p_traces, v_payloads);
 END $$;
 
--- Blocks of a past minute that nobody's next block has told. Also forgets submitters that were not blocked for an hour.
+-- Blocks of a past minute that nobody's next block has told.
 -- Under the gate, as all who touch these rows: a flush may hold the ledger's head already when it comes to them.
-CREATE FUNCTION petitions_tell_blocks(p_rows int, OUT told int, OUT forgotten int) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+CREATE FUNCTION petitions_tell_blocks(p_rows int, OUT told int) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
   v_minute bigint := floor(extract(epoch FROM clock()) / 60);
@@ -144,8 +145,21 @@ BEGIN
     UPDATE petition_blocks b SET pending = 0, minute = v_minute WHERE b.submitter = ANY (v_who);
     PERFORM petitions_witness_blocks(v_who, v_counts, array_fill(''::text, ARRAY[told]));
   END IF;
-  DELETE FROM petition_blocks d WHERE d.ctid = ANY (ARRAY(SELECT b.ctid FROM petition_blocks b WHERE b.pending = 0 AND b.minute < v_minute - 60 LIMIT p_rows FOR UPDATE SKIP LOCKED));
-  GET DIAGNOSTICS forgotten = ROW_COUNT;
+END $$;
+
+-- Submitters that were not blocked for an hour.
+CREATE FUNCTION petitions_forget_blocks(p_rows int) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_minute bigint := floor(extract(epoch FROM clock()) / 60);
+  v_n int;
+BEGIN
+  -- Not under the gate, for which petitions wait, while there is nothing to forget.
+  IF NOT EXISTS (SELECT FROM petition_blocks b WHERE b.pending = 0 AND b.minute < v_minute - 60) THEN RETURN 0; END IF;
+  PERFORM FROM gates g WHERE g.name = 'petitions' FOR UPDATE;
+  DELETE FROM petition_blocks d WHERE d.ctid = ANY (ARRAY(SELECT b.ctid FROM petition_blocks b WHERE b.pending = 0 AND b.minute < v_minute - 60 ORDER BY b.minute LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS v_n = ROW_COUNT;
+  RETURN v_n;
 END $$;
 
 -- Moves a petition on. 'done', 'unknown', 'illegal' (its state does not allow it) or 'foreign' (p_submitter is given, and

@@ -1,0 +1,52 @@
+/** What sweeping asks of the database: see migrations/sweeping.ts. */
+import type { Store, SweptRows, Tx } from '../port.js'
+
+/** Of each table, in one transaction: it holds their locks for some 10 ms. */
+const batchRows = 2_000
+
+interface RowsRow extends Record<string, unknown> {
+  keys: number
+  rate_rows: number
+  lanes: number
+  cancels: number
+  is_full: boolean
+  upto: string[]
+}
+
+export function sweepStatements(
+  query: Tx['query'],
+  s: string,
+): Pick<Store, 'sweep' | 'takeSweepTurn' | 'endSweepTurn'> {
+  /** Where the last batch ended, if it was full. */
+  let from: string[] | null = null
+  const history = { partitions_made: 0, partitions_dropped: 0, history: 0 }
+  return {
+    sweep: async (retentionMs): Promise<SweptRows> => {
+      const begins = from === null
+      const made = begins
+        ? await query<typeof history>(`SELECT * FROM ${s}.sweep_history($1, $2)`, [retentionMs, batchRows])
+        : { rows: [history] }
+      const { rows } = await query<RowsRow>(
+        `SELECT keys, rate_rows, lanes, cancels, is_full, upto::text[] FROM ${s}.sweep_rows($1, coalesce($2::timestamptz[], '{-infinity,-infinity,-infinity}'))`,
+        [batchRows, from],
+      )
+      const [row] = rows
+      if (row === undefined) throw new Error('the sweep gave no answer')
+      const { keys, rate_rows, lanes, cancels, is_full: isFull, upto } = row
+      from = isFull ? upto : null
+      const [{ ...partitions } = history] = made.rows
+      return {
+        ...partitions,
+        ...{ keys, rate_rows, lanes, cancels },
+        isFull: isFull || partitions.history >= batchRows,
+      }
+    },
+    takeSweepTurn: async (holdMs) => {
+      const { rows } = await query<{ ms: number }>(`SELECT ${s}.sweep_take($1) AS ms`, [holdMs])
+      return rows[0]?.ms ?? holdMs
+    },
+    endSweepTurn: async (restMs) => {
+      await query(`SELECT ${s}.sweep_rest($1)`, [Math.ceil(restMs)])
+    },
+  }
+}
