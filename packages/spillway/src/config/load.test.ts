@@ -94,6 +94,9 @@ describe('loadConfig', () => {
     ['SPILLWAY_HOST', 'not a host'],
     ['DATABASE_URL', 'mysql://db/app'],
     ['DATABASE_URL', ''],
+    ['SPILLWAY_LISTEN_URL', 'http://db/app'],
+    // Without DATABASE_URL.
+    ['SPILLWAY_LISTEN_URL', 'postgres://db/app'],
   ])('refuses %s=%j', (name, value) => {
     expect(namesOf({ [name]: value })).toEqual([name])
   })

@@ -209,6 +209,12 @@ function findContradictions(config: Config, problems: ConfigProblem[], wrong: Re
       'SPILLWAY_JWKS_URL is set without SPILLWAY_JWT_AUDIENCE: tokens that the same issuer made for other services would be accepted; set it to the audience (aud) of tokens for this server',
     )
   }
+  if (config.store.listenUrl !== null && config.store.url === null) {
+    say(
+      ['SPILLWAY_LISTEN_URL', 'DATABASE_URL'],
+      'SPILLWAY_LISTEN_URL is set without DATABASE_URL: the embedded server would not be the one that is listened to',
+    )
+  }
   const { queueHysteresis, queueThreshold, rateTtlHours, rateWindowMinutes } = config.petitions
   if (queueHysteresis >= queueThreshold) {
     say(

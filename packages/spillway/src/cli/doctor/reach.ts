@@ -1,4 +1,3 @@
-import type pg from 'pg'
 import { maskUrlPasswords } from '../../config/index.js'
 import { openPool } from '../../store/postgres/connect.js'
 import { findReach, type Reach } from '../../store/postgres/reach.js'
@@ -6,11 +5,13 @@ import { isPinned } from '../../store/postgres/session.js'
 import type { Finding } from './finding.js'
 import { codeOf } from './machine.js'
 
+type Database = ReturnType<typeof openPool>
+
 const timeoutMs = 5_000
 
 /** What stands between this machine and the database, how wake-ups come through, and what the role or database sets. */
 export async function checkReach(
-  client: pg.Pool,
+  client: Database,
   { url, listenUrl }: { readonly url: string; readonly listenUrl: string | null },
 ): Promise<Finding[]> {
   const reach = await findReach(url)
@@ -43,7 +44,7 @@ interface Identity {
   startedAt: string
 }
 
-async function checkListenUrl(client: pg.Pool, listenUrl: string): Promise<Finding> {
+async function checkListenUrl(client: Database, listenUrl: string): Promise<Finding> {
   const name = 'wake-ups'
   const shown = maskUrlPasswords(listenUrl)
   const fix = 'SPILLWAY_LISTEN_URL must be a direct address of the database of DATABASE_URL'
@@ -75,7 +76,7 @@ async function checkListenUrl(client: pg.Pool, listenUrl: string): Promise<Findi
   }
 }
 
-async function identify(pool: pg.Pool): Promise<Identity> {
+async function identify(pool: Database): Promise<Identity> {
   const { rows } = await pool.query<Identity>(
     `SELECT current_database() AS database, extract(epoch FROM pg_postmaster_start_time())::text AS "startedAt"`,
   )
@@ -90,7 +91,7 @@ export interface OwnSetting {
 }
 
 /** What `ALTER ROLE … SET` and `ALTER DATABASE … SET` gave this session. */
-async function readSettings(client: pg.Pool): Promise<OwnSetting[]> {
+async function readSettings(client: Database): Promise<OwnSetting[]> {
   const { rows } = await client.query<OwnSetting>(
     `SELECT name, current_setting(name) AS value FROM pg_settings
      WHERE source IN ('user', 'database', 'database user', 'global') ORDER BY name`,
