@@ -11,6 +11,7 @@ import { overload } from './overload.js'
 import { petitions } from './petitions.js'
 import { routing } from './routing.js'
 import { scaling } from './scaling.js'
+import { sweep } from './sweep.js'
 
 /** In the order in which they run and stand on the page. */
 export const sections: readonly Section[] = [
@@ -25,5 +26,6 @@ export const sections: readonly Section[] = [
   latency,
   scaling,
   overload,
+  sweep,
   idle,
 ]

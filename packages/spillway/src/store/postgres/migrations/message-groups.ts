@@ -10,9 +10,9 @@
  *   joined, and no row in mq_ready     the group has nothing to read: its head is the tail
  *   not joined                         nothing was read. Push leaves it alone; joining finds what was pushed
  *
- * So mode `new` has nothing to join: the first push after the subscription writes the row with the head before it, whatever
- * clocks say. A cursor (seek, giving up, a pop of one partition) joins its partition ahead of the slice, which then skips it.
- * Joining holds the queue's guard alone, so that no push can miss it: see mq_guard.
+ * So mode `new`, or a time that is still to come, has nothing to join: the first push after the subscription writes the row
+ * with the head before it, whatever clocks say. A cursor (seek, giving up, a pop of one partition) joins its partition ahead of
+ * the slice, which then skips it. Joining holds the queue's guard alone, so that no push can miss it: see mq_guard.
  */
 export const heads = `
 -- Where a group is in a partition. p_cursor: of mq_cursors; p_ready: of mq_ready; p_reached: of mq_groups.
@@ -46,7 +46,7 @@ BEGIN
     -- The slowest group says how much a queue holds.
     UPDATE mq_queues q SET size_most = NULL WHERE q.id = p_queue AND q.size_most IS NOT NULL;
     INSERT INTO mq_groups (queue, name, mode, since, reached, starts, created_at) VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()),
-      CASE WHEN p_mode <> 'new' THEN '00000000-0000-0000-0000-000000000000'::uuid END, CASE WHEN p_mode = 'time' THEN p_from END, clock()) RETURNING * INTO g;
+      CASE WHEN p_mode = 'all' OR p_mode = 'time' AND p_from <= date_trunc('milliseconds', clock()) THEN '00000000-0000-0000-0000-000000000000'::uuid END, CASE WHEN p_mode = 'time' THEN p_from END, clock()) RETURNING * INTO g;
   END IF;
   IF g.reached IS NULL THEN RETURN g.id; END IF;
   IF p_partition IS NOT NULL THEN
