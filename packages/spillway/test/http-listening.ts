@@ -39,6 +39,7 @@ function addTestRoutes(app: App): void {
     { schema: { querystring: Type.Object({ limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 200 })) }) } },
     async (request) => ({ query: request.query }),
   )
+  app.get('/large', async () => 'x'.repeat(24 * 1_048_576))
   app.get('/operate', { config: { role: 'operate' } }, async () => ({ ok: true }))
   app.get('/consume', { config: { role: 'consume' } }, async () => ({ ok: true }))
   app.get('/broken', async () => {
@@ -55,7 +56,7 @@ export async function listening(overrides: Partial<AppDeps> & { protectMetrics?:
   const logged: Record<string, unknown>[] = []
   const log = pino({ level: 'debug' }, { write: (line: string) => logged.push(JSON.parse(line)) })
   const checks: Listening['checks'] = { store: { ok: true }, nats: { ok: true, optional: true } }
-  const { app } = buildApp({
+  const { app, readBody } = buildApp({
     log,
     authenticator: createAuthenticator({ onFault: (err) => log.error({ err }) }),
     bodyLimitBytes: 1_048_576,
@@ -73,7 +74,7 @@ export async function listening(overrides: Partial<AppDeps> & { protectMetrics?:
     protectMetrics,
   })
   addLanding(app, { version: '0.0.0-test' })
-  addDemoEcho(app)
+  addDemoEcho(app, readBody)
   addTestRoutes(app)
   const origin = await app.listen({ host: '127.0.0.1', port: 0 })
   return { app, origin, port: Number(new URL(origin).port), logged, checks, close: () => app.close() }

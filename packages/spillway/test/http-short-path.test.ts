@@ -4,6 +4,7 @@ import { createServer, type Server } from 'node:http'
 import { type AddressInfo, connect } from 'node:net'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import { createAuthenticator } from '../src/http/auth.js'
+import { Buffers } from '../src/http/buffers.js'
 import type { Entry, Mount } from '../src/http/mount.js'
 import { shortPath } from '../src/http/short-path.js'
 
@@ -18,6 +19,7 @@ beforeEach(async () => {
   behaviour = { submit: async (body) => body, draining: false, enterLate: false }
   const path = shortPath({
     authenticator: createAuthenticator({ onFault: (fault) => seen.faults.push(fault) }),
+    buffers: new Buffers({ bytesMax: 8 * 1_048_576 }),
     bodyLimitBytes: 1_000,
     declines: () => behaviour.draining,
     headers: ['x-always', 'yes'],

@@ -2,12 +2,14 @@
 import { pino } from 'pino'
 import { buildApp } from '../src/http/app.js'
 import type { Authenticator } from '../src/http/auth.js'
+import { Buffers } from '../src/http/buffers.js'
 import type { Principal } from '../src/http/identity.js'
 import type { FastifyLike } from '../src/http/operations-routes.js'
 import type { IntakeApi } from '../src/index.js'
 import { laneOf } from '../src/operations/lane.js'
 import { messageAdministrationRoutes } from '../src/workloads/messages/administration-routes.js'
 import { type Acknowledgment, Consume } from '../src/workloads/messages/consume.js'
+import { MessageSizes } from '../src/workloads/messages/message-sizes.js'
 import type { MessagesOptions } from '../src/workloads/messages/options.js'
 import { Push } from '../src/workloads/messages/push.js'
 import { Queues } from '../src/workloads/messages/queues.js'
@@ -103,11 +105,13 @@ export async function messagesBench(
     groupsMax: 1_000,
     encryptionKey: key,
     pageBytesMax: options.pageBytesMax ?? 4_194_304,
+    buffers: new Buffers({ bytesMax: 64 * 1_048_576 }),
     log: { debug: nothing, info: nothing, warn: nothing, error: nothing },
     metrics: uncounted,
   }
-  const push = new Push(intake, workload, new Queues(intake, schema), seal)
-  const consume = new Consume(intake, workload, seal)
+  const sizes = new MessageSizes()
+  const push = new Push(intake, workload, new Queues(intake, schema), seal, sizes)
+  const consume = new Consume(intake, workload, seal, sizes)
   const woken: string[] = []
   const maintenance = { enabled: false }
   const { app } = buildApp({
@@ -168,14 +172,17 @@ export async function messagesBench(
       }
     },
     pop: async (queue, group, batch = 1, { auto = false, partitions = 1 } = {}) => {
-      const popped = await consume.pop(
+      const handedOut = await consume.pop(
         {
+          identity: 'test',
           ...{ queue, group, batch, partitions, autoAck: auto },
           ...{ namespace: null, task: null, partition: null, mode: 'all', from: null },
         },
         0,
         new AbortController().signal,
       )
+      handedOut?.space.release()
+      const popped = handedOut?.popped
       const taken = popped?.messages ?? []
       return {
         leaseId: popped?.leaseId ?? '',

@@ -174,6 +174,8 @@ describe('loadConfig', () => {
     [{ SPILLWAY_REQUEST_TIMEOUT_MS: '5000' }, 'SPILLWAY_HEADERS_TIMEOUT_MS'],
     [{ SPILLWAY_PROTECT_METRICS: 'true' }, 'SPILLWAY_PROTECT_METRICS'],
     [{ SPILLWAY_JWKS_URL: 'https://id.example/jwks' }, 'SPILLWAY_JWT_AUDIENCE'],
+    [{ SPILLWAY_BUFFER_BYTES_MAX: '16777216', SPILLWAY_BODY_LIMIT_BYTES: '2097153' }, 'SPILLWAY_BODY_LIMIT_BYTES'],
+    [{ SPILLWAY_BUFFER_BYTES_MAX: '8388607' }, 'SPILLWAY_BUFFER_BYTES_MAX'],
   ])('refuses the contradiction in %j', (env, name) => {
     expect(namesOf(env)).toEqual([name])
   })

@@ -240,6 +240,12 @@ function findContradictions(config: Config, problems: ConfigProblem[], wrong: Re
       `SPILLWAY_RETRY_BASE_MS (${operations.retryBaseMs}) is more than SPILLWAY_RETRY_MAX_MS (${operations.retryMaxMs})`,
     )
   }
+  if (server.bodyLimitBytes > server.bufferBytesMax / 8) {
+    say(
+      ['SPILLWAY_BODY_LIMIT_BYTES', 'SPILLWAY_BUFFER_BYTES_MAX'],
+      `SPILLWAY_BODY_LIMIT_BYTES (${server.bodyLimitBytes}) is more than an eighth of SPILLWAY_BUFFER_BYTES_MAX (${server.bufferBytesMax}), which is the most that one identity may hold`,
+    )
+  }
   if (server.headersTimeoutMs > server.requestTimeoutMs) {
     say(
       ['SPILLWAY_HEADERS_TIMEOUT_MS', 'SPILLWAY_REQUEST_TIMEOUT_MS'],

@@ -199,6 +199,16 @@ export const settings = {
       unit: 'connections',
       meaning: 'open client connections; more are closed at once',
     },
+    bufferBytesMax: {
+      name: 'SPILLWAY_BUFFER_BYTES_MAX',
+      type: 'integer',
+      min: 8 * 1_048_576,
+      max: 64 * 1_073_741_824,
+      default: 256 * 1_048_576,
+      unit: 'bytes',
+      meaning:
+        'request bodies and unsent answers held at most, per process; beyond it 503. An eighth is the most that one identity may hold',
+    },
     drainSeconds: {
       name: 'SPILLWAY_DRAIN_SECONDS',
       type: 'integer',

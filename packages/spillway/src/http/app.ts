@@ -12,16 +12,20 @@ import { Door } from '../pressure/door.js'
 import { trackAllowedMethods } from './allowed-methods.js'
 import { type Authenticator, type AuthResult, isRefused } from './auth.js'
 import { bodyFormFault } from './body-form.js'
+import type { BufferKind } from './buffer-budget.js'
+import { Buffers } from './buffers.js'
 import { answerClientFault, type ConnectionCap, capConnections, guardRequests } from './connections.js'
 import { allowOrigins, variesByOrigin } from './cors.js'
 import { answerFault, Refusal } from './faults.js'
 import { isProbe } from './health.js'
 import { hasRole, type Principal } from './identity.js'
 import { headerProblem, type Problem, sendProblem, urlProblem } from './problem.js'
+import { readBody } from './read-body.js'
 import './request-state.js'
 import { type ShortPath, shortPath } from './short-path.js'
 import { parseStrictJson } from './strict-json.js'
 import { traceFor, traceIdOf } from './trace.js'
+import { closeUnread, unreadMsDefault } from './unread-answers.js'
 import { validatorCompiler } from './validation.js'
 
 export interface AppDeps {
@@ -32,10 +36,17 @@ export interface AppDeps {
   requestTimeoutMs: number
   headersTimeoutMs: number
   connectionsMax: number
+  /** Of bodies being received and answers being sent. Default 256 MiB. */
+  bufferBytesMax?: number
+  /** An answer of which the client reads nothing for so long is closed. Default 30 s. */
+  unreadMs?: number
   corsOrigins: readonly string[]
   /** True once shutdown has begun: everything but health is then refused. */
   draining?: () => boolean
   onAnswer?: (route: string, method: string, status: number, durationMs: number) => void
+  /** A body or an answer was refused for lack of space. */
+  onBufferRefused?: (kind: BufferKind) => void
+  onUnreadClosed?: () => void
 }
 
 export interface BuiltApp {
@@ -44,7 +55,13 @@ export interface BuiltApp {
   door: Door
   /** For routes that take the load, beside their place in the app. */
   shortPath: ShortPath
+  buffers: Buffers
+  /** For content types that a route takes beside JSON. */
+  readBody: BodyParser
 }
+
+/** The body of a request, within its limit and the budget. */
+export type BodyParser = (request: FastifyRequest, done: (fault: Error | null, body?: Buffer) => void) => void
 
 export type App = FastifyInstance<
   RawServerDefault,
@@ -63,6 +80,7 @@ const keepAliveTimeoutMs = 72_000
 /** A name has up to 255 code points of 4 bytes, each byte %XX in a path. */
 const pathParameterCharacters = 255 * 4 * 3
 const everyAnswer = ['x-content-type-options', 'nosniff'] as const
+const bufferBytesDefault = 256 * 1_048_576
 const drainRetryAfterMs = 5_000
 const overflowRetryAfterMs = 5_000
 const keyServerRetryAfterMs = 5_000
@@ -106,7 +124,12 @@ export function buildApp(deps: AppDeps): BuiltApp {
   const answerUnknown = unknownAnswers(app)
   app.setValidatorCompiler(validatorCompiler)
   app.setErrorHandler(answerFault)
-  parseBodies(app)
+  const buffers = new Buffers({
+    bytesMax: deps.bufferBytesMax ?? bufferBytesDefault,
+    ...(deps.onBufferRefused !== undefined && { onRefused: deps.onBufferRefused }),
+  })
+  const read = bodyParser(buffers)
+  parseBodies(app, read)
   decorateRequests(app, deps.authenticator)
   const cap = capConnections(app.server, deps.connectionsMax)
   admitRequests(app, deps, cap)
@@ -114,12 +137,20 @@ export function buildApp(deps: AppDeps): BuiltApp {
   identifyRequests(app, deps.authenticator, answerUnknown)
   app.setNotFoundHandler(answerUnknown)
   countAnswers(app, deps)
-  const path = beforeFramework(app, deps, cap)
+  holdAnswers(app, buffers)
+  closeUnread(app.server, {
+    unreadMs: deps.unreadMs ?? unreadMsDefault,
+    onClosed: ({ remoteAddress }) => {
+      deps.log.debug({ client: remoteAddress }, 'closed a connection: its answer was not read')
+      deps.onUnreadClosed?.()
+    },
+  })
+  const path = beforeFramework(app, deps, cap, buffers)
   const door = new Door()
   guardRequests(app.server, door, isProbe)
   // Node's own answer, 417, has no body: it is refused like everything else.
   app.server.on('checkExpectation', (request, response) => app.server.emit('request', request, response))
-  return { app, door, shortPath: path }
+  return { app, door, shortPath: path, buffers, readBody: read }
 }
 
 function countAnswers(app: App, deps: AppDeps): void {
@@ -129,9 +160,24 @@ function countAnswers(app: App, deps: AppDeps): void {
   })
 }
 
-function beforeFramework(app: App, deps: AppDeps, cap: ConnectionCap): ShortPath {
+/**
+ * Every answer but that of the short path. One that took no work is refused if there is no room for it; whatever changed something is
+ * owed its answer.
+ */
+function holdAnswers(app: App, buffers: Buffers): void {
+  app.addHook('onSend', (request, reply, payload, done) => {
+    const { method, raw } = request
+    const isOwed = (method !== 'GET' && method !== 'HEAD') || request.routeOptions.config.neverShed === true
+    const identity = (): string => request.principal?.identity ?? request.clientAddress
+    if (buffers.holdAnswer(raw, reply.raw, identity, payload, isOwed)) done()
+    else done(new Refusal(buffers.noRoom))
+  })
+}
+
+function beforeFramework(app: App, deps: AppDeps, cap: ConnectionCap, buffers: Buffers): ShortPath {
   const path = shortPath({
     authenticator: deps.authenticator,
+    buffers,
     bodyLimitBytes: deps.bodyLimitBytes,
     declines: (request) => deps.draining?.() === true || cap.isBeyond(request),
     headers: [...everyAnswer, ...(variesByOrigin(deps.corsOrigins) ? ['vary', 'Origin'] : [])],
@@ -163,18 +209,40 @@ function unknownAnswers(app: App): Answer {
   }
 }
 
-function parseBodies(app: App): void {
+/** Gates that need no body have run by now, and the identity is known. */
+function bodyParser(buffers: Buffers): BodyParser {
+  return (request, done) => {
+    const { bodyLimit, config } = request.routeOptions
+    readBody(
+      buffers,
+      {
+        request: request.raw,
+        response: request.response,
+        limitBytes: bodyLimit,
+        identity: request.principal?.identity ?? request.clientAddress,
+        isAck: config.isAck === true,
+      },
+      (problem, body) => (problem === null ? done(null, body) : done(new Refusal(problem))),
+      done,
+    )
+  }
+}
+
+function parseBodies(app: App, read: BodyParser): void {
   app.removeAllContentTypeParsers()
-  app.addContentTypeParser<Buffer>('application/json', { parseAs: 'buffer' }, (request, body, done) => {
-    const formFault = bodyFormFault(request.headers['content-type'], request.headers['content-encoding'])
-    if (formFault !== undefined) return done(new Refusal(formFault))
-    if (body.length === 0) return done(null, undefined)
-    const parsed = parseStrictJson(body)
-    if (parsed.ok) {
-      request.bodyText = parsed.text
-      return done(null, parsed.value)
-    }
-    done(new Refusal({ code: 'invalid_request', detail: 'The body is not valid.', errors: [parsed.fault] }))
+  app.addContentTypeParser('application/json', (request, _payload, done) => {
+    read(request, (fault, body) => {
+      if (fault !== null || body === undefined) return done(fault)
+      const formFault = bodyFormFault(request.headers['content-type'], request.headers['content-encoding'])
+      if (formFault !== undefined) return done(new Refusal(formFault))
+      if (body.length === 0) return done(null, undefined)
+      const parsed = parseStrictJson(body)
+      if (parsed.ok) {
+        request.bodyText = parsed.text
+        return done(null, parsed.value)
+      }
+      done(new Refusal({ code: 'invalid_request', detail: 'The body is not valid.', errors: [parsed.fault] }))
+    })
   })
 }
 
@@ -193,6 +261,7 @@ function decorateRequests(app: App, authenticator: Authenticator): void {
     },
   })
   app.decorateRequest('principal', null as unknown as Principal)
+  app.decorateRequest('response', null as unknown as ServerResponse)
 }
 
 /** Not with a body under way: closing with unread bytes resets the connection, and the answer may be lost with it. */
@@ -209,6 +278,7 @@ function isUnmet({ headers, httpVersionMinor }: IncomingMessage): boolean {
 /** First hook: headers of every answer, and what is refused whoever asks. */
 function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
   app.addHook('onRequest', (request, reply, done) => {
+    request.response = reply.raw
     reply.header('x-request-id', request.id)
     reply.header(...everyAnswer)
     if (request.routeOptions.config.neverShed === true) return done()

@@ -1,7 +1,7 @@
 import { limits } from '@spillway/protocol/wire'
 import type { FastifyRequest } from 'fastify'
 import Type from 'typebox'
-import type { App } from './app.js'
+import type { App, BodyParser } from './app.js'
 import { sendProblem } from './problem.js'
 
 const Query = Type.Object({
@@ -41,10 +41,12 @@ function statusOf(fail: number | undefined, random: () => number): number {
  * A target to try `http.request` on: answers with what it received. For servers on loopback only; public, because the
  * call that Spillway makes carries no key.
  */
-export function addDemoEcho(app: App, random: () => number = Math.random): void {
+export function addDemoEcho(app: App, readBody: BodyParser, random: () => number = Math.random): void {
   app.register(async (scope) => {
     // The echo takes any media type; a text is echoed as a text.
-    scope.addContentTypeParser('*', { parseAs: 'string' }, (_request, body, done) => done(null, body))
+    scope.addContentTypeParser('*', (request, _payload, done) => {
+      readBody(request, (fault, body) => done(fault, body?.toString('utf8')))
+    })
     scope.route<{ Querystring: Type.Static<typeof Query> }>({
       method: 'POST',
       url: '/demo/echo',

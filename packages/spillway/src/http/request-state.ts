@@ -1,3 +1,4 @@
+import type { ServerResponse } from 'node:http'
 import type { Principal, Role } from './identity.js'
 import type { TellsError } from './problem.js'
 import type { Trace } from './trace.js'
@@ -10,6 +11,8 @@ declare module 'fastify' {
     readonly trace: Trace
     /** The peer, or the client behind trusted proxies. */
     readonly clientAddress: string
+    /** For parsers of bodies, which are not given the reply. */
+    response: ServerResponse
     /** Behind `trace`. */
     traceMemo: Trace | null
     /** The JSON body as it came. */
@@ -25,6 +28,8 @@ declare module 'fastify' {
     public?: true
     /** Never refused for lack of connections or while draining (health, metrics). */
     neverShed?: true
+    /** Its body may use the space that is kept for acks, whatever its size. */
+    isAck?: true
     /** How the clients of this route read problems, where that is not as a problem document alone. */
     tellsError?: TellsError
   }

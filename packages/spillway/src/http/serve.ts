@@ -111,20 +111,24 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     trustedProxies: config.server.trustedProxies,
     onFault: (fault) => log.error({ err: fault }, 'authentication is impaired'),
   })
-  const { app, door, shortPath } = buildApp({
+  const { app, door, shortPath, buffers, readBody } = buildApp({
     log,
     authenticator,
     bodyLimitBytes: config.server.bodyLimitBytes,
     requestTimeoutMs: config.server.requestTimeoutMs,
     headersTimeoutMs: config.server.headersTimeoutMs,
     connectionsMax: config.server.connectionsMax,
+    bufferBytesMax: config.server.bufferBytesMax,
     corsOrigins: config.server.corsOrigins,
     draining: () => intake?.isDraining ?? false,
     onAnswer: (route, method, status, durationMs) => {
       metrics.httpRequests.labels(route, method, String(status)).inc()
       metrics.httpDuration.labels(route).observe(durationMs / 1_000)
     },
+    onBufferRefused: (kind) => metrics.bufferRefusals.labels(kind).inc(),
+    onUnreadClosed: () => metrics.unreadAnswers.inc(),
   })
+  metrics.readBuffers(buffers.budget)
   const store = (): CheckState => {
     const fault = intake?.presence.isReady === true ? intake.store.acceptFault() : new Error(notReached)
     return fault === null ? { ok: true } : { ok: false, detail: fault.message, routes: allRoutes }
@@ -198,6 +202,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     groupsMax,
     encryptionKey: encryptionKey === null ? null : Buffer.from(encryptionKey, 'hex'),
     pageBytesMax: config.server.pageBytesMax,
+    buffers,
     log,
     metrics: createMessageMetrics(metrics.registry),
   })
@@ -268,7 +273,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     await app.register(objectiveRoutes(objectives) as never)
     await app.register(generationRoutes(generation) as never)
   }
-  if (isLoopbackHost(config.server.host)) addDemoEcho(app)
+  if (isLoopbackHost(config.server.host)) addDemoEcho(app, readBody)
   addDemoPage(app)
   addLanding(app, { version })
 

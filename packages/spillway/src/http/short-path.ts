@@ -12,16 +12,19 @@ import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { IntakeRequest, IntakeUser } from '../pipeline/define.js'
 import type { Wire } from './answer.js'
 import { type Authenticator, type AuthResult, isRefused } from './auth.js'
-import { goneSignal } from './connections.js'
+import type { Buffers } from './buffers.js'
+import { discardRest, goneSignal } from './connections.js'
 import { faultProblem, internalFault } from './faults.js'
 import { hasRole, type Principal, type Role } from './identity.js'
 import type { Entered, Entry, Mount } from './mount.js'
 import { type Problem, type TellsError, toldProblem } from './problem.js'
+import { readBody } from './read-body.js'
 import { parseStrictJson } from './strict-json.js'
 import { traceFor, traceIdOf } from './trace.js'
 
 export interface ShortPathDeps {
   authenticator: Authenticator
+  buffers: Buffers
   bodyLimitBytes: number
   /** Whether the framework has to answer this one: draining, too many connections. */
   declines(request: IncomingMessage): boolean
@@ -153,23 +156,30 @@ class Passage {
     // A client that left while a place was taken for it: its close has been told already.
     if (this.#response.closed) return void entered.leave()
     this.#response.once('close', entered.leave)
-    let only: Buffer | undefined
-    let several: Buffer[] | undefined
-    this.#request.on('data', (chunk: Buffer) => {
-      if (only === undefined) only = chunk
-      else {
-        several ??= [only]
-        several.push(chunk)
-      }
-    })
+    const { bodyLimitBytes = this.#deps.bodyLimitBytes } = this.#route
+    const identity = this.#asked.user.id
+    const { buffers } = this.#deps
+    const reading = {
+      request: this.#request,
+      response: this.#response,
+      limitBytes: bodyLimitBytes,
+      identity,
+      isAck: false,
+    }
     // Without an end (the client cut it off) there is nobody to answer; the close above gives back what was held.
-    this.#request.on('end', () => {
-      const body = parseStrictJson(several === undefined ? (only ?? Buffer.alloc(0)) : Buffer.concat(several))
+    readBody(buffers, reading, (problem, bytes) => {
+      if (problem !== null) {
+        discardRest(this.#request)
+        return this.#refuse(problem)
+      }
+      const body = parseStrictJson(bytes)
       if (!body.ok)
         return this.#refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: [body.fault] })
       mounted.submit(entered, body.value, () => goneSignal(this.#response), body.text).then(this.#send, this.#fail)
     })
   }
+
+  readonly #identity = (): string => this.#asked.user.id
 
   readonly #fail = (fault: unknown): void => {
     const known = faultProblem(fault)
@@ -197,6 +207,7 @@ class Passage {
     const list = [...this.#deps.headers, 'x-request-id', this.#asked.traceId]
     for (const name in headers) list.push(name, headers[name] ?? '')
     list.push('content-length', String(Buffer.byteLength(body)))
+    this.#deps.buffers.holdAnswer(this.#request, this.#response, this.#identity, body, true)
     this.#response.writeHead(status, list)
     this.#response.end(body)
     this.#deps.onAnswer(this.#asked.path, status, performance.now() - this.#startedAt)

@@ -1,12 +1,11 @@
 import type { ServerResponse } from 'node:http'
 import type { Socket } from 'node:net'
 import { DueRing } from '../streams/due-ring.js'
-import { waitingHere, waitingInKernel } from './socket-queue.js'
+import { findStalled, Stall, stallLooks } from './stall.js'
+import { leaveToOwner } from './unread-answers.js'
 
 /** A colon and ONE newline: a blank line would end a block that is none, which breaks OpenAI's decoders. */
 const heartbeat = ':\n'
-/** A stall limit is looked at so many times before it is up. */
-const stallLooks = 8
 const newline = 10
 const colon = 58
 
@@ -52,7 +51,7 @@ export class SseHub {
   readonly #beats: DueRing<Connection>
   readonly #beatTicks: number
   /** Those for which bytes wait. */
-  readonly #full = new Set<Connection>()
+  readonly #full = new Map<Connection, Stall>()
   readonly #owner: ConnectionOwner
   readonly #closed: (this: ServerResponse) => void
   readonly #drained: (this: ServerResponse) => void
@@ -115,6 +114,7 @@ export class SseHub {
     raw.flushHeaders()
     raw.once('close', this.#closed)
     this.#connections.set(raw, connection)
+    leaveToOwner(raw)
     this.#beats.add(connection, this.#beatTicks)
     return connection
   }
@@ -138,14 +138,10 @@ export class SseHub {
 
   #watch(connection: Connection): void {
     if (this.#full.has(connection)) return
-    connection.progressMs = this.#now()
-    connection.here = Number.POSITIVE_INFINITY
-    connection.inKernel = Number.POSITIVE_INFINITY
-    this.#full.add(connection)
+    this.#full.set(connection, new Stall(this.#now()))
     this.#looks ??= setInterval(() => void this.#look(), Math.max(1, this.#options.stallMs / stallLooks)).unref()
   }
 
-  /** Whether the full ones take anything. First what costs nothing to see; for who seems to stand still, the kernel's view. */
   async #look(): Promise<void> {
     if (this.#full.size === 0) {
       clearInterval(this.#looks)
@@ -153,25 +149,24 @@ export class SseHub {
       return
     }
     if (this.#isLooking) return
-    const suspects = new Set<Socket>()
-    for (const connection of this.#full) {
-      const socket = connection.raw?.socket
-      if (socket && connection.hasTakenNothing(waitingHere(socket), this.#now())) suspects.add(socket)
-    }
-    if (suspects.size === 0) return
     this.#isLooking = true
-    const inKernel = await waitingInKernel([...suspects])
-    this.#isLooking = false
-    for (const connection of this.#full) {
+    const bySocket = new Map<Socket, Stall>()
+    const connections = new Map<Socket, Connection>()
+    for (const [connection, stall] of this.#full) {
       const socket = connection.raw?.socket
-      if (!socket || !suspects.has(socket)) continue
-      const now = this.#now()
-      connection.lookedAtKernel(inKernel.get(socket), now)
-      if (now - connection.progressMs < this.#options.stallMs) continue
+      if (!socket) continue
+      bySocket.set(socket, stall)
+      connections.set(socket, connection)
+    }
+    for (const socket of await findStalled(bySocket, this.#options.stallMs, this.#now)) {
+      const connection = connections.get(socket)
+      // It may have been drained, or have left, meanwhile.
+      if (connection === undefined || this.#full.get(connection) !== bySocket.get(socket)) continue
       connection.wasStalled = true
       connection.destroy()
       this.#options.onStalled()
     }
+    this.#isLooking = false
   }
 }
 
@@ -191,10 +186,6 @@ class Connection implements SseConnection {
   wasStalled = false
   isBetweenBlocks = true
   wroteTick: number
-  /** Of the stall limit: what waited at the last look, here and in the kernel, and when either last became less. */
-  here = 0
-  inKernel = 0
-  progressMs = 0
   readonly #owner: ConnectionOwner
   #isEnding = false
   #full: { promise: Promise<Written>; resolve(written: Written): void } | null = null
@@ -227,23 +218,6 @@ class Connection implements SseConnection {
       this.#owner.filled(this, raw)
     }
     return this.#full.promise
-  }
-
-  /** False: some of it was taken since the last look, or this is the first. */
-  hasTakenNothing(here: number, now: number): boolean {
-    const isFirst = this.here === Number.POSITIVE_INFINITY
-    const isLess = here < this.here
-    this.here = here
-    if (!isLess) return true
-    if (!isFirst) this.progressMs = now
-    this.inKernel = Number.POSITIVE_INFINITY
-    return false
-  }
-
-  lookedAtKernel(waiting: number | undefined, now: number): void {
-    if (waiting === undefined) return
-    if (waiting < this.inKernel && this.inKernel !== Number.POSITIVE_INFINITY) this.progressMs = now
-    this.inKernel = waiting
   }
 
   onClosed(listener: () => void): void {

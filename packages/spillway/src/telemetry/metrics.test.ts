@@ -66,6 +66,7 @@ describe('createMetrics', () => {
 
   it('has every core metric of the contract and those of the runtime, named as promtool wants', async () => {
     const metrics = createMetrics()
+    metrics.readBuffers({ held: () => 0 })
     const types = new Map<string, string>()
     for (const line of await linesOf(metrics)) {
       const [, name, type] = /^# TYPE (\S+) (\S+)$/u.exec(line) ?? []
@@ -86,6 +87,9 @@ describe('createMetrics', () => {
       'flush_duration_seconds',
       'store_pool',
       'lane_oldest_seconds',
+      'buffer_bytes',
+      'buffer_refusals_total',
+      'unread_answers_closed_total',
     ]) {
       expect([...types.keys()]).toContain(`spillway_${name}`)
     }

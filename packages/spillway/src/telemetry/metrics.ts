@@ -1,5 +1,5 @@
 import { collectDefaultMetrics, Gauge, Registry } from '@prometheus-io/client'
-import { type CounterChild, CounterFamily, HistogramFamily, otherLabel } from './families.js'
+import { type CounterChild, CounterFamily, HistogramFamily, otherLabel, register } from './families.js'
 
 /** From a tenth of a millisecond (a gate) to a minute (a call that waits). */
 const durationBuckets = [0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60]
@@ -145,6 +145,33 @@ export function createMetrics(options: { readonly runtime?: boolean } = {}) {
       childrenMax: 100,
     }),
 
+    bufferRefusals: countedKinds(
+      new CounterFamily<readonly ['kind']>({
+        registry,
+        name: 'spillway_buffer_refusals_total',
+        help: 'Requests refused because bodies (in) and answers (out) hold all of the buffer space, or the share of their identity',
+        labelNames: ['kind'],
+      }),
+    ),
+    unreadAnswers: new CounterFamily({
+      registry,
+      name: 'spillway_unread_answers_closed_total',
+      help: 'Connections closed because their client read nothing of an answer for 30 seconds',
+      labelNames: [],
+    }).labels(),
+    /** Asked at each scrape. */
+    readBuffers(budget: { held(kind: 'in' | 'out'): number }): void {
+      register(
+        {
+          registry,
+          name: 'spillway_buffer_bytes',
+          help: 'Bytes held of request bodies (in) and of answers that are being sent (out)',
+        },
+        'gauge',
+        () => bufferKinds.map((kind) => ({ labels: { kind }, value: budget.held(kind) })),
+      )
+    },
+
     attempt(type: string, outcome: AttemptOutcome): CounterChild {
       return this.operationAttempts.labels(type, outcome)
     },
@@ -161,6 +188,14 @@ export function createMetrics(options: { readonly runtime?: boolean } = {}) {
       for (const [state, count] of Object.entries(sample)) storePool.set({ state }, count)
     },
   }
+}
+
+const bufferKinds = ['in', 'out'] as const
+
+/** Both are shown before the first of either. */
+function countedKinds(family: CounterFamily<readonly ['kind']>): CounterFamily<readonly ['kind']> {
+  for (const kind of bufferKinds) family.labels(kind)
+  return family
 }
 
 /**

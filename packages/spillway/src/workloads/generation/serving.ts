@@ -9,6 +9,7 @@ import {
   threadIdHeader,
 } from '@spillway/protocol/wire'
 import type { AppReply as Reply } from '../../http/app.js'
+import { releaseBody } from '../../http/buffers.js'
 import { type Problem, sendProblem } from '../../http/problem.js'
 import type { SseConnection } from '../../http/sse.js'
 import { type EndKind, LogFault, type Standing, type StreamEntry, type StreamRecord } from '../../index.js'
@@ -52,7 +53,7 @@ export class Serving {
 
   /** `POST` with a stream as its answer. Whoever waits has its head and its place at once, before all else. */
   async stream(asked: Asked, reply: Reply): Promise<Reply> {
-    const admitted = await this.#admit(asked)
+    const admitted = await this.#admit(asked, reply)
     if (!admitted.ok) return sendProblem(reply, admitted.problem)
     const isQueued = isWaiting(admitted)
     const { format, threadId } = asked
@@ -103,8 +104,17 @@ export class Serving {
       .finally(letGo)
   }
 
+  /** Once it is decided the prompt is in the store, or of no use: neither it nor its space is kept while the answer is made. */
+  async #admit(asked: Asked, reply: Reply): ReturnType<Admission['admit']> {
+    const admitted = await this.#decide(asked)
+    asked.chat = ''
+    asked.keyedOn = ''
+    releaseBody(reply.raw)
+    return admitted
+  }
+
   /** What the key of an attempt that never began has kept is no answer: it is free for this one. */
-  async #admit(asked: Asked): ReturnType<Admission['admit']> {
+  async #decide(asked: Asked): ReturnType<Admission['admit']> {
     const { admission } = this.#parts
     const admitted = await admission.admit(asked)
     if (!admitted.ok || !admitted.replayed || !(await this.#isUnbegun(admitted.id))) return admitted
@@ -140,7 +150,7 @@ export class Serving {
 
   /** `POST` with `stream: false`: the whole answer, or an error with its status. */
   async whole(asked: Asked, reply: Reply): Promise<Reply> {
-    const admitted = await this.#admit(asked)
+    const admitted = await this.#admit(asked, reply)
     if (!admitted.ok) return sendProblem(reply, admitted.problem)
     const begun = await this.#deliver(asked, admitted, true)
     if (!begun.ok) return sendProblem(reply, begun.problem)

@@ -1,14 +1,18 @@
 /** Taking messages and answering for them: pops and acks go to the store in groups, each on connections of their own. */
 import { randomUUID } from 'node:crypto'
 import { type AckStatus, queueModeGroup } from '@spillway/protocol/wire'
+import type { Hold } from '../../http/buffer-budget.js'
 import { deadline } from '../../http/deadline.js'
 import { Refusal } from '../../http/faults.js'
 import { again, codeOf, Flush, type IntakeApi, type Tx } from '../../index.js'
 import { Arrivals, type Place } from './arrivals.js'
+import type { MessageSizes } from './message-sizes.js'
 import type { MessagesOptions } from './options.js'
 import { type Seal, SealError, type SealedPlace } from './seal.js'
 
 export interface PopRequest {
+  /** Whose share of the buffers the answer takes. */
+  identity: string
   queue: string | null
   namespace: string | null
   task: string | null
@@ -44,6 +48,19 @@ export interface Popped {
   /** They are to be settled once they are read: what is sealed may not open. */
   settles: boolean
   messages: PoppedMessage[]
+}
+
+/** What was handed out, with the space that was reserved for it: to be bound to the answer, or released. */
+export interface HandedOut {
+  popped: Popped
+  space: Hold
+}
+
+/** A pop on its way to the store. */
+interface Taking extends PopRequest {
+  lease: string
+  /** What it may bring, in bytes. */
+  bytes: number
 }
 
 export type Outcome = 'done' | 'retry' | 'dead' | 'skipped' | 'unknown' | 'lost'
@@ -103,13 +120,15 @@ export class Consume {
   readonly #intake: IntakeApi
   readonly #options: MessagesOptions
   readonly #seal: Seal | null
-  readonly #pops: Flush<PopRequest & { lease: string }, Found>
+  readonly #sizes: MessageSizes
+  readonly #pops: Flush<Taking, Found>
   readonly #acks: Flush<readonly Acknowledgment[], readonly Outcome[]>
   /** Of partitions that were popped here. */
   readonly #queueOf = new Map<string, string>()
   readonly arrivals: Arrivals
 
-  constructor(intake: IntakeApi, options: MessagesOptions, seal: Seal | null) {
+  constructor(intake: IntakeApi, options: MessagesOptions, seal: Seal | null, sizes: MessageSizes) {
+    this.#sizes = sizes
     this.#intake = intake
     this.#options = options
     this.#seal = seal
@@ -124,7 +143,8 @@ export class Consume {
     this.#pops = new Flush({
       ...bounds,
       write: (all) => again(attemptsMax, () => this.#take(all)),
-      sizeOf: () => 200,
+      // The answers of one statement are in memory together.
+      sizeOf: ({ bytes }) => bytes,
       itemsMax: flushItemsMax,
     })
     this.#acks = new Flush({
@@ -146,8 +166,8 @@ export class Consume {
   }
 
   /** Null: there was nothing for `waitMs`; with 0 it looks once. */
-  async pop(request: PopRequest, waitMs: number, gone: AbortSignal): Promise<Popped | null> {
-    if (waitMs === 0) return (await this.#look(request, gone)).popped
+  async pop(request: PopRequest, waitMs: number, gone: AbortSignal): Promise<HandedOut | null> {
+    if (waitMs === 0) return (await this.#look(request, gone)).handedOut
     const { queue, group, partition, namespace, task } = request
     const { signal: over, clear } = deadline(waitMs, gone)
     try {
@@ -157,17 +177,17 @@ export class Consume {
     }
   }
 
-  async #waitFor(request: PopRequest, place: Place, over: AbortSignal, gone: AbortSignal): Promise<Popped | null> {
+  async #waitFor(request: PopRequest, place: Place, over: AbortSignal, gone: AbortSignal): Promise<HandedOut | null> {
     for (;;) {
       // Before the look: what comes between the two is not missed.
       const { woken, leave } = this.arrivals.wait(place, over)
-      const { popped, dueMs } = await this.#look(request, gone).catch((fault: unknown) => {
+      const { handedOut, dueMs } = await this.#look(request, gone).catch((fault: unknown) => {
         leave()
         throw fault
       })
-      if (popped !== null || over.aborted || this.arrivals.isClosed) {
+      if (handedOut !== null || over.aborted || this.arrivals.isClosed) {
         leave()
-        return popped
+        return handedOut
       }
       if (dueMs !== null) this.arrivals.expect(place, dueMs)
       await woken
@@ -175,23 +195,47 @@ export class Consume {
     }
   }
 
-  async #look(request: PopRequest, gone: AbortSignal): Promise<{ popped: Popped | null; dueMs: number | null }> {
+  /** Nothing is taken without the space for it. While it waits for messages it holds none. */
+  async #look(request: PopRequest, gone: AbortSignal): Promise<{ handedOut: HandedOut | null; dueMs: number | null }> {
     for (;;) {
-      const { popped, dueMs, more, missing } = await this.#pops.submit({ ...request, lease: randomUUID() })
-      await this.#joinAll(missing, request, popped !== null)
-      if (popped === null && (missing.length > 0 || more) && !gone.aborted) continue
-      if (popped === null) return { popped, dueMs }
-      this.arrivals.found({ queue: popped.queue, group: popped.group })
-      const readable = await this.#readable(popped)
-      // All of it was put aside: there may be more.
-      if (readable === null) continue
-      if (gone.aborted) {
-        await this.#handBack(readable)
-        return { popped: null, dueMs: null }
+      const reserved = this.#reserve(request, gone)
+      const space = reserved instanceof Promise ? await reserved : reserved
+      if (space === null) {
+        if (gone.aborted) return { handedOut: null, dueMs: null }
+        throw new Refusal(this.#options.buffers.noRoom)
       }
-      this.#options.metrics.popped.inc(readable.messages.length)
-      return { popped: readable.settles ? await this.#settled(readable) : readable, dueMs: null }
+      let isHandedOver = false
+      try {
+        const taking: Taking = { ...request, lease: randomUUID(), bytes: space.bytes }
+        const { popped, dueMs, more, missing } = await this.#pops.submit(taking)
+        await this.#joinAll(missing, request, popped !== null)
+        if (popped === null && (missing.length > 0 || more) && !gone.aborted) continue
+        if (popped === null) {
+          this.#sizes.foundEmpty(sizesKey(request))
+          return { handedOut: null, dueMs }
+        }
+        this.arrivals.found({ queue: popped.queue, group: popped.group })
+        const readable = await this.#readable(popped)
+        // All of it was put aside: there may be more.
+        if (readable === null) continue
+        if (gone.aborted) {
+          await this.#handBack(readable)
+          return { handedOut: null, dueMs: null }
+        }
+        this.#options.metrics.popped.inc(readable.messages.length)
+        const settled = readable.settles ? await this.#settled(readable) : readable
+        isHandedOver = true
+        return { handedOut: { popped: settled, space }, dueMs: null }
+      } finally {
+        if (!isHandedOver) space.release()
+      }
     }
+  }
+
+  #reserve(request: PopRequest, gone: AbortSignal): Hold | null | Promise<Hold | null> {
+    const key = sizesKey(request)
+    const estimate = (): number => this.#sizes.estimate(key, request.batch, this.#options.pageBytesMax)
+    return this.#options.buffers.budget.reserve(request.identity, estimate, gone)
   }
 
   async #joinAll(queues: readonly number[], request: PopRequest, hasFound: boolean): Promise<void> {
@@ -329,7 +373,7 @@ export class Consume {
     return inUnits(units, outcomes)
   }
 
-  async #take(all: readonly (PopRequest & { lease: string })[]): Promise<Found[]> {
+  async #take(all: readonly Taking[]): Promise<Found[]> {
     const { rows } = await this.#intake.statements.take<PopRow>(
       `SELECT p.* FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[], $7::int[], $8::boolean[], $9::uuid[], $10::text[], $11::timestamptz[])
          WITH ORDINALITY u(queue, namespace, task, partition, grp, batch, partitions, auto, lease, mode, since, i),
@@ -357,11 +401,15 @@ export class Consume {
     })
   }
 
-  #toPopped(request: PopRequest & { lease: string }, row: PopRow): Popped | null {
+  #toPopped(request: Taking, row: PopRow): Popped | null {
     if (row.queue === null) return null
     if (this.#queueOf.size > partitionsKnownMax) this.#queueOf.clear()
     for (const part of row.parts) this.#queueOf.set(part, row.queue)
     const payloads = row.payloads.split(separator)
+    this.#sizes.saw(
+      sizesKey(request),
+      payloads.reduce((most, { length }) => Math.max(most, length), 0),
+    )
     return {
       queue: row.queue,
       namespace: row.namespace,
@@ -404,6 +452,9 @@ export class Consume {
     return rows.map(({ queue, grp }) => ({ queue, group: grp }))
   }
 }
+
+/** A pop that names no queue is as large as those before it that asked for the same. */
+const sizesKey = ({ queue, namespace, task }: PopRequest): string => queue ?? `\0${namespace ?? ''}\0${task ?? ''}`
 
 /** The answers to a flat list, for each of the lists that it was made of. */
 function inUnits<T>(units: readonly (readonly unknown[])[], flat: readonly T[]): (readonly T[])[] {

@@ -3,6 +3,7 @@ import type { IntakeApi } from '../../index.js'
 import { markOf } from './arrivals.js'
 import { Consume } from './consume.js'
 import { Maintenance } from './maintenance.js'
+import { MessageSizes } from './message-sizes.js'
 import type { MessagesOptions } from './options.js'
 import { Push } from './push.js'
 import { Queues } from './queues.js'
@@ -34,8 +35,9 @@ export interface MessagesWorkload {
 export function defineMessages(intake: IntakeApi, options: MessagesOptions): MessagesWorkload {
   const seal = options.encryptionKey === null ? null : new Seal(options.encryptionKey)
   const queues = new Queues(intake, options.schema)
-  const push = new Push(intake, options, queues, seal)
-  const consume = new Consume(intake, options, seal)
+  const sizes = new MessageSizes()
+  const push = new Push(intake, options, queues, seal, sizes)
+  const consume = new Consume(intake, options, seal, sizes)
   intake.onNotice('mq', (marks) => consume.arrivals.came(new Set(marks.split(','))))
   const batch = messageSweep(sweepStore(intake, options.schema))
   const stopSweep = intake.core.sweeps.add({ name: 'messages', everyMs: sweepEveryMs, batch })

@@ -1,3 +1,4 @@
+import type { Buffers } from '../../http/buffers.js'
 import type { IntakeLog } from '../../index.js'
 
 export interface MessagesOptions {
@@ -11,6 +12,8 @@ export interface MessagesOptions {
   encryptionKey: Uint8Array | null
   /** A page of a list, and the payloads of a pop, end at this size. */
   pageBytesMax: number
+  /** Space for what is handed out, reserved before it is taken. */
+  buffers: Buffers
   log: IntakeLog
   metrics: MessagesMetrics
 }

@@ -26,6 +26,7 @@ import {
   type SubmitAllOptions,
   type Tx,
 } from '../../index.js'
+import type { MessageSizes } from './message-sizes.js'
 import type { MessagesOptions } from './options.js'
 import type { Queues } from './queues.js'
 import type { Seal } from './seal.js'
@@ -140,9 +141,11 @@ export class Push {
   readonly #options: MessagesOptions
   readonly #queues: Queues
   readonly #seal: Seal | null
+  readonly #sizes: MessageSizes
   readonly definition: Definition<ParcelBody, Stored>
 
-  constructor(intake: IntakeApi, options: MessagesOptions, queues: Queues, seal: Seal | null) {
+  constructor(intake: IntakeApi, options: MessagesOptions, queues: Queues, seal: Seal | null, sizes: MessageSizes) {
+    this.#sizes = sizes
     this.#intake = intake
     this.#options = options
     this.#queues = queues
@@ -293,8 +296,20 @@ export class Push {
     return [...parcels.values()].map(({ body, places, texts }) => ({
       body,
       places,
-      text: `{"queue":${JSON.stringify(body.queue)},"partition":${JSON.stringify(body.partition)},"messages":[${texts.join()}]}`,
+      text: this.#measured(
+        body.queue,
+        texts,
+        `{"queue":${JSON.stringify(body.queue)},"partition":${JSON.stringify(body.partition)},"messages":[${texts.join()}]}`,
+      ),
     }))
+  }
+
+  /** What can be popped soon. Only a parcel that is larger than all messages so far can have a larger one. */
+  #measured(queue: string, texts: readonly string[], whole: string): string {
+    if (whole.length > (this.#sizes.largest(queue) ?? 0)) {
+      for (const { length } of texts) this.#sizes.saw(queue, length)
+    }
+    return whole
   }
 
   #message(id: string, item: PushItem, isSealed: boolean, partitionId: string): MessageBody {

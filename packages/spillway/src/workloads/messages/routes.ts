@@ -104,6 +104,7 @@ function addConfigure(app: App, { queues, seal }: MessagesWorkload): void {
 
 function addPops(app: App, workload: MessagesWorkload): void {
   const { consume, intake } = workload
+  const { buffers } = workload.options
   const pop = async (
     request: Request,
     reply: Reply,
@@ -120,8 +121,9 @@ function addPops(app: App, workload: MessagesWorkload): void {
     }
     try {
       const waitMs = query.wait === true ? (query.timeout ?? popTimeoutMsDefault) : 0
-      const popped = await consume.pop(
+      const handedOut = await consume.pop(
         {
+          identity: request.principal.identity,
           ...of,
           ...from,
           group: groupOf(query.consumerGroup),
@@ -132,8 +134,10 @@ function addPops(app: App, workload: MessagesWorkload): void {
         waitMs,
         goneSignal(reply.raw),
       )
-      if (popped === null) return reply.code(204).send()
-      return reply.header('content-type', 'application/json; charset=utf-8').serializer(asIs).send(popText(popped))
+      if (handedOut === null) return reply.code(204).send()
+      buffers.bindReserved(request.raw, reply.raw, handedOut.space)
+      const text = popText(handedOut.popped)
+      return reply.header('content-type', 'application/json; charset=utf-8').serializer(asIs).send(text)
     } catch (fault) {
       if (!(fault instanceof SealError)) throw fault
       return sendProblem(reply, {
@@ -212,7 +216,7 @@ async function ownAcks(
 }
 
 function addAcks(app: App, { consume }: MessagesWorkload): void {
-  const config = { role: 'consume', tellsError: true } as const
+  const config = { role: 'consume', tellsError: true, isAck: true } as const
   const own = (request: Request, acks: readonly Acknowledgment[]) => ownAcks(consume, request, acks)
   app.post<{ Body: AckBody }>(
     '/api/v1/ack',
@@ -306,7 +310,7 @@ function addLeases(app: App, { consume }: MessagesWorkload): void {
     {
       // The body may be left out, which a schema of the route cannot say.
       schema: { tags, summary: 'Keep messages for longer: {seconds?}' },
-      config: { role: 'consume', tellsError: true },
+      config: { role: 'consume', tellsError: true, isAck: true },
     },
     async (request, reply) => {
       const { leaseId } = request.params

@@ -1,0 +1,352 @@
+/**
+ * The budget of bytes that this process holds for its clients: bodies being received and answers being sent. Pure policy:
+ * it counts, and knows neither sockets nor HTTP.
+ *
+ *   total ─┬─ reserve, an eighth ─┬─ first half: small takes (up to 64 KiB), for anybody. One comparison, nothing is kept.
+ *          │                      └─ second half: small takes and acks, at most an eighth of the reserve per identity
+ *          └─ the rest: everything else, and small takes that find the reserve full; at most an eighth of the total per identity
+ *
+ * Large takes never use the reserve, so acks and small requests are served while uploads and unread answers hold the rest.
+ * The second half of the reserve is counted per identity, so one identity cannot use the reserve up for the others. Only identities
+ * that hold something there or in the rest have an entry.
+ *
+ * Whoever takes work from the store (a pop) reserves the space for its answer first, by an estimate. Such space is *pending*
+ * until the answer is known, which is a matter of one statement. Pending space may use half of an identity's share and a
+ * quarter of the whole, so that estimates never keep bodies out; a pop beyond that waits in line, a few seconds at most. It is
+ * refused at once if settling what is pending would not help: unread answers and uploads may stay for long.
+ */
+
+export const smallBytes = 65_536
+
+export type BufferKind = 'in' | 'out'
+
+/** Where the bytes of a hold are counted: the first or the second half of the reserve, the rest; none once it is released. */
+type Part = 'none' | 'open' | 'charged' | 'rest'
+
+interface Account {
+  charged: number
+  rest: number
+  pending: number
+  waiting: number
+}
+
+interface Waiter {
+  identity: string
+  estimate(): number
+  settle(hold: Hold | null): void
+}
+
+const waitingMax = 10_000
+const waitMsDefault = 5_000
+
+export class BufferBudget {
+  readonly #reserve: number
+  readonly #rest: number
+  /** What one identity may hold of the rest. */
+  readonly share: number
+  readonly #onRefused: (kind: BufferKind) => void
+  readonly #waitMs: number
+  readonly #accounts = new Map<string, Account>()
+  readonly #held = { in: 0, out: 0 }
+  #reserveUsed = 0
+  #restUsed = 0
+  #pending = 0
+  #waiting: Waiter[] = []
+  #isServing = false
+
+  constructor(
+    readonly bytesMax: number,
+    options: { onRefused?: (kind: BufferKind) => void; waitMs?: number } = {},
+  ) {
+    this.#reserve = Math.floor(bytesMax / 8)
+    this.#rest = bytesMax - this.#reserve
+    this.share = Math.floor(bytesMax / 8)
+    this.#onRefused = options.onRefused ?? (() => undefined)
+    this.#waitMs = options.waitMs ?? waitMsDefault
+  }
+
+  held(kind: BufferKind): number {
+    return this.#held[kind]
+  }
+
+  /** Null: there is no room. `isAck`: may use the reserve whatever its size. */
+  take(kind: BufferKind, identity: string, bytes: number, isAck = false): Hold | null {
+    const part = this.#place(identity, bytes, isAck)
+    if (part === 'none') {
+      this.#onRefused(kind)
+      return null
+    }
+    return new Hold(this, kind, identity, bytes, isAck, part)
+  }
+
+  /** For an answer that has to be sent, whatever else is held. */
+  takeAnyway(kind: BufferKind, identity: string, bytes: number): Hold {
+    const part = this.#place(identity, bytes, false)
+    if (part !== 'none') return new Hold(this, kind, identity, bytes, false, part)
+    this.#count('rest', identity, bytes)
+    return new Hold(this, kind, identity, bytes, false, 'rest')
+  }
+
+  /**
+   * Space for an answer whose size is not known yet; `Hold.settle` ends the estimate. Waits where that helps, and then asks for the
+   * estimate again: it may have become smaller. Null: there is no room, or `gone` fired.
+   */
+  reserve(identity: string, estimate: () => number, gone: AbortSignal): Hold | null | Promise<Hold | null> {
+    const bytes = estimate()
+    const isFirst = (this.#accounts.get(identity)?.waiting ?? 0) === 0
+    const hold = isFirst ? this.#reserveNow(identity, bytes) : null
+    if (hold !== null) return hold
+    if (gone.aborted) return null
+    if (!this.#mayComeFree(identity, bytes) || this.#waiting.length >= waitingMax) {
+      this.#onRefused('out')
+      return null
+    }
+    return this.#wait(identity, estimate, gone)
+  }
+
+  /** @internal For Hold. */
+  move(hold: Hold, bytes: number, isForced: boolean): Part {
+    this.#uncount(hold.part, hold.identity, hold.bytes)
+    let part = this.#place(hold.identity, bytes, hold.isAck)
+    if (part === 'none') {
+      part = isForced ? 'rest' : hold.part
+      this.#count(part, hold.identity, isForced ? bytes : hold.bytes)
+      if (!isForced) {
+        this.#onRefused(hold.kind)
+        return 'none'
+      }
+    }
+    this.#held[hold.kind] += bytes - hold.bytes
+    if (bytes < hold.bytes) this.#serveSoon()
+    return part
+  }
+
+  /** @internal For Hold. */
+  add(hold: Hold): void {
+    this.#held[hold.kind] += hold.bytes
+  }
+
+  /** @internal For Hold. */
+  remove(hold: Hold): void {
+    this.#uncount(hold.part, hold.identity, hold.bytes)
+    this.#held[hold.kind] -= hold.bytes
+    this.#serveSoon()
+  }
+
+  /** @internal For Hold: what was an estimate is known. */
+  settled(hold: Hold): void {
+    this.#pending -= hold.bytes
+    const account = this.#account(hold.identity)
+    account.pending -= hold.bytes
+    this.#forget(hold.identity, account)
+    this.#serveSoon()
+  }
+
+  #place(identity: string, bytes: number, isAck: boolean): Part {
+    const part = this.#placeInReserve(identity, bytes, isAck)
+    if (part !== 'none') return part
+    const { rest } = this.#accounts.get(identity) ?? noAccount
+    // One thing alone may be larger than the share: there is no smaller answer to a request for one large message.
+    if (this.#restUsed + bytes > this.#rest || (rest > 0 && rest + bytes > this.share)) return 'none'
+    this.#count('rest', identity, bytes)
+    return 'rest'
+  }
+
+  #placeInReserve(identity: string, bytes: number, isAck: boolean): Part {
+    if (bytes <= smallBytes && this.#reserveUsed + bytes <= this.#reserve / 2) {
+      this.#reserveUsed += bytes
+      return 'open'
+    }
+    if (bytes > smallBytes && !isAck) return 'none'
+    const { charged } = this.#accounts.get(identity) ?? noAccount
+    if (this.#reserveUsed + bytes > this.#reserve || charged + bytes > this.#reserve / 8) return 'none'
+    this.#count('charged', identity, bytes)
+    return 'charged'
+  }
+
+  #reserveNow(identity: string, estimate: number): Hold | null {
+    const part = this.#placeInReserve(identity, estimate, false)
+    if (part !== 'none') return new Hold(this, 'out', identity, estimate, false, part)
+    const bytes = Math.min(estimate, Math.floor(this.share / 2))
+    const account = this.#accounts.get(identity) ?? noAccount
+    if (account.pending + bytes > this.share / 2 || this.#pending + bytes > this.#rest / 4) return null
+    if (this.#restUsed + bytes > this.#rest || account.rest + bytes > this.share) return null
+    this.#count('rest', identity, bytes)
+    this.#pending += bytes
+    this.#account(identity).pending += bytes
+    return new Hold(this, 'out', identity, bytes, false, 'rest', true)
+  }
+
+  /** Whether there would be room if nothing were pending. */
+  #mayComeFree(identity: string, estimate: number): boolean {
+    const bytes = Math.min(estimate, Math.floor(this.share / 2))
+    const { rest, pending } = this.#accounts.get(identity) ?? noAccount
+    return this.#restUsed - this.#pending + bytes <= this.#rest && rest - pending + bytes <= this.share
+  }
+
+  #wait(identity: string, estimate: () => number, gone: AbortSignal): Promise<Hold | null> {
+    return new Promise((resolve) => {
+      const settle = (hold: Hold | null): void => {
+        clearTimeout(timer)
+        gone.removeEventListener('abort', leave)
+        const account = this.#account(identity)
+        account.waiting--
+        this.#forget(identity, account)
+        resolve(hold)
+      }
+      const waiter: Waiter = { identity, estimate, settle }
+      const leave = (): void => {
+        this.#waiting = this.#waiting.filter((other) => other !== waiter)
+        settle(null)
+        // Those behind it may be smaller.
+        this.#serveSoon()
+      }
+      const timer = setTimeout(() => {
+        this.#onRefused('out')
+        leave()
+      }, this.#waitMs)
+      timer.unref()
+      gone.addEventListener('abort', leave)
+      this.#account(identity).waiting++
+      this.#waiting.push(waiter)
+    })
+  }
+
+  /** Once per turn, however much was released in it. */
+  #serveSoon(): void {
+    if (this.#waiting.length === 0 || this.#isServing) return
+    this.#isServing = true
+    setImmediate(() => {
+      this.#isServing = false
+      this.#serve()
+    })
+  }
+
+  /** In order; whoever has to wait on keeps only those of its own identity behind it. */
+  #serve(): void {
+    const left: Waiter[] = []
+    const blocked = new Set<string>()
+    const served: (() => void)[] = []
+    for (const waiter of this.#waiting) {
+      const { identity, settle } = waiter
+      const bytes = waiter.estimate()
+      const hold = blocked.has(identity) ? null : this.#reserveNow(identity, bytes)
+      if (hold !== null) served.push(() => settle(hold))
+      else if (this.#mayComeFree(identity, bytes)) {
+        blocked.add(identity)
+        left.push(waiter)
+      } else {
+        this.#onRefused('out')
+        served.push(() => settle(null))
+      }
+    }
+    this.#waiting = left
+    for (const tell of served) tell()
+  }
+
+  #count(part: Part, identity: string, bytes: number): void {
+    switch (part) {
+      case 'none':
+        return
+      case 'open':
+        this.#reserveUsed += bytes
+        return
+      case 'charged':
+        this.#reserveUsed += bytes
+        this.#account(identity).charged += bytes
+        return
+      case 'rest':
+        this.#restUsed += bytes
+        this.#account(identity).rest += bytes
+    }
+  }
+
+  #uncount(part: Part, identity: string, bytes: number): void {
+    this.#count(part, identity, -bytes)
+    if (part === 'charged' || part === 'rest') this.#forget(identity, this.#account(identity))
+  }
+
+  #account(identity: string): Account {
+    let account = this.#accounts.get(identity)
+    if (account === undefined) {
+      account = { charged: 0, rest: 0, pending: 0, waiting: 0 }
+      this.#accounts.set(identity, account)
+    }
+    return account
+  }
+
+  #forget(identity: string, { charged, rest, pending, waiting }: Account): void {
+    if (charged === 0 && rest === 0 && pending === 0 && waiting === 0) this.#accounts.delete(identity)
+  }
+}
+
+const noAccount: Readonly<Account> = { charged: 0, rest: 0, pending: 0, waiting: 0 }
+
+/** Bytes that one request holds, until they are released. */
+export class Hold {
+  readonly #budget: BufferBudget
+  readonly kind: BufferKind
+  readonly identity: string
+  readonly isAck: boolean
+  part: Part
+  #bytes: number
+  #isPending: boolean
+
+  constructor(
+    budget: BufferBudget,
+    kind: BufferKind,
+    identity: string,
+    bytes: number,
+    isAck: boolean,
+    part: Part,
+    isPending = false,
+  ) {
+    this.#budget = budget
+    this.kind = kind
+    this.identity = identity
+    this.isAck = isAck
+    this.part = part
+    this.#bytes = bytes
+    this.#isPending = isPending
+    budget.add(this)
+  }
+
+  get bytes(): number {
+    return this.#bytes
+  }
+
+  /** False: there is no room, and it holds what it held. */
+  growTo(bytes: number): boolean {
+    return this.#moveTo(bytes, false)
+  }
+
+  /** What it really takes, now that it is known: the work is done, so there is no refusing it. */
+  settle(bytes: number): void {
+    if (this.#isPending) {
+      this.#isPending = false
+      this.#budget.settled(this)
+    }
+    this.#moveTo(bytes, true)
+  }
+
+  /** Safe to call twice. */
+  release(): void {
+    if (this.part === 'none') return
+    if (this.#isPending) {
+      this.#isPending = false
+      this.#budget.settled(this)
+    }
+    this.#budget.remove(this)
+    this.part = 'none'
+    this.#bytes = 0
+  }
+
+  #moveTo(bytes: number, isForced: boolean): boolean {
+    if (this.part === 'none') return false
+    const part = this.#budget.move(this, bytes, isForced)
+    if (part === 'none') return false
+    this.part = part
+    this.#bytes = bytes
+    return true
+  }
+}
