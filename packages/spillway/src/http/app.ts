@@ -17,6 +17,7 @@ import { allowOrigins, variesByOrigin } from './cors.js'
 import { answerFault, Refusal } from './faults.js'
 import { isProbe } from './health.js'
 import { hasRole, type Principal } from './identity.js'
+import { hasTwoHosts, type OwnSites, ownSites } from './own-sites.js'
 import { headerProblem, type Problem, sendProblem, urlProblem } from './problem.js'
 import './request-state.js'
 import { type ShortPath, shortPath } from './short-path.js'
@@ -33,6 +34,9 @@ export interface AppDeps {
   headersTimeoutMs: number
   connectionsMax: number
   corsOrigins: readonly string[]
+  /** Names of this server, which requests must be for while authentication is off; loopback ones always are. */
+  boundHost?: string
+  allowedHosts?: readonly string[]
   /** True once shutdown has begun: everything but health is then refused. */
   draining?: () => boolean
   onAnswer?: (route: string, method: string, status: number, durationMs: number) => void
@@ -109,12 +113,14 @@ export function buildApp(deps: AppDeps): BuiltApp {
   parseBodies(app)
   decorateRequests(app, deps.authenticator)
   const cap = capConnections(app.server, deps.connectionsMax)
+  const sites = sitesOf(deps)
+  refuseStrangers(app, sites)
   admitRequests(app, deps, cap)
   allowOrigins(app as unknown as FastifyInstance, deps.corsOrigins)
   identifyRequests(app, deps.authenticator, answerUnknown)
   app.setNotFoundHandler(answerUnknown)
   countAnswers(app, deps)
-  const path = beforeFramework(app, deps, cap)
+  const path = beforeFramework(app, deps, cap, sites)
   const door = new Door()
   guardRequests(app.server, door, isProbe)
   // Node's own answer, 417, has no body: it is refused like everything else.
@@ -129,11 +135,15 @@ function countAnswers(app: App, deps: AppDeps): void {
   })
 }
 
-function beforeFramework(app: App, deps: AppDeps, cap: ConnectionCap): ShortPath {
+function beforeFramework(app: App, deps: AppDeps, cap: ConnectionCap, sites: OwnSites | null): ShortPath {
   const path = shortPath({
     authenticator: deps.authenticator,
     bodyLimitBytes: deps.bodyLimitBytes,
-    declines: (request) => deps.draining?.() === true || cap.isBeyond(request),
+    declines: (request) =>
+      deps.draining?.() === true ||
+      cap.isBeyond(request) ||
+      hasTwoHosts(request) ||
+      (sites !== null && !sites.isForUs(request)),
     headers: [...everyAnswer, ...(variesByOrigin(deps.corsOrigins) ? ['vary', 'Origin'] : [])],
     onFault: (fault, traceId, route) => deps.log.error({ err: fault, trace_id: traceId, route }, 'request failed'),
     onAnswer: (route, status, durationMs) => deps.onAnswer?.(route, 'POST', status, durationMs),
@@ -202,11 +212,33 @@ function isUnmet({ headers, httpVersionMinor }: IncomingMessage): boolean {
   return headers.expect !== undefined && httpVersionMinor === 1 && !/100-continue/i.test(headers.expect)
 }
 
-/** First hook: headers of every answer, and what is refused whoever asks. */
-function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
+/** Null: authentication is on, and no page of a stranger has a key. */
+function sitesOf({ authenticator, boundHost = '127.0.0.1', allowedHosts = [], corsOrigins }: AppDeps): OwnSites | null {
+  return authenticator.enabled ? null : ownSites({ boundHost, allowedHosts, corsOrigins })
+}
+
+const readingMethods = new Set(['GET', 'HEAD', 'OPTIONS'])
+
+/** First hook: headers of every answer, and requests that are not for this server or not from its pages. */
+function refuseStrangers(app: App, sites: OwnSites | null): void {
   app.addHook('onRequest', (request, reply, done) => {
     reply.header('x-request-id', request.id)
     reply.header(...everyAnswer)
+    if (hasTwoHosts(request.raw)) {
+      sendProblem(reply, headerProblem('host', 'There are several Host headers.', 'must be given once'))
+      return
+    }
+    const { anyHost, consumes } = request.routeOptions.config
+    if (sites === null || anyHost === true) return done()
+    const problem = sites.refusal(request.raw, consumes === true || !readingMethods.has(request.method))
+    if (problem === undefined) return done()
+    sendProblem(reply, problem)
+  })
+}
+
+/** What is refused whoever asks. */
+function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
+  app.addHook('onRequest', (request, reply, done) => {
     if (request.routeOptions.config.neverShed === true) return done()
     if (deps.draining?.() === true) {
       closeAfter(request, reply)

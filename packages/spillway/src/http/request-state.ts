@@ -21,6 +21,10 @@ declare module 'fastify' {
     public?: true
     /** Never refused for lack of connections or while draining (health, metrics). */
     neverShed?: true
+    /** Answered whatever the Host header says (health): probes may come by any name. */
+    anyHost?: true
+    /** Takes something although its method is GET: not for pages of other sites. */
+    consumes?: true
     /** How the clients of this route read problems, where that is not as a problem document alone. */
     tellsError?: TellsError
   }

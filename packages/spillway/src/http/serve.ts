@@ -104,6 +104,8 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     headersTimeoutMs: config.server.headersTimeoutMs,
     connectionsMax: config.server.connectionsMax,
     corsOrigins: config.server.corsOrigins,
+    boundHost: config.server.host,
+    allowedHosts: config.server.allowedHosts,
     draining: () => intake?.isDraining ?? false,
     onAnswer: (route, method, status, durationMs) => {
       metrics.httpRequests.labels(route, method, String(status)).inc()

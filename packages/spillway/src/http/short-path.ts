@@ -23,7 +23,7 @@ import { traceFor, traceIdOf } from './trace.js'
 export interface ShortPathDeps {
   authenticator: Authenticator
   bodyLimitBytes: number
-  /** Whether the framework has to answer this one: draining, too many connections. */
+  /** Whether the framework has to answer this one: draining, too many connections, a Host that is not ours. */
   declines(request: IncomingMessage): boolean
   /** Names and values that every answer carries, in turn. */
   headers: readonly string[]
@@ -109,6 +109,7 @@ function isOrdinary({ headers }: IncomingMessage, bodyLimitBytes: number): boole
     plainType.test(headers['content-type']) &&
     headers['content-encoding'] === undefined &&
     headers.origin === undefined &&
+    headers['sec-fetch-site'] === undefined &&
     headers.expect === undefined &&
     headers.host !== undefined
   )
