@@ -172,7 +172,7 @@ export async function messagesBench(
           ...{ namespace: null, task: null, partition: null, mode: 'all', from: null },
         },
         0,
-        new AbortController().signal,
+        { isCut: () => false, goneSignal: () => new AbortController().signal },
       )
       const taken = popped?.messages ?? []
       return {

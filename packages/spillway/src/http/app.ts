@@ -12,7 +12,7 @@ import { Door } from '../pressure/door.js'
 import { trackAllowedMethods } from './allowed-methods.js'
 import { type Authenticator, type AuthResult, isRefused } from './auth.js'
 import { bodyFormFault } from './body-form.js'
-import { answerClientFault, type ConnectionCap, capConnections, guardRequests } from './connections.js'
+import { answerClientFault, type ConnectionCap, capConnections, guardRequests, refuseTunnels } from './connections.js'
 import { allowOrigins, variesByOrigin } from './cors.js'
 import { answerFault, Refusal } from './faults.js'
 import { isProbe } from './health.js'
@@ -112,6 +112,8 @@ export function buildApp(deps: AppDeps): BuiltApp {
   app.setErrorHandler(answerFault)
   parseBodies(app)
   decorateRequests(app, deps.authenticator)
+  // A client that closes its half behind its request still reads the answer. Who only waits for something ends: see whenGone.
+  Reflect.set(app.server, 'httpAllowHalfOpen', true)
   const cap = capConnections(app.server, deps.connectionsMax)
   const sites = sitesOf(deps)
   refuseStrangers(app, sites)
@@ -123,6 +125,7 @@ export function buildApp(deps: AppDeps): BuiltApp {
   const path = beforeFramework(app, deps, cap, sites)
   const door = new Door()
   guardRequests(app.server, door, isProbe)
+  refuseTunnels(app.server)
   // Node's own answer, 417, has no body: it is refused like everything else.
   app.server.on('checkExpectation', (request, response) => app.server.emit('request', request, response))
   return { app, door, shortPath: path }
@@ -260,6 +263,11 @@ function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
     }
     if (request.headers.host === undefined && request.raw.httpVersionMinor === 1) {
       sendProblem(reply, headerProblem('host', 'The Host header is missing.', 'is required'))
+      return
+    }
+    if (request.headers['transfer-encoding'] !== undefined && request.raw.httpVersionMinor === 0) {
+      reply.header('connection', 'close')
+      sendProblem(reply, headerProblem('transfer-encoding', 'HTTP/1.0 has no chunks.', 'needs HTTP/1.1'))
       return
     }
     if (isUnmet(request.raw)) {

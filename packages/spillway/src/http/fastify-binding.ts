@@ -36,7 +36,7 @@ export function mountedRoute(mounted: Mount, body: TSchema): FastifyRoute {
       const proceed = (entry: Awaited<ReturnType<typeof mounted.enter>>): void => {
         if (!entry.ok) return void setImmediate(send, reply, entry.wire)
         // A client that left while a place was taken for it: its close has been told already.
-        if (reply.raw.closed) return void entry.entered.leave()
+        if (reply.raw.destroyed) return void entry.entered.leave()
         ;(request.raw as Carrier)[entryKey] = entry.entered
         reply.raw.once('close', entry.entered.leave)
         done()
@@ -48,7 +48,7 @@ export function mountedRoute(mounted: Mount, body: TSchema): FastifyRoute {
     async handler(request, reply) {
       const entered = (request.raw as Carrier)[entryKey]
       if (entered === undefined) throw new Error('the route was mounted without its onRequest hook')
-      return send(reply, await mounted.submit(entered, request.body, () => goneSignal(reply.raw)))
+      return send(reply, await mounted.submit(entered, request.body, (during) => goneSignal(reply.raw, during)))
     },
   }
 }

@@ -15,6 +15,7 @@ import Type, { type Static, type TSchema } from 'typebox'
 import { isUuid } from '../operations/operation-id.js'
 import type { Intake } from '../pipeline/intake.js'
 import type { Ticket, TicketFilter } from '../store/port.js'
+import { goneSignal } from './connections.js'
 import { Refusal } from './faults.js'
 import { followOperation, type OutputOf } from './operation-stream.js'
 import { operationView } from './operation-view.js'
@@ -193,9 +194,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         if (ticket === null) return notFound(reply)
         const waitMs = (request.query.wait ?? 0) * 1_000
         if (waitMs === 0 || isFinished(ticket)) return operationView(ticket)
-        const gone = new AbortController()
-        reply.raw.once('close', () => gone.abort())
-        const finished = await intake.waiters.wait(id, waitMs, gone.signal)
+        const finished = await intake.waiters.wait(id, waitMs, goneSignal(reply.raw, 'wait'))
         return operationView(finished ?? (await store.ticket(id)) ?? ticket)
       },
     )

@@ -152,7 +152,7 @@ class Passage {
 
   #read(entered: Entered, mounted: Mount): void {
     // A client that left while a place was taken for it: its close has been told already.
-    if (this.#response.closed) return void entered.leave()
+    if (this.#response.destroyed) return void entered.leave()
     this.#response.once('close', entered.leave)
     let only: Buffer | undefined
     let several: Buffer[] | undefined
@@ -168,7 +168,9 @@ class Passage {
       const body = parseStrictJson(several === undefined ? (only ?? Buffer.alloc(0)) : Buffer.concat(several))
       if (!body.ok)
         return this.#refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: [body.fault] })
-      mounted.submit(entered, body.value, () => goneSignal(this.#response), body.text).then(this.#send, this.#fail)
+      mounted
+        .submit(entered, body.value, (during) => goneSignal(this.#response, during), body.text)
+        .then(this.#send, this.#fail)
     })
   }
 

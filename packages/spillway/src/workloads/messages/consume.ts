@@ -22,6 +22,14 @@ export interface PopRequest {
   from: string | null
 }
 
+/** Who asked. */
+export interface PopClient {
+  /** No answer can reach it. */
+  isCut(): boolean
+  /** Fires when it half-closes, too. */
+  goneSignal(): AbortSignal
+}
+
 export interface PoppedMessage {
   id: string
   transactionId: string
@@ -144,22 +152,30 @@ export class Consume {
   }
 
   /** Null: there was nothing for `waitMs`; with 0 it looks once. */
-  async pop(request: PopRequest, waitMs: number, gone: AbortSignal): Promise<Popped | null> {
-    if (waitMs === 0) return (await this.#look(request, gone)).popped
+  async pop(request: PopRequest, waitMs: number, client: PopClient): Promise<Popped | null> {
+    if (waitMs === 0) return (await this.#look(request, client.isCut)).popped
+    const gone = client.goneSignal()
     const { queue, group, partition, namespace, task } = request
     const { signal: over, clear } = deadline(waitMs, gone)
     try {
-      return await this.#waitFor(request, { queue, group, partition, namespace, task }, over, gone)
+      return await this.#waitFor(request, { queue, group, partition, namespace, task }, over, client.isCut, gone)
     } finally {
       clear()
     }
   }
 
-  async #waitFor(request: PopRequest, place: Place, over: AbortSignal, gone: AbortSignal): Promise<Popped | null> {
-    for (;;) {
+  /** The first look is answered even if the client half-closes meanwhile; what it only waited for is not taken then. */
+  async #waitFor(
+    request: PopRequest,
+    place: Place,
+    over: AbortSignal,
+    isCut: () => boolean,
+    gone: AbortSignal,
+  ): Promise<Popped | null> {
+    for (let hasLeft = isCut; ; hasLeft = () => gone.aborted) {
       // Before the look: what comes between the two is not missed.
       const { woken, leave } = this.arrivals.wait(place, over)
-      const { popped, dueMs } = await this.#look(request, gone).catch((fault: unknown) => {
+      const { popped, dueMs } = await this.#look(request, hasLeft).catch((fault: unknown) => {
         leave()
         throw fault
       })
@@ -173,17 +189,18 @@ export class Consume {
     }
   }
 
-  async #look(request: PopRequest, gone: AbortSignal): Promise<{ popped: Popped | null; dueMs: number | null }> {
+  async #look(request: PopRequest, hasLeft: () => boolean): Promise<{ popped: Popped | null; dueMs: number | null }> {
     for (;;) {
       const { popped, dueMs, more, missing } = await this.#pops.submit({ ...request, lease: randomUUID() })
       for (const queue of missing) await this.#join(queue, request)
-      if (popped === null && (missing.length > 0 || (more && !gone.aborted))) continue
+      if (popped === null && (missing.length > 0 || (more && !hasLeft()))) continue
       if (popped === null) return { popped, dueMs }
       this.arrivals.found({ queue: popped.queue, group: popped.group })
       const readable = await this.#readable(popped)
       // All of it was put aside: there may be more.
       if (readable === null) continue
-      if (gone.aborted) {
+      // What is settled cannot be handed back: its answer is the only chance that somebody gets it.
+      if (readable.leaseId !== '' && hasLeft()) {
         await this.#handBack(readable)
         return { popped: null, dueMs: null }
       }

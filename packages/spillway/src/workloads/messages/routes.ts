@@ -116,7 +116,7 @@ function addPops(app: App, workload: MessagesWorkload): void {
           autoAck: query.autoAck === true,
         },
         waitMs,
-        goneSignal(reply.raw),
+        { isCut: () => reply.raw.destroyed, goneSignal: () => goneSignal(reply.raw, 'wait') },
       )
       if (popped === null) return reply.code(204).send()
       return reply.header('content-type', 'application/json; charset=utf-8').serializer(asIs).send(popText(popped))

@@ -9,7 +9,7 @@ import { type RouteTask, routingProblemCode, routingStatus } from '@spillway/pro
 import Type from 'typebox'
 import type { Wire } from '../../http/answer.js'
 import { toWire } from '../../http/answer.js'
-import { type Entered, type Mount, mount } from '../../http/mount.js'
+import { type Entered, type Gone, type Mount, mount } from '../../http/mount.js'
 import { parseIdempotencyKey, parsePreferences } from '../../http/preferences.js'
 import type { Problem } from '../../http/problem.js'
 import {
@@ -198,7 +198,7 @@ export class Gateway {
         const answer = await core.submit(bound, {
           ...{ body: task.task, identity, request, respondAsync: true },
           ...(key.key === undefined ? keyInBody(task.task) : { idempotencyKey: key.key }),
-          ...(waitSeconds !== undefined && { waitMs: waitSeconds * 1_000, signal: gone() }),
+          ...(waitSeconds !== undefined && { waitMs: waitSeconds * 1_000, signal: gone('wait') }),
         })
         return toWire(bound, answer, preferences, waitSeconds !== undefined)
       },
@@ -263,7 +263,7 @@ export class Gateway {
     return { ok: true, task }
   }
 
-  async #decideHere(entered: Entered, task: Task, gone: () => AbortSignal): Promise<Wire> {
+  async #decideHere(entered: Entered, task: Task, gone: Gone): Promise<Wire> {
     const { core } = this.#deps.intake
     const bound = core.bound(this.#decide)
     const { request, identity } = entered
@@ -274,7 +274,7 @@ export class Gateway {
     const answer = await core.submit(bound, {
       ...{ body: task, identity, request, respondAsync: preferences.respondAsync },
       ...(key.key !== undefined && { idempotencyKey: key.key }),
-      ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone() }),
+      ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone('wait') }),
       // Of several with one request id the first runs, and the others wait for it as long as it would.
       ...(isPlain && { waitMs: core.settings.directWaitMs }),
     })
@@ -284,7 +284,7 @@ export class Gateway {
     return answered(answer.result as RouteAnswer, wire.answer.headers)
   }
 
-  async #decideThere({ request, identity }: Entered, task: Task, gone: () => AbortSignal): Promise<Wire> {
+  async #decideThere({ request, identity }: Entered, task: Task, gone: Gone): Promise<Wire> {
     const { broker, intake, log } = this.#deps
     if (broker === null) throw new Error('there is no broker')
     const key = parseIdempotencyKey(request.headers['idempotency-key'])
@@ -301,7 +301,7 @@ export class Gateway {
     try {
       const headers: Record<string, string> = { traceparent: request.traceparent }
       if (key.key !== undefined) headers['Spillway-Idempotency-Key'] = digestUuid(`${identity}\0${key.key}`)
-      const reply = await broker.ask({ data, headers, deadlineMs: Date.now() + decideMs }, decideMs, gone())
+      const reply = await broker.ask({ data, headers, deadlineMs: Date.now() + decideMs }, decideMs, gone('work'))
       return answered(JSON.parse(Buffer.from(reply).toString()) as RouteAnswer, told.answer.headers)
     } catch (fault) {
       if (!(fault instanceof BrokerFault)) throw fault
