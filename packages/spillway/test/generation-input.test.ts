@@ -142,7 +142,7 @@ describe.concurrent('POST /v1/chat/completions', () => {
   it('of which only half comes leaves nothing behind', async () => {
     const socket = connect(demo.port, '127.0.0.1')
     const body = JSON.stringify(chatBody('1 word'))
-    const head = `POST ${chatPath} HTTP/1.1\r\nhost: a\r\nx-user-id: half\r\ncontent-type: application/json\r\n`
+    const head = `POST ${chatPath} HTTP/1.1\r\nhost: localhost\r\nx-user-id: half\r\ncontent-type: application/json\r\n`
     await new Promise<void>((resolve) => {
       socket.write(`${head}content-length: ${body.length}\r\n\r\n${body.slice(0, 20)}`, () => resolve())
     })

@@ -220,7 +220,8 @@ describe('sse_resumes_total', () => {
 describe('sse_slow_reader_closed_total', () => {
   it('counts a reader that took nothing for STREAM_STALL_SECONDS, whose connection is closed', async () => {
     const body = JSON.stringify({ query: 'script: marker=stalled tokens=250 pad=50000', model: 'demo' })
-    const head = 'POST /api/v1/stream HTTP/1.1\r\nhost: a\r\nx-user-id: stalled\r\ncontent-type: application/json\r\n'
+    const head =
+      'POST /api/v1/stream HTTP/1.1\r\nhost: localhost\r\nx-user-id: stalled\r\ncontent-type: application/json\r\n'
     const socket = connect({ port: server.port, host: '127.0.0.1' })
     socket.on('error', () => undefined)
     await once(socket, 'connect')

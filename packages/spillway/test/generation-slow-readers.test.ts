@@ -47,7 +47,7 @@ async function ask(marker: string, count: number): Promise<Socket> {
   await once(socket, 'connect')
   socket.on('error', () => undefined)
   socket.write(
-    `POST /api/v1/stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-user-id: ${marker}\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
+    `POST /api/v1/stream HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nx-user-id: ${marker}\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
   )
   return socket
 }

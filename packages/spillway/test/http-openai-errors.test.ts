@@ -164,7 +164,7 @@ describe('paths and methods', () => {
   it.each(['/v1/models/%ff', '/v1/%', '/v1/models/%00', 'http://elsewhere/v1/%'])('%s is no URL', async (target) => {
     const { status, headers, body } = await rawExchange(
       server.port,
-      `GET ${target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n`,
+      `GET ${target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n`,
     )
     expect(status).toBe(400)
     expect(headers['content-type']).toBe('application/json')
@@ -225,7 +225,7 @@ describe('when to come back', () => {
     const small = await served({ connectionsMax: 1 })
     try {
       const first = rawConnection(small.port)
-      first.socket.write('GET /health HTTP/1.1\r\nHost: x\r\n\r\n')
+      first.socket.write('GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n')
       await new Promise((resolve) => first.socket.once('data', resolve))
       const answer = await fetch(`${small.origin}/v1/models`)
       expect(answer.headers.get('retry-after')).toMatch(/^[56]$/)

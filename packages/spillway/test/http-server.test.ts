@@ -92,7 +92,7 @@ describe('bodies', () => {
   it('answers 415 to a body of no type, and takes a charset of UTF-8', async () => {
     const untyped = await rawExchange(
       server.port,
-      'POST /items HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}',
+      'POST /items HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}',
     )
     expect(untyped.status).toBe(415)
     expect((await post('/items', '{"name":"a"}', { 'content-type': 'application/json; charset="UTF-8"' })).status).toBe(
@@ -106,7 +106,7 @@ describe('bodies', () => {
 
     const { socket, ended } = rawConnection(server.port)
     socket.write(
-      'POST /items HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n',
+      'POST /items HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n',
     )
     const chunk = `10000\r\n${'x'.repeat(0x10000)}\r\n`
     // Never ends: the server has to.
@@ -121,8 +121,9 @@ describe('bodies', () => {
   })
 
   it('keeps the connection after a malformed body', async () => {
-    const bad = 'POST /items HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n{'
-    const good = 'GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n'
+    const bad =
+      'POST /items HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n{'
+    const good = 'GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n'
     const { text } = await rawExchange(server.port, bad + good)
     expect(text.match(/HTTP\/1\.1 \d+/g)).toEqual(['HTTP/1.1 400', 'HTTP/1.1 200'])
   })
@@ -149,7 +150,7 @@ describe('paths and methods', () => {
   it.each(['/items/%ff', '/items/%', '/items/%zz', '/items/%00', '/search?limit=%00'])('refuses %s', async (path) => {
     const { status, headers, body } = await rawExchange(
       server.port,
-      `GET ${path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n`,
+      `GET ${path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n`,
     )
     expect(status).toBe(400)
     expect(headers['content-type']).toBe('application/problem+json')
@@ -177,7 +178,7 @@ describe('paths and methods', () => {
   it('tells the path only when the target names a host', async () => {
     const { body } = await rawExchange(
       server.port,
-      'GET http://secret.host/nothing?q=1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n',
+      'GET http://localhost:1/nothing?q=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n',
     )
     expect(JSON.parse(body)).toMatchObject({ status: 404, instance: '/nothing' })
   })
@@ -212,14 +213,14 @@ describe('what is no HTTP', () => {
   it.each([
     ['garbage', 'hello\r\n\r\n', 400],
     ['a TLS hello', Buffer.from([0x16, 3, 1, 0, 5, 1, 0, 0, 1, 0]), 400],
-    ['a bad header', 'GET / HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n', 400],
+    ['a bad header', 'GET / HTTP/1.1\r\nHost: localhost\r\nbad header\r\n\r\n', 400],
     ['no host', 'GET / HTTP/1.1\r\nConnection: close\r\n\r\n', 400],
     [
       'both framings',
-      'POST /items HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n',
+      'POST /items HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n',
       400,
     ],
-    ['huge headers', `GET / HTTP/1.1\r\nHost: x\r\nA: ${'x'.repeat(100_000)}\r\n\r\n`, 431],
+    ['huge headers', `GET / HTTP/1.1\r\nHost: localhost\r\nA: ${'x'.repeat(100_000)}\r\n\r\n`, 431],
   ])('%s is answered and closed', async (_, bytes, status) => {
     const answer = await rawExchange(server.port, bytes)
     expect(answer.status).toBe(status)
@@ -231,7 +232,7 @@ describe('what is no HTTP', () => {
   it('answers a client that has closed its half', async () => {
     const { socket, ended } = rawConnection(server.port, true)
     socket.end(
-      'POST /items HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 12\r\nConnection: close\r\n\r\n{"name":"a"}',
+      'POST /items HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 12\r\nConnection: close\r\n\r\n{"name":"a"}',
     )
     expect((await ended).status).toBe(200)
   })
@@ -239,7 +240,7 @@ describe('what is no HTTP', () => {
   it('answers Expect: 100-continue', async () => {
     const { text } = await rawExchange(
       server.port,
-      'POST /items HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Type: application/json\r\nContent-Length: 12\r\nConnection: close\r\n\r\n{"name":"a"}',
+      'POST /items HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Type: application/json\r\nContent-Length: 12\r\nConnection: close\r\n\r\n{"name":"a"}',
     )
     expect(text.match(/^HTTP\/1\.1 \d+/gm)).toEqual(['HTTP/1.1 100', 'HTTP/1.1 200'])
   })
@@ -247,7 +248,7 @@ describe('what is no HTTP', () => {
   it('survives a client that leaves in the middle of its body', async () => {
     const { socket, ended } = rawConnection(server.port)
     socket.write(
-      'POST /items HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"na',
+      'POST /items HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"na',
       () => socket.destroy(),
     )
     await ended
@@ -263,11 +264,14 @@ describe('slow senders', () => {
   afterAll(() => strict.close())
 
   it.each([
-    ['header', 'GET / HTTP/1.1\r\nHost: x\r\n'],
-    ['body', 'POST /items HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"na'],
+    ['header', 'GET / HTTP/1.1\r\nHost: localhost\r\n'],
+    [
+      'body',
+      'POST /items HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"na',
+    ],
     [
       'chunk',
-      'POST /items HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"n',
+      'POST /items HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"n',
     ],
   ])('a %s that does not come is answered with 408', async (_, bytes) => {
     const answer = await rawExchange(strict.port, bytes)
@@ -281,13 +285,16 @@ describe('bounded connections and draining', () => {
     const small = await listening({ connectionsMax: 1 })
     try {
       const first = rawConnection(small.port)
-      first.socket.write('GET /health HTTP/1.1\r\nHost: x\r\n\r\n')
+      first.socket.write('GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n')
       await new Promise((resolve) => first.socket.once('data', resolve))
-      const refused = await rawExchange(small.port, 'GET /search HTTP/1.1\r\nHost: x\r\n\r\n')
+      const refused = await rawExchange(small.port, 'GET /search HTTP/1.1\r\nHost: localhost\r\n\r\n')
       expect(refused.status).toBe(503)
       expect(JSON.parse(refused.body)).toMatchObject({ code: 'overloaded' })
       expect(Number(refused.headers['retry-after'])).toBe(JSON.parse(refused.body).retry_after_seconds)
-      const health = await rawExchange(small.port, 'GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
+      const health = await rawExchange(
+        small.port,
+        'GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n',
+      )
       expect(health.status).toBe(200)
       first.socket.destroy()
       await first.ended

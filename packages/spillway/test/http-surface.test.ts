@@ -122,7 +122,7 @@ describe('demo echo', () => {
   it('stops waiting when the client leaves', async () => {
     const server = await started()
     const { socket, ended } = rawConnection(server.port)
-    socket.write('POST /demo/echo?delay_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n', () => socket.destroy())
+    socket.write('POST /demo/echo?delay_ms=60000 HTTP/1.1\r\nHost: localhost\r\n\r\n', () => socket.destroy())
     await ended
     // Closing waits for requests under way: with the timer still set this would take a minute.
     await server.close()

@@ -227,7 +227,7 @@ describe('gates come before the body', () => {
     const { socket } = rawConnection(port)
     const answered = new Promise<string>((resolve) => socket.once('data', (chunk: Buffer) => resolve(chunk.toString())))
     socket.write(
-      'POST /orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 900000\r\n\r\n{"n":',
+      'POST /orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 900000\r\n\r\n{"n":',
     )
     expect(await answered).toMatch(/^HTTP\/1\.1 503 /)
     socket.destroy()
@@ -293,10 +293,11 @@ describe('places', () => {
     const origin = await app.listen({ host: '127.0.0.1', port: 0 })
     const { socket, ended } = rawConnection(Number(new URL(origin).port))
     socket.write(
-      'POST /orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 7\r\n\r\n{"n":1}',
+      'POST /orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 7\r\n\r\n{"n":1}',
     )
     await asked.promise
-    socket.destroy()
+    // A mere FIN would be a client that still reads its answer.
+    socket.resetAndDestroy()
     await ended
     await eventually(
       async () =>

@@ -179,7 +179,7 @@ export async function messagesBench(
           ...{ namespace: null, task: null, partition: null, mode: 'all', from: null },
         },
         0,
-        new AbortController().signal,
+        { isCut: () => false, goneSignal: () => new AbortController().signal },
       )
       handedOut?.space.release()
       const popped = handedOut?.popped

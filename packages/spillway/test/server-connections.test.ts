@@ -72,12 +72,15 @@ describe('many', () => {
       // Over a connection of its own: one that is open already is not beyond the cap.
       const refused = await rawExchange(
         server.port,
-        'GET /api/v1/operations HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n',
+        'GET /api/v1/operations HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n',
       )
       expect(refused.status).toBe(503)
       expect(JSON.parse(refused.body).code).toBe('overloaded')
       expect(Number(refused.headers['retry-after'])).toBeGreaterThanOrEqual(1)
-      const health = await rawExchange(server.port, 'GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')
+      const health = await rawExchange(
+        server.port,
+        'GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n',
+      )
       expect(health.status).toBe(200)
       expect((await get(server, '/health')).status).toBe(200)
     } finally {
@@ -92,7 +95,7 @@ describe('slow', () => {
     const server = await start({ SPILLWAY_HEADERS_TIMEOUT_MS: '500' })
     const { socket, ended } = rawConnection(server.port)
     const began = performance.now()
-    socket.write('GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: ')
+    socket.write('GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ')
     const drip = setInterval(() => socket.write('x'), 50)
     const answer = await ended
     clearInterval(drip)
@@ -106,7 +109,7 @@ describe('slow', () => {
     const slow = Array.from({ length: 50 }, () => {
       const connection = rawConnection(server.port)
       connection.socket.write(
-        'POST /api/v1/operations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{',
+        'POST /api/v1/operations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{',
       )
       return connection
     })
@@ -127,7 +130,7 @@ describe('slow', () => {
     const idle = Array.from({ length: 20 }, () => {
       const { socket } = rawConnection(server.port)
       socket.pause()
-      socket.write(`GET /api/v1/operations/${body.operationId}/stream HTTP/1.1\r\nHost: x\r\n\r\n`)
+      socket.write(`GET /api/v1/operations/${body.operationId}/stream HTTP/1.1\r\nHost: localhost\r\n\r\n`)
       return socket
     })
     expect((await submit(server, `${target.origin}/others`, { queue: 'others' })).status).toBe(201)
@@ -142,7 +145,7 @@ describe('half-closed and broken', () => {
     const order = JSON.stringify({ type: 'http.request', queue: 'half', payload: { url: `${target.origin}/half` } })
     const { socket, ended } = rawConnection(server.port, true)
     socket.end(
-      `POST /api/v1/operations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: ${order.length}\r\n\r\n${order}`,
+      `POST /api/v1/operations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: ${order.length}\r\n\r\n${order}`,
     )
     await ended
     await expect.poll(() => target.calls.filter((c) => c.path === '/half').length, { timeout: 5_000 }).toBe(1)
@@ -154,7 +157,7 @@ describe('half-closed and broken', () => {
     const server = await start()
     const order = JSON.stringify({ type: 'http.request', queue: 'leave', payload: { url: `${target.origin}/leave` } })
     const head = (length: number) =>
-      `POST /api/v1/operations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: ${length}\r\n\r\n`
+      `POST /api/v1/operations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: ${length}\r\n\r\n`
     const cut = rawConnection(server.port)
     await new Promise<void>((resolve) => cut.socket.write(head(order.length + 10) + order, () => resolve()))
     cut.socket.destroy()
@@ -170,7 +173,7 @@ describe('half-closed and broken', () => {
     const server = await start()
     const answer = await rawExchange(
       server.port,
-      'GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /nowhere HTTP/1.1\r\nHost: x\r\n\r\nGET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n',
+      'GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n',
     )
     expect([...answer.text.matchAll(/HTTP\/1\.1 (\d+)/g)].map((m) => m[1])).toEqual(['200', '404', '200'])
   })
@@ -178,14 +181,14 @@ describe('half-closed and broken', () => {
   it.each([
     [
       'two lengths',
-      'POST /api/v1/operations HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello',
+      'POST /api/v1/operations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello',
     ],
     [
       'length and chunks',
-      'POST /api/v1/operations HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n',
+      'POST /api/v1/operations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n',
     ],
     ['no host', 'GET /api/v1/operations HTTP/1.1\r\nConnection: close\r\n\r\n'],
-    ['a bare line feed in a header', 'GET /health HTTP/1.1\r\nHost: x\r\nX: a\nY: b\r\n\r\n'],
+    ['a bare line feed in a header', 'GET /health HTTP/1.1\r\nHost: localhost\r\nX: a\nY: b\r\n\r\n'],
   ])('400 and closed: %s', async (_, bytes) => {
     const server = await start()
     const answer = await rawExchange(server.port, bytes)

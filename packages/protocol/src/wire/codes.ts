@@ -30,6 +30,7 @@ export const problems = {
   body_too_large: { status: 413, title: 'Body Too Large' },
   payload_too_large: { status: 413, title: 'Payload Too Large' },
   unsupported_media_type: { status: 415, title: 'Unsupported Media Type' },
+  misdirected_request: { status: 421, title: 'Misdirected Request' },
   idempotency_mismatch: { status: 422, title: 'Idempotency Key Used For Another Body' },
   idempotency_violation: { status: 422, title: 'Idempotency Key Used For Another Task' },
   no_provider: { status: 422, title: 'No Provider' },

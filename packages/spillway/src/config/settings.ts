@@ -43,6 +43,7 @@ export type Setting = Described &
       }
     | { readonly type: 'urls'; readonly protocols: readonly string[]; readonly default: readonly string[] | null }
     | { readonly type: 'origins'; readonly wildcard?: true; readonly default: readonly string[] | null }
+    | { readonly type: 'hosts'; readonly default: readonly string[] }
     | { readonly type: 'networks'; readonly default: readonly string[] }
     | { readonly type: 'names'; readonly default: readonly string[] | null }
   )
@@ -60,7 +61,7 @@ export type ValueOf<S> = S extends { readonly type: 'integer' | 'number' }
       ? C
       : S extends { readonly type: 'choices'; readonly choices: readonly (infer C)[] }
         ? readonly C[]
-        : S extends { readonly type: 'origins' | 'networks' | 'names' | 'urls' }
+        : S extends { readonly type: 'origins' | 'hosts' | 'networks' | 'names' | 'urls' }
           ? Nullable<S, readonly string[]>
           : Nullable<S, string>
 
@@ -230,6 +231,13 @@ export const settings = {
       wildcard: true,
       default: [],
       meaning: 'web origins that browsers may call from',
+    },
+    allowedHosts: {
+      name: 'SPILLWAY_ALLOWED_HOSTS',
+      type: 'hosts',
+      default: [],
+      meaning:
+        'names of this server beside loopback ones, such as that of a proxy; with authentication off, a request for another Host is answered 421',
     },
   },
   process: {

@@ -30,6 +30,8 @@ export function parseSetting(setting: Setting, text: string): SettingValue | und
     }
     case 'origins':
       return parseEach(text, (one) => (one === '*' && setting.wildcard ? one : parseOrigin(one)))
+    case 'hosts':
+      return parseEach(text, parseHost)
     case 'networks':
       return parseEach(text, parseNetwork)
     case 'names': {
@@ -62,6 +64,8 @@ export function allowedValues(setting: Setting): string {
       return `URLs starting with ${setting.protocols.map((protocol) => `${protocol}//`).join(' or ')}, separated by commas`
     case 'origins':
       return `origins such as https://example.com, separated by commas${setting.wildcard ? ', or *' : ''}`
+    case 'hosts':
+      return 'host names or IP addresses without a port, separated by commas'
     case 'networks':
       return 'IP addresses or networks such as 10.0.0.0/8, separated by commas'
     case 'names':
@@ -123,6 +127,15 @@ function parseOrigin(text: string): string | undefined {
     url.pathname === '/' && url.search === '' && url.hash === '' && url.username === '' && url.password === ''
   return bare && (url.protocol === 'http:' || url.protocol === 'https:') ? url.origin : undefined
 }
+
+/** As it is compared: lower case, no brackets, no dot at the end. */
+function parseHost(text: string): string | undefined {
+  const name = text.toLowerCase().replace(/^\[(.*)\]$/u, '$1')
+  if (isIP(name) !== 0) return name
+  return hostName.test(name) ? name.replace(/\.$/u, '') : undefined
+}
+
+const hostName = /^(?=.{1,254}$)[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*\.?$/u
 
 function parseNetwork(text: string): string | undefined {
   const [address = '', prefix, ...rest] = text.split('/')

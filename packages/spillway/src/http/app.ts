@@ -14,11 +14,12 @@ import { type Authenticator, type AuthResult, isRefused } from './auth.js'
 import { bodyFormFault } from './body-form.js'
 import type { BufferKind } from './buffer-budget.js'
 import { Buffers } from './buffers.js'
-import { answerClientFault, type ConnectionCap, capConnections, guardRequests } from './connections.js'
+import { answerClientFault, type ConnectionCap, capConnections, guardRequests, refuseTunnels } from './connections.js'
 import { allowOrigins, variesByOrigin } from './cors.js'
 import { answerFault, Refusal } from './faults.js'
 import { isProbe } from './health.js'
 import { hasRole, type Principal } from './identity.js'
+import { hasTwoHosts, type OwnSites, ownSites } from './own-sites.js'
 import { headerProblem, type Problem, sendProblem, urlProblem } from './problem.js'
 import { readBody } from './read-body.js'
 import './request-state.js'
@@ -41,6 +42,9 @@ export interface AppDeps {
   /** An answer of which the client reads nothing for so long is closed. Default 30 s. */
   unreadMs?: number
   corsOrigins: readonly string[]
+  /** Names of this server, which requests must be for while authentication is off; loopback ones always are. */
+  boundHost?: string
+  allowedHosts?: readonly string[]
   /** True once shutdown has begun: everything but health is then refused. */
   draining?: () => boolean
   onAnswer?: (route: string, method: string, status: number, durationMs: number) => void
@@ -131,7 +135,11 @@ export function buildApp(deps: AppDeps): BuiltApp {
   const read = bodyParser(buffers)
   parseBodies(app, read)
   decorateRequests(app, deps.authenticator)
+  // A client that closes its half behind its request still reads the answer. Who only waits for something ends: see whenGone.
+  Reflect.set(app.server, 'httpAllowHalfOpen', true)
   const cap = capConnections(app.server, deps.connectionsMax)
+  const sites = sitesOf(deps)
+  refuseStrangers(app, sites)
   admitRequests(app, deps, cap)
   allowOrigins(app as unknown as FastifyInstance, deps.corsOrigins)
   identifyRequests(app, deps.authenticator, answerUnknown)
@@ -145,9 +153,10 @@ export function buildApp(deps: AppDeps): BuiltApp {
       deps.onUnreadClosed?.()
     },
   })
-  const path = beforeFramework(app, deps, cap, buffers)
+  const path = beforeFramework(app, deps, { cap, sites, buffers })
   const door = new Door()
   guardRequests(app.server, door, isProbe)
+  refuseTunnels(app.server)
   // Node's own answer, 417, has no body: it is refused like everything else.
   app.server.on('checkExpectation', (request, response) => app.server.emit('request', request, response))
   return { app, door, shortPath: path, buffers, readBody: read }
@@ -174,12 +183,22 @@ function holdAnswers(app: App, buffers: Buffers): void {
   })
 }
 
-function beforeFramework(app: App, deps: AppDeps, cap: ConnectionCap, buffers: Buffers): ShortPath {
+interface Doormen {
+  cap: ConnectionCap
+  sites: OwnSites | null
+  buffers: Buffers
+}
+
+function beforeFramework(app: App, deps: AppDeps, { cap, sites, buffers }: Doormen): ShortPath {
   const path = shortPath({
     authenticator: deps.authenticator,
     buffers,
     bodyLimitBytes: deps.bodyLimitBytes,
-    declines: (request) => deps.draining?.() === true || cap.isBeyond(request),
+    declines: (request) =>
+      deps.draining?.() === true ||
+      cap.isBeyond(request) ||
+      hasTwoHosts(request) ||
+      (sites !== null && !sites.isForUs(request)),
     headers: [...everyAnswer, ...(variesByOrigin(deps.corsOrigins) ? ['vary', 'Origin'] : [])],
     onFault: (fault, traceId, route) => deps.log.error({ err: fault, trace_id: traceId, route }, 'request failed'),
     onAnswer: (route, status, durationMs) => deps.onAnswer?.(route, 'POST', status, durationMs),
@@ -275,12 +294,34 @@ function isUnmet({ headers, httpVersionMinor }: IncomingMessage): boolean {
   return headers.expect !== undefined && httpVersionMinor === 1 && !/100-continue/i.test(headers.expect)
 }
 
-/** First hook: headers of every answer, and what is refused whoever asks. */
-function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
+/** Null: authentication is on, and no page of a stranger has a key. */
+function sitesOf({ authenticator, boundHost = '127.0.0.1', allowedHosts = [], corsOrigins }: AppDeps): OwnSites | null {
+  return authenticator.enabled ? null : ownSites({ boundHost, allowedHosts, corsOrigins })
+}
+
+const readingMethods = new Set(['GET', 'HEAD', 'OPTIONS'])
+
+/** First hook: headers of every answer, and requests that are not for this server or not from its pages. */
+function refuseStrangers(app: App, sites: OwnSites | null): void {
   app.addHook('onRequest', (request, reply, done) => {
     request.response = reply.raw
     reply.header('x-request-id', request.id)
     reply.header(...everyAnswer)
+    if (hasTwoHosts(request.raw)) {
+      sendProblem(reply, headerProblem('host', 'There are several Host headers.', 'must be given once'))
+      return
+    }
+    const { anyHost, consumes } = request.routeOptions.config
+    if (sites === null || anyHost === true) return done()
+    const problem = sites.refusal(request.raw, consumes === true || !readingMethods.has(request.method))
+    if (problem === undefined) return done()
+    sendProblem(reply, problem)
+  })
+}
+
+/** What is refused whoever asks. */
+function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
+  app.addHook('onRequest', (request, reply, done) => {
     if (request.routeOptions.config.neverShed === true) return done()
     if (deps.draining?.() === true) {
       closeAfter(request, reply)
@@ -302,6 +343,11 @@ function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
     }
     if (request.headers.host === undefined && request.raw.httpVersionMinor === 1) {
       sendProblem(reply, headerProblem('host', 'The Host header is missing.', 'is required'))
+      return
+    }
+    if (request.headers['transfer-encoding'] !== undefined && request.raw.httpVersionMinor === 0) {
+      reply.header('connection', 'close')
+      sendProblem(reply, headerProblem('transfer-encoding', 'HTTP/1.0 has no chunks.', 'needs HTTP/1.1'))
       return
     }
     if (isUnmet(request.raw)) {

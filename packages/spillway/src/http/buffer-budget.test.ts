@@ -4,7 +4,7 @@ import { BufferBudget, type BufferKind, type Hold } from './buffer-budget.js'
 const MiB = 1_048_576
 /** Reserve 8 MiB, share of an identity 8 MiB, the rest 56 MiB. */
 const total = 64 * MiB
-const never = new AbortController().signal
+const never = () => new AbortController().signal
 
 function budgetOf(options: { waitMs?: number } = {}) {
   const refused: BufferKind[] = []
@@ -173,7 +173,7 @@ describe('reservations', () => {
     const { budget, refused } = budgetOf({ waitMs: 30 })
     const held = [await budget.reserve('a', page, never), await budget.reserve('a', page, never)]
     const leaving = new AbortController()
-    const left = budget.reserve('a', page, leaving.signal)
+    const left = budget.reserve('a', page, () => leaving.signal)
     const late = budget.reserve('a', page, never)
     leaving.abort()
     expect(await left).toBeNull()
@@ -189,7 +189,13 @@ describe('reservations', () => {
     const { budget } = budgetOf()
     const held = [await budget.reserve('a', page, never), await budget.reserve('a', page, never)]
     let bytes = 2 * MiB
-    const waiting = Array.from({ length: 50 }, () => budget.reserve('a', () => bytes, new AbortController().signal))
+    const waiting = Array.from({ length: 50 }, () =>
+      budget.reserve(
+        'a',
+        () => bytes,
+        () => new AbortController().signal,
+      ),
+    )
     bytes = 1_000
     held[0]?.settle(0)
     const got = await Promise.all(waiting)

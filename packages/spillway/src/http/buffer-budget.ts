@@ -89,19 +89,19 @@ export class BufferBudget {
 
   /**
    * Space for an answer whose size is not known yet; `Hold.settle` ends the estimate. Waits where that helps, and then asks for the
-   * estimate again: it may have become smaller. Null: there is no room, or `gone` fired.
+   * estimate again: it may have become smaller. Null: there is no room, or the signal of `gone`, asked for only by who waits, fired.
    */
-  reserve(identity: string, estimate: () => number, gone: AbortSignal): Hold | null | Promise<Hold | null> {
+  reserve(identity: string, estimate: () => number, gone: () => AbortSignal): Hold | null | Promise<Hold | null> {
     const bytes = estimate()
     const isFirst = (this.#accounts.get(identity)?.waiting ?? 0) === 0
     const hold = isFirst ? this.#reserveNow(identity, bytes) : null
     if (hold !== null) return hold
-    if (gone.aborted) return null
     if (!this.#mayComeFree(identity, bytes) || this.#waiting.length >= waitingMax) {
       this.#onRefused('out')
       return null
     }
-    return this.#wait(identity, estimate, gone)
+    const left = gone()
+    return left.aborted ? null : this.#wait(identity, estimate, left)
   }
 
   /** @internal For Hold. */

@@ -4,7 +4,9 @@ import type { Readable } from 'node:stream'
 import type { FastifyInstance } from 'fastify'
 import type { Door } from '../pressure/door.js'
 import { newTraceId } from '../telemetry/trace.js'
+import { lastInLine, outlastsTimeout, Pipelines } from './pipelines.js'
 import { type Problem, rawProblemAnswer } from './problem.js'
+import { traceIdOf } from './trace.js'
 
 /**
  * Connections beyond the cap are still read, so that health answers and everyone else is told 503; beyond this many
@@ -23,6 +25,8 @@ export function capConnections(server: Server, connectionsMax: number): Connecti
   server.maxConnections = connectionsMax + connectionsReserve
   server.on('connection', (socket: Socket) => {
     open++
+    // Each of its requests that waits listens for its end.
+    socket.setMaxListeners(0)
     if (open > connectionsMax) beyond.add(socket)
     socket.once('close', () => {
       open--
@@ -33,20 +37,25 @@ export function capConnections(server: Server, connectionsMax: number): Connecti
 
 /**
  * Puts the door before whoever answers requests so far. What is never shed (G8) does not wait at it: probes are few, and
- * cheap to answer.
+ * cheap to answer. Those behind other requests of the same socket are not: they wait like the rest.
  */
 export function guardRequests(server: Server, door: Door, isNeverShed: (url: string) => boolean = () => false): void {
   const listeners = server.listeners('request') as RequestListener[]
   server.removeAllListeners('request')
+  const pass = (request: IncomingMessage, response: ServerResponse): void =>
+    door.pass(() => {
+      // Who left while it waited needs no answer.
+      if (!response.destroyed) look(request, response)
+    })
+  const look = (request: IncomingMessage, response: ServerResponse): void => {
+    for (const listener of listeners) listener.call(server, request, response)
+  }
+  const pipelines = new Pipelines(pass)
   server.on('request', (request, response) => {
     dropUnwanted(request)
-    const look = (): void => {
-      // Who left while it waited needs no answer.
-      if (response.destroyed) return
-      for (const listener of listeners) listener.call(server, request, response)
-    }
-    if (isNeverShed(request.url ?? '')) look()
-    else door.pass(look)
+    if (response.socket === null) pipelines.add(request, response)
+    else if (isNeverShed(request.url ?? '')) look(request, response)
+    else pass(request, response)
   })
 }
 
@@ -96,19 +105,42 @@ export function answerOf(socket: Socket): Partial<ServerResponse> | null {
 }
 
 /**
- * Answers what the HTTP parser refuses or gives up waiting for, and closes. Half an answer may be on the wire already:
- * a second one behind it would be read as its body.
+ * Answers what the HTTP parser refuses or gives up waiting for, and closes. Whole requests before it on the same socket get
+ * their answers first. Half an answer may be on the wire already: a second one behind it would be read as its body.
  */
 export function answerClientFault(this: FastifyInstance, fault: ConnectionFault, socket: Socket): void {
+  if (fault.code === 'ERR_HTTP_REQUEST_TIMEOUT' && outlastsTimeout(socket)) return
+  if (fault.code === 'ECONNRESET' || !socket.writable) return void socket.destroy()
+  const last = lastInLine(socket) ?? answerOf(socket)
+  if (last?.req?.complete !== true) return void refuseUnread(this, fault, socket)
+  // The parser refuses each further chunk again.
+  if (refused.has(socket)) return
+  refused.add(socket)
+  last.once?.('close', () => refuseUnread(this, fault, socket))
+}
+
+const refused = new WeakSet<Socket>()
+
+function refuseUnread({ log }: FastifyInstance, { code }: ConnectionFault, socket: Socket): void {
   const answer = answerOf(socket)
-  if (fault.code === 'ECONNRESET' || !socket.writable || answer?.headersSent === true) {
-    socket.destroy()
-    return
-  }
-  const problem = problemOf(fault.code)
+  if (!socket.writable || answer?.headersSent === true) return void socket.destroy()
   const traceId = newTraceId()
-  this.log.debug({ trace_id: traceId, fault: fault.code }, 'connection refused by the HTTP parser')
-  socket.end(rawProblemAnswer(problem, traceId, answer?.req?.url), () => lingerThenDestroy(socket))
+  log.debug({ trace_id: traceId, fault: code }, 'connection refused by the HTTP parser')
+  socket.end(rawProblemAnswer(problemOf(code), traceId, answer?.req?.url), () => lingerThenDestroy(socket))
+}
+
+const anyMethod = 'GET, HEAD, POST, PUT, PATCH, DELETE'
+
+/** CONNECT asks for a tunnel, which is nothing that this server has. Node leaves the socket to the listener alone. */
+export function refuseTunnels(server: Server): void {
+  server.on('connect', (request: IncomingMessage, socket: Socket) => {
+    socket.on('error', () => socket.destroy())
+    // Answers to requests before it are not finished.
+    if (answerOf(socket) !== null) return void socket.destroy()
+    const problem: Problem = { code: 'method_not_allowed', detail: `CONNECT is not supported. Use ${anyMethod}.` }
+    const traceId = traceIdOf(request.headers.traceparent)
+    socket.end(rawProblemAnswer(problem, traceId, '/', { allow: anyMethod }), () => lingerThenDestroy(socket))
+  })
 }
 
 /** How long the rest of a refused request is read and thrown away, in milliseconds. */
@@ -171,15 +203,40 @@ export function discardRest(request: IncomingMessage): void {
 }
 
 /**
- * Fires when the client leaves before its answer. Made only for those who wait: an AbortController costs as much as parsing
- * the body, and firing one as much again.
+ * Calls back once when the client of an unfinished answer has left, or at once if it has already. A half-close (FIN) counts: a
+ * client that was killed sends the same, so nobody is to be waited for on its behalf. Returns what ends the watch.
  */
-export function goneSignal(response: ServerResponse): AbortSignal {
+export function whenGone(response: ServerResponse, leave: () => void): () => void {
+  const { socket } = response.req
+  const stop = (): void => {
+    response.off('close', left)
+    socket.off('end', left)
+  }
+  const left = (): void => {
+    stop()
+    if (!response.writableFinished) leave()
+  }
+  if (response.destroyed || socket.readableEnded) {
+    left()
+    return stop
+  }
+  response.once('close', left)
+  socket.once('end', left)
+  return stop
+}
+
+/**
+ * Fires when the client leaves before its answer. `wait`: for who only waits, with the client's half-close already. `work`:
+ * once no answer can reach it. Made only for those who need it: an AbortController costs as much as parsing the body, and
+ * firing one as much again.
+ */
+export function goneSignal(response: ServerResponse, during: 'wait' | 'work'): AbortSignal {
   const gone = new AbortController()
   const leave = (): void => {
     if (!response.writableFinished) gone.abort()
   }
-  if (response.closed) leave()
+  if (during === 'wait') whenGone(response, leave)
+  else if (response.destroyed) leave()
   else response.once('close', leave)
   return gone.signal
 }

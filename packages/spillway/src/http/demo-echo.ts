@@ -1,7 +1,8 @@
+import type { ServerResponse } from 'node:http'
 import { limits } from '@spillway/protocol/wire'
-import type { FastifyRequest } from 'fastify'
 import Type from 'typebox'
 import type { App, BodyParser } from './app.js'
+import { whenGone } from './connections.js'
 import { sendProblem } from './problem.js'
 
 const Query = Type.Object({
@@ -15,19 +16,16 @@ const Query = Type.Object({
 
 const echoedHeaders = ['content-type', 'idempotency-key', 'traceparent', 'user-agent'] as const
 
-/** Resolves after the delay, or at once when the client leaves; tells which. */
-function clientStayed(request: FastifyRequest, delayMs: number): Promise<boolean> {
+/** Resolves after the delay, or at once when the client leaves. */
+function delayed(delayMs: number, response: ServerResponse): Promise<void> {
   return new Promise((resolve) => {
-    const { socket } = request.raw
-    const leave = () => {
+    const end = () => {
       clearTimeout(timer)
-      resolve(false)
+      unwatch()
+      resolve()
     }
-    const timer = setTimeout(() => {
-      socket.off('close', leave)
-      resolve(true)
-    }, delayMs)
-    socket.once('close', leave)
+    const timer = setTimeout(end, delayMs)
+    const unwatch = whenGone(response, () => setImmediate(end))
   })
 }
 
@@ -58,10 +56,9 @@ export function addDemoEcho(app: App, readBody: BodyParser, random: () => number
       },
       handler: async (request, reply) => {
         const { delay_ms: delayMs = 0, fail } = request.query
-        if (delayMs > 0 && !(await clientStayed(request, delayMs))) {
-          reply.hijack()
-          return
-        }
+        if (delayMs > 0) await delayed(delayMs, reply.raw)
+        // Nobody can be answered.
+        if (reply.raw.destroyed) return void reply.hijack()
         const status = statusOf(fail, random)
         if (status === 503 || status === 429) {
           return sendProblem(reply, { code: status === 503 ? 'overloaded' : 'rate_limited', detail: 'As you asked.' })

@@ -47,7 +47,7 @@ export function mountedRoute(mounted: Mount, body: TSchema): FastifyRoute {
       const proceed = (entry: Awaited<ReturnType<typeof mounted.enter>>): void => {
         if (!entry.ok) return void setImmediate(send, reply, entry.wire)
         // A client that left while a place was taken for it: its close has been told already.
-        if (reply.raw.closed) return void entry.entered.leave()
+        if (reply.raw.destroyed) return void entry.entered.leave()
         ;(request.raw as Carrier)[entryKey] = entry.entered
         reply.raw.once('close', entry.entered.leave)
         done()
@@ -67,7 +67,10 @@ export function mountedRoute(mounted: Mount, body: TSchema): FastifyRoute {
       if (hash !== undefined) entered.digest = uuidOfDigest(hash.digest('hex'))
       // An app's own hooks may have changed the body: there is a text only where nobody else has had it.
       const { bodyText } = request as { bodyText?: string }
-      return send(reply, await mounted.submit(entered, request.body, () => goneSignal(reply.raw), bodyText))
+      return send(
+        reply,
+        await mounted.submit(entered, request.body, (during) => goneSignal(reply.raw, during), bodyText),
+      )
     },
   }
 }

@@ -87,8 +87,9 @@ export function answerFault(fault: unknown, request: FastifyRequest, reply: Fast
     request.log.error({ err: fault, trace_id: request.id, route: request.routeOptions.url }, 'request failed')
     problem = internalFault
   }
-  // Fastify closes after every parser error; only a body that is still coming calls for that.
-  reply.removeHeader('connection')
+  // Fastify closes after every parser error; only a body that is still coming calls for that. And a client that has closed
+  // its half: with the header removed Node would forget that this answer is its last.
+  if (request.raw.socket.readableEnded !== true) reply.removeHeader('connection')
   discardRest(request.raw)
   sendProblem(reply, problem)
 }

@@ -35,7 +35,7 @@ const notReadyRetryAfterMs = 1_000
 
 export function addHealth(app: App, deps: HealthDeps): void {
   const states = (): [string, CheckState][] => Object.entries(deps.checks).map(([name, check]) => [name, check()])
-  const probe = { public: true, neverShed: true } as const
+  const probe = { public: true, neverShed: true, anyHost: true } as const
 
   const live = () => {
     const current = states()
@@ -75,7 +75,9 @@ export function addHealth(app: App, deps: HealthDeps): void {
     },
   )
 
-  const guarded = deps.protectMetrics ? ({ role: ['metrics', 'view'], neverShed: true } as const) : probe
+  const guarded = deps.protectMetrics
+    ? ({ role: ['metrics', 'view'], neverShed: true } as const)
+    : ({ public: true, neverShed: true } as const)
   for (const url of metricsUrls) {
     app.get(url, { config: guarded, schema: { ...schema, summary: 'Prometheus text format' } }, async (_, reply) => {
       const text = await deps.metrics.render()

@@ -22,6 +22,9 @@ export interface Entered {
 
 export type Entry = { ok: true; entered: Entered } | { ok: false; wire: Wire }
 
+/** See goneSignal in connections.ts. */
+export type Gone = (during: 'wait' | 'work') => AbortSignal
+
 export interface Mount {
   readonly bound: Bound
   enter(request: IntakeRequest): Entry | Promise<Entry>
@@ -29,7 +32,7 @@ export interface Mount {
    * `gone`: a signal that fires when the client leaves; asked for only if the answer is waited for. `text`: the body as
    * it came, if the caller has it. It is stored as it is, so that what is only carried is not changed.
    */
-  submit(entered: Entered, body: unknown, gone: () => AbortSignal, text?: string): Promise<Wire>
+  submit(entered: Entered, body: unknown, gone: Gone, text?: string): Promise<Wire>
 }
 
 const noPreferences = parsePreferences(undefined)
@@ -86,7 +89,7 @@ export function mount(intake: Intake, bound: Bound): Mount {
       request,
       ...(key.key !== undefined && { idempotencyKey: key.key }),
       respondAsync: preferences.respondAsync,
-      ...(waitMs !== undefined && { waitMs, signal: gone() }),
+      ...(waitMs !== undefined && { waitMs, signal: gone('wait') }),
     })
     return toWire(bound, answer, preferences, waitMs !== undefined)
   }

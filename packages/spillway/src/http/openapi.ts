@@ -1,7 +1,7 @@
-import type { FastifyInstance, FastifySchema, RouteOptions } from 'fastify'
+import type { FastifyBaseLogger, FastifyInstance, FastifySchema, RouteOptions } from 'fastify'
 import type { App } from './app.js'
 import { answerFault } from './faults.js'
-import { sendProblem } from './problem.js'
+import { type Problem, sendProblem } from './problem.js'
 import { traceIdOf } from './trace.js'
 
 interface DocumentedRoute {
@@ -15,20 +15,39 @@ function isDocumented({ url, method, schema }: RouteOptions): boolean {
   return schema !== undefined && method !== 'HEAD' && !url.includes('*')
 }
 
+const nothingHere: Problem = { code: 'not_found', detail: 'There is nothing at this path.' }
+
+/** A path that the file server refuses to look up: with `..`, a NUL or a dot file. Its errors carry a status. */
+function isRefusedPath(fault: unknown): boolean {
+  if (!(fault instanceof Error) || !('statusCode' in fault)) return false
+  return fault.statusCode === 400 || fault.statusCode === 403 || fault.statusCode === 404
+}
+
 /**
  * The documentation is an application of its own, built on the first request for it: the generator and the page are
  * not loaded, nor their memory taken, by a server that nobody asks. It sees the same schemas as the routes.
  */
-async function buildDocumentation(routes: readonly DocumentedRoute[], version: string): Promise<FastifyInstance> {
-  const [{ default: Fastify }, { default: swagger }, { default: swaggerUi }] = await Promise.all([
+async function buildDocumentation(
+  routes: readonly DocumentedRoute[],
+  version: string,
+  log: FastifyBaseLogger,
+): Promise<FastifyInstance> {
+  const [{ default: Fastify, LogController }, { default: swagger }, { default: swaggerUi }] = await Promise.all([
     import('fastify'),
     import('@fastify/swagger'),
     import('@fastify/swagger-ui'),
   ])
-  const documentation = Fastify({ logger: false, genReqId: ({ headers }) => traceIdOf(headers.traceparent) })
-  documentation.setErrorHandler(answerFault)
+  const documentation = Fastify({
+    loggerInstance: log,
+    logController: new LogController({ disableRequestLogging: true }),
+    genReqId: ({ headers }) => traceIdOf(headers.traceparent),
+  })
+  documentation.setErrorHandler((fault, request, reply) => {
+    if (isRefusedPath(fault)) sendProblem(reply, nothingHere)
+    else answerFault(fault, request, reply)
+  })
   documentation.setNotFoundHandler((_, reply) => {
-    sendProblem(reply, { code: 'not_found', detail: 'There is nothing at this path.' })
+    sendProblem(reply, nothingHere)
   })
   // Only described, never called: nothing is to be compiled.
   documentation.setValidatorCompiler(() => () => true)
@@ -86,7 +105,7 @@ export function addOpenApi(app: App, version: string): void {
 
   let documentation: Promise<FastifyInstance> | undefined
   const load = () => {
-    documentation ??= buildDocumentation(routes, version).catch((fault: unknown) => {
+    documentation ??= buildDocumentation(routes, version, app.log).catch((fault: unknown) => {
       // The next request tries again.
       documentation = undefined
       throw fault

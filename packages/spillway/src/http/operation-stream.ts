@@ -3,6 +3,7 @@ import type { Intake } from '../pipeline/intake.js'
 import type { Ticket } from '../store/port.js'
 import { LogFault, type StreamRecord } from '../streams/port.js'
 import type { Follower } from '../streams/relay.js'
+import { goneSignal } from './connections.js'
 import { operationView } from './operation-view.js'
 import { sendProblem } from './problem.js'
 
@@ -38,8 +39,7 @@ export async function followOperation(
   }
   const output = (await outputOf?.(first.id, has.after)) ?? null
   followers++
-  const gone = new AbortController()
-  reply.raw.once('close', () => gone.abort())
+  const gone = goneSignal(reply.raw, 'wait')
   reply.hijack()
   const { raw } = reply
   raw.writeHead(200, {
@@ -53,13 +53,13 @@ export async function followOperation(
   const write = async (text: string): Promise<void> => {
     writtenAt = performance.now()
     // A reader that does not read is waited for, not buffered for.
-    if (!raw.write(text)) await drainedOrGone(raw, gone.signal)
+    if (!raw.write(text)) await drainedOrGone(raw, gone)
   }
-  gone.signal.addEventListener('abort', () => output?.close(), { once: true })
+  gone.addEventListener('abort', () => output?.close(), { once: true })
   const reached = { after: has.after }
   const putOut = output === null ? Promise.resolve(true) : tellOutput(output, reached, write)
   try {
-    for (let ticket: Ticket | null = first; ticket !== null && !gone.signal.aborted; ) {
+    for (let ticket: Ticket | null = first; ticket !== null && !gone.aborted; ) {
       const isFinished: boolean = ticket.finishedAt !== null
       // Who has the id of the last status will not be told more, so what is left of the output comes first.
       const isWhole = !isFinished || output === null || (!intake.isDraining && (await restOf(output, putOut)))
@@ -72,8 +72,8 @@ export async function followOperation(
         await write(':\n')
       }
       if (isFinished) break
-      const finished: Ticket | null = await intake.waiters.wait(ticket.id, lookMs, gone.signal)
-      if (gone.signal.aborted || intake.isDraining) break
+      const finished: Ticket | null = await intake.waiters.wait(ticket.id, lookMs, gone)
+      if (gone.aborted || intake.isDraining) break
       ticket = finished ?? (await intake.store.ticket(ticket.id).catch(() => ticket))
     }
   } finally {
@@ -142,6 +142,7 @@ function drainedOrGone(raw: NodeJS.WritableStream, gone: AbortSignal): Promise<v
       gone.removeEventListener('abort', done)
       resolve()
     }
+    if (gone.aborted) return resolve()
     raw.once('drain', done)
     gone.addEventListener('abort', done, { once: true })
   })

@@ -18,6 +18,7 @@ import { isUuid } from '../operations/operation-id.js'
 import type { Intake } from '../pipeline/intake.js'
 import type { Ticket, TicketFilter } from '../store/port.js'
 import { jsonOf } from './carried-json.js'
+import { goneSignal } from './connections.js'
 import { Refusal } from './faults.js'
 import { followOperation, type OutputOf } from './operation-stream.js'
 import { deadLetterView, operationView } from './operation-view.js'
@@ -190,9 +191,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         if (ticket === null) return notFound(reply)
         const waitMs = (request.query.wait ?? 0) * 1_000
         if (waitMs === 0 || isFinished(ticket)) return operationView(ticket)
-        const gone = new AbortController()
-        reply.raw.once('close', () => gone.abort())
-        const finished = await intake.waiters.wait(id, waitMs, gone.signal)
+        const finished = await intake.waiters.wait(id, waitMs, goneSignal(reply.raw, 'wait'))
         return operationView(finished ?? (await store.ticket(id)) ?? ticket)
       },
     )

@@ -152,11 +152,17 @@ const objectCodes: Partial<Record<ProblemCode, string>> = {
 }
 
 /** A whole HTTP/1.1 answer, closing the connection. `target`: of its request, where so much of it was understood. */
-export function rawProblemAnswer(problem: Problem, traceId: string, target = '/'): string {
+export function rawProblemAnswer(
+  problem: Problem,
+  traceId: string,
+  target = '/',
+  more: Record<string, string> = {},
+): string {
   const instance = pathOf(target)
   const { status, headers, body } = toldProblem(problem, { instance, traceId }, formAt(instance))
   const all = {
     ...headers,
+    ...more,
     'content-length': String(Buffer.byteLength(body)),
     'x-request-id': traceId,
     'x-content-type-options': 'nosniff',

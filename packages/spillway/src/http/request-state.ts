@@ -30,6 +30,10 @@ declare module 'fastify' {
     neverShed?: true
     /** Its body may use the space that is kept for acks, whatever its size. */
     isAck?: true
+    /** Answered whatever the Host header says (health): probes may come by any name. */
+    anyHost?: true
+    /** Takes something although its method is GET: not for pages of other sites. */
+    consumes?: true
     /** How the clients of this route read problems, where that is not as a problem document alone. */
     tellsError?: TellsError
   }

@@ -120,6 +120,8 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     connectionsMax: config.server.connectionsMax,
     bufferBytesMax: config.server.bufferBytesMax,
     corsOrigins: config.server.corsOrigins,
+    boundHost: config.server.host,
+    allowedHosts: config.server.allowedHosts,
     draining: () => intake?.isDraining ?? false,
     onAnswer: (route, method, status, durationMs) => {
       metrics.httpRequests.labels(route, method, String(status)).inc()

@@ -26,7 +26,7 @@ export interface ShortPathDeps {
   authenticator: Authenticator
   buffers: Buffers
   bodyLimitBytes: number
-  /** Whether the framework has to answer this one: draining, too many connections. */
+  /** Whether the framework has to answer this one: draining, too many connections, a Host that is not ours. */
   declines(request: IncomingMessage): boolean
   /** Names and values that every answer carries, in turn. */
   headers: readonly string[]
@@ -112,6 +112,7 @@ function isOrdinary({ headers }: IncomingMessage, bodyLimitBytes: number): boole
     plainType.test(headers['content-type']) &&
     headers['content-encoding'] === undefined &&
     headers.origin === undefined &&
+    headers['sec-fetch-site'] === undefined &&
     headers.expect === undefined &&
     headers.host !== undefined
   )
@@ -154,7 +155,7 @@ class Passage {
 
   #read(entered: Entered, mounted: Mount): void {
     // A client that left while a place was taken for it: its close has been told already.
-    if (this.#response.closed) return void entered.leave()
+    if (this.#response.destroyed) return void entered.leave()
     this.#response.once('close', entered.leave)
     const { bodyLimitBytes = this.#deps.bodyLimitBytes } = this.#route
     const identity = this.#asked.user.id
@@ -175,7 +176,9 @@ class Passage {
       const body = parseStrictJson(bytes)
       if (!body.ok)
         return this.#refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: [body.fault] })
-      mounted.submit(entered, body.value, () => goneSignal(this.#response), body.text).then(this.#send, this.#fail)
+      mounted
+        .submit(entered, body.value, (during) => goneSignal(this.#response, during), body.text)
+        .then(this.#send, this.#fail)
     })
   }
 

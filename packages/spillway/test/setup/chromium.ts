@@ -19,10 +19,13 @@ export function findChromium(): { program: string } | { missing: string } {
   return { missing }
 }
 
-/** Its profile is a temporary folder, gone when it is closed. */
-export function launchChromium(): Promise<Browser> {
+/** Its profile is a temporary folder, gone when it is closed. `args`: more of them. */
+export function launchChromium(args: readonly string[] = []): Promise<Browser> {
   const found = findChromium()
   if ('missing' in found) throw new Error(found.missing)
   // In a container there are no namespaces for its sandbox, and often too little shared memory. What it opens is ours.
-  return chromium.launch({ executablePath: found.program, args: ['--no-sandbox', '--disable-dev-shm-usage'] })
+  return chromium.launch({
+    executablePath: found.program,
+    args: ['--no-sandbox', '--disable-dev-shm-usage', ...args],
+  })
 }

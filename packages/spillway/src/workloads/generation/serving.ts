@@ -10,6 +10,7 @@ import {
 } from '@spillway/protocol/wire'
 import type { AppReply as Reply } from '../../http/app.js'
 import { releaseBody } from '../../http/buffers.js'
+import { whenGone } from '../../http/connections.js'
 import { type Problem, sendProblem } from '../../http/problem.js'
 import type { SseConnection } from '../../http/sse.js'
 import { type EndKind, LogFault, type Standing, type StreamEntry, type StreamRecord } from '../../index.js'
@@ -267,17 +268,16 @@ export class Serving {
 
   /** Counts it as read here, from now until it is let go: it has ended, or its client left. */
   #hold(delivery: Delivery, raw: ServerResponse): () => void {
-    const left = (): void => {
-      if (!raw.writableFinished) delivery.close()
-    }
-    raw.once('close', left)
     this.#open++
     this.#parts.watch.add(delivery)
     if (this.#draining) delivery.fail(failures.draining)
-    // Before there was somebody to hear of it.
-    if (raw.destroyed) delivery.close()
+    const unwatch = whenGone(raw, () => {
+      delivery.close()
+      // Half-closed only, it would wait for an answer that never comes.
+      raw.destroy()
+    })
     return () => {
-      raw.removeListener('close', left)
+      unwatch()
       delivery.start()
       delivery.close()
       const isLast = this.#parts.watch.remove(delivery)

@@ -26,6 +26,14 @@ export interface PopRequest {
   from: string | null
 }
 
+/** Who asked. */
+export interface PopClient {
+  /** No answer can reach it. */
+  isCut(): boolean
+  /** Fires when it half-closes, too. */
+  goneSignal(): AbortSignal
+}
+
 export interface PoppedMessage {
   id: string
   transactionId: string
@@ -166,22 +174,30 @@ export class Consume {
   }
 
   /** Null: there was nothing for `waitMs`; with 0 it looks once. */
-  async pop(request: PopRequest, waitMs: number, gone: AbortSignal): Promise<HandedOut | null> {
-    if (waitMs === 0) return (await this.#look(request, gone)).handedOut
+  async pop(request: PopRequest, waitMs: number, client: PopClient): Promise<HandedOut | null> {
+    if (waitMs === 0) return (await this.#look(request, client.isCut, client.goneSignal)).handedOut
+    const gone = client.goneSignal()
     const { queue, group, partition, namespace, task } = request
     const { signal: over, clear } = deadline(waitMs, gone)
     try {
-      return await this.#waitFor(request, { queue, group, partition, namespace, task }, over, gone)
+      return await this.#waitFor(request, { queue, group, partition, namespace, task }, over, client.isCut, gone)
     } finally {
       clear()
     }
   }
 
-  async #waitFor(request: PopRequest, place: Place, over: AbortSignal, gone: AbortSignal): Promise<HandedOut | null> {
-    for (;;) {
+  /** The first look is answered even if the client half-closes meanwhile; what it only waited for is not taken then. */
+  async #waitFor(
+    request: PopRequest,
+    place: Place,
+    over: AbortSignal,
+    isCut: () => boolean,
+    gone: AbortSignal,
+  ): Promise<HandedOut | null> {
+    for (let hasLeft = isCut; ; hasLeft = () => gone.aborted) {
       // Before the look: what comes between the two is not missed.
       const { woken, leave } = this.arrivals.wait(place, over)
-      const { handedOut, dueMs } = await this.#look(request, gone).catch((fault: unknown) => {
+      const { handedOut, dueMs } = await this.#look(request, hasLeft, () => gone).catch((fault: unknown) => {
         leave()
         throw fault
       })
@@ -196,12 +212,16 @@ export class Consume {
   }
 
   /** Nothing is taken without the space for it. While it waits for messages it holds none. */
-  async #look(request: PopRequest, gone: AbortSignal): Promise<{ handedOut: HandedOut | null; dueMs: number | null }> {
+  async #look(
+    request: PopRequest,
+    hasLeft: () => boolean,
+    gone: () => AbortSignal,
+  ): Promise<{ handedOut: HandedOut | null; dueMs: number | null }> {
     for (;;) {
       const reserved = this.#reserve(request, gone)
       const space = reserved instanceof Promise ? await reserved : reserved
       if (space === null) {
-        if (gone.aborted) return { handedOut: null, dueMs: null }
+        if (gone().aborted) return { handedOut: null, dueMs: null }
         throw new Refusal(this.#options.buffers.noRoom)
       }
       let isHandedOver = false
@@ -209,7 +229,7 @@ export class Consume {
         const taking: Taking = { ...request, lease: randomUUID(), bytes: space.bytes }
         const { popped, dueMs, more, missing } = await this.#pops.submit(taking)
         await this.#joinAll(missing, request, popped !== null)
-        if (popped === null && (missing.length > 0 || more) && !gone.aborted) continue
+        if (popped === null && (missing.length > 0 || more) && !hasLeft()) continue
         if (popped === null) {
           this.#sizes.foundEmpty(sizesKey(request))
           return { handedOut: null, dueMs }
@@ -218,7 +238,8 @@ export class Consume {
         const readable = await this.#readable(popped)
         // All of it was put aside: there may be more.
         if (readable === null) continue
-        if (gone.aborted) {
+        // What is settled cannot be handed back: its answer is the only chance that somebody gets it.
+        if (readable.leaseId !== '' && hasLeft()) {
           await this.#handBack(readable)
           return { handedOut: null, dueMs: null }
         }
@@ -232,7 +253,7 @@ export class Consume {
     }
   }
 
-  #reserve(request: PopRequest, gone: AbortSignal): Hold | null | Promise<Hold | null> {
+  #reserve(request: PopRequest, gone: () => AbortSignal): Hold | null | Promise<Hold | null> {
     const key = sizesKey(request)
     const estimate = (): number => this.#sizes.estimate(key, request.batch, this.#options.pageBytesMax)
     return this.#options.buffers.budget.reserve(request.identity, estimate, gone)

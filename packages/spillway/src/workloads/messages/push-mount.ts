@@ -41,7 +41,7 @@ export function pushMount(intake: IntakeApi, push: Push): Mount {
         respondAsync: preferences.respondAsync,
         ...(key.key !== undefined && { idempotencyKey: key.key }),
         ...(key.key !== undefined && text !== undefined && { keyedOn: digestUuid(text) }),
-        ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone() }),
+        ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone('wait') }),
       })
       if (pushed.kind === 'results' && !pushed.replayed) push.count(pushed.results)
       return toWire(pushed, preferences, intake.core.queueDepth)

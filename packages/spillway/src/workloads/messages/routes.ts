@@ -132,7 +132,7 @@ function addPops(app: App, workload: MessagesWorkload): void {
           autoAck: query.autoAck === true,
         },
         waitMs,
-        goneSignal(reply.raw),
+        { isCut: () => reply.raw.destroyed, goneSignal: () => goneSignal(reply.raw, 'wait') },
       )
       if (handedOut === null) return reply.code(204).send()
       buffers.bindReserved(request.raw, reply.raw, handedOut.space)
@@ -148,7 +148,7 @@ function addPops(app: App, workload: MessagesWorkload): void {
     }
   }
   // A HEAD would take messages that nobody gets to see.
-  const route = { config: { role: 'consume', tellsError: true }, exposeHeadRoute: false } as const
+  const route = { config: { role: 'consume', tellsError: true, consumes: true }, exposeHeadRoute: false } as const
   const summary = 'Take messages: 204 when there are none'
   for (const url of ['/api/v1/pop/queue/:queue', '/api/v1/pop/queue/:queue/partition/:partition']) {
     app.get<{ Params: Static<typeof PopPlace>; Querystring: Query }>(

@@ -111,7 +111,7 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
       const first = await visible(request, request.params.id)
       if (first === null) return notFound(reply)
       if (version === undefined || first.version !== version) return toStatus(first)
-      const { signal, clear } = deadline(Math.round(wait * 1_000), goneSignal(reply.raw))
+      const { signal, clear } = deadline(Math.round(wait * 1_000), goneSignal(reply.raw, 'wait'))
       try {
         for (;;) {
           const sign = watch.wait(first.petition_id, version, signal)

@@ -10,7 +10,7 @@ import Type from 'typebox'
 import type { Wire } from '../../http/answer.js'
 import { toWire } from '../../http/answer.js'
 import { operatesAll } from '../../http/identity.js'
-import { type Entered, type Mount, mount } from '../../http/mount.js'
+import { type Entered, type Gone, type Mount, mount } from '../../http/mount.js'
 import { parseIdempotencyKey, parsePreferences } from '../../http/preferences.js'
 import type { Problem } from '../../http/problem.js'
 import {
@@ -200,7 +200,7 @@ export class Gateway {
         const answer = await core.submit(bound, {
           ...{ body: task, text, identity, request, respondAsync: true },
           ...(key.key === undefined ? keyInBody(task, text) : { idempotencyKey: key.key }),
-          ...(waitSeconds !== undefined && { waitMs: waitSeconds * 1_000, signal: gone() }),
+          ...(waitSeconds !== undefined && { waitMs: waitSeconds * 1_000, signal: gone('wait') }),
         })
         return toWire(bound, answer, preferences, waitSeconds !== undefined)
       },
@@ -265,7 +265,7 @@ export class Gateway {
     return { ok: true, task, text: text ?? JSON.stringify(task) }
   }
 
-  async #decideHere(entered: Entered, { task, text }: CameTask, gone: () => AbortSignal): Promise<Wire> {
+  async #decideHere(entered: Entered, { task, text }: CameTask, gone: Gone): Promise<Wire> {
     const { core } = this.#deps.intake
     const bound = core.bound(this.#decide)
     const { request, identity } = entered
@@ -276,7 +276,7 @@ export class Gateway {
     const answer = await core.submit(bound, {
       ...{ body: task, text, identity, request, respondAsync: preferences.respondAsync },
       ...(key.key !== undefined && { idempotencyKey: key.key }),
-      ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone() }),
+      ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone('wait') }),
       // Of several with one request id the first runs, and the others wait for it as long as it would.
       ...(isPlain && { waitMs: core.settings.directWaitMs }),
     })
@@ -286,7 +286,7 @@ export class Gateway {
     return answered(answer.result as RouteAnswer, wire.answer.headers)
   }
 
-  async #decideThere({ request, identity }: Entered, came: CameTask, gone: () => AbortSignal): Promise<Wire> {
+  async #decideThere({ request, identity }: Entered, came: CameTask, gone: Gone): Promise<Wire> {
     const { broker, intake, log } = this.#deps
     if (broker === null) throw new Error('there is no broker')
     const key = parseIdempotencyKey(request.headers['idempotency-key'])
@@ -303,7 +303,7 @@ export class Gateway {
     try {
       const headers: Record<string, string> = { traceparent: request.traceparent }
       if (key.key !== undefined) headers['Spillway-Idempotency-Key'] = digestUuid(`${identity}\0${key.key}`)
-      const reply = await broker.ask({ data, headers, deadlineMs: Date.now() + decideMs }, decideMs, gone())
+      const reply = await broker.ask({ data, headers, deadlineMs: Date.now() + decideMs }, decideMs, gone('work'))
       return answered(JSON.parse(Buffer.from(reply).toString()) as RouteAnswer, told.answer.headers)
     } catch (fault) {
       if (!(fault instanceof BrokerFault)) throw fault
