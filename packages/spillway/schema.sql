@@ -63,6 +63,7 @@ CREATE TABLE cancels (
   asked_at timestamp with time zone NOT NULL,
   CONSTRAINT cancels_pkey PRIMARY KEY (id)
 );
+CREATE INDEX cancels_asked ON spillway.cancels USING btree (asked_at);
 
 CREATE TABLE connection_pools (
   pool text NOT NULL,
@@ -153,6 +154,7 @@ CREATE TABLE history (
 CREATE INDEX history_id ON ONLY spillway.history USING btree (id);
 
 CREATE TABLE history_rest PARTITION OF history DEFAULT;
+CREATE INDEX history_rest_finished ON spillway.history_rest USING btree (finished_at);
 
 CREATE TABLE history_spans (
   name text NOT NULL,
@@ -168,8 +170,8 @@ CREATE TABLE idempotency (
   answer json,
   expires_at timestamp with time zone NOT NULL,
   CONSTRAINT idempotency_pkey PRIMARY KEY (key)
-) WITH (autovacuum_vacuum_scale_factor=0.02, fillfactor=80);
-CREATE INDEX idempotency_expires ON spillway.idempotency USING brin (expires_at);
+) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0.02, fillfactor=80);
+CREATE INDEX idempotency_expires ON spillway.idempotency USING btree (expires_at);
 
 CREATE TABLE lanes (
   id uuid NOT NULL,
@@ -182,10 +184,12 @@ CREATE TABLE lanes (
   running boolean DEFAULT false NOT NULL,
   pace_ms real,
   moved_at timestamp with time zone NOT NULL,
+  sweep_at timestamp with time zone DEFAULT (clock() + '01:00:00'::interval) NOT NULL,
   CONSTRAINT lanes_check CHECK (((head >= 0) AND (head <= tail))),
   CONSTRAINT lanes_check1 CHECK (((depth >= 0) AND (depth <= (tail - head)))),
   CONSTRAINT lanes_pkey PRIMARY KEY (id)
 ) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0.05, fillfactor=50);
+CREATE INDEX lanes_sweep ON spillway.lanes USING btree (sweep_at);
 
 CREATE TABLE leases (
   fence bigint NOT NULL,
@@ -279,6 +283,8 @@ CREATE TABLE mq_groups (
   name text NOT NULL,
   mode text NOT NULL,
   since timestamp with time zone NOT NULL,
+  reached uuid,
+  starts timestamp with time zone,
   created_at timestamp with time zone NOT NULL,
   CONSTRAINT mq_groups_pkey PRIMARY KEY (id),
   CONSTRAINT mq_groups_queue_fkey FOREIGN KEY (queue) REFERENCES mq_queues(id) ON DELETE CASCADE,
@@ -324,6 +330,7 @@ CREATE TABLE mq_partitions (
   CONSTRAINT mq_partitions_pkey PRIMARY KEY (id),
   CONSTRAINT mq_partitions_queue_fkey FOREIGN KEY (queue) REFERENCES mq_queues(id) ON DELETE CASCADE
 ) WITH (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, fillfactor=50);
+CREATE INDEX mq_partitions_in_turn ON spillway.mq_partitions USING btree (queue, id);
 CREATE INDEX mq_partitions_queue ON spillway.mq_partitions USING btree (queue, name);
 
 CREATE TABLE mq_queues (
@@ -365,6 +372,7 @@ CREATE TABLE mq_ready (
   partition uuid NOT NULL,
   grp integer NOT NULL,
   at timestamp with time zone NOT NULL,
+  head bigint,
   CONSTRAINT mq_ready_pkey PRIMARY KEY (partition, grp)
 ) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=2000);
 CREATE INDEX mq_ready_order ON spillway.mq_ready USING btree (grp, at);
@@ -452,6 +460,7 @@ CREATE TABLE petition_blocks (
   CONSTRAINT petition_blocks_pkey PRIMARY KEY (submitter)
 ) WITH (fillfactor=50);
 CREATE INDEX petition_blocks_pending ON spillway.petition_blocks USING btree (minute) WHERE (pending > 0);
+CREATE INDEX petition_blocks_told ON spillway.petition_blocks USING btree (minute) WHERE (pending = 0);
 
 CREATE TABLE petition_states (
   state text NOT NULL,
@@ -493,9 +502,10 @@ CREATE TABLE rates (
   counts integer[] NOT NULL,
   total integer NOT NULL,
   expires_at timestamp with time zone NOT NULL,
+  sweep_at timestamp with time zone NOT NULL,
   CONSTRAINT rates_pkey PRIMARY KEY (key)
-) WITH (autovacuum_vacuum_scale_factor=0.05, fillfactor=50);
-CREATE INDEX rates_expires ON spillway.rates USING brin (expires_at);
+) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0.05, fillfactor=50);
+CREATE INDEX rates_sweep ON spillway.rates USING btree (sweep_at);
 
 CREATE TABLE ready (
   lane uuid NOT NULL,
@@ -623,6 +633,13 @@ CREATE TABLE streams (
 CREATE INDEX streams_born ON spillway.streams USING btree (born_at);
 CREATE INDEX streams_ended ON spillway.streams USING btree (ended_at) WHERE (ended_at IS NOT NULL);
 
+CREATE TABLE sweep_turn (
+  one boolean DEFAULT true NOT NULL,
+  next_at timestamp with time zone NOT NULL,
+  CONSTRAINT sweep_turn_one_check CHECK (one),
+  CONSTRAINT sweep_turn_pkey PRIMARY KEY (one)
+) WITH (fillfactor=50);
+
 CREATE TABLE tallies (
   worker uuid NOT NULL,
   part smallint NOT NULL,
@@ -638,6 +655,7 @@ CREATE TABLE workers (
   started_at timestamp with time zone NOT NULL,
   until timestamp with time zone NOT NULL,
   running json DEFAULT '{}'::json NOT NULL,
+  announced jsonb DEFAULT '{}'::jsonb NOT NULL,
   CONSTRAINT workers_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
@@ -740,8 +758,8 @@ BEGIN
                    WHERE v_out[coalesce(u.item, u.i)] = 0 GROUP BY u.ix) x ON x.ix = k.i;
     END IF;
     WITH up AS (
-      INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at)
-      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + k.keep * interval '1 minute' FROM unnest(p_rate_key, v_rasked, p_rate_minutes, p_rate_keep) k(key, n, win, keep)
+      INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at, sweep_at)
+      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + k.keep * interval '1 minute', t + k.keep * interval '1 minute' FROM unnest(p_rate_key, v_rasked, p_rate_minutes, p_rate_keep) k(key, n, win, keep)
       ON CONFLICT (key) DO UPDATE SET
         minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
           THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
@@ -1032,7 +1050,7 @@ BEGIN
   END LOOP;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.alert_sweep(p_days integer, p_rows integer)
+CREATE OR REPLACE FUNCTION spillway.alert_sweep(p_days integer, p_rows integer, p_most integer)
  RETURNS integer
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -1044,8 +1062,8 @@ DECLARE
 BEGIN
   IF NOT pg_try_advisory_xact_lock(hashtext('spillway.alert_sweep'), hashtext(current_schema())) THEN RETURN NULL; END IF;
   UPDATE alerts a SET delivery = 'failed' WHERE a.delivery = 'waiting' AND NOT EXISTS (SELECT FROM ops o WHERE o.id = a.operation);
-  DELETE FROM alerts a WHERE a.delivery <> 'waiting'
-    AND (a.at < t - make_interval(days => p_days) OR a.seq <= (SELECT b.seq FROM alerts b ORDER BY b.seq DESC OFFSET p_rows LIMIT 1));
+  DELETE FROM alerts d WHERE d.seq = ANY (ARRAY(SELECT a.seq FROM alerts a WHERE a.delivery <> 'waiting'
+    AND (a.at < t - make_interval(days => p_days) OR a.seq <= (SELECT b.seq FROM alerts b ORDER BY b.seq DESC OFFSET p_rows LIMIT 1)) ORDER BY a.seq LIMIT p_most));
   GET DIAGNOSTICS v_n = ROW_COUNT;
   DELETE FROM alert_states s WHERE s.status = 'resolved' AND s.at < t - make_interval(days => p_days);
   RETURN v_n;
@@ -1074,6 +1092,9 @@ AS $function$
     WHERE l.id = r.lane AND o.priority = r.priority AND o.stamp = r.stamp)
   UNION ALL SELECT format('lane %s is ready with another name, or a head or caution that would pass an operation by', r.lane) FROM ready r JOIN lanes l ON l.id = r.lane
     WHERE r.queue <> l.queue OR r.partition <> l.partition OR EXISTS (SELECT FROM ops o WHERE o.lane = l.id AND (o.seq <= r.head OR o.seq <= l.careful AND NOT r.careful))
+  UNION ALL SELECT format('lane %s is ready under %s, which is not its head''s type, or nobody''s label', r.lane, r.type) FROM ready r
+    WHERE (strpos(r.type, ' ') > 0 AND NOT EXISTS (SELECT FROM workers w WHERE w.announced ? r.type))
+      OR split_part(r.type, ' ', 1) IS DISTINCT FROM (SELECT o.type FROM lanes l, ops o WHERE l.id = r.lane AND o.lane = l.id AND o.seq > l.head ORDER BY o.seq LIMIT 1)
   UNION ALL SELECT format('lease %s belongs to nobody', l.fence) FROM leases l WHERE NOT EXISTS (SELECT FROM workers w WHERE w.id = l.worker)
   UNION ALL SELECT format('type %s: %s operations, %s tallied', coalesce(o.type, t.type), coalesce(o.n, 0), coalesce(t.n, 0))
     FROM (SELECT type, count(*) AS n FROM ops GROUP BY type) o FULL JOIN (SELECT type, sum(n) AS n FROM tallies WHERE type <> '!dead' GROUP BY type) t USING (type)
@@ -1196,7 +1217,7 @@ BEGIN
   IF EXISTS (SELECT FROM pauses) THEN
     -- They are claimed to be parked by the settlement. Virtual time goes by what is served: these must not move it.
     SELECT array_agg(x.held), max(x.stamp) FILTER (WHERE NOT x.held) INTO v_held, v_stamp FROM (
-      SELECT u.stamp, EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = u.type
+      SELECT u.stamp, EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = split_part(u.type, ' ', 1)
         ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS held
       FROM unnest(v_stamps, v_queues, v_partitions, v_types) u(stamp, queue, partition, type)) x;
   END IF;
@@ -1297,12 +1318,12 @@ AS $function$
     WHERE l.worker = p_worker AND NOT l.fence = ANY (p_known) AND l.claimed_at < clock() - interval '12 seconds'), false)
 $function$;
 
-CREATE OR REPLACE FUNCTION spillway.enlist(p_worker uuid, p_name text, p_lease_ms bigint)
+CREATE OR REPLACE FUNCTION spillway.enlist(p_worker uuid, p_name text, p_lease_ms bigint, p_announced jsonb)
  RETURNS void
  LANGUAGE sql
  SET search_path TO 'spillway'
 AS $function$
-  INSERT INTO workers (id, name, started_at, until) VALUES (p_worker, p_name, clock(), clock() + p_lease_ms * interval '1 ms')
+  INSERT INTO workers (id, name, started_at, until, announced) VALUES (p_worker, p_name, clock(), clock() + p_lease_ms * interval '1 ms', p_announced)
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.gate_register(p_name text, p_full_at bigint, p_resume_below bigint)
@@ -1670,8 +1691,11 @@ AS $function$
 DECLARE
   v_n bigint := 0; v_gone bigint; v_tail bigint; r record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
-  FOR r IN SELECT p.id, p.queue FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
-    INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue ORDER BY g.id ON CONFLICT (partition, grp) DO NOTHING;
+  -- Nobody joins meanwhile.
+  PERFORM mq_guard(ARRAY(SELECT q.id FROM mq_queues q WHERE q.name = p_queue), false);
+  FOR r IN SELECT p.id FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
+    -- A cursor for whoever may take from it at this moment, to lock; the others stand at the end, or begin behind it.
+    INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, x.grp, 0 FROM mq_ready x WHERE x.partition = r.id ORDER BY x.grp ON CONFLICT (partition, grp) DO NOTHING;
     PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
     SELECT v_leases || coalesce(array_agg(c.lease), '{}'), v_parts || coalesce(array_agg(r.id), '{}') INTO v_leases, v_parts FROM mq_cursors c WHERE c.partition = r.id AND c.lease IS NOT NULL;
     UPDATE mq_partitions p SET low = p.tail, holes = '{}', mark = p.tail WHERE p.id = r.id RETURNING p.tail INTO v_tail;
@@ -1734,7 +1758,7 @@ AS $function$
 BEGIN
   IF EXISTS (SELECT FROM mq_leases l WHERE l.until <= clock()) THEN PERFORM mq_expire(NULL, 1000); END IF;
   RETURN QUERY SELECT u.queue, u.grp FROM unnest(p_queues, p_groups) u(queue, grp) JOIN mq_queues q ON q.name = u.queue LEFT JOIN mq_groups g ON g.queue = q.id AND g.name = u.grp
-    WHERE g.id IS NULL OR EXISTS (SELECT FROM mq_ready r WHERE r.grp = g.id AND r.at <= clock());
+    WHERE g.id IS NULL OR g.reached IS NOT NULL OR EXISTS (SELECT FROM mq_ready r WHERE r.grp = g.id AND r.at <= clock());
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_end(p_partition uuid, p_grp integer, p_done bigint[] DEFAULT '{}'::bigint[])
@@ -1838,6 +1862,12 @@ BEGIN
   RETURN v_there;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.mq_head(p_cursor bigint, p_ready bigint, p_reached uuid, p_partition uuid, p_low bigint, p_tail bigint)
+ RETURNS bigint
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+RETURN COALESCE(p_cursor, p_ready, CASE WHEN (p_partition > p_reached) THEN p_low ELSE p_tail END);
+
 CREATE OR REPLACE FUNCTION spillway.mq_holes(p_holes bigint[], p_behind bigint, p_done bigint[])
  RETURNS bigint
  LANGUAGE sql
@@ -1846,7 +1876,7 @@ AS $function$
   SELECT CASE WHEN p_holes = '{}' THEN 0 ELSE (SELECT count(*) FROM unnest(p_holes) h WHERE h > p_behind AND NOT h = ANY (p_done)) END
 $function$;
 
-CREATE OR REPLACE FUNCTION spillway.mq_pop(p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch integer, p_partitions integer, p_auto boolean, p_lease uuid, p_mode text, p_from timestamp with time zone, OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix integer[], OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[], OUT payloads text, OUT created_ms bigint[], OUT tries integer[], OUT due_ms bigint, OUT leased boolean, OUT more boolean, OUT missing integer[])
+CREATE OR REPLACE FUNCTION spillway.mq_pop(p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch integer, p_partitions integer, p_auto boolean, p_lease uuid, p_mode text, p_from timestamp with time zone, p_bytes integer, p_flush integer, OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix integer[], OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[], OUT payloads text, OUT created_ms bigint[], OUT tries integer[], OUT due_ms bigint, OUT leased boolean, OUT more boolean, OUT missing integer[])
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -1861,13 +1891,16 @@ AS $function$
 DECLARE
   t timestamptz := clock();
   q mq_queues; c mq_cursors; v_grp int; v_part uuid; v_name text; v_pushed timestamptz; v_left int; v_limit int; v_tail bigint;
-  m record; v_due timestamptz; v_first timestamptz; v_old timestamptz; v_most int := 1000;
+  m record; v_due timestamptz; v_first timestamptz; v_old timestamptz; v_most int := 1000; v_reached uuid; v_head bigint; v_at timestamptz; v_bytes bigint := 0;
+  v_flushed bigint := nullif(current_setting('spillway.popped_bytes', true), '');
 BEGIN
-  ix := '{}'; payloads := ''; more := false;
+  ix := '{}'; payloads := ''; more := v_flushed >= p_flush;
+  IF more THEN RETURN; END IF;
+  more := false;
   IF p_queue IS NOT NULL AND p_mode <> 'all' THEN PERFORM mq_queue(p_queue); END IF;
   FOR q IN SELECT x.* FROM mq_queues x WHERE CASE WHEN p_queue IS NOT NULL THEN x.name = p_queue
       ELSE (p_namespace IS NULL OR x.namespace = p_namespace) AND (p_task IS NULL OR x.task = p_task) END ORDER BY x.priority DESC, x.name LOOP
-    SELECT g.id INTO v_grp FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
+    SELECT g.id, g.reached INTO v_grp, v_reached FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
     IF NOT FOUND THEN
       missing := missing || q.id;
     END IF;
@@ -1879,19 +1912,19 @@ BEGIN
     END IF;
     v_left := p_batch; parts := '{}'; names := '{}'; leased := false;
     LOOP
-      EXIT WHEN v_left <= 0 OR cardinality(parts) >= p_partitions OR octet_length(payloads) >= 16777216;
+      EXIT WHEN v_left <= 0 OR cardinality(parts) >= p_partitions OR v_bytes >= p_bytes;
       IF p_partition IS NULL THEN
-        DELETE FROM mq_ready r WHERE r.ctid = (SELECT x.ctid FROM mq_ready x WHERE x.grp = v_grp AND x.at <= t ORDER BY x.at LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING r.partition INTO v_part;
+        DELETE FROM mq_ready r WHERE r.ctid = (SELECT x.ctid FROM mq_ready x WHERE x.grp = v_grp AND x.at <= t ORDER BY x.at LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING r.partition, r.at, r.head INTO v_part, v_at, v_head;
       ELSE
         EXIT WHEN cardinality(parts) > 0;
         DELETE FROM mq_ready r WHERE r.ctid = (SELECT x.ctid FROM mq_partitions p JOIN mq_ready x ON x.partition = p.id AND x.grp = v_grp AND x.at <= t
-          WHERE p.queue = q.id AND p.name = p_partition FOR UPDATE OF x SKIP LOCKED) RETURNING r.partition INTO v_part;
+          WHERE p.queue = q.id AND p.name = p_partition FOR UPDATE OF x SKIP LOCKED) RETURNING r.partition, r.at, r.head INTO v_part, v_at, v_head;
       END IF;
       EXIT WHEN v_part IS NULL;
       SELECT p.name, p.pushed_at INTO v_name, v_pushed FROM mq_partitions p WHERE p.id = v_part;
       SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
       IF NOT FOUND THEN
-        INSERT INTO mq_cursors (partition, grp, head) VALUES (v_part, v_grp, 0) ON CONFLICT (partition, grp) DO NOTHING;
+        INSERT INTO mq_cursors (partition, grp, head) VALUES (v_part, v_grp, coalesce(v_head, 0)) ON CONFLICT (partition, grp) DO NOTHING;
         SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
       END IF;
       -- Its lease says when there is more.
@@ -1914,18 +1947,24 @@ BEGIN
         END IF;
       END IF;
       v_limit := CASE WHEN c.careful > c.head THEN 1 ELSE v_left END;
-      -- What is due is a beginning of what is there, and so is what an answer has room for (16 MiB, but always one).
+      -- What is due is a beginning of what is there, and so is what the answer has room for.
       SELECT array_agg(x.seq) AS seqs, array_agg(x.id) AS ids, array_agg(x.transaction_id) AS txs, array_agg(x.trace_id) AS traces, array_agg(x.sealed) AS sealed,
           string_agg(x.payload, E'\x1e' ORDER BY x.seq) AS payloads, array_agg((extract(epoch FROM x.created_at) * 1000)::bigint) AS created,
-          array_agg(coalesce((c.tries->>(x.seq::text))::int, 0)) AS tries
+          array_agg(coalesce((c.tries->>(x.seq::text))::int, 0)) AS tries, max(x.bytes) AS bytes
         INTO m FROM (
           SELECT y.*, sum(octet_length(y.payload)) OVER (ORDER BY y.seq) AS bytes, row_number() OVER (ORDER BY y.seq) AS n FROM (
             SELECT z.seq, z.id, z.transaction_id, z.trace_id, z.sealed, z.payload, z.created_at FROM mq_messages z
             WHERE z.partition = v_part AND z.seq > c.head AND (c.done = '{}' OR NOT z.seq = ANY (c.done)) AND (z.grp IS NULL OR z.grp = v_grp)
             ORDER BY z.seq LIMIT v_limit
           ) y WHERE q.delay_seconds = 0 OR y.created_at <= t - q.delay_seconds * interval '1 second'
-        ) x WHERE x.n = 1 OR x.bytes <= 16777216;
+        ) x WHERE x.bytes <= p_bytes - v_bytes OR x.n = 1 AND v_bytes = 0;
       IF m.seqs IS NULL THEN
+        -- Due, but there is no room for it.
+        IF v_bytes > 0 AND (SELECT q.delay_seconds = 0 OR z.created_at <= t - q.delay_seconds * interval '1 second' FROM mq_messages z
+            WHERE z.partition = v_part AND z.seq > c.head AND NOT z.seq = ANY (c.done) AND (z.grp IS NULL OR z.grp = v_grp) ORDER BY z.seq LIMIT 1) THEN
+          INSERT INTO mq_ready (partition, grp, at) VALUES (v_part, v_grp, v_at);
+          EXIT;
+        END IF;
         -- Nothing is there, or nothing is due. What is gone is not waited for; the lock keeps the tail where it is.
         SELECT p.tail INTO v_tail FROM mq_partitions p WHERE p.id = v_part FOR SHARE;
         SELECT z.created_at INTO v_first FROM mq_messages z WHERE z.partition = v_part AND z.seq > c.head AND NOT z.seq = ANY (c.done) AND (z.grp IS NULL OR z.grp = v_grp) ORDER BY z.seq LIMIT 1;
@@ -1951,10 +1990,17 @@ BEGIN
       ids := ids || m.ids; transactions := transactions || m.txs; traces := traces || m.traces; sealed := sealed || m.sealed;
       payloads := CASE WHEN payloads = '' THEN m.payloads ELSE payloads || E'\x1e' || m.payloads END;
       created_ms := created_ms || m.created; tries := tries || m.tries;
-      v_left := v_left - cardinality(m.seqs);
+      v_left := v_left - cardinality(m.seqs); v_bytes := v_bytes + m.bytes;
     END LOOP;
+    -- Others wait behind what it has joined so far: it goes on joining whatever it found. One partition may have joined by itself.
+    IF v_reached IS NOT NULL AND (p_partition IS NULL OR cardinality(parts) = 0 AND NOT EXISTS (SELECT FROM mq_partitions p LEFT JOIN mq_cursors x ON x.partition = p.id AND x.grp = v_grp
+        WHERE p.queue = q.id AND p.name = p_partition AND (p.id <= v_reached OR x.head IS NOT NULL))) THEN
+      missing := ARRAY[q.id];
+    END IF;
     IF cardinality(parts) > 0 THEN
       queue := q.name; namespace := q.namespace; task := q.task;
+      -- Small ones are bounded by their number.
+      IF v_bytes > 65536 THEN PERFORM set_config('spillway.popped_bytes', (coalesce(v_flushed, 0) + v_bytes)::text, true); END IF;
       IF leased THEN
         INSERT INTO mq_leases (id, grp, until, partitions) VALUES (p_lease, v_grp, t + q.lease_seconds * interval '1 second',
           ARRAY(SELECT x.partition FROM mq_cursors x WHERE x.partition = ANY (parts) AND x.grp = v_grp AND x.lease = p_lease));
@@ -2086,11 +2132,12 @@ BEGIN
 
   -- 5. Groups that had read everything have something to read. A statement of its own: what the partition's lock waited for
   -- is seen here.
-  INSERT INTO mq_ready (partition, grp, at)
-  SELECT p.id, g.id, t + greatest(q.delay_seconds, q.window_seconds) * interval '1 second'
+  INSERT INTO mq_ready (partition, grp, at, head)
+  SELECT p.id, g.id, t + greatest(q.delay_seconds, q.window_seconds) * interval '1 second', CASE WHEN c.head IS NULL THEN p.tail - p.n END
   FROM unnest(v_parts, v_tails, v_counts, v_owners) p(id, tail, n, queue) JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = p.queue
     LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
-  WHERE p.n > 0 AND c.lease IS NULL AND coalesce(c.head, 0) >= p.tail - p.n
+  WHERE p.n > 0 AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= p.tail - p.n
+    ELSE p.id > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x WHERE x.partition = p.id AND x.grp = g.id) IS NULL END
   ON CONFLICT (partition, grp) DO NOTHING;
   -- Who waits elsewhere is told with the commit; while all groups have something to read, nobody waits.
   IF FOUND OR v_new THEN PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners))); END IF;
@@ -2177,8 +2224,12 @@ BEGIN
     VALUES (d.partition, v_tail, d.message_id, d.transaction_id, d.trace_id, v_grp, d.sealed, d.payload, date_trunc('milliseconds', clock()));
   DELETE FROM mq_dead x WHERE x.id = p_id;
   UPDATE mq_queues q SET size_most = q.size_most + 1 WHERE q.id = v_queue AND q.size_most IS NOT NULL;
-  INSERT INTO mq_ready (partition, grp, at) SELECT d.partition, g.id, clock() FROM mq_groups g LEFT JOIN mq_cursors c ON c.partition = d.partition AND c.grp = g.id
-    WHERE g.queue = v_queue AND c.lease IS NULL AND coalesce(c.head, 0) >= v_tail - 1 ON CONFLICT (partition, grp) DO NOTHING;
+  -- As a push does.
+  INSERT INTO mq_ready (partition, grp, at, head) SELECT d.partition, g.id, clock(), CASE WHEN c.head IS NULL THEN v_tail - 1 END
+    FROM mq_groups g LEFT JOIN mq_cursors c ON c.partition = d.partition AND c.grp = g.id
+    WHERE g.queue = v_queue AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= v_tail - 1
+      ELSE d.partition > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x WHERE x.partition = d.partition AND x.grp = g.id) IS NULL END
+    ON CONFLICT (partition, grp) DO NOTHING;
   PERFORM mq_tell(ARRAY[d.queue]);
   queue := d.queue; partition := d.partition; message_id := d.message_id; transaction_id := d.transaction_id;
   RETURN NEXT;
@@ -2218,7 +2269,8 @@ DECLARE
   v_queue int; v_grp int; r record; v_head bigint; v_lease uuid; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
   SELECT q.id, g.id INTO v_queue, v_grp FROM mq_queues q JOIN mq_groups g ON g.queue = q.id WHERE q.name = p_queue AND g.name = p_group;
-  IF NOT FOUND THEN RETURN; END IF;
+  -- Nobody joins meanwhile.
+  IF NOT FOUND OR NOT mq_guard(ARRAY[v_queue], false) THEN RETURN; END IF;
   UPDATE mq_queues q SET size_most = NULL WHERE q.id = v_queue AND q.size_most IS NOT NULL;
   moved := 0;
   FOR r IN SELECT p.id, p.tail, p.low FROM mq_partitions p WHERE p.queue = v_queue AND (p_after IS NULL OR p.id > p_after) ORDER BY p.id LIMIT p_partitions LOOP
@@ -2240,32 +2292,61 @@ CREATE OR REPLACE FUNCTION spillway.mq_size(p_queue integer)
  SET search_path TO 'spillway'
 AS $function$
   SELECT coalesce(sum(p.tail - b.behind - mq_holes(p.holes, b.behind, '{}')), 0)::bigint FROM mq_partitions p CROSS JOIN LATERAL (
-    SELECT greatest(p.low, (SELECT min(coalesce(c.head, 0)) FROM mq_groups g LEFT JOIN mq_cursors c ON c.grp = g.id AND c.partition = p.id WHERE g.queue = p_queue)) AS behind
+    SELECT greatest(p.low, mq_slowest(p_queue, p.id, p.low, p.tail)) AS behind
   ) b WHERE p.queue = p_queue
 $function$;
 
-CREATE OR REPLACE FUNCTION spillway.mq_subscribe(p_queue integer, p_group text, p_mode text, p_from timestamp with time zone)
+CREATE OR REPLACE FUNCTION spillway.mq_slowest(p_queue integer, p_partition uuid, p_low bigint, p_tail bigint)
+ RETURNS bigint
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'spillway'
+AS $function$
+  SELECT min(mq_head(c.head, r.head, g.reached, p_partition, p_low, p_tail)) FROM mq_groups g
+    LEFT JOIN mq_cursors c ON c.partition = p_partition AND c.grp = g.id LEFT JOIN mq_ready r ON r.partition = p_partition AND r.grp = g.id WHERE g.queue = p_queue
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_start(p_partition uuid, p_low bigint, p_starts timestamp with time zone)
+ RETURNS bigint
+ LANGUAGE sql
+ STABLE
+RETURN CASE WHEN (p_starts IS NULL) THEN p_low ELSE mq_before(p_partition, p_starts) END;
+
+CREATE OR REPLACE FUNCTION spillway.mq_subscribe(p_queue integer, p_group text, p_mode text, p_from timestamp with time zone, p_partition text DEFAULT NULL::text, p_most integer DEFAULT NULL::integer, p_slice integer DEFAULT 500)
  RETURNS integer
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
 #variable_conflict use_column
 DECLARE
-  v_id int;
+  g mq_groups; v_last uuid; v_head bigint;
 BEGIN
+  -- Without the guard, for which pushes wait, where there is nothing to do.
+  SELECT x.* INTO g FROM mq_groups x WHERE x.queue = p_queue AND x.name = p_group AND x.reached IS NULL;
+  IF FOUND THEN RETURN g.id; END IF;
   IF NOT mq_guard(ARRAY[p_queue], true) THEN RETURN NULL; END IF;
-  SELECT g.id INTO v_id FROM mq_groups g WHERE g.queue = p_queue AND g.name = p_group;
-  IF FOUND THEN RETURN v_id; END IF;
-  -- The slowest group says how much a queue holds.
-  UPDATE mq_queues q SET size_most = NULL WHERE q.id = p_queue AND q.size_most IS NOT NULL;
-  INSERT INTO mq_groups (queue, name, mode, since, created_at) VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()), clock()) RETURNING id INTO v_id;
-  INSERT INTO mq_cursors (partition, grp, head)
-    SELECT p.id, v_id, CASE p_mode WHEN 'all' THEN p.low WHEN 'new' THEN p.tail ELSE mq_before(p.id, p_from) END
-    FROM mq_partitions p WHERE p.queue = p_queue AND (p_mode <> 'all' OR p.low > 0);
-  -- The oldest partitions first.
-  INSERT INTO mq_ready (partition, grp, at) SELECT p.id, v_id, p.created_at FROM mq_partitions p LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = v_id
-    WHERE p.queue = p_queue AND greatest(p.low, coalesce(c.head, 0)) < p.tail ORDER BY p.created_at, p.name;
-  RETURN v_id;
+  SELECT x.* INTO g FROM mq_groups x WHERE x.queue = p_queue AND x.name = p_group;
+  IF NOT FOUND THEN
+    IF p_most <= (SELECT count(*) FROM mq_groups x WHERE x.queue = p_queue) THEN RETURN 0; END IF;
+    -- The slowest group says how much a queue holds.
+    UPDATE mq_queues q SET size_most = NULL WHERE q.id = p_queue AND q.size_most IS NOT NULL;
+    INSERT INTO mq_groups (queue, name, mode, since, reached, starts, created_at) VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()),
+      CASE WHEN p_mode = 'all' OR p_mode = 'time' AND p_from <= date_trunc('milliseconds', clock()) THEN '00000000-0000-0000-0000-000000000000'::uuid END, CASE WHEN p_mode = 'time' THEN p_from END, clock()) RETURNING * INTO g;
+  END IF;
+  IF g.reached IS NULL THEN RETURN g.id; END IF;
+  IF p_partition IS NOT NULL THEN
+    INSERT INTO mq_cursors (partition, grp, head) SELECT p.id, g.id, mq_start(p.id, p.low, g.starts) FROM mq_partitions p
+      WHERE p.queue = p_queue AND p.name = p_partition AND p.id > g.reached ON CONFLICT (partition, grp) DO NOTHING RETURNING partition, head INTO v_last, v_head;
+    IF FOUND THEN PERFORM mq_requeue(v_last, g.id, v_head, NULL); END IF;
+    IF EXISTS (SELECT FROM mq_partitions p WHERE p.queue = p_queue AND p.name = p_partition) THEN RETURN g.id; END IF;
+  END IF;
+  SELECT p.id INTO v_last FROM mq_partitions p WHERE p.queue = p_queue AND p.id > g.reached ORDER BY p.id OFFSET p_slice - 1 LIMIT 1;
+  -- The oldest partitions come first.
+  INSERT INTO mq_ready (partition, grp, at, head) SELECT p.id, g.id, p.created_at, s.head FROM mq_partitions p LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
+      CROSS JOIN LATERAL (SELECT mq_start(p.id, p.low, g.starts) AS head) s
+    WHERE p.queue = p_queue AND p.id > g.reached AND p.id > v_last IS NOT TRUE AND c.head IS NULL AND s.head < p.tail ORDER BY p.created_at, p.name;
+  UPDATE mq_groups x SET reached = v_last WHERE x.id = g.id;
+  RETURN g.id;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_sweep(p_most integer, p_after uuid, p_partitions integer, OUT removed bigint, OUT given_up bigint, OUT traces bigint, OUT last uuid)
@@ -2279,14 +2360,17 @@ DECLARE
   r record; c record; v_min bigint; v_upto bigint; v_gone bigint;
 BEGIN
   removed := 0; given_up := 0;
-  FOR r IN SELECT p.id, p.queue, p.low, p.mark, p.marked_at, q.retention_enabled, q.retention_seconds, q.completed_retention_seconds, q.max_wait_seconds
+  FOR r IN SELECT p.id, p.queue, p.low, p.tail, p.mark, p.marked_at, q.retention_enabled, q.retention_seconds, q.completed_retention_seconds, q.max_wait_seconds
            FROM mq_queues q JOIN mq_partitions p ON p.queue = q.id WHERE (q.retention_enabled OR q.max_wait_seconds > 0) AND p.low < p.tail AND (p_after IS NULL OR p.id > p_after)
            ORDER BY p.id LIMIT p_partitions LOOP
     EXIT WHEN removed >= p_most OR given_up >= p_most;
     last := r.id;
-    IF r.max_wait_seconds > 0 THEN
+    -- Where a group joins at this moment, the next round gives up what waited too long.
+    IF r.max_wait_seconds > 0 AND pg_try_advisory_xact_lock_shared(hashtext('spillway.groups.' || current_schema()), r.queue) THEN
       v_upto := mq_before(r.id, t - r.max_wait_seconds * interval '1 second');
-      INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, 0 FROM mq_groups g WHERE g.queue = r.queue AND v_upto > r.low ON CONFLICT (partition, grp) DO NOTHING;
+      INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, h.head FROM mq_groups g LEFT JOIN mq_cursors x ON x.partition = r.id AND x.grp = g.id LEFT JOIN mq_ready y ON y.partition = r.id AND y.grp = g.id
+          CROSS JOIN LATERAL (SELECT coalesce(y.head, CASE WHEN r.id > g.reached THEN mq_start(r.id, r.low, g.starts) ELSE r.tail END) AS head) h
+        WHERE g.queue = r.queue AND v_upto > r.low AND x.head IS NULL AND h.head < v_upto ORDER BY g.id ON CONFLICT (partition, grp) DO NOTHING;
       FOR c IN SELECT x.grp FROM mq_cursors x WHERE x.partition = r.id AND x.head < v_upto AND x.lease IS NULL ORDER BY x.grp FOR UPDATE SKIP LOCKED LOOP
         given_up := given_up + mq_give_up(r.id, c.grp, v_upto, p_most);
         DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = c.grp;
@@ -2295,7 +2379,7 @@ BEGIN
     END IF;
     CONTINUE WHEN NOT r.retention_enabled;
     IF r.retention_seconds > 0 THEN removed := removed + mq_cut(r.id, mq_before(r.id, t - r.retention_seconds * interval '1 second'), p_most); END IF;
-    SELECT min(coalesce(x.head, 0)) INTO v_min FROM mq_groups g LEFT JOIN mq_cursors x ON x.grp = g.id AND x.partition = r.id WHERE g.queue = r.queue;
+    v_min := mq_slowest(r.queue, r.id, r.low, r.tail);
     IF r.completed_retention_seconds = 0 THEN
       IF v_min > r.low THEN removed := removed + mq_cut(r.id, v_min, p_most); END IF;
     ELSIF r.marked_at IS NULL OR r.marked_at <= t - r.completed_retention_seconds * interval '1 second' THEN
@@ -2540,6 +2624,24 @@ BEGIN
     'cycle_id', to_char(t AT TIME ZONE 'UTC', 'YYYY-"Q"Q'));
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.petitions_forget_blocks(p_rows integer)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_minute bigint := floor(extract(epoch FROM clock()) / 60);
+  v_n int;
+BEGIN
+  -- Not under the gate, for which petitions wait, while there is nothing to forget.
+  IF NOT EXISTS (SELECT FROM petition_blocks b WHERE b.pending = 0 AND b.minute < v_minute - 60) THEN RETURN 0; END IF;
+  PERFORM FROM gates g WHERE g.name = 'petitions' FOR UPDATE;
+  DELETE FROM petition_blocks d WHERE d.ctid = ANY (ARRAY(SELECT b.ctid FROM petition_blocks b WHERE b.pending = 0 AND b.minute < v_minute - 60 ORDER BY b.minute LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS v_n = ROW_COUNT;
+  RETURN v_n;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.petitions_submitted(p_verdicts smallint[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[], p_traces text[], p_payloads text[])
  RETURNS json[]
  LANGUAGE plpgsql
@@ -2577,8 +2679,8 @@ BEGIN
   RETURN told;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.petitions_tell_blocks(p_rows integer, OUT told integer, OUT forgotten integer)
- RETURNS record
+CREATE OR REPLACE FUNCTION spillway.petitions_tell_blocks(p_rows integer, OUT told integer)
+ RETURNS integer
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
@@ -2595,8 +2697,6 @@ BEGIN
     UPDATE petition_blocks b SET pending = 0, minute = v_minute WHERE b.submitter = ANY (v_who);
     PERFORM petitions_witness_blocks(v_who, v_counts, array_fill(''::text, ARRAY[told]));
   END IF;
-  DELETE FROM petition_blocks d WHERE d.ctid = ANY (ARRAY(SELECT b.ctid FROM petition_blocks b WHERE b.pending = 0 AND b.minute < v_minute - 60 LIMIT p_rows FOR UPDATE SKIP LOCKED));
-  GET DIAGNOSTICS forgotten = ROW_COUNT;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.petitions_witness_blocks(p_who text[], p_counts bigint[], p_traces text[])
@@ -2994,7 +3094,7 @@ BEGIN
   GET DIAGNOSTICS burials = ROW_COUNT;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.settle(p_worker uuid, p_part smallint, s_fence bigint[], s_lane uuid[], s_from bigint[], s_head bigint[], s_left bigint[], s_release boolean[], s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[], p_types text[], p_type_counts bigint[], p_gates text[], p_gate_counts bigint[], r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[], r_key uuid[], r_answer text[])
+CREATE OR REPLACE FUNCTION spillway.settle(p_worker uuid, p_part smallint, s_fence bigint[], s_lane uuid[], s_from bigint[], s_head bigint[], s_left bigint[], s_release boolean[], s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[], p_types text[], p_type_counts bigint[], p_gates text[], p_gate_counts bigint[], r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[], r_key uuid[], r_answer text[], s_leave text[])
  RETURNS bigint[]
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -3013,6 +3113,7 @@ DECLARE
   v_queues text[]; v_partitions text[]; v_heads bigint[]; v_depths bigint[]; v_careful boolean[];
   v_more boolean; v_emptied boolean; v_levels bigint[];
   v_release boolean[] := s_release;
+  v_leave text[];
   v_k int;
   v_paused boolean := pause_guard();
 BEGIN
@@ -3020,6 +3121,12 @@ BEGIN
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
   IF NOT FOUND THEN
     RETURN (SELECT array_agg(DISTINCT x) FROM unnest(s_fence) x);
+  END IF;
+  IF s_leave IS NOT NULL THEN
+    -- Whoever removes the last of them waits for us, and then finds the label that we set (worker_forget).
+    PERFORM FROM workers w WHERE w.announced ?| s_leave ORDER BY w.id FOR KEY SHARE;
+    v_leave := ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM workers w WHERE w.announced ? u.label) THEN u.label END
+      FROM unnest(s_leave) WITH ORDINALITY u(label, i) ORDER BY u.i);
   END IF;
   -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
   -- drops what is lost and comes again with the rest.
@@ -3064,9 +3171,9 @@ BEGIN
   -- What failed and comes again keeps its place.
   IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
     UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
-        not_before = t + u.retry_ms * interval '1 ms'
+        not_before = CASE WHEN u.label IS NULL THEN t + u.retry_ms * interval '1 ms' END
       FROM (
-        SELECT x.lane, n.seq, x.retry_ms, x.error FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error) x(lane, head, retry_ms, error),
+        SELECT x.lane, n.seq, x.retry_ms, x.error, x.label FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error, v_leave) x(lane, head, retry_ms, error, label),
           LATERAL (SELECT y.seq FROM ops y WHERE y.lane = x.lane AND y.seq > x.head ORDER BY y.seq LIMIT 1) n
         WHERE x.retry_ms IS NOT NULL OFFSET 0
       ) u WHERE o.lane = u.lane AND o.seq = u.seq;
@@ -3078,10 +3185,11 @@ BEGIN
     -- where that is, would have to wait until it has caught up.
     v_levels := ARRAY(SELECT (SELECT x.stamp FROM ready x WHERE x.priority = p ORDER BY x.stamp LIMIT 1) FROM generate_series(1, 10) p);
     WITH next AS (
-      SELECT u.lane, u.retry_ms, u.queue, u.partition, u.head, u.depth, u.careful, o.seq, o.priority, o.stamp AS was, greatest(o.stamp, v_levels[o.priority] + 1) AS stamp, o.type,
+      SELECT u.lane, CASE WHEN u.label IS NULL THEN u.retry_ms END AS retry_ms, u.queue, u.partition, u.head, u.depth, u.careful, o.seq, o.priority, o.stamp AS was,
+        greatest(o.stamp, v_levels[o.priority] + 1) AS stamp, coalesce(u.label, o.type) AS type,
         o.not_before, v_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
           ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
-      FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful) u(lane, release, retry_ms, queue, partition, head, depth, careful),
+      FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful, v_leave) u(lane, release, retry_ms, queue, partition, head, depth, careful, label),
         LATERAL (SELECT x.seq, x.priority, x.stamp, x.type, x.not_before FROM ops x WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
       WHERE u.release AND u.depth > 0
     ), lifted AS (
@@ -3174,6 +3282,21 @@ BEGIN
   PERFORM FROM lanes l WHERE l.id = ANY (p_lanes) ORDER BY l.id FOR UPDATE;
   RETURN (SELECT array_agg(EXISTS (SELECT FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker AND u.lane = ANY (l.lanes)) ORDER BY u.i)
     FROM unnest(p_fences, p_lanes) WITH ORDINALITY u(fence, lane, i));
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.space_check()
+ RETURNS void
+ LANGUAGE plpgsql
+ SET work_mem TO '64kB'
+ SET temp_tablespaces TO ''
+AS $function$
+DECLARE
+  v_count bigint;
+BEGIN
+  WITH x AS MATERIALIZED (SELECT repeat('x', 8000) FROM generate_series(1, 128)) SELECT count(*) FROM x INTO v_count;
+EXCEPTION WHEN configuration_limit_exceeded THEN
+  -- temp_file_limit is below that: nothing can be said of the disk.
+  NULL;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.stream_abandoned(p_ids uuid[])
@@ -3388,8 +3511,8 @@ BEGIN
     ORDER BY o.type, o.started_at;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.sweep(p_retention_ms bigint, p_rows integer)
- RETURNS TABLE(partitions_made integer, partitions_dropped integer, keys integer, rate_rows integer, lanes integer)
+CREATE OR REPLACE FUNCTION spillway.sweep_history(p_retention_ms bigint, p_rows integer)
+ RETURNS TABLE(partitions_made integer, partitions_dropped integer, history integer)
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
@@ -3399,8 +3522,8 @@ DECLARE
   v_width interval := greatest(60000, p_retention_ms / 6) * interval '1 ms';
   v_from timestamptz; v_name text; r record;
 BEGIN
-  partitions_made := 0; partitions_dropped := 0; keys := 0; rate_rows := 0; lanes := 0;
-  -- One sweeper at a time; the others have nothing to add.
+  partitions_made := 0; partitions_dropped := 0; history := 0;
+  -- One at a time; the others have nothing to add.
   IF NOT pg_try_advisory_xact_lock(hashtext('spillway.sweep'), hashtext(current_schema())) THEN
     RETURN NEXT;
     RETURN;
@@ -3422,18 +3545,70 @@ BEGIN
     DELETE FROM history_spans s WHERE s.name = r.name;
     partitions_dropped := partitions_dropped + 1;
   END LOOP;
-  DELETE FROM history_rest h WHERE h.finished_at < t - p_retention_ms * interval '1 ms';
-  DELETE FROM cancels c WHERE c.asked_at < t - interval '10 minutes';
-  DELETE FROM idempotency d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM idempotency x WHERE x.expires_at < t LIMIT p_rows FOR UPDATE SKIP LOCKED));
-  GET DIAGNOSTICS keys = ROW_COUNT;
-  DELETE FROM rates d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM rates x WHERE x.expires_at < t LIMIT p_rows FOR UPDATE SKIP LOCKED));
-  GET DIAGNOSTICS rate_rows = ROW_COUNT;
+  DELETE FROM history_rest h WHERE h.ctid = ANY (ARRAY(SELECT x.ctid FROM history_rest x WHERE x.finished_at < t - p_retention_ms * interval '1 ms' ORDER BY x.finished_at LIMIT p_rows));
+  GET DIAGNOSTICS history = ROW_COUNT;
+  RETURN NEXT;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.sweep_rest(p_rest_ms bigint)
+ RETURNS void
+ LANGUAGE sql
+ SET search_path TO 'spillway'
+AS $function$
+  UPDATE sweep_turn SET next_at = clock_timestamp() + p_rest_ms * interval '1 ms'
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.sweep_rows(p_rows integer, p_from timestamp with time zone[] DEFAULT '{-infinity,-infinity,-infinity}'::timestamp with time zone[], OUT keys integer, OUT rate_rows integer, OUT lanes integer, OUT cancels integer, OUT is_full boolean, OUT upto timestamp with time zone[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_keys int; v_rates int; v_lanes int; v_key timestamptz; v_rate timestamptz; v_lane timestamptz;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  WITH old AS MATERIALIZED (
+    SELECT x.ctid AS at, x.expires_at FROM idempotency x WHERE x.expires_at >= p_from[1] AND x.expires_at < t ORDER BY x.expires_at LIMIT p_rows FOR UPDATE SKIP LOCKED
+  ), gone AS (
+    DELETE FROM idempotency d WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o)) RETURNING 1
+  ) SELECT (SELECT count(*) FROM gone), count(*), coalesce(max(o.expires_at), p_from[1]) INTO keys, v_keys, v_key FROM old o;
+
+  WITH old AS MATERIALIZED (
+    SELECT x.ctid AS at, x.sweep_at, x.expires_at < t AS is_over FROM rates x WHERE x.sweep_at >= p_from[2] AND x.sweep_at < t ORDER BY x.sweep_at LIMIT p_rows FOR UPDATE SKIP LOCKED
+  ), gone AS (
+    DELETE FROM rates d WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE o.is_over)) RETURNING 1
+  ), kept AS (
+    UPDATE rates d SET sweep_at = d.expires_at WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE NOT o.is_over))
+  ) SELECT (SELECT count(*) FROM gone), count(*), coalesce(max(o.sweep_at), p_from[2]) INTO rate_rows, v_rates, v_rate FROM old o;
+
   -- Lanes that have been empty for an hour start again at 1 when they come back: nothing refers to their old numbers
   -- (dead letters would, so theirs stay).
-  DELETE FROM lanes d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM lanes x WHERE x.depth = 0 AND x.moved_at < t - interval '1 hour'
-    AND NOT EXISTS (SELECT FROM dead_letters k WHERE k.lane = x.id) LIMIT p_rows FOR UPDATE SKIP LOCKED));
-  GET DIAGNOSTICS lanes = ROW_COUNT;
-  RETURN NEXT;
+  WITH old AS MATERIALIZED (
+    SELECT x.ctid AS at, x.sweep_at, x.depth = 0 AND x.moved_at < t - interval '1 hour' AND NOT EXISTS (SELECT FROM dead_letters k WHERE k.lane = x.id) AS is_over
+    FROM lanes x WHERE x.sweep_at >= p_from[3] AND x.sweep_at < t ORDER BY x.sweep_at LIMIT p_rows FOR UPDATE SKIP LOCKED
+  ), gone AS (
+    DELETE FROM lanes d WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE o.is_over)) RETURNING 1
+  ), kept AS (
+    UPDATE lanes d SET sweep_at = CASE WHEN d.depth = 0 AND d.moved_at > t - interval '1 hour' THEN d.moved_at ELSE t END + interval '1 hour'
+      WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE NOT o.is_over))
+  ) SELECT (SELECT count(*) FROM gone), count(*), coalesce(max(o.sweep_at), p_from[3]) INTO lanes, v_lanes, v_lane FROM old o;
+
+  DELETE FROM cancels d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM cancels x WHERE x.asked_at < t - interval '10 minutes' ORDER BY x.asked_at LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS cancels = ROW_COUNT;
+  upto := ARRAY[v_key, v_rate, v_lane];
+  is_full := greatest(v_keys, v_rates, v_lanes, cancels) >= p_rows;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.sweep_take(p_hold_ms bigint)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+AS $function$
+BEGIN
+  UPDATE sweep_turn x SET next_at = clock_timestamp() + p_hold_ms * interval '1 ms' WHERE x.next_at <= clock_timestamp();
+  RETURN CASE WHEN FOUND THEN 0 ELSE (SELECT greatest(1, ceil(extract(epoch FROM x.next_at - clock_timestamp()) * 1000)) FROM sweep_turn x) END;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.tally(p_worker uuid, p_part smallint, p_type text, p_n bigint)
@@ -3464,6 +3639,10 @@ AS $function$
 BEGIN
   -- Before what it holds, as whoever changes that does: else they wait for each other, or it leaves a place behind.
   PERFORM FROM workers x WHERE x.id = p_worker FOR UPDATE;
+  -- What was left to it, and to nobody else, is for all again.
+  UPDATE ready x SET type = split_part(x.type, ' ', 1)
+    WHERE x.type IN (SELECT jsonb_object_keys(w.announced) FROM workers w WHERE w.id = p_worker)
+      AND NOT EXISTS (SELECT FROM workers w WHERE w.id <> p_worker AND w.announced ? x.type);
   WITH gone AS (DELETE FROM tallies x WHERE x.worker = p_worker RETURNING x.type, x.n)
   INSERT INTO tallies (worker, part, type, n)
     SELECT '00000000-0000-0000-0000-000000000000', -1, g.type, sum(g.n) FROM gone g GROUP BY g.type HAVING sum(g.n) <> 0;
