@@ -146,7 +146,10 @@ describe('push', () => {
     const { partitionId, transactionId } = message
     const single = await get(server, `/api/v1/messages/${partitionId}/${transactionId}`)
     expect(single.text).toContain(odd)
-    expect((await get(server, `/api/v1/messages?queue=${queue}`)).status).toBe(200)
+    const event = `{"partitionId":"${partitionId}","transactionId":"${transactionId}","data":${odd}}`
+    expect((await post(server, '/api/v1/traces', event)).status).toBe(201)
+    const traces = await get(server, `/api/v1/traces/${partitionId}/${transactionId}`)
+    expect(traces.text).toContain(`"data":${odd}`)
     expect(await ack(server, message, { status: 'dlq', error: 'no' })).toMatchObject({ dlq: true })
     const letters = await get(server, `/api/v1/dlq?queue=${queue}`)
     expect(letters.text).toContain(`"data":${odd}`)

@@ -5,7 +5,7 @@
  *   came ──carry(value, text, path)──► the value with a CarriedJson at each place of the path ──jsonOf(value)──► leaves
  */
 import { randomUUID } from 'node:crypto'
-import { eachElement, eachMember, skipSpace, valueEnd } from './json-scan.js'
+import { eachElement, eachMember, isNamed, skipSpace, stringAt, valueEnd } from './json-scan.js'
 
 /** Stands for a text while JSON.stringify writes what is around it. Random: no text from outside can contain it. */
 const mark = randomUUID()
@@ -53,22 +53,41 @@ export type CarryPath = readonly (string | typeof each)[]
  * with one name it has the last, and so has this, because a later one overwrites an earlier one and none is added.
  */
 export function carry(value: unknown, text: string, path: CarryPath): void {
-  descend(value, text, skipSpace(text, 0), path, 0)
+  const source = new Source(text)
+  descend(value, source, skipSpace(source.bytes, 0), path, 0)
 }
 
-function descend(value: unknown, text: string, at: number, path: CarryPath, depth: number): number {
+/** A text, and its bytes to look things up in. */
+class Source {
+  readonly text: string
+  readonly bytes: Buffer
+  readonly #isAscii: boolean
+
+  constructor(text: string) {
+    this.text = text
+    this.bytes = Buffer.from(text)
+    this.#isAscii = this.bytes.length === text.length
+  }
+
+  slice(from: number, end: number): string {
+    return this.#isAscii ? this.text.slice(from, end) : this.bytes.toString('utf8', from, end)
+  }
+}
+
+function descend(value: unknown, source: Source, at: number, path: CarryPath, depth: number): number {
+  const { bytes } = source
   const step = path[depth]
   if (step === each) {
-    if (!Array.isArray(value)) return valueEnd(text, at)
-    return eachElement(text, at, (index, element) => descend(value[index], text, element, path, depth + 1))
+    if (!Array.isArray(value)) return valueEnd(bytes, at)
+    return eachElement(bytes, at, (index, element) => descend(value[index], source, element, path, depth + 1))
   }
-  if (step === undefined || typeof value !== 'object' || value === null) return valueEnd(text, at)
+  if (step === undefined || typeof value !== 'object' || value === null) return valueEnd(bytes, at)
   const members = value as Record<string, unknown>
-  return eachMember(text, at, (name, member) => {
-    if (name !== step || !Object.hasOwn(members, name)) return valueEnd(text, member)
-    if (depth < path.length - 1) return descend(members[name], text, member, path, depth + 1)
-    const end = valueEnd(text, member)
-    members[name] = new CarriedJson(text.slice(member, end))
+  return eachMember(bytes, at, (nameAt, nameEnd, member) => {
+    if (!isNamed(bytes, nameAt, nameEnd, step) || !Object.hasOwn(members, step)) return valueEnd(bytes, member)
+    if (depth < path.length - 1) return descend(members[step], source, member, path, depth + 1)
+    const end = valueEnd(bytes, member)
+    members[step] = new CarriedJson(source.slice(member, end))
     return end
   })
 }
@@ -77,9 +96,11 @@ function descend(value: unknown, text: string, at: number, path: CarryPath, dept
 export function withoutRepeated(text: string): string {
   const members = new Map<string, string>()
   let count = 0
-  eachMember(text, skipSpace(text, 0), (name, at, nameAt) => {
-    const end = valueEnd(text, at)
-    members.set(name, text.slice(nameAt, end))
+  const source = new Source(text)
+  const { bytes } = source
+  eachMember(bytes, skipSpace(bytes, 0), (nameAt, nameEnd, at) => {
+    const end = valueEnd(bytes, at)
+    members.set(stringAt(bytes, nameAt, nameEnd), source.slice(nameAt, end))
     count++
     return end
   })
@@ -89,9 +110,11 @@ export function withoutRepeated(text: string): string {
 /** The texts of an object's members; of those with one name the last. */
 export function memberTexts(text: string): Map<string, string> {
   const members = new Map<string, string>()
-  eachMember(text, skipSpace(text, 0), (name, at) => {
-    const end = valueEnd(text, at)
-    members.set(name, text.slice(at, end))
+  const source = new Source(text)
+  const { bytes } = source
+  eachMember(bytes, skipSpace(bytes, 0), (nameAt, nameEnd, at) => {
+    const end = valueEnd(bytes, at)
+    members.set(stringAt(bytes, nameAt, nameEnd), source.slice(at, end))
     return end
   })
   return members

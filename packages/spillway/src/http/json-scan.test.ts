@@ -1,7 +1,7 @@
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import { CarriedJson, carry, each, jsonOf, memberTexts, withoutRepeated } from './carried-json.js'
-import { eachElement, eachMember, skipSpace, valueEnd } from './json-scan.js'
+import { eachElement, eachMember, skipSpace, stringAt, valueEnd } from './json-scan.js'
 
 /** JSON with white space wherever it may be, and names that are escaped or not. */
 function spaced(value: unknown, space: string, escapes: boolean): string {
@@ -25,30 +25,30 @@ describe('a scan', () => {
   it('finds every member and element of any text', () => {
     fc.assert(
       fc.property(fc.jsonValue({ maxDepth: 6 }), spaces, fc.boolean(), (value, space, escapes) => {
-        const text = spaced(value, space, escapes)
+        const bytes = Buffer.from(spaced(value, space, escapes))
         const walk = (at: number, expected: unknown): number => {
-          const end = valueEnd(text, at)
-          expect(JSON.parse(text.slice(at, end))).toEqual(JSON.parse(JSON.stringify(expected)))
+          const end = valueEnd(bytes, at)
+          expect(JSON.parse(bytes.toString('utf8', at, end))).toEqual(JSON.parse(JSON.stringify(expected)))
           let count = 0
           if (Array.isArray(expected)) {
             const elements = (index: number, place: number): number => {
               count++
               return walk(place, expected[index])
             }
-            expect(eachElement(text, at, elements)).toBe(end)
+            expect(eachElement(bytes, at, elements)).toBe(end)
             expect(count).toBe(expected.length)
           } else if (typeof expected === 'object' && expected !== null) {
             const members = Object.entries(expected)
-            const next = (name: string, place: number): number => {
-              expect(name).toBe(members[count]?.[0])
+            const next = (nameAt: number, nameEnd: number, place: number): number => {
+              expect(stringAt(bytes, nameAt, nameEnd)).toBe(members[count]?.[0])
               return walk(place, members[count++]?.[1])
             }
-            expect(eachMember(text, at, next)).toBe(end)
+            expect(eachMember(bytes, at, next)).toBe(end)
             expect(count).toBe(members.length)
           }
           return end
         }
-        walk(skipSpace(text, 0), value)
+        walk(skipSpace(bytes, 0), value)
       }),
     )
   })
@@ -57,14 +57,15 @@ describe('a scan', () => {
     const never = (): number => {
       throw new Error('there is nothing')
     }
-    expect(eachMember('[1,{}] ', 0, never)).toBe(6)
-    expect(eachElement('{"a":[1]}', 0, never)).toBe(9)
-    expect(eachMember('{ }', 0, never)).toBe(3)
-    expect(eachElement('[ ]', 0, never)).toBe(3)
+    expect(eachMember(Buffer.from('[1,{}] '), 0, never)).toBe(6)
+    expect(eachElement(Buffer.from('{"a":[1]}'), 0, never)).toBe(9)
+    expect(eachMember(Buffer.from('{ }'), 0, never)).toBe(3)
+    expect(eachElement(Buffer.from('[ ]'), 0, never)).toBe(3)
   })
 
   it('ends with an error where the text does not', () => {
-    for (const text of ['"a', '"a\\"', '[1', '{"a":"b', '{"a":[']) expect(() => valueEnd(text, 0)).toThrow(SyntaxError)
+    for (const text of ['"a', '"a\\"', '[1', '{"a":"b', '{"a":['])
+      expect(() => valueEnd(Buffer.from(text), 0)).toThrow(SyntaxError)
   })
 })
 
@@ -90,6 +91,14 @@ describe('carried JSON', () => {
     expect(texts(' {"x":{"items":[{"payload":1}]},"\\u0069tems":[{"p\\u0061yload":"\\\\\\"}"}]}')).toEqual([
       '"\\\\\\"}"',
     ])
+  })
+
+  it('keeps texts that are no ASCII', () => {
+    expect(texts('{"é":"😀","items":[{"ü":1,"payload":"é😀\\u00e9"},{"payload":{"ß":1.0}}]}')).toEqual([
+      '"é😀\\u00e9"',
+      '{"ß":1.0}',
+    ])
+    expect([...memberTexts('{"é":"ü","\\u00e9":1.0}')]).toEqual([['é', '1.0']])
   })
 
   it('has the last of repeated members, as JSON.parse has', () => {

@@ -27,6 +27,8 @@ const letterU = 0x75
 const letterE = 0x65
 /** '[' is 0x5b and '{' is 0x7b: one bit apart, as are ']' and '}'. */
 const opening = 0x7b
+const openingBracket = 0x5b
+const minus = 0x2d
 const closing = 0x7d
 const caseBit = 0x20
 /** With a two-digit exponent (≤ 99) a number needs 209 digits or more to exceed 1.8e308. */
@@ -105,28 +107,29 @@ interface Found {
   steps: (string | number)[]
 }
 
-/** Looks for the first fault of a text, hidden members included. Recursion is safe: the scan has bounded the nesting. */
+/** Looks for the first fault of a body, hidden members included. Recursion is safe: the scan has bounded the nesting. */
 class Walk {
-  readonly #text: string
+  readonly #bytes: Buffer
   fault: Found | undefined
 
-  constructor(text: string) {
-    this.#text = text
+  constructor(bytes: Buffer) {
+    this.#bytes = bytes
   }
 
-  /** Answers where the value at `at` ends; the end of the text, which ends the walk, once there is a fault. */
+  /** Answers where the value at `at` ends; the end of the body, which ends the walk, once there is a fault. */
   value(at: number): number {
-    const text = this.#text
-    const first = text[at]
-    if (first === '{') return eachMember(text, at, this.#member)
-    if (first === '[') return eachElement(text, at, this.#element)
-    const end = valueEnd(text, at)
-    if (first === '"') this.#string(at, end)
-    else if (first === '-' || isDigit(text.charCodeAt(at))) this.#number(text.slice(at, end))
+    const bytes = this.#bytes
+    const first = bytes[at]
+    if (first === opening) return eachMember(bytes, at, this.#member)
+    if (first === openingBracket) return eachElement(bytes, at, this.#element)
+    const end = valueEnd(bytes, at)
+    if (first === quote) this.#string(at, end)
+    else if (first === minus || isDigit(first)) this.#number(bytes.toString('latin1', at, end))
     return this.#next(end)
   }
 
-  readonly #member = (name: string, at: number): number => {
+  readonly #member = (nameAt: number, nameEnd: number, at: number): number => {
+    const name = stringAt(this.#bytes, nameAt, nameEnd)
     if (name === '__proto__') this.#found('member', 'a member must not be named __proto__')
     else if (isUnstorable(name)) this.#character('a member name')
     return this.#inside(name, at)
@@ -142,8 +145,8 @@ class Walk {
 
   #string(at: number, end: number): void {
     // Raw ones were refused before.
-    if (!this.#text.slice(at, end).includes('\\u')) return
-    if (isUnstorable(stringAt(this.#text, at, end))) this.#character('a string')
+    if (!this.#bytes.subarray(at, end).includes(backslash)) return
+    if (isUnstorable(stringAt(this.#bytes, at, end))) this.#character('a string')
   }
 
   #number(text: string): void {
@@ -159,7 +162,7 @@ class Walk {
   }
 
   #next(end: number): number {
-    return this.fault === undefined ? end : this.#text.length
+    return this.fault === undefined ? end : this.#bytes.length
   }
 }
 
@@ -180,8 +183,8 @@ export function parseStrictJson(body: Buffer, depthMax: number = limits.nestingD
     ((scanned & Scan.escape) !== 0 && suspiciousEscape.test(text)) ||
     text.includes('__proto__')
   if (!isSuspicious) return { ok: true, value, text }
-  const walk = new Walk(text)
-  walk.value(skipSpace(text, 0))
+  const walk = new Walk(body)
+  walk.value(skipSpace(body, 0))
   const found = walk.fault
   if (found === undefined) return { ok: true, value, text }
   const pointer = found.steps.reverse().map(pointerStep).join('')
