@@ -173,9 +173,9 @@ describe('loadConfig', () => {
     [{ SPILLWAY_RETRY_BASE_MS: '70000' }, 'SPILLWAY_RETRY_BASE_MS'],
     [{ SPILLWAY_REQUEST_TIMEOUT_MS: '5000' }, 'SPILLWAY_HEADERS_TIMEOUT_MS'],
     [{ SPILLWAY_PROTECT_METRICS: 'true' }, 'SPILLWAY_PROTECT_METRICS'],
-    [{ SPILLWAY_JWKS_URL: 'https://id.example/jwks' }, 'SPILLWAY_JWT_AUDIENCE'],
     [{ SPILLWAY_BUFFER_BYTES_MAX: '16777216', SPILLWAY_BODY_LIMIT_BYTES: '2097153' }, 'SPILLWAY_BODY_LIMIT_BYTES'],
     [{ SPILLWAY_BUFFER_BYTES_MAX: '8388607' }, 'SPILLWAY_BUFFER_BYTES_MAX'],
+    [{ SPILLWAY_JWKS_URL: 'https://id.example/jwks' }, 'SPILLWAY_JWKS_URL'],
   ])('refuses the contradiction in %j', (env, name) => {
     expect(namesOf(env)).toEqual([name])
   })

@@ -205,7 +205,7 @@ function findContradictions(config: Config, problems: ConfigProblem[], wrong: Re
   }
   if (auth.jwksUrl !== null && auth.jwtAudience === null) {
     say(
-      ['SPILLWAY_JWT_AUDIENCE', 'SPILLWAY_JWKS_URL'],
+      ['SPILLWAY_JWKS_URL', 'SPILLWAY_JWT_AUDIENCE'],
       'SPILLWAY_JWKS_URL is set without SPILLWAY_JWT_AUDIENCE: tokens that the same issuer made for other services would be accepted; set it to the audience (aud) of tokens for this server',
     )
   }
