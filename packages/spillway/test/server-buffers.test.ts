@@ -143,6 +143,17 @@ describe('bodies', () => {
     expect(await refused(server, 'in')).toBe(before)
   })
 
+  it('of generations are given back when the prompt is stored, long before the answer ends', async () => {
+    const content = `Write 5000 words. ${'x'.repeat(500_000)}`
+    const body = JSON.stringify({ model: 'demo', stream: true, messages: [{ role: 'user', content }] })
+    const upload = stalled(server, { path: '/v1/chat/completions', identity: 'c', length: body.length })
+    await until('the body is counted', async () => (await held(server, 'in')) === body.length)
+    const [first] = (await Promise.all([once(upload.socket, 'data'), upload.socket.write(body)]))[0] as [Buffer]
+    expect(first.toString()).toContain('200 OK')
+    await until('the space is given back', async () => (await held(server, 'in')) === 0)
+    expect(upload.socket.readyState).toBe('open')
+  })
+
   it('of requests that wait behind another on their connection are given back with it', async () => {
     const { socket } = rawConnection(server.port)
     sockets.add(socket)

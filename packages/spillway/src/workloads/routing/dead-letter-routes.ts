@@ -73,7 +73,7 @@ export function addDeadLetters(app: App, { deps: { broker, settings } }: Routing
     `${path}/:id`,
     {
       schema: { tags, summary: 'One of them, whole', response: { 200: Letter, ...problems } },
-      config: operate,
+      config: view,
     },
     async (request, reply) =>
       withBroker(reply, async (from) => {
