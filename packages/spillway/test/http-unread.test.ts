@@ -27,7 +27,7 @@ async function start() {
 function ask(path: string): Socket {
   client = connect(server.port, '127.0.0.1')
   client.on('error', () => client?.destroy())
-  client.write(`GET ${path} HTTP/1.1\r\nHost: x\r\n\r\n`)
+  client.write(`GET ${path} HTTP/1.1\r\nHost: localhost\r\n\r\n`)
   return client
 }
 
@@ -74,7 +74,7 @@ it('a slow reader that goes on reading is not', async () => {
   })
   socket.resume()
   await until('all of it was read', () => read > text.length)
-  socket.write('GET /health HTTP/1.1\r\nHost: x\r\n\r\n')
+  socket.write('GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n')
   const all = read
   await until('the next is answered', () => read > all)
 })
