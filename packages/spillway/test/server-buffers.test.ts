@@ -178,7 +178,9 @@ describe('bodies', () => {
     const harmless = await call(server, 'POST', '/demo/echo', { body: {} })
     expect(harmless.status).toBe(200)
     const ended = rawConnection(server.port)
-    ended.socket.write('GET /api/v1/operations HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}')
+    ended.socket.write(
+      'GET /api/v1/operations HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}',
+    )
     expect((await ended.ended).status).toBe(200)
   })
 })
