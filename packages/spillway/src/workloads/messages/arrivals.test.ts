@@ -51,6 +51,16 @@ describe('arrivals', () => {
     expect(woken.sort()).toEqual(['a', 'b'])
   })
 
+  it('wake those who name no queue when notices may have been lost; the others are looked for', async () => {
+    const { arrivals, wait, woken } = arrivalsOf()
+    wait('a', { queue: 'a', group: 'g' })
+    wait('any 1', { queue: null, group: 'g', namespace: 'n' })
+    wait('any 2', { queue: null, group: 'g', namespace: 'n' })
+    arrivals.missed()
+    await settle()
+    expect(woken).toEqual(['any 1'])
+  })
+
   it('wake two more of the group where one found something', async () => {
     const { arrivals, wait, woken } = arrivalsOf()
     for (const name of ['1', '2', '3']) wait(name, { queue: 'a', group: 'g' })

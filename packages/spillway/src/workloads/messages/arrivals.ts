@@ -114,6 +114,11 @@ export class Arrivals {
     for (const line of this.#lines.values()) if (any || line.mark === null || marks.has(line.mark)) wakeSome(line, 1)
   }
 
+  /** Notices may have been lost. Those who name no queue have nothing else; the look-around is there for the others. */
+  missed(): void {
+    for (const line of this.#lines.values()) if (line.mark === null) wakeSome(line, 1)
+  }
+
   get isClosed(): boolean {
     return this.#closed
   }

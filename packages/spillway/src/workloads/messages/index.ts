@@ -38,7 +38,11 @@ export function defineMessages(intake: IntakeApi, options: MessagesOptions): Mes
   const sizes = new MessageSizes()
   const push = new Push(intake, options, queues, seal, sizes)
   const consume = new Consume(intake, options, seal, sizes)
-  intake.onNotice('mq', (marks) => consume.arrivals.came(new Set(marks.split(','))))
+  intake.onNotice(
+    'mq',
+    (marks) => consume.arrivals.came(new Set(marks.split(','))),
+    () => consume.arrivals.missed(),
+  )
   const batch = messageSweep(sweepStore(intake, options.schema))
   const stopSweep = intake.core.sweeps.add({ name: 'messages', everyMs: sweepEveryMs, batch })
   return {

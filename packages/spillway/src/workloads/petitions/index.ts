@@ -27,7 +27,8 @@ export function definePetitions(intake: IntakeApi, options: PetitionsOptions): P
   const watch = new Watch({ changed: (waiting) => petitions.changed(waiting) })
   intake.onNotice('petition', (id) => watch.notice(id))
   const overview = new Overview(intake, petitions, options)
-  intake.onNotice('petition_overflow', () => overview.notice())
+  const look = (): void => overview.notice()
+  intake.onNotice('petition_overflow', look, look)
   overview.start()
   const stopSweep = intake.core.sweeps.add({
     name: 'petitions',
