@@ -205,8 +205,10 @@ describe('PostgreSQL behind a network that fails', () => {
       expect(await server.stop()).toEqual({ code: 0, signal: null })
       expect(performance.now() - began).toBeLessThan(15_000)
       await proxy.pass()
-      const next = await startBehindProxy()
-      // Its target is not on the new list, so the second run ends at once: what counts is that there is one.
+      const next = await startServer({
+        DATABASE_URL: through(proxy, database.url),
+        SPILLWAY_FORWARD_ALLOW: slow.origin,
+      })
       expect((await finishes(next, body.operationId, 25_000)).attempt).toBeGreaterThan(1)
       await slow.close()
     },
