@@ -23,6 +23,7 @@ const settings = new Set([
   ...Object.values(clientSettings.client).map(({ name }) => name),
   // For the tests themselves.
   'SPILLWAY_TEST_DATABASE_URL',
+  'SPILLWAY_TEST_POOLER',
 ])
 
 const unique = (matches: Iterable<RegExpMatchArray>): string[] => [...new Set([...matches].map((m) => m[1] ?? ''))]

@@ -77,7 +77,6 @@ async function buildDocumentation(
   for (const { method, url, schema } of routes) {
     documentation.route({ method, url, schema, handler: async () => undefined })
   }
-  documentation.get('/openapi.json', { schema: { hide: true } }, async () => documentation.swagger())
   await documentation.ready()
   return documentation
 }
@@ -92,6 +91,15 @@ function withAccess(schema: FastifySchema, config: RouteOptions['config']): Fast
   const access = isPublic === true ? 'Open to all' : needed
   const bound = wholeServer === true ? '; refused for keys that are bound to queues' : ''
   return { ...schema, description: `${description === undefined ? '' : `${description}\n\n`}${access}${bound}.` }
+}
+
+/** Made with the first call; a failure is tried again. */
+function once(make: () => Promise<string>): () => Promise<string> {
+  let made: string | undefined
+  return async () => {
+    made ??= await make()
+    return made
+  }
 }
 
 /** To be called before the routes that are to be documented. */
@@ -113,7 +121,17 @@ export function addOpenApi(app: App, version: string): void {
     return documentation
   }
 
-  for (const url of ['/openapi.json', '/docs', '/docs/*']) {
+  // Written once, and sent by this app, whose answers count in the budget: the description is long.
+  const json = once(async () => JSON.stringify((await load()).swagger()))
+  const yaml = once(async () => (await load()).swagger({ yaml: true }))
+  for (const [url, type, text] of [
+    ['/openapi.json', 'application/json; charset=utf-8', json],
+    ['/docs/json', 'application/json; charset=utf-8', json],
+    ['/docs/yaml', 'application/x-yaml', yaml],
+  ] as const) {
+    app.get(url, { config: { public: true } }, async (_, reply) => reply.type(type).send(await text()))
+  }
+  for (const url of ['/docs', '/docs/*']) {
     app.get(url, { config: { public: true } }, async (request, reply) => {
       const pages = await load()
       for (const [name, value] of Object.entries(reply.getHeaders())) {

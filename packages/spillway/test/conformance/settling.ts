@@ -177,7 +177,7 @@ export function settling(opened: () => OpenedStore): void {
         result: null,
         startedAt: expect.any(Date),
       })
-      expect(await store.deadLetters({}, 10, null)).toMatchObject([{ id: failed, payload: { x: 1 } }])
+      expect(await store.deadLetters({}, 10, null)).toMatchObject([{ id: failed, payload: '{"x":1}' }])
     })
 
     it('refuses a settlement whose lease is gone, as a whole', async () => {
