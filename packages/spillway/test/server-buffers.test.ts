@@ -124,13 +124,13 @@ describe('bodies', () => {
     socket.write(chunk.repeat(4))
     await until('4 chunks are counted', async () => (await held(server, 'in')) >= 4 * 65_536)
     expect(await held(server, 'in')).toBeLessThanOrEqual(8 * 65_536)
-    stalled(server, { identity: 'a', length: 500_000 })
+    stalled(server, { identity: 'a', length: 600_000 })
     await until('the other body is counted', async () => (await held(server, 'in')) > 700_000)
     socket.write(chunk.repeat(4))
     const answer = await ended
     expect(answer.status).toBe(503)
     expect(answer.body).toContain('overloaded')
-    await until('only the other is left', async () => (await held(server, 'in')) === 500_000)
+    await until('only the other is left', async () => (await held(server, 'in')) === 600_000)
   })
 
   it('that are larger than an identity may ever hold are answered 413, not 503', async () => {
