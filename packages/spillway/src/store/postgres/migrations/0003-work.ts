@@ -60,7 +60,7 @@ BEGIN
     RETURN (SELECT array_agg(DISTINCT x) FROM unnest(s_fence) x);
   END IF;
   IF s_leave IS NOT NULL THEN
-    -- Whoever removes the last of them waits for us, and then finds the label that we set (worker_forget).
+    -- The process that removes the last of them waits for us, and then finds the label that we set (worker_forget).
     PERFORM FROM workers w WHERE w.announced ?| s_leave ORDER BY w.id FOR KEY SHARE;
     v_leave := ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM workers w WHERE w.announced ? u.label) THEN u.label END
       FROM unnest(s_leave) WITH ORDINALITY u(label, i) ORDER BY u.i);

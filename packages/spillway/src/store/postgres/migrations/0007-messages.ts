@@ -379,7 +379,7 @@ BEGIN
   -- Nobody joins meanwhile.
   PERFORM mq_guard(ARRAY(SELECT q.id FROM mq_queues q WHERE q.name = p_queue), false);
   FOR r IN SELECT p.id FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
-    -- A cursor for whoever may take from it at this moment, to lock; the others stand at the end, or begin behind it.
+    -- A cursor for those who may take from it at this moment, to lock; the others stand at the end, or begin behind it.
     INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, x.grp, 0 FROM mq_ready x WHERE x.partition = r.id ORDER BY x.grp ON CONFLICT (partition, grp) DO NOTHING;
     PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
     SELECT v_leases || coalesce(array_agg(c.lease), '{}'), v_parts || coalesce(array_agg(r.id), '{}') INTO v_leases, v_parts FROM mq_cursors c WHERE c.partition = r.id AND c.lease IS NOT NULL;
