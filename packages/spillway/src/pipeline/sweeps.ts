@@ -56,6 +56,8 @@ const firstMs = 2_000
 const stopMs = 2_000
 /** While a batch runs, its hold says nothing about its end. */
 const askAgainMs = 1_000
+/** After a failure, or where the store cannot be reached: rows do not wait for a whole interval because of one moment. */
+const retryMs = 5_000
 /** Whoever had the turn is later than those who wait for it. */
 const politeMs = 10
 
@@ -138,7 +140,7 @@ export class Sweeps {
     const [task] = [...this.#tasks].sort((a, b) => a.dueAt - b.dueAt)
     if (task === undefined) return
     if (!isReady()) {
-      task.dueAt = this.#now() + spread(task.everyMs)
+      task.dueAt = this.#now() + spread(Math.min(task.everyMs, retryMs))
       return
     }
     const started = this.#now()
@@ -160,7 +162,7 @@ export class Sweeps {
         await store.endSweepTurn(tookMs * restShare)
       }
     } catch (fault) {
-      task.dueAt = this.#now() + spread(task.everyMs)
+      task.dueAt = this.#now() + spread(Math.min(task.everyMs, retryMs))
       log.warn(
         { err: fault, task: task.name, retryMs: Math.round(task.dueAt - this.#now()) },
         'sweep failed, retrying later',

@@ -20,12 +20,10 @@ export function sweepStatements(
   /** Where the last batch ended, if it was full. */
   let from: string[] | null = null
   const history = { partitions_made: 0, partitions_dropped: 0, history: 0 }
+  /** Once a round, after its first rows: partitions need a lock that may not be had, and rows do not wait for it. */
+  let wantsHistory = true
   return {
     sweep: async (retentionMs): Promise<SweptRows> => {
-      const begins = from === null
-      const made = begins
-        ? await query<typeof history>(`SELECT * FROM ${s}.sweep_history($1, $2)`, [retentionMs, batchRows])
-        : { rows: [history] }
       const { rows } = await query<RowsRow>(
         `SELECT keys, rate_rows, lanes, cancels, is_full, upto::text[] FROM ${s}.sweep_rows($1, coalesce($2::timestamptz[], '{-infinity,-infinity,-infinity}'))`,
         [batchRows, from],
@@ -34,6 +32,10 @@ export function sweepStatements(
       if (row === undefined) throw new Error('the sweep gave no answer')
       const { keys, rate_rows, lanes, cancels, is_full: isFull, upto } = row
       from = isFull ? upto : null
+      const made = wantsHistory
+        ? await query<typeof history>(`SELECT * FROM ${s}.sweep_history($1, $2)`, [retentionMs, batchRows])
+        : { rows: [history] }
+      wantsHistory = !isFull
       const [{ ...partitions } = history] = made.rows
       return {
         ...partitions,
