@@ -231,11 +231,14 @@ async function pipelines(origin: string, { pipelined }: Size): Promise<Seen> {
 }
 
 /** Everybody who sends a request and then a FIN gets the answer; who only waits takes nothing. */
-async function halfCloses(origin: string, { sockets: count }: Size): Promise<Seen> {
+async function halfCloses(origin: string, { sockets: count, holdMs }: Size): Promise<Seen> {
   const body = JSON.stringify({ items: [{ queue: 'hostile-half', payload: 1 }] })
   const request =
     head('POST', '/api/v1/push', { 'content-type': 'application/json', 'content-length': String(body.length) }) + body
-  const pushed = await Promise.all(Array.from({ length: count }, () => halfClosed(origin, request, 10_000)))
+  const pushed: (number | null)[] = []
+  for (const endsAt = Date.now() + holdMs; Date.now() < endsAt; ) {
+    pushed.push(...(await Promise.all(Array.from({ length: count }, () => halfClosed(origin, request, 10_000)))))
+  }
   const unanswered = pushed.filter((status) => status === null).length
   const waiting = head('GET', `/api/v1/pop/queue/${waitQueue}?wait=true&timeout=30000`)
   const waited = await Promise.all(
@@ -253,9 +256,9 @@ async function halfCloses(origin: string, { sockets: count }: Size): Promise<See
   await popped.arrayBuffer()
   const taken = waited.filter((status) => status === 200).length
   return {
-    figures: { pushes: count, answered: count - unanswered, waiting: waited.length },
+    figures: { pushes: pushed.length, answered: pushed.length - unanswered, waiting: waited.length },
     findings: [
-      ...(unanswered > 0 ? [`${unanswered} of ${count} pushes with a FIN behind them were not answered`] : []),
+      ...(unanswered > 0 ? [`${unanswered} of ${pushed.length} pushes with a FIN behind them were not answered`] : []),
       ...(taken > 0 ? [`${taken} waiting pops with a FIN behind them took a message`] : []),
       ...(popped.status !== 200 ? ['a waiting pop whose client had gone took the message'] : []),
     ],
@@ -344,7 +347,7 @@ export const attacks: readonly Attack[] = [
   },
   {
     name: 'half-closes',
-    says: ({ sockets }) => `${sockets} pushes and 50 waiting pops, each followed by a FIN`,
+    says: ({ sockets }) => `pushes, ${sockets} at a time, and 50 waiting pops, each followed by a FIN`,
     play: halfCloses,
   },
   {

@@ -200,7 +200,10 @@ export interface MessageTables {
   /** Holds up every push after it has its place and before it is stored, until `release`. */
   holdPushes(): Promise<{ release(): Promise<void> }>
   /** A transaction of its own, which is never committed. */
-  begin(): Promise<{ query(text: string, values?: unknown[]): Promise<unknown>; rollback(): Promise<void> }>
+  begin(): Promise<{
+    query(text: string, values?: unknown[]): Promise<{ rows: Record<string, unknown>[] }>
+    rollback(): Promise<void>
+  }>
   close(): Promise<void>
 }
 

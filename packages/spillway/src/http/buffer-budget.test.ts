@@ -29,20 +29,36 @@ describe('takes', () => {
     expect(takeAll(() => budget.take('in', 'a', MiB))).toHaveLength(8)
     expect(takeAll(() => budget.take('out', 'b', MiB))).toHaveLength(8)
     for (const identity of ['c', 'd', 'e', 'f', 'g']) {
-      expect(takeAll(() => budget.take('in', identity, MiB))).toHaveLength(8)
+      expect(takeAll(() => budget.take('out', identity, MiB))).toHaveLength(8)
     }
     expect(budget.take('in', 'h', MiB)).toBeNull()
     expect(budget.held('in') + budget.held('out')).toBe(56 * MiB)
-    expect(refused).toEqual(['in', 'out', 'in', 'in', 'in', 'in', 'in', 'in'])
+    expect(refused).toEqual(['in', 'out', 'out', 'out', 'out', 'out', 'out', 'in'])
   })
 
   it('keeps the reserve for small ones and acks', () => {
     const { budget } = budgetOf()
-    for (const identity of ['a', 'b', 'c', 'd', 'e', 'f', 'g']) takeAll(() => budget.take('in', identity, MiB))
+    for (const identity of ['a', 'b', 'c', 'd', 'e', 'f', 'g']) takeAll(() => budget.take('out', identity, MiB))
     expect(budget.take('in', 'a', 65_537)).toBeNull()
     expect(budget.take('in', 'a', 65_536)).not.toBeNull()
     expect(budget.take('in', 'a', MiB, true)).not.toBeNull()
-    expect(budget.held('in')).toBe(57 * MiB + 65_536)
+    expect(budget.held('in')).toBe(MiB + 65_536)
+  })
+
+  it('gives bodies five eighths at most, also as they grow, and answers the rest', () => {
+    const { budget } = budgetOf()
+    for (const identity of ['a', 'b', 'c', 'd']) {
+      expect(takeAll(() => budget.take('in', identity, MiB))).toHaveLength(8)
+    }
+    const chunked = budget.take('in', 'f', 0)
+    expect(chunked?.growTo(7 * MiB)).toBe(true)
+    expect(budget.take('in', 'g', MiB)).not.toBeNull()
+    expect(budget.take('in', 'g', MiB)).toBeNull()
+    expect(chunked?.growTo(8 * MiB)).toBe(false)
+    expect(budget.held('in')).toBe(40 * MiB)
+    expect(takeAll(() => budget.take('out', 'g', MiB))).toHaveLength(7)
+    chunked?.release()
+    expect(budget.take('in', 'h', MiB)).not.toBeNull()
   })
 
   it('does not let one identity use up the reserve', () => {
@@ -117,7 +133,7 @@ describe('takes', () => {
     for (const hold of held) hold?.release()
     // A full round of others fits again.
     for (const identity of ['a', 'b', 'c', 'd', 'e', 'f', 'g']) {
-      expect(takeAll(() => budget.take('in', identity, MiB))).toHaveLength(8)
+      expect(takeAll(() => budget.take('out', identity, MiB))).toHaveLength(8)
     }
   })
 })

@@ -6,6 +6,8 @@
  *          │                      └─ second half: small takes and acks, at most an eighth of the reserve per identity
  *          └─ the rest: everything else, and small takes that find the reserve full; at most an eighth of the total per identity
  *
+ * Bodies take five eighths of the total at most: what was read of them waits for the garbage collector, some 80 MB of it.
+ *
  * Large takes never use the reserve, so acks and small requests are served while uploads and unread answers hold the rest.
  * The second half of the reserve is counted per identity, so one identity cannot use the reserve up for the others. Only identities
  * that hold something there or in the rest have an entry.
@@ -42,6 +44,7 @@ const waitMsDefault = 5_000
 export class BufferBudget {
   readonly #reserve: number
   readonly #rest: number
+  readonly #bodiesMax: number
   /** What one identity may hold of the rest. */
   readonly share: number
   readonly #onRefused: (kind: BufferKind) => void
@@ -61,6 +64,7 @@ export class BufferBudget {
     this.#reserve = Math.floor(bytesMax / 8)
     this.#rest = bytesMax - this.#reserve
     this.share = Math.floor(bytesMax / 8)
+    this.#bodiesMax = Math.floor((bytesMax / 8) * 5)
     this.#onRefused = options.onRefused ?? (() => undefined)
     this.#waitMs = options.waitMs ?? waitMsDefault
   }
@@ -71,7 +75,7 @@ export class BufferBudget {
 
   /** Null: there is no room. `isAck`: may use the reserve whatever its size. */
   take(kind: BufferKind, identity: string, bytes: number, isAck = false): Hold | null {
-    const part = this.#place(identity, bytes, isAck)
+    const part = this.#place(kind, identity, bytes, isAck)
     if (part === 'none') {
       this.#onRefused(kind)
       return null
@@ -81,7 +85,7 @@ export class BufferBudget {
 
   /** For an answer that has to be sent, whatever else is held. */
   takeAnyway(kind: BufferKind, identity: string, bytes: number): Hold {
-    const part = this.#place(identity, bytes, false)
+    const part = this.#place(kind, identity, bytes, false)
     if (part !== 'none') return new Hold(this, kind, identity, bytes, false, part)
     this.#count('rest', identity, bytes)
     return new Hold(this, kind, identity, bytes, false, 'rest')
@@ -107,16 +111,18 @@ export class BufferBudget {
   /** @internal For Hold. */
   move(hold: Hold, bytes: number, isForced: boolean): Part {
     this.#uncount(hold.part, hold.identity, hold.bytes)
-    let part = this.#place(hold.identity, bytes, hold.isAck)
+    this.#held[hold.kind] -= hold.bytes
+    let part = this.#place(hold.kind, hold.identity, bytes, hold.isAck)
     if (part === 'none') {
       part = isForced ? 'rest' : hold.part
       this.#count(part, hold.identity, isForced ? bytes : hold.bytes)
       if (!isForced) {
+        this.#held[hold.kind] += hold.bytes
         this.#onRefused(hold.kind)
         return 'none'
       }
     }
-    this.#held[hold.kind] += bytes - hold.bytes
+    this.#held[hold.kind] += bytes
     if (bytes < hold.bytes) this.#serveSoon()
     return part
   }
@@ -142,9 +148,10 @@ export class BufferBudget {
     this.#serveSoon()
   }
 
-  #place(identity: string, bytes: number, isAck: boolean): Part {
+  #place(kind: BufferKind, identity: string, bytes: number, isAck: boolean): Part {
     const part = this.#placeInReserve(identity, bytes, isAck)
     if (part !== 'none') return part
+    if (kind === 'in' && this.#held.in + bytes > this.#bodiesMax) return 'none'
     const { rest } = this.#accounts.get(identity) ?? noAccount
     // One thing alone may be larger than the share: there is no smaller answer to a request for one large message.
     if (this.#restUsed + bytes > this.#rest || (rest > 0 && rest + bytes > this.share)) return 'none'

@@ -43,14 +43,27 @@ export function guardRequests(server: Server, door: Door, isNeverShed: (url: str
   const listeners = server.listeners('request') as RequestListener[]
   server.removeAllListeners('request')
   const pass = (request: IncomingMessage, response: ServerResponse): void =>
-    door.pass(() => {
-      // Who left while it waited needs no answer.
-      if (!response.destroyed) look(request, response)
-    })
+    door.pass(
+      () => {
+        // Who left while it waited needs no answer.
+        if (!response.destroyed) look(request, response)
+      },
+      () => response.destroyed,
+    )
   const look = (request: IncomingMessage, response: ServerResponse): void => {
     for (const listener of listeners) listener.call(server, request, response)
   }
-  const pipelines = new Pipelines(pass)
+  // Each request of a socket keeps all the others of it in memory, thousands maybe.
+  let isForgetting = false
+  const forget = (): void => {
+    if (isForgetting) return
+    isForgetting = true
+    setImmediate(() => {
+      isForgetting = false
+      door.forgetGone()
+    })
+  }
+  const pipelines = new Pipelines(pass, forget)
   server.on('request', (request, response) => {
     dropUnwanted(request)
     if (response.socket === null) pipelines.add(request, response)

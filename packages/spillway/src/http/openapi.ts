@@ -94,8 +94,8 @@ function withAccess(schema: FastifySchema, config: RouteOptions['config']): Fast
 }
 
 /** Made with the first call; a failure is tried again. */
-function once(make: () => Promise<string>): () => Promise<string> {
-  let made: string | undefined
+function once(make: () => Promise<Buffer>): () => Promise<Buffer> {
+  let made: Buffer | undefined
   return async () => {
     made ??= await make()
     return made
@@ -121,15 +121,16 @@ export function addOpenApi(app: App, version: string): void {
     return documentation
   }
 
-  // Written once, and sent by this app, whose answers count in the budget: the description is long.
-  const json = once(async () => JSON.stringify((await load()).swagger()))
-  const yaml = once(async () => (await load()).swagger({ yaml: true }))
-  for (const [url, type, text] of [
+  // Made once, and sent by this app, whose answers count in the budget: the description is long. As bytes, of which every answer
+  // has the same, not as text, of which each makes a copy.
+  const json = once(async () => Buffer.from(JSON.stringify((await load()).swagger())))
+  const yaml = once(async () => Buffer.from((await load()).swagger({ yaml: true })))
+  for (const [url, type, bytes] of [
     ['/openapi.json', 'application/json; charset=utf-8', json],
     ['/docs/json', 'application/json; charset=utf-8', json],
     ['/docs/yaml', 'application/x-yaml', yaml],
   ] as const) {
-    app.get(url, { config: { public: true } }, async (_, reply) => reply.type(type).send(await text()))
+    app.get(url, { config: { public: true } }, async (_, reply) => reply.type(type).send(await bytes()))
   }
   for (const url of ['/docs', '/docs/*']) {
     app.get(url, { config: { public: true } }, async (request, reply) => {

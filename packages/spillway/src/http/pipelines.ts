@@ -18,8 +18,8 @@ import type { Socket } from 'node:net'
 
 /** Clients pipeline a handful. 20,000 GETs on one socket take as long with 8 or 128 (6,000 to 8,000 a second). */
 const underWayMax = 32
-/** About 1.5 kB each before work has begun. */
-const heldMax = 32_768
+/** About 10 kB each, before work has begun. */
+const heldMax = 8_192
 /** For the rest of a request that Node's timeout does not watch any more. */
 const restMs = 10_000
 
@@ -54,9 +54,12 @@ export function lastInLine(socket: Socket): ServerResponse | undefined {
 
 export class Pipelines {
   readonly #begin: (request: IncomingMessage, response: ServerResponse) => void
+  readonly #onClosed: () => void
 
-  constructor(begin: (request: IncomingMessage, response: ServerResponse) => void) {
+  /** `onClosed`: a socket is gone, and nobody waits for its answers. */
+  constructor(begin: (request: IncomingMessage, response: ServerResponse) => void, onClosed: () => void) {
     this.#begin = begin
+    this.#onClosed = onClosed
   }
 
   /** For a request whose answer has to wait for another on its socket: `response.socket` is null. */
@@ -131,6 +134,7 @@ export class Pipelines {
       response.destroy()
       response.emit('close')
     }
+    this.#onClosed()
   }
 }
 

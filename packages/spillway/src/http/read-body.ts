@@ -2,9 +2,9 @@
  * Reads a request's body into one buffer, within its limit and the budget (buffer-budget.ts). A body of known length takes its
  * space before a byte of it is read; a chunked one takes more as it grows.
  *
- * Pieces are copied as they come, never kept as a list: a body in pieces of one byte would otherwise take 200 times its size. A
- * chunked body grows by parts, not by larger copies of itself, which would wait for the garbage collector. The usual body comes in one
- * piece, which is used as it is.
+ * A body of known length is copied into its place. Of a chunked one, large pieces are kept as they are, and small ones are copied
+ * into blocks: kept as a list, pieces of one byte would take 200 times their size, and copies of large ones would leave as much
+ * garbage as there is body. The usual body comes in one piece, which is used as it is.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import { bodyTooLarge } from './body-form.js'
@@ -23,8 +23,10 @@ export interface BodyToRead {
 export type BodyRead = (problem: Problem | null, body: Buffer) => void
 
 const firstBytes = 4_096
-/** A chunked body doubles up to here, then grows by as much. */
-const partBytes = 1_048_576
+/** The blocks of a chunked body double up to here. */
+const blockBytesMax = 1_048_576
+/** A piece costs some 200 bytes by itself. */
+const keptBytesMin = 8_192
 const nothing = Buffer.alloc(0)
 
 const wrongLength: Problem = {
@@ -46,37 +48,52 @@ export function readBody(
   if (length !== null && length > limit) return void done(bodyTooLarge, nothing)
   const hold = buffers.holdBody(request, response, identity, length ?? 0, isAck)
   if (hold === null) return void done(buffers.noRoom, nothing)
-  /** Filled one after the other, but for the last. */
   const parts: Buffer[] = []
-  let room = 0
+  let block = nothing
+  /** Of the block: what is filled, and what of that is among the parts. */
+  let filled = 0
+  let listed = 0
   let capacity = 0
   let size = 0
+  const list = (): void => {
+    if (filled > listed) parts.push(block.subarray(listed, filled))
+    listed = filled
+  }
   const end = (problem: Problem | null): void => {
     request.off('data', take)
     request.off('end', finish)
     if (onCutOff !== undefined) request.off('error', onCutOff)
+    list()
     done(problem, problem === null ? wholeOf(parts, size) : nothing)
   }
   const finish = (): void => end(length !== null && size !== length ? wrongLength : null)
+  const mayGrow = (bytes: number): boolean => {
+    capacity += bytes
+    return length !== null || hold.growTo(capacity)
+  }
   const take = (chunk: Buffer): void => {
     if (size + chunk.length > limit) return void end(bodyTooLarge)
     if (length !== null && size + chunk.length > length) return void end(wrongLength)
-    if (size === 0 && chunk.length === length) {
+    const isKept = chunk.length === length || (length === null && chunk.length >= keptBytesMin)
+    if (isKept) {
+      list()
+      if (!mayGrow(chunk.length)) return void end(buffers.noRoom)
       parts.push(chunk)
-      size = length
+      size += chunk.length
       return
     }
     for (let at = 0; at < chunk.length; ) {
-      if (room === 0) {
-        room = length ?? Math.min(limit - capacity, Math.max(firstBytes, Math.min(partBytes, capacity)))
-        capacity += room
-        if (length === null && !hold.growTo(capacity)) return void end(buffers.noRoom)
-        parts.push(Buffer.allocUnsafeSlow(room))
+      if (filled === block.length) {
+        list()
+        const bytes = length ?? Math.min(limit - size, Math.max(firstBytes, Math.min(blockBytesMax, block.length * 2)))
+        if (!mayGrow(bytes)) return void end(buffers.noRoom)
+        block = Buffer.allocUnsafeSlow(bytes)
+        filled = 0
+        listed = 0
       }
-      const part = parts[parts.length - 1] as Buffer
-      const copied = chunk.copy(part, part.length - room, at)
+      const copied = chunk.copy(block, filled, at)
       at += copied
-      room -= copied
+      filled += copied
       size += copied
     }
   }

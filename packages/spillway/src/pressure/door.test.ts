@@ -53,6 +53,25 @@ describe('the door', () => {
     expect(looked.slice(6)).toEqual(['g after 0.6', 'h after 0.8'])
   })
 
+  it('forgets those who have gone at once, and keeps the order of the others', () => {
+    const { door, pass, looked, turn } = doorOf()
+    pass('a', 1)
+    const gone = new Set<string>()
+    for (const name of ['b', 'c', 'd']) {
+      door.pass(
+        () => looked.push(name),
+        () => gone.has(name),
+      )
+    }
+    turn()
+    gone.add('b').add('d')
+    door.forgetGone()
+    pass('e')
+    turn()
+    turn()
+    expect(looked).toEqual(['a after 0.0', 'c', 'e after 0.0'])
+  })
+
   it('lets nobody pass those who wait', () => {
     const { pass, looked, turn } = doorOf()
     pass('a', 1)

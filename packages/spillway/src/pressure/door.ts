@@ -32,7 +32,8 @@ export class Door {
     return this.#waitedMs
   }
 
-  pass(look: () => void): void {
+  /** `isGone`: nobody waits for it any more. */
+  pass(look: () => void, isGone: () => boolean = () => false): void {
     const now = this.#now()
     this.#arrivedAt ??= now
     if (!this.#isTurning) {
@@ -40,11 +41,17 @@ export class Door {
       this.#later(this.#endTurn)
     }
     if (this.#taken < this.#waiting.length || now - this.#arrivedAt >= sliceMs) {
-      this.#waiting.push({ look, since: now })
+      this.#waiting.push({ look, isGone, since: now })
       return
     }
     this.#waitedMs = 0
     look()
+  }
+
+  /** Those who have gone are forgotten now, with all that they hold, not when it would have been their turn. */
+  forgetGone(): void {
+    this.#waiting = this.#waiting.slice(this.#taken).filter((one) => one !== undefined && !one.isGone())
+    this.#taken = 0
   }
 
   readonly #endTurn = (): void => {
@@ -74,6 +81,7 @@ export class Door {
 
 interface Waiting {
   readonly look: () => void
+  readonly isGone: () => boolean
   readonly since: number
 }
 
