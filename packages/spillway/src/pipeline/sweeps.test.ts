@@ -90,7 +90,10 @@ describe('sweeps', () => {
     expect(one.seconds.n + two.seconds.n).toBeLessThanOrEqual(3)
     for (const name of ['a0', 'b0', 'a1', 'b1'])
       expect(calls.filter((call) => call === name).length).toBeGreaterThan(10)
-    await Promise.all([one.sweeps.stop(), two.sweeps.stop()])
+    // A batch may be under way.
+    const stopped = Promise.all([one.sweeps.stop(), two.sweeps.stop()])
+    await vi.advanceTimersByTimeAsync(2_000)
+    await stopped
   })
 
   it('say once that they are behind, and once that they have caught up', async () => {
@@ -109,7 +112,9 @@ describe('sweeps', () => {
     expect(logged.filter((text) => text.includes('behind'))).toHaveLength(1)
     expect(logged.filter((text) => text.includes('caught up'))).toHaveLength(1)
     expect(behind).toEqual([0, 1, 0])
-    await sweeps.stop()
+    const stopped = sweeps.stop()
+    await vi.advanceTimersByTimeAsync(2_000)
+    await stopped
   })
 
   it('go on after a fault, and leave the turn to others', async () => {
