@@ -1,21 +1,54 @@
+/**
+ * Tests stand in storeys, each a folder (or the sources, for unit tests). `npm test` runs unit, core and smoke; `npm run test:all`
+ * runs everything. A storey's folder says what its tests may need:
+ *
+ *   unit    nothing outside the process                     packages/<name>/src, scripts, bench, chaos
+ *   core    a database, in process                          test/core
+ *   smoke   a real server: one file for each workload       test/wire, listed below
+ *   wire    real servers, brokers and browsers              test/wire
+ *   faults  processes that are killed, stopped, cut off     test/faults
+ */
 import { defineConfig } from 'vitest/config'
+
+const tests = 'packages/spillway/test'
+const smoke = [
+  ...[
+    'docs-readme',
+    'server-tickets',
+    'server-petitions',
+    'server-messages',
+    'generation-native',
+    'routing-input-subject',
+  ],
+].map((name) => `${tests}/wire/${name}.test.ts`)
+
+/** Most tests wait for servers and databases: on two cores, where the default is one at a time, two take half as long. */
+const beside = { maxWorkers: 2, sequence: { groupOrder: 0 } }
+
+const storey = (name: string, include: string[], options: object = beside) => ({
+  test: { name, include, testTimeout: 30_000, hookTimeout: 60_000, pool: 'forks' as const, ...options },
+})
 
 export default defineConfig({
   test: {
-    include: [
-      'packages/*/src/**/*.test.ts',
-      'packages/*/test/**/*.test.ts',
-      'scripts/**/*.test.mjs',
-      'bench/*.test.ts',
-      'bench/{load,plots,programs,sections}/**/*.test.ts',
-      'chaos/**/*.test.ts',
-    ],
-    globalSetup: ['packages/spillway/test/setup/global.ts'],
-    testTimeout: 30_000,
-    hookTimeout: 60_000,
+    globalSetup: [`${tests}/setup/global.ts`],
     pool: 'forks',
-    // Most of these tests wait for servers and databases: on two cores, where the default is one at a time, two take half as long.
     maxWorkers: 2,
+    projects: [
+      storey('unit', [
+        'packages/*/src/**/*.test.ts',
+        'packages/client/test/**/*.test.ts',
+        'scripts/**/*.test.mjs',
+        'bench/*.test.ts',
+        'bench/{load,plots,programs,sections}/**/*.test.ts',
+        'chaos/**/*.test.ts',
+        '!chaos/broken.test.ts',
+      ]),
+      storey('core', [`${tests}/core/**/*.test.ts`]),
+      storey('smoke', smoke),
+      storey('wire', [`${tests}/wire/**/*.test.ts`, ...smoke.map((file) => `!${file}`)]),
+      storey('faults', [`${tests}/faults/**/*.test.ts`, 'chaos/broken.test.ts']),
+    ],
     // Only with --coverage. The rooms that decide about acceptance, order and limits; elsewhere a figure says little.
     coverage: {
       provider: 'v8',

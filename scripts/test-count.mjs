@@ -1,51 +1,35 @@
-/** From vitest's JSON report to the three numbers that `npm test` ends with. */
+/** The three numbers that `npm test` ends with, and its line of progress. */
 
-/** Options of vitest that narrow the run down to some tests; a bare word is a file filter. */
-const filterOptions = ['-t', '--testNamePattern', '--project', '--dir', '--changed', '--shard', '--related']
+export const noCounts = () => ({ passed: 0, failed: 0, skipped: 0 })
 
-export function isFiltered(args) {
-  return args.some((arg) => !arg.startsWith('-') || filterOptions.includes(arg.split('=', 1)[0]))
-}
-
-/**
- * A file that could not be loaded has no failed test, and an unhandled error or a missed coverage threshold has no
- * file: each counts as one failure, so that "0 failed" never stands under a red run.
- */
-export function countResults(report, exitCode) {
-  if (!report) return { passed: 0, failed: 1, skipped: 0 }
-  let passed = 0
+/** Counts the tests of a file. A file that could not be loaded has no failed test: it counts as one. Answers those that were skipped. */
+export function addModule(counts, moduleState, tests) {
+  const skipped = []
   let failed = 0
-  let skipped = 0
-  for (const file of report.testResults) {
-    let failedHere = 0
-    for (const { status } of file.assertionResults) {
-      if (status === 'passed') passed += 1
-      else if (status === 'failed') failedHere += 1
-      else skipped += 1
-    }
-    if (file.status === 'failed' && failedHere === 0) failedHere = 1
-    failed += failedHere
+  for (const test of tests) {
+    if (test.state === 'passed') counts.passed += 1
+    else if (test.state === 'failed') failed += 1
+    else skipped.push(test)
   }
-  if (exitCode !== 0 && failed === 0) failed = 1
-  return { passed, failed, skipped }
+  counts.failed += moduleState === 'failed' ? Math.max(failed, 1) : failed
+  counts.skipped += skipped.length
+  return skipped
 }
 
-/** Files with a failed test, or that could not be loaded. */
-export function failedFiles(report) {
-  return report.testResults.filter(({ status }) => status === 'failed').map(({ name }) => name)
+/** What a run of vitest comes to. Without counts it broke; a failure that belongs to no test counts as one. */
+export function resultOf(counts, exitCode) {
+  if (counts === undefined) return { passed: 0, failed: 1, skipped: 0 }
+  return exitCode !== 0 && counts.failed === 0 ? { ...counts, failed: 1 } : counts
 }
 
-/** The names of the failed tests, with their file. */
-export function failedTests(report, root) {
-  return report.testResults.flatMap(({ name, assertionResults }) =>
-    assertionResults
-      .filter(({ status }) => status === 'failed')
-      .map(({ fullName }) => `${name.startsWith(root) ? name.slice(root.length + 1) : name}: ${fullName}`),
-  )
+export function lastLine({ passed, failed, skipped }) {
+  return `${passed} passed, ${failed} failed${skipped > 0 ? `, ${skipped} skipped` : ''}`
 }
 
-/** The report with the files of a later one in their places. */
-export function withFilesOf(report, later) {
-  const again = new Map(later.testResults.map((file) => [file.name, file]))
-  return { ...report, testResults: report.testResults.map((file) => again.get(file.name) ?? file) }
+export function progressLine(seconds, filesDone, files, { passed, failed }) {
+  const left =
+    filesDone > 0 && filesDone < files ? `, about ${clock((seconds / filesDone) * (files - filesDone))} left` : ''
+  return `[${clock(seconds)}${left}] ${filesDone} of ${files} files, ${passed} tests passed, ${failed} failed`
 }
+
+const clock = (seconds) => `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, '0')}`

@@ -1,66 +1,39 @@
 import { describe, expect, it } from 'vitest'
-import { countResults, failedFiles, failedTests, isFiltered, withFilesOf } from './test-count.mjs'
+import { addModule, lastLine, noCounts, progressLine, resultOf } from './test-count.mjs'
 
-const file = (status, ...statuses) => ({ status, assertionResults: statuses.map((one) => ({ status: one })) })
+const passed = { name: 'a', state: 'passed' }
+const failed = { name: 'b', state: 'failed' }
+const skipped = { name: 'c', state: 'skipped', note: 'no browser' }
 
-describe('the count at the end of npm test', () => {
-  it('adds up passed, failed and skipped tests over all files', () => {
-    const report = { testResults: [file('failed', 'passed', 'failed'), file('passed', 'passed', 'skipped', 'todo')] }
-    expect(countResults(report, 1)).toEqual({ passed: 2, failed: 1, skipped: 2 })
+describe('counts', () => {
+  it('add the tests of a file, and name those that were skipped', () => {
+    const counts = noCounts()
+    expect(addModule(counts, 'failed', [passed, passed, failed, skipped])).toEqual([skipped])
+    addModule(counts, 'passed', [passed])
+    expect(counts).toEqual({ passed: 3, failed: 1, skipped: 1 })
   })
 
-  it('counts a file that could not be loaded as one failure', () => {
-    const report = { testResults: [file('passed', 'passed'), file('failed')] }
-    expect(countResults(report, 1)).toEqual({ passed: 1, failed: 1, skipped: 0 })
+  it('of a file that could not be loaded, or whose hooks failed, are one failure', () => {
+    const counts = noCounts()
+    addModule(counts, 'failed', [])
+    addModule(counts, 'failed', [passed])
+    expect(counts).toEqual({ passed: 1, failed: 2, skipped: 0 })
   })
 
-  it('counts a failing hook of a file whose tests passed', () => {
-    expect(countResults({ testResults: [file('failed', 'passed')] }, 1)).toEqual({ passed: 1, failed: 1, skipped: 0 })
-  })
-
-  it('never says 0 failed when vitest itself failed', () => {
-    expect(countResults({ testResults: [file('passed', 'passed')] }, 1)).toEqual({ passed: 1, failed: 1, skipped: 0 })
-    expect(countResults(undefined, 1)).toEqual({ passed: 0, failed: 1, skipped: 0 })
-  })
-
-  it('knows a filtered run from one with mere options', () => {
-    expect(isFiltered(['packages/spillway/src/gates'])).toBe(true)
-    expect(isFiltered(['-t', 'rate'])).toBe(true)
-    expect(isFiltered(['--testNamePattern=rate'])).toBe(true)
-    expect(isFiltered(['--coverage', '--bail=1'])).toBe(false)
-    expect(isFiltered([])).toBe(false)
+  it('never end with "0 failed" under a red run', () => {
+    expect(resultOf({ passed: 3, failed: 0, skipped: 0 }, 1).failed).toBe(1)
+    expect(resultOf(undefined, 0).failed).toBe(1)
+    expect(resultOf({ passed: 3, failed: 0, skipped: 0 }, 0).failed).toBe(0)
   })
 })
 
-describe('a second run of what failed', () => {
-  const test = (status, fullName) => ({ status, fullName })
-  const first = {
-    testResults: [
-      {
-        name: '/checkout/a.test.ts',
-        status: 'failed',
-        assertionResults: [test('failed', 'a one'), test('passed', 'a two')],
-      },
-      { name: '/checkout/b.test.ts', status: 'passed', assertionResults: [test('passed', 'b one')] },
-      { name: '/checkout/c.test.ts', status: 'failed', assertionResults: [] },
-    ],
-  }
+it('the last line names what was skipped only if something was', () => {
+  expect(lastLine({ passed: 3, failed: 1, skipped: 0 })).toBe('3 passed, 1 failed')
+  expect(lastLine({ passed: 3, failed: 1, skipped: 2 })).toBe('3 passed, 1 failed, 2 skipped')
+})
 
-  it('is of the files with a failure, loaded or not', () => {
-    expect(failedFiles(first)).toEqual(['/checkout/a.test.ts', '/checkout/c.test.ts'])
-    expect(failedTests(first, '/checkout')).toEqual(['a.test.ts: a one'])
-  })
-
-  it('counts in the place of the first, for better or worse', () => {
-    const better = [test('passed', 'a one'), test('passed', 'a two')]
-    const worse = [test('passed', 'a one'), test('failed', 'a two')]
-    const again = (assertionResults, status) => ({
-      testResults: [
-        { name: '/checkout/a.test.ts', status, assertionResults },
-        { name: '/checkout/c.test.ts', status: 'passed', assertionResults: [test('passed', 'c one')] },
-      ],
-    })
-    expect(countResults(withFilesOf(first, again(better, 'passed')), 0)).toEqual({ passed: 4, failed: 0, skipped: 0 })
-    expect(countResults(withFilesOf(first, again(worse, 'failed')), 1)).toEqual({ passed: 3, failed: 1, skipped: 0 })
-  })
+it('the line of progress says how long it may take', () => {
+  const counts = { passed: 30, failed: 1, skipped: 0 }
+  expect(progressLine(65, 10, 20, counts)).toBe('[1:05, about 1:05 left] 10 of 20 files, 30 tests passed, 1 failed')
+  expect(progressLine(0, 0, 20, noCounts())).toBe('[0:00] 0 of 20 files, 0 tests passed, 0 failed')
 })

@@ -1,0 +1,250 @@
+import pg from 'pg'
+import Type from 'typebox'
+import { afterEach, beforeEach, describe, expect, expectTypeOf, it } from 'vitest'
+import type { Definition, RunContext, Tx } from '../../src/index.js'
+import { type Bench, bench, eventually, signal } from '../pipeline-fixture.js'
+
+const Order = Type.Object({ customer: Type.String(), total: Type.Number(), note: Type.Optional(Type.String()) })
+
+let b: Bench
+beforeEach(async () => {
+  b = await bench()
+})
+afterEach(() => b.close())
+
+describe('types from end to end', () => {
+  it('infers body, context and result from the definition', async () => {
+    const intake = await b.intake()
+    const place = intake.define('orders.place', {
+      body: Order,
+      lane: (order, request) => {
+        expectTypeOf(order).toEqualTypeOf<{ customer: string; total: number; note?: string }>()
+        expectTypeOf(request.clientAddress).toBeString()
+        return ['orders', order.customer]
+      },
+      run: (order, ctx) => {
+        expectTypeOf(order.total).toBeNumber()
+        expectTypeOf(ctx).toEqualTypeOf<RunContext>()
+        return { charged: order.total }
+      },
+    })
+    expectTypeOf(place).toEqualTypeOf<
+      Definition<{ customer: string; total: number; note?: string }, { charged: number }>
+    >()
+    expectTypeOf(intake.submit<{ customer: string; total: number; note?: string }>)
+      .parameter(1)
+      .toEqualTypeOf<{ customer: string; total: number; note?: string }>()
+    const answer = await intake.submit(place, { customer: 'ann', total: 3 })
+    expect(answer).toMatchObject({ kind: 'done', result: { charged: 3 } })
+    // @ts-expect-error a number is missing
+    void (() => intake.submit(place, { customer: 'ann' }))
+    // @ts-expect-error the total is no text
+    void (() => intake.submit(place, { customer: 'ann', total: '3' }))
+    // @ts-expect-error neither run nor apply
+    void (() => intake.define('nothing', { body: Order }))
+    // @ts-expect-error not both
+    void (() => intake.define('both', { body: Order, run: () => 1, apply: async () => [1] }))
+  })
+
+  it('infers the items of a set-based definition', async () => {
+    const intake = await b.intake()
+    const note = intake.define('notes.add', {
+      body: Type.Object({ text: Type.String() }),
+      apply: async (tx, items) => {
+        expectTypeOf(tx).toEqualTypeOf<Tx>()
+        expectTypeOf(items[0]?.body).toEqualTypeOf<{ text: string } | undefined>()
+        return items.map((item) => item.body.text.length)
+      },
+    })
+    expect(await intake.submit(note, { text: 'four' })).toMatchObject({ kind: 'done', result: 4 })
+  })
+})
+
+describe('define', () => {
+  it('refuses a type that is there already, is no name, or belongs to another intake', async () => {
+    const intake = await b.intake()
+    const options = { body: Order, run: () => null }
+    const mine = intake.define('orders.place', options)
+    expect(() => intake.define('orders.place', options)).toThrow(/defined already/)
+    for (const type of ['', 'with space', '.dot', 'x'.repeat(101), 'a\0b']) {
+      expect(() => intake.define(type, options)).toThrow(RangeError)
+    }
+    expect(intake.core.find('orders.place')?.type).toBe(mine.type)
+    expect(intake.core.find('other')).toBeUndefined()
+    await expect(intake.submit({ type: 'other' }, {})).rejects.toThrow(/not defined/)
+  })
+})
+
+describe('submit', () => {
+  it('runs at once and answers with the result; the ticket has it too', async () => {
+    const intake = await b.intake()
+    const place = intake.define('orders.place', { body: Order, run: (order) => ({ charged: order.total }) })
+    const answer = await intake.submit(place, { customer: 'ann', total: 3 }, { identity: 'ann', traceparent: '00-x' })
+    if (answer.kind !== 'done') throw new Error(`expected done, not ${answer.kind}`)
+    expect(answer.result).toEqual({ charged: 3 })
+    expect(await b.ticket(answer.operationId)).toMatchObject({
+      status: 'completed',
+      identity: 'ann',
+      queue: 'orders.place',
+      partition: 'Default',
+      attempts: 1,
+      result: { charged: 3 },
+      trace: '00-x',
+    })
+    expect(await b.audit()).toEqual([])
+  })
+
+  it('queues on request, and waits for it where asked', async () => {
+    const intake = await b.intake()
+    const place = intake.define('orders.place', { body: Order, run: (order) => order.total })
+    const queued = await intake.submit(place, { customer: 'ann', total: 3 }, { respondAsync: true })
+    expect(queued).toMatchObject({ kind: 'queued', reason: 'requested', place: 0, replayed: false })
+    if (queued.kind === 'queued') expect(await b.finished(queued.operationId)).toMatchObject({ result: 3 })
+    const waited = await intake.submit(place, { customer: 'ann', total: 4 }, { respondAsync: true, waitMs: 5_000 })
+    expect(waited).toMatchObject({ kind: 'done', result: 4 })
+  })
+
+  it('keeps every JSON value as it came', async () => {
+    const intake = await b.intake()
+    const echo = intake.define('echo', { body: Type.Unknown(), run: (body) => ({ body }) })
+    for (const value of [null, 0, '', 'a\u2028\u{1F600}', [], { '': [1, null, { a: 1.5e300 }] }, false]) {
+      const answer = await intake.submit(echo, value, { respondAsync: true, waitMs: 5_000 })
+      expect(answer).toMatchObject({ kind: 'done', result: { body: value } })
+    }
+  })
+})
+
+describe("enqueue inside a transaction of one's own", () => {
+  const connected = async (run: (client: pg.Client) => Promise<void>): Promise<void> => {
+    const client = new pg.Client({ connectionString: b.url })
+    await client.connect()
+    try {
+      await run(client)
+    } finally {
+      await client.end()
+    }
+  }
+
+  it('runs after the commit, and not before', async () => {
+    const intake = await b.intake()
+    const ran: number[] = []
+    const place = intake.define('orders.place', { body: Order, run: (order) => void ran.push(order.total) })
+    await connected(async (client) => {
+      await client.query('CREATE TABLE mine (n int)')
+      await client.query('BEGIN')
+      await client.query('INSERT INTO mine VALUES (1)')
+      const answer = await intake.enqueue(place, { customer: 'ann', total: 7 }, client)
+      if (answer.kind !== 'queued') throw new Error(`expected queued, not ${answer.kind}`)
+      // Numbers, whatever the caller's driver makes of a bigint.
+      expect(answer).toMatchObject({ place: 0, reason: 'requested' })
+      expect(typeof answer.waitMs).toBe('number')
+      expect(await intake.core.store.ticket(answer.operationId)).toBeNull()
+      expect(ran).toEqual([])
+      await client.query('COMMIT')
+      await b.finished(answer.operationId)
+      expect(ran).toEqual([7])
+    })
+    expect(await b.audit()).toEqual([])
+  })
+
+  it('never existed after a rollback', async () => {
+    const intake = await b.intake()
+    const ran: number[] = []
+    const place = intake.define('orders.place', { body: Order, run: (order) => void ran.push(order.total) })
+    await connected(async (client) => {
+      await client.query('BEGIN')
+      const gone = await intake.enqueue(place, { customer: 'ann', total: 7 }, client, { idempotencyKey: 'k' })
+      await client.query('ROLLBACK')
+      // The same lane goes on, and the key is free.
+      const next = await intake.submit(place, { customer: 'ann', total: 8 }, { idempotencyKey: 'k', waitMs: 5_000 })
+      expect(next).toMatchObject({ kind: 'done', replayed: false })
+      expect(ran).toEqual([8])
+      if (gone.kind === 'queued') expect(await intake.core.store.ticket(gone.operationId)).toBeNull()
+    })
+    expect(await b.audit()).toEqual([])
+  })
+
+  it('wakes an instance elsewhere that was idle', async () => {
+    const gateway = await b.intake({ work: false })
+    const worker = await b.intake()
+    const done = signal<number>()
+    const options = { body: Order, run: (order: { total: number }) => done.fire(order.total) }
+    const place = gateway.define('orders.place', options)
+    worker.define('orders.place', options)
+    await connected(async (client) => {
+      await client.query('BEGIN')
+      await gateway.enqueue(place, { customer: 'ann', total: 9 }, client)
+      await client.query('COMMIT')
+    })
+    expect(await done.promise).toBe(9)
+  })
+})
+
+describe('close', () => {
+  it('refuses what is new, finishes what runs, and leaves the rest to others', async () => {
+    const intake = await b.intake({ concurrency: 1 })
+    const started = signal()
+    const release = signal()
+    const place = intake.define('orders.place', {
+      body: Order,
+      lane: (order) => ['orders', order.customer],
+      run: async (order) => {
+        started.fire()
+        await release.promise
+        return order.total
+      },
+    })
+    const running = intake.submit(place, { customer: 'ann', total: 1 })
+    await started.promise
+    const behind = await intake.submit(place, { customer: 'ann', total: 2 })
+    if (behind.kind !== 'queued') throw new Error(`expected queued, not ${behind.kind}`)
+    const closing = intake.close()
+    expect(intake.core.isDraining).toBe(true)
+    expect(await intake.submit(place, { customer: 'bob', total: 3 })).toMatchObject({
+      kind: 'refused',
+      refusal: { code: 'draining' },
+    })
+    release.fire()
+    expect(await running).toMatchObject({ kind: 'done', result: 1 })
+    await closing
+    await intake.close()
+    expect(await b.ticket(behind.operationId)).toMatchObject({ status: 'pending', attempts: 0 })
+    const next = await b.intake()
+    next.define('orders.place', { body: Order, run: (order) => order.total })
+    expect(await b.finished(behind.operationId)).toMatchObject({ status: 'completed', attempts: 1 })
+    expect(await b.audit()).toEqual([])
+  })
+
+  it('gives up on a handler that does not end, uncounted, and another runs it', async () => {
+    const intake = await b.intake({ drainMs: 100 })
+    const started = signal<AbortSignal>()
+    const place = intake.define('orders.place', {
+      body: Order,
+      run: (_, ctx) => {
+        started.fire(ctx.signal)
+        return new Promise<number>(() => undefined)
+      },
+    })
+    const stuck = intake.submit(place, { customer: 'ann', total: 1 })
+    const aborted = await started.promise
+    await intake.close()
+    expect(aborted.reason).toMatchObject({ code: 'stopping' })
+    const answer = await stuck
+    if (answer.kind !== 'queued') throw new Error(`expected queued, not ${answer.kind}`)
+    expect(answer.reason).toBe('still_running')
+    const next = await b.intake()
+    next.define('orders.place', { body: Order, run: () => 2 })
+    expect(await b.finished(answer.operationId)).toMatchObject({ status: 'completed', attempts: 1, result: 2 })
+  })
+
+  it('answers before the store is there, and begins when it is', async () => {
+    const intake = await b.intake({ waitForStore: false })
+    const place = intake.define('orders.place', { body: Order, run: () => 1 })
+    expect(await intake.submit(place, { customer: 'ann', total: 1 })).toMatchObject({
+      kind: 'refused',
+      refusal: { code: 'store_unavailable', retryAfterMs: expect.any(Number) },
+    })
+    await eventually(() => intake.core.isReady || undefined, 'the intake to be ready')
+    expect(await intake.submit(place, { customer: 'ann', total: 1 })).toMatchObject({ kind: 'done' })
+  })
+})

@@ -1,0 +1,186 @@
+import { randomUUID } from 'node:crypto'
+import Type from 'typebox'
+import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { type Answer, FailOperation, type IntakeApi } from '../../src/index.js'
+import { type Bench, bench, eventually, overriding, signal } from '../pipeline-fixture.js'
+
+const body = Type.Object({ lane: Type.String(), do: Type.Optional(Type.String()) })
+const lane = (order: { lane: string }) => ['q', order.lane] as const
+
+let b: Bench
+beforeEach(async () => {
+  b = await bench()
+})
+afterEach(() => b.close())
+
+const idOf = (answer: Answer): string => {
+  if (!('operationId' in answer)) throw new Error(`expected an operation, not ${JSON.stringify(answer)}`)
+  return answer.operationId
+}
+
+/** Nobody works: what is queued stays where it is. */
+async function queued(intake: IntakeApi, lanes: readonly string[]): Promise<string[]> {
+  const op = intake.define('op', { body, lane, run: () => 1 })
+  const ids: string[] = []
+  for (const name of lanes) ids.push(idOf(await intake.submit(op, { lane: name }, { respondAsync: true })))
+  return ids
+}
+
+describe('standing', () => {
+  it('tells of each what became of it, in the order asked', async () => {
+    const open = signal()
+    const intake = await b.intake()
+    const op = intake.define('op', {
+      body,
+      lane,
+      maxRetries: 0,
+      run: async (order) => {
+        if (order.do === 'fail') throw new FailOperation('no good')
+        if (order.do === 'wait') await open.promise
+        return 1
+      },
+    })
+    const done = idOf(await intake.submit(op, { lane: 'a' }))
+    const failed = idOf(await intake.submit(op, { lane: 'b', do: 'fail' }))
+    const running = idOf(await intake.submit(op, { lane: 'c', do: 'wait' }, { waitMs: 0 }))
+    const waiting = idOf(await intake.submit(op, { lane: 'c' }, { waitMs: 0 }))
+    const cancelled = idOf(await intake.submit(op, { lane: 'c' }, { waitMs: 0 }))
+    expect(await intake.cancel(cancelled, 'nobody wants it')).toBe('cancelled')
+    const unknown = randomUUID()
+    const told = await intake.standing([
+      unknown,
+      done,
+      failed,
+      running,
+      waiting,
+      cancelled,
+      'no id',
+      done.toUpperCase(),
+    ])
+    expect(told).toEqual([
+      { id: unknown, status: 'unknown', place: null, waitMs: null, error: null },
+      { id: done, status: 'completed', place: null, waitMs: null, error: null },
+      { id: failed, status: 'failed', place: null, waitMs: null, error: expect.stringContaining('no good') },
+      { id: running, status: 'processing', place: null, waitMs: null, error: null },
+      { id: waiting, status: 'pending', place: 0, waitMs: expect.any(Number), error: null },
+      { id: cancelled, status: 'cancelled', place: null, waitMs: null, error: 'nobody wants it' },
+      { id: 'no id', status: 'unknown', place: null, waitMs: null, error: null },
+      { id: done.toUpperCase(), status: 'completed', place: null, waitMs: null, error: null },
+    ])
+    open.fire()
+  })
+
+  it('tells the places in their lanes, without those that were cancelled', async () => {
+    const intake = await b.intake({ work: false })
+    const ids = await queued(intake, ['a', 'a', 'b', 'a', 'a', 'b'])
+    await intake.cancel(ids[1] ?? '', 'cancelled')
+    const places = (await intake.standing(ids)).map(({ place }) => place)
+    expect(places).toEqual([0, null, 0, 1, 2, 1])
+    for (const [i, id] of ids.entries()) expect((await b.ticket(id)).place).toBe(places[i])
+  })
+
+  it('asks the store once for two thousand', async () => {
+    const asked: number[] = []
+    const intake = await b.intake({
+      work: false,
+      wrap: (store) =>
+        overriding(store, {
+          standing: (ids) => {
+            asked.push(ids.length)
+            return store.standing(ids)
+          },
+        }),
+    })
+    const [id = ''] = await queued(intake, ['a'])
+    const many = Array.from({ length: 1_999 }, () => randomUUID())
+    expect((await intake.standing([...many, id])).at(-1)).toMatchObject({ id, status: 'pending', place: 0 })
+    expect(asked).toEqual([2_000])
+    expect(await intake.standing([...many, id, randomUUID()])).toHaveLength(2_001)
+    expect(asked).toEqual([2_000, 2_000, 1])
+  })
+
+  it('estimates the wait by the pace of the lane', async () => {
+    const intake = await b.intake({ work: false })
+    const ids = await queued(intake, ['a', 'a', 'a'])
+    await b.sql('UPDATE spillway.lanes SET pace_ms = 2000')
+    expect((await intake.standing(ids)).map(({ waitMs }) => waitMs)).toEqual([2_000, 4_000, 6_000])
+  })
+})
+
+describe('lane depths', () => {
+  it('are what is unfinished in each, in the order asked', async () => {
+    const intake = await b.intake({ work: false })
+    await queued(intake, ['a', 'a', 'b', 'a'])
+    const lanes = [
+      ['q', 'b'],
+      ['q', 'none'],
+      ['q', 'a'],
+      ['q', 'b'],
+    ] as const
+    expect(await intake.laneDepths(lanes)).toEqual([1, 0, 3, 1])
+  })
+})
+
+describe('cancel', () => {
+  it('takes one that waits out of its lane', async () => {
+    const intake = await b.intake({ work: false })
+    const [first = '', second = ''] = await queued(intake, ['a', 'a'])
+    expect(await intake.cancel(first, 'the client left')).toBe('cancelled')
+    expect(await b.ticket(first)).toMatchObject({ status: 'cancelled', error: 'the client left' })
+    expect((await b.ticket(second)).place).toBe(0)
+    expect(await b.audit()).toEqual([])
+  })
+
+  it.each(['here', 'elsewhere'])('tells one that runs %s, and can stop, to stop', async (where) => {
+    const [worker, other] = [await b.intake(), await b.intake({ work: false })]
+    const started = signal()
+    const run = async (_: unknown, { signal: stop }: { signal: AbortSignal }) => {
+      started.fire()
+      await new Promise((_, reject) => stop.addEventListener('abort', () => reject(stop.reason)))
+    }
+    const definition = { body, lane, abortable: true, run }
+    const op = worker.define('op', definition)
+    other.define('op', definition)
+    const id = idOf(await worker.submit(op, { lane: 'a' }, { waitMs: 0 }))
+    await started.promise
+    expect(await (where === 'here' ? worker : other).cancel(id, 'enough')).toBe('asked')
+    expect(await b.finished(id)).toMatchObject({ status: 'cancelled' })
+  })
+
+  it('wakes those who wait for it', async () => {
+    const intake = await b.intake({ work: false })
+    const [id = ''] = await queued(intake, ['a'])
+    const waited = intake.core.waiters.wait(id, 20_000)
+    await intake.cancel(id, 'cancelled')
+    expect(await waited).toMatchObject({ status: 'cancelled' })
+  })
+
+  it('leaves one that runs and cannot stop', async () => {
+    const open = signal()
+    const intake = await b.intake()
+    const op = intake.define('op', { body, lane, run: () => open.promise })
+    const id = idOf(await intake.submit(op, { lane: 'a' }, { waitMs: 0 }))
+    expect(await intake.cancel(id, 'enough')).toBe('running')
+    open.fire()
+    expect(await b.finished(id)).toMatchObject({ status: 'completed' })
+  })
+
+  it.each([randomUUID(), 'no id'])('finds nothing to cancel under %s', async (id) => {
+    expect(await (await b.intake()).cancel(id, 'enough')).toBe('gone')
+  })
+})
+
+describe('the id of an instance', () => {
+  it('is that under which it is enlisted, and another one after it was given up', async () => {
+    const intake = await b.intake()
+    const first = intake.instance
+    expect(await b.sql('SELECT id FROM spillway.workers')).toEqual([{ id: first }])
+    await b.sql('SELECT spillway.worker_forget($1)', [first])
+    const [enlisted] = await eventually(async () => {
+      const rows = await b.sql('SELECT id FROM spillway.workers')
+      return rows.length > 0 ? rows : undefined
+    }, 'it to be enlisted anew')
+    expect(enlisted).toEqual({ id: intake.instance })
+    expect(intake.instance).not.toBe(first)
+  })
+})
