@@ -17,6 +17,8 @@ import { failures } from './request.js'
 const roundMs = 2_000
 /** Who took the operation out of the queue writes the end itself, right behind that. */
 const graceMs = 3_000
+/** Of their ids, in the log line. */
+const toldMax = 10
 
 export class Orphans {
   readonly #deps: GenerationDeps
@@ -50,8 +52,9 @@ export class Orphans {
     const { registry, intake, log } = this.#deps
     const entries = await registry.orphaned(roundMs, graceMs)
     if (entries.length === 0) return
-    const standings = await intake.standing(entries.map(({ key }) => key.id))
-    log.warn({ streams: entries.length }, 'streams were left without an end; they are ended now')
+    const ids = entries.map(({ key }) => key.id)
+    const standings = await intake.standing(ids)
+    log.warn({ streams: ids.length, some: ids.slice(0, toldMax) }, 'streams were left without an end; they are ended now')
     await Promise.all(entries.map((entry, i) => this.#end(entry, standings[i])))
   }
 
