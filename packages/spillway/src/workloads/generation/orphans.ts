@@ -54,7 +54,10 @@ export class Orphans {
     if (entries.length === 0) return
     const ids = entries.map(({ key }) => key.id)
     const standings = await intake.standing(ids)
-    log.warn({ streams: ids.length, some: ids.slice(0, toldMax) }, 'streams were left without an end; they are ended now')
+    log.warn(
+      { streams: ids.length, some: ids.slice(0, toldMax) },
+      'streams were left without an end; they are ended now',
+    )
     await Promise.all(entries.map((entry, i) => this.#end(entry, standings[i])))
   }
 
