@@ -6,7 +6,7 @@ import { type ScriptedUpstream, startScriptedUpstream } from './setup/scripted-u
 export type Role = 'gateway' | 'worker' | 'all'
 
 /** Until what a dead process held is another's. */
-export const leaseSeconds = 3
+export const leaseSeconds = 5
 /** Beside the lease: the rounds of those who look for the dead, and a machine that is short of CPU. */
 export const marginMs = 12_000
 
@@ -17,6 +17,8 @@ const patient: Env = {
   SPILLWAY_LEASE_SECONDS: String(leaseSeconds),
   SPILLWAY_STORE_TIMEOUT_MS: '10000',
   SPILLWAY_ACCEPT_WAIT_BUDGET_MS: '60000',
+  QUEUE_FAILOVER_TIMEOUT_SECONDS: '60',
+  STREAM_FIRST_TOKEN_SECONDS: '60',
 }
 
 export interface FleetMember {
@@ -44,8 +46,10 @@ export interface GenerationFleet {
   readonly upstream: ScriptedUpstream
   readonly members: readonly FleetMember[]
   of(role: Role): FleetMember
-  /** The one of that role that runs most at this moment. */
+  /** The one of that role that runs most at this moment: first of what has begun, then of all. */
   busiest(role: Role): Promise<FleetMember>
+  /** The streams that a process runs or is about to, and which of them have begun. */
+  heldBy(member: FleetMember): Promise<{ id: string; begun: boolean }[]>
   /** Where clients may ask: of everyone that takes requests. */
   origins(): string[]
   /** A dead one's successor, with its settings. */
@@ -97,6 +101,7 @@ export async function startGenerationFleet(options: GenerationFleetOptions): Pro
       }
       throw new Error(`no ${role} runs anything`)
     },
+    heldBy: ({ process }) => sql<{ id: string; begun: boolean }>(heldBySql, [`%:${process.pid}`]),
     restart: async (member, env = {}) => {
       member.process = await start(member.role, { ...member.env, ...env })
     },
@@ -113,8 +118,13 @@ export async function startGenerationFleet(options: GenerationFleetOptions): Pro
   }
 }
 
-const busiestSql = `SELECT w.name FROM spillway.workers w JOIN spillway.leases l ON l.worker = w.id, unnest(l.lanes, l.uptos) z(lane, upto)
-  JOIN spillway.ops o ON o.lane = z.lane AND o.seq <= z.upto GROUP BY w.name ORDER BY count(*) DESC`
+const heldSql = `SELECT w.name, o.id, EXISTS (SELECT FROM spillway.stream_chunks c WHERE c.stream = o.id) AS begun
+  FROM spillway.workers w JOIN spillway.leases l ON l.worker = w.id, unnest(l.lanes, l.uptos) z(lane, upto)
+  JOIN spillway.ops o ON o.lane = z.lane AND o.seq <= z.upto`
+
+const busiestSql = `SELECT name FROM (${heldSql}) h GROUP BY name ORDER BY count(*) FILTER (WHERE begun) DESC, count(*) DESC`
+
+const heldBySql = `SELECT id, begun FROM (${heldSql}) h WHERE name LIKE $1`
 
 const leftoversSql = `
   SELECT 'the queue: ' || fault AS fault FROM spillway.audit()

@@ -3,7 +3,7 @@
  * end of each to itself until then.
  */
 import { setTimeout as delay } from 'node:timers/promises'
-import { type GenerationFleet, leaseSeconds, marginMs, type Role } from './generation-faults-fleet.js'
+import { type FleetMember, type GenerationFleet, leaseSeconds, marginMs, type Role } from './generation-faults-fleet.js'
 import { type Ask, Reader, type Told } from './generation-faults-reader.js'
 import { type Judged, judge } from './generation-faults-verdict.js'
 import { get, until } from './server-process.js'
@@ -28,7 +28,7 @@ const releaseMs = 50
 
 export interface WaveResult extends Judged {
   all: Told[]
-  /** From the fault to the last end. */
+  /** The longest from the fault to an end; of what came to its own end, from when the upstream told that. */
   lateMs: number
   /** How many streams had begun and not ended when it happened. */
   hit: number
@@ -50,7 +50,9 @@ export async function wave(fleet: GenerationFleet, options: WaveOptions): Promis
   const happenedMs = monotonicMs()
   // One that is run again comes later, to be released as well.
   let releasing: NodeJS.Timeout | undefined
+  let releasedMs = Number.NaN
   const release = (): void => {
+    if (releasing === undefined) releasedMs = monotonicMs()
     releasing ??= setInterval(() => fleet.upstream.release(), releaseMs)
   }
   const over = Promise.all(readers.map((reader) => reader.over))
@@ -59,9 +61,11 @@ export async function wave(fleet: GenerationFleet, options: WaveOptions): Promis
   const all = await over
   clearInterval(releasing)
   const judged = judge(all, fleet.upstream.requests)
-  const lastMs = Math.max(...all.map(({ overMs }) => overMs))
+  const lateMs = Math.max(
+    ...all.map(({ overMs, ends }) => overMs - (ends.at(-1)?.kind === 'done' ? releasedMs : happenedMs)),
+  )
   judged.findings.push(...(await settled(fleet)))
-  return { ...judged, all, hit, lateMs: lastMs - happenedMs }
+  return { ...judged, all, hit, lateMs }
 }
 
 async function isBegun(readers: readonly Reader[], count: number): Promise<void> {
@@ -86,22 +90,28 @@ export async function settled(fleet: GenerationFleet): Promise<string[]> {
   }
 }
 
-/** SIGKILL of the one that runs most, and a successor. */
-export async function killed(fleet: GenerationFleet, role: Role): Promise<void> {
-  const member = role === 'gateway' ? fleet.of(role) : await fleet.busiest(role)
+/** SIGKILL of one, by default of the one that runs most, and a successor. */
+export async function killed(fleet: GenerationFleet, role: Role, one?: FleetMember): Promise<void> {
+  const member = one ?? (role === 'gateway' ? fleet.of(role) : await fleet.busiest(role))
   await member.process.kill()
   await fleet.restart(member)
 }
 
-/** Stopped in the middle of what it does, until what it ran is another's; then it goes on. */
+/** Stopped in the middle of what it does, until it was given up and what it had begun was ended by others; then it goes on. */
 export async function pausedPastLease(fleet: GenerationFleet, role: Role): Promise<void> {
-  const { pid } = (await fleet.busiest(role)).process
+  const member = await fleet.busiest(role)
+  const { pid } = member.process
   const workers = () => fleet.sql<{ id: string }>('SELECT id FROM spillway.workers WHERE name LIKE $1', [`%:${pid}`])
   const [before] = await workers()
   process.kill(pid, 'SIGSTOP')
   try {
+    const begun = (await fleet.heldBy(member)).filter((held) => held.begun)
     const isGivenUp = async (): Promise<boolean> => !(await workers()).some(({ id }) => id === before?.id)
     await until('the paused process is given up', isGivenUp, leaseSeconds * 1_000 + marginMs)
+    // Else it may still be the first to write: it wakes up with what the upstream sent meanwhile.
+    const ids = begun.map(({ id }) => id)
+    const open = () => fleet.sql('SELECT FROM spillway.streams WHERE id = ANY ($1) AND ended IS NULL', [ids])
+    await until('what it had begun is ended', async () => (await open()).length === 0, marginMs)
   } finally {
     process.kill(pid, 'SIGCONT')
   }

@@ -122,14 +122,20 @@ export interface StreamRegistry {
   ended(id: string, end: EndKind): Promise<void>
   /** Nothing is in its log, and that is gone: from now on it is kept in this one. */
   moved(id: string, log: LogName): Promise<void>
-  /** A client reads it here now, or (null) nobody does any more. Leaving is heeded only while `watcher` is who left. */
+  /** A client reads it here now. */
   watched(id: string, watcher: string): Promise<void>
-  unwatched(id: string, watcher: string): Promise<void>
+  /** Nobody reads it here any more. Heeded only while `watcher` is who left; false: somebody else reads it. */
+  unwatched(id: string, watcher: string): Promise<boolean>
   /**
    * Of these, those that nobody reads, and for how long (by the database clock). A watcher whose process is gone counts
    * as having left when this is first noticed.
    */
   abandoned(ids: readonly string[]): Promise<{ id: string; forMs: number }[]>
+  /**
+   * Some of those without an end whose operation left the queue more than `graceMs` ago: nobody is left to end them. Over all
+   * processes one asks, every `everyMs`; the others are told of none.
+   */
+  orphaned(everyMs: number, graceMs: number): Promise<StreamEntry[]>
   /** Removes what is older than its retention: entries, and records by whole partitions. */
   sweep(retentionMs: number, longestMs: number): Promise<{ streams: number; partitions: number; isFull: boolean }>
 }

@@ -5,7 +5,7 @@ import { StoreFault } from '../../src/store/postgres/faults.js'
 import { StreamBell } from '../../src/store/postgres/stream-bell.js'
 import { postgresStreamRegistry } from '../../src/store/postgres/stream-registry.js'
 import type { Append, OpenRequest, StreamKey, StreamLog, StreamRegistry } from '../../src/streams/port.js'
-import { must, type OpenedStore, type OpenStore, storesOn } from '../conformance/harness.js'
+import { items, must, type OpenedStore, type OpenStore, queue, storesOn } from '../conformance/harness.js'
 import { eventually } from '../pipeline-fixture.js'
 import { freshDatabase, type TestDatabase } from '../setup/database.js'
 
@@ -209,8 +209,9 @@ describe('watching', () => {
     const [before, now] = [await process(), await process()]
     const key = await openedKey({ watcher: before })
     await registry.watched(key.id, now)
-    await registry.unwatched(key.id, before)
+    expect(await registry.unwatched(key.id, before)).toBe(false)
     expect(await registry.abandoned([key.id])).toEqual([])
+    expect(await registry.unwatched(key.id, now)).toBe(true)
   })
 
   it('ends the waiting when somebody comes back', async () => {
@@ -251,6 +252,35 @@ describe('watching', () => {
     const key = await openedKey()
     await registry.watched(key.id, watcher)
     await eventually(() => heard.includes(`stream-watch:${key.id}:${watcher}`), 'the notice')
+  })
+})
+
+describe('a stream whose operation has left the queue', () => {
+  const graceMs = 3_000
+  const orphaned = async () => (await registry.orphaned(0, graceMs)).map(({ key }) => key.id).sort()
+
+  it('without an end is nobody’s, once who took the operation out has had its time', async () => {
+    const ids = await queue(opened.store, items('lane', 3))
+    for (const id of ids) await registry.open(request({ id }))
+    const [waits = '', left = '', ended = ''] = ids
+    const { key } = must(await registry.find(ended))
+    await log.append([append(key, 1, { end: 'done' })])
+    for (const id of [left, ended]) expect(await opened.store.cancel(id, [], 'a test')).toBe('cancelled')
+    await opened.advance(graceMs - 1_000)
+    expect(await orphaned()).toEqual([])
+    await opened.advance(2_000)
+    expect(await orphaned()).toEqual([left])
+    expect(await registry.find(waits)).toMatchObject({ ended: null })
+  })
+
+  it('is told of with what it has come to, to one process', async () => {
+    const key = await openedKey()
+    await log.append([append(key, 1)])
+    await opened.advance(graceMs + 1)
+    const everyMs = 60_000
+    const others = [registry, opened.another().streams(kept).registry]
+    const told = await Promise.all(others.map((each) => each.orphaned(everyMs, graceMs)))
+    expect(told.flat()).toMatchObject([{ key, ended: null, last: 1 }])
   })
 })
 

@@ -8,7 +8,7 @@ import { type EmbeddedServer, startEmbedded } from '../../src/store/embedded/ind
 import { type GenerationFleet, leaseSeconds, marginMs, startGenerationFleet } from '../generation-faults-fleet.js'
 import { Reader } from '../generation-faults-reader.js'
 import { killed, pausedPastLease, stopped, type WaveResult, wave } from '../generation-faults-wave.js'
-import { until } from '../server-process.js'
+import { get, until } from '../server-process.js'
 
 const boundMs = leaseSeconds * 1_000 + marginMs
 /** Half of them find a place in the pool of three for each user. */
@@ -51,10 +51,15 @@ describe('a worker', () => {
 
   it('that is killed before the first token costs nobody anything', async () => {
     const seen = await wave(fleet, {
-      ...{ ...small, name: 'early', begunShare: 0, script: 'first=3000 role=0', tokens: 5 },
+      ...{ ...small, name: 'early', begunShare: 0, script: 'first=hang role=0', tokens: 5 },
       happens: async () => {
         await until('half of them are asked for', () => asked('early') >= small.streams / 2)
-        await killed(fleet, 'worker')
+        const worker = await until('one that runs some has asked for them', async () => {
+          const busiest = await fleet.busiest('worker')
+          const ids = (await fleet.heldBy(busiest)).map(({ id }) => id)
+          return fleet.upstream.requests.some(({ idempotencyKey }) => ids.includes(idempotencyKey ?? '')) && busiest
+        })
+        await killed(fleet, 'worker', worker)
       },
     })
     expect(seen.findings).toEqual([])
@@ -133,6 +138,21 @@ describe('a stream', () => {
     expect(numbers).toEqual([1, 2])
     expect(read).toBe(' late#1')
     expect(ends.map(({ kind, code }) => [kind, code])).toEqual([['error', 'stream_interrupted']])
+  })
+})
+
+describe('a stream without an end', () => {
+  it('whose operation is gone is ended, explicitly', async () => {
+    const id = randomUUID()
+    // As a process leaves it that dies behind the cancel, or that takes back what it believes not to have opened.
+    await fleet.sql(
+      `SELECT FROM spillway.stream_open(ARRAY[$1::uuid], '{left}', '{native}', '{thread}', '{postgres}', '{f}', ARRAY[$2::uuid], '{0}')`,
+      [id, randomUUID()],
+    )
+    const open = () => fleet.sql('SELECT FROM spillway.streams WHERE id = $1 AND ended IS NULL', [id])
+    await until('it has an end', async () => (await open()).length === 0, boundMs)
+    const { text } = await get(fleet.of('gateway').process, `/api/v1/streams/${id}`, { 'x-user-id': 'left' })
+    expect(text).toContain('"code":"stream_interrupted"')
   })
 })
 

@@ -4,7 +4,8 @@
  * The script is what follows `script:` in the message, as `name=value` separated by blanks; all of it is optional:
  *
  *   tokens=10     how many                          every=0     ms between two
- *   first=0       ms from the headers to the first  headers=0   ms until the headers
+ *   first=0       ms from the headers to the first, or hang: once it is released
+ *   headers=0     ms until the headers
  *   marker=abc    names the request's tokens; otherwise its Idempotency-Key does
  *   stamp=1       each token says when it was sent (monotonicMs: one clock for all processes of a machine)
  *   pad=N         N more characters in each token   role=0      no chunk with the role before the first token
@@ -24,6 +25,8 @@ interface Script {
   tokens: number
   every: number
   first: number
+  /** The first token waits for its release. */
+  isHeld: boolean
   headers: number
   marker: string
   stamp: boolean
@@ -72,7 +75,8 @@ export function scriptOf(text: string, key: string): { script: Script; times: nu
   const script: Script = {
     tokens: number('tokens', 10),
     every: number('every', 0),
-    first: number('first', 0),
+    first: values.get('first') === 'hang' ? 0 : number('first', 0),
+    isHeld: values.get('first') === 'hang',
     headers: number('headers', 0),
     marker: values.get('marker') ?? key,
     stamp: values.get('stamp') === '1',
@@ -126,7 +130,8 @@ export class ScriptedAnswer {
   release(): void {
     if (!this.isHanging) return
     this.isHanging = false
-    this.#finish('done')
+    if (this.#seen.tokensSent === 0 && this.#script.isHeld) this.#start()
+    else this.#finish('done')
   }
 
   #closed(): void {
@@ -138,12 +143,11 @@ export class ScriptedAnswer {
   }
 
   #answer(): void {
-    const { status, first, tokens, every, comments } = this.#script
+    const { status, first, tokens, every, comments, isHeld } = this.#script
     if (status !== 0) {
       this.#refuse(status)
       return
     }
-    this.#startMs = performance.now() + first
     if (!this.#isStream) {
       this.#timer = setTimeout(() => this.#finish(this.#script.end), first + tokens * every)
       return
@@ -152,6 +156,12 @@ export class ScriptedAnswer {
     this.#response.flushHeaders()
     if (comments > 0) this.#comments = setInterval(() => this.#response.write(': still here\n\n'), comments)
     if (this.#script.role) this.#write({ role: 'assistant', content: '' })
+    if (isHeld) this.isHanging = true
+    else this.#start()
+  }
+
+  #start(): void {
+    this.#startMs = performance.now() + this.#script.first
     this.#later()
   }
 

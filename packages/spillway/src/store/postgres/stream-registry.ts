@@ -97,14 +97,14 @@ export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRe
   const isExpired = ({ ended_ms_ago, age_ms }: EntryRow): boolean =>
     ended_ms_ago === null ? age_ms > longestMs + retentionMs : ended_ms_ago > retentionMs
 
-  const watching = flush<Watch, null>(async (items) => {
-    await query(`SELECT ${s}.stream_watch($1, $2, $3)`, [
+  const watching = flush<Watch, boolean>(async (items) => {
+    const { rows } = await query<{ heeded: boolean[] }>(`SELECT ${s}.stream_watch($1, $2, $3) AS heeded`, [
       ids(items),
       plainArray(items.map(({ watcher }) => watcher)),
       plainArray(items.map(({ reads }) => reads)),
     ])
     for (const { id, watcher, reads } of items) if (reads) bell.tell(`stream-watch:${id}:${watcher}`)
-    return items.map(() => null)
+    return items.map((_, i) => rows[0]?.heeded[i] === true)
   })
 
   const finishing = flush<{ id: string; end: EndKind }, null>(async (items) => {
@@ -127,13 +127,21 @@ export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRe
       await query(`UPDATE ${s}.streams SET log = $2 WHERE id = $1 AND ended IS NULL`, [id, log])
     },
     watched: async (id, watcher) => void (await watching.submit({ id, watcher, reads: true })),
-    unwatched: async (id, watcher) => void (await watching.submit({ id, watcher, reads: false })),
+    unwatched: (id, watcher) => watching.submit({ id, watcher, reads: false }),
     abandoned: async (of) => {
       if (of.length === 0) return []
       const { rows } = await query<{ id: string; for_ms: number }>(`SELECT * FROM ${s}.stream_abandoned($1)`, [
         plainArray(of),
       ])
       return rows.map(({ id, for_ms }) => ({ id, forMs: for_ms }))
+    },
+    orphaned: async (everyMs, graceMs) => {
+      const { rows } = await query<EntryRow>(`SELECT * FROM ${s}.stream_orphans($1, $2, $3)`, [
+        everyMs,
+        graceMs,
+        itemsMax,
+      ])
+      return rows.map(entryOf)
     },
     sweep: async (retention, longest) => {
       const kept = retention + longest

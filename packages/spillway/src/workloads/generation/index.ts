@@ -3,6 +3,7 @@ import { pressure } from '../../index.js'
 import { Admission, queueName } from './admission.js'
 import type { GenerationDeps } from './deps.js'
 import { Handler } from './handler.js'
+import { Orphans } from './orphans.js'
 import { Generation } from './request.js'
 import { Serving } from './serving.js'
 import { StreamDirectory } from './stream-directory.js'
@@ -50,6 +51,7 @@ export function defineGeneration(deps: GenerationDeps): GenerationWorkload {
   })
   if (handler === undefined) throw new Error('generation was not defined')
   const watch = new Watch(deps, handler)
+  const orphans = new Orphans(deps)
   const serving = new Serving(deps, { admission, directory, handler, watch })
   intake.onNotice('stream-watch', (text) => {
     const [id = '', watcher] = text.split(':')
@@ -66,13 +68,14 @@ export function defineGeneration(deps: GenerationDeps): GenerationWorkload {
     ...{ deps, serving },
     start() {
       watch.start()
+      orphans.start()
       timer = setInterval(show, showMs)
       timer.unref()
     },
     drain: () => serving.drain(),
     async close() {
       clearInterval(timer)
-      await watch.stop()
+      await Promise.all([watch.stop(), orphans.stop()])
       for (const name of ['postgres', 'redis'] as const) await deps.logOf(name)?.writer.close()
       relay.close()
       await upstream.close()

@@ -295,9 +295,11 @@ export class Serving {
 
   async #abandon({ id, entry, isShared, isSentAway }: Delivery): Promise<void> {
     const { registry, intake } = this.#deps
-    await registry.unwatched(id, intake.instance)
+    const isUnread = await registry.unwatched(id, intake.instance)
     // Whoever reads it elsewhere says so again; if nobody does, who generates it hears of that soon.
     if (entry.format === 'native' || isShared || isSentAway) return
+    // Somebody has come whom we have not heard of yet: elsewhere, as the registry knows, or here meanwhile.
+    if (!isUnread || this.#parts.watch.has(id)) return
     if (this.#parts.handler.has(id)) this.#parts.handler.abandon(id)
     else await this.cancel(entry, 'its client left', 'unbegun')
   }

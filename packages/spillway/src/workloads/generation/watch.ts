@@ -70,6 +70,11 @@ export class Watch {
     else all.add(delivery)
   }
 
+  /** A client here reads that stream. */
+  has(id: string): boolean {
+    return this.#deliveries.has(id)
+  }
+
   /** True when no other client here reads the same stream. */
   remove(delivery: Delivery): boolean {
     const all = this.#deliveries.get(delivery.id)

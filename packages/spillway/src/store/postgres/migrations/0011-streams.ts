@@ -29,6 +29,13 @@ CREATE TABLE streams (
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX streams_born ON streams (born_at);
 CREATE INDEX streams_ended ON streams (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX streams_open ON streams (born_at) WHERE ended_at IS NULL;
+
+-- When somebody looks again for streams that nobody will end. By the real time, which no test moves.
+CREATE TABLE stream_look (
+  one     boolean PRIMARY KEY DEFAULT true CHECK (one),
+  next_at timestamptz NOT NULL
+) WITH (fillfactor = 50);
 
 CREATE TABLE stream_chunks (
   stream  uuid NOT NULL,
@@ -122,14 +129,17 @@ BEGIN
   RETURN QUERY SELECT e.id = ANY (v_made), e.* FROM stream_entries(p_ids) e;
 END $$;
 
--- A client reads it through that process now (p_reads), or has left it. Leaving is for who is still the one.
-CREATE FUNCTION stream_watch(p_ids uuid[], p_watchers uuid[], p_reads boolean[]) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
+-- A client reads it through that process now (p_reads), or has left it. Leaving is for who is still the one: false where
+-- somebody else reads it.
+CREATE FUNCTION stream_watch(p_ids uuid[], p_watchers uuid[], p_reads boolean[]) RETURNS boolean[] LANGUAGE sql SET search_path FROM CURRENT AS $$
   WITH held AS (
     SELECT s.id, g.watcher, g.reads FROM unnest(p_ids, p_watchers, p_reads) g(id, watcher, reads)
     JOIN streams s ON s.id = g.id AND (g.reads OR s.watcher = g.watcher) ORDER BY s.id FOR NO KEY UPDATE OF s
+  ), told AS (
+    UPDATE streams s SET watcher = CASE WHEN h.reads THEN h.watcher END, unwatched_at = CASE WHEN NOT h.reads THEN clock() END
+    FROM held h WHERE s.id = h.id AND (h.reads OR s.watcher = h.watcher) RETURNING s.id
   )
-  UPDATE streams s SET watcher = CASE WHEN h.reads THEN h.watcher END, unwatched_at = CASE WHEN NOT h.reads THEN clock() END
-  FROM held h WHERE s.id = h.id AND (h.reads OR s.watcher = h.watcher)
+  SELECT ARRAY(SELECT EXISTS (SELECT FROM told t WHERE t.id = g.id) FROM unnest(p_ids) WITH ORDINALITY g(id, n) ORDER BY g.n)
 $$;
 
 CREATE FUNCTION stream_ended(p_ids uuid[], p_ends text[]) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
@@ -151,6 +161,28 @@ BEGIN
     WHERE s.id = h.id AND NOT EXISTS (SELECT FROM workers w WHERE w.id = s.watcher);
   RETURN QUERY SELECT s.id, greatest(0, extract(epoch FROM clock() - s.unwatched_at)::float8 * 1000) FROM streams s
     WHERE s.id = ANY (p_ids) AND s.unwatched_at IS NOT NULL;
+END $$;
+
+-- Streams without an end whose operation left the queue more than p_grace_ms ago: who ran or cancelled it died before it wrote
+-- one, or could not. One process looks for all, every p_every_ms; to the others there are none.
+CREATE FUNCTION stream_orphans(p_every_ms bigint, p_grace_ms bigint, p_most int) RETURNS TABLE (
+  id uuid, identity text, format text, thread_id text, log text, direct boolean, born_ms bigint, age_ms float8, ended text, ended_ms_ago float8, last int
+) LANGUAGE plpgsql
+  SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+  v_since timestamptz := clock() - p_grace_ms * interval '1 ms';
+BEGIN
+  INSERT INTO stream_look AS x (next_at) VALUES (clock_timestamp() + p_every_ms * interval '1 ms')
+    ON CONFLICT (one) DO UPDATE SET next_at = excluded.next_at WHERE x.next_at <= clock_timestamp();
+  IF NOT FOUND THEN RETURN; END IF;
+  -- An operation is there before its stream is: where it is not, it has left.
+  RETURN QUERY SELECT e.* FROM stream_entries(ARRAY(
+    SELECT s.id FROM streams s
+    WHERE s.ended_at IS NULL AND s.born_at < v_since AND NOT EXISTS (SELECT FROM ops o WHERE o.id = s.id)
+      AND NOT EXISTS (SELECT FROM history h WHERE h.id = s.id AND h.finished_at > v_since)
+      AND NOT EXISTS (SELECT FROM dead_letters d WHERE d.id = s.id AND d.died_at > v_since)
+    ORDER BY s.born_at LIMIT p_most)) e;
 END $$;
 
 -- Sweeping is three kinds of short transactions: making a partition locks the rest, dropping one locks them all, and an
