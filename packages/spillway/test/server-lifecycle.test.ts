@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
 import {
+  allFinish,
   endAll,
   finishes,
   get,
@@ -318,7 +319,7 @@ describe('SIGTERM', () => {
     await Promise.all(load)
     expect([...statuses].every((s) => [201, 202, 503].includes(s))).toBe(true)
     const next = await startServer(env)
-    for (const id of accepted) expect((await finishes(next, id)).status).toBe('completed')
+    for (const { status } of await allFinish(next, accepted)) expect(status).toBe('completed')
     const made = new Map<unknown, number>()
     for (const c of target.calls)
       made.set(c.headers['idempotency-key'], (made.get(c.headers['idempotency-key']) ?? 0) + 1)
@@ -370,7 +371,7 @@ describe('kill -9', () => {
       SPILLWAY_PORT: String(server.port),
     })
     await post(next, '/api/v1/lanes/resume', { queue: 'q' })
-    for (const id of ids) expect((await finishes(next, id)).status).toBe('completed')
+    for (const { status } of await allFinish(next, ids)) expect(status).toBe('completed')
     expect(await next.stop()).toEqual({ code: 0, signal: null })
   }, 60_000)
 
@@ -394,7 +395,7 @@ describe('kill -9', () => {
     await until('some are accepted', () => accepted.length > 300)
     await doomed.kill()
     await Promise.all(load)
-    for (const id of accepted) expect((await finishes(heir, id, 30_000)).status).toBe('completed')
+    for (const { status } of await allFinish(heir, accepted, 30_000)) expect(status).toBe('completed')
     await target.close()
   }, 60_000)
 })
