@@ -24,6 +24,8 @@ const lanes = 12
 const pauseMs = 3_600
 /** However few faults there are. */
 const forMsMin = 4_000
+/** When the last pause is over. */
+const wholeKillsAtMs = 9_000
 
 export const scenarios: Readonly<Record<Breakage, Scenario>> = {
   // Zombies: what they had begun is done by others meanwhile, and then they come back and end it, too.
@@ -51,15 +53,28 @@ export const scenarios: Readonly<Record<Breakage, Scenario>> = {
   batch: { rule: 'lost', routes: ['push'], temper: { slowMs: [0, 0], slowShare: 0 }, rate: 60, faults: [] },
 }
 
+/** Nothing broken, and all that the others meet, one after the other: what they find is not of the faults, but of the breakage. */
+const whole: Omit<Scenario, 'rule'> = {
+  routes: ['tx', 'push'],
+  temper: { slowMs: [40, 200], slowShare: 0.5 },
+  rate: 80,
+  faults: [
+    ...scenarios.fence.faults,
+    ...scenarios.ack.faults.map((fault) => ({ ...fault, atMs: fault.atMs + wholeKillsAtMs })),
+  ],
+}
+
 export async function runDirected(o: {
-  scenario: Breakage
+  /** `whole`: of none of them. */
+  scenario: Breakage | 'whole'
   /** False: the same run with nothing broken. */
   broken: boolean
   seed: number
   say(line: string): void
   signal?: AbortSignal
 }): Promise<RunResult & { verdict: Verdict }> {
-  const { routes, temper, rate, faults } = scenarios[o.scenario]
+  const { scenario } = o
+  const { routes, temper, rate, faults } = scenario === 'whole' ? whole : scenarios[scenario]
   const result = await run({
     seed: o.seed,
     lanes: lanesOf(lanes, routes),
@@ -68,7 +83,7 @@ export async function runDirected(o: {
     workers: 0,
     rate,
     leaseMs,
-    breakage: o.broken ? o.scenario : null,
+    breakage: o.broken && scenario !== 'whole' ? scenario : null,
     forMsMin,
     plan: () => faults.map((fault) => ({ aimed: true, pick: 0, ...fault })),
     say: o.say,

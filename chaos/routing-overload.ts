@@ -7,10 +7,11 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import pg from 'pg'
+import { migrate, migrations } from 'spillway/internal'
 import { drill } from '../packages/spillway/test/routing-drill.js'
 import type { Scenario } from '../packages/spillway/test/routing-evidence.js'
 import { type Finding, figures, judge, rules } from '../packages/spillway/test/routing-verdict.js'
-import { startCluster } from './cluster.js'
+import { schema, startCluster } from './cluster.js'
 import { machine } from './report.js'
 
 const usual = {
@@ -99,6 +100,8 @@ async function playOne(
   await client.connect()
   await client.query(`CREATE DATABASE ${url.pathname.slice(1)} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'`)
   await client.end()
+  const quiet = (): void => undefined
+  await migrate({ url: url.href, schema, migrations, log: { info: quiet, warn: quiet, error: quiet } })
   say(`${name}: ${scenario.messages} messages, ${scenario.delayMs} ms each`)
   const evidence = await drill(scenario, { databaseUrl: url.href, say: (line) => say(`${name}: ${line}`) })
   const findings = judge(evidence)

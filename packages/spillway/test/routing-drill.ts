@@ -15,6 +15,8 @@ export interface DrillOptions {
   /** False: the operation queue is the intake. */
   nats?: boolean
   say?: (line: string) => void
+  /** The machine is free for others: what is left is to wait for the recovery. */
+  onLoadOver?: () => void
 }
 
 const atOnce = 100
@@ -32,14 +34,14 @@ const messagesPath = '/api/v1/messages'
 type Fleet = Pick<RoutingFleet, 'gateway' | 'stranger'>
 
 export async function drill(scenario: Scenario, options: DrillOptions): Promise<Evidence> {
-  const { databaseUrl, nats = true, say = () => undefined } = options
+  const { databaseUrl, nats = true } = options
   const book = new Book()
   const fleet = await startRoutingFleet(
     { databaseUrl, nats, env: envOf(scenario), routers: routersOf(scenario, nats) },
     (answer) => book.answered(answer),
   )
   try {
-    return await play(scenario, fleet, book, say)
+    return await play(scenario, fleet, book, options)
   } finally {
     await fleet.close()
   }
@@ -101,7 +103,7 @@ async function play(
   scenario: Scenario,
   fleet: RoutingFleet,
   book: Book,
-  say: (line: string) => void,
+  { say = () => undefined, onLoadOver = () => undefined }: DrillOptions,
 ): Promise<Evidence> {
   const watch = new FleetWatch(fleet)
   try {
@@ -115,6 +117,7 @@ async function play(
     await findDead(fleet, book)
     const endedAt = Math.max(...book.ends.filter(({ kind }) => kind !== 'dead').map(({ at }) => at))
     say('every message has its end; waiting for the recovery')
+    onLoadOver()
     await until('the recovery', () => watch.status === 'inactive' && watch.level === 0, recoveryPatienceMs)
     await until('all alerts to be resolved', () => openAlerts(fleet) === 0, recoveryPatienceMs)
     const overloaded = { reason: 'router_overloaded' }

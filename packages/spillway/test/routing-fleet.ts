@@ -5,15 +5,7 @@
 import { createHmac, randomUUID } from 'node:crypto'
 import { type JetStreamManager, jetstream, jetstreamManager } from '@nats-io/jetstream'
 import { connect, createInbox, headers, type NatsConnection } from '@nats-io/transport-node'
-import {
-  type Call,
-  type Env,
-  runProgram,
-  type ServerProcess,
-  startServer,
-  startTarget,
-  until,
-} from './server-process.js'
+import { type Call, type Env, type ServerProcess, startServer, startTarget, until } from './server-process.js'
 import { type NatsServer, startNats } from './setup/nats.js'
 
 export const subject = 'beamline.router.v1.decide'
@@ -23,6 +15,7 @@ const secret = 'known to both sides'
 const patient: Env = { SPILLWAY_STORE_TIMEOUT_MS: '20000', SPILLWAY_ACCEPT_WAIT_BUDGET_MS: '60000' }
 
 export interface FleetOptions {
+  /** Migrated already: else all of them would want to do it. */
   databaseUrl: string
   /** False: the operation queue is the intake, and its workers are the routers. */
   nats: boolean
@@ -99,9 +92,6 @@ async function startIn(
   ends.push(receiver.close)
   const nats = hasNats ? await startNats() : null
   if (nats !== null) ends.push(nats.stop)
-  // Before the first of them starts: they would all want to do it.
-  const migrated = await runProgram({ DATABASE_URL: databaseUrl }, { args: ['migrate'] })
-  if (migrated.code !== 0) throw new Error(`the database was not migrated: ${migrated.stderr}`)
   const shared: Env = {
     ...{ DATABASE_URL: databaseUrl, ...patient, ...env },
     ...{ ALERT_WEBHOOK_URL: `${receiver.origin}/alerts`, ALERT_WEBHOOK_SECRET: secret },

@@ -216,17 +216,23 @@ function blind({ reads, polls, startedAt }: Evidence): string[] {
 }
 
 function flapping({ intakes, gateway }: Evidence): string[] {
-  const series: [string, (string | number)[]][] = Object.entries(intakes).map(([name, samples]) => [
+  const series: [string, number[]][] = Object.entries(intakes).map(([name, samples]) => [
     `${name} active`,
     samples.map(({ active }) => active),
   ])
-  series.push(['gateway active', gateway.map(({ status }) => (status === 'active' ? 1 : 0))])
+  // What it was instead of active tells why: unknown is another matter than a level that fell.
+  const said = changesOf(gateway.map(({ status }) => status)).join(', ')
+  series.push([`gateway (${said}) active`, gateway.map(({ status }) => (status === 'active' ? 1 : 0))])
   return series.flatMap(([name, values]) => {
-    const changes = values.filter((value, i) => i === 0 || value !== values[i - 1])
+    const changes = changesOf(values)
     // A router that was not overloaded itself stays where it is.
     const isCalm = ['0', '0,1,0'].includes(changes.join())
     return isCalm ? [] : [`${name}: ${changes.join(', ')}`]
   })
+}
+
+function changesOf<T>(values: readonly T[]): T[] {
+  return values.filter((value, i) => i === 0 || value !== values[i - 1])
 }
 
 function latched({ scenario, intakes, gateway, endedAt }: Evidence): string[] {

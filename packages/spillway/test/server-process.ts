@@ -294,6 +294,21 @@ export const finishes = (server: { origin: string }, id: string, ms = 20_000) =>
     ms,
   )
 
+const atOnce = 20
+
+/** `count` calls, some at a time: one after the other they mostly wait for the way there and back. */
+export async function inBatches<T>(count: number, work: (n: number) => Promise<T>): Promise<T[]> {
+  const all: T[] = []
+  for (let from = 0; from < count; from += atOnce) {
+    const batch = Array.from({ length: Math.min(atOnce, count - from) }, (_, n) => work(from + n))
+    all.push(...(await Promise.all(batch)))
+  }
+  return all
+}
+
+export const allFinish = (server: { origin: string }, ids: readonly string[], ms?: number) =>
+  inBatches(ids.length, (n) => finishes(server, ids[n] ?? '', ms))
+
 export interface Call {
   path: string
   method: string

@@ -87,7 +87,7 @@ export const routingSettings = {
     max: 3_600,
     default: 5,
     unit: 's',
-    meaning: 'how often the gateway asks for them; older than three of these is unknown, handled as warning',
+    meaning: 'how often the gateway asks for them; three in a row without an answer are unknown, handled as warning',
   },
   checkTimeoutMs: {
     name: 'GATEWAY_BACKPRESSURE_TIMEOUT_MS',

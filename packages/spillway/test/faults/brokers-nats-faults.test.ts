@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { BrokerFault, type RouterBroker } from '../../src/brokers/port.js'
+import { BrokerFault, type Delivery, type RouterBroker } from '../../src/brokers/port.js'
 import { bytes, collect, connected, openRoom, type Room, streamOf, textOf } from '../brokers-nats-fixture.js'
 import { type HalfOpenProxy, startHalfOpenProxy } from '../half-open-proxy.js'
 import { eventually, signal } from '../pipeline-fixture.js'
@@ -221,29 +221,54 @@ describe.skipIf('missing' in found)('JetStream that fails', () => {
     })
 
     it('hands a message again to the router that still has it: it is worked on once', async () => {
-      const ackWaitMs = 300
+      // Longer than this process may be held up: what is late with its ack is handed out once more, and rightly so.
+      const ackWaitMs = 1_000
       const router = await behind.broker({ subject: room.subject, ackWaitMs })
       const watcher = await room.broker({ ackWaitMs })
-      const [taken, finish] = [signal(), signal()]
-      let works = 0
+      const finish = signal()
+      const taken: Delivery[] = []
       router.take(2, async (delivery) => {
-        works += 1
-        taken.fire()
+        taken.push(delivery)
         await finish.promise
         delivery.ack()
       })
       await watcher.publish({ data: bytes('long') })
-      await taken.promise
+      const held = await eventually(() => taken[0], 'it to be taken')
       await proxy.refuse()
       const refusedAt = performance.now()
       await eventually(() => performance.now() > refusedAt + 2 * ackWaitMs || undefined, 'the ack wait to be over')
       await proxy.pass()
-      // Server 2.9 counts what it tried to hand to a connection that is gone, so that it may be more.
-      const again = async () => ((await watcher.backlog())?.delivered ?? 0) > 1 || undefined
-      await eventually(again, 'it to be handed out again')
+      // Here, not only at the broker: one that is still on its way when the work ends is a new one for the router.
+      await eventually(() => held.deliveries > 1 || undefined, 'it to be handed out again')
       finish.fire()
       await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'its ack')
-      expect(works).toBe(1)
+      expect(taken).toEqual([held])
+    })
+
+    it('hands a message again whose ack is late: it is acked again, and worked on once', async () => {
+      const ackWaitMs = 300
+      const router = await behind.broker({ subject: room.subject, ackWaitMs })
+      const watcher = await room.broker({ ackWaitMs })
+      const finish = signal()
+      const taken: Delivery[] = []
+      router.take(2, async (delivery) => {
+        taken.push(delivery)
+        await finish.promise
+        delivery.ack()
+      })
+      await watcher.publish({ data: bytes('long') })
+      const held = await eventually(() => taken[0], 'it to be taken')
+      await proxy.refuse()
+      await lost(router)
+      finish.fire()
+      const refusedAt = performance.now()
+      await eventually(() => performance.now() > refusedAt + 2 * ackWaitMs || undefined, 'the ack wait to be over')
+      await proxy.pass()
+      await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'its ack')
+      // What was handed out after all would be here before the next one.
+      await watcher.publish({ data: bytes('next') })
+      await eventually(() => taken.find(({ data }) => textOf(data) === 'next'), 'the next one')
+      expect(taken.filter(({ data }) => textOf(data) === 'long')).toEqual([held])
     })
   })
 

@@ -6,7 +6,7 @@ import type { Bounds, Evidence, Scenario } from '../routing-evidence.js'
 import { type RoutingFleet, startRoutingFleet, task } from '../routing-fleet.js'
 import { judge, type Rule, rules } from '../routing-verdict.js'
 import { FleetWatch } from '../routing-watch.js'
-import { type Answer, endAll, post, until } from '../server-process.js'
+import { type Answer, post, until } from '../server-process.js'
 import { freshDatabase, type TestDatabase } from '../setup/database.js'
 import { findNats } from '../setup/nats.js'
 
@@ -28,7 +28,7 @@ const scaled = {
 /** Where one signal is tried, the others are out of its way. */
 const scenarios: Scenario[] = [
   {
-    ...{ ...scaled, name: 'backlog', messages: 400, delayMs: 50, concurrency: [3, 3] },
+    ...{ ...scaled, name: 'backlog', messages: 300, delayMs: 50, concurrency: [3, 3] },
     ...{ bounds: { ...bounds, latency: never, inflight: never }, passes: ['backlog'] },
   },
   {
@@ -50,7 +50,7 @@ const withoutNats: Scenario = {
   ...{
     ...scaled,
     name: 'backlog of the operation queue',
-    messages: 240,
+    messages: 160,
     hopeless: 0,
     delayMs: 100,
     concurrency: [2, 2],
@@ -58,8 +58,23 @@ const withoutNats: Scenario = {
   ...{ bounds: { backlog: [5, 15, 40], latency: never, inflight: never }, passes: ['backlog'], detectionMaxMs: 2_500 },
 }
 
-/** Beyond the waits of the drill itself, which tell what they waited for. */
-const playMaxMs = 180_000
+/** Beyond the waits of the drill itself, which tell what they waited for; and for those before it. */
+const playMaxMs = 300_000
+
+/**
+ * One load at a time, each in the machine's whole time; meanwhile the one before recovers, which is ten seconds of
+ * waiting for nothing but the clock.
+ */
+let lastLoad: Promise<void> = Promise.resolve()
+async function inTurn<T>(play: (onLoadOver: () => void) => Promise<T>): Promise<T> {
+  const before = lastLoad
+  let onLoadOver = (): void => undefined
+  lastLoad = new Promise((resolve) => {
+    onLoadOver = resolve
+  })
+  await before
+  return play(onLoadOver).finally(onLoadOver)
+}
 
 function judged(scenario: Scenario, nats: boolean): void {
   let database: TestDatabase
@@ -67,12 +82,9 @@ function judged(scenario: Scenario, nats: boolean): void {
 
   beforeAll(async () => {
     database = await freshDatabase()
-    evidence = await drill(scenario, { databaseUrl: database.url, nats })
+    evidence = await inTurn((onLoadOver) => drill(scenario, { databaseUrl: database.url, nats, onLoadOver }))
   }, playMaxMs)
-  afterAll(async () => {
-    await endAll()
-    await database?.drop()
-  })
+  afterAll(() => database?.drop())
 
   it.each(Object.entries(rules) as [Rule, string][])('never %s: %s', (rule) => {
     expect(judge(evidence).filter((finding) => finding.rule === rule)).toEqual([])
@@ -81,12 +93,13 @@ function judged(scenario: Scenario, nats: boolean): void {
 
 describe.skipIf('missing' in found).each(scenarios.map((one) => [one.name, one] as const))(
   'an overload by %s',
+  { concurrent: true },
   (_, one) => {
     judged(one, true)
   },
 )
 
-describe(`an overload by the ${withoutNats.name}`, () => {
+describe(`an overload by the ${withoutNats.name}`, { concurrent: true }, () => {
   judged(withoutNats, false)
 })
 
@@ -102,7 +115,7 @@ interface Adjusted {
   logged: number
 }
 
-describe.skipIf('missing' in found)('a backlog at critical', () => {
+describe.skipIf('missing' in found)('a backlog at critical', { concurrent: true }, () => {
   let database: TestDatabase
   let fleet: RoutingFleet
   let watch: FleetWatch
@@ -118,7 +131,14 @@ describe.skipIf('missing' in found)('a backlog at critical', () => {
     logged: fleet.gateway.logs().filter(({ msg }) => msg === 'Backpressure active: reducing rate limits').length,
   })
 
-  beforeAll(async () => {
+  beforeAll(() => inTurn(play), playMaxMs)
+  afterAll(async () => {
+    await watch?.stop()
+    await fleet?.close()
+    await database?.drop()
+  })
+
+  async function play(onLoadOver: () => void): Promise<void> {
     database = await freshDatabase()
     fleet = await startRoutingFleet({
       databaseUrl: database.url,
@@ -148,14 +168,10 @@ describe.skipIf('missing' in found)('a backlog at critical', () => {
     message = await post(gateway, '/api/v1/messages', task())
     others = [await post(gateway, '/api/v1/registry/blocks', block), await post(gateway, '/api/v1/policies', policy)]
     decisions = await asked
+    onLoadOver()
     await until('the end of it', () => watch.status === 'inactive' && watch.level === 0)
     afterwards = await post(gateway, '/api/v1/routes/decide', task())
-  }, playMaxMs)
-  afterAll(async () => {
-    await watch?.stop()
-    await fleet?.close()
-    await database?.drop()
-  })
+  }
 
   it('blocks nothing', () => {
     expect([message, ...others].map(({ status }) => status)).toEqual([202, 201, 201])

@@ -10,7 +10,8 @@ import type { Delivery } from '../port.js'
 import type { Link } from './link.js'
 
 const words = new TextEncoder()
-const ack = words.encode('+ACK')
+/** It is done with. */
+export const ack = words.encode('+ACK')
 const nak = words.encode('-NAK')
 const inProgress = words.encode('+WPI')
 const nanosPerMs = 1_000_000
@@ -36,13 +37,19 @@ export class JetStreamDelivery implements Delivery {
   readonly sequence: number
   readonly #message: Msg
   readonly #link: Link
-  readonly #onEnded: (delivery: JetStreamDelivery) => void
+  readonly #onEnded: (delivery: JetStreamDelivery, isDone: boolean) => void
   #deliveries: number
   #reply: string
   #ended = false
   #burying = false
 
-  constructor(message: Msg, origin: Origin, link: Link, onEnded: (delivery: JetStreamDelivery) => void) {
+  /** `onEnded`: done with for good, or put back. */
+  constructor(
+    message: Msg,
+    origin: Origin,
+    link: Link,
+    onEnded: (delivery: JetStreamDelivery, isDone: boolean) => void,
+  ) {
     this.#message = message
     this.#reply = message.reply ?? ''
     this.#link = link
@@ -120,7 +127,7 @@ export class JetStreamDelivery implements Delivery {
     if (this.#ended) return
     this.#ended = true
     this.#link.post(this.#reply, word)
-    this.#onEnded(this)
+    this.#onEnded(this, word === ack)
   }
 }
 

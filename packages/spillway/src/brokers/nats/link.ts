@@ -34,7 +34,7 @@ const dialTimeoutMs = 5_000
 const pingIntervalMs = 2_000
 const pingsUnansweredMax = 2
 const retryMs = { first: 50, max: 2_000 }
-/** Of acks and answers while away. One that is dropped is given out again: worked on twice, not lost. */
+/** Of acks while away. One that is dropped is given out again: worked on twice, not lost. */
 const owedMax = 16_384
 const flushTimeoutMs = 1_000
 /** While it stays away, a line in the log as often as this. */

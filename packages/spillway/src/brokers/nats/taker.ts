@@ -5,10 +5,13 @@
  *
  * One request is out at a time, for as many as there is room for: what is asked for, buffered and under way is never
  * more than twice `atOnce`. A request ends when all came, when the broker says so, or when nothing is heard for a while.
+ *
+ * An ack may cross with the same message on its way to us again, or be lost with the connection: what was acked of late
+ * is acked once more when it comes, and not worked on again.
  */
 import { type Msg, type NatsConnection, nanos, nuid, type Subscription } from '@nats-io/transport-node'
 import type { Delivery } from '../port.js'
-import { JetStreamDelivery, originOf } from './delivery.js'
+import { ack, JetStreamDelivery, originOf } from './delivery.js'
 import { type BrokerLog, type Link, within } from './link.js'
 import type { Names } from './names.js'
 
@@ -30,11 +33,15 @@ const silentMs = 3 * heartbeatMs
 const pauseMs = 250
 const failedWorkDelayMs = 1_000
 const drainTimeoutMs = 1_000
+/** So many of those that were acked are remembered. One that is forgotten is worked on twice, not lost. */
+const ackedMax = 16_384
 
 export class Taker {
   readonly #o: TakerOptions
   readonly #held = new Map<number, JetStreamDelivery>()
   readonly #buffer: JetStreamDelivery[] = []
+  /** When each was stored, by its number; the oldest first. */
+  readonly #acked = new Map<number, number>()
   readonly #nextSubject: string
   readonly #keepingAlive: NodeJS.Timeout
   readonly #watching: NodeJS.Timeout
@@ -143,8 +150,14 @@ export class Taker {
     // By its time too: a stream that was deleted and made again counts from one.
     if (held !== undefined && held.storedAtMs === origin.storedAtMs) {
       held.adopt(message.reply ?? '', origin)
+    } else if (this.#acked.get(origin.sequence) === origin.storedAtMs) {
+      this.#o.link.post(message.reply ?? '', ack)
     } else {
-      const delivery = new JetStreamDelivery(message, origin, this.#o.link, (ended) => this.#release(ended))
+      const onEnded = (ended: JetStreamDelivery, isDone: boolean): void => {
+        this.#release(ended)
+        if (isDone) this.#remember(ended)
+      }
+      const delivery = new JetStreamDelivery(message, origin, this.#o.link, onEnded)
       this.#held.set(origin.sequence, delivery)
       this.#buffer.push(delivery)
     }
@@ -218,6 +231,12 @@ export class Taker {
 
   #release(delivery: JetStreamDelivery): void {
     if (this.#held.get(delivery.sequence) === delivery) this.#held.delete(delivery.sequence)
+  }
+
+  #remember({ sequence, storedAtMs }: JetStreamDelivery): void {
+    const [oldest] = this.#acked.size >= ackedMax ? this.#acked.keys() : []
+    if (oldest !== undefined) this.#acked.delete(oldest)
+    this.#acked.set(sequence, storedAtMs)
   }
 
   /** One at its last delivery would be dead without having been tried: it is worked on after all. */

@@ -3,7 +3,8 @@
  *
  *   known (inactive, warning, active) ──three polls in a row without an answer──► unknown ──an answer──► known
  *
- * Counted in polls and not by the clock: the third one has its timeout to answer, and no longer.
+ * Counted in polls and not by the clock: each has its timeout to answer, and no longer. One that is skipped while another
+ * may still be answered does not count: where the timeout is longer than the interval, slow answers are answers.
  * Unknown is handled as warning: a gateway that is cut off neither lets everything through nor closes the door. Of
  * several routers the worst counts.
  */
@@ -22,7 +23,8 @@ export interface RouterWatchOptions {
 
 interface Known {
   status: Exclude<RouterStatus, 'unknown'>
-  poll: number
+  /** Polls since then, all without an answer. */
+  missed: number
 }
 
 const missedMax = 3
@@ -33,8 +35,6 @@ export class RouterWatch {
   readonly #known = new Map<string, Known>()
   readonly #failing = new Set<string>()
   #timer: NodeJS.Timeout | undefined
-  /** How many there were, with those that were skipped. */
-  #polls = 0
   #asking = false
   #status: RouterStatus = 'unknown'
 
@@ -59,26 +59,26 @@ export class RouterWatch {
 
   /** Asks all of them once. One that hangs keeps nobody else waiting: the next round is skipped, not queued. */
   async ask(): Promise<void> {
-    this.#polls++
-    if (this.#asking) return this.#judge()
+    if (this.#asking) return
     this.#asking = true
-    const poll = this.#polls
     try {
-      await Promise.all(this.#options.urls.map((url) => this.#askOne(url, poll)))
+      await Promise.all(this.#options.urls.map((url) => this.#askOne(url)))
     } finally {
       this.#asking = false
     }
     this.#judge()
   }
 
-  async #askOne(url: string, poll: number): Promise<void> {
+  async #askOne(url: string): Promise<void> {
     const { log } = this.#options
     try {
       const status = statusOf(await this.#read(url), this.#options.critical)
       if (status === null) throw new Error('the answer has no router_intake_backpressure_active')
-      this.#known.set(url, { status, poll })
+      this.#known.set(url, { status, missed: 0 })
       if (this.#failing.delete(url)) log.info({ url: shown(url) }, 'the router answers again')
     } catch (fault) {
+      const known = this.#known.get(url)
+      if (known !== undefined) known.missed++
       if (this.#failing.has(url)) return
       this.#failing.add(url)
       log.warn({ err: fault, url: shown(url) }, 'the router does not tell how it is')
@@ -107,7 +107,7 @@ export class RouterWatch {
   #judge(): void {
     const all = this.#options.urls.map((url): RouterStatus => {
       const known = this.#known.get(url)
-      return known === undefined || this.#polls - known.poll >= missedMax ? 'unknown' : known.status
+      return known === undefined || known.missed >= missedMax ? 'unknown' : known.status
     })
     const status = (['active', 'unknown', 'warning'] as const).find((one) => all.includes(one)) ?? 'inactive'
     if (status === this.#status) return
