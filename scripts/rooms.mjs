@@ -11,6 +11,7 @@ const confined = [
   { packages: /^ioredis(\/|$)/, to: ['brokers'] },
   { packages: /^@nats-io\//, to: ['brokers'] },
   { packages: /^cac(\/|$)/, to: ['cli'] },
+  { packages: /^@spillway\/embedded-postgres(\/|$)/, to: ['store', 'cli', 'internal'] },
 ]
 const drivers = /^(pg|fastify|undici|ioredis|cac)(\/|$)|^(pg-|@fastify\/|@nats-io\/)/
 
@@ -41,15 +42,19 @@ const rooms = {
   cli: {},
 }
 
-/** The only files that read the environment: the second hands it to the first, the third hands PATH to its programs. */
-const environmentReaders = [/^config\//, /^cli\/main\.ts$/, /^store\/embedded\/programs\.ts$/]
+/** The only files that read the environment: main.ts hands it to config, programs.ts hands PATH to PostgreSQL. */
+const environmentReaders = {
+  spillway: /^(config\/|cli\/main\.ts$)/,
+  'embedded-postgres': /^programs\.ts$/,
+}
 
 /** What each package may take from the others; `packages` limits what comes from outside too. */
 const packageRules = {
   protocol: { ours: /^$/ },
   client: { ours: /^@spillway\/protocol\/wire$/, packages: /^$/ },
+  'embedded-postgres': { ours: /^$/, packages: /^(node:|pg$)/ },
   console: { ours: /^@spillway\/client$/ },
-  spillway: { ours: /^@spillway\/protocol\/(wire|schema)$/ },
+  spillway: { ours: /^@spillway\/(protocol\/(wire|schema)|embedded-postgres)$/ },
 }
 
 /** Comments and template literals are blanked, strings and regular expressions stepped over. */
@@ -116,9 +121,8 @@ function roomFault({ rule, room, inSource, target, typeOnly }) {
 function outsideFault({ packageName, rule, room, specifier, test }) {
   const own = packageRules[packageName]
   if (/^(@spillway\/|spillway(\/|$))/.test(specifier)) {
-    return own.ours.test(specifier) ? undefined : `packages/${packageName} may not import ${specifier}`
-  }
-  if (!test) {
+    if (!own.ours.test(specifier)) return `packages/${packageName} may not import ${specifier}`
+  } else if (!test) {
     if (own.packages && !own.packages.test(specifier)) return `packages/${packageName} may not import ${specifier}`
     if (rule?.onlyPackages && !rule.onlyPackages.test(specifier)) return `${room} may not import ${specifier}`
   }
@@ -175,8 +179,9 @@ export function violations(file, source) {
       if (!specifier.startsWith('.')) report(line, `wire is plain TypeScript: it may not import ${specifier}`)
     }
   }
-  if (room && !test && !environmentReaders.some((allowed) => allowed.test(inSource)) && readsEnvironment(source)) {
-    report(1, 'the environment is read in config only')
+  const readers = inSource && !test ? environmentReaders[packageName] : undefined
+  if (readers && !readers.test(inSource) && readsEnvironment(source)) {
+    report(1, `the environment is read in ${packageName === 'spillway' ? 'config' : 'programs.ts'} only`)
   }
   return faults
 }

@@ -116,6 +116,13 @@ describe('rooms: wrong imports', () => {
     ['packages/client/src/x.ts', "import { x } from '@spillway/protocol/schema'"],
     ['packages/client/src/x.ts', "import { fetch } from 'undici'"],
     ['packages/client/src/x.ts', "import { once } from 'node:events'"],
+    ['packages/embedded-postgres/src/x.ts', "import { x } from '@spillway/protocol/wire'"],
+    ['packages/embedded-postgres/src/x.ts', "import { x } from 'spillway'"],
+    ['packages/embedded-postgres/src/x.ts', "import pino from 'pino'"],
+    ['packages/embedded-postgres/src/x.ts', 'export const path = process.env.PATH'],
+    ['packages/spillway/src/pipeline/x.ts', "import { x } from '@spillway/embedded-postgres'"],
+    ['packages/spillway/src/gates/x.ts', "import type { X } from '@spillway/embedded-postgres'"],
+    ['packages/spillway/src/store/x.ts', "import { x } from '@spillway/embedded-postgres/internal'"],
     ['packages/console/src/x.ts', "import { x } from '@spillway/protocol/wire'"],
     ['packages/spillway/test/x.test.ts', "import { x } from '../../client/src/index.js'"],
   ])('%s: %s', (file, source) => {
@@ -146,5 +153,15 @@ describe('rooms: right imports', () => {
     ['telemetry/x.ts', "import manifest from '../../package.json' with { type: 'json' }"],
   ])('%s: %s', (file, source) => {
     expect(messages(`${src}/${file}`, source)).toEqual([])
+  })
+
+  it.each([
+    ['packages/embedded-postgres/src/x.ts', "import pg from 'pg'\nimport { spawn } from 'node:child_process'"],
+    ['packages/embedded-postgres/src/x.test.ts', "import { it } from 'vitest'"],
+    ['packages/embedded-postgres/src/programs.ts', 'export const path = process.env.PATH'],
+    ['packages/spillway/src/store/x.ts', "const x = await import('@spillway/embedded-postgres')"],
+    ['packages/client/src/x.ts', "import { x } from '@spillway/protocol/wire'"],
+  ])('%s: %s', (file, source) => {
+    expect(messages(file, source)).toEqual([])
   })
 })

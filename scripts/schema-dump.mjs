@@ -15,13 +15,13 @@ const schema = 'spillway'
 const file = path.join(root, 'packages/spillway/schema.sql')
 const header = `-- Made from the migrations by \`node scripts/schema-dump.mjs --write\`; not meant to be run or edited.\n\n`
 
-const built = (name) => import(pathToFileURL(path.join(root, 'packages/spillway/dist/store', name)).href)
+const built = (name) => import(pathToFileURL(path.join(root, 'packages', name)).href)
 const pg = createRequire(path.join(root, 'packages/spillway/package.json'))('pg')
 
 async function freshDump() {
-  const { startEmbedded } = await built('embedded/index.js')
-  const { migrate } = await built('postgres/migrate.js')
-  const { migrations } = await built('postgres/migrations/index.js')
+  const { startEmbedded } = await built('embedded-postgres/dist/index.js')
+  const { migrate } = await built('spillway/dist/store/postgres/migrate.js')
+  const { migrations } = await built('spillway/dist/store/postgres/migrations/index.js')
   const log = { info: () => undefined, warn: console.error, error: console.error }
   const dir = mkdtempSync(path.join(tmpdir(), 'spillway-schema-'))
   // As root the server runs under another account, which must be able to enter.

@@ -9,7 +9,7 @@ export async function runMigrations(terminal: Terminal): Promise<number> {
   const log = createLogger({ level: config.process.logLevel, destination: { write: terminal.err } })
   const { migrate } = await import('../store/postgres/migrate.js')
   const { migrations } = await import('../store/postgres/migrations/index.js')
-  const { startEmbedded } = await import('../store/embedded/index.js')
+  const { startEmbedded } = await import('../store/embedded-package.js')
   const embedded = config.store.url === null ? await startEmbedded({ dataDir: config.store.dataDir, log }) : null
   const url = config.store.url ?? embedded?.url
   if (url === undefined) throw new TypeError('the embedded server has no address')

@@ -17,7 +17,7 @@ import { type Config, isAuthenticationOn, isLoopbackHost } from '../config/index
 import { intakeApi } from '../index.js'
 import { Intake } from '../pipeline/intake.js'
 import { intakeDefaults } from '../pipeline/settings.js'
-import { startEmbedded } from '../store/embedded/index.js'
+import { startEmbedded } from '../store/embedded-package.js'
 import { postgresStore } from '../store/postgres/store.js'
 import {
   createAlertMetrics,

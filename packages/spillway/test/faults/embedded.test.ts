@@ -6,16 +6,24 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
+import { type EmbeddedServer, startEmbedded } from '@spillway/embedded-postgres'
+import {
+  freePort,
+  handOverTree,
+  isAlive,
+  nobody,
+  openServerLog,
+  placeCluster,
+  prepareRuntime,
+  readPassword,
+  serverAccounts,
+  serverSettings,
+  spawnServer,
+  waitForExit,
+  waitUntilReady,
+} from '@spillway/embedded-postgres/internal'
 import pg from 'pg'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { handOverTree, nobody, serverAccounts } from '../../src/store/embedded/account.js'
-import { prepareRuntime } from '../../src/store/embedded/binaries.js'
-import { placeCluster, readPassword } from '../../src/store/embedded/cluster.js'
-import { type EmbeddedServer, startEmbedded } from '../../src/store/embedded/index.js'
-import { isAlive, waitForExit } from '../../src/store/embedded/processes.js'
-import { freePort, spawnServer, waitUntilReady } from '../../src/store/embedded/server.js'
-import { openServerLog } from '../../src/store/embedded/server-log.js'
-import { serverSettings } from '../../src/store/embedded/settings.js'
 
 const log = { info: () => undefined, warn: () => undefined, error: () => undefined }
 const settings = { min_wal_size: '80MB', shared_buffers: '16MB', max_connections: '20' }

@@ -2,8 +2,8 @@
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { startEmbedded } from '@spillway/embedded-postgres'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
-import { startEmbedded } from '../../src/store/embedded/index.js'
 import { countOf, dishonest, load, metric, openParts, type Parts, patient } from '../routing-faults-fleet.js'
 import {
   createdPolicy,

@@ -3,8 +3,8 @@ import { randomUUID } from 'node:crypto'
 import { chmod, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { type EmbeddedServer, startEmbedded } from '@spillway/embedded-postgres'
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest'
-import { type EmbeddedServer, startEmbedded } from '../../src/store/embedded/index.js'
 import {
   ack,
   ackBatch,

@@ -2,8 +2,8 @@
 import { chmod, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { type EmbeddedServer, startEmbedded } from '@spillway/embedded-postgres'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
-import { type EmbeddedServer, startEmbedded } from '../../src/store/embedded/index.js'
 import { addressOf, type HalfOpenProxy, startHalfOpenProxy, through } from '../half-open-proxy.js'
 import {
   type Answer,

@@ -3,8 +3,8 @@ import { spawn } from 'node:child_process'
 import { chmod, mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { type EmbeddedServer, startEmbedded } from '@spillway/embedded-postgres'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
-import { type EmbeddedServer, startEmbedded } from '../../src/store/embedded/index.js'
 import { addressOf, type HalfOpenProxy, startHalfOpenProxy, through } from '../half-open-proxy.js'
 import {
   type Ended,

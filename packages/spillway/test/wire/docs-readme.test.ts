@@ -7,8 +7,8 @@ import { mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { freePort } from '@spillway/embedded-postgres/internal'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { freePort } from '../../src/store/embedded/server.js'
 import { program, until } from '../server-process.js'
 
 const root = fileURLToPath(new URL('../../../../', import.meta.url))

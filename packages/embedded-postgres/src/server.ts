@@ -3,12 +3,12 @@ import { closeSync, openSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { setTimeout as delay } from 'node:timers/promises'
 import pg from 'pg'
-import { type StoreFault, toStoreFault } from '../postgres/faults.js'
 import type { Runtime } from './binaries.js'
 import { CLUSTER_NAME } from './cluster.js'
 import { EmbeddedError } from './error.js'
 import { isAlive, waitForExit } from './processes.js'
 import { type Placement, programEnvironment, runProgram, spawnFailure } from './programs.js'
+import { isTransient } from './readiness.js'
 import type { ServerLog } from './server-log.js'
 import { type ServerSettings, toArguments } from './settings.js'
 
@@ -88,22 +88,21 @@ export async function waitUntilReady(
 ): Promise<'ready' | 'exited' | 'timeout'> {
   const deadline = performance.now() + timeoutMs
   while (isAlive(server.pid)) {
-    const fault = await probe(connectionUrl(server.port, password, 'postgres'))
-    if (!fault) return 'ready'
-    // A refused password or a foreign server does not get better by waiting.
-    if (fault.code !== 'unavailable' && fault.code !== 'timeout') throw fault
+    if (await probe(connectionUrl(server.port, password, 'postgres'))) return 'ready'
     if (performance.now() >= deadline) return 'timeout'
     await delay(PROBE_INTERVAL_MS)
   }
   return 'exited'
 }
 
-async function probe(url: string): Promise<StoreFault | undefined> {
+/** False: not yet. Throws what does not get better by waiting. */
+async function probe(url: string): Promise<boolean> {
   try {
     await withClient(url, (client) => client.query('SELECT 1'))
-    return undefined
+    return true
   } catch (error) {
-    return toStoreFault(error)
+    if (isTransient(error)) return false
+    throw error
   }
 }
 
@@ -114,7 +113,7 @@ export async function ensureDatabase(port: number, password: string): Promise<vo
       if (!rowCount) await client.query(`CREATE DATABASE ${CLUSTER_NAME}`)
     })
   } catch (error) {
-    throw new EmbeddedError('start_failed', 'the embedded database cannot be created', { cause: toStoreFault(error) })
+    throw new EmbeddedError('start_failed', 'the embedded database cannot be created', { cause: error })
   }
 }
 

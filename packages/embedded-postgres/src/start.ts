@@ -12,7 +12,6 @@ import { mkdir, readFile, realpath, statfs } from 'node:fs/promises'
 import { totalmem } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
-import type { Log } from '../postgres/connect.js'
 import { type Account, handOverTree, hasLinks, serverAccounts } from './account.js'
 import { prepareRuntime, type Runtime } from './binaries.js'
 import { clusterVersion, createCluster, placeCluster, readPassword } from './cluster.js'
@@ -34,10 +33,18 @@ import {
 import { openServerLog, type ServerLog } from './server-log.js'
 import { type ServerSettings, serverSettings } from './settings.js'
 
+/** What this package needs of a logger; a pino logger is one. */
+export interface EmbeddedLog {
+  info(fields: object, message: string): void
+  warn(fields: object, message: string): void
+  error(fields: object, message: string): void
+}
+
 export interface EmbeddedOptions {
   /** Made if missing. Held by one process at a time. */
   dataDir: string
-  log: Log
+  /** Default: no log. */
+  log?: EmbeddedLog
   /** Further server settings; those on which durability rests cannot be changed. */
   settings?: ServerSettings
 }
@@ -58,7 +65,7 @@ interface Site {
   placement: Placement
   password: string
   serverLog: ServerLog
-  log: Log
+  log: EmbeddedLog
   settings: ServerSettings | undefined
 }
 
@@ -69,11 +76,14 @@ const ORPHANS_WAIT_MS = 30_000
 const ADOPT_TIMEOUT_MS = 30_000
 const RELAUNCH_DELAY_MAX_MS = 5_000
 
+const silent: EmbeddedLog = { info: () => undefined, warn: () => undefined, error: () => undefined }
+
 export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedServer> {
+  const log = options.log ?? silent
   const dataDir = await makeDataDir(options.dataDir)
   const lock = await lockFolder(dataDir)
   try {
-    const site = await prepareSite(dataDir, options)
+    const site = await prepareSite(dataDir, log, options.settings)
     const adopted = await adoptLeftover(site)
     const server = adopted ?? (await launch(site))
     try {
@@ -82,7 +92,7 @@ export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedS
       await stopServer(server, site.runtime, site.placement)
       throw error
     }
-    options.log.info(
+    log.info(
       { pid: server.pid, port: server.port, dataDir, adopted: adopted !== undefined },
       'embedded PostgreSQL is ready',
     )
@@ -105,12 +115,12 @@ async function makeDataDir(dataDir: string): Promise<string> {
   }
 }
 
-async function prepareSite(dataDir: string, options: EmbeddedOptions): Promise<Site> {
+async function prepareSite(dataDir: string, log: EmbeddedLog, settings: ServerSettings | undefined): Promise<Site> {
   const clusterDir = join(dataDir, 'postgres')
-  const account = await settleAccount(clusterDir, options.log)
+  const account = await settleAccount(clusterDir, log)
   const runtime = await prepareRuntime({ dataDir, account })
   if (!existsSync(clusterDir)) {
-    options.log.info({ dataDir }, 'making the embedded PostgreSQL cluster')
+    log.info({ dataDir }, 'making the embedded PostgreSQL cluster')
     await createCluster({ dataDir, clusterDir, runtime, account })
   }
   const version = await clusterVersion(clusterDir)
@@ -129,13 +139,13 @@ async function prepareSite(dataDir: string, options: EmbeddedOptions): Promise<S
     placement: await placeCluster(clusterDir, account),
     password: await readPassword(dataDir),
     serverLog: await openServerLog(join(dataDir, 'postgres.log')),
-    log: options.log,
-    settings: options.settings,
+    log,
+    settings,
   }
 }
 
 /** A cluster that belongs to a shared account gets an account of its own, unless a server runs on it: that one keeps it. */
-async function settleAccount(clusterDir: string, log: Log): Promise<Account | undefined> {
+async function settleAccount(clusterDir: string, log: EmbeddedLog): Promise<Account | undefined> {
   const { account, from } = await serverAccounts(clusterDir)
   if (account === undefined || from === undefined) return account
   const file = await readPostmasterFile(clusterDir)
