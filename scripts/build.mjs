@@ -1,7 +1,11 @@
-/** The one way to build: `tsc -b`, which is incremental and costs a fraction of a second when nothing changed. */
+/**
+ * The one way to build: the SQL modules, then `tsc -b`, which is incremental and costs a fraction of a second when
+ * nothing changed.
+ */
 import { spawn } from 'node:child_process'
 import { rmSync } from 'node:fs'
 import path from 'node:path'
+import { generateSql } from './generate-sql.mjs'
 
 export const root = path.resolve(import.meta.dirname, '..')
 
@@ -14,6 +18,7 @@ export function build({ explain = false } = {}) {
   for (const name of ['client', 'spillway']) {
     rmSync(path.join(root, 'packages', name, 'node_modules/@spillway'), { recursive: true, force: true })
   }
+  generateSql()
   return new Promise((resolve, reject) => {
     const timer = explain ? setTimeout(() => console.error('building…'), explainAfterMs) : undefined
     const compiler = spawn(process.execPath, [path.join(root, 'node_modules/typescript/bin/tsc'), '-b'], {

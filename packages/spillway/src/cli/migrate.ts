@@ -8,13 +8,15 @@ export async function runMigrations(terminal: Terminal): Promise<number> {
   const { config } = loadConfig()
   const log = createLogger({ level: config.process.logLevel, destination: { write: terminal.err } })
   const { migrate } = await import('../store/postgres/migrate.js')
-  const { migrations } = await import('../store/postgres/migrations/index.js')
+  const { coreSql } = await import('../store/postgres/generated/sql.js')
+  const { workloadSql } = await import('../http/workload-sql.js')
   const { startEmbedded } = await import('../store/embedded/index.js')
   const embedded = config.store.url === null ? await startEmbedded({ dataDir: config.store.dataDir, log }) : null
   const url = config.store.url ?? embedded?.url
   if (url === undefined) throw new TypeError('the embedded server has no address')
   try {
-    const { from, to } = await migrate({ url, schema: config.store.schema, migrations, log })
+    const sql = [coreSql, ...workloadSql]
+    const { from, to } = await migrate({ url, schema: config.store.schema, sql, log })
     terminal.out(
       from === to
         ? `schema ${config.store.schema} is at version ${to}\n`

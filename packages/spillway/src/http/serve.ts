@@ -54,6 +54,7 @@ import { mount } from './mount.js'
 import { addOpenApi } from './openapi.js'
 import { ticketRoutes } from './operations-routes.js'
 import { routingDepsOf } from './routing-parts.js'
+import { workloadSql } from './workload-sql.js'
 
 export interface RunningServer {
   /** Origin, e.g. http://127.0.0.1:7745; empty when it does not listen. */
@@ -171,6 +172,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       url: server?.url ?? url ?? '',
       ...(config.store.listenUrl !== null && { listenUrl: config.store.listenUrl }),
       schema: config.store.schema,
+      sql: workloadSql,
       poolMax: config.store.poolMax,
       timeoutMs: config.store.timeoutMs,
       delayMs: config.store.delayMs,

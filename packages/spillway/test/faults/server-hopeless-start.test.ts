@@ -1,4 +1,5 @@
 /** A start that cannot succeed ends, with the reason; doctor says the same. One that may succeed later waits. */
+import { readFileSync } from 'node:fs'
 import { afterAll, afterEach, beforeAll, describe, expect, inject, it } from 'vitest'
 import { endAll, runProgram, startServer } from '../server-process.js'
 import { administer } from '../setup/administer.js'
@@ -29,15 +30,35 @@ describe('a start that cannot succeed', () => {
   it('schema newer than the program', async () => {
     await administer(
       database.url,
-      `INSERT INTO spillway.migrations (version, name, checksum) SELECT max(version) + 1, 'later', '' FROM spillway.migrations`,
+      `INSERT INTO spillway.migrations (owner, id, checksum, release) VALUES ('core', '9999-later', '', '9.9.9')`,
     )
-    await expectRefused(database.url, /schema is at version \d+ \(later\)[\s\S]*run the newer release/)
-    await administer(database.url, `DELETE FROM spillway.migrations WHERE name = 'later'`)
+    await expectRefused(database.url, /schema has tables 9999-later of core[\s\S]*run the newer release/)
+    await administer(database.url, `DELETE FROM spillway.migrations WHERE id = '9999-later'`)
   })
 
   it('a migration that is not the one that was applied', async () => {
-    await administer(database.url, `UPDATE spillway.migrations SET checksum = 'x' WHERE version = 2`)
-    await expectRefused(database.url, /migration 2 .* is not the one that was applied[\s\S]*run the release/)
+    await administer(
+      database.url,
+      `UPDATE spillway.migrations SET checksum = 'x' WHERE owner = 'core' AND id LIKE '0002-%'`,
+    )
+    await expectRefused(
+      database.url,
+      /tables 0002-ledger of core: .* is not the one that was applied[\s\S]*run the release/,
+    )
+  })
+
+  it('a schema that 0.1.0 made', async () => {
+    const old = await freshDatabase({ empty: true })
+    try {
+      await administer(old.url, readFileSync(new URL('../fixtures/schema-0.1.0.sql', import.meta.url), 'utf8'))
+      const reason = /made by Spillway 0\.1\.0[\s\S]*empty database[\s\S]*SPILLWAY_DB_SCHEMA/
+      await expectRefused(old.url, reason)
+      const migrated = await runProgram({ DATABASE_URL: old.url }, { args: ['migrate'] })
+      expect(migrated.code).toBe(1)
+      expect(migrated.stderr).toMatch(reason)
+    } finally {
+      await old.drop()
+    }
   })
 
   it.each(['SQL_ASCII', 'LATIN1'])('a database in %s', async (encoding) => {

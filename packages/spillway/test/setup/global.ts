@@ -4,6 +4,7 @@ import { chmod } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestProject } from 'vitest/node'
+import { workloadSql } from '../../src/http/workload-sql.js'
 import { startEmbedded } from '../../src/store/embedded/index.js'
 import { postgresStore } from '../../src/store/postgres/store.js'
 import { administer } from './administer.js'
@@ -95,7 +96,7 @@ async function makeTemplate(adminUrl: string): Promise<string> {
   await administer(adminUrl, `CREATE DATABASE ${name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'`)
   const url = new URL(adminUrl)
   url.pathname = `/${name}`
-  const store = postgresStore({ url: url.href })
+  const store = postgresStore({ url: url.href, sql: workloadSql })
   await store.migrate()
   await store.close()
   return name

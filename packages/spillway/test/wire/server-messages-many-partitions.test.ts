@@ -57,7 +57,7 @@ const groupRows = async (): Promise<number> =>
     )[0]?.n,
   )
 
-/** See the head of migration 0007. */
+/** See the heads of the messages workload's .sql files. */
 const broken = () =>
   tables.query(`
     SELECT g.name, p.name AS partition, p.tail, mq_head(c.head, r.head, g.reached, p.id, p.low, p.tail) AS head, c.lease, r.at

@@ -1,6 +1,6 @@
 import { maskUrlPasswords } from '../../config/index.js'
 import { openPool } from '../../store/postgres/connect.js'
-import { compare, type Migration, MigrationError } from '../../store/postgres/migrate.js'
+import { MigrationError, pendingSteps, readRecord, type SqlModule } from '../../store/postgres/migrate.js'
 import type { Finding } from './finding.js'
 import { codeOf } from './machine.js'
 import { checkReach } from './reach.js'
@@ -13,7 +13,7 @@ export async function checkDatabase(options: {
   readonly url: string
   readonly listenUrl: string | null
   readonly schema: string
-  readonly migrations: readonly Migration[]
+  readonly sql: readonly SqlModule[]
 }): Promise<Finding[]> {
   const client = openPool({
     url: options.url,
@@ -131,23 +131,27 @@ function judgeVacuum({ autovacuum, naptimeSeconds }: ServerFacts): Finding {
 
 async function checkSchema(
   client: Database,
-  { schema, migrations }: { readonly schema: string; readonly migrations: readonly Migration[] },
+  { schema, sql }: { readonly schema: string; readonly sql: readonly SqlModule[] },
 ): Promise<Finding> {
   const name = 'schema'
-  // Schema names are lower-case letters, digits and underscores (config/settings.ts): they need no escaping inside.
-  const record = `"${schema}".migrations`
   const fix = 'run spillway migrate, or start the server, which does it too'
-  const { rows } = await client.query<{ present: boolean }>('SELECT to_regclass($1) IS NOT NULL AS present', [record])
-  if (!rows[0]?.present) return { name, state: 'hint', detail: `${schema} is not made yet`, fix }
-  const { rows: applied } = await client.query<{ version: number; name: string; checksum: string }>(
-    `SELECT version, name, checksum FROM ${record} ORDER BY version`,
-  )
   try {
-    compare(applied, migrations)
+    const recorded = await readRecord(client, schema)
+    if (recorded === null) return { name, state: 'hint', detail: `${schema} is not made yet`, fix }
+    const pending = pendingSteps(recorded, sql)
+    const total = sql.reduce((n, module) => n + module.tables.length, 0)
+    const applied = total - pending.filter(({ kind }) => kind === 'table').length
+    const detail = `${schema} is at version ${applied} of ${total}`
+    if (pending.length === 0) return { name, state: 'right', detail }
+    return {
+      name,
+      state: 'hint',
+      detail: applied < total ? detail : `${detail}; its functions are of another build`,
+      fix,
+    }
   } catch (error) {
     if (!(error instanceof MigrationError)) throw error
-    return { name, state: 'wrong', detail: error.message, fix: 'run the release that made this schema, or a newer one' }
+    const hint = error.code === 'legacy' ? 'see above' : 'run the release that made this schema, or a newer one'
+    return { name, state: 'wrong', detail: error.message, fix: hint }
   }
-  const detail = `${schema} is at version ${applied.length} of ${migrations.length}`
-  return applied.length === migrations.length ? { name, state: 'right', detail } : { name, state: 'hint', detail, fix }
 }

@@ -52,8 +52,9 @@ async function* examinations(environment: Environment | undefined): AsyncGenerat
     return
   }
   const { checkDatabase } = await import('./database.js')
-  const { migrations } = await import('../../store/postgres/migrations/index.js')
-  yield* await checkDatabase({ url, listenUrl, schema, migrations })
+  const { coreSql } = await import('../../store/postgres/generated/sql.js')
+  const { workloadSql } = await import('../../http/workload-sql.js')
+  yield* await checkDatabase({ url, listenUrl, schema, sql: [coreSql, ...workloadSql] })
 }
 
 function tryLoading(environment: Environment | undefined): LoadedConfig | Finding[] {

@@ -1,4 +1,4 @@
-/** What is recorded of alerts, and read of it. The statements' reasons are told in migration 0010. */
+/** What is recorded of alerts, and read of it. The statements' reasons: sql/functions. */
 import type { AlertName, AlertSeverity, AlertStatus, Alert as WireAlert } from '@spillway/protocol/wire'
 import {
   again,

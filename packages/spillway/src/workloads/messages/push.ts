@@ -1,5 +1,5 @@
 /**
- * Pushing: what a request brings to one partition is one submission, whose effect is the messages (mq_pushed, migration 0007).
+ * Pushing: what a request brings to one partition is one submission, whose effect is the messages (sql/functions/push.sql).
  * A partition is a lane, so that each of them is stored now or waits its turn behind what was pushed before:
  *
  *   request ──by lane──► submissions ──one statement──► stored (201) │ some lane has to wait (202) │ queue full: nothing (429)

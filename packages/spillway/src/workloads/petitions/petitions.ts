@@ -1,4 +1,4 @@
-/** Petitions after they were received: reading, moving on, withdrawing; halts. One row, one writer at a time: see migration 0006. */
+/** Petitions after they were received: reading, moving on, withdrawing; halts. One row, one writer at a time: see sql/functions/transition.sql. */
 import {
   type PetitionState,
   type PetitionStatus,

@@ -1,5 +1,5 @@
 /**
- * Submitting a petition: gates, then one transaction that counts, inserts and witnesses (migration 0006).
+ * Submitting a petition: gates, then one transaction that counts, inserts and witnesses (sql/functions/submit.sql).
  *
  *   pressure ─► capacity (503, before the body is read) ─► halt (503) ─► rate (429) ─► RECEIVED (201)
  *
