@@ -10,7 +10,7 @@
  */
 import { defineConfig } from 'vitest/config'
 
-const tests = 'packages/spillway/test'
+const tests = 'packages/{spillway,server}/test'
 const smoke = [
   ...[
     'docs-readme',
@@ -20,18 +20,28 @@ const smoke = [
     'generation-native',
     'routing-input-subject',
   ],
-].map((name) => `${tests}/wire/${name}.test.ts`)
+].map((name) => `packages/server/test/wire/${name}.test.ts`)
 
 /** Most tests wait for servers and databases: on two cores, where the default is one at a time, two take half as long. */
 const beside = { maxWorkers: 2, sequence: { groupOrder: 0 } }
 
+/** Tests of the server see the library's sources, not its build: a class must not be there twice. */
+const resolve = {
+  alias: [
+    { find: /^spillway$/, replacement: `${import.meta.dirname}/packages/spillway/src/index.ts` },
+    { find: /^spillway\/workload$/, replacement: `${import.meta.dirname}/packages/spillway/src/workload.ts` },
+  ],
+}
+
 const storey = (name: string, include: string[], options: object = beside) => ({
+  resolve,
   test: { name, include, testTimeout: 30_000, hookTimeout: 60_000, pool: 'forks' as const, ...options },
 })
 
 export default defineConfig({
+  resolve,
   test: {
-    globalSetup: [`${tests}/setup/global.ts`],
+    globalSetup: ['packages/server/test/setup/global.ts'],
     pool: 'forks',
     maxWorkers: 2,
     projects: [

@@ -9,7 +9,7 @@ import { findPeerNode } from './peer-node.js'
 import type { BenchContext, BenchPostgres, BenchProcess } from './section.js'
 
 const benchDir = path.dirname(fileURLToPath(import.meta.url))
-const spillwayProgram = path.join(benchDir, '../packages/spillway/dist/cli/main.js')
+const spillwayProgram = path.join(benchDir, '../packages/server/dist/cli/main.js')
 /** Compiles a program when it is loaded; costs nothing once it runs. */
 const loader = pathToFileURL(createRequire(import.meta.url).resolve('tsx')).href
 const readyTimeoutMs = 30_000

@@ -3,8 +3,9 @@
  * It is started again by its starter, on the same port.
  */
 import { setTimeout as delay } from 'node:timers/promises'
+import { workloadSql } from '@spillway/server/internal'
 import pg from 'pg'
-import { migrate, migrations, startEmbedded } from 'spillway/internal'
+import { coreSql, migrate, startEmbedded } from 'spillway/internal'
 import { messagesAuditSql, messagesRestSql, messagesSql, unconsumedSql } from './message-tables.js'
 import type { Effect, Ticket } from './records.js'
 
@@ -46,7 +47,7 @@ export async function startCluster(dataDir: string, note: (line: string) => void
   const log = { info: say('info'), warn: say('warn'), error: say('error') }
   const server = await startEmbedded({ dataDir, log })
   try {
-    await migrate({ url: server.url, schema, migrations, log })
+    await migrate({ url: server.url, schema, sql: [coreSql, ...workloadSql], log })
     await prepare(server.url)
   } catch (fault) {
     await server.stop()

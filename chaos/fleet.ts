@@ -29,7 +29,7 @@ const concurrency = 32
 const poolMax = 10
 
 const root = join(import.meta.dirname, '..')
-const serverProgram = join(root, 'packages/spillway/dist/cli/main.js')
+const serverProgram = join(root, 'packages/server/dist/cli/main.js')
 const nowhere: ReadonlySet<string> = new Set()
 
 export async function makeFleet(options: FleetOptions): Promise<Slot[]> {

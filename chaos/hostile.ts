@@ -50,7 +50,7 @@ const full: Size = {
   unreadHoldMs: 40_000,
 }
 const quick: Size = { sockets: 60, letters: 30, megabytes: 40, pipelined: 5_000, holdMs: 3_000, unreadHoldMs: 3_000 }
-const serverProgram = join(import.meta.dirname, '../packages/spillway/dist/cli/main.js')
+const serverProgram = join(import.meta.dirname, '../packages/server/dist/cli/main.js')
 const watchProgram = join(import.meta.dirname, 'hostile-watch.ts')
 
 /** Ends with the findings; null when it was interrupted. */

@@ -1,7 +1,8 @@
 /** What must hold of the tables of messages, and that each break of it is told. That the schema keeps to it, the runs show. */
 import { randomUUID } from 'node:crypto'
+import { workloadSql } from '@spillway/server/internal'
 import pg from 'pg'
-import { migrate, migrations } from 'spillway/internal'
+import { coreSql, migrate } from 'spillway/internal'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../packages/spillway/test/setup/database.js'
 import { schema } from './cluster.js'
@@ -17,7 +18,8 @@ let client: pg.Client
 
 beforeEach(async () => {
   database = await freshDatabase()
-  await migrate({ url: database.url, schema, migrations, log: { info: quiet, warn: quiet, error: quiet } })
+  const log = { info: quiet, warn: quiet, error: quiet }
+  await migrate({ url: database.url, schema, sql: [coreSql, ...workloadSql], log })
   client = new pg.Client({ connectionString: database.url })
   await client.connect()
   await client.query(`SET search_path = ${schema}`)

@@ -6,11 +6,12 @@ import { createWriteStream } from 'node:fs'
 import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { workloadSql } from '@spillway/server/internal'
 import pg from 'pg'
-import { migrate, migrations } from 'spillway/internal'
-import { drill } from '../packages/spillway/test/routing-drill.js'
-import type { Scenario } from '../packages/spillway/test/routing-evidence.js'
-import { type Finding, figures, judge, rules } from '../packages/spillway/test/routing-verdict.js'
+import { coreSql, migrate } from 'spillway/internal'
+import { drill } from '../packages/server/test/routing-drill.js'
+import type { Scenario } from '../packages/server/test/routing-evidence.js'
+import { type Finding, figures, judge, rules } from '../packages/server/test/routing-verdict.js'
 import { schema, startCluster } from './cluster.js'
 import { machine } from './report.js'
 
@@ -101,7 +102,12 @@ async function playOne(
   await client.query(`CREATE DATABASE ${url.pathname.slice(1)} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'`)
   await client.end()
   const quiet = (): void => undefined
-  await migrate({ url: url.href, schema, migrations, log: { info: quiet, warn: quiet, error: quiet } })
+  await migrate({
+    url: url.href,
+    schema,
+    sql: [coreSql, ...workloadSql],
+    log: { info: quiet, warn: quiet, error: quiet },
+  })
   say(`${name}: ${scenario.messages} messages, ${scenario.delayMs} ms each`)
   const evidence = await drill(scenario, { databaseUrl: url.href, say: (line) => say(`${name}: ${line}`) })
   const findings = judge(evidence)

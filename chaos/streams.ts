@@ -8,14 +8,14 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import pg from 'pg'
-import { churn } from '../packages/spillway/test/generation-churn.js'
-import { contend } from '../packages/spillway/test/generation-contention.js'
+import { churn } from '../packages/server/test/generation-churn.js'
+import { contend } from '../packages/server/test/generation-contention.js'
 import {
   type GenerationFleet,
   type GenerationFleetOptions,
   startGenerationFleet,
-} from '../packages/spillway/test/generation-faults-fleet.js'
-import { killed, pausedPastLease, settled, stopped, wave } from '../packages/spillway/test/generation-faults-wave.js'
+} from '../packages/server/test/generation-faults-fleet.js'
+import { killed, pausedPastLease, settled, stopped, wave } from '../packages/server/test/generation-faults-wave.js'
 import { findRedis, type RedisServer, startRedis } from '../packages/spillway/test/setup/redis.js'
 import { type Cluster, startCluster } from './cluster.js'
 import { machine } from './report.js'

@@ -1,8 +1,9 @@
 /**
- * Makes the tarball of a package self-contained. @spillway/protocol is a package of this workspace and is in no
+ * Builds, and makes the tarball of a package self-contained. @spillway/protocol is a package of this workspace and is in no
  * registry, and npm cannot bundle a dependency that is hoisted to the workspace's root (it would pack paths that
  * start with `../..`). So `prepack` builds and puts a real copy under the package's own node_modules, where
- * `bundleDependencies` finds it, and `postpack` takes it away again.
+ * `bundleDependencies` finds it, and `postpack` takes it away again. A package that does not bundle it gets only the
+ * shared files.
  *
  *   node scripts/bundle-protocol.mjs in|out     (npm runs it with the package's folder as working directory)
  */
@@ -29,6 +30,15 @@ function isCopy(copy, original) {
 }
 
 function putCopies(packageDir) {
+  const { bundleDependencies = [] } = JSON.parse(readFileSync(path.join(packageDir, 'package.json'), 'utf8'))
+  if (bundleDependencies.includes('@spillway/protocol')) putProtocol(packageDir)
+  for (const file of sharedFiles) {
+    const copy = path.join(packageDir, file)
+    if (existsSync(path.join(root, file)) && !existsSync(copy)) copyFileSync(path.join(root, file), copy)
+  }
+}
+
+function putProtocol(packageDir) {
   const source = path.join(root, 'packages/protocol')
   const target = path.join(packageDir, 'node_modules/@spillway/protocol')
   mkdirSync(target, { recursive: true })
@@ -40,10 +50,6 @@ function putCopies(packageDir) {
   // node_modules, by a path outside the tarball.
   const { dependencies: _, scripts: __, ...manifest } = JSON.parse(readFileSync(path.join(source, 'package.json')))
   writeFileSync(path.join(target, 'package.json'), `${JSON.stringify(manifest, null, 2)}\n`)
-  for (const file of sharedFiles) {
-    const copy = path.join(packageDir, file)
-    if (existsSync(path.join(root, file)) && !existsSync(copy)) copyFileSync(path.join(root, file), copy)
-  }
 }
 
 const packageDir = process.cwd()

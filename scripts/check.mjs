@@ -25,6 +25,7 @@ const steps = [
   ...(existsSync(path.join(root, 'bench/node_modules'))
     ? [{ name: 'types of bench', args: [tsc, '-p', 'bench/tsconfig.json'], afterBuild: true }]
     : []),
+  { name: 'SQL modules', args: [...script('generate-sql.mjs'), '--check'] },
   { name: 'room imports', args: script('check-rooms.mjs') },
   { name: 'file rules', args: script('check-files.mjs') },
   { name: 'codes and docs', args: script('check-codes.mjs') },

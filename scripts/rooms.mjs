@@ -4,52 +4,73 @@
  */
 import path from 'node:path'
 
-/** A driver (or framework) and the only places that may touch it, types included. */
+/** A driver (or framework) and the only rooms that may touch it, types included. */
 const confined = [
   { packages: /^pg(\/|$|-)/, to: ['store'] },
   { packages: /^(fastify$|fastify\/|fastify-plugin|@fastify\/)/, to: ['http'] },
   { packages: /^ioredis(\/|$)/, to: ['brokers'] },
   { packages: /^@nats-io\//, to: ['brokers'] },
   { packages: /^cac(\/|$)/, to: ['cli'] },
+  { packages: /^@spillway\/embedded-postgres(\/|$)/, to: ['store', 'http', 'cli', 'internal'] },
 ]
 const drivers = /^(pg|fastify|undici|ioredis|cac)(\/|$)|^(pg-|@fastify\/|@nats-io\/)/
 
+const core = { neverRooms: ['http'], neverPackages: drivers }
 const outer = ['http', 'workloads', 'brokers', 'cli']
-const core = { neverRooms: outer, neverPackages: drivers }
 
 /**
- * Rooms of packages/spillway/src. `neverRooms`, `neverPackages` forbid; `onlyRooms`, `onlyPackages` allow nothing
- * else; `typesFrom` are rooms of which only types may be taken. A room always sees itself.
- * 'index' and 'internal' are the two surface files.
+ * Rooms of the packages that have them. `neverRooms`, `neverPackages` forbid; `onlyRooms`, `onlyPackages` allow nothing else;
+ * `typesFrom` are rooms of which only types may be taken; `apart`: its folders do not know each other. A room always sees itself.
+ * 'index', 'workload' and 'internal' are the surface files of the library.
  */
 const rooms = {
-  pipeline: core,
-  operations: core,
-  streams: core,
-  ledger: core,
-  pressure: core,
-  gates: { onlyRooms: [], typesFrom: ['pipeline', 'store'], onlyPackages: /^@spillway\/protocol(\/|$)/ },
-  store: { neverRooms: outer },
-  telemetry: { neverRooms: outer },
-  config: { neverRooms: outer },
-  brokers: { neverRooms: ['http', 'workloads', 'cli'] },
-  http: { neverRooms: ['cli'] },
-  workloads: { onlyRooms: ['index', 'http'], apart: true },
-  index: { neverRooms: ['cli'] },
-  internal: { neverRooms: ['cli'] },
-  version: { onlyRooms: [] },
-  cli: {},
+  spillway: {
+    pipeline: core,
+    operations: core,
+    streams: core,
+    ledger: core,
+    pressure: core,
+    gates: { onlyRooms: [], typesFrom: ['pipeline', 'store'], onlyPackages: /^@spillway\/protocol(\/|$)/ },
+    store: { neverRooms: ['http'] },
+    telemetry: { neverRooms: ['http'] },
+    http: {},
+    index: {},
+    'intake-api': {},
+    workload: {},
+    internal: {},
+    version: { onlyRooms: [] },
+  },
+  server: {
+    config: { neverRooms: outer },
+    telemetry: { neverRooms: outer },
+    brokers: { neverRooms: ['http', 'workloads', 'cli'] },
+    http: { neverRooms: ['cli'] },
+    workloads: { onlyRooms: ['http', 'brokers'], typesFrom: ['telemetry'], apart: true },
+    internal: {},
+    version: { onlyRooms: [] },
+    cli: {},
+  },
 }
 
-/** The only files that read the environment: the second hands it to the first, the third hands PATH to its programs. */
-const environmentReaders = [/^config\//, /^cli\/main\.ts$/, /^store\/embedded\/programs\.ts$/]
+/** The only files that read the environment: main.ts hands it to config, programs.ts hands PATH to PostgreSQL. */
+const environmentReaders = {
+  spillway: /^$/,
+  server: /^(config\/|cli\/main\.ts$)/,
+  'embedded-postgres': /^programs\.ts$/,
+}
 
 /** What each package may take from the others; `packages` limits what comes from outside too. */
 const packageRules = {
   protocol: { ours: /^$/ },
   client: { ours: /^@spillway\/protocol\/wire$/, packages: /^$/ },
+  'embedded-postgres': { ours: /^$/, packages: /^(node:|pg$)/ },
   console: { ours: /^@spillway\/client$/ },
-  spillway: { ours: /^@spillway\/protocol\/(wire|schema)$/ },
+  spillway: {
+    ours: /^@spillway\/(protocol\/(wire|schema)|embedded-postgres)$/,
+    // The library is light: whatever else it imports, its users install.
+    packages: /^(node:|(pg|typebox|fastify)(\/|$)|@opentelemetry\/api$)/,
+  },
+  server: { ours: /^(spillway\/workload|@spillway\/(protocol\/(wire|schema)|embedded-postgres))$/ },
 }
 
 /** Comments and template literals are blanked, strings and regular expressions stepped over. */
@@ -116,14 +137,13 @@ function roomFault({ rule, room, inSource, target, typeOnly }) {
 function outsideFault({ packageName, rule, room, specifier, test }) {
   const own = packageRules[packageName]
   if (/^(@spillway\/|spillway(\/|$))/.test(specifier)) {
-    return own.ours.test(specifier) ? undefined : `packages/${packageName} may not import ${specifier}`
-  }
-  if (!test) {
+    if (!own.ours.test(specifier)) return `packages/${packageName} may not import ${specifier}`
+  } else if (!test) {
     if (own.packages && !own.packages.test(specifier)) return `packages/${packageName} may not import ${specifier}`
     if (rule?.onlyPackages && !rule.onlyPackages.test(specifier)) return `${room} may not import ${specifier}`
   }
-  if (packageName !== 'spillway') return undefined
-  if (rule?.neverPackages?.test(specifier)) return `${room} may not import the driver ${specifier}`
+  if (rule === undefined) return undefined
+  if (rule.neverPackages?.test(specifier)) return `${room} may not import the driver ${specifier}`
   const home = confined.find(({ packages }) => packages.test(specifier))
   if (home && !home.to.includes(room)) return `${specifier} is for ${home.to.join(', ')} only`
   return undefined
@@ -139,8 +159,8 @@ export function violations(file, source) {
   const report = (line, message) => faults.push({ file, line, message })
   const inSource = top === 'src' ? rest.join('/') : undefined
   const test = isTest(file)
-  const room = inSource && packageName === 'spillway' ? roomOf(inSource) : undefined
-  const rule = room ? rooms[room] : undefined
+  const room = inSource && rooms[packageName] ? roomOf(inSource) : undefined
+  const rule = room ? rooms[packageName][room] : undefined
   if (room && !rule) report(1, `${room} is no room: name it in scripts/rooms.mjs`)
 
   for (const { specifier, typeOnly, line } of importsOf(source)) {
@@ -151,6 +171,8 @@ export function violations(file, source) {
       continue
     }
     const resolved = path.posix.join(path.posix.dirname(file), specifier)
+    // Tests of the server use fixtures of the library, and look into both.
+    if (packageName === 'server' && top === 'test' && resolved.startsWith('packages/spillway/')) continue
     if (!resolved.startsWith(`packages/${packageName}/`)) {
       report(line, `${specifier} leaves packages/${packageName}`)
       continue
@@ -175,8 +197,12 @@ export function violations(file, source) {
       if (!specifier.startsWith('.')) report(line, `wire is plain TypeScript: it may not import ${specifier}`)
     }
   }
-  if (room && !test && !environmentReaders.some((allowed) => allowed.test(inSource)) && readsEnvironment(source)) {
-    report(1, 'the environment is read in config only')
+  const readers = inSource && !test ? environmentReaders[packageName] : undefined
+  if (readers && !readers.test(inSource) && readsEnvironment(source)) {
+    report(
+      1,
+      `the environment is read in ${packageName === 'embedded-postgres' ? 'programs.ts' : "the server's config"} only`,
+    )
   }
   return faults
 }

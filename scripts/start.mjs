@@ -32,6 +32,6 @@ if (code !== 0) process.exit(code)
 
 // Before the server subscribes: Node binds process.emit when the first listener for a signal is added.
 ignoreRepeatedSignals()
-const main = path.join(root, 'packages/spillway/dist/cli/main.js')
+const main = path.join(root, 'packages/server/dist/cli/main.js')
 process.argv.splice(1, process.argv.length - 1, main, 'serve', ...process.argv.slice(2))
 await import(pathToFileURL(main).href)

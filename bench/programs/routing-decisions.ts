@@ -1,6 +1,6 @@
 /** The decision itself, as the router takes it: so many policies in memory, each with so many providers. Times one by one. */
 import { type Policy, routingLimits } from '@spillway/protocol/wire'
-import { type DecisionInput, decide, PolicyBook } from '../../packages/spillway/dist/workloads/routing/decision.js'
+import { type DecisionInput, decide, PolicyBook } from '../../packages/server/dist/workloads/routing/decision.js'
 import { percentile } from '../statistics.js'
 import { bareApp, listen } from './handler-app.js'
 import { onMeasure } from './measured.js'

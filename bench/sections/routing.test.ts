@@ -1,7 +1,7 @@
 import { once } from 'node:events'
 import { connect } from 'node:net'
 import { describe, expect, it } from 'vitest'
-import { checkTask } from '../../packages/spillway/dist/workloads/routing/envelope.js'
+import { checkTask } from '../../packages/server/dist/workloads/routing/envelope.js'
 import { findNats } from '../../packages/spillway/test/setup/nats.js'
 import { startBenchNats } from '../nats.js'
 import { requestPrefix, taskBody, tenants } from '../programs/routing-body.js'

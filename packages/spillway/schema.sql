@@ -1,4 +1,4 @@
--- Made from the migrations by `node scripts/schema-dump.mjs --write`; not meant to be run or edited.
+-- Made from the .sql files by `node scripts/schema-dump.mjs --write`; not meant to be run or edited.
 
 CREATE SEQUENCE alerts_seq_seq AS bigint START 1 INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1 OWNED BY alerts.seq;
 
@@ -184,7 +184,7 @@ CREATE TABLE lanes (
   running boolean DEFAULT false NOT NULL,
   pace_ms real,
   moved_at timestamp with time zone NOT NULL,
-  sweep_at timestamp with time zone DEFAULT (clock() + '01:00:00'::interval) NOT NULL,
+  sweep_at timestamp with time zone NOT NULL,
   CONSTRAINT lanes_check CHECK (((head >= 0) AND (head <= tail))),
   CONSTRAINT lanes_check1 CHECK (((depth >= 0) AND (depth <= (tail - head)))),
   CONSTRAINT lanes_pkey PRIMARY KEY (id)
@@ -227,12 +227,12 @@ CREATE TABLE ledger_head (
 ) WITH (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, fillfactor=50);
 
 CREATE TABLE migrations (
-  version integer NOT NULL,
-  name text NOT NULL,
+  owner text NOT NULL,
+  id text NOT NULL,
   checksum text NOT NULL,
+  release text NOT NULL,
   applied_at timestamp with time zone DEFAULT now() NOT NULL,
-  CONSTRAINT migrations_pkey PRIMARY KEY (version),
-  CONSTRAINT migrations_version_check CHECK ((version > 0))
+  CONSTRAINT migrations_pkey PRIMARY KEY (owner, id)
 );
 
 CREATE TABLE mq_cursors (
@@ -603,6 +603,13 @@ CREATE TABLE stream_chunks (
 
 CREATE TABLE stream_chunks_rest PARTITION OF stream_chunks DEFAULT;
 
+CREATE TABLE stream_look (
+  one boolean DEFAULT true NOT NULL,
+  next_at timestamp with time zone NOT NULL,
+  CONSTRAINT stream_look_one_check CHECK (one),
+  CONSTRAINT stream_look_pkey PRIMARY KEY (one)
+) WITH (fillfactor=50);
+
 CREATE TABLE stream_spans (
   name text NOT NULL,
   from_at timestamp with time zone NOT NULL,
@@ -632,6 +639,7 @@ CREATE TABLE streams (
 ) WITH (autovacuum_vacuum_scale_factor=0.05, fillfactor=80);
 CREATE INDEX streams_born ON spillway.streams USING btree (born_at);
 CREATE INDEX streams_ended ON spillway.streams USING btree (ended_at) WHERE (ended_at IS NOT NULL);
+CREATE INDEX streams_open ON spillway.streams USING btree (born_at) WHERE (ended_at IS NULL);
 
 CREATE TABLE sweep_turn (
   one boolean DEFAULT true NOT NULL,
@@ -677,13 +685,16 @@ DECLARE
   v_lane int[] := p_lane;
   v_lanes uuid[] := p_lanes;
   v_execute boolean[] := p_first_execute;
-  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[]; v_blocked bigint[]; v_queues text[]; v_partitions text[];
+  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[]; v_blocked bigint[]; v_queues text[];
+  v_partitions text[];
   v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
-  v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean; v_paused boolean;
+  v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean;
+  v_paused boolean;
   v_tight boolean := false;
   v_item int; v_ok boolean; v_found int; v_k int;
   v_seen_item int[]; v_wrong smallint[];
-  v_rleft int[]; v_rgave int[]; v_rasked int[] := p_rate_n; v_rwait bigint[]; v_ritem int[] := p_rate_item; v_odd boolean := false; v_longer boolean;
+  v_rleft int[]; v_rgave int[]; v_rasked int[] := p_rate_n; v_rwait bigint[]; v_ritem int[] := p_rate_item;
+  v_odd boolean := false; v_longer boolean;
   v_single boolean := cardinality(p_rate_item) = 0;
   v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
   r record;
@@ -702,7 +713,8 @@ BEGIN
     ), made AS (
       INSERT INTO idempotency AS d (key, request, op, expires_at)
       SELECT k.key, k.request, p_id[k.i], t + p_key_ttl_ms * interval '1 ms' FROM k
-      ON CONFLICT (key) DO UPDATE SET request = excluded.request, op = excluded.op, answer = NULL, expires_at = excluded.expires_at
+      ON CONFLICT (key)
+        DO UPDATE SET request = excluded.request, op = excluded.op, answer = NULL, expires_at = excluded.expires_at
         WHERE d.expires_at <= t
       RETURNING d.key
     )
@@ -719,9 +731,12 @@ BEGIN
       END LOOP;
       -- A batch is one request, and has one answer: what is wrong with a key of it is wrong with all of it.
       IF cardinality(p_batch) > 0 AND v_out && '{7,8}' THEN
-        SELECT array_agg(coalesce(b.o, u.o) ORDER BY u.i) INTO v_wrong FROM unnest(p_batch, v_out) WITH ORDINALITY u(batch, o, i)
-          LEFT JOIN (SELECT x.batch, max(x.o) AS o FROM unnest(p_batch, v_out) x(batch, o) WHERE x.o IN (7, 8) GROUP BY x.batch) b ON b.batch = u.batch;
-        DELETE FROM idempotency d USING unnest(p_keys, p_id, v_out, v_wrong) u(key, op, o, wrong) WHERE u.o = 0 AND u.wrong <> 0 AND d.key = u.key AND d.op = u.op;
+        SELECT array_agg(coalesce(b.o, u.o) ORDER BY u.i) INTO v_wrong
+          FROM unnest(p_batch, v_out) WITH ORDINALITY u(batch, o, i)
+          LEFT JOIN (SELECT x.batch, max(x.o) AS o FROM unnest(p_batch, v_out) x(batch, o) WHERE x.o IN (7, 8)
+              GROUP BY x.batch) b ON b.batch = u.batch;
+        DELETE FROM idempotency d USING unnest(p_keys, p_id, v_out, v_wrong) u(key, op, o, wrong)
+          WHERE u.o = 0 AND u.wrong <> 0 AND d.key = u.key AND d.op = u.op;
         v_out := v_wrong;
       END IF;
     END IF;
@@ -736,52 +751,68 @@ BEGIN
     END LOOP;
   END IF;
 
-  -- Full: what would have to wait is refused, with all of its batch. Without locks, which would come before those of the
-  -- rates: a lane that fills up at this moment takes one more.
+  -- Full: what would have to wait is refused, with all of its batch. Without locks, which would come before those of
+  -- the rates: a lane that fills up at this moment takes one more.
   IF p_full THEN
     v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
     WITH waiting AS (
       SELECT DISTINCT u.batch FROM unnest(p_batch, p_lane, p_reason, v_out) u(batch, lane, reason, o)
       WHERE u.o = 0 AND (u.reason <> '' OR EXISTS (SELECT FROM lanes l WHERE l.id = p_lanes[u.lane] AND l.depth > 0)
         OR EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type[1]
-                     ELSE s.queue = p_queues[u.lane] AND (s.partition IS NULL OR s.partition = p_partitions[u.lane]) END))
+                     ELSE s.queue = p_queues[u.lane]
+                       AND (s.partition IS NULL OR s.partition = p_partitions[u.lane]) END))
     )
-    SELECT array_agg(CASE WHEN u.o = 0 AND u.batch IN (SELECT w.batch FROM waiting w) THEN 9 ELSE u.o END::smallint) INTO v_out
+    SELECT array_agg(CASE WHEN u.o = 0 AND u.batch IN (SELECT w.batch FROM waiting w) THEN 9 ELSE u.o END::smallint)
+      INTO v_out
       FROM unnest(p_batch, v_out) u(batch, o);
   END IF;
 
   -- 3. Rates, in key order: what is asked for is added at once, what does not fit is taken back below.
   IF cardinality(p_rate_key) > 0 THEN
     IF v_out IS NOT NULL THEN
-      SELECT array_agg(coalesce(x.n, 0) ORDER BY k.i) INTO v_rasked FROM generate_series(1, cardinality(p_rate_key)) k(i)
+      SELECT array_agg(coalesce(x.n, 0) ORDER BY k.i) INTO v_rasked
+        FROM generate_series(1, cardinality(p_rate_key)) k(i)
         LEFT JOIN (SELECT u.ix, count(*) AS n FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
                    WHERE v_out[coalesce(u.item, u.i)] = 0 GROUP BY u.ix) x ON x.ix = k.i;
     END IF;
     WITH up AS (
       INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at, sweep_at)
-      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + k.keep * interval '1 minute', t + k.keep * interval '1 minute' FROM unnest(p_rate_key, v_rasked, p_rate_minutes, p_rate_keep) k(key, n, win, keep)
+      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + k.keep * interval '1 minute',
+        t + k.keep * interval '1 minute'
+          FROM unnest(p_rate_key, v_rasked, p_rate_minutes, p_rate_keep) k(key, n, win, keep)
       ON CONFLICT (key) DO UPDATE SET
         minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
           THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
-          ELSE rate_minutes(x.minutes, v_minute, rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t)) END,
+          ELSE rate_minutes(x.minutes, v_minute,
+              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t)) END,
         counts = CASE WHEN x.minutes[1] > v_minute - excluded.win
           THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute
-            THEN x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] + excluded.total) ELSE x.counts || excluded.total END
-          ELSE rate_counts(x.minutes, x.counts, v_minute, rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t), excluded.total) END,
-        total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total ELSE rate_used(x.minutes, x.counts, v_minute, rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t))::int END,
-        win = rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t), expires_at = greatest(x.expires_at, excluded.expires_at)
+            THEN x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] + excluded.total)
+              ELSE x.counts || excluded.total END
+          ELSE rate_counts(x.minutes, x.counts, v_minute,
+              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t), excluded.total) END,
+        total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total
+          ELSE rate_used(x.minutes, x.counts, v_minute,
+              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t))::int END,
+        win = rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t),
+          expires_at = greatest(x.expires_at, excluded.expires_at)
       RETURNING x.total, x.minutes[1] AS first, x.counts[1] AS first_n
-    ), seen AS (SELECT array_agg(up.total) AS totals, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns FROM up)
+    ),
+    seen AS (SELECT array_agg(up.total) AS totals, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns
+        FROM up)
     -- When the next slot is free: when the oldest bucket leaves. One that was emptied by refunds is looked at below.
-    SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false), bool_or(u.first_n = 0), bool_or(u.first <= v_minute - u.win),
+    SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false),
+      bool_or(u.first_n = 0), bool_or(u.first <= v_minute - u.win),
            array_agg(greatest(1, ceil(((u.first + u.win)::bigint * 60 - date_part('epoch', t)) * 1000))::bigint)
       INTO v_rleft, v_tight, v_odd, v_longer, v_rwait
-    FROM seen, unnest(seen.totals, v_rasked, p_rate_limit, p_rate_minutes, seen.firsts, seen.first_ns) u(total, asked, most, win, first, first_n);
+    FROM seen, unnest(seen.totals, v_rasked, p_rate_limit, p_rate_minutes, seen.firsts, seen.first_ns) u(total,
+        asked, most, win, first, first_n);
     IF v_longer THEN
       -- Some keep more than the window of this process: only what is in it counts here.
       v_odd := true;
       SELECT array_agg(u.most - (k.used - u.asked) ORDER BY u.i), bool_or(k.used > u.most) INTO v_rleft, v_tight
-      FROM unnest(p_rate_key, v_rasked, p_rate_limit, p_rate_minutes) WITH ORDINALITY u(key, asked, most, win, i) JOIN rates x ON x.key = u.key,
+      FROM unnest(p_rate_key, v_rasked, p_rate_limit, p_rate_minutes) WITH ORDINALITY u(key, asked, most, win, i)
+      JOIN rates x ON x.key = u.key,
         LATERAL (SELECT rate_used(x.minutes, x.counts, v_minute, u.win)::int) k(used);
     END IF;
     v_rgave := array_fill(0, ARRAY[cardinality(p_rate_key)]);
@@ -789,15 +820,18 @@ BEGIN
 
   -- 4. Gates, in name order.
   IF cardinality(p_gates) > 0 THEN
-    SELECT array_agg(g.name ORDER BY g.name), array_agg(CASE WHEN g.overflowing THEN 0 ELSE g.full_at - g.held END ORDER BY g.name),
+    SELECT array_agg(g.name ORDER BY g.name), array_agg(CASE WHEN g.overflowing THEN 0 ELSE g.full_at - g.held END
+        ORDER BY g.name),
            array_agg(g.asked ORDER BY g.name), v_tight OR bool_or(g.overflowing OR g.held + g.asked > g.full_at)
       INTO v_gnames, v_gleft, v_gasked, v_tight
     FROM (
       SELECT x.name, x.held, x.full_at, x.overflowing,
-        (SELECT count(*) FROM unnest(p_gates) WITH ORDINALITY u(name, i) WHERE u.name = x.name AND (v_out IS NULL OR v_out[u.i] = 0)) AS asked
+        (SELECT count(*) FROM unnest(p_gates) WITH ORDINALITY u(name, i)
+            WHERE u.name = x.name AND (v_out IS NULL OR v_out[u.i] = 0)) AS asked
       FROM gates x WHERE x.name = ANY (p_gates) ORDER BY x.name FOR UPDATE
     ) g;
-    IF coalesce(cardinality(v_gnames), 0) <> (SELECT count(DISTINCT u.name) FROM unnest(p_gates) u(name) WHERE u.name IS NOT NULL) THEN
+    IF coalesce(cardinality(v_gnames), 0) <> (SELECT count(DISTINCT u.name) FROM unnest(p_gates) u(name)
+        WHERE u.name IS NOT NULL) THEN
       RAISE EXCEPTION 'a capacity gate is not registered' USING ERRCODE = 'XX000';
     END IF;
     v_gave := array_fill(0::bigint, ARRAY[coalesce(cardinality(v_gnames), 0)]);
@@ -808,13 +842,15 @@ BEGIN
     v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
     FOR v_item IN 1 .. v_items LOOP
       CONTINUE WHEN v_out[v_item] <> 0;
-      v_k := CASE WHEN cardinality(p_gates) > 0 AND p_gates[v_item] IS NOT NULL THEN array_position(v_gnames, p_gates[v_item]) END;
+      v_k := CASE WHEN cardinality(p_gates) > 0
+        AND p_gates[v_item] IS NOT NULL THEN array_position(v_gnames, p_gates[v_item]) END;
       IF v_k IS NOT NULL AND v_gleft[v_k] - v_gave[v_k] <= 0 THEN
         v_out[v_item] := 3;
         CONTINUE;
       END IF;
       v_ok := true;
-      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i) WHERE coalesce(u.item, u.i) = v_item LOOP
+      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
+        WHERE coalesce(u.item, u.i) = v_item LOOP
         v_ok := v_ok AND v_rleft[v_found] - v_rgave[v_found] > 0;
       END LOOP;
       IF NOT v_ok THEN
@@ -822,11 +858,14 @@ BEGIN
         CONTINUE;
       END IF;
       IF v_k IS NOT NULL THEN v_gave[v_k] := v_gave[v_k] + 1; END IF;
-      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i) WHERE coalesce(u.item, u.i) = v_item LOOP
+      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
+        WHERE coalesce(u.item, u.i) = v_item LOOP
         v_rgave[v_found] := v_rgave[v_found] + 1;
       END LOOP;
     END LOOP;
-    UPDATE rates x SET counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back), total = x.total - u.back
+    UPDATE rates x
+      SET counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back),
+        total = x.total - u.back
       FROM unnest(p_rate_key, v_rasked, v_rgave) k(key, asked, gave), LATERAL (SELECT k.asked - k.gave) u(back)
       WHERE x.key = k.key AND u.back > 0;
   ELSE
@@ -843,8 +882,11 @@ BEGIN
     IF v_tight OR v_odd THEN
       -- Per key, now that the refused ones are out of the count.
       -- A slot is free when fewer than the limit count; after it was lowered more may count than it allows.
-      SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win, greatest(0, least(rate_used(x.minutes, x.counts, v_minute, u.win), u.most) - 1)), 1) ORDER BY u.i)
-        INTO v_rwait FROM unnest(p_rate_key, p_rate_minutes, p_rate_limit) WITH ORDINALITY u(key, win, most, i) JOIN rates x ON x.key = u.key;
+      SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win,
+              greatest(0, least(rate_used(x.minutes, x.counts, v_minute, u.win), u.most) - 1)), 1) ORDER BY u.i)
+        INTO v_rwait
+          FROM unnest(p_rate_key, p_rate_minutes, p_rate_limit) WITH ORDINALITY u(key, win, most, i)
+          JOIN rates x ON x.key = u.key;
     END IF;
     IF v_single THEN
       SELECT array_agg(u.i), array_agg(greatest(0, v_rleft[u.ix] - v_rgave[u.ix])), array_agg(v_rwait[u.ix])
@@ -858,7 +900,8 @@ BEGIN
       FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, greatest(0, k.left_now) AS left_now, k.wait
                FROM unnest(p_rate_item, p_rate_ix) WITH ORDINALITY u(item, ix, i),
                  LATERAL (SELECT v_rleft[u.ix] - v_rgave[u.ix] AS left_now, v_rwait[u.ix] AS wait) k
-               ORDER BY u.item, least(1, greatest(0, k.left_now)), CASE WHEN v_out[u.item] = 4 THEN - k.wait END, k.left_now, u.i LOOP
+               ORDER BY u.item, least(1, greatest(0, k.left_now)), CASE
+                 WHEN v_out[u.item] = 4 THEN - k.wait END, k.left_now, u.i LOOP
         tiers[r.item] := r.tier; rates_left[r.item] := r.left_now; rates_reset_ms[r.item] := r.wait;
       END LOOP;
     END IF;
@@ -874,8 +917,10 @@ BEGIN
            -- Whether the first that is left may run at once; the first that came may have been refused.
            array_agg(coalesce(x.execute, false) ORDER BY l.i) INTO v_n, v_execute
       FROM generate_series(1, cardinality(p_lanes)) l(i)
-      LEFT JOIN (SELECT u.lane, count(*) AS n, (array_agg(u.reason IN ('', '+requested', '+still_running') ORDER BY u.i))[1] AS execute
-                 FROM unnest(p_lane, v_out, p_reason) WITH ORDINALITY u(lane, o, reason, i) WHERE u.o = 0 GROUP BY u.lane) x ON x.lane = l.i;
+      LEFT JOIN (SELECT u.lane, count(*) AS n,
+          (array_agg(u.reason IN ('', '+requested', '+still_running') ORDER BY u.i))[1] AS execute
+                 FROM unnest(p_lane, v_out, p_reason) WITH ORDINALITY u(lane, o, reason, i) WHERE u.o = 0
+                 GROUP BY u.lane) x ON x.lane = l.i;
   END IF;
 
   -- 7. Which lanes' first items may run now: not those that an operator holds back.
@@ -883,15 +928,17 @@ BEGIN
   IF NOT v_mine AND NOT p_apply THEN
     v_execute := array_fill(false, ARRAY[cardinality(p_lanes)]);
   ELSIF v_paused THEN
-    SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN p_apply AND s.partition = p_type[1]
+    SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s
+          WHERE CASE WHEN s.queue = '' THEN p_apply AND s.partition = p_type[1]
                ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
       INTO v_execute FROM unnest(p_queues, p_partitions, v_execute) WITH ORDINALITY u(queue, partition, execute, i);
   END IF;
 
   -- 8. Lanes, in id order: the sequence is given here, under the lane's lock.
   WITH up AS (
-    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at)
-    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.execute THEN u.n ELSE 0 END, u.n, CASE WHEN p_apply AND u.execute THEN 0 ELSE u.n END, v_mine AND u.execute, t
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at)
+    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.execute THEN u.n ELSE 0 END, u.n, CASE
+      WHEN p_apply AND u.execute THEN 0 ELSE u.n END, v_mine AND u.execute, t, t + interval '1 hour'
     FROM unnest(p_lanes, p_queues, p_partitions, v_n, v_execute) u(id, queue, partition, n, execute) WHERE u.n > 0
     ON CONFLICT (id) DO UPDATE SET
       tail = l.tail + excluded.tail,
@@ -902,26 +949,30 @@ BEGIN
       moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
     RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms, l.queue, l.partition,
       -- For how long its head is delayed or waits for its next attempt. How long a pause lasts, nobody knows.
-      CASE WHEN l.depth > 1 AND NOT l.running THEN (SELECT (date_part('epoch', x.until - t) * 1000)::bigint FROM parked x
+      CASE WHEN l.depth > 1 AND NOT l.running THEN (SELECT (date_part('epoch', x.until - t) * 1000)::bigint
+          FROM parked x
         WHERE x.lane = l.id AND x.reason <> 'pause') END AS blocked_ms
   )
-  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1)),
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int),
+    array_agg(coalesce(up.pace_ms, -1)),
     array_agg(up.queue), array_agg(up.partition), array_agg(up.blocked_ms)
     INTO v_lanes, v_tail, v_depth, v_running, v_pace, v_queues, v_partitions, v_blocked FROM up;
   IF v_lanes IS DISTINCT FROM p_lanes THEN
     -- Some lanes got nothing: renumber the items' lanes to those that are left.
-    SELECT array_agg(coalesce(array_position(v_lanes, p_lanes[u.lane]), 0) ORDER BY u.i) INTO v_lane FROM unnest(p_lane) WITH ORDINALITY u(lane, i);
+    SELECT array_agg(coalesce(array_position(v_lanes, p_lanes[u.lane]), 0) ORDER BY u.i) INTO v_lane
+      FROM unnest(p_lane) WITH ORDINALITY u(lane, i);
     SELECT array_agg(u.n ORDER BY u.i) INTO v_n FROM unnest(v_n) WITH ORDINALITY u(n, i) WHERE u.n > 0;
   END IF;
 
   -- 9. The virtual time of each priority level in this flush: the smallest stamp that waits there.
   FOREACH v_k IN ARRAY p_levels LOOP
-    v_level[v_k] := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = v_k ORDER BY x.stamp LIMIT 1), (SELECT s.last_value FROM stamps s));
+    v_level[v_k] := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = v_k ORDER BY x.stamp
+          LIMIT 1), (SELECT s.last_value FROM stamps s));
   END LOOP;
 
   -- 10. What becomes of each item. A lane that is empty but for what this flush brings starts with the item of rn 1;
-  -- what runs is in nobody's way: place 0 is the next to run. No ORDER BY: a function scan gives its rows in order, and
-  -- sorting each array would cost more than making it.
+  -- what runs is in nobody's way: place 0 is the next to run. No ORDER BY: a function scan gives its rows in order,
+  -- and sorting each array would cost more than making it.
   SELECT array_agg(x.verdict), array_agg(x.seq),
          array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
          array_agg((greatest(x.delay_ms, x.blocked_ms) + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
@@ -932,7 +983,8 @@ BEGIN
            WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
            WHEN x.reason NOT IN ('', '+still_running') THEN x.reason
            WHEN v_paused THEN 'maintaining_order' ELSE 'system_busy' END),
-         bool_or(x.verdict = 1), bool_or(x.verdict = 0 AND x.rn = 1 AND x.before = 0), max(x.delay_ms) > 0, bool_and(x.verdict < 2)
+         bool_or(x.verdict = 1), bool_or(x.verdict = 0 AND x.rn = 1 AND x.before = 0), max(x.delay_ms) > 0,
+           bool_and(x.verdict < 2)
     INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing, v_readying, v_delaying, v_all
   FROM (
     SELECT u.i, u.rn, u.reason, u.delay_ms, v_blocked[u.lane] AS blocked_ms, v_running[u.lane] AS running,
@@ -949,43 +1001,53 @@ BEGIN
   ) x;
 
   -- 11. Write the operations, and put the lanes that were empty where they belong.
-  INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at, max_attempts, timeout_ms, trace, idem, gate)
+  INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
+      max_attempts, timeout_ms, trace, idem, gate)
   SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
     CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 1 THEN t END,
     u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
-  FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms, p_max_attempts,
+  FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
+      p_max_attempts,
               p_timeout_ms, p_trace, p_keys, p_gates)
-    u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace, key, gate)
+    u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
+        key, gate)
   WHERE u.verdict < 2;
   IF v_readying THEN
     -- The lane was empty, so that nobody is suspected in it.
     INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
-    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type, u.seq - 1, v_depth[u.lane], false, v_queues[u.lane], v_partitions[u.lane]
-    FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type, seqs) u(lane, rn, verdict, priority, stamp, delay_ms, type, seq)
+    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type, u.seq - 1, v_depth[u.lane], false, v_queues[u.lane],
+      v_partitions[u.lane]
+    FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type, seqs) u(lane, rn, verdict, priority,
+        stamp, delay_ms, type, seq)
     WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
   END IF;
   IF v_readying AND v_delaying THEN
     INSERT INTO parked (lane, until, reason)
-    SELECT v_lanes[u.lane], t + u.delay_ms * interval '1 ms', 'delay' FROM unnest(v_lane, v_rn, verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
+    SELECT v_lanes[u.lane], t + u.delay_ms * interval '1 ms', 'delay'
+      FROM unnest(v_lane, v_rn, verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
     WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms > 0 AND v_depth[u.lane] = v_n[u.lane];
   END IF;
   IF v_executing THEN
     fence := nextval('fences');
     INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
-    SELECT fence, p_worker, array_agg(v_lanes[u.lane]), array_agg(u.seq), t FROM unnest(v_lane, verdicts, seqs) u(lane, verdict, seq) WHERE u.verdict = 1;
+    SELECT fence, p_worker, array_agg(v_lanes[u.lane]), array_agg(u.seq), t
+      FROM unnest(v_lane, verdicts, seqs) u(lane, verdict, seq) WHERE u.verdict = 1;
   END IF;
   IF cardinality(p_keys) > 0 THEN
-    UPDATE idempotency d SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
+    UPDATE idempotency d
+      SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
     FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason)
     WHERE (u.verdict = 0 OR u.verdict = 1 AND u.reason IN ('requested', 'still_running')) AND d.key = u.key;
   END IF;
 
   -- 12. How many are held now. The caller counted for the case that all are.
   IF v_all AND p_part >= 0 THEN
-    INSERT INTO tallies AS x (worker, part, type, n) SELECT p_worker, p_part, u.type, u.n FROM unnest(p_types, p_type_counts) u(type, n)
+    INSERT INTO tallies AS x (worker, part, type, n) SELECT p_worker, p_part, u.type, u.n
+      FROM unnest(p_types, p_type_counts) u(type, n)
       ON CONFLICT (worker, part, type) WHERE part >= 0 DO UPDATE SET n = x.n + excluded.n;
   ELSE
-    FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, verdicts) u(type, verdict) WHERE u.verdict < 2 GROUP BY u.type LOOP
+    FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, verdicts) u(type, verdict) WHERE u.verdict < 2
+      GROUP BY u.type LOOP
       PERFORM tally(p_worker, p_part, r.type, r.n);
     END LOOP;
   END IF;
@@ -1004,7 +1066,8 @@ BEGIN
   IF p_status = 'firing' THEN
     -- The first of its kind; one that comes at the same time waits here for the other's commit.
     INSERT INTO alert_states (key, name, labels, status, severity, message, annotations, alert, seq, at)
-      VALUES (p_key, p_name, p_labels, 'resolved', p_severity, p_message, p_annotations, p_id, 0, t) ON CONFLICT (key) DO NOTHING;
+      VALUES (p_key, p_name, p_labels, 'resolved', p_severity, p_message, p_annotations, p_id, 0, t)
+        ON CONFLICT (key) DO NOTHING;
   END IF;
   SELECT s.status INTO v_status FROM alert_states s WHERE s.key = p_key FOR UPDATE;
   IF NOT FOUND THEN RETURN NULL; END IF;
@@ -1017,13 +1080,17 @@ BEGIN
   END IF;
   IF v_status = p_status THEN
     IF p_status = 'firing' THEN
-      UPDATE alert_states s SET severity = p_severity, message = p_message, annotations = p_annotations WHERE s.key = p_key;
+      UPDATE alert_states s SET severity = p_severity, message = p_message, annotations = p_annotations
+        WHERE s.key = p_key;
     END IF;
     RETURN NULL;
   END IF;
   INSERT INTO alerts (id, key, name, labels, status, severity, message, annotations, at, delivery)
-    VALUES (p_id, p_key, p_name, p_labels, p_status, p_severity, p_message, p_annotations, t, p_delivery) RETURNING seq INTO v_seq;
-  UPDATE alert_states s SET status = p_status, severity = p_severity, message = p_message, annotations = p_annotations, alert = p_id, seq = v_seq, at = t
+    VALUES (p_id, p_key, p_name, p_labels, p_status, p_severity, p_message, p_annotations, t, p_delivery)
+      RETURNING seq INTO v_seq;
+  UPDATE alert_states s
+    SET status = p_status, severity = p_severity, message = p_message, annotations = p_annotations, alert = p_id,
+      seq = v_seq, at = t
     WHERE s.key = p_key;
   RETURN t;
 END $function$;
@@ -1045,8 +1112,10 @@ BEGIN
     EXIT WHEN v_seqs IS NULL;
     -- Its delivery may begin at this moment: once both are locked it is known.
     PERFORM FROM alerts a WHERE a.seq = ANY (v_seqs) ORDER BY a.seq FOR UPDATE;
-    CONTINUE WHEN EXISTS (SELECT FROM alerts a WHERE a.seq = ANY (v_seqs) AND (a.attempts > 0 OR a.delivery <> 'waiting'));
-    RETURN QUERY UPDATE alerts a SET delivery = 'dropped' WHERE a.seq = ANY (v_seqs) RETURNING a.id, a.name, a.status, a.operation;
+    CONTINUE WHEN EXISTS (SELECT FROM alerts a
+        WHERE a.seq = ANY (v_seqs) AND (a.attempts > 0 OR a.delivery <> 'waiting'));
+    RETURN QUERY UPDATE alerts a SET delivery = 'dropped' WHERE a.seq = ANY (v_seqs)
+      RETURNING a.id, a.name, a.status, a.operation;
   END LOOP;
 END $function$;
 
@@ -1060,10 +1129,14 @@ DECLARE
   t timestamptz := clock();
   v_n int;
 BEGIN
-  IF NOT pg_try_advisory_xact_lock(hashtext('spillway.alert_sweep'), hashtext(current_schema())) THEN RETURN NULL; END IF;
-  UPDATE alerts a SET delivery = 'failed' WHERE a.delivery = 'waiting' AND NOT EXISTS (SELECT FROM ops o WHERE o.id = a.operation);
+  IF NOT pg_try_advisory_xact_lock(hashtext('spillway.alert_sweep'), hashtext(current_schema())) THEN
+    RETURN NULL;
+  END IF;
+  UPDATE alerts a SET delivery = 'failed'
+    WHERE a.delivery = 'waiting' AND NOT EXISTS (SELECT FROM ops o WHERE o.id = a.operation);
   DELETE FROM alerts d WHERE d.seq = ANY (ARRAY(SELECT a.seq FROM alerts a WHERE a.delivery <> 'waiting'
-    AND (a.at < t - make_interval(days => p_days) OR a.seq <= (SELECT b.seq FROM alerts b ORDER BY b.seq DESC OFFSET p_rows LIMIT 1)) ORDER BY a.seq LIMIT p_most));
+    AND (a.at < t - make_interval(days => p_days) OR a.seq <= (SELECT b.seq FROM alerts b
+          ORDER BY b.seq DESC OFFSET p_rows LIMIT 1)) ORDER BY a.seq LIMIT p_most));
   GET DIAGNOSTICS v_n = ROW_COUNT;
   DELETE FROM alert_states s WHERE s.status = 'resolved' AND s.at < t - make_interval(days => p_days);
   RETURN v_n;
@@ -1080,26 +1153,42 @@ AS $function$
     SELECT l.id, l.head, l.tail, l.depth, coalesce(p.n, 0) AS places, coalesce(o.n, 0) AS ops, o.first, o.last
     FROM lanes l
     LEFT JOIN (SELECT lane, count(*) AS n FROM places GROUP BY lane) p ON p.lane = l.id
-    LEFT JOIN (SELECT lane, count(*) AS n, min(seq) AS first, max(seq) AS last FROM ops GROUP BY lane) o ON o.lane = l.id
+    LEFT JOIN (SELECT lane, count(*) AS n, min(seq) AS first, max(seq) AS last FROM ops
+        GROUP BY lane) o ON o.lane = l.id
   )
   SELECT format('lane %s has %s operations but says %s', id, ops, depth) FROM counted WHERE ops <> depth
-  UNION ALL SELECT format('lane %s with %s operations is in %s places', id, ops, places) FROM counted WHERE (ops > 0) <> (places = 1) AND NOT (ops = 0 AND places = 0)
-  UNION ALL SELECT format('lane %s has sequences %s..%s outside %s..%s', id, first, last, head, tail) FROM counted WHERE first <= head OR last > tail
-  UNION ALL SELECT format('operation %s has no lane', o.id) FROM ops o WHERE NOT EXISTS (SELECT FROM lanes l WHERE l.id = o.lane)
-  UNION ALL SELECT format('lane %s waits without being known', p.lane) FROM places p WHERE NOT EXISTS (SELECT FROM lanes l WHERE l.id = p.lane)
-  UNION ALL SELECT format('lane %s is ready with a stamp that is not its head''s', r.lane) FROM ready r WHERE NOT EXISTS (
-    SELECT FROM lanes l, LATERAL (SELECT x.priority, x.stamp FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
+  UNION ALL SELECT format('lane %s with %s operations is in %s places', id, ops, places) FROM counted
+    WHERE (ops > 0) <> (places = 1) AND NOT (ops = 0 AND places = 0)
+  UNION ALL SELECT format('lane %s has sequences %s..%s outside %s..%s', id, first, last, head, tail) FROM counted
+    WHERE first <= head OR last > tail
+  UNION ALL SELECT format('operation %s has no lane', o.id) FROM ops o
+    WHERE NOT EXISTS (SELECT FROM lanes l WHERE l.id = o.lane)
+  UNION ALL SELECT format('lane %s waits without being known', p.lane) FROM places p
+    WHERE NOT EXISTS (SELECT FROM lanes l WHERE l.id = p.lane)
+  UNION ALL SELECT format('lane %s is ready with a stamp that is not its head''s', r.lane) FROM ready r
+    WHERE NOT EXISTS (
+    SELECT FROM lanes l,
+      LATERAL (SELECT x.priority, x.stamp FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
     WHERE l.id = r.lane AND o.priority = r.priority AND o.stamp = r.stamp)
-  UNION ALL SELECT format('lane %s is ready with another name, or a head or caution that would pass an operation by', r.lane) FROM ready r JOIN lanes l ON l.id = r.lane
-    WHERE r.queue <> l.queue OR r.partition <> l.partition OR EXISTS (SELECT FROM ops o WHERE o.lane = l.id AND (o.seq <= r.head OR o.seq <= l.careful AND NOT r.careful))
-  UNION ALL SELECT format('lane %s is ready under %s, which is not its head''s type, or nobody''s label', r.lane, r.type) FROM ready r
+  UNION ALL SELECT format('lane %s is ready with another name, or a head or caution that would pass an operation by',
+      r.lane) FROM ready r JOIN lanes l ON l.id = r.lane
+    WHERE r.queue <> l.queue OR r.partition <> l.partition OR EXISTS (SELECT FROM ops o
+        WHERE o.lane = l.id AND (o.seq <= r.head OR o.seq <= l.careful AND NOT r.careful))
+  UNION ALL SELECT format('lane %s is ready under %s, which is not its head''s type, or nobody''s label', r.lane,
+      r.type) FROM ready r
     WHERE (strpos(r.type, ' ') > 0 AND NOT EXISTS (SELECT FROM workers w WHERE w.announced ? r.type))
-      OR split_part(r.type, ' ', 1) IS DISTINCT FROM (SELECT o.type FROM lanes l, ops o WHERE l.id = r.lane AND o.lane = l.id AND o.seq > l.head ORDER BY o.seq LIMIT 1)
-  UNION ALL SELECT format('lease %s belongs to nobody', l.fence) FROM leases l WHERE NOT EXISTS (SELECT FROM workers w WHERE w.id = l.worker)
-  UNION ALL SELECT format('type %s: %s operations, %s tallied', coalesce(o.type, t.type), coalesce(o.n, 0), coalesce(t.n, 0))
-    FROM (SELECT type, count(*) AS n FROM ops GROUP BY type) o FULL JOIN (SELECT type, sum(n) AS n FROM tallies WHERE type <> '!dead' GROUP BY type) t USING (type)
+      OR split_part(r.type, ' ', 1) IS DISTINCT FROM (SELECT o.type FROM lanes l, ops o
+          WHERE l.id = r.lane AND o.lane = l.id AND o.seq > l.head ORDER BY o.seq LIMIT 1)
+  UNION ALL SELECT format('lease %s belongs to nobody', l.fence) FROM leases l
+    WHERE NOT EXISTS (SELECT FROM workers w WHERE w.id = l.worker)
+  UNION ALL SELECT format('type %s: %s operations, %s tallied', coalesce(o.type, t.type), coalesce(o.n, 0),
+      coalesce(t.n, 0))
+    FROM (SELECT type, count(*) AS n FROM ops GROUP BY type) o
+    FULL JOIN (SELECT type, sum(n) AS n FROM tallies WHERE type <> '!dead' GROUP BY type) t USING (type)
     WHERE coalesce(o.n, 0) <> coalesce(t.n, 0)
-  UNION ALL SELECT format('%s dead letters, %s tallied', d.n, t.n) FROM (SELECT count(*) AS n FROM dead_letters) d, (SELECT coalesce(sum(n), 0) AS n FROM tallies WHERE type = '!dead') t WHERE d.n <> t.n
+  UNION ALL SELECT format('%s dead letters, %s tallied', d.n, t.n)
+    FROM (SELECT count(*) AS n FROM dead_letters) d, (SELECT coalesce(sum(n), 0) AS n FROM tallies
+        WHERE type = '!dead') t WHERE d.n <> t.n
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.bury(p_lane uuid, p_seq bigint, p_error text)
@@ -1112,8 +1201,10 @@ DECLARE
   t timestamptz := clock();
 BEGIN
   WITH gone AS (DELETE FROM ops o WHERE o.lane = p_lane AND o.seq = p_seq RETURNING o.*)
-  INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, trace, gate)
-  SELECT g.id, t, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at, g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
+  INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at,
+      started_at, attempts, max_attempts, timeout_ms, error, trace, gate)
+  SELECT g.id, t, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
+    g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
   FROM gone g JOIN lanes l ON l.id = g.lane;
   UPDATE lanes l SET head = greatest(l.head, p_seq), depth = l.depth - 1, moved_at = t WHERE l.id = p_lane;
 END $function$;
@@ -1138,8 +1229,10 @@ BEGIN
   SELECT x.seq INTO o.seq FROM ops x WHERE x.id = p_id FOR UPDATE;
   IF NOT FOUND THEN RETURN 'gone'; END IF;
   FOR i IN 1 .. 20 LOOP
-    SELECT x.seq, x.priority, x.stamp INTO f FROM lanes l, ops x WHERE l.id = o.lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
-    SELECT x.ctid INTO v_at FROM ready x WHERE x.priority = f.priority AND x.stamp = f.stamp AND x.lane = o.lane FOR UPDATE;
+    SELECT x.seq, x.priority, x.stamp INTO f FROM lanes l, ops x
+      WHERE l.id = o.lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
+    SELECT x.ctid INTO v_at FROM ready x
+      WHERE x.priority = f.priority AND x.stamp = f.stamp AND x.lane = o.lane FOR UPDATE;
     IF FOUND THEN v_where := 'ready'; EXIT; END IF;
     PERFORM FROM parked x WHERE x.lane = o.lane FOR UPDATE;
     IF FOUND THEN v_where := 'parked'; EXIT; END IF;
@@ -1156,10 +1249,13 @@ BEGIN
     RETURN 'asked';
   END IF;
   WITH gone AS (DELETE FROM ops x WHERE x.lane = o.lane AND x.seq = o.seq RETURNING x.*)
-  INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, attempts, max_attempts, error, trace)
-    SELECT g.id, t, 'cancelled', g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at, g.attempts, g.max_attempts, p_why, g.trace
+  INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, attempts,
+      max_attempts, error, trace)
+    SELECT g.id, t, 'cancelled', g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at, g.attempts,
+      g.max_attempts, p_why, g.trace
     FROM gone g JOIN lanes l ON l.id = g.lane;
-  UPDATE lanes l SET depth = l.depth - 1, head = CASE WHEN f.seq = o.seq AND v_where <> 'leased' THEN o.seq ELSE l.head END
+  UPDATE lanes l
+    SET depth = l.depth - 1, head = CASE WHEN f.seq = o.seq AND v_where <> 'leased' THEN o.seq ELSE l.head END
     WHERE l.id = o.lane RETURNING l.depth INTO v_depth;
   IF v_where <> 'leased' AND f.seq = o.seq THEN
     DELETE FROM ready x WHERE x.ctid = v_at AND v_where = 'ready';
@@ -1167,7 +1263,8 @@ BEGIN
     IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); END IF;
   END IF;
   IF o.idem IS NOT NULL THEN
-    UPDATE idempotency d SET answer = json_build_object('v', 'cancelled') WHERE d.key = o.idem AND d.op = p_id AND d.answer IS NULL;
+    UPDATE idempotency d SET answer = json_build_object('v', 'cancelled')
+      WHERE d.key = o.idem AND d.op = p_id AND d.answer IS NULL;
   END IF;
   IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
   PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, o.type, -1);
@@ -1188,8 +1285,10 @@ AS $function$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  v_lanes uuid[]; v_heads bigint[]; v_careful boolean[]; v_queues text[]; v_partitions text[]; v_held boolean[]; v_stamps bigint[];
-  v_own text[]; v_at tid[]; v_stamp bigint; v_most int; v_types text[]; v_ixs int[]; v_seqs bigint[]; v_identities text[]; v_traces text[]; v_gates text[]; v_gated boolean;
+  v_lanes uuid[]; v_heads bigint[]; v_careful boolean[]; v_queues text[]; v_partitions text[]; v_held boolean[];
+  v_stamps bigint[];
+  v_own text[]; v_at tid[]; v_stamp bigint; v_most int; v_types text[]; v_ixs int[]; v_seqs bigint[];
+  v_identities text[]; v_traces text[]; v_gates text[]; v_gated boolean;
 BEGIN
   -- The lock below is a write, and a write makes the commit wait for the disk: not for finding nothing.
   v_own := ready_types(p_types);
@@ -1200,16 +1299,21 @@ BEGIN
   IF v_own IS NULL THEN RETURN; END IF;
   -- Strict priority, but p_turn lets a lower level go first now and then, so that no level starves.
   FOR v_turn IN REVERSE p_turn .. 1 BY greatest(1, p_turn - 1) LOOP
-    -- Of one type by its own index: 10,000 lanes that others are to run would be passed by one by one, for 4 ms each time.
+    -- Of one type by its own index: 10,000 lanes that others are to run would be passed by one by one, for 4 ms each
+    -- time.
     v_at := CASE WHEN cardinality(v_own) = 1 THEN ARRAY(
-        SELECT x.ctid FROM ready x WHERE x.type = v_own[1] AND x.priority + 0 >= v_turn ORDER BY x.priority + 0, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED)
+        SELECT x.ctid FROM ready x WHERE x.type = v_own[1] AND x.priority + 0 >= v_turn
+          ORDER BY x.priority + 0, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED)
       ELSE ARRAY(
-        SELECT x.ctid FROM ready x WHERE x.priority >= v_turn AND (p_types IS NULL OR x.type = ANY (p_types)) ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED)
+        SELECT x.ctid FROM ready x WHERE x.priority >= v_turn AND (p_types IS NULL OR x.type = ANY (p_types))
+          ORDER BY x.priority, x.stamp LIMIT p_want FOR UPDATE SKIP LOCKED)
       END;
     WITH d AS (
-      DELETE FROM ready x USING unnest(v_at) c(at) WHERE x.ctid = c.at RETURNING x.lane, x.stamp, x.type, x.head, x.depth, x.careful, x.queue, x.partition
+      DELETE FROM ready x USING unnest(v_at) c(at) WHERE x.ctid = c.at
+        RETURNING x.lane, x.stamp, x.type, x.head, x.depth, x.careful, x.queue, x.partition
     )
-    SELECT array_agg(d.lane), array_agg(d.stamp), max(d.stamp), array_agg(d.type), array_agg(d.head), sum(d.depth), array_agg(d.careful), array_agg(d.queue), array_agg(d.partition)
+    SELECT array_agg(d.lane), array_agg(d.stamp), max(d.stamp), array_agg(d.type), array_agg(d.head), sum(d.depth),
+      array_agg(d.careful), array_agg(d.queue), array_agg(d.partition)
       INTO v_lanes, v_stamps, v_stamp, v_types, v_heads, depth, v_careful, v_queues, v_partitions FROM d;
     EXIT WHEN v_lanes IS NOT NULL;
   END LOOP;
@@ -1217,7 +1321,8 @@ BEGIN
   IF EXISTS (SELECT FROM pauses) THEN
     -- They are claimed to be parked by the settlement. Virtual time goes by what is served: these must not move it.
     SELECT array_agg(x.held), max(x.stamp) FILTER (WHERE NOT x.held) INTO v_held, v_stamp FROM (
-      SELECT u.stamp, EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = split_part(u.type, ' ', 1)
+      SELECT u.stamp, EXISTS (SELECT FROM pauses p
+          WHERE CASE WHEN p.queue = '' THEN p.partition = split_part(u.type, ' ', 1)
         ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS held
       FROM unnest(v_stamps, v_queues, v_partitions, v_types) u(stamp, queue, partition, type)) x;
   END IF;
@@ -1226,20 +1331,28 @@ BEGIN
   v_most := greatest(1, p_budget / cardinality(v_lanes));
   -- A statement of its own, for a fresh snapshot: the lanes' operations are all committed by now. No ORDER BY: the
   -- nested loop gives them lane by lane, each in order, and the caller checks that.
-  SELECT array_agg(h.ix::int), array_agg(o.seq), string_agg(o.id::text, ','), string_agg(o.type, ','), string_agg(o.priority::text, ','),
-      array_agg(o.identity), string_agg(o.payload::text, E'\x1e'), string_agg((date_part('epoch', t - o.accepted_at) * 1000)::bigint::text, ','),
-      string_agg(CASE WHEN o.not_before > t OR h.held THEN '0' ELSE '1' END, ','), string_agg(o.attempts::text, ','), string_agg(o.max_attempts::text, ','),
-      string_agg(o.timeout_ms::text, ','), array_agg(o.trace), string_agg(coalesce(o.idem::text, ''), ','), array_agg(o.gate), bool_or(o.gate IS NOT NULL)
-    INTO v_ixs, v_seqs, ids, types, priorities, v_identities, payloads, waited_ms, due, attempts, max_attempts, timeouts_ms, v_traces, idems, v_gates, v_gated
+  SELECT array_agg(h.ix::int), array_agg(o.seq), string_agg(o.id::text, ','), string_agg(o.type, ','),
+    string_agg(o.priority::text, ','),
+      array_agg(o.identity), string_agg(o.payload::text, E'\x1e'),
+        string_agg((date_part('epoch', t - o.accepted_at) * 1000)::bigint::text, ','),
+      string_agg(CASE WHEN o.not_before > t OR h.held THEN '0' ELSE '1' END, ','), string_agg(o.attempts::text, ','),
+        string_agg(o.max_attempts::text, ','),
+      string_agg(o.timeout_ms::text, ','), array_agg(o.trace), string_agg(coalesce(o.idem::text, ''), ','),
+        array_agg(o.gate), bool_or(o.gate IS NOT NULL)
+    INTO v_ixs, v_seqs, ids, types, priorities, v_identities, payloads, waited_ms, due, attempts, max_attempts,
+      timeouts_ms, v_traces, idems, v_gates, v_gated
   FROM unnest(v_lanes, v_types, v_heads, v_careful, v_held) WITH ORDINALITY h(lane, type, head, careful, held, ix),
     LATERAL (
-      SELECT x.seq, x.id, x.type, x.priority, x.identity, x.payload, x.accepted_at, x.not_before, x.attempts, x.max_attempts, x.timeout_ms, x.trace, x.idem, x.gate
+      SELECT x.seq, x.id, x.type, x.priority, x.identity, x.payload, x.accepted_at, x.not_before, x.attempts,
+        x.max_attempts, x.timeout_ms, x.trace, x.idem, x.gate
       FROM ops x WHERE x.lane = h.lane AND x.seq > h.head ORDER BY x.seq
-      LIMIT CASE WHEN h.careful AND NOT h.type = ANY (p_trusted) THEN 1 WHEN h.type = ANY (p_together) THEN v_most ELSE least(p_each, v_most) END
+      LIMIT CASE WHEN h.careful AND NOT h.type = ANY (p_trusted) THEN 1 WHEN h.type = ANY (p_together) THEN v_most
+        ELSE least(p_each, v_most) END
     ) o;
   INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
     SELECT fence, p_worker, array_agg(x.lane), array_agg(x.upto), t FROM (
-      SELECT v_lanes[u.ix] AS lane, max(u.seq) AS upto FROM unnest(v_ixs, v_seqs) u(ix, seq) GROUP BY u.ix ORDER BY v_lanes[u.ix]) x;
+      SELECT v_lanes[u.ix] AS lane, max(u.seq) AS upto FROM unnest(v_ixs, v_seqs) u(ix, seq) GROUP BY u.ix
+        ORDER BY v_lanes[u.ix]) x;
   lanes := array_to_string(v_lanes, ',');
   queues := array_to_json(v_queues); partitions := array_to_json(v_partitions);
   careful := array_to_string(v_careful::int[], ',');
@@ -1283,7 +1396,8 @@ BEGIN
   IF NOT FOUND THEN RETURN NULL; END IF;
   IF p_held IS NOT NULL THEN
     DELETE FROM connections c WHERE c.pool = p_pool AND c.worker = p_worker AND NOT c.identity = ANY (p_held);
-    INSERT INTO connections AS c (pool, identity, worker, held) SELECT p_pool, u.who, p_worker, u.n FROM unnest(p_held, p_counts) u(who, n)
+    INSERT INTO connections AS c (pool, identity, worker, held) SELECT p_pool, u.who, p_worker, u.n
+      FROM unnest(p_held, p_counts) u(who, n)
       ON CONFLICT (pool, identity, worker) DO UPDATE SET held = excluded.held;
   END IF;
   FOR r IN SELECT u.who, count(*)::int AS n FROM unnest(p_gives) u(who) GROUP BY u.who LOOP
@@ -1292,9 +1406,12 @@ BEGIN
     UPDATE connections c SET held = c.held - r.n WHERE c.pool = p_pool AND c.identity = r.who AND c.worker = p_worker;
   END LOOP;
   IF cardinality(p_takes) = 0 THEN RETURN v_out; END IF;
-  SELECT coalesce(sum(c.held), 0) INTO v_total FROM connections c JOIN workers w ON w.id = c.worker WHERE c.pool = p_pool;
-  FOR r IN SELECT u.who, u.each_max, u.all_max FROM unnest(p_takes, p_each, p_all) WITH ORDINALITY u(who, each_max, all_max, i) ORDER BY u.i LOOP
-    SELECT coalesce(sum(c.held), 0) INTO v_mine FROM connections c JOIN workers w ON w.id = c.worker WHERE c.pool = p_pool AND c.identity = r.who;
+  SELECT coalesce(sum(c.held), 0) INTO v_total FROM connections c JOIN workers w ON w.id = c.worker
+    WHERE c.pool = p_pool;
+  FOR r IN SELECT u.who, u.each_max, u.all_max
+    FROM unnest(p_takes, p_each, p_all) WITH ORDINALITY u(who, each_max, all_max, i) ORDER BY u.i LOOP
+    SELECT coalesce(sum(c.held), 0) INTO v_mine FROM connections c JOIN workers w ON w.id = c.worker
+      WHERE c.pool = p_pool AND c.identity = r.who;
     IF v_mine >= r.each_max THEN
       v_out := v_out || 1::smallint;
     ELSIF v_total >= r.all_max THEN
@@ -1315,7 +1432,8 @@ CREATE OR REPLACE FUNCTION spillway.disown(p_worker uuid, p_known bigint[])
  SET search_path TO 'spillway'
 AS $function$
   SELECT leases_return((SELECT coalesce(array_agg(l.fence), '{}') FROM leases l
-    WHERE l.worker = p_worker AND NOT l.fence = ANY (p_known) AND l.claimed_at < clock() - interval '12 seconds'), false)
+    WHERE l.worker = p_worker AND NOT l.fence = ANY (p_known) AND l.claimed_at < clock() - interval '12 seconds'),
+    false)
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.enlist(p_worker uuid, p_name text, p_lease_ms bigint, p_announced jsonb)
@@ -1323,7 +1441,8 @@ CREATE OR REPLACE FUNCTION spillway.enlist(p_worker uuid, p_name text, p_lease_m
  LANGUAGE sql
  SET search_path TO 'spillway'
 AS $function$
-  INSERT INTO workers (id, name, started_at, until, announced) VALUES (p_worker, p_name, clock(), clock() + p_lease_ms * interval '1 ms', p_announced)
+  INSERT INTO workers (id, name, started_at, until, announced)
+    VALUES (p_worker, p_name, clock(), clock() + p_lease_ms * interval '1 ms', p_announced)
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.gate_register(p_name text, p_full_at bigint, p_resume_below bigint)
@@ -1373,11 +1492,13 @@ AS $function$
 #variable_conflict use_column
 BEGIN
   IF cardinality(p_told) IS DISTINCT FROM cardinality(p_verdicts) THEN
-    RAISE EXCEPTION 'the effect told of % items, not of %', coalesce(cardinality(p_told), 0), cardinality(p_verdicts) USING ERRCODE = 'P0001';
+    RAISE EXCEPTION 'the effect told of % items, not of %', coalesce(cardinality(p_told), 0), cardinality(p_verdicts)
+      USING ERRCODE = 'P0001';
   END IF;
   IF cardinality(p_keys) = 0 THEN RETURN; END IF;
   UPDATE idempotency d SET answer = json_build_object('v', 'done', 'result', u.told)
-    FROM unnest(p_keys, p_ids, p_verdicts, p_told) u(key, op, verdict, told) WHERE u.verdict = 2 AND d.key = u.key AND d.op = u.op;
+    FROM unnest(p_keys, p_ids, p_verdicts, p_told) u(key, op, verdict, told)
+    WHERE u.verdict = 2 AND d.key = u.key AND d.op = u.op;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.lane_paused(p_lane uuid)
@@ -1401,7 +1522,8 @@ DECLARE
   t timestamptz := clock();
   o record;
 BEGIN
-  SELECT x.priority, x.stamp, x.type, x.not_before, l.head, l.depth, l.careful > l.head AS careful, l.queue, l.partition INTO o FROM lanes l, ops x
+  SELECT x.priority, x.stamp, x.type, x.not_before, l.head, l.depth, l.careful > l.head AS careful, l.queue,
+    l.partition INTO o FROM lanes l, ops x
     WHERE l.id = p_lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
   IF NOT FOUND THEN
     RETURN;
@@ -1427,13 +1549,15 @@ DECLARE
 BEGIN
   PERFORM pause_guard();
   WITH ended AS (DELETE FROM leases l WHERE l.fence = ANY (p_fences) RETURNING l.lanes, l.uptos)
-  SELECT array_agg(z.lane ORDER BY z.lane), array_agg(z.upto ORDER BY z.lane) INTO v_lanes, v_uptos FROM ended e, unnest(e.lanes, e.uptos) z(lane, upto);
+  SELECT array_agg(z.lane ORDER BY z.lane), array_agg(z.upto ORDER BY z.lane) INTO v_lanes, v_uptos
+    FROM ended e, unnest(e.lanes, e.uptos) z(lane, upto);
   IF v_lanes IS NULL THEN RETURN 0; END IF;
   IF p_charge THEN
     -- Keys and gates of what will be buried come before the lanes in the lock order.
     PERFORM FROM idempotency d WHERE d.key IN (
       SELECT x.idem FROM unnest(v_lanes) u(id) JOIN lanes l ON l.id = u.id, LATERAL (
-        SELECT y.idem, y.attempts, y.max_attempts FROM ops y WHERE y.lane = l.id AND y.seq > l.head ORDER BY y.seq LIMIT 1) x
+        SELECT y.idem, y.attempts, y.max_attempts FROM ops y WHERE y.lane = l.id AND y.seq > l.head ORDER BY y.seq
+          LIMIT 1) x
       WHERE x.idem IS NOT NULL AND x.attempts + 1 >= x.max_attempts) ORDER BY d.key FOR UPDATE;
     PERFORM FROM gates g WHERE g.name IN (
       SELECT x.gate FROM unnest(v_lanes) u(id) JOIN lanes l ON l.id = u.id, LATERAL (
@@ -1447,10 +1571,13 @@ BEGIN
       SELECT x.seq, x.id, x.type, x.started_at, x.attempts, x.max_attempts, x.idem, x.gate INTO o FROM lanes l, ops x
         WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto ORDER BY x.seq LIMIT 1;
       IF FOUND AND o.started_at IS NOT NULL THEN
-        UPDATE ops x SET attempts = x.attempts + 1, started_at = NULL, error = 'The process that ran it was lost' WHERE x.lane = r.lane AND x.seq = o.seq;
+        UPDATE ops x SET attempts = x.attempts + 1, started_at = NULL, error = 'The process that ran it was lost'
+          WHERE x.lane = r.lane AND x.seq = o.seq;
         IF o.attempts + 1 >= o.max_attempts THEN
           IF o.idem IS NOT NULL THEN
-            UPDATE idempotency d SET answer = json_build_object('v', 'failed', 'error', 'The process that ran it was lost') WHERE d.key = o.idem AND d.op = o.id AND d.answer IS NULL;
+            UPDATE idempotency d
+              SET answer = json_build_object('v', 'failed', 'error', 'The process that ran it was lost')
+                WHERE d.key = o.idem AND d.op = o.id AND d.answer IS NULL;
           END IF;
           IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
           PERFORM bury(r.lane, o.seq, 'The process that ran it was lost, ' || (o.attempts + 1) || ' times');
@@ -1460,7 +1587,8 @@ BEGIN
       END IF;
       UPDATE lanes l SET careful = greatest(l.careful, r.upto) WHERE l.id = r.lane;
     END IF;
-    UPDATE ops x SET started_at = NULL FROM lanes l WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto AND x.started_at IS NOT NULL;
+    UPDATE ops x SET started_at = NULL FROM lanes l
+      WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto AND x.started_at IS NOT NULL;
     PERFORM lane_requeue(r.lane);
   END LOOP;
   RETURN v_n;
@@ -1483,8 +1611,10 @@ BEGIN
   t := date_trunc('milliseconds', clock());
   v_time := ledger_time(t);
   -- The form of each row around the hash of the one before it; the loop has only that left to do.
-  SELECT array_agg(ledger_form_before(v_time, u.actor, u.payload)), array_agg(ledger_form_behind(v_seq + u.i, u.type, u.trace))
-    INTO v_before, v_behind FROM unnest(p_types, p_actors, p_traces, p_payloads) WITH ORDINALITY u(type, actor, trace, payload, i);
+  SELECT array_agg(ledger_form_before(v_time, u.actor, u.payload)),
+    array_agg(ledger_form_behind(v_seq + u.i, u.type, u.trace))
+    INTO v_before, v_behind
+      FROM unnest(p_types, p_actors, p_traces, p_payloads) WITH ORDINALITY u(type, actor, trace, payload, i);
   FOR i IN 1 .. v_n LOOP
     v_prevs[i] := v_hash;
     v_hash := encode(sha256(convert_to(v_before[i] || v_hash || v_behind[i], 'UTF8')), 'hex');
@@ -1492,7 +1622,8 @@ BEGIN
   END LOOP;
   INSERT INTO ledger (seq, at, type, actor, trace_id, payload, prev_hash, hash)
     SELECT v_seq + u.i, t, u.type, u.actor, u.trace, u.payload, u.prev, u.hash
-    FROM unnest(p_types, p_actors, p_traces, p_payloads, v_prevs, v_hashes) WITH ORDINALITY u(type, actor, trace, payload, prev, hash, i);
+    FROM unnest(p_types, p_actors, p_traces, p_payloads, v_prevs, v_hashes) WITH ORDINALITY u(type, actor, trace,
+        payload, prev, hash, i);
   UPDATE ledger_head h SET seq = v_seq + v_n, hash = v_hash;
   RETURN v_seq + v_n;
 END $function$;
@@ -1503,11 +1634,13 @@ CREATE OR REPLACE FUNCTION spillway.ledger_check(p_after bigint, p_prev text, p_
  STABLE
  SET search_path TO 'spillway'
 AS $function$
-  SELECT count(*), max(y.seq), (array_agg(y.hash ORDER BY y.seq DESC))[1], min(least(y.seq, y.due)) FILTER (WHERE y.ok IS NOT TRUE)
+  SELECT count(*), max(y.seq), (array_agg(y.hash ORDER BY y.seq DESC))[1],
+    min(least(y.seq, y.due)) FILTER (WHERE y.ok IS NOT TRUE)
   FROM (
     SELECT x.seq, x.hash, lag(x.seq, 1, p_after) OVER w + 1 AS due,
       x.seq = lag(x.seq, 1, p_after) OVER w + 1 AND x.prev_hash = lag(x.hash, 1, p_prev) OVER w
-        AND x.hash = encode(sha256(convert_to(ledger_form_before(ledger_time(x.at), x.actor, x.payload) || x.prev_hash || ledger_form_behind(x.seq, x.type, x.trace_id), 'UTF8')), 'hex') AS ok
+        AND x.hash = encode(sha256(convert_to(ledger_form_before(ledger_time(x.at), x.actor, x.payload)
+                || x.prev_hash || ledger_form_behind(x.seq, x.type, x.trace_id), 'UTF8')), 'hex') AS ok
     FROM (SELECT l.* FROM ledger l WHERE l.seq > p_after ORDER BY l.seq LIMIT p_rows) x
     WINDOW w AS (ORDER BY x.seq)
   ) y
@@ -1526,7 +1659,8 @@ CREATE OR REPLACE FUNCTION spillway.ledger_form_behind(p_seq bigint, p_type text
  LANGUAGE sql
  STABLE
 AS $function$
-  SELECT '","seq":' || p_seq || ',"trace_id":' || to_json(p_trace_id)::text || ',"type":' || to_json(p_type)::text || '}'
+  SELECT '","seq":' || p_seq || ',"trace_id":' || to_json(p_trace_id)::text || ',"type":' || to_json(p_type)::text
+    || '}'
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.ledger_refuse()
@@ -1542,7 +1676,8 @@ CREATE OR REPLACE FUNCTION spillway.ledger_time(p_at timestamp with time zone)
  LANGUAGE sql
  STABLE
 AS $function$
-  SELECT CASE WHEN p_at = date_trunc('milliseconds', p_at) AND p_at >= '0001-01-01 00:00:00Z' AND p_at < '10000-01-01 00:00:00Z'
+  SELECT CASE WHEN p_at = date_trunc('milliseconds', p_at) AND p_at >= '0001-01-01 00:00:00Z'
+    AND p_at < '10000-01-01 00:00:00Z'
     THEN to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') ELSE p_at::text END
 $function$;
 
@@ -1559,7 +1694,8 @@ BEGIN
   FOR r IN SELECT u.fence, array_agg(u.lane) AS lanes, array_agg(u.seq) AS seqs, array_agg(u.ago) AS agos
            FROM unnest(m_fence, m_lane, m_seq, m_ago_ms) u(fence, lane, seq, ago) GROUP BY u.fence ORDER BY u.fence LOOP
     UPDATE leases l SET uptos = (
-      SELECT array_agg(coalesce((SELECT g.seq FROM unnest(r.lanes, r.seqs) g(lane, seq) WHERE g.lane = z.lane), z.upto) ORDER BY z.i)
+      SELECT array_agg(coalesce((SELECT g.seq FROM unnest(r.lanes, r.seqs) g(lane, seq)
+              WHERE g.lane = z.lane), z.upto) ORDER BY z.i)
       FROM unnest(l.lanes, l.uptos) WITH ORDINALITY z(lane, upto, i))
     WHERE l.fence = r.fence AND l.worker = p_worker;
     CONTINUE WHEN NOT FOUND;
@@ -1582,13 +1718,19 @@ DECLARE
   t timestamptz := clock();
   outcomes text[] := array_fill('unknown'::text, ARRAY[cardinality(p_partitions)]);
   r record; a record; c mq_cursors; v_limit int; v_delay int; v_letters boolean; v_grp int; v_live boolean;
-  v_buried bigint[]; v_why text[]; v_letter bigint[]; v_letter_why text[]; v_n int; v_done int; v_seqs bigint[]; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
+  v_buried bigint[]; v_why text[]; v_letter bigint[]; v_letter_why text[]; v_n int; v_done int; v_seqs bigint[];
+  v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
-  FOR r IN SELECT u.part, u.grp, array_agg(u.i::int) AS ixs, array_agg(u.tx) AS txs, array_agg(u.lease) AS leases, array_agg(u.status) AS statuses, array_agg(u.error) AS errors
-           FROM unnest(p_partitions, p_groups, p_transactions, p_leases, p_statuses, p_errors) WITH ORDINALITY u(part, grp, tx, lease, status, error, i)
+  FOR r IN
+    SELECT u.part, u.grp, array_agg(u.i::int) AS ixs, array_agg(u.tx) AS txs, array_agg(u.lease) AS leases,
+      array_agg(u.status) AS statuses, array_agg(u.error) AS errors
+           FROM unnest(p_partitions, p_groups, p_transactions, p_leases, p_statuses,
+               p_errors) WITH ORDINALITY u(part, grp, tx, lease, status, error, i)
            GROUP BY u.part, u.grp ORDER BY u.part, u.grp LOOP
-    SELECT g.id, q.retry_limit, q.retry_delay_ms, q.dead_letter_queue OR q.dlq_after_max_retries INTO v_grp, v_limit, v_delay, v_letters
-      FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = q.id AND g.name = r.grp WHERE p.id = r.part;
+    SELECT g.id, q.retry_limit, q.retry_delay_ms, q.dead_letter_queue OR q.dlq_after_max_retries
+      INTO v_grp, v_limit, v_delay, v_letters
+      FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = q.id AND g.name = r.grp
+      WHERE p.id = r.part;
     CONTINUE WHEN NOT FOUND;
     SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = r.part AND x.grp = v_grp FOR UPDATE;
     CONTINUE WHEN NOT FOUND;
@@ -1596,11 +1738,15 @@ BEGIN
     v_live := c.lease IS NOT NULL AND EXISTS (SELECT FROM mq_leases l WHERE l.id = c.lease AND l.until > t);
     -- Mostly a batch is completed as a whole: that takes no turn for each of it.
     IF v_live AND cardinality(r.txs) = cardinality(c.open)
-        AND NOT EXISTS (SELECT FROM unnest(r.statuses, r.leases) u(status, lease) WHERE u.status <> 'completed' OR u.lease <> c.lease) THEN
+        AND NOT EXISTS (SELECT FROM unnest(r.statuses, r.leases) u(status, lease)
+            WHERE u.status <> 'completed' OR u.lease <> c.lease) THEN
       SELECT array_agg(x.seq) INTO v_seqs FROM (
-        SELECT DISTINCT m.seq FROM unnest(r.txs) u(tx) JOIN mq_messages m ON m.partition = r.part AND m.transaction_id = u.tx AND m.grp IS NULL ORDER BY m.seq) x;
+        SELECT DISTINCT m.seq
+          FROM unnest(r.txs) u(tx)
+          JOIN mq_messages m ON m.partition = r.part AND m.transaction_id = u.tx AND m.grp IS NULL ORDER BY m.seq) x;
       IF v_seqs = c.open THEN
-        IF cardinality(r.ixs) = cardinality(outcomes) THEN outcomes := array_fill('done'::text, ARRAY[cardinality(outcomes)]);
+        IF cardinality(r.ixs) = cardinality(outcomes) THEN outcomes := array_fill('done'::text,
+            ARRAY[cardinality(outcomes)]);
         ELSE FOREACH v_n IN ARRAY r.ixs LOOP outcomes[v_n] := 'done'; END LOOP; END IF;
         v_leases := v_leases || mq_end(r.part, v_grp, v_seqs); v_parts := v_parts || r.part;
         CONTINUE;
@@ -1608,17 +1754,24 @@ BEGIN
     END IF;
     v_buried := '{}'; v_why := '{}'; v_letter := '{}'; v_letter_why := '{}'; v_done := 0;
     FOR a IN
-      SELECT u.i, u.lease, u.status, u.error, m.seq FROM unnest(r.ixs, r.txs, r.leases, r.statuses, r.errors) u(i, tx, lease, status, error)
+      SELECT u.i, u.lease, u.status, u.error, m.seq
+        FROM unnest(r.ixs, r.txs, r.leases, r.statuses, r.errors) u(i, tx, lease, status, error)
         -- Two arms: each has its index.
-        LEFT JOIN LATERAL (SELECT x.seq FROM mq_messages x WHERE x.partition = r.part AND x.transaction_id = u.tx AND x.grp IS NULL
-          UNION ALL SELECT x.seq FROM mq_messages x WHERE x.partition = r.part AND x.transaction_id = u.tx AND x.grp IS NOT NULL AND x.grp = v_grp) m ON true
+        LEFT JOIN LATERAL (SELECT x.seq FROM mq_messages x
+            WHERE x.partition = r.part AND x.transaction_id = u.tx AND x.grp IS NULL
+          UNION ALL SELECT x.seq FROM mq_messages x
+            WHERE x.partition = r.part AND x.transaction_id = u.tx AND x.grp IS NOT NULL AND x.grp = v_grp) m ON true
       ORDER BY u.i, m.seq = ANY (c.open)
     LOOP
       CONTINUE WHEN a.seq IS NULL;
-      IF NOT v_live OR a.lease IS DISTINCT FROM c.lease AND a.lease IS NOT NULL THEN outcomes[a.i] := 'lost'; CONTINUE; END IF;
+      IF NOT v_live OR a.lease IS DISTINCT FROM c.lease AND a.lease IS NOT NULL THEN
+        outcomes[a.i] := 'lost';
+        CONTINUE;
+      END IF;
       -- Answered before, or never delivered.
       IF NOT a.seq = ANY (c.open) THEN
-        IF outcomes[a.i] = 'unknown' THEN outcomes[a.i] := CASE WHEN a.seq <= c.head OR a.seq = ANY (c.batch) THEN 'lost' ELSE 'unknown' END; END IF;
+        IF outcomes[a.i] = 'unknown' THEN outcomes[a.i] := CASE
+          WHEN a.seq <= c.head OR a.seq = ANY (c.batch) THEN 'lost' ELSE 'unknown' END; END IF;
         CONTINUE;
       END IF;
       c.open := array_remove(c.open, a.seq);
@@ -1644,7 +1797,9 @@ BEGIN
     IF v_buried <> '{}' THEN PERFORM mq_bury(r.part, v_grp, v_buried, v_why, c.tries, false); END IF;
     IF v_letter <> '{}' THEN PERFORM mq_bury(r.part, v_grp, v_letter, v_letter_why, c.tries, true); END IF;
     CONTINUE WHEN NOT v_live;
-    UPDATE mq_cursors x SET open = c.open, done = c.done, tries = c.tries, not_before = c.not_before, consumed = x.consumed + v_done, moved_at = t WHERE x.partition = r.part AND x.grp = v_grp;
+    UPDATE mq_cursors x
+      SET open = c.open, done = c.done, tries = c.tries, not_before = c.not_before, consumed = x.consumed + v_done,
+        moved_at = t WHERE x.partition = r.part AND x.grp = v_grp;
     IF c.open = '{}' THEN v_leases := v_leases || mq_end(r.part, v_grp); v_parts := v_parts || r.part; END IF;
   END LOOP;
   PERFORM mq_unlease(v_leases, v_parts);
@@ -1664,7 +1819,8 @@ BEGIN
   SELECT p.low, p.tail INTO v_low, v_high FROM mq_partitions p WHERE p.id = p_partition;
   WHILE v_low < v_high LOOP
     v_mid := (v_low + v_high + 1) / 2;
-    SELECT m.seq, m.created_at INTO v_seq, v_at FROM mq_messages m WHERE m.partition = p_partition AND m.seq >= v_mid AND m.seq <= v_high ORDER BY m.seq LIMIT 1;
+    SELECT m.seq, m.created_at INTO v_seq, v_at FROM mq_messages m
+      WHERE m.partition = p_partition AND m.seq >= v_mid AND m.seq <= v_high ORDER BY m.seq LIMIT 1;
     IF FOUND AND v_at < p_at THEN v_low := v_seq; ELSE v_high := v_mid - 1; END IF;
   END LOOP;
   RETURN coalesce(v_low, 0);
@@ -1675,9 +1831,12 @@ CREATE OR REPLACE FUNCTION spillway.mq_bury(p_partition uuid, p_grp integer, p_s
  LANGUAGE sql
  SET search_path TO 'spillway'
 AS $function$
-  INSERT INTO mq_dead (message_id, partition, seq, queue, partition_name, namespace, task, grp, transaction_id, trace_id, sealed, payload, error, retry_count, is_letter, created_at, moved_at)
-  SELECT m.id, m.partition, m.seq, q.name, p.name, q.namespace, q.task, g.name, m.transaction_id, m.trace_id, m.sealed, m.payload, u.error,
-    coalesce((p_tries->>(m.seq::text))::int, 0), p_letter OR q.dead_letter_queue OR q.dlq_after_max_retries, m.created_at, clock()
+  INSERT INTO mq_dead (message_id, partition, seq, queue, partition_name, namespace, task, grp, transaction_id,
+      trace_id, sealed, payload, error, retry_count, is_letter, created_at, moved_at)
+  SELECT m.id, m.partition, m.seq, q.name, p.name, q.namespace, q.task, g.name, m.transaction_id, m.trace_id,
+    m.sealed, m.payload, u.error,
+    coalesce((p_tries->>(m.seq::text))::int, 0), p_letter OR q.dead_letter_queue
+      OR q.dlq_after_max_retries, m.created_at, clock()
   FROM unnest(p_seqs, p_errors) u(seq, error) JOIN mq_messages m ON m.partition = p_partition AND m.seq = u.seq
     JOIN mq_partitions p ON p.id = m.partition JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.id = p_grp
 $function$;
@@ -1693,16 +1852,21 @@ DECLARE
 BEGIN
   -- Nobody joins meanwhile.
   PERFORM mq_guard(ARRAY(SELECT q.id FROM mq_queues q WHERE q.name = p_queue), false);
-  FOR r IN SELECT p.id FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
+  FOR r IN SELECT p.id FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue
+    WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
     -- A cursor for those who may take from it at this moment, to lock; the others stand at the end, or begin behind it.
-    INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, x.grp, 0 FROM mq_ready x WHERE x.partition = r.id ORDER BY x.grp ON CONFLICT (partition, grp) DO NOTHING;
+    INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, x.grp, 0 FROM mq_ready x WHERE x.partition = r.id
+      ORDER BY x.grp ON CONFLICT (partition, grp) DO NOTHING;
     PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
-    SELECT v_leases || coalesce(array_agg(c.lease), '{}'), v_parts || coalesce(array_agg(r.id), '{}') INTO v_leases, v_parts FROM mq_cursors c WHERE c.partition = r.id AND c.lease IS NOT NULL;
+    SELECT v_leases || coalesce(array_agg(c.lease), '{}'), v_parts || coalesce(array_agg(r.id), '{}')
+      INTO v_leases, v_parts FROM mq_cursors c WHERE c.partition = r.id AND c.lease IS NOT NULL;
     UPDATE mq_partitions p SET low = p.tail, holes = '{}', mark = p.tail WHERE p.id = r.id RETURNING p.tail INTO v_tail;
     DELETE FROM mq_messages m WHERE m.partition = r.id;
     GET DIAGNOSTICS v_gone = ROW_COUNT;
     v_n := v_n + v_gone;
-    UPDATE mq_cursors c SET head = v_tail, done = '{}', lease = NULL, batch = '{}', open = '{}', tries = '{}', careful = 0, not_before = NULL, moved_at = clock() WHERE c.partition = r.id;
+    UPDATE mq_cursors c
+      SET head = v_tail, done = '{}', lease = NULL, batch = '{}', open = '{}', tries = '{}', careful = 0,
+        not_before = NULL, moved_at = clock() WHERE c.partition = r.id;
     DELETE FROM mq_ready x WHERE x.partition = r.id;
   END LOOP;
   PERFORM mq_unlease(v_leases, v_parts);
@@ -1718,13 +1882,17 @@ AS $function$
 DECLARE
   v_low bigint; v_upto bigint; v_n bigint;
 BEGIN
-  SELECT least(p_upto, p.tail), p.low INTO v_upto, v_low FROM mq_partitions p WHERE p.id = p_partition FOR NO KEY UPDATE;
+  SELECT least(p_upto, p.tail), p.low INTO v_upto, v_low FROM mq_partitions p WHERE p.id = p_partition
+    FOR NO KEY UPDATE;
   IF v_upto IS NULL OR v_upto <= v_low THEN RETURN 0; END IF;
   SELECT coalesce(max(x.seq) FILTER (WHERE x.n = p_most), v_upto) INTO v_upto
-    FROM (SELECT m.seq, row_number() OVER (ORDER BY m.seq) AS n FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto ORDER BY m.seq LIMIT p_most) x;
+    FROM (SELECT m.seq, row_number() OVER (ORDER BY m.seq) AS n FROM mq_messages m
+        WHERE m.partition = p_partition AND m.seq <= v_upto ORDER BY m.seq LIMIT p_most) x;
   DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.seq <= v_upto;
   GET DIAGNOSTICS v_n = ROW_COUNT;
-  UPDATE mq_partitions p SET low = v_upto, holes = CASE WHEN p.holes = '{}' THEN p.holes ELSE ARRAY(SELECT h FROM unnest(p.holes) h WHERE h > v_upto) END WHERE p.id = p_partition;
+  UPDATE mq_partitions p
+    SET low = v_upto, holes = CASE WHEN p.holes = '{}' THEN p.holes
+      ELSE ARRAY(SELECT h FROM unnest(p.holes) h WHERE h > v_upto) END WHERE p.id = p_partition;
   RETURN v_n;
 END $function$;
 
@@ -1757,8 +1925,11 @@ AS $function$
 #variable_conflict use_column
 BEGIN
   IF EXISTS (SELECT FROM mq_leases l WHERE l.until <= clock()) THEN PERFORM mq_expire(NULL, 1000); END IF;
-  RETURN QUERY SELECT u.queue, u.grp FROM unnest(p_queues, p_groups) u(queue, grp) JOIN mq_queues q ON q.name = u.queue LEFT JOIN mq_groups g ON g.queue = q.id AND g.name = u.grp
-    WHERE g.id IS NULL OR g.reached IS NOT NULL OR EXISTS (SELECT FROM mq_ready r WHERE r.grp = g.id AND r.at <= clock());
+  RETURN QUERY SELECT u.queue, u.grp
+    FROM unnest(p_queues, p_groups) u(queue, grp) JOIN mq_queues q ON q.name = u.queue
+    LEFT JOIN mq_groups g ON g.queue = q.id AND g.name = u.grp
+    WHERE g.id IS NULL OR g.reached IS NOT NULL OR EXISTS (SELECT FROM mq_ready r
+        WHERE r.grp = g.id AND r.at <= clock());
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_end(p_partition uuid, p_grp integer, p_done bigint[] DEFAULT '{}'::bigint[])
@@ -1780,8 +1951,11 @@ BEGIN
   UPDATE mq_cursors x SET lease = NULL, batch = '{}', open = '{}', head = v_head,
       done = CASE WHEN c.done = '{}' AND cardinality(p_done) = cardinality(c.batch) THEN '{}'
         ELSE ARRAY(SELECT d FROM unnest(v_done) d WHERE d > v_head) END,
-      tries = CASE WHEN c.tries = '{}' THEN c.tries ELSE coalesce((SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(c.tries) e WHERE e.key::bigint > v_head), '{}') END,
-      not_before = NULL, consumed = x.consumed + cardinality(p_done), moved_at = CASE WHEN p_done = '{}' THEN x.moved_at ELSE clock() END
+      tries = CASE WHEN c.tries = '{}' THEN c.tries
+        ELSE coalesce((SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(c.tries) e
+              WHERE e.key::bigint > v_head), '{}') END,
+      not_before = NULL, consumed = x.consumed + cardinality(p_done), moved_at = CASE
+        WHEN p_done = '{}' THEN x.moved_at ELSE clock() END
     WHERE x.partition = p_partition AND x.grp = p_grp;
   PERFORM mq_requeue(p_partition, p_grp, v_head, c.not_before);
   RETURN c.lease;
@@ -1798,24 +1972,34 @@ DECLARE
   r record; c mq_cursors; v_limit int; v_tries jsonb; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
   FOR r IN
-    SELECT l.id, l.grp, u.partition FROM (SELECT x.* FROM mq_leases x WHERE x.until <= t AND (p_grp IS NULL OR x.grp = p_grp) ORDER BY x.until LIMIT p_most) l, unnest(l.partitions) u(partition)
+    SELECT l.id, l.grp, u.partition
+      FROM (SELECT x.* FROM mq_leases x WHERE x.until <= t AND (p_grp IS NULL OR x.grp = p_grp) ORDER BY x.until
+          LIMIT p_most) l, unnest(l.partitions) u(partition)
     ORDER BY u.partition, l.grp
   LOOP
-    SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = r.partition AND x.grp = r.grp AND x.lease = r.id FOR UPDATE SKIP LOCKED;
+    SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = r.partition AND x.grp = r.grp AND x.lease = r.id
+      FOR UPDATE SKIP LOCKED;
     CONTINUE WHEN NOT FOUND OR NOT EXISTS (SELECT FROM mq_leases l WHERE l.id = r.id AND l.until <= t);
-    v_tries := c.tries || coalesce((SELECT jsonb_object_agg(o::text, coalesce((c.tries->>(o::text))::int, 0) + 1) FROM unnest(c.open) o), '{}');
+    v_tries := c.tries
+      || coalesce((SELECT jsonb_object_agg(o::text, coalesce((c.tries->>(o::text))::int, 0) + 1)
+            FROM unnest(c.open) o), '{}');
     SELECT q.retry_limit INTO v_limit FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue WHERE p.id = r.partition;
     IF cardinality(c.batch) = 1 AND cardinality(c.open) = 1 AND (v_tries->>(c.open[1]::text))::int > v_limit THEN
-      PERFORM mq_bury(r.partition, r.grp, c.open, ARRAY['The lease expired ' || (v_limit + 1) || ' times.'], v_tries, false);
+      PERFORM mq_bury(r.partition, r.grp, c.open, ARRAY['The lease expired ' || (v_limit + 1) || ' times.'], v_tries,
+          false);
       c.done := c.done || c.open;
     END IF;
-    UPDATE mq_cursors x SET tries = v_tries, done = c.done, careful = CASE WHEN cardinality(c.batch) > 1 THEN (SELECT max(b) FROM unnest(c.batch) b) ELSE x.careful END
+    UPDATE mq_cursors x
+      SET tries = v_tries, done = c.done, careful = CASE
+        WHEN cardinality(c.batch) > 1 THEN (SELECT max(b) FROM unnest(c.batch) b) ELSE x.careful END
       WHERE x.partition = r.partition AND x.grp = r.grp;
     v_leases := v_leases || mq_end(r.partition, r.grp); v_parts := v_parts || r.partition;
   END LOOP;
   PERFORM mq_unlease(v_leases, v_parts);
   -- Of a queue or group that is gone: no cursor names it any more.
-  DELETE FROM mq_leases l WHERE l.until <= t AND (p_grp IS NULL OR l.grp = p_grp) AND NOT EXISTS (SELECT FROM mq_cursors c WHERE c.lease = l.id AND c.partition = ANY (l.partitions) AND c.grp = l.grp);
+  DELETE FROM mq_leases l
+    WHERE l.until <= t AND (p_grp IS NULL OR l.grp = p_grp) AND NOT EXISTS (SELECT FROM mq_cursors c
+        WHERE c.lease = l.id AND c.partition = ANY (l.partitions) AND c.grp = l.grp);
   RETURN cardinality(v_parts);
 END $function$;
 
@@ -1824,7 +2008,10 @@ CREATE OR REPLACE FUNCTION spillway.mq_extend(p_lease uuid, p_seconds integer)
  LANGUAGE sql
  SET search_path TO 'spillway'
 AS $function$
-  UPDATE mq_leases l SET until = greatest(l.until, clock() + coalesce(p_seconds, (SELECT q.lease_seconds FROM mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE g.id = l.grp)) * interval '1 second')
+  UPDATE mq_leases l
+    SET until = greatest(l.until,
+        clock() + coalesce(p_seconds, (SELECT q.lease_seconds FROM mq_groups g JOIN mq_queues q ON q.id = g.queue
+              WHERE g.id = l.grp)) * interval '1 second')
   WHERE l.id = p_lease AND l.until > clock() RETURNING l.until
 $function$;
 
@@ -1838,11 +2025,15 @@ DECLARE
   c mq_cursors; v_head bigint; v_seqs bigint[];
 BEGIN
   SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = p_partition AND x.grp = p_grp;
-  v_seqs := ARRAY(SELECT m.seq FROM mq_messages m WHERE m.partition = p_partition AND m.seq > c.head AND m.seq <= p_upto AND NOT m.seq = ANY (c.done) AND (m.grp IS NULL OR m.grp = p_grp) ORDER BY m.seq LIMIT p_most);
+  v_seqs := ARRAY(SELECT m.seq FROM mq_messages m
+      WHERE m.partition = p_partition AND m.seq > c.head AND m.seq <= p_upto AND NOT m.seq = ANY (c.done)
+        AND (m.grp IS NULL OR m.grp = p_grp) ORDER BY m.seq LIMIT p_most);
   -- Not all of it: the rest is for whoever comes next.
   v_head := CASE WHEN cardinality(v_seqs) = p_most THEN v_seqs[p_most] ELSE greatest(c.head, p_upto) END;
-  PERFORM mq_bury(p_partition, p_grp, v_seqs, array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
-  UPDATE mq_cursors x SET head = v_head, done = ARRAY(SELECT d FROM unnest(x.done) d WHERE d > v_head) WHERE x.partition = p_partition AND x.grp = p_grp;
+  PERFORM mq_bury(p_partition, p_grp, v_seqs,
+      array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
+  UPDATE mq_cursors x SET head = v_head, done = ARRAY(SELECT d FROM unnest(x.done) d WHERE d > v_head)
+    WHERE x.partition = p_partition AND x.grp = p_grp;
   RETURN cardinality(v_seqs);
 END $function$;
 
@@ -1873,7 +2064,8 @@ CREATE OR REPLACE FUNCTION spillway.mq_holes(p_holes bigint[], p_behind bigint, 
  LANGUAGE sql
  IMMUTABLE
 AS $function$
-  SELECT CASE WHEN p_holes = '{}' THEN 0 ELSE (SELECT count(*) FROM unnest(p_holes) h WHERE h > p_behind AND NOT h = ANY (p_done)) END
+  SELECT CASE WHEN p_holes = '{}' THEN 0
+    ELSE (SELECT count(*) FROM unnest(p_holes) h WHERE h > p_behind AND NOT h = ANY (p_done)) END
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_pop(p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch integer, p_partitions integer, p_auto boolean, p_lease uuid, p_mode text, p_from timestamp with time zone, p_bytes integer, p_flush integer, OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix integer[], OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[], OUT payloads text, OUT created_ms bigint[], OUT tries integer[], OUT due_ms bigint, OUT leased boolean, OUT more boolean, OUT missing integer[])
@@ -1890,8 +2082,10 @@ AS $function$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  q mq_queues; c mq_cursors; v_grp int; v_part uuid; v_name text; v_pushed timestamptz; v_left int; v_limit int; v_tail bigint;
-  m record; v_due timestamptz; v_first timestamptz; v_old timestamptz; v_most int := 1000; v_reached uuid; v_head bigint; v_at timestamptz; v_bytes bigint := 0;
+  q mq_queues; c mq_cursors; v_grp int; v_part uuid; v_name text; v_pushed timestamptz; v_left int; v_limit int;
+  v_tail bigint;
+  m record; v_due timestamptz; v_first timestamptz; v_old timestamptz; v_most int := 1000; v_reached uuid;
+  v_head bigint; v_at timestamptz; v_bytes bigint := 0;
   v_flushed bigint := nullif(current_setting('spillway.popped_bytes', true), '');
 BEGIN
   ix := '{}'; payloads := ''; more := v_flushed >= p_flush;
@@ -1899,7 +2093,8 @@ BEGIN
   more := false;
   IF p_queue IS NOT NULL AND p_mode <> 'all' THEN PERFORM mq_queue(p_queue); END IF;
   FOR q IN SELECT x.* FROM mq_queues x WHERE CASE WHEN p_queue IS NOT NULL THEN x.name = p_queue
-      ELSE (p_namespace IS NULL OR x.namespace = p_namespace) AND (p_task IS NULL OR x.task = p_task) END ORDER BY x.priority DESC, x.name LOOP
+      ELSE (p_namespace IS NULL OR x.namespace = p_namespace) AND (p_task IS NULL OR x.task = p_task) END
+      ORDER BY x.priority DESC, x.name LOOP
     SELECT g.id, g.reached INTO v_grp, v_reached FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
     IF NOT FOUND THEN
       missing := missing || q.id;
@@ -1914,29 +2109,37 @@ BEGIN
     LOOP
       EXIT WHEN v_left <= 0 OR cardinality(parts) >= p_partitions OR v_bytes >= p_bytes;
       IF p_partition IS NULL THEN
-        DELETE FROM mq_ready r WHERE r.ctid = (SELECT x.ctid FROM mq_ready x WHERE x.grp = v_grp AND x.at <= t ORDER BY x.at LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING r.partition, r.at, r.head INTO v_part, v_at, v_head;
+        DELETE FROM mq_ready r
+          WHERE r.ctid = (SELECT x.ctid FROM mq_ready x WHERE x.grp = v_grp AND x.at <= t ORDER BY x.at LIMIT 1
+              FOR UPDATE SKIP LOCKED) RETURNING r.partition, r.at, r.head INTO v_part, v_at, v_head;
       ELSE
         EXIT WHEN cardinality(parts) > 0;
-        DELETE FROM mq_ready r WHERE r.ctid = (SELECT x.ctid FROM mq_partitions p JOIN mq_ready x ON x.partition = p.id AND x.grp = v_grp AND x.at <= t
-          WHERE p.queue = q.id AND p.name = p_partition FOR UPDATE OF x SKIP LOCKED) RETURNING r.partition, r.at, r.head INTO v_part, v_at, v_head;
+        DELETE FROM mq_ready r
+          WHERE r.ctid = (SELECT x.ctid
+              FROM mq_partitions p JOIN mq_ready x ON x.partition = p.id AND x.grp = v_grp AND x.at <= t
+          WHERE p.queue = q.id AND p.name = p_partition FOR UPDATE OF x SKIP LOCKED)
+          RETURNING r.partition, r.at, r.head INTO v_part, v_at, v_head;
       END IF;
       EXIT WHEN v_part IS NULL;
       SELECT p.name, p.pushed_at INTO v_name, v_pushed FROM mq_partitions p WHERE p.id = v_part;
       SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
       IF NOT FOUND THEN
-        INSERT INTO mq_cursors (partition, grp, head) VALUES (v_part, v_grp, coalesce(v_head, 0)) ON CONFLICT (partition, grp) DO NOTHING;
+        INSERT INTO mq_cursors (partition, grp, head) VALUES (v_part, v_grp, coalesce(v_head, 0))
+          ON CONFLICT (partition, grp) DO NOTHING;
         SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
       END IF;
       -- Its lease says when there is more.
       CONTINUE WHEN c.lease IS NOT NULL;
       IF q.window_seconds > 0 AND v_pushed + q.window_seconds * interval '1 second' > t THEN
-        INSERT INTO mq_ready (partition, grp, at) VALUES (v_part, v_grp, v_pushed + q.window_seconds * interval '1 second');
+        INSERT INTO mq_ready (partition, grp, at)
+          VALUES (v_part, v_grp, v_pushed + q.window_seconds * interval '1 second');
         CONTINUE;
       END IF;
       -- Nothing is handed out that waited too long, whether or not a sweep came by.
       IF q.max_wait_seconds > 0 THEN
         v_old := t - q.max_wait_seconds * interval '1 second';
-        IF v_old > (SELECT z.created_at FROM mq_messages z WHERE z.partition = v_part AND z.seq > c.head ORDER BY z.seq LIMIT 1) THEN
+        IF v_old > (SELECT z.created_at FROM mq_messages z WHERE z.partition = v_part AND z.seq > c.head
+            ORDER BY z.seq LIMIT 1) THEN
           v_most := v_most - mq_give_up(v_part, v_grp, mq_before(v_part, v_old), v_most);
           IF v_most <= 0 THEN
             more := true;
@@ -1948,67 +2151,91 @@ BEGIN
       END IF;
       v_limit := CASE WHEN c.careful > c.head THEN 1 ELSE v_left END;
       -- What is due is a beginning of what is there, and so is what the answer has room for.
-      SELECT array_agg(x.seq) AS seqs, array_agg(x.id) AS ids, array_agg(x.transaction_id) AS txs, array_agg(x.trace_id) AS traces, array_agg(x.sealed) AS sealed,
-          string_agg(x.payload, E'\x1e' ORDER BY x.seq) AS payloads, array_agg((extract(epoch FROM x.created_at) * 1000)::bigint) AS created,
+      SELECT array_agg(x.seq) AS seqs, array_agg(x.id) AS ids, array_agg(x.transaction_id) AS txs,
+        array_agg(x.trace_id) AS traces, array_agg(x.sealed) AS sealed,
+          string_agg(x.payload, E'\x1e'
+              ORDER BY x.seq) AS payloads, array_agg((extract(epoch FROM x.created_at) * 1000)::bigint) AS created,
           array_agg(coalesce((c.tries->>(x.seq::text))::int, 0)) AS tries, max(x.bytes) AS bytes
         INTO m FROM (
-          SELECT y.*, sum(octet_length(y.payload)) OVER (ORDER BY y.seq) AS bytes, row_number() OVER (ORDER BY y.seq) AS n FROM (
+          SELECT y.*, sum(octet_length(y.payload)) OVER (ORDER BY y.seq) AS bytes,
+            row_number() OVER (ORDER BY y.seq) AS n FROM (
             SELECT z.seq, z.id, z.transaction_id, z.trace_id, z.sealed, z.payload, z.created_at FROM mq_messages z
-            WHERE z.partition = v_part AND z.seq > c.head AND (c.done = '{}' OR NOT z.seq = ANY (c.done)) AND (z.grp IS NULL OR z.grp = v_grp)
+            WHERE z.partition = v_part AND z.seq > c.head AND (c.done = '{}' OR NOT z.seq = ANY (c.done))
+              AND (z.grp IS NULL OR z.grp = v_grp)
             ORDER BY z.seq LIMIT v_limit
           ) y WHERE q.delay_seconds = 0 OR y.created_at <= t - q.delay_seconds * interval '1 second'
         ) x WHERE x.bytes <= p_bytes - v_bytes OR x.n = 1 AND v_bytes = 0;
       IF m.seqs IS NULL THEN
         -- Due, but there is no room for it.
-        IF v_bytes > 0 AND (SELECT q.delay_seconds = 0 OR z.created_at <= t - q.delay_seconds * interval '1 second' FROM mq_messages z
-            WHERE z.partition = v_part AND z.seq > c.head AND NOT z.seq = ANY (c.done) AND (z.grp IS NULL OR z.grp = v_grp) ORDER BY z.seq LIMIT 1) THEN
+        IF v_bytes > 0 AND (SELECT q.delay_seconds = 0 OR z.created_at <= t - q.delay_seconds * interval '1 second'
+            FROM mq_messages z
+            WHERE z.partition = v_part AND z.seq > c.head AND NOT z.seq = ANY (c.done)
+              AND (z.grp IS NULL OR z.grp = v_grp) ORDER BY z.seq LIMIT 1) THEN
           INSERT INTO mq_ready (partition, grp, at) VALUES (v_part, v_grp, v_at);
           EXIT;
         END IF;
         -- Nothing is there, or nothing is due. What is gone is not waited for; the lock keeps the tail where it is.
         SELECT p.tail INTO v_tail FROM mq_partitions p WHERE p.id = v_part FOR SHARE;
-        SELECT z.created_at INTO v_first FROM mq_messages z WHERE z.partition = v_part AND z.seq > c.head AND NOT z.seq = ANY (c.done) AND (z.grp IS NULL OR z.grp = v_grp) ORDER BY z.seq LIMIT 1;
+        SELECT z.created_at INTO v_first FROM mq_messages z
+          WHERE z.partition = v_part AND z.seq > c.head AND NOT z.seq = ANY (c.done)
+            AND (z.grp IS NULL OR z.grp = v_grp) ORDER BY z.seq LIMIT 1;
         IF FOUND THEN
-          INSERT INTO mq_ready (partition, grp, at) VALUES (v_part, v_grp, greatest(t, v_first + q.delay_seconds * interval '1 second') + interval '1 ms');
+          INSERT INTO mq_ready (partition, grp, at)
+            VALUES (v_part, v_grp, greatest(t, v_first + q.delay_seconds * interval '1 second') + interval '1 ms');
         ELSE
-          UPDATE mq_cursors x SET head = greatest(x.head, v_tail), done = '{}', tries = '{}' WHERE x.partition = v_part AND x.grp = v_grp;
+          UPDATE mq_cursors x SET head = greatest(x.head, v_tail), done = '{}', tries = '{}'
+            WHERE x.partition = v_part AND x.grp = v_grp;
         END IF;
         CONTINUE;
       END IF;
       -- What is sealed is settled by the caller once it could be read.
       IF p_auto AND NOT true = ANY (m.sealed) THEN
         c.head := m.seqs[cardinality(m.seqs)];
-        UPDATE mq_cursors x SET head = c.head, done = ARRAY(SELECT d FROM unnest(c.done) d WHERE d > c.head), tries = '{}', consumed = x.consumed + cardinality(m.seqs), moved_at = t
+        UPDATE mq_cursors x
+          SET head = c.head, done = ARRAY(SELECT d FROM unnest(c.done) d
+              WHERE d > c.head), tries = '{}', consumed = x.consumed + cardinality(m.seqs), moved_at = t
           WHERE x.partition = v_part AND x.grp = v_grp;
         PERFORM mq_requeue(v_part, v_grp, c.head, NULL);
       ELSE
         leased := true;
-        UPDATE mq_cursors x SET lease = p_lease, batch = m.seqs, open = m.seqs WHERE x.partition = v_part AND x.grp = v_grp;
+        UPDATE mq_cursors x SET lease = p_lease, batch = m.seqs, open = m.seqs
+          WHERE x.partition = v_part AND x.grp = v_grp;
       END IF;
       parts := parts || v_part; names := names || v_name;
       ix := ix || array_fill(cardinality(parts), ARRAY[cardinality(m.seqs)]);
-      ids := ids || m.ids; transactions := transactions || m.txs; traces := traces || m.traces; sealed := sealed || m.sealed;
+      ids := ids || m.ids;
+      transactions := transactions || m.txs;
+      traces := traces || m.traces;
+      sealed := sealed || m.sealed;
       payloads := CASE WHEN payloads = '' THEN m.payloads ELSE payloads || E'\x1e' || m.payloads END;
       created_ms := created_ms || m.created; tries := tries || m.tries;
       v_left := v_left - cardinality(m.seqs); v_bytes := v_bytes + m.bytes;
     END LOOP;
-    -- Others wait behind what it has joined so far: it goes on joining whatever it found. One partition may have joined by itself.
-    IF v_reached IS NOT NULL AND (p_partition IS NULL OR cardinality(parts) = 0 AND NOT EXISTS (SELECT FROM mq_partitions p LEFT JOIN mq_cursors x ON x.partition = p.id AND x.grp = v_grp
+    -- Others wait behind what it has joined so far: it goes on joining whatever it found. One partition may have
+    -- joined by itself.
+    IF v_reached IS NOT NULL
+      AND (p_partition IS NULL OR cardinality(parts) = 0
+          AND NOT EXISTS (SELECT FROM mq_partitions p LEFT JOIN mq_cursors x ON x.partition = p.id AND x.grp = v_grp
         WHERE p.queue = q.id AND p.name = p_partition AND (p.id <= v_reached OR x.head IS NOT NULL))) THEN
       missing := ARRAY[q.id];
     END IF;
     IF cardinality(parts) > 0 THEN
       queue := q.name; namespace := q.namespace; task := q.task;
       -- Small ones are bounded by their number.
-      IF v_bytes > 65536 THEN PERFORM set_config('spillway.popped_bytes', (coalesce(v_flushed, 0) + v_bytes)::text, true); END IF;
+      IF v_bytes > 65536 THEN
+        PERFORM set_config('spillway.popped_bytes', (coalesce(v_flushed, 0) + v_bytes)::text, true);
+      END IF;
       IF leased THEN
-        INSERT INTO mq_leases (id, grp, until, partitions) VALUES (p_lease, v_grp, t + q.lease_seconds * interval '1 second',
-          ARRAY(SELECT x.partition FROM mq_cursors x WHERE x.partition = ANY (parts) AND x.grp = v_grp AND x.lease = p_lease));
+        INSERT INTO mq_leases (id, grp, until, partitions)
+          VALUES (p_lease, v_grp, t + q.lease_seconds * interval '1 second',
+          ARRAY(SELECT x.partition FROM mq_cursors x
+              WHERE x.partition = ANY (parts) AND x.grp = v_grp AND x.lease = p_lease));
       END IF;
       RETURN;
     END IF;
     EXIT WHEN more;
-    SELECT least(v_due, (SELECT x.at FROM mq_ready x WHERE x.grp = v_grp ORDER BY x.at LIMIT 1), (SELECT l.until FROM mq_leases l WHERE l.grp = v_grp ORDER BY l.until LIMIT 1)) INTO v_due;
+    SELECT least(v_due, (SELECT x.at FROM mq_ready x WHERE x.grp = v_grp ORDER BY x.at LIMIT 1), (SELECT l.until
+          FROM mq_leases l WHERE l.grp = v_grp ORDER BY l.until LIMIT 1)) INTO v_due;
   END LOOP;
   due_ms := ceil(extract(epoch FROM v_due - clock()) * 1000);
 END $function$;
@@ -2032,7 +2259,8 @@ BEGIN
   IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
   -- Until all are guarded: one that is deleted while this waits is made anew.
   LOOP
-    SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
+    SELECT array_agg(coalesce(q.id, mq_queue(u.name))
+        ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
       INTO v_queue, v_strict, v_new
       FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
     EXIT WHEN mq_guard(v_queue, false);
@@ -2043,16 +2271,20 @@ BEGIN
     v_failed := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
     -- One that is there already, or comes twice, takes no room.
     SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
-      SELECT u.k, first_value(u.k) OVER (PARTITION BY p_verdicts[u.item] = 2, p_partitions[u.item], u.tx ORDER BY u.k) AS first,
-        EXISTS (SELECT FROM mq_messages m WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
+      SELECT u.k, first_value(u.k) OVER (PARTITION BY p_verdicts[u.item] = 2, p_partitions[u.item], u.tx
+          ORDER BY u.k) AS first,
+        EXISTS (SELECT FROM mq_messages m
+            WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
       FROM unnest(p_item, p_transactions) WITH ORDINALITY u(item, tx, k)
     ) x;
-    FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q WHERE q.id = ANY (v_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
+    FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q
+      WHERE q.id = ANY (v_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
       IF r.max_size > 0 THEN
-        -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so that it is counted only
-        -- when what was counted last, and has come since, leaves none.
+        -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so that it is
+        -- counted only when what was counted last, and has come since, leaves none.
         SELECT q.size_most INTO v_most FROM mq_queues q WHERE q.id = r.id FOR NO KEY UPDATE;
-        SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k) WHERE v_queue[u.item] = r.id AND u.first = u.k;
+        SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k)
+          WHERE v_queue[u.item] = r.id AND u.first = u.k;
         IF v_most IS NULL OR v_most + v_asked > r.max_size THEN v_most := mq_size(r.id); END IF;
         v_left := r.max_size - v_most;
       END IF;
@@ -2075,7 +2307,8 @@ BEGIN
 
   -- 2. Numbers, under the partitions' rows, in the order of their ids.
   WITH n AS (
-    SELECT p_partitions[u.item] AS part, min(u.item) AS item, count(*) AS n FROM unnest(p_item, v_failed) u(item, failed)
+    SELECT p_partitions[u.item] AS part, min(u.item) AS item, count(*) AS n
+      FROM unnest(p_item, v_failed) u(item, failed)
     WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1 ORDER BY 1
   ), up AS (
     INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at)
@@ -2086,13 +2319,14 @@ BEGIN
   SELECT array_agg(up.id), array_agg(up.tail), array_agg(n.n), array_agg(up.queue), coalesce(sum(n.n), 0)
     INTO v_parts, v_tails, v_counts, v_owners, v_expected FROM up JOIN n ON n.part = up.id;
 
-  -- 3. The messages. A time under the lock: times stand in the order of the numbers. In whole milliseconds, as it is told: who
-  -- asks for what came from such a time on gets it.
+  -- 3. The messages. A time under the lock: times stand in the order of the numbers. In whole milliseconds, as it is
+  -- told: who asks for what came from such a time on gets it.
   t := date_trunc('milliseconds', clock());
   WITH m AS (
     SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
       row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
-    FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, k)
+    FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed) WITH ORDINALITY u(item, id,
+        tx, trace, sealed, payload, failed, k)
     WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
   ), ins AS (
     INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
@@ -2104,48 +2338,61 @@ BEGIN
 
   -- 4. Some were there already: once more, without them, so that the numbers have no gaps.
   IF v_inserted < v_expected THEN
-    DELETE FROM mq_messages m USING unnest(v_parts, v_tails, v_counts) p(id, tail, n) WHERE m.partition = p.id AND m.seq > p.tail - p.n;
+    DELETE FROM mq_messages m USING unnest(v_parts, v_tails, v_counts) p(id, tail, n)
+      WHERE m.partition = p.id AND m.seq > p.tail - p.n;
     v_dup := array_fill(NULL::uuid, ARRAY[cardinality(p_item)]);
     FOR r IN
       SELECT u.k, coalesce(m.id, first_value(u.id) OVER w) AS there, m.id IS NOT NULL OR row_number() OVER w > 1 AS dup
       FROM unnest(p_item, p_ids, p_transactions, v_failed) WITH ORDINALITY u(item, id, tx, failed, k)
         LEFT JOIN mq_messages m ON m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
+      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
+      WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
     LOOP
       IF r.dup THEN v_dup[r.k] := r.there; END IF;
     END LOOP;
     WITH n AS (
-      SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n FROM unnest(p_item, v_failed, v_dup) u(item, failed, dup)
+      SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n
+        FROM unnest(p_item, v_failed, v_dup) u(item, failed, dup)
       WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1
     ), up AS (
-      UPDATE mq_partitions p SET tail = p.tail - x.n + n.n FROM n JOIN unnest(v_parts, v_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
+      UPDATE mq_partitions p SET tail = p.tail - x.n + n.n
+        FROM n JOIN unnest(v_parts, v_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
       RETURNING p.id, p.tail, n.n, p.queue
-    ) SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.n), array_agg(up.queue) INTO v_parts, v_tails, v_counts, v_owners FROM up;
+    ) SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.n), array_agg(up.queue)
+    INTO v_parts, v_tails, v_counts, v_owners FROM up;
     INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
     SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
     FROM (
-      SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload, row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
-      FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed, v_dup) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, dup, k)
+      SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
+        row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
+      FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed,
+          v_dup) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, dup, k)
       WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL AND u.dup IS NULL
     ) m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part;
   END IF;
 
-  -- 5. Groups that had read everything have something to read. A statement of its own: what the partition's lock waited for
-  -- is seen here.
+  -- 5. Groups that had read everything have something to read. A statement of its own: what the partition's lock
+  -- waited for is seen here.
   INSERT INTO mq_ready (partition, grp, at, head)
-  SELECT p.id, g.id, t + greatest(q.delay_seconds, q.window_seconds) * interval '1 second', CASE WHEN c.head IS NULL THEN p.tail - p.n END
-  FROM unnest(v_parts, v_tails, v_counts, v_owners) p(id, tail, n, queue) JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = p.queue
+  SELECT p.id, g.id, t + greatest(q.delay_seconds, q.window_seconds) * interval '1 second', CASE
+    WHEN c.head IS NULL THEN p.tail - p.n END
+  FROM unnest(v_parts, v_tails, v_counts, v_owners) p(id, tail, n, queue) JOIN mq_queues q ON q.id = p.queue
+  JOIN mq_groups g ON g.queue = p.queue
     LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
   WHERE p.n > 0 AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= p.tail - p.n
-    ELSE p.id > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x WHERE x.partition = p.id AND x.grp = g.id) IS NULL END
+    ELSE p.id > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x
+        WHERE x.partition = p.id AND x.grp = g.id) IS NULL END
   ON CONFLICT (partition, grp) DO NOTHING;
   -- Who waits elsewhere is told with the commit; while all groups have something to read, nobody waits.
-  IF FOUND OR v_new THEN PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners))); END IF;
+  IF FOUND OR v_new THEN
+    PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners)));
+  END IF;
 
   SELECT array_agg(CASE WHEN p_verdicts[i.i] = 2 THEN x.told END ORDER BY i.i) INTO told
   FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (
     SELECT m.item, json_build_object('ids', json_agg(coalesce(m.dup, m.id) ORDER BY m.k),
-      'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL), 'failed', json_object_agg(m.n, m.failed) FILTER (WHERE m.failed IS NOT NULL)) AS told
+      'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL), 'failed',
+        json_object_agg(m.n, m.failed) FILTER (WHERE m.failed IS NOT NULL)) AS told
     FROM (
       SELECT u.item, u.id, u.failed, u.dup, u.k, row_number() OVER (PARTITION BY u.item ORDER BY u.k) - 1 AS n
       FROM unnest(p_item, p_ids, v_failed, v_dup) WITH ORDINALITY u(item, id, failed, dup, k)
@@ -2167,7 +2414,8 @@ BEGIN
   LOOP
     SELECT q.id INTO v_id FROM mq_queues q WHERE q.name = p_name;
     IF FOUND THEN RETURN v_id; END IF;
-    INSERT INTO mq_queues (name, created_at) VALUES (p_name, clock()) ON CONFLICT (name) DO NOTHING RETURNING id INTO v_id;
+    INSERT INTO mq_queues (name, created_at) VALUES (p_name, clock()) ON CONFLICT (name) DO NOTHING RETURNING id
+      INTO v_id;
     IF FOUND THEN RETURN v_id; END IF;
   END LOOP;
 END $function$;
@@ -2184,16 +2432,26 @@ BEGIN
   -- In the order in which everybody locks: nobody delivers it meanwhile, and nobody pushes.
   PERFORM FROM mq_cursors x WHERE x.partition = p_partition ORDER BY x.grp FOR UPDATE;
   PERFORM FROM mq_partitions p WHERE p.id = p_partition FOR NO KEY UPDATE;
-  WITH gone AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NULL RETURNING m.seq),
-    gone_too AS (DELETE FROM mq_messages m WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NOT NULL RETURNING m.seq)
+  WITH gone AS (DELETE FROM mq_messages m
+      WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NULL RETURNING m.seq),
+    gone_too AS (DELETE FROM mq_messages m
+        WHERE m.partition = p_partition AND m.transaction_id = p_transaction AND m.grp IS NOT NULL RETURNING m.seq)
   SELECT array_agg(x.seq) INTO v_seqs FROM (SELECT seq FROM gone UNION ALL SELECT seq FROM gone_too) x;
   IF v_seqs IS NULL THEN RETURN false; END IF;
-  SELECT coalesce((SELECT m.seq - 1 FROM mq_messages m WHERE m.partition = p_partition AND m.seq > p.low ORDER BY m.seq LIMIT 1), p.tail) INTO v_low FROM mq_partitions p WHERE p.id = p_partition;
-  UPDATE mq_partitions p SET low = v_low, holes = ARRAY(SELECT h FROM unnest(p.holes || v_seqs) h WHERE h > v_low) WHERE p.id = p_partition;
-  FOR c IN SELECT x.grp, x.open FROM mq_cursors x WHERE x.partition = p_partition AND x.open && v_seqs ORDER BY x.grp LOOP
-    UPDATE mq_cursors x SET open = ARRAY(SELECT o FROM unnest(x.open) o WHERE NOT o = ANY (v_seqs)), done = x.done || ARRAY(SELECT o FROM unnest(x.open) o WHERE o = ANY (v_seqs))
+  SELECT coalesce((SELECT m.seq - 1 FROM mq_messages m WHERE m.partition = p_partition AND m.seq > p.low
+        ORDER BY m.seq LIMIT 1), p.tail) INTO v_low FROM mq_partitions p WHERE p.id = p_partition;
+  UPDATE mq_partitions p SET low = v_low, holes = ARRAY(SELECT h FROM unnest(p.holes || v_seqs) h WHERE h > v_low)
+    WHERE p.id = p_partition;
+  FOR c IN SELECT x.grp, x.open FROM mq_cursors x WHERE x.partition = p_partition AND x.open && v_seqs
+    ORDER BY x.grp LOOP
+    UPDATE mq_cursors x
+      SET open = ARRAY(SELECT o FROM unnest(x.open) o WHERE NOT o = ANY (v_seqs)), done = x.done || ARRAY(SELECT o
+          FROM unnest(x.open) o WHERE o = ANY (v_seqs))
       WHERE x.partition = p_partition AND x.grp = c.grp;
-    IF c.open <@ v_seqs THEN v_leases := v_leases || mq_end(p_partition, c.grp); v_parts := v_parts || p_partition; END IF;
+    IF c.open <@ v_seqs THEN
+      v_leases := v_leases || mq_end(p_partition, c.grp);
+      v_parts := v_parts || p_partition;
+    END IF;
   END LOOP;
   PERFORM mq_unlease(v_leases, v_parts);
   RETURN true;
@@ -2218,17 +2476,21 @@ BEGIN
     IF NOT FOUND THEN v_grp := mq_subscribe(v_queue, d.grp, 'all', NULL); END IF;
     EXIT WHEN v_grp IS NOT NULL;
   END LOOP;
-  INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at) VALUES (d.partition, v_queue, d.partition_name, 1, clock(), clock())
+  INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at)
+    VALUES (d.partition, v_queue, d.partition_name, 1, clock(), clock())
     ON CONFLICT (id) DO UPDATE SET tail = p.tail + 1, pushed_at = clock() RETURNING p.tail INTO v_tail;
   INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, grp, sealed, payload, created_at)
-    VALUES (d.partition, v_tail, d.message_id, d.transaction_id, d.trace_id, v_grp, d.sealed, d.payload, date_trunc('milliseconds', clock()));
+    VALUES (d.partition, v_tail, d.message_id, d.transaction_id, d.trace_id, v_grp, d.sealed, d.payload,
+        date_trunc('milliseconds', clock()));
   DELETE FROM mq_dead x WHERE x.id = p_id;
   UPDATE mq_queues q SET size_most = q.size_most + 1 WHERE q.id = v_queue AND q.size_most IS NOT NULL;
   -- As a push does.
-  INSERT INTO mq_ready (partition, grp, at, head) SELECT d.partition, g.id, clock(), CASE WHEN c.head IS NULL THEN v_tail - 1 END
+  INSERT INTO mq_ready (partition, grp, at, head)
+    SELECT d.partition, g.id, clock(), CASE WHEN c.head IS NULL THEN v_tail - 1 END
     FROM mq_groups g LEFT JOIN mq_cursors c ON c.partition = d.partition AND c.grp = g.id
     WHERE g.queue = v_queue AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= v_tail - 1
-      ELSE d.partition > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x WHERE x.partition = d.partition AND x.grp = g.id) IS NULL END
+      ELSE d.partition > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x
+          WHERE x.partition = d.partition AND x.grp = g.id) IS NULL END
     ON CONFLICT (partition, grp) DO NOTHING;
   PERFORM mq_tell(ARRAY[d.queue]);
   queue := d.queue; partition := d.partition; message_id := d.message_id; transaction_id := d.transaction_id;
@@ -2247,16 +2509,19 @@ BEGIN
   SELECT p.tail, p.pushed_at, p.queue INTO v_tail, v_pushed, v_queue FROM mq_partitions p WHERE p.id = p_partition;
   IF p_head >= v_tail THEN
     -- Whoever pushes at this moment still sees the lease and leaves it to us.
-    SELECT p.tail, p.pushed_at, p.queue INTO v_tail, v_pushed, v_queue FROM mq_partitions p WHERE p.id = p_partition FOR SHARE;
+    SELECT p.tail, p.pushed_at, p.queue INTO v_tail, v_pushed, v_queue FROM mq_partitions p
+      WHERE p.id = p_partition FOR SHARE;
   END IF;
   IF v_tail IS NULL OR p_head >= v_tail THEN RETURN; END IF;
   SELECT x.delay_seconds, x.window_seconds INTO q FROM mq_queues x WHERE x.id = v_queue;
   v_at := greatest(clock(), p_not_before);
   IF q.window_seconds > 0 THEN v_at := greatest(v_at, v_pushed + q.window_seconds * interval '1 second'); END IF;
   IF q.delay_seconds > 0 THEN
-    v_at := greatest(v_at, (SELECT m.created_at FROM mq_messages m WHERE m.partition = p_partition AND m.seq > p_head ORDER BY m.seq LIMIT 1) + q.delay_seconds * interval '1 second');
+    v_at := greatest(v_at, (SELECT m.created_at FROM mq_messages m WHERE m.partition = p_partition AND m.seq > p_head
+          ORDER BY m.seq LIMIT 1) + q.delay_seconds * interval '1 second');
   END IF;
-  INSERT INTO mq_ready (partition, grp, at) VALUES (p_partition, p_grp, v_at) ON CONFLICT (partition, grp) DO UPDATE SET at = excluded.at;
+  INSERT INTO mq_ready (partition, grp, at) VALUES (p_partition, p_grp, v_at)
+    ON CONFLICT (partition, grp) DO UPDATE SET at = excluded.at;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_seek(p_queue text, p_group text, p_to text, p_at timestamp with time zone, p_after uuid, p_partitions integer, OUT moved bigint, OUT last uuid)
@@ -2268,16 +2533,21 @@ AS $function$
 DECLARE
   v_queue int; v_grp int; r record; v_head bigint; v_lease uuid; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
-  SELECT q.id, g.id INTO v_queue, v_grp FROM mq_queues q JOIN mq_groups g ON g.queue = q.id WHERE q.name = p_queue AND g.name = p_group;
+  SELECT q.id, g.id INTO v_queue, v_grp FROM mq_queues q JOIN mq_groups g ON g.queue = q.id
+    WHERE q.name = p_queue AND g.name = p_group;
   -- Nobody joins meanwhile.
   IF NOT FOUND OR NOT mq_guard(ARRAY[v_queue], false) THEN RETURN; END IF;
   UPDATE mq_queues q SET size_most = NULL WHERE q.id = v_queue AND q.size_most IS NOT NULL;
   moved := 0;
-  FOR r IN SELECT p.id, p.tail, p.low FROM mq_partitions p WHERE p.queue = v_queue AND (p_after IS NULL OR p.id > p_after) ORDER BY p.id LIMIT p_partitions LOOP
-    INSERT INTO mq_cursors AS x (partition, grp, head) VALUES (r.id, v_grp, 0) ON CONFLICT (partition, grp) DO UPDATE SET head = x.head RETURNING x.lease INTO v_lease;
+  FOR r IN SELECT p.id, p.tail, p.low FROM mq_partitions p
+    WHERE p.queue = v_queue AND (p_after IS NULL OR p.id > p_after) ORDER BY p.id LIMIT p_partitions LOOP
+    INSERT INTO mq_cursors AS x (partition, grp, head) VALUES (r.id, v_grp, 0)
+      ON CONFLICT (partition, grp) DO UPDATE SET head = x.head RETURNING x.lease INTO v_lease;
     IF v_lease IS NOT NULL THEN v_leases := v_leases || v_lease; v_parts := v_parts || r.id; END IF;
     v_head := CASE p_to WHEN 'start' THEN r.low WHEN 'end' THEN r.tail ELSE mq_before(r.id, p_at) END;
-    UPDATE mq_cursors x SET head = v_head, done = '{}', lease = NULL, batch = '{}', open = '{}', tries = '{}', careful = 0, not_before = NULL, moved_at = clock() WHERE x.partition = r.id AND x.grp = v_grp;
+    UPDATE mq_cursors x
+      SET head = v_head, done = '{}', lease = NULL, batch = '{}', open = '{}', tries = '{}', careful = 0,
+        not_before = NULL, moved_at = clock() WHERE x.partition = r.id AND x.grp = v_grp;
     DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = v_grp;
     PERFORM mq_requeue(r.id, v_grp, v_head, NULL);
     moved := moved + 1; last := r.id;
@@ -2291,7 +2561,8 @@ CREATE OR REPLACE FUNCTION spillway.mq_size(p_queue integer)
  STABLE
  SET search_path TO 'spillway'
 AS $function$
-  SELECT coalesce(sum(p.tail - b.behind - mq_holes(p.holes, b.behind, '{}')), 0)::bigint FROM mq_partitions p CROSS JOIN LATERAL (
+  SELECT coalesce(sum(p.tail - b.behind - mq_holes(p.holes, b.behind, '{}')), 0)::bigint
+    FROM mq_partitions p CROSS JOIN LATERAL (
     SELECT greatest(p.low, mq_slowest(p_queue, p.id, p.low, p.tail)) AS behind
   ) b WHERE p.queue = p_queue
 $function$;
@@ -2303,7 +2574,8 @@ CREATE OR REPLACE FUNCTION spillway.mq_slowest(p_queue integer, p_partition uuid
  SET search_path TO 'spillway'
 AS $function$
   SELECT min(mq_head(c.head, r.head, g.reached, p_partition, p_low, p_tail)) FROM mq_groups g
-    LEFT JOIN mq_cursors c ON c.partition = p_partition AND c.grp = g.id LEFT JOIN mq_ready r ON r.partition = p_partition AND r.grp = g.id WHERE g.queue = p_queue
+    LEFT JOIN mq_cursors c ON c.partition = p_partition AND c.grp = g.id
+    LEFT JOIN mq_ready r ON r.partition = p_partition AND r.grp = g.id WHERE g.queue = p_queue
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_start(p_partition uuid, p_low bigint, p_starts timestamp with time zone)
@@ -2330,21 +2602,29 @@ BEGIN
     IF p_most <= (SELECT count(*) FROM mq_groups x WHERE x.queue = p_queue) THEN RETURN 0; END IF;
     -- The slowest group says how much a queue holds.
     UPDATE mq_queues q SET size_most = NULL WHERE q.id = p_queue AND q.size_most IS NOT NULL;
-    INSERT INTO mq_groups (queue, name, mode, since, reached, starts, created_at) VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()),
-      CASE WHEN p_mode = 'all' OR p_mode = 'time' AND p_from <= date_trunc('milliseconds', clock()) THEN '00000000-0000-0000-0000-000000000000'::uuid END, CASE WHEN p_mode = 'time' THEN p_from END, clock()) RETURNING * INTO g;
+    INSERT INTO mq_groups (queue, name, mode, since, reached, starts, created_at)
+      VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()),
+      CASE WHEN p_mode = 'all' OR p_mode = 'time'
+        AND p_from <= date_trunc('milliseconds', clock()) THEN '00000000-0000-0000-0000-000000000000'::uuid END, CASE
+          WHEN p_mode = 'time' THEN p_from END, clock()) RETURNING * INTO g;
   END IF;
   IF g.reached IS NULL THEN RETURN g.id; END IF;
   IF p_partition IS NOT NULL THEN
-    INSERT INTO mq_cursors (partition, grp, head) SELECT p.id, g.id, mq_start(p.id, p.low, g.starts) FROM mq_partitions p
-      WHERE p.queue = p_queue AND p.name = p_partition AND p.id > g.reached ON CONFLICT (partition, grp) DO NOTHING RETURNING partition, head INTO v_last, v_head;
+    INSERT INTO mq_cursors (partition, grp, head) SELECT p.id, g.id, mq_start(p.id, p.low, g.starts)
+      FROM mq_partitions p
+      WHERE p.queue = p_queue AND p.name = p_partition AND p.id > g.reached ON CONFLICT (partition, grp) DO NOTHING
+      RETURNING partition, head INTO v_last, v_head;
     IF FOUND THEN PERFORM mq_requeue(v_last, g.id, v_head, NULL); END IF;
     IF EXISTS (SELECT FROM mq_partitions p WHERE p.queue = p_queue AND p.name = p_partition) THEN RETURN g.id; END IF;
   END IF;
-  SELECT p.id INTO v_last FROM mq_partitions p WHERE p.queue = p_queue AND p.id > g.reached ORDER BY p.id OFFSET p_slice - 1 LIMIT 1;
+  SELECT p.id INTO v_last FROM mq_partitions p WHERE p.queue = p_queue AND p.id > g.reached
+    ORDER BY p.id OFFSET p_slice - 1 LIMIT 1;
   -- The oldest partitions come first.
-  INSERT INTO mq_ready (partition, grp, at, head) SELECT p.id, g.id, p.created_at, s.head FROM mq_partitions p LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
+  INSERT INTO mq_ready (partition, grp, at, head) SELECT p.id, g.id, p.created_at, s.head
+    FROM mq_partitions p LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
       CROSS JOIN LATERAL (SELECT mq_start(p.id, p.low, g.starts) AS head) s
-    WHERE p.queue = p_queue AND p.id > g.reached AND p.id > v_last IS NOT TRUE AND c.head IS NULL AND s.head < p.tail ORDER BY p.created_at, p.name;
+    WHERE p.queue = p_queue AND p.id > g.reached AND p.id > v_last IS NOT TRUE AND c.head IS NULL AND s.head < p.tail
+    ORDER BY p.created_at, p.name;
   UPDATE mq_groups x SET reached = v_last WHERE x.id = g.id;
   RETURN g.id;
 END $function$;
@@ -2360,25 +2640,38 @@ DECLARE
   r record; c record; v_min bigint; v_upto bigint; v_gone bigint;
 BEGIN
   removed := 0; given_up := 0;
-  FOR r IN SELECT p.id, p.queue, p.low, p.tail, p.mark, p.marked_at, q.retention_enabled, q.retention_seconds, q.completed_retention_seconds, q.max_wait_seconds
-           FROM mq_queues q JOIN mq_partitions p ON p.queue = q.id WHERE (q.retention_enabled OR q.max_wait_seconds > 0) AND p.low < p.tail AND (p_after IS NULL OR p.id > p_after)
+  FOR r IN
+    SELECT p.id, p.queue, p.low, p.tail, p.mark, p.marked_at, q.retention_enabled, q.retention_seconds,
+      q.completed_retention_seconds, q.max_wait_seconds
+           FROM mq_queues q JOIN mq_partitions p ON p.queue = q.id
+           WHERE (q.retention_enabled OR q.max_wait_seconds > 0) AND p.low < p.tail
+             AND (p_after IS NULL OR p.id > p_after)
            ORDER BY p.id LIMIT p_partitions LOOP
     EXIT WHEN removed >= p_most OR given_up >= p_most;
     last := r.id;
     -- Where a group joins at this moment, the next round gives up what waited too long.
-    IF r.max_wait_seconds > 0 AND pg_try_advisory_xact_lock_shared(hashtext('spillway.groups.' || current_schema()), r.queue) THEN
+    IF r.max_wait_seconds > 0
+      AND pg_try_advisory_xact_lock_shared(hashtext('spillway.groups.' || current_schema()), r.queue) THEN
       v_upto := mq_before(r.id, t - r.max_wait_seconds * interval '1 second');
-      INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, h.head FROM mq_groups g LEFT JOIN mq_cursors x ON x.partition = r.id AND x.grp = g.id LEFT JOIN mq_ready y ON y.partition = r.id AND y.grp = g.id
-          CROSS JOIN LATERAL (SELECT coalesce(y.head, CASE WHEN r.id > g.reached THEN mq_start(r.id, r.low, g.starts) ELSE r.tail END) AS head) h
-        WHERE g.queue = r.queue AND v_upto > r.low AND x.head IS NULL AND h.head < v_upto ORDER BY g.id ON CONFLICT (partition, grp) DO NOTHING;
-      FOR c IN SELECT x.grp FROM mq_cursors x WHERE x.partition = r.id AND x.head < v_upto AND x.lease IS NULL ORDER BY x.grp FOR UPDATE SKIP LOCKED LOOP
+      INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, g.id, h.head
+        FROM mq_groups g LEFT JOIN mq_cursors x ON x.partition = r.id AND x.grp = g.id
+        LEFT JOIN mq_ready y ON y.partition = r.id AND y.grp = g.id
+          CROSS JOIN LATERAL (SELECT coalesce(y.head, CASE WHEN r.id > g.reached THEN mq_start(r.id, r.low, g.starts)
+                ELSE r.tail END) AS head) h
+        WHERE g.queue = r.queue AND v_upto > r.low AND x.head IS NULL AND h.head < v_upto ORDER BY g.id
+        ON CONFLICT (partition, grp) DO NOTHING;
+      FOR c IN SELECT x.grp FROM mq_cursors x WHERE x.partition = r.id AND x.head < v_upto AND x.lease IS NULL
+        ORDER BY x.grp FOR UPDATE SKIP LOCKED LOOP
         given_up := given_up + mq_give_up(r.id, c.grp, v_upto, p_most);
         DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = c.grp;
-        PERFORM mq_requeue(x.partition, x.grp, x.head, NULL) FROM mq_cursors x WHERE x.partition = r.id AND x.grp = c.grp;
+        PERFORM mq_requeue(x.partition, x.grp, x.head, NULL) FROM mq_cursors x
+          WHERE x.partition = r.id AND x.grp = c.grp;
       END LOOP;
     END IF;
     CONTINUE WHEN NOT r.retention_enabled;
-    IF r.retention_seconds > 0 THEN removed := removed + mq_cut(r.id, mq_before(r.id, t - r.retention_seconds * interval '1 second'), p_most); END IF;
+    IF r.retention_seconds > 0 THEN
+      removed := removed + mq_cut(r.id, mq_before(r.id, t - r.retention_seconds * interval '1 second'), p_most);
+    END IF;
     v_min := mq_slowest(r.queue, r.id, r.low, r.tail);
     IF r.completed_retention_seconds = 0 THEN
       IF v_min > r.low THEN removed := removed + mq_cut(r.id, v_min, p_most); END IF;
@@ -2389,10 +2682,13 @@ BEGIN
         -- Not all of it: the mark stands until it is.
         CONTINUE WHEN v_gone >= p_most;
       END IF;
-      UPDATE mq_partitions p SET mark = greatest(p.mark, coalesce(v_min, 0)), marked_at = t WHERE p.id = r.id AND coalesce(v_min, 0) > p.low;
+      UPDATE mq_partitions p SET mark = greatest(p.mark, coalesce(v_min, 0)), marked_at = t
+        WHERE p.id = r.id AND coalesce(v_min, 0) > p.low;
     END IF;
   END LOOP;
-  WITH old AS (DELETE FROM mq_traces x WHERE x.id IN (SELECT y.id FROM (SELECT z.id, z.created_at FROM mq_traces z ORDER BY z.id LIMIT p_most) y WHERE y.created_at < t - interval '30 days') RETURNING 1) SELECT count(*) INTO traces FROM old;
+  WITH old AS (DELETE FROM mq_traces x
+      WHERE x.id IN (SELECT y.id FROM (SELECT z.id, z.created_at FROM mq_traces z ORDER BY z.id LIMIT p_most) y
+          WHERE y.created_at < t - interval '30 days') RETURNING 1) SELECT count(*) INTO traces FROM old;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_tell(p_queues text[])
@@ -2400,7 +2696,8 @@ CREATE OR REPLACE FUNCTION spillway.mq_tell(p_queues text[])
  LANGUAGE sql
  SET search_path TO 'spillway'
 AS $function$
-  SELECT pg_notify('spillway_' || current_schema(), 'mq:' || CASE WHEN cardinality(p_queues) > 500 THEN '*' ELSE (SELECT string_agg(left(md5(n), 8), ',') FROM unnest(p_queues) n) END)
+  SELECT pg_notify('spillway_' || current_schema(), 'mq:' || CASE WHEN cardinality(p_queues) > 500 THEN '*'
+      ELSE (SELECT string_agg(left(md5(n), 8), ',') FROM unnest(p_queues) n) END)
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_unlease(p_leases uuid[], p_partitions uuid[])
@@ -2416,7 +2713,8 @@ BEGIN
   IF FOUND THEN RETURN; END IF;
   PERFORM FROM mq_leases l WHERE l.id = ANY (p_leases) ORDER BY l.id FOR UPDATE;
   UPDATE mq_leases l SET partitions = ARRAY(SELECT p FROM unnest(l.partitions) p WHERE NOT p = ANY (u.parts))
-    FROM (SELECT x.lease, array_agg(x.part) AS parts FROM unnest(p_leases, p_partitions) x(lease, part) GROUP BY x.lease) u WHERE l.id = u.lease;
+    FROM (SELECT x.lease, array_agg(x.part) AS parts FROM unnest(p_leases, p_partitions) x(lease, part)
+        GROUP BY x.lease) u WHERE l.id = u.lease;
   DELETE FROM mq_leases l WHERE l.id = ANY (p_leases) AND l.partitions = '{}';
 END $function$;
 
@@ -2429,14 +2727,17 @@ AS $function$
 DECLARE
   r record;
 BEGIN
-  PERFORM mq_guard(ARRAY(SELECT g.queue FROM mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE g.name = p_group AND (p_queue IS NULL OR q.name = p_queue)), true);
+  PERFORM mq_guard(ARRAY(SELECT g.queue FROM mq_groups g JOIN mq_queues q ON q.id = g.queue
+        WHERE g.name = p_group AND (p_queue IS NULL OR q.name = p_queue)), true);
   FOR r IN SELECT g.id, g.queue, g.mode, g.since, q.name, (SELECT count(*) FROM mq_cursors c WHERE c.grp = g.id) AS n
-           FROM mq_groups g JOIN mq_queues q ON q.id = g.queue WHERE g.name = p_group AND (p_queue IS NULL OR q.name = p_queue) ORDER BY g.id LOOP
+           FROM mq_groups g JOIN mq_queues q ON q.id = g.queue
+           WHERE g.name = p_group AND (p_queue IS NULL OR q.name = p_queue) ORDER BY g.id LOOP
     DELETE FROM mq_cursors c WHERE c.grp = r.id;
     DELETE FROM mq_ready x WHERE x.grp = r.id;
     DELETE FROM mq_leases l WHERE l.grp = r.id;
     DELETE FROM mq_groups g WHERE g.id = r.id;
-    IF NOT p_forget THEN PERFORM mq_subscribe(r.queue, p_group, CASE WHEN r.mode = 'all' THEN 'all' ELSE 'time' END, r.since); END IF;
+    IF NOT p_forget THEN PERFORM mq_subscribe(r.queue, p_group, CASE WHEN r.mode = 'all' THEN 'all'
+        ELSE 'time' END, r.since); END IF;
     queue := r.name; partitions := r.n;
     RETURN NEXT;
   END LOOP;
@@ -2473,7 +2774,8 @@ DECLARE
   t timestamptz := clock();
 BEGIN
   RETURN QUERY SELECT c.objective,
-      coalesce(sum(c.good) FILTER (WHERE c.span = 'minute'), 0), coalesce(sum(c.total) FILTER (WHERE c.span = 'minute'), 0),
+      coalesce(sum(c.good) FILTER (WHERE c.span = 'minute'), 0),
+        coalesce(sum(c.total) FILTER (WHERE c.span = 'minute'), 0),
       coalesce(sum(c.good) FILTER (WHERE c.span = 'hour'), 0), coalesce(sum(c.total) FILTER (WHERE c.span = 'hour'), 0)
     FROM objective_counts c
     WHERE c.bucket > t - CASE c.span WHEN 'minute' THEN interval '1 hour' ELSE interval '30 days' END
@@ -2490,8 +2792,11 @@ DECLARE
   t timestamptz := clock();
   v_n int;
 BEGIN
-  IF NOT pg_try_advisory_xact_lock(hashtext('spillway.objective_sweep'), hashtext(current_schema())) THEN RETURN 0; END IF;
-  DELETE FROM objective_counts c WHERE c.bucket < t - CASE c.span WHEN 'minute' THEN interval '2 hours' ELSE interval '31 days' END;
+  IF NOT pg_try_advisory_xact_lock(hashtext('spillway.objective_sweep'), hashtext(current_schema())) THEN
+    RETURN 0;
+  END IF;
+  DELETE FROM objective_counts c
+    WHERE c.bucket < t - CASE c.span WHEN 'minute' THEN interval '2 hours' ELSE interval '31 days' END;
   GET DIAGNOSTICS v_n = ROW_COUNT;
   -- None is silent for so long and then sends a batch again.
   DELETE FROM objective_writers w WHERE w.at < t - interval '1 day';
@@ -2523,7 +2828,8 @@ CREATE OR REPLACE FUNCTION spillway.petition_overflow()
  SET search_path TO 'spillway'
 AS $function$
 BEGIN
-  PERFORM ledger_append(ARRAY['petition.queue.overflow.' || CASE WHEN NEW.overflowing THEN 'started' ELSE 'ended' END], ARRAY['system'], ARRAY[''],
+  PERFORM ledger_append(ARRAY['petition.queue.overflow.' || CASE WHEN NEW.overflowing THEN 'started'
+        ELSE 'ended' END], ARRAY['system'], ARRAY[''],
     ARRAY['{"depth":' || NEW.held || ',"resume_below":' || NEW.resume_below || ',"threshold":' || NEW.full_at || '}']);
   PERFORM pg_notify('spillway_' || current_schema(), 'petition_overflow:');
   RETURN NULL;
@@ -2537,10 +2843,14 @@ CREATE OR REPLACE FUNCTION spillway.petition_overflows(p_worker uuid, p_after bi
 AS $function$
 #variable_conflict use_column
 BEGIN
-  after := coalesce(p_after, (SELECT max(l.seq) FROM ledger l WHERE l.type IN ('petition.queue.overflow.started', 'petition.queue.overflow.ended')
-    AND l.at < coalesce((SELECT date_trunc('milliseconds', w.started_at) FROM workers w WHERE w.id = p_worker), clock())), 0);
-  SELECT coalesce(max(x.seq), after), json_agg(json_build_object('seq', x.seq, 'type', x.type, 'payload', x.payload) ORDER BY x.seq) INTO after, overflows FROM (
-    SELECT l.seq, l.type, l.payload FROM ledger l WHERE l.type IN ('petition.queue.overflow.started', 'petition.queue.overflow.ended') AND l.seq > after
+  after := coalesce(p_after, (SELECT max(l.seq) FROM ledger l
+        WHERE l.type IN ('petition.queue.overflow.started', 'petition.queue.overflow.ended')
+    AND l.at < coalesce((SELECT date_trunc('milliseconds', w.started_at) FROM workers w
+          WHERE w.id = p_worker), clock())), 0);
+  SELECT coalesce(max(x.seq), after), json_agg(json_build_object('seq', x.seq, 'type', x.type, 'payload', x.payload)
+      ORDER BY x.seq) INTO after, overflows FROM (
+    SELECT l.seq, l.type, l.payload FROM ledger l
+      WHERE l.type IN ('petition.queue.overflow.started', 'petition.queue.overflow.ended') AND l.seq > after
     ORDER BY l.seq LIMIT p_rows) x;
 END $function$;
 
@@ -2559,7 +2869,8 @@ BEGIN
   ELSIF p_submitter IS NOT NULL AND v.submitter <> p_submitter THEN
     outcome := 'foreign';
   ELSIF (v.state, p_to) NOT IN (('RECEIVED', 'DELIBERATING'), ('RECEIVED', 'ACKNOWLEDGED'), ('RECEIVED', 'ESCALATED'),
-      ('DELIBERATING', 'ACKNOWLEDGED'), ('DELIBERATING', 'REFERRED'), ('DELIBERATING', 'ESCALATED'), ('DELIBERATING', 'DEFERRED'), ('DELIBERATING', 'NO_RESPONSE'))
+      ('DELIBERATING', 'ACKNOWLEDGED'), ('DELIBERATING', 'REFERRED'), ('DELIBERATING', 'ESCALATED'),
+        ('DELIBERATING', 'DEFERRED'), ('DELIBERATING', 'NO_RESPONSE'))
       OR (p_submitter IS NOT NULL AND v.state <> 'RECEIVED') THEN
     outcome := 'illegal';
   ELSE
@@ -2569,10 +2880,13 @@ BEGIN
     PERFORM FROM petition_states s WHERE s.state IN (v.state, p_to) ORDER BY s.state FOR UPDATE;
     UPDATE petition_states s SET n = s.n + CASE WHEN s.state = p_to THEN 1 ELSE -1 END WHERE s.state IN (v.state, p_to);
     t := date_trunc('milliseconds', clock());
-    UPDATE petitions x SET state = p_to, came_from = x.state, fate_reason = p_fate, version = x.version + 1, updated_at = greatest(t, x.updated_at)
+    UPDATE petitions x
+      SET state = p_to, came_from = x.state, fate_reason = p_fate, version = x.version + 1,
+        updated_at = greatest(t, x.updated_at)
       WHERE x.id = p_id RETURNING x.* INTO v;
     PERFORM ledger_append(ARRAY[p_event], ARRAY[p_actor], ARRAY[p_trace], ARRAY[
-      '{"from":"' || v_from || '","petition_id":"' || p_id || '","reason":' || coalesce(to_json(p_reason)::text, 'null') || ',"to":"' || p_to || '"}']);
+      '{"from":"' || v_from || '","petition_id":"' || p_id || '","reason":'
+        || coalesce(to_json(p_reason)::text, 'null') || ',"to":"' || p_to || '"}']);
     PERFORM pg_notify('spillway_' || current_schema(), 'petition:' || p_id);
   END IF;
   petition := v;
@@ -2588,12 +2902,14 @@ AS $function$
   SELECT 'petitions in ' || s.state || ': ' || s.n || ' counted, ' || c.n || ' there' FROM petition_states s,
     LATERAL (SELECT count(*) AS n FROM petitions p WHERE p.state = s.state) c WHERE s.n <> c.n
   UNION ALL
-  SELECT 'the gate holds ' || g.held || ' places, for ' || s.n || ' received and ' || o.n || ' queued' FROM gates g, petition_states s,
+  SELECT 'the gate holds ' || g.held || ' places, for ' || s.n || ' received and ' || o.n || ' queued'
+    FROM gates g, petition_states s,
     LATERAL (SELECT count(*) AS n FROM ops x WHERE x.gate = 'petitions') o
     WHERE g.name = 'petitions' AND s.state = 'RECEIVED' AND g.held <> s.n + o.n
   UNION ALL
   SELECT 'petition ' || p.id || ' has no event of its receipt' FROM petitions p
-    WHERE p.id NOT IN (SELECT (l.payload::json->>'petition_id')::uuid FROM ledger l WHERE l.type = 'petition.submission.received')
+    WHERE p.id NOT IN (SELECT (l.payload::json->>'petition_id')::uuid FROM ledger l
+        WHERE l.type = 'petition.submission.received')
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.petitions_blocked(p_verdicts smallint[], p_submitters text[], p_traces text[])
@@ -2608,10 +2924,12 @@ DECLARE
   v_who text[]; v_counts bigint[]; v_traces text[];
 BEGIN
   WITH blocked AS (
-    SELECT u.who, count(*) AS n, (array_agg(u.trace))[1] AS trace FROM unnest(p_verdicts, p_submitters, p_traces) u(verdict, who, trace)
+    SELECT u.who, count(*) AS n, (array_agg(u.trace))[1] AS trace
+      FROM unnest(p_verdicts, p_submitters, p_traces) u(verdict, who, trace)
     WHERE u.verdict = 4 GROUP BY u.who
   ), known AS MATERIALIZED (
-    SELECT x.submitter, x.minute, x.pending FROM petition_blocks x WHERE x.submitter IN (SELECT b.who FROM blocked b) FOR UPDATE
+    SELECT x.submitter, x.minute, x.pending FROM petition_blocks x WHERE x.submitter IN (SELECT b.who FROM blocked b)
+      FOR UPDATE
   ), noted AS (
     INSERT INTO petition_blocks AS x (submitter, minute, pending) SELECT b.who, v_minute, b.n - 1 FROM blocked b
       ON CONFLICT (submitter) DO UPDATE SET
@@ -2637,7 +2955,9 @@ BEGIN
   -- Not under the gate, for which petitions wait, while there is nothing to forget.
   IF NOT EXISTS (SELECT FROM petition_blocks b WHERE b.pending = 0 AND b.minute < v_minute - 60) THEN RETURN 0; END IF;
   PERFORM FROM gates g WHERE g.name = 'petitions' FOR UPDATE;
-  DELETE FROM petition_blocks d WHERE d.ctid = ANY (ARRAY(SELECT b.ctid FROM petition_blocks b WHERE b.pending = 0 AND b.minute < v_minute - 60 ORDER BY b.minute LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  DELETE FROM petition_blocks d
+    WHERE d.ctid = ANY (ARRAY(SELECT b.ctid FROM petition_blocks b WHERE b.pending = 0 AND b.minute < v_minute - 60
+          ORDER BY b.minute LIMIT p_rows FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS v_n = ROW_COUNT;
   RETURN v_n;
 END $function$;
@@ -2660,21 +2980,25 @@ BEGIN
   SELECT count(*) FILTER (WHERE u.verdict = 2), coalesce(bool_or(u.verdict = 4), false),
          array_agg('submitter:' || u.submitter) FILTER (WHERE u.verdict = 2),
          array_agg(u.trace) FILTER (WHERE u.verdict = 2), array_agg(u.payload) FILTER (WHERE u.verdict = 2),
-         array_agg(CASE WHEN u.verdict = 2 THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"' || u.type || '","content_hash":"' || u.hash
+         array_agg(CASE WHEN u.verdict = 2 THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"'
+               || u.type || '","content_hash":"' || u.hash
            || '","realm":' || coalesce(to_json(u.realm)::text, 'null') || ',"created_at":"' || v_at || '"}')::json END)
     INTO v_n, v_limited, v_actors, v_traces, v_payloads, told
-    FROM unnest(p_verdicts, p_ids, p_types, p_hashes, p_realms, p_submitters, p_traces, p_payloads) u(verdict, id, type, hash, realm, submitter, trace, payload);
+    FROM unnest(p_verdicts, p_ids, p_types, p_hashes, p_realms, p_submitters, p_traces, p_payloads) u(verdict, id,
+        type, hash, realm, submitter, trace, payload);
   IF v_n > 0 THEN
     INSERT INTO petitions (id, type, state, text, content_hash, realm, submitter, created_at, updated_at)
       SELECT u.id, u.type, 'RECEIVED', u.text, u.hash, u.realm, u.submitter, t, t
-      FROM unnest(p_verdicts, p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(verdict, id, type, text, hash, realm, submitter)
+      FROM unnest(p_verdicts, p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(verdict, id, type, text,
+          hash, realm, submitter)
       WHERE u.verdict = 2;
     UPDATE petition_states s SET n = s.n + v_n WHERE s.state = 'RECEIVED';
     PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[v_n]), v_actors, v_traces, v_payloads);
   END IF;
   IF v_limited THEN
     v_state := petitions_blocked(p_verdicts, p_submitters, p_traces);
-    SELECT array_agg(CASE WHEN u.verdict = 4 THEN v_state ELSE u.told END) INTO told FROM unnest(p_verdicts, told) u(verdict, told);
+    SELECT array_agg(CASE WHEN u.verdict = 4 THEN v_state ELSE u.told END) INTO told
+      FROM unnest(p_verdicts, told) u(verdict, told);
   END IF;
   RETURN told;
 END $function$;
@@ -2691,7 +3015,8 @@ DECLARE
 BEGIN
   PERFORM FROM gates g WHERE g.name = 'petitions' FOR UPDATE;
   SELECT array_agg(x.submitter), array_agg(x.pending) INTO v_who, v_counts FROM (
-    SELECT b.submitter, b.pending FROM petition_blocks b WHERE b.pending > 0 AND b.minute < v_minute ORDER BY b.submitter LIMIT p_rows FOR UPDATE SKIP LOCKED) x;
+    SELECT b.submitter, b.pending FROM petition_blocks b WHERE b.pending > 0 AND b.minute < v_minute
+      ORDER BY b.submitter LIMIT p_rows FOR UPDATE SKIP LOCKED) x;
   told := coalesce(cardinality(v_who), 0);
   IF told > 0 THEN
     UPDATE petition_blocks b SET pending = 0, minute = v_minute WHERE b.submitter = ANY (v_who);
@@ -2709,9 +3034,11 @@ DECLARE
   v_actors text[]; v_payloads text[];
 BEGIN
   IF p_who IS NULL THEN RETURN (SELECT h.seq FROM ledger_head h); END IF;
-  SELECT array_agg('submitter:' || u.who), array_agg('{"count":' || u.n || ',"submitter_id":' || to_json(u.who)::text || '}') INTO v_actors, v_payloads
+  SELECT array_agg('submitter:' || u.who),
+    array_agg('{"count":' || u.n || ',"submitter_id":' || to_json(u.who)::text || '}') INTO v_actors, v_payloads
     FROM unnest(p_who, p_counts) u(who, n);
-  RETURN ledger_append(array_fill('petition.rate_limit.blocked'::text, ARRAY[cardinality(p_who)]), v_actors, p_traces, v_payloads);
+  RETURN ledger_append(array_fill('petition.rate_limit.blocked'::text, ARRAY[cardinality(p_who)]), v_actors,
+      p_traces, v_payloads);
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.promote(p_most integer)
@@ -2734,13 +3061,16 @@ BEGIN
   WITH due AS (
     SELECT p.lane FROM parked p WHERE p.until <= t ORDER BY p.until LIMIT p_most FOR UPDATE SKIP LOCKED
   ), heads AS (
-    SELECT d.lane, o.priority, o.stamp, o.type, l.head, l.depth, l.careful > l.head AS careful, l.queue, l.partition FROM due d JOIN lanes l ON l.id = d.lane,
-      LATERAL (SELECT x.priority, x.stamp, x.type FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
+    SELECT d.lane, o.priority, o.stamp, o.type, l.head, l.depth, l.careful > l.head AS careful, l.queue, l.partition
+      FROM due d JOIN lanes l ON l.id = d.lane,
+      LATERAL (SELECT x.priority, x.stamp, x.type FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq
+          LIMIT 1) o
   ), gone AS (
     DELETE FROM parked p USING heads h WHERE p.lane = h.lane RETURNING p.lane
   ), readied AS (
     INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
-      SELECT h.lane, h.priority, h.stamp, h.type, h.head, h.depth, h.careful, h.queue, h.partition FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
+      SELECT h.lane, h.priority, h.stamp, h.type, h.head, h.depth, h.careful, h.queue, h.partition
+        FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
   )
   SELECT count(*) INTO v_n FROM readied;
   RETURN v_n;
@@ -2760,11 +3090,15 @@ BEGIN
   now_ms := extract(epoch FROM t) * 1000;
   waiting := EXISTS (SELECT FROM ready x);
   -- No min(): greatest(0, NULL) is 0, which would say that something is due.
-  next_due_ms := (SELECT greatest(0, date_part('epoch', p.until - t) * 1000)::bigint FROM parked p WHERE p.until < 'infinity' ORDER BY p.until LIMIT 1);
-  oldest_ms := coalesce((SELECT (extract(epoch FROM t - o.accepted_at) * 1000)::bigint FROM ops o ORDER BY o.id LIMIT 1), 0);
+  next_due_ms := (SELECT greatest(0, date_part('epoch', p.until - t) * 1000)::bigint FROM parked p
+      WHERE p.until < 'infinity' ORDER BY p.until LIMIT 1);
+  oldest_ms := coalesce((SELECT (extract(epoch FROM t - o.accepted_at) * 1000)::bigint FROM ops o ORDER BY o.id
+        LIMIT 1), 0);
   held := (SELECT json_object_agg(x.type, x.n) FROM (SELECT y.type, sum(y.n) AS n FROM tallies y GROUP BY y.type) x);
-  running := (SELECT json_object_agg(x.type, x.n) FROM (SELECT e.key AS type, sum(e.value::int) AS n FROM workers w, json_each_text(w.running) e GROUP BY e.key) x);
-  gates := (SELECT json_agg(json_build_object('name', g.name, 'held', g.held, 'full_at', g.full_at, 'overflowing', g.overflowing)) FROM gates g);
+  running := (SELECT json_object_agg(x.type, x.n)
+      FROM (SELECT e.key AS type, sum(e.value::int) AS n FROM workers w, json_each_text(w.running) e GROUP BY e.key) x);
+  gates := (SELECT json_agg(json_build_object('name', g.name, 'held', g.held, 'full_at', g.full_at, 'overflowing',
+          g.overflowing)) FROM gates g);
   halts := (SELECT json_agg(json_build_object('scope', h.scope, 'reason', h.reason)) FROM halts h);
   cancels := (SELECT json_agg(c.id) FROM cancels c);
   lost := (SELECT count(*) FROM workers w WHERE w.until < t);
@@ -2790,7 +3124,8 @@ CREATE OR REPLACE FUNCTION spillway.rate_counts(p_minutes integer[], p_counts in
  LANGUAGE sql
  IMMUTABLE
 AS $function$
-  SELECT coalesce((SELECT array_agg(c ORDER BY m) FROM unnest(p_minutes, p_counts) u(m, c) WHERE m > p_now - p_keep AND m < p_now), '{}')
+  SELECT coalesce((SELECT array_agg(c ORDER BY m) FROM unnest(p_minutes, p_counts) u(m, c)
+        WHERE m > p_now - p_keep AND m < p_now), '{}')
     || (p_n + coalesce((SELECT sum(c)::int FROM unnest(p_minutes, p_counts) u(m, c) WHERE m >= p_now), 0))
 $function$;
 
@@ -2799,7 +3134,8 @@ CREATE OR REPLACE FUNCTION spillway.rate_minutes(p_minutes integer[], p_now inte
  LANGUAGE sql
  IMMUTABLE
 AS $function$
-  SELECT coalesce((SELECT array_agg(m ORDER BY m) FROM unnest(p_minutes) m WHERE m > p_now - p_keep AND m < p_now), '{}') || p_now
+  SELECT coalesce((SELECT array_agg(m ORDER BY m) FROM unnest(p_minutes) m
+        WHERE m > p_now - p_keep AND m < p_now), '{}') || p_now
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.rate_span(p_kept integer, p_window integer, p_keep interval)
@@ -2807,7 +3143,8 @@ CREATE OR REPLACE FUNCTION spillway.rate_span(p_kept integer, p_window integer, 
  LANGUAGE sql
  IMMUTABLE
 AS $function$
-  SELECT CASE WHEN p_kept <= p_window THEN p_window ELSE greatest(p_window, least(p_kept, (extract(epoch FROM p_keep) / 60)::int)) END
+  SELECT CASE WHEN p_kept <= p_window THEN p_window
+    ELSE greatest(p_window, least(p_kept, (extract(epoch FROM p_keep) / 60)::int)) END
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.rate_used(p_minutes integer[], p_counts integer[], p_now integer, p_window integer)
@@ -2844,7 +3181,8 @@ AS $function$
 #variable_conflict use_column
 BEGIN
   IF p_types IS NULL THEN RETURN CASE WHEN EXISTS (SELECT FROM ready x) THEN '{}'::text[] END; END IF;
-  RETURN (SELECT array_agg(u.type) FROM unnest(p_types) u(type) WHERE EXISTS (SELECT FROM ready x WHERE x.type = u.type));
+  RETURN (SELECT array_agg(u.type) FROM unnest(p_types) u(type)
+      WHERE EXISTS (SELECT FROM ready x WHERE x.type = u.type));
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.recover()
@@ -2880,21 +3218,28 @@ BEGIN
   PERFORM pause_guard();
   moved := 0; skipped := 0;
   PERFORM FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.id FOR UPDATE;
-  PERFORM FROM gates x WHERE x.name IN (SELECT y.gate FROM dead_letters y WHERE y.id = ANY (p_ids)) ORDER BY x.name FOR UPDATE;
+  PERFORM FROM gates x WHERE x.name IN (SELECT y.gate FROM dead_letters y WHERE y.id = ANY (p_ids))
+    ORDER BY x.name FOR UPDATE;
   FOR d IN SELECT x.* FROM dead_letters x WHERE x.id = ANY (p_ids) ORDER BY x.lane, x.seq LOOP
     IF d.gate IS NOT NULL THEN
-      UPDATE gates x SET held = x.held + 1, overflowing = x.held + 1 >= x.full_at WHERE x.name = d.gate AND NOT x.overflowing AND x.held < x.full_at;
+      UPDATE gates x SET held = x.held + 1, overflowing = x.held + 1 >= x.full_at
+        WHERE x.name = d.gate AND NOT x.overflowing AND x.held < x.full_at;
       IF NOT FOUND THEN
         skipped := skipped + 1;
         CONTINUE;
       END IF;
     END IF;
-    INSERT INTO lanes AS l (id, queue, partition, tail, depth, moved_at) VALUES (d.lane, d.queue, d.partition, 1, 1, t)
-      ON CONFLICT (id) DO UPDATE SET tail = l.tail + 1, depth = l.depth + 1, moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
+    INSERT INTO lanes AS l (id, queue, partition, tail, depth, moved_at, sweep_at)
+      VALUES (d.lane, d.queue, d.partition, 1, 1, t, t + interval '1 hour')
+      ON CONFLICT (id) DO UPDATE SET tail = l.tail + 1, depth = l.depth + 1,
+        moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
       RETURNING l.depth, l.tail INTO v_depth, v_tail;
-    v_stamp := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = d.priority ORDER BY x.stamp LIMIT 1), (SELECT s.last_value FROM stamps s));
-    INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, max_attempts, timeout_ms, trace, gate)
-      VALUES (d.lane, v_tail, d.id, d.type, d.priority, v_stamp, d.identity, d.payload, d.accepted_at, d.max_attempts, d.timeout_ms, d.trace, d.gate);
+    v_stamp := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = d.priority ORDER BY x.stamp
+          LIMIT 1), (SELECT s.last_value FROM stamps s));
+    INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, max_attempts, timeout_ms,
+        trace, gate)
+      VALUES (d.lane, v_tail, d.id, d.type, d.priority, v_stamp, d.identity, d.payload, d.accepted_at,
+          d.max_attempts, d.timeout_ms, d.trace, d.gate);
     IF v_depth = 1 THEN PERFORM lane_requeue(d.lane); END IF;
     DELETE FROM dead_letters x WHERE x.id = d.id;
     DELETE FROM cancels x WHERE x.id = d.id;
@@ -2919,7 +3264,9 @@ BEGIN
   FOR v_lane IN
     WITH held AS (
       SELECT x.lane FROM parked x JOIN lanes l ON l.id = x.lane
-      WHERE x.reason = 'pause' AND (p_queue = '' OR l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition)) ORDER BY x.lane FOR UPDATE OF x
+      WHERE x.reason = 'pause'
+        AND (p_queue = '' OR l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition))
+        ORDER BY x.lane FOR UPDATE OF x
     )
     DELETE FROM parked x USING held h WHERE x.lane = h.lane RETURNING x.lane
   LOOP
@@ -3046,29 +3393,37 @@ DECLARE
   v_decisions text[] := p_decisions;
 BEGIN
   IF cardinality(array_remove(p_keys, NULL)) > 0 THEN
-    -- Within one call the first of a key stands for it. A row that has not expired is locked all the same: it cannot be
-    -- swept before it is read below.
+    -- Within one call the first of a key stands for it. A row that has not expired is locked all the same: it cannot
+    -- be swept before it is read below.
     WITH kept AS (
       INSERT INTO rt_keys AS k (key, task, decision, expires_at)
         SELECT DISTINCT ON (u.key) u.key, u.task, u.decision::json, t + p_key_ms * interval '1 ms'
-        FROM unnest(p_keys, p_tasks, p_decisions) WITH ORDINALITY u(key, task, decision, i) WHERE u.key IS NOT NULL ORDER BY u.key, u.i
-        ON CONFLICT (key) DO UPDATE SET task = excluded.task, decision = excluded.decision, expires_at = excluded.expires_at WHERE k.expires_at <= t
+        FROM unnest(p_keys, p_tasks, p_decisions) WITH ORDINALITY u(key, task, decision, i) WHERE u.key IS NOT NULL
+        ORDER BY u.key, u.i
+        ON CONFLICT (key)
+          DO UPDATE SET task = excluded.task, decision = excluded.decision, expires_at = excluded.expires_at
+            WHERE k.expires_at <= t
         RETURNING k.key)
     SELECT coalesce(array_agg(x.key), '{}') INTO v_mine FROM kept x;
     -- A statement of its own, so that it sees what others have committed meanwhile.
-    SELECT array_agg(CASE WHEN u.key IS NULL OR u.nth = 1 AND u.key = ANY (v_mine) THEN 0 WHEN k.task = u.task THEN 1 ELSE 2 END ORDER BY u.i),
+    SELECT array_agg(CASE WHEN u.key IS NULL OR u.nth = 1 AND u.key = ANY (v_mine) THEN 0 WHEN k.task = u.task THEN 1
+        ELSE 2 END ORDER BY u.i),
            array_agg(CASE WHEN u.key IS NULL THEN u.decision ELSE k.decision::text END ORDER BY u.i)
       INTO v_outcomes, v_decisions
       FROM (SELECT r.*, row_number() OVER (PARTITION BY r.key ORDER BY r.i) AS nth
-            FROM unnest(p_keys, p_tasks, p_decisions) WITH ORDINALITY r(key, task, decision, i)) u LEFT JOIN rt_keys k ON k.key = u.key;
+            FROM unnest(p_keys, p_tasks, p_decisions) WITH ORDINALITY r(key, task, decision, i)) u
+            LEFT JOIN rt_keys k ON k.key = u.key;
   END IF;
   -- Under the id of a retry stands what it was answered with; of two with one id, the later.
   INSERT INTO rt_decisions AS d (request, tenant, decision, trace_id, decided_at, expires_at)
-    SELECT DISTINCT ON (u.request, u.tenant) u.request, u.tenant, u.decision::json, u.trace, t, t + p_decision_ms * interval '1 ms'
-    FROM unnest(p_requests, p_tenants, p_traces, v_outcomes, v_decisions) WITH ORDINALITY u(request, tenant, trace, outcome, decision, i) WHERE u.outcome < 2
+    SELECT DISTINCT ON (u.request, u.tenant) u.request, u.tenant, u.decision::json, u.trace, t,
+      t + p_decision_ms * interval '1 ms'
+    FROM unnest(p_requests, p_tenants, p_traces, v_outcomes, v_decisions) WITH ORDINALITY u(request, tenant, trace,
+        outcome, decision, i) WHERE u.outcome < 2
     ORDER BY u.request, u.tenant, u.i DESC
     ON CONFLICT (request, tenant) DO UPDATE
-      SET decision = excluded.decision, trace_id = excluded.trace_id, decided_at = excluded.decided_at, expires_at = excluded.expires_at;
+      SET decision = excluded.decision, trace_id = excluded.trace_id, decided_at = excluded.decided_at,
+        expires_at = excluded.expires_at;
   RETURN QUERY SELECT u.outcome, CASE WHEN u.outcome = 1 THEN u.decision::json END
     FROM unnest(v_outcomes, v_decisions) WITH ORDINALITY u(outcome, decision, i) ORDER BY u.i;
 END $function$;
@@ -3084,7 +3439,8 @@ DECLARE
 BEGIN
   IF NOT pg_try_advisory_xact_lock(hashtext('spillway.rt_sweep'), hashtext(current_schema())) THEN RETURN; END IF;
   DELETE FROM rt_decisions d WHERE d.ctid = ANY (ARRAY(
-    SELECT x.ctid FROM rt_decisions x WHERE x.expires_at <= t ORDER BY x.expires_at LIMIT p_rows FOR UPDATE SKIP LOCKED));
+    SELECT x.ctid FROM rt_decisions x WHERE x.expires_at <= t ORDER BY x.expires_at LIMIT p_rows
+      FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS decisions = ROW_COUNT;
   DELETE FROM rt_keys d WHERE d.ctid = ANY (ARRAY(
     SELECT x.ctid FROM rt_keys x WHERE x.expires_at <= t ORDER BY x.expires_at LIMIT p_rows FOR UPDATE SKIP LOCKED));
@@ -3131,7 +3487,8 @@ BEGIN
   -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
   -- drops what is lost and comes again with the rest.
   SELECT array_agg(u.fence) INTO v_lost FROM (
-    SELECT s.fence, array_agg(s.lane ORDER BY s.lane) AS lanes FROM unnest(s_fence, s_lane) s(fence, lane) GROUP BY s.fence ORDER BY s.fence
+    SELECT s.fence, array_agg(s.lane ORDER BY s.lane) AS lanes FROM unnest(s_fence, s_lane) s(fence, lane)
+      GROUP BY s.fence ORDER BY s.fence
   ) u LEFT JOIN LATERAL (
     SELECT l.lanes FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker FOR UPDATE
   ) l ON true
@@ -3144,7 +3501,9 @@ BEGIN
   IF cardinality(r_key) > 0 THEN
     -- Only while the row is this operation's: an expired key may belong to a later request by now.
     UPDATE idempotency d SET answer = u.answer::json
-      FROM (SELECT x.key, x.answer, o.id FROM unnest(r_lane, r_seq, r_key, r_answer) x(lane, seq, key, answer) JOIN ops o ON o.lane = x.lane AND o.seq = x.seq
+      FROM (SELECT x.key, x.answer, o.id
+          FROM unnest(r_lane, r_seq, r_key, r_answer) x(lane, seq, key, answer)
+          JOIN ops o ON o.lane = x.lane AND o.seq = x.seq
             WHERE x.key IS NOT NULL ORDER BY x.key OFFSET 0) u
       WHERE d.key = u.key AND d.op = u.id AND d.answer IS NULL;
   END IF;
@@ -3165,15 +3524,19 @@ BEGIN
     WHERE l.id = u.lane
     RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful
   )
-  SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful), bool_or(m.depth > 0), bool_or(m.depth = 0)
+  SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
+    bool_or(m.depth > 0), bool_or(m.depth = 0)
     INTO v_queues, v_partitions, v_heads, v_depths, v_careful, v_more, v_emptied FROM moved m;
 
   -- What failed and comes again keeps its place.
   IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
-    UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
+    UPDATE ops o
+      SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0
+        ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
         not_before = CASE WHEN u.label IS NULL THEN t + u.retry_ms * interval '1 ms' END
       FROM (
-        SELECT x.lane, n.seq, x.retry_ms, x.error, x.label FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error, v_leave) x(lane, head, retry_ms, error, label),
+        SELECT x.lane, n.seq, x.retry_ms, x.error, x.label
+          FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error, v_leave) x(lane, head, retry_ms, error, label),
           LATERAL (SELECT y.seq FROM ops y WHERE y.lane = x.lane AND y.seq > x.head ORDER BY y.seq LIMIT 1) n
         WHERE x.retry_ms IS NOT NULL OFFSET 0
       ) u WHERE o.lane = u.lane AND o.seq = u.seq;
@@ -3181,22 +3544,28 @@ BEGIN
 
   -- The next operation says where a lane that is given up goes.
   IF v_more THEN
-    -- Not before those who wait: an identity whose lanes are all out lags behind what was claimed of others, and a newcomer, who begins
-    -- where that is, would have to wait until it has caught up.
-    v_levels := ARRAY(SELECT (SELECT x.stamp FROM ready x WHERE x.priority = p ORDER BY x.stamp LIMIT 1) FROM generate_series(1, 10) p);
+    -- Not before those who wait: an identity whose lanes are all out lags behind what was claimed of others, and a
+    -- newcomer, who begins where that is, would have to wait until it has caught up.
+    v_levels := ARRAY(SELECT (SELECT x.stamp FROM ready x WHERE x.priority = p ORDER BY x.stamp LIMIT 1)
+        FROM generate_series(1, 10) p);
     WITH next AS (
-      SELECT u.lane, CASE WHEN u.label IS NULL THEN u.retry_ms END AS retry_ms, u.queue, u.partition, u.head, u.depth, u.careful, o.seq, o.priority, o.stamp AS was,
+      SELECT u.lane, CASE
+        WHEN u.label IS NULL THEN u.retry_ms END AS retry_ms, u.queue, u.partition, u.head, u.depth, u.careful,
+          o.seq, o.priority, o.stamp AS was,
         greatest(o.stamp, v_levels[o.priority] + 1) AS stamp, coalesce(u.label, o.type) AS type,
         o.not_before, v_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
           ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
-      FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful, v_leave) u(lane, release, retry_ms, queue, partition, head, depth, careful, label),
-        LATERAL (SELECT x.seq, x.priority, x.stamp, x.type, x.not_before FROM ops x WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
+      FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful,
+          v_leave) u(lane, release, retry_ms, queue, partition, head, depth, careful, label),
+        LATERAL (SELECT x.seq, x.priority, x.stamp, x.type, x.not_before FROM ops x
+            WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
       WHERE u.release AND u.depth > 0
     ), lifted AS (
       UPDATE ops o SET stamp = n.stamp FROM next n WHERE n.stamp > n.was AND o.lane = n.lane AND o.seq = n.seq
     ), put_aside AS (
       INSERT INTO parked (lane, until, reason)
-      SELECT n.lane, CASE WHEN n.paused THEN 'infinity'::timestamptz WHEN n.retry_ms IS NOT NULL THEN t + n.retry_ms * interval '1 ms' ELSE n.not_before END,
+      SELECT n.lane, CASE WHEN n.paused THEN 'infinity'::timestamptz
+        WHEN n.retry_ms IS NOT NULL THEN t + n.retry_ms * interval '1 ms' ELSE n.not_before END,
         CASE WHEN n.paused THEN 'pause' WHEN n.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
       FROM next n
       WHERE n.paused OR n.retry_ms IS NOT NULL OR n.not_before > t
@@ -3214,50 +3583,65 @@ BEGIN
   IF cardinality(r_lane) = 0 THEN
     WITH gone AS (
       -- From one source, or the range is not used for the index: with lanes joined in, whole lanes were read.
-      DELETE FROM ops o USING unnest(s_lane, s_from, s_head, s_ago_ms, v_queues, v_partitions) u(lane, base, head, ago, queue, partition)
+      DELETE FROM ops o
+        USING unnest(s_lane, s_from, s_head, s_ago_ms, v_queues, v_partitions) u(lane, base, head, ago, queue,
+            partition)
       WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
-      RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, u.queue, u.partition, u.ago
+      RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, u.queue,
+        u.partition, u.ago
     ), kept AS (
-      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at, attempts, max_attempts, error, trace)
-      SELECT g.id, t, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at, t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
+      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at,
+          started_at, attempts, max_attempts, error, trace)
+      SELECT g.id, t, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at,
+        t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
       FROM gone g
       RETURNING 1
     )
     SELECT count(*) INTO v_gone FROM kept;
   ELSE
     WITH gone AS (
-      DELETE FROM ops o USING unnest(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted) u(lane, seq, status, result, error, ago, counted)
+      DELETE FROM ops o
+        USING unnest(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted) u(lane, seq, status, result,
+            error, ago, counted)
       WHERE o.lane = u.lane AND o.seq = u.seq
       RETURNING o.*, u.status, u.result AS told, u.error AS why, u.ago, u.counted
     ), kept AS (
-      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at, attempts, max_attempts, error, result, trace)
+      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at,
+          started_at, attempts, max_attempts, error, result, trace)
       SELECT g.id, t, g.status, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
-        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why, g.told::json, g.trace
+        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why,
+          g.told::json, g.trace
       FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
       RETURNING 1
     ), died AS (
-      INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at, started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
+      INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload,
+          accepted_at, started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
       SELECT g.id, t, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
-        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.timeout_ms, g.why, g.told::json, g.trace, g.gate
+        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts,
+          g.timeout_ms, g.why, g.told::json, g.trace, g.gate
       FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
       RETURNING 1
     )
     SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM died) INTO v_gone;
   END IF;
   IF v_gone IS DISTINCT FROM (SELECT coalesce(sum(x), 0) FROM unnest(s_left) x) THEN
-    RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x) USING ERRCODE = 'XX000';
+    RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x)
+        FROM unnest(s_left) x) USING ERRCODE = 'XX000';
   END IF;
 
   -- Leases: one whose lanes are all given up goes, the others lose those that were. (All lanes named are in their
   -- leases, each once, so comparing numbers is enough.)
-  DELETE FROM leases l USING (SELECT x.fence, count(*) AS n FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release GROUP BY x.fence) u
+  DELETE FROM leases l
+    USING (SELECT x.fence, count(*) AS n FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release
+        GROUP BY x.fence) u
     WHERE l.fence = u.fence AND cardinality(l.lanes) = u.n;
   UPDATE leases l SET lanes = k.lanes, uptos = k.uptos
     FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release) f,
       LATERAL (
         SELECT coalesce(array_agg(z.lane), '{}') AS lanes, coalesce(array_agg(z.upto), '{}') AS uptos
         FROM leases q, unnest(q.lanes, q.uptos) z(lane, upto)
-        WHERE q.fence = f.fence AND NOT EXISTS (SELECT FROM unnest(s_lane, v_release) g(lane, release) WHERE g.release AND g.lane = z.lane)
+        WHERE q.fence = f.fence AND NOT EXISTS (SELECT FROM unnest(s_lane, v_release) g(lane, release)
+            WHERE g.release AND g.lane = z.lane)
       ) k
     WHERE l.fence = f.fence;
 
@@ -3278,9 +3662,12 @@ BEGIN
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
   IF NOT FOUND THEN RETURN array_fill(false, ARRAY[cardinality(p_lanes)]); END IF;
   PERFORM FROM leases l WHERE l.fence = ANY (p_fences) AND l.worker = p_worker ORDER BY l.fence FOR UPDATE;
-  IF cardinality(p_keys) > 0 THEN PERFORM FROM idempotency d WHERE d.key = ANY (p_keys) ORDER BY d.key FOR UPDATE; END IF;
+  IF cardinality(p_keys) > 0 THEN
+    PERFORM FROM idempotency d WHERE d.key = ANY (p_keys) ORDER BY d.key FOR UPDATE;
+  END IF;
   PERFORM FROM lanes l WHERE l.id = ANY (p_lanes) ORDER BY l.id FOR UPDATE;
-  RETURN (SELECT array_agg(EXISTS (SELECT FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker AND u.lane = ANY (l.lanes)) ORDER BY u.i)
+  RETURN (SELECT array_agg(EXISTS (SELECT FROM leases l
+          WHERE l.fence = u.fence AND l.worker = p_worker AND u.lane = ANY (l.lanes)) ORDER BY u.i)
     FROM unnest(p_fences, p_lanes) WITH ORDINALITY u(fence, lane, i));
 END $function$;
 
@@ -3307,7 +3694,8 @@ AS $function$
 #variable_conflict use_column
 BEGIN
   WITH held AS (
-    SELECT s.id FROM streams s WHERE s.id = ANY (p_ids) AND s.watcher IS NOT NULL AND NOT EXISTS (SELECT FROM workers w WHERE w.id = s.watcher)
+    SELECT s.id FROM streams s
+      WHERE s.id = ANY (p_ids) AND s.watcher IS NOT NULL AND NOT EXISTS (SELECT FROM workers w WHERE w.id = s.watcher)
     ORDER BY s.id FOR NO KEY UPDATE OF s
   )
   UPDATE streams s SET watcher = NULL, unwatched_at = clock() FROM held h
@@ -3329,21 +3717,26 @@ BEGIN
   FOR v_level IN 0 .. (SELECT max(l) FROM unnest(p_levels) l) LOOP
     INSERT INTO stream_chunks (stream, born_at, first, last, writer, chunks, ended)
       SELECT g.stream, s.born_at, g.first, g.last, g.writer, g.chunks, g.ended
-      FROM unnest(p_streams, p_borns, p_firsts, p_lasts, p_writers, p_ends, v_texts, p_levels) g(stream, born, first, last, writer, ended, chunks, level)
+      FROM unnest(p_streams, p_borns, p_firsts, p_lasts, p_writers, p_ends, v_texts, p_levels) g(stream, born, first,
+          last, writer, ended, chunks, level)
       JOIN streams s ON s.id = g.stream AND s.born_at = stream_born(g.born) AND s.ended IS NULL
       LEFT JOIN LATERAL (
         SELECT x.last, x.writer, x.ended FROM stream_chunks x
         WHERE x.stream = s.id AND x.born_at = s.born_at AND x.first < g.first ORDER BY x.first DESC LIMIT 1
       ) b ON true
-      WHERE g.level = v_level AND g.first = coalesce(b.last, 0) + 1 AND b.ended IS NULL AND (v_level = 0 OR b.writer = g.writer)
+      WHERE g.level = v_level AND g.first = coalesce(b.last, 0) + 1 AND b.ended IS NULL
+        AND (v_level = 0 OR b.writer = g.writer)
       ON CONFLICT DO NOTHING;
   END LOOP;
   v_written := ARRAY(
     SELECT EXISTS (
       SELECT FROM stream_chunks x
-      WHERE x.stream = g.stream AND x.first = g.first AND x.born_at = stream_born(g.born) AND x.last = g.last AND x.writer = g.writer
+      WHERE x.stream = g.stream AND x.first = g.first AND x.born_at = stream_born(g.born) AND x.last = g.last
+        AND x.writer = g.writer
         AND x.ended IS NOT DISTINCT FROM g.ended
-    ) FROM unnest(p_streams, p_borns, p_firsts, p_lasts, p_writers, p_ends) WITH ORDINALITY g(stream, born, first, last, writer, ended, n) ORDER BY g.n);
+    )
+    FROM unnest(p_streams, p_borns, p_firsts, p_lasts, p_writers, p_ends) WITH ORDINALITY g(stream, born, first,
+        last, writer, ended, n) ORDER BY g.n);
   UPDATE streams s SET ended = g.ended, ended_at = clock()
     FROM unnest(p_streams, p_ends, v_written) g(stream, ended, written)
     WHERE g.written AND g.ended IS NOT NULL AND s.id = g.stream AND s.ended IS NULL;
@@ -3362,7 +3755,8 @@ CREATE OR REPLACE FUNCTION spillway.stream_ended(p_ids uuid[], p_ends text[])
  SET search_path TO 'spillway'
 AS $function$
   WITH held AS (
-    SELECT s.id, g.ended FROM unnest(p_ids, p_ends) g(id, ended) JOIN streams s ON s.id = g.id AND s.ended IS NULL ORDER BY s.id FOR NO KEY UPDATE OF s
+    SELECT s.id, g.ended FROM unnest(p_ids, p_ends) g(id, ended) JOIN streams s ON s.id = g.id AND s.ended IS NULL
+      ORDER BY s.id FOR NO KEY UPDATE OF s
   )
   UPDATE streams s SET ended = h.ended, ended_at = clock() FROM held h WHERE s.id = h.id AND s.ended IS NULL
 $function$;
@@ -3374,10 +3768,12 @@ CREATE OR REPLACE FUNCTION spillway.stream_entries(p_ids uuid[])
  SET search_path TO 'spillway'
 AS $function$
   SELECT s.id, s.identity, s.format, s.thread_id, s.log, s.direct, (extract(epoch FROM s.born_at) * 1000)::bigint,
-    extract(epoch FROM c.t - s.born_at)::float8 * 1000, s.ended, extract(epoch FROM c.t - s.ended_at)::float8 * 1000, coalesce(h.last, 0)
+    extract(epoch FROM c.t - s.born_at)::float8 * 1000, s.ended, extract(epoch FROM c.t - s.ended_at)::float8 * 1000,
+      coalesce(h.last, 0)
   FROM clock() c(t), unnest(p_ids) u(id) JOIN streams s ON s.id = u.id
   LEFT JOIN LATERAL (
-    SELECT x.last FROM stream_chunks x WHERE s.log = 'postgres' AND x.stream = s.id AND x.born_at = s.born_at ORDER BY x.first DESC LIMIT 1
+    SELECT x.last FROM stream_chunks x WHERE s.log = 'postgres' AND x.stream = s.id AND x.born_at = s.born_at
+      ORDER BY x.first DESC LIMIT 1
   ) h ON true
 $function$;
 
@@ -3392,8 +3788,10 @@ DECLARE
 BEGIN
   WITH made AS (
     INSERT INTO streams (id, identity, format, thread_id, log, direct, born_at, watcher)
-      SELECT g.id, g.identity, g.format, g.thread_id, g.log, g.direct, date_trunc('milliseconds', clock() - g.ms_ago * interval '1 ms'), g.watcher
-      FROM unnest(p_ids, p_identities, p_formats, p_threads, p_logs, p_directs, p_watchers, p_ms_ago) g(id, identity, format, thread_id, log, direct, watcher, ms_ago)
+      SELECT g.id, g.identity, g.format, g.thread_id, g.log, g.direct,
+        date_trunc('milliseconds', clock() - g.ms_ago * interval '1 ms'), g.watcher
+      FROM unnest(p_ids, p_identities, p_formats, p_threads, p_logs, p_directs, p_watchers, p_ms_ago) g(id, identity,
+          format, thread_id, log, direct, watcher, ms_ago)
       ORDER BY g.id
       ON CONFLICT DO NOTHING
       RETURNING id
@@ -3401,6 +3799,32 @@ BEGIN
   SELECT coalesce(array_agg(m.id), '{}') INTO v_made FROM made m;
   -- A snapshot of its own: it sees those whom somebody else has just made known.
   RETURN QUERY SELECT e.id = ANY (v_made), e.* FROM stream_entries(p_ids) e;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.stream_orphans(p_every_ms bigint, p_grace_ms bigint, p_most integer)
+ RETURNS TABLE(id uuid, identity text, format text, thread_id text, log text, direct boolean, born_ms bigint, age_ms double precision, ended text, ended_ms_ago double precision, last integer)
+ LANGUAGE plpgsql
+ SET search_path TO 'spillway'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_since timestamptz := clock() - p_grace_ms * interval '1 ms';
+BEGIN
+  INSERT INTO stream_look AS x (next_at) VALUES (clock_timestamp() + p_every_ms * interval '1 ms')
+    ON CONFLICT (one) DO UPDATE SET next_at = excluded.next_at WHERE x.next_at <= clock_timestamp();
+  IF NOT FOUND THEN RETURN; END IF;
+  -- The operation is written before its stream: where there is none, it has left.
+  RETURN QUERY SELECT e.* FROM stream_entries(ARRAY(
+    SELECT s.id FROM streams s
+    WHERE s.ended_at IS NULL AND s.born_at < v_since AND NOT EXISTS (SELECT FROM ops o WHERE o.id = s.id)
+      AND NOT EXISTS (SELECT FROM history h WHERE h.id = s.id AND h.finished_at > v_since)
+      AND NOT EXISTS (SELECT FROM dead_letters d WHERE d.id = s.id AND d.died_at > v_since)
+    ORDER BY s.born_at LIMIT p_most)) e;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.stream_sweep_ahead(p_kept_ms bigint)
@@ -3418,10 +3842,14 @@ BEGIN
   v_from := date_trunc('milliseconds', greatest(t + interval '10 seconds', (SELECT max(s.to_at) FROM stream_spans s)));
   WHILE v_from < t + 2 * v_width LOOP
     -- Records in the rest would overlap with a partition that starts before them.
-    IF EXISTS (SELECT FROM stream_chunks_rest c WHERE c.born_at >= v_from) THEN v_from := date_trunc('milliseconds', t + interval '10 seconds'); END IF;
+    IF EXISTS (SELECT FROM stream_chunks_rest c WHERE c.born_at >= v_from) THEN
+      v_from := date_trunc('milliseconds', t + interval '10 seconds');
+    END IF;
     v_name := 'stream_chunks_' || to_char(v_from AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISSMS');
     -- Its rows are never changed, and it is dropped long before they would have to be frozen: nothing to vacuum.
-    EXECUTE format('CREATE TABLE %I PARTITION OF stream_chunks FOR VALUES FROM (%L) TO (%L) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)',
+    EXECUTE format(
+      'CREATE TABLE %I PARTITION OF stream_chunks FOR VALUES FROM (%L) TO (%L) '
+        'WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)',
       v_name, v_from, v_from + v_width);
     INSERT INTO stream_spans (name, from_at, to_at) VALUES (v_name, v_from, v_from + v_width);
     v_made := v_made + 1;
@@ -3462,10 +3890,13 @@ DECLARE
   v_ended int; v_left int;
 BEGIN
   IF NOT stream_sweep_lock() THEN RETURN NULL; END IF;
-  DELETE FROM streams s WHERE s.ctid = ANY (ARRAY(SELECT x.ctid FROM streams x WHERE x.ended_at < v_kept LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  DELETE FROM streams s
+    WHERE s.ctid = ANY (ARRAY(SELECT x.ctid FROM streams x WHERE x.ended_at < v_kept LIMIT p_rows
+          FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS v_ended = ROW_COUNT;
   DELETE FROM streams s WHERE s.ctid = ANY (ARRAY(SELECT x.ctid FROM streams x
-    WHERE x.ended_at IS NULL AND x.born_at < v_kept - p_longest_ms * interval '1 ms' LIMIT p_rows FOR UPDATE SKIP LOCKED));
+    WHERE x.ended_at IS NULL AND x.born_at < v_kept - p_longest_ms * interval '1 ms' LIMIT p_rows
+    FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS v_left = ROW_COUNT;
   RETURN v_ended + v_left;
 END $function$;
@@ -3475,20 +3906,26 @@ CREATE OR REPLACE FUNCTION spillway.stream_sweep_lock()
  LANGUAGE sql
  SET search_path TO 'spillway'
 AS $function$
-  SELECT set_config('lock_timeout', '500ms', true) IS NOT NULL AND pg_try_advisory_xact_lock(hashtext('spillway.streams'), hashtext(current_schema()))
+  SELECT set_config('lock_timeout', '500ms', true) IS NOT NULL
+    AND pg_try_advisory_xact_lock(hashtext('spillway.streams'), hashtext(current_schema()))
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.stream_watch(p_ids uuid[], p_watchers uuid[], p_reads boolean[])
- RETURNS void
+ RETURNS boolean[]
  LANGUAGE sql
  SET search_path TO 'spillway'
 AS $function$
   WITH held AS (
     SELECT s.id, g.watcher, g.reads FROM unnest(p_ids, p_watchers, p_reads) g(id, watcher, reads)
     JOIN streams s ON s.id = g.id AND (g.reads OR s.watcher = g.watcher) ORDER BY s.id FOR NO KEY UPDATE OF s
+  ), changed AS (
+    UPDATE streams s
+      SET watcher = CASE WHEN h.reads THEN h.watcher END, unwatched_at = CASE WHEN NOT h.reads THEN clock() END
+    FROM held h WHERE s.id = h.id AND (h.reads OR s.watcher = h.watcher) RETURNING s.id
   )
-  UPDATE streams s SET watcher = CASE WHEN h.reads THEN h.watcher END, unwatched_at = CASE WHEN NOT h.reads THEN clock() END
-  FROM held h WHERE s.id = h.id AND (h.reads OR s.watcher = h.watcher)
+  SELECT ARRAY(
+    SELECT EXISTS (SELECT FROM changed c WHERE c.id = g.id) FROM unnest(p_ids) WITH ORDINALITY g(id, n) ORDER BY g.n
+  )
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.stuck_operations(p_times integer)
@@ -3505,9 +3942,12 @@ AS $function$
 DECLARE
   t timestamptz := clock();
 BEGIN
-  RETURN QUERY SELECT DISTINCT ON (o.type) o.type, o.id, n.queue, n.partition, extract(epoch FROM t - o.started_at)::double precision
+  RETURN QUERY
+    SELECT DISTINCT ON (o.type) o.type, o.id, n.queue, n.partition,
+      extract(epoch FROM t - o.started_at)::double precision
     FROM leases l, unnest(l.lanes, l.uptos) z(lane, upto), ops o, lanes n
-    WHERE o.lane = z.lane AND o.seq <= z.upto AND n.id = z.lane AND o.started_at < t - p_times * o.timeout_ms::bigint * interval '1 ms'
+    WHERE o.lane = z.lane AND o.seq <= z.upto AND n.id = z.lane
+      AND o.started_at < t - p_times * o.timeout_ms::bigint * interval '1 ms'
     ORDER BY o.type, o.started_at;
 END $function$;
 
@@ -3533,9 +3973,12 @@ BEGIN
   v_from := greatest(t + interval '10 seconds', (SELECT max(s.to_at) FROM history_spans s));
   WHILE v_from < t + 2 * v_width LOOP
     -- Rows that fell into the rest would overlap with a partition that starts before them.
-    IF EXISTS (SELECT FROM history_rest h WHERE h.finished_at >= v_from) THEN v_from := t + interval '10 seconds'; END IF;
+    IF EXISTS (SELECT FROM history_rest h WHERE h.finished_at >= v_from) THEN
+      v_from := t + interval '10 seconds';
+    END IF;
     v_name := 'history_' || to_char(v_from AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISSMS');
-    EXECUTE format('CREATE TABLE %I PARTITION OF history FOR VALUES FROM (%L) TO (%L)', v_name, v_from, v_from + v_width);
+    EXECUTE format('CREATE TABLE %I PARTITION OF history FOR VALUES FROM (%L) TO (%L)', v_name, v_from,
+        v_from + v_width);
     INSERT INTO history_spans (name, from_at, to_at) VALUES (v_name, v_from, v_from + v_width);
     partitions_made := partitions_made + 1;
     v_from := v_from + v_width;
@@ -3545,7 +3988,9 @@ BEGIN
     DELETE FROM history_spans s WHERE s.name = r.name;
     partitions_dropped := partitions_dropped + 1;
   END LOOP;
-  DELETE FROM history_rest h WHERE h.ctid = ANY (ARRAY(SELECT x.ctid FROM history_rest x WHERE x.finished_at < t - p_retention_ms * interval '1 ms' ORDER BY x.finished_at LIMIT p_rows));
+  DELETE FROM history_rest h
+    WHERE h.ctid = ANY (ARRAY(SELECT x.ctid FROM history_rest x
+          WHERE x.finished_at < t - p_retention_ms * interval '1 ms' ORDER BY x.finished_at LIMIT p_rows));
   GET DIAGNOSTICS history = ROW_COUNT;
   RETURN NEXT;
 END $function$;
@@ -3570,32 +4015,43 @@ DECLARE
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
   WITH old AS MATERIALIZED (
-    SELECT x.ctid AS at, x.expires_at FROM idempotency x WHERE x.expires_at >= p_from[1] AND x.expires_at < t ORDER BY x.expires_at LIMIT p_rows FOR UPDATE SKIP LOCKED
+    SELECT x.ctid AS at, x.expires_at FROM idempotency x WHERE x.expires_at >= p_from[1] AND x.expires_at < t
+      ORDER BY x.expires_at LIMIT p_rows FOR UPDATE SKIP LOCKED
   ), gone AS (
     DELETE FROM idempotency d WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o)) RETURNING 1
-  ) SELECT (SELECT count(*) FROM gone), count(*), coalesce(max(o.expires_at), p_from[1]) INTO keys, v_keys, v_key FROM old o;
+  ) SELECT (SELECT count(*) FROM gone), count(*), coalesce(max(o.expires_at), p_from[1]) INTO keys, v_keys, v_key
+  FROM old o;
 
   WITH old AS MATERIALIZED (
-    SELECT x.ctid AS at, x.sweep_at, x.expires_at < t AS is_over FROM rates x WHERE x.sweep_at >= p_from[2] AND x.sweep_at < t ORDER BY x.sweep_at LIMIT p_rows FOR UPDATE SKIP LOCKED
+    SELECT x.ctid AS at, x.sweep_at, x.expires_at < t AS is_over FROM rates x
+      WHERE x.sweep_at >= p_from[2] AND x.sweep_at < t ORDER BY x.sweep_at LIMIT p_rows FOR UPDATE SKIP LOCKED
   ), gone AS (
     DELETE FROM rates d WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE o.is_over)) RETURNING 1
   ), kept AS (
     UPDATE rates d SET sweep_at = d.expires_at WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE NOT o.is_over))
-  ) SELECT (SELECT count(*) FROM gone), count(*), coalesce(max(o.sweep_at), p_from[2]) INTO rate_rows, v_rates, v_rate FROM old o;
+  ) SELECT (SELECT count(*) FROM gone), count(*), coalesce(max(o.sweep_at), p_from[2])
+  INTO rate_rows, v_rates, v_rate FROM old o;
 
   -- Lanes that have been empty for an hour start again at 1 when they come back: nothing refers to their old numbers
   -- (dead letters would, so theirs stay).
   WITH old AS MATERIALIZED (
-    SELECT x.ctid AS at, x.sweep_at, x.depth = 0 AND x.moved_at < t - interval '1 hour' AND NOT EXISTS (SELECT FROM dead_letters k WHERE k.lane = x.id) AS is_over
-    FROM lanes x WHERE x.sweep_at >= p_from[3] AND x.sweep_at < t ORDER BY x.sweep_at LIMIT p_rows FOR UPDATE SKIP LOCKED
+    SELECT x.ctid AS at, x.sweep_at, x.depth = 0 AND x.moved_at < t - interval '1 hour'
+      AND NOT EXISTS (SELECT FROM dead_letters k WHERE k.lane = x.id) AS is_over
+    FROM lanes x WHERE x.sweep_at >= p_from[3] AND x.sweep_at < t ORDER BY x.sweep_at LIMIT p_rows
+    FOR UPDATE SKIP LOCKED
   ), gone AS (
     DELETE FROM lanes d WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE o.is_over)) RETURNING 1
   ), kept AS (
-    UPDATE lanes d SET sweep_at = CASE WHEN d.depth = 0 AND d.moved_at > t - interval '1 hour' THEN d.moved_at ELSE t END + interval '1 hour'
+    UPDATE lanes d
+      SET sweep_at = CASE WHEN d.depth = 0 AND d.moved_at > t - interval '1 hour' THEN d.moved_at
+        ELSE t END + interval '1 hour'
       WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE NOT o.is_over))
-  ) SELECT (SELECT count(*) FROM gone), count(*), coalesce(max(o.sweep_at), p_from[3]) INTO lanes, v_lanes, v_lane FROM old o;
+  ) SELECT (SELECT count(*) FROM gone), count(*), coalesce(max(o.sweep_at), p_from[3]) INTO lanes, v_lanes, v_lane
+  FROM old o;
 
-  DELETE FROM cancels d WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM cancels x WHERE x.asked_at < t - interval '10 minutes' ORDER BY x.asked_at LIMIT p_rows FOR UPDATE SKIP LOCKED));
+  DELETE FROM cancels d
+    WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM cancels x WHERE x.asked_at < t - interval '10 minutes'
+          ORDER BY x.asked_at LIMIT p_rows FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS cancels = ROW_COUNT;
   upto := ARRAY[v_key, v_rate, v_lane];
   is_full := greatest(v_keys, v_rates, v_lanes, cancels) >= p_rows;
@@ -3607,8 +4063,10 @@ CREATE OR REPLACE FUNCTION spillway.sweep_take(p_hold_ms bigint)
  SET search_path TO 'spillway'
 AS $function$
 BEGIN
-  UPDATE sweep_turn x SET next_at = clock_timestamp() + p_hold_ms * interval '1 ms' WHERE x.next_at <= clock_timestamp();
-  RETURN CASE WHEN FOUND THEN 0 ELSE (SELECT greatest(1, ceil(extract(epoch FROM x.next_at - clock_timestamp()) * 1000)) FROM sweep_turn x) END;
+  UPDATE sweep_turn x SET next_at = clock_timestamp() + p_hold_ms * interval '1 ms'
+    WHERE x.next_at <= clock_timestamp();
+  RETURN CASE WHEN FOUND THEN 0
+    ELSE (SELECT greatest(1, ceil(extract(epoch FROM x.next_at - clock_timestamp()) * 1000)) FROM sweep_turn x) END;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.tally(p_worker uuid, p_part smallint, p_type text, p_n bigint)
@@ -3645,7 +4103,8 @@ BEGIN
       AND NOT EXISTS (SELECT FROM workers w WHERE w.id <> p_worker AND w.announced ? x.type);
   WITH gone AS (DELETE FROM tallies x WHERE x.worker = p_worker RETURNING x.type, x.n)
   INSERT INTO tallies (worker, part, type, n)
-    SELECT '00000000-0000-0000-0000-000000000000', -1, g.type, sum(g.n) FROM gone g GROUP BY g.type HAVING sum(g.n) <> 0;
+    SELECT '00000000-0000-0000-0000-000000000000', -1, g.type, sum(g.n) FROM gone g GROUP BY g.type
+      HAVING sum(g.n) <> 0;
   DELETE FROM connections x WHERE x.worker = p_worker;
   DELETE FROM connection_writers x WHERE x.worker = p_worker;
   DELETE FROM workers x WHERE x.id = p_worker;

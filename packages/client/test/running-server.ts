@@ -11,7 +11,7 @@ export interface RunningServer {
   stop(): Promise<void>
 }
 
-const program = fileURLToPath(new URL('../../spillway/dist/cli/main.js', import.meta.url))
+const program = fileURLToPath(new URL('../../server/dist/cli/main.js', import.meta.url))
 /** The driver is the server's: the client, and its tests, depend on nothing. */
 const serversModule = createRequire(program)
 /** A machine that is busy with other tests is neither to refuse nor to queue. */

@@ -1,23 +1,6 @@
 /** The public surface. What is not exported here may change at any time. */
-import type { Server } from 'node:http'
-import type { Static, TSchema } from 'typebox'
-import { guardRequests } from './http/connections.js'
-import { type FastifyRoute, fastifyRoute } from './http/fastify-binding.js'
-import { type FetchHandler, fetchHandler } from './http/fetch-binding.js'
-import { type FastifyLike, type TicketRoutesOptions, ticketRoutes } from './http/operations-routes.js'
-import { Ledger } from './ledger/ledger.js'
-import { type LaneName, laneOf } from './operations/lane.js'
-import type { Answer } from './pipeline/answer.js'
-import { type ConnectionPool, connectionPool, type PoolOptions } from './pipeline/connection-pool.js'
-import type { DefineOptions, Definition, IntakeRequest } from './pipeline/define.js'
-import { Intake } from './pipeline/intake.js'
-import { keyOf } from './pipeline/item.js'
-import { type IntakeLog, type IntakeSettings, intakeDefaults } from './pipeline/settings.js'
-import type { Standing } from './pipeline/standing.js'
-import type { CancelOutcome, Store, Tx } from './store/port.js'
-import { createMetrics, type Metrics } from './telemetry/metrics.js'
+import type { IntakeApi, IntakeOptions } from './intake-api.js'
 
-export { type BrokerDeadLetter, BrokerFault, type Delivery, type RouterBroker } from './brokers/port.js'
 export type { Permit } from './gates/gate.js'
 export {
   type CapacityOptions,
@@ -36,15 +19,12 @@ export {
 export type { FastifyRoute } from './http/fastify-binding.js'
 export type { FetchHandler, FetchInfo } from './http/fetch-binding.js'
 export type { TicketRoutesOptions } from './http/operations-routes.js'
-export { mayUseQueue } from './http/queue-names.js'
 export type { Viewer } from './http/viewer.js'
-export { canonicalJson } from './ledger/canonical.js'
+export type { IntakeApi, IntakeOptions, SubmitAllOptions, SubmitOptions } from './intake-api.js'
 export { Ledger, type Verification, type WitnessedEvent } from './ledger/ledger.js'
-export { digestUuid, type LaneName, laneOf } from './operations/lane.js'
-export { newOperationId } from './operations/operation-id.js'
+export type { LaneName } from './operations/lane.js'
 export { FailOperation, LeaveOperation, OperationAborted, RetryOperation } from './operations/outcome.js'
-export { again, codeOf } from './pipeline/again.js'
-export { type Answer, queuedBody } from './pipeline/answer.js'
+export type { Answer } from './pipeline/answer.js'
 export type { ConnectionPool, PoolOptions } from './pipeline/connection-pool.js'
 export type {
   ApplyItem,
@@ -60,269 +40,17 @@ export type {
   RunOptions,
   SqlEffect,
 } from './pipeline/define.js'
-export { Flush, type FlushOptions } from './pipeline/flush.js'
 export type { Refusal } from './pipeline/refusal.js'
 export type { IntakeLog, IntakeSettings } from './pipeline/settings.js'
 export type { Standing } from './pipeline/standing.js'
-export type { SweptBatch } from './pipeline/sweeps.js'
-export type { LatencyWindow } from './pressure/latency-window.js'
-export type { LevelHold } from './pressure/level-hold.js'
-export type { RouterPressure } from './pressure/router-pressure.js'
 export { type EmbeddedOptions, embedded } from './store/embedded-store.js'
-export { type CutRows, cutRows, leftOutSql, listedErrorSql, listedSql, pageSql } from './store/page-sql.js'
 export type { CancelOutcome, LedgerRow, Store, Tx } from './store/port.js'
 export { type PostgresOptions, postgresStore as postgres } from './store/postgres/store.js'
-export type { LogWriter, StreamWriter } from './streams/log-writer.js'
-export {
-  type EndKind,
-  LogFault,
-  type LogName,
-  type StreamEntry,
-  type StreamLog,
-  type StreamRecord,
-  type StreamRegistry,
-} from './streams/port.js'
-export type { Follower, Relay } from './streams/relay.js'
-export type { GenerationMetrics } from './telemetry/generation-metrics.js'
-export type { RoutingMetrics } from './telemetry/routing-metrics.js'
-
-export interface IntakeOptions extends Partial<IntakeSettings> {
-  store: Store | Promise<Store>
-  log?: IntakeLog
-  metrics?: Metrics
-  /** False: return before the store is there, refusing with 503 until it is. Default true. */
-  waitForStore?: boolean
-}
-
-export interface SubmitOptions {
-  identity?: string
-  idempotencyKey?: string
-  /** What the key is about, where that is not the body: another text with the same key is a mistake. */
-  keyedOn?: string
-  /** Queue it, do not run it now. */
-  respondAsync?: boolean
-  /**
-   * Wait so long for a queued one, then answer as if it had run now. 0, for a `run` definition: if a slot is free run it here,
-   * and answer with its ticket at once (`queued`, reason `still_running`); else queue it, for whatever other reason.
-   */
-  waitMs?: number
-  traceparent?: string
-  signal?: AbortSignal
-}
-
-export interface SubmitAllOptions extends SubmitOptions {
-  /** The bodies as JSON, if the caller has them. */
-  texts?: readonly string[]
-}
-
-export interface IntakeApi {
-  /** Names an operation: its body, its lane, its gates, and what it does. */
-  define<S extends TSchema, Result>(type: string, options: DefineOptions<S, Result>): Definition<Static<S>, Result>
-  /** For Fastify: `app.route({ method: 'POST', url: '/orders', ...intake.route(placeOrder) })`. */
-  route(definition: Definition): FastifyRoute
-  /** For everything else: `(Request, { clientAddress }) => Promise<Response>`. */
-  fetch(definition: Definition): FetchHandler
-  /**
-   * For an HTTP server of your own: takes new connections in time, and tells `whenBusy: 'refuse'` how long requests have
-   * waited, while it is overloaded. Call it once its routes are there (Fastify: after `await app.ready()`).
-   */
-  guard(server: Server): void
-  /** Without HTTP. */
-  submit<Body>(definition: Definition<Body>, body: Body, options?: SubmitOptions): Promise<Answer>
-  /**
-   * Several of one request, for a definition with a SqlEffect: written together, each done or queued by its own lane. When the
-   * queue is full and one would have to wait in it, all are refused. With `tx`: in that transaction.
-   */
-  submitAll<Body>(
-    definition: Definition<Body>,
-    bodies: readonly Body[],
-    options?: SubmitAllOptions,
-    tx?: Tx,
-  ): Promise<Answer[]>
-  /** Inside your own PostgreSQL transaction (`client` is a node-postgres client): it is queued if and when that commits. */
-  enqueue<Body>(definition: Definition<Body>, body: Body, client: Tx, options?: SubmitOptions): Promise<Answer>
-  /** For Fastify: `app.register(intake.ticketRoutes())` mounts reading, waiting, cancelling and redriving. */
-  ticketRoutes(options?: TicketRoutesOptions): (app: FastifyLike) => Promise<void>
-  /**
-   * Refuses whatever has the `halt` gate of this scope (default `system`), on every instance, until `resume`. With `tx`: if
-   * and when that commits. False when it was halted already.
-   */
-  halt(reason: string, scope?: string, tx?: Tx): Promise<boolean>
-  /** False when it was not halted. */
-  resume(scope?: string, tx?: Tx): Promise<boolean>
-  /** Gives back places that `apply` definitions hold, in the transaction that ends what they were for. */
-  giveBack(tx: Tx, gate: string, count: number): Promise<void>
-  /** Runs `work` in a short transaction of the store; what it throws takes everything back. Default 10 s. */
-  transaction<T>(work: (tx: Tx) => Promise<T>, options?: { timeoutMs?: number }): Promise<T>
-  /** A statement of your own, on the connections for reads; it is a transaction by itself. */
-  read: Tx['query']
-  /**
-   * Statements of your own that write, each a transaction by itself, prepared once per connection: `take` for what brings
-   * work to somebody, `release` for what ends work, on connections that nothing else can use up.
-   */
-  readonly statements: { take: Tx['query']; release: Tx['query'] }
-  /** Holds back operations of this type, on every instance, until `letGo`: they are queued and wait. */
-  holdBack(definition: Definition): Promise<void>
-  letGo(definition: Definition): Promise<void>
-  /** Witnessed events, hash-chained. */
-  readonly ledger: Ledger
-  /**
-   * Calls `heard` with what `pg_notify(channel, name || ':' || text)` sends. A hint: it may be lost; `missed` is called when
-   * some may have been, which is each second where nothing can be heard.
-   */
-  onNotice(name: string, heard: (text: string) => void, missed?: () => void): void
-  /**
-   * Places that are held for as long as the caller likes, bounded per identity and in all over all instances; the pool of
-   * the `connections` gates that name it.
-   */
-  pool(options: PoolOptions): ConnectionPool
-  /**
-   * What POST …/cancel does: `cancelled` when it waited, `asked` when it runs and its handler is told to stop, `running` when
-   * that cannot be, `gone` when it is finished or unknown.
-   */
-  cancel(id: string, why: string): Promise<CancelOutcome>
-  /** What became of this operation is no answer to keep: its Idempotency-Key may be used as if for the first time. */
-  freeKey(definition: Definition, used: { identity: string; key: string; operationId: string }): Promise<void>
-  /** Where operations are; one statement for up to 2,000, cheap enough for each second. */
-  standing(ids: readonly string[]): Promise<Standing[]>
-  /** Unfinished operations of each lane. */
-  laneDepths(lanes: readonly LaneName[]): Promise<number[]>
-  /** The id under which this process is enlisted now; another one after it was given up by the others. */
-  readonly instance: string
-  /** Looks now at what all instances share (gates, halts), instead of within a second. */
-  refresh(): Promise<void>
-  /** Drains: refuses what is new, finishes what runs, gives the rest back. */
-  close(): Promise<void>
-  readonly metrics: Metrics
-  /** For our own rooms. */
-  readonly core: Intake
-}
-
-/** For a transaction by a caller who does not say. */
-const transactionMs = 10_000
-
-const silent: IntakeLog = { debug: nothing, info: nothing, warn: nothing, error: nothing }
-function nothing(): void {}
+export type { MetricRegistry } from './telemetry/families.js'
+export { createMetrics, type Metrics } from './telemetry/metrics.js'
 
 /** An intake on a store: `createIntake({ store: postgres({ url }) })` or `{ store: embedded() }`. */
 export async function createIntake(options: IntakeOptions): Promise<IntakeApi> {
-  const { store, log, metrics, waitForStore, ...settings } = options
-  const core = new Intake({
-    store: await store,
-    settings: { ...intakeDefaults, ...settings },
-    log: log ?? silent,
-    metrics: metrics ?? createMetrics({ runtime: false }),
-  })
-  const started = core.start()
-  if (waitForStore !== false) await started
-  else started.catch((fault: unknown) => core.log.error({ err: fault }, 'the store cannot be used'))
-  return intakeApi(core)
-}
-
-export function intakeApi(core: Intake): IntakeApi {
-  const submission = (body: unknown, options: SubmitOptions, text?: string) => ({
-    body,
-    ...(text !== undefined && { text }),
-    identity: options.identity ?? 'local',
-    request: localRequest(options),
-    ...(options.idempotencyKey !== undefined && { idempotencyKey: options.idempotencyKey }),
-    ...(options.keyedOn !== undefined && { keyedOn: options.keyedOn }),
-    ...(options.respondAsync !== undefined && { respondAsync: options.respondAsync }),
-    ...(options.waitMs !== undefined && { waitMs: options.waitMs }),
-    ...(options.signal && { signal: options.signal }),
-  })
-  return {
-    define: (type, definition) => core.define(type, definition),
-    route: (definition) => fastifyRoute(core, core.bound(definition)),
-    fetch: (definition) => fetchHandler(core, core.bound(definition)),
-    guard: (server) => guardRequests(server, core.door),
-    submit: async (definition, body, options = {}) => {
-      const bound = core.bound(definition)
-      const request = submission(body, options)
-      const gate = { identity: request.identity, clientAddress: 'local' }
-      const refusal = core.admit(bound, gate)
-      if (refusal !== null) return { kind: 'refused', refusal }
-      const permits = await core.acquire(bound, gate)
-      if (!Array.isArray(permits)) return { kind: 'refused', refusal: permits }
-      try {
-        return await core.submit(bound, request)
-      } finally {
-        for (const permit of permits) permit.release()
-      }
-    },
-    submitAll: (definition, bodies, options = {}, tx) => {
-      const { idempotencyKey: key, texts } = options
-      return core.submitAll(
-        core.bound(definition),
-        // Each has a key of its own, made from the one of the request.
-        bodies.map((body, i) =>
-          submission(body, { ...options, ...(key !== undefined && { idempotencyKey: `${key}\0${i}` }) }, texts?.[i]),
-        ),
-        tx,
-      )
-    },
-    enqueue: (definition, body, client, options = {}) =>
-      core.enqueue(core.bound(definition), submission(body, options), client),
-    ticketRoutes: (options) => ticketRoutes(core, options),
-    halt: async (reason, scope = 'system', tx) => {
-      const halted = await core.store.halt(scope, reason, tx)
-      if (tx === undefined) await core.presence.beat()
-      return halted
-    },
-    resume: async (scope = 'system', tx) => {
-      const resumed = await core.store.unhalt(scope, tx)
-      if (tx === undefined) await core.presence.beat()
-      return resumed
-    },
-    giveBack: (tx, gate, count) => core.store.releaseGate(tx, gate, count),
-    transaction: async (work, options = {}) => {
-      const tx = await core.store.begin(options.timeoutMs ?? transactionMs, 'operators')
-      try {
-        const result = await work(tx)
-        await tx.commit()
-        return result
-      } catch (fault) {
-        await tx.rollback()
-        throw fault
-      }
-    },
-    read: core.store.read,
-    statements: core.store.statements,
-    holdBack: (definition) => core.store.pause('', core.bound(definition).type),
-    letGo: async (definition) => {
-      await core.store.resume('', core.bound(definition).type)
-      core.wakeAll()
-    },
-    ledger: new Ledger(core.store),
-    onNotice: (name, heard, missed) => {
-      core.notices.set(name, heard)
-      if (missed !== undefined) core.onMissed.add(missed)
-    },
-    pool: (options) => connectionPool(core, options),
-    cancel: (id, why) => core.cancel(id, why),
-    freeKey: (definition, { identity, key, operationId }) =>
-      core.store.freeKey(keyOf(core.bound(definition).type, identity, key), operationId),
-    standing: (ids) => core.standing(ids),
-    laneDepths: (lanes) => core.store.laneDepths(lanes.map((lane) => laneOf(lane).id)),
-    get instance() {
-      return core.presence.worker
-    },
-    refresh: () => core.presence.beat(),
-    close: () => core.close(),
-    metrics: core.metrics,
-    core,
-  }
-}
-
-function localRequest(options: SubmitOptions): IntakeRequest {
-  return {
-    method: 'POST',
-    path: '/',
-    headers: {},
-    query: new URLSearchParams(),
-    params: {},
-    clientAddress: 'local',
-    user: options.identity === undefined ? null : { id: options.identity, roles: new Set() },
-    traceparent: options.traceparent ?? '',
-  }
+  const { openIntake } = await import('./intake-api.js')
+  return openIntake(options)
 }

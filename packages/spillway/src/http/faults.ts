@@ -7,7 +7,7 @@ import { type Problem, sendProblem, urlProblem } from './problem.js'
 import { InvalidRequest } from './validation.js'
 
 /** Carries a problem through Fastify's error path, where a value cannot be returned (parsers, hooks). */
-export class Refusal extends Error {
+export class ProblemError extends Error {
   readonly problem: Problem
 
   constructor(problem: Problem) {
@@ -47,7 +47,7 @@ export const internalFault: Problem = {
 
 /** Undefined: a defect of ours, which is to be logged. */
 export function faultProblem(fault: unknown): Problem | undefined {
-  if (fault instanceof Refusal) return fault.problem
+  if (fault instanceof ProblemError) return fault.problem
   if (fault instanceof InvalidRequest) {
     return { code: 'invalid_request', detail: 'The request is not valid.', errors: fault.errors }
   }

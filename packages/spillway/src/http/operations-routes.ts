@@ -19,13 +19,14 @@ import type { Intake } from '../pipeline/intake.js'
 import type { Ticket, TicketFilter } from '../store/port.js'
 import { jsonOf } from './carried-json.js'
 import { goneSignal } from './connections.js'
-import { Refusal } from './faults.js'
+import { ProblemError } from './faults.js'
 import { followOperation, type OutputOf } from './operation-stream.js'
 import { deadLetterView, operationView } from './operation-view.js'
 import { cursorOf, pageById, placeOf } from './pages.js'
 import { sendProblem } from './problem.js'
 import { mayUseQueue } from './queue-names.js'
 import { refuseUntilReady } from './readiness.js'
+import './typebox.js'
 import { compileValidator } from './validation.js'
 import { defaultViewer, ticketAccess, type Viewer } from './viewer.js'
 
@@ -467,7 +468,7 @@ function instant(name: string, text: string): Date {
   const date = new Date(text)
   if (!Number.isNaN(date.getTime())) return date
   const errors = [{ path: `/${name}`, message: 'is not a point in time' }]
-  throw new Refusal({ code: 'invalid_request', detail: 'The query is not valid.', errors })
+  throw new ProblemError({ code: 'invalid_request', detail: 'The query is not valid.', errors })
 }
 
 const isFinished = (ticket: Ticket): boolean => ticket.finishedAt !== null

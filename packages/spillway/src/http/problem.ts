@@ -109,6 +109,20 @@ export function sendProblem(reply: FastifyReply, problem: Problem): FastifyReply
  */
 export type TellsError = true | 'object' | 'openai'
 
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    /** How the clients of this route read problems, where that is not as a problem document alone. */
+    tellsError?: TellsError
+  }
+
+  /** As @fastify/swagger declares them, which a user's app may have. */
+  interface FastifySchema {
+    tags?: readonly string[]
+    summary?: string
+    description?: string
+  }
+}
+
 /** OpenAI's clients call `/v1`, whatever is there; but for the petitions, whose alias is the only one without `/api`. */
 const openAiPath = /^\/v1(?:$|\/(?!petition-submissions(?:\/|$)))/
 

@@ -1,6 +1,7 @@
 import Type from 'typebox'
 import { describe, expect, it } from 'vitest'
 import { compileValidator, validatorCompiler } from './validation.js'
+import './typebox.js'
 
 const Order = Type.Object({
   id: Type.String({ minLength: 1 }),

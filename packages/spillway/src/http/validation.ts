@@ -1,9 +1,23 @@
 import type { FastifySchemaCompiler } from 'fastify'
 import type { TSchema } from 'typebox'
-import { Compile, type Validator } from 'typebox/compile'
+import type { Validator } from 'typebox/compile'
 import type { TLocalizedValidationError } from 'typebox/error'
 import { pointerStep, presentablePointer, type RequestFault } from './json-pointer.js'
 import { convertTexts } from './text-values.js'
+
+type Typebox = typeof import('typebox/compile')
+
+/** Null until typebox.ts is imported, and where the package is not installed. */
+let typebox: Typebox | null = null
+
+export function useTypebox(found: Typebox): void {
+  typebox = found
+}
+
+export function requireTypebox(): Typebox {
+  if (typebox === null) throw new Error('a body schema needs the package typebox: npm i typebox')
+  return typebox
+}
 
 /**
  * Validation with compiled TypeBox schemas. An object schema that does not say `additionalProperties` is closed here
@@ -81,13 +95,15 @@ export function requestFaults(errors: readonly TLocalizedValidationError[]): Req
 
 export type Validated<Value> = { ok: true; value: Value } | { ok: false; errors: RequestFault[] }
 
-/** A validator for use outside routes: a workload's payload, the body of a user's own definition. */
+/** A validator for use outside routes: a workload's payload, the body of a user's own definition. Compiled with its first use. */
 export function compileValidator<Schema extends TSchema>(
   schema: Schema,
 ): (value: unknown) => Validated<ReturnType<Validator<Record<never, never>, Schema>['Parse']>> {
-  const validator = Compile(closeSchema(schema))
-  return (value) =>
-    validator.Check(value) ? { ok: true, value } : { ok: false, errors: requestFaults(validator.Errors(value)) }
+  let compiled: Validator<Record<never, never>, Schema> | undefined
+  return (value) => {
+    compiled ??= requireTypebox().Compile(closeSchema(schema))
+    return compiled.Check(value) ? { ok: true, value } : { ok: false, errors: requestFaults(compiled.Errors(value)) }
+  }
 }
 
 /** Thrown through Fastify's validation into the error handler, which answers 400. */
@@ -107,7 +123,7 @@ export class InvalidRequest extends Error {
  */
 export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => {
   const isBody = httpPart === 'body'
-  const validator = Compile(isBody ? closeSchema(schema) : schema)
+  const validator = requireTypebox().Compile(isBody ? closeSchema(schema) : schema)
   return (value: unknown) => {
     if (isBody) {
       if (validator.Check(value)) return { value }

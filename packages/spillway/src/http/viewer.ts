@@ -4,6 +4,16 @@ import { isUuid } from '../operations/operation-id.js'
 import type { Store, Ticket, TicketFilter } from '../store/port.js'
 import { mayUseQueue } from './queue-names.js'
 
+export const roles = ['submit', 'consume', 'operate', 'view', 'metrics'] as const
+export type Role = (typeof roles)[number]
+
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    /** What the principal must be allowed to do: one of these. `operate` may do all. */
+    role?: Role | readonly Role[]
+  }
+}
+
 export interface Viewer {
   identity: string
   /** Sees and does all. */

@@ -1,6 +1,6 @@
 /**
  * Witnessed events: appended in the transaction of what they tell of, numbered without gaps, each with the hash of the
- * one before it. The chain is kept and checked by the store (migration 0005); here is what events look like, and the
+ * one before it. The chain is kept and checked by the store (sql/functions/ledger.sql); here is what events look like, and the
  * walk over a chain of any length.
  */
 import type { CutRows } from '../store/page-sql.js'

@@ -12,6 +12,7 @@ import { Lateness } from '../pressure/lateness.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
 import type { Accepted, CancelOutcome, Pulse, Store, Tx } from '../store/port.js'
 import type { Metrics } from '../telemetry/metrics.js'
+import { loadTracing } from '../telemetry/trace.js'
 import { Accepting, type Apply, type Effect, queuedApply } from './accepting.js'
 import type { Answer } from './answer.js'
 import { Answering } from './answering.js'
@@ -383,6 +384,7 @@ export class Intake {
   }
 
   async start(): Promise<void> {
+    await loadTracing()
     this.pressure.start()
     await this.presence.start()
     this.sweeps.start()

@@ -206,5 +206,5 @@ export class Presence {
 /** Waiting does not help: the database is too old, or newer than this program. */
 function isHopeless(fault: unknown): boolean {
   const code = typeof fault === 'object' && fault !== null && 'code' in fault ? fault.code : undefined
-  return ['server_version', 'server_encoding', 'newer', 'edited', 'bad_list', 'failed'].includes(String(code))
+  return ['server_version', 'server_encoding', 'legacy', 'newer', 'edited', 'bad_list', 'failed'].includes(String(code))
 }

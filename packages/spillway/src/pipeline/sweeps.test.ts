@@ -42,7 +42,7 @@ function made(store: SweepsOptions['store'] = storeOf()) {
     metrics: {
       sweptRows: { labels: () => adding(rows) },
       sweepSeconds: adding(seconds),
-      sweepBehind: { set: (_: unknown, value: number) => void behind.push(value) },
+      sweepBehind: { labels: () => ({ set: (value: number) => void behind.push(value) }) },
     } as unknown as SweepsOptions['metrics'],
   })
   return { sweeps, logged, rows, seconds, behind }

@@ -89,7 +89,7 @@ export class Sweeps {
       },
     }
     this.#tasks.add(known)
-    this.#o.metrics.sweepBehind.set({ task: task.name }, 0)
+    this.#o.metrics.sweepBehind.labels(task.name).set(0)
     this.#schedule()
     return async () => {
       this.#tasks.delete(known)
@@ -183,7 +183,7 @@ export class Sweeps {
     const isBehind = task.fullSince !== null && now - task.fullSince >= behindMs
     if (isBehind !== task.isBehind) {
       task.isBehind = isBehind
-      metrics.sweepBehind.set({ task: task.name }, isBehind ? 1 : 0)
+      metrics.sweepBehind.labels(task.name).set(isBehind ? 1 : 0)
       const fields = { task: task.name, removed: task.removed }
       if (isBehind) log.warn(fields, 'the sweep is behind: rows expire faster than a tenth of the time can remove them')
       else log.info(fields, 'the sweep has caught up')

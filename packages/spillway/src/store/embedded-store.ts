@@ -1,7 +1,6 @@
 import { resolve } from 'node:path'
-import { startEmbedded } from './embedded/index.js'
+import { startEmbedded } from './embedded-package.js'
 import type { Store } from './port.js'
-import type { Log } from './postgres/connect.js'
 import { type PostgresOptions, postgresStore } from './postgres/store.js'
 
 export interface EmbeddedOptions extends Omit<PostgresOptions, 'url'> {
@@ -12,12 +11,16 @@ export interface EmbeddedOptions extends Omit<PostgresOptions, 'url'> {
 /** `url`: for your own tables in the same database, e.g. to enqueue inside your own transactions. */
 export type EmbeddedStore = Store & { readonly url: string }
 
-const silent: Log = { info: () => undefined, warn: () => undefined, error: () => undefined }
-
-/** The same store on a PostgreSQL server of our own, started in a folder and stopped with the store. */
+/**
+ * The same store on a PostgreSQL server of our own, started in a folder and stopped with the store. Needs the package
+ * @spillway/embedded-postgres.
+ */
 export async function embedded(options: EmbeddedOptions = {}): Promise<EmbeddedStore> {
   const { dataDir, ...rest } = options
-  const server = await startEmbedded({ dataDir: resolve(dataDir ?? '.spillway'), log: options.log ?? silent })
+  const server = await startEmbedded({
+    dataDir: resolve(dataDir ?? '.spillway'),
+    ...(options.log && { log: options.log }),
+  })
   const store = postgresStore({ ...rest, url: server.url })
   return {
     ...store,

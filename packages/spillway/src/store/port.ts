@@ -104,7 +104,7 @@ export interface Decided {
 
 /**
  * An effect that is a function of the store: `fn(verdicts smallint[], seqs bigint[], …values) → json[]`. Verdicts as in
- * migration 0002; it writes what is to be applied (2), and may keep a record of what a rate refused (4).
+ * postgres/sql/functions/accept.sql; it writes what is to be applied (2), and may keep a record of what a rate refused (4).
  */
 export interface StoreEffect {
   function: string

@@ -1,4 +1,24 @@
-import type { Histogram, MetricType, MetricValueWithName, Registry } from '@prometheus-io/client'
+/** One value of a metric, as a registry of Prometheus' client wants it. */
+export interface MetricValue {
+  readonly labels: Readonly<Record<string, string>>
+  readonly value: number
+  readonly metricName?: string
+}
+
+export type MetricType = 'counter' | 'gauge' | 'histogram'
+
+interface RegisteredMetric {
+  readonly name: string
+  readonly help: string
+  readonly type: MetricType
+  readonly aggregator: 'sum'
+  get(): Promise<{ name: string; help: string; type: MetricType; values: MetricValue[] }>
+}
+
+/** Where metrics are registered: a `Registry` of prom-client or @prometheus-io/client fits. It is given a RegisteredMetric. */
+export interface MetricRegistry {
+  registerMetric(metric: never): void
+}
 
 /**
  * Counters and histograms for the hot path. The client library validates and hashes the labels on each call: 150 ns a
@@ -8,7 +28,7 @@ import type { Histogram, MetricType, MetricValueWithName, Registry } from '@prom
  * Label sets are bounded: after `childrenMax` of them, all further ones share a child whose labels are all "other".
  */
 interface FamilyOptions<L extends string> {
-  readonly registry: Registry
+  readonly registry: MetricRegistry
   readonly name: string
   readonly help: string
   readonly labelNames: readonly L[]
@@ -68,11 +88,12 @@ abstract class Family<N extends readonly string[], Child> {
 export function register(
   options: Pick<FamilyOptions<string>, 'registry' | 'name' | 'help'>,
   type: MetricType,
-  values: () => MetricValueWithName<string>[],
+  values: () => MetricValue[],
 ): void {
   const { name, help } = options
-  const metric = { name, help, type, aggregator: 'sum', get: async () => ({ name, help, type, values: values() }) }
-  options.registry.registerMetric(metric as unknown as Histogram<string>)
+  const get = async () => ({ name, help, type, values: values() })
+  const metric: RegisteredMetric = { name, help, type, aggregator: 'sum', get }
+  options.registry.registerMetric(metric as never)
 }
 
 export class CounterChild {
@@ -131,7 +152,7 @@ export class HistogramFamily<const N extends readonly string[]> extends Family<N
     return new HistogramChild(this.#bounds)
   }
 
-  #export(name: string, labels: Labels, child: HistogramChild): MetricValueWithName<string>[] {
+  #export(name: string, labels: Labels, child: HistogramChild): MetricValue[] {
     let count = 0
     const buckets = Array.from(child.counts, (inBucket, index) => {
       count += inBucket
@@ -143,5 +164,24 @@ export class HistogramFamily<const N extends readonly string[]> extends Family<N
       { metricName: `${name}_sum`, labels, value: child.sum },
       { metricName: `${name}_count`, labels, value: count },
     ]
+  }
+}
+
+export class GaugeChild {
+  value = 0
+
+  set(value: number): void {
+    this.value = value
+  }
+}
+
+export class GaugeFamily<const N extends readonly string[]> extends Family<N, GaugeChild> {
+  constructor(options: FamilyOptions<N[number]> & { readonly labelNames: N }) {
+    super(options.labelNames, options.childrenMax ?? childrenMaxDefault)
+    register(options, 'gauge', () => this.children.map(({ labels, child }) => ({ labels, value: child.value })))
+  }
+
+  protected override makeChild(): GaugeChild {
+    return new GaugeChild()
   }
 }

@@ -1,6 +1,14 @@
 import { ProxyTracerProvider, type Span, type SpanStatus, type Tracer, trace } from '@opentelemetry/api'
 import { afterEach, describe, expect, it } from 'vitest'
-import { continueTrace, formatTraceparent, newSpanId, newTraceId, parseTraceparent, withSpan } from './trace.js'
+import {
+  continueTrace,
+  formatTraceparent,
+  loadTracing,
+  newSpanId,
+  newTraceId,
+  parseTraceparent,
+  withSpan,
+} from './trace.js'
 
 const traceId = '4bf92f3577b34da6a3ce929d0e0e4736'
 const spanId = '00f067aa0ba902b7'
@@ -62,6 +70,7 @@ describe('withSpan', () => {
   })
 
   it('opens a span under the given parent, marks a failure and ends it', async () => {
+    await loadTracing()
     const seen: { parent?: string | undefined; status?: SpanStatus; ended: boolean } = { ended: false }
     const span = {
       setStatus: (status: SpanStatus) => {

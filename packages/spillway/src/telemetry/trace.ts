@@ -1,13 +1,16 @@
 import { randomFillSync } from 'node:crypto'
-import {
-  type Attributes,
-  context,
-  ProxyTracerProvider,
-  type Span,
-  SpanStatusCode,
-  TraceFlags,
-  trace,
-} from '@opentelemetry/api'
+import type { Attributes, Span } from '@opentelemetry/api'
+
+type OpenTelemetry = typeof import('@opentelemetry/api')
+
+/** An optional peer: null until `loadTracing`, and where it is not installed. */
+let openTelemetry: OpenTelemetry | null = null
+const sampledFlag = 1
+
+/** To be called before the first span. Spans are made if OpenTelemetry's API is installed and a SDK is registered. */
+export async function loadTracing(): Promise<void> {
+  openTelemetry ??= await import('@opentelemetry/api').catch(() => null)
+}
 
 /** Where a request or an operation stands in its trace (W3C Trace Context). */
 export interface TraceContext {
@@ -52,7 +55,7 @@ export function parseTraceparent(header: string): TraceContext | null {
   if (version === undefined || traceId === undefined || spanId === undefined || flags === undefined) return null
   if (version === 'ff' || (version === '00' && rest !== undefined)) return null
   if (traceId === zeroTrace || spanId === zeroSpan) return null
-  return { traceId, spanId, sampled: (Number.parseInt(flags, 16) & TraceFlags.SAMPLED) !== 0 }
+  return { traceId, spanId, sampled: (Number.parseInt(flags, 16) & sampledFlag) !== 0 }
 }
 
 export function formatTraceparent({ traceId, spanId, sampled }: TraceContext): string {
@@ -68,8 +71,15 @@ export function continueTrace(header: string | undefined): TraceContext {
 
 /** Whether the process has registered an OpenTelemetry SDK. Without one a span is nothing but cost. */
 export function isTracing(): boolean {
-  const provider = trace.getTracerProvider()
-  return !(provider instanceof ProxyTracerProvider) || provider.getDelegateTracer('spillway') !== undefined
+  return tracingApi() !== null
+}
+
+function tracingApi(): OpenTelemetry | null {
+  if (openTelemetry === null) return null
+  const provider = openTelemetry.trace.getTracerProvider()
+  const isRegistered =
+    !(provider instanceof openTelemetry.ProxyTracerProvider) || provider.getDelegateTracer('spillway') !== undefined
+  return isRegistered ? openTelemetry : null
 }
 
 /** Runs the work inside a span, child of the given place; without an SDK just runs it. */
@@ -78,7 +88,9 @@ export async function withSpan<T>(
   options: { parent: TraceContext; attributes?: Attributes },
   run: (span: Span | null) => Promise<T>,
 ): Promise<T> {
-  if (!isTracing()) return run(null)
+  const api = tracingApi()
+  if (api === null) return run(null)
+  const { context, trace, TraceFlags, SpanStatusCode } = api
   const { traceId, spanId, sampled } = options.parent
   const parent = trace.setSpanContext(context.active(), {
     traceId,

@@ -1,6 +1,7 @@
 import { chmod, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { startEmbedded } from '@spillway/embedded-postgres'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import {
@@ -11,7 +12,6 @@ import {
   type Permit,
   postgres,
 } from '../../src/index.js'
-import { startEmbedded } from '../../src/store/embedded/index.js'
 import type { Store } from '../../src/store/port.js'
 import { type Bench, bench, eventually, overriding, signal } from '../pipeline-fixture.js'
 

@@ -1,5 +1,5 @@
 /** A process that holds an embedded server, for tests to kill. Writes one line of JSON: what it got, or why not. */
-import { startEmbedded } from '../../src/store/embedded/index.js'
+import { startEmbedded } from '@spillway/embedded-postgres'
 
 const [dataDir] = process.argv.slice(2)
 if (!dataDir) throw new Error('usage: hold-embedded <data folder>')

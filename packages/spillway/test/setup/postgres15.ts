@@ -13,8 +13,8 @@ import { tmpdir } from 'node:os'
 import { delimiter, join } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { promisify } from 'node:util'
+import { type Account, nobody } from '@spillway/embedded-postgres/internal'
 import pg from 'pg'
-import { type Account, nobody } from '../../src/store/embedded/account.js'
 
 const run = promisify(execFile)
 

@@ -12,7 +12,7 @@ interface Row extends Record<string, unknown> {
   hash: string
 }
 
-/** The ledger's part of the store (migration 0005). */
+/** The ledger's part of the store (sql/functions/ledger.sql). */
 export function ledgerStatements(
   read: Tx['query'],
   s: string,

@@ -1,38 +1,51 @@
 /**
- * Brings a schema to the version of the code. Numbered migrations run once each, in order, each in a transaction of its
- * own together with its record. An advisory lock per schema, held by that transaction, lets one process work while the
- * others wait; whoever gets it reads the record again, so that several may take turns. No lock belongs to a session: behind
- * a pooler in transaction mode the next transaction may be in another one. A killed process loses lock and transaction with
- * its connection, so there is nothing to repair.
+ * Brings a schema to the version of the code.
+ *
+ * Each owner (the core, or a workload) brings a SqlModule. Its tables are numbered steps that run once each, in order,
+ * each in a transaction of its own together with its record. Its functions are repeatable: the whole set is installed
+ * in one transaction when its digest differs from the recorded one. An older release never installs its functions over
+ * those of a newer one, so that both can run side by side during an upgrade.
+ *
+ * A function whose signature changes gets a new name, and the old one stays for a release. CREATE OR REPLACE would
+ * leave the old signature behind as an overload, so an install that ends with two signatures of one name fails.
+ *
+ * An advisory lock per schema, held by each transaction, lets one process work while the others wait. The next holder
+ * reads the record again, so several processes may take turns. No lock belongs to a session: behind a pooler in
+ * transaction mode the next transaction may run in another one. A killed process loses lock and transaction with its
+ * connection, so there is nothing to repair.
  */
 import { createHash } from 'node:crypto'
 import { setTimeout as delay } from 'node:timers/promises'
 import pg from 'pg'
+import { version as ownRelease } from '../../version.js'
 import type { Log } from './connect.js'
 import { toStoreFault } from './faults.js'
 import { beginSql, pinSql } from './session.js'
 
-export interface Migration {
-  /** 1, 2, 3, … without gaps. */
-  version: number
-  name: string
-  /** May be several statements. Runs with search_path set to the schema alone. Never edited once released. */
-  sql: string
+/** Made by scripts/generate-sql.mjs from the .sql files of one owner. */
+export interface SqlModule {
+  /** `core`, or the workload's name. */
+  readonly name: string
+  /** In order, ids `0001-…`, `0002-…`. Never edited once released. Runs with search_path set to the schema alone. */
+  readonly tables: readonly { readonly id: string; readonly sql: string }[]
+  readonly functions: readonly { readonly name: string; readonly sql: string }[]
 }
 
 /**
- * - `bad_list`        the given migrations are not numbered 1, 2, 3, …
+ * - `bad_list`        the given tables are not numbered 0001, 0002, …, or two modules have one name
  * - `server_version`  PostgreSQL is older than 15
  * - `server_encoding` the database is not in UTF8
+ * - `legacy`          the schema was made by release 0.1.0, whose tables this release cannot read
  * - `newer`           the schema is newer than this code
- * - `edited`          a migration that was applied differs from the one in this code, or is missing in the record
+ * - `edited`          a step that was applied differs from the one in this code, or is missing in the record
  * - `lock_timeout`    another process holds the lock for longer than we wait
- * - `failed`          a migration's SQL failed and was rolled back; the server's reason is in `cause`
+ * - `failed`          a step's SQL failed and was rolled back; the server's reason is in `cause`
  */
 export type MigrationErrorCode =
   | 'bad_list'
   | 'server_version'
   | 'server_encoding'
+  | 'legacy'
   | 'newer'
   | 'edited'
   | 'lock_timeout'
@@ -49,22 +62,32 @@ export class MigrationError extends Error {
 }
 
 export interface MigrateOptions {
-  /** Made if missing, which needs the CREATE right on the database; superuser rights never are needed. */
+  /** Made if missing, which needs the CREATE right on the database. Superuser rights are never needed. */
   schema: string
-  migrations: readonly Migration[]
+  /** In the order in which they depend on each other: the core first. */
+  sql: readonly SqlModule[]
   log: Log
   /** How long to wait for another process that migrates the same schema. Default 120,000. */
   lockWaitMs?: number
 }
 
-/** One connection is used; a pool's own query timeout applies to every migration, so a URL is better for long ones. */
+/** One connection is used; a pool's own query timeout applies to every step, so a URL is better for long ones. */
 export type MigrateTarget = { url: string; pool?: never } | { pool: pg.Pool; url?: never }
 
-interface Applied {
-  version: number
-  name: string
+/** A row of the record: one per table step, and one with id `functions` per owner. */
+export interface Recorded {
+  owner: string
+  id: string
   checksum: string
+  /** The release that wrote the row. */
+  release: string
 }
+
+export type Step =
+  | { kind: 'table'; owner: string; id: string; sql: string; checksum: string }
+  | { kind: 'functions'; owner: string; id: typeof functionsId; sql: string; checksum: string }
+
+const functionsId = 'functions'
 
 const SERVER_VERSION_MIN = 150_000
 const LOCK_WAIT_DEFAULT_MS = 120_000
@@ -73,34 +96,105 @@ const LOCK_REPORT_MS = 5_000
 /** A migration that waits for a table lock blocks everybody who asks after it. */
 const TABLE_LOCK_WAIT_MS = 30_000
 
+/** `from` and `to` count the table steps of the given modules that are applied. */
 export async function migrate(options: MigrateOptions & MigrateTarget): Promise<{ from: number; to: number }> {
-  checkList(options.migrations)
+  checkList(options.sql)
   return withClient(options, async (client) => {
     await checkServer(client)
     let from: number | undefined
     for (;;) {
-      const applied = await withLock(client, options, () => applyNext(client, options))
+      const { applied, isDone } = await withLock(client, options, () => applyNext(client, options))
       from ??= applied
-      if (applied === options.migrations.length) return { from, to: applied }
+      if (isDone) return { from, to: applied }
     }
   })
 }
 
-export function checkList(migrations: readonly Migration[]): void {
-  migrations.forEach(({ version, name }, index) => {
-    if (version !== index + 1) {
-      throw new MigrationError('bad_list', `migration ${version} (${name}) stands where ${index + 1} should`)
+export function checkList(modules: readonly SqlModule[]): void {
+  modules.forEach(({ name, tables }, index) => {
+    if (modules.findIndex((other) => other.name === name) !== index) {
+      throw new MigrationError('bad_list', `two SQL modules are named ${name}`)
     }
+    tables.forEach(({ id }, position) => {
+      const expected = String(position + 1).padStart(4, '0')
+      if (!id.startsWith(`${expected}-`)) {
+        throw new MigrationError('bad_list', `tables ${id} of ${name}: expected number ${expected}`)
+      }
+    })
   })
 }
 
-export function checksumOf(migration: Migration): string {
-  return createHash('sha256').update(migration.sql).digest('hex')
+export function digestOf(sql: string): string {
+  return createHash('sha256').update(sql).digest('hex')
 }
 
-/** Advisory locks live in their database, so the schema's name is all that needs to be told apart. */
+/** Advisory locks live in their database, so the schema's name is enough to tell them apart. */
 export function lockKey(schema: string): string {
   return createHash('sha256').update(`spillway migrate ${schema}`).digest().readBigInt64BE().toString()
+}
+
+function stepsOf(module: SqlModule): Step[] {
+  const sql = module.functions.map((file) => file.sql).join('\n')
+  return [
+    ...module.tables.map((table) => ({
+      kind: 'table' as const,
+      owner: module.name,
+      id: table.id,
+      sql: table.sql,
+      checksum: digestOf(table.sql),
+    })),
+    { kind: 'functions', owner: module.name, id: functionsId, sql, checksum: digestOf(sql) },
+  ]
+}
+
+/** Positive if `a` is the newer release. Only the three numbers count. */
+function compareReleases(a: string, b: string): number {
+  const numbers = (release: string): number[] => release.split(/[.+-]/, 3).map((part) => Number(part) || 0)
+  const [x, y] = [numbers(a), numbers(b)]
+  return [0, 1, 2].map((i) => (x[i] ?? 0) - (y[i] ?? 0)).find((difference) => difference !== 0) ?? 0
+}
+
+/** What is still to be done, in order. Throws if the record does not fit the modules. */
+export function pendingSteps(
+  recorded: readonly Recorded[],
+  modules: readonly SqlModule[],
+  release: string = ownRelease,
+): Step[] {
+  return modules.flatMap((module) => {
+    const own = recorded.filter(({ owner }) => owner === module.name)
+    checkTables(own, module)
+    return stepsOf(module).filter((step) => {
+      const row = own.find(({ id }) => id === step.id)
+      if (row === undefined) return true
+      return step.kind === 'functions' && row.checksum !== step.checksum && compareReleases(release, row.release) >= 0
+    })
+  })
+}
+
+function checkTables(recorded: readonly Recorded[], { name, tables }: SqlModule): void {
+  const applied = recorded.filter(({ id }) => id !== functionsId).sort((a, b) => (a.id < b.id ? -1 : 1))
+  const unknown = applied.find(({ id }) => !tables.some((table) => table.id === id))
+  if (unknown !== undefined && applied.length > tables.length) {
+    throw new MigrationError(
+      'newer',
+      `the schema has tables ${unknown.id} of ${name}, which this release (${ownRelease}) does not know; run the newer release that made it, or restore a backup from before`,
+    )
+  }
+  applied.forEach(({ id, checksum }, index) => {
+    const table = tables[index]
+    if (table === undefined || table.id !== id) {
+      throw new MigrationError(
+        'edited',
+        `the record of applied tables of ${name} has ${id} where ${table?.id ?? 'nothing'} is expected; restore it from a backup`,
+      )
+    }
+    if (checksum !== digestOf(table.sql)) {
+      throw new MigrationError(
+        'edited',
+        `tables ${id} of ${name}: the file is not the one that was applied to this schema; run the release that made it, or restore the file and add a new one`,
+      )
+    }
+  })
 }
 
 async function withClient<T>(target: MigrateTarget, use: (client: pg.ClientBase) => Promise<T>): Promise<T> {
@@ -206,80 +300,102 @@ async function inTransaction<T>(client: pg.ClientBase, use: () => Promise<T>): P
   }
 }
 
-/** Applies the first that is missing, if any; answers how many there were before. */
-async function applyNext(client: pg.ClientBase, { schema, migrations, log }: MigrateOptions): Promise<number> {
+/** Applies the first step that is missing, if any. `applied`: how many table steps there are afterwards. */
+async function applyNext(
+  client: pg.ClientBase,
+  { schema, sql: modules, log }: MigrateOptions,
+): Promise<{ applied: number; isDone: boolean }> {
   await ensureRecord(client, schema)
-  const { rows: applied } = await client.query<Applied>(
-    `SELECT version, name, checksum FROM ${pg.escapeIdentifier(schema)}.migrations ORDER BY version`,
-  )
-  compare(applied, migrations)
-  const migration = migrations[applied.length]
-  if (migration === undefined) return applied.length
+  const recorded = (await readRecord(client, schema)) ?? []
+  const pending = pendingSteps(recorded, modules)
+  const tables = modules.reduce((n, module) => n + module.tables.length, 0)
+  const applied = tables - pending.filter(({ kind }) => kind === 'table').length
+  const [step] = pending
+  if (step === undefined) return { applied, isDone: true }
   const began = performance.now()
-  await applyOne(client, schema, migration)
-  const { version, name } = migration
-  log.info({ schema, version, name, durationMs: Math.round(performance.now() - began) }, 'migration applied')
-  return applied.length
+  await applyStep(client, schema, step)
+  const { owner, id } = step
+  const durationMs = Math.round(performance.now() - began)
+  log.info({ schema, owner, id, durationMs }, step.kind === 'table' ? 'migration applied' : 'functions installed')
+  return { applied, isDone: false }
 }
 
 async function ensureRecord(client: pg.ClientBase, schema: string): Promise<void> {
   // CREATE SCHEMA IF NOT EXISTS asks for the CREATE right even where the schema exists, which an operator may have made.
   const { rowCount } = await client.query('SELECT 1 FROM pg_namespace WHERE nspname = $1', [schema])
   if (!rowCount) await client.query(`CREATE SCHEMA ${pg.escapeIdentifier(schema)}`)
-  const table = `${pg.escapeIdentifier(schema)}.migrations`
-  const { rows } = await client.query<{ present: boolean }>('SELECT to_regclass($1) IS NOT NULL AS present', [table])
-  if (rows[0]?.present) return
+  if ((await readRecord(client, schema)) !== null) return
   await client.query(
-    `CREATE TABLE ${table} (
-       version    integer     PRIMARY KEY CHECK (version > 0),
-       name       text        NOT NULL,
+    `CREATE TABLE ${recordOf(schema)} (
+       owner      text        NOT NULL,
+       id         text        NOT NULL,
        checksum   text        NOT NULL,
-       applied_at timestamptz NOT NULL DEFAULT now()
+       release    text        NOT NULL,
+       applied_at timestamptz NOT NULL DEFAULT now(),
+       PRIMARY KEY (owner, id)
      )`,
   )
 }
 
-export function compare(applied: readonly Applied[], migrations: readonly Migration[]): void {
-  const newest = applied.at(-1)
-  if (newest && newest.version > migrations.length) {
+const recordOf = (schema: string): string => `${pg.escapeIdentifier(schema)}.migrations`
+
+/** Null if the schema has no record yet. */
+export async function readRecord(
+  client: Pick<pg.Pool | pg.ClientBase, 'query'>,
+  schema: string,
+): Promise<Recorded[] | null> {
+  const { rows: columns } = await client.query<{ name: string }>(
+    'SELECT attname AS name FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped',
+    [recordOf(schema)],
+  )
+  if (columns.length === 0) return null
+  if (!columns.some(({ name }) => name === 'owner')) {
     throw new MigrationError(
-      'newer',
-      `the schema is at version ${newest.version} (${newest.name}), this program knows up to ${migrations.length}; run the newer release that made it, or restore a backup from before`,
+      'legacy',
+      `schema ${schema} was made by Spillway 0.1.0, and this release (${ownRelease}) cannot read its tables; let 0.1.0 finish what is queued, then start this release on an empty database, or set SPILLWAY_DB_SCHEMA to another schema name`,
     )
   }
-  applied.forEach((record, index) => {
-    const migration = migrations[index]
-    if (!migration || record.version !== migration.version) {
-      throw new MigrationError(
-        'edited',
-        `the record of applied migrations misses version ${index + 1}; restore it from a backup`,
-      )
-    }
-    if (record.checksum !== checksumOf(migration)) {
-      throw new MigrationError(
-        'edited',
-        `migration ${migration.version} (${migration.name}) is not the one that was applied to this schema; run the release that made it, or put the text of the migration back and add a new one`,
-      )
-    }
-  })
+  const { rows } = await client.query<Recorded>(`SELECT owner, id, checksum, release FROM ${recordOf(schema)}`)
+  return rows
 }
 
-async function applyOne(client: pg.ClientBase, schema: string, migration: Migration): Promise<void> {
-  const { version, name, sql } = migration
+async function applyStep(client: pg.ClientBase, schema: string, step: Step): Promise<void> {
+  const { owner, id, sql, checksum } = step
   try {
+    // Bodies are not checked while they are installed, because functions may use each other in any order.
     await client.query(
       `SET LOCAL search_path TO ${pg.escapeIdentifier(schema)};
        SET LOCAL lock_timeout TO ${TABLE_LOCK_WAIT_MS};
-       SET LOCAL statement_timeout TO 0`,
+       SET LOCAL statement_timeout TO 0;
+       SET LOCAL check_function_bodies TO off`,
     )
-    await client.query(sql)
+    if (sql !== '') await client.query(sql)
+    if (step.kind === 'functions') await checkOverloads(client, step)
     await client.query(
-      `INSERT INTO ${pg.escapeIdentifier(schema)}.migrations (version, name, checksum) VALUES ($1, $2, $3)`,
-      [version, name, checksumOf(migration)],
+      `INSERT INTO ${recordOf(schema)} (owner, id, checksum, release) VALUES ($1, $2, $3, $4)
+         ON CONFLICT (owner, id) DO UPDATE
+           SET checksum = excluded.checksum, release = excluded.release, applied_at = excluded.applied_at`,
+      [owner, id, checksum, ownRelease],
     )
   } catch (error) {
+    if (error instanceof MigrationError) throw error
     const fault = toStoreFault(error)
     if (fault.code === 'unavailable') throw fault
-    throw new MigrationError('failed', `migration ${version} (${name}) failed and was rolled back`, { cause: fault })
+    throw new MigrationError('failed', `${id} of ${owner} failed and was rolled back`, { cause: fault })
   }
+}
+
+async function checkOverloads(client: pg.ClientBase, { owner, sql }: Step): Promise<void> {
+  const names = [...sql.matchAll(/^CREATE OR REPLACE FUNCTION (\w+)/gm)].map(([, name]) => name)
+  const { rows } = await client.query<{ name: string }>(
+    `SELECT proname AS name FROM pg_proc WHERE pronamespace = quote_ident(current_schema())::regnamespace AND proname = ANY ($1)
+       GROUP BY proname HAVING count(*) > 1 ORDER BY proname`,
+    [names],
+  )
+  const [twice] = rows
+  if (twice === undefined) return
+  throw new MigrationError(
+    'failed',
+    `functions of ${owner}: ${twice.name} now has two signatures; a function whose signature changes needs a new name`,
+  )
 }

@@ -6,10 +6,10 @@ import { AcceptProbe } from './accept-probe.js'
 import { type Log, openPool, type PoolOptions } from './connect.js'
 import { changeConnections } from './connections.js'
 import { StoreFault } from './faults.js'
+import { coreSql } from './generated/sql.js'
 import { ledgerStatements } from './ledger.js'
 import { type Listener, listenOn, pollInstead } from './listen.js'
-import { migrate } from './migrate.js'
-import { migrations } from './migrations/index.js'
+import { migrate, type SqlModule } from './migrate.js'
 import { type QueryConfig, queryPinned, type Result } from './pinned-query.js'
 import { type PulseRow, toPulse } from './pulse.js'
 import { findReach, type Reach } from './reach.js'
@@ -30,6 +30,8 @@ export interface PostgresOptions {
   listenUrl?: string
   /** Default `spillway`. */
   schema?: string
+  /** Tables and functions that workloads add to the core's; the core's are always installed. */
+  sql?: readonly SqlModule[]
   /** Connections for reads and handlers' transactions. Default 10; a few more are reserved for accepting and settling. */
   poolMax?: number
   /** A call that takes longer has failed. Default 2,000. */
@@ -173,7 +175,7 @@ export function postgresStore(options: PostgresOptions): Store {
       migrate({
         url: options.url,
         schema: options.schema ?? 'spillway',
-        migrations,
+        sql: [coreSql, ...(options.sql ?? [])],
         log,
       }),
 

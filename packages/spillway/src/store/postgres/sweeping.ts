@@ -1,4 +1,4 @@
-/** What sweeping asks of the database: see migrations/sweeping.ts. */
+/** What sweeping asks of the database: see sql/functions/sweep.sql. */
 import type { Store, SweptRows, Tx } from '../port.js'
 
 /** Of each table, in one transaction: it holds their locks for some 10 ms. */

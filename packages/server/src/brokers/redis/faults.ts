@@ -1,0 +1,69 @@
+import { LogFault } from 'spillway/workload'
+
+/** What Redis answers in place of a result, by the word that it begins with, as we say it. */
+const meanings = {
+  OOM: 'it is out of memory (maxmemory)',
+  READONLY: 'it is a read-only replica',
+  MISCONF: 'it cannot save to its disk and takes no writes',
+  NOREPLICAS: 'it has too few replicas to take writes',
+  MASTERDOWN: 'it is a replica without its master',
+  LOADING: 'it is still loading its data',
+  BUSY: 'it is busy with a script',
+  NOSCRIPT: 'it has forgotten our script',
+  WRONGTYPE: 'a key of ours holds something else',
+  NOAUTH: 'it wants a password',
+  WRONGPASS: 'it does not accept the user or password',
+  NOPERM: 'the user may not do this',
+  MOVED: 'it is a node of a cluster; one server is needed',
+  CLUSTERDOWN: 'it is a cluster that is down; one server is needed',
+} as const
+
+export type RefusalCode = keyof typeof meanings | 'ERR'
+
+const codes = Object.keys(meanings) as (keyof typeof meanings)[]
+
+/** What the server has refused with; null when it was not the server who said so. */
+export function refusalOf(error: unknown): RefusalCode | null {
+  if (!(error instanceof Error) || error.name !== 'ReplyError') return null
+  const { message } = error
+  // Older servers put an error inside a script behind words of their own.
+  return codes.find((code) => new RegExp(`(^|[ :-])${code}( |$)`).test(message)) ?? 'ERR'
+}
+
+export function meaningOf(error: unknown): string {
+  if (error instanceof TimeoutFault) return 'it did not answer in time'
+  const code = refusalOf(error)
+  if (code === null) return isUnreachable(error) ? 'it cannot be reached' : 'the connection is lost'
+  return code === 'ERR' ? 'it answered with an error' : meanings[code]
+}
+
+const unreachable = ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'EHOSTUNREACH', 'ENETUNREACH', 'ETIMEDOUT']
+
+const isUnreachable = (error: unknown): boolean =>
+  error instanceof Error && 'code' in error && unreachable.includes(String(error.code))
+
+/** The driver's error as ours. */
+export function asLogFault(error: unknown, doing: string): LogFault {
+  if (error instanceof LogFault) return error
+  return new LogFault(`Redis did not ${doing}: ${meaningOf(error)}`, { cause: error })
+}
+
+export class TimeoutFault extends Error {
+  override readonly name = 'TimeoutFault'
+}
+
+/**
+ * Rejects when it takes longer. A timer that is due is run before what has arrived meanwhile is read, so that a process
+ * that stood still would take its own pause for Redis's: it looks once more after reading.
+ */
+export async function answered<T>(work: Promise<T>, ms: number): Promise<T> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => setImmediate(() => reject(new TimeoutFault(`no answer within ${ms} ms`))), ms)
+  })
+  try {
+    return await Promise.race([work, late])
+  } finally {
+    clearTimeout(timer)
+  }
+}

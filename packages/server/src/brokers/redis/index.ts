@@ -1,0 +1,196 @@
+import type { Redis } from 'ioredis'
+import type { Append, Cursor, EndKind, StreamKey, StreamLog } from 'spillway/workload'
+import { appendArguments, appendScript, appendScriptSha } from './append-script.js'
+import { Bell } from './bell.js'
+import { asLogFault, refusalOf } from './faults.js'
+import { Link, type RedisLog } from './link.js'
+import { type Names, namesFor } from './names.js'
+import { type Answer, type Entry, endOf, Reader } from './reading.js'
+import { serverInfo } from './server-info.js'
+
+export { probeRedis, type RedisProbe } from './probe.js'
+
+export interface RedisStreamsOptions {
+  /** `redis://[[user]:password@]host[:port][/database]`, or `rediss://…` for TLS. */
+  url: string
+  /** Of all keys and channels: the schema's name, so that several installations can share one Redis. */
+  prefix: string
+  /** How long a stream is kept after its end. */
+  retentionMs: number
+  /** How long one may run; one whose writer is gone for good is kept for so long and its retention. */
+  longestMs: number
+  /** Default 2,000. Of an append, a read or a look at the head. */
+  timeoutMs?: number
+  log: RedisLog
+}
+
+export interface RedisStreams extends StreamLog {
+  readonly name: 'redis'
+  /** As last known. */
+  check(): { ok: boolean; detail?: string }
+}
+
+const defaultTimeoutMs = 2_000
+const trialTtlMs = 10_000
+
+/** Returns at once and connects in the background, for ever. */
+export function connectRedis(options: RedisStreamsOptions): RedisStreams {
+  return new RedisStreamLog(options)
+}
+
+class RedisStreamLog implements RedisStreams {
+  readonly name = 'redis'
+  readonly #o: RedisStreamsOptions
+  readonly #names: Names
+  readonly #link: Link
+  readonly #bell: Bell
+  readonly #reader: Reader
+  #warnedOfPolicy: string | null = null
+  #isBellRefused = false
+
+  constructor(options: RedisStreamsOptions) {
+    const { url, log, timeoutMs = defaultTimeoutMs } = options
+    this.#o = options
+    this.#names = namesFor(options.prefix)
+    const link = new Link({ url, log, timeoutMs, clientName: 'spillway', prepare: (redis) => this.#prepare(redis) })
+    this.#link = link
+    const [channel, clientName] = [this.#names.bell, 'spillway-bell']
+    this.#bell = new Bell({ url, log, timeoutMs, clientName, channel, isTold: () => !link.isReady })
+    this.#reader = new Reader({
+      names: this.#names,
+      send: (work) => link.run(work),
+      onStranger: (id) => this.#tellOfStranger(id),
+    })
+  }
+
+  get isUp(): boolean {
+    return this.#link.isReady
+  }
+
+  check(): { ok: boolean; detail?: string } {
+    return this.#link.isReady ? { ok: true } : { ok: false, detail: this.#link.why }
+  }
+
+  async append(appends: readonly Append[]): Promise<('written' | 'lost')[]> {
+    if (appends.length === 0) return []
+    try {
+      const outcomes = await this.#appendAll(appends)
+      this.#ring(appends.filter(({ ring }, i) => ring && outcomes[i] === 'written'))
+      return outcomes
+    } catch (error) {
+      if (refusalOf(error) !== null) this.#link.refused(error)
+      throw asLogFault(error, 'append')
+    }
+  }
+
+  async read(cursors: readonly Cursor[]): Promise<Answer[]> {
+    try {
+      return await this.#reader.read(cursors)
+    } catch (error) {
+      throw asLogFault(error, 'read')
+    }
+  }
+
+  async head(key: StreamKey): Promise<{ last: number; end: EndKind | null }> {
+    try {
+      const name = this.#names.stream(key.id)
+      const [entry] = (await this.#link.run((redis) => redis.xrevrange(name, '+', '-', 'COUNT', 1))) as Entry[]
+      return entry === undefined
+        ? { last: 0, end: null }
+        : { last: Number.parseInt(entry[0], 10), end: endOf(entry[1]) }
+    } catch (error) {
+      throw asLogFault(error, 'tell the end of a stream')
+    }
+  }
+
+  readonly marks = {
+    begin: async (id: string): Promise<void> => {
+      try {
+        const keepMs = this.#o.longestMs + this.#o.retentionMs
+        await this.#link.run((redis) => redis.set(this.#names.mark(id), '', 'PX', keepMs))
+      } catch (error) {
+        throw asLogFault(error, 'note that a stream begins')
+      }
+    },
+    isLost: async (id: string): Promise<boolean> => {
+      try {
+        return (await this.#link.run((redis) => redis.exists(this.#names.mark(id)))) === 0
+      } catch (error) {
+        throw asLogFault(error, 'tell whether a stream is there')
+      }
+    },
+  }
+
+  onBell(heard: (ids: readonly string[] | null) => void): void {
+    this.#bell.onBell(heard)
+  }
+
+  async close(): Promise<void> {
+    await Promise.all([this.#bell.close(), this.#link.close()])
+  }
+
+  /** It can be written, our script is there, and nothing is thrown away that is still needed. */
+  async #prepare(redis: Redis): Promise<void> {
+    await redis.script('LOAD', appendScript)
+    await redis.set(this.#names.trial, '', 'PX', trialTtlMs)
+    const policy = (await serverInfo(redis))?.evictsBy ?? null
+    if (policy !== null && policy !== this.#warnedOfPolicy) {
+      const advice = 'Redis throws away streams when its memory is full: set maxmemory-policy to noeviction'
+      this.#o.log.warn({ policy }, advice)
+    }
+    this.#warnedOfPolicy = policy
+  }
+
+  /** Rejects with the first refusal that is not about one key only; the same may then be tried again. */
+  async #appendAll(appends: readonly Append[], isSecondTry = false): Promise<('written' | 'lost')[]> {
+    const answers = await this.#link.run((redis) => {
+      const pipeline = redis.pipeline()
+      const before = new Map<string, Append>()
+      for (const append of appends) {
+        const { key, writer } = append
+        const place = `${key.id} ${writer}`
+        const args = appendArguments(this.#names.stream(key.id), append, before.get(place) ?? null, this.#o)
+        before.set(place, append)
+        pipeline.evalsha(appendScriptSha, 1, ...args)
+      }
+      return pipeline.exec()
+    })
+    const outcomes: ('written' | 'lost')[] = []
+    for (const [i, append] of appends.entries()) {
+      const [error, result] = answers?.[i] ?? [new Error('there is no answer')]
+      const refusal = refusalOf(error)
+      if (refusal === 'NOSCRIPT' && !isSecondTry) {
+        await this.#link.run((redis) => redis.script('LOAD', appendScript))
+        return this.#appendAll(appends, true)
+      }
+      // Of this stream alone: the others of the call must not suffer each time that it is tried again.
+      if (refusal === 'WRONGTYPE') this.#tellOfStranger(append.key.id)
+      else if (error) throw error
+      outcomes.push(result === 1 ? 'written' : 'lost')
+    }
+    return outcomes
+  }
+
+  /** Behind the answer, when it is known what was written; nobody waits for it. */
+  #ring(appends: readonly Append[]): void {
+    const ids = [...new Set(appends.map(({ key }) => key.id))]
+    if (ids.length === 0) return
+    this.#link
+      .run((redis) => this.#bell.ring(redis, this.#names.bell, ids))
+      .then(
+        () => {
+          this.#isBellRefused = false
+        },
+        (error: unknown) => {
+          // A connection that is lost has told of itself, and readers look by themselves after it.
+          if (refusalOf(error) === null || this.#isBellRefused) return
+          this.#isBellRefused = true
+          this.#o.log.warn({ err: error }, 'Redis does not take the doorbell: readers elsewhere get chunks late')
+        },
+      )
+  }
+
+  #tellOfStranger(id: string): void {
+    this.#o.log.error({ stream: id }, 'a key of ours in Redis holds something else: the stream is lost')
+  }
+}

@@ -1,0 +1,92 @@
+import { sendProblem } from 'spillway/workload'
+import type { App } from './app.js'
+
+export interface CheckState {
+  ok: boolean
+  /** What is wrong, for people; no driver message. */
+  detail?: string
+  /** Without it work can still be accepted: it degrades health but does not end readiness. */
+  optional?: boolean
+  /** The routes that fail meanwhile. */
+  routes?: readonly string[]
+}
+
+export interface HealthDeps {
+  version: string
+  /**
+   * The last known state of each dependency, synchronous: nothing is asked while a probe waits, so health answers
+   * under any load and with everything else down.
+   */
+  checks: Readonly<Record<string, () => CheckState>>
+  metrics: { contentType: string; render: () => string | Promise<string> }
+  protectMetrics: boolean
+}
+
+const liveUrls = ['/_health', '/health', '/health/live']
+const readyUrl = '/health/ready'
+const metricsUrls = ['/metrics', '/_metrics']
+const probeUrls = new Set([...liveUrls, readyUrl, ...metricsUrls])
+
+export function isProbe(url: string): boolean {
+  return probeUrls.has(url)
+}
+
+const notReadyRetryAfterMs = 1_000
+
+export function addHealth(app: App, deps: HealthDeps): void {
+  const states = (): [string, CheckState][] => Object.entries(deps.checks).map(([name, check]) => [name, check()])
+  const probe = { public: true, neverShed: true, anyHost: true } as const
+
+  const live = () => {
+    const current = states()
+    return {
+      status: current.every(([, { ok }]) => ok) ? 'healthy' : 'degraded',
+      version: deps.version,
+      uptime_seconds: Math.round(process.uptime()),
+      checks: Object.fromEntries(current.map(([name, state]) => [name, shown(state)])),
+    }
+  }
+
+  const schema = { tags: ['health'] }
+  for (const url of liveUrls) {
+    app.get(
+      url,
+      { config: probe, schema: { ...schema, summary: 'Answers while the process runs' } },
+      async (_, reply) => {
+        reply.header('cache-control', 'no-store')
+        return live()
+      },
+    )
+  }
+
+  app.get(
+    readyUrl,
+    { config: probe, schema: { ...schema, summary: 'Whether work can be accepted' } },
+    async (_, reply) => {
+      reply.header('cache-control', 'no-store')
+      const failing = states().filter(([, state]) => !state.ok && state.optional !== true)
+      if (failing.length === 0) return { status: 'ready', version: deps.version }
+      return sendProblem(reply, {
+        code: 'not_ready',
+        detail: `Not ready: ${failing.map(([name, { detail }]) => (detail === undefined ? name : `${name} (${detail})`)).join(', ')}.`,
+        retryAfterMs: notReadyRetryAfterMs,
+        extensions: { failing: failing.map(([name]) => name), checks: live().checks },
+      })
+    },
+  )
+
+  const guarded = deps.protectMetrics
+    ? ({ role: ['metrics', 'view'], neverShed: true } as const)
+    : ({ public: true, neverShed: true } as const)
+  for (const url of metricsUrls) {
+    app.get(url, { config: guarded, schema: { ...schema, summary: 'Prometheus text format' } }, async (_, reply) => {
+      const text = await deps.metrics.render()
+      reply.header('cache-control', 'no-store').type(deps.metrics.contentType)
+      return text
+    })
+  }
+}
+
+function shown({ ok, detail, routes }: CheckState) {
+  return { ok, ...(detail !== undefined && { detail }), ...(!ok && routes !== undefined && { routes }) }
+}

@@ -1,0 +1,107 @@
+import { BlockList, isIP } from 'node:net'
+import { type Role, roles } from 'spillway/workload'
+
+/** Who asks. */
+export interface Principal {
+  identity: string
+  roles: ReadonlySet<Role>
+  /** Names of queues it may use, `orders*` standing for a prefix; absent: all. */
+  queues?: readonly string[]
+}
+
+/** Whether it has one of these roles. `operate` sees and does all. */
+export function hasRole({ roles: held }: Principal, wanted: Role | readonly Role[]): boolean {
+  if (held.has('operate')) return true
+  return typeof wanted === 'string' ? held.has(wanted) : wanted.some((role) => held.has(role))
+}
+
+type Held = { readonly roles: ReadonlySet<string>; readonly queues?: readonly string[] }
+
+/** Of things that belong to no queue: a key that is bound to queues has no say in those of others. */
+export const operatesAll = ({ roles: held, queues }: Held): boolean => held.has('operate') && queues === undefined
+export const viewsAll = (held: Held): boolean =>
+  operatesAll(held) || (held.roles.has('view') && held.queues === undefined)
+
+export function isRole(value: unknown): value is Role {
+  return (roles as readonly unknown[]).includes(value)
+}
+
+/** `10.0.0.0/8`, `::1`: an address or a network. Undefined when the text is neither. */
+function addNetwork(list: BlockList, text: string): boolean {
+  const [address = '', prefixText, ...rest] = text.split('/')
+  const version = isIP(address)
+  if (version === 0 || rest.length > 0) return false
+  const family = version === 6 ? 'ipv6' : 'ipv4'
+  if (prefixText === undefined) {
+    list.addAddress(address, family)
+    return true
+  }
+  const prefix = Number(prefixText)
+  if (!/^\d{1,3}$/.test(prefixText) || prefix > (version === 6 ? 128 : 32)) return false
+  list.addSubnet(address, prefix, family)
+  return true
+}
+
+export class TrustedProxiesError extends Error {
+  readonly code = 'invalid_trusted_proxies'
+}
+
+export function parseTrustedProxies(networks: readonly string[]): BlockList {
+  const list = new BlockList()
+  for (const network of networks) {
+    if (!addNetwork(list, network.trim())) {
+      throw new TrustedProxiesError(`Not an address or a network: ${JSON.stringify(network)}`)
+    }
+  }
+  return list
+}
+
+/** One text per address: an IPv4 client of a dual-stack socket shows as ::ffff:1.2.3.4, and zones are local. */
+function canonicalAddress(text: string): string | undefined {
+  const version = isIP(text)
+  if (version === 4) return text
+  if (version === 0) return undefined
+  const mapped = /^::ffff:(\d+\.\d+\.\d+\.\d+)$/i.exec(text)
+  if (mapped?.[1] !== undefined) return mapped[1]
+  const bare = text.split('%', 1)[0] ?? text
+  return new URL(`http://[${bare}]`).hostname.slice(1, -1)
+}
+
+/** A hop of X-Forwarded-For: some proxies append the port. */
+function hopAddress(hop: string): string | undefined {
+  const text = hop.trim()
+  const bracketed = /^\[([^\]]+)\](?::\d+)?$/.exec(text)
+  if (bracketed?.[1] !== undefined) return canonicalAddress(bracketed[1])
+  const withPort = /^(\d+\.\d+\.\d+\.\d+):\d+$/.exec(text)
+  return canonicalAddress(withPort?.[1] ?? text)
+}
+
+function isTrusted(address: string, trusted: BlockList): boolean {
+  return trusted.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4')
+}
+
+/** So many hops are looked at; a longer chain is somebody's padding. */
+const hopsMax = 32
+
+/**
+ * The address of the client: the peer, or when the peer is a trusted proxy, the right-most hop of X-Forwarded-For that
+ * is none. What stands left of an untrusted or unreadable hop was written by whoever sent it, so the walk ends there.
+ */
+export function clientAddress(
+  forwardedFor: string | string[] | undefined,
+  peerAddress: string,
+  trusted: BlockList | undefined,
+): string {
+  let address = canonicalAddress(peerAddress) ?? peerAddress
+  if (forwardedFor === undefined || trusted === undefined || isIP(address) === 0) return address
+  const hops = (Array.isArray(forwardedFor) ? forwardedFor.join(',') : forwardedFor).split(',').slice(-hopsMax)
+  for (const hop of hops.reverse()) {
+    if (!isTrusted(address, trusted)) return address
+    const next = hopAddress(hop)
+    if (next === undefined) return address
+    address = next
+  }
+  return address
+}
+
+export { type Role, roles } from 'spillway/workload'

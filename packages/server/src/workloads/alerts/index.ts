@@ -1,0 +1,197 @@
+/**
+ * Alerts (contract §5): recorded, delivered, listed. A report's way:
+ *
+ *   reported ──one at a time──► written ──nothing has changed, or others still see it──► (done)
+ *      │                            └──the change is recorded──► delivered by the queue (delivery.ts)
+ *      │──the store is away──► reported, after a pause
+ *      └──too many wait──► dropped
+ *
+ * What fires here is reported again from time to time (`renew`): a report holds for a while only, so that what a process
+ * saw does not outlive it.
+ */
+import { randomUUID } from 'node:crypto'
+import { codeOf, type IntakeApi } from 'spillway/workload'
+import { type AlertFilter, AlertLog, type AlertView, keyOf } from './alert-log.js'
+import { defineDelivery } from './delivery.js'
+import { type Alert, type AlertsOptions, alertTiming } from './options.js'
+import { type Rounds, rounds } from './rounds.js'
+import { StuckWatch } from './stuck-watch.js'
+import { WaitingReports } from './waiting-reports.js'
+
+export type { Alert, AlertsOptions } from './options.js'
+export { alertRoutes } from './routes.js'
+
+export interface Alerts {
+  readonly intake: IntakeApi
+  /** Tells a change. Returns at once; what is written and sent comes later, in order. */
+  report(alert: Alert): void
+  /** Newest first; one more than `limit` when there are more. */
+  list(filter: AlertFilter, limit: number, before: string | null): Promise<{ seq: string; view: AlertView }[]>
+  /** Before the intake is closed: writes what waits, if the store answers. */
+  close(): Promise<void>
+}
+
+const waitingMaxDefault = 1_000
+const pauseMsMin = 250
+const pauseMsMax = 5_000
+const closeMs = 2_000
+/** Faults that are over at some time; others come again with every attempt. */
+const passing: ReadonlySet<string> = new Set(['unavailable', 'timeout', 'conflict', 'disk_full'])
+
+type Report = Alert & { key: string }
+
+export function defineAlerts(intake: IntakeApi, options: AlertsOptions): Alerts {
+  return new Reporting(intake, options)
+}
+
+class Reporting implements Alerts {
+  readonly intake: IntakeApi
+  readonly #options: AlertsOptions
+  readonly #log: AlertLog
+  readonly #waiting: WaitingReports<Report>
+  /** What this process sees firing. */
+  readonly #firing = new Map<string, Report>()
+  readonly #rounds: Rounds[]
+  readonly #stopSweep: () => Promise<void>
+  #writing: Promise<void> | null = null
+  #endPause: () => void = () => undefined
+  #closing = false
+
+  constructor(intake: IntakeApi, options: AlertsOptions) {
+    this.intake = intake
+    this.#options = options
+    const { schema, log, webhook, waitingMax = waitingMaxDefault } = options
+    this.#waiting = new WaitingReports(waitingMax)
+    const timing = { ...alertTiming, ...options.timing }
+    // Without a webhook the type is not known here: what another process queued is left to those who can send it.
+    const delivery = webhook === null ? null : defineDelivery(intake, webhook, { ...options, timing })
+    this.#log = new AlertLog({
+      ...{ intake, schema, delivery, waitingMax, holdMs: timing.holdMs },
+      reporter: randomUUID(),
+    })
+    this.#rounds = [rounds(timing.renewMs, log, 'looking after alerts', () => this.#whenReady(() => this.#renew()))]
+    this.#stopSweep = intake.core.sweeps.add({
+      name: 'alerts',
+      everyMs: timing.sweepMs,
+      batch: () => this.#log.sweep(),
+    })
+    if (intake.core.settings.work) {
+      const watch = new StuckWatch(intake, schema, (alert) => this.report(alert))
+      const look = (): Promise<void> => this.#whenReady(() => watch.look())
+      this.#rounds.push(rounds(timing.watchMs, log, 'looking for stuck operations', look))
+    }
+  }
+
+  report(alert: Alert): void {
+    const report = { ...alert, key: keyOf(alert) }
+    if (alert.status === 'firing') this.#firing.set(report.key, report)
+    else this.#firing.delete(report.key)
+    this.#enqueue(report)
+  }
+
+  list(filter: AlertFilter, limit: number, before: string | null): Promise<{ seq: string; view: AlertView }[]> {
+    return this.#log.list(filter, limit, before)
+  }
+
+  async close(): Promise<void> {
+    this.#closing = true
+    this.#endPause()
+    let timer: NodeJS.Timeout | undefined
+    const late = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, closeMs)
+    })
+    const ended = Promise.all([...this.#rounds.map((round) => round.stop()), this.#stopSweep(), this.#writing])
+    await Promise.race([ended, late])
+    clearTimeout(timer)
+  }
+
+  #enqueue(report: Report): void {
+    const dropped = this.#waiting.add(report)
+    for (const { name, status, labels } of dropped) {
+      this.#options.log.error({ alert: name, status, labels }, 'too many alerts wait to be written; one is dropped')
+      this.#options.metrics.deliveries.labels('dropped').inc()
+    }
+    this.#writing ??= this.#writeAll().finally(() => {
+      this.#writing = null
+    })
+  }
+
+  async #writeAll(): Promise<void> {
+    for (let report = this.#waiting.take(); report !== undefined; report = this.#waiting.take()) {
+      await this.#write(report)
+    }
+  }
+
+  /** Until it is written, or cannot be. */
+  async #write(report: Report): Promise<void> {
+    const { log, metrics } = this.#options
+    const about = { alert: report.name, status: report.status, labels: report.labels }
+    for (let pauseMs = pauseMsMin; ; pauseMs = Math.min(pauseMsMax, pauseMs * 2)) {
+      let fault: unknown
+      if (this.intake.core.presence.isReady) {
+        try {
+          const { changed, shed } = await this.#log.record(report)
+          if (changed) {
+            metrics.alerts.labels(report.name, report.status).inc()
+            log[report.status === 'firing' ? 'warn' : 'info']({ ...about, ...report.annotations }, report.message)
+          }
+          for (const dropped of shed) await this.#drop(dropped)
+          return
+        } catch (caught) {
+          fault = caught
+        }
+      }
+      if (this.#closing || (fault !== undefined && !passing.has(codeOf(fault) ?? ''))) {
+        log.error({ ...about, err: fault }, 'an alert could not be written, and is lost')
+        return
+      }
+      if (fault !== undefined) log.warn({ ...about, err: fault }, 'an alert could not be written; it is tried again')
+      await this.#pause(pauseMs)
+    }
+  }
+
+  async #drop(shed: { name: string; status: string; operation: string | null }): Promise<void> {
+    const { log, metrics } = this.#options
+    const { name, status, operation } = shed
+    metrics.deliveries.labels('dropped').inc()
+    log.error({ alert: name, status, operation }, 'too many alerts wait to be delivered; one is dropped')
+    if (operation === null) return
+    try {
+      await this.intake.core.store.cancel(operation, [], 'too many alerts wait to be delivered')
+    } catch (fault) {
+      // It finds out by itself when it runs: its record says that it is dropped.
+      log.warn({ err: fault, operation }, 'a delivery that is not wanted any more could not be cancelled')
+    }
+  }
+
+  async #renew(): Promise<void> {
+    // Those that wait to be written are about to say so themselves.
+    if (this.#firing.size > 0 && this.#writing === null) {
+      const held = await this.#log.renew()
+      // What does not hold any more was taken for gone while this process could not say that it is not.
+      for (const [key, report] of this.#firing) if (!held.has(key)) this.#enqueue(report)
+    }
+    for (const alert of await this.#log.abandoned()) {
+      const key = keyOf(alert)
+      // Seen here again since, and about to be reported.
+      if (this.#firing.has(key)) continue
+      const message = 'Nobody reports it any more: the processes that did have ended.'
+      this.#enqueue({ ...alert, key, status: 'resolved', message })
+    }
+  }
+
+  async #whenReady(work: () => Promise<void>): Promise<void> {
+    if (this.intake.core.isReady) await work()
+  }
+
+  #pause(ms: number): Promise<void> {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, ms)
+      timer.unref()
+      this.#endPause = () => {
+        clearTimeout(timer)
+        resolve()
+      }
+    })
+  }
+}

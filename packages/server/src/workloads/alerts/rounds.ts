@@ -1,0 +1,30 @@
+/** Something that is done again and again, one at a time, until it is stopped. A fault is told, and the next round comes. */
+import type { IntakeLog } from 'spillway/workload'
+
+export interface Rounds {
+  /** Resolves when nothing of it runs any more. */
+  stop(): Promise<void>
+}
+
+export function rounds(everyMs: number, log: IntakeLog, what: string, round: () => Promise<void>): Rounds {
+  let stopped = false
+  let timer: NodeJS.Timeout | undefined
+  let running: Promise<void> = Promise.resolve()
+  const next = (): void => {
+    if (stopped) return
+    timer = setTimeout(() => {
+      running = round()
+        .catch((fault: unknown) => log.warn({ err: fault }, `${what} failed; it is tried again`))
+        .then(next)
+    }, everyMs)
+    timer.unref()
+  }
+  next()
+  return {
+    stop: async () => {
+      stopped = true
+      clearTimeout(timer)
+      await running
+    },
+  }
+}

@@ -1,0 +1,274 @@
+/**
+ * Decides how a generation is taken: at once by this process (a place in the pool and a slot are free), by the queue, or
+ * not now.
+ *
+ *   asked ──pool──► place ──submit──► runs here                         1-Direct
+ *             │                └────► no slot here: queued, place given back   3-Queue-Failover
+ *             └──► none ──waiting room──► queued in a lane of its user        3-Queue-Failover
+ *                              └──► full, or no failover: refused
+ *
+ * A place belongs to this process: it is given back when the generation has run here, and lost with the process.
+ */
+import { randomUUID } from 'node:crypto'
+import type { Problem } from 'spillway/workload'
+import {
+  type ConnectionPool,
+  type Definition,
+  digestUuid,
+  type LaneName,
+  type Permit,
+  type Refusal,
+} from 'spillway/workload'
+import type { GenerationDeps } from './deps.js'
+import { poolStateOf } from './pool-state.js'
+import type { Format, Generation } from './request.js'
+
+export const queueName = 'spillway:generation'
+/** So much of a name is left for the number of the lane. */
+const identityCharactersMax = 240
+const roomRetryMs = 5_000
+
+export interface Asked {
+  format: Format
+  /** As JSON text. */
+  chat: string
+  /** What we read of it. */
+  stream: boolean
+  usage: boolean
+  identity: string
+  threadId: string
+  idempotencyKey: string | undefined
+  /** What a repeated key has to agree with. */
+  keyedOn: string
+  traceparent: string
+  /** How long the caller itself will wait; null when it did not say. */
+  patienceMs: number | null
+}
+
+export interface Admitted {
+  ok: true
+  id: string
+  layer: '1-Direct' | '3-Queue-Failover'
+  /** It runs in this process. */
+  here: boolean
+  replayed: boolean
+  place: number
+  etaMs: number
+  /** Until its first token; null when it did not have to wait. */
+  waitMs: number | null
+  /** It waits no longer: its place in the waiting room is free. */
+  leaveRoom(): void
+}
+
+/** The places of this process in the pool, by the names that generations carry. */
+export interface Places {
+  has(place: string): boolean
+  giveBack(place: string): void
+}
+
+type FailoverReason = 'user_limit' | 'pool_full' | 'no_slot'
+
+export class Admission {
+  readonly #deps: GenerationDeps
+  readonly #definition: Definition<Generation>
+  readonly #pool: ConnectionPool
+  readonly #room: ConnectionPool
+  readonly #places = new Map<string, Permit>()
+  #turn = Math.floor(Math.random() * 1_000)
+
+  constructor(deps: GenerationDeps, define: (places: Places) => Definition<Generation>) {
+    const { intake, settings } = deps
+    this.#deps = deps
+    this.#pool = intake.pool({ name: 'generation', ...settings.pool })
+    const { depthMax } = settings.failover
+    this.#room = intake.pool({ name: 'generation.waiting', perIdentity: depthMax, total: depthMax })
+    this.#definition = define({ has: (place) => this.#places.has(place), giveBack: (place) => this.#giveBack(place) })
+  }
+
+  /** As of the last heartbeat, over all instances. */
+  get waiting(): number {
+    return this.#room.held
+  }
+
+  get poolState(): number {
+    return poolStateOf(this.#pool.held, this.#pool.total)
+  }
+
+  async admit(asked: Asked): Promise<Admitted | { ok: false; problem: Problem }> {
+    const taken = await this.#pool.take(asked.identity)
+    let reason: FailoverReason = taken === 'identity_full' ? 'user_limit' : 'pool_full'
+    if (typeof taken === 'object') {
+      if (this.#hasSlot) return this.#direct(asked, taken)
+      taken.release()
+      reason = 'no_slot'
+    }
+    if (!this.#deps.settings.failover.enabled) return { ok: false, problem: this.#noFailover(reason) }
+    return this.#queue(asked, reason)
+  }
+
+  /**
+   * Without one it would wait in a lane of its own, past the limit of its user. Of many that come at the same moment some may find the last one gone.
+   */
+  get #hasSlot(): boolean {
+    const { core } = this.#deps.intake
+    return core.busy <= core.settings.busyQueueAbove && core.bound(this.#definition).slots.work.canReserve
+  }
+
+  /** Its caller is told that it was not taken: then it must not run, and its key is not used up. */
+  async takeBack(id: string, asked: Asked, why: string): Promise<void> {
+    await this.#deps.intake.cancel(id, why)
+    await this.freeKey(id, asked)
+  }
+
+  async freeKey(operationId: string, { identity, idempotencyKey: key }: Asked): Promise<void> {
+    if (key !== undefined) await this.#deps.intake.freeKey(this.#definition, { identity, key, operationId })
+  }
+
+  #noFailover(reason: FailoverReason): Problem {
+    const { perIdentity } = this.#deps.settings.pool
+    return reason === 'user_limit'
+      ? {
+          code: 'connection_limit',
+          detail: `At most ${perIdentity} generations of one user run at once. Try again when one has ended.`,
+          retryAfterMs: roomRetryMs,
+        }
+      : { code: 'overloaded', detail: 'All connections are taken. Try again later.', retryAfterMs: roomRetryMs }
+  }
+
+  async #direct(asked: Asked, permit: Permit): Promise<Admitted | { ok: false; problem: Problem }> {
+    const place = randomUUID()
+    this.#places.set(place, permit)
+    const waitMs = this.#waitMs(asked)
+    const generation = this.#generation(asked, { lane: place, place, waitMs })
+    const answer = await this.#submit(generation, asked).catch((fault: unknown) => {
+      this.#giveBack(place)
+      throw fault
+    })
+    if (answer.kind === 'refused') {
+      this.#giveBack(place)
+      return { ok: false, problem: problemOf(answer.refusal) }
+    }
+    const here = answer.kind === 'queued' && answer.reason === 'still_running' && !answer.replayed
+    if (here) return { ...admitted, id: answer.operationId, layer: '1-Direct', here, leaveRoom: nothing }
+    this.#giveBack(place)
+    const told = answer.kind === 'queued' ? { place: answer.place, etaMs: answer.waitMs } : {}
+    const { operationId: id, replayed } = answer
+    if (replayed || answer.kind !== 'queued') {
+      return { ...admitted, ...told, id, layer: '3-Queue-Failover', here: false, replayed, leaveRoom: nothing }
+    }
+    if (!this.#deps.settings.failover.enabled) {
+      await this.takeBack(id, asked, 'there is no slot, and failover is off')
+      return { ok: false, problem: this.#noFailover('pool_full') }
+    }
+    const room = await this.#room.take(asked.identity)
+    if (typeof room !== 'object') {
+      await this.takeBack(id, asked, 'the waiting room is full')
+      return { ok: false, problem: this.#roomFull() }
+    }
+    this.#deps.metrics.failedOver('no_slot')
+    const leaveRoom = (): void => room.release()
+    return { ...admitted, ...told, id, layer: '3-Queue-Failover', here: false, waitMs, leaveRoom }
+  }
+
+  async #queue(asked: Asked, reason: FailoverReason): Promise<Admitted | { ok: false; problem: Problem }> {
+    const lanes = this.#shortestLane(asked.identity)
+    // Both are asked at once; without a place in the room the lane is of no use.
+    lanes.catch(() => undefined)
+    const room = await this.#room.take(asked.identity)
+    if (typeof room !== 'object') return { ok: false, problem: this.#roomFull() }
+    const waitMs = this.#waitMs(asked)
+    const leaveRoom = (): void => room.release()
+    try {
+      const lane = await lanes
+      const answer = await this.#submit(this.#generation(asked, { lane, place: null, waitMs }), asked)
+      if (answer.kind === 'refused') {
+        leaveRoom()
+        return { ok: false, problem: problemOf(answer.refusal) }
+      }
+      const { operationId: id, replayed } = answer
+      const told = answer.kind === 'queued' ? { place: answer.place, etaMs: answer.waitMs } : {}
+      const here = answer.kind === 'queued' && answer.reason === 'still_running' && !replayed
+      if (replayed || here) leaveRoom()
+      if (!replayed) {
+        this.#deps.metrics.failedOver(reason)
+        // A promise that will not be kept is refused before it is made.
+        const isLate = told.etaMs !== undefined && asked.patienceMs !== null && told.etaMs > asked.patienceMs
+        if (isLate) {
+          await this.takeBack(id, asked, 'it would wait longer than its caller does')
+          leaveRoom()
+          return { ok: false, problem: this.#tooLong(told.etaMs ?? 0) }
+        }
+      }
+      return {
+        ...admitted,
+        ...told,
+        ...{ id, layer: '3-Queue-Failover', here, replayed, leaveRoom },
+        waitMs: replayed ? null : waitMs,
+      }
+    } catch (fault) {
+      leaveRoom()
+      throw fault
+    }
+  }
+
+  #generation(asked: Asked, of: Pick<Generation, 'lane' | 'place' | 'waitMs'>): Generation {
+    const { format, chat, stream, usage, threadId } = asked
+    const patienceMs = stream ? null : asked.patienceMs
+    return { format, chat, stream, usage, threadId, patienceMs, watcher: this.#deps.intake.instance, ...of }
+  }
+
+  #submit(generation: Generation, asked: Asked) {
+    return this.#deps.intake.submit(this.#definition, generation, {
+      identity: asked.identity,
+      traceparent: asked.traceparent,
+      keyedOn: asked.keyedOn,
+      ...(asked.idempotencyKey !== undefined && { idempotencyKey: asked.idempotencyKey }),
+      waitMs: 0,
+    })
+  }
+
+  #waitMs({ patienceMs }: Asked): number {
+    const { timeoutMs } = this.#deps.settings.failover
+    return patienceMs === null ? timeoutMs : Math.min(timeoutMs, patienceMs)
+  }
+
+  /** Of the user's lanes: as many as it may have connections, so that so many of its queued ones run at once. */
+  async #shortestLane(identity: string): Promise<string> {
+    const name = identity.length <= identityCharactersMax ? identity : digestUuid(identity)
+    const partitions = Array.from({ length: this.#deps.settings.pool.perIdentity }, (_, n) => `${name}#${n}`)
+    const depths = await this.#deps.intake.laneDepths(partitions.map((partition): LaneName => [queueName, partition]))
+    const least = Math.min(...depths)
+    // In turn among equals: many that come at once see the same depths.
+    const shortest = partitions.filter((_, n) => depths[n] === least)
+    return shortest[this.#turn++ % shortest.length] ?? `${name}#0`
+  }
+
+  #giveBack(place: string): void {
+    this.#places.get(place)?.release()
+    this.#places.delete(place)
+  }
+
+  #roomFull(): Problem {
+    return {
+      code: 'overloaded',
+      detail: 'As many generations wait as may. Try again later.',
+      retryAfterMs: roomRetryMs,
+    }
+  }
+
+  #tooLong(etaMs: number): Problem {
+    return {
+      code: 'overloaded',
+      detail: 'It would take longer than you wait until this generation begins. Try again later.',
+      retryAfterMs: Math.max(roomRetryMs, etaMs),
+    }
+  }
+}
+
+/** A full queue is our capacity here, not the caller's quota. */
+function problemOf(refusal: Refusal): Problem {
+  return refusal.code === 'queue_full' ? { ...refusal, code: 'overloaded' } : refusal
+}
+
+const admitted = { ok: true, place: 0, etaMs: 0, replayed: false, waitMs: null } as const
+function nothing(): void {}

@@ -1,0 +1,84 @@
+/** Generation: streams of text from an upstream, through a pool, a queue and a log that outlives connections (contract §6). */
+import { pressure } from 'spillway/workload'
+import { Admission, queueName } from './admission.js'
+import type { GenerationDeps } from './deps.js'
+import { Handler } from './handler.js'
+import { Orphans } from './orphans.js'
+import { Generation } from './request.js'
+import { Serving } from './serving.js'
+import { StreamDirectory } from './stream-directory.js'
+import { Watch } from './watch.js'
+
+export { demoModel } from './demo-model.js'
+export type { GenerationDeps } from './deps.js'
+export { generationRoutes } from './routes.js'
+export { openAiUpstream } from './upstream-openai.js'
+
+export interface GenerationWorkload {
+  deps: GenerationDeps
+  serving: Serving
+  start(): void
+  /** Lets what streams come to its end; to be called once nothing new is taken. */
+  drain(): Promise<void>
+  /** To be called when nothing runs any more, while the store is still there. */
+  close(): Promise<void>
+}
+
+/** Beside the limits of the stream itself, for opening and ending it. */
+const marginMs = 30_000
+const showMs = 1_000
+
+export function defineGeneration(deps: GenerationDeps): GenerationWorkload {
+  const { intake, settings, metrics, relay, upstream } = deps
+  const directory = new StreamDirectory(deps)
+  let handler: Handler | undefined
+  const admission = new Admission(deps, (places) => {
+    const own = new Handler(deps, directory, places)
+    handler = own
+    return intake.define('generation', {
+      body: Generation,
+      lane: ({ lane }) => [queueName, lane],
+      gates: [pressure()],
+      // A level of its own: who waits here, perhaps for long, does not set the virtual time of the others.
+      priority: 7,
+      slots: { name: 'generation', concurrency: settings.concurrency },
+      abortable: true,
+      timeoutMs: settings.limits.totalMs + marginMs,
+      maxRetries: settings.failover.enabled ? settings.failover.retriesMax : 0,
+      retry: { baseMs: settings.failover.baseDelayMs, maxMs: settings.failover.maxDelayMs },
+      run: (generation, context) => own.run(generation, context),
+    })
+  })
+  if (handler === undefined) throw new Error('generation was not defined')
+  const watch = new Watch(deps, handler)
+  const orphans = new Orphans(deps)
+  const serving = new Serving(deps, { admission, directory, handler, watch })
+  intake.onNotice('stream-watch', (text) => {
+    const [id = '', watcher] = text.split(':')
+    if (watcher === intake.instance) return
+    watch.shared(id)
+    for (const name of ['postgres', 'redis'] as const) deps.logOf(name)?.writer.ring(id)
+  })
+  let timer: NodeJS.Timeout | undefined
+  const show = (): void => {
+    metrics.poolState.set(admission.poolState)
+    metrics.queueDepth.set(admission.waiting)
+  }
+  return {
+    ...{ deps, serving },
+    start() {
+      watch.start()
+      orphans.start()
+      timer = setInterval(show, showMs)
+      timer.unref()
+    },
+    drain: () => serving.drain(),
+    async close() {
+      clearInterval(timer)
+      await Promise.all([watch.stop(), orphans.stop()])
+      for (const name of ['postgres', 'redis'] as const) await deps.logOf(name)?.writer.close()
+      relay.close()
+      await upstream.close()
+    },
+  }
+}

@@ -1,0 +1,91 @@
+/**
+ * Ends streams that have no end and nobody left to write one: their operation has left the queue. Its process died between
+ * taking it out and writing the end, the log did not take the end, it died with its processes too often to be run again, or
+ * its stream was opened by a statement that was believed to have failed.
+ *
+ *   orphaned ──grace──► log has an end ──► noted          (Redis only: the store's own log notes it with the record)
+ *                           └──► an end is written behind what is there; whoever wrote meanwhile has it
+ */
+import { type EndKind, LogFault, type Standing, type StreamEntry } from 'spillway/workload'
+import { keptFailure } from './delivery.js'
+import type { GenerationDeps } from './deps.js'
+import { forms } from './forms.js'
+import { endAt } from './handler.js'
+import { failures } from './request.js'
+
+/** Over all processes. */
+const roundMs = 2_000
+/** Who took the operation out of the queue writes the end itself, right behind that. */
+const graceMs = 3_000
+/** Of their ids, in the log line. */
+const toldMax = 10
+
+export class Orphans {
+  readonly #deps: GenerationDeps
+  #timer: NodeJS.Timeout | undefined
+  #ending: Promise<void> | null = null
+
+  constructor(deps: GenerationDeps) {
+    this.#deps = deps
+  }
+
+  start(): void {
+    this.#timer = setInterval(() => this.#round(), roundMs)
+    this.#timer.unref()
+  }
+
+  async stop(): Promise<void> {
+    clearInterval(this.#timer)
+    await this.#ending
+  }
+
+  #round(): void {
+    if (!this.#deps.intake.core.isReady) return
+    this.#ending ??= this.#endAll()
+      .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not end streams that nobody writes'))
+      .finally(() => {
+        this.#ending = null
+      })
+  }
+
+  async #endAll(): Promise<void> {
+    const { registry, intake, log } = this.#deps
+    const entries = await registry.orphaned(roundMs, graceMs)
+    if (entries.length === 0) return
+    const ids = entries.map(({ key }) => key.id)
+    const standings = await intake.standing(ids)
+    log.warn(
+      { streams: ids.length, some: ids.slice(0, toldMax) },
+      'streams were left without an end; they are ended now',
+    )
+    await Promise.all(entries.map((entry, i) => this.#end(entry, standings[i])))
+  }
+
+  async #end(entry: StreamEntry, standing: Standing | undefined): Promise<void> {
+    const { registry } = this.#deps
+    const { id } = entry.key
+    const head = await this.#headOf(entry)
+    if (head !== null && head.end !== null) return registry.ended(id, head.end)
+    const last = head?.last ?? 0
+    const kept = standing?.status === 'cancelled' ? failures.cancelled : await keptFailure(this.#deps, id)
+    const kind: EndKind = last === 0 ? 'unbegun' : standing?.status === 'cancelled' ? 'cancelled' : 'error'
+    const text = forms[entry.format].failed(kept ?? failures.interrupted)
+    const written = head === null ? 'failed' : await endAt(this.#deps, entry, last, kind, text)
+    // A log that is away or lost has nothing to say any more. The store's own is tried again.
+    if (written === 'failed' && entry.log !== 'postgres') await registry.ended(id, 'error')
+  }
+
+  /** Null: the log is gone, or away. */
+  async #headOf(entry: StreamEntry): Promise<{ last: number; end: EndKind | null } | null> {
+    if (entry.log === 'postgres') return { last: entry.last, end: null }
+    const log = this.#deps.logOf(entry.log)?.log
+    if (log === undefined) return null
+    try {
+      const head = await log.head(entry.key)
+      return head.last === 0 && (await log.marks?.isLost(entry.key.id)) === true ? null : head
+    } catch (fault) {
+      if (fault instanceof LogFault) return null
+      throw fault
+    }
+  }
+}

@@ -1,0 +1,266 @@
+/** The routes of contract §6. Under `/v1` as OpenAI's clients know them, errors included; the native ones with problems. */
+import { setTimeout as delay } from 'node:timers/promises'
+import {
+  ChatCompletionRequest,
+  NativeStreamRequest,
+  OpenAiErrorBody,
+  Problem as ProblemSchema,
+} from '@spillway/protocol/schema'
+import { generationLimits, threadIdHeader } from '@spillway/protocol/wire'
+import type { FastifyLike as App } from 'spillway/workload'
+import {
+  digestUuid,
+  newOperationId,
+  type Problem,
+  parseIdempotencyKey,
+  refuseUntilReady,
+  type StreamEntry,
+  sendProblem,
+} from 'spillway/workload'
+import Type from 'typebox'
+import type { AppRequest as Request } from '../../http/app.js'
+import { operatesAll, viewsAll } from '../../http/identity.js'
+import type { Asked } from './admission.js'
+import type { GenerationWorkload } from './index.js'
+import { carriedChat } from './request.js'
+import { UpstreamFault } from './upstream.js'
+
+const uuid = /^[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}$/i
+const visible = /^[\x21-\x7e]+$/
+/** Sent by OpenAI's own clients: how long they wait for an answer, in seconds. */
+const timeoutHeader = 'x-stainless-timeout'
+const patienceSecondsMax = 86_400
+const openingMs = [20, 100, 500]
+
+const openaiTags = ['OpenAI']
+const nativeTags = ['streams']
+const openaiConfig = { role: 'submit', tellsError: 'openai' } as const
+const problems = { '4xx': ProblemSchema, '5xx': ProblemSchema }
+
+export function generationRoutes(workload: GenerationWorkload): (app: App) => Promise<void> {
+  return async (app) => {
+    app.setSerializerCompiler(() => JSON.stringify)
+    refuseUntilReady(app, workload.deps.intake.core)
+    addChat(app, workload)
+    addModels(app, workload)
+    addNative(app, workload)
+    addResume(app, workload)
+    addCancel(app, workload)
+  }
+}
+
+function addChat(app: App, { serving, deps }: GenerationWorkload): void {
+  app.post<{ Body: Record<string, unknown> }>(
+    '/v1/chat/completions',
+    {
+      bodyLimit: deps.settings.chatBodyBytes,
+      schema: {
+        tags: openaiTags,
+        summary: "Generate an answer; with stream true token by token, in OpenAI's form",
+        body: ChatCompletionRequest,
+        response: { '4xx': OpenAiErrorBody, '5xx': OpenAiErrorBody },
+      },
+      config: openaiConfig,
+    },
+    async (request, reply) => {
+      const { body } = request
+      const chat = carriedChat(body, request.bodyText)
+      const asked = askedBy(request, { format: 'openai', ...chat, threadId: newOperationId() })
+      if ('code' in asked) return sendProblem(reply, asked)
+      const unknown = unknownModel(deps.upstream, body.model)
+      if (unknown !== null) return sendProblem(reply, unknown)
+      forgetBody(request)
+      return chat.stream ? serving.stream(asked, reply) : serving.whole(asked, reply)
+    },
+  )
+}
+
+function addModels(app: App, { deps }: GenerationWorkload): void {
+  app.get(
+    '/v1/models',
+    { schema: { tags: openaiTags, summary: 'The models that can be asked' }, config: { tellsError: 'openai' } },
+    async (_request, reply) => {
+      try {
+        return await deps.upstream.models()
+      } catch (fault) {
+        if (!(fault instanceof UpstreamFault)) throw fault
+        return sendProblem(reply, {
+          code: fault.code === 'upstream_timeout' ? 'upstream_timeout' : 'upstream_error',
+          detail: fault.error.message,
+          openai: fault.error,
+        })
+      }
+    },
+  )
+}
+
+function addNative(app: App, { serving, deps }: GenerationWorkload): void {
+  app.post<{ Body: NativeStreamRequest }>(
+    '/api/v1/stream',
+    {
+      // A query of as many characters as it may have can be larger than other bodies, escaped.
+      bodyLimit: deps.settings.chatBodyBytes,
+      schema: {
+        tags: nativeTags,
+        summary: 'Generate an answer as a stream that survives a dropped connection',
+        body: NativeStreamRequest,
+        response: problems,
+      },
+      config: { role: 'submit' },
+    },
+    async (request, reply) => {
+      const { query, model } = request.body
+      const given = request.headers[threadIdHeader.toLowerCase()]
+      if (given !== undefined && !isThreadId(given)) return sendProblem(reply, badThreadId)
+      const chat = carriedChat({ model, messages: [{ role: 'user', content: query }], stream: true })
+      const asked = askedBy(request, { format: 'native', ...chat, threadId: given ?? newOperationId() })
+      if ('code' in asked) return sendProblem(reply, asked)
+      const unknown = unknownModel(deps.upstream, model)
+      if (unknown !== null) return sendProblem(reply, unknown)
+      forgetBody(request)
+      return serving.stream(asked, reply)
+    },
+  )
+}
+
+function addResume(app: App, { serving, deps }: GenerationWorkload): void {
+  app.get<{ Params: { id: string }; Querystring: { starting_after?: number } }>(
+    '/api/v1/streams/:id',
+    {
+      // A HEAD would hold a stream open that nobody reads.
+      exposeHeadRoute: false,
+      schema: {
+        tags: nativeTags,
+        summary: 'Go on reading a stream behind the last event that was received',
+        params: Type.Object({ id: Type.String() }),
+        querystring: Type.Object({
+          starting_after: Type.Optional(Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER })),
+        }),
+        response: problems,
+      },
+    },
+    async (request, reply) => {
+      const entry = await ownStream(deps, request, viewsAll)
+      if (entry === null) return sendProblem(reply, noStream)
+      const after = startAfter(request)
+      if (typeof after !== 'number') return sendProblem(reply, after)
+      // One whose end is lost with its log is told so, or its reader would take what it has for the whole.
+      const hasEnd = entry.log === 'postgres' ? entry.ended !== null : await isEndedAt(deps, entry, after)
+      const { last } = entry
+      if (hasEnd && after >= last) return reply.code(204).send()
+      // It would be silent until the end, which it then has not got. Redis may have lost what it was told: the relay says so.
+      if (entry.log === 'postgres' && after > last) return sendProblem(reply, badPosition)
+      return serving.resume(entry, after, reply)
+    },
+  )
+}
+
+function addCancel(app: App, { serving, deps }: GenerationWorkload): void {
+  app.post<{ Params: { id: string } }>(
+    '/api/v1/streams/:id/cancel',
+    {
+      schema: {
+        tags: nativeTags,
+        summary: 'Stop a generation, wherever it runs',
+        params: Type.Object({ id: Type.String() }),
+        response: { 200: Type.Object({ id: Type.String(), status: Type.Literal('cancelled') }), ...problems },
+      },
+      config: { role: 'submit' },
+    },
+    async (request, reply) => {
+      const entry = await ownStream(deps, request, operatesAll)
+      if (entry === null) return sendProblem(reply, noStream)
+      if (!(await serving.cancel(entry))) {
+        return sendProblem(reply, { code: 'operation_finished', detail: 'The stream has ended already.' })
+      }
+      return { id: entry.key.id, status: 'cancelled' }
+    },
+  )
+}
+
+/** The framework holds on to a request until its answer has ended, which is minutes here; the prompt is in the store. */
+function forgetBody(request: { body: unknown; bodyText?: string | undefined }): void {
+  request.body = undefined
+  request.bodyText = undefined
+}
+
+function askedBy(
+  request: Request,
+  of: Pick<Asked, 'format' | 'chat' | 'stream' | 'usage' | 'threadId'>,
+): Asked | Problem {
+  const key = parseIdempotencyKey(request.headers['idempotency-key'])
+  if (!key.ok) {
+    const errors = [{ path: '/headers/idempotency-key', message: key.detail }]
+    return { code: 'invalid_request', detail: key.detail, errors }
+  }
+  const seconds = Number(request.headers[timeoutHeader])
+  const isGiven = Number.isFinite(seconds) && seconds > 0 && seconds <= patienceSecondsMax
+  return {
+    ...of,
+    identity: request.principal.identity,
+    // The same key on the other route is another: both are operations of one type.
+    idempotencyKey: key.key === undefined ? undefined : `${of.format}\0${key.key}`,
+    keyedOn: key.key === undefined ? '' : digestUuid(request.bodyText ?? of.chat),
+    traceparent: request.trace.traceparent,
+    patienceMs: isGiven ? seconds * 1_000 : null,
+  }
+}
+
+function unknownModel(upstream: GenerationWorkload['deps']['upstream'], model: unknown): Problem | null {
+  const error = upstream.unknownModel(String(model))
+  return error === null ? null : { code: 'model_not_found', detail: error.message, openai: error }
+}
+
+function isThreadId(value: string | string[]): value is string {
+  return typeof value === 'string' && value.length <= generationLimits.threadIdCharacters && visible.test(value)
+}
+
+const badThreadId: Problem = {
+  code: 'invalid_request',
+  detail: `${threadIdHeader} must have 1 to ${generationLimits.threadIdCharacters} visible ASCII characters.`,
+}
+
+const noStream: Problem = { code: 'not_found', detail: 'There is no such stream, or it has expired.' }
+
+/** Null: unknown, expired, or another's, which is not told apart. */
+async function ownStream(
+  { registry, intake }: Pick<GenerationWorkload['deps'], 'registry' | 'intake'>,
+  request: Request & { params: { id: string } },
+  mayAll: (principal: Request['principal']) => boolean,
+): Promise<StreamEntry | null> {
+  const id = request.params.id.toLowerCase()
+  if (!uuid.test(id)) return null
+  let entry = await registry.find(id)
+  for (const waitMs of openingMs) {
+    if (entry !== null) break
+    // Whoever waits is told its id at once; its stream is being opened.
+    const [standing] = await intake.standing([id])
+    if (standing?.status !== 'pending' && standing?.status !== 'processing') return null
+    await delay(waitMs)
+    entry = await registry.find(id)
+  }
+  if (entry === null) return null
+  const { principal } = request
+  return entry.identity === principal.identity || mayAll(principal) ? entry : null
+}
+
+/** Whether its log, which is not the store's own, has its end, and nothing behind that position. */
+async function isEndedAt(deps: GenerationWorkload['deps'], entry: StreamEntry, after: number): Promise<boolean> {
+  const head = await deps.logOf(entry.log)?.log.head(entry.key)
+  return head !== undefined && head.end !== null && after >= head.last
+}
+
+/** The header comes from browsers that reconnect by themselves, and is the newer of the two. */
+function startAfter(request: Request & { query: { starting_after?: number } }): number | Problem {
+  const header = request.headers['last-event-id']
+  if (header === undefined || header === '') return request.query.starting_after ?? 0
+  const after = Number(header)
+  if (Number.isSafeInteger(after) && after >= 0 && /^\d+$/.test(String(header))) return after
+  return badPosition
+}
+
+const badPosition: Problem = {
+  code: 'invalid_request',
+  detail: 'Last-Event-ID, or starting_after, must be the id of an event of this stream.',
+  errors: [{ path: '/headers/last-event-id', message: 'must be a whole number, of an event that was there' }],
+}

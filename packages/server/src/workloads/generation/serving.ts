@@ -1,0 +1,388 @@
+/** From a request that was checked to its answer: admitted, then streamed or answered whole; resumed; left. */
+import type { ServerResponse } from 'node:http'
+import {
+  type ProblemCode,
+  problems,
+  resilienceLayerHeader,
+  resilienceLayers,
+  streamIdHeader,
+  threadIdHeader,
+} from '@spillway/protocol/wire'
+import {
+  type EndKind,
+  LogFault,
+  type Problem,
+  type Standing,
+  type StreamEntry,
+  type StreamRecord,
+  sendProblem,
+  whenGone,
+} from 'spillway/workload'
+import type { AppReply as Reply } from '../../http/app.js'
+import { releaseBody } from '../../http/buffers.js'
+import type { SseConnection } from '../../http/sse.js'
+import type { Admission, Admitted, Asked } from './admission.js'
+import { Delivery, keptFailure, type Next } from './delivery.js'
+import type { GenerationDeps } from './deps.js'
+import { forms } from './forms.js'
+import { endAt, type Handler } from './handler.js'
+import { type Failure, type Format, failures, toldFailure } from './request.js'
+import type { StreamDirectory } from './stream-directory.js'
+import type { Watch } from './watch.js'
+
+/** An upstream that refuses does so at once: its status is the answer's, if it comes before the head was sent. */
+const headGraceMs = 100
+
+const openingMs = [20, 100, 500]
+
+const expired: Problem = {
+  code: 'not_found',
+  detail: 'The stream of this Idempotency-Key has expired. Use a new key.',
+}
+
+export interface ServingParts {
+  admission: Admission
+  directory: StreamDirectory
+  handler: Handler
+  watch: Watch
+}
+
+export class Serving {
+  readonly #deps: GenerationDeps
+  readonly #parts: ServingParts
+  #draining = false
+  #idle: (() => void)[] = []
+  #open = 0
+
+  constructor(deps: GenerationDeps, parts: ServingParts) {
+    this.#deps = deps
+    this.#parts = parts
+  }
+
+  /** `POST` with a stream as its answer. Whoever waits has its head and its place at once, before all else. */
+  async stream(asked: Asked, reply: Reply): Promise<Reply> {
+    const admitted = await this.#admit(asked, reply)
+    if (!admitted.ok) return sendProblem(reply, admitted.problem)
+    const isQueued = isWaiting(admitted)
+    const { format, threadId } = asked
+    const early = isQueued ? this.#greet({ ...admitted, threadId }, 'queued', format, reply) : null
+    const begun = await this.#deliver(asked, admitted, false).catch((fault: unknown) => {
+      if (early === null) throw fault
+      this.#deps.log.error({ err: fault, stream: admitted.id }, 'a stream could not be opened')
+      early.write(forms[asked.format].end('error', forms[asked.format].failed(failures.logAway), null))
+      early.end()
+      return null
+    })
+    if (begun === null) return reply
+    if (!begun.ok) return sendProblem(reply, begun.problem)
+    const { delivery } = begun
+    const letGo = this.#hold(delivery, reply.raw)
+    let isStreaming = false
+    try {
+      const first = delivery.next()
+      if (early === null && delivery.entry.direct) {
+        const soon = await Promise.race([first, after(headGraceMs)])
+        if (reply.raw.destroyed) return reply
+        const failed = soon === 'late' ? null : failureAlone(soon)
+        if (failed !== null) return await this.#sendFailure(reply, delivery, failed)
+      }
+      const head = headOf(delivery.entry, admitted.replayed)
+      const connection = early ?? this.#greet(head, 'started', format, reply)
+      delivery.attach(connection)
+      if (isQueued) delivery.tellPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
+      isStreaming = true
+      this.#run(delivery, connection, letGo, first)
+      return reply
+    } finally {
+      if (!isStreaming) letGo()
+    }
+  }
+
+  /** Beside the request, which is over for the framework: what is kept until the end is the delivery and the socket. */
+  #run(delivery: Delivery, connection: SseConnection, letGo: () => void, first?: Promise<Next>): void {
+    delivery
+      .stream(connection, first)
+      .catch((fault: unknown) => {
+        this.#deps.log.error({ err: fault, stream: delivery.id }, 'a stream could not be brought to its client')
+        connection.write(
+          forms[delivery.entry.format].end('error', forms[delivery.entry.format].failed(failures.logAway), null),
+        )
+        connection.end()
+      })
+      .finally(letGo)
+  }
+
+  /** Once it is decided the prompt is in the store, or of no use: neither it nor its space is kept while the answer is made. */
+  async #admit(asked: Asked, reply: Reply): ReturnType<Admission['admit']> {
+    const admitted = await this.#decide(asked)
+    asked.chat = ''
+    asked.keyedOn = ''
+    releaseBody(reply.raw)
+    return admitted
+  }
+
+  /** What the key of an attempt that never began has kept is no answer: it is free for this one. */
+  async #decide(asked: Asked): ReturnType<Admission['admit']> {
+    const { admission } = this.#parts
+    const admitted = await admission.admit(asked)
+    if (!admitted.ok || !admitted.replayed || !(await this.#isUnbegun(admitted.id))) return admitted
+    await admission.freeKey(admitted.id, asked)
+    // Of several that come at once the first begins anew, and the others find that.
+    return admission.admit(asked)
+  }
+
+  /** Nothing of it can be told again, and nothing will come: it ended before its first chunk, or its log is lost. */
+  async #isUnbegun(id: string): Promise<boolean> {
+    const { intake, registry, logOf } = this.#deps
+    // In this order: what has left the queue has its end in the log by then.
+    const [standing] = await intake.standing([id])
+    const entry = await registry.find(id)
+    if (entry === null || entry.ended === 'unbegun') return entry !== null
+    if (isUnfinished(standing)) return false
+    if (entry.log === 'postgres') return entry.last === 0
+    try {
+      return (await logOf(entry.log)?.log.head(entry.key))?.last === 0
+    } catch (fault) {
+      if (fault instanceof LogFault) return false
+      throw fault
+    }
+  }
+
+  #greet(head: Head, status: 'queued' | 'started', format: Format, reply: Reply): SseConnection {
+    const connection = this.#connect(reply, headersOf(head))
+    if (format === 'native' || status === 'queued') {
+      connection.write(forms[format].status({ status, stream_id: head.id, thread_id: head.threadId }))
+    }
+    return connection
+  }
+
+  /** `POST` with `stream: false`: the whole answer, or an error with its status. */
+  async whole(asked: Asked, reply: Reply): Promise<Reply> {
+    const admitted = await this.#admit(asked, reply)
+    if (!admitted.ok) return sendProblem(reply, admitted.problem)
+    const begun = await this.#deliver(asked, admitted, true)
+    if (!begun.ok) return sendProblem(reply, begun.problem)
+    const { delivery } = begun
+    reply.headers(headersOf(headOf(delivery.entry, admitted.replayed)))
+    const letGo = this.#hold(delivery, reply.raw)
+    try {
+      let answer: string | null = null
+      for (;;) {
+        const record = await delivery.next()
+        if (reply.raw.destroyed || record === null) return reply
+        if ('status' in record) return await this.#sendFailure(reply, delivery, record)
+        const { chunks, end } = record
+        if (end !== null && end !== 'done') return await this.#sendFailure(reply, delivery, record)
+        if (answer === null && chunks.length > (end === null ? 0 : 1)) answer = chunks[0] ?? null
+        if (end === null) continue
+        delivery.hasEnded = true
+        this.#deps.metrics.chunksStreamed.inc(1)
+        return reply
+          .header('content-type', 'application/json; charset=utf-8')
+          .serializer((text: unknown) => String(text))
+          .send(answer ?? '{}')
+      }
+    } finally {
+      letGo()
+    }
+  }
+
+  /** A stream that is there already, from behind `after` on. */
+  async resume(entry: StreamEntry, afterChunk: number, reply: Reply): Promise<Reply> {
+    const { intake, registry, metrics } = this.#deps
+    await registry.watched(entry.key.id, intake.instance)
+    metrics.resumes.inc()
+    const delivery = new Delivery(this.#deps, {
+      ...{ entry, after: afterChunk, waitUntil: null, waitSeconds: 0, isQueued: false, isWhole: false },
+      isShared: true,
+      isLocal: this.#parts.handler.has(entry.key.id),
+      onStarted: () => undefined,
+      freeKey: async () => undefined,
+    })
+    const letGo = this.#hold(delivery, reply.raw)
+    const connection = this.#connect(reply, headersOf(headOf(entry)))
+    delivery.attach(connection)
+    this.#run(delivery, connection, letGo)
+    return reply
+  }
+
+  /** Stops it, wherever it runs. False: it has ended already. */
+  async cancel(entry: StreamEntry, why = 'cancelled by request', kind: EndKind = 'cancelled'): Promise<boolean> {
+    const outcome = await this.#deps.intake.cancel(entry.key.id, why)
+    // One that never ran has nobody to write its end.
+    if (outcome === 'cancelled') await endAt(this.#deps, entry, 0, kind, forms[entry.format].failed(failures.cancelled))
+    return outcome !== 'gone'
+  }
+
+  /** Lets what streams come to its end, for so long; then its readers are told to resume it elsewhere. */
+  async drain(): Promise<void> {
+    this.#draining = true
+    if (this.#open === 0) return
+    const done = new Promise<void>((resolve) => this.#idle.push(resolve))
+    const timer = setTimeout(() => {
+      for (const delivery of this.#parts.watch.deliveries) delivery.fail(failures.draining)
+    }, this.#deps.settings.drainMs)
+    await done
+    clearTimeout(timer)
+  }
+
+  async #deliver(
+    asked: Asked,
+    admitted: Admitted,
+    isWhole: boolean,
+  ): Promise<{ ok: true; delivery: Delivery } | { ok: false; problem: Problem }> {
+    const { settings } = this.#deps
+    const { id, waitMs } = admitted
+    try {
+      const entry = await this.#entryOf(asked, admitted)
+      if (entry === null) return { ok: false, problem: expired }
+      const delivery = new Delivery(this.#deps, {
+        ...{ entry, after: 0, isLocal: admitted.here, isQueued: isWaiting(admitted), isWhole },
+        isShared: admitted.replayed,
+        waitUntil: waitMs === null || admitted.here ? null : performance.now() + waitMs,
+        waitSeconds: Math.round((waitMs ?? settings.failover.timeoutMs) / 1_000),
+        onStarted: admitted.leaveRoom,
+        freeKey: () => this.#parts.admission.freeKey(id, asked),
+      })
+      return { ok: true, delivery }
+    } catch (fault) {
+      admitted.leaveRoom()
+      await this.#parts.admission.takeBack(id, asked, 'its stream could not be opened').catch((second: unknown) => {
+        this.#deps.log.warn({ err: second, stream: id }, 'a generation without a stream could not be cancelled')
+      })
+      throw fault
+    }
+  }
+
+  async #entryOf(asked: Asked, { id, replayed, layer }: Admitted): Promise<StreamEntry | null> {
+    const { intake, registry } = this.#deps
+    const { format, threadId, identity } = asked
+    const direct = layer === resilienceLayers.direct
+    const stream = { id, identity, format, threadId, direct, watcher: intake.instance, isNew: !replayed }
+    if (!replayed) return this.#parts.directory.open(stream)
+    // The first with this key may be opening it at this moment.
+    for (const waitMs of [0, ...openingMs]) {
+      if (waitMs > 0) await after(waitMs)
+      const entry = await registry.find(id)
+      if (entry === null) continue
+      await registry.watched(id, intake.instance)
+      return entry
+    }
+    // Its process died before it could; one that has run, and has no stream any more, has expired.
+    const [standing] = await intake.standing([id])
+    return isUnfinished(standing) ? this.#parts.directory.open(stream) : null
+  }
+
+  /** Counts it as read here, from now until it is let go: it has ended, or its client left. */
+  #hold(delivery: Delivery, raw: ServerResponse): () => void {
+    this.#open++
+    this.#parts.watch.add(delivery)
+    if (this.#draining) delivery.fail(failures.draining)
+    const unwatch = whenGone(raw, () => {
+      delivery.close()
+      // Half-closed only, it would wait for an answer that never comes.
+      raw.destroy()
+    })
+    return () => {
+      unwatch()
+      delivery.start()
+      delivery.close()
+      const isLast = this.#parts.watch.remove(delivery)
+      if (isLast && !delivery.hasEnded) this.#leave(delivery)
+      this.#open--
+      if (this.#open === 0) for (const resolve of this.#idle.splice(0)) resolve()
+    }
+  }
+
+  #leave(delivery: Delivery): void {
+    this.#abandon(delivery).catch((fault: unknown) => {
+      this.#deps.log.warn({ err: fault, stream: delivery.id }, 'could not tell that nobody reads a stream here')
+    })
+  }
+
+  async #abandon({ id, entry, isShared, isSentAway }: Delivery): Promise<void> {
+    const { registry, intake } = this.#deps
+    const isUnread = await registry.unwatched(id, intake.instance)
+    // Whoever reads it elsewhere says so again; if nobody does, who generates it hears of that soon.
+    if (entry.format === 'native' || isShared || isSentAway) return
+    // Somebody has come whom we have not heard of yet: elsewhere, as the registry knows, or here meanwhile.
+    if (!isUnread || this.#parts.watch.has(id)) return
+    if (this.#parts.handler.has(id)) this.#parts.handler.abandon(id)
+    else await this.cancel(entry, 'its client left', 'unbegun')
+  }
+
+  #connect(reply: Reply, headers: Record<string, string>) {
+    reply.hijack()
+    const { sse, metrics } = this.#deps
+    const own = reply.getHeaders() as Record<string, string>
+    metrics.activeConnections.inc()
+    reply.raw.once('close', () => metrics.activeConnections.dec())
+    return sse.open(reply.raw, { ...own, ...headers })
+  }
+
+  /** An end without anything before it, told by its status. */
+  async #sendFailure(reply: Reply, delivery: Delivery, why: Failure | StreamRecord): Promise<Reply> {
+    delivery.hasEnded = true
+    return sendProblem(reply, problemOf('status' in why ? why : await this.#failureOf(delivery.id, why)))
+  }
+
+  /** The log has what is told in a stream; the result of an operation that ran has the status too. */
+  async #failureOf(id: string, { end, chunks }: StreamRecord): Promise<Failure> {
+    const kept = end === 'cancelled' ? null : await keptFailure(this.#deps, id)
+    return kept ?? toldFailure(chunks.at(-1) ?? '')
+  }
+}
+
+/** It was queued by this request: its place is of interest. */
+function isWaiting({ layer, replayed }: Admitted): boolean {
+  return layer === resilienceLayers.failover && !replayed
+}
+
+interface Head {
+  id: string
+  threadId: string
+  layer: Admitted['layer']
+  replayed?: boolean
+}
+
+function headersOf({ id, threadId, layer, replayed }: Head): Record<string, string> {
+  return {
+    [streamIdHeader]: id,
+    [threadIdHeader]: threadId,
+    [resilienceLayerHeader]: layer,
+    ...(replayed === true && { 'idempotent-replayed': 'true' }),
+  }
+}
+
+/** As its first caller was told. */
+function headOf({ key, threadId, direct }: StreamEntry, replayed = false): Head {
+  return { id: key.id, threadId, layer: direct ? resilienceLayers.direct : resilienceLayers.failover, replayed }
+}
+
+function after(ms: number): Promise<'late'> {
+  return new Promise((resolve) => setTimeout(resolve, ms, 'late'))
+}
+
+/** Null: there is something to stream. */
+function failureAlone(next: Next): Failure | StreamRecord | null {
+  if (next === null) return null
+  if ('status' in next) return next
+  const { end, chunks }: StreamRecord = next
+  return end !== null && end !== 'done' && chunks.length === 1 ? next : null
+}
+
+function isUnfinished(standing: Standing | undefined): boolean {
+  return standing?.status === 'pending' || standing?.status === 'processing'
+}
+
+function problemOf({ status, error, retry_after_ms }: Failure): Problem {
+  const isOurs = error.code !== null && error.code in problems
+  const code = isOurs ? (error.code as ProblemCode) : status >= 500 ? 'upstream_error' : 'upstream_rejected'
+  return {
+    code,
+    status,
+    detail: error.message,
+    openai: error,
+    ...(retry_after_ms !== null && { retryAfterMs: retry_after_ms }),
+  }
+}

@@ -1,0 +1,105 @@
+import type { ForwardResult } from '@spillway/protocol/wire'
+import { isUnstorable, parseStrictJson } from 'spillway/workload'
+
+/** What is kept of an answer's headers. */
+const headersMax = 32
+const headerCharactersMax = 1_024
+const headersCharactersMax = 8_192
+
+/** Of the connection, or secrets of a session that is not the caller's to keep. */
+const droppedHeaders = new Set([
+  'connection',
+  'keep-alive',
+  'proxy-authenticate',
+  'proxy-connection',
+  'set-cookie',
+  'trailer',
+  'transfer-encoding',
+  'upgrade',
+])
+
+export type AnswerHeaders = Record<string, string | string[] | undefined>
+
+/** PostgreSQL's jsonb takes neither NUL nor lone surrogates; both become U+FFFD. */
+function storableText(text: string): string {
+  if (!isUnstorable(text)) return text
+  return text.replaceAll('\0', '\ufffd').replaceAll(/\p{Surrogate}/gu, '\ufffd')
+}
+
+/** The nesting is bounded by the parser before this is called. */
+function storableValue(value: unknown): unknown {
+  if (typeof value === 'string') return storableText(value)
+  if (Array.isArray(value)) return value.map(storableValue)
+  if (typeof value === 'number' && !Number.isFinite(value)) return String(value)
+  if (typeof value !== 'object' || value === null) return value
+  // fromEntries defines members, so that one named __proto__ stays a member.
+  return Object.fromEntries(Object.entries(value).map(([name, member]) => [storableText(name), storableValue(member)]))
+}
+
+export function keptHeaders(headers: AnswerHeaders): Record<string, string> {
+  const kept: [string, string][] = []
+  let characters = 0
+  for (const [name, value] of Object.entries(headers)) {
+    if (value === undefined || droppedHeaders.has(name)) continue
+    const text = storableText(Array.isArray(value) ? value.join(', ') : value)
+    if (text.length > headerCharactersMax) continue
+    characters += name.length + text.length
+    if (kept.length === headersMax || characters > headersCharactersMax) break
+    kept.push([storableText(name), text])
+  }
+  return Object.fromEntries(kept)
+}
+
+function isJson(contentType: string | undefined): boolean {
+  return contentType !== undefined && /^application\/(?:[\w.+-]+\+)?json\s*(?:;|$)/i.test(contentType)
+}
+
+/** JSON as a value where it is whole and can be stored, else text with what is no UTF-8 replaced. */
+function keptBody(bytes: Buffer, contentType: string | undefined, truncated: boolean): unknown {
+  if (bytes.length === 0) return null
+  if (isJson(contentType) && !truncated) {
+    const parsed = parseStrictJson(bytes)
+    if (parsed.ok) return parsed.value
+    // Well-formed and shallow, but with NUL, surrogates or __proto__ in it: kept, mended.
+    if (parsed.reason === 'character' || parsed.reason === 'member') return storableValue(JSON.parse(bytes.toString()))
+  }
+  // With `stream` a character cut in two by the limit is left out instead of replaced.
+  return storableText(new TextDecoder().decode(bytes, { stream: truncated }))
+}
+
+export interface ReadBody {
+  bytes: Buffer
+  truncated: boolean
+}
+
+/** Reads so many bytes; when there is more, leaving the loop destroys the stream and with it the connection. */
+export async function readBounded(body: AsyncIterable<Uint8Array>, bytesMax: number): Promise<ReadBody> {
+  const chunks: Uint8Array[] = []
+  let length = 0
+  for await (const chunk of body) {
+    chunks.push(chunk)
+    length += chunk.length
+    if (length > bytesMax) break
+  }
+  return { bytes: Buffer.concat(chunks).subarray(0, bytesMax), truncated: length > bytesMax }
+}
+
+export function forwardResult(status: number, headers: AnswerHeaders, { bytes, truncated }: ReadBody): ForwardResult {
+  const contentType = headers['content-type']
+  const body = keptBody(bytes, Array.isArray(contentType) ? contentType[0] : contentType, truncated)
+  const result: ForwardResult = { status, headers: keptHeaders(headers), body }
+  if (truncated) result.truncated = true
+  return result
+}
+
+/** An hour and more of silence is asked for by mistake or malice; the attempt is then made after a day at the latest. */
+const retryAfterMsMax = 86_400_000
+const httpDate = /^[A-Z][a-z]+,? /
+
+/** Retry-After in both its forms (RFC 9110 §10.2.3), in milliseconds; undefined when absent, unreadable or past. */
+export function parseRetryAfter(header: string | string[] | undefined, nowMs: number): number | undefined {
+  if (typeof header !== 'string') return undefined
+  const text = header.trim()
+  const waitMs = /^\d{1,10}$/.test(text) ? Number(text) * 1000 : httpDate.test(text) ? Date.parse(text) - nowMs : 0
+  return waitMs > 0 ? Math.min(waitMs, retryAfterMsMax) : undefined
+}

@@ -1,0 +1,214 @@
+import { type ForwardResult, limits } from '@spillway/protocol/wire'
+import { jsonOf } from 'spillway/workload'
+import { Agent, type Dispatcher } from 'undici'
+import { AddressRefused, checkedLookup, type Resolve } from './addresses.js'
+import type { AllowList } from './allow-list.js'
+import { type AnswerHeaders, forwardResult, parseRetryAfter, readBounded } from './answer.js'
+import type { ForwardMethod, ForwardRequest } from './payload.js'
+
+export type ForwardErrorCode = 'target_not_allowed' | 'redirect_refused' | 'unsuccessful_status' | 'network' | 'aborted'
+
+export interface ForwardError {
+  code: ForwardErrorCode
+  /** For the ticket; no driver message. */
+  message: string
+}
+
+export type ForwardOutcome =
+  | { kind: 'done'; result: ForwardResult }
+  | { kind: 'retry'; error: ForwardError; result?: ForwardResult; retryAfterMs?: number }
+  | { kind: 'failed'; error: ForwardError; result?: ForwardResult }
+
+export interface ForwardOptions {
+  allow: AllowList
+  operationId: string
+  traceparent: string
+  /** Ends the call; it is the only deadline there is. */
+  signal: AbortSignal
+  /** Of the answer's body, so much is kept. Default 64 KiB. */
+  answerBytesMax?: number
+}
+
+export interface Forwarder {
+  forward(request: ForwardRequest, options: ForwardOptions): Promise<ForwardOutcome>
+  close(): Promise<void>
+}
+
+export interface ForwarderOptions {
+  userAgent?: string
+  /** Per origin. Default 64; calls beyond wait for a connection. */
+  connectionsMax?: number
+  /** Instead of the system's resolver. */
+  resolve?: Resolve
+}
+
+const connectTimeoutMs = 10_000
+const keepAliveTimeoutMs = 10_000
+const answerHeaderBytesMax = 32_768
+
+/** One step of a call: redirects make another. */
+interface Hop {
+  url: URL
+  method: ForwardMethod
+  headers: Record<string, string>
+  body: string | undefined
+}
+
+function encodedBody({ headers, body }: ForwardRequest): string | undefined {
+  if (body === undefined) return undefined
+  const json = jsonOf(body)
+  // A string whose type the caller names is sent as it is meant.
+  return json.startsWith('"') && headers['content-type'] !== undefined ? (JSON.parse(json) as string) : json
+}
+
+function firstHop(request: ForwardRequest, options: ForwardOptions, userAgent: string): Hop {
+  const body = encodedBody(request)
+  return {
+    url: new URL(request.url),
+    method: request.method,
+    headers: {
+      'user-agent': userAgent,
+      accept: '*/*',
+      ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+      ...request.headers,
+      // What is kept is text: a compressed answer would have to be unpacked within the limit first.
+      'accept-encoding': 'identity',
+      'idempotency-key': options.operationId,
+      traceparent: options.traceparent,
+    },
+    body,
+  }
+}
+
+const credentialHeaders = new Set(['authorization', 'cookie'])
+
+function without(headers: Record<string, string>, names: ReadonlySet<string>): Record<string, string> {
+  return Object.fromEntries(Object.entries(headers).filter(([name]) => !names.has(name)))
+}
+
+/** 303 asks for a GET, and 301 and 302 may turn a POST into one: what was ordered would not have been done. */
+function isRepeated(hop: Hop, status: number): boolean {
+  return status === 307 || status === 308 || hop.method === 'GET' || hop.method === 'HEAD'
+}
+
+function nextHop(hop: Hop, url: URL): Hop {
+  // The caller's credentials were meant for the first origin; both being listed does not make them one.
+  const headers = url.origin === hop.url.origin ? hop.headers : without(hop.headers, credentialHeaders)
+  return { ...hop, url, headers }
+}
+
+const redirects = new Set([301, 302, 303, 307, 308])
+
+function isRetried(status: number): boolean {
+  return status === 408 || status === 429 || status >= 500
+}
+
+function notAllowed(message: string, result?: ForwardResult): ForwardOutcome {
+  const error: ForwardError = { code: 'target_not_allowed', message }
+  return result === undefined ? { kind: 'failed', error } : { kind: 'failed', error, result }
+}
+
+function settled(result: ForwardResult, headers: AnswerHeaders): ForwardOutcome {
+  const { status } = result
+  if (status >= 200 && status < 300) return { kind: 'done', result }
+  const error: ForwardError = { code: 'unsuccessful_status', message: `the target answered ${status}` }
+  if (!isRetried(status)) return { kind: 'failed', error, result }
+  const retryAfterMs = parseRetryAfter(headers['retry-after'], Date.now())
+  return retryAfterMs === undefined ? { kind: 'retry', error, result } : { kind: 'retry', error, result, retryAfterMs }
+}
+
+/** Where a redirect leads, or why it is not followed. */
+function redirected(
+  hop: Hop,
+  result: ForwardResult,
+  location: string | undefined,
+  allow: AllowList,
+): Hop | ForwardOutcome {
+  const refused = (message: string): ForwardOutcome => ({
+    kind: 'failed',
+    error: { code: 'redirect_refused', message },
+    result,
+  })
+  if (location === undefined || !URL.canParse(location, hop.url.href))
+    return refused('a redirect without a usable Location')
+  const url = new URL(location, hop.url)
+  if (!allow.allows(url)) return notAllowed('a redirect to an origin that is not listed', result)
+  if (!isRepeated(hop, result.status))
+    return refused(`a redirect (${result.status}) that does not repeat a ${hop.method}`)
+  return nextHop(hop, url)
+}
+
+function causeCode(fault: unknown): string {
+  for (let at = fault; at instanceof Error; at = at.cause) {
+    if ('code' in at && typeof at.code === 'string') return at.code
+  }
+  return 'unknown'
+}
+
+/** An attempt at several addresses fails with all their faults at once. */
+function isAddressRefused(fault: unknown): boolean {
+  if (fault instanceof AddressRefused) return true
+  if (fault instanceof AggregateError) return fault.errors.some(isAddressRefused)
+  return fault instanceof Error && fault.cause !== undefined && isAddressRefused(fault.cause)
+}
+
+function faulted(fault: unknown, signal: AbortSignal): ForwardOutcome {
+  if (isAddressRefused(fault)) return notAllowed('the name resolves to an address that is not public')
+  if (signal.aborted) return { kind: 'retry', error: { code: 'aborted', message: 'the call did not end in time' } }
+  return { kind: 'retry', error: { code: 'network', message: `the target could not be reached (${causeCode(fault)})` } }
+}
+
+/**
+ * Makes the calls of `http.request`, over a bounded pool of kept connections. Never throws for what a target or the
+ * network does: each call ends as done, to be retried, or failed for good.
+ */
+export function createForwarder(options: ForwarderOptions = {}): Forwarder {
+  const { userAgent = 'spillway', connectionsMax = 64, resolve } = options
+  const agent = new Agent({
+    connections: connectionsMax,
+    pipelining: 1,
+    keepAliveTimeout: keepAliveTimeoutMs,
+    maxHeaderSize: answerHeaderBytesMax,
+    // The caller's signal is the deadline; operations may run for up to an hour.
+    headersTimeout: 0,
+    bodyTimeout: 0,
+    connect: { timeout: connectTimeoutMs, lookup: checkedLookup(resolve) },
+  })
+
+  const call = async (hop: Hop, signal: AbortSignal, bytesMax: number) => {
+    const answer: Dispatcher.ResponseData = await agent.request({
+      origin: hop.url.origin,
+      path: `${hop.url.pathname}${hop.url.search}`,
+      method: hop.method,
+      headers: hop.headers,
+      body: hop.body ?? null,
+      signal,
+    })
+    const read = await readBounded(answer.body, bytesMax)
+    return { headers: answer.headers, result: forwardResult(answer.statusCode, answer.headers, read) }
+  }
+
+  return {
+    async forward(request, callOptions) {
+      const { allow, signal, answerBytesMax = limits.forwardAnswerBytes } = callOptions
+      let hop = firstHop(request, callOptions, userAgent)
+      if (!allow.allows(hop.url)) return notAllowed('the origin is not listed')
+      for (let redirectCount = 0; ; redirectCount++) {
+        try {
+          const { headers, result } = await call(hop, signal, answerBytesMax)
+          if (!redirects.has(result.status)) return settled(result, headers)
+          if (redirectCount === limits.forwardRedirects) {
+            return { kind: 'failed', error: { code: 'redirect_refused', message: 'too many redirects' }, result }
+          }
+          const { location } = headers
+          const next = redirected(hop, result, typeof location === 'string' ? location : undefined, allow)
+          if ('kind' in next) return next
+          hop = next
+        } catch (fault) {
+          return faulted(fault, signal)
+        }
+      }
+    },
+    close: () => agent.close(),
+  }
+}

@@ -1,0 +1,21 @@
+import { again, type IntakeApi, type Tx } from 'spillway/workload'
+
+const triesMax = 5
+/** The server gives up a little earlier than we do: a statement whose caller has left would keep its locks. */
+const serverShare = 0.9
+
+/**
+ * An operator's write over many rows. It may take its time, and comes again when it lost against a push, a pop or an ack:
+ * the database ends one of two that wait for each other.
+ */
+export function patientTransaction<T>(intake: IntakeApi, timeoutMs: number, work: (tx: Tx) => Promise<T>): Promise<T> {
+  return again(triesMax, () =>
+    intake.transaction(
+      async (tx) => {
+        await tx.query(`SET LOCAL statement_timeout = ${Math.round(timeoutMs * serverShare)}`)
+        return work(tx)
+      },
+      { timeoutMs },
+    ),
+  )
+}

@@ -1,0 +1,373 @@
+/**
+ * Pushing: what a request brings to one partition is one submission, whose effect is the messages (sql/functions/push.sql).
+ * A partition is a lane, so that each of them is stored now or waits its turn behind what was pushed before:
+ *
+ *   request ──by lane──► submissions ──one statement──► stored (201) │ some lane has to wait (202) │ queue full: nothing (429)
+ *
+ * Payloads are carried as text, from the request through the operation queue to the message (http/carried-json.ts).
+ * Messages of encrypted queues are sealed here, before they are submitted: what waits in the operation queue is sealed, too.
+ */
+import type { PushRequest } from '@spillway/protocol/schema'
+import { defaultPartition, type PushResult, priorities } from '@spillway/protocol/wire'
+import {
+  type Answer,
+  CarriedJson,
+  carry,
+  type Definition,
+  digestUuid,
+  type EffectItem,
+  each,
+  type IntakeApi,
+  isReservedQueue,
+  jsonOf,
+  laneOf,
+  mayUseQueue,
+  newOperationId,
+  pressure,
+  type SqlEffect,
+  type SubmitAllOptions,
+  type Tx,
+} from 'spillway/workload'
+import Type, { type Static } from 'typebox'
+import type { MessageSizes } from './message-sizes.js'
+import type { MessagesOptions } from './options.js'
+import type { Queues } from './queues.js'
+import type { Seal } from './seal.js'
+
+export const pushType = 'messages.push'
+/** Stands between payloads; JSON and base64 have no place for it. In SQL E'\\x1e'. */
+const separator = '\x1e'
+/** Of the payloads in what is queued. */
+const queuedPayloads = ['messages', each, 'payload'] as const
+
+const Message = Type.Object({
+  id: Type.String(),
+  transactionId: Type.String(),
+  traceId: Type.Union([Type.String(), Type.Null()]),
+  sealed: Type.Boolean(),
+  payload: Type.Unknown(),
+})
+/** What comes to one partition. */
+const Parcel = Type.Object({ queue: Type.String(), partition: Type.String(), messages: Type.Array(Message) })
+type ParcelBody = Static<typeof Parcel>
+type MessageBody = Static<typeof Message> & {
+  /** As it is stored, where it has not come through the queue. */
+  text?: string
+}
+
+interface Stored {
+  ids: string[]
+  duplicates: Record<string, string> | null
+  failed: Record<string, string> | null
+}
+
+export type PushItem = Static<typeof PushRequest>['items'][number]
+
+export interface PushCaller {
+  identity: string
+  /** Patterns of the queues it may use; absent: all. */
+  queues?: readonly string[]
+}
+
+export type Pushed =
+  | { kind: 'results'; results: PushResult[]; queued: QueuedParcel[]; replayed: boolean }
+  | { kind: 'refused'; refusal: Extract<Answer, { kind: 'refused' }>['refusal'] }
+
+export interface QueuedParcel {
+  queue: string
+  partition: string
+  answer: Extract<Answer, { kind: 'queued' }>
+}
+
+function definePush(
+  intake: IntakeApi,
+  pendingMax: number,
+  apply: SqlEffect<ParcelBody, Stored>,
+): Definition<ParcelBody, Stored> {
+  return intake.define(pushType, {
+    body: Parcel,
+    lane: ({ queue, partition }) => [queue, partition],
+    gates: [pressure()],
+    priority: priorities.PUSH,
+    pendingMax,
+    apply,
+  })
+}
+
+/** `late`: seals what was queued before its queue was encrypted. */
+function effect(
+  schema: string,
+  late: (message: MessageBody, queue: string, partitionId: string) => MessageBody,
+  prepare: (items: readonly EffectItem<ParcelBody>[]) => Promise<void>,
+): SqlEffect<ParcelBody, Stored> {
+  return {
+    function: `${schema}.mq_pushed`,
+    prepare,
+    values: (items: readonly EffectItem<ParcelBody>[], queued) => {
+      if (queued) for (const { body, text } of items) carry(body, text, queuedPayloads)
+      const all = items.flatMap(({ body, queue, partition }, index) =>
+        body.messages.map((message) => ({
+          index,
+          message: queued ? late(message, queue, laneOf([queue, partition]).id) : message,
+        })),
+      )
+      return [
+        items.map(({ queue, partition }) => laneOf([queue, partition]).id),
+        items.map(({ queue }) => queue),
+        items.map(({ partition }) => partition),
+        all.map(({ index }) => index + 1),
+        all.map(({ message }) => message.id),
+        all.map(({ message }) => message.transactionId),
+        all.map(({ message }) => message.traceId),
+        all.map(({ message }) => message.sealed),
+        all.map(({ message }) => textOf(message)).join(separator),
+        queued,
+      ]
+    },
+  }
+}
+
+function textOf({ text, sealed, payload }: MessageBody): string {
+  if (text !== undefined) return text
+  return sealed ? String(payload instanceof CarriedJson ? payload.value : payload) : jsonOf(payload)
+}
+
+/** A submission on its way, with the places of its messages in the request. */
+interface Parcelled {
+  body: ParcelBody
+  text: string
+  places: number[]
+}
+
+export class Push {
+  readonly #intake: IntakeApi
+  readonly #options: MessagesOptions
+  readonly #queues: Queues
+  readonly #seal: Seal | null
+  readonly #sizes: MessageSizes
+  readonly definition: Definition<ParcelBody, Stored>
+
+  constructor(intake: IntakeApi, options: MessagesOptions, queues: Queues, seal: Seal | null, sizes: MessageSizes) {
+    this.#sizes = sizes
+    this.#intake = intake
+    this.#options = options
+    this.#queues = queues
+    this.#seal = seal
+    const late = this.#sealLate.bind(this)
+    const prepare = this.#prepare.bind(this)
+    this.definition = definePush(intake, options.pendingMax, effect(options.schema, late, prepare))
+  }
+
+  /** Why it cannot be asked for, if so. */
+  check(
+    items: readonly PushItem[],
+    caller: PushCaller,
+  ): { code: 'forbidden' | 'invalid_request'; detail: string } | null {
+    for (const { queue } of items) {
+      if (isReservedQueue(queue)) {
+        return { code: 'invalid_request', detail: 'Names that begin with "spillway:" are reserved.' }
+      }
+      if (!mayUseQueue(caller.queues, queue)) {
+        return { code: 'forbidden', detail: `This key may not use the queue ${queue}.` }
+      }
+    }
+    return null
+  }
+
+  /** To be called once the results are durable. */
+  count(results: readonly PushResult[]): void {
+    for (const { status } of results) this.#options.metrics.pushed.labels(status === 'queued' ? 'stored' : status).inc()
+  }
+
+  /** With `tx`: in that transaction. */
+  async push(items: readonly PushItem[], options: SubmitAllOptions, tx?: Tx): Promise<Pushed> {
+    const sealed = await this.#queues.sealed(new Set(items.map(({ queue }) => queue)))
+    const first = await this.#submit(items, sealed, options, tx)
+    if (first.kind === 'refused') return first
+    // An instance that did not know yet that a queue is encrypted: nothing of it was stored, and it knows now.
+    const late = first.results.filter(({ code }) => code === 'encryption_required')
+    if (late.length === 0 || this.#seal === null) return first
+    const again = late.flatMap(({ index }) => items[index] ?? [])
+    const queues = new Set(again.map(({ queue }) => queue))
+    for (const queue of queues) this.#queues.forget(queue)
+    const { idempotencyKey: _, ...rest } = options
+    const second = await this.#submit(again, queues, rest, tx)
+    if (second.kind === 'refused') return second
+    const results = [...first.results]
+    for (const [i, { index }] of late.entries()) {
+      const result = second.results[i]
+      if (result !== undefined) results[index] = { ...result, index }
+    }
+    return { kind: 'results', results, queued: [...first.queued, ...second.queued], replayed: false }
+  }
+
+  async #submit(
+    items: readonly PushItem[],
+    sealed: ReadonlySet<string>,
+    options: SubmitAllOptions,
+    tx?: Tx,
+  ): Promise<Pushed> {
+    if (sealed.size > 0 && this.#seal === null) return { kind: 'results', ...this.#unsealable(items, sealed) }
+    // The key is about what came, not about the ids that are given here.
+    const keyedOn = options.idempotencyKey === undefined ? null : (options.keyedOn ?? digestUuid(jsonOf(items)))
+    // Whoever repeats a request with its key is told the same ids.
+    const base = keyedOn === null ? null : `${options.identity ?? ''}\0${options.idempotencyKey}\0${keyedOn}`
+    const parcels = this.#parcels(items, sealed, base)
+    const answers = await this.#intake.submitAll(
+      this.definition,
+      parcels.map(({ body }) => body),
+      {
+        ...options,
+        texts: parcels.map(({ text }) => text),
+        ...(keyedOn !== null && { keyedOn }),
+      },
+      tx,
+    )
+    const refused = answers.find((answer) => answer.kind === 'refused')
+    if (refused?.kind === 'refused') return refused
+    const results = new Array<PushResult>(items.length)
+    const queued: QueuedParcel[] = []
+    for (const [i, parcel] of parcels.entries()) {
+      const answer = answers[i]
+      if (answer === undefined || answer.kind === 'refused') throw new Error(`no answer for parcel ${i}`)
+      if (answer.kind === 'queued') {
+        queued.push({ queue: parcel.body.queue, partition: parcel.body.partition, answer })
+      }
+      this.#tell(parcel, answer, items, results)
+    }
+    const replayed = answers.every((answer) => answer.kind !== 'refused' && answer.replayed)
+    return { kind: 'results', results, queued, replayed }
+  }
+
+  #tell(
+    parcel: Parcelled,
+    answer: Exclude<Answer, { kind: 'refused' }>,
+    items: readonly PushItem[],
+    out: PushResult[],
+  ): void {
+    const { queue, partition, messages } = parcel.body
+    const stored = answer.kind === 'done' ? (answer.result as Stored) : null
+    for (const [n, index] of parcel.places.entries()) {
+      const message = messages[n]
+      const id = stored?.ids[n] ?? message?.id ?? ''
+      const failed = answer.kind === 'failed' ? 'push_failed' : stored?.failed?.[n]
+      const status =
+        answer.kind === 'queued'
+          ? 'pending'
+          : failed !== undefined
+            ? 'failed'
+            : stored?.duplicates?.[n] !== undefined
+              ? 'duplicate'
+              : 'queued'
+      out[index] = {
+        index,
+        message_id: id,
+        transaction_id: items[index]?.transactionId ?? id,
+        partition_id: laneOf([queue, partition]).id,
+        trace_id: message?.traceId ?? null,
+        queueName: queue,
+        status,
+        ...(failed !== undefined && {
+          code: failed,
+          error: answer.kind === 'failed' ? answer.error : (reasons[failed] ?? failed),
+        }),
+      }
+    }
+  }
+
+  #parcels(items: readonly PushItem[], sealed: ReadonlySet<string>, base: string | null): Parcelled[] {
+    const parcels = new Map<string, Parcelled & { texts: string[] }>()
+    for (const [index, item] of items.entries()) {
+      const { queue } = item
+      const partition = item.partition ?? defaultPartition
+      const key = `${queue}\0${partition}`
+      let parcel = parcels.get(key)
+      if (parcel === undefined) {
+        parcel = { body: { queue, partition, messages: [] }, text: '', places: [], texts: [] }
+        parcels.set(key, parcel)
+      }
+      const id = base === null ? newOperationId() : digestUuid(`${base}\0${index}`)
+      const message = this.#message(id, item, sealed.has(queue), laneOf([queue, partition]).id)
+      parcel.body.messages.push(message)
+      parcel.places.push(index)
+      const { transactionId, traceId } = message
+      const payload = message.sealed ? JSON.stringify(message.text) : message.text
+      parcel.texts.push(
+        `{"id":"${id}","transactionId":${JSON.stringify(transactionId)},"traceId":${JSON.stringify(traceId)},"sealed":${message.sealed},"payload":${payload}}`,
+      )
+    }
+    return [...parcels.values()].map(({ body, places, texts }) => ({
+      body,
+      places,
+      text: this.#measured(
+        body.queue,
+        texts,
+        `{"queue":${JSON.stringify(body.queue)},"partition":${JSON.stringify(body.partition)},"messages":[${texts.join()}]}`,
+      ),
+    }))
+  }
+
+  /** What can be popped soon. Only a parcel that is larger than all messages so far can have a larger one. */
+  #measured(queue: string, texts: readonly string[], whole: string): string {
+    if (whole.length > (this.#sizes.largest(queue) ?? 0)) {
+      for (const { length } of texts) this.#sizes.saw(queue, length)
+    }
+    return whole
+  }
+
+  #message(id: string, item: PushItem, isSealed: boolean, partitionId: string): MessageBody {
+    const plain = jsonOf(item.payload ?? null)
+    const text = isSealed && this.#seal !== null ? this.#seal.seal(plain, { partition: partitionId, id }) : plain
+    return {
+      id,
+      transactionId: item.transactionId ?? id,
+      traceId: item.traceId ?? null,
+      sealed: isSealed,
+      payload: isSealed ? text : item.payload,
+      text,
+    }
+  }
+
+  /** A queue may have been encrypted since. */
+  async #prepare(items: readonly EffectItem<ParcelBody>[]): Promise<void> {
+    if (this.#seal === null) return
+    const plain = items.filter(({ body }) => body.messages.some(({ sealed }) => !sealed))
+    if (plain.length > 0) await this.#queues.lookUp(new Set(plain.map(({ queue }) => queue)))
+  }
+
+  #sealLate(message: MessageBody, queue: string, partition: string): MessageBody {
+    if (message.sealed || this.#seal === null || !this.#queues.isSealed(queue)) return message
+    const { id } = message
+    return { ...message, sealed: true, payload: this.#seal.seal(jsonOf(message.payload), { partition, id }) }
+  }
+
+  /** The key is gone from the configuration: such messages are refused, never stored as plain text. */
+  #unsealable(
+    items: readonly PushItem[],
+    sealed: ReadonlySet<string>,
+  ): { results: PushResult[]; queued: []; replayed: false } {
+    const code = 'encryption_unavailable'
+    const results = items.map((item, index): PushResult => {
+      const other = !sealed.has(item.queue)
+      const id = newOperationId()
+      return {
+        index,
+        message_id: id,
+        transaction_id: item.transactionId ?? id,
+        partition_id: laneOf([item.queue, item.partition ?? defaultPartition]).id,
+        trace_id: item.traceId ?? null,
+        queueName: item.queue,
+        status: 'failed',
+        code,
+        error: other ? 'Nothing was stored: another item of this push cannot be encrypted.' : (reasons[code] ?? code),
+      }
+    })
+    return { results, queued: [], replayed: false }
+  }
+}
+
+const reasons: Readonly<Record<string, string>> = {
+  queue_full: 'The queue holds as many messages as its maxSize allows.',
+  encryption_required: 'The queue is encrypted.',
+  encryption_unavailable: 'The queue is encrypted and this server has no key (SPILLWAY_ENCRYPTION_KEY).',
+}

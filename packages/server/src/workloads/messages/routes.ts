@@ -1,0 +1,347 @@
+/** The routes of contract §4 that move messages: configure, pop, ack, transaction, lease. Push has a mount of its own. */
+import {
+  AckBatchRequest,
+  AckRequest,
+  ConfigureQueue,
+  ExtendLease,
+  PopPlace,
+  PopQuery,
+  TransactionRequest,
+} from '@spillway/protocol/schema'
+import { type AckResult, queueOptionDefaults } from '@spillway/protocol/wire'
+import type { FastifyLike as App } from 'spillway/workload'
+import {
+  carry,
+  compileValidator,
+  digestUuid,
+  each,
+  goneSignal,
+  isReservedQueue,
+  mayUseQueue,
+  newOperationId,
+  parseIdempotencyKey,
+  refuseUntilReady,
+  sendProblem,
+} from 'spillway/workload'
+import type { Static } from 'typebox'
+import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
+import { instant } from './administration-setting.js'
+import { type Acknowledgment, type Consume, groupOf, type Outcome, type Popped, type PopRequest } from './consume.js'
+import type { MessagesWorkload } from './index.js'
+import { refusalProblem } from './push-mount.js'
+import { optionNames } from './queues.js'
+import { SealError } from './seal.js'
+import { outcomeErrors, type Step } from './transaction.js'
+
+const tags = ['messages']
+const popTimeoutMsDefault = 30_000
+/** However many are asked for: each costs the statement a turn of its own. */
+const popPartitionsOnce = 100
+/** Busier than this, nothing more is handed out. By the writes alone: pops have connections of their own. */
+const busyPopAbove = 0.95
+const busyRetryAfterMs = 2_000
+const transactionPayloads = ['operations', each, 'items', each, 'payload'] as const
+
+type Query = Static<typeof PopQuery>
+type AckBody = Static<typeof AckRequest>
+
+export function messageRoutes(workload: MessagesWorkload): (app: App) => Promise<void> {
+  return async (app) => {
+    app.setSerializerCompiler(() => JSON.stringify)
+    refuseUntilReady(app, workload.intake.core)
+    addConfigure(app, workload)
+    addPops(app, workload)
+    addAcks(app, workload)
+    addTransaction(app, workload)
+    addLeases(app, workload)
+  }
+}
+
+function addConfigure(app: App, { queues, seal }: MessagesWorkload): void {
+  app.post<{ Body: Static<typeof ConfigureQueue> }>(
+    '/api/v1/configure',
+    {
+      schema: {
+        tags,
+        summary: 'Make a queue, or change its options',
+        description:
+          'Making one needs submit or consume, changing one needs operate. Repeating what is set already changes nothing and is answered as the first time.',
+        body: ConfigureQueue,
+      },
+      config: { role: ['submit', 'consume'], tellsError: true },
+    },
+    async (request, reply) => {
+      const { queue, namespace = null, task = null, options } = request.body
+      const refused = refuseQueue(request, reply, queue)
+      if (refused !== null) return refused
+      const given: Record<string, number | boolean> = {}
+      for (const name of optionNames) {
+        const value = options?.[name]
+        if (value !== undefined && value !== null) given[name] = value
+      }
+      if (options !== null && options !== undefined && 'ttl' in options) {
+        return sendProblem(reply, {
+          code: 'invalid_request',
+          detail: 'The option ttl is not enforced here. Use retentionSeconds with retentionEnabled.',
+          errors: [{ path: '/options/ttl', message: 'is not supported' }],
+        })
+      }
+      if (given.encryptionEnabled === true && seal === null) {
+        return sendProblem(reply, {
+          code: 'invalid_request',
+          detail: 'This server has no key to encrypt with. Set SPILLWAY_ENCRYPTION_KEY, on every instance.',
+          errors: [{ path: '/options/encryptionEnabled', message: 'needs SPILLWAY_ENCRYPTION_KEY' }],
+        })
+      }
+      const wanted = { queue, namespace, task, options: given }
+      const { roles } = request.principal
+      const configured = roles.has('operate') ? await queues.configure(wanted) : await queues.create(wanted)
+      if (configured === null) {
+        const detail = `The queue ${JSON.stringify(queue)} exists. Changing it needs the role operate.`
+        return sendProblem(reply, { code: 'forbidden', detail })
+      }
+      return reply
+        .code(201)
+        .send({ configured: true, ...configured, options: { ...queueOptionDefaults, ...configured.options } })
+    },
+  )
+}
+
+function addPops(app: App, workload: MessagesWorkload): void {
+  const { consume, intake } = workload
+  const { buffers } = workload.options
+  const pop = async (
+    request: Request,
+    reply: Reply,
+    of: Pick<PopRequest, 'queue' | 'partition' | 'namespace' | 'task'>,
+  ) => {
+    const query = request.query as Query
+    const from = subscriptionOf(query)
+    if (intake.core.writesBusy > busyPopAbove || consume.isFull) {
+      return sendProblem(reply, {
+        code: 'overloaded',
+        detail: 'This instance is too busy to hand out messages. Try again later.',
+        retryAfterMs: busyRetryAfterMs,
+      })
+    }
+    try {
+      const waitMs = query.wait === true ? (query.timeout ?? popTimeoutMsDefault) : 0
+      const handedOut = await consume.pop(
+        {
+          identity: request.principal.identity,
+          ...of,
+          ...from,
+          group: groupOf(query.consumerGroup),
+          batch: query.batch ?? 1,
+          partitions: Math.min(popPartitionsOnce, query.partitions ?? 1),
+          autoAck: query.autoAck === true,
+        },
+        waitMs,
+        { isCut: () => reply.raw.destroyed, goneSignal: () => goneSignal(reply.raw, 'wait') },
+      )
+      if (handedOut === null) return reply.code(204).send()
+      buffers.bindReserved(request.raw, reply.raw, handedOut.space)
+      const text = popText(handedOut.popped)
+      return reply.header('content-type', 'application/json; charset=utf-8').serializer(asIs).send(text)
+    } catch (fault) {
+      if (!(fault instanceof SealError)) throw fault
+      return sendProblem(reply, {
+        code: 'store_unavailable',
+        detail: 'The messages are encrypted and this server has no key (SPILLWAY_ENCRYPTION_KEY).',
+        retryAfterMs: busyRetryAfterMs,
+      })
+    }
+  }
+  // A HEAD would take messages that nobody gets to see.
+  const route = { config: { role: 'consume', tellsError: true, consumes: true }, exposeHeadRoute: false } as const
+  const summary = 'Take messages: 204 when there are none'
+  for (const url of ['/api/v1/pop/queue/:queue', '/api/v1/pop/queue/:queue/partition/:partition']) {
+    app.get<{ Params: Static<typeof PopPlace>; Querystring: Query }>(
+      url,
+      { ...route, schema: { tags, summary, params: PopPlace, querystring: PopQuery } },
+      async (request, reply) => {
+        const { queue, partition = null } = request.params
+        const refused = refuseQueue(request, reply, queue)
+        if (refused !== null) return refused
+        return pop(request, reply, { queue, partition, namespace: null, task: null })
+      },
+    )
+  }
+  app.get<{ Querystring: Query }>(
+    '/api/v1/pop',
+    {
+      ...route,
+      schema: { tags, summary: `${summary}; from whichever queue of a namespace or task`, querystring: PopQuery },
+    },
+    async (request, reply) => {
+      const { namespace = null, task = null } = request.query
+      if (request.principal.queues !== undefined) {
+        return sendProblem(reply, { code: 'forbidden', detail: 'A key that is bound to queues has to name one.' })
+      }
+      return pop(request, reply, { queue: null, partition: null, namespace, task })
+    },
+  )
+}
+
+/** How a group begins. */
+function subscriptionOf({ subscriptionMode = 'all', subscriptionFrom }: Query): Pick<PopRequest, 'mode' | 'from'> {
+  if (subscriptionFrom === 'now') return { mode: 'new', from: null }
+  if (subscriptionFrom === undefined) return { mode: subscriptionMode === 'all' ? 'all' : 'new', from: null }
+  return { mode: 'time', from: instant('subscriptionFrom', subscriptionFrom).toISOString() }
+}
+
+const asIs = (payload: unknown): string => payload as string
+
+/** The payloads are JSON already; reading them to write them again would cost more than all the rest. */
+function popText({ queue, namespace, task, group, leaseId, messages }: Popped): string {
+  const tail = `,"queue":${JSON.stringify(queue)},"leaseId":${JSON.stringify(leaseId)},"consumerGroup":${JSON.stringify(group)},"namespace":${JSON.stringify(namespace)},"task":${JSON.stringify(task)}}`
+  const texts = messages.map((m) => {
+    const { id, transactionId, traceId, partition, partitionId, createdAt, retryCount } = m
+    const head = JSON.stringify({ id, transactionId, traceId, partition, partitionId, createdAt, retryCount })
+    return `${head.slice(0, -1)},"data":${m.data ?? 'null'}${tail}`
+  })
+  const [first] = messages
+  const place = { queue, partition: first?.partition ?? null, partitionId: first?.partitionId ?? null, leaseId }
+  return `{"success":true,${JSON.stringify({ ...place, consumerGroup: group }).slice(1, -1)},"messages":[${texts.join()}]}`
+}
+
+/** What a key that is bound to queues may not use is unknown to it. */
+async function ownAcks(
+  consume: Consume,
+  request: Request,
+  acks: readonly Acknowledgment[],
+): Promise<readonly Acknowledgment[]> {
+  const { queues } = request.principal
+  if (queues === undefined) return acks
+  const usable = await consume.usable(
+    acks.map(({ partitionId }) => partitionId),
+    (queue) => mayUseQueue(queues, queue),
+  )
+  return acks.map((ack) => (usable.has(ack.partitionId.toLowerCase()) ? ack : { ...ack, partitionId: '' }))
+}
+
+function addAcks(app: App, { consume }: MessagesWorkload): void {
+  const config = { role: 'consume', tellsError: true, isAck: true } as const
+  const own = (request: Request, acks: readonly Acknowledgment[]) => ownAcks(consume, request, acks)
+  app.post<{ Body: AckBody }>(
+    '/api/v1/ack',
+    { schema: { tags, summary: 'Answer for one message', body: AckRequest }, config },
+    async (request) => {
+      const { body } = request
+      const [outcome = 'unknown'] = await consume.ack(await own(request, [toAck(body, body.consumerGroup)]))
+      return toResult(body, outcome, 0)
+    },
+  )
+  app.post<{ Body: Static<typeof AckBatchRequest> }>(
+    '/api/v1/ack/batch',
+    { schema: { tags, summary: 'Answer for several messages', body: AckBatchRequest }, config },
+    async (request) => {
+      const { acknowledgments, consumerGroup } = request.body
+      const acks = acknowledgments.map((ack) => toAck(ack, ack.consumerGroup ?? consumerGroup))
+      const outcomes = await consume.ack(await own(request, acks))
+      return acknowledgments.map((ack, i) => toResult(ack, outcomes[i] ?? 'unknown', i))
+    },
+  )
+}
+
+function toAck(ack: Omit<AckBody, 'consumerGroup'>, group: string | null | undefined): Acknowledgment {
+  const { transactionId, partitionId, status, error = null, leaseId } = ack
+  return {
+    transactionId,
+    partitionId,
+    status: status === 'success' ? 'completed' : (status ?? 'completed'),
+    error,
+    group: groupOf(group),
+    leaseId: leaseId === '' ? null : (leaseId ?? null),
+  }
+}
+
+function toResult({ transactionId }: AckBody, outcome: Outcome, index: number): AckResult {
+  const error = outcomeErrors[outcome] ?? null
+  return { index, transactionId, success: error === null, error, dlq: outcome === 'dead' }
+}
+
+function addTransaction(app: App, { transactions, push, consume, intake }: MessagesWorkload): void {
+  app.post<{ Body: Static<typeof TransactionRequest> }>(
+    '/api/v1/transaction',
+    {
+      schema: { tags, summary: 'Pushes and acks, all or nothing', body: TransactionRequest },
+      config: { role: 'consume', tellsError: true },
+    },
+    async (request, reply) => {
+      const { principal, bodyText = '' } = request
+      carry(request.body, bodyText, transactionPayloads)
+      const { operations, requiredLeases } = request.body
+      const key = parseIdempotencyKey(request.headers['idempotency-key'] as string | undefined)
+      if (!key.ok) return sendProblem(reply, { code: 'invalid_request', detail: key.detail })
+      const named = operations.flatMap((operation) =>
+        operation.type === 'ack' ? [toAck(operation, operation.consumerGroup)] : [],
+      )
+      const acks = [...(await ownAcks(consume, request, named))]
+      const steps = operations.flatMap((operation): Step[] => {
+        if (operation.type === 'push') return [operation]
+        const ack = acks.shift()
+        return ack === undefined ? [] : [{ type: 'ack', ack }]
+      })
+      const items = steps.flatMap((step) => (step.type === 'push' ? step.items : []))
+      if (items.length > 0 && !principal.roles.has('submit') && !principal.roles.has('operate')) {
+        return sendProblem(reply, { code: 'forbidden', detail: 'Pushing needs the role submit.' })
+      }
+      const wrong = push.check(items, {
+        identity: principal.identity,
+        ...(principal.queues && { queues: principal.queues }),
+      })
+      if (wrong !== null) return sendProblem(reply, wrong)
+      const done = await transactions.run(steps, requiredLeases ?? [], {
+        identity: principal.identity,
+        traceparent: request.trace.traceparent,
+        ...(key.key !== undefined && { idempotencyKey: key.key, keyedOn: digestUuid(bodyText) }),
+      })
+      if (done.kind === 'refused') return sendProblem(reply, refusalProblem(done.refusal, intake.core.queueDepth))
+      // Whoever repeats it with its key is told the same.
+      const transactionId =
+        key.key === undefined ? newOperationId() : digestUuid(`transaction\0${principal.identity}\0${key.key}`)
+      if (done.kind === 'failed') return { transactionId, success: false, error: done.error, results: done.results }
+      if (done.replayed) reply.header('idempotent-replayed', 'true')
+      return { transactionId, success: true, results: done.results }
+    },
+  )
+}
+
+function addLeases(app: App, { consume }: MessagesWorkload): void {
+  const validate = compileValidator(ExtendLease)
+  app.post<{ Params: { leaseId: string }; Body: unknown }>(
+    '/api/v1/lease/:leaseId/extend',
+    {
+      // The body may be left out, which a schema of the route cannot say.
+      schema: { tags, summary: 'Keep messages for longer: {seconds?}' },
+      config: { role: 'consume', tellsError: true, isAck: true },
+    },
+    async (request, reply) => {
+      const { leaseId } = request.params
+      const body = validate(request.body ?? {})
+      if (!body.ok) {
+        return sendProblem(reply, { code: 'invalid_request', detail: 'The body is not valid.', errors: body.errors })
+      }
+      const until = await consume.extend(leaseId, body.value.seconds ?? null, (queue) =>
+        mayUseQueue(request.principal.queues, queue),
+      )
+      if (until === null) {
+        return sendProblem(reply, { code: 'not_found', detail: 'Lease not found, or expired.' })
+      }
+      const newExpiresAt = until.toISOString()
+      return { leaseId, success: true, newExpiresAt, expiresAt: newExpiresAt, error: null }
+    },
+  )
+}
+
+function refuseQueue(request: Request, reply: Reply, queue: string): Reply | null {
+  if (isReservedQueue(queue)) {
+    return sendProblem(reply, { code: 'invalid_request', detail: 'Names that begin with "spillway:" are reserved.' })
+  }
+  return mayUseQueue(request.principal.queues, queue) ? null : forbidden(reply, queue)
+}
+
+function forbidden(reply: Reply, queue: string): Reply {
+  return sendProblem(reply, { code: 'forbidden', detail: `This key may not use the queue ${queue}.` })
+}

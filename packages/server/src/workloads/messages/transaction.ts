@@ -1,0 +1,169 @@
+/**
+ * Pushes and acks in one transaction: all of it, or nothing. The pushes are decided as any push is; one whose lane has to
+ * wait is accepted into the operation queue by the same commit.
+ */
+import type { PushResult } from '@spillway/protocol/wire'
+import type { IntakeApi, Refusal, SubmitOptions, Tx } from 'spillway/workload'
+import type { Acknowledgment, Consume, Outcome } from './consume.js'
+import type { MessagesOptions } from './options.js'
+import type { Push, PushItem } from './push.js'
+
+export type Step = { type: 'push'; items: readonly PushItem[] } | { type: 'ack'; ack: Acknowledgment }
+
+export type TransactionResult =
+  | ({ type: 'push'; success: boolean; transactionId: string; messageId: string; partitionId: string } & PushResult)
+  | { index: number; type: 'ack'; success: boolean; transactionId: string; error: string | null; dlq: boolean }
+
+export type Transacted =
+  | { kind: 'done'; results: TransactionResult[]; replayed: boolean }
+  | { kind: 'failed'; error: string; results: TransactionResult[] }
+  | { kind: 'refused'; refusal: Refusal }
+
+/** Thrown to take everything back. */
+class Undo extends Error {
+  readonly outcome: Exclude<Transacted, { kind: 'done' }>
+
+  constructor(outcome: Exclude<Transacted, { kind: 'done' }>) {
+    super('the transaction is taken back')
+    this.outcome = outcome
+  }
+}
+
+/** Two transactions that want each other's partitions: one is ended by the database and may begin anew. */
+const attemptsMax = 5
+
+export const outcomeErrors: Readonly<Partial<Record<Outcome, string>>> = {
+  unknown: 'Message not found, or not delivered to this consumer group',
+  lost: 'Invalid or expired lease',
+}
+
+export class Transactions {
+  readonly #intake: IntakeApi
+  readonly #options: MessagesOptions
+  readonly #push: Push
+  readonly #consume: Consume
+
+  constructor(intake: IntakeApi, options: MessagesOptions, push: Push, consume: Consume) {
+    this.#intake = intake
+    this.#options = options
+    this.#push = push
+    this.#consume = consume
+  }
+
+  async run(steps: readonly Step[], leases: readonly string[], options: SubmitOptions): Promise<Transacted> {
+    const acks = steps.flatMap((step) => (step.type === 'ack' ? [step.ack] : []))
+    for (let attempt = 1; ; attempt++) {
+      try {
+        const { results, pushed, outcomes, replayed } = await this.#intake.transaction((tx) =>
+          this.#within(tx, steps, acks, leases, options),
+        )
+        if (!replayed) this.#push.count(pushed)
+        this.#consume.told(outcomes)
+        this.#consume.released(acks)
+        return { kind: 'done', results, replayed }
+      } catch (fault) {
+        if (fault instanceof Undo) return fault.outcome
+        const code = typeof fault === 'object' && fault !== null && 'code' in fault ? fault.code : undefined
+        if (code !== 'conflict' || attempt === attemptsMax) throw fault
+      }
+    }
+  }
+
+  async #within(
+    tx: Tx,
+    steps: readonly Step[],
+    acks: readonly Acknowledgment[],
+    leases: readonly string[],
+    options: SubmitOptions,
+  ): Promise<{
+    results: TransactionResult[]
+    pushed: readonly PushResult[]
+    outcomes: readonly Outcome[]
+    replayed: boolean
+  }> {
+    const items = steps.flatMap((step) => (step.type === 'push' ? step.items : []))
+    let pushed: PushResult[] = []
+    let replayed = false
+    if (items.length > 0) {
+      const answer = await this.#push.push(items, options, tx)
+      if (answer.kind === 'refused') throw new Undo(answer)
+      pushed = answer.results
+      replayed = answer.replayed
+    }
+    // What a key has seen before was committed with its acks.
+    const outcomes = replayed
+      ? acks.map(({ status }): Outcome => (status === 'dlq' ? 'dead' : 'done'))
+      : await this.#acked(tx, acks, leases)
+    const results = inOrder(steps, pushed, outcomes)
+    const failed = results.find(({ success }) => !success)
+    if (failed !== undefined) {
+      const error = `${failed.type === 'ack' ? 'ACK' : 'PUSH'} operation failed: ${failed.error ?? 'refused'}`
+      throw new Undo({ kind: 'failed', error, results: results.map(takenBack) })
+    }
+    return { results, pushed, outcomes: replayed ? [] : outcomes, replayed }
+  }
+
+  async #acked(tx: Tx, acks: readonly Acknowledgment[], leases: readonly string[]): Promise<readonly Outcome[]> {
+    if (leases.length === 0) return acks.length === 0 ? [] : this.#consume.ackWithin(tx, acks)
+    // Held until the commit: whoever waits for its end takes nothing over in between.
+    const { rows } = await tx.query<{ id: string; partitions: string[] }>(
+      `SELECT l.id, l.partitions FROM ${this.#options.schema}.mq_leases l
+       WHERE l.id::text = ANY ($1) AND l.until > ${this.#options.schema}.clock() ORDER BY l.id FOR SHARE`,
+      [leases.map((lease) => lease.toLowerCase())],
+    )
+    if (rows.length < new Set(leases).size) {
+      throw new Undo({ kind: 'failed', error: 'A required lease is invalid or expired', results: [] })
+    }
+    // Such acks name no lease of their own: they are of one of these.
+    const named = acks.map((ack) => ({
+      ...ack,
+      leaseId:
+        ack.leaseId ?? rows.find(({ partitions }) => partitions.includes(ack.partitionId.toLowerCase()))?.id ?? '',
+    }))
+    return named.length === 0 ? [] : this.#consume.ackWithin(tx, named)
+  }
+}
+
+/** What succeeded was undone with the rest. */
+function takenBack(result: TransactionResult): TransactionResult {
+  if (!result.success) return result
+  const error = 'Nothing was done: another operation of the transaction failed.'
+  if (result.type === 'ack') return { ...result, success: false, error, dlq: false }
+  return { ...result, success: false, status: 'failed', code: 'rolled_back', error }
+}
+
+function inOrder(
+  steps: readonly Step[],
+  pushed: readonly PushResult[],
+  outcomes: readonly Outcome[],
+): TransactionResult[] {
+  const results: TransactionResult[] = []
+  let pushAt = 0
+  let ackAt = 0
+  for (const step of steps) {
+    if (step.type === 'push') {
+      for (const _ of step.items) {
+        const result = pushed[pushAt++]
+        if (result === undefined) throw new Error('a push has no result')
+        results.push({
+          ...result,
+          type: 'push',
+          index: results.length,
+          success: result.status !== 'failed',
+          transactionId: result.transaction_id,
+          messageId: result.message_id,
+          partitionId: result.partition_id,
+        })
+      }
+      continue
+    }
+    const outcome = outcomes[ackAt++] ?? 'unknown'
+    const error = outcomeErrors[outcome] ?? null
+    const { transactionId } = step.ack
+    results.push({
+      ...{ index: results.length, type: 'ack', success: error === null, transactionId, error },
+      dlq: outcome === 'dead',
+    })
+  }
+  return results
+}

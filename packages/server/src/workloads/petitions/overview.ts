@@ -1,0 +1,92 @@
+/**
+ * What an instance looks at in the background, so that no request has to: the counts behind the gauges, the overflows that
+ * were witnessed since it started, to log each of them once, and the state of the gate where the pulse of the intake, once a
+ * second, would be too slow for PETITION_QUEUE_CACHE_TTL. The commit that witnesses an overflow tells to look at once; where
+ * that hint is lost the next look finds it.
+ */
+import { type PetitionState, petitionStates } from '@spillway/protocol/wire'
+import type { IntakeApi } from 'spillway/workload'
+import type { PetitionsOptions } from './options.js'
+import type { OverflowEvent, Petitions } from './petitions.js'
+
+/** However short the allowed age is. */
+const lookMsMin = 50
+const pulseMs = 1_000
+const tellBlocksMs = 30_000
+
+export class Overview {
+  readonly #intake: IntakeApi
+  readonly #petitions: Petitions
+  readonly #options: PetitionsOptions
+  #timer: NodeJS.Timeout | undefined
+  #stopped = false
+  #looking = false
+  #lookAgain = false
+  #toldAt = 0
+  /** The number of the last overflow that was logged; null before the first look. */
+  #overflowsAfter: number | null = null
+
+  constructor(intake: IntakeApi, petitions: Petitions, options: PetitionsOptions) {
+    this.#intake = intake
+    this.#petitions = petitions
+    this.#options = options
+  }
+
+  start(): void {
+    const { metrics, settings } = this.#options
+    metrics.queueThreshold.set(settings.queueThreshold)
+    for (const state of petitionStates) metrics.queueDepth.set({ state }, 0)
+    this.#timer = setTimeout(() => void this.#look(), 0)
+  }
+
+  stop(): void {
+    this.#stopped = true
+    clearTimeout(this.#timer)
+  }
+
+  /** An overflow began or ended. */
+  notice(): void {
+    this.#lookAgain = this.#looking
+    if (this.#looking || this.#stopped) return
+    clearTimeout(this.#timer)
+    void this.#look()
+  }
+
+  async #look(): Promise<void> {
+    const { settings, log } = this.#options
+    this.#looking = true
+    // A little less than the allowed age, so that with the time that looking takes it is kept.
+    const everyMs = Math.max(lookMsMin, settings.queueCacheTtlMs * 0.8)
+    try {
+      if (this.#intake.core.isReady) await this.#lookNow(everyMs)
+    } catch (fault) {
+      // The intake tells that the store is away; this says what it means here.
+      log.debug({ err: fault }, 'the counts of petitions could not be read; the last ones stay')
+    }
+    this.#looking = false
+    if (this.#stopped) return
+    const pauseMs = this.#lookAgain ? 0 : this.#intake.core.isReady ? everyMs : Math.min(everyMs, pulseMs)
+    this.#lookAgain = false
+    this.#timer = setTimeout(() => void this.#look(), pauseMs)
+    this.#timer.unref()
+  }
+
+  async #lookNow(everyMs: number): Promise<void> {
+    if (everyMs < pulseMs) await this.#intake.refresh()
+    const { counts, after, overflows } = await this.#petitions.overview(this.#overflowsAfter)
+    this.#overflowsAfter = after
+    for (const [state, n] of Object.entries(counts)) {
+      this.#options.metrics.queueDepth.set({ state: state as PetitionState }, n)
+    }
+    for (const event of overflows) this.#tell(event)
+    if (performance.now() - this.#toldAt < tellBlocksMs) return
+    this.#toldAt = performance.now()
+    await this.#petitions.tellBlocks()
+  }
+
+  #tell({ seq, type, payload }: OverflowEvent): void {
+    const { depth, threshold } = JSON.parse(payload) as { depth: number; threshold: number }
+    const what = type.endsWith('.started') ? 'started' : 'ended'
+    this.#options.log.warn({ seq, depth, threshold }, `petition queue overflow ${what}`)
+  }
+}

@@ -1,0 +1,277 @@
+/** The routes of contract §3 but for the submission itself, which the intake mounts. */
+import {
+  HaltBody,
+  HaltState,
+  LedgerPage,
+  LedgerVerification,
+  ListLedgerQuery,
+  ListPetitionsQuery,
+  Petition,
+  PetitionPage,
+  PetitionStatus,
+  PetitionStatusQuery,
+  Problem,
+  TransitionPetition,
+  WithdrawPetition,
+} from '@spillway/protocol/schema'
+import type { LedgerEntry, PetitionState, PetitionView } from '@spillway/protocol/wire'
+import type { FastifyLike as App, IntakeApi, LedgerRow, Verification } from 'spillway/workload'
+import { fitPage, goneSignal, refuseUntilReady, sendProblem } from 'spillway/workload'
+import Type, { type Static, type TSchema } from 'typebox'
+import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
+import { deadline } from '../../http/deadline.js'
+import { viewsAll } from '../../http/identity.js'
+import type { PetitionsWorkload } from './index.js'
+import { type Moved, toStatus } from './petitions.js'
+import { petitionPrefixes, submitterForm, uuid } from './submission.js'
+
+const listLimitDefault = 50
+const waitSecondsDefault = 30
+const tags = ['petitions']
+const answers = (schema: TSchema): Record<string, TSchema> => ({ 200: schema, '4xx': Problem, '5xx': Problem })
+const Id = Type.Object({ id: Type.String() })
+/** Petitions belong to no queue: keys that are bound to queues do not look after them. */
+const operate = { role: 'operate', wholeServer: true } as const
+const view = { role: 'view', wholeServer: true } as const
+
+export function petitionRoutes(
+  intake: IntakeApi,
+  workload: PetitionsWorkload,
+  pageBytesMax: number,
+): (app: App) => Promise<void> {
+  return async (app) => {
+    app.setSerializerCompiler(() => JSON.stringify)
+    refuseUntilReady(app, intake.core)
+    for (const prefix of petitionPrefixes) addPetitions(app, prefix, workload, pageBytesMax)
+    addHalt(app, workload)
+    addLedger(app, intake, pageBytesMax)
+  }
+}
+
+function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, bytesMax: number): void {
+  const { petitions, watch, isAuthenticated } = workload
+  const notFound = (reply: Reply): Reply =>
+    sendProblem(reply, { code: 'not_found', detail: 'There is no such petition.' })
+  /** Another's looks the same as none; where nobody is authenticated all may read all. */
+  const visible = async (request: Request, id: string): Promise<PetitionView | null> => {
+    const petition = uuid.test(id) ? await petitions.get(id.toLowerCase()) : null
+    if (petition === null || !isAuthenticated || viewsAll(request.principal)) return petition
+    return petition.submitter_id === submitterForm(request.principal.identity) ? petition : null
+  }
+
+  app.get<{ Querystring: Static<typeof ListPetitionsQuery> }>(
+    prefix,
+    {
+      schema: {
+        tags,
+        summary: 'Petitions of a state, oldest first',
+        querystring: ListPetitionsQuery,
+        response: answers(PetitionPage),
+      },
+      ...(isAuthenticated && { config: view }),
+    },
+    async (request, reply) => {
+      const { state = 'RECEIVED', limit = listLimitDefault, cursor } = request.query
+      const after = cursor === undefined ? null : afterOf(cursor, state)
+      if (after === undefined) {
+        return sendProblem(reply, {
+          code: 'invalid_request',
+          detail: 'The cursor is not one of ours, or of another state.',
+          errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
+        })
+      }
+      const { rows, isCut, total } = await petitions.list(state, limit + 1, after, bytesMax)
+      const { items, end } = fitPage(rows, { limit, bytesMax }, (petition) => petition, isCut)
+      return { items, next_cursor: end === null ? null : cursorOf(end.petition_id, state), total }
+    },
+  )
+
+  app.get<{ Params: Static<typeof Id> }>(
+    `${prefix}/:id`,
+    { schema: { tags, summary: 'One petition', response: answers(Petition) } },
+    async (request, reply) => (await visible(request, request.params.id)) ?? notFound(reply),
+  )
+
+  app.get<{ Params: Static<typeof Id>; Querystring: Static<typeof PetitionStatusQuery> }>(
+    `${prefix}/:id/status`,
+    {
+      schema: {
+        tags,
+        summary: 'Its state; with version=N, once that has changed: 304 when it has not within wait seconds',
+        querystring: PetitionStatusQuery,
+        response: { ...answers(PetitionStatus), 304: Type.Null({ description: 'Not changed meanwhile' }) },
+      },
+    },
+    async (request, reply) => {
+      const { version, wait = waitSecondsDefault } = request.query
+      const first = await visible(request, request.params.id)
+      if (first === null) return notFound(reply)
+      if (version === undefined || first.version !== version) return toStatus(first)
+      const { signal, clear } = deadline(Math.round(wait * 1_000), goneSignal(reply.raw, 'wait'))
+      try {
+        for (;;) {
+          const sign = watch.wait(first.petition_id, version, signal)
+          // Read only now that it is waited for: a change between the first look and this one is seen here.
+          const now = await petitions.get(first.petition_id)
+          if (now !== null && now.version !== version) return toStatus(now)
+          if (!(await sign)) return reply.code(304).send()
+        }
+      } finally {
+        clear()
+      }
+    },
+  )
+
+  const told = (reply: Reply, moved: Moved): PetitionView | Reply => {
+    switch (moved.kind) {
+      case 'done':
+        return moved.petition
+      case 'unknown':
+        return notFound(reply)
+      case 'foreign':
+        return sendProblem(reply, { code: 'forbidden', detail: 'Only its submitter may withdraw a petition.' })
+      case 'illegal': {
+        const { state, allowed } = moved
+        const next = allowed.length === 0 ? 'which is final' : `from which it may go to ${allowed.join(', ')}`
+        return sendProblem(reply, {
+          code: 'conflict',
+          detail: `The petition is ${state}, ${next}.`,
+          extensions: { state },
+        })
+      }
+    }
+  }
+
+  app.post<{ Params: Static<typeof Id>; Body: Static<typeof TransitionPetition> }>(
+    `${prefix}/:id/transitions`,
+    {
+      schema: { tags, summary: 'Move a petition on', body: TransitionPetition, response: answers(Petition) },
+      config: operate,
+    },
+    async (request, reply) => {
+      const { to, reason = null } = request.body
+      if (!uuid.test(request.params.id)) return notFound(reply)
+      const actor = `operator:${request.principal.identity}`
+      return told(reply, await petitions.transition({ id: request.params.id, actor, traceId: request.id, reason }, to))
+    },
+  )
+
+  app.post<{ Params: Static<typeof Id>; Body: Static<typeof WithdrawPetition> }>(
+    `${prefix}/:id/withdraw`,
+    {
+      schema: {
+        tags,
+        summary: 'Take back one’s own petition while it is RECEIVED',
+        body: WithdrawPetition,
+        response: answers(Petition),
+      },
+      config: { role: 'submit' },
+    },
+    async (request, reply) => {
+      const { reason = null } = request.body
+      const requester = submitterForm(request.body.requester_id)
+      const identity = submitterForm(request.principal.identity)
+      if (isAuthenticated && requester !== identity) {
+        return sendProblem(reply, { code: 'forbidden', detail: 'requester_id is not the authenticated subject.' })
+      }
+      if (!uuid.test(requester) && requester !== identity) {
+        return told(reply, { kind: 'foreign' })
+      }
+      const { id } = request.params
+      if (!uuid.test(id)) return notFound(reply)
+      const actor = `submitter:${requester}`
+      const moved = await petitions.withdraw({ id, actor, traceId: request.id, reason }, requester)
+      if (moved.kind !== 'illegal') return told(reply, moved)
+      const { state } = moved
+      const detail = `The petition is ${state}. Only one that is RECEIVED can be withdrawn.`
+      return sendProblem(reply, { code: 'conflict', detail, extensions: { state } })
+    },
+  )
+}
+
+function addHalt(app: App, { petitions }: PetitionsWorkload): void {
+  const url = '/api/v1/admin/halt'
+  const actorOf = (request: Request): string => `operator:${request.principal.identity}`
+  app.get(url, { schema: { tags, summary: 'Is intake halted?', response: answers(HaltState) }, config: view }, () =>
+    petitions.halted(),
+  )
+  app.post<{ Body: Static<typeof HaltBody> }>(
+    url,
+    {
+      schema: {
+        tags,
+        summary: 'Halt the intake of petitions, durably and witnessed',
+        body: HaltBody,
+        response: answers(HaltState),
+      },
+      config: operate,
+    },
+    (request) => petitions.halt(request.body.reason, actorOf(request), request.id),
+  )
+  app.delete(
+    url,
+    { schema: { tags, summary: 'End the halt', response: answers(HaltState) }, config: operate },
+    (request) => petitions.resume(actorOf(request), request.id),
+  )
+}
+
+function addLedger(app: App, { ledger }: IntakeApi, bytesMax: number): void {
+  const config = view
+  app.get<{ Querystring: Static<typeof ListLedgerQuery> }>(
+    '/api/v1/ledger',
+    {
+      schema: {
+        tags,
+        summary: 'Witnessed events, in order',
+        querystring: ListLedgerQuery,
+        response: answers(LedgerPage),
+      },
+      config,
+    },
+    async (request) => {
+      const { after = 0, limit = listLimitDefault } = request.query
+      const { rows, isCut } = await ledger.page(after, limit + 1, bytesMax)
+      const { items, end } = fitPage(rows, { limit, bytesMax }, toEntry, isCut)
+      return { items, next_cursor: end === null ? null : String(end.seq) }
+    },
+  )
+  let verifying: Promise<Verification> | null = null
+  app.get(
+    '/api/v1/ledger/verify',
+    { schema: { tags, summary: 'Walk the chain and check every row', response: answers(LedgerVerification) }, config },
+    () => {
+      // A walk over a million rows keeps the database busy for seconds: callers share it.
+      verifying ??= ledger.verify().finally(() => {
+        verifying = null
+      })
+      return verifying
+    },
+  )
+}
+
+const toEntry = (row: LedgerRow): LedgerEntry => ({
+  seq: row.seq,
+  at: row.at,
+  type: row.type,
+  actor: row.actor,
+  trace_id: row.traceId,
+  payload: payloadOf(row),
+  prev_hash: row.prevHash,
+  hash: row.hash,
+})
+
+/** An operator has to see the row that somebody broke, too. */
+function payloadOf({ payload }: LedgerRow): LedgerEntry['payload'] {
+  try {
+    return JSON.parse(payload) as Record<string, unknown>
+  } catch {
+    return payload
+  }
+}
+
+const cursorOf = (id: string, state: PetitionState): string => Buffer.from(`${state} ${id}`).toString('base64url')
+
+function afterOf(cursor: string, state: PetitionState): string | undefined {
+  const [of, id = '', ...rest] = Buffer.from(cursor, 'base64url').toString().split(' ')
+  return of === state && uuid.test(id) && rest.length === 0 ? id : undefined
+}

@@ -1,0 +1,238 @@
+/**
+ * Submitting a petition: gates, then one transaction that counts, inserts and witnesses (sql/functions/submit.sql).
+ *
+ *   pressure ─► capacity (503, before the body is read) ─► halt (503) ─► rate (429) ─► RECEIVED (201)
+ *
+ * The lane is the submitter's. Whoever asks for a ticket is queued in it, and what the same submitter sends behind that
+ * waits its turn; apart from that nothing is ever queued, and what cannot be taken now is refused.
+ */
+import { hash } from 'node:crypto'
+import { SubmitPetition } from '@spillway/protocol/schema'
+import type { PetitionReceipt } from '@spillway/protocol/wire'
+import {
+  type Answer,
+  canonicalJson,
+  capacity,
+  type Definition,
+  type Gate,
+  halt,
+  type IntakeApi,
+  pressure,
+  type Rejection,
+  rate,
+  reservedQueuePrefix,
+  type SqlEffect,
+  traceIdOf,
+} from 'spillway/workload'
+import type { Static } from 'typebox'
+import type { PetitionsOptions } from './options.js'
+
+export type SubmitBody = Static<typeof SubmitPetition>
+
+const petitionType = 'petitions.submit'
+/** The capacity gate, as the SQL knows it. */
+const gateName = 'petitions'
+const petitionsQueue = `${reservedQueuePrefix}petitions`
+/** Where they are mounted: the second is the only alias without /api. */
+export const petitionPrefixes = ['/api/v1/petition-submissions', '/v1/petition-submissions'] as const
+
+export function definePetition(intake: IntakeApi, options: PetitionsOptions): Definition<SubmitBody, PetitionReceipt> {
+  return intake.define(petitionType, {
+    body: SubmitPetition,
+    lane: (body, request) => [petitionsQueue, submitterOf(body, request.user?.id ?? request.clientAddress)],
+    gates: [pressure(), overflowGate(options), haltGate, ...rateGates(options)],
+    check: (body, request) => checkSubmission(body, request.user?.id ?? null, options),
+    whenBusy: 'refuse',
+    apply: submission(options.schema),
+    onAnswer: (answer, { body, identity }) => count(options, answer, body, submitterOf(body, identity)),
+    respond: ({ result }) => ({
+      status: 201,
+      headers: { location: `${petitionPrefixes[0]}/${result.petition_id}` },
+      body: result,
+    }),
+  })
+}
+
+/** Named by the body where nobody is authenticated; else they are the same, or it was refused. */
+function submitterOf(body: SubmitBody, identity: string): string {
+  return submitterForm(body.submitter_id ?? identity)
+}
+
+/** A UUID is the same submitter however it is written. */
+export function submitterForm(id: string): string {
+  return uuid.test(id) ? id.toLowerCase() : id
+}
+
+export const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
+
+/** Spaces of any kind, and what has no width. */
+const blank = /^[\s\u0085\u180e\u200b-\u200d\u2060]*$/u
+
+function checkSubmission(body: SubmitBody, subject: string | null, options: PetitionsOptions): Rejection | null {
+  const { realms } = options.settings
+  const errors: { path: string; message: string }[] = []
+  if (blank.test(body.text)) errors.push({ path: '/text', message: 'must not be blank' })
+  if (body.realm !== undefined && realms !== null && !realms.includes(body.realm)) {
+    errors.push({ path: '/realm', message: `must be one of ${realms.join(', ')}` })
+  }
+  if (errors.length > 0) return { code: 'invalid_request', detail: 'The body is not valid.', errors }
+  const isOther = body.submitter_id !== undefined && submitterForm(body.submitter_id) !== submitterForm(subject ?? '')
+  if (options.isAuthenticated && isOther) {
+    return { code: 'forbidden', detail: 'submitter_id is not the authenticated subject. Leave it out.' }
+  }
+  return null
+}
+
+/** The exact limit is the transaction's; what is added here is what an operator wants to see of it. */
+function overflowGate({ settings, metrics }: PetitionsOptions): Gate<SubmitBody> {
+  const gate = capacity({
+    name: gateName,
+    limit: settings.queueThreshold,
+    resumeBelow: settings.queueThreshold - settings.queueHysteresis,
+    retryAfterSeconds: settings.retryAfter,
+    problem: {
+      type: 'https://archon72.io/errors/queue-overflow',
+      title: 'Queue Overflow',
+      detail: 'Petition queue capacity exceeded. Please retry later.',
+    },
+  })
+  return {
+    kind: 'capacity',
+    bind(binding) {
+      const bound = gate.bind(binding)
+      return {
+        ...bound,
+        early(request) {
+          const refusal = bound.early?.(request) ?? null
+          if (refusal !== null) metrics.queueRejections.inc()
+          return refusal
+        },
+        refused(request, told) {
+          metrics.queueRejections.inc()
+          if (bound.refused === undefined) throw new Error('the capacity gate does not refuse')
+          return bound.refused(request, told)
+        },
+        observe(pulse) {
+          bound.observe?.(pulse)
+          const state = pulse.gates.find(({ name }) => name === gateName)
+          // The one in force, which the instance that started last has set.
+          if (state !== undefined) metrics.queueThreshold.set(state.full_at)
+        },
+      }
+    },
+  }
+}
+
+const haltGate = halt({
+  problem: {
+    type: 'https://archon72.io/errors/system-halted',
+    title: 'System Halted',
+    detail: 'Petition intake is halted by an operator. Reads go on.',
+  },
+})
+
+/** The submitter's, and whichever others are set: tiers of one query. */
+function rateGates({ settings }: PetitionsOptions): Gate<SubmitBody>[] {
+  const { rateWindowMinutes: minutes, typePerHour } = settings
+  const span = minutes === 60 ? 'hour' : minutes === 1 ? 'minute' : `${minutes} minutes`
+  const tier = (
+    name: string,
+    limit: number | null,
+    by: (identity: string, body: SubmitBody) => string | null,
+    whose: (by: string) => string,
+  ): Gate<SubmitBody>[] =>
+    limit === null
+      ? []
+      : [
+          rate<SubmitBody>({
+            ...{ name, limit, per: `${minutes}m`, keepMinutes: settings.rateTtlHours * 60, acrossWindows: true },
+            by: ({ identity }, body) => by(identity, body),
+            problem: ({ by: key }) => ({
+              type: 'urn:archon72:petition:rate-limit-exceeded',
+              title: 'Rate Limit Exceeded',
+              detail: `Maximum ${limit} petitions per ${span}${whose(key)} exceeded`,
+            }),
+          }),
+        ]
+  return [
+    ...tier(
+      submitterTier,
+      settings.ratePerHour,
+      (identity, body) => submitterOf(body, identity),
+      () => '',
+    ),
+    ...tier(
+      'petitions-realm',
+      settings.rateRealmPerHour,
+      (_, body) => body.realm ?? null,
+      (realm) => ` for realm ${realm}`,
+    ),
+    ...tier(
+      'petitions-global',
+      settings.rateGlobalPerHour,
+      () => 'all',
+      () => ' from all submitters',
+    ),
+    ...Object.entries(typePerHour).flatMap(([type, limit]) =>
+      tier(
+        `petitions-${type.toLowerCase()}`,
+        limit,
+        (_, body) => (body.type === type ? type : null),
+        () => ` of type ${type}`,
+      ),
+    ),
+  ]
+}
+
+const submitterTier = 'petitions'
+
+function submission(schema: string): SqlEffect<SubmitBody, PetitionReceipt> {
+  return {
+    function: `${schema}.petitions_submitted`,
+    values: (items) => {
+      const hashes = items.map(({ body }) => hash('sha256', body.text, 'hex'))
+      const submitters = items.map(({ body, identity }) => submitterOf(body, identity))
+      return [
+        items.map(({ id }) => id),
+        items.map(({ body }) => body.type),
+        items.map(({ body }) => body.text),
+        hashes,
+        items.map(({ body }) => body.realm ?? null),
+        submitters,
+        items.map(({ traceparent }) => traceIdOf(traceparent)),
+        items.map(({ id, body }, i) =>
+          canonicalJson({
+            petition_id: id,
+            type: body.type,
+            content_hash: hashes[i],
+            realm: body.realm ?? null,
+            submitter_id: submitters[i],
+          }),
+        ),
+      ]
+    },
+    limited: (told, { body, identity, limit, resetAtMs }) => {
+      const { as_of_seq, cycle_id } = told as { as_of_seq: number; cycle_id: string }
+      return {
+        ...{ actor: `submitter:${submitterOf(body, identity)}`, cycle_id, as_of_seq, rate_limit_remaining: 0 },
+        // In whole seconds, as X-RateLimit-Reset says it.
+        rate_limit_reset: new Date(Math.ceil(resetAtMs / 1_000) * 1_000).toISOString(),
+        rate_limit_limit: limit,
+      }
+    },
+  }
+}
+
+function count({ metrics }: PetitionsOptions, answer: Answer, body: SubmitBody, submitter: string): void {
+  if (answer.kind === 'refused') {
+    if (answer.refusal.gate !== 'rate') return
+    metrics.rateBlocked.inc()
+    metrics.rateHits.inc(submitter)
+    if (answer.refusal.rate?.name === submitterTier) metrics.rateRemaining.set(submitter, 0)
+    return
+  }
+  if (answer.replayed) return
+  metrics.rateAllowed.inc()
+  if (answer.rate?.name === submitterTier) metrics.rateRemaining.set(submitter, answer.rate.left)
+  metrics.submitted.labels(body.type).inc()
+}

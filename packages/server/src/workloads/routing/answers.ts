@@ -1,0 +1,198 @@
+/**
+ * What was decided: by request id, for whoever asks later, and by idempotency key, for whoever asks again.
+ *
+ *   decided ──recorded, many in one commit──► kept ──its time is over──► swept
+ *      └── its key has a decision already ──► that one, or a violation if it is of another task
+ *
+ * A key is written with the decision and never before: a process that dies in between leaves nothing behind, and of several
+ * with one key at once exactly one decision is kept, which all of them get.
+ */
+import type { RouteDecision } from '@spillway/protocol/wire'
+import { again, codeOf, digestUuid, Flush, type IntakeApi, type SweptBatch } from 'spillway/workload'
+
+export interface AnswersOptions {
+  intake: IntakeApi
+  /** Of the store's tables, quoted for SQL. */
+  schema: string
+  /** How long a key is good for its decision. */
+  keyTtlMs: number
+  /** How long a decision can be asked for. Default one hour. */
+  decisionTtlMs?: number
+  /** Default 30,000. */
+  sweepEveryMs?: number
+}
+
+export interface Decided {
+  tenant: string
+  /** A UUID. */
+  requestId: string
+  decision: RouteDecision
+  traceId: string
+  keyed?: Keyed | undefined
+}
+
+export interface Keyed {
+  key: string
+  /** Whose it is. Default: the tenant's. */
+  scope?: string
+  /** Of the task (taskDigest). */
+  digest: string
+}
+
+/** What the key was used for before. */
+export type Known = { kind: 'replay'; decision: RouteDecision } | { kind: 'violation' }
+export type Recorded = { kind: 'stored' } | Known
+
+export interface Found {
+  tenant: string
+  requestId: string
+  decision: RouteDecision
+  traceId: string
+  decidedAt: Date
+}
+
+interface Lookup {
+  key: string
+  digest: string
+}
+
+const decisionTtlMsDefault = 3_600_000
+const sweepEveryMsDefault = 30_000
+/** Of one transaction, of each table. */
+const sweepRows = 2_000
+const attemptsMax = 5
+
+/** What a flush takes and how long it may wait: as for accepted operations, whose callers wait alike. */
+const flushBounds = {
+  itemsMax: 500,
+  bytesMax: 4_194_304,
+  waitingMax: 10_000,
+  timeoutMs: 1_800,
+  isPoison: (fault: unknown) => codeOf(fault) === 'data' || codeOf(fault) === undefined,
+  timeoutFault: () => waitedTooLong(),
+}
+
+export class Answers {
+  readonly #options: Required<AnswersOptions>
+  readonly #records: Flush<Decided, Recorded>
+  readonly #lookups: Flush<Lookup, Known | 'unknown'>
+  #stopSweep: () => Promise<void> = async () => undefined
+  #closed = false
+
+  constructor(options: AnswersOptions) {
+    this.#options = { decisionTtlMs: decisionTtlMsDefault, sweepEveryMs: sweepEveryMsDefault, ...options }
+    this.#records = new Flush({
+      ...flushBounds,
+      write: (entries) => again(attemptsMax, () => this.#record(entries)),
+      sizeOf: ({ tenant, decision }) => 400 + tenant.length + decision.provider_id.length,
+    })
+    this.#lookups = new Flush({
+      ...flushBounds,
+      write: (lookups) => this.#lookUp(lookups),
+      sizeOf: () => 100,
+    })
+  }
+
+  /** Sweeps from now on what has expired. */
+  start(): void {
+    if (this.#closed) return
+    const { intake, sweepEveryMs: everyMs } = this.#options
+    this.#stopSweep = intake.core.sweeps.add({ name: 'routing', everyMs, batch: () => this.sweep() })
+  }
+
+  /** Resolves when all that was handed over is written. To be called while the store is still there. */
+  async close(): Promise<void> {
+    this.#closed = true
+    await Promise.all([this.#records.drained(), this.#lookups.drained(), this.#stopSweep()])
+  }
+
+  /** Resolves when it is committed. Throws when the store did not take it: then nothing is known of it. */
+  record(decided: Decided): Promise<Recorded> {
+    return this.#records.isFull ? Promise.reject(waitedTooLong()) : this.#records.submit(decided)
+  }
+
+  /** A look before the work, to spare it; what decides is `record`. Null: the key was not used. */
+  async replay(scope: string, key: string, digest: string): Promise<Known | null> {
+    if (this.#lookups.isFull) throw waitedTooLong()
+    const known = await this.#lookups.submit({ key: keyOf(scope, key), digest })
+    return known === 'unknown' ? null : known
+  }
+
+  /** Without a tenant: of whichever decided last under this id. */
+  async find(tenant: string | null | undefined, requestId: string): Promise<Found | null> {
+    const { intake, schema } = this.#options
+    const { rows } = await intake.read<{
+      tenant: string
+      request: string
+      decision: RouteDecision
+      trace_id: string
+      decided_at: Date
+    }>(
+      `SELECT tenant, request, decision, trace_id, decided_at FROM ${schema}.rt_decisions
+       WHERE request = $1 AND ($2::text IS NULL OR tenant = $2) AND expires_at > ${schema}.clock() ORDER BY decided_at DESC LIMIT 1`,
+      [requestId, tenant ?? null],
+    )
+    const [row] = rows
+    if (row === undefined) return null
+    const { decision, trace_id: traceId, decided_at: decidedAt } = row
+    return { tenant: row.tenant, requestId: row.request, decision, traceId, decidedAt }
+  }
+
+  /** Removes a batch of what has expired. */
+  async sweep(): Promise<SweptBatch> {
+    const { intake, schema } = this.#options
+    const { rows } = await intake.transaction((tx) =>
+      tx.query<Record<'decisions' | 'keys' | 'burials', number | null>>(
+        `SELECT decisions, keys, burials FROM ${schema}.rt_sweep(${sweepRows})`,
+      ),
+    )
+    // Null: another process is at it.
+    const [row] = rows
+    const removed = { rt_decisions: row?.decisions ?? 0, rt_keys: row?.keys ?? 0, rt_burials: row?.burials ?? 0 }
+    return { removed, isFull: Math.max(...Object.values(removed)) >= sweepRows }
+  }
+
+  async #record(entries: readonly Decided[]): Promise<Recorded[]> {
+    const { intake, schema, keyTtlMs, decisionTtlMs } = this.#options
+    const { rows } = await intake.statements.release<{ outcome: number; decision: RouteDecision | null }>(
+      `SELECT outcome, decision FROM ${schema}.rt_record($1, $2, $3, $4, $5, $6, $7, $8)`,
+      [
+        entries.map((e) => e.requestId),
+        entries.map((e) => e.tenant),
+        entries.map((e) => e.traceId),
+        entries.map((e) => (e.keyed === undefined ? null : keyOf(e.keyed.scope ?? e.tenant, e.keyed.key))),
+        entries.map((e) => e.keyed?.digest ?? null),
+        entries.map((e) => JSON.stringify(e.decision)),
+        decisionTtlMs,
+        keyTtlMs,
+      ],
+    )
+    return rows.map(({ outcome, decision }) => {
+      if (outcome === 0) return { kind: 'stored' }
+      return outcome === 1 && decision !== null ? { kind: 'replay', decision } : { kind: 'violation' }
+    })
+  }
+
+  async #lookUp(lookups: readonly Lookup[]): Promise<(Known | 'unknown')[]> {
+    const { intake, schema } = this.#options
+    const { rows } = await intake.statements.take<{ key: string; task: string; decision: RouteDecision }>(
+      `SELECT key, task, decision FROM ${schema}.rt_keys WHERE key = ANY ($1) AND expires_at > ${schema}.clock()`,
+      [lookups.map(({ key }) => key)],
+    )
+    const byKey = new Map(rows.map((row) => [row.key, row]))
+    return lookups.map(({ key, digest }) => {
+      const row = byKey.get(key)
+      if (row === undefined) return 'unknown'
+      return row.task === digest ? { kind: 'replay', decision: row.decision } : { kind: 'violation' }
+    })
+  }
+}
+
+/** Neither can contain NUL. */
+function keyOf(scope: string, key: string): string {
+  return digestUuid(`${scope}\0${key}`)
+}
+
+function waitedTooLong(): Error {
+  return Object.assign(new Error('too many decisions wait to be written'), { code: 'timeout' })
+}

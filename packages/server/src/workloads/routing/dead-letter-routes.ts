@@ -1,0 +1,125 @@
+/** Messages that the routers could not work on, as the broker keeps them. Never shed: this is how they come back. */
+import { limits } from '@spillway/protocol/wire'
+import type { FastifyLike as App } from 'spillway/workload'
+import { fitPage, sendProblem } from 'spillway/workload'
+import Type, { type Static } from 'typebox'
+import { type BrokerDeadLetter, BrokerFault, type RouterBroker } from '../../brokers/port.js'
+import type { AppReply as Reply } from '../../http/app.js'
+import type { RoutingWorkload } from './index.js'
+import { listLimitDefault, operate, problems, tags, view } from './route-setting.js'
+
+const Ids = Type.Object(
+  { ids: Type.Array(Type.String({ pattern: '^\\d{1,19}$' }), { minItems: 1, maxItems: 1_000 }) },
+  { additionalProperties: false },
+)
+const ListQuery = Type.Object(
+  {
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 200 })),
+    cursor: Type.Optional(Type.String({ pattern: '^\\d{1,19}$' })),
+  },
+  { additionalProperties: false },
+)
+const Left = (what: string) => Type.Optional(Type.Integer({ description: `Bytes of ${what}, left out of the list` }))
+const Letter = Type.Object({
+  id: Type.String(),
+  reason: Type.String(),
+  detail: Type.String(),
+  deliveries: Type.Integer(),
+  died_at: Type.String({ format: 'date-time' }),
+  headers: Type.Union([Type.Record(Type.String(), Type.String()), Type.Null()]),
+  data_base64: Type.Union([Type.String(), Type.Null()]),
+  headers_bytes: Left(`headers of more than ${limits.listPayloadBytes} (null)`),
+  data_bytes: Left(`a message of more than ${limits.listPayloadBytes} (null)`),
+  truncated: Type.Optional(Type.Literal(true, { description: 'Something is left out; the single item has it whole' })),
+})
+const Letters = Type.Object({ items: Type.Array(Letter), next_cursor: Type.Union([Type.String(), Type.Null()]) })
+const path = '/api/v1/routes/dead-letters'
+/** The broker gives messages whole only: a page of long ones ends once so much was read. */
+const readBytesMax = 33_554_432
+
+export function addDeadLetters(app: App, { deps: { broker, settings } }: RoutingWorkload): void {
+  const withBroker = async (reply: Reply, work: (broker: RouterBroker) => Promise<unknown>): Promise<unknown> => {
+    if (broker === null) {
+      const detail = 'There is no broker (NATS_URL): the dead letters are those of /api/v1/dead-letters.'
+      return sendProblem(reply, { code: 'not_found', detail })
+    }
+    try {
+      return await work(broker)
+    } catch (fault) {
+      if (!(fault instanceof BrokerFault)) throw fault
+      const detail = 'The broker is not reachable now. Try again later.'
+      return sendProblem(reply, { code: 'broker_unavailable', detail, retryAfterMs: 5_000 })
+    }
+  }
+  app.get<{ Querystring: Static<typeof ListQuery> }>(
+    path,
+    {
+      schema: {
+        ...{ tags, summary: 'Messages that could not be worked on, oldest first', querystring: ListQuery },
+        response: { 200: Letters, ...problems },
+      },
+      config: view,
+    },
+    async (request, reply) =>
+      withBroker(reply, async (from) => {
+        const { limit = listLimitDefault, cursor = null } = request.query
+        const found = await listed(from, limit, cursor)
+        const { items, end } = fitPage(found.letters, { limit: found.limit, bytesMax: settings.pageBytesMax }, toView)
+        return { items, next_cursor: end?.id ?? null }
+      }),
+  )
+  app.get<{ Params: { id: string } }>(
+    `${path}/:id`,
+    {
+      schema: { tags, summary: 'One of them, whole', response: { 200: Letter, ...problems } },
+      config: view,
+    },
+    async (request, reply) =>
+      withBroker(reply, async (from) => {
+        const letter = await from.deadLetter(request.params.id)
+        if (letter === null) return sendProblem(reply, { code: 'not_found', detail: 'There is no such dead letter.' })
+        return toView(letter)
+      }),
+  )
+  app.post<{ Body: Static<typeof Ids> }>(
+    `${path}/redrive`,
+    { schema: { tags, summary: 'Publish them again, whole, oldest first', body: Ids }, config: operate },
+    async (request, reply) => withBroker(reply, (from) => from.redrive(request.body.ids)),
+  )
+  app.delete<{ Body: Static<typeof Ids> }>(
+    path,
+    { schema: { tags, summary: 'Remove them for good', body: Ids }, config: operate },
+    async (request, reply) => withBroker(reply, async (from) => ({ removed: await from.purge(request.body.ids) })),
+  )
+}
+
+/** Those of a page, and one behind it if there are more; `limit`: so many of them are of the page. */
+async function listed(
+  broker: RouterBroker,
+  limit: number,
+  cursor: string | null,
+): Promise<{ letters: BrokerDeadLetter[]; limit: number }> {
+  const letters: BrokerDeadLetter[] = []
+  for (let read = 0; letters.length <= limit; ) {
+    const [next] = await broker.deadLetters(1, letters.at(-1)?.id ?? cursor, limits.listPayloadBytes)
+    if (next === undefined) break
+    letters.push(next)
+    if (read > readBytesMax) return { letters, limit: letters.length - 1 }
+    read += next.dataBytes + next.headersBytes
+  }
+  return { letters, limit }
+}
+
+function toView({ data, dataBytes, diedAt, headers, headersBytes, ...letter }: BrokerDeadLetter) {
+  const isDataLeftOut = data.length < dataBytes
+  const areHeadersLeftOut = headersBytes > 2 && Object.keys(headers).length === 0
+  return {
+    ...letter,
+    headers: areHeadersLeftOut ? null : headers,
+    died_at: diedAt.toISOString(),
+    data_base64: isDataLeftOut ? null : Buffer.from(data).toString('base64'),
+    ...(areHeadersLeftOut && { headers_bytes: headersBytes }),
+    ...(isDataLeftOut && { data_bytes: dataBytes }),
+    ...((isDataLeftOut || areHeadersLeftOut) && { truncated: true }),
+  }
+}

@@ -1,0 +1,132 @@
+/** A task as it comes, over HTTP or the broker: what it says, or what is wrong with it. Never throws, whatever came. */
+import { DecideRequest } from '@spillway/protocol/schema'
+import { limits, type RouteTask, type RoutingCode, taskVersion } from '@spillway/protocol/wire'
+import type { RequestFault } from 'spillway/workload'
+import { compileValidator, digestUuid, isUnstorable, memberTexts, parseStrictJson } from 'spillway/workload'
+import Type from 'typebox'
+
+/** By what an answer finds the one who asked. Only what has its form. */
+export interface Correlation {
+  request_id?: string
+  trace_id?: string
+}
+
+export interface InvalidTask {
+  ok: false
+  code: RoutingCode
+  message: string
+  errors?: RequestFault[]
+  correlation: Correlation
+}
+
+export type CheckedTask = { ok: true; task: RouteTask } | InvalidTask
+/** `text`: as it came. */
+export type ReadTask = { ok: true; task: RouteTask; text: string } | InvalidTask
+
+const uuid = /^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}$/i
+const traceId = /^[0-9a-f]{32}$/i
+
+/** The form of these has a code of its own; that they are texts is a matter of the schema. */
+const Shape = Type.Object(
+  {
+    ...DecideRequest.properties,
+    request_id: Type.String(),
+    tenant_id: Type.String(),
+    trace_id: Type.Optional(Type.String()),
+  },
+  { additionalProperties: false },
+)
+const checkShape = compileValidator(Shape)
+
+export function readTask(data: Uint8Array, { bytesMax }: { bytesMax: number }): ReadTask {
+  if (data.byteLength === 0) return invalid('PAYLOAD_TOO_SMALL', 'The task is empty.')
+  if (data.byteLength > bytesMax) {
+    return invalid('PAYLOAD_TOO_LARGE', `The task has ${data.byteLength} bytes; ${bytesMax} are taken.`)
+  }
+  const parsed = parseStrictJson(Buffer.from(data.buffer, data.byteOffset, data.byteLength))
+  if (!parsed.ok) return invalid('SCHEMA_VALIDATION_FAILED', 'The task cannot be read.', { errors: [parsed.fault] })
+  const checked = checkTask(parsed.value)
+  return checked.ok ? { ...checked, text: parsed.text } : checked
+}
+
+/** Of a value that the strict parser has let through. */
+export function checkTask(value: unknown): CheckedTask {
+  const correlation = correlationOf(value)
+  if (isRecord(value) && Object.hasOwn(value, 'version') && value.version !== taskVersion) {
+    return invalid('VERSION_UNSUPPORTED', `This router speaks version ${JSON.stringify(taskVersion)} of tasks.`, {
+      correlation,
+      errors: [{ path: '/version', message: `must be ${JSON.stringify(taskVersion)}` }],
+    })
+  }
+  const shape = checkShape(value)
+  if (!shape.ok) return invalid('SCHEMA_VALIDATION_FAILED', notValid, { correlation, errors: shape.errors })
+  // Checked member by member against the schema, which the type follows.
+  const task = shape.value as RouteTask
+  const hasRef = Object.hasOwn(task.task, 'payload_ref')
+  if (hasRef === Object.hasOwn(task.task, 'payload')) {
+    const message = 'must have exactly one of payload_ref and payload'
+    return invalid('SCHEMA_VALIDATION_FAILED', notValid, { correlation, errors: [{ path: '/task', message }] })
+  }
+  const errors = correlationFaults(task)
+  if (errors.length > 0) {
+    return invalid('CORRELATION_FIELDS_INVALID', 'The task cannot be correlated.', { correlation, errors })
+  }
+  return { ok: true, task }
+}
+
+const notAsked: ReadonlySet<string> = new Set(['idempotency_key', 'request_id', 'trace_id'])
+
+/**
+ * What an idempotency key in a task is about: two tasks with one digest ask for the same. A retry has a new request id and
+ * a new trace, and they are no part of what is asked; nor is the order of members. Their texts are compared as they came.
+ */
+export function taskDigest(text: string): string {
+  const asked = [...memberTexts(text)].filter(([name]) => !notAsked.has(name))
+  return digestUuid(JSON.stringify(asked.sort(([a], [b]) => (a < b ? -1 : 1))))
+}
+
+const notValid = 'The task is not valid.'
+
+function invalid(
+  code: RoutingCode,
+  message: string,
+  { correlation = {}, errors }: { correlation?: Correlation; errors?: RequestFault[] } = {},
+): InvalidTask {
+  return { ok: false, code, message, ...(errors && { errors }), correlation }
+}
+
+function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value)
+}
+
+export const isUuid = (value: unknown): value is string => typeof value === 'string' && uuid.test(value)
+const isTraceId = (value: unknown): value is string =>
+  typeof value === 'string' && (traceId.test(value) || uuid.test(value))
+
+function correlationOf(value: unknown): Correlation {
+  if (!isRecord(value)) return {}
+  return {
+    ...(isUuid(value.request_id) && { request_id: value.request_id }),
+    ...(isTraceId(value.trace_id) && { trace_id: value.trace_id }),
+  }
+}
+
+function correlationFaults({ request_id, trace_id, tenant_id }: RouteTask): RequestFault[] {
+  const faults: RequestFault[] = []
+  if (!isUuid(request_id)) faults.push({ path: '/request_id', message: 'must be a UUID' })
+  if (trace_id !== undefined && !isTraceId(trace_id)) {
+    faults.push({ path: '/trace_id', message: 'must be 32 hex digits or a UUID' })
+  }
+  if (tenant_id.trim() === '') faults.push({ path: '/tenant_id', message: 'must not be blank' })
+  else if (isTooLong(tenant_id)) {
+    faults.push({ path: '/tenant_id', message: `must not have more than ${limits.nameCodePoints} code points` })
+  } else if (isUnstorable(tenant_id)) {
+    faults.push({ path: '/tenant_id', message: 'must not contain a NUL character or a lone surrogate' })
+  }
+  return faults
+}
+
+function isTooLong(name: string): boolean {
+  // A code point has two units at most: a megabyte need not be counted.
+  return name.length > 2 * limits.nameCodePoints || [...name].length > limits.nameCodePoints
+}

@@ -1,0 +1,325 @@
+/**
+ * Policies: in the store for all, and prepared in memory to decide with.
+ *
+ *   not loaded ──all of them are read──► loaded ──a change is heard of, or a few seconds have passed──► looking ──► loaded
+ *                                                                          └──the store is away──► loaded, as they were
+ *
+ * Changes are numbered in the order of their commits. A look reads the last number, then what changed since the last look:
+ * a change that is committed meanwhile has a higher number, and is found by the next one.
+ */
+import { PutPolicy } from '@spillway/protocol/schema'
+import { type Policy, type PolicyView, routingLimits } from '@spillway/protocol/wire'
+import type { PageBounds, RequestFault } from 'spillway/workload'
+import { type CutRows, compileValidator, cutRows, type IntakeApi, type IntakeLog, pageSql } from 'spillway/workload'
+import { PolicyBook } from './decision.js'
+
+export interface PoliciesOptions {
+  intake: IntakeApi
+  /** Of the store's tables, quoted for SQL. */
+  schema: string
+  log: Pick<IntakeLog, 'info' | 'warn' | 'error'>
+  /** Between two looks that nobody asked for: what is heard of changes may be lost. Default 15,000. */
+  pollMs?: number
+  /** Default: the limit of the protocol. */
+  policiesMax?: number
+}
+
+export type PutOutcome = { kind: 'created' | 'replaced'; policy: PolicyView } | { kind: 'full'; limit: number }
+
+/** Without a tenant: the policy for every tenant. */
+export interface PolicyName {
+  tenantId?: string | undefined
+  policyId: string
+}
+
+interface Row extends Record<string, unknown> {
+  tenant: string
+  id: string
+  body: unknown
+  version: number
+  updated_at: Date
+}
+
+const pollMsDefault = 15_000
+/** Until they are loaded for the first time: nothing can be decided before. */
+const firstPollMs = 100
+const rowsMax = 500
+const notice = 'rtpol'
+/** As the table has it: no tenant has an empty name. */
+const everyTenant = ''
+
+export class Policies {
+  /** What to decide with, once it is what was agreed. */
+  readonly loaded: Promise<PolicyBook>
+  #tellLoaded: (book: PolicyBook) => void = () => undefined
+  readonly #options: Required<PoliciesOptions>
+  readonly #book = new PolicyBook()
+  #isLoaded = false
+  #isBehind = false
+  /** The last change, and the number of removals, that the book has. */
+  #change = 0
+  #removals = 0
+  #looking: Promise<void> | null = null
+  #lookingNext: Promise<void> | null = null
+  #timer: NodeJS.Timeout | undefined
+  #closed = false
+
+  constructor(options: PoliciesOptions) {
+    this.#options = { pollMs: pollMsDefault, policiesMax: routingLimits.policiesMax, ...options }
+    this.loaded = new Promise((resolve) => {
+      this.#tellLoaded = resolve
+    })
+    const refresh = (): void => void this.refresh()
+    options.intake.onNotice(notice, refresh, refresh)
+  }
+
+  /** What to decide with. Always the same object. */
+  get book(): PolicyBook {
+    return this.#book
+  }
+
+  /** False: nothing is known yet, and what the book says is not what was agreed. */
+  get isLoaded(): boolean {
+    return this.#isLoaded
+  }
+
+  /** Loads now, if the store is there, and keeps up from then on. */
+  async start(): Promise<void> {
+    await this.refresh()
+    this.#schedule()
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true
+    clearTimeout(this.#timer)
+    await (this.#lookingNext ?? this.#looking)
+  }
+
+  /** Resolves when the book has all that was committed before this call, or the store did not answer (which is logged). */
+  refresh(): Promise<void> {
+    // One that has not begun yet will see it. A look that is under way may have read before the commit.
+    if (this.#lookingNext !== null) return this.#lookingNext
+    if (this.#looking !== null) {
+      this.#lookingNext = this.#looking.then(() => {
+        this.#lookingNext = null
+        return this.#startLook()
+      })
+      return this.#lookingNext
+    }
+    return this.#startLook()
+  }
+
+  async put(policy: Policy): Promise<PutOutcome> {
+    const { intake, schema, policiesMax } = this.#options
+    const { rows } = await intake.read<{ outcome: string; version: number; updated_at: Date }>(
+      `SELECT outcome, version, updated_at FROM ${schema}.rt_policy_put($1, $2, $3, $4)`,
+      [policy.tenant_id ?? everyTenant, policy.policy_id, JSON.stringify(policy), policiesMax],
+    )
+    const [row] = rows
+    if (row === undefined) throw new Error('a policy was put without an answer')
+    if (row.outcome === 'full') return { kind: 'full', limit: policiesMax }
+    await this.refresh()
+    const kind = row.outcome === 'created' ? 'created' : 'replaced'
+    return { kind, policy: { ...policy, version: row.version, updated_at: row.updated_at.toISOString() } }
+  }
+
+  async get({ tenantId = everyTenant, policyId }: PolicyName): Promise<PolicyView | null> {
+    const { intake, schema } = this.#options
+    const { rows } = await intake.read<Row>(
+      `SELECT tenant, id, body, version, updated_at FROM ${schema}.rt_policies WHERE tenant = $1 AND id = $2`,
+      [tenantId, policyId],
+    )
+    return rows[0] === undefined ? null : toView(rows[0])
+  }
+
+  /**
+   * By tenant, those for every tenant first, and id. `tenantId` null: only those for every tenant; undefined: all.
+   * Until they have more than `bytesMax` bytes, one at least.
+   */
+  async list(
+    { limit, bytesMax }: PageBounds,
+    { tenantId, after }: { tenantId?: string | null | undefined; after?: PolicyName | undefined } = {},
+  ): Promise<CutRows<PolicyView>> {
+    const { intake, schema } = this.#options
+    const { rows } = await intake.read<Row & { cut: boolean }>(
+      pageSql(
+        `SELECT tenant, id, body, version, updated_at, octet_length(body::text) AS bytes FROM ${schema}.rt_policies
+         WHERE ($1::text IS NULL OR tenant = $1) AND ($3::text IS NULL OR (tenant, id) > ($2, $3)) ORDER BY tenant, id LIMIT $4`,
+        'r.tenant, r.id',
+        '$5',
+      ),
+      [
+        tenantId === null ? everyTenant : (tenantId ?? null),
+        after?.tenantId ?? everyTenant,
+        after?.policyId ?? null,
+        limit,
+        bytesMax,
+      ],
+    )
+    return cutRows(rows, toView)
+  }
+
+  /** False when there was none. */
+  async remove({ tenantId = everyTenant, policyId }: PolicyName): Promise<boolean> {
+    const { intake, schema } = this.#options
+    const { rows } = await intake.read<{ removed: boolean }>(`SELECT ${schema}.rt_policy_remove($1, $2) AS removed`, [
+      tenantId,
+      policyId,
+    ])
+    if (rows[0]?.removed !== true) return false
+    await this.refresh()
+    return true
+  }
+
+  #schedule(): void {
+    if (this.#closed) return
+    const ms = this.#isLoaded ? this.#options.pollMs : firstPollMs
+    this.#timer = setTimeout(() => void this.refresh().finally(() => this.#schedule()), ms)
+    this.#timer.unref()
+  }
+
+  #startLook(): Promise<void> {
+    this.#looking = this.#look().finally(() => {
+      this.#looking = null
+    })
+    return this.#looking
+  }
+
+  async #look(): Promise<void> {
+    const { intake, log } = this.#options
+    // Its tables may not be there yet.
+    if (this.#closed || !intake.core.isReady) return
+    try {
+      await this.#catchUp()
+      if (this.#isBehind) log.info({ policies: this.#book.size }, 'policies are up to date again')
+      this.#isBehind = false
+      this.#isLoaded = true
+      this.#tellLoaded(this.#book)
+    } catch (fault) {
+      if (!this.#isBehind) log.warn({ err: fault }, 'changes of policies cannot be read; it is tried again')
+      this.#isBehind = true
+    }
+  }
+
+  async #catchUp(): Promise<void> {
+    const { intake, schema } = this.#options
+    const { rows } = await intake.read<{ change: number; removals: number }>(
+      `SELECT change, removals FROM ${schema}.rt_state`,
+    )
+    const [state] = rows
+    if (state === undefined) throw new Error('the routing state has no row')
+    const { change, removals } = state
+    // Lower than before: another database, or one that was restored.
+    const isOther = change < this.#change
+    if (!isOther && change === this.#change) return
+    await this.#readChanged(isOther ? 0 : this.#change)
+    if (isOther || removals !== this.#removals) await this.#forgetRemoved()
+    this.#change = change
+    this.#removals = removals
+  }
+
+  async #readChanged(since: number): Promise<void> {
+    const { intake, schema, log } = this.#options
+    for (let after = since; ; ) {
+      const { rows } = await intake.read<Row & { change: number }>(
+        `SELECT tenant, id, body, change FROM ${schema}.rt_policies WHERE change > $1 ORDER BY change LIMIT ${rowsMax}`,
+        [after],
+      )
+      for (const { tenant, id, body, change } of rows) {
+        after = change
+        const checked = checkPolicy(body)
+        if (checked.ok) this.#book.set(checked.policy)
+        // Written by a version that knows more. The others are not to wait for it.
+        else
+          log.error(
+            { tenant, policy: id, errors: checked.errors },
+            'a policy cannot be understood; it is left as it was',
+          )
+      }
+      if (rows.length < rowsMax) return
+    }
+  }
+
+  async #forgetRemoved(): Promise<void> {
+    const { intake, schema } = this.#options
+    const { rows } = await intake.read<{ tenant: string; id: string }>(`SELECT tenant, id FROM ${schema}.rt_policies`)
+    const there = new Set(rows.map(({ tenant, id }) => `${tenant}\0${id}`))
+    for (const { tenantId, policyId } of [...this.#book.names()]) {
+      if (!there.has(`${tenantId ?? everyTenant}\0${policyId}`)) this.#book.delete(tenantId, policyId)
+    }
+  }
+}
+
+function toView({ body, version, updated_at }: Row): PolicyView {
+  return { ...(body as Policy), version, updated_at: updated_at.toISOString() }
+}
+
+export type CheckedPolicy = { ok: true; policy: Policy } | { ok: false; errors: RequestFault[] }
+
+const checkShape = compileValidator(PutPolicy)
+
+/** A policy as it was sent, with its defaults. */
+export function checkPolicy(value: unknown): CheckedPolicy {
+  const shape = checkShape(value)
+  if (!shape.ok) return shape
+  const {
+    strategy = 'weighted',
+    providers,
+    score = {},
+    ...given
+  } = shape.value as Pick<Policy, 'policy_id'> &
+    Partial<Omit<Policy, 'score' | 'providers'>> & {
+      providers: (Pick<Policy['providers'][number], 'provider_id' | 'expected_latency_ms' | 'expected_cost'> &
+        Partial<Policy['providers'][number]>)[]
+      score?: Partial<Policy['score']>
+    }
+  const policy: Policy = {
+    ...given,
+    strategy,
+    providers: providers.map((provider) => ({
+      ...{ weight: 1, priority: routingLimits.providerPriorityDefault, enabled: true },
+      ...provider,
+    })),
+    score: { latency_weight: 0.5, cost_weight: 0.5, ...score },
+  }
+  const errors = faultsOf(policy)
+  return errors.length === 0 ? { ok: true, policy } : { ok: false, errors }
+}
+
+function faultsOf(policy: Policy): RequestFault[] {
+  const { providers, fallback = [] } = policy
+  const ids = providers.map(({ provider_id }) => provider_id)
+  const faults: RequestFault[] = [
+    ...repeated(ids).map((i) => ({
+      path: `/providers/${i}/provider_id`,
+      message: 'is the id of another provider too',
+    })),
+    ...repeated(fallback).map((i) => ({ path: `/fallback/${i}`, message: 'is named before' })),
+  ]
+  for (const [i, { task_types: types = [] }] of providers.entries()) {
+    for (const [j, type] of types.entries()) {
+      if (!type.slice(0, -1).includes('*')) continue
+      faults.push({ path: `/providers/${i}/task_types/${j}`, message: 'may have a star at its end only' })
+    }
+  }
+  for (const [i, id] of fallback.entries()) {
+    if (!ids.includes(id)) faults.push({ path: `/fallback/${i}`, message: 'names no provider of this policy' })
+  }
+  if (fallback.length === 0 && providers.every(({ weight }) => weight === 0)) {
+    faults.push({ path: '/providers', message: 'must have one with a weight above 0, or the policy a fallback' })
+  }
+  if (Buffer.byteLength(JSON.stringify(policy)) > routingLimits.policyBytes) {
+    faults.push({ path: '', message: `must not have more than ${routingLimits.policyBytes} bytes` })
+  }
+  return faults
+}
+
+/** The places of those that stood before. */
+function repeated(values: readonly string[]): number[] {
+  const seen = new Set<string>()
+  return values.flatMap((value, i) => {
+    if (seen.has(value)) return [i]
+    seen.add(value)
+    return []
+  })
+}

@@ -1,0 +1,97 @@
+/** One task, from its envelope to its answer: the same whether it came by the broker or by the operation queue. */
+import type { RouteTask, RoutingCode } from '@spillway/protocol/wire'
+import { digestUuid } from 'spillway/workload'
+import type { Answers } from './answers.js'
+import { type Decision, decide, type PolicyBook } from './decision.js'
+import { taskDigest } from './envelope.js'
+
+export interface RouteContext {
+  request_id: string
+  trace_id: string
+}
+
+export type RouteAnswer =
+  | { ok: true; decision: Decision; context: RouteContext; replayed?: true }
+  | {
+      ok: false
+      error: { code: RoutingCode | 'internal_error'; message: string }
+      errors?: readonly { path: string; message: string }[]
+      context: Partial<RouteContext>
+    }
+
+export interface ProcessingOptions {
+  /** Resolves when it is known. */
+  book(): Promise<PolicyBook>
+  answers: Answers
+  simulateDelayMs: number
+  /** A decision that was told could not be kept. */
+  onLost(fault: unknown): void
+}
+
+export interface TaskOptions {
+  /** The task as it came. */
+  text: string
+  traceId: string
+  /** Of the request; the one in its body comes before it. It names whose it is by itself, whatever tenant the body names. */
+  key?: string | undefined
+  /** Somebody will come back for the answer: it is not given before it is kept. */
+  isTicket: boolean
+  /** It was worked on before, and its answer may have been given: policies may have changed since. */
+  isRepeat: boolean
+}
+
+/** No tenant has an empty name. */
+const noTenant = ''
+
+export class Processing {
+  readonly #options: ProcessingOptions
+
+  constructor(options: ProcessingOptions) {
+    this.#options = options
+  }
+
+  /** Throws when the store fails it: to be tried again. */
+  async answer(task: RouteTask, { text, traceId, key: outer, isTicket, isRepeat }: TaskOptions): Promise<RouteAnswer> {
+    const { answers, simulateDelayMs, book, onLost } = this.#options
+    if (simulateDelayMs > 0) await new Promise((resolve) => setTimeout(resolve, simulateDelayMs))
+    const context = { request_id: task.request_id, trace_id: task.trace_id ?? traceId }
+    const key = task.idempotency_key ?? outer
+    // A key of the request is for the body as it came; one in the body is for what is asked.
+    const digest = key === undefined ? null : task.idempotency_key === undefined ? digestUuid(text) : taskDigest(text)
+    const scope = task.idempotency_key === undefined ? noTenant : task.tenant_id
+    if (key !== undefined && digest !== null) {
+      const known = await answers.replay(scope, key, digest)
+      if (known !== null) return fromKey(known, context)
+    }
+    if (isRepeat) {
+      const known = await answers.find(task.tenant_id, task.request_id)
+      if (known !== null) return { ok: true, decision: known.decision, context }
+    }
+    const decided = decide(await book(), task)
+    if ('code' in decided) {
+      return { ok: false, error: { code: decided.code, message: decided.message }, context }
+    }
+    const { tenant_id: tenant, request_id: requestId } = task
+    if (key === undefined || digest === null) {
+      const recorded = answers.record({ tenant, requestId, decision: decided, traceId: context.trace_id })
+      if (isTicket) await recorded
+      // It is told to whoever waits; only who asks for it later would miss it.
+      else recorded.catch(onLost)
+      return { ok: true, decision: decided, context }
+    }
+    const kept = await answers.record({
+      ...{ tenant, requestId, decision: decided, traceId: context.trace_id },
+      keyed: { key, digest, scope },
+    })
+    return kept.kind === 'stored' ? { ok: true, decision: decided, context } : fromKey(kept, context)
+  }
+}
+
+function fromKey(
+  known: { kind: 'replay'; decision: Decision } | { kind: 'violation' },
+  context: RouteContext,
+): RouteAnswer {
+  if (known.kind === 'replay') return { ok: true, decision: known.decision, context, replayed: true }
+  const message = 'This idempotency key was used for another request.'
+  return { ok: false, error: { code: 'IDEMPOTENCY_VIOLATION', message }, context }
+}

@@ -1,0 +1,213 @@
+/**
+ * The router: takes messages from the broker, decides, answers, acks.
+ *
+ *   taken ──answered──► acked
+ *     ├──expired, invalid, cannot be decided──► answered with the reason; who cannot be answered is dead-lettered (invalid: both)
+ *     └──the store fails──► put back for 1, 5, 15 s ──for the last time──► dead-lettered, whole; who waits is told to come again
+ *
+ * Nothing is shed here: what was taken in is worked off in any state. A router that dies holds nothing: the broker hands
+ * out again what was not acked, and counts.
+ */
+import { codeOf, traceIdOf } from 'spillway/workload'
+import { BrokerFault, type Delivery, type RouterBroker } from '../../brokers/port.js'
+import { type Burials, ticketOf } from './burials.js'
+import type { RoutingDeps } from './deps.js'
+import { readTask } from './envelope.js'
+import type { Processing, RouteAnswer } from './processing.js'
+import type { Signals } from './signals.js'
+
+const putBackMs = [1_000, 5_000, 15_000]
+const tellConcurrencyMs = 5_000
+
+/** How one delivery ends. */
+type End =
+  | { kind: 'ack'; status: string; answer?: RouteAnswer }
+  | { kind: 'bury'; status: string; reason: string; detail: string; answer?: RouteAnswer }
+  | { kind: 'put-back'; delayMs: number; fault: unknown }
+
+export class Router {
+  readonly #deps: RoutingDeps
+  readonly #processing: Processing
+  readonly #signals: Signals
+  readonly #burials: Burials
+  #taking: { stop(): Promise<void> } | undefined
+  #timer: NodeJS.Timeout | undefined
+  #toldLimit = 0
+
+  constructor(deps: RoutingDeps, parts: { processing: Processing; signals: Signals; burials: Burials }) {
+    this.#deps = deps
+    this.#processing = parts.processing
+    this.#signals = parts.signals
+    this.#burials = parts.burials
+  }
+
+  start(): void {
+    const { broker, settings } = this.#deps
+    if (broker === null) return
+    this.#taking = broker.take(settings.concurrency, (delivery) => this.#work(delivery))
+    this.#timer = setInterval(() => void this.#limit(), tellConcurrencyMs)
+    this.#timer.unref()
+    void this.#limit()
+  }
+
+  async stop(): Promise<void> {
+    clearInterval(this.#timer)
+    await this.#taking?.stop()
+  }
+
+  /** Twice what all routers work on at once: as much again may wait in their buffers. */
+  async #limit(): Promise<void> {
+    const { broker, settings, log, routersConcurrency } = this.#deps
+    const wanted = 2 * Math.max(settings.concurrency, routersConcurrency())
+    if (broker === null || !broker.isConnected || wanted === this.#toldLimit) return
+    try {
+      await broker.limitAckPending(wanted)
+      this.#toldLimit = wanted
+    } catch (fault) {
+      log.warn({ err: fault, wanted }, 'the broker did not take the limit of messages under way')
+    }
+  }
+
+  async #work(delivery: Delivery): Promise<void> {
+    const { metrics } = this.#deps
+    metrics.delivered.inc()
+    if (delivery.deliveries > 1) metrics.redelivered.inc()
+    this.#signals.began()
+    let end: End
+    try {
+      end = await this.#handle(delivery)
+    } catch (fault) {
+      end = this.#failed(delivery, fault)
+    }
+    await this.#finish(delivery, end)
+  }
+
+  async #handle(delivery: Delivery): Promise<End> {
+    const { settings } = this.#deps
+    if (delivery.deliveries > settings.maxDeliver) return this.#exhausted(delivery, 'it was handed out too often')
+    const read = readTask(delivery.data, { bytesMax: settings.bodyLimitBytes })
+    if (!read.ok) {
+      const { code, message, errors, correlation } = read
+      const answer: RouteAnswer = {
+        ...{ ok: false, error: { code, message }, context: correlation },
+        ...(errors !== undefined && { errors }),
+      }
+      return { kind: 'bury', status: 'invalid', reason: code, detail: message, answer }
+    }
+    const { task, text } = read
+    const deadline = deadlineOf(delivery)
+    if (deadline !== null && deadline <= Date.now()) {
+      return this.#refused(delivery, 'expired', {
+        ok: false,
+        error: { code: 'DEADLINE_EXPIRED', message: 'The deadline of this message has passed.' },
+        context: { request_id: task.request_id },
+      })
+    }
+    const answer = await this.#processing.answer(task, {
+      text,
+      traceId: traceIdOf(delivery.header('traceparent')),
+      key: delivery.header('Spillway-Idempotency-Key'),
+      // Where nobody hears the answer, what is kept is all there is of it.
+      isTicket: delivery.header('Spillway-Ticket') !== undefined || !this.#isHeard(delivery),
+      isRepeat: delivery.deliveries > 1,
+    })
+    return answer.ok ? { kind: 'ack', status: 'ok', answer } : this.#refused(delivery, 'undecided', answer)
+  }
+
+  #isHeard(delivery: Delivery): boolean {
+    return this.#deps.broker?.canAnswer(delivery) === true
+  }
+
+  /** Who waits for an answer gets it; otherwise nobody would ever hear of it. */
+  #refused(delivery: Delivery, status: string, answer: Extract<RouteAnswer, { ok: false }>): End {
+    if (this.#isHeard(delivery)) return { kind: 'ack', status, answer }
+    return { kind: 'bury', status, reason: answer.error.code, detail: answer.error.message }
+  }
+
+  #failed(delivery: Delivery, fault: unknown): End {
+    const { settings, log } = this.#deps
+    log.warn({ err: fault, message: delivery.id, deliveries: delivery.deliveries }, 'a message could not be worked on')
+    if (delivery.deliveries >= settings.maxDeliver) {
+      // Who waits can ask again when the store is back, and nothing is wrong with the message.
+      const isAsked = this.#isHeard(delivery) && ticketOf(delivery) === null
+      return isAsked && isStoreAway(fault) ? storeAway : this.#exhausted(delivery, 'every attempt failed')
+    }
+    return { kind: 'put-back', delayMs: putBackMs[delivery.deliveries - 1] ?? putBackMs.at(-1) ?? 0, fault }
+  }
+
+  #exhausted({ deliveries }: Delivery, detail: string): End {
+    const message = `It was tried ${deliveries} times: ${detail}.`
+    const answer: RouteAnswer = { ok: false, error: { code: 'internal_error', message }, context: {} }
+    return { kind: 'bury', status: 'exhausted', reason: 'max_deliver', detail: message, answer }
+  }
+
+  async #finish(delivery: Delivery, end: End): Promise<void> {
+    const { broker, metrics, log } = this.#deps
+    if (broker === null) return
+    if (end.kind === 'put-back') {
+      delivery.putBack(end.delayMs)
+      return this.#signals.putBack()
+    }
+    try {
+      if (end.kind === 'bury') {
+        await broker.bury(delivery, { reason: end.reason, detail: end.detail }, (letter) =>
+          this.#endTicket(delivery, letter, end),
+        )
+        metrics.buried(end.reason).inc()
+      }
+    } catch (fault) {
+      // It stays with the broker, which hands it out again, or finds it when it may not.
+      log.error({ err: fault, message: delivery.id, reason: end.kind }, 'a message could not be dead-lettered')
+      return this.#signals.putBack()
+    }
+    if (end.answer !== undefined) this.#tell(broker, delivery, end.answer)
+    if (end.kind === 'ack') delivery.ack()
+    // A stranger's nonsense that was told so is no failure of ours.
+    const isGood = end.status === 'ok' || end.status === 'undecided' || end.status === 'invalid'
+    this.#signals.ended(end.status, Math.max(0, Date.now() - delivery.storedAtMs), isGood)
+  }
+
+  /** Before it leaves the broker: the answer may come to nobody, and the ticket's message would be published again. */
+  async #endTicket(delivery: Delivery, letter: string, end: Extract<End, { kind: 'bury' }>): Promise<void> {
+    const ticket = ticketOf(delivery)
+    if (ticket === null) return
+    const code = end.answer?.ok === false ? end.answer.error.code : end.reason
+    await this.#burials.keep({ ticket, letter, error: `${code}: ${end.detail}` })
+  }
+
+  #tell(broker: RouterBroker, delivery: Delivery, answer: RouteAnswer): void {
+    try {
+      broker.answer(delivery, encode(answer))
+    } catch (fault) {
+      if (!(fault instanceof BrokerFault) || fault.code !== 'too_large') throw fault
+      const message = 'The answer is larger than what the broker takes.'
+      broker.answer(
+        delivery,
+        encode({ ok: false, error: { code: 'internal_error', message }, context: answer.context }),
+      )
+    }
+  }
+}
+
+const storeAway: End = {
+  ...{ kind: 'ack', status: 'exhausted' },
+  answer: {
+    ok: false,
+    error: { code: 'store_unavailable', message: 'The store did not answer. Nothing was decided; try again later.' },
+    context: {},
+  },
+}
+
+function isStoreAway(fault: unknown): boolean {
+  return ['unavailable', 'timeout', 'disk_full'].includes(codeOf(fault) ?? '')
+}
+
+/** As it goes over the broker. */
+const encode = (answer: RouteAnswer): Uint8Array => Buffer.from(JSON.stringify(answer))
+
+function deadlineOf(delivery: Delivery): number | null {
+  const text = delivery.header('Spillway-Deadline')
+  if (text === undefined) return null
+  const at = /^\d{1,15}$/.test(text) ? Number(text) : Date.parse(text)
+  return Number.isFinite(at) ? at : null
+}

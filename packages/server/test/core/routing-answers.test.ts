@@ -1,0 +1,280 @@
+/** What was decided, by request and by idempotency key: kept once, told exactly, swept in time. */
+import { randomUUID } from 'node:crypto'
+import type { RouteDecision } from '@spillway/protocol/wire'
+import Type from 'typebox'
+import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
+import type { IntakeApi } from '../../../spillway/src/index.js'
+import type { SweptBatch } from '../../../spillway/src/pipeline/sweeps.js'
+import { type Bench, bench, eventually, overriding } from '../../../spillway/test/pipeline-fixture.js'
+import { Answers, type AnswersOptions, type Decided } from '../../src/workloads/routing/answers.js'
+
+const schema = '"spillway"'
+
+let b: Bench
+let here: IntakeApi
+let there: IntakeApi
+/** Closed when the test ends. */
+const opened: Answers[] = []
+
+beforeAll(async () => {
+  b = await bench()
+  here = await b.intake()
+  there = await b.intake()
+})
+afterEach(async () => {
+  await Promise.all(opened.splice(0).map((one) => one.close()))
+  await b.sql('TRUNCATE spillway.rt_decisions, spillway.rt_keys')
+})
+afterAll(() => b.close())
+
+const decision = (provider_id = 'a'): RouteDecision => ({
+  ...{ provider_id, priority: 50, expected_latency_ms: 1.5, expected_cost: 0.001, reason: 'weighted' },
+})
+const answersOf = (intake: IntakeApi, options: Partial<AnswersOptions> = {}) => {
+  const answers = new Answers({ intake, schema, keyTtlMs: 60_000, ...options })
+  opened.push(answers)
+  return answers
+}
+const decided = (changes: Partial<Decided> = {}): Decided => ({
+  ...{ tenant: 'acme', requestId: randomUUID(), decision: decision(), traceId: 'a'.repeat(32) },
+  ...changes,
+})
+const digest = randomUUID()
+const keyed = (key: string, of = digest) => ({ key, digest: of })
+/** As if so much time had passed. */
+const pass = (ms: number) =>
+  Promise.all(
+    ['rt_decisions', 'rt_keys'].map((table) =>
+      b.sql(`UPDATE spillway.${table} SET expires_at = expires_at - $1 * interval '1 ms'`, [ms]),
+    ),
+  )
+const rows = async (table: 'rt_decisions' | 'rt_keys') =>
+  Number((await b.sql<{ n: string }>(`SELECT count(*) AS n FROM spillway.${table}`))[0]?.n)
+
+describe('decisions', () => {
+  it('are found by their request, by whoever may ask', async () => {
+    const answers = answersOf(here)
+    const one = decided()
+    expect(await answers.record(one)).toEqual({ kind: 'stored' })
+    const found = { decision: one.decision, traceId: one.traceId, tenant: 'acme', requestId: one.requestId }
+    expect(await answers.find('acme', one.requestId)).toMatchObject(found)
+    expect(await answers.find(null, one.requestId.toUpperCase())).toMatchObject(found)
+    expect(await answers.find('other', one.requestId)).toBeNull()
+    expect(await answers.find('acme', randomUUID())).toBeNull()
+  })
+
+  it('of two tenants with one request id are two', async () => {
+    const answers = answersOf(here)
+    const one = decided()
+    await answers.record(one)
+    await answers.record({ ...one, tenant: 'other', decision: decision('b') })
+    expect((await answers.find('acme', one.requestId))?.decision.provider_id).toBe('a')
+    expect((await answers.find('other', one.requestId))?.decision.provider_id).toBe('b')
+  })
+
+  it('of one request are the latest, also when both come in one commit', async () => {
+    const answers = answersOf(here)
+    const one = decided()
+    await Promise.all([answers.record(one), answers.record({ ...one, decision: decision('b') })])
+    expect((await answers.find('acme', one.requestId))?.decision.provider_id).toBe('b')
+  })
+
+  it('can be asked for until they expire', async () => {
+    const answers = answersOf(here, { decisionTtlMs: 10_000 })
+    const one = decided()
+    await answers.record(one)
+    await pass(9_000)
+    expect(await answers.find('acme', one.requestId)).not.toBeNull()
+    await pass(1_000)
+    expect(await answers.find('acme', one.requestId)).toBeNull()
+  })
+
+  it('come again for a key that was used, with the same task', async () => {
+    const answers = answersOf(here)
+    await answers.record(decided({ keyed: keyed('k') }))
+    const retry = decided({ decision: decision('b'), keyed: keyed('k') })
+    expect(await answers.record(retry)).toEqual({ kind: 'replay', decision: decision('a') })
+    expect(await answers.find('acme', retry.requestId)).toMatchObject({ decision: decision('a') })
+  })
+
+  it('do not come for a key of another task, and nothing is kept of it', async () => {
+    const answers = answersOf(here)
+    await answers.record(decided({ keyed: keyed('k') }))
+    const wrong = decided({ decision: decision('b'), keyed: keyed('k', randomUUID()) })
+    expect(await answers.record(wrong)).toEqual({ kind: 'violation' })
+    expect(await answers.find('acme', wrong.requestId)).toBeNull()
+    expect(await answers.replay('acme', 'k', digest)).toEqual({ kind: 'replay', decision: decision('a') })
+  })
+
+  it('are another tenant’s own, for the same key', async () => {
+    const answers = answersOf(here)
+    await answers.record(decided({ keyed: keyed('k') }))
+    expect(await answers.record(decided({ tenant: 'other', keyed: keyed('k', randomUUID()) }))).toEqual({
+      kind: 'stored',
+    })
+  })
+
+  it('of many at once with one key, in two processes, are exactly one', async () => {
+    const both = [answersOf(here), answersOf(there)]
+    const outcomes = await Promise.all(
+      Array.from({ length: 60 }, async (_, n) => {
+        const one = decided({ decision: decision(`p${n}`), keyed: keyed('k') })
+        const recorded = await both[n % 2]?.record(one)
+        return recorded?.kind === 'stored' ? { ...one, isStored: true } : { ...recorded, isStored: false }
+      }),
+    )
+    const stored = outcomes.filter(({ isStored }) => isStored)
+    expect(stored).toHaveLength(1)
+    const told = outcomes.map((outcome) => ('decision' in outcome ? outcome.decision : undefined))
+    expect(new Set(told.map((one) => one?.provider_id)).size).toBe(1)
+    expect(await both[0]?.replay('acme', 'k', digest)).toEqual({ kind: 'replay', decision: told[0] })
+  })
+
+  it('of many keys in two processes at once are recorded without a deadlock', async () => {
+    const both = [answersOf(here), answersOf(there)]
+    const keys = Array.from({ length: 200 }, (_, n) => `k${n}`)
+    const each = (turned: boolean) => (turned ? [...keys].reverse() : keys)
+    const outcomes = await Promise.all(
+      both.flatMap((answers, n) => each(n === 1).map((key) => answers.record(decided({ keyed: keyed(key) })))),
+    )
+    expect(outcomes.filter(({ kind }) => kind === 'stored')).toHaveLength(200)
+    expect(outcomes.filter(({ kind }) => kind === 'replay')).toHaveLength(200)
+  })
+
+  it('tell each of one commit what became of it', async () => {
+    const answers = answersOf(here)
+    await answers.record(decided({ keyed: keyed('old') }))
+    const outcomes = await Promise.all([
+      answers.record(decided()),
+      answers.record(decided({ keyed: keyed('new') })),
+      answers.record(decided({ keyed: keyed('old') })),
+      answers.record(decided({ keyed: keyed('new') })),
+      answers.record(decided({ keyed: keyed('new', randomUUID()) })),
+      answers.record(decided({ keyed: keyed('old', randomUUID()) })),
+      answers.record(decided()),
+    ])
+    expect(outcomes.map(({ kind }) => kind)).toEqual([
+      'stored',
+      'stored',
+      'replay',
+      'replay',
+      'violation',
+      'violation',
+      'stored',
+    ])
+  })
+
+  it('free their key when it expires', async () => {
+    const answers = answersOf(here, { keyTtlMs: 10_000 })
+    await answers.record(decided({ keyed: keyed('k') }))
+    await pass(10_000)
+    const other = randomUUID()
+    expect(await answers.replay('acme', 'k', digest)).toBeNull()
+    expect(await answers.record(decided({ decision: decision('b'), keyed: keyed('k', other) }))).toEqual({
+      kind: 'stored',
+    })
+    expect(await answers.replay('acme', 'k', other)).toEqual({ kind: 'replay', decision: decision('b') })
+  })
+
+  it('are looked up before the work: not used, used, used otherwise', async () => {
+    const answers = answersOf(here)
+    expect(await answers.replay('acme', 'k', digest)).toBeNull()
+    await answers.record(decided({ keyed: keyed('k') }))
+    expect(
+      await Promise.all([
+        answers.replay('acme', 'k', digest),
+        answers.replay('acme', 'k', randomUUID()),
+        answers.replay('other', 'k', digest),
+      ]),
+    ).toEqual([{ kind: 'replay', decision: decision('a') }, { kind: 'violation' }, null])
+  })
+
+  it('are committed together', async () => {
+    let statements = 0
+    const intake = await b.intake({
+      wrap: (store) =>
+        overriding(store, {
+          statements: {
+            ...store.statements,
+            release: (text, values) => {
+              statements++
+              return store.statements.release(text, values)
+            },
+          },
+        }),
+    })
+    const answers = answersOf(intake)
+    await Promise.all(Array.from({ length: 300 }, () => answers.record(decided())))
+    expect(await rows('rt_decisions')).toBe(300)
+    expect(statements).toBeLessThan(10)
+  })
+
+  it('are written before closing ends', async () => {
+    const answers = answersOf(here)
+    const recorded = Array.from({ length: 20 }, () => answers.record(decided()))
+    await answers.close()
+    expect(await rows('rt_decisions')).toBe(20)
+    await Promise.all(recorded)
+  })
+
+  it('are told to have failed when the store does not take them', async () => {
+    const intake = await b.intake({
+      wrap: (store) =>
+        overriding(store, {
+          statements: {
+            ...store.statements,
+            release: () => Promise.reject(Object.assign(new Error(), { code: 'timeout' })),
+          },
+        }),
+    })
+    await expect(answersOf(intake).record(decided())).rejects.toMatchObject({ code: 'timeout' })
+  })
+
+  it('are swept once they have expired, in steps, and no others', async () => {
+    await b.sql(
+      `INSERT INTO spillway.rt_decisions (request, tenant, decision, trace_id, decided_at, expires_at)
+       SELECT gen_random_uuid(), 't', '{}', '', now(), now() - interval '1 second' FROM generate_series(1, 5001)`,
+    )
+    const answers = answersOf(here)
+    const kept = decided({ keyed: keyed('k') })
+    await answers.record(kept)
+    const batches: SweptBatch[] = []
+    do batches.push(await answers.sweep())
+    while (batches.at(-1)?.isFull)
+    expect(batches.map(({ removed }) => removed.rt_decisions)).toEqual([2_000, 2_000, 1_001])
+    expect([await rows('rt_decisions'), await rows('rt_keys')]).toEqual([1, 1])
+    await pass(3_600_000)
+    expect(await answers.sweep()).toMatchObject({ removed: { rt_decisions: 1, rt_keys: 1 }, isFull: false })
+  })
+
+  it('are swept by themselves', async () => {
+    const answers = answersOf(here, { decisionTtlMs: 1, sweepEveryMs: 10 })
+    await answers.record(decided())
+    answers.start()
+    await eventually(async () => ((await rows('rt_decisions')) === 0 ? true : undefined), 'the sweep')
+  })
+
+  it('are swept by one process at a time', async () => {
+    const [mine, theirs] = [answersOf(here), answersOf(there)]
+    await Promise.all([mine.record(decided()), mine.record(decided())])
+    await pass(3_600_000)
+    const swept = await here.transaction(async (tx) => {
+      await tx.query('SELECT spillway.rt_sweep(1)')
+      return theirs.sweep()
+    })
+    expect([swept.removed.rt_decisions, await rows('rt_decisions')]).toEqual([0, 1])
+    expect((await theirs.sweep()).removed.rt_decisions).toBe(1)
+  })
+})
+
+describe('an admission', () => {
+  it('is accepted for its gates alone: it leaves nothing behind', async () => {
+    const admit = here.define('test.admit', {
+      ...{ body: Type.Unknown(), lane: () => 'admission', whenBusy: 'refuse' },
+      apply: { function: `${schema}.rt_admit`, values: () => [] },
+    })
+    const answers = await Promise.all(Array.from({ length: 20 }, () => here.submit(admit, null)))
+    expect(new Set(answers.map(({ kind }) => kind))).toEqual(new Set(['done']))
+    expect(await b.sql(`SELECT FROM spillway.ops WHERE type = 'test.admit'`)).toHaveLength(0)
+  })
+})

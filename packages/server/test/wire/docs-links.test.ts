@@ -1,0 +1,70 @@
+/** The documents name nothing that is not there: files, commands, settings, scripts. */
+import { execFileSync } from 'node:child_process'
+import { existsSync, readdirSync, readFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { describe, expect, it } from 'vitest'
+import { describeConfig, loadConfig } from '../../src/config/index.js'
+import { clientSettings } from '../../src/config/settings.js'
+import { program } from '../server-process.js'
+
+const root = fileURLToPath(new URL('../../../../', import.meta.url))
+const below = (folder: string): string[] =>
+  readdirSync(join(root, folder), { recursive: true, encoding: 'utf8' }).map((name) => `${folder}/${name}`)
+const readmes = (folder: string): string[] =>
+  readdirSync(join(root, folder)).map((name) => `${folder}/${name}/README.md`)
+const documents = [...readdirSync(root), ...below('docs'), ...readmes('packages'), ...readmes('examples')]
+  .filter((file) => file.endsWith('.md') && existsSync(join(root, file)))
+  .map((file) => ({ file, text: readFileSync(join(root, file), 'utf8') }))
+
+const scripts = Object.keys(JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')).scripts)
+const settings = new Set([
+  ...describeConfig(loadConfig({})).map(({ name }) => name),
+  ...Object.values(clientSettings.client).map(({ name }) => name),
+  // For the tests themselves.
+  'SPILLWAY_TEST_DATABASE_URL',
+  'SPILLWAY_TEST_POOLER',
+])
+
+const unique = (matches: Iterable<RegExpMatchArray>): string[] => [...new Set([...matches].map((m) => m[1] ?? ''))]
+
+it('there are documents', () => {
+  expect(documents.map(({ file }) => file)).toEqual(
+    expect.arrayContaining(['README.md', 'ARCHITECTURE.md', 'docs/guarantees.md', 'docs/library.md']),
+  )
+})
+
+describe.each(documents)('$file', ({ file, text }) => {
+  it('links to files that exist', () => {
+    const links = unique(text.matchAll(/\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)/g))
+    expect(links.filter((link) => !existsSync(join(root, dirname(file), link)))).toEqual([])
+  })
+
+  it('names source and test files that exist', () => {
+    const named = unique(text.matchAll(/`((?:packages|scripts|examples|docs|src|test)\/[\w./-]+\.\w+)`/g))
+    const missing = named.filter(
+      (name) =>
+        ![root, join(root, 'packages/spillway'), join(root, 'packages/server')].some((at) =>
+          existsSync(join(at, name)),
+        ),
+    )
+    expect(missing).toEqual([])
+  })
+
+  it('names settings that exist', () => {
+    const named = unique(text.matchAll(/\b(SPILLWAY_[A-Z_]*[A-Z])\b/g))
+    expect(named.filter((name) => !settings.has(name))).toEqual([])
+  })
+
+  it('names npm scripts that exist', () => {
+    const named = unique(text.matchAll(/\bnpm run ([\w-]+)/g))
+    expect(named.filter((name) => !scripts.includes(name))).toEqual([])
+  })
+
+  it('names commands that exist', () => {
+    const named = unique(text.matchAll(/\bspillway ((?:ops |dead-letters )?[a-z][a-z-]*)(?= *(?:`|$|--|#|<|\s\d))/gm))
+    for (const words of named) {
+      execFileSync(process.execPath, [program, ...words.split(' '), '--help'], { stdio: 'pipe' })
+    }
+  })
+})

@@ -1,0 +1,23 @@
+/** Loads the optional package @spillway/embedded-postgres when it is needed, so that nobody else has to install it. */
+import type { EmbeddedOptions, EmbeddedServer } from '@spillway/embedded-postgres'
+
+type EmbeddedPackage = Pick<typeof import('@spillway/embedded-postgres'), 'startEmbedded'>
+
+const packageName = '@spillway/embedded-postgres'
+
+export async function startEmbedded(
+  options: EmbeddedOptions,
+  load: () => Promise<EmbeddedPackage> = () => import('@spillway/embedded-postgres'),
+): Promise<EmbeddedServer> {
+  const found = await load().catch((error: unknown) => {
+    if (!isMissing(error)) throw error
+    throw new Error(`embedded() needs the package ${packageName}: npm i ${packageName}`, { cause: error })
+  })
+  return found.startEmbedded(options)
+}
+
+/** Only the package itself: the same code for a module inside it is a broken installation, and its own message says more. */
+function isMissing(error: unknown): boolean {
+  if (!(error instanceof Error) || !('code' in error)) return false
+  return error.code === 'ERR_MODULE_NOT_FOUND' && error.message.includes(`'${packageName}'`)
+}

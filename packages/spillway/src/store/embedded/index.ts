@@ -1,1 +1,0 @@
-export { type EmbeddedServer, startEmbedded } from './start.js'

@@ -1,0 +1,62 @@
+-- Takes a pending operation out of its lane, or asks a running one to stop.
+
+-- Takes a pending operation out of its lane. 'asked' when it runs and its handler can stop, 'running' when it cannot,
+-- 'gone' when it is not in the queue. Who holds the lane's ready or parked row, or sees its lease, knows where it is.
+CREATE OR REPLACE FUNCTION cancel(p_id uuid, p_abortable text[], p_why text) RETURNS text
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  o record; f record;
+  v_at tid; v_upto bigint; v_where text; v_depth bigint;
+BEGIN
+  PERFORM pause_guard();
+  SELECT x.lane, x.seq, x.type, x.idem, x.gate INTO o FROM ops x WHERE x.id = p_id;
+  IF NOT FOUND THEN RETURN 'gone'; END IF;
+  PERFORM FROM idempotency d WHERE d.key = o.idem FOR UPDATE;
+  PERFORM FROM gates g WHERE g.name = o.gate FOR UPDATE;
+  PERFORM FROM lanes l WHERE l.id = o.lane FOR UPDATE;
+  SELECT x.seq INTO o.seq FROM ops x WHERE x.id = p_id FOR UPDATE;
+  IF NOT FOUND THEN RETURN 'gone'; END IF;
+  FOR i IN 1 .. 20 LOOP
+    SELECT x.seq, x.priority, x.stamp INTO f FROM lanes l, ops x
+      WHERE l.id = o.lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
+    SELECT x.ctid INTO v_at FROM ready x
+      WHERE x.priority = f.priority AND x.stamp = f.stamp AND x.lane = o.lane FOR UPDATE;
+    IF FOUND THEN v_where := 'ready'; EXIT; END IF;
+    PERFORM FROM parked x WHERE x.lane = o.lane FOR UPDATE;
+    IF FOUND THEN v_where := 'parked'; EXIT; END IF;
+    SELECT z.upto INTO v_upto FROM leases l, unnest(l.lanes, l.uptos) z(lane, upto) WHERE z.lane = o.lane;
+    IF FOUND THEN v_where := 'leased'; EXIT; END IF;
+    -- It was on its way from parked to ready: look again.
+  END LOOP;
+  IF v_where IS NULL THEN
+    RAISE EXCEPTION 'lane % has operations but is nowhere', o.lane USING ERRCODE = 'XX000';
+  END IF;
+  IF v_where = 'leased' AND o.seq <= v_upto THEN
+    IF NOT o.type = ANY (p_abortable) THEN RETURN 'running'; END IF;
+    INSERT INTO cancels (id, asked_at) VALUES (p_id, t) ON CONFLICT DO NOTHING;
+    RETURN 'asked';
+  END IF;
+  WITH gone AS (DELETE FROM ops x WHERE x.lane = o.lane AND x.seq = o.seq RETURNING x.*)
+  INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, attempts,
+      max_attempts, error, trace)
+    SELECT g.id, t, 'cancelled', g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at, g.attempts,
+      g.max_attempts, p_why, g.trace
+    FROM gone g JOIN lanes l ON l.id = g.lane;
+  UPDATE lanes l
+    SET depth = l.depth - 1, head = CASE WHEN f.seq = o.seq AND v_where <> 'leased' THEN o.seq ELSE l.head END
+    WHERE l.id = o.lane RETURNING l.depth INTO v_depth;
+  IF v_where <> 'leased' AND f.seq = o.seq THEN
+    DELETE FROM ready x WHERE x.ctid = v_at AND v_where = 'ready';
+    DELETE FROM parked x WHERE x.lane = o.lane AND v_where = 'parked';
+    IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); END IF;
+  END IF;
+  IF o.idem IS NOT NULL THEN
+    UPDATE idempotency d SET answer = json_build_object('v', 'cancelled')
+      WHERE d.key = o.idem AND d.op = p_id AND d.answer IS NULL;
+  END IF;
+  IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
+  PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, o.type, -1);
+  RETURN 'cancelled';
+END $$;

@@ -1,0 +1,47 @@
+-- Pauses of a queue, a lane or a type. A pause parks lanes as they become ready; resume puts them back.
+
+-- While anything is paused, whoever may park a lane for it keeps resuming out until he has committed: a lane that
+-- were parked just after its queue was resumed would be forgotten. Before any other lock.
+CREATE OR REPLACE FUNCTION pause_guard() RETURNS boolean
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pauses) THEN RETURN false; END IF;
+  PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.pauses'), hashtext(current_schema()));
+  RETURN EXISTS (SELECT FROM pauses);
+END $$;
+
+-- Is this lane held back by an operator?
+CREATE OR REPLACE FUNCTION lane_paused(p_lane uuid) RETURNS boolean
+  LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+  SELECT EXISTS (SELECT FROM lanes l JOIN pauses p ON CASE WHEN p.queue = ''
+      THEN p.partition = (SELECT x.type FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1)
+      ELSE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition) END WHERE l.id = p_lane)
+$$;
+
+CREATE OR REPLACE FUNCTION pause(p_queue text, p_partition text) RETURNS void
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  INSERT INTO pauses (queue, partition, since) VALUES (p_queue, p_partition, clock()) ON CONFLICT DO NOTHING
+$$;
+
+-- Resuming a queue ends the pauses of its single lanes too. All its lanes go on at once, by priority as ever.
+CREATE OR REPLACE FUNCTION resume(p_queue text, p_partition text) RETURNS void
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  v_lane uuid;
+BEGIN
+  PERFORM pg_advisory_xact_lock(hashtext('spillway.pauses'), hashtext(current_schema()));
+  DELETE FROM pauses p WHERE p.queue = p_queue AND (p_partition IS NULL OR p.partition = p_partition);
+  FOR v_lane IN
+    WITH held AS (
+      SELECT x.lane FROM parked x JOIN lanes l ON l.id = x.lane
+      WHERE x.reason = 'pause'
+        AND (p_queue = '' OR l.queue = p_queue AND (p_partition IS NULL OR l.partition = p_partition))
+        ORDER BY x.lane FOR UPDATE OF x
+    )
+    DELETE FROM parked x USING held h WHERE x.lane = h.lane RETURNING x.lane
+  LOOP
+    -- Back here if another pause still holds it.
+    PERFORM lane_requeue(v_lane);
+  END LOOP;
+END $$;

@@ -1,0 +1,118 @@
+/**
+ * What our own workloads and the ready server need beyond the public surface. For packages of this repository: it may change at
+ * any time.
+ */
+
+export type { Permit } from './gates/gate.js'
+
+import './http/typebox.js'
+
+export { capacity, type Gate, halt, pressure, rate } from './gates/index.js'
+export { ticketPath, toWire, type Wire } from './http/answer.js'
+export { bodyFormFault, bodyTooLarge } from './http/body-form.js'
+export { CarriedJson, carry, each, jsonOf, memberTexts, withoutRepeated } from './http/carried-json.js'
+export {
+  answerClientFault,
+  answerOf,
+  type ConnectionCap,
+  capConnections,
+  discardRest,
+  goneSignal,
+  guardRequests,
+  refuseTunnels,
+  whenGone,
+} from './http/connections.js'
+export { mountedRoute } from './http/fastify-binding.js'
+export { answerFault, faultProblem, internalFault, ProblemError } from './http/faults.js'
+export { pointerStep, presentablePointer, type RequestFault } from './http/json-pointer.js'
+export { type Entered, type Entry, type Gone, type Mount, mount } from './http/mount.js'
+export type { OutputOf } from './http/operation-stream.js'
+export { operationView } from './http/operation-view.js'
+export { type FastifyLike, ticketRoutes } from './http/operations-routes.js'
+export { cursorOf, fitPage, type Page, type PageBounds, type Pagination, paginationOf } from './http/pages.js'
+export { appliedPreferences, type Preferences, parseIdempotencyKey, parsePreferences } from './http/preferences.js'
+export {
+  headerProblem,
+  type Problem,
+  pathOf,
+  sendProblem,
+  type TellsError,
+  toldProblem,
+  urlProblem,
+} from './http/problem.js'
+export { isReservedQueue, mayUseQueue, reservedQueuePrefix } from './http/queue-names.js'
+export { refuseUntilReady } from './http/readiness.js'
+export { isUnstorable, parseStrictJson } from './http/strict-json.js'
+export { type Trace, traceFor, traceIdOf } from './http/trace.js'
+export { compileValidator, validatorCompiler } from './http/validation.js'
+export { type Role, roles } from './http/viewer.js'
+export { type IntakeApi, intakeApi, type SubmitAllOptions, type SubmitOptions } from './intake-api.js'
+export { canonicalJson } from './ledger/canonical.js'
+export type { Verification } from './ledger/ledger.js'
+export { digestUuid, type LaneName, laneOf } from './operations/lane.js'
+export { newOperationId } from './operations/operation-id.js'
+export { FailOperation, LeaveOperation, OperationAborted, RetryOperation } from './operations/outcome.js'
+export { again, codeOf } from './pipeline/again.js'
+export { type Answer, queuedBody } from './pipeline/answer.js'
+export type { ConnectionPool } from './pipeline/connection-pool.js'
+export type {
+  Definition,
+  EffectItem,
+  IntakeRequest,
+  IntakeUser,
+  Rejection,
+  RunContext,
+  SqlEffect,
+} from './pipeline/define.js'
+export { Flush } from './pipeline/flush.js'
+export { Intake } from './pipeline/intake.js'
+export type { Refusal } from './pipeline/refusal.js'
+export type { IntakeLog } from './pipeline/settings.js'
+export { intakeDefaults } from './pipeline/settings.js'
+export type { Standing } from './pipeline/standing.js'
+export type { SweptBatch } from './pipeline/sweeps.js'
+export { Door } from './pressure/door.js'
+export { LatencyWindow } from './pressure/latency-window.js'
+export { LevelHold } from './pressure/level-hold.js'
+export { RouterPressure } from './pressure/router-pressure.js'
+export { type CutRows, cutRows, leftOutSql, listedErrorSql, listedSql, pageSql } from './store/page-sql.js'
+export type { LedgerRow, Tx } from './store/port.js'
+export { openPool } from './store/postgres/connect.js'
+export { coreSql } from './store/postgres/generated/sql.js'
+export { MigrationError, migrate, pendingSteps, readRecord, type SqlModule } from './store/postgres/migrate.js'
+export { findReach, type Reach } from './store/postgres/reach.js'
+export { isPinned } from './store/postgres/session.js'
+export { postgresStore } from './store/postgres/store.js'
+export { DueRing } from './streams/due-ring.js'
+export type { StreamWriter } from './streams/log-writer.js'
+export { LogWriter } from './streams/log-writer.js'
+export type { LogName, StreamEntry, StreamRegistry } from './streams/port.js'
+export {
+  type Append,
+  type Cursor,
+  type EndKind,
+  LogFault,
+  type StreamKey,
+  type StreamLog,
+  type StreamRecord,
+} from './streams/port.js'
+export type { Follower } from './streams/relay.js'
+export { Relay } from './streams/relay.js'
+export {
+  type CounterChild,
+  CounterFamily,
+  type GaugeChild,
+  type GaugeFamily,
+  type HistogramChild,
+  HistogramFamily,
+  type MetricRegistry,
+  otherLabel,
+  register,
+} from './telemetry/families.js'
+export {
+  type AttemptOutcome,
+  createMetrics,
+  durationBuckets,
+  type OperationCount,
+  type PoolState,
+} from './telemetry/metrics.js'
