@@ -62,7 +62,7 @@ export default defineConfig({
     // Only with --coverage. The rooms that decide about acceptance, order and limits; elsewhere a figure says little.
     coverage: {
       provider: 'v8',
-      include: ['packages/spillway/src/{gates,pipeline,operations}/**/*.ts'],
+      include: ['packages/spillway/src/{gates,intake,accept,work,fleet}/**/*.ts'],
       exclude: ['**/*.test.ts'],
       reporter: ['text', 'html', 'json-summary'],
       thresholds: { branches: 90 },

@@ -59,7 +59,7 @@ describe('reading imports', () => {
 })
 
 describe('rooms: wrong imports', () => {
-  for (const room of ['pipeline', 'operations', 'streams', 'ledger', 'pressure']) {
+  for (const room of ['core', 'accept', 'work', 'fleet', 'maintenance', 'streams', 'ledger', 'pressure']) {
     it(`${room} may not import http`, () => {
       expect(messages(`${src}/${room}/x.ts`, "import { y } from '../http/y.js'")).toEqual([
         `${room} may not import from http`,
@@ -75,23 +75,23 @@ describe('rooms: wrong imports', () => {
   }
 
   it.each([
-    [`${src}/telemetry/x.ts`, "import pg from 'pg'"],
+    [`${src}/metrics/x.ts`, "import pg from 'pg'"],
     [`${src}/http/x.ts`, "import type { Pool } from 'pg'"],
     [`${src}/http/x.ts`, "import pino from 'pino'"],
     [`${src}/http/x.ts`, "import { request } from 'undici'"],
     [`${src}/store/x.ts`, "import fastify from 'fastify'"],
-    [`${src}/gates/x.ts`, "import { x } from '../pipeline/x.js'"],
+    [`${src}/gates/x.ts`, "import { x } from '../work/x.js'"],
     [`${src}/gates/x.ts`, "import { x } from '../store/x.js'"],
     [`${src}/gates/x.ts`, "import { readFile } from 'node:fs'"],
-    [`${src}/pipeline/x.ts`, "import { x } from '../../../protocol/src/wire/x.js'"],
-    [`${src}/pipeline/x.ts`, "import { x } from '@spillway/client'"],
-    [`${src}/pipeline/x.ts`, "import { x } from 'spillway'"],
+    [`${src}/work/x.ts`, "import { x } from '../../../protocol/src/wire/x.js'"],
+    [`${src}/work/x.ts`, "import { x } from '@spillway/client'"],
+    [`${src}/work/x.ts`, "import { x } from 'spillway'"],
     [`${src}/http/x.ts`, "import { x } from '@spillway/server'"],
-    [`${src}/pipeline/x.ts`, "import { x } from '../../test/x.js'"],
-    [`${src}/pipeline/x.ts`, "const x = await import('../http/x.js')"],
-    [`${src}/pipeline/x.ts`, "export * from '../http/x.js'"],
-    [`${src}/pipeline/x.test.ts`, "import { x } from '../../../client/src/x.js'"],
-    [`${src}/pipeline/x.test.ts`, "import pg from 'pg'"],
+    [`${src}/work/x.ts`, "import { x } from '../../test/x.js'"],
+    [`${src}/work/x.ts`, "const x = await import('../http/x.js')"],
+    [`${src}/work/x.ts`, "export * from '../http/x.js'"],
+    [`${src}/work/x.test.ts`, "import { x } from '../../../client/src/x.js'"],
+    [`${src}/work/x.test.ts`, "import pg from 'pg'"],
     [`${src}/kitchen/x.ts`, 'export {}'],
     [`${src}/http/x.ts`, 'export const port = process.env.PORT'],
     [`${server}/workloads/petitions/x.ts`, "import type { FastifyRequest } from 'fastify'"],
@@ -99,7 +99,7 @@ describe('rooms: wrong imports', () => {
     [`${server}/workloads/petitions/x.ts`, "import { x } from '../../config/x.js'"],
     [`${server}/workloads/petitions/x.ts`, "import { x } from '../../telemetry/x.js'"],
     [`${server}/workloads/petitions/x.ts`, "import { x } from '../messages/x.js'"],
-    [`${server}/workloads/petitions/x.ts`, "import { x } from '../../../../spillway/src/pipeline/x.js'"],
+    [`${server}/workloads/petitions/x.ts`, "import { x } from '../../../../spillway/src/work/x.js'"],
     [`${server}/workloads/petitions/x.ts`, "import { x } from 'spillway/internal'"],
     [`${server}/http/x.ts`, "import Redis from 'ioredis'"],
     [`${server}/http/x.ts`, "import { x } from '../cli/x.js'"],
@@ -123,7 +123,7 @@ describe('rooms: wrong imports', () => {
     ['packages/embedded-postgres/src/x.ts', "import { x } from 'spillway'"],
     ['packages/embedded-postgres/src/x.ts', "import pino from 'pino'"],
     ['packages/embedded-postgres/src/x.ts', 'export const path = process.env.PATH'],
-    ['packages/spillway/src/pipeline/x.ts', "import { x } from '@spillway/embedded-postgres'"],
+    ['packages/spillway/src/work/x.ts', "import { x } from '@spillway/embedded-postgres'"],
     ['packages/spillway/src/gates/x.ts', "import type { X } from '@spillway/embedded-postgres'"],
     ['packages/spillway/src/store/x.ts', "import { x } from '@spillway/embedded-postgres/internal'"],
     ['packages/console/src/x.ts', "import { x } from '@spillway/protocol/wire'"],
@@ -135,15 +135,15 @@ describe('rooms: wrong imports', () => {
 
 describe('rooms: right imports', () => {
   it.each([
-    ['pipeline/x.ts', "import { y } from './y.js'\nimport { z } from '../gates/z.js'"],
-    ['pipeline/x.ts', "import { problems } from '@spillway/protocol/wire'"],
-    ['operations/x.ts', "import type { Store } from '../store/port.js'\nimport { setTimeout } from 'node:timers'"],
-    ['gates/x.ts', "import type { Gate } from '../pipeline/gate.js'\nimport { y } from './y.js'"],
+    ['work/x.ts', "import { y } from './y.js'\nimport { z } from '../gates/z.js'"],
+    ['work/x.ts', "import { problems } from '@spillway/protocol/wire'"],
+    ['core/x.ts', "import type { Store } from '../store/port.js'\nimport { setTimeout } from 'node:timers'"],
+    ['gates/x.ts', "import type { Gate } from '../core/gate.js'\nimport { y } from './y.js'"],
     ['gates/x.test.ts', "import { it } from 'vitest'\nimport { x } from './x.js'"],
     ['store/postgres/pool.ts', "import pg from 'pg'"],
     ['http/route.ts', "import fastify from 'fastify'"],
     ['http/x.ts', '// process.env is read elsewhere'],
-    ['index.ts', "export * from './pipeline/define.js'"],
+    ['index.ts', "export * from './intake/define.js'"],
   ])('%s: %s', (file, source) => {
     expect(messages(`${src}/${file}`, source)).toEqual([])
   })

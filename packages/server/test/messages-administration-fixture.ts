@@ -1,8 +1,8 @@
 /** The administration of messages on a database of its own: its routes in an app, beside what pushes, pops and acknowledges. */
 import { pino } from 'pino'
+import { laneOf } from '../../spillway/src/core/lane.js'
 import type { FastifyLike } from '../../spillway/src/http/operations-routes.js'
 import type { IntakeApi } from '../../spillway/src/index.js'
-import { laneOf } from '../../spillway/src/operations/lane.js'
 import { type Bench, bench } from '../../spillway/test/pipeline-fixture.js'
 import { buildApp } from '../src/http/app.js'
 import type { Authenticator } from '../src/http/auth.js'

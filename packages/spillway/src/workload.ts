@@ -7,6 +7,15 @@ export type { Permit } from './gates/gate.js'
 
 import './http/typebox.js'
 
+export { again, codeOf } from './accept/conflict-retry.js'
+export { Flush } from './accept/flush.js'
+export { digestUuid, type LaneName, laneOf } from './core/lane.js'
+export { newOperationId } from './core/operation-id.js'
+export type { Standing } from './core/operation-status.js'
+export { FailOperation, LeaveOperation, OperationAborted, RetryOperation } from './core/outcome.js'
+export type { IntakeLog } from './core/settings.js'
+export { intakeDefaults } from './core/settings.js'
+export type { ConnectionPool } from './fleet/connection-pool.js'
 export { capacity, type Gate, halt, pressure, rate } from './gates/index.js'
 export { ticketPath, toWire, type Wire } from './http/answer.js'
 export { bodyFormFault, bodyTooLarge } from './http/body-form.js'
@@ -46,15 +55,7 @@ export { isUnstorable, parseStrictJson } from './http/strict-json.js'
 export { type Trace, traceFor, traceIdOf } from './http/trace.js'
 export { compileValidator, validatorCompiler } from './http/validation.js'
 export { type Role, roles } from './http/viewer.js'
-export { type IntakeApi, intakeApi, type SubmitAllOptions, type SubmitOptions } from './intake-api.js'
-export { canonicalJson } from './ledger/canonical.js'
-export type { Verification } from './ledger/ledger.js'
-export { digestUuid, type LaneName, laneOf } from './operations/lane.js'
-export { newOperationId } from './operations/operation-id.js'
-export { FailOperation, LeaveOperation, OperationAborted, RetryOperation } from './operations/outcome.js'
-export { again, codeOf } from './pipeline/again.js'
-export { type Answer, queuedBody } from './pipeline/answer.js'
-export type { ConnectionPool } from './pipeline/connection-pool.js'
+export { type Answer, queuedBody } from './intake/answer.js'
 export type {
   Definition,
   EffectItem,
@@ -63,14 +64,31 @@ export type {
   Rejection,
   RunContext,
   SqlEffect,
-} from './pipeline/define.js'
-export { Flush } from './pipeline/flush.js'
-export { Intake } from './pipeline/intake.js'
-export type { Refusal } from './pipeline/refusal.js'
-export type { IntakeLog } from './pipeline/settings.js'
-export { intakeDefaults } from './pipeline/settings.js'
-export type { Standing } from './pipeline/standing.js'
-export type { SweptBatch } from './pipeline/sweeps.js'
+} from './intake/define.js'
+export { Intake } from './intake/intake.js'
+export { type IntakeApi, intakeApi, type SubmitAllOptions, type SubmitOptions } from './intake/intake-api.js'
+export type { Refusal } from './intake/refusal.js'
+export { canonicalJson } from './ledger/canonical.js'
+export type { Verification } from './ledger/ledger.js'
+export type { SweptBatch } from './maintenance/sweeps.js'
+export {
+  type CounterChild,
+  CounterFamily,
+  type GaugeChild,
+  type GaugeFamily,
+  type HistogramChild,
+  HistogramFamily,
+  type MetricRegistry,
+  otherLabel,
+  register,
+} from './metrics/families.js'
+export {
+  type AttemptOutcome,
+  createMetrics,
+  durationBuckets,
+  type OperationCount,
+  type PoolState,
+} from './metrics/metrics.js'
 export { Door } from './pressure/door.js'
 export { LatencyWindow } from './pressure/latency-window.js'
 export { LevelHold } from './pressure/level-hold.js'
@@ -98,21 +116,3 @@ export {
 } from './streams/port.js'
 export type { Follower } from './streams/relay.js'
 export { Relay } from './streams/relay.js'
-export {
-  type CounterChild,
-  CounterFamily,
-  type GaugeChild,
-  type GaugeFamily,
-  type HistogramChild,
-  HistogramFamily,
-  type MetricRegistry,
-  otherLabel,
-  register,
-} from './telemetry/families.js'
-export {
-  type AttemptOutcome,
-  createMetrics,
-  durationBuckets,
-  type OperationCount,
-  type PoolState,
-} from './telemetry/metrics.js'

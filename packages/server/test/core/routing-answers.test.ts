@@ -4,7 +4,7 @@ import type { RouteDecision } from '@spillway/protocol/wire'
 import Type from 'typebox'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import type { IntakeApi } from '../../../spillway/src/index.js'
-import type { SweptBatch } from '../../../spillway/src/pipeline/sweeps.js'
+import type { SweptBatch } from '../../../spillway/src/maintenance/sweeps.js'
 import { type Bench, bench, eventually, overriding } from '../../../spillway/test/pipeline-fixture.js'
 import { Answers, type AnswersOptions, type Decided } from '../../src/workloads/routing/answers.js'
 

@@ -1,7 +1,7 @@
 /** Every option of a queue does what it says: two real servers on one database, whose clock is in the test's hand. */
 import { randomUUID } from 'node:crypto'
 import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest'
-import { laneOf } from '../../../spillway/src/operations/lane.js'
+import { laneOf } from '../../../spillway/src/core/lane.js'
 import {
   ack,
   acked,

@@ -1,4 +1,4 @@
-import type { Refusal } from '../pipeline/refusal.js'
+import type { Refusal } from '../intake/refusal.js'
 import type { Pulse } from '../store/port.js'
 import type { BoundGate, Gate, GateBinding } from './gate.js'
 

@@ -1,4 +1,4 @@
-import type { Refusal } from '../pipeline/refusal.js'
+import type { Refusal } from '../intake/refusal.js'
 import type { AcceptItem, Pulse, RateState } from '../store/port.js'
 
 /** What a gate may look at. It runs before the body is parsed. */

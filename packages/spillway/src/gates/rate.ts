@@ -1,4 +1,4 @@
-import type { Refusal } from '../pipeline/refusal.js'
+import type { Refusal } from '../intake/refusal.js'
 import type { BoundGate, Gate, GateBinding, GateRequest, RateTier } from './gate.js'
 
 export interface RateOptions<Body> {

@@ -1,7 +1,7 @@
-import type { Answer } from '../pipeline/answer.js'
-import { queuedBody } from '../pipeline/answer.js'
-import type { RateTold } from '../pipeline/refusal.js'
-import type { Bound } from '../pipeline/submission.js'
+import type { Answer } from '../intake/answer.js'
+import { queuedBody } from '../intake/answer.js'
+import type { RateTold } from '../intake/refusal.js'
+import type { Bound } from '../intake/submission.js'
 import { appliedPreferences, type Preferences } from './preferences.js'
 import type { Problem } from './problem.js'
 

@@ -3,9 +3,9 @@
  * the body, and `submit` with the parsed body.
  */
 import type { GateRequest, Permit } from '../gates/gate.js'
-import type { IntakeRequest } from '../pipeline/define.js'
-import type { Intake } from '../pipeline/intake.js'
-import type { Bound } from '../pipeline/submission.js'
+import type { IntakeRequest } from '../intake/define.js'
+import type { Intake } from '../intake/intake.js'
+import type { Bound } from '../intake/submission.js'
 import { toWire, type Wire } from './answer.js'
 import { parseIdempotencyKey, parsePreferences } from './preferences.js'
 import type { Problem } from './problem.js'

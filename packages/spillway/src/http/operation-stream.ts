@@ -1,5 +1,5 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
-import type { Intake } from '../pipeline/intake.js'
+import type { Intake } from '../intake/intake.js'
 import type { Ticket } from '../store/port.js'
 import { LogFault, type StreamRecord } from '../streams/port.js'
 import type { Follower } from '../streams/relay.js'

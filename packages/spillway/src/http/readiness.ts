@@ -1,5 +1,5 @@
 import type { FastifyInstance } from 'fastify'
-import type { Intake } from '../pipeline/intake.js'
+import type { Intake } from '../intake/intake.js'
 import { sendProblem } from './problem.js'
 
 /** For routes that read: there may be no tables yet, and a statement on them would look like a defect of ours. */

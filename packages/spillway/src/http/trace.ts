@@ -1,4 +1,4 @@
-import { formatTraceparent, newSpanId, newTraceId, parseTraceparent } from '../telemetry/trace.js'
+import { formatTraceparent, newSpanId, newTraceId, parseTraceparent } from '../metrics/trace.js'
 
 /** The trace of one request, without an AsyncLocalStorage: it is handed on as a value. */
 export interface Trace {

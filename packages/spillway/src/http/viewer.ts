@@ -1,6 +1,6 @@
 /** Which operations a caller may see: its own, or all with `operate` or `view`; of a key bound to queues, only theirs. */
 import type { FastifyRequest } from 'fastify'
-import { isUuid } from '../operations/operation-id.js'
+import { isUuid } from '../core/operation-id.js'
 import type { Store, Ticket, TicketFilter } from '../store/port.js'
 import { mayUseQueue } from './queue-names.js'
 

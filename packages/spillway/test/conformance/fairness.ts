@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { describe, expect, it } from 'vitest'
-import { FairClock } from '../../src/operations/fair-clock.js'
+import { FairClock } from '../../src/accept/fair-clock.js'
 import type { AcceptItem } from '../../src/store/port.js'
 import { contextOf, item, items, type OpenedStore, queue, settlement, settlementsOf, TestWorker } from './harness.js'
 

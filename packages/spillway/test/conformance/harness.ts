@@ -4,8 +4,8 @@
  */
 import { randomUUID } from 'node:crypto'
 import pg from 'pg'
-import { digestUuid, laneOf } from '../../src/operations/lane.js'
-import { newOperationId } from '../../src/operations/operation-id.js'
+import { digestUuid, laneOf } from '../../src/core/lane.js'
+import { newOperationId } from '../../src/core/operation-id.js'
 import type {
   AcceptContext,
   Accepted,

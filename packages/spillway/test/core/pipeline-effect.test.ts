@@ -2,8 +2,8 @@
 import pg from 'pg'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
+import { laneOf } from '../../src/core/lane.js'
 import type { Answer, IntakeApi } from '../../src/index.js'
-import { laneOf } from '../../src/operations/lane.js'
 import { type Bench, bench, eventually, overriding } from '../pipeline-fixture.js'
 
 const Note = Type.Object({ lane: Type.String(), n: Type.Integer() })

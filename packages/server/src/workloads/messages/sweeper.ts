@@ -1,5 +1,5 @@
 /**
- * Removes messages that have been kept long enough (mq_sweep), in short steps over the partitions. A task of pipeline/sweeps.ts,
+ * Removes messages that have been kept long enough (mq_sweep), in short steps over the partitions. A task of maintenance/sweeps.ts,
  * which says when: a round goes from the first partition to the last, with a rest after each step.
  */
 import type { IntakeApi, SweptBatch } from 'spillway/workload'

@@ -1,5 +1,5 @@
 /** The streams by id. Calls of one kind that come while its statement is under way share the next one. */
-import { Flush } from '../../pipeline/flush.js'
+import { Flush } from '../../accept/flush.js'
 import type { EndKind, LogName, OpenRequest, StreamEntry, StreamRegistry } from '../../streams/port.js'
 import type { Tx } from '../port.js'
 import { plainArray, textArray } from './arrays.js'

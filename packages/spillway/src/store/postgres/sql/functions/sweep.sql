@@ -1,4 +1,4 @@
--- Removes expired rows and makes and drops partitions of history. Who calls it, and how often: pipeline/sweeps.ts.
+-- Removes expired rows and makes and drops partitions of history. Who calls it, and how often: maintenance/sweeps.ts.
 --
 -- A batch is a short transaction: it takes due rows in the order of an index on their time, skips locked rows, and does
 -- not wait for the disk (a removal that a crash loses is done again). Rows that are still in use get a new time. A

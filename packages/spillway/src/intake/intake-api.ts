@@ -1,22 +1,22 @@
 /** The intake as its users see it: `createIntake`, and what it answers. Loaded when the first one is made. */
 import type { Server } from 'node:http'
 import type { Static, TSchema } from 'typebox'
-import { guardRequests } from './http/connections.js'
-import { type FastifyRoute, fastifyRoute } from './http/fastify-binding.js'
-import { type FetchHandler, fetchHandler } from './http/fetch-binding.js'
-import type { FastifyLike, TicketRoutesOptions } from './http/operations-routes.js'
-import { requireTypebox } from './http/validation.js'
-import { Ledger } from './ledger/ledger.js'
-import { type LaneName, laneOf } from './operations/lane.js'
-import type { Answer } from './pipeline/answer.js'
-import { type ConnectionPool, connectionPool, type PoolOptions } from './pipeline/connection-pool.js'
-import type { DefineOptions, Definition, IntakeRequest } from './pipeline/define.js'
-import { Intake } from './pipeline/intake.js'
-import { keyOf } from './pipeline/item.js'
-import { type IntakeLog, type IntakeSettings, intakeDefaults } from './pipeline/settings.js'
-import type { Standing } from './pipeline/standing.js'
-import type { CancelOutcome, Store, Tx } from './store/port.js'
-import { createMetrics, type Metrics } from './telemetry/metrics.js'
+import { keyOf } from '../accept/accept-item.js'
+import { type LaneName, laneOf } from '../core/lane.js'
+import type { Standing } from '../core/operation-status.js'
+import { type IntakeLog, type IntakeSettings, intakeDefaults } from '../core/settings.js'
+import { type ConnectionPool, connectionPool, type PoolOptions } from '../fleet/connection-pool.js'
+import { guardRequests } from '../http/connections.js'
+import { type FastifyRoute, fastifyRoute } from '../http/fastify-binding.js'
+import { type FetchHandler, fetchHandler } from '../http/fetch-binding.js'
+import type { FastifyLike, TicketRoutesOptions } from '../http/operations-routes.js'
+import { requireTypebox } from '../http/validation.js'
+import { Ledger } from '../ledger/ledger.js'
+import { createMetrics, type Metrics } from '../metrics/metrics.js'
+import type { CancelOutcome, Store, Tx } from '../store/port.js'
+import type { Answer } from './answer.js'
+import type { DefineOptions, Definition, IntakeRequest } from './define.js'
+import { Intake } from './intake.js'
 
 export interface IntakeOptions extends Partial<IntakeSettings> {
   store: Store | Promise<Store>
@@ -132,7 +132,7 @@ export interface IntakeApi {
 
 /** Without it `define` says what to install. Any other failure is one. */
 async function loadTypebox(): Promise<void> {
-  await import('./http/typebox.js').catch((fault: unknown) => {
+  await import('../http/typebox.js').catch((fault: unknown) => {
     if ((fault as { code?: unknown }).code !== 'ERR_MODULE_NOT_FOUND') throw fault
   })
 }
@@ -206,7 +206,7 @@ export function intakeApi(core: Intake): IntakeApi {
     enqueue: (definition, body, client, options = {}) =>
       core.enqueue(core.bound(definition), submission(body, options), client),
     ticketRoutes: (options) => async (app) => {
-      const { ticketRoutes } = await import('./http/operations-routes.js')
+      const { ticketRoutes } = await import('../http/operations-routes.js')
       await ticketRoutes(core, options)(app)
     },
     halt: async (reason, scope = 'system', tx) => {

@@ -1,11 +1,12 @@
 /** From what the store decided to what the caller is told, counted on the way. */
+
+import { codeOf } from '../accept/conflict-retry.js'
+import type { IntakeLog } from '../core/settings.js'
+import type { Metrics } from '../metrics/metrics.js'
 import type { Accepted, AcceptItem } from '../store/port.js'
-import type { Metrics } from '../telemetry/metrics.js'
-import { codeOf } from './again.js'
 import type { Answer } from './answer.js'
-import type { Dispatch } from './dispatch.js'
 import { type Refusal, refusedBy, storeAwayRetryMs, toldRate } from './refusal.js'
-import type { IntakeLog } from './settings.js'
+import type { Dispatch } from './run-or-wait.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
 
 export interface AnsweringOptions {

@@ -1,7 +1,7 @@
 import type { QueuedAnswer, QueuedReason } from '@spillway/protocol/wire'
 import type { StoredAnswer, Ticket } from '../store/port.js'
+import type { Outcome } from '../work/attempt.js'
 import type { RateTold, Refusal } from './refusal.js'
-import type { Outcome } from './run.js'
 
 /** Done, queued or not now: what every submission comes to. */
 export type Answer =

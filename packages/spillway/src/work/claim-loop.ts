@@ -13,8 +13,8 @@
  * what it had settled then shows as lost, and its new leases are disowned.
  */
 import type { Claimed, ClaimRequest } from '../store/port.js'
-import { type HeldLane, LaneRun, type LaneRunOptions, sliceMs } from './lane-run.js'
-import type { Outcome } from './run.js'
+import type { Outcome } from './attempt.js'
+import { type HeldLane, LaneRun, type LaneRunOptions, sliceMs } from './lane-runner.js'
 
 export interface WorkOptions extends LaneRunOptions {
   /** Lanes that run at once. */

@@ -1,9 +1,9 @@
 import type { TSchema } from 'typebox'
+import type { AcceptFlush } from '../accept/accepting.js'
 import type { BoundGate, RateTier } from '../gates/gate.js'
 import type { AcceptItem } from '../store/port.js'
-import type { AcceptFlush } from './accepting.js'
+import type { Slots } from '../work/slot-groups.js'
 import type { DefineOptions, IntakeRequest } from './define.js'
-import type { Slots } from './works.js'
 
 /** A submission after identify and parse. */
 export interface Submission {

@@ -1,13 +1,14 @@
 /** The flushes of an intake: one for the `run` definitions of the same slots, one for each `apply` definition. */
-import { FairClock } from '../operations/fair-clock.js'
+
+import type { IntakeLog, IntakeSettings } from '../core/settings.js'
+import type { Load } from '../fleet/load.js'
+import type { ApplyItem, EffectItem, SqlEffect } from '../intake/define.js'
+import type { PendingItem } from '../intake/submission.js'
+import type { Metrics } from '../metrics/metrics.js'
 import type { AcceptContext, Accepted, AcceptItem, Decided, Store, Tx } from '../store/port.js'
-import type { Metrics } from '../telemetry/metrics.js'
-import { again, codeOf } from './again.js'
-import type { ApplyItem, EffectItem, SqlEffect } from './define.js'
+import { again, codeOf } from './conflict-retry.js'
+import { FairClock } from './fair-clock.js'
 import { Flush } from './flush.js'
-import type { Load } from './load.js'
-import type { IntakeLog, IntakeSettings } from './settings.js'
-import type { PendingItem } from './submission.js'
 
 export type Apply = (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
 export type Effect = SqlEffect<unknown, unknown>

@@ -9,10 +9,11 @@
  * followed by one that states what is held in truth; the store then ignores the former if it comes later. Crash points: the
  * places belong to the process's enlisting and go with it.
  */
+
+import { Flush } from '../accept/flush.js'
+import type { IntakeLog } from '../core/settings.js'
 import type { Permit } from '../gates/gate.js'
 import type { ConnectionChange, Store } from '../store/port.js'
-import { Flush } from './flush.js'
-import type { IntakeLog } from './settings.js'
 
 export interface PoolLimits {
   perIdentity: number

@@ -5,12 +5,13 @@
  * A lease is in one of them as a whole, because each has a flush of its own. Leases that none knows are given back here, by one
  * call for all of them: what one does not know may be another's.
  */
+
+import type { AcceptFlush, Accepting } from '../accept/accepting.js'
+import { Load } from '../fleet/load.js'
 import type { Pulse, Store } from '../store/port.js'
-import type { AcceptFlush, Accepting } from './accepting.js'
-import { Elsewhere } from './elsewhere.js'
-import type { Handler, LaneRunOptions } from './lane-run.js'
-import { Load } from './load.js'
-import { loops, Work } from './work.js'
+import { loops, Work } from './claim-loop.js'
+import type { Handler, LaneRunOptions } from './lane-runner.js'
+import { Elsewhere } from './left-to-others.js'
 
 export interface Slots {
   readonly name: string

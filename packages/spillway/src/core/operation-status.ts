@@ -1,7 +1,7 @@
 import type { OperationStatus } from '@spillway/protocol/wire'
-import { isUuid } from '../operations/operation-id.js'
 import type { Store } from '../store/port.js'
-import type { Slots } from './works.js'
+import type { Slots } from '../work/slot-groups.js'
+import { isUuid } from './operation-id.js'
 
 /** Where an operation is. */
 export interface Standing {

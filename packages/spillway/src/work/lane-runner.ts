@@ -3,15 +3,16 @@
  * noted is settled later (work.ts), but for handlers that used `ctx.tx` and for `apply`: those settle in their own
  * transaction, together with all that ran before them in the lane.
  */
-import type { BackoffOptions } from '../operations/backoff.js'
-import { LeaveOperation, OperationAborted } from '../operations/outcome.js'
+
+import { codeOf } from '../accept/conflict-retry.js'
+import { Flush } from '../accept/flush.js'
+import type { BackoffOptions } from '../core/backoff.js'
+import { LeaveOperation, OperationAborted } from '../core/outcome.js'
+import type { ApplyItem } from '../intake/define.js'
+import type { AttemptOutcome } from '../metrics/metrics.js'
 import type { Claimed, Leaving, OpenTx, Settlement, Store, Tx } from '../store/port.js'
-import type { AttemptOutcome } from '../telemetry/metrics.js'
-import { codeOf } from './again.js'
-import type { ApplyItem } from './define.js'
-import { Flush } from './flush.js'
-import { Attempt, type Outcome, outcomeOf } from './run.js'
-import { leave } from './settle.js'
+import { Attempt, type Outcome, outcomeOf } from './attempt.js'
+import { leave } from './settlement.js'
 
 export interface Handler {
   backoff: BackoffOptions

@@ -10,9 +10,10 @@
  * turns. A task whose batches were all full for a minute is behind: rows expire faster than they may be removed, or very many
  * expired at once. A process that dies in its turn leaves it to the others when its hold is over.
  */
+
+import type { IntakeLog } from '../core/settings.js'
+import type { Metrics } from '../metrics/metrics.js'
 import type { Store } from '../store/port.js'
-import type { Metrics } from '../telemetry/metrics.js'
-import type { IntakeLog } from './settings.js'
 
 export interface SweptBatch {
   /** Rows, by table. */

@@ -1,9 +1,10 @@
 /** From a verdict to the answer: run now, wait for, or tell again. */
+
+import type { IntakeLog } from '../core/settings.js'
 import type { Accepted, AcceptItem, Claimed, Store } from '../store/port.js'
+import type { Waiters } from '../work/waiters.js'
 import { type Answer, finishedAnswer, replayed, settledAnswer } from './answer.js'
-import type { IntakeLog } from './settings.js'
 import type { Bound, Submission } from './submission.js'
-import type { Waiters } from './waiters.js'
 
 export interface DispatchOptions {
   store: Store

@@ -1,6 +1,6 @@
-import { isTracing, parseTraceparent, withSpan } from '../telemetry/trace.js'
-import type { Handler } from './lane-run.js'
-import type { Attempt } from './run.js'
+import { isTracing, parseTraceparent, withSpan } from '../metrics/trace.js'
+import type { Attempt } from './attempt.js'
+import type { Handler } from './lane-runner.js'
 
 /** In a span of the request's trace, where the process has an OpenTelemetry SDK; else the handler as it is. */
 export function traced(

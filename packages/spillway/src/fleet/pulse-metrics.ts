@@ -1,5 +1,5 @@
+import type { Metrics } from '../metrics/metrics.js'
 import type { PoolState, Pulse } from '../store/port.js'
-import type { Metrics } from '../telemetry/metrics.js'
 import type { FleetNumbers } from './fleet-numbers.js'
 
 /** What a heartbeat says of the queue, as metrics. */

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
-import { LeaveOperation } from '../operations/outcome.js'
-import { Elsewhere } from './elsewhere.js'
+import { LeaveOperation } from '../core/outcome.js'
+import { Elsewhere } from './left-to-others.js'
 
 function bench() {
   let nowMs = 0

@@ -1,7 +1,7 @@
 import { describe, expect, it, vi } from 'vitest'
 import { claimed, storeDouble } from '../../test/pipeline-store-double.js'
-import { FailOperation, OperationAborted, RetryOperation } from '../operations/outcome.js'
-import { Attempt, outcomeOf } from './run.js'
+import { FailOperation, OperationAborted, RetryOperation } from '../core/outcome.js'
+import { Attempt, outcomeOf } from './attempt.js'
 
 const backoff = { baseMs: 1_000, maxMs: 60_000 }
 const half = () => 0.5

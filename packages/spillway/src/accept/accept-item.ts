@@ -1,11 +1,11 @@
 import { limits } from '@spillway/protocol/wire'
+import { digestUuid, laneOf } from '../core/lane.js'
+import { newOperationId } from '../core/operation-id.js'
 import type { RateTier } from '../gates/gate.js'
-import { digestUuid, laneOf } from '../operations/lane.js'
-import { newOperationId } from '../operations/operation-id.js'
+import { defaults } from '../intake/define.js'
+import type { Refusal } from '../intake/refusal.js'
+import type { Bound, Submission } from '../intake/submission.js'
 import type { AcceptItem } from '../store/port.js'
-import { defaults } from './define.js'
-import type { Refusal } from './refusal.js'
-import type { Bound, Submission } from './submission.js'
 
 /**
  * What the accepting transaction is asked to do for one submission; or why it cannot be asked. `now`: it may run at once,

@@ -1,6 +1,6 @@
 /** What leaves a lane, as the store wants to hear it. */
 import type { Claimed, Leaving, StoredAnswer } from '../store/port.js'
-import type { Outcome } from './run.js'
+import type { Outcome } from './attempt.js'
 
 /** Throws for a result that JSON cannot say. `keepsPlace`: what was applied is still there, and so is its place. */
 export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: number, keepsPlace = false): Leaving {

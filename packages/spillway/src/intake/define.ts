@@ -1,8 +1,8 @@
 import type { ProblemCode } from '@spillway/protocol/wire'
 import type { Static, TSchema } from 'typebox'
+import type { BackoffOptions } from '../core/backoff.js'
+import type { LaneName } from '../core/lane.js'
 import type { Gate } from '../gates/gate.js'
-import type { BackoffOptions } from '../operations/backoff.js'
-import type { LaneName } from '../operations/lane.js'
 import type { Tx } from '../store/port.js'
 import type { Answer } from './answer.js'
 

@@ -1,6 +1,6 @@
 import type { Permit } from '../gates/gate.js'
 import type { FleetNumbers } from './fleet-numbers.js'
-import type { Places, PoolLimits } from './places.js'
+import type { Places, PoolLimits } from './pool-permits.js'
 
 export interface PoolOptions extends PoolLimits {
   name: string

@@ -16,9 +16,9 @@
  * started, or did not look for as long as a lease, begins again. So it may fail late, never early.
  */
 import { createHash } from 'node:crypto'
-import type { LeaveOperation } from '../operations/outcome.js'
+import type { LeaveOperation } from '../core/outcome.js'
 import type { Claimed, Store } from '../store/port.js'
-import type { Outcome } from './run.js'
+import type { Outcome } from './attempt.js'
 
 export interface ElsewhereOptions {
   store: Pick<Store, 'announced'>

@@ -6,10 +6,10 @@
  *      │──throws anything else──► retry
  *      └──timeout │ cancelled │ lease lost │ stopping──► its signal fires; the handler's end is no longer waited for
  */
-import { type BackoffOptions, backoffMs } from '../operations/backoff.js'
-import { FailOperation, OperationAborted, RetryOperation } from '../operations/outcome.js'
+import { type BackoffOptions, backoffMs } from '../core/backoff.js'
+import { FailOperation, OperationAborted, RetryOperation } from '../core/outcome.js'
+import type { RunContext } from '../intake/define.js'
 import type { Claimed, OpenTx, Store, Tx } from '../store/port.js'
-import type { RunContext } from './define.js'
 
 export type Outcome =
   | { kind: 'completed'; result: unknown }
