@@ -2,7 +2,7 @@
 import type { IntakeApi, IntakeOptions } from './intake/intake-api.js'
 
 export type { LaneName } from './core/lane.js'
-export type { Standing } from './core/operation-status.js'
+export type { OperationReport } from './core/operation-status.js'
 export { FailOperation, LeaveOperation, OperationAborted, RetryOperation } from './core/outcome.js'
 export type { IntakeLog, IntakeSettings } from './core/settings.js'
 export type { ConnectionPool, PoolOptions } from './fleet/connection-pool.js'

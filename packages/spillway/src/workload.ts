@@ -7,11 +7,11 @@ export type { Permit } from './gates/gate.js'
 
 import './http/typebox.js'
 
-export { again, codeOf } from './accept/conflict-retry.js'
+export { codeOf, retryConflicts } from './accept/conflict-retry.js'
 export { Flush } from './accept/flush.js'
 export { digestUuid, type LaneName, laneOf } from './core/lane.js'
 export { newOperationId } from './core/operation-id.js'
-export type { Standing } from './core/operation-status.js'
+export type { OperationReport } from './core/operation-status.js'
 export { FailOperation, LeaveOperation, OperationAborted, RetryOperation } from './core/outcome.js'
 export type { IntakeLog } from './core/settings.js'
 export { intakeDefaults } from './core/settings.js'
@@ -41,12 +41,12 @@ export { type FastifyLike, ticketRoutes } from './http/operations-routes.js'
 export { cursorOf, fitPage, type Page, type PageBounds, type Pagination, paginationOf } from './http/pages.js'
 export { appliedPreferences, type Preferences, parseIdempotencyKey, parsePreferences } from './http/preferences.js'
 export {
+  type ErrorForm,
+  encodeProblem,
   headerProblem,
   type Problem,
   pathOf,
   sendProblem,
-  type TellsError,
-  toldProblem,
   urlProblem,
 } from './http/problem.js'
 export { isReservedQueue, mayUseQueue, reservedQueuePrefix } from './http/queue-names.js'

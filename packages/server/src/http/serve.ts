@@ -253,19 +253,19 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
       schema: pushSchema,
       bodyLimit: pushBodyBytes,
       serializerCompiler: () => JSON.stringify,
-      config: { role: 'submit', tellsError: true },
+      config: { role: 'submit', errorForm: true },
     })
     shortPath.add('/api/v1/push', {
       mounted: pushes,
       role: 'submit',
       bodyLimitBytes: pushBodyBytes,
-      tellsError: true,
+      errorForm: true,
     })
     await app.register(messageRoutes(messages) as never)
     await app.register(messageAdministrationRoutes(messages, messages) as never)
     await app.register(routingRoutes(routing) as never)
     for (const [url, mounted] of routingMounts(routing)) {
-      shortPath.add(url, { mounted, role: 'submit', tellsError: 'object' })
+      shortPath.add(url, { mounted, role: 'submit', errorForm: 'object' })
     }
     await app.register(alertRoutes(alerts, pageBytesMax) as never)
     await app.register(objectiveRoutes(objectives) as never)

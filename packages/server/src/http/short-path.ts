@@ -12,13 +12,13 @@ import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Entered, Entry, IntakeRequest, IntakeUser, Mount, Wire } from 'spillway/workload'
 import {
   discardRest,
+  type ErrorForm,
+  encodeProblem,
   faultProblem,
   goneSignal,
   internalFault,
   type Problem,
   parseStrictJson,
-  type TellsError,
-  toldProblem,
   traceFor,
   traceIdOf,
 } from 'spillway/workload'
@@ -51,7 +51,7 @@ interface ShortRoute {
   /** Default: the server's. */
   bodyLimitBytes?: number
   /** How its clients read problems. */
-  tellsError?: TellsError
+  errorForm?: ErrorForm
 }
 
 const noParams = {}
@@ -207,7 +207,7 @@ class Passage {
       return
     }
     const place = { instance: this.#asked.path, traceId: this.#asked.traceId }
-    const { status, headers, body } = toldProblem(wire.problem, place, this.#route.tellsError)
+    const { status, headers, body } = encodeProblem(wire.problem, place, this.#route.errorForm)
     this.#write(status, { ...wire.headers, ...headers }, body)
   }
 

@@ -16,7 +16,7 @@ let next: Problem | Error | null = null
 const passedOn = { message: 'No credit left.', type: 'insufficient_quota', param: null, code: 'insufficient_quota' }
 
 function addRoutes(app: App): void {
-  const config = { role: 'submit', tellsError: 'openai' } as const
+  const config = { role: 'submit', errorForm: 'openai' } as const
   const schema = { body: ChatCompletionRequest }
   app.post('/v1/chat/completions', { schema, config, bodyLimit: limits.chatBodyBytes }, async (_, reply) => {
     if (next instanceof Error) throw next

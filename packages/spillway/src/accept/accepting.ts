@@ -6,7 +6,7 @@ import type { ApplyItem, EffectItem, SqlEffect } from '../intake/define.js'
 import type { PendingItem } from '../intake/submission.js'
 import type { Metrics } from '../metrics/metrics.js'
 import type { AcceptContext, Accepted, AcceptItem, Decided, Store, Tx } from '../store/port.js'
-import { again, codeOf } from './conflict-retry.js'
+import { codeOf, retryConflicts } from './conflict-retry.js'
 import { FairClock } from './fair-clock.js'
 import { Flush } from './flush.js'
 
@@ -89,7 +89,7 @@ export class Accepting {
 
   #makeFlush(write: (pending: readonly PendingItem[]) => Promise<Accepted[]>): AcceptFlush {
     const flush: AcceptFlush = new Flush({
-      write: (units) => inUnits(units, (pending) => again(attemptsMax, () => write(pending))),
+      write: (units) => inUnits(units, (pending) => retryConflicts(attemptsMax, () => write(pending))),
       isPoison: (fault) => codeOf(fault) === 'data' || codeOf(fault) === undefined,
       // Those of one request have keys made from one: the first stands for all.
       exclusiveKey: ([first]) => first?.item.idempotency?.key ?? null,

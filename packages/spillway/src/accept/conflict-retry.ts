@@ -6,7 +6,7 @@ export function codeOf(fault: unknown): string | undefined {
 }
 
 /** Of two that wait for each other the database ends one: nothing of it was written, and it begins anew. */
-export async function again<T>(attemptsMax: number, write: () => Promise<T>): Promise<T> {
+export async function retryConflicts<T>(attemptsMax: number, write: () => Promise<T>): Promise<T> {
   for (let attempt = 1; ; attempt++) {
     try {
       return await write()

@@ -4,7 +4,7 @@ import type { Slots } from '../work/slot-groups.js'
 import { isUuid } from './operation-id.js'
 
 /** Where an operation is. */
-export interface Standing {
+export interface OperationReport {
   id: string
   status: OperationStatus | 'unknown'
   /** In its lane, 0 is the next to run; null when it does not wait. */
@@ -22,11 +22,11 @@ export async function standingOf(
   store: Store,
   slotsOf: (type: string) => Slots,
   ids: readonly string[],
-): Promise<Standing[]> {
-  const known = new Map<string, Standing>()
+): Promise<OperationReport[]> {
+  const known = new Map<string, OperationReport>()
   const asked = [...new Set(ids.filter(isUuid).map((id) => id.toLowerCase()))]
   for (let from = 0; from < asked.length; from += idsPerStatement) {
-    for (const { type, paceMs, ...row } of await store.standing(asked.slice(from, from + idsPerStatement))) {
+    for (const { type, paceMs, ...row } of await store.statusOf(asked.slice(from, from + idsPerStatement))) {
       known.set(row.id, { ...row, waitMs: row.place === null ? null : waitOf(slotsOf(type), type, row.place, paceMs) })
     }
   }

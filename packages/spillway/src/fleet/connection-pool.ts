@@ -1,6 +1,6 @@
 import type { Permit } from '../gates/gate.js'
 import type { FleetNumbers } from './fleet-numbers.js'
-import type { Places, PoolLimits } from './pool-permits.js'
+import type { PoolLimits, PoolPermits } from './pool-permits.js'
 
 export interface PoolOptions extends PoolLimits {
   name: string
@@ -15,7 +15,7 @@ export interface ConnectionPool {
 }
 
 export function connectionPool(
-  core: { fleet: FleetNumbers; places(pool: string): Places },
+  core: { fleet: FleetNumbers; places(pool: string): PoolPermits },
   { name, perIdentity, total }: PoolOptions,
 ): ConnectionPool {
   for (const limit of [perIdentity, total]) {

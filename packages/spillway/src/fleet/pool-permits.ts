@@ -37,7 +37,7 @@ const againMs = 500
 const takesMax = 500
 const waitingMax = 10_000
 
-export class Places {
+export class PoolPermits {
   readonly #o: PlacesOptions
   /** Null: there is something to give back, or to state. */
   readonly #flush: Flush<Take | null, Taken | 'told'>

@@ -1,6 +1,6 @@
 import type { Answer } from '../intake/answer.js'
 import { queuedBody } from '../intake/answer.js'
-import type { RateTold } from '../intake/refusal.js'
+import type { RateStatus } from '../intake/refusal.js'
 import type { Bound } from '../intake/submission.js'
 import { appliedPreferences, type Preferences } from './preferences.js'
 import type { Problem } from './problem.js'
@@ -68,7 +68,7 @@ function told(bound: Bound, answer: Exclude<Answer, { kind: 'refused' }>, header
 }
 
 /** draft-ietf-httpapi-ratelimit-headers, and the X- ones that most clients read. */
-function rateHeaders(rate: RateTold): Record<string, string> {
+function rateHeaders(rate: RateStatus): Record<string, string> {
   const resetSeconds = Math.ceil(rate.resetMs / 1_000)
   const name = JSON.stringify(rate.name.replaceAll(/[^\x20-\x7e]/g, '?'))
   return {

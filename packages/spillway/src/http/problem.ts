@@ -94,8 +94,8 @@ export function sendProblem(reply: FastifyReply, problem: Problem): FastifyReply
   const { request } = reply
   const place = { instance: pathOf(request.raw.url ?? '/'), traceId: request.id }
   // A route says itself how; one of a user's own app may well be under /v1.
-  const how = request.is404 ? formAt(place.instance) : request.routeOptions.config.tellsError
-  const { status, headers, body } = toldProblem(problem, place, how)
+  const how = request.is404 ? formAt(place.instance) : request.routeOptions.config.errorForm
+  const { status, headers, body } = encodeProblem(problem, place, how)
   reply.code(status)
   reply.headers(headers)
   // Set here too: answers to a malformed URL come before the hooks.
@@ -107,12 +107,12 @@ export function sendProblem(reply: FastifyReply, problem: Problem): FastifyReply
  * What the clients of some routes read: beside the problem's members `error`, a text (true) or `{code, message}` with
  * `ok: false` (object); or OpenAI's error object, and nothing of the problem (openai).
  */
-export type TellsError = true | 'object' | 'openai'
+export type ErrorForm = true | 'object' | 'openai'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
     /** How the clients of this route read problems, where that is not as a problem document alone. */
-    tellsError?: TellsError
+    errorForm?: ErrorForm
   }
 
   /** As @fastify/swagger declares them, which a user's app may have. */
@@ -127,7 +127,7 @@ declare module 'fastify' {
 const openAiPath = /^\/v1(?:$|\/(?!petition-submissions(?:\/|$)))/
 
 /** Where no route was found, or the request could not even be read so far. */
-function formAt(path: string): TellsError | undefined {
+function formAt(path: string): ErrorForm | undefined {
   return openAiPath.test(path) ? 'openai' : undefined
 }
 
@@ -138,7 +138,7 @@ export interface ToldProblem {
 }
 
 /** A problem as it goes on the wire. */
-export function toldProblem(problem: Problem, place: ProblemPlace, how: TellsError | undefined): ToldProblem {
+export function encodeProblem(problem: Problem, place: ProblemPlace, how: ErrorForm | undefined): ToldProblem {
   const document = problemDocument(problem, place)
   const { status } = document
   const headers = problemHeaders(document)
@@ -173,7 +173,7 @@ export function rawProblemAnswer(
   more: Record<string, string> = {},
 ): string {
   const instance = pathOf(target)
-  const { status, headers, body } = toldProblem(problem, { instance, traceId }, formAt(instance))
+  const { status, headers, body } = encodeProblem(problem, { instance, traceId }, formAt(instance))
   const all = {
     ...headers,
     ...more,

@@ -1,12 +1,12 @@
 import type { QueuedAnswer, QueuedReason } from '@spillway/protocol/wire'
 import type { StoredAnswer, Ticket } from '../store/port.js'
 import type { Outcome } from '../work/attempt.js'
-import type { RateTold, Refusal } from './refusal.js'
+import type { RateStatus, Refusal } from './refusal.js'
 
 /** Done, queued or not now: what every submission comes to. */
 export type Answer =
-  | { kind: 'done'; operationId: string; result: unknown; replayed: boolean; rate?: RateTold }
-  | { kind: 'failed'; operationId: string; error: string; result: unknown; replayed: boolean; rate?: RateTold }
+  | { kind: 'done'; operationId: string; result: unknown; replayed: boolean; rate?: RateStatus }
+  | { kind: 'failed'; operationId: string; error: string; result: unknown; replayed: boolean; rate?: RateStatus }
   | {
       kind: 'queued'
       operationId: string
@@ -14,7 +14,7 @@ export type Answer =
       waitMs: number
       reason: QueuedReason
       replayed: boolean
-      rate?: RateTold
+      rate?: RateStatus
     }
   | { kind: 'refused'; refusal: Refusal }
 

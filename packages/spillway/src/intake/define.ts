@@ -136,7 +136,7 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
 
 /**
  * For effects that are rows in the store: set-based, called inside the accepting transaction, once per flush. A place that
- * a `capacity` gate gave is the rows' from then on: `intake.giveBack` in the transaction that ends what it was for.
+ * a `capacity` gate gave is the rows' from then on: `intake.releaseCapacity` in the transaction that ends what it was for.
  */
 export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Result> {
   whenBusy?: 'queue' | 'refuse'

@@ -3,7 +3,7 @@ import type { Server } from 'node:http'
 import type { Static, TSchema } from 'typebox'
 import { keyOf } from '../accept/accept-item.js'
 import { type LaneName, laneOf } from '../core/lane.js'
-import type { Standing } from '../core/operation-status.js'
+import type { OperationReport } from '../core/operation-status.js'
 import { type IntakeLog, type IntakeSettings, intakeDefaults } from '../core/settings.js'
 import { type ConnectionPool, connectionPool, type PoolOptions } from '../fleet/connection-pool.js'
 import { guardRequests } from '../http/connections.js'
@@ -83,7 +83,7 @@ export interface IntakeApi {
   /** False when it was not halted. */
   resume(scope?: string, tx?: Tx): Promise<boolean>
   /** Gives back places that `apply` definitions hold, in the transaction that ends what they were for. */
-  giveBack(tx: Tx, gate: string, count: number): Promise<void>
+  releaseCapacity(tx: Tx, gate: string, count: number): Promise<void>
   /** Runs `work` in a short transaction of the store; what it throws takes everything back. Default 10 s. */
   transaction<T>(work: (tx: Tx) => Promise<T>, options?: { timeoutMs?: number }): Promise<T>
   /** A statement of your own, on the connections for reads; it is a transaction by itself. */
@@ -93,9 +93,9 @@ export interface IntakeApi {
    * work to somebody, `release` for what ends work, on connections that nothing else can use up.
    */
   readonly statements: { take: Tx['query']; release: Tx['query'] }
-  /** Holds back operations of this type, on every instance, until `letGo`: they are queued and wait. */
-  holdBack(definition: Definition): Promise<void>
-  letGo(definition: Definition): Promise<void>
+  /** Pauses operations of this type, on every instance, until `resumeType`: they are queued and wait. */
+  pauseType(definition: Definition): Promise<void>
+  resumeType(definition: Definition): Promise<void>
   /** Witnessed events, hash-chained. */
   readonly ledger: Ledger
   /**
@@ -114,9 +114,9 @@ export interface IntakeApi {
    */
   cancel(id: string, why: string): Promise<CancelOutcome>
   /** What became of this operation is no answer to keep: its Idempotency-Key may be used as if for the first time. */
-  freeKey(definition: Definition, used: { identity: string; key: string; operationId: string }): Promise<void>
+  forgetKey(definition: Definition, used: { identity: string; key: string; operationId: string }): Promise<void>
   /** Where operations are; one statement for up to 2,000, cheap enough for each second. */
-  standing(ids: readonly string[]): Promise<Standing[]>
+  statusOf(ids: readonly string[]): Promise<OperationReport[]>
   /** Unfinished operations of each lane. */
   laneDepths(lanes: readonly LaneName[]): Promise<number[]>
   /** The id under which this process is enlisted now; another one after it was given up by the others. */
@@ -219,7 +219,7 @@ export function intakeApi(core: Intake): IntakeApi {
       if (tx === undefined) await core.presence.beat()
       return resumed
     },
-    giveBack: (tx, gate, count) => core.store.releaseGate(tx, gate, count),
+    releaseCapacity: (tx, gate, count) => core.store.releaseGate(tx, gate, count),
     transaction: async (work, options = {}) => {
       const tx = await core.store.begin(options.timeoutMs ?? transactionMs, 'operators')
       try {
@@ -233,8 +233,8 @@ export function intakeApi(core: Intake): IntakeApi {
     },
     read: core.store.read,
     statements: core.store.statements,
-    holdBack: (definition) => core.store.pause('', core.bound(definition).type),
-    letGo: async (definition) => {
+    pauseType: (definition) => core.store.pause('', core.bound(definition).type),
+    resumeType: async (definition) => {
       await core.store.resume('', core.bound(definition).type)
       core.wakeAll()
     },
@@ -245,9 +245,9 @@ export function intakeApi(core: Intake): IntakeApi {
     },
     pool: (options) => connectionPool(core, options),
     cancel: (id, why) => core.cancel(id, why),
-    freeKey: (definition, { identity, key, operationId }) =>
-      core.store.freeKey(keyOf(core.bound(definition).type, identity, key), operationId),
-    standing: (ids) => core.standing(ids),
+    forgetKey: (definition, { identity, key, operationId }) =>
+      core.store.forgetKey(keyOf(core.bound(definition).type, identity, key), operationId),
+    statusOf: (ids) => core.statusOf(ids),
     laneDepths: (lanes) => core.store.laneDepths(lanes.map((lane) => laneOf(lane).id)),
     get instance() {
       return core.presence.worker

@@ -8,11 +8,11 @@ import { hostname } from 'node:os'
 import type { Static, TSchema } from 'typebox'
 import { buildItem } from '../accept/accept-item.js'
 import { Accepting, type Apply, type Effect, queuedApply } from '../accept/accepting.js'
-import { type Standing, standingOf } from '../core/operation-status.js'
+import { type OperationReport, standingOf } from '../core/operation-status.js'
 import type { IntakeLog, IntakeSettings } from '../core/settings.js'
 import { FleetNumbers } from '../fleet/fleet-numbers.js'
 import { GateRegistry } from '../fleet/gate-registry.js'
-import { Places } from '../fleet/pool-permits.js'
+import { PoolPermits } from '../fleet/pool-permits.js'
 import { Presence } from '../fleet/presence.js'
 import { pulseMetrics } from '../fleet/pulse-metrics.js'
 import { type BoundGate, type GateBinding, type GateRequest, gateOrder, type Permit } from '../gates/gate.js'
@@ -24,7 +24,7 @@ import { Lateness } from '../pressure/lateness.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
 import type { Accepted, CancelOutcome, Pulse, Store, Tx } from '../store/port.js'
 import { cancelPatiently } from '../work/cancel.js'
-import { Works } from '../work/slot-groups.js'
+import { SlotGroups } from '../work/slot-groups.js'
 import { traced } from '../work/traced.js'
 import { Waiters } from '../work/waiters.js'
 import type { Answer } from './answer.js'
@@ -58,8 +58,8 @@ export class Intake {
   readonly onMissed = new Set<() => void>()
   readonly fleet = new FleetNumbers()
   readonly #definitions = new Map<string, Bound>()
-  readonly #works: Works
-  readonly #pools = new Map<string, Places>()
+  readonly #works: SlotGroups
+  readonly #pools = new Map<string, PoolPermits>()
   readonly #accepting: Accepting
   readonly #dispatch: Dispatch
   readonly #answering: Answering
@@ -95,7 +95,7 @@ export class Intake {
       },
       () => ({ storeWaitMs: this.#accepting.oldestMs, inFlight: this.#inFlight }),
     )
-    this.#works = new Works({
+    this.#works = new SlotGroups({
       store,
       concurrency: settings.concurrency,
       accepting: this.#accepting,
@@ -437,16 +437,16 @@ export class Intake {
     return outcome
   }
 
-  standing(ids: readonly string[]): Promise<Standing[]> {
+  statusOf(ids: readonly string[]): Promise<OperationReport[]> {
     return standingOf(this.store, (type) => this.#definitions.get(type)?.slots ?? this.#works.general, ids)
   }
 
   /** Places of a pool, shared by all instances. */
-  places(pool: string): Places {
+  places(pool: string): PoolPermits {
     const known = this.#pools.get(pool)
     if (known !== undefined) return known
     const { store, log, presence, settings } = this
-    const places = new Places({
+    const places = new PoolPermits({
       ...{ store, pool, log, timeoutMs: settings.storeTimeoutMs * 0.9 },
       worker: () => presence.worker,
       isEnlisted: () => presence.isEnlisted,

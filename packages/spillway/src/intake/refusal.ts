@@ -11,7 +11,7 @@ export interface Refusal {
   retryAfterMs?: number
   /** Which gate refused, for metrics. */
   gate?: string
-  rate?: RateTold
+  rate?: RateStatus
   /** Members to add to the problem document, and its own type and title. */
   extensions?: Record<string, unknown>
   type?: string
@@ -19,7 +19,7 @@ export interface Refusal {
 }
 
 /** A rate limit's state, for the RateLimit headers. */
-export interface RateTold {
+export interface RateStatus {
   name: string
   limit: number
   windowSeconds: number
@@ -32,7 +32,7 @@ export interface RateTold {
 export function toldRate(
   rate: RateState,
   tiers: readonly { name: string; limit: number; windowMinutes: number }[],
-): RateTold | undefined {
+): RateStatus | undefined {
   const tier = tiers[rate.tier]
   if (tier === undefined) return undefined
   return {

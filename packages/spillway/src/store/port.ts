@@ -310,7 +310,7 @@ export interface ConnectionChange {
 }
 
 /** Where an operation is, in few words. */
-export interface StandingRow {
+export interface OperationReportRow {
   id: string
   status: OperationStatus
   type: string
@@ -400,7 +400,7 @@ export interface Store {
   /** Keeps the answer for the key of an operation whose caller was told to come back. */
   answerKey(key: string, operationId: string, answer: StoredAnswer): Promise<void>
   /** The key is as if it had not been used, if it is that operation's. */
-  freeKey(key: string, operationId: string): Promise<void>
+  forgetKey(key: string, operationId: string): Promise<void>
 
   /** `announced`: what of a type it may run, where that is not all, by label: the type, a space and a digest. */
   enlist(worker: string, name: string, leaseMs: number, announced?: Readonly<Record<string, string>>): Promise<void>
@@ -426,7 +426,7 @@ export interface Store {
   /** Those of `ids` that are finished. */
   finished(ids: readonly string[]): Promise<Ticket[]>
   /** Those of `ids` that are known; for many at once. */
-  standing(ids: readonly string[]): Promise<StandingRow[]>
+  statusOf(ids: readonly string[]): Promise<OperationReportRow[]>
   /** Unfinished operations of each lane. */
   laneDepths(lanes: readonly string[]): Promise<number[]>
   /** Newest first, without long results and errors. */

@@ -14,7 +14,7 @@
  */
 import type { Claimed, ClaimRequest } from '../store/port.js'
 import type { Outcome } from './attempt.js'
-import { type HeldLane, LaneRun, type LaneRunOptions, sliceMs } from './lane-runner.js'
+import { type HeldLane, LaneRunner, type LaneRunOptions, sliceMs } from './lane-runner.js'
 
 export interface WorkOptions extends LaneRunOptions {
   /** Lanes that run at once. */
@@ -54,10 +54,10 @@ const dueMsMax = 60_000
 /** What was aborted at the deadline of a stop gets so long to be settled. */
 const settleGraceMs = 2_000
 
-export class Work {
+export class ClaimLoop {
   readonly #o: WorkOptions
   readonly #now: () => number
-  readonly #lanes: LaneRun
+  readonly #lanes: LaneRunner
   readonly #running = new Set<HeldLane>()
   readonly #leases = new Map<number, Set<string>>()
   #waiting: HeldLane[] = []
@@ -97,7 +97,7 @@ export class Work {
   constructor(options: WorkOptions) {
     this.#o = options
     this.#freeParts = Array.from({ length: loops }, (_, part) => options.part + part)
-    this.#lanes = new LaneRun(options, prefetchMs)
+    this.#lanes = new LaneRunner(options, prefetchMs)
     this.#now = options.now ?? (() => performance.now())
   }
 

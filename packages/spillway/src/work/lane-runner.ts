@@ -89,7 +89,7 @@ const nobodysFault: ReadonlySet<string> = new Set(['unavailable', 'timeout', 'co
  */
 const applyMsMax = 8_000
 
-export class LaneRun {
+export class LaneRunner {
   readonly #o: LaneRunOptions
   readonly #now: () => number
   readonly #byId = new Map<string, HeldLane>()

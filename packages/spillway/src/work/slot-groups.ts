@@ -9,14 +9,14 @@
 import type { AcceptFlush, Accepting } from '../accept/accepting.js'
 import { Load } from '../fleet/load.js'
 import type { Pulse, Store } from '../store/port.js'
-import { loops, Work } from './claim-loop.js'
+import { ClaimLoop, loops } from './claim-loop.js'
 import type { Handler, LaneRunOptions } from './lane-runner.js'
 import { Elsewhere } from './left-to-others.js'
 
 export interface Slots {
   readonly name: string
   readonly concurrency: number
-  readonly work: Work
+  readonly work: ClaimLoop
   readonly load: Load
   /** For operations that are run in them. */
   readonly flush: AcceptFlush
@@ -44,7 +44,7 @@ export interface WorksOptions extends Omit<LaneRunOptions, 'handlers' | 'onAttem
 const suspectMs = 60_000
 const strayLookMs = 4_000
 
-export class Works {
+export class SlotGroups {
   readonly general: Slots
   readonly #o: WorksOptions
   readonly #all: Slots[] = []
@@ -167,7 +167,7 @@ export class Works {
     const { accepting, onAttempt, onSettled, ...shared } = this.#o
     const handlers = new Map<string, Handler>()
     const load: Load = new Load(name, (type) => (this.#slotsOf.get(type) ?? this.general) === slots)
-    const work = new Work({
+    const work = new ClaimLoop({
       ...shared,
       handlers,
       concurrency,

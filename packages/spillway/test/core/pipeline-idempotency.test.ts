@@ -122,10 +122,10 @@ describe('an Idempotency-Key', () => {
     const first = await intake.submit(op, { n: 1 }, key)
     const operationId = first.kind === 'done' ? first.operationId : ''
     const used = { identity: key.identity, key: key.idempotencyKey, operationId }
-    await intake.freeKey(op, used)
+    await intake.forgetKey(op, used)
     expect(await intake.submit(op, { n: 2 }, key)).toMatchObject({ kind: 'done', result: 2, replayed: false })
     // By then it is another's.
-    await intake.freeKey(op, used)
+    await intake.forgetKey(op, used)
     expect(await intake.submit(op, { n: 2 }, key)).toMatchObject({ result: 2, replayed: true })
   })
 

@@ -149,7 +149,7 @@ describe('the place of an applied item', () => {
     expect(await intake.submit(op, { who: 'x', n: 3 })).toMatchObject({ refusal: { code: 'capacity_exceeded' } })
     await intake.transaction(async (tx) => {
       await tx.query('DELETE FROM notes WHERE n = 1')
-      await intake.giveBack(tx, 'notes.add', 1)
+      await intake.releaseCapacity(tx, 'notes.add', 1)
     })
     await intake.refresh()
     expect(await intake.submit(op, { who: 'x', n: 3 })).toMatchObject({ kind: 'done' })

@@ -1,12 +1,12 @@
 /** What is recorded of alerts, and read of it. The statements' reasons: sql/functions. */
 import type { AlertName, AlertSeverity, AlertStatus, Alert as WireAlert } from '@spillway/protocol/wire'
 import {
-  again,
   canonicalJson,
   type Definition,
   digestUuid,
   type IntakeApi,
   newOperationId,
+  retryConflicts,
   type SweptBatch,
 } from 'spillway/workload'
 import type { DeliveryOrder } from './delivery.js'
@@ -91,7 +91,7 @@ export class AlertLog {
   /** The change, its record and its delivery are one commit; whoever reports the same finds it done. */
   async record(alert: Alert): Promise<Recorded> {
     const { intake, delivery } = this.#o
-    const recorded = await again(attemptsMax, () =>
+    const recorded = await retryConflicts(attemptsMax, () =>
       intake.transaction(async (tx): Promise<Recorded> => {
         const key = keyOf(alert)
         const id = newOperationId()

@@ -117,11 +117,11 @@ export class Admission {
   /** Its caller is told that it was not taken: then it must not run, and its key is not used up. */
   async takeBack(id: string, asked: Asked, why: string): Promise<void> {
     await this.#deps.intake.cancel(id, why)
-    await this.freeKey(id, asked)
+    await this.forgetKey(id, asked)
   }
 
-  async freeKey(operationId: string, { identity, idempotencyKey: key }: Asked): Promise<void> {
-    if (key !== undefined) await this.#deps.intake.freeKey(this.#definition, { identity, key, operationId })
+  async forgetKey(operationId: string, { identity, idempotencyKey: key }: Asked): Promise<void> {
+    if (key !== undefined) await this.#deps.intake.forgetKey(this.#definition, { identity, key, operationId })
   }
 
   #noFailover(reason: FailoverReason): Problem {

@@ -33,7 +33,7 @@ export interface DeliveryOptions {
   /** The first record came, or nobody waits for it any more. */
   onStarted(): void
   /** What was asked for may be asked for again with its Idempotency-Key. */
-  freeKey(): Promise<void>
+  forgetKey(): Promise<void>
 }
 
 /** The next record, or why there is none; null when it was closed. */
@@ -195,7 +195,7 @@ export class Delivery {
   /** Nobody waits for it any more: it is not generated, and whoever resumes it is told why. */
   async giveUp(why: Failure): Promise<void> {
     const outcome = await this.#deps.intake.cancel(this.id, why.error.message)
-    await this.#o.freeKey()
+    await this.#o.forgetKey()
     // One that runs is ended by who runs it.
     if (outcome !== 'cancelled') return
     await endAt(this.#deps, this.entry, 0, 'unbegun', forms[this.entry.format].failed(why))

@@ -6,7 +6,7 @@
  *   orphaned ──grace──► log has an end ──► noted          (Redis only: the store's own log notes it with the record)
  *                           └──► an end is written behind what is there; whoever wrote meanwhile has it
  */
-import { type EndKind, LogFault, type Standing, type StreamEntry } from 'spillway/workload'
+import { type EndKind, LogFault, type OperationReport, type StreamEntry } from 'spillway/workload'
 import { keptFailure } from './delivery.js'
 import type { GenerationDeps } from './deps.js'
 import { forms } from './forms.js'
@@ -53,22 +53,22 @@ export class Orphans {
     const entries = await registry.orphaned(roundMs, graceMs)
     if (entries.length === 0) return
     const ids = entries.map(({ key }) => key.id)
-    const standings = await intake.standing(ids)
+    const reports = await intake.statusOf(ids)
     log.warn(
       { streams: ids.length, some: ids.slice(0, toldMax) },
       'streams were left without an end; they are ended now',
     )
-    await Promise.all(entries.map((entry, i) => this.#end(entry, standings[i])))
+    await Promise.all(entries.map((entry, i) => this.#end(entry, reports[i])))
   }
 
-  async #end(entry: StreamEntry, standing: Standing | undefined): Promise<void> {
+  async #end(entry: StreamEntry, report: OperationReport | undefined): Promise<void> {
     const { registry } = this.#deps
     const { id } = entry.key
     const head = await this.#headOf(entry)
     if (head !== null && head.end !== null) return registry.ended(id, head.end)
     const last = head?.last ?? 0
-    const kept = standing?.status === 'cancelled' ? failures.cancelled : await keptFailure(this.#deps, id)
-    const kind: EndKind = last === 0 ? 'unbegun' : standing?.status === 'cancelled' ? 'cancelled' : 'error'
+    const kept = report?.status === 'cancelled' ? failures.cancelled : await keptFailure(this.#deps, id)
+    const kind: EndKind = last === 0 ? 'unbegun' : report?.status === 'cancelled' ? 'cancelled' : 'error'
     const text = forms[entry.format].failed(kept ?? failures.interrupted)
     const written = head === null ? 'failed' : await endAt(this.#deps, entry, last, kind, text)
     // A log that is away or lost has nothing to say any more. The store's own is tried again.

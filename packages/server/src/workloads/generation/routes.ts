@@ -34,7 +34,7 @@ const openingMs = [20, 100, 500]
 
 const openaiTags = ['OpenAI']
 const nativeTags = ['streams']
-const openaiConfig = { role: 'submit', tellsError: 'openai' } as const
+const openaiConfig = { role: 'submit', errorForm: 'openai' } as const
 const problems = { '4xx': ProblemSchema, '5xx': ProblemSchema }
 
 export function generationRoutes(workload: GenerationWorkload): (app: App) => Promise<void> {
@@ -78,7 +78,7 @@ function addChat(app: App, { serving, deps }: GenerationWorkload): void {
 function addModels(app: App, { deps }: GenerationWorkload): void {
   app.get(
     '/v1/models',
-    { schema: { tags: openaiTags, summary: 'The models that can be asked' }, config: { tellsError: 'openai' } },
+    { schema: { tags: openaiTags, summary: 'The models that can be asked' }, config: { errorForm: 'openai' } },
     async (_request, reply) => {
       try {
         return await deps.upstream.models()
@@ -234,8 +234,8 @@ async function ownStream(
   for (const waitMs of openingMs) {
     if (entry !== null) break
     // Whoever waits is told its id at once; its stream is being opened.
-    const [standing] = await intake.standing([id])
-    if (standing?.status !== 'pending' && standing?.status !== 'processing') return null
+    const [report] = await intake.statusOf([id])
+    if (report?.status !== 'pending' && report?.status !== 'processing') return null
     await delay(waitMs)
     entry = await registry.find(id)
   }

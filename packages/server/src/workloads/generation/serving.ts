@@ -11,8 +11,8 @@ import {
 import {
   type EndKind,
   LogFault,
+  type OperationReport,
   type Problem,
-  type Standing,
   type StreamEntry,
   type StreamRecord,
   sendProblem,
@@ -126,7 +126,7 @@ export class Serving {
     const { admission } = this.#parts
     const admitted = await admission.admit(asked)
     if (!admitted.ok || !admitted.replayed || !(await this.#isUnbegun(admitted.id))) return admitted
-    await admission.freeKey(admitted.id, asked)
+    await admission.forgetKey(admitted.id, asked)
     // Of several that come at once the first begins anew, and the others find that.
     return admission.admit(asked)
   }
@@ -135,10 +135,10 @@ export class Serving {
   async #isUnbegun(id: string): Promise<boolean> {
     const { intake, registry, logOf } = this.#deps
     // In this order: what has left the queue has its end in the log by then.
-    const [standing] = await intake.standing([id])
+    const [report] = await intake.statusOf([id])
     const entry = await registry.find(id)
     if (entry === null || entry.ended === 'unbegun') return entry !== null
-    if (isUnfinished(standing)) return false
+    if (isUnfinished(report)) return false
     if (entry.log === 'postgres') return entry.last === 0
     try {
       return (await logOf(entry.log)?.log.head(entry.key))?.last === 0
@@ -197,7 +197,7 @@ export class Serving {
       isShared: true,
       isLocal: this.#parts.handler.has(entry.key.id),
       onStarted: () => undefined,
-      freeKey: async () => undefined,
+      forgetKey: async () => undefined,
     })
     const letGo = this.#hold(delivery, reply.raw)
     const connection = this.#connect(reply, headersOf(headOf(entry)))
@@ -242,7 +242,7 @@ export class Serving {
         waitUntil: waitMs === null || admitted.here ? null : performance.now() + waitMs,
         waitSeconds: Math.round((waitMs ?? settings.failover.timeoutMs) / 1_000),
         onStarted: admitted.leaveRoom,
-        freeKey: () => this.#parts.admission.freeKey(id, asked),
+        forgetKey: () => this.#parts.admission.forgetKey(id, asked),
       })
       return { ok: true, delivery }
     } catch (fault) {
@@ -269,8 +269,8 @@ export class Serving {
       return entry
     }
     // Its process died before it could; one that has run, and has no stream any more, has expired.
-    const [standing] = await intake.standing([id])
-    return isUnfinished(standing) ? this.#parts.directory.open(stream) : null
+    const [report] = await intake.statusOf([id])
+    return isUnfinished(report) ? this.#parts.directory.open(stream) : null
   }
 
   /** Counts it as read here, from now until it is let go: it has ended, or its client left. */
@@ -371,8 +371,8 @@ function failureAlone(next: Next): Failure | StreamRecord | null {
   return end !== null && end !== 'done' && chunks.length === 1 ? next : null
 }
 
-function isUnfinished(standing: Standing | undefined): boolean {
-  return standing?.status === 'pending' || standing?.status === 'processing'
+function isUnfinished(report: OperationReport | undefined): boolean {
+  return report?.status === 'pending' || report?.status === 'processing'
 }
 
 function problemOf({ status, error, retry_after_ms }: Failure): Problem {

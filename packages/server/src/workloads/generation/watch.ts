@@ -8,7 +8,7 @@
  * A process that was given up by the others and came back goes by another name: what its clients read is told anew, or it
  * would pass for left.
  */
-import type { Standing } from 'spillway/workload'
+import type { OperationReport } from 'spillway/workload'
 import { type Delivery, keptFailure } from './delivery.js'
 import type { GenerationDeps } from './deps.js'
 import type { Handler } from './handler.js'
@@ -126,8 +126,8 @@ export class Watch {
     }
     for (let from = 0; from < due.length; from += idsMax) {
       const some = due.slice(from, from + idsMax)
-      const standings = await this.#deps.intake.standing(some.map(({ id }) => id))
-      for (const [i, delivery] of some.entries()) this.#tell(delivery, standings[i])
+      const reports = await this.#deps.intake.statusOf(some.map(({ id }) => id))
+      for (const [i, delivery] of some.entries()) this.#tell(delivery, reports[i])
     }
   }
 
@@ -144,8 +144,8 @@ export class Watch {
     const late = setTimeout(() => delivery.fail(why), giveUpMs)
     try {
       if (delivery.isWhole) {
-        const [standing] = await this.#deps.intake.standing([delivery.id])
-        if (standing?.status === 'processing') return
+        const [report] = await this.#deps.intake.statusOf([delivery.id])
+        if (report?.status === 'processing') return
       }
       await delivery.giveUp(why)
       delivery.fail(why)
@@ -157,15 +157,15 @@ export class Watch {
     }
   }
 
-  #tell(delivery: Delivery, standing: Standing | undefined): void {
+  #tell(delivery: Delivery, report: OperationReport | undefined): void {
     const now = performance.now()
     const queuedMs = this.#deliveries.size > manyDeliveries ? lookMs.queuedMany : lookMs.queued
     // A little less than until the round that is meant, which may come early.
     delivery.lookAt = now + (delivery.hasStarted ? lookMs.streaming : queuedMs) - roundMs / 2
-    if (standing === undefined) return
-    switch (standing.status) {
+    if (report === undefined) return
+    switch (report.status) {
       case 'pending':
-        delivery.tellPosition(standing.place ?? 0, Math.ceil((standing.waitMs ?? 0) / 1_000))
+        delivery.tellPosition(report.place ?? 0, Math.ceil((report.waitMs ?? 0) / 1_000))
         return
       case 'processing':
         return
@@ -177,13 +177,13 @@ export class Watch {
           delivery.lookAt = now
           delivery.kick()
         } else {
-          void this.#endless(delivery, standing.status)
+          void this.#endless(delivery, report.status)
         }
     }
   }
 
   /** Its operation is over, and its log does not say how: what is known of why is told. */
-  async #endless(delivery: Delivery, status: Standing['status']): Promise<void> {
+  async #endless(delivery: Delivery, status: OperationReport['status']): Promise<void> {
     if (status === 'cancelled') return delivery.fail(failures.cancelled)
     delivery.fail((await keptFailure(this.#deps, delivery.id)) ?? failures.interrupted)
   }

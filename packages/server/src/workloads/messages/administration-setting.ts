@@ -26,7 +26,7 @@ export interface AdministrationHooks {
   }
 }
 
-type RouteConfig = { tellsError: true; role: Role | readonly Role[]; wholeServer?: true }
+type RouteConfig = { errorForm: true; role: Role | readonly Role[]; wholeServer?: true }
 
 export interface AdministrationSetting {
   administration: Administration
@@ -54,10 +54,10 @@ export function administrationSetting(
   return {
     administration,
     hooks,
-    operate: { tellsError: true, role: 'operate' },
-    view: { tellsError: true, role: 'view' },
-    read: { tellsError: true, role: ['consume', 'view'] },
-    consume: { tellsError: true, role: 'consume' },
+    operate: { errorForm: true, role: 'operate' },
+    view: { errorForm: true, role: 'view' },
+    read: { errorForm: true, role: ['consume', 'view'] },
+    consume: { errorForm: true, role: 'consume' },
     visible,
     mayUse: (request, queue) => mayUseQueue(visible(request) ?? undefined, queue),
     pageBytesMax,

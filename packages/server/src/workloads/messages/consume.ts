@@ -1,7 +1,7 @@
 /** Taking messages and answering for them: pops and acks go to the store in groups, each on connections of their own. */
 import { randomUUID } from 'node:crypto'
 import { type AckStatus, queueModeGroup } from '@spillway/protocol/wire'
-import { again, codeOf, Flush, type IntakeApi, ProblemError, type Tx } from 'spillway/workload'
+import { codeOf, Flush, type IntakeApi, ProblemError, retryConflicts, type Tx } from 'spillway/workload'
 import type { Hold } from '../../http/buffer-budget.js'
 import { deadline } from '../../http/deadline.js'
 import { Arrivals, type Place } from './arrivals.js'
@@ -149,14 +149,14 @@ export class Consume {
     }
     this.#pops = new Flush({
       ...bounds,
-      write: (all) => again(attemptsMax, () => this.#take(all)),
+      write: (all) => retryConflicts(attemptsMax, () => this.#take(all)),
       // The answers of one statement are in memory together.
       sizeOf: ({ bytes }) => bytes,
       itemsMax: flushItemsMax,
     })
     this.#acks = new Flush({
       ...bounds,
-      write: (units) => again(attemptsMax, () => this.#answer(units)),
+      write: (units) => retryConflicts(attemptsMax, () => this.#answer(units)),
       sizeOf: (unit) => unit.length * 200,
       countOf: (unit) => unit.length,
       itemsMax: ackItemsMax,
@@ -271,7 +271,7 @@ export class Consume {
   /** A group begins with its first pop, and joins a slice of its queue's partitions with each pop until it has all. */
   async #join(queue: number, { group, mode, from, partition }: PopRequest): Promise<void> {
     const { schema, groupsMax } = this.#options
-    const { rows } = await again(attemptsMax, () =>
+    const { rows } = await retryConflicts(attemptsMax, () =>
       this.#intake.statements.take<{ grp: number | null }>(
         `SELECT ${schema}.mq_subscribe($1, $2, $3, $4, $5, $6) AS grp`,
         [queue, group, mode, from, partition, groupsMax],

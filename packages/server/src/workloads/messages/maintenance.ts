@@ -22,11 +22,11 @@ export class Maintenance {
   }
 
   on(): Promise<void> {
-    return this.#intake.holdBack(this.#definition)
+    return this.#intake.pauseType(this.#definition)
   }
 
   off(): Promise<void> {
-    return this.#intake.letGo(this.#definition)
+    return this.#intake.resumeType(this.#definition)
   }
 
   async state(): Promise<MaintenanceState> {

@@ -1,4 +1,4 @@
-import { again, type IntakeApi, type Tx } from 'spillway/workload'
+import { type IntakeApi, retryConflicts, type Tx } from 'spillway/workload'
 
 const triesMax = 5
 /** The server gives up a little earlier than we do: a statement whose caller has left would keep its locks. */
@@ -9,7 +9,7 @@ const serverShare = 0.9
  * the database ends one of two that wait for each other.
  */
 export function patientTransaction<T>(intake: IntakeApi, timeoutMs: number, work: (tx: Tx) => Promise<T>): Promise<T> {
-  return again(triesMax, () =>
+  return retryConflicts(triesMax, () =>
     intake.transaction(
       async (tx) => {
         await tx.query(`SET LOCAL statement_timeout = ${Math.round(timeoutMs * serverShare)}`)

@@ -68,7 +68,7 @@ function addConfigure(app: App, { queues, seal }: MessagesWorkload): void {
           'Making one needs submit or consume, changing one needs operate. Repeating what is set already changes nothing and is answered as the first time.',
         body: ConfigureQueue,
       },
-      config: { role: ['submit', 'consume'], tellsError: true },
+      config: { role: ['submit', 'consume'], errorForm: true },
     },
     async (request, reply) => {
       const { queue, namespace = null, task = null, options } = request.body
@@ -153,7 +153,7 @@ function addPops(app: App, workload: MessagesWorkload): void {
     }
   }
   // A HEAD would take messages that nobody gets to see.
-  const route = { config: { role: 'consume', tellsError: true, consumes: true }, exposeHeadRoute: false } as const
+  const route = { config: { role: 'consume', errorForm: true, consumes: true }, exposeHeadRoute: false } as const
   const summary = 'Take messages: 204 when there are none'
   for (const url of ['/api/v1/pop/queue/:queue', '/api/v1/pop/queue/:queue/partition/:partition']) {
     app.get<{ Params: Static<typeof PopPlace>; Querystring: Query }>(
@@ -221,7 +221,7 @@ async function ownAcks(
 }
 
 function addAcks(app: App, { consume }: MessagesWorkload): void {
-  const config = { role: 'consume', tellsError: true, isAck: true } as const
+  const config = { role: 'consume', errorForm: true, isAck: true } as const
   const own = (request: Request, acks: readonly Acknowledgment[]) => ownAcks(consume, request, acks)
   app.post<{ Body: AckBody }>(
     '/api/v1/ack',
@@ -266,7 +266,7 @@ function addTransaction(app: App, { transactions, push, consume, intake }: Messa
     '/api/v1/transaction',
     {
       schema: { tags, summary: 'Pushes and acks, all or nothing', body: TransactionRequest },
-      config: { role: 'consume', tellsError: true },
+      config: { role: 'consume', errorForm: true },
     },
     async (request, reply) => {
       const { principal, bodyText = '' } = request
@@ -315,7 +315,7 @@ function addLeases(app: App, { consume }: MessagesWorkload): void {
     {
       // The body may be left out, which a schema of the route cannot say.
       schema: { tags, summary: 'Keep messages for longer: {seconds?}' },
-      config: { role: 'consume', tellsError: true, isAck: true },
+      config: { role: 'consume', errorForm: true, isAck: true },
     },
     async (request, reply) => {
       const { leaseId } = request.params

@@ -8,7 +8,7 @@
  * with one key at once exactly one decision is kept, which all of them get.
  */
 import type { RouteDecision } from '@spillway/protocol/wire'
-import { again, codeOf, digestUuid, Flush, type IntakeApi, type SweptBatch } from 'spillway/workload'
+import { codeOf, digestUuid, Flush, type IntakeApi, retryConflicts, type SweptBatch } from 'spillway/workload'
 
 export interface AnswersOptions {
   intake: IntakeApi
@@ -83,7 +83,7 @@ export class Answers {
     this.#options = { decisionTtlMs: decisionTtlMsDefault, sweepEveryMs: sweepEveryMsDefault, ...options }
     this.#records = new Flush({
       ...flushBounds,
-      write: (entries) => again(attemptsMax, () => this.#record(entries)),
+      write: (entries) => retryConflicts(attemptsMax, () => this.#record(entries)),
       sizeOf: ({ tenant, decision }) => 400 + tenant.length + decision.provider_id.length,
     })
     this.#lookups = new Flush({

@@ -38,7 +38,7 @@ export function routingRoutes(workload: RoutingWorkload): (app: App) => Promise<
 }
 
 function addTasks(app: App, { gateway }: RoutingWorkload): void {
-  const config = { role: 'submit', tellsError: 'object' } as const
+  const config = { role: 'submit', errorForm: 'object' } as const
   app.route({
     method: 'POST',
     url: decidePath,

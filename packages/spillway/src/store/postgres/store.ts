@@ -10,12 +10,12 @@ import { coreSql } from './generated/sql.js'
 import { ledgerStatements } from './ledger.js'
 import { type Listener, listenOn, pollInstead } from './listen.js'
 import { migrate, type SqlModule } from './migrate.js'
+import { laneDepths, statusOf } from './operation-status.js'
 import { type QueryConfig, queryPinned, type Result } from './pinned-query.js'
 import { type PulseRow, toPulse } from './pulse.js'
 import { findReach, type Reach } from './reach.js'
 import { type Renewable, renewable } from './renewable.js'
 import { pinSql, type Settings } from './session.js'
-import { laneDepths, standing } from './standing.js'
 import { claimSql, type QueryRows, settleSql, settleValues, step, stepSql } from './step.js'
 import { StreamBell } from './stream-bell.js'
 import { appendSettings, PostgresStreamLog } from './stream-log.js'
@@ -253,7 +253,7 @@ export function postgresStore(options: PostgresOptions): Store {
       }
     },
     answerKey: (key, operationId, answer) => answerKeys(on.accept, [{ key, op: operationId, answer }]),
-    freeKey: async (key, operationId) => {
+    forgetKey: async (key, operationId) => {
       await on.accept(`DELETE FROM ${s}.idempotency d WHERE d.key = $1 AND d.op = $2`, [key, operationId])
     },
 
@@ -290,7 +290,7 @@ export function postgresStore(options: PostgresOptions): Store {
 
     ticket: (id) => ticket(on.reads, s, id),
     finished: (ids) => finishedTickets(on.reads, s, ids),
-    standing: (ids) => standing(on.reads, s, ids),
+    statusOf: (ids) => statusOf(on.reads, s, ids),
     laneDepths: (lanes) => laneDepths(on.reads, s, lanes),
     tickets: (filter, limit, before) => listTickets(on.reads, s, filter, limit, before),
     stats: (bound) => stats(on.reads, s, bound),

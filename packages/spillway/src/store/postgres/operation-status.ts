@@ -1,4 +1,4 @@
-import type { StandingRow, Tx } from '../port.js'
+import type { OperationReportRow, Tx } from '../port.js'
 import { plainArray } from './arrays.js'
 
 /** Further back the number of sequences between is close enough: it differs by what was cancelled. */
@@ -8,7 +8,7 @@ interface Row extends Record<string, unknown> {
   /** Null: not of an operation, but of a lane, with what waits in it. */
   id: string | null
   type: string
-  status: StandingRow['status']
+  status: OperationReportRow['status']
   error: string | null
   /** Of what waits: where, and how many sequences from the lane's head. */
   lane: string | null
@@ -48,7 +48,7 @@ const standingSql = (s: string): string => `
   SELECT d.id, d.type, 'failed', d.error, NULL, NULL, NULL, NULL, NULL FROM ${s}.dead_letters d
   WHERE d.id = ANY ((SELECT e.ids FROM elsewhere e)::uuid[])`
 
-export async function standing(query: Tx['query'], s: string, ids: readonly string[]): Promise<StandingRow[]> {
+export async function statusOf(query: Tx['query'], s: string, ids: readonly string[]): Promise<OperationReportRow[]> {
   const { rows } = await query<Row>(standingSql(s), [plainArray(ids)])
   const places = new Map<string, Map<number, number>>()
   for (const { lane, waiting } of rows) {

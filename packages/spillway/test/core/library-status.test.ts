@@ -47,7 +47,7 @@ describe('standing', () => {
     const cancelled = idOf(await intake.submit(op, { lane: 'c' }, { waitMs: 0 }))
     expect(await intake.cancel(cancelled, 'nobody wants it')).toBe('cancelled')
     const unknown = randomUUID()
-    const told = await intake.standing([
+    const told = await intake.statusOf([
       unknown,
       done,
       failed,
@@ -74,7 +74,7 @@ describe('standing', () => {
     const intake = await b.intake({ work: false })
     const ids = await queued(intake, ['a', 'a', 'b', 'a', 'a', 'b'])
     await intake.cancel(ids[1] ?? '', 'cancelled')
-    const places = (await intake.standing(ids)).map(({ place }) => place)
+    const places = (await intake.statusOf(ids)).map(({ place }) => place)
     expect(places).toEqual([0, null, 0, 1, 2, 1])
     for (const [i, id] of ids.entries()) expect((await b.ticket(id)).place).toBe(places[i])
   })
@@ -85,17 +85,17 @@ describe('standing', () => {
       work: false,
       wrap: (store) =>
         overriding(store, {
-          standing: (ids) => {
+          statusOf: (ids) => {
             asked.push(ids.length)
-            return store.standing(ids)
+            return store.statusOf(ids)
           },
         }),
     })
     const [id = ''] = await queued(intake, ['a'])
     const many = Array.from({ length: 1_999 }, () => randomUUID())
-    expect((await intake.standing([...many, id])).at(-1)).toMatchObject({ id, status: 'pending', place: 0 })
+    expect((await intake.statusOf([...many, id])).at(-1)).toMatchObject({ id, status: 'pending', place: 0 })
     expect(asked).toEqual([2_000])
-    expect(await intake.standing([...many, id, randomUUID()])).toHaveLength(2_001)
+    expect(await intake.statusOf([...many, id, randomUUID()])).toHaveLength(2_001)
     expect(asked).toEqual([2_000, 2_000, 1])
   })
 
@@ -103,7 +103,7 @@ describe('standing', () => {
     const intake = await b.intake({ work: false })
     const ids = await queued(intake, ['a', 'a', 'a'])
     await b.sql('UPDATE spillway.lanes SET pace_ms = 2000')
-    expect((await intake.standing(ids)).map(({ waitMs }) => waitMs)).toEqual([2_000, 4_000, 6_000])
+    expect((await intake.statusOf(ids)).map(({ waitMs }) => waitMs)).toEqual([2_000, 4_000, 6_000])
   })
 })
 
