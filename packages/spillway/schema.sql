@@ -659,7 +659,7 @@ CREATE TABLE workers (
   CONSTRAINT workers_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
-CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[], p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_key uuid[], p_rate_n integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_keep integer[], p_rate_ix integer[], p_rate_item integer[], p_full boolean, p_batch integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint)
+CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_key uuid[], p_rate_asked integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_keep integer[], p_rate_ix integer[], p_rate_item integer[], p_full boolean, p_batch integer[], OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint)
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -669,380 +669,67 @@ AS $function$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  v_minute int := floor(extract(epoch FROM t) / 60)::int;
-  v_items int := cardinality(p_id);
-  v_out smallint[];                -- NULL while everything is live
-  v_n bigint[] := p_n;
-  v_rn bigint[] := p_rn;
-  v_lane int[] := p_lane;
-  v_lanes uuid[] := p_lanes;
-  v_execute boolean[] := p_first_execute;
-  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[]; v_blocked bigint[]; v_queues text[];
-  v_partitions text[];
-  v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
-  v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean;
-  v_paused boolean;
-  v_tight boolean := false;
-  v_item int; v_ok boolean; v_found int; v_k int;
-  v_seen_item int[]; v_wrong smallint[];
-  v_rleft int[]; v_rgave int[]; v_rasked int[] := p_rate_n; v_rwait bigint[]; v_ritem int[] := p_rate_item;
-  v_odd boolean := false; v_longer boolean;
-  v_single boolean := cardinality(p_rate_item) = 0;
-  v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
-  r record;
+  v_decided text[];
+  v_lanes uuid[] := p_lanes; v_queues text[] := p_queues; v_partitions text[] := p_partitions;
+  v_counts bigint[] := p_counts; v_may_run boolean[] := p_may_run; v_lane int[] := p_lane; v_rn bigint[] := p_rn;
+  v_may_lease boolean := false; v_paused boolean;
+  k record; g record; n record; l record; d record;
 BEGIN
-  -- 0. May this process hold leases? Its row keeps its place until we commit.
+  -- Its row stays until we commit, so that a process that may hold leases keeps that right.
   IF NOT p_apply AND p_reason && '{"",+requested,+still_running}' THEN
     PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-    v_mine := FOUND;
+    v_may_lease := FOUND;
   END IF;
-
-  -- 1. Idempotency keys, in key order. A key that is there already tells what to answer.
   IF cardinality(p_keys) > 0 THEN
-    WITH k AS (
-      SELECT u.key, u.request, u.i FROM unnest(p_keys, p_requests) WITH ORDINALITY u(key, request, i)
-      WHERE u.key IS NOT NULL ORDER BY u.key
-    ), made AS (
-      INSERT INTO idempotency AS d (key, request, op, expires_at)
-      SELECT k.key, k.request, p_id[k.i], t + p_key_ttl_ms * interval '1 ms' FROM k
-      ON CONFLICT (key)
-        DO UPDATE SET request = excluded.request, op = excluded.op, answer = NULL, expires_at = excluded.expires_at
-        WHERE d.expires_at <= t
-      RETURNING d.key
-    )
-    SELECT array_agg(k.i::int) INTO v_seen_item FROM k WHERE k.key NOT IN (SELECT made.key FROM made);
-    IF v_seen_item IS NOT NULL THEN
-      v_out := array_fill(0::smallint, ARRAY[v_items]);
-      answers := array_fill(NULL::json, ARRAY[v_items]);
-      ops := array_fill(NULL::uuid, ARRAY[v_items]);
-      FOR r IN SELECT s.i, d.request = p_requests[s.i] AS same, d.answer, d.op
-               FROM unnest(v_seen_item) s(i) LEFT JOIN idempotency d ON d.key = p_keys[s.i] LOOP
-        v_out[r.i] := CASE WHEN r.same IS NOT TRUE THEN 7 WHEN r.answer IS NULL THEN 8 ELSE 6 END;
-        answers[r.i] := r.answer;
-        ops[r.i] := r.op;
-      END LOOP;
-      -- A batch is one request, and has one answer: what is wrong with a key of it is wrong with all of it.
-      IF cardinality(p_batch) > 0 AND v_out && '{7,8}' THEN
-        SELECT array_agg(coalesce(b.o, u.o) ORDER BY u.i) INTO v_wrong
-          FROM unnest(p_batch, v_out) WITH ORDINALITY u(batch, o, i)
-          LEFT JOIN (SELECT x.batch, max(x.o) AS o FROM unnest(p_batch, v_out) x(batch, o) WHERE x.o IN (7, 8)
-              GROUP BY x.batch) b ON b.batch = u.batch;
-        DELETE FROM idempotency d USING unnest(p_keys, p_id, v_out, v_wrong) u(key, op, o, wrong)
-          WHERE u.o = 0 AND u.wrong <> 0 AND d.key = u.key AND d.op = u.op;
-        v_out := v_wrong;
-      END IF;
-    END IF;
+    k := idempotency_take(p_keys, p_requests, p_id, p_batch, t, p_key_ttl_ms);
+    v_decided := k.verdicts; answers := k.answers; ops := k.ops;
   END IF;
-
-  -- 2. Halt. Whoever halts waits for those who are past this point: behind a halt nothing is accepted any more.
-  IF cardinality(p_halts) > 0 THEN
-    PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.halts'), hashtext(current_schema()));
-    FOR v_item IN SELECT u.i FROM unnest(p_halts) WITH ORDINALITY u(scope, i) JOIN halts h ON h.scope = u.scope LOOP
-      v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
-      IF v_out[v_item] = 0 THEN v_out[v_item] := 5; END IF;
-    END LOOP;
-  END IF;
-
-  -- Full: what would have to wait is refused, with all of its batch. Without locks, which would come before those of
-  -- the rates: a lane that fills up at this moment takes one more.
+  IF cardinality(p_halts) > 0 THEN v_decided := halts_check(p_halts, v_decided); END IF;
   IF p_full THEN
-    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
-    WITH waiting AS (
-      SELECT DISTINCT u.batch FROM unnest(p_batch, p_lane, p_reason, v_out) u(batch, lane, reason, o)
-      WHERE u.o = 0 AND (u.reason <> '' OR EXISTS (SELECT FROM lanes l WHERE l.id = p_lanes[u.lane] AND l.depth > 0)
-        OR EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type[1]
-                     ELSE s.queue = p_queues[u.lane]
-                       AND (s.partition IS NULL OR s.partition = p_partitions[u.lane]) END))
-    )
-    SELECT array_agg(CASE WHEN u.o = 0 AND u.batch IN (SELECT w.batch FROM waiting w) THEN 9 ELSE u.o END::smallint)
-      INTO v_out
-      FROM unnest(p_batch, v_out) u(batch, o);
+    v_decided := depth_check(p_batch, p_lane, p_reason, v_decided, p_lanes, p_queues, p_partitions, p_type[1]);
   END IF;
+  IF cardinality(p_gates) > 0 OR cardinality(p_rate_key) > 0 THEN
+    g := gates_take(p_gates, p_rate_key, p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix,
+      p_rate_item, v_decided, cardinality(p_id), t);
+    v_decided := g.verdicts;
+    tiers := g.tiers; rates_left := g.rates_left; rates_reset_ms := g.rates_reset_ms; at_ms := g.at_ms;
+  END IF;
+  IF v_decided IS NOT NULL AND cardinality(p_keys) > 0 THEN PERFORM idempotency_release(p_keys, v_decided); END IF;
 
-  -- 3. Rates, in key order: what is asked for is added at once, what does not fit is taken back below.
-  IF cardinality(p_rate_key) > 0 THEN
-    IF v_out IS NOT NULL THEN
-      SELECT array_agg(coalesce(x.n, 0) ORDER BY k.i) INTO v_rasked
-        FROM generate_series(1, cardinality(p_rate_key)) k(i)
-        LEFT JOIN (SELECT u.ix, count(*) AS n FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
-                   WHERE v_out[coalesce(u.item, u.i)] = 0 GROUP BY u.ix) x ON x.ix = k.i;
-    END IF;
-    WITH up AS (
-      INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at, sweep_at)
-      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + k.keep * interval '1 minute',
-        t + k.keep * interval '1 minute'
-          FROM unnest(p_rate_key, v_rasked, p_rate_minutes, p_rate_keep) k(key, n, win, keep)
-      ON CONFLICT (key) DO UPDATE SET
-        minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
-          THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
-          ELSE rate_minutes(x.minutes, v_minute,
-              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t)) END,
-        counts = CASE WHEN x.minutes[1] > v_minute - excluded.win
-          THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute
-            THEN x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] + excluded.total)
-              ELSE x.counts || excluded.total END
-          ELSE rate_counts(x.minutes, x.counts, v_minute,
-              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t), excluded.total) END,
-        total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total
-          ELSE rate_used(x.minutes, x.counts, v_minute,
-              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t))::int END,
-        win = rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t),
-          expires_at = greatest(x.expires_at, excluded.expires_at)
-      RETURNING x.total, x.minutes[1] AS first, x.counts[1] AS first_n
-    ),
-    seen AS (SELECT array_agg(up.total) AS totals, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns
-        FROM up)
-    -- When the next slot is free: when the oldest bucket leaves. One that was emptied by refunds is looked at below.
-    SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false),
-      bool_or(u.first_n = 0), bool_or(u.first <= v_minute - u.win),
-           array_agg(greatest(1, ceil(((u.first + u.win)::bigint * 60 - date_part('epoch', t)) * 1000))::bigint)
-      INTO v_rleft, v_tight, v_odd, v_longer, v_rwait
-    FROM seen, unnest(seen.totals, v_rasked, p_rate_limit, p_rate_minutes, seen.firsts, seen.first_ns) u(total,
-        asked, most, win, first, first_n);
-    IF v_longer THEN
-      -- Some keep more than the window of this process: only what is in it counts here.
-      v_odd := true;
-      SELECT array_agg(u.most - (k.used - u.asked) ORDER BY u.i), bool_or(k.used > u.most) INTO v_rleft, v_tight
-      FROM unnest(p_rate_key, v_rasked, p_rate_limit, p_rate_minutes) WITH ORDINALITY u(key, asked, most, win, i)
-      JOIN rates x ON x.key = u.key,
-        LATERAL (SELECT rate_used(x.minutes, x.counts, v_minute, u.win)::int) k(used);
-    END IF;
-    v_rgave := array_fill(0, ARRAY[cardinality(p_rate_key)]);
+  IF v_decided IS NOT NULL THEN
+    n := lanes_count(p_lanes, p_queues, p_partitions, p_lane, p_reason, v_decided);
+    v_lanes := n.ids; v_queues := n.queues; v_partitions := n.partitions; v_counts := n.counts; v_may_run := n.may_run;
+    v_lane := n.lane; v_rn := n.rn;
   END IF;
-
-  -- 4. Gates, in name order.
-  IF cardinality(p_gates) > 0 THEN
-    SELECT array_agg(g.name ORDER BY g.name), array_agg(CASE WHEN g.overflowing THEN 0 ELSE g.full_at - g.held END
-        ORDER BY g.name),
-           array_agg(g.asked ORDER BY g.name), v_tight OR bool_or(g.overflowing OR g.held + g.asked > g.full_at)
-      INTO v_gnames, v_gleft, v_gasked, v_tight
-    FROM (
-      SELECT x.name, x.held, x.full_at, x.overflowing,
-        (SELECT count(*) FROM unnest(p_gates) WITH ORDINALITY u(name, i)
-            WHERE u.name = x.name AND (v_out IS NULL OR v_out[u.i] = 0)) AS asked
-      FROM gates x WHERE x.name = ANY (p_gates) ORDER BY x.name FOR UPDATE
-    ) g;
-    IF coalesce(cardinality(v_gnames), 0) <> (SELECT count(DISTINCT u.name) FROM unnest(p_gates) u(name)
-        WHERE u.name IS NOT NULL) THEN
-      RAISE EXCEPTION 'a capacity gate is not registered' USING ERRCODE = 'XX000';
-    END IF;
-    v_gave := array_fill(0::bigint, ARRAY[coalesce(cardinality(v_gnames), 0)]);
-  END IF;
-
-  -- 5. Scarce: item by item, in order. Capacity before rate; a refused item takes from neither.
-  IF v_tight THEN
-    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
-    FOR v_item IN 1 .. v_items LOOP
-      CONTINUE WHEN v_out[v_item] <> 0;
-      v_k := CASE WHEN cardinality(p_gates) > 0
-        AND p_gates[v_item] IS NOT NULL THEN array_position(v_gnames, p_gates[v_item]) END;
-      IF v_k IS NOT NULL AND v_gleft[v_k] - v_gave[v_k] <= 0 THEN
-        v_out[v_item] := 3;
-        CONTINUE;
-      END IF;
-      v_ok := true;
-      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
-        WHERE coalesce(u.item, u.i) = v_item LOOP
-        v_ok := v_ok AND v_rleft[v_found] - v_rgave[v_found] > 0;
-      END LOOP;
-      IF NOT v_ok THEN
-        v_out[v_item] := 4;
-        CONTINUE;
-      END IF;
-      IF v_k IS NOT NULL THEN v_gave[v_k] := v_gave[v_k] + 1; END IF;
-      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
-        WHERE coalesce(u.item, u.i) = v_item LOOP
-        v_rgave[v_found] := v_rgave[v_found] + 1;
-      END LOOP;
-    END LOOP;
-    UPDATE rates x
-      SET counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back),
-        total = x.total - u.back
-      FROM unnest(p_rate_key, v_rasked, v_rgave) k(key, asked, gave), LATERAL (SELECT k.asked - k.gave) u(back)
-      WHERE x.key = k.key AND u.back > 0;
-  ELSE
-    v_rgave := v_rasked;
-    v_gave := v_gasked;
-  END IF;
-  IF v_gnames IS NOT NULL THEN
-    UPDATE gates x SET held = x.held + u.gave, overflowing = x.overflowing OR x.held + u.gave >= x.full_at,
-        changed_at = CASE WHEN NOT x.overflowing AND x.held + u.gave >= x.full_at THEN t ELSE x.changed_at END
-      FROM unnest(v_gnames, v_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
-  END IF;
-  IF v_rleft IS NOT NULL THEN
-    at_ms := floor(extract(epoch FROM t) * 1000);
-    IF v_tight OR v_odd THEN
-      -- Per key, now that the refused ones are out of the count.
-      -- A slot is free when fewer than the limit count; after it was lowered more may count than it allows.
-      SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win,
-              greatest(0, least(rate_used(x.minutes, x.counts, v_minute, u.win), u.most) - 1)), 1) ORDER BY u.i)
-        INTO v_rwait
-          FROM unnest(p_rate_key, p_rate_minutes, p_rate_limit) WITH ORDINALITY u(key, win, most, i)
-          JOIN rates x ON x.key = u.key;
-    END IF;
-    IF v_single THEN
-      SELECT array_agg(u.i), array_agg(greatest(0, v_rleft[u.ix] - v_rgave[u.ix])), array_agg(v_rwait[u.ix])
-        INTO tiers, rates_left, rates_reset_ms FROM unnest(p_rate_ix) WITH ORDINALITY u(ix, i);
-    ELSE
-      tiers := array_fill(NULL::int, ARRAY[v_items]);
-      rates_left := array_fill(NULL::bigint, ARRAY[v_items]);
-      rates_reset_ms := array_fill(NULL::bigint, ARRAY[v_items]);
-      -- Per item the tier that matters: of a refused one, among those that are used up, the one that frees last (it
-      -- says when to come back); of an admitted one the one with the least left.
-      FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, greatest(0, k.left_now) AS left_now, k.wait
-               FROM unnest(p_rate_item, p_rate_ix) WITH ORDINALITY u(item, ix, i),
-                 LATERAL (SELECT v_rleft[u.ix] - v_rgave[u.ix] AS left_now, v_rwait[u.ix] AS wait) k
-               ORDER BY u.item, least(1, greatest(0, k.left_now)), CASE
-                 WHEN v_out[u.item] = 4 THEN - k.wait END, k.left_now, u.i LOOP
-        tiers[r.item] := r.tier; rates_left[r.item] := r.left_now; rates_reset_ms[r.item] := r.wait;
-      END LOOP;
-    END IF;
-  END IF;
-
-  -- 6. What was refused gives its key back and leaves its lane's count.
-  IF v_out IS NOT NULL THEN
-    DELETE FROM idempotency d USING unnest(p_keys, v_out) u(key, o) WHERE d.key = u.key AND u.o IN (3, 4, 5, 9);
-    SELECT array_agg(coalesce(x.rn, 0) ORDER BY x.i) INTO v_rn FROM (
-      SELECT u.i, CASE WHEN u.o = 0 THEN row_number() OVER (PARTITION BY u.lane, u.o = 0 ORDER BY u.i) END AS rn
-      FROM unnest(p_lane, v_out) WITH ORDINALITY u(lane, o, i)) x;
-    SELECT array_agg(coalesce(x.n, 0) ORDER BY l.i),
-           -- Whether the first that is left may run at once; the first that came may have been refused.
-           array_agg(coalesce(x.execute, false) ORDER BY l.i) INTO v_n, v_execute
-      FROM generate_series(1, cardinality(p_lanes)) l(i)
-      LEFT JOIN (SELECT u.lane, count(*) AS n,
-          (array_agg(u.reason IN ('', '+requested', '+still_running') ORDER BY u.i))[1] AS execute
-                 FROM unnest(p_lane, v_out, p_reason) WITH ORDINALITY u(lane, o, reason, i) WHERE u.o = 0
-                 GROUP BY u.lane) x ON x.lane = l.i;
-  END IF;
-
-  -- 7. Which lanes' first items may run now: not those that an operator holds back.
   v_paused := EXISTS (SELECT FROM pauses);
-  IF NOT v_mine AND NOT p_apply THEN
-    v_execute := array_fill(false, ARRAY[cardinality(p_lanes)]);
+  IF NOT v_may_lease AND NOT p_apply THEN
+    v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
   ELSIF v_paused THEN
-    SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s
-          WHERE CASE WHEN s.queue = '' THEN p_apply AND s.partition = p_type[1]
-               ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
-      INTO v_execute FROM unnest(p_queues, p_partitions, v_execute) WITH ORDINALITY u(queue, partition, execute, i);
+    v_may_run := pause_check(v_queues, v_partitions, v_may_run, CASE WHEN p_apply THEN p_type[1] END);
   END IF;
+  l := lanes_append(v_lanes, v_queues, v_partitions, v_counts, v_may_run, p_apply, t);
+  d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
+    p_delay_ms, p_reason, p_pace_ms, v_decided, v_counts, l.tails, l.depths, l.running, l.paces, l.blocked);
+  verdicts := d.verdicts; seqs := d.seqs; places := d.places; waits_ms := d.waits_ms; reasons := d.reasons;
+  stamps := d.stamps;
 
-  -- 8. Lanes, in id order: the sequence is given here, under the lane's lock.
-  WITH up AS (
-    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at)
-    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.execute THEN u.n ELSE 0 END, u.n, CASE
-      WHEN p_apply AND u.execute THEN 0 ELSE u.n END, v_mine AND u.execute, t, t + interval '1 hour'
-    FROM unnest(p_lanes, p_queues, p_partitions, v_n, v_execute) u(id, queue, partition, n, execute) WHERE u.n > 0
-    ON CONFLICT (id) DO UPDATE SET
-      tail = l.tail + excluded.tail,
-      -- excluded.head says that these may be applied at once.
-      head = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
-      depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
-      running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
-      moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
-    RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms, l.queue, l.partition,
-      -- For how long its head is delayed or waits for its next attempt. How long a pause lasts, nobody knows.
-      CASE WHEN l.depth > 1 AND NOT l.running THEN (SELECT (date_part('epoch', x.until - t) * 1000)::bigint
-          FROM parked x
-        WHERE x.lane = l.id AND x.reason <> 'pause') END AS blocked_ms
-  )
-  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int),
-    array_agg(coalesce(up.pace_ms, -1)),
-    array_agg(up.queue), array_agg(up.partition), array_agg(up.blocked_ms)
-    INTO v_lanes, v_tail, v_depth, v_running, v_pace, v_queues, v_partitions, v_blocked FROM up;
-  IF v_lanes IS DISTINCT FROM p_lanes THEN
-    -- Some lanes got nothing: renumber the items' lanes to those that are left.
-    SELECT array_agg(coalesce(array_position(v_lanes, p_lanes[u.lane]), 0) ORDER BY u.i) INTO v_lane
-      FROM unnest(p_lane) WITH ORDINALITY u(lane, i);
-    SELECT array_agg(u.n ORDER BY u.i) INTO v_n FROM unnest(v_n) WITH ORDINALITY u(n, i) WHERE u.n > 0;
-  END IF;
-
-  -- 9. The virtual time of each priority level in this flush: the smallest stamp that waits there.
-  FOREACH v_k IN ARRAY p_levels LOOP
-    v_level[v_k] := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = v_k ORDER BY x.stamp
-          LIMIT 1), (SELECT s.last_value FROM stamps s));
-  END LOOP;
-
-  -- 10. What becomes of each item. A lane that is empty but for what this flush brings starts with the item of rn 1;
-  -- what runs is in nobody's way: place 0 is the next to run. No ORDER BY: a function scan gives its rows in order,
-  -- and sorting each array would cost more than making it.
-  SELECT array_agg(x.verdict), array_agg(x.seq),
-         array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
-         array_agg((greatest(x.delay_ms, x.blocked_ms) + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
-         array_agg(x.stamp),
-         -- Order before load: what stands behind something is told so, unless it asked to be queued.
-         array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
-           WHEN x.reason = '+still_running' AND x.verdict = 1 THEN 'still_running'
-           WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
-           WHEN x.reason NOT IN ('', '+still_running') THEN x.reason
-           WHEN v_paused THEN 'maintaining_order' ELSE 'system_busy' END),
-         bool_or(x.verdict = 1), bool_or(x.verdict = 0 AND x.rn = 1 AND x.before = 0), max(x.delay_ms) > 0,
-           bool_and(x.verdict < 2)
-    INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing, v_readying, v_delaying, v_all
-  FROM (
-    SELECT u.i, u.rn, u.reason, u.delay_ms, v_blocked[u.lane] AS blocked_ms, v_running[u.lane] AS running,
-      CASE WHEN p_apply AND v_depth[u.lane] = 0 THEN 0 ELSE v_depth[u.lane] - v_n[u.lane] END AS before,
-      v_tail[u.lane] - v_n[u.lane] + u.rn AS seq,
-      CASE WHEN v_pace[u.lane] < 0 THEN u.pace_ms ELSE v_pace[u.lane] END AS pace,
-      greatest(u.stamp, v_level[u.priority] + u.lead) AS stamp,
-      (CASE WHEN u.o <> 0 THEN u.o
-           WHEN p_apply AND v_depth[u.lane] = 0 THEN 2
-           WHEN u.rn = 1 AND v_mine AND v_running[u.lane] = 1 AND v_depth[u.lane] = v_n[u.lane] THEN 1
-           ELSE 0 END)::smallint AS verdict
-    FROM unnest(v_lane, v_rn, p_priority, p_stamp, p_lead, p_delay_ms, p_reason, p_pace_ms, v_out) WITH ORDINALITY
-      u(lane, rn, priority, stamp, lead, delay_ms, reason, pace_ms, o, i)
-  ) x;
-
-  -- 11. Write the operations, and put the lanes that were empty where they belong.
   INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
       max_attempts, timeout_ms, trace, idem, gate)
-  SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
-    CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 1 THEN t END,
-    u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
-  FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-      p_max_attempts,
-              p_timeout_ms, p_trace, p_keys, p_gates)
-    u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
+    SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
+      CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 'execute' THEN t END,
+      u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
+    FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
+        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates)
+      u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
         key, gate)
-  WHERE u.verdict < 2;
-  IF v_readying THEN
-    -- The lane was empty, so that nobody is suspected in it.
-    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
-    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type, u.seq - 1, v_depth[u.lane], false, v_queues[u.lane],
-      v_partitions[u.lane]
-    FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type, seqs) u(lane, rn, verdict, priority,
-        stamp, delay_ms, type, seq)
-    WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
+    WHERE u.verdict IN ('queue', 'execute');
+  IF d.starts_lanes THEN
+    PERFORM lanes_ready(v_lanes, v_queues, v_partitions, v_counts, l.depths, v_lane, v_rn, verdicts, p_priority, stamps,
+      p_delay_ms, p_type, seqs, t);
   END IF;
-  IF v_readying AND v_delaying THEN
-    INSERT INTO parked (lane, until, reason)
-    SELECT v_lanes[u.lane], t + u.delay_ms * interval '1 ms', 'delay'
-      FROM unnest(v_lane, v_rn, verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
-    WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms > 0 AND v_depth[u.lane] = v_n[u.lane];
-  END IF;
-  IF v_executing THEN
-    fence := nextval('fences');
-    INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
-    SELECT fence, p_worker, array_agg(v_lanes[u.lane]), array_agg(u.seq), t
-      FROM unnest(v_lane, verdicts, seqs) u(lane, verdict, seq) WHERE u.verdict = 1;
-  END IF;
-  IF cardinality(p_keys) > 0 THEN
-    UPDATE idempotency d
-      SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
-    FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason)
-    WHERE (u.verdict = 0 OR u.verdict = 1 AND u.reason IN ('requested', 'still_running')) AND d.key = u.key;
-  END IF;
-
-  -- 12. How many are held now. The caller counted for the case that all are.
-  IF v_all AND p_part >= 0 THEN
-    INSERT INTO tallies AS x (worker, part, type, n) SELECT p_worker, p_part, u.type, u.n
-      FROM unnest(p_types, p_type_counts) u(type, n)
-      ON CONFLICT (worker, part, type) WHERE part >= 0 DO UPDATE SET n = x.n + excluded.n;
-  ELSE
-    FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, verdicts) u(type, verdict) WHERE u.verdict < 2
-      GROUP BY u.type LOOP
-      PERFORM tally(p_worker, p_part, r.type, r.n);
-    END LOOP;
-  END IF;
+  IF 'execute' = ANY (verdicts) THEN fence := lease_take(p_worker, v_lanes, v_lane, verdicts, seqs, t); END IF;
+  IF cardinality(p_keys) > 0 THEN PERFORM idempotency_answer(p_keys, verdicts, places, waits_ms, reasons); END IF;
+  PERFORM tally_accepted(p_worker, p_part, p_type, verdicts, d.accepted);
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.alert_report(p_key uuid, p_id uuid, p_name text, p_labels json, p_status text, p_severity text, p_message text, p_annotations json, p_reporter uuid, p_hold_ms bigint, p_delivery text)
@@ -1263,6 +950,39 @@ BEGIN
   RETURN 'cancelled';
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.capacity_hold(p_names text[], p_gave bigint[], p_at timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  UPDATE gates x SET held = x.held + u.gave, overflowing = x.overflowing OR x.held + u.gave >= x.full_at,
+      changed_at = CASE WHEN NOT x.overflowing AND x.held + u.gave >= x.full_at THEN p_at ELSE x.changed_at END
+    FROM unnest(p_names, p_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.capacity_take(p_gates text[], p_decided text[], OUT names text[], OUT left_now bigint[], OUT asked bigint[], OUT is_tight boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  SELECT array_agg(g.name ORDER BY g.name),
+      array_agg(CASE WHEN g.overflowing THEN 0 ELSE g.full_at - g.held END ORDER BY g.name),
+      array_agg(g.asked ORDER BY g.name), bool_or(g.overflowing OR g.held + g.asked > g.full_at)
+    INTO names, left_now, asked, is_tight
+    FROM (
+      SELECT x.name, x.held, x.full_at, x.overflowing, (
+          SELECT count(*) FROM unnest(p_gates, p_decided) u(name, decided) WHERE u.name = x.name AND u.decided IS NULL
+        ) AS asked
+      FROM gates x WHERE x.name = ANY (p_gates) ORDER BY x.name FOR UPDATE
+    ) g;
+  IF coalesce(cardinality(names), 0)
+      <> (SELECT count(DISTINCT u.name) FROM unnest(p_gates) u(name) WHERE u.name IS NOT NULL) THEN
+    RAISE EXCEPTION 'a capacity gate is not registered' USING ERRCODE = 'XX000';
+  END IF;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint, p_types text[], p_together text[], p_trusted text[], OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text, OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json, OUT payloads text, OUT waited_ms text, OUT due text, OUT attempts text, OUT max_attempts text, OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json)
  RETURNS record
  LANGUAGE plpgsql
@@ -1418,6 +1138,24 @@ BEGIN
   RETURN v_out;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.depth_check(p_batch integer[], p_lane integer[], p_reason text[], p_decided text[], p_lanes uuid[], p_queues text[], p_partitions text[], p_type text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  RETURN (
+    WITH waiting AS (
+      SELECT DISTINCT u.batch FROM unnest(p_batch, p_lane, p_reason, p_decided) u(batch, lane, reason, decided)
+      WHERE u.decided IS NULL AND (u.reason <> ''
+        OR EXISTS (SELECT FROM lanes l WHERE l.id = p_lanes[u.lane] AND l.depth > 0)
+        OR EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type
+          ELSE s.queue = p_queues[u.lane] AND (s.partition IS NULL OR s.partition = p_partitions[u.lane]) END))
+    )
+    SELECT array_agg(coalesce(u.decided, CASE WHEN u.batch IN (SELECT w.batch FROM waiting w) THEN 'depth_full' END))
+    FROM unnest(p_batch, p_decided) u(batch, decided));
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.disown(p_worker uuid, p_known bigint[])
  RETURNS integer
  LANGUAGE sql
@@ -1465,6 +1203,41 @@ BEGIN
   END LOOP;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.gates_take(p_gates text[], p_rate_key uuid[], p_rate_asked integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_keep integer[], p_rate_ix integer[], p_rate_item integer[], p_decided text[], p_items integer, p_at timestamp with time zone, OUT verdicts text[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+DECLARE
+  v_tight boolean := false; v_odd boolean := false;
+  v_names text[]; v_gates_left bigint[]; v_gates_asked bigint[]; v_gates_gave bigint[];
+  v_rates_left int[]; v_rates_asked int[]; v_rates_gave int[]; v_waits_ms bigint[];
+  r record;
+BEGIN
+  verdicts := p_decided;
+  IF cardinality(p_rate_key) > 0 THEN
+    v_rates_asked := CASE WHEN p_decided IS NULL THEN p_rate_asked
+      ELSE rates_asked(p_rate_ix, p_rate_item, p_decided, cardinality(p_rate_key)) END;
+    r := rates_take(p_rate_key, v_rates_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_at);
+    v_rates_left := r.left_now; v_waits_ms := r.waits_ms; v_tight := r.is_tight; v_odd := r.is_odd;
+  END IF;
+  IF cardinality(p_gates) > 0 THEN
+    r := capacity_take(p_gates, p_decided);
+    v_names := r.names; v_gates_left := r.left_now; v_gates_asked := r.asked; v_tight := v_tight OR r.is_tight;
+  END IF;
+  v_rates_gave := v_rates_asked; v_gates_gave := v_gates_asked;
+  IF v_tight THEN
+    r := ration(p_gates, v_names, v_gates_left, p_rate_ix, p_rate_item, v_rates_left, p_decided, p_items);
+    verdicts := r.verdicts; v_gates_gave := r.gates_gave; v_rates_gave := r.rates_gave;
+    PERFORM rates_return(p_rate_key, v_rates_asked, v_rates_gave);
+  END IF;
+  IF v_names IS NOT NULL THEN PERFORM capacity_hold(v_names, v_gates_gave, p_at); END IF;
+  IF v_rates_left IS NULL THEN RETURN; END IF;
+  IF v_tight OR v_odd THEN v_waits_ms := rates_waits(p_rate_key, p_rate_limit, p_rate_minutes, p_at); END IF;
+  r := rates_status(p_rate_ix, p_rate_item, p_items, verdicts, v_rates_left, v_rates_gave, v_waits_ms);
+  tiers := r.tiers; rates_left := r.rates_left; rates_reset_ms := r.rates_reset_ms;
+  at_ms := floor(extract(epoch FROM p_at) * 1000);
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.halt_set(p_scope text, p_reason text)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -1476,21 +1249,105 @@ BEGIN
   RETURN FOUND;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.keys_applied(p_keys uuid[], p_ids uuid[], p_verdicts smallint[], p_told json[])
+CREATE OR REPLACE FUNCTION spillway.halts_check(p_scopes text[], p_decided text[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_decided text[] := p_decided; v_item int;
+BEGIN
+  PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.halts'), hashtext(current_schema()));
+  FOR v_item IN SELECT u.i FROM unnest(p_scopes) WITH ORDINALITY u(scope, i) JOIN halts h ON h.scope = u.scope LOOP
+    v_decided := coalesce(v_decided, array_fill(NULL::text, ARRAY[cardinality(p_scopes)]));
+    v_decided[v_item] := coalesce(v_decided[v_item], 'halted');
+  END LOOP;
+  RETURN v_decided;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.idempotency_answer(p_keys uuid[], p_verdicts text[], p_places bigint[], p_waits_ms bigint[], p_reasons text[])
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  UPDATE idempotency d
+    SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
+    FROM unnest(p_keys, p_verdicts, p_places, p_waits_ms, p_reasons) u(key, verdict, place, wait_ms, reason)
+    WHERE (u.verdict = 'queue' OR u.verdict = 'execute' AND u.reason IN ('requested', 'still_running'))
+      AND d.key = u.key;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.idempotency_release(p_keys uuid[], p_verdicts text[])
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  DELETE FROM idempotency d USING unnest(p_keys, p_verdicts) u(key, verdict)
+    WHERE d.key = u.key AND u.verdict IN ('capacity_full', 'rate_limited', 'halted', 'depth_full');
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.idempotency_take(p_keys uuid[], p_requests uuid[], p_ops uuid[], p_batch integer[], p_at timestamp with time zone, p_ttl_ms bigint, OUT verdicts text[], OUT answers json[], OUT ops uuid[])
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_seen int[]; v_wrong text[]; r record;
+BEGIN
+  WITH k AS (
+    SELECT u.key, u.request, u.i FROM unnest(p_keys, p_requests) WITH ORDINALITY u(key, request, i)
+    WHERE u.key IS NOT NULL ORDER BY u.key
+  ), made AS (
+    INSERT INTO idempotency AS d (key, request, op, expires_at)
+    SELECT k.key, k.request, p_ops[k.i], p_at + p_ttl_ms * interval '1 ms' FROM k
+    ON CONFLICT (key) DO UPDATE
+      SET request = excluded.request, op = excluded.op, answer = NULL, expires_at = excluded.expires_at
+      WHERE d.expires_at <= p_at
+    RETURNING d.key
+  )
+  SELECT array_agg(k.i::int) INTO v_seen FROM k WHERE k.key NOT IN (SELECT made.key FROM made);
+  IF v_seen IS NULL THEN RETURN; END IF;
+  verdicts := array_fill(NULL::text, ARRAY[cardinality(p_keys)]);
+  answers := array_fill(NULL::json, ARRAY[cardinality(p_keys)]);
+  ops := array_fill(NULL::uuid, ARRAY[cardinality(p_keys)]);
+  FOR r IN SELECT s.i, d.request = p_requests[s.i] AS is_same, d.answer, d.op
+      FROM unnest(v_seen) s(i) LEFT JOIN idempotency d ON d.key = p_keys[s.i] LOOP
+    verdicts[r.i] := CASE WHEN r.is_same IS NOT TRUE THEN 'mismatch' WHEN r.answer IS NULL THEN 'in_progress'
+      ELSE 'replay' END;
+    answers[r.i] := r.answer;
+    ops[r.i] := r.op;
+  END LOOP;
+  -- A batch is one request with one answer: what is wrong with one of its keys is wrong with all of it.
+  IF cardinality(p_batch) > 0 AND verdicts && '{mismatch,in_progress}' THEN
+    SELECT array_agg(coalesce(b.verdict, u.verdict) ORDER BY u.i) INTO v_wrong
+      FROM unnest(p_batch, verdicts) WITH ORDINALITY u(batch, verdict, i)
+      LEFT JOIN (
+        SELECT x.batch, CASE WHEN bool_or(x.verdict = 'in_progress') THEN 'in_progress' ELSE 'mismatch' END AS verdict
+        FROM unnest(p_batch, verdicts) x(batch, verdict) WHERE x.verdict IN ('mismatch', 'in_progress') GROUP BY x.batch
+      ) b ON b.batch = u.batch;
+    DELETE FROM idempotency d USING unnest(p_keys, p_ops, verdicts, v_wrong) u(key, op, verdict, wrong)
+      WHERE u.verdict IS NULL AND u.wrong IS NOT NULL AND d.key = u.key AND d.op = u.op;
+    verdicts := v_wrong;
+  END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.keys_applied(p_keys uuid[], p_ids uuid[], p_verdicts text[], p_results json[])
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
 #variable_conflict use_column
 BEGIN
-  IF cardinality(p_told) IS DISTINCT FROM cardinality(p_verdicts) THEN
-    RAISE EXCEPTION 'the effect told of % items, not of %', coalesce(cardinality(p_told), 0), cardinality(p_verdicts)
-      USING ERRCODE = 'P0001';
+  IF cardinality(p_results) IS DISTINCT FROM cardinality(p_verdicts) THEN
+    RAISE EXCEPTION 'the effect returned % results for % items', coalesce(cardinality(p_results), 0),
+      cardinality(p_verdicts) USING ERRCODE = 'P0001';
   END IF;
   IF cardinality(p_keys) = 0 THEN RETURN; END IF;
-  UPDATE idempotency d SET answer = json_build_object('v', 'done', 'result', u.told)
-    FROM unnest(p_keys, p_ids, p_verdicts, p_told) u(key, op, verdict, told)
-    WHERE u.verdict = 2 AND d.key = u.key AND d.op = u.op;
+  UPDATE idempotency d SET answer = json_build_object('v', 'done', 'result', u.result)
+    FROM unnest(p_keys, p_ids, p_verdicts, p_results) u(key, op, verdict, result)
+    WHERE u.verdict = 'apply' AND d.key = u.key AND d.op = u.op;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.lane_paused(p_lane uuid)
@@ -1527,6 +1384,91 @@ BEGIN
     INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
       VALUES (p_lane, o.priority, o.stamp, o.type, o.head, o.depth, o.careful, o.queue, o.partition);
   END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.lanes_append(p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_apply boolean, p_at timestamp with time zone, OUT tails bigint[], OUT depths bigint[], OUT running integer[], OUT paces real[], OUT blocked bigint[])
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  WITH up AS (
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at)
+    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.may_run THEN u.n ELSE 0 END, u.n,
+      CASE WHEN p_apply AND u.may_run THEN 0 ELSE u.n END, NOT p_apply AND u.may_run, p_at, p_at + interval '1 hour'
+    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run) u(id, queue, partition, n, may_run)
+    ON CONFLICT (id) DO UPDATE SET
+      tail = l.tail + excluded.tail,
+      -- excluded.head says that these may be applied at once.
+      head = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
+      depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
+      running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
+      moved_at = CASE WHEN l.depth = 0 THEN p_at ELSE l.moved_at END
+    RETURNING l.tail, l.depth, l.running, l.pace_ms,
+      -- How long its head is delayed or waits for its next attempt. How long a pause lasts is unknown.
+      CASE WHEN l.depth > 1 AND NOT l.running
+        THEN (SELECT (date_part('epoch', x.until - p_at) * 1000)::bigint FROM parked x
+          WHERE x.lane = l.id AND x.reason <> 'pause') END AS blocked_ms
+  )
+  SELECT array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1)),
+      array_agg(up.blocked_ms)
+    INTO tails, depths, running, paces, blocked FROM up;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.lanes_count(p_lanes uuid[], p_queues text[], p_partitions text[], p_lane integer[], p_reason text[], p_decided text[], OUT ids uuid[], OUT queues text[], OUT partitions text[], OUT counts bigint[], OUT may_run boolean[], OUT lane integer[], OUT rn bigint[])
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_kept int[];
+BEGIN
+  SELECT array_agg(coalesce(x.rn, 0) ORDER BY x.i) INTO rn FROM (
+    SELECT u.i, CASE WHEN u.decided IS NULL
+        THEN row_number() OVER (PARTITION BY u.lane, u.decided IS NULL ORDER BY u.i) END AS rn
+    FROM unnest(p_lane, p_decided) WITH ORDINALITY u(lane, decided, i)) x;
+  SELECT array_agg(x.lane), array_agg(x.n), array_agg(x.may_run) INTO v_kept, counts, may_run FROM (
+    SELECT u.lane, max(u.rn) AS n,
+      bool_or(u.rn = 1 AND u.reason IN ('', '+requested', '+still_running')) AS may_run
+    FROM unnest(p_lane, rn, p_reason) u(lane, rn, reason) WHERE u.rn > 0 GROUP BY u.lane ORDER BY u.lane) x;
+  SELECT array_agg(p_lanes[u.k]), array_agg(p_queues[u.k]), array_agg(p_partitions[u.k]) INTO ids, queues, partitions
+    FROM unnest(v_kept) u(k);
+  SELECT array_agg(CASE WHEN u.rn > 0 THEN array_position(v_kept, u.lane) ELSE 0 END) INTO lane
+    FROM unnest(p_lane, rn) u(lane, rn);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.lanes_ready(p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_depths bigint[], p_lane integer[], p_rn bigint[], p_verdicts text[], p_priority smallint[], p_stamps bigint[], p_delay_ms bigint[], p_type text[], p_seqs bigint[], p_at timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
+    SELECT p_ids[u.lane], u.priority, u.stamp, u.type, u.seq - 1, p_depths[u.lane], false, p_queues[u.lane],
+      p_partitions[u.lane]
+    FROM unnest(p_lane, p_rn, p_verdicts, p_priority, p_stamps, p_delay_ms, p_type, p_seqs)
+      u(lane, rn, verdict, priority, stamp, delay_ms, type, seq)
+    WHERE u.rn = 1 AND u.verdict = 'queue' AND u.delay_ms = 0 AND p_depths[u.lane] = p_counts[u.lane];
+  IF 0 < ANY (p_delay_ms) THEN
+    INSERT INTO parked (lane, until, reason)
+      SELECT p_ids[u.lane], p_at + u.delay_ms * interval '1 ms', 'delay'
+      FROM unnest(p_lane, p_rn, p_verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
+      WHERE u.rn = 1 AND u.verdict = 'queue' AND u.delay_ms > 0 AND p_depths[u.lane] = p_counts[u.lane];
+  END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.lease_take(p_worker uuid, p_ids uuid[], p_lane integer[], p_verdicts text[], p_seqs bigint[], p_at timestamp with time zone)
+ RETURNS bigint
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_fence bigint := nextval('fences');
+BEGIN
+  INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
+    SELECT v_fence, p_worker, array_agg(p_ids[u.lane]), array_agg(u.seq), p_at
+    FROM unnest(p_lane, p_verdicts, p_seqs) u(lane, verdict, seq) WHERE u.verdict = 'execute';
+  RETURN v_fence;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.leases_return(p_fences bigint[], p_charge boolean)
@@ -2232,7 +2174,7 @@ BEGIN
   due_ms := ceil(extract(epoch FROM v_due - clock()) * 1000);
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.mq_pushed(p_verdicts smallint[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item integer[], p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text, p_queued boolean)
+CREATE OR REPLACE FUNCTION spillway.mq_pushed(p_verdicts text[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item integer[], p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text, p_queued boolean)
  RETURNS json[]
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -2248,7 +2190,7 @@ DECLARE
   v_expected bigint; v_inserted bigint; v_left bigint; v_most bigint; v_asked bigint;
   told json[]; r record;
 BEGIN
-  IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
+  IF NOT 'apply' = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
   -- Until all are guarded: one that is deleted while this waits is made anew.
   LOOP
     SELECT array_agg(coalesce(q.id, mq_queue(u.name))
@@ -2263,7 +2205,7 @@ BEGIN
     v_failed := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
     -- One that is there already, or comes twice, takes no room.
     SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
-      SELECT u.k, first_value(u.k) OVER (PARTITION BY p_verdicts[u.item] = 2, p_partitions[u.item], u.tx
+      SELECT u.k, first_value(u.k) OVER (PARTITION BY p_verdicts[u.item] = 'apply', p_partitions[u.item], u.tx
           ORDER BY u.k) AS first,
         EXISTS (SELECT FROM mq_messages m
             WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
@@ -2281,7 +2223,7 @@ BEGIN
         v_left := r.max_size - v_most;
       END IF;
       FOR i IN 1 .. cardinality(p_item) LOOP
-        CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 2;
+        CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 'apply';
         IF r.encryption_enabled AND NOT p_sealed[i] THEN v_failed[i] := 'encryption_required';
         ELSIF r.max_size > 0 THEN
           CONTINUE WHEN v_first[i] = 0;
@@ -2301,7 +2243,7 @@ BEGIN
   WITH n AS (
     SELECT p_partitions[u.item] AS part, min(u.item) AS item, count(*) AS n
       FROM unnest(p_item, v_failed) u(item, failed)
-    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1 ORDER BY 1
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1 ORDER BY 1
   ), up AS (
     INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at)
     SELECT n.part, v_queue[n.item], p_names[n.item], n.n, t, t FROM n
@@ -2319,7 +2261,7 @@ BEGIN
       row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
     FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed) WITH ORDINALITY u(item, id,
         tx, trace, sealed, payload, failed, k)
-    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL
   ), ins AS (
     INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
     SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
@@ -2337,7 +2279,7 @@ BEGIN
       SELECT u.k, coalesce(m.id, first_value(u.id) OVER w) AS there, m.id IS NOT NULL OR row_number() OVER w > 1 AS dup
       FROM unnest(p_item, p_ids, p_transactions, v_failed) WITH ORDINALITY u(item, id, tx, failed, k)
         LEFT JOIN mq_messages m ON m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
+      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL
       WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
     LOOP
       IF r.dup THEN v_dup[r.k] := r.there; END IF;
@@ -2345,7 +2287,7 @@ BEGIN
     WITH n AS (
       SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n
         FROM unnest(p_item, v_failed, v_dup) u(item, failed, dup)
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1
+      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1
     ), up AS (
       UPDATE mq_partitions p SET tail = p.tail - x.n + n.n
         FROM n JOIN unnest(v_parts, v_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
@@ -2359,7 +2301,7 @@ BEGIN
         row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
       FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed,
           v_dup) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, dup, k)
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL AND u.dup IS NULL
+      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL AND u.dup IS NULL
     ) m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part;
   END IF;
 
@@ -2380,7 +2322,7 @@ BEGIN
     PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners)));
   END IF;
 
-  SELECT array_agg(CASE WHEN p_verdicts[i.i] = 2 THEN x.told END ORDER BY i.i) INTO told
+  SELECT array_agg(CASE WHEN p_verdicts[i.i] = 'apply' THEN x.told END ORDER BY i.i) INTO told
   FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (
     SELECT m.item, json_build_object('ids', json_agg(coalesce(m.dup, m.id) ORDER BY m.k),
       'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL), 'failed',
@@ -2803,6 +2745,16 @@ AS $function$
   INSERT INTO pauses (queue, partition, since) VALUES (p_queue, p_partition, clock()) ON CONFLICT DO NOTHING
 $function$;
 
+CREATE OR REPLACE FUNCTION spillway.pause_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_type text)
+ RETURNS boolean[]
+ LANGUAGE sql
+ STABLE
+AS $function$
+  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type
+      ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
+  FROM unnest(p_queues, p_partitions, p_may_run) WITH ORDINALITY u(queue, partition, may_run, i)
+$function$;
+
 CREATE OR REPLACE FUNCTION spillway.pause_guard()
  RETURNS boolean
  LANGUAGE plpgsql
@@ -2904,7 +2856,7 @@ AS $function$
         WHERE l.type = 'petition.submission.received')
 $function$;
 
-CREATE OR REPLACE FUNCTION spillway.petitions_blocked(p_verdicts smallint[], p_submitters text[], p_traces text[])
+CREATE OR REPLACE FUNCTION spillway.petitions_blocked(p_verdicts text[], p_submitters text[], p_traces text[])
  RETURNS json
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -2918,7 +2870,7 @@ BEGIN
   WITH blocked AS (
     SELECT u.who, count(*) AS n, (array_agg(u.trace))[1] AS trace
       FROM unnest(p_verdicts, p_submitters, p_traces) u(verdict, who, trace)
-    WHERE u.verdict = 4 GROUP BY u.who
+    WHERE u.verdict = 'rate_limited' GROUP BY u.who
   ), known AS MATERIALIZED (
     SELECT x.submitter, x.minute, x.pending FROM petition_blocks x WHERE x.submitter IN (SELECT b.who FROM blocked b)
       FOR UPDATE
@@ -2954,7 +2906,7 @@ BEGIN
   RETURN v_n;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.petitions_submitted(p_verdicts smallint[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[], p_traces text[], p_payloads text[])
+CREATE OR REPLACE FUNCTION spillway.petitions_submitted(p_verdicts text[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[], p_traces text[], p_payloads text[])
  RETURNS json[]
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -2969,10 +2921,10 @@ DECLARE
   told json[]; v_state json;
 BEGIN
   -- No ORDER BY: a function scan gives its rows in order.
-  SELECT count(*) FILTER (WHERE u.verdict = 2), coalesce(bool_or(u.verdict = 4), false),
-         array_agg('submitter:' || u.submitter) FILTER (WHERE u.verdict = 2),
-         array_agg(u.trace) FILTER (WHERE u.verdict = 2), array_agg(u.payload) FILTER (WHERE u.verdict = 2),
-         array_agg(CASE WHEN u.verdict = 2 THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"'
+  SELECT count(*) FILTER (WHERE u.verdict = 'apply'), coalesce(bool_or(u.verdict = 'rate_limited'), false),
+         array_agg('submitter:' || u.submitter) FILTER (WHERE u.verdict = 'apply'),
+         array_agg(u.trace) FILTER (WHERE u.verdict = 'apply'), array_agg(u.payload) FILTER (WHERE u.verdict = 'apply'),
+         array_agg(CASE WHEN u.verdict = 'apply' THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"'
                || u.type || '","content_hash":"' || u.hash
            || '","realm":' || coalesce(to_json(u.realm)::text, 'null') || ',"created_at":"' || v_at || '"}')::json END)
     INTO v_n, v_limited, v_actors, v_traces, v_payloads, told
@@ -2983,13 +2935,13 @@ BEGIN
       SELECT u.id, u.type, 'RECEIVED', u.text, u.hash, u.realm, u.submitter, t, t
       FROM unnest(p_verdicts, p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(verdict, id, type, text,
           hash, realm, submitter)
-      WHERE u.verdict = 2;
+      WHERE u.verdict = 'apply';
     UPDATE petition_states s SET n = s.n + v_n WHERE s.state = 'RECEIVED';
     PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[v_n]), v_actors, v_traces, v_payloads);
   END IF;
   IF v_limited THEN
     v_state := petitions_blocked(p_verdicts, p_submitters, p_traces);
-    SELECT array_agg(CASE WHEN u.verdict = 4 THEN v_state ELSE u.told END) INTO told
+    SELECT array_agg(CASE WHEN u.verdict = 'rate_limited' THEN v_state ELSE u.told END) INTO told
       FROM unnest(p_verdicts, told) u(verdict, told);
   END IF;
   RETURN told;
@@ -3161,6 +3113,147 @@ AS $function$
   WHERE later <= p_below
 $function$;
 
+CREATE OR REPLACE FUNCTION spillway.rates_asked(p_ix integer[], p_item integer[], p_decided text[], p_keys integer)
+ RETURNS integer[]
+ LANGUAGE sql
+ STABLE
+AS $function$
+  SELECT array_agg(coalesce(x.n, 0)::int ORDER BY k.i) FROM generate_series(1, p_keys) k(i)
+    LEFT JOIN (SELECT u.ix, count(*) AS n FROM unnest(p_ix, p_item) WITH ORDINALITY u(ix, item, i)
+      WHERE p_decided[coalesce(u.item, u.i)] IS NULL GROUP BY u.ix) x ON x.ix = k.i
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.rates_return(p_keys uuid[], p_asked integer[], p_gave integer[])
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  UPDATE rates x SET total = x.total - u.back,
+      counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back)
+    FROM unnest(p_keys, p_asked, p_gave) k(key, asked, gave), LATERAL (SELECT k.asked - k.gave) u(back)
+    WHERE x.key = k.key AND u.back > 0;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rates_status(p_ix integer[], p_item integer[], p_items integer, p_verdicts text[], p_left integer[], p_gave integer[], p_waits_ms bigint[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  r record;
+BEGIN
+  IF cardinality(p_item) = 0 THEN
+    SELECT array_agg(u.i), array_agg(greatest(0, p_left[u.ix] - p_gave[u.ix])), array_agg(p_waits_ms[u.ix])
+      INTO tiers, rates_left, rates_reset_ms FROM unnest(p_ix) WITH ORDINALITY u(ix, i);
+    RETURN;
+  END IF;
+  tiers := array_fill(NULL::int, ARRAY[p_items]);
+  rates_left := array_fill(NULL::bigint, ARRAY[p_items]);
+  rates_reset_ms := array_fill(NULL::bigint, ARRAY[p_items]);
+  FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, greatest(0, k.left_now) AS left_now, k.wait
+      FROM unnest(p_item, p_ix) WITH ORDINALITY u(item, ix, i),
+        LATERAL (SELECT p_left[u.ix] - p_gave[u.ix] AS left_now, p_waits_ms[u.ix] AS wait) k
+      ORDER BY u.item, least(1, greatest(0, k.left_now)),
+        CASE WHEN p_verdicts[u.item] = 'rate_limited' THEN - k.wait END, k.left_now, u.i LOOP
+    tiers[r.item] := r.tier; rates_left[r.item] := r.left_now; rates_reset_ms[r.item] := r.wait;
+  END LOOP;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rates_take(p_keys uuid[], p_asked integer[], p_limits integer[], p_windows integer[], p_keep integer[], p_at timestamp with time zone, OUT left_now integer[], OUT waits_ms bigint[], OUT is_tight boolean, OUT is_odd boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_minute int := floor(extract(epoch FROM p_at) / 60)::int;
+  v_longer boolean;
+BEGIN
+  WITH up AS (
+    INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at, sweep_at)
+    SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, p_at + k.keep * interval '1 minute',
+      p_at + k.keep * interval '1 minute'
+    FROM unnest(p_keys, p_asked, p_windows, p_keep) k(key, n, win, keep)
+    ON CONFLICT (key) DO UPDATE SET
+      minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
+        THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
+        ELSE rate_minutes(x.minutes, v_minute,
+          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at)) END,
+      counts = CASE WHEN x.minutes[1] > v_minute - excluded.win
+        THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute
+          THEN x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] + excluded.total)
+          ELSE x.counts || excluded.total END
+        ELSE rate_counts(x.minutes, x.counts, v_minute,
+          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at), excluded.total) END,
+      total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total
+        ELSE rate_used(x.minutes, x.counts, v_minute,
+          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at))::int END,
+      win = rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at),
+      expires_at = greatest(x.expires_at, excluded.expires_at)
+    RETURNING x.total, x.minutes[1] AS first, x.counts[1] AS first_n
+  ), seen AS (
+    SELECT array_agg(up.total) AS totals, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns FROM up
+  )
+  SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false), bool_or(u.first_n = 0),
+      bool_or(u.first <= v_minute - u.win),
+      array_agg(greatest(1, ceil(((u.first + u.win)::bigint * 60 - date_part('epoch', p_at)) * 1000))::bigint)
+    INTO left_now, is_tight, is_odd, v_longer, waits_ms
+    FROM seen, unnest(seen.totals, p_asked, p_limits, p_windows, seen.firsts, seen.first_ns)
+      u(total, asked, most, win, first, first_n);
+  IF v_longer THEN
+    -- Only what is in the window of this process counts here.
+    is_odd := true;
+    SELECT array_agg(u.most - (k.used - u.asked) ORDER BY u.i), bool_or(k.used > u.most) INTO left_now, is_tight
+      FROM unnest(p_keys, p_asked, p_limits, p_windows) WITH ORDINALITY u(key, asked, most, win, i)
+      JOIN rates x ON x.key = u.key,
+        LATERAL (SELECT rate_used(x.minutes, x.counts, v_minute, u.win)::int) k(used);
+  END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rates_waits(p_keys uuid[], p_limits integer[], p_windows integer[], p_at timestamp with time zone)
+ RETURNS bigint[]
+ LANGUAGE sql
+ STABLE
+AS $function$
+  SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, p_at, u.win, greatest(0, least(u.most,
+      rate_used(x.minutes, x.counts, floor(extract(epoch FROM p_at) / 60)::int, u.win)) - 1)), 1) ORDER BY u.i)
+  FROM unnest(p_keys, p_windows, p_limits) WITH ORDINALITY u(key, win, most, i) JOIN rates x ON x.key = u.key
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.ration(p_gates text[], p_names text[], p_gates_left bigint[], p_rate_ix integer[], p_rate_item integer[], p_rates_left integer[], p_decided text[], p_items integer, OUT verdicts text[], OUT gates_gave bigint[], OUT rates_gave integer[])
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+DECLARE
+  v_gate int; v_tiers int[]; v_fits boolean; v_tier int;
+BEGIN
+  verdicts := coalesce(p_decided, array_fill(NULL::text, ARRAY[p_items]));
+  gates_gave := array_fill(0::bigint, ARRAY[coalesce(cardinality(p_names), 0)]);
+  rates_gave := array_fill(0, ARRAY[coalesce(cardinality(p_rates_left), 0)]);
+  FOR v_item IN 1 .. p_items LOOP
+    CONTINUE WHEN verdicts[v_item] IS NOT NULL;
+    v_gate := CASE WHEN p_gates[v_item] IS NOT NULL THEN array_position(p_names, p_gates[v_item]) END;
+    IF v_gate IS NOT NULL AND p_gates_left[v_gate] - gates_gave[v_gate] <= 0 THEN
+      verdicts[v_item] := 'capacity_full';
+      CONTINUE;
+    END IF;
+    v_tiers := ARRAY(SELECT u.ix FROM unnest(p_rate_ix, p_rate_item) WITH ORDINALITY u(ix, item, i)
+      WHERE coalesce(u.item, u.i) = v_item);
+    v_fits := true;
+    FOREACH v_tier IN ARRAY v_tiers LOOP
+      v_fits := v_fits AND p_rates_left[v_tier] - rates_gave[v_tier] > 0;
+    END LOOP;
+    IF NOT v_fits THEN
+      verdicts[v_item] := 'rate_limited';
+      CONTINUE;
+    END IF;
+    IF v_gate IS NOT NULL THEN gates_gave[v_gate] := gates_gave[v_gate] + 1; END IF;
+    FOREACH v_tier IN ARRAY v_tiers LOOP
+      rates_gave[v_tier] := rates_gave[v_tier] + 1;
+    END LOOP;
+  END LOOP;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.ready_types(p_types text[])
  RETURNS text[]
  LANGUAGE plpgsql
@@ -3281,12 +3374,12 @@ BEGIN
   RETURN v_n;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.rt_admit(p_verdicts smallint[], p_seqs bigint[])
+CREATE OR REPLACE FUNCTION spillway.rt_admit(p_verdicts text[], p_seqs bigint[])
  RETURNS json[]
  LANGUAGE sql
  STABLE
 AS $function$
-  SELECT array_agg(CASE WHEN u.verdict = 2 THEN '{}'::json END) FROM unnest(p_verdicts) u(verdict)
+  SELECT array_agg(CASE WHEN u.verdict = 'apply' THEN '{}'::json END) FROM unnest(p_verdicts) u(verdict)
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.rt_block_put(p_type text, p_version text, p_body text, p_replace boolean, p_max integer, OUT outcome text, OUT created_at timestamp with time zone, OUT updated_at timestamp with time zone)
@@ -4048,6 +4141,70 @@ BEGIN
   IF NOT FOUND THEN
     INSERT INTO tallies (worker, part, type, n) VALUES ('00000000-0000-0000-0000-000000000000', -1, p_type, p_n);
   END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.tally_accepted(p_worker uuid, p_part smallint, p_types text[], p_verdicts text[], p_n bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  r record;
+BEGIN
+  IF p_n = 0 THEN RETURN; END IF;
+  -- Mostly all are of one type: grouping them costs more than writing the row.
+  IF p_part >= 0 AND p_types[1] = ALL (p_types) THEN
+    INSERT INTO tallies AS x (worker, part, type, n) VALUES (p_worker, p_part, p_types[1], p_n)
+      ON CONFLICT (worker, part, type) WHERE part >= 0 DO UPDATE SET n = x.n + excluded.n;
+    RETURN;
+  END IF;
+  FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_types, p_verdicts) u(type, verdict)
+      WHERE u.verdict IN ('queue', 'execute') GROUP BY u.type ORDER BY u.type LOOP
+    PERFORM tally(p_worker, p_part, r.type, r.n);
+  END LOOP;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.verdicts_decide(p_apply boolean, p_may_lease boolean, p_paused boolean, p_backlog_ms bigint, p_lane integer[], p_rn bigint[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_delay_ms bigint[], p_reason text[], p_pace_ms real[], p_decided text[], p_counts bigint[], p_tails bigint[], p_depths bigint[], p_running integer[], p_paces real[], p_blocked bigint[], OUT verdicts text[], OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT stamps bigint[], OUT reasons text[], OUT starts_lanes boolean, OUT accepted bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
+  v_priority int;
+BEGIN
+  -- Mostly all have one priority.
+  FOREACH v_priority IN ARRAY CASE WHEN p_priority[1] = ALL (p_priority) THEN p_priority[1:1]
+      ELSE ARRAY(SELECT DISTINCT u.priority FROM unnest(p_priority) u(priority)) END LOOP
+    v_level[v_priority] := coalesce(
+      (SELECT r.stamp FROM ready r WHERE r.priority = v_priority ORDER BY r.stamp LIMIT 1),
+      (SELECT s.last_value FROM stamps s));
+  END LOOP;
+  SELECT array_agg(x.verdict), array_agg(x.seq),
+      array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
+      array_agg((greatest(x.delay_ms, x.blocked_ms) + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
+      array_agg(x.stamp),
+      -- Order before load: an item behind another one is told so, unless it asked to be queued.
+      array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
+        WHEN x.reason = '+still_running' AND x.verdict = 'execute' THEN 'still_running'
+        WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
+        WHEN x.reason NOT IN ('', '+still_running') THEN x.reason
+        WHEN p_paused THEN 'maintaining_order' ELSE 'system_busy' END),
+      bool_or(x.verdict = 'queue' AND x.rn = 1 AND x.before = 0),
+      count(*) FILTER (WHERE x.verdict IN ('queue', 'execute'))
+    INTO verdicts, seqs, places, waits_ms, stamps, reasons, starts_lanes, accepted
+  FROM (
+    SELECT u.rn, u.reason, u.delay_ms, p_blocked[u.lane] AS blocked_ms, p_running[u.lane] AS running,
+      CASE WHEN p_apply AND p_depths[u.lane] = 0 THEN 0 ELSE p_depths[u.lane] - p_counts[u.lane] END AS before,
+      p_tails[u.lane] - p_counts[u.lane] + u.rn AS seq,
+      CASE WHEN p_paces[u.lane] < 0 THEN u.pace_ms ELSE p_paces[u.lane] END AS pace,
+      greatest(u.stamp, v_level[u.priority] + u.lead) AS stamp,
+      coalesce(u.decided, CASE WHEN p_apply AND p_depths[u.lane] = 0 THEN 'apply'
+        WHEN u.rn = 1 AND p_may_lease AND p_running[u.lane] = 1 AND p_depths[u.lane] = p_counts[u.lane] THEN 'execute'
+        ELSE 'queue' END) AS verdict
+    FROM unnest(p_lane, p_rn, p_priority, p_stamp, p_lead, p_delay_ms, p_reason, p_pace_ms, p_decided)
+      u(lane, rn, priority, stamp, lead, delay_ms, reason, pace_ms, decided)
+  ) x;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.worker_forget(p_worker uuid)

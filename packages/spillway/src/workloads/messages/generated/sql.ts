@@ -793,7 +793,7 @@ END $$;
 -- messages come flat, with the number of their item. Told for each: {"ids":[…], "duplicates":{"2":"id"},
 -- "failed":{"0":"code"}}.
 CREATE OR REPLACE FUNCTION mq_pushed(
-   p_verdicts smallint[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item int[],
+   p_verdicts text[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item int[],
   p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text, p_queued boolean
 ) RETURNS json[]
   LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
@@ -806,7 +806,7 @@ DECLARE
   v_expected bigint; v_inserted bigint; v_left bigint; v_most bigint; v_asked bigint;
   told json[]; r record;
 BEGIN
-  IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
+  IF NOT 'apply' = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
   -- Until all are guarded: one that is deleted while this waits is made anew.
   LOOP
     SELECT array_agg(coalesce(q.id, mq_queue(u.name))
@@ -821,7 +821,7 @@ BEGIN
     v_failed := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
     -- One that is there already, or comes twice, takes no room.
     SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
-      SELECT u.k, first_value(u.k) OVER (PARTITION BY p_verdicts[u.item] = 2, p_partitions[u.item], u.tx
+      SELECT u.k, first_value(u.k) OVER (PARTITION BY p_verdicts[u.item] = 'apply', p_partitions[u.item], u.tx
           ORDER BY u.k) AS first,
         EXISTS (SELECT FROM mq_messages m
             WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
@@ -839,7 +839,7 @@ BEGIN
         v_left := r.max_size - v_most;
       END IF;
       FOR i IN 1 .. cardinality(p_item) LOOP
-        CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 2;
+        CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 'apply';
         IF r.encryption_enabled AND NOT p_sealed[i] THEN v_failed[i] := 'encryption_required';
         ELSIF r.max_size > 0 THEN
           CONTINUE WHEN v_first[i] = 0;
@@ -859,7 +859,7 @@ BEGIN
   WITH n AS (
     SELECT p_partitions[u.item] AS part, min(u.item) AS item, count(*) AS n
       FROM unnest(p_item, v_failed) u(item, failed)
-    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1 ORDER BY 1
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1 ORDER BY 1
   ), up AS (
     INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at)
     SELECT n.part, v_queue[n.item], p_names[n.item], n.n, t, t FROM n
@@ -877,7 +877,7 @@ BEGIN
       row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
     FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed) WITH ORDINALITY u(item, id,
         tx, trace, sealed, payload, failed, k)
-    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL
   ), ins AS (
     INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
     SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
@@ -895,7 +895,7 @@ BEGIN
       SELECT u.k, coalesce(m.id, first_value(u.id) OVER w) AS there, m.id IS NOT NULL OR row_number() OVER w > 1 AS dup
       FROM unnest(p_item, p_ids, p_transactions, v_failed) WITH ORDINALITY u(item, id, tx, failed, k)
         LEFT JOIN mq_messages m ON m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
+      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL
       WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
     LOOP
       IF r.dup THEN v_dup[r.k] := r.there; END IF;
@@ -903,7 +903,7 @@ BEGIN
     WITH n AS (
       SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n
         FROM unnest(p_item, v_failed, v_dup) u(item, failed, dup)
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1
+      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1
     ), up AS (
       UPDATE mq_partitions p SET tail = p.tail - x.n + n.n
         FROM n JOIN unnest(v_parts, v_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
@@ -917,7 +917,7 @@ BEGIN
         row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
       FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed,
           v_dup) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, dup, k)
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL AND u.dup IS NULL
+      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL AND u.dup IS NULL
     ) m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part;
   END IF;
 
@@ -938,7 +938,7 @@ BEGIN
     PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners)));
   END IF;
 
-  SELECT array_agg(CASE WHEN p_verdicts[i.i] = 2 THEN x.told END ORDER BY i.i) INTO told
+  SELECT array_agg(CASE WHEN p_verdicts[i.i] = 'apply' THEN x.told END ORDER BY i.i) INTO told
   FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (
     SELECT m.item, json_build_object('ids', json_agg(coalesce(m.dup, m.id) ORDER BY m.k),
       'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL), 'failed',
