@@ -1175,6 +1175,22 @@ AS $function$
     VALUES (p_worker, p_name, clock(), clock() + p_lease_ms * interval '1 ms', p_announced)
 $function$;
 
+CREATE OR REPLACE FUNCTION spillway.fences_check(p_worker uuid, p_fences bigint[], p_lanes uuid[])
+ RETURNS bigint[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  RETURN (SELECT array_agg(u.fence) FROM (
+      SELECT s.fence, array_agg(s.lane ORDER BY s.lane) AS lanes FROM unnest(p_fences, p_lanes) s(fence, lane)
+      GROUP BY s.fence ORDER BY s.fence
+    ) u LEFT JOIN LATERAL (
+      SELECT l.lanes FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker FOR UPDATE
+    ) l ON true
+    -- Mostly a claim is settled as a whole, and equality is found in one pass; containment compares each with each.
+    WHERE l.lanes IS NULL OR NOT (u.lanes = l.lanes OR u.lanes <@ l.lanes));
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.gate_register(p_name text, p_full_at bigint, p_resume_below bigint)
  RETURNS void
  LANGUAGE sql
@@ -1288,6 +1304,20 @@ BEGIN
     WHERE d.key = u.key AND u.verdict IN ('capacity_full', 'rate_limited', 'halted', 'depth_full');
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.idempotency_settle(r_lane uuid[], r_seq bigint[], r_key uuid[], r_answer text[])
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  UPDATE idempotency d SET answer = u.answer::json
+    FROM (
+      SELECT x.key, x.answer, o.id FROM unnest(r_lane, r_seq, r_key, r_answer) x(lane, seq, key, answer)
+      JOIN ops o ON o.lane = x.lane AND o.seq = x.seq WHERE x.key IS NOT NULL ORDER BY x.key OFFSET 0
+    ) u
+    WHERE d.key = u.key AND d.op = u.id AND d.answer IS NULL;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.idempotency_take(p_keys uuid[], p_requests uuid[], p_ops uuid[], p_batch integer[], p_at timestamp with time zone, p_ttl_ms bigint, OUT verdicts text[], OUT answers json[], OUT ops uuid[])
  RETURNS record
  LANGUAGE plpgsql
@@ -1386,6 +1416,28 @@ BEGIN
   END IF;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.lanes_advance(p_lanes uuid[], p_heads bigint[], p_left bigint[], p_at timestamp with time zone, OUT queues text[], OUT partitions text[], OUT heads bigint[], OUT depths bigint[], OUT careful boolean[], OUT has_more boolean, OUT has_emptied boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  WITH moved AS (
+    UPDATE lanes l SET
+      head = greatest(l.head, u.head), depth = l.depth - u.gone,
+      running = false, moved_at = CASE WHEN u.gone > 0 THEN p_at ELSE l.moved_at END,
+      pace_ms = CASE WHEN u.gone = 0 THEN l.pace_ms ELSE
+        coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
+          * least(date_part('epoch', p_at - l.moved_at) * 1000 / u.gone, 3.6e6) END
+    FROM unnest(p_lanes, p_heads, p_left) u(lane, head, gone)
+    WHERE l.id = u.lane
+    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful
+  )
+  SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
+      bool_or(m.depth > 0), bool_or(m.depth = 0)
+    INTO queues, partitions, heads, depths, careful, has_more, has_emptied FROM moved m;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.lanes_append(p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_apply boolean, p_at timestamp with time zone, OUT tails bigint[], OUT depths bigint[], OUT running integer[], OUT paces real[], OUT blocked bigint[])
  RETURNS record
  LANGUAGE plpgsql
@@ -1457,6 +1509,42 @@ BEGIN
   END IF;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.lanes_release(p_lanes uuid[], p_release boolean[], p_retry_ms bigint[], p_queues text[], p_partitions text[], p_heads bigint[], p_depths bigint[], p_careful boolean[], p_labels text[], p_paused boolean, p_at timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_levels bigint[] := ARRAY(
+    SELECT (SELECT x.stamp FROM ready x WHERE x.priority = p ORDER BY x.stamp LIMIT 1) FROM generate_series(1, 10) p);
+BEGIN
+  WITH next AS (
+    SELECT u.lane, CASE WHEN u.label IS NULL THEN u.retry_ms END AS retry_ms, u.queue, u.partition, u.head, u.depth,
+      u.careful, o.seq, o.priority, o.stamp AS was, greatest(o.stamp, v_levels[o.priority] + 1) AS stamp,
+      coalesce(u.label, o.type) AS type, o.not_before,
+      p_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
+        ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
+    FROM unnest(p_lanes, p_release, p_retry_ms, p_queues, p_partitions, p_heads, p_depths, p_careful, p_labels)
+        u(lane, release, retry_ms, queue, partition, head, depth, careful, label),
+      LATERAL (
+        SELECT x.seq, x.priority, x.stamp, x.type, x.not_before FROM ops x
+        WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1
+      ) o
+    WHERE u.release AND u.depth > 0
+  ), lifted AS (
+    UPDATE ops o SET stamp = n.stamp FROM next n WHERE n.stamp > n.was AND o.lane = n.lane AND o.seq = n.seq
+  ), put_aside AS (
+    INSERT INTO parked (lane, until, reason)
+    SELECT n.lane, CASE WHEN n.paused THEN 'infinity'::timestamptz
+        WHEN n.retry_ms IS NOT NULL THEN p_at + n.retry_ms * interval '1 ms' ELSE n.not_before END,
+      CASE WHEN n.paused THEN 'pause' WHEN n.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
+    FROM next n WHERE n.paused OR n.retry_ms IS NOT NULL OR n.not_before > p_at
+  )
+  INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
+    SELECT n.lane, n.priority, n.stamp, n.type, n.head, n.depth, n.careful, n.queue, n.partition FROM next n
+    WHERE NOT n.paused AND n.retry_ms IS NULL AND (n.not_before IS NULL OR n.not_before <= p_at);
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.lease_take(p_worker uuid, p_ids uuid[], p_lane integer[], p_verdicts text[], p_seqs bigint[], p_at timestamp with time zone)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -1526,6 +1614,26 @@ BEGIN
     PERFORM lane_requeue(r.lane);
   END LOOP;
   RETURN v_n;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.leases_shrink(p_fences bigint[], p_lanes uuid[], p_release boolean[])
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  DELETE FROM leases l USING (
+      SELECT x.fence, count(*) AS n FROM unnest(p_fences, p_release) x(fence, release) WHERE x.release GROUP BY x.fence
+    ) u WHERE l.fence = u.fence AND cardinality(l.lanes) = u.n;
+  UPDATE leases l SET lanes = k.lanes, uptos = k.uptos
+    FROM (SELECT DISTINCT x.fence FROM unnest(p_fences, p_release) x(fence, release) WHERE x.release) f,
+      LATERAL (
+        SELECT coalesce(array_agg(z.lane), '{}') AS lanes, coalesce(array_agg(z.upto), '{}') AS uptos
+        FROM leases q, unnest(q.lanes, q.uptos) z(lane, upto)
+        WHERE q.fence = f.fence AND NOT EXISTS (
+          SELECT FROM unnest(p_lanes, p_release) g(lane, release) WHERE g.release AND g.lane = z.lane)
+      ) k
+    WHERE l.fence = f.fence;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.ledger_append(p_types text[], p_actors text[], p_traces text[], p_payloads text[])
@@ -1866,6 +1974,29 @@ BEGIN
         WHERE r.grp = g.id AND r.at <= clock());
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.mq_duplicates(p_verdicts text[], p_partitions uuid[], p_item integer[], p_ids uuid[], p_transactions text[], p_failed text[], p_parts uuid[], p_tails bigint[], p_counts bigint[])
+ RETURNS uuid[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_dup uuid[] := array_fill(NULL::uuid, ARRAY[cardinality(p_item)]);
+  r record;
+BEGIN
+  DELETE FROM mq_messages m USING unnest(p_parts, p_tails, p_counts) p(id, tail, n)
+    WHERE m.partition = p.id AND m.seq > p.tail - p.n;
+  FOR r IN
+    SELECT u.k, coalesce(m.id, first_value(u.id) OVER w) AS there, m.id IS NOT NULL OR row_number() OVER w > 1 AS dup
+    FROM unnest(p_item, p_ids, p_transactions, p_failed) WITH ORDINALITY u(item, id, tx, failed, k)
+      LEFT JOIN mq_messages m ON m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL
+    WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
+  LOOP
+    IF r.dup THEN v_dup[r.k] := r.there; END IF;
+  END LOOP;
+  RETURN v_dup;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.mq_end(p_partition uuid, p_grp integer, p_done bigint[] DEFAULT '{}'::bigint[])
  RETURNS uuid
  LANGUAGE plpgsql
@@ -2001,6 +2132,48 @@ AS $function$
   SELECT CASE WHEN p_holes = '{}' THEN 0
     ELSE (SELECT count(*) FROM unnest(p_holes) h WHERE h > p_behind AND NOT h = ANY (p_done)) END
 $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_insert(p_verdicts text[], p_partitions uuid[], p_item integer[], p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text[], p_failed text[], p_dup uuid[], p_parts uuid[], p_tails bigint[], p_counts bigint[], p_at timestamp with time zone)
+ RETURNS bigint
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_inserted bigint;
+BEGIN
+  INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
+    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, p_at
+    FROM (
+      SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
+        row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
+      FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, p_payloads, p_failed, p_dup) WITH ORDINALITY
+        u(item, id, tx, trace, sealed, payload, failed, dup, k)
+      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL AND u.dup IS NULL
+    ) m JOIN unnest(p_parts, p_tails, p_counts) p(id, tail, n) ON p.id = m.part
+    ON CONFLICT (partition, transaction_id) WHERE grp IS NULL DO NOTHING;
+  GET DIAGNOSTICS v_inserted = ROW_COUNT;
+  RETURN v_inserted;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_number(p_verdicts text[], p_partitions uuid[], p_queue integer[], p_names text[], p_item integer[], p_failed text[], p_at timestamp with time zone, OUT parts uuid[], OUT tails bigint[], OUT counts bigint[], OUT owners integer[], OUT expected bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  WITH n AS (
+    SELECT p_partitions[u.item] AS part, min(u.item) AS item, count(*) AS n
+    FROM unnest(p_item, p_failed) u(item, failed)
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1 ORDER BY 1
+  ), up AS (
+    INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at)
+    SELECT n.part, p_queue[n.item], p_names[n.item], n.n, p_at, p_at FROM n
+    ON CONFLICT (id) DO UPDATE SET tail = p.tail + excluded.tail, pushed_at = p_at
+    RETURNING p.id, p.tail, p.queue
+  )
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(n.n), array_agg(up.queue), coalesce(sum(n.n), 0)
+    INTO parts, tails, counts, owners, expected FROM up JOIN n ON n.part = up.id;
+END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_pop(p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch integer, p_partitions integer, p_auto boolean, p_lease uuid, p_mode text, p_from timestamp with time zone, p_bytes integer, p_flush integer, OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix integer[], OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[], OUT payloads text, OUT created_ms bigint[], OUT tries integer[], OUT due_ms bigint, OUT leased boolean, OUT more boolean, OUT missing integer[])
  RETURNS record
@@ -2174,6 +2347,88 @@ BEGIN
   due_ms := ceil(extract(epoch FROM v_due - clock()) * 1000);
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.mq_push_check(p_verdicts text[], p_queue integer[], p_partitions uuid[], p_item integer[], p_transactions text[], p_sealed boolean[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_failed text[] := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
+  v_first bigint[]; v_left bigint; v_most bigint; v_asked bigint; r record;
+BEGIN
+  -- A message that exists already, or comes twice, takes no room: 0, or the number of the first.
+  SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
+    SELECT u.k,
+      first_value(u.k) OVER (
+        PARTITION BY p_verdicts[u.item] = 'apply', p_partitions[u.item], u.tx ORDER BY u.k) AS first,
+      EXISTS (SELECT FROM mq_messages m
+        WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
+    FROM unnest(p_item, p_transactions) WITH ORDINALITY u(item, tx, k)
+  ) x;
+  FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q
+      WHERE q.id = ANY (p_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
+    IF r.max_size > 0 THEN
+      -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so it is counted only
+      -- if the last count and what came since leave none.
+      SELECT q.size_most INTO v_most FROM mq_queues q WHERE q.id = r.id FOR NO KEY UPDATE;
+      SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k)
+        WHERE p_queue[u.item] = r.id AND u.first = u.k;
+      IF v_most IS NULL OR v_most + v_asked > r.max_size THEN v_most := mq_size(r.id); END IF;
+      v_left := r.max_size - v_most;
+    END IF;
+    FOR i IN 1 .. cardinality(p_item) LOOP
+      CONTINUE WHEN p_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 'apply';
+      IF r.encryption_enabled AND NOT p_sealed[i] THEN
+        v_failed[i] := 'encryption_required';
+      ELSIF r.max_size > 0 THEN
+        CONTINUE WHEN v_first[i] = 0;
+        IF v_first[i] < i THEN v_failed[i] := v_failed[v_first[i]];
+        ELSIF v_left <= 0 THEN v_failed[i] := 'queue_full';
+        ELSE v_left := v_left - 1; END IF;
+      END IF;
+    END LOOP;
+    IF r.max_size > 0 THEN UPDATE mq_queues q SET size_most = r.max_size - v_left WHERE q.id = r.id; END IF;
+  END LOOP;
+  RETURN v_failed;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_push_ready(p_parts uuid[], p_tails bigint[], p_counts bigint[], p_owners integer[], p_at timestamp with time zone)
+ RETURNS boolean
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  INSERT INTO mq_ready (partition, grp, at, head)
+    SELECT p.id, g.id, p_at + greatest(q.delay_seconds, q.window_seconds) * interval '1 second',
+      CASE WHEN c.head IS NULL THEN p.tail - p.n END
+    FROM unnest(p_parts, p_tails, p_counts, p_owners) p(id, tail, n, queue)
+      JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = p.queue
+      LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
+    WHERE p.n > 0 AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= p.tail - p.n
+      ELSE p.id > g.reached IS NOT TRUE
+        AND (SELECT x.grp FROM mq_ready x WHERE x.partition = p.id AND x.grp = g.id) IS NULL END
+    ON CONFLICT (partition, grp) DO NOTHING;
+  RETURN FOUND;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_push_results(p_verdicts text[], p_item integer[], p_ids uuid[], p_failed text[], p_dup uuid[])
+ RETURNS json[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  RETURN (SELECT array_agg(CASE WHEN p_verdicts[i.i] = 'apply' THEN x.result END ORDER BY i.i)
+    FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (
+      SELECT m.item, json_build_object('ids', json_agg(coalesce(m.dup, m.id) ORDER BY m.k),
+        'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL),
+        'failed', json_object_agg(m.n, m.failed) FILTER (WHERE m.failed IS NOT NULL)) AS result
+      FROM (
+        SELECT u.item, u.id, u.failed, u.dup, u.k, row_number() OVER (PARTITION BY u.item ORDER BY u.k) - 1 AS n
+        FROM unnest(p_item, p_ids, p_failed, p_dup) WITH ORDINALITY u(item, id, failed, dup, k)
+      ) m GROUP BY m.item
+    ) x ON x.item = i.i);
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.mq_pushed(p_verdicts text[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item integer[], p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text, p_queued boolean)
  RETURNS json[]
  LANGUAGE plpgsql
@@ -2185,154 +2440,47 @@ AS $function$
 DECLARE
   t timestamptz := clock();
   v_payloads text[] := string_to_array(p_payloads, E'\x1e');
-  v_queue int[]; v_strict boolean; v_new boolean; v_first bigint[]; v_failed text[]; v_dup uuid[];
-  v_parts uuid[]; v_tails bigint[]; v_counts bigint[]; v_owners int[];
-  v_expected bigint; v_inserted bigint; v_left bigint; v_most bigint; v_asked bigint;
-  told json[]; r record;
+  v_queue int[]; v_strict boolean; v_new boolean; v_failed text[]; v_dup uuid[]; v_inserted bigint;
+  n record;
 BEGIN
   IF NOT 'apply' = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
-  -- Until all are guarded: one that is deleted while this waits is made anew.
+  -- Until all are guarded: a queue that is deleted while this waits is created again.
   LOOP
-    SELECT array_agg(coalesce(q.id, mq_queue(u.name))
-        ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
+    SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i),
+        coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
       INTO v_queue, v_strict, v_new
       FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
     EXIT WHEN mq_guard(v_queue, false);
   END LOOP;
-
-  -- 1. What may not be stored: as plain text where the queue is sealed, and beyond the queue's size.
   IF v_strict THEN
-    v_failed := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
-    -- One that is there already, or comes twice, takes no room.
-    SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
-      SELECT u.k, first_value(u.k) OVER (PARTITION BY p_verdicts[u.item] = 'apply', p_partitions[u.item], u.tx
-          ORDER BY u.k) AS first,
-        EXISTS (SELECT FROM mq_messages m
-            WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
-      FROM unnest(p_item, p_transactions) WITH ORDINALITY u(item, tx, k)
-    ) x;
-    FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q
-      WHERE q.id = ANY (v_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
-      IF r.max_size > 0 THEN
-        -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so that it is
-        -- counted only when what was counted last, and has come since, leaves none.
-        SELECT q.size_most INTO v_most FROM mq_queues q WHERE q.id = r.id FOR NO KEY UPDATE;
-        SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k)
-          WHERE v_queue[u.item] = r.id AND u.first = u.k;
-        IF v_most IS NULL OR v_most + v_asked > r.max_size THEN v_most := mq_size(r.id); END IF;
-        v_left := r.max_size - v_most;
-      END IF;
-      FOR i IN 1 .. cardinality(p_item) LOOP
-        CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 'apply';
-        IF r.encryption_enabled AND NOT p_sealed[i] THEN v_failed[i] := 'encryption_required';
-        ELSIF r.max_size > 0 THEN
-          CONTINUE WHEN v_first[i] = 0;
-          IF v_first[i] < i THEN v_failed[i] := v_failed[v_first[i]];
-          ELSIF v_left <= 0 THEN v_failed[i] := 'queue_full'; ELSE v_left := v_left - 1; END IF;
-        END IF;
-      END LOOP;
-      IF r.max_size > 0 THEN UPDATE mq_queues q SET size_most = r.max_size - v_left WHERE q.id = r.id; END IF;
-    END LOOP;
-    -- From the queue there is nobody to tell: the operation fails, and comes again, or is kept as a dead letter.
+    v_failed := mq_push_check(p_verdicts, v_queue, p_partitions, p_item, p_transactions, p_sealed);
+    -- A queued push has no caller to answer: the operation fails, and is retried or becomes a dead letter.
     IF p_queued AND (SELECT bool_or(f IS NOT NULL) FROM unnest(v_failed) f) THEN
       RAISE EXCEPTION '%', (SELECT f FROM unnest(v_failed) f WHERE f IS NOT NULL LIMIT 1) USING ERRCODE = 'SP001';
     END IF;
   END IF;
-
-  -- 2. Numbers, under the partitions' rows, in the order of their ids.
-  WITH n AS (
-    SELECT p_partitions[u.item] AS part, min(u.item) AS item, count(*) AS n
-      FROM unnest(p_item, v_failed) u(item, failed)
-    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1 ORDER BY 1
-  ), up AS (
-    INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at)
-    SELECT n.part, v_queue[n.item], p_names[n.item], n.n, t, t FROM n
-    ON CONFLICT (id) DO UPDATE SET tail = p.tail + excluded.tail, pushed_at = t
-    RETURNING p.id, p.tail, p.queue
-  )
-  SELECT array_agg(up.id), array_agg(up.tail), array_agg(n.n), array_agg(up.queue), coalesce(sum(n.n), 0)
-    INTO v_parts, v_tails, v_counts, v_owners, v_expected FROM up JOIN n ON n.part = up.id;
-
-  -- 3. The messages. A time under the lock: times stand in the order of the numbers. In whole milliseconds, as it is
-  -- told: who asks for what came from such a time on gets it.
+  n := mq_number(p_verdicts, p_partitions, v_queue, p_names, p_item, v_failed, t);
+  -- A time under the lock: times are in the order of the numbers. In whole milliseconds, as it is reported: a reader
+  -- who asks for what came from such a time on gets it.
   t := date_trunc('milliseconds', clock());
-  WITH m AS (
-    SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
-      row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
-    FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed) WITH ORDINALITY u(item, id,
-        tx, trace, sealed, payload, failed, k)
-    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL
-  ), ins AS (
-    INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
-    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
-    FROM m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part
-    ON CONFLICT (partition, transaction_id) WHERE grp IS NULL DO NOTHING
-    RETURNING 1
-  ) SELECT count(*) INTO v_inserted FROM ins;
-
-  -- 4. Some were there already: once more, without them, so that the numbers have no gaps.
-  IF v_inserted < v_expected THEN
-    DELETE FROM mq_messages m USING unnest(v_parts, v_tails, v_counts) p(id, tail, n)
-      WHERE m.partition = p.id AND m.seq > p.tail - p.n;
-    v_dup := array_fill(NULL::uuid, ARRAY[cardinality(p_item)]);
-    FOR r IN
-      SELECT u.k, coalesce(m.id, first_value(u.id) OVER w) AS there, m.id IS NOT NULL OR row_number() OVER w > 1 AS dup
-      FROM unnest(p_item, p_ids, p_transactions, v_failed) WITH ORDINALITY u(item, id, tx, failed, k)
-        LEFT JOIN mq_messages m ON m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL
-      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL
-      WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
-    LOOP
-      IF r.dup THEN v_dup[r.k] := r.there; END IF;
-    END LOOP;
-    WITH n AS (
-      SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n
-        FROM unnest(p_item, v_failed, v_dup) u(item, failed, dup)
-      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1
-    ), up AS (
-      UPDATE mq_partitions p SET tail = p.tail - x.n + n.n
-        FROM n JOIN unnest(v_parts, v_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
-      RETURNING p.id, p.tail, n.n, p.queue
-    ) SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.n), array_agg(up.queue)
-    INTO v_parts, v_tails, v_counts, v_owners FROM up;
-    INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
-    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
-    FROM (
-      SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
-        row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
-      FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed,
-          v_dup) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, dup, k)
-      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL AND u.dup IS NULL
-    ) m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part;
+  v_inserted := mq_insert(p_verdicts, p_partitions, p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads,
+    v_failed, v_dup, n.parts, n.tails, n.counts, t);
+  -- Some exist already: once more, without them, so that the numbers have no gaps.
+  IF v_inserted < n.expected THEN
+    v_dup := mq_duplicates(p_verdicts, p_partitions, p_item, p_ids, p_transactions, v_failed, n.parts, n.tails,
+      n.counts);
+    n := mq_renumber(p_verdicts, p_partitions, p_item, v_failed, v_dup, n.parts, n.counts);
+    v_inserted := mq_insert(p_verdicts, p_partitions, p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads,
+      v_failed, v_dup, n.parts, n.tails, n.counts, t);
+    IF v_inserted < n.expected THEN
+      RAISE EXCEPTION 'stored % messages where % were expected', v_inserted, n.expected USING ERRCODE = 'XX000';
+    END IF;
   END IF;
-
-  -- 5. Groups that had read everything have something to read. A statement of its own: what the partition's lock
-  -- waited for is seen here.
-  INSERT INTO mq_ready (partition, grp, at, head)
-  SELECT p.id, g.id, t + greatest(q.delay_seconds, q.window_seconds) * interval '1 second', CASE
-    WHEN c.head IS NULL THEN p.tail - p.n END
-  FROM unnest(v_parts, v_tails, v_counts, v_owners) p(id, tail, n, queue) JOIN mq_queues q ON q.id = p.queue
-  JOIN mq_groups g ON g.queue = p.queue
-    LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
-  WHERE p.n > 0 AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= p.tail - p.n
-    ELSE p.id > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x
-        WHERE x.partition = p.id AND x.grp = g.id) IS NULL END
-  ON CONFLICT (partition, grp) DO NOTHING;
-  -- Who waits elsewhere is told with the commit; while all groups have something to read, nobody waits.
-  IF FOUND OR v_new THEN
-    PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners)));
+  -- Other processes are notified with the commit. While all groups have something to read, nobody waits.
+  IF mq_push_ready(n.parts, n.tails, n.counts, n.owners, t) OR v_new THEN
+    PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (n.owners)));
   END IF;
-
-  SELECT array_agg(CASE WHEN p_verdicts[i.i] = 'apply' THEN x.told END ORDER BY i.i) INTO told
-  FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (
-    SELECT m.item, json_build_object('ids', json_agg(coalesce(m.dup, m.id) ORDER BY m.k),
-      'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL), 'failed',
-        json_object_agg(m.n, m.failed) FILTER (WHERE m.failed IS NOT NULL)) AS told
-    FROM (
-      SELECT u.item, u.id, u.failed, u.dup, u.k, row_number() OVER (PARTITION BY u.item ORDER BY u.k) - 1 AS n
-      FROM unnest(p_item, p_ids, v_failed, v_dup) WITH ORDINALITY u(item, id, failed, dup, k)
-    ) m GROUP BY m.item
-  ) x ON x.item = i.i;
-  RETURN told;
+  RETURN mq_push_results(p_verdicts, p_item, p_ids, v_failed, v_dup);
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_queue(p_name text)
@@ -2389,6 +2537,25 @@ BEGIN
   END LOOP;
   PERFORM mq_unlease(v_leases, v_parts);
   RETURN true;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_renumber(p_verdicts text[], p_partitions uuid[], p_item integer[], p_failed text[], p_dup uuid[], p_parts uuid[], p_counts bigint[], OUT parts uuid[], OUT tails bigint[], OUT counts bigint[], OUT owners integer[], OUT expected bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  WITH n AS (
+    SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n
+    FROM unnest(p_item, p_failed, p_dup) u(item, failed, dup)
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1
+  ), up AS (
+    UPDATE mq_partitions p SET tail = p.tail - x.n + n.n
+    FROM n JOIN unnest(p_parts, p_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
+    RETURNING p.id, p.tail, n.n, p.queue
+  )
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.n), array_agg(up.queue), coalesce(sum(up.n), 0)
+    INTO parts, tails, counts, owners, expected FROM up;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_replay(p_id uuid)
@@ -2737,6 +2904,82 @@ BEGIN
   RETURN v_n;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.ops_complete(p_lanes uuid[], p_from bigint[], p_heads bigint[], p_ago_ms bigint[], p_queues text[], p_partitions text[], p_at timestamp with time zone)
+ RETURNS bigint
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_gone bigint;
+BEGIN
+  WITH gone AS (
+    DELETE FROM ops o
+    USING unnest(p_lanes, p_from, p_heads, p_ago_ms, p_queues, p_partitions) u(lane, base, head, ago, queue, partition)
+    WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
+    RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, u.queue,
+      u.partition, u.ago
+  )
+  INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at,
+      attempts, max_attempts, error, trace)
+    SELECT g.id, p_at, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at,
+      p_at - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
+    FROM gone g;
+  GET DIAGNOSTICS v_gone = ROW_COUNT;
+  RETURN v_gone;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.ops_finish(r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[], p_at timestamp with time zone)
+ RETURNS bigint
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_gone bigint;
+BEGIN
+  WITH gone AS (
+    DELETE FROM ops o
+    USING unnest(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted)
+      u(lane, seq, status, result, error, ago, counted)
+    WHERE o.lane = u.lane AND o.seq = u.seq
+    RETURNING o.*, u.status, u.result, u.error AS why, u.ago, u.counted
+  ), kept AS (
+    INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at,
+        attempts, max_attempts, error, result, trace)
+    SELECT g.id, p_at, g.status, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
+      CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why,
+      g.result::json, g.trace
+    FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
+    RETURNING 1
+  ), died AS (
+    INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at,
+        started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
+    SELECT g.id, p_at, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
+      CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts,
+      g.timeout_ms, g.why, g.result::json, g.trace, g.gate
+    FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
+    RETURNING 1
+  )
+  SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM died) INTO v_gone;
+  RETURN v_gone;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.ops_retry(p_lanes uuid[], p_heads bigint[], p_retry_ms bigint[], p_errors text[], p_labels text[], p_at timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END,
+      error = coalesce(u.error, o.error), started_at = NULL,
+      not_before = CASE WHEN u.label IS NULL THEN p_at + u.retry_ms * interval '1 ms' END
+    FROM (
+      SELECT x.lane, n.seq, x.retry_ms, x.error, x.label
+      FROM unnest(p_lanes, p_heads, p_retry_ms, p_errors, p_labels) x(lane, head, retry_ms, error, label),
+        LATERAL (SELECT y.seq FROM ops y WHERE y.lane = x.lane AND y.seq > x.head ORDER BY y.seq LIMIT 1) n
+      WHERE x.retry_ms IS NOT NULL OFFSET 0
+    ) u WHERE o.lane = u.lane AND o.seq = u.seq;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.pause(p_queue text, p_partition text)
  RETURNS void
  LANGUAGE sql
@@ -2758,7 +3001,6 @@ $function$;
 CREATE OR REPLACE FUNCTION spillway.pause_guard()
  RETURNS boolean
  LANGUAGE plpgsql
- SET search_path TO 'spillway'
 AS $function$
 BEGIN
   IF NOT EXISTS (SELECT FROM pauses) THEN RETURN false; END IF;
@@ -3549,189 +3791,40 @@ AS $function$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  v_lost bigint[];
-  v_gone bigint;
-  v_queues text[]; v_partitions text[]; v_heads bigint[]; v_depths bigint[]; v_careful boolean[];
-  v_more boolean; v_emptied boolean; v_levels bigint[];
-  v_release boolean[] := s_release;
-  v_leave text[];
-  v_k int;
+  v_lost bigint[]; v_leave text[]; v_gone bigint; v_release boolean[] := s_release;
   v_paused boolean := pause_guard();
+  l record;
 BEGIN
-  -- Before everything else: whoever gives this process up takes the same lock first.
+  -- First of all: a process that gives this one up takes the same lock first.
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-  IF NOT FOUND THEN
-    RETURN (SELECT array_agg(DISTINCT x) FROM unnest(s_fence) x);
+  IF NOT FOUND THEN RETURN (SELECT array_agg(DISTINCT x) FROM unnest(s_fence) x); END IF;
+  IF s_leave IS NOT NULL THEN v_leave := settle_labels(s_leave); END IF;
+  v_lost := fences_check(p_worker, s_fence, s_lane);
+  IF v_lost IS NOT NULL THEN RETURN v_lost; END IF;
+
+  IF cardinality(r_key) > 0 THEN PERFORM idempotency_settle(r_lane, r_seq, r_key, r_answer); END IF;
+  IF cardinality(p_gates) > 0 THEN PERFORM gates_release(p_gates, p_gate_counts); END IF;
+  l := lanes_advance(s_lane, s_head, s_left, t);
+  IF 0 <= ANY (s_retry_ms) THEN PERFORM ops_retry(s_lane, s_head, s_retry_ms, s_retry_error, v_leave, t); END IF;
+  IF l.has_more THEN
+    PERFORM lanes_release(s_lane, s_release, s_retry_ms, l.queues, l.partitions, l.heads, l.depths, l.careful, v_leave,
+      v_paused, t);
   END IF;
-  IF s_leave IS NOT NULL THEN
-    -- The process that removes the last of them waits for us, and then finds the label that we set (worker_forget).
-    PERFORM FROM workers w WHERE w.announced ?| s_leave ORDER BY w.id FOR KEY SHARE;
-    v_leave := ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM workers w WHERE w.announced ? u.label) THEN u.label END
-      FROM unnest(s_leave) WITH ORDINALITY u(label, i) ORDER BY u.i);
-  END IF;
-  -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
-  -- drops what is lost and comes again with the rest.
-  SELECT array_agg(u.fence) INTO v_lost FROM (
-    SELECT s.fence, array_agg(s.lane ORDER BY s.lane) AS lanes FROM unnest(s_fence, s_lane) s(fence, lane)
-      GROUP BY s.fence ORDER BY s.fence
-  ) u LEFT JOIN LATERAL (
-    SELECT l.lanes FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker FOR UPDATE
-  ) l ON true
-  -- Most settle a claim as a whole, and equality is told in one pass; containment compares each with each.
-  WHERE l.lanes IS NULL OR NOT (u.lanes = l.lanes OR u.lanes <@ l.lanes);
-  IF v_lost IS NOT NULL THEN
-    RETURN v_lost;
+  -- An empty lane is released, whether that was asked for or not.
+  IF l.has_emptied THEN
+    SELECT array_agg(u.release OR u.depth = 0) INTO v_release FROM unnest(s_release, l.depths) u(release, depth);
   END IF;
 
-  IF cardinality(r_key) > 0 THEN
-    -- Only while the row is this operation's: an expired key may belong to a later request by now.
-    UPDATE idempotency d SET answer = u.answer::json
-      FROM (SELECT x.key, x.answer, o.id
-          FROM unnest(r_lane, r_seq, r_key, r_answer) x(lane, seq, key, answer)
-          JOIN ops o ON o.lane = x.lane AND o.seq = x.seq
-            WHERE x.key IS NOT NULL ORDER BY x.key OFFSET 0) u
-      WHERE d.key = u.key AND d.op = u.id AND d.answer IS NULL;
-  END IF;
-  IF cardinality(p_gates) > 0 THEN
-    PERFORM gates_release(p_gates, p_gate_counts);
-  END IF;
-
-  -- The lanes move on, in id order (s_lane is sorted, and the names stand in its order). In a statement of their own:
-  -- what is read of them from here on is as it stays until we commit.
-  WITH moved AS (
-    UPDATE lanes l SET
-      head = greatest(l.head, u.head), depth = l.depth - u.gone,
-      running = false, moved_at = CASE WHEN u.gone > 0 THEN t ELSE l.moved_at END,
-      pace_ms = CASE WHEN u.gone = 0 THEN l.pace_ms ELSE
-        coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
-          * least(date_part('epoch', t - l.moved_at) * 1000 / u.gone, 3.6e6) END
-    FROM unnest(s_lane, s_head, s_left) u(lane, head, gone)
-    WHERE l.id = u.lane
-    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful
-  )
-  SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
-    bool_or(m.depth > 0), bool_or(m.depth = 0)
-    INTO v_queues, v_partitions, v_heads, v_depths, v_careful, v_more, v_emptied FROM moved m;
-
-  -- What failed and comes again keeps its place.
-  IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
-    UPDATE ops o
-      SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0
-        ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
-        not_before = CASE WHEN u.label IS NULL THEN t + u.retry_ms * interval '1 ms' END
-      FROM (
-        SELECT x.lane, n.seq, x.retry_ms, x.error, x.label
-          FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error, v_leave) x(lane, head, retry_ms, error, label),
-          LATERAL (SELECT y.seq FROM ops y WHERE y.lane = x.lane AND y.seq > x.head ORDER BY y.seq LIMIT 1) n
-        WHERE x.retry_ms IS NOT NULL OFFSET 0
-      ) u WHERE o.lane = u.lane AND o.seq = u.seq;
-  END IF;
-
-  -- The next operation says where a lane that is given up goes.
-  IF v_more THEN
-    -- Not before those who wait: an identity whose lanes are all out lags behind what was claimed of others, and a
-    -- newcomer, who begins where that is, would have to wait until it has caught up.
-    v_levels := ARRAY(SELECT (SELECT x.stamp FROM ready x WHERE x.priority = p ORDER BY x.stamp LIMIT 1)
-        FROM generate_series(1, 10) p);
-    WITH next AS (
-      SELECT u.lane, CASE
-        WHEN u.label IS NULL THEN u.retry_ms END AS retry_ms, u.queue, u.partition, u.head, u.depth, u.careful,
-          o.seq, o.priority, o.stamp AS was,
-        greatest(o.stamp, v_levels[o.priority] + 1) AS stamp, coalesce(u.label, o.type) AS type,
-        o.not_before, v_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
-          ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
-      FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful,
-          v_leave) u(lane, release, retry_ms, queue, partition, head, depth, careful, label),
-        LATERAL (SELECT x.seq, x.priority, x.stamp, x.type, x.not_before FROM ops x
-            WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
-      WHERE u.release AND u.depth > 0
-    ), lifted AS (
-      UPDATE ops o SET stamp = n.stamp FROM next n WHERE n.stamp > n.was AND o.lane = n.lane AND o.seq = n.seq
-    ), put_aside AS (
-      INSERT INTO parked (lane, until, reason)
-      SELECT n.lane, CASE WHEN n.paused THEN 'infinity'::timestamptz
-        WHEN n.retry_ms IS NOT NULL THEN t + n.retry_ms * interval '1 ms' ELSE n.not_before END,
-        CASE WHEN n.paused THEN 'pause' WHEN n.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
-      FROM next n
-      WHERE n.paused OR n.retry_ms IS NOT NULL OR n.not_before > t
-    )
-    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
-    SELECT n.lane, n.priority, n.stamp, n.type, n.head, n.depth, n.careful, n.queue, n.partition FROM next n
-    WHERE NOT n.paused AND n.retry_ms IS NULL AND (n.not_before IS NULL OR n.not_before <= t);
-  END IF;
-  -- One that is empty is nobody's, asked or not.
-  IF v_emptied THEN
-    SELECT array_agg(u.release OR u.depth = 0) INTO v_release FROM unnest(s_release, v_depths) u(release, depth);
-  END IF;
-
-  -- What is done leaves the hot table at once.
-  IF cardinality(r_lane) = 0 THEN
-    WITH gone AS (
-      -- From one source, or the range is not used for the index: with lanes joined in, whole lanes were read.
-      DELETE FROM ops o
-        USING unnest(s_lane, s_from, s_head, s_ago_ms, v_queues, v_partitions) u(lane, base, head, ago, queue,
-            partition)
-      WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
-      RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, u.queue,
-        u.partition, u.ago
-    ), kept AS (
-      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at,
-          started_at, attempts, max_attempts, error, trace)
-      SELECT g.id, t, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at,
-        t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
-      FROM gone g
-      RETURNING 1
-    )
-    SELECT count(*) INTO v_gone FROM kept;
-  ELSE
-    WITH gone AS (
-      DELETE FROM ops o
-        USING unnest(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted) u(lane, seq, status, result,
-            error, ago, counted)
-      WHERE o.lane = u.lane AND o.seq = u.seq
-      RETURNING o.*, u.status, u.result AS told, u.error AS why, u.ago, u.counted
-    ), kept AS (
-      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at,
-          started_at, attempts, max_attempts, error, result, trace)
-      SELECT g.id, t, g.status, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
-        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why,
-          g.told::json, g.trace
-      FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
-      RETURNING 1
-    ), died AS (
-      INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload,
-          accepted_at, started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
-      SELECT g.id, t, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
-        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts,
-          g.timeout_ms, g.why, g.told::json, g.trace, g.gate
-      FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
-      RETURNING 1
-    )
-    SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM died) INTO v_gone;
-  END IF;
+  v_gone := CASE WHEN cardinality(r_lane) = 0
+    THEN ops_complete(s_lane, s_from, s_head, s_ago_ms, l.queues, l.partitions, t)
+    ELSE ops_finish(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted, t) END;
   IF v_gone IS DISTINCT FROM (SELECT coalesce(sum(x), 0) FROM unnest(s_left) x) THEN
-    RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x)
-        FROM unnest(s_left) x) USING ERRCODE = 'XX000';
+    RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x)
+      USING ERRCODE = 'XX000';
   END IF;
-
-  -- Leases: one whose lanes are all given up goes, the others lose those that were. (All lanes named are in their
-  -- leases, each once, so comparing numbers is enough.)
-  DELETE FROM leases l
-    USING (SELECT x.fence, count(*) AS n FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release
-        GROUP BY x.fence) u
-    WHERE l.fence = u.fence AND cardinality(l.lanes) = u.n;
-  UPDATE leases l SET lanes = k.lanes, uptos = k.uptos
-    FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release) f,
-      LATERAL (
-        SELECT coalesce(array_agg(z.lane), '{}') AS lanes, coalesce(array_agg(z.upto), '{}') AS uptos
-        FROM leases q, unnest(q.lanes, q.uptos) z(lane, upto)
-        WHERE q.fence = f.fence AND NOT EXISTS (SELECT FROM unnest(s_lane, v_release) g(lane, release)
-            WHERE g.release AND g.lane = z.lane)
-      ) k
-    WHERE l.fence = f.fence;
-
-  FOR v_k IN 1 .. cardinality(p_types) LOOP
-    PERFORM tally(p_worker, p_part, p_types[v_k], - p_type_counts[v_k]);
+  PERFORM leases_shrink(s_fence, s_lane, v_release);
+  FOR i IN 1 .. cardinality(p_types) LOOP
+    PERFORM tally(p_worker, p_part, p_types[i], - p_type_counts[i]);
   END LOOP;
   RETURN '{}';
 END $function$;
@@ -3754,6 +3847,17 @@ BEGIN
   RETURN (SELECT array_agg(EXISTS (SELECT FROM leases l
           WHERE l.fence = u.fence AND l.worker = p_worker AND u.lane = ANY (l.lanes)) ORDER BY u.i)
     FROM unnest(p_fences, p_lanes) WITH ORDINALITY u(fence, lane, i));
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.settle_labels(p_labels text[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  PERFORM FROM workers w WHERE w.announced ?| p_labels ORDER BY w.id FOR KEY SHARE;
+  RETURN ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM workers w WHERE w.announced ? u.label) THEN u.label END
+    FROM unnest(p_labels) WITH ORDINALITY u(label, i) ORDER BY u.i);
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.space_check()
@@ -4127,7 +4231,6 @@ END $function$;
 CREATE OR REPLACE FUNCTION spillway.tally(p_worker uuid, p_part smallint, p_type text, p_n bigint)
  RETURNS void
  LANGUAGE plpgsql
- SET search_path TO 'spillway'
 AS $function$
 #variable_conflict use_column
 BEGIN

@@ -11,8 +11,7 @@ export const petitionsSql = {
 --      └── withdrawn by its submitter ──► ACKNOWLEDGED, reason WITHDRAWN
 --
 -- A row remembers the state it came from, so that the legal moves are a CHECK and not only code. petition_states
--- counts by
--- state in the same transactions: a list's total and the gauges cost one row each.
+-- counts by state in the same transactions: a list's total and the gauges cost one row each.
 --
 -- Lock order: petitions, gates, (accepting: lanes), petition_states (by state), ledger head. Accepting only inserts
 -- petitions, so it never waits for one. A transaction that touches petition_blocks or the count of RECEIVED holds the
@@ -85,8 +84,7 @@ $$;
     {
       name: 'blocks',
       sql: `-- Rate limit events: one per submitter and minute. The first block is recorded at once, the others with the next
--- minute's
--- event. Every writer of petition_blocks holds the gate.
+-- minute's event. Every writer of petition_blocks holds the gate.
 
 -- One event per submitter and minute: the first block at once, the others with the next minute's. Two transactions
 -- cannot both find that there is no row yet: whoever refuses a petition holds the gate. Answers what a refusal tells
@@ -174,8 +172,7 @@ END $$;
     {
       name: 'overflow',
       sql: `-- Records overflow in the ledger, in the commit that causes it: a submission, a transition or a new threshold. A
--- deferred
--- trigger, because the ledger's lock comes last.
+-- deferred trigger, because the ledger's lock comes last.
 
 -- Overflow is witnessed by whoever causes it, in the same commit, whatever that does: a submission, a transition, a
 -- new threshold. At the end of the transaction, because the ledger's lock comes last.

@@ -89,3 +89,16 @@ BEGIN
     FROM unnest(p_keys, p_ids, p_verdicts, p_results) u(key, op, verdict, result)
     WHERE u.verdict = 'apply' AND d.key = u.key AND d.op = u.op;
 END $$;
+
+-- A step of settle. Only while the row is this operation's: an expired key may belong to a later request by now.
+CREATE OR REPLACE FUNCTION idempotency_settle(r_lane uuid[], r_seq bigint[], r_key uuid[], r_answer text[]) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE idempotency d SET answer = u.answer::json
+    FROM (
+      SELECT x.key, x.answer, o.id FROM unnest(r_lane, r_seq, r_key, r_answer) x(lane, seq, key, answer)
+      JOIN ops o ON o.lane = x.lane AND o.seq = x.seq WHERE x.key IS NOT NULL ORDER BY x.key OFFSET 0
+    ) u
+    WHERE d.key = u.key AND d.op = u.id AND d.answer IS NULL;
+END $$;

@@ -3,7 +3,7 @@
 -- While anything is paused, whoever may park a lane for it keeps resuming out until he has committed: a lane that
 -- were parked just after its queue was resumed would be forgotten. Before any other lock.
 CREATE OR REPLACE FUNCTION pause_guard() RETURNS boolean
-  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+  LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pauses) THEN RETURN false; END IF;
   PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.pauses'), hashtext(current_schema()));

@@ -1,8 +1,10 @@
 -- Counts how many operations of a type are held. Each writing connection has rows of its own (part >= 0), so that two
 -- connections never wait for each other. Long transactions share rows (part < 0): each takes one that is not locked.
+--
+-- These run with the settings of the functions that call them: setting the search_path again costs as much as counting.
 
 CREATE OR REPLACE FUNCTION tally(p_worker uuid, p_part smallint, p_type text, p_n bigint) RETURNS void
-  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+  LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   IF p_part >= 0 THEN

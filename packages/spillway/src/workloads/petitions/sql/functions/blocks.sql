@@ -1,6 +1,5 @@
 -- Rate limit events: one per submitter and minute. The first block is recorded at once, the others with the next
--- minute's
--- event. Every writer of petition_blocks holds the gate.
+-- minute's event. Every writer of petition_blocks holds the gate.
 
 -- One event per submitter and minute: the first block at once, the others with the next minute's. Two transactions
 -- cannot both find that there is no row yet: whoever refuses a petition holds the gate. Answers what a refusal tells
