@@ -667,7 +667,7 @@ CREATE TABLE workers (
   CONSTRAINT workers_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
-CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[], p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_key uuid[], p_rate_n integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_keep integer[], p_rate_ix integer[], p_rate_item integer[], p_full boolean, p_batch integer[], OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint)
+CREATE OR REPLACE FUNCTION spillway.accept(p_worker uuid, p_part smallint, p_apply boolean, p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_lane integer[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts integer[], p_timeout_ms integer[], p_trace text[], p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[], p_rate_key uuid[], p_rate_asked integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_keep integer[], p_rate_ix integer[], p_rate_item integer[], p_full boolean, p_batch integer[], OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint)
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -677,380 +677,67 @@ AS $function$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  v_minute int := floor(extract(epoch FROM t) / 60)::int;
-  v_items int := cardinality(p_id);
-  v_out smallint[];                -- NULL while everything is live
-  v_n bigint[] := p_n;
-  v_rn bigint[] := p_rn;
-  v_lane int[] := p_lane;
-  v_lanes uuid[] := p_lanes;
-  v_execute boolean[] := p_first_execute;
-  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[]; v_blocked bigint[]; v_queues text[];
-  v_partitions text[];
-  v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
-  v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean;
-  v_paused boolean;
-  v_tight boolean := false;
-  v_item int; v_ok boolean; v_found int; v_k int;
-  v_seen_item int[]; v_wrong smallint[];
-  v_rleft int[]; v_rgave int[]; v_rasked int[] := p_rate_n; v_rwait bigint[]; v_ritem int[] := p_rate_item;
-  v_odd boolean := false; v_longer boolean;
-  v_single boolean := cardinality(p_rate_item) = 0;
-  v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
-  r record;
+  v_decided text[];
+  v_lanes uuid[] := p_lanes; v_queues text[] := p_queues; v_partitions text[] := p_partitions;
+  v_counts bigint[] := p_counts; v_may_run boolean[] := p_may_run; v_lane int[] := p_lane; v_rn bigint[] := p_rn;
+  v_may_lease boolean := false; v_paused boolean;
+  k record; g record; n record; l record; d record;
 BEGIN
-  -- 0. May this process hold leases? Its row keeps its place until we commit.
+  -- Its row stays until we commit, so that a process that may hold leases keeps that right.
   IF NOT p_apply AND p_reason && '{"",+requested,+still_running}' THEN
     PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-    v_mine := FOUND;
+    v_may_lease := FOUND;
   END IF;
-
-  -- 1. Idempotency keys, in key order. A key that is there already tells what to answer.
   IF cardinality(p_keys) > 0 THEN
-    WITH k AS (
-      SELECT u.key, u.request, u.i FROM unnest(p_keys, p_requests) WITH ORDINALITY u(key, request, i)
-      WHERE u.key IS NOT NULL ORDER BY u.key
-    ), made AS (
-      INSERT INTO idempotency AS d (key, request, op, expires_at)
-      SELECT k.key, k.request, p_id[k.i], t + p_key_ttl_ms * interval '1 ms' FROM k
-      ON CONFLICT (key)
-        DO UPDATE SET request = excluded.request, op = excluded.op, answer = NULL, expires_at = excluded.expires_at
-        WHERE d.expires_at <= t
-      RETURNING d.key
-    )
-    SELECT array_agg(k.i::int) INTO v_seen_item FROM k WHERE k.key NOT IN (SELECT made.key FROM made);
-    IF v_seen_item IS NOT NULL THEN
-      v_out := array_fill(0::smallint, ARRAY[v_items]);
-      answers := array_fill(NULL::json, ARRAY[v_items]);
-      ops := array_fill(NULL::uuid, ARRAY[v_items]);
-      FOR r IN SELECT s.i, d.request = p_requests[s.i] AS same, d.answer, d.op
-               FROM unnest(v_seen_item) s(i) LEFT JOIN idempotency d ON d.key = p_keys[s.i] LOOP
-        v_out[r.i] := CASE WHEN r.same IS NOT TRUE THEN 7 WHEN r.answer IS NULL THEN 8 ELSE 6 END;
-        answers[r.i] := r.answer;
-        ops[r.i] := r.op;
-      END LOOP;
-      -- A batch is one request, and has one answer: what is wrong with a key of it is wrong with all of it.
-      IF cardinality(p_batch) > 0 AND v_out && '{7,8}' THEN
-        SELECT array_agg(coalesce(b.o, u.o) ORDER BY u.i) INTO v_wrong
-          FROM unnest(p_batch, v_out) WITH ORDINALITY u(batch, o, i)
-          LEFT JOIN (SELECT x.batch, max(x.o) AS o FROM unnest(p_batch, v_out) x(batch, o) WHERE x.o IN (7, 8)
-              GROUP BY x.batch) b ON b.batch = u.batch;
-        DELETE FROM idempotency d USING unnest(p_keys, p_id, v_out, v_wrong) u(key, op, o, wrong)
-          WHERE u.o = 0 AND u.wrong <> 0 AND d.key = u.key AND d.op = u.op;
-        v_out := v_wrong;
-      END IF;
-    END IF;
+    k := idempotency_take(p_keys, p_requests, p_id, p_batch, t, p_key_ttl_ms);
+    v_decided := k.verdicts; answers := k.answers; ops := k.ops;
   END IF;
-
-  -- 2. Halt. Whoever halts waits for those who are past this point: behind a halt nothing is accepted any more.
-  IF cardinality(p_halts) > 0 THEN
-    PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.halts'), hashtext(current_schema()));
-    FOR v_item IN SELECT u.i FROM unnest(p_halts) WITH ORDINALITY u(scope, i) JOIN halts h ON h.scope = u.scope LOOP
-      v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
-      IF v_out[v_item] = 0 THEN v_out[v_item] := 5; END IF;
-    END LOOP;
-  END IF;
-
-  -- Full: what would have to wait is refused, with all of its batch. Without locks, which would come before those of
-  -- the rates: a lane that fills up at this moment takes one more.
+  IF cardinality(p_halts) > 0 THEN v_decided := halts_check(p_halts, v_decided); END IF;
   IF p_full THEN
-    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
-    WITH waiting AS (
-      SELECT DISTINCT u.batch FROM unnest(p_batch, p_lane, p_reason, v_out) u(batch, lane, reason, o)
-      WHERE u.o = 0 AND (u.reason <> '' OR EXISTS (SELECT FROM lanes l WHERE l.id = p_lanes[u.lane] AND l.depth > 0)
-        OR EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type[1]
-                     ELSE s.queue = p_queues[u.lane]
-                       AND (s.partition IS NULL OR s.partition = p_partitions[u.lane]) END))
-    )
-    SELECT array_agg(CASE WHEN u.o = 0 AND u.batch IN (SELECT w.batch FROM waiting w) THEN 9 ELSE u.o END::smallint)
-      INTO v_out
-      FROM unnest(p_batch, v_out) u(batch, o);
+    v_decided := depth_check(p_batch, p_lane, p_reason, v_decided, p_lanes, p_queues, p_partitions, p_type[1]);
   END IF;
+  IF cardinality(p_gates) > 0 OR cardinality(p_rate_key) > 0 THEN
+    g := gates_take(p_gates, p_rate_key, p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix,
+      p_rate_item, v_decided, cardinality(p_id), t);
+    v_decided := g.verdicts;
+    tiers := g.tiers; rates_left := g.rates_left; rates_reset_ms := g.rates_reset_ms; at_ms := g.at_ms;
+  END IF;
+  IF v_decided IS NOT NULL AND cardinality(p_keys) > 0 THEN PERFORM idempotency_release(p_keys, v_decided); END IF;
 
-  -- 3. Rates, in key order: what is asked for is added at once, what does not fit is taken back below.
-  IF cardinality(p_rate_key) > 0 THEN
-    IF v_out IS NOT NULL THEN
-      SELECT array_agg(coalesce(x.n, 0) ORDER BY k.i) INTO v_rasked
-        FROM generate_series(1, cardinality(p_rate_key)) k(i)
-        LEFT JOIN (SELECT u.ix, count(*) AS n FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
-                   WHERE v_out[coalesce(u.item, u.i)] = 0 GROUP BY u.ix) x ON x.ix = k.i;
-    END IF;
-    WITH up AS (
-      INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at, sweep_at)
-      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + k.keep * interval '1 minute',
-        t + k.keep * interval '1 minute'
-          FROM unnest(p_rate_key, v_rasked, p_rate_minutes, p_rate_keep) k(key, n, win, keep)
-      ON CONFLICT (key) DO UPDATE SET
-        minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
-          THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
-          ELSE rate_minutes(x.minutes, v_minute,
-              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t)) END,
-        counts = CASE WHEN x.minutes[1] > v_minute - excluded.win
-          THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute
-            THEN x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] + excluded.total)
-              ELSE x.counts || excluded.total END
-          ELSE rate_counts(x.minutes, x.counts, v_minute,
-              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t), excluded.total) END,
-        total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total
-          ELSE rate_used(x.minutes, x.counts, v_minute,
-              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t))::int END,
-        win = rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t),
-          expires_at = greatest(x.expires_at, excluded.expires_at)
-      RETURNING x.total, x.minutes[1] AS first, x.counts[1] AS first_n
-    ),
-    seen AS (SELECT array_agg(up.total) AS totals, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns
-        FROM up)
-    -- When the next slot is free: when the oldest bucket leaves. One that was emptied by refunds is looked at below.
-    SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false),
-      bool_or(u.first_n = 0), bool_or(u.first <= v_minute - u.win),
-           array_agg(greatest(1, ceil(((u.first + u.win)::bigint * 60 - date_part('epoch', t)) * 1000))::bigint)
-      INTO v_rleft, v_tight, v_odd, v_longer, v_rwait
-    FROM seen, unnest(seen.totals, v_rasked, p_rate_limit, p_rate_minutes, seen.firsts, seen.first_ns) u(total,
-        asked, most, win, first, first_n);
-    IF v_longer THEN
-      -- Some keep more than the window of this process: only what is in it counts here.
-      v_odd := true;
-      SELECT array_agg(u.most - (k.used - u.asked) ORDER BY u.i), bool_or(k.used > u.most) INTO v_rleft, v_tight
-      FROM unnest(p_rate_key, v_rasked, p_rate_limit, p_rate_minutes) WITH ORDINALITY u(key, asked, most, win, i)
-      JOIN rates x ON x.key = u.key,
-        LATERAL (SELECT rate_used(x.minutes, x.counts, v_minute, u.win)::int) k(used);
-    END IF;
-    v_rgave := array_fill(0, ARRAY[cardinality(p_rate_key)]);
+  IF v_decided IS NOT NULL THEN
+    n := lanes_count(p_lanes, p_queues, p_partitions, p_lane, p_reason, v_decided);
+    v_lanes := n.ids; v_queues := n.queues; v_partitions := n.partitions; v_counts := n.counts; v_may_run := n.may_run;
+    v_lane := n.lane; v_rn := n.rn;
   END IF;
-
-  -- 4. Gates, in name order.
-  IF cardinality(p_gates) > 0 THEN
-    SELECT array_agg(g.name ORDER BY g.name), array_agg(CASE WHEN g.overflowing THEN 0 ELSE g.full_at - g.held END
-        ORDER BY g.name),
-           array_agg(g.asked ORDER BY g.name), v_tight OR bool_or(g.overflowing OR g.held + g.asked > g.full_at)
-      INTO v_gnames, v_gleft, v_gasked, v_tight
-    FROM (
-      SELECT x.name, x.held, x.full_at, x.overflowing,
-        (SELECT count(*) FROM unnest(p_gates) WITH ORDINALITY u(name, i)
-            WHERE u.name = x.name AND (v_out IS NULL OR v_out[u.i] = 0)) AS asked
-      FROM gates x WHERE x.name = ANY (p_gates) ORDER BY x.name FOR UPDATE
-    ) g;
-    IF coalesce(cardinality(v_gnames), 0) <> (SELECT count(DISTINCT u.name) FROM unnest(p_gates) u(name)
-        WHERE u.name IS NOT NULL) THEN
-      RAISE EXCEPTION 'a capacity gate is not registered' USING ERRCODE = 'XX000';
-    END IF;
-    v_gave := array_fill(0::bigint, ARRAY[coalesce(cardinality(v_gnames), 0)]);
-  END IF;
-
-  -- 5. Scarce: item by item, in order. Capacity before rate; a refused item takes from neither.
-  IF v_tight THEN
-    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
-    FOR v_item IN 1 .. v_items LOOP
-      CONTINUE WHEN v_out[v_item] <> 0;
-      v_k := CASE WHEN cardinality(p_gates) > 0
-        AND p_gates[v_item] IS NOT NULL THEN array_position(v_gnames, p_gates[v_item]) END;
-      IF v_k IS NOT NULL AND v_gleft[v_k] - v_gave[v_k] <= 0 THEN
-        v_out[v_item] := 3;
-        CONTINUE;
-      END IF;
-      v_ok := true;
-      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
-        WHERE coalesce(u.item, u.i) = v_item LOOP
-        v_ok := v_ok AND v_rleft[v_found] - v_rgave[v_found] > 0;
-      END LOOP;
-      IF NOT v_ok THEN
-        v_out[v_item] := 4;
-        CONTINUE;
-      END IF;
-      IF v_k IS NOT NULL THEN v_gave[v_k] := v_gave[v_k] + 1; END IF;
-      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
-        WHERE coalesce(u.item, u.i) = v_item LOOP
-        v_rgave[v_found] := v_rgave[v_found] + 1;
-      END LOOP;
-    END LOOP;
-    UPDATE rates x
-      SET counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back),
-        total = x.total - u.back
-      FROM unnest(p_rate_key, v_rasked, v_rgave) k(key, asked, gave), LATERAL (SELECT k.asked - k.gave) u(back)
-      WHERE x.key = k.key AND u.back > 0;
-  ELSE
-    v_rgave := v_rasked;
-    v_gave := v_gasked;
-  END IF;
-  IF v_gnames IS NOT NULL THEN
-    UPDATE gates x SET held = x.held + u.gave, overflowing = x.overflowing OR x.held + u.gave >= x.full_at,
-        changed_at = CASE WHEN NOT x.overflowing AND x.held + u.gave >= x.full_at THEN t ELSE x.changed_at END
-      FROM unnest(v_gnames, v_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
-  END IF;
-  IF v_rleft IS NOT NULL THEN
-    at_ms := floor(extract(epoch FROM t) * 1000);
-    IF v_tight OR v_odd THEN
-      -- Per key, now that the refused ones are out of the count.
-      -- A slot is free when fewer than the limit count; after it was lowered more may count than it allows.
-      SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win,
-              greatest(0, least(rate_used(x.minutes, x.counts, v_minute, u.win), u.most) - 1)), 1) ORDER BY u.i)
-        INTO v_rwait
-          FROM unnest(p_rate_key, p_rate_minutes, p_rate_limit) WITH ORDINALITY u(key, win, most, i)
-          JOIN rates x ON x.key = u.key;
-    END IF;
-    IF v_single THEN
-      SELECT array_agg(u.i), array_agg(greatest(0, v_rleft[u.ix] - v_rgave[u.ix])), array_agg(v_rwait[u.ix])
-        INTO tiers, rates_left, rates_reset_ms FROM unnest(p_rate_ix) WITH ORDINALITY u(ix, i);
-    ELSE
-      tiers := array_fill(NULL::int, ARRAY[v_items]);
-      rates_left := array_fill(NULL::bigint, ARRAY[v_items]);
-      rates_reset_ms := array_fill(NULL::bigint, ARRAY[v_items]);
-      -- Per item the tier that matters: of a refused one, among those that are used up, the one that frees last (it
-      -- says when to come back); of an admitted one the one with the least left.
-      FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, greatest(0, k.left_now) AS left_now, k.wait
-               FROM unnest(p_rate_item, p_rate_ix) WITH ORDINALITY u(item, ix, i),
-                 LATERAL (SELECT v_rleft[u.ix] - v_rgave[u.ix] AS left_now, v_rwait[u.ix] AS wait) k
-               ORDER BY u.item, least(1, greatest(0, k.left_now)), CASE
-                 WHEN v_out[u.item] = 4 THEN - k.wait END, k.left_now, u.i LOOP
-        tiers[r.item] := r.tier; rates_left[r.item] := r.left_now; rates_reset_ms[r.item] := r.wait;
-      END LOOP;
-    END IF;
-  END IF;
-
-  -- 6. What was refused gives its key back and leaves its lane's count.
-  IF v_out IS NOT NULL THEN
-    DELETE FROM idempotency d USING unnest(p_keys, v_out) u(key, o) WHERE d.key = u.key AND u.o IN (3, 4, 5, 9);
-    SELECT array_agg(coalesce(x.rn, 0) ORDER BY x.i) INTO v_rn FROM (
-      SELECT u.i, CASE WHEN u.o = 0 THEN row_number() OVER (PARTITION BY u.lane, u.o = 0 ORDER BY u.i) END AS rn
-      FROM unnest(p_lane, v_out) WITH ORDINALITY u(lane, o, i)) x;
-    SELECT array_agg(coalesce(x.n, 0) ORDER BY l.i),
-           -- Whether the first that is left may run at once; the first that came may have been refused.
-           array_agg(coalesce(x.execute, false) ORDER BY l.i) INTO v_n, v_execute
-      FROM generate_series(1, cardinality(p_lanes)) l(i)
-      LEFT JOIN (SELECT u.lane, count(*) AS n,
-          (array_agg(u.reason IN ('', '+requested', '+still_running') ORDER BY u.i))[1] AS execute
-                 FROM unnest(p_lane, v_out, p_reason) WITH ORDINALITY u(lane, o, reason, i) WHERE u.o = 0
-                 GROUP BY u.lane) x ON x.lane = l.i;
-  END IF;
-
-  -- 7. Which lanes' first items may run now: not those that an operator holds back.
   v_paused := EXISTS (SELECT FROM pauses);
-  IF NOT v_mine AND NOT p_apply THEN
-    v_execute := array_fill(false, ARRAY[cardinality(p_lanes)]);
+  IF NOT v_may_lease AND NOT p_apply THEN
+    v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
   ELSIF v_paused THEN
-    SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s
-          WHERE CASE WHEN s.queue = '' THEN p_apply AND s.partition = p_type[1]
-               ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
-      INTO v_execute FROM unnest(p_queues, p_partitions, v_execute) WITH ORDINALITY u(queue, partition, execute, i);
+    v_may_run := pause_check(v_queues, v_partitions, v_may_run, CASE WHEN p_apply THEN p_type[1] END);
   END IF;
+  l := lanes_append(v_lanes, v_queues, v_partitions, v_counts, v_may_run, p_apply, t);
+  d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
+    p_delay_ms, p_reason, p_pace_ms, v_decided, v_counts, l.tails, l.depths, l.running, l.paces, l.blocked);
+  verdicts := d.verdicts; seqs := d.seqs; places := d.places; waits_ms := d.waits_ms; reasons := d.reasons;
+  stamps := d.stamps;
 
-  -- 8. Lanes, in id order: the sequence is given here, under the lane's lock.
-  WITH up AS (
-    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at)
-    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.execute THEN u.n ELSE 0 END, u.n, CASE
-      WHEN p_apply AND u.execute THEN 0 ELSE u.n END, v_mine AND u.execute, t, t + interval '1 hour'
-    FROM unnest(p_lanes, p_queues, p_partitions, v_n, v_execute) u(id, queue, partition, n, execute) WHERE u.n > 0
-    ON CONFLICT (id) DO UPDATE SET
-      tail = l.tail + excluded.tail,
-      -- excluded.head says that these may be applied at once.
-      head = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
-      depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
-      running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
-      moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
-    RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms, l.queue, l.partition,
-      -- For how long its head is delayed or waits for its next attempt. How long a pause lasts, nobody knows.
-      CASE WHEN l.depth > 1 AND NOT l.running THEN (SELECT (date_part('epoch', x.until - t) * 1000)::bigint
-          FROM parked x
-        WHERE x.lane = l.id AND x.reason <> 'pause') END AS blocked_ms
-  )
-  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int),
-    array_agg(coalesce(up.pace_ms, -1)),
-    array_agg(up.queue), array_agg(up.partition), array_agg(up.blocked_ms)
-    INTO v_lanes, v_tail, v_depth, v_running, v_pace, v_queues, v_partitions, v_blocked FROM up;
-  IF v_lanes IS DISTINCT FROM p_lanes THEN
-    -- Some lanes got nothing: renumber the items' lanes to those that are left.
-    SELECT array_agg(coalesce(array_position(v_lanes, p_lanes[u.lane]), 0) ORDER BY u.i) INTO v_lane
-      FROM unnest(p_lane) WITH ORDINALITY u(lane, i);
-    SELECT array_agg(u.n ORDER BY u.i) INTO v_n FROM unnest(v_n) WITH ORDINALITY u(n, i) WHERE u.n > 0;
-  END IF;
-
-  -- 9. The virtual time of each priority level in this flush: the smallest stamp that waits there.
-  FOREACH v_k IN ARRAY p_levels LOOP
-    v_level[v_k] := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = v_k ORDER BY x.stamp
-          LIMIT 1), (SELECT s.last_value FROM stamps s));
-  END LOOP;
-
-  -- 10. What becomes of each item. A lane that is empty but for what this flush brings starts with the item of rn 1;
-  -- what runs is in nobody's way: place 0 is the next to run. No ORDER BY: a function scan gives its rows in order,
-  -- and sorting each array would cost more than making it.
-  SELECT array_agg(x.verdict), array_agg(x.seq),
-         array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
-         array_agg((greatest(x.delay_ms, x.blocked_ms) + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
-         array_agg(x.stamp),
-         -- Order before load: what stands behind something is told so, unless it asked to be queued.
-         array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
-           WHEN x.reason = '+still_running' AND x.verdict = 1 THEN 'still_running'
-           WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
-           WHEN x.reason NOT IN ('', '+still_running') THEN x.reason
-           WHEN v_paused THEN 'maintaining_order' ELSE 'system_busy' END),
-         bool_or(x.verdict = 1), bool_or(x.verdict = 0 AND x.rn = 1 AND x.before = 0), max(x.delay_ms) > 0,
-           bool_and(x.verdict < 2)
-    INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing, v_readying, v_delaying, v_all
-  FROM (
-    SELECT u.i, u.rn, u.reason, u.delay_ms, v_blocked[u.lane] AS blocked_ms, v_running[u.lane] AS running,
-      CASE WHEN p_apply AND v_depth[u.lane] = 0 THEN 0 ELSE v_depth[u.lane] - v_n[u.lane] END AS before,
-      v_tail[u.lane] - v_n[u.lane] + u.rn AS seq,
-      CASE WHEN v_pace[u.lane] < 0 THEN u.pace_ms ELSE v_pace[u.lane] END AS pace,
-      greatest(u.stamp, v_level[u.priority] + u.lead) AS stamp,
-      (CASE WHEN u.o <> 0 THEN u.o
-           WHEN p_apply AND v_depth[u.lane] = 0 THEN 2
-           WHEN u.rn = 1 AND v_mine AND v_running[u.lane] = 1 AND v_depth[u.lane] = v_n[u.lane] THEN 1
-           ELSE 0 END)::smallint AS verdict
-    FROM unnest(v_lane, v_rn, p_priority, p_stamp, p_lead, p_delay_ms, p_reason, p_pace_ms, v_out) WITH ORDINALITY
-      u(lane, rn, priority, stamp, lead, delay_ms, reason, pace_ms, o, i)
-  ) x;
-
-  -- 11. Write the operations, and put the lanes that were empty where they belong.
   INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
       max_attempts, timeout_ms, trace, idem, gate)
-  SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
-    CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 1 THEN t END,
-    u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
-  FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-      p_max_attempts,
-              p_timeout_ms, p_trace, p_keys, p_gates)
-    u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
+    SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
+      CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 'execute' THEN t END,
+      u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
+    FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
+        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates)
+      u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
         key, gate)
-  WHERE u.verdict < 2;
-  IF v_readying THEN
-    -- The lane was empty, so that nobody is suspected in it.
-    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
-    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type, u.seq - 1, v_depth[u.lane], false, v_queues[u.lane],
-      v_partitions[u.lane]
-    FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type, seqs) u(lane, rn, verdict, priority,
-        stamp, delay_ms, type, seq)
-    WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
+    WHERE u.verdict IN ('queue', 'execute');
+  IF d.starts_lanes THEN
+    PERFORM lanes_ready(v_lanes, v_queues, v_partitions, v_counts, l.depths, v_lane, v_rn, verdicts, p_priority, stamps,
+      p_delay_ms, p_type, seqs, t);
   END IF;
-  IF v_readying AND v_delaying THEN
-    INSERT INTO parked (lane, until, reason)
-    SELECT v_lanes[u.lane], t + u.delay_ms * interval '1 ms', 'delay'
-      FROM unnest(v_lane, v_rn, verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
-    WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms > 0 AND v_depth[u.lane] = v_n[u.lane];
-  END IF;
-  IF v_executing THEN
-    fence := nextval('fences');
-    INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
-    SELECT fence, p_worker, array_agg(v_lanes[u.lane]), array_agg(u.seq), t
-      FROM unnest(v_lane, verdicts, seqs) u(lane, verdict, seq) WHERE u.verdict = 1;
-  END IF;
-  IF cardinality(p_keys) > 0 THEN
-    UPDATE idempotency d
-      SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
-    FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason)
-    WHERE (u.verdict = 0 OR u.verdict = 1 AND u.reason IN ('requested', 'still_running')) AND d.key = u.key;
-  END IF;
-
-  -- 12. How many are held now. The caller counted for the case that all are.
-  IF v_all AND p_part >= 0 THEN
-    INSERT INTO tallies AS x (worker, part, type, n) SELECT p_worker, p_part, u.type, u.n
-      FROM unnest(p_types, p_type_counts) u(type, n)
-      ON CONFLICT (worker, part, type) WHERE part >= 0 DO UPDATE SET n = x.n + excluded.n;
-  ELSE
-    FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, verdicts) u(type, verdict) WHERE u.verdict < 2
-      GROUP BY u.type LOOP
-      PERFORM tally(p_worker, p_part, r.type, r.n);
-    END LOOP;
-  END IF;
+  IF 'execute' = ANY (verdicts) THEN fence := lease_take(p_worker, v_lanes, v_lane, verdicts, seqs, t); END IF;
+  IF cardinality(p_keys) > 0 THEN PERFORM idempotency_answer(p_keys, verdicts, places, waits_ms, reasons); END IF;
+  PERFORM tally_accepted(p_worker, p_part, p_type, verdicts, d.accepted);
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.alert_report(p_key uuid, p_id uuid, p_name text, p_labels json, p_status text, p_severity text, p_message text, p_annotations json, p_reporter uuid, p_hold_ms bigint, p_delivery text)
@@ -1271,6 +958,39 @@ BEGIN
   RETURN 'cancelled';
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.capacity_hold(p_names text[], p_gave bigint[], p_at timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  UPDATE gates x SET held = x.held + u.gave, overflowing = x.overflowing OR x.held + u.gave >= x.full_at,
+      changed_at = CASE WHEN NOT x.overflowing AND x.held + u.gave >= x.full_at THEN p_at ELSE x.changed_at END
+    FROM unnest(p_names, p_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.capacity_take(p_gates text[], p_decided text[], OUT names text[], OUT left_now bigint[], OUT asked bigint[], OUT is_tight boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  SELECT array_agg(g.name ORDER BY g.name),
+      array_agg(CASE WHEN g.overflowing THEN 0 ELSE g.full_at - g.held END ORDER BY g.name),
+      array_agg(g.asked ORDER BY g.name), bool_or(g.overflowing OR g.held + g.asked > g.full_at)
+    INTO names, left_now, asked, is_tight
+    FROM (
+      SELECT x.name, x.held, x.full_at, x.overflowing, (
+          SELECT count(*) FROM unnest(p_gates, p_decided) u(name, decided) WHERE u.name = x.name AND u.decided IS NULL
+        ) AS asked
+      FROM gates x WHERE x.name = ANY (p_gates) ORDER BY x.name FOR UPDATE
+    ) g;
+  IF coalesce(cardinality(names), 0)
+      <> (SELECT count(DISTINCT u.name) FROM unnest(p_gates) u(name) WHERE u.name IS NOT NULL) THEN
+    RAISE EXCEPTION 'a capacity gate is not registered' USING ERRCODE = 'XX000';
+  END IF;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.claim(p_worker uuid, p_want integer, p_budget integer, p_each integer, p_turn smallint, p_types text[], p_together text[], p_trusted text[], OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text, OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json, OUT payloads text, OUT waited_ms text, OUT due text, OUT attempts text, OUT max_attempts text, OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json)
  RETURNS record
  LANGUAGE plpgsql
@@ -1426,6 +1146,24 @@ BEGIN
   RETURN v_out;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.depth_check(p_batch integer[], p_lane integer[], p_reason text[], p_decided text[], p_lanes uuid[], p_queues text[], p_partitions text[], p_type text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  RETURN (
+    WITH waiting AS (
+      SELECT DISTINCT u.batch FROM unnest(p_batch, p_lane, p_reason, p_decided) u(batch, lane, reason, decided)
+      WHERE u.decided IS NULL AND (u.reason <> ''
+        OR EXISTS (SELECT FROM lanes l WHERE l.id = p_lanes[u.lane] AND l.depth > 0)
+        OR EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type
+          ELSE s.queue = p_queues[u.lane] AND (s.partition IS NULL OR s.partition = p_partitions[u.lane]) END))
+    )
+    SELECT array_agg(coalesce(u.decided, CASE WHEN u.batch IN (SELECT w.batch FROM waiting w) THEN 'depth_full' END))
+    FROM unnest(p_batch, p_decided) u(batch, decided));
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.disown(p_worker uuid, p_known bigint[])
  RETURNS integer
  LANGUAGE sql
@@ -1444,6 +1182,22 @@ AS $function$
   INSERT INTO workers (id, name, started_at, until, announced)
     VALUES (p_worker, p_name, clock(), clock() + p_lease_ms * interval '1 ms', p_announced)
 $function$;
+
+CREATE OR REPLACE FUNCTION spillway.fences_check(p_worker uuid, p_fences bigint[], p_lanes uuid[])
+ RETURNS bigint[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  RETURN (SELECT array_agg(u.fence) FROM (
+      SELECT s.fence, array_agg(s.lane ORDER BY s.lane) AS lanes FROM unnest(p_fences, p_lanes) s(fence, lane)
+      GROUP BY s.fence ORDER BY s.fence
+    ) u LEFT JOIN LATERAL (
+      SELECT l.lanes FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker FOR UPDATE
+    ) l ON true
+    -- Mostly a claim is settled as a whole, and equality is found in one pass; containment compares each with each.
+    WHERE l.lanes IS NULL OR NOT (u.lanes = l.lanes OR u.lanes <@ l.lanes));
+END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.gate_register(p_name text, p_full_at bigint, p_resume_below bigint)
  RETURNS void
@@ -1473,6 +1227,41 @@ BEGIN
   END LOOP;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.gates_take(p_gates text[], p_rate_key uuid[], p_rate_asked integer[], p_rate_limit integer[], p_rate_minutes integer[], p_rate_keep integer[], p_rate_ix integer[], p_rate_item integer[], p_decided text[], p_items integer, p_at timestamp with time zone, OUT verdicts text[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+DECLARE
+  v_tight boolean := false; v_odd boolean := false;
+  v_names text[]; v_gates_left bigint[]; v_gates_asked bigint[]; v_gates_gave bigint[];
+  v_rates_left int[]; v_rates_asked int[]; v_rates_gave int[]; v_waits_ms bigint[];
+  r record;
+BEGIN
+  verdicts := p_decided;
+  IF cardinality(p_rate_key) > 0 THEN
+    v_rates_asked := CASE WHEN p_decided IS NULL THEN p_rate_asked
+      ELSE rates_asked(p_rate_ix, p_rate_item, p_decided, cardinality(p_rate_key)) END;
+    r := rates_take(p_rate_key, v_rates_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_at);
+    v_rates_left := r.left_now; v_waits_ms := r.waits_ms; v_tight := r.is_tight; v_odd := r.is_odd;
+  END IF;
+  IF cardinality(p_gates) > 0 THEN
+    r := capacity_take(p_gates, p_decided);
+    v_names := r.names; v_gates_left := r.left_now; v_gates_asked := r.asked; v_tight := v_tight OR r.is_tight;
+  END IF;
+  v_rates_gave := v_rates_asked; v_gates_gave := v_gates_asked;
+  IF v_tight THEN
+    r := ration(p_gates, v_names, v_gates_left, p_rate_ix, p_rate_item, v_rates_left, p_decided, p_items);
+    verdicts := r.verdicts; v_gates_gave := r.gates_gave; v_rates_gave := r.rates_gave;
+    PERFORM rates_return(p_rate_key, v_rates_asked, v_rates_gave);
+  END IF;
+  IF v_names IS NOT NULL THEN PERFORM capacity_hold(v_names, v_gates_gave, p_at); END IF;
+  IF v_rates_left IS NULL THEN RETURN; END IF;
+  IF v_tight OR v_odd THEN v_waits_ms := rates_waits(p_rate_key, p_rate_limit, p_rate_minutes, p_at); END IF;
+  r := rates_status(p_rate_ix, p_rate_item, p_items, verdicts, v_rates_left, v_rates_gave, v_waits_ms);
+  tiers := r.tiers; rates_left := r.rates_left; rates_reset_ms := r.rates_reset_ms;
+  at_ms := floor(extract(epoch FROM p_at) * 1000);
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.halt_set(p_scope text, p_reason text)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -1484,21 +1273,119 @@ BEGIN
   RETURN FOUND;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.keys_applied(p_keys uuid[], p_ids uuid[], p_verdicts smallint[], p_told json[])
+CREATE OR REPLACE FUNCTION spillway.halts_check(p_scopes text[], p_decided text[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_decided text[] := p_decided; v_item int;
+BEGIN
+  PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.halts'), hashtext(current_schema()));
+  FOR v_item IN SELECT u.i FROM unnest(p_scopes) WITH ORDINALITY u(scope, i) JOIN halts h ON h.scope = u.scope LOOP
+    v_decided := coalesce(v_decided, array_fill(NULL::text, ARRAY[cardinality(p_scopes)]));
+    v_decided[v_item] := coalesce(v_decided[v_item], 'halted');
+  END LOOP;
+  RETURN v_decided;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.idempotency_answer(p_keys uuid[], p_verdicts text[], p_places bigint[], p_waits_ms bigint[], p_reasons text[])
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  UPDATE idempotency d
+    SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
+    FROM unnest(p_keys, p_verdicts, p_places, p_waits_ms, p_reasons) u(key, verdict, place, wait_ms, reason)
+    WHERE (u.verdict = 'queue' OR u.verdict = 'execute' AND u.reason IN ('requested', 'still_running'))
+      AND d.key = u.key;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.idempotency_release(p_keys uuid[], p_verdicts text[])
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  DELETE FROM idempotency d USING unnest(p_keys, p_verdicts) u(key, verdict)
+    WHERE d.key = u.key AND u.verdict IN ('capacity_full', 'rate_limited', 'halted', 'depth_full');
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.idempotency_settle(r_lane uuid[], r_seq bigint[], r_key uuid[], r_answer text[])
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  UPDATE idempotency d SET answer = u.answer::json
+    FROM (
+      SELECT x.key, x.answer, o.id FROM unnest(r_lane, r_seq, r_key, r_answer) x(lane, seq, key, answer)
+      JOIN ops o ON o.lane = x.lane AND o.seq = x.seq WHERE x.key IS NOT NULL ORDER BY x.key OFFSET 0
+    ) u
+    WHERE d.key = u.key AND d.op = u.id AND d.answer IS NULL;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.idempotency_take(p_keys uuid[], p_requests uuid[], p_ops uuid[], p_batch integer[], p_at timestamp with time zone, p_ttl_ms bigint, OUT verdicts text[], OUT answers json[], OUT ops uuid[])
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_seen int[]; v_wrong text[]; r record;
+BEGIN
+  WITH k AS (
+    SELECT u.key, u.request, u.i FROM unnest(p_keys, p_requests) WITH ORDINALITY u(key, request, i)
+    WHERE u.key IS NOT NULL ORDER BY u.key
+  ), made AS (
+    INSERT INTO idempotency AS d (key, request, op, expires_at)
+    SELECT k.key, k.request, p_ops[k.i], p_at + p_ttl_ms * interval '1 ms' FROM k
+    ON CONFLICT (key) DO UPDATE
+      SET request = excluded.request, op = excluded.op, answer = NULL, expires_at = excluded.expires_at
+      WHERE d.expires_at <= p_at
+    RETURNING d.key
+  )
+  SELECT array_agg(k.i::int) INTO v_seen FROM k WHERE k.key NOT IN (SELECT made.key FROM made);
+  IF v_seen IS NULL THEN RETURN; END IF;
+  verdicts := array_fill(NULL::text, ARRAY[cardinality(p_keys)]);
+  answers := array_fill(NULL::json, ARRAY[cardinality(p_keys)]);
+  ops := array_fill(NULL::uuid, ARRAY[cardinality(p_keys)]);
+  FOR r IN SELECT s.i, d.request = p_requests[s.i] AS is_same, d.answer, d.op
+      FROM unnest(v_seen) s(i) LEFT JOIN idempotency d ON d.key = p_keys[s.i] LOOP
+    verdicts[r.i] := CASE WHEN r.is_same IS NOT TRUE THEN 'mismatch' WHEN r.answer IS NULL THEN 'in_progress'
+      ELSE 'replay' END;
+    answers[r.i] := r.answer;
+    ops[r.i] := r.op;
+  END LOOP;
+  -- A batch is one request with one answer: what is wrong with one of its keys is wrong with all of it.
+  IF cardinality(p_batch) > 0 AND verdicts && '{mismatch,in_progress}' THEN
+    SELECT array_agg(coalesce(b.verdict, u.verdict) ORDER BY u.i) INTO v_wrong
+      FROM unnest(p_batch, verdicts) WITH ORDINALITY u(batch, verdict, i)
+      LEFT JOIN (
+        SELECT x.batch, CASE WHEN bool_or(x.verdict = 'in_progress') THEN 'in_progress' ELSE 'mismatch' END AS verdict
+        FROM unnest(p_batch, verdicts) x(batch, verdict) WHERE x.verdict IN ('mismatch', 'in_progress') GROUP BY x.batch
+      ) b ON b.batch = u.batch;
+    DELETE FROM idempotency d USING unnest(p_keys, p_ops, verdicts, v_wrong) u(key, op, verdict, wrong)
+      WHERE u.verdict IS NULL AND u.wrong IS NOT NULL AND d.key = u.key AND d.op = u.op;
+    verdicts := v_wrong;
+  END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.keys_applied(p_keys uuid[], p_ids uuid[], p_verdicts text[], p_results json[])
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
 AS $function$
 #variable_conflict use_column
 BEGIN
-  IF cardinality(p_told) IS DISTINCT FROM cardinality(p_verdicts) THEN
-    RAISE EXCEPTION 'the effect told of % items, not of %', coalesce(cardinality(p_told), 0), cardinality(p_verdicts)
-      USING ERRCODE = 'P0001';
+  IF cardinality(p_results) IS DISTINCT FROM cardinality(p_verdicts) THEN
+    RAISE EXCEPTION 'the effect returned % results for % items', coalesce(cardinality(p_results), 0),
+      cardinality(p_verdicts) USING ERRCODE = 'P0001';
   END IF;
   IF cardinality(p_keys) = 0 THEN RETURN; END IF;
-  UPDATE idempotency d SET answer = json_build_object('v', 'done', 'result', u.told)
-    FROM unnest(p_keys, p_ids, p_verdicts, p_told) u(key, op, verdict, told)
-    WHERE u.verdict = 2 AND d.key = u.key AND d.op = u.op;
+  UPDATE idempotency d SET answer = json_build_object('v', 'done', 'result', u.result)
+    FROM unnest(p_keys, p_ids, p_verdicts, p_results) u(key, op, verdict, result)
+    WHERE u.verdict = 'apply' AND d.key = u.key AND d.op = u.op;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.lane_paused(p_lane uuid)
@@ -1535,6 +1422,149 @@ BEGIN
     INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
       VALUES (p_lane, o.priority, o.stamp, o.type, o.head, o.depth, o.careful, o.queue, o.partition);
   END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.lanes_advance(p_lanes uuid[], p_heads bigint[], p_left bigint[], p_at timestamp with time zone, OUT queues text[], OUT partitions text[], OUT heads bigint[], OUT depths bigint[], OUT careful boolean[], OUT has_more boolean, OUT has_emptied boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  WITH moved AS (
+    UPDATE lanes l SET
+      head = greatest(l.head, u.head), depth = l.depth - u.gone,
+      running = false, moved_at = CASE WHEN u.gone > 0 THEN p_at ELSE l.moved_at END,
+      pace_ms = CASE WHEN u.gone = 0 THEN l.pace_ms ELSE
+        coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
+          * least(date_part('epoch', p_at - l.moved_at) * 1000 / u.gone, 3.6e6) END
+    FROM unnest(p_lanes, p_heads, p_left) u(lane, head, gone)
+    WHERE l.id = u.lane
+    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful
+  )
+  SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
+      bool_or(m.depth > 0), bool_or(m.depth = 0)
+    INTO queues, partitions, heads, depths, careful, has_more, has_emptied FROM moved m;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.lanes_append(p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_apply boolean, p_at timestamp with time zone, OUT tails bigint[], OUT depths bigint[], OUT running integer[], OUT paces real[], OUT blocked bigint[])
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  WITH up AS (
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at)
+    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.may_run THEN u.n ELSE 0 END, u.n,
+      CASE WHEN p_apply AND u.may_run THEN 0 ELSE u.n END, NOT p_apply AND u.may_run, p_at, p_at + interval '1 hour'
+    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run) u(id, queue, partition, n, may_run)
+    ON CONFLICT (id) DO UPDATE SET
+      tail = l.tail + excluded.tail,
+      -- excluded.head says that these may be applied at once.
+      head = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
+      depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
+      running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
+      moved_at = CASE WHEN l.depth = 0 THEN p_at ELSE l.moved_at END
+    RETURNING l.tail, l.depth, l.running, l.pace_ms,
+      -- How long its head is delayed or waits for its next attempt. How long a pause lasts is unknown.
+      CASE WHEN l.depth > 1 AND NOT l.running
+        THEN (SELECT (date_part('epoch', x.until - p_at) * 1000)::bigint FROM parked x
+          WHERE x.lane = l.id AND x.reason <> 'pause') END AS blocked_ms
+  )
+  SELECT array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1)),
+      array_agg(up.blocked_ms)
+    INTO tails, depths, running, paces, blocked FROM up;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.lanes_count(p_lanes uuid[], p_queues text[], p_partitions text[], p_lane integer[], p_reason text[], p_decided text[], OUT ids uuid[], OUT queues text[], OUT partitions text[], OUT counts bigint[], OUT may_run boolean[], OUT lane integer[], OUT rn bigint[])
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_kept int[];
+BEGIN
+  SELECT array_agg(coalesce(x.rn, 0) ORDER BY x.i) INTO rn FROM (
+    SELECT u.i, CASE WHEN u.decided IS NULL
+        THEN row_number() OVER (PARTITION BY u.lane, u.decided IS NULL ORDER BY u.i) END AS rn
+    FROM unnest(p_lane, p_decided) WITH ORDINALITY u(lane, decided, i)) x;
+  SELECT array_agg(x.lane), array_agg(x.n), array_agg(x.may_run) INTO v_kept, counts, may_run FROM (
+    SELECT u.lane, max(u.rn) AS n,
+      bool_or(u.rn = 1 AND u.reason IN ('', '+requested', '+still_running')) AS may_run
+    FROM unnest(p_lane, rn, p_reason) u(lane, rn, reason) WHERE u.rn > 0 GROUP BY u.lane ORDER BY u.lane) x;
+  SELECT array_agg(p_lanes[u.k]), array_agg(p_queues[u.k]), array_agg(p_partitions[u.k]) INTO ids, queues, partitions
+    FROM unnest(v_kept) u(k);
+  SELECT array_agg(CASE WHEN u.rn > 0 THEN array_position(v_kept, u.lane) ELSE 0 END) INTO lane
+    FROM unnest(p_lane, rn) u(lane, rn);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.lanes_ready(p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_depths bigint[], p_lane integer[], p_rn bigint[], p_verdicts text[], p_priority smallint[], p_stamps bigint[], p_delay_ms bigint[], p_type text[], p_seqs bigint[], p_at timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
+    SELECT p_ids[u.lane], u.priority, u.stamp, u.type, u.seq - 1, p_depths[u.lane], false, p_queues[u.lane],
+      p_partitions[u.lane]
+    FROM unnest(p_lane, p_rn, p_verdicts, p_priority, p_stamps, p_delay_ms, p_type, p_seqs)
+      u(lane, rn, verdict, priority, stamp, delay_ms, type, seq)
+    WHERE u.rn = 1 AND u.verdict = 'queue' AND u.delay_ms = 0 AND p_depths[u.lane] = p_counts[u.lane];
+  IF 0 < ANY (p_delay_ms) THEN
+    INSERT INTO parked (lane, until, reason)
+      SELECT p_ids[u.lane], p_at + u.delay_ms * interval '1 ms', 'delay'
+      FROM unnest(p_lane, p_rn, p_verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
+      WHERE u.rn = 1 AND u.verdict = 'queue' AND u.delay_ms > 0 AND p_depths[u.lane] = p_counts[u.lane];
+  END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.lanes_release(p_lanes uuid[], p_release boolean[], p_retry_ms bigint[], p_queues text[], p_partitions text[], p_heads bigint[], p_depths bigint[], p_careful boolean[], p_labels text[], p_paused boolean, p_at timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_levels bigint[] := ARRAY(
+    SELECT (SELECT x.stamp FROM ready x WHERE x.priority = p ORDER BY x.stamp LIMIT 1) FROM generate_series(1, 10) p);
+BEGIN
+  WITH next AS (
+    SELECT u.lane, CASE WHEN u.label IS NULL THEN u.retry_ms END AS retry_ms, u.queue, u.partition, u.head, u.depth,
+      u.careful, o.seq, o.priority, o.stamp AS was, greatest(o.stamp, v_levels[o.priority] + 1) AS stamp,
+      coalesce(u.label, o.type) AS type, o.not_before,
+      p_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
+        ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
+    FROM unnest(p_lanes, p_release, p_retry_ms, p_queues, p_partitions, p_heads, p_depths, p_careful, p_labels)
+        u(lane, release, retry_ms, queue, partition, head, depth, careful, label),
+      LATERAL (
+        SELECT x.seq, x.priority, x.stamp, x.type, x.not_before FROM ops x
+        WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1
+      ) o
+    WHERE u.release AND u.depth > 0
+  ), lifted AS (
+    UPDATE ops o SET stamp = n.stamp FROM next n WHERE n.stamp > n.was AND o.lane = n.lane AND o.seq = n.seq
+  ), put_aside AS (
+    INSERT INTO parked (lane, until, reason)
+    SELECT n.lane, CASE WHEN n.paused THEN 'infinity'::timestamptz
+        WHEN n.retry_ms IS NOT NULL THEN p_at + n.retry_ms * interval '1 ms' ELSE n.not_before END,
+      CASE WHEN n.paused THEN 'pause' WHEN n.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
+    FROM next n WHERE n.paused OR n.retry_ms IS NOT NULL OR n.not_before > p_at
+  )
+  INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
+    SELECT n.lane, n.priority, n.stamp, n.type, n.head, n.depth, n.careful, n.queue, n.partition FROM next n
+    WHERE NOT n.paused AND n.retry_ms IS NULL AND (n.not_before IS NULL OR n.not_before <= p_at);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.lease_take(p_worker uuid, p_ids uuid[], p_lane integer[], p_verdicts text[], p_seqs bigint[], p_at timestamp with time zone)
+ RETURNS bigint
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_fence bigint := nextval('fences');
+BEGIN
+  INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
+    SELECT v_fence, p_worker, array_agg(p_ids[u.lane]), array_agg(u.seq), p_at
+    FROM unnest(p_lane, p_verdicts, p_seqs) u(lane, verdict, seq) WHERE u.verdict = 'execute';
+  RETURN v_fence;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.leases_return(p_fences bigint[], p_charge boolean)
@@ -1592,6 +1622,26 @@ BEGIN
     PERFORM lane_requeue(r.lane);
   END LOOP;
   RETURN v_n;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.leases_shrink(p_fences bigint[], p_lanes uuid[], p_release boolean[])
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  DELETE FROM leases l USING (
+      SELECT x.fence, count(*) AS n FROM unnest(p_fences, p_release) x(fence, release) WHERE x.release GROUP BY x.fence
+    ) u WHERE l.fence = u.fence AND cardinality(l.lanes) = u.n;
+  UPDATE leases l SET lanes = k.lanes, uptos = k.uptos
+    FROM (SELECT DISTINCT x.fence FROM unnest(p_fences, p_release) x(fence, release) WHERE x.release) f,
+      LATERAL (
+        SELECT coalesce(array_agg(z.lane), '{}') AS lanes, coalesce(array_agg(z.upto), '{}') AS uptos
+        FROM leases q, unnest(q.lanes, q.uptos) z(lane, upto)
+        WHERE q.fence = f.fence AND NOT EXISTS (
+          SELECT FROM unnest(p_lanes, p_release) g(lane, release) WHERE g.release AND g.lane = z.lane)
+      ) k
+    WHERE l.fence = f.fence;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.ledger_append(p_types text[], p_actors text[], p_traces text[], p_payloads text[])
@@ -1932,6 +1982,29 @@ BEGIN
         WHERE r.grp = g.id AND r.at <= clock());
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.mq_duplicates(p_verdicts text[], p_partitions uuid[], p_item integer[], p_ids uuid[], p_transactions text[], p_failed text[], p_parts uuid[], p_tails bigint[], p_counts bigint[])
+ RETURNS uuid[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_dup uuid[] := array_fill(NULL::uuid, ARRAY[cardinality(p_item)]);
+  r record;
+BEGIN
+  DELETE FROM mq_messages m USING unnest(p_parts, p_tails, p_counts) p(id, tail, n)
+    WHERE m.partition = p.id AND m.seq > p.tail - p.n;
+  FOR r IN
+    SELECT u.k, coalesce(m.id, first_value(u.id) OVER w) AS there, m.id IS NOT NULL OR row_number() OVER w > 1 AS dup
+    FROM unnest(p_item, p_ids, p_transactions, p_failed) WITH ORDINALITY u(item, id, tx, failed, k)
+      LEFT JOIN mq_messages m ON m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL
+    WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
+  LOOP
+    IF r.dup THEN v_dup[r.k] := r.there; END IF;
+  END LOOP;
+  RETURN v_dup;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.mq_end(p_partition uuid, p_grp integer, p_done bigint[] DEFAULT '{}'::bigint[])
  RETURNS uuid
  LANGUAGE plpgsql
@@ -2067,6 +2140,48 @@ AS $function$
   SELECT CASE WHEN p_holes = '{}' THEN 0
     ELSE (SELECT count(*) FROM unnest(p_holes) h WHERE h > p_behind AND NOT h = ANY (p_done)) END
 $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_insert(p_verdicts text[], p_partitions uuid[], p_item integer[], p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text[], p_failed text[], p_dup uuid[], p_parts uuid[], p_tails bigint[], p_counts bigint[], p_at timestamp with time zone)
+ RETURNS bigint
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_inserted bigint;
+BEGIN
+  INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
+    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, p_at
+    FROM (
+      SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
+        row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
+      FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, p_payloads, p_failed, p_dup) WITH ORDINALITY
+        u(item, id, tx, trace, sealed, payload, failed, dup, k)
+      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL AND u.dup IS NULL
+    ) m JOIN unnest(p_parts, p_tails, p_counts) p(id, tail, n) ON p.id = m.part
+    ON CONFLICT (partition, transaction_id) WHERE grp IS NULL DO NOTHING;
+  GET DIAGNOSTICS v_inserted = ROW_COUNT;
+  RETURN v_inserted;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_number(p_verdicts text[], p_partitions uuid[], p_queue integer[], p_names text[], p_item integer[], p_failed text[], p_at timestamp with time zone, OUT parts uuid[], OUT tails bigint[], OUT counts bigint[], OUT owners integer[], OUT expected bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  WITH n AS (
+    SELECT p_partitions[u.item] AS part, min(u.item) AS item, count(*) AS n
+    FROM unnest(p_item, p_failed) u(item, failed)
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1 ORDER BY 1
+  ), up AS (
+    INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at)
+    SELECT n.part, p_queue[n.item], p_names[n.item], n.n, p_at, p_at FROM n
+    ON CONFLICT (id) DO UPDATE SET tail = p.tail + excluded.tail, pushed_at = p_at
+    RETURNING p.id, p.tail, p.queue
+  )
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(n.n), array_agg(up.queue), coalesce(sum(n.n), 0)
+    INTO parts, tails, counts, owners, expected FROM up JOIN n ON n.part = up.id;
+END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_pop(p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch integer, p_partitions integer, p_auto boolean, p_lease uuid, p_mode text, p_from timestamp with time zone, p_bytes integer, p_flush integer, OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix integer[], OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[], OUT payloads text, OUT created_ms bigint[], OUT tries integer[], OUT due_ms bigint, OUT leased boolean, OUT more boolean, OUT missing integer[])
  RETURNS record
@@ -2240,7 +2355,89 @@ BEGIN
   due_ms := ceil(extract(epoch FROM v_due - clock()) * 1000);
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.mq_pushed(p_verdicts smallint[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item integer[], p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text, p_queued boolean)
+CREATE OR REPLACE FUNCTION spillway.mq_push_check(p_verdicts text[], p_queue integer[], p_partitions uuid[], p_item integer[], p_transactions text[], p_sealed boolean[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_failed text[] := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
+  v_first bigint[]; v_left bigint; v_most bigint; v_asked bigint; r record;
+BEGIN
+  -- A message that exists already, or comes twice, takes no room: 0, or the number of the first.
+  SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
+    SELECT u.k,
+      first_value(u.k) OVER (
+        PARTITION BY p_verdicts[u.item] = 'apply', p_partitions[u.item], u.tx ORDER BY u.k) AS first,
+      EXISTS (SELECT FROM mq_messages m
+        WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
+    FROM unnest(p_item, p_transactions) WITH ORDINALITY u(item, tx, k)
+  ) x;
+  FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q
+      WHERE q.id = ANY (p_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
+    IF r.max_size > 0 THEN
+      -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so it is counted only
+      -- if the last count and what came since leave none.
+      SELECT q.size_most INTO v_most FROM mq_queues q WHERE q.id = r.id FOR NO KEY UPDATE;
+      SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k)
+        WHERE p_queue[u.item] = r.id AND u.first = u.k;
+      IF v_most IS NULL OR v_most + v_asked > r.max_size THEN v_most := mq_size(r.id); END IF;
+      v_left := r.max_size - v_most;
+    END IF;
+    FOR i IN 1 .. cardinality(p_item) LOOP
+      CONTINUE WHEN p_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 'apply';
+      IF r.encryption_enabled AND NOT p_sealed[i] THEN
+        v_failed[i] := 'encryption_required';
+      ELSIF r.max_size > 0 THEN
+        CONTINUE WHEN v_first[i] = 0;
+        IF v_first[i] < i THEN v_failed[i] := v_failed[v_first[i]];
+        ELSIF v_left <= 0 THEN v_failed[i] := 'queue_full';
+        ELSE v_left := v_left - 1; END IF;
+      END IF;
+    END LOOP;
+    IF r.max_size > 0 THEN UPDATE mq_queues q SET size_most = r.max_size - v_left WHERE q.id = r.id; END IF;
+  END LOOP;
+  RETURN v_failed;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_push_ready(p_parts uuid[], p_tails bigint[], p_counts bigint[], p_owners integer[], p_at timestamp with time zone)
+ RETURNS boolean
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  INSERT INTO mq_ready (partition, grp, at, head)
+    SELECT p.id, g.id, p_at + greatest(q.delay_seconds, q.window_seconds) * interval '1 second',
+      CASE WHEN c.head IS NULL THEN p.tail - p.n END
+    FROM unnest(p_parts, p_tails, p_counts, p_owners) p(id, tail, n, queue)
+      JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = p.queue
+      LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
+    WHERE p.n > 0 AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= p.tail - p.n
+      ELSE p.id > g.reached IS NOT TRUE
+        AND (SELECT x.grp FROM mq_ready x WHERE x.partition = p.id AND x.grp = g.id) IS NULL END
+    ON CONFLICT (partition, grp) DO NOTHING;
+  RETURN FOUND;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_push_results(p_verdicts text[], p_item integer[], p_ids uuid[], p_failed text[], p_dup uuid[])
+ RETURNS json[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  RETURN (SELECT array_agg(CASE WHEN p_verdicts[i.i] = 'apply' THEN x.result END ORDER BY i.i)
+    FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (
+      SELECT m.item, json_build_object('ids', json_agg(coalesce(m.dup, m.id) ORDER BY m.k),
+        'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL),
+        'failed', json_object_agg(m.n, m.failed) FILTER (WHERE m.failed IS NOT NULL)) AS result
+      FROM (
+        SELECT u.item, u.id, u.failed, u.dup, u.k, row_number() OVER (PARTITION BY u.item ORDER BY u.k) - 1 AS n
+        FROM unnest(p_item, p_ids, p_failed, p_dup) WITH ORDINALITY u(item, id, failed, dup, k)
+      ) m GROUP BY m.item
+    ) x ON x.item = i.i);
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_pushed(p_verdicts text[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item integer[], p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text, p_queued boolean)
  RETURNS json[]
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -2251,154 +2448,47 @@ AS $function$
 DECLARE
   t timestamptz := clock();
   v_payloads text[] := string_to_array(p_payloads, E'\x1e');
-  v_queue int[]; v_strict boolean; v_new boolean; v_first bigint[]; v_failed text[]; v_dup uuid[];
-  v_parts uuid[]; v_tails bigint[]; v_counts bigint[]; v_owners int[];
-  v_expected bigint; v_inserted bigint; v_left bigint; v_most bigint; v_asked bigint;
-  told json[]; r record;
+  v_queue int[]; v_strict boolean; v_new boolean; v_failed text[]; v_dup uuid[]; v_inserted bigint;
+  n record;
 BEGIN
-  IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
-  -- Until all are guarded: one that is deleted while this waits is made anew.
+  IF NOT 'apply' = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
+  -- Until all are guarded: a queue that is deleted while this waits is created again.
   LOOP
-    SELECT array_agg(coalesce(q.id, mq_queue(u.name))
-        ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
+    SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i),
+        coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
       INTO v_queue, v_strict, v_new
       FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
     EXIT WHEN mq_guard(v_queue, false);
   END LOOP;
-
-  -- 1. What may not be stored: as plain text where the queue is sealed, and beyond the queue's size.
   IF v_strict THEN
-    v_failed := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
-    -- One that is there already, or comes twice, takes no room.
-    SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
-      SELECT u.k, first_value(u.k) OVER (PARTITION BY p_verdicts[u.item] = 2, p_partitions[u.item], u.tx
-          ORDER BY u.k) AS first,
-        EXISTS (SELECT FROM mq_messages m
-            WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
-      FROM unnest(p_item, p_transactions) WITH ORDINALITY u(item, tx, k)
-    ) x;
-    FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q
-      WHERE q.id = ANY (v_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
-      IF r.max_size > 0 THEN
-        -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so that it is
-        -- counted only when what was counted last, and has come since, leaves none.
-        SELECT q.size_most INTO v_most FROM mq_queues q WHERE q.id = r.id FOR NO KEY UPDATE;
-        SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k)
-          WHERE v_queue[u.item] = r.id AND u.first = u.k;
-        IF v_most IS NULL OR v_most + v_asked > r.max_size THEN v_most := mq_size(r.id); END IF;
-        v_left := r.max_size - v_most;
-      END IF;
-      FOR i IN 1 .. cardinality(p_item) LOOP
-        CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 2;
-        IF r.encryption_enabled AND NOT p_sealed[i] THEN v_failed[i] := 'encryption_required';
-        ELSIF r.max_size > 0 THEN
-          CONTINUE WHEN v_first[i] = 0;
-          IF v_first[i] < i THEN v_failed[i] := v_failed[v_first[i]];
-          ELSIF v_left <= 0 THEN v_failed[i] := 'queue_full'; ELSE v_left := v_left - 1; END IF;
-        END IF;
-      END LOOP;
-      IF r.max_size > 0 THEN UPDATE mq_queues q SET size_most = r.max_size - v_left WHERE q.id = r.id; END IF;
-    END LOOP;
-    -- From the queue there is nobody to tell: the operation fails, and comes again, or is kept as a dead letter.
+    v_failed := mq_push_check(p_verdicts, v_queue, p_partitions, p_item, p_transactions, p_sealed);
+    -- A queued push has no caller to answer: the operation fails, and is retried or becomes a dead letter.
     IF p_queued AND (SELECT bool_or(f IS NOT NULL) FROM unnest(v_failed) f) THEN
       RAISE EXCEPTION '%', (SELECT f FROM unnest(v_failed) f WHERE f IS NOT NULL LIMIT 1) USING ERRCODE = 'SP001';
     END IF;
   END IF;
-
-  -- 2. Numbers, under the partitions' rows, in the order of their ids.
-  WITH n AS (
-    SELECT p_partitions[u.item] AS part, min(u.item) AS item, count(*) AS n
-      FROM unnest(p_item, v_failed) u(item, failed)
-    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1 ORDER BY 1
-  ), up AS (
-    INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at)
-    SELECT n.part, v_queue[n.item], p_names[n.item], n.n, t, t FROM n
-    ON CONFLICT (id) DO UPDATE SET tail = p.tail + excluded.tail, pushed_at = t
-    RETURNING p.id, p.tail, p.queue
-  )
-  SELECT array_agg(up.id), array_agg(up.tail), array_agg(n.n), array_agg(up.queue), coalesce(sum(n.n), 0)
-    INTO v_parts, v_tails, v_counts, v_owners, v_expected FROM up JOIN n ON n.part = up.id;
-
-  -- 3. The messages. A time under the lock: times stand in the order of the numbers. In whole milliseconds, as it is
-  -- told: who asks for what came from such a time on gets it.
+  n := mq_number(p_verdicts, p_partitions, v_queue, p_names, p_item, v_failed, t);
+  -- A time under the lock: times are in the order of the numbers. In whole milliseconds, as it is reported: a reader
+  -- who asks for what came from such a time on gets it.
   t := date_trunc('milliseconds', clock());
-  WITH m AS (
-    SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
-      row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
-    FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed) WITH ORDINALITY u(item, id,
-        tx, trace, sealed, payload, failed, k)
-    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
-  ), ins AS (
-    INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
-    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
-    FROM m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part
-    ON CONFLICT (partition, transaction_id) WHERE grp IS NULL DO NOTHING
-    RETURNING 1
-  ) SELECT count(*) INTO v_inserted FROM ins;
-
-  -- 4. Some were there already: once more, without them, so that the numbers have no gaps.
-  IF v_inserted < v_expected THEN
-    DELETE FROM mq_messages m USING unnest(v_parts, v_tails, v_counts) p(id, tail, n)
-      WHERE m.partition = p.id AND m.seq > p.tail - p.n;
-    v_dup := array_fill(NULL::uuid, ARRAY[cardinality(p_item)]);
-    FOR r IN
-      SELECT u.k, coalesce(m.id, first_value(u.id) OVER w) AS there, m.id IS NOT NULL OR row_number() OVER w > 1 AS dup
-      FROM unnest(p_item, p_ids, p_transactions, v_failed) WITH ORDINALITY u(item, id, tx, failed, k)
-        LEFT JOIN mq_messages m ON m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
-      WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
-    LOOP
-      IF r.dup THEN v_dup[r.k] := r.there; END IF;
-    END LOOP;
-    WITH n AS (
-      SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n
-        FROM unnest(p_item, v_failed, v_dup) u(item, failed, dup)
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1
-    ), up AS (
-      UPDATE mq_partitions p SET tail = p.tail - x.n + n.n
-        FROM n JOIN unnest(v_parts, v_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
-      RETURNING p.id, p.tail, n.n, p.queue
-    ) SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.n), array_agg(up.queue)
-    INTO v_parts, v_tails, v_counts, v_owners FROM up;
-    INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
-    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
-    FROM (
-      SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
-        row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
-      FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed,
-          v_dup) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, dup, k)
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL AND u.dup IS NULL
-    ) m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part;
+  v_inserted := mq_insert(p_verdicts, p_partitions, p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads,
+    v_failed, v_dup, n.parts, n.tails, n.counts, t);
+  -- Some exist already: once more, without them, so that the numbers have no gaps.
+  IF v_inserted < n.expected THEN
+    v_dup := mq_duplicates(p_verdicts, p_partitions, p_item, p_ids, p_transactions, v_failed, n.parts, n.tails,
+      n.counts);
+    n := mq_renumber(p_verdicts, p_partitions, p_item, v_failed, v_dup, n.parts, n.counts);
+    v_inserted := mq_insert(p_verdicts, p_partitions, p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads,
+      v_failed, v_dup, n.parts, n.tails, n.counts, t);
+    IF v_inserted < n.expected THEN
+      RAISE EXCEPTION 'stored % messages where % were expected', v_inserted, n.expected USING ERRCODE = 'XX000';
+    END IF;
   END IF;
-
-  -- 5. Groups that had read everything have something to read. A statement of its own: what the partition's lock
-  -- waited for is seen here.
-  INSERT INTO mq_ready (partition, grp, at, head)
-  SELECT p.id, g.id, t + greatest(q.delay_seconds, q.window_seconds) * interval '1 second', CASE
-    WHEN c.head IS NULL THEN p.tail - p.n END
-  FROM unnest(v_parts, v_tails, v_counts, v_owners) p(id, tail, n, queue) JOIN mq_queues q ON q.id = p.queue
-  JOIN mq_groups g ON g.queue = p.queue
-    LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
-  WHERE p.n > 0 AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= p.tail - p.n
-    ELSE p.id > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x
-        WHERE x.partition = p.id AND x.grp = g.id) IS NULL END
-  ON CONFLICT (partition, grp) DO NOTHING;
-  -- Who waits elsewhere is told with the commit; while all groups have something to read, nobody waits.
-  IF FOUND OR v_new THEN
-    PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners)));
+  -- Other processes are notified with the commit. While all groups have something to read, nobody waits.
+  IF mq_push_ready(n.parts, n.tails, n.counts, n.owners, t) OR v_new THEN
+    PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (n.owners)));
   END IF;
-
-  SELECT array_agg(CASE WHEN p_verdicts[i.i] = 2 THEN x.told END ORDER BY i.i) INTO told
-  FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (
-    SELECT m.item, json_build_object('ids', json_agg(coalesce(m.dup, m.id) ORDER BY m.k),
-      'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL), 'failed',
-        json_object_agg(m.n, m.failed) FILTER (WHERE m.failed IS NOT NULL)) AS told
-    FROM (
-      SELECT u.item, u.id, u.failed, u.dup, u.k, row_number() OVER (PARTITION BY u.item ORDER BY u.k) - 1 AS n
-      FROM unnest(p_item, p_ids, v_failed, v_dup) WITH ORDINALITY u(item, id, failed, dup, k)
-    ) m GROUP BY m.item
-  ) x ON x.item = i.i;
-  RETURN told;
+  RETURN mq_push_results(p_verdicts, p_item, p_ids, v_failed, v_dup);
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_queue(p_name text)
@@ -2455,6 +2545,25 @@ BEGIN
   END LOOP;
   PERFORM mq_unlease(v_leases, v_parts);
   RETURN true;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.mq_renumber(p_verdicts text[], p_partitions uuid[], p_item integer[], p_failed text[], p_dup uuid[], p_parts uuid[], p_counts bigint[], OUT parts uuid[], OUT tails bigint[], OUT counts bigint[], OUT owners integer[], OUT expected bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  WITH n AS (
+    SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n
+    FROM unnest(p_item, p_failed, p_dup) u(item, failed, dup)
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1
+  ), up AS (
+    UPDATE mq_partitions p SET tail = p.tail - x.n + n.n
+    FROM n JOIN unnest(p_parts, p_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
+    RETURNING p.id, p.tail, n.n, p.queue
+  )
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.n), array_agg(up.queue), coalesce(sum(up.n), 0)
+    INTO parts, tails, counts, owners, expected FROM up;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.mq_replay(p_id uuid)
@@ -2803,6 +2912,82 @@ BEGIN
   RETURN v_n;
 END $function$;
 
+CREATE OR REPLACE FUNCTION spillway.ops_complete(p_lanes uuid[], p_from bigint[], p_heads bigint[], p_ago_ms bigint[], p_queues text[], p_partitions text[], p_at timestamp with time zone)
+ RETURNS bigint
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_gone bigint;
+BEGIN
+  WITH gone AS (
+    DELETE FROM ops o
+    USING unnest(p_lanes, p_from, p_heads, p_ago_ms, p_queues, p_partitions) u(lane, base, head, ago, queue, partition)
+    WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
+    RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, u.queue,
+      u.partition, u.ago
+  )
+  INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at,
+      attempts, max_attempts, error, trace)
+    SELECT g.id, p_at, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at,
+      p_at - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
+    FROM gone g;
+  GET DIAGNOSTICS v_gone = ROW_COUNT;
+  RETURN v_gone;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.ops_finish(r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[], r_counted boolean[], p_at timestamp with time zone)
+ RETURNS bigint
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_gone bigint;
+BEGIN
+  WITH gone AS (
+    DELETE FROM ops o
+    USING unnest(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted)
+      u(lane, seq, status, result, error, ago, counted)
+    WHERE o.lane = u.lane AND o.seq = u.seq
+    RETURNING o.*, u.status, u.result, u.error AS why, u.ago, u.counted
+  ), kept AS (
+    INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at,
+        attempts, max_attempts, error, result, trace)
+    SELECT g.id, p_at, g.status, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
+      CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why,
+      g.result::json, g.trace
+    FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
+    RETURNING 1
+  ), died AS (
+    INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at,
+        started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
+    SELECT g.id, p_at, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
+      CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts,
+      g.timeout_ms, g.why, g.result::json, g.trace, g.gate
+    FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
+    RETURNING 1
+  )
+  SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM died) INTO v_gone;
+  RETURN v_gone;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.ops_retry(p_lanes uuid[], p_heads bigint[], p_retry_ms bigint[], p_errors text[], p_labels text[], p_at timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END,
+      error = coalesce(u.error, o.error), started_at = NULL,
+      not_before = CASE WHEN u.label IS NULL THEN p_at + u.retry_ms * interval '1 ms' END
+    FROM (
+      SELECT x.lane, n.seq, x.retry_ms, x.error, x.label
+      FROM unnest(p_lanes, p_heads, p_retry_ms, p_errors, p_labels) x(lane, head, retry_ms, error, label),
+        LATERAL (SELECT y.seq FROM ops y WHERE y.lane = x.lane AND y.seq > x.head ORDER BY y.seq LIMIT 1) n
+      WHERE x.retry_ms IS NOT NULL OFFSET 0
+    ) u WHERE o.lane = u.lane AND o.seq = u.seq;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.pause(p_queue text, p_partition text)
  RETURNS void
  LANGUAGE sql
@@ -2811,10 +2996,19 @@ AS $function$
   INSERT INTO pauses (queue, partition, since) VALUES (p_queue, p_partition, clock()) ON CONFLICT DO NOTHING
 $function$;
 
+CREATE OR REPLACE FUNCTION spillway.pause_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_type text)
+ RETURNS boolean[]
+ LANGUAGE sql
+ STABLE
+AS $function$
+  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type
+      ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
+  FROM unnest(p_queues, p_partitions, p_may_run) WITH ORDINALITY u(queue, partition, may_run, i)
+$function$;
+
 CREATE OR REPLACE FUNCTION spillway.pause_guard()
  RETURNS boolean
  LANGUAGE plpgsql
- SET search_path TO 'spillway'
 AS $function$
 BEGIN
   IF NOT EXISTS (SELECT FROM pauses) THEN RETURN false; END IF;
@@ -2912,7 +3106,7 @@ AS $function$
         WHERE l.type = 'petition.submission.received')
 $function$;
 
-CREATE OR REPLACE FUNCTION spillway.petitions_blocked(p_verdicts smallint[], p_submitters text[], p_traces text[])
+CREATE OR REPLACE FUNCTION spillway.petitions_blocked(p_verdicts text[], p_submitters text[], p_traces text[])
  RETURNS json
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -2926,7 +3120,7 @@ BEGIN
   WITH blocked AS (
     SELECT u.who, count(*) AS n, (array_agg(u.trace))[1] AS trace
       FROM unnest(p_verdicts, p_submitters, p_traces) u(verdict, who, trace)
-    WHERE u.verdict = 4 GROUP BY u.who
+    WHERE u.verdict = 'rate_limited' GROUP BY u.who
   ), known AS MATERIALIZED (
     SELECT x.submitter, x.minute, x.pending FROM petition_blocks x WHERE x.submitter IN (SELECT b.who FROM blocked b)
       FOR UPDATE
@@ -2962,7 +3156,7 @@ BEGIN
   RETURN v_n;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.petitions_submitted(p_verdicts smallint[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[], p_traces text[], p_payloads text[])
+CREATE OR REPLACE FUNCTION spillway.petitions_submitted(p_verdicts text[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[], p_realms text[], p_submitters text[], p_traces text[], p_payloads text[])
  RETURNS json[]
  LANGUAGE plpgsql
  SET search_path TO 'spillway'
@@ -2977,10 +3171,10 @@ DECLARE
   told json[]; v_state json;
 BEGIN
   -- No ORDER BY: a function scan gives its rows in order.
-  SELECT count(*) FILTER (WHERE u.verdict = 2), coalesce(bool_or(u.verdict = 4), false),
-         array_agg('submitter:' || u.submitter) FILTER (WHERE u.verdict = 2),
-         array_agg(u.trace) FILTER (WHERE u.verdict = 2), array_agg(u.payload) FILTER (WHERE u.verdict = 2),
-         array_agg(CASE WHEN u.verdict = 2 THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"'
+  SELECT count(*) FILTER (WHERE u.verdict = 'apply'), coalesce(bool_or(u.verdict = 'rate_limited'), false),
+         array_agg('submitter:' || u.submitter) FILTER (WHERE u.verdict = 'apply'),
+         array_agg(u.trace) FILTER (WHERE u.verdict = 'apply'), array_agg(u.payload) FILTER (WHERE u.verdict = 'apply'),
+         array_agg(CASE WHEN u.verdict = 'apply' THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"'
                || u.type || '","content_hash":"' || u.hash
            || '","realm":' || coalesce(to_json(u.realm)::text, 'null') || ',"created_at":"' || v_at || '"}')::json END)
     INTO v_n, v_limited, v_actors, v_traces, v_payloads, told
@@ -2991,13 +3185,13 @@ BEGIN
       SELECT u.id, u.type, 'RECEIVED', u.text, u.hash, u.realm, u.submitter, t, t
       FROM unnest(p_verdicts, p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(verdict, id, type, text,
           hash, realm, submitter)
-      WHERE u.verdict = 2;
+      WHERE u.verdict = 'apply';
     UPDATE petition_states s SET n = s.n + v_n WHERE s.state = 'RECEIVED';
     PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[v_n]), v_actors, v_traces, v_payloads);
   END IF;
   IF v_limited THEN
     v_state := petitions_blocked(p_verdicts, p_submitters, p_traces);
-    SELECT array_agg(CASE WHEN u.verdict = 4 THEN v_state ELSE u.told END) INTO told
+    SELECT array_agg(CASE WHEN u.verdict = 'rate_limited' THEN v_state ELSE u.told END) INTO told
       FROM unnest(p_verdicts, told) u(verdict, told);
   END IF;
   RETURN told;
@@ -3169,6 +3363,147 @@ AS $function$
   WHERE later <= p_below
 $function$;
 
+CREATE OR REPLACE FUNCTION spillway.rates_asked(p_ix integer[], p_item integer[], p_decided text[], p_keys integer)
+ RETURNS integer[]
+ LANGUAGE sql
+ STABLE
+AS $function$
+  SELECT array_agg(coalesce(x.n, 0)::int ORDER BY k.i) FROM generate_series(1, p_keys) k(i)
+    LEFT JOIN (SELECT u.ix, count(*) AS n FROM unnest(p_ix, p_item) WITH ORDINALITY u(ix, item, i)
+      WHERE p_decided[coalesce(u.item, u.i)] IS NULL GROUP BY u.ix) x ON x.ix = k.i
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.rates_return(p_keys uuid[], p_asked integer[], p_gave integer[])
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  UPDATE rates x SET total = x.total - u.back,
+      counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back)
+    FROM unnest(p_keys, p_asked, p_gave) k(key, asked, gave), LATERAL (SELECT k.asked - k.gave) u(back)
+    WHERE x.key = k.key AND u.back > 0;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rates_status(p_ix integer[], p_item integer[], p_items integer, p_verdicts text[], p_left integer[], p_gave integer[], p_waits_ms bigint[], OUT tiers integer[], OUT rates_left bigint[], OUT rates_reset_ms bigint[])
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  r record;
+BEGIN
+  IF cardinality(p_item) = 0 THEN
+    SELECT array_agg(u.i), array_agg(greatest(0, p_left[u.ix] - p_gave[u.ix])), array_agg(p_waits_ms[u.ix])
+      INTO tiers, rates_left, rates_reset_ms FROM unnest(p_ix) WITH ORDINALITY u(ix, i);
+    RETURN;
+  END IF;
+  tiers := array_fill(NULL::int, ARRAY[p_items]);
+  rates_left := array_fill(NULL::bigint, ARRAY[p_items]);
+  rates_reset_ms := array_fill(NULL::bigint, ARRAY[p_items]);
+  FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, greatest(0, k.left_now) AS left_now, k.wait
+      FROM unnest(p_item, p_ix) WITH ORDINALITY u(item, ix, i),
+        LATERAL (SELECT p_left[u.ix] - p_gave[u.ix] AS left_now, p_waits_ms[u.ix] AS wait) k
+      ORDER BY u.item, least(1, greatest(0, k.left_now)),
+        CASE WHEN p_verdicts[u.item] = 'rate_limited' THEN - k.wait END, k.left_now, u.i LOOP
+    tiers[r.item] := r.tier; rates_left[r.item] := r.left_now; rates_reset_ms[r.item] := r.wait;
+  END LOOP;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rates_take(p_keys uuid[], p_asked integer[], p_limits integer[], p_windows integer[], p_keep integer[], p_at timestamp with time zone, OUT left_now integer[], OUT waits_ms bigint[], OUT is_tight boolean, OUT is_odd boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_minute int := floor(extract(epoch FROM p_at) / 60)::int;
+  v_longer boolean;
+BEGIN
+  WITH up AS (
+    INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at, sweep_at)
+    SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, p_at + k.keep * interval '1 minute',
+      p_at + k.keep * interval '1 minute'
+    FROM unnest(p_keys, p_asked, p_windows, p_keep) k(key, n, win, keep)
+    ON CONFLICT (key) DO UPDATE SET
+      minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
+        THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
+        ELSE rate_minutes(x.minutes, v_minute,
+          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at)) END,
+      counts = CASE WHEN x.minutes[1] > v_minute - excluded.win
+        THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute
+          THEN x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] + excluded.total)
+          ELSE x.counts || excluded.total END
+        ELSE rate_counts(x.minutes, x.counts, v_minute,
+          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at), excluded.total) END,
+      total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total
+        ELSE rate_used(x.minutes, x.counts, v_minute,
+          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at))::int END,
+      win = rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at),
+      expires_at = greatest(x.expires_at, excluded.expires_at)
+    RETURNING x.total, x.minutes[1] AS first, x.counts[1] AS first_n
+  ), seen AS (
+    SELECT array_agg(up.total) AS totals, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns FROM up
+  )
+  SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false), bool_or(u.first_n = 0),
+      bool_or(u.first <= v_minute - u.win),
+      array_agg(greatest(1, ceil(((u.first + u.win)::bigint * 60 - date_part('epoch', p_at)) * 1000))::bigint)
+    INTO left_now, is_tight, is_odd, v_longer, waits_ms
+    FROM seen, unnest(seen.totals, p_asked, p_limits, p_windows, seen.firsts, seen.first_ns)
+      u(total, asked, most, win, first, first_n);
+  IF v_longer THEN
+    -- Only what is in the window of this process counts here.
+    is_odd := true;
+    SELECT array_agg(u.most - (k.used - u.asked) ORDER BY u.i), bool_or(k.used > u.most) INTO left_now, is_tight
+      FROM unnest(p_keys, p_asked, p_limits, p_windows) WITH ORDINALITY u(key, asked, most, win, i)
+      JOIN rates x ON x.key = u.key,
+        LATERAL (SELECT rate_used(x.minutes, x.counts, v_minute, u.win)::int) k(used);
+  END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.rates_waits(p_keys uuid[], p_limits integer[], p_windows integer[], p_at timestamp with time zone)
+ RETURNS bigint[]
+ LANGUAGE sql
+ STABLE
+AS $function$
+  SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, p_at, u.win, greatest(0, least(u.most,
+      rate_used(x.minutes, x.counts, floor(extract(epoch FROM p_at) / 60)::int, u.win)) - 1)), 1) ORDER BY u.i)
+  FROM unnest(p_keys, p_windows, p_limits) WITH ORDINALITY u(key, win, most, i) JOIN rates x ON x.key = u.key
+$function$;
+
+CREATE OR REPLACE FUNCTION spillway.ration(p_gates text[], p_names text[], p_gates_left bigint[], p_rate_ix integer[], p_rate_item integer[], p_rates_left integer[], p_decided text[], p_items integer, OUT verdicts text[], OUT gates_gave bigint[], OUT rates_gave integer[])
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+DECLARE
+  v_gate int; v_tiers int[]; v_fits boolean; v_tier int;
+BEGIN
+  verdicts := coalesce(p_decided, array_fill(NULL::text, ARRAY[p_items]));
+  gates_gave := array_fill(0::bigint, ARRAY[coalesce(cardinality(p_names), 0)]);
+  rates_gave := array_fill(0, ARRAY[coalesce(cardinality(p_rates_left), 0)]);
+  FOR v_item IN 1 .. p_items LOOP
+    CONTINUE WHEN verdicts[v_item] IS NOT NULL;
+    v_gate := CASE WHEN p_gates[v_item] IS NOT NULL THEN array_position(p_names, p_gates[v_item]) END;
+    IF v_gate IS NOT NULL AND p_gates_left[v_gate] - gates_gave[v_gate] <= 0 THEN
+      verdicts[v_item] := 'capacity_full';
+      CONTINUE;
+    END IF;
+    v_tiers := ARRAY(SELECT u.ix FROM unnest(p_rate_ix, p_rate_item) WITH ORDINALITY u(ix, item, i)
+      WHERE coalesce(u.item, u.i) = v_item);
+    v_fits := true;
+    FOREACH v_tier IN ARRAY v_tiers LOOP
+      v_fits := v_fits AND p_rates_left[v_tier] - rates_gave[v_tier] > 0;
+    END LOOP;
+    IF NOT v_fits THEN
+      verdicts[v_item] := 'rate_limited';
+      CONTINUE;
+    END IF;
+    IF v_gate IS NOT NULL THEN gates_gave[v_gate] := gates_gave[v_gate] + 1; END IF;
+    FOREACH v_tier IN ARRAY v_tiers LOOP
+      rates_gave[v_tier] := rates_gave[v_tier] + 1;
+    END LOOP;
+  END LOOP;
+END $function$;
+
 CREATE OR REPLACE FUNCTION spillway.ready_types(p_types text[])
  RETURNS text[]
  LANGUAGE plpgsql
@@ -3289,12 +3624,12 @@ BEGIN
   RETURN v_n;
 END $function$;
 
-CREATE OR REPLACE FUNCTION spillway.rt_admit(p_verdicts smallint[], p_seqs bigint[])
+CREATE OR REPLACE FUNCTION spillway.rt_admit(p_verdicts text[], p_seqs bigint[])
  RETURNS json[]
  LANGUAGE sql
  STABLE
 AS $function$
-  SELECT array_agg(CASE WHEN u.verdict = 2 THEN '{}'::json END) FROM unnest(p_verdicts) u(verdict)
+  SELECT array_agg(CASE WHEN u.verdict = 'apply' THEN '{}'::json END) FROM unnest(p_verdicts) u(verdict)
 $function$;
 
 CREATE OR REPLACE FUNCTION spillway.rt_block_put(p_type text, p_version text, p_body text, p_replace boolean, p_max integer, OUT outcome text, OUT created_at timestamp with time zone, OUT updated_at timestamp with time zone)
@@ -3464,189 +3799,40 @@ AS $function$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  v_lost bigint[];
-  v_gone bigint;
-  v_queues text[]; v_partitions text[]; v_heads bigint[]; v_depths bigint[]; v_careful boolean[];
-  v_more boolean; v_emptied boolean; v_levels bigint[];
-  v_release boolean[] := s_release;
-  v_leave text[];
-  v_k int;
+  v_lost bigint[]; v_leave text[]; v_gone bigint; v_release boolean[] := s_release;
   v_paused boolean := pause_guard();
+  l record;
 BEGIN
-  -- Before everything else: whoever gives this process up takes the same lock first.
+  -- First of all: a process that gives this one up takes the same lock first.
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-  IF NOT FOUND THEN
-    RETURN (SELECT array_agg(DISTINCT x) FROM unnest(s_fence) x);
+  IF NOT FOUND THEN RETURN (SELECT array_agg(DISTINCT x) FROM unnest(s_fence) x); END IF;
+  IF s_leave IS NOT NULL THEN v_leave := settle_labels(s_leave); END IF;
+  v_lost := fences_check(p_worker, s_fence, s_lane);
+  IF v_lost IS NOT NULL THEN RETURN v_lost; END IF;
+
+  IF cardinality(r_key) > 0 THEN PERFORM idempotency_settle(r_lane, r_seq, r_key, r_answer); END IF;
+  IF cardinality(p_gates) > 0 THEN PERFORM gates_release(p_gates, p_gate_counts); END IF;
+  l := lanes_advance(s_lane, s_head, s_left, t);
+  IF 0 <= ANY (s_retry_ms) THEN PERFORM ops_retry(s_lane, s_head, s_retry_ms, s_retry_error, v_leave, t); END IF;
+  IF l.has_more THEN
+    PERFORM lanes_release(s_lane, s_release, s_retry_ms, l.queues, l.partitions, l.heads, l.depths, l.careful, v_leave,
+      v_paused, t);
   END IF;
-  IF s_leave IS NOT NULL THEN
-    -- The process that removes the last of them waits for us, and then finds the label that we set (worker_forget).
-    PERFORM FROM workers w WHERE w.announced ?| s_leave ORDER BY w.id FOR KEY SHARE;
-    v_leave := ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM workers w WHERE w.announced ? u.label) THEN u.label END
-      FROM unnest(s_leave) WITH ORDINALITY u(label, i) ORDER BY u.i);
-  END IF;
-  -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
-  -- drops what is lost and comes again with the rest.
-  SELECT array_agg(u.fence) INTO v_lost FROM (
-    SELECT s.fence, array_agg(s.lane ORDER BY s.lane) AS lanes FROM unnest(s_fence, s_lane) s(fence, lane)
-      GROUP BY s.fence ORDER BY s.fence
-  ) u LEFT JOIN LATERAL (
-    SELECT l.lanes FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker FOR UPDATE
-  ) l ON true
-  -- Most settle a claim as a whole, and equality is told in one pass; containment compares each with each.
-  WHERE l.lanes IS NULL OR NOT (u.lanes = l.lanes OR u.lanes <@ l.lanes);
-  IF v_lost IS NOT NULL THEN
-    RETURN v_lost;
+  -- An empty lane is released, whether that was asked for or not.
+  IF l.has_emptied THEN
+    SELECT array_agg(u.release OR u.depth = 0) INTO v_release FROM unnest(s_release, l.depths) u(release, depth);
   END IF;
 
-  IF cardinality(r_key) > 0 THEN
-    -- Only while the row is this operation's: an expired key may belong to a later request by now.
-    UPDATE idempotency d SET answer = u.answer::json
-      FROM (SELECT x.key, x.answer, o.id
-          FROM unnest(r_lane, r_seq, r_key, r_answer) x(lane, seq, key, answer)
-          JOIN ops o ON o.lane = x.lane AND o.seq = x.seq
-            WHERE x.key IS NOT NULL ORDER BY x.key OFFSET 0) u
-      WHERE d.key = u.key AND d.op = u.id AND d.answer IS NULL;
-  END IF;
-  IF cardinality(p_gates) > 0 THEN
-    PERFORM gates_release(p_gates, p_gate_counts);
-  END IF;
-
-  -- The lanes move on, in id order (s_lane is sorted, and the names stand in its order). In a statement of their own:
-  -- what is read of them from here on is as it stays until we commit.
-  WITH moved AS (
-    UPDATE lanes l SET
-      head = greatest(l.head, u.head), depth = l.depth - u.gone,
-      running = false, moved_at = CASE WHEN u.gone > 0 THEN t ELSE l.moved_at END,
-      pace_ms = CASE WHEN u.gone = 0 THEN l.pace_ms ELSE
-        coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
-          * least(date_part('epoch', t - l.moved_at) * 1000 / u.gone, 3.6e6) END
-    FROM unnest(s_lane, s_head, s_left) u(lane, head, gone)
-    WHERE l.id = u.lane
-    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful
-  )
-  SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
-    bool_or(m.depth > 0), bool_or(m.depth = 0)
-    INTO v_queues, v_partitions, v_heads, v_depths, v_careful, v_more, v_emptied FROM moved m;
-
-  -- What failed and comes again keeps its place.
-  IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
-    UPDATE ops o
-      SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0
-        ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
-        not_before = CASE WHEN u.label IS NULL THEN t + u.retry_ms * interval '1 ms' END
-      FROM (
-        SELECT x.lane, n.seq, x.retry_ms, x.error, x.label
-          FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error, v_leave) x(lane, head, retry_ms, error, label),
-          LATERAL (SELECT y.seq FROM ops y WHERE y.lane = x.lane AND y.seq > x.head ORDER BY y.seq LIMIT 1) n
-        WHERE x.retry_ms IS NOT NULL OFFSET 0
-      ) u WHERE o.lane = u.lane AND o.seq = u.seq;
-  END IF;
-
-  -- The next operation says where a lane that is given up goes.
-  IF v_more THEN
-    -- Not before those who wait: an identity whose lanes are all out lags behind what was claimed of others, and a
-    -- newcomer, who begins where that is, would have to wait until it has caught up.
-    v_levels := ARRAY(SELECT (SELECT x.stamp FROM ready x WHERE x.priority = p ORDER BY x.stamp LIMIT 1)
-        FROM generate_series(1, 10) p);
-    WITH next AS (
-      SELECT u.lane, CASE
-        WHEN u.label IS NULL THEN u.retry_ms END AS retry_ms, u.queue, u.partition, u.head, u.depth, u.careful,
-          o.seq, o.priority, o.stamp AS was,
-        greatest(o.stamp, v_levels[o.priority] + 1) AS stamp, coalesce(u.label, o.type) AS type,
-        o.not_before, v_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
-          ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
-      FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful,
-          v_leave) u(lane, release, retry_ms, queue, partition, head, depth, careful, label),
-        LATERAL (SELECT x.seq, x.priority, x.stamp, x.type, x.not_before FROM ops x
-            WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
-      WHERE u.release AND u.depth > 0
-    ), lifted AS (
-      UPDATE ops o SET stamp = n.stamp FROM next n WHERE n.stamp > n.was AND o.lane = n.lane AND o.seq = n.seq
-    ), put_aside AS (
-      INSERT INTO parked (lane, until, reason)
-      SELECT n.lane, CASE WHEN n.paused THEN 'infinity'::timestamptz
-        WHEN n.retry_ms IS NOT NULL THEN t + n.retry_ms * interval '1 ms' ELSE n.not_before END,
-        CASE WHEN n.paused THEN 'pause' WHEN n.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
-      FROM next n
-      WHERE n.paused OR n.retry_ms IS NOT NULL OR n.not_before > t
-    )
-    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
-    SELECT n.lane, n.priority, n.stamp, n.type, n.head, n.depth, n.careful, n.queue, n.partition FROM next n
-    WHERE NOT n.paused AND n.retry_ms IS NULL AND (n.not_before IS NULL OR n.not_before <= t);
-  END IF;
-  -- One that is empty is nobody's, asked or not.
-  IF v_emptied THEN
-    SELECT array_agg(u.release OR u.depth = 0) INTO v_release FROM unnest(s_release, v_depths) u(release, depth);
-  END IF;
-
-  -- What is done leaves the hot table at once.
-  IF cardinality(r_lane) = 0 THEN
-    WITH gone AS (
-      -- From one source, or the range is not used for the index: with lanes joined in, whole lanes were read.
-      DELETE FROM ops o
-        USING unnest(s_lane, s_from, s_head, s_ago_ms, v_queues, v_partitions) u(lane, base, head, ago, queue,
-            partition)
-      WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
-      RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, u.queue,
-        u.partition, u.ago
-    ), kept AS (
-      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at,
-          started_at, attempts, max_attempts, error, trace)
-      SELECT g.id, t, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at,
-        t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
-      FROM gone g
-      RETURNING 1
-    )
-    SELECT count(*) INTO v_gone FROM kept;
-  ELSE
-    WITH gone AS (
-      DELETE FROM ops o
-        USING unnest(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted) u(lane, seq, status, result,
-            error, ago, counted)
-      WHERE o.lane = u.lane AND o.seq = u.seq
-      RETURNING o.*, u.status, u.result AS told, u.error AS why, u.ago, u.counted
-    ), kept AS (
-      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at,
-          started_at, attempts, max_attempts, error, result, trace)
-      SELECT g.id, t, g.status, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
-        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why,
-          g.told::json, g.trace
-      FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
-      RETURNING 1
-    ), died AS (
-      INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload,
-          accepted_at, started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
-      SELECT g.id, t, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
-        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts,
-          g.timeout_ms, g.why, g.told::json, g.trace, g.gate
-      FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
-      RETURNING 1
-    )
-    SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM died) INTO v_gone;
-  END IF;
+  v_gone := CASE WHEN cardinality(r_lane) = 0
+    THEN ops_complete(s_lane, s_from, s_head, s_ago_ms, l.queues, l.partitions, t)
+    ELSE ops_finish(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted, t) END;
   IF v_gone IS DISTINCT FROM (SELECT coalesce(sum(x), 0) FROM unnest(s_left) x) THEN
-    RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x)
-        FROM unnest(s_left) x) USING ERRCODE = 'XX000';
+    RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x)
+      USING ERRCODE = 'XX000';
   END IF;
-
-  -- Leases: one whose lanes are all given up goes, the others lose those that were. (All lanes named are in their
-  -- leases, each once, so comparing numbers is enough.)
-  DELETE FROM leases l
-    USING (SELECT x.fence, count(*) AS n FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release
-        GROUP BY x.fence) u
-    WHERE l.fence = u.fence AND cardinality(l.lanes) = u.n;
-  UPDATE leases l SET lanes = k.lanes, uptos = k.uptos
-    FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release) f,
-      LATERAL (
-        SELECT coalesce(array_agg(z.lane), '{}') AS lanes, coalesce(array_agg(z.upto), '{}') AS uptos
-        FROM leases q, unnest(q.lanes, q.uptos) z(lane, upto)
-        WHERE q.fence = f.fence AND NOT EXISTS (SELECT FROM unnest(s_lane, v_release) g(lane, release)
-            WHERE g.release AND g.lane = z.lane)
-      ) k
-    WHERE l.fence = f.fence;
-
-  FOR v_k IN 1 .. cardinality(p_types) LOOP
-    PERFORM tally(p_worker, p_part, p_types[v_k], - p_type_counts[v_k]);
+  PERFORM leases_shrink(s_fence, s_lane, v_release);
+  FOR i IN 1 .. cardinality(p_types) LOOP
+    PERFORM tally(p_worker, p_part, p_types[i], - p_type_counts[i]);
   END LOOP;
   RETURN '{}';
 END $function$;
@@ -3669,6 +3855,17 @@ BEGIN
   RETURN (SELECT array_agg(EXISTS (SELECT FROM leases l
           WHERE l.fence = u.fence AND l.worker = p_worker AND u.lane = ANY (l.lanes)) ORDER BY u.i)
     FROM unnest(p_fences, p_lanes) WITH ORDINALITY u(fence, lane, i));
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.settle_labels(p_labels text[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+BEGIN
+  PERFORM FROM workers w WHERE w.announced ?| p_labels ORDER BY w.id FOR KEY SHARE;
+  RETURN ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM workers w WHERE w.announced ? u.label) THEN u.label END
+    FROM unnest(p_labels) WITH ORDINALITY u(label, i) ORDER BY u.i);
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.space_check()
@@ -4072,7 +4269,6 @@ END $function$;
 CREATE OR REPLACE FUNCTION spillway.tally(p_worker uuid, p_part smallint, p_type text, p_n bigint)
  RETURNS void
  LANGUAGE plpgsql
- SET search_path TO 'spillway'
 AS $function$
 #variable_conflict use_column
 BEGIN
@@ -4086,6 +4282,70 @@ BEGIN
   IF NOT FOUND THEN
     INSERT INTO tallies (worker, part, type, n) VALUES ('00000000-0000-0000-0000-000000000000', -1, p_type, p_n);
   END IF;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.tally_accepted(p_worker uuid, p_part smallint, p_types text[], p_verdicts text[], p_n bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  r record;
+BEGIN
+  IF p_n = 0 THEN RETURN; END IF;
+  -- Mostly all are of one type: grouping them costs more than writing the row.
+  IF p_part >= 0 AND p_types[1] = ALL (p_types) THEN
+    INSERT INTO tallies AS x (worker, part, type, n) VALUES (p_worker, p_part, p_types[1], p_n)
+      ON CONFLICT (worker, part, type) WHERE part >= 0 DO UPDATE SET n = x.n + excluded.n;
+    RETURN;
+  END IF;
+  FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_types, p_verdicts) u(type, verdict)
+      WHERE u.verdict IN ('queue', 'execute') GROUP BY u.type ORDER BY u.type LOOP
+    PERFORM tally(p_worker, p_part, r.type, r.n);
+  END LOOP;
+END $function$;
+
+CREATE OR REPLACE FUNCTION spillway.verdicts_decide(p_apply boolean, p_may_lease boolean, p_paused boolean, p_backlog_ms bigint, p_lane integer[], p_rn bigint[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_delay_ms bigint[], p_reason text[], p_pace_ms real[], p_decided text[], p_counts bigint[], p_tails bigint[], p_depths bigint[], p_running integer[], p_paces real[], p_blocked bigint[], OUT verdicts text[], OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT stamps bigint[], OUT reasons text[], OUT starts_lanes boolean, OUT accepted bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
+  v_priority int;
+BEGIN
+  -- Mostly all have one priority.
+  FOREACH v_priority IN ARRAY CASE WHEN p_priority[1] = ALL (p_priority) THEN p_priority[1:1]
+      ELSE ARRAY(SELECT DISTINCT u.priority FROM unnest(p_priority) u(priority)) END LOOP
+    v_level[v_priority] := coalesce(
+      (SELECT r.stamp FROM ready r WHERE r.priority = v_priority ORDER BY r.stamp LIMIT 1),
+      (SELECT s.last_value FROM stamps s));
+  END LOOP;
+  SELECT array_agg(x.verdict), array_agg(x.seq),
+      array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
+      array_agg((greatest(x.delay_ms, x.blocked_ms) + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
+      array_agg(x.stamp),
+      -- Order before load: an item behind another one is told so, unless it asked to be queued.
+      array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
+        WHEN x.reason = '+still_running' AND x.verdict = 'execute' THEN 'still_running'
+        WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
+        WHEN x.reason NOT IN ('', '+still_running') THEN x.reason
+        WHEN p_paused THEN 'maintaining_order' ELSE 'system_busy' END),
+      bool_or(x.verdict = 'queue' AND x.rn = 1 AND x.before = 0),
+      count(*) FILTER (WHERE x.verdict IN ('queue', 'execute'))
+    INTO verdicts, seqs, places, waits_ms, stamps, reasons, starts_lanes, accepted
+  FROM (
+    SELECT u.rn, u.reason, u.delay_ms, p_blocked[u.lane] AS blocked_ms, p_running[u.lane] AS running,
+      CASE WHEN p_apply AND p_depths[u.lane] = 0 THEN 0 ELSE p_depths[u.lane] - p_counts[u.lane] END AS before,
+      p_tails[u.lane] - p_counts[u.lane] + u.rn AS seq,
+      CASE WHEN p_paces[u.lane] < 0 THEN u.pace_ms ELSE p_paces[u.lane] END AS pace,
+      greatest(u.stamp, v_level[u.priority] + u.lead) AS stamp,
+      coalesce(u.decided, CASE WHEN p_apply AND p_depths[u.lane] = 0 THEN 'apply'
+        WHEN u.rn = 1 AND p_may_lease AND p_running[u.lane] = 1 AND p_depths[u.lane] = p_counts[u.lane] THEN 'execute'
+        ELSE 'queue' END) AS verdict
+    FROM unnest(p_lane, p_rn, p_priority, p_stamp, p_lead, p_delay_ms, p_reason, p_pace_ms, p_decided)
+      u(lane, rn, priority, stamp, lead, delay_ms, reason, pace_ms, decided)
+  ) x;
 END $function$;
 
 CREATE OR REPLACE FUNCTION spillway.worker_forget(p_worker uuid)

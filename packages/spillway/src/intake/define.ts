@@ -154,10 +154,10 @@ export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Resul
  * An effect that is a function in the database, called in the accepting statement itself: a flush is one round trip, where
  * `apply` as a function here takes four, with the rows that gates count by locked for as long.
  *
- *   name(verdicts smallint[], seqs bigint[], …values) RETURNS json[]
+ *   name(verdicts text[], seqs bigint[], …values) RETURNS json[]
  *
- * The arrays have an element per item. It writes those whose verdict is 2 (apply) and answers their results; for those
- * whose verdict is 4 (refused by a rate) it may keep a record and answer what `limited` makes members of their problem
+ * The arrays have an element per item. It writes those whose verdict is `apply` and answers their results; for those
+ * whose verdict is `rate_limited` it may keep a record and answer what `limited` makes members of their problem
  * documents from. All others are none of its business: their elements are NULL.
  */
 export interface SqlEffect<Body, Result> {

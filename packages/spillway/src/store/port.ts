@@ -103,8 +103,8 @@ export interface Decided {
 }
 
 /**
- * An effect that is a function of the store: `fn(verdicts smallint[], seqs bigint[], …values) → json[]`. Verdicts as in
- * postgres/sql/functions/accept.sql; it writes what is to be applied (2), and may keep a record of what a rate refused (4).
+ * An effect that is a function of the store: `fn(verdicts text[], seqs bigint[], …values) → json[]`. Verdicts as in
+ * postgres/sql/functions/accept.sql; it writes what is `apply`, and may keep a record of what is `rate_limited`.
  */
 export interface StoreEffect {
   function: string

@@ -22,12 +22,12 @@ const place = (a: Accepted | undefined): number | undefined => (a?.verdict === '
 async function effectOf({ sql }: OpenedStore, numbers: readonly number[], told = 'told'): Promise<StoreEffect> {
   const [row] = await sql<{ schema: string }>('SELECT current_schema() AS schema')
   await sql('CREATE TABLE IF NOT EXISTS effects (n int NOT NULL CHECK (n <> 13), seq bigint NOT NULL, at bigserial)')
-  await sql(`CREATE OR REPLACE FUNCTION effect(verdicts smallint[], seqs bigint[], numbers int[]) RETURNS json[]
+  await sql(`CREATE OR REPLACE FUNCTION effect(verdicts text[], seqs bigint[], numbers int[]) RETURNS json[]
     LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
     DECLARE told json[];
     BEGIN
-      INSERT INTO effects (n, seq) SELECT u.n, u.seq FROM unnest(verdicts, seqs, numbers) u(verdict, seq, n) WHERE u.verdict = 2;
-      SELECT array_agg(CASE WHEN u.verdict = 2 THEN json_build_array(u.n, u.seq) END) INTO told
+      INSERT INTO effects (n, seq) SELECT u.n, u.seq FROM unnest(verdicts, seqs, numbers) u(verdict, seq, n) WHERE u.verdict = 'apply';
+      SELECT array_agg(CASE WHEN u.verdict = 'apply' THEN json_build_array(u.n, u.seq) END) INTO told
         FROM unnest(verdicts, seqs, numbers) u(verdict, seq, n);
       RETURN ${told};
     END $$`)

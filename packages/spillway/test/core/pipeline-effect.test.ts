@@ -10,16 +10,16 @@ const Note = Type.Object({ lane: Type.String(), n: Type.Integer() })
 
 /** Writes what is applied, refuses 13, notes how it was called, and answers ten times the number. */
 const noteFunction = (answered = 'told') => `CREATE OR REPLACE FUNCTION public.note(
-    verdicts smallint[], seqs bigint[], ids uuid[], lanes text[], numbers int[]) RETURNS json[] LANGUAGE plpgsql AS $$
+    verdicts text[], seqs bigint[], ids uuid[], lanes text[], numbers int[]) RETURNS json[] LANGUAGE plpgsql AS $$
   DECLARE told json[];
   BEGIN
-    IF EXISTS (SELECT FROM unnest(verdicts, numbers) u(verdict, n) WHERE u.verdict = 2 AND u.n = 13) THEN
+    IF EXISTS (SELECT FROM unnest(verdicts, numbers) u(verdict, n) WHERE u.verdict = 'apply' AND u.n = 13) THEN
       RAISE EXCEPTION '13 is not taken';
     END IF;
     INSERT INTO calls (verdicts, seqs) VALUES (verdicts, seqs);
     INSERT INTO notes (lane, n, seq, op) SELECT u.lane, u.n, u.seq, u.op
-      FROM unnest(verdicts, seqs, ids, lanes, numbers) u(verdict, seq, op, lane, n) WHERE u.verdict = 2;
-    SELECT array_agg(CASE WHEN u.verdict = 2 THEN to_json(u.n * 10) END) INTO told FROM unnest(verdicts, numbers) u(verdict, n);
+      FROM unnest(verdicts, seqs, ids, lanes, numbers) u(verdict, seq, op, lane, n) WHERE u.verdict = 'apply';
+    SELECT array_agg(CASE WHEN u.verdict = 'apply' THEN to_json(u.n * 10) END) INTO told FROM unnest(verdicts, numbers) u(verdict, n);
     RETURN ${answered};
   END $$`
 
@@ -27,7 +27,7 @@ let b: Bench
 beforeEach(async () => {
   b = await bench()
   await b.sql('CREATE TABLE notes (at bigserial, lane text, n int NOT NULL, seq bigint, op uuid UNIQUE)')
-  await b.sql('CREATE TABLE calls (at bigserial, verdicts int[], seqs bigint[])')
+  await b.sql('CREATE TABLE calls (at bigserial, verdicts text[], seqs bigint[])')
   await b.sql(noteFunction())
 })
 afterEach(async () => {
@@ -55,7 +55,7 @@ const written = async (lane?: string): Promise<number[]> =>
     ({ n }) => n,
   )
 const calls = async () =>
-  (await b.sql<{ verdicts: number[]; seqs: string[] }>('SELECT verdicts, seqs FROM calls ORDER BY at')).map((call) => ({
+  (await b.sql<{ verdicts: string[]; seqs: string[] }>('SELECT verdicts, seqs FROM calls ORDER BY at')).map((call) => ({
     verdicts: call.verdicts,
     seqs: call.seqs.map(Number),
   }))
@@ -131,7 +131,7 @@ describe('an effect in the database', () => {
     })
     expect(await intake.submit(add, { lane: 'a', n: 3 })).toMatchObject({ kind: 'done', result: 'another' })
     expect(await written()).toEqual([1, 3])
-    expect((await calls()).flatMap(({ verdicts }) => verdicts)).toEqual([2, 6, 7, 2])
+    expect((await calls()).flatMap(({ verdicts }) => verdicts)).toEqual(['apply', 'replay', 'mismatch', 'apply'])
   })
 
   it('is called for what was queued in the order of its lane, all of it to be applied', async () => {
@@ -142,10 +142,10 @@ describe('an effect in the database', () => {
     )
     expect(await written('a')).toEqual([5, 3, 4, 1, 2])
     // The first calls are those of the acceptances: queued (0), with nothing to write.
-    const accepting = (await calls()).filter(({ verdicts }) => verdicts.includes(0))
-    const applying = (await calls()).filter(({ verdicts }) => !verdicts.includes(0))
-    expect(accepting.flatMap(({ verdicts }) => verdicts)).toEqual([0, 0, 0, 0, 0])
-    expect(applying.flatMap(({ verdicts }) => verdicts)).toEqual([2, 2, 2, 2, 2])
+    const accepting = (await calls()).filter(({ verdicts }) => verdicts.includes('queue'))
+    const applying = (await calls()).filter(({ verdicts }) => !verdicts.includes('queue'))
+    expect(accepting.flatMap(({ verdicts }) => verdicts)).toEqual(Array(5).fill('queue'))
+    expect(applying.flatMap(({ verdicts }) => verdicts)).toEqual(Array(5).fill('apply'))
     expect(applying.flatMap(({ seqs }) => seqs)).toEqual([1, 2, 3, 4, 5])
     expect(await b.audit()).toEqual([])
   })
@@ -200,7 +200,7 @@ describe('an effect in the database', () => {
   })
 
   it('that answers too few from the queue fails the operation and writes nothing', async () => {
-    await b.sql(noteFunction('CASE WHEN 2 = ANY (verdicts) THEN told[2:] ELSE told END'))
+    await b.sql(noteFunction(`CASE WHEN 'apply' = ANY (verdicts) THEN told[2:] ELSE told END`))
     const intake = await b.intake()
     const tickets = await throughTheQueue(intake, [1, 2])
     expect(tickets.map(({ status }) => status)).toEqual(['failed', 'failed'])
@@ -217,7 +217,7 @@ describe('an effect in the database', () => {
   })
 
   it('gets texts as they are, and nulls, numbers and booleans beside them', async () => {
-    await b.sql(`CREATE FUNCTION public.echo(verdicts smallint[], seqs bigint[], texts text[], maybe text[], halves float8[], flags boolean[])
+    await b.sql(`CREATE FUNCTION public.echo(verdicts text[], seqs bigint[], texts text[], maybe text[], halves float8[], flags boolean[])
       RETURNS json[] LANGUAGE sql AS $$ SELECT array_agg(json_build_array(u.text, u.maybe, u.half, u.flag))
         FROM unnest(texts, maybe, halves, flags) u(text, maybe, half, flag) $$`)
     const intake = await b.intake()

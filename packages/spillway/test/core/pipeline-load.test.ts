@@ -26,7 +26,7 @@ const applies: Record<'apply' | 'effect', ApplyOptions<typeof Body, number>['app
   apply: async (_, items) => items.map(() => 1),
   effect: { function: 'public.ones', values: () => [] },
 }
-const onesFunction = `CREATE FUNCTION public.ones(verdicts smallint[], seqs bigint[]) RETURNS json[] LANGUAGE sql AS
+const onesFunction = `CREATE FUNCTION public.ones(verdicts text[], seqs bigint[]) RETURNS json[] LANGUAGE sql AS
   $$ SELECT array_fill('1'::json, ARRAY[cardinality(verdicts)]) $$`
 
 /** The status for a body that is no JSON: 400 from whoever reads it. */

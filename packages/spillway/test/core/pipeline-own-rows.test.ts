@@ -28,15 +28,15 @@ const count = async (table: string): Promise<number> =>
   Number((await b.sql<{ n: string }>(`SELECT count(*) AS n FROM ${table}`))[0]?.n)
 
 /** Writes what is applied to `notes` and what a rate refused to `refusals`, and tells its number. */
-const noteFunction = `CREATE FUNCTION public.note(verdicts smallint[], seqs bigint[], whos text[], numbers int[]) RETURNS json[] LANGUAGE plpgsql AS $$
+const noteFunction = `CREATE FUNCTION public.note(verdicts text[], seqs bigint[], whos text[], numbers int[]) RETURNS json[] LANGUAGE plpgsql AS $$
   DECLARE told json[];
   BEGIN
-    INSERT INTO notes SELECT u.who, u.n FROM unnest(verdicts, whos, numbers) u(verdict, who, n) WHERE u.verdict = 2;
-    INSERT INTO refusals SELECT u.who, u.n FROM unnest(verdicts, whos, numbers) u(verdict, who, n) WHERE u.verdict = 4;
+    INSERT INTO notes SELECT u.who, u.n FROM unnest(verdicts, whos, numbers) u(verdict, who, n) WHERE u.verdict = 'apply';
+    INSERT INTO refusals SELECT u.who, u.n FROM unnest(verdicts, whos, numbers) u(verdict, who, n) WHERE u.verdict = 'rate_limited';
     IF FOUND AND EXISTS (SELECT FROM broken) THEN
       RAISE EXCEPTION 'no record can be kept' USING ERRCODE = 'insufficient_resources';
     END IF;
-    SELECT array_agg(CASE WHEN u.verdict IN (2, 4) THEN json_build_object('number', u.n) END)
+    SELECT array_agg(CASE WHEN u.verdict IN ('apply', 'rate_limited') THEN json_build_object('number', u.n) END)
       INTO told FROM unnest(verdicts, numbers) u(verdict, n);
     RETURN told;
   END $$`

@@ -10,9 +10,21 @@ import type {
 } from '../port.js'
 import { arrayOf, jsonSeparator, plainArray, textArray } from './arrays.js'
 
+type Verdict =
+  | 'queue'
+  | 'execute'
+  | 'apply'
+  | 'replay'
+  | 'mismatch'
+  | 'in_progress'
+  | 'capacity_full'
+  | 'rate_limited'
+  | 'halted'
+  | 'depth_full'
+
 /** The row of `accept`: an element per item, in the order in which they were given. */
 interface AcceptRow extends Record<string, unknown> {
-  verdicts: number[]
+  verdicts: Verdict[]
   fence: number | null
   seqs: number[]
   places: number[]
@@ -30,12 +42,54 @@ interface AcceptRow extends Record<string, unknown> {
   told?: unknown[]
 }
 
-const parameters = 41
-/** Where these stand among the parameters. */
-const ids = 11
-const payloads = 17
-const keys = 28
-const toApply = 2
+/**
+ * The parameters of `accept`, without their prefix, in the order of the statement's values. Those of one item each are
+ * arrays; see sql/functions/accept.sql.
+ */
+const parameters = [
+  'worker',
+  'part',
+  'apply',
+  'lanes',
+  'queues',
+  'partitions',
+  'counts',
+  'may_run',
+  'lane',
+  'rn',
+  'id',
+  'type',
+  'priority',
+  'stamp',
+  'lead',
+  'identity',
+  'payload',
+  'delay_ms',
+  'max_attempts',
+  'timeout_ms',
+  'trace',
+  'reason',
+  'pace_ms',
+  'backlog_ms',
+  'keys',
+  'requests',
+  'key_ttl_ms',
+  'gates',
+  'halts',
+  'rate_key',
+  'rate_asked',
+  'rate_limit',
+  'rate_minutes',
+  'rate_keep',
+  'rate_ix',
+  'rate_item',
+  'full',
+  'batch',
+] as const
+
+type Parameter = (typeof parameters)[number]
+
+const numberOf = (name: Parameter): number => parameters.indexOf(name) + 1
 
 /**
  * The payloads go as one text with separators: quoting each for an array literal, and reading that literal again, costs
@@ -44,10 +98,11 @@ const toApply = 2
 export const acceptSql = (schema: string): string => `SELECT * FROM ${acceptCall(schema)}`
 
 const acceptCall = (schema: string): string => {
-  const call = Array.from({ length: parameters }, (_, i) =>
-    i + 1 === payloads ? `string_to_array($${payloads}, E'\\x1e')` : `$${i + 1}`,
-  )
-  return `${schema}.accept(${call.join(',')})`
+  const call = parameters.map((name) => {
+    const value = `$${numberOf(name)}`
+    return `p_${name} => ${name === 'payload' ? `string_to_array(${value}, E'\\x1e')` : value}`
+  })
+  return `${schema}.accept(${call.join(', ')})`
 }
 
 /**
@@ -55,9 +110,9 @@ const acceptCall = (schema: string): string => {
  * in which they need each other.
  */
 export const effectSql = (schema: string, name: string, values: number): string => {
-  const own = Array.from({ length: values }, (_, i) => `, $${parameters + i + 1}`).join('')
+  const own = Array.from({ length: values }, (_, i) => `, $${parameters.length + i + 1}`).join('')
   return `SELECT a.*, array_to_json(e.told) AS told FROM ${acceptCall(schema)} a, ${name}(a.verdicts, a.seqs${own}) e(told),
-    ${schema}.keys_applied($${keys}, $${ids}, a.verdicts, e.told) k`
+    ${schema}.keys_applied($${numberOf('keys')}, $${numberOf('id')}, a.verdicts, e.told) k`
 }
 
 const appliedSql = (name: string, values: number): string =>
@@ -105,7 +160,7 @@ export async function acceptWithEffect(
 export async function applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]> {
   const own = effect.values(seqs.map((_, index) => index)).map(arrayOf)
   const { rows } = await tx.query<{ told: unknown[] }>(appliedSql(effect.function, own.length), [
-    plainArray(seqs.map(() => toApply)),
+    plainArray(seqs.map(() => 'apply')),
     plainArray(seqs),
     ...own,
   ])
@@ -140,12 +195,10 @@ function acceptValues(
   const lanes: string[] = []
   const queues: string[] = []
   const partitions: string[] = []
-  const perLane: number[] = []
-  const executes: boolean[] = []
-  const laneOf: number[] = []
+  const counts: number[] = []
+  const mayRun: boolean[] = []
+  const laneNumbers: number[] = []
   const inLane: number[] = []
-  const levels = new Set<number>()
-  const types = new Map<string, number>()
   let keyed = false
   let gated = false
   let haltable = false
@@ -154,63 +207,62 @@ function acceptValues(
       lanes.push(item.lane)
       queues.push(item.queue)
       partitions.push(item.partition)
-      perLane.push(0)
-      executes.push(item.execute)
+      counts.push(0)
+      mayRun.push(item.execute)
     }
-    const n = (perLane[perLane.length - 1] ?? 0) + 1
-    perLane[perLane.length - 1] = n
-    laneOf.push(lanes.length)
+    const n = (counts[counts.length - 1] ?? 0) + 1
+    counts[counts.length - 1] = n
+    laneNumbers.push(lanes.length)
     inLane.push(n)
-    levels.add(item.priority)
-    types.set(item.type, (types.get(item.type) ?? 0) + 1)
     keyed ||= item.idempotency !== null
     gated ||= item.gate !== null
     haltable ||= item.halt !== null
   }
   const plain = (of: (item: AcceptItem) => number | boolean | string | null): string => plainArray(sorted.map(of))
   const text = (of: (item: AcceptItem) => string | null): string => textArray(sorted.map(of))
-  return [
-    context.worker,
-    mode.part,
-    mode.apply,
-    plainArray(lanes),
-    textArray(queues),
-    textArray(partitions),
-    plainArray(perLane),
-    plainArray(executes),
-    plainArray(laneOf),
-    plainArray(inLane),
-    plain((i) => i.id),
-    text((i) => i.type),
-    plain((i) => i.priority),
-    plain((i) => i.stamp),
-    plain((i) => i.lead),
-    text((i) => i.identity),
-    sorted.map((i) => i.payload).join(jsonSeparator),
-    plain((i) => i.delayMs),
-    plain((i) => i.maxAttempts),
-    plain((i) => i.timeoutMs),
-    text((i) => i.traceparent),
-    text(reasonOf),
-    plain((i) => i.paceMs),
-    Math.round(context.backlogMs),
-    plainArray([...levels]),
-    textArray([...types.keys()]),
-    plainArray([...types.values()]),
-    keyed ? plain((i) => i.idempotency?.key ?? null) : '{}',
-    keyed ? plain((i) => i.idempotency?.request ?? null) : '{}',
-    context.keyTtlMs,
-    gated ? text((i) => i.gate) : '{}',
-    haltable ? text((i) => i.halt) : '{}',
+  const values: Record<Parameter, unknown> = {
+    worker: context.worker,
+    part: mode.part,
+    apply: mode.apply,
+    lanes: plainArray(lanes),
+    queues: textArray(queues),
+    partitions: textArray(partitions),
+    counts: plainArray(counts),
+    may_run: plainArray(mayRun),
+    lane: plainArray(laneNumbers),
+    rn: plainArray(inLane),
+    id: plain((i) => i.id),
+    type: text((i) => i.type),
+    priority: plain((i) => i.priority),
+    stamp: plain((i) => i.stamp),
+    lead: plain((i) => i.lead),
+    identity: text((i) => i.identity),
+    payload: sorted.map((i) => i.payload).join(jsonSeparator),
+    delay_ms: plain((i) => i.delayMs),
+    max_attempts: plain((i) => i.maxAttempts),
+    timeout_ms: plain((i) => i.timeoutMs),
+    trace: text((i) => i.traceparent),
+    reason: text(reasonOf),
+    pace_ms: plain((i) => i.paceMs),
+    backlog_ms: Math.round(context.backlogMs),
+    keys: keyed ? plain((i) => i.idempotency?.key ?? null) : '{}',
+    requests: keyed ? plain((i) => i.idempotency?.request ?? null) : '{}',
+    key_ttl_ms: context.keyTtlMs,
+    gates: gated ? text((i) => i.gate) : '{}',
+    halts: haltable ? text((i) => i.halt) : '{}',
     ...rateValues(sorted),
-    mode.apply && context.isFull === true,
-    mode.apply && (context.isFull === true || keyed) ? plain((i) => i.batch) : '{}',
-  ]
+    full: mode.apply && context.isFull === true,
+    batch: mode.apply && (context.isFull === true || keyed) ? plain((i) => i.batch) : '{}',
+  }
+  return parameters.map((name) => values[name])
 }
 
 /** Each key once, in order (the lock order), and which key each tier of each item asks. */
-function rateValues(sorted: readonly AcceptItem[]): string[] {
-  const keys = new Map<string, { key: string; n: number; limit: number; minutes: number; keep: number; ix: number }>()
+function rateValues(sorted: readonly AcceptItem[]): Record<Parameter & `rate_${string}`, string> {
+  const keys = new Map<
+    string,
+    { key: string; asked: number; limit: number; minutes: number; keep: number; ix: number }
+  >()
   const tiers: { key: string; item: number }[] = []
   for (const [index, item] of sorted.entries()) {
     for (const rate of item.rates) {
@@ -219,10 +271,10 @@ function rateValues(sorted: readonly AcceptItem[]): string[] {
       if (known === undefined) {
         const { key, limit, windowMinutes: minutes } = rate
         const keep = keepOf(rate)
-        keys.set(key, { key, n: 1, limit, minutes, keep, ix: 0 })
+        keys.set(key, { key, asked: 1, limit, minutes, keep, ix: 0 })
         continue
       }
-      known.n++
+      known.asked++
       known.limit = Math.min(known.limit, rate.limit)
       known.minutes = Math.max(known.minutes, rate.windowMinutes)
       known.keep = Math.max(known.keep, keepOf(rate))
@@ -231,15 +283,15 @@ function rateValues(sorted: readonly AcceptItem[]): string[] {
   const inOrder = [...keys.values()].sort((a, b) => (a.key < b.key ? -1 : 1))
   for (const [i, key] of inOrder.entries()) key.ix = i + 1
   const single = tiers.length === sorted.length && tiers.every(({ item }, i) => item === i + 1)
-  return [
-    plainArray(inOrder.map((k) => k.key)),
-    plainArray(inOrder.map((k) => k.n)),
-    plainArray(inOrder.map((k) => k.limit)),
-    plainArray(inOrder.map((k) => k.minutes)),
-    plainArray(inOrder.map((k) => k.keep)),
-    plainArray(tiers.map(({ key }) => keys.get(key)?.ix ?? 0)),
-    single ? '{}' : plainArray(tiers.map(({ item }) => item)),
-  ]
+  return {
+    rate_key: plainArray(inOrder.map((k) => k.key)),
+    rate_asked: plainArray(inOrder.map((k) => k.asked)),
+    rate_limit: plainArray(inOrder.map((k) => k.limit)),
+    rate_minutes: plainArray(inOrder.map((k) => k.minutes)),
+    rate_keep: plainArray(inOrder.map((k) => k.keep)),
+    rate_ix: plainArray(tiers.map(({ key }) => keys.get(key)?.ix ?? 0)),
+    rate_item: single ? '{}' : plainArray(tiers.map(({ item }) => item)),
+  }
 }
 
 const keepOf = ({ keepMinutes, windowMinutes }: RateCheck): number => keepMinutes ?? windowMinutes + 60
@@ -267,7 +319,7 @@ function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
   const stamp = Number(row.stamps[i] ?? 0)
   const verdict = row.verdicts[i]
   switch (verdict) {
-    case 0:
+    case 'queue':
       return {
         verdict: 'queue',
         seq,
@@ -277,7 +329,7 @@ function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
         waitMs: Number(row.waits_ms[i] ?? 0),
         reason: row.reasons[i] ?? 'maintaining_order',
       }
-    case 1:
+    case 'execute':
       return {
         verdict: 'execute',
         seq,
@@ -285,26 +337,26 @@ function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
         rate,
         fence: row.fence ?? unexpected('fence'),
       }
-    case 2:
+    case 'apply':
       return { verdict: 'apply', seq, stamp, rate }
-    case 3:
+    case 'capacity_full':
       return { verdict: 'refuse', by: 'capacity', rate: null }
-    case 4:
+    case 'rate_limited':
       return { verdict: 'refuse', by: 'rate', rate: rate ?? unexpected('rate') }
-    case 5:
+    case 'halted':
       return { verdict: 'refuse', by: 'halt', rate: null }
-    case 6:
+    case 'replay':
       return {
         verdict: 'replay',
         operationId: row.ops?.[i] ?? unexpected('op'),
         answer: row.answers?.[i] ?? unexpected('answer'),
         rate,
       }
-    case 7:
+    case 'mismatch':
       return { verdict: 'mismatch' }
-    case 8:
+    case 'in_progress':
       return { verdict: 'in_progress' }
-    case 9:
+    case 'depth_full':
       return { verdict: 'refuse', by: 'depth', rate: null }
     default:
       throw new Error(`accept answered with the unknown verdict ${verdict}`)

@@ -8,9 +8,8 @@ export const alertsSql = {
 --
 -- An alert is a name and its labels; alert_states has one row for each. A change of its status holds that row from the
 -- decision to the commit, so that of several processes that see the same alert one reports it, and changes are queued
--- for
--- delivery in the order in which they happened. It fires as long as any process reports it: alert_reporters names them,
--- each until a time, because a process that dies cannot withdraw its report.
+-- for delivery in the order in which they happened. It fires as long as any process reports it: alert_reporters names
+-- them, each until a time, because a process that dies cannot withdraw its report.
 --
 -- Lock order: alert_states, alerts, then the core's order.
 

@@ -13,21 +13,16 @@ export const messagesSql = {
 -- counts)
 --
 -- A partition is a lane (the same 128 bits), so what is pushed at once and what was queued come in one order. Its
--- messages
--- have numbers of their own, given under the partition's row lock: without gaps, in commit order. A cursor that has
--- passed
--- a number can never have missed a smaller one.
+-- messages have numbers of their own, given under the partition's row lock: without gaps, in commit order. A cursor
+-- that has passed a number can never have missed a smaller one.
 --
--- Invariant: a group that has something to read in a partition (head < tail) has exactly one of a row in mq_ready and a
--- lease. Push adds the row where the group was idle. Ending a lease adds it where there is more, and reads the tail
--- under
--- a share lock of the partition before it decides that there is not.
+-- Invariant: a group that has something to read in a partition (head < tail) has exactly one of a row in mq_ready and
+-- a lease. Push adds the row where the group was idle. Ending a lease adds it where there is more, and reads the tail
+-- under a share lock of the partition before it decides that there is not.
 --
 -- Of a lease's messages, batch are those delivered, open those not acked yet, done all beyond head that are settled.
--- Head
--- moves when the last one is acked: to before the first that has to be delivered again. tries counts failed
--- deliveries. A
--- batch that expired is delivered one by one up to careful: what fails alone is at fault alone.
+-- Head moves when the last one is acked: to before the first that has to be delivered again. tries counts failed
+-- deliveries. A batch that expired is delivered one by one up to careful: what fails alone is at fault alone.
 --
 -- Lock order: lanes, mq_partitions (by id), mq_messages; mq_cursors (by partition, group), mq_partitions, mq_messages,
 -- mq_leases (by id, last of all). Push never locks cursors, and pop takes no lock that it would have to wait for.
@@ -288,8 +283,7 @@ END $$;
     {
       name: 'deliveries',
       sql: `-- How a delivery ends. Every end (the last ack, expiry, seek) comes to mq_end, which moves the cursor and decides
--- whether
--- there is more to read.
+-- whether there is more to read.
 
 -- Puts a cursor without lease where it belongs: ready, or idle. The caller holds its lock and has written its head.
 CREATE OR REPLACE FUNCTION mq_requeue(
@@ -456,23 +450,19 @@ $$;
       sql: `-- Where a consumer group is, and how it begins.
 --
 -- A new group must not write a row for each of 20,000 partitions, so it joins them in slices, in the order of their
--- ids,
--- up to 'reached' (NULL: all of them). Every pop of a group that has not reached all of them joins the next slice,
--- and no
--- pop reports "nothing" before the group has reached all. Joining writes mq_ready for partitions with something to
--- read,
--- and nothing for the others. A cursor is written when the group first takes from the partition; until then:
+-- ids, up to 'reached' (NULL: all of them). Every pop of a group that has not reached all of them joins the next
+-- slice, and no pop reports "nothing" before the group has reached all. Joining writes mq_ready for partitions with
+-- something to read, and nothing for the others. A cursor is written when the group first takes from the partition;
+-- until then:
 --
 --   a row in mq_ready                  its head is where the group begins
 --   joined, and no row in mq_ready     the group has nothing to read: its head is the tail
 --   not joined                         nothing was read; push leaves it alone, joining finds what was pushed
 --
 -- So mode 'new', or a time in the future, has nothing to join: the first push after the subscription writes the row
--- with
--- the head before it, whatever clocks say. A cursor (seek, giving up, a pop of one partition) joins its partition
--- ahead of
--- the slice, which then skips it. Joining holds the queue's guard exclusively, so that no push can miss it: see
--- mq_guard.
+-- with the head before it, whatever clocks say. A cursor (seek, giving up, a pop of one partition) joins its partition
+-- ahead of the slice, which then skips it. Joining holds the queue's guard exclusively, so that no push can miss it:
+-- see mq_guard.
 
 -- Where a group is in a partition. p_cursor: of mq_cursors; p_ready: of mq_ready; p_reached: of mq_groups.
 CREATE OR REPLACE FUNCTION mq_head(
@@ -787,13 +777,14 @@ END $$;
     },
     {
       name: 'push',
-      sql: `-- The effect of a push: numbers and stores the messages, in the accepting transaction.
-
--- The effect of a push (store/port.ts, StoreEffect). An item is what one request brings to one partition; its
--- messages come flat, with the number of their item. Told for each: {"ids":[…], "duplicates":{"2":"id"},
--- "failed":{"0":"code"}}.
+      sql: `-- The effect of a push (store/port.ts, StoreEffect): numbers and stores the messages, in the accepting transaction.
+--
+-- An item is what one request brings to one partition. Its messages come flat, with the number of their item. The
+-- result of an item is {"ids":[…], "duplicates":{"2":"id"}, "failed":{"0":"code"}}.
+--
+-- The steps have no settings of their own and run with those of mq_pushed.
 CREATE OR REPLACE FUNCTION mq_pushed(
-   p_verdicts smallint[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item int[],
+  p_verdicts text[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item int[],
   p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text, p_queued boolean
 ) RETURNS json[]
   LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
@@ -801,154 +792,228 @@ CREATE OR REPLACE FUNCTION mq_pushed(
 DECLARE
   t timestamptz := clock();
   v_payloads text[] := string_to_array(p_payloads, E'\\x1e');
-  v_queue int[]; v_strict boolean; v_new boolean; v_first bigint[]; v_failed text[]; v_dup uuid[];
-  v_parts uuid[]; v_tails bigint[]; v_counts bigint[]; v_owners int[];
-  v_expected bigint; v_inserted bigint; v_left bigint; v_most bigint; v_asked bigint;
-  told json[]; r record;
+  v_queue int[]; v_strict boolean; v_new boolean; v_failed text[]; v_dup uuid[]; v_inserted bigint;
+  n record;
 BEGIN
-  IF NOT 2 = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
-  -- Until all are guarded: one that is deleted while this waits is made anew.
+  IF NOT 'apply' = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
+  -- Until all are guarded: a queue that is deleted while this waits is created again.
   LOOP
-    SELECT array_agg(coalesce(q.id, mq_queue(u.name))
-        ORDER BY u.i), coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
+    SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i),
+        coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
       INTO v_queue, v_strict, v_new
       FROM unnest(p_queues) WITH ORDINALITY u(name, i) LEFT JOIN mq_queues q ON q.name = u.name;
     EXIT WHEN mq_guard(v_queue, false);
   END LOOP;
-
-  -- 1. What may not be stored: as plain text where the queue is sealed, and beyond the queue's size.
   IF v_strict THEN
-    v_failed := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
-    -- One that is there already, or comes twice, takes no room.
-    SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
-      SELECT u.k, first_value(u.k) OVER (PARTITION BY p_verdicts[u.item] = 2, p_partitions[u.item], u.tx
-          ORDER BY u.k) AS first,
-        EXISTS (SELECT FROM mq_messages m
-            WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
-      FROM unnest(p_item, p_transactions) WITH ORDINALITY u(item, tx, k)
-    ) x;
-    FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q
-      WHERE q.id = ANY (v_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
-      IF r.max_size > 0 THEN
-        -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so that it is
-        -- counted only when what was counted last, and has come since, leaves none.
-        SELECT q.size_most INTO v_most FROM mq_queues q WHERE q.id = r.id FOR NO KEY UPDATE;
-        SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k)
-          WHERE v_queue[u.item] = r.id AND u.first = u.k;
-        IF v_most IS NULL OR v_most + v_asked > r.max_size THEN v_most := mq_size(r.id); END IF;
-        v_left := r.max_size - v_most;
-      END IF;
-      FOR i IN 1 .. cardinality(p_item) LOOP
-        CONTINUE WHEN v_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 2;
-        IF r.encryption_enabled AND NOT p_sealed[i] THEN v_failed[i] := 'encryption_required';
-        ELSIF r.max_size > 0 THEN
-          CONTINUE WHEN v_first[i] = 0;
-          IF v_first[i] < i THEN v_failed[i] := v_failed[v_first[i]];
-          ELSIF v_left <= 0 THEN v_failed[i] := 'queue_full'; ELSE v_left := v_left - 1; END IF;
-        END IF;
-      END LOOP;
-      IF r.max_size > 0 THEN UPDATE mq_queues q SET size_most = r.max_size - v_left WHERE q.id = r.id; END IF;
-    END LOOP;
-    -- From the queue there is nobody to tell: the operation fails, and comes again, or is kept as a dead letter.
+    v_failed := mq_push_check(p_verdicts, v_queue, p_partitions, p_item, p_transactions, p_sealed);
+    -- A queued push has no caller to answer: the operation fails, and is retried or becomes a dead letter.
     IF p_queued AND (SELECT bool_or(f IS NOT NULL) FROM unnest(v_failed) f) THEN
       RAISE EXCEPTION '%', (SELECT f FROM unnest(v_failed) f WHERE f IS NOT NULL LIMIT 1) USING ERRCODE = 'SP001';
     END IF;
   END IF;
+  n := mq_number(p_verdicts, p_partitions, v_queue, p_names, p_item, v_failed, t);
+  -- A time under the lock: times are in the order of the numbers. In whole milliseconds, as it is reported: a reader
+  -- who asks for what came from such a time on gets it.
+  t := date_trunc('milliseconds', clock());
+  v_inserted := mq_insert(p_verdicts, p_partitions, p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads,
+    v_failed, v_dup, n.parts, n.tails, n.counts, t);
+  -- Some exist already: once more, without them, so that the numbers have no gaps.
+  IF v_inserted < n.expected THEN
+    v_dup := mq_duplicates(p_verdicts, p_partitions, p_item, p_ids, p_transactions, v_failed, n.parts, n.tails,
+      n.counts);
+    n := mq_renumber(p_verdicts, p_partitions, p_item, v_failed, v_dup, n.parts, n.counts);
+    v_inserted := mq_insert(p_verdicts, p_partitions, p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads,
+      v_failed, v_dup, n.parts, n.tails, n.counts, t);
+    IF v_inserted < n.expected THEN
+      RAISE EXCEPTION 'stored % messages where % were expected', v_inserted, n.expected USING ERRCODE = 'XX000';
+    END IF;
+  END IF;
+  -- Other processes are notified with the commit. While all groups have something to read, nobody waits.
+  IF mq_push_ready(n.parts, n.tails, n.counts, n.owners, t) OR v_new THEN
+    PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (n.owners)));
+  END IF;
+  RETURN mq_push_results(p_verdicts, p_item, p_ids, v_failed, v_dup);
+END $$;
 
-  -- 2. Numbers, under the partitions' rows, in the order of their ids.
+-- What may not be stored: as plain text where the queue is encrypted, and beyond the queue's size. Per message a code,
+-- or NULL.
+CREATE OR REPLACE FUNCTION mq_push_check(
+  p_verdicts text[], p_queue int[], p_partitions uuid[], p_item int[], p_transactions text[], p_sealed boolean[]
+) RETURNS text[]
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_failed text[] := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
+  v_first bigint[]; v_left bigint; v_most bigint; v_asked bigint; r record;
+BEGIN
+  -- A message that exists already, or comes twice, takes no room: 0, or the number of the first.
+  SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
+    SELECT u.k,
+      first_value(u.k) OVER (
+        PARTITION BY p_verdicts[u.item] = 'apply', p_partitions[u.item], u.tx ORDER BY u.k) AS first,
+      EXISTS (SELECT FROM mq_messages m
+        WHERE m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL) AS there
+    FROM unnest(p_item, p_transactions) WITH ORDINALITY u(item, tx, k)
+  ) x;
+  FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q
+      WHERE q.id = ANY (p_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
+    IF r.max_size > 0 THEN
+      -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so it is counted only
+      -- if the last count and what came since leave none.
+      SELECT q.size_most INTO v_most FROM mq_queues q WHERE q.id = r.id FOR NO KEY UPDATE;
+      SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k)
+        WHERE p_queue[u.item] = r.id AND u.first = u.k;
+      IF v_most IS NULL OR v_most + v_asked > r.max_size THEN v_most := mq_size(r.id); END IF;
+      v_left := r.max_size - v_most;
+    END IF;
+    FOR i IN 1 .. cardinality(p_item) LOOP
+      CONTINUE WHEN p_queue[p_item[i]] <> r.id OR p_verdicts[p_item[i]] <> 'apply';
+      IF r.encryption_enabled AND NOT p_sealed[i] THEN
+        v_failed[i] := 'encryption_required';
+      ELSIF r.max_size > 0 THEN
+        CONTINUE WHEN v_first[i] = 0;
+        IF v_first[i] < i THEN v_failed[i] := v_failed[v_first[i]];
+        ELSIF v_left <= 0 THEN v_failed[i] := 'queue_full';
+        ELSE v_left := v_left - 1; END IF;
+      END IF;
+    END LOOP;
+    IF r.max_size > 0 THEN UPDATE mq_queues q SET size_most = r.max_size - v_left WHERE q.id = r.id; END IF;
+  END LOOP;
+  RETURN v_failed;
+END $$;
+
+-- Numbers for the messages, under the partitions' rows, in the order of their ids.
+CREATE OR REPLACE FUNCTION mq_number(
+  p_verdicts text[], p_partitions uuid[], p_queue int[], p_names text[], p_item int[], p_failed text[],
+  p_at timestamptz,
+  OUT parts uuid[], OUT tails bigint[], OUT counts bigint[], OUT owners int[], OUT expected bigint
+)
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
   WITH n AS (
     SELECT p_partitions[u.item] AS part, min(u.item) AS item, count(*) AS n
-      FROM unnest(p_item, v_failed) u(item, failed)
-    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1 ORDER BY 1
+    FROM unnest(p_item, p_failed) u(item, failed)
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1 ORDER BY 1
   ), up AS (
     INSERT INTO mq_partitions AS p (id, queue, name, tail, pushed_at, created_at)
-    SELECT n.part, v_queue[n.item], p_names[n.item], n.n, t, t FROM n
-    ON CONFLICT (id) DO UPDATE SET tail = p.tail + excluded.tail, pushed_at = t
+    SELECT n.part, p_queue[n.item], p_names[n.item], n.n, p_at, p_at FROM n
+    ON CONFLICT (id) DO UPDATE SET tail = p.tail + excluded.tail, pushed_at = p_at
     RETURNING p.id, p.tail, p.queue
   )
   SELECT array_agg(up.id), array_agg(up.tail), array_agg(n.n), array_agg(up.queue), coalesce(sum(n.n), 0)
-    INTO v_parts, v_tails, v_counts, v_owners, v_expected FROM up JOIN n ON n.part = up.id;
+    INTO parts, tails, counts, owners, expected FROM up JOIN n ON n.part = up.id;
+END $$;
 
-  -- 3. The messages. A time under the lock: times stand in the order of the numbers. In whole milliseconds, as it is
-  -- told: who asks for what came from such a time on gets it.
-  t := date_trunc('milliseconds', clock());
-  WITH m AS (
-    SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
-      row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
-    FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed) WITH ORDINALITY u(item, id,
-        tx, trace, sealed, payload, failed, k)
-    WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
-  ), ins AS (
-    INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
-    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
-    FROM m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part
-    ON CONFLICT (partition, transaction_id) WHERE grp IS NULL DO NOTHING
-    RETURNING 1
-  ) SELECT count(*) INTO v_inserted FROM ins;
-
-  -- 4. Some were there already: once more, without them, so that the numbers have no gaps.
-  IF v_inserted < v_expected THEN
-    DELETE FROM mq_messages m USING unnest(v_parts, v_tails, v_counts) p(id, tail, n)
-      WHERE m.partition = p.id AND m.seq > p.tail - p.n;
-    v_dup := array_fill(NULL::uuid, ARRAY[cardinality(p_item)]);
-    FOR r IN
-      SELECT u.k, coalesce(m.id, first_value(u.id) OVER w) AS there, m.id IS NOT NULL OR row_number() OVER w > 1 AS dup
-      FROM unnest(p_item, p_ids, p_transactions, v_failed) WITH ORDINALITY u(item, id, tx, failed, k)
-        LEFT JOIN mq_messages m ON m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL
-      WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
-    LOOP
-      IF r.dup THEN v_dup[r.k] := r.there; END IF;
-    END LOOP;
-    WITH n AS (
-      SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n
-        FROM unnest(p_item, v_failed, v_dup) u(item, failed, dup)
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL GROUP BY 1
-    ), up AS (
-      UPDATE mq_partitions p SET tail = p.tail - x.n + n.n
-        FROM n JOIN unnest(v_parts, v_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
-      RETURNING p.id, p.tail, n.n, p.queue
-    ) SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.n), array_agg(up.queue)
-    INTO v_parts, v_tails, v_counts, v_owners FROM up;
-    INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
-    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, t
+-- Stores the messages that neither failed nor are known as duplicates; returns how many were not there already.
+CREATE OR REPLACE FUNCTION mq_insert(
+  p_verdicts text[], p_partitions uuid[], p_item int[], p_ids uuid[], p_transactions text[], p_traces text[],
+  p_sealed boolean[], p_payloads text[], p_failed text[], p_dup uuid[], p_parts uuid[], p_tails bigint[],
+  p_counts bigint[], p_at timestamptz
+) RETURNS bigint
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_inserted bigint;
+BEGIN
+  INSERT INTO mq_messages (partition, seq, id, transaction_id, trace_id, sealed, payload, created_at)
+    SELECT m.part, p.tail - p.n + m.rn, m.id, m.tx, m.trace, m.sealed, m.payload, p_at
     FROM (
       SELECT p_partitions[u.item] AS part, u.id, u.tx, u.trace, u.sealed, u.payload,
         row_number() OVER (PARTITION BY p_partitions[u.item] ORDER BY u.k) AS rn
-      FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads, v_failed,
-          v_dup) WITH ORDINALITY u(item, id, tx, trace, sealed, payload, failed, dup, k)
-      WHERE p_verdicts[u.item] = 2 AND u.failed IS NULL AND u.dup IS NULL
-    ) m JOIN unnest(v_parts, v_tails, v_counts) p(id, tail, n) ON p.id = m.part;
-  END IF;
+      FROM unnest(p_item, p_ids, p_transactions, p_traces, p_sealed, p_payloads, p_failed, p_dup) WITH ORDINALITY
+        u(item, id, tx, trace, sealed, payload, failed, dup, k)
+      WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL AND u.dup IS NULL
+    ) m JOIN unnest(p_parts, p_tails, p_counts) p(id, tail, n) ON p.id = m.part
+    ON CONFLICT (partition, transaction_id) WHERE grp IS NULL DO NOTHING;
+  GET DIAGNOSTICS v_inserted = ROW_COUNT;
+  RETURN v_inserted;
+END $$;
 
-  -- 5. Groups that had read everything have something to read. A statement of its own: what the partition's lock
-  -- waited for is seen here.
+-- Takes back what mq_insert stored, and finds for each message the one that was there first, or NULL.
+CREATE OR REPLACE FUNCTION mq_duplicates(
+  p_verdicts text[], p_partitions uuid[], p_item int[], p_ids uuid[], p_transactions text[], p_failed text[],
+  p_parts uuid[], p_tails bigint[], p_counts bigint[]
+) RETURNS uuid[]
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_dup uuid[] := array_fill(NULL::uuid, ARRAY[cardinality(p_item)]);
+  r record;
+BEGIN
+  DELETE FROM mq_messages m USING unnest(p_parts, p_tails, p_counts) p(id, tail, n)
+    WHERE m.partition = p.id AND m.seq > p.tail - p.n;
+  FOR r IN
+    SELECT u.k, coalesce(m.id, first_value(u.id) OVER w) AS there, m.id IS NOT NULL OR row_number() OVER w > 1 AS dup
+    FROM unnest(p_item, p_ids, p_transactions, p_failed) WITH ORDINALITY u(item, id, tx, failed, k)
+      LEFT JOIN mq_messages m ON m.partition = p_partitions[u.item] AND m.transaction_id = u.tx AND m.grp IS NULL
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL
+    WINDOW w AS (PARTITION BY p_partitions[u.item], u.tx ORDER BY u.k)
+  LOOP
+    IF r.dup THEN v_dup[r.k] := r.there; END IF;
+  END LOOP;
+  RETURN v_dup;
+END $$;
+
+-- Numbers once more, without the duplicates. p_counts: how many numbers were given.
+CREATE OR REPLACE FUNCTION mq_renumber(
+  p_verdicts text[], p_partitions uuid[], p_item int[], p_failed text[], p_dup uuid[], p_parts uuid[],
+  p_counts bigint[],
+  OUT parts uuid[], OUT tails bigint[], OUT counts bigint[], OUT owners int[], OUT expected bigint
+)
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  WITH n AS (
+    SELECT p_partitions[u.item] AS part, count(*) FILTER (WHERE u.dup IS NULL) AS n
+    FROM unnest(p_item, p_failed, p_dup) u(item, failed, dup)
+    WHERE p_verdicts[u.item] = 'apply' AND u.failed IS NULL GROUP BY 1
+  ), up AS (
+    UPDATE mq_partitions p SET tail = p.tail - x.n + n.n
+    FROM n JOIN unnest(p_parts, p_counts) x(id, n) ON x.id = n.part WHERE p.id = n.part
+    RETURNING p.id, p.tail, n.n, p.queue
+  )
+  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.n), array_agg(up.queue), coalesce(sum(up.n), 0)
+    INTO parts, tails, counts, owners, expected FROM up;
+END $$;
+
+-- Groups that had read everything have something to read; true if there are any. A statement of its own: what the
+-- partition's lock waited for is seen here.
+CREATE OR REPLACE FUNCTION mq_push_ready(
+  p_parts uuid[], p_tails bigint[], p_counts bigint[], p_owners int[], p_at timestamptz
+) RETURNS boolean
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
   INSERT INTO mq_ready (partition, grp, at, head)
-  SELECT p.id, g.id, t + greatest(q.delay_seconds, q.window_seconds) * interval '1 second', CASE
-    WHEN c.head IS NULL THEN p.tail - p.n END
-  FROM unnest(v_parts, v_tails, v_counts, v_owners) p(id, tail, n, queue) JOIN mq_queues q ON q.id = p.queue
-  JOIN mq_groups g ON g.queue = p.queue
-    LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
-  WHERE p.n > 0 AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= p.tail - p.n
-    ELSE p.id > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x
-        WHERE x.partition = p.id AND x.grp = g.id) IS NULL END
-  ON CONFLICT (partition, grp) DO NOTHING;
-  -- Who waits elsewhere is told with the commit; while all groups have something to read, nobody waits.
-  IF FOUND OR v_new THEN
-    PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (v_owners)));
-  END IF;
+    SELECT p.id, g.id, p_at + greatest(q.delay_seconds, q.window_seconds) * interval '1 second',
+      CASE WHEN c.head IS NULL THEN p.tail - p.n END
+    FROM unnest(p_parts, p_tails, p_counts, p_owners) p(id, tail, n, queue)
+      JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = p.queue
+      LEFT JOIN mq_cursors c ON c.partition = p.id AND c.grp = g.id
+    WHERE p.n > 0 AND c.lease IS NULL AND CASE WHEN c.head IS NOT NULL THEN c.head >= p.tail - p.n
+      ELSE p.id > g.reached IS NOT TRUE
+        AND (SELECT x.grp FROM mq_ready x WHERE x.partition = p.id AND x.grp = g.id) IS NULL END
+    ON CONFLICT (partition, grp) DO NOTHING;
+  RETURN FOUND;
+END $$;
 
-  SELECT array_agg(CASE WHEN p_verdicts[i.i] = 2 THEN x.told END ORDER BY i.i) INTO told
-  FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (
-    SELECT m.item, json_build_object('ids', json_agg(coalesce(m.dup, m.id) ORDER BY m.k),
-      'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL), 'failed',
-        json_object_agg(m.n, m.failed) FILTER (WHERE m.failed IS NOT NULL)) AS told
-    FROM (
-      SELECT u.item, u.id, u.failed, u.dup, u.k, row_number() OVER (PARTITION BY u.item ORDER BY u.k) - 1 AS n
-      FROM unnest(p_item, p_ids, v_failed, v_dup) WITH ORDINALITY u(item, id, failed, dup, k)
-    ) m GROUP BY m.item
-  ) x ON x.item = i.i;
-  RETURN told;
+CREATE OR REPLACE FUNCTION mq_push_results(
+  p_verdicts text[], p_item int[], p_ids uuid[], p_failed text[], p_dup uuid[]
+) RETURNS json[]
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN (SELECT array_agg(CASE WHEN p_verdicts[i.i] = 'apply' THEN x.result END ORDER BY i.i)
+    FROM generate_series(1, cardinality(p_verdicts)) i(i) LEFT JOIN (
+      SELECT m.item, json_build_object('ids', json_agg(coalesce(m.dup, m.id) ORDER BY m.k),
+        'duplicates', json_object_agg(m.n, m.dup) FILTER (WHERE m.dup IS NOT NULL),
+        'failed', json_object_agg(m.n, m.failed) FILTER (WHERE m.failed IS NOT NULL)) AS result
+      FROM (
+        SELECT u.item, u.id, u.failed, u.dup, u.k, row_number() OVER (PARTITION BY u.item ORDER BY u.k) - 1 AS n
+        FROM unnest(p_item, p_ids, p_failed, p_dup) WITH ORDINALITY u(item, id, failed, dup, k)
+      ) m GROUP BY m.item
+    ) x ON x.item = i.i);
 END $$;
 `,
     },

@@ -31,8 +31,7 @@ CREATE TABLE objective_writers (
     {
       name: 'counts',
       sql: `-- Adds counts, sums them over a window, and removes old buckets. Sums, never samples: each count is in its minute and
--- in
--- its hour. Short windows read the first, long ones the second, and nothing has to be rolled up later.
+-- in its hour. Short windows read the first, long ones the second, and nothing has to be rolled up later.
 
 CREATE OR REPLACE FUNCTION objective_add(
   p_writer uuid, p_number bigint, p_objectives text[], p_good double precision[], p_total double precision[]

@@ -11,8 +11,7 @@ export const petitionsSql = {
 --      └── withdrawn by its submitter ──► ACKNOWLEDGED, reason WITHDRAWN
 --
 -- A row remembers the state it came from, so that the legal moves are a CHECK and not only code. petition_states
--- counts by
--- state in the same transactions: a list's total and the gauges cost one row each.
+-- counts by state in the same transactions: a list's total and the gauges cost one row each.
 --
 -- Lock order: petitions, gates, (accepting: lanes), petition_states (by state), ledger head. Accepting only inserts
 -- petitions, so it never waits for one. A transaction that touches petition_blocks or the count of RECEIVED holds the
@@ -85,13 +84,12 @@ $$;
     {
       name: 'blocks',
       sql: `-- Rate limit events: one per submitter and minute. The first block is recorded at once, the others with the next
--- minute's
--- event. Every writer of petition_blocks holds the gate.
+-- minute's event. Every writer of petition_blocks holds the gate.
 
 -- One event per submitter and minute: the first block at once, the others with the next minute's. Two transactions
 -- cannot both find that there is no row yet: whoever refuses a petition holds the gate. Answers what a refusal tells
 -- of the state of things.
-CREATE OR REPLACE FUNCTION petitions_blocked(p_verdicts smallint[], p_submitters text[], p_traces text[]) RETURNS json
+CREATE OR REPLACE FUNCTION petitions_blocked(p_verdicts text[], p_submitters text[], p_traces text[]) RETURNS json
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -102,7 +100,7 @@ BEGIN
   WITH blocked AS (
     SELECT u.who, count(*) AS n, (array_agg(u.trace))[1] AS trace
       FROM unnest(p_verdicts, p_submitters, p_traces) u(verdict, who, trace)
-    WHERE u.verdict = 4 GROUP BY u.who
+    WHERE u.verdict = 'rate_limited' GROUP BY u.who
   ), known AS MATERIALIZED (
     SELECT x.submitter, x.minute, x.pending FROM petition_blocks x WHERE x.submitter IN (SELECT b.who FROM blocked b)
       FOR UPDATE
@@ -174,8 +172,7 @@ END $$;
     {
       name: 'overflow',
       sql: `-- Records overflow in the ledger, in the commit that causes it: a submission, a transition or a new threshold. A
--- deferred
--- trigger, because the ledger's lock comes last.
+-- deferred trigger, because the ledger's lock comes last.
 
 -- Overflow is witnessed by whoever causes it, in the same commit, whatever that does: a submission, a transition, a
 -- new threshold. At the end of the transaction, because the ledger's lock comes last.
@@ -228,7 +225,7 @@ END $$;
 -- The effect of a flush (store/port.ts, StoreEffect). Told: the receipt of what was received, and to what a rate
 -- refused the state of things.
 CREATE OR REPLACE FUNCTION petitions_submitted(
-   p_verdicts smallint[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[],
+   p_verdicts text[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[],
   p_realms text[], p_submitters text[], p_traces text[], p_payloads text[]
 ) RETURNS json[]
   LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
@@ -241,10 +238,10 @@ DECLARE
   told json[]; v_state json;
 BEGIN
   -- No ORDER BY: a function scan gives its rows in order.
-  SELECT count(*) FILTER (WHERE u.verdict = 2), coalesce(bool_or(u.verdict = 4), false),
-         array_agg('submitter:' || u.submitter) FILTER (WHERE u.verdict = 2),
-         array_agg(u.trace) FILTER (WHERE u.verdict = 2), array_agg(u.payload) FILTER (WHERE u.verdict = 2),
-         array_agg(CASE WHEN u.verdict = 2 THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"'
+  SELECT count(*) FILTER (WHERE u.verdict = 'apply'), coalesce(bool_or(u.verdict = 'rate_limited'), false),
+         array_agg('submitter:' || u.submitter) FILTER (WHERE u.verdict = 'apply'),
+         array_agg(u.trace) FILTER (WHERE u.verdict = 'apply'), array_agg(u.payload) FILTER (WHERE u.verdict = 'apply'),
+         array_agg(CASE WHEN u.verdict = 'apply' THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"'
                || u.type || '","content_hash":"' || u.hash
            || '","realm":' || coalesce(to_json(u.realm)::text, 'null') || ',"created_at":"' || v_at || '"}')::json END)
     INTO v_n, v_limited, v_actors, v_traces, v_payloads, told
@@ -255,13 +252,13 @@ BEGIN
       SELECT u.id, u.type, 'RECEIVED', u.text, u.hash, u.realm, u.submitter, t, t
       FROM unnest(p_verdicts, p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(verdict, id, type, text,
           hash, realm, submitter)
-      WHERE u.verdict = 2;
+      WHERE u.verdict = 'apply';
     UPDATE petition_states s SET n = s.n + v_n WHERE s.state = 'RECEIVED';
     PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[v_n]), v_actors, v_traces, v_payloads);
   END IF;
   IF v_limited THEN
     v_state := petitions_blocked(p_verdicts, p_submitters, p_traces);
-    SELECT array_agg(CASE WHEN u.verdict = 4 THEN v_state ELSE u.told END) INTO told
+    SELECT array_agg(CASE WHEN u.verdict = 'rate_limited' THEN v_state ELSE u.told END) INTO told
       FROM unnest(p_verdicts, told) u(verdict, told);
   END IF;
   RETURN told;

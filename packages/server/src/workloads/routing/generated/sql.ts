@@ -7,9 +7,8 @@ export const routingSql = {
       sql: `-- Routing: policies, blocks, and decisions.
 --
 -- rt_state is one row. A change of policies or blocks locks it first, so that the limits are exact and the numbers of
--- changes are in commit order: a process that has read all changes up to n misses none of them. Removed policies
--- leave no
--- row; removals counts them, and the rest is found by comparing names.
+-- changes are in commit order: a process that has read all changes up to n misses none of them. Removed policies leave
+-- no row; removals counts them, and the rest is found by comparing names.
 --
 -- A decision is written with its idempotency key in one transaction, after it was made and never before. Of several at
 -- once with one key, the first to insert is kept; the others wait for its commit and find it.
@@ -176,9 +175,9 @@ BEGIN
 END $$;
 
 -- The effect of an admission (store/port.ts, StoreEffect): none. It is accepted for its gates alone.
-CREATE OR REPLACE FUNCTION rt_admit(p_verdicts smallint[], p_seqs bigint[]) RETURNS json[]
+CREATE OR REPLACE FUNCTION rt_admit(p_verdicts text[], p_seqs bigint[]) RETURNS json[]
   LANGUAGE sql STABLE AS $$
-  SELECT array_agg(CASE WHEN u.verdict = 2 THEN '{}'::json END) FROM unnest(p_verdicts) u(verdict)
+  SELECT array_agg(CASE WHEN u.verdict = 'apply' THEN '{}'::json END) FROM unnest(p_verdicts) u(verdict)
 $$;
 `,
     },

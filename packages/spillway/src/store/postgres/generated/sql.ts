@@ -7,14 +7,12 @@ export const coreSql = {
       sql: `-- The queue: lanes, operations, leases, and what the gates count.
 --
 -- Invariant, audited by audit(): a lane with depth > 0 is in exactly one of ready, parked or a row of leases; a lane
--- with
--- depth 0 is in none of them. To move a lane between them, hold the lane's row lock, or the lock of the ready or parked
--- row that is deleted.
+-- with depth 0 is in none of them. To move a lane between them, hold the lane's row lock, or the lock of the ready or
+-- parked row that is deleted.
 --
 -- Lock order everywhere: workers, leases, idempotency (by key), rates (by key), gates (by name), lanes (by id), ops,
 -- ready and parked, tallies, and last the ledger's head. Accepting never waits for another process's lease row.
--- Claiming
--- skips locked rows.
+-- Claiming skips locked rows.
 
 CREATE TABLE lanes (
   id         uuid PRIMARY KEY,               -- 128 bits of sha256(queue, NUL, partition), made by the caller
@@ -349,419 +347,108 @@ CREATE TABLE stream_spans (
     {
       name: 'accept',
       sql: `-- accept: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted, in
--- one
--- transaction.
+-- one transaction. The steps are in the files of what they decide; they run in the lock order (tables/0001-core.sql).
 --
--- Items come grouped by lane, and lanes sorted by id (the lock order). Verdicts: 0 queue, 1 execute, 2 apply, 3
--- refused by
--- capacity, 4 refused by rate, 5 refused by halt, 6 seen before (the stored answer is returned), 7 key used for another
--- body, 8 the first request is still in progress, 9 refused because the waiting limit is reached.
+-- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
+-- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered
+-- yet); capacity_full, rate_limited, halted, and depth_full (nothing more may wait). Between the steps NULL is an item
+-- that is not decided yet, and a NULL list means that no item is.
 --
 -- Reasons given with the items: '' may run now and answers with its result; '+requested' and '+still_running' may run
--- now
--- and answer with a ticket; all others are queued.
+-- now and answer with a ticket; all others are queued.
 --
--- If nothing is scarce, every step is one set-based statement. Only a flush that does not fit (v_tight) walks its items
--- one by one, in order. 'apply' items of an empty lane that may run now move head with tail and leave no operation; the
--- caller writes their effect in the same transaction.
-
+-- If nothing is scarce, every step is one set-based statement. Only a flush that does not fit is rationed item by item.
+-- Items of an empty lane that may be applied now move head with tail and leave no operation; the caller writes their
+-- effect in the same transaction.
+--
+-- The steps have no settings of their own: they run with those of accept. Setting them for each step costs more than
+-- calling it. Counting the items per lane here, instead of in the caller, made a flush of 64 cost 8% more (per rate
+-- key: 3%), so p_counts, p_may_run, p_rn and p_rate_asked are passed for the case that nothing is refused. A step is
+-- called as an expression (r := step(…)), not in a FROM clause, which costs 10 µs more.
 CREATE OR REPLACE FUNCTION accept(
   p_worker uuid, p_part smallint, p_apply boolean,
-  p_lanes uuid[], p_queues text[], p_partitions text[], p_n bigint[], p_first_execute boolean[],
+  -- Each lane once, by id, and what each item brings; p_lane is the number of its lane, p_rn its number in the lane.
+  p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[],
   p_lane int[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[],
   p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts int[], p_timeout_ms int[], p_trace text[],
-  p_reason text[], p_pace_ms real[], p_backlog_ms bigint, p_levels smallint[], p_types text[], p_type_counts bigint[],
-  p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint,
-  p_gates text[], p_halts text[],
-  -- each key once, in order, and how often it is asked for
-  p_rate_key uuid[], p_rate_n int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
-  -- per tier its key, and its item; no items: one tier each
+  p_reason text[], p_pace_ms real[], p_backlog_ms bigint,
+  -- Empty lists: no item has one.
+  p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[],
+  -- Each rate key once, in order; per tier the number of its key, and of its item. No items: one tier each.
+  p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
   p_rate_ix int[], p_rate_item int[],
-  -- nothing more may wait; which items are refused together
+  -- Nothing more may wait; which items are one request.
   p_full boolean, p_batch int[],
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
-  OUT verdicts smallint[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
-    OUT reasons text[], OUT stamps bigint[],
-  OUT answers json[], OUT ops uuid[], OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[],
-    OUT at_ms bigint
-) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+  OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
+  OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
+  OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint
+)
+  LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  v_minute int := floor(extract(epoch FROM t) / 60)::int;
-  v_items int := cardinality(p_id);
-  v_out smallint[];                -- NULL while everything is live
-  v_n bigint[] := p_n;
-  v_rn bigint[] := p_rn;
-  v_lane int[] := p_lane;
-  v_lanes uuid[] := p_lanes;
-  v_execute boolean[] := p_first_execute;
-  v_tail bigint[]; v_running int[]; v_depth bigint[]; v_pace real[]; v_blocked bigint[]; v_queues text[];
-  v_partitions text[];
-  v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
-  v_mine boolean := false; v_executing boolean := false; v_readying boolean; v_delaying boolean; v_all boolean;
-  v_paused boolean;
-  v_tight boolean := false;
-  v_item int; v_ok boolean; v_found int; v_k int;
-  v_seen_item int[]; v_wrong smallint[];
-  v_rleft int[]; v_rgave int[]; v_rasked int[] := p_rate_n; v_rwait bigint[]; v_ritem int[] := p_rate_item;
-  v_odd boolean := false; v_longer boolean;
-  v_single boolean := cardinality(p_rate_item) = 0;
-  v_gnames text[]; v_gleft bigint[]; v_gave bigint[]; v_gasked bigint[];
-  r record;
+  v_decided text[];
+  v_lanes uuid[] := p_lanes; v_queues text[] := p_queues; v_partitions text[] := p_partitions;
+  v_counts bigint[] := p_counts; v_may_run boolean[] := p_may_run; v_lane int[] := p_lane; v_rn bigint[] := p_rn;
+  v_may_lease boolean := false; v_paused boolean;
+  k record; g record; n record; l record; d record;
 BEGIN
-  -- 0. May this process hold leases? Its row keeps its place until we commit.
+  -- Its row stays until we commit, so that a process that may hold leases keeps that right.
   IF NOT p_apply AND p_reason && '{"",+requested,+still_running}' THEN
     PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-    v_mine := FOUND;
+    v_may_lease := FOUND;
   END IF;
-
-  -- 1. Idempotency keys, in key order. A key that is there already tells what to answer.
   IF cardinality(p_keys) > 0 THEN
-    WITH k AS (
-      SELECT u.key, u.request, u.i FROM unnest(p_keys, p_requests) WITH ORDINALITY u(key, request, i)
-      WHERE u.key IS NOT NULL ORDER BY u.key
-    ), made AS (
-      INSERT INTO idempotency AS d (key, request, op, expires_at)
-      SELECT k.key, k.request, p_id[k.i], t + p_key_ttl_ms * interval '1 ms' FROM k
-      ON CONFLICT (key)
-        DO UPDATE SET request = excluded.request, op = excluded.op, answer = NULL, expires_at = excluded.expires_at
-        WHERE d.expires_at <= t
-      RETURNING d.key
-    )
-    SELECT array_agg(k.i::int) INTO v_seen_item FROM k WHERE k.key NOT IN (SELECT made.key FROM made);
-    IF v_seen_item IS NOT NULL THEN
-      v_out := array_fill(0::smallint, ARRAY[v_items]);
-      answers := array_fill(NULL::json, ARRAY[v_items]);
-      ops := array_fill(NULL::uuid, ARRAY[v_items]);
-      FOR r IN SELECT s.i, d.request = p_requests[s.i] AS same, d.answer, d.op
-               FROM unnest(v_seen_item) s(i) LEFT JOIN idempotency d ON d.key = p_keys[s.i] LOOP
-        v_out[r.i] := CASE WHEN r.same IS NOT TRUE THEN 7 WHEN r.answer IS NULL THEN 8 ELSE 6 END;
-        answers[r.i] := r.answer;
-        ops[r.i] := r.op;
-      END LOOP;
-      -- A batch is one request, and has one answer: what is wrong with a key of it is wrong with all of it.
-      IF cardinality(p_batch) > 0 AND v_out && '{7,8}' THEN
-        SELECT array_agg(coalesce(b.o, u.o) ORDER BY u.i) INTO v_wrong
-          FROM unnest(p_batch, v_out) WITH ORDINALITY u(batch, o, i)
-          LEFT JOIN (SELECT x.batch, max(x.o) AS o FROM unnest(p_batch, v_out) x(batch, o) WHERE x.o IN (7, 8)
-              GROUP BY x.batch) b ON b.batch = u.batch;
-        DELETE FROM idempotency d USING unnest(p_keys, p_id, v_out, v_wrong) u(key, op, o, wrong)
-          WHERE u.o = 0 AND u.wrong <> 0 AND d.key = u.key AND d.op = u.op;
-        v_out := v_wrong;
-      END IF;
-    END IF;
+    k := idempotency_take(p_keys, p_requests, p_id, p_batch, t, p_key_ttl_ms);
+    v_decided := k.verdicts; answers := k.answers; ops := k.ops;
   END IF;
-
-  -- 2. Halt. Whoever halts waits for those who are past this point: behind a halt nothing is accepted any more.
-  IF cardinality(p_halts) > 0 THEN
-    PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.halts'), hashtext(current_schema()));
-    FOR v_item IN SELECT u.i FROM unnest(p_halts) WITH ORDINALITY u(scope, i) JOIN halts h ON h.scope = u.scope LOOP
-      v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
-      IF v_out[v_item] = 0 THEN v_out[v_item] := 5; END IF;
-    END LOOP;
-  END IF;
-
-  -- Full: what would have to wait is refused, with all of its batch. Without locks, which would come before those of
-  -- the rates: a lane that fills up at this moment takes one more.
+  IF cardinality(p_halts) > 0 THEN v_decided := halts_check(p_halts, v_decided); END IF;
   IF p_full THEN
-    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
-    WITH waiting AS (
-      SELECT DISTINCT u.batch FROM unnest(p_batch, p_lane, p_reason, v_out) u(batch, lane, reason, o)
-      WHERE u.o = 0 AND (u.reason <> '' OR EXISTS (SELECT FROM lanes l WHERE l.id = p_lanes[u.lane] AND l.depth > 0)
-        OR EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type[1]
-                     ELSE s.queue = p_queues[u.lane]
-                       AND (s.partition IS NULL OR s.partition = p_partitions[u.lane]) END))
-    )
-    SELECT array_agg(CASE WHEN u.o = 0 AND u.batch IN (SELECT w.batch FROM waiting w) THEN 9 ELSE u.o END::smallint)
-      INTO v_out
-      FROM unnest(p_batch, v_out) u(batch, o);
+    v_decided := depth_check(p_batch, p_lane, p_reason, v_decided, p_lanes, p_queues, p_partitions, p_type[1]);
   END IF;
+  IF cardinality(p_gates) > 0 OR cardinality(p_rate_key) > 0 THEN
+    g := gates_take(p_gates, p_rate_key, p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix,
+      p_rate_item, v_decided, cardinality(p_id), t);
+    v_decided := g.verdicts;
+    tiers := g.tiers; rates_left := g.rates_left; rates_reset_ms := g.rates_reset_ms; at_ms := g.at_ms;
+  END IF;
+  IF v_decided IS NOT NULL AND cardinality(p_keys) > 0 THEN PERFORM idempotency_release(p_keys, v_decided); END IF;
 
-  -- 3. Rates, in key order: what is asked for is added at once, what does not fit is taken back below.
-  IF cardinality(p_rate_key) > 0 THEN
-    IF v_out IS NOT NULL THEN
-      SELECT array_agg(coalesce(x.n, 0) ORDER BY k.i) INTO v_rasked
-        FROM generate_series(1, cardinality(p_rate_key)) k(i)
-        LEFT JOIN (SELECT u.ix, count(*) AS n FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
-                   WHERE v_out[coalesce(u.item, u.i)] = 0 GROUP BY u.ix) x ON x.ix = k.i;
-    END IF;
-    WITH up AS (
-      INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at, sweep_at)
-      SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, t + k.keep * interval '1 minute',
-        t + k.keep * interval '1 minute'
-          FROM unnest(p_rate_key, v_rasked, p_rate_minutes, p_rate_keep) k(key, n, win, keep)
-      ON CONFLICT (key) DO UPDATE SET
-        minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
-          THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
-          ELSE rate_minutes(x.minutes, v_minute,
-              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t)) END,
-        counts = CASE WHEN x.minutes[1] > v_minute - excluded.win
-          THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute
-            THEN x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] + excluded.total)
-              ELSE x.counts || excluded.total END
-          ELSE rate_counts(x.minutes, x.counts, v_minute,
-              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t), excluded.total) END,
-        total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total
-          ELSE rate_used(x.minutes, x.counts, v_minute,
-              rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t))::int END,
-        win = rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - t),
-          expires_at = greatest(x.expires_at, excluded.expires_at)
-      RETURNING x.total, x.minutes[1] AS first, x.counts[1] AS first_n
-    ),
-    seen AS (SELECT array_agg(up.total) AS totals, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns
-        FROM up)
-    -- When the next slot is free: when the oldest bucket leaves. One that was emptied by refunds is looked at below.
-    SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false),
-      bool_or(u.first_n = 0), bool_or(u.first <= v_minute - u.win),
-           array_agg(greatest(1, ceil(((u.first + u.win)::bigint * 60 - date_part('epoch', t)) * 1000))::bigint)
-      INTO v_rleft, v_tight, v_odd, v_longer, v_rwait
-    FROM seen, unnest(seen.totals, v_rasked, p_rate_limit, p_rate_minutes, seen.firsts, seen.first_ns) u(total,
-        asked, most, win, first, first_n);
-    IF v_longer THEN
-      -- Some keep more than the window of this process: only what is in it counts here.
-      v_odd := true;
-      SELECT array_agg(u.most - (k.used - u.asked) ORDER BY u.i), bool_or(k.used > u.most) INTO v_rleft, v_tight
-      FROM unnest(p_rate_key, v_rasked, p_rate_limit, p_rate_minutes) WITH ORDINALITY u(key, asked, most, win, i)
-      JOIN rates x ON x.key = u.key,
-        LATERAL (SELECT rate_used(x.minutes, x.counts, v_minute, u.win)::int) k(used);
-    END IF;
-    v_rgave := array_fill(0, ARRAY[cardinality(p_rate_key)]);
+  IF v_decided IS NOT NULL THEN
+    n := lanes_count(p_lanes, p_queues, p_partitions, p_lane, p_reason, v_decided);
+    v_lanes := n.ids; v_queues := n.queues; v_partitions := n.partitions; v_counts := n.counts; v_may_run := n.may_run;
+    v_lane := n.lane; v_rn := n.rn;
   END IF;
-
-  -- 4. Gates, in name order.
-  IF cardinality(p_gates) > 0 THEN
-    SELECT array_agg(g.name ORDER BY g.name), array_agg(CASE WHEN g.overflowing THEN 0 ELSE g.full_at - g.held END
-        ORDER BY g.name),
-           array_agg(g.asked ORDER BY g.name), v_tight OR bool_or(g.overflowing OR g.held + g.asked > g.full_at)
-      INTO v_gnames, v_gleft, v_gasked, v_tight
-    FROM (
-      SELECT x.name, x.held, x.full_at, x.overflowing,
-        (SELECT count(*) FROM unnest(p_gates) WITH ORDINALITY u(name, i)
-            WHERE u.name = x.name AND (v_out IS NULL OR v_out[u.i] = 0)) AS asked
-      FROM gates x WHERE x.name = ANY (p_gates) ORDER BY x.name FOR UPDATE
-    ) g;
-    IF coalesce(cardinality(v_gnames), 0) <> (SELECT count(DISTINCT u.name) FROM unnest(p_gates) u(name)
-        WHERE u.name IS NOT NULL) THEN
-      RAISE EXCEPTION 'a capacity gate is not registered' USING ERRCODE = 'XX000';
-    END IF;
-    v_gave := array_fill(0::bigint, ARRAY[coalesce(cardinality(v_gnames), 0)]);
-  END IF;
-
-  -- 5. Scarce: item by item, in order. Capacity before rate; a refused item takes from neither.
-  IF v_tight THEN
-    v_out := coalesce(v_out, array_fill(0::smallint, ARRAY[v_items]));
-    FOR v_item IN 1 .. v_items LOOP
-      CONTINUE WHEN v_out[v_item] <> 0;
-      v_k := CASE WHEN cardinality(p_gates) > 0
-        AND p_gates[v_item] IS NOT NULL THEN array_position(v_gnames, p_gates[v_item]) END;
-      IF v_k IS NOT NULL AND v_gleft[v_k] - v_gave[v_k] <= 0 THEN
-        v_out[v_item] := 3;
-        CONTINUE;
-      END IF;
-      v_ok := true;
-      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
-        WHERE coalesce(u.item, u.i) = v_item LOOP
-        v_ok := v_ok AND v_rleft[v_found] - v_rgave[v_found] > 0;
-      END LOOP;
-      IF NOT v_ok THEN
-        v_out[v_item] := 4;
-        CONTINUE;
-      END IF;
-      IF v_k IS NOT NULL THEN v_gave[v_k] := v_gave[v_k] + 1; END IF;
-      FOR v_found IN SELECT u.ix FROM unnest(p_rate_ix, v_ritem) WITH ORDINALITY u(ix, item, i)
-        WHERE coalesce(u.item, u.i) = v_item LOOP
-        v_rgave[v_found] := v_rgave[v_found] + 1;
-      END LOOP;
-    END LOOP;
-    UPDATE rates x
-      SET counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back),
-        total = x.total - u.back
-      FROM unnest(p_rate_key, v_rasked, v_rgave) k(key, asked, gave), LATERAL (SELECT k.asked - k.gave) u(back)
-      WHERE x.key = k.key AND u.back > 0;
-  ELSE
-    v_rgave := v_rasked;
-    v_gave := v_gasked;
-  END IF;
-  IF v_gnames IS NOT NULL THEN
-    UPDATE gates x SET held = x.held + u.gave, overflowing = x.overflowing OR x.held + u.gave >= x.full_at,
-        changed_at = CASE WHEN NOT x.overflowing AND x.held + u.gave >= x.full_at THEN t ELSE x.changed_at END
-      FROM unnest(v_gnames, v_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
-  END IF;
-  IF v_rleft IS NOT NULL THEN
-    at_ms := floor(extract(epoch FROM t) * 1000);
-    IF v_tight OR v_odd THEN
-      -- Per key, now that the refused ones are out of the count.
-      -- A slot is free when fewer than the limit count; after it was lowered more may count than it allows.
-      SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, t, u.win,
-              greatest(0, least(rate_used(x.minutes, x.counts, v_minute, u.win), u.most) - 1)), 1) ORDER BY u.i)
-        INTO v_rwait
-          FROM unnest(p_rate_key, p_rate_minutes, p_rate_limit) WITH ORDINALITY u(key, win, most, i)
-          JOIN rates x ON x.key = u.key;
-    END IF;
-    IF v_single THEN
-      SELECT array_agg(u.i), array_agg(greatest(0, v_rleft[u.ix] - v_rgave[u.ix])), array_agg(v_rwait[u.ix])
-        INTO tiers, rates_left, rates_reset_ms FROM unnest(p_rate_ix) WITH ORDINALITY u(ix, i);
-    ELSE
-      tiers := array_fill(NULL::int, ARRAY[v_items]);
-      rates_left := array_fill(NULL::bigint, ARRAY[v_items]);
-      rates_reset_ms := array_fill(NULL::bigint, ARRAY[v_items]);
-      -- Per item the tier that matters: of a refused one, among those that are used up, the one that frees last (it
-      -- says when to come back); of an admitted one the one with the least left.
-      FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, greatest(0, k.left_now) AS left_now, k.wait
-               FROM unnest(p_rate_item, p_rate_ix) WITH ORDINALITY u(item, ix, i),
-                 LATERAL (SELECT v_rleft[u.ix] - v_rgave[u.ix] AS left_now, v_rwait[u.ix] AS wait) k
-               ORDER BY u.item, least(1, greatest(0, k.left_now)), CASE
-                 WHEN v_out[u.item] = 4 THEN - k.wait END, k.left_now, u.i LOOP
-        tiers[r.item] := r.tier; rates_left[r.item] := r.left_now; rates_reset_ms[r.item] := r.wait;
-      END LOOP;
-    END IF;
-  END IF;
-
-  -- 6. What was refused gives its key back and leaves its lane's count.
-  IF v_out IS NOT NULL THEN
-    DELETE FROM idempotency d USING unnest(p_keys, v_out) u(key, o) WHERE d.key = u.key AND u.o IN (3, 4, 5, 9);
-    SELECT array_agg(coalesce(x.rn, 0) ORDER BY x.i) INTO v_rn FROM (
-      SELECT u.i, CASE WHEN u.o = 0 THEN row_number() OVER (PARTITION BY u.lane, u.o = 0 ORDER BY u.i) END AS rn
-      FROM unnest(p_lane, v_out) WITH ORDINALITY u(lane, o, i)) x;
-    SELECT array_agg(coalesce(x.n, 0) ORDER BY l.i),
-           -- Whether the first that is left may run at once; the first that came may have been refused.
-           array_agg(coalesce(x.execute, false) ORDER BY l.i) INTO v_n, v_execute
-      FROM generate_series(1, cardinality(p_lanes)) l(i)
-      LEFT JOIN (SELECT u.lane, count(*) AS n,
-          (array_agg(u.reason IN ('', '+requested', '+still_running') ORDER BY u.i))[1] AS execute
-                 FROM unnest(p_lane, v_out, p_reason) WITH ORDINALITY u(lane, o, reason, i) WHERE u.o = 0
-                 GROUP BY u.lane) x ON x.lane = l.i;
-  END IF;
-
-  -- 7. Which lanes' first items may run now: not those that an operator holds back.
   v_paused := EXISTS (SELECT FROM pauses);
-  IF NOT v_mine AND NOT p_apply THEN
-    v_execute := array_fill(false, ARRAY[cardinality(p_lanes)]);
+  IF NOT v_may_lease AND NOT p_apply THEN
+    v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
   ELSIF v_paused THEN
-    SELECT array_agg(u.execute AND NOT EXISTS (SELECT FROM pauses s
-          WHERE CASE WHEN s.queue = '' THEN p_apply AND s.partition = p_type[1]
-               ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
-      INTO v_execute FROM unnest(p_queues, p_partitions, v_execute) WITH ORDINALITY u(queue, partition, execute, i);
+    v_may_run := pause_check(v_queues, v_partitions, v_may_run, CASE WHEN p_apply THEN p_type[1] END);
   END IF;
+  l := lanes_append(v_lanes, v_queues, v_partitions, v_counts, v_may_run, p_apply, t);
+  d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
+    p_delay_ms, p_reason, p_pace_ms, v_decided, v_counts, l.tails, l.depths, l.running, l.paces, l.blocked);
+  verdicts := d.verdicts; seqs := d.seqs; places := d.places; waits_ms := d.waits_ms; reasons := d.reasons;
+  stamps := d.stamps;
 
-  -- 8. Lanes, in id order: the sequence is given here, under the lane's lock.
-  WITH up AS (
-    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at)
-    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.execute THEN u.n ELSE 0 END, u.n, CASE
-      WHEN p_apply AND u.execute THEN 0 ELSE u.n END, v_mine AND u.execute, t, t + interval '1 hour'
-    FROM unnest(p_lanes, p_queues, p_partitions, v_n, v_execute) u(id, queue, partition, n, execute) WHERE u.n > 0
-    ON CONFLICT (id) DO UPDATE SET
-      tail = l.tail + excluded.tail,
-      -- excluded.head says that these may be applied at once.
-      head = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
-      depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
-      running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
-      moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
-    RETURNING l.id, l.tail, l.depth, l.running, l.pace_ms, l.queue, l.partition,
-      -- For how long its head is delayed or waits for its next attempt. How long a pause lasts, nobody knows.
-      CASE WHEN l.depth > 1 AND NOT l.running THEN (SELECT (date_part('epoch', x.until - t) * 1000)::bigint
-          FROM parked x
-        WHERE x.lane = l.id AND x.reason <> 'pause') END AS blocked_ms
-  )
-  SELECT array_agg(up.id), array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int),
-    array_agg(coalesce(up.pace_ms, -1)),
-    array_agg(up.queue), array_agg(up.partition), array_agg(up.blocked_ms)
-    INTO v_lanes, v_tail, v_depth, v_running, v_pace, v_queues, v_partitions, v_blocked FROM up;
-  IF v_lanes IS DISTINCT FROM p_lanes THEN
-    -- Some lanes got nothing: renumber the items' lanes to those that are left.
-    SELECT array_agg(coalesce(array_position(v_lanes, p_lanes[u.lane]), 0) ORDER BY u.i) INTO v_lane
-      FROM unnest(p_lane) WITH ORDINALITY u(lane, i);
-    SELECT array_agg(u.n ORDER BY u.i) INTO v_n FROM unnest(v_n) WITH ORDINALITY u(n, i) WHERE u.n > 0;
-  END IF;
-
-  -- 9. The virtual time of each priority level in this flush: the smallest stamp that waits there.
-  FOREACH v_k IN ARRAY p_levels LOOP
-    v_level[v_k] := coalesce((SELECT x.stamp FROM ready x WHERE x.priority = v_k ORDER BY x.stamp
-          LIMIT 1), (SELECT s.last_value FROM stamps s));
-  END LOOP;
-
-  -- 10. What becomes of each item. A lane that is empty but for what this flush brings starts with the item of rn 1;
-  -- what runs is in nobody's way: place 0 is the next to run. No ORDER BY: a function scan gives its rows in order,
-  -- and sorting each array would cost more than making it.
-  SELECT array_agg(x.verdict), array_agg(x.seq),
-         array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
-         array_agg((greatest(x.delay_ms, x.blocked_ms) + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
-         array_agg(x.stamp),
-         -- Order before load: what stands behind something is told so, unless it asked to be queued.
-         array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
-           WHEN x.reason = '+still_running' AND x.verdict = 1 THEN 'still_running'
-           WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
-           WHEN x.reason NOT IN ('', '+still_running') THEN x.reason
-           WHEN v_paused THEN 'maintaining_order' ELSE 'system_busy' END),
-         bool_or(x.verdict = 1), bool_or(x.verdict = 0 AND x.rn = 1 AND x.before = 0), max(x.delay_ms) > 0,
-           bool_and(x.verdict < 2)
-    INTO verdicts, seqs, places, waits_ms, stamps, reasons, v_executing, v_readying, v_delaying, v_all
-  FROM (
-    SELECT u.i, u.rn, u.reason, u.delay_ms, v_blocked[u.lane] AS blocked_ms, v_running[u.lane] AS running,
-      CASE WHEN p_apply AND v_depth[u.lane] = 0 THEN 0 ELSE v_depth[u.lane] - v_n[u.lane] END AS before,
-      v_tail[u.lane] - v_n[u.lane] + u.rn AS seq,
-      CASE WHEN v_pace[u.lane] < 0 THEN u.pace_ms ELSE v_pace[u.lane] END AS pace,
-      greatest(u.stamp, v_level[u.priority] + u.lead) AS stamp,
-      (CASE WHEN u.o <> 0 THEN u.o
-           WHEN p_apply AND v_depth[u.lane] = 0 THEN 2
-           WHEN u.rn = 1 AND v_mine AND v_running[u.lane] = 1 AND v_depth[u.lane] = v_n[u.lane] THEN 1
-           ELSE 0 END)::smallint AS verdict
-    FROM unnest(v_lane, v_rn, p_priority, p_stamp, p_lead, p_delay_ms, p_reason, p_pace_ms, v_out) WITH ORDINALITY
-      u(lane, rn, priority, stamp, lead, delay_ms, reason, pace_ms, o, i)
-  ) x;
-
-  -- 11. Write the operations, and put the lanes that were empty where they belong.
   INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
       max_attempts, timeout_ms, trace, idem, gate)
-  SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
-    CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 1 THEN t END,
-    u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
-  FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-      p_max_attempts,
-              p_timeout_ms, p_trace, p_keys, p_gates)
-    u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
+    SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
+      CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 'execute' THEN t END,
+      u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
+    FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
+        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates)
+      u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
         key, gate)
-  WHERE u.verdict < 2;
-  IF v_readying THEN
-    -- The lane was empty, so that nobody is suspected in it.
-    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
-    SELECT v_lanes[u.lane], u.priority, u.stamp, u.type, u.seq - 1, v_depth[u.lane], false, v_queues[u.lane],
-      v_partitions[u.lane]
-    FROM unnest(v_lane, v_rn, verdicts, p_priority, stamps, p_delay_ms, p_type, seqs) u(lane, rn, verdict, priority,
-        stamp, delay_ms, type, seq)
-    WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms = 0 AND v_depth[u.lane] = v_n[u.lane];
+    WHERE u.verdict IN ('queue', 'execute');
+  IF d.starts_lanes THEN
+    PERFORM lanes_ready(v_lanes, v_queues, v_partitions, v_counts, l.depths, v_lane, v_rn, verdicts, p_priority, stamps,
+      p_delay_ms, p_type, seqs, t);
   END IF;
-  IF v_readying AND v_delaying THEN
-    INSERT INTO parked (lane, until, reason)
-    SELECT v_lanes[u.lane], t + u.delay_ms * interval '1 ms', 'delay'
-      FROM unnest(v_lane, v_rn, verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
-    WHERE u.rn = 1 AND u.verdict = 0 AND u.delay_ms > 0 AND v_depth[u.lane] = v_n[u.lane];
-  END IF;
-  IF v_executing THEN
-    fence := nextval('fences');
-    INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
-    SELECT fence, p_worker, array_agg(v_lanes[u.lane]), array_agg(u.seq), t
-      FROM unnest(v_lane, verdicts, seqs) u(lane, verdict, seq) WHERE u.verdict = 1;
-  END IF;
-  IF cardinality(p_keys) > 0 THEN
-    UPDATE idempotency d
-      SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
-    FROM unnest(p_keys, verdicts, places, waits_ms, reasons) u(key, verdict, place, wait_ms, reason)
-    WHERE (u.verdict = 0 OR u.verdict = 1 AND u.reason IN ('requested', 'still_running')) AND d.key = u.key;
-  END IF;
-
-  -- 12. How many are held now. The caller counted for the case that all are.
-  IF v_all AND p_part >= 0 THEN
-    INSERT INTO tallies AS x (worker, part, type, n) SELECT p_worker, p_part, u.type, u.n
-      FROM unnest(p_types, p_type_counts) u(type, n)
-      ON CONFLICT (worker, part, type) WHERE part >= 0 DO UPDATE SET n = x.n + excluded.n;
-  ELSE
-    FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_type, verdicts) u(type, verdict) WHERE u.verdict < 2
-      GROUP BY u.type LOOP
-      PERFORM tally(p_worker, p_part, r.type, r.n);
-    END LOOP;
-  END IF;
+  IF 'execute' = ANY (verdicts) THEN fence := lease_take(p_worker, v_lanes, v_lane, verdicts, seqs, t); END IF;
+  IF cardinality(p_keys) > 0 THEN PERFORM idempotency_answer(p_keys, verdicts, places, waits_ms, reasons); END IF;
+  PERFORM tally_accepted(p_worker, p_part, p_type, verdicts, d.accepted);
 END $$;
 `,
     },
@@ -885,8 +572,43 @@ END $$;
     },
     {
       name: 'capacity',
-      sql: `-- Capacity gates: how many are held, and the hysteresis between full_at and resume_below. Taking capacity is a step of
--- accept.
+      sql: `-- Capacity gates: how many are held, and the hysteresis between full_at and resume_below.
+--
+-- capacity_take and capacity_hold are called by gates_take and run with the settings of accept.
+
+-- Locks the gates of a flush, in name order. left_now: how many more each may hold; asked: how many want one.
+CREATE OR REPLACE FUNCTION capacity_take(
+  p_gates text[], p_decided text[],
+  OUT names text[], OUT left_now bigint[], OUT asked bigint[], OUT is_tight boolean
+)
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  SELECT array_agg(g.name ORDER BY g.name),
+      array_agg(CASE WHEN g.overflowing THEN 0 ELSE g.full_at - g.held END ORDER BY g.name),
+      array_agg(g.asked ORDER BY g.name), bool_or(g.overflowing OR g.held + g.asked > g.full_at)
+    INTO names, left_now, asked, is_tight
+    FROM (
+      SELECT x.name, x.held, x.full_at, x.overflowing, (
+          SELECT count(*) FROM unnest(p_gates, p_decided) u(name, decided) WHERE u.name = x.name AND u.decided IS NULL
+        ) AS asked
+      FROM gates x WHERE x.name = ANY (p_gates) ORDER BY x.name FOR UPDATE
+    ) g;
+  IF coalesce(cardinality(names), 0)
+      <> (SELECT count(DISTINCT u.name) FROM unnest(p_gates) u(name) WHERE u.name IS NOT NULL) THEN
+    RAISE EXCEPTION 'a capacity gate is not registered' USING ERRCODE = 'XX000';
+  END IF;
+END $$;
+
+-- Writes what the gates gave.
+CREATE OR REPLACE FUNCTION capacity_hold(p_names text[], p_gave bigint[], p_at timestamptz) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE gates x SET held = x.held + u.gave, overflowing = x.overflowing OR x.held + u.gave >= x.full_at,
+      changed_at = CASE WHEN NOT x.overflowing AND x.held + u.gave >= x.full_at THEN p_at ELSE x.changed_at END
+    FROM unnest(p_names, p_gave) u(name, gave) WHERE x.name = u.name AND u.gave > 0;
+END $$;
 
 CREATE OR REPLACE FUNCTION gate_register(p_name text, p_full_at bigint, p_resume_below bigint) RETURNS void
   LANGUAGE sql SET search_path FROM CURRENT AS $$
@@ -1077,6 +799,21 @@ BEGIN
     WHERE o.lane = g.lane AND o.seq = g.seq;
   END LOOP;
 END $$;
+
+-- A step of accept. Leases the lanes whose first item runs at once.
+CREATE OR REPLACE FUNCTION lease_take(
+  p_worker uuid, p_ids uuid[], p_lane int[], p_verdicts text[], p_seqs bigint[], p_at timestamptz
+) RETURNS bigint
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_fence bigint := nextval('fences');
+BEGIN
+  INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
+    SELECT v_fence, p_worker, array_agg(p_ids[u.lane]), array_agg(u.seq), p_at
+    FROM unnest(p_lane, p_verdicts, p_seqs) u(lane, verdict, seq) WHERE u.verdict = 'execute';
+  RETURN v_fence;
+END $$;
 `,
     },
     {
@@ -1095,10 +832,107 @@ END $do$;
 `,
     },
     {
-      name: 'halts',
-      sql: `-- Halting waits for every flush that has passed the check in accept: after halt_set returns, nothing more is accepted.
+      name: 'gates',
+      sql: `-- The gates that count: capacity and rate, for the items of a flush that are not decided yet.
+--
+-- gates_take is a step of accept. What is asked for is added at once in one statement per kind of gate. Only if that
+-- does not fit, ration walks the items one by one and the rest is taken back.
+CREATE OR REPLACE FUNCTION gates_take(
+  p_gates text[], p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[],
+  p_rate_keep int[], p_rate_ix int[], p_rate_item int[], p_decided text[], p_items int, p_at timestamptz,
+  OUT verdicts text[], OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint
+)
+  LANGUAGE plpgsql AS $$
+DECLARE
+  v_tight boolean := false; v_odd boolean := false;
+  v_names text[]; v_gates_left bigint[]; v_gates_asked bigint[]; v_gates_gave bigint[];
+  v_rates_left int[]; v_rates_asked int[]; v_rates_gave int[]; v_waits_ms bigint[];
+  r record;
+BEGIN
+  verdicts := p_decided;
+  IF cardinality(p_rate_key) > 0 THEN
+    v_rates_asked := CASE WHEN p_decided IS NULL THEN p_rate_asked
+      ELSE rates_asked(p_rate_ix, p_rate_item, p_decided, cardinality(p_rate_key)) END;
+    r := rates_take(p_rate_key, v_rates_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_at);
+    v_rates_left := r.left_now; v_waits_ms := r.waits_ms; v_tight := r.is_tight; v_odd := r.is_odd;
+  END IF;
+  IF cardinality(p_gates) > 0 THEN
+    r := capacity_take(p_gates, p_decided);
+    v_names := r.names; v_gates_left := r.left_now; v_gates_asked := r.asked; v_tight := v_tight OR r.is_tight;
+  END IF;
+  v_rates_gave := v_rates_asked; v_gates_gave := v_gates_asked;
+  IF v_tight THEN
+    r := ration(p_gates, v_names, v_gates_left, p_rate_ix, p_rate_item, v_rates_left, p_decided, p_items);
+    verdicts := r.verdicts; v_gates_gave := r.gates_gave; v_rates_gave := r.rates_gave;
+    PERFORM rates_return(p_rate_key, v_rates_asked, v_rates_gave);
+  END IF;
+  IF v_names IS NOT NULL THEN PERFORM capacity_hold(v_names, v_gates_gave, p_at); END IF;
+  IF v_rates_left IS NULL THEN RETURN; END IF;
+  IF v_tight OR v_odd THEN v_waits_ms := rates_waits(p_rate_key, p_rate_limit, p_rate_minutes, p_at); END IF;
+  r := rates_status(p_rate_ix, p_rate_item, p_items, verdicts, v_rates_left, v_rates_gave, v_waits_ms);
+  tiers := r.tiers; rates_left := r.rates_left; rates_reset_ms := r.rates_reset_ms;
+  at_ms := floor(extract(epoch FROM p_at) * 1000);
+END $$;
 
--- True when it was not halted before. Waits for what is being accepted: see accept.
+-- Item by item, in order. Capacity before rate; a refused item takes from neither.
+CREATE OR REPLACE FUNCTION ration(
+  p_gates text[], p_names text[], p_gates_left bigint[], p_rate_ix int[], p_rate_item int[], p_rates_left int[],
+  p_decided text[], p_items int,
+  OUT verdicts text[], OUT gates_gave bigint[], OUT rates_gave int[]
+)
+  LANGUAGE plpgsql AS $$
+DECLARE
+  v_gate int; v_tiers int[]; v_fits boolean; v_tier int;
+BEGIN
+  verdicts := coalesce(p_decided, array_fill(NULL::text, ARRAY[p_items]));
+  gates_gave := array_fill(0::bigint, ARRAY[coalesce(cardinality(p_names), 0)]);
+  rates_gave := array_fill(0, ARRAY[coalesce(cardinality(p_rates_left), 0)]);
+  FOR v_item IN 1 .. p_items LOOP
+    CONTINUE WHEN verdicts[v_item] IS NOT NULL;
+    v_gate := CASE WHEN p_gates[v_item] IS NOT NULL THEN array_position(p_names, p_gates[v_item]) END;
+    IF v_gate IS NOT NULL AND p_gates_left[v_gate] - gates_gave[v_gate] <= 0 THEN
+      verdicts[v_item] := 'capacity_full';
+      CONTINUE;
+    END IF;
+    v_tiers := ARRAY(SELECT u.ix FROM unnest(p_rate_ix, p_rate_item) WITH ORDINALITY u(ix, item, i)
+      WHERE coalesce(u.item, u.i) = v_item);
+    v_fits := true;
+    FOREACH v_tier IN ARRAY v_tiers LOOP
+      v_fits := v_fits AND p_rates_left[v_tier] - rates_gave[v_tier] > 0;
+    END LOOP;
+    IF NOT v_fits THEN
+      verdicts[v_item] := 'rate_limited';
+      CONTINUE;
+    END IF;
+    IF v_gate IS NOT NULL THEN gates_gave[v_gate] := gates_gave[v_gate] + 1; END IF;
+    FOREACH v_tier IN ARRAY v_tiers LOOP
+      rates_gave[v_tier] := rates_gave[v_tier] + 1;
+    END LOOP;
+  END LOOP;
+END $$;
+`,
+    },
+    {
+      name: 'halts',
+      sql: `-- Halts: behind a halt nothing is accepted. halt_set waits for every flush that has passed halts_check, so nothing
+-- more is accepted after it returns.
+
+-- A step of accept. Decides the items whose scope is halted.
+CREATE OR REPLACE FUNCTION halts_check(p_scopes text[], p_decided text[]) RETURNS text[]
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_decided text[] := p_decided; v_item int;
+BEGIN
+  PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.halts'), hashtext(current_schema()));
+  FOR v_item IN SELECT u.i FROM unnest(p_scopes) WITH ORDINALITY u(scope, i) JOIN halts h ON h.scope = u.scope LOOP
+    v_decided := coalesce(v_decided, array_fill(NULL::text, ARRAY[cardinality(p_scopes)]));
+    v_decided[v_item] := coalesce(v_decided[v_item], 'halted');
+  END LOOP;
+  RETURN v_decided;
+END $$;
+
+-- True if it was not halted before.
 CREATE OR REPLACE FUNCTION halt_set(p_scope text, p_reason text) RETURNS boolean
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
@@ -1110,29 +944,220 @@ END $$;
     },
     {
       name: 'idempotency',
-      sql: `-- Stores the answers of idempotency keys whose operations were applied at once.
+      sql: `-- Idempotency keys: the first request of a key takes it, later ones get its answer.
+--
+-- idempotency_take, idempotency_release and idempotency_answer are steps of accept and run with its settings.
 
--- What the effect of those that were applied told is the answer for their keys.
+-- Takes the keys, in key order. verdicts is NULL if all of them are new. A key that is there already says what to
+-- answer.
+CREATE OR REPLACE FUNCTION idempotency_take(
+  p_keys uuid[], p_requests uuid[], p_ops uuid[], p_batch int[], p_at timestamptz, p_ttl_ms bigint,
+  OUT verdicts text[], OUT answers json[], OUT ops uuid[]
+)
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_seen int[]; v_wrong text[]; r record;
+BEGIN
+  WITH k AS (
+    SELECT u.key, u.request, u.i FROM unnest(p_keys, p_requests) WITH ORDINALITY u(key, request, i)
+    WHERE u.key IS NOT NULL ORDER BY u.key
+  ), made AS (
+    INSERT INTO idempotency AS d (key, request, op, expires_at)
+    SELECT k.key, k.request, p_ops[k.i], p_at + p_ttl_ms * interval '1 ms' FROM k
+    ON CONFLICT (key) DO UPDATE
+      SET request = excluded.request, op = excluded.op, answer = NULL, expires_at = excluded.expires_at
+      WHERE d.expires_at <= p_at
+    RETURNING d.key
+  )
+  SELECT array_agg(k.i::int) INTO v_seen FROM k WHERE k.key NOT IN (SELECT made.key FROM made);
+  IF v_seen IS NULL THEN RETURN; END IF;
+  verdicts := array_fill(NULL::text, ARRAY[cardinality(p_keys)]);
+  answers := array_fill(NULL::json, ARRAY[cardinality(p_keys)]);
+  ops := array_fill(NULL::uuid, ARRAY[cardinality(p_keys)]);
+  FOR r IN SELECT s.i, d.request = p_requests[s.i] AS is_same, d.answer, d.op
+      FROM unnest(v_seen) s(i) LEFT JOIN idempotency d ON d.key = p_keys[s.i] LOOP
+    verdicts[r.i] := CASE WHEN r.is_same IS NOT TRUE THEN 'mismatch' WHEN r.answer IS NULL THEN 'in_progress'
+      ELSE 'replay' END;
+    answers[r.i] := r.answer;
+    ops[r.i] := r.op;
+  END LOOP;
+  -- A batch is one request with one answer: what is wrong with one of its keys is wrong with all of it.
+  IF cardinality(p_batch) > 0 AND verdicts && '{mismatch,in_progress}' THEN
+    SELECT array_agg(coalesce(b.verdict, u.verdict) ORDER BY u.i) INTO v_wrong
+      FROM unnest(p_batch, verdicts) WITH ORDINALITY u(batch, verdict, i)
+      LEFT JOIN (
+        SELECT x.batch, CASE WHEN bool_or(x.verdict = 'in_progress') THEN 'in_progress' ELSE 'mismatch' END AS verdict
+        FROM unnest(p_batch, verdicts) x(batch, verdict) WHERE x.verdict IN ('mismatch', 'in_progress') GROUP BY x.batch
+      ) b ON b.batch = u.batch;
+    DELETE FROM idempotency d USING unnest(p_keys, p_ops, verdicts, v_wrong) u(key, op, verdict, wrong)
+      WHERE u.verdict IS NULL AND u.wrong IS NOT NULL AND d.key = u.key AND d.op = u.op;
+    verdicts := v_wrong;
+  END IF;
+END $$;
+
+-- A refused item gives its key back.
+CREATE OR REPLACE FUNCTION idempotency_release(p_keys uuid[], p_verdicts text[]) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  DELETE FROM idempotency d USING unnest(p_keys, p_verdicts) u(key, verdict)
+    WHERE d.key = u.key AND u.verdict IN ('capacity_full', 'rate_limited', 'halted', 'depth_full');
+END $$;
+
+-- What is queued, or answers with a ticket, stores that answer with its key.
+CREATE OR REPLACE FUNCTION idempotency_answer(
+  p_keys uuid[], p_verdicts text[], p_places bigint[], p_waits_ms bigint[], p_reasons text[]
+) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE idempotency d
+    SET answer = json_build_object('v', 'queue', 'place', u.place, 'wait_ms', u.wait_ms, 'reason', u.reason)
+    FROM unnest(p_keys, p_verdicts, p_places, p_waits_ms, p_reasons) u(key, verdict, place, wait_ms, reason)
+    WHERE (u.verdict = 'queue' OR u.verdict = 'execute' AND u.reason IN ('requested', 'still_running'))
+      AND d.key = u.key;
+END $$;
+
+-- What the effect of the applied items returned is the answer for their keys.
 CREATE OR REPLACE FUNCTION keys_applied(
-  p_keys uuid[], p_ids uuid[], p_verdicts smallint[], p_told json[]
+  p_keys uuid[], p_ids uuid[], p_verdicts text[], p_results json[]
 ) RETURNS void
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 BEGIN
-  IF cardinality(p_told) IS DISTINCT FROM cardinality(p_verdicts) THEN
-    RAISE EXCEPTION 'the effect told of % items, not of %', coalesce(cardinality(p_told), 0), cardinality(p_verdicts)
-      USING ERRCODE = 'P0001';
+  IF cardinality(p_results) IS DISTINCT FROM cardinality(p_verdicts) THEN
+    RAISE EXCEPTION 'the effect returned % results for % items', coalesce(cardinality(p_results), 0),
+      cardinality(p_verdicts) USING ERRCODE = 'P0001';
   END IF;
   IF cardinality(p_keys) = 0 THEN RETURN; END IF;
-  UPDATE idempotency d SET answer = json_build_object('v', 'done', 'result', u.told)
-    FROM unnest(p_keys, p_ids, p_verdicts, p_told) u(key, op, verdict, told)
-    WHERE u.verdict = 2 AND d.key = u.key AND d.op = u.op;
+  UPDATE idempotency d SET answer = json_build_object('v', 'done', 'result', u.result)
+    FROM unnest(p_keys, p_ids, p_verdicts, p_results) u(key, op, verdict, result)
+    WHERE u.verdict = 'apply' AND d.key = u.key AND d.op = u.op;
+END $$;
+
+-- A step of settle. Only while the row is this operation's: an expired key may belong to a later request by now.
+CREATE OR REPLACE FUNCTION idempotency_settle(r_lane uuid[], r_seq bigint[], r_key uuid[], r_answer text[]) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE idempotency d SET answer = u.answer::json
+    FROM (
+      SELECT x.key, x.answer, o.id FROM unnest(r_lane, r_seq, r_key, r_answer) x(lane, seq, key, answer)
+      JOIN ops o ON o.lane = x.lane AND o.seq = x.seq WHERE x.key IS NOT NULL ORDER BY x.key OFFSET 0
+    ) u
+    WHERE d.key = u.key AND d.op = u.id AND d.answer IS NULL;
 END $$;
 `,
     },
     {
       name: 'lanes',
-      sql: `-- Puts a lane with operations where it belongs: ready, or parked by a delay or a pause.
+      sql: `-- Lanes: how items are appended to them, and where a lane waits: ready, or parked by a delay or a pause.
+--
+-- lanes_count, lanes_append and lanes_ready are steps of accept and run with its settings.
+
+-- How many undecided items each lane gets. The lanes that get any, in the given order; per item its number among these
+-- lanes and its number in the lane (0: it is decided, and gets none). may_run: may the lane's first item run at once?
+CREATE OR REPLACE FUNCTION lanes_count(
+  p_lanes uuid[], p_queues text[], p_partitions text[], p_lane int[], p_reason text[], p_decided text[],
+  OUT ids uuid[], OUT queues text[], OUT partitions text[], OUT counts bigint[], OUT may_run boolean[],
+  OUT lane int[], OUT rn bigint[]
+)
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_kept int[];
+BEGIN
+  SELECT array_agg(coalesce(x.rn, 0) ORDER BY x.i) INTO rn FROM (
+    SELECT u.i, CASE WHEN u.decided IS NULL
+        THEN row_number() OVER (PARTITION BY u.lane, u.decided IS NULL ORDER BY u.i) END AS rn
+    FROM unnest(p_lane, p_decided) WITH ORDINALITY u(lane, decided, i)) x;
+  SELECT array_agg(x.lane), array_agg(x.n), array_agg(x.may_run) INTO v_kept, counts, may_run FROM (
+    SELECT u.lane, max(u.rn) AS n,
+      bool_or(u.rn = 1 AND u.reason IN ('', '+requested', '+still_running')) AS may_run
+    FROM unnest(p_lane, rn, p_reason) u(lane, rn, reason) WHERE u.rn > 0 GROUP BY u.lane ORDER BY u.lane) x;
+  SELECT array_agg(p_lanes[u.k]), array_agg(p_queues[u.k]), array_agg(p_partitions[u.k]) INTO ids, queues, partitions
+    FROM unnest(v_kept) u(k);
+  SELECT array_agg(CASE WHEN u.rn > 0 THEN array_position(v_kept, u.lane) ELSE 0 END) INTO lane
+    FROM unnest(p_lane, rn) u(lane, rn);
+END $$;
+
+-- Appends to the lanes, in id order: sequences are given here, under the lane's lock. p_may_run: an empty lane starts
+-- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run.
+CREATE OR REPLACE FUNCTION lanes_append(
+  p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_apply boolean,
+  p_at timestamptz,
+  OUT tails bigint[], OUT depths bigint[], OUT running int[], OUT paces real[], OUT blocked bigint[]
+)
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  WITH up AS (
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at)
+    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.may_run THEN u.n ELSE 0 END, u.n,
+      CASE WHEN p_apply AND u.may_run THEN 0 ELSE u.n END, NOT p_apply AND u.may_run, p_at, p_at + interval '1 hour'
+    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run) u(id, queue, partition, n, may_run)
+    ON CONFLICT (id) DO UPDATE SET
+      tail = l.tail + excluded.tail,
+      -- excluded.head says that these may be applied at once.
+      head = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
+      depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
+      running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
+      moved_at = CASE WHEN l.depth = 0 THEN p_at ELSE l.moved_at END
+    RETURNING l.tail, l.depth, l.running, l.pace_ms,
+      -- How long its head is delayed or waits for its next attempt. How long a pause lasts is unknown.
+      CASE WHEN l.depth > 1 AND NOT l.running
+        THEN (SELECT (date_part('epoch', x.until - p_at) * 1000)::bigint FROM parked x
+          WHERE x.lane = l.id AND x.reason <> 'pause') END AS blocked_ms
+  )
+  SELECT array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1)),
+      array_agg(up.blocked_ms)
+    INTO tails, depths, running, paces, blocked FROM up;
+END $$;
+
+-- Puts the lanes that were empty where they belong. They were empty, so no operation in them is suspected of a crash.
+CREATE OR REPLACE FUNCTION lanes_ready(
+  p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_depths bigint[],
+  p_lane int[], p_rn bigint[], p_verdicts text[], p_priority smallint[], p_stamps bigint[], p_delay_ms bigint[],
+  p_type text[], p_seqs bigint[], p_at timestamptz
+) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
+    SELECT p_ids[u.lane], u.priority, u.stamp, u.type, u.seq - 1, p_depths[u.lane], false, p_queues[u.lane],
+      p_partitions[u.lane]
+    FROM unnest(p_lane, p_rn, p_verdicts, p_priority, p_stamps, p_delay_ms, p_type, p_seqs)
+      u(lane, rn, verdict, priority, stamp, delay_ms, type, seq)
+    WHERE u.rn = 1 AND u.verdict = 'queue' AND u.delay_ms = 0 AND p_depths[u.lane] = p_counts[u.lane];
+  IF 0 < ANY (p_delay_ms) THEN
+    INSERT INTO parked (lane, until, reason)
+      SELECT p_ids[u.lane], p_at + u.delay_ms * interval '1 ms', 'delay'
+      FROM unnest(p_lane, p_rn, p_verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
+      WHERE u.rn = 1 AND u.verdict = 'queue' AND u.delay_ms > 0 AND p_depths[u.lane] = p_counts[u.lane];
+  END IF;
+END $$;
+
+-- Refuses what would have to wait, with all of its batch, because nothing more may wait. Takes no locks, which would
+-- come before those of the rates: a lane that fills up at this moment takes one more.
+CREATE OR REPLACE FUNCTION depth_check(
+  p_batch int[], p_lane int[], p_reason text[], p_decided text[], p_lanes uuid[], p_queues text[], p_partitions text[],
+  p_type text
+) RETURNS text[]
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN (
+    WITH waiting AS (
+      SELECT DISTINCT u.batch FROM unnest(p_batch, p_lane, p_reason, p_decided) u(batch, lane, reason, decided)
+      WHERE u.decided IS NULL AND (u.reason <> ''
+        OR EXISTS (SELECT FROM lanes l WHERE l.id = p_lanes[u.lane] AND l.depth > 0)
+        OR EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type
+          ELSE s.queue = p_queues[u.lane] AND (s.partition IS NULL OR s.partition = p_partitions[u.lane]) END))
+    )
+    SELECT array_agg(coalesce(u.decided, CASE WHEN u.batch IN (SELECT w.batch FROM waiting w) THEN 'depth_full' END))
+    FROM unnest(p_batch, p_decided) u(batch, decided));
+END $$;
 
 -- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else.
 CREATE OR REPLACE FUNCTION lane_requeue(p_lane uuid) RETURNS void
@@ -1264,7 +1289,7 @@ $$;
 -- While anything is paused, whoever may park a lane for it keeps resuming out until he has committed: a lane that
 -- were parked just after its queue was resumed would be forgotten. Before any other lock.
 CREATE OR REPLACE FUNCTION pause_guard() RETURNS boolean
-  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+  LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pauses) THEN RETURN false; END IF;
   PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.pauses'), hashtext(current_schema()));
@@ -1306,6 +1331,16 @@ BEGIN
     PERFORM lane_requeue(v_lane);
   END LOOP;
 END $$;
+
+-- A step of accept. Which lanes' first items may run now: not those that are paused. p_type: what is applied at once,
+-- if the flush is applied; a pause of a type holds it back wherever it comes first.
+CREATE OR REPLACE FUNCTION pause_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_type text)
+  RETURNS boolean[]
+  LANGUAGE sql STABLE AS $$
+  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type
+      ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
+  FROM unnest(p_queues, p_partitions, p_may_run) WITH ORDINALITY u(queue, partition, may_run, i)
+$$;
 `,
     },
     {
@@ -1425,15 +1460,125 @@ END $$;
     },
     {
       name: 'rates',
-      sql: `-- The sliding window of a rate: one row per key with its minute buckets side by side, so that one row lock makes the
--- count exact.
+      sql: `-- Rates: a sliding window of minutes. One row per key with its minute buckets side by side, so that one row lock makes
+-- the count exact.
 --
--- These functions run only for rows from which a bucket has left the window, or whose clock went back. Calling a
--- function
--- costs more than the rest of the count, so the usual case is done inline where the rate is taken.
+-- rates_asked, rates_take, rates_return and rates_status are called by gates_take and run with the settings of accept.
+-- The small functions below them run only for rows from which a bucket has left the window, or whose clock went back:
+-- calling a function costs more than the rest of the count, so rates_take does the usual case inline.
 
--- The buckets of a row from which some have left the window (or whose clock went back), with p_n more in this minute.
--- Calling a function costs more than all the rest of the count, so it is done for such rows alone.
+-- How often each key is asked for by items that are not decided.
+CREATE OR REPLACE FUNCTION rates_asked(p_ix int[], p_item int[], p_decided text[], p_keys int) RETURNS int[]
+  LANGUAGE sql STABLE AS $$
+  SELECT array_agg(coalesce(x.n, 0)::int ORDER BY k.i) FROM generate_series(1, p_keys) k(i)
+    LEFT JOIN (SELECT u.ix, count(*) AS n FROM unnest(p_ix, p_item) WITH ORDINALITY u(ix, item, i)
+      WHERE p_decided[coalesce(u.item, u.i)] IS NULL GROUP BY u.ix) x ON x.ix = k.i
+$$;
+
+-- Adds what is asked for, in key order; what does not fit is taken back by rates_return. left_now: how many fitted
+-- before. waits_ms: when the next slot is free, that is when the oldest bucket leaves. is_odd: that has to be computed
+-- from all buckets, because refunds emptied the oldest one, or because rows keep more than the window of this process.
+CREATE OR REPLACE FUNCTION rates_take(
+  p_keys uuid[], p_asked int[], p_limits int[], p_windows int[], p_keep int[], p_at timestamptz,
+  OUT left_now int[], OUT waits_ms bigint[], OUT is_tight boolean, OUT is_odd boolean
+)
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_minute int := floor(extract(epoch FROM p_at) / 60)::int;
+  v_longer boolean;
+BEGIN
+  WITH up AS (
+    INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at, sweep_at)
+    SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, p_at + k.keep * interval '1 minute',
+      p_at + k.keep * interval '1 minute'
+    FROM unnest(p_keys, p_asked, p_windows, p_keep) k(key, n, win, keep)
+    ON CONFLICT (key) DO UPDATE SET
+      minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
+        THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
+        ELSE rate_minutes(x.minutes, v_minute,
+          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at)) END,
+      counts = CASE WHEN x.minutes[1] > v_minute - excluded.win
+        THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute
+          THEN x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] + excluded.total)
+          ELSE x.counts || excluded.total END
+        ELSE rate_counts(x.minutes, x.counts, v_minute,
+          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at), excluded.total) END,
+      total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total
+        ELSE rate_used(x.minutes, x.counts, v_minute,
+          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at))::int END,
+      win = rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at),
+      expires_at = greatest(x.expires_at, excluded.expires_at)
+    RETURNING x.total, x.minutes[1] AS first, x.counts[1] AS first_n
+  ), seen AS (
+    SELECT array_agg(up.total) AS totals, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns FROM up
+  )
+  SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false), bool_or(u.first_n = 0),
+      bool_or(u.first <= v_minute - u.win),
+      array_agg(greatest(1, ceil(((u.first + u.win)::bigint * 60 - date_part('epoch', p_at)) * 1000))::bigint)
+    INTO left_now, is_tight, is_odd, v_longer, waits_ms
+    FROM seen, unnest(seen.totals, p_asked, p_limits, p_windows, seen.firsts, seen.first_ns)
+      u(total, asked, most, win, first, first_n);
+  IF v_longer THEN
+    -- Only what is in the window of this process counts here.
+    is_odd := true;
+    SELECT array_agg(u.most - (k.used - u.asked) ORDER BY u.i), bool_or(k.used > u.most) INTO left_now, is_tight
+      FROM unnest(p_keys, p_asked, p_limits, p_windows) WITH ORDINALITY u(key, asked, most, win, i)
+      JOIN rates x ON x.key = u.key,
+        LATERAL (SELECT rate_used(x.minutes, x.counts, v_minute, u.win)::int) k(used);
+  END IF;
+END $$;
+
+-- Takes back what was asked for and not given.
+CREATE OR REPLACE FUNCTION rates_return(p_keys uuid[], p_asked int[], p_gave int[]) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE rates x SET total = x.total - u.back,
+      counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back)
+    FROM unnest(p_keys, p_asked, p_gave) k(key, asked, gave), LATERAL (SELECT k.asked - k.gave) u(back)
+    WHERE x.key = k.key AND u.back > 0;
+END $$;
+
+-- Per key the milliseconds until a slot is free, from all buckets. A slot is free when fewer than the limit count;
+-- after the limit was lowered more may count than it allows.
+CREATE OR REPLACE FUNCTION rates_waits(p_keys uuid[], p_limits int[], p_windows int[], p_at timestamptz)
+  RETURNS bigint[]
+  LANGUAGE sql STABLE AS $$
+  SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, p_at, u.win, greatest(0, least(u.most,
+      rate_used(x.minutes, x.counts, floor(extract(epoch FROM p_at) / 60)::int, u.win)) - 1)), 1) ORDER BY u.i)
+  FROM unnest(p_keys, p_windows, p_limits) WITH ORDINALITY u(key, win, most, i) JOIN rates x ON x.key = u.key
+$$;
+
+-- Per item the tier that matters. Of a refused item, among the tiers that are used up, the one that frees last (it says
+-- when to come back); of an admitted one the tier with the least left.
+CREATE OR REPLACE FUNCTION rates_status(
+  p_ix int[], p_item int[], p_items int, p_verdicts text[], p_left int[], p_gave int[], p_waits_ms bigint[],
+  OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[]
+)
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  r record;
+BEGIN
+  IF cardinality(p_item) = 0 THEN
+    SELECT array_agg(u.i), array_agg(greatest(0, p_left[u.ix] - p_gave[u.ix])), array_agg(p_waits_ms[u.ix])
+      INTO tiers, rates_left, rates_reset_ms FROM unnest(p_ix) WITH ORDINALITY u(ix, i);
+    RETURN;
+  END IF;
+  tiers := array_fill(NULL::int, ARRAY[p_items]);
+  rates_left := array_fill(NULL::bigint, ARRAY[p_items]);
+  rates_reset_ms := array_fill(NULL::bigint, ARRAY[p_items]);
+  FOR r IN SELECT DISTINCT ON (u.item) u.item, u.i AS tier, greatest(0, k.left_now) AS left_now, k.wait
+      FROM unnest(p_item, p_ix) WITH ORDINALITY u(item, ix, i),
+        LATERAL (SELECT p_left[u.ix] - p_gave[u.ix] AS left_now, p_waits_ms[u.ix] AS wait) k
+      ORDER BY u.item, least(1, greatest(0, k.left_now)),
+        CASE WHEN p_verdicts[u.item] = 'rate_limited' THEN - k.wait END, k.left_now, u.i LOOP
+    tiers[r.item] := r.tier; rates_left[r.item] := r.left_now; rates_reset_ms[r.item] := r.wait;
+  END LOOP;
+END $$;
+
+-- The buckets of a row from which some have left the window, with p_n more in this minute.
 CREATE OR REPLACE FUNCTION rate_minutes(p_minutes int[], p_now int, p_keep int) RETURNS int[]
   LANGUAGE sql IMMUTABLE AS $$
   SELECT coalesce((SELECT array_agg(m ORDER BY m) FROM unnest(p_minutes) m
@@ -1482,10 +1627,9 @@ $$;
 --
 -- Counting deliveries after a crash: a claim hands out several operations, and only one per lane can have killed the
 -- process. The first one is charged if it surely ran, that is if its start was recorded (mark). Otherwise none is
--- charged,
--- and the lane is claimed one operation at a time (careful), each marked before it runs, until the suspects are
--- through.
--- An operation that kills its process every time becomes a dead letter, and its neighbours are not charged for it.
+-- charged, and the lane is claimed one operation at a time (careful), each marked before it runs, until the suspects
+-- are through. An operation that kills its process every time becomes a dead letter, and its neighbours are not
+-- charged for it.
 
 -- Takes one operation out of its lane for good. The caller holds the lane's lock and has put the lane where it belongs.
 CREATE OR REPLACE FUNCTION bury(p_lane uuid, p_seq bigint, p_error text) RETURNS void
@@ -1683,15 +1827,12 @@ END $$;
       sql: `-- Settles what a process has finished.
 --
 -- Per lane, sorted by id: everything up to s_head leaves the lane; s_retry_ms puts the next operation back with a
--- delay;
--- s_release gives the lane back. The fence: a settlement whose lease row is gone, or whose lane is not in it, is
--- refused
--- as a whole.
+-- delay; s_release gives the lane back. The fence: a settlement whose lease row is gone, or whose lane is not in it,
+-- is refused as a whole.
 --
 -- Plans: the joins go from the small arrays to an index each time. Hash joins and sequential scans over small tables
--- that
--- churn are a third slower (measured), so they are off inside these functions. Nested loops from the sorted arrays also
--- keep the lock order.
+-- that churn are a third slower (measured), so they are off inside these functions. Nested loops from the sorted arrays
+-- also keep the lock order. The steps of settle have no settings of their own and run with those of settle.
 
 -- Takes what settling these lanes will take, in the same order, before the effects are written: those may lock what
 -- comes behind it in the lock order (the ledger's head is last). Per lane: false when the lease is lost.
@@ -1714,208 +1855,255 @@ BEGIN
     FROM unnest(p_fences, p_lanes) WITH ORDINALITY u(fence, lane, i));
 END $$;
 
+-- Returns the fences that are lost; then nothing was written. The caller drops what is lost and comes again with the
+-- rest.
 CREATE OR REPLACE FUNCTION settle(
   p_worker uuid, p_part smallint,
   s_fence bigint[], s_lane uuid[], s_from bigint[], s_head bigint[], s_left bigint[], s_release boolean[],
-    s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[],
+  s_retry_ms bigint[], s_retry_error text[], s_ago_ms bigint[],
   p_types text[], p_type_counts bigint[],    -- how many leave, per type
   p_gates text[], p_gate_counts bigint[],
   r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[],
-    r_counted boolean[],
-  r_key uuid[], r_answer text[],             -- what their idempotency keys shall answer; empty when none has one
-  -- label of those that the next operation is left to; NULL when none is left
-  s_leave text[]
-) RETURNS bigint[] LANGUAGE plpgsql
-  SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off
-    SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+  r_counted boolean[],
+  r_key uuid[], r_answer text[],             -- the answers of their idempotency keys; empty if none has one
+  s_leave text[]                             -- label of those that the next operation is left to; NULL if none is
+) RETURNS bigint[]
+  LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  v_lost bigint[];
-  v_gone bigint;
-  v_queues text[]; v_partitions text[]; v_heads bigint[]; v_depths bigint[]; v_careful boolean[];
-  v_more boolean; v_emptied boolean; v_levels bigint[];
-  v_release boolean[] := s_release;
-  v_leave text[];
-  v_k int;
+  v_lost bigint[]; v_leave text[]; v_gone bigint; v_release boolean[] := s_release;
   v_paused boolean := pause_guard();
+  l record;
 BEGIN
-  -- Before everything else: whoever gives this process up takes the same lock first.
+  -- First of all: a process that gives this one up takes the same lock first.
   PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-  IF NOT FOUND THEN
-    RETURN (SELECT array_agg(DISTINCT x) FROM unnest(s_fence) x);
+  IF NOT FOUND THEN RETURN (SELECT array_agg(DISTINCT x) FROM unnest(s_fence) x); END IF;
+  IF s_leave IS NOT NULL THEN v_leave := settle_labels(s_leave); END IF;
+  v_lost := fences_check(p_worker, s_fence, s_lane);
+  IF v_lost IS NOT NULL THEN RETURN v_lost; END IF;
+
+  IF cardinality(r_key) > 0 THEN PERFORM idempotency_settle(r_lane, r_seq, r_key, r_answer); END IF;
+  IF cardinality(p_gates) > 0 THEN PERFORM gates_release(p_gates, p_gate_counts); END IF;
+  l := lanes_advance(s_lane, s_head, s_left, t);
+  IF 0 <= ANY (s_retry_ms) THEN PERFORM ops_retry(s_lane, s_head, s_retry_ms, s_retry_error, v_leave, t); END IF;
+  IF l.has_more THEN
+    PERFORM lanes_release(s_lane, s_release, s_retry_ms, l.queues, l.partitions, l.heads, l.depths, l.careful, v_leave,
+      v_paused, t);
   END IF;
-  IF s_leave IS NOT NULL THEN
-    -- The process that removes the last of them waits for us, and then finds the label that we set (worker_forget).
-    PERFORM FROM workers w WHERE w.announced ?| s_leave ORDER BY w.id FOR KEY SHARE;
-    v_leave := ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM workers w WHERE w.announced ? u.label) THEN u.label END
-      FROM unnest(s_leave) WITH ORDINALITY u(label, i) ORDER BY u.i);
+  -- An empty lane is released, whether that was asked for or not.
+  IF l.has_emptied THEN
+    SELECT array_agg(u.release OR u.depth = 0) INTO v_release FROM unnest(s_release, l.depths) u(release, depth);
   END IF;
-  -- The fence: every lease named must be there, be ours, and still hold the lane. All or nothing per call; the caller
-  -- drops what is lost and comes again with the rest.
-  SELECT array_agg(u.fence) INTO v_lost FROM (
-    SELECT s.fence, array_agg(s.lane ORDER BY s.lane) AS lanes FROM unnest(s_fence, s_lane) s(fence, lane)
+
+  v_gone := CASE WHEN cardinality(r_lane) = 0
+    THEN ops_complete(s_lane, s_from, s_head, s_ago_ms, l.queues, l.partitions, t)
+    ELSE ops_finish(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted, t) END;
+  IF v_gone IS DISTINCT FROM (SELECT coalesce(sum(x), 0) FROM unnest(s_left) x) THEN
+    RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x)
+      USING ERRCODE = 'XX000';
+  END IF;
+  PERFORM leases_shrink(s_fence, s_lane, v_release);
+  FOR i IN 1 .. cardinality(p_types) LOOP
+    PERFORM tally(p_worker, p_part, p_types[i], - p_type_counts[i]);
+  END LOOP;
+  RETURN '{}';
+END $$;
+
+-- Which of these labels a process still announces. The process that removes the last of them waits for us, and then
+-- finds the label that we set (worker_forget).
+CREATE OR REPLACE FUNCTION settle_labels(p_labels text[]) RETURNS text[]
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  PERFORM FROM workers w WHERE w.announced ?| p_labels ORDER BY w.id FOR KEY SHARE;
+  RETURN ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM workers w WHERE w.announced ? u.label) THEN u.label END
+    FROM unnest(p_labels) WITH ORDINALITY u(label, i) ORDER BY u.i);
+END $$;
+
+-- The fence: every lease named must exist, be ours, and still hold the lane. Returns the fences that are lost, or NULL.
+CREATE OR REPLACE FUNCTION fences_check(p_worker uuid, p_fences bigint[], p_lanes uuid[]) RETURNS bigint[]
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN (SELECT array_agg(u.fence) FROM (
+      SELECT s.fence, array_agg(s.lane ORDER BY s.lane) AS lanes FROM unnest(p_fences, p_lanes) s(fence, lane)
       GROUP BY s.fence ORDER BY s.fence
-  ) u LEFT JOIN LATERAL (
-    SELECT l.lanes FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker FOR UPDATE
-  ) l ON true
-  -- Most settle a claim as a whole, and equality is told in one pass; containment compares each with each.
-  WHERE l.lanes IS NULL OR NOT (u.lanes = l.lanes OR u.lanes <@ l.lanes);
-  IF v_lost IS NOT NULL THEN
-    RETURN v_lost;
-  END IF;
+    ) u LEFT JOIN LATERAL (
+      SELECT l.lanes FROM leases l WHERE l.fence = u.fence AND l.worker = p_worker FOR UPDATE
+    ) l ON true
+    -- Mostly a claim is settled as a whole, and equality is found in one pass; containment compares each with each.
+    WHERE l.lanes IS NULL OR NOT (u.lanes = l.lanes OR u.lanes <@ l.lanes));
+END $$;
 
-  IF cardinality(r_key) > 0 THEN
-    -- Only while the row is this operation's: an expired key may belong to a later request by now.
-    UPDATE idempotency d SET answer = u.answer::json
-      FROM (SELECT x.key, x.answer, o.id
-          FROM unnest(r_lane, r_seq, r_key, r_answer) x(lane, seq, key, answer)
-          JOIN ops o ON o.lane = x.lane AND o.seq = x.seq
-            WHERE x.key IS NOT NULL ORDER BY x.key OFFSET 0) u
-      WHERE d.key = u.key AND d.op = u.id AND d.answer IS NULL;
-  END IF;
-  IF cardinality(p_gates) > 0 THEN
-    PERFORM gates_release(p_gates, p_gate_counts);
-  END IF;
-
-  -- The lanes move on, in id order (s_lane is sorted, and the names stand in its order). In a statement of their own:
-  -- what is read of them from here on is as it stays until we commit.
+-- Moves the lanes on, in id order (p_lanes is sorted, and the results are in its order). A statement of its own: what
+-- is read of them from here on stays so until we commit.
+CREATE OR REPLACE FUNCTION lanes_advance(
+  p_lanes uuid[], p_heads bigint[], p_left bigint[], p_at timestamptz,
+  OUT queues text[], OUT partitions text[], OUT heads bigint[], OUT depths bigint[], OUT careful boolean[],
+  OUT has_more boolean, OUT has_emptied boolean
+)
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
   WITH moved AS (
     UPDATE lanes l SET
       head = greatest(l.head, u.head), depth = l.depth - u.gone,
-      running = false, moved_at = CASE WHEN u.gone > 0 THEN t ELSE l.moved_at END,
+      running = false, moved_at = CASE WHEN u.gone > 0 THEN p_at ELSE l.moved_at END,
       pace_ms = CASE WHEN u.gone = 0 THEN l.pace_ms ELSE
         coalesce(l.pace_ms * 0.7, 0) + (CASE WHEN l.pace_ms IS NULL THEN 1 ELSE 0.3 END)
-          * least(date_part('epoch', t - l.moved_at) * 1000 / u.gone, 3.6e6) END
-    FROM unnest(s_lane, s_head, s_left) u(lane, head, gone)
+          * least(date_part('epoch', p_at - l.moved_at) * 1000 / u.gone, 3.6e6) END
+    FROM unnest(p_lanes, p_heads, p_left) u(lane, head, gone)
     WHERE l.id = u.lane
     RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful
   )
   SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
-    bool_or(m.depth > 0), bool_or(m.depth = 0)
-    INTO v_queues, v_partitions, v_heads, v_depths, v_careful, v_more, v_emptied FROM moved m;
+      bool_or(m.depth > 0), bool_or(m.depth = 0)
+    INTO queues, partitions, heads, depths, careful, has_more, has_emptied FROM moved m;
+END $$;
 
-  -- What failed and comes again keeps its place.
-  IF EXISTS (SELECT FROM unnest(s_retry_ms) x WHERE x IS NOT NULL) THEN
-    UPDATE ops o
-      SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0
-        ELSE 1 END, error = coalesce(u.error, o.error), started_at = NULL,
-        not_before = CASE WHEN u.label IS NULL THEN t + u.retry_ms * interval '1 ms' END
-      FROM (
-        SELECT x.lane, n.seq, x.retry_ms, x.error, x.label
-          FROM unnest(s_lane, s_head, s_retry_ms, s_retry_error, v_leave) x(lane, head, retry_ms, error, label),
-          LATERAL (SELECT y.seq FROM ops y WHERE y.lane = x.lane AND y.seq > x.head ORDER BY y.seq LIMIT 1) n
-        WHERE x.retry_ms IS NOT NULL OFFSET 0
-      ) u WHERE o.lane = u.lane AND o.seq = u.seq;
-  END IF;
+-- An operation that failed and is retried keeps its place.
+CREATE OR REPLACE FUNCTION ops_retry(
+  p_lanes uuid[], p_heads bigint[], p_retry_ms bigint[], p_errors text[], p_labels text[], p_at timestamptz
+) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE ops o SET attempts = o.attempts + CASE WHEN u.error IS NULL THEN 0 ELSE 1 END,
+      error = coalesce(u.error, o.error), started_at = NULL,
+      not_before = CASE WHEN u.label IS NULL THEN p_at + u.retry_ms * interval '1 ms' END
+    FROM (
+      SELECT x.lane, n.seq, x.retry_ms, x.error, x.label
+      FROM unnest(p_lanes, p_heads, p_retry_ms, p_errors, p_labels) x(lane, head, retry_ms, error, label),
+        LATERAL (SELECT y.seq FROM ops y WHERE y.lane = x.lane AND y.seq > x.head ORDER BY y.seq LIMIT 1) n
+      WHERE x.retry_ms IS NOT NULL OFFSET 0
+    ) u WHERE o.lane = u.lane AND o.seq = u.seq;
+END $$;
 
-  -- The next operation says where a lane that is given up goes.
-  IF v_more THEN
-    -- Not before those who wait: an identity whose lanes are all out lags behind what was claimed of others, and a
-    -- newcomer, who begins where that is, would have to wait until it has caught up.
-    v_levels := ARRAY(SELECT (SELECT x.stamp FROM ready x WHERE x.priority = p ORDER BY x.stamp LIMIT 1)
-        FROM generate_series(1, 10) p);
-    WITH next AS (
-      SELECT u.lane, CASE
-        WHEN u.label IS NULL THEN u.retry_ms END AS retry_ms, u.queue, u.partition, u.head, u.depth, u.careful,
-          o.seq, o.priority, o.stamp AS was,
-        greatest(o.stamp, v_levels[o.priority] + 1) AS stamp, coalesce(u.label, o.type) AS type,
-        o.not_before, v_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
-          ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
-      FROM unnest(s_lane, s_release, s_retry_ms, v_queues, v_partitions, v_heads, v_depths, v_careful,
-          v_leave) u(lane, release, retry_ms, queue, partition, head, depth, careful, label),
-        LATERAL (SELECT x.seq, x.priority, x.stamp, x.type, x.not_before FROM ops x
-            WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1) o
-      WHERE u.release AND u.depth > 0
-    ), lifted AS (
-      UPDATE ops o SET stamp = n.stamp FROM next n WHERE n.stamp > n.was AND o.lane = n.lane AND o.seq = n.seq
-    ), put_aside AS (
-      INSERT INTO parked (lane, until, reason)
-      SELECT n.lane, CASE WHEN n.paused THEN 'infinity'::timestamptz
-        WHEN n.retry_ms IS NOT NULL THEN t + n.retry_ms * interval '1 ms' ELSE n.not_before END,
-        CASE WHEN n.paused THEN 'pause' WHEN n.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
-      FROM next n
-      WHERE n.paused OR n.retry_ms IS NOT NULL OR n.not_before > t
-    )
-    INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
+-- Puts the lanes that are given back where they belong: the next operation decides. Its stamp is not before those who
+-- wait: an identity whose lanes are all claimed lags behind what was claimed of others, and a newcomer, who begins
+-- where that is, would have to wait until it has caught up.
+CREATE OR REPLACE FUNCTION lanes_release(
+  p_lanes uuid[], p_release boolean[], p_retry_ms bigint[], p_queues text[], p_partitions text[], p_heads bigint[],
+  p_depths bigint[], p_careful boolean[], p_labels text[], p_paused boolean, p_at timestamptz
+) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_levels bigint[] := ARRAY(
+    SELECT (SELECT x.stamp FROM ready x WHERE x.priority = p ORDER BY x.stamp LIMIT 1) FROM generate_series(1, 10) p);
+BEGIN
+  WITH next AS (
+    SELECT u.lane, CASE WHEN u.label IS NULL THEN u.retry_ms END AS retry_ms, u.queue, u.partition, u.head, u.depth,
+      u.careful, o.seq, o.priority, o.stamp AS was, greatest(o.stamp, v_levels[o.priority] + 1) AS stamp,
+      coalesce(u.label, o.type) AS type, o.not_before,
+      p_paused AND EXISTS (SELECT FROM pauses p WHERE CASE WHEN p.queue = '' THEN p.partition = o.type
+        ELSE p.queue = u.queue AND (p.partition IS NULL OR p.partition = u.partition) END) AS paused
+    FROM unnest(p_lanes, p_release, p_retry_ms, p_queues, p_partitions, p_heads, p_depths, p_careful, p_labels)
+        u(lane, release, retry_ms, queue, partition, head, depth, careful, label),
+      LATERAL (
+        SELECT x.seq, x.priority, x.stamp, x.type, x.not_before FROM ops x
+        WHERE x.lane = u.lane AND x.seq > u.head ORDER BY x.seq LIMIT 1
+      ) o
+    WHERE u.release AND u.depth > 0
+  ), lifted AS (
+    UPDATE ops o SET stamp = n.stamp FROM next n WHERE n.stamp > n.was AND o.lane = n.lane AND o.seq = n.seq
+  ), put_aside AS (
+    INSERT INTO parked (lane, until, reason)
+    SELECT n.lane, CASE WHEN n.paused THEN 'infinity'::timestamptz
+        WHEN n.retry_ms IS NOT NULL THEN p_at + n.retry_ms * interval '1 ms' ELSE n.not_before END,
+      CASE WHEN n.paused THEN 'pause' WHEN n.retry_ms IS NOT NULL THEN 'retry' ELSE 'delay' END
+    FROM next n WHERE n.paused OR n.retry_ms IS NOT NULL OR n.not_before > p_at
+  )
+  INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
     SELECT n.lane, n.priority, n.stamp, n.type, n.head, n.depth, n.careful, n.queue, n.partition FROM next n
-    WHERE NOT n.paused AND n.retry_ms IS NULL AND (n.not_before IS NULL OR n.not_before <= t);
-  END IF;
-  -- One that is empty is nobody's, asked or not.
-  IF v_emptied THEN
-    SELECT array_agg(u.release OR u.depth = 0) INTO v_release FROM unnest(s_release, v_depths) u(release, depth);
-  END IF;
+    WHERE NOT n.paused AND n.retry_ms IS NULL AND (n.not_before IS NULL OR n.not_before <= p_at);
+END $$;
 
-  -- What is done leaves the hot table at once.
-  IF cardinality(r_lane) = 0 THEN
-    WITH gone AS (
-      -- From one source, or the range is not used for the index: with lanes joined in, whole lanes were read.
-      DELETE FROM ops o
-        USING unnest(s_lane, s_from, s_head, s_ago_ms, v_queues, v_partitions) u(lane, base, head, ago, queue,
-            partition)
-      WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
-      RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, u.queue,
-        u.partition, u.ago
-    ), kept AS (
-      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at,
-          started_at, attempts, max_attempts, error, trace)
-      SELECT g.id, t, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at,
-        t - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
-      FROM gone g
-      RETURNING 1
-    )
-    SELECT count(*) INTO v_gone FROM kept;
-  ELSE
-    WITH gone AS (
-      DELETE FROM ops o
-        USING unnest(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted) u(lane, seq, status, result,
-            error, ago, counted)
-      WHERE o.lane = u.lane AND o.seq = u.seq
-      RETURNING o.*, u.status, u.result AS told, u.error AS why, u.ago, u.counted
-    ), kept AS (
-      INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at,
-          started_at, attempts, max_attempts, error, result, trace)
-      SELECT g.id, t, g.status, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
-        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why,
-          g.told::json, g.trace
-      FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
-      RETURNING 1
-    ), died AS (
-      INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload,
-          accepted_at, started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
-      SELECT g.id, t, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
-        CASE WHEN g.counted THEN t - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts,
-          g.timeout_ms, g.why, g.told::json, g.trace, g.gate
-      FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
-      RETURNING 1
-    )
-    SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM died) INTO v_gone;
-  END IF;
-  IF v_gone IS DISTINCT FROM (SELECT coalesce(sum(x), 0) FROM unnest(s_left) x) THEN
-    RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x)
-        FROM unnest(s_left) x) USING ERRCODE = 'XX000';
-  END IF;
+-- Moves completed operations without results to history, by ranges. Returns how many. From one source, or the range is
+-- not used for the index: with lanes joined in, whole lanes were read.
+CREATE OR REPLACE FUNCTION ops_complete(
+  p_lanes uuid[], p_from bigint[], p_heads bigint[], p_ago_ms bigint[], p_queues text[], p_partitions text[],
+  p_at timestamptz
+) RETURNS bigint
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_gone bigint;
+BEGIN
+  WITH gone AS (
+    DELETE FROM ops o
+    USING unnest(p_lanes, p_from, p_heads, p_ago_ms, p_queues, p_partitions) u(lane, base, head, ago, queue, partition)
+    WHERE o.lane = u.lane AND o.seq > u.base AND o.seq <= u.head
+    RETURNING o.id, o.type, o.priority, o.identity, o.accepted_at, o.attempts, o.max_attempts, o.trace, u.queue,
+      u.partition, u.ago
+  )
+  INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at,
+      attempts, max_attempts, error, trace)
+    SELECT g.id, p_at, 'completed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at,
+      p_at - g.ago * interval '1 ms', g.attempts + 1, g.max_attempts, NULL, g.trace
+    FROM gone g;
+  GET DIAGNOSTICS v_gone = ROW_COUNT;
+  RETURN v_gone;
+END $$;
 
-  -- Leases: one whose lanes are all given up goes, the others lose those that were. (All lanes named are in their
-  -- leases, each once, so comparing numbers is enough.)
-  DELETE FROM leases l
-    USING (SELECT x.fence, count(*) AS n FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release
-        GROUP BY x.fence) u
-    WHERE l.fence = u.fence AND cardinality(l.lanes) = u.n;
+-- Moves finished operations to history, and failed ones to the dead letters, one by one. Returns how many.
+-- Each insert joins the lanes itself: one join for both would copy whole operations, payloads too, once more (4%).
+CREATE OR REPLACE FUNCTION ops_finish(
+  r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[],
+  r_counted boolean[], p_at timestamptz
+) RETURNS bigint
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_gone bigint;
+BEGIN
+  WITH gone AS (
+    DELETE FROM ops o
+    USING unnest(r_lane, r_seq, r_status, r_result, r_error, r_ago_ms, r_counted)
+      u(lane, seq, status, result, error, ago, counted)
+    WHERE o.lane = u.lane AND o.seq = u.seq
+    RETURNING o.*, u.status, u.result, u.error AS why, u.ago, u.counted
+  ), kept AS (
+    INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at,
+        attempts, max_attempts, error, result, trace)
+    SELECT g.id, p_at, g.status, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
+      CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why,
+      g.result::json, g.trace
+    FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
+    RETURNING 1
+  ), died AS (
+    INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at,
+        started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
+    SELECT g.id, p_at, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
+      CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts,
+      g.timeout_ms, g.why, g.result::json, g.trace, g.gate
+    FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
+    RETURNING 1
+  )
+  SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM died) INTO v_gone;
+  RETURN v_gone;
+END $$;
+
+-- A lease whose lanes are all released is deleted, the others lose those that are. (All lanes named are in their
+-- leases, each once, so comparing numbers is enough.)
+CREATE OR REPLACE FUNCTION leases_shrink(p_fences bigint[], p_lanes uuid[], p_release boolean[]) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  DELETE FROM leases l USING (
+      SELECT x.fence, count(*) AS n FROM unnest(p_fences, p_release) x(fence, release) WHERE x.release GROUP BY x.fence
+    ) u WHERE l.fence = u.fence AND cardinality(l.lanes) = u.n;
   UPDATE leases l SET lanes = k.lanes, uptos = k.uptos
-    FROM (SELECT DISTINCT x.fence FROM unnest(s_fence, v_release) x(fence, release) WHERE x.release) f,
+    FROM (SELECT DISTINCT x.fence FROM unnest(p_fences, p_release) x(fence, release) WHERE x.release) f,
       LATERAL (
         SELECT coalesce(array_agg(z.lane), '{}') AS lanes, coalesce(array_agg(z.upto), '{}') AS uptos
         FROM leases q, unnest(q.lanes, q.uptos) z(lane, upto)
-        WHERE q.fence = f.fence AND NOT EXISTS (SELECT FROM unnest(s_lane, v_release) g(lane, release)
-            WHERE g.release AND g.lane = z.lane)
+        WHERE q.fence = f.fence AND NOT EXISTS (
+          SELECT FROM unnest(p_lanes, p_release) g(lane, release) WHERE g.release AND g.lane = z.lane)
       ) k
     WHERE l.fence = f.fence;
-
-  FOR v_k IN 1 .. cardinality(p_types) LOOP
-    PERFORM tally(p_worker, p_part, p_types[v_k], - p_type_counts[v_k]);
-  END LOOP;
-  RETURN '{}';
 END $$;
 
 -- After a commit that was not confirmed. The transaction in question holds the lease's lock until it has ended.
@@ -2016,8 +2204,7 @@ END $$;
       sql: `-- Writes, reads and watches streams.
 --
 -- A record is written only directly after a record that is not an end. So a log has neither holes nor anything after
--- its
--- end, whatever a writer believes.
+-- its end, whatever a writer believes.
 
 CREATE OR REPLACE FUNCTION stream_born(p_ms bigint) RETURNS timestamptz
   LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT to_timestamp(p_ms::float8 / 1000) $$;
@@ -2180,12 +2367,10 @@ END $$;
       name: 'sweep',
       sql: `-- Removes expired rows and makes and drops partitions of history. Who calls it, and how often: maintenance/sweeps.ts.
 --
--- A batch is a short transaction: it takes due rows in the order of an index on their time, skips locked rows, and does
--- not wait for the disk (a removal that a crash loses is done again). Rows that are still in use get a new time. A
--- batch
--- begins where the one before it ended, because dead entries of the index stay until a vacuum; skipped rows come with
--- the
--- next round, which begins at the start.
+-- A batch is a short transaction: it takes due rows in the order of an index on their time, skips locked rows, and
+-- does not wait for the disk (a removal that a crash loses is done again). Rows that are still in use get a new time.
+-- A batch begins where the one before it ended, because dead entries of the index stay until a vacuum; skipped rows
+-- come with the next round, which begins at the start.
 
 -- Takes the turn, for p_hold_ms if nothing is heard again. 0: it is ours; else how long to wait, in milliseconds.
 CREATE OR REPLACE FUNCTION sweep_take(p_hold_ms bigint) RETURNS bigint
@@ -2307,9 +2492,11 @@ END $$;
       name: 'tallies',
       sql: `-- Counts how many operations of a type are held. Each writing connection has rows of its own (part >= 0), so that two
 -- connections never wait for each other. Long transactions share rows (part < 0): each takes one that is not locked.
+--
+-- These run with the settings of the functions that call them: setting the search_path again costs as much as counting.
 
 CREATE OR REPLACE FUNCTION tally(p_worker uuid, p_part smallint, p_type text, p_n bigint) RETURNS void
-  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+  LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   IF p_part >= 0 THEN
@@ -2322,6 +2509,88 @@ BEGIN
   IF NOT FOUND THEN
     INSERT INTO tallies (worker, part, type, n) VALUES ('00000000-0000-0000-0000-000000000000', -1, p_type, p_n);
   END IF;
+END $$;
+
+-- A step of accept. Counts what was written to the queue, p_n in all.
+CREATE OR REPLACE FUNCTION tally_accepted(
+  p_worker uuid, p_part smallint, p_types text[], p_verdicts text[], p_n bigint
+) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  r record;
+BEGIN
+  IF p_n = 0 THEN RETURN; END IF;
+  -- Mostly all are of one type: grouping them costs more than writing the row.
+  IF p_part >= 0 AND p_types[1] = ALL (p_types) THEN
+    INSERT INTO tallies AS x (worker, part, type, n) VALUES (p_worker, p_part, p_types[1], p_n)
+      ON CONFLICT (worker, part, type) WHERE part >= 0 DO UPDATE SET n = x.n + excluded.n;
+    RETURN;
+  END IF;
+  FOR r IN SELECT u.type, count(*) AS n FROM unnest(p_types, p_verdicts) u(type, verdict)
+      WHERE u.verdict IN ('queue', 'execute') GROUP BY u.type ORDER BY u.type LOOP
+    PERFORM tally(p_worker, p_part, r.type, r.n);
+  END LOOP;
+END $$;
+`,
+    },
+    {
+      name: 'verdicts',
+      sql: `-- What becomes of each item of a flush, now that its lane is locked and has given out sequences.
+--
+-- A lane that holds nothing but what this flush brings starts with the item of rn 1. What runs is in nobody's way:
+-- place 0 is the next to run. An item's stamp begins where its priority level is: at the smallest stamp that waits
+-- there.
+--
+-- No ORDER BY: a function scan returns its rows in order, and sorting each array would cost more than making it.
+CREATE OR REPLACE FUNCTION verdicts_decide(
+  p_apply boolean, p_may_lease boolean, p_paused boolean, p_backlog_ms bigint,
+  p_lane int[], p_rn bigint[], p_priority smallint[], p_stamp bigint[], p_lead bigint[], p_delay_ms bigint[],
+  p_reason text[], p_pace_ms real[], p_decided text[],
+  p_counts bigint[], p_tails bigint[], p_depths bigint[], p_running int[], p_paces real[], p_blocked bigint[],
+  OUT verdicts text[], OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[], OUT stamps bigint[],
+  OUT reasons text[],
+  OUT starts_lanes boolean,                  -- a lane that was empty begins with a queued item
+  OUT accepted bigint                        -- how many are to be written as operations
+)
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_level bigint[] := '{NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL}';
+  v_priority int;
+BEGIN
+  -- Mostly all have one priority.
+  FOREACH v_priority IN ARRAY CASE WHEN p_priority[1] = ALL (p_priority) THEN p_priority[1:1]
+      ELSE ARRAY(SELECT DISTINCT u.priority FROM unnest(p_priority) u(priority)) END LOOP
+    v_level[v_priority] := coalesce(
+      (SELECT r.stamp FROM ready r WHERE r.priority = v_priority ORDER BY r.stamp LIMIT 1),
+      (SELECT s.last_value FROM stamps s));
+  END LOOP;
+  SELECT array_agg(x.verdict), array_agg(x.seq),
+      array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
+      array_agg((greatest(x.delay_ms, x.blocked_ms) + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
+      array_agg(x.stamp),
+      -- Order before load: an item behind another one is told so, unless it asked to be queued.
+      array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
+        WHEN x.reason = '+still_running' AND x.verdict = 'execute' THEN 'still_running'
+        WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
+        WHEN x.reason NOT IN ('', '+still_running') THEN x.reason
+        WHEN p_paused THEN 'maintaining_order' ELSE 'system_busy' END),
+      bool_or(x.verdict = 'queue' AND x.rn = 1 AND x.before = 0),
+      count(*) FILTER (WHERE x.verdict IN ('queue', 'execute'))
+    INTO verdicts, seqs, places, waits_ms, stamps, reasons, starts_lanes, accepted
+  FROM (
+    SELECT u.rn, u.reason, u.delay_ms, p_blocked[u.lane] AS blocked_ms, p_running[u.lane] AS running,
+      CASE WHEN p_apply AND p_depths[u.lane] = 0 THEN 0 ELSE p_depths[u.lane] - p_counts[u.lane] END AS before,
+      p_tails[u.lane] - p_counts[u.lane] + u.rn AS seq,
+      CASE WHEN p_paces[u.lane] < 0 THEN u.pace_ms ELSE p_paces[u.lane] END AS pace,
+      greatest(u.stamp, v_level[u.priority] + u.lead) AS stamp,
+      coalesce(u.decided, CASE WHEN p_apply AND p_depths[u.lane] = 0 THEN 'apply'
+        WHEN u.rn = 1 AND p_may_lease AND p_running[u.lane] = 1 AND p_depths[u.lane] = p_counts[u.lane] THEN 'execute'
+        ELSE 'queue' END) AS verdict
+    FROM unnest(p_lane, p_rn, p_priority, p_stamp, p_lead, p_delay_ms, p_reason, p_pace_ms, p_decided)
+      u(lane, rn, priority, stamp, lead, delay_ms, reason, pace_ms, decided)
+  ) x;
 END $$;
 `,
     },

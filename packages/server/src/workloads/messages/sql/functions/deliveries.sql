@@ -1,6 +1,5 @@
 -- How a delivery ends. Every end (the last ack, expiry, seek) comes to mq_end, which moves the cursor and decides
--- whether
--- there is more to read.
+-- whether there is more to read.
 
 -- Puts a cursor without lease where it belongs: ready, or idle. The caller holds its lock and has written its head.
 CREATE OR REPLACE FUNCTION mq_requeue(

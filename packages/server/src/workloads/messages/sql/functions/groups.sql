@@ -1,23 +1,19 @@
 -- Where a consumer group is, and how it begins.
 --
 -- A new group must not write a row for each of 20,000 partitions, so it joins them in slices, in the order of their
--- ids,
--- up to 'reached' (NULL: all of them). Every pop of a group that has not reached all of them joins the next slice,
--- and no
--- pop reports "nothing" before the group has reached all. Joining writes mq_ready for partitions with something to
--- read,
--- and nothing for the others. A cursor is written when the group first takes from the partition; until then:
+-- ids, up to 'reached' (NULL: all of them). Every pop of a group that has not reached all of them joins the next
+-- slice, and no pop reports "nothing" before the group has reached all. Joining writes mq_ready for partitions with
+-- something to read, and nothing for the others. A cursor is written when the group first takes from the partition;
+-- until then:
 --
 --   a row in mq_ready                  its head is where the group begins
 --   joined, and no row in mq_ready     the group has nothing to read: its head is the tail
 --   not joined                         nothing was read; push leaves it alone, joining finds what was pushed
 --
 -- So mode 'new', or a time in the future, has nothing to join: the first push after the subscription writes the row
--- with
--- the head before it, whatever clocks say. A cursor (seek, giving up, a pop of one partition) joins its partition
--- ahead of
--- the slice, which then skips it. Joining holds the queue's guard exclusively, so that no push can miss it: see
--- mq_guard.
+-- with the head before it, whatever clocks say. A cursor (seek, giving up, a pop of one partition) joins its partition
+-- ahead of the slice, which then skips it. Joining holds the queue's guard exclusively, so that no push can miss it:
+-- see mq_guard.
 
 -- Where a group is in a partition. p_cursor: of mq_cursors; p_ready: of mq_ready; p_reached: of mq_groups.
 CREATE OR REPLACE FUNCTION mq_head(

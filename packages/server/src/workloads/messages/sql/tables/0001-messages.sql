@@ -7,21 +7,16 @@
 -- counts)
 --
 -- A partition is a lane (the same 128 bits), so what is pushed at once and what was queued come in one order. Its
--- messages
--- have numbers of their own, given under the partition's row lock: without gaps, in commit order. A cursor that has
--- passed
--- a number can never have missed a smaller one.
+-- messages have numbers of their own, given under the partition's row lock: without gaps, in commit order. A cursor
+-- that has passed a number can never have missed a smaller one.
 --
--- Invariant: a group that has something to read in a partition (head < tail) has exactly one of a row in mq_ready and a
--- lease. Push adds the row where the group was idle. Ending a lease adds it where there is more, and reads the tail
--- under
--- a share lock of the partition before it decides that there is not.
+-- Invariant: a group that has something to read in a partition (head < tail) has exactly one of a row in mq_ready and
+-- a lease. Push adds the row where the group was idle. Ending a lease adds it where there is more, and reads the tail
+-- under a share lock of the partition before it decides that there is not.
 --
 -- Of a lease's messages, batch are those delivered, open those not acked yet, done all beyond head that are settled.
--- Head
--- moves when the last one is acked: to before the first that has to be delivered again. tries counts failed
--- deliveries. A
--- batch that expired is delivered one by one up to careful: what fails alone is at fault alone.
+-- Head moves when the last one is acked: to before the first that has to be delivered again. tries counts failed
+-- deliveries. A batch that expired is delivered one by one up to careful: what fails alone is at fault alone.
 --
 -- Lock order: lanes, mq_partitions (by id), mq_messages; mq_cursors (by partition, group), mq_partitions, mq_messages,
 -- mq_leases (by id, last of all). Push never locks cursors, and pop takes no lock that it would have to wait for.

@@ -1,11 +1,10 @@
 -- Rate limit events: one per submitter and minute. The first block is recorded at once, the others with the next
--- minute's
--- event. Every writer of petition_blocks holds the gate.
+-- minute's event. Every writer of petition_blocks holds the gate.
 
 -- One event per submitter and minute: the first block at once, the others with the next minute's. Two transactions
 -- cannot both find that there is no row yet: whoever refuses a petition holds the gate. Answers what a refusal tells
 -- of the state of things.
-CREATE OR REPLACE FUNCTION petitions_blocked(p_verdicts smallint[], p_submitters text[], p_traces text[]) RETURNS json
+CREATE OR REPLACE FUNCTION petitions_blocked(p_verdicts text[], p_submitters text[], p_traces text[]) RETURNS json
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -16,7 +15,7 @@ BEGIN
   WITH blocked AS (
     SELECT u.who, count(*) AS n, (array_agg(u.trace))[1] AS trace
       FROM unnest(p_verdicts, p_submitters, p_traces) u(verdict, who, trace)
-    WHERE u.verdict = 4 GROUP BY u.who
+    WHERE u.verdict = 'rate_limited' GROUP BY u.who
   ), known AS MATERIALIZED (
     SELECT x.submitter, x.minute, x.pending FROM petition_blocks x WHERE x.submitter IN (SELECT b.who FROM blocked b)
       FOR UPDATE

@@ -1,6 +1,5 @@
 -- Records overflow in the ledger, in the commit that causes it: a submission, a transition or a new threshold. A
--- deferred
--- trigger, because the ledger's lock comes last.
+-- deferred trigger, because the ledger's lock comes last.
 
 -- Overflow is witnessed by whoever causes it, in the same commit, whatever that does: a submission, a transition, a
 -- new threshold. At the end of the transaction, because the ledger's lock comes last.

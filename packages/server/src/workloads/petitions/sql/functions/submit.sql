@@ -4,7 +4,7 @@
 -- The effect of a flush (store/port.ts, StoreEffect). Told: the receipt of what was received, and to what a rate
 -- refused the state of things.
 CREATE OR REPLACE FUNCTION petitions_submitted(
-   p_verdicts smallint[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[],
+   p_verdicts text[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[],
   p_realms text[], p_submitters text[], p_traces text[], p_payloads text[]
 ) RETURNS json[]
   LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
@@ -17,10 +17,10 @@ DECLARE
   told json[]; v_state json;
 BEGIN
   -- No ORDER BY: a function scan gives its rows in order.
-  SELECT count(*) FILTER (WHERE u.verdict = 2), coalesce(bool_or(u.verdict = 4), false),
-         array_agg('submitter:' || u.submitter) FILTER (WHERE u.verdict = 2),
-         array_agg(u.trace) FILTER (WHERE u.verdict = 2), array_agg(u.payload) FILTER (WHERE u.verdict = 2),
-         array_agg(CASE WHEN u.verdict = 2 THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"'
+  SELECT count(*) FILTER (WHERE u.verdict = 'apply'), coalesce(bool_or(u.verdict = 'rate_limited'), false),
+         array_agg('submitter:' || u.submitter) FILTER (WHERE u.verdict = 'apply'),
+         array_agg(u.trace) FILTER (WHERE u.verdict = 'apply'), array_agg(u.payload) FILTER (WHERE u.verdict = 'apply'),
+         array_agg(CASE WHEN u.verdict = 'apply' THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"'
                || u.type || '","content_hash":"' || u.hash
            || '","realm":' || coalesce(to_json(u.realm)::text, 'null') || ',"created_at":"' || v_at || '"}')::json END)
     INTO v_n, v_limited, v_actors, v_traces, v_payloads, told
@@ -31,13 +31,13 @@ BEGIN
       SELECT u.id, u.type, 'RECEIVED', u.text, u.hash, u.realm, u.submitter, t, t
       FROM unnest(p_verdicts, p_ids, p_types, p_texts, p_hashes, p_realms, p_submitters) u(verdict, id, type, text,
           hash, realm, submitter)
-      WHERE u.verdict = 2;
+      WHERE u.verdict = 'apply';
     UPDATE petition_states s SET n = s.n + v_n WHERE s.state = 'RECEIVED';
     PERFORM ledger_append(array_fill('petition.submission.received'::text, ARRAY[v_n]), v_actors, v_traces, v_payloads);
   END IF;
   IF v_limited THEN
     v_state := petitions_blocked(p_verdicts, p_submitters, p_traces);
-    SELECT array_agg(CASE WHEN u.verdict = 4 THEN v_state ELSE u.told END) INTO told
+    SELECT array_agg(CASE WHEN u.verdict = 'rate_limited' THEN v_state ELSE u.told END) INTO told
       FROM unnest(p_verdicts, told) u(verdict, told);
   END IF;
   RETURN told;

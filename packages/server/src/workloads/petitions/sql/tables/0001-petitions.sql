@@ -5,8 +5,7 @@
 --      └── withdrawn by its submitter ──► ACKNOWLEDGED, reason WITHDRAWN
 --
 -- A row remembers the state it came from, so that the legal moves are a CHECK and not only code. petition_states
--- counts by
--- state in the same transactions: a list's total and the gauges cost one row each.
+-- counts by state in the same transactions: a list's total and the gauges cost one row each.
 --
 -- Lock order: petitions, gates, (accepting: lanes), petition_states (by state), ledger head. Accepting only inserts
 -- petitions, so it never waits for one. A transaction that touches petition_blocks or the count of RECEIVED holds the

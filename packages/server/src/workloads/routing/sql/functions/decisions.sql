@@ -51,7 +51,7 @@ BEGIN
 END $$;
 
 -- The effect of an admission (store/port.ts, StoreEffect): none. It is accepted for its gates alone.
-CREATE OR REPLACE FUNCTION rt_admit(p_verdicts smallint[], p_seqs bigint[]) RETURNS json[]
+CREATE OR REPLACE FUNCTION rt_admit(p_verdicts text[], p_seqs bigint[]) RETURNS json[]
   LANGUAGE sql STABLE AS $$
-  SELECT array_agg(CASE WHEN u.verdict = 2 THEN '{}'::json END) FROM unnest(p_verdicts) u(verdict)
+  SELECT array_agg(CASE WHEN u.verdict = 'apply' THEN '{}'::json END) FROM unnest(p_verdicts) u(verdict)
 $$;

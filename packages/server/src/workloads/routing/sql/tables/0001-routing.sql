@@ -1,9 +1,8 @@
 -- Routing: policies, blocks, and decisions.
 --
 -- rt_state is one row. A change of policies or blocks locks it first, so that the limits are exact and the numbers of
--- changes are in commit order: a process that has read all changes up to n misses none of them. Removed policies
--- leave no
--- row; removals counts them, and the rest is found by comparing names.
+-- changes are in commit order: a process that has read all changes up to n misses none of them. Removed policies leave
+-- no row; removals counts them, and the rest is found by comparing names.
 --
 -- A decision is written with its idempotency key in one transaction, after it was made and never before. Of several at
 -- once with one key, the first to insert is kept; the others wait for its commit and find it.

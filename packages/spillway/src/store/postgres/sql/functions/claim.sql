@@ -162,3 +162,18 @@ BEGIN
     WHERE o.lane = g.lane AND o.seq = g.seq;
   END LOOP;
 END $$;
+
+-- A step of accept. Leases the lanes whose first item runs at once.
+CREATE OR REPLACE FUNCTION lease_take(
+  p_worker uuid, p_ids uuid[], p_lane int[], p_verdicts text[], p_seqs bigint[], p_at timestamptz
+) RETURNS bigint
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_fence bigint := nextval('fences');
+BEGIN
+  INSERT INTO leases (fence, worker, lanes, uptos, claimed_at)
+    SELECT v_fence, p_worker, array_agg(p_ids[u.lane]), array_agg(u.seq), p_at
+    FROM unnest(p_lane, p_verdicts, p_seqs) u(lane, verdict, seq) WHERE u.verdict = 'execute';
+  RETURN v_fence;
+END $$;

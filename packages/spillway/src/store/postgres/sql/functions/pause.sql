@@ -3,7 +3,7 @@
 -- While anything is paused, whoever may park a lane for it keeps resuming out until he has committed: a lane that
 -- were parked just after its queue was resumed would be forgotten. Before any other lock.
 CREATE OR REPLACE FUNCTION pause_guard() RETURNS boolean
-  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+  LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pauses) THEN RETURN false; END IF;
   PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.pauses'), hashtext(current_schema()));
@@ -45,3 +45,13 @@ BEGIN
     PERFORM lane_requeue(v_lane);
   END LOOP;
 END $$;
+
+-- A step of accept. Which lanes' first items may run now: not those that are paused. p_type: what is applied at once,
+-- if the flush is applied; a pause of a type holds it back wherever it comes first.
+CREATE OR REPLACE FUNCTION pause_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_type text)
+  RETURNS boolean[]
+  LANGUAGE sql STABLE AS $$
+  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type
+      ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
+  FROM unnest(p_queues, p_partitions, p_may_run) WITH ORDINALITY u(queue, partition, may_run, i)
+$$;

@@ -3,10 +3,9 @@
 --
 -- Counting deliveries after a crash: a claim hands out several operations, and only one per lane can have killed the
 -- process. The first one is charged if it surely ran, that is if its start was recorded (mark). Otherwise none is
--- charged,
--- and the lane is claimed one operation at a time (careful), each marked before it runs, until the suspects are
--- through.
--- An operation that kills its process every time becomes a dead letter, and its neighbours are not charged for it.
+-- charged, and the lane is claimed one operation at a time (careful), each marked before it runs, until the suspects
+-- are through. An operation that kills its process every time becomes a dead letter, and its neighbours are not
+-- charged for it.
 
 -- Takes one operation out of its lane for good. The caller holds the lane's lock and has put the lane where it belongs.
 CREATE OR REPLACE FUNCTION bury(p_lane uuid, p_seq bigint, p_error text) RETURNS void

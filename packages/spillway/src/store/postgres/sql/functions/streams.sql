@@ -1,8 +1,7 @@
 -- Writes, reads and watches streams.
 --
 -- A record is written only directly after a record that is not an end. So a log has neither holes nor anything after
--- its
--- end, whatever a writer believes.
+-- its end, whatever a writer believes.
 
 CREATE OR REPLACE FUNCTION stream_born(p_ms bigint) RETURNS timestamptz
   LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT to_timestamp(p_ms::float8 / 1000) $$;

@@ -1,11 +1,9 @@
 -- Removes expired rows and makes and drops partitions of history. Who calls it, and how often: maintenance/sweeps.ts.
 --
--- A batch is a short transaction: it takes due rows in the order of an index on their time, skips locked rows, and does
--- not wait for the disk (a removal that a crash loses is done again). Rows that are still in use get a new time. A
--- batch
--- begins where the one before it ended, because dead entries of the index stay until a vacuum; skipped rows come with
--- the
--- next round, which begins at the start.
+-- A batch is a short transaction: it takes due rows in the order of an index on their time, skips locked rows, and
+-- does not wait for the disk (a removal that a crash loses is done again). Rows that are still in use get a new time.
+-- A batch begins where the one before it ended, because dead entries of the index stay until a vacuum; skipped rows
+-- come with the next round, which begins at the start.
 
 -- Takes the turn, for p_hold_ms if nothing is heard again. 0: it is ours; else how long to wait, in milliseconds.
 CREATE OR REPLACE FUNCTION sweep_take(p_hold_ms bigint) RETURNS bigint

@@ -1,14 +1,12 @@
 -- The queue: lanes, operations, leases, and what the gates count.
 --
 -- Invariant, audited by audit(): a lane with depth > 0 is in exactly one of ready, parked or a row of leases; a lane
--- with
--- depth 0 is in none of them. To move a lane between them, hold the lane's row lock, or the lock of the ready or parked
--- row that is deleted.
+-- with depth 0 is in none of them. To move a lane between them, hold the lane's row lock, or the lock of the ready or
+-- parked row that is deleted.
 --
 -- Lock order everywhere: workers, leases, idempotency (by key), rates (by key), gates (by name), lanes (by id), ops,
 -- ready and parked, tallies, and last the ledger's head. Accepting never waits for another process's lease row.
--- Claiming
--- skips locked rows.
+-- Claiming skips locked rows.
 
 CREATE TABLE lanes (
   id         uuid PRIMARY KEY,               -- 128 bits of sha256(queue, NUL, partition), made by the caller
