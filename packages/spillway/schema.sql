@@ -1947,7 +1947,7 @@ AS $function$
 DECLARE
   v_queue int;
 BEGIN
-  -- By its number from here on: one that is made anew under this name is another.
+  -- By its number from here on: a new queue with this name is another queue.
   SELECT q.id INTO v_queue FROM mq_queues q WHERE q.name = p_queue;
   IF NOT mq_guard(ARRAY[v_queue], true) THEN RETURN false; END IF;
   DELETE FROM mq_messages m USING mq_partitions p WHERE p.queue = v_queue AND m.partition = p.id;
@@ -2093,7 +2093,7 @@ BEGIN
   v_seqs := ARRAY(SELECT m.seq FROM mq_messages m
       WHERE m.partition = p_partition AND m.seq > c.head AND m.seq <= p_upto AND NOT m.seq = ANY (c.done)
         AND (m.grp IS NULL OR m.grp = p_grp) ORDER BY m.seq LIMIT p_most);
-  -- Not all of it: the rest is for whoever comes next.
+  -- Not all of it: the next call takes the rest.
   v_head := CASE WHEN cardinality(v_seqs) = p_most THEN v_seqs[p_most] ELSE greatest(c.head, p_upto) END;
   PERFORM mq_bury(p_partition, p_grp, v_seqs,
       array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
@@ -2587,7 +2587,7 @@ DECLARE
 BEGIN
   SELECT x.* INTO d FROM mq_dead x WHERE x.id = p_id FOR UPDATE;
   IF NOT FOUND THEN RETURN; END IF;
-  -- Until both are guarded: what is deleted while this waits is made anew.
+  -- Until both are guarded: what is deleted while this waits is created again.
   LOOP
     v_queue := mq_queue(d.queue);
     PERFORM mq_guard(ARRAY[v_queue], false);
@@ -2627,7 +2627,7 @@ DECLARE
 BEGIN
   SELECT p.tail, p.pushed_at, p.queue INTO v_tail, v_pushed, v_queue FROM mq_partitions p WHERE p.id = p_partition;
   IF p_head >= v_tail THEN
-    -- Whoever pushes at this moment still sees the lease and leaves it to us.
+    -- A concurrent push still sees the lease and leaves the row to us.
     SELECT p.tail, p.pushed_at, p.queue INTO v_tail, v_pushed, v_queue FROM mq_partitions p
       WHERE p.id = p_partition FOR SHARE;
   END IF;
@@ -4305,7 +4305,7 @@ BEGIN
       array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
       array_agg((greatest(x.delay_ms, x.blocked_ms) + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
       array_agg(x.stamp),
-      -- Order before load: an item behind another one is told so, unless it asked to be queued.
+      -- Order before load: the reason of an item behind another one is the order, unless it asked to be queued.
       array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
         WHEN x.reason = '+still_running' AND x.verdict = 'execute' THEN 'still_running'
         WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
@@ -4335,9 +4335,10 @@ CREATE OR REPLACE FUNCTION spillway.worker_forget(p_worker uuid)
 AS $function$
 #variable_conflict use_column
 BEGIN
-  -- Before what it holds, as whoever changes that does: else they wait for each other, or it leaves a place behind.
+  -- Before what it holds, in the order of everyone who changes that: otherwise two processes deadlock, or a permit is
+  -- left behind.
   PERFORM FROM workers x WHERE x.id = p_worker FOR UPDATE;
-  -- What was left to it, and to nobody else, is for all again.
+  -- What was left to this process alone is for all again.
   UPDATE ready x SET type = split_part(x.type, ' ', 1)
     WHERE x.type IN (SELECT jsonb_object_keys(w.announced) FROM workers w WHERE w.id = p_worker)
       AND NOT EXISTS (SELECT FROM workers w WHERE w.id <> p_worker AND w.announced ? x.type);

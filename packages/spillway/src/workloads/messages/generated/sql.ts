@@ -296,7 +296,7 @@ DECLARE
 BEGIN
   SELECT p.tail, p.pushed_at, p.queue INTO v_tail, v_pushed, v_queue FROM mq_partitions p WHERE p.id = p_partition;
   IF p_head >= v_tail THEN
-    -- Whoever pushes at this moment still sees the lease and leaves it to us.
+    -- A concurrent push still sees the lease and leaves the row to us.
     SELECT p.tail, p.pushed_at, p.queue INTO v_tail, v_pushed, v_queue FROM mq_partitions p
       WHERE p.id = p_partition FOR SHARE;
   END IF;
@@ -373,7 +373,7 @@ CREATE OR REPLACE FUNCTION mq_bury(
     JOIN mq_partitions p ON p.id = m.partition JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.id = p_grp
 $$;
 
--- What a group has not read in time is given up, up to a number, the oldest p_most; tells how many. The caller holds
+-- Gives up what a group has not read in time, up to a number, the oldest p_most. Returns how many. The caller holds
 -- the lock of the cursor, which has no lease.
 CREATE OR REPLACE FUNCTION mq_give_up(p_partition uuid, p_grp int, p_upto bigint, p_most int) RETURNS bigint
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -385,7 +385,7 @@ BEGIN
   v_seqs := ARRAY(SELECT m.seq FROM mq_messages m
       WHERE m.partition = p_partition AND m.seq > c.head AND m.seq <= p_upto AND NOT m.seq = ANY (c.done)
         AND (m.grp IS NULL OR m.grp = p_grp) ORDER BY m.seq LIMIT p_most);
-  -- Not all of it: the rest is for whoever comes next.
+  -- Not all of it: the next call takes the rest.
   v_head := CASE WHEN cardinality(v_seqs) = p_most THEN v_seqs[p_most] ELSE greatest(c.head, p_upto) END;
   PERFORM mq_bury(p_partition, p_grp, v_seqs,
       array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
@@ -394,8 +394,8 @@ BEGIN
   RETURN cardinality(v_seqs);
 END $$;
 
--- Deliveries whose time is over. Every open message was delivered in vain; one that was delivered alone and has used
--- up its tries is given up, the others are delivered one by one from now on.
+-- Ends deliveries whose lease has expired. Every open message counts a failed delivery. A message that was delivered
+-- alone and has used up its tries is given up; the others are delivered one by one from now on.
 CREATE OR REPLACE FUNCTION mq_expire(p_grp int, p_most int) RETURNS int
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -549,8 +549,8 @@ CREATE OR REPLACE FUNCTION mq_start(p_partition uuid, p_low bigint, p_starts tim
   LANGUAGE sql STABLE
   RETURN CASE WHEN p_starts IS NULL THEN p_low ELSE mq_before(p_partition, p_starts) END;
 
--- Ends groups of this name, of one queue or of all. p_forget false: each begins anew behind the time at which it
--- began once.
+-- Ends groups of this name, of one queue or of all. p_forget false: each begins again after the time at which it began
+-- first.
 CREATE OR REPLACE FUNCTION mq_unsubscribe(
   p_group text, p_queue text, p_forget boolean
 ) RETURNS TABLE (queue text, partitions bigint)
@@ -786,7 +786,7 @@ BEGIN
   RETURN false;
 END $$;
 
--- Of what somebody waits for here: what is ready. Ends deliveries that are over, too.
+-- Which of these queues and groups have something to read. Ends expired deliveries, too.
 CREATE OR REPLACE FUNCTION mq_due(p_queues text[], p_groups text[]) RETURNS TABLE (queue text, grp text)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -1046,8 +1046,8 @@ END $$;
       name: 'queues',
       sql: `-- Queues: create on first use, guard against concurrent subscription and deletion, size, wake-up.
 
--- Whoever makes or ends a group of a queue, or deletes the queue, waits for those who push to it, and they for it: no
--- push can miss a group. False: one of the queues went before it was guarded.
+-- Creating or ending a group, or deleting the queue, waits for pushes to the queue, and pushes wait for it: no push
+-- can miss a group. False: one of the queues was deleted before it was guarded.
 CREATE OR REPLACE FUNCTION mq_guard(p_queues int[], p_exclusive boolean) RETURNS boolean
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
@@ -1141,7 +1141,7 @@ CREATE OR REPLACE FUNCTION mq_drop(p_queue text) RETURNS boolean
 DECLARE
   v_queue int;
 BEGIN
-  -- By its number from here on: one that is made anew under this name is another.
+  -- By its number from here on: a new queue with this name is another queue.
   SELECT q.id INTO v_queue FROM mq_queues q WHERE q.name = p_queue;
   IF NOT mq_guard(ARRAY[v_queue], true) THEN RETURN false; END IF;
   DELETE FROM mq_messages m USING mq_partitions p WHERE p.queue = v_queue AND m.partition = p.id;
@@ -1153,7 +1153,7 @@ BEGIN
   RETURN FOUND;
 END $$;
 
--- Takes single messages out of the log. Whoever has one leased is told that it is unknown.
+-- Removes a single message from the log. A consumer that has leased it gets "unknown" for its ack.
 CREATE OR REPLACE FUNCTION mq_remove(p_partition uuid, p_transaction text) RETURNS boolean
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -1204,7 +1204,7 @@ DECLARE
 BEGIN
   SELECT x.* INTO d FROM mq_dead x WHERE x.id = p_id FOR UPDATE;
   IF NOT FOUND THEN RETURN; END IF;
-  -- Until both are guarded: what is deleted while this waits is made anew.
+  -- Until both are guarded: what is deleted while this waits is created again.
   LOOP
     v_queue := mq_queue(d.queue);
     PERFORM mq_guard(ARRAY[v_queue], false);

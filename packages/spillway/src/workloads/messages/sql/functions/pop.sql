@@ -206,7 +206,7 @@ BEGIN
   RETURN false;
 END $$;
 
--- Of what somebody waits for here: what is ready. Ends deliveries that are over, too.
+-- Which of these queues and groups have something to read. Ends expired deliveries, too.
 CREATE OR REPLACE FUNCTION mq_due(p_queues text[], p_groups text[]) RETURNS TABLE (queue text, grp text)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
