@@ -5,6 +5,7 @@
 import { hash, randomUUID } from 'node:crypto'
 import { SubmitPetition } from '@spillway/protocol/schema'
 import { canonicalJson, createIntake, type Definition, type Gate, postgres, rate, type SqlEffect } from 'spillway'
+import { workloadSql } from 'spillway/internal'
 import type { Static } from 'typebox'
 import { percentile } from '../statistics.js'
 import { env } from './env.js'
@@ -18,7 +19,11 @@ type Body = Static<typeof SubmitPetition>
 const unreached = 10_000_000
 
 // Nothing is queued here: what is applied is done.
-const intake = await createIntake({ store: postgres({ url: env('DATABASE_URL'), log }), log, work: false })
+const intake = await createIntake({
+  store: postgres({ url: env('DATABASE_URL'), sql: workloadSql, log }),
+  log,
+  work: false,
+})
 
 const received: SqlEffect<Body, unknown> = {
   function: 'spillway.petitions_submitted',

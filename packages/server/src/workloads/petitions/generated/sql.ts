@@ -86,9 +86,8 @@ $$;
       sql: `-- Rate limit events: one per submitter and minute. The first block is recorded at once, the others with the next
 -- minute's event. Every writer of petition_blocks holds the gate.
 
--- One event per submitter and minute: the first block at once, the others with the next minute's. Two transactions
--- cannot both find that there is no row yet: whoever refuses a petition holds the gate. Answers what a refusal tells
--- of the state of things.
+-- Two transactions cannot both find that there is no row yet: a transaction that refuses a petition holds the gate.
+-- Returns what a refusal reports: the ledger's position and the cycle.
 CREATE OR REPLACE FUNCTION petitions_blocked(p_verdicts text[], p_submitters text[], p_traces text[]) RETURNS json
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -130,8 +129,7 @@ BEGIN
       p_traces, v_payloads);
 END $$;
 
--- Blocks of a past minute that nobody's next block has told.
--- Under the gate, as all who touch these rows: a flush may hold the ledger's head already when it comes to them.
+-- Records the blocks of a past minute that no later block has recorded.
 CREATE OR REPLACE FUNCTION petitions_tell_blocks(p_rows int, OUT told int)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -174,8 +172,7 @@ END $$;
       sql: `-- Records overflow in the ledger, in the commit that causes it: a submission, a transition or a new threshold. A
 -- deferred trigger, because the ledger's lock comes last.
 
--- Overflow is witnessed by whoever causes it, in the same commit, whatever that does: a submission, a transition, a
--- new threshold. At the end of the transaction, because the ledger's lock comes last.
+-- Appends the event at the end of the transaction.
 CREATE OR REPLACE FUNCTION petition_overflow() RETURNS trigger
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
@@ -222,8 +219,8 @@ END $$;
       sql: `-- The effect of a flush of submissions: inserts the petitions and appends their events, in the accepting transaction.
 -- A petition in RECEIVED holds a capacity slot of the gate 'petitions'.
 
--- The effect of a flush (store/port.ts, StoreEffect). Told: the receipt of what was received, and to what a rate
--- refused the state of things.
+-- The effect of a flush (store/port.ts, StoreEffect). Returns the receipt of each petition that was received, and the
+-- ledger position for those that a rate refused.
 CREATE OR REPLACE FUNCTION petitions_submitted(
    p_verdicts text[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[],
   p_realms text[], p_submitters text[], p_traces text[], p_payloads text[]

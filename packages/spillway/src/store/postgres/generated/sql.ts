@@ -775,7 +775,7 @@ BEGIN
   IF v_gated THEN gates := array_to_json(v_gates); END IF;
 END $$;
 
--- Operations that run long: their start is told, and what was handed out behind them is handed out no more.
+-- Records the start of operations that run long. What was handed out after them in their lanes is handed out no more.
 CREATE OR REPLACE FUNCTION mark(
   p_worker uuid, m_fence bigint[], m_lane uuid[], m_seq bigint[], m_ago_ms bigint[]
 ) RETURNS void
@@ -1207,8 +1207,9 @@ BEGIN
   END IF;
 END $do$;
 
--- A time as it is told and hashed. What RFC 3339 in milliseconds cannot say of a row that somebody changed is told in
--- PostgreSQL's own words: two times never have one text, or a change from one to the other would not be seen.
+-- A time as it is reported and hashed. A time that RFC 3339 in milliseconds cannot express, in a row that was tampered
+-- with, is written as PostgreSQL prints it: two times never have one text, or a change from one to the other would go
+-- unseen.
 CREATE OR REPLACE FUNCTION ledger_time(p_at timestamptz) RETURNS text
   LANGUAGE sql STABLE AS $$
   SELECT CASE WHEN p_at = date_trunc('milliseconds', p_at) AND p_at >= '0001-01-01 00:00:00Z'
@@ -1286,8 +1287,8 @@ $$;
       name: 'pause',
       sql: `-- Pauses of a queue, a lane or a type. A pause parks lanes as they become ready; resume puts them back.
 
--- While anything is paused, whoever may park a lane for it keeps resuming out until he has committed: a lane that
--- were parked just after its queue was resumed would be forgotten. Before any other lock.
+-- While anything is paused, a transaction that may park a lane for it blocks resume until it has committed: a lane
+-- parked just after its queue was resumed would be forgotten. Before any other lock.
 CREATE OR REPLACE FUNCTION pause_guard() RETURNS boolean
   LANGUAGE plpgsql AS $$
 BEGIN
@@ -1724,9 +1725,10 @@ CREATE OR REPLACE FUNCTION worker_forget(p_worker uuid) RETURNS void
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 BEGIN
-  -- Before what it holds, as whoever changes that does: else they wait for each other, or it leaves a place behind.
+  -- Before what it holds, in the order of everyone who changes that: otherwise two processes deadlock, or a permit is
+  -- left behind.
   PERFORM FROM workers x WHERE x.id = p_worker FOR UPDATE;
-  -- What was left to it, and to nobody else, is for all again.
+  -- What was left to this process alone is for all again.
   UPDATE ready x SET type = split_part(x.type, ' ', 1)
     WHERE x.type IN (SELECT jsonb_object_keys(w.announced) FROM workers w WHERE w.id = p_worker)
       AND NOT EXISTS (SELECT FROM workers w WHERE w.id <> p_worker AND w.announced ? x.type);
@@ -1765,7 +1767,7 @@ $$;
       name: 'redrive',
       sql: `-- Dead letters: back into their lanes, or removed.
 
--- Dead letters join the tail of their lanes again, in the order in which they were accepted, with all attempts anew.
+-- Dead letters join the tail of their lanes again, in the order in which they were accepted, with all their attempts.
 -- Those whose capacity gate is full stay where they are.
 CREATE OR REPLACE FUNCTION redrive(p_ids uuid[]) RETURNS TABLE (moved int, skipped int)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -2124,8 +2126,7 @@ END $$;
 -- Three kinds of short transactions, because making a partition locks the default partition, dropping one locks all of
 -- them, and an append that waits for one may hold what the other waits for.
 
--- Sweeping is three kinds of short transactions: making a partition locks the rest, dropping one locks them all, and
--- an append that waits for the one may hold what the other waits for. NULL: somebody else sweeps.
+-- NULL: another process sweeps.
 CREATE OR REPLACE FUNCTION stream_sweep_lock() RETURNS boolean
   LANGUAGE sql SET search_path FROM CURRENT AS $$
   SELECT set_config('lock_timeout', '500ms', true) IS NOT NULL
@@ -2570,7 +2571,7 @@ BEGIN
       array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
       array_agg((greatest(x.delay_ms, x.blocked_ms) + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
       array_agg(x.stamp),
-      -- Order before load: an item behind another one is told so, unless it asked to be queued.
+      -- Order before load: the reason of an item behind another one is the order, unless it asked to be queued.
       array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
         WHEN x.reason = '+still_running' AND x.verdict = 'execute' THEN 'still_running'
         WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'

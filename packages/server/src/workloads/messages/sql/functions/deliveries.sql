@@ -12,7 +12,7 @@ DECLARE
 BEGIN
   SELECT p.tail, p.pushed_at, p.queue INTO v_tail, v_pushed, v_queue FROM mq_partitions p WHERE p.id = p_partition;
   IF p_head >= v_tail THEN
-    -- Whoever pushes at this moment still sees the lease and leaves it to us.
+    -- A concurrent push still sees the lease and leaves the row to us.
     SELECT p.tail, p.pushed_at, p.queue INTO v_tail, v_pushed, v_queue FROM mq_partitions p
       WHERE p.id = p_partition FOR SHARE;
   END IF;
@@ -89,7 +89,7 @@ CREATE OR REPLACE FUNCTION mq_bury(
     JOIN mq_partitions p ON p.id = m.partition JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.id = p_grp
 $$;
 
--- What a group has not read in time is given up, up to a number, the oldest p_most; tells how many. The caller holds
+-- Gives up what a group has not read in time, up to a number, the oldest p_most. Returns how many. The caller holds
 -- the lock of the cursor, which has no lease.
 CREATE OR REPLACE FUNCTION mq_give_up(p_partition uuid, p_grp int, p_upto bigint, p_most int) RETURNS bigint
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -101,7 +101,7 @@ BEGIN
   v_seqs := ARRAY(SELECT m.seq FROM mq_messages m
       WHERE m.partition = p_partition AND m.seq > c.head AND m.seq <= p_upto AND NOT m.seq = ANY (c.done)
         AND (m.grp IS NULL OR m.grp = p_grp) ORDER BY m.seq LIMIT p_most);
-  -- Not all of it: the rest is for whoever comes next.
+  -- Not all of it: the next call takes the rest.
   v_head := CASE WHEN cardinality(v_seqs) = p_most THEN v_seqs[p_most] ELSE greatest(c.head, p_upto) END;
   PERFORM mq_bury(p_partition, p_grp, v_seqs,
       array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
@@ -110,8 +110,8 @@ BEGIN
   RETURN cardinality(v_seqs);
 END $$;
 
--- Deliveries whose time is over. Every open message was delivered in vain; one that was delivered alone and has used
--- up its tries is given up, the others are delivered one by one from now on.
+-- Ends deliveries whose lease has expired. Every open message counts a failed delivery. A message that was delivered
+-- alone and has used up its tries is given up; the others are delivered one by one from now on.
 CREATE OR REPLACE FUNCTION mq_expire(p_grp int, p_most int) RETURNS int
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

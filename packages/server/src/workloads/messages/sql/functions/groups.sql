@@ -100,8 +100,8 @@ CREATE OR REPLACE FUNCTION mq_start(p_partition uuid, p_low bigint, p_starts tim
   LANGUAGE sql STABLE
   RETURN CASE WHEN p_starts IS NULL THEN p_low ELSE mq_before(p_partition, p_starts) END;
 
--- Ends groups of this name, of one queue or of all. p_forget false: each begins anew behind the time at which it
--- began once.
+-- Ends groups of this name, of one queue or of all. p_forget false: each begins again after the time at which it began
+-- first.
 CREATE OR REPLACE FUNCTION mq_unsubscribe(
   p_group text, p_queue text, p_forget boolean
 ) RETURNS TABLE (queue text, partitions bigint)

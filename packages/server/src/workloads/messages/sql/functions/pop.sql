@@ -1,17 +1,24 @@
 -- Pop takes partitions that are ready, the longest ready first, one after the other.
-
--- Takes up to p_batch messages of up to p_partitions partitions of the first queue that has some, under one lease;
--- they end at p_bytes of payload, as they are stored, but there is always one. What has no room is not taken: its
--- partition keeps its turn. One row with a list for each column; payloads stand between record separators. due_ms:
--- when there may be something, if there is nothing now. p_partition: of this one alone. leased: some of it has to be
--- answered for. more: a thousand were given up and it is to be popped again. missing: queues in which the group has
--- yet to begin or to join partitions: the caller has `mq_subscribe` to call, each in a statement of its own, and to
--- pop again if it got nothing. The guard that it takes must not be held together with anything that others wait for.
--- Many pops are made by one statement, whose answer has to be bounded too: those behind p_flush bytes take nothing,
--- and say more.
--- What the pops of a transaction have taken is kept in a setting of that transaction.
+--
+-- Up to p_batch messages of up to p_partitions partitions of the first queue that has some, under one lease. They end
+-- at p_bytes of payload, as stored, but there is always one. A partition whose next message has no room keeps its
+-- turn.
+--
+-- One row with a list for each column; payloads are joined by record separators.
+--   due_ms   when there may be something, if there is nothing now
+--   leased   some of it has to be acked
+--   more     1,000 messages were given up, and the caller has to pop again
+--   missing  queues in which the group has yet to begin or to join partitions: the caller has to call mq_subscribe for
+--            each, in a statement of its own, and to pop again if it got nothing. The guard that mq_subscribe takes
+--            must not be held together with anything that others wait for.
+--
+-- Many pops are made by one statement, whose answer has to be bounded too: after p_flush bytes the rest take nothing
+-- and return more. The sum is kept in a setting of the transaction.
+--
+-- The usual path is one function: as steps of their own, taking a partition and reading its messages made a pop cost 6
+-- to 9% more. Only what is rare is split off. Those functions run with the settings of mq_pop.
 CREATE OR REPLACE FUNCTION mq_pop(
-   p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch int, p_partitions int,
+  p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch int, p_partitions int,
   p_auto boolean, p_lease uuid, p_mode text, p_from timestamptz, p_bytes int, p_flush int,
   OUT queue text, OUT namespace text, OUT task text, OUT parts uuid[], OUT names text[], OUT ix int[],
   OUT ids uuid[], OUT transactions text[], OUT traces text[], OUT sealed boolean[], OUT payloads text,
@@ -23,10 +30,9 @@ CREATE OR REPLACE FUNCTION mq_pop(
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock();
-  q mq_queues; c mq_cursors; v_grp int; v_part uuid; v_name text; v_pushed timestamptz; v_left int; v_limit int;
-  v_tail bigint;
-  m record; v_due timestamptz; v_first timestamptz; v_old timestamptz; v_most int := 1000; v_reached uuid;
-  v_head bigint; v_at timestamptz; v_bytes bigint := 0;
+  q mq_queues; c mq_cursors; m record; v_grp int; v_reached uuid; v_due timestamptz;
+  v_part uuid; v_name text; v_pushed timestamptz; v_head bigint; v_at timestamptz;
+  v_left int; v_bytes bigint := 0; v_most int := 1000;
   v_flushed bigint := nullif(current_setting('spillway.popped_bytes', true), '');
 BEGIN
   ix := '{}'; payloads := ''; more := v_flushed >= p_flush;
@@ -37,10 +43,8 @@ BEGIN
       ELSE (p_namespace IS NULL OR x.namespace = p_namespace) AND (p_task IS NULL OR x.task = p_task) END
       ORDER BY x.priority DESC, x.name LOOP
     SELECT g.id, g.reached INTO v_grp, v_reached FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
-    IF NOT FOUND THEN
-      missing := missing || q.id;
-    END IF;
-    -- Not past one of higher priority, of which nobody knows yet what it has.
+    IF NOT FOUND THEN missing := missing || q.id; END IF;
+    -- Not past a queue of higher priority whose content is not known yet.
     CONTINUE WHEN missing IS NOT NULL;
     IF EXISTS (SELECT FROM mq_leases l WHERE l.grp = v_grp AND l.until <= t) THEN
       PERFORM mq_expire(v_grp, 100);
@@ -48,17 +52,17 @@ BEGIN
     END IF;
     v_left := p_batch; parts := '{}'; names := '{}'; leased := false;
     LOOP
-      EXIT WHEN v_left <= 0 OR cardinality(parts) >= p_partitions OR v_bytes >= p_bytes;
+      EXIT WHEN v_left <= 0 OR cardinality(parts) >= p_partitions OR v_bytes >= p_bytes
+        OR p_partition IS NOT NULL AND cardinality(parts) > 0;
       IF p_partition IS NULL THEN
-        DELETE FROM mq_ready r
-          WHERE r.ctid = (SELECT x.ctid FROM mq_ready x WHERE x.grp = v_grp AND x.at <= t ORDER BY x.at LIMIT 1
-              FOR UPDATE SKIP LOCKED) RETURNING r.partition, r.at, r.head INTO v_part, v_at, v_head;
+        DELETE FROM mq_ready r WHERE r.ctid = (
+            SELECT x.ctid FROM mq_ready x WHERE x.grp = v_grp AND x.at <= t ORDER BY x.at LIMIT 1
+            FOR UPDATE SKIP LOCKED)
+          RETURNING r.partition, r.at, r.head INTO v_part, v_at, v_head;
       ELSE
-        EXIT WHEN cardinality(parts) > 0;
-        DELETE FROM mq_ready r
-          WHERE r.ctid = (SELECT x.ctid
-              FROM mq_partitions p JOIN mq_ready x ON x.partition = p.id AND x.grp = v_grp AND x.at <= t
-          WHERE p.queue = q.id AND p.name = p_partition FOR UPDATE OF x SKIP LOCKED)
+        DELETE FROM mq_ready r WHERE r.ctid = (
+            SELECT x.ctid FROM mq_partitions p JOIN mq_ready x ON x.partition = p.id AND x.grp = v_grp AND x.at <= t
+            WHERE p.queue = q.id AND p.name = p_partition FOR UPDATE OF x SKIP LOCKED)
           RETURNING r.partition, r.at, r.head INTO v_part, v_at, v_head;
       END IF;
       EXIT WHEN v_part IS NULL;
@@ -69,72 +73,45 @@ BEGIN
           ON CONFLICT (partition, grp) DO NOTHING;
         SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
       END IF;
-      -- Its lease says when there is more.
+      -- The end of its lease says when there is more.
       CONTINUE WHEN c.lease IS NOT NULL;
       IF q.window_seconds > 0 AND v_pushed + q.window_seconds * interval '1 second' > t THEN
         INSERT INTO mq_ready (partition, grp, at)
           VALUES (v_part, v_grp, v_pushed + q.window_seconds * interval '1 second');
         CONTINUE;
       END IF;
-      -- Nothing is handed out that waited too long, whether or not a sweep came by.
+      -- Nothing is delivered that waited too long, whether or not a sweep came by.
       IF q.max_wait_seconds > 0 THEN
-        v_old := t - q.max_wait_seconds * interval '1 second';
-        IF v_old > (SELECT z.created_at FROM mq_messages z WHERE z.partition = v_part AND z.seq > c.head
-            ORDER BY z.seq LIMIT 1) THEN
-          v_most := v_most - mq_give_up(v_part, v_grp, mq_before(v_part, v_old), v_most);
-          IF v_most <= 0 THEN
-            more := true;
-            INSERT INTO mq_ready (partition, grp, at) VALUES (v_part, v_grp, t);
-            EXIT;
-          END IF;
-          SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp;
-        END IF;
+        v_most := v_most - mq_pop_give_up(c, q.max_wait_seconds, v_most, t);
+        more := v_most <= 0;
+        EXIT WHEN more;
+        SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp;
       END IF;
-      v_limit := CASE WHEN c.careful > c.head THEN 1 ELSE v_left END;
-      -- What is due is a beginning of what is there, and so is what the answer has room for.
+      -- What is due is a beginning of what is there, and so is what the answer has room for. The first one always fits.
       SELECT array_agg(x.seq) AS seqs, array_agg(x.id) AS ids, array_agg(x.transaction_id) AS txs,
-        array_agg(x.trace_id) AS traces, array_agg(x.sealed) AS sealed,
-          string_agg(x.payload, E'\x1e'
-              ORDER BY x.seq) AS payloads, array_agg((extract(epoch FROM x.created_at) * 1000)::bigint) AS created,
+          array_agg(x.trace_id) AS traces, array_agg(x.sealed) AS sealed,
+          string_agg(x.payload, E'\x1e' ORDER BY x.seq) AS payloads,
+          array_agg((extract(epoch FROM x.created_at) * 1000)::bigint) AS created,
           array_agg(coalesce((c.tries->>(x.seq::text))::int, 0)) AS tries, max(x.bytes) AS bytes
         INTO m FROM (
           SELECT y.*, sum(octet_length(y.payload)) OVER (ORDER BY y.seq) AS bytes,
-            row_number() OVER (ORDER BY y.seq) AS n FROM (
+            row_number() OVER (ORDER BY y.seq) AS n
+          FROM (
             SELECT z.seq, z.id, z.transaction_id, z.trace_id, z.sealed, z.payload, z.created_at FROM mq_messages z
             WHERE z.partition = v_part AND z.seq > c.head AND (c.done = '{}' OR NOT z.seq = ANY (c.done))
               AND (z.grp IS NULL OR z.grp = v_grp)
-            ORDER BY z.seq LIMIT v_limit
+            ORDER BY z.seq LIMIT CASE WHEN c.careful > c.head THEN 1 ELSE v_left END
           ) y WHERE q.delay_seconds = 0 OR y.created_at <= t - q.delay_seconds * interval '1 second'
         ) x WHERE x.bytes <= p_bytes - v_bytes OR x.n = 1 AND v_bytes = 0;
       IF m.seqs IS NULL THEN
-        -- Due, but there is no room for it.
-        IF v_bytes > 0 AND (SELECT q.delay_seconds = 0 OR z.created_at <= t - q.delay_seconds * interval '1 second'
-            FROM mq_messages z
-            WHERE z.partition = v_part AND z.seq > c.head AND NOT z.seq = ANY (c.done)
-              AND (z.grp IS NULL OR z.grp = v_grp) ORDER BY z.seq LIMIT 1) THEN
-          INSERT INTO mq_ready (partition, grp, at) VALUES (v_part, v_grp, v_at);
-          EXIT;
-        END IF;
-        -- Nothing is there, or nothing is due. What is gone is not waited for; the lock keeps the tail where it is.
-        SELECT p.tail INTO v_tail FROM mq_partitions p WHERE p.id = v_part FOR SHARE;
-        SELECT z.created_at INTO v_first FROM mq_messages z
-          WHERE z.partition = v_part AND z.seq > c.head AND NOT z.seq = ANY (c.done)
-            AND (z.grp IS NULL OR z.grp = v_grp) ORDER BY z.seq LIMIT 1;
-        IF FOUND THEN
-          INSERT INTO mq_ready (partition, grp, at)
-            VALUES (v_part, v_grp, greatest(t, v_first + q.delay_seconds * interval '1 second') + interval '1 ms');
-        ELSE
-          UPDATE mq_cursors x SET head = greatest(x.head, v_tail), done = '{}', tries = '{}'
-            WHERE x.partition = v_part AND x.grp = v_grp;
-        END IF;
+        EXIT WHEN mq_pop_nothing(c, q.delay_seconds, v_at, v_bytes > 0, t);
         CONTINUE;
       END IF;
-      -- What is sealed is settled by the caller once it could be read.
+      -- A sealed message is settled by the caller once it could be read.
       IF p_auto AND NOT true = ANY (m.sealed) THEN
         c.head := m.seqs[cardinality(m.seqs)];
-        UPDATE mq_cursors x
-          SET head = c.head, done = ARRAY(SELECT d FROM unnest(c.done) d
-              WHERE d > c.head), tries = '{}', consumed = x.consumed + cardinality(m.seqs), moved_at = t
+        UPDATE mq_cursors x SET head = c.head, done = ARRAY(SELECT d FROM unnest(c.done) d WHERE d > c.head),
+            tries = '{}', consumed = x.consumed + cardinality(m.seqs), moved_at = t
           WHERE x.partition = v_part AND x.grp = v_grp;
         PERFORM mq_requeue(v_part, v_grp, c.head, NULL);
       ELSE
@@ -144,20 +121,14 @@ BEGIN
       END IF;
       parts := parts || v_part; names := names || v_name;
       ix := ix || array_fill(cardinality(parts), ARRAY[cardinality(m.seqs)]);
-      ids := ids || m.ids;
-      transactions := transactions || m.txs;
-      traces := traces || m.traces;
-      sealed := sealed || m.sealed;
+      ids := ids || m.ids; transactions := transactions || m.txs; traces := traces || m.traces;
+      sealed := sealed || m.sealed; created_ms := created_ms || m.created; tries := tries || m.tries;
       payloads := CASE WHEN payloads = '' THEN m.payloads ELSE payloads || E'\x1e' || m.payloads END;
-      created_ms := created_ms || m.created; tries := tries || m.tries;
       v_left := v_left - cardinality(m.seqs); v_bytes := v_bytes + m.bytes;
     END LOOP;
-    -- Others wait behind what it has joined so far: it goes on joining whatever it found. One partition may have
-    -- joined by itself.
-    IF v_reached IS NOT NULL
-      AND (p_partition IS NULL OR cardinality(parts) = 0
-          AND NOT EXISTS (SELECT FROM mq_partitions p LEFT JOIN mq_cursors x ON x.partition = p.id AND x.grp = v_grp
-        WHERE p.queue = q.id AND p.name = p_partition AND (p.id <= v_reached OR x.head IS NOT NULL))) THEN
+    -- Others wait behind what the group has joined so far, so it goes on joining whatever it found.
+    IF v_reached IS NOT NULL AND (p_partition IS NULL
+        OR cardinality(parts) = 0 AND NOT mq_joined(q.id, p_partition, v_grp, v_reached)) THEN
       missing := ARRAY[q.id];
     END IF;
     IF cardinality(parts) > 0 THEN
@@ -168,20 +139,74 @@ BEGIN
       END IF;
       IF leased THEN
         INSERT INTO mq_leases (id, grp, until, partitions)
-          VALUES (p_lease, v_grp, t + q.lease_seconds * interval '1 second',
-          ARRAY(SELECT x.partition FROM mq_cursors x
-              WHERE x.partition = ANY (parts) AND x.grp = v_grp AND x.lease = p_lease));
+          VALUES (p_lease, v_grp, t + q.lease_seconds * interval '1 second', ARRAY(SELECT x.partition FROM mq_cursors x
+            WHERE x.partition = ANY (parts) AND x.grp = v_grp AND x.lease = p_lease));
       END IF;
       RETURN;
     END IF;
     EXIT WHEN more;
-    SELECT least(v_due, (SELECT x.at FROM mq_ready x WHERE x.grp = v_grp ORDER BY x.at LIMIT 1), (SELECT l.until
-          FROM mq_leases l WHERE l.grp = v_grp ORDER BY l.until LIMIT 1)) INTO v_due;
+    v_due := least(v_due, (SELECT x.at FROM mq_ready x WHERE x.grp = v_grp ORDER BY x.at LIMIT 1),
+      (SELECT l.until FROM mq_leases l WHERE l.grp = v_grp ORDER BY l.until LIMIT 1));
   END LOOP;
   due_ms := ceil(extract(epoch FROM v_due - clock()) * 1000);
 END $$;
 
--- Of what somebody waits for here: what is ready. Ends deliveries that are over, too.
+-- Has the group joined this one partition, in its slice or ahead of it?
+CREATE OR REPLACE FUNCTION mq_joined(p_queue int, p_partition text, p_grp int, p_reached uuid) RETURNS boolean
+  LANGUAGE sql STABLE AS $$
+  SELECT EXISTS (SELECT FROM mq_partitions p LEFT JOIN mq_cursors x ON x.partition = p.id AND x.grp = p_grp
+    WHERE p.queue = p_queue AND p.name = p_partition AND (p.id <= p_reached OR x.head IS NOT NULL))
+$$;
+
+-- Gives up what waited too long in a partition, at most p_most; returns how many. With p_most the pop ends, and the
+-- partition is ready again.
+CREATE OR REPLACE FUNCTION mq_pop_give_up(c mq_cursors, p_max_wait_seconds int, p_most int, t timestamptz) RETURNS int
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_old timestamptz := t - p_max_wait_seconds * interval '1 second'; v_n int;
+BEGIN
+  IF (v_old > (SELECT z.created_at FROM mq_messages z
+      WHERE z.partition = c.partition AND z.seq > c.head ORDER BY z.seq LIMIT 1)) IS NOT TRUE THEN
+    RETURN 0;
+  END IF;
+  v_n := mq_give_up(c.partition, c.grp, mq_before(c.partition, v_old), p_most);
+  IF v_n >= p_most THEN INSERT INTO mq_ready (partition, grp, at) VALUES (c.partition, c.grp, t); END IF;
+  RETURN v_n;
+END $$;
+
+-- Nothing was taken of a partition: it is due but has no room (true), or nothing is due, or nothing is there.
+-- p_bounded: others have taken room. Puts the partition where it belongs.
+CREATE OR REPLACE FUNCTION mq_pop_nothing(
+  c mq_cursors, p_delay_seconds int, p_at timestamptz, p_bounded boolean, t timestamptz
+) RETURNS boolean
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_first timestamptz; v_tail bigint;
+BEGIN
+  IF p_bounded AND (SELECT p_delay_seconds = 0 OR z.created_at <= t - p_delay_seconds * interval '1 second'
+      FROM mq_messages z WHERE z.partition = c.partition AND z.seq > c.head AND NOT z.seq = ANY (c.done)
+        AND (z.grp IS NULL OR z.grp = c.grp) ORDER BY z.seq LIMIT 1) THEN
+    INSERT INTO mq_ready (partition, grp, at) VALUES (c.partition, c.grp, p_at);
+    RETURN true;
+  END IF;
+  -- The lock keeps the tail where it is. What is gone is not waited for.
+  SELECT p.tail INTO v_tail FROM mq_partitions p WHERE p.id = c.partition FOR SHARE;
+  SELECT z.created_at INTO v_first FROM mq_messages z
+    WHERE z.partition = c.partition AND z.seq > c.head AND NOT z.seq = ANY (c.done) AND (z.grp IS NULL OR z.grp = c.grp)
+    ORDER BY z.seq LIMIT 1;
+  IF FOUND THEN
+    INSERT INTO mq_ready (partition, grp, at)
+      VALUES (c.partition, c.grp, greatest(t, v_first + p_delay_seconds * interval '1 second') + interval '1 ms');
+  ELSE
+    UPDATE mq_cursors x SET head = greatest(x.head, v_tail), done = '{}', tries = '{}'
+      WHERE x.partition = c.partition AND x.grp = c.grp;
+  END IF;
+  RETURN false;
+END $$;
+
+-- Which of these queues and groups have something to read. Ends expired deliveries, too.
 CREATE OR REPLACE FUNCTION mq_due(p_queues text[], p_groups text[]) RETURNS TABLE (queue text, grp text)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

@@ -1,7 +1,7 @@
 -- Queues: create on first use, guard against concurrent subscription and deletion, size, wake-up.
 
--- Whoever makes or ends a group of a queue, or deletes the queue, waits for those who push to it, and they for it: no
--- push can miss a group. False: one of the queues went before it was guarded.
+-- Creating or ending a group, or deleting the queue, waits for pushes to the queue, and pushes wait for it: no push
+-- can miss a group. False: one of the queues was deleted before it was guarded.
 CREATE OR REPLACE FUNCTION mq_guard(p_queues int[], p_exclusive boolean) RETURNS boolean
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE

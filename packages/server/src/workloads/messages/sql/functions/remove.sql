@@ -36,7 +36,7 @@ CREATE OR REPLACE FUNCTION mq_drop(p_queue text) RETURNS boolean
 DECLARE
   v_queue int;
 BEGIN
-  -- By its number from here on: one that is made anew under this name is another.
+  -- By its number from here on: a new queue with this name is another queue.
   SELECT q.id INTO v_queue FROM mq_queues q WHERE q.name = p_queue;
   IF NOT mq_guard(ARRAY[v_queue], true) THEN RETURN false; END IF;
   DELETE FROM mq_messages m USING mq_partitions p WHERE p.queue = v_queue AND m.partition = p.id;
@@ -48,7 +48,7 @@ BEGIN
   RETURN FOUND;
 END $$;
 
--- Takes single messages out of the log. Whoever has one leased is told that it is unknown.
+-- Removes a single message from the log. A consumer that has leased it gets "unknown" for its ack.
 CREATE OR REPLACE FUNCTION mq_remove(p_partition uuid, p_transaction text) RETURNS boolean
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

@@ -11,7 +11,7 @@ DECLARE
 BEGIN
   SELECT x.* INTO d FROM mq_dead x WHERE x.id = p_id FOR UPDATE;
   IF NOT FOUND THEN RETURN; END IF;
-  -- Until both are guarded: what is deleted while this waits is made anew.
+  -- Until both are guarded: what is deleted while this waits is created again.
   LOOP
     v_queue := mq_queue(d.queue);
     PERFORM mq_guard(ARRAY[v_queue], false);

@@ -1,9 +1,8 @@
 -- Rate limit events: one per submitter and minute. The first block is recorded at once, the others with the next
 -- minute's event. Every writer of petition_blocks holds the gate.
 
--- One event per submitter and minute: the first block at once, the others with the next minute's. Two transactions
--- cannot both find that there is no row yet: whoever refuses a petition holds the gate. Answers what a refusal tells
--- of the state of things.
+-- Two transactions cannot both find that there is no row yet: a transaction that refuses a petition holds the gate.
+-- Returns what a refusal reports: the ledger's position and the cycle.
 CREATE OR REPLACE FUNCTION petitions_blocked(p_verdicts text[], p_submitters text[], p_traces text[]) RETURNS json
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -45,8 +44,7 @@ BEGIN
       p_traces, v_payloads);
 END $$;
 
--- Blocks of a past minute that nobody's next block has told.
--- Under the gate, as all who touch these rows: a flush may hold the ledger's head already when it comes to them.
+-- Records the blocks of a past minute that no later block has recorded.
 CREATE OR REPLACE FUNCTION petitions_tell_blocks(p_rows int, OUT told int)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

@@ -1,8 +1,7 @@
 -- Records overflow in the ledger, in the commit that causes it: a submission, a transition or a new threshold. A
 -- deferred trigger, because the ledger's lock comes last.
 
--- Overflow is witnessed by whoever causes it, in the same commit, whatever that does: a submission, a transition, a
--- new threshold. At the end of the transaction, because the ledger's lock comes last.
+-- Appends the event at the end of the transaction.
 CREATE OR REPLACE FUNCTION petition_overflow() RETURNS trigger
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN

@@ -1,8 +1,8 @@
 -- The effect of a flush of submissions: inserts the petitions and appends their events, in the accepting transaction.
 -- A petition in RECEIVED holds a capacity slot of the gate 'petitions'.
 
--- The effect of a flush (store/port.ts, StoreEffect). Told: the receipt of what was received, and to what a rate
--- refused the state of things.
+-- The effect of a flush (store/port.ts, StoreEffect). Returns the receipt of each petition that was received, and the
+-- ledger position for those that a rate refused.
 CREATE OR REPLACE FUNCTION petitions_submitted(
    p_verdicts text[], p_seqs bigint[], p_ids uuid[], p_types text[], p_texts text[], p_hashes text[],
   p_realms text[], p_submitters text[], p_traces text[], p_payloads text[]

@@ -1,7 +1,6 @@
 -- Stores decisions with their idempotency keys, one call per flush.
 
--- One call per flush. Per item 0: stored, 1: its key has a decision already, which is told, 2: its key is of another
--- task.
+-- Per item 0: stored; 1: its key has a decision already, which is returned; 2: its key belongs to another task.
 CREATE OR REPLACE FUNCTION rt_record(
   p_requests uuid[], p_tenants text[], p_traces text[], p_keys uuid[], p_tasks uuid[], p_decisions text[],
   p_decision_ms bigint, p_key_ms bigint

@@ -138,7 +138,7 @@ BEGIN
   IF v_gated THEN gates := array_to_json(v_gates); END IF;
 END $$;
 
--- Operations that run long: their start is told, and what was handed out behind them is handed out no more.
+-- Records the start of operations that run long. What was handed out after them in their lanes is handed out no more.
 CREATE OR REPLACE FUNCTION mark(
   p_worker uuid, m_fence bigint[], m_lane uuid[], m_seq bigint[], m_ago_ms bigint[]
 ) RETURNS void

@@ -20,8 +20,9 @@ BEGIN
   END IF;
 END $do$;
 
--- A time as it is told and hashed. What RFC 3339 in milliseconds cannot say of a row that somebody changed is told in
--- PostgreSQL's own words: two times never have one text, or a change from one to the other would not be seen.
+-- A time as it is reported and hashed. A time that RFC 3339 in milliseconds cannot express, in a row that was tampered
+-- with, is written as PostgreSQL prints it: two times never have one text, or a change from one to the other would go
+-- unseen.
 CREATE OR REPLACE FUNCTION ledger_time(p_at timestamptz) RETURNS text
   LANGUAGE sql STABLE AS $$
   SELECT CASE WHEN p_at = date_trunc('milliseconds', p_at) AND p_at >= '0001-01-01 00:00:00Z'

@@ -1,7 +1,7 @@
 -- Pauses of a queue, a lane or a type. A pause parks lanes as they become ready; resume puts them back.
 
--- While anything is paused, whoever may park a lane for it keeps resuming out until he has committed: a lane that
--- were parked just after its queue was resumed would be forgotten. Before any other lock.
+-- While anything is paused, a transaction that may park a lane for it blocks resume until it has committed: a lane
+-- parked just after its queue was resumed would be forgotten. Before any other lock.
 CREATE OR REPLACE FUNCTION pause_guard() RETURNS boolean
   LANGUAGE plpgsql AS $$
 BEGIN

@@ -100,9 +100,10 @@ CREATE OR REPLACE FUNCTION worker_forget(p_worker uuid) RETURNS void
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 BEGIN
-  -- Before what it holds, as whoever changes that does: else they wait for each other, or it leaves a place behind.
+  -- Before what it holds, in the order of everyone who changes that: otherwise two processes deadlock, or a permit is
+  -- left behind.
   PERFORM FROM workers x WHERE x.id = p_worker FOR UPDATE;
-  -- What was left to it, and to nobody else, is for all again.
+  -- What was left to this process alone is for all again.
   UPDATE ready x SET type = split_part(x.type, ' ', 1)
     WHERE x.type IN (SELECT jsonb_object_keys(w.announced) FROM workers w WHERE w.id = p_worker)
       AND NOT EXISTS (SELECT FROM workers w WHERE w.id <> p_worker AND w.announced ? x.type);

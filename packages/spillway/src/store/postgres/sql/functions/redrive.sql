@@ -1,6 +1,6 @@
 -- Dead letters: back into their lanes, or removed.
 
--- Dead letters join the tail of their lanes again, in the order in which they were accepted, with all attempts anew.
+-- Dead letters join the tail of their lanes again, in the order in which they were accepted, with all their attempts.
 -- Those whose capacity gate is full stay where they are.
 CREATE OR REPLACE FUNCTION redrive(p_ids uuid[]) RETURNS TABLE (moved int, skipped int)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$

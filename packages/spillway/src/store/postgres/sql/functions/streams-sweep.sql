@@ -3,8 +3,7 @@
 -- Three kinds of short transactions, because making a partition locks the default partition, dropping one locks all of
 -- them, and an append that waits for one may hold what the other waits for.
 
--- Sweeping is three kinds of short transactions: making a partition locks the rest, dropping one locks them all, and
--- an append that waits for the one may hold what the other waits for. NULL: somebody else sweeps.
+-- NULL: another process sweeps.
 CREATE OR REPLACE FUNCTION stream_sweep_lock() RETURNS boolean
   LANGUAGE sql SET search_path FROM CURRENT AS $$
   SELECT set_config('lock_timeout', '500ms', true) IS NOT NULL

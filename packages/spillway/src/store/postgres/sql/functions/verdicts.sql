@@ -32,7 +32,7 @@ BEGIN
       array_agg(greatest(0, x.before + x.rn - 1 - x.running)),
       array_agg((greatest(x.delay_ms, x.blocked_ms) + greatest(x.pace * (x.before + x.rn), p_backlog_ms))::bigint),
       array_agg(x.stamp),
-      -- Order before load: an item behind another one is told so, unless it asked to be queued.
+      -- Order before load: the reason of an item behind another one is the order, unless it asked to be queued.
       array_agg(CASE WHEN x.reason IN ('requested', '+requested') THEN 'requested'
         WHEN x.reason = '+still_running' AND x.verdict = 'execute' THEN 'still_running'
         WHEN x.before > 0 OR x.rn > 1 THEN 'maintaining_order'
