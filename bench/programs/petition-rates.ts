@@ -4,8 +4,9 @@
  */
 import { hash, randomUUID } from 'node:crypto'
 import { SubmitPetition } from '@spillway/protocol/schema'
-import { canonicalJson, createIntake, type Definition, type Gate, postgres, rate, type SqlEffect } from 'spillway'
-import { workloadSql } from 'spillway/internal'
+import { workloadSql } from '@spillway/server/internal'
+import { createIntake, type Definition, type Gate, postgres, rate, type SqlEffect } from 'spillway'
+import { canonicalJson } from 'spillway/workload'
 import type { Static } from 'typebox'
 import { percentile } from '../statistics.js'
 import { env } from './env.js'
