@@ -1,4 +1,4 @@
-/** What the caller gives is looked at before anything is sent: a mistake of the caller is no fault of the server. */
+/** Checks the caller's arguments before anything is sent, so that a caller's mistake does not look like a server fault. */
 
 /** At least `least`; Infinity is a number, too. */
 export function number(name: string, given: number, least = 0): number {
@@ -6,7 +6,7 @@ export function number(name: string, given: number, least = 0): number {
   throw new TypeError(`${name} must be a number of at least ${least}, not ${given}`)
 }
 
-/** Later ones win, whatever the case of their names. The value is not told: it may be a secret. */
+/** Later headers win; names are case-insensitive. Errors never show a value: it may be a secret. */
 export function mergedHeaders(...given: Readonly<Record<string, string>>[]): Record<string, string> {
   const merged = new Headers()
   for (const [name, value] of given.flatMap((each) => Object.entries(each))) {
@@ -21,7 +21,7 @@ export function mergedHeaders(...given: Readonly<Record<string, string>>[]): Rec
 
 /** A name as one part of a path. */
 export function segment(name: string): string {
-  // URLs have no way to write these two: every client takes them for "here" and "above", escaped or not.
+  // URLs cannot express these two: every client resolves them as "here" and "above", escaped or not.
   if (name === '' || name === '.' || name === '..') {
     throw new TypeError(`${JSON.stringify(name)} cannot be a part of a path`)
   }

@@ -26,9 +26,9 @@ export interface Client {
   readonly routing: Routing
   /** The same as `messages.push`. */
   readonly push: Messages['push']
-  /** Text as it is generated. Begins when it is read. */
+  /** Streams generated text. The request is sent when iteration starts. */
   generate(request: GenerateRequest, options?: GenerateOptions): Generation
-  /** Goes on with a stream that was begun elsewhere, or before a page was reloaded. */
+  /** Continues a stream that was started elsewhere, or before a page was reloaded. */
   resume(streamId: string, options?: ResumeOptions): Generation
 }
 
@@ -36,7 +36,7 @@ export function createClient(options: ClientOptions): Client {
   return clientOn(options, systemClock)
 }
 
-/** With a clock of the tests' own. */
+/** For tests, which pass their own clock. */
 export function clientOn(options: ClientOptions, clock: Clock): Client {
   const settings = settingsOf(options)
   const parts: Parts = { settings, clock, send: createSender(settings, clock) }

@@ -1,10 +1,10 @@
-/** Time and chance, so that what goes by them can be tested without waiting. */
+/** Time and randomness, so that tests need not wait. */
 export interface Clock {
   /** Milliseconds that never go backwards. */
   now(): number
-  /** Milliseconds since 1970, for dates that the server names. */
+  /** Milliseconds since 1970, for dates from the server. */
   wallMs(): number
-  /** Rejects with the signal's reason when that is aborted first. */
+  /** Rejects with the signal's reason if that is aborted first. */
   sleep(ms: number, signal?: AbortSignal): Promise<void>
   /** 0 to 1. */
   random(): number
@@ -35,7 +35,7 @@ export const systemClock: Clock = {
     }),
 }
 
-/** Rejects with what `late` makes when it does not come in time, and with the signal's reason when that is aborted first. */
+/** Rejects with the error from `late` on timeout, and with the signal's reason if that is aborted first. */
 export async function within<T>(
   ms: number,
   wanted: T | Promise<T>,

@@ -1,9 +1,8 @@
 import type { ProblemCode, ProblemDocument } from '@spillway/protocol/wire'
 
 /**
- * A code of the server, or one of the client's own. `unreachable`: nothing answered, not in time, or not to the end.
- * `unexpected`: something answered, but not as Spillway does. `throttled`: not sent, as the server refuses most of what
- * this client sends.
+ * A server code, or one of the client's: `unreachable`: no answer, not in time, or cut short. `unexpected`: an answer that
+ * is not from Spillway. `throttled`: not sent, because the server refuses most requests of this client.
  */
 export type SpillwayErrorCode = ProblemCode | 'unreachable' | 'unexpected' | 'throttled'
 
@@ -23,9 +22,9 @@ export class SpillwayError extends Error {
   readonly code: SpillwayErrorCode
   /** The HTTP status; null when nothing answered. */
   readonly status: number | null
-  /** Whether the same request may succeed later: "not now" and silence, but not "not like this". */
+  /** Whether the same request may succeed later: true for "not now" and for no answer, false for "not like this". */
   readonly retryable: boolean
-  /** How long the server asks to wait before the same request is repeated; null when it does not say. */
+  /** How long the server asks to wait before a retry; null when it does not say. */
   readonly retryAfterMs: number | null
   readonly problem: ProblemDocument | null
   /** How often the request was sent. 0: never. */

@@ -1,6 +1,6 @@
 import type { Hooks, Logger } from './options.js'
 
-/** What anything that was thrown says; that, too, may throw. */
+/** The text of anything thrown. Reading it may throw, too. */
 export function textOf(fault: unknown): string {
   try {
     return String(fault instanceof Error ? fault.message : fault)
@@ -9,7 +9,7 @@ export function textOf(fault: unknown): string {
   }
 }
 
-/** Calls code of the caller's whose failure must change nothing here; `failed` hears of it. */
+/** Calls user code whose failure must not affect the client; `failed` gets the error. */
 export function calling(call: () => unknown, failed: (fault: unknown) => void): void {
   try {
     const given = call()

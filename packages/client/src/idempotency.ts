@@ -9,7 +9,7 @@ export function newUuid(): string {
 }
 
 export interface KeyOptions {
-  /** The same key and body again give the same answer again. Default: a new one for each call, the same for all its attempts. */
+  /** The same key and body give the same answer. Default: a new key for each call, the same for all its attempts. */
   idempotencyKey?: string
 }
 

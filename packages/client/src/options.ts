@@ -4,19 +4,19 @@ import { safeHooks, safeLogger } from './hooks.js'
 import type { RetryBudgetOptions } from './policy/retry-budget.js'
 import type { ThrottleOptions } from './policy/throttle.js'
 
-/** `return`: a 202 is the answer. `poll`: it is waited for, and its result is the answer. */
+/** `return`: a 202 is the answer. `poll`: the client waits, and the result is the answer. */
 export type QueuedOperationBehavior = 'return' | 'poll'
 
 export interface RetryOptions {
   /** How often a request is sent, at most. Default 10; 1: once. */
   attempts?: number
-  /** The longest Retry-After that is waited for, and the longest back-off. Default 30,000. */
+  /** The longest Retry-After to honor, and the longest back-off. Default 30,000. */
   maxRetryDelayMs?: number
   /** Default true. */
   retryOn429?: boolean
   /** Default true. False: its own back-off only. */
   honorRetryAfter?: boolean
-  /** False: without bound. */
+  /** False: unlimited. */
   budget?: RetryBudgetOptions | false
 }
 
@@ -29,9 +29,9 @@ export interface Retrying {
   error: SpillwayError
 }
 
-/** Something has to wait its turn. */
+/** A request was queued. */
 export interface Waiting {
-  /** The operation, or the stream. */
+  /** The id of the operation or of the stream. */
   id: string
   /** 0: the next. */
   position: number
@@ -39,9 +39,9 @@ export interface Waiting {
 }
 
 export interface Hooks {
-  /** Before each pause. */
+  /** Called before each pause. */
   onRetry?(retrying: Retrying): void
-  /** With each 202, and each time that the place of a waiting stream changes. */
+  /** Called with each 202, and each time the position of a waiting stream changes. */
   onQueued?(waiting: Waiting): void
 }
 
@@ -52,23 +52,23 @@ export interface Logger {
 }
 
 export interface ClientOptions {
-  /** Where the server listens, e.g. `http://127.0.0.1:7745`; a path prefix is kept. */
+  /** The server's address, e.g. `http://127.0.0.1:7745`; a path prefix is kept. */
   baseUrl?: string
-  /** Several of them, the preferred one first. */
+  /** Several addresses, the preferred one first. */
   baseUrls?: readonly string[]
-  /** An API key or a JWT, sent as Bearer; or what gives one, asked before each request. */
+  /** An API key or a JWT, sent as Bearer; or a function that returns one, called before each request. */
   token?: string | (() => string | Promise<string>)
   /** The same as `token`. */
   key?: string
-  /** Who calls, for a server without authentication: `X-User-ID`. */
+  /** The caller, for a server without authentication: `X-User-ID`. */
   identity?: string
-  /** Sent with each request. They win over `token` and `identity`, but not over what a call itself needs. */
+  /** Sent with each request. They override `token` and `identity`, but not the headers of the call itself. */
   headers?: Record<string, string>
   /** Default: the global one. */
   fetch?: typeof fetch
   /** For a call with all its attempts and pauses. Default 30,000. */
   deadlineMs?: number
-  /** For the answer to one attempt, beyond the time that the server was asked to wait. Default 10,000. */
+  /** For the answer to one attempt, in addition to the time the server was asked to wait. Default 10,000. */
   attemptTimeoutMs?: number
   retry?: RetryOptions
   /** False: everything is sent. */
@@ -131,15 +131,15 @@ export function settingsOf(options: ClientOptions): Settings {
   }
 }
 
-/** Not told as it was given: it may have a password in it. */
+/** Errors do not quote the given URL: it may contain a password. */
 function checkedBase(given: string): string {
-  // `new URL` and not URL.canParse, which older browsers have not got.
+  // Older browsers lack URL.canParse.
   try {
     const { protocol, username, password, href } = new URL(given)
     const isPlain = /^https?:$/.test(protocol) && username + password === '' && !/[?#]/.test(given)
     if (isPlain) return href.replace(/\/+$/, '')
   } catch {
-    // Told below, as any other that is none.
+    // Reported below, like any other invalid URL.
   }
   throw new TypeError('baseUrl must be an http(s) URL without credentials, query and fragment')
 }

@@ -1,4 +1,4 @@
-/** What every resource is made from. */
+/** The parts that every resource is made from. */
 import type { Clock } from './clock.js'
 import type { Send } from './http/call.js'
 import type { Settings } from './options.js'
@@ -11,7 +11,7 @@ export interface Parts {
 
 export interface Page<T> {
   items: T[]
-  /** Null: this is the last one. */
+  /** Null: this is the last page. */
   next_cursor: string | null
 }
 

@@ -1,13 +1,13 @@
 /**
- * PostgreSQL refuses to run as root, so a root process runs it under another account: one that nobody else uses. `nobody`
- * is shared by whatever else runs as it on the machine, and could be read, signalled and stopped by all of that.
+ * PostgreSQL refuses to run as root, so a root process runs it under another account that nobody else uses. `nobody` is
+ * shared by other programs on the machine, which could read, signal and stop the server.
  *
- *   an account named spillway-postgres, if the operator made one; else a uid of our own, without an entry in /etc/passwd
+ *   an account named spillway-postgres, if the operator made one; else our own uid, without an entry in /etc/passwd
  *
- * The server needs no entry; initdb does, once. Without an account of its own it runs as nobody for that second, in a folder
- * that only root can enter, and what it made is handed over before it gets its name.
+ * The server needs no entry; initdb does, once. Without an account of its own, initdb runs as nobody for that second, in a
+ * folder that only root can enter; the files change owner before the folder gets its name.
  *
- * Folders of earlier versions belong to nobody. They are handed over at the next start at which no server runs on them.
+ * Folders of earlier versions belong to nobody. Their owner is changed at the next start at which no server runs on them.
  */
 import { readFileSync } from 'node:fs'
 import { lchown, lstat, readdir, stat } from 'node:fs/promises'
@@ -21,14 +21,14 @@ export interface Account {
 }
 
 const NOBODY: Account = { uid: 65_534, gid: 65_534 }
-/** Within what a container maps, outside of what distributions and systemd give away. */
+/** Within the range that containers map, outside the range that distributions and systemd assign. */
 const PRIVATE: Account = { uid: 57_745, gid: 57_745 }
 const ACCOUNT_NAME = 'spillway-postgres'
 
-/** Who is to run the server, and who made the cluster that is there, if that is somebody else to take it from. */
+/** The account that runs the server, and the former owner of an existing cluster, if that has to change. */
 export interface Accounts {
   account: Account | undefined
-  /** The cluster belongs to nobody, or to root: it is to be handed over. */
+  /** The cluster belongs to nobody or to root: its owner has to change. */
   from?: Account
 }
 
@@ -47,7 +47,7 @@ export async function serverAccounts(clusterDir: string): Promise<Accounts> {
   return { account }
 }
 
-/** Who may run initdb for this account: it looks its own user up. */
+/** The account that runs initdb: initdb needs an entry for its own user. */
 export function setupAccount(account: Account): Account {
   return hasEntry(account.uid) ? account : nobody()
 }
@@ -72,7 +72,7 @@ const hasEntry = (uid: number): boolean =>
     .split('\n')
     .some((line) => Number(line.split(':')[2]) === uid)
 
-/** Only an unprivileged pair will do: macOS writes nobody as -2, which is its unsigned form here. */
+/** Accepts only an unprivileged pair: macOS writes nobody as -2, which is its unsigned form here. */
 export function parsePasswd(text: string, wanted: string): Account | undefined {
   for (const line of text.split('\n')) {
     const [name, , uid, gid] = line.split(':')
@@ -84,7 +84,7 @@ export function parsePasswd(text: string, wanted: string): Account | undefined {
 }
 
 /**
- * A cluster whose log or tablespaces are elsewhere stays as it is: root does not follow links that another account may have
+ * A cluster with its log or tablespaces elsewhere stays unchanged: root does not follow links that another account may have
  * made.
  */
 export async function hasLinks(clusterDir: string): Promise<boolean> {
@@ -92,7 +92,10 @@ export async function hasLinks(clusterDir: string): Promise<boolean> {
   return spaces.length > 0 || (await lstat(join(clusterDir, 'pg_wal'))).isSymbolicLink()
 }
 
-/** The folder itself last: what was cut short is begun again. Only what is the former owner's is touched, and no link followed. */
+/**
+ * Changes the folder itself last, so that an interrupted run starts again. Touches only files of the former owner; follows
+ * no link.
+ */
 export async function handOverTree(dir: string, from: Account, to: Account): Promise<void> {
   for (const entry of await readdir(dir, { withFileTypes: true })) {
     const path = join(dir, entry.name)

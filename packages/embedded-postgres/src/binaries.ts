@@ -1,10 +1,10 @@
 /**
- * Finds the PostgreSQL programs of the optional platform package and gives them in a form that can be executed.
+ * Finds the PostgreSQL programs of the optional platform package and makes them executable.
  *
- * The package as installed often cannot be: its library links are made by an install script that may not have run, its
- * folder may be read-only, and below a 0700 home the account the server runs as cannot reach it. Then a runtime is
- * laid out elsewhere once per package version (hard links where possible, copies otherwise) and moved into place by one
- * rename, so that a half-made one is never seen and two racing starts end with one of the two.
+ * The installed package often is not: its library links are made by an install script that may not have run, its folder may
+ * be read-only, and below a 0700 home the server's account cannot reach it. Then a runtime is laid out elsewhere once per
+ * package version (hard links where possible, copies otherwise) and moved into place by one rename, so that a partial one is
+ * never seen and two racing starts end with one of the two.
  */
 import { randomBytes } from 'node:crypto'
 import { constants, existsSync } from 'node:fs'
@@ -113,8 +113,8 @@ async function packageLinks(root: string): Promise<PlatformPackage['links']> {
 }
 
 /**
- * The data folder first. As root it may be out of the server account's reach, so then a folder that only root writes;
- * the temporary folder is last because cleaners delete from it under a running server.
+ * The data folder first. As root, the server's account may not reach it; then a folder that only root can write. The
+ * temporary folder is last, because cleaners delete files there while the server runs.
  */
 async function runtimeParents(dataDir: string, account: Account | undefined): Promise<string[]> {
   const own = join(dataDir, 'runtime')
@@ -124,7 +124,7 @@ async function runtimeParents(dataDir: string, account: Account | undefined): Pr
   return (await canReach(dataDir, account)) ? [own, ...shared] : shared
 }
 
-/** Programs are only run from a folder that nobody else could have filled. */
+/** Programs run only from a folder that nobody else could have written to. */
 async function isTrusted(dir: string): Promise<boolean> {
   if (!process.geteuid) return true
   const { uid, mode } = await lstat(dir)
@@ -184,7 +184,7 @@ async function moveIntoPlace(draft: string, dir: string, found: PlatformPackage)
       if (errno !== 'ENOTEMPTY' && errno !== 'EEXIST' && errno !== 'EPERM') throw error
       if (await isComplete(dir, found)) return
       if (!existsSync(dir)) throw error
-      // What is there lost files (a cleaner, a full disk): it goes aside under a name that the sweep knows.
+      // The existing runtime lost files (a cleaner, a full disk): it is renamed so that the sweep finds it.
       await rename(dir, `${draft}-damaged`)
       await rm(`${draft}-damaged`, { recursive: true, force: true })
     }
@@ -205,7 +205,7 @@ async function sweepAbandoned(parent: string): Promise<void> {
 
 async function cloneTree(from: string, to: string): Promise<void> {
   await mkdir(to, { mode: 0o755 })
-  // mkdir's mode is cut by the umask.
+  // The umask reduces mkdir's mode.
   await chmod(to, 0o755)
   for (const entry of await readdir(from, { withFileTypes: true })) {
     const [source, target] = [join(from, entry.name), join(to, entry.name)]
@@ -214,7 +214,7 @@ async function cloneTree(from: string, to: string): Promise<void> {
   }
 }
 
-/** A link shares its mode with the original, so one that others may not read is copied instead of changed. */
+/** A hard link shares its mode with the original, so a file that others cannot read is copied. */
 async function cloneFile(source: string, target: string): Promise<void> {
   const { mode } = await stat(source)
   const wanted = mode & 0o100 ? 0o755 : 0o644

@@ -13,8 +13,8 @@ export const CLUSTER_NAME = 'spillway'
 const passwordFile = (dataDir: string) => join(dataDir, 'postgres.password')
 
 /**
- * How programs find the cluster. Below a folder that the server's account may not pass, no path leads there; but a
- * working directory that was entered as root stays usable, and Linux names it /proc/self/cwd for every server process.
+ * How programs find the cluster. Below a folder that the server's account cannot enter, no path leads there; but a working
+ * directory that was entered as root stays usable, and Linux names it /proc/self/cwd for every server process.
  */
 export async function placeCluster(clusterDir: string, account: Account | undefined): Promise<Placement> {
   const base = { cwd: clusterDir, ...(account && { account }) }
@@ -48,7 +48,7 @@ export async function readPassword(dataDir: string): Promise<string> {
   }
 }
 
-/** Made beside its place and renamed when whole, so that a start killed half-way leaves nothing that looks like a cluster. */
+/** Made beside its place and renamed when complete, so that a start killed half-way leaves nothing that looks like a cluster. */
 export async function createCluster(options: {
   dataDir: string
   clusterDir: string
@@ -84,7 +84,7 @@ export async function createCluster(options: {
   }
 }
 
-/** initdb looks its own user up, and containers often run under a uid that nobody named. */
+/** initdb looks up its own user, and containers often run under a uid without an entry. */
 function assertNamedUser(): void {
   try {
     userInfo()
@@ -98,8 +98,8 @@ function assertNamedUser(): void {
 }
 
 /**
- * initdb runs as an account that can neither read our password file nor perhaps reach any folder of ours: it gets a
- * file of its own, open, as standard input.
+ * initdb runs as an account that cannot read our password file and perhaps none of our folders, so it gets an open file of
+ * its own as standard input.
  */
 async function handOver(
   file: string,

@@ -4,7 +4,7 @@
  * - `data_dir_damaged`     the folder misses a file that only its first start could make
  * - `data_dir_denied`      this account (or the one the server must run as) cannot use the folder
  * - `platform_unsupported` no PostgreSQL binaries for this platform are installed
- * - `start_failed`, `stop_failed`  the server did not do what it was told; `message` carries the end of its log
+ * - `start_failed`, `stop_failed`  the server did not start or stop; `message` carries the end of its log
  */
 export type EmbeddedErrorCode =
   | 'data_dir_in_use'

@@ -1,11 +1,11 @@
 /**
  * One Spillway process per data folder, with nothing to clean up after a `kill -9`.
  *
- * Node.js has no flock, so the lock is a growing series of files `owner-1`, `owner-2`, … of which only the highest
- * counts. States of the highest file: absent → free; holder alive → held; holder dead or `released` → free.
- * Taking the lock is an exclusive create of the next number, then a second look: whoever finds a higher number than
- * its own withdraws. The number never falls (release keeps the file), so a process that was paused between looking
- * and creating can never come back to an old number and win. Deleting a stale pid file has no such property.
+ * Node.js has no flock, so the lock is a growing series of files `owner-1`, `owner-2`, … of which only the highest counts.
+ * States of the highest file: absent → free; holder alive → held; holder dead or `released` → free. To take the lock, a
+ * process creates the next number exclusively and looks again; if it finds a higher number than its own, it withdraws. The
+ * number never falls (release keeps the file), so a process that was paused between looking and creating can never come back
+ * to an old number and win. Deleting a stale pid file has no such property.
  */
 import { randomUUID } from 'node:crypto'
 import { readdir, readFile, rm, writeFile } from 'node:fs/promises'
@@ -16,7 +16,7 @@ import { isAlive, startIdentity } from './processes.js'
 
 interface Owner {
   pid: number
-  /** Missing where the platform cannot tell. */
+  /** Missing if the platform does not report it. */
   start?: string
   token: string
   released?: true
@@ -43,7 +43,7 @@ export async function lockFolder(dir: string): Promise<FolderLock> {
 
     const mine = highest + 1
     try {
-      // Readable by all: after one start as root the folder's own user must still be able to see that it is free.
+      // Readable by all: after one start as root, the folder's own user must still be able to see that it is free.
       await writeFile(ownerFile(dir, mine), JSON.stringify(owner), { flag: 'wx', mode: 0o644, flush: true })
     } catch (error) {
       if (errnoOf(error) === 'EEXIST') continue

@@ -1,4 +1,4 @@
-/** The parts, for our own tests: no promise of stability. */
+/** Internal parts, for our own tests. No stability guarantee. */
 
 export { type Account, handOverTree, nobody, serverAccounts } from './account.js'
 export { prepareRuntime } from './binaries.js'

@@ -28,15 +28,15 @@ export async function readPostmasterFile(clusterDir: string): Promise<Postmaster
     throw error
   }
   const parsed = parsePostmasterFile(text)
-  // An empty file (a full disk, a power cut) makes PostgreSQL refuse to start; no server can be behind it.
+  // An empty file (after a full disk or a power cut) makes PostgreSQL refuse to start; no server can be behind it.
   if (!parsed) await rm(fileIn(clusterDir), { force: true })
   return parsed
 }
 
 /**
- * PostgreSQL refuses to start while the recorded pid is alive, even if another program has it now. Deleting the file
- * would also delete the shared memory key by which it finds backends that outlived a killed postmaster, so only the pid
- * is replaced: by that of the new server's parent, which PostgreSQL knows not to be a rival.
+ * PostgreSQL refuses to start while the recorded pid is alive, even if another program has it now. Deleting the file would
+ * also delete the shared memory key, by which PostgreSQL finds backends that outlived a killed postmaster. So only the pid
+ * is replaced, by that of the new server's parent, which PostgreSQL does not treat as a rival.
  */
 export async function disownPid(clusterDir: string): Promise<void> {
   const text = await readFile(fileIn(clusterDir), 'utf8')

@@ -30,8 +30,8 @@ function readProcStat(pid: number): ProcStat | undefined {
 }
 
 /**
- * Whether a process exists and still runs. A zombie does not: in a container without a reaping init, a killed
- * holder stays a zombie for ever and signal 0 still finds it.
+ * Whether a process exists and runs. A zombie does not count: in a container without a reaping init, a killed holder stays a
+ * zombie forever, and signal 0 still finds it.
  */
 export function isAlive(pid: number): boolean {
   try {
@@ -46,8 +46,8 @@ export function isAlive(pid: number): boolean {
 }
 
 /**
- * A text that differs between two processes that were given the same pid, also across a reboot. Undefined where the
- * platform does not say: then the pid alone decides.
+ * A text that differs between two processes with the same pid, also across a reboot. Undefined if the platform does not
+ * report it: then the pid alone decides.
  */
 export function startIdentity(pid: number): string | undefined {
   if (process.platform === 'linux') {
@@ -69,7 +69,7 @@ export function isPostmasterOf(pid: number, clusterDir: string): boolean {
       )
     } catch (error) {
       const errno = errnoOf(error)
-      // A process of somebody else cannot be the server of a cluster that we own.
+      // Another user's process cannot be the server of a cluster that we own.
       if (errno === 'EACCES' || errno === 'EPERM' || errno === 'ENOENT' || errno === 'ESRCH') return false
       throw error
     }
@@ -83,13 +83,13 @@ function psField(pid: number, field: 'lstart' | 'command'): string | undefined {
   try {
     return execFileSync('ps', ['-p', String(pid), '-ww', '-o', `${field}=`], { encoding: 'utf8' }).trim() || undefined
   } catch (error) {
-    // ps answers with exit status 1 when there is no such process.
+    // ps exits with status 1 when there is no such process.
     if (error instanceof Error && 'status' in error && error.status === 1) return undefined
     throw error
   }
 }
 
-/** Resolves to true once the process is gone, to false when it is still there after `timeoutMs`. */
+/** Resolves to true once the process is gone, to false if it still runs after `timeoutMs`. */
 export async function waitForExit(pid: number, timeoutMs: number): Promise<boolean> {
   const deadline = performance.now() + timeoutMs
   while (isAlive(pid)) {

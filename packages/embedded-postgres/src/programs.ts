@@ -5,12 +5,12 @@ import { EmbeddedError, errnoOf } from './error.js'
 /** Where and as whom a PostgreSQL program runs. */
 export interface Placement {
   cwd: string
-  /** What is given as -D. */
+  /** The value of -D. */
   dataArgument: string
   account?: Account
 }
 
-/** Nothing of the caller's environment: PGDATA, PGPORT, LC_ALL and their like would change what the server does. */
+/** Takes nothing from the caller's environment: PGDATA, PGPORT, LC_ALL and others would change the server's behavior. */
 export function programEnvironment(): NodeJS.ProcessEnv {
   const kept = ['PATH', 'SystemRoot', 'TEMP', 'TMP', 'USERPROFILE']
   const values = kept.flatMap((name) => (process.env[name] === undefined ? [] : [[name, process.env[name]]]))
@@ -19,7 +19,7 @@ export function programEnvironment(): NodeJS.ProcessEnv {
 
 const OUTPUT_MAX_CHARS = 8_192
 
-/** Runs a program to its end; anything but exit status 0 is thrown with the end of its output. */
+/** Runs a program to its end; throws on any exit status but 0, with the end of its output. */
 export function runProgram(program: string, placement: Placement, args: string[], stdin?: number): Promise<void> {
   return new Promise((resolve, reject) => {
     const child = spawn(program, args, {

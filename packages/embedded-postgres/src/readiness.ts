@@ -1,8 +1,8 @@
 import { errnoOf } from './error.js'
 
 /**
- * SQLSTATEs of a server that may be ready soon: it is starting, stopping or recovering (57P..), out of connections or
- * memory (53), has an I/O error (58) or cut the connection (08). A full disk (53100) does not get better by waiting.
+ * SQLSTATEs of a server that may be ready soon: it is starting, stopping or recovering (57P..), out of connections or memory
+ * (53), has an I/O error (58) or cut the connection (08). Waiting does not help with a full disk (53100).
  */
 const TRANSIENT_STATE = /^(?:08...|53(?!100)...|58...|57P0[1235]|57014|55P03|25006|25P03)$/
 
@@ -17,10 +17,10 @@ const TRANSIENT_ERRNO = new Set([
   'ENFILE',
 ])
 
-/** Errors that node-postgres makes itself carry no code; their texts are fixed in the pinned version. */
+/** Errors made by node-postgres itself have no code; their texts are fixed in the pinned version. */
 const TRANSIENT_MESSAGE = /^(?:Query read timeout|timeout expired|Connection terminated.*|Client .* is not queryable)$/s
 
-/** Whether a failed probe is worth repeating. A refused password, or a server that is not PostgreSQL, is not. */
+/** Whether to repeat a failed probe. Not for a refused password, or a server that is not PostgreSQL. */
 export function isTransient(error: unknown): boolean {
   if (!(error instanceof Error)) return false
   const code = errnoOf(error)

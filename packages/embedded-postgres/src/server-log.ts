@@ -7,12 +7,12 @@ const CHECK_INTERVAL_MS = 5_000
 const TAIL_BYTES = 2_000
 
 /**
- * The server writes its log by an inherited descriptor: a pipe to us would break when we are killed. It is opened for
- * appending, so cutting the file to nothing is safe while the server writes.
+ * The server writes its log through an inherited descriptor: a pipe to us would break when we are killed. It is opened for
+ * appending, so truncating it is safe while the server writes.
  */
 export interface ServerLog {
   file: string
-  /** What was written since `mark`, cut to its end. */
+  /** The text written since `mark`, cut to its end. */
   since(mark: number): string
   size(): number
   /** Starts the watch that keeps the file bounded. */
@@ -21,7 +21,7 @@ export interface ServerLog {
 
 export async function openServerLog(file: string): Promise<ServerLog> {
   await setAsideIfLarge(file)
-  // Made now, so that it has our mode and owner whoever appends first.
+  // Created now, so that it has our mode and owner even if the server appends first.
   closeSync(openSync(file, 'a', 0o600))
   const size = () => {
     const fd = openSync(file, 'r')

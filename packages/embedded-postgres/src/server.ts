@@ -12,14 +12,14 @@ import { isTransient } from './readiness.js'
 import type { ServerLog } from './server-log.js'
 import { type ServerSettings, toArguments } from './settings.js'
 
-/** A server process, our child or adopted. `exited` resolves when it is gone, whoever ended it. */
+/** A server process, our child or adopted. `exited` resolves when it is gone, for any reason. */
 export interface Server {
   pid: number
   port: number
   exited: Promise<void>
 }
 
-/** Crash recovery replays at most max_wal_size, which takes seconds; a slow disk gets its time. */
+/** Crash recovery replays at most max_wal_size, which takes seconds, or longer on a slow disk. */
 const READY_TIMEOUT_MS = 120_000
 const PROBE_INTERVAL_MS = 50
 const PROBE_TIMEOUT_MS = 2_000
@@ -32,8 +32,8 @@ export function connectionUrl(port: number, password: string, database = CLUSTER
 }
 
 /**
- * In a session of its own: Ctrl-C in a terminal goes to the whole foreground process group, and the server must outlive
- * the draining of what it stores.
+ * In its own session: Ctrl-C in a terminal goes to the whole foreground process group, and the server must outlive the
+ * draining of the process that stores in it.
  */
 export async function spawnServer(options: {
   runtime: Runtime
@@ -58,7 +58,7 @@ export async function spawnServer(options: {
       child.once('spawn', resolve)
       child.once('error', (error) => reject(spawnFailure(runtime.postgres, error)))
     })
-    // Nobody's exit waits for the server: whoever forgets to stop it leaves one that the next start adopts.
+    // No process waits for the server at its exit. If nobody stops it, the next start adopts it.
     child.unref()
     if (child.pid === undefined) throw new EmbeddedError('start_failed', 'the PostgreSQL server has no pid')
     return { pid: child.pid, port, exited }
@@ -67,7 +67,7 @@ export async function spawnServer(options: {
   }
 }
 
-/** A server that another process started: nobody tells us of its end, so we look. */
+/** A server that another process started. Its end is not signalled to us, so we poll. */
 export function watchServer(pid: number, port: number): Server {
   const exited = new Promise<void>((resolve) => {
     const timer = setInterval(() => {
@@ -80,7 +80,7 @@ export function watchServer(pid: number, port: number): Server {
   return { pid, port, exited }
 }
 
-/** A port that listens may still answer 57P03 (starting up): only an answered query counts. */
+/** A port that listens may still answer 57P03 (starting up), so only an answered query counts. */
 export async function waitUntilReady(
   server: Server,
   password: string,
@@ -95,7 +95,7 @@ export async function waitUntilReady(
   return 'exited'
 }
 
-/** False: not yet. Throws what does not get better by waiting. */
+/** False: not yet. Throws errors that waiting does not fix. */
 async function probe(url: string): Promise<boolean> {
   try {
     await withClient(url, (client) => client.query('SELECT 1'))
@@ -123,7 +123,7 @@ async function withClient<T>(url: string, use: (client: pg.Client) => Promise<T>
     connectionTimeoutMillis: PROBE_TIMEOUT_MS,
     query_timeout: PROBE_TIMEOUT_MS * 5,
   })
-  // A connection that breaks between two queries is seen by the next one.
+  // The next query notices a connection that breaks between two queries.
   client.on('error', () => undefined)
   try {
     await client.connect()
@@ -133,7 +133,7 @@ async function withClient<T>(url: string, use: (client: pg.Client) => Promise<T>
   }
 }
 
-/** Fast shutdown: sessions are ended, a checkpoint is written. The harder way, if it comes to it, loses nothing but time. */
+/** Fast shutdown: ends sessions and writes a checkpoint. The harder way, if needed, loses nothing but time. */
 export async function stopServer(server: { pid: number }, runtime: Runtime, placement: Placement): Promise<void> {
   if (process.platform === 'win32') {
     if (!isAlive(server.pid)) return
@@ -150,7 +150,7 @@ async function signalAndWait(pid: number, signal: NodeJS.Signals, timeoutMs: num
   return waitForExit(pid, timeoutMs)
 }
 
-/** PostgreSQL refuses port 0, so the system is asked for a free one; whoever takes it meanwhile costs a retry. */
+/** PostgreSQL refuses port 0, so the system is asked for a free one. If another process takes it first, the start is retried. */
 export function freePort(): Promise<number> {
   return new Promise((resolve, reject) => {
     const server = createServer()

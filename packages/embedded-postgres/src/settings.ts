@@ -3,8 +3,8 @@ export type ServerSettings = Readonly<Record<string, string>>
 const GIB = 1024 ** 3
 
 /**
- * A fresh WAL segment stalls commits for 44–101 ms on the machine this was measured on; keeping gigabytes of recycled
- * ones removes that. The disk must be able to bear it: never more than a tenth of what is free.
+ * A new WAL segment stalls commits for 44–101 ms on the machine this was measured on; keeping gigabytes of recycled ones
+ * avoids that. At most a tenth of the free disk space.
  */
 export function walSizes(freeBytes: number): { min: string; max: string } {
   if (freeBytes >= 40 * GIB) return { min: '2GB', max: '4GB' }
@@ -26,13 +26,13 @@ export function serverSettings(options: {
     min_wal_size: wal.min,
     max_wal_size: wal.max,
     checkpoint_timeout: '15min',
-    // Compressing page images costs the CPU that Node.js needs, to save a local disk that is not the bottleneck.
+    // Compressing page images costs CPU that Node.js needs, and saves a local disk that is not the bottleneck.
     wal_compression: 'off',
     // The hot tables churn: at the default of 60 s they grow to 169 MB of dead rows, at 5 s they stay at 14 MB.
     autovacuum_naptime: '5s',
     autovacuum_vacuum_cost_delay: '0',
-    // Every statement is short: a parallel plan or a compiled one only costs, and parallel workers need more /dev/shm
-    // than a container has.
+    // Every statement is short: parallel and compiled plans only cost time, and parallel workers need more /dev/shm than a
+    // container has.
     jit: 'off',
     max_parallel_workers_per_gather: '0',
     timezone: 'UTC',
@@ -44,7 +44,7 @@ export function serverSettings(options: {
     log_error_verbosity: 'terse',
     log_checkpoints: 'off',
     ...options.overrides,
-    // Not for overriding: the guarantees rest on the first three, the starter on the rest.
+    // Cannot be overridden: the guarantees depend on the first three, the starter on the rest.
     fsync: 'on',
     synchronous_commit: 'on',
     full_page_writes: 'on',

@@ -1,11 +1,11 @@
 /**
  * Runs a real PostgreSQL server in the data folder.
  *
- * States: locked → (cluster made) → adopted | launched → running → stopping → stopped. Running falls back to launched
- * when the server dies unasked: it is started again on its port, so that pools reconnect by themselves.
+ * States: locked → (cluster made) → adopted | launched → running → stopping → stopped. Running falls back to launched when
+ * the server dies unasked: it is started again on the same port, so that pools reconnect.
  *
- * In the data folder: `postgres/` the cluster, `postgres.log`, `postgres.password` (0600), `owner-<n>` the lock and,
- * where the package cannot be run in place, `runtime/`.
+ * The data folder has: `postgres/` the cluster, `postgres.log`, `postgres.password` (0600), `owner-<n>` the lock and, if the
+ * package cannot run in place, `runtime/`.
  */
 import { existsSync } from 'node:fs'
 import { mkdir, readFile, realpath, statfs } from 'node:fs/promises'
@@ -33,7 +33,7 @@ import {
 import { openServerLog, type ServerLog } from './server-log.js'
 import { type ServerSettings, serverSettings } from './settings.js'
 
-/** What this package needs of a logger; a pino logger is one. */
+/** The logger that this package needs; a pino logger fits. */
 export interface EmbeddedLog {
   info(fields: object, message: string): void
   warn(fields: object, message: string): void
@@ -45,7 +45,7 @@ export interface EmbeddedOptions {
   dataDir: string
   /** Default: no log. */
   log?: EmbeddedLog
-  /** Further server settings; those on which durability rests cannot be changed. */
+  /** Further server settings; those that durability depends on cannot be changed. */
   settings?: ServerSettings
 }
 
@@ -53,7 +53,7 @@ export interface EmbeddedServer {
   readonly url: string
   /** Whether the server was found running, left by a process that was killed. */
   readonly adopted: boolean
-  /** The server's process; another one after an unasked end. */
+  /** The server's process id; it changes when the server dies and is restarted. */
   readonly pid: number
   /** Fast shutdown, awaited; then the folder is free. A second call waits for the first. */
   stop(): Promise<void>
@@ -69,7 +69,7 @@ interface Site {
   settings: ServerSettings | undefined
 }
 
-/** Ports are taken by others between asking and binding; more misses than this have another reason. */
+/** Another process may take the port between asking and binding; more failures than this have another reason. */
 const LAUNCH_ATTEMPTS_MAX = 4
 /** Backends of a killed postmaster end within seconds; until then PostgreSQL refuses with F0001 (lock_file_exists). */
 const ORPHANS_WAIT_MS = 30_000
@@ -104,8 +104,8 @@ export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedS
 }
 
 async function makeDataDir(dataDir: string): Promise<string> {
-  // As root the server's account must pass it, but for Linux, where placeCluster finds another way. What is secret inside has
-  // modes of its own.
+  // As root, the server's account must be able to enter it, except on Linux, where placeCluster finds another way. Secret
+  // files inside have their own modes.
   const mode = process.geteuid?.() === 0 && process.platform !== 'linux' ? 0o711 : 0o700
   try {
     await mkdir(dataDir, { recursive: true, mode })
@@ -144,7 +144,7 @@ async function prepareSite(dataDir: string, log: EmbeddedLog, settings: ServerSe
   }
 }
 
-/** A cluster that belongs to a shared account gets an account of its own, unless a server runs on it: that one keeps it. */
+/** A cluster that belongs to a shared account gets its own account, unless a server runs on it. */
 async function settleAccount(clusterDir: string, log: EmbeddedLog): Promise<Account | undefined> {
   const { account, from } = await serverAccounts(clusterDir)
   if (account === undefined || from === undefined) return account
@@ -162,12 +162,12 @@ async function settleAccount(clusterDir: string, log: EmbeddedLog): Promise<Acco
   return account
 }
 
-/** A server that a killed process left behind is taken over; one that does not answer, or of other binaries, is stopped. */
+/** Takes over a server that a killed process left behind; stops it if it does not answer or runs from other binaries. */
 async function adoptLeftover(site: Site): Promise<Server | undefined> {
   const file = await readPostmasterFile(site.clusterDir)
   if (!file) return undefined
   if (!isPostmasterOf(file.pid, site.clusterDir)) {
-    // A dead pid PostgreSQL handles itself.
+    // PostgreSQL itself handles a dead pid.
     if (isAlive(file.pid)) await disownPid(site.clusterDir)
     return undefined
   }
@@ -186,7 +186,7 @@ async function adoptLeftover(site: Site): Promise<Server | undefined> {
   return undefined
 }
 
-/** The first word of postmaster.opts is the program: a leftover from before an upgrade is not worth keeping. */
+/** The first word of postmaster.opts is the program: a server from before an upgrade is not kept. */
 async function runsFrom({ clusterDir, runtime }: Site): Promise<boolean> {
   const file = join(clusterDir, 'postmaster.opts')
   return existsSync(file) && (await readFile(file, 'utf8')).startsWith(runtime.postgres)

@@ -1,4 +1,4 @@
-/** The public surface. What is not exported here may change at any time. */
+/** The public API. Anything not exported here may change at any time. */
 import type { IntakeApi, IntakeOptions } from './intake/intake-api.js'
 
 export type { LaneName } from './core/lane.js'

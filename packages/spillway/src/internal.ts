@@ -1,4 +1,4 @@
-/** The surface for our own packages (bench, chaos, tests): no promise of stability. */
+/** The API for our own packages (bench, chaos, tests). No stability guarantee. */
 
 export { startEmbedded } from '@spillway/embedded-postgres'
 export { laneOf } from './core/lane.js'

@@ -1,6 +1,6 @@
 /**
- * What our own workloads and the ready server need beyond the public surface. For packages of this repository: it may change at
- * any time.
+ * Exports for our own workloads and the ready server, beyond the public API. For packages of this repository: it may change
+ * at any time.
  */
 
 export type { Permit } from './gates/gate.js'

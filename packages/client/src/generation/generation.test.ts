@@ -16,7 +16,7 @@ function streaming(...connections: (string | null)[]) {
   return lasting(0, ...connections)
 }
 
-/** Each is up for so long, by the clock. */
+/** Each connection lasts this long, by the clock. */
 function lasting(ms: number, ...connections: (string | null)[]) {
   let now = 0
   const asked: { method: string; url: string; lastEventId: string | undefined }[] = []

@@ -24,16 +24,16 @@ export interface GenerateRequest {
 }
 
 export interface GenerateOptions extends CallOptions, KeyOptions {
-  /** For opening each connection, with its attempts and pauses; how long the stream lasts is not bounded by it. */
+  /** For opening each connection, with its attempts and pauses. It does not limit how long the stream lasts. */
   deadlineMs?: number
-  /** Each time that its place in the queue changes, while it waits. Beside the client's hook. */
+  /** Called each time the position in the queue changes. Called in addition to the client's hook. */
   onQueued?(waiting: Waiting): void
-  /** A connection that is silent for so long is taken for dead. Default 45,000. */
+  /** A connection that is silent for this long counts as dead. Default 45,000. */
   silentMs?: number
 }
 
 export interface ResumeOptions extends Omit<GenerateOptions, 'idempotencyKey' | 'onQueued'> {
-  /** The `id` of the last chunk that is there already. Default: from the beginning. */
+  /** The `id` of the last chunk already received. Default: from the beginning. */
   after?: string
 }
 
@@ -41,26 +41,26 @@ export interface GeneratedChunk {
   content: string
   /** From 0 on, without a gap or a repeat. */
   index: number
-  /** What to resume behind. */
+  /** The id to resume after. */
   id: string
-  /** Null but for the last. */
+  /** Null except on the last chunk. */
   finishReason: string | null
 }
 
-/** Begins when it is read, once. Left early it goes on for a while on the server; `cancel()` ends it there. */
+/** Starts when it is iterated, once. If the reader leaves early, the server continues for a while; `cancel()` stops it there. */
 export interface Generation extends AsyncIterable<GeneratedChunk> {
   /** Null until the server has answered. */
   readonly streamId: string | null
   /** Null until it is complete. */
   readonly complete: StreamComplete | null
-  /** All that comes, in one. */
+  /** The whole text. */
   text(): Promise<string>
   /** Stops it on the server. Its reader ends with `generation_cancelled`. */
   cancel(): Promise<void>
 }
 
 const service = 'generation'
-/** Told to one reader, not to all: the stream itself goes on. */
+/** These errors concern one reader; the stream itself continues. */
 const resumable = new Set(['draining', 'stream_log_unavailable'])
 
 export function generate(parts: Parts, request: GenerateRequest, options: GenerateOptions): Generation {
@@ -79,7 +79,7 @@ export function resume(parts: Parts, streamId: string, options: ResumeOptions): 
 }
 
 interface Course {
-  /** Null: there is a stream already. */
+  /** Null: the stream exists already. */
   ask: Call | null
   options: GenerateOptions
   streamId: string | null
@@ -94,14 +94,14 @@ class Generating implements Generation {
   #next: number | null
   #isBegun = false
   #isCancelled = false
-  /** Something of it is missing: that nothing is left cannot be. */
+  /** A chunk is missing, so "nothing left" cannot be right. */
   #isShort = false
 
   constructor(parts: Parts, course: Course) {
     this.#parts = parts
     this.#course = course
     this.#streamId = course.streamId
-    // Where a resumed one goes on, its first chunk tells.
+    // The first chunk of a resumed stream says where it continues.
     this.#next = course.after === null ? 0 : null
   }
 
@@ -121,13 +121,13 @@ class Generating implements Generation {
 
   async cancel(): Promise<void> {
     this.#isCancelled = true
-    // One that is on its way is cancelled when its id is known.
+    // A request still under way is cancelled once its id is known.
     if (this.#streamId === null) return
     const path = `/api/v1/streams/${segment(this.#streamId)}/cancel`
     try {
       await this.#parts.send({ method: 'POST', path, service, expects: ['status'], isRepeatable: true })
     } catch (fault) {
-      // It has ended: that is what was asked for.
+      // Already finished, which is what the caller wants.
       if (!(fault instanceof SpillwayError && fault.code === 'operation_finished')) throw fault
     }
   }
@@ -170,7 +170,7 @@ class Generating implements Generation {
   #take({ event, data, id }: SseEvent): GeneratedChunk[] | Reconnect | null {
     switch (event) {
       case 'status':
-        // Where the header cannot be read, as in a page whose proxy does not expose it.
+        // For when the header cannot be read, for example in a page whose proxy does not expose it.
         this.#streamId ??= jsonOf<{ stream_id: string }>(data).stream_id
         return []
       case 'queued':
@@ -192,7 +192,7 @@ class Generating implements Generation {
 
   #chunk({ content, chunk_index: index, finish_reason }: StreamChunk, id: string | null): GeneratedChunk[] | Reconnect {
     const expected = this.#next ?? index
-    // The server sends none twice; a proxy that repeats a request on its own might.
+    // The server never sends a chunk twice; a proxy that repeats a request might.
     if (index < expected) return []
     if (index > expected) return this.#missing(expected)
     this.#next = index + 1

@@ -21,9 +21,9 @@ export async function attempt(call: Call, parts: AttemptParts): Promise<Received
   const { base, attempts, timeoutMs } = parts
   const { signal } = call
   signal?.throwIfAborted()
-  // What the caller's own code throws here is the caller's to see, and no fault of the server.
+  // Errors from the caller's own code pass through: they are not server faults.
   const { url, init } = requestOf(call, parts)
-  // AbortSignal.any would do, where all browsers had it.
+  // AbortSignal.any would do, but not all browsers have it.
   const over = new AbortController()
   const leave = (): void => over.abort(signal?.reason)
   signal?.addEventListener('abort', leave, { once: true })
@@ -35,10 +35,10 @@ export async function attempt(call: Call, parts: AttemptParts): Promise<Received
   let isHandedOver = false
   try {
     signal?.throwIfAborted()
-    // A name of its own: as a method of `settings` a browser's fetch would refuse to be called. Looked up at each call: a
-    // global fetch that is replaced later counts.
+    // A local variable: a browser's fetch refuses to be called as a method of `settings`. Looked up at each call, so that
+    // replacing the global fetch later works.
     const fetching = parts.settings.fetch ?? fetch
-    // A redirect makes a GET of a POST, and what then comes looks like an answer: none is followed.
+    // Redirects are not followed: they turn a POST into a GET, and the result looks like an answer.
     const response = await fetching(url, { ...init, redirect: 'manual', signal: over.signal })
     if (call.isStream === true && isEvents(response) && response.body !== null) {
       isHandedOver = true
@@ -83,7 +83,7 @@ function read(response: Response, text: string, { expects }: Call, parts: Attemp
   const body = isNone ? undefined : parseJson(text)
   if (isSuccess && (isNone ? expects.includes('') : isAnswer(body, expects)))
     return { status, headers, body, stream: null }
-  // Cut short, where the length of an answer is not told: it looks as if it had ended.
+  // The answer was cut short. Without a Content-Length it looks complete.
   if (isSuccess && isJson && !isNone && body === undefined) throw new Error('the answer ends in the middle')
   const waitMs = retryAfterMs(headers.get('retry-after'), parts.clock.wallMs(), headers.get('date'))
   if (isSuccess || !isProblem(body)) throw stranger(response, parts, waitMs)
@@ -97,7 +97,7 @@ function isAnswer(body: unknown, expects: readonly string[]): boolean {
 }
 
 function stranger(response: Response, { base, attempts }: AttemptParts, waitMs: number | null): SpillwayError {
-  // 0: a browser does not tell how it is redirected, nor where to.
+  // 0: a browser does not reveal a redirect's status or target.
   const status = response.status === 0 ? null : response.status
   const isRedirect = status === null || (status >= 300 && status < 400 && status !== 304)
   const detail = isRedirect

@@ -1,4 +1,4 @@
-/** What is throttled together: a limit on petitions does not hold up messages. */
+/** The unit of throttling: a limit on petitions does not hold up messages. */
 export type Service = 'operations' | 'petitions' | 'messages' | 'routing' | 'generation'
 
 export interface Call {
@@ -9,31 +9,31 @@ export interface Call {
   headers?: Record<string, string>
   signal?: AbortSignal | undefined
   service: Service
-  /** The member that makes a body the answer, or one of several; `[]`: it is a list; the empty one: there may be none. */
+  /** Members that identify the expected body, any one of them; `'[]'`: a list; `''`: the body may be absent. */
   expects: readonly string[]
-  /** It does no harm if it is done twice, so that it is sent again when nobody knows what became of it. */
+  /** Safe to do twice, so it is sent again when its outcome is unknown. */
   isRepeatable: boolean
   /** For all attempts and pauses. Default: the client's. */
   deadlineMs?: number | undefined
-  /** The server is asked to hold the answer back so long, at most. */
+  /** The server is asked to hold the answer back for at most this long. */
   waitMs?: number
-  /** The answer is server-sent events, and is not read here. */
+  /** The answer is a stream of server-sent events; it is not read here. */
   isStream?: boolean
 }
 
-/** What an attempt is answered with. */
+/** The answer to one attempt. */
 export interface Received {
   status: number
   headers: Headers
-  /** Undefined where there is none: 204, 304, and streams. */
+  /** Undefined without a body: 204, 304, and streams. */
   body: unknown
-  /** Of a stream. */
+  /** Set for streams. */
   stream: OpenStream | null
 }
 
-/** What a call is answered with. */
+/** The answer to a call. */
 export interface Answer extends Received {
-  /** An attempt before this one may have done it already: its answer was lost. */
+  /** An earlier attempt, whose answer was lost, may have done it already. */
   isRepeat: boolean
 }
 
@@ -43,10 +43,10 @@ export interface OpenStream {
   close(): void
 }
 
-/** With all its attempts. Resolves for every 2xx and 304; rejects with a SpillwayError, or with the signal's reason. */
+/** Sends with all attempts. Resolves for every 2xx and 304; rejects with a SpillwayError, or with the signal's reason. */
 export type Send = (call: Call) => Promise<Answer>
 
-/** What every method takes. */
+/** Options of every method. */
 export interface CallOptions {
   signal?: AbortSignal
   /** For all attempts and pauses. Default: the client's. */

@@ -21,7 +21,7 @@ const done = json({ done: true })
 const read: Call = { method: 'GET', path: '/x', service: 'operations', expects: ['done', ''], isRepeatable: true }
 const take: Call = { ...read, isRepeatable: false }
 
-/** A server that gives the answers in turn, the last one again and again; time passes only in pauses. */
+/** A server that gives the answers in turn and repeats the last; time passes only in pauses. */
 function answering(replies: Reply[], options: Partial<ClientOptions> = {}, random = 0.5) {
   const asked: { url: string; headers: Record<string, string>; redirect: string | undefined }[] = []
   const pauses: number[] = []

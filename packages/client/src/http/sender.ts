@@ -1,8 +1,8 @@
 /**
- * A call with everything that may become of it:
+ * A call and its possible outcomes:
  *
  *   asked ──throttled──────────────┐
- *     │ sent to the endpoint that is well
+ *     │ sent to a healthy endpoint
  *     ├─2xx, 304──► answer         │
  *     ├─final────► error           ▼
  *     └─may pass────────────────► pause: Retry-After + jitter, or the budget if that is longer ──► asked again
@@ -20,7 +20,7 @@ import { isAccepted, isEndpointFault, isUnknown, type Verdict, verdictOn } from 
 import { attempt } from './attempt.js'
 import type { Answer, Call, Received, Send, Service } from './call.js'
 
-/** What is held back here costs the server nothing: it is looked at again soon. */
+/** A throttled call costs the server nothing, so it is checked again soon. */
 const heldBackMsMax = 5_000
 
 export function createSender(settings: Settings, clock: Clock): Send {
@@ -28,11 +28,11 @@ export function createSender(settings: Settings, clock: Clock): Send {
   return (call) => sender.send(call)
 }
 
-/** One call on its way. */
+/** One call under way. */
 interface Course {
   call: Call
   deadline: number
-  /** How often it was tried; those that were held back count. */
+  /** How often it was tried, including throttled tries. */
   tries: number
   /** How often it was sent. */
   sent: number
@@ -65,7 +65,7 @@ class Sender {
       const { answer, fault, endpoint } = await this.#try(course, await this.#token(course))
       if (answer !== null) return { ...answer, isRepeat }
       isRepeat ||= isUnknown(fault)
-      // Why it could not be had says more than that it was not asked for again.
+      // The real error says more than `throttled`.
       if (last === null || fault.code !== 'throttled') last = fault
       const delayMs = this.#delayOf(course, fault, endpoint)
       if (delayMs === null) throw last
@@ -77,7 +77,7 @@ class Sender {
     }
   }
 
-  /** What the caller's own code throws is thrown as it is. */
+  /** Errors from the caller's own code pass through unchanged. */
   async #token({ call, deadline, sent }: Course): Promise<string | undefined> {
     const { token } = this.#settings
     if (typeof token !== 'function') return token
@@ -116,7 +116,7 @@ class Sender {
         throttle?.unanswered()
         throw fault
       }
-      // A server that nobody reaches is for the budget and the endpoints: the throttle is about one that refuses.
+      // The budget and the endpoints handle an unreachable server; the throttle handles one that refuses.
       if (fault.status === null) throttle?.unanswered()
       else if (isAccepted(fault)) throttle?.accepted()
       if (isEndpointFault(fault)) this.#endpoints.failed(endpoint)
@@ -125,7 +125,7 @@ class Sender {
     }
   }
 
-  /** Null: not again. */
+  /** Null: no retry. */
   #delayOf(course: Course, fault: SpillwayError, endpoint: Endpoint | null): number | null {
     const { retryOn429, honorRetryAfter, attemptsMax, maxRetryDelayMs } = this.#settings
     const { isRepeatable } = course.call
@@ -143,7 +143,7 @@ class Sender {
           random: this.#clock.random(),
         })
     if (ownMs === null) return null
-    // What was held back has cost the server nothing.
+    // A throttled call has cost the server nothing.
     const budgetMs = fault.code === 'throttled' ? 0 : (this.#budget?.take() ?? 0)
     const delayMs = Math.max(ownMs, budgetMs)
     if (delayMs < leftMs) return delayMs

@@ -35,7 +35,7 @@ interface Scripted {
   extend?: Reply
 }
 
-/** A server that answers pops in turn, and holds back what comes behind them; pauses take no time. */
+/** A server that answers pops in turn and holds back later ones; pauses take no time. */
 function serving({ pops, ack = acked, extend = dropped }: Scripted) {
   const seen = { pops: 0, acks: [] as Ack[][], pauses: [] as number[], warned: [] as string[], errors: [] as unknown[] }
   const client: Client = clientOn(
@@ -73,7 +73,7 @@ function serving({ pops, ack = acked, extend = dropped }: Scripted) {
   return { consume, seen }
 }
 
-/** Consumes until the first message was handed over, and is stopped then. */
+/** Consumes until the first message is handed over, then stops. */
 async function first(server: ReturnType<typeof serving>, options?: ConsumeOptions): Promise<unknown> {
   const { promise, resolve } = deferred<unknown>()
   const consumer = server.consume(resolve, options)
@@ -185,7 +185,7 @@ describe('a lease', () => {
   const renewal = { firstMs: 5, leaseSeconds: 0.05 }
   const untilLost = (_: unknown, signal: AbortSignal) =>
     new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason)))
-  /** What a handler is told that works until the lease is lost, and what is answered for it. */
+  /** The abort reason that a handler gets when the lease is lost, and the acks that are sent. */
   const lostWith = async (extend: Reply) => {
     const { consume, seen } = serving({ pops: [messages(1, 2)], extend })
     const told = deferred<unknown>()

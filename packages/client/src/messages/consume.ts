@@ -1,7 +1,7 @@
 /**
- *   taking ──a batch: one partition, one lease──► worked on, one after the other ──► answered for ──► taking
- *     │ `concurrency` batches at once, so as many partitions           │ lease lost: left, others have it
- *     └ stop() ──► nothing more is taken; what is at hand is finished and answered for ──► stopped
+ *   taking ──a batch: one partition, one lease──► handled, one by one ──► acknowledged ──► taking
+ *     │ `concurrency` batches at once, so as many partitions │ lease lost: left to others
+ *     └ stop() ──► takes no more; messages in hand are finished and acknowledged ──► stopped
  */
 import type { AckStatus, PoppedMessage } from '@spillway/protocol/wire'
 import { number } from '../checks.js'
@@ -15,32 +15,32 @@ import { type KeptLease, keepLease, type Renewal, timesOf } from './lease.js'
 import type { Ack, Messages, PopOptions } from './messages.js'
 
 /**
- * `failed`, `retry` or `dlq` returned says what became of it; anything else: completed. Thrown: failed, with the error's
- * text. After `failed` and `retry` what came behind it in its partition is handed back unseen, so that it is not overtaken.
+ * Returning `failed`, `retry` or `dlq` sets the status; anything else means completed. An error thrown means failed, with
+ * its text. After `failed` and `retry`, later messages of the partition are handed back unseen, to keep the order.
  */
 export type Handler = (
   message: PoppedMessage,
-  /** Aborted when the lease is lost, or was not extended in time: somebody else has, or may have, the message. */
+  /** Aborted when the lease is lost or was not extended in time: another consumer has, or may have, the message. */
   context: { signal: AbortSignal },
 ) => unknown
 
 export interface ConsumeOptions extends Pick<PopOptions, 'group' | 'subscriptionMode' | 'subscriptionFrom'> {
-  /** Partitions that are worked on at once. Default 1. */
+  /** Partitions processed at once. Default 1. */
   concurrency?: number
-  /** Messages of a partition that are taken at once. Default 10. */
+  /** Messages taken from a partition at once. Default 10. */
   batch?: number
-  /** How the lease is kept while the handler works. Default: for 60 s, each 20 s. False: not. */
+  /** How the lease is renewed while the handler works. Default: to 60 s, every 20 s. False: never. */
   renewal?: Renewal | false
   /** The same as `stop()`. */
   signal?: AbortSignal
-  /** Hears of what could not be taken or answered for, and of what ends it; else it goes on by itself. Default: the logger. */
+  /** Gets errors of taking and acknowledging, after which consuming continues, and the one that ends it. Default: the logger. */
   onError?(error: unknown): void
 }
 
 export interface Consumer {
-  /** Takes nothing more; resolves when what it has is finished and answered for. */
+  /** Takes no more; resolves when the messages in hand are finished and acknowledged. */
   stop(): Promise<void>
-  /** Rejects when the server says that it cannot be: 400, 401 and 403, such as for a key that may not consume. */
+  /** Rejects when the server refuses for good: 400, 401 and 403, for example for a key that may not consume. */
   readonly finished: Promise<void>
 }
 
@@ -72,7 +72,7 @@ export function consume(
   if (options.signal?.aborted === true) stop()
   const loop = new ConsumeLoop(parts, { from, handler, options, bounds, stopping: stopping.signal })
   const finished = loop.run().finally(() => options.signal?.removeEventListener('abort', stop))
-  // Who only calls stop() hears of a fault there.
+  // A caller that only uses stop() gets the error there.
   finished.catch(() => undefined)
   return {
     finished,
@@ -112,7 +112,7 @@ class ConsumeLoop {
     const { clock } = this.#parts
     try {
       for (let faults = 0, quick = 0; !stopping.aborted; ) {
-        // One request waits for messages, however many are worked on: a browser has few connections.
+        // One request waits for messages, however many are in work: a browser has few connections.
         if (this.#working.size >= bounds.concurrency) {
           await Promise.race(this.#working)
           continue
@@ -132,7 +132,7 @@ class ConsumeLoop {
     }
   }
 
-  /** Null: it did not work, and the pause is over. */
+  /** Null: it failed, and the pause is over. */
   async #take(tries: number): Promise<PoppedMessage[] | null> {
     const { from, options, bounds, stopping } = this.#what
     const { group, subscriptionMode, subscriptionFrom } = options
@@ -161,7 +161,7 @@ class ConsumeLoop {
     await this.#parts.clock.sleep(ms, this.#what.stopping).catch(() => undefined)
   }
 
-  /** Never rejects: what is not answered for comes again when its lease is over. */
+  /** Never rejects: messages without an ack are delivered again when their lease expires. */
   async #settle(taken: readonly PoppedMessage[]): Promise<void> {
     const { messages, settings } = this.#parts
     const lease = keepLease(messages, taken[0]?.leaseId ?? '', this.#what.bounds.lease)
@@ -197,7 +197,7 @@ class ConsumeLoop {
     } catch (fault) {
       const error = ackText(textOf(fault))
       this.#parts.settings.logger.debug('a handler failed', { error, transactionId: message.transactionId })
-      // It was told to stop: no failure of the message.
+      // The handler was asked to stop, which is not a failure of the message.
       return signal.aborted ? handedBack : { status: 'failed', error }
     }
   }
@@ -212,7 +212,7 @@ class ConsumeLoop {
     } catch (fault) {
       const isInvalid = fault instanceof SpillwayError && fault.problem !== null && fault.status === 400
       if (!isInvalid || acks.length < 2) throw fault
-      // One that is wrong must not hold up the others.
+      // One invalid ack must not hold up the others.
       for (const ack of acks) await this.#answer([ack]).catch((each: unknown) => this.#tell(each))
     }
   }
@@ -232,15 +232,15 @@ interface Outcome {
 
 const handedBack: Outcome = { status: 'retry' }
 
-/** Of the server itself, and about what is asked for: it will not be otherwise. What a proxy says, and the rest, may pass. */
+/** The server itself rejects the request, so a retry would not help. Errors of proxies, and all others, may pass. */
 function isFinal(fault: unknown): boolean {
   return fault instanceof SpillwayError && fault.problem !== null && [400, 401, 403].includes(fault.status ?? 0)
 }
 
-/** As the server takes it: not too long, without NUL and halves of characters. */
+/** As the server accepts it: not too long, no NUL, no lone surrogates. */
 function ackText(text: string): string {
   const cut = text.slice(0, errorLengthMax).replace(/[\ud800-\udbff]$/, '')
-  // Whole characters are one here, so that only halves are surrogates.
+  // With the u flag a pair is one character, so only lone surrogates match.
   return cut.replace(/[\0\p{Surrogate}]/gu, '\ufffd')
 }
 

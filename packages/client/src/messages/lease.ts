@@ -4,28 +4,28 @@ import { SpillwayError } from '../error.js'
 import type { Messages } from './messages.js'
 
 export interface Renewal {
-  /** The lease is extended to so many seconds from then, each third of it. Default 60. */
+  /** The lease is extended to this many seconds from now, every third of that time. Default 60. */
   seconds?: number
   /** When it is extended first: before a third of the queue's own `leaseTime`. Default 1,000. */
   firstMs?: number
   /**
-   * The queue's own `leaseTime`: the lease is taken for lost when it was not extended by then. Default: three times
-   * `firstMs`, and at least 3.
+   * The queue's own `leaseTime`: without an extension by then, the lease counts as lost. Default: three times `firstMs`, and
+   * at least 3.
    */
   leaseSeconds?: number
 }
 
 export interface KeptLease {
-  /** Aborted when the messages are no longer ours, or may be others' as the lease could not be extended in time. */
+  /** Aborted when the lease is lost, or may be lost because it could not be extended in time. */
   readonly lost: AbortSignal
-  /** The server has said so. */
+  /** The server confirmed that the lease is lost. */
   readonly isGone: boolean
   release(): void
 }
 
 type Times = Required<Renewal>
 
-/** Throws for what is none. */
+/** Throws for invalid values. */
 export function timesOf({ seconds = 60, firstMs = 1_000, leaseSeconds }: Renewal): Times {
   return {
     seconds: number('renewal.seconds', seconds, 1),
@@ -35,8 +35,8 @@ export function timesOf({ seconds = 60, firstMs = 1_000, leaseSeconds }: Renewal
 }
 
 /**
- * Keeps messages while they are worked on. How long the queue leases them for is not told with a pop, so that it is
- * extended soon, to a time that is known; work that is done before costs nothing.
+ * Keeps the lease while messages are processed. A pop does not say how long the lease is, so it is extended early, to a
+ * known time. Work that finishes before costs nothing.
  */
 export function keepLease(messages: Pick<Messages, 'extend'>, leaseId: string, times: Times | false): KeptLease {
   const lost = new AbortController()
@@ -60,7 +60,7 @@ export function keepLease(messages: Pick<Messages, 'extend'>, leaseId: string, t
     } catch (fault) {
       if (released.signal.aborted) return
       why = fault
-      // Of the server itself: what a proxy says is no word about the lease.
+      // Only the server's answer counts: a proxy's error says nothing about the lease.
       isGone = fault instanceof SpillwayError && fault.problem !== null && !fault.retryable
       if (isGone) return lose()
       nextMs = Math.min(thirdMs, 1_000)

@@ -10,21 +10,21 @@ import { itemsOf, type Pushed, type PushItem, type PushOptions, push } from './p
 export interface PopOptions extends CallOptions {
   /** Messages, at most. Default 1. */
   batch?: number
-  /** Wait so long for one to come, 120,000 at most. Default 0: look once. */
+  /** How long to wait for a message, 120,000 at most. Default 0: look once. */
   waitMs?: number
-  /** The consumer group. Default: the one of those who name none. */
+  /** The consumer group. Default: the group of consumers that name none. */
   group?: string
-  /** Taken is done: what is lost on the way back is lost. Such a pop is not repeated when its answer is lost. */
+  /** Acknowledged when taken: messages lost on the way back are lost. Such a pop is not repeated when its answer is lost. */
   autoAck?: boolean
-  /** From so many partitions at once, under one lease. Default 1. */
+  /** Takes from up to this many partitions at once, under one lease. Default 1. */
   partitions?: number
-  /** Where a group begins that is new. Default `all`. */
+  /** Where a new group starts. Default `all`. */
   subscriptionMode?: 'all' | 'new'
-  /** `now`, or a time as of RFC 3339. */
+  /** `now`, or an RFC 3339 time. */
   subscriptionFrom?: string
 }
 
-/** From whichever queue of a namespace or task. */
+/** Any queue of a namespace or task. */
 export interface AnyQueue {
   namespace?: string
   task?: string
@@ -39,7 +39,7 @@ export interface Ack extends Pick<PoppedMessage, 'transactionId' | 'partitionId'
 }
 
 export interface Acked extends AckResult {
-  /** Refused, but only after an attempt whose answer was lost: that one may have counted. Nobody can tell. */
+  /** Refused after an attempt whose answer was lost: that attempt may have counted. */
   isUnknown: boolean
 }
 
@@ -47,14 +47,14 @@ export type TransactionStep = { type: 'push'; items: readonly PushItem[] } | ({ 
 
 export interface Transacted {
   transactionId: string
-  /** False: nothing of it was done. */
+  /** False: nothing was done. */
   success: boolean
   error?: string
   results: ((PushResult | AckResult) & { type: 'push' | 'ack'; success: boolean })[]
 }
 
 export interface TransactionOptions extends CallOptions, KeyOptions {
-  /** All of these have to be held still. */
+  /** All of these leases must still be held. */
   requiredLeases?: readonly string[]
 }
 
@@ -72,9 +72,9 @@ export interface Messages {
   /** Empty: there is none. */
   pop(from: Address | AnyQueue, options?: PopOptions): Promise<PoppedMessage[]>
   ack(acks: Ack | readonly Ack[], options?: CallOptions): Promise<Acked[]>
-  /** How long they are kept from now on; throws `not_found` when the lease is lost. */
+  /** Until when the lease is held; throws `not_found` when it is lost. */
   extend(leaseId: string, options?: CallOptions & { seconds?: number }): Promise<{ newExpiresAt: string }>
-  /** Takes, hands to `handler` and answers for, until it is stopped. */
+  /** Takes messages, calls `handler` and acknowledges, until it is stopped. */
   consume(from: Address, handler: Handler, options?: ConsumeOptions): Consumer
   /** All or nothing. */
   transaction(steps: readonly TransactionStep[], options?: TransactionOptions): Promise<Transacted>
@@ -93,7 +93,7 @@ export function messages(parts: Parts): Messages {
     pop: (from, options = {}) => pop(parts, from, options),
     async ack(acks, options = {}) {
       const acknowledgments = Array.isArray(acks) ? acks : [acks]
-      // By lease: what was answered for already is refused, and moves nothing.
+      // By lease: a message that is acknowledged already is refused, and nothing changes.
       const call = { method: 'POST', path: '/api/v1/ack/batch', isRepeatable: true } as const
       const sent = { ...call, body: { acknowledgments }, expects: ['[]'], service, ...limitsOf(options) } as const
       const { body, isRepeat } = await parts.send(sent)
@@ -105,7 +105,7 @@ export function messages(parts: Parts): Messages {
       return ask({ method: 'POST', path, body, expects: ['newExpiresAt'], isRepeatable: true }, options)
     },
     consume: (from, handler, options = {}) => {
-      // An address that is none is told here, and not once for each time that it is asked for.
+      // Throws for an invalid address here, once, not at every pop.
       source(from)
       return consume({ ...parts, messages: made }, { from, handler }, options)
     },
@@ -138,8 +138,8 @@ async function pop(parts: Parts, from: Address | AnyQueue, options: PopOptions):
     },
     service,
     expects: ['messages', ''],
-    // One whose answer is lost has leased what it took, whether or not it is repeated; with autoAck that would be gone,
-    // and the next ones after it.
+    // A pop whose answer is lost has leased its messages, repeated or not. With autoAck they would be gone, and a repeat
+    // would lose the next ones, too.
     isRepeatable: autoAck !== true,
     waitMs,
     signal: options.signal,

@@ -8,7 +8,7 @@ import { type Address, placeOf } from './address.js'
 
 export interface Envelope {
   payload: unknown
-  /** The same one again, in the same partition, is a duplicate and not stored. */
+  /** A second message with the same id in the same partition is a duplicate and is not stored. */
   transactionId?: string
   traceId?: string
 }
@@ -23,14 +23,14 @@ export interface PushOptions extends CallOptions, KeyOptions {
   queuedOperationBehavior?: QueuedOperationBehavior
 }
 
-/** All of it is stored, or was refused one by one: look at `status`. */
+/** Every message is stored or refused: see `status`. */
 export interface PushedNow {
   status: 'executed'
-  /** In the order of what was pushed. */
+  /** In the order of the push. */
   messages: PushResult[]
 }
 
-/** Some of it waits its turn, durably. `messages` has `pending` for that. */
+/** Some messages are queued, durably. Those are `pending` in `messages`. */
 export interface PushedLater extends QueuedAnswer {
   operations: QueuedLane[]
   messages: PushResult[]
@@ -40,7 +40,7 @@ export type Pushed = PushedNow | PushedLater
 
 const envelopeMembers = new Set(['payload', 'transactionId', 'traceId'])
 
-/** An object of nothing but the members of an envelope, `payload` among them, is one; all else is a payload. */
+/** An object with only envelope members, including `payload`, is an envelope; anything else is a payload. */
 export function envelopeOf(message: unknown): Envelope {
   const isEnvelope =
     typeof message === 'object' &&
@@ -80,14 +80,14 @@ export async function push(parts: Parts, items: readonly PushItem[], options: Pu
   return { status: 'executed', messages: settled(items, later, views) }
 }
 
-/** What the operation of a lane has as its result; by the place of the message in what was pushed to that lane. */
+/** The result of a lane's operation, by the message's index in the push to that lane. */
 interface StoredLane {
   ids?: string[]
   duplicates?: Record<string, string> | null
   failed?: Record<string, string> | null
 }
 
-/** The results of what was pending, from the operations of their lanes. */
+/** The results of pending messages, from the operations of their lanes. */
 function settled(items: readonly PushItem[], later: PushedLater, views: readonly OperationView[]): PushResult[] {
   const keyOf = ({ queue, partition = 'Default' }: { queue: string; partition?: string }): string =>
     `${queue}\0${partition}`

@@ -4,13 +4,13 @@ import { type CallOptions, limitsOf } from '../http/call.js'
 import type { Page, PageOptions, Parts } from '../resources.js'
 import type { OperationFilter } from './operations.js'
 
-/** In lists what is longer than 4 KiB is left out (`truncated`): `get` has it whole. */
+/** Lists leave out values longer than 4 KiB (`truncated`); `get` returns them whole. */
 export type DeadLetter = DeadLetterView
 
 export type Redrive = { ids: readonly string[] } | ({ filter: OperationFilter } & PageOptions)
 
 export interface DeadLetters {
-  /** A page ends at `limit` or at a size that the server sets: go on with `next_cursor` until it is null. */
+  /** A page ends at `limit` or at the server's size limit: continue with `next_cursor` until it is null. */
   list(filter?: OperationFilter & PageOptions, options?: CallOptions): Promise<Page<DeadLetter>>
   get(id: string, options?: CallOptions): Promise<DeadLetter>
   /** Back into their lanes, in order. An empty filter means all. */
@@ -45,7 +45,7 @@ export function deadLetters({ send }: Parts): DeadLetters {
       const reading = { method: 'GET', path: `${path}/${segment(id)}`, service, isRepeatable: true } as const
       return (await send({ ...reading, expects: ['payload'], ...limitsOf(options) })).body as DeadLetter
     },
-    // Neither is repeated: the second answer would tell what the first has left.
+    // Not repeated: the second answer would only count what the first attempt left.
     async redrive(which, options = {}) {
       const asking = { method: 'POST', path: `${path}/redrive`, body: which, service, isRepeatable: false } as const
       return (await send({ ...asking, expects: ['moved'], ...limitsOf(options) })).body as {

@@ -6,11 +6,11 @@ import { operationPath } from './ticket.js'
 
 export interface FollowOptions {
   signal?: AbortSignal
-  /** A connection that is silent for so long is taken for dead. Default 45,000. */
+  /** A connection that is silent for this long counts as dead. Default 45,000. */
   silentMs?: number
 }
 
-/** `chunk`, `complete` and `error` are of the operation's output, where it has one; `data` is what its type says. */
+/** `chunk`, `complete` and `error` carry the operation's output, if any; the format of `data` depends on the type. */
 export type OperationEvent =
   | { type: 'status'; operation: OperationView }
   | { type: 'chunk' | 'complete' | 'error'; id: string | null; data: unknown }
@@ -45,7 +45,7 @@ export async function* follow(
           signal,
         }),
       isOver: (wasBroken) => {
-        // Behind some proxies an answer that is cut looks like one that has ended: there may be more output.
+        // Behind some proxies a cut answer looks complete, so there may be more output.
         const mayBeMore = output === 'begun' && (wasBroken || hasChunks)
         hasChunks = false
         return isFinished && !mayBeMore
@@ -53,7 +53,7 @@ export async function* follow(
     },
     ({ event, id: eventId, data }) => {
       if (event === 'status') {
-        // Told again on each connection, whether or not it has changed.
+        // Each connection sends it again, changed or not.
         if (data === told) return []
         told = data
         const operation = jsonOf<OperationView>(data)
@@ -61,7 +61,7 @@ export async function* follow(
         return [{ type: 'status', operation }]
       }
       if (event !== 'chunk' && event !== 'complete' && event !== 'error') return []
-      // Of OpenAI's form the end is no JSON.
+      // In OpenAI's form the end is not JSON.
       const isEnd = event !== 'chunk'
       output = isEnd ? 'ended' : 'begun'
       hasChunks = true

@@ -11,7 +11,7 @@ export interface LaneState {
   queue: string
   partition: string | null
   paused: boolean
-  /** What holds it: a pause of the whole queue, or its own. */
+  /** What paused it: a pause of the whole queue, or its own. */
   paused_by: 'queue' | 'partition' | null
 }
 

@@ -8,7 +8,7 @@ import type { Page, PageOptions, Parts } from '../resources.js'
 import { type FollowOptions, follow, type OperationEvent } from './follow.js'
 import { finishedOf, operationPath, restOf, viewMembers, waitFor } from './ticket.js'
 
-/** Work to hand over. What `payload` holds is for its type to say. */
+/** Work to submit. The type defines the payload. */
 export interface Order {
   type: string
   queue: string
@@ -25,7 +25,7 @@ export interface Order {
 export interface SubmitOptions extends CallOptions, KeyOptions {
   /** Ask for a ticket instead of running it now. */
   respondAsync?: boolean
-  /** Wait so long (60 at most) for one that was queued, and answer as if it had run now. */
+  /** Wait up to this long (60 at most) for a queued operation, and answer as if it had run now. */
   waitSeconds?: number
   /** Default: the client's. */
   queuedOperationBehavior?: QueuedOperationBehavior
@@ -39,7 +39,7 @@ export type Submitted = { replayed: boolean } & (
 )
 
 export interface WaitOptions {
-  /** Give up waiting after this time; the first look has a second in any case. Default 60,000. */
+  /** Stop waiting after this time; the first request gets a second in any case. Default 60,000. */
   timeoutMs?: number
   signal?: AbortSignal
 }
@@ -61,9 +61,9 @@ export interface Operations {
     filter?: OperationFilter & PageOptions & { status?: OperationStatus },
     options?: CallOptions,
   ): Promise<Page<OperationView>>
-  /** Resolves when it is finished, or with what is known when the time is up: look at `status`. */
+  /** Resolves when it is finished, or with the current state when the time is up: see `status`. */
   wait(id: string, options?: WaitOptions): Promise<OperationView>
-  /** What becomes of it, until it is finished; goes on after a dropped connection. */
+  /** Its progress until it is finished; reconnects after a dropped connection. */
   follow(id: string, options?: FollowOptions): AsyncGenerator<OperationEvent, void, undefined>
   cancel(id: string, options?: CallOptions): Promise<OperationView>
   /** Puts a failed one back in its lane. */
@@ -107,7 +107,7 @@ export function operations(parts: Parts): Operations {
         })
         return body as OperationView
       } catch (fault) {
-        // Sent again because an answer was lost: it may have been cancelled by ourselves.
+        // Repeated because an answer was lost: the first attempt may have cancelled it.
         const isOurs = fault instanceof SpillwayError && fault.code === 'operation_finished' && fault.attempts > 1
         const leftMs = Math.max(0, deadline - parts.clock.now())
         const view = isOurs ? await get(id, { ...options, deadlineMs: leftMs }) : null

@@ -4,7 +4,7 @@ import { type Client, clientOn } from '../client.js'
 import type { Clock } from '../clock.js'
 import { createClient } from '../index.js'
 
-/** A server that gives the answers in turn; the last one again and again. */
+/** A server that gives the answers in turn and repeats the last. */
 function answering(...answers: (() => Response)[]) {
   const asked: string[] = []
   const { operations } = createClient({
@@ -68,7 +68,7 @@ describe('waiting', () => {
   })
 })
 
-/** Each answer takes so long, and time passes only so; `null`: never, until its client leaves. */
+/** Each answer takes this long, and no other time passes; `null`: never answers, until the client leaves. */
 function taking(...answers: ([ms: number, answer: () => Response] | null)[]) {
   const asked: URL[] = []
   const clock: Clock & { ms: number; pauses: number[] } = {

@@ -1,4 +1,4 @@
-/** Waiting for an operation, as every resource does that may be answered with a ticket. */
+/** Waits for an operation; used by every resource that may answer with a ticket. */
 
 import type { OperationView, QueuedAnswer } from '@spillway/protocol/wire'
 import { segment } from '../checks.js'
@@ -8,20 +8,20 @@ import type { CallOptions } from '../http/call.js'
 import { idleMs, quickMs } from '../policy/pause.js'
 import type { Parts } from '../resources.js'
 
-/** Less than the 60 s after which proxies take an idle answer for lost. */
+/** Less than the 60 s after which proxies drop an idle answer. */
 const sliceMsMax = 25_000
-/** What an answer that was held back may take on its way. */
+/** Network time allowed for an answer that was held back. */
 const answerMs = 1_000
 
-/** What makes a body an OperationView. */
+/** The members that identify an OperationView. */
 export const viewMembers = ['processed_at']
 
 export const operationPath = (id: string): string => `/api/v1/operations/${segment(id)}`
 
-/** With less time left than this there is no point in asking once more. */
+/** With less time left, another request is pointless. */
 const roomMsMin = 50
 
-/** Resolves when it is finished, or with what is known when the time is up. The first look has `lookMs`, if that is more. */
+/** Resolves when it is finished, or with the current state when the time is up. The first request gets at least `lookMs`. */
 export async function waitFor(
   { send, clock }: Parts,
   id: string,
@@ -32,7 +32,7 @@ export async function waitFor(
   for (let quick = 0; ; ) {
     const askedAt = clock.now()
     const leftMs = Math.max(0, deadline - askedAt)
-    // The answer has to be here in time: the server is asked to hold it back for less than is left.
+    // The answer must arrive in time, so the server is asked to hold it back for less than the time left.
     const waitMs = Math.min(sliceMsMax, Math.max(leftMs - answerMs, leftMs / 2))
     try {
       const { body } = await send({
@@ -59,20 +59,20 @@ export async function waitFor(
   }
 }
 
-/** What is left of a call's time. */
+/** The time left of a call. */
 export interface Rest {
   /** By the clock. */
   deadline: number
   signal: AbortSignal | undefined
 }
 
-/** When all of a call, what it is answered with and what becomes of that, has to be over. */
+/** When the whole call, including waiting for its operation, must be over. */
 export const restOf = ({ clock, settings }: Parts, { deadlineMs, signal }: CallOptions, waitMs = 0): Rest => ({
   deadline: clock.now() + (deadlineMs ?? settings.deadlineMs + waitMs),
   signal,
 })
 
-/** Waits for it in what is left. Null: it is not finished, or could not be asked for: its ticket is worth more than that error. */
+/** Waits in the time left. Null: not finished, or the request failed; the ticket is worth more to the caller than that error. */
 export async function polled(parts: Parts, id: string, { deadline, signal }: Rest): Promise<OperationView | null> {
   const timeoutMs = deadline - parts.clock.now()
   if (timeoutMs < roomMsMin) return null
@@ -86,7 +86,7 @@ export async function polled(parts: Parts, id: string, { deadline, signal }: Res
   }
 }
 
-/** Tells the hook, and where it is to be waited for, waits. Null: it is still queued, or is not waited for. */
+/** Calls the hook and, if configured, waits for the result. Null: still queued, or not waited for. */
 export async function finishedOf(
   parts: Parts,
   queued: QueuedAnswer,

@@ -26,11 +26,11 @@ export interface Petitions {
     options?: CallOptions,
   ): Promise<Page<PetitionView> & { total: number }>
   /**
-   * Its state. With `version`, once that is no longer the newest; null when nothing changed within `waitSeconds` (60 at
-   * most, default 30).
+   * Its state. With `version`: once there is a newer one; null when nothing changed within `waitSeconds` (60 at most,
+   * default 30).
    */
   status(id: string, options?: CallOptions & { version?: number; waitSeconds?: number }): Promise<PetitionStatus | null>
-  /** Only its submitter may, while it is RECEIVED. */
+  /** Only the submitter may, while it is RECEIVED. */
   withdraw(id: string, by: { requester_id: string; reason?: string }, options?: CallOptions): Promise<PetitionView>
   transition(id: string, move: { to: PetitionState; reason?: string }, options?: CallOptions): Promise<PetitionView>
 }
@@ -60,7 +60,7 @@ export function petitions({ send, settings }: Parts): Petitions {
         null
       )
     },
-    // Neither is repeated: the second would meet what the first has done, and be told that it came too late.
+    // Not repeated: a second attempt would find the first one's change and fail as too late.
     withdraw: async (id, by, options) =>
       ask({ method: 'POST', path: `${pathOf(id)}/withdraw`, body: by, expects, isRepeatable: false }, options),
     transition: async (id, move, options) =>

@@ -1,11 +1,11 @@
 /**
- * Where to send: the first base URL of the list that is well.
+ * Picks the endpoint: the first healthy base URL of the list.
  *
  *   up ──failed──► out (1 s, doubling to 30 s) ──time is over──► tried by one request ──answered──► up
  *                   ▲                                                   └──failed──┐
  *                   └──────────────────────────────────────────────────────────────┘
  *
- * When all are out, the one that is to be tried first is: better a wrong guess than no request.
+ * When all are out, the one whose time is over first is used: a wrong guess is better than no request.
  */
 export interface Endpoint {
   readonly base: string
@@ -32,7 +32,7 @@ export class Endpoints {
     this.#random = random
   }
 
-  /** `mayTry`: it does no harm if this request fails, so that it can be the one that tries whether an endpoint is back. */
+  /** `mayTry`: a failure of this request does no harm, so it may test whether an endpoint is back. */
   pick(mayTry: boolean): Endpoint {
     const now = this.#now()
     for (const each of this.#all) {
@@ -44,7 +44,7 @@ export class Endpoints {
     return this.#all.reduce((first, each) => (each.outUntil < first.outUntil ? each : first))
   }
 
-  /** Whether there is another that is well. */
+  /** Whether another endpoint is healthy. */
   hasOther(than: Endpoint): boolean {
     return this.#all.some((each) => each.base !== than.base && each.failures === 0)
   }
@@ -55,7 +55,7 @@ export class Endpoints {
 
   failed(endpoint: Endpoint): void {
     const state = this.#state(endpoint)
-    // Others that were on their way fail with it: they are no further failure.
+    // Other requests under way fail with it; they do not count as further failures.
     if (state.outUntil > this.#now() && !state.isOnTrial) return
     const outMs = Math.min(outMsMax, outMsMin * 2 ** state.failures)
     state.failures++
@@ -63,7 +63,7 @@ export class Endpoints {
     state.isOnTrial = false
   }
 
-  /** Nothing is known of what became of the request: its caller has left. */
+  /** The outcome of the request is unknown: its caller has left. */
   left(endpoint: Endpoint): void {
     this.#state(endpoint).isOnTrial = false
   }

@@ -3,20 +3,20 @@ export interface RetryBudgetOptions {
   ratio?: number
   /** And that each second earns. Default 1. */
   perSecond?: number
-  /** What it begins with, and the most that it saves up. Default 10. */
+  /** The initial balance and the maximum. Default 10. */
   reserve?: number
 }
 
 /**
- * Bounds what retries add to the load of a server that is in trouble. A retry without budget is not refused but waits
- * its turn: whoever comes next waits behind it.
+ * Limits the load that retries add to a server in trouble. A retry without budget is not refused: it waits in line, and
+ * later retries wait behind it.
  */
 export class RetryBudget {
   readonly #ratio: number
   readonly #perSecond: number
   readonly #reserve: number
   readonly #now: () => number
-  /** Below 0: so many retries wait already. */
+  /** Negative: this many retries are waiting. */
   #tokens: number
   #at: number
 
@@ -29,12 +29,12 @@ export class RetryBudget {
     this.#at = now()
   }
 
-  /** A request that is no retry. */
+  /** A request that is not a retry. */
   earn(): void {
     this.#add(this.#ratio)
   }
 
-  /** Takes one, and tells how many milliseconds to wait until it is there. */
+  /** Takes one and returns how many milliseconds to wait for it. */
   take(): number {
     this.#add(-1)
     return this.#tokens >= 0 ? 0 : (-this.#tokens * 1_000) / this.#perSecond

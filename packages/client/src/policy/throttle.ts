@@ -1,9 +1,9 @@
 export interface ThrottleOptions {
-  /** Requests that are sent for each that is accepted, at most. Default 2. */
+  /** Requests sent per accepted request, at most. Default 2. */
   ratio?: number
   /** How far back it looks. Default 120,000. */
   windowMs?: number
-  /** After so long without a request, half of it more or less, one is sent in any case, to find out. Default 10,000. */
+  /** After this long without a request, ±50%, one is always sent, to probe. Default 10,000. */
   probeMs?: number
 }
 
@@ -16,10 +16,10 @@ interface Slot {
 }
 
 /**
- * The adaptive throttle of Google's SRE book ("Handling Overload"): a client that is mostly refused stops sending by
- * itself, more so the more it is refused, with the probability (asked − 1 − ratio · accepted) / (asked + 1). What it holds
- * back counts as asked, too. The 1 is not in the book: to a client that has just begun, one refusal is no sign of overload. Some get through and find out when the server is well again; of a client that asks seldom, one
- * each `probeMs`, or its calls might reach their deadlines without ever having been sent.
+ * The adaptive throttle of Google's SRE book ("Handling Overload"): a client that is mostly refused stops sending by itself,
+ * with the probability (asked − 1 − ratio · accepted) / (asked + 1). Throttled requests count as asked, too. The 1 is not in
+ * the book: one refusal at the start is no sign of overload. Some requests get through and notice when the server recovers.
+ * A client that asks seldom sends one each `probeMs`; otherwise its calls might reach their deadlines without being sent.
  */
 export class Throttle {
   readonly #ratio: number
@@ -53,12 +53,12 @@ export class Throttle {
     return Math.max(0, (asked - 1 - this.#ratio * accepted) / (asked + 1))
   }
 
-  /** Whether the request that is now asked for is to be sent. */
+  /** Whether to send the current request. */
   lets(): boolean {
     const isProbe = this.#now() >= this.#probeAt
     const isSent = isProbe || this.#random() >= this.refusal
     this.#slot().asked++
-    // By chance: clients that were refused together would look together.
+    // Random: clients that were refused together must not probe together.
     if (isSent) this.#probeAt = this.#now() + this.#probeMs * (0.5 + this.#random())
     return isSent
   }
@@ -67,7 +67,7 @@ export class Throttle {
     this.#slot().accepted++
   }
 
-  /** Neither accepted nor refused: nobody answered. */
+  /** Neither accepted nor refused: no answer. */
   unanswered(): void {
     this.#slot().asked--
   }

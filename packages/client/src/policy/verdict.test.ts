@@ -4,7 +4,7 @@ import { isAccepted, isUnknown, verdictOn } from './verdict.js'
 
 const fault = (code: SpillwayErrorCode, status: number | null) => new SpillwayError(code, 'told', { status })
 
-/** What becomes of a call that may be repeated, and of one that may not; and whether the server took it on. */
+/** The verdict on a call that may be repeated, and on one that may not; and whether the server accepted it. */
 const table: [SpillwayErrorCode, number | null, string, string, boolean][] = [
   ['system_overloaded', 429, 'later', 'later', false],
   ['rate_limited', 429, 'later', 'later', false],

@@ -1,13 +1,13 @@
 import type { SpillwayError } from '../error.js'
 
 /**
- * `final`: the same again would not help, or might do harm. `later`: after a pause. `elsewhere`: this endpoint is the
- * trouble; at once if there is another, else after a pause.
+ * `final`: a retry would not help, or might do harm. `later`: retry after a pause. `elsewhere`: this endpoint is the
+ * problem; retry at once on another, else after a pause.
  */
 export type Verdict = 'final' | 'later' | 'elsewhere'
 
 export interface Repeat {
-  /** It does no harm if it is done twice: it changes nothing, or carries a key. */
+  /** Safe to do twice: it changes nothing, or carries a key. */
   isRepeatable: boolean
   retryOn429: boolean
 }
@@ -15,26 +15,26 @@ export interface Repeat {
 export function verdictOn({ code, status }: SpillwayError, { isRepeatable, retryOn429 }: Repeat): Verdict {
   if (code === 'throttled') return 'later'
   if (status === 429) return retryOn429 ? 'later' : 'final'
-  // Refused before anything was done, so that it does not matter what was asked for.
+  // Refused before anything was done, so any request may be retried.
   if (status === 503) return code === 'draining' || code === 'not_ready' ? 'elsewhere' : 'later'
   if (!isRepeatable) return 'final'
   if (isEndpointFault({ code, status })) return 'elsewhere'
   return status === 408 || status === 500 || code === 'idempotency_in_progress' ? 'later' : 'final'
 }
 
-/** Whether it says something about the one that was asked, and not about the request or the service as a whole. */
+/** Whether the fault is the endpoint's, not the request's or the whole service's. */
 export function isEndpointFault({ code, status }: Pick<SpillwayError, 'code' | 'status'>): boolean {
   if (code === 'unreachable' || code === 'draining' || code === 'not_ready') return true
-  // Of a proxy that does not reach the server. Spillway's own 502 and 504 are about who it asked in turn.
+  // From a proxy that cannot reach the server. Spillway's own 502 and 504 concern its upstream.
   return code === 'unexpected' && (status === 502 || status === 504)
 }
 
-/** Whether the server took the request on, for the throttle. Being told what is wrong with it is that, too. */
+/** Whether the server accepted the request, for the throttle. An answer that says what is wrong with the request counts, too. */
 export function isAccepted({ code, status }: Pick<SpillwayError, 'code' | 'status'>): boolean {
   return status !== null && status !== 429 && status !== 503 && !isEndpointFault({ code, status })
 }
 
-/** Whether nobody knows if it was done. What was refused, held back, or told what is wrong with it was not. */
+/** Whether the outcome is unknown. A request that was refused, throttled or found invalid was not carried out. */
 export function isUnknown({ code, status }: Pick<SpillwayError, 'code' | 'status'>): boolean {
   return code === 'unreachable' || (status !== null && (status === 408 || status >= 500) && status !== 503)
 }

@@ -38,15 +38,15 @@ export interface Policies {
   get(policyId: string, options?: CallOptions & { tenantId?: string }): Promise<PolicyView>
   list(filter?: { tenant_id?: string } & PageOptions, options?: CallOptions): Promise<Page<PolicyView>>
   remove(policyId: string, options?: CallOptions & { tenantId?: string }): Promise<void>
-  /** What would be decided, and why. */
+  /** The decision that would be made, and why. */
   dryRun(tasks: readonly Task[], options?: CallOptions & { policy?: NewPolicy }): Promise<DryRunResult[]>
 }
 
 export interface Routing {
   decide(task: Task, options?: TaskOptions): Promise<DecideAnswer | QueuedAnswer>
-  /** What was decided, by the request's id; or the operation, by its own. */
+  /** The decision, by the request's id; or the operation, by its id. */
   decision(id: string, options?: CallOptions): Promise<DecideAnswer | OperationView>
-  /** Hands it to the router and answers with a ticket, whose result is the decision. */
+  /** Sends the task to the router and returns a ticket, whose result is the decision. */
   message(task: Task, options?: TaskOptions): Promise<DecideAnswer | QueuedAnswer>
   readonly policies: Policies
 }
@@ -85,7 +85,7 @@ function decided({ status, result, error_message }: OperationView): DecideAnswer
   const answer = result as DecideAnswer | RouteRefusal | null
   if (status === 'completed' && answer?.ok === true) return answer
   const refusal = answer?.ok === false ? `${answer.error.code}: ${answer.error.message}` : (error_message ?? status)
-  // Problem codes are routing codes in small letters.
+  // Problem codes are routing codes in lower case.
   const code = /^([A-Za-z_]+): /.exec(refusal)?.[1]?.toLowerCase() as ProblemCode | undefined
   throw new SpillwayError(code ?? 'unexpected', refusal, { status: 422 })
 }
@@ -98,7 +98,7 @@ function policies(ask: <T>(call: Omit<Call, 'service'>, options?: CallOptions) =
     query: { tenant_id: tenantId },
   })
   return {
-    // A repeated one would be another version; a repeated removal finds nothing.
+    // A repeated `put` would create another version; a repeated removal finds nothing.
     put: (policy, options) => ask({ method: 'POST', path, body: policy, expects, isRepeatable: false }, options),
     get: async (id, options = {}) => ask({ method: 'GET', ...one(id, options), expects, isRepeatable: true }, options),
     list: (filter = {}, options) =>

@@ -3,14 +3,14 @@ import { SpillwayError } from '../error.js'
 export interface SseEvent {
   /** Of this event, or of the last one that had an id. */
   id: string | null
-  /** `message` when it says nothing else. */
+  /** `message` by default. */
   event: string
   data: string
 }
 
 const eventCharactersMax = 4_194_304
 
-/** Server-sent events out of text that comes in pieces of any size. What it keeps is bounded: a larger event is an error. */
+/** Parses server-sent events from text in pieces of any size. Memory is bounded: a larger event is an error. */
 export class SseParser {
   #rest = ''
   #isAfterCr = false
@@ -27,7 +27,7 @@ export class SseParser {
       this.#isFirst = false
       if (text.startsWith('\uFEFF')) from = 1
     }
-    // CR LF may be torn in two.
+    // CR LF may be split between two pieces.
     if (this.#isAfterCr && text.startsWith('\n', from)) from++
     if (text !== '') this.#isAfterCr = false
     const ends = /\r\n?|\n/g
@@ -74,7 +74,7 @@ export class SseParser {
   }
 }
 
-/** The data of an event that is JSON. */
+/** Parses the data of an event as JSON. */
 export function jsonOf<T>(data: string): T {
   try {
     return JSON.parse(data) as T

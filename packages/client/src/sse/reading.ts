@@ -3,15 +3,15 @@ import type { OpenStream } from '../http/call.js'
 import { type SseEvent, SseParser } from './parser.js'
 
 /**
- * The server sends something at least every 15 s, if only a comment: a connection that is silent for three times that is
- * dead, and will not say so.
+ * The server sends something at least every 15 s, if only a comment. A connection that is silent for three times that is
+ * dead.
  */
 export const silenceMs = 45_000
 
-/** The connection is there, or is not: nobody can tell. */
+/** The connection was silent for too long: it may be dead. */
 export class Silence extends Error {}
 
-/** The events of one connection. Returns when it ends; throws when it breaks, or is silent for too long. */
+/** The events of one connection. Returns when it ends; throws when it breaks or is silent for too long. */
 export async function* eventsOf(stream: OpenStream, silentMs: number): AsyncGenerator<SseEvent, void, undefined> {
   const reader = stream.body.getReader()
   const decoder = new TextDecoder()

@@ -1,7 +1,7 @@
 /**
- * A stream that outlives its connections: after each that breaks, another one behind the last event that was received.
+ * A stream that outlives its connections: after each break, a new one continues after the last event received.
  *
- *   open ──events──► over ──no──► pause ──► open behind the last id
+ *   open ──events──► over ──no──► pause ──► open after the last id
  *                     └─yes─► end
  */
 import { number } from '../checks.js'
@@ -18,20 +18,20 @@ export interface Resuming {
   logger: Logger
   signal?: AbortSignal | undefined
   silentMs?: number | undefined
-  /** Connections in a row that soon break without bringing anything new; then it is given up. */
+  /** Connections in a row that break early without anything new, before the stream fails. */
   fruitlessMax: number
   lastEventId: string | null
-  /** Already with its own attempts and pauses. */
+  /** With its own attempts and pauses. */
   open(lastEventId: string | null): Promise<Answer>
-  /** Nothing more is to come. Asked when a connection has ended, `wasBroken` or properly. */
+  /** Whether the stream is complete. Called when a connection has ended, `wasBroken` or properly. */
   isOver(wasBroken: boolean): boolean
 }
 
-/** Thrown by who reads the events, to go on with another connection. */
+/** Thrown by the event handler to continue with another connection. */
 export class Reconnect extends Error {}
 
 const pauseMsMax = 10_000
-/** The server's heartbeats come so often: a connection that was up for longer was a good one. */
+/** The server's heartbeat interval: a connection that lasted longer was a good one. */
 const lastingMs = 15_000
 
 /** `take` handles an event; false ends the connection. */
@@ -53,7 +53,7 @@ export async function* resuming<T>(
         const next = await nextOf(events)
         if ('fault' in next) {
           how.signal?.throwIfAborted()
-          // Of ours, and not of the connection: an event that is too large will be again.
+          // Our own error, not the connection's: an event that is too large will be too large again.
           if (next.fault instanceof SpillwayError) throw next.fault
           broken = next.fault
           break
@@ -65,7 +65,7 @@ export async function* resuming<T>(
           broken = taken
           break
         }
-        // Only what is new: a place in the queue can be told for ever.
+        // Only new events count: a queue position can repeat forever.
         if (taken.length > 0) fruitless = 0
         lastId = next.event.id ?? lastId
         yield* taken
@@ -74,7 +74,7 @@ export async function* resuming<T>(
       await events.return()
     }
     if (how.isOver(broken !== null)) return
-    // Who waits for long is cut off by proxies from time to time: that is no reason to give up.
+    // Proxies cut off long waits from time to time, which is no reason to give up.
     const hasLasted = how.clock.now() - openedAt >= lastingMs && !(broken instanceof Silence)
     fruitless = hasLasted ? 1 : fruitless + 1
     if (fruitless >= how.fruitlessMax) {
@@ -89,7 +89,10 @@ export async function* resuming<T>(
   }
 }
 
-/** A broken connection as a value: `yield` stands in the same block, where what the reader throws must not be caught. */
+/**
+ * Returns a broken connection as a value: the caller's `yield` is in the same block, and errors thrown by the reader must
+ * not be caught.
+ */
 async function nextOf(
   events: AsyncGenerator<SseEvent, void, undefined>,
 ): Promise<{ event: SseEvent | null } | { fault: unknown }> {

@@ -2,13 +2,13 @@ import Type, { type TSchema } from 'typebox'
 import { generationLimits } from '../wire/generation.js'
 
 const open = { additionalProperties: true } as const
-/** Null is the same as absent here. */
+/** Null means absent. */
 const Maybe = <Schema extends TSchema>(schema: Schema) => Type.Optional(Type.Union([schema, Type.Null()]))
 const Model = Type.String({ minLength: 1, maxLength: generationLimits.modelCodePoints })
 
 /**
- * The body of `POST /v1/chat/completions`: what is read here. All else (tools, temperature, …) goes to the upstream as it
- * came, and is for the upstream to judge.
+ * The body of `POST /v1/chat/completions`: the members that are read here. All others (tools, temperature, …) go to the
+ * upstream unchanged, which checks them.
  */
 export const ChatCompletionRequest = Type.Object(
   {
@@ -50,7 +50,7 @@ export type NativeStreamRequest = Type.Static<typeof NativeStreamRequest>
 
 const Nullable = Type.Union([Type.String(), Type.Null()])
 
-/** How every answer under `/v1` tells an error. */
+/** The error body of every answer under `/v1`. */
 export const OpenAiErrorBody = Type.Object({
   error: Type.Object({
     message: Type.String(),

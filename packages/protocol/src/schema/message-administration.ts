@@ -3,13 +3,13 @@ import { limits } from '../wire/limits.js'
 import { Name, Timestamp } from './names.js'
 
 const open = { additionalProperties: true } as const
-/** Null is the same as absent here. */
+/** Null means absent. */
 const Maybe = <Schema extends TSchema>(schema: Schema) => Type.Optional(Type.Union([schema, Type.Null()]))
 const OrNull = <Schema extends TSchema>(schema: Schema) => Type.Union([schema, Type.Null()])
 const Count = Type.Integer({ minimum: 0 })
 const Uuid = Type.String({ format: 'uuid' })
 const Label = Type.String({ maxLength: limits.nameCodePoints })
-/** No 400 for more: Queen's clients take an error for an empty list. The answer says how many it was. */
+/** More is not a 400, because Queen's clients treat an error as an empty list. The answer says how many it was. */
 const Limit = (most: number) =>
   Type.Optional(Type.Integer({ minimum: 1, description: `${most} at most; more is as many` }))
 const Offset = Type.Optional(Type.Integer({ minimum: 0, maximum: 100_000 }))
@@ -129,7 +129,7 @@ export const MessageCounts = Type.Object({
 
 /** `error`: why there is no data. */
 const payload = { data: Type.Unknown(), error: Type.Optional(Type.String()) }
-/** What a list says of what it leaves out. */
+/** How a list describes the values that it leaves out. */
 const listed = {
   data_bytes: Type.Optional(
     Type.Integer({

@@ -3,7 +3,7 @@ import { limits } from '../wire/limits.js'
 import { Name, Timestamp } from './names.js'
 
 const open = { additionalProperties: true } as const
-/** Null is the same as absent here. */
+/** Null means absent. */
 const Maybe = <Schema extends TSchema>(schema: Schema) => Type.Optional(Type.Union([schema, Type.Null()]))
 const Key = Type.String({ minLength: 1, maxLength: limits.nameCodePoints })
 const Seconds = Type.Integer({ minimum: 0, maximum: 2_147_483_647 })

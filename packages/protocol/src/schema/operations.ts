@@ -16,7 +16,7 @@ export const ForwardPayload = Type.Object(
   { additionalProperties: false },
 )
 
-/** The body of `POST /api/v1/operations`. The payload is checked by the type that it names. */
+/** The body of `POST /api/v1/operations`. The named type checks the payload. */
 export const SubmitOperation = Type.Object(
   {
     type: Name,
@@ -63,7 +63,7 @@ export const Operation = Type.Object({
   result: Type.Unknown(),
 })
 
-/** What a list says of what it leaves out. */
+/** How a list describes the values that it leaves out. */
 const leftOut = (what: string) => Type.Optional(Type.Integer({ description: `Bytes of ${what}` }))
 const listed = {
   result_bytes: leftOut(`a result of more than ${limits.listPayloadBytes}, which is left out (null)`),

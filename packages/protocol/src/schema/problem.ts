@@ -3,7 +3,7 @@ import { type ProblemCode, problems } from '../wire/codes.js'
 
 const codes = Object.keys(problems) as ProblemCode[]
 
-/** RFC 9457, with the members of ours. Open: single problems have more. */
+/** RFC 9457, with our members. Open: some problems have more. */
 export const Problem = Type.Object(
   {
     type: Type.String(),

@@ -175,7 +175,7 @@ export const PolicyView = Type.Object({
 
 export const PolicyPage = Type.Object({ items: Type.Array(PolicyView), next_cursor: Cursor })
 
-/** The query of lists that have nothing to choose by but a name. */
+/** The query of lists that filter by name only. */
 const page = {
   limit: Type.Optional(Type.Integer({ minimum: 1, maximum: limits.listItemsMax })),
   cursor: Type.Optional(Type.String({ minLength: 1, maxLength: 4_096 })),
@@ -183,7 +183,7 @@ const page = {
 
 export const ListPoliciesQuery = Type.Object({ tenant_id: Type.Optional(Name), ...page }, closed)
 
-/** For paths and queries that name one policy: without a tenant, the one for every tenant. */
+/** For paths and queries that name one policy. Without a tenant: the policy for all tenants. */
 export const PolicyQuery = Type.Object({ tenant_id: Type.Optional(Name) }, closed)
 
 const DryRunTask = Type.Object(

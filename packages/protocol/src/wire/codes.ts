@@ -8,7 +8,7 @@ export const problems = {
   version_unsupported: { status: 400, title: 'Version Unsupported' },
   correlation_fields_invalid: { status: 400, title: 'Correlation Fields Invalid' },
   payload_too_small: { status: 400, title: 'Payload Too Small' },
-  // The status is the upstream's own; this one when it is none that can be passed on.
+  // The status is the upstream's; this one if that cannot be passed on.
   upstream_rejected: { status: 400, title: 'Upstream Rejected' },
   unauthenticated: { status: 401, title: 'Authentication Required' },
   forbidden: { status: 403, title: 'Forbidden' },
@@ -25,7 +25,7 @@ export const problems = {
   operation_running: { status: 409, title: 'Operation Is Running' },
   operation_not_failed: { status: 409, title: 'Operation Has Not Failed' },
   operation_finished: { status: 409, title: 'Operation Is Finished' },
-  // Not 409: OpenAI's clients repeat a 409 by themselves, and would begin anew what somebody has stopped.
+  // Not 409: OpenAI's clients retry a 409 by themselves and would restart a generation that somebody stopped.
   generation_cancelled: { status: 410, title: 'Generation Cancelled' },
   body_too_large: { status: 413, title: 'Body Too Large' },
   payload_too_large: { status: 413, title: 'Payload Too Large' },

@@ -1,10 +1,10 @@
-/** What streams of generated text look like on the wire: OpenAI's form under `/v1`, and the native events. */
+/** The wire format of generated streams: OpenAI's form under `/v1`, and the native events. */
 
 export const generationLimits = {
   queryCodePoints: 100_000,
   modelCodePoints: 255,
   providerCodePoints: 100,
-  /** Of `X-Thread-ID`. */
+  /** For `X-Thread-ID`. */
   threadIdCharacters: 255,
 } as const
 
@@ -13,23 +13,23 @@ export const streamIdHeader = 'X-Stream-Id'
 export const threadIdHeader = 'X-Thread-ID'
 export const resilienceLayerHeader = 'X-Resilience-Layer'
 
-/** The value of `X-Resilience-Layer`: whether the generation began at once, or had to wait for its turn. */
+/** The value of `X-Resilience-Layer`: whether the generation started at once or was queued. */
 export const resilienceLayers = { direct: '1-Direct', failover: '3-Queue-Failover' } as const
 export type ResilienceLayer = (typeof resilienceLayers)[keyof typeof resilienceLayers]
 
-/** What ends a stream of either form, after its last event; not in OpenAI's when it failed. */
+/** Ends a stream of either form, after its last event; absent in OpenAI's form after a failure. */
 export const doneText = '[DONE]'
 
-/** OpenAI's error object. Its types are an open list; its clients go by the status, and by `code`. */
+/** OpenAI's error object. Its types are an open list; clients use the status and `code`. */
 export interface OpenAiError {
   message: string
   type: string
-  /** The member that is wrong, as `messages[0].role`. */
+  /** The invalid member, e.g. `messages[0].role`. */
   param: string | null
   code: string | null
 }
 
-/** A whole answer that is no success, and in a stream the data of its end. */
+/** The body of an error answer, and the last data of a failed stream. */
 export interface OpenAiErrorBody {
   error: OpenAiError
 }
@@ -43,7 +43,7 @@ export interface StreamStatus {
   thread_id: string
 }
 
-/** `event: queued`: first when it is queued, then each time its place changes. */
+/** `event: queued`: first when it is queued, then each time its position changes. */
 export interface StreamQueued {
   /** 0: the next. */
   position: number
@@ -55,7 +55,7 @@ export interface StreamChunk {
   content: string
   /** From 0 on. */
   chunk_index: number
-  /** Null but for the last. */
+  /** Null except on the last chunk. */
   finish_reason: string | null
 }
 
@@ -73,6 +73,6 @@ export interface StreamError {
   message: string
   /** A problem code. */
   code: string
-  /** Whether the same request may succeed if it is made again. */
+  /** Whether the same request may succeed if it is repeated. */
   retryable: boolean
 }

@@ -1,4 +1,4 @@
-/** Every bound has a name and a unit; schemas, parsers and docs take it from here. */
+/** Every limit has a name and a unit; schemas, parsers and docs take it from here. */
 export const limits = {
   bodyBytes: 1_048_576,
   nestingDepth: 64,
@@ -7,9 +7,9 @@ export const limits = {
   preferWaitSecondsMax: 60,
   listItemsMax: 200,
   listEntriesMax: 1_000,
-  /** Lists carry a payload, result or text of up to this size whole; a longer one is left out. */
+  /** Lists include a payload, result or text up to this size; a longer one is left out. */
   listPayloadBytes: 4_096,
-  /** The items of one page, as JSON: the default of SPILLWAY_PAGE_BYTES_MAX, and its least value. */
+  /** The items of one page, as JSON: the default and the minimum of SPILLWAY_PAGE_BYTES_MAX. */
   pageBytes: 4_194_304,
   pageBytesMin: 65_536,
   priorityMin: 1,

@@ -1,9 +1,9 @@
 import type { QueuedReason } from './operations.js'
 
-/** The group of those who name none. */
+/** The group of consumers that name none. */
 export const queueModeGroup = '__QUEUE_MODE__'
 
-/** Options of a queue, with what they are when nobody says. */
+/** Queue options and their defaults. */
 export const queueOptionDefaults = {
   leaseTime: 300,
   retryLimit: 3,
@@ -26,7 +26,7 @@ export type QueueOptions = {
   [Name in QueueOptionName]: (typeof queueOptionDefaults)[Name] extends number ? number : boolean
 }
 
-/** What became of one pushed item. */
+/** The result of one pushed item. */
 export interface PushResult {
   index: number
   message_id: string
@@ -48,11 +48,11 @@ export interface AckResult {
   transactionId: string
   success: boolean
   error: string | null
-  /** It was given up: as a dead letter. */
+  /** It failed for good and is a dead letter. */
   dlq: boolean
 }
 
-/** A message that was taken. */
+/** A message handed to a consumer. */
 export interface PoppedMessage {
   id: string
   transactionId: string
@@ -60,18 +60,18 @@ export interface PoppedMessage {
   queue: string
   partition: string
   partitionId: string
-  /** What to answer with; empty when it was acknowledged with the pop. */
+  /** Needed for the ack; empty when the pop acknowledged it. */
   leaseId: string
   consumerGroup: string
   data: unknown
   createdAt: string
-  /** How often it was delivered before, in vain. */
+  /** How often it was delivered before without success. */
   retryCount: number
   namespace: string | null
   task: string | null
 }
 
-/** A lane that waits, of a push that was answered 202. */
+/** A lane that waits, from a push that was answered 202. */
 export interface QueuedLane {
   queue: string
   partition: string

@@ -11,7 +11,7 @@ export interface QueuedAnswer {
   /** Position in its lane; 0 = next. */
   queuePosition: number
   estimatedWaitSeconds: number
-  /** The same, rounded up, as a text: "3s". */
+  /** The same, rounded up, as text: "3s". */
   estimatedWait: string
   reason: QueuedReason
 }
@@ -34,10 +34,10 @@ export interface OperationView {
   latency_seconds: number | null
   queuePosition: number | null
   result: unknown
-  /** In lists: the bytes of a result that is left out (null), and of an error message of which only the beginning is given. */
+  /** In lists: the bytes of a result that is left out (null), and of an error message that is shortened. */
   result_bytes?: number
   error_message_bytes?: number
-  /** Something was left out: the single item has it whole. */
+  /** Something was left out; the single item has it whole. */
   truncated?: true
 }
 
@@ -48,7 +48,7 @@ export interface DeadLetterView extends OperationView {
   payload_bytes?: number
 }
 
-/** What `http.request` keeps of an answer. */
+/** The parts of an answer that `http.request` keeps. */
 export interface ForwardResult {
   status: number
   headers: Record<string, string>

@@ -12,7 +12,7 @@ export const petitionStates = [
 ] as const
 export type PetitionState = (typeof petitionStates)[number]
 
-/** The states that each state may be left for; none: it is final. The database checks the same (constraint `petitions_moves`). */
+/** The allowed next states of each state; none: it is final. The database checks the same (constraint `petitions_moves`). */
 export const petitionMoves: Readonly<Record<PetitionState, readonly PetitionState[]>> = {
   RECEIVED: ['DELIBERATING', 'ACKNOWLEDGED', 'ESCALATED'],
   DELIBERATING: ['ACKNOWLEDGED', 'REFERRED', 'ESCALATED', 'DEFERRED', 'NO_RESPONSE'],
@@ -23,7 +23,7 @@ export const petitionMoves: Readonly<Record<PetitionState, readonly PetitionStat
   NO_RESPONSE: [],
 }
 
-/** What a submission is answered with. */
+/** The answer to a submission. */
 export interface PetitionReceipt {
   petition_id: string
   state: 'RECEIVED'
@@ -38,14 +38,14 @@ export interface PetitionStatus {
   petition_id: string
   state: PetitionState
   fate_reason: string | null
-  /** Grows by one with each change: what to wait behind. */
+  /** Grows by one with each change; a client waits for a newer one. */
   version: number
   updated_at: string
 }
 
 export interface PetitionView extends Omit<PetitionReceipt, 'state'>, PetitionStatus {
   text: string
-  /** The authenticated subject or what was named; of an anonymous one the client's address. */
+  /** The authenticated subject, or the given id; for an anonymous submitter, the client's address. */
   submitter_id: string
 }
 
@@ -56,7 +56,7 @@ export interface LedgerEntry {
   type: string
   actor: string
   trace_id: string
-  /** A text only where a row that somebody changed has no JSON. */
+  /** A text only if somebody changed the row and it is no longer JSON. */
   payload: Record<string, unknown> | string
   prev_hash: string
   hash: string

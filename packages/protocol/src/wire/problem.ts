@@ -1,6 +1,6 @@
 import type { ProblemCode } from './codes.js'
 
-/** RFC 9457 problem document, as every error of the server is told. */
+/** RFC 9457 problem document: the body of every error. */
 export interface ProblemDocument {
   type: string
   title: string

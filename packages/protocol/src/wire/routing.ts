@@ -1,13 +1,13 @@
 import { type ProblemCode, problems } from './codes.js'
 
-/** The one version of tasks that there is. */
+/** The only task version. */
 export const taskVersion = '1'
 
 export const routingLimits = {
   payloadRefCharacters: 2_048,
   descriptionCodePoints: 1_000,
   policiesMax: 10_000,
-  /** Of a policy, as JSON with its defaults. */
+  /** For a policy, as JSON with its defaults. */
   policyBytes: 65_536,
   providersMax: 100,
   providerWeightMax: 1_000_000,
@@ -18,12 +18,12 @@ export const routingLimits = {
   dryRunTasksMax: 100,
   blocksMax: 10_000,
   blockVersionCharacters: 64,
-  /** Of a block's input schema, and of its metadata, as JSON. */
+  /** For a block's input schema, and for its metadata, as JSON. */
   blockPartBytes: 65_536,
   capabilitiesMax: 100,
 } as const
 
-/** What `error.code` says, and the problem code of the same meaning. Closed; a code never changes its meaning. */
+/** The values of `error.code`, and the problem code of the same meaning. Closed; a code never changes its meaning. */
 export const routingCodes = {
   SCHEMA_VALIDATION_FAILED: 'schema_validation_failed',
   VERSION_UNSUPPORTED: 'version_unsupported',
@@ -41,20 +41,20 @@ export const routingCodes = {
 
 export type RoutingCode = keyof typeof routingCodes
 
-/** The problem code of an `error.code`. One that is not of the list is a fault of ours: never a success. */
+/** The problem code of an `error.code`. An unknown one is our defect, never a success. */
 export function routingProblemCode(code: string): ProblemCode {
   return Object.hasOwn(routingCodes, code) ? routingCodes[code as RoutingCode] : 'internal_error'
 }
 
-/** The HTTP status of an `error.code`; of an unknown one 500. */
+/** The HTTP status of an `error.code`; 500 for an unknown one. */
 export function routingStatus(code: string): number {
   return problems[routingProblemCode(code)].status
 }
 
-/** What the router is asked to decide. */
+/** A task to be routed. */
 export interface RouteTask {
   version: typeof taskVersion
-  /** A UUID; the same request is always decided alike. */
+  /** A UUID; the same request always gets the same decision. */
   request_id: string
   tenant_id: string
   /** Exactly one of `payload_ref` and `payload`. */
@@ -94,7 +94,7 @@ export interface DecideAnswer {
   context: RouteContext
 }
 
-/** What refuses a task: over the broker as it stands, over HTTP with the members of the problem document. */
+/** The refusal of a task: as it is over the broker, with the members of the problem document over HTTP. */
 export interface RouteRefusal {
   ok: false
   error: { code: RoutingCode | 'internal_error'; message: string }
@@ -106,13 +106,13 @@ export type PolicyStrategy = (typeof policyStrategies)[number]
 
 export interface PolicyProvider {
   provider_id: string
-  /** Its share, among the candidates. 0: a fallback only. */
+  /** Its share among the candidates. 0: a fallback only. */
   weight: number
   /** Lower first, where scores are equal. */
   priority: number
   expected_latency_ms: number
   expected_cost: number
-  /** Names, or beginnings of names with a star behind; absent: all. */
+  /** Names, or prefixes of names followed by a star; absent: all. */
   task_types?: string[]
   enabled: boolean
 }
@@ -125,7 +125,7 @@ export interface Policy {
   description?: string
   strategy: PolicyStrategy
   providers: PolicyProvider[]
-  /** `tenant_id`, or `metadata.` and the name of a member. */
+  /** `tenant_id`, or `metadata.` and a member's name. */
   sticky?: { by: string }
   /** Provider ids, first choice first. */
   fallback?: string[]
@@ -142,7 +142,7 @@ export const policySources = ['given', 'tenant', 'shared', 'built_in'] as const
 export type PolicySource = (typeof policySources)[number]
 
 export const exclusions = ['disabled', 'task_type', 'max_latency_ms', 'max_cost', 'weight_zero'] as const
-/** Why a provider is no candidate. */
+/** Why a provider is not a candidate. */
 export type Exclusion = (typeof exclusions)[number]
 
 export interface DryRunProvider {
@@ -152,9 +152,9 @@ export interface DryRunProvider {
   excluded_by: Exclusion[]
   /** 0 to 1, the higher the better: what `best_score` compares. */
   score: number
-  /** Of all keys that would go to it; null when it is not eligible, or when the policy goes by the score alone. */
+  /** Of all keys that would go to it; null when it is not eligible, or when the policy uses only the score. */
   share: number | null
-  /** Its place among the fallbacks, from 1 on. */
+  /** Its position among the fallbacks, from 1 on. */
   fallback_place: number | null
   chosen: boolean
 }
@@ -200,7 +200,7 @@ export type AlertSeverity = (typeof alertSeverities)[number]
 export const alertStatuses = ['firing', 'resolved'] as const
 export type AlertStatus = (typeof alertStatuses)[number]
 
-/** As it goes to the webhook; `GET /api/v1/alerts` lists it with more. */
+/** As sent to the webhook; `GET /api/v1/alerts` lists it with more. */
 export interface Alert {
   alert_name: AlertName
   severity: AlertSeverity
@@ -225,7 +225,7 @@ export interface Objective {
   total: number
   /** 1: all of it, 0: none, negative: overspent. */
   error_budget_left: number
-  /** Of the last hour: 1 spends the budget exactly within the window. */
+  /** For the last hour: 1 spends the budget exactly within the window. */
   burn_rate: number
   met: boolean
 }

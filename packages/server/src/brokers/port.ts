@@ -2,19 +2,19 @@
  * A broker as the router's intake: messages of one subject, shared by all routers, each kept until it is acked.
  *
  *   published ──taken──► with a router ──ack──► gone
- *                            ├──putBack(delay), or not heard of for the ack wait──► taken again, deliveries + 1
- *                            └──bury──► dead letter, whole, with its reason
+ *                            ├──putBack(delay), or silent for the ack wait──► taken again, deliveries + 1
+ *                            └──bury──► dead letter, complete, with its reason
  */
 
-/** One message in the hands of this router. Exactly one of `ack`, `putBack` and `bury` ends it; later calls do nothing. */
+/** One message held by this router. Exactly one of `ack`, `putBack` and `bury` ends it; later calls do nothing. */
 export interface Delivery {
   readonly data: Uint8Array
   header(name: string): string | undefined
-  /** How often it was handed out, this time included: the broker's own count. */
+  /** The broker's delivery count, including this one. */
   readonly deliveries: number
   /** When the broker stored it: milliseconds since 1970, by its clock. */
   readonly storedAtMs: number
-  /** Names it in logs and dead letters: its number in the broker. */
+  /** The broker's sequence: names the message in logs and dead letters. */
   readonly id: string
   ack(): void
   putBack(delayMs: number): void
@@ -24,38 +24,38 @@ export interface Delivery {
 
 export interface Outgoing {
   readonly data: Uint8Array
-  /** The broker drops a second one with the same id (within its window). */
+  /** The broker drops a second message with the same id (within its window). */
   readonly id?: string
   readonly headers?: Readonly<Record<string, string>>
-  /** After this instant (milliseconds since 1970) nobody needs the answer: it is not worked on. */
+  /** After this time (milliseconds since 1970) nobody needs the answer, and the message is not processed. */
   readonly deadlineMs?: number
 }
 
 export interface Backlog {
-  /** Not handed out yet. */
+  /** Not delivered yet. */
   readonly pending: number
-  /** Handed out, not acked. */
+  /** Delivered, not acked. */
   readonly ackPending: number
-  /** Since the consumer was made, as far as the broker tells. */
+  /** Since the consumer was created, as far as the broker reports. */
   readonly delivered: number
-  /** Of those not acked, how many were handed out more than once. */
+  /** Unacked messages that were delivered more than once. */
   readonly redelivered: number
 }
 
 export interface Redriven {
   readonly moved: number
   readonly skipped: number
-  /** Of those skipped, the ones that the broker did not take; absent: none. */
+  /** The skipped ones that the broker refused; absent: none. */
   readonly refused?: readonly { id: string; reason: string }[]
 }
 
 export interface BrokerDeadLetter {
-  /** Its number among the dead letters. */
+  /** Its sequence among the dead letters. */
   readonly id: string
-  /** In lists empty if it is longer than asked for. */
+  /** In lists: empty if longer than requested. */
   readonly data: Uint8Array
   readonly dataBytes: number
-  /** Of one that was repeated all values, with commas between. In lists empty if they are longer than asked for. */
+  /** A repeated header has all its values, separated by commas. In lists: empty if longer than requested. */
   readonly headers: Readonly<Record<string, string>>
   readonly headersBytes: number
   readonly reason: string
@@ -64,20 +64,20 @@ export interface BrokerDeadLetter {
   readonly diedAt: Date
 }
 
-/** A message that was handed out as often as is allowed and is in nobody's hands, found by this process. */
+/** A message that reached the delivery limit and that no router holds, found by this process. */
 export interface ExhaustedMessage {
   header(name: string): string | undefined
   readonly storedAtMs: number
-  /** Its number among the dead letters. */
+  /** Its sequence among the dead letters. */
   readonly letter: string
   readonly reason: string
   readonly detail: string
 }
 
 export interface ExhaustedListener {
-  /** It is among the dead letters, and still with the broker. When this throws, all is done again later. */
+  /** The dead letter is stored and the broker still has the message. If this throws, everything is retried later. */
   keep(message: ExhaustedMessage): Promise<void>
-  /** It has left the broker: once for each, over all processes. */
+  /** The message has left the broker. Called once per message over all processes. */
   buried(message: ExhaustedMessage): void
 }
 
@@ -86,43 +86,43 @@ export interface RouterBroker {
   /** The durable consumer's name. */
   readonly consumer: string
   readonly isConnected: boolean
-  /** What keeps it from being connected, for people, where that is known. */
+  /** Why it is not connected, for people, if known. */
   readonly trouble: string | null
-  /** What one message may have, headers included; null until the broker has told. */
+  /** Maximum message size, headers included; null until the broker reports it. */
   readonly payloadBytesMax: number | null
   /** Resolves when the broker has stored it. Throws BrokerFault. */
   publish(message: Outgoing): Promise<{ duplicate: boolean }>
-  /** Publishes it and waits for the answer that the router gives to it. Throws BrokerFault. */
+  /** Publishes it and waits for the router's answer. Throws BrokerFault. */
   ask(message: Outgoing, timeoutMs: number, signal?: AbortSignal): Promise<Uint8Array>
-  /** Whether it asked to be answered (header `Spillway-Reply-To`), in a place where we may. */
+  /** Whether it has a header `Spillway-Reply-To` with a subject that we may write to. */
   canAnswer(delivery: Delivery): boolean
-  /** Answers the one who published this, if it can be. Throws BrokerFault `too_large`. */
+  /** Answers the publisher if possible. Throws BrokerFault `too_large`. */
   answer(delivery: Delivery, data: Uint8Array): void
   /**
-   * Hands every message to `work`, at most `atOnce` of them under way; takes none from the broker beyond that and a
-   * buffer of as many again. Goes on over lost connections, until stopped; `stop` waits for what is under way.
+   * Calls `work` for every message, with at most `atOnce` running; takes at most the same number again into a buffer.
+   * Continues over lost connections until stopped; `stop` waits for running work.
    */
   take(atOnce: number, work: (delivery: Delivery) => Promise<void>): { stop(): Promise<void> }
   /** Null while the broker does not answer. */
   backlog(): Promise<Backlog | null>
-  /** How many may be handed out and not acked, over all routers. */
+  /** Maximum delivered but unacked messages over all routers. */
   limitAckPending(count: number): Promise<void>
   /**
-   * Whole to the dead letters, with the reason, then acked: a crash in between buries it once. `keep` hears the number of the
-   * dead letter before the ack; when it throws, so does this, and the message is still there.
+   * Stores it as a complete dead letter with the reason, then acks: a crash in between still gives one dead letter.
+   * `keep` gets its number before the ack; if it throws, this throws too, and the message stays.
    */
   bury(
     delivery: Delivery,
     why: { reason: string; detail: string },
     keep?: (letter: string) => Promise<void>,
   ): Promise<void>
-  /** One listener, for what dies without being in anybody's hands. */
+  /** One listener, for messages that died while no router held them. */
   onExhausted(listener: ExhaustedListener): void
-  /** Oldest first. Data and headers of more than `partBytesMax` bytes (default: none) are left out. */
+  /** Oldest first. Data and headers longer than `partBytesMax` bytes (default: no limit) are left out. */
   deadLetters(limit: number, after: string | null, partBytesMax?: number): Promise<BrokerDeadLetter[]>
-  /** One of them, whole. */
+  /** One dead letter, complete. */
   deadLetter(id: string): Promise<BrokerDeadLetter | null>
-  /** Publishes them again, whole, as new ones, oldest first, and takes them from the dead letters. */
+  /** Publishes them again, complete, as new messages, oldest first, and deletes the dead letters. */
   redrive(ids: readonly string[]): Promise<Redriven>
   purge(ids: readonly string[]): Promise<number>
   close(): Promise<void>
@@ -130,7 +130,7 @@ export interface RouterBroker {
 
 export type BrokerFaultCode = 'unavailable' | 'timeout' | 'too_large' | 'aborted'
 
-/** Nothing is known of what was published; `too_large` and `unavailable` before sending: it was not. */
+/** The outcome of the publish is unknown, except `too_large` and `unavailable` before sending: nothing was published. */
 export class BrokerFault extends Error {
   override readonly name = 'BrokerFault'
   readonly code: BrokerFaultCode

@@ -3,7 +3,7 @@ import type { DeadLetterView, OperationView, ProblemDocument } from '@spillway/p
 /** The server answered with a problem, or did not answer. */
 export class ApiError extends Error {
   override readonly name = 'ApiError'
-  /** The problem's code, or `unreachable` when nothing answered, or `unexpected` when something else did. */
+  /** The problem's code, `unreachable` if nothing answered, or `unexpected` if the answer is not Spillway's. */
   readonly code: string
 
   constructor(code: string, message: string, options?: ErrorOptions) {
@@ -27,7 +27,7 @@ export interface Api {
   cancelOperation(id: string): Promise<unknown>
   listDeadLetters(filter: Filter): Promise<Page<DeadLetterView>>
   showDeadLetter(id: string): Promise<DeadLetterView>
-  /** By ids, or the next `limit` that match the filter, oldest first; `next_cursor` says where to go on. */
+  /** By ids, or the next `limit` that match the filter, oldest first; `next_cursor` says where to continue. */
   redrive(
     which: { ids: readonly string[] } | { filter: Filter; limit: number; cursor?: string },
   ): Promise<{ moved: number; skipped: number; next_cursor?: string | null }>
@@ -44,7 +44,7 @@ export interface ApiOptions {
 /** Longer than the longest wait that the server grants (60 s). */
 const answerTimeoutMs = 90_000
 
-/** The routes that the `ops` and `dead-letters` commands use, and only here. */
+/** The only place with the routes that the `ops` and `dead-letters` commands use. */
 export function createApi(options: ApiOptions): Api {
   const send = <T>(method: string, path: string, body?: unknown) => request<T>(options, method, path, body)
   const operation = (id: string) => `/api/v1/operations/${encodeURIComponent(id)}`

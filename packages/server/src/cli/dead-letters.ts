@@ -52,7 +52,7 @@ export async function redriveDeadLetters(
       }
     } else {
       const total = await totalOf(api, which.filter)
-      // Once through, by the cursor: what dies again at once would otherwise be offered again for ever.
+      // One pass, by the cursor: a letter that dies again at once would otherwise be offered forever.
       for (let cursor: string | null | undefined; cursor !== null; ) {
         const step = await api.redrive({
           filter: which.filter,
@@ -98,7 +98,7 @@ export async function purgeDeadLetters(
   return exitCodes.done
 }
 
-/** No more than there were at the start: one that dies during a purge was not among those that were agreed to. */
+/** At most as many as at the start: letters that die during a purge were not confirmed by the user. */
 function stepOf(total: number | null, done: number): number {
   return total === null ? stepMax : Math.min(stepMax, total - done)
 }

@@ -2,7 +2,7 @@
 import { runCli } from './program.js'
 import { processTerminal } from './terminal.js'
 
-// `spillway ops list | head`: the reader has enough, which is no error of ours.
+// `spillway ops list | head`: the reader closed the pipe, which is not an error.
 process.stdout.on('error', (error: NodeJS.ErrnoException) => {
   if (error.code !== 'EPIPE') throw error
   process.exit(0)

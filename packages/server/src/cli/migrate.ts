@@ -3,7 +3,7 @@ import { createLogger } from '../telemetry/index.js'
 import { exitCodes } from './exit.js'
 import type { Terminal } from './terminal.js'
 
-/** Brings the schema up to date. Without DATABASE_URL the embedded server is started for as long as it takes. */
+/** Brings the schema up to date. Without DATABASE_URL the embedded server is started for the migration. */
 export async function runMigrations(terminal: Terminal): Promise<number> {
   const { config } = loadConfig()
   const log = createLogger({ level: config.process.logLevel, destination: { write: terminal.err } })

@@ -45,7 +45,7 @@ export async function showOperation(
   return exitCodes.done
 }
 
-/** One item, whole: its members one below the other. */
+/** One item in full, one member per line. */
 export function printMembers(terminal: Terminal, item: object, json: boolean): void {
   if (json) {
     terminal.out(`${JSON.stringify(item)}\n`)
@@ -57,7 +57,7 @@ export function printMembers(terminal: Terminal, item: object, json: boolean): v
   terminal.out(renderTable(rows, ['field', 'value'], Number.POSITIVE_INFINITY))
 }
 
-/** Each id by itself: one that cannot be changed does not keep the others from it. */
+/** Each id separately: one that cannot be changed does not stop the others. */
 export async function changeOperations(
   { api, terminal, json }: Context,
   action: 'retry' | 'cancel',
@@ -71,7 +71,7 @@ export async function changeOperations(
         json ? `${JSON.stringify(answer)}\n` : `${id} ${action === 'retry' ? 'queued again' : 'cancelled'}\n`,
       )
     } catch (error) {
-      // What concerns this id only is told and counted; a server that is gone or refuses us ends the command.
+      // An error about this id is reported and counted. If the server is gone or refuses us, the command ends.
       if (!(error instanceof ApiError) || !aboutOneOperation.has(error.code)) throw error
       failures++
       terminal.err(`${id} ${error.message}\n`)

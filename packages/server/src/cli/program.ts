@@ -5,13 +5,13 @@ import { type Api, createApi, type Filter } from './api.js'
 import { exitCodes, UsageError } from './exit.js'
 import type { Terminal } from './terminal.js'
 
-/** Commands of two words. cac matches one word, so the two are joined before it sees them. */
+/** Two-word commands. cac matches one word, so the two are joined before it sees them. */
 const groups: Readonly<Record<string, readonly string[]>> = {
   ops: ['list', 'show', 'retry', 'cancel'],
   'dead-letters': ['list', 'show', 'redrive', 'purge'],
 }
 
-/** Runs one command line (without the program's own name) and gives its exit code. */
+/** Runs one command line (without the program's name) and returns its exit code. */
 export async function runCli(args: readonly string[], terminal: Terminal): Promise<number> {
   try {
     const words = joinGroup(args)
@@ -54,7 +54,7 @@ async function dispatch(program: CAC, words: string[], terminal: Terminal): Prom
 function report(error: unknown, terminal: Terminal): number {
   if (isDebugging() && error instanceof Error) terminal.err(`${maskUrlPasswords(error.stack ?? error.message)}\n`)
   else terminal.err(`spillway: ${maskUrlPasswords(messageOf(error))}\n`)
-  // cac's own errors (unknown option, missing argument) are told apart by name: it does not export their class.
+  // cac's own errors (unknown option, missing argument) are recognised by name: it does not export their class.
   const usage = error instanceof UsageError || (error instanceof Error && error.name === 'CACError')
   if (usage) terminal.err('Run spillway --help, or spillway <command> --help.\n')
   return usage || error instanceof ConfigError ? exitCodes.usage : exitCodes.failed
@@ -64,12 +64,12 @@ function messageOf(error: unknown): string {
   if (!(error instanceof Error)) return String(error)
   let deepest = error
   while (deepest.cause instanceof Error) deepest = deepest.cause
-  // Some errors of the network have a code and no message.
+  // Some network errors have a code and no message.
   const cause = deepest.message || ('code' in deepest ? String(deepest.code) : '')
   return cause === '' || error.message.includes(cause) ? error.message : `${error.message}\n  because: ${cause}`
 }
 
-/** The text of an option as it was typed: cac turns "007" into 7. The last one given counts. */
+/** The text of an option as it was typed: cac turns "007" into 7. The last one wins. */
 function textOf(words: readonly string[], option: string): string | undefined {
   const equals = `--${option}=`
   for (let index = words.length - 1; index > 0; index--) {
@@ -86,7 +86,7 @@ function buildProgram(words: readonly string[], terminal: Terminal): CAC {
   addServerCommands(program, terminal, text)
   addOperationCommands(program, terminal, text)
   addDeadLetterCommands(program, terminal, text)
-  // A group is a command of its own only when asked for its help: the list names its commands one by one.
+  // A group is registered as a command only for its own help: the list names its commands one by one.
   const [group = ''] = words
   const actions = Object.hasOwn(groups, group) ? groups[group] : undefined
   if (actions !== undefined) {
@@ -96,7 +96,7 @@ function buildProgram(words: readonly string[], terminal: Terminal): CAC {
   program.option('-v, --version', 'Print the version')
   program.example('  $ spillway serve')
   program.example('  $ spillway ops list --status failed')
-  // cac would repeat the whole list of commands with --help.
+  // With --help cac would repeat the whole list of commands.
   program.help((sections) =>
     sections.map((section) =>
       section.title?.startsWith('For more info') ? { title: 'More', body: '  $ spillway <command> --help' } : section,
@@ -166,7 +166,7 @@ interface Remote {
   readonly json: boolean
 }
 
-/** A command that speaks to a running server. */
+/** A command that talks to a running server. */
 function remoteCommand(
   program: CAC,
   rawName: string,

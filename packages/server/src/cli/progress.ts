@@ -1,13 +1,13 @@
 import type { Terminal } from './terminal.js'
 
 export interface Progress {
-  /** `done` so far; `total` when it is known. */
+  /** `done` so far; `total` if known. */
   update(done: number, total: number | null): void
-  /** Ends the line, so that what follows starts on its own. */
+  /** Ends the line, so that the next output starts on a new one. */
   end(): void
 }
 
-/** On a terminal one line that is rewritten; elsewhere a plain line for each update, fit for a log. */
+/** On a terminal one line that is rewritten; elsewhere a plain line for each update, suitable for a log. */
 export function startProgress(terminal: Terminal, label: string): Progress {
   let written = false
   return {

@@ -5,7 +5,7 @@ import { runUntilSignal } from './signals.js'
 import type { Terminal } from './terminal.js'
 
 export interface ServeOptions {
-  /** `worker` runs operations only, and listens only where a port is given. */
+  /** `worker` only runs operations, and listens only if a port is given. */
   readonly only?: 'worker'
   readonly host?: string | undefined
   readonly port?: string | undefined
@@ -39,7 +39,7 @@ export async function serve(
       },
     })
   } finally {
-    // Whatever still holds the process open must not keep it. Unreferenced, so it fires only in that case.
+    // Open handles must not keep the process alive. The timer is unreferenced, so it fires only in that case.
     setTimeout(() => process.exit(), exitGraceMs).unref()
   }
   return exitCodes.done
@@ -47,7 +47,7 @@ export async function serve(
 
 const exitGraceMs = 1_000
 
-/** Flags win over the environment, and are checked by the same rules. */
+/** Flags override the environment and are checked by the same rules. */
 export function configFor(
   options: ServeOptions,
   environment: Environment,
@@ -73,7 +73,7 @@ const workerGreeting = 'Spillway works on operations; it listens nowhere (--port
 /** `address`: host:port, or an origin. Shown on standard error: standard output belongs to the log lines. */
 export function greeting(address: string, { isGateway = true, mayCallItself = true } = {}): string {
   const origin = (address.includes('://') ? address : `http://${address}`).replace(/\/+$/u, '')
-  // Without the role there is nothing to hand work to; with a list of targets of its own, the demo here is not among them.
+  // Without the gateway role no work is accepted; with a configured target list the demo here is not allowed.
   if (!isGateway || !mayCallItself) return `Spillway listens on ${origin}\n\nTry it:\n  curl ${origin}/health\n\n`
   const call = JSON.stringify({
     type: 'http.request',

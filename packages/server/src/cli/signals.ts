@@ -2,7 +2,7 @@ import type { EventEmitter } from 'node:events'
 import { constants } from 'node:os'
 
 export interface Closable {
-  /** Rejects when it cannot go on, which ends it. */
+  /** Rejects if the server cannot continue; the server is then closed. */
   started: Promise<void>
   close(): Promise<void>
 }
@@ -15,10 +15,10 @@ export interface SignalOptions<S> {
 }
 
 /**
- * States: starting → running → draining → closed. The first SIGINT or SIGTERM closes the server; one that comes while it
- * starts is kept until there is something to close, so that an embedded database is never left behind. A second one
- * ends the process at once, with the code that a shell gives a killed process (128 + the signal). A start that turns out to
- * be hopeless closes the server too, and is thrown.
+ * States: starting → running → draining → closed. The first SIGINT or SIGTERM closes the server. During the start the signal
+ * is kept until there is something to close, so that an embedded database is never left behind. A second one ends the
+ * process at once, with the code that a shell gives a killed process (128 + the signal). A start that can never succeed
+ * also closes the server, and its error is thrown.
  */
 export async function runUntilSignal<S extends Closable>(
   start: () => Promise<S>,

@@ -1,4 +1,4 @@
-/** What a command may do to the outside: write, and know whether a person is watching. Tests give their own. */
+/** A command's view of the outside: output, and whether a person is watching. Tests pass their own. */
 export interface Terminal {
   /** Standard output: results only, so that they can be piped. */
   out(text: string): void

@@ -27,7 +27,7 @@ const delayMs = <const Name extends string, const Default extends number>(
     ...{ name, type: 'integer', min: 1, max: 3_600_000, default: byDefault, unit: 'ms', meaning },
   }) as const satisfies Setting
 
-/** The generation workload, under the names that its operators know. */
+/** The generation workload, with the variable names that its operators know. */
 export const generationSettings = {
   redisUrl: {
     name: 'REDIS_URL',

@@ -5,7 +5,7 @@ import { allowedValues, parseSetting, type SettingValue, showRejected } from './
 
 export type Environment = Readonly<Record<string, string | undefined>>
 
-/** The environment of this process; other rooms take it from here. */
+/** The environment of this process. Other modules read it here. */
 export const processEnvironment = (): Environment => process.env
 
 export type Config = Omit<ValuesOf<typeof settings>, 'petitions'> & {
@@ -13,7 +13,7 @@ export type Config = Omit<ValuesOf<typeof settings>, 'petitions'> & {
   /** false for `spillway worker` without a port: no socket is opened. */
   readonly listen: boolean
 }
-/** What is unset follows from what is set. */
+/** Values that are not set are derived from those that are. */
 export type PetitionsConfig = Omit<ValuesOf<typeof settings>['petitions'], 'queueHysteresis' | 'rateTtlHours'> & {
   readonly queueHysteresis: number
   readonly rateTtlHours: number
@@ -30,12 +30,12 @@ export interface LoadedConfig {
 }
 
 export interface ConfigProblem {
-  /** The variable; where two contradict each other, the one to look at first. */
+  /** The variable; if two contradict each other, the one to check first. */
   readonly name: string
   readonly message: string
 }
 
-/** The environment does not describe a server that may start. Lists everything that is wrong, not only the first. */
+/** The environment is not a valid configuration. Lists all problems, not only the first. */
 export class ConfigError extends Error {
   override readonly name = 'ConfigError'
   readonly code = 'config_invalid'
@@ -57,7 +57,7 @@ const knownNames: ReadonlySet<string> = new Set(
   ),
 )
 
-/** Reads the server's settings. Throws {@link ConfigError} when any is wrong, unknown or contradicts another. */
+/** Reads the server's settings. Throws {@link ConfigError} if any is wrong, unknown or contradicts another. */
 export function loadConfig(environment: Environment = process.env): LoadedConfig {
   const warnings: string[] = []
   const problems: ConfigProblem[] = []
@@ -84,7 +84,7 @@ function completePetitions(given: ValuesOf<typeof settings>['petitions']): Petit
   }
 }
 
-/** A lower limit around it lowers what nobody has set; what was set above it is a contradiction. */
+/** A lower outer limit lowers the defaults inside it; a value set above it is a contradiction. */
 function completeGeneration(given: Config['generation'], sources: ReadonlyMap<string, ConfigSource>) {
   const atMost = (name: string, value: number, limit: number) =>
     sources.get(name) === 'default' ? Math.min(value, limit) : value
@@ -96,7 +96,7 @@ function completeGeneration(given: Config['generation'], sources: ReadonlyMap<st
   }
 }
 
-/** Reads what a client command needs; a wrong server setting does not stop it. */
+/** Reads only the settings of a client command; a wrong server setting does not stop it. */
 export function loadClientConfig(environment: Environment = process.env): ClientConfig {
   const problems: ConfigProblem[] = []
   const values = readTable(clientSettings, environment, new Map(), problems)
@@ -104,13 +104,13 @@ export function loadClientConfig(environment: Environment = process.env): Client
   return values.client
 }
 
-/** Whether errors are shown with their stacks; asked before, and even if, the configuration cannot be loaded. */
+/** Whether errors are shown with their stacks. Works even if the configuration cannot be loaded. */
 export function isDebugging(environment: Environment = process.env): boolean {
   const level = environment[settings.process.logLevel.name]
   return level === 'debug' || level === 'trace'
 }
 
-/** Whether only this machine can reach a server that listens on the host. A name other than localhost may be anything. */
+/** Whether only this machine can reach a server on this host. A name other than localhost may be anything. */
 export function isLoopbackHost(host: string): boolean {
   if (host.toLowerCase() === 'localhost') return true
   const family = isIP(host)
@@ -156,7 +156,7 @@ function readTable<T extends SettingsTable>(
     const values = Object.entries(rows).map(([key, setting]) => [key, readSetting(setting, env, sources, problems)])
     return [group, Object.fromEntries(values)]
   })
-  // The one place where the table's rows and the type inferred from them meet: each value came out of its own row.
+  // The table's rows and their inferred type meet only here: each value was parsed by its own row.
   return Object.fromEntries(groups) as ValuesOf<T>
 }
 
@@ -173,16 +173,16 @@ function readSetting<S extends Setting>(
   if (text === undefined) return setting.default
   const value = parseSetting(setting, text)
   if (value !== undefined) return value
-  // Empty is not "unset": an empty DATABASE_URL is a secret that failed to arrive, not a wish for the embedded server.
+  // Empty is not "unset": an empty DATABASE_URL is a secret that failed to arrive, not a request for the embedded server.
   const what = text === '' ? 'is set but empty' : `is ${showRejected(setting, text)}`
   problems.push({ name: readFrom, message: `${readFrom} ${what}; allowed: ${allowedValues(setting)}` })
   return setting.default
 }
 
-/** Names that contradict each other, the one to look at first before the others. */
+/** Names that contradict each other, the one to check first at the front. */
 type Say = (names: readonly string[], message: string) => void
 
-/** Settings that are right by themselves and wrong together. Those already known to be wrong are not compared. */
+/** Finds settings that are valid alone but wrong together. Skips those already known to be wrong. */
 function findContradictions(config: Config, problems: ConfigProblem[], wrong: ReadonlySet<string>): void {
   const { server, auth, operations } = config
   const say: Say = (names, message) => {
@@ -275,7 +275,7 @@ function findGenerationContradictions({ generation }: Config, say: Say): void {
 
 type Ascending = readonly [names: readonly string[], values: readonly number[]]
 
-/** The levels of each signal of the router: warn, critical, overload. */
+/** The levels of each router signal: warn, critical, overload. */
 function ascending(routing: Config['routing']): Ascending[] {
   return [
     [

@@ -1,6 +1,6 @@
 /**
- * A variable that starts with one of these is ours: an unknown one is a mistake, not somebody else's. STREAM_, GATEWAY_
- * and ALERT_ are not among them: others use those too, and their variables must not stop our start.
+ * These prefixes are ours, so an unknown variable with one of them is a mistake. STREAM_, GATEWAY_ and ALERT_ are not
+ * included: other programs use them too, and their variables must not stop our start.
  */
 const ownPrefix = /^(?:SPILLWAY|PETITION|ROUTER|QUEUE_FAILOVER|GENERATION|CONNECTION_POOL)_/u
 
@@ -14,7 +14,7 @@ const serviceAddress = /^(?:tcp|udp|sctp):\/\//u
 
 /**
  * Kubernetes gives each pod variables for every Service of its namespace, in the form of Docker links. A Service named
- * "spillway" therefore sets SPILLWAY_PORT=tcp://10.0.0.1:7745, which nobody meant as a setting.
+ * "spillway" therefore sets SPILLWAY_PORT=tcp://10.0.0.1:7745, which is not meant as a setting.
  */
 export function isInjectedByKubernetes(name: string, value: string): boolean {
   if (serviceName.test(name) || servicePortName.test(name)) return true
@@ -34,7 +34,7 @@ function editDistance(a: string, b: string): number {
   return previous[b.length] ?? 0
 }
 
-/** The known name that was probably meant, or null when none is near enough to be worth saying. */
+/** The known name that was probably meant, or null if none is close enough. */
 export function nearestName(name: string, known: Iterable<string>): string | null {
   let best: string | null = null
   let bestDistance = Math.floor(name.length / 3) + 1

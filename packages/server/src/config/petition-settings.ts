@@ -11,7 +11,7 @@ const perHour = <const Name extends string>(name: Name, meaning: string) =>
     meaning,
   }) as const satisfies Setting
 
-/** The petitions workload, under the names that its operators know. */
+/** The petitions workload, with the variable names that its operators know. */
 export const petitionSettings = {
   realms: {
     name: 'PETITION_REALMS',

@@ -19,7 +19,7 @@ const perMinute = <const Name extends string, const Default extends number>(
     ...{ name, type: 'integer', min: 1, max: 10_000_000, default: byDefault, unit: 'requests', meaning },
   }) as const satisfies Setting
 
-/** The routing workload: the gateway's part and the router's, under the names that their operators know. */
+/** The routing workload, gateway and router, with the variable names that their operators know. */
 export const routingSettings = {
   natsUrls: {
     name: 'NATS_URL',

@@ -1,7 +1,7 @@
 const mask = '***'
 
-// Greedy up to the last @ of the word: a password with an unencoded / or @ is still hidden whole. Hiding too much of an
-// odd URL costs a little reading; hiding too little leaks.
+// Greedy up to the last @ of the word, so that a password with an unencoded / or @ is hidden completely. Hiding too much
+// of an odd URL is a nuisance; hiding too little is a leak.
 const userPassword = /(:\/\/[^\s:/@?#]*):\S*@/gu
 const passwordParameter = /([?&](?:password|pass|sslpassword|token|secret|api_?key)=)[^&\s#]*/giu
 
@@ -11,5 +11,5 @@ export function maskUrlPasswords(text: string): string {
   return text.replace(userPassword, `$1:${mask}@`).replace(passwordParameter, `$1${mask}`)
 }
 
-/** How a secret is shown: that it is set, nothing of it. */
+/** How a secret is shown: only that it is set. */
 export const maskedSecret = mask

@@ -4,7 +4,7 @@ import { messageSettings } from './message-settings.js'
 import { petitionSettings } from './petition-settings.js'
 import { routingSettings } from './routing-settings.js'
 
-/** What every setting says of itself, whatever its type. */
+/** Common to all settings, whatever their type. */
 interface Described {
   /** The environment variable. */
   readonly name: string
@@ -37,7 +37,7 @@ export type Setting = Described &
     | {
         readonly type: 'url'
         readonly protocols: readonly string[]
-        /** Paths are appended to it: no query and no fragment; slashes at its end are dropped. */
+        /** Paths are appended to it: no query, no fragment; trailing slashes are dropped. */
         readonly base?: true
         readonly default: string | null
       }

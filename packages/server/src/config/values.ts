@@ -5,7 +5,7 @@ import type { Setting } from './settings.js'
 
 export type SettingValue = string | number | boolean | readonly string[] | null
 
-/** undefined = the text is not a value of this setting. null is never the result of parsing. */
+/** undefined = not a valid value of this setting. Parsing never returns null. */
 export function parseSetting(setting: Setting, text: string): SettingValue | undefined {
   switch (setting.type) {
     case 'integer':
@@ -41,7 +41,7 @@ export function parseSetting(setting: Setting, text: string): SettingValue | und
   }
 }
 
-/** What the setting takes, in words. */
+/** The allowed values, in words. */
 export function allowedValues(setting: Setting): string {
   switch (setting.type) {
     case 'integer':
@@ -73,26 +73,26 @@ export function allowedValues(setting: Setting): string {
   }
 }
 
-/** A value as it may be shown to people: secrets hidden, passwords inside URLs hidden. */
+/** A value as it may be shown to people: secrets and passwords inside URLs are hidden. */
 export function showValue(setting: Setting, value: SettingValue): string {
   if (value === null) return ''
   if (setting.secret) return maskedSecret
   return maskUrlPasswords(typeof value === 'object' ? value.join(',') : String(value))
 }
 
-/** The text that did not parse. A malformed URL cannot be masked with certainty, so it is not shown at all. */
+/** The text that did not parse. A malformed URL cannot be masked reliably, so it is not shown. */
 export function showRejected(setting: Setting, text: string): string {
   if (setting.secret || setting.type === 'url' || setting.type === 'urls') return '(value not shown)'
   return JSON.stringify(maskUrlPasswords(text.length > 200 ? `${text.slice(0, 200)}…` : text))
 }
 
-/** `postgres://user@/db?host=/run/postgresql` (a socket, no host) is good for libpq and pg, not for the URL standard. */
+/** `postgres://user@/db?host=/run/postgresql` (a socket, no host) is valid for libpq and pg, not for the URL standard. */
 function parseUrl(text: string, protocols: readonly string[]): string | undefined {
   const standard = text.startsWith('postgres') ? text.replace('@/', '@socket/') : text
   return URL.canParse(standard) && protocols.includes(new URL(standard).protocol) ? text : undefined
 }
 
-/** A user in it would be sent to nobody: fetch refuses such URLs, and credentials have settings of their own. */
+/** No user in it: fetch refuses such URLs, and credentials have their own settings. */
 function parseBaseUrl(text: string, protocols: readonly string[]): string | undefined {
   if (parseUrl(text, protocols) === undefined || /[?#]/u.test(text)) return undefined
   const { username, password } = new URL(text)
@@ -128,7 +128,7 @@ function parseOrigin(text: string): string | undefined {
   return bare && (url.protocol === 'http:' || url.protocol === 'https:') ? url.origin : undefined
 }
 
-/** As it is compared: lower case, no brackets, no dot at the end. */
+/** In the form that is compared: lower case, no brackets, no trailing dot. */
 function parseHost(text: string): string | undefined {
   const name = text.toLowerCase().replace(/^\[(.*)\]$/u, '$1')
   if (isIP(name) !== 0) return name

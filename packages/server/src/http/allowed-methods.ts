@@ -7,7 +7,7 @@ interface KnownRoute {
 }
 
 export interface AllowedMethods {
-  /** The methods of the path, sorted; empty when no route has it. */
+  /** The methods of the path, sorted; empty if no route has it. */
   of(target: string): string[]
 }
 
@@ -22,8 +22,8 @@ function matches(segments: readonly string[], path: readonly string[]): boolean 
 }
 
 /**
- * Which methods a path has, for 405 and Allow. Fastify's router knows a path only together with its method, so the
- * routes are noted as they are added; looked at only when no route was found.
+ * Which methods a path has, for 405 and Allow. Fastify's router knows a path only together with its method, so routes are
+ * recorded as they are added. Used only when no route was found.
  */
 export function trackAllowedMethods(app: FastifyInstance): AllowedMethods {
   const routes = new Map<string, KnownRoute>()

@@ -2,7 +2,7 @@ import { hash, timingSafeEqual } from 'node:crypto'
 import { readFileSync, statSync } from 'node:fs'
 import { isRole, type Principal, type Role, roles } from './identity.js'
 
-/** Thrown at start for a key file that cannot be used; later the last good one stays and the fault is logged. */
+/** Thrown at start for an unusable key file. Later the last good table stays in use and the fault is logged. */
 export class ApiKeysError extends Error {
   readonly code = 'invalid_api_keys'
 }
@@ -49,7 +49,7 @@ export function parseApiKeys(text: string): KeyTable {
   }
   const table = new Map<string, KeyEntry>()
   for (const [index, [name, value]] of Object.entries(parsed).entries()) {
-    // Named by position: whoever put a key itself here must not find it in a log.
+    // Entries are named by position, so that a key written here in clear does not reach the log.
     const where = `entry ${index + 1}`
     const digest = entryName.exec(name)?.[1]?.toLowerCase()
     if (digest === undefined) throw new ApiKeysError(`${where}: its name must be sha256: and 64 hex digits`)
@@ -72,8 +72,8 @@ export interface ApiKeyFileOptions {
 const reloadCheckMs = 2_000
 
 /**
- * Looks at the file again at most every two seconds, when a key is asked for: a stat costs microseconds, and checking
- * before use means that an idle server does not honour a key that was removed an hour ago.
+ * Checks the file again at most every two seconds, when a key is looked up. A stat costs microseconds, and checking before
+ * use means that an idle server does not accept a key that was removed an hour ago.
  */
 export function openApiKeyFile({ path, onFault, now = Date.now }: ApiKeyFileOptions): ApiKeyFile {
   const version = (): string => {
@@ -111,7 +111,7 @@ export function openApiKeyFile({ path, onFault, now = Date.now }: ApiKeyFileOpti
       if (now() - checkedAt >= reloadCheckMs) reload()
       const digest = hash('sha256', key, 'buffer')
       const entry = table.get(digest.toString('hex'))
-      // The lookup is by a digest that the caller cannot steer; the comparison that decides takes constant time.
+      // The lookup is by a digest that the caller cannot control; the deciding comparison takes constant time.
       return entry !== undefined && timingSafeEqual(entry.digest, digest) ? entry.principal : undefined
     },
   }

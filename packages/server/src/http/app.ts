@@ -45,15 +45,15 @@ export interface AppDeps {
   requestTimeoutMs: number
   headersTimeoutMs: number
   connectionsMax: number
-  /** Of bodies being received and answers being sent. Default 256 MiB. */
+  /** For bodies being received and answers being sent. Default 256 MiB. */
   bufferBytesMax?: number
-  /** An answer of which the client reads nothing for so long is closed. Default 30 s. */
+  /** An answer is closed when the client reads nothing for this time. Default 30 s. */
   unreadMs?: number
   corsOrigins: readonly string[]
-  /** Names of this server, which requests must be for while authentication is off; loopback ones always are. */
+  /** Names of this server. With authentication off, requests must use one of them; loopback names are always valid. */
   boundHost?: string
   allowedHosts?: readonly string[]
-  /** True once shutdown has begun: everything but health is then refused. */
+  /** True once shutdown has begun: everything except health is then refused. */
   draining?: () => boolean
   onAnswer?: (route: string, method: string, status: number, durationMs: number) => void
   /** A body or an answer was refused for lack of space. */
@@ -63,12 +63,12 @@ export interface AppDeps {
 
 export interface BuiltApp {
   app: App
-  /** Where requests wait until they are looked at. */
+  /** Where requests wait until they are handled. */
   door: Door
-  /** For routes that take the load, beside their place in the app. */
+  /** For the busiest routes, in addition to their place in the app. */
   shortPath: ShortPath
   buffers: Buffers
-  /** For content types that a route takes beside JSON. */
+  /** For content types that a route accepts besides JSON. */
   readBody: BodyParser
 }
 
@@ -83,11 +83,11 @@ export type App = FastifyInstance<
   TypeBoxTypeProvider
 >
 
-/** For the workloads, which know no framework. */
+/** For the workloads, which do not depend on a framework. */
 export type AppRequest = FastifyRequest
 export type AppReply = FastifyReply
 
-/** Longer than the idle time of common proxies (60 s), so that it is never we who close a connection under a request. */
+/** Longer than the idle time of common proxies (60 s), so that we never close a connection under a request. */
 const keepAliveTimeoutMs = 72_000
 /** A name has up to 255 code points of 4 bytes, each byte %XX in a path. */
 const pathParameterCharacters = 255 * 4 * 3
@@ -97,7 +97,7 @@ const drainRetryAfterMs = 5_000
 const overflowRetryAfterMs = 5_000
 const keyServerRetryAfterMs = 5_000
 
-/** How often Node looks for requests that are late; its default of 30 s would let a slow sender live four times as long. */
+/** How often Node checks for late requests; its default of 30 s would let a slow sender live four times as long. */
 function timeoutCheckMs(headersTimeoutMs: number): number {
   return Math.min(5_000, Math.max(50, Math.floor(headersTimeoutMs / 5)))
 }
@@ -109,7 +109,7 @@ function timeoutCheckMs(headersTimeoutMs: number): number {
 export function buildApp(deps: AppDeps): BuiltApp {
   const app = Fastify({
     loggerInstance: deps.log,
-    // A child logger per request costs more than the rest of the hooks; what is logged names its trace id itself.
+    // A child logger per request costs more than the rest of the hooks; log lines name their trace id themselves.
     childLoggerFactory: (logger) => logger,
     logController: new LogController({ disableRequestLogging: true }),
     genReqId: (request) => traceIdOf(request.headers.traceparent),
@@ -117,7 +117,7 @@ export function buildApp(deps: AppDeps): BuiltApp {
     bodyLimit: deps.bodyLimitBytes,
     requestTimeout: deps.requestTimeoutMs,
     keepAliveTimeout: keepAliveTimeoutMs,
-    // Unlimited: Node answers a pipelined request beyond such a limit with a bare 503.
+    // Unlimited: beyond a limit Node answers a pipelined request with a bare 503.
     maxRequestsPerSocket: 0,
     forceCloseConnections: 'idle',
     // Draining is answered below, as a problem.
@@ -143,7 +143,7 @@ export function buildApp(deps: AppDeps): BuiltApp {
   const read = bodyParser(buffers)
   parseBodies(app, read)
   decorateRequests(app, deps.authenticator)
-  // A client that closes its half behind its request still reads the answer. Who only waits for something ends: see whenGone.
+  // A client that half-closes after its request still reads the answer. Requests that only wait end: see whenGone.
   Reflect.set(app.server, 'httpAllowHalfOpen', true)
   const cap = capConnections(app.server, deps.connectionsMax)
   const sites = sitesOf(deps)
@@ -165,7 +165,7 @@ export function buildApp(deps: AppDeps): BuiltApp {
   const door = new Door()
   guardRequests(app.server, door, isProbe)
   refuseTunnels(app.server)
-  // Node's own answer, 417, has no body: it is refused like everything else.
+  // Node's own 417 has no body, so these requests are refused like all others.
   app.server.on('checkExpectation', (request, response) => app.server.emit('request', request, response))
   return { app, door, shortPath: path, buffers, readBody: read }
 }
@@ -178,8 +178,8 @@ function countAnswers(app: App, deps: AppDeps): void {
 }
 
 /**
- * Every answer but that of the short path. One that took no work is refused if there is no room for it; whatever changed something is
- * owed its answer.
+ * Applies to every answer except those of the short path. An answer to a read is refused if there is no space. An answer
+ * to a request that may have changed something is always sent.
  */
 function holdAnswers(app: App, buffers: Buffers): void {
   app.addHook('onSend', (request, reply, payload, done) => {
@@ -223,7 +223,7 @@ function beforeFramework(app: App, deps: AppDeps, { cap, sites, buffers }: Doorm
 
 type Answer = (request: FastifyRequest, reply: FastifyReply) => FastifyReply
 
-/** To be made before the first route is added. */
+/** Call before the first route is added. */
 function unknownAnswers(app: App): Answer {
   const allowed = trackAllowedMethods(app as unknown as FastifyInstance)
   return (request, reply) => {
@@ -236,7 +236,7 @@ function unknownAnswers(app: App): Answer {
   }
 }
 
-/** Gates that need no body have run by now, and the identity is known. */
+/** By now the gates that need no body have run, and the identity is known. */
 function bodyParser(buffers: Buffers): BodyParser {
   return (request, done) => {
     const { bodyLimit, config } = request.routeOptions
@@ -291,25 +291,25 @@ function decorateRequests(app: App, authenticator: Authenticator): void {
   app.decorateRequest('response', null as unknown as ServerResponse)
 }
 
-/** Not with a body under way: closing with unread bytes resets the connection, and the answer may be lost with it. */
+/** Not while a body is arriving: closing with unread bytes resets the connection, and the answer may be lost. */
 function closeAfter({ headers }: FastifyRequest, reply: FastifyReply): void {
   const bodyless = headers['transfer-encoding'] === undefined && (headers['content-length'] ?? '0') === '0'
   if (bodyless) reply.header('connection', 'close')
 }
 
-/** It expects something that no server knows. HTTP/1.0 has no expectations. */
+/** The request expects something that no server supports. HTTP/1.0 has no expectations. */
 function isUnmet({ headers, httpVersionMinor }: IncomingMessage): boolean {
   return headers.expect !== undefined && httpVersionMinor === 1 && !/100-continue/i.test(headers.expect)
 }
 
-/** Null: authentication is on, and no page of a stranger has a key. */
+/** Null: authentication is on, and pages of other sites have no key. */
 function sitesOf({ authenticator, boundHost = '127.0.0.1', allowedHosts = [], corsOrigins }: AppDeps): OwnSites | null {
   return authenticator.enabled ? null : ownSites({ boundHost, allowedHosts, corsOrigins })
 }
 
 const readingMethods = new Set(['GET', 'HEAD', 'OPTIONS'])
 
-/** First hook: headers of every answer, and requests that are not for this server or not from its pages. */
+/** First hook: headers of every answer. Refuses requests for other hosts and from pages of other sites. */
 function refuseStrangers(app: App, sites: OwnSites | null): void {
   app.addHook('onRequest', (request, reply, done) => {
     request.response = reply.raw
@@ -327,7 +327,7 @@ function refuseStrangers(app: App, sites: OwnSites | null): void {
   })
 }
 
-/** What is refused whoever asks. */
+/** Checks that do not depend on the identity. */
 function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
   app.addHook('onRequest', (request, reply, done) => {
     if (request.routeOptions.config.neverShed === true) return done()
@@ -362,7 +362,7 @@ function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
       sendProblem(reply, headerProblem('expect', 'The expectation cannot be met.', 'must be 100-continue'))
       return
     }
-    // PostgreSQL's text has no NUL, so no name, filter or cursor that was ever valid has one.
+    // PostgreSQL's text type has no NUL, so no valid name, filter or cursor has one.
     if (request.raw.url?.includes('%00') === true) {
       sendProblem(reply, urlProblem('the URL must not contain a NUL character'))
       return
@@ -375,7 +375,7 @@ function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
   })
 }
 
-/** The parser of queries takes what it cannot decode as it is; the router refuses it in the path. */
+/** The query parser keeps text that it cannot decode; in the path the router refuses it. */
 function isDecodable(url: string): boolean {
   const start = url.indexOf('?')
   if (start < 0 || url.indexOf('%', start) < 0) return true
@@ -390,7 +390,7 @@ function isDecodable(url: string): boolean {
 function identifyRequests(app: App, authenticator: Authenticator, answerUnknown: Answer): void {
   app.addHook('onRequest', (request, reply, done) => {
     if (request.is404) {
-      // Before the body is read: it is of no use.
+      // Before the body is read, because nobody uses it.
       answerUnknown(request, reply)
       return
     }

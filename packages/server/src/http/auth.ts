@@ -24,13 +24,13 @@ export interface AuthOptions {
   /** The longest time from `iat` to `exp`. Default 86,400. */
   jwtMaxAgeSeconds?: number | undefined
   trustedProxies?: readonly string[] | undefined
-  /** Told of a key file that became unreadable and of a key server that does not answer. */
+  /** Called when the key file becomes unreadable or the key server does not answer. */
   onFault: (fault: unknown) => void
   /** For the key file's reload; tokens are checked against the system clock. */
   now?: () => number
 }
 
-/** Why nobody was recognised. */
+/** Why the caller was not authenticated. */
 export interface NotAuthenticated {
   refused: 'missing' | 'invalid' | 'malformed' | 'unavailable'
   detail: string
@@ -71,7 +71,7 @@ const unavailable: NotAuthenticated = { refused: 'unavailable', detail: 'Tokens 
 const allRoles: ReadonlySet<Role> = new Set(roles)
 const namedRoles: ReadonlySet<Role> = new Set<Role>(['submit', 'consume'])
 
-/** `roles` as an array or as a text with spaces; names that are no roles of ours belong to other services. */
+/** `roles` as an array or as a text with spaces. Unknown names belong to other services and are ignored. */
 function claimedRoles(claim: unknown): ReadonlySet<Role> {
   const names: unknown[] = typeof claim === 'string' ? claim.split(/\s+/) : Array.isArray(claim) ? claim : []
   return new Set(names.filter(isRole))
@@ -83,14 +83,14 @@ function principalOf(payload: JWTPayload): AuthResult {
     return invalid
   const principal: Principal = { identity: sub, roles: claimedRoles(claim) }
   if (queues === undefined) return principal
-  // A restriction that cannot be read must not turn into none.
+  // An unreadable restriction must not turn into no restriction.
   if (!Array.isArray(queues) || !queues.every((name) => typeof name === 'string')) return invalid
   return { ...principal, queues }
 }
 
 function isTokenFault(fault: unknown): boolean {
   if (fault instanceof errors.JWKSTimeout || fault instanceof errors.JWKSInvalid) return false
-  // The generic code is what jose gives for an answer of the key server that is no JWKS.
+  // jose uses the generic code when the key server's answer is not a JWKS.
   return fault instanceof errors.JOSEError && fault.code !== errors.JOSEError.code
 }
 
@@ -99,12 +99,12 @@ function algorithmOf(token: string): string | undefined {
     const { alg } = decodeProtectedHeader(token)
     return typeof alg === 'string' ? alg : undefined
   } catch {
-    // A TypeError: the text has the dots of a token but is none.
+    // A TypeError: the text has the dots of a token but is not one.
     return undefined
   }
 }
 
-/** A token that says when it was issued must not be from the future, nor last longer than is allowed. */
+/** A token with `iat` must not be from the future, nor last longer than allowed. */
 function isTooLong({ iat, exp }: JWTPayload, maxAgeSeconds: number): boolean {
   if (iat === undefined) return false
   if (typeof iat !== 'number' || exp === undefined) return true
@@ -137,7 +137,7 @@ function tokenVerifier(options: AuthOptions): TokenVerifier | undefined {
   return async (token) => {
     const algorithm = algorithmOf(token)
     if (algorithm === undefined) return invalid
-    // The family is chosen by the header, the key by the family: a public key is never used as an HMAC secret.
+    // The header selects the family, and the family selects the key: a public key is never used as an HMAC secret.
     const symmetric = algorithm.startsWith('HS')
     const key = symmetric ? secret : keySet
     if (key === undefined) return invalid

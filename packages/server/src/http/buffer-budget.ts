@@ -6,23 +6,23 @@
  *          │                      └─ second half: small takes and acks, at most an eighth of the reserve per identity
  *          └─ the rest: everything else, and small takes that find the reserve full; at most an eighth of the total per identity
  *
- * Bodies take five eighths of the total at most: what was read of them waits for the garbage collector, some 80 MB of it.
+ * Bodies take at most five eighths of the total: bodies already read wait for the garbage collector, some 80 MB of them.
  *
  * Large takes never use the reserve, so acks and small requests are served while uploads and unread answers hold the rest.
  * The second half of the reserve is counted per identity, so one identity cannot use the reserve up for the others. Only identities
  * that hold something there or in the rest have an entry.
  *
- * Whoever takes work from the store (a pop) reserves the space for its answer first, by an estimate. Such space is *pending*
- * until the answer is known, which is a matter of one statement. Pending space may use half of an identity's share and a
- * quarter of the whole, so that estimates never keep bodies out; a pop beyond that waits in line, a few seconds at most. It is
- * refused at once if settling what is pending would not help: unread answers and uploads may stay for long.
+ * A request that takes work from the store (a pop) first reserves space for its answer, by an estimate. Such space is *pending*
+ * until the answer is known, which takes one statement. Pending space may use half of an identity's share and a quarter of
+ * the total, so that estimates never keep bodies out. A pop beyond that waits in line for a few seconds at most. It is
+ * refused at once if settling the pending space would not help: unread answers and uploads may stay for long.
  */
 
 export const smallBytes = 65_536
 
 export type BufferKind = 'in' | 'out'
 
-/** Where the bytes of a hold are counted: the first or the second half of the reserve, the rest; none once it is released. */
+/** Where the bytes of a hold are counted: first or second half of the reserve, the rest, or none after release. */
 type Part = 'none' | 'open' | 'charged' | 'rest'
 
 interface Account {
@@ -45,7 +45,7 @@ export class BufferBudget {
   readonly #reserve: number
   readonly #rest: number
   readonly #bodiesMax: number
-  /** What one identity may hold of the rest. */
+  /** How much of the rest one identity may hold. */
   readonly share: number
   readonly #onRefused: (kind: BufferKind) => void
   readonly #waitMs: number
@@ -73,7 +73,7 @@ export class BufferBudget {
     return this.#held[kind]
   }
 
-  /** Null: there is no room. `isAck`: may use the reserve whatever its size. */
+  /** Null: no space. `isAck`: may use the reserve whatever its size. */
   take(kind: BufferKind, identity: string, bytes: number, isAck = false): Hold | null {
     const part = this.#place(kind, identity, bytes, isAck)
     if (part === 'none') {
@@ -83,7 +83,7 @@ export class BufferBudget {
     return new Hold(this, kind, identity, bytes, isAck, part)
   }
 
-  /** For an answer that has to be sent, whatever else is held. */
+  /** For an answer that must be sent, however full the budget is. */
   takeAnyway(kind: BufferKind, identity: string, bytes: number): Hold {
     const part = this.#place(kind, identity, bytes, false)
     if (part !== 'none') return new Hold(this, kind, identity, bytes, false, part)
@@ -92,8 +92,8 @@ export class BufferBudget {
   }
 
   /**
-   * Space for an answer whose size is not known yet; `Hold.settle` ends the estimate. Waits where that helps, and then asks for the
-   * estimate again: it may have become smaller. Null: there is no room, or the signal of `gone`, asked for only by who waits, fired.
+   * Space for an answer of unknown size; `Hold.settle` replaces the estimate. Waits if that helps, then calls `estimate`
+   * again, because it may have become smaller. Null: no space, or the signal of `gone` fired. `gone` is called only to wait.
    */
   reserve(identity: string, estimate: () => number, gone: () => AbortSignal): Hold | null | Promise<Hold | null> {
     const bytes = estimate()
@@ -139,7 +139,7 @@ export class BufferBudget {
     this.#serveSoon()
   }
 
-  /** @internal For Hold: what was an estimate is known. */
+  /** @internal For Hold: the estimate was replaced by the real size. */
   settled(hold: Hold): void {
     this.#pending -= hold.bytes
     const account = this.#account(hold.identity)
@@ -153,7 +153,7 @@ export class BufferBudget {
     if (part !== 'none') return part
     if (kind === 'in' && this.#held.in + bytes > this.#bodiesMax) return 'none'
     const { rest } = this.#accounts.get(identity) ?? noAccount
-    // One thing alone may be larger than the share: there is no smaller answer to a request for one large message.
+    // A single item may be larger than the share: a request for one large message has no smaller answer.
     if (this.#restUsed + bytes > this.#rest || (rest > 0 && rest + bytes > this.share)) return 'none'
     this.#count('rest', identity, bytes)
     return 'rest'
@@ -184,7 +184,7 @@ export class BufferBudget {
     return new Hold(this, 'out', identity, bytes, false, 'rest', true)
   }
 
-  /** Whether there would be room if nothing were pending. */
+  /** Whether there would be space if nothing were pending. */
   #mayComeFree(identity: string, estimate: number): boolean {
     const bytes = Math.min(estimate, Math.floor(this.share / 2))
     const { rest, pending } = this.#accounts.get(identity) ?? noAccount
@@ -205,7 +205,7 @@ export class BufferBudget {
       const leave = (): void => {
         this.#waiting = this.#waiting.filter((other) => other !== waiter)
         settle(null)
-        // Those behind it may be smaller.
+        // The waiters behind it may need less.
         this.#serveSoon()
       }
       const timer = setTimeout(() => {
@@ -229,7 +229,7 @@ export class BufferBudget {
     })
   }
 
-  /** In order; whoever has to wait on keeps only those of its own identity behind it. */
+  /** In order. A waiter that must keep waiting blocks only later waiters of the same identity. */
   #serve(): void {
     const left: Waiter[] = []
     const blocked = new Set<string>()
@@ -322,12 +322,12 @@ export class Hold {
     return this.#bytes
   }
 
-  /** False: there is no room, and it holds what it held. */
+  /** False: no space, and the hold keeps its size. */
   growTo(bytes: number): boolean {
     return this.#moveTo(bytes, false)
   }
 
-  /** What it really takes, now that it is known: the work is done, so there is no refusing it. */
+  /** Sets the real size. Never refused, because the work is done. */
   settle(bytes: number): void {
     if (this.#isPending) {
       this.#isPending = false

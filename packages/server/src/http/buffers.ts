@@ -1,18 +1,18 @@
-/** The budget of buffers at the sockets: who holds what of it, from the first byte of a body to the last of its answer. */
+/** The buffer budget at the sockets: what each request holds, from the first byte of its body to the last of its answer. */
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Socket } from 'node:net'
 import type { Problem } from 'spillway/workload'
 import { BufferBudget, type BufferKind, type Hold } from './buffer-budget.js'
 
 /**
- * Smaller answers are not counted: the kernel takes them at once (its buffers are not smaller), and there are no more of them than
- * connections.
+ * Smaller answers are not counted: the kernel takes them at once (its buffers are not smaller), and there are at most as
+ * many as connections.
  */
 const uncountedBytes = 4_096
 /** No character takes more in UTF-8. */
 const bytesPerCharacterMax = 3
 
-/** Where the holds of a request stand. On its response: its shape is nobody's concern. */
+/** The holds of a request are stored on its response, under symbols. */
 const bodyKey = Symbol('spillway.body')
 const answerKey = Symbol('spillway.answer')
 type Holding = { [bodyKey]?: Hold; [answerKey]?: Hold }
@@ -29,14 +29,14 @@ export class Buffers {
     detail: 'The space for request bodies and answers is used up. Try again later.',
     retryAfterMs: 2_000,
   }
-  /** Of answers that wait behind others on their connection: Node does not close them with it. */
+  /** Holds of answers that wait behind others on their connection: Node does not emit 'close' for them. */
   readonly #behind = new WeakMap<Socket, Set<Hold>>()
 
   constructor({ bytesMax, onRefused }: BuffersOptions) {
     this.budget = new BufferBudget(bytesMax, onRefused === undefined ? {} : { onRefused })
   }
 
-  /** Held until the answer has left, or the connection is gone. Null: there is no room. */
+  /** Held until the answer is sent or the connection is closed. Null: no space. */
   holdBody(
     request: IncomingMessage,
     response: ServerResponse,
@@ -49,12 +49,12 @@ export class Buffers {
     return hold
   }
 
-  /** Space that was reserved for this answer (`budget.reserve`), before the answer is sent. */
+  /** Binds space reserved with `budget.reserve`. Call before the answer is sent. */
   bindReserved(request: IncomingMessage, response: ServerResponse, hold: Hold): void {
     this.#bind(answerKey, request, response, hold)
   }
 
-  /** Before an answer is sent. False: there is no room. `isOwed`: it is sent whatever else is held, as its work is done. */
+  /** Call before an answer is sent. False: no space. `isOwed`: sent however full the budget is, because its work is done. */
   holdAnswer(
     request: IncomingMessage,
     response: ServerResponse,
@@ -99,7 +99,7 @@ export class Buffers {
   }
 }
 
-/** The body is not needed any longer, though its answer will take a while. */
+/** The body is no longer needed, although its answer will take a while. */
 export function releaseBody(response: ServerResponse): void {
   ;(response as Holding)[bodyKey]?.release()
 }

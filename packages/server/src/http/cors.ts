@@ -18,17 +18,17 @@ const exposedHeaders = [
 
 const allowedMethods = 'GET, HEAD, POST, PUT, PATCH, DELETE'
 
-/** A browser may keep a preflight's answer this long, in seconds. */
+/** How long a browser may cache a preflight's answer, in seconds. */
 const preflightMaxAge = '600'
 
-/** Whether the answer to one origin is not that to another. */
+/** Whether the answer depends on the origin. */
 export function variesByOrigin(origins: readonly string[]): boolean {
   return origins.length > 0 && !origins.includes('*')
 }
 
 /**
- * Browsers of the given origins (`*`: all) may call. Credentials are never allowed: identity is a Bearer token, which
- * a page has to hold itself, so a foreign page cannot act in the name of a logged-in user.
+ * Browsers of the given origins (`*`: all) may call. Credentials are never allowed: identity is a Bearer token, which the
+ * page itself must hold, so a foreign page cannot act for a logged-in user.
  */
 export function allowOrigins(app: FastifyInstance, origins: readonly string[]): void {
   if (origins.length === 0) return

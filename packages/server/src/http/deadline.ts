@@ -1,6 +1,6 @@
 /**
- * A signal that fires when the client leaves or the time is over. Not `AbortSignal.any` with `AbortSignal.timeout`: Node 20 may
- * collect the timeout, which nothing else refers to, and then it never fires.
+ * A signal that fires when the client leaves or the time is over. Not `AbortSignal.any` with `AbortSignal.timeout`: Node 20
+ * may collect the unreferenced timeout, and then it never fires.
  */
 export function deadline(ms: number, gone: AbortSignal): { signal: AbortSignal; clear(): void } {
   const controller = new AbortController()

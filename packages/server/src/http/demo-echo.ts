@@ -35,12 +35,12 @@ function statusOf(fail: number | undefined, random: () => number): number {
 }
 
 /**
- * A target to try `http.request` on: answers with what it received. For servers on loopback only; public, because the
- * call that Spillway makes carries no key.
+ * A target for trying `http.request`: answers with what it received. Only on loopback. Public, because Spillway's call
+ * carries no key.
  */
 export function addDemoEcho(app: App, readBody: BodyParser, random: () => number = Math.random): void {
   app.register(async (scope) => {
-    // The echo takes any media type; a text is echoed as a text.
+    // The echo takes any media type; text is echoed as text.
     scope.addContentTypeParser('*', (request, _payload, done) => {
       readBody(request, (fault, body) => done(fault, body?.toString('utf8')))
     })
@@ -56,7 +56,7 @@ export function addDemoEcho(app: App, readBody: BodyParser, random: () => number
       handler: async (request, reply) => {
         const { delay_ms: delayMs = 0, fail } = request.query
         if (delayMs > 0) await delayed(delayMs, reply.raw)
-        // Nobody can be answered.
+        // The client is gone.
         if (reply.raw.destroyed) return void reply.hijack()
         const status = statusOf(fail, random)
         if (status === 503 || status === 429) {

@@ -1,14 +1,14 @@
 /**
- * The page under /demo: streams in a browser, with the connection to be dropped and resumed at will.
+ * The page under /demo: streams in a browser, with a connection that can be dropped and resumed by hand.
  *
- * A stream in it is one pane:
+ * Each stream is one pane:
  *
  *   connecting ──► queued ──► streaming ──► done | cancelled | failed
  *                    │            │
  *                    └────────────┴─ dropped by hand ──► Resume ──► queued | streaming
  *                                  └ lost ──► resumed by itself after a while, a few times
  *
- * Style and script stand in the page, and the policy allows these two by their hashes: nothing is loaded but the API.
+ * Style and script are inline, and the policy allows these two by their hashes: the page loads nothing except the API.
  */
 import { createHash } from 'node:crypto'
 import type { App } from './app.js'

@@ -1,4 +1,4 @@
-/** What the generation workload is made of, from the settings: rooms that a workload does not reach itself. */
+/** Builds the generation workload's dependencies from the settings: modules that a workload does not import itself. */
 import { limits } from '@spillway/protocol/wire'
 import type { IntakeApi, OutputOf, StreamLog, SweptBatch } from 'spillway/workload'
 import { LogWriter, Relay } from 'spillway/workload'
@@ -12,20 +12,20 @@ import { demoModel, type GenerationDeps, openAiUpstream } from '../workloads/gen
 import type { CheckState } from './health.js'
 import { SseHub } from './sse.js'
 
-/** Less than a lease lasts: what could not be written by then is another's to end. */
+/** Less than a lease: after that another process ends the stream. */
 const storePatienceMs = 10_000
-/** Redis is not waited for long: its streams end, and new ones are kept elsewhere. A busy one takes its time to answer. */
+/** Short: without Redis its streams end and new ones are kept elsewhere. Long enough for a busy Redis to answer. */
 const redisPatienceMs = 2_000
 const sweepMs = 60_000
 
 export interface GenerationParts {
   deps: GenerationDeps
-  /** What operations put out: for those who follow an operation. */
+  /** The output of operations, for callers that follow one. */
   outputOf: OutputOf
   /** Null without Redis. It is not needed to accept work. */
   redis: (() => CheckState) | null
   start(): void
-  /** To be called when nothing is written any more. */
+  /** Call when nothing is written any more. */
   close(): Promise<void>
 }
 
@@ -37,7 +37,7 @@ export function generationParts(
   const { generation: own, server, store: stored } = config
   const metrics = createGenerationMetrics(parts.metrics.registry)
   const retentionMs = own.retentionSeconds * 1_000
-  // From being accepted to its end: it waits, begins, and streams.
+  // From acceptance to the end: waiting, starting, streaming.
   const longestMs = (own.failoverTimeoutSeconds + own.firstTokenSeconds + own.totalSeconds) * 1_000
   const { log: storeLog, registry } = api.core.store.streams({ retentionMs, longestMs })
   const redis =

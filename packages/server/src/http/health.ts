@@ -3,9 +3,9 @@ import type { App } from './app.js'
 
 export interface CheckState {
   ok: boolean
-  /** What is wrong, for people; no driver message. */
+  /** The problem, for people; no driver message. */
   detail?: string
-  /** Without it work can still be accepted: it degrades health but does not end readiness. */
+  /** Work can be accepted without it: a failure degrades health but not readiness. */
   optional?: boolean
   /** The routes that fail meanwhile. */
   routes?: readonly string[]
@@ -14,8 +14,8 @@ export interface CheckState {
 export interface HealthDeps {
   version: string
   /**
-   * The last known state of each dependency, synchronous: nothing is asked while a probe waits, so health answers
-   * under any load and with everything else down.
+   * The last known state of each dependency. Synchronous: a probe queries nothing, so health answers under any load and
+   * with everything else down.
    */
   checks: Readonly<Record<string, () => CheckState>>
   metrics: { contentType: string; render: () => string | Promise<string> }

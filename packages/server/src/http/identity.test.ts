@@ -34,7 +34,7 @@ describe('client address', () => {
     ['203.0.113.9', '1.1.1.1', '203.0.113.9'],
     ['10.0.0.1', undefined, '10.0.0.1'],
     ['10.0.0.1', '1.1.1.1', '1.1.1.1'],
-    // What the client wrote itself stands left of what the proxy appended.
+    // Hops written by the client are left of the hop that the proxy appended.
     ['10.0.0.1', '6.6.6.6, 1.1.1.1', '1.1.1.1'],
     ['10.0.0.1', '6.6.6.6, 1.1.1.1, 10.2.2.2', '1.1.1.1'],
     ['10.0.0.1', '10.3.3.3, 10.2.2.2', '10.3.3.3'],

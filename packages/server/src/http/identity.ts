@@ -1,15 +1,15 @@
 import { BlockList, isIP } from 'node:net'
 import { type Role, roles } from 'spillway/workload'
 
-/** Who asks. */
+/** The caller. */
 export interface Principal {
   identity: string
   roles: ReadonlySet<Role>
-  /** Names of queues it may use, `orders*` standing for a prefix; absent: all. */
+  /** Names of queues it may use; `orders*` is a prefix. Absent: all. */
   queues?: readonly string[]
 }
 
-/** Whether it has one of these roles. `operate` sees and does all. */
+/** Whether it has one of these roles. `operate` includes all. */
 export function hasRole({ roles: held }: Principal, wanted: Role | readonly Role[]): boolean {
   if (held.has('operate')) return true
   return typeof wanted === 'string' ? held.has(wanted) : wanted.some((role) => held.has(role))
@@ -17,7 +17,7 @@ export function hasRole({ roles: held }: Principal, wanted: Role | readonly Role
 
 type Held = { readonly roles: ReadonlySet<string>; readonly queues?: readonly string[] }
 
-/** Of things that belong to no queue: a key that is bound to queues has no say in those of others. */
+/** For things that belong to no queue: a key that is bound to queues may not change them. */
 export const operatesAll = ({ roles: held, queues }: Held): boolean => held.has('operate') && queues === undefined
 export const viewsAll = (held: Held): boolean =>
   operatesAll(held) || (held.roles.has('view') && held.queues === undefined)
@@ -26,7 +26,7 @@ export function isRole(value: unknown): value is Role {
   return (roles as readonly unknown[]).includes(value)
 }
 
-/** `10.0.0.0/8`, `::1`: an address or a network. Undefined when the text is neither. */
+/** `10.0.0.0/8`, `::1`: an address or a network. False if the text is neither. */
 function addNetwork(list: BlockList, text: string): boolean {
   const [address = '', prefixText, ...rest] = text.split('/')
   const version = isIP(address)
@@ -56,7 +56,7 @@ export function parseTrustedProxies(networks: readonly string[]): BlockList {
   return list
 }
 
-/** One text per address: an IPv4 client of a dual-stack socket shows as ::ffff:1.2.3.4, and zones are local. */
+/** One form per address: an IPv4 client of a dual-stack socket shows as ::ffff:1.2.3.4, and zones are local. */
 function canonicalAddress(text: string): string | undefined {
   const version = isIP(text)
   if (version === 4) return text
@@ -80,12 +80,12 @@ function isTrusted(address: string, trusted: BlockList): boolean {
   return trusted.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4')
 }
 
-/** So many hops are looked at; a longer chain is somebody's padding. */
+/** Hops checked at most; a longer chain is padding. */
 const hopsMax = 32
 
 /**
- * The address of the client: the peer, or when the peer is a trusted proxy, the right-most hop of X-Forwarded-For that
- * is none. What stands left of an untrusted or unreadable hop was written by whoever sent it, so the walk ends there.
+ * The client's address: the peer, or if the peer is a trusted proxy, the right-most hop of X-Forwarded-For that is not
+ * trusted. Everything left of an untrusted or unreadable hop can be forged, so the walk ends there.
  */
 export function clientAddress(
   forwardedFor: string | string[] | undefined,

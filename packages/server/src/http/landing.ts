@@ -33,7 +33,7 @@ function escapeHtml(text: string): string {
 
 const hostForm = /^[\w.-]+(:\d+)?$|^\[[0-9a-f:.]+\](:\d+)?$/i
 
-/** Pages are made for whoever can reach them, so a command names the host that the browser used, when that is one. */
+/** The page may be reached under several names, so commands show the host that the browser used, if it is valid. */
 export function originOf(host: string | undefined): string {
   return `http://${host !== undefined && hostForm.test(host) ? host : '127.0.0.1:7745'}`
 }

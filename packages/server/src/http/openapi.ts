@@ -8,22 +8,22 @@ interface DocumentedRoute {
   schema: FastifySchema
 }
 
-/** Routes that are no part of the API: assets, and the page itself. */
+/** Assets and the page itself are not part of the API. */
 function isDocumented({ url, method, schema }: RouteOptions): boolean {
   return schema !== undefined && method !== 'HEAD' && !url.includes('*')
 }
 
 const nothingHere: Problem = { code: 'not_found', detail: 'There is nothing at this path.' }
 
-/** A path that the file server refuses to look up: with `..`, a NUL or a dot file. Its errors carry a status. */
+/** A path that the file server refuses: with `..`, a NUL or a dot file. Its errors carry a status. */
 function isRefusedPath(fault: unknown): boolean {
   if (!(fault instanceof Error) || !('statusCode' in fault)) return false
   return fault.statusCode === 400 || fault.statusCode === 403 || fault.statusCode === 404
 }
 
 /**
- * The documentation is an application of its own, built on the first request for it: the generator and the page are
- * not loaded, nor their memory taken, by a server that nobody asks. It sees the same schemas as the routes.
+ * The documentation is a separate application, built on its first request, so that a server whose documentation nobody
+ * reads does not load the generator and the page. It uses the same schemas as the routes.
  */
 async function buildDocumentation(
   routes: readonly DocumentedRoute[],
@@ -47,7 +47,7 @@ async function buildDocumentation(
   documentation.setNotFoundHandler((_, reply) => {
     sendProblem(reply, nothingHere)
   })
-  // Only described, never called: nothing is to be compiled.
+  // The routes are only described, never called, so nothing needs to be compiled.
   documentation.setValidatorCompiler(() => () => true)
   documentation.setSerializerCompiler(() => JSON.stringify)
   await documentation.register(swagger, {
@@ -66,10 +66,10 @@ async function buildDocumentation(
   await documentation.register(swaggerUi, {
     routePrefix: '/docs',
     staticCSP: true,
-    // A server that is reached over plain HTTP by another name than localhost would lose its own assets to it.
+    // With it a server reached over plain HTTP by a name other than localhost could not load its own assets.
     transformStaticCSP: (policy) => policy.replace(/\s*upgrade-insecure-requests;?/u, ''),
     theme: { title: 'Spillway API' },
-    // Without the bar of another project's logo.
+    // Without the top bar, which shows another project's logo.
     uiConfig: { layout: 'BaseLayout' },
   })
   for (const { method, url, schema } of routes) {
@@ -79,7 +79,7 @@ async function buildDocumentation(
   return documentation
 }
 
-/** Who may call it, in words: the one place where the roles of all routes can be read. */
+/** Adds who may call the route. This is the one place that lists the roles of all routes. */
 function withAccess(schema: FastifySchema, config: RouteOptions['config']): FastifySchema {
   const { role, public: isPublic, wholeServer } = config ?? {}
   const roles = role === undefined ? [] : [role].flat().filter((name) => name !== 'operate')
@@ -91,7 +91,7 @@ function withAccess(schema: FastifySchema, config: RouteOptions['config']): Fast
   return { ...schema, description: `${description === undefined ? '' : `${description}\n\n`}${access}${bound}.` }
 }
 
-/** Made with the first call; a failure is tried again. */
+/** Runs at the first call; a failure is retried at the next. */
 function once(make: () => Promise<Buffer>): () => Promise<Buffer> {
   let made: Buffer | undefined
   return async () => {
@@ -100,7 +100,7 @@ function once(make: () => Promise<Buffer>): () => Promise<Buffer> {
   }
 }
 
-/** To be called before the routes that are to be documented. */
+/** Call before the routes that are to be documented. */
 export function addOpenApi(app: App, version: string): void {
   const routes: DocumentedRoute[] = []
   app.addHook('onRoute', (route) => {
@@ -119,8 +119,8 @@ export function addOpenApi(app: App, version: string): void {
     return documentation
   }
 
-  // Made once, and sent by this app, whose answers count in the budget: the description is long. As bytes, of which every answer
-  // has the same, not as text, of which each makes a copy.
+  // Built once and sent by this app, whose answers count in the budget: the description is long. Bytes are shared by all
+  // answers; a text would be copied for each.
   const json = once(async () => Buffer.from(JSON.stringify((await load()).swagger())))
   const yaml = once(async () => Buffer.from((await load()).swagger({ yaml: true })))
   for (const [url, type, bytes] of [

@@ -1,14 +1,14 @@
 /**
- * Protects a server without authentication from web pages. Such a server listens on loopback only, but the browser of
- * its user runs pages of strangers on the same machine:
+ * Protects a server without authentication from web pages. Such a server listens on loopback only, but its user's browser
+ * runs pages of other sites on the same machine:
  *
  *   - DNS rebinding: evil.example resolves to 127.0.0.1, so its page may call the server as its own origin. The browser
  *     still sends `Host: evil.example`, so only names of this server are accepted.
- *   - A page may send requests to another site without being able to read the answer. So whatever changes or consumes
+ *   - A page may send requests to another site without being able to read the answer. So requests that change or consume
  *     something must not come from another site. Browsers say where a request comes from in Sec-Fetch-Site and Origin,
  *     which pages cannot set.
  *
- * With authentication on nothing of this is needed: a page has no key, and browsers never add one by themselves.
+ * With authentication on none of this is needed: a page has no key, and browsers never add one by themselves.
  */
 import type { IncomingMessage } from 'node:http'
 import { isIP } from 'node:net'
@@ -26,11 +26,11 @@ export interface SiteOptions {
 export interface OwnSites {
   /** Whether the request names this server. Costs a set lookup for a Host that was seen before. */
   isForUs(request: IncomingMessage): boolean
-  /** Why the request is refused; undefined: it is not. `changes`: it changes or consumes something. */
+  /** Why the request is refused; undefined: it is allowed. `changes`: it changes or consumes something. */
   refusal(request: IncomingMessage, changes: boolean): Problem | undefined
 }
 
-/** Good Host values are remembered; ports make them many, so not all of them. */
+/** Valid Host values are cached, but not all of them: ports make them many. */
 const rememberedMax = 64
 const shownCharactersMax = 255
 
@@ -54,7 +54,7 @@ export function ownSites({ boundHost, allowedHosts, corsOrigins }: SiteOptions):
     return true
   }
 
-  /** Host and port are those that the browser used to reach us, or those that we listen on. */
+  /** Host and port are the ones that the browser used, or the ones that we listen on. */
   const isOurOrigin = (origin: string, request: IncomingMessage): boolean => {
     const authority = /^https?:\/\/([^/]+)$/i.exec(origin)?.[1]
     if (authority === undefined) return false
@@ -107,14 +107,14 @@ function authorityOf({ url = '/', headers }: IncomingMessage): string | undefine
 const slash = 47
 const authorityForm = /^(?:\[([0-9a-f:.]+)\]|([^\s:@/?#[\]\\]+))(?::\d*)?$/i
 
-/** Lower case, without port, brackets and the dot of a full name. Undefined: it is not a host. */
+/** Lower case, without port, brackets and trailing dot. Undefined: not a host. */
 export function hostNameOf(authority: string): string | undefined {
   const [, address, name] = authorityForm.exec(authority) ?? []
   if (address !== undefined) return isIP(address) === 6 ? address.toLowerCase() : undefined
   return name?.toLowerCase().replace(/\.$/, '')
 }
 
-/** Whether two Host headers came. Node keeps the first and drops the others, which a proxy before us may have gone by. */
+/** Whether there are two Host headers. Node keeps the first; a proxy in front may have used another. */
 export function hasTwoHosts({ rawHeaders }: IncomingMessage): boolean {
   let seen = false
   for (let at = 0; at < rawHeaders.length; at += 2) {

@@ -1,10 +1,10 @@
 /**
  * Reads a request's body into one buffer, within its limit and the budget (buffer-budget.ts). A body of known length takes its
- * space before a byte of it is read; a chunked one takes more as it grows.
+ * space before a byte is read; a chunked one takes more as it grows.
  *
- * A body of known length is copied into its place. Of a chunked one, large pieces are kept as they are, and small ones are copied
- * into blocks: kept as a list, pieces of one byte would take 200 times their size, and copies of large ones would leave as much
- * garbage as there is body. The usual body comes in one piece, which is used as it is.
+ * A body of known length is copied into its place. Of a chunked body, large pieces are kept as they are and small ones are
+ * copied into blocks: a list of one-byte pieces would take 200 times their size, and copies of large ones would leave as
+ * much garbage as there is body. The usual body comes in one piece, which is used as it is.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Problem } from 'spillway/workload'
@@ -25,7 +25,7 @@ export type BodyRead = (problem: Problem | null, body: Buffer) => void
 const firstBytes = 4_096
 /** The blocks of a chunked body double up to here. */
 const blockBytesMax = 1_048_576
-/** A piece costs some 200 bytes by itself. */
+/** Each piece has an overhead of some 200 bytes. */
 const keptBytesMin = 8_192
 const nothing = Buffer.alloc(0)
 
@@ -35,7 +35,7 @@ const wrongLength: Problem = {
   errors: [{ path: '', message: 'its length is not what Content-Length says' }],
 }
 
-/** `done` is not called for a body that is cut off: there is nobody to answer. `onCutOff` is, if given. */
+/** For a body that is cut off, `onCutOff` is called instead of `done`: there is nobody to answer. */
 export function readBody(
   buffers: Buffers,
   { request, response, limitBytes, identity, isAck }: BodyToRead,
@@ -50,7 +50,7 @@ export function readBody(
   if (hold === null) return void done(buffers.noRoom, nothing)
   const parts: Buffer[] = []
   let block = nothing
-  /** Of the block: what is filled, and what of that is among the parts. */
+  /** Bytes of the block that are filled, and the part of them already among the parts. */
   let filled = 0
   let listed = 0
   let capacity = 0

@@ -4,22 +4,22 @@ import type { Principal } from './identity.js'
 
 declare module 'fastify' {
   interface FastifyRequest {
-    /** Who asks. Set on every route that is not public. */
+    /** The caller. Set on every route that is not public. */
     principal: Principal
-    /** The trace of this request; made on first use, without an AsyncLocalStorage. */
+    /** The trace of this request; created on first use, without an AsyncLocalStorage. */
     readonly trace: Trace
     /** The peer, or the client behind trusted proxies. */
     readonly clientAddress: string
-    /** For parsers of bodies, which are not given the reply. */
+    /** For body parsers, which do not get the reply. */
     response: ServerResponse
-    /** Behind `trace`. */
+    /** Caches `trace`. */
     traceMemo: Trace | null
-    /** The JSON body as it came. */
+    /** The JSON body as received. */
     bodyText?: string | undefined
   }
 
   interface FastifyContextConfig {
-    /** About no queue: refused for a key that is bound to queues. */
+    /** Belongs to no queue: refused for a key that is bound to queues. */
     wholeServer?: true
     /** Answers without authentication. */
     public?: true
@@ -27,9 +27,9 @@ declare module 'fastify' {
     neverShed?: true
     /** Its body may use the space that is kept for acks, whatever its size. */
     isAck?: true
-    /** Answered whatever the Host header says (health): probes may come by any name. */
+    /** Answered whatever the Host header says (health): probes may use any name. */
     anyHost?: true
-    /** Takes something although its method is GET: not for pages of other sites. */
+    /** Consumes something although its method is GET: refused for pages of other sites. */
     consumes?: true
   }
 }

@@ -1,4 +1,4 @@
-/** What the routing workload is made of, from the settings: rooms that a workload does not reach itself. */
+/** Builds the routing workload's dependencies from the settings: modules that a workload does not import itself. */
 
 import type { IntakeApi } from 'spillway/workload'
 import { LatencyWindow, LevelHold, RouterPressure } from 'spillway/workload'
@@ -9,10 +9,10 @@ import type { Metrics } from '../telemetry/metrics.js'
 import { createRoutingMetrics } from '../telemetry/routing-metrics.js'
 import type { RoutingDeps } from '../workloads/routing/index.js'
 
-/** As the broker names them; without one the operation queue goes by the same names. */
+/** The broker's names. Without a broker the operation queue uses the same names. */
 const subjectDefault = 'beamline.router.v1.decide'
 const queueConsumer = 'operation-queue'
-/** As the levels: 3 s, less what samples may come early. */
+/** Like the levels: 3 s, less a margin for early samples. */
 const alertHoldMs = 2_900
 
 export interface RoutingParts {
@@ -68,7 +68,7 @@ export function routingDepsOf(config: Config, parts: RoutingParts): RoutingDeps 
   }
 }
 
-/** Without a broker: what waits in the operation queue, and what its workers hold. */
+/** Without a broker: the operations waiting in the queue, and those that its workers hold. */
 async function queueBacklog({ core }: IntakeApi): Promise<{ pending: number; ackPending: number }> {
   const all = [core.fleet.countsOf('routing.decide'), core.fleet.countsOf('routing.message')]
   return {

@@ -53,7 +53,7 @@ import { workloadSql } from './workload-sql.js'
 export interface RunningServer {
   /** Origin, e.g. http://127.0.0.1:7745; empty when it does not listen. */
   address: string
-  /** Rejects when the start cannot succeed, however long it waits: the reason is told in the message. */
+  /** Rejects when the start can never succeed. The message says why. */
   started: Promise<void>
   close(): Promise<void>
 }
@@ -64,7 +64,7 @@ const notReached = 'the database cannot be reached yet'
 const allRoutes = ['/api/v1/*', '/v1/*']
 const brokerRoutes = ['/api/v1/routes/decide', '/api/v1/routes/dead-letters']
 
-/** As a plain schema: what is sent is made by the mount, not typed by the route. */
+/** A plain schema: the mount builds the answer, so the route does not type it. */
 const submitSchema: FastifySchema = {
   tags: ['operations'],
   summary: 'Hand over work: done now, or queued with a ticket',
@@ -138,7 +138,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
           ok: false,
           detail: `${broker?.trouble ?? 'NATS does not answer'}; decide is refused`,
           routes: brokerRoutes,
-          // A router has nothing to do without it. All else is accepted, and done here or when it is back.
+          // Only a router is useless without the broker. Other roles accept work and do it here, or when the broker is back.
           optional: config.process.roles.some((role) => role !== 'router'),
         }
   let redisCheck: (() => CheckState) | null = null
@@ -179,7 +179,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   })
   intake = core
   const api = intakeApi(core)
-  // Asked for once it listens: a port of 0 is known only then.
+  // Read after listening: a port of 0 is known only then.
   const targets = (): TargetRules => ({
     origins: config.operations.forwardAllow ?? (isLoopbackHost(config.server.host) ? ownOrigins(origin) : []),
     own: origin === '' ? null : ownAddress(config.server.host, Number(new URL(origin).port || 80)),
@@ -218,7 +218,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   const streams = generationParts(config, { api, metrics, log })
   redisCheck = streams.redis
   const generation = defineGeneration(streams.deps)
-  // A process that only runs the queue has health and metrics, and takes nothing in.
+  // A process without the gateway role has health and metrics only, and accepts no work.
   if (config.process.roles.includes('gateway')) {
     app.route({
       method: 'POST',
@@ -276,8 +276,8 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   addLanding(app, { version })
 
   const close = async (): Promise<void> => {
-    // Refuses from here on; what is under way gets its answers before the connections close, and those who have
-    // something to write do so before the store does.
+    // Refuse new work first. Requests in progress get their answers before the connections close, and workloads write
+    // their last data before the store closes.
     core.drain()
     petitions.close()
     await messages.close()
@@ -304,7 +304,7 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   streams.start()
   const started = core.start()
   started.catch((fault: unknown) => log.fatal({ err: fault }, 'the database cannot be used; this process ends'))
-  // An embedded store is there: wait for it, so that the first request after the greeting is answered.
+  // The embedded store runs already: wait for it, so that the first request after the greeting succeeds.
   if (server !== null) {
     await started.catch(async (fault: unknown) => {
       await close()
@@ -352,7 +352,7 @@ function petitionSettingsOf({ petitions: p }: Config) {
   }
 }
 
-/** The server's own origin by both of its names: the landing page shows whichever the visitor used. */
+/** The server's own origin under both names: the landing page shows the one that the visitor used. */
 function ownOrigins(origin: string): string[] {
   if (origin === '') return []
   const byName = new URL(origin)

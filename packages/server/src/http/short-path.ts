@@ -1,12 +1,12 @@
 /**
  * The short path of a request to an intake route: from Node's HTTP server to the mount and back, past the framework.
  *
- * Routing, hooks and the reply object of the framework cost about as much as accepting an operation does (a bare
- * Fastify echo takes 77 µs of a core, the same on node:http 55), so the routes that take the load are spared them. Only
- * ordinary requests go this way: a POST to exactly a known path, with a JSON body of a stated, allowed length and an
- * identity that is known at once. Whatever is unusual about one (another method, a query, an Origin, an encoding, a
- * refused token, draining) is declined *before anything was done* and goes through the framework, where the same mount
- * stands on the same route: what is answered is the same, and only one of the two places decides.
+ * Routing, hooks and the reply object of the framework cost about as much as accepting an operation (a bare Fastify echo
+ * takes 77 µs of a core, the same on node:http 55), so the busiest routes skip them. Only ordinary requests take this
+ * path: a POST to exactly a known path, with a JSON body of a stated, allowed length and an identity that is known at
+ * once. Anything unusual (another method, a query, an Origin, an encoding, a refused token, draining) is declined
+ * *before anything was done* and goes through the framework, where the same mount serves the same route. So the answers
+ * are the same, and only one of the two decides.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Entered, Entry, IntakeRequest, IntakeUser, Mount, Wire } from 'spillway/workload'
@@ -31,9 +31,9 @@ export interface ShortPathDeps {
   authenticator: Authenticator
   buffers: Buffers
   bodyLimitBytes: number
-  /** Whether the framework has to answer this one: draining, too many connections, a Host that is not ours. */
+  /** Whether the framework must answer this request: draining, too many connections, a Host that is not this server. */
   declines(request: IncomingMessage): boolean
-  /** Names and values that every answer carries, in turn. */
+  /** Names and values that every answer carries, alternating. */
   headers: readonly string[]
   onFault(fault: unknown, traceId: string, route: string): void
   onAnswer(route: string, status: number, durationMs: number): void
@@ -41,7 +41,7 @@ export interface ShortPathDeps {
 
 export interface ShortPath {
   add(url: string, route: ShortRoute): void
-  /** Calls `otherwise` for what is not for this path, with nothing done and nothing read. */
+  /** Calls `otherwise` for requests that do not qualify; nothing has been read or done then. */
   take(request: IncomingMessage, response: ServerResponse, otherwise: () => void): void
 }
 
@@ -50,7 +50,7 @@ interface ShortRoute {
   role: Role
   /** Default: the server's. */
   bodyLimitBytes?: number
-  /** How its clients read problems. */
+  /** The error format that its clients expect. */
   errorForm?: ErrorForm
 }
 
@@ -99,7 +99,7 @@ export function shortPath(deps: ShortPathDeps): ShortPath {
         new Passage(deps, request, response, new ShortRequest(request, principal, address), route).enter()
       }
       const principal = deps.authenticator.authenticate(request.headers, peer)
-      // A token that could not be verified is asked about again there, and the answer given there.
+      // The framework verifies a failed token again and answers.
       if (principal instanceof Promise) principal.then(go, otherwise)
       else go(principal)
     },
@@ -123,7 +123,7 @@ function isOrdinary({ headers }: IncomingMessage, bodyLimitBytes: number): boole
   )
 }
 
-/** One request on its way. */
+/** One request in progress. */
 class Passage {
   readonly #deps: ShortPathDeps
   readonly #request: IncomingMessage
@@ -159,7 +159,7 @@ class Passage {
   }
 
   #read(entered: Entered, mounted: Mount): void {
-    // A client that left while a place was taken for it: its close has been told already.
+    // The client left while its permit was granted, and 'close' has already fired.
     if (this.#response.destroyed) return void entered.leave()
     this.#response.once('close', entered.leave)
     const { bodyLimitBytes = this.#deps.bodyLimitBytes } = this.#route
@@ -172,7 +172,7 @@ class Passage {
       identity,
       isAck: false,
     }
-    // Without an end (the client cut it off) there is nobody to answer; the close above gives back what was held.
+    // If the client cuts the body off there is nobody to answer; the 'close' listener above releases the permit.
     readBody(buffers, reading, (problem, bytes) => {
       if (problem !== null) {
         discardRest(this.#request)

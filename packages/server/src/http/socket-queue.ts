@@ -1,7 +1,7 @@
 import { readFile, readlink } from 'node:fs/promises'
 import type { Socket } from 'node:net'
 
-/** What Node keeps behind a socket: the file descriptor, and what the kernel has not taken yet of a write under way. */
+/** Node's internal socket numbers: the file descriptor, and the bytes of the current write that the kernel has not taken. */
 function handleNumber(socket: Socket, name: 'fd' | 'writeQueueSize'): number {
   const handle: unknown = Reflect.get(socket, '_handle')
   const value: unknown = typeof handle === 'object' && handle !== null ? Reflect.get(handle, name) : undefined
@@ -9,28 +9,28 @@ function handleNumber(socket: Socket, name: 'fd' | 'writeQueueSize'): number {
 }
 
 /**
- * Falls whenever the kernel has taken something, also a part of one large write (`writableLength` alone falls only with
- * the whole of it). No number of bytes: what is in both counts twice.
+ * Falls whenever the kernel takes bytes, even a part of one large write (`writableLength` alone falls only when the whole
+ * write is done). Not an exact byte count: bytes that are in both numbers count twice.
  */
 export function waitingHere(socket: Socket): number {
   return socket.writableLength + handleNumber(socket, 'writeQueueSize')
 }
 
-/** An IPv4 address has two forms, of which the one within IPv6 is brought to the other: both ends are to be told by one. */
+/** Maps IPv4-in-IPv6 addresses to IPv4, so that both ends of a connection compare equal. */
 const endOf = (column: string | undefined): string => (column ?? '').replace(/^0{16}FFFF0000(?=\w{8}:)/, '')
 
 const hexOfPort = (port: number): string => port.toString(16).toUpperCase().padStart(4, '0')
 
 /**
- * The columns of those rows that have one of the ports at either end. The first ones are of fixed width, so that the others
- * cost next to nothing: splitting all 20,000 would block for a tenth of a second.
+ * The columns of the rows that have one of the ports at either end. The first columns have a fixed width, so that the other
+ * rows cost next to nothing: splitting all 20,000 would block for a tenth of a second.
  *
  *   sl: local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode
  */
 function* rowsOf(table: string, addressLength: number, ports: ReadonlySet<string>): Generator<string[]> {
   const localPortAt = 2 + addressLength + 1
   const remotePortAt = localPortAt + 5 + addressLength + 1
-  // The first line has the names.
+  // The first line holds the column names.
   for (let start = table.indexOf('\n') + 1; start > 0 && start < table.length; ) {
     const end = table.indexOf('\n', start)
     const colon = table.indexOf(':', start)
@@ -46,12 +46,12 @@ function* rowsOf(table: string, addressLength: number, ports: ReadonlySet<string
 }
 
 /**
- * What the kernel still holds of each socket, in bytes: what the other side has not acknowledged and, where that is a
- * socket of this host too, what was not read from it. Needed because the kernel asks for more only once a third of its
- * buffer, which grows to megabytes, is free: behind it a reader at 1 kB/s looks dead for minutes. On one host the other
- * side acknowledges in steps of 64 kB and more, which at that pace takes minutes as well. Linux only: elsewhere, or for a
- * socket that is not found, there is nothing. With 18,000 sockets on the host it takes 0.15 s, 5 ms of it in this thread:
- * it is for those under suspicion.
+ * The bytes that the kernel still holds for each socket: bytes the peer has not acknowledged and, if the peer is on this
+ * host, bytes it has not read. Needed because the kernel asks for more only once a third of its buffer, which grows to
+ * megabytes, is free: until then a reader at 1 kB/s looks dead for minutes. On one host the peer acknowledges in steps of
+ * 64 kB and more, which at that speed takes minutes too. Linux only: elsewhere, or for a socket that is not found, the map
+ * has no entry. With 18,000 sockets on the host a call takes 0.15 s, 5 ms of it in this thread, so only suspects are
+ * checked.
  */
 export async function waitingInKernel(sockets: readonly Socket[]): Promise<Map<Socket, number>> {
   const found = new Map<Socket, number>()

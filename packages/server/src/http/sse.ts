@@ -4,15 +4,15 @@ import { DueRing } from 'spillway/workload'
 import { findStalled, Stall, stallLooks } from './stall.js'
 import { leaveToOwner } from './unread-answers.js'
 
-/** A colon and ONE newline: a blank line would end a block that is none, which breaks OpenAI's decoders. */
+/** A colon and ONE newline. A blank line would end an empty block, which breaks OpenAI's decoders. */
 const heartbeat = ':\n'
 const newline = 10
 const colon = 58
 
 export interface SseHubOptions {
-  /** A connection on which nothing was written for so long gets a comment line. */
+  /** A comment line is sent after this time without a write. */
   heartbeatMs: number
-  /** A connection is closed when bytes wait for it and it has taken none of them for so long. */
+  /** A connection is closed when bytes wait for it and the client has read none of them for this time. */
   stallMs: number
   onStalled(): void
   now?: () => number
@@ -20,13 +20,13 @@ export interface SseHubOptions {
 
 export interface SseConnection {
   /**
-   * `text` is whole blocks, or a comment line. 'closed': it was ended, the client is gone, or it was closed because it took
-   * nothing for stallMs. A promise while the socket is full: await it before the next write.
+   * `text` is whole blocks, or a comment line. 'closed': the stream was ended, the client left, or it read nothing for
+   * stallMs. A promise while the socket is full: await it before the next write.
    */
   write(text: string): Written | Promise<Written>
   readonly isClosed: boolean
   readonly wasStalled: boolean
-  /** Once; soon, where it is closed already. */
+  /** Called once; soon, if the connection is already closed. */
   onClosed(listener: () => void): void
   end(): void
 }
@@ -36,13 +36,13 @@ type Written = 'open' | 'closed'
 const headers = {
   'content-type': 'text/event-stream; charset=utf-8',
   'cache-control': 'no-cache, no-transform',
-  // nginx would hold the answer back until it has a page of it.
+  // Otherwise nginx buffers the answer until it has a full page.
   'x-accel-buffering': 'no',
 }
 
 /**
- * All SSE answers of the process. Ten thousand of them mostly wait: what is kept for each is one small object and a place
- * in two collections; timers are shared.
+ * All SSE answers of the process. Ten thousand of them mostly wait, so each costs one small object and an entry in two
+ * collections. Timers are shared.
  */
 export class SseHub {
   readonly #options: SseHubOptions
@@ -50,7 +50,7 @@ export class SseHub {
   readonly #connections = new Map<ServerResponse, Connection>()
   readonly #beats: DueRing<Connection>
   readonly #beatTicks: number
-  /** Those for which bytes wait. */
+  /** Connections with bytes waiting. */
   readonly #full = new Map<Connection, Stall>()
   readonly #owner: ConnectionOwner
   readonly #closed: (this: ServerResponse) => void
@@ -69,7 +69,7 @@ export class SseHub {
     this.#beatTicks = this.#beats.ticksOf(options.heartbeatMs)
     const connections = this.#connections
     const full = this.#full
-    // One listener for all connections each, which is told by `this` whose event it is.
+    // One listener per event serves all connections; `this` identifies the connection.
     this.#closed = function (this: ServerResponse) {
       const connection = connections.get(this)
       if (connection === undefined) return
@@ -90,18 +90,18 @@ export class SseHub {
         this.#watch(connection)
       },
       ending: (connection, raw) => {
-        // A reader that never takes the rest would keep its socket for ever.
+        // A client that never reads the rest would keep its socket open forever.
         if (raw.writableLength > 0) this.#watch(connection)
       },
     }
   }
 
-  /** Of the answers that are not over, those included that are ended but not yet taken by the client. */
+  /** Open answers, including those that have ended but are not yet read by the client. */
   get size(): number {
     return this.#connections.size
   }
 
-  /** The head goes out at once. From here on neither the server's timeouts nor Nagle's delay hold for the connection. */
+  /** Sends the head at once. From here on the server's timeouts and Nagle's delay do not apply to the connection. */
   open(raw: ServerResponse, more: Record<string, string>): SseConnection {
     const connection = new Connection(this.#owner, raw)
     if (raw.destroyed || raw.closed) {
@@ -119,7 +119,7 @@ export class SseHub {
     return connection
   }
 
-  /** Breaks off whoever has not been told an end: a clean end of the answer would pass for the stream's. */
+  /** Destroys every unfinished connection: a clean end would look like the end of the stream. */
   close(): void {
     this.#beats.close()
     for (const connection of [...this.#connections.values()]) if (!connection.isClosed) connection.destroy()
@@ -130,7 +130,7 @@ export class SseHub {
     if (raw === null || connection.isClosed) return 0
     const ticks = connection.wroteTick + this.#beatTicks - this.#beats.tick
     if (ticks > 0) return ticks
-    // Where bytes wait, one more tells the client nothing.
+    // While bytes are waiting, a heartbeat adds nothing.
     if (!connection.isBetweenBlocks || raw.writableLength > 0) return 1
     connection.write(heartbeat)
     return this.#beatTicks
@@ -160,7 +160,7 @@ export class SseHub {
     }
     for (const socket of await findStalled(bySocket, this.#options.stallMs, this.#now)) {
       const connection = connections.get(socket)
-      // It may have been drained, or have left, meanwhile.
+      // It may have drained or closed meanwhile.
       if (connection === undefined || this.#full.get(connection) !== bySocket.get(socket)) continue
       connection.wasStalled = true
       connection.destroy()
@@ -181,7 +181,7 @@ interface ConnectionOwner {
  *                                any ──client left, stalled, destroyed──► closed
  */
 class Connection implements SseConnection {
-  /** Null once closed, so that nothing of it is held by who still knows the connection. */
+  /** Null once closed, so that references to the connection do not keep the response in memory. */
   raw: ServerResponse | null
   wasStalled = false
   isBetweenBlocks = true

@@ -1,11 +1,11 @@
-/** Finds readers that take nothing of what is written to them. */
+/** Finds clients that do not read their answers. */
 import type { Socket } from 'node:net'
 import { waitingHere, waitingInKernel } from './socket-queue.js'
 
-/** A stall limit is looked at so many times before it is up. */
+/** How many times a stall limit is checked before it expires. */
 export const stallLooks = 8
 
-/** What waited for one reader at the last look, here and in the kernel, and when either last became less. */
+/** The bytes waiting for one reader at the last check, here and in the kernel, and when either number last fell. */
 export class Stall {
   #here = Number.POSITIVE_INFINITY
   #inKernel = Number.POSITIVE_INFINITY
@@ -15,7 +15,7 @@ export class Stall {
     this.#progressMs = now
   }
 
-  /** False: some of it was taken since the last look, or this is the first. */
+  /** False: the reader took something since the last check, or this is the first check. */
   hasTakenNothing(here: number, now: number): boolean {
     const isFirst = this.#here === Number.POSITIVE_INFINITY
     const isLess = here < this.#here
@@ -38,9 +38,9 @@ export class Stall {
 }
 
 /**
- * Those of the sockets, for all of which bytes wait, whose reader has taken nothing for `stallMs`. First what costs nothing to see;
- * for those that seem to stand still, the kernel's view: a slow reader may take for a minute from there before anything
- * moves here.
+ * Returns the watched sockets, all with bytes waiting, whose reader has taken nothing for `stallMs`. The cheap check comes
+ * first. Sockets that seem stalled are then checked in the kernel: a slow reader may drain the kernel's buffer for a minute
+ * before anything moves here.
  */
 export async function findStalled(
   watched: ReadonlyMap<Socket, Stall>,

@@ -1,9 +1,9 @@
 /**
- * Closes answers that their clients do not read. Node's own socket timeout starts over with every byte that comes in, so a client that
- * drips a second request would keep an unread answer for ever.
+ * Closes answers that their clients do not read. Node's own socket timeout restarts with every incoming byte, so a client
+ * that drips a second request would keep an unread answer forever.
  *
- * Nothing is done per request: all open sockets are looked at a few times within the limit, and those for which bytes wait are
- * watched until these are gone. 20,000 sockets take 2 ms.
+ * Nothing is done per request. All open sockets are checked a few times within the limit, and those with waiting bytes are
+ * watched until the bytes are gone. 20,000 sockets take 2 ms.
  */
 import type { Server, ServerResponse } from 'node:http'
 import type { Socket } from 'node:net'
@@ -15,7 +15,7 @@ export const unreadMsDefault = 30_000
 
 const ownersAnswers = new WeakSet<object>()
 
-/** Whoever writes this answer closes it by itself when it is not read: streams have a limit of their own. */
+/** The writer of this answer closes it itself when it is not read: streams have their own limit. */
 export function leaveToOwner(response: ServerResponse): void {
   ownersAnswers.add(response)
 }

@@ -1,4 +1,4 @@
-/** The tables and functions of the ready server's workloads. A library user's database has the core's only. */
+/** The tables and functions of the server's workloads. A library user's database has only the core's. */
 import { alertsSql } from '../workloads/alerts/generated/sql.js'
 import { messagesSql } from '../workloads/messages/generated/sql.js'
 import { objectivesSql } from '../workloads/objectives/generated/sql.js'

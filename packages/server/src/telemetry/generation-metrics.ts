@@ -1,17 +1,17 @@
 import { Gauge, type Registry } from '@prometheus-io/client'
 import { CounterFamily, HistogramFamily } from 'spillway/workload'
 
-/** From a local model that answers at once to one that waits in the queue until its limit. */
+/** From a local model that answers at once to a stream that waits in the queue until its limit. */
 const firstTokenSeconds = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
 
 export const failoverReasons = ['user_limit', 'pool_full', 'no_slot', 'upstream_retry'] as const
-/** Why a generation went to the queue: its user's places are taken, everybody's are, no slot here, or the upstream failed. */
+/** Why a generation was queued: the user's limit, the global limit, no slot here, or the upstream failed. */
 export type FailoverReason = (typeof failoverReasons)[number]
 
 export const generationEnds = ['done', 'error', 'cancelled'] as const
 export type GenerationEnd = (typeof generationEnds)[number]
 
-/** All of them are there before the first stream: the first of a series that comes late is no increase to Prometheus. */
+/** Creates all series before the first stream: Prometheus does not count the first value of a late series as an increase. */
 export function createGenerationMetrics(registry: Registry) {
   const gauge = (name: string, help: string) => {
     const made = new Gauge({ registers: [registry], name, help })

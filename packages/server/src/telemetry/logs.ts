@@ -3,7 +3,7 @@ import { type LogLevel, maskUrlPasswords } from '../config/index.js'
 
 export type { Logger } from 'pino'
 
-/** Never written, at any depth: what callers handed over in confidence, and what proves who they are. */
+/** Never logged, at any depth: confidential data of callers, and credentials. */
 const unwritten: ReadonlySet<string> = new Set([
   'payload',
   'body',
@@ -24,19 +24,19 @@ const unwritten: ReadonlySet<string> = new Set([
 const redacted = '[redacted]'
 const depthMax = 6
 
-/** JSON lines. `destination` is standard output unless a test gives another. */
+/** JSON lines. `destination` is standard output unless a test passes another. */
 export function createLogger(options: { level: LogLevel; destination?: DestinationStream }): Logger {
   return pino(
     {
       level: options.level,
-      // Not `pid`: lines about another process (the embedded server) have that member themselves.
+      // Not `pid`: log lines about another process (the embedded server) use that field.
       base: { process: process.pid },
       timestamp: pino.stdTimeFunctions.isoTime,
       formatters: {
         level: (label) => ({ level: label }),
         log: (line) => scrubObject(line, 0),
       },
-      // pino leaves the formatters out for a child's bindings, not the redaction.
+      // pino does not apply the formatters to a child's bindings, but it applies the redaction.
       redact: { paths: [...unwritten].map((key) => `["${key}"]`), censor: redacted },
       serializers: { err: describeError },
       hooks: {
@@ -53,8 +53,8 @@ export function createLogger(options: { level: LogLevel; destination?: Destinati
 }
 
 /**
- * An error as it is logged. Only these members: drivers hang row values on theirs (PostgreSQL's `detail` quotes the
- * conflicting key), and those are payload.
+ * An error as it is logged. Only these members, because drivers attach row values to their errors (PostgreSQL's `detail`
+ * quotes the conflicting key), and those are payload.
  */
 export function describeError(error: unknown): unknown {
   return describeErrorAt(error, 0)
@@ -79,7 +79,7 @@ function scrub(value: unknown, depth: number): unknown {
   if (value instanceof Error) return depth === 0 ? value : describeErrorAt(value, depth)
   if (depth >= depthMax) return '[deep]'
   if (Array.isArray(value)) return value.map((one) => scrub(one, depth + 1))
-  // Objects with a class (requests, sockets, dates) have serializers or toJSON of their own.
+  // Objects with a class (requests, sockets, dates) have their own serializers or toJSON.
   const prototype = Object.getPrototypeOf(value)
   return prototype === Object.prototype || prototype === null ? scrubObject(value, depth + 1) : value
 }

@@ -9,7 +9,7 @@ import {
 
 export type Metrics = ReturnType<typeof createMetrics>
 
-/** The core's metrics and those of the server, in one registry of Prometheus' client. */
+/** The metrics of the core and the server, in one registry of Prometheus' client. */
 export function createMetrics(options: { readonly runtime?: boolean } = {}) {
   const registry = new Registry()
   if (options.runtime ?? true) collectRuntime(registry)
@@ -51,7 +51,7 @@ export function createMetrics(options: { readonly runtime?: boolean } = {}) {
       help: 'Connections closed because their client read nothing of an answer for 30 seconds',
       labelNames: [],
     }).labels(),
-    /** Asked at each scrape. */
+    /** Read at each scrape. */
     readBuffers(budget: { held(kind: 'in' | 'out'): number }): void {
       register(
         {
@@ -68,26 +68,26 @@ export function createMetrics(options: { readonly runtime?: boolean } = {}) {
 
 const bufferKinds = ['in', 'out'] as const
 
-/** Both are shown before the first of either. */
+/** Creates both series before the first count. */
 function countedKinds(family: CounterFamily<readonly ['kind']>): CounterFamily<readonly ['kind']> {
   for (const kind of bufferKinds) family.labels(kind)
   return family
 }
 
 /**
- * What `promtool check metrics` refuses of the runtime's: gauges named like counters (the same figures stand under the
- * names without _total, by type), and names that say their type.
+ * Runtime metrics that `promtool check metrics` rejects: gauges named like counters (the same figures exist under the
+ * names without _total, by type), and names that include their type.
  */
 const runtimeLeftOut = [
   ...['handles', 'requests', 'resources'].map((name) => `nodejs_active_${name}_total`),
   ...['summary', 'histogram'].map((type) => `nodejs_eventloop_utilization_${type}`),
 ]
 
-/** The longest that a timer takes. */
+/** The longest delay of a timer. */
 const timerMsMax = 2 ** 31 - 1
 
 function collectRuntime(registry: Registry): void {
-  // Utilization is left out below: it need not be measured ten times a second either.
+  // Utilization is left out below, so it need not be measured ten times a second.
   collectDefaultMetrics({ register: registry, eventLoopUtilizationTimeout: timerMsMax })
   for (const name of runtimeLeftOut) registry.removeSingleMetric(name)
 }

@@ -7,14 +7,13 @@ export interface RecentOptions {
   readonly help: string
   readonly labelName: string
   readonly type: 'counter' | 'gauge'
-  /** Label values that have a series of their own. */
+  /** How many label values have their own series. */
   readonly recentMax: number
 }
 
 /**
- * One number per value of a label that may take any number of values: only the most recent ones have a series. What a
- * counter loses that way is added to the series "other", so that the sum stays right; of a gauge "other" shows the last
- * one that was dropped.
+ * One number per value of a label with unlimited values: only the most recent values have a series. A counter adds the
+ * dropped ones to the series "other", so that the sum stays right; for a gauge "other" shows the last one dropped.
  */
 export class RecentValues {
   readonly #options: RecentOptions

@@ -10,7 +10,7 @@ export interface RoutingLabels {
   consumer: string
 }
 
-/** The router's metrics, under the names that its operators know. All of them are there before the first message. */
+/** The router's metrics, with the names that its operators know. All series exist before the first message. */
 export function createRoutingMetrics(registry: Registry, { subject, consumer }: RoutingLabels) {
   const counter = <const N extends readonly string[]>(name: string, help: string, labelNames: N) =>
     new CounterFamily({ registry, name, help, labelNames })
@@ -38,7 +38,7 @@ export function createRoutingMetrics(registry: Registry, { subject, consumer }: 
     labelNames: ['subject', 'status'],
     buckets: latencySeconds,
   })
-  // The first of a series that comes late is no increase to Prometheus.
+  // Prometheus does not count the first value of a late series as an increase.
   for (const status of ['ok', 'undecided', 'invalid', 'expired', 'exhausted']) latency.labels(subject, status)
   const status = gauge('gateway_backpressure_status', 'What the gateway knows of the routers: 1 for the one that is', [
     'status',

@@ -8,8 +8,8 @@ import type { Bound, Submission } from '../intake/submission.js'
 import type { AcceptItem } from '../store/port.js'
 
 /**
- * What the accepting transaction is asked to do for one submission; or why it cannot be asked. `now`: it may run at once,
- * if its lane is empty.
+ * The row for one submission, as the accepting transaction needs it; or why there is none. `now`: it may run at once if its
+ * lane is empty.
  */
 export function buildItem(
   bound: Bound,
@@ -30,7 +30,7 @@ export function buildItem(
     typeof value === 'function' ? value(body) : (value ?? fallback)
   const delayMs = Math.max(0, Math.round(options.delayMs?.(body) ?? 0))
   const requested = submission.respondAsync === true || delayMs > 0
-  // Its answer is its ticket, whatever becomes of it: kept for its key with the acceptance.
+  // The caller gets a ticket whatever happens, so the key stores the ticket at accept time.
   const isTicket = options.run !== undefined && submission.waitMs === 0
   const tiers: RateTier[] = []
   let gate: string | null = null
@@ -44,7 +44,7 @@ export function buildItem(
     if (exact.rates !== undefined) tiers.push(...exact.rates)
   }
   const { idempotencyKey } = submission
-  // Kept as it came, where there is a text: written again, numbers would change. A key compares the same text.
+  // Stored as it came, if there is a text: serializing it again would change numbers. A key compares the same text.
   const payload = submission.text ?? JSON.stringify(body ?? null)
   return {
     tiers,
@@ -89,12 +89,12 @@ export function buildItem(
   }
 }
 
-/** Under which the store knows an Idempotency-Key. */
+/** The store's key for an Idempotency-Key. */
 export function keyOf(type: string, identity: string, idempotencyKey: string): string {
   return digestUuid(`${type}\0${identity}\0${idempotencyKey}`)
 }
 
-/** 1–255 code points, any character but NUL. The length in UTF-16 units settles all but the longest. */
+/** 1–255 code points, any character but NUL. The length in UTF-16 units decides all but the longest. */
 function isName(text: string): boolean {
   if (text.length === 0 || text.includes('\0')) return false
   return text.length <= limits.nameCodePoints || [...text].length <= limits.nameCodePoints

@@ -1,4 +1,4 @@
-/** The flushes of an intake: one for the `run` definitions of the same slots, one for each `apply` definition. */
+/** The flushes of an intake: one per slot group for `run` definitions, one for each `apply` definition. */
 
 import type { IntakeLog, IntakeSettings } from '../core/settings.js'
 import type { Load } from '../fleet/load.js'
@@ -12,10 +12,10 @@ import { Flush } from './flush.js'
 
 export type Apply = (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
 export type Effect = SqlEffect<unknown, unknown>
-/** What is submitted together is written together: a request's items, mostly one. */
+/** Items submitted together are written together: the items of a request, mostly one. */
 export type AcceptFlush = Flush<readonly PendingItem[], readonly Accepted[]>
 
-/** What is waited behind: the estimate of waits goes by it. */
+/** The operations that a new one waits behind, for estimating its wait. */
 export interface Backlog {
   load: Load
   concurrency: number
@@ -27,9 +27,9 @@ export interface AcceptingOptions {
   metrics: Metrics
   log: IntakeLog
   worker(): string
-  /** Operations in the queue, whoever runs them. */
+  /** Operations in the queue, of all processes. */
   depth(): number
-  /** Of what has no slots of its own. */
+  /** The backlog of definitions without their own slots. */
   general(): Backlog
 }
 
@@ -48,12 +48,12 @@ export class Accepting {
     this.#o = options
   }
 
-  /** For operations that are run in the same slots. */
+  /** For operations that run in the same slots. */
   operations(backlog: Backlog): AcceptFlush {
     return this.#makeFlush((pending) => this.#accept(pending, this.#context(backlog)))
   }
 
-  /** For one definition whose effect is rows of the store. */
+  /** For one definition whose effect is rows in the store. */
   applying(apply: Apply | Effect, pendingMax?: number): AcceptFlush {
     return this.#makeFlush((pending) => {
       const context = this.#context(this.#o.general(), pendingMax)
@@ -63,7 +63,7 @@ export class Accepting {
     })
   }
 
-  /** Age of the oldest write that waits or is under way, of whatever flush. */
+  /** Age of the oldest write that waits or is under way, over all flushes. */
   get oldestMs(): number {
     let oldest = 0
     for (const flush of this.#flushes) oldest = Math.max(oldest, flush.oldestMs)
@@ -82,7 +82,7 @@ export class Accepting {
     return accepted
   }
 
-  /** Effects that are functions of the store, decided and written in the caller's own transaction. */
+  /** Effects that are functions in the store, decided and written in the caller's own transaction. */
   applyWithin(tx: Tx, effect: Effect, pending: readonly PendingItem[], pendingMax?: number): Promise<Accepted[]> {
     return this.#acceptWithEffect(effect, together(pending, 1), this.#context(this.#o.general(), pendingMax), tx)
   }
@@ -91,7 +91,7 @@ export class Accepting {
     const flush: AcceptFlush = new Flush({
       write: (units) => inUnits(units, (pending) => retryConflicts(attemptsMax, () => write(pending))),
       isPoison: (fault) => codeOf(fault) === 'data' || codeOf(fault) === undefined,
-      // Those of one request have keys made from one: the first stands for all.
+      // The keys of one request derive from one key, so the first represents all.
       exclusiveKey: ([first]) => first?.item.idempotency?.key ?? null,
       sizeOf: (unit) => unit.reduce((sum, { item }) => sum + item.payload.length + 200, 0),
       countOf: (unit) => unit.length,
@@ -117,7 +117,7 @@ export class Accepting {
     return accepted
   }
 
-  /** With `tx`: in the caller's transaction, to be taken back with it. */
+  /** With `tx`: in the caller's transaction, and rolled back with it. */
   async #acceptWithEffect(
     effect: Effect,
     pending: readonly PendingItem[],
@@ -139,7 +139,7 @@ export class Accepting {
       try {
         tell(effect, p, accepted[i], told[i])
       } catch (fault) {
-        // It is committed: thrown from here it would be taken for a poisoned flush, and written again.
+        // Already committed: an error thrown here would look like a poisoned flush, and the flush would be written again.
         this.#o.log.error({ err: fault, type: p.item.type }, 'limited failed; the problem document lacks its members')
       }
     }
@@ -165,7 +165,7 @@ export class Accepting {
     }
   }
 
-  /** What a flush has to know beside its items. */
+  /** What a flush needs besides its items. */
   #context({ load, concurrency }: Backlog, pendingMax?: number): AcceptContext {
     const { settings } = this.#o
     return {
@@ -177,7 +177,7 @@ export class Accepting {
   }
 }
 
-/** One list for the store, and its answers back to where they belong. */
+/** Flattens the units into one list for the store, and groups the answers again. */
 async function inUnits(
   units: readonly (readonly PendingItem[])[],
   write: (pending: readonly PendingItem[]) => Promise<Accepted[]>,
@@ -212,7 +212,7 @@ async function applyTo(
   return results
 }
 
-/** What the effect told of an item goes where its caller's answer is made from. */
+/** Passes the effect's value for an item on to the caller's answer. */
 function tell(effect: Effect, p: PendingItem, accepted: Accepted | undefined, told: unknown): void {
   if (accepted?.verdict === 'apply') p.result = told ?? null
   if (effect.limited === undefined || accepted?.verdict !== 'refuse' || accepted.by !== 'rate') return
@@ -231,7 +231,7 @@ function tell(effect: Effect, p: PendingItem, accepted: Accepted | undefined, to
   })
 }
 
-/** The effect as a worker applies it to what was queued. */
+/** The effect, as a worker applies it to queued operations. */
 export const queuedApply =
   (store: Store, apply: Apply | Effect): Apply =>
   async (tx, items) => {

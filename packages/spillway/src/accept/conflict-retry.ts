@@ -5,7 +5,7 @@ export function codeOf(fault: unknown): string | undefined {
     : undefined
 }
 
-/** Of two that wait for each other the database ends one: nothing of it was written, and it begins anew. */
+/** Retries after a deadlock or serialization failure. The transaction was rolled back. */
 export async function retryConflicts<T>(attemptsMax: number, write: () => Promise<T>): Promise<T> {
   for (let attempt = 1; ; attempt++) {
     try {

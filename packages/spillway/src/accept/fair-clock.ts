@@ -1,10 +1,10 @@
 /**
- * Start-time fair queueing. Each operation gets a stamp, its virtual start time: the later of the level's virtual time
- * (which the store knows: the smallest stamp that waits) and the finish of its identity's previous one. An identity
- * that brings a million operations has its stamps stretch far into the future; one that brings ten starts at the front.
+ * Start-time fair queueing. Each operation gets a stamp, its virtual start time: the later of the level's virtual time (from
+ * the store: the smallest stamp that waits) and the finish of its identity's previous one. The stamps of an identity that
+ * brings a million operations reach far into the future; an identity that brings ten starts at the front.
  *
- * Finish times live in this process alone: an identity that uses several instances is counted per instance, and a
- * restart forgets. Both cost a little fairness and no correctness.
+ * Finish times are kept in this process only: an identity that uses several instances is counted per instance, and a restart
+ * forgets. Both cost a little fairness and no correctness.
  */
 const costPerOperation = 1_000
 const identitiesMax = 20_000
@@ -24,12 +24,12 @@ export class FairClock {
     }
   }
 
-  /** What the store made of a stamp: virtual time may have been ahead of us. */
+  /** The stamp that the store assigned: virtual time may have been ahead of ours. */
   learn(item: { identity: string; priority: number }, stamp: number): void {
     const key = flowOf(item)
     const finish = stamp + costPerOperation
     if (finish <= (this.#finish.get(key) ?? 0)) return
-    // Delete before set keeps the map in order of use, so that the first is the one not seen for longest.
+    // Delete before set keeps the map in order of use, so that the first is the least recently used.
     this.#finish.delete(key)
     this.#finish.set(key, finish)
     if (this.#finish.size > identitiesMax) {
@@ -39,5 +39,5 @@ export class FairClock {
   }
 }
 
-/** Levels are served apart, so an identity's low-priority backlog does not push back its urgent work. */
+/** Priority levels are served separately, so an identity's low-priority backlog does not delay its urgent work. */
 const flowOf = (item: { identity: string; priority: number }): string => `${item.priority}\0${item.identity}`

@@ -1,7 +1,7 @@
 /**
- * How long a flush of so many items will take, learned from those of late. A group commit has a fixed part (a round trip, a
- * sync to disk) and a part for each item: taking the mean per item would call a burst after quiet times far slower than it
- * is. So it is a line through size and duration, weighted to the recent ones.
+ * Estimates how long a flush of a given size takes, from recent flushes. A group commit has a fixed part (a round trip, a
+ * sync to disk) and a part per item: the mean per item would make a burst after quiet times look far slower than it is. So
+ * this fits a line through size and duration, weighted to recent flushes.
  */
 export class FlushPace {
   #count = 0
@@ -12,7 +12,7 @@ export class FlushPace {
 
   add(count: number, ms: number): void {
     this.#seen++
-    // The first of a process makes connections and plans: it tells nothing of the others.
+    // The first flush of a process opens connections and plans statements: it is not representative.
     if (this.#seen === 1) return
     if (this.#seen === 2) {
       this.#count = count
@@ -30,12 +30,12 @@ export class FlushPace {
   /** 0 while nothing is known. */
   expectedMs(count: number): number {
     if (count === 0) return 0
-    // Neither does a larger one take less, nor more than in proportion.
+    // A larger flush never takes less time, nor more than in proportion.
     const slope = this.#countVariance === 0 ? 0 : this.#covariance / this.#countVariance
     const eachMs = Math.min(Math.max(slope, 0), this.#count === 0 ? 0 : this.#ms / this.#count)
     return Math.max(0, this.#ms + eachMs * (count - this.#count))
   }
 }
 
-/** So that one flush that stalled (a slow disk) is not taken for the pace. */
+/** Small, so that one stalled flush (a slow disk) does not set the pace. */
 const weight = 0.2

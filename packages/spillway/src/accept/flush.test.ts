@@ -9,7 +9,7 @@ interface Item {
 
 class Poison extends Error {}
 
-/** Writes that end when the test says so. */
+/** Writes that finish when the test says so. */
 function gate() {
   const batches: { names: string[]; commit(): void; fail(fault: unknown): void }[] = []
   const write = (items: readonly Item[]): Promise<string[]> =>
@@ -35,7 +35,7 @@ function flushWith(write: FlushOptions<Item, string>['write'], more: Partial<Flu
   })
 }
 
-/** Lets everything that is already settled run. */
+/** Lets all settled promises run. */
 /** A flush waits for one turn of the event loop after the last; a second one shows what it did. */
 const turn = async () => {
   for (let i = 0; i < 3; i++) await new Promise<void>((resolve) => setImmediate(resolve))
@@ -56,7 +56,7 @@ describe('Flush', () => {
     const { batches, write } = gate()
     let now = 0
     const flush = flushWith(write, { now: () => now })
-    // The first is not counted: it makes connections.
+    // The first is not counted: it opens connections.
     for (const [i, tookMs] of [1_000, 100].entries()) {
       const lone = flush.submit({ name: 'a' })
       await turn()
@@ -66,7 +66,7 @@ describe('Flush', () => {
       await lone
       await turn()
     }
-    // Three fit into a flush: one under way for 30 of its 100 ms, and two more before a newcomer is written.
+    // Three fit into a flush: one has run for 30 of its 100 ms, and two more come before a newcomer is written.
     const next = ['c', 'd', 'e', 'f', 'g', 'h'].map((name) => flush.submit({ name }))
     await turn()
     expect(batches[2]?.names).toEqual(['c', 'd', 'e'])

@@ -8,20 +8,20 @@ import { FlushPace } from './flush-pace.js'
  *   waiting ──take──► in flight ──commit──► answered
  *      └── older than `timeoutMs` ──► fault
  *
- * When a batch is refused for what one item contains, it is split in halves until the poisoned one stands alone.
+ * When a batch fails because of one item's data, it is split in halves until the poisoned item is alone.
  */
 export interface FlushOptions<Item, Answer> {
   write(items: readonly Item[]): Promise<readonly Answer[]>
-  /** Is this fault one of the data, so that the others may pass without the culprit? */
+  /** Whether the data caused this fault, so that the other items may succeed without the culprit. */
   isPoison(fault: unknown): boolean
-  /** Two items with the same key never share a batch; the later waits for the next. */
+  /** Two items with the same key never share a batch; the later one waits for the next. */
   exclusiveKey?(item: Item): string | null
   sizeOf(item: Item): number
   /** How many of `itemsMax` it takes up. Default 1. */
   countOf?(item: Item): number
   itemsMax: number
   bytesMax: number
-  /** Items that may wait; more are refused by `isFull`. */
+  /** Items that may wait; beyond that `isFull` is true. */
   waitingMax: number
   timeoutMs: number
   timeoutFault(): Error
@@ -44,9 +44,9 @@ export class Flush<Item, Answer> {
   readonly #now: () => number
   #waiting: Waiting<Item, Answer>[] = []
   #waitingBytes = 0
-  /** The loop is under way: what is submitted now needs no start. */
+  /** The loop runs, so a new item need not start it. */
   #running = false
-  /** When the oldest of the write that is under way was submitted. */
+  /** When the oldest item of the current write was submitted. */
   #inFlightSince: number | null = null
   #inFlightCount = 0
   #waitingCount = 0
@@ -70,9 +70,9 @@ export class Flush<Item, Answer> {
     return oldest === undefined ? 0 : this.#now() - oldest
   }
 
-  /** How long one that is submitted now will take, at the pace of late. */
+  /** How long a new item will take, at the recent rate. */
   get expectedMs(): number {
-    // Whatever flushes took of late: with nobody before it one is written at once, and that shows what they take now.
+    // With nothing ahead of it, an item is written at once, however slow recent flushes were; that shows the current pace.
     if (this.#waitingCount + this.#inFlightCount === 0) return 0
     const running =
       this.#inFlightCount === 0
@@ -102,7 +102,7 @@ export class Flush<Item, Answer> {
 
   #start(): void {
     this.#running = true
-    // What arrives in the same turn of the event loop joins the first flush.
+    // Items that arrive in the same turn of the event loop join the first flush.
     setImmediate(() => void this.#run())
   }
 
@@ -121,7 +121,7 @@ export class Flush<Item, Answer> {
       const tookMs = this.#now() - started
       this.#pace.add(count, tookMs)
       this.#options.onFlush?.(batch.length, tookMs)
-      // Requests whose bytes are here already join the next flush: a larger one costs each of them less.
+      // Requests that have arrived already join the next flush: a larger one costs each of them less.
       await this.#turn()
     }
     this.#running = false

@@ -4,8 +4,8 @@ export interface BackoffOptions {
 }
 
 /**
- * Full jitter: anywhere between 0 and base × 2^(attempt − 1), at most `maxMs`. Spreading over the whole range keeps
- * those who failed together from coming back together.
+ * Full jitter: anywhere between 0 and base × 2^(attempt − 1), at most `maxMs`. The whole range is used so that operations
+ * that failed together do not return together.
  */
 export function backoffMs(
   attempt: number,

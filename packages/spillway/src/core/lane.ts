@@ -21,7 +21,7 @@ export function laneOf(name: LaneName): Lane {
   const known = cache.get(key)
   if (known !== undefined) return known
   const lane = { queue, partition, id: digestUuid(key) }
-  // Hashing costs 2 µs; a busy server sees the same lanes again and again.
+  // Hashing costs 2 µs, and a busy server sees the same lanes again and again.
   if (cache.size >= cacheMax) cache.clear()
   cache.set(key, lane)
   return lane
@@ -32,7 +32,7 @@ export function digestUuid(text: string): string {
   return uuidOfDigest(hash('sha256', text, 'hex'))
 }
 
-/** The same of a text that came in parts: `hex` is its SHA-256. */
+/** The same for a text that came in parts: `hex` is its SHA-256. */
 export function uuidOfDigest(hex: string): string {
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20, 32)}`
 }

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest'
 import { isUuid, newOperationId } from './operation-id.js'
 
-// Ahead of the real clock, so that the order of tests does not matter to the module's own memory of time.
+// Ahead of the real clock, so that the order of tests does not affect the module's own clock state.
 let base = Date.now() + 10_000_000
 
 describe('newOperationId', () => {

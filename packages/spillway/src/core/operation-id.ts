@@ -1,13 +1,13 @@
 import { randomFillSync } from 'node:crypto'
 
-/** Random hex digits, made for 512 ids at a time: one system call and one conversion instead of one for each. */
+/** Random hex digits for 512 ids at a time: one system call and one conversion for all of them. */
 const idsPerPool = 512
 const pool = Buffer.alloc(idsPerPool * 8)
 let digits = ''
 let used = 0
 let lastMs = 0
 let counter = 0
-/** The first 15 characters, which are those of a millisecond. */
+/** The first 15 characters, which encode the millisecond. */
 let prefix = ''
 const variants = ['8', '9', 'a', 'b'] as const
 
@@ -19,7 +19,7 @@ export function newOperationId(nowMs: number = Date.now()): string {
   if (nowMs > lastMs) {
     startMs(nowMs)
   } else if (++counter > 0xfff) {
-    // More than 4,096 in a millisecond, or the clock went back: borrow the next one.
+    // More than 4,096 in a millisecond, or the clock went back: borrow the next millisecond.
     startMs(lastMs + 1)
   }
   if (used === digits.length) {

@@ -3,21 +3,21 @@ import type { Store } from '../store/port.js'
 import type { Slots } from '../work/slot-groups.js'
 import { isUuid } from './operation-id.js'
 
-/** Where an operation is. */
+/** The status of an operation. */
 export interface OperationReport {
   id: string
   status: OperationStatus | 'unknown'
-  /** In its lane, 0 is the next to run; null when it does not wait. */
+  /** Position in its lane, 0 is next; null when it does not wait. */
   place: number | null
-  /** An estimate, until it has run; null when it does not wait, or nothing is known to go by. */
+  /** An estimate of the time until it has run; null when it does not wait, or if unknown. */
   waitMs: number | null
-  /** Of its last attempt, or why it ended. */
+  /** The error of its last attempt, or why it ended. */
   error: string | null
 }
 
 const idsPerStatement = 2_000
 
-/** In the order in which they are asked for. */
+/** In the order of the given ids. */
 export async function standingOf(
   store: Store,
   slotsOf: (type: string) => Slots,
@@ -36,7 +36,7 @@ export async function standingOf(
   })
 }
 
-/** As it is told with the acceptance: its lane's pace, or what all of them wait for, whichever is longer. */
+/** As in the answer at acceptance: the pace of its lane, or the backlog of all lanes, whichever is longer. */
 function waitOf({ load, concurrency }: Slots, type: string, place: number, paceMs: number | null): number | null {
   const inLane = (paceMs ?? load.paceMs(type)) * (place + 1)
   const wait = Math.max(inLane, load.drainMs(load.depth - concurrency) ?? 0)

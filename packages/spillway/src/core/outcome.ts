@@ -25,13 +25,13 @@ export class FailOperation extends Error {
 }
 
 /**
- * Thrown by a handler of a definition with `announces`: this process may not run it. It is left to one that may, without
- * counting as an attempt, and fails with this message when for a minute there is none.
+ * Thrown by a handler of a definition with `announces`: this process may not run the operation. It is left to a process that
+ * may, without counting as an attempt. It fails with this message when there is none for a minute.
  */
 export class LeaveOperation extends Error {
   override readonly name = 'LeaveOperation'
   readonly code = 'left'
-  /** Operations with the same one need the same: the minute is counted for all of them together. */
+  /** Operations with the same key have the same needs: the minute is counted for all of them together. */
   readonly key: string
   /** Whether a process that announced this may run it. */
   readonly may: (announced: string) => boolean

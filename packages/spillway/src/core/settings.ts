@@ -15,10 +15,10 @@ export interface IntakeSettings {
   retryMaxMs: number
   retentionMs: number
   idempotencyTtlMs: number
-  /** Operations held at most, of all types; beyond it `queue_full`. */
+  /** Maximum number of operations held, of all types; beyond it `queue_full`. */
   pendingMax: number
   acceptWaitBudgetMs: number
-  /** Busy above this queues instead of executing. */
+  /** Above this load, operations are queued instead of executed. */
   busyQueueAbove: number
   storeTimeoutMs: number
   drainMs: number

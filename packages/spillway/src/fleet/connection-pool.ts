@@ -8,9 +8,9 @@ export interface PoolOptions extends PoolLimits {
 
 export interface ConnectionPool {
   readonly total: number
-  /** Over all instances that live, as of the last heartbeat. */
+  /** Over all live instances, as of the last heartbeat. */
   readonly held: number
-  /** Throws when the store cannot say. A place whose process was given up by the others is gone; releasing it does nothing. */
+  /** Throws when the store does not answer. If this process lost its lease, the permit is void; releasing it does nothing. */
   take(identity: string): Promise<Permit | 'identity_full' | 'pool_full'>
 }
 

@@ -1,8 +1,8 @@
 import type { Pulse } from '../store/port.js'
 
-/** What all processes know of each other by their heartbeats: numbers that each tells, and operations by type. */
+/** Numbers that processes share through their heartbeats: named figures of each process, and operations by type. */
 export class FleetNumbers {
-  /** What this process tells, by name. */
+  /** The figures that this process reports, by name. */
   readonly tells = new Map<string, () => number>()
   #pulse: Pick<Pulse, 'held' | 'running'> = { held: {}, running: {} }
 
@@ -10,12 +10,12 @@ export class FleetNumbers {
     this.#pulse = pulse
   }
 
-  /** Names that begin like this are no operation types. */
+  /** Operation types cannot start with this prefix. */
   told(): Record<string, number> {
     return Object.fromEntries([...this.tells].map(([name, read]) => [`!${name}`, read()]))
   }
 
-  /** What all processes that live tell under this name, together, as of the last heartbeat. */
+  /** The sum of this figure over all live processes, as of the last heartbeat. */
   sumOf(name: string): number {
     return this.#pulse.running[`!${name}`] ?? 0
   }

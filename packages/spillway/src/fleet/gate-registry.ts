@@ -1,6 +1,6 @@
 /**
- * Capacity gates that the store does not know yet. Submissions wait for them, and the heartbeat tries again: an
- * operation that names an unknown gate would fail the whole flush it is in.
+ * Capacity gates that are not in the store yet. Submissions wait for them, and the heartbeat retries: an operation that
+ * names an unknown gate would fail its whole flush.
  */
 export class GateRegistry {
   readonly #waiting = new Map<string, () => Promise<void>>()
@@ -19,7 +19,7 @@ export class GateRegistry {
     this.#waiting.set(name, register)
   }
 
-  /** Tells the store of all that wait; concurrent calls share one try. Throws what the store threw. */
+  /** Registers all pending gates in the store; concurrent calls share one try. Throws the store's error. */
   register(): Promise<void> {
     this.#registering ??= this.#registerEach().finally(() => {
       this.#registering = null

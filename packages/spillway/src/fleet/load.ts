@@ -1,9 +1,9 @@
 import type { Pulse } from '../store/port.js'
 
 /**
- * How much is held and how fast it goes, as far as this process knows: from the pulse once a second, and from what it
- * accepts and settles itself in between. Only estimates are made of it, and the bound on what is held. Operations with
- * slots of their own have a load of their own: they neither wait for the others nor go at their pace.
+ * How many operations are held and how fast they leave, as far as this process knows: from the pulse once a second, and in
+ * between from its own accepts and settlements. Used for estimates, and for the limit on held operations. A slot group has
+ * its own load: its operations neither wait for the others nor run at their pace.
  */
 export class Load {
   readonly #key: string
@@ -11,10 +11,10 @@ export class Load {
   readonly #paceMs = new Map<string, number>()
   #held = 0
   #acceptedSince = 0
-  /** Of these, those that the heartbeat under way will have counted. */
+  /** Those of them that the current heartbeat will include. */
   #acceptedBefore = 0
   #settledSince = 0
-  /** The same two of what has left: for the count, and not for the pace. */
+  /** The same two for operations that left: for the count, not for the pace. */
   #leftSince = 0
   #leftBefore = 0
   /** Operations per millisecond that leave the queue: here, and in all processes. */
@@ -28,21 +28,21 @@ export class Load {
 
   /** Operations in the queue. */
   get depth(): number {
-    // What was accepted elsewhere since the last count may have left here.
+    // Operations accepted elsewhere since the last count may have left here.
     return Math.max(0, this.#held + this.#acceptedSince - this.#leftSince)
   }
 
-  /** Milliseconds that one operation of the type takes; 0 when none has run here. */
+  /** Milliseconds per operation of the type; 0 when none has run here. */
   paceMs(type: string): number {
     return this.#paceMs.get(type) ?? 0
   }
 
-  /** The store holds one more: it waits, or runs. */
+  /** The store holds one more operation, waiting or running. */
   accepted(): void {
     this.#acceptedSince++
   }
 
-  /** One has left for good. */
+  /** One operation has left for good. */
   settled(): void {
     this.#settledSince++
     this.#leftSince++
@@ -53,12 +53,12 @@ export class Load {
     this.#paceMs.set(type, pace === undefined ? ms : pace * 0.9 + ms * 0.1)
   }
 
-  /** How long it takes until `count` operations have left, at the pace of late; null when there is none to go by. */
+  /** How long it takes until `count` operations have left, at the recent rate; null if unknown. */
   drainMs(count: number): number | null {
     return this.#drainPerMs > 0 ? Math.max(0, count) / this.#drainPerMs : null
   }
 
-  /** This process's part, for the others: told with the heartbeat, in operations per 1,000 s. */
+  /** This process's figures for the heartbeat, in operations per 1,000 s. */
   told(): Record<string, number> {
     this.#acceptedBefore = this.#acceptedSince
     this.#leftBefore = this.#leftSince
@@ -67,19 +67,19 @@ export class Load {
 
   observe(pulse: Pulse, elapsedMs: number): void {
     this.#held = Object.entries(pulse.held).reduce((sum, [type, n]) => (this.#counts(type) ? sum + n : sum), 0)
-    // What came or went while the heartbeat was under way is not in its count, or counts twice for a second.
+    // Changes while the heartbeat was under way are not in its count, or count twice for a second.
     this.#acceptedSince -= this.#acceptedBefore
     this.#acceptedBefore = 0
     this.#leftSince -= this.#leftBefore
     this.#leftBefore = 0
     const rate = elapsedMs > 0 ? this.#settledSince / elapsedMs : 0
     this.#settledSince = 0
-    // While nothing is held nothing drains: that says nothing about how fast it could.
+    // While nothing is held nothing drains, which says nothing about the possible rate.
     if (this.#held > 0 || rate > 0) this.#ownPerMs = this.#ownPerMs === 0 ? rate : this.#ownPerMs * 0.7 + rate * 0.3
-    // What was told by all with their last heartbeats; at the very first our own figure is all there is.
+    // The sum of all processes' last heartbeats; at the very first, our own figure is all there is.
     this.#drainPerMs = Math.max(this.#ownPerMs, (pulse.running[this.#key] ?? 0) / 1_000_000)
   }
 }
 
-/** Beside the types of running operations, whose names cannot begin like this. */
+/** Stored beside the types of running operations, whose names cannot start like this. */
 const drainKey = '!drain'

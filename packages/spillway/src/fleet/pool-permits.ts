@@ -1,13 +1,13 @@
 /**
- * The places of one pool that this process holds: what is open at once is bounded by them, per identity and in all, over all
+ * The permits of one pool that this process holds. They limit how many are open at once, per identity and in total, over all
  * instances.
  *
- *   sure ──a change was not confirmed──► unsure ──the next says all that is held──► sure
- *     └───── enlisted anew: places of the old id are nobody's, their permits void ─────┘
+ *   sure ──a change was not confirmed──► unsure ──the next lists all that is held──► sure
+ *     └───── enlisted again under a new id: all permits of the old id are now void ─────┘
  *
- * Who may write: one change at a time is under way, numbered. One of which nobody knows whether it happened, or will yet, is
- * followed by one that states what is held in truth; the store then ignores the former if it comes later. Crash points: the
- * places belong to the process's enlisting and go with it.
+ * Who may write: one numbered change is under way at a time. A change with an unknown outcome is followed by one that states
+ * all that is held; the store then ignores the former if it arrives later. Crash points: permits belong to the process's
+ * enlistment and end with it.
  */
 
 import { Flush } from '../accept/flush.js'
@@ -24,7 +24,7 @@ export interface PlacesOptions {
   store: Pick<Store, 'changeConnections'>
   pool: string
   log: Pick<IntakeLog, 'warn'>
-  /** The id under which this process is enlisted now. */
+  /** This process's current id. */
   worker(): string
   isEnlisted(): boolean
   timeoutMs: number
@@ -39,7 +39,7 @@ const waitingMax = 10_000
 
 export class PoolPermits {
   readonly #o: PlacesOptions
-  /** Null: there is something to give back, or to state. */
+  /** Null: a release, or a statement of all that is held. */
   readonly #flush: Flush<Take | null, Taken | 'told'>
   readonly #held = new Map<string, number>()
   #gives: string[] = []
@@ -63,7 +63,7 @@ export class PoolPermits {
     })
   }
 
-  /** Places that this process holds. */
+  /** Permits that this process holds. */
   get held(): number {
     if (this.#worker !== this.#o.worker()) return 0
     let held = 0
@@ -71,11 +71,11 @@ export class PoolPermits {
     return held
   }
 
-  /** Throws when the store cannot say. */
+  /** Throws when the store does not answer. */
   async take(identity: string, limits: PoolLimits): Promise<Taken> {
     if (identity.includes('\0')) throw new RangeError('An identity has no NUL.')
     if (this.#flush.isFull) throw Object.assign(new Error('too many wait for a place'), { code: 'timeout' })
-    // As the database keeps it: what is no Unicode would come back as another text.
+    // As the database stores it: invalid Unicode would come back as another text.
     const who = Buffer.from(identity).toString()
     const taken = await this.#flush.submit({ identity: who, ...limits })
     if (taken === 'told') throw new Error('a place was asked for and not answered')
@@ -89,7 +89,7 @@ export class PoolPermits {
     const isStatement = this.#unsure
     const gives = this.#gives.splice(0)
     if (takes.length === 0 && gives.length === 0 && !isStatement) return items.map(() => 'told')
-    // What is given back is not held any more: a statement says so by itself.
+    // A released permit is not held any more, so a statement of all that is held covers it.
     const change = {
       seq: ++this.#seq,
       held: isStatement ? new Map(this.#held) : null,
@@ -128,7 +128,7 @@ export class PoolPermits {
       release: () => {
         if (!open) return
         open = false
-        // Given up by the others since: the place went with the id, and those of the new id are other permits'.
+        // The lease was lost since: the permit ended with the old id, and those of the new id are different permits.
         if (worker !== this.#worker || worker !== this.#o.worker()) return
         const left = (this.#held.get(identity) ?? 0) - 1
         if (left > 0) this.#held.set(identity, left)
@@ -144,7 +144,7 @@ export class PoolPermits {
     this.#telling = true
     this.#flush
       .submit(null)
-      // One that expired behind others, or failed with them: the write itself has seen to the next try.
+      // It expired behind others, or failed with them: the write itself schedules the next try.
       .catch((fault: unknown) => this.#tellLater(fault))
       .finally(() => {
         this.#telling = false
@@ -153,7 +153,7 @@ export class PoolPermits {
   }
 
   #tellLater(fault: unknown): void {
-    // One that signed off has given back everything.
+    // A process that signed off has released everything.
     if (this.#again !== undefined || !this.#o.isEnlisted()) return
     this.#o.log.warn({ err: fault, pool: this.#o.pool }, 'the places held in a pool could not be told; tried again')
     this.#again = setTimeout(() => {

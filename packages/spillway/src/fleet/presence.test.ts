@@ -137,7 +137,7 @@ describe('Presence', () => {
   })
 
   describe('errands', () => {
-    /** An errand that waits until the test lets it go on. */
+    /** A background task that waits until the test releases it. */
     function slowErrand() {
       const waiting: (() => void)[] = []
       const run = vi.fn(() => new Promise<void>((resolve) => void waiting.push(resolve)))
@@ -215,7 +215,7 @@ describe('Presence', () => {
     presence.announce('cancel')
     expect(wake).toHaveBeenCalledTimes(1)
     await vi.advanceTimersByTimeAsync(25)
-    // None is swallowed: without the second, the others would find the work only with their next heartbeat.
+    // Both are sent: without the second, others would find the work only at their next heartbeat.
     expect(new Set(wake.mock.calls.slice(1).flat())).toEqual(new Set(['ready', 'cancel']))
     expect(wake).toHaveBeenCalledTimes(3)
     await presence.stop()

@@ -1,11 +1,11 @@
 /**
- * This process among the others: enlisted with a lease, a heartbeat each second, and the errands that ride on it
- * (recovering dead processes, sweeping, telling others that there is work).
+ * This process among the others: enlisted with a lease, a heartbeat each second, and the background tasks that follow it
+ * (recovering dead processes, sweeping, announcing work to others).
  *
- *   away ──migrated, enlisted──► ready ──heartbeat says we are not enlisted──► lost ──enlisted anew──► ready
+ *   away ──migrated, enlisted──► ready ──heartbeat says we are not enlisted──► lost ──enlisted again──► ready
  *
- * A heartbeat that fails is simply tried again: the lease is longer than several of them. When none got through for
- * most of the lease, what runs here is given up before others begin with it.
+ * A failed heartbeat is simply retried: the lease lasts for several of them. When none succeeded for most of the lease,
+ * running work is abandoned before others start it.
  */
 import { randomUUID } from 'node:crypto'
 import type { Pulse, Store } from '../store/port.js'
@@ -21,22 +21,22 @@ export interface PresenceOptions {
     error(fields: object, message: string): void
   }
   running(): Record<string, number>
-  /** What this process may run, where that is not all of a type: by label, for the others. */
+  /** What this process may run, if not every operation of a type: by label, for the others. */
   announced(): Record<string, string>
   onPulse(pulse: Pulse, elapsedMs: number): void
-  /** Errands that need the store. */
+  /** Background tasks that need the store. */
   afterPulse(): Promise<void>
-  /** Whatever this process holds belongs to others now. */
+  /** The lease is lost: everything this process held belongs to others. */
   onLost(): void
   onReady(): Promise<void>
   onWake(kind: string): void
-  /** Called when hints of others may have been lost. */
+  /** Called when notifications from others may have been lost. */
   missed: Iterable<() => void>
 }
 
 const beatMs = 1_000
 const retryMs = 1_000
-/** Others need not be told more often than this. */
+/** Others are notified at most this often. */
 const announceMs = 20
 const giveUpShare = 0.8
 
@@ -71,13 +71,13 @@ export class Presence {
     return this.#ready
   }
 
-  /** Resolves when the store is there and this process is enlisted. Tries until then. */
+  /** Resolves when the database is connected and this process is enlisted. Retries until then. */
   async start(): Promise<void> {
     for (let told = false; !this.#stopped; told = true) {
       try {
         await this.#o.store.migrate()
         await this.#enlist()
-        // Before anything is settled: history needs its partitions.
+        // Before any settlement, which needs the history partitions.
         await this.#o.store.sweep(this.#o.retentionMs)
         await this.#o.onReady()
         await this.#o.store.listen(
@@ -105,13 +105,13 @@ export class Presence {
       this.#beating = null
       if (this.#stopped) return
       clearTimeout(this.#beatTimer)
-      // Keeps the process alive: a worker that listens nowhere has nothing else when its connections are lost.
+      // Keeps the process alive: a worker without a server has nothing else when its connections are lost.
       this.#beatTimer = setTimeout(() => void this.beat(), beatMs * (0.9 + Math.random() * 0.2))
     })
     return this.#beating
   }
 
-  /** Tells the other processes: the first at once, what comes within 20 ms after it together at their end. */
+  /** Notifies the other processes: the first at once, all further ones within 20 ms together at the end of that time. */
   announce(kind: 'ready' | 'cancel'): void {
     if (this.#stopped || !this.#ready) return
     this.#toAnnounce.add(kind)
@@ -123,7 +123,7 @@ export class Presence {
     this.#toAnnounce.clear()
     this.#announceTimer = kinds.length === 0 ? undefined : setTimeout(() => this.#tellOthers(), announceMs)
     this.#announceTimer?.unref()
-    // Lost hints cost a heartbeat's time, not work.
+    // A lost hint costs one heartbeat interval, not work.
     for (const kind of kinds) this.#o.store.wake(kind).catch(() => undefined)
   }
 
@@ -177,7 +177,7 @@ export class Presence {
     }
   }
 
-  /** Beside the heartbeat, never before it: an errand may wait for the store longer than the lease lasts. */
+  /** Concurrent with the heartbeat, never before it: a task may wait for the store longer than the lease lasts. */
   async #runErrands(someAreLost: boolean): Promise<void> {
     try {
       if (someAreLost) await this.#recover()
@@ -203,7 +203,7 @@ export class Presence {
   }
 }
 
-/** Waiting does not help: the database is too old, or newer than this program. */
+/** Retrying does not help: the database is too old, or newer than this program. */
 function isHopeless(fault: unknown): boolean {
   const code = typeof fault === 'object' && fault !== null && 'code' in fault ? fault.code : undefined
   return ['server_version', 'server_encoding', 'legacy', 'newer', 'edited', 'bad_list', 'failed'].includes(String(code))

@@ -2,7 +2,7 @@ import type { Metrics } from '../metrics/metrics.js'
 import type { PoolState, Pulse } from '../store/port.js'
 import type { FleetNumbers } from './fleet-numbers.js'
 
-/** What a heartbeat says of the queue, as metrics. */
+/** A heartbeat's queue figures, as metrics. */
 export function pulseMetrics(metrics: Metrics, fleet: FleetNumbers, pulse: Pulse, pool: PoolState): void {
   metrics.deadLetters.set(pulse.deadLetters)
   metrics.laneOldestSeconds.set(pulse.oldestMs / 1_000)

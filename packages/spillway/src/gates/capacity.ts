@@ -3,21 +3,21 @@ import type { Pulse } from '../store/port.js'
 import type { BoundGate, Gate, GateBinding } from './gate.js'
 
 export interface CapacityOptions {
-  /** Never more than this many are held, at any concurrency, over all instances. */
+  /** Maximum number held, at any concurrency, over all instances. */
   limit: number
-  /** Once full, nothing is taken until fewer than this are held. Default 95% of the limit. */
+  /** Once full, nothing is accepted until fewer than this are held. Default 95% of the limit. */
   resumeBelow?: number
   /** Gates of one name count together. Default: the operation's type. */
   name?: string
-  /** Base of Retry-After. Default: from the rate at which places became free, 1 to 60 s. */
+  /** Base of Retry-After. Default: from the rate at which places become free, 1 to 60 s. */
   retryAfterSeconds?: number
   /** Other texts for the refusal's problem document. */
   problem?: Pick<Refusal, 'detail'> & Partial<Pick<Refusal, 'type' | 'title'>>
 }
 
 /**
- * Two checks. The early one knows what the last pulse or the last refusal told, at most a second ago, and costs nothing;
- * the exact one is a row lock in the accepting transaction. Full and open again is one state that all instances share.
+ * Two checks. The early one uses the last pulse or refusal, at most a second old, and costs nothing; the exact one is a row
+ * lock in the accepting transaction. All instances share one state, full or open.
  *
  *   open ──the transaction that takes the last place──► full ──held < resumeBelow──► open
  */
@@ -66,7 +66,7 @@ export function capacity(options: CapacityOptions): Gate<unknown> {
 const waitMsMin = 1_000
 const waitMsMax = 60_000
 
-/** How fast places become free while the gate is full: then nothing comes in, and held only falls. */
+/** How fast places become free while the gate is full: nothing comes in then, and `held` only falls. */
 class DrainRate {
   #held = 0
   #at: number | null = null

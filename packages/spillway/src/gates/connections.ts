@@ -10,8 +10,8 @@ export interface ConnectionsOptions {
 }
 
 /**
- * Bounds what is open at once, per identity and in all, over all instances. A place belongs to the process that holds
- * it: when that dies, its places are free as soon as its lease has run out.
+ * Limits how many requests are open at once, per identity and in total, over all instances. A permit belongs to the process
+ * that holds it: when that dies, its permits are free once its lease has expired.
  */
 export function connections(options: ConnectionsOptions): Gate<unknown> {
   const retryAfterMs = (options.retryAfterSeconds ?? 5) * 1_000

@@ -1,7 +1,7 @@
 import type { Refusal } from '../intake/refusal.js'
 import type { AcceptItem, Pulse, RateState } from '../store/port.js'
 
-/** What a gate may look at. It runs before the body is parsed. */
+/** The part of a request that a gate may use. It runs before the body is parsed. */
 export interface GateRequest {
   identity: string
   clientAddress: string
@@ -12,32 +12,32 @@ export type GateKind = 'pressure' | 'connections' | 'capacity' | 'halt' | 'rate'
 /** The order of the pipeline: cheapest first, 503 before 429. */
 export const gateOrder: readonly GateKind[] = ['pressure', 'connections', 'capacity', 'halt', 'rate']
 
-/** Told by the exact check, in the accepting transaction. */
+/** Decided by the exact check, in the accepting transaction. */
 export type Exact = Partial<Pick<AcceptItem, 'gate' | 'halt'>> & { rates?: RateTier[] }
 
 export interface RateTier {
   name: string
-  /** What is counted; the same text is the same counter on every instance. */
+  /** The counter's name; the same text is the same counter on every instance. */
   key: string
   limit: number
   windowMinutes: number
-  /** How long its count is kept after it was last used. Default: the window and an hour. */
+  /** How long its count is kept after its last use. Default: the window and an hour. */
   keepMinutes?: number
 }
 
-/** A place that is held until it is released. Releasing twice is the same as once. */
+/** Held until it is released. Releasing twice is the same as once. */
 export interface Permit {
   release(): void
 }
 
-/** What the intake gives to a gate of one operation. */
+/** What the intake provides to a gate of one operation. */
 export interface GateBinding {
   type: string
   /** Monotonic milliseconds. */
   now(): number
   pressureLevel(): PressureLevel
   registerCapacity(name: string, limit: number, resumeBelow: number): void
-  /** Throws when the store cannot say. */
+  /** Throws when the store does not answer. */
   takeConnection(
     pool: string,
     identity: string,
@@ -47,7 +47,7 @@ export interface GateBinding {
 
 export type PressureLevel = 'inactive' | 'warning' | 'active'
 
-/** A gate as a value: one may stand in several definitions. */
+/** A gate as a value: several definitions may use it. */
 export interface Gate<Body = never> {
   readonly kind: GateKind
   bind(binding: GateBinding): BoundGate<Body>
@@ -55,17 +55,17 @@ export interface Gate<Body = never> {
 
 export interface BoundGate<Body = never> {
   readonly kind: GateKind
-  /** From what this process knows; refuses early and cheaply. */
+  /** Uses only what this process knows; refuses early and cheaply. */
   early?(request: GateRequest): Refusal | null
-  /** Takes a place that the request holds while it runs. */
+  /** Takes a permit that the request holds while it runs. */
   acquire?(request: GateRequest): Promise<Refusal | Permit>
-  /** What the accepting transaction has to decide. */
+  /** What the accepting transaction decides. */
   exact?(request: GateRequest, body: Body): Exact
-  /** The accepting transaction refused by this gate. `rate` gates get the tier and the time. */
+  /** The accepting transaction refused because of this gate. `rate` gates get the tier and the time. */
   refused?(
     request: GateRequest,
     rate: (Pick<RateState, 'resetMs' | 'resetAtMs'> & Omit<RateTier, 'keepMinutes'>) | null,
   ): Refusal
-  /** What all instances share, once a second. */
+  /** The state that all instances share, once a second. */
   observe?(pulse: Pulse): void
 }

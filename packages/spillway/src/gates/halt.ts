@@ -5,7 +5,7 @@ import type { BoundGate, Gate } from './gate.js'
 export interface HaltOptions {
   /** Which halt. Default `system`. */
   scope?: string
-  /** Base of Retry-After. Default 3,600 s: a halt is ended by a person. */
+  /** Base of Retry-After. Default 3,600 s: a person ends a halt. */
   retryAfterSeconds?: number
   problem?: Partial<Pick<Refusal, 'type' | 'title' | 'detail'>>
 }

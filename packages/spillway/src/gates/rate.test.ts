@@ -44,7 +44,7 @@ describe('rate', () => {
     expect(keyOf('north')).toEqual(keyOf('north'))
     expect(keyOf('north')).not.toEqual(keyOf('south'))
     expect(keyOf(null)).toBeUndefined()
-    // The body is not there yet when the early check runs.
+    // The early check runs before the body is parsed.
     expect(bound.early).toBeUndefined()
   })
 

@@ -2,20 +2,20 @@ import type { Refusal } from '../intake/refusal.js'
 import type { BoundGate, Gate, GateBinding, GateRequest, RateTier } from './gate.js'
 
 export interface RateOptions<Body> {
-  /** A function is asked for each request: a limit that is tightened under pressure. */
+  /** A function is called for each request, for example for a limit that is lower under pressure. */
   limit: number | (() => number)
   /** The sliding window, in whole minutes: `1h`, `15m`, `1d`. */
   per: string
-  /** What is limited. Default: the identity. Null: this request is not limited by this tier. */
+  /** The key to limit by. Default: the identity. Null: this tier does not limit this request. */
   by?: (request: GateRequest, body: Body) => string | null
-  /** How long a count is kept after it was last used, in minutes. Default: the window and an hour. */
+  /** How long a count is kept after its last use, in minutes. Default: the window and an hour. */
   keepMinutes?: number
   /** In the RateLimit headers; gates of one name and window count together. Default: the operation's type. */
   name?: string
   /**
-   * Gates of one name count together whatever their windows are, so that a window may be changed, or differ between instances,
-   * without a second quota; keepMinutes says for how long. Only one gate of that name may stand on a definition: an operation
-   * would count once for each. Default false.
+   * Gates of one name count together whatever their windows are, so that a window may be changed, or differ between
+   * instances, without a second quota; keepMinutes says for how long. A definition may have only one gate of that name: an
+   * operation would count once for each. Default false.
    */
   acrossWindows?: boolean
   problem?: (limited: {
@@ -25,13 +25,13 @@ export interface RateOptions<Body> {
   }) => Partial<Pick<Refusal, 'type' | 'title' | 'detail' | 'extensions'>>
 }
 
-/** Keys known to be out of quota; more are simply asked for again. */
+/** Keys known to be out of quota; further ones are checked in the store. */
 const blockedMax = 10_000
 
 /**
  * At most `limit` in any window of minute buckets, exact over all instances: counted under a row lock in the accepting
- * transaction, refunded when that fails. Several of them on one definition are tiers of one query. A key that was
- * refused is refused here, without the store, until a slot is free.
+ * transaction, refunded when that fails. Several rate gates on one definition are tiers of one query. A refused key is
+ * refused here, without the store, until a slot is free.
  */
 export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
   const windowMinutes = parseWindowMinutes(options.per)
@@ -48,7 +48,7 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
     bind(binding: GateBinding): BoundGate<Body> {
       const name = options.name ?? binding.type
       const blocked = new Map<string, { until: number; resetAtMs: number }>()
-      // Tiers of several windows on one definition count apart, or each request would count twice.
+      // Windows on one definition count separately; otherwise each request would count twice.
       const prefix = options.acrossWindows === true ? `${name}\0\0` : `${name}\0${windowMinutes}\0`
       const keyOf = (by: string): string => prefix + by
       const limitNow = (): number => (typeof options.limit === 'number' ? options.limit : options.limit())
@@ -71,8 +71,7 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
       }
       return {
         kind: 'rate',
-        // What depends on the body cannot be known before it is parsed.
-        // A limit that moves may have been raised since it was reached.
+        // A key from the body is not known before it is parsed. A variable limit may have been raised since it was reached.
         ...(options.by === undefined && typeof options.limit === 'number' && { early }),
         exact(request, body) {
           const by = options.by === undefined ? request.identity : options.by(request, body)

@@ -5,7 +5,7 @@ import type { Bound } from '../intake/submission.js'
 import { appliedPreferences, type Preferences } from './preferences.js'
 import type { Problem } from './problem.js'
 
-/** An answer on its way to the wire, the same for both bindings. */
+/** An answer for the wire, the same for both bindings. */
 export interface WireAnswer {
   status: number
   headers: Record<string, string>
@@ -14,7 +14,7 @@ export interface WireAnswer {
 
 export type Wire = { ok: true; answer: WireAnswer } | { ok: false; problem: Problem; headers: Record<string, string> }
 
-/** Where tickets are read. */
+/** The path of tickets. */
 export const ticketPath = '/api/v1/operations'
 
 export function toWire(bound: Bound, answer: Answer, preferences: Preferences, waited: boolean): Wire {
@@ -67,7 +67,7 @@ function told(bound: Bound, answer: Exclude<Answer, { kind: 'refused' }>, header
   }
 }
 
-/** draft-ietf-httpapi-ratelimit-headers, and the X- ones that most clients read. */
+/** draft-ietf-httpapi-ratelimit-headers, and the X- headers that most clients read. */
 function rateHeaders(rate: RateStatus): Record<string, string> {
   const resetSeconds = Math.ceil(rate.resetMs / 1_000)
   const name = JSON.stringify(rate.name.replaceAll(/[^\x20-\x7e]/g, '?'))

@@ -1,10 +1,10 @@
 import type { Problem } from './problem.js'
 
-/** What is wrong with a body's form, told alike by every binding. */
+/** Problems with a body's form, the same in every binding. */
 export const bodyTooLarge: Problem = { code: 'body_too_large', detail: 'The body is larger than this route takes.' }
 export const notJson: Problem = { code: 'unsupported_media_type', detail: 'Send application/json.' }
 
-/** Encoded, or in another charset than UTF-8. */
+/** Encoded, or in a charset other than UTF-8. */
 export function bodyFormFault(
   contentType: string | null | undefined,
   contentEncoding: string | null | undefined,

@@ -1,5 +1,5 @@
 /**
- * JSON that is only carried: its text stays as it came. JSON.parse and JSON.stringify would change numbers that a double
+ * JSON that is passed through: its text stays unchanged. JSON.parse and JSON.stringify would change numbers that a double
  * cannot hold, -0, the order of members named like numbers, and repeated names.
  *
  *   came ──carry(value, text, path)──► the value with a CarriedJson at each place of the path ──jsonOf(value)──► leaves
@@ -7,7 +7,7 @@
 import { randomUUID } from 'node:crypto'
 import { eachElement, eachMember, isNamed, skipSpace, stringAt, valueEnd } from './json-scan.js'
 
-/** Stands for a text while JSON.stringify writes what is around it. Random: no text from outside can contain it. */
+/** A placeholder for a text while JSON.stringify writes the rest. Random: no text from outside can contain it. */
 const mark = randomUUID()
 const marked = new RegExp(`"${mark}:(\\d+)"`, 'g')
 let texts: string[] | null = null
@@ -24,13 +24,13 @@ export class CarriedJson {
   }
 
   toJSON(): unknown {
-    // Written by somebody who does not know of carried texts: what it means, as far as a double can say it.
+    // The serializer does not know carried texts: use the value, as exact as a double can be.
     if (texts === null) return this.value
     return `${mark}:${texts.push(this.text) - 1}`
   }
 }
 
-/** JSON.stringify, with carried texts as they are. */
+/** JSON.stringify that writes carried texts unchanged. */
 export function jsonOf(value: unknown): string {
   if (value instanceof CarriedJson) return value.text
   const outer = texts
@@ -49,15 +49,15 @@ export const each = Symbol('each')
 export type CarryPath = readonly (string | typeof each)[]
 
 /**
- * Replaces the members at the end of `path` by their texts, in place. `value` is what JSON.parse made of `text`: of members
- * with one name it has the last, and so has this, because a later one overwrites an earlier one and none is added.
+ * Replaces the members at the end of `path` by their texts, in place. `value` is JSON.parse's result for `text`. Both keep
+ * the last of several members with one name: here a later one overwrites an earlier one and none is added.
  */
 export function carry(value: unknown, text: string, path: CarryPath): void {
   const source = new Source(text)
   descend(value, source, skipSpace(source.bytes, 0), path, 0)
 }
 
-/** A text, and its bytes to look things up in. */
+/** A text, and its bytes for the scan. */
 class Source {
   readonly text: string
   readonly bytes: Buffer
@@ -92,7 +92,7 @@ function descend(value: unknown, source: Source, at: number, path: CarryPath, de
   })
 }
 
-/** An object's text with the last of members that have one name, as JSON.parse reads it. Mostly the text itself. */
+/** An object's text with only the last of members with the same name, as JSON.parse reads it. Mostly the text itself. */
 export function withoutRepeated(text: string): string {
   const members = new Map<string, string>()
   let count = 0
@@ -107,7 +107,7 @@ export function withoutRepeated(text: string): string {
   return members.size === count ? text : `{${[...members.values()].join()}}`
 }
 
-/** The texts of an object's members; of those with one name the last. */
+/** The texts of an object's members; the last one of those with the same name. */
 export function memberTexts(text: string): Map<string, string> {
   const members = new Map<string, string>()
   const source = new Source(text)

@@ -9,13 +9,13 @@ import { type Problem, rawProblemAnswer } from './problem.js'
 import { traceIdOf } from './trace.js'
 
 /**
- * Connections beyond the cap are still read, so that health answers and everyone else is told 503; beyond this many
- * more they are dropped unread.
+ * Connections beyond the limit are still read, so that health checks are answered and all other requests get 503; beyond
+ * this many more, connections are dropped unread.
  */
 const connectionsReserve = 256
 
 export interface ConnectionCap {
-  /** Whether this request came over a connection beyond the cap. */
+  /** Whether this request came over a connection beyond the limit. */
   isBeyond(request: IncomingMessage): boolean
 }
 
@@ -25,7 +25,7 @@ export function capConnections(server: Server, connectionsMax: number): Connecti
   server.maxConnections = connectionsMax + connectionsReserve
   server.on('connection', (socket: Socket) => {
     open++
-    // Each of its requests that waits listens for its end.
+    // Each of its waiting requests listens for its end.
     socket.setMaxListeners(0)
     if (open > connectionsMax) beyond.add(socket)
     socket.once('close', () => {
@@ -36,8 +36,8 @@ export function capConnections(server: Server, connectionsMax: number): Connecti
 }
 
 /**
- * Puts the door before whoever answers requests so far. What is never shed (G8) does not wait at it: probes are few, and
- * cheap to answer. Those behind other requests of the same socket are not: they wait like the rest.
+ * Puts the door before the server's request listeners. Requests that are never shed (G8) do not wait at it: probes are few,
+ * and cheap to answer. Those behind other requests of the same socket wait like the rest.
  */
 export function guardRequests(server: Server, door: Door, isNeverShed: (url: string) => boolean = () => false): void {
   const listeners = server.listeners('request') as RequestListener[]
@@ -45,7 +45,7 @@ export function guardRequests(server: Server, door: Door, isNeverShed: (url: str
   const pass = (request: IncomingMessage, response: ServerResponse): void =>
     door.pass(
       () => {
-        // Who left while it waited needs no answer.
+        // A client that left while it waited needs no answer.
         if (!response.destroyed) look(request, response)
       },
       () => response.destroyed,
@@ -53,7 +53,7 @@ export function guardRequests(server: Server, door: Door, isNeverShed: (url: str
   const look = (request: IncomingMessage, response: ServerResponse): void => {
     for (const listener of listeners) listener.call(server, request, response)
   }
-  // Each request of a socket keeps all the others of it in memory, thousands maybe.
+  // Each request of a socket keeps all the others of it in memory, perhaps thousands.
   let isForgetting = false
   const forget = (): void => {
     if (isForgetting) return
@@ -72,13 +72,13 @@ export function guardRequests(server: Server, door: Door, isNeverShed: (url: str
   })
 }
 
-/** What is read of the body of a GET before its connection is closed, and what a piece of it counts beside its length. */
+/** How much of a GET's body is read before its connection is closed, and the overhead counted for each piece. */
 const unwantedBytes = 65_536
 const unwantedPieceBytes = 64
 
 /**
- * Nobody reads the body of a GET. Left alone, Node keeps what has come of it until the answer has ended, and in pieces of one byte
- * that takes 5 MB, for as long as a pop waits. So it is thrown away as it comes, and one that has no end is cut off.
+ * Nobody reads the body of a GET. Node would keep what has arrived until the answer has ended; in pieces of one byte that
+ * takes 5 MB, for as long as a pop waits. So it is discarded on arrival, and an endless one is cut off.
  */
 function dropUnwanted(request: IncomingMessage): void {
   if (request.method !== 'GET' && request.method !== 'HEAD') return
@@ -111,15 +111,15 @@ function problemOf(code: string | undefined): Problem {
   }
 }
 
-/** The answer that Node has under way on this socket, if any; it has no public name for it. */
+/** The answer that Node currently writes on this socket, if any; there is no public name for it. */
 export function answerOf(socket: Socket): Partial<ServerResponse> | null {
   const message: unknown = Reflect.get(socket, '_httpMessage')
   return typeof message === 'object' ? message : null
 }
 
 /**
- * Answers what the HTTP parser refuses or gives up waiting for, and closes. Whole requests before it on the same socket get
- * their answers first. Half an answer may be on the wire already: a second one behind it would be read as its body.
+ * Answers requests that the HTTP parser refuses or times out, and closes. Whole requests before it on the same socket get
+ * their answers first. If half an answer is on the wire already, none is sent: it would be read as the body of the first.
  */
 export function answerClientFault(this: FastifyInstance, fault: ConnectionFault, socket: Socket): void {
   if (fault.code === 'ERR_HTTP_REQUEST_TIMEOUT' && outlastsTimeout(socket)) return
@@ -144,7 +144,7 @@ function refuseUnread({ log }: FastifyInstance, { code }: ConnectionFault, socke
 
 const anyMethod = 'GET, HEAD, POST, PUT, PATCH, DELETE'
 
-/** CONNECT asks for a tunnel, which is nothing that this server has. Node leaves the socket to the listener alone. */
+/** CONNECT asks for a tunnel, which this server does not offer. Node leaves the socket to the listener alone. */
 export function refuseTunnels(server: Server): void {
   server.on('connect', (request: IncomingMessage, socket: Socket) => {
     socket.on('error', () => socket.destroy())
@@ -156,10 +156,10 @@ export function refuseTunnels(server: Server): void {
   })
 }
 
-/** How long the rest of a refused request is read and thrown away, in milliseconds. */
+/** How long the rest of a refused request is read and discarded, in milliseconds. */
 const lingerMs = 2_000
 
-/** What is thrown away of one stream before others have their turn, and how often a turn comes: 64 MB a second in all. */
+/** How much of one stream is discarded per turn, and how often a turn comes: 64 MB a second in total. */
 const discardBytes = 262_144
 const discardTurnMs = 4
 
@@ -167,8 +167,8 @@ const waitingForTurn: Readable[] = []
 let turns: NodeJS.Timeout | undefined
 
 /**
- * Reads a stream and throws away what comes, slowly. Node reads up to 2 MB of a socket before it looks at the next: 200 refused uploads
- * that are read as fast as they come make turns of the event loop that last for seconds.
+ * Reads a stream slowly and discards it. Node reads up to 2 MB of a socket before it looks at the next: 200 refused uploads
+ * read at full speed make turns of the event loop that last for seconds.
  */
 function discard(stream: Readable): void {
   let left = discardBytes
@@ -191,8 +191,8 @@ function giveTurn(): void {
 }
 
 /**
- * Closing a socket with unread bytes makes the kernel send a reset, which can destroy the answer before the client has
- * read it. So the rest is read for a moment first.
+ * Closing a socket with unread bytes makes the kernel send a reset, which can destroy the answer before the client has read
+ * it. So the rest is read for a moment first.
  */
 function lingerThenDestroy(socket: Socket): void {
   discard(socket)
@@ -202,7 +202,7 @@ function lingerThenDestroy(socket: Socket): void {
   socket.once('close', () => clearTimeout(timer))
 }
 
-/** For an answer given before its request was read: takes the rest of the body for a moment, then closes. */
+/** For an answer given before its request was read: reads the rest of the body for a moment, then closes. */
 export function discardRest(request: IncomingMessage): void {
   if (request.complete) return
   discard(request)
@@ -211,13 +211,13 @@ export function discardRest(request: IncomingMessage): void {
     if (!request.complete) socket.destroy()
   }, lingerMs)
   timer.unref()
-  // Of the request, not of the socket: that one may carry a million more.
+  // Per request, not per socket: the socket may carry a million more.
   request.once('close', () => clearTimeout(timer))
 }
 
 /**
- * Calls back once when the client of an unfinished answer has left, or at once if it has already. A half-close (FIN) counts: a
- * client that was killed sends the same, so nobody is to be waited for on its behalf. Returns what ends the watch.
+ * Calls back once when the client of an unfinished answer has left, or at once if it has already. A half-close (FIN) counts:
+ * a killed client sends the same, so nothing may wait for it. Returns a function that ends the watch.
  */
 export function whenGone(response: ServerResponse, leave: () => void): () => void {
   const { socket } = response.req
@@ -239,9 +239,9 @@ export function whenGone(response: ServerResponse, leave: () => void): () => voi
 }
 
 /**
- * Fires when the client leaves before its answer. `wait`: for who only waits, with the client's half-close already. `work`:
- * once no answer can reach it. Made only for those who need it: an AbortController costs as much as parsing the body, and
- * firing one as much again.
+ * Fires when the client leaves before its answer. `wait`: for pure waiting, already at the client's half-close. `work`: once
+ * no answer can reach it. Created only on demand: an AbortController costs as much as parsing the body, and firing one as
+ * much again.
  */
 export function goneSignal(response: ServerResponse, during: 'wait' | 'work'): AbortSignal {
   const gone = new AbortController()

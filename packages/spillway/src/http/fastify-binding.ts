@@ -12,11 +12,11 @@ import { goneSignal } from './connections.js'
 import { type Entered, type Mount, mount } from './mount.js'
 import { pathOf, sendProblem } from './problem.js'
 
-/** What to spread into `app.route({ method, url, ...route })`. */
+/** Spread it into `app.route({ method, url, ...route })`. */
 export interface FastifyRoute extends Pick<RouteShorthandOptions, 'schema' | 'validatorCompiler' | 'attachValidation'> {
   /** Gates that need no body run here, before Fastify reads it. */
   onRequest(request: FastifyRequest, reply: FastifyReply, done: () => void): void
-  /** Hashes the body of a request with a key, as it comes: parsed, two numbers may be one. */
+  /** Hashes the body of a request with a key as it arrives: after parsing, two different numbers may be equal. */
   preParsing(
     request: FastifyRequest,
     reply: FastifyReply,
@@ -26,7 +26,7 @@ export interface FastifyRoute extends Pick<RouteShorthandOptions, 'schema' | 'va
   handler(request: FastifyRequest, reply: FastifyReply): Promise<unknown>
 }
 
-/** Where a request's entry stands between the hook and the handler. On the raw request: its shape is nobody's concern. */
+/** Stores a request's entry between the hook and the handler. On the raw request, whose shape does not matter. */
 const entryKey = Symbol('spillway.entry')
 const hashKey = Symbol('spillway.hash')
 type Carrier = { [entryKey]?: Entered; [hashKey]?: Hash }
@@ -35,18 +35,18 @@ export function fastifyRoute(intake: Intake, bound: Bound): FastifyRoute {
   return mountedRoute(mount(intake, bound), bound.options.body)
 }
 
-/** For mounts whose body is not that of their definition. */
+/** For mounts whose body differs from their definition's. */
 export function mountedRoute(mounted: Mount, body: TSchema): FastifyRoute {
   return {
     schema: { body },
-    // The schema is there for the API description; the mount validates, in its own words.
+    // The schema is only for the API description; the mount validates, with its own messages.
     validatorCompiler: () => () => true,
-    // Refusals leave at the end of the turn, together: a write to a client that sleeps wakes it, which costs several
-    // times what the write does, and one that was woken a moment ago need not be woken again.
+    // Refusals are sent together at the end of the turn: a write wakes a sleeping client, which costs several times the
+    // write, and a client that was woken a moment ago need not be woken again.
     onRequest(request, reply, done) {
       const proceed = (entry: Awaited<ReturnType<typeof mounted.enter>>): void => {
         if (!entry.ok) return void setImmediate(send, reply, entry.wire)
-        // A client that left while a place was taken for it: its close has been told already.
+        // The client left while its permit was taken, and its close event has already fired.
         if (reply.raw.destroyed) return void entry.entered.leave()
         ;(request.raw as Carrier)[entryKey] = entry.entered
         reply.raw.once('close', entry.entered.leave)
@@ -65,7 +65,7 @@ export function mountedRoute(mounted: Mount, body: TSchema): FastifyRoute {
       const { [entryKey]: entered, [hashKey]: hash } = request.raw as Carrier
       if (entered === undefined) throw new Error('the route was mounted without its onRequest hook')
       if (hash !== undefined) entered.digest = uuidOfDigest(hash.digest('hex'))
-      // An app's own hooks may have changed the body: there is a text only where nobody else has had it.
+      // An app's own hooks may have changed the body, so there is a text only in our own server.
       const { bodyText } = request as { bodyText?: string }
       return send(
         reply,
@@ -104,7 +104,7 @@ function send(reply: FastifyReply, wire: Wire): FastifyReply {
     .send(JSON.stringify(body))
 }
 
-/** `request.principal` is our server's; `request.user` is where Fastify's authentication plugins put theirs. */
+/** `request.principal` comes from our server, `request.user` from Fastify's authentication plugins. */
 function userOf(request: FastifyRequest): IntakeUser | null {
   const { principal } = request as {
     principal?: { identity: string; roles: ReadonlySet<string>; queues?: readonly string[] } | null
@@ -118,7 +118,7 @@ function userOf(request: FastifyRequest): IntakeUser | null {
   return { id: String(id), roles: new Set(Array.isArray(user?.roles) ? user.roles.map(String) : []) }
 }
 
-/** Reads on demand: most definitions look at little of a request. */
+/** Reads on demand: most definitions use little of a request. */
 class FastifyIntakeRequest implements IntakeRequest {
   readonly #request: FastifyRequest
   readonly user: IntakeUser | null

@@ -19,7 +19,7 @@ export class ProblemError extends Error {
 const storeAwayRetryAfterMs = 2_000
 const diskFullRetryAfterMs = 30_000
 
-/** Undefined for what waiting does not mend: refused values, and statements that are a defect of ours. */
+/** Undefined for faults that waiting does not fix: refused values, and statements that are our defect. */
 function storeProblem({ code }: StoreFault): Problem | undefined {
   if (code === 'data' || code === 'other') return undefined
   return {
@@ -39,13 +39,13 @@ function isFastifyError(fault: unknown): fault is FastifyError {
   return fault instanceof Error && 'code' in fault && typeof fault.code === 'string' && fault.code.startsWith('FST_')
 }
 
-/** What is told of a defect of ours. */
+/** The answer for our own defects. */
 export const internalFault: Problem = {
   code: 'internal_error',
   detail: 'Something went wrong here; it was logged with this trace id.',
 }
 
-/** Undefined: a defect of ours, which is to be logged. */
+/** Undefined: our defect, which has to be logged. */
 export function faultProblem(fault: unknown): Problem | undefined {
   if (fault instanceof ProblemError) return fault.problem
   if (fault instanceof InvalidRequest) {
@@ -74,12 +74,12 @@ function bodyProblem(message: string): Problem {
   return { code: 'invalid_request', detail: 'The body is not valid.', errors: [{ path: '', message }] }
 }
 
-/** A body that ended before its end: nobody reads this answer, but the request has to end. */
+/** A body that was cut short: nobody reads this answer, but the request has to end. */
 function isCutOff(fault: unknown): boolean {
   return fault instanceof Error && 'code' in fault && fault.code === 'ECONNRESET'
 }
 
-/** The last stop of everything thrown in a request: known faults become their problem, the rest a 500 that tells nothing. */
+/** Handles every error thrown in a request: known faults become their problem, all others a 500 without details. */
 export function answerFault(fault: unknown, request: FastifyRequest, reply: FastifyReply): void {
   let problem = faultProblem(fault)
   if (problem === undefined && isCutOff(fault) && !request.raw.complete) problem = bodyProblem('it was cut off')
@@ -87,8 +87,8 @@ export function answerFault(fault: unknown, request: FastifyRequest, reply: Fast
     request.log.error({ err: fault, trace_id: request.id, route: request.routeOptions.url }, 'request failed')
     problem = internalFault
   }
-  // Fastify closes after every parser error; only a body that is still coming calls for that. And a client that has closed
-  // its half: with the header removed Node would forget that this answer is its last.
+  // Fastify closes after every parser error. That is needed only while the body is still arriving, or if the client has
+  // closed its half: without the header Node would forget that this answer is the last.
   if (request.raw.socket.readableEnded !== true) reply.removeHeader('connection')
   discardRest(request.raw)
   sendProblem(reply, problem)

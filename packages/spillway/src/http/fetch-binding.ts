@@ -10,7 +10,7 @@ import { type Problem, problemDocument, problemHeaders } from './problem.js'
 import { parseStrictJson } from './strict-json.js'
 
 export interface FetchInfo {
-  /** The client's address, for those who are not authenticated. Default `unknown`: they all count as one. */
+  /** The client's address, for unauthenticated callers. Default `unknown`: they all count as one. */
   clientAddress?: string
   user?: IntakeUser
   params?: Readonly<Record<string, string>>
@@ -18,7 +18,7 @@ export interface FetchInfo {
 
 export type FetchHandler = (request: Request, info?: FetchInfo) => Promise<Response>
 
-/** The plain form: a Request in, a Response out. */
+/** The plain form: takes a Request, returns a Response. */
 export function fetchHandler(intake: Intake, bound: Bound, options: { bodyLimitBytes?: number } = {}): FetchHandler {
   const mounted = mount(intake, bound)
   const bodyLimit = options.bodyLimitBytes ?? limits.bodyBytes

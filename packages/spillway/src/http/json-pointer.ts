@@ -4,7 +4,7 @@ export interface RequestFault {
   message: string
 }
 
-/** A caller's own member name may be a megabyte long; the answer that points at it must not be. */
+/** A caller's member name may be a megabyte long; the answer that points at it must not be. */
 const pointerCharactersMax = 256
 
 export function pointerStep(name: string | number): string {
@@ -13,7 +13,7 @@ export function pointerStep(name: string | number): string {
   return `/${escaped}`
 }
 
-/** Bounds a pointer and takes out what could not be written as UTF-8 (the fault may be in the name itself). */
+/** Shortens a pointer and removes what UTF-8 cannot express (the fault may be in the name itself). */
 export function presentablePointer(pointer: string): string {
   const bounded = pointer.length > pointerCharactersMax ? `${pointer.slice(0, pointerCharactersMax)}…` : pointer
   return Buffer.from(bounded.replaceAll('\u0000', '\ufffd'), 'utf8').toString('utf8')

@@ -1,8 +1,8 @@
 /**
- * Where things are in the bytes of a JSON text that JSON.parse has accepted. Over bytes, not characters: `charCodeAt` took
- * five times as long in the server. Strings are skipped by the engine's own search; only member names are decoded.
+ * Locates values in the bytes of a JSON text that JSON.parse has accepted. Uses bytes, not characters: `charCodeAt` took
+ * five times as long in the server. The engine's own search skips strings; only member names are decoded.
  *
- * Callers bound the nesting before they descend.
+ * Callers limit the nesting before they descend.
  */
 const quote = 0x22
 const backslash = 0x5c
@@ -15,16 +15,16 @@ const caseBit = 0x20
 const space = 0x20
 const nearBytes = 32
 
-/** The first position from `at` on that is no white space. */
+/** The first position from `at` on that is not white space. */
 export function skipSpace(bytes: Buffer, at: number): number {
   let next = at
   while (next < bytes.length && (bytes[next] as number) <= space) next++
   return next
 }
 
-/** Behind the string whose opening quote is at `at`. */
+/** The position after the string whose opening quote is at `at`. */
 function stringEnd(bytes: Buffer, at: number): number {
-  // Most strings are shorter than the call that would look for their end.
+  // Most strings are shorter than the cost of a search call.
   const near = Math.min(bytes.length, at + nearBytes)
   let end = at + 1
   while (end < near && bytes[end] !== quote) end++
@@ -40,7 +40,7 @@ function isEscaped(bytes: Buffer, at: number): boolean {
   return (at - first) % 2 === 1
 }
 
-/** Behind the value that begins at `at`. */
+/** The position after the value that starts at `at`. */
 export function valueEnd(bytes: Buffer, at: number): number {
   const first = bytes[at] as number
   if (first === quote) return stringEnd(bytes, at)
@@ -67,27 +67,27 @@ export function valueEnd(bytes: Buffer, at: number): number {
   throw new SyntaxError('a value without an end')
 }
 
-/** The string from its opening quote at `from` to `end`, as it is meant. */
+/** The decoded string from its opening quote at `from` to `end`. */
 export function stringAt(bytes: Buffer, from: number, end: number): string {
   const text = bytes.toString('utf8', from, end)
   return text.includes('\\') ? (JSON.parse(text) as string) : text.slice(1, -1)
 }
 
-/** Whether the string from `from` to `end` means this ASCII name. Decodes it only if it has escapes. */
+/** Whether the string from `from` to `end` is this ASCII name. Decodes it only if it has escapes. */
 export function isNamed(bytes: Buffer, from: number, end: number, name: string): boolean {
   const length = end - from - 2
-  // Escaped, a name is longer than what it means.
+  // An escaped name is longer than its decoded form.
   if (length > name.length) return bytes.subarray(from, end).includes(backslash) && stringAt(bytes, from, end) === name
   if (length < name.length) return false
   for (let i = 0; i < length; i++) if (bytes[from + 1 + i] !== name.charCodeAt(i)) return false
   return true
 }
 
-/** Called with the places of a name and of its value; answers where the value ends, which `valueEnd` knows. */
+/** Called with the positions of a name and of its value; returns where the value ends, from `valueEnd`. */
 export type VisitMember = (nameAt: number, nameEnd: number, at: number) => number
 export type VisitElement = (index: number, at: number) => number
 
-/** All members in order, repeated ones too. Of anything but an object: none. Answers where the value ends. */
+/** All members in order, including repeated ones; none if it is not an object. Returns where the value ends. */
 export function eachMember(bytes: Buffer, at: number, visit: VisitMember): number {
   if (bytes[at] !== openBrace) return valueEnd(bytes, at)
   let next = skipSpace(bytes, at + 1)
@@ -102,7 +102,7 @@ export function eachMember(bytes: Buffer, at: number, visit: VisitMember): numbe
   return next + 1
 }
 
-/** All elements in order. Of anything but an array: none. Answers where the value ends. */
+/** All elements in order; none if it is not an array. Returns where the value ends. */
 export function eachElement(bytes: Buffer, at: number, visit: VisitElement): number {
   if (bytes[at] !== openBracket) return valueEnd(bytes, at)
   let next = skipSpace(bytes, at + 1)

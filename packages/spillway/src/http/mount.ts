@@ -1,6 +1,6 @@
 /**
- * One mount of the pipeline, free of any framework. A binding calls `enter` with the head of a request before it reads
- * the body, and `submit` with the parsed body.
+ * One mount of the pipeline, independent of any framework. A binding calls `enter` with the head of a request before it
+ * reads the body, and `submit` with the parsed body.
  */
 import type { GateRequest, Permit } from '../gates/gate.js'
 import type { IntakeRequest } from '../intake/define.js'
@@ -14,9 +14,9 @@ import { compileValidator } from './validation.js'
 export interface Entered {
   request: IntakeRequest
   identity: string
-  /** `digestUuid` of the body as it came, where its text is not known. */
+  /** `digestUuid` of the original body, if its text is not known. */
   digest?: string
-  /** Ends the request: gives back what it held. Safe to call twice. */
+  /** Ends the request and releases its permits. Safe to call twice. */
   leave(): void
 }
 
@@ -29,8 +29,8 @@ export interface Mount {
   readonly bound: Bound
   enter(request: IntakeRequest): Entry | Promise<Entry>
   /**
-   * `gone`: a signal that fires when the client leaves; asked for only if the answer is waited for. `text`: the body as
-   * it came, if the caller has it. It is stored as it is, so that what is only carried is not changed.
+   * `gone`: a signal that fires when the client leaves; requested only if the answer is awaited. `text`: the original body,
+   * if the caller has it. It is stored unchanged, so that payloads passed through keep their form.
    */
   submit(entered: Entered, body: unknown, gone: Gone, text?: string): Promise<Wire>
 }

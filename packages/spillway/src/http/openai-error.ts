@@ -1,7 +1,7 @@
 import { type OpenAiError, type ProblemCode, problems } from '@spillway/protocol/wire'
 import type { RequestFault } from './json-pointer.js'
 
-/** What is told of a problem in OpenAI's form. */
+/** A problem in OpenAI's form. */
 interface Told {
   code: ProblemCode
   /** Default: the status of the code. */
@@ -10,13 +10,13 @@ interface Told {
   errors?: readonly RequestFault[]
 }
 
-/** OpenAI's own names for what its clients know well; every other code is told as it is. */
+/** OpenAI's own names for codes that its clients know; every other code stays as it is. */
 const knownCodes: Partial<Record<ProblemCode, string>> = {
   unauthenticated: 'invalid_api_key',
   rate_limited: 'rate_limit_exceeded',
 }
 
-/** The classes of OpenAI's SDKs go by the status alone; `type` is for people and for those who switch on it. */
+/** The error classes of OpenAI's SDKs depend on the status alone; `type` is for people and for clients that switch on it. */
 function errorType(status: number): string {
   switch (status) {
     case 401:
@@ -30,7 +30,7 @@ function errorType(status: number): string {
   }
 }
 
-/** A JSON pointer as OpenAI names members: `messages[0].role`. Null for the whole body. */
+/** A JSON pointer in OpenAI's notation: `messages[0].role`. Null for the whole body. */
 export function memberOf(pointer: string): string | null {
   let member = ''
   for (const step of pointer.split('/').slice(1)) {
@@ -41,7 +41,7 @@ export function memberOf(pointer: string): string | null {
   return member === '' ? null : member
 }
 
-/** A problem in OpenAI's form, as an answer and within a stream. Of several faults the first is told: there is place for one. */
+/** A problem in OpenAI's form, as an answer and within a stream. It has room for one fault, so the first is used. */
 export function openAiErrorOf({ status, code, detail, errors }: Told): OpenAiError {
   const [fault] = errors ?? []
   const param = fault === undefined ? null : memberOf(fault.path)

@@ -14,16 +14,16 @@ const outputGraceMs = 2_000
 const followersMax = 500
 let followers = 0
 
-/** Where the output of operations is that have one. Null: this one has none. */
+/** Finds the output of an operation. Null: it has none. */
 export type OutputOf = (id: string, after: number) => Promise<Follower | null>
 
 /**
- * `status` events whenever position, status or attempt change, until the operation is finished. The state is read from
- * the store each time, so a client that reconnects misses nothing that still matters. What the operation puts out comes in
- * between, numbered; its last status comes behind all of it.
+ * Sends `status` events when position, status or attempt change, until the operation is finished. The state is read from the
+ * store each time, so a client that reconnects misses nothing that still matters. The operation's output comes in between,
+ * numbered; the last status comes after all of it.
  *
- * Ids: of a chunk its number; of a status `<last chunk before it>.<state>`, the same whenever that state is told. So a
- * client goes on behind the last chunk that it has, and one that has the last status is told 204: nothing is left.
+ * Ids: a chunk has its number; a status has `<last chunk before it>.<state>`, always the same for that state. So a client
+ * resumes after its last chunk, and one that has the last status gets 204: nothing is left.
  */
 export async function followOperation(
   intake: Intake,
@@ -52,7 +52,7 @@ export async function followOperation(
   let writtenAt = performance.now()
   const write = async (text: string): Promise<void> => {
     writtenAt = performance.now()
-    // A reader that does not read is waited for, not buffered for.
+    // Waits for a slow reader instead of buffering.
     if (!raw.write(text)) await drainedOrGone(raw, gone)
   }
   gone.addEventListener('abort', () => output?.close(), { once: true })
@@ -61,7 +61,7 @@ export async function followOperation(
   try {
     for (let ticket: Ticket | null = first; ticket !== null && !gone.aborted; ) {
       const isFinished: boolean = ticket.finishedAt !== null
-      // Who has the id of the last status will not be told more, so what is left of the output comes first.
+      // A client with the last status id gets nothing more, so the rest of the output must come first.
       const isWhole = !isFinished || output === null || (!intake.isDraining && (await restOf(output, putOut)))
       const state = stateOf(ticket)
       if (state !== told) {
@@ -85,7 +85,7 @@ export async function followOperation(
   return reply
 }
 
-/** When it is finished is part of it: a failed operation may be retried, and fail again. */
+/** Includes the finish time: a failed operation may be retried, and fail again. */
 function stateOf(ticket: Ticket): string {
   const { status, queuePosition, attempt } = operationView(ticket)
   return [status, queuePosition ?? '', attempt, ticket.finishedAt?.getTime() ?? ''].join('.')
@@ -96,7 +96,7 @@ function lastEventOf({ headers }: FastifyRequest): { after: number; state: strin
   return { after: Number(after ?? 0), state: state ?? null }
 }
 
-/** Its end is in the log before the operation is finished: what is left is on its way. One that never ran has none. */
+/** The end is in the log before the operation is finished, so the rest is on its way. An operation that never ran has none. */
 async function restOf(output: Follower, putOut: Promise<boolean>): Promise<boolean> {
   const timer = setTimeout(() => output.close(), outputGraceMs)
   const isWhole = await putOut
@@ -104,7 +104,7 @@ async function restOf(output: Follower, putOut: Promise<boolean>): Promise<boole
   return isWhole
 }
 
-/** Until its end; what cannot be had is told once (false), and the status events go on. */
+/** Sends the output until its end. If it is unavailable, reports that once (false), and the status events continue. */
 async function tellOutput(
   output: Follower,
   reached: { after: number },

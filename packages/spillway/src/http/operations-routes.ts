@@ -30,20 +30,20 @@ import './typebox.js'
 import { compileValidator } from './validation.js'
 import { defaultViewer, ticketAccess, type Viewer } from './viewer.js'
 
-/** Any Fastify application, whatever its type provider and logger. */
+/** Any Fastify application, with any type provider and logger. */
 export type FastifyLike = Pick<
   FastifyInstance,
   'addHook' | 'setSerializerCompiler' | 'get' | 'post' | 'delete' | 'route'
 >
 
 export interface TicketRoutesOptions {
-  /** Who asks. Default: the principal of our server, or `request.user.id`, or the client's address. */
+  /** Who asks. Default: our server's principal, or `request.user.id`, or the client's address. */
   viewer?: (request: FastifyRequest) => Viewer
-  /** For operations that have an output of their own. */
+  /** For operations with an output stream. */
   outputOf?: OutputOf
   /** A page of a list ends at this size. Default 4 MiB. */
   pageBytesMax?: number
-  /** Types whose queue the caller names: what a key that is bound to queues is bound for. Default: none. */
+  /** Types whose queue the caller names: a key bound to queues is limited to its queues for these. Default: none. */
   namedTypes?: readonly string[]
 }
 
@@ -79,10 +79,10 @@ const PurgeQuery = Type.Object(
   },
   { additionalProperties: false },
 )
-/** What a route answers, for the API description; what is sent is not cut to it. */
+/** A route's answers, for the API description; the answer sent is not cut to it. */
 const answers = (schema: TSchema): Record<string, TSchema> => ({ 200: schema, '4xx': Problem, '5xx': Problem })
 const Id = Type.Object({ id: Type.String() })
-/** Of a query or a body that has no members. */
+/** For a query or a body without members. */
 const Nothing = Type.Object({}, { additionalProperties: false })
 const nothingFaults = compileValidator(Nothing)
 const tags = ['operations']
@@ -251,7 +251,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
     app.post<{ Params: Static<typeof Id> }>(
       '/api/v1/operations/:id/retry',
       {
-        // Those who submit are answered below: another's operation looks the same as none.
+        // Callers who may only submit are checked below: another's operation looks like an unknown one.
         config: { role: 'submit' },
         schema: {
           tags,
@@ -271,7 +271,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         }
         const { moved } = await store.redrive([id])
         if (moved === 0) {
-          // Somebody else was quicker, or its capacity gate is full.
+          // Another request was faster, or its capacity gate is full.
           const now = await store.ticket(id)
           if (now?.status !== 'failed') {
             return sendProblem(reply, {
@@ -343,7 +343,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
         if (ids !== undefined) {
           const known = ids.filter(isUuid)
           const { bound } = access.narrow(viewerOf(request), {})
-          // A dead letter never changes its queue: what is found here is still within them when it is moved.
+          // A dead letter never changes its queue, so the ids found here stay within the caller's queues.
           const own = bound ? await store.deadLetterIds({ ids: known, bound }, known.length, null) : known
           const { moved } = await store.redrive(own)
           if (moved > 0) intake.wakeAll()
@@ -427,7 +427,7 @@ export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}):
   }
 }
 
-/** Of a route that takes no body: none, or an empty object. A schema would want one. */
+/** For a route without a body: none, or an empty object. A schema would require one. */
 function saysNothing(request: FastifyRequest, reply: FastifyReply): boolean {
   const checked = request.body === undefined ? null : nothingFaults(request.body)
   if (checked === null || checked.ok) return true
@@ -436,7 +436,7 @@ function saysNothing(request: FastifyRequest, reply: FastifyReply): boolean {
 }
 
 /**
- * Goes through them once, oldest first: one that dies again at once keeps its id and would otherwise be found first, and
+ * Processes them once, oldest first: one that dies again at once keeps its id and would otherwise be found first, and
  * redriven, again and again.
  */
 async function redriveAll(
@@ -463,7 +463,7 @@ async function redriveAll(
   return { moved, skipped, next_cursor: after === null ? null : cursorOf(after) }
 }
 
-/** A leap second has the form of a timestamp, and is none that a Date can say. */
+/** A leap second has the form of a timestamp, but a Date cannot express it. */
 function instant(name: string, text: string): Date {
   const date = new Date(text)
   if (!Number.isNaN(date.getTime())) return date

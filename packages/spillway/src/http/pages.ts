@@ -1,19 +1,19 @@
-/** Pages of lists: they end at a number of items or of bytes, whichever comes first, and have one item at least. */
+/** Pages of lists: they end at a number of items or of bytes, whichever comes first, and have at least one item. */
 import { jsonOf } from './carried-json.js'
 
 export interface PageBounds {
   limit: number
-  /** Of the items as JSON, with the commas between them. */
+  /** For the items as JSON, with the commas between them. */
   bytesMax: number
 }
 
 export interface Page<Row, View> {
   items: View[]
-  /** The last row of the page, if there are more behind it. */
+  /** The last row of the page, if there are more after it. */
   end: Row | null
 }
 
-/** `rows` are those of the page and, if there are more, at least one behind it; `isCut`: there are more behind them. */
+/** `rows` are those of the page and, if there are more, at least one after it; `isCut`: there are more after `rows`. */
 export function fitPage<Row, View>(
   rows: readonly Row[],
   { limit, bytesMax }: PageBounds,
@@ -32,7 +32,7 @@ export function fitPage<Row, View>(
   return { items, end: isCut || rows.length > items.length ? (rows[items.length - 1] ?? null) : null }
 }
 
-/** A page of rows that are ordered by their ids. */
+/** A page of rows ordered by id. */
 export function pageById<Row extends { id: string }, View>(
   rows: readonly Row[],
   bounds: PageBounds,
@@ -46,11 +46,11 @@ export const cursorOf = (place: string): string => Buffer.from(place).toString('
 
 export const placeOf = (cursor: string): string => Buffer.from(cursor, 'base64url').toString()
 
-/** For lists that are paged by offset: where the next page begins. */
+/** For lists paged by offset: where the next page starts. */
 export interface Pagination {
   limit: number
   offset: number
-  /** Null: this page ends the list. */
+  /** Null: this is the last page. */
   nextOffset: number | null
 }
 

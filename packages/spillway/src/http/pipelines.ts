@@ -1,26 +1,26 @@
 /**
- * Bounds what one socket can have under way. A client may send any number of requests without waiting for answers, and
+ * Limits what one socket can have under way. A client may send any number of requests without waiting for answers, and
  * Node dispatches all of them that came in one read (64 kB, some 2,000 requests) at once.
  *
  *   arrives ──its socket has nothing else under way──► begins            (every ordinary client; no bookkeeping)
  *      ├──fewer than underWayMax before it──► begins
  *      └──else──► held ──one before it was answered──► begins
  *
- * While requests are held their socket is not read, so what is held is at most what one read brought. Node itself writes
- * the answers in order. All sockets together may hold heldMax; one that would hold more is closed.
+ * While requests are held their socket is not read, so at most one read's worth is held. Node itself writes the answers in
+ * order. All sockets together may hold heldMax; one that would hold more is closed.
  *
- * Two things that Node leaves to be done for answers that wait for their turn:
- *   - If the socket closes first, Node emits no 'close' on them. It is emitted here, or what they hold is never released.
- *   - Node's timeout of a request runs while its socket is not read. It is not the client who is late then.
+ * Node leaves two things to us for answers that wait for their turn:
+ *   - If the socket closes first, Node emits no 'close' on them. It is emitted here, or their resources are never released.
+ *   - Node's request timeout runs while its socket is not read. The client is not late then.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Socket } from 'node:net'
 
-/** Clients pipeline a handful. 20,000 GETs on one socket take as long with 8 or 128 (6,000 to 8,000 a second). */
+/** Clients pipeline a handful. 20,000 GETs on one socket take as long with 8 as with 128 (6,000 to 8,000 a second). */
 const underWayMax = 32
 /** About 10 kB each, before work has begun. */
 const heldMax = 8_192
-/** For the rest of a request that Node's timeout does not watch any more. */
+/** For the rest of a request that Node's timeout no longer watches. */
 const restMs = 10_000
 
 interface Held {
@@ -33,10 +33,10 @@ interface Line {
   readonly socket: Socket
   readonly begun: Set<ServerResponse>
   readonly held: Held[]
-  /** Of the held ones, how many have begun. */
+  /** How many of the held ones have begun. */
   taken: number
   last: ServerResponse
-  /** Of the request that is not whole, if there is one. */
+  /** For the incomplete request, if there is one. */
   isUnwatched: boolean
   keepPaused: () => void
 }
@@ -46,7 +46,7 @@ let heldInAll = 0
 
 const isHolding = (line: Line): boolean => line.taken < line.held.length
 
-/** The answer that the socket is to carry last, of those that wait behind another. */
+/** The last answer that the socket has to carry, of those that wait behind another. */
 export function lastInLine(socket: Socket): ServerResponse | undefined {
   const last = lines.get(socket)?.last
   return last === undefined || last.destroyed ? undefined : last
@@ -87,7 +87,7 @@ export class Pipelines {
   #open(socket: Socket, last: ServerResponse): Line {
     const line: Line = {
       ...{ socket, last, begun: new Set(), held: [], taken: 0, isUnwatched: false },
-      // Node resumes the socket behind each request that it has parsed.
+      // Node resumes the socket after each parsed request.
       keepPaused: () => void socket.pause(),
     }
     lines.set(socket, line)
@@ -139,8 +139,8 @@ export class Pipelines {
 }
 
 /**
- * Takes over a timeout of Node's that fired while the socket was not read. False: it is the client who is late. Node does
- * not watch over that request any more: if its head is not whole, the connection's idle time ends it, and its body has restMs.
+ * Takes over a Node timeout that fired while the socket was not read. False: the client is late. Node no longer watches that
+ * request: the connection's idle time ends it if its head is incomplete, and its body has restMs.
  */
 export function outlastsTimeout(socket: Socket): boolean {
   const line = lines.get(socket)

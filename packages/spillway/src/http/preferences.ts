@@ -1,9 +1,9 @@
 import { limits } from '@spillway/protocol/wire'
 
-/** What `Prefer` (RFC 7240) asks for. Preferences that are unknown or malformed are ignored, as the RFC says. */
+/** The preferences in `Prefer` (RFC 7240). Unknown or malformed ones are ignored, as the RFC says. */
 export interface Preferences {
   respondAsync: boolean
-  /** Bounded to 60; what was bounded is told in Preference-Applied. */
+  /** At most 60; Preference-Applied has the value used. */
   waitSeconds?: number
 }
 

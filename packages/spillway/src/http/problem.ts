@@ -11,24 +11,24 @@ import type { RequestFault } from './json-pointer.js'
 import { openAiErrorOf } from './openai-error.js'
 import { retryAfterSeconds } from './retry-after.js'
 
-/** An answer that is not a success, as a value: handlers and gates return it, `sendProblem` puts it on the wire. */
+/** An error answer as a value: handlers and gates return it, `sendProblem` sends it. */
 export interface Problem {
   code: ProblemCode
   /** For people; never a stack, SQL or a driver's message. */
   detail: string
   /** The base of Retry-After on 429 and 503; jittered upward when it is sent. Default 1,000. */
   retryAfterMs?: number
-  /** What is wrong and where, on 400. */
+  /** The faults and their places, on 400. */
   errors?: readonly RequestFault[]
-  /** Members of its own, beside the standard ones, which they cannot replace. */
+  /** Additional members. They cannot replace the standard ones. */
   extensions?: Readonly<Record<string, unknown>>
   /** Default `urn:spillway:error:<code>`. */
   type?: string
   /** Default: the title of the code. */
   title?: string
-  /** Default: the status of the code. Of an upstream whose answer is passed on. */
+  /** Default: the status of the code. Set for an upstream's answer that is passed on. */
   status?: number
-  /** Told as it is where errors are told in OpenAI's form: an upstream's own. Default: made of the rest. */
+  /** Sent unchanged to clients of OpenAI's form: an upstream's own error. Default: made from the rest. */
   openai?: OpenAiError
 }
 
@@ -36,7 +36,7 @@ export function headerProblem(name: string, detail: string, message: string): Pr
   return { code: 'invalid_request', detail, errors: [{ path: `/headers/${name}`, message }] }
 }
 
-/** Nothing in a URL that is none has a name: the whole of it is wrong. */
+/** Nothing in an invalid URL has a name, so the whole of it is wrong. */
 export function urlProblem(message: string): Problem {
   return { code: 'invalid_request', detail: 'The URL is not valid.', errors: [{ path: '', message }] }
 }
@@ -72,14 +72,14 @@ export function problemDocument(problem: Problem, place: ProblemPlace): ProblemD
   return document
 }
 
-/** The headers that a problem brings with it, whatever sends it. */
+/** A problem's headers, for every sender. */
 export function problemHeaders(document: ProblemDocument): Record<string, string> {
   const headers: Record<string, string> = { 'content-type': problemContentType, 'cache-control': 'no-store' }
   if (document.retry_after_seconds !== undefined) headers['retry-after'] = String(document.retry_after_seconds)
   return headers
 }
 
-/** The path of a request target: no query, and no host when it came in absolute form. */
+/** The path of a request target: no query, and no host if it came in absolute form. */
 export function pathOf(target: string): string {
   const afterHost = target.startsWith('/') ? target : target.replace(/^[a-z][a-z0-9+.-]*:\/\/[^/?#]*/i, '')
   const end = afterHost.search(/[?#]/)
@@ -87,13 +87,13 @@ export function pathOf(target: string): string {
   return path === '' ? '/' : path
 }
 
-/** Keeps Fastify from appending a charset parameter, which problem+json does not have. */
+/** Keeps Fastify from adding a charset parameter, which problem+json does not have. */
 const asIs = (payload: unknown): string => payload as string
 
 export function sendProblem(reply: FastifyReply, problem: Problem): FastifyReply {
   const { request } = reply
   const place = { instance: pathOf(request.raw.url ?? '/'), traceId: request.id }
-  // A route says itself how; one of a user's own app may well be under /v1.
+  // A route declares its form; a user's own app may well have routes under /v1.
   const how = request.is404 ? formAt(place.instance) : request.routeOptions.config.errorForm
   const { status, headers, body } = encodeProblem(problem, place, how)
   reply.code(status)
@@ -104,14 +104,14 @@ export function sendProblem(reply: FastifyReply, problem: Problem): FastifyReply
 }
 
 /**
- * What the clients of some routes read: beside the problem's members `error`, a text (true) or `{code, message}` with
- * `ok: false` (object); or OpenAI's error object, and nothing of the problem (openai).
+ * The form that some routes' clients read: in addition to the problem's members `error`, a text (true) or `{code, message}`
+ * with `ok: false` (object); or only OpenAI's error object (openai).
  */
 export type ErrorForm = true | 'object' | 'openai'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** How the clients of this route read problems, where that is not as a problem document alone. */
+    /** The error form of this route's clients, if it is not the plain problem document. */
     errorForm?: ErrorForm
   }
 
@@ -123,10 +123,10 @@ declare module 'fastify' {
   }
 }
 
-/** OpenAI's clients call `/v1`, whatever is there; but for the petitions, whose alias is the only one without `/api`. */
+/** OpenAI's clients call any path under `/v1`. The exception is petitions, whose alias is the only one without `/api`. */
 const openAiPath = /^\/v1(?:$|\/(?!petition-submissions(?:\/|$)))/
 
-/** Where no route was found, or the request could not even be read so far. */
+/** For requests without a route, and for those that could not be read that far. */
 function formAt(path: string): ErrorForm | undefined {
   return openAiPath.test(path) ? 'openai' : undefined
 }
@@ -137,7 +137,7 @@ export interface ToldProblem {
   body: string
 }
 
-/** A problem as it goes on the wire. */
+/** Encodes a problem for the wire. */
 export function encodeProblem(problem: Problem, place: ProblemPlace, how: ErrorForm | undefined): ToldProblem {
   const document = problemDocument(problem, place)
   const { status } = document
@@ -157,7 +157,7 @@ function addError(document: ProblemDocument, how: true | 'object'): void {
     how === 'object' ? { code: objectCodes[document.code] ?? document.code, message: document.detail } : document.detail
 }
 
-/** Where the code in the object is another than that of the problem. */
+/** For codes that differ between the object and the problem. */
 const objectCodes: Partial<Record<ProblemCode, string>> = {
   ...Object.fromEntries(Object.entries(routingCodes).map(([told, code]) => [code, told])),
   invalid_request: 'SCHEMA_VALIDATION_FAILED',
@@ -165,7 +165,7 @@ const objectCodes: Partial<Record<ProblemCode, string>> = {
   idempotency_mismatch: 'IDEMPOTENCY_VIOLATION',
 }
 
-/** A whole HTTP/1.1 answer, closing the connection. `target`: of its request, where so much of it was understood. */
+/** A whole HTTP/1.1 answer that closes the connection. `target`: the request's, if it was parsed that far. */
 export function rawProblemAnswer(
   problem: Problem,
   traceId: string,

@@ -2,7 +2,7 @@ import type { FastifyInstance } from 'fastify'
 import type { Intake } from '../intake/intake.js'
 import { sendProblem } from './problem.js'
 
-/** For routes that read: there may be no tables yet, and a statement on them would look like a defect of ours. */
+/** For routes that read: there may be no tables yet, and a failing statement would look like our defect. */
 export function refuseUntilReady(app: Pick<FastifyInstance, 'addHook'>, intake: Intake): void {
   app.addHook('onRequest', (_, reply, done) => {
     if (intake.presence.isReady) return done()

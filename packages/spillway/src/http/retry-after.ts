@@ -1,6 +1,6 @@
 /**
- * Whole seconds for Retry-After: at least the base, at most a tenth more, spread at random so that those who were
- * refused together do not return together. The tenth is computed as × 11 / 10: 1.1 × 60 is 66.00000000000001.
+ * Whole seconds for Retry-After: at least the base, at most a tenth more, at random, so that clients refused together do not
+ * return together. The tenth is computed as × 11 / 10: 1.1 × 60 is 66.00000000000001.
  */
 export function retryAfterSeconds(baseSeconds: number, random: () => number = Math.random): number {
   const low = Math.max(1, Math.ceil(baseSeconds))

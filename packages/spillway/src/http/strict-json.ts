@@ -4,19 +4,19 @@ import { pointerStep, presentablePointer, type RequestFault } from './json-point
 import { eachElement, eachMember, skipSpace, stringAt, valueEnd } from './json-scan.js'
 
 /**
- * JSON as the store can keep it: valid UTF-8, bounded nesting, finite numbers, no `__proto__`, no NUL, no lone surrogate.
+ * JSON that the store can keep: valid UTF-8, bounded nesting, finite numbers, no `__proto__`, no NUL, no lone surrogate.
  *
- * Ordinary bodies pay one pass over the bytes and JSON.parse, no walk over the text: what the walk looks for leaves a
- * trace in the text. NUL and lone surrogates can only come from a \u escape (raw ones are refused by JSON.parse and by
- * the UTF-8 check), a number can only overflow through an exponent or a run of 200 digits and more, and a member named
- * `__proto__` is either written out or escaped. The nesting is measured before parsing, so that a hostile body costs a
- * scan that stops at the 65th bracket.
+ * Ordinary bodies pay one pass over the bytes and JSON.parse, no walk over the text, because each fault leaves a trace in
+ * the text. NUL and lone surrogates can only come from a \u escape (JSON.parse and the UTF-8 check refuse raw ones), a
+ * number can only overflow through an exponent or a run of 200 digits and more, and a member named `__proto__` is either
+ * written out or escaped. The nesting is measured before parsing, so that a hostile body costs a scan that stops at the 65th
+ * bracket.
  *
- * The walk is over the text, not over the parsed value: carried payloads leave as text, with members that a later one of
- * the same name hides from JSON.parse.
+ * The walk is over the text, not over the parsed value: payloads are passed on as text, including members that JSON.parse
+ * drops for a later one of the same name.
  */
 export type StrictJson =
-  /** `text`: as it came. */
+  /** `text`: unchanged. */
   { ok: true; value: unknown; text: string } | { ok: false; reason: StrictJsonReason; fault: RequestFault }
 
 export type StrictJsonReason = 'encoding' | 'syntax' | 'nesting' | 'number' | 'member' | 'character'
@@ -50,7 +50,7 @@ function isDigit(byte: number | undefined): boolean {
   return byte !== undefined && byte >= 0x30 && byte <= 0x39
 }
 
-/** Skips one string; `start` is the byte after its opening quote. The sign tells whether a \u escape was seen. */
+/** Skips one string; `start` is the byte after its opening quote. The sign of the result says whether it has a \u escape. */
 function endOfString(bytes: Uint8Array, start: number): number {
   let escaped = false
   let at = start
@@ -94,20 +94,20 @@ function refuse(reason: StrictJsonReason, path: string, message: string): Strict
   return { ok: false, reason, fault: { path: presentablePointer(path), message } }
 }
 
-/** Whether a text holds what PostgreSQL's text and jsonb cannot. */
+/** Whether a text has characters that PostgreSQL's text and jsonb cannot store. */
 export function isUnstorable(text: string): boolean {
-  // With the u flag a pair is one code point, so that only surrogates without their other half match.
+  // With the u flag a pair is one code point, so only lone surrogates match.
   return text.includes('\0') || /\p{Surrogate}/u.test(text)
 }
 
 interface Found {
   reason: StrictJsonReason
   message: string
-  /** Steps from the faulty place up to the root. */
+  /** Steps from the fault up to the root. */
   steps: (string | number)[]
 }
 
-/** Looks for the first fault of a body, hidden members included. Recursion is safe: the scan has bounded the nesting. */
+/** Finds the first fault of a body, hidden members included. Recursion is safe: the scan has limited the nesting. */
 class Walk {
   readonly #bytes: Buffer
   fault: Found | undefined
@@ -116,7 +116,7 @@ class Walk {
     this.#bytes = bytes
   }
 
-  /** Answers where the value at `at` ends; the end of the body, which ends the walk, once there is a fault. */
+  /** Returns where the value at `at` ends; after a fault, the end of the body, which ends the walk. */
   value(at: number): number {
     const bytes = this.#bytes
     const first = bytes[at]

@@ -1,6 +1,6 @@
 /**
- * Query, path and header values come as text; these are turned into what their schema asks for, when they are exactly
- * that. TypeBox's own conversion is too willing here: it makes 1 of "1.5" and 0 of "".
+ * Converts query, path and header values, which come as text, to the type of their schema, if they match exactly. TypeBox's
+ * own conversion is too lenient: it makes 1 of "1.5" and 0 of "".
  */
 function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value)

@@ -1,10 +1,10 @@
 import { formatTraceparent, newSpanId, newTraceId, parseTraceparent } from '../metrics/trace.js'
 
-/** The trace of one request, without an AsyncLocalStorage: it is handed on as a value. */
+/** The trace of one request, passed on as a value, without an AsyncLocalStorage. */
 export interface Trace {
   /** 32 hex digits; also the X-Request-Id of the answer. */
   traceId: string
-  /** To be handed on: the caller's trace and sampling with a span of ours. */
+  /** To pass on: the caller's trace and sampling with our span. */
   traceparent: string
 }
 
@@ -17,7 +17,7 @@ export function traceIdOf(header: string | string[] | undefined): string {
   return parse(header)?.traceId ?? newTraceId()
 }
 
-/** Sampled when the trace begins here: a collector may still drop it, but could not recover it. */
+/** Sampled when the trace starts here: a collector may still drop it, but could not recover it. */
 export function traceFor(traceId: string, header: string | string[] | undefined): Trace {
   const parent = parse(header)
   const sampled = parent?.traceId === traceId ? parent.sampled : true

@@ -7,7 +7,7 @@ import { convertTexts } from './text-values.js'
 
 type Typebox = typeof import('typebox/compile')
 
-/** Null until typebox.ts is imported, and where the package is not installed. */
+/** Null until typebox.ts is imported, and if the package is not installed. */
 let typebox: Typebox | null = null
 
 export function useTypebox(found: Typebox): void {
@@ -20,9 +20,9 @@ export function requireTypebox(): Typebox {
 }
 
 /**
- * Validation with compiled TypeBox schemas. An object schema that does not say `additionalProperties` is closed here
- * (an unknown member is a 400); one that says `additionalProperties: true` is open. Parts of an intersection are left
- * as they are: closing each of them would refuse the members of the others.
+ * Validation with compiled TypeBox schemas. An object schema without `additionalProperties` is closed here (an unknown
+ * member is a 400); one with `additionalProperties: true` is open. Parts of an intersection stay unchanged: closing each of
+ * them would refuse the members of the others.
  */
 export function closeSchema<Schema extends TSchema>(schema: Schema): Schema {
   return closed(schema) as Schema
@@ -47,7 +47,7 @@ function closed(schema: unknown): unknown {
     const members = schema[alternatives]
     if (Array.isArray(members)) changes[alternatives] = members.map(closed)
   }
-  // A copy with its hidden members (~kind, ~optional): the compiler and Convert read those.
+  // A copy with its hidden members (~kind, ~optional), which the compiler and Convert read.
   const copy: object = Object.create(Object.getPrototypeOf(schema), Object.getOwnPropertyDescriptors(schema))
   for (const [name, value] of Object.entries(changes)) {
     Object.defineProperty(copy, name, { value, enumerable: true, configurable: true, writable: true })
@@ -55,7 +55,7 @@ function closed(schema: unknown): unknown {
   return copy
 }
 
-/** An answer lists so many faults at most. */
+/** Maximum number of faults in an answer. */
 const faultsMax = 20
 
 function faultsOf(error: TLocalizedValidationError): RequestFault[] {
@@ -95,7 +95,7 @@ export function requestFaults(errors: readonly TLocalizedValidationError[]): Req
 
 export type Validated<Value> = { ok: true; value: Value } | { ok: false; errors: RequestFault[] }
 
-/** A validator for use outside routes: a workload's payload, the body of a user's own definition. Compiled with its first use. */
+/** A validator for use outside routes: a workload's payload, the body of a user's own definition. Compiled at first use. */
 export function compileValidator<Schema extends TSchema>(
   schema: Schema,
 ): (value: unknown) => Validated<ReturnType<Validator<Record<never, never>, Schema>['Parse']>> {
@@ -118,8 +118,8 @@ export class InvalidRequest extends Error {
 }
 
 /**
- * Bodies are checked as they came. What comes as text (query, path, headers) is converted first, and stays open: an
- * unknown query parameter or header is no error.
+ * Bodies are checked unchanged. Text values (query, path, headers) are converted first, and stay open: an unknown query
+ * parameter or header is no error.
  */
 export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => {
   const isBody = httpPart === 'body'

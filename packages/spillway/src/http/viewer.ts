@@ -1,4 +1,4 @@
-/** Which operations a caller may see: its own, or all with `operate` or `view`; of a key bound to queues, only theirs. */
+/** Which operations a caller may see: its own, or all with `operate` or `view`; a key bound to queues sees only theirs. */
 import type { FastifyRequest } from 'fastify'
 import { isUuid } from '../core/operation-id.js'
 import type { Store, Ticket, TicketFilter } from '../store/port.js'
@@ -9,16 +9,16 @@ export type Role = (typeof roles)[number]
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** What the principal must be allowed to do: one of these. `operate` may do all. */
+    /** The principal needs one of these. `operate` may do everything. */
     role?: Role | readonly Role[]
   }
 }
 
 export interface Viewer {
   identity: string
-  /** Sees and does all. */
+  /** Sees and changes everything. */
   operates: boolean
-  /** Sees all, changes nothing. Default: only if it operates. */
+  /** Sees everything, changes nothing. Default: only if it operates. */
   views?: boolean
   /** Patterns of the queues it is bound to (`orders*`); absent: all. */
   queues?: readonly string[]
@@ -39,14 +39,14 @@ export function defaultViewer(request: FastifyRequest): Viewer {
 
 export interface TicketAccess {
   viewerOf(request: FastifyRequest): Viewer
-  /** Null for another's, which looks the same as none. */
+  /** Null for another's operation, which looks like an unknown one. */
   visible(request: FastifyRequest, id: string): Promise<Ticket | null>
-  /** Narrows what is asked for to what may be seen. */
+  /** Restricts a filter to what the viewer may see. */
   narrow(viewer: Viewer, filter: TicketFilter): TicketFilter
 }
 
 /**
- * `namedTypes`: types whose queue the caller names. A key bound to queues keeps the tickets of its own other work, whose
+ * `namedTypes`: types whose queue the caller names. A key bound to queues also sees the tickets of its own other work, whose
  * lanes the server names.
  */
 export function ticketAccess(

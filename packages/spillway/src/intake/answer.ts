@@ -3,7 +3,7 @@ import type { StoredAnswer, Ticket } from '../store/port.js'
 import type { Outcome } from '../work/attempt.js'
 import type { RateStatus, Refusal } from './refusal.js'
 
-/** Done, queued or not now: what every submission comes to. */
+/** The result of every submission: done, queued or refused. */
 export type Answer =
   | { kind: 'done'; operationId: string; result: unknown; replayed: boolean; rate?: RateStatus }
   | { kind: 'failed'; operationId: string; error: string; result: unknown; replayed: boolean; rate?: RateStatus }
@@ -43,7 +43,7 @@ export function settledAnswer(operationId: string, outcome: Exclude<Outcome, { k
   }
 }
 
-/** What an idempotency key kept. */
+/** The answer that an idempotency key stored. */
 export function replayed(operationId: string, answer: StoredAnswer): Answer {
   switch (answer.v) {
     case 'queue':

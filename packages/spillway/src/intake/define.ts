@@ -16,7 +16,7 @@ export interface IntakeRequest {
   query: URLSearchParams
   params: Readonly<Record<string, string>>
   clientAddress: string
-  /** The authenticated subject, where the host has one. */
+  /** The authenticated subject, if the host has one. */
   user: IntakeUser | null
   traceparent: string
 }
@@ -28,7 +28,7 @@ export interface IntakeUser {
   queues?: readonly string[]
 }
 
-/** What a handler gets beside the body. */
+/** A handler's context, besides the body. */
 export interface RunContext {
   /** The operation's id: the ticket, and the idempotency key for effects elsewhere. */
   readonly id: string
@@ -39,13 +39,13 @@ export interface RunContext {
   /** 1 for the first. */
   readonly attempt: number
   readonly maxAttempts: number
-  /** To hand on: the trace goes through the queue. */
+  /** To pass on: the trace continues through the queue. */
   readonly traceparent: string
   /** Fires on timeout, cancellation, loss of the lease and shutdown. */
   readonly signal: AbortSignal
   /**
-   * A transaction on the store, opened at the first query. What it writes and the completion of the operation are one
-   * commit: both happen, once, or neither.
+   * A transaction on the store, opened at the first query. Its writes and the operation's completion are one commit: both
+   * happen, once, or neither.
    */
   readonly tx: Tx
 }
@@ -54,7 +54,7 @@ export interface ApplyItem<Body> {
   id: string
   identity: string
   body: Body
-  /** The body as JSON, as it came: what is only carried keeps its numbers there. */
+  /** The original body as JSON text, which keeps numbers that JSON.parse cannot hold. */
   text: string
   queue: string
   partition: string
@@ -62,7 +62,7 @@ export interface ApplyItem<Body> {
   traceparent: string
 }
 
-/** One that a rate refused, inside the transaction that did. */
+/** An item that a rate refused, inside the transaction that refused it. */
 export interface LimitedItem<Body> {
   identity: string
   body: Body
@@ -77,7 +77,7 @@ export interface LimitedItem<Body> {
   resetAtMs: number
 }
 
-/** Told instead of accepting: the body is well-formed but cannot be taken. */
+/** A refusal: the body is well-formed but cannot be accepted. */
 export interface Rejection {
   code: ProblemCode
   detail: string
@@ -91,7 +91,7 @@ interface Common<S extends TSchema, Result> {
   /** Who asks. Default: the authenticated user, else the client's address. */
   identity?: (request: IntakeRequest) => string
   gates?: readonly Gate<Static<S>>[]
-  /** A last look at the body, e.g. at what a schema cannot say. */
+  /** A last check of the body, e.g. for rules that a schema cannot express. */
   check?: (body: Static<S>, request: IntakeRequest) => Rejection | null | Promise<Rejection | null>
   /** 1 (first) to 10. Default 5. */
   priority?: number | ((body: Static<S>) => number)
@@ -101,9 +101,9 @@ interface Common<S extends TSchema, Result> {
   maxRetries?: number | ((body: Static<S>) => number)
   delayMs?: (body: Static<S>) => number
   retry?: BackoffOptions
-  /** Hears of every decision on a submission that reached the store, after it is durable: for counting. */
+  /** Called for every decision on a submission that reached the store, after it is durable: for counters. */
   onAnswer?: (answer: Answer, submission: { body: Static<S>; identity: string }) => void
-  /** How the answer for a finished operation looks. Default: 201 and `{status, operationId, result}`. */
+  /** The answer for a finished operation. Default: 201 and `{status, operationId, result}`. */
   respond?: (done: { operationId: string; result: Result }) => {
     status?: number
     headers?: Record<string, string>
@@ -112,22 +112,23 @@ interface Common<S extends TSchema, Result> {
 }
 
 export interface RunOptions<S extends TSchema, Result> extends Common<S, Result> {
-  /** Busy: queue it (default), or refuse with 503. */
+  /** When busy: queue it (default), or refuse with 503. */
   whenBusy?: 'queue' | 'refuse'
-  /** A running one can be cancelled: the handler heeds `ctx.signal`. Default false. */
+  /** A running one can be cancelled: the handler obeys `ctx.signal`. Default false. */
   abortable?: boolean
   /**
-   * Slots of their own, apart from the intake's `concurrency`, for operations that last: they neither take the slots of others
-   * nor wait for them. Definitions with the same name share them; so many run at once in this process.
+   * Dedicated slots, separate from the intake's `concurrency`, for long operations: they neither take the slots of others
+   * nor wait for them. Definitions with the same name share them; `concurrency` is the number that run at once in this
+   * process.
    */
   slots?: { name: string; concurrency: number }
-  /** `text`: the body as JSON, as it came. What is only carried keeps numbers there that JSON.parse cannot hold. */
+  /** `text`: the original body as JSON text, which keeps numbers that JSON.parse cannot hold. */
   run: (body: Static<S>, context: RunContext, text: string) => Promise<Result> | Result
-  /** While false, none is claimed from the queue here: it would be an attempt in vain. */
+  /** While false, none is claimed from the queue here: the attempt would be wasted. */
   ready?: () => boolean
   /**
-   * What of it this process may run, in a form that `LeaveOperation` of another process understands; fixed once the intake
-   * has started. Default: every process that has the definition may run all.
+   * Which operations of the type this process may run, in a form that `LeaveOperation` of another process understands; fixed
+   * once the intake has started. Default: every process that has the definition may run all.
    */
   announces?: () => string
   pendingMax?: never
@@ -135,14 +136,14 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
 }
 
 /**
- * For effects that are rows in the store: set-based, called inside the accepting transaction, once per flush. A place that
- * a `capacity` gate gave is the rows' from then on: `intake.releaseCapacity` in the transaction that ends what it was for.
+ * For effects that are rows in the store: set-based, called inside the accepting transaction, once per flush. A place from a
+ * `capacity` gate then belongs to the rows: call `intake.releaseCapacity` in the transaction that removes them.
  */
 export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Result> {
   whenBusy?: 'queue' | 'refuse'
   abortable?: never
   slots?: never
-  /** Operations that may wait, of all types, for one of this type to join them. Default: as many as the intake holds. */
+  /** Limit on queued operations, of all types, for one of this type to be queued. Default: the intake's limit. */
   pendingMax?: number
   ready?: never
   announces?: never
@@ -151,42 +152,42 @@ export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Resul
 }
 
 /**
- * An effect that is a function in the database, called in the accepting statement itself: a flush is one round trip, where
- * `apply` as a function here takes four, with the rows that gates count by locked for as long.
+ * An effect that is a function in the database, called in the accepting statement itself: a flush is one round trip. `apply`
+ * as a JavaScript function takes four, and holds the locks of the gates' rows for that long.
  *
  *   name(verdicts text[], seqs bigint[], …values) RETURNS json[]
  *
- * The arrays have an element per item. It writes those whose verdict is `apply` and answers their results; for those
- * whose verdict is `rate_limited` it may keep a record and answer what `limited` makes members of their problem
- * documents from. All others are none of its business: their elements are NULL.
+ * The arrays have one element per item. The function writes the items whose verdict is `apply` and returns their results. For
+ * items whose verdict is `rate_limited` it may keep a record and return a value, from which `limited` makes members of their
+ * problem documents. It ignores all others: their elements are NULL.
  */
 export interface SqlEffect<Body, Result> {
   /** With its schema. */
   function: string
-  /** Always as many: texts, numbers, booleans, nulls, and arrays of them; mostly with an element per item. */
+  /** Always the same number of arguments: texts, numbers, booleans, nulls, and arrays of them; mostly one element per item. */
   values: (
     items: readonly EffectItem<Body>[],
-    /** They were queued, and are applied by a worker: nobody waits for the answer, so what cannot be done has to fail. */
+    /** They were queued, and a worker applies them: nobody waits for the answer, so an item that cannot be applied must fail. */
     queued: boolean,
   ) => readonly (EffectValue | readonly EffectValue[])[]
   limited?: (told: unknown, item: LimitedItem<Body>) => Readonly<Record<string, unknown>>
-  /** Awaited before what was queued is applied: what `values` has to know may have changed since it was accepted. */
+  /** Awaited before queued items are applied: the data that `values` needs may have changed since they were accepted. */
   prepare?: (items: readonly EffectItem<Body>[]) => Promise<void>
-  /** Phantom: only there for the types. */
+  /** Phantom: exists only for the types. */
   readonly _result?: Result
 }
 
 type EffectValue = string | number | boolean | null
 
-/** Before it is decided: it has no place in its lane yet. */
+/** Before the decision, so it has no sequence number in its lane yet. */
 export type EffectItem<Body> = Omit<ApplyItem<Body>, 'seq'>
 
 export type DefineOptions<S extends TSchema, Result> = RunOptions<S, Result> | ApplyOptions<S, Result>
 
-/** An operation type, as `define` gives it. `Body` and `Result` are inferred from the schema and the handler. */
+/** An operation type, from `define`. `Body` and `Result` are inferred from the schema and the handler. */
 export interface Definition<Body = unknown, Result = unknown> {
   readonly type: string
-  /** Phantom: only there for the types. */
+  /** Phantom: exists only for the types. */
   readonly _types?: { body: Body; result: Result }
 }
 

@@ -1,4 +1,4 @@
-/** The intake as its users see it: `createIntake`, and what it answers. Loaded when the first one is made. */
+/** The intake as its users see it: `createIntake`, and what it returns. Loaded when the first one is made. */
 import type { Server } from 'node:http'
 import type { Static, TSchema } from 'typebox'
 import { keyOf } from '../accept/accept-item.js'
@@ -22,20 +22,20 @@ export interface IntakeOptions extends Partial<IntakeSettings> {
   store: Store | Promise<Store>
   log?: IntakeLog
   metrics?: Metrics
-  /** False: return before the store is there, refusing with 503 until it is. Default true. */
+  /** False: return before the database is connected, and refuse with 503 until then. Default true. */
   waitForStore?: boolean
 }
 
 export interface SubmitOptions {
   identity?: string
   idempotencyKey?: string
-  /** What the key is about, where that is not the body: another text with the same key is a mistake. */
+  /** The text that the key identifies, if not the body: another text with the same key is a mistake. */
   keyedOn?: string
   /** Queue it, do not run it now. */
   respondAsync?: boolean
   /**
-   * Wait so long for a queued one, then answer as if it had run now. 0, for a `run` definition: if a slot is free run it here,
-   * and answer with its ticket at once (`queued`, reason `still_running`); else queue it, for whatever other reason.
+   * Wait this long for a queued one, then answer as if it had run now. 0, for a `run` definition: if a slot is free run it
+   * here, and answer with its ticket at once (`queued`, reason `still_running`); else queue it, with another reason.
    */
   waitMs?: number
   traceparent?: string
@@ -48,22 +48,22 @@ export interface SubmitAllOptions extends SubmitOptions {
 }
 
 export interface IntakeApi {
-  /** Names an operation: its body, its lane, its gates, and what it does. */
+  /** Defines an operation: its body, its lane, its gates, and its handler. */
   define<S extends TSchema, Result>(type: string, options: DefineOptions<S, Result>): Definition<Static<S>, Result>
   /** For Fastify: `app.route({ method: 'POST', url: '/orders', ...intake.route(placeOrder) })`. */
   route(definition: Definition): FastifyRoute
   /** For everything else: `(Request, { clientAddress }) => Promise<Response>`. */
   fetch(definition: Definition): FetchHandler
   /**
-   * For an HTTP server of your own: takes new connections in time, and tells `whenBusy: 'refuse'` how long requests have
-   * waited, while it is overloaded. Call it once its routes are there (Fastify: after `await app.ready()`).
+   * For your own HTTP server: under overload it accepts new connections in time, and `whenBusy: 'refuse'` learns how long
+   * requests have waited. Call it once its routes are registered (Fastify: after `await app.ready()`).
    */
   guard(server: Server): void
   /** Without HTTP. */
   submit<Body>(definition: Definition<Body>, body: Body, options?: SubmitOptions): Promise<Answer>
   /**
-   * Several of one request, for a definition with a SqlEffect: written together, each done or queued by its own lane. When the
-   * queue is full and one would have to wait in it, all are refused. With `tx`: in that transaction.
+   * Several items of one request, for a definition with a SqlEffect: written together, each done or queued by its own lane.
+   * When the queue is full and one would have to wait in it, all are refused. With `tx`: in that transaction.
    */
   submitAll<Body>(
     definition: Definition<Body>,
@@ -76,21 +76,21 @@ export interface IntakeApi {
   /** For Fastify: `app.register(intake.ticketRoutes())` mounts reading, waiting, cancelling and redriving. */
   ticketRoutes(options?: TicketRoutesOptions): (app: FastifyLike) => Promise<void>
   /**
-   * Refuses whatever has the `halt` gate of this scope (default `system`), on every instance, until `resume`. With `tx`: if
-   * and when that commits. False when it was halted already.
+   * Refuses every operation with the `halt` gate of this scope (default `system`), on every instance, until `resume`. With
+   * `tx`: if and when that commits. False when it was halted already.
    */
   halt(reason: string, scope?: string, tx?: Tx): Promise<boolean>
   /** False when it was not halted. */
   resume(scope?: string, tx?: Tx): Promise<boolean>
-  /** Gives back places that `apply` definitions hold, in the transaction that ends what they were for. */
+  /** Releases capacity that `apply` definitions hold, in the transaction that removes their rows. */
   releaseCapacity(tx: Tx, gate: string, count: number): Promise<void>
-  /** Runs `work` in a short transaction of the store; what it throws takes everything back. Default 10 s. */
+  /** Runs `work` in a short transaction of the store; an error rolls it back. Default 10 s. */
   transaction<T>(work: (tx: Tx) => Promise<T>, options?: { timeoutMs?: number }): Promise<T>
-  /** A statement of your own, on the connections for reads; it is a transaction by itself. */
+  /** Your own statement, on the connections for reads; it is its own transaction. */
   read: Tx['query']
   /**
-   * Statements of your own that write, each a transaction by itself, prepared once per connection: `take` for what brings
-   * work to somebody, `release` for what ends work, on connections that nothing else can use up.
+   * Your own statements that write, each its own transaction, prepared once per connection: `take` for statements that bring
+   * work, `release` for statements that end work, on connections that nothing else can use up.
    */
   readonly statements: { take: Tx['query']; release: Tx['query'] }
   /** Pauses operations of this type, on every instance, until `resumeType`: they are queued and wait. */
@@ -99,45 +99,45 @@ export interface IntakeApi {
   /** Witnessed events, hash-chained. */
   readonly ledger: Ledger
   /**
-   * Calls `heard` with what `pg_notify(channel, name || ':' || text)` sends. A hint: it may be lost; `missed` is called when
-   * some may have been, which is each second where nothing can be heard.
+   * Calls `heard` with the text of `pg_notify(channel, name || ':' || text)`. A hint: it may be lost. `missed` is called
+   * when some may be lost, which is each second if listening is not possible.
    */
   onNotice(name: string, heard: (text: string) => void, missed?: () => void): void
   /**
-   * Places that are held for as long as the caller likes, bounded per identity and in all over all instances; the pool of
-   * the `connections` gates that name it.
+   * Permits held for any length of time, limited per identity and in total over all instances; shared with the `connections`
+   * gates of the same pool name.
    */
   pool(options: PoolOptions): ConnectionPool
   /**
-   * What POST …/cancel does: `cancelled` when it waited, `asked` when it runs and its handler is told to stop, `running` when
-   * that cannot be, `gone` when it is finished or unknown.
+   * Like POST …/cancel: `cancelled` when it was queued, `asked` when it runs and its handler is asked to stop, `running`
+   * when it cannot be stopped, `gone` when it is finished or unknown.
    */
   cancel(id: string, why: string): Promise<CancelOutcome>
-  /** What became of this operation is no answer to keep: its Idempotency-Key may be used as if for the first time. */
+  /** Discards the stored outcome of this operation: its Idempotency-Key can be used as if for the first time. */
   forgetKey(definition: Definition, used: { identity: string; key: string; operationId: string }): Promise<void>
-  /** Where operations are; one statement for up to 2,000, cheap enough for each second. */
+  /** The status of operations; one statement for up to 2,000, cheap enough for each second. */
   statusOf(ids: readonly string[]): Promise<OperationReport[]>
   /** Unfinished operations of each lane. */
   laneDepths(lanes: readonly LaneName[]): Promise<number[]>
-  /** The id under which this process is enlisted now; another one after it was given up by the others. */
+  /** This process's current id; it changes after the lease is lost. */
   readonly instance: string
-  /** Looks now at what all instances share (gates, halts), instead of within a second. */
+  /** Reads the shared state (gates, halts) now, instead of within a second. */
   refresh(): Promise<void>
-  /** Drains: refuses what is new, finishes what runs, gives the rest back. */
+  /** Drains: refuses new submissions, finishes running operations, gives the rest back. */
   close(): Promise<void>
   readonly metrics: Metrics
-  /** For our own rooms. */
+  /** For our own packages. */
   readonly core: Intake
 }
 
-/** Without it `define` says what to install. Any other failure is one. */
+/** Without typebox, `define` says what to install. Any other failure is an error. */
 async function loadTypebox(): Promise<void> {
   await import('../http/typebox.js').catch((fault: unknown) => {
     if ((fault as { code?: unknown }).code !== 'ERR_MODULE_NOT_FOUND') throw fault
   })
 }
 
-/** For a transaction by a caller who does not say. */
+/** The default timeout of a transaction. */
 const transactionMs = 10_000
 
 const silent: IntakeLog = { debug: nothing, info: nothing, warn: nothing, error: nothing }
@@ -196,7 +196,7 @@ export function intakeApi(core: Intake): IntakeApi {
       const { idempotencyKey: key, texts } = options
       return core.submitAll(
         core.bound(definition),
-        // Each has a key of its own, made from the one of the request.
+        // Each has its own key, made from the request's key.
         bodies.map((body, i) =>
           submission(body, { ...options, ...(key !== undefined && { idempotencyKey: `${key}\0${i}` }) }, texts?.[i]),
         ),

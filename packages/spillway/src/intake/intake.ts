@@ -2,7 +2,7 @@
  * The pipeline: identify → gates → verdict → execute, queue or refuse. See ARCHITECTURE.md for every exit.
  *
  * The intake's own states: starting ──migrated, enlisted──► ready ──close()──► draining ──► closed. While it is not
- * ready it refuses with 503; a store that goes away later shows as faults of single calls, not as a state.
+ * ready it refuses with 503. A database that fails later shows as faults of single calls, not as a state.
  */
 import { hostname } from 'node:os'
 import type { Static, TSchema } from 'typebox'
@@ -34,9 +34,9 @@ import { Dispatch } from './run-or-wait.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
 import { Answering } from './verdict-to-answer.js'
 
-/** Queued operations whose effect is a function of the store are applied by so many at once. */
+/** Queued operations whose effect is a function in the store are applied in batches of at most this many. */
 const togetherMax = 500
-/** The parts of the accept budget that one which is not to be queued may wait to be looked at, and to be written. */
+/** For an operation that must not be queued: the shares of the accept budget that it may wait at the door, and for its write. */
 const doorShare = 0.1
 const writeShare = 0.15
 
@@ -46,15 +46,15 @@ export class Intake {
   readonly log: IntakeLog
   readonly metrics: Metrics
   readonly pressure: ProcessPressure
-  /** Before the HTTP server whose requests come here. */
+  /** In front of the HTTP server whose requests come here. */
   readonly door: Door
   readonly #lateness = new Lateness()
   readonly waiters: Waiters
   readonly presence: Presence
   readonly sweeps: Sweeps
-  /** Who hears what `pg_notify` sends as `name:text` on the store's channel. A hint: it may be lost. */
+  /** Listeners for `pg_notify` messages `name:text` on the store's channel. A hint: it may be lost. */
   readonly notices = new Map<string, (text: string) => void>()
-  /** Called when such notices may have been lost. */
+  /** Called when such notifications may be lost. */
   readonly onMissed = new Set<() => void>()
   readonly fleet = new FleetNumbers()
   readonly #definitions = new Map<string, Bound>()
@@ -175,12 +175,12 @@ export class Intake {
         ...(typeof apply !== 'function' && { together: togetherMax }),
       }),
     })
-    // After this turn of the event loop: what is defined together is known before the first operation is claimed.
+    // After this turn of the event loop: definitions made together are known before the first claim.
     setImmediate(() => this.#startWork())
     return { type }
   }
 
-  /** Claims begin once there is a store and something to run. */
+  /** Claims start once the database is connected and something is defined. */
   #startWork(): void {
     if (this.settings.work && this.presence.isEnlisted && !this.#draining) this.#works.start()
   }
@@ -203,18 +203,18 @@ export class Intake {
     return this.presence.isReady && !this.#draining
   }
 
-  /** How much of this process's share of the store is in use: the load decision. */
+  /** How much of this process's share of the store is in use, for the load decision. */
   get busy(): number {
     const pool = this.store.poolState()
     return Math.max((pool.busy + pool.waiting) / pool.max, this.#accepting.oldestMs / this.settings.acceptWaitBudgetMs)
   }
 
-  /** The same, of the writes alone: what does not need the pool need not heed it. */
+  /** The same for writes alone, for operations that do not need the pool. */
   get writesBusy(): number {
     return this.#accepting.oldestMs / this.settings.acceptWaitBudgetMs
   }
 
-  /** Whoever would not be queued is told so before it waits for long; a burst passes. */
+  /** An operation that must not be queued is refused before it waits for long; a burst may pass. */
   #isLate({ flush }: Bound): boolean {
     const { acceptWaitBudgetMs } = this.settings
     const isOver =
@@ -240,7 +240,10 @@ export class Intake {
     return null
   }
 
-  /** Too busy for one that would not be queued, told before its body is read. Not for those who may prefer to be queued. */
+  /**
+   * Refuses an operation that must not be queued when this process is too busy, before its body is read. Not for callers who
+   * may prefer to be queued.
+   */
   refuseBusy(bound: Bound): Refusal | null {
     const { run, whenBusy } = bound.options
     if (whenBusy !== 'refuse') return null
@@ -250,7 +253,7 @@ export class Intake {
     return this.#refuse(bound.type, allSlotsTaken(work.runMs))
   }
 
-  /** Places that are held while the request runs. */
+  /** Permits that are held while the request runs. */
   async acquire(bound: Bound, request: GateRequest): Promise<Refusal | Permit[]> {
     const permits: Permit[] = []
     for (const gate of bound.gates) {
@@ -274,7 +277,7 @@ export class Intake {
     return permits
   }
 
-  /** Counts a request for as long as it is under way. */
+  /** Counts a request while it is under way. */
   enter(): () => void {
     this.#inFlight++
     let inside = true
@@ -292,7 +295,7 @@ export class Intake {
     const { work, load } = bound.slots
     const runs = bound.options.run !== undefined
     const later = submission.respondAsync === true
-    // One that asks for a ticket runs at once too, where slots are free: that spares it the way through the queue.
+    // A caller that asks for a ticket gets a run at once too, if slots are free: that saves the way through the queue.
     const background = later && this.settings.work && submission.waitMs === undefined
     const calm = this.busy <= this.settings.busyQueueAbove
     const reserved = runs && (!later || background) && calm && work.reserve()
@@ -316,7 +319,7 @@ export class Intake {
       } catch (fault) {
         return { kind: 'refused', refusal: this.#answering.storeFault(bound, item, fault) }
       }
-      // From here on the slot is the run's; what does not run now must not keep one while its caller waits.
+      // From here on the run owns the slot; an operation that does not run now must not keep one while its caller waits.
       if (held && accepted.verdict !== 'execute') work.unreserve()
       held = false
       const answer = await this.#answering.told(bound, submission, pending, accepted)
@@ -328,9 +331,9 @@ export class Intake {
   }
 
   /**
-   * Several of one request, whose definition has a SqlEffect: decided and written together. When the queue is full and one of
-   * them would have to wait in it, all are refused. With `tx` in the caller's transaction: what is taken back with it was
-   * never accepted.
+   * Several items of one request, whose definition has a SqlEffect: decided and written together. When the queue is full and
+   * one of them would have to wait in it, all are refused. With `tx` in the caller's transaction: if that rolls back,
+   * nothing was accepted.
    */
   async submitAll(bound: Bound, submissions: readonly Submission[], tx?: Tx): Promise<Answer[]> {
     const unready = this.#unready() ?? this.#full(bound) ?? (await this.#unregistered())
@@ -390,12 +393,12 @@ export class Intake {
     this.sweeps.start()
   }
 
-  /** Refuses what is new from here on. */
+  /** Refuses new submissions from here on. */
   drain(): void {
     this.#draining = true
   }
 
-  /** Finishes what runs, gives back the rest, answers those who wait; the store is still there. */
+  /** Finishes running operations, gives back the rest, answers waiting callers; the store stays open. */
   stop(): Promise<void> {
     this.#stopped ??= (async () => {
       this.drain()
@@ -406,7 +409,7 @@ export class Intake {
     return this.#stopped
   }
 
-  /** Refuses what is new, finishes what runs, gives back the rest. */
+  /** Refuses new submissions, finishes running operations, gives back the rest. */
   close(): Promise<void> {
     this.#closed ??= (async () => {
       await this.stop()
@@ -427,7 +430,7 @@ export class Intake {
     this.presence.announce(kind)
   }
 
-  /** Takes one that waits out of the queue, or asks one that runs to stop; those who wait for it are told. */
+  /** Removes a queued operation, or asks a running one to stop; its waiting callers are notified. */
   async cancel(id: string, why: string): Promise<CancelOutcome> {
     const outcome = await cancelPatiently(this.store, id, this.abortableTypes, why)
     if (outcome === 'cancelled') {
@@ -441,7 +444,7 @@ export class Intake {
     return standingOf(this.store, (type) => this.#definitions.get(type)?.slots ?? this.#works.general, ids)
   }
 
-  /** Places of a pool, shared by all instances. */
+  /** Permits of a pool, shared by all instances. */
   places(pool: string): PoolPermits {
     const known = this.#pools.get(pool)
     if (known !== undefined) return known

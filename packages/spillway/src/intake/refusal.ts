@@ -2,17 +2,17 @@ import type { ProblemCode } from '@spillway/protocol/wire'
 import type { Accepted, RateState } from '../store/port.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
 
-/** "Not now", or "not like this": why, and when to come back. Returned, never thrown. */
+/** "Not now", or "not like this": why, and when to retry. Returned, never thrown. */
 export interface Refusal {
   code: ProblemCode
   /** For people; says what to do. */
   detail: string
-  /** From here the Retry-After header is made. On every 429 and 503. */
+  /** The base of the Retry-After header. On every 429 and 503. */
   retryAfterMs?: number
   /** Which gate refused, for metrics. */
   gate?: string
   rate?: RateStatus
-  /** Members to add to the problem document, and its own type and title. */
+  /** Additional members of the problem document, and its own type and title. */
   extensions?: Record<string, unknown>
   type?: string
   title?: string
@@ -45,7 +45,7 @@ export function toldRate(
   }
 }
 
-/** The accepting transaction refused: the gate that did says why. */
+/** The accepting transaction refused: the gate responsible says why. */
 export function refusedBy(
   bound: Bound,
   submission: Submission,
@@ -60,7 +60,7 @@ export function refusedBy(
     return gate.refused(request, null)
   }
   const tier = tiers[accepted.rate.tier]
-  // Tiers stand in the order of the rate gates that gave them.
+  // Tiers are in the order of their rate gates.
   const gates = bound.gates.filter((g) => g.kind === 'rate')
   const gate = gates.find((g) => g.exact?.(request, submission.body).rates?.some((r) => r.key === tier?.key) === true)
   if (tier === undefined || gate?.refused === undefined) throw new Error('refused by a rate that is not there')
@@ -71,7 +71,7 @@ export function refusedBy(
 
 export const storeAwayRetryMs = 2_000
 
-/** What an intake refuses by itself, before any gate. */
+/** Refusals by the intake itself, before any gate. */
 export const refusals = {
   draining: { code: 'draining', detail: 'This instance is shutting down.', retryAfterMs: 5_000, gate: 'lifecycle' },
   storeAway: {
@@ -94,7 +94,7 @@ export const refusals = {
   },
 } satisfies Record<string, Refusal>
 
-/** As many operations are held as may be. `waitMs`: until there is room, where that can be told. */
+/** The limit on held operations is reached. `waitMs`: until there is room, if known. */
 export function queueFull(waitMs: number | null): Refusal {
   return {
     code: 'queue_full',
@@ -104,7 +104,7 @@ export function queueFull(waitMs: number | null): Refusal {
   }
 }
 
-/** Every slot is taken: one is free when the next run ends. */
+/** Every slot is taken; one becomes free when the next run ends. */
 export function allSlotsTaken(runMs: number): Refusal {
   const retryAfterMs = Math.min(60_000, Math.max(1_000, runMs))
   return { code: 'overloaded', detail: 'This instance is busy. Try again later.', retryAfterMs, gate: 'load' }

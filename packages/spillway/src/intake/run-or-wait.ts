@@ -1,4 +1,4 @@
-/** From a verdict to the answer: run now, wait for, or tell again. */
+/** From a verdict to the answer: run now, wait, or replay. */
 
 import type { IntakeLog } from '../core/settings.js'
 import type { Accepted, AcceptItem, Claimed, Store } from '../store/port.js'
@@ -20,7 +20,7 @@ export class Dispatch {
     this.#o = options
   }
 
-  /** Runs an operation that this process was given with its acceptance. */
+  /** Runs an operation that its acceptance assigned to this process. */
   async execute(
     { slots }: Bound,
     item: AcceptItem,
@@ -38,7 +38,7 @@ export class Dispatch {
     if (outcome === 'late') return this.#becameTicket(item, 'still_running', 0)
     if (outcome === null) return this.#afterLoss(item)
     if (outcome.kind !== 'retry' && outcome.kind !== 'released') return settledAnswer(item.id, outcome)
-    // It comes again. A caller who said how long to wait waits for that, too.
+    // It will be retried. A caller that set a waiting time waits for the retry, too.
     const leftMs = submission.waitMs === undefined ? 0 : patienceMs - (performance.now() - started)
     const ticket = leftMs > 0 ? await this.#o.waiters.wait(item.id, leftMs, submission.signal) : null
     const answer = ticket === null ? null : finishedAnswer(ticket)
@@ -48,26 +48,26 @@ export class Dispatch {
       : this.#becameTicket(item, 'still_running', 0)
   }
 
-  /** The same for one whose caller has its ticket already: nobody waits for the end. */
+  /** The same for a caller that has its ticket already: nobody waits for the end. */
   start({ slots }: Bound, item: AcceptItem, accepted: Extract<Accepted, { verdict: 'execute' }>): void {
     void slots.work.execute(claimedBy(item, accepted))
   }
 
-  /** The caller's patience ended before the run did: the work is durable already, the answer is its ticket. */
+  /** The caller's time ended before the run did: the work is durable, so the answer is a ticket. */
   async #becameTicket(item: AcceptItem, reason: 'still_running' | 'retrying', waitMs: number): Promise<Answer> {
     const answer = { place: 0, wait_ms: Math.max(waitMs, item.paceMs), reason }
     if (item.idempotency !== null) {
       await this.#o.store
         .answerKey(item.idempotency.key, item.id, { v: 'queue', ...answer })
         .catch((fault: unknown) => {
-          // The key stays "in progress" and is answered when the operation is settled.
+          // The key stays "in progress" and gets its answer when the operation is settled.
           this.#o.log.warn({ err: fault, operation: item.id }, 'could not keep the answer for its Idempotency-Key')
         })
     }
     return { kind: 'queued', operationId: item.id, place: 0, waitMs: answer.wait_ms, reason, replayed: false }
   }
 
-  /** The lease was lost while it ran, or the answer of the settlement was: the ticket knows. */
+  /** The lease was lost during the run, or the settlement's answer was lost: the ticket has the outcome. */
   async #afterLoss(item: AcceptItem): Promise<Answer> {
     const ticket = await this.#o.store.ticket(item.id).catch(() => null)
     const answer = ticket === null ? null : finishedAnswer(ticket)
@@ -81,7 +81,7 @@ export class Dispatch {
     return answer === null ? queued : { ...answer, ...(queued.rate && { rate: queued.rate }) }
   }
 
-  /** The stored answer; a caller who waits is told as the first one was. */
+  /** The stored answer; a caller that waits gets the same answer as the first one. */
   async replay(accepted: Extract<Accepted, { verdict: 'replay' }>, submission: Submission): Promise<Answer> {
     const answer = replayed(accepted.operationId, accepted.answer)
     if (answer.kind !== 'queued' || !submission.waitMs) return answer

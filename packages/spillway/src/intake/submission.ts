@@ -8,17 +8,17 @@ import type { DefineOptions, IntakeRequest } from './define.js'
 /** A submission after identify and parse. */
 export interface Submission {
   body: unknown
-  /** The body as JSON, as it came, if the caller has it. */
+  /** The original body as JSON text, if the caller has it. */
   text?: string
-  /** `digestUuid` of the body as it came, where its text is not known. */
+  /** `digestUuid` of the original body, if its text is not known. */
   digest?: string
   identity: string
   request: IntakeRequest
   idempotencyKey?: string
-  /** What the key is about, where that is not the body. */
+  /** The text that the key identifies, if not the body. */
   keyedOn?: string
   respondAsync?: boolean
-  /** Wait so long for a queued one, then answer as if it had run now. 0: run it now, and answer with its ticket at once. */
+  /** Wait this long for a queued one, then answer as if it had run now. 0: run it now, and answer with its ticket at once. */
   waitMs?: number
   signal?: AbortSignal
 }
@@ -29,15 +29,15 @@ export interface Bound {
   readonly options: DefineOptions<TSchema, unknown>
   readonly gates: readonly BoundGate<unknown>[]
   readonly flush: AcceptFlush
-  /** Where what is run, or waits, is run. */
+  /** The slots that run its operations. */
   readonly slots: Slots
 }
 
-/** An item on its way through a flush, with what only this process knows of it. */
+/** An item on its way through a flush, with data that only this process has. */
 export interface PendingItem {
   item: AcceptItem
   body: unknown
-  /** The tiers of its rates, in the order in which the store is asked. */
+  /** The tiers of its rates, in the order of the store's check. */
   tiers: readonly RateTier[]
   result?: unknown
   /** Members for the problem document, from the transaction that refused it. */

@@ -1,4 +1,4 @@
-/** From what the store decided to what the caller is told, counted on the way. */
+/** Turns the store's decision into the caller's answer, and counts it. */
 
 import { codeOf } from '../accept/conflict-retry.js'
 import type { IntakeLog } from '../core/settings.js'
@@ -13,7 +13,7 @@ export interface AnsweringOptions {
   metrics: Metrics
   log: IntakeLog
   dispatch: Dispatch
-  /** This process may hold leases that it does not know of. */
+  /** The store may have granted leases that this process does not know about. */
   suspect(): void
   /** Other instances may have work to do. */
   announce(): void
@@ -31,7 +31,7 @@ export class Answering {
     return refusal
   }
 
-  /** What the caller gets for what the accepting transaction decided. */
+  /** The caller's answer for the accepting transaction's decision. */
   async told(bound: Bound, submission: Submission, pending: PendingItem, accepted: Accepted): Promise<Answer> {
     const { item, tiers } = pending
     const { type } = bound
@@ -47,7 +47,7 @@ export class Answering {
           const { reason } = item
           this.#o.metrics.admissions.labels(type, reason === 'requested' ? 'queue' : 'execute', reason).inc()
           this.#o.dispatch.start(bound, item, accepted)
-          // It runs: no backlog is before it.
+          // It runs, so there is no backlog before it.
           const { id: operationId, paceMs: waitMs } = item
           return { kind: 'queued', operationId, place: 0, waitMs, reason, replayed: false, ...rate }
         }
@@ -98,7 +98,7 @@ export class Answering {
     this.#o.announce()
   }
 
-  /** The accepting statement failed: nothing was decided, or nobody knows. */
+  /** The accepting statement failed: nothing was decided, or the outcome is unknown. */
   storeFault(bound: Bound, item: AcceptItem, fault: unknown): Refusal {
     if (item.execute) this.#o.suspect()
     const code = codeOf(fault)

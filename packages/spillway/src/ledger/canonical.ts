@@ -1,6 +1,6 @@
 /**
  * RFC 8785 (JSON Canonicalization Scheme): members sorted by their UTF-16 code units, no spaces, texts and numbers as
- * ECMAScript writes them. Two equal values have one text, which is what a hash needs.
+ * ECMAScript writes them. Equal values have the same text, as a hash needs.
  */
 export function canonicalJson(value: unknown): string {
   if (Array.isArray(value)) return `[${value.map(canonicalJson).join(',')}]`

@@ -1,6 +1,6 @@
 /**
- * Witnessed events: appended in the transaction of what they tell of, numbered without gaps, each with the hash of the
- * one before it. The chain is kept and checked by the store (sql/functions/ledger.sql); here is what events look like, and the
+ * Witnessed events: appended in the transaction of the change they record, numbered without gaps, each with the hash of the
+ * one before it. The store keeps and checks the chain (sql/functions/ledger.sql); this file has the events' shape, and the
  * walk over a chain of any length.
  */
 import type { CutRows } from '../store/page-sql.js'
@@ -18,18 +18,18 @@ export interface WitnessedEvent {
 
 export interface Verification {
   ok: boolean
-  /** The first and the last number that were looked at; 0 when the ledger is empty. */
+  /** The first and the last number checked; 0 when the ledger is empty. */
   from: number
   to: number
-  /** Null: the row that tells it is gone. */
+  /** Null: the head row is missing. */
   head_hash: string | null
-  /** The first row that is not what it has to be, or is missing. */
+  /** The first row that is wrong or missing. */
   broken_at?: number
 }
 
 /** The hash before the first row. */
 export const genesisHash = '0'.repeat(64)
-/** A tenth of a second of the database's time: others get their turn in between. */
+/** A tenth of a second of database time, so that others get their turn in between. */
 const rowsPerLook = 10_000
 
 export class Ledger {
@@ -39,7 +39,7 @@ export class Ledger {
     this.#store = store
   }
 
-  /** Behind everything else that the transaction writes: the ledger's lock is the last one. Answers the last number. */
+  /** Call it after all other writes of the transaction: the ledger's lock comes last. Returns the last number. */
   append(tx: Tx, events: readonly WitnessedEvent[]): Promise<number> {
     return this.#store.ledgerAppend(
       tx,
@@ -51,12 +51,12 @@ export class Ledger {
     return (await this.page(after, limit, Number.MAX_SAFE_INTEGER)).rows
   }
 
-  /** In order, `limit` at most, until they have more than `bytesMax` bytes of payload: one at least. */
+  /** In order, at most `limit`, until they exceed `bytesMax` bytes of payload; at least one. */
   page(after: number, limit: number, bytesMax: number): Promise<CutRows<LedgerRow>> {
     return this.#store.ledgerRows(after, limit, bytesMax)
   }
 
-  /** Walks the chain up to the head of now, a bounded number of rows at a time. */
+  /** Walks the chain up to the current head, a bounded number of rows at a time. */
   async verify(): Promise<Verification> {
     const { head, lastRow } = await this.#store.ledgerHead()
     const to = head?.seq ?? lastRow
@@ -71,7 +71,7 @@ export class Ledger {
       seq = look.lastSeq
       hash = look.lastHash
     }
-    // The head is told by a row of its own: a chain that was cut off at its end is not whole, nor is one that goes on.
+    // A separate row stores the head: a chain that ends before it, or goes on after it, is broken.
     if (head === null) return broken(to + 1)
     if (hash !== head.hash) return broken(to)
     if (lastRow > to) return broken(to + 1)

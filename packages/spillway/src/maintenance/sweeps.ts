@@ -1,14 +1,14 @@
 /**
- * The one way to remove what has expired. Every kind of row that expires is a task, which removes a batch at a time:
+ * The only way to remove expired rows. Every kind of row that expires is a task, which removes a batch at a time:
  *
  *   waiting ──due──► takes the turn ──► a batch ──full──► rests, and is due again
  *      ▲                  │                └──not full──► rests, and is due after its interval
  *      └─another has it───┘
  *
  * The turn is a row in the store: over all processes one batch runs at a time, and after one that took t nobody sweeps for
- * 9 t. So sweeping goes on for as long as batches are full, and takes a tenth of the time at most. Tasks that are due take
- * turns. A task whose batches were all full for a minute is behind: rows expire faster than they may be removed, or very many
- * expired at once. A process that dies in its turn leaves it to the others when its hold is over.
+ * 9 t. So sweeping goes on for as long as batches are full, and takes a tenth of the time at most. Due tasks take turns. A
+ * task whose batches were all full for a minute is behind: rows expire faster than they may be removed, or very many expired
+ * at once. If a process dies in its turn, others take over when its hold is over.
  */
 
 import type { IntakeLog } from '../core/settings.js'
@@ -18,7 +18,7 @@ import type { Store } from '../store/port.js'
 export interface SweptBatch {
   /** Rows, by table. */
   removed: Readonly<Record<string, number>>
-  /** It removed as much as it may at once, and there may be more. */
+  /** It reached its batch size, and there may be more. */
   isFull: boolean
   /** It has not looked everywhere yet. Default: whether it is full. */
   goesOn?: boolean
@@ -44,7 +44,7 @@ interface Known extends SweepTask {
   /** Since when all its batches were full. */
   fullSince: number | null
   isBehind: boolean
-  /** Of this round. */
+  /** In this round. */
   removed: Record<string, number>
 }
 
@@ -52,14 +52,14 @@ interface Known extends SweepTask {
 const restShare = 9
 const holdMs = 120_000
 const behindMs = 60_000
-/** A process that starts may find what expired while none ran. */
+/** A process that starts may find rows that expired while none ran. */
 const firstMs = 2_000
 const stopMs = 2_000
-/** While a batch runs, its hold says nothing about its end. */
+/** While a batch runs, its hold does not say when it ends. */
 const askAgainMs = 1_000
-/** After a failure, or where the store cannot be reached: rows do not wait for a whole interval because of one moment. */
+/** After a failure, or if the store cannot be reached: rows do not wait for a whole interval because of one moment. */
 const retryMs = 5_000
-/** Whoever had the turn is later than those who wait for it. */
+/** The last holder of the turn waits longer than the others. */
 const politeMs = 10
 
 export class Sweeps {
@@ -77,7 +77,7 @@ export class Sweeps {
     this.#now = options.now ?? (() => performance.now())
   }
 
-  /** Answers how to remove it again. */
+  /** Returns a function that removes it. */
   add(task: SweepTask): () => Promise<void> {
     const known: Known = {
       ...task,
@@ -103,7 +103,7 @@ export class Sweeps {
     this.#schedule()
   }
 
-  /** Between two batches. Resolves when none runs any more, or does not come to an end: the database may be silent. */
+  /** Stops between two batches. Resolves when none runs any more, or after a time limit: the database may not answer. */
   async stop(): Promise<void> {
     this.#stopped = true
     clearTimeout(this.#timer)
@@ -197,7 +197,7 @@ export class Sweeps {
   }
 }
 
-/** Processes that start together do not sweep together. */
+/** Jitter, so that processes that start together do not sweep together. */
 const spread = (ms: number): number => ms * (0.9 + Math.random() * 0.2)
 
 /** With the queue's own tables as the first task. */

@@ -15,7 +15,7 @@ interface RegisteredMetric {
   get(): Promise<{ name: string; help: string; type: MetricType; values: MetricValue[] }>
 }
 
-/** Where metrics are registered: a `Registry` of prom-client or @prometheus-io/client fits. It is given a RegisteredMetric. */
+/** Where metrics are registered: a `Registry` of prom-client or @prometheus-io/client fits. It gets a RegisteredMetric. */
 export interface MetricRegistry {
   registerMetric(metric: never): void
 }
@@ -23,7 +23,7 @@ export interface MetricRegistry {
 /**
  * Counters and histograms for the hot path. The client library validates and hashes the labels on each call: 150 ns a
  * counter, 300 ns a histogram, and one request makes about ten such calls. Here a child is looked up once and is then a
- * plain number (1 ns and 15 ns); the registry only asks for the values when it is scraped.
+ * plain number (1 ns and 15 ns); the registry only reads the values at a scrape.
  *
  * Label sets are bounded: after `childrenMax` of them, all further ones share a child whose labels are all "other".
  */
@@ -32,12 +32,12 @@ interface FamilyOptions<L extends string> {
   readonly name: string
   readonly help: string
   readonly labelNames: readonly L[]
-  /** Label sets kept at most. Default 200. */
+  /** Maximum number of label sets. Default 200. */
   readonly childrenMax?: number
 }
 
 type Labels = Readonly<Record<string, string>>
-/** As many label values as label names, in their order. */
+/** One value per label name, in their order. */
 type LabelTuple<N extends readonly string[]> = { readonly [K in keyof N]: string }
 
 export const otherLabel = 'other'
@@ -59,7 +59,7 @@ abstract class Family<N extends readonly string[], Child> {
 
   /** The child of these label values. Callers on the hot path keep it; looking it up by three labels costs 150 ns. */
   labels(...values: LabelTuple<N>): Child {
-    // Joined by NUL, which no label value of ours contains: names come from a closed set or are checked on the wire.
+    // Joined by NUL, which none of our label values contains: names come from a closed set or are checked on the wire.
     const key = values.length === 1 ? (values[0] ?? '') : values.join('\0')
     return this.#byKey.get(key) ?? this.#addChild(key, values)
   }
@@ -84,7 +84,7 @@ abstract class Family<N extends readonly string[], Child> {
   }
 }
 
-/** The registry asks a metric for its name and its values only; the library's own aggregation registers such objects too. */
+/** The registry only reads a metric's name and values; the library's own aggregation registers such objects too. */
 export function register(
   options: Pick<FamilyOptions<string>, 'registry' | 'name' | 'help'>,
   type: MetricType,
@@ -117,7 +117,7 @@ export class CounterFamily<const N extends readonly string[]> extends Family<N, 
 
 export class HistogramChild {
   readonly #bounds: readonly number[]
-  /** One more than there are bounds: the last is for what is above them all. */
+  /** One more than there are bounds: the last is for values above all of them. */
   readonly counts: Float64Array
   sum = 0
 

@@ -17,7 +17,7 @@ const waitBuckets = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30
 const gateBuckets = [0.000_01, 0.000_05, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1]
 const batchBuckets = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024]
 
-/** Operation types that get a series of their own; types are defined in code, so more than this is a mistake. */
+/** Operation types with their own series; types are defined in code, so more than this is a mistake. */
 const operationTypesMax = 100
 
 export type AttemptOutcome = 'completed' | 'retried' | 'failed' | 'lease_lost' | 'cancelled'
@@ -31,13 +31,13 @@ export interface OperationCount {
 
 export type Metrics = ReturnType<typeof createMetrics>
 
-/** Metrics are counted all the same, and shown nowhere. */
+/** Metrics are still counted, but not exposed. */
 const nowhere: MetricRegistry = { registerMetric: () => undefined }
 
 /**
  * The core's metrics, in the given registry. Counters and histograms: `metrics.x.labels(…)` once, then `inc` or `observe` on
- * what it returned. Gauges that need the store are set by whoever samples it, never at the scrape, so that a scrape is
- * answered while the store is down.
+ * the result. Gauges that need the store are set by its sampler, never at the scrape, so that a scrape works while the store
+ * is down.
  */
 export function createMetrics(registry: MetricRegistry = nowhere) {
   let operations: { readonly labels: { type: string; status: string }; value: number }[] = []
@@ -139,7 +139,7 @@ export function createMetrics(registry: MetricRegistry = nowhere) {
     attempt(type: string, outcome: AttemptOutcome): CounterChild {
       return this.operationAttempts.labels(type, outcome)
     },
-    /** Replaces all counts: what is not in the sample is gone, not stale. */
+    /** Replaces all counts: a type that is missing in the sample is gone, not stale. */
     setOperations(sample: readonly OperationCount[]): void {
       const types = new Set<string>()
       const counts = new Map<string, (typeof operations)[number]>()

@@ -3,16 +3,16 @@ import type { Attributes, Span } from '@opentelemetry/api'
 
 type OpenTelemetry = typeof import('@opentelemetry/api')
 
-/** An optional peer: null until `loadTracing`, and where it is not installed. */
+/** An optional peer: null until `loadTracing`, and if it is not installed. */
 let openTelemetry: OpenTelemetry | null = null
 const sampledFlag = 1
 
-/** To be called before the first span. Spans are made if OpenTelemetry's API is installed and a SDK is registered. */
+/** Call it before the first span. Spans are made if OpenTelemetry's API is installed and an SDK is registered. */
 export async function loadTracing(): Promise<void> {
   openTelemetry ??= await import('@opentelemetry/api').catch(() => null)
 }
 
-/** Where a request or an operation stands in its trace (W3C Trace Context). */
+/** The position of a request or an operation in its trace (W3C Trace Context). */
 export interface TraceContext {
   /** 32 lower-case hex digits, not all zero. Also the answer's X-Request-Id. */
   readonly traceId: string
@@ -21,7 +21,7 @@ export interface TraceContext {
   readonly sampled: boolean
 }
 
-// One system call and one conversion for 256 trace ids: asking for 16 bytes each time costs some µs.
+// One system call and one conversion for 256 trace ids: requesting 16 bytes each time costs some µs.
 const pool = Buffer.allocUnsafe(4_096)
 let digits = ''
 let used = 0
@@ -49,7 +49,7 @@ const traceparent = /^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(
 const zeroTrace = '0'.repeat(32)
 const zeroSpan = '0'.repeat(16)
 
-/** null for anything that the recommendation calls invalid; a later version is read as far as we know it. */
+/** null for invalid headers, as the recommendation defines them; a later version is read as far as we know it. */
 export function parseTraceparent(header: string): TraceContext | null {
   const [, version, traceId, spanId, flags, rest] = traceparent.exec(header) ?? []
   if (version === undefined || traceId === undefined || spanId === undefined || flags === undefined) return null
@@ -62,14 +62,14 @@ export function formatTraceparent({ traceId, spanId, sampled }: TraceContext): s
   return `00-${traceId}-${spanId}-${sampled ? '01' : '00'}`
 }
 
-/** Our own place in the caller's trace, or in a new one when the caller gave none or a broken one. */
+/** Our position in the caller's trace, or in a new one if the caller's is missing or invalid. */
 export function continueTrace(header: string | undefined): TraceContext {
   const parent = header === undefined ? null : parseTraceparent(header)
   if (parent === null) return { traceId: newTraceId(), spanId: newSpanId(), sampled: true }
   return { traceId: parent.traceId, spanId: newSpanId(), sampled: parent.sampled }
 }
 
-/** Whether the process has registered an OpenTelemetry SDK. Without one a span is nothing but cost. */
+/** Whether the process has registered an OpenTelemetry SDK. Without one a span only costs time. */
 export function isTracing(): boolean {
   return tracingApi() !== null
 }
@@ -82,7 +82,7 @@ function tracingApi(): OpenTelemetry | null {
   return isRegistered ? openTelemetry : null
 }
 
-/** Runs the work inside a span, child of the given place; without an SDK just runs it. */
+/** Runs the work inside a child span of the given context; without an SDK just runs it. */
 export async function withSpan<T>(
   name: string,
   options: { parent: TraceContext; attributes?: Attributes },

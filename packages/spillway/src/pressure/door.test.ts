@@ -20,7 +20,7 @@ function doorOf() {
         looked.push(`${name} after ${door.waitedMs.toFixed(1)}`)
         now += ms
       }),
-    /** The end of a turn: what was left for it is called, and may leave something for the next. */
+    /** The end of a turn: calls the deferred callbacks, which may defer more to the next. */
     turn: (): number => {
       const due = later
       later = []

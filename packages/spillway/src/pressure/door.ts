@@ -1,8 +1,8 @@
 /**
- * Where requests wait until they are looked at. Node takes one new connection per turn of its event loop (libuv since
- * 1.45), so that turns which are long with work keep newcomers out for as long as the load lasts, in the kernel, where no
- * gate sees them: at twice the load that could be served each of them waited for all 5 s of it. So turns are kept short:
- * requests are read from their sockets at once and wait here instead, where it is known for how long.
+ * Where requests wait before they are processed. Node accepts one new connection per turn of its event loop (libuv since
+ * 1.45), so long turns keep new connections waiting in the kernel for as long as the load lasts, where no gate sees them: at
+ * twice the load that could be served each of them waited for all 5 s of it. So turns are kept short: requests are read from
+ * their sockets at once and wait here instead, where their waiting time is known.
  *
  *   arrives ──nobody waits, and this turn has worked for less than a slice──► looked at
  *      └──else──► waits ──one of the next turns, a slice each, in order──► looked at
@@ -12,10 +12,10 @@ export class Door {
   readonly #later: (go: () => void) => void
   #waiting: (Waiting | undefined)[] = []
   #taken = 0
-  /** When the first request of this turn arrived, and when the first of those that waited was looked at. */
+  /** When the first request of this turn arrived, and when the first waiting request was looked at. */
   #arrivedAt: number | null = null
   #lookedAt: number | null = null
-  /** The end of this turn will be heard of. */
+  /** A callback for the end of this turn is scheduled. */
   #isTurning = false
   #waitedMs = 0
 
@@ -27,12 +27,12 @@ export class Door {
     this.#later = later
   }
 
-  /** How long the request that was looked at last had waited. */
+  /** How long the last request that was looked at had waited. */
   get waitedMs(): number {
     return this.#waitedMs
   }
 
-  /** `isGone`: nobody waits for it any more. */
+  /** `isGone`: its client has left. */
   pass(look: () => void, isGone: () => boolean = () => false): void {
     const now = this.#now()
     this.#arrivedAt ??= now
@@ -48,7 +48,7 @@ export class Door {
     look()
   }
 
-  /** Those who have gone are forgotten now, with all that they hold, not when it would have been their turn. */
+  /** Removes requests whose clients have left now, with all that they hold, not at their turn. */
   forgetGone(): void {
     this.#waiting = this.#waiting.slice(this.#taken).filter((one) => one !== undefined && !one.isGone())
     this.#taken = 0
@@ -63,7 +63,7 @@ export class Door {
     this.#lookedAt = null
     const count = Math.min(this.#waiting.length - this.#taken, eachTurnMax)
     this.#isTurning = count > 0
-    // Each in a callback of its own: what it leaves to be done at once (reading its body, deciding) then counts as its time.
+    // Each in its own callback: work that it starts at once (reading its body, deciding) then counts as its time.
     for (let n = 0; n < count; n++) this.#later(this.#lookAtNext)
     if (count > 0) this.#later(this.#endTurn)
   }
@@ -85,8 +85,11 @@ interface Waiting {
   readonly since: number
 }
 
-/** Some requests' worth: much shorter, and the turns themselves (10 µs each) would cost; longer, and newcomers wait. */
+/**
+ * Enough for several requests. If much shorter, the turns themselves (10 µs each) would cost; if longer, new connections
+ * wait.
+ */
 const sliceMs = 0.5
-/** How many callbacks are made before it is known how many fit into the slice. */
+/** Callbacks scheduled before it is known how many fit into the slice. */
 const eachTurnMax = 8
 const forgetFrom = 1_000

@@ -1,6 +1,6 @@
 /**
- * Percentiles of what ended in the last few seconds. Samples expire by themselves: with nothing finishing there is nothing
- * slow, so that an idle router recovers. Bounded: a second has at most `eachMax` samples, chosen evenly among those that came.
+ * Percentiles of requests that ended in the last few seconds. Samples expire by themselves, so an idle router recovers: when
+ * nothing ends, nothing is slow. Bounded: a second has at most `eachMax` samples, chosen evenly.
  */
 export class LatencyWindow {
   readonly #windowMs: number
@@ -25,13 +25,13 @@ export class LatencyWindow {
     slice.seen++
     if (slice.samples.length < eachMax) slice.samples.push(ms)
     else {
-      // Reservoir sampling: each of those seen is kept with the same chance.
+      // Reservoir sampling: each sample is kept with the same probability.
       const place = Math.floor(this.#random() * slice.seen)
       if (place < eachMax) slice.samples[place] = ms
     }
   }
 
-  /** Zeros when nothing ended of late. */
+  /** Zeros when nothing ended recently. */
   percentiles(): { p50: number; p95: number; p99: number; count: number } {
     this.#expire(this.#now())
     const all = Float64Array.from(this.#slices.flatMap((slice) => slice.samples)).sort()
@@ -40,7 +40,7 @@ export class LatencyWindow {
     return { p50: at(0.5), p95: at(0.95), p99: at(0.99), count }
   }
 
-  /** A slice goes when all of it is older than the window. */
+  /** A slice is removed when all of it is older than the window. */
   #expire(now: number): void {
     this.#slices = this.#slices.filter((slice) => now - slice.startedAt < this.#windowMs)
   }

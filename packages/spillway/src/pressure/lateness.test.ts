@@ -4,7 +4,7 @@ import { Lateness } from './lateness.js'
 function latenessOf() {
   const lateness = new Lateness()
   let now = 0
-  /** So many milliseconds, one request each; how many of them were refused. */
+  /** One request per millisecond, for this long; returns how many of them were refused. */
   const during = (ms: number, isOver: (at: number) => boolean): number => {
     let refused = 0
     for (let at = 0; at < ms; at++) if (lateness.refuses(isOver(at), now++)) refused++

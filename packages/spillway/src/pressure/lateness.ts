@@ -1,17 +1,17 @@
 /**
- * Tells a burst, which passes, from overload, which lasts: a wait that is too long counts only once it has been so for a
- * while.
+ * Distinguishes a burst, which passes, from overload, which lasts: a wait that is too long counts only once it has been so
+ * for a while.
  *
  *   calm ──too long for `graceMs` without a break──► strict ──not once too long for `calmMs`──► calm
  *
- * In calm everybody may wait; in strict those whose wait is too long are refused.
+ * In calm all requests may wait; in strict those whose wait is too long are refused.
  */
 export class Lateness {
   #overSince: number | null = null
   #lastOver = Number.NEGATIVE_INFINITY
   #isStrict = false
 
-  /** Whether to refuse one whose wait is too long (`isOver`) or is not. */
+  /** Whether to refuse a request; `isOver`: its wait is too long. */
   refuses(isOver: boolean, now: number): boolean {
     if (isOver) {
       this.#overSince ??= now

@@ -3,8 +3,8 @@ import type { PressureLevel } from '../gates/gate.js'
 const rank: Record<PressureLevel, number> = { inactive: 0, warning: 1, active: 2 }
 
 /**
- * Hysteresis: a level is entered at once and left only after the signals have stayed below its lower bound for
- * `holdMs`; then it goes straight to where they say. No flapping, and no latching: silence counts as low.
+ * Hysteresis: a level is entered at once and left only after the signals have stayed below its lower bound for `holdMs`;
+ * then it goes straight to the level of the signals. No flapping, and no latching: no signal counts as low.
  */
 export class LevelHold {
   readonly #holdMs: number
@@ -19,7 +19,7 @@ export class LevelHold {
     return this.#level
   }
 
-  /** `enter`: the level that the signals reach; `stay`: the level they would reach against halved bounds. */
+  /** `enter`: the level of the signals; `stay`: their level against halved bounds. */
   observe({ enter, stay }: { enter: PressureLevel; stay: PressureLevel }, now: number): PressureLevel {
     if (rank[enter] > rank[this.#level]) {
       this.#level = enter

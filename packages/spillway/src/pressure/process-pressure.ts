@@ -9,7 +9,7 @@ export interface ProcessSignals {
 }
 
 export interface ProcessPressureOptions {
-  /** Active from here on; warning from half of it. */
+  /** Active from this value on; warning from half of it. */
   loopDelayMs: number
   storeWaitMs: number
   inFlight: number
@@ -20,8 +20,8 @@ const sampleMs = 100
 const holdMs = 1_000
 
 /**
- * Whether this process keeps up, sampled ten times a second: how late its own timer comes (event-loop delay), how long
- * the oldest write waits, how many requests are under way. Any one of them decides.
+ * Whether this process keeps up, sampled ten times a second: how late its own timer fires (event-loop delay), how long the
+ * oldest write waits, how many requests are under way. Any one of them decides.
  */
 export class ProcessPressure {
   readonly #limits: ProcessPressureOptions

@@ -5,15 +5,15 @@
  *   inactive ──any at critical──► warning ──any at overload──► active
  *      ▲            └────────────────┴── all below half of the level's bound for 3 s ──► where they belong
  *
- * With the policy `all` only backlog and latency together at overload are active; one of them alone is warning. A signal
- * that is not known (the broker is away) says nothing. Shedding is done at admission only: what was taken is worked off
- * in any state, and samples expire, so that nothing latches.
+ * With the policy `all` only backlog and latency together at overload are active; one of them alone is warning. An unknown
+ * signal (the broker is not connected) is ignored. Shedding happens at admission only: accepted messages are processed in
+ * any state, and samples expire, so that nothing latches.
  */
 import type { PressureLevel } from '../gates/gate.js'
 import { LevelHold } from './level-hold.js'
 
 export interface RouterSignals {
-  /** Pending and handed out; null: not known. */
+  /** Pending and handed out; null: unknown. */
   backlog: number | null
   /** 95th percentile of arrival to ack. */
   latencyMs: number
@@ -31,13 +31,13 @@ export interface RouterPressureOptions {
 
 export interface Observed {
   level: PressureLevel
-  /** What it was before, if it has changed. */
+  /** The previous level, if it has changed. */
   changedFrom: PressureLevel | null
-  /** The signals that are at the bound of this level. */
+  /** The signals at this level's bound. */
   triggers: SignalName[]
 }
 
-/** 3 s, less what samples of a second may come early. */
+/** 3 s, minus the jitter of one-second samples. */
 const holdMs = 2_900
 const ranks = ['normal', 'warn', 'critical', 'overload'] as const
 const names = ['backlog', 'latencyMs', 'inFlight'] as const
@@ -84,7 +84,7 @@ export class RouterPressure {
   }
 }
 
-/** At its bound a level is reached. */
+/** A value at the bound reaches the level. */
 export function signalLevel(value: number, [warn, critical, overload]: Bounds): SignalLevel {
   return value >= overload ? 'overload' : value >= critical ? 'critical' : value >= warn ? 'warn' : 'normal'
 }

@@ -1,4 +1,4 @@
-/** Loads the optional package @spillway/embedded-postgres when it is needed, so that nobody else has to install it. */
+/** Loads the optional package @spillway/embedded-postgres on demand, so that others need not install it. */
 import type { EmbeddedOptions, EmbeddedServer } from '@spillway/embedded-postgres'
 
 type EmbeddedPackage = Pick<typeof import('@spillway/embedded-postgres'), 'startEmbedded'>
@@ -16,7 +16,7 @@ export async function startEmbedded(
   return found.startEmbedded(options)
 }
 
-/** Only the package itself: the same code for a module inside it is a broken installation, and its own message says more. */
+/** Only the package itself: the same code for a module inside it means a broken installation, and its own message says more. */
 function isMissing(error: unknown): boolean {
   if (!(error instanceof Error) || !('code' in error)) return false
   return error.code === 'ERR_MODULE_NOT_FOUND' && error.message.includes(`'${packageName}'`)

@@ -12,7 +12,7 @@ export interface EmbeddedOptions extends Omit<PostgresOptions, 'url'> {
 export type EmbeddedStore = Store & { readonly url: string }
 
 /**
- * The same store on a PostgreSQL server of our own, started in a folder and stopped with the store. Needs the package
+ * The same store on our own PostgreSQL server, started in a folder and stopped with the store. Needs the package
  * @spillway/embedded-postgres.
  */
 export async function embedded(options: EmbeddedOptions = {}): Promise<EmbeddedStore> {

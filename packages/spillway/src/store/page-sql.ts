@@ -1,31 +1,31 @@
 /**
- * SQL for pages of lists. The database leaves out what is long, so that it never reaches this process:
+ * SQL for pages of lists. The database leaves out long values, so that they never reach this process:
  *
  * - A payload, result or text of more than 4 KiB is left out, its size is given instead (`listedSql`, `leftOutSql`). Two hundred
  *   such rows are small.
- * - Rows that lists carry whole and that can be large end with a running sum of their bytes (`pageSql`). It says whether rows
- *   were withheld, as the caller cannot tell: it cuts again, by the bytes of the items as they are sent (http/pages.ts).
+ * - Rows that lists show whole and that can be large end with a running sum of their bytes (`pageSql`). It says whether rows
+ *   were withheld. The caller cannot know: it cuts again, by the bytes of the items as they are sent (http/pages.ts).
  */
 import { limits } from '@spillway/protocol/wire'
 
 const bytesMax = limits.listPayloadBytes
-/** What a list shows of an error text that is too long. */
+/** How much of a long error text a list shows. */
 const errorCharacters = 1_000
 
-/** The column, or null where its size (`bytes`, SQL) is more than a list carries. */
+/** The column, or null if its size (`bytes`, SQL) is more than a list shows. */
 export const listedSql = (column: string, bytes: string): string =>
   `CASE WHEN ${bytes} > ${bytesMax} THEN NULL ELSE ${column} END`
 
-/** The size of what `listedSql` leaves out; null where it leaves out nothing. */
+/** The size of a value that `listedSql` leaves out; null if it leaves out nothing. */
 export const leftOutSql = (bytes: string): string => `CASE WHEN ${bytes} > ${bytesMax} THEN ${bytes} END`
 
-/** An error text, or the beginning of one that is too long. */
+/** An error text, or the beginning of a long one. */
 export const listedErrorSql = (column: string): string =>
   `CASE WHEN octet_length(${column}) > ${bytesMax} THEN left(${column}, ${errorCharacters}) || '…' ELSE ${column} END`
 
 /**
- * The first of `rows`, a SELECT with a column `bytes`, until they have more than `max` bytes (SQL): one at least. `order` is
- * that of the rows, with `r.` before its columns. `cut` of the last one is true if others were withheld behind it.
+ * The first of `rows`, a SELECT with a column `bytes`, until they exceed `max` bytes (SQL); at least one. `order` is that of
+ * the rows, with `r.` before its columns. `cut` of the last one is true if more rows were withheld.
  */
 export function pageSql(rows: string, order: string, max: string): string {
   return `SELECT r.*, r.upto > ${max} AND r.follows AS cut FROM (
@@ -37,7 +37,7 @@ export function pageSql(rows: string, order: string, max: string): string {
 /** Rows of `pageSql`. */
 export interface CutRows<Row> {
   rows: Row[]
-  /** Others were withheld behind them. */
+  /** More rows were withheld. */
   isCut: boolean
 }
 

@@ -1,6 +1,6 @@
 /**
- * What the core needs of a store. One adapter exists (postgres/), for a server of the user's and for the embedded one;
- * `test/store-conformance.ts` is run on both.
+ * The interface between the core and a store. One adapter exists (postgres/), for a user's server and for the embedded one;
+ * `test/store-conformance.ts` runs on both.
  *
  * Every method throws `StoreFault` when the store cannot do its work; expected outcomes are values.
  */
@@ -8,7 +8,7 @@ import type { OperationStatus, QueuedReason } from '@spillway/protocol/wire'
 import type { StreamLog, StreamRegistry } from '../streams/port.js'
 import type { CutRows } from './page-sql.js'
 
-/** A transaction on a connection of its own, as handlers see it. Its shape is node-postgres' `query`. */
+/** A transaction on its own connection, as handlers see it. Its shape is node-postgres' `query`. */
 export interface Tx {
   query<Row extends Record<string, unknown> = Record<string, unknown>>(
     text: string,
@@ -18,16 +18,16 @@ export interface Tx {
 
 export interface OpenTx extends Tx {
   commit(): Promise<void>
-  /** Ends the transaction without effect; safe to call at any time, also while a query runs. */
+  /** Rolls back; safe to call at any time, also while a query runs. */
   rollback(): Promise<void>
 }
 
 export interface RateCheck {
-  /** 128 bits, as a UUID text, of what is limited. */
+  /** 128 bits of the limited key, as a UUID text. */
   key: string
   limit: number
   windowMinutes: number
-  /** How long its row is kept after it was last used. Default: the window and an hour. */
+  /** How long its row is kept after its last use. Default: the window and an hour. */
   keepMinutes?: number
 }
 
@@ -48,21 +48,21 @@ export interface AcceptItem {
   /** Run it here and now if its lane is empty. */
   execute: boolean
   /**
-   * Why it is queued though its lane may be empty. With `execute`: it may run at once, and its caller gets a ticket with this
-   * reason; `still_running` only then, and only if it runs.
+   * Why it is queued although its lane may be empty. With `execute`: it may run at once, and its caller gets a ticket with
+   * this reason; `still_running` only then, and only if it runs.
    */
   reason: '' | 'requested' | 'system_busy' | 'still_running'
-  /** Milliseconds per operation where its lane has no history. */
+  /** Milliseconds per operation, for a lane without history. */
   paceMs: number
   /** Virtual start time, and its distance from the identity's first item in this flush. */
   stamp: number
   lead: number
   idempotency: { key: string; request: string } | null
-  /** Capacity gate that has to have a place. */
+  /** Capacity gate that must have room. */
   gate: string | null
   /** Scope of the halt that refuses it. */
   halt: string | null
-  /** Those of one batch are refused together when the queue is full and one of them would have to wait in it. */
+  /** Items of one batch are refused together when the queue is full and one of them would have to wait in it. */
   batch: number
   rates: readonly RateCheck[]
 }
@@ -90,25 +90,25 @@ export type Accepted =
     }
   | { verdict: 'refuse'; by: 'capacity' | 'halt' | 'depth'; rate: null }
   | { verdict: 'refuse'; by: 'rate'; rate: RateState }
-  /** It took nothing from its rates: they are told as they are. */
+  /** It used none of its rates; they are reported unchanged. */
   | { verdict: 'replay'; operationId: string; answer: StoredAnswer; rate: RateState | null }
   | { verdict: 'mismatch' }
   | { verdict: 'in_progress' }
 
-/** What a flush of applied items comes to, by their indices. */
+/** The decision on a flush of applied items, by their indices. */
 export interface Decided {
   applied: readonly number[]
-  /** The places in their lanes of those that are applied. */
+  /** The sequence numbers, in their lanes, of the applied items. */
   seqs: readonly number[]
 }
 
 /**
- * An effect that is a function of the store: `fn(verdicts text[], seqs bigint[], …values) → json[]`. Verdicts as in
- * postgres/sql/functions/accept.sql; it writes what is `apply`, and may keep a record of what is `rate_limited`.
+ * An effect that is a function in the store: `fn(verdicts text[], seqs bigint[], …values) → json[]`. Verdicts as in
+ * postgres/sql/functions/accept.sql; it writes the `apply` items, and may keep a record of the `rate_limited` ones.
  */
 export interface StoreEffect {
   function: string
-  /** Arrays with an element per item, in this order of them. */
+  /** Arrays with one element per item, in the given order. */
   values(order: readonly number[]): readonly unknown[]
 }
 
@@ -123,13 +123,13 @@ export interface LedgerEvent {
 
 export interface LedgerRow extends LedgerEvent {
   seq: number
-  /** RFC 3339, UTC, milliseconds; of a row that somebody changed, what the database says where that cannot. */
+  /** RFC 3339, UTC, milliseconds; for a row that somebody changed, the database's own text if that is not possible. */
   at: string
   prevHash: string
   hash: string
 }
 
-/** What an idempotency key keeps, to be told again. */
+/** The answer that an idempotency key stores, for replay. */
 export type StoredAnswer =
   | { v: 'queue'; place: number; wait_ms: number; reason: QueuedReason }
   | { v: 'done'; result: unknown }
@@ -138,10 +138,10 @@ export type StoredAnswer =
 
 export interface AcceptContext {
   worker: string
-  /** How long all lanes together are behind, for the estimate of waits. */
+  /** The time that all lanes together are behind, for estimating waits. */
   backlogMs: number
   keyTtlMs: number
-  /** As many operations wait as may: what would have to join them is refused. For items that are applied. */
+  /** The limit on waiting operations is reached: an item that would have to wait is refused. For applied items. */
   isFull?: boolean
 }
 
@@ -156,12 +156,12 @@ export interface Claimed {
   partition: string
   priority: number
   identity: string
-  /** JSON text, as it came. */
+  /** JSON text, unchanged. */
   payload: string
   waitedMs: number
-  /** A process died over this lane: its start is to be told before it runs. */
+  /** A process died while running this lane: the start is recorded before the handler runs. */
   careful: boolean
-  /** False: delayed or paused, to be given back. */
+  /** False: delayed or paused; it is given back. */
   due: boolean
   attempts: number
   maxAttempts: number
@@ -187,41 +187,41 @@ export interface Leaving {
   answer: StoredAnswer | null
 }
 
-/** What became of one lane of a lease. */
+/** The outcome of one lane of a lease. */
 export interface Settlement {
   fence: number
   lane: string
-  /** Everything up to here had left before. */
+  /** Everything up to here has left already. */
   from: number
   leaving: Leaving[]
-  /** The next operation comes again after so many milliseconds; the error counts as an attempt, null does not. */
+  /** The next operation is retried after this many milliseconds; the error counts as an attempt, null does not. */
   retry: { delayMs: number; error: string | null } | null
-  /** Only for processes that announced this label, and at once; as `retry` says when there is none any more. */
+  /** Only for processes that announced this label, and at once; as `retry` says when there are none left. */
   leaveTo?: string | null
-  /** Give the lane up. */
+  /** Release the lane. */
   release: boolean
 }
 
 export interface ClaimRequest {
   lanes: number
-  /** Operations in all, and at most per lane. */
+  /** Operations in total, and at most per lane. */
   budget: number
   each: number
   /** Only levels from this priority on, unless there are none. */
   turn: number
   /** Only lanes whose first operation is of one of these types. Default: all. */
   types?: readonly string[]
-  /** Types whose operations take effect together, in one transaction: `each` does not bound them. */
+  /** Types whose operations are applied together, in one transaction: `each` does not limit them. */
   together?: readonly string[]
-  /** Types that run in the store and cannot end this process: those of a process that died need not come one at a time. */
+  /** Types that run in the store and cannot crash this process: after a process died, they need not come one at a time. */
   trusted?: readonly string[]
 }
 
 export interface StepResult {
-  /** Leases that are lost. Nothing was settled or claimed then. */
+  /** Lost leases. If there are any, nothing was settled or claimed. */
   lost: number[]
   claimed: Claimed[]
-  /** Operations that the claimed lanes held, together, when they became ready; there may be more by now. */
+  /** Operations in the claimed lanes, together, when they became ready; there may be more by now. */
   depth: number
 }
 
@@ -256,13 +256,13 @@ export interface Ticket {
   result: unknown
   place: number | null
   trace: string
-  /** In lists: the bytes of a result that is left out, and of an error text of which only the beginning is given. */
+  /** In lists: the bytes of a result that is left out, and of an error text that is shortened. */
   resultBytes?: number
   errorBytes?: number
 }
 
 export interface DeadLetter extends Ticket {
-  /** JSON text, as it came; null: left out of a list. */
+  /** JSON text, unchanged; null: left out of a list. */
   payload: string | null
   /** In lists: the bytes of a payload that is left out. */
   payloadBytes?: number
@@ -280,7 +280,7 @@ export interface TicketFilter {
   bound?: QueueBound
 }
 
-/** Of a caller that is bound to queues: what is in them, and its own work of types whose queue the caller does not name. */
+/** For a caller bound to queues: the operations in them, and its own work of types whose queue the caller does not name. */
 export interface QueueBound {
   /** Names, `orders*` for a prefix. */
   queues: readonly string[]
@@ -301,21 +301,21 @@ export interface StatRow {
 export type CancelOutcome = 'cancelled' | 'asked' | 'running' | 'gone'
 
 export interface ConnectionChange {
-  /** Greater than that of any earlier change of this process to the pool. */
+  /** Greater than in any earlier change of this process to the pool. */
   seq: number
-  /** After a change of which nobody knows whether it happened: all that the process holds, by identity, before this one. */
+  /** After a change with an unknown outcome: all permits that the process holds, by identity, before this one. */
   held: ReadonlyMap<string, number> | null
   gives: readonly string[]
   takes: readonly { identity: string; perIdentity: number; total: number }[]
 }
 
-/** Where an operation is, in few words. */
+/** The status of an operation, in brief. */
 export interface OperationReportRow {
   id: string
   status: OperationStatus
   type: string
   place: number | null
-  /** Milliseconds per operation of its lane; null when it has no history, or waits no more. */
+  /** Milliseconds per operation of its lane; null when it has no history, or no longer waits. */
   paceMs: number | null
   error: string | null
 }
@@ -330,7 +330,7 @@ export interface PoolState {
 export interface SweptRows {
   partitions_made: number
   partitions_dropped: number
-  /** Of history outside its partitions. */
+  /** Rows of history outside its partitions. */
   history: number
   keys: number
   rate_rows: number
@@ -341,13 +341,13 @@ export interface SweptRows {
 }
 
 export interface Store {
-  /** Makes the schema what this version needs. Safe to call from several processes at once. */
+  /** Migrates the schema to this version. Safe to call from several processes at once. */
   migrate(): Promise<{ from: number; to: number }>
 
   accept(items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>
   /**
-   * The same for items whose effect is rows of this store: `effect` writes those that were given the verdict `apply`
-   * in the same transaction, and its answers are kept for their idempotency keys.
+   * The same for items whose effect is rows in this store: `effect` writes the items with the verdict `apply` in the same
+   * transaction, and its answers are stored for their idempotency keys.
    */
   acceptAndApply(
     items: readonly AcceptItem[],
@@ -355,8 +355,8 @@ export interface Store {
     effect: (tx: Tx, decided: Decided) => Promise<readonly StoredAnswer[]>,
   ): Promise<Accepted[]>
   /**
-   * The same for an effect that is a function of the store: one round trip, however many items. Its elements are kept for
-   * the idempotency keys of what was applied.
+   * The same for an effect that is a function in the store: one round trip for any number of items. Its results are stored
+   * for the idempotency keys of the applied items.
    */
   acceptWithEffect(
     items: readonly AcceptItem[],
@@ -364,7 +364,7 @@ export interface Store {
     effect: StoreEffect,
     tx?: Tx,
   ): Promise<{ accepted: Accepted[]; told: unknown[] }>
-  /** The effect of operations that were queued. */
+  /** The effect of queued operations. */
   applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]>
   /** Inside the caller's own transaction; nothing is executed at once. */
   acceptWithin(tx: Tx, items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>
@@ -376,56 +376,59 @@ export interface Store {
     claim: ClaimRequest | null,
   ): Promise<StepResult>
   /**
-   * Takes the locks of the settlements that are to follow in this transaction, so that effects that lock rows which others
-   * lock behind a lane can be written before them. Per lane: false when the lease is lost.
+   * Takes the locks for the settlements that follow in this transaction. So effects can be written first, even if they lock
+   * rows that others lock after a lane. Per lane: false when the lease is lost.
    */
   holdWithin(
     tx: Tx,
     worker: string,
     held: readonly { fence: number; lane: string; keys: readonly string[] }[],
   ): Promise<readonly boolean[]>
-  /** Settles inside a transaction of `begin`; answers whether the leases still held. */
+  /** Settles inside a transaction of `begin`; returns whether the leases were still held. */
   settleWithin(tx: Tx, worker: string, ...settlements: readonly Settlement[]): Promise<boolean>
-  /** After a commit that was not confirmed: did the operation leave its lane? Waits for that transaction to end. */
+  /** After a commit that was not confirmed: whether the operation left its lane. Waits for that transaction to end. */
   confirm(worker: string, fence: number, lane: string, seq: number): Promise<'left' | 'pending' | 'lost'>
   mark(
     worker: string,
     started: readonly { fence: number; lane: string; seq: number; startedMsAgo: number }[],
   ): Promise<void>
   /**
-   * No statement, and no pause between two, may last longer than `timeoutMs`. Those of an operator have connections of
-   * their own: they are short, and must not wait behind handlers.
+   * No statement, and no pause between two, may last longer than `timeoutMs`. Operators' transactions have their own
+   * connections: they are short, and must not wait behind handlers.
    */
   begin(timeoutMs: number, of?: 'handlers' | 'operators'): Promise<OpenTx>
-  /** Keeps the answer for the key of an operation whose caller was told to come back. */
+  /** Stores the answer for the key of an operation whose caller got a ticket. */
   answerKey(key: string, operationId: string, answer: StoredAnswer): Promise<void>
-  /** The key is as if it had not been used, if it is that operation's. */
+  /** Resets the key as if it had not been used, if it belongs to that operation. */
   forgetKey(key: string, operationId: string): Promise<void>
 
-  /** `announced`: what of a type it may run, where that is not all, by label: the type, a space and a digest. */
+  /** `announced`: which operations of a type it may run, if not all, by label: the type, a space and a digest. */
   enlist(worker: string, name: string, leaseMs: number, announced?: Readonly<Record<string, string>>): Promise<void>
-  /** What live processes announced, by label; and the store's clock. */
+  /** The announcements of live processes, by label; and the store's clock. */
   announced(): Promise<{ nowMs: number; by: Record<string, string> }>
   pulse(worker: string, leaseMs: number, running: Record<string, number>): Promise<Pulse>
-  /** Why nothing can be accepted right now; null when it can. The last known state: it asks nothing. */
+  /** Why nothing can be accepted right now; null when it can. The last known state, without a query. */
   acceptFault(): Error | null
-  /** Ends one process whose lease ran out; null when there is none. */
+  /** Removes one process whose lease expired; null when there is none. */
   recover(): Promise<{ worker: string; name: string; lanes: number } | null>
   retire(worker: string): Promise<number>
-  /** Gives back leases whose claim was never answered. */
+  /** Gives back leases whose claim got no answer. */
   disown(worker: string, knownFences: readonly number[]): Promise<number>
-  /** Removes a batch of what has expired; the next one begins where a full one ended. */
+  /** Removes a batch of expired rows; the next call starts where a full batch ended. */
   sweep(retentionMs: number): Promise<SweptRows>
-  /** The turn to sweep, of one process at a time. 0: it is this one's, for `holdMs` unless it says more; else the milliseconds to wait. */
+  /**
+   * The turn to sweep, for one process at a time. 0: this process has it, for `holdMs` or until it ends it; else the
+   * milliseconds to wait.
+   */
   takeSweepTurn(holdMs: number): Promise<number>
-  /** Ends the turn: nobody sweeps for so long. */
+  /** Ends the turn: nobody sweeps for `restMs`. */
   endSweepTurn(restMs: number): Promise<void>
   audit(): Promise<string[]>
 
   ticket(id: string): Promise<Ticket | null>
-  /** Those of `ids` that are finished. */
+  /** The finished ones of `ids`. */
   finished(ids: readonly string[]): Promise<Ticket[]>
-  /** Those of `ids` that are known; for many at once. */
+  /** The known ones of `ids`; for many at once. */
   statusOf(ids: readonly string[]): Promise<OperationReportRow[]>
   /** Unfinished operations of each lane. */
   laneDepths(lanes: readonly string[]): Promise<number[]>
@@ -435,33 +438,33 @@ export interface Store {
   cancel(id: string, abortable: readonly string[], why: string): Promise<CancelOutcome>
   /** Newest first, without long results, errors and payloads. */
   deadLetters(filter: TicketFilter, limit: number, before: string | null): Promise<DeadLetter[]>
-  /** One of them, whole. */
+  /** One dead letter, whole. */
   deadLetter(id: string): Promise<DeadLetter | null>
-  /** Up to `limit` ids of dead letters that match, oldest first, from behind `after` on. */
+  /** Up to `limit` ids of matching dead letters, oldest first, after `after`. */
   deadLetterIds(filter: TicketFilter, limit: number, after: string | null): Promise<string[]>
   redrive(ids: readonly string[]): Promise<{ moved: number; skipped: number }>
   purge(ids: readonly string[]): Promise<number>
-  /** With no queue (''): the type `partition`, in whatever lane it comes first. */
+  /** With no queue (''): the type `partition`, in every lane where it is first. */
   pause(queue: string, partition: string | null): Promise<void>
   resume(queue: string, partition: string | null): Promise<void>
-  /** What holds it back now: its whole queue, before the partition alone; null: nothing. */
+  /** What pauses it now: its whole queue, before the partition alone; null: nothing. */
   pausedBy(queue: string, partition: string | null): Promise<'queue' | 'partition' | null>
 
-  /** Appends in the caller's transaction, behind all other locks that it takes; answers the last number. */
+  /** Appends in the caller's transaction, after all its other locks; returns the last number. */
   ledgerAppend(tx: Tx, events: readonly LedgerEvent[]): Promise<number>
   /** Null: somebody removed it. `lastRow` is the greatest number, 0 when there is none. */
   ledgerHead(): Promise<{ head: { seq: number; hash: string } | null; lastRow: number }>
   ledgerRows(after: number, limit: number, bytesMax: number): Promise<CutRows<LedgerRow>>
-  /** Looks at the `rows` rows behind `after`, whose hash is `prevHash`. */
+  /** Checks the `rows` rows after `after`, whose hash is `prevHash`. */
   ledgerCheck(
     after: number,
     prevHash: string,
     rows: number,
   ): Promise<{ seen: number; lastSeq: number | null; lastHash: string | null; brokenAt: number | null }>
 
-  /** Reads of tables of one's own. */
+  /** Reads of the user's own tables. */
   read: Tx['query']
-  /** Prepared once per connection, so that there must be few of them. */
+  /** Prepared once per connection, so there must be few of them. */
   readonly statements: { take: Tx['query']; release: Tx['query'] }
   registerGate(name: string, fullAt: number, resumeBelow: number): Promise<void>
   releaseGate(tx: Tx, name: string, count: number): Promise<void>
@@ -469,8 +472,8 @@ export interface Store {
   halt(scope: string, reason: string, tx?: Tx): Promise<boolean>
   unhalt(scope: string, tx?: Tx): Promise<boolean>
   /**
-   * Changes what a process holds of a pool's places; answers for each that it takes. Null: a later change of the same process
-   * was there before it, nothing happened.
+   * Changes the permits that a process holds of a pool; returns a result for each that it takes. Null: a later change of the
+   * same process came first, and nothing happened.
    */
   changeConnections(
     worker: string,
@@ -478,12 +481,15 @@ export interface Store {
     change: ConnectionChange,
   ): Promise<('granted' | 'identity_full' | 'pool_full')[] | null>
 
-  /** The streams kept here; for one user. `longestMs`: how long a stream may last; `retentionMs`: how long it is kept then. */
+  /**
+   * The streams in this store; for one user. `longestMs`: how long a stream may last; `retentionMs`: how long it is kept
+   * after that.
+   */
   streams(options: { retentionMs: number; longestMs: number }): { log: StreamLog; registry: StreamRegistry }
 
-  /** Tells other processes that there is work; a hint, the pulse is the truth. */
+  /** Notifies other processes of work. A hint: the pulse is authoritative. */
   wake(kind: 'ready' | 'cancel'): Promise<void>
-  /** `onMissed`: whatever was sent meanwhile may not have been heard; each second where nothing can be. */
+  /** `onMissed`: notifications may be lost; each second if listening is not possible. */
   listen(onWake: (kind: string) => void, onMissed?: () => void): Promise<void>
   poolState(): PoolState
   /** Milliseconds between this process's clock and the store's. */

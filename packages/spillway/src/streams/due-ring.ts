@@ -1,7 +1,7 @@
 /**
- * Many items that are each looked at every now and then, by one timer for all of them: a ring of buckets, one of which comes
- * up at each tick. The timer runs only while there are items. What is put off meanwhile need not be moved: its owner
- * notes when it is due and says so when the item comes up.
+ * Many items that are each checked now and then, by one timer for all: a ring of buckets, one of which is due at each tick.
+ * The timer runs only while there are items. A postponed item need not be moved: its owner notes the new time and returns it
+ * when the item is due.
  */
 export class DueRing<T> {
   readonly tickMs: number
@@ -11,19 +11,19 @@ export class DueRing<T> {
   #size = 0
   #timer: NodeJS.Timeout | undefined
 
-  /** `look` answers in how many ticks it wants to see the item again; 0: not any more. */
+  /** `look` returns in how many ticks to check the item again; 0: never. */
   constructor(options: { tickMs: number; longestMs: number; look(item: T): number }) {
     this.tickMs = options.tickMs
     this.#look = options.look
     this.#buckets = Array.from({ length: Math.ceil(options.longestMs / options.tickMs) + 2 }, () => [])
   }
 
-  /** Of the bucket that came up last. */
+  /** The tick of the last bucket. */
   get tick(): number {
     return this.#tick
   }
 
-  /** At least one tick, at most as far as the ring reaches. */
+  /** At least one tick, at most the length of the ring. */
   ticksOf(ms: number): number {
     return Math.min(this.#buckets.length - 1, Math.max(1, Math.ceil(ms / this.tickMs)))
   }

@@ -1,18 +1,18 @@
 import type { LogFault, StreamKey, StreamRecord } from './port.js'
 
-/** What one `next` gives at most, beyond its first chunk: a reader holds no more than this and what its socket holds. */
+/** The maximum of one `next`, beyond its first chunk: a reader holds no more than this and its socket's buffer. */
 const recordBytesMax = 64 * 1024
 
 export interface Follower {
-  /** The last chunk that it gave. */
+  /** The last chunk that it returned. */
   readonly after: number
   /**
-   * What there is behind `after`, beginning exactly there, several records joined into one (64 kB at most, or one chunk);
-   * null when closed, and behind an end. Rejects with `LogFault` when the log did not answer for patienceMs, or has lost
-   * chunks; it may be asked again. One call at a time.
+   * The chunks after `after`, starting exactly there, several records joined into one (64 kB at most, or one chunk); null
+   * when closed, and after an end. Rejects with `LogFault` when the log did not answer for patienceMs, or has lost chunks;
+   * it may be called again. One call at a time.
    */
   next(): Promise<StreamRecord | null>
-  /** Look at the log now. */
+  /** Read the log now. */
   kick(): void
   close(): void
 }
@@ -20,38 +20,38 @@ export interface Follower {
 export const notAsked = -1
 
 export interface FollowOwner {
-  /** How soon the next look is after news. */
+  /** The first poll interval after news. */
   readonly pollMsMin: number
-  /** It waits and has to look at the log. */
+  /** It waits and must read the log. */
   ask(follow: Follow): void
   /** It waits for news. */
   park(follow: Follow): void
-  /** Needs to hear nothing any more. */
+  /** It needs no more news. */
   forget(follow: Follow): void
   closed(): void
 }
 
 /**
- * One reader of one stream. Nothing is buffered for it: what comes while it does not wait, it reads from the log.
+ * One reader of one stream. Nothing is buffered for it: chunks that arrive while it does not wait are read from the log.
  *
  *   idle ──next()──► waiting ──record, fault──► idle
  *                       └──record with `end`──► ended        any ──close()──► closed
  *
  * While it waits it is parked (it has all that is known), or asked for (it is on the lane of its log). `isDirty` and `known`
- * say that there may be more in the log than it has; both are cleared when a read begins, so whatever is heard while it
- * is under way asks for another.
+ * say that there may be more in the log than it has. Both are cleared when a read starts, so any news during the read asks
+ * for another.
  */
 export class Follow implements Follower {
   readonly key: StreamKey
   after: number
   isDirty = true
-  /** A chunk that is in the log for certain. */
+  /** A chunk that is certainly in the log. */
   known = 0
-  /** The lane's: waits in its queue; the call that it is part of; since when it has waited for an answer. */
+  /** For the lane: it waits in its queue; its current call; since when it has waited for an answer. */
   isQueued = false
   flight: object | null = null
   askedMs = notAsked
-  /** The poll's: how long until the next look; when that is; the bucket of the ring that holds it, 0 for none. */
+  /** For the poll: how long until the next read; when that is; the bucket of the ring that holds it, 0 for none. */
   pollMs: number
   dueTick = 0
   bucketTick = 0
@@ -74,7 +74,7 @@ export class Follow implements Follower {
     return this.#resolve !== null
   }
 
-  /** There may be something in the log that it has not got. */
+  /** The log may have chunks that it does not have. */
   get isBehind(): boolean {
     return this.isDirty || this.known > this.after
   }
@@ -102,7 +102,7 @@ export class Follow implements Follower {
     this.#owner.closed()
   }
 
-  /** To the log where there may be something, else to sleep. */
+  /** Reads the log if there may be something, else parks. */
   look(): void {
     if (this.isBehind || this.flight !== null) {
       this.#owner.ask(this)
@@ -112,7 +112,7 @@ export class Follow implements Follower {
     this.#owner.park(this)
   }
 
-  /** What has just been written here: given at once where it begins right behind what the reader has. */
+  /** A record just written here: delivered at once if it starts right after the reader's last chunk. */
   hand(record: StreamRecord): void {
     const last = record.first + record.chunks.length - 1
     if (last <= this.after) return
@@ -121,7 +121,7 @@ export class Follow implements Follower {
     if (this.isWaiting) this.look()
   }
 
-  /** False: there is nothing in them that comes right behind what it has. */
+  /** False: no record continues right after its last chunk. */
   give(records: readonly StreamRecord[]): boolean {
     const record = behind(records, this.after)
     if (record === null) return false
@@ -154,10 +154,10 @@ export class Follow implements Follower {
   }
 }
 
-/** What the records have behind `after`, as one; null when that is nothing, or does not begin there. */
+/** The records' chunks after `after`, as one record; null when there are none, or they do not start there. */
 export function behind(records: readonly StreamRecord[], after: number): StreamRecord | null {
   const [single] = records
-  // The common case: what has just been written, or read one record at a time.
+  // The common case: a record just written, or read one at a time.
   if (records.length === 1 && single?.chunks.length === 1 && single.first === after + 1) return single
   const chunks: string[] = []
   let end: StreamRecord['end'] = null
@@ -179,7 +179,7 @@ export function behind(records: readonly StreamRecord[], after: number): StreamR
   return chunks.length === 0 ? null : { first: after + 1, chunks, end }
 }
 
-/** Whether the records go on behind `after` but leave out what comes next. */
+/** Whether the records continue after `after` but skip the next chunk. */
 export function hasHole(records: readonly StreamRecord[], after: number): boolean {
   return records.some((record) => record.first > after + 1) && behind(records, after) === null
 }

@@ -3,9 +3,9 @@ import { type Entry, PendingStream, type StreamWriter, type WriterOwner } from '
 
 export { StreamGone, type StreamWriter } from './stream-writer.js'
 
-/** Of all streams together, before their sources are asked to wait. */
+/** For all streams together, before their sources are asked to wait. */
 const bytesMax = 32 * 1024 * 1024
-/** Of one flush. */
+/** Per flush. */
 const flushRecordsMax = 2_000
 const flushBytesMax = 2 * 1024 * 1024
 const backoffMinMs = 50
@@ -15,15 +15,15 @@ export interface LogWriterOptions {
   log: StreamLog
   /** A record is durable. Called in the order of each stream's records. */
   onWritten(key: StreamKey, record: StreamRecord): void
-  /** For how long a record is tried. Its stream is then gone: `failed`. */
+  /** How long a record is retried. After that its stream is gone: `failed`. */
   patienceMs: number
   warn(fields: object, message: string): void
   now?: () => number
 }
 
 /**
- * Group commit of this process's appends to one log, one call at a time. There is no timer to gather: the first chunk goes
- * at once, and whatever comes during a call goes with the next.
+ * Group commit of this process's appends to one log, one call at a time. No timer collects chunks: the first one is written
+ * at once, and those that arrive during a call go with the next.
  *
  *   idle ──chunk──► flushing ──answer, nothing came meanwhile──► idle
  *                     │  ▲  └──answer, more has come──► flushing
@@ -39,9 +39,9 @@ export class LogWriter {
   readonly #now: () => number
   readonly #owner: WriterOwner
   readonly #writers = new Map<string, PendingStream>()
-  /** Those that have something to write, in the order in which it came. */
+  /** Streams with something to write, in order of arrival. */
   #ready: PendingStream[] = []
-  /** Unanswered records, to be tried again as they are, before anything newer. */
+  /** Unanswered records, to be retried unchanged, before anything newer. */
   readonly #again: Entry[][] = []
   readonly #awaitingRoom = new Set<PendingStream>()
   #flight: readonly Entry[] | null = null
@@ -77,7 +77,7 @@ export class LogWriter {
     }
   }
 
-  /** `last`: the log's last chunk, behind which to write. Who wrote the stream here before has lost it. */
+  /** `last`: the log's last chunk, after which to write. An earlier writer of the stream in this process has lost it. */
   open(key: StreamKey, last: number, options: { ring: boolean }): StreamWriter {
     if (this.#state === 'closed') throw new LogFault('the log is not written any more')
     this.#writers.get(key.id)?.leaveAs('lost')
@@ -86,7 +86,7 @@ export class LogWriter {
     return writer
   }
 
-  /** Readers on other instances are told from the next record on; false: the stream is not written here. */
+  /** Readers on other instances are notified from the next record on; false: the stream is not written here. */
   ring(id: string): boolean {
     const writer = this.#writers.get(id)
     if (writer === undefined) return false
@@ -98,7 +98,7 @@ export class LogWriter {
     return this.#writers.has(id)
   }
 
-  /** What is pending is written, for `patienceMs` at most; who has not ended by then is gone. */
+  /** Writes pending records, for `patienceMs` at most; streams that have not ended by then are gone. */
   async close(): Promise<void> {
     if (this.#state === 'open') this.#state = 'closing'
     if (this.#state === 'closing' && !this.#isIdle) {
@@ -119,7 +119,7 @@ export class LogWriter {
     return this.#flight === null && this.#again.length === 0 && this.#ready.length === 0
   }
 
-  /** In a microtask: what is pushed in one go, for one stream or many, goes together. */
+  /** In a microtask: chunks pushed in one go, for one stream or many, go together. */
   #schedule(): void {
     if (this.#isScheduled || this.#flight !== null || this.#pause !== undefined) return
     this.#isScheduled = true
@@ -163,8 +163,8 @@ export class LogWriter {
     }
     if (looked === this.#ready.length) this.#ready = []
     else this.#ready.splice(0, looked)
-    // What is left of a stream takes its turn behind the others: a flush has one record of each, or parting it would
-    // leave a gap.
+    // The rest of a stream waits behind the others: a flush has one record of each, because splitting the flush would
+    // otherwise leave a gap.
     for (const writer of cut) {
       writer.isReady = true
       this.#ready.push(writer)
@@ -172,7 +172,7 @@ export class LogWriter {
     return batch
   }
 
-  /** Who left meanwhile is not tried again. */
+  /** Streams that closed in the meantime are not retried. */
   #liveOf(entries: readonly Entry[]): readonly Entry[] {
     if (entries.every((entry) => entry.writer.isLive)) return entries
     return entries.filter((entry) => {
@@ -183,7 +183,7 @@ export class LogWriter {
   }
 
   #answered(batch: readonly Entry[], answers: readonly ('written' | 'lost')[]): void {
-    // Given up long ago, and what it says is known from trying again.
+    // This call timed out earlier: its streams are already gone.
     if (this.#flight !== batch) return
     if (answers.length !== batch.length) {
       this.#faulted(batch, new Error(`${answers.length} answers to ${batch.length} appends`))
@@ -221,7 +221,7 @@ export class LogWriter {
       }, pauseMs)
       return
     }
-    // Trying again would not help. One record must not cost the others their stream: they are parted until it stands alone.
+    // A retry would not help. One record must not cost the others their stream: the batch is split until it is alone.
     const [first, ...rest] = batch
     if (first !== undefined && rest.length === 0) {
       this.#warn({ log: this.#log.name, stream: first.append.key.id, err: fault }, 'a record cannot be written')
@@ -235,7 +235,7 @@ export class LogWriter {
     this.#flush()
   }
 
-  /** One timer, not moved with each flush: when it goes off it sees who has really waited that long. */
+  /** One timer, not moved with each flush: when it fires, it checks which records have really waited that long. */
   #watch(inMs: number): void {
     if (this.#expiry !== undefined) return
     this.#expiry = setTimeout(() => {

@@ -1,7 +1,7 @@
 import { type Follow, hasHole, notAsked } from './follow.js'
 import { LogFault, type StreamLog } from './port.js'
 
-/** Followers of one read. After a lost bell all of them are asked for: they go one batch after another. */
+/** Followers per read. After a lost bell all of them read: one batch after another. */
 const cursorsMax = 1_000
 const backoffMinMs = 50
 const backoffMaxMs = 1_000
@@ -16,10 +16,10 @@ export interface ReadLaneOptions {
 /**
  * The reads of one log: one call at a time, for all followers that wait and may be behind.
  *
- *   idle ──ask──► reading ──answer──► idle, or reading for whoever asked meanwhile
+ *   idle ──ask──► reading ──answer──► idle, or reading for those that asked meanwhile
  *                    └──fault──► pausing ──back-off over──► reading: the same followers first
  *
- * Who has waited for patienceMs is told so, also when a call never answers.
+ * A follower that has waited for patienceMs gets a fault, also when a call never answers.
  */
 export class ReadLane {
   readonly #options: ReadLaneOptions
@@ -40,7 +40,7 @@ export class ReadLane {
     if (follow.isQueued) return
     if (follow.askedMs === notAsked) follow.askedMs = this.#options.now()
     this.#watch(this.#options.patienceMs)
-    // Its answer is on the way; whether that is enough is seen then.
+    // Its answer is on the way; then it is clear whether that is enough.
     if (follow.flight !== null) return
     follow.isQueued = true
     this.#queue.push(follow)
@@ -55,7 +55,7 @@ export class ReadLane {
     clearTimeout(this.#expiry)
   }
 
-  /** In a microtask: whoever begins to wait in the same turn is read for together. */
+  /** In a microtask: followers that start to wait in the same turn share a read. */
   #schedule(): void {
     if (this.#isScheduled || this.#flight !== null || this.#pause !== undefined) return
     this.#isScheduled = true
@@ -104,7 +104,7 @@ export class ReadLane {
       follow.flight = null
       follow.askedMs = notAsked
       if (answer.more) follow.isDirty = true
-      // It was handed a record meanwhile and is busy with that: the log has the rest whenever it comes back.
+      // It got a record in the meantime and is busy with that; it reads the rest from the log later.
       if (!follow.isWaiting) {
         if (answer.records.length > 0) follow.isDirty = true
       } else if (hasHole(answer.records, follow.after)) {
@@ -142,7 +142,7 @@ export class ReadLane {
       )
       return
     }
-    // Not the log's silence but something about a stream: fewer at once, until the one that it is about stands alone.
+    // The log answers, but one stream causes an error: smaller batches, until that stream is alone.
     const [first, ...rest] = members
     if (first !== undefined && rest.length === 0) {
       warn({ log: log.name, stream: first.key.id, err: fault }, 'a stream cannot be read')
@@ -155,7 +155,7 @@ export class ReadLane {
     this.#schedule()
   }
 
-  /** One timer for all, not moved with each read: when it goes off it sees who has really waited that long. */
+  /** One timer for all, not moved with each read: when it fires, it checks which followers have really waited that long. */
   #watch(inMs: number): void {
     if (this.#expiry !== undefined || this.#isClosed) return
     this.#expiry = setTimeout(() => {
@@ -187,7 +187,7 @@ export class ReadLane {
     })
     const flight = this.#flight
     const awaited = flight?.filter((follow) => follow.flight === flight && look(follow)) ?? []
-    // Nobody waits for that call any more: the next one need not either.
+    // Nobody waits for that call any more, so the next one need not either.
     if (flight !== null && awaited.length === 0) {
       warn({ log: log.name, cursors: flight.length }, 'a read was given up: no answer in time')
       this.#flight = null

@@ -7,22 +7,22 @@ export type { Follower } from './follow.js'
 
 export interface RelayOptions {
   logs: Partial<Record<LogName, StreamLog>>
-  /** How soon a follower without news is looked up; that is backed off to `pollMsMax`. Default 1,000 and 5,000. */
+  /** How soon a follower without news polls; that backs off to `pollMsMax`. Default 1,000 and 5,000. */
   pollMsMin?: number
   pollMsMax?: number
-  /** How long a follower waits for an answer of the log. Default 10,000. */
+  /** How long a follower waits for the log's answer. Default 10,000. */
   patienceMs?: number
-  /** Whether a stream is written in this process, which then says itself what it wrote: no need to poll. */
+  /** Whether this process writes the stream, and so announces its writes itself: no need to poll. */
   isLocal?: (id: string) => boolean
   warn(fields: object, message: string): void
   now?: () => number
 }
 
 /**
- * Brings what is written to streams to those who follow them. What this process writes is handed over at once; what others
- * write is read from the log when the bell rings, and behind the bell, which may be lost, by a slow poll.
+ * Brings records to the followers of streams. What this process writes is handed over at once; what others write is read
+ * from the log when the bell rings and, because the bell may be lost, by a slow poll.
  *
- *   wrote ──right behind the cursor of who waits──► handed over
+ *   wrote ──right after the cursor of a waiting follower──► handed over
  *     └── else ─┐
  *   heard, kick ┼──► asked for ──one read at a time for all──► given, or parked again
  *   poll due ───┘
@@ -68,7 +68,7 @@ export class Relay {
     return this.#followers
   }
 
-  /** The log of this stream is gone: who waits for it is told so now, not when its patience is over. */
+  /** The log of this stream is gone: waiting followers get the fault now, not after patienceMs. */
   lost(id: string): void {
     for (let follow = this.#chains.get(id) ?? null; follow !== null; follow = follow.sibling) {
       follow.fail(new LogFault(`the log of stream ${id} is gone`))
@@ -79,7 +79,7 @@ export class Relay {
   wrote(key: StreamKey, record: StreamRecord): void {
     let follow = this.#chains.get(key.id) ?? null
     while (follow !== null) {
-      // An end takes it out of the chain.
+      // An end removes it from the chain.
       const { sibling } = follow
       follow.hand(record)
       follow = sibling
@@ -99,7 +99,7 @@ export class Relay {
     return follow
   }
 
-  /** Others have written these streams; null: whatever was said may have been missed. */
+  /** Others have written these streams; null: notifications may be lost. */
   heard(ids: readonly string[] | null): void {
     for (const id of ids ?? this.#chains.keys()) {
       for (let follow = this.#chains.get(id) ?? null; follow !== null; follow = follow.sibling) follow.kick()
@@ -145,7 +145,7 @@ export class Relay {
     follow.sibling = null
   }
 
-  /** Written down only; it is moved within the ring when its bucket comes up, unless it has to be looked at before. */
+  /** Only noted; it moves within the ring when its bucket is due, unless it must be checked before. */
   #park(follow: Follow): void {
     follow.dueTick = this.#polls.tick + this.#polls.ticksOf(follow.pollMs * (jitterMin + Math.random() * jitterSpan))
     if (follow.bucketTick !== 0 && follow.bucketTick <= follow.dueTick) return
@@ -155,7 +155,7 @@ export class Relay {
 
   #polled(follow: Follow): number {
     const { tick } = this.#polls
-    // It was put into an earlier bucket since.
+    // It is in an earlier bucket now.
     if (follow.bucketTick !== tick) return 0
     follow.bucketTick = 0
     if (!follow.isWaiting || follow.isQueued || follow.flight !== null) return 0
@@ -170,6 +170,6 @@ export class Relay {
   }
 }
 
-/** So that followers that began together do not stay together. */
+/** So that followers that started together do not stay together. */
 const jitterMin = 0.75
 const jitterSpan = 0.25

@@ -1,14 +1,14 @@
 import { randomUUID } from 'node:crypto'
 import type { Append, EndKind, StreamKey } from './port.js'
 
-/** What one stream may have waiting, in bytes, before its source is asked to wait. */
+/** How many bytes of one stream may wait before its source is asked to wait. */
 export const streamBytesMax = 256 * 1024
-/** A record larger than this is cut, so that one stream does not take a whole flush. One chunk is never cut. */
+/** A larger record is cut, so that one stream does not take a whole flush. One chunk is never cut. */
 const recordBytesMax = 256 * 1024
 
 export type Gone = 'lost' | 'failed'
 
-/** Writing on is of no use: another has the stream (`lost`), or the log did not answer in time (`failed`). */
+/** Further writes are useless: another writer has the stream (`lost`), or the log did not answer in time (`failed`). */
 export class StreamGone extends Error {
   override readonly name = 'StreamGone'
   readonly code = 'stream_gone'
@@ -23,24 +23,27 @@ export class StreamGone extends Error {
 export interface StreamWriter {
   /** Number of the last chunk pushed, whether or not it is written yet. */
   readonly last: number
-  /** Number of the last chunk that is known to be in the log; 0: none that this writer has pushed. */
+  /** Number of the last chunk known to be in the log; 0: none that this writer has pushed. */
   readonly written: number
-  /** Somebody may read it on another instance. */
+  /** A client may read it on another instance. */
   readonly ring: boolean
   /** Throws once the stream was ended, closed, or is gone (`StreamGone`). */
   push(chunk: string): void
-  /** Together with what is pending; resolves when durable. A second end is the first one's. */
+  /** Written together with pending chunks; resolves when durable. A second call returns the first one's result. */
   end(kind: EndKind, chunk: string): Promise<'written' | Gone>
-  /** Null: go on. Else resolves when enough has been written, or when the stream is gone. */
+  /** Null: continue. Else resolves when enough has been written, or when the stream is gone. */
   drained(): Promise<void> | null
   readonly gone: Gone | null
-  /** Once; soon, where it is gone already. */
+  /** Called once; soon, if it is gone already. */
   onGone(listener: (why: Gone) => void): void
-  /** Forgets it without an end, and what is pending. After `end` there is nothing to forget: the end is still written. */
+  /**
+   * Forgets the stream without an end, and its pending chunks. After `end` there is nothing to forget: the end is still
+   * written.
+   */
   close(): void
 }
 
-/** A record on its way into the log, exactly as it will be tried again. */
+/** A record on its way into the log, exactly as a retry will send it. */
 export interface Entry {
   readonly writer: PendingStream
   readonly append: Append
@@ -51,9 +54,9 @@ export interface Entry {
 
 export interface WriterOwner {
   now(): number
-  /** Whether all streams together leave room. */
+  /** Whether the limit for all streams together leaves room. */
   hasRoom(): boolean
-  /** So many more bytes wait; or fewer. */
+  /** This many more bytes wait; fewer if negative. */
   waits(bytes: number): void
   ready(writer: PendingStream): void
   awaitsRoom(writer: PendingStream): void
@@ -69,7 +72,7 @@ export interface WriterOwner {
 export class PendingStream implements StreamWriter {
   readonly key: StreamKey
   ring: boolean
-  /** Lies in the owner's list of those that have something to write. */
+  /** It is in the owner's list of streams with something to write. */
   isReady = false
   sinceMs = 0
   written = 0
@@ -166,7 +169,7 @@ export class PendingStream implements StreamWriter {
     if (this.#state === 'open') this.#leave('closed')
   }
 
-  /** The next record of what is pending, of which there is some. */
+  /** The next record of the pending chunks, of which there are some. */
   take(): Entry {
     let count = this.#pending.length
     let bytes = this.#pendingBytes
@@ -192,7 +195,7 @@ export class PendingStream implements StreamWriter {
     return { writer: this, append, bytes, sinceMs }
   }
 
-  /** The record's place in memory is free: it is written, or will not be. */
+  /** Frees the record's memory: it is written, or will not be. */
   release(entry: Entry): void {
     this.#flightBytes -= entry.bytes
     this.#owner.waits(-entry.bytes)

@@ -1,7 +1,7 @@
 /**
  * One attempt at one operation.
  *
- *   started ──handler returns──► completed          (with ctx.tx: settled in its transaction, see work.ts)
+ *   started ──handler returns──► completed          (with ctx.tx: settled in its transaction, see lane-runner.ts)
  *      │──throws FailOperation, or no attempts left──► failed
  *      │──throws anything else──► retry
  *      └──timeout │ cancelled │ lease lost │ stopping──► its signal fires; the handler's end is no longer waited for
@@ -16,13 +16,13 @@ export type Outcome =
   | { kind: 'failed'; error: string; result?: unknown }
   | { kind: 'retry'; error: string; delayMs: number }
   | { kind: 'cancelled' }
-  /** Not run to an end and not counted: the lane goes back as it is, or to those who may run it (see elsewhere.ts). */
+  /** Not completed and not counted: the lane goes back unchanged, or to processes that may run it (see left-to-others.ts). */
   | { kind: 'released'; leave?: { to: string | null; delayMs: number } }
 
-/** How long a lane waits for a handler's transaction to be taken back. */
+/** How long a lane waits for the rollback of a handler's transaction. */
 const rollbackWaitMs = 1_000
 
-/** A handler's view of one attempt; signal and transaction are made when first asked for. */
+/** A handler's view of one attempt; signal and transaction are created on first use. */
 export class Attempt implements RunContext {
   readonly op: Claimed
   readonly startedAt: number
@@ -78,7 +78,7 @@ export class Attempt implements RunContext {
     return { query: async (text, values) => (await this.#begin()).query(text, values) }
   }
 
-  /** The transaction that the handler has opened, if it has. */
+  /** The handler's open transaction, if any. */
   get openTx(): Promise<OpenTx> | undefined {
     return this.#tx
   }
@@ -87,7 +87,7 @@ export class Attempt implements RunContext {
     return this.#aborted
   }
 
-  /** Ends the attempt from outside: the handler hears of it, and nobody waits for it any longer. */
+  /** Ends the attempt from outside: the handler's signal fires, and nobody waits for the handler any longer. */
   abort(code: OperationAborted['code']): void {
     if (this.#aborted !== undefined) return
     this.#aborted = new OperationAborted(code)
@@ -95,26 +95,26 @@ export class Attempt implements RunContext {
     this.#onAbort?.(this.#aborted)
   }
 
-  /** What the handler throws when it is given up on. */
+  /** Called with the reason when the attempt is aborted. */
   whenAborted(listener: (reason: OperationAborted) => void): void {
     this.#onAbort = listener
     if (this.#aborted !== undefined) listener(this.#aborted)
   }
 
   #begin(): Promise<OpenTx> {
-    // A handler that was given up on must not write any more.
+    // An abandoned handler must not write any more.
     if (this.#aborted !== undefined) return Promise.reject(this.#aborted)
     this.#tx ??= this.#store.begin(this.op.timeoutMs)
     return this.#tx
   }
 
   /**
-   * What a handler wrote and left is taken back before the lane goes on. Not for ever: a connection that never comes, or
-   * is silent, must not hold the lane; the store ends it by itself.
+   * Rolls back a handler's unfinished writes before the lane continues. With a time limit: a connection that does not open
+   * or answer must not hold the lane; the store ends the transaction by itself.
    */
   async rollback(): Promise<void> {
     if (this.#tx === undefined) return
-    // A transaction that never began has nothing to take back; one that cannot be told ends with its connection.
+    // A transaction that never began needs no rollback; one that cannot be reached ends with its connection.
     const done = this.#tx.then((tx) => tx.rollback()).catch(() => undefined)
     let timer: NodeJS.Timeout | undefined
     const late = new Promise<void>((resolve) => {
@@ -125,7 +125,7 @@ export class Attempt implements RunContext {
   }
 }
 
-/** Turns what a handler threw into what happens next. */
+/** Turns a handler's error into the next step. */
 export function outcomeOf(
   fault: unknown,
   op: Claimed,
@@ -143,13 +143,13 @@ export function outcomeOf(
     return { kind: 'failed', error, ...(result !== undefined && { result }) }
   }
   const asked = fault instanceof RetryOperation ? fault.afterMs : undefined
-  // NaN, e.g. from a Retry-After that was no number, would be refused by the store, and the lane with it for ever.
+  // The store would refuse NaN, e.g. from a Retry-After that was no number, and the lane would hang forever.
   const delayMs =
     asked === undefined || Number.isNaN(asked) ? backoffMs(attempt, backoff, random) : Math.min(asked, retryAfterMsMax)
   return { kind: 'retry', error, delayMs: Math.max(0, Math.round(delayMs)) }
 }
 
-/** A handler may be told "come back next year"; a lane is not held longer than a day for it. */
+/** A service may ask a handler to come back next year; a lane waits at most a day. */
 const retryAfterMsMax = 86_400_000
 const errorCharactersMax = 2_000
 

@@ -6,8 +6,8 @@ const handedOutMs = 500
 const handedOutLookMs = 25
 
 /**
- * One that is handed out and not begun either begins in a moment or comes back: lanes that an operator holds are handed
- * out to be put aside. Telling its owner that it runs would be wrong.
+ * An operation that is handed out but not started either starts in a moment or comes back: paused lanes are handed out to be
+ * put aside. Reporting it as running would be wrong.
  */
 export async function cancelPatiently(
   store: Store,

@@ -10,7 +10,7 @@
  * Who may write: only this class calls `step`, and two loops at most are in it at a time. Settling and claiming are one
  * call; finished lanes wait in `#finished` for the next. Crash points: before the step commits nothing has happened
  * (the lease runs out, another process runs it again); after it everything has. A step whose answer is lost is repeated;
- * what it had settled then shows as lost, and its new leases are disowned.
+ * the leases that it had settled then show as lost, and its new leases are disowned.
  */
 import type { Claimed, ClaimRequest } from '../store/port.js'
 import type { Outcome } from './attempt.js'
@@ -19,39 +19,39 @@ import { type HeldLane, LaneRunner, type LaneRunOptions, sliceMs } from './lane-
 export interface WorkOptions extends LaneRunOptions {
   /** Lanes that run at once. */
   concurrency: number
-  /** The first of the parts that its calls count in; `loops` of them are its own. */
+  /** The first of the `tallies` parts for its calls; it has `loops` of them. */
   part: number
-  /** Operations last: nothing waits here for a slot, which may be minutes, while another process has one free. */
+  /** Operations are long: nothing waits here for a slot, perhaps for minutes, while another process has one free. */
   long: boolean
-  /** A call was answered by silence: it may have given leases to this process that it does not know of. */
+  /** The call timed out. It may have granted leases that we never heard about. */
   onSilence(): void
-  /** By what lanes that were left to this process are claimed. */
+  /** The label for claiming lanes that were left to this process. */
   labelOf(type: string): string
   /** A lane was left to others. */
   onLeft(): void
 }
 
-/** Calls that may be under way at once. */
+/** Maximum number of concurrent calls. */
 export const loops = 2
 const opsPerClaim = 1_000
 const opsPerLane = 500
 /** Lanes that may wait here for a free slot, while operations are so short that they wait a few milliseconds at most. */
 const prefetchLanesMax = 960
-/** Of one claim: with more to be had, the other loop takes them, and the two take turns at the store. */
+/** Per claim: if there are more, the other loop takes them, and the two take turns at the store. */
 const lanesPerClaim = 512
 const prefetchMs = 10
 /** Deep lanes are cheaper in larger portions: then fewer of them per claim, which also lets the two loops overlap. */
 const deepLanes = 100
-/** From here on an operation is told to be running, and a look for timeouts and marks is due. */
+/** From here on an operation is reported as running, and timeouts and marks are checked. */
 const longMs = 50
-/** One claim in so many begins at a random level, so that no priority starves. */
+/** One claim in this many starts at a random level, so that no priority starves. */
 const turnEvery = 8
 /** How long a second call waits for the first. */
 const patientMs = 20
 const faultPauseMsMin = 100
 const faultPauseMsMax = 2_000
 const dueMsMax = 60_000
-/** What was aborted at the deadline of a stop gets so long to be settled. */
+/** Time for settling operations that were aborted at the deadline of a stop. */
 const settleGraceMs = 2_000
 
 export class ClaimLoop {
@@ -80,12 +80,12 @@ export class ClaimLoop {
   #dueAt = 0
   #tick: NodeJS.Timeout | undefined
   #claims = 0
-  /** Lanes that claims under way may bring. */
+  /** Lanes that the current claims may bring. */
   #asked = 0
-  /** How often it was said that there may be work. */
+  /** The number of wake-ups. */
   #wakes = 0
   #reserved = 0
-  /** Operations that requests execute at once: those that run, and those whose slot is about to become free. */
+  /** Operations that requests execute at once: running ones, and those whose slot is about to become free. */
   #direct = 0
   #directWaiting = 0
   /** Moving average. */
@@ -110,8 +110,8 @@ export class ClaimLoop {
   }
 
   /**
-   * A slot for an operation that a request wants to execute at once; false: it has to queue. While lanes wait, requests
-   * get half of the slots, so that those who come now never starve those who came before.
+   * Reserves a slot for an operation that a request wants to execute at once; false: it must queue. While lanes wait,
+   * requests get half of the slots, so that new requests never starve queued ones.
    */
   reserve(): boolean {
     if (!this.canReserve) return false
@@ -124,14 +124,14 @@ export class ClaimLoop {
     if (this.#claiming && this.#backlogged) {
       return this.freeSlots > 0 && this.#direct + this.#reserved < Math.ceil(concurrency / 2)
     }
-    // Slots that become free while its acceptance is written count, too, or they would stand empty for that long; unless
-    // there is something in the queue for them.
+    // Slots that become free while the acceptance is written count, too, or they would be idle for that long; unless the
+    // queue has something for them.
     const share = this.#found || this.#o.long ? 0 : this.#acceptMs / Math.max(this.runMs, 1)
     const soon = Math.min(concurrency, Math.floor(concurrency * share))
     return this.#running.size + this.#directWaiting + this.#reserved < concurrency + soon
   }
 
-  /** How long it took from a reservation to its verdict. */
+  /** The time from a reservation to its verdict. */
   acceptedIn(ms: number): void {
     this.#acceptMs += (ms - this.#acceptMs) * 0.05
   }
@@ -152,7 +152,7 @@ export class ClaimLoop {
     return this.#lanes.runningByType()
   }
 
-  /** Begin to claim from the queue. Executing at once needs no start. */
+  /** Start to claim from the queue. Executing at once needs no start. */
   start(): void {
     if (this.#stopped) return
     this.#claiming = true
@@ -166,7 +166,7 @@ export class ClaimLoop {
     this.#pump()
   }
 
-  /** A lane becomes due then; the earliest counts. */
+  /** A lane becomes due then; the earliest time counts. */
   wakeIn(ms: number): void {
     if (!this.#claiming) return
     const at = this.#now() + Math.min(ms, dueMsMax) + 1
@@ -184,18 +184,18 @@ export class ClaimLoop {
   }
 
   /**
-   * Runs an operation that `accept` gave to this process, in the slot that was reserved for it. Resolves once it is
-   * settled, durably; null when the lease was lost meanwhile.
+   * Runs an operation that `accept` gave to this process, in its reserved slot. Resolves once it is durably settled; null
+   * when the lease was lost.
    */
   execute(op: Claimed): Promise<Outcome | null> {
     return new Promise((resolve) => {
       this.#reserved--
       this.#direct++
       const held = this.#hold([op])
-      // `accept` has stamped its start already.
+      // `accept` has recorded its start already.
       held.marked = true
       held.done = (settled) => resolve(settled ? (held.outcomes[0]?.outcome ?? null) : null)
-      // Before those that were claimed, whose callers do not wait.
+      // Before the claimed lanes, whose callers do not wait.
       this.#waiting.splice(this.#directWaiting++, 0, ...this.#waiting.splice(-1))
       this.#startWaiting()
     })
@@ -206,7 +206,7 @@ export class ClaimLoop {
     return this.#lanes.cancel(id)
   }
 
-  /** The process is no longer enlisted: whatever it holds belongs to others. */
+  /** The lease is lost: everything this process held belongs to others. */
   loseAll(): void {
     for (const held of this.#running) {
       held.lost = true
@@ -220,11 +220,11 @@ export class ClaimLoop {
     return [...this.#leases.keys()]
   }
 
-  /** Stops claiming, waits for what runs until `deadlineMs` have passed, then gives the rest back. */
+  /** Stops claiming, waits for running operations for at most `deadlineMs`, then gives the rest back. */
   async stop(deadlineMs: number): Promise<void> {
     this.#claiming = false
     clearTimeout(this.#dueTimer)
-    // What has not begun goes back at once.
+    // Lanes that have not started go back at once.
     this.#finished.push(...this.#giveUpWaiting())
     this.#pump()
     const timer = setTimeout(() => {
@@ -234,7 +234,7 @@ export class ClaimLoop {
     if (this.#running.size > 0 || this.#finished.length > 0 || this.#active > 0) {
       await new Promise<void>((resolve) => {
         this.#idle.push(resolve)
-        // A store that does not answer cannot be told; the lease runs out and others take over.
+        // A store that does not answer cannot be notified; the lease runs out and others take over.
         giveUp = setTimeout(resolve, deadlineMs + settleGraceMs)
       })
     }
@@ -271,7 +271,7 @@ export class ClaimLoop {
     return held
   }
 
-  /** Takes out what waits and will not begin here: all, or that of these leases. */
+  /** Removes waiting lanes that will not start here: all, or those of these leases. */
   #giveUpWaiting(fences?: ReadonlySet<number>): HeldLane[] {
     const given = this.#waiting.filter((held) => fences === undefined || fences.has(held.fence))
     this.#waiting = fences === undefined ? [] : this.#waiting.filter((held) => !fences.has(held.fence))
@@ -281,7 +281,7 @@ export class ClaimLoop {
     return given
   }
 
-  /** Starts lanes that wait here, while there are slots: first what requests execute. */
+  /** Starts waiting lanes while there are free slots, those of requests first. */
   #startWaiting(): void {
     while (this.#directWaiting > 0 ? this.#running.size < this.#o.concurrency : this.freeSlots > 0) {
       const held = this.#waiting.shift()
@@ -311,8 +311,8 @@ export class ClaimLoop {
 
   #pump(): void {
     while (this.#active < loops && !this.#stopped) {
-      // While nothing comes from the queue one call at a time: what finishes meanwhile goes with the next, for less than
-      // a call each. Two when it takes long, so that a lane whose lock is waited for does not hold up the others.
+      // One call at a time while nothing comes from the queue: lanes that finish in the meantime share the next call, which
+      // is cheaper. Two when a call takes long, so that a lane that waits for a lock does not hold up the others.
       if (this.#active > 0 && !this.#found && this.#now() - this.#steppedAt < patientMs) break
       const claim = this.#nextClaim()
       if (this.#finished.length === 0 && claim === null) break
@@ -331,13 +331,13 @@ export class ClaimLoop {
     if (!this.#claiming || !this.#hungry) return null
     const lanes = Math.min(lanesPerClaim, this.freeSlots + this.#prefetch() - this.#waiting.length - this.#asked)
     if (lanes <= 0) return null
-    // The other loop is about to bring some; it says whether there is more, unless that is known. Of deep lanes one
-    // claim is plenty, and taking them all would leave nothing to claim for the call that settles them.
+    // The other loop is about to bring some, and will report whether there is more, unless that is known. For deep lanes one
+    // claim is enough, and taking them all would leave nothing to claim for the call that settles them.
     const isShallow = this.#depth < opsPerClaim / deepLanes
     if (this.#active > 0 && this.#finished.length === 0 && !(this.#backlogged && isShallow)) return null
     const turn = ++this.#claims % turnEvery === 0 ? 2 + Math.floor(Math.random() * 9) : 1
     const most = Math.max(deepLanes, this.#o.concurrency, Math.ceil(opsPerClaim / this.#depth))
-    // No more of a lane than are likely to be through within a slice: what is handed out cannot be cancelled any more.
+    // No more of a lane than will probably finish within a slice: operations that are handed out can no longer be cancelled.
     const each = Math.max(1, Math.min(opsPerLane, Math.floor(sliceMs / Math.max(this.#lanes.runMs, 0.001))))
     const types: string[] = []
     const together: string[] = []
@@ -352,7 +352,7 @@ export class ClaimLoop {
     return { lanes: Math.min(lanes, most), budget: opsPerClaim, each, turn, types, together, trusted }
   }
 
-  /** None while operations take their time: another process could run what would wait here. */
+  /** None while operations are slow: another process could run the lanes that would wait here. */
   #prefetch(): number {
     const perSlot = prefetchMs / Math.max(this.#lanes.runMs, 0.01)
     return perSlot < 2 || this.#o.long ? 0 : Math.min(prefetchLanesMax, Math.floor(perSlot) * this.#o.concurrency)
@@ -407,8 +407,8 @@ export class ClaimLoop {
     }
     if (lanes > 0) this.#depth = Math.max(depth, claimed.length) / lanes
     this.#startWaiting()
-    // Fewer than asked for: that was all, unless there was a wake-up meanwhile. The next one, or the pulse, says when
-    // there is more.
+    // Fewer than requested: that was all, unless there was a wake-up in the meantime. The next wake-up, or the pulse,
+    // reports more.
     this.#found = lanes > 0
     this.#backlogged = lanes >= claim.lanes
     this.#hungry = this.#backlogged || (claim.turn > 1 && lanes > 0) || wakes !== this.#wakes
@@ -450,7 +450,7 @@ export class ClaimLoop {
     held.done?.(false)
   }
 
-  /** Every 50 ms while something runs: timeouts, and what runs long is told. */
+  /** Every 50 ms while something runs: checks timeouts, and reports long runs. */
   #lookAround(): void {
     const now = this.#now()
     const started: { fence: number; lane: string; seq: number; startedMsAgo: number }[] = []
@@ -460,7 +460,7 @@ export class ClaimLoop {
       if (now >= attempt.deadline) attempt.abort('timeout')
       if (held.marked || now - attempt.startedAt < longMs) continue
       held.marked = true
-      // What was handed out behind it goes back: it can be cancelled, and is not charged if we die.
+      // Later operations of the lane go back: they can be cancelled, and are not charged if we die.
       held.ops.length = held.ops.findIndex((op) => op.seq === attempt.op.seq) + 1
       started.push({ fence: held.fence, lane: held.lane, seq: attempt.op.seq, startedMsAgo: now - attempt.startedAt })
     }

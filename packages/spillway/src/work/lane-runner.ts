@@ -1,6 +1,6 @@
 /**
- * Runs the operations of one lane that this process holds, one after the other, and notes what became of each. What is
- * noted is settled later (work.ts), but for handlers that used `ctx.tx` and for `apply`: those settle in their own
+ * Runs the operations of one lane that this process holds, one after the other, and records their outcomes. These are
+ * settled later (claim-loop.ts), except for handlers that used `ctx.tx` and for `apply`: those settle in their own
  * transaction, together with all that ran before them in the lane.
  */
 
@@ -20,9 +20,9 @@ export interface Handler {
   apply?: (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
   /** While false, none of the type is claimed. Default: always. */
   ready?: () => boolean
-  /** See elsewhere.ts. */
+  /** See left-to-others.ts. */
   announces?: () => string
-  /** So many operations, of whatever lanes, are applied in one transaction. Default: those of one lane. */
+  /** Up to this many operations, of any lanes, are applied in one transaction. Default: those of one lane. */
   together?: number
 }
 
@@ -32,7 +32,7 @@ interface Group {
   ops: Claimed[]
 }
 
-/** What ended in a lane, to be settled by one commit with what ended in others. */
+/** The ended operations of a lane, settled by one commit with those of other lanes. */
 interface Part {
   held: HeldLane
   ended: readonly { op: Claimed; outcome: Outcome }[]
@@ -45,9 +45,9 @@ export interface LaneRunOptions {
   log: { warn(fields: object, message: string): void; error(fields: object, message: string): void }
   onAttempt(type: string, outcome: AttemptOutcome, runMs: number): void
   onWait(waitedMs: number): void
-  /** An operation left the queue: completed, failed or cancelled; or will come again. Called after the commit. */
+  /** An operation left the queue (completed, failed or cancelled), or will be retried. Called after the commit. */
   onSettled(op: Claimed, outcome: Outcome): void
-  /** What becomes of one that this process may not run. */
+  /** The outcome of an operation that this process may not run. */
   elsewhere(op: Claimed, left: LeaveOperation): Promise<Outcome>
   now?: () => number
 }
@@ -64,28 +64,28 @@ export interface HeldLane {
   retry: Settlement['retry']
   leaveTo: string | null
   attempt: Attempt | null
-  /** The start of what runs is told to the store. */
+  /** The start of the current operation is recorded in the store. */
   marked: boolean
   startedAt: number
   lost: boolean
-  /** The lane was given up with the last settlement. */
+  /** The last settlement released the lane. */
   released: boolean
   /** For a request that waits: settled, or lost. */
   done: ((settled: boolean) => void) | null
 }
 
 /**
- * How long one lane may go on before what is done is settled: what a crash repeats, what a pause comes too late for, and
- * what a ticket does not know yet, is bounded by it.
+ * How long a lane may run before its finished operations are settled. It limits how much a crash repeats, how late a pause
+ * takes effect, and how stale a ticket is.
  */
 export const sliceMs = 5
-/** How long a lane with an operation that nobody here knows is left to others. */
+/** How long a lane with an operation of an unknown type is left to others. */
 const unknownTypeMs = 5_000
 const confirmPauseMs = 250
 const nobodysFault: ReadonlySet<string> = new Set(['unavailable', 'timeout', 'conflict', 'disk_full'])
 /**
- * An `apply` holds the locks of its lane and lease. Those of a process that vanished without a word stay until the database
- * gives its transaction up, which is so long after its last statement: with the default lease still within 30 s.
+ * An `apply` holds the locks of its lane and lease. If its process vanishes, they stay until the database ends its
+ * transaction, this long after its last statement: with the default lease still within 30 s.
  */
 const applyMsMax = 8_000
 
@@ -97,7 +97,7 @@ export class LaneRunner {
   readonly #applies = new Map<Handler, Flush<Group, boolean>>()
   #runMs: number
 
-  /** `runMs`: what an operation is taken to last before one has run. */
+  /** `runMs`: the assumed run time before the first run. */
   constructor(options: LaneRunOptions, runMs: number) {
     this.#o = options
     this.#now = options.now ?? (() => performance.now())
@@ -122,13 +122,13 @@ export class LaneRunner {
     return true
   }
 
-  /** `mayGoOn`: may another one be started after the first? */
+  /** `mayGoOn`: whether another one may start after the first. */
   async run(held: HeldLane, mayGoOn: () => boolean): Promise<void> {
     const { ops } = held
     for (let index = 0; index < ops.length; index++) {
       const op = ops[index]
       if (op === undefined || !op.due || held.lost) break
-      // The first is always run: a lane that was claimed makes progress.
+      // The first always runs, so that a claimed lane makes progress.
       if (index > 0 && (!mayGoOn() || this.#now() - held.startedAt > sliceMs)) break
       const handler = this.#o.handlers.get(op.type)
       if (handler === undefined) {
@@ -150,7 +150,7 @@ export class LaneRunner {
     held.attempt = null
   }
 
-  /** A process died over this lane before: the start is durable before the handler runs. */
+  /** A process died while running this lane: the start is made durable before the handler runs. */
   async #tellStart(held: HeldLane, op: Claimed): Promise<boolean> {
     held.marked = true
     try {
@@ -162,7 +162,7 @@ export class LaneRunner {
     }
   }
 
-  /** 'settled': effect and completion were committed together by the handler's own transaction. */
+  /** 'settled': the handler's own transaction committed effect and completion together. */
   async #runOne(held: HeldLane, handler: Handler, op: Claimed, startedAt: number): Promise<Outcome | 'settled'> {
     const attempt = new Attempt(this.#o.store, op, startedAt)
     held.attempt = attempt
@@ -171,7 +171,7 @@ export class LaneRunner {
     if (op.attempts === 0) this.#o.onWait(op.waitedMs)
     let outcome: Outcome
     const text = op.payload
-    // A slice of all that was claimed together: not to be held for as long as this one runs.
+    // A slice of the whole claim's text, which should not stay in memory while this operation runs.
     op.payload = ''
     try {
       const returned = handler.run?.(JSON.parse(text), attempt, text)
@@ -214,7 +214,10 @@ export class LaneRunner {
     if (told !== null) this.#o.onAttempt(op.type, told, runMs)
   }
 
-  /** Settles what ran in these lanes up to now inside a handler's transaction, and commits. False: a lease is lost. */
+  /**
+   * Settles the operations that ran in these lanes so far inside a handler's transaction, and commits. False: a lease is
+   * lost.
+   */
   async #commit(tx: OpenTx, parts: readonly Part[], startedAt: number): Promise<boolean> {
     const now = this.#now()
     const settlements = parts.map(({ held, ended }): Settlement => {
@@ -223,10 +226,10 @@ export class LaneRunner {
         fence: held.fence,
         lane: held.lane,
         from: held.from,
-        // What ran before in this lane must leave first: the head moves in order.
+        // Earlier operations of this lane must leave first: the head moves in order.
         leaving: [...held.leaving, ...ended.map(({ op, outcome }) => leave(op, outcome, startedAt, now, isApplied))],
         retry: null,
-        // With the last that was handed out the lane is given up, in the same transaction.
+        // The last operation handed out also releases the lane, in the same transaction.
         release: ended[ended.length - 1]?.op === held.ops[held.ops.length - 1],
       }
     })
@@ -238,7 +241,7 @@ export class LaneRunner {
     try {
       await tx.commit()
     } catch (fault) {
-      // Committed or not? Going on as if it were not would run it twice, as if it were would lose it. One tells for all.
+      // Was it committed? Assuming no would run it twice, assuming yes would lose it. One lane answers for all.
       const [first] = parts
       const op = first?.ended[first.ended.length - 1]?.op
       if (first === undefined || op === undefined) throw fault
@@ -259,7 +262,7 @@ export class LaneRunner {
     held.from = last.op.seq
     held.leaving = []
     held.outcomes = held.done === null ? [] : [last]
-    // Work tells of the one that a request waits for.
+    // The claim loop reports an operation that a request waits for.
     if (held.done === null) for (const { op, outcome } of ended) this.#o.onSettled(op, outcome)
   }
 
@@ -290,13 +293,13 @@ export class LaneRunner {
     }
   }
 
-  /** Lanes whose next operations are of one type go together, as what is accepted does. */
+  /** Lanes whose next operations are of one type are applied together, in a flush. */
   #appliesOf(handler: Handler, itemsMax: number): Flush<Group, boolean> {
     const known = this.#applies.get(handler)
     if (known !== undefined) return known
     const flush = new Flush<Group, boolean>({
       write: (groups) => this.#applyAll(handler, groups),
-      // In halves, until who is at fault stands alone; not for what is nobody's fault.
+      // In halves, until the faulty group is alone; not for faults that no group caused.
       isPoison: (fault) => !nobodysFault.has(codeOf(fault) ?? ''),
       sizeOf: () => 1,
       countOf: ({ ops }) => ops.length,
@@ -366,7 +369,7 @@ export class LaneRunner {
     return this.#record(held, handler, { op: first, outcome, startedAt: this.#now() })
   }
 
-  /** Notes what became of an operation; false when the lane has to wait here. */
+  /** Records the outcome of an operation; false when the lane has to wait here. */
   #record(held: HeldLane, handler: Handler, ended: { op: Claimed; outcome: Outcome; startedAt: number }): boolean {
     const { op, outcome, startedAt } = ended
     if (outcome.kind === 'released') {
@@ -384,7 +387,7 @@ export class LaneRunner {
     try {
       leaving = leave(op, outcome, startedAt, this.#now())
     } catch (fault) {
-      // A result that JSON cannot say (a BigInt, a circle) is the handler's fault, like any other.
+      // A result that JSON cannot express (a BigInt, a cycle) is the handler's fault, like any other.
       return this.#record(held, handler, { op, outcome: outcomeOf(fault, op, handler.backoff), startedAt })
     }
     held.outcomes.push({ op, outcome })
@@ -419,7 +422,7 @@ function consecutive(ops: readonly Claimed[], index: number): Claimed[] {
 const isPromise = (value: unknown): value is Promise<unknown> =>
   typeof value === 'object' && value !== null && typeof (value as { then?: unknown }).then === 'function'
 
-/** The handler's end, or the reason why it is no longer waited for. */
+/** The handler's end, or the reason why nobody waits for it any more. */
 function orAborted(returned: Promise<unknown>, attempt: Attempt): Promise<unknown> {
   return new Promise((resolve, reject) => {
     returned.then(resolve, reject)
@@ -427,7 +430,7 @@ function orAborted(returned: Promise<unknown>, attempt: Attempt): Promise<unknow
   })
 }
 
-/** An `apply` that does not come back must not hold its lane for ever; its transaction is ended under it. */
+/** An `apply` that does not return must not hold its lane forever; its transaction is ended. */
 function orLate<T>(applied: Promise<T>, ms: number): Promise<T> {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(() => reject(new OperationAborted('timeout')), ms)

@@ -35,7 +35,7 @@ function bench() {
     retire: (label: string) => {
       delete by[label]
     },
-    /** As long as that goes by, with a heartbeat each second. */
+    /** Lets time pass, with a heartbeat each second. */
     pass: async (seconds: number) => {
       for (let n = 0; n < seconds; n++) {
         nowMs += 1_000

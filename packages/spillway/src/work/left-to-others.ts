@@ -1,19 +1,19 @@
 /**
  * Operations that not every process may run: those of a definition with `announces`. A handler that may not run one throws
- * `LeaveOperation`, and here is decided what becomes of it. No attempt is counted, and the lane keeps its order.
+ * `LeaveOperation`, and this file decides what happens next. No attempt is counted, and the lane keeps its order.
  *
  *   left ──a live process announced that it may──► ready under that process's label: claimed by those who announced the
- *     │                                             same, invisible to the others, so that nobody claims it in vain
+ *     │                                             same, invisible to the others, so that no claim is wasted
  *     └──none did──► parked for some seconds, looked at again ──none did for a minute──► failed, with the handler's reason
  *
- * What a process may run is fixed when it enlists, and stands in its row of `workers`; the label is the operation type and a
+ * What a process may run is fixed when it enlists, and stored in its row of `workers`; the label is the operation type and a
  * digest of it. Processes with the same settings share a label.
  *
- * Crash points. Who left it dies before the settlement: the lease runs out, and the lane is ready for all. The process it was
- * left to dies or stops: whoever removes its row from `workers` takes the label off in the same transaction, unless another
+ * Crash points. The leaving process dies before the settlement: the lease runs out, and the lane is ready for all. The process
+ * it was left to dies or stops: the transaction that removes its row from `workers` also removes the label, unless another
  * live process has it; the settlement that sets a label locks such a row first, so a label without a process cannot stay.
- * The minute is counted by each process for itself, from what the store says, by the store's clock: a process that was
- * started, or did not look for as long as a lease, begins again. So it may fail late, never early.
+ * Each process counts the minute for itself, from the store's data, by the store's clock: a process that was started, or did
+ * not look for as long as a lease, begins again. So it may fail late, never early.
  */
 import { createHash } from 'node:crypto'
 import type { LeaveOperation } from '../core/outcome.js'
@@ -29,7 +29,7 @@ export interface ElsewhereOptions {
 interface Alone {
   type: string
   may: (announced: string) => boolean
-  /** By the store's clock: since when nobody may, and when that was last seen. */
+  /** By the store's clock: since when no process may run it, and when that was last seen. */
   since: number
   seen: number
   /** By this process's clock: when an operation last needed it. */
@@ -38,16 +38,16 @@ interface Alone {
 
 type Announced = Awaited<ReturnType<Store['announced']>>
 
-/** How long none may be able to run it before it fails. */
+/** How long an operation waits for a process that may run it, before it fails. */
 const aloneMs = 60_000
-/** Between two looks at an operation that none may run. */
+/** Between two checks of an operation that no process may run. */
 const lookAgainMs = 5_000
-/** What live processes announced is asked for once in so long. */
+/** The announcements of live processes are read at most this often. */
 const freshMs = 500
-/** Not seen for this long: somebody may have come and gone meanwhile. */
+/** Not seen for this long: a process may have come and gone in the meantime. */
 const unseenMs = 15_000
 const forgetMs = 600_000
-/** Beyond it the one that was needed longest ago is forgotten, and counts from the beginning when it is needed again. */
+/** Beyond it the least recently needed one is forgotten, and starts from the beginning when it is needed again. */
 const aloneMax = 1_000
 
 export class Elsewhere {
@@ -67,7 +67,7 @@ export class Elsewhere {
     this.#announces.set(type, announces)
   }
 
-  /** What operations that were left to this process are claimed by. */
+  /** The label for claiming operations that were left to this process. */
   labelOf(type: string): string {
     return this.#of(type).label
   }
@@ -82,7 +82,7 @@ export class Elsewhere {
     try {
       known = await this.#others()
     } catch {
-      // The settlement will find the store away as well, and say so.
+      // The settlement will also find the store unreachable, and report it.
       return { kind: 'released', leave: { to: null, delayMs: lookAgainMs } }
     }
     const labels = this.#able(op.type, left.may, known)
@@ -96,7 +96,10 @@ export class Elsewhere {
     return { kind: 'released', leave: { to: null, delayMs: lookAgainMs } }
   }
 
-  /** With each heartbeat: has somebody come who may run what none could? Asks the store only if there is such a thing. */
+  /**
+   * With each heartbeat: checks whether a new process may run what none could. Queries the store only if there is such an
+   * operation.
+   */
   async observe(): Promise<void> {
     if (this.#alone.size === 0) return
     const known = await this.#others()
@@ -111,13 +114,13 @@ export class Elsewhere {
     const known = this.#own.get(type)
     if (known !== undefined) return known
     const text = this.#announces.get(type)?.() ?? ''
-    // A type has no space: what stands before it is the type.
+    // A type contains no space, so the part before it is the type.
     const made = { label: `${type} ${createHash('sha256').update(text).digest('hex').slice(0, 16)}`, text }
     this.#own.set(type, made)
     return made
   }
 
-  /** Not this process's own label: it may not, whatever it announced, and would be handed it again at once. */
+  /** Not this process's own label: it may not run the operation, whatever it announced, and would be handed it again at once. */
   #able(type: string, may: (announced: string) => boolean, { by }: Announced): string[] {
     const own = this.labelOf(type)
     return Object.keys(by).filter((label) => label !== own && label.startsWith(`${type} `) && may(by[label] ?? ''))

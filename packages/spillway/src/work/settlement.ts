@@ -1,8 +1,8 @@
-/** What leaves a lane, as the store wants to hear it. */
+/** Operations that leave a lane, in the store's form. */
 import type { Claimed, Leaving, StoredAnswer } from '../store/port.js'
 import type { Outcome } from './attempt.js'
 
-/** Throws for a result that JSON cannot say. `keepsPlace`: what was applied is still there, and so is its place. */
+/** Throws for a result that JSON cannot express. `keepsPlace`: the applied rows exist, so they keep their capacity. */
 export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: number, keepsPlace = false): Leaving {
   if (outcome.kind === 'retry' || outcome.kind === 'released') {
     throw new Error(`an operation that comes again does not leave its lane (${outcome.kind})`)

@@ -1,9 +1,9 @@
 /**
- * The slots of this process: the general ones, and those that some definitions have for themselves. Each have a loop of
- * their own that claims and settles, and claim only types of their own: what fills the one never holds up the other.
+ * The slots of this process: the general ones, and those that some definitions have for themselves. Each group has its own
+ * loop that claims and settles, and claims only its own types: a full group never holds up another.
  *
- * A lease is in one of them as a whole, because each has a flush of its own. Leases that none knows are given back here, by one
- * call for all of them: what one does not know may be another's.
+ * A lease belongs to one group as a whole, because each has its own flush. Leases that no group knows are given back here,
+ * by one call for all: a lease unknown to one group may be another's.
  */
 
 import type { AcceptFlush, Accepting } from '../accept/accepting.js'
@@ -18,12 +18,12 @@ export interface Slots {
   readonly concurrency: number
   readonly work: ClaimLoop
   readonly load: Load
-  /** For operations that are run in them. */
+  /** For operations that run in these slots. */
   readonly flush: AcceptFlush
 }
 
 export interface SlotsOptions {
-  /** Definitions that name the same share them. */
+  /** Definitions with the same name share them. */
   name: string
   /** Operations that run at once, in this process. */
   concurrency: number
@@ -31,7 +31,7 @@ export interface SlotsOptions {
 
 export interface WorksOptions extends Omit<LaneRunOptions, 'handlers' | 'onAttempt' | 'onSettled' | 'elsewhere'> {
   store: Store
-  /** Of the general slots. */
+  /** For the general slots. */
   concurrency: number
   accepting: Accepting
   onAttempt: LaneRunOptions['onAttempt']
@@ -62,7 +62,7 @@ export class SlotGroups {
     this.general = this.#add('', options.concurrency)
   }
 
-  /** Where operations of a type are to run, by whatever definition it has. */
+  /** The slots for operations of a type, from its definition. */
   slots(own: SlotsOptions | undefined): Slots {
     if (own === undefined) return this.general
     const { name, concurrency } = own
@@ -82,23 +82,23 @@ export class SlotGroups {
     this.#slotsOf.set(type, slots)
   }
 
-  /** Operations in the queue, of all. */
+  /** Operations in the queue, over all groups. */
   get depth(): number {
     return this.#all.reduce((sum, { load }) => sum + load.depth, 0)
   }
 
-  /** What of its types this process may run, where that is not all: for the others, when it enlists. */
+  /** Which operations of its types this process may run, if not all: for the others, when it enlists. */
   announced(): Record<string, string> {
     return this.#elsewhere.announced()
   }
 
-  /** With each heartbeat, beside it. */
+  /** Runs with each heartbeat, concurrently. */
   async lookAfter(): Promise<void> {
     await this.#giveBackStray()
     await this.#elsewhere.observe()
   }
 
-  /** For the others, with the heartbeat. */
+  /** This process's figures for the heartbeat. */
   told(): Record<string, number> {
     return Object.assign({}, ...this.#all.map(({ load }) => load.told()))
   }
@@ -114,7 +114,7 @@ export class SlotGroups {
     return Object.assign({}, ...this.#all.map(({ work }) => work.runningByType()))
   }
 
-  /** Begin to claim from the queue what there are definitions for. */
+  /** Start to claim operations from the queue that have definitions. */
   start(): void {
     for (const slots of this.#all) if ((this.#handlers.get(slots)?.size ?? 0) > 0) slots.work.start()
   }
@@ -132,21 +132,21 @@ export class SlotGroups {
     return this.#all.some(({ work }) => work.cancel(id))
   }
 
-  /** The process is no longer enlisted: whatever it holds belongs to others. */
+  /** The lease is lost: everything this process held belongs to others. */
   loseAll(): void {
     for (const { work } of this.#all) work.loseAll()
-    // If nobody took over meanwhile, the leases are still ours on the books.
+    // If no process took over in the meantime, the store still records the leases as ours.
     this.suspect()
   }
 
-  /** A call was answered by silence: it may have given leases to this process that it does not know of. */
+  /** The call timed out. It may have granted leases that we never heard about. */
   suspect(): void {
     this.#suspectUntil = this.#now() + suspectMs
   }
 
   /**
-   * Gives back leases that this process does not know of, once they are older than any call can be under way. Looks every
-   * few seconds after a fault, else now and then.
+   * Gives back leases that this process does not know about, once they are older than any call under way can be. Checks
+   * every few seconds after a fault, else now and then.
    */
   async #giveBackStray(): Promise<void> {
     const now = this.#now()

@@ -2,7 +2,7 @@ import { isTracing, parseTraceparent, withSpan } from '../metrics/trace.js'
 import type { Attempt } from './attempt.js'
 import type { Handler } from './lane-runner.js'
 
-/** In a span of the request's trace, where the process has an OpenTelemetry SDK; else the handler as it is. */
+/** In a span of the request's trace, if the process has an OpenTelemetry SDK; else the handler unchanged. */
 export function traced(
   type: string,
   run: (body: unknown, attempt: Attempt, text: string) => unknown,

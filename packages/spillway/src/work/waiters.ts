@@ -9,8 +9,8 @@ interface Waiter {
 }
 
 /**
- * Callers that wait for an operation to finish. What is settled in this process wakes them at once; what other
- * processes settle is found by one query for all of them, more and more slowly while nothing comes.
+ * Callers that wait for an operation to finish. A settlement in this process wakes them at once; those of other processes
+ * are found by one query for all waiters, at growing intervals while nothing changes.
  */
 export class Waiters {
   readonly #finished: (ids: readonly string[]) => Promise<Ticket[]>
@@ -76,7 +76,7 @@ export class Waiters {
         for (const waiter of [...(this.#waiting.get(ticket.id) ?? [])]) waiter.resolve(ticket)
       }
     } catch {
-      // The store is away: the waiters go on until their time is up, and the caller is told what was known.
+      // The store is not reachable: the waiters continue until their time is up, and callers get the last known state.
     } finally {
       this.#poll = undefined
       this.#schedule()

@@ -1,10 +1,10 @@
 /**
- * Answers on their way to those who asked. An inbox that nobody reads drops what is written to it; after a fall of the
- * broker the one who asked may be back later than we are.
+ * Sends answers to the callers that asked. An inbox without a reader drops its messages, and after a broker restart a
+ * caller may reconnect later than we do.
  *
  *   given ──connected──► sent ──no complaint for a moment──► forgotten
- *     ▲                    └──nobody reads there──► waits a little, longer each time ──► sent, or at last forgotten
- *     └── the connection is lost: when it is back
+ *     ▲                    └──no reader──► waits, longer each time ──► sent, or finally forgotten
+ *     └── the connection is lost: resent when it is back
  */
 import { type Msg, type NatsConnection, nuid } from '@nats-io/transport-node'
 import type { Link } from './link.js'
@@ -14,14 +14,14 @@ interface Answer {
   readonly data: Uint8Array
   tries: number
   isSent: boolean
-  /** When it is looked at next, by the monotonic clock: to be sent again, or to be forgotten. */
+  /** When to look at it next (monotonic clock): to send it again or to forget it. */
   dueAt: number
 }
 
 const answersMax = 16_384
-/** In so much time the server has said that nobody reads there. */
+/** The server reports a missing reader within this time. */
 const complaintMs = 1_000
-/** Doubled each time: more than six seconds in all. */
+/** Doubles with each retry: more than six seconds in total. */
 const retryMs = 100
 const triesMax = 7
 const tickMs = 100
@@ -42,7 +42,7 @@ export class Answers {
 
   give(subject: string, data: Uint8Array): void {
     if (this.#link.isClosed) return
-    // The oldest is the least likely to be waited for.
+    // The oldest answer is the least likely to have a waiting caller.
     const [oldest] = this.#answers.size >= answersMax ? this.#answers.keys() : []
     if (oldest !== undefined) this.#answers.delete(oldest)
     this.#count += 1
@@ -64,7 +64,7 @@ export class Answers {
       this.#subscribed = nc
       nc.subscribe(`${this.#inbox}*`, { callback: (error, message) => this.#heed(error, message) })
     }
-    // Those that were sent a moment ago may have been lost with the connection; twice is no harm, the first one counts.
+    // Recently sent answers may have been lost with the connection. Sending twice is harmless: the caller takes the first one.
     for (const [token, answer] of this.#answers) this.#send(token, answer)
   }
 

@@ -21,17 +21,17 @@ import { Taker } from './taker.js'
 import { ensureTopology, setAckPendingMax, type Topology } from './topology.js'
 
 export interface NatsBrokerOptions {
-  /** `nats://[user:password@|token@]host[:port]`, or `tls://…`; several with commas between. */
+  /** `nats://[user:password@|token@]host[:port]`, or `tls://…`; separate several with commas. */
   url: string
   /** Default `beamline.router.v1.decide`. */
   subject?: string
-  /** How often a message is handed out before it is dead. */
+  /** Maximum deliveries before a message becomes a dead letter. */
   maxDeliver: number
-  /** Default 30,000. A message of which nothing is heard for so long is handed out again. */
+  /** Default 30,000. A message without any sign of progress for this time is redelivered. */
   ackWaitMs?: number
-  /** Of the streams. Default: as the broker has them, one for new ones. */
+  /** Of the streams. Default: unchanged for existing streams, one for new ones. */
   replicas?: number
-  /** How often to look for exhausted messages that nobody heard of. Default 10,000. */
+  /** How often to look for exhausted messages whose advisory was missed. Default 10,000. */
   exhaustedLookMs?: number
   log: BrokerLog
 }
@@ -39,12 +39,12 @@ export interface NatsBrokerOptions {
 const defaultAckWaitMs = 30_000
 const defaultExhaustedLookMs = 10_000
 const apiTimeoutMs = 5_000
-/** It is asked for the state each second or so: an old figure is worth nothing. */
+/** The state is read about once a second, so an old figure is useless. */
 const backlogTimeoutMs = 2_000
-/** A stranger names the subject of the answer: no other than an inbox, lest we write to it in the stranger's stead. */
+/** The publisher names the reply subject. Only inboxes are allowed, so that nobody can make us write to other subjects. */
 const inboxes = /^_INBOX[^\s*>]*$/
 
-/** Returns at once and connects in the background, for ever. */
+/** Returns at once and connects in the background. Never stops retrying. */
 export function connectNats(options: NatsBrokerOptions): RouterBroker {
   return new NatsBroker(options)
 }
@@ -160,7 +160,7 @@ class NatsBroker implements RouterBroker {
   async limitAckPending(count: number): Promise<void> {
     if (!Number.isInteger(count) || count < 1) throw new RangeError(`${count} is no number of messages`)
     if (this.#ackPendingMax === count) return
-    // Kept, so that a consumer that is made later, or again, has it too.
+    // Stored, so that a consumer created later gets it too.
     this.#ackPendingMax = count
     if (this.#link.ready === null || this.#jsm === null) return
     try {
@@ -216,7 +216,7 @@ class NatsBroker implements RouterBroker {
       await this.#ensure(nc)
       this.#trouble = null
     } catch (error) {
-      // A server without it may still reach it through its cluster: only when that fails is it what is wrong.
+      // A server without JetStream may reach it through its cluster, so report this only after a failure.
       const isLacking = nc.info?.jetstream !== true
       this.#trouble = isLacking ? 'NATS is there, but has no JetStream (nats-server -js)' : null
       throw this.#trouble === null ? error : new BrokerFault('unavailable', this.#trouble, { cause: error })

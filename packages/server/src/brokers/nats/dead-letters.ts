@@ -1,8 +1,8 @@
 /**
- * Messages that nobody will work on: whole, with the reason, in a stream of their own until they are redriven or purged.
+ * Dead letters: complete messages with the reason, in a separate stream until they are redriven or purged.
  *
- * Headers that begin with `Nats-` are orders to the server (which stream, which sequence, which id): they are kept under
- * another name, or one of them would make the dead letter be refused for ever.
+ * Headers that begin with `Nats-` are instructions to the server (stream, sequence, message id). They are stored under
+ * another name, because the server could refuse the dead letter because of them on every attempt.
  */
 import type { JetStreamManager, StoredMsg } from '@nats-io/jetstream'
 import { type MsgHdrs, headers as newHeaders } from '@nats-io/transport-node'
@@ -28,18 +28,18 @@ export interface Death {
 const serversPrefix = 'nats-'
 const keptPrefix = 'Spillway-Original-'
 const reasonLengthMax = 100
-/** In characters; of four bytes at most they fit into what is kept free for dead letters. */
+/** In characters. Even at four bytes each they fit into the room reserved for dead letters. */
 const detailLengthMax = 700
 
-/** Of the one who asked, who is long gone: a redriven message is answered to nobody, and is not late. */
+/** These belong to the original caller, who no longer waits: a redriven message gets no reply and has no deadline. */
 const staleNames = [headerNames.replyTo, headerNames.deadline].map((name) => name.toLowerCase())
 
 export interface DeadLettersOptions {
   readonly names: Names
   readonly outbox: Outbox
-  /** Throws when the broker is away. */
+  /** Throws when the broker is not connected. */
   api(): JetStreamManager
-  /** What the server takes in one message. */
+  /** The server's maximum message size. */
   payloadMax(): number | null
 }
 
@@ -50,7 +50,7 @@ export class DeadLetters {
     this.#o = options
   }
 
-  /** Resolves when the broker has it, with its number. The same message is stored once, however often it is buried. */
+  /** Resolves with the sequence when the broker has stored it. The same message is stored once, however often it is buried. */
   async store(corpse: Corpse, death: Death): Promise<string> {
     const headers = newHeaders()
     for (const [name, values] of corpse.headers ?? []) {
@@ -70,7 +70,7 @@ export class DeadLetters {
     return `${sequence}`
   }
 
-  /** One after the other, so that no more than one long message is held. */
+  /** Reads one at a time, so that at most one long message is in memory. */
   async list(limit: number, after: string | null, partBytesMax: number): Promise<BrokerDeadLetter[]> {
     const found: BrokerDeadLetter[] = []
     let next = after === null ? 1 : (sequenceOf(after) ?? 0) + 1
@@ -104,7 +104,7 @@ export class DeadLetters {
       try {
         await this.#o.outbox.send({ subject: this.#o.names.subject, data: stored.data, headers })
       } catch (fault) {
-        // With the id that it needs it no longer fits. The others are not to wait for it.
+        // With the message id it needs, it no longer fits. The others must not wait for it.
         if (!(fault instanceof BrokerFault) || fault.code !== 'too_large') throw fault
         refused.push({ id: `${sequence}`, reason: 'too_large' })
         continue
@@ -128,7 +128,7 @@ export class DeadLetters {
     }
   }
 
-  /** False when it was gone already. */
+  /** False if it was already deleted. */
   #delete(sequence: number): Promise<boolean> {
     return deleteMessage(this.#o.api(), this.#o.names.deadStream, sequence)
   }
@@ -144,7 +144,7 @@ export async function deleteMessage(jsm: JetStreamManager, stream: string, seque
   }
 }
 
-/** The first one at or after this sequence. */
+/** The first message at or after this sequence. */
 export async function nextFrom(
   jsm: JetStreamManager,
   stream: string,
@@ -152,7 +152,7 @@ export async function nextFrom(
   sequence: number,
 ): Promise<StoredMsg | null> {
   try {
-    // The broker knows this form since 2.9; the library's type for this call does not.
+    // The broker supports this form since 2.9; the library's type for this call lacks it.
     const query = { seq: sequence, next_by_subj: subject }
     return await jsm.streams.getMessage(stream, query)
   } catch (error) {
@@ -160,7 +160,7 @@ export async function nextFrom(
   }
 }
 
-/** Null when they cannot be read. */
+/** Null if they cannot be parsed. */
 export function headersOf(stored: StoredMsg): MsgHdrs | null {
   try {
     return stored.header

@@ -1,8 +1,8 @@
 /**
- * One message in our hands.
+ * One delivered message.
  *
  *   held ──ack, putBack──► ended
- *     └──bury──► being buried ──stored among the dead──► ended
+ *     └──bury──► being buried ──stored as a dead letter──► ended
  *                     └──failed──► held
  */
 import type { Msg, MsgHdrs } from '@nats-io/transport-node'
@@ -10,13 +10,13 @@ import type { Delivery } from '../port.js'
 import type { Link } from './link.js'
 
 const words = new TextEncoder()
-/** It is done with. */
+/** The message is finished. */
 export const ack = words.encode('+ACK')
 const nak = words.encode('-NAK')
 const inProgress = words.encode('+WPI')
 const nanosPerMs = 1_000_000
 
-/** Where the broker says how often and when: `$JS.ACK[.domain.account].stream.consumer.deliveries.seq.…`. */
+/** The ack subject holds delivery count and time: `$JS.ACK[.domain.account].stream.consumer.deliveries.seq.…`. */
 export interface Origin {
   readonly deliveries: number
   readonly sequence: number
@@ -43,7 +43,7 @@ export class JetStreamDelivery implements Delivery {
   #ended = false
   #burying = false
 
-  /** `onEnded`: done with for good, or put back. */
+  /** `onEnded`: acked, buried or put back. */
   constructor(
     message: Msg,
     origin: Origin,
@@ -75,7 +75,7 @@ export class JetStreamDelivery implements Delivery {
     return this.#ended
   }
 
-  /** Null when it has none, or none that can be read: a stranger may send anything. */
+  /** Null if there are none or they cannot be parsed: anybody may publish. */
   get headers(): MsgHdrs | null {
     try {
       return this.#message.headers ?? null
@@ -100,17 +100,17 @@ export class JetStreamDelivery implements Delivery {
   }
 
   stillWorking(): void {
-    // When the connection is lost there is nothing to hold off, and none of it is worth keeping.
+    // Without a connection there is no redelivery to hold off, and a queued signal would be useless later.
     if (!this.#ended && this.#link.ready !== null) this.#link.post(this.#reply, inProgress)
   }
 
-  /** The same message was handed to us again while we have it: it goes on, and what ends it ends the later one. */
+  /** The broker redelivered a message that we still hold. Work continues, and its outcome settles the later delivery. */
   adopt(reply: string, origin: Origin): void {
     this.#reply = reply
     this.#deliveries = Math.max(this.#deliveries, origin.deliveries)
   }
 
-  /** Runs `store`, then acks. False, and nothing is done, when it is ended or being buried. */
+  /** Runs `store`, then acks. Returns false and does nothing if the message has ended or is being buried. */
   async buryWith(store: () => Promise<void>): Promise<boolean> {
     if (this.#ended || this.#burying) return false
     this.#burying = true
@@ -131,7 +131,7 @@ export class JetStreamDelivery implements Delivery {
   }
 }
 
-/** Whatever its case. */
+/** Ignores case. */
 export function headerOf(headers: MsgHdrs, name: string): string | undefined {
   const wanted = name.toLowerCase()
   for (const [key, values] of headers) {

@@ -1,6 +1,6 @@
 /**
- * Messages that were handed out as often as is allowed, and whose last router fell: the broker keeps them, and hands
- * them out no more. It says so once, to whoever listens; what nobody heard is found by counting.
+ * Messages that reached the delivery limit when their last router died. The broker keeps them but no longer delivers
+ * them. It sends one advisory; messages whose advisory was missed are found by counting.
  */
 import type { JetStreamManager, StoredMsg } from '@nats-io/jetstream'
 import type { Msg, NatsConnection } from '@nats-io/transport-node'
@@ -19,7 +19,7 @@ export interface ExhaustedOptions {
   readonly log: BrokerLog
   readonly lookMs: number
   api(): JetStreamManager
-  /** Only where acked messages leave the stream can those that are left be counted. */
+  /** Leftover messages can be counted only if acked messages leave the stream. */
   isWorkQueue(): boolean
 }
 
@@ -33,16 +33,16 @@ export class Exhausted {
   readonly #looking: NodeJS.Timeout
   #subscribed: NatsConnection | null = null
   #look: Promise<void> | null = null
-  /** Those that the broker named and that are not buried yet: how often each was handed out, by its sequence. */
+  /** Messages named by advisories and not buried yet: delivery count by sequence. */
   readonly #named = new Map<number, number>()
   #listener: ExhaustedListener | null = null
-  /** Up to here all was in nobody's hands, the last time. */
+  /** At the last look, no router held a message up to this sequence. */
   #settled = 0
 
   constructor(options: ExhaustedOptions) {
     this.#o = options
     options.link.onReady((nc) => this.#listen(nc))
-    // Routers that start together do not look together.
+    // Spreads the looks of routers that start together.
     this.#looking = setInterval(() => void this.#lookNow(), options.lookMs * (0.9 + Math.random() * 0.2))
     this.#looking.unref()
   }
@@ -51,7 +51,7 @@ export class Exhausted {
     this.#listener = listener
   }
 
-  /** While the connection is still there: a request to one that is closing may hang. */
+  /** Call it while the connection is open: a request on a closing connection may hang. */
   async close(): Promise<void> {
     clearInterval(this.#looking)
     if (this.#look !== null) await within(this.#look, closeTimeoutMs)
@@ -105,7 +105,7 @@ export class Exhausted {
     const { stream, subject } = this.#o.names
     const found = await this.#leftOver(jsm)
     if (found === null) return
-    // What is left by a consumer is taken from its stream an instant later: only what was left the last time too is dead.
+    // An acked message leaves its stream slightly later than its consumer, so only messages left over twice in a row are dead.
     const last = Math.min(found.last, this.#settled)
     this.#settled = found.last
     let next = found.first
@@ -118,8 +118,8 @@ export class Exhausted {
   }
 
   /**
-   * Between these, all that is in the stream was handed out and is in nobody's hands. The stream is asked first: what
-   * comes in afterwards makes the consumer's figures larger, never smaller.
+   * In this range, every message in the stream was delivered and no router holds it. The stream is queried first: later
+   * messages only make the consumer's figures larger.
    */
   async #leftOver(jsm: JetStreamManager): Promise<{ first: number; last: number } | null> {
     const { stream, consumer } = this.#o.names
@@ -142,14 +142,14 @@ export class Exhausted {
     const header = (name: string) => (headers === null ? undefined : headerOf(headers, name))
     const told = { header, storedAtMs: corpse.storedAtMs, letter, reason, detail }
     await this.#listener?.keep(told)
-    // Another router may have found it at the same time.
+    // Another router may have found it too.
     if (!(await deleteMessage(this.#o.api(), names.stream, stored.seq))) return
     this.#listener?.buried(told)
     this.#o.log.warn({ message: `${stored.seq}`, deliveries }, 'an exhausted message was buried')
   }
 }
 
-/** Null when it is none: an error thrown here would end the connection. */
+/** Null if it is not an advisory: an error thrown here would end the connection. */
 function parseAdvisory(message: Msg): { seq: number; deliveries: number } | null {
   try {
     const { stream_seq: seq, deliveries } = message.json<{ stream_seq?: unknown; deliveries?: unknown }>()

@@ -2,7 +2,7 @@ import { JetStreamApiError } from '@nats-io/jetstream'
 import { errors } from '@nats-io/transport-node'
 import { BrokerFault } from '../port.js'
 
-/** The server's own numbers for what went wrong. */
+/** The server's error codes. */
 export const apiCodes = {
   consumerNotFound: 10014,
   messageNotFound: 10037,
@@ -21,7 +21,7 @@ export function isApiFault(error: unknown, ...codes: number[]): boolean {
   return error instanceof JetStreamApiError && codes.includes(error.code)
 }
 
-/** The driver's error as ours. */
+/** Converts the driver's error. */
 export function asBrokerFault(error: unknown, doing: string): BrokerFault {
   if (error instanceof BrokerFault) return error
   const timedOut = error instanceof errors.TimeoutError

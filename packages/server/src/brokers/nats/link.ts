@@ -1,12 +1,12 @@
 /**
- * The connection to the broker, made in the background and made again for ever.
+ * The connection to the broker. Connects in the background and always reconnects.
  *
- *   away ──dialled──► connected ──streams and consumer are there──► ready
- *     ▲                   │ lost                                      │ lost: away; they are gone: connected
- *     └───────────────────┴───────────────────────────────────────────┘      close(), from any ──► closed
+ *   away ──dialled──► connected ──streams and consumer exist────► ready
+ *     ▲                   │ lost                                    │ lost: away; they are missing: connected
+ *     └───────────────────┴─────────────────────────────────────────┘      close(), from any ──► closed
  *
- * The library's own reconnecting is off: its first connection cannot be called off, it throws away what is published
- * meanwhile, and it keeps inboxes to which the server still owes messages of requests that we have given up.
+ * The library's reconnect is off: its first connection cannot be cancelled, it drops messages published while
+ * disconnected, and it keeps inboxes for replies to requests that we have abandoned.
  */
 import { connect, type NatsConnection } from '@nats-io/transport-node'
 import { parseAddress } from './server-address.js'
@@ -20,7 +20,7 @@ export interface BrokerLog {
 export interface LinkOptions {
   url: string
   log: BrokerLog
-  /** Sees to it that all that we need is in the broker. Rejects when it cannot. */
+  /** Creates the streams and the consumer if missing. Rejects on failure. */
   prepare(nc: NatsConnection): Promise<void>
 }
 
@@ -30,14 +30,14 @@ interface Owed {
 }
 
 const dialTimeoutMs = 5_000
-/** A connection that is dead without a word is given up after three of these. */
+/** A silent connection is closed after three of these. */
 const pingIntervalMs = 2_000
 const pingsUnansweredMax = 2
 const retryMs = { first: 50, max: 2_000 }
-/** Of acks while away. One that is dropped is given out again: worked on twice, not lost. */
+/** Acks queued while disconnected. A message whose ack is dropped is redelivered: processed twice, not lost. */
 const owedMax = 16_384
 const flushTimeoutMs = 1_000
-/** While it stays away, a line in the log as often as this. */
+/** Log interval while disconnected. */
 const complainMs = 30_000
 
 export class Link {
@@ -59,7 +59,7 @@ export class Link {
     this.#address = parseAddress(options.url)
   }
 
-  /** The connection while it is ready, else null. */
+  /** The connection if ready, else null. */
   get ready(): NatsConnection | null {
     return this.#ready ? this.#nc : null
   }
@@ -68,12 +68,12 @@ export class Link {
     return this.#closing.signal.aborted
   }
 
-  /** What the server takes in one message, as it said last. */
+  /** The server's maximum message size, as last reported. */
   get serverPayloadMax(): number | null {
     return this.#payloadMax
   }
 
-  /** Called each time it becomes ready. Subscriptions of an earlier connection are gone then. */
+  /** Called each time the link becomes ready. Subscriptions of earlier connections no longer exist then. */
   onReady(callback: (nc: NatsConnection) => void): void {
     this.#onReady.push(callback)
   }
@@ -86,7 +86,7 @@ export class Link {
     this.#life ??= this.#live()
   }
 
-  /** Sends it now, or when the connection is back. */
+  /** Sends it now, or after reconnecting. */
   post(subject: string, data: Uint8Array): void {
     const nc = this.ready
     if (nc !== null && !nc.isClosed()) {
@@ -97,11 +97,11 @@ export class Link {
     }
   }
 
-  /** The broker has said that something of ours is not there. Resolves when it is again, or the connection is lost. */
+  /** The broker reported a missing stream or consumer. Resolves when it exists again or the connection is lost. */
   mend(): Promise<void> {
     const nc = this.#nc
     if (nc === null) return Promise.resolve()
-    // One of an earlier connection may hang until its requests time out.
+    // A repair on an earlier connection may hang until its requests time out.
     if (this.#mending?.nc === nc) return this.#mending.done
     const done = this.#prepare(nc).finally(() => {
       if (this.#mending?.nc === nc) this.#mending = null
@@ -115,7 +115,7 @@ export class Link {
     const wasReady = this.ready !== null
     this.#closing.abort()
     if (nc !== null) {
-      // Acks that are written but not sent would be worked on again by others.
+      // Messages whose acks are written but not sent would be redelivered to other routers.
       if (wasReady) await within(nc.flush(), flushTimeoutMs)
       await nc.close()
     }
@@ -161,14 +161,14 @@ export class Link {
     return null
   }
 
-  /** What the server complains of: a permission that is missing, a message that it refused. */
+  /** The server's errors: a missing permission, a refused message. */
   async #listen(nc: NatsConnection): Promise<void> {
     for await (const status of nc.status()) {
       if (status.type === 'error') this.#o.log.warn({ err: status.error }, 'the broker complains')
     }
   }
 
-  /** Tries until it is prepared or the connection has ended. */
+  /** Retries until prepared or disconnected. */
   async #prepare(nc: NatsConnection): Promise<void> {
     for (let waitMs = retryMs.first; !nc.isClosed() && !this.isClosed; waitMs = Math.min(waitMs * 2, retryMs.max)) {
       try {
@@ -215,7 +215,7 @@ export class Link {
     this.#o.log.warn({ err: error, broker: this.#address.shown }, message)
   }
 
-  /** Ends at once when it is closed. */
+  /** Ends early on close. */
   #pause(ms: number): Promise<void> {
     const { signal } = this.#closing
     if (signal.aborted) return Promise.resolve()
@@ -231,7 +231,7 @@ export class Link {
   }
 }
 
-/** Whether it was done, or the time was over, or it failed: the caller goes on the same way. */
+/** Resolves on success, failure or timeout: the caller continues the same way. */
 export async function within(work: Promise<void>, ms: number): Promise<void> {
   let timer: NodeJS.Timeout | undefined
   const over = new Promise<void>((resolve) => {

@@ -1,6 +1,6 @@
 /**
- * What things are called in the broker. The default subject has the plain names; any other subject has names of its
- * own, so that several routers with different subjects share one broker.
+ * Names in the broker. The default subject has the plain names. Any other subject has separate names, so that routers
+ * with different subjects can share one broker.
  */
 import { createHash } from 'node:crypto'
 
@@ -24,7 +24,7 @@ export const headerNames = {
   diedAt: 'Spillway-Dead-Died-At',
 } as const
 
-/** All that begins with this says how a message died, and is not its own. */
+/** Headers with this prefix say how the message died and are not part of the original. */
 export const deadPrefix = 'spillway-dead-'
 
 const token = /^[^\s.*>$][^\s.*>]*$/
@@ -44,7 +44,7 @@ export function namesFor(subject: string): Names {
   }
 }
 
-/** Readable, and with a digest, since a stream's name may hold fewer characters than a subject. */
+/** Readable, plus a digest: a stream name may be shorter than a subject. */
 function streamSuffix(subject: string): string {
   const readable = subject.replace(/[^A-Za-z0-9]/g, '_').slice(0, readableLength)
   return `${readable}_${createHash('sha256').update(subject).digest('hex').slice(0, 8)}`

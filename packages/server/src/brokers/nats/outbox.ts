@@ -1,9 +1,9 @@
 /**
- * What is published and waited for, with one inbox and one clock for all of it.
+ * Publishes and waits for acks and answers, with one inbox and one timer for all.
  *
  *   sent ──the broker has stored it──► stored ──the router's answer──► answered
  *     │ answered already: answered         └─ a plain publish is done here
- *     │ refused, or its ack did not come in time ──► failed
+ *     │ refused, or no ack in time ──► failed
  *     └ connection lost ──back──► sent again, under the same id: the broker keeps one of them
  */
 import { type Msg, type MsgHdrs, type NatsConnection, headers as newHeaders, nuid } from '@nats-io/transport-node'
@@ -20,7 +20,7 @@ export interface Letter {
 
 export interface Published {
   readonly duplicate: boolean
-  /** Its number in the stream; of a duplicate that of the first. */
+  /** The stream sequence; for a duplicate, that of the first. */
   readonly sequence: number
 }
 
@@ -31,7 +31,7 @@ interface Waiting {
   readonly onFault: (fault: BrokerFault) => void
   isStored: boolean
   isSentAgain: boolean
-  /** By the monotonic clock, both. */
+  /** Both by the monotonic clock. */
   readonly storeBy: number
   readonly answerBy: number
 }
@@ -44,7 +44,7 @@ interface PubAck {
 
 const storeTimeoutMs = 5_000
 const waitingMax = 16_384
-/** How late a timeout may be. One clock for all is cheaper than a timer for each. */
+/** Maximum delay of a timeout. One timer for all is cheaper than one each. */
 const tickMs = 25
 const noResponders = 503
 const text = new TextDecoder()
@@ -64,7 +64,7 @@ export class Outbox {
     link.onReady((nc) => this.#begin(nc))
   }
 
-  /** Resolves when the broker has it. Its headers must hold a `Nats-Msg-Id`, as it may be sent twice. */
+  /** Resolves when the broker has stored it. The headers must contain a `Nats-Msg-Id`, because it may be sent twice. */
   send(letter: Letter): Promise<Published> {
     return new Promise((resolve, reject) => {
       const nc = this.#admit()
@@ -134,7 +134,7 @@ export class Outbox {
     headers.set(headerNames.messageId, id ?? nuid.next())
     if (deadlineMs !== undefined) headers.set(headerNames.deadline, `${deadlineMs}`)
     if (replyTo !== null) headers.set(headerNames.replyTo, replyTo)
-    // The server would drop the connection, and with it what all others wait for.
+    // The server would close the connection, and every other request would fail with it.
     const max = this.#messageBytesMax()
     if (max !== null && data.length + sizeOf(headers) > max) {
       throw new BrokerFault('too_large', `the message has more than ${max} bytes, its headers included`)
@@ -149,7 +149,7 @@ export class Outbox {
   }
 
   #transmit(nc: NatsConnection, token: string, { subject, data, headers }: Letter): void {
-    // One that closed this instant is seen as lost presently; then it is sent again.
+    // A connection that has just closed is soon reported as lost. Then the message is sent again.
     if (!nc.isClosed()) nc.publish(subject, data, { headers, reply: `${this.#inbox}s${token}` })
   }
 
@@ -165,7 +165,7 @@ export class Outbox {
     }
   }
 
-  /** An error here is a permission that is missing; the link tells of it, and what waits times out. */
+  /** An error here means a missing permission. The link logs it, and the waiting calls time out. */
   #heed(error: Error | null, message: Msg): void {
     if (error === null) this.#receive(message)
   }
@@ -196,7 +196,7 @@ export class Outbox {
       this.#fail(token, tooLarge ? 'too_large' : 'unavailable', `the broker refused the message: ${said}`)
       return
     }
-    // One that was sent twice may be its own duplicate.
+    // A message sent twice may be its own duplicate.
     const duplicate = ack.duplicate === true && !waiting.isSentAgain
     if (waiting.onAnswer === null) {
       this.#waiting.delete(token)
@@ -227,7 +227,7 @@ export class Outbox {
   }
 }
 
-/** As they are on the wire, with the line before and the empty one after. */
+/** The size on the wire, with the version line before and the empty line after. */
 export function sizeOf(headers: MsgHdrs): number {
   let bytes = 12
   for (const [name, values] of headers) {
@@ -236,7 +236,7 @@ export function sizeOf(headers: MsgHdrs): number {
   return bytes
 }
 
-/** Null when it is none: anybody may write to an inbox. */
+/** Null if it is not an ack: anybody may write to an inbox. */
 function parseAck(data: Uint8Array): PubAck | null {
   try {
     const value: unknown = JSON.parse(text.decode(data))

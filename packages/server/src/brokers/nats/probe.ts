@@ -7,7 +7,7 @@ export type NatsProbe =
 
 const dialTimeoutMs = 3_000
 
-/** Whether there is a broker, and what it is. Makes and changes nothing. */
+/** Checks for a broker and its version. Changes nothing. */
 export async function probeNats(url: string): Promise<NatsProbe> {
   const { shown, options } = parseAddress(url)
   try {

@@ -1,7 +1,7 @@
 import type { NodeConnectionOptions } from '@nats-io/transport-node'
 
 export interface ServerAddress {
-  /** Hosts and ports only: fit for logs. */
+  /** Hosts and ports only: safe to log. */
   readonly shown: string
   readonly options: Pick<NodeConnectionOptions, 'servers' | 'user' | 'pass' | 'token' | 'tls'>
 }
@@ -10,8 +10,8 @@ const defaultPort = '4222'
 const schemes = ['nats:', 'tls:']
 
 /**
- * `nats://[user:password@|token@]host[:port]`, `tls://…` to insist on TLS; several with commas between. The library
- * takes a password's digits for the port, so that it is given the parts.
+ * `nats://[user:password@|token@]host[:port]`, or `tls://…` to require TLS; separate several with commas. The library
+ * mistakes a password's digits for the port, so it gets the parts.
  */
 export function parseAddress(text: string): ServerAddress {
   const urls = text.split(',').map((part) => parseOne(part.trim()))
@@ -23,7 +23,7 @@ export function parseAddress(text: string): ServerAddress {
 
 function parseOne(text: string): URL {
   const withScheme = text.includes('://') ? text : `nats://${text}`
-  // The text may hold a password: it is in no message of an error.
+  // The text may contain a password, so errors do not quote it.
   if (!URL.canParse(withScheme)) throw new TypeError('the address of the broker is no URL')
   const url = new URL(withScheme)
   if (!schemes.includes(url.protocol) || url.hostname === '') {

@@ -1,13 +1,13 @@
 /**
- * Takes messages from the broker and has them worked on.
+ * Takes messages from the broker and processes them.
  *
- *   asked for ──arrives──► buffered ──a place is free──► under way ──work ends──► gone from here
+ *   requested ──arrives──► buffered ──a place is free──► running ──work ends──► removed
  *
- * One request is out at a time, for as many as there is room for: what is asked for, buffered and under way is never
- * more than twice `atOnce`. A request ends when all came, when the broker says so, or when nothing is heard for a while.
+ * One request is open at a time, for the free capacity: requested, buffered and running messages never exceed twice
+ * `atOnce`. A request ends when all messages arrived, when the broker ends it, or after a silence.
  *
- * An ack may cross with the same message on its way to us again, or be lost with the connection: what was acked of late
- * is acked once more when it comes, and not worked on again.
+ * An ack can cross with a redelivery or be lost with the connection. A message that was acked recently is acked again
+ * when it arrives, and not processed again.
  */
 import { type Msg, type NatsConnection, nanos, nuid, type Subscription } from '@nats-io/transport-node'
 import type { Delivery } from '../port.js'
@@ -26,21 +26,21 @@ export interface TakerOptions {
 }
 
 const expiresMs = 30_000
-/** The broker sends one when it has nothing else to send. */
+/** The broker sends one when it has no messages. */
 const heartbeatMs = 1_000
 const silentMs = 3 * heartbeatMs
-/** After a fault of the request, or of the work. */
+/** After a failed request or failed work. */
 const pauseMs = 250
 const failedWorkDelayMs = 1_000
 const drainTimeoutMs = 1_000
-/** So many of those that were acked are remembered. One that is forgotten is worked on twice, not lost. */
+/** How many acked messages to remember. A forgotten one may be processed twice, but is not lost. */
 const ackedMax = 16_384
 
 export class Taker {
   readonly #o: TakerOptions
   readonly #held = new Map<number, JetStreamDelivery>()
   readonly #buffer: JetStreamDelivery[] = []
-  /** When each was stored, by its number; the oldest first. */
+  /** Store time by sequence, oldest first. */
   readonly #acked = new Map<number, number>()
   readonly #nextSubject: string
   readonly #keepingAlive: NodeJS.Timeout
@@ -49,7 +49,7 @@ export class Taker {
   #subscription: Subscription | null = null
   #inbox = ''
   #requests = 0
-  /** Of the request that is out; 0: none is. */
+  /** Messages left in the open request; 0: no request is open. */
   #left = 0
   #heardAt = 0
   #underWay = 0
@@ -68,12 +68,12 @@ export class Taker {
     if (ready !== null) this.#begin(ready)
   }
 
-  /** Whether it is in these hands. */
+  /** Whether this taker holds the message. */
   holds(sequence: number): boolean {
     return this.#held.has(sequence)
   }
 
-  /** Takes nothing more, gives back what is only buffered, and waits for what is under way. */
+  /** Takes no more messages, returns the buffered ones, and waits for the running ones. */
   async stop(): Promise<void> {
     this.#stopping = true
     clearInterval(this.#watching)
@@ -81,7 +81,7 @@ export class Taker {
     const subscription = this.#subscription
     this.#subscription = null
     this.#putBackBuffered()
-    // What is on its way to us meanwhile is put back as it arrives.
+    // Messages that arrive meanwhile are put back.
     if (subscription !== null && !subscription.isClosed()) await within(subscription.drain(), drainTimeoutMs)
     if (this.#underWay > 0) {
       await new Promise<void>((resolve) => {
@@ -91,7 +91,7 @@ export class Taker {
     clearInterval(this.#keepingAlive)
   }
 
-  /** A taker whose broker is closed; what it holds comes again elsewhere. */
+  /** The broker is closed: its messages are redelivered elsewhere. */
   abandon(): void {
     this.#stopping = true
     clearInterval(this.#watching)
@@ -101,7 +101,7 @@ export class Taker {
     this.#end()
   }
 
-  /** A new inbox each time, so that what the broker owes to an earlier request goes nowhere. */
+  /** Uses a new inbox each time, so that late replies to an earlier request are dropped. */
   #begin(nc: NatsConnection): void {
     if (this.#stopping) return
     this.#end()
@@ -126,7 +126,7 @@ export class Taker {
   #request(): void {
     const { atOnce } = this.#o
     const room = 2 * atOnce - this.#underWay - this.#buffer.length
-    // Not for each single one: a request costs as much as a message.
+    // Not for every single message: a request costs as much as a message.
     if (this.#left > 0 || room < Math.ceil(atOnce / 2) || this.#stopping || this.#pausing !== null) return
     const nc = this.#nc
     if (nc === null || nc.isClosed()) return
@@ -147,7 +147,7 @@ export class Taker {
     if (origin === null) return
     if (this.#left > 0) this.#left -= 1
     const held = this.#held.get(origin.sequence)
-    // By its time too: a stream that was deleted and made again counts from one.
+    // Compares the time too: a deleted and recreated stream counts from one again.
     if (held !== undefined && held.storedAtMs === origin.storedAtMs) {
       held.adopt(message.reply ?? '', origin)
     } else if (this.#acked.get(origin.sequence) === origin.storedAtMs) {
@@ -166,12 +166,12 @@ export class Taker {
     this.#request()
   }
 
-  /** What the broker says about the request that is out. */
+  /** The broker's status message for the open request. */
   #heed(message: Msg): void {
     const code = message.headers?.code ?? 0
     if (code === 100) return
     this.#left = 0
-    // 408: it has expired, as all do on a quiet day. 404: there was nothing.
+    // 408: the request expired, which is normal when idle. 404: no messages.
     if (code === 408 || code === 404) {
       this.#request()
       return
@@ -189,7 +189,7 @@ export class Taker {
     }
   }
 
-  /** A consumer or a stream that somebody deleted is made again; then all begins anew. */
+  /** Recreates a deleted consumer or stream, then starts over. */
   #mend(): void {
     const nc = this.#nc
     this.#end()
@@ -239,7 +239,7 @@ export class Taker {
     this.#acked.set(sequence, storedAtMs)
   }
 
-  /** One at its last delivery would be dead without having been tried: it is worked on after all. */
+  /** A message at its last delivery would die without an attempt, so it is processed after all. */
   #putBackBuffered(): void {
     const { maxDeliver } = this.#o
     const kept = this.#buffer.filter(({ deliveries }) => deliveries >= maxDeliver)

@@ -1,6 +1,6 @@
 /**
- * The streams and the consumer that a router needs. Made when they are not there, brought in line where the broker
- * allows it; what cannot be changed is left, and said. Several routers may do this at once.
+ * The streams and the consumer that a router needs. Creates them if missing and updates them where the broker allows
+ * it. Settings that cannot be changed are kept and logged. Several routers may run this at once.
  */
 import {
   AckPolicy,
@@ -22,29 +22,29 @@ export interface Wanted {
   readonly names: Names
   readonly maxDeliver: number
   readonly ackWaitMs: number
-  /** Null: as the broker has it. */
+  /** Null: keep the broker's setting. */
   readonly ackPendingMax: number | null
-  /** Null: as the broker has it, one for new streams. */
+  /** Null: keep the broker's setting, one for new streams. */
   readonly replicas: number | null
-  /** What the server takes in one message. */
+  /** The server's maximum message size. */
   readonly payloadMax: number
 }
 
 export interface Topology {
-  /** What a message may have, headers included. */
+  /** Maximum message size, headers included. */
   readonly messageBytesMax: number
-  /** What is acked leaves the stream: what is left there was not acked. */
+  /** Acked messages leave the stream, so the remaining ones were not acked. */
   readonly isWorkQueue: boolean
 }
 
 /**
- * Kept free in each message, so that whatever the broker has stored also fits into it with what a dead letter adds. The
- * stream refuses what is longer, from strangers too.
+ * Reserved in each message, so that every stored message still fits with the headers that a dead letter adds. The
+ * stream refuses longer messages from every publisher.
  */
 export const deadLetterRoomBytes = 4_096
 
 const duplicateWindowMs = 2 * 60_000
-/** A message may die a second time, of the same death, when its router falls between burying and acking; found late. */
+/** If a router dies between burying and acking, the same message is buried again, possibly much later. */
 const deadDuplicateWindowMs = 60 * 60_000
 
 export async function ensureTopology(jsm: JetStreamManager, wanted: Wanted, log: BrokerLog): Promise<Topology> {
@@ -108,7 +108,7 @@ async function ensureConsumer(jsm: JetStreamManager, wanted: Wanted, log: Broker
   if (differences(found.config, fixed).length > 0 || found.config.deliver_subject !== undefined) {
     log.error({ stream, consumer }, 'the consumer is of another kind: delete it, and it is made anew')
   }
-  // A list of back-offs would take the place of the ack wait.
+  // A backoff list would override the ack wait.
   const hasBackoff = (found.config.backoff ?? []).length > 0
   if (differences(found.config, changeable).length === 0 && !hasBackoff) return found
   const change = hasBackoff ? { ...changeable, backoff: [] } : changeable
@@ -124,7 +124,7 @@ export async function setAckPendingMax(jsm: JetStreamManager, names: Names, coun
   await jsm.consumers.update(names.stream, names.consumer, { max_ack_pending: count })
 }
 
-/** Another router may make it between our look and our making. */
+/** Another router may create it between our look and our create. */
 async function have<T>(look: () => Promise<T>, make: () => Promise<T>): Promise<T> {
   try {
     return await look()
@@ -134,7 +134,8 @@ async function have<T>(look: () => Promise<T>, make: () => Promise<T>): Promise<
   try {
     return await make()
   } catch (error) {
-    // The same stream being made elsewhere may show as an overlap of its subjects; another's stream does so for good.
+    // A stream that is being created elsewhere can appear as a subject overlap for a moment; a foreign stream does so
+    // permanently.
     if (isApiFault(error, apiCodes.streamSubjectsOverlap)) return await look().catch(() => Promise.reject(error))
     const { streamNameInUse, consumerNameInUse, consumerExists, consumerReplacedMeanwhile } = apiCodes
     if (!isApiFault(error, streamNameInUse, consumerNameInUse, consumerExists, consumerReplacedMeanwhile)) throw error
@@ -142,7 +143,7 @@ async function have<T>(look: () => Promise<T>, make: () => Promise<T>): Promise<
   }
 }
 
-/** Null when the broker does not want the change; a broker that does not answer is another matter. */
+/** Null if the broker refuses the change; throws if it does not answer. */
 async function unlessRefused<T>(change: () => Promise<T>, log: BrokerLog, what: object): Promise<T | null> {
   try {
     return await change()

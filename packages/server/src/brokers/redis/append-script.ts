@@ -1,10 +1,10 @@
 /**
- * One append, decided by the server in one piece. A record's id in the Redis stream is `<last chunk>-<first chunk>`: what
- * is behind a cursor is then one range, also where the cursor stands inside a record.
+ * One atomic append in the server. A record's id in the Redis stream is `<last chunk>-<first chunk>`, so all chunks
+ * after a cursor are one range, even if the cursor is inside a record.
  *
- * XADD by itself refuses ids that are not larger, and no more than that: it would write behind an end, and with a hole
- * behind a log of which the server has lost the newest part (a restart, a failover). Measured on 500 streams with records
- * of 300 bytes: 15 µs of the server's time, XADD and PEXPIRE are 4 µs.
+ * XADD only refuses ids that are not larger. It would write after an end, and leave a gap after a log whose newest part
+ * the server has lost (a restart, a failover). Measured on 500 streams with records of 300 bytes: 15 µs of server time;
+ * XADD and PEXPIRE take 4 µs.
  */
 import { createHash } from 'node:crypto'
 import type { Append } from 'spillway/workload'
@@ -36,9 +36,9 @@ return 1
 export const appendScriptSha = createHash('sha1').update(appendScript).digest('hex')
 
 export interface Lifetimes {
-  /** Of a stream that runs. */
+  /** For a running stream. */
   longestMs: number
-  /** Of one that has ended. */
+  /** For an ended stream. */
   retentionMs: number
 }
 
@@ -46,12 +46,12 @@ export const idOf = ({ first, chunks }: Pick<Append, 'first' | 'chunks'>): strin
   `${first + chunks.length - 1}-${first}`
 
 /**
- * The arguments of EVALSHA behind the hash and the number of keys. `behind`: the record of the same writer before it in
- * the same call; when that one was not written, neither is this, though it might fit behind what is there in its place.
+ * The arguments of EVALSHA after the hash and the number of keys. `behind`: the writer's previous record in the same
+ * call. If that one was not written, neither is this one, even if it fits after a foreign record in its place.
  */
 export function appendArguments(name: string, append: Append, behind: Append | null, times: Lifetimes): string[] {
   const { first, chunks, end, writer } = append
-  // Set at its ends only: each setting is another entry in the server's own log of changes.
+  // Set at both ends only: each change is another entry in the server's change log.
   const running = first === 1 ? `${times.longestMs + times.retentionMs}` : ''
   const ttl = end === null ? running : `${times.retentionMs}`
   const before = behind === null ? '' : idOf(behind)

@@ -1,7 +1,7 @@
 /**
- * Who has appended to what, from process to process. A hint: nothing is kept for those who do not listen at the moment.
+ * Notifies other processes of appends. Only a hint: nothing is kept for processes that are not listening.
  *
- *   deaf ──subscribed──► hearing   (all are told to look at all: what rang meanwhile is gone)
+ *   deaf ──subscribed──► hearing   (all readers check everything: earlier notifications are lost)
  *     ▲                     │ lost
  *     └─────────────────────┘
  */
@@ -16,7 +16,7 @@ export interface BellOptions extends Omit<LinkOptions, 'prepare' | 'onReady'> {
 }
 
 export class Bell {
-  /** Heads each message: what we ring ourselves needs not be heard. */
+  /** Prefix of each message, so that a process ignores its own. */
   readonly #self = randomUUID()
   readonly #heard: Heard[] = []
   readonly #link: Link
@@ -25,7 +25,7 @@ export class Bell {
     this.#link = new Link({
       ...options,
       prepare: async (redis) => {
-        // Prepared again on the same connection, where the first try was refused.
+        // May run again on the same connection if the first try was refused.
         redis.removeAllListeners('message')
         redis.on('message', (_: string, message: string) => this.#hear(message))
         await redis.subscribe(channel)

@@ -1,6 +1,6 @@
 import { LogFault } from 'spillway/workload'
 
-/** What Redis answers in place of a result, by the word that it begins with, as we say it. */
+/** Redis error replies by their first word, in our words. */
 const meanings = {
   OOM: 'it is out of memory (maxmemory)',
   READONLY: 'it is a read-only replica',
@@ -22,11 +22,11 @@ export type RefusalCode = keyof typeof meanings | 'ERR'
 
 const codes = Object.keys(meanings) as (keyof typeof meanings)[]
 
-/** What the server has refused with; null when it was not the server who said so. */
+/** The server's refusal; null if the error did not come from the server. */
 export function refusalOf(error: unknown): RefusalCode | null {
   if (!(error instanceof Error) || error.name !== 'ReplyError') return null
   const { message } = error
-  // Older servers put an error inside a script behind words of their own.
+  // Older servers put other words before an error inside a script.
   return codes.find((code) => new RegExp(`(^|[ :-])${code}( |$)`).test(message)) ?? 'ERR'
 }
 
@@ -42,7 +42,7 @@ const unreachable = ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'EHOSTUNREACH', '
 const isUnreachable = (error: unknown): boolean =>
   error instanceof Error && 'code' in error && unreachable.includes(String(error.code))
 
-/** The driver's error as ours. */
+/** Converts the driver's error. */
 export function asLogFault(error: unknown, doing: string): LogFault {
   if (error instanceof LogFault) return error
   return new LogFault(`Redis did not ${doing}: ${meaningOf(error)}`, { cause: error })
@@ -53,8 +53,8 @@ export class TimeoutFault extends Error {
 }
 
 /**
- * Rejects when it takes longer. A timer that is due is run before what has arrived meanwhile is read, so that a process
- * that stood still would take its own pause for Redis's: it looks once more after reading.
+ * Rejects on timeout. Node runs due timers before it reads arrived data, so after its own pause a process would blame
+ * Redis. It therefore checks once more after reading.
  */
 export async function answered<T>(work: Promise<T>, ms: number): Promise<T> {
   let timer: NodeJS.Timeout | undefined

@@ -13,27 +13,27 @@ export { probeRedis, type RedisProbe } from './probe.js'
 export interface RedisStreamsOptions {
   /** `redis://[[user]:password@]host[:port][/database]`, or `rediss://…` for TLS. */
   url: string
-  /** Of all keys and channels: the schema's name, so that several installations can share one Redis. */
+  /** Prefix of all keys and channels: the schema's name, so that several installations can share one Redis. */
   prefix: string
   /** How long a stream is kept after its end. */
   retentionMs: number
-  /** How long one may run; one whose writer is gone for good is kept for so long and its retention. */
+  /** Maximum duration of a stream. One whose writer died is kept for this time plus its retention. */
   longestMs: number
-  /** Default 2,000. Of an append, a read or a look at the head. */
+  /** Default 2,000. For an append, a read or a look at the head. */
   timeoutMs?: number
   log: RedisLog
 }
 
 export interface RedisStreams extends StreamLog {
   readonly name: 'redis'
-  /** As last known. */
+  /** The last known state. */
   check(): { ok: boolean; detail?: string }
 }
 
 const defaultTimeoutMs = 2_000
 const trialTtlMs = 10_000
 
-/** Returns at once and connects in the background, for ever. */
+/** Returns at once and connects in the background. Never stops retrying. */
 export function connectRedis(options: RedisStreamsOptions): RedisStreams {
   return new RedisStreamLog(options)
 }
@@ -129,7 +129,7 @@ class RedisStreamLog implements RedisStreams {
     await Promise.all([this.#bell.close(), this.#link.close()])
   }
 
-  /** It can be written, our script is there, and nothing is thrown away that is still needed. */
+  /** Checks that Redis is writable, has our script, and does not evict data that is still needed. */
   async #prepare(redis: Redis): Promise<void> {
     await redis.script('LOAD', appendScript)
     await redis.set(this.#names.trial, '', 'PX', trialTtlMs)
@@ -141,7 +141,7 @@ class RedisStreamLog implements RedisStreams {
     this.#warnedOfPolicy = policy
   }
 
-  /** Rejects with the first refusal that is not about one key only; the same may then be tried again. */
+  /** Rejects with the first refusal that concerns more than one key; the call may then be retried. */
   async #appendAll(appends: readonly Append[], isSecondTry = false): Promise<('written' | 'lost')[]> {
     const answers = await this.#link.run((redis) => {
       const pipeline = redis.pipeline()
@@ -163,7 +163,7 @@ class RedisStreamLog implements RedisStreams {
         await this.#link.run((redis) => redis.script('LOAD', appendScript))
         return this.#appendAll(appends, true)
       }
-      // Of this stream alone: the others of the call must not suffer each time that it is tried again.
+      // Concerns only this stream: the others of the call must not fail each time it is retried.
       if (refusal === 'WRONGTYPE') this.#tellOfStranger(append.key.id)
       else if (error) throw error
       outcomes.push(result === 1 ? 'written' : 'lost')
@@ -171,7 +171,7 @@ class RedisStreamLog implements RedisStreams {
     return outcomes
   }
 
-  /** Behind the answer, when it is known what was written; nobody waits for it. */
+  /** Runs after the append's result is known; nobody waits for it. */
   #ring(appends: readonly Append[]): void {
     const ids = [...new Set(appends.map(({ key }) => key.id))]
     if (ids.length === 0) return
@@ -182,7 +182,7 @@ class RedisStreamLog implements RedisStreams {
           this.#isBellRefused = false
         },
         (error: unknown) => {
-          // A connection that is lost has told of itself, and readers look by themselves after it.
+          // A lost connection is already logged, and readers poll after it.
           if (refusalOf(error) === null || this.#isBellRefused) return
           this.#isBellRefused = true
           this.#o.log.warn({ err: error }, 'Redis does not take the doorbell: readers elsewhere get chunks late')

@@ -1,13 +1,13 @@
 /**
- * A connection to Redis, made in the background and made again for ever.
+ * A connection to Redis. Connects in the background and always reconnects.
  *
  *   away ──dialled──► connected ──prepared──► ready
  *     ▲                   │ lost   ▲            │ lost: away
  *     │                   │        └─refused()──┤ it answers, but refuses what we need: prepared again
  *     └───────────────────┴─────────────────────┘      close(), from any ──► closed
  *
- * Each connection is an object of its own: the library's reconnecting would send commands again that their callers have
- * given up, and does not notice a handshake that hangs.
+ * Each connection is a new object: the library's reconnect would resend commands that their callers have abandoned, and
+ * does not detect a hanging handshake.
  */
 import { Redis } from 'ioredis'
 import { answered, meaningOf, refusalOf } from './faults.js'
@@ -21,23 +21,23 @@ export interface RedisLog {
 
 export interface LinkOptions {
   url: string
-  /** As the server lists it among its clients. */
+  /** The connection's name in the server's client list. */
   clientName: string
   log: RedisLog
-  /** Of a command, or of all that are sent together. */
+  /** For one command, or for a batch sent together. */
   timeoutMs: number
-  /** Sees to it that all that we need can be done. Rejects when it cannot. */
+  /** Checks that Redis does everything we need. Rejects if not. */
   prepare(redis: Redis): Promise<void>
   onReady?: () => void
-  /** Whether somebody else has this outage in the log. */
+  /** Whether another link already logs this outage. */
   isTold?: () => boolean
 }
 
 const dialTimeoutMs = 2_000
 const retryMs = { first: 50, max: 2_000 }
-/** A connection that is dead without a word is found after so long and one timeout; a refusal is asked about as often. */
+/** A silent connection is detected after this time plus one timeout. A refusal is rechecked at the same interval. */
 const beatMs = 1_000
-/** What is given up is to be gone: no farewell is waited for. */
+/** An abandoned connection is closed without waiting for a goodbye. */
 const goodbyeMs = 50
 
 export class Link {
@@ -49,7 +49,7 @@ export class Link {
   #isReady = false
   #why = 'not connected yet'
   #hasComplained = false
-  /** Of this or any earlier connection: the first error of a dial says more than the last. */
+  /** Of this or any earlier connection: a dial's first error says more than its last. */
   #dialError: unknown = null
 
   constructor(options: LinkOptions) {
@@ -67,7 +67,7 @@ export class Link {
     return this.#why
   }
 
-  /** Rejects with the driver's error. A connection that does not answer in time is given up. */
+  /** Rejects with the driver's error. Closes a connection that does not answer in time. */
   async run<T>(work: (redis: Redis) => Promise<T>): Promise<T> {
     const redis = this.#redis
     if (redis === null) throw new Error('there is no connection')
@@ -79,10 +79,10 @@ export class Link {
     }
   }
 
-  /** The server has refused what it must not: not ready until it no longer does. */
+  /** The server refused a command that we need: not ready until it accepts it again. */
   refused(error: unknown): void {
     this.#unready(error)
-    // A replica that was the master: the name may lead to the new one now.
+    // A former master that is now a replica: the name may lead to the new master.
     if (refusalOf(error) === 'READONLY' && this.#redis !== null) this.#giveUp(this.#redis, error)
   }
 
@@ -134,7 +134,7 @@ export class Link {
     return redis
   }
 
-  /** Until it is lost. True when it was of use. */
+  /** Runs until the connection is lost. True if it became ready. */
   async #hold(redis: Redis, ended: Promise<void>): Promise<boolean> {
     let wasReady = false
     let hasEnded = false
@@ -182,7 +182,7 @@ export class Link {
     this.#isReady = false
     if (this.#closing.signal.aborted) return
     this.#why = meaningOf(error)
-    // One who does not tell first cannot know at the moment of the loss whether the other has noticed it yet.
+    // The link that does not log first cannot know at the moment of loss whether the other has noticed.
     const isTold = this.#o.isTold !== undefined && (isLoss || this.#o.isTold())
     if (this.#hasComplained || isTold) return
     this.#hasComplained = true
@@ -193,7 +193,7 @@ export class Link {
   }
 }
 
-/** Ends at once with the signal. */
+/** Ends early when the signal fires. */
 function pause(ms: number, signal: AbortSignal): Promise<void> {
   if (signal.aborted) return Promise.resolve()
   return new Promise((resolve) => {

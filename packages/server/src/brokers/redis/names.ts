@@ -1,11 +1,11 @@
-/** What things are called in Redis. Several installations share one, each under its prefix. */
+/** Names in Redis. Several installations can share one, each with its prefix. */
 export interface Names {
   stream(id: string): string
-  /** There from the opening of a stream on, for as long as the stream may be. */
+  /** Exists from the opening of a stream for as long as the stream may exist. */
   mark(id: string): string
-  /** The channel of the doorbell. */
+  /** The channel for append notifications. */
   readonly bell: string
-  /** Written now and then, to see whether writes are taken. */
+  /** Written from time to time, to check that Redis accepts writes. */
   readonly trial: string
 }
 

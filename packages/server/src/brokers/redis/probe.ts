@@ -4,12 +4,12 @@ import { parseAddress } from './server-address.js'
 import { type ServerInfo, serverInfo } from './server-info.js'
 
 export type RedisProbe =
-  | { ok: true; shown: string /** Null: it answers, but does not tell. */; server: ServerInfo | null }
+  | { ok: true; shown: string /** Null: it answers, but the user may not read its info. */; server: ServerInfo | null }
   | { ok: false; shown: string; why: string }
 
 const dialTimeoutMs = 3_000
 
-/** Whether there is a Redis, and what it is. Makes and changes nothing. */
+/** Checks for a Redis and its version. Changes nothing. */
 export async function probeRedis(url: string): Promise<RedisProbe> {
   const { shown } = parseAddress(url)
   const redis = new Redis(url, {

@@ -1,7 +1,7 @@
 /**
- * Reads of many streams at once. Redis bounds an answer by records, not by bytes, so that it is asked twice: a few
- * records of each, which is all that there is for a reader who keeps up; then, of those who have fallen behind, as many
- * as fit going by the size of these few.
+ * Reads many streams at once. Redis limits a reply by records, not by bytes, so there are two rounds: first a few
+ * records of each, enough for a reader that keeps up; then, for readers that are behind, as many as fit by the size of
+ * the first ones.
  */
 import type { Redis } from 'ioredis'
 import type { Cursor, EndKind, StreamRecord } from 'spillway/workload'
@@ -28,20 +28,20 @@ interface Place {
   cursor: Cursor
   answer: Answer
   bytes: number
-  /** Whether it was looked at and what came was taken whole: there may be more for the second round. */
+  /** Whether it was read and all results were taken: there may be more for the second round. */
   isOpen: boolean
 }
 
 export interface ReaderOptions {
   names: Names
   send<T>(work: (redis: Redis) => Promise<T>): Promise<T>
-  /** A key that holds something else than a stream: as if it were gone, and told. */
+  /** The key holds something other than a stream: treated as missing, and logged. */
   onStranger(id: string): void
 }
 
 export class Reader {
   readonly #o: ReaderOptions
-  /** Of a record, as of late: how many cursors can be asked about together. */
+  /** Recent record size: determines how many cursors fit into one read. */
   #recordBytes = 1_024
 
   constructor(options: ReaderOptions) {
@@ -52,7 +52,7 @@ export class Reader {
     const places = cursors.map((cursor): Place => {
       return { cursor, answer: { records: [], more: true }, bytes: 0, isOpen: false }
     })
-    // Not always from the same one: the last would have nothing as long as those before it fill the answer.
+    // Starts at a random place: otherwise the last would starve while the ones before it fill the reply.
     const start = Math.floor(Math.random() * places.length)
     const order = [...places.slice(start), ...places.slice(0, start)]
     let left = answerBytesMax
@@ -69,7 +69,7 @@ export class Reader {
     return places.map(({ answer }) => answer)
   }
 
-  /** What is left of the answer's bytes. */
+  /** Returns the bytes left in the reply. */
   async #wave(places: readonly Place[], countFor: (place: Place) => number, left: number): Promise<number> {
     const counts = places.map(countFor)
     const found = await this.#ranges(places, counts)
@@ -88,7 +88,7 @@ export class Reader {
     return room
   }
 
-  /** One more than asked for, where there is one: whether there is more is then known. */
+  /** Asks for one more than needed, to learn whether there are more. */
   async #ranges(places: readonly Place[], counts: readonly number[]): Promise<Sized[][]> {
     const answers = await this.#o.send((redis) => {
       const pipeline = redis.pipeline()
@@ -107,7 +107,7 @@ export class Reader {
   }
 }
 
-/** An entry as the driver gives it: its id, and its fields and their values in turn. */
+/** An entry in the driver's form: its id, then fields and values alternating. */
 export type Entry = [id: string, fields: string[]]
 
 const lastOf = ({ cursor, answer }: Place): number => {
@@ -124,7 +124,7 @@ const roomIn = ({ answer, bytes }: Place): number => {
   return clamp((cursorBytesMax - bytes) / typical, { min: 1, max: cursorRecordsMax - length })
 }
 
-/** As many as there is room for; the one that goes beyond it is taken still, lest nothing should ever fit. */
+/** Takes as many as fit, plus the one that exceeds the room: otherwise a large record would never fit. */
 function take(place: Place, found: readonly Sized[], limits: { count: number; room: number }): void {
   let { room } = limits
   let taken = 0

@@ -1,5 +1,5 @@
 export interface ServerAddress {
-  /** Host, port and database only: fit for logs. */
+  /** Host, port and database only: safe to log. */
   readonly shown: string
   readonly url: string
 }
@@ -9,7 +9,7 @@ const schemes = ['redis:', 'rediss:']
 
 /** `redis://[[user]:password@]host[:port][/database]`, or `rediss://…` for TLS. */
 export function parseAddress(text: string): ServerAddress {
-  // The text may hold a password: it is in no message of an error.
+  // The text may contain a password, so errors do not quote it.
   if (!URL.canParse(text)) throw new TypeError('the address of Redis is no URL')
   const { protocol, hostname, port, pathname } = new URL(text)
   if (!schemes.includes(protocol) || hostname === '') {

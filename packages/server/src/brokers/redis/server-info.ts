@@ -3,13 +3,13 @@ import { refusalOf } from './faults.js'
 
 export interface ServerInfo {
   version: string
-  /** Keys may be thrown away when its memory is full: by this policy. Null: none are. */
+  /** The policy that evicts keys when the memory is full. Null: no eviction. */
   evictsBy: string | null
-  /** Each write goes to a file; a restart keeps the streams. */
+  /** Each write goes to a file, so streams survive a restart. */
   isAppendOnly: boolean
 }
 
-/** What the server is and how it is set. Null when the user may not ask. */
+/** The server's version and settings. Null if the user lacks the permission. */
 export async function serverInfo(redis: Redis): Promise<ServerInfo | null> {
   try {
     const text = await redis.info()

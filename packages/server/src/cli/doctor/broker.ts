@@ -1,7 +1,7 @@
 import { type NatsProbe, probeNats } from '../../brokers/nats/index.js'
 import type { Finding } from './finding.js'
 
-/** A task of 1 MiB, and what wraps it. */
+/** A task of 1 MiB and its envelope. */
 const payloadBytesWanted = 1_048_576 + 65_536
 
 export async function checkBroker(url: string): Promise<Finding> {

@@ -48,7 +48,7 @@ export interface ServerFacts {
   readonly versionNumber: number
   readonly version: string
   readonly encoding: string
-  /** The database's clock less ours. */
+  /** The database's clock minus ours. */
   readonly skewMs: number
   readonly fsync: string
   readonly synchronousCommit: string
@@ -100,7 +100,7 @@ export function judgeServer(facts: ServerFacts): Finding[] {
   ]
 }
 
-/** A 2xx promises that a power cut loses nothing. With one of these off the promise is broken, whatever we do. */
+/** A 2xx promises that a power cut loses nothing. With one of these off, Spillway cannot keep that promise. */
 function judgeDurability({ fsync, synchronousCommit, fullPageWrites }: ServerFacts): Finding {
   const commit = synchronousCommit === 'off' ? 'off, which our connections set to on' : synchronousCommit
   const detail = `fsync ${fsync}, full_page_writes ${fullPageWrites}, synchronous_commit ${commit}`

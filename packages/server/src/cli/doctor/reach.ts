@@ -7,7 +7,7 @@ type Database = ReturnType<typeof openPool>
 
 const timeoutMs = 5_000
 
-/** What stands between this machine and the database, how wake-ups come through, and what the role or database sets. */
+/** Checks for a pooler in front of the database, how wake-ups arrive, and what the role or database sets. */
 export async function checkReach(
   client: Database,
   { url, listenUrl }: { readonly url: string; readonly listenUrl: string | null },
@@ -88,7 +88,7 @@ export interface OwnSetting {
   readonly value: string
 }
 
-/** What `ALTER ROLE … SET` and `ALTER DATABASE … SET` gave this session. */
+/** Settings of this session that come from `ALTER ROLE … SET` and `ALTER DATABASE … SET`. */
 async function readSettings(client: Database): Promise<OwnSetting[]> {
   const { rows } = await client.query<OwnSetting>(
     `SELECT name, current_setting(name) AS value FROM pg_settings
@@ -97,7 +97,7 @@ async function readSettings(client: Database): Promise<OwnSetting[]> {
   return rows
 }
 
-/** Not pinned, because they may be meant; what each does here. */
+/** Not pinned, because they may be intended. Each text says what the setting does here. */
 const effects: Readonly<Record<string, string>> = {
   statement_timeout: 'statements that take longer are cancelled, cleaning up too',
   lock_timeout: 'statements that wait longer for a lock fail',

@@ -1,4 +1,4 @@
-/** What is recorded of alerts, and read of it. The statements' reasons: sql/functions. */
+/** Records alerts and reads the records. sql/functions explains the statements. */
 import type { AlertName, AlertSeverity, AlertStatus, Alert as WireAlert } from '@spillway/protocol/wire'
 import {
   canonicalJson,
@@ -15,14 +15,14 @@ import type { Alert, DeliveryState } from './options.js'
 export interface AlertView extends WireAlert {
   /** Of the change. */
   id: string
-  /** Null: its record is gone by age, or by number. */
+  /** Null: the record was removed, by age or by number. */
   delivery: DeliveryState | null
 }
 
 export interface AlertFilter {
   status: AlertStatus | null
   name: AlertName | null
-  /** Each alert as it is now, instead of every change. */
+  /** The current state of each alert, instead of every change. */
   active: boolean
 }
 
@@ -47,9 +47,9 @@ interface Shed extends Record<string, unknown> {
 }
 
 export interface Recorded {
-  /** False: it was so already, or others still see it. */
+  /** False: the state was the same, or other processes still report it. */
   changed: boolean
-  /** What had to go to make room among those that wait to be delivered. */
+  /** Alerts dropped from the delivery queue to make space. */
   shed: Shed[]
 }
 
@@ -58,10 +58,10 @@ export interface AlertLogOptions {
   schema: string
   /** Null: nothing is delivered. */
   delivery: Definition<DeliveryOrder> | null
-  /** This process, as one who reports. */
+  /** This process, as a reporter. */
   reporter: string
   holdMs: number
-  /** So many may wait to be delivered. */
+  /** How many may wait for delivery. */
   waitingMax: number
 }
 
@@ -69,10 +69,10 @@ const attemptsMax = 3
 const identity = 'spillway:alerts'
 const keptDays = 30
 const keptRows = 10_000
-/** Of one transaction. */
+/** Per transaction. */
 const sweepRows = 1_000
 
-/** The queue takes nothing now; the change is not recorded either, and comes again. */
+/** The queue refuses work now; the change is not recorded either, and is retried. */
 class DeliveryRefused extends Error {
   override readonly name = 'DeliveryRefused'
   readonly code = 'unavailable'
@@ -88,7 +88,7 @@ export class AlertLog {
     this.#o = options
   }
 
-  /** The change, its record and its delivery are one commit; whoever reports the same finds it done. */
+  /** The change, its record and its delivery are one commit, so a second report of the same change does nothing. */
   async record(alert: Alert): Promise<Recorded> {
     const { intake, delivery } = this.#o
     const recorded = await retryConflicts(attemptsMax, () =>
@@ -109,7 +109,7 @@ export class AlertLog {
         return { changed: true, shed: rows }
       }),
     )
-    // The doorbell was rung before the commit; whoever came then found nothing.
+    // The wake-up was sent before the commit, so workers found nothing then.
     if (recorded.changed && delivery !== null) intake.core.wakeAll()
     return recorded
   }
@@ -127,7 +127,7 @@ export class AlertLog {
     return rows[0]?.at ?? null
   }
 
-  /** Says that what this process reports still is so; answers the alerts that hold. */
+  /** Renews this process's reports. Returns the keys of its alerts that are still firing. */
   async renew(): Promise<Set<string>> {
     const { intake, schema, reporter, holdMs } = this.#o
     const { rows } = await intake.transaction((tx) =>
@@ -140,7 +140,7 @@ export class AlertLog {
     return new Set(rows.map(({ key }) => key))
   }
 
-  /** What fires, and nobody reports any more: its reporters died. As it was told last. */
+  /** Firing alerts whose reporters have all died, as last reported. */
   async abandoned(): Promise<Alert[]> {
     const { intake, schema } = this.#o
     const { rows } = await intake.read<Row>(
@@ -152,7 +152,7 @@ export class AlertLog {
     }))
   }
 
-  /** Newest first, from behind `before` on; `limit` + 1 of them when there are more. */
+  /** Newest first, after `before`; `limit` + 1 of them if there are more. */
   async list(filter: AlertFilter, limit: number, before: string | null): Promise<{ seq: string; view: AlertView }[]> {
     const { intake, schema } = this.#o
     const from = filter.active
@@ -181,7 +181,7 @@ export class AlertLog {
     }))
   }
 
-  /** Removes a batch of what is old. */
+  /** Removes a batch of old alerts. */
   async sweep(): Promise<SweptBatch> {
     const { intake, schema } = this.#o
     const { rows } = await intake.transaction((tx) =>

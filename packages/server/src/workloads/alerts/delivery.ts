@@ -1,6 +1,6 @@
 /**
- * Delivers alerts through the operation queue, in a lane for each alert: retries, order and what becomes of the work of a
- * killed process are the queue's.
+ * Delivers alerts through the operation queue, in one lane per alert. The queue does retries and ordering, and takes over
+ * the work of a killed process.
  *
  *   waiting ──2xx──► delivered
  *      │──attempts used up, or an answer that no retry changes──► failed, a dead letter ──redriven──► waiting
@@ -12,7 +12,7 @@ import Type, { type Static } from 'typebox'
 import type { AlertsOptions, AlertTiming, Webhook } from './options.js'
 import { createSender } from './webhook.js'
 
-/** What the receiver gets. */
+/** The webhook's body. */
 export const AlertNotice = Type.Object({
   alert_name: Type.String(),
   severity: Type.Enum([...alertSeverities]),
@@ -28,7 +28,7 @@ export type DeliveryOrder = Static<typeof DeliveryBody>
 
 const queue = 'spillway:alerts'
 const retriesMax = 9
-/** Beyond an attempt's own time: for the store. */
+/** Added to an attempt's time, for the store. */
 const storeMs = 15_000
 
 export function defineDelivery(
@@ -39,7 +39,7 @@ export function defineDelivery(
   const { schema, log, metrics, timing, now = Date.now } = options
   const sender = createSender(webhook, { sendMs: timing.sendMs, now })
 
-  /** False: it was dropped meanwhile. From here on it is not any more: the receiver may see it. */
+  /** False: it was dropped meanwhile. After this it cannot be dropped, because the receiver may see it. */
   const begin = (id: string): Promise<boolean> =>
     intake.transaction(async (tx) => {
       const { rows } = await tx.query<{ sends: boolean }>(
@@ -70,7 +70,7 @@ export function defineDelivery(
         traceparent: ctx.traceparent,
         signal: ctx.signal,
       })
-      // Stopping, or the lease is lost: that is neither the receiver's fault nor an attempt.
+      // Stopping, or the lease is lost: not the receiver's fault, and not an attempt.
       ctx.signal.throwIfAborted()
       const about = { alert: notice.alert_name, status: notice.status, operation: ctx.id, attempt: ctx.attempt }
       if (sent.kind === 'delivered') {

@@ -1,13 +1,13 @@
 /**
- * Alerts (contract §5): recorded, delivered, listed. A report's way:
+ * Alerts (contract §5): recorded, delivered, listed. The path of a report:
  *
  *   reported ──one at a time──► written ──nothing has changed, or others still see it──► (done)
  *      │                            └──the change is recorded──► delivered by the queue (delivery.ts)
- *      │──the store is away──► reported, after a pause
+ *      │──the store is unavailable──► reported, after a pause
  *      └──too many wait──► dropped
  *
- * What fires here is reported again from time to time (`renew`): a report holds for a while only, so that what a process
- * saw does not outlive it.
+ * Alerts that fire here are reported again regularly (`renew`). A report expires, so that alerts do not outlive the process
+ * that saw them.
  */
 import { randomUUID } from 'node:crypto'
 import { codeOf, type IntakeApi } from 'spillway/workload'
@@ -23,11 +23,11 @@ export { alertRoutes } from './routes.js'
 
 export interface Alerts {
   readonly intake: IntakeApi
-  /** Tells a change. Returns at once; what is written and sent comes later, in order. */
+  /** Reports a change. Returns at once; writing and sending follow later, in order. */
   report(alert: Alert): void
-  /** Newest first; one more than `limit` when there are more. */
+  /** Newest first; one more than `limit` if there are more. */
   list(filter: AlertFilter, limit: number, before: string | null): Promise<{ seq: string; view: AlertView }[]>
-  /** Before the intake is closed: writes what waits, if the store answers. */
+  /** Call before the intake is closed: writes the waiting reports if the store answers. */
   close(): Promise<void>
 }
 
@@ -35,7 +35,7 @@ const waitingMaxDefault = 1_000
 const pauseMsMin = 250
 const pauseMsMax = 5_000
 const closeMs = 2_000
-/** Faults that are over at some time; others come again with every attempt. */
+/** Temporary faults; others would fail every attempt. */
 const passing: ReadonlySet<string> = new Set(['unavailable', 'timeout', 'conflict', 'disk_full'])
 
 type Report = Alert & { key: string }
@@ -49,7 +49,7 @@ class Reporting implements Alerts {
   readonly #options: AlertsOptions
   readonly #log: AlertLog
   readonly #waiting: WaitingReports<Report>
-  /** What this process sees firing. */
+  /** Alerts that fire in this process. */
   readonly #firing = new Map<string, Report>()
   readonly #rounds: Rounds[]
   readonly #stopSweep: () => Promise<void>
@@ -63,7 +63,7 @@ class Reporting implements Alerts {
     const { schema, log, webhook, waitingMax = waitingMaxDefault } = options
     this.#waiting = new WaitingReports(waitingMax)
     const timing = { ...alertTiming, ...options.timing }
-    // Without a webhook the type is not known here: what another process queued is left to those who can send it.
+    // Without a webhook the type is not defined here: deliveries of other processes are left to those that can send them.
     const delivery = webhook === null ? null : defineDelivery(intake, webhook, { ...options, timing })
     this.#log = new AlertLog({
       ...{ intake, schema, delivery, waitingMax, holdMs: timing.holdMs },
@@ -122,7 +122,7 @@ class Reporting implements Alerts {
     }
   }
 
-  /** Until it is written, or cannot be. */
+  /** Retries until it is written, or can never be. */
   async #write(report: Report): Promise<void> {
     const { log, metrics } = this.#options
     const about = { alert: report.name, status: report.status, labels: report.labels }
@@ -159,21 +159,21 @@ class Reporting implements Alerts {
     try {
       await this.intake.core.store.cancel(operation, [], 'too many alerts wait to be delivered')
     } catch (fault) {
-      // It finds out by itself when it runs: its record says that it is dropped.
+      // The delivery stops by itself when it runs: its record says that it is dropped.
       log.warn({ err: fault, operation }, 'a delivery that is not wanted any more could not be cancelled')
     }
   }
 
   async #renew(): Promise<void> {
-    // Those that wait to be written are about to say so themselves.
+    // Waiting reports renew themselves when they are written.
     if (this.#firing.size > 0 && this.#writing === null) {
       const held = await this.#log.renew()
-      // What does not hold any more was taken for gone while this process could not say that it is not.
+      // These alerts expired while this process could not renew them.
       for (const [key, report] of this.#firing) if (!held.has(key)) this.#enqueue(report)
     }
     for (const alert of await this.#log.abandoned()) {
       const key = keyOf(alert)
-      // Seen here again since, and about to be reported.
+      // It fires here again and is about to be reported.
       if (this.#firing.has(key)) continue
       const message = 'Nobody reports it any more: the processes that did have ended.'
       this.#enqueue({ ...alert, key, status: 'resolved', message })

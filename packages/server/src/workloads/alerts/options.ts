@@ -4,14 +4,14 @@ import type { IntakeLog } from 'spillway/workload'
 export const deliveryStates = ['none', 'waiting', 'delivered', 'failed', 'dropped'] as const
 export type DeliveryState = (typeof deliveryStates)[number]
 
-/** A change, as who sees it tells it. Name and labels are which alert it is. */
+/** A change, as reported. Name and labels identify the alert. */
 export interface Alert {
   name: AlertName
   severity: AlertSeverity
   status: AlertStatus
   message: string
   labels: Readonly<Record<string, string>>
-  /** Figures: never labels, which would make each value another alert. */
+  /** Figures go here, never into labels: each value would be another alert. */
   annotations: Readonly<Record<string, number | string>>
 }
 
@@ -26,26 +26,26 @@ export interface AlertsOptions {
   /** Of the store's tables, quoted for SQL. */
   schema: string
   log: IntakeLog
-  /** Null: they are recorded, and sent nowhere. */
+  /** Null: alerts are recorded but not sent. */
   webhook: Webhook | null
   metrics: AlertsMetrics
   /** Epoch milliseconds, for a Retry-After that is a date. */
   now?: () => number
-  /** So many may wait to be written, and so many to be delivered. Default 1,000. */
+  /** How many may wait to be written, and how many to be delivered. Default 1,000. */
   waitingMax?: number
   timing?: Partial<AlertTiming>
 }
 
 export interface AlertTiming {
-  /** How often operations that are stuck are looked for. Default 15,000. */
+  /** How often to look for stuck operations. Default 15,000. */
   watchMs: number
-  /** How often what is reported here is renewed, and what nobody reports any more is looked for. Default 10,000. */
+  /** How often this process renews its reports, and looks for alerts without a reporter. Default 10,000. */
   renewMs: number
-  /** For how long a report holds without being renewed. Default 45,000. */
+  /** How long a report holds without being renewed. Default 45,000. */
   holdMs: number
   /** Default 300,000. */
   sweepMs: number
-  /** Between two attempts to deliver: base and ceiling of the back-off. Default 1,000 and 60,000. */
+  /** Between two delivery attempts: base and maximum of the back-off. Default 1,000 and 60,000. */
   retryBaseMs: number
   retryMaxMs: number
   /** Of one attempt. Default 5,000. */
@@ -66,7 +66,7 @@ interface Counter {
   inc(by?: number): void
 }
 
-/** What is counted, where it is decided. */
+/** Counted where it is decided. */
 export interface AlertsMetrics {
   alerts: { labels(name: string, status: string): Counter }
   deliveries: { labels(outcome: 'delivered' | 'retried' | 'failed' | 'dropped'): Counter }

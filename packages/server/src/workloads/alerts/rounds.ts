@@ -1,8 +1,8 @@
-/** Something that is done again and again, one at a time, until it is stopped. A fault is told, and the next round comes. */
+/** Repeats a task, one run at a time, until it is stopped. A fault is logged, and the next round follows. */
 import type { IntakeLog } from 'spillway/workload'
 
 export interface Rounds {
-  /** Resolves when nothing of it runs any more. */
+  /** Resolves when the last run has ended. */
   stop(): Promise<void>
 }
 

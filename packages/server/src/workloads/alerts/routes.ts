@@ -72,7 +72,7 @@ export function alertRoutes(alerts: Alerts, pageBytesMax: number): (app: App) =>
   }
 }
 
-/** 18 digits: more may be beyond a bigint. */
+/** 18 digits: more may not fit into a bigint. */
 function placeOf(cursor: string): string | undefined {
   const place = Buffer.from(cursor, 'base64url').toString()
   return /^\d{1,18}$/.test(place) ? place : undefined

@@ -1,4 +1,4 @@
-/** Looks for operations that have been running for more than three times their timeout, and tells when there are none left. */
+/** Reports operations that have run for more than three times their timeout, and reports when there are none left. */
 import type { IntakeApi } from 'spillway/workload'
 import type { Alert } from './options.js'
 

@@ -1,4 +1,4 @@
-/** Reports that are to be written: in order, and no more than so many. */
+/** Reports waiting to be written: in order, and limited in number. */
 export interface WaitingReport {
   key: string
   status: 'firing' | 'resolved'
@@ -16,7 +16,7 @@ export class WaitingReports<Report extends WaitingReport> {
     return this.#reports.length
   }
 
-  /** Answers what had to go to make room: the oldest that is over already together with its end, else the oldest. */
+  /** Returns the reports dropped to make space: the oldest alert that has ended, with its end; otherwise the oldest report. */
   add(report: Report): Report[] {
     this.#reports.push(report)
     if (this.#reports.length <= this.#most) return []
@@ -25,7 +25,7 @@ export class WaitingReports<Report extends WaitingReport> {
     return gone
   }
 
-  /** From here on it is the caller's: what is being written must not be dropped with an end that is not. */
+  /** Now the caller's: a report that is being written must not be dropped together with its unwritten end. */
   take(): Report | undefined {
     return this.#reports.shift()
   }

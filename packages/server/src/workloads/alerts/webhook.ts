@@ -1,4 +1,4 @@
-/** Sends one alert to the webhook. What the receiver or the network does is an outcome, never thrown. */
+/** Sends one alert to the webhook. Failures of the receiver or the network are outcomes, never thrown. */
 import { createHmac } from 'node:crypto'
 import { Agent } from 'undici'
 import { deadline } from '../../http/deadline.js'
@@ -6,9 +6,9 @@ import type { Webhook } from './options.js'
 
 export type Sent =
   | { kind: 'delivered' }
-  /** It may work later. */
+  /** A retry may succeed. */
   | { kind: 'retry'; why: string; afterMs?: number }
-  /** It will not. */
+  /** A retry cannot succeed. */
   | { kind: 'refused'; why: string }
 
 export interface SendOptions {
@@ -24,27 +24,27 @@ export interface Sender {
 }
 
 const connectionsMax = 4
-/** Of an answer that says nothing of use; more is not read, and costs the connection. */
+/** The answer's body is not used; more than this is not read, and the connection is closed. */
 const answerBytesMax = 16_384
-/** Beyond that a receiver's wish is taken for a mistake: an alert of an hour ago is none. */
+/** A longer Retry-After is treated as a mistake: an hour-old alert is useless. */
 const retryAfterMsMax = 3_600_000
 
 export function signatureOf(text: string, secret: string): string {
   return `sha256=${createHmac('sha256', secret).update(text).digest('hex')}`
 }
 
-/** Retry-After in both its forms, in milliseconds; undefined when absent, unreadable or past. */
+/** Retry-After in both forms, in milliseconds; undefined if absent, unreadable or past. */
 export function retryAfterMs(header: unknown, nowMs: number): number | undefined {
   if (typeof header !== 'string') return undefined
   const text = header.trim()
   const isSeconds = /^\d{1,10}$/.test(text)
-  // Date.parse reads far more than HTTP dates, 2026 among it: only what begins with a weekday is one.
+  // Date.parse reads far more than HTTP dates, such as 2026: only text that begins with a weekday is one.
   const isDate = /^(Mon|Tue|Wed|Thu|Fri|Sat|Sun)/.test(text)
   const waitMs = isSeconds ? Number(text) * 1_000 : isDate ? Date.parse(text) - nowMs : Number.NaN
   return waitMs > 0 ? Math.min(waitMs, retryAfterMsMax) : undefined
 }
 
-/** Redirects are no success either: the signed body is meant for this receiver alone. */
+/** Redirects are not a success: the signed body is for this receiver only. */
 export function outcomeOf(status: number, retryAfter: unknown, nowMs: number): Sent {
   if (status >= 200 && status < 300) return { kind: 'delivered' }
   const why = `the receiver answered ${status}`
@@ -84,12 +84,12 @@ export function createSender(webhook: Webhook, options: { sendMs: number; now: (
             ...(webhook.secret !== null && { 'x-spillway-signature': signatureOf(text, webhook.secret) }),
           },
           body: text,
-          // Alerts are rare: a connection that were kept would be broken by the next one, and has to be closed at the end.
+          // Alerts are rare: a kept connection would be broken by the next one, and would have to be closed at the end.
           reset: true,
           signal: until.signal,
         })
         const outcome = outcomeOf(answer.statusCode, answer.headers['retry-after'], now())
-        // The status has told all there is to know; a body that breaks off only costs the connection.
+        // The status says everything; a body that breaks off costs only the connection.
         await answer.body.dump({ limit: answerBytesMax }).catch(() => undefined)
         return outcome
       } catch (fault) {
@@ -101,7 +101,7 @@ export function createSender(webhook: Webhook, options: { sendMs: number; now: (
   }
 }
 
-/** A code, no message: those of drivers name addresses. */
+/** A code, not a message: driver messages name addresses. */
 function reasonOf(fault: unknown): string {
   if (!(fault instanceof Error)) return 'unknown'
   if (fault.name === 'TimeoutError') return 'timeout'

@@ -1,13 +1,13 @@
 /**
- * Decides how a generation is taken: at once by this process (a place in the pool and a slot are free), by the queue, or
+ * Decides how to accept a generation: at once in this process (a pool place and a slot are free), through the queue, or
  * not now.
  *
  *   asked ──pool──► place ──submit──► runs here                         1-Direct
- *             │                └────► no slot here: queued, place given back   3-Queue-Failover
- *             └──► none ──waiting room──► queued in a lane of its user        3-Queue-Failover
+ *             │                └────► no slot here: queued, place returned     3-Queue-Failover
+ *             └──► none ──waiting room──► queued in one of the user's lanes    3-Queue-Failover
  *                              └──► full, or no failover: refused
  *
- * A place belongs to this process: it is given back when the generation has run here, and lost with the process.
+ * A place belongs to this process: it is returned after the generation has run here, and lost with the process.
  */
 import { randomUUID } from 'node:crypto'
 import type { Problem } from 'spillway/workload'
@@ -24,7 +24,7 @@ import { poolStateOf } from './pool-state.js'
 import type { Format, Generation } from './request.js'
 
 export const queueName = 'spillway:generation'
-/** So much of a name is left for the number of the lane. */
+/** Leaves room in the name for the lane's number. */
 const identityCharactersMax = 240
 const roomRetryMs = 5_000
 
@@ -32,16 +32,16 @@ export interface Asked {
   format: Format
   /** As JSON text. */
   chat: string
-  /** What we read of it. */
+  /** The members that we read. */
   stream: boolean
   usage: boolean
   identity: string
   threadId: string
   idempotencyKey: string | undefined
-  /** What a repeated key has to agree with. */
+  /** A repeated key must match this. */
   keyedOn: string
   traceparent: string
-  /** How long the caller itself will wait; null when it did not say. */
+  /** How long the caller waits; null if unknown. */
   patienceMs: number | null
 }
 
@@ -54,13 +54,13 @@ export interface Admitted {
   replayed: boolean
   place: number
   etaMs: number
-  /** Until its first token; null when it did not have to wait. */
+  /** Limit until the first token; null if it did not have to wait. */
   waitMs: number | null
-  /** It waits no longer: its place in the waiting room is free. */
+  /** It no longer waits: frees its place in the waiting room. */
   leaveRoom(): void
 }
 
-/** The places of this process in the pool, by the names that generations carry. */
+/** This process's places in the pool, by the names that generations carry. */
 export interface Places {
   has(place: string): boolean
   giveBack(place: string): void
@@ -107,14 +107,15 @@ export class Admission {
   }
 
   /**
-   * Without one it would wait in a lane of its own, past the limit of its user. Of many that come at the same moment some may find the last one gone.
+   * Without a slot it would wait in a separate lane and bypass its user's limit. Under concurrent requests some may
+   * find the last slot taken.
    */
   get #hasSlot(): boolean {
     const { core } = this.#deps.intake
     return core.busy <= core.settings.busyQueueAbove && core.bound(this.#definition).slots.work.canReserve
   }
 
-  /** Its caller is told that it was not taken: then it must not run, and its key is not used up. */
+  /** The caller gets a refusal, so the operation must not run and its key stays free. */
   async takeBack(id: string, asked: Asked, why: string): Promise<void> {
     await this.#deps.intake.cancel(id, why)
     await this.forgetKey(id, asked)
@@ -172,7 +173,7 @@ export class Admission {
 
   async #queue(asked: Asked, reason: FailoverReason): Promise<Admitted | { ok: false; problem: Problem }> {
     const lanes = this.#shortestLane(asked.identity)
-    // Both are asked at once; without a place in the room the lane is of no use.
+    // Both start at once; without a place in the room the lane is not needed.
     lanes.catch(() => undefined)
     const room = await this.#room.take(asked.identity)
     if (typeof room !== 'object') return { ok: false, problem: this.#roomFull() }
@@ -191,7 +192,7 @@ export class Admission {
       if (replayed || here) leaveRoom()
       if (!replayed) {
         this.#deps.metrics.failedOver(reason)
-        // A promise that will not be kept is refused before it is made.
+        // Refuses now instead of making a promise it cannot keep.
         const isLate = told.etaMs !== undefined && asked.patienceMs !== null && told.etaMs > asked.patienceMs
         if (isLate) {
           await this.takeBack(id, asked, 'it would wait longer than its caller does')
@@ -232,13 +233,13 @@ export class Admission {
     return patienceMs === null ? timeoutMs : Math.min(timeoutMs, patienceMs)
   }
 
-  /** Of the user's lanes: as many as it may have connections, so that so many of its queued ones run at once. */
+  /** A user has as many lanes as it may have connections, so that this many of its queued generations run at once. */
   async #shortestLane(identity: string): Promise<string> {
     const name = identity.length <= identityCharactersMax ? identity : digestUuid(identity)
     const partitions = Array.from({ length: this.#deps.settings.pool.perIdentity }, (_, n) => `${name}#${n}`)
     const depths = await this.#deps.intake.laneDepths(partitions.map((partition): LaneName => [queueName, partition]))
     const least = Math.min(...depths)
-    // In turn among equals: many that come at once see the same depths.
+    // Round robin among equals: concurrent requests see the same depths.
     const shortest = partitions.filter((_, n) => depths[n] === least)
     return shortest[this.#turn++ % shortest.length] ?? `${name}#0`
   }
@@ -265,7 +266,7 @@ export class Admission {
   }
 }
 
-/** A full queue is our capacity here, not the caller's quota. */
+/** A full queue is our capacity limit, not the caller's quota. */
 function problemOf(refusal: Refusal): Problem {
   return refusal.code === 'queue_full' ? { ...refusal, code: 'overloaded' } : refusal
 }

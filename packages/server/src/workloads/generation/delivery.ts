@@ -1,12 +1,12 @@
 /**
- * Brings a stream to one client: what is in the log, as its connection takes it, until the end or until it leaves.
+ * Delivers a stream to one client: sends the log as fast as the connection takes it, until the end or until the client
+ * leaves.
  *
  *   waiting ──first record──► streaming ──end──► over
- *      │ position told │ promised time over ──► cancelled, told           │ client left ──► cancelled (OpenAI) or unwatched (native)
- *      └ the operation ended without an end in the log ──► told           │ log away, process stopping ──► told, resumable
+ *      │ position sent │ promised time over ──► cancelled, reported    │ client left ──► cancelled (OpenAI) or unwatched (native)
+ *      └ the operation ended without an end in the log ──► reported    │ log away, process stopping ──► reported, resumable
  *
- * It holds a cursor, not chunks: the relay hands it the next record when it asks, and it asks when the socket has taken
- * the last one.
+ * It holds a cursor, not chunks: it asks the relay for the next record when the socket has taken the last one.
  */
 
 import { type Follower, LogFault, type StreamEntry, type StreamRecord } from 'spillway/workload'
@@ -19,30 +19,30 @@ import { type Failure, failures } from './request.js'
 export interface DeliveryOptions {
   entry: StreamEntry
   after: number
-  /** For the first record, by `performance.now()`; null: as long as it takes. */
+  /** Deadline of the first record, by `performance.now()`; null: no deadline. */
   waitUntil: number | null
   waitSeconds: number
-  /** Its first record is the whole answer: it is waited for only until it runs. */
+  /** The first record is the whole answer; the deadline applies only until it runs. */
   isWhole: boolean
-  /** It was queued, so that its position is of interest. */
+  /** It was queued, so its position is reported. */
   isQueued: boolean
-  /** Somebody else may read it too, in another process. */
+  /** A client in another process may read it too. */
   isShared: boolean
-  /** Generated in this process: then its end is heard of here. */
+  /** Generated in this process, so its end is noticed here. */
   isLocal: boolean
-  /** The first record came, or nobody waits for it any more. */
+  /** The first record arrived, or nobody waits for it any more. */
   onStarted(): void
-  /** What was asked for may be asked for again with its Idempotency-Key. */
+  /** Frees the Idempotency-Key, so that the request can be repeated with it. */
   forgetKey(): Promise<void>
 }
 
-/** The next record, or why there is none; null when it was closed. */
+/** The next record, or why there is none; null if closed. */
 export type Next = StreamRecord | Failure | null
 
-/** Its operation is settled right after the end of its stream was written. */
+/** The operation is settled right after the end of its stream is written. */
 const settleWaitMs = 2_000
 
-/** Why a generation failed, as the result of its operation says; null when it does not. */
+/** The failure in the operation's result; null if it has none. */
 export async function keptFailure({ intake }: Pick<GenerationDeps, 'intake'>, id: string): Promise<Failure | null> {
   const result = (await intake.core.waiters.wait(id, settleWaitMs))?.result
   const isFailure = typeof result === 'object' && result !== null && 'status' in result && 'error' in result
@@ -65,14 +65,14 @@ export class Delivery {
   #failure: Failure | null = null
   #position: number | null = null
   #overdue: NodeJS.Timeout | undefined
-  /** For a record; else for its client, who has not taken the last one. */
+  /** Waits for a record; otherwise for its client, who has not taken the last one. */
   isWaiting = false
-  /** Looks since the operation was seen to have ended, during which nothing came of the log. */
+  /** Looks without new records since the operation ended. */
   missingEnds = 0
   isShared: boolean
-  /** Its end was told: nothing is left to cancel or to read. */
+  /** The end was sent: there is nothing left to cancel or to read. */
   hasEnded = false
-  /** When to look at it again, by `performance.now()`. */
+  /** When to look again, by `performance.now()`. */
   lookAt = 0
 
   constructor(deps: GenerationDeps, options: DeliveryOptions) {
@@ -91,12 +91,12 @@ export class Delivery {
     return this.#started
   }
 
-  /** Its first record is the whole answer: once it runs, it has the time that an answer may take. */
+  /** The first record is the whole answer: once it runs, the limit for a whole answer applies. */
   get isWhole(): boolean {
     return this.#o.isWhole
   }
 
-  /** When the time is over that was promised, unless it was closed before. */
+  /** Calls `act` when the promised time is over, unless closed before. */
   onOverdue(act: () => void): void {
     if (this.waitUntil !== null) this.#overdue = setTimeout(act, this.waitUntil - performance.now())
   }
@@ -109,7 +109,7 @@ export class Delivery {
     } catch (fault) {
       if (!(fault instanceof LogFault)) throw fault
       if (this.#failure === null && (await this.#hasMoved())) return this.next()
-      // Who writes to a Redis that is away has given the stream up by now.
+      // A writer whose Redis is unreachable has abandoned the stream by now.
       return this.#failure ?? (this.entry.log === 'redis' ? failures.logLost : failures.logAway)
     } finally {
       this.isWaiting = false
@@ -120,7 +120,7 @@ export class Delivery {
     return record
   }
 
-  /** Begun anew in another log, as the first was gone before anything was in it. */
+  /** Restarted in another log, because the first was lost while it was empty. */
   async #hasMoved(): Promise<boolean> {
     if (this.#started || this.entry.log === 'postgres') return false
     const entry = await this.#deps.registry.find(this.id)
@@ -142,7 +142,7 @@ export class Delivery {
     return this.#failure === failures.draining
   }
 
-  /** Told instead of what would come: ends the wait for it. */
+  /** Ends the wait: reported instead of the next record. */
   fail(why: Failure): void {
     this.#failure ??= why
     this.close()
@@ -153,7 +153,7 @@ export class Delivery {
     this.#follower.close()
   }
 
-  /** Whatever is in the log by now. */
+  /** Reads what the log has now. */
   kick(): void {
     this.#follower.kick()
   }
@@ -163,7 +163,7 @@ export class Delivery {
     connection.onClosed(() => this.close())
   }
 
-  /** Until the end. `first`: what is waited for already. */
+  /** Runs until the end. `first`: the read that has already started. */
   async stream(connection: SseConnection, first?: Promise<Next>): Promise<Outcome> {
     const { format } = this.entry
     for (let coming = first; ; coming = undefined) {
@@ -192,11 +192,11 @@ export class Delivery {
     this.#connection?.write(forms[this.entry.format].queued(position, etaSeconds))
   }
 
-  /** Nobody waits for it any more: it is not generated, and whoever resumes it is told why. */
+  /** Nobody waits for it any more: it is not generated, and a client that resumes it gets the reason. */
   async giveUp(why: Failure): Promise<void> {
     const outcome = await this.#deps.intake.cancel(this.id, why.error.message)
     await this.#o.forgetKey()
-    // One that runs is ended by who runs it.
+    // A running one is ended by the process that runs it.
     if (outcome !== 'cancelled') return
     await endAt(this.#deps, this.entry, 0, 'unbegun', forms[this.entry.format].failed(why))
   }

@@ -115,7 +115,7 @@ describe('how the demo model says it', () => {
     const startMs = performance.now()
     await answered(asked('Write 41 words'), { tokensPerSecond: 200 })
     const tookMs = performance.now() - startMs
-    // The first at once, then forty at 5 ms; never early, and a late timer is made up for.
+    // The first at once, then forty at 5 ms; never early, and late timers catch up.
     expect(tookMs).toBeGreaterThanOrEqual(199)
     expect(tookMs).toBeLessThan(5_000)
   })

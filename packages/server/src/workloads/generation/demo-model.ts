@@ -1,9 +1,9 @@
 /**
- * The built-in model: it answers from a stock of sentences, at a set pace, always the same to the same question, so that
- * everything about streaming can be tried without a model.
+ * The built-in model: answers from a stock of sentences at a fixed pace, always the same for the same question, so that
+ * streaming can be tried without a model.
  *
- * A stream's tokens are due by the time since it began, so that neither a late timer nor a slow reader shifts the pace. One
- * timer serves all streams, and runs while one of them waits.
+ * A token is due by the time since its stream began, so that neither a late timer nor a slow reader shifts the pace.
+ * One timer serves all streams, and runs only while one of them waits.
  */
 
 import { badLimitOf, type DemoAnswer, demoAnswer } from './demo-text.js'
@@ -17,18 +17,18 @@ import {
 } from './upstream.js'
 
 const modelName = 'demo'
-/** In one batch, after which the reader is asked whether it wants more. */
+/** Maximum tokens in one batch; then the reader is asked whether it wants more. */
 const batchTokensMax = 256
 const tickMsMin = 5
 const tickMsMax = 20
 
-/** One stream's place in the pacer; `wake` is null while it does not wait. */
+/** One stream in the pacer; `wake` is null while it is not waiting. */
 interface Sleeper {
   dueMs: number
   wake: (() => void) | null
 }
 
-/** Wakes who waits for a time. */
+/** Wakes sleepers when they are due. */
 class Pacer {
   readonly #sleepers = new Set<Sleeper>()
   readonly #tickMs: number
@@ -38,7 +38,7 @@ class Pacer {
     this.#tickMs = tickMs
   }
 
-  /** Until its time, or until it is woken before: the caller looks which it was. */
+  /** Sleeps until due or woken early: the caller checks which. */
   sleep(sleeper: Sleeper): Promise<void> {
     return new Promise((resolve) => {
       sleeper.wake = () => {
@@ -51,7 +51,7 @@ class Pacer {
     })
   }
 
-  /** Before their time. */
+  /** Wakes all before they are due. */
   wakeAll(): void {
     for (const sleeper of this.#sleepers) sleeper.wake?.()
     this.#tick()
@@ -68,7 +68,7 @@ class Pacer {
   }
 }
 
-/** The texts of one stream's chunks; what they share is written once. */
+/** The texts of one stream's chunks; shared parts are built once. */
 class ChunkTexts {
   readonly #head: string
   readonly #wantsUsage: boolean
@@ -213,7 +213,7 @@ class DemoModel implements Upstream {
     yield [wholeCompletion(answer, request.operationId)]
   }
 
-  /** Throws when it takes too long, when it is not wanted any more, and when the model is closed. */
+  /** Throws on timeout, on abort, and when the model is closed. */
   async #sleep(sleeper: Sleeper, dueMs: number, endMs: number, signal: AbortSignal): Promise<void> {
     if (performance.now() < dueMs) {
       sleeper.dueMs = Math.min(dueMs, endMs)
@@ -225,7 +225,7 @@ class DemoModel implements Upstream {
   }
 }
 
-/** `tokensPerSecond` above 0, of each stream. */
+/** `tokensPerSecond`: above 0, per stream. */
 export function demoModel({ tokensPerSecond }: { tokensPerSecond: number }): Upstream {
   return new DemoModel(tokensPerSecond)
 }

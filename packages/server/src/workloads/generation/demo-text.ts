@@ -1,8 +1,8 @@
-/** What the demo model says: a function of the request's body alone. */
+/** The demo model's text depends on the request body only. */
 import { createHash } from 'node:crypto'
 
 export interface DemoAnswer {
-  /** Made as they are asked for: an answer of 100,000 words is never in memory as a whole. */
+  /** Generated on demand: an answer of 100,000 words is never in memory as a whole. */
   tokens(): Generator<string, undefined>
   tokenCount: number
   promptTokens: number
@@ -49,7 +49,7 @@ function messagesOf(body: Members): { role: unknown; text: string }[] {
   }))
 }
 
-/** Without a list of all words: a prompt may have ten million characters. */
+/** Counts without a list of words: a prompt may have ten million characters. */
 function wordCount(text: string): number {
   let count = 0
   for (const _ of text.matchAll(/\S+/g)) count++
@@ -62,7 +62,7 @@ function firstWords(question: string): string {
   return quoted.join(' ') + (words.length > quotedWordsMax ? ' …' : '')
 }
 
-/** Of "write 1,500 words", "in 200 tokens" and the like. */
+/** From "write 1,500 words", "in 200 tokens" and the like. */
 function wordsAskedFor(question: string): number | null {
   const asked = /\b(\d{1,3}(?:,\d{3})+|\d{1,9})[\s-]+(?:words?|tokens?)\b/i.exec(question)?.[1]
   if (asked === undefined) return null
@@ -83,7 +83,7 @@ function* wordsOf(question: string): Generator<string, undefined> {
   }
   const digest = createHash('sha256').update(question).digest()
   const start = digest.readUInt8(0) % stock.length
-  // With a stock of twelve, a stride of 1, 5, 7 or 11 comes to every sentence.
+  // With a stock of twelve, a stride of 1, 5, 7 or 11 reaches every sentence.
   const stride = [1, 5, 7, 11][digest.readUInt8(1) % 4] ?? 1
   for (let number = 0; ; number++) {
     const sentence = stock[(start + number * stride) % stock.length] ?? []
@@ -102,7 +102,7 @@ function ownLength(question: string): number {
   return length
 }
 
-/** The limit of the request that no answer can keep to; null: there is none. */
+/** The name of an invalid limit in the request; null: none. */
 export function badLimitOf(body: Members): string | null {
   const isBad = (limit: unknown): boolean => limit !== undefined && limit !== null && !(Number(limit) >= 1)
   return ['max_tokens', 'max_completion_tokens'].find((name) => isBad(body[name])) ?? null

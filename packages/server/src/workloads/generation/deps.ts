@@ -1,4 +1,4 @@
-/** What the server hands to the generation workload: rooms that a workload does not reach itself, as what it needs of them. */
+/** The parts of the server that the generation workload needs but does not import itself. */
 
 import type { IntakeApi, LogName, LogWriter, Relay, StreamLog, StreamRegistry } from 'spillway/workload'
 import type { SseHub } from '../../http/sse.js'
@@ -6,12 +6,12 @@ import type { GenerationMetrics } from '../../telemetry/generation-metrics.js'
 import type { Upstream, UpstreamLimits } from './upstream.js'
 
 export interface GenerationSettings {
-  /** Generations that run in this process at once. */
+  /** Maximum generations running in this process. */
   concurrency: number
   pool: { perIdentity: number; total: number }
   failover: {
     enabled: boolean
-    /** From acceptance to the first token, for what was queued. */
+    /** From acceptance to the first token, for queued generations. */
     timeoutMs: number
     retriesMax: number
     baseDelayMs: number
@@ -19,10 +19,10 @@ export interface GenerationSettings {
     depthMax: number
   }
   limits: UpstreamLimits
-  /** How long a native generation goes on that nobody reads. */
+  /** How long a native generation continues without a reader. */
   detachGraceMs: number
   chatBodyBytes: number
-  /** How long what is under way may go on once the process is to stop. */
+  /** How long running generations may continue after the process is asked to stop. */
   drainMs: number
 }
 
@@ -31,9 +31,9 @@ export interface GenerationDeps {
   settings: GenerationSettings
   upstream: Upstream
   registry: StreamRegistry
-  /** Null: there is no such log here. */
+  /** Null: this process has no such log. */
   logOf(name: LogName): { log: StreamLog; writer: LogWriter } | null
-  /** Where a stream that begins now is kept. */
+  /** The log for new streams. */
   newLog(): LogName
   relay: Relay
   sse: SseHub

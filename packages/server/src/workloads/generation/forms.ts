@@ -1,4 +1,4 @@
-/** How a stream looks: what a chunk of the log is made of, and what of it goes on the wire. */
+/** Stream formats: which text a chunk has in the log, and what goes on the wire. */
 import { doneText, type StreamStatus } from '@spillway/protocol/wire'
 import type { EndKind, StreamRecord } from 'spillway/workload'
 import type { Failure, Format } from './request.js'
@@ -12,11 +12,11 @@ export interface Totals {
 }
 
 interface Form {
-  /** The text of a chunk, for the log; null when there is nothing in it for a reader. */
+  /** The text of a chunk for the log; null if it has nothing for a reader. */
   chunk(chunk: UpstreamChunk, index: number): string | null
   done(totals: Totals): string
   failed(failure: Failure): string
-  /** The block of a chunk. `id` null: it is not in the log. */
+  /** The block of a chunk. `id` null: not in the log. */
   block(text: string, id: number): string
   end(kind: EndKind, text: string, id: number | null): string
   queued(position: number, etaSeconds: number): string
@@ -28,9 +28,9 @@ const openai: Form = {
   done: () => doneText,
   failed: ({ error }) => JSON.stringify({ error }),
   block: (text, id) => `id: ${id}\ndata: ${text}\n\n`,
-  // After an error there is no [DONE]: OpenAI's clients would take the stream for whole.
+  // No [DONE] after an error: OpenAI's clients would take the stream for complete.
   end: (_kind, text, id) => (id === null ? `data: ${text}\n\n` : `id: ${id}\ndata: ${text}\n\n`),
-  // A comment and one newline: a blank line would end a block without data, which OpenAI's decoders do not survive.
+  // A comment and one newline: a blank line would end a block without data, which crashes OpenAI's decoders.
   queued: (position, etaSeconds) => `: queued position=${position} eta_seconds=${etaSeconds}\n`,
   status: ({ status }) => `: ${status}\n`,
 }
@@ -57,7 +57,7 @@ const native: Form = {
 
 export const forms: Readonly<Record<Format, Form>> = { openai, native }
 
-/** The blocks of a record, in one text. */
+/** The blocks of a record as one text. */
 export function blocksOf(format: Format, record: StreamRecord): string {
   const form = forms[format]
   const { chunks, first, end } = record

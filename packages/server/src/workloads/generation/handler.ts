@@ -1,15 +1,16 @@
 /**
  * Runs a generation, wherever it was accepted.
  *
- *   opened ──log has an end──► nothing to do (an earlier attempt came to it, and was not settled)
+ *   opened ──log has an end──► nothing to do (an earlier attempt reached it, and was not settled)
  *      │────log has chunks──► ended with an error: a second sample is never spliced to the first
  *      └──► upstream asked ──chunks, each in the log before anyone sees it──► done
- *              │ fault before the first chunk that may pass ──► tried again, by whoever is free then
+ *              │ transient fault before the first chunk ──► retried by any free process
  *              │ any other fault, too long ──► ended with an error
  *              │ cancelled, or nobody reads it ──► ended as cancelled
- *              └ the lease is lost ──► nothing is written any more: who has it now says how it ends
+ *              └ lease lost ──► writes nothing more: the new owner ends it
  *
- * Crash points: before the first record is durable it is simply run again; after it, the next attempt ends the stream.
+ * Crash points: before the first record is durable the generation is run again; after it, the next attempt ends the
+ * stream.
  */
 import type { EndKind, StreamEntry, StreamLog, StreamWriter } from 'spillway/workload'
 import { FailOperation, LogFault, OperationAborted, RetryOperation, type RunContext } from 'spillway/workload'
@@ -20,7 +21,7 @@ import { type Failure, failure, failures, type Generated, type Generation } from
 import type { StreamDirectory } from './stream-directory.js'
 import { type OpenAiError, UpstreamFault, type UpstreamLimits } from './upstream.js'
 
-/** How often an end is tried while a process that was given up still writes. */
+/** How often to try writing an end while a process that lost its lease still writes. */
 const endTriesMax = 10
 
 export class Handler {
@@ -35,7 +36,7 @@ export class Handler {
     this.#places = places
   }
 
-  /** Ids of what runs here. */
+  /** Ids of the generations running here. */
   get running(): readonly string[] {
     return [...this.#running.keys()]
   }
@@ -48,7 +49,7 @@ export class Handler {
     return this.#running.get(id)?.generation.format
   }
 
-  /** Nobody reads it: it is ended as if it had been cancelled. */
+  /** Nobody reads it: ended as if cancelled. */
   abandon(id: string): void {
     this.#running.get(id)?.stop.abort(abandoned)
   }
@@ -83,11 +84,11 @@ export class Handler {
     })
     if (entry.ended !== null) return nothingNew
     const place = this.#deps.logOf(entry.log)
-    // Begun where Redis was configured, and now it is not.
+    // It started with Redis, which is no longer configured.
     if (place === null) return this.#failElsewhere(entry, failures.logLost)
     const last = await this.#lastKnown(entry, place.log)
     if (last === 'ended') return nothingNew
-    // What the log has lost cannot be gone on with: its readers may have chunks of it.
+    // A lost log cannot be continued: readers may have chunks from it.
     if (last === 'lost') return this.#failElsewhere(entry, failures.logLost)
     const ring = generation.watcher !== intake.instance
     if (last > 0) return this.#refuseSecondSample(entry, generation)
@@ -103,7 +104,7 @@ export class Handler {
       const last = await this.#lastOf(entry)
       return last === 0 && (await log.marks?.isLost(entry.key.id)) === true ? 'lost' : last
     } catch (fault) {
-      // Redis is away: nobody can say what its readers have.
+      // Redis is unreachable: nobody knows which chunks its readers have.
       if (fault instanceof LogFault) return 'lost'
       throw fault
     }
@@ -133,7 +134,7 @@ export class Handler {
   }
 }
 
-/** Its clients left: nobody has asked for it to be cancelled. */
+/** Its clients left; nobody requested the cancellation. */
 const abandoned = new OperationAborted('cancelled')
 
 interface Running {
@@ -147,7 +148,7 @@ function fail(why: Failure): never {
   throw new FailOperation(why.error.message, { result: why })
 }
 
-/** Writes an end behind `last`, for a stream that nobody generates here. */
+/** Writes an end after `last`, for a stream that is not generated here. */
 export async function endAt(
   deps: Pick<GenerationDeps, 'logOf' | 'registry'>,
   entry: StreamEntry,
@@ -162,7 +163,7 @@ export async function endAt(
   return written
 }
 
-/** One attempt at a stream that has no chunk yet. */
+/** One attempt at a stream without chunks. */
 class Attempted {
   writer: StreamWriter | undefined
   readonly #deps: GenerationDeps
@@ -240,12 +241,12 @@ class Attempted {
     return this.writer
   }
 
-  /** Since it was accepted, by the database clock. */
+  /** Time since acceptance, by the database clock. */
   get #ageMs(): number {
     return this.#entry.ageMs + performance.now() - this.#startedAt
   }
 
-  /** From its acceptance to its first token, over all attempts: as was promised to who was queued, else as it may take. */
+  /** Limit from acceptance to the first token, over all attempts: the promised wait if queued, else the configured limits. */
   get #mayWaitMs(): number {
     const { firstTokenMs, totalMs } = this.#deps.settings.limits
     return this.#entry.direct ? Math.min(firstTokenMs, totalMs, this.#patienceMs) : this.#generation.waitMs
@@ -259,7 +260,7 @@ class Attempted {
     return this.#mayWaitMs - this.#ageMs
   }
 
-  /** Of this attempt: what earlier ones have used up is gone. */
+  /** Limits of this attempt, without the time used by earlier ones. */
   #limits(): UpstreamLimits {
     const { firstTokenMs, idleMs, totalMs } = this.#deps.settings.limits
     const ageMs = this.#ageMs
@@ -272,7 +273,7 @@ class Attempted {
   }
 
   async #ended(fault: unknown): Promise<Generated> {
-    // Whatever it was noticed by: a push that was refused, or a look at it.
+    // Set by a refused push or by a look at the log.
     const { gone } = this.#open()
     if (gone !== null) return this.#logGone(gone)
     if (this.#signal.aborted) return this.#aborted(this.#signal.reason)
@@ -296,7 +297,7 @@ class Attempted {
     })
   }
 
-  /** Null: not again. 0: after the usual back-off. */
+  /** Null: no retry. 0: after the usual backoff. */
   #againIn(fault: UpstreamFault): number | null {
     if (!fault.retryable || this.#chunks > 0 || this.#context.attempt >= this.#context.maxAttempts) return null
     const { failover } = this.#deps.settings
@@ -314,7 +315,7 @@ class Attempted {
       case 'timeout':
         return this.#endWith(failures.tooLong)
       case 'stopping':
-        // Told now, while its readers may still be here; one without a chunk is run by another.
+        // Ended now, while its readers may still be connected. A stream without chunks is run by another process.
         if (this.#chunks > 0) await this.#end('error', forms[this.#generation.format].failed(failures.interrupted))
         else this.#open().close()
         throw new OperationAborted('stopping')
@@ -324,7 +325,7 @@ class Attempted {
     }
   }
 
-  /** Who left before there was anything may come back with its key; the time that it was promised was the reason else. */
+  /** A client that left before the first chunk may come back with its key; so may one whose promised time is over. */
   #cancelled(isAbandoned: boolean): Promise<'written' | 'lost' | 'failed'> {
     const { failed } = forms[this.#generation.format]
     if (this.#chunks > 0) return this.#end('cancelled', failed(failures.cancelled))
@@ -332,12 +333,12 @@ class Attempted {
     return this.#end(isAbandoned ? 'unbegun' : 'cancelled', failed(failures.cancelled))
   }
 
-  /** Another has the stream, or its log does not answer. */
+  /** Another process has the stream, or its log does not answer. */
   async #logGone(why: 'lost' | 'failed'): Promise<Generated> {
     this.#open().close()
     const { key, log } = this.#entry
     const isGone = why === 'failed' || (await this.#isLogGone())
-    // Whoever it belongs to by the queue finds the chunks that are there, and ends it.
+    // The process that owns it in the queue finds the existing chunks and ends it.
     if (!isGone) throw new OperationAborted('lease_lost')
     const again = new RetryOperation('The log of the stream did not answer.', { result: failures.logAway })
     if (log === 'postgres') throw again
@@ -346,7 +347,7 @@ class Attempted {
       await this.#deps.registry.ended(key.id, written > 0 ? 'error' : 'unbegun')
       return fail(failures.logLost)
     }
-    // Nobody can have read any of it: who reads elsewhere would have been rung for, and who reads here is told by us.
+    // Nobody can have read it: a remote reader would have needed a notification, and we notify the local ones.
     await this.#deps.registry.moved(key.id, 'postgres')
     this.#deps.relay.lost(key.id)
     throw again
@@ -377,7 +378,7 @@ class Attempted {
     try {
       await this.#deps.registry.ended(this.#entry.key.id, kind)
     } catch (fault) {
-      // The record says it too; without this note the entry is only kept a little longer.
+      // The record has the end too; without this note the entry is only kept a little longer.
       this.#deps.log.warn({ err: fault, stream: this.#entry.key.id }, 'the end of a stream could not be noted')
     }
     return written
@@ -390,13 +391,13 @@ function codePoints(text: string): number {
   return count
 }
 
-/** The upstream's own error as it is; for what we found, a code of the list that callers know. */
+/** The upstream's own error unchanged; for faults we detected, a code from the documented list. */
 function toldError({ code, error }: UpstreamFault): OpenAiError {
   if (error.code !== code || code === 'upstream_rejected' || code === 'upstream_timeout') return error
   return { ...error, code: code === 'upstream_overloaded' ? 'overloaded' : 'upstream_error' }
 }
 
-/** What a caller is told of an upstream's fault: its own status where it refused the request, else ours. */
+/** The status for the caller: the upstream's own if it refused the request, else ours. */
 function statusOf(fault: UpstreamFault): number {
   switch (fault.code) {
     case 'upstream_rejected':

@@ -18,13 +18,13 @@ export interface GenerationWorkload {
   deps: GenerationDeps
   serving: Serving
   start(): void
-  /** Lets what streams come to its end; to be called once nothing new is taken. */
+  /** Lets running streams finish. Call it after intake has stopped. */
   drain(): Promise<void>
-  /** To be called when nothing runs any more, while the store is still there. */
+  /** Call it when nothing runs any more and the store is still open. */
   close(): Promise<void>
 }
 
-/** Beside the limits of the stream itself, for opening and ending it. */
+/** Time for opening and ending the stream, in addition to its own limits. */
 const marginMs = 30_000
 const showMs = 1_000
 
@@ -39,7 +39,7 @@ export function defineGeneration(deps: GenerationDeps): GenerationWorkload {
       body: Generation,
       lane: ({ lane }) => [queueName, lane],
       gates: [pressure()],
-      // A level of its own: who waits here, perhaps for long, does not set the virtual time of the others.
+      // A separate level: generations may wait long and must not set the virtual time of others.
       priority: 7,
       slots: { name: 'generation', concurrency: settings.concurrency },
       abortable: true,

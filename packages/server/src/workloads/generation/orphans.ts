@@ -1,10 +1,10 @@
 /**
- * Ends streams that have no end and nobody left to write one: their operation has left the queue. Its process died between
- * taking it out and writing the end, the log did not take the end, it died with its processes too often to be run again, or
- * its stream was opened by a statement that was believed to have failed.
+ * Ends streams whose operation has left the queue without writing an end. Either its process died between the two
+ * steps, the log refused the end, the operation died with its processes too often, or a statement that seemed to fail
+ * opened the stream.
  *
  *   orphaned ──grace──► log has an end ──► noted          (Redis only: the store's own log notes it with the record)
- *                           └──► an end is written behind what is there; whoever wrote meanwhile has it
+ *                           └──► an end is written after the last record; a concurrent writer wins
  */
 import { type EndKind, LogFault, type OperationReport, type StreamEntry } from 'spillway/workload'
 import { keptFailure } from './delivery.js'
@@ -13,11 +13,11 @@ import { forms } from './forms.js'
 import { endAt } from './handler.js'
 import { failures } from './request.js'
 
-/** Over all processes. */
+/** For all processes together. */
 const roundMs = 2_000
-/** Who took the operation out of the queue writes the end itself, right behind that. */
+/** The process that took the operation out of the queue writes the end right after. */
 const graceMs = 3_000
-/** Of their ids, in the log line. */
+/** Maximum ids in the log line. */
 const toldMax = 10
 
 export class Orphans {
@@ -71,11 +71,11 @@ export class Orphans {
     const kind: EndKind = last === 0 ? 'unbegun' : report?.status === 'cancelled' ? 'cancelled' : 'error'
     const text = forms[entry.format].failed(kept ?? failures.interrupted)
     const written = head === null ? 'failed' : await endAt(this.#deps, entry, last, kind, text)
-    // A log that is away or lost has nothing to say any more. The store's own is tried again.
+    // A Redis log that is unreachable or lost is final. The store's own log is retried.
     if (written === 'failed' && entry.log !== 'postgres') await registry.ended(id, 'error')
   }
 
-  /** Null: the log is gone, or away. */
+  /** Null: the log is lost or unreachable. */
   async #headOf(entry: StreamEntry): Promise<{ last: number; end: EndKind | null } | null> {
     if (entry.log === 'postgres') return { last: entry.last, end: null }
     const log = this.#deps.logOf(entry.log)?.log

@@ -1,25 +1,25 @@
-/** A generation as it waits in the queue: all that whoever runs it needs to know. */
+/** A generation in the queue: everything needed to run it. */
 import { type OpenAiError, type ProblemCode, problems } from '@spillway/protocol/wire'
 import { withoutRepeated } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
 
 export const Generation = Type.Object({
   format: Type.Union([Type.Literal('openai'), Type.Literal('native')]),
-  /** An OpenAI chat body as JSON text, as it is sent on. A string: an object would not keep its numbers. */
+  /** An OpenAI chat body as JSON text, sent unchanged. A string, because an object would not keep its numbers exact. */
   chat: Type.String(),
   stream: Type.Boolean(),
-  /** The stream ends with a chunk that tells the usage. */
+  /** The stream ends with a chunk that contains the usage. */
   usage: Type.Boolean(),
   threadId: Type.String(),
-  /** Partition of its lane. */
+  /** The lane's partition. */
   lane: Type.String(),
-  /** If it has to wait for its turn: from acceptance to the first token, so long at most. */
+  /** If queued: maximum time from acceptance to the first token. */
   waitMs: Type.Number(),
-  /** How long its caller waits for the whole of it; null: it did not say, or reads it as a stream. */
+  /** How long the caller waits for the whole answer; null: unknown, or it reads a stream. */
   patienceMs: Type.Union([Type.Number(), Type.Null()]),
-  /** Of the process whose client reads it. */
+  /** The process whose client reads it. */
   watcher: Type.String(),
-  /** Names the place in the pool that is given back when it has run; only that process knows it. */
+  /** The pool place to return when it has run; only its process knows it. */
   place: Type.Union([Type.String(), Type.Null()]),
 })
 export type Generation = Static<typeof Generation>
@@ -27,8 +27,8 @@ export type Generation = Static<typeof Generation>
 export type Format = Generation['format']
 
 /**
- * A chat body as it is carried, and what we read of it. Of members with one name the last is sent, as it was read here:
- * an upstream that reads the first would be asked something else.
+ * The chat body to send, and the members we read. Of duplicate members the last is sent, the one we read: an upstream
+ * that reads the first would get a different request.
  */
 export function carriedChat(
   body: Readonly<Record<string, unknown>>,
@@ -38,7 +38,7 @@ export function carriedChat(
   return { chat: withoutRepeated(text), stream: body.stream === true, usage }
 }
 
-/** What became of a generation: the result of its operation. */
+/** The result of a generation's operation. */
 export interface Generated {
   chunk_count: number
   total_length: number
@@ -46,7 +46,7 @@ export interface Generated {
   duration_ms: number
 }
 
-/** Why there was none: the result of a failed operation, and what its caller is told. */
+/** The result of a failed operation, and what its caller gets. */
 export interface Failure {
   status: number
   retry_after_ms: number | null
@@ -54,7 +54,7 @@ export interface Failure {
   error: OpenAiError
 }
 
-/** A fault of ours, in the shape that OpenAI's clients read. */
+/** Our own error, in the shape that OpenAI's clients read. */
 export function failure(
   code: string,
   status: number,
@@ -69,7 +69,7 @@ export function failure(
   }
 }
 
-/** What an end that is no proper one says in the log, for a caller who is told it by a status. */
+/** Reads an error end from the log, for a caller that gets it as a status. */
 export function toldFailure(text: string): Failure {
   const told = JSON.parse(text)
   const { message, code }: OpenAiError = told.error ?? told
@@ -83,7 +83,7 @@ export const failures = {
     503,
     'The process that generated this answer was lost. What came so far is all there is; ask again.',
   ),
-  /** Not to be resumed, so that it has that code: there is nothing to come. */
+  /** Has this code because it cannot be resumed: nothing more will come. */
   logLost: failure(
     'stream_interrupted',
     503,

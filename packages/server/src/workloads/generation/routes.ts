@@ -1,4 +1,4 @@
-/** The routes of contract §6. Under `/v1` as OpenAI's clients know them, errors included; the native ones with problems. */
+/** The routes of contract §6. Under `/v1` with OpenAI's formats and errors; the native routes with problem documents. */
 import { setTimeout as delay } from 'node:timers/promises'
 import {
   ChatCompletionRequest,
@@ -98,7 +98,7 @@ function addNative(app: App, { serving, deps }: GenerationWorkload): void {
   app.post<{ Body: NativeStreamRequest }>(
     '/api/v1/stream',
     {
-      // A query of as many characters as it may have can be larger than other bodies, escaped.
+      // A query of the maximum length can exceed the usual body limit when escaped.
       bodyLimit: deps.settings.chatBodyBytes,
       schema: {
         tags: nativeTags,
@@ -127,7 +127,7 @@ function addResume(app: App, { serving, deps }: GenerationWorkload): void {
   app.get<{ Params: { id: string }; Querystring: { starting_after?: number } }>(
     '/api/v1/streams/:id',
     {
-      // A HEAD would hold a stream open that nobody reads.
+      // A HEAD would hold open a stream that nobody reads.
       exposeHeadRoute: false,
       schema: {
         tags: nativeTags,
@@ -144,11 +144,11 @@ function addResume(app: App, { serving, deps }: GenerationWorkload): void {
       if (entry === null) return sendProblem(reply, noStream)
       const after = startAfter(request)
       if (typeof after !== 'number') return sendProblem(reply, after)
-      // One whose end is lost with its log is told so, or its reader would take what it has for the whole.
+      // If the end was lost with its log, the reader gets an error. Otherwise it would take its part for the whole.
       const hasEnd = entry.log === 'postgres' ? entry.ended !== null : await isEndedAt(deps, entry, after)
       const { last } = entry
       if (hasEnd && after >= last) return reply.code(204).send()
-      // It would be silent until the end, which it then has not got. Redis may have lost what it was told: the relay says so.
+      // The reader would hear nothing until the end, and then miss it. Redis may have lost records; the relay reports that.
       if (entry.log === 'postgres' && after > last) return sendProblem(reply, badPosition)
       return serving.resume(entry, after, reply)
     },
@@ -178,7 +178,7 @@ function addCancel(app: App, { serving, deps }: GenerationWorkload): void {
   )
 }
 
-/** The framework holds on to a request until its answer has ended, which is minutes here; the prompt is in the store. */
+/** The framework keeps a request until its answer ends, minutes here; the prompt is already in the store. */
 function forgetBody(request: { body: unknown; bodyText?: string | undefined }): void {
   request.body = undefined
   request.bodyText = undefined
@@ -198,7 +198,7 @@ function askedBy(
   return {
     ...of,
     identity: request.principal.identity,
-    // The same key on the other route is another: both are operations of one type.
+    // Both routes share one operation type, so the format keeps their keys apart.
     idempotencyKey: key.key === undefined ? undefined : `${of.format}\0${key.key}`,
     keyedOn: key.key === undefined ? '' : digestUuid(request.bodyText ?? of.chat),
     traceparent: request.trace.traceparent,
@@ -222,7 +222,7 @@ const badThreadId: Problem = {
 
 const noStream: Problem = { code: 'not_found', detail: 'There is no such stream, or it has expired.' }
 
-/** Null: unknown, expired, or another's, which is not told apart. */
+/** Null: unknown, expired, or another caller's. These look the same. */
 async function ownStream(
   { registry, intake }: Pick<GenerationWorkload['deps'], 'registry' | 'intake'>,
   request: Request & { params: { id: string } },
@@ -233,7 +233,7 @@ async function ownStream(
   let entry = await registry.find(id)
   for (const waitMs of openingMs) {
     if (entry !== null) break
-    // Whoever waits is told its id at once; its stream is being opened.
+    // A waiting client gets its id at once, while its stream is still being opened.
     const [report] = await intake.statusOf([id])
     if (report?.status !== 'pending' && report?.status !== 'processing') return null
     await delay(waitMs)
@@ -244,13 +244,13 @@ async function ownStream(
   return entry.identity === principal.identity || mayAll(principal) ? entry : null
 }
 
-/** Whether its log, which is not the store's own, has its end, and nothing behind that position. */
+/** Whether a log other than the store's has the end and nothing after this position. */
 async function isEndedAt(deps: GenerationWorkload['deps'], entry: StreamEntry, after: number): Promise<boolean> {
   const head = await deps.logOf(entry.log)?.log.head(entry.key)
   return head !== undefined && head.end !== null && after >= head.last
 }
 
-/** The header comes from browsers that reconnect by themselves, and is the newer of the two. */
+/** The header comes from browsers that reconnect automatically, and is the newer of the two. */
 function startAfter(request: Request & { query: { starting_after?: number } }): number | Problem {
   const header = request.headers['last-event-id']
   if (header === undefined || header === '') return request.query.starting_after ?? 0

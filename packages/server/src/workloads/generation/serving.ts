@@ -1,4 +1,4 @@
-/** From a request that was checked to its answer: admitted, then streamed or answered whole; resumed; left. */
+/** From a validated request to its answer: admits, streams or answers whole, resumes, and handles clients that leave. */
 import type { ServerResponse } from 'node:http'
 import {
   type ProblemCode,
@@ -30,7 +30,7 @@ import { type Failure, type Format, failures, toldFailure } from './request.js'
 import type { StreamDirectory } from './stream-directory.js'
 import type { Watch } from './watch.js'
 
-/** An upstream that refuses does so at once: its status is the answer's, if it comes before the head was sent. */
+/** An upstream refuses quickly: if the refusal comes before the head is sent, the answer has its status. */
 const headGraceMs = 100
 
 const openingMs = [20, 100, 500]
@@ -59,7 +59,7 @@ export class Serving {
     this.#parts = parts
   }
 
-  /** `POST` with a stream as its answer. Whoever waits has its head and its place at once, before all else. */
+  /** `POST` with a stream as its answer. A queued client gets the head and its position first. */
   async stream(asked: Asked, reply: Reply): Promise<Reply> {
     const admitted = await this.#admit(asked, reply)
     if (!admitted.ok) return sendProblem(reply, admitted.problem)
@@ -98,7 +98,7 @@ export class Serving {
     }
   }
 
-  /** Beside the request, which is over for the framework: what is kept until the end is the delivery and the socket. */
+  /** Runs outside the request, which has ended for the framework: only the delivery and the socket are kept. */
   #run(delivery: Delivery, connection: SseConnection, letGo: () => void, first?: Promise<Next>): void {
     delivery
       .stream(connection, first)
@@ -112,7 +112,7 @@ export class Serving {
       .finally(letGo)
   }
 
-  /** Once it is decided the prompt is in the store, or of no use: neither it nor its space is kept while the answer is made. */
+  /** After the decision the prompt is in the store or not needed: neither it nor its space is kept during the answer. */
   async #admit(asked: Asked, reply: Reply): ReturnType<Admission['admit']> {
     const admitted = await this.#decide(asked)
     asked.chat = ''
@@ -121,20 +121,20 @@ export class Serving {
     return admitted
   }
 
-  /** What the key of an attempt that never began has kept is no answer: it is free for this one. */
+  /** The key of an attempt that never began holds no answer, so this request may use it. */
   async #decide(asked: Asked): ReturnType<Admission['admit']> {
     const { admission } = this.#parts
     const admitted = await admission.admit(asked)
     if (!admitted.ok || !admitted.replayed || !(await this.#isUnbegun(admitted.id))) return admitted
     await admission.forgetKey(admitted.id, asked)
-    // Of several that come at once the first begins anew, and the others find that.
+    // Of several concurrent requests the first restarts it, and the others find that one.
     return admission.admit(asked)
   }
 
-  /** Nothing of it can be told again, and nothing will come: it ended before its first chunk, or its log is lost. */
+  /** It can neither be replayed nor continue: it ended before its first chunk, or its log is lost. */
   async #isUnbegun(id: string): Promise<boolean> {
     const { intake, registry, logOf } = this.#deps
-    // In this order: what has left the queue has its end in the log by then.
+    // The order matters: an operation that has left the queue has its end in the log.
     const [report] = await intake.statusOf([id])
     const entry = await registry.find(id)
     if (entry === null || entry.ended === 'unbegun') return entry !== null
@@ -187,7 +187,7 @@ export class Serving {
     }
   }
 
-  /** A stream that is there already, from behind `after` on. */
+  /** Reads an existing stream from after `after` on. */
   async resume(entry: StreamEntry, afterChunk: number, reply: Reply): Promise<Reply> {
     const { intake, registry, metrics } = this.#deps
     await registry.watched(entry.key.id, intake.instance)
@@ -206,15 +206,15 @@ export class Serving {
     return reply
   }
 
-  /** Stops it, wherever it runs. False: it has ended already. */
+  /** Stops it, wherever it runs. False: it has already ended. */
   async cancel(entry: StreamEntry, why = 'cancelled by request', kind: EndKind = 'cancelled'): Promise<boolean> {
     const outcome = await this.#deps.intake.cancel(entry.key.id, why)
-    // One that never ran has nobody to write its end.
+    // An operation that never ran has no process to write its end.
     if (outcome === 'cancelled') await endAt(this.#deps, entry, 0, kind, forms[entry.format].failed(failures.cancelled))
     return outcome !== 'gone'
   }
 
-  /** Lets what streams come to its end, for so long; then its readers are told to resume it elsewhere. */
+  /** Lets streams finish within the drain time; then readers are asked to resume elsewhere. */
   async drain(): Promise<void> {
     this.#draining = true
     if (this.#open === 0) return
@@ -260,7 +260,7 @@ export class Serving {
     const direct = layer === resilienceLayers.direct
     const stream = { id, identity, format, threadId, direct, watcher: intake.instance, isNew: !replayed }
     if (!replayed) return this.#parts.directory.open(stream)
-    // The first with this key may be opening it at this moment.
+    // The first request with this key may be opening it now.
     for (const waitMs of [0, ...openingMs]) {
       if (waitMs > 0) await after(waitMs)
       const entry = await registry.find(id)
@@ -268,19 +268,19 @@ export class Serving {
       await registry.watched(id, intake.instance)
       return entry
     }
-    // Its process died before it could; one that has run, and has no stream any more, has expired.
+    // Its process died before opening it; an operation that ran and has no stream has expired.
     const [report] = await intake.statusOf([id])
     return isUnfinished(report) ? this.#parts.directory.open(stream) : null
   }
 
-  /** Counts it as read here, from now until it is let go: it has ended, or its client left. */
+  /** Counts a reader here until it is released: the stream ended, or the client left. */
   #hold(delivery: Delivery, raw: ServerResponse): () => void {
     this.#open++
     this.#parts.watch.add(delivery)
     if (this.#draining) delivery.fail(failures.draining)
     const unwatch = whenGone(raw, () => {
       delivery.close()
-      // Half-closed only, it would wait for an answer that never comes.
+      // Half-closed, it would wait for an answer that never comes.
       raw.destroy()
     })
     return () => {
@@ -303,9 +303,9 @@ export class Serving {
   async #abandon({ id, entry, isShared, isSentAway }: Delivery): Promise<void> {
     const { registry, intake } = this.#deps
     const isUnread = await registry.unwatched(id, intake.instance)
-    // Whoever reads it elsewhere says so again; if nobody does, who generates it hears of that soon.
+    // A reader elsewhere reports itself again; if there is none, the generating process notices soon.
     if (entry.format === 'native' || isShared || isSentAway) return
-    // Somebody has come whom we have not heard of yet: elsewhere, as the registry knows, or here meanwhile.
+    // A new reader that we did not know of: elsewhere, as the registry says, or here meanwhile.
     if (!isUnread || this.#parts.watch.has(id)) return
     if (this.#parts.handler.has(id)) this.#parts.handler.abandon(id)
     else await this.cancel(entry, 'its client left', 'unbegun')
@@ -320,20 +320,20 @@ export class Serving {
     return sse.open(reply.raw, { ...own, ...headers })
   }
 
-  /** An end without anything before it, told by its status. */
+  /** An end without chunks is sent as a status. */
   async #sendFailure(reply: Reply, delivery: Delivery, why: Failure | StreamRecord): Promise<Reply> {
     delivery.hasEnded = true
     return sendProblem(reply, problemOf('status' in why ? why : await this.#failureOf(delivery.id, why)))
   }
 
-  /** The log has what is told in a stream; the result of an operation that ran has the status too. */
+  /** The log has the error text of the stream; the result of an operation that ran has the status too. */
   async #failureOf(id: string, { end, chunks }: StreamRecord): Promise<Failure> {
     const kept = end === 'cancelled' ? null : await keptFailure(this.#deps, id)
     return kept ?? toldFailure(chunks.at(-1) ?? '')
   }
 }
 
-/** It was queued by this request: its place is of interest. */
+/** This request queued it, so its position is reported. */
 function isWaiting({ layer, replayed }: Admitted): boolean {
   return layer === resilienceLayers.failover && !replayed
 }
@@ -354,7 +354,7 @@ function headersOf({ id, threadId, layer, replayed }: Head): Record<string, stri
   }
 }
 
-/** As its first caller was told. */
+/** The same head as its first caller got. */
 function headOf({ key, threadId, direct }: StreamEntry, replayed = false): Head {
   return { id: key.id, threadId, layer: direct ? resilienceLayers.direct : resilienceLayers.failover, replayed }
 }

@@ -1,4 +1,4 @@
-/** Opens streams once per process: who runs one and who reads it here ask for the same entry at the same time. */
+/** Opens streams once per process: the generating side and the reading side ask for the same entry at the same time. */
 import { LogFault, type LogName, type StreamEntry } from 'spillway/workload'
 import type { GenerationDeps } from './deps.js'
 import type { Format } from './request.js'
@@ -32,13 +32,13 @@ export class StreamDirectory {
 
   async #open(request: Opening): Promise<StreamEntry & { created: boolean }> {
     const { isNew, ...stream } = request
-    // What is there keeps the mark that it has, or has lost.
+    // An existing stream keeps its mark, or stays without it.
     const known = isNew ? null : await this.#deps.registry.find(stream.id)
     if (known !== null) return { ...known, created: false }
     return this.#deps.registry.open({ ...stream, log: await this.#newLog(stream.id) })
   }
 
-  /** One that does not take the mark would not take chunks either. */
+  /** A log that does not take the mark would not take chunks either. */
   async #newLog(id: string): Promise<LogName> {
     const { newLog, logOf } = this.#deps
     const name = newLog()

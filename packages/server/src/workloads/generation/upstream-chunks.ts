@@ -1,19 +1,19 @@
 /**
- * Chunks of a chat completion out of an upstream's body.
+ * Reads chat completion chunks from an upstream's body.
  *
- *   nothing yet ──a chunk with something in it──► telling ──[DONE]──► done
- *        │                                          │
- *        └── chunks without anything: kept back     └── an error object, or no JSON: a fault
+ *   nothing yet ──a chunk with content──► streaming ──[DONE]──► done
+ *        │                                    │
+ *        └── chunks without content: kept     └── an error object, or no JSON: a fault
  */
 import { malformed, type OpenAiError, type UpstreamChunk, UpstreamFault } from './upstream.js'
 import { type SseEvent, SseParser } from './upstream-sse.js'
 
-/** Takes out of a text what is nobody's business: the key, the upstream's address. */
+/** Removes secrets from a text: the key, the upstream's address. */
 export type Conceal = (text: string) => string
 
 type Members = Record<string, unknown>
 
-/** More chunks than this without anything in them are told, as nobody knows what they are for. */
+/** More empty chunks than this are passed on, because their purpose is unknown. */
 const keptBackMax = 16
 const errorCharactersMax = 2_048
 
@@ -27,8 +27,8 @@ function bounded(value: unknown, conceal: Conceal): string | null {
 }
 
 /**
- * The error that a body tells: `{error: {…}}` as OpenAI has it, `{error: "text"}`, or the members bare beside
- * `object: "error"`. Null: it tells none.
+ * The error in a body: `{error: {…}}` in OpenAI's form, `{error: "text"}`, or the bare members beside `object:
+ * "error"`. Null: none.
  */
 export function toldError(value: unknown, conceal: Conceal): OpenAiError | null {
   if (!isMembers(value)) return null
@@ -43,7 +43,7 @@ export function toldError(value: unknown, conceal: Conceal): OpenAiError | null 
   }
 }
 
-/** An error inside a 2xx answer. Some servers put an HTTP status in `code`: one that blames the request will not pass. */
+/** An error inside a 2xx answer. Some servers put an HTTP status in `code`: one that blames the request is not retryable. */
 function errorInside(error: OpenAiError): UpstreamFault {
   const blamesRequest = /^4\d\d$/.test(error.code ?? '') && !['408', '409', '429'].includes(error.code ?? '')
   return new UpstreamFault('upstream_error', error.message, { error, retryable: !blamesRequest })
@@ -62,7 +62,7 @@ function finishOf(choice: unknown): string | null {
   return isMembers(choice) && typeof choice.finish_reason === 'string' ? choice.finish_reason : null
 }
 
-/** A delta that only names the role says that the upstream has begun, not that a token is there. */
+/** A delta that only names the role means that the upstream has begun, not that it has a token. */
 function hasSomething(choices: readonly unknown[]): boolean {
   return choices.some((choice) => {
     if (finishOf(choice) !== null) return true
@@ -94,7 +94,7 @@ function completionOf(value: unknown, conceal: Conceal): { members: Members; cho
   return { members: value, choices: value.choices }
 }
 
-/** The chunk of a `stream: false` answer: the whole of it. */
+/** The one chunk of a `stream: false` answer. */
 export function wholeCompletion(text: string, conceal: Conceal): UpstreamChunk[] {
   const value = parsed(text)
   const { choices } = completionOf(value, conceal)
@@ -115,7 +115,7 @@ function asDelta(message: unknown): unknown {
   }
 }
 
-/** A whole completion where a stream was asked for, told as a stream: all in one chunk, usage in one of its own if wanted. */
+/** Converts a whole completion to a stream if one was requested: one chunk, and usage in a separate chunk if wanted. */
 export function completionAsChunks(
   text: string,
   options: { operationId: string; usageWanted: boolean; conceal: Conceal },
@@ -167,30 +167,30 @@ export class ChunkReader {
     this.#conceal = conceal
   }
 
-  /** A chunk with something in it was there. */
+  /** A chunk with content has arrived. */
   get hasToken(): boolean {
     return this.#hasToken
   }
 
-  /** `[DONE]` was there: what follows is not looked at. */
+  /** `[DONE]` has arrived: the rest is ignored. */
   get isDone(): boolean {
     return this.#isDone
   }
 
-  /** Appends to `told` what these bytes complete, also when it throws: what stood before a fault is good. */
+  /** Appends the completed chunks to `told`, also if it throws: chunks before a fault are valid. */
   read(bytes: Buffer, told: UpstreamChunk[]): void {
     this.#take(this.#sse.push(bytes), told)
   }
 
   /**
-   * The body is over. Without `[DONE]` it is a proper end if a finish_reason was there, as some servers send no more than
-   * that; else the answer was cut off.
+   * The body is over. Without `[DONE]` this is a proper end only after a finish_reason, because some servers send
+   * nothing more; otherwise the answer was cut off.
    */
   end(told: UpstreamChunk[]): void {
     try {
       this.#take(this.#sse.end(), told)
     } catch (fault) {
-      // Half a chunk at the very end is no garbage: it is where the connection was cut.
+      // Half a chunk at the very end is not malformed: the connection was cut there.
       if (!(fault instanceof UpstreamFault) || fault.code !== 'upstream_malformed') throw fault
     }
     if (this.#isDone || this.#isFinished) return
@@ -219,7 +219,7 @@ export class ChunkReader {
     )
     if (error !== null) throw errorInside(error)
     if (!isMembers(value) || !Array.isArray(value.choices)) {
-      // A named event may be anything, a ping for example; without a name it claims to be a chunk.
+      // A named event may be anything, for example a ping; an unnamed one must be a chunk.
       if (name !== '' && name !== 'message') return
       throw malformed('the upstream sent something that is no chat completion chunk')
     }
@@ -237,7 +237,7 @@ export class ChunkReader {
     if (this.#hasToken || this.#keptBack.length > keptBackMax) told.push(...this.#keptBack.splice(0))
   }
 
-  /** The first chunk's id and time for all; written anew only where they differ, or where the JSON has line ends in it. */
+  /** Gives all chunks the first one's id and time; rewrites them only if these differ or the JSON contains line breaks. */
   #constant(value: Members, data: string): string {
     if (this.#id === null) {
       this.#id = typeof value.id === 'string' && value.id !== '' ? value.id : ownId(this.#operationId)

@@ -1,4 +1,4 @@
-/** Any server that speaks OpenAI's chat API: OpenAI, vLLM, Ollama, llama.cpp, LiteLLM, … */
+/** Any server with OpenAI's chat API: OpenAI, vLLM, Ollama, llama.cpp, LiteLLM, … */
 import { Pool } from 'undici'
 import { deadline } from '../../http/deadline.js'
 import { malformed, type Upstream, UpstreamFault, type UpstreamLimits, type UpstreamRequest } from './upstream.js'
@@ -7,18 +7,18 @@ import { Reading } from './upstream-reading.js'
 import { networkFault, refusalFault } from './upstream-refusal.js'
 
 export interface OpenAiUpstreamOptions {
-  /** The base URL as OpenAI's SDKs take it, mostly ending in `/v1`. */
+  /** The base URL in the form of OpenAI's SDKs, mostly ending in `/v1`. */
   url: string
   /** Sent as Bearer. */
   key: string | null
-  /** Ours, for User-Agent. */
+  /** Our version, for User-Agent. */
   version: string
-  /** Generations beyond wait for a connection. */
+  /** More generations than this wait for a connection. */
   connectionsMax: number
 }
 
 const connectTimeoutMs = 10_000
-/** Servers on uvicorn and Node close an idle connection after 5 s: ours are given up before. */
+/** Servers on uvicorn and Node close an idle connection after 5 s; we close ours earlier. */
 const keepAliveMs = 4_000
 const answerHeaderBytesMax = 32_768
 const modelsForMs = 60_000
@@ -41,7 +41,7 @@ function pathOf(base: URL, leaf: string): string {
 class OpenAiUpstream implements Upstream {
   readonly provider = 'openai'
   readonly #pool: Pool
-  /** Of its own, so that the list of models does not wait for generations to end. */
+  /** Separate, so that the list of models does not wait for generations. */
   readonly #listPool: Pool
   readonly #base: URL
   readonly #headers: Readonly<Record<string, string>>
@@ -62,7 +62,7 @@ class OpenAiUpstream implements Upstream {
         pipelining: 1,
         keepAliveTimeout: keepAliveMs,
         maxHeaderSize: answerHeaderBytesMax,
-        // The limits of a generation are its own; undici's would cut a long first token.
+        // A generation has its own limits; undici's would cut off a slow first token.
         headersTimeout: 0,
         bodyTimeout: 0,
         connect: { timeout: connectTimeoutMs },
@@ -109,7 +109,7 @@ class OpenAiUpstream implements Upstream {
     if (this.#models !== null && nowMs < this.#models.untilMs) return this.#models.value
     const asked = { value: this.#askModels(), untilMs: nowMs + modelsForMs }
     this.#models = asked
-    // A fault is told to those who asked together, and not kept.
+    // A fault goes to all concurrent callers and is not cached.
     asked.value.catch(() => {
       if (this.#models === asked) this.#models = null
     })

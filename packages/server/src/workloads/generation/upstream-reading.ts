@@ -5,9 +5,9 @@
  *     │               │
  *     └───────────────┴──refusal, fault, limit, abort──► failed: the connection is closed
  *
- * Bytes are parsed as they come, and taken in batches; when more is there than a batch should hold, the socket is not read
- * until it has been taken. undici's dispatch is used bare: a body stream and its iterator cost more per token than the
- * parsing does.
+ * Bytes are parsed as they arrive and taken in batches; when more chunks wait than a batch should hold, reading from
+ * the socket pauses. It uses undici's bare dispatch: a body stream and its iterator cost more per token than the
+ * parsing.
  */
 import type { Dispatcher } from 'undici'
 import { malformed, type UpstreamChunk, UpstreamFault, type UpstreamLimits } from './upstream.js'
@@ -25,7 +25,7 @@ export interface ReadingOptions {
 
 type Headers = Record<string, string | string[] | undefined>
 
-/** What the body is, by the answer's head. */
+/** The kind of body, by the answer's head. */
 type Form =
   | { kind: 'events'; reader: ChunkReader }
   | { kind: 'whole' }
@@ -33,10 +33,10 @@ type Form =
 
 const refusalBytesMax = 65_536
 const wholeBytesMax = 16_777_216
-/** The socket rests while so much waits to be taken. */
+/** Reading pauses while this many chunks wait. */
 const restingChunks = 256
 const restingCharacters = 262_144
-/** After [DONE] the body's end is awaited so long, for the connection to be used again. */
+/** How long to wait for the body's end after [DONE], so that the connection can be reused. */
 const lingerMs = 1_000
 
 function isType(headers: Headers, type: string): boolean {
@@ -56,10 +56,10 @@ export class Reading implements Dispatcher.DispatchHandler {
   #batch: UpstreamChunk[] = []
   #batchCharacters = 0
   #waiter: { resolve(batch: readonly UpstreamChunk[] | null): void; reject(fault: unknown): void } | null = null
-  /** Nothing comes any more; `#failure` says why, if it is no proper end. */
+  /** Nothing more comes; `#failure` has the reason if it is not a proper end. */
   #isOver = false
   #failure: { reason: unknown } | null = null
-  /** undici is through with it: the connection is free, or closed. */
+  /** undici has finished: the connection is free or closed. */
   #isReleased = false
 
   constructor(options: ReadingOptions) {
@@ -69,7 +69,7 @@ export class Reading implements Dispatcher.DispatchHandler {
     if (options.isStream) this.#firstToken = this.#limit(firstTokenMs, 'the upstream sent no token in time', true)
   }
 
-  /** What has come since; null at the end. Throws what went wrong once all that came before it has been taken. */
+  /** The chunks since the last call; null at the end. Throws a fault only after all chunks before it were taken. */
   next(): Promise<readonly UpstreamChunk[] | null> {
     if (this.#batch.length > 0) return Promise.resolve(this.#takeBatch())
     if (this.#failure !== null) return Promise.reject(this.#failure.reason)
@@ -81,14 +81,14 @@ export class Reading implements Dispatcher.DispatchHandler {
     })
   }
 
-  /** Ends it from our side; what waits to be taken is dropped. */
+  /** Aborts from our side and drops waiting chunks. */
   abort(reason: unknown): void {
     this.#batch = []
     if (this.#isOver) this.#failure = { reason }
     else this.#fail(reason)
   }
 
-  /** Nobody takes any more. */
+  /** Nobody reads any more. */
   stop(): void {
     const isDone = this.#isOver && this.#failure === null
     this.#over()
@@ -99,7 +99,7 @@ export class Reading implements Dispatcher.DispatchHandler {
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
     this.#controller = controller
-    // It was given up while it waited for a connection.
+    // It was abandoned while it waited for a connection.
     if (this.#isOver) this.#disconnect()
   }
 
@@ -119,7 +119,7 @@ export class Reading implements Dispatcher.DispatchHandler {
       this.#fail(malformed('the upstream streams, which was not asked for'))
       return
     }
-    // Some servers do not stream, or tell an error with 200: their JSON is read as a whole.
+    // Some servers do not stream, or send an error with 200: their JSON is read as a whole.
     this.#form =
       !isStream || isType(headers, 'application/json')
         ? { kind: 'whole' }
@@ -132,7 +132,7 @@ export class Reading implements Dispatcher.DispatchHandler {
     this.#idle?.refresh()
     if (this.#form.kind === 'events') this.#events(this.#form.reader, bytes)
     else this.#collect(this.#form, bytes)
-    // What follows [DONE] is read and dropped, so that the connection comes free.
+    // Data after [DONE] is read and dropped, so that the connection becomes free.
     if (this.#isOver) return
     if (this.#batch.length >= restingChunks || this.#batchCharacters >= restingCharacters) controller.pause()
   }
@@ -152,7 +152,7 @@ export class Reading implements Dispatcher.DispatchHandler {
   onResponseError(_controller: Dispatcher.DispatchController, fault: Error): void {
     this.#isReleased = true
     const form = this.#form
-    // Broken off within an error's body: the status is known.
+    // Cut off within an error's body: the status is known.
     if (form?.kind === 'refusal') this.#attempt(() => this.#whole(form, ''))
     else this.#fail(networkFault(fault, form !== null))
   }
@@ -222,7 +222,7 @@ export class Reading implements Dispatcher.DispatchHandler {
     if (!this.#isReleased) this.#controller?.abort(new Error('the call is over'))
   }
 
-  /** To whoever waits. */
+  /** Passes chunks to the waiting reader. */
   #hand(): void {
     const waiter = this.#waiter
     if (waiter === null) return

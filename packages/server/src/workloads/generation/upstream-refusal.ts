@@ -1,9 +1,9 @@
-/** What an answer that is no 2xx, or no answer at all, means for the request. */
+/** What an answer other than 2xx, or a missing answer, means for the request. */
 import { errors } from 'undici'
 import { malformed, UpstreamFault } from './upstream.js'
 import { type Conceal, toldError } from './upstream-chunks.js'
 
-/** Longer than this nobody waits; the queue's own limits end the request before. */
+/** Nobody waits longer than this; the queue's own limits end the request earlier. */
 const retryAfterMsMax = 86_400_000
 const httpDate = /^[A-Z][a-z]+,? /
 
@@ -18,7 +18,7 @@ export function retryAfterMs(header: string | string[] | undefined, nowMs: numbe
 export interface Refusal {
   status: number
   retryAfter: string | string[] | undefined
-  /** Null: longer than what is read of it. */
+  /** Null: longer than the read limit. */
   body: string | null
   conceal: Conceal
 }
@@ -27,7 +27,7 @@ function jsonOrNull(text: string): unknown {
   try {
     return JSON.parse(text)
   } catch {
-    // An error page in HTML, of a proxy in between: its status says enough.
+    // An HTML error page from a proxy: its status is enough.
     return null
   }
 }
@@ -40,7 +40,7 @@ export function refusalFault({ status, retryAfter, body, conceal }: Refusal): Up
   if (status === 429 || status === 503 || status === 529) {
     return new UpstreamFault('upstream_overloaded', `the upstream has no capacity now (${status})`, facts)
   }
-  // The caller has done nothing wrong, and what the upstream says may quote the key.
+  // The caller did nothing wrong, and the upstream's message may quote the key.
   if (status === 401 || status === 403) {
     return new UpstreamFault('upstream_error', 'the upstream does not accept the credentials of this service', facts)
   }
@@ -62,7 +62,7 @@ function causeCode(fault: unknown): string {
   return 'unknown'
 }
 
-/** The connection failed: nothing was answered, or the answer was broken off. */
+/** The connection failed before or during the answer. */
 export function networkFault(cause: unknown, hadAnswer: boolean): UpstreamFault {
   const code = causeCode(cause)
   if (cause instanceof errors.HTTPParserError) return malformed('the upstream does not speak HTTP', { cause })

@@ -1,19 +1,19 @@
 /**
- * Server-sent events out of bytes that come in pieces, cut anywhere.
+ * Parses server-sent events from bytes that are cut anywhere.
  *
- * What is kept between two reads: an unfinished line, the data lines of an unfinished event, and up to three bytes of an
- * unfinished character. All of it together is bounded.
+ * Between two reads it keeps an unfinished line, the data lines of an unfinished event, and up to three bytes of an
+ * unfinished character. The total is bounded.
  */
 import { StringDecoder } from 'node:string_decoder'
 import { malformed } from './upstream.js'
 
 export interface SseEvent {
-  /** '' when it has no name. */
+  /** '' if it has no name. */
   name: string
   data: string
 }
 
-/** Of a line, and of the data lines of one event together. Characters: what is kept is decoded. */
+/** Per line, and for the data lines of one event together. In characters, because kept text is decoded. */
 const charactersMaxDefault = 1_048_576
 
 const space = 0x20
@@ -23,7 +23,7 @@ export class SseParser {
   readonly #decoder = new StringDecoder('utf8')
   readonly #charactersMax: number
   #isFirst = true
-  /** The last character was a CR: a LF that follows belongs to it. */
+  /** The last character was a CR: a following LF belongs to it. */
   #afterCr = false
   #unfinished = ''
   #data: string | null = null
@@ -33,14 +33,14 @@ export class SseParser {
     this.#charactersMax = charactersMax
   }
 
-  /** The events that these bytes complete. Throws `UpstreamFault` at a line or event over the limit. */
+  /** The events that these bytes complete. Throws `UpstreamFault` for a line or event over the limit. */
   push(bytes: Buffer): SseEvent[] {
     const events: SseEvent[] = []
     this.#take(this.#decoder.write(bytes), events)
     return events
   }
 
-  /** The body is over. An event without its blank line counts: some servers leave out the last one. */
+  /** The body is over. An event without its blank line counts: some servers omit the last one. */
   end(): SseEvent[] {
     const events: SseEvent[] = []
     this.#take(`${this.#decoder.end()}\n\n`, events)
@@ -50,7 +50,7 @@ export class SseParser {
   #take(decoded: string, events: SseEvent[]): void {
     const text = this.#withPlainLineEnds(decoded)
     let from = 0
-    // Only what is new is searched: an unfinished line that grows by a byte at a time must not be read again each time.
+    // Searches only the new text: an unfinished line that grows byte by byte must not be scanned again each time.
     for (let to = text.indexOf('\n'); to !== -1; to = text.indexOf('\n', from)) {
       const line = text.slice(from, to)
       if (this.#unfinished === '') this.#line(line, events)
@@ -88,7 +88,7 @@ export class SseParser {
       this.#data = this.#data === null ? value : `${this.#data}\n${value}`
       this.#bound(this.#data.length)
     } else if (line.startsWith('event:')) this.#name = line.slice(6).trim()
-    // Comments, `id:`, `retry:` and what nobody knows carry nothing for us.
+    // Comments, `id:`, `retry:` and unknown fields are ignored.
   }
 
   #bound(characters: number): void {

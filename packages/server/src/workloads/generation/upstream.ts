@@ -1,25 +1,25 @@
-/** What generates text for us: any server that speaks OpenAI's chat API, or the demo model. */
+/** A text generator: any server with OpenAI's chat API, or the demo model. */
 
 import type { OpenAiError } from '@spillway/protocol/wire'
 
 export type { OpenAiError } from '@spillway/protocol/wire'
 
-/** The times that a generation may take; each is counted for itself. */
+/** Time limits of a generation; each applies separately. */
 export interface UpstreamLimits {
-  /** From the call until the first chunk with something in it. Not applied to `stream: false`, which has no first token. */
+  /** From the call to the first chunk with content. Not applied to `stream: false`, which has no first token. */
   firstTokenMs: number
-  /** Of silence, from the first token on; counted only while somebody waits for more. */
+  /** Silence after the first token; counted only while somebody waits for more. */
   idleMs: number
   totalMs: number
 }
 
 export interface UpstreamRequest {
-  /** An OpenAI chat body as JSON text. Sent on as it is, unknown members too. */
+  /** An OpenAI chat body as JSON text. Sent unchanged, including unknown members. */
   chat: string
-  /** What it says: the form that is asked for, and whether a stream tells its usage. */
+  /** Whether the body asks for a stream, and whether that stream includes its usage. */
   stream: boolean
   usage: boolean
-  /** Handed on as Idempotency-Key. */
+  /** Sent as Idempotency-Key. */
   operationId: string
   traceparent: string
 }
@@ -38,11 +38,11 @@ export interface UpstreamChunk {
 export interface Upstream {
   readonly provider: 'demo' | 'openai'
   /**
-   * All chunks that came since the last pull, in order; ends after `[DONE]`. The first batch has something in it: chunks
-   * that only name the role are kept back until then, so that a fault before the first token leaves nothing behind.
+   * All chunks since the last pull, in order; ends after `[DONE]`. The first batch has content: chunks that only name
+   * the role are held until then, so that a fault before the first token leaves nothing behind.
    *
-   * Throws `UpstreamFault`. When `signal` fires, the connection is torn down at once and the signal's reason is thrown; so is
-   * it torn down when the iterator is left early. `onHeaders` is called when the upstream has said 2xx.
+   * Throws `UpstreamFault`. When `signal` fires, it closes the connection at once and throws the signal's reason;
+   * leaving the iterator early closes the connection too. `onHeaders` is called when the upstream has answered 2xx.
    */
   generate(
     request: UpstreamRequest,
@@ -50,11 +50,11 @@ export interface Upstream {
     signal: AbortSignal,
     onHeaders?: () => void,
   ): AsyncIterable<readonly UpstreamChunk[]>
-  /** OpenAI's list object, as the upstream has it; kept for a minute. Throws `UpstreamFault`. */
+  /** OpenAI's list object from the upstream; cached for a minute. Throws `UpstreamFault`. */
   models(): Promise<unknown>
-  /** Null: it exists as far as is known. Only the demo model knows its names. */
+  /** Null: it exists as far as known. Only the demo model knows its names. */
   unknownModel(model: string): OpenAiError | null
-  /** Running generations are torn down. */
+  /** Aborts running generations. */
   close(): Promise<void>
 }
 
@@ -72,7 +72,7 @@ export interface UpstreamFaultFacts {
   /** Default false. */
   retryable?: boolean
   retryAfterMs?: number | null
-  /** The upstream's own words, already safe to hand on; without them the caller is told `message`. */
+  /** The upstream's own error, already safe to pass on; without it the caller gets `message`. */
   error?: OpenAiError
   cause?: unknown
 }
@@ -80,13 +80,13 @@ export interface UpstreamFaultFacts {
 export class UpstreamFault extends Error {
   override readonly name = 'UpstreamFault'
   readonly code: UpstreamFaultCode
-  /** What the upstream answered, where it did. */
+  /** The upstream's status, if it answered. */
   readonly status: number | null
   /** Whether the same request may succeed later. Only meaningful before the first chunk. */
   readonly retryable: boolean
-  /** When, where the upstream has said so. */
+  /** When to retry, if the upstream said so. */
   readonly retryAfterMs: number | null
-  /** What a caller may be told: never the key, never an internal address. */
+  /** The error for a caller: never contains the key or an internal address. */
   readonly error: OpenAiError
 
   constructor(code: UpstreamFaultCode, message: string, facts: UpstreamFaultFacts = {}) {

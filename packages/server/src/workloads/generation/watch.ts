@@ -1,12 +1,12 @@
 /**
- * Looks after what is under way, in two rounds a second apart, each with one statement for all.
+ * Watches clients and generations of this process in two rounds a second apart, each with one statement for all.
  *
- * Of clients here: where their queued generations stand, and whether an operation has ended without an end in its log (it
- * was cancelled before it ran, or its last process died). When the time is over that was promised, a timer says.
- * Of generations here: whether anybody reads them.
+ * For clients: the positions of their queued generations, and operations that ended without an end in the log
+ * (cancelled before they ran, or their last process died). A timer watches the promised time. For generations: whether
+ * anybody reads them.
  *
- * A process that was given up by the others and came back goes by another name: what its clients read is told anew, or it
- * would pass for left.
+ * A process that lost its lease comes back under another name. It reports its readers again; otherwise they would count
+ * as gone.
  */
 import type { OperationReport } from 'spillway/workload'
 import { type Delivery, keptFailure } from './delivery.js'
@@ -16,19 +16,19 @@ import { failures } from './request.js'
 
 const roundMs = 1_000
 /**
- * While it waits, its position is told every second, more slowly where so many wait that asking costs; what streams from
- * elsewhere is looked at now and then.
+ * A queued client gets its position every second, less often if many wait and the query is expensive. A stream from
+ * another process is checked occasionally.
  */
 const lookMs = { queued: 1_000, queuedMany: 3_000, streaming: 5_000 }
 const manyDeliveries = 1_000
 const idsMax = 2_000
-/** For cancelling what waited too long, before its client is told so all the same. */
+/** Time for cancelling an overdue generation; after it the client is informed anyway. */
 const giveUpMs = 1_000
-/** The bell of its last record may be on its way. */
+/** The notification of its last record may still be on its way. */
 const missingEndsMax = 2
 /**
- * Whose client leaves an OpenAI stream cancels it itself; what is found here was left by a process that is gone, or by one
- * that comes back within a few rounds and tells so.
+ * A process whose client leaves an OpenAI stream cancels it itself. Streams found here belong to a dead process, or to
+ * one that comes back within a few rounds and reports it.
  */
 const returnMs = 3_000
 
@@ -39,7 +39,7 @@ export class Watch {
   #timer: NodeJS.Timeout | undefined
   #looking: Promise<void> | null = null
   #asking: Promise<void> | null = null
-  /** By which name it was told at the last two rounds that clients here read what they read. */
+  /** The names under which the last two rounds reported the readers here. */
   #toldAs: readonly [string, string]
 
   constructor(deps: GenerationDeps, handler: Handler) {
@@ -70,12 +70,12 @@ export class Watch {
     else all.add(delivery)
   }
 
-  /** A client here reads that stream. */
+  /** Whether a client here reads the stream. */
   has(id: string): boolean {
     return this.#deliveries.has(id)
   }
 
-  /** True when no other client here reads the same stream. */
+  /** True if no other client here reads the same stream. */
   remove(delivery: Delivery): boolean {
     const all = this.#deliveries.get(delivery.id)
     all?.delete(delivery)
@@ -84,7 +84,7 @@ export class Watch {
     return true
   }
 
-  /** Another process has a reader of it too: which of us is noted as the last one says nothing about the other. */
+  /** Another process has a reader too: the registry notes only the last of us. */
   shared(id: string): void {
     for (const delivery of this.#deliveries.get(id) ?? []) delivery.isShared = true
   }
@@ -94,8 +94,8 @@ export class Watch {
     const { intake, registry } = this.#deps
     const { instance } = intake
     const [before, last] = this.#toldAs
-    // Given up by the others and enlisted anew: to them the readers of the old name are gone. Said twice, for the name is
-    // given before the others know it.
+    // The lease was lost and this process re-registered: to the others, readers under the old name are gone. Reported
+    // twice, because the name is assigned before the others know it.
     const isNew = instance !== before || instance !== last
     const ids = [...this.#deliveries].filter(([, all]) => isNew || [...all].some(({ isShared }) => isShared))
     await Promise.all(ids.map(([id]) => registry.watched(id, instance)))
@@ -131,13 +131,13 @@ export class Watch {
     }
   }
 
-  /** One that runs here is heard of; one that ran here and goes on waiting has perhaps lost its log, and its end with it. */
+  /** The end of a local one is noticed. One that ran here and still waits may have lost its log, including its end. */
   #isDue(delivery: Delivery, now: number): boolean {
     if (!delivery.isLocal || !delivery.hasStarted) return now >= delivery.lookAt
     return delivery.isWaiting && !this.#handler.has(delivery.id)
   }
 
-  /** Told when it is given up: whoever asks again at once finds its key free. A store that is away is not waited for. */
+  /** Reported after it is cancelled, so that a retry finds its key free. Does not wait for an unreachable store. */
   async #overdue(delivery: Delivery): Promise<void> {
     if (delivery.hasStarted) return
     const why = failures.queueTimeout(delivery.waitSeconds)
@@ -160,7 +160,7 @@ export class Watch {
   #tell(delivery: Delivery, report: OperationReport | undefined): void {
     const now = performance.now()
     const queuedMs = this.#deliveries.size > manyDeliveries ? lookMs.queuedMany : lookMs.queued
-    // A little less than until the round that is meant, which may come early.
+    // Slightly less than the time to the intended round, which may run early.
     delivery.lookAt = now + (delivery.hasStarted ? lookMs.streaming : queuedMs) - roundMs / 2
     if (report === undefined) return
     switch (report.status) {
@@ -170,7 +170,7 @@ export class Watch {
       case 'processing':
         return
       default:
-        // A slow reader of what is in the log: its end comes when it gets there.
+        // A slow reader still reads the log: the end comes later.
         if (!delivery.isWaiting) return
         delivery.missingEnds++
         if (delivery.missingEnds <= missingEndsMax) {
@@ -182,7 +182,7 @@ export class Watch {
     }
   }
 
-  /** Its operation is over, and its log does not say how: what is known of why is told. */
+  /** The operation is over and its log has no end: sends the known reason. */
   async #endless(delivery: Delivery, status: OperationReport['status']): Promise<void> {
     if (status === 'cancelled') return delivery.fail(failures.cancelled)
     delivery.fail((await keptFailure(this.#deps, delivery.id)) ?? failures.interrupted)
@@ -193,7 +193,7 @@ export class Watch {
     if (ids.length === 0) return
     const { detachGraceMs } = this.#deps.settings
     for (const { id, forMs } of await this.#deps.registry.abandoned(ids)) {
-      // Whoever came meanwhile reads it.
+      // A new client reads it.
       if (this.#deliveries.has(id)) continue
       const graceMs = this.#handler.formatOf(id) === 'openai' ? returnMs : detachGraceMs
       if (forMs >= graceMs) this.#handler.abandon(id)

@@ -2,10 +2,10 @@ import { lookup as dnsLookup, type LookupAddress } from 'node:dns'
 import { BlockList, isIP, type LookupFunction } from 'node:net'
 
 /**
- * Which addresses a forwarded call may reach. IPv4: all but the special-purpose blocks (IANA registry), multicast and
- * the reserved rest. IPv6: only global unicast, 2000::/3, less what is carved out of it; that leaves out loopback,
- * link-local, unique-local, and everything that has an IPv4 address inside (mapped, translated, 6to4, Teredo), which
- * could name a private one.
+ * Which addresses a forwarded call may reach. IPv4: all except the special-purpose blocks (IANA registry), multicast and
+ * the reserved rest. IPv6: only global unicast, 2000::/3, except the blocks carved out of it. That excludes loopback,
+ * link-local, unique-local, and every form with an IPv4 address inside (mapped, translated, 6to4, Teredo), which could
+ * name a private one.
  */
 const refusedV4 = new BlockList()
 for (const [network, prefix] of [
@@ -63,7 +63,7 @@ function isLoopback(address: string): boolean {
   return isIP(address) !== 0 && loopback.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4')
 }
 
-/** A name resolved to an address that it may not have. */
+/** A name resolved to a refused address. */
 export class AddressRefused extends Error {
   readonly code = 'target_not_allowed'
 
@@ -77,9 +77,9 @@ export type Resolve = (hostname: string, callback: (fault: Error | null, address
 const resolveAll: Resolve = (hostname, callback) => dnsLookup(hostname, { all: true }, callback)
 
 /**
- * The lookup of a connection: what it checks is what is connected to, so an answer that changes between a check and
- * the connection (rebinding) changes nothing. One refused address among several refuses the name. Literal addresses
- * never come here: they are allowed by being listed.
+ * The lookup of a connection. It connects to the address that it checked, so an answer that changes in between (rebinding)
+ * has no effect. One refused address among several refuses the name. Literal addresses never come here: they are allowed
+ * by being listed.
  */
 export function checkedLookup(resolve: Resolve = resolveAll): LookupFunction {
   return (hostname, options, callback) => {

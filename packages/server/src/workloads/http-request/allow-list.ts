@@ -1,4 +1,4 @@
-/** Where `http.request` may go: origins, compared as the URL standard writes them. */
+/** Where `http.request` may go: origins, compared in the form of the URL standard. */
 export interface AllowList {
   readonly origins: readonly string[]
   allows(url: URL): boolean

@@ -1,12 +1,12 @@
 import type { ForwardResult } from '@spillway/protocol/wire'
 import { isUnstorable, parseStrictJson } from 'spillway/workload'
 
-/** What is kept of an answer's headers. */
+/** Limits for the stored headers of an answer. */
 const headersMax = 32
 const headerCharactersMax = 1_024
 const headersCharactersMax = 8_192
 
-/** Of the connection, or secrets of a session that is not the caller's to keep. */
+/** Headers of the connection, and secrets of a session that the caller must not keep. */
 const droppedHeaders = new Set([
   'connection',
   'keep-alive',
@@ -26,7 +26,7 @@ function storableText(text: string): string {
   return text.replaceAll('\0', '\ufffd').replaceAll(/\p{Surrogate}/gu, '\ufffd')
 }
 
-/** The nesting is bounded by the parser before this is called. */
+/** The parser has limited the nesting before this is called. */
 function storableValue(value: unknown): unknown {
   if (typeof value === 'string') return storableText(value)
   if (Array.isArray(value)) return value.map(storableValue)
@@ -54,16 +54,16 @@ function isJson(contentType: string | undefined): boolean {
   return contentType !== undefined && /^application\/(?:[\w.+-]+\+)?json\s*(?:;|$)/i.test(contentType)
 }
 
-/** JSON as a value where it is whole and can be stored, else text with what is no UTF-8 replaced. */
+/** JSON as a value if it is complete and can be stored; otherwise text, with invalid UTF-8 replaced. */
 function keptBody(bytes: Buffer, contentType: string | undefined, truncated: boolean): unknown {
   if (bytes.length === 0) return null
   if (isJson(contentType) && !truncated) {
     const parsed = parseStrictJson(bytes)
     if (parsed.ok) return parsed.value
-    // Well-formed and shallow, but with NUL, surrogates or __proto__ in it: kept, mended.
+    // Well-formed and shallow, but with NUL, surrogates or __proto__ in it: stored after a repair.
     if (parsed.reason === 'character' || parsed.reason === 'member') return storableValue(JSON.parse(bytes.toString()))
   }
-  // With `stream` a character cut in two by the limit is left out instead of replaced.
+  // With `stream` a character that the limit cuts in two is dropped instead of replaced.
   return storableText(new TextDecoder().decode(bytes, { stream: truncated }))
 }
 
@@ -72,7 +72,7 @@ export interface ReadBody {
   truncated: boolean
 }
 
-/** Reads so many bytes; when there is more, leaving the loop destroys the stream and with it the connection. */
+/** Reads at most `bytesMax` bytes. If there are more, leaving the loop destroys the stream and its connection. */
 export async function readBounded(body: AsyncIterable<Uint8Array>, bytesMax: number): Promise<ReadBody> {
   const chunks: Uint8Array[] = []
   let length = 0
@@ -92,11 +92,11 @@ export function forwardResult(status: number, headers: AnswerHeaders, { bytes, t
   return result
 }
 
-/** An hour and more of silence is asked for by mistake or malice; the attempt is then made after a day at the latest. */
+/** A wait of an hour or more is a mistake or malice; the next attempt comes after a day at the latest. */
 const retryAfterMsMax = 86_400_000
 const httpDate = /^[A-Z][a-z]+,? /
 
-/** Retry-After in both its forms (RFC 9110 §10.2.3), in milliseconds; undefined when absent, unreadable or past. */
+/** Retry-After in both forms (RFC 9110 §10.2.3), in milliseconds; undefined if absent, unreadable or past. */
 export function parseRetryAfter(header: string | string[] | undefined, nowMs: number): number | undefined {
   if (typeof header !== 'string') return undefined
   const text = header.trim()

@@ -23,9 +23,9 @@ export interface ForwardOptions {
   allow: AllowList
   operationId: string
   traceparent: string
-  /** Ends the call; it is the only deadline there is. */
+  /** Ends the call; there is no other deadline. */
   signal: AbortSignal
-  /** Of the answer's body, so much is kept. Default 64 KiB. */
+  /** How much of the answer's body is kept. Default 64 KiB. */
   answerBytesMax?: number
 }
 
@@ -36,7 +36,7 @@ export interface Forwarder {
 
 export interface ForwarderOptions {
   userAgent?: string
-  /** Per origin. Default 64; calls beyond wait for a connection. */
+  /** Per origin. Default 64; further calls wait for a connection. */
   connectionsMax?: number
   /** Instead of the system's resolver. */
   resolve?: Resolve
@@ -57,7 +57,7 @@ interface Hop {
 function encodedBody({ headers, body }: ForwardRequest): string | undefined {
   if (body === undefined) return undefined
   const json = jsonOf(body)
-  // A string whose type the caller names is sent as it is meant.
+  // A string with a content type from the caller is sent as raw text.
   return json.startsWith('"') && headers['content-type'] !== undefined ? (JSON.parse(json) as string) : json
 }
 
@@ -71,7 +71,7 @@ function firstHop(request: ForwardRequest, options: ForwardOptions, userAgent: s
       accept: '*/*',
       ...(body === undefined ? {} : { 'content-type': 'application/json' }),
       ...request.headers,
-      // What is kept is text: a compressed answer would have to be unpacked within the limit first.
+      // Answers are stored as text: a compressed one would first have to be unpacked within the limit.
       'accept-encoding': 'identity',
       'idempotency-key': options.operationId,
       traceparent: options.traceparent,
@@ -86,13 +86,13 @@ function without(headers: Record<string, string>, names: ReadonlySet<string>): R
   return Object.fromEntries(Object.entries(headers).filter(([name]) => !names.has(name)))
 }
 
-/** 303 asks for a GET, and 301 and 302 may turn a POST into one: what was ordered would not have been done. */
+/** 303 asks for a GET, and 301 and 302 may turn a POST into one: the requested work would not be done. */
 function isRepeated(hop: Hop, status: number): boolean {
   return status === 307 || status === 308 || hop.method === 'GET' || hop.method === 'HEAD'
 }
 
 function nextHop(hop: Hop, url: URL): Hop {
-  // The caller's credentials were meant for the first origin; both being listed does not make them one.
+  // The caller's credentials are for the first origin only, even if both origins are listed.
   const headers = url.origin === hop.url.origin ? hop.headers : without(hop.headers, credentialHeaders)
   return { ...hop, url, headers }
 }
@@ -117,7 +117,7 @@ function settled(result: ForwardResult, headers: AnswerHeaders): ForwardOutcome 
   return retryAfterMs === undefined ? { kind: 'retry', error, result } : { kind: 'retry', error, result, retryAfterMs }
 }
 
-/** Where a redirect leads, or why it is not followed. */
+/** The redirect's target, or why it is not followed. */
 function redirected(
   hop: Hop,
   result: ForwardResult,
@@ -145,7 +145,7 @@ function causeCode(fault: unknown): string {
   return 'unknown'
 }
 
-/** An attempt at several addresses fails with all their faults at once. */
+/** A connection attempt to several addresses fails with all their faults at once. */
 function isAddressRefused(fault: unknown): boolean {
   if (fault instanceof AddressRefused) return true
   if (fault instanceof AggregateError) return fault.errors.some(isAddressRefused)
@@ -159,8 +159,8 @@ function faulted(fault: unknown, signal: AbortSignal): ForwardOutcome {
 }
 
 /**
- * Makes the calls of `http.request`, over a bounded pool of kept connections. Never throws for what a target or the
- * network does: each call ends as done, to be retried, or failed for good.
+ * Makes the calls of `http.request`, over a bounded pool of kept connections. Never throws for faults of a target or the
+ * network: each call ends as done, to be retried, or failed for good.
  */
 export function createForwarder(options: ForwarderOptions = {}): Forwarder {
   const { userAgent = 'spillway', connectionsMax = 64, resolve } = options

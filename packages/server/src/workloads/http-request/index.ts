@@ -1,4 +1,4 @@
-/** `http.request`: a durable, ordered HTTP call. A webhook outbox, mounted on the same public calls as a user's route. */
+/** `http.request`: a durable, ordered HTTP call. A webhook outbox that uses the same public API as a user's route. */
 import { ForwardPayload, SubmitOperation } from '@spillway/protocol/schema'
 import { defaultPartition, type ForwardResult, limits } from '@spillway/protocol/wire'
 import {
@@ -27,14 +27,14 @@ const HttpRequestBody = Type.Object(
   { additionalProperties: false },
 )
 
-/** The same with its payload spelt out, for the API description. */
+/** The same with a detailed payload, for the API description. */
 export const httpRequestBody = Type.Object(
   { ...HttpRequestBody.properties, payload: ForwardPayload },
   { additionalProperties: false },
 )
 
 export interface HttpRequestOptions {
-  /** What this instance may call. Asked once, when the first call is checked. */
+  /** What this instance may call. Read once, at the first check. */
   targets: () => TargetRules
   version: string
 }
@@ -47,7 +47,7 @@ export interface HttpRequestWorkload {
 const announcedMax = 100
 const announcedKnown = new Map<string, AllowList>()
 
-/** What another instance may call. There are as many texts as there are different settings in the fleet. */
+/** What another instance may call. There is one text per different setting in the fleet. */
 function announcedTargets(text: string): AllowList {
   const known = announcedKnown.get(text)
   if (known !== undefined) return known

@@ -6,12 +6,12 @@ import { compileValidator, pointerStep, presentablePointer } from 'spillway/work
 export const forwardMethods = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD'] as const
 export type ForwardMethod = (typeof forwardMethods)[number]
 
-/** A call as it is made: what `validateForwardPayload` returns. */
+/** A call ready to be made: the result of `validateForwardPayload`. */
 export interface ForwardRequest {
   url: string
   method: ForwardMethod
   headers: Readonly<Record<string, string>>
-  /** Undefined: no body. Any JSON value otherwise, null included; a CarriedJson to send it as it came. */
+  /** Undefined: no body. Otherwise any JSON value, including null; a CarriedJson is sent as it came. */
   body?: unknown
 }
 
@@ -21,7 +21,7 @@ export type ForwardPayloadResult =
 
 /**
  * Headers that a caller cannot set: those of the connection (RFC 9110 §7.6.1), those that frame the message, and those
- * that Spillway sets itself.
+ * that Spillway sets.
  */
 const reservedHeaders = new Set([
   'connection',
@@ -42,7 +42,7 @@ const reservedHeaders = new Set([
 ])
 
 const headerName = /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/
-/** Visible ASCII, spaces and tabs, and the upper half of Latin-1: what Node writes on the wire as it is. */
+/** Visible ASCII, spaces and tabs, and the upper half of Latin-1: Node writes these unchanged. */
 const headerValue = /^[\t\x20-\x7e\x80-\xff]*$/
 
 const validateShape = compileValidator(ForwardPayload)
@@ -51,7 +51,7 @@ const urlsMax = 1_000
 const urlCharactersMax = 500
 const urls = new Map<string, URL | null>()
 
-/** Callers name the same targets again and again, and parsing one costs as much as checking all the rest. */
+/** Cached: callers repeat their targets, and parsing a URL costs as much as all other checks. */
 function parseUrl(text: string): URL | null {
   const known = urls.get(text)
   if (known !== undefined) return known
@@ -77,7 +77,7 @@ function headerFault(name: string, value: string): string | undefined {
   return undefined
 }
 
-/** Checks a payload of `http.request` when it is accepted, so that a call that can never be made is refused with 400. */
+/** Checks a payload of `http.request` at accept time, so that a call that can never be made gets a 400. */
 export function validateForwardPayload(payload: unknown): ForwardPayloadResult {
   const shape = validateShape(payload)
   if (!shape.ok) return shape

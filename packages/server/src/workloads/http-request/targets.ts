@@ -1,9 +1,8 @@
 /**
- * What an instance may call: the listed origins, less its own, of which only `/demo/echo`. Without that exception a caller
- * could reach the administration through the server itself, which with authentication off takes a call from loopback that
- * names nobody for the operator's.
+ * What an instance may call: the listed origins, and on its own origin only `/demo/echo`. Otherwise a caller could reach the
+ * administration through the server itself: with authentication off, a loopback call without a user is the operator's.
  *
- * The rules are plain data, so that an instance can tell the others what it may call, and they can decide by the same code.
+ * The rules are plain data, so that an instance can announce them and the others can decide by the same code.
  */
 import { BlockList, isIP } from 'node:net'
 import { hostname, networkInterfaces } from 'node:os'
@@ -12,28 +11,28 @@ import { type AllowList, parseAllowList } from './allow-list.js'
 export interface TargetRules {
   /** Origins and wildcards, as in SPILLWAY_FORWARD_ALLOW. */
   origins: readonly string[]
-  /** Where the instance itself listens; null: nowhere. */
+  /** Where the instance itself listens; null: it does not listen. */
   own: OwnAddress | null
 }
 
 export interface OwnAddress {
   /** In the form of `bareHost`. */
   hosts: readonly string[]
-  /** It is reached by every loopback address and name. */
+  /** Every loopback address and name reaches it. */
   loopback: boolean
   port: number
 }
 
 export const demoEchoPath = '/demo/echo'
 
-/** An unspecified address connects to this machine as well. */
+/** An unspecified address also connects to this machine. */
 const local = new BlockList()
 local.addSubnet('127.0.0.0', 8, 'ipv4')
 local.addSubnet('0.0.0.0', 8, 'ipv4')
 local.addAddress('::1', 'ipv6')
 local.addAddress('::', 'ipv6')
 
-/** The URL standard has lower-cased it and given addresses one form; left are brackets, trailing dots and mapped IPv4. */
+/** The URL standard has normalised case and addresses; brackets, trailing dots and mapped IPv4 remain. */
 function bareHost(host: string): string {
   const bare = host
     .toLowerCase()
@@ -51,7 +50,7 @@ function isLocal(host: string): boolean {
   return family !== 0 && local.check(host, family === 4 ? 'ipv4' : 'ipv6')
 }
 
-/** Of a server that listens there. On all addresses: those that this machine has now, and its name. */
+/** For a server on this host. On all addresses: the current addresses of this machine, and its name. */
 export function ownAddress(listenHost: string, port: number): OwnAddress {
   const host = bareHost(listenHost)
   const isAny = host === '0.0.0.0' || host === '::'
@@ -73,7 +72,7 @@ export function targetsOf({ origins, own }: TargetRules): AllowList {
   const list = parseAllowList(origins)
   return {
     origins: list.origins,
-    // What is sent is this path: the URL standard has resolved its dots, and nothing is decoded behind this check.
+    // The call uses exactly this path: the URL standard has resolved its dots, and nothing is decoded after this check.
     allows: (url) => list.allows(url) && (own === null || url.pathname === demoEchoPath || !isOwn(own, url)),
   }
 }

@@ -1,4 +1,4 @@
-/** The routes of contract §4 for those who look after queues: reading, moving, deleting. Pushing and consuming are in routes.ts. */
+/** The operators' routes of contract §4: reading, moving, deleting. Pushing and consuming are in routes.ts. */
 
 import type { FastifyLike as App } from 'spillway/workload'
 import { jsonOf, refuseUntilReady } from 'spillway/workload'

@@ -1,4 +1,4 @@
-/** What the routes of the administration share. */
+/** Shared by the administration routes. */
 import { Problem } from '@spillway/protocol/schema'
 import { limits } from '@spillway/protocol/wire'
 import {
@@ -17,7 +17,7 @@ import type { Administration } from './administration.js'
 import type { Visible } from './visible-queues.js'
 
 export interface AdministrationHooks {
-  /** Something of this queue may be there to be popped. */
+  /** Wakes waiting pops: the queue may have messages. */
   wake(queue: string): void
   maintenance: {
     on(): Promise<void>
@@ -31,13 +31,13 @@ type RouteConfig = { errorForm: true; role: Role | readonly Role[]; wholeServer?
 export interface AdministrationSetting {
   administration: Administration
   hooks: AdministrationHooks
-  /** Changes of queues, groups and messages. */
+  /** Changes queues, groups and messages. */
   operate: RouteConfig
-  /** What operators and those who view may read. */
+  /** Readable by operators and viewers. */
   view: RouteConfig
-  /** What consumers may read too. */
+  /** Readable by consumers too. */
   read: RouteConfig
-  /** What consumers may write. */
+  /** Writable by consumers. */
   consume: RouteConfig
   visible(request: Request): Visible
   mayUse(request: Request, queue: string): boolean
@@ -66,19 +66,19 @@ export function administrationSetting(
 
 export const tags = ['messages']
 
-/** What a route answers, for the API description; what is sent is not cut to it. */
+/** The answer's schema, for the API description. The answer is not cut to it. */
 export const answers = (schema: TSchema, status: 200 | 201 = 200): Record<string, TSchema> => ({
   [status]: schema,
   '4xx': Problem,
   '5xx': Problem,
 })
 
-/** Another's looks the same as none. */
+/** Something of another identity looks as if it did not exist. */
 export function notFound(reply: Reply, what: string): Reply {
   return sendProblem(reply, { code: 'not_found', detail: `There is no such ${what}.` })
 }
 
-/** How many, and from where: as many as are told at once when more are asked for. */
+/** Limit and offset of a page; the limit is capped at `most`. */
 export function pageOf(
   { limit, offset = 0 }: { limit?: number; offset?: number },
   usual: number,
@@ -87,13 +87,13 @@ export function pageOf(
   return { limit: Math.min(limit ?? usual, most), offset }
 }
 
-/** A page as it was asked for. */
+/** The requested page. */
 export interface Asked {
   limit: number
   offset: number
 }
 
-/** What fits of a list that is paged by offset, and where it goes on. `found` has one more than `limit`, if there are more. */
+/** The part of an offset-paged list that fits, and where it continues. `found` has one more than `limit` if there are more. */
 export function offsetPage<Item>(
   found: readonly Item[],
   { limit, offset }: Asked,
@@ -104,7 +104,7 @@ export function offsetPage<Item>(
   return { items: page.items, pagination: paginationOf(limit, offset, page) }
 }
 
-/** For lists whose form has no room to say where they go on (RFC 8288). */
+/** For lists whose format has no field for the next page (RFC 8288). */
 export function linkNext(reply: Reply, url: string, { limit, nextOffset }: Pagination): void {
   if (nextOffset !== null) reply.header('link', `<${url}?limit=${limit}&offset=${nextOffset}>; rel="next"`)
 }
@@ -112,11 +112,11 @@ export function linkNext(reply: Reply, url: string, { limit, nextOffset }: Pagin
 const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
 export const isUuid = (text: string): boolean => uuid.test(text)
 
-/** What PostgreSQL and four digits of a year can both say; an offset may lead out of it. */
+/** The range that PostgreSQL and a four-digit year can both express; a time zone offset may leave it. */
 const earliest = new Date('0001-01-01T00:00:00Z')
 const latest = new Date('9999-12-31T23:59:59.999Z')
 
-/** Of a text with the form of a timestamp. A leap second has it, and is none that a Date can say. */
+/** For a text with the form of a timestamp. A leap second has that form, but a Date cannot express it. */
 export function instant(name: string, text: string): Date {
   const date = new Date(text)
   if (!(date >= earliest && date <= latest)) throw invalid(name, 'is not a point in time from the years 1 to 9999')

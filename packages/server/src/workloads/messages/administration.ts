@@ -1,4 +1,4 @@
-/** What operators see of the messages, and do to them: by noun, one file each. */
+/** What operators can see and change: one file per noun. */
 import type { IntakeApi } from 'spillway/workload'
 import { ConsumerGroups } from './consumer-groups.js'
 import { DeadMessages } from './dead-messages.js'

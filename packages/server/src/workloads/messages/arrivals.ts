@@ -1,11 +1,11 @@
 /**
- * Those who wait for messages. Nobody of them asks the database again and again:
+ * Waiting consumers. None of them polls the database:
  *
- *   pop finds nothing ──► waits ──► notice (a push made a partition ready), or something falls due, or the look-around once
- *   a second that covers all that wait here ──► one of those who wait for that queue and group pops ──► found: two more are
- *   woken, there may be more; nothing found: it waits on
+ *   pop finds nothing ──► waits ──► notice (a push made a partition ready), or a message is due, or the check once a second
+ *   that covers all waiters here ──► one waiter for that queue and group pops ──► found: two more are woken, there may be
+ *   more; nothing found: it waits again
  *
- * A notice is a hint and may be lost; the look-around is the truth behind it.
+ * A notice is only a hint and may be lost; the check once a second is the reliable part.
  */
 import { hash } from 'node:crypto'
 
@@ -18,7 +18,7 @@ export interface Place {
 }
 
 export interface ArrivalsOptions {
-  /** Which of these have something to read. */
+  /** The places that have something to read. */
   due(places: readonly { queue: string; group: string }[]): Promise<readonly { queue: string; group: string }[]>
   onFault(fault: unknown): void
   onWaiting(count: number): void
@@ -54,7 +54,7 @@ export class Arrivals {
     this.#options = options
   }
 
-  /** Resolves when it is worth popping, or when `signal` fires. Call before the pop whose emptiness it is about. */
+  /** Resolves when a pop is worth trying, or when `signal` fires. Call before the pop, so that no message is missed. */
   wait(place: Place, signal: AbortSignal): { woken: Promise<void>; leave(): void } {
     const key = keyOf(place)
     let line = this.#lines.get(key)
@@ -86,7 +86,7 @@ export class Arrivals {
     return { woken, leave }
   }
 
-  /** Something may be there in `ms`. */
+  /** A message may be available in `ms`. */
   expect(place: Place, ms: number): void {
     const line = this.#lines.get(keyOf(place))
     if (line === undefined || line.due !== undefined || (ms > lookAroundMs && line.place.queue !== null)) return
@@ -100,7 +100,7 @@ export class Arrivals {
     line.due.unref()
   }
 
-  /** There may be more in this queue for others of the same group. */
+  /** This queue may have more for other consumers of the same group. */
   found(place: { queue: string; group: string }): void {
     for (const line of this.#byGroup.get(groupKey(place)) ?? []) wakeSome(line, wokenByFound)
     for (const line of this.#byGroup.get(groupKey({ queue: null, group: place.group })) ?? []) {
@@ -108,13 +108,13 @@ export class Arrivals {
     }
   }
 
-  /** Messages came to the queues with these marks. */
+  /** Messages arrived in the queues with these marks. */
   came(marks: ReadonlySet<string>): void {
     const any = marks.has('*')
     for (const line of this.#lines.values()) if (any || line.mark === null || marks.has(line.mark)) wakeSome(line, 1)
   }
 
-  /** Notices may have been lost. Those who name no queue have nothing else; the look-around is there for the others. */
+  /** Notices may have been lost. Waiters without a queue depend on them; the regular check covers the others. */
   missed(): void {
     for (const line of this.#lines.values()) if (line.mark === null) wakeSome(line, 1)
   }
@@ -123,7 +123,7 @@ export class Arrivals {
     return this.#closed
   }
 
-  /** Nobody waits any longer. */
+  /** Ends all waits. */
   close(): void {
     this.#closed = true
     clearInterval(this.#timer)
@@ -148,7 +148,7 @@ export class Arrivals {
     try {
       const named = lines.flatMap(({ place: { queue, group } }) => (queue === null ? [] : [{ queue, group }]))
       for (const place of await this.#options.due(named)) this.#wakeAt(place)
-      // Those who name no queue have to ask for themselves: that is behind every notice, and not each time.
+      // Waiters without a queue must pop to find out. Every notice wakes them, and every few checks.
       if (this.#looks++ % looksPerAsking === 0)
         for (const line of lines) if (line.place.queue === null) wakeSome(line, 1)
     } catch (fault) {
@@ -186,7 +186,7 @@ function wakeSome(line: Line, count: number): void {
   }
 }
 
-/** A queue in a notice, which has little room. Two queues may share one; then somebody looks in vain. */
+/** A short form of the queue's name for notices. If two queues share one, a waiter pops and finds nothing. */
 export const markOf = (queue: string): string => hash('md5', queue, 'hex').slice(0, 8)
 
 const groupKey = ({ queue, group }: Pick<Place, 'queue' | 'group'>): string => `${queue ?? ''}\0${group}`

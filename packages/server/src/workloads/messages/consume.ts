@@ -1,4 +1,4 @@
-/** Taking messages and answering for them: pops and acks go to the store in groups, each on connections of their own. */
+/** Pops and acks: both go to the store in batches, each on their own connections. */
 import { randomUUID } from 'node:crypto'
 import { type AckStatus, queueModeGroup } from '@spillway/protocol/wire'
 import { codeOf, Flush, type IntakeApi, ProblemError, retryConflicts, type Tx } from 'spillway/workload'
@@ -10,7 +10,7 @@ import type { MessagesOptions } from './options.js'
 import { type Seal, SealError, type SealedPlace } from './seal.js'
 
 export interface PopRequest {
-  /** Whose share of the buffers the answer takes. */
+  /** The identity whose share of the buffers the answer uses. */
   identity: string
   queue: string | null
   namespace: string | null
@@ -20,16 +20,16 @@ export interface PopRequest {
   batch: number
   partitions: number
   autoAck: boolean
-  /** How a group begins that is not there yet. */
+  /** Where a new group starts. */
   mode: 'all' | 'new' | 'time'
   from: string | null
 }
 
-/** Who asked. */
+/** The caller of a pop. */
 export interface PopClient {
   /** No answer can reach it. */
   isCut(): boolean
-  /** Fires when it half-closes, too. */
+  /** Also fires when the client half-closes. */
   goneSignal(): AbortSignal
 }
 
@@ -50,23 +50,23 @@ export interface Popped {
   namespace: string | null
   task: string | null
   group: string
-  /** Empty: they are settled already. */
+  /** Empty: the messages are already settled. */
   leaseId: string
-  /** They are to be settled once they are read: what is sealed may not open. */
+  /** Settle after reading: a sealed payload may fail to open. */
   settles: boolean
   messages: PoppedMessage[]
 }
 
-/** What was handed out, with the space that was reserved for it: to be bound to the answer, or released. */
+/** The popped messages with their reserved space, which must be bound to the answer or released. */
 export interface HandedOut {
   popped: Popped
   space: Hold
 }
 
-/** A pop on its way to the store. */
+/** A pop being sent to the store. */
 interface Taking extends PopRequest {
   lease: string
-  /** What it may bring, in bytes. */
+  /** The space for its answer. */
   bytes: number
 }
 
@@ -103,18 +103,18 @@ interface PopRow extends Record<string, unknown> {
 
 interface Found {
   popped: Popped | null
-  /** When there may be something. */
+  /** When a message may be due. */
   dueMs: number | null
-  /** Only what waited too long was found so far. */
+  /** So far only expired messages were found. */
   more: boolean
-  /** Queues in which the group has yet to begin. */
+  /** Queues that the group has not joined yet. */
   missing: readonly number[]
 }
 
 const separator = '\x1e'
 const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
 const flushItemsMax = 64
-/** Of payload, in the answer to one statement: the rest of its pops are made again. */
+/** Payload bytes in the answer to one statement; pops beyond that are sent again. */
 const flushBytesMax = 16 * 1_048_576
 const ackItemsMax = 2_000
 const waitingMax = 10_000
@@ -130,7 +130,7 @@ export class Consume {
   readonly #sizes: MessageSizes
   readonly #pops: Flush<Taking, Found>
   readonly #acks: Flush<readonly Acknowledgment[], readonly Outcome[]>
-  /** Of partitions that were popped here. */
+  /** Queues by partition, for partitions popped here. */
   readonly #queueOf = new Map<string, string>()
   readonly arrivals: Arrivals
 
@@ -150,7 +150,7 @@ export class Consume {
     this.#pops = new Flush({
       ...bounds,
       write: (all) => retryConflicts(attemptsMax, () => this.#take(all)),
-      // The answers of one statement are in memory together.
+      // All answers of one statement are in memory together.
       sizeOf: ({ bytes }) => bytes,
       itemsMax: flushItemsMax,
     })
@@ -172,7 +172,7 @@ export class Consume {
     return this.#pops.isFull
   }
 
-  /** Null: there was nothing for `waitMs`; with 0 it looks once. */
+  /** Null: nothing arrived within `waitMs`; with 0 it checks once. */
   async pop(request: PopRequest, waitMs: number, client: PopClient): Promise<HandedOut | null> {
     if (waitMs === 0) return (await this.#look(request, client.isCut, client.goneSignal)).handedOut
     const gone = client.goneSignal()
@@ -185,7 +185,7 @@ export class Consume {
     }
   }
 
-  /** The first look is answered even if the client half-closes meanwhile; what it only waited for is not taken then. */
+  /** The first check is answered even if the client half-closes meanwhile; later ones take nothing then. */
   async #waitFor(
     request: PopRequest,
     place: Place,
@@ -194,7 +194,7 @@ export class Consume {
     gone: AbortSignal,
   ): Promise<HandedOut | null> {
     for (let hasLeft = isCut; ; hasLeft = () => gone.aborted) {
-      // Before the look: what comes between the two is not missed.
+      // Registered before the check, so that no arrival is missed.
       const { woken, leave } = this.arrivals.wait(place, over)
       const { handedOut, dueMs } = await this.#look(request, hasLeft, () => gone).catch((fault: unknown) => {
         leave()
@@ -210,7 +210,7 @@ export class Consume {
     }
   }
 
-  /** Nothing is taken without the space for it. While it waits for messages it holds none. */
+  /** Takes messages only with reserved space. Holds no space while it waits for messages. */
   async #look(
     request: PopRequest,
     hasLeft: () => boolean,
@@ -235,9 +235,9 @@ export class Consume {
         }
         this.arrivals.found({ queue: popped.queue, group: popped.group })
         const readable = await this.#readable(popped)
-        // All of it was put aside: there may be more.
+        // All of them became dead letters: there may be more.
         if (readable === null) continue
-        // What is settled cannot be handed back: its answer is the only chance that somebody gets it.
+        // Settled messages cannot be returned: this answer is their only delivery.
         if (readable.leaseId !== '' && hasLeft()) {
           await this.#handBack(readable)
           return { handedOut: null, dueMs: null }
@@ -262,13 +262,13 @@ export class Consume {
     for (const queue of queues) {
       await this.#join(queue, request).catch((fault: unknown) => {
         if (!hasFound) throw fault
-        // What was found is delivered; the next pop joins.
+        // The messages found are delivered; the next pop joins.
         this.#options.log.warn({ err: fault, group: request.group }, 'a consumer group could not join partitions')
       })
     }
   }
 
-  /** A group begins with its first pop, and joins a slice of its queue's partitions with each pop until it has all. */
+  /** A group starts with its first pop, and joins some of its queue's partitions with each pop until it has all. */
   async #join(queue: number, { group, mode, from, partition }: PopRequest): Promise<void> {
     const { schema, groupsMax } = this.#options
     const { rows } = await retryConflicts(attemptsMax, () =>
@@ -284,7 +284,7 @@ export class Consume {
     })
   }
 
-  /** What was changed, or sealed with another key, is put aside as a dead letter, and the partition goes on. */
+  /** Messages that were altered, or sealed with another key, become dead letters, and the partition continues. */
   async #readable(popped: Popped): Promise<Popped | null> {
     const broken = popped.messages.filter(({ data }) => data === null)
     if (broken.length === 0) return popped
@@ -305,7 +305,7 @@ export class Consume {
     return messages.length === 0 ? null : { ...popped, messages }
   }
 
-  /** What was asked for as settled, and could be read. */
+  /** Acks messages that were popped with autoAck and could be read. */
   async #settled(popped: Popped): Promise<Popped> {
     const { group, leaseId } = popped
     await this.ack(
@@ -317,7 +317,7 @@ export class Consume {
     return { ...popped, leaseId: '' }
   }
 
-  /** Whoever asked has left: others need not wait for the lease to end. */
+  /** The caller has left: others need not wait for the lease to expire. */
   async #handBack({ messages, leaseId, group }: Popped): Promise<void> {
     if (leaseId === '') return
     await this.ack(
@@ -335,7 +335,7 @@ export class Consume {
     return outcomes
   }
 
-  /** Of these partitions, those of queues that may be used. */
+  /** The given partitions whose queues may be used. */
   async usable(partitionIds: readonly string[], mayUse: (queue: string) => boolean): Promise<ReadonlySet<string>> {
     const { rows } = await this.#intake.read<{ id: string; name: string }>(
       `SELECT p.id, q.name FROM ${this.#options.schema}.mq_partitions p JOIN ${this.#options.schema}.mq_queues q ON q.id = p.queue WHERE p.id = ANY ($1)`,
@@ -344,13 +344,13 @@ export class Consume {
     return new Set(rows.filter(({ name }) => mayUse(name)).map(({ id }) => id))
   }
 
-  /** In the caller's transaction; `told` once that is committed. */
+  /** Runs in the caller's transaction. Call `told` after its commit. */
   async ackWithin(tx: Tx, items: readonly Acknowledgment[]): Promise<readonly Outcome[]> {
     const { rows } = await tx.query<{ outcomes: Outcome[] }>(this.#ackSql, ackValues(items))
     return rows[0]?.outcomes ?? []
   }
 
-  /** What these held may be free, and have more. Other instances find it within a second. */
+  /** These partitions may be free and have more. Other instances notice within a second. */
   released(items: readonly Acknowledgment[]): void {
     for (const key of new Set(items.map(({ partitionId, group }) => `${partitionId} ${group}`))) {
       const queue = this.#queueOf.get(key.slice(0, uuidCharacters))
@@ -362,7 +362,7 @@ export class Consume {
     for (const outcome of outcomes) this.#options.metrics.answered.labels(outcome).inc()
   }
 
-  /** Null: there is no such lease any more, or it is of a queue that may not be used. */
+  /** Null: the lease no longer exists, or belongs to a queue that may not be used. */
   async extend(leaseId: string, seconds: number | null, mayUse: (queue: string) => boolean): Promise<Date | null> {
     if (!uuid.test(leaseId)) return null
     const { schema } = this.#options
@@ -473,10 +473,10 @@ export class Consume {
   }
 }
 
-/** A pop that names no queue is as large as those before it that asked for the same. */
+/** A pop without a queue is estimated by earlier pops for the same namespace and task. */
 const sizesKey = ({ queue, namespace, task }: PopRequest): string => queue ?? `\0${namespace ?? ''}\0${task ?? ''}`
 
-/** The answers to a flat list, for each of the lists that it was made of. */
+/** Splits the answers to a flat list into the original lists. */
 function inUnits<T>(units: readonly (readonly unknown[])[], flat: readonly T[]): (readonly T[])[] {
   let end = 0
   return units.map((unit) => {
@@ -485,7 +485,7 @@ function inUnits<T>(units: readonly (readonly unknown[])[], flat: readonly T[]):
   })
 }
 
-/** An id that cannot be one is known to nobody. */
+/** Replaces malformed ids; no row has this id. */
 const nobody = '00000000-0000-0000-0000-000000000000'
 const uuidOr = (text: string): string => (uuid.test(text) ? text : nobody)
 

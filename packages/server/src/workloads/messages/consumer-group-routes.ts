@@ -1,4 +1,4 @@
-/** Consumer groups: how far they are, where they are put, and their end. */
+/** Consumer groups: progress, position, and deletion. */
 import {
   ConsumerGroupDetails,
   ConsumerGroupList,
@@ -132,7 +132,7 @@ function addEnding(
 ): void {
   const end = async (group: string, queues: readonly string[], forget: boolean) => {
     const deletedPartitions = queues.length === 0 ? 0 : await groups.end(group, queues, forget)
-    // Whoever pops as this group next begins anew.
+    // The next pop of this group starts over.
     for (const queue of queues) hooks.wake(queue)
     return { success: true, consumerGroup: group, deletedPartitions, metadataDeleted: forget }
   }

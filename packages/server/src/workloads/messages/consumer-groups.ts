@@ -1,4 +1,4 @@
-/** Consumer groups: how far they are, where they are put, and their end. A group is one of a queue; its name may be of several. */
+/** Consumer groups: progress, position, and deletion. A group belongs to one queue; several queues may use the same name. */
 import type { ConsumerGroup, ConsumerGroupDetails, LaggingPartition } from '@spillway/protocol/schema'
 import { fitPage, type Pagination, paginationOf } from 'spillway/workload'
 import type { Static } from 'typebox'
@@ -42,12 +42,11 @@ interface PartitionRow extends Record<string, unknown> {
   lag_seconds: number
 }
 
-/** Of a group: the names of so many of its queues are shown. */
+/** How many queue names are shown for a group. */
 const queuesShown = 1_000
-/** One whose oldest message waits longer is told as lagging. */
+/** A group whose oldest message waits longer is reported as lagging. */
 const laggingSeconds = 300
-/** Every partition of the queue is gone through. */
-/** Of one transaction. */
+/** Per transaction. A seek visits every partition of the queue. */
 const seekPartitions = 200
 const seekMs = 60_000
 const endMs = 60_000
@@ -65,7 +64,7 @@ export class ConsumerGroups {
   async list(visible: Visible, limit: number, offset: number): Promise<GroupView[]> {
     const { schema } = this.#context
     const placed = placedSql(joinedSql(schema, 'g.id = ANY (ARRAY(SELECT page.id FROM page))'), 'r.grp')
-    // Each group gets its share of looks into the log.
+    // Each group gets its share of the log reads.
     const share = `r.place <= ${looksMax} / (SELECT count(*) FROM page)`
     const { rows } = await this.#reads.query<GroupRow>(
       `WITH page AS MATERIALIZED (
@@ -97,7 +96,7 @@ export class ConsumerGroups {
     }))
   }
 
-  /** Where it stands, the deepest partitions first; null: nobody has that name. */
+  /** Its position, deepest partitions first; null: no group has that name. */
   async get(
     group: string,
     visible: Visible,
@@ -114,7 +113,7 @@ export class ConsumerGroups {
        ) x JOIN ${schema}.mq_queues q ON q.id = x.queue ${oldestSql(schema, 'x')} ORDER BY x.depth DESC, x.partition_name, x.partition`,
       [group, visible, limit + 1, offset],
     )
-    // Queues are named even if they have no partition; half of the page is for those that have.
+    // Queues are named even without partitions; half of the page is for those with partitions.
     const named = fitPage(queues, { limit: queuesShown, bytesMax: bytesMax / 2 }, (queue) => queue).items
     const page = fitPage(rows, { limit, bytesMax: bytesMax / 2 }, (row) => ({
       queue: row.queue_name,
@@ -142,7 +141,7 @@ export class ConsumerGroups {
     return { details, pagination: paginationOf(limit, offset, page) }
   }
 
-  /** Partitions in which a message has waited so long, the longest first; among the deepest, if very many are behind. */
+  /** Partitions in which a message has waited this long, longest first; among the deepest if very many are behind. */
   async lagging(minLagSeconds: number, visible: Visible, limit: number): Promise<LaggingView[]> {
     const { schema } = this.#context
     const behind = `SELECT r.* FROM (${joinedSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r WHERE r.depth > 0`
@@ -180,7 +179,7 @@ export class ConsumerGroups {
     return rows.map(({ name }) => name)
   }
 
-  /** Ends the group in these queues; when it is not forgotten, it begins anew where it began once. */
+  /** Ends the group in these queues. Unless it is forgotten, it starts again where it first started. */
   end(group: string, queues: readonly string[], forget: boolean): Promise<number> {
     const { intake, schema } = this.#context
     return patientTransaction(intake, endMs, async (tx) => {
@@ -192,7 +191,7 @@ export class ConsumerGroups {
     })
   }
 
-  /** Where the group begins when it begins anew; where it stands now stays. How many queues that was for. */
+  /** Sets where the group starts after a restart; its current position stays. Returns the number of queues. */
   async subscribeFrom(group: string, queues: readonly string[], at: Date): Promise<number> {
     const { intake, schema } = this.#context
     const { rowCount } = await intake.statements.release(
@@ -203,7 +202,7 @@ export class ConsumerGroups {
     return rowCount ?? 0
   }
 
-  /** How many partitions; what is leased is lost. In steps: pushes to partitions that are being moved wait. */
+  /** Returns the number of partitions. Leases are lost. In steps, because pushes wait while their partition is moved. */
   async seek(group: string, queue: string, target: SeekTarget): Promise<number> {
     const { intake, schema } = this.#context
     const at = target.to === 'time' ? target.at : null

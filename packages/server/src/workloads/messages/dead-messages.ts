@@ -1,4 +1,4 @@
-/** Messages that a consumer group gave up: they outlive the log, until they are replayed. */
+/** Messages that a consumer group abandoned. They outlive the log, until they are replayed. */
 import type { DeadMessage } from '@spillway/protocol/schema'
 import { leftOutSql, listedErrorSql } from 'spillway/workload'
 import type { Static } from 'typebox'
@@ -11,10 +11,10 @@ export interface DeadFilter {
   queue: string | null
   group: string | null
   partition: string | null
-  /** When they were given up. */
+  /** When they were abandoned. */
   from: Date | null
   to: Date | null
-  /** Those too whose queue has no dead letters. */
+  /** Includes queues without dead letters. */
   withSkipped: boolean
   visible: Visible
 }
@@ -50,7 +50,7 @@ interface DeadRow extends Record<string, unknown> {
   moved_at: Date
 }
 
-/** Nobody pages so far; counting on would read the whole table. */
+/** Nobody pages this far, and counting further would read the whole table. */
 const countMax = 100_000
 const replayMs = 10_000
 const purgeStep = 1_000
@@ -94,7 +94,7 @@ export class DeadMessages {
     }
   }
 
-  /** For good, in steps; answers how many. */
+  /** Permanent, in steps; returns how many. */
   async purge(filter: Pick<DeadFilter, 'queue' | 'group' | 'partition' | 'to'>): Promise<number> {
     const { intake, schema } = this.#context
     const { queue, group, partition, to } = filter
@@ -110,14 +110,14 @@ export class DeadMessages {
     }
   }
 
-  /** The queue of one; null: there is none. */
+  /** The queue of a dead letter; null: it does not exist. */
   async queueOf(id: string): Promise<string | null> {
     const { intake, schema } = this.#context
     const { rows } = await intake.read<{ queue: string }>(`SELECT queue FROM ${schema}.mq_dead WHERE id = $1`, [id])
     return rows[0]?.queue ?? null
   }
 
-  /** Back to the end of its partition, for its group alone. Null: there is none, any more. */
+  /** Moves it to the end of its partition, for its group only. Null: it no longer exists. */
   replay(id: string): Promise<Replayed | null> {
     const { intake, schema } = this.#context
     return patientTransaction(intake, replayMs, async (tx) => {
@@ -138,7 +138,7 @@ export class DeadMessages {
     })
   }
 
-  /** The one that was given up last, of a message. */
+  /** The message's newest dead letter. */
   async newestOf(partition: string, transactionId: string): Promise<{ id: string; queue: string } | null> {
     const { intake, schema } = this.#context
     const { rows } = await intake.read<{ id: string; queue: string }>(

@@ -1,12 +1,12 @@
-/** How far groups are, in SQL: from the partitions' tails and the groups' cursors, never by counting messages. */
+/** Progress of groups, in SQL: from the partitions' tails and the groups' cursors, never by counting messages. */
 
-/** The numbers of queues; as an array, so that the planner does not mix it with the joins, whose size it then misjudges. */
+/** Queue numbers, as an array: the planner would otherwise mix the query with the joins and misjudge their size. */
 export const queuesSql = (schema: string, where: string): string =>
   `ANY (ARRAY(SELECT q.id FROM ${schema}.mq_queues q WHERE ${where}))`
 
 /**
- * A row for each group and partition of its queue; `where` speaks of g and p. `depth`: what it has still to settle. Messages
- * that were replayed for another group count until the group is past them.
+ * One row per group and partition of its queue; `where` refers to g and p. `depth`: messages still to settle. Messages
+ * replayed for another group count until the group is past them.
  */
 export function progressSql(schema: string, where: string): string {
   return `SELECT g.id AS grp, g.name AS grp_name, p.queue, p.id AS partition, p.name AS partition_name, ${depthSql(schema)} AS depth,
@@ -19,19 +19,19 @@ export function progressSql(schema: string, where: string): string {
     WHERE ${where}`
 }
 
-/** Of a partition p, a group g, its cursor c and its place w in line, which may be null. */
+/** For a partition p, a group g, its cursor c and its place w in line, which may be null. */
 export const headSql = (schema: string): string => `${schema}.mq_head(c.head, w.head, g.reached, p.id, p.low, p.tail)`
 
-/** Of the same. */
+/** For the same. */
 const depthSql = (schema: string): string =>
   depthOf(schema, `greatest(p.low, ${headSql(schema)})`, `coalesce(c.done, '{}')`)
 
-/** Calling mq_holes costs more than all the rest, and mostly there are none. */
+/** Calling mq_holes costs more than all the rest, and usually there are none. */
 function depthOf(schema: string, head: string, done: string): string {
   return `greatest(0, p.tail - ${head} - cardinality(${done}) - CASE WHEN p.holes = '{}' THEN 0 ELSE ${schema}.mq_holes(p.holes, ${head}, ${done}) END)`
 }
 
-/** Joins `o.oldest` to such rows: when the first message came that the group has to settle. One look into the log for each for which `when` holds. */
+/** Joins `o.oldest`: the arrival of the group's first unsettled message. One log read per row for which `when` holds. */
 export function oldestSql(schema: string, row: string, when = `${row}.depth > 0`): string {
   return `LEFT JOIN LATERAL (
       SELECT m.created_at AS oldest FROM ${schema}.mq_messages m
@@ -40,29 +40,29 @@ export function oldestSql(schema: string, row: string, when = `${row}.depth > 0`
     ) o ON true`
 }
 
-/** So many looks into the log (15 µs each) are taken for one answer; those who are furthest behind come first. */
+/** Log reads (15 µs each) per answer; the groups that are furthest behind come first. */
 export const looksMax = 20_000
 
 /**
- * Such rows with `place`: by depth, among the rows of the same `among`. What is beyond `looksMax` is not looked at, and the
- * lag that is told is that of the others.
+ * Adds `place`: the rank by depth among the rows of the same `among`. Rows beyond `looksMax` are not read, and the reported
+ * lag is that of the others.
  */
 export function placedSql(rows: string, among: string): string {
   return `SELECT r.*, row_number() OVER (PARTITION BY ${among} ORDER BY r.depth DESC, r.partition) AS place FROM (${rows}) r`
 }
 
-/** What a partition p holds. */
+/** The messages that a partition p holds. */
 const totalSql = '(p.tail - p.low - cardinality(p.holes))'
 
-/** Where groups are that have something to read, or have read something: of each of the others the head is known without a row. */
+/** Positions of groups with something to read, or that have read something. For all others the head is known without a row. */
 const placesSql = (schema: string): string =>
   `SELECT c.partition, c.grp, c.head, c.done, c.open, c.lease, c.consumed, c.moved_at FROM ${schema}.mq_cursors c
    UNION ALL SELECT w.partition, w.grp, w.head, '{}', '{}', NULL, 0, NULL FROM ${schema}.mq_ready w
      WHERE w.head IS NOT NULL AND NOT EXISTS (SELECT FROM ${schema}.mq_cursors x WHERE x.partition = w.partition AND x.grp = w.grp)`
 
 /**
- * As `progressSql`, of the groups and partitions that have a row: in the others of those that a group has joined there is
- * nothing for it to read. A million pairs of group and partition cost nothing while they have no rows.
+ * Like `progressSql`, but only for groups and partitions that have a row: in the other partitions that a group has joined it
+ * has nothing to read. A million pairs of group and partition cost nothing while they have no rows.
  */
 export function joinedSql(schema: string, where: string): string {
   return `SELECT g.id AS grp, g.name AS grp_name, p.queue, p.id AS partition, p.name AS partition_name, ${depthOf(schema, 'greatest(p.low, c.head)', 'c.done')} AS depth,
@@ -74,8 +74,8 @@ export function joinedSql(schema: string, where: string): string {
 }
 
 /**
- * Of groups (`page`, a relation) how many partitions their queues have, and what stands in those that they have not joined:
- * `id, partitions, lagging, depth`. From sums over the partitions by id, so that each group costs one look.
+ * For groups (`page`, a relation): how many partitions their queues have, and the messages in those not yet joined: `id,
+ * partitions, lagging, depth`. From sums over the partitions by id, so that each group costs one lookup.
  */
 export function unjoinedSql(schema: string, page: string): string {
   const sums = `SELECT x.queue, count(*) AS partitions, array_agg(x.id ORDER BY x.id) AS ids, array_agg(x.lagging ORDER BY x.id) AS lagging, array_agg(x.depth ORDER BY x.id) AS depth FROM (
@@ -90,7 +90,7 @@ export function unjoinedSql(schema: string, page: string): string {
     ) a ON y.reached IS NOT NULL`
 }
 
-/** A row for each partition, over all groups of its queue; `where` speaks of p. */
+/** One row per partition, over all groups of its queue; `where` refers to p. */
 export function partitionSql(schema: string, where: string): string {
   return `SELECT p.id, p.queue, p.name, p.created_at, p.pushed_at, p.low, p.tail, ${totalSql} AS total,
       CASE WHEN k.unread THEN ${totalSql} ELSE coalesce(max(d.depth - d.open), 0) END AS pending,

@@ -27,7 +27,7 @@ export interface MessagesWorkload {
   consume: Consume
   transactions: Transactions
   maintenance: Maintenance
-  /** Wakes those who wait here for this queue. */
+  /** Wakes waiting pops of this queue in this process. */
   wake(queue: string): void
   close(): Promise<void>
 }

@@ -1,6 +1,6 @@
 /**
- * Maintenance: pushes are accepted and held in the operation queue, on every instance, and come to their partitions in order
- * when it ends. It is a pause of the operation type in the store, so that it is exact and outlives every process.
+ * Maintenance: pushes are accepted and held in the operation queue, on every instance, and reach their partitions in order
+ * when it ends. It is a pause of the operation type in the store, so it is exact and outlives every process.
  */
 import type { Definition, IntakeApi } from 'spillway/workload'
 import { pushType } from './push.js'
@@ -30,7 +30,7 @@ export class Maintenance {
   }
 
   async state(): Promise<MaintenanceState> {
-    // Waiting pushes are bounded by the operation queue's limit.
+    // The operation queue's limit bounds the waiting pushes.
     const { rows } = await this.#intake.read<{ held: boolean; n: number }>(
       `SELECT EXISTS (SELECT FROM ${this.#schema}.pauses p WHERE p.queue = '' AND p.partition = $1) AS held,
          coalesce((SELECT sum(json_array_length(o.payload->'messages')) FROM ${this.#schema}.ops o WHERE o.type = $1), 0) AS n`,

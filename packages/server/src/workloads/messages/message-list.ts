@@ -14,7 +14,7 @@ export interface LogFilter {
   namespace: string | null
   task: string | null
   status: MessageStatus | null
-  /** When they came. */
+  /** When they arrived. */
   from: Date | null
   to: Date | null
   visible: Visible
@@ -38,13 +38,13 @@ export interface ListedRow extends Record<string, unknown> {
   bus_settled: number
   until: Date | null
   created_at: Date
-  /** Among how many it was chosen. */
+  /** The number of candidates it was chosen from. */
   candidates: number
 }
 
-/** A list over several partitions looks at those that were pushed to last. */
+/** A list over several partitions reads those with the latest pushes. */
 const partitionsMax = 200
-/** More than a page needs, for those of another status among them. */
+/** More than a page needs, because some have another status. */
 const candidatesMore = 100
 
 export class MessageList {
@@ -54,7 +54,7 @@ export class MessageList {
     this.#context = context
   }
 
-  /** Newest first; over several partitions, of the 200 that were pushed to last. */
+  /** Newest first; over several partitions, only the 200 with the latest pushes. */
   async list(filter: LogFilter, limit: number, offset: number): Promise<LoggedMessageView[]> {
     const { status } = filter
     if (status === 'dead_letter' || status === 'failed') return this.#givenUp(filter, status, limit, offset)
@@ -64,14 +64,14 @@ export class MessageList {
     const reach = status === null ? limit + offset : 2 * (limit + offset) + candidatesMore
     const quick = await intake.read<ListedRow>(listSql(schema, status, 'afterwards'), [...values, reach])
     const [first] = quick.rows
-    // Nearly all of the candidates are what is looked for; when there were too few among them, each is judged before it counts.
+    // Nearly all candidates match. If too few do, the second query checks each one before it counts.
     const isWhole = quick.rows.length === limit || (first !== undefined && first.candidates < reach)
     if (status === null || isWhole) return quick.rows.map(toListed)
     const exact = await intake.read<ListedRow>(listSql(schema, status, 'first'), [...values, limit + offset])
     return exact.rows.map(toListed)
   }
 
-  /** Who reads a queue: those who name no group, groups, or both. */
+  /** Who reads a queue: consumers without a group, groups, or both. */
   async mode(queue: string | null, visible: Visible): Promise<Mode> {
     const { intake, schema } = this.#context
     const { rows } = await intake.read<{ queue_mode: boolean | null; bus: number }>(
@@ -83,7 +83,7 @@ export class MessageList {
     return toMode(rows[0]?.queue_mode === true, rows[0]?.bus ?? 0)
   }
 
-  /** From mq_dead, which has them when the log has not any more. */
+  /** From mq_dead, which keeps them after the log has dropped them. */
   async #givenUp(
     filter: LogFilter,
     status: 'dead_letter' | 'failed',
@@ -108,9 +108,9 @@ export class MessageList {
 }
 
 /**
- * $1 queue, $2 partition, $3 namespace, $4 task, $5 from, $6 to, $7 visible, $8 limit, $9 offset, $10 candidates. Each partition
- * gives as many as the page could need, from where its messages of that status are; whether they have it is `judged` after the
- * newest of all partitions are chosen, which is quick, or first.
+ * $1 queue, $2 partition, $3 namespace, $4 task, $5 from, $6 to, $7 visible, $8 limit, $9 offset, $10 candidates. Each
+ * partition returns as many as the page could need, from where its messages of that status are. The status is `judged`
+ * afterwards, for the newest of all partitions, which is quick, or first.
  */
 function listSql(
   schema: string,

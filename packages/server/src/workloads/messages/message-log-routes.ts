@@ -32,11 +32,11 @@ import {
 import type { MessageName } from './message-log.js'
 
 const listDefault = 100
-/** How far one may page where all that is passed over has to be looked at. */
+/** How far one may page when every skipped row must be read. */
 const reachMax = 1_000
 const messageUrl = '/api/v1/messages/:partitionId/:transactionId'
 const tracesUrl = '/api/v1/traces/:partitionId/:transactionId'
-/** 18 digits: more may be beyond a bigint. */
+/** 18 digits: more may not fit into a bigint. */
 const traceForm = /^\d{1,18}$/
 
 interface MessageParams {
@@ -133,7 +133,7 @@ function addDeadLetters(
   )
 }
 
-/** Null: there is none, or none for this caller. */
+/** Null: it does not exist, or not for this caller. */
 async function nameOf(
   { administration, mayUse }: AdministrationSetting,
   request: Request,
@@ -170,7 +170,7 @@ function addReading(app: App, setting: AdministrationSetting): void {
           `must be less than ${reachMax}, unless a queue and a partition are given, and no status`,
         )
       }
-      // Pages may be short, so that the last one need not begin at a multiple of the limit.
+      // Pages may be short, so the last one need not start at a multiple of the limit.
       const limit = isQuick ? asked.limit : Math.min(asked.limit, reachMax - offset)
       const filter = {
         ...{ queue, partition, namespace, task, status },
@@ -205,7 +205,7 @@ function addHandling(app: App, setting: AdministrationSetting): void {
     async (request, reply) => {
       const name = await nameOf(setting, request, request.params)
       if (name === null || !(await log.remove(name))) return notFound(reply, 'message')
-      // Whoever had it leased may go on.
+      // The consumer that had it leased can continue.
       hooks.wake(name.queue)
       return { success: true, ...request.params, message: 'Message deleted successfully' }
     },

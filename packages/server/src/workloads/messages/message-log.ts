@@ -1,4 +1,4 @@
-/** Single messages: reading them, taking them out of the log, giving them up by hand. */
+/** Single messages: reading, removing from the log, and moving to the dead letters by hand. */
 import type { MessageDetails } from '@spillway/protocol/schema'
 import { queueModeGroup } from '@spillway/protocol/wire'
 import type { Static } from 'typebox'
@@ -10,7 +10,7 @@ import { patientTransaction } from './patient-transaction.js'
 import { toConfigured } from './queues.js'
 import { toldPayload } from './stored-payload.js'
 
-/** Whose queue, and which message: what names one in a path. */
+/** Identifies a message in a path: its partition and its transaction id. */
 export interface MessageName {
   partition: string
   transactionId: string
@@ -64,7 +64,7 @@ export class MessageLog {
     this.#context = context
   }
 
-  /** The queue that a partition is of; one that is gone is known by its dead letters. */
+  /** The queue of a partition; a deleted partition is known by its dead letters. */
   async queueOf({ partition, transactionId }: MessageName): Promise<string | null> {
     const { intake, schema } = this.#context
     const { rows } = await intake.read<{ name: string | null }>(
@@ -124,7 +124,7 @@ export class MessageLog {
     }
   }
 
-  /** Out of the log, for all groups. False: there is no such message. */
+  /** Removes it from the log, for all groups. False: there is no such message. */
   remove({ partition, transactionId }: MessageName): Promise<boolean> {
     const { intake, schema } = this.#context
     return patientTransaction(intake, writeMs, async (tx) => {
@@ -136,11 +136,11 @@ export class MessageLog {
     })
   }
 
-  /** Gives it up for every group that has neither settled it nor has it delivered at the moment. */
+  /** Makes it a dead letter for every group that has not settled it and does not have it delivered now. */
   bury({ partition, transactionId }: MessageName): Promise<Buried> {
     const { intake, schema } = this.#context
     return patientTransaction(intake, writeMs, async (tx): Promise<Buried> => {
-      // First of all: it takes the queue's guard, if a group has yet to join this partition.
+      // This comes first: it takes the queue's guard if a group has not joined this partition yet.
       await tx.query(
         `SELECT ${schema}.mq_subscribe(g.queue, g.name, g.mode, NULL, p.name) FROM ${schema}.mq_partitions p JOIN ${schema}.mq_groups g ON g.queue = p.queue
          WHERE p.id = $1 AND p.id > g.reached ORDER BY g.id`,
@@ -152,7 +152,7 @@ export class MessageLog {
       )
       const [message] = found.rows
       if (message === undefined) return { kind: 'unknown' }
-      // From now on groups without a cursor have to know what they are to pass over.
+      // From now on groups without a cursor must know which messages to skip.
       await tx.query(
         `INSERT INTO ${schema}.mq_cursors (partition, grp, head)
          SELECT r.partition, r.grp, r.head FROM ${schema}.mq_ready r WHERE r.partition = $1 AND r.head IS NOT NULL
@@ -176,7 +176,7 @@ export class MessageLog {
     })
   }
 
-  /** One that the log has not any more. */
+  /** A message that is no longer in the log. */
   async #ofDeadLetters(
     { partition, transactionId }: MessageName,
     letters: readonly DeadRow[],

@@ -1,12 +1,12 @@
 /**
- * The largest message of each queue that this process has pushed or popped of late: what a pop may bring is estimated by it. Two
- * generations, so that one large message does not count for ever.
+ * The largest message that this process recently pushed or popped, per queue. It is the basis for a pop's size estimate.
+ * Two generations, so that one large message does not count forever.
  */
 const generationMs = 60_000
 const queuesMax = 10_000
-/** Of a queue in which nothing was found, until something is. */
+/** For a queue in which nothing was found, until something is. */
 const emptyBytes = 4_096
-/** What a pop adds to a message: ids, names, times. */
+/** Bytes that a pop adds to a message: ids, names, times. */
 const envelopeBytes = 640
 
 export class MessageSizes {
@@ -20,7 +20,7 @@ export class MessageSizes {
     this.#since = now()
   }
 
-  /** What `batch` messages may take, at most; `otherwise` where nothing is known. */
+  /** The most that `batch` messages may take; `otherwise` if nothing is known. */
   estimate(queue: string, batch: number, otherwise: number): number {
     const largest = this.largest(queue)
     return largest === null ? otherwise : Math.min(otherwise, batch * (largest + envelopeBytes))

@@ -1,9 +1,9 @@
 /**
- * What is known of a message, in SQL. It is in its partition's log; where it stands is told by the groups' cursors, and what
- * a group gave up by mq_dead.
+ * The state of a message, in SQL. The message is in its partition's log; the groups' cursors say who has settled it, and
+ * mq_dead says who abandoned it.
  */
 
-/** Those of this name in the log: itself, and what was replayed of it for single groups. Two arms, for an index each. */
+/** The log rows of this name: the message, and its replays for single groups. Two arms, so that each uses its index. */
 export function messageSql(schema: string, columns: string, partition: string, transactionId: string): string {
   const arm = (kind: string): string =>
     `SELECT ${columns} FROM ${schema}.mq_messages m WHERE m.partition = ${partition} AND m.transaction_id = ${transactionId} AND m.grp ${kind}`
@@ -11,7 +11,8 @@ export function messageSql(schema: string, columns: string, partition: string, t
 }
 
 /**
- * Joins to the messages of `m`: `d` (was it given up), `s` (what the groups have done with it). Whoever is not to read it, because it was replayed for another, does not count.
+ * Joins to the messages of `m`: `d` (was it abandoned), `s` (what the groups have done with it). For a message that was
+ * replayed for one group, other groups do not count.
  */
 export function stateSql(schema: string, m: string): string {
   return `LEFT JOIN LATERAL (
@@ -33,6 +34,6 @@ export function stateSql(schema: string, m: string): string {
     ) s ON true`
 }
 
-/** Of `d` and `s`. One that some group gave up is told as that, whatever the others do with it. */
+/** From `d` and `s`. A message that any group abandoned has that status, whatever the other groups do with it. */
 export const statusSql = `CASE WHEN d.letter THEN 'dead_letter' WHEN d.letter IS NOT NULL THEN 'failed' WHEN s.leased THEN 'processing'
     WHEN s.groups > 0 AND s.settled = s.groups THEN 'completed' ELSE 'pending' END`

@@ -1,13 +1,13 @@
 import type { IntakeApi, Tx } from 'spillway/workload'
 import { patientTransaction } from './patient-transaction.js'
 
-/** Operators' connections are few, and halting is one of their uses. */
+/** Operators have few connections, and halting needs one. */
 const atOnce = 2
 const timeoutMs = 10_000
 
 /**
- * Reads over all partitions of a queue, or of all queues: with ten thousand of them and ten groups they take a good part of a
- * second. They have connections other than those that answer tickets, and wait for each other.
+ * Reads over all partitions of a queue, or of all queues. With ten thousand partitions and ten groups they take a good part
+ * of a second, so they do not use the connections that answer tickets, and wait for each other.
  */
 export class PatientReads {
   readonly #intake: IntakeApi

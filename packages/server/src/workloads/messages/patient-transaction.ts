@@ -1,12 +1,12 @@
 import { type IntakeApi, retryConflicts, type Tx } from 'spillway/workload'
 
 const triesMax = 5
-/** The server gives up a little earlier than we do: a statement whose caller has left would keep its locks. */
+/** The server times out a little earlier than we do: a statement whose caller has left would keep its locks. */
 const serverShare = 0.9
 
 /**
- * An operator's write over many rows. It may take its time, and comes again when it lost against a push, a pop or an ack:
- * the database ends one of two that wait for each other.
+ * An operator's write over many rows. It may take long, and is retried after a deadlock with a push, a pop or an ack: the
+ * database rolled it back.
  */
 export function patientTransaction<T>(intake: IntakeApi, timeoutMs: number, work: (tx: Tx) => Promise<T>): Promise<T> {
   return retryConflicts(triesMax, () =>

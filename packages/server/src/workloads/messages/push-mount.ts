@@ -1,4 +1,4 @@
-/** The push route, for both ways into the server: gates before the body, then the answers of contract §4. */
+/** The push route, for both paths into the server: gates before the body, then the answers of contract §4. */
 import { PushRequest } from '@spillway/protocol/schema'
 import type { Problem, Wire } from 'spillway/workload'
 import {

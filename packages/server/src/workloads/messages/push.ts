@@ -1,11 +1,11 @@
 /**
- * Pushing: what a request brings to one partition is one submission, whose effect is the messages (sql/functions/push.sql).
- * A partition is a lane, so that each of them is stored now or waits its turn behind what was pushed before:
+ * Pushing: a request's messages for one partition are one submission, whose effect is the messages
+ * (sql/functions/push.sql). A partition is a lane, so each submission is stored now or waits behind earlier pushes:
  *
  *   request ──by lane──► submissions ──one statement──► stored (201) │ some lane has to wait (202) │ queue full: nothing (429)
  *
  * Payloads are carried as text, from the request through the operation queue to the message (http/carried-json.ts).
- * Messages of encrypted queues are sealed here, before they are submitted: what waits in the operation queue is sealed, too.
+ * Messages of encrypted queues are sealed here, before they are submitted, so they are also sealed in the operation queue.
  */
 import type { PushRequest } from '@spillway/protocol/schema'
 import { defaultPartition, type PushResult, priorities } from '@spillway/protocol/wire'
@@ -35,9 +35,9 @@ import type { Queues } from './queues.js'
 import type { Seal } from './seal.js'
 
 export const pushType = 'messages.push'
-/** Stands between payloads; JSON and base64 have no place for it. In SQL E'\\x1e'. */
+/** Separates payloads; JSON and base64 cannot contain it. In SQL E'\\x1e'. */
 const separator = '\x1e'
-/** Of the payloads in what is queued. */
+/** The payloads in the queued body. */
 const queuedPayloads = ['messages', each, 'payload'] as const
 
 const Message = Type.Object({
@@ -47,11 +47,11 @@ const Message = Type.Object({
   sealed: Type.Boolean(),
   payload: Type.Unknown(),
 })
-/** What comes to one partition. */
+/** The messages for one partition. */
 const Parcel = Type.Object({ queue: Type.String(), partition: Type.String(), messages: Type.Array(Message) })
 type ParcelBody = Static<typeof Parcel>
 type MessageBody = Static<typeof Message> & {
-  /** As it is stored, where it has not come through the queue. */
+  /** As stored, if it has not come through the queue. */
   text?: string
 }
 
@@ -94,7 +94,7 @@ function definePush(
   })
 }
 
-/** `late`: seals what was queued before its queue was encrypted. */
+/** `late`: seals messages that were queued before their queue was encrypted. */
 function effect(
   schema: string,
   late: (message: MessageBody, queue: string, partitionId: string) => MessageBody,
@@ -132,7 +132,7 @@ function textOf({ text, sealed, payload }: MessageBody): string {
   return sealed ? String(payload instanceof CarriedJson ? payload.value : payload) : jsonOf(payload)
 }
 
-/** A submission on its way, with the places of its messages in the request. */
+/** A submission in progress, with the positions of its messages in the request. */
 interface Parcelled {
   body: ParcelBody
   text: string
@@ -158,7 +158,7 @@ export class Push {
     this.definition = definePush(intake, options.pendingMax, effect(options.schema, late, prepare))
   }
 
-  /** Why it cannot be asked for, if so. */
+  /** Why the push is not allowed; null if it is. */
   check(
     items: readonly PushItem[],
     caller: PushCaller,
@@ -174,7 +174,7 @@ export class Push {
     return null
   }
 
-  /** To be called once the results are durable. */
+  /** Call when the results are durable. */
   count(results: readonly PushResult[]): void {
     for (const { status } of results) this.#options.metrics.pushed.labels(status === 'queued' ? 'stored' : status).inc()
   }
@@ -184,7 +184,7 @@ export class Push {
     const sealed = await this.#queues.sealed(new Set(items.map(({ queue }) => queue)))
     const first = await this.#submit(items, sealed, options, tx)
     if (first.kind === 'refused') return first
-    // An instance that did not know yet that a queue is encrypted: nothing of it was stored, and it knows now.
+    // This instance did not know yet that the queue is encrypted. Nothing was stored, and it knows now.
     const late = first.results.filter(({ code }) => code === 'encryption_required')
     if (late.length === 0 || this.#seal === null) return first
     const again = late.flatMap(({ index }) => items[index] ?? [])
@@ -208,9 +208,9 @@ export class Push {
     tx?: Tx,
   ): Promise<Pushed> {
     if (sealed.size > 0 && this.#seal === null) return { kind: 'results', ...this.#unsealable(items, sealed) }
-    // The key is about what came, not about the ids that are given here.
+    // The key covers the request, not the ids that are generated here.
     const keyedOn = options.idempotencyKey === undefined ? null : (options.keyedOn ?? digestUuid(jsonOf(items)))
-    // Whoever repeats a request with its key is told the same ids.
+    // A repeated request with its key gets the same ids.
     const base = keyedOn === null ? null : `${options.identity ?? ''}\0${options.idempotencyKey}\0${keyedOn}`
     const parcels = this.#parcels(items, sealed, base)
     const answers = await this.#intake.submitAll(
@@ -307,7 +307,7 @@ export class Push {
     }))
   }
 
-  /** What can be popped soon. Only a parcel that is larger than all messages so far can have a larger one. */
+  /** Records sizes for pops. Messages are measured only if all of them together exceed the largest so far. */
   #measured(queue: string, texts: readonly string[], whole: string): string {
     if (whole.length > (this.#sizes.largest(queue) ?? 0)) {
       for (const { length } of texts) this.#sizes.saw(queue, length)
@@ -341,7 +341,7 @@ export class Push {
     return { ...message, sealed: true, payload: this.#seal.seal(jsonOf(message.payload), { partition, id }) }
   }
 
-  /** The key is gone from the configuration: such messages are refused, never stored as plain text. */
+  /** The key was removed from the configuration: such messages are refused, never stored as plain text. */
   #unsealable(
     items: readonly PushItem[],
     sealed: ReadonlySet<string>,

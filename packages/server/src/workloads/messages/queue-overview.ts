@@ -1,4 +1,4 @@
-/** Queues and what is in them. */
+/** Queues and their contents. */
 import type {
   MessageCounts,
   NamespaceList,
@@ -104,7 +104,7 @@ export class QueueOverview {
     return rows.map(toSummary)
   }
 
-  /** Those with the most to do first. */
+  /** The deepest first. */
   deepest(filter: QueueFilter, limit: number): Promise<QueueRow[]> {
     return this.#rows(filter, '', 'ORDER BY pending DESC, q.name LIMIT $6', [limit])
   }
@@ -130,7 +130,7 @@ export class QueueOverview {
     return rows
   }
 
-  /** Null: there is none. Its partitions by name. */
+  /** Null: it does not exist. Its partitions are sorted by name. */
   async get(queue: string, asked: Asked, bytesMax: number): Promise<Details | null> {
     const row = await this.row(queue)
     if (row === null) return null
@@ -164,7 +164,7 @@ export class QueueOverview {
     return rows
   }
 
-  /** Dead letters and records of what was skipped, of queues that are there or not. */
+  /** Dead letters and records of skipped messages, of existing and deleted queues. */
   async dead(filter: QueueFilter): Promise<{ letters: number; skipped: number; partitions: number }> {
     const { schema } = this.#context
     const { queue, namespace, task, visible } = filter
@@ -177,7 +177,7 @@ export class QueueOverview {
     return rows[0] ?? { letters: 0, skipped: 0, partitions: 0 }
   }
 
-  /** Of all queues together. */
+  /** Totals over all queues. */
   async total(filter: QueueFilter): Promise<QueueRow & { queues: number; namespaces: number; tasks: number }> {
     const { schema } = this.#context
     const { rows } = await this.#reads.query<QueueRow & { queues: number; namespaces: number; tasks: number }>(
@@ -216,7 +216,7 @@ export class QueueOverview {
     }
   }
 
-  /** Over all groups and partitions in which something waits, of those that the groups have joined. */
+  /** Over all groups and their joined partitions in which messages wait. */
   async #lag(visible: Visible): Promise<ResourceView['lag']> {
     const { schema } = this.#context
     const four = (value: string, name: string): string =>
@@ -244,7 +244,7 @@ export class QueueOverview {
     }
   }
 
-  /** By namespace or task, those with a name. */
+  /** By namespace or task; without one, a queue is left out. */
   async by(
     column: 'namespace' | 'task',
     visible: Visible,

@@ -2,7 +2,7 @@
 import type { AdministrationContext } from './administration.js'
 import { patientTransaction } from './patient-transaction.js'
 
-/** A transaction cuts from so many partitions, so much of each: pushes to them wait for it. */
+/** Limits per transaction, because pushes to these partitions wait for it. */
 const cutPartitions = 50
 const cutMessages = 200
 const cutMs = 10_000
@@ -15,7 +15,7 @@ export class QueueRemoval {
     this.#context = context
   }
 
-  /** How many messages went; null: there is no such queue, or partition of it. */
+  /** Returns the number of removed messages; null: the queue or partition does not exist. */
   async clear(queue: string, partition: string | null): Promise<number | null> {
     const { intake, schema } = this.#context
     const { rows } = await intake.read(
@@ -32,7 +32,7 @@ export class QueueRemoval {
     return cut + rest
   }
 
-  /** False: there was none. Dead letters stay. */
+  /** False: it did not exist. Dead letters stay. */
   async drop(queue: string): Promise<boolean> {
     const { intake, schema } = this.#context
     await this.#cut(queue, null)
@@ -43,8 +43,8 @@ export class QueueRemoval {
   }
 
   /**
-   * The log of a queue, in short steps, up to where it stood at first. What ends the matter locks all partitions at once, or
-   * holds up every push: over a million messages that would be seconds.
+   * Removes a queue's log in short steps, up to its end at the start. The final statement locks all partitions at once, or
+   * blocks every push: over a million messages that would take seconds.
    */
   async #cut(queue: string, partition: string | null): Promise<number> {
     const { intake, schema } = this.#context
@@ -61,7 +61,7 @@ export class QueueRemoval {
       const end = at + cutPartitions
       const gone = await patientTransaction(intake, cutMs, async (tx) => {
         const values = [ids.slice(at, end), tails.slice(at, end)]
-        // Partitions before messages, as a push locks them.
+        // Partitions before messages: the same lock order as a push.
         await tx.query(
           `SELECT FROM ${schema}.mq_partitions p WHERE p.id = ANY ($1::uuid[]) ORDER BY p.id FOR NO KEY UPDATE`,
           values.slice(0, 1),

@@ -1,4 +1,4 @@
-/** Queues: what is in them, how they do, emptying and deleting them; maintenance. */
+/** Queues: contents, status, emptying and deleting; maintenance. */
 import {
   ClearQueueQuery,
   ListEntriesQuery,

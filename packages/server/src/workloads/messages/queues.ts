@@ -1,12 +1,12 @@
 /**
- * Queues and their options. What a push has to know of a queue before it is written, whether it is encrypted, is kept here,
- * looked up again once a second, and forgotten when an instance says that it changed; the statement that stores a message
- * checks it again.
+ * Queues and their options. Before a push is written it must know whether its queue is encrypted. That is cached here, looked
+ * up again once a second, and dropped when an instance announces a change. The statement that stores a message checks it
+ * again.
  */
 import { type QueueOptionName, type QueueOptions, queueOptionDefaults } from '@spillway/protocol/wire'
 import type { IntakeApi } from 'spillway/workload'
 
-/** As the table has them. */
+/** Column names. */
 const columns: Readonly<Record<QueueOptionName, string>> = {
   leaseTime: 'lease_seconds',
   retryLimit: 'retry_limit',
@@ -27,7 +27,7 @@ export const optionNames = Object.keys(queueOptionDefaults) as QueueOptionName[]
 
 export interface Configuration {
   queue: string
-  /** Null: as it is. */
+  /** Null: unchanged. */
   namespace: string | null
   task: string | null
   options: Partial<QueueOptions>
@@ -69,11 +69,11 @@ export class Queues {
     return toConfigured(row ?? {})
   }
 
-  /** Makes a queue. Null: it exists with other options, and nothing was changed. */
+  /** Creates a queue. Null: it exists with other options, and nothing was changed. */
   async create(configuration: Configuration): Promise<Configured | null> {
     const { queue, namespace, task, options } = configuration
     let row: Record<string, unknown> | undefined
-    // Again only when the queue was deleted between the two statements.
+    // Repeats only if the queue was deleted between the two statements.
     for (let tries = 0; row === undefined && tries < createTriesMax; tries++) {
       const made = await this.#write(configuration, () => 'NOTHING')
       if (made !== null) return toConfigured(made)
@@ -108,14 +108,14 @@ export class Queues {
     )
     if (rows[0] === undefined) return null
     this.#known.delete(queue)
-    // A hint, and it has a size: a name that is too long for it is known within a second.
+    // A hint of limited size: other instances learn about a longer name within a second.
     await this.#intake.read('SELECT pg_notify($1, $2)', [this.#channel, `mqconf:${queue}`])
     return rows[0]
   }
 
   /**
-   * Which of these are encrypted. Looked up by whoever comes first; the others wait for that. One that is known but old is
-   * looked up behind the caller's back.
+   * Which of these are encrypted. The first caller looks them up and the others wait for it. Known but old entries are looked
+   * up in the background.
    */
   sealed(queues: ReadonlySet<string>): ReadonlySet<string> | Promise<ReadonlySet<string>> {
     const now = performance.now()
@@ -131,7 +131,7 @@ export class Queues {
     return this.#lookUp(unknown).then(() => this.#among(queues))
   }
 
-  /** As it was last looked up. */
+  /** According to the last lookup. */
   isSealed(queue: string): boolean {
     return this.#known.get(queue)?.isSealed === true
   }

@@ -1,4 +1,4 @@
-/** The routes of contract §4 that move messages: configure, pop, ack, transaction, lease. Push has a mount of its own. */
+/** The routes of contract §4 that move messages: configure, pop, ack, transaction, lease. Push has its own mount. */
 import {
   AckBatchRequest,
   AckRequest,
@@ -35,9 +35,9 @@ import { outcomeErrors, type Step } from './transaction.js'
 
 const tags = ['messages']
 const popTimeoutMsDefault = 30_000
-/** However many are asked for: each costs the statement a turn of its own. */
+/** The limit, whatever the caller asks for: the statement handles each partition in turn. */
 const popPartitionsOnce = 100
-/** Busier than this, nothing more is handed out. By the writes alone: pops have connections of their own. */
+/** Above this load pops are refused. Only writes count, because pops have their own connections. */
 const busyPopAbove = 0.95
 const busyRetryAfterMs = 2_000
 const transactionPayloads = ['operations', each, 'items', each, 'payload'] as const
@@ -152,7 +152,7 @@ function addPops(app: App, workload: MessagesWorkload): void {
       })
     }
   }
-  // A HEAD would take messages that nobody gets to see.
+  // A HEAD would take messages that nobody sees.
   const route = { config: { role: 'consume', errorForm: true, consumes: true }, exposeHeadRoute: false } as const
   const summary = 'Take messages: 204 when there are none'
   for (const url of ['/api/v1/pop/queue/:queue', '/api/v1/pop/queue/:queue/partition/:partition']) {
@@ -183,7 +183,7 @@ function addPops(app: App, workload: MessagesWorkload): void {
   )
 }
 
-/** How a group begins. */
+/** Where a new group starts. */
 function subscriptionOf({ subscriptionMode = 'all', subscriptionFrom }: Query): Pick<PopRequest, 'mode' | 'from'> {
   if (subscriptionFrom === 'now') return { mode: 'new', from: null }
   if (subscriptionFrom === undefined) return { mode: subscriptionMode === 'all' ? 'all' : 'new', from: null }
@@ -192,7 +192,7 @@ function subscriptionOf({ subscriptionMode = 'all', subscriptionFrom }: Query): 
 
 const asIs = (payload: unknown): string => payload as string
 
-/** The payloads are JSON already; reading them to write them again would cost more than all the rest. */
+/** The payloads are already JSON; parsing and writing them again would cost more than all the rest. */
 function popText({ queue, namespace, task, group, leaseId, messages }: Popped): string {
   const tail = `,"queue":${JSON.stringify(queue)},"leaseId":${JSON.stringify(leaseId)},"consumerGroup":${JSON.stringify(group)},"namespace":${JSON.stringify(namespace)},"task":${JSON.stringify(task)}}`
   const texts = messages.map((m) => {
@@ -205,7 +205,7 @@ function popText({ queue, namespace, task, group, leaseId, messages }: Popped): 
   return `{"success":true,${JSON.stringify({ ...place, consumerGroup: group }).slice(1, -1)},"messages":[${texts.join()}]}`
 }
 
-/** What a key that is bound to queues may not use is unknown to it. */
+/** For a key that is bound to queues, other queues do not exist. */
 async function ownAcks(
   consume: Consume,
   request: Request,
@@ -298,7 +298,7 @@ function addTransaction(app: App, { transactions, push, consume, intake }: Messa
         ...(key.key !== undefined && { idempotencyKey: key.key, keyedOn: digestUuid(bodyText) }),
       })
       if (done.kind === 'refused') return sendProblem(reply, refusalProblem(done.refusal, intake.core.queueDepth))
-      // Whoever repeats it with its key is told the same.
+      // A repeated request with its key gets the same id.
       const transactionId =
         key.key === undefined ? newOperationId() : digestUuid(`transaction\0${principal.identity}\0${key.key}`)
       if (done.kind === 'failed') return { transactionId, success: false, error: done.error, results: done.results }
@@ -313,7 +313,7 @@ function addLeases(app: App, { consume }: MessagesWorkload): void {
   app.post<{ Params: { leaseId: string }; Body: unknown }>(
     '/api/v1/lease/:leaseId/extend',
     {
-      // The body may be left out, which a schema of the route cannot say.
+      // The body is optional, which a route schema cannot express.
       schema: { tags, summary: 'Keep messages for longer: {seconds?}' },
       config: { role: 'consume', errorForm: true, isAck: true },
     },

@@ -1,6 +1,6 @@
 /**
- * Encryption at rest: AES-256-GCM with a nonce of its own for each message, bound to its partition and its id, so that a payload
- * that was moved to another row does not open. A failure is thrown: nothing is stored, or told, in its place.
+ * Encryption at rest: AES-256-GCM with a new nonce for each message, bound to its partition and id, so that a payload moved
+ * to another row does not open. A failure is thrown: nothing is stored or returned in its place.
  */
 import { createCipheriv, createDecipheriv, randomBytes } from 'node:crypto'
 
@@ -9,7 +9,7 @@ const nonceBytes = 12
 const tagBytes = 16
 export const keyBytes = 32
 
-/** Where a sealed payload belongs. */
+/** The row that a sealed payload belongs to. */
 export interface SealedPlace {
   partition: string
   id: string

@@ -1,7 +1,7 @@
 import { CarriedJson, leftOutSql, listedSql } from 'spillway/workload'
 import { type Seal, SealError } from './seal.js'
 
-/** A payload as it is told: one that cannot be read says why, and does not spoil the list that it stands in. */
+/** A payload in an answer. One that cannot be read says why, and does not fail the list that contains it. */
 export type ToldPayload =
   | { data: unknown }
   | { data: null; error: string }
@@ -10,7 +10,7 @@ export type ToldPayload =
 export interface StoredPayload {
   /** Null: left out, see `listedPayloadSql`. */
   payload: string | null
-  /** Of the plain text of one that is left out; of a sealed one up to 2 more. */
+  /** Size of the plain text of a payload that is left out; for a sealed one up to 2 more. */
   payload_bytes?: number | null
   sealed: boolean
   partition: string
@@ -18,12 +18,12 @@ export interface StoredPayload {
   id: string
 }
 
-/** Nonce and tag: what a sealed text has more than the plain one, before both are written as base64. */
+/** Nonce and tag: the extra bytes of a sealed text, before base64. */
 const sealBytes = 28
-/** A sealed text that is longer is one of more than a list carries, however it is padded. */
+/** A longer sealed text exceeds what a list carries, whatever its padding. */
 const sealedLookedAt = 8_192
 
-/** Bytes of the plain text. A sealed one is base64: its padding is looked at only where that may decide. */
+/** Bytes of the plain text. A sealed one is base64: its padding is read only where it may decide. */
 function plainBytesSql(row: string): string {
   const stored = `octet_length(${row}.payload)`
   const padding = `(2 - length(rtrim(right(${row}.payload, 2), '=')))`
@@ -31,7 +31,7 @@ function plainBytesSql(row: string): string {
     ELSE ${stored} / 4 * 3 - ${sealBytes} - CASE WHEN ${stored} <= ${sealedLookedAt} THEN ${padding} ELSE 0 END END`
 }
 
-/** Columns of a list, and the join that they need, for rows `row` with `payload` and `sealed`. */
+/** Columns of a list and the join that they need, for rows `row` with `payload` and `sealed`. */
 export function listedPayloadSql(row: string): { columns: string; join: string } {
   return {
     columns: `${listedSql(`${row}.payload`, 'b.plain')} AS payload, ${leftOutSql('b.plain')} AS payload_bytes`,

@@ -1,6 +1,6 @@
 /**
- * Removes messages that have been kept long enough (mq_sweep), in short steps over the partitions. A task of maintenance/sweeps.ts,
- * which says when: a round goes from the first partition to the last, with a rest after each step.
+ * Removes messages whose retention has ended (mq_sweep), in short steps over the partitions. A task of
+ * maintenance/sweeps.ts, which schedules it: a round goes from the first partition to the last, with a pause after each step.
  */
 import type { IntakeApi, SweptBatch } from 'spillway/workload'
 
@@ -8,29 +8,29 @@ export interface Step {
   removed: number
   givenUp: number
   traces: number
-  /** The last partition that was looked at; null: there are no more. */
+  /** The last partition that was visited; null: there are no more. */
   last: string | null
 }
 
 export interface SweepStore {
-  /** Whether there is anything that may ever be removed. */
+  /** Whether anything can ever be removed. */
   isNeeded(): Promise<boolean>
-  /** Looks at the next partitions behind `after`, and removes `most` messages at most. */
+  /** Visits the next partitions after `after`, and removes at most `most` messages. */
   step(most: number, after: string | null): Promise<Step>
 }
 
 export const sweepEveryMs = 5_000
-/** Of one transaction: it holds locks that pushes wait for. */
+/** Per transaction, because pushes wait for its locks. */
 const mostDefault = 2_000
 
-/** Each call is the next step. */
+/** Each call runs the next step. */
 export function messageSweep(store: SweepStore, most = mostDefault): () => Promise<SweptBatch> {
   let at: string | null = null
   return async () => {
-    // One statement in a while for those who keep everything.
+    // If everything is kept, this is the only statement.
     if (at === null && !(await store.isNeeded())) return { removed: {}, isFull: false }
     const { removed, givenUp, traces, last } = await store.step(most, at)
-    // When it took all that it may, the same partitions may have more.
+    // If the limit was reached, the same partitions may have more.
     const isFull = Math.max(removed, givenUp, traces) >= most
     if (!isFull) at = last
     return {

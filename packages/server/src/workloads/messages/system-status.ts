@@ -1,4 +1,4 @@
-/** How the messages do: depth, lag and throughput of all, and of one queue by partition and group. */
+/** Status of the messages: depth, lag and throughput of all, and of one queue by partition and group. */
 import type { GroupState, QueueStatus, SystemStatus as SystemStatusSchema } from '@spillway/protocol/schema'
 import { cutRows, pageSql } from 'spillway/workload'
 import type { Static } from 'typebox'
@@ -43,17 +43,17 @@ interface GroupPlace extends Record<string, unknown> {
   depth: number
   open: number
   moved_at: Date | null
-  /** Of its partition in the page, from 1 on. */
+  /** The partition's position in the page, from 1. */
   place: number
   cut: boolean
 }
 
 const queuesMax = 100
 const groupsMax = 1_000
-/** Of a group of a partition, as JSON, beside its name. */
+/** The JSON size of a group in a partition, without its name. */
 const groupBytes = 100
 const errorsMax = 10
-/** The errors of so many of the newest dead letters are looked at. */
+/** How many of the newest dead letters are read for their errors. */
 const errorsOf = 10_000
 
 export class SystemStatus {
@@ -91,7 +91,7 @@ export class SystemStatus {
     }
   }
 
-  /** Null: there is none. Its partitions by name. */
+  /** Null: it does not exist. Its partitions are sorted by name. */
   async queue(name: string, asked: Asked, bytesMax: number): Promise<QueueView | null> {
     const { intake, schema } = this.#context
     const overview = this.#overview
@@ -145,8 +145,8 @@ export class SystemStatus {
   }
 
   /**
-   * Partitions, each with all groups of the queue: with very many groups fewer partitions, and of the first one, which there
-   * has to be, perhaps not all of them.
+   * Partitions, each with all groups of the queue. With very many groups there are fewer partitions, and the first one,
+   * which is always present, may lack groups.
    */
   async #withGroups(
     partitions: readonly PartitionRow[],
@@ -169,7 +169,7 @@ export class SystemStatus {
       if (before === undefined) groups.set(row.partition, [row])
       else before.push(row)
     }
-    // The last one of those that were read may lack groups.
+    // The last partition that was read may lack groups.
     const whole = isCut ? Math.max(1, (rows.at(-1)?.place ?? 1) - 1) : partitions.length
     const isPart = isCut && rows.at(-1)?.place === 1
     const states = partitions.slice(0, whole).map((partition) => ({

@@ -1,17 +1,17 @@
 /**
- * How much comes and goes, from two looks at totals that only grow. Nothing is counted for it on the way: between two looks
- * it is exact, before the second nothing is known.
+ * Throughput, from two samples of totals that only grow. Nothing is counted along the way: between two samples it is exact,
+ * before the second nothing is known.
  */
 export interface Totals {
-  /** Messages that ever came. */
+  /** All messages that ever arrived. */
   ingested: number
-  /** Deliveries that were settled as done. */
+  /** Deliveries settled as done. */
   processed: number
 }
 
 export interface Rates extends Totals {
   timestamp: string
-  /** Between the two looks. */
+  /** Between the two samples. */
   seconds: number
   ingestedPerSecond: number
   processedPerSecond: number
@@ -23,7 +23,7 @@ interface Look extends Totals {
 
 const looksMax = 60
 const namesMax = 1_000
-/** Two looks that are closer say little. */
+/** Samples that are closer together say little. */
 const apartMs = 1_000
 
 export class Throughput {
@@ -35,12 +35,12 @@ export class Throughput {
     this.#now = now
   }
 
-  /** Notes a look, and tells what was between the last ones, newest first. */
+  /** Takes a sample, and returns the rates between the last ones, newest first. */
   look(name: string, totals: Totals): Rates[] {
     const looks = this.#looks.get(name) ?? []
     const at = this.#now()
     const last = looks[looks.length - 1]
-    // Deleted queues and groups take their totals along, and a clock may be put back: what was before cannot be compared.
+    // Deleting queues and groups lowers the totals, and a clock may be set back: earlier samples cannot be compared.
     if (last !== undefined && (totals.ingested < last.ingested || totals.processed < last.processed || at < last.at)) {
       looks.length = 0
     }

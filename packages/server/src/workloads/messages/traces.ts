@@ -32,7 +32,7 @@ interface TraceRow extends Record<string, unknown> {
 }
 
 const columns = 'id, grp, event, names, worker, created_at'
-/** What a list carries of the size of the data. */
+/** The size of the data, for lists. */
 const size = 'octet_length(data)'
 
 export class Traces {
@@ -42,7 +42,7 @@ export class Traces {
     this.#context = context
   }
 
-  /** Its id; null: there is no such message. */
+  /** Returns its id; null: there is no such message. */
   async add({ partition, transactionId, group, event, names, data, worker }: NewTrace): Promise<string | null> {
     const { intake, schema } = this.#context
     const { rows } = await intake.statements.release<{ id: number }>(
@@ -56,7 +56,7 @@ export class Traces {
     return row === undefined ? null : String(row.id)
   }
 
-  /** Oldest first, from behind `after` on, without long data; until they have more than `bytesMax` bytes, one at least. */
+  /** Oldest first, after `after`, without long data, until they have more than `bytesMax` bytes; at least one. */
   async list(
     { partition, transactionId }: MessageName,
     { limit, bytesMax }: PageBounds,
@@ -76,7 +76,7 @@ export class Traces {
     return cutRows(rows, toView)
   }
 
-  /** One of them, whole. */
+  /** A single one, in full. */
   async get({ partition, transactionId }: MessageName, id: string): Promise<TraceView | null> {
     const { intake, schema } = this.#context
     const { rows } = await intake.read<TraceRow>(

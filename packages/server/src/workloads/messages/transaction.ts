@@ -1,6 +1,6 @@
 /**
- * Pushes and acks in one transaction: all of it, or nothing. The pushes are decided as any push is; one whose lane has to
- * wait is accepted into the operation queue by the same commit.
+ * Pushes and acks in one transaction: all or nothing. The pushes are decided like any push; one whose lane must wait is
+ * accepted into the operation queue by the same commit.
  */
 import type { PushResult } from '@spillway/protocol/wire'
 import type { IntakeApi, Refusal, SubmitOptions, Tx } from 'spillway/workload'
@@ -19,7 +19,7 @@ export type Transacted =
   | { kind: 'failed'; error: string; results: TransactionResult[] }
   | { kind: 'refused'; refusal: Refusal }
 
-/** Thrown to take everything back. */
+/** Thrown to roll everything back. */
 class Undo extends Error {
   readonly outcome: Exclude<Transacted, { kind: 'done' }>
 
@@ -29,7 +29,7 @@ class Undo extends Error {
   }
 }
 
-/** Two transactions that want each other's partitions: one is ended by the database and may begin anew. */
+/** Two transactions that lock each other's partitions deadlock; the database rolls one back, and it is retried. */
 const attemptsMax = 5
 
 export const outcomeErrors: Readonly<Partial<Record<Outcome, string>>> = {
@@ -90,7 +90,7 @@ export class Transactions {
       pushed = answer.results
       replayed = answer.replayed
     }
-    // What a key has seen before was committed with its acks.
+    // A replayed key was committed with its acks.
     const outcomes = replayed
       ? acks.map(({ status }): Outcome => (status === 'dlq' ? 'dead' : 'done'))
       : await this.#acked(tx, acks, leases)
@@ -105,7 +105,7 @@ export class Transactions {
 
   async #acked(tx: Tx, acks: readonly Acknowledgment[], leases: readonly string[]): Promise<readonly Outcome[]> {
     if (leases.length === 0) return acks.length === 0 ? [] : this.#consume.ackWithin(tx, acks)
-    // Held until the commit: whoever waits for its end takes nothing over in between.
+    // Locked until the commit, so that no consumer takes the messages over when the lease ends.
     const { rows } = await tx.query<{ id: string; partitions: string[] }>(
       `SELECT l.id, l.partitions FROM ${this.#options.schema}.mq_leases l
        WHERE l.id::text = ANY ($1) AND l.until > ${this.#options.schema}.clock() ORDER BY l.id FOR SHARE`,
@@ -114,7 +114,7 @@ export class Transactions {
     if (rows.length < new Set(leases).size) {
       throw new Undo({ kind: 'failed', error: 'A required lease is invalid or expired', results: [] })
     }
-    // Such acks name no lease of their own: they are of one of these.
+    // Such acks name no lease: they belong to one of these.
     const named = acks.map((ack) => ({
       ...ack,
       leaseId:
@@ -124,7 +124,7 @@ export class Transactions {
   }
 }
 
-/** What succeeded was undone with the rest. */
+/** A step that succeeded was rolled back with the others. */
 function takenBack(result: TransactionResult): TransactionResult {
   if (!result.success) return result
   const error = 'Nothing was done: another operation of the transaction failed.'

@@ -1,9 +1,9 @@
 /**
- * What was counted here and is not added to what all have counted:
+ * Counts of this process that are not yet added to the shared totals:
  *
  *   counted ──cut──► batch n, sent until it is confirmed ──► gone
  *
- * A batch keeps its number and its sums while it is sent again; what is counted meanwhile goes into the next one.
+ * A batch keeps its number and its sums when it is sent again; new counts go into the next one.
  */
 import { type ObjectiveName, objectiveNames } from '@spillway/protocol/wire'
 import type { Counted } from './figures.js'
@@ -31,7 +31,7 @@ export class Batches {
     }
   }
 
-  /** The batch to be sent, the same until it is confirmed; null: there is nothing. */
+  /** The batch to send, the same until it is confirmed; null: nothing to send. */
   next(): Batch | null {
     if (this.#batch !== null) return this.#batch
     const counts = objectiveNames.flatMap((objective) => {

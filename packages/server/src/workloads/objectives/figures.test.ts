@@ -31,7 +31,7 @@ describe('an objective', () => {
   })
 
   it('burns by the last hour, whatever its window is', () => {
-    // 1% of the last hour failed where 0.1% may: ten times too fast; of 30 days that are 20 of 1,000 allowed ones.
+    // 1% of the last hour failed and 0.1% is allowed: ten times too fast. Of 30 days, 20 of the 1,000 allowed failed.
     const view = objectiveView('availability', {
       '1h': { good: 990, total: 1_000 },
       '30d': { good: 999_980, total: 1_000_000 },

@@ -1,11 +1,11 @@
-/** From what was counted to what an operator reads. */
+/** Turns counts into the figures that an operator reads. */
 import type { Objective, ObjectiveName } from '@spillway/protocol/wire'
 
 export type ObjectiveWindow = Objective['window']
 
 /** `allowed` is 1 − target, written out: 1 − 0.999 is 0.0010000000000000009. */
 const targets: Readonly<Record<ObjectiveName, { target: number; allowed: number; window: ObjectiveWindow }>> = {
-  /** Messages that were handled well, of all that were received. */
+  /** Messages handled well, of all received. */
   availability: { target: 0.999, allowed: 0.001, window: '30d' },
   /** Messages that took less than 500 ms. */
   latency: { target: 0.99, allowed: 0.01, window: '1h' },
@@ -35,7 +35,7 @@ export function objectiveView(name: ObjectiveName, sums: Readonly<Record<Objecti
   }
 }
 
-/** Errors by those that are allowed. */
+/** Errors divided by the allowed errors. */
 function share({ good, total }: Counted, allowed: number): number {
   return total === 0 ? 0 : (total - good) / (total * allowed)
 }

@@ -1,4 +1,4 @@
-/** Objectives (contract §5): what was counted by all processes, over windows, against what is aimed at. */
+/** Objectives (contract §5): the counts of all processes, over windows, compared with their targets. */
 import { randomUUID } from 'node:crypto'
 import { type Objective, type ObjectiveName, objectiveNames } from '@spillway/protocol/wire'
 import type { IntakeApi } from 'spillway/workload'
@@ -11,11 +11,11 @@ export { objectiveRoutes } from './routes.js'
 
 export interface Objectives {
   readonly intake: IntakeApi
-  /** `good` of `total`: messages, or seconds. Adds to sums in memory. */
+  /** `good` of `total`: messages or seconds. Adds to sums in memory. */
   count(objective: ObjectiveName, good: number, total: number): void
-  /** By all processes, up to some seconds ago. */
+  /** The counts of all processes, some seconds old. */
   read(): Promise<Objective[]>
-  /** Before the intake is closed: adds what was counted here, if the store answers. */
+  /** Call before the intake is closed: adds this process's counts if the store answers. */
   close(): Promise<void>
 }
 
@@ -68,7 +68,7 @@ export function defineObjectives(intake: IntakeApi, options: ObjectivesOptions):
   const stopSweep = intake.core.sweeps.add({
     name: 'objectives',
     everyMs: timing.sweepMs,
-    // A row for each minute of two hours and each hour of a month: never many.
+    // One row for each minute of two hours and each hour of a month: never many.
     batch: async () => {
       const { rows } = await intake.transaction((tx) =>
         tx.query<{ n: number }>(`SELECT ${schema}.objective_sweep() AS n`),
@@ -79,7 +79,7 @@ export function defineObjectives(intake: IntakeApi, options: ObjectivesOptions):
 
   let closing = false
   const timers = new Set<NodeJS.Timeout>()
-  /** One after the other: a batch is not sent twice at once. */
+  /** One at a time, so that a batch is not sent twice at once. */
   let running: Promise<void> = Promise.resolve()
   const inTurn = (whenFailed: string, work: () => Promise<void>): Promise<void> => {
     running = running.then(work).catch((fault: unknown) => {
@@ -111,7 +111,7 @@ export function defineObjectives(intake: IntakeApi, options: ObjectivesOptions):
       const patience = new Promise<void>((resolve) => {
         late = setTimeout(resolve, closeMs)
       })
-      // Twice: a batch that was under way, and what was counted meanwhile.
+      // Twice: the batch in progress, and the counts since then.
       const last = async (): Promise<void> => {
         await flush()
         await flush()

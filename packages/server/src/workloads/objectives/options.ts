@@ -10,9 +10,9 @@ export interface ObjectivesOptions {
 }
 
 export interface ObjectiveTiming {
-  /** How often what was counted here is added to what all have counted. Default 15,000. */
+  /** How often this process adds its counts to the shared totals. Default 15,000. */
   flushMs: number
-  /** How often the gauges are renewed. Default 30,000. */
+  /** How often the gauges are updated. Default 30,000. */
   readMs: number
   /** Default 300,000. */
   sweepMs: number

@@ -1,4 +1,4 @@
-/** Petitions: exact capacity and rate, witnessed. Mounted on the same public calls as a user's route (contract §3). */
+/** Petitions: exact capacity and rate, witnessed. Uses the same public API as a user's route (contract §3). */
 import type { PetitionReceipt } from '@spillway/protocol/wire'
 import type { Definition, IntakeApi } from 'spillway/workload'
 import type { PetitionsOptions } from './options.js'

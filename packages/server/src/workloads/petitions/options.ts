@@ -21,7 +21,7 @@ export interface PetitionsOptions {
   settings: PetitionsSettings
   /** Of the store's tables, quoted for SQL. */
   schema: string
-  /** Whether callers are who they say. */
+  /** Whether callers are authenticated. */
   isAuthenticated: boolean
   log: IntakeLog
   metrics: PetitionsMetrics
@@ -31,7 +31,7 @@ interface Counter {
   inc(): void
 }
 
-/** What is counted, where it is decided. */
+/** Counted where it is decided. */
 export interface PetitionsMetrics {
   queueDepth: { set(labels: { state: PetitionState }, value: number): void }
   queueThreshold: { set(value: number): void }

@@ -1,15 +1,15 @@
 /**
- * What an instance looks at in the background, so that no request has to: the counts behind the gauges, the overflows that
- * were witnessed since it started, to log each of them once, and the state of the gate where the pulse of the intake, once a
- * second, would be too slow for PETITION_QUEUE_CACHE_TTL. The commit that witnesses an overflow tells to look at once; where
- * that hint is lost the next look finds it.
+ * Background reads of an instance, so that no request has to make them: the counts for the gauges, the overflows witnessed
+ * since it started (each is logged once), and the gate's state if the intake's pulse, once a second, is too slow for
+ * PETITION_QUEUE_CACHE_TTL. The commit that witnesses an overflow triggers a read at once; if that hint is lost, the next
+ * read finds it.
  */
 import { type PetitionState, petitionStates } from '@spillway/protocol/wire'
 import type { IntakeApi } from 'spillway/workload'
 import type { PetitionsOptions } from './options.js'
 import type { OverflowEvent, Petitions } from './petitions.js'
 
-/** However short the allowed age is. */
+/** The minimum, however short the allowed age is. */
 const lookMsMin = 50
 const pulseMs = 1_000
 const tellBlocksMs = 30_000
@@ -23,7 +23,7 @@ export class Overview {
   #looking = false
   #lookAgain = false
   #toldAt = 0
-  /** The number of the last overflow that was logged; null before the first look. */
+  /** The number of the last logged overflow; null before the first read. */
   #overflowsAfter: number | null = null
 
   constructor(intake: IntakeApi, petitions: Petitions, options: PetitionsOptions) {
@@ -55,12 +55,12 @@ export class Overview {
   async #look(): Promise<void> {
     const { settings, log } = this.#options
     this.#looking = true
-    // A little less than the allowed age, so that with the time that looking takes it is kept.
+    // A little less than the allowed age, which leaves time for the read.
     const everyMs = Math.max(lookMsMin, settings.queueCacheTtlMs * 0.8)
     try {
       if (this.#intake.core.isReady) await this.#lookNow(everyMs)
     } catch (fault) {
-      // The intake tells that the store is away; this says what it means here.
+      // The intake logs that the store is unavailable; this says what it means here.
       log.debug({ err: fault }, 'the counts of petitions could not be read; the last ones stay')
     }
     this.#looking = false

@@ -1,4 +1,4 @@
-/** Petitions after they were received: reading, moving on, withdrawing; halts. One row, one writer at a time: see sql/functions/transition.sql. */
+/** Received petitions: read, move on, withdraw; halts. One row, one writer at a time: see sql/functions/transition.sql. */
 import {
   type PetitionState,
   type PetitionStatus,
@@ -25,7 +25,7 @@ interface Row extends Record<string, unknown> {
 
 export interface Move {
   id: string
-  /** Who moves it, as the ledger tells it. */
+  /** Who moves it, as recorded in the ledger. */
   actor: string
   traceId: string
   reason: string | null
@@ -52,7 +52,7 @@ export interface OverflowEvent {
 
 export interface PetitionsOverview {
   counts: Partial<Record<PetitionState, number>>
-  /** From where on to look the next time. */
+  /** Where the next read continues. */
   after: number
   overflows: readonly OverflowEvent[]
 }
@@ -77,7 +77,7 @@ export class Petitions {
     return rows[0] === undefined ? null : toView(rows[0])
   }
 
-  /** Oldest first, from behind `after` on, until they have more than `bytesMax` bytes of text: one at least. */
+  /** Oldest first, after `after`, until they have more than `bytesMax` bytes of text; at least one. */
   async list(
     state: PetitionState,
     limit: number,
@@ -99,7 +99,7 @@ export class Petitions {
     return { ...cutRows(rows, toView), total: Number(counted.rows[0]?.n ?? 0) }
   }
 
-  /** Of these, those whose version is another than the one that is waited behind. */
+  /** The ids whose version differs from the one that the caller waits on. */
   async changed(waiting: ReadonlyMap<string, number>): Promise<string[]> {
     const { rows } = await this.#intake.read<{ id: string }>(
       `SELECT p.id FROM ${this.#options.schema}.petitions p JOIN unnest($1::uuid[], $2::int[]) u(id, version) ON u.id = p.id
@@ -174,7 +174,7 @@ export class Petitions {
       : { halted: true, reason: row.reason, since: row.since.toISOString() }
   }
 
-  /** How many there are in each state, and the overflows behind `after` (null: since this process is enlisted). */
+  /** The count of each state, and the overflows after `after` (null: since this process was enlisted). */
   async overview(after: number | null): Promise<PetitionsOverview> {
     const { schema } = this.#options
     const { rows } = await this.#intake.read<{
@@ -190,12 +190,12 @@ export class Petitions {
     return { counts: row?.counts ?? {}, after: Number(row?.after ?? after), overflows: row?.overflows ?? [] }
   }
 
-  /** Blocks of a past minute that no later block has told. */
+  /** Reports blocks of a past minute that no later block has reported. */
   async tellBlocks(): Promise<void> {
     await this.#intake.read(`SELECT ${this.#options.schema}.petitions_tell_blocks($1)`, [tellBlocksRows])
   }
 
-  /** Removes a batch of submitters that have not been blocked for long. */
+  /** Removes a batch of submitters whose last block was long ago. */
   async forgetBlocks(): Promise<SweptBatch> {
     const { rows } = await this.#intake.transaction((tx) =>
       tx.query<{ n: number }>(`SELECT ${this.#options.schema}.petitions_forget_blocks($1) AS n`, [tellBlocksRows]),
@@ -206,7 +206,7 @@ export class Petitions {
 }
 
 const tellBlocksRows = 1_000
-/** The rest comes with the next look. */
+/** The next read returns the rest. */
 const overflowRows = 100
 
 function toView(row: Row): PetitionView {

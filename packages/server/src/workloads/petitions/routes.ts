@@ -1,4 +1,4 @@
-/** The routes of contract §3 but for the submission itself, which the intake mounts. */
+/** The routes of contract §3, except the submission itself, which the intake mounts. */
 import {
   HaltBody,
   HaltState,
@@ -30,7 +30,7 @@ const waitSecondsDefault = 30
 const tags = ['petitions']
 const answers = (schema: TSchema): Record<string, TSchema> => ({ 200: schema, '4xx': Problem, '5xx': Problem })
 const Id = Type.Object({ id: Type.String() })
-/** Petitions belong to no queue: keys that are bound to queues do not look after them. */
+/** Petitions belong to no queue, so keys that are bound to queues may not administer them. */
 const operate = { role: 'operate', wholeServer: true } as const
 const view = { role: 'view', wholeServer: true } as const
 
@@ -52,7 +52,7 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
   const { petitions, watch, isAuthenticated } = workload
   const notFound = (reply: Reply): Reply =>
     sendProblem(reply, { code: 'not_found', detail: 'There is no such petition.' })
-  /** Another's looks the same as none; where nobody is authenticated all may read all. */
+  /** Somebody else's petition looks like none. Without authentication everybody may read all. */
   const visible = async (request: Request, id: string): Promise<PetitionView | null> => {
     const petition = uuid.test(id) ? await petitions.get(id.toLowerCase()) : null
     if (petition === null || !isAuthenticated || viewsAll(request.principal)) return petition
@@ -111,7 +111,7 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
       try {
         for (;;) {
           const sign = watch.wait(first.petition_id, version, signal)
-          // Read only now that it is waited for: a change between the first look and this one is seen here.
+          // Read after registering the wait: a change since the first read is seen here.
           const now = await petitions.get(first.petition_id)
           if (now !== null && now.version !== version) return toStatus(now)
           if (!(await sign)) return reply.code(304).send()
@@ -240,7 +240,7 @@ function addLedger(app: App, { ledger }: IntakeApi, bytesMax: number): void {
     '/api/v1/ledger/verify',
     { schema: { tags, summary: 'Walk the chain and check every row', response: answers(LedgerVerification) }, config },
     () => {
-      // A walk over a million rows keeps the database busy for seconds: callers share it.
+      // A walk over a million rows keeps the database busy for seconds, so callers share it.
       verifying ??= ledger.verify().finally(() => {
         verifying = null
       })
@@ -260,7 +260,7 @@ const toEntry = (row: LedgerRow): LedgerEntry => ({
   hash: row.hash,
 })
 
-/** An operator has to see the row that somebody broke, too. */
+/** An operator must also see a row that was tampered with. */
 function payloadOf({ payload }: LedgerRow): LedgerEntry['payload'] {
   try {
     return JSON.parse(payload) as Record<string, unknown>

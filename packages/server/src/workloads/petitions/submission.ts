@@ -3,8 +3,8 @@
  *
  *   pressure ─► capacity (503, before the body is read) ─► halt (503) ─► rate (429) ─► RECEIVED (201)
  *
- * The lane is the submitter's. Whoever asks for a ticket is queued in it, and what the same submitter sends behind that
- * waits its turn; apart from that nothing is ever queued, and what cannot be taken now is refused.
+ * The lane is the submitter's. A caller that asks for a ticket is queued in it, and later submissions of the same submitter
+ * wait their turn. Otherwise nothing is queued, and submissions that cannot be accepted now are refused.
  */
 import { hash } from 'node:crypto'
 import { SubmitPetition } from '@spillway/protocol/schema'
@@ -30,10 +30,10 @@ import type { PetitionsOptions } from './options.js'
 export type SubmitBody = Static<typeof SubmitPetition>
 
 const petitionType = 'petitions.submit'
-/** The capacity gate, as the SQL knows it. */
+/** The capacity gate's name in SQL. */
 const gateName = 'petitions'
 const petitionsQueue = `${reservedQueuePrefix}petitions`
-/** Where they are mounted: the second is the only alias without /api. */
+/** Where the routes are mounted: the second is the only alias without /api. */
 export const petitionPrefixes = ['/api/v1/petition-submissions', '/v1/petition-submissions'] as const
 
 export function definePetition(intake: IntakeApi, options: PetitionsOptions): Definition<SubmitBody, PetitionReceipt> {
@@ -53,7 +53,7 @@ export function definePetition(intake: IntakeApi, options: PetitionsOptions): De
   })
 }
 
-/** Named by the body where nobody is authenticated; else they are the same, or it was refused. */
+/** Without authentication the body may name the submitter; otherwise the two are equal, or the request was refused. */
 function submitterOf(body: SubmitBody, identity: string): string {
   return submitterForm(body.submitter_id ?? identity)
 }
@@ -65,7 +65,7 @@ export function submitterForm(id: string): string {
 
 export const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
 
-/** Spaces of any kind, and what has no width. */
+/** Whitespace of any kind, and zero-width characters. */
 const blank = /^[\s\u0085\u180e\u200b-\u200d\u2060]*$/u
 
 function checkSubmission(body: SubmitBody, subject: string | null, options: PetitionsOptions): Rejection | null {
@@ -83,7 +83,7 @@ function checkSubmission(body: SubmitBody, subject: string | null, options: Peti
   return null
 }
 
-/** The exact limit is the transaction's; what is added here is what an operator wants to see of it. */
+/** The transaction enforces the exact limit; this adds the metrics for operators. */
 function overflowGate({ settings, metrics }: PetitionsOptions): Gate<SubmitBody> {
   const gate = capacity({
     name: gateName,
@@ -115,7 +115,7 @@ function overflowGate({ settings, metrics }: PetitionsOptions): Gate<SubmitBody>
         observe(pulse) {
           bound.observe?.(pulse)
           const state = pulse.gates.find(({ name }) => name === gateName)
-          // The one in force, which the instance that started last has set.
+          // The threshold in force: the instance that started last sets it.
           if (state !== undefined) metrics.queueThreshold.set(state.full_at)
         },
       }
@@ -131,7 +131,7 @@ const haltGate = halt({
   },
 })
 
-/** The submitter's, and whichever others are set: tiers of one query. */
+/** The submitter's limit and the other configured limits: tiers of one query. */
 function rateGates({ settings }: PetitionsOptions): Gate<SubmitBody>[] {
   const { rateWindowMinutes: minutes, typePerHour } = settings
   const span = minutes === 60 ? 'hour' : minutes === 1 ? 'minute' : `${minutes} minutes`
@@ -215,7 +215,7 @@ function submission(schema: string): SqlEffect<SubmitBody, PetitionReceipt> {
       const { as_of_seq, cycle_id } = told as { as_of_seq: number; cycle_id: string }
       return {
         ...{ actor: `submitter:${submitterOf(body, identity)}`, cycle_id, as_of_seq, rate_limit_remaining: 0 },
-        // In whole seconds, as X-RateLimit-Reset says it.
+        // In whole seconds, like X-RateLimit-Reset.
         rate_limit_reset: new Date(Math.ceil(resetAtMs / 1_000) * 1_000).toISOString(),
         rate_limit_limit: limit,
       }

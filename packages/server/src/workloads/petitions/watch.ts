@@ -1,10 +1,10 @@
 /**
- * Callers that wait for a petition to change. A commit that changes one sends its id to all instances; because such a
- * hint may be lost, one query for all of them looks again each second. Whoever waits is registered before the row is
- * read, so that no change falls between.
+ * Callers that wait for a petition to change. A commit that changes one sends its id to all instances. Such a hint may be
+ * lost, so one query for all of them runs each second. A caller is registered before the row is read, so that no change is
+ * missed.
  */
 export interface WatchOptions {
-  /** Of these ids, those whose version is another than the one that is waited behind. */
+  /** The ids whose version differs from the one that the caller waits on. */
   changed(waiting: ReadonlyMap<string, number>): Promise<string[]>
   pollMs?: number
 }
@@ -30,7 +30,7 @@ export class Watch {
     return this.#waiting.size
   }
 
-  /** True with the first sign that it is no longer at `version`; false when there is nothing to wait for any more. */
+  /** True at the first sign that it is no longer at `version`; false if the wait ended without one. */
   wait(id: string, version: number, signal: AbortSignal): Promise<boolean> {
     return new Promise((resolve) => {
       const waiters = this.#waiting.get(id) ?? new Set<Waiter>()
@@ -50,7 +50,7 @@ export class Watch {
     })
   }
 
-  /** A change of this one was committed. */
+  /** A change of this petition was committed. */
   notice(id: string): void {
     this.#end(id, true)
   }
@@ -77,7 +77,7 @@ export class Watch {
     try {
       for (const id of versions.size === 0 ? [] : await this.#options.changed(versions)) this.notice(id)
     } catch {
-      // The store is away: they go on waiting until their time is up, and the read behind it tells.
+      // The store is unavailable: callers keep waiting until their timeout, and the read after it reports the fault.
     } finally {
       this.#timer = undefined
       this.#schedule()

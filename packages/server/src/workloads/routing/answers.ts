@@ -1,11 +1,11 @@
 /**
- * What was decided: by request id, for whoever asks later, and by idempotency key, for whoever asks again.
+ * Stored decisions: by request id for later reads, and by idempotency key for repeated requests.
  *
  *   decided ──recorded, many in one commit──► kept ──its time is over──► swept
- *      └── its key has a decision already ──► that one, or a violation if it is of another task
+ *      └── its key has a decision already ──► that one, or a violation if the task differs
  *
- * A key is written with the decision and never before: a process that dies in between leaves nothing behind, and of several
- * with one key at once exactly one decision is kept, which all of them get.
+ * The key is written together with the decision, never earlier: a process that dies in between leaves nothing behind.
+ * Concurrent requests with one key store exactly one decision, and all get it.
  */
 import type { RouteDecision } from '@spillway/protocol/wire'
 import { codeOf, digestUuid, Flush, type IntakeApi, retryConflicts, type SweptBatch } from 'spillway/workload'
@@ -14,9 +14,9 @@ export interface AnswersOptions {
   intake: IntakeApi
   /** Of the store's tables, quoted for SQL. */
   schema: string
-  /** How long a key is good for its decision. */
+  /** How long a key returns its decision. */
   keyTtlMs: number
-  /** How long a decision can be asked for. Default one hour. */
+  /** How long a decision can be read. Default one hour. */
   decisionTtlMs?: number
   /** Default 30,000. */
   sweepEveryMs?: number
@@ -33,9 +33,9 @@ export interface Decided {
 
 export interface Keyed {
   key: string
-  /** Whose it is. Default: the tenant's. */
+  /** The key's owner. Default: the tenant. */
   scope?: string
-  /** Of the task (taskDigest). */
+  /** The task's digest (taskDigest). */
   digest: string
 }
 
@@ -58,11 +58,11 @@ interface Lookup {
 
 const decisionTtlMsDefault = 3_600_000
 const sweepEveryMsDefault = 30_000
-/** Of one transaction, of each table. */
+/** Per transaction and table. */
 const sweepRows = 2_000
 const attemptsMax = 5
 
-/** What a flush takes and how long it may wait: as for accepted operations, whose callers wait alike. */
+/** Size and delay of a flush: the same as for accepted operations, whose callers wait in the same way. */
 const flushBounds = {
   itemsMax: 500,
   bytesMax: 4_194_304,
@@ -93,32 +93,32 @@ export class Answers {
     })
   }
 
-  /** Sweeps from now on what has expired. */
+  /** Starts sweeping expired rows. */
   start(): void {
     if (this.#closed) return
     const { intake, sweepEveryMs: everyMs } = this.#options
     this.#stopSweep = intake.core.sweeps.add({ name: 'routing', everyMs, batch: () => this.sweep() })
   }
 
-  /** Resolves when all that was handed over is written. To be called while the store is still there. */
+  /** Resolves when everything handed over is written. Call it while the store is still open. */
   async close(): Promise<void> {
     this.#closed = true
     await Promise.all([this.#records.drained(), this.#lookups.drained(), this.#stopSweep()])
   }
 
-  /** Resolves when it is committed. Throws when the store did not take it: then nothing is known of it. */
+  /** Resolves when it is committed. Throws if the store failed: the outcome is then unknown. */
   record(decided: Decided): Promise<Recorded> {
     return this.#records.isFull ? Promise.reject(waitedTooLong()) : this.#records.submit(decided)
   }
 
-  /** A look before the work, to spare it; what decides is `record`. Null: the key was not used. */
+  /** A look before the work, to save it; `record` decides. Null: the key is unused. */
   async replay(scope: string, key: string, digest: string): Promise<Known | null> {
     if (this.#lookups.isFull) throw waitedTooLong()
     const known = await this.#lookups.submit({ key: keyOf(scope, key), digest })
     return known === 'unknown' ? null : known
   }
 
-  /** Without a tenant: of whichever decided last under this id. */
+  /** Without a tenant: the last decision under this id. */
   async find(tenant: string | null | undefined, requestId: string): Promise<Found | null> {
     const { intake, schema } = this.#options
     const { rows } = await intake.read<{
@@ -138,7 +138,7 @@ export class Answers {
     return { tenant: row.tenant, requestId: row.request, decision, traceId, decidedAt }
   }
 
-  /** Removes a batch of what has expired. */
+  /** Removes a batch of expired rows. */
   async sweep(): Promise<SweptBatch> {
     const { intake, schema } = this.#options
     const { rows } = await intake.transaction((tx) =>
@@ -146,7 +146,7 @@ export class Answers {
         `SELECT decisions, keys, burials FROM ${schema}.rt_sweep(${sweepRows})`,
       ),
     )
-    // Null: another process is at it.
+    // Null: another process is sweeping.
     const [row] = rows
     const removed = { rt_decisions: row?.decisions ?? 0, rt_keys: row?.keys ?? 0, rt_burials: row?.burials ?? 0 }
     return { removed, isFull: Math.max(...Object.values(removed)) >= sweepRows }

@@ -1,4 +1,4 @@
-/** The registry of blocks. Changes are of medium priority and counted per identity; reads go on in any state. */
+/** The registry of blocks. Changes have medium priority and count per identity; reads work in any state. */
 import { BlockPage, BlockView, CreateBlock, ListBlocksQuery, PutBlock } from '@spillway/protocol/schema'
 import type { FastifyLike as App, Wire } from 'spillway/workload'
 import { mountedRoute, type Problem, sendProblem } from 'spillway/workload'

@@ -1,10 +1,11 @@
 /**
- * Messages of tickets that went to the broker's dead letters: the ticket is to end with them.
+ * Tickets whose messages became dead letters of the broker: such a ticket must fail.
  *
- *   buried ──kept──► untold ──its next attempt asks──► told: the ticket fails ──redriven, it asks for the first time──► forgotten
+ *   buried ──stored──► unread ──its next attempt reads it──► read: the ticket fails ──redriven, first attempt reads──► removed
  *
- * Whoever carries a ticket to the broker may have gone, or be another process, when its message dies; it would publish the
- * message again as soon as the broker has forgotten its id. What is told stays: that attempt may be lost before it is settled.
+ * The process that published the message may be gone when the message dies, or be another one. Without this record it
+ * would publish again once the broker forgets the id. A read entry stays, because that attempt may be lost before it is
+ * settled.
  */
 import type { IntakeApi } from 'spillway/workload'
 import { isUuid } from './envelope.js'
@@ -20,14 +21,14 @@ export interface Burial {
   ticket: string
   /** The dead letter's id. */
   letter: string
-  /** What the ticket fails of. */
+  /** The error that the ticket fails with. */
   error: string
 }
 
-/** Longer than a ticket is tried. */
+/** Longer than a ticket is retried. */
 const keptMs = 86_400_000
 
-/** Of the header `Spillway-Ticket`; a stranger may write anything there. */
+/** From the header `Spillway-Ticket`; anybody may write anything there. */
 export function ticketOf(message: { header(name: string): string | undefined }): string | null {
   const ticket = message.header('Spillway-Ticket')
   return isUuid(ticket) ? ticket : null
@@ -40,7 +41,7 @@ export class Burials {
     this.#o = options
   }
 
-  /** Once for each dead letter, however often it is said. */
+  /** Stores each dead letter once, however often it is called. */
   async keep({ ticket, letter, error }: Burial): Promise<void> {
     const { intake, schema } = this.#o
     await intake.statements.release(
@@ -52,7 +53,10 @@ export class Burials {
     )
   }
 
-  /** What the ticket fails of; null: its message was not buried. A first attempt that was told before has been redriven. */
+  /**
+   * The error that the ticket fails with; null: its message was not buried. A first attempt that finds a read entry was
+   * redriven.
+   */
   async tell(ticket: string, isFirstAttempt: boolean): Promise<string | null> {
     const { intake, schema } = this.#o
     const { rows } = await intake.statements.release<{ error: string }>(

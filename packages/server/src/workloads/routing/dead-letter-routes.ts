@@ -1,4 +1,4 @@
-/** Messages that the routers could not work on, as the broker keeps them. Never shed: this is how they come back. */
+/** The broker's dead letters: messages that the routers could not process. Never shed, because this is how they are recovered. */
 import { limits } from '@spillway/protocol/wire'
 import type { FastifyLike as App } from 'spillway/workload'
 import { fitPage, sendProblem } from 'spillway/workload'
@@ -34,7 +34,7 @@ const Letter = Type.Object({
 })
 const Letters = Type.Object({ items: Type.Array(Letter), next_cursor: Type.Union([Type.String(), Type.Null()]) })
 const path = '/api/v1/routes/dead-letters'
-/** The broker gives messages whole only: a page of long ones ends once so much was read. */
+/** The broker returns only complete messages: a page of long ones ends after this many bytes. */
 const readBytesMax = 33_554_432
 
 export function addDeadLetters(app: App, { deps: { broker, settings } }: RoutingWorkload): void {
@@ -93,7 +93,7 @@ export function addDeadLetters(app: App, { deps: { broker, settings } }: Routing
   )
 }
 
-/** Those of a page, and one behind it if there are more; `limit`: so many of them are of the page. */
+/** The letters of a page, plus one more if there are more; `limit`: how many belong to the page. */
 async function listed(
   broker: RouterBroker,
   limit: number,

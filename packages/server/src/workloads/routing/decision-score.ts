@@ -1,14 +1,15 @@
 /**
- * What a policy's choices are made with: prepared once, when the policy is loaded, so that a decision only compares.
+ * Prepares a policy's providers once, when the policy is loaded, so that a decision only compares.
  *
- * Weighted choice is rendezvous hashing: every provider draws a number from the key and its own id, the highest wins, and
- * with -weight ÷ ln(u) the chance to win is the weight's share. A provider that joins or leaves moves only the keys that it
- * wins or had won. A ring of points would need a table for each set of candidates, which constraints change per request.
+ * Weighted choice is rendezvous hashing: every provider draws a number from the key and its id, and the highest wins.
+ * With -weight ÷ ln(u) the chance to win is the weight's share. A provider that joins or leaves moves only the keys
+ * that it wins or had won. A hash ring would need a table for each set of candidates, and constraints change that set
+ * per request.
  */
 import { hash } from 'node:crypto'
 import type { Policy, PolicyProvider } from '@spillway/protocol/wire'
 
-/** 64 bits of a text, as two unsigned numbers. */
+/** A 64-bit hash of a text, as two unsigned numbers. */
 export interface Mark {
   high: number
   low: number
@@ -27,13 +28,13 @@ export interface PreparedProvider {
   mark: Mark
 }
 
-/** SHA-256, so that all processes and all versions draw alike. 1 to 2 µs. */
+/** SHA-256, so that all processes and versions draw the same. 1 to 2 µs. */
 export function markOf(text: string): Mark {
   const digest = hash('sha256', text, 'buffer')
   return { high: digest.readUInt32BE(0), low: digest.readUInt32BE(4) }
 }
 
-/** Spreads each bit of a 32-bit number over all of them (the finalizer of MurmurHash3). */
+/** Spreads each bit of a 32-bit number over all bits (the finalizer of MurmurHash3). */
 function mixed(bits: number): number {
   let x = bits
   x = Math.imul(x ^ (x >>> 16), 0x85ebca6b)
@@ -45,14 +46,14 @@ function mixed(bits: number): number {
 const lowBits = 21
 const range = 2 ** 53
 
-/** Evenly between 0 and 1, never either of them: the logarithm of both is of no use. */
+/** Uniform between 0 and 1, excluding both: their logarithms are useless. */
 export function drawn(key: Mark, provider: Mark): number {
   const high = mixed(key.high ^ provider.high)
   const low = mixed((key.low ^ provider.low) + high) >>> (32 - lowBits)
   return (high * 2 ** lowBits + low + 0.5) / range
 }
 
-/** The provider that wins this key; null when there is none. */
+/** The provider that wins this key; null if there are no candidates. */
 export function winner(key: Mark, candidates: readonly PreparedProvider[]): PreparedProvider | null {
   let best: PreparedProvider | null = null
   let most = Number.NEGATIVE_INFINITY
@@ -66,7 +67,7 @@ export function winner(key: Mark, candidates: readonly PreparedProvider[]): Prep
   return best
 }
 
-/** The highest score; of equal ones the lowest priority number, then the id. */
+/** The highest score; among equals the lowest priority number, then the id. */
 export function bestScored(candidates: readonly PreparedProvider[]): PreparedProvider | null {
   let best: PreparedProvider | null = null
   for (const candidate of candidates) if (best === null || isBefore(candidate, best)) best = candidate
@@ -81,7 +82,7 @@ function isBefore(a: PreparedProvider, b: PreparedProvider): boolean {
 
 export function preparedProviders(policy: Policy): PreparedProvider[] {
   const { providers, score } = policy
-  // The largest of the whole policy, not of the candidates: else one that leaves could turn the order of the others.
+  // The maximum of the whole policy, not of the candidates: otherwise one that leaves could reorder the others.
   const latencyMax = Math.max(...providers.map((p) => p.expected_latency_ms))
   const costMax = Math.max(...providers.map((p) => p.expected_cost))
   return providers.map((provider) => ({

@@ -25,7 +25,7 @@ const refused = (given: Policy, changes: Partial<DecisionInput> = {}) => {
   const decision = decide(new PolicyBook([given]), task(changes))
   return 'code' in decision ? decision : undefined
 }
-/** A policy whose only provider tells which one it is. */
+/** A policy whose only provider shows which one it is. */
 const marked = (id: string, changes: Partial<Policy> = {}) => policy({ providers: [provider(id)], ...changes })
 
 describe('the policy of a request', () => {
@@ -297,7 +297,7 @@ describe('speed', () => {
       return performance.now() - started
     })
     times.sort((a, b) => a - b)
-    // The figure that counts (p99 below 0.2 ms) is the benchmark's; this one must hold on any machine.
+    // The benchmark checks the real figure (p99 below 0.2 ms); this bound must hold on any machine.
     expect(times[Math.floor(times.length * 0.99)]).toBeLessThan(2)
   })
 })

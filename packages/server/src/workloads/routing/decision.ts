@@ -1,11 +1,11 @@
 /**
- * Decides which provider takes a task. Pure: the same policies and the same request give the same answer, everywhere.
+ * Decides which provider takes a task. Pure: the same policies and the same request always give the same answer.
  *
  *   policy ──► candidates ──► sticky │ best_score │ weighted
  *                   └── none ──► fallback, in order
  *                                    └── none ──► NO_PROVIDER
  *
- * Candidates are enabled, have a weight, take the type of the task, and keep its constraints.
+ * Candidates are enabled, have a weight, accept the task's type, and meet its constraints.
  */
 import type {
   DryRunProvider,
@@ -26,7 +26,7 @@ export interface Undecided {
   message: string
 }
 
-/** What of a task a decision reads. */
+/** The members of a task that a decision reads. */
 export type DecisionInput = Pick<RouteTask, 'request_id' | 'tenant_id' | 'policy_id' | 'constraints' | 'metadata'> & {
   task: { type: string }
 }
@@ -38,10 +38,10 @@ export interface PreparedPolicy {
   fallback: readonly PreparedProvider[]
 }
 
-/** The policy of those who name none. */
+/** The policy for requests that name none. */
 export const defaultPolicyId = 'default'
 
-/** In force while nobody has a policy named `default`, so that a fresh server decides: everything goes to `local`. */
+/** Used while there is no policy named `default`, so that a fresh server decides: everything goes to `local`. */
 export const builtInPolicy: Policy = {
   policy_id: defaultPolicyId,
   description: 'In force until a policy named default is created',
@@ -61,7 +61,7 @@ export function preparePolicy(policy: Policy): PreparedPolicy {
 
 const builtIn = preparePolicy(builtInPolicy)
 
-/** All policies, by tenant and id. A tenant's own stands before one for all with the same id. */
+/** All policies, by tenant and id. A tenant's policy takes precedence over the general one with the same id. */
 export class PolicyBook {
   readonly #shared = new Map<string, PreparedPolicy>()
   readonly #byTenant = new Map<string, Map<string, PreparedPolicy>>()
@@ -94,7 +94,7 @@ export class PolicyBook {
       for (const policyId of policies.keys()) yield { tenantId, policyId }
   }
 
-  /** The policy that a request of this tenant is decided by. */
+  /** The policy for a request of this tenant. */
   find(tenantId: string, policyId?: string): { prepared: PreparedPolicy; source: PolicySource } | null {
     const id = policyId ?? defaultPolicyId
     const own = this.#byTenant.get(tenantId)?.get(id)
@@ -130,7 +130,7 @@ function choose(prepared: PreparedPolicy, task: DecisionInput): Decision | Undec
   const key = stickyKey(prepared.policy, task)
   if (key !== null) return chosen(winner(markOf(`sticky\0${key}`), candidates), 'sticky')
   if (prepared.policy.strategy === 'best_score') return chosen(bestScored(candidates), 'best_score')
-  // A UUID may be written in two ways.
+  // A UUID may be in upper or lower case.
   return chosen(winner(markOf(task.request_id.toLowerCase()), candidates), 'weighted')
 }
 
@@ -170,7 +170,7 @@ function stickyKey({ sticky }: Policy, task: DecisionInput): string | null {
   return typeof value === 'number' || typeof value === 'boolean' ? String(value) : null
 }
 
-/** All that keep it from being a candidate. */
+/** All reasons why it is not a candidate. */
 function exclusionsOf(provider: PreparedProvider, { task, constraints }: DecisionInput): Exclusion[] {
   const found: Exclusion[] = []
   if (!provider.isEnabled) found.push('disabled')
@@ -193,7 +193,7 @@ function noProvider({ policy, providers, fallback }: PreparedPolicy, task: Decis
   const counts = new Map<Exclusion, number>()
   for (const provider of providers) {
     for (const exclusion of exclusionsOf(provider, task)) {
-      // As a fallback it would do.
+      // It is still usable as a fallback.
       if (exclusion === 'weight_zero' && fallback.includes(provider)) continue
       counts.set(exclusion, (counts.get(exclusion) ?? 0) + 1)
     }
@@ -203,7 +203,7 @@ function noProvider({ policy, providers, fallback }: PreparedPolicy, task: Decis
   return { code: 'NO_PROVIDER', message }
 }
 
-/** What would be decided and why, provider by provider. `given` is decided by instead of the policies in force. */
+/** The decision and its reasons for every provider. `given` replaces the active policies. */
 export function dryRun(policies: PolicyBook, task: DecisionInput, given?: Policy): DryRunResult {
   const found =
     given === undefined

@@ -1,4 +1,4 @@
-/** What the server hands to the routing workload: rooms that a workload does not reach itself, as what it needs of them. */
+/** The parts of the server that the routing workload needs but does not import itself. */
 import type { Alert, AlertName, ObjectiveName } from '@spillway/protocol/wire'
 import type { IntakeApi, LatencyWindow, LevelHold, RouterPressure } from 'spillway/workload'
 import type { RouterBroker } from '../../brokers/port.js'
@@ -37,11 +37,11 @@ export interface RoutingDeps {
   schema: string
   settings: RoutingSettings
   subject: string
-  /** Null: the operation queue plays its part. */
+  /** Null: the operation queue is used instead. */
   broker: RouterBroker | null
-  /** What all routers together work on at once, as far as this process knows. */
+  /** The concurrency of all routers together, as far as this process knows. */
   routersConcurrency(): number
-  /** Null: not known now. */
+  /** Null: unknown. */
   backlog(): Promise<{ pending: number; ackPending: number } | null>
   pressure: Pick<RouterPressure, 'level' | 'observe'>
   latency: Pick<LatencyWindow, 'add' | 'percentiles'>

@@ -1,11 +1,11 @@
-/** A task as it comes, over HTTP or the broker: what it says, or what is wrong with it. Never throws, whatever came. */
+/** Parses a task from HTTP or the broker: returns it, or what is wrong with it. Never throws. */
 import { DecideRequest } from '@spillway/protocol/schema'
 import { limits, type RouteTask, type RoutingCode, taskVersion } from '@spillway/protocol/wire'
 import type { RequestFault } from 'spillway/workload'
 import { compileValidator, digestUuid, isUnstorable, memberTexts, parseStrictJson } from 'spillway/workload'
 import Type from 'typebox'
 
-/** By what an answer finds the one who asked. Only what has its form. */
+/** Ids that match an answer to its request. Only valid ones are included. */
 export interface Correlation {
   request_id?: string
   trace_id?: string
@@ -20,13 +20,13 @@ export interface InvalidTask {
 }
 
 export type CheckedTask = { ok: true; task: RouteTask } | InvalidTask
-/** `text`: as it came. */
+/** `text`: as received. */
 export type ReadTask = { ok: true; task: RouteTask; text: string } | InvalidTask
 
 const uuid = /^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}$/i
 const traceId = /^[0-9a-f]{32}$/i
 
-/** The form of these has a code of its own; that they are texts is a matter of the schema. */
+/** Malformed values of these have a separate code; the schema only checks that they are strings. */
 const Shape = Type.Object(
   {
     ...DecideRequest.properties,
@@ -49,7 +49,7 @@ export function readTask(data: Uint8Array, { bytesMax }: { bytesMax: number }): 
   return checked.ok ? { ...checked, text: parsed.text } : checked
 }
 
-/** Of a value that the strict parser has let through. */
+/** For a value that passed the strict parser. */
 export function checkTask(value: unknown): CheckedTask {
   const correlation = correlationOf(value)
   if (isRecord(value) && Object.hasOwn(value, 'version') && value.version !== taskVersion) {
@@ -60,7 +60,7 @@ export function checkTask(value: unknown): CheckedTask {
   }
   const shape = checkShape(value)
   if (!shape.ok) return invalid('SCHEMA_VALIDATION_FAILED', notValid, { correlation, errors: shape.errors })
-  // Checked member by member against the schema, which the type follows.
+  // Validated against the schema that the type follows.
   const task = shape.value as RouteTask
   const hasRef = Object.hasOwn(task.task, 'payload_ref')
   if (hasRef === Object.hasOwn(task.task, 'payload')) {
@@ -77,8 +77,8 @@ export function checkTask(value: unknown): CheckedTask {
 const notAsked: ReadonlySet<string> = new Set(['idempotency_key', 'request_id', 'trace_id'])
 
 /**
- * What an idempotency key in a task is about: two tasks with one digest ask for the same. A retry has a new request id and
- * a new trace, and they are no part of what is asked; nor is the order of members. Their texts are compared as they came.
+ * The identity of a task for its idempotency key: tasks with the same digest ask for the same thing. Request id, trace
+ * and the order of members do not count, because a retry changes them. Texts are compared as received.
  */
 export function taskDigest(text: string): string {
   const asked = [...memberTexts(text)].filter(([name]) => !notAsked.has(name))
@@ -127,6 +127,6 @@ function correlationFaults({ request_id, trace_id, tenant_id }: RouteTask): Requ
 }
 
 function isTooLong(name: string): boolean {
-  // A code point has two units at most: a megabyte need not be counted.
+  // A code point has at most two units: a megabyte need not be counted.
   return name.length > 2 * limits.nameCodePoints || [...name].length > limits.nameCodePoints
 }

@@ -1,5 +1,5 @@
 /**
- * The gateway's part: what it knows of the routers, what it refuses, and how a task gets to them.
+ * The gateway: tracks the routers' status, refuses, and passes tasks to the routers.
  *
  *   refused: router overloaded (503) ─► rate of the tenant (429, tightened under pressure), then
  *     decide   over the broker and back: the broker's durability;  without one: an operation that is run now
@@ -35,21 +35,21 @@ import type { Processing, RouteAnswer } from './processing.js'
 import type { RouterStatus } from './router-watch.js'
 import type { Signals } from './signals.js'
 
-/** How long the caller of decide waits for its answer. */
+/** How long a caller of decide waits for its answer. */
 const decideMs = 30_000
 /**
- * A worker's patience with one attempt: it holds a slot meanwhile. The operation is tried again, and then finds what was
- * decided; what a router cannot do is told by the router itself, so that attempts are many.
+ * How long a worker waits in one attempt, because it holds a slot meanwhile. A retry finds an earlier decision. Many
+ * attempts are allowed, because the router itself answers permanent failures.
  */
 const messageMs = 10_000
 const messageRetries = 100
-/** Of a broker's message, for headers: with the 4 KiB that the broker keeps for dead letters, 64 KiB less than it takes. */
+/** Room for headers in a broker message: with the 4 KiB that the broker reserves for dead letters, 64 KiB below its limit. */
 const envelopeBytes = 61_440
 const brokerRetryAfterMs = 5_000
 
 type Task = RouteTask
 const AnyTask = Type.Unsafe<Task>(Type.Any())
-/** `text`: as it came, and as the router gets it. */
+/** `text`: as received, and as the router gets it. */
 type CameTask = { ok: true; task: Task; text: string }
 
 export interface GatewayParts {
@@ -57,7 +57,7 @@ export interface GatewayParts {
   signals: Signals
   answers: Answers
   burials: Burials
-  /** Whether the policies are known. */
+  /** Whether the policies are loaded. */
   canDecide(): boolean
 }
 
@@ -80,12 +80,12 @@ export class Gateway {
     this.#signals = parts.signals
     this.#answers = parts.answers
     this.#burials = parts.burials
-    // Until it is told. A process that takes nothing in has no use for it.
+    // Until the first report. A process without intake does not need it.
     this.#status = deps.settings.isGateway ? 'unknown' : 'inactive'
     const { perMinute, maxDeliver } = deps.settings
     const tries = { maxRetries: deps.broker === null ? maxDeliver - 1 : messageRetries }
     const ready = deps.broker === null ? { ready: parts.canDecide } : {}
-    // One lane for each: tasks of a tenant do not wait for each other.
+    // One lane per task: a tenant's tasks do not wait for each other.
     const lane = (name: string) => (task: Task) => [name, task.request_id.toLowerCase()] as [string, string]
     const byTenant = (limit: number, name: string): Gate<Task> =>
       rate<Task>({ limit: () => this.tightened(limit), per: '1m', by: (_, task) => task.tenant_id, name })
@@ -116,7 +116,7 @@ export class Gateway {
     })
   }
 
-  /** As it is handled: what is not known any more is taken for warning. Where nobody is asked it is not a matter of load. */
+  /** The level to act on: an unknown status counts as warning, but as inactive if no metrics URLs are configured. */
   get level(): 'inactive' | 'warning' | 'active' {
     const { settings, pressure: own } = this.#deps
     if (settings.isRouter || this.#deps.broker === null) return own.level
@@ -124,13 +124,13 @@ export class Gateway {
     return settings.metricsUrls.length === 0 ? 'inactive' : 'warning'
   }
 
-  /** Told by the watch of routers elsewhere. */
+  /** Called by the watch of routers in other processes. */
   heard(status: RouterStatus): void {
     this.#status = status
     this.showLevel()
   }
 
-  /** To be called whenever the level may have changed. */
+  /** Call it whenever the level may have changed. */
   showLevel(): void {
     const { metrics, log, settings, broker } = this.#deps
     const { level } = this
@@ -150,11 +150,11 @@ export class Gateway {
   tightened(limit: number): number {
     if (this.level === 'inactive') return limit
     const { rateReduction, rateMin } = this.#deps.settings
-    // A limit that is below the floor already is not raised to it.
+    // A limit already below the floor is not raised to it.
     return Math.max(Math.min(limit, rateMin), Math.floor(limit * rateReduction), 1)
   }
 
-  /** For routes that take no work in: those of low and medium priority are closed while the router is overloaded. */
+  /** For routes without intake: low and medium priority are closed while the router is overloaded. */
   overload(): Problem | null {
     if (this.level !== 'active') return null
     const { metrics, settings } = this.#deps
@@ -195,7 +195,7 @@ export class Gateway {
         if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
         const preferences = parsePreferences(entered.request.headers.prefer)
         const { waitSeconds } = preferences
-        // Told now: a ticket would fail for it. A broker that has not been there yet has not said what it takes.
+        // Refused now, because the ticket would fail. Before the first connection the broker's limit is unknown.
         const bytesMax = this.#taskBytesMax
         const isBounded = this.#deps.broker !== null
         if (isBounded && Buffer.byteLength(text) > bytesMax) return refuse(tooLarge(bytesMax))
@@ -280,7 +280,7 @@ export class Gateway {
       ...{ body: task, text, identity, request, respondAsync: preferences.respondAsync },
       ...(key.key !== undefined && { idempotencyKey: key.key }),
       ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone('wait') }),
-      // Of several with one request id the first runs, and the others wait for it as long as it would.
+      // Of several requests with one id the first runs, and the others wait as long as it may take.
       ...(isPlain && { waitMs: core.settings.directWaitMs }),
     })
     const wire = toWire(bound, answer, preferences, preferences.waitSeconds !== undefined)
@@ -299,7 +299,7 @@ export class Gateway {
     const bytesMax = this.#taskBytesMax
     if (data.byteLength > bytesMax) return refuse(tooLarge(bytesMax))
     const bound = intake.core.bound(this.#admit)
-    // Nothing of the body is kept: its gates are all that it is admitted for.
+    // The body is not stored: the operation only passes the gates.
     const admitted = await intake.core.submit(bound, { body: came.task, text: '{}', identity, request })
     const told = toWire(bound, admitted, parsePreferences(undefined), false)
     if (!told.ok) return told
@@ -316,7 +316,7 @@ export class Gateway {
     }
   }
 
-  /** Without a broker: the operation queue is the intake, and whoever works on it is the router. */
+  /** Without a broker: the operation queue is the intake, and its workers are the routers. */
   async #runHere(task: Task, context: RunContext, text: string): Promise<RouteAnswer> {
     const { metrics } = this.#deps
     metrics.delivered.inc()
@@ -338,7 +338,7 @@ export class Gateway {
     }
   }
 
-  /** Accepted with 202: to the router, and its answer becomes the operation's result. */
+  /** Accepted with 202: goes to the router, and its answer becomes the operation's result. */
   async #deliver(task: Task, context: RunContext, text: string): Promise<RouteAnswer> {
     const isHere = this.#deps.broker === null
     const answer = isHere ? await this.#runHere(task, context, text) : await this.#carry(task, context, text)
@@ -349,13 +349,13 @@ export class Gateway {
   async #carry(task: Task, context: RunContext, text: string): Promise<RouteAnswer> {
     const { broker } = this.#deps
     if (broker === null) throw new Error('there is no broker')
-    // An earlier attempt may have been decided, and only its answer lost: the broker would drop the second one.
+    // An earlier attempt may have been decided and only its answer lost: the broker would drop a second message.
     const known = context.attempt > 1 ? await this.#answers.find(task.tenant_id, task.request_id) : null
     if (known !== null) {
       return { ok: true, decision: known.decision, context: { request_id: task.request_id, trace_id: known.traceId } }
     }
     const isFirst = context.attempt === 1
-    // A first attempt that comes late may have been redriven, or given back by a process that ended.
+    // A late first attempt may have been redriven, or returned by a process that ended.
     const isNew = isFirst && sinceAccepted(context) < messageMs
     const error = isNew ? null : await this.#burials.tell(context.id, isFirst)
     if (error !== null) throw new FailOperation(error)
@@ -427,7 +427,7 @@ function answered(answer: RouteAnswer, headers: Record<string, string>): Wire {
   return { ok: false, problem, headers }
 }
 
-/** A key in the body is its tenant's, and about what is asked. */
+/** A key in the body belongs to its tenant and covers the task's content. */
 function keyInBody(task: Task, text: string): { idempotencyKey: string; keyedOn: string } | undefined {
   const { idempotency_key: key, tenant_id: tenant } = task
   return key === undefined ? undefined : { idempotencyKey: `${tenant}\0${key}`, keyedOn: taskDigest(text) }
@@ -437,7 +437,7 @@ function traceIdOf({ traceparent }: RunContext): string {
   return traceparent.split('-')[1] ?? ''
 }
 
-/** The first 48 bits of the id are when it was accepted. */
+/** The first 48 bits of the id are the time of acceptance. */
 function sinceAccepted({ id }: RunContext): number {
   return Math.max(0, Date.now() - Number.parseInt(id.slice(0, 8) + id.slice(9, 13), 16))
 }

@@ -1,4 +1,4 @@
-/** Routing: tasks are decided by policies, behind a broker, with backpressure that sheds at the door (contract §5). */
+/** Routing: policies decide tasks, behind a broker, with backpressure that sheds at the gateway (contract §5). */
 import { Answers } from './answers.js'
 import { Burials, ticketOf } from './burials.js'
 import type { RoutingDeps } from './deps.js'
@@ -22,7 +22,7 @@ export interface RoutingWorkload {
   start(): void
   /** Takes no more messages, and finishes those it has. */
   stop(): Promise<void>
-  /** To be called while the store is still there. */
+  /** Call it while the store is still open. */
   close(): Promise<void>
 }
 
@@ -69,7 +69,7 @@ export function defineRouting(deps: RoutingDeps): RoutingWorkload {
         })
   let timer: NodeJS.Timeout | undefined
   let isStopped = false
-  /** Not before: what is taken counts as an attempt, and without policies none can succeed. */
+  /** Not earlier: every delivery counts as an attempt, and without policies none can succeed. */
   const take = (): void => {
     if (isStopped) return
     if (broker === null) intake.core.wakeAll()
@@ -85,7 +85,7 @@ export function defineRouting(deps: RoutingDeps): RoutingWorkload {
       if (!isHere) return
       intake.core.fleet.tells.set('router', () => settings.concurrency)
       signals.start()
-      // The level is this process's own: the gateway looks at it, nobody calls.
+      // The level is local: the gateway polls it, nobody notifies.
       timer = setInterval(() => gateway.showLevel(), levelCheckMs)
       timer.unref()
       void policies.loaded.then(take)

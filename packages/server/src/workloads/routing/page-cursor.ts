@@ -1,12 +1,12 @@
 import type { CutRows } from 'spillway/workload'
 import { fitPage, type PageBounds } from 'spillway/workload'
 
-/** Where a page ended: two names, as one opaque text. */
+/** The end of a page: two names as one opaque text. */
 function pageCursor(first: string, second: string): string {
   return Buffer.from(JSON.stringify([first, second])).toString('base64url')
 }
 
-/** Null: it is none of ours. */
+/** Null: invalid. */
 export function readPageCursor(text: string): readonly [first: string, second: string] | null {
   try {
     const value: unknown = JSON.parse(Buffer.from(text, 'base64url').toString())
@@ -18,7 +18,7 @@ export function readPageCursor(text: string): readonly [first: string, second: s
   }
 }
 
-/** Of more than a page holds, if there are more: `nameOf` says where the next one begins. */
+/** Cuts the items to one page; `nameOf` says where the next one begins. */
 export function pageOf<Item>(
   { rows, isCut }: CutRows<Item>,
   bounds: PageBounds,

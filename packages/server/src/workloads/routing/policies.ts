@@ -1,11 +1,11 @@
 /**
- * Policies: in the store for all, and prepared in memory to decide with.
+ * Policies: stored in the database, and prepared in memory for decisions.
  *
- *   not loaded ──all of them are read──► loaded ──a change is heard of, or a few seconds have passed──► looking ──► loaded
- *                                                                          └──the store is away──► loaded, as they were
+ *   not loaded ──all are read──► loaded ──change notification, or a few seconds passed──► looking ──► loaded
+ *                                                                                           └──store away──► loaded, unchanged
  *
- * Changes are numbered in the order of their commits. A look reads the last number, then what changed since the last look:
- * a change that is committed meanwhile has a higher number, and is found by the next one.
+ * Changes are numbered in commit order. A look reads the last number, then the changes since the last look: a change
+ * that commits meanwhile has a higher number, and the next look finds it.
  */
 import { PutPolicy } from '@spillway/protocol/schema'
 import { type Policy, type PolicyView, routingLimits } from '@spillway/protocol/wire'
@@ -18,9 +18,9 @@ export interface PoliciesOptions {
   /** Of the store's tables, quoted for SQL. */
   schema: string
   log: Pick<IntakeLog, 'info' | 'warn' | 'error'>
-  /** Between two looks that nobody asked for: what is heard of changes may be lost. Default 15,000. */
+  /** Interval of unprompted looks, because notifications can be lost. Default 15,000. */
   pollMs?: number
-  /** Default: the limit of the protocol. */
+  /** Default: the protocol's limit. */
   policiesMax?: number
 }
 
@@ -41,22 +41,22 @@ interface Row extends Record<string, unknown> {
 }
 
 const pollMsDefault = 15_000
-/** Until they are loaded for the first time: nothing can be decided before. */
+/** Poll interval until the first load: nothing can be decided before. */
 const firstPollMs = 100
 const rowsMax = 500
 const notice = 'rtpol'
-/** As the table has it: no tenant has an empty name. */
+/** As in the table: no tenant has an empty name. */
 const everyTenant = ''
 
 export class Policies {
-  /** What to decide with, once it is what was agreed. */
+  /** The policies for decisions, once loaded. */
   readonly loaded: Promise<PolicyBook>
   #tellLoaded: (book: PolicyBook) => void = () => undefined
   readonly #options: Required<PoliciesOptions>
   readonly #book = new PolicyBook()
   #isLoaded = false
   #isBehind = false
-  /** The last change, and the number of removals, that the book has. */
+  /** The last change, and the number of removals, in the book. */
   #change = 0
   #removals = 0
   #looking: Promise<void> | null = null
@@ -73,17 +73,17 @@ export class Policies {
     options.intake.onNotice(notice, refresh, refresh)
   }
 
-  /** What to decide with. Always the same object. */
+  /** The policies for decisions. Always the same object. */
   get book(): PolicyBook {
     return this.#book
   }
 
-  /** False: nothing is known yet, and what the book says is not what was agreed. */
+  /** False: not loaded yet, so the book does not have the stored policies. */
   get isLoaded(): boolean {
     return this.#isLoaded
   }
 
-  /** Loads now, if the store is there, and keeps up from then on. */
+  /** Loads now, if the store is available, and then keeps up to date. */
   async start(): Promise<void> {
     await this.refresh()
     this.#schedule()
@@ -95,9 +95,9 @@ export class Policies {
     await (this.#lookingNext ?? this.#looking)
   }
 
-  /** Resolves when the book has all that was committed before this call, or the store did not answer (which is logged). */
+  /** Resolves when the book has everything committed before this call, or the store failed (which is logged). */
   refresh(): Promise<void> {
-    // One that has not begun yet will see it. A look that is under way may have read before the commit.
+    // A look that has not begun will see it. A running look may have read before the commit.
     if (this.#lookingNext !== null) return this.#lookingNext
     if (this.#looking !== null) {
       this.#lookingNext = this.#looking.then(() => {
@@ -133,8 +133,8 @@ export class Policies {
   }
 
   /**
-   * By tenant, those for every tenant first, and id. `tenantId` null: only those for every tenant; undefined: all.
-   * Until they have more than `bytesMax` bytes, one at least.
+   * Sorted by tenant (general ones first) and id. `tenantId` null: only the general ones; undefined: all. Stops after
+   * `bytesMax` bytes, but returns at least one.
    */
   async list(
     { limit, bytesMax }: PageBounds,
@@ -159,7 +159,7 @@ export class Policies {
     return cutRows(rows, toView)
   }
 
-  /** False when there was none. */
+  /** False if there was none. */
   async remove({ tenantId = everyTenant, policyId }: PolicyName): Promise<boolean> {
     const { intake, schema } = this.#options
     const { rows } = await intake.read<{ removed: boolean }>(`SELECT ${schema}.rt_policy_remove($1, $2) AS removed`, [
@@ -187,7 +187,7 @@ export class Policies {
 
   async #look(): Promise<void> {
     const { intake, log } = this.#options
-    // Its tables may not be there yet.
+    // Its tables may not exist yet.
     if (this.#closed || !intake.core.isReady) return
     try {
       await this.#catchUp()
@@ -209,7 +209,7 @@ export class Policies {
     const [state] = rows
     if (state === undefined) throw new Error('the routing state has no row')
     const { change, removals } = state
-    // Lower than before: another database, or one that was restored.
+    // Lower than before: another database, or a restored one.
     const isOther = change < this.#change
     if (!isOther && change === this.#change) return
     await this.#readChanged(isOther ? 0 : this.#change)
@@ -229,7 +229,7 @@ export class Policies {
         after = change
         const checked = checkPolicy(body)
         if (checked.ok) this.#book.set(checked.policy)
-        // Written by a version that knows more. The others are not to wait for it.
+        // Written by a newer version. The others must not wait for it.
         else
           log.error(
             { tenant, policy: id, errors: checked.errors },
@@ -258,7 +258,7 @@ export type CheckedPolicy = { ok: true; policy: Policy } | { ok: false; errors: 
 
 const checkShape = compileValidator(PutPolicy)
 
-/** A policy as it was sent, with its defaults. */
+/** A policy from a request, with its defaults. */
 export function checkPolicy(value: unknown): CheckedPolicy {
   const shape = checkShape(value)
   if (!shape.ok) return shape
@@ -314,7 +314,7 @@ function faultsOf(policy: Policy): RequestFault[] {
   return faults
 }
 
-/** The places of those that stood before. */
+/** The positions of repeated values. */
 function repeated(values: readonly string[]): number[] {
   const seen = new Set<string>()
   return values.flatMap((value, i) => {

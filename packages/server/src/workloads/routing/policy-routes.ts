@@ -1,4 +1,4 @@
-/** Policies: put, read, removed, and tried out. Of low priority: closed while the router is overloaded, but for reads. */
+/** Policies: put, read, delete and dry run. Low priority: closed while the router is overloaded, except reads. */
 import { randomUUID } from 'node:crypto'
 import {
   DryRunAnswer,
@@ -37,7 +37,7 @@ function addChanges(app: App, { policies, gateway }: RoutingWorkload): void {
         ...{ tags, summary: 'Create or replace a policy', body: PutPolicy },
         response: { 200: PolicyView, 201: PolicyView, ...problems },
       },
-      // It is validated below, in one go with what a schema cannot say.
+      // Validated below, together with rules that a schema cannot express.
       validatorCompiler: () => () => true,
       config: operate,
     },
@@ -105,7 +105,7 @@ function addReads(app: App, { policies, deps }: RoutingWorkload): void {
   )
 }
 
-/** It shows policies: to those who may read them. */
+/** It shows policies, so it requires the permission to read them. */
 function addDryRun(app: App, { policies, gateway }: RoutingWorkload): void {
   app.post<{ Body: Static<typeof DryRunRequest> }>(
     `${path}/dry-run`,

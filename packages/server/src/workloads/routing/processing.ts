@@ -1,4 +1,4 @@
-/** One task, from its envelope to its answer: the same whether it came by the broker or by the operation queue. */
+/** One task, from envelope to answer: the same for the broker and the operation queue. */
 import type { RouteTask, RoutingCode } from '@spillway/protocol/wire'
 import { digestUuid } from 'spillway/workload'
 import type { Answers } from './answers.js'
@@ -20,23 +20,23 @@ export type RouteAnswer =
     }
 
 export interface ProcessingOptions {
-  /** Resolves when it is known. */
+  /** Resolves when it is loaded. */
   book(): Promise<PolicyBook>
   answers: Answers
   simulateDelayMs: number
-  /** A decision that was told could not be kept. */
+  /** A decision that was sent could not be stored. */
   onLost(fault: unknown): void
 }
 
 export interface TaskOptions {
-  /** The task as it came. */
+  /** The task as received. */
   text: string
   traceId: string
-  /** Of the request; the one in its body comes before it. It names whose it is by itself, whatever tenant the body names. */
+  /** The request's key; one in the body takes precedence. It includes its owner, whatever tenant the body names. */
   key?: string | undefined
-  /** Somebody will come back for the answer: it is not given before it is kept. */
+  /** The caller reads the answer later: store it before answering. */
   isTicket: boolean
-  /** It was worked on before, and its answer may have been given: policies may have changed since. */
+  /** It was processed before and may have been answered; policies may have changed since. */
   isRepeat: boolean
 }
 
@@ -50,13 +50,13 @@ export class Processing {
     this.#options = options
   }
 
-  /** Throws when the store fails it: to be tried again. */
+  /** Throws if the store fails: retry. */
   async answer(task: RouteTask, { text, traceId, key: outer, isTicket, isRepeat }: TaskOptions): Promise<RouteAnswer> {
     const { answers, simulateDelayMs, book, onLost } = this.#options
     if (simulateDelayMs > 0) await new Promise((resolve) => setTimeout(resolve, simulateDelayMs))
     const context = { request_id: task.request_id, trace_id: task.trace_id ?? traceId }
     const key = task.idempotency_key ?? outer
-    // A key of the request is for the body as it came; one in the body is for what is asked.
+    // A request's key covers the body as received; a key in the body covers the task's content.
     const digest = key === undefined ? null : task.idempotency_key === undefined ? digestUuid(text) : taskDigest(text)
     const scope = task.idempotency_key === undefined ? noTenant : task.tenant_id
     if (key !== undefined && digest !== null) {
@@ -75,7 +75,7 @@ export class Processing {
     if (key === undefined || digest === null) {
       const recorded = answers.record({ tenant, requestId, decision: decided, traceId: context.trace_id })
       if (isTicket) await recorded
-      // It is told to whoever waits; only who asks for it later would miss it.
+      // The waiting caller gets it; only a later read would miss it.
       else recorded.catch(onLost)
       return { ok: true, decision: decided, context }
     }

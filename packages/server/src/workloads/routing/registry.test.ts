@@ -23,7 +23,7 @@ describe('a block', () => {
   it.each([[''], ['v1'], ['1.'], ['1.2.3.4'], ['1.2.3-'], ['latest'], [`1.0.0-${'a'.repeat(64)}`]])(
     'may not have version %j',
     (version) => {
-      // The second fault of one that is both too long and of no form is of the same place.
+      // A value that is both too long and malformed has two faults at the same path.
       expect(new Set(faults({ ...given, version }))).toEqual(new Set(['/version']))
     },
   )

@@ -1,4 +1,4 @@
-/** The registry of blocks: what kinds of work there are, in which versions, and what they take. */
+/** The registry of blocks: the kinds of work, their versions, and what they accept. */
 import { CreateBlock } from '@spillway/protocol/schema'
 import { type Block, type BlockView, routingLimits } from '@spillway/protocol/wire'
 import type { PageBounds, RequestFault } from 'spillway/workload'
@@ -8,7 +8,7 @@ export interface RegistryOptions {
   intake: IntakeApi
   /** Of the store's tables, quoted for SQL. */
   schema: string
-  /** Default: the limit of the protocol. */
+  /** Default: the protocol's limit. */
   blocksMax?: number
 }
 
@@ -35,7 +35,7 @@ export class Registry {
     this.#options = { blocksMax: routingLimits.blocksMax, ...options }
   }
 
-  /** `exists` when there is one of this type and version. */
+  /** `exists` if this type and version already exist. */
   create(block: Block): Promise<BlockOutcome> {
     return this.#write(block, false)
   }
@@ -54,7 +54,7 @@ export class Registry {
     return rows[0] === undefined ? null : toView(rows[0])
   }
 
-  /** By type and version, both as texts; until they have more than `bytesMax` bytes, one at least. */
+  /** Sorted by type and version, both as texts. Stops after `bytesMax` bytes, but returns at least one. */
   async list(
     { limit, bytesMax }: PageBounds,
     { type, after }: { type?: string | undefined; after?: BlockName | undefined } = {},
@@ -72,7 +72,7 @@ export class Registry {
     return cutRows(rows, toView)
   }
 
-  /** False when there was none. */
+  /** False if there was none. */
   async remove({ type, version }: BlockName): Promise<boolean> {
     const { intake, schema } = this.#options
     const { rows } = await intake.read<{ removed: boolean }>(`SELECT ${schema}.rt_block_remove($1, $2) AS removed`, [
@@ -111,7 +111,7 @@ export type CheckedBlock = { ok: true; block: Block } | { ok: false; errors: Req
 
 const checkShape = compileValidator(CreateBlock)
 
-/** A block as it was sent, with its defaults. `named`: by the path, which the body may repeat but not contradict. */
+/** A block from a request, with its defaults. `named`: the path's name, which the body may repeat but not contradict. */
 export function checkBlock(value: unknown, named?: BlockName): CheckedBlock {
   const isObject = typeof value === 'object' && value !== null && !Array.isArray(value)
   const shape = checkShape(isObject && named !== undefined ? { ...named, ...value } : value)

@@ -40,7 +40,7 @@ function watchOf(urls: string[]) {
     answer: (url: string, text: string, status = 200) =>
       answers.set(url, () => Promise.resolve(new Response(text, { status }))),
     refuse: (url: string) => answers.delete(url),
-    /** Until the function it returns is called. */
+    /** Hangs until the returned function is called. */
     hang: (url: string) => {
       let release: (text: string) => void = () => undefined
       const late = new Promise<Response>((resolve) => {

@@ -1,12 +1,11 @@
 /**
- * What a gateway knows of routers in other processes: their metrics, asked for in the background and never in a request.
+ * A gateway's view of routers in other processes: polls their metrics in the background, never in a request.
  *
  *   known (inactive, warning, active) ──three polls in a row without an answer──► unknown ──an answer──► known
  *
- * Counted in polls and not by the clock: each has its timeout to answer, and no longer. One that is skipped while another
- * may still be answered does not count: where the timeout is longer than the interval, slow answers are answers.
- * Unknown is handled as warning: a gateway that is cut off neither lets everything through nor closes the door. Of
- * several routers the worst counts.
+ * It counts polls, not time: each poll may take its timeout. A poll that is skipped while another is open does not
+ * count, so slow answers are accepted if the timeout is longer than the interval. Unknown is handled as warning: an
+ * isolated gateway neither accepts everything nor refuses everything. Of several routers the worst counts.
  */
 export type RouterStatus = 'inactive' | 'warning' | 'active' | 'unknown'
 
@@ -14,7 +13,7 @@ export interface RouterWatchOptions {
   urls: readonly string[]
   intervalMs: number
   timeoutMs: number
-  /** From which values on a router that tells no level of its own is at warning. */
+  /** The values at which a router that reports no level counts as warning. */
   critical: { backlog: number; latencyMs: number; inFlight: number }
   onStatus(status: RouterStatus): void
   log: { warn(object: object, text: string): void; info(object: object, text: string): void }
@@ -23,7 +22,7 @@ export interface RouterWatchOptions {
 
 interface Known {
   status: Exclude<RouterStatus, 'unknown'>
-  /** Polls since then, all without an answer. */
+  /** Unanswered polls since then. */
   missed: number
 }
 
@@ -57,7 +56,7 @@ export class RouterWatch {
     clearInterval(this.#timer)
   }
 
-  /** Asks all of them once. One that hangs keeps nobody else waiting: the next round is skipped, not queued. */
+  /** Polls all of them once. A hanging router blocks nobody: the next round is skipped, not queued. */
   async ask(): Promise<void> {
     if (this.#asking) return
     this.#asking = true
@@ -116,7 +115,7 @@ export class RouterWatch {
   }
 }
 
-/** Null when these are not the metrics of a router. */
+/** Null if these are not the metrics of a router. */
 export function statusOf(metrics: string, critical: RouterWatchOptions['critical']): Known['status'] | null {
   const active = worst(metrics, 'router_intake_backpressure_active')
   if (active === null) return null
@@ -132,7 +131,7 @@ export function statusOf(metrics: string, critical: RouterWatchOptions['critical
   return isHigh ? 'warning' : 'inactive'
 }
 
-/** The highest value of a gauge over its labels; null when it is not there. */
+/** The highest value of a gauge over its labels; null if missing. */
 function worst(metrics: string, name: string): number | null {
   let highest: number | null = null
   for (const match of metrics.matchAll(new RegExp(String.raw`^${name}(?:\{[^\n]*\})? +(\S+)`, 'gm'))) {

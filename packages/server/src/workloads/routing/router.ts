@@ -2,11 +2,11 @@
  * The router: takes messages from the broker, decides, answers, acks.
  *
  *   taken ──answered──► acked
- *     ├──expired, invalid, cannot be decided──► answered with the reason; who cannot be answered is dead-lettered (invalid: both)
- *     └──the store fails──► put back for 1, 5, 15 s ──for the last time──► dead-lettered, whole; who waits is told to come again
+ *     ├──expired, invalid, undecidable──► answered with the reason; dead-lettered if nobody can be answered (invalid: both)
+ *     └──the store fails──► put back for 1, 5, 15 s ──last delivery──► dead-lettered; a waiting caller is asked to retry
  *
- * Nothing is shed here: what was taken in is worked off in any state. A router that dies holds nothing: the broker hands
- * out again what was not acked, and counts.
+ * Nothing is shed here: accepted messages are processed in any state. A router that dies holds nothing: the broker
+ * redelivers unacked messages and counts.
  */
 import { codeOf, traceIdOf } from 'spillway/workload'
 import { BrokerFault, type Delivery, type RouterBroker } from '../../brokers/port.js'
@@ -19,7 +19,7 @@ import type { Signals } from './signals.js'
 const putBackMs = [1_000, 5_000, 15_000]
 const tellConcurrencyMs = 5_000
 
-/** How one delivery ends. */
+/** How a delivery ends. */
 type End =
   | { kind: 'ack'; status: string; answer?: RouteAnswer }
   | { kind: 'bury'; status: string; reason: string; detail: string; answer?: RouteAnswer }
@@ -55,7 +55,7 @@ export class Router {
     await this.#taking?.stop()
   }
 
-  /** Twice what all routers work on at once: as much again may wait in their buffers. */
+  /** Twice the concurrency of all routers, because their buffers hold the same number again. */
   async #limit(): Promise<void> {
     const { broker, settings, log, routersConcurrency } = this.#deps
     const wanted = 2 * Math.max(settings.concurrency, routersConcurrency())
@@ -107,7 +107,7 @@ export class Router {
       text,
       traceId: traceIdOf(delivery.header('traceparent')),
       key: delivery.header('Spillway-Idempotency-Key'),
-      // Where nobody hears the answer, what is kept is all there is of it.
+      // If nobody gets the answer, the stored decision is all that remains.
       isTicket: delivery.header('Spillway-Ticket') !== undefined || !this.#isHeard(delivery),
       isRepeat: delivery.deliveries > 1,
     })
@@ -118,7 +118,7 @@ export class Router {
     return this.#deps.broker?.canAnswer(delivery) === true
   }
 
-  /** Who waits for an answer gets it; otherwise nobody would ever hear of it. */
+  /** A waiting caller gets the reason; otherwise it is dead-lettered, because nobody would learn of it. */
   #refused(delivery: Delivery, status: string, answer: Extract<RouteAnswer, { ok: false }>): End {
     if (this.#isHeard(delivery)) return { kind: 'ack', status, answer }
     return { kind: 'bury', status, reason: answer.error.code, detail: answer.error.message }
@@ -128,7 +128,7 @@ export class Router {
     const { settings, log } = this.#deps
     log.warn({ err: fault, message: delivery.id, deliveries: delivery.deliveries }, 'a message could not be worked on')
     if (delivery.deliveries >= settings.maxDeliver) {
-      // Who waits can ask again when the store is back, and nothing is wrong with the message.
+      // A waiting caller can retry when the store is back, and the message itself is fine.
       const isAsked = this.#isHeard(delivery) && ticketOf(delivery) === null
       return isAsked && isStoreAway(fault) ? storeAway : this.#exhausted(delivery, 'every attempt failed')
     }
@@ -156,18 +156,21 @@ export class Router {
         metrics.buried(end.reason).inc()
       }
     } catch (fault) {
-      // It stays with the broker, which hands it out again, or finds it when it may not.
+      // The broker keeps it, and redelivers it or reports it as exhausted.
       log.error({ err: fault, message: delivery.id, reason: end.kind }, 'a message could not be dead-lettered')
       return this.#signals.putBack()
     }
     if (end.answer !== undefined) this.#tell(broker, delivery, end.answer)
     if (end.kind === 'ack') delivery.ack()
-    // A stranger's nonsense that was told so is no failure of ours.
+    // Answering an invalid message with its error is not our failure.
     const isGood = end.status === 'ok' || end.status === 'undecided' || end.status === 'invalid'
     this.#signals.ended(end.status, Math.max(0, Date.now() - delivery.storedAtMs), isGood)
   }
 
-  /** Before it leaves the broker: the answer may come to nobody, and the ticket's message would be published again. */
+  /**
+   * Runs before the message leaves the broker: the answer may reach nobody, and the ticket's message would be published
+   * again.
+   */
   async #endTicket(delivery: Delivery, letter: string, end: Extract<End, { kind: 'bury' }>): Promise<void> {
     const ticket = ticketOf(delivery)
     if (ticket === null) return
@@ -202,7 +205,7 @@ function isStoreAway(fault: unknown): boolean {
   return ['unavailable', 'timeout', 'disk_full'].includes(codeOf(fault) ?? '')
 }
 
-/** As it goes over the broker. */
+/** The form on the broker. */
 const encode = (answer: RouteAnswer): Uint8Array => Buffer.from(JSON.stringify(answer))
 
 function deadlineOf(delivery: Delivery): number | null {

@@ -1,4 +1,4 @@
-/** The routes of contract §5. Those of low and medium priority are closed while the router is overloaded; reads go on. */
+/** The routes of contract §5. Low and medium priority are closed while the router is overloaded; reads continue. */
 import { setTimeout as delay } from 'node:timers/promises'
 import { DecideAnswer, DecideRequest, Executed, Queued } from '@spillway/protocol/schema'
 import type { FastifyLike as App, Mount } from 'spillway/workload'
@@ -17,7 +17,7 @@ const decidePath = '/api/v1/routes/decide'
 const messagesPath = '/api/v1/messages'
 const lookAgainMs = [20, 100]
 
-/** The two that take the load, for the server's short path. */
+/** The two high-load routes, for the server's short path. */
 export function routingMounts({ gateway }: RoutingWorkload): [url: string, mounted: Mount][] {
   return [
     [decidePath, gateway.decideMount()],
@@ -61,7 +61,7 @@ function addTasks(app: App, { gateway }: RoutingWorkload): void {
   })
 }
 
-/** Decisions are told before they are kept, a flush later: whoever was told and asks at once must not hear that there is none. */
+/** A decision is answered before it is stored, one flush later: a caller that reads it at once must not get "not found". */
 async function findSoon<Found>(find: () => Promise<Found | null>): Promise<Found | null> {
   for (const waitMs of lookAgainMs) {
     const found = await find()
@@ -74,7 +74,7 @@ async function findSoon<Found>(find: () => Promise<Found | null>): Promise<Found
 /** By the request id of decide, or the operation id of a message. */
 function addDecision(app: App, { answers, deps }: RoutingWorkload): void {
   const { intake, settings } = deps
-  /** With authentication on a tenant is who it says it is; without, everybody may read. */
+  /** With authentication a caller reads its tenant's decisions, or all with the right to; without it, everybody reads all. */
   const tenantOf = ({ principal }: Request): string | null =>
     !settings.isAuthenticated || viewsAll(principal) ? null : principal.identity
   app.get<{ Params: { messageId: string } }>(

@@ -1,5 +1,5 @@
 /**
- * The router's part of backpressure: samples the signals each second, shows them, and tells of every change.
+ * The router's part of backpressure: samples the signals each second, exports them, and reports every change.
  *
  *   sample ──► level (pressure/router-pressure.ts) ──changed──► metrics, log, alert
  *         └──► each signal: below its critical bound ──at it──► alert firing ──below half of it for 3 s──► resolved
@@ -8,9 +8,9 @@ import type { LevelHold } from 'spillway/workload'
 import type { AlertChange, RoutingDeps } from './deps.js'
 
 const sampleMs = 1_000
-/** Without a broker the backlog is known from the heartbeat of each second, and costs nothing to look at. */
+/** Without a broker the backlog comes from the heartbeat each second, so sampling is free. */
 const sampleQueueMs = 250
-/** What the objectives promise (contract §5), whatever the levels are set to. */
+/** The objectives' limit (contract §5), independent of the levels' settings. */
 const objectiveLatencyMs = 500
 const objectiveDepth = 100
 
@@ -87,7 +87,7 @@ export class Signals {
     metrics.inFlightMax.set(this.#inFlightMax)
   }
 
-  /** `tookMs`: from its arrival in the broker. `isGood`: it was answered as it should, whatever the answer. */
+  /** `tookMs`: since its arrival in the broker. `isGood`: it was answered correctly, whatever the answer. */
   ended(status: string, tookMs: number, isGood: boolean): void {
     const { metrics, latency, objectives } = this.#deps
     this.#inFlight--
@@ -98,7 +98,7 @@ export class Signals {
     objectives.count('latency', tookMs < objectiveLatencyMs ? 1 : 0, 1)
   }
 
-  /** One that died in nobody's hands. It says nothing of how fast this router is: no sample of the last seconds. */
+  /** It died while no router held it. This says nothing about this router's speed, so it adds no latency sample. */
   diedUnheld(tookMs: number): void {
     const { metrics, objectives } = this.#deps
     metrics.latency('exhausted').observe(tookMs / 1_000)
@@ -106,7 +106,7 @@ export class Signals {
     objectives.count('latency', tookMs < objectiveLatencyMs ? 1 : 0, 1)
   }
 
-  /** It goes back to the broker: not ended, but no longer under way here. */
+  /** Returned to the broker: not ended, but no longer running here. */
   putBack(): void {
     this.#inFlight--
     this.#deps.metrics.inFlight.set(this.#inFlight)
@@ -140,7 +140,7 @@ export class Signals {
     const waiting = backlog === null ? null : backlog.pending + backlog.ackPending
     this.#last = {
       pending: backlog?.pending ?? this.#last.pending,
-      // What is not known has not recovered.
+      // An unknown value does not count as recovered.
       backlog: waiting ?? this.#last.backlog,
       latencyMs: p95,
       inFlight: this.#inFlight,
@@ -154,7 +154,7 @@ export class Signals {
     for (const alert of this.#alerts) this.#heed(alert, now)
   }
 
-  /** Each signal once for each level that it brought about or joined, until all is over: a swing is not a new one. */
+  /** Counts each signal once per level that it caused or joined, until the pressure ends: a fluctuation is not a new trigger. */
   #countTriggers({ level, triggers }: ReturnType<RoutingDeps['pressure']['observe']>): void {
     if (level === 'inactive') this.#counted.clear()
     for (const trigger of triggers) {

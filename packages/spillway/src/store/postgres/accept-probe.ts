@@ -1,20 +1,20 @@
 /**
- * Whether a write can be accepted right now. What accepting needs is a connection of its pool, a server that writes, and
- * disk space, so that is what is tried, once a second:
+ * Whether a write can be accepted right now. Accepting needs a connection of its pool, a server that writes, and disk space,
+ * so exactly that is tested, once a second:
  *
- *   an accept has just committed ──► proven, nothing is asked
- *   else ──► the heartbeat goes over a connection of accepting, behind a look for disk space
+ *   an accept has just committed ──► proven, no test
+ *   else ──► the heartbeat goes over a connection of accepting, after a check for disk space
  *              committed ──► proven
  *              failed, or late ──► over its own connection, as if nothing had been tried: a lease never depends on the probe
  *
- * Two failures in a row, with no commit between them, and writes cannot be accepted; one commit, and they can. The heartbeat
- * is what is asked because it writes and commits each second anyway: an idle process asks nothing more than that.
+ * After two failures in a row, with no commit between them, writes cannot be accepted; after one commit, they can. The
+ * heartbeat is the test because it writes and commits each second anyway: an idle process sends nothing more than that.
  */
 import { type StoreFault, toStoreFault } from './faults.js'
 
-/** Younger than this, a commit is proof enough. Less than the time between two heartbeats. */
+/** A commit younger than this is proof enough. Less than the time between two heartbeats. */
 const freshMs = 800
-/** The heartbeat waits no longer for the probe. */
+/** How long the heartbeat waits for the probe. */
 const patienceMs = 250
 const failuresMax = 2
 
@@ -34,7 +34,7 @@ export class AcceptProbe {
     return this.#failures >= failuresMax ? this.#fault : null
   }
 
-  /** Something was committed over a connection of accepting. */
+  /** A connection of accepting has committed something. */
   proven(): void {
     this.#provenAt = this.#now()
     this.#failures = 0
@@ -61,7 +61,7 @@ export class AcceptProbe {
       return { value }
     } catch (error) {
       const fault = toStoreFault(error)
-      // Losing against another transaction says nothing; neither does a failure that a commit has overtaken.
+      // A conflict with another transaction proves nothing, nor does a failure after which a commit succeeded.
       if (fault.code !== 'conflict' && this.#provenAt < askedAt) {
         this.#failures++
         this.#fault = fault

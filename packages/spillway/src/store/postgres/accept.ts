@@ -22,7 +22,7 @@ type Verdict =
   | 'halted'
   | 'depth_full'
 
-/** The row of `accept`: an element per item, in the order in which they were given. */
+/** The row of `accept`: one element per item, in their order. */
 interface AcceptRow extends Record<string, unknown> {
   verdicts: Verdict[]
   fence: number | null
@@ -36,15 +36,15 @@ interface AcceptRow extends Record<string, unknown> {
   tiers: (number | null)[] | null
   rates_left: number[] | null
   rates_reset_ms: number[] | null
-  /** What time it is there; null without rates. */
+  /** The store's clock; null without rates. */
   at_ms: number | null
-  /** What the effect told, if there was one. */
+  /** The effect's results, if there was one. */
   told?: unknown[]
 }
 
 /**
- * The parameters of `accept`, without their prefix, in the order of the statement's values. Those of one item each are
- * arrays; see sql/functions/accept.sql.
+ * The parameters of `accept`, without their prefix, in the order of the statement's values. Per-item parameters are arrays;
+ * see sql/functions/accept.sql.
  */
 const parameters = [
   'worker',
@@ -92,8 +92,8 @@ type Parameter = (typeof parameters)[number]
 const numberOf = (name: Parameter): number => parameters.indexOf(name) + 1
 
 /**
- * The payloads go as one text with separators: quoting each for an array literal, and reading that literal again, costs
- * more than all other parameters together.
+ * The payloads are sent as one text with separators: quoting each for an array literal, and parsing that literal again,
+ * costs more than all other parameters together.
  */
 export const acceptSql = (schema: string): string => `SELECT * FROM ${acceptCall(schema)}`
 
@@ -107,7 +107,7 @@ const acceptCall = (schema: string): string => {
 
 /**
  * Accepting, the effect and the answers for its keys in one statement. Functions in FROM are called once each, in the order
- * in which they need each other.
+ * of their dependencies.
  */
 export const effectSql = (schema: string, name: string, values: number): string => {
   const own = Array.from({ length: values }, (_, i) => `, $${parameters.length + i + 1}`).join('')
@@ -118,12 +118,12 @@ export const effectSql = (schema: string, name: string, values: number): string 
 const appliedSql = (name: string, values: number): string =>
   `SELECT ${name}($1, $2${Array.from({ length: values }, (_, i) => `, $${i + 3}`).join('')}) AS told`
 
-/** Rows a process writes to `tallies`: one per connection that counts, so that they never wait for each other. */
+/** Rows of a process in `tallies`: one per connection that counts, so that they never wait for each other. */
 export const parts = { accept: 0, apply: 1, step: 2, within: -1 } as const
 
 /**
- * One call for all items. The function wants them grouped by lane, lanes in id order (the lock order); the answers come
- * back in the order of `items`.
+ * One call for all items. The function needs them grouped by lane, lanes in id order (the lock order); the answers come back
+ * in the order of `items`.
  */
 export async function accept(
   query: Tx['query'],
@@ -156,7 +156,7 @@ export async function acceptWithEffect(
   return { accepted: toAll(row, order, sorted), told }
 }
 
-/** The effect of what was queued: all of it is to be applied. */
+/** The effect of queued operations: all of them are applied. */
 export async function applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]> {
   const own = effect.values(seqs.map((_, index) => index)).map(arrayOf)
   const { rows } = await tx.query<{ told: unknown[] }>(appliedSql(effect.function, own.length), [
@@ -257,7 +257,7 @@ function acceptValues(
   return parameters.map((name) => values[name])
 }
 
-/** Each key once, in order (the lock order), and which key each tier of each item asks. */
+/** Each key once, in order (the lock order), and the key of each tier of each item. */
 function rateValues(sorted: readonly AcceptItem[]): Record<Parameter & `rate_${string}`, string> {
   const keys = new Map<
     string,
@@ -314,7 +314,7 @@ function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
           resetMs,
           resetAtMs: Number(row.at_ms) + resetMs,
         }
-  // A caller's own client, as `acceptWithin` gets it, gives bigints as texts.
+  // A caller's own client, as in `acceptWithin`, returns bigints as texts.
   const seq = Number(row.seqs[i] ?? 0)
   const stamp = Number(row.stamps[i] ?? 0)
   const verdict = row.verdicts[i]

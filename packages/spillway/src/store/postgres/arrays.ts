@@ -1,6 +1,6 @@
 /**
- * Arrays as PostgreSQL reads them. The driver's own encoding quotes and escapes every element; most of ours are
- * numbers, booleans and UUIDs, which need neither (a flush of 64 items has some 1,500 elements).
+ * Array literals for PostgreSQL. The driver's own encoding quotes and escapes every element; most of ours are numbers,
+ * booleans and UUIDs, which need neither (a flush of 64 items has some 1,500 elements).
  */
 type Plain = number | boolean | string | null
 
@@ -13,7 +13,7 @@ export function plainArray(values: readonly Plain[]): string {
   return `${out}}`
 }
 
-/** Most columns of a flush hold one value in every row: its type, its timeout. Those are written ten times as fast. */
+/** Most columns of a flush have the same value in every row: its type, its timeout. Those are written ten times as fast. */
 function isUniform(values: readonly Plain[]): boolean {
   for (let i = 1; i < values.length; i++) if (values[i] !== values[0]) return false
   return true
@@ -35,7 +35,7 @@ export function textArray(values: readonly (string | null)[]): string {
   return `${out}}`
 }
 
-/** An array as a parameter, whatever it holds; anything else stays as it is. */
+/** Encodes an array parameter of any type; other values stay unchanged. */
 export function arrayOf(value: unknown): unknown {
   if (!Array.isArray(value)) return value
   return value.some((element) => typeof element === 'string') ? textArray(value) : plainArray(value)
@@ -49,5 +49,5 @@ function textElement(value: string | null): string {
 const needsEscape = /["\\]/
 const escaped = /["\\]/g
 
-/** Stands between JSON texts in a list: JSON has no place for it, neither in strings nor outside. In SQL E'\\x1e'. */
+/** Separates JSON texts in a list: it cannot occur in JSON, inside or outside strings. In SQL E'\\x1e'. */
 export const jsonSeparator = '\x1e'

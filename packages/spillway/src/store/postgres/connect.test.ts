@@ -43,7 +43,7 @@ describe('parseTextArray', () => {
     ['{a,b,c}', ['a', 'b', 'c']],
     ['{NULL}', [null]],
     ['{a,NULL,b}', ['a', null, 'b']],
-    // Only the bare word is one; a text that reads the same comes in quotes.
+    // Only the bare word is NULL; a text that reads the same is quoted.
     ['{NULLS,xNULL,NULL}', ['NULLS', 'xNULL', null]],
     ['{"NULL",NULL,"null"}', ['NULL', null, 'null']],
     ['{""}', ['']],

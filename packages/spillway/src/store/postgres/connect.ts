@@ -3,7 +3,7 @@ import { toStoreFault } from './faults.js'
 import type { Reach } from './reach.js'
 import { pinSql, type Settings } from './session.js'
 
-/** What this room needs of a logger; a pino logger is one. */
+/** The logger that this folder needs; a pino logger fits. */
 export interface Log {
   info(fields: object, message: string): void
   warn(fields: object, message: string): void
@@ -14,22 +14,22 @@ export interface PoolOptions {
   url: string
   /** The most connections this pool opens. */
   max: number
-  /** Seen in pg_stat_activity. */
+  /** Shown in pg_stat_activity. */
   applicationName: string
   /** The server cancels a statement that runs longer (57014). Default: none. */
   statementTimeoutMs?: number
   /**
-   * The driver gives up on an answer after this time and the connection is closed: the only way out of a half-open
+   * The driver stops waiting for an answer after this time and closes the connection: the only way out of a half-open
    * connection. Should be longer than the statement timeout. Default: none.
    */
   queryTimeoutMs?: number
   /** To get a connection, new or free. Default 2,000. */
   connectTimeoutMs?: number
-  /** Keeps connections that are idle. Default: they are closed after a minute. */
+  /** Keeps idle connections. Default: they are closed after a minute. */
   keepIdle?: boolean
-  /** Pins the session settings, with these of its own, before the first statement of each connection that can keep them. */
+  /** Pins the session settings, plus these, before the first statement of each connection that can keep them. */
   pin?: { settings: Settings; reach(): Promise<Reach> }
-  /** Where the loss of an idle connection is told. Default: nowhere; the next query shows it anyway. */
+  /** Logs the loss of an idle connection. Default: no log; the next query fails anyway. */
   log?: Log
 }
 
@@ -51,7 +51,7 @@ export function openPool(options: PoolOptions): pg.Pool {
     types: { getTypeParser },
     ...(statementTimeoutMs !== undefined && { statement_timeout: statementTimeoutMs }),
     ...(queryTimeoutMs !== undefined && { query_timeout: queryTimeoutMs }),
-    // Awaited by the pool, which gives nobody a connection whose settings could not be pinned; its types do not say so.
+    // The pool awaits this, and hands out no connection whose settings could not be pinned; its types do not say so.
     ...(pin && {
       onConnect: async (client: pg.ClientBase): Promise<void> => {
         if ((await pin.reach()) === 'transaction') return
@@ -60,21 +60,21 @@ export function openPool(options: PoolOptions): pg.Pool {
       },
     }),
   })
-  // Without a listener the loss of an idle connection ends the process; the pool has already dropped it.
+  // Without a listener, the loss of an idle connection ends the process; the pool has already dropped it.
   pool.on('error', (error) => {
-    // A pool that was told to end does not wait for its sockets: the server may end them first, which is no loss.
+    // A pool that is ending does not wait for its sockets: the server may close them first, which is not a loss.
     if (pool.ending) return
     log?.warn({ err: toStoreFault(error) }, 'an idle database connection was lost')
   })
-  // The pool listens to idle connections only. Whoever takes one out listens a moment later at best, and an error that
-  // nobody listens to ends the process; the statement that fails tells of the loss.
+  // The pool listens to idle connections only. A caller that takes one out listens a moment later at best, and an error
+  // without a listener ends the process. The failing statement reports the loss.
   pool.on('connect', (client) => client.on('error', () => undefined))
   return pool
 }
 
 /**
- * BIGINT as number: sequences, counts and fences stay far below 2^53 (a million a second for 285 years). One that does
- * not is a broken invariant, better thrown than rounded.
+ * BIGINT as number: sequences, counts and fences stay far below 2^53 (a million a second for 285 years). A larger one is a
+ * broken invariant, better thrown than rounded.
  */
 export function parseInt8(text: string): number {
   const value = Number(text)
@@ -90,8 +90,8 @@ const getTypeParser: typeof pg.types.getTypeParser = (oid: number, format?: 'tex
 }
 
 /**
- * A flush answers with a dozen arrays. The driver reads them character by character, which cost more than the rest of
- * the answer together.
+ * A flush returns a dozen arrays. The driver reads them character by character, which cost more than the rest of the answer
+ * together.
  */
 const parsers = new Map<number, (text: string) => unknown>([
   [pg.types.builtins.INT8, parseInt8],
@@ -101,13 +101,13 @@ const parsers = new Map<number, (text: string) => unknown>([
   [textArrayOid, parseTextArray],
 ])
 
-/** Without the bounds; braces become brackets. */
+/** Drops the bounds; braces become brackets. */
 function parseAnyInt8Array(text: string): (number | null)[] {
   const list = text.slice(text.indexOf('{')).replaceAll('{', '[').replaceAll('}', ']').replaceAll('NULL', 'null')
   return JSON.parse(list, (_, value) => (typeof value === 'number' ? parseInt8(String(value)) : value))
 }
 
-/** Of whole numbers of any size: `{1,2,NULL}`. Deep ones stay deep, whatever the type says. */
+/** For integers of any size: `{1,2,NULL}`. Nested arrays stay nested, whatever the type says. */
 export function parseInt8Array(text: string): (number | null)[] {
   if (!isFlat(text)) return parseAnyInt8Array(text)
   const list = `[${text.slice(1, -1)}]`
@@ -121,10 +121,10 @@ export function parseInt8Array(text: string): (number | null)[] {
 
 const parseAnyTextArray: (text: string) => (string | null)[] = pg.types.getTypeParser(textArrayOid as never, 'text')
 
-/** Handlers ask for what they like: `{{1,2},{3,4}}`, or `[0:1]={1,2}` with bounds of its own. */
+/** Handlers may query anything: `{{1,2},{3,4}}`, or `[0:1]={1,2}` with its own bounds. */
 const isFlat = (text: string): boolean => text[0] === '{' && text[1] !== '{'
 
-/** `{a,"b c",NULL}`; without quotes there is nothing to unescape. */
+/** `{a,"b c",NULL}`; without quotes, there is nothing to unescape. */
 export function parseTextArray(text: string): (string | null)[] {
   if (text.includes('"') || !isFlat(text)) return parseAnyTextArray(text)
   const inner = text.slice(1, -1)

@@ -1,14 +1,14 @@
 /**
- * - `unavailable`  no connection, or the server is starting, stopping or out of connections: try again later
+ * - `unavailable`  no connection, or the server is starting, stopping or out of connections: retry later
  * - `timeout`      the statement or a lock took longer than allowed
- * - `conflict`     serialization failure or deadlock: the transaction may be run again at once
- * - `data`         the server, or a trigger of the user's, refused the values (classes 22, 23 and P0): running it again gives the same
+ * - `conflict`     serialization failure or deadlock: the transaction may be retried at once
+ * - `data`         the server, or a user's trigger, refused the values (classes 22, 23 and P0): a retry fails the same way
  * - `disk_full`    no space for data or WAL
- * - `other`        a defect of ours, or a server that is not what we need
+ * - `other`        our defect, or an unsuitable server
  */
 export type StoreFaultCode = 'unavailable' | 'timeout' | 'data' | 'conflict' | 'disk_full' | 'other'
 
-/** Fixed texts: what the driver said stays in `cause`, for logs, and never reaches a caller. */
+/** Fixed texts: the driver's message stays in `cause`, for logs, and never reaches a caller. */
 const MESSAGES: Record<StoreFaultCode, string> = {
   unavailable: 'the database is not available',
   timeout: 'the database did not answer in time',
@@ -21,9 +21,9 @@ const MESSAGES: Record<StoreFaultCode, string> = {
 export class StoreFault extends Error {
   override readonly name = 'StoreFault'
   readonly code: StoreFaultCode
-  /** The server's SQLSTATE, where it was the server that failed. */
+  /** The server's SQLSTATE, if the server reported the fault. */
   readonly sqlState: string | undefined
-  /** The violated constraint, so that an adapter can tell an expected duplicate from a defect. */
+  /** The violated constraint, so that an adapter can distinguish an expected duplicate from a defect. */
   readonly constraint: string | undefined
 
   constructor(
@@ -59,9 +59,9 @@ const BY_CLASS: Readonly<Record<string, StoreFaultCode>> = {
   '23': 'data',
   '40': 'conflict',
   '53': 'unavailable',
-  '58': 'unavailable', // system_error, e.g. an I/O error: not for the caller to mend
-  SP: 'data', // raised by functions of ours: their texts may be told
-  P0: 'data', // raised by a trigger or function of the user's: his rule about these values
+  '58': 'unavailable', // system_error, e.g. an I/O error: the caller cannot fix it
+  SP: 'data', // raised by our functions: their texts may be shown
+  P0: 'data', // raised by a user's trigger or function: the user's own rule about these values
 }
 
 const BY_ERRNO: Readonly<Record<string, StoreFaultCode>> = {
@@ -83,7 +83,7 @@ const BY_ERRNO: Readonly<Record<string, StoreFaultCode>> = {
   ENOSPC: 'disk_full',
 }
 
-/** Errors that node-postgres itself makes carry no code at all; their texts are fixed in the pinned version. */
+/** Errors made by node-postgres itself have no code; their texts are fixed in the pinned version. */
 const BY_DRIVER_MESSAGE: readonly [RegExp, StoreFaultCode][] = [
   [/^Query read timeout$/, 'timeout'],
   [/^timeout exceeded when trying to connect$/, 'unavailable'],
@@ -93,12 +93,12 @@ const BY_DRIVER_MESSAGE: readonly [RegExp, StoreFaultCode][] = [
   [/^Cannot use a pool after calling end on the pool$/, 'unavailable'],
 ]
 
-/** Raised by functions of ours, with a reason that whoever reads the ticket may know. */
+/** Raised by our functions, with a reason that readers of the ticket may see. */
 const TOLD_STATE = 'SP001'
 
 const SQL_STATE = /^[0-9A-Z]{5}$/
 
-/** Translates whatever node-postgres threw. A StoreFault passes unchanged. */
+/** Translates any error from node-postgres. A StoreFault passes unchanged. */
 export function toStoreFault(error: unknown): StoreFault {
   if (error instanceof StoreFault) return error
   if (error instanceof AggregateError) {
@@ -109,7 +109,7 @@ export function toStoreFault(error: unknown): StoreFault {
   if (!(error instanceof Error)) return new StoreFault('other', { cause: error })
   const code = 'code' in error && typeof error.code === 'string' ? error.code : undefined
   if (code !== undefined && code in BY_ERRNO) return new StoreFault(BY_ERRNO[code] ?? 'other', { cause: error })
-  // EPIPE and its like are five capitals too, so errno comes first; only server errors carry a severity.
+  // EPIPE and others are five capitals too, so errno comes first; only server errors carry a severity.
   if (code !== undefined && SQL_STATE.test(code) && 'severity' in error) {
     const constraint = 'constraint' in error && typeof error.constraint === 'string' ? error.constraint : undefined
     const told = code === TOLD_STATE ? error.message : undefined

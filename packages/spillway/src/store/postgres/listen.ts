@@ -14,12 +14,12 @@ export interface ListenOptions {
   url: string
   channel: string
   onNotice(payload: string): void
-  /** It listens again after a loss: whatever was sent meanwhile was missed. */
+  /** It listens again after a loss: notifications sent in between were missed. */
   onGap(): void
   log: Log
 }
 
-/** A connection for LISTEN that comes back by itself. What is missed meanwhile, the pulse finds. */
+/** A connection for LISTEN that reconnects by itself. The pulse finds what it misses. */
 export function listenOn({ url, channel, onNotice, onGap, log }: ListenOptions): Listener {
   let closed = false
   let client: pg.Client | undefined
@@ -67,7 +67,7 @@ export function listenOn({ url, channel, onNotice, onGap, log }: ListenOptions):
   }
 }
 
-/** Where nothing can be heard, something may have been missed each second. */
+/** If listening is not possible, something may be missed each second. */
 export function pollInstead(onGap: () => void): Listener {
   const timer = setInterval(onGap, pollMs)
   timer.unref()

@@ -1,18 +1,18 @@
 /**
- * Brings a schema to the version of the code.
+ * Migrates a schema to the version of the code.
  *
- * Each owner (the core, or a workload) brings a SqlModule. Its tables are numbered steps that run once each, in order,
- * each in a transaction of its own together with its record. Its functions are repeatable: the whole set is installed
- * in one transaction when its digest differs from the recorded one. An older release never installs its functions over
- * those of a newer one, so that both can run side by side during an upgrade.
+ * Each owner (the core, or a workload) has a SqlModule. Its tables are numbered steps that run once each, in order, each in
+ * its own transaction together with its record. Its functions are repeatable: the whole set is installed in one transaction
+ * when its digest differs from the recorded one. An older release never installs its functions over those of a newer one, so
+ * that both can run side by side during an upgrade.
  *
- * A function whose signature changes gets a new name, and the old one stays for a release. CREATE OR REPLACE would
- * leave the old signature behind as an overload, so an install that ends with two signatures of one name fails.
+ * A function whose signature changes gets a new name, and the old one stays for a release. CREATE OR REPLACE would leave the
+ * old signature behind as an overload, so an install that ends with two signatures of one name fails.
  *
- * An advisory lock per schema, held by each transaction, lets one process work while the others wait. The next holder
- * reads the record again, so several processes may take turns. No lock belongs to a session: behind a pooler in
- * transaction mode the next transaction may run in another one. A killed process loses lock and transaction with its
- * connection, so there is nothing to repair.
+ * An advisory lock per schema, held by each transaction, lets one process work while the others wait. The next holder reads
+ * the record again, so several processes may take turns. No lock belongs to a session: behind a pooler in transaction mode
+ * the next transaction may run in another one. A killed process loses lock and transaction with its connection, so there is
+ * nothing to repair.
  */
 import { createHash } from 'node:crypto'
 import { setTimeout as delay } from 'node:timers/promises'
@@ -64,7 +64,7 @@ export class MigrationError extends Error {
 export interface MigrateOptions {
   /** Made if missing, which needs the CREATE right on the database. Superuser rights are never needed. */
   schema: string
-  /** In the order in which they depend on each other: the core first. */
+  /** In the order of their dependencies: the core first. */
   sql: readonly SqlModule[]
   log: Log
   /** How long to wait for another process that migrates the same schema. Default 120,000. */
@@ -93,10 +93,10 @@ const SERVER_VERSION_MIN = 150_000
 const LOCK_WAIT_DEFAULT_MS = 120_000
 const LOCK_POLL_MS = 100
 const LOCK_REPORT_MS = 5_000
-/** A migration that waits for a table lock blocks everybody who asks after it. */
+/** A migration that waits for a table lock blocks all later requests for it. */
 const TABLE_LOCK_WAIT_MS = 30_000
 
-/** `from` and `to` count the table steps of the given modules that are applied. */
+/** `from` and `to` count the applied table steps of the given modules. */
 export async function migrate(options: MigrateOptions & MigrateTarget): Promise<{ from: number; to: number }> {
   checkList(options.sql)
   return withClient(options, async (client) => {
@@ -128,7 +128,7 @@ export function digestOf(sql: string): string {
   return createHash('sha256').update(sql).digest('hex')
 }
 
-/** Advisory locks live in their database, so the schema's name is enough to tell them apart. */
+/** Advisory locks are per database, so the schema's name is enough to distinguish them. */
 export function lockKey(schema: string): string {
   return createHash('sha256').update(`spillway migrate ${schema}`).digest().readBigInt64BE().toString()
 }
@@ -154,7 +154,7 @@ function compareReleases(a: string, b: string): number {
   return [0, 1, 2].map((i) => (x[i] ?? 0) - (y[i] ?? 0)).find((difference) => difference !== 0) ?? 0
 }
 
-/** What is still to be done, in order. Throws if the record does not fit the modules. */
+/** The pending steps, in order. Throws if the record does not fit the modules. */
 export function pendingSteps(
   recorded: readonly Recorded[],
   modules: readonly SqlModule[],
@@ -209,7 +209,7 @@ async function withClient<T>(target: MigrateTarget, use: (client: pg.ClientBase)
       try {
         return await use(client)
       } catch (error) {
-        // The session may still hold the lock or a transaction: it does not go back to the pool.
+        // The session may still hold the lock or a transaction, so it does not go back to the pool.
         broken ??= error instanceof Error ? error : new Error('migration failed', { cause: error })
         throw error
       } finally {
@@ -256,8 +256,8 @@ async function checkServer(client: pg.ClientBase): Promise<void> {
 }
 
 /**
- * Runs `use` in a transaction that holds the lock. Polled, not waited for in the server: a blocked statement could neither
- * report progress nor respect a pool's timeout.
+ * Runs `use` in a transaction that holds the lock. Polls instead of blocking: a blocked statement could neither report
+ * progress nor respect a pool's timeout.
  */
 async function withLock<T>(client: pg.ClientBase, options: MigrateOptions, use: () => Promise<T>): Promise<T> {
   const waitMs = options.lockWaitMs ?? LOCK_WAIT_DEFAULT_MS
@@ -294,13 +294,13 @@ async function inTransaction<T>(client: pg.ClientBase, use: () => Promise<T>): P
     await client.query('COMMIT')
     return result
   } catch (error) {
-    // With the connection gone the server rolls back by itself.
+    // Without a connection the server rolls back by itself.
     if (error instanceof MigrationError || toStoreFault(error).code !== 'unavailable') await client.query('ROLLBACK')
     throw error
   }
 }
 
-/** Applies the first step that is missing, if any. `applied`: how many table steps there are afterwards. */
+/** Applies the first missing step, if any. `applied`: the number of table steps afterwards. */
 async function applyNext(
   client: pg.ClientBase,
   { schema, sql: modules, log }: MigrateOptions,
@@ -321,7 +321,7 @@ async function applyNext(
 }
 
 async function ensureRecord(client: pg.ClientBase, schema: string): Promise<void> {
-  // CREATE SCHEMA IF NOT EXISTS asks for the CREATE right even where the schema exists, which an operator may have made.
+  // CREATE SCHEMA IF NOT EXISTS needs the CREATE right even if the schema exists, and an operator may have made it.
   const { rowCount } = await client.query('SELECT 1 FROM pg_namespace WHERE nspname = $1', [schema])
   if (!rowCount) await client.query(`CREATE SCHEMA ${pg.escapeIdentifier(schema)}`)
   if ((await readRecord(client, schema)) !== null) return
@@ -362,7 +362,7 @@ export async function readRecord(
 async function applyStep(client: pg.ClientBase, schema: string, step: Step): Promise<void> {
   const { owner, id, sql, checksum } = step
   try {
-    // Bodies are not checked while they are installed, because functions may use each other in any order.
+    // Bodies are not checked during the install, because functions may use each other in any order.
     await client.query(
       `SET LOCAL search_path TO ${pg.escapeIdentifier(schema)};
        SET LOCAL lock_timeout TO ${TABLE_LOCK_WAIT_MS};

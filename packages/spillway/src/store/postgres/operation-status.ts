@@ -1,16 +1,16 @@
 import type { OperationReportRow, Tx } from '../port.js'
 import { plainArray } from './arrays.js'
 
-/** Further back the number of sequences between is close enough: it differs by what was cancelled. */
+/** Further back, the difference of sequence numbers is close enough: it is off by the cancelled operations. */
 const placeCountedMax = 10_000
 
 interface Row extends Record<string, unknown> {
-  /** Null: not of an operation, but of a lane, with what waits in it. */
+  /** Null: the row describes a lane and its waiting operations, not an operation. */
   id: string | null
   type: string
   status: OperationReportRow['status']
   error: string | null
-  /** Of what waits: where, and how many sequences from the lane's head. */
+  /** For waiting operations: the lane, and the distance from its head in sequence numbers. */
   lane: string | null
   seq: number | null
   ahead: number | null
@@ -19,9 +19,9 @@ interface Row extends Record<string, unknown> {
 }
 
 /**
- * Each lane is counted once, however many of its operations are asked for; only what is not in the queue is looked for
- * among what has left it. One statement: an operation that moves is seen in exactly one place. The places are put together
- * here: the planner knows nothing of what it would have to join, and compared each with each.
+ * Each lane is counted once, however many of its operations are requested; only ids not in the queue are looked up among
+ * those that left. One statement: an operation that moves is seen in exactly one place. The positions are joined here: the
+ * planner lacks statistics for that join and compared each with each.
  */
 const standingSql = (s: string): string => `
   WITH held AS MATERIALIZED (

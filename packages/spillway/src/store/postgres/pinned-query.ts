@@ -1,16 +1,16 @@
 /**
- * A statement behind a pooler in transaction mode: `BEGIN`, the settings, the statement and `COMMIT` with one Sync at their
+ * A statement behind a pooler in transaction mode: `BEGIN`, the settings, the statement and `COMMIT` with one Sync at the
  * end, so that all of it is one round trip and one transaction, on one session. The driver sends one query at a time and
- * waits for it; this is a query to it that happens to have four parts, of which it sees the answer of the third.
+ * waits for it; to the driver this is one query with four parts, and it sees the answer of the third.
  *
  * An error in any part makes the server skip the rest up to the Sync and leaves a failed transaction, which `queryPinned`
- * ends before the connection is given back.
+ * ends before the connection is released.
  */
 import pg from 'pg'
 import { toStoreFault } from './faults.js'
 import { beginSql } from './session.js'
 
-/** What the driver's Query has and its types do not name; fixed in the pinned version. */
+/** Members of the driver's Query that its types lack; fixed in the pinned version. */
 interface DriverConnection {
   stream: { cork(): void; uncork(): void }
   parse(message: { text: string }): void
@@ -37,7 +37,7 @@ export interface Result<Row> {
   rowCount: number | null
 }
 
-/** The statement's place among what is executed: BEGIN, the settings, the statement, COMMIT. */
+/** The statement's index: BEGIN, the settings, the statement, COMMIT. */
 const ours = 2
 
 class PinnedQuery extends Query {
@@ -83,7 +83,7 @@ function execute(connection: DriverConnection, text: string): void {
   connection.execute({})
 }
 
-/** `pins`: of `pinSql`, local. */
+/** `pins`: local, from `pinSql`. */
 export async function queryPinned<Row>(pool: pg.Pool, config: QueryConfig, pins: string): Promise<Result<Row>> {
   const client = await pool.connect()
   let result: Result<Row>
@@ -96,7 +96,7 @@ export async function queryPinned<Row>(pool: pg.Pool, config: QueryConfig, pins:
   } catch (error) {
     const { code } = toStoreFault(error)
     if (code === 'unavailable' || code === 'timeout') client.release(true)
-    // Without the rollback the pooler would have to throw the session away.
+    // Without the rollback the pooler would have to discard the session.
     else
       await client.query('ROLLBACK').then(
         () => client.release(),

@@ -2,10 +2,10 @@ import pg from 'pg'
 import { StoreFault, toStoreFault } from './faults.js'
 
 /**
- * What stands between us and the server.
+ * What is between us and the server.
  * - `direct`       nothing: a connection is a session
- * - `session`      a pooler that gives each connection a session of its own for as long as it lasts
- * - `transaction`  a pooler that gives each transaction whatever session is free: no prepared statements, no SET, no LISTEN
+ * - `session`      a pooler that gives each connection its own session for as long as it lasts
+ * - `transaction`  a pooler that gives each transaction any free session: no prepared statements, no SET, no LISTEN
  */
 export type Reach = 'direct' | 'session' | 'transaction'
 
@@ -13,11 +13,11 @@ const timeoutMs = 5_000
 const rounds = 4
 
 /**
- * A server tells each connection its own process id; a pooler tells one that it made up, since it is the pooler that cancels.
- * Behind a pooler two connections are watched: in session mode each keeps its process and shares it with nobody. In
- * transaction mode the process of an idle connection is the first that the next transaction gets; where the pooler goes
- * round instead, the idle connection itself finds another process when it asks again. Others that use the pool at the same
- * time make both more likely to be seen, or hide it for one round at most.
+ * A server sends each connection its process id; a pooler sends one that it made up, because the pooler handles cancels.
+ * Behind a pooler, two connections are watched. In session mode each keeps its process and shares it with nobody. In
+ * transaction mode the process of an idle connection is the first that the next transaction gets; if the pooler rotates
+ * instead, the idle connection itself finds another process when it asks again. Other users of the pool make both more
+ * likely to be seen, or hide it for one round at most.
  */
 export async function findReach(url: string): Promise<Reach> {
   const clients: pg.Client[] = []
@@ -28,7 +28,7 @@ export async function findReach(url: string): Promise<Reach> {
       connectionTimeoutMillis: timeoutMs,
       query_timeout: timeoutMs,
     })
-    // The statement under way tells of a loss.
+    // The current statement reports a loss.
     client.on('error', () => undefined)
     clients.push(client)
     await client.connect()
@@ -40,7 +40,7 @@ export async function findReach(url: string): Promise<Reach> {
     const busy = await open()
     for (let round = 0; round < rounds; round++) {
       const seen = new Set<number>()
-      // Another number of times in each round, so that it does not go round in step with the pooler.
+      // A different number of times in each round, so that it does not rotate in step with the pooler.
       for (let asked = 0; asked <= round; asked++) seen.add(await processOf(idle))
       await busy.query('BEGIN')
       const taken = await processOf(busy)

@@ -1,7 +1,7 @@
 /**
  * The session settings that our statements, and the driver that reads their answers, depend on. A role or a database may
- * have others (`ALTER ROLE … SET datestyle`), so every connection pins them, and none of them as a startup option, which
- * PgBouncer refuses:
+ * have others (`ALTER ROLE … SET datestyle`), so every connection pins them. None is a startup option, which PgBouncer
+ * refuses:
  *
  *   direct, or a pooler in session mode   once, before the first statement of a connection
  *   a pooler in transaction mode          in each transaction, locally: the next one may run on another connection
@@ -15,20 +15,20 @@ const pinned: Settings = {
   TimeZone: 'UTC',
   extra_float_digits: '1',
   bytea_output: 'hex',
-  // Texts and array literals are written for these.
+  // Our texts and array literals need these.
   standard_conforming_strings: 'on',
   array_nulls: 'on',
   row_security: 'on',
   default_transaction_isolation: 'read committed',
-  // Every statement is short: a compiled plan only costs.
+  // Every statement is short: a compiled plan only costs time.
   jit: 'off',
   plan_cache_mode: 'auto',
 }
 
-/** What operators choose between the other values (standbys) stays theirs; off would lose what was answered with 2xx. */
+/** Operators may choose among the other values (standbys); off would lose operations that were answered with 2xx. */
 const durable = `CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END`
 
-/** Whether a role's or a database's own value has no effect on us. */
+/** Whether we override a role's or a database's own value. */
 export function isPinned(name: string): boolean {
   return name === 'synchronous_commit' || Object.keys(pinned).some((own) => own.toLowerCase() === name.toLowerCase())
 }

@@ -1,7 +1,7 @@
 import type { Claimed, ClaimRequest, Leaving, Settlement, StepResult } from '../port.js'
 import { jsonSeparator, plainArray, textArray } from './arrays.js'
 
-/** The row of `claim` behind the lost leases: lists of lanes, then of operations. All null when nothing was claimed. */
+/** The row of `claim` after the lost leases: lists of lanes, then of operations. All null when nothing was claimed. */
 type StepRow = [
   lost: number[] | null,
   fence: number | null,
@@ -27,7 +27,7 @@ type StepRow = [
   gates: string[] | null,
 ]
 
-/** Runs a statement and gives its rows as arrays: objects with twenty members cost more than what is in them. */
+/** Runs a statement and returns its rows as arrays: objects with twenty members cost more than their contents. */
 export type QueryRows = (text: string, values: readonly unknown[]) => Promise<unknown[][]>
 
 const settleParameters = 25
@@ -141,7 +141,7 @@ function toClaimed(row: StepRow): Claimed[] {
   return claimed
 }
 
-/** Completed, with nothing to tell: such operations are deleted by range instead of one by one. */
+/** Completed without a result to store: such operations are deleted by range instead of one by one. */
 const isPlain = (op: Leaving): boolean =>
   op.status === 'completed' && op.result === null && op.idempotencyKey === null && op.counted
 

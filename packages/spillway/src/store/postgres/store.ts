@@ -26,11 +26,11 @@ import { openTx } from './transaction.js'
 
 export interface PostgresOptions {
   url: string
-  /** A direct address of the same database for LISTEN, where `url` leads to a pooler that cannot carry it. */
+  /** A direct address of the same database for LISTEN, if `url` leads to a pooler that cannot carry it. */
   listenUrl?: string
   /** Default `spillway`. */
   schema?: string
-  /** Tables and functions that workloads add to the core's; the core's are always installed. */
+  /** Tables and functions that workloads add; the core's are always installed. */
   sql?: readonly SqlModule[]
   /** Connections for reads and handlers' transactions. Default 10; a few more are reserved for accepting and settling. */
   poolMax?: number
@@ -43,13 +43,13 @@ export interface PostgresOptions {
 
 /** Settling a large batch after a pause may take longer than a caller would wait. */
 const workTimeoutMs = 10_000
-/** Auditing may take its time. */
+/** An audit may take longer. */
 const sweepTimeoutMs = 120_000
 /** How long a handler waits for a connection; its own timeout may be shorter. */
 const txConnectTimeoutMs = 30_000
 const shortMax = 4
 
-/** Nobody waits for a hint to be on the disk. */
+/** A hint need not wait for the disk. */
 const bellSettings: Settings = { synchronous_commit: 'off' }
 const localPins = pinSql({}, { local: true })
 const streamPins = pinSql(appendSettings, { local: true })
@@ -65,7 +65,7 @@ export function postgresStore(options: PostgresOptions): Store {
   const log = options.log ?? silent
   let reach: Reach | undefined
   let finding: Promise<Reach> | undefined
-  /** Found out once, by whoever asks first; a database that is away is asked again. */
+  /** Detected once, at the first call; retried while the database is not reachable. */
   const findOut = (): Promise<Reach> => {
     finding ??= findReach(options.url).then(
       (found) => {
@@ -91,18 +91,18 @@ export function postgresStore(options: PostgresOptions): Store {
       ...(options.log && { log: options.log }),
     })
   const withSettings = (settings: Settings): Partial<PoolOptions> => ({ pin: { settings, reach: findOut } })
-  // Work that releases work must never wait behind work that brings more: each kind has connections of its own.
+  // Work that releases work must never wait behind work that brings more, so each kind has its own connections.
   const pools = {
     accept: renewable(() => open(3, 'accept', timeoutMs)),
     work: renewable(() => open(4, 'work', workTimeoutMs)),
-    // An idle process beats over the connections of accepting; this one is to be there when those are not.
+    // An idle process sends heartbeats over the connections of accepting; this one must be available when those are not.
     pulse: renewable(() => open(1, 'pulse', timeoutMs, { keepIdle: true })),
     take: renewable(() => open(2, 'take', timeoutMs)),
     release: renewable(() => open(2, 'release', timeoutMs)),
     reads: renewable(() => open(readsMax, 'reads', timeoutMs)),
-    // A handler's statements are bounded by the operation's timeout, not by ours.
+    // The operation's timeout limits a handler's statements, not ours.
     tx: renewable(() => open(poolMax - readsMax, 'handlers', 0, { connectTimeoutMs: txConnectTimeoutMs })),
-    // An operator's own: halting must not wait for handlers.
+    // For operators: halting must not wait for handlers.
     short: renewable(() => open(shortMax, 'short', timeoutMs)),
     sweep: renewable(() => open(1, 'sweep', sweepTimeoutMs)),
     // Opened with the first stream.
@@ -127,7 +127,7 @@ export function postgresStore(options: PostgresOptions): Store {
       ask(connections, { text, ...(values && { values: [...values] }) }, pins)
   const rows: QueryRows = async (text, values) =>
     (await ask<unknown[]>(pools.work, { text, values: [...values], rowMode: 'array' })).rows
-  /** The settings that a transaction has to bring along; null where its connection has them. */
+  /** The settings that a transaction must set; null if its connection has them. */
   const pinsOfTx = async (): Promise<string | null> =>
     (reach ?? (await findOut())) === 'transaction' ? localPins : null
   const sql = { accept: acceptSql(s), step: stepSql(s), settle: settleSql(s), claim: claimSql(s) }
@@ -137,7 +137,7 @@ export function postgresStore(options: PostgresOptions): Store {
     if (!prepared.has(text)) prepared.set(text, `spillway_effect_${prepared.size}`)
     return text
   }
-  /** For texts that come again and again. */
+  /** For statements that are repeated. */
   const preparing =
     (query: Tx['query']): Tx['query'] =>
     (text, values) => {
@@ -282,7 +282,7 @@ export function postgresStore(options: PostgresOptions): Store {
       const { rows } = await on.work<{ worker: string; name: string; lanes: number }>(`SELECT * FROM ${s}.recover()`)
       return rows[0] ?? null
     },
-    // Not among the work: a process that stops while the database is silent would wait for half a minute.
+    // Not on the work connections: a process that stops while the database does not answer would wait for half a minute.
     retire: async (worker) => (await value<number>(on.pulse, `${s}.retire($1)`, [worker])) ?? 0,
     disown: async (worker, known) => (await value<number>(on.work, `${s}.disown($1, $2)`, [worker, known])) ?? 0,
     ...sweepStatements(on.sweep, s),
@@ -398,8 +398,7 @@ export function postgresStore(options: PostgresOptions): Store {
     },
     close: async () => {
       const ended = Promise.all([listener?.close(), ...Object.values(pools).map((pool) => pool.end())])
-      // A pool waits for its statements, the wake-up connection for its end; one that a silent server never answers must
-      // not hold up the end.
+      // A pool waits for its statements, the wake-up connection for its end; a server that never answers must not delay closing.
       await Promise.race([ended, delay(timeoutMs, undefined, { ref: false })])
     },
   }
@@ -428,7 +427,7 @@ function decidedOf(accepted: readonly Accepted[]): Decided {
   return { applied, seqs }
 }
 
-/** A user's `apply` holds all that wait for the same commit. */
+/** A user's `apply` holds up all items of the same commit. */
 function inTime<T>(promise: Promise<T>, ms: number): Promise<T> {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(() => reject(new StoreFault('timeout')), ms)

@@ -1,15 +1,15 @@
 import type { Tx } from '../port.js'
 
-/** Below the 8,000 bytes that PostgreSQL takes, however long the name before them. */
+/** Below PostgreSQL's limit of 8,000 bytes, for any length of the name before them. */
 const idsPerNotice = 200
 
 /**
- * Tells other processes what has changed, apart from the transaction that changed it: a commit with a notice in it holds a
- * lock that all such commits of the server wait for, until it is on the disk (four writers, 30 records a call: 18.6 ms a
- * call with the notice inside, 12.0 with it apart, 8.7 with none). Its connection does not wait for the disk.
+ * Notifies other processes of changes, outside the transaction that made them: a commit with a notification holds a lock
+ * that all such commits of the server wait for, until it is on disk (four writers, 30 records a call: 18.6 ms a call with
+ * the notification inside, 12.0 with it outside, 8.7 with none). Its connection does not wait for the disk.
  *
- * One statement at a time; what is rung meanwhile goes with the next. A notice that fails is lost, as one may that nobody
- * listens to: whoever waits for it looks by itself after a while.
+ * One statement at a time; notifications in the meantime go with the next. A failed notification is lost, like one without a
+ * listener: readers also poll.
  */
 export class StreamBell {
   readonly #query: Tx['query']
@@ -29,7 +29,7 @@ export class StreamBell {
     this.#start()
   }
 
-  /** A notice of its own. */
+  /** A separate notification. */
   tell(notice: string): void {
     this.#notices.push(notice)
     this.#start()
@@ -38,7 +38,7 @@ export class StreamBell {
   #start(): void {
     if (this.#ringing) return
     this.#ringing = true
-    // What is rung in the same turn of the event loop goes along.
+    // Notifications in the same turn of the event loop go together.
     setImmediate(() => void this.#ring())
   }
 
@@ -53,7 +53,7 @@ export class StreamBell {
       try {
         await this.#query('SELECT pg_notify($1, n) FROM unnest($2::text[]) n', [this.#channel, notices])
       } catch {
-        // A hint: see above. The log's own statements tell that the database is away.
+        // A hint: see above. The log's own statements report an unreachable database.
       }
     }
     this.#ringing = false

@@ -1,10 +1,10 @@
 /**
- * The stream log in PostgreSQL: a record is a row, its place (stream, first) is what writers collide on.
+ * The stream log in PostgreSQL: a record is a row, and writers collide on its key (stream, first).
  *
- * Two ways to append. Quick: one INSERT, for records that begin a stream or follow one that this adapter has seen written by
- * the same writer. It counts what was inserted; if that is not all, or if the record before is not known, the careful way
- * (`stream_append`) looks for the record before each and tells which are there. Both may be tried again: what is there
- * already is found by its writer.
+ * Two ways to append. Quick: one INSERT, for records that start a stream or follow one that this adapter has seen written by
+ * the same writer. It counts the inserted rows; if some are missing, or if the record before is not known, the careful way
+ * (`stream_append`) looks for the record before each and returns which exist. Both may be retried: existing records are
+ * recognised by their writer.
  */
 import {
   type Append,
@@ -19,7 +19,7 @@ import type { Tx } from '../port.js'
 import { plainArray, textArray } from './arrays.js'
 import type { StreamBell } from './stream-bell.js'
 
-/** Between two chunks of a record, and between two records of a call: neither has a place in JSON. */
+/** Between two chunks of a record, and between two records of a call: neither can occur in JSON. */
 const chunkSeparator = '\x1e'
 const recordSeparator = '\x1d'
 // biome-ignore lint/suspicious/noControlCharactersInRegex: it looks for just these
@@ -28,16 +28,19 @@ const noJson = /[\0\x1d\x1e]/
 const recordsPerCursor = 64
 const bytesPerCursor = 64 * 1024
 const bytesPerAnswer = 4 * 1024 * 1024
-/** What one statement sorts has to fit into its memory: 500 cursors far behind bring 500 × 65 records. */
+/** The rows that one statement sorts must fit into its memory: 500 cursors far behind bring 500 × 65 records. */
 const cursorsPerStatement = 500
-/** Of PostgreSQL's integer, less one to add; a client may name any number. */
+/** The maximum of PostgreSQL's integer, less one to add; a client may send any number. */
 const afterMax = 2 ** 31 - 2
-/** Streams whose last record is remembered. One that is forgotten costs a careful append. */
+/** Streams whose last record is remembered. A forgotten one costs a careful append. */
 const knownMax = 20_000
-/** After a fault the next call may find the database back. */
+/** After a fault, when the next call may find the database reachable again. */
 const downMs = 1_000
 
-/** For the connections of appends: with few rows in each of many streams the planner is better told than left to guess. */
+/**
+ * For the connections of appends: with few rows in each of many streams, explicit settings are better than the planner's
+ * guess.
+ */
 export const appendSettings = {
   enable_hashjoin: 'off',
   enable_mergejoin: 'off',
@@ -47,7 +50,7 @@ export const appendSettings = {
 } as const
 
 export interface StreamLogOptions {
-  /** On connections that nothing else uses, with `appendSettings`. */
+  /** On dedicated connections, with `appendSettings`. */
   append: Tx['query']
   /** Likewise, but for reads. */
   read: Tx['query']
@@ -74,8 +77,8 @@ const insertWithEndsSql = (s: string): string => `
 const carefulSql = (s: string): string => `SELECT ${s}.stream_append($1, $2, $3, $4, $5, $6, $7, $8) AS written`
 
 /**
- * The cursors' own bounds are kept inside the lateral part, so that only what may be brought is sorted. In the order of
- * distance from the cursor, so that each gets its first record before any gets a second.
+ * The cursors' limits are inside the lateral part, so that only candidate rows are sorted. Ordered by distance from the
+ * cursor, so that each gets its first record before any gets a second.
  */
 const readSql = (s: string): string => `
   SELECT n, first, ended, CASE WHEN brought - size < $4 THEN chunks END AS chunks FROM (
@@ -94,7 +97,7 @@ const readSql = (s: string): string => `
     ) x
   ) found`
 
-/** The record that a cursor stands in, if it stands in one. */
+/** The record that a cursor is inside of, if any. */
 const withinSql = (s: string): string => `
   SELECT n, first, ended, CASE WHEN brought - size < $4 THEN chunks END AS chunks FROM (
     SELECT g.n, x.*, sum(x.size) OVER (ORDER BY g.n) AS brought
@@ -114,7 +117,7 @@ interface Row extends Record<string, unknown> {
   n: number
   first: number
   ended: EndKind | null
-  /** Null: it would be too much. */
+  /** Null: it would be too large. */
   chunks: string | null
 }
 
@@ -150,7 +153,7 @@ export class PostgresStreamLog implements StreamLog {
 
   async append(appends: readonly Append[]): Promise<('written' | 'lost')[]> {
     if (appends.length === 0) return []
-    // In one order everywhere: two processes that write the same streams wait for each other, and never in a circle.
+    // In one order everywhere, so that two processes that write the same streams cannot deadlock.
     const order = appends.map((_, index) => index).sort((a, b) => compare(appends[a], appends[b]))
     const sorted = order.flatMap((index) => appends[index] ?? [])
     const levels = levelsOf(sorted)
@@ -194,19 +197,19 @@ export class PostgresStreamLog implements StreamLog {
     this.#listeners.push(heard)
   }
 
-  /** What came over the store's channel behind `streams:`; null when some may have been missed. */
+  /** The text after `streams:` on the store's channel; null when some may be lost. */
   heard(ids: string | null): void {
     const list = ids === null ? null : ids.split(',')
     for (const listener of this.#listeners) listener(list)
   }
 
-  /** The connections are the store's, and end with it. */
+  /** The connections belong to the store and end with it. */
   async close(): Promise<void> {
     this.#listeners.length = 0
     this.#known.clear()
   }
 
-  /** Is the place before it known to be this writer's, or is there none? */
+  /** Whether this writer is known to have written the record before, or there is none. */
   #follows({ key, first, writer }: Append): boolean {
     if (first === 1) return true
     const known = this.#known.get(key.id)
@@ -233,7 +236,7 @@ export class PostgresStreamLog implements StreamLog {
     }
   }
 
-  /** True when all of them are there now. */
+  /** True when all of them exist now. */
   async #insert(sorted: readonly Append[], values: readonly unknown[]): Promise<boolean> {
     const text = sorted.some(({ end }) => end !== null) ? this.#sql.insertWithEnds : this.#sql.insert
     const { rowCount } = await this.#ask(this.#options.append, text, values)
@@ -248,7 +251,7 @@ export class PostgresStreamLog implements StreamLog {
     return rows[0]?.written ?? []
   }
 
-  /** Answers how many bytes it brought, about. */
+  /** Returns about how many bytes it brought. */
   async #readSome(cursors: readonly Cursor[], answers: readonly Answer[], budget: number): Promise<number> {
     let left = budget
     const { rows } = await this.#ask<Row>(this.#options.read, this.#sql.read, [...placesOf(cursors), left])
@@ -256,12 +259,12 @@ export class PostgresStreamLog implements StreamLog {
       const answer = answers[row.n - 1]
       if (answer !== undefined) left -= take(answer, row)
     }
-    // Readers stop between two records, almost always: only where the next one is not there may they stand in one.
+    // Readers almost always stop between two records; only if the next one is missing may a cursor be inside one.
     const unsure: { cursor: Cursor; answer: Answer }[] = []
     for (const [index, cursor] of cursors.entries()) {
       const answer = answers[index]
       if (cursor.after === 0 || answer === undefined || answer.records[0]?.first === cursor.after + 1) continue
-      // The next one is there, but was too much for this answer.
+      // The next one exists, but was too large for this answer.
       if (answer.more && answer.records.length === 0) continue
       unsure.push({ cursor, answer })
     }
@@ -287,7 +290,7 @@ export class PostgresStreamLog implements StreamLog {
   }
 }
 
-/** Adds the row's record, unless the answer is full; answers its size. */
+/** Adds the row's record, unless the answer is full; returns its size. */
 function take(answer: Answer, { first, ended, chunks }: Row): number {
   if (answer.more || chunks === null || answer.records.length === recordsPerCursor) {
     answer.more = true
@@ -297,13 +300,13 @@ function take(answer: Answer, { first, ended, chunks }: Row): number {
   return chunks.length
 }
 
-/** Puts the record that the cursor stands in before what is behind it. */
+/** Puts the record that the cursor is inside of before the later ones. */
 function takeBefore(answer: Answer, row: Row, cursor: Cursor): number {
   const { records: behind, more } = answer
   Object.assign(answer, { records: [], more: false })
   const size = take(answer, row)
   if (answer.more) return size
-  // One that begins behind the cursor has come since the first look, and others may have come with it.
+  // It starts after the cursor, so it arrived after the first read, and others may have arrived with it.
   if (row.first > cursor.after) answer.more = true
   else {
     answer.records.push(...behind)
@@ -318,7 +321,7 @@ function compare(a: Append | undefined, b: Append | undefined): number {
   return a.first - b.first
 }
 
-/** How many records of the same stream stand before each. */
+/** How many records of the same stream come before each. */
 function levelsOf(sorted: readonly Append[]): number[] {
   const levels: number[] = []
   for (const [at, { key }] of sorted.entries()) {
@@ -327,7 +330,7 @@ function levelsOf(sorted: readonly Append[]): number[] {
   return levels
 }
 
-/** One text for all chunks: as an array of texts it took a third longer, for the quotes that JSON is full of. */
+/** One text for all chunks: an array of texts took a third longer, because of the quotes in JSON. */
 function valuesOf(sorted: readonly Append[]): unknown[] {
   const texts = sorted.map(({ chunks }) => {
     if (chunks.length === 0) throw new RangeError('A record has at least one chunk.')

@@ -1,4 +1,4 @@
-/** The streams by id. Calls of one kind that come while its statement is under way share the next one. */
+/** The streams by id. Calls of one kind that arrive while its statement is under way share the next one. */
 import { Flush } from '../../accept/flush.js'
 import type { EndKind, LogName, OpenRequest, StreamEntry, StreamRegistry } from '../../streams/port.js'
 import type { Tx } from '../port.js'
@@ -13,16 +13,16 @@ export interface StreamRegistryOptions {
   bell: StreamBell
   /** The schema, quoted. */
   schema: string
-  /** How long one waits for its turn. */
+  /** How long a call waits for its turn. */
   timeoutMs: number
   /** How long a stream can be read after its end. */
   retentionMs: number
-  /** How long one may last: older ones without an end will not get one. */
+  /** How long a stream may last: older ones without an end will not get one. */
   longestMs: number
 }
 
 const itemsMax = 500
-/** Entries that one transaction of a sweep removes. */
+/** Entries removed by one transaction of a sweep. */
 const sweepRows = 2_000
 const uuid = /^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}$/i
 
@@ -52,7 +52,7 @@ export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRe
     new Flush<Item, Answer>({
       write,
       isPoison: (fault) => fault instanceof StoreFault && fault.code === 'data',
-      // What is said of one stream keeps its order.
+      // Calls for one stream keep their order.
       exclusiveKey: ({ id }) => id,
       sizeOf: () => 1,
       itemsMax,

@@ -1,7 +1,7 @@
-/** What sweeping asks of the database: see sql/functions/sweep.sql. */
+/** The database calls for sweeping: see sql/functions/sweep.sql. */
 import type { Store, SweptRows, Tx } from '../port.js'
 
-/** Of each table, in one transaction: it holds their locks for some 10 ms. */
+/** From each table, in one transaction: it holds their locks for some 10 ms. */
 const batchRows = 2_000
 
 interface RowsRow extends Record<string, unknown> {
@@ -20,7 +20,7 @@ export function sweepStatements(
   /** Where the last batch ended, if it was full. */
   let from: string[] | null = null
   const history = { partitions_made: 0, partitions_dropped: 0, history: 0 }
-  /** Once a round, after its first rows: partitions need a lock that may not be had, and rows do not wait for it. */
+  /** Once a round, after its first rows: partitions need a lock that may not be available, and rows do not wait for it. */
   let wantsHistory = true
   return {
     sweep: async (retentionMs): Promise<SweptRows> => {

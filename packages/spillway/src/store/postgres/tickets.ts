@@ -24,7 +24,7 @@ interface TicketRow extends Record<string, unknown> {
   payload_bytes?: number | null
 }
 
-/** Positions are counted up to here; further back the number of sequences between is close enough. */
+/** Positions are counted up to here; further back, the difference of sequence numbers is close enough. */
 const placeCountedMax = 10_000
 
 const unfinished = (s: string): string => `
@@ -44,14 +44,14 @@ const dead = (s: string, more = ''): string => `
     d.died_at AS finished_at, d.attempts, d.max_attempts, d.error, d.result, d.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head${more}
   FROM ${s}.dead_letters d`
 
-/** What a list shows whole, of rows of the three kinds above. */
+/** The columns that a list shows whole, for rows of the three kinds above. */
 const short =
   'id type queue partition priority identity status created_at started_at finished_at attempts max_attempts trace lane seq head'
     .split(' ')
     .map((name) => `r.${name}`)
     .join()
 
-/** Such rows as a list shows them; `long` are their columns of any size. OFFSET 0: each size is looked at once. */
+/** The rows as a list shows them; `long` are their columns of any size. OFFSET 0: each size is computed once. */
 function listed(rows: string, long: readonly string[]): string {
   const shown = long.map(
     (name) => `${listedSql(`r.${name}`, `b.${name}`)} AS ${name}, ${leftOutSql(`b.${name}`)} AS ${name}_bytes`,
@@ -147,7 +147,7 @@ export async function deadLetterIds(
   return rows.map((row) => row.id)
 }
 
-/** With `bound`: only of what that caller may see. */
+/** With `bound`: only operations that the caller may see. */
 export async function stats(query: Tx['query'], s: string, bound?: QueueBound): Promise<StatRow[]> {
   const values: unknown[] = []
   const within = bound === undefined ? null : boundTest(bound, values)

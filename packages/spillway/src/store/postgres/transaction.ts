@@ -3,20 +3,20 @@ import type { OpenTx, Tx } from '../port.js'
 import { toStoreFault } from './faults.js'
 import { beginSql } from './session.js'
 
-/** A handler's timer may fire late; the database is not to be quicker than it. */
+/** A handler's timer may fire late; the database must not time out before it. */
 const idleGraceMs = 2_000
 
 /**
- * `timeoutMs` bounds each statement here, and in the database the time between two of them: a client that vanished without
- * a word would else hold its locks for as long as TCP takes to notice, which may be hours. `pins`: settings for this
- * transaction alone, where the connection cannot keep them.
+ * `timeoutMs` limits each statement here, and in the database the time between two of them: a client that vanished would
+ * otherwise hold its locks until TCP notices, which may take hours. `pins`: settings for this transaction alone, if the
+ * connection cannot keep them.
  */
 export async function openTx(pool: pg.Pool, timeoutMs: number, pins: string | null): Promise<OpenTx> {
   let client: pg.PoolClient | undefined
   let running = 0
   let broken = false
-  // Between two statements nobody else listens, and an error event without a listener ends the process. The next
-  // statement tells the caller.
+  // Between two statements nobody else listens, and an error event without a listener ends the process. The next statement
+  // reports the loss to the caller.
   const onLoss = (): void => {
     broken = true
   }
@@ -61,13 +61,13 @@ export async function openTx(pool: pg.Pool, timeoutMs: number, pins: string | nu
     },
     rollback: async () => {
       if (client === undefined) return
-      // A query that still runs, e.g. of a handler that was given up, must not use a connection of the next one.
+      // A query that still runs, e.g. of an abandoned handler, must not share a connection with the next one.
       if (running > 0 || broken) return end(true)
       try {
         await query('ROLLBACK')
         end(false)
       } catch {
-        // The connection is broken, which ends the transaction all the same.
+        // The connection is broken, which ends the transaction as well.
         end(true)
       }
     },
