@@ -49,7 +49,7 @@ const full: Size = {
   holdMs: 10_000,
   unreadHoldMs: 40_000,
 }
-const quick: Size = { sockets: 60, letters: 30, megabytes: 40, pipelined: 5_000, holdMs: 3_000, unreadHoldMs: 3_000 }
+const quick: Size = { sockets: 60, letters: 30, megabytes: 40, pipelined: 2_000, holdMs: 1_000, unreadHoldMs: 1_000 }
 const serverProgram = join(import.meta.dirname, '../packages/server/dist/cli/main.js')
 const watchProgram = join(import.meta.dirname, 'hostile-watch.ts')
 

@@ -20,12 +20,13 @@ afterEach(() => b.close())
 const hour = 3_600_000
 
 async function counting(flushMs = 20, intake?: IntakeApi): Promise<Objectives> {
-  metrics = createMetrics({ runtime: false })
+  const own = createMetrics({ runtime: false })
+  metrics = own
   const on = intake ?? (await b.intake())
   return defineObjectives(on, {
     schema: '"spillway"',
     log: loggingTo(b.logged),
-    metrics: createObjectiveMetrics(metrics.registry),
+    metrics: createObjectiveMetrics(own.registry),
     timing: { flushMs, readMs: 20, sweepMs: 20 },
   })
 }
