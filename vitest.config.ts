@@ -5,7 +5,7 @@
  *   unit    nothing outside the process                     packages/<name>/src, scripts, bench, chaos
  *   core    a database, in process                          test/core
  *   smoke   a real server: one file for each workload       test/wire, listed below
- *   wire    real servers, brokers and browsers              test/wire
+ *   wire    real servers, brokers and browsers              test/wire, and what is listed as `later`
  *   faults  processes that are killed, stopped, cut off     test/faults
  */
 import { defineConfig } from 'vitest/config'
@@ -21,6 +21,15 @@ const smoke = [
     'routing-input-subject',
   ],
 ].map((name) => `packages/server/test/wire/${name}.test.ts`)
+
+/** Tests of the lower storeys that take long, or start servers: not for `npm test`. */
+const later = [
+  'packages/spillway/test/core/{store-embedded,library-pool,pipeline-load}.test.ts',
+  'packages/server/test/core/{brokers-nats,brokers-nats-taking,stream-log-redis}.test.ts',
+  'packages/client/test/**/*.test.ts',
+  'bench/overload-generator.test.ts',
+]
+const notLater = later.map((file) => `!${file}`)
 
 /** Most tests wait for servers and databases: on two cores, where the default is one at a time, two take half as long. */
 const beside = { maxWorkers: 2, sequence: { groupOrder: 0 } }
@@ -47,16 +56,16 @@ export default defineConfig({
     projects: [
       storey('unit', [
         'packages/*/src/**/*.test.ts',
-        'packages/client/test/**/*.test.ts',
         'scripts/**/*.test.mjs',
         'bench/*.test.ts',
         'bench/{load,plots,programs,sections}/**/*.test.ts',
         'chaos/**/*.test.ts',
         '!chaos/broken.test.ts',
+        ...notLater,
       ]),
-      storey('core', [`${tests}/core/**/*.test.ts`]),
+      storey('core', [`${tests}/core/**/*.test.ts`, ...notLater]),
       storey('smoke', smoke),
-      storey('wire', [`${tests}/wire/**/*.test.ts`, ...smoke.map((file) => `!${file}`)]),
+      storey('wire', [`${tests}/wire/**/*.test.ts`, ...later, ...smoke.map((file) => `!${file}`)]),
       storey('faults', [`${tests}/faults/**/*.test.ts`, 'chaos/broken.test.ts']),
     ],
     // Only with --coverage. The rooms that decide about acceptance, order and limits; elsewhere a figure says little.
