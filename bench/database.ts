@@ -2,8 +2,8 @@
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
+import { startEmbedded } from '@spillway/embedded-postgres'
 import pg from 'pg'
-import { startEmbedded } from 'spillway/internal'
 import { UsageError } from './options.js'
 import type { BenchPostgres } from './section.js'
 

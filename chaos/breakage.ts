@@ -4,7 +4,7 @@
  */
 import pg from 'pg'
 import type { Store } from 'spillway'
-import { laneOf } from 'spillway/internal'
+import { laneOf } from 'spillway/workload'
 
 export const breakages = ['fence', 'lane', 'ack', 'batch'] as const
 export type Breakage = (typeof breakages)[number]

@@ -3,9 +3,10 @@
  * It is started again by its starter, on the same port.
  */
 import { setTimeout as delay } from 'node:timers/promises'
+import { startEmbedded } from '@spillway/embedded-postgres'
 import { workloadSql } from '@spillway/server/internal'
 import pg from 'pg'
-import { coreSql, migrate, startEmbedded } from 'spillway/internal'
+import { coreSql, migrate } from 'spillway/workload'
 import { messagesAuditSql, messagesRestSql, messagesSql, unconsumedSql } from './message-tables.js'
 import type { Effect, Ticket } from './records.js'
 

@@ -2,7 +2,7 @@
 import { randomUUID } from 'node:crypto'
 import { workloadSql } from '@spillway/server/internal'
 import pg from 'pg'
-import { coreSql, migrate } from 'spillway/internal'
+import { coreSql, migrate } from 'spillway/workload'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../packages/spillway/test/setup/database.js'
 import { schema } from './cluster.js'

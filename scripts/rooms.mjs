@@ -11,7 +11,7 @@ const confined = [
   { packages: /^ioredis(\/|$)/, to: ['brokers'] },
   { packages: /^@nats-io\//, to: ['brokers'] },
   { packages: /^cac(\/|$)/, to: ['cli'] },
-  { packages: /^@spillway\/embedded-postgres(\/|$)/, to: ['store', 'http', 'cli', 'internal'] },
+  { packages: /^@spillway\/embedded-postgres(\/|$)/, to: ['store', 'http', 'cli'] },
 ]
 const drivers = /^(pg|fastify|undici|ioredis|cac)(\/|$)|^(pg-|@fastify\/|@nats-io\/)/
 
@@ -21,7 +21,7 @@ const outer = ['http', 'workloads', 'brokers', 'cli']
 /**
  * Rooms of the packages that have them. `neverRooms`, `neverPackages` forbid; `onlyRooms`, `onlyPackages` allow nothing else;
  * `typesFrom` are rooms of which only types may be taken; `apart`: its folders do not know each other. A room always sees itself.
- * 'index', 'workload' and 'internal' are the surface files of the library.
+ * 'index' and 'workload' are the surface files of the library.
  */
 const rooms = {
   spillway: {
@@ -44,7 +44,6 @@ const rooms = {
     http: {},
     index: {},
     workload: {},
-    internal: {},
     version: { onlyRooms: [] },
   },
   server: {

@@ -100,7 +100,7 @@ describe('rooms: wrong imports', () => {
     [`${server}/workloads/petitions/x.ts`, "import { x } from '../../telemetry/x.js'"],
     [`${server}/workloads/petitions/x.ts`, "import { x } from '../messages/x.js'"],
     [`${server}/workloads/petitions/x.ts`, "import { x } from '../../../../spillway/src/core/x.js'"],
-    [`${server}/workloads/petitions/x.ts`, "import { x } from 'spillway/internal'"],
+    [`${server}/workloads/petitions/x.ts`, "import { x } from 'spillway'"],
     [`${server}/http/x.ts`, "import Redis from 'ioredis'"],
     [`${server}/http/x.ts`, "import { x } from '../cli/x.js'"],
     [`${server}/http/x.ts`, "export const port = process['env'].PORT"],
