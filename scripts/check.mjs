@@ -36,7 +36,6 @@ const steps = [
     args: [bin('publint/src/cli.js'), 'run', dir, '--strict', '--pack', 'false'],
     afterBuild: true,
   })),
-  { name: 'schema dump', args: script('schema-dump.mjs'), afterBuild: true },
 ]
 
 /** Most steps are one busy process; more at once would only make each slower. */
