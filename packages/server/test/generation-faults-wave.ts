@@ -97,7 +97,7 @@ export async function killed(fleet: GenerationFleet, role: Role, one?: FleetMemb
   await fleet.restart(member)
 }
 
-/** Stopped in the middle of what it does, until it was given up and what it had begun was ended by others; then it goes on. */
+/** Pauses a process until its lease is lost and others have ended its streams, then resumes it. */
 export async function pausedPastLease(fleet: GenerationFleet, role: Role): Promise<void> {
   const member = await fleet.busiest(role)
   const { pid } = member.process
@@ -107,7 +107,7 @@ export async function pausedPastLease(fleet: GenerationFleet, role: Role): Promi
   try {
     const begun = (await fleet.heldBy(member)).filter((held) => held.begun)
     const isGivenUp = async (): Promise<boolean> => !(await workers()).some(({ id }) => id === before?.id)
-    await until('the paused process is given up', isGivenUp, leaseSeconds * 1_000 + marginMs)
+    await until('the paused process loses its lease', isGivenUp, leaseSeconds * 1_000 + marginMs)
     // Else it may still be the first to write: it wakes up with what the upstream sent meanwhile.
     const ids = begun.map(({ id }) => id)
     const open = () => fleet.sql('SELECT FROM spillway.streams WHERE id = ANY ($1) AND ended IS NULL', [ids])

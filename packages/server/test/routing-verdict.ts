@@ -220,7 +220,7 @@ function flapping({ intakes, gateway }: Evidence): string[] {
     `${name} active`,
     samples.map(({ active }) => active),
   ])
-  // What it was instead of active tells why: unknown is another matter than a level that fell.
+  // The other status says why: `unknown` means that no router answered, any other that the level fell.
   const said = changesOf(gateway.map(({ status }) => status)).join(', ')
   series.push([`gateway (${said}) active`, gateway.map(({ status }) => (status === 'active' ? 1 : 0))])
   return series.flatMap(([name, values]) => {

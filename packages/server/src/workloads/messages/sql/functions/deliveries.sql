@@ -111,7 +111,7 @@ BEGIN
 END $$;
 
 -- Ends deliveries whose lease has expired. Every open message counts a failed delivery. A message that was delivered
--- alone and has used up its tries is given up; the others are delivered one by one from now on.
+-- alone and has used up its tries is abandoned; the others are delivered one by one from now on.
 CREATE OR REPLACE FUNCTION mq_expire(p_grp int, p_most int) RETURNS int
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

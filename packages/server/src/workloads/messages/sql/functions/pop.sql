@@ -7,7 +7,7 @@
 -- One row with a list for each column; payloads are joined by record separators.
 --   due_ms   when there may be something, if there is nothing now
 --   leased   some of it has to be acked
---   more     1,000 messages were given up, and the caller has to pop again
+--   more     1,000 messages were abandoned, and the caller has to pop again
 --   missing  queues in which the group has yet to begin or to join partitions: the caller has to call mq_subscribe for
 --            each, in a statement of its own, and to pop again if it got nothing. The guard that mq_subscribe takes
 --            must not be held together with anything that others wait for.
