@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the router's streams with three replicas, where they are not there yet. The routers make missing ones themselves,
-# but with one replica; the number of an existing stream they leave alone. Needs the nats command and NATS_URL.
+# Creates the router's streams with three replicas, if they do not exist. The routers create missing ones themselves,
+# but with one replica; they do not change the number of an existing stream. Needs the nats command and NATS_URL.
 set -eu
 
 make() {
