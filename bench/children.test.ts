@@ -28,7 +28,7 @@ const isAlive = (pid: number): boolean => {
   }
 }
 
-/** Runs until it is told to end. */
+/** Runs until it is stopped. */
 const lasting = "console.log('up'); setInterval(() => undefined, 1_000)"
 
 describe('Children', () => {
@@ -57,7 +57,7 @@ describe('Children', () => {
     await expect(child.line(/port/, 20)).rejects.toThrow(/did not within 20 ms/)
   })
 
-  it('tells of a program that cannot be started', async () => {
+  it('reports a program that cannot be started', async () => {
     const children = new Children()
     opened.push(children)
     const child = children.start({ command: '/nowhere/to/be/found', args: [], env: {}, cwd: '/', name: 'nothing' })
@@ -72,7 +72,7 @@ describe('Children', () => {
     expect(() => children.start({ command: 'x', args: [], env: {}, cwd: '.', name: 'late' })).toThrow(/late/)
   })
 
-  it('kills what does not heed SIGTERM when nobody wants to wait', async () => {
+  it('kills a program at once that ignores SIGTERM', async () => {
     const { children, child } = start(`process.on('SIGTERM', () => undefined); ${lasting}`)
     await child.line(/up/)
     children.killNow()

@@ -74,7 +74,7 @@ async function describe(url: string, dataDir: string | null, stop: () => Promise
     'SELECT name, current_setting(name) AS value FROM pg_settings WHERE name = ANY($1)',
     [shownSettings],
   )
-  const told = new Map(rows.map(({ name, value }) => [name, value]))
+  const current = new Map(rows.map(({ name, value }) => [name, value]))
   const dropDatabase = async (name: string): Promise<void> => {
     await pool.query(`DROP DATABASE IF EXISTS ${pg.escapeIdentifier(databaseName(name))} WITH (FORCE)`)
     made.delete(name)
@@ -86,7 +86,7 @@ async function describe(url: string, dataDir: string | null, stop: () => Promise
     url,
     version,
     dataDir,
-    settings: Object.fromEntries(shownSettings.map((name) => [name, told.get(name) ?? 'unknown'])),
+    settings: Object.fromEntries(shownSettings.map((name) => [name, current.get(name) ?? 'unknown'])),
     dropDatabase,
     async createDatabase(name) {
       await dropDatabase(name)
@@ -111,7 +111,7 @@ async function describe(url: string, dataDir: string | null, stop: () => Promise
   }
 }
 
-/** Told apart from whatever else lives on a server that was named. */
+/** The prefix keeps our databases apart from others on a server that the caller named. */
 const databaseName = (name: string): string => `spillway_bench_${name}`
 
 async function firstAnswer(pool: pg.Pool): Promise<string> {

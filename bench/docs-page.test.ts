@@ -53,7 +53,7 @@ describe('renderPage', () => {
     expect(page).toContain('|  | spillway | 9,000/s | 8,000–9,900 | 0.82 |')
   })
 
-  it('tells the targets, and how many are met', () => {
+  it('lists the targets, and how many are met', () => {
     expect(page).toContain('2 of 2 are met')
     expect(page).toContain('| over echo | ≥ 0.8 × | 0.82 × | met |')
   })
@@ -90,7 +90,7 @@ describe('renderPage', () => {
     expect(page).not.toContain('kept')
   })
 
-  it('tells what is missed as it is', () => {
+  it('marks a missed target', () => {
     const missed = verdict({ what: 'over echo', value: 0.5, unit: '×', rule: 'at-least', target: 0.8 })
     const result = { ...section('accept').result, verdicts: [missed] }
     expect(renderPage({ sections: [section('accept', { result })] })).toContain('| 0.5 × | **missed** |')

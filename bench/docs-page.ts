@@ -15,9 +15,9 @@ npm ci && npm run bench            # all of it; --list says how long each sectio
 npm run bench -- --only accept --quick
 \`\`\`
 
-It needs no service: PostgreSQL comes along, and the peers are installed into \`bench/\` on the first run. All variants of a
-section are measured in one run, alternating, on the same machine and the same PostgreSQL with \`fsync\` on. Ratios travel
-between machines better than absolute figures do, and both are given. A ratio is to the first line of its group.
+It needs no service: PostgreSQL is included, and the peers are installed into \`bench/\` on the first run. All variants of a
+section are measured in one run, alternating, on the same machine and the same PostgreSQL with \`fsync\` on. Ratios
+depend less on the machine than absolute figures; both are given. A ratio is to the first line of its group.
 `
 
 export function renderPage(published: Published): string {
@@ -38,7 +38,7 @@ function targetsBlock(sections: readonly MeasuredSection[]): string {
   ] as const
   return `## Targets
 
-${met} of ${verdicts.length} are met. Those that are missed are told as they are; [why](decisions/speed.md).
+${met} of ${verdicts.length} are met. Missed targets are listed too; [why](decisions/speed.md).
 
 ${markdownTable(columns, verdicts.map(verdictRow))}
 `
@@ -79,7 +79,7 @@ function measuredLine({ measuredAt, environment, seconds, quick, stolenPercent }
   return `Measured on ${measuredAt.slice(0, 10)} at commit ${commitText(environment.commit)}, in ${formatDuration(seconds)} minutes${how}.${mind}${stolen}`
 }
 
-/** Told once where all sections share it. */
+/** Printed once if all sections share it. */
 function environmentBlock({ environment }: MeasuredSection): string {
   const { machine, versions, postgres, loadGenerator } = environment
   const sync = machine.fdatasyncMs === null ? '' : `; 8 kB are durable after ${formatNumber(machine.fdatasyncMs)} ms`
@@ -101,13 +101,13 @@ function environmentBlock({ environment }: MeasuredSection): string {
 }
 
 function sameEnvironment(a: MeasuredSection, b: MeasuredSection | undefined): boolean {
-  const told = (section: MeasuredSection | undefined): string => {
+  const comparable = (section: MeasuredSection | undefined): string => {
     if (section === undefined) return ''
     const { machine, versions, postgres, loadGenerator } = section.environment
     const { fdatasyncMs: _, busyPercent: __, ...lasting } = machine
     return JSON.stringify([lasting, versions, postgres, loadGenerator])
   }
-  return told(a) === told(b)
+  return comparable(a) === comparable(b)
 }
 
 const figureNote = ({ variant, what, note }: Figure): string[] =>

@@ -20,7 +20,7 @@ export interface Environment {
     readonly cores: number
     readonly memoryGb: number
     readonly system: string
-    /** Device and file system below PostgreSQL's data, where it can be told. */
+    /** Device and file system below PostgreSQL's data, if known. */
     readonly disk: string
     /** Median of writing 8 kB and making it durable: the floor of a lone commit. Null where the data is elsewhere. */
     readonly fdatasyncMs: number | null
@@ -152,7 +152,7 @@ const sum = (values: readonly number[]): number => values.reduce((all, value) =>
 /** More than the system's own housekeeping. */
 const busyPercentMax = 10
 
-/** What to tell people who measure while something else runs, or null. */
+/** A warning if something else used the machine when the run began, or null. */
 export function busyWarning({ machine: { busyPercent } }: Environment): string | null {
   if (busyPercent <= busyPercentMax) return null
   return `the machine was ${busyPercent}% busy with other things when the run began, so figures are too low and uneven`

@@ -43,7 +43,7 @@ export class Connection {
         },
       },
     })
-    // A refused or reset connection is told by `close`, which follows.
+    // `close` follows, and reports a refused or reset connection.
     this.#socket.on('error', () => undefined)
     this.#socket.on('close', () => {
       if (!this.#open) return

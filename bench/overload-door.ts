@@ -75,7 +75,7 @@ export interface Health {
   readonly cpuMs: number
 }
 
-/** An app with its health route, which is told from memory. */
+/** An app with its health route, which answers from memory. */
 export function createDoor(): FastifyInstance {
   const app = Fastify()
   app.get('/health', (_request, reply) => {

@@ -14,7 +14,7 @@ afterEach(async () => {
   await new Promise<void>((resolve) => (open === undefined ? resolve() : open.close(() => resolve())))
 })
 
-/** A door that answers as it is told to. */
+/** A door that answers with `answer`. */
 async function stepAgainst(
   answer: (n: number, response: ServerResponse) => void,
   load = { ratePerSecond: 200, seconds: 0.5 },
@@ -51,7 +51,7 @@ test('arrivals come at the rate that was asked for, the same for the same seed',
   expect(poissonArrivals({ ...load, seed: 4 })).not.toEqual(arrivals)
 })
 
-test('every order is told apart: good, refused with and without Retry-After, queued, cut off', async () => {
+test('every outcome of an order is counted: good, refused with and without Retry-After, queued, cut off', async () => {
   const step = await stepAgainst((n, response) => {
     switch (n % 5) {
       case 0:
@@ -111,12 +111,12 @@ test('a backlog that is worked off after the last order was due is good, and no 
   expect(report.goodDuring).toBe(0)
 })
 
-test('an answer that tells of another order stops the measurement', async () => {
+test('an answer with the result of another order stops the measurement', async () => {
   const step = await stepAgainst((n, response) => send(response, 200, done(n + 1)))
   await expect(step.run()).rejects.toThrow('another order')
 })
 
-test('effects are held against what the clients were told', async () => {
+test('effects are compared with the answers that the clients got', async () => {
   const step = await stepAgainst((n, response) => {
     if (n % 3 === 0) send(response, 200, done(n))
     else if (n % 3 === 1) send(response, 202, '{}')

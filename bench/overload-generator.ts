@@ -77,13 +77,13 @@ export class Step {
   compare(done: Uint8Array): EffectsReport {
     const report = { lostDone: 0, queuedUndone: 0, queued: 0, doneTwice: 0, wasted: 0 }
     for (let i = 0; i < this.count; i++) {
-      const told = this.#outcomes[i]
+      const result = this.#outcomes[i]
       const times = done[i] ?? 0
       if (times > 1) report.doneTwice++
-      if (told === 202) report.queued++
-      if ((told === 200 || told === 201) && times === 0) report.lostDone++
-      else if (told === 202 && times === 0) report.queuedUndone++
-      else if (times > 0 && told !== 200 && told !== 201 && told !== 202) report.wasted++
+      if (result === 202) report.queued++
+      if ((result === 200 || result === 201) && times === 0) report.lostDone++
+      else if (result === 202 && times === 0) report.queuedUndone++
+      else if (times > 0 && result !== 200 && result !== 201 && result !== 202) report.wasted++
     }
     return report
   }
@@ -112,7 +112,7 @@ export class Step {
     connection.send(index, this.#orderRequest(this.#request.first + index))
   }
 
-  /** Some at a time: whoever finds the door's listening queue full tries again only a second later. */
+  /** Some at a time: a connection that finds the door's listen queue full is retried only after a second. */
   async #openFirst(): Promise<void> {
     while (this.#free.length < connectionsAtOnce) {
       const opening = Array.from({ length: connectingAtOnce }, () => this.#connect())
@@ -163,11 +163,11 @@ export class Step {
     this.#end(index, isRight ? status : outcome.wrongResult)
   }
 
-  #end(index: number, told: number): void {
+  #end(index: number, result: number): void {
     const took = performance.now() - this.#startedAt - (this.#dueAt[index] ?? 0)
     this.#tookMs[index] = took
     // An answer between two sweeps, but after the deadline, came for nobody.
-    this.#outcomes[index] = took > deadlineMs ? outcome.timedOut : told
+    this.#outcomes[index] = took > deadlineMs ? outcome.timedOut : result
     this.#under[index] = undefined
     this.#unanswered--
     this.#endIfAnswered()
@@ -177,7 +177,7 @@ export class Step {
     if (this.#next >= this.count && this.#unanswered === 0) this.#finished?.()
   }
 
-  /** Orders are due in order, so the oldest unanswered one tells whether there is anything to do. */
+  /** Orders are due in order, so it is enough to look at the oldest unanswered ones. */
   #giveUpLate(): void {
     const late = performance.now() - this.#startedAt - deadlineMs
     for (; this.#oldest < this.#next && (this.#dueAt[this.#oldest] ?? 0) < late; this.#oldest++) {
@@ -190,15 +190,16 @@ export class Step {
   }
 
   #report(cores: number): StepReport {
-    const count = (wanted: number): number => this.#outcomes.reduce((sum, told) => sum + (told === wanted ? 1 : 0), 0)
-    const spread = (values: Float64Array, isWanted: (told: number) => boolean): Spread =>
+    const count = (wanted: number): number =>
+      this.#outcomes.reduce((sum, result) => sum + (result === wanted ? 1 : 0), 0)
+    const spread = (values: Float64Array, isWanted: (result: number) => boolean): Spread =>
       spreadOf(values.filter((_, index) => isWanted(this.#outcomes[index] ?? 0)))
     const byStatus: Record<string, number> = {}
-    for (const told of this.#outcomes) if (told >= 100) byStatus[told] = (byStatus[told] ?? 0) + 1
+    for (const result of this.#outcomes) if (result >= 100) byStatus[result] = (byStatus[result] ?? 0) + 1
     const wrong = count(outcome.wrongResult)
-    if (wrong > 0) throw new Error(`${wrong} answers told the result of another order`)
+    if (wrong > 0) throw new Error(`${wrong} answers had the result of another order`)
     const noConnection = count(outcome.noConnection)
-    const isGood = (told: number): boolean => told === 200 || told === 201
+    const isGood = (result: number): boolean => result === 200 || result === 201
     const goodMs = spread(this.#tookMs, isGood)
     const endsAt = this.#request.seconds * 1_000
     const goodDuring = this.#dueAt.filter(
@@ -207,13 +208,13 @@ export class Step {
     return {
       due: this.count,
       sent: this.count - noConnection,
-      lagMs: spread(this.#lagMs, (told) => told !== outcome.noConnection),
+      lagMs: spread(this.#lagMs, (result) => result !== outcome.noConnection),
       cores,
       good: goodMs.count,
       goodDuring,
       goodMs,
       byStatus,
-      refusedMs: spread(this.#tookMs, (told) => told >= 300),
+      refusedMs: spread(this.#tookMs, (result) => result >= 300),
       withoutRetryAfter: this.#withoutRetryAfter,
       retryAfterSeconds: spreadOf(Float64Array.from(this.#retryAfter)),
       timedOut: count(outcome.timedOut),

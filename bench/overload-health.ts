@@ -24,7 +24,7 @@ export interface Watched {
   readonly cores: number
 }
 
-/** One look at the door's health; null when it does not tell within the deadline. */
+/** One look at the door's health; null if it does not answer within the deadline. */
 export function askHealth(origin: string, agent?: Agent): Promise<Health | null> {
   return new Promise((resolve) => {
     const request = get(`${origin}/health`, { ...(agent && { agent }), timeout: deadlineMs }, (response) => {

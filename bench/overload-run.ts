@@ -107,7 +107,7 @@ class Scene {
     return listener
   }
 
-  /** The open door, or the same program anew when it has died of an earlier step. */
+  /** The open door, or the same program restarted if an earlier step killed it. */
   async alive(door: Door): Promise<{ origin: string; restarted: boolean }> {
     const opened = this.#opened.get(door.name)
     if (opened !== undefined && (await askHealth(opened.origin)) !== null) {
@@ -143,7 +143,7 @@ class Scene {
     return url
   }
 
-  /** Also begins the count of late answers anew. */
+  /** Also resets the late-answer counter. */
   async #state(): Promise<DownstreamState> {
     return (await ask(`${this.#downstream.origin}/state`)) as DownstreamState
   }

@@ -66,7 +66,7 @@ test('each target is missed by what it is about, and by nothing else', () => {
   expect(all(step(5_000, { p99: 81 }))).toEqual(['p99 of good answers, of that at 0.5 ×'])
   expect(all(step(5_000, { healthMs: 51 }))).toEqual(['health p99 at every step'])
   expect(all(step(5_000, { withoutRetryAfter: 1 }))).toEqual(['refusals without Retry-After'])
-  expect(all(step(5_000, { lost: 1 }))).toEqual(['told to be done or queued, and not done'])
+  expect(all(step(5_000, { lost: 1 }))).toEqual(['answered done or queued, and not done'])
   expect(all(step(5_000, { rssMb: [100, 111, 111, 111, 111, 111] }))).toEqual(['growth of RSS after the first step'])
 })
 
@@ -75,11 +75,11 @@ test('goodput below capacity is not held against a door, nor is one late garbage
   expect(missed([step(500), step(1_000, { rssMb: [100, 100, 150, 150, 100, 100] })])).toEqual([])
 })
 
-test('a door that answered nothing well has no latency to tell, and no point in the plots', () => {
+test('a door that answered nothing well has no latency to report, and no point in the plots', () => {
   const results = [step(500), step(5_000, { good: 0 })]
-  const told = figuresOf(results).filter(({ what }) => what.startsWith('5000/s'))
-  expect(told.find(({ what }) => what.endsWith('goodput'))?.value).toBe(0)
-  expect(told.some(({ what }) => what.includes('good answers'))).toBe(false)
+  const figures = figuresOf(results).filter(({ what }) => what.startsWith('5000/s'))
+  expect(figures.find(({ what }) => what.endsWith('goodput'))?.value).toBe(0)
+  expect(figures.some(({ what }) => what.includes('good answers'))).toBe(false)
   for (const { name, series } of plotsOf(results)) {
     expect(series[0]?.points.map(([x]) => x)).toEqual(name === 'overload-goodput' ? [500, 5_000] : [500])
   }

@@ -27,7 +27,7 @@ export function figuresOf(results: readonly StepResult[]): Figure[] {
     const queued = clients.byStatus['202'] ?? 0
     return [
       one('goodput', '/s', goodputPerSecond(result)),
-      // Nothing good came: there is no latency to tell.
+      // Without good answers there is no latency to report.
       ...(clients.good > 0
         ? [one('good answers, p50', 'ms', clients.goodMs.p50), one('good answers, p99', 'ms', clients.goodMs.p99)]
         : []),
@@ -43,7 +43,7 @@ export function figuresOf(results: readonly StepResult[]): Figure[] {
 
 /** Only what is worth a sentence: the generator kept its schedule unless it was later than an answer takes. */
 function offeredNote({ clients, ratePerSecond, restarted, health }: StepResult): string | undefined {
-  const told = [
+  const notes = [
     ...(clients.lagMs.p99 > generatorLateMs
       ? [
           `the generator was ${clients.lagMs.p99.toFixed(0)} ms late (p99) on ${clients.cores.toFixed(2)} cores, the door used ${health.cores.toFixed(2)}: this machine cannot offer ${ratePerSecond}/s evenly`,
@@ -52,7 +52,7 @@ function offeredNote({ clients, ratePerSecond, restarted, health }: StepResult):
     ...(clients.noConnection > 0 ? ['the rest found no connection'] : []),
     ...(restarted ? ['the door had died and was started again'] : []),
   ]
-  return told.length > 0 ? told.join('; ') : undefined
+  return notes.length > 0 ? notes.join('; ') : undefined
 }
 
 const generatorLateMs = 20
@@ -140,7 +140,7 @@ export function verdictsOf(results: readonly StepResult[], door: string): Verdic
     }),
     rssVerdict(door, lowest, later),
     verdict({
-      what: `overload, ${door}: told to be done or queued, and not done`,
+      what: `overload, ${door}: answered done or queued, and not done`,
       value: sum(({ effects }) => effects.lostDone + effects.queuedUndone),
       unit: 'orders',
       rule: 'at-most',

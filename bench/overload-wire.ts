@@ -1,6 +1,6 @@
-/** What the processes of the overload section tell each other, and the figures they share. */
+/** The messages between the processes of the overload section, and the figures they share. */
 
-/** The downstream works on so many at once, each for so long: 1,000 a second and not one more. */
+/** How many orders the downstream works on at once, and for how long each: at most 1,000 a second. */
 export const downstreamSlots = 20
 export const downstreamServiceMs = 20
 export const downstreamPerSecond = (downstreamSlots * 1_000) / downstreamServiceMs
@@ -64,11 +64,11 @@ export interface StepReport {
   readonly noConnection: number
 }
 
-/** What the downstream did, held against what the clients were told. */
+/** What the downstream did, compared with the answers that the clients got. */
 export interface EffectsReport {
-  /** Told to be done, and not done. */
+  /** Answered as done, but not done. */
   readonly lostDone: number
-  /** Told to be queued, and not done (yet). */
+  /** Answered as queued, but not done (yet). */
   readonly queuedUndone: number
   readonly queued: number
   readonly doneTwice: number

@@ -1,4 +1,4 @@
-/** What a process costs, as the operating system tells it. */
+/** CPU time and memory of a process, as the operating system reports them. */
 import { execFileSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { platform } from 'node:os'

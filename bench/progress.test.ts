@@ -13,7 +13,7 @@ describe('Progress', () => {
     return { progress, lines, pass: (seconds: number) => (now += seconds * 1_000) }
   }
 
-  it('tells what is over and what is left, of the current section and of those to come', () => {
+  it('shows the time spent and the time left, for the current section and the next ones', () => {
     const { progress, lines, pass } = started([
       { name: 'accept', seconds: 60 },
       { name: 'idle', seconds: 30 },

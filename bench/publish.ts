@@ -11,7 +11,7 @@ const page = path.join(root, 'docs/benchmarks.md')
 const pageDir = path.join(root, 'docs/benchmarks')
 const latest = path.join(pageDir, 'latest.json')
 
-/** The JSON file's path, as short as it can be told. */
+/** Returns the JSON file's path, relative to the current directory. */
 export async function writeResults(report: RunReport, out: string | null): Promise<string> {
   const dir = path.resolve(out ?? path.join(root, 'bench/results'))
   await mkdir(dir, { recursive: true })
@@ -21,7 +21,7 @@ export async function writeResults(report: RunReport, out: string | null): Promi
   return path.relative(process.cwd(), file)
 }
 
-/** Refreshes the page: the sections of this run, and what earlier runs told of the others. */
+/** Refreshes the page: the sections of this run, and the latest results of the others. */
 export async function publish(measured: readonly MeasuredSection[], names: readonly string[]): Promise<string> {
   const old = existsSync(latest) ? (JSON.parse(await readFile(latest, 'utf8')) as Published) : { sections: [] }
   const published = merge(old, measured, names)

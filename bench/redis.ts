@@ -1,9 +1,9 @@
 /**
- * A Redis that tells a write only after it is on the disk (`appendfsync always`): what a durable queue on Redis has to
+ * A Redis that confirms a write only after it is on the disk (`appendfsync always`): what a durable queue on Redis has to
  * run on, if it is to be compared with one on PostgreSQL.
  *
  * Found in this order: `REDIS_URL`, a redis-server on PATH or in /usr/sbin, Debian's packages unpacked into a cache
- * folder (needs apt-get and dpkg, not root). Else there is none, and the reason is told.
+ * folder (needs apt-get and dpkg, not root). Otherwise there is none, and the result gives the reason.
  */
 import { execFile, spawn } from 'node:child_process'
 import { once } from 'node:events'
@@ -172,7 +172,7 @@ async function connect(url: string, ended: () => boolean = () => false): Promise
   const until = performance.now() + startMsMax
   while (performance.now() < until && !ended()) {
     const redis = new Redis(url, { lazyConnect: true, retryStrategy: () => null })
-    // The refusal is told by `connect` too.
+    // `connect` rejects with the same error.
     redis.on('error', () => undefined)
     try {
       await redis.connect()

@@ -32,7 +32,7 @@ describe('figureRows', () => {
 })
 
 describe('verdictLine', () => {
-  it('tells in words what was wanted and what came of it', () => {
+  it('shows the target and the result in words', () => {
     const met = verdict({ what: 'over echo', value: 0.85, unit: '×', rule: 'at-least', target: 0.8 })
     const missed = verdict({ what: 'memory', value: 150, unit: 'MB', rule: 'at-most', target: 130, note: 'at start' })
     expect(verdictLine(met)).toBe('met    over echo: 0.85 ×, wanted at least 0.8 ×')

@@ -1,5 +1,5 @@
 /**
- * The benchmark's run: options, PostgreSQL, the sections one after the other, and what is told and written of them.
+ * The benchmark's run: options, PostgreSQL, the sections one after the other, and the report that is printed and written.
  * Whatever happens, an error, a timeout or Ctrl-C, no process and no temporary folder is left behind.
  */
 import { Children } from './children.js'
@@ -216,7 +216,7 @@ interface Interruption {
   /** Never resolves; rejects once. */
   readonly happened: Promise<never>
   interrupt(why: string, exitCode?: number): void
-  /** For whoever does not want to wait for what stops politely. Returns how to forget it. */
+  /** Runs `act` at a second signal, to skip the graceful stop. Returns a function that cancels it. */
   onSecond(act: () => void): () => void
   stopWatching(): void
 }
@@ -230,7 +230,7 @@ function watchSignals(): Interruption {
   const happened = new Promise<never>((_, reject) => {
     interrupt = (why, exitCode) => reject(new Interrupted(why, exitCode))
   })
-  // Whoever races with it handles it; between two sections nobody does.
+  // Each section handles the rejection itself; between two sections nothing does.
   happened.catch(() => undefined)
   const impatient = new Set<() => void>()
   let firstAt: number | undefined

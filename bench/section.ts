@@ -9,7 +9,7 @@ export interface BenchPostgres {
   /** A superuser's connection string to the server's `postgres` database. */
   readonly url: string
   readonly version: string
-  /** fsync, synchronous_commit, full_page_writes, shared_buffers, …: as the server itself tells them. */
+  /** fsync, synchronous_commit, full_page_writes, shared_buffers, …: as the server itself reports them. */
   readonly settings: Readonly<Record<string, string>>
   /** An empty database of its own; its connection string. */
   createDatabase(name: string): Promise<string>

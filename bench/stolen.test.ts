@@ -7,7 +7,7 @@ describe('stolen time', () => {
     expect(parseCpuTime(stat)).toEqual({ total: 1_000, stolen: 35 })
   })
 
-  it('is unknown where the system does not tell', () => {
+  it('is unknown if the system does not report it', () => {
     expect(parseCpuTime('cpu  1 2 3\n')).toBeNull()
     expect(parseCpuTime('')).toBeNull()
   })

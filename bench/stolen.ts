@@ -7,7 +7,7 @@ export interface CpuTime {
   readonly stolen: number
 }
 
-/** Of all cores, since the start; null where the system does not tell. */
+/** Of all cores, since the start; null if the system does not report it. */
 export function readCpuTime(): CpuTime | null {
   return platform() === 'linux' ? parseCpuTime(readFileSync('/proc/stat', 'utf8')) : null
 }
@@ -19,7 +19,7 @@ export function parseCpuTime(stat: string): CpuTime | null {
   return stolen === undefined ? null : { total: times.reduce((sum, time) => sum + time, 0), stolen }
 }
 
-/** Percent of the machine; null where it cannot be told. */
+/** Percent of the machine; null if unknown. */
 export function stolenPercent(before: CpuTime | null, after: CpuTime | null): number | null {
   if (before === null || after === null || after.total <= before.total) return null
   return Math.round((100 * (after.stolen - before.stolen)) / (after.total - before.total))

@@ -12,7 +12,7 @@ export type Breakage = (typeof breakages)[number]
 export const breakageMeanings: Readonly<Record<Breakage, string>> = {
   fence: 'a settlement counts though its lease is lost',
   lane: "a lane's operations are locked by several rows, not by one",
-  ack: 'the acceptance is told before it is committed',
+  ack: 'the acceptance is answered before it is committed',
   batch: 'messages are done with when their delivery is over, whatever was answered',
 }
 
@@ -43,7 +43,7 @@ export function breakStore(store: Store, breakage: Breakage | null): Store {
           const tx = await store.begin(30_000)
           const accepted = await store.acceptWithin(tx, items, context)
           setTimeout(() => {
-            // Whoever was answered cannot be told any more: that is what is broken here.
+            // The caller has its answer already, and the work is gone: this is the breakage.
             tx.commit().catch((fault: unknown) => console.error('the late commit failed', fault))
           }, commitLagMs)
           return accepted

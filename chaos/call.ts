@@ -67,7 +67,7 @@ function parsed(text: string): unknown {
   try {
     return JSON.parse(text)
   } catch {
-    // Not JSON: told as it is, for the checker to judge.
+    // Not JSON: recorded as it is, for the checker to judge.
     return text
   }
 }

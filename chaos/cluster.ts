@@ -171,7 +171,7 @@ async function aBackend(sentinel: pg.Client, pick: number): Promise<number> {
 }
 
 async function crash(url: string, whom: (sentinel: pg.Client) => Promise<number>) {
-  // Its own connection tells when the server is really gone; before that a probe would be answered by the old one.
+  // Its own connection shows when the server is really gone; before that a probe would be answered by the old one.
   const sentinel = new pg.Client({ connectionString: url, connectionTimeoutMillis: backMaxMs })
   const gone = new Promise<void>((resolve) => {
     sentinel.on('error', () => resolve())

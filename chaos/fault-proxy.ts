@@ -25,7 +25,7 @@ interface Link {
   near: Socket
   far: Socket | null
   silent: boolean
-  /** Silent for ever: nothing tells either side, not even a reset. */
+  /** Silent forever: neither side gets a signal, not even a reset. */
   forgotten: boolean
 }
 

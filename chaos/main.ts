@@ -1,4 +1,4 @@
-/** `npm run chaos`. See docs/chaos.md. */
+/** `npm run chaos`. See docs/guides/chaos.md. */
 import { rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'

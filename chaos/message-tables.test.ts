@@ -1,4 +1,4 @@
-/** What must hold of the tables of messages, and that each break of it is told. That the schema keeps to it, the runs show. */
+/** What must hold of the tables of messages, and that each break of it is reported. That the schema keeps to it, the runs show. */
 import { randomUUID } from 'node:crypto'
 import { workloadSql } from '@spillway/server/internal'
 import pg from 'pg'
@@ -87,8 +87,8 @@ describe('what holds', () => {
 
 const neither = 'messages: mail of push-1 has read 1 of 4, and is neither in line nor leased'
 
-describe('what is told', () => {
-  const breaks: readonly [what: string, place: 'line' | 'lease', told: readonly RegExp[], statement: string][] = [
+describe('what is reported', () => {
+  const breaks: readonly [what: string, place: 'line' | 'lease', reported: readonly RegExp[], statement: string][] = [
     ['something to read, in no place', 'line', [new RegExp(neither)], 'DELETE FROM mq_ready'],
     [
       'something to read, in two places',
@@ -124,10 +124,10 @@ describe('what is told', () => {
       `UPDATE mq_leases SET partitions = '{}'`,
     ],
   ]
-  it.each(breaks)('%s', async (_, place, told, statement) => {
+  it.each(breaks)('%s', async (_, place, reported, statement) => {
     await reads(1, place)
     await client.query(statement)
-    expect(await faults(messagesAuditSql(schema))).toEqual(told.map((pattern) => expect.stringMatching(pattern)))
+    expect(await faults(messagesAuditSql(schema))).toEqual(reported.map((pattern) => expect.stringMatching(pattern)))
   })
 
   it('at rest: a lease', async () => {
@@ -143,7 +143,7 @@ describe('what is told', () => {
     ])
   })
 
-  it('at rest: a message that was given up', async () => {
+  it('at rest: a message that ran out of attempts', async () => {
     await reads(4, null)
     await client.query(`INSERT INTO mq_dead (message_id, partition, seq, queue, partition_name, grp, transaction_id, sealed, payload, retry_count, is_letter, created_at, moved_at)
       SELECT id, partition, seq, '${queueName}', 'push-1', '${group}', transaction_id, sealed, payload, 0, false, clock(), clock() FROM mq_messages WHERE seq = 2`)

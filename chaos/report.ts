@@ -1,4 +1,4 @@
-/** What a run is told as: lines for people, JSON for machines. */
+/** The report of a run: lines for people, JSON for machines. */
 import { arch, cpus, platform, totalmem } from 'node:os'
 import type { Verdict } from './checker/check.js'
 import { type Finding, type Rule, rules } from './checker/finding.js'

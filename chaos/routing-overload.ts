@@ -94,7 +94,7 @@ async function playOne(
   { folder, clusterUrl, say }: { folder: string; clusterUrl: string; say(line: string): void },
 ): Promise<Played> {
   const { name } = scenario
-  // A database of its own: alerts of the one before would be told in this one.
+  // A database of its own: alerts of the one before would be reported in this one.
   const url = new URL(clusterUrl)
   url.pathname = `/routing_${name.replace(/\W/g, '_')}`
   const client = new pg.Client({ connectionString: clusterUrl })

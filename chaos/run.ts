@@ -127,7 +127,7 @@ async function runIn(folder: string, options: RunOptions, started: (() => Promis
   started.push(async () => {
     clearInterval(progress)
     faults.stop()
-    // Its faults were told where they were awaited.
+    // Its faults are reported where they are awaited.
     await faults.over.catch(() => undefined)
   })
   await Promise.all([faults.over, delay(options.forMsMin ?? 0)])
@@ -191,7 +191,7 @@ async function isNothingLeft(count: () => Promise<number>, withinMs: number): Pr
   }
 }
 
-/** What must hold of the messages at any moment is asked for all the time; what was found once is told once. */
+/** What must hold of the messages at any moment is asked for all the time; each finding is reported once. */
 function watchMessages(cluster: Cluster): { end(): Promise<string[]> } {
   const found = new Set<string>()
   const ended = new AbortController()

@@ -96,7 +96,7 @@ async function inPostgres(stage: Stage): Promise<Played[]> {
     await struck(stage, fleet, 'postgres: worker paused', () => pausedPastLease(fleet, 'worker')),
     await struck(stage, fleet, 'postgres: worker stopped', async (release) => {
       const code = await stopped(fleet, 'worker', release)
-      if (code !== 0) throw new Error(`a worker that was told to stop ended with ${code}`)
+      if (code !== 0) throw new Error(`a worker that was asked to stop ended with ${code}`)
     }),
     await struck(stage, fleet, 'postgres: PostgreSQL', async () => {
       await stage.cluster.crash('postgres', 0)
@@ -132,13 +132,15 @@ async function atRandom(stage: Stage): Promise<Played[]> {
   return withFleet(stage, 'random', { roles: ['all', 'all'], env }, async (fleet) => {
     stage.say(`${name}: ${clients} clients`)
     const seen = await churn(fleet, { clients, width: 60, users: 20, crashes: 10, seed: stage.seed })
-    const { told: _told, directAtOnce, ...counts } = seen
+    const { transcripts: _transcripts, directAtOnce, ...counts } = seen
     const findings = await settled(fleet)
     for (const [user, most] of directAtOnce) {
       if (most > perUser) findings.push(`${user} had ${most} at once on the direct path`)
     }
     if (fleet.upstream.counts.open > 0) findings.push(`the upstream still has ${fleet.upstream.counts.open} open`)
-    return [told(stage, { name, figures: { ...counts, directAtOnce: Math.max(...directAtOnce.values()) }, findings })]
+    return [
+      reported(stage, { name, figures: { ...counts, directAtOnce: Math.max(...directAtOnce.values()) }, findings }),
+    ]
   })
 }
 
@@ -151,7 +153,7 @@ async function oneAgainstMany(stage: Stage): Promise<Played[]> {
     if (figures.greedyBefore.max > stage.streams / 5) {
       findings.push(`one waited for ${figures.greedyBefore.max} of the greedy user's`)
     }
-    return [told(stage, { name, figures, findings })]
+    return [reported(stage, { name, figures, findings })]
   })
 }
 
@@ -171,10 +173,10 @@ async function struck(
   const seen = await wave(fleet, { name: marker, streams, users, tokens: 40, everyMs: 250, happens, patienceMs })
   const { all: _all, findings, ...figures } = seen
   if (seen.hit === 0) findings.push('none of the streams was under way when it happened')
-  return told(stage, { name, figures, findings })
+  return reported(stage, { name, figures, findings })
 }
 
-function told(stage: Stage, played: Played): Played {
+function reported(stage: Stage, played: Played): Played {
   stage.say(`  ${JSON.stringify(played.figures)}`)
   for (const finding of played.findings.slice(0, 20)) stage.say(`  FOUND ${finding}`)
   return played

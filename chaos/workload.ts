@@ -1,6 +1,6 @@
 /**
  * What is submitted, and what is to become of it: a pure function of the seed, the lane and the number. Clients, the
- * app's handlers, the sink and the checker all ask here, so that none of them has to be told by another.
+ * app's handlers, the sink and the checker all ask here, so that none of them needs to ask another.
  */
 import { chance, hash } from './random.js'
 
@@ -24,7 +24,7 @@ export const mediumOf: Readonly<Record<Route, 'table' | 'sink'>> = {
 }
 
 /**
- * Routes whose effect and completion are one commit when run at once: they may leave no ticket. Of a push it is told which:
+ * Routes whose effect and completion are one commit when run at once: they may leave no ticket. For a push it is known which:
  * it names an operation only when there is a ticket.
  */
 export const ticketless: ReadonlySet<Route> = new Set(['apply', 'rated', 'petition'])
@@ -102,7 +102,7 @@ export interface Behaviour {
 /** Retries never run out: what a crash is charged with must not end what is expected to be done. */
 export const retriesMax = 100
 
-/** An attempt that lasts longer is given up: only one whose connection is silent does. */
+/** An attempt that lasts longer is aborted: only a silent connection takes that long. */
 export const attemptMaxMs = 5_000
 
 export interface Temper {

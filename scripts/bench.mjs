@@ -47,5 +47,5 @@ async function start() {
 }
 
 const prepared = await prepare()
-// A section that was given up may still hold timers and sockets: what was to be closed is closed by now.
+// A section that timed out may still hold timers and sockets: everything else is closed by now.
 process.exit(prepared === 0 ? await start() : prepared)

@@ -1,4 +1,4 @@
-/** `npm run chaos`: brings the build up to date, then runs the fault harness. See docs/chaos.md. */
+/** `npm run chaos`: brings the build up to date, then runs the fault harness. See docs/guides/chaos.md. */
 import { spawn } from 'node:child_process'
 import path from 'node:path'
 import { build, root } from './build.mjs'

@@ -1,5 +1,5 @@
 /**
- * `npm run check`: everything but the tests. One line for each step, in a fixed order; what a failed step said stands
+ * `npm run check`: everything but the tests. One line for each step, in a fixed order; the output of a failed step is
  * below its line. Exits with 1 if any failed.
  */
 import { spawn } from 'node:child_process'
@@ -29,6 +29,8 @@ const steps = [
   { name: 'room imports', args: script('check-rooms.mjs') },
   { name: 'file rules', args: script('check-files.mjs') },
   { name: 'codes and docs', args: script('check-codes.mjs') },
+  { name: 'settings and docs', args: [...script('generate-docs.mjs'), '--check'], afterBuild: true },
+  { name: 'walk of a request', args: script('walk.mjs'), afterBuild: true },
   { name: 'dead code', args: [bin('knip/bin/knip.js'), '--no-progress'] },
   ...packages.map((dir) => ({
     name: `exports of ${dir}`,

@@ -1,4 +1,4 @@
-/** The problem codes as the source declares them and as docs/errors.md tells them. */
+/** The problem codes as the source declares them and as docs/reference/errors.md documents them. */
 
 /** `{ code: { status, title } }` from packages/protocol/src/wire/codes.ts. */
 export function declaredCodes(source) {
@@ -27,11 +27,11 @@ export function codeFaults(declared, documented) {
   const faults = []
   if (Object.keys(declared).length === 0) faults.push('no codes found in the source')
   for (const [code, { status, title }] of Object.entries(declared)) {
-    const told = documented[code]
-    if (!told) faults.push(`${code} is not documented`)
-    else if (told.status !== status || told.title !== title) {
-      faults.push(`${code} is documented as ${told.status} "${told.title}", but is ${status} "${title}"`)
-    } else if (!told.meaning || !told.remedy) faults.push(`${code} lacks its meaning or what to do`)
+    const entry = documented[code]
+    if (!entry) faults.push(`${code} is not documented`)
+    else if (entry.status !== status || entry.title !== title) {
+      faults.push(`${code} is documented as ${entry.status} "${entry.title}", but is ${status} "${title}"`)
+    } else if (!entry.meaning || !entry.remedy) faults.push(`${code} lacks its meaning or what to do`)
   }
   for (const code of Object.keys(documented)) {
     if (!declared[code]) faults.push(`${code} is documented but does not exist`)

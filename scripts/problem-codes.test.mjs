@@ -20,7 +20,7 @@ describe('codes against docs', () => {
     })
   })
 
-  it('is content when both tell the same', () => {
+  it('finds nothing when both say the same', () => {
     expect(faults(notFound, halted)).toEqual([])
   })
 

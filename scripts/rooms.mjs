@@ -7,25 +7,32 @@ import path from 'node:path'
 /** A driver (or framework) and the only rooms that may touch it, types included. */
 const confined = [
   { packages: /^pg(\/|$|-)/, to: ['store'] },
-  { packages: /^(fastify$|fastify\/|fastify-plugin|@fastify\/)/, to: ['http'] },
+  {
+    packages: /^(fastify$|fastify\/|fastify-plugin|@fastify\/)/,
+    to: ['http', 'app', 'openapi', 'request-state', 'allowed-methods', 'auth'],
+  },
   { packages: /^ioredis(\/|$)/, to: ['brokers'] },
   { packages: /^@nats-io\//, to: ['brokers'] },
-  { packages: /^cac(\/|$)/, to: ['cli'] },
-  { packages: /^@spillway\/embedded-postgres(\/|$)/, to: ['store', 'http', 'cli'] },
+  { packages: /^commander(\/|$)/, to: ['cli'] },
+  { packages: /^@spillway\/embedded-postgres(\/|$)/, to: ['store', 'serve', 'cli'] },
 ]
-const drivers = /^(pg|fastify|undici|ioredis|cac)(\/|$)|^(pg-|@fastify\/|@nats-io\/)/
+const drivers = /^(pg|fastify|undici|ioredis|commander)(\/|$)|^(pg-|@fastify\/|@nats-io\/)/
 
 const core = { neverRooms: ['http'], neverPackages: drivers }
-const outer = ['http', 'workloads', 'brokers', 'cli']
+const outer = ['app', 'serve', 'auth', 'traffic', 'workloads', 'brokers', 'cli']
+/** What is between the socket and a workload. */
+const front = { neverRooms: ['cli', 'serve', 'workloads', 'brokers'] }
 
 /**
  * Rooms of the packages that have them. `neverRooms`, `neverPackages` forbid; `onlyRooms`, `onlyPackages` allow nothing else;
- * `typesFrom` are rooms of which only types may be taken; `apart`: its folders do not know each other. A room always sees itself.
+ * `except` are files that may be imported all the same; `typesFrom` are rooms of which only types may be taken; `apart`: its
+ * folders do not know each other. A room always sees itself.
  * 'index' and 'workload' are the surface files of the library.
  */
 const rooms = {
   spillway: {
     core,
+    time: { onlyRooms: [], onlyPackages: /^$/ },
     intake: { neverPackages: drivers },
     accept: core,
     work: core,
@@ -47,11 +54,32 @@ const rooms = {
     version: { onlyRooms: [] },
   },
   server: {
-    config: { neverRooms: outer },
-    telemetry: { neverRooms: outer },
-    brokers: { neverRooms: ['http', 'workloads', 'cli'] },
-    http: { neverRooms: ['cli'] },
-    workloads: { onlyRooms: ['http', 'brokers'], typesFrom: ['telemetry'], apart: true },
+    config: { neverRooms: outer, except: /^workloads\/[\w-]+\/settings\.js$/ },
+    prometheus: { neverRooms: outer },
+    logs: { neverRooms: outer },
+    brokers: { neverRooms: outer },
+    auth: { onlyRooms: ['config'] },
+    traffic: { onlyRooms: [] },
+    app: front,
+    'request-state': front,
+    'allowed-methods': front,
+    'short-path': front,
+    health: front,
+    openapi: front,
+    landing: front,
+    demo: front,
+    workload: {
+      onlyRooms: [],
+      typesFrom: ['config', 'health', 'logs', 'traffic'],
+    },
+    workloads: {
+      onlyRooms: ['auth', 'traffic', 'brokers', 'time'],
+      typesFrom: ['app', 'config', 'health', 'workload'],
+      apart: true,
+    },
+    'workload-list': { onlyRooms: ['workloads'], typesFrom: ['workload'] },
+    serve: { neverRooms: ['cli'] },
+    time: { onlyRooms: [] },
     internal: {},
     version: { onlyRooms: [] },
     cli: {},
@@ -124,7 +152,7 @@ const isTest = (file) => /\.test\.m?ts$/.test(file)
 
 function roomOf(inSource) {
   const [first, ...rest] = inSource.split('/')
-  return rest.length > 0 ? first : first.replace(/\.m?[jt]s$/, '')
+  return rest.length > 0 ? first : first.replace(/(\.test)?\.m?[jt]s$/, '')
 }
 
 function roomFault({ rule, room, inSource, target, typeOnly }) {
@@ -133,6 +161,7 @@ function roomFault({ rule, room, inSource, target, typeOnly }) {
     const sibling = rule.apart && target.split('/')[1] !== inSource.split('/')[1]
     return sibling ? `${inSource.split('/').slice(0, 2).join('/')} may not import a neighbour` : undefined
   }
+  if (rule.except?.test(target)) return undefined
   if (rule.typesFrom?.includes(targetRoom))
     return typeOnly ? undefined : `${room} may take only types from ${targetRoom}`
   if (rule.onlyRooms && !rule.onlyRooms.includes(targetRoom)) return `${room} may not import from ${targetRoom}`

@@ -53,7 +53,7 @@ describe('reading imports', () => {
     expect(importsOf(source)).toEqual([{ specifier: './b.js', typeOnly: false, line: 2 }])
   })
 
-  it('tells a default import named type from a type-only one', () => {
+  it('distinguishes a default import named type from a type-only one', () => {
     expect(importsOf("import type from './a.js'")[0]?.typeOnly).toBe(false)
   })
 })
@@ -97,15 +97,16 @@ describe('rooms: wrong imports', () => {
     [`${server}/workloads/petitions/x.ts`, "import type { FastifyRequest } from 'fastify'"],
     [`${server}/workloads/petitions/x.ts`, "import pg from 'pg'"],
     [`${server}/workloads/petitions/x.ts`, "import { x } from '../../config/x.js'"],
-    [`${server}/workloads/petitions/x.ts`, "import { x } from '../../telemetry/x.js'"],
+    [`${server}/workloads/petitions/x.ts`, "import { x } from '../../prometheus/x.js'"],
     [`${server}/workloads/petitions/x.ts`, "import { x } from '../messages/x.js'"],
     [`${server}/workloads/petitions/x.ts`, "import { x } from '../../../../spillway/src/core/x.js'"],
     [`${server}/workloads/petitions/x.ts`, "import { x } from 'spillway'"],
-    [`${server}/http/x.ts`, "import Redis from 'ioredis'"],
-    [`${server}/http/x.ts`, "import { x } from '../cli/x.js'"],
-    [`${server}/http/x.ts`, "export const port = process['env'].PORT"],
-    [`${server}/http/x.ts`, 'const { env } = process'],
-    [`${server}/http/x.ts`, "import { env } from 'node:process'"],
+    [`${server}/config/x.ts`, "import { x } from '../workloads/petitions/x.js'"],
+    [`${server}/traffic/x.ts`, "import Redis from 'ioredis'"],
+    [`${server}/auth/x.ts`, "import { x } from '../cli/x.js'"],
+    [`${server}/traffic/x.ts`, "export const port = process['env'].PORT"],
+    [`${server}/traffic/x.ts`, 'const { env } = process'],
+    [`${server}/traffic/x.ts`, "import { env } from 'node:process'"],
     [`${server}/cli/serve.ts`, 'export const env = process.env'],
   ])('%s: %s', (file, source) => {
     expect(messages(file, source)).toHaveLength(1)
@@ -154,17 +155,18 @@ describe('rooms: right imports', () => {
     ['packages/embedded-postgres/src/programs.ts', 'export const path = process.env.PATH'],
     ['packages/spillway/src/store/x.ts', "const x = await import('@spillway/embedded-postgres')"],
     ['packages/client/src/x.ts', "import { x } from '@spillway/protocol/wire'"],
-    [`${server}/http/server.ts`, "import fastify from 'fastify'\nimport swagger from '@fastify/swagger'"],
+    [`${server}/app.ts`, "import fastify from 'fastify'\nimport swagger from '@fastify/swagger'"],
     [
       `${server}/workloads/petitions/x.ts`,
-      "import { rate } from 'spillway/workload'\nimport type { App } from '../../http/app.js'",
+      "import { rate } from 'spillway/workload'\nimport type { App } from '../../app.js'",
     ],
     [`${server}/workloads/petitions/x.ts`, "import { y } from './y.js'\nimport { Type } from 'typebox'"],
-    [`${server}/workloads/routing/x.ts`, "import type { RoutingMetrics } from '../../telemetry/routing-metrics.js'"],
+    [`${server}/workloads/routing/x.ts`, "import type { CheckState } from '../../health.js'"],
+    [`${server}/config/x.ts`, "import { x } from '../workloads/petitions/settings.js'"],
     [`${server}/brokers/redis/x.ts`, "import { Redis } from 'ioredis'"],
     [`${server}/config/x.ts`, 'export const env = process.env'],
     [`${server}/cli/main.ts`, 'run(process.argv, process.env)'],
-    [`${server}/cli/main.ts`, "import { cac } from 'cac'\nimport { x } from '../http/x.js'"],
+    [`${server}/cli/main.ts`, "import { Command } from 'commander'\nimport { x } from '../auth/x.js'"],
     [`${server}/version.ts`, "import manifest from '../package.json' with { type: 'json' }"],
     ['packages/server/test/wire/x.test.ts', "import { x } from '../../../spillway/test/setup/database.js'"],
   ])('%s: %s', (file, source) => {

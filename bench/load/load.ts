@@ -1,4 +1,4 @@
-/** Closed-loop load: so many connections, each with one request under way, as fast as answers come. */
+/** Closed-loop load: each connection sends its next request as soon as the answer to the last one arrives. */
 
 export interface Load {
   /** `http://127.0.0.1:1234`. */

@@ -6,7 +6,7 @@ export const targetOf = (origin: string): string => `${origin}/demo/echo`
 
 let loads = 0
 
-/** Tells the requests of one load from those of all others, also of an earlier run on the same database. */
+/** Unique for each load, also among earlier runs on the same database. */
 export function uniquePrefix(): string {
   loads += 1
   return `${process.pid.toString(36)}${Date.now().toString(36)}x${loads.toString(36).padStart(3, '0')}`

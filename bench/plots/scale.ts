@@ -2,7 +2,7 @@
 
 export interface Scale {
   readonly ticks: readonly number[]
-  /** Where a value stands between the ends: 0 to 1. */
+  /** The position of a value between the ends: 0 to 1. */
   at(value: number): number
 }
 

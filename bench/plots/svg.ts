@@ -10,7 +10,7 @@ const titleSize = 17
 const textSize = 13
 const lineHeight = 1.35
 
-/** Told apart by people who see few colours too (Okabe and Ito's set, without the yellow that vanishes on white). */
+/** Also distinct for people with colour blindness (Okabe and Ito's set, without the yellow that vanishes on white). */
 const colours = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#56b4e9', '#e69f00', '#8c6bb1', '#7f7f7f']
 /** In a plot of bars colour says one thing only: which are ours. */
 const ownBar = '#0072b2'

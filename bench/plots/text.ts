@@ -8,7 +8,7 @@ export const textWidth = (text: string, fontSize: number): number => text.length
 export const escapeXml = (text: string): string =>
   text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;').replaceAll('"', '&quot;')
 
-/** Lines no wider than that, broken between words; a word that is too wide stands alone. */
+/** Lines no wider than that, broken between words; a word that is too wide gets its own line. */
 export function wrapText(text: string, width: number, fontSize: number): string[] {
   const lines: string[] = []
   let line = ''

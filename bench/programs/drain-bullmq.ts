@@ -1,6 +1,6 @@
 /** Drains with BullMQ on the Redis of `url`. Settings: `concurrency`. */
 import { Queue, Worker } from 'bullmq'
-import { DrainCount, jobOf, preload, readTask, tell } from './drain-count.js'
+import { DrainCount, jobOf, preload, printReport, readTask } from './drain-count.js'
 
 const task = readTask()
 const settings = task.settings as unknown as { concurrency: number }
@@ -16,7 +16,7 @@ if (task.stage === 'preload') {
     await queue.addBulk(numbers.map((n) => ({ name: 'noop', data: jobOf(n) })))
   })
   await queue.close()
-  tell('preloaded', preloaded)
+  printReport('preloaded', preloaded)
 } else {
   count.started()
   const worker = new Worker('drain', async (job) => count.ran(job.data.n), {
@@ -30,5 +30,5 @@ if (task.stage === 'preload') {
   })
   await worker.close()
   await queue.close()
-  tell('drained', drained)
+  printReport('drained', drained)
 }

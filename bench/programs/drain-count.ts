@@ -1,7 +1,7 @@
 /**
- * What the drain programs share: what they are asked, how they count, what they tell.
+ * What the drain programs share: the task, the counting and the report.
  *
- * Jobs are numbered. Number n belongs to lane n mod lanes, so that the number alone tells its lane and its place in it:
+ * Jobs are numbered. Number n belongs to lane n mod lanes, so that the number alone gives its lane and its place in it:
  * a handler that sees each number once, and in each lane in steps of `lanes`, has run everything once and in order.
  */
 import { setTimeout as delay } from 'node:timers/promises'
@@ -17,7 +17,7 @@ export interface DrainTask {
   readonly lanes: number
   /** How the peer is set up; each program says what it takes. */
   readonly settings: Readonly<Record<string, unknown>>
-  /** Stop after so many, with the rest still pending; 0: drain all. */
+  /** Stop after this many jobs, with the rest still pending; 0: drain all. */
   readonly stopAfter: number
 }
 
@@ -48,7 +48,7 @@ export interface Drained {
   readonly cpuSeconds: number
 }
 
-/** A worker that cannot drain in this time is told by how far it came. */
+/** A worker that cannot drain all jobs in this time is measured by the jobs it has run. */
 const limitMs = 40_000
 const warmUpShare = 0.1
 
@@ -65,8 +65,8 @@ export const jobOf = (n: number): Job => ({ n, text: paddingText })
 export const readTask = (): DrainTask => JSON.parse(env('DRAIN_TASK')) as DrainTask
 
 /** The last thing a program does, after it has closed what it opened: then it may be stopped. */
-export function tell(what: 'preloaded' | 'drained', told: Preloaded | Drained): void {
-  process.stdout.write(`${what} ${JSON.stringify(told)}\n`)
+export function printReport(what: 'preloaded' | 'drained', report: Preloaded | Drained): void {
+  process.stdout.write(`${what} ${JSON.stringify(report)}\n`)
 }
 
 /** Hands over all jobs in portions. */
@@ -149,7 +149,7 @@ export class DrainCount {
   }
 
   /**
-   * Waits for the last handler call, then for `settled` (where a worker can say that it has told the store), and then
+   * Waits for the last handler call, then for `settled` (if a worker can say that the store has its results), and then
    * asks `isEmpty` until the store has nothing unfinished. What was empty was so when it was asked: asking is not timed.
    */
   async finish(isEmpty: () => Promise<boolean>, settled?: () => Promise<void>): Promise<Drained> {

@@ -3,7 +3,7 @@
  * (-1: none), `completeJobBatchDelay` and `failJobBatchDelay` (-1: not batched).
  */
 import { Logger, makeWorkerUtils, run } from 'graphile-worker'
-import { asking, DrainCount, type Job, jobOf, preload, readTask, tell } from './drain-count.js'
+import { asking, DrainCount, type Job, jobOf, preload, printReport, readTask } from './drain-count.js'
 
 interface Settings {
   concurrentJobs: number
@@ -27,7 +27,7 @@ if (task.stage === 'preload') {
     await utils.addJobs(numbers.map((n) => ({ identifier: 'noop', payload: jobOf(n) })))
   })
   await utils.release()
-  tell('preloaded', preloaded)
+  printReport('preloaded', preloaded)
 } else {
   const empty = await asking(task.url, 'NOT EXISTS (SELECT FROM graphile_worker._private_jobs)')
   count.started()
@@ -55,5 +55,5 @@ if (task.stage === 'preload') {
   const drained = await count.finish(empty.ask)
   await runner.stop()
   await empty.end()
-  tell('drained', drained)
+  printReport('drained', drained)
 }

@@ -3,7 +3,7 @@
  * for the queue).
  */
 import { PgBoss } from 'pg-boss'
-import { asking, DrainCount, type Job, jobOf, preload, readTask, tell } from './drain-count.js'
+import { asking, DrainCount, type Job, jobOf, preload, printReport, readTask } from './drain-count.js'
 
 interface Settings {
   batchSize: number
@@ -32,7 +32,7 @@ if (task.stage === 'preload') {
     )
   })
   await boss.stop()
-  tell('preloaded', preloaded)
+  printReport('preloaded', preloaded)
 } else {
   const empty = await asking(task.url, `NOT EXISTS (SELECT FROM pgboss.job WHERE state < 'completed')`)
   count.started()
@@ -53,5 +53,5 @@ if (task.stage === 'preload') {
   const drained = await count.finish(empty.ask, () => boss.offWork(queue))
   await boss.stop()
   await empty.end()
-  tell('drained', drained)
+  printReport('drained', drained)
 }

@@ -67,7 +67,7 @@ async function runStage(
     peer: true,
   })
   const pattern = stage === 'preload' ? /^preloaded (.+)$/ : /^drained (.+)$/
-  const [, told = ''] = await child.line(pattern, stage === 'preload' ? preloadMsMax : drainMsMax)
+  const [, report = ''] = await child.line(pattern, stage === 'preload' ? preloadMsMax : drainMsMax)
   await child.stop()
-  return JSON.parse(told) as Preloaded | Drained
+  return JSON.parse(report) as Preloaded | Drained
 }

@@ -4,7 +4,7 @@
  */
 import { createIntake, postgres } from 'spillway'
 import Type from 'typebox'
-import { asking, DrainCount, type Job, jobOf, preload, readTask, tell } from './drain-count.js'
+import { asking, DrainCount, type Job, jobOf, preload, printReport, readTask } from './drain-count.js'
 import { warnings } from './drain-log.js'
 
 const task = readTask()
@@ -27,7 +27,7 @@ if (task.stage === 'preload') {
     if (refused !== undefined) throw new Error(`not queued: ${JSON.stringify(refused)}`)
   })
   await intake.close()
-  tell('preloaded', preloaded)
+  printReport('preloaded', preloaded)
 } else {
   const empty = await asking(task.url, 'NOT EXISTS (SELECT FROM spillway.ops)')
   const intake = await createIntake({ store: postgres({ url: task.url }), log: warnings })
@@ -47,5 +47,5 @@ if (task.stage === 'preload') {
   const drained = await count.finish(empty.ask)
   await intake.close()
   await empty.end()
-  tell('drained', drained)
+  printReport('drained', drained)
 }

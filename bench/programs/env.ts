@@ -1,4 +1,4 @@
-/** What a section hands to its program. A name that is missing is the section's mistake, told as such. */
+/** What a section hands to its program. A missing name is a mistake of the section, and throws. */
 export function env(name: string): string {
   const value = process.env[name]
   if (value === undefined) throw new Error(`the environment variable ${name} is missing`)

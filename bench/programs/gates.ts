@@ -1,5 +1,6 @@
 /** Spillway's library in process, with and without the gates capacity and rate: what they cost, and whether they hold. */
-import { capacity, createIntake, type Definition, postgres, rate } from 'spillway'
+import { capacity, type Definition, postgres, rate } from 'spillway'
+import { openIntake } from 'spillway/workload'
 import Type from 'typebox'
 import { percentile } from '../statistics.js'
 import { env } from './env.js'
@@ -12,7 +13,7 @@ const waiting = 64
 const unreached = 100_000_000
 
 // Without workers what is accepted stays.
-const intake = await createIntake({ store: postgres({ url: env('DATABASE_URL'), log }), log, work: false })
+const intake = await openIntake({ store: postgres({ url: env('DATABASE_URL'), log }), log, work: false })
 const body = Type.Object({ user: Type.String(), text: Type.String() })
 type Submitted = Type.Static<typeof body>
 const define = (type: string, gates: Parameters<typeof intake.define>[1]['gates']): Definition<Submitted> =>
@@ -59,12 +60,12 @@ for (const [name, definition] of [
 
 /** The check before the body is read, timed for each request while 64 are waiting for their commit. */
 onMeasure(app, 'admit', async ({ seconds }) => {
-  const bound = intake.core.bound(gated)
+  const bound = intake.bound(gated)
   const tookMs: number[] = []
   await rowsIn(seconds, waiting, () => {
     const request = { identity: nextUser(), clientAddress: 'local' }
     const began = performance.now()
-    const refusal = intake.core.admit(bound, request)
+    const refusal = intake.pipeline.refuseEarly(bound, request)
     tookMs.push(performance.now() - began)
     if (refusal !== null) throw new Error('refused, far below the limit')
     return one(gated)
@@ -72,7 +73,7 @@ onMeasure(app, 'admit', async ({ seconds }) => {
   return { count: tookMs.length, p50Ms: percentile(tookMs, 0.5), p99Ms: percentile(tookMs, 0.99) }
 })
 
-/** So many tries by one user, 64 at once: how many were taken. */
+/** Tries of one user, 64 at once; returns how many were taken. */
 onMeasure(app, 'exact', async ({ count, key }) => {
   let tried = 0
   let taken = 0

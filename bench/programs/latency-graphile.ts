@@ -1,11 +1,11 @@
 /**
  * addJob → completed with graphile-worker in one process, woken by LISTEN/NOTIFY. Settings: `concurrentJobs`,
- * `maxPoolSize`. It does not tell when a completion is durable (`job:complete` is emitted before), so the statement that
+ * `maxPoolSize`. It does not report when a completion is durable (`job:complete` is emitted before), so the statement that
  * removes the job is watched on its way through the pool.
  */
 import { Logger, run } from 'graphile-worker'
 import pg from 'pg'
-import { OpenLoop, readTask, tell } from './latency-load.js'
+import { OpenLoop, printReport, readTask } from './latency-load.js'
 
 const task = readTask()
 const loop = new OpenLoop(task)
@@ -54,4 +54,4 @@ const report = await loop.run(async (n) => {
 })
 await runner.stop()
 await pool.end()
-tell(report)
+printReport(report)

@@ -3,7 +3,7 @@
  * queue (`Prefer: respond-async, wait=10`), answered when it is done. `url` is the server's origin.
  */
 import { Agent, request } from 'node:http'
-import { OpenLoop, readTask, tell } from './latency-load.js'
+import { OpenLoop, printReport, readTask } from './latency-load.js'
 
 const task = readTask()
 const loop = new OpenLoop(task)
@@ -45,4 +45,4 @@ function post(n: number): Promise<void> {
 
 const report = await loop.run(post)
 agent.destroy()
-tell(report)
+printReport(report)

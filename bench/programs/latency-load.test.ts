@@ -52,7 +52,7 @@ test('what is refused has no latency', async () => {
   expect(Number.isFinite(report.completed.max)).toBe(true)
 })
 
-test('a completion that is told twice is a fault', async () => {
+test('a completion that is reported twice is a fault', async () => {
   const loop = new OpenLoop(task())
   const running = loop.run(async (n) => {
     loop.completed(n)

@@ -41,7 +41,7 @@ export interface LatencyReport {
   readonly refused: number
   /** Milliseconds from the intended start until it was completed. */
   readonly completed: Spread
-  /** Until the handler had ended; null where it cannot be told apart. */
+  /** Until the handler had ended; null if it cannot be measured separately. */
   readonly ran: Spread | null
   /** How late the submissions were made. */
   readonly lateness: Spread
@@ -92,7 +92,7 @@ export class OpenLoop {
     this.#ran[n] ||= performance.now()
   }
 
-  /** It is completed for good. Being told twice is a fault of what is measured. */
+  /** Submission n is completed. A second call for the same n is a fault of the measured system. */
   completed(n: number): void {
     // A refusal may mean that nobody confirmed it; it was not taken for all its caller knows.
     if (Number.isNaN(this.#completed[n])) return
@@ -121,7 +121,7 @@ export class OpenLoop {
   }
 
   /** Makes all submissions, each without waiting for the others, and waits until all are completed. */
-  async run(submit: (n: number) => Promise<void>, onWarm: () => void = tellWarm): Promise<LatencyReport> {
+  async run(submit: (n: number) => Promise<void>, onWarm: () => void = printMeasuring): Promise<LatencyReport> {
     const finished = new Promise<void>((resolve, reject) => {
       this.#allEnded = resolve
       this.#fail = reject
@@ -202,11 +202,11 @@ export class OpenLoop {
 }
 
 /** From here on the section may look at the tables. */
-function tellWarm(): void {
+function printMeasuring(): void {
   process.stdout.write('measuring\n')
 }
 
-export function tell(report: LatencyReport): void {
+export function printReport(report: LatencyReport): void {
   process.stdout.write(`latency ${JSON.stringify(report)}\n`)
 }
 

@@ -1,10 +1,10 @@
 /**
  * send → handler's end with pg-boss in one process. Settings: `notify` (LISTEN/NOTIFY wakes the workers; else they poll
- * every half second, its least), `localConcurrency`. Completed is taken to be the handler's end: it tells no more, and
- * the difference is small beside its waits.
+ * every half second, its least), `localConcurrency`. Completed is taken to be the handler's end: pg-boss
+ * reports nothing later, and the difference is small beside its waits.
  */
 import { PgBoss } from 'pg-boss'
-import { OpenLoop, readTask, tell } from './latency-load.js'
+import { OpenLoop, printReport, readTask } from './latency-load.js'
 
 const task = readTask()
 const loop = new OpenLoop(task)
@@ -37,4 +37,4 @@ const report = await loop.run(async (n) => {
   if (id === null) throw new Error(`pg-boss did not take submission ${n}`)
 })
 await boss.stop()
-tell(report)
+printReport(report)

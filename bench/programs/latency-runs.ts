@@ -40,9 +40,9 @@ export async function measureLatency(
     peer: true,
   })
   await child.line(/^measuring$/, startMsMax + load.warmUpSeconds * 1_000)
-  const told = child.line(/^latency (.+)$/, load.seconds * 1_000 + endMsMax)
-  const tables = watches ? await watchTables(databaseUrl, told) : []
-  const [, text = ''] = await told
+  const reported = child.line(/^latency (.+)$/, load.seconds * 1_000 + endMsMax)
+  const tables = watches ? await watchTables(databaseUrl, reported) : []
+  const [, text = ''] = await reported
   await child.stop()
   await server?.stop()
   await context.postgres.dropDatabase(database)

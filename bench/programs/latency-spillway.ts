@@ -2,15 +2,16 @@
  * Accept → completed in one process: a library intake that accepts and works. Settings: `path`:
  *
  * - `queued`: `respondAsync`, so that every operation goes through the queue. Completed: the moment this process learns
- *   that the settling transaction has committed. The library tells it to its own waiters (`waiters.hint`), which costs
+ *   that the settling transaction has committed. The library notifies its own waiters (`waiters.hint`), which costs
  *   nothing; asking for each ticket would be a query more per operation.
  * - `waited`: the same with `waitMs`. Completed: `submit` answers with the result, as a caller sees it.
  * - `direct`: run at once. Completed: `submit` answers with the result, which it does after the commit.
  */
-import { createIntake, postgres } from 'spillway'
+import { postgres } from 'spillway'
+import { openIntake } from 'spillway/workload'
 import Type from 'typebox'
 import { warnings } from './drain-log.js'
-import { OpenLoop, readTask, tell } from './latency-load.js'
+import { OpenLoop, printReport, readTask } from './latency-load.js'
 
 const task = readTask()
 const loop = new OpenLoop(task)
@@ -18,7 +19,7 @@ const path = task.settings.path as 'queued' | 'waited' | 'direct'
 const waitMs = 10_000
 const askAfterMs = 1_000
 
-const intake = await createIntake({ store: postgres({ url: task.url }), log: warnings })
+const intake = await openIntake({ store: postgres({ url: task.url }), log: warnings })
 const numbers = new Map<string, number>()
 const noop = intake.define('latency.noop', {
   body: Type.Object({ n: Type.Number(), text: Type.String() }),
@@ -31,18 +32,18 @@ const noop = intake.define('latency.noop', {
 
 let asking: NodeJS.Timeout | undefined
 if (path === 'queued') {
-  const { waiters } = intake.core
+  const { waiters } = intake
   const hint = waiters.hint.bind(waiters)
   waiters.hint = (id) => {
     seen(id)
     hint(id)
   }
-  // Where the answer of a settlement is lost, nobody is told, and waiters find out by asking. So do we, more seldom:
-  // what is found like this was completed earlier.
+  // If the answer of a settlement is lost, there is no notification, and waiters have to poll. So do we, less often:
+  // operations found this way were completed earlier.
   asking = setInterval(async () => {
     const late = [...numbers].filter(([, n]) => loop.ageMs(n) > askAfterMs).map(([id]) => id)
     if (late.length === 0) return
-    const tickets = await intake.core.store.finished(late).catch((fault: unknown) => {
+    const tickets = await intake.store.finished(late).catch((fault: unknown) => {
       warnings.warn({ err: fault }, 'could not ask for what is late; asked again')
       return []
     })
@@ -73,4 +74,4 @@ const report = await loop.run(async (n) => {
 })
 clearInterval(asking)
 await intake.close()
-tell(report)
+printReport(report)

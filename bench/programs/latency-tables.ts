@@ -50,7 +50,7 @@ export async function watchTables(url: string, until: Promise<unknown>): Promise
 export function growth(points: readonly TablePoint[], of: (point: TablePoint) => number): number {
   const third = Math.floor(points.length / 3)
   const peak = (part: readonly TablePoint[]): number => Math.max(...part.map(of))
-  if (third === 0) throw new RangeError(`${points.length} samples are too few to tell whether something grows`)
+  if (third === 0) throw new RangeError(`${points.length} samples are too few to measure growth`)
   return peak(points.slice(-third)) / Math.max(1, peak(points.slice(-2 * third, -third)))
 }
 

@@ -13,7 +13,7 @@ export interface Rows {
 /** One unit of work; how many rows it stored. */
 export type Work = (worker: number) => Promise<number>
 
-/** So many loops at once, each beginning anew as soon as it is done, until the time is over. */
+/** Runs `loops` loops at once until the time is over; each starts its next unit as soon as the last one is done. */
 export async function rowsIn(seconds: number, loops: number, work: Work): Promise<Rows> {
   const began = performance.now()
   const end = began + seconds * 1_000
@@ -41,7 +41,7 @@ export async function rowsIn(seconds: number, loops: number, work: Work): Promis
 export interface Asked {
   readonly seconds: number
   readonly count: number
-  /** What the measurement is to be told apart by from those before it. */
+  /** Unique for each measurement. */
   readonly key: string
 }
 

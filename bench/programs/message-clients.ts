@@ -1,4 +1,4 @@
-/** The producers' and consumers' process. It is told over HTTP what to do, and answers with what became of it. */
+/** The producers' and consumers' process. It takes commands over HTTP and answers with the results. */
 import { createServer, type IncomingMessage } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { type Consumption, consume } from './message-consumers.js'
@@ -21,7 +21,7 @@ async function answer(request: IncomingMessage): Promise<object> {
 
 const server = createServer((request, response) => {
   answer(request).then(
-    (told) => response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(told)),
+    (result) => response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(result)),
     (fault: unknown) => {
       console.error(fault)
       response.writeHead(500).end(String(fault))

@@ -52,7 +52,7 @@ export class MessageConnection {
     await new Promise<void>((resolve, reject) => {
       socket.once('connect', resolve).once('error', reject)
     })
-    // Told by `close`, which follows.
+    // `close` follows, and reports the error.
     socket.on('error', () => undefined)
     socket.on('close', () => own.#lost())
     return own

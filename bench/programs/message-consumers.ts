@@ -18,7 +18,7 @@ export interface Taking {
 export interface Consumption extends Taking {
   /** Ends after so long… */
   readonly seconds?: number
-  /** …or when each group has seen so many since its queue was made. */
+  /** …or when each group has seen this many messages since its queue was created. */
   readonly each?: number
 }
 

@@ -39,7 +39,7 @@ export interface Flowed {
   readonly cores: number
 }
 
-/** Open before it begins; more are made when all are busy. Whoever finds none waits, and its time goes on. */
+/** Open before it begins; more are made when all are busy. A request that finds none waits, and the wait counts. */
 const connectionsAtOnce = 64
 const connectionsMax = 500
 const tickMs = 1

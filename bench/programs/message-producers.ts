@@ -12,13 +12,13 @@ export interface Production {
   readonly connections: number
   /** Ends after so long… */
   readonly seconds?: number
-  /** …or when so many requests are accepted: what is refused is sent again. */
+  /** …or when this many requests are accepted; refused ones are sent again. */
   readonly requests?: number
 }
 
 const refusedPauseMs = 200
 
-/** As wrk tells it (messages.lua). */
+/** The same figures as wrk reports (messages.lua). */
 export interface Produced {
   readonly answered: number
   /** Of them, those that were not 2xx. */

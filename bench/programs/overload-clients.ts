@@ -1,4 +1,4 @@
-/** The clients' process. It is told over HTTP what load to offer, and answers with what became of it. */
+/** The clients' process. It takes the load to offer over HTTP and answers with the results. */
 import { createServer, type IncomingMessage } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { Step } from '../overload-generator.js'
@@ -34,7 +34,7 @@ async function answer(request: IncomingMessage): Promise<unknown> {
 
 const server = createServer((request, response) => {
   answer(request).then(
-    (told) => response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(told)),
+    (result) => response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(result)),
     (fault: unknown) => {
       console.error(fault)
       response.writeHead(500).end(String(fault))

@@ -84,14 +84,14 @@ function fulfil(request: IncomingMessage, response: ServerResponse): void {
   })
 }
 
-function tellState(response: ServerResponse): void {
+function sendState(response: ServerResponse): void {
   const state: DownstreamState = { inFlight: planned.length - next, done, lateMs: spreadOf(Float64Array.from(lateMs)) }
   lateMs = []
   response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(state))
 }
 
 /** How often each order was done, a byte each. */
-function tellDone(url: URL, response: ServerResponse): void {
+function sendDone(url: URL, response: ServerResponse): void {
   const from = Number(url.searchParams.get('first')) - firstNumber
   const bytes = doneTimes.subarray(from, from + Number(url.searchParams.get('count')))
   response.writeHead(200, { 'content-type': 'application/octet-stream' }).end(bytes)
@@ -103,9 +103,9 @@ const server = createServer((request, response) => {
     case 'POST /fulfil':
       return fulfil(request, response)
     case 'GET /state':
-      return tellState(response)
+      return sendState(response)
     case 'GET /done':
-      return tellDone(url, response)
+      return sendDone(url, response)
     default:
       response.writeHead(404).end()
   }

@@ -1,4 +1,4 @@
-/** The submitters' process. It is told over HTTP what load to offer, and answers with what became of it. */
+/** The submitters' process. It takes the load to offer over HTTP and answers with the results. */
 import { createServer, type IncomingMessage } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { type Offer, Offering } from './petition-offer.js'
@@ -13,7 +13,7 @@ const server = createServer((request, response) => {
   offerOf(request)
     .then((offer) => new Offering(offer).run())
     .then(
-      (told) => response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(told)),
+      (result) => response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(result)),
       (fault: unknown) => {
         console.error(fault)
         response.writeHead(500).end(String(fault))

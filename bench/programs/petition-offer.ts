@@ -14,7 +14,7 @@ export interface Offer {
   readonly port: number
   /** Open before it begins. */
   readonly connections: number
-  /** An open loop makes more when it needs them, up to so many. */
+  /** An open loop opens more if it needs them, up to this limit. */
   readonly connectionsMax: number
   readonly seconds: number
   /** Null: a closed loop. */
@@ -93,7 +93,7 @@ export class Offering {
     }
   }
 
-  /** Some at a time: whoever finds the listening queue full tries again only a second later. */
+  /** Some at a time: a connection that finds the listen queue full is retried only after a second. */
   async #open(): Promise<void> {
     while (this.#free.length < this.#offer.connections) {
       const missing = this.#offer.connections - this.#free.length

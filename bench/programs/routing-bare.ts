@@ -111,7 +111,7 @@ async function serveTasks(connection: NatsConnection): Promise<void> {
           .header('x-ratelimit-remaining', String(limitPerMinute - 1))
           .header('x-ratelimit-reset', String(Math.ceil(Date.now() / 1_000) + resetSeconds))
           .header('content-type', 'application/json; charset=utf-8')
-          // As it came: whoever does nothing with an answer need not read it.
+          // Unparsed: nothing here uses the content of the answer.
           .send(Buffer.from(answer.buffer, answer.byteOffset, answer.byteLength))
       )
     },

@@ -1,4 +1,4 @@
-/** The decision itself, as the router takes it: so many policies in memory, each with so many providers. Times one by one. */
+/** The decision itself, as the router takes it, with many policies in memory and many providers in each. Times each decision. */
 import { type Policy, routingLimits } from '@spillway/protocol/wire'
 import { type DecisionInput, decide, PolicyBook } from '../../packages/server/dist/workloads/routing/decision.js'
 import { percentile } from '../statistics.js'

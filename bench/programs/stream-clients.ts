@@ -1,4 +1,4 @@
-/** The readers' process. It is told over HTTP what to do, and answers with what became of it. */
+/** The readers' process. It takes commands over HTTP and answers with the results. */
 import { createServer, type IncomingMessage } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { type Flow, flow } from './stream-flow.js'
@@ -26,7 +26,7 @@ async function answer(request: IncomingMessage): Promise<object> {
 
 const server = createServer((request, response) => {
   answer(request).then(
-    (told) => response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(told)),
+    (result) => response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(result)),
     (fault: unknown) => {
       console.error(fault)
       response.writeHead(500).end(String(fault))

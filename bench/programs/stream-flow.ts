@@ -34,7 +34,7 @@ export interface Flowed {
   readonly ownCpuSeconds: number
 }
 
-/** So many are opened at once. */
+/** How many are opened at once. */
 const openingAtOnce = 50
 const rampTimeoutMs = 120_000
 const endless = 1_000_000_000

@@ -58,9 +58,9 @@ export async function hold({ to, count, users }: Holding): Promise<Held> {
 }
 
 export function held(): Held {
-  const told = { open, failed, beats }
+  const counts = { open, failed, beats }
   beats = 0
-  return told
+  return counts
 }
 
 export function letGo(): Held {

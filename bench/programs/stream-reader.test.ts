@@ -92,14 +92,14 @@ describe('StreamReader', () => {
     expect(found).toEqual({ status: 200, tokens: [1, 2], isWhole: true })
   })
 
-  it('tells a stream that broke off from one that ended', async () => {
+  it('distinguishes a stream that broke off from one that ended', async () => {
     const found = await read((response) => {
       response.write(tokenBlock(1, 1), () => response.destroy())
     })
     expect(found).toEqual({ status: 200, tokens: [1], isWhole: false })
   })
 
-  it('tells a refusal', async () => {
+  it('reports a refusal', async () => {
     const found = await read((response) => {
       response.writeHead(429, { 'content-length': 2 }).end('{}')
     })

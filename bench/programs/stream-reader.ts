@@ -86,7 +86,7 @@ export class StreamReader {
     this.#socket.write(requestText(request))
     this.#socket.setEncoding('latin1')
     this.#socket.on('data', (text: string) => this.#came(text))
-    // What went wrong is told by the close that follows.
+    // `close` follows, and reports the failure.
     this.#socket.on('error', () => undefined)
     this.#socket.on('close', () => this.#closed())
   }

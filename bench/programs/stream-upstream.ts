@@ -11,7 +11,7 @@ import { endBlocks, firstBlock, type StreamScript, scriptIn, sharedClockMs, toke
 
 const lateKept = 200_000
 
-class Told {
+class Feed {
   readonly #response: ServerResponse
   readonly #tokens: number
   #sent = 0
@@ -25,8 +25,8 @@ class Told {
     })
   }
 
-  /** False: it is not taken fast enough. */
-  tell(): boolean {
+  /** False: the reader is too slow, as of `write`. */
+  sendToken(): boolean {
     if (this.isOver) return true
     this.#sent += 1
     const isTaken = this.#response.write(tokenBlock(this.#sent, sharedClockMs()))
@@ -44,7 +44,7 @@ class Told {
 
 /** One slot for each millisecond between two tokens of a stream. */
 class Wheel {
-  readonly #slots: Set<Told>[]
+  readonly #slots: Set<Feed>[]
   readonly #late: number[]
   #size = 0
   #added = 0
@@ -56,9 +56,9 @@ class Wheel {
     this.#late = late
   }
 
-  add(told: Told): void {
+  add(feed: Feed): void {
     // By a step that has no divisor in common with the usual paces, so that few streams are spread too.
-    this.#slots[(this.#added * 7 + this.#at + 1) % this.#slots.length]?.add(told)
+    this.#slots[(this.#added * 7 + this.#at + 1) % this.#slots.length]?.add(feed)
     this.#added += 1
     this.#size += 1
     if (this.#size > 1) return
@@ -70,12 +70,12 @@ class Wheel {
     const now = performance.now() - this.#startMs
     for (; this.#at + 1 <= now; this.#at++) {
       const slot = this.#slots[(this.#at + 1) % this.#slots.length] ?? new Set()
-      for (const told of slot) {
-        // One that does not keep up misses its turn no more than a real model would wait: what it gets is late.
-        if (!told.isOver) told.tell()
+      for (const feed of slot) {
+        // A slow reader does not skip a turn, and a real model would not wait for it: its tokens arrive late.
+        if (!feed.isOver) feed.sendToken()
         if (this.#late.length < lateKept) this.#late.push(performance.now() - this.#startMs - this.#at - 1)
-        if (!told.isOver) continue
-        slot.delete(told)
+        if (!feed.isOver) continue
+        slot.delete(feed)
         this.#size -= 1
       }
     }
@@ -88,10 +88,10 @@ const late: number[] = []
 let open = 0
 
 /** A token of each stream in turn: setImmediate lets all others have theirs. */
-function hurry(told: Told): void {
-  if (told.isOver) return
-  if (told.tell()) setImmediate(hurry, told)
-  else told.drained(() => hurry(told))
+function hurry(feed: Feed): void {
+  if (feed.isOver) return
+  if (feed.sendToken()) setImmediate(hurry, feed)
+  else feed.drained(() => hurry(feed))
 }
 
 function begin(response: ServerResponse, { tokens, every }: StreamScript): void {
@@ -103,14 +103,14 @@ function begin(response: ServerResponse, { tokens, every }: StreamScript): void 
     open -= 1
   })
   if (tokens === 0) return
-  const told = new Told(response, tokens)
+  const feed = new Feed(response, tokens)
   if (every === 0) {
-    hurry(told)
+    hurry(feed)
     return
   }
   const wheel = wheels.get(every) ?? new Wheel(every, late)
   wheels.set(every, wheel)
-  wheel.add(told)
+  wheel.add(feed)
 }
 
 const server = createServer((request, response) => {

@@ -12,7 +12,7 @@ export interface FirstBytes {
 export interface FirstByted {
   readonly p50Ms: number
   readonly p99Ms: number
-  /** Those that were queued, as their answer told. */
+  /** Those that were queued, according to their answer. */
   readonly queued: number
 }
 

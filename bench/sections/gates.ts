@@ -123,10 +123,10 @@ async function statementsOf(
 /** All processes try at once, each as often as the limit allows in all. */
 async function takenInAll(origins: readonly string[]): Promise<number> {
   const key = `one-${Date.now()}`
-  const told = await Promise.all(
+  const answers = await Promise.all(
     origins.map((origin) => ask<{ taken: number }>(origin, 'exact', { count: limit, key })),
   )
-  return told.reduce((sum, { taken }) => sum + taken, 0)
+  return answers.reduce((sum, { taken }) => sum + taken, 0)
 }
 
 interface Found {
@@ -189,7 +189,7 @@ function conclude({ alone, statements, together, admitted, exact }: Found): Sect
     ],
     plots: [],
     notes: [
-      'The check in process is what stands before the body is read; it was timed for each request while 64 were waiting for their commit. The exact check is part of the statement that accepts, so its cost is the difference between accepting with and without gates.',
+      'The check in process runs before the body is read; it was timed for each request while 64 were waiting for their commit. The exact check is part of the statement that accepts, so its cost is the difference between accepting with and without gates.',
       'rate-limiter-flexible decides and keeps nothing else; a Spillway accept decides about rate and capacity and stores the operation, durably and in order. Both are called in process.',
       `Exactness: ${processes} processes, 64 tries at once in each, ${processes * limit} in all, by one user with a limit of ${limit} in an hour. Spillway's window slides by the minute; rate-limiter-flexible's is fixed.`,
       'Statements are counted in the wire protocol, one accept at a time.',

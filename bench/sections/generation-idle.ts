@@ -3,7 +3,7 @@ import { setTimeout as delay } from 'node:timers/promises'
 import { usageOf } from '../process-usage.js'
 import type { Held } from '../programs/stream-holding.js'
 import type { BenchContext } from '../section.js'
-import { nativePath, type Sites, tell, untilEmpty } from './generation-sites.js'
+import { nativePath, type Sites, sendCommand, untilEmpty } from './generation-sites.js'
 import { query } from './petitions-sites.js'
 
 /** The default of Spillway. */
@@ -24,8 +24,8 @@ export interface Idle {
 }
 
 /**
- * Streams that wait for their turn: accepted, durable, told their position, with heartbeats. One process has them all; the
- * workers have no place for them.
+ * Streams that wait for their turn: accepted, durable, informed of their position, with heartbeats. One process has them
+ * all; the workers have no place for them.
  */
 export async function measureIdle(
   context: BenchContext,
@@ -40,21 +40,21 @@ export async function measureIdle(
     ...{ STREAM_FIRST_TOKEN_SECONDS: '3600', STREAM_IDLE_SECONDS: '3600', STREAM_TOTAL_SECONDS: '86400' },
   })
   const to = { origin: server.origin, path: nativePath }
-  const hold = (count: number, users: string): Promise<Held> => tell<Held>(clients, 'hold', { to, count, users })
-  const { open: others } = await tell<Held>(clients, 'held', {})
+  const hold = (count: number, users: string): Promise<Held> => sendCommand<Held>(clients, 'hold', { to, count, users })
+  const { open: others } = await sendCommand<Held>(clients, 'held', {})
   await hold(warmUp, 'early')
   const before = usageOf(server.pid).rssMb
   const began = performance.now()
   await hold(streams, 'waiting')
   const openedPerSecond = (streams / (performance.now() - began)) * 1_000
   await delay(settleSeconds * 1_000)
-  await tell<Held>(clients, 'held', {})
+  await sendCommand<Held>(clients, 'held', {})
   const usage = usageOf(server.pid)
   const from = performance.now()
   await delay(seconds * 1_000)
   const after = usageOf(server.pid)
   const elapsed = (performance.now() - from) / 1_000
-  const { open, beats } = await tell<Held>(clients, 'held', {})
+  const { open, beats } = await sendCommand<Held>(clients, 'held', {})
   const all = streams + warmUp
   if (open - others !== all) throw new Error(`of ${all} streams ${open - others} were open at the end`)
   await checkWaiting(databaseUrl, streams)
@@ -63,7 +63,7 @@ export async function measureIdle(
     cpuPercent: ((after.cpuSeconds - usage.cpuSeconds) / elapsed) * 100,
     beatShare: beats / (all * (elapsed / heartbeatSeconds)),
   }
-  await tell<Held>(clients, 'let-go', {})
+  await sendCommand<Held>(clients, 'let-go', {})
   await server.stop()
   await untilEmpty(upstream)
   return found

@@ -1,4 +1,4 @@
-/** What the generation section tells: figures, verdicts, and how they came about. */
+/** The report of the generation section: figures, verdicts, and how they were measured. */
 import { figure, verdict } from '../figures.js'
 import type { Flowed } from '../programs/stream-flow.js'
 import type { Resumed } from '../programs/stream-resuming.js'
@@ -53,7 +53,7 @@ export function cpuUs({ cpuSeconds, tokens }: Flowed): number {
   return (cpuSeconds.reduce((sum, seconds) => sum + seconds, 0) / tokens) * 1e6
 }
 
-export interface Told {
+export interface BurstSummary {
   readonly successPercent: number
   readonly timeoutPercent: number
   /** Of those that succeeded; NaN where none did. */
@@ -61,7 +61,7 @@ export interface Told {
   readonly totalMs: { readonly p50: number; readonly p99: number }
 }
 
-export function toldOf(outcomes: readonly BurstOutcome[]): Told {
+export function summaryOf(outcomes: readonly BurstOutcome[]): BurstSummary {
   const done = outcomes.filter(({ isDone }) => isDone)
   const spread = (values: readonly number[]): { p50: number; p99: number } =>
     values.length === 0
@@ -113,11 +113,11 @@ function resumeFigures({ found, streams }: Resumes): Figure[] {
 }
 
 function burstFigures({ bare, queued }: Bursts): Figure[] {
-  const variants = { 'bare pool': toldOf(bare), 'with failover': toldOf(queued) }
+  const variants = { 'bare pool': summaryOf(bare), 'with failover': summaryOf(queued) }
   const what = `${burstOf.requests} at once of one user, ${burstOf.places} places`
-  const each = (name: string, unit: string, pick: (told: Told) => number): Figure[] =>
-    Object.entries(variants).flatMap(([variant, told]) => {
-      const value = pick(told)
+  const each = (name: string, unit: string, pick: (summary: BurstSummary) => number): Figure[] =>
+    Object.entries(variants).flatMap(([variant, summary]) => {
+      const value = pick(summary)
       return Number.isNaN(value) ? [] : [figure({ what: `${what}: ${name}`, variant, unit, runs: [value] })]
     })
   return [
@@ -175,7 +175,7 @@ function verdictsOf(found: Found): Verdict[] {
   const { flowing, firstByte, idle, bursts } = found
   const cpuOver = (name: string): number =>
     pairedRatio(of(flowing.loads, names.direct).map(cpuUs), of(flowing.loads, name).map(cpuUs))
-  const [bare, queued] = [toldOf(bursts.bare), toldOf(bursts.queued)]
+  const [bare, queued] = [summaryOf(bursts.bare), summaryOf(bursts.queued)]
   const atMost = (what: string, value: number, unit: string, target: number, note?: string): Verdict =>
     verdict({ what: `generation: ${what}`, value, unit, rule: 'at-most', target, ...(note !== undefined && { note }) })
   return [
@@ -215,7 +215,7 @@ function notesOf({ calm, flowing, full, absent, redis, idle, resumed }: Found): 
   ]
 }
 
-/** A stream that ends with an error is no gap, but it is told. */
+/** A stream that ends with an error is no gap, but the notes mention it. */
 export function brokenOf(all: readonly Loads[]): string[] {
   const broken = new Map<string, number>()
   for (const { loads } of all) {

@@ -100,7 +100,7 @@ async function startDirect(
 
 /** Takes the only place. */
 export function holdPlace(clients: Site, to: StreamSite): Promise<Held> {
-  return tell<Held>(clients, 'hold', { to, count: 1, users: 'holder' })
+  return sendCommand<Held>(clients, 'hold', { to, count: 1, users: 'holder' })
 }
 
 async function startRelay(
@@ -111,7 +111,7 @@ async function startRelay(
 ): Promise<Way> {
   const shared = { DATABASE_URL: await context.postgres.createDatabase(database), ...env, ...onePlace }
   const worker = await context.serve({ ...shared, SPILLWAY_ROLES: 'worker' })
-  // One slot, of whoever holds the place: what it could begin at once it would run itself.
+  // One slot, taken by the holder of the place: the gateway would run itself what it could begin at once.
   const { origin, pid } = await context.serve({ ...shared, SPILLWAY_ROLES: 'gateway', GENERATION_CONCURRENCY: '1' })
   await holdPlace(clients, { origin, path: chatPath })
   return { name, origin, path: chatPath, pids: [pid, worker.pid] }
@@ -129,8 +129,8 @@ async function startResumable(context: BenchContext, upstream: Site, redis: Benc
   }
 }
 
-/** Has the readers' process do something. */
-export async function tell<T>(clients: Site, what: string, asked: object): Promise<T> {
+/** Sends a command to the readers' process, and waits for its result. */
+export async function sendCommand<T>(clients: Site, what: string, asked: object): Promise<T> {
   const answer = await fetch(`${clients.origin}/${what}`, { method: 'POST', body: JSON.stringify(asked) })
   if (!answer.ok) throw new Error(`${what} could not be measured: ${answer.status} ${await answer.text()}`)
   return (await answer.json()) as T
@@ -139,7 +139,7 @@ export async function tell<T>(clients: Site, what: string, asked: object): Promi
 export interface UpstreamState {
   /** Streams under way. */
   readonly open: number
-  /** By how much it sent tokens late, since it was told to forget. */
+  /** By how much it sent tokens late, since the last reset. */
   readonly lateP99Ms: number
 }
 
@@ -150,7 +150,7 @@ export async function stateOf(upstream: Site, forget = false): Promise<UpstreamS
 const emptyTimeoutMs = 30_000
 const emptyPollMs = 50
 
-/** Until the model has nobody to tell anything: what a run leaves behind would be part of the next one's cost. */
+/** Waits until the model has no open streams: those left over by a run would add to the cost of the next one. */
 export async function untilEmpty(upstream: Site, besides = 0): Promise<void> {
   for (const end = performance.now() + emptyTimeoutMs; performance.now() < end; await delay(emptyPollMs)) {
     if ((await stateOf(upstream)).open <= besides) return
@@ -164,7 +164,7 @@ export async function flowThrough(
   load: Pick<Flow, 'streams' | 'every' | 'seconds' | 'settleSeconds'>,
 ): Promise<Flowed> {
   const { origin, path, pids } = way
-  const flowed = await tell<Flowed>(clients, 'flow', { to: { origin, path }, pids, ...load })
+  const flowed = await sendCommand<Flowed>(clients, 'flow', { to: { origin, path }, pids, ...load })
   await way.stop?.()
   await untilEmpty(upstream, held)
   if (flowed.gaps > 0) throw new Error(`${way.name}: ${flowed.gaps} tokens were lost, repeated or out of order`)

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest'
 import type { Flowed } from '../programs/stream-flow.js'
 import type { BurstOutcome } from '../programs/stream-waiting.js'
-import { added, brokenOf, cpuUs, toldOf } from './generation-report.js'
+import { added, brokenOf, cpuUs, summaryOf } from './generation-report.js'
 
 const flowed = (of: Partial<Flowed>): Flowed => ({
   ...{ tokens: 1_000, perSecond: 100, p50Ms: 1, p99Ms: 2, maxMs: 3, failed: 0, gaps: 0, rampMs: 1 },
@@ -29,7 +29,7 @@ describe('brokenOf', () => {
     ...{ loads: new Map([['relay', [flowed({ failed }), flowed({})]]]), load: { streams: 1, every: 1 }, lateP99Ms: 0 },
   })
 
-  it('tells how many streams broke off in all', () => {
+  it('counts all streams that broke off', () => {
     expect(brokenOf([loads(2), loads(3)])).toEqual(['Streams that broke off: 5 of relay.'])
   })
 
@@ -38,7 +38,7 @@ describe('brokenOf', () => {
   })
 })
 
-describe('toldOf', () => {
+describe('summaryOf', () => {
   const outcome = (of: Partial<BurstOutcome>): BurstOutcome => ({
     ...{ status: 200, isDone: true, isTimeout: false, firstTokenMs: 10, totalMs: 100, ...of },
   })
@@ -46,18 +46,18 @@ describe('toldOf', () => {
   const late = outcome({ isDone: false, isTimeout: true, firstTokenMs: null })
 
   it('counts who came to a proper end', () => {
-    expect(toldOf([outcome({}), refused, refused, late]).successPercent).toBe(25)
+    expect(summaryOf([outcome({}), refused, refused, late]).successPercent).toBe(25)
   })
 
   it('counts who waited too long', () => {
-    expect(toldOf([outcome({}), refused, refused, late]).timeoutPercent).toBe(25)
+    expect(summaryOf([outcome({}), refused, refused, late]).timeoutPercent).toBe(25)
   })
 
   it('times those that succeeded', () => {
-    expect(toldOf([outcome({ totalMs: 300 }), outcome({}), refused]).totalMs).toEqual({ p50: 100, p99: 300 })
+    expect(summaryOf([outcome({ totalMs: 300 }), outcome({}), refused]).totalMs).toEqual({ p50: 100, p99: 300 })
   })
 
   it('has no times where none did', () => {
-    expect(toldOf([refused]).firstTokenMs.p50).toBeNaN()
+    expect(summaryOf([refused]).firstTokenMs.p50).toBeNaN()
   })
 })

@@ -15,9 +15,9 @@ import {
   holdPlace,
   nativePath,
   type Sites,
+  sendCommand,
   startSites,
   stateOf,
-  tell,
   untilEmpty,
   type Way,
 } from './generation-sites.js'
@@ -138,7 +138,7 @@ async function measureResumes(context: BenchContext, pace: Pace, sites: Sites): 
     const to = { origin: way.origin, path: isPeer ? chatPath : nativePath }
     const one = async (how: Pick<Resuming, 'script' | 'readFirst' | 'awayMs'>): Promise<Resumed> => {
       const by = isPeer ? 'characters' : 'id'
-      const resumed = await tell<Resumed>(sites.clients, 'resume', { to, by, streams: pace.resumes, ...how })
+      const resumed = await sendCommand<Resumed>(sites.clients, 'resume', { to, by, streams: pace.resumes, ...how })
       await way.stop?.()
       await untilEmpty(sites.upstream, sites.held)
       return resumed
@@ -166,7 +166,7 @@ async function measureBursts(context: BenchContext, pace: Pace, sites: Sites): P
     for (const kind of ['bare', 'queued'] as const) {
       const { requests, script } = burstOf
       const asked: Burst = { to: { origin: origins[kind], path: chatPath }, user: `user-${round}`, requests, script }
-      const { outcomes } = await tell<{ outcomes: BurstOutcome[] }>(sites.clients, 'burst', asked)
+      const { outcomes } = await sendCommand<{ outcomes: BurstOutcome[] }>(sites.clients, 'burst', asked)
       found[kind].push(...outcomes)
     }
   }
@@ -186,8 +186,11 @@ async function measureFirstBytes(context: BenchContext, pace: Pace, sites: Sites
   // A user's queued ones wait for its lane, which the one that runs does not have: a second one keeps that busy.
   await holdPlace(sites.clients, { origin, path: chatPath })
   const asked = { to: { origin, path: chatPath }, user: 'holder-0' }
-  const warm = await tell<FirstByted>(sites.clients, 'first-bytes', { ...asked, count: Math.ceil(pace.firstBytes / 4) })
-  const found = await tell<FirstByted>(sites.clients, 'first-bytes', { ...asked, count: pace.firstBytes })
+  const warm = await sendCommand<FirstByted>(sites.clients, 'first-bytes', {
+    ...asked,
+    count: Math.ceil(pace.firstBytes / 4),
+  })
+  const found = await sendCommand<FirstByted>(sites.clients, 'first-bytes', { ...asked, count: pace.firstBytes })
   if (found.queued < pace.firstBytes || warm.queued === 0) {
     throw new Error(`of ${pace.firstBytes} streams only ${found.queued} were queued`)
   }

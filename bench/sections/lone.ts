@@ -51,10 +51,10 @@ async function measure(context: BenchContext): Promise<SectionResult> {
     context.say('warming up')
     for (const caller of callers) for (let n = 0; n < warmUp; n++) await caller.call()
     const total = rounds(context.quick)
-    const told = await interleave(callers.map(paced), total, (round) => {
+    const latencies = await interleave(callers.map(paced), total, (round) => {
       if (round % 5 === 0) context.say(`round ${round + 1} of ${total}`)
     })
-    return conclude(told)
+    return conclude(latencies)
   } finally {
     for (const caller of callers) caller.close()
   }
@@ -114,9 +114,9 @@ function paced(caller: Caller): Variant<readonly number[]> {
   }
 }
 
-function conclude(told: ReadonlyMap<string, readonly (readonly number[])[]>): SectionResult {
+function conclude(latencies: ReadonlyMap<string, readonly (readonly number[])[]>): SectionResult {
   const variants = Object.values(names)
-  const medians = (variant: string): number[] => of(told, variant).map((samples) => median(samples))
+  const medians = (variant: string): number[] => of(latencies, variant).map((samples) => median(samples))
   const added = (variant: string): number => {
     const plain = medians(names.commit)
     return median(medians(variant).map((value, round) => value - (plain[round] ?? Number.NaN)))
@@ -131,7 +131,7 @@ function conclude(told: ReadonlyMap<string, readonly (readonly number[])[]>): Se
           what: `lone request, ${perSecond}/s, p99`,
           variant,
           unit: 'ms',
-          runs: [percentile(of(told, variant).flat(), 0.99)],
+          runs: [percentile(of(latencies, variant).flat(), 0.99)],
         }),
       ),
     ],

@@ -1,4 +1,4 @@
-/** One log and many readers: deliveries to several groups, and the time from a push to whoever waits for it. */
+/** One log and many readers: deliveries to several groups, and the time from a push to a waiting consumer. */
 import { nextNumbers, type Shape } from '../programs/message-body.js'
 import type { Flowed } from '../programs/message-flow.js'
 import { interleave, type Variant } from '../rounds.js'

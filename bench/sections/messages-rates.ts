@@ -142,8 +142,8 @@ export async function measurePushing(
   )
   for (const { queue } of Object.values(shapes)) {
     const stored = (await storedIn(server, queue)) - (before.get(queue) ?? 0)
-    const told = accepted.get(queue) ?? 0
-    if (stored < told) throw new Error(`${queue}: ${told} messages were accepted and ${stored} are stored`)
+    const answered = accepted.get(queue) ?? 0
+    if (stored < answered) throw new Error(`${queue}: ${answered} messages were accepted and ${stored} are stored`)
   }
   return rates
 }
@@ -240,7 +240,7 @@ function fromConsumed(queue: string, consumed: Consumed): Rated {
   return { perSecond: deliveries / seconds, p99Ms, refusedPercent: (refused / pops) * 100, queuedPercent: 0, cpuUs: 0 }
 }
 
-/** Whoever ends last may find the others' partitions taken; more than that, and there was nothing left to measure. */
+/** The last pop of each consumer may find all partitions taken. More empty pops mean that the backlog ran out. */
 function checkConsumed(queue: string, { twice, empty, pops }: Consumed): void {
   if (twice > 0) throw new Error(`${queue}: ${twice} messages were delivered twice`)
   if (empty > consumers) throw new Error(`${queue}: the backlog was too short, ${empty} of ${pops} pops found nothing`)

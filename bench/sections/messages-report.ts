@@ -1,4 +1,4 @@
-/** What the messages' section tells: figures, verdicts, and how they came about. */
+/** The report of the messages section: figures, verdicts, and how they were measured. */
 import { figure, verdict } from '../figures.js'
 import { formatNumber } from '../number-format.js'
 import type { Flowed } from '../programs/message-flow.js'
@@ -161,7 +161,7 @@ type Judge = (what: string, value: number, unit: string, target: number, note?: 
 
 const wantedPopsPerSecond = 20_000
 
-/** Either of the two is enough; told by the one that is met, or else by the ratio. */
+/** Either of the two is enough. The report shows the one that is met, or else the ratio. */
 function popVerdict(atLeast: Judge, popped: number, raw: number): Verdict {
   const what = `pop and ack of ${batch}, ${partitions} partitions`
   const [rate, share] = [`${formatNumber(popped)}/s`, `${formatNumber(popped / raw)} × the SELECT of a range`]
@@ -201,7 +201,7 @@ function storagePlot({ samples }: Stored): Plot {
 function notesOf({ load }: BenchContext, { pace, endToEnd, storage, delivered }: Found): string[] {
   const growthText = (pick: (sample: Sample) => number): string => formatNumber(growth(storage.samples, pick))
   return [
-    `Payloads are 256 bytes of JSON. Spillway is the real \`spillway serve\` with default settings, and every queue has a consumer group while it is pushed to. Pushes: ${load.name} on the same machine, one request under way on each connection, ${partitions} partitions unless told; ${batch} messages of a request are spread over ${batchLanes} partitions. What counts is what the log held when it was answered (201), not what was queued (202) or refused; afterwards no fewer rows were found than were accepted.`,
+    `Payloads are 256 bytes of JSON. Spillway is the real \`spillway serve\` with default settings, and every queue has a consumer group while it is pushed to. Pushes: ${load.name} on the same machine, one request under way on each connection, ${partitions} partitions unless stated otherwise; ${batch} messages of a request are spread over ${batchLanes} partitions. Only messages that the log held when the push was answered (201) count, not queued (202) or refused ones; afterwards no fewer rows were found than were accepted.`,
     'The echo parses and validates the same body by the same schema, and its answer has the same status, headers and size.',
     `INSERT of unnest: a Node.js program that writes ${batch} rows a statement into a table with the columns, the key and the indexes of the real one, in the same database. SELECT of a range: it reads ${batch} rows by their key and moves a cursor, in one statement; Spillway's pop and ack are two requests, with a lease between them. Of one and of several connections the better one counts.`,
     `Pop and ack: ${consumers} consumers over HTTP in one process, each with one batch under way; with few and many partitions ${laneConsumers}, and ${laneBatch} messages a pop, because that is what each of the many holds. All ${formatNumber(delivered)} messages of these loads were delivered, each exactly once, or the section would have failed; the same holds for every group of the fan-out, for end to end and for storage.`,

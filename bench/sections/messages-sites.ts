@@ -139,7 +139,7 @@ export async function storedIn(server: Server, queue: string): Promise<number> {
 
 const storedTimeoutMs = 60_000
 
-/** What was accepted with 202 is on its way to the log: until it is there. */
+/** Waits until every push that was accepted with 202 is in the log. */
 export async function untilStored(server: Server): Promise<void> {
   const deadline = performance.now() + storedTimeoutMs
   for (;;) {
@@ -157,7 +157,7 @@ export async function pushedBy(server: Server): Promise<ReadonlyMap<string, numb
   for (const [, status = '', count] of text.matchAll(/^spillway_messages_pushed_total\{status="(\w+)"\} (\d+)/gm)) {
     counts.set(status, Number(count))
   }
-  if (counts.size === 0) throw new Error('the metrics tell nothing of messages')
+  if (counts.size === 0) throw new Error('/metrics has no spillway_messages_pushed_total')
   return counts
 }
 

@@ -92,7 +92,7 @@ async function untilSwept(server: Server): Promise<number> {
 
 /**
  * The largest of the last fifth of the run over the largest of its second fifth. Dead tuples come and are vacuumed: single
- * values would tell of the moment, not of the run.
+ * values would show the moment, not the run.
  */
 export function growth(samples: readonly Sample[], pick: (sample: Sample) => number): number {
   const end = samples.at(-1)?.seconds ?? 0

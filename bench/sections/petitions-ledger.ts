@@ -46,9 +46,10 @@ export async function verifyLedger(site: Site, rows: number): Promise<Verified> 
   try {
     const began = performance.now()
     const answer = await fetch(`${site.origin}/api/v1/ledger/verify`)
-    const told = (await answer.json()) as { ok?: boolean; to?: number }
+    const verified = (await answer.json()) as { ok?: boolean; to?: number }
     const seconds = (performance.now() - began) / 1_000
-    if (told.ok !== true || told.to !== rows) throw new Error(`the ledger was not verified: ${JSON.stringify(told)}`)
+    if (verified.ok !== true || verified.to !== rows)
+      throw new Error(`the ledger was not verified: ${JSON.stringify(verified)}`)
     return { rowsPerSecond: rows / seconds, rssMb: largest, rssGrowthMb: largest - before }
   } finally {
     over.abort()

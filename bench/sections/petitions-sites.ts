@@ -1,4 +1,4 @@
-/** The servers of the petitions' section, the load on them, and what they tell of themselves. */
+/** The servers of the petitions' section, the load on them, and their metrics. */
 import { fileURLToPath } from 'node:url'
 import pg from 'pg'
 import type { Children } from '../children.js'
@@ -79,12 +79,17 @@ export async function submitLoad(context: BenchContext, children: Children, clie
   }
   if (wrk === null) {
     return async (to, seconds, keyed) => {
-      const told = await offer(clients, to, {
+      const offered = await offer(clients, to, {
         ...{ connections, connectionsMax: connections, seconds, ratePerSecond: null, keyed },
       })
-      const answered = told.due - told.unanswered
-      const closed = { answered, refused: answered - told.accepted, seconds: told.seconds, p99Ms: told.acceptedMs.p99 }
-      return checked(to, told.unanswered, closed)
+      const answered = offered.due - offered.unanswered
+      const closed = {
+        answered,
+        refused: answered - offered.accepted,
+        seconds: offered.seconds,
+        p99Ms: offered.acceptedMs.p99,
+      }
+      return checked(to, offered.unanswered, closed)
     }
   }
   return async (to, seconds, keyed) => {
@@ -151,7 +156,7 @@ export async function checkStored(site: Site, answered: number): Promise<void> {
   if (petitions !== witnessed) throw new Error(`${petitions} petitions are stored and ${witnessed} witnessed`)
 }
 
-/** How often a gate decided within so many seconds: the cumulative buckets of a scrape. */
+/** By upper bound in seconds, how often a gate decided within it: the cumulative buckets of a scrape. */
 export type Buckets = ReadonlyMap<number, number>
 
 export async function gateBuckets(site: Site, gate: string): Promise<Buckets> {
@@ -163,7 +168,7 @@ export async function gateBuckets(site: Site, gate: string): Promise<Buckets> {
     if (!labels.includes(`gate="${gate}"`)) continue
     buckets.set(Number(/le="([^"]+)"/.exec(labels)?.[1]?.replace('+Inf', 'Infinity')), Number(count))
   }
-  if (buckets.size === 0) throw new Error(`the metrics tell nothing of the gate ${gate}`)
+  if (buckets.size === 0) throw new Error(`/metrics has no buckets of the gate ${gate}`)
   return buckets
 }
 

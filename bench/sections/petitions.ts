@@ -176,16 +176,16 @@ async function measureOverload(
   clients: Site,
   perSecond: number,
 ): Promise<readonly Offered[]> {
-  const told: Offered[] = []
+  const results: Offered[] = []
   const ratePerSecond = Math.round(perSecond * overloadFactor)
   for (let round = 0; round < pace.overloadRounds; round++) {
     context.say(`offering ${ratePerSecond}/s, twice what was accepted, for ${pace.overloadSeconds} s`)
     const { overloadSeconds: seconds } = pace
     const offered = await offer(clients, site, { ...manyClients, seconds, ratePerSecond, keyed: false })
-    told.push(offered)
+    results.push(offered)
     context.say(`  ${summary(offered)}`)
   }
-  return told
+  return results
 }
 
 function summary({ accepted, acceptedMs, refused, unanswered, seconds, lagMs, cores }: Offered): string {

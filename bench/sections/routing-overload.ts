@@ -75,7 +75,7 @@ export async function startHung(): Promise<Hung> {
     socket.on('data', () => {
       asked += 1
     })
-    // Whoever gives up resets the connection, which is what it is here for.
+    // A caller that times out resets the connection. That is expected here.
     socket.on('error', () => socket.destroy())
     socket.once('close', () => sockets.delete(socket))
   })

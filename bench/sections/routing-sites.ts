@@ -99,7 +99,7 @@ export async function until(what: string, isSo: () => Promise<boolean>): Promise
 const post = (url: string, body: string): Promise<Response> =>
   fetch(url, { method: 'POST', headers: { 'content-type': 'application/json' }, body })
 
-/** The policy in force for all, and until whoever decides has heard of it. */
+/** Stores the default policy, and waits until the router decides by it. */
 export async function putPolicy(way: OwnWay): Promise<void> {
   const { priority, ...figures } = providerFigures
   const policy = {
@@ -212,10 +212,10 @@ async function byAutocannon({ origin }: Way, seconds: number): Promise<Closed> {
   }
   // Here: the tests of this file run without what only the bench installs.
   const { default: autocannon } = await import('autocannon')
-  const told = await autocannon({
+  const result = await autocannon({
     ...{ url: origin, connections, duration: seconds, pipelining: 1, timeout: 10, requests: [{ setupRequest }] },
   })
-  const { requests, non2xx, errors, timeouts, duration, latency } = told
+  const { requests, non2xx, errors, timeouts, duration, latency } = result
   return {
     ...{ answered: requests.total, refused: non2xx, failed: errors + timeouts, seconds: duration },
     ...{ p50Ms: latency.p50, p99Ms: latency.p99 },

@@ -13,7 +13,7 @@ describe('taskBody', () => {
   const bodies = Array.from({ length: 1_000 }, (_, n) => taskBody(prefix, n))
   const tasks = bodies.map((body) => JSON.parse(body) as { request_id: string; tenant_id: string })
 
-  it('is a task as the contract has it', () => {
+  it('is a task as decide takes it', () => {
     expect(checkTask(tasks[0])).toMatchObject({ ok: true })
   })
 
@@ -67,7 +67,7 @@ describe('startHung', () => {
 const found = await findNats()
 
 describe.skipIf('missing' in found)('startBenchNats', () => {
-  it('has JetStream, tells its process, and leaves none behind', async () => {
+  it('has JetStream, returns its process id, and leaves no process behind', async () => {
     const nats = await startBenchNats()
     try {
       expect(await withBroker(nats, async (_, jsm) => (await jsm.getAccountInfo()).streams)).toBe(0)

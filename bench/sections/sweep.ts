@@ -120,7 +120,7 @@ async function steady(context: BenchContext): Promise<SectionResult> {
   try {
     await client.query(
       clockSql(
-        `clock_timestamp() + CASE current_setting('application_name') WHEN 'spillway sweep' THEN interval '1 hour' - interval '${steadyTtlSeconds} s' ELSE interval '0' END`,
+        `clock_timestamp() + CASE WHEN current_query() LIKE '%.sweep\\_%' THEN interval '1 hour' - interval '${steadyTtlSeconds} s' ELSE interval '0' END`,
       ),
     )
     context.say(`${perSecond} keyed requests a second for ${steadySeconds} s, kept for ${steadyTtlSeconds} s`)

@@ -26,11 +26,11 @@ export function checkAnswers(evidence: Evidence): Finding[] {
     if (made.end !== 'answered' || asked === undefined) continue
     const wrong = judge(made, asked)
     if (wrong !== null) findings.push({ rule: wrong.rule, detail: `${keyOf(made)} at ${made.slot}: ${wrong.detail}` })
-    for (const [what, id] of idsTold(made, asked)) ids.set(what, (ids.get(what) ?? new Set()).add(id))
+    for (const [what, id] of idsIn(made, asked)) ids.set(what, (ids.get(what) ?? new Set()).add(id))
   }
-  for (const [key, told] of ids) {
-    if (told.size > 1)
-      findings.push({ rule: 'idempotency', detail: `${key}: answered as ${[...told].join(' and as ')}` })
+  for (const [key, seen] of ids) {
+    if (seen.size > 1)
+      findings.push({ rule: 'idempotency', detail: `${key}: answered as ${[...seen].join(' and as ')}` })
   }
   for (const read of evidence.reads) {
     if (read.status !== 404) continue
@@ -39,8 +39,8 @@ export function checkAnswers(evidence: Evidence): Finding[] {
   return findings
 }
 
-/** What a repetition has to be told again. Without a key a push is another operation, and its message what is there in the end. */
-function idsTold(made: Try, asked: Submitted): [what: string, id: string][] {
+/** The ids that a repeated request must get again. Without a key a push is another operation, identified by its stored message. */
+function idsIn(made: Try, asked: Submitted): [what: string, id: string][] {
   if ((made.status ?? 0) >= 300) return []
   const operation = asked.route === 'push' && !asked.keyed ? null : operationIdOf(made.body)
   const message = asked.route === 'push' && (asked.keyed || made.status === 201) ? messageIdOf(made.body) : null

@@ -27,7 +27,7 @@ describe('a clean run', () => {
     expect(check(cleanRun()).findings).toEqual([])
   })
 
-  it('may repeat deliveries under the same key, and tells how many', () => {
+  it('may repeat deliveries under the same key, and counts them', () => {
     const run = cleanRun()
     run.deliveries.push({ ...delivery(run, 'forward-1', 2), at: start + 900 })
     expect(check(run)).toMatchObject({ findings: [], counts: { repeats: 1, lateRepeats: 1 } })
@@ -216,7 +216,7 @@ const violations: readonly [what: string, rule: Rule, change: (run: Run) => void
     },
   ],
   [
-    'an operation that nobody was told of',
+    'an operation that no caller has an answer for',
     'unasked',
     (run) => {
       run.tickets.push({ ...ticket(run, 'tx-0', 3), id: idOf('tx-0', 99) })
@@ -417,7 +417,7 @@ describe('times', () => {
     expect(check(run)).toMatchObject({ findings: [], recovery: { redone: { count: 1, maxMs: 400 } } })
   })
 
-  it('tell how long each process took to accept again, unless something else kept it from it', () => {
+  it('show how long each process took to accept again, unless something else kept it from it', () => {
     const run = cleanRun()
     run.lives.push({ slot: 'app-2', pid: 2, gateway: true, upAt: start, endedAt: null, unasked: null })
     Object.assign(made(run, 'tx-0', 1), { slot: 'app-2', pid: 2 })
@@ -436,7 +436,7 @@ describe('times', () => {
     expect(found(run)).toEqual([])
   })
 
-  it('tell which kills hit a process that held work', () => {
+  it('show which kills hit a process that held work', () => {
     const run = cleanRun()
     run.faults.push(fault({ held: [idOf('tx-0', 1)] }), fault({ held: [] }), fault({ kind: 'postgres', held: null }))
     expect(check(run).counts).toMatchObject({ kills: 3, killsOfHolders: 1 })

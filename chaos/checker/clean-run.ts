@@ -77,9 +77,9 @@ export function add(run: Run, o: { lane: string; n: number; route: Route; poison
   const body = poison
     ? { status: 'failed', operationId, error_message: 'poisoned' }
     : { status: 'executed', operationId, result }
-  const told = { lane, n, slot: 'app-1', pid: 1, sentAt: at, endedAt: at + 10, end: 'answered', status: 201 } as const
-  if (route === 'petition') run.tries.push({ ...told, ...receiptOf(operationId, lane, n) })
-  else run.tries.push({ ...told, body: route === 'push' ? [pushResult(lane, n)] : body })
+  const made = { lane, n, slot: 'app-1', pid: 1, sentAt: at, endedAt: at + 10, end: 'answered', status: 201 } as const
+  if (route === 'petition') run.tries.push({ ...made, ...receiptOf(operationId, lane, n) })
+  else run.tries.push({ ...made, body: route === 'push' ? [pushResult(lane, n)] : body })
   if (mediumOf[route] === 'sink') {
     run.deliveries.push({ at: at + 5, lane, n, key: operationId, status: poison ? 400 : 200 })
   } else if (!poison) {

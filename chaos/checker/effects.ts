@@ -79,11 +79,11 @@ function checkTickets(evidence: Evidence): Finding[] {
     if (tickets.has(ticket.id)) findings.push({ rule: 'doubled', detail: `operation ${ticket.id} is recorded twice` })
     tickets.set(ticket.id, ticket)
   }
-  const told = new Set<string>()
+  const answered = new Set<string>()
   const messages = new Set(evidence.effects.filter((e) => e.route === 'push').map((e) => e.operation))
   for (const asked of evidence.submitted) {
     if (asked.operationId === null) continue
-    told.add(asked.operationId)
+    answered.add(asked.operationId)
     const ticket = tickets.get(asked.operationId)
     const wanted = asked.poison ? 'failed' : 'completed'
     if (ticket === undefined) {
@@ -96,14 +96,14 @@ function checkTickets(evidence: Evidence): Finding[] {
       findings.push({ rule: 'ended_otherwise', detail: `${keyOf(asked)}: ${ticket.status}, not ${wanted}${why}` })
     }
   }
-  // Only when all are certain is a record that nobody was told of one too many.
+  // Only when all are certain is a record without an answered caller one too many.
   const uncertain = new Set(evidence.submitted.filter((s) => s.certainAt === null && !s.refused).map((s) => s.lane))
   for (const ticket of tickets.values()) {
-    if (told.has(ticket.id) || uncertain.has(ticket.lane)) continue
+    if (answered.has(ticket.id) || uncertain.has(ticket.lane)) continue
     if (ticket.message !== null && ticket.status === 'completed' && messages.has(ticket.message)) continue
     findings.push({
       rule: 'unasked',
-      detail: `${ticket.lane}: operation ${ticket.id} (${ticket.type}), told to nobody`,
+      detail: `${ticket.lane}: operation ${ticket.id} (${ticket.type}), which no caller has an answer for`,
     })
   }
   return findings

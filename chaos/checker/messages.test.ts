@@ -1,4 +1,4 @@
-/** Consumers in the evidence: what they may be handed and told, and what is found. */
+/** Consumers in the evidence: what they may receive as messages and answers, and what is found. */
 import { describe, expect, it } from 'vitest'
 import type { Pop } from '../records.js'
 import { tokenOf, transactionIdOf } from '../workload.js'
@@ -184,7 +184,7 @@ const violations: readonly [what: string, rule: Rule, change: (run: Run) => void
     },
   ],
   [
-    'a refused consumer who is not told when to come again',
+    'a refused consumer without a time to come again',
     'retry_after',
     (run) => {
       run.pops.push({ ...last(run.pops), status: 503, code: 'overloaded', body: {} })

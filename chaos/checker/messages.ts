@@ -16,7 +16,7 @@ interface Handed {
   messages: readonly Message[]
 }
 
-/** One message's answer, and what it was told. */
+/** The ack of one message, and the answer to it. */
 interface Answer {
   ack: Ack
   transactionId: string
@@ -35,15 +35,15 @@ export function checkMessages(evidence: Evidence): Finding[] {
     ...checkContent(evidence, handed, stored),
     ...evidence.consumers.groups.flatMap((group) => {
       const ofGroup = handed.filter(({ pop }) => pop.group === group)
-      const told = groupBy(
+      const answered = groupBy(
         answers.filter(({ ack }) => ack.group === group),
         (answer) => answer.transactionId,
       )
       return [
         ...checkTurns(ofGroup, stored, group),
-        ...checkHands(ofGroup, told, evidence.consumers.leaseMs),
-        ...checkAgreed(ofGroup, told, [...stored.values()], group),
-        ...checkLate(ofGroup, told, evidence.consumers.leaseMs),
+        ...checkHands(ofGroup, answered, evidence.consumers.leaseMs),
+        ...checkAgreed(ofGroup, answered, [...stored.values()], group),
+        ...checkLate(ofGroup, answered, evidence.consumers.leaseMs),
       ]
     }),
   ]
@@ -81,12 +81,12 @@ function checkCalls(evidence: Evidence): Finding[] {
     else if (wrong !== null) findings.push({ rule: 'answer', detail: `${who}: ${wrong}` })
   }
   const isRefusal = ({ status }: Call): boolean => status === 503 || status === 429
-  const told = ({ status, body }: Call): string => `${status} ${JSON.stringify(body)}`
+  const shown = ({ status, body }: Call): string => `${status} ${JSON.stringify(body)}`
   for (const pop of evidence.pops) {
     const may = isRefusal(pop) || pop.status === 204 || (pop.status === 200 && messagesOf(pop.body) !== null)
-    judge(pop, may ? null : told(pop))
+    judge(pop, may ? null : shown(pop))
   }
-  for (const ack of evidence.acks) judge(ack, isRefusal(ack) || isAckAnswer(ack) ? null : told(ack))
+  for (const ack of evidence.acks) judge(ack, isRefusal(ack) || isAckAnswer(ack) ? null : shown(ack))
   return findings
 }
 
@@ -154,12 +154,12 @@ function checkTurns(handed: readonly Handed[], stored: ReadonlyMap<string, Effec
 }
 
 /**
- * Who has a partition has it alone, until all is answered or the time is over. Told only of pairs that leave no doubt: the
+ * Who has a partition has it alone, until all is answered or the time is over. Reported only for pairs that leave no doubt: the
  * second asked when the first had its answer, and had its own before the first one's lease can have ended.
  */
 function checkHands(
   handed: readonly Handed[],
-  told: ReadonlyMap<string, readonly Answer[]>,
+  answered: ReadonlyMap<string, readonly Answer[]>,
   leaseMs: number,
 ): Finding[] {
   const findings: Finding[] = []
@@ -170,7 +170,7 @@ function checkHands(
         if (first.pop.endedAt >= second.pop.sentAt || endedAt >= first.pop.sentAt + leaseMs) continue
         const open = first.messages.find(
           ({ transactionId, leaseId }) =>
-            !(told.get(transactionId) ?? []).some((a) => a.leaseId === leaseId && a.ack.sentAt < endedAt),
+            !(answered.get(transactionId) ?? []).some((a) => a.leaseId === leaseId && a.ack.sentAt < endedAt),
         )
         if (open === undefined) continue
         const who = `${name(second)} was handed ${second.messages[0]?.transactionId}`
@@ -184,7 +184,7 @@ function checkHands(
 /** Once each, in the end; and then never again. */
 function checkAgreed(
   handed: readonly Handed[],
-  told: ReadonlyMap<string, readonly Answer[]>,
+  answered: ReadonlyMap<string, readonly Answer[]>,
   stored: readonly Effect[],
   group: string,
 ): Finding[] {
@@ -192,7 +192,9 @@ function checkAgreed(
   const agreedAt = new Map<string, number>()
   for (const { lane, n } of stored) {
     const key = transactionIdOf(lane, n)
-    const agreed = (told.get(key) ?? []).filter((answer) => answer.status === 'completed' && answer.success !== false)
+    const agreed = (answered.get(key) ?? []).filter(
+      (answer) => answer.status === 'completed' && answer.success !== false,
+    )
     const heard = agreed.filter((answer) => answer.success === true)
     if (heard.length > 1) findings.push({ rule: 'doubled', detail: `${group} agreed to ${key} ${heard.length} times` })
     if (agreed.length === 0) findings.push({ rule: 'lost', detail: `${group} never agreed to ${key}` })
@@ -213,13 +215,13 @@ function checkAgreed(
 /** A lease began before its messages came: who answers later than it lasts is late. */
 function checkLate(
   handed: readonly Handed[],
-  told: ReadonlyMap<string, readonly Answer[]>,
+  answered: ReadonlyMap<string, readonly Answer[]>,
   leaseMs: number,
 ): Finding[] {
   const findings: Finding[] = []
   for (const one of handed) {
     for (const { transactionId, leaseId } of one.messages) {
-      const late = (told.get(transactionId) ?? []).find(
+      const late = (answered.get(transactionId) ?? []).find(
         (a) => a.leaseId === leaseId && a.success === true && a.ack.sentAt > one.pop.endedAt + leaseMs,
       )
       if (late === undefined) continue

@@ -1,5 +1,5 @@
 /**
- * Order, as it can be told from outside: when one operation's acceptance was known before another was even sent, the first
+ * Order, as it can be seen from outside: when one operation's acceptance was known before another was even sent, the first
  * must have taken effect before the second began to. For a client that waits for each answer this is its whole order; for
  * several clients in one lane it is all that their answers promise.
  */
@@ -109,7 +109,7 @@ function spansOf(deliveries: readonly Delivery[]): Map<string, Span> {
   return found
 }
 
-/** Repeated deliveries behind a later operation's first: allowed after a crash, and told as a number. */
+/** Repeated deliveries behind a later operation's first: allowed after a crash, and reported as a number. */
 export function countLateRepeats(deliveries: readonly Delivery[], submitted: readonly Submitted[]): number {
   const sentAt = new Map(submitted.map((s) => [keyOf(s), s.firstSentAt]))
   const newest = new Map<string, number>()

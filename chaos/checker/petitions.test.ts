@@ -37,7 +37,7 @@ describe('what may be', () => {
     expect(found(run)).toEqual([])
   })
 
-  it('one that is moved on though nobody was told so', () => {
+  it('one that is moved on without a transition that was answered', () => {
     const run = runWithPetitions()
     run.petitionsMoved = [String(submitted(run, lane, 1).operationId)]
     expect(found(run)).toEqual([])

@@ -50,7 +50,7 @@ const violations: readonly [what: string, rule: Rule, change: (run: Run) => void
     },
   ],
   [
-    'an operation that was told of, without a record',
+    'an operation in an answer, without a record',
     'lost',
     (run) => {
       run.tickets = without(run.tickets, queue(run, 2))
@@ -92,7 +92,7 @@ const violations: readonly [what: string, rule: Rule, change: (run: Run) => void
     },
   ],
   [
-    'a push that waits for an operation which is not told',
+    'a push that waits for an operation which is not in the answer',
     'answer',
     (run) => {
       queue(run, 2)
@@ -107,7 +107,7 @@ const violations: readonly [what: string, rule: Rule, change: (run: Run) => void
     },
   ],
   [
-    'one key, two operations that were told',
+    'one key, two operations in the answers',
     'idempotency',
     (run) => {
       queue(run, 2)

@@ -7,7 +7,7 @@ export const redoneMaxMs = 30_000
 /** Accepting again after PostgreSQL is back. */
 export const acceptingMaxMs = 2_000
 
-/** What is told of a crash after which nobody accepted anything. */
+/** The report of a crash after which no process accepted anything. */
 const unansweredMs = 3_600_000
 
 export interface Spread {

@@ -41,10 +41,10 @@ const log = {
 
 function say(level: string) {
   return (fields: object, message: string): void => {
-    const told = Object.fromEntries(
+    const shown = Object.fromEntries(
       Object.entries(fields).map(([name, value]) => [name, value instanceof Error ? String(value) : value]),
     )
-    console.error(JSON.stringify({ at: Date.now(), level, message, ...told }))
+    console.error(JSON.stringify({ at: Date.now(), level, message, ...shown }))
   }
 }
 
@@ -67,7 +67,7 @@ async function writeEffects(tx: Tx, route: string, items: readonly (Numbered & {
   ])
 }
 
-/** The effect is written first and the time passes after it: whoever dies or is given up meanwhile has it half done. */
+/** The effect is written first and the time passes after it: a process that dies or loses its lease meanwhile has done half of it. */
 async function runInTransaction(route: string, body: Numbered, ctx: RunContext) {
   const { poison, failures, runMs } = behaviour(body)
   await writeEffects(ctx.tx, route, [{ ...body, id: ctx.id }])
@@ -86,10 +86,10 @@ async function callSink(body: Numbered, ctx: RunContext) {
     body: JSON.stringify({ lane: body.lane, n: body.n }),
     signal: ctx.signal,
   })
-  const told = await answered.text()
+  const text = await answered.text()
   if (statusCode === 400) throw new FailOperation('poisoned')
   if (statusCode !== 200) throw new Error(`the sink answered ${statusCode}`)
-  return JSON.parse(told) as unknown
+  return JSON.parse(text) as unknown
 }
 
 const store = postgres({ url: settings.databaseUrl, poolMax: settings.poolMax, log })

@@ -1,6 +1,6 @@
 /**
  * An order and the work that follows from it, in one transaction of your own: the receipt is sent if and only if the
- * order is there. `ctx.tx` does the same at the other end: the receipt is written if and only if the operation is done.
+ * order exists. `ctx.tx` does the same at the other end: the receipt is written if and only if the operation is done.
  */
 import assert from 'node:assert/strict'
 import { mkdtemp, rm } from 'node:fs/promises'
@@ -62,7 +62,7 @@ try {
 
   while ((await receipts()).length === 0) await delay(10)
   assert.deepEqual(await receipts(), [{ order_id: 'paid', operation }])
-  console.log('its receipt is there; the declined order left neither a row nor an operation')
+  console.log('its receipt exists; the declined order left neither a row nor an operation')
 } finally {
   await pool.end()
   // Stops the server, too: it belongs to the store.

@@ -1,6 +1,6 @@
 /**
  * Ten customers place twelve orders each, all at once. Each may place eight per hour, the shop holds thirty at most, and
- * the warehouse takes 100 ms per order. Shows what the customers were told, waits until all that was accepted is done,
+ * the warehouse takes 100 ms per order. Shows the answers that the customers got, waits until all that was accepted is done,
  * and checks that nothing was lost, doubled or let through.
  */
 import assert from 'node:assert/strict'
@@ -17,7 +17,7 @@ const dataDir = await mkdtemp(join(tmpdir(), 'spillway-slow-service-'))
 const warehouse = await startWarehouse()
 const shop = await buildShop({ dataDir, warehouseUrl: warehouse.url })
 const origin = await shop.listen({ port: 0, host: '127.0.0.1' })
-const told = { done: 0, queued: 0, 'not now (503)': 0, 'quota used up (429)': 0 }
+const answers = { done: 0, queued: 0, 'not now (503)': 0, 'quota used up (429)': 0 }
 
 async function place(customer, item) {
   const answer = await fetch(`${origin}/orders`, {
@@ -28,16 +28,16 @@ async function place(customer, item) {
   const body = await answer.json()
   switch (answer.status) {
     case 201:
-      told.done += 1
+      answers.done += 1
       return { customer, id: body.operationId }
     case 202:
-      told.queued += 1
+      answers.queued += 1
       return { customer, id: body.operationId }
     case 429:
-      told['quota used up (429)'] += 1
+      answers['quota used up (429)'] += 1
       return null
     case 503:
-      told['not now (503)'] += 1
+      answers['not now (503)'] += 1
       // A client that obeys Retry-After gets in once there is room.
       await delay(Number(answer.headers.get('retry-after')) * 1_000)
       return place(customer, item)
@@ -58,13 +58,13 @@ async function finished({ customer, id }) {
 try {
   const orders = customers.flatMap((customer) => Array.from({ length: ordersEach }, (_, item) => ({ customer, item })))
   const accepted = (await Promise.all(orders.map(({ customer, item }) => place(customer, item)))).filter(Boolean)
-  console.log(`${orders.length} orders, told:`, told)
+  console.log(`${orders.length} orders, answered:`, answers)
 
   const operations = await Promise.all(accepted.map(finished))
   assert.ok(operations.every(({ status }) => status === 'completed'))
   assert.equal(accepted.length, customers.length * ordersPerHour, 'each customer gets in exactly as often as allowed')
-  assert.equal(told['quota used up (429)'], orders.length - accepted.length)
-  assert.ok(told.queued > 0 && told['not now (503)'] > 0, 'the burst was too small to show anything')
+  assert.equal(answers['quota used up (429)'], orders.length - accepted.length)
+  assert.ok(answers.queued > 0 && answers['not now (503)'] > 0, 'the burst was too small to show anything')
   assert.deepEqual(
     warehouse.seen.map(({ operation }) => operation).sort(),
     accepted.map(({ id }) => id).sort(),

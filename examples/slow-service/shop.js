@@ -23,7 +23,7 @@ export async function buildShop({ dataDir, warehouseUrl }) {
       const answer = await fetch(warehouseUrl, {
         method: 'POST',
         body: JSON.stringify(order),
-        // The same on every attempt: the warehouse can tell a repetition from a second order.
+        // The same on every attempt: the warehouse can distinguish a repetition from a second order.
         headers: { 'content-type': 'application/json', 'idempotency-key': id },
         signal,
       })

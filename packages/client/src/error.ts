@@ -6,7 +6,7 @@ import type { ProblemCode, ProblemDocument } from '@spillway/protocol/wire'
  */
 export type SpillwayErrorCode = ProblemCode | 'unreachable' | 'unexpected' | 'throttled'
 
-export interface Told {
+export interface ErrorDetails {
   status?: number | null
   retryAfterMs?: number | null
   problem?: ProblemDocument | null
@@ -30,14 +30,14 @@ export class SpillwayError extends Error {
   /** How often the request was sent. 0: never. */
   readonly attempts: number
 
-  constructor(code: SpillwayErrorCode, message: string, told: Told = {}) {
-    super(message, { cause: told.cause })
+  constructor(code: SpillwayErrorCode, message: string, details: ErrorDetails = {}) {
+    super(message, { cause: details.cause })
     this.code = code
-    this.status = told.status ?? null
-    this.retryAfterMs = told.retryAfterMs ?? null
-    this.problem = told.problem ?? null
-    this.attempts = told.attempts ?? 1
-    this.retryable = told.retryable ?? mayPass(code, this.status)
+    this.status = details.status ?? null
+    this.retryAfterMs = details.retryAfterMs ?? null
+    this.problem = details.problem ?? null
+    this.attempts = details.attempts ?? 1
+    this.retryable = details.retryable ?? mayPass(code, this.status)
   }
 
   /** The same as `retryable`, under its first name. */

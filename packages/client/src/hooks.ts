@@ -19,7 +19,7 @@ export function calling(call: () => unknown, failed: (fault: unknown) => void): 
   }
 }
 
-export const tellsOf =
+export const warnAbout =
   (logger: Logger) =>
   (fault: unknown): void =>
     logger.warn('a hook failed', { error: textOf(fault) })
@@ -34,7 +34,7 @@ export function safeLogger(logger: Logger): Logger {
 }
 
 export function safeHooks(hooks: Hooks, logger: Logger): Required<Hooks> {
-  const failed = tellsOf(logger)
+  const failed = warnAbout(logger)
   return {
     onRetry: (retrying) => calling(() => hooks.onRetry?.(retrying), failed),
     onQueued: (waiting) => calling(() => hooks.onQueued?.(waiting), failed),

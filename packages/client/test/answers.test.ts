@@ -26,7 +26,7 @@ function client(options: Partial<ClientOptions> = {}): Client {
   const onRetry = (retrying: Retrying): void => {
     retries.push(retrying)
   }
-  // Without chance: what is held back is told by tests of its own.
+  // Throttling is random, so it is off here. It has tests of its own.
   return createClient({ baseUrl: proxy.origin, throttle: false, hooks: { onRetry }, ...options })
 }
 

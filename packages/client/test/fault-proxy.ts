@@ -42,7 +42,7 @@ export interface FaultProxy {
 
 /** A refusal as the server makes them. */
 export function refusal(status: 429 | 503, retryAfter: string, code = 'overloaded'): Fault {
-  const body = JSON.stringify({ code, title: code, detail: 'told by the proxy', status })
+  const body = JSON.stringify({ code, title: code, detail: 'sent by the proxy', status })
   const headers = { 'content-type': 'application/problem+json', 'retry-after': retryAfter }
   return { kind: 'answer', status, headers, body }
 }

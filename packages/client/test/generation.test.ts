@@ -93,7 +93,7 @@ describe('a generation', () => {
     expect(text).toBe(tokensOf(4))
   })
 
-  it('that waits tells its place', async () => {
+  it('that waits reports its position', async () => {
     const client = newClient()
     const first = client.generate(ask('tokens=1 end=hang'))
     const held = first[Symbol.asyncIterator]()
@@ -105,7 +105,7 @@ describe('a generation', () => {
     const third = client.generate(ask('tokens=2'), {
       onQueued: (waiting) => {
         places.push(waiting)
-        // Both places of this user are held until it is told that it waits.
+        // Both permits of this user are held until onQueued is called.
         if (places.length === 1) void Promise.all([first.cancel(), second.cancel()])
       },
     })

@@ -36,7 +36,7 @@ describe('operations', () => {
     expect(await client.operations.wait(first.operationId)).toMatchObject({ status: 'completed' })
   })
 
-  it('that were cancelled although the answer was lost are told as cancelled', async () => {
+  it('whose cancel succeeded but whose response was lost are reported as cancelled', async () => {
     await client.lanes.pause({ queue: 'lost-cancel' })
     const { operationId } = await client.operations.submit(order('lost-cancel'))
     proxy.plan('/cancel', { kind: 'drop', when: 'after' })
@@ -55,7 +55,7 @@ describe('operations', () => {
     const statuses = events.map((event) => (event.type === 'status' ? event.operation.status : event.type))
     expect(statuses[0]).toBe('pending')
     expect(statuses.at(-1)).toBe('completed')
-    // Told again on the second connection, it is not told twice.
+    // The second connection sends the status again. The client reports it once.
     expect(statuses.filter((status) => status === 'pending')).toHaveLength(1)
   })
 
@@ -121,7 +121,7 @@ describe('messages', () => {
     expect(await client.messages.pop('orders/eu')).toEqual([])
   })
 
-  it('that have to wait are told as queued, and polled for to their end', async () => {
+  it('that have to wait are reported as queued and polled until they end', async () => {
     await client.lanes.pause({ queue: 'held' })
     // Makes the lane wait: what comes behind it has to.
     const first = await client.operations.submit(order('held'))

@@ -54,14 +54,14 @@ export async function runningServer(env: Record<string, string> = {}): Promise<R
   })
   living.add(server)
   const ended = once(server, 'close').then(() => living.delete(server))
-  let told = ''
+  let stderr = ''
   const origin = await new Promise<string>((resolve, reject) => {
     server.stderr.setEncoding('utf8').on('data', (text: string) => {
-      told += text
-      const found = /listens on (http:\S+)/.exec(told)?.[1]
+      stderr += text
+      const found = /listens on (http:\S+)/.exec(stderr)?.[1]
       if (found !== undefined) resolve(found)
     })
-    server.once('close', () => reject(new Error(`the server ended before it listened:\n${told}`)))
+    server.once('close', () => reject(new Error(`the server ended before it listened:\n${stderr}`)))
   })
   await ready(origin)
   return {

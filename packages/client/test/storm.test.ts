@@ -4,7 +4,7 @@ import { virtualClock } from './virtual-clock.js'
 
 const seeds = [1, 2]
 const { clients, calls, thinkMsMax, refusesFromMs, refusesUntilMs, retryAfterSeconds, deadlineMs } = thirtySeconds
-/** Requests in a second while all is well. */
+/** Requests per second while the server is healthy. */
 const usual = clients / (thinkMsMax / 2_000)
 
 async function simulated(seed: number, hasManners = true): Promise<Storm> {
@@ -31,8 +31,8 @@ describe.each(seeds)('200 clients of a server that refuses 90 of 100 for 30 s (s
     bins = histogram(seen)
     const ratio = (seen.sent / seen.useful).toFixed(2)
     const longest = (seen.longestMs / 1_000).toFixed(1)
-    const told = `${seen.sent} requests for ${seen.useful} useful ones (${ratio}), longest call ${longest} s`
-    console.log(`seed ${seed}: ${told}\n${drawn(bins)}`)
+    const summary = `${seen.sent} requests for ${seen.useful} useful ones (${ratio}), longest call ${longest} s`
+    console.log(`seed ${seed}: ${summary}\n${drawn(bins)}`)
   })
 
   it('all succeed within their deadlines', () => {

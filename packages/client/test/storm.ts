@@ -45,7 +45,7 @@ const impatient: Partial<ClientOptions> = {
   retry: { attempts: 1_000, maxRetryDelayMs: 2_000, honorRetryAfter: false, budget: false },
 }
 
-/** `exchange` carries a request to the server and back, and tells when it arrives there. */
+/** `exchange` carries a request to the server and back, and says when it arrives there. */
 export async function storm(
   options: StormOptions,
   clock: Clock,

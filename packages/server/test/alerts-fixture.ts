@@ -1,14 +1,14 @@
 /** Processes that report alerts, on one database, and a receiver for what they send. */
 import { pino } from 'pino'
 import type { FastifyLike } from '../../spillway/src/http/operations-routes.js'
-import type { IntakeApi } from '../../spillway/src/index.js'
+import type { Intake } from '../../spillway/src/intake/intake.js'
 import { type Bench, bench, eventually, loggingTo } from '../../spillway/test/pipeline-fixture.js'
-import { buildApp } from '../src/http/app.js'
-import type { Authenticator } from '../src/http/auth.js'
-import type { Role } from '../src/http/identity.js'
-import { createAlertMetrics } from '../src/telemetry/alert-metrics.js'
-import { createMetrics } from '../src/telemetry/metrics.js'
+import { buildApp } from '../src/app.js'
+import type { Authenticator } from '../src/auth/auth.js'
+import type { Role } from '../src/auth/identity.js'
+import { createMetrics } from '../src/prometheus/metrics.js'
 import { type Alert, type Alerts, type AlertsOptions, defineAlerts } from '../src/workloads/alerts/index.js'
+import { createAlertMetrics } from '../src/workloads/alerts/metrics.js'
 import { type Call, type Handle, startTarget, type Target } from './server-process.js'
 
 export const secret = 'a secret of both sides'
@@ -21,7 +21,7 @@ export interface Notice {
 }
 
 export interface Reporter {
-  intake: IntakeApi
+  intake: Intake
   alerts: Alerts
   metrics(): Promise<string>
 }
@@ -93,7 +93,7 @@ export function latencyAlert(status: Alert['status'], subject = 's', change: Par
   }
 }
 
-/** Routes in an app; whoever sends `Bearer <role>` has that role. */
+/** Routes in an app. A request with `Bearer <role>` has that role. */
 export async function listening(...routes: ((app: FastifyLike) => Promise<void>)[]) {
   const authenticator: Authenticator = {
     enabled: true,

@@ -1,19 +1,20 @@
 /** A process for tests to kill: it reports an alert, runs no operations itself, and says when the report is written. */
 
-import { createIntake, postgres } from '../../spillway/src/index.js'
-import { createAlertMetrics } from '../src/telemetry/alert-metrics.js'
-import { createMetrics } from '../src/telemetry/metrics.js'
+import { postgres } from '../../spillway/src/index.js'
+import { openIntake } from '../../spillway/src/intake/intake.js'
+import { createMetrics } from '../src/prometheus/metrics.js'
 import { defineAlerts } from '../src/workloads/alerts/index.js'
+import { createAlertMetrics } from '../src/workloads/alerts/metrics.js'
 
 const [url, webhook] = process.argv.slice(2)
 if (!url || !webhook) throw new Error('usage: alerts-reporter-process <database url> <webhook url>')
 
 const nothing = (): void => undefined
-const intake = await createIntake({ store: postgres({ url }), work: false })
+const intake = await openIntake({ store: postgres({ url }), work: false })
 const alerts = defineAlerts(intake, {
   schema: '"spillway"',
   webhook: { url: webhook, secret: null },
-  // A change is told by a line once it is committed.
+  // Prints a line for each change once it is committed.
   log: { debug: nothing, info: nothing, warn: (_, message) => console.log(message), error: nothing },
   metrics: createAlertMetrics(createMetrics({ runtime: false }).registry),
 })

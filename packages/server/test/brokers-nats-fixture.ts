@@ -9,7 +9,7 @@ import type { Delivery, RouterBroker } from '../src/brokers/port.js'
 export interface Room {
   subject: string
   logged: Logged[]
-  /** Connected, unless told not to wait. */
+  /** Connected, unless `wait` is false. */
   broker(options?: Partial<NatsBrokerOptions> & { wait?: boolean }): Promise<RouterBroker>
   /** As a stranger. */
   nc(): Promise<NatsConnection>

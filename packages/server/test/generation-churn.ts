@@ -1,8 +1,8 @@
 /** Clients that come, read, leave and cancel at random while processes are killed: what is counted, and what is held at the end. */
 import { setTimeout as delay } from 'node:timers/promises'
-import { Reader, type Told } from '../../spillway/test/generation-faults-reader.js'
 import type { SeenRequest } from '../../spillway/test/setup/scripted-upstream.js'
 import type { GenerationFleet } from './generation-faults-fleet.js'
+import { Reader, type Transcript } from './generation-faults-reader.js'
 import { post } from './server-process.js'
 
 export interface ChurnOptions {
@@ -16,7 +16,7 @@ export interface ChurnOptions {
 }
 
 export interface Churned {
-  told: Told[]
+  transcripts: Transcript[]
   left: number
   cancelled: number
   read: number
@@ -37,7 +37,7 @@ export function randomOf(seed: number): () => number {
 export async function churn(fleet: GenerationFleet, o: ChurnOptions): Promise<Churned> {
   fleet.upstream.forget()
   const random = randomOf(o.seed)
-  const result: Churned = { told: [], left: 0, cancelled: 0, read: 0, crashes: 0, directAtOnce: new Map() }
+  const result: Churned = { transcripts: [], left: 0, cancelled: 0, read: 0, crashes: 0, directAtOnce: new Map() }
   let next = 0
   let crashing: Promise<void> = Promise.resolve()
   const every = Math.ceil(o.clients / (o.crashes + 1))
@@ -58,7 +58,7 @@ export async function churn(fleet: GenerationFleet, o: ChurnOptions): Promise<Ch
   }
   await Promise.all(Array.from({ length: o.width }, client))
   await crashing
-  result.directAtOnce = directAtOnce(result.told, fleet.upstream.requests)
+  result.directAtOnce = directAtOnce(result.transcripts, fleet.upstream.requests)
   return result
 }
 
@@ -85,11 +85,11 @@ async function one(
     result.read++
   } else {
     await Promise.race([delay(afterMs), reader.over])
-    const id = reader.told.streamId
+    const id = reader.transcript.streamId
     if (what < 0.5 && id !== null) {
       result.cancelled++
       const origin = fleet.origins()[n % fleet.origins().length] ?? ''
-      // Whoever is asked may be the one that is killed.
+      // This instance may be the one that is killed.
       await post({ origin }, `/api/v1/streams/${id}/cancel`, undefined, { 'x-user-id': `user-${n % o.users}` }).catch(
         () => undefined,
       )
@@ -98,13 +98,13 @@ async function one(
       reader.leave()
     }
   }
-  result.told.push(await reader.over)
+  result.transcripts.push(await reader.over)
 }
 
 /** That a client is gone is seen here a moment after the server has seen it, when its successor may have begun. */
 const noticeMs = 250
 
-export function directAtOnce(all: readonly Told[], requests: readonly SeenRequest[]): Map<string, number> {
+export function directAtOnce(all: readonly Transcript[], requests: readonly SeenRequest[]): Map<string, number> {
   const first = new Map<string, SeenRequest>()
   for (const seen of requests) if (!first.has(seen.marker)) first.set(seen.marker, seen)
   const steps = new Map<string, { atMs: number; by: number }[]>()

@@ -1,9 +1,9 @@
 /** One user asks for a great deal, then many ask for one thing each: who waits for how long. */
 
-import { Reader, type Told } from '../../spillway/test/generation-faults-reader.js'
-import { judge } from '../../spillway/test/generation-faults-verdict.js'
 import { monotonicMs } from '../../spillway/test/setup/scripted-upstream.js'
 import type { GenerationFleet } from './generation-faults-fleet.js'
+import { Reader, type Transcript } from './generation-faults-reader.js'
+import { judge } from './generation-faults-verdict.js'
 import { until } from './server-process.js'
 
 export interface Contention {
@@ -48,7 +48,7 @@ export async function contend(fleet: GenerationFleet, o: Contention): Promise<Co
   const [others, greedy] = await Promise.all([settledOf(few), settledOf(many)])
   await until('nothing is left', async () => (await fleet.leftovers()).length === 0)
   const began = new Map(fleet.upstream.requests.map(({ marker, beganMs }) => [marker, beganMs]))
-  const beganOf = ({ ask: { marker } }: Told): number => began.get(marker) ?? Number.POSITIVE_INFINITY
+  const beganOf = ({ ask: { marker } }: Transcript): number => began.get(marker) ?? Number.POSITIVE_INFINITY
   const turns = greedy.map(beganOf)
   const lastMs = Math.max(...others.map(beganOf))
   const greedyTurns = turns.filter((ms) => ms >= fromMs && ms <= lastMs).length
@@ -56,14 +56,16 @@ export async function contend(fleet: GenerationFleet, o: Contention): Promise<Co
     findings: judge([...others, ...greedy], fleet.upstream.requests).findings,
     waitMs: spread(others.map(waitOf)),
     greedyWaitMs: spread(greedy.map(waitOf)),
-    greedyBefore: spread(others.map((told) => turns.filter((ms) => ms >= told.askedMs && ms < beganOf(told)).length)),
+    greedyBefore: spread(
+      others.map((transcript) => turns.filter((ms) => ms >= transcript.askedMs && ms < beganOf(transcript)).length),
+    ),
     jain: jainOf([greedyTurns, ...others.map(() => 1)]),
   }
 }
 
-const settledOf = (readers: readonly Reader[]): Promise<Told[]> => Promise.all(readers.map(({ over }) => over))
+const settledOf = (readers: readonly Reader[]): Promise<Transcript[]> => Promise.all(readers.map(({ over }) => over))
 
-const waitOf = ({ askedMs, firstTokenMs }: Told): number => (firstTokenMs ?? Number.POSITIVE_INFINITY) - askedMs
+const waitOf = ({ askedMs, firstTokenMs }: Transcript): number => (firstTokenMs ?? Number.POSITIVE_INFINITY) - askedMs
 
 function spread(values: readonly number[]): Spread {
   const sorted = [...values].sort((a, b) => a - b)

@@ -3,10 +3,10 @@
  * end of each to itself until then.
  */
 import { setTimeout as delay } from 'node:timers/promises'
-import { type Ask, Reader, type Told } from '../../spillway/test/generation-faults-reader.js'
-import { type Judged, judge } from '../../spillway/test/generation-faults-verdict.js'
 import { monotonicMs } from '../../spillway/test/setup/scripted-upstream.js'
 import { type FleetMember, type GenerationFleet, leaseSeconds, marginMs, type Role } from './generation-faults-fleet.js'
+import { type Ask, Reader, type Transcript } from './generation-faults-reader.js'
+import { type Judged, judge } from './generation-faults-verdict.js'
 import { get, until } from './server-process.js'
 
 export interface WaveOptions {
@@ -20,15 +20,15 @@ export interface WaveOptions {
   patienceMs?: number
   /** Of the streams that had their first token when it happened; those that wait are in the queue. Default 0.5. */
   begunShare?: number
-  /** What happens, until all is as it should be again. `release`: from now on the upstream tells ends; else behind it. */
+  /** Runs the fault and waits for recovery. `release`: the upstream ends its streams from now on; by default after the fault. */
   happens(release: () => void): Promise<void>
 }
 
 const releaseMs = 50
 
 export interface WaveResult extends Judged {
-  all: Told[]
-  /** The longest from the fault to an end; of what came to its own end, from when the upstream told that. */
+  all: Transcript[]
+  /** The longest time from the fault to an end; for streams that completed, from when the upstream ended them. */
   lateMs: number
   /** How many streams had begun and not ended when it happened. */
   hit: number
@@ -46,7 +46,9 @@ export async function wave(fleet: GenerationFleet, options: WaveOptions): Promis
   })
   await Promise.all(readers.map(({ promised }) => promised))
   await isBegun(readers, Math.ceil(streams * (options.begunShare ?? 0.5)))
-  const hit = readers.filter(({ told }) => told.firstTokenMs !== null && told.ends.length === 0).length
+  const hit = readers.filter(
+    ({ transcript }) => transcript.firstTokenMs !== null && transcript.ends.length === 0,
+  ).length
   const happenedMs = monotonicMs()
   // One that is run again comes later, to be released as well.
   let releasing: NodeJS.Timeout | undefined

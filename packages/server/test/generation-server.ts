@@ -72,8 +72,8 @@ export class SseStream {
     return this.events.filter((each) => each.event === event)
   }
 
-  /** The data of one name's events, as they mean it. */
-  told(event: string | null): Record<string, unknown>[] {
+  /** The parsed data of the events of one name. */
+  dataOf(event: string | null): Record<string, unknown>[] {
     return this.named(event).map(({ data }) => JSON.parse(data))
   }
 
@@ -83,7 +83,7 @@ export class SseStream {
 
   /** What its end said, where that was no proper one. */
   get error(): Record<string, unknown> | undefined {
-    const native = this.told('error')[0]
+    const native = this.dataOf('error')[0]
     if (native !== undefined) return native
     const last = this.named(null).at(-1)?.data ?? ''
     return last.startsWith('{"error"') ? JSON.parse(last).error : undefined
@@ -158,14 +158,14 @@ export class SseStream {
 
 function contentOf({ event, data }: SseEvent): string {
   if (data === '[DONE]' || (event !== null && event !== 'chunk')) return ''
-  const told = JSON.parse(data)
-  return event === 'chunk' ? told.content : (told.choices?.[0]?.delta?.content ?? '')
+  const parsed = JSON.parse(data)
+  return event === 'chunk' ? parsed.content : (parsed.choices?.[0]?.delta?.content ?? '')
 }
 
 async function withinTime<T>(what: string, wanted: Promise<T>): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new Error(`Waited ${waitMs} ms in vain: ${what}`)), waitMs)
+    timer = setTimeout(() => reject(new Error(`Timed out after ${waitMs} ms: ${what}`)), waitMs)
   })
   try {
     return await Promise.race([wanted, late])

@@ -1,12 +1,12 @@
 import { connect, type Socket } from 'node:net'
 import { pino } from 'pino'
 import Type from 'typebox'
-import { type App, type AppDeps, buildApp } from '../src/http/app.js'
-import { createAuthenticator } from '../src/http/auth.js'
-import { addDemoEcho } from '../src/http/demo-echo.js'
-import { addHealth, type CheckState } from '../src/http/health.js'
-import { addLanding } from '../src/http/landing.js'
-import { addOpenApi } from '../src/http/openapi.js'
+import { type App, type AppDeps, buildApp } from '../src/app.js'
+import { createAuthenticator } from '../src/auth/auth.js'
+import { addDemoEcho } from '../src/demo/echo.js'
+import { addHealth, type CheckState } from '../src/health.js'
+import { addLanding } from '../src/landing.js'
+import { addOpenApi } from '../src/openapi.js'
 
 export interface Listening {
   app: App

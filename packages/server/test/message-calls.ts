@@ -50,7 +50,7 @@ export interface AckResult {
   dlq: boolean
 }
 
-export interface OperationTold {
+export interface QueuedOperation {
   queue: string
   partition: string
   operationId: string
@@ -104,7 +104,7 @@ export const pop = (server: Server, queue: string | null, options: PopOptions = 
 
 export const messagesOf = ({ body }: Answer): Message[] => (body.messages ?? []) as Message[]
 
-/** What is there now; empty when there is nothing. One that is told to come back does so, as a client would. */
+/** The messages available now; empty if there are none. Retries as a client would when the answer asks for it. */
 export async function take(server: Server, queue: string | null, options: PopOptions = {}): Promise<Message[]> {
   const answer = await until('a pop that is not refused', async () => {
     const given = await pop(server, queue, options)
@@ -177,9 +177,9 @@ export const pauseLane = (server: Server, queue: string, partition?: string) =>
 export const resumeLane = (server: Server, queue: string, partition?: string) =>
   post(server, '/api/v1/lanes/resume', { queue, ...(partition !== undefined && { partition }) })
 
-export const operationsOf = ({ body }: Answer): OperationTold[] => body.operations as OperationTold[]
+export const operationsOf = ({ body }: Answer): QueuedOperation[] => body.operations as QueuedOperation[]
 
-/** Every operation that a 202 told of is through. */
+/** Every operation that a 202 lists has ended. */
 export async function drained(server: Server, answer: Answer, ms = 20_000): Promise<void> {
   for (const { operationId } of operationsOf(answer)) {
     await until(

@@ -1,18 +1,19 @@
 /** The administration of messages on a database of its own: its routes in an app, beside what pushes, pops and acknowledges. */
 import { pino } from 'pino'
-import { laneOf } from '../../spillway/src/core/lane.js'
+import { laneOf } from '../../spillway/src/core/ids.js'
 import type { FastifyLike } from '../../spillway/src/http/operations-routes.js'
-import type { IntakeApi } from '../../spillway/src/index.js'
+import type { Intake } from '../../spillway/src/intake/intake.js'
 import { type Bench, bench } from '../../spillway/test/pipeline-fixture.js'
-import { buildApp } from '../src/http/app.js'
-import type { Authenticator } from '../src/http/auth.js'
-import { Buffers } from '../src/http/buffers.js'
-import type { Principal } from '../src/http/identity.js'
-import { messageAdministrationRoutes } from '../src/workloads/messages/administration-routes.js'
-import { type Acknowledgment, Consume } from '../src/workloads/messages/consume.js'
+import { buildApp } from '../src/app.js'
+import type { Authenticator } from '../src/auth/auth.js'
+import type { Principal } from '../src/auth/identity.js'
+import { Buffers } from '../src/traffic/buffers.js'
+import { messageAdministrationRoutes } from '../src/workloads/messages/admin/routes.js'
+import type { Acknowledgment } from '../src/workloads/messages/consume/acks.js'
+import { Consume } from '../src/workloads/messages/consume/consume.js'
 import { MessageSizes } from '../src/workloads/messages/message-sizes.js'
 import type { MessagesOptions } from '../src/workloads/messages/options.js'
-import { Push } from '../src/workloads/messages/push.js'
+import { Push } from '../src/workloads/messages/push/push.js'
 import { Queues } from '../src/workloads/messages/queues.js'
 import { Seal } from '../src/workloads/messages/seal.js'
 
@@ -57,8 +58,8 @@ export interface Taken {
 
 export interface MessagesBench {
   bench: Bench
-  intake: IntakeApi
-  /** Queues that were told to have something. */
+  intake: Intake
+  /** Queues that were woken. */
   woken: string[]
   maintenance: { enabled: boolean }
   call(method: 'GET' | 'POST' | 'DELETE', url: string, given?: { body?: unknown; as?: string }): Promise<Called>
@@ -79,7 +80,7 @@ const uncounted: MessagesOptions['metrics'] = {
 }
 const partitionOf = (queue: string, partition: string): string => laneOf([queue, partition]).id
 
-/** Whoever sends `Bearer <name>` is that one; with no principals, authentication is off. */
+/** A request with `Bearer <name>` has that principal. Without principals, authentication is off. */
 function authenticatorOf(principals: Readonly<Record<string, Principal>> | null): Authenticator {
   return {
     enabled: principals !== null,
@@ -109,8 +110,9 @@ export async function messagesBench(
     log: { debug: nothing, info: nothing, warn: nothing, error: nothing },
     metrics: uncounted,
   }
+  const queues = new Queues(intake, schema)
   const sizes = new MessageSizes()
-  const push = new Push(intake, workload, new Queues(intake, schema), seal, sizes)
+  const push = new Push(intake, workload, queues, seal, sizes)
   const consume = new Consume(intake, workload, seal, sizes)
   const woken: string[] = []
   const maintenance = { enabled: false }
@@ -123,21 +125,22 @@ export async function messagesBench(
     connectionsMax: 100,
     corsOrigins: [],
   })
-  const routes = messageAdministrationRoutes(
-    { intake, seal: options.hasKey === false ? null : seal, options: workload },
-    {
-      wake: (queue) => void woken.push(queue),
-      maintenance: {
-        on: async () => {
-          maintenance.enabled = true
-        },
-        off: async () => {
-          maintenance.enabled = false
-        },
-        state: async () => ({ maintenanceMode: maintenance.enabled, bufferedMessages: 3 }),
+  const routes = messageAdministrationRoutes({
+    intake,
+    seal: options.hasKey === false ? null : seal,
+    queues,
+    options: workload,
+    wake: (queue) => void woken.push(queue),
+    maintenance: {
+      on: async () => {
+        maintenance.enabled = true
       },
+      off: async () => {
+        maintenance.enabled = false
+      },
+      state: async () => ({ maintenanceMode: maintenance.enabled, bufferedMessages: 3 }),
     },
-  )
+  })
   await app.register(async (inner) => routes(inner as unknown as FastifyLike))
   const origin = await app.listen({ host: '127.0.0.1', port: 0 })
 

@@ -41,7 +41,7 @@ export const transition = (server: Server, id: string, to: string, reason?: stri
 export const withdraw = (server: Server, id: string, requester: string, headers: Headers = {}) =>
   post(server, `${petitionsPath}/${id}/withdraw`, { requester_id: requester }, headers)
 
-/** Every member that contract §0 asks of a problem document, and the headers that go with it. */
+/** Every member of a problem document (docs/reference/errors.md), and the headers that go with it. */
 export function expectProblem(answer: Answer, status: number, code: string): void {
   expect({ status: answer.status, code: answer.body.code }, answer.text).toEqual({ status, code })
   expect(answer.headers.get('content-type')).toBe('application/problem+json')
@@ -58,7 +58,7 @@ export function expectProblem(answer: Answer, status: number, code: string): voi
   expect(answer.headers.get('retry-after')).toBe(late ? String(answer.body.retry_after_seconds) : null)
 }
 
-/** A plain connection to the server's database, and what is told there. */
+/** A plain connection to the server's database, and its notifications. */
 export interface Tables {
   query<Row extends Record<string, unknown>>(text: string, values?: unknown[]): Promise<Row[]>
   /** The rows of every table that a submission may touch, as one text; of rates those that count something. */

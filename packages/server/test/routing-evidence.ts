@@ -29,7 +29,7 @@ export interface Scenario {
   detectionMaxMs: number
   checkIntervalSeconds: number
   checkTimeoutMs: number
-  /** Decisions per minute and tenant when all is well. */
+  /** Decisions per minute and tenant without overload. */
   decidePerMinute: number
 }
 
@@ -106,7 +106,7 @@ export interface Evidence {
   polls: Poll[]
   intakes: Record<string, IntakeSample[]>
   gateway: GatewaySample[]
-  /** As the broker tells it; without NATS, what was accepted until then. */
+  /** As the broker reports it; without NATS, what was accepted until then. */
   backlog: { at: number; count: number }[]
   notices: Notice[]
   /** As the gateway counts. */

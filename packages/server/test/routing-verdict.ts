@@ -255,8 +255,8 @@ function silent({ scenario, notices, endedAt }: Evidence): string[] {
   const names = new Set([backpressureAlert, ...scenario.passes.map((signal) => alertOf[signal])])
   const found = notices.filter(({ isSigned }) => !isSigned).map(({ name }) => `${name} is not signed`)
   for (const name of new Set([...names, ...notices.map((notice) => notice.name)])) {
-    const told = notices.filter((notice) => notice.name === name).map(({ status }) => status)
-    if (told.join() !== 'firing,resolved') found.push(`${name}: ${told.join(', ') || 'nothing'}`)
+    const statuses = notices.filter((notice) => notice.name === name).map(({ status }) => status)
+    if (statuses.join() !== 'firing,resolved') found.push(`${name}: ${statuses.join(', ') || 'nothing'}`)
   }
   for (const { name, status, at } of notices) {
     const ms = Math.round(at - endedAt)

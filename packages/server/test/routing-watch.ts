@@ -47,7 +47,7 @@ export class FleetWatch {
     return this.gateway.at(-1)?.status ?? 'unknown'
   }
 
-  /** The highest level that a process tells now: 0 inactive, 1 warning, 2 active; NaN before all have told. */
+  /** The highest level that a process reports now: 0 inactive, 1 warning, 2 active; NaN before all have reported. */
   get level(): number {
     return Math.max(...Object.values(this.intakes).map((samples) => samples.at(-1)?.level ?? Number.NaN))
   }
@@ -119,8 +119,8 @@ export class FleetWatch {
  * most of what an answer takes, and says nothing of the one who answers. 0 where the system does not tell.
  */
 async function starvedMs(pid: number): Promise<number> {
-  const told = await readFile(`/proc/${pid}/schedstat`, 'utf8').catch(() => '')
-  return Number(told.split(' ')[1] ?? 0) / 1_000_000
+  const schedstat = await readFile(`/proc/${pid}/schedstat`, 'utf8').catch(() => '')
+  return Number(schedstat.split(' ')[1] ?? 0) / 1_000_000
 }
 
 /** The few lines that are looked at: all of them, ten times a second and process, would take the CPU of the test. */

@@ -37,6 +37,8 @@ export interface StartOptions {
   args?: readonly string[]
   /** A command that runs the program, e.g. `['unshare', '-m']`; its last argument is followed by node and ours. */
   wrap?: readonly string[]
+  /** Another build of the program, e.g. of an earlier release. */
+  program?: string
   /** Wait until it can accept work. Default true; false waits for its address only. */
   ready?: boolean
   /** Default 30 s. */
@@ -63,8 +65,9 @@ function byWayOfPooler({ DATABASE_URL }: Env): Env {
 }
 
 function launch(env: Env, options: StartOptions) {
-  if (!existsSync(program)) throw new Error('The program is not built: run `npm run build` first.')
-  const [command = '', ...args] = [...(options.wrap ?? []), process.execPath, program, ...(options.args ?? ['serve'])]
+  const main = options.program ?? program
+  if (!existsSync(main)) throw new Error('The program is not built: run `npm run build` first.')
+  const [command = '', ...args] = [...(options.wrap ?? []), process.execPath, main, ...(options.args ?? ['serve'])]
   const { PATH = '', HOME = '/' } = process.env
   const child = spawn(command, args, {
     // Nothing of ours leaks in: an unknown SPILLWAY_ name would stop the start.
@@ -167,7 +170,7 @@ export async function until<T>(
   for (;;) {
     const found = await look()
     if (found !== undefined && found !== null && found !== false) return found
-    if (performance.now() > deadline) throw new Error(`Waited ${ms} ms in vain: ${what}`)
+    if (performance.now() > deadline) throw new Error(`Timed out after ${ms} ms: ${what}`)
     await delay(15)
   }
 }

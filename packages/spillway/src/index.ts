@@ -1,56 +1,80 @@
 /** The public API. Anything not exported here may change at any time. */
-import type { IntakeApi, IntakeOptions } from './intake/intake-api.js'
+import type { IntakeOptions, Intake as WholeIntake } from './intake/intake.js'
 
-export type { LaneName } from './core/lane.js'
+export type { LaneName } from './core/ids.js'
 export type { OperationReport } from './core/operation-status.js'
 export { FailOperation, LeaveOperation, OperationAborted, RetryOperation } from './core/outcome.js'
 export type { IntakeLog, IntakeSettings } from './core/settings.js'
-export type { ConnectionPool, PoolOptions } from './fleet/connection-pool.js'
-export type { Permit } from './gates/gate.js'
-export {
-  type CapacityOptions,
-  type ConnectionsOptions,
-  capacity,
-  connections,
-  type Gate,
-  type HaltOptions,
-  halt,
-  type PressureLevel,
-  type PressureOptions,
-  pressure,
-  type RateOptions,
-  rate,
-} from './gates/index.js'
+export type { ConnectionPool } from './fleet/connection-pool.js'
+export { type CapacityOptions, capacity } from './gates/capacity.js'
+export { connections } from './gates/connections.js'
+export type { Gate, Permit } from './gates/gate.js'
+export { halt } from './gates/halt.js'
+export { pressure } from './gates/pressure.js'
+export { type RateOptions, rate } from './gates/rate.js'
 export type { FastifyRoute } from './http/fastify-binding.js'
-export type { FetchHandler, FetchInfo } from './http/fetch-binding.js'
-export type { TicketRoutesOptions } from './http/operations-routes.js'
+export type { FetchHandler } from './http/fetch-binding.js'
+export type { NodeHandler } from './http/node-binding.js'
 export type { Viewer } from './http/viewer.js'
+export type { Admission, AdmissionAnswer } from './intake/admission.js'
 export type { Answer } from './intake/answer.js'
 export type {
   ApplyItem,
-  ApplyOptions,
   DefineOptions,
   Definition,
-  EffectItem,
   IntakeRequest,
   IntakeUser,
-  LimitedItem,
   Rejection,
   RunContext,
-  RunOptions,
   SqlEffect,
 } from './intake/define.js'
-export type { IntakeApi, IntakeOptions, SubmitAllOptions, SubmitOptions } from './intake/intake-api.js'
+export type { IntakeOptions } from './intake/intake.js'
 export type { Refusal } from './intake/refusal.js'
-export { Ledger, type Verification, type WitnessedEvent } from './ledger/ledger.js'
+export type { SubmitOptions } from './intake/submission.js'
+export type { Verification } from './ledger/ledger.js'
 export type { MetricRegistry } from './metrics/families.js'
 export { createMetrics, type Metrics } from './metrics/metrics.js'
 export { type EmbeddedOptions, embedded } from './store/embedded-store.js'
 export type { CancelOutcome, LedgerRow, Store, Tx } from './store/port.js'
 export { type PostgresOptions, postgresStore as postgres } from './store/postgres/store.js'
 
+/** What `createIntake` returns. All other members of the class are for our own packages and may change at any time. */
+export type Intake = Pick<
+  WholeIntake,
+  | 'define'
+  | 'admission'
+  | 'route'
+  | 'fetch'
+  | 'express'
+  | 'node'
+  | 'guard'
+  | 'ticketRoutes'
+  | 'submit'
+  | 'submitAll'
+  | 'enqueue'
+  | 'cancel'
+  | 'forgetKey'
+  | 'statusOf'
+  | 'laneDepths'
+  | 'halt'
+  | 'resume'
+  | 'pauseType'
+  | 'resumeType'
+  | 'releaseCapacity'
+  | 'transaction'
+  | 'read'
+  | 'statements'
+  | 'ledger'
+  | 'onNotice'
+  | 'pool'
+  | 'instance'
+  | 'refresh'
+  | 'close'
+  | 'metrics'
+>
+
 /** An intake on a store: `createIntake({ store: postgres({ url }) })` or `{ store: embedded() }`. */
-export async function createIntake(options: IntakeOptions): Promise<IntakeApi> {
-  const { openIntake } = await import('./intake/intake-api.js')
+export async function createIntake(options: IntakeOptions): Promise<Intake> {
+  const { openIntake } = await import('./intake/intake.js')
   return openIntake(options)
 }

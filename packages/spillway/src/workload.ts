@@ -3,21 +3,21 @@
  * at any time.
  */
 
-export type { Permit } from './gates/gate.js'
-
 import './http/typebox.js'
 
 export { codeOf, retryConflicts } from './accept/conflict-retry.js'
 export { Flush } from './accept/flush.js'
-export { digestUuid, type LaneName, laneOf } from './core/lane.js'
-export { newOperationId } from './core/operation-id.js'
+export { digestUuid, isUuid, type LaneName, laneOf, newOperationId } from './core/ids.js'
 export type { OperationReport } from './core/operation-status.js'
 export { FailOperation, LeaveOperation, OperationAborted, RetryOperation } from './core/outcome.js'
 export type { IntakeLog } from './core/settings.js'
 export { intakeDefaults } from './core/settings.js'
 export type { ConnectionPool } from './fleet/connection-pool.js'
-export { capacity, type Gate, halt, pressure, rate } from './gates/index.js'
-export { ticketPath, toWire, type Wire } from './http/answer.js'
+export { capacity } from './gates/capacity.js'
+export type { Gate, Permit } from './gates/gate.js'
+export { halt } from './gates/halt.js'
+export { pressure } from './gates/pressure.js'
+export { rate } from './gates/rate.js'
 export { bodyFormFault, bodyTooLarge } from './http/body-form.js'
 export { CarriedJson, carry, each, jsonOf, memberTexts, withoutRepeated } from './http/carried-json.js'
 export {
@@ -34,12 +34,29 @@ export {
 export { mountedRoute } from './http/fastify-binding.js'
 export { answerFault, faultProblem, internalFault, ProblemError } from './http/faults.js'
 export { pointerStep, presentablePointer, type RequestFault } from './http/json-pointer.js'
-export { type Entered, type Entry, type Gone, type Mount, mount } from './http/mount.js'
+export {
+  appliedPreferences,
+  type Entered,
+  type Entry,
+  type Gone,
+  type Mount,
+  type MountHooks,
+  mountAdmission,
+  mountOf,
+  type Parsed,
+  type Preferences,
+  parseIdempotencyKey,
+  parsePreferences,
+  rateHeaders,
+  refusalWire,
+  ticketPath,
+  toWire,
+  type Wire,
+} from './http/mount.js'
 export type { OutputOf } from './http/operation-stream.js'
 export { operationView } from './http/operation-view.js'
 export { type FastifyLike, ticketRoutes } from './http/operations-routes.js'
-export { cursorOf, fitPage, type Page, type PageBounds, type Pagination, paginationOf } from './http/pages.js'
-export { appliedPreferences, type Preferences, parseIdempotencyKey, parsePreferences } from './http/preferences.js'
+export { cursorOf, fitPage, type Page, type PageBounds, type Pagination, paginationOf, placeOf } from './http/pages.js'
 export {
   type ErrorForm,
   encodeProblem,
@@ -55,6 +72,7 @@ export { isUnstorable, parseStrictJson } from './http/strict-json.js'
 export { type Trace, traceFor, traceIdOf } from './http/trace.js'
 export { compileValidator, validatorCompiler } from './http/validation.js'
 export { type Role, roles } from './http/viewer.js'
+export type { Admission, AdmissionAnswer } from './intake/admission.js'
 export { type Answer, queuedBody } from './intake/answer.js'
 export type {
   Definition,
@@ -65,9 +83,9 @@ export type {
   RunContext,
   SqlEffect,
 } from './intake/define.js'
-export { Intake } from './intake/intake.js'
-export { type IntakeApi, intakeApi, type SubmitAllOptions, type SubmitOptions } from './intake/intake-api.js'
+export { Intake, openIntake } from './intake/intake.js'
 export type { Refusal } from './intake/refusal.js'
+export type { Submission, SubmitAllOptions, SubmitOptions } from './intake/submission.js'
 export { canonicalJson } from './ledger/canonical.js'
 export type { Verification } from './ledger/ledger.js'
 export type { SweptBatch } from './maintenance/sweeps.js'
@@ -116,3 +134,5 @@ export {
 } from './streams/port.js'
 export type { Follower } from './streams/relay.js'
 export { Relay } from './streams/relay.js'
+export { type Periodic, periodic } from './time/periodic.js'
+export { withDeadline } from './time/with-deadline.js'

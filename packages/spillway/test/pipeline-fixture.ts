@@ -1,6 +1,7 @@
 import { setTimeout as delay } from 'node:timers/promises'
 import pg from 'pg'
-import { createIntake, type IntakeApi, type IntakeOptions, type PostgresOptions, postgres } from '../src/index.js'
+import { type IntakeOptions, type PostgresOptions, postgres } from '../src/index.js'
+import { type Intake, openIntake } from '../src/intake/intake.js'
 import type { Store, Ticket } from '../src/store/port.js'
 import { freshDatabase } from './setup/database.js'
 
@@ -17,7 +18,7 @@ export interface Bench {
   /** Another instance on the same database. */
   intake(
     options?: Partial<IntakeOptions> & { wrap?: (store: Store) => Store; postgres?: Partial<PostgresOptions> },
-  ): Promise<IntakeApi>
+  ): Promise<Intake>
   sql<Row extends Record<string, unknown>>(text: string, values?: unknown[]): Promise<Row[]>
   ticket(id: string): Promise<Ticket>
   /** The ticket once it is finished. */
@@ -29,11 +30,11 @@ export interface Bench {
 
 export async function bench(): Promise<Bench> {
   const database = await freshDatabase()
-  const intakes: IntakeApi[] = []
+  const intakes: Intake[] = []
   const logged: Logged[] = []
   const pool = new pg.Pool({ connectionString: database.url, max: 4 })
   pool.on('error', () => undefined)
-  const reader = postgres({ url: database.url, poolMax: 2 })
+  const reader = postgres({ url: database.url, poolMax: 8 })
   const ticket = async (id: string): Promise<Ticket> => {
     const found = await reader.ticket(id)
     if (found === null) throw new Error(`there is no operation ${id}`)
@@ -43,8 +44,8 @@ export async function bench(): Promise<Bench> {
     url: database.url,
     logged,
     intake: async ({ wrap = (given: Store) => given, postgres: store, ...options } = {}) => {
-      const intake = await createIntake({
-        store: wrap(postgres({ url: database.url, poolMax: 4, ...store })),
+      const intake = await openIntake({
+        store: wrap(postgres({ url: database.url, poolMax: 8, ...store })),
         retryBaseMs: 20,
         retryMaxMs: 40,
         drainMs: 2_000,

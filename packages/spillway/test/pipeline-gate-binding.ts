@@ -3,7 +3,7 @@ import type { Pulse } from '../src/store/port.js'
 
 export const who: GateRequest = { identity: 'ann', clientAddress: '127.0.0.1' }
 
-/** What a gate gets from the intake, with everything quiet unless told otherwise. */
+/** What a gate gets from the intake, with everything quiet unless set otherwise. */
 export function bindingFor(overrides: Partial<GateBinding> = {}): GateBinding {
   return {
     type: 'orders.place',

@@ -1,7 +1,7 @@
 import type { Claimed, Pulse, Store } from '../src/store/port.js'
 import { emptyPulse } from './pipeline-gate-binding.js'
 
-/** A store of which only what a test names is there; anything else that is called fails the test, saying what. */
+/** A store that has only what a test names; anything else that is called fails the test, saying what. */
 export function storeDouble(methods: Partial<Store> = {}): Store {
   return new Proxy(methods as Store, {
     get: (target, name) => {

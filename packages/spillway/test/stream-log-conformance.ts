@@ -106,7 +106,7 @@ function appending(opened: () => OpenedLog): void {
       expect((await readAll(log, key)).map(({ first }) => first)).toEqual([1, 3, 4])
     })
 
-    it('says written again to the writer whose record is there', async () => {
+    it('says written again to the writer whose record is stored', async () => {
       const { log, other, open } = opened()
       const key = await open()
       await log.append([append(key, 1, 2)])
@@ -177,7 +177,7 @@ function appending(opened: () => OpenedLog): void {
 function ending(opened: () => OpenedLog): void {
   describe('an end', () => {
     for (const end of ['done', 'error', 'cancelled'] as const satisfies EndKind[]) {
-      it(`is told as ${end}, to readers and by the head`, async () => {
+      it(`is reported as ${end}, to readers and by the head`, async () => {
         const { log, other, open } = opened()
         const key = await open()
         await log.append([append(key, 1, 2), append(key, 3, 2, { end })])
@@ -323,8 +323,11 @@ function racing(opened: () => OpenedLog): void {
     const { log, other, open } = opened()
     const keys = await Promise.all(Array.from({ length: 12 }, open))
     const seed = Math.floor(Math.random() * 2 ** 31)
-    const told = new Map<string, 'written' | 'lost'>()
-    await Promise.all([race(log, keys, 'left', seeded(seed), told), race(other, keys, 'right', seeded(seed + 1), told)])
+    const answered = new Map<string, 'written' | 'lost'>()
+    await Promise.all([
+      race(log, keys, 'left', seeded(seed), answered),
+      race(other, keys, 'right', seeded(seed + 1), answered),
+    ])
     const kept = new Set<string>()
     for (const key of keys) {
       const records = await readAll(log, key)
@@ -336,22 +339,22 @@ function racing(opened: () => OpenedLog): void {
       }
       for (const text of texts(records)) kept.add(text)
     }
-    const wrong = [...told].filter(([text, answer]) => kept.has(text) !== (answer === 'written'))
+    const wrong = [...answered].filter(([text, answer]) => kept.has(text) !== (answer === 'written'))
     expect(wrong, `seed ${seed}`).toEqual([])
-    expect([...told.values()].filter((answer) => answer === 'lost').length, `seed ${seed}`).toBeGreaterThan(0)
+    expect([...answered.values()].filter((answer) => answer === 'lost').length, `seed ${seed}`).toBeGreaterThan(0)
   })
 }
 
 /**
- * Writes to every stream until it has ended, all that are left in one call. Whoever lost looks for the end of the log and
- * goes on there as a writer anew, as an operation does that is run again.
+ * Writes to every stream until it has ended, all that are left in one call. A writer that lost looks for the end of the log and
+ * goes on there as a new writer, as an operation does that is run again.
  */
 async function race(
   log: StreamLog,
   keys: readonly StreamKey[],
   name: string,
   random: () => number,
-  told: Map<string, 'written' | 'lost'>,
+  answered: Map<string, 'written' | 'lost'>,
 ): Promise<void> {
   const streams = keys.map((key) => ({ key, last: 0, writer: `${name} ${random()}`, over: false }))
   let serial = 0
@@ -372,7 +375,7 @@ async function race(
     const answers = await log.append(sent.map(({ given }) => given))
     for (const [i, { stream, given }] of sent.entries()) {
       const answer = answers[i] ?? 'lost'
-      for (const text of given.chunks) told.set(text, answer)
+      for (const text of given.chunks) answered.set(text, answer)
       if (answer === 'written') {
         stream.last = given.first + given.chunks.length - 1
         stream.over ||= given.end !== null
@@ -394,7 +397,7 @@ function seeded(seed: number): () => number {
 
 function ringing(opened: () => OpenedLog): void {
   describe('the bell', () => {
-    it('tells another process which streams have grown, and only of those that are to ring', async () => {
+    it('reports to another process which streams have grown, and only those that are to ring', async () => {
       const { log, other, open } = opened()
       const heard: string[] = []
       other.onBell((ids) => heard.push(...(ids ?? [])))
@@ -416,7 +419,7 @@ function ringing(opened: () => OpenedLog): void {
       expect(heard).not.toContain(taken.id)
     })
 
-    it('tells of all, however many there are in one call', async () => {
+    it('reports all, however many there are in one call', async () => {
       const { log, other, open } = opened()
       const heard = new Set<string>()
       other.onBell((ids) => {

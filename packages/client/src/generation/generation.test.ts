@@ -9,7 +9,7 @@ const chunk = (index: number): string =>
 const completeOf = (chunk_count: number): string =>
   event('complete', { thread_id: 't', chunk_count, total_length: 9, duration_ms: 1 }, 9)
 const complete = completeOf(3)
-const failed = (code: string, retryable: boolean): string => event('error', { message: 'told', code, retryable })
+const failed = (code: string, retryable: boolean): string => event('error', { message: 'the message', code, retryable })
 
 /** Each connection brings the next of these, and ends; null: 204. */
 function streaming(...connections: (string | null)[]) {
@@ -76,26 +76,26 @@ describe('a generation', () => {
     expect(await generation.text()).toBe('<0><1>')
   })
 
-  it('ends with the error that it is told', async () => {
+  it('ends with the error that it receives', async () => {
     const { generation, asked } = streaming(chunk(0) + failed('stream_interrupted', true))
     await expect(generation.text()).rejects.toMatchObject({ code: 'stream_interrupted', retryable: true })
     expect(asked).toHaveLength(1)
   })
 
-  it('is given up when connection after connection brings nothing', async () => {
+  it('fails when connection after connection brings nothing', async () => {
     const { generation, asked } = streaming(chunk(0))
     await expect(generation.text()).rejects.toMatchObject({ code: 'unreachable' })
     expect(asked).toHaveLength(4)
   })
 
-  it('that is told as complete with a chunk missing is resumed for it', async () => {
+  it('that ends with a chunk missing is resumed for it', async () => {
     const { generation, asked } = streaming(chunk(0) + chunk(1) + complete, chunk(2) + complete)
     expect(await generation.text()).toBe('<0><1><2>')
     expect(asked[1]?.lastEventId).toBe('2')
     expect(generation.complete).toMatchObject({ chunk_count: 3 })
   })
 
-  it('of which a chunk stays missing is given up, and not told as complete', async () => {
+  it('of which a chunk stays missing fails, and is not reported as complete', async () => {
     const { generation, asked } = streaming(chunk(0) + complete, complete, complete, complete)
     await expect(generation.text()).rejects.toMatchObject({ code: 'unreachable' })
     expect(asked).toHaveLength(4)
@@ -111,7 +111,7 @@ describe('a generation', () => {
     ['its place and an error', event('queued', { position: 1, eta_seconds: 1 }) + failed('draining', true)],
     ['its status', event('status', { stream_id: 'id' })],
     ['a gap', event('status', { stream_id: 'id' }) + chunk(5)],
-  ])('is given up when connection after connection brings nothing but %s', async (_, connection) => {
+  ])('fails when connection after connection brings nothing but %s', async (_, connection) => {
     const { generation, asked } = streaming(...new Array<string>(20).fill(connection))
     await expect(generation.text()).rejects.toMatchObject({ code: 'unreachable' })
     expect(asked).toHaveLength(4)

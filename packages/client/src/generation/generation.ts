@@ -7,7 +7,7 @@
 import type { ProblemCode, StreamChunk, StreamComplete, StreamError, StreamQueued } from '@spillway/protocol/wire'
 import { segment } from '../checks.js'
 import { SpillwayError } from '../error.js'
-import { calling, tellsOf } from '../hooks.js'
+import { calling, warnAbout } from '../hooks.js'
 import type { Answer, Call, CallOptions } from '../http/call.js'
 import { type KeyOptions, keyHeader } from '../idempotency.js'
 import type { Waiting } from '../options.js'
@@ -216,7 +216,7 @@ class Generating implements Generation {
     const waiting = { id: this.#streamId ?? '', position, etaSeconds }
     const { hooks, logger } = this.#parts.settings
     hooks.onQueued(waiting)
-    calling(() => this.#course.options.onQueued?.(waiting), tellsOf(logger))
+    calling(() => this.#course.options.onQueued?.(waiting), warnAbout(logger))
   }
 }
 

@@ -87,8 +87,8 @@ function read(response: Response, text: string, { expects }: Call, parts: Attemp
   if (isSuccess && isJson && !isNone && body === undefined) throw new Error('the answer ends in the middle')
   const waitMs = retryAfterMs(headers.get('retry-after'), parts.clock.wallMs(), headers.get('date'))
   if (isSuccess || !isProblem(body)) throw stranger(response, parts, waitMs)
-  const told = { status, attempts: parts.attempts, retryAfterMs: waitMs, problem: body }
-  throw new SpillwayError(body.code, `${body.title}: ${body.detail}`, told)
+  const details = { status, attempts: parts.attempts, retryAfterMs: waitMs, problem: body }
+  throw new SpillwayError(body.code, `${body.title}: ${body.detail}`, details)
 }
 
 function isAnswer(body: unknown, expects: readonly string[]): boolean {

@@ -11,7 +11,7 @@ const json =
   () =>
     new Response(JSON.stringify(body), { status, headers })
 const problem = (code: string, status: number, headers: Record<string, string> = {}): Reply =>
-  json({ code, title: code, detail: 'told' }, status, headers)
+  json({ code, title: code, detail: 'the detail' }, status, headers)
 const busy = (retryAfter: string): Reply => problem('overloaded', 503, { 'retry-after': retryAfter })
 const silence: Reply = () => {
   throw new TypeError('fetch failed')
@@ -88,7 +88,7 @@ describe('a call', () => {
     expect(await send(read)).toMatchObject({ status: 204, body: undefined })
   })
 
-  it('tells a stranger from a Spillway server', async () => {
+  it('distinguishes another server from a Spillway server', async () => {
     const { send, asked } = answering([() => new Response('<html>')])
     await expect(send(read)).rejects.toMatchObject({ code: 'unexpected', status: 200, retryable: false })
     expect(asked).toHaveLength(1)
@@ -120,7 +120,7 @@ describe('a call', () => {
     expect(asked[0]?.redirect).toBe('manual')
   })
 
-  it('does not follow a redirect of which a browser tells nothing', async () => {
+  it('does not follow a redirect that a browser hides', async () => {
     const opaque = Object.defineProperty(Response.error(), 'type', { value: 'opaqueredirect' })
     const { send } = answering([() => opaque])
     await expect(send(read)).rejects.toMatchObject({ code: 'unexpected', status: null, retryable: false })
@@ -147,19 +147,19 @@ describe('a refusal', () => {
     expect(pauses).toEqual([125])
   })
 
-  it('that asks for more than maxRetryDelay is told at once', async () => {
+  it('that asks for more than maxRetryDelay is reported at once', async () => {
     const { send, pauses } = answering([busy('31')])
     await expect(send(read)).rejects.toMatchObject({ code: 'overloaded', retryAfterMs: 31_000, attempts: 1 })
     expect(pauses).toEqual([])
   })
 
-  it('that would end after the deadline is told at once', async () => {
+  it('that would end after the deadline is reported at once', async () => {
     const { send, pauses } = answering([busy('10')])
     await expect(send({ ...read, deadlineMs: 9_000 })).rejects.toMatchObject({ code: 'overloaded' })
     expect(pauses).toEqual([])
   })
 
-  it('of 429 is told at once when it is not to be retried', async () => {
+  it('of 429 is reported at once when it is not to be retried', async () => {
     const { send, asked } = answering([problem('rate_limited', 429, { 'retry-after': '1' })], { retryOn429: false })
     await expect(send(read)).rejects.toMatchObject({ code: 'rate_limited', status: 429, retryAfterMs: 1_000 })
     expect(asked).toHaveLength(1)
@@ -224,7 +224,7 @@ it('a signal ends a call also between two attempts', async () => {
 
 it('other 4xx are never sent again', async () => {
   for (const status of [400, 401, 403, 404, 409, 413, 422]) {
-    const { send, asked } = answering([problem('told', status)])
+    const { send, asked } = answering([problem('the_code', status)])
     await expect(send(read)).rejects.toMatchObject({ status, retryable: false })
     expect(asked).toHaveLength(1)
   }
@@ -251,7 +251,7 @@ describe('the budget', () => {
 })
 
 describe('the throttle', () => {
-  it('holds back what the server refuses, and tells its last refusal', async () => {
+  it('holds back what the server refuses, and reports its last refusal', async () => {
     const { send, asked } = answering([busy('1')], { throttle: { probeMs: 60_000 }, retry: { budget: false } }, 0.4)
     await expect(send({ ...read, deadlineMs: 20_000 })).rejects.toMatchObject({ code: 'overloaded', attempts: 3 })
     expect(asked).toHaveLength(3)
@@ -281,7 +281,7 @@ describe('the throttle', () => {
 
 describe('what the caller throws', () => {
   const failing = () => {
-    throw new Error('told')
+    throw new Error('thrown')
   }
   it.each([
     ['throws', failing],

@@ -10,7 +10,7 @@ type Reply = (body: { acknowledgments: Ack[] }, signal: AbortSignal | null | und
 const problem =
   (status: number, code: string): Reply =>
   () =>
-    Response.json({ code, title: code, detail: 'told' }, { status })
+    Response.json({ code, title: code, detail: 'the detail' }, { status })
 const html: Reply = () => new Response('no backend', { status: 404, headers: { 'content-type': 'text/html' } })
 const none: Reply = () => new Response(null, { status: 204 })
 const dropped: Reply = () => Promise.reject(new TypeError('fetch failed'))
@@ -83,7 +83,7 @@ async function first(server: ReturnType<typeof serving>, options?: ConsumeOption
 }
 
 describe('a consumer that cannot take', () => {
-  it('goes on after what a proxy says, with growing pauses, and tells of it', async () => {
+  it('goes on after what a proxy says, with growing pauses, and reports it', async () => {
     const server = serving({ pops: [html, html, html, dropped, messages('here')] })
     expect(await first(server)).toBe('here')
     expect(server.seen.errors).toMatchObject([
@@ -97,7 +97,7 @@ describe('a consumer that cannot take', () => {
     [400, 'invalid_request'],
     [401, 'unauthorized'],
     [403, 'forbidden'],
-  ])('ends with a %i of the server, and tells of it', async (status, code) => {
+  ])('ends with a %i of the server, and reports it', async (status, code) => {
     const { consume, seen } = serving({ pops: [problem(status, code)] })
     const consumer = consume(() => undefined)
     await expect(consumer.finished).rejects.toMatchObject({ status, code })
@@ -188,14 +188,14 @@ describe('a lease', () => {
   /** The abort reason that a handler gets when the lease is lost, and the acks that are sent. */
   const lostWith = async (extend: Reply) => {
     const { consume, seen } = serving({ pops: [messages(1, 2)], extend })
-    const told = deferred<unknown>()
+    const lost = deferred<unknown>()
     const consumer = consume(
-      (data, signal) => untilLost(data, signal).catch((why) => Promise.reject(told.resolve(why))),
+      (data, signal) => untilLost(data, signal).catch((why) => Promise.reject(lost.resolve(why))),
       {
         renewal,
       },
     )
-    const reason = await told.promise
+    const reason = await lost.promise
     await consumer.stop()
     return { reason, seen }
   }

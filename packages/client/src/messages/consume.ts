@@ -7,7 +7,7 @@ import type { AckStatus, PoppedMessage } from '@spillway/protocol/wire'
 import { number } from '../checks.js'
 import type { Clock } from '../clock.js'
 import { SpillwayError } from '../error.js'
-import { calling, tellsOf, textOf } from '../hooks.js'
+import { calling, textOf, warnAbout } from '../hooks.js'
 import type { Settings } from '../options.js'
 import { idleMs, pauseMs, quickMs } from '../policy/pause.js'
 import type { Address } from './address.js'
@@ -146,7 +146,7 @@ class ConsumeLoop {
       })
     } catch (fault) {
       if (stopping.aborted) return null
-      this.#tell(fault)
+      this.#report(fault)
       if (isFinal(fault)) throw fault
       const most = { maxMs: pauseMsMax, leftMs: Number.POSITIVE_INFINITY }
       const askedMs = fault instanceof SpillwayError ? (fault.retryAfterMs ?? 0) : 0
@@ -173,7 +173,7 @@ class ConsumeLoop {
       }
       await this.#answer(acks)
     } catch (fault) {
-      this.#tell(fault)
+      this.#report(fault)
     } finally {
       lease.release()
     }
@@ -192,8 +192,8 @@ class ConsumeLoop {
 
   async #handle(message: PoppedMessage, signal: AbortSignal): Promise<Outcome> {
     try {
-      const told = await this.#what.handler(message, { signal })
-      return { status: told === 'failed' || told === 'retry' || told === 'dlq' ? told : 'completed' }
+      const outcome = await this.#what.handler(message, { signal })
+      return { status: outcome === 'failed' || outcome === 'retry' || outcome === 'dlq' ? outcome : 'completed' }
     } catch (fault) {
       const error = ackText(textOf(fault))
       this.#parts.settings.logger.debug('a handler failed', { error, transactionId: message.transactionId })
@@ -213,14 +213,14 @@ class ConsumeLoop {
       const isInvalid = fault instanceof SpillwayError && fault.problem !== null && fault.status === 400
       if (!isInvalid || acks.length < 2) throw fault
       // One invalid ack must not hold up the others.
-      for (const ack of acks) await this.#answer([ack]).catch((each: unknown) => this.#tell(each))
+      for (const ack of acks) await this.#answer([ack]).catch((each: unknown) => this.#report(each))
     }
   }
 
-  #tell(fault: unknown): void {
+  #report(fault: unknown): void {
     const { onError } = this.#what.options
     const { logger } = this.#parts.settings
-    if (onError !== undefined) calling(() => onError(fault), tellsOf(logger))
+    if (onError !== undefined) calling(() => onError(fault), warnAbout(logger))
     else logger.warn('consuming failed', { error: textOf(fault) })
   }
 }

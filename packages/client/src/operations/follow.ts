@@ -20,7 +20,7 @@ export async function* follow(
   id: string,
   { signal, silentMs }: FollowOptions,
 ): AsyncGenerator<OperationEvent, void, undefined> {
-  let told = ''
+  let last = ''
   let isFinished = false
   let output: 'none' | 'begun' | 'ended' = 'none'
   /** Since the connection was opened. */
@@ -54,8 +54,8 @@ export async function* follow(
     ({ event, id: eventId, data }) => {
       if (event === 'status') {
         // Each connection sends it again, changed or not.
-        if (data === told) return []
-        told = data
+        if (data === last) return []
+        last = data
         const operation = jsonOf<OperationView>(data)
         isFinished = operation.processed_at !== null
         return [{ type: 'status', operation }]

@@ -25,7 +25,7 @@ it.each([
   expect(retryAfterMs(header, now)).toBe(ms)
 })
 
-it("compares a date with the server's clock where that is told", () => {
+it("compares a date with the server's clock where that is known", () => {
   const header = 'Thu, 01 Jan 2026 00:00:30 GMT'
   expect(retryAfterMs(header, now + 3_600_000, 'Thu, 01 Jan 2026 00:00:10 GMT')).toBe(20_000)
 })

@@ -14,6 +14,6 @@ export function retryAfterMs(header: string | null, nowMs: number, dateHeader: s
   // The oldest of the three forms, which ends with the year, is in GMT without saying so.
   const at = Date.parse(form[1] === 'GMT' ? text : `${text} GMT`)
   if (Number.isNaN(at)) return null
-  const told = dateHeader === null ? Number.NaN : Date.parse(dateHeader)
-  return Math.max(0, at - (Number.isNaN(told) ? nowMs : told))
+  const serverNow = dateHeader === null ? Number.NaN : Date.parse(dateHeader)
+  return Math.max(0, at - (Number.isNaN(serverNow) ? nowMs : serverNow))
 }

@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest'
 import { SpillwayError, type SpillwayErrorCode } from '../error.js'
 import { isAccepted, isUnknown, verdictOn } from './verdict.js'
 
-const fault = (code: SpillwayErrorCode, status: number | null) => new SpillwayError(code, 'told', { status })
+const fault = (code: SpillwayErrorCode, status: number | null) => new SpillwayError(code, 'the message', { status })
 
 /** The verdict on a call that may be repeated, and on one that may not; and whether the server accepted it. */
 const table: [SpillwayErrorCode, number | null, string, string, boolean][] = [
@@ -31,10 +31,10 @@ const table: [SpillwayErrorCode, number | null, string, string, boolean][] = [
 
 describe('the verdict', () => {
   it.each(table)('on %s %s: %s, or %s', (code, status, repeatable, other, accepted) => {
-    const told = fault(code, status)
-    expect(verdictOn(told, { isRepeatable: true, retryOn429: true })).toBe(repeatable)
-    expect(verdictOn(told, { isRepeatable: false, retryOn429: true })).toBe(other)
-    expect(isAccepted(told)).toBe(accepted)
+    const error = fault(code, status)
+    expect(verdictOn(error, { isRepeatable: true, retryOn429: true })).toBe(repeatable)
+    expect(verdictOn(error, { isRepeatable: false, retryOn429: true })).toBe(other)
+    expect(isAccepted(error)).toBe(accepted)
   })
 
   it.each<[boolean, SpillwayErrorCode, number | null]>([

@@ -27,7 +27,7 @@ describe('server-sent events', () => {
     expect(parse(':\n: hello\n\nevent: x\n\nid: 3\n\n')).toEqual([])
   })
 
-  it('that are not whole are not told', () => {
+  it('that are incomplete are not reported', () => {
     expect(parse('data: a\n\ndata: b\n')).toEqual([{ id: null, event: 'message', data: 'a' }])
   })
 

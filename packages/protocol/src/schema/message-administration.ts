@@ -160,7 +160,7 @@ export const DeadMessage = Type.Object({
   consumerGroup: Type.String(),
   errorMessage: OrNull(Type.String()),
   retryCount: Count,
-  skipped: Type.Boolean({ description: 'Its queue has no dead letters: this is the record that it was given up' }),
+  skipped: Type.Boolean({ description: 'Its queue has no dead letters: this is the record that it was skipped' }),
   queue: Type.String(),
   queueName: Type.String(),
   partition: Type.String(),

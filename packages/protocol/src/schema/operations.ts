@@ -38,7 +38,7 @@ export const Queued = Type.Object({
   estimatedWaitSeconds: Type.Number({
     minimum: 0,
     description:
-      'From the measured drain, what stands before it, and how long the head of its lane is delayed or waits for its next attempt. As if nothing were paused',
+      'From the measured drain, the work ahead of it, and how long the head of its lane is delayed or waits for its next attempt. As if nothing were paused',
   }),
   estimatedWait: Type.String(),
   reason: Type.Enum(['maintaining_order', 'system_busy', 'requested', 'still_running', 'retrying']),

@@ -118,7 +118,7 @@ export const LedgerVerification = Type.Object({
   ok: Type.Boolean(),
   from: Type.Integer({ minimum: 0 }),
   to: Type.Integer({ minimum: 0 }),
-  head_hash: Type.Union([Hash, Type.Null({ description: 'The row that tells it is gone' })]),
+  head_hash: Type.Union([Hash, Type.Null({ description: 'The row that has it is gone' })]),
   broken_at: Type.Optional(
     Type.Integer({ minimum: 1, description: 'The first row that is not what it has to be, or is missing' }),
   ),

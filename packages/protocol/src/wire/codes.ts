@@ -1,6 +1,6 @@
 /**
  * The closed list of problem codes. A code never changes its meaning; clients switch on it, never on the texts.
- * `docs/errors.md` lists the same codes; `npm run check` compares the two.
+ * `docs/reference/errors.md` lists the same codes; `npm run check` compares the two.
  */
 export const problems = {
   invalid_request: { status: 400, title: 'Invalid Request' },

@@ -18,8 +18,6 @@ export interface Delivery {
   readonly id: string
   ack(): void
   putBack(delayMs: number): void
-  /** Holds off redelivery for another ack wait. */
-  stillWorking(): void
 }
 
 export interface Outgoing {

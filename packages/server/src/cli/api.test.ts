@@ -23,7 +23,7 @@ function fakeServer(status: number, answer: unknown) {
 }
 
 describe('createApi', () => {
-  it('calls the routes of the contract', async () => {
+  it('calls the routes that callers build on', async () => {
     const { calls, api } = fakeServer(200, {})
     const { listOperations, showOperation, retryOperation, cancelOperation, listDeadLetters, ...more } = api()
     await listOperations({ status: 'failed', queue: 'a&b', type: undefined })
@@ -53,7 +53,7 @@ describe('createApi', () => {
     expect(calls.map((call) => call.authorization)).toEqual(['Bearer k', null])
   })
 
-  it('tells a problem by its code', async () => {
+  it('names a problem by its code', async () => {
     const problem = { code: 'not_found', title: 'Not Found', detail: 'no such operation', trace_id: 't' }
     const failure = await fakeServer(404, problem)
       .api()
@@ -71,7 +71,7 @@ describe('createApi', () => {
     await expect(fakeServer(status, answer).api().listDeadLetters({})).rejects.toMatchObject({ code: 'unexpected' })
   })
 
-  it('tells that nothing answers', async () => {
+  it('says that nothing answers', async () => {
     const fetch = () => Promise.reject(new TypeError('fetch failed'))
     const api = createApi({ url: 'http://h:1', key: null, fetch })
     await expect(api.listDeadLetters({})).rejects.toMatchObject({ code: 'unreachable' })

@@ -86,7 +86,7 @@ describe('redriveDeadLetters', () => {
     expect(calls).toHaveLength(2)
   })
 
-  it('does nothing unless told which, or told twice', async () => {
+  it('does nothing without a selection, or with two', async () => {
     const { context, calls } = setting({ held: 1 })
     await expect(redriveDeadLetters(context, { ids: [], filter: {}, all: false })).rejects.toThrow(UsageError)
     await expect(redriveDeadLetters(context, { ids: ['i'], filter: { queue: 'q' }, all: false })).rejects.toThrow(

@@ -1,5 +1,5 @@
 import { loadConfig } from '../config/index.js'
-import { createLogger } from '../telemetry/index.js'
+import { createLogger } from '../logs.js'
 import { exitCodes } from './exit.js'
 import type { Terminal } from './terminal.js'
 
@@ -8,7 +8,7 @@ export async function runMigrations(terminal: Terminal): Promise<number> {
   const { config } = loadConfig()
   const log = createLogger({ level: config.process.logLevel, destination: { write: terminal.err } })
   const { coreSql, migrate } = await import('spillway/workload')
-  const { workloadSql } = await import('../http/workload-sql.js')
+  const { workloadSql } = await import('../workload-list.js')
   const { startEmbedded } = await import('@spillway/embedded-postgres')
   const embedded = config.store.url === null ? await startEmbedded({ dataDir: config.store.dataDir, log }) : null
   const url = config.store.url ?? embedded?.url

@@ -1,5 +1,5 @@
 import { type Config, type Environment, loadConfig, processEnvironment } from '../config/index.js'
-import { createLogger } from '../telemetry/index.js'
+import { createLogger } from '../logs.js'
 import { exitCodes } from './exit.js'
 import { runUntilSignal } from './signals.js'
 import type { Terminal } from './terminal.js'
@@ -20,7 +20,7 @@ export async function serve(
   const { config, warnings } = configFor(options, environment)
   const log = createLogger({ level: config.process.logLevel })
   for (const warning of warnings) log.warn({}, warning)
-  const { runServer } = await import('../http/serve.js')
+  const { runServer } = await import('../serve.js')
   try {
     await runUntilSignal(() => runServer(config, log), {
       signals: process,

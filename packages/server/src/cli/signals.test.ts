@@ -68,7 +68,7 @@ describe('runUntilSignal', () => {
     expect(events).toEqual(['SIGINT', 'close'])
   })
 
-  it('tells a failed start and a failed close', async () => {
+  it('reports a failed start and a failed close', async () => {
     const { signals, options } = setting()
     const failure = new Error('no')
     await expect(runUntilSignal(() => Promise.reject(failure), options)).rejects.toBe(failure)

@@ -1,5 +1,6 @@
 import type { ConfigSource, LoadedConfig } from './load.js'
-import { type Setting, type SettingsTable, settings } from './settings.js'
+import type { Setting, SettingsTable } from './setting.js'
+import { settings } from './settings.js'
 import { allowedValues, type SettingValue, showValue } from './values.js'
 
 export interface ConfigRow {

@@ -3,7 +3,6 @@ export {
   type Config,
   ConfigError,
   type Environment,
-  isAuthenticationOn,
   isDebugging,
   isLoopbackHost,
   type LoadedConfig,

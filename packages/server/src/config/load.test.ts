@@ -202,7 +202,7 @@ describe('loadConfig', () => {
 })
 
 describe('describeConfig', () => {
-  it('has a row per setting, masks secrets and passwords, and tells the source', () => {
+  it('has a row per setting, masks secrets and passwords, and shows the source', () => {
     const rows = describeConfig(
       loadConfig({
         DATABASE_URL: 'postgres://u:p%40ss@rd@db/app?sslmode=require&password=other',
@@ -245,7 +245,7 @@ describe('the petition settings', () => {
     ...optional,
   ] as const
 
-  it('have the defaults of the contract', () => {
+  it('have the defaults that callers build on', () => {
     expect(petitionsOf({})).toEqual({
       realms: null,
       queueThreshold: 10_000,

@@ -1,6 +1,11 @@
 import { BlockList, isIP } from 'node:net'
+import { doubtfulAlerts } from '../workloads/alerts/settings.js'
+import { checkGeneration, completeGeneration } from '../workloads/generation/settings.js'
+import { checkPetitions, completePetitions, type PetitionsConfig } from '../workloads/petitions/settings.js'
+import { checkRouting, doubtfulRouting } from '../workloads/routing/settings.js'
 import { isInjectedByKubernetes, isOwnName, nearestName } from './names.js'
-import { clientSettings, type Setting, type SettingsTable, settings, type ValueOf, type ValuesOf } from './settings.js'
+import type { Say, Setting, SettingsTable, ValueOf, ValuesOf } from './setting.js'
+import { clientSettings, settings } from './settings.js'
 import { allowedValues, parseSetting, type SettingValue, showRejected } from './values.js'
 
 export type Environment = Readonly<Record<string, string | undefined>>
@@ -12,11 +17,6 @@ export type Config = Omit<ValuesOf<typeof settings>, 'petitions'> & {
   readonly petitions: PetitionsConfig
   /** false for `spillway worker` without a port: no socket is opened. */
   readonly listen: boolean
-}
-/** Values that are not set are derived from those that are. */
-export type PetitionsConfig = Omit<ValuesOf<typeof settings>['petitions'], 'queueHysteresis' | 'rateTtlHours'> & {
-  readonly queueHysteresis: number
-  readonly rateTtlHours: number
 }
 export type ClientConfig = ValuesOf<typeof clientSettings>['client']
 
@@ -68,32 +68,12 @@ export function loadConfig(environment: Environment = process.env): LoadedConfig
   const config: Config = {
     ...values,
     petitions: completePetitions(values.petitions),
-    generation: completeGeneration(values.generation, sources),
+    generation: completeGeneration(values.generation, (name) => sources.get(name) === 'default'),
     listen: true,
   }
   findContradictions(config, problems, new Set(problems.map((problem) => problem.name)))
   if (problems.length > 0) throw new ConfigError(problems)
   return { config, sources, warnings: [...warnings, ...findDoubtful(config)] }
-}
-
-function completePetitions(given: ValuesOf<typeof settings>['petitions']): PetitionsConfig {
-  return {
-    ...given,
-    queueHysteresis: given.queueHysteresis ?? Math.min(500, Math.floor(given.queueThreshold * 0.05)),
-    rateTtlHours: given.rateTtlHours ?? Math.max(2, given.rateWindowMinutes / 60 + 1),
-  }
-}
-
-/** A lower outer limit lowers the defaults inside it; a value set above it is a contradiction. */
-function completeGeneration(given: Config['generation'], sources: ReadonlyMap<string, ConfigSource>) {
-  const atMost = (name: string, value: number, limit: number) =>
-    sources.get(name) === 'default' ? Math.min(value, limit) : value
-  return {
-    ...given,
-    poolPerUser: atMost('CONNECTION_POOL_MAX_PER_USER', given.poolPerUser, given.poolGlobal),
-    failoverBaseDelayMs: atMost('QUEUE_FAILOVER_BASE_DELAY_MS', given.failoverBaseDelayMs, given.failoverMaxDelayMs),
-    firstTokenSeconds: atMost('STREAM_FIRST_TOKEN_SECONDS', given.firstTokenSeconds, given.totalSeconds),
-  }
 }
 
 /** Reads only the settings of a client command; a wrong server setting does not stop it. */
@@ -179,15 +159,19 @@ function readSetting<S extends Setting>(
   return setting.default
 }
 
-/** Names that contradict each other, the one to check first at the front. */
-type Say = (names: readonly string[], message: string) => void
-
 /** Finds settings that are valid alone but wrong together. Skips those already known to be wrong. */
 function findContradictions(config: Config, problems: ConfigProblem[], wrong: ReadonlySet<string>): void {
-  const { server, auth, operations } = config
   const say: Say = (names, message) => {
     if (!names.some((name) => wrong.has(name))) problems.push({ name: names[0] ?? '', message })
   }
+  checkAccess(config, say)
+  checkPetitions(config.petitions, say)
+  checkRouting(config.routing, say)
+  checkGeneration(config.generation, say)
+  checkLimits(config, say)
+}
+
+function checkAccess({ server, auth, store }: Config, say: Say): void {
   const authNames = ['SPILLWAY_API_KEYS', 'SPILLWAY_JWKS_URL', 'SPILLWAY_JWT_SECRET']
   if (!isAuthenticationOn(auth)) {
     if (!isLoopbackHost(server.host)) {
@@ -209,31 +193,15 @@ function findContradictions(config: Config, problems: ConfigProblem[], wrong: Re
       'SPILLWAY_JWKS_URL is set without SPILLWAY_JWT_AUDIENCE: tokens that the same issuer made for other services would be accepted; set it to the audience (aud) of tokens for this server',
     )
   }
-  if (config.store.listenUrl !== null && config.store.url === null) {
+  if (store.listenUrl !== null && store.url === null) {
     say(
       ['SPILLWAY_LISTEN_URL', 'DATABASE_URL'],
       'SPILLWAY_LISTEN_URL is set without DATABASE_URL: the embedded server would not be the one that is listened to',
     )
   }
-  const { queueHysteresis, queueThreshold, rateTtlHours, rateWindowMinutes } = config.petitions
-  if (queueHysteresis >= queueThreshold) {
-    say(
-      ['PETITION_QUEUE_HYSTERESIS', 'PETITION_QUEUE_THRESHOLD'],
-      `PETITION_QUEUE_HYSTERESIS (${queueHysteresis}) must be less than PETITION_QUEUE_THRESHOLD (${queueThreshold}), or a full queue would never resume`,
-    )
-  }
-  if (rateTtlHours * 60 <= rateWindowMinutes) {
-    say(
-      ['PETITION_RATE_LIMIT_TTL_HOURS', 'PETITION_RATE_LIMIT_WINDOW_MINUTES'],
-      `PETITION_RATE_LIMIT_TTL_HOURS (${rateTtlHours}) must be more than the window of ${rateWindowMinutes} minutes, or counts would be forgotten while they count`,
-    )
-  }
-  for (const [names, values] of ascending(config.routing)) {
-    if (values.some((value, i) => i > 0 && value <= (values[i - 1] ?? 0))) {
-      say(names, `${names.join(', ')} are ${values.join(', ')}: each must be more than the one before`)
-    }
-  }
-  findGenerationContradictions(config, say)
+}
+
+function checkLimits({ server, operations }: Config, say: Say): void {
   if (operations.retryBaseMs > operations.retryMaxMs) {
     say(
       ['SPILLWAY_RETRY_BASE_MS', 'SPILLWAY_RETRY_MAX_MS'],
@@ -254,68 +222,8 @@ function findContradictions(config: Config, problems: ConfigProblem[], wrong: Re
   }
 }
 
-function findGenerationContradictions({ generation }: Config, say: Say): void {
-  const { upstreamKey, upstreamUrl, poolPerUser, poolGlobal, failoverBaseDelayMs, failoverMaxDelayMs } = generation
-  const { firstTokenSeconds, totalSeconds } = generation
-  const pairs: readonly (readonly [string, number, string, number])[] = [
-    ['CONNECTION_POOL_MAX_PER_USER', poolPerUser, 'CONNECTION_POOL_MAX_GLOBAL', poolGlobal],
-    ['QUEUE_FAILOVER_BASE_DELAY_MS', failoverBaseDelayMs, 'QUEUE_FAILOVER_MAX_DELAY_MS', failoverMaxDelayMs],
-    ['STREAM_FIRST_TOKEN_SECONDS', firstTokenSeconds, 'STREAM_TOTAL_SECONDS', totalSeconds],
-  ]
-  for (const [inner, value, outer, limit] of pairs) {
-    if (value > limit) say([inner, outer], `${inner} (${value}) is more than ${outer} (${limit})`)
-  }
-  if (upstreamKey !== null && upstreamUrl === null) {
-    say(
-      ['GENERATION_UPSTREAM_KEY', 'GENERATION_UPSTREAM_URL'],
-      'GENERATION_UPSTREAM_KEY is set without GENERATION_UPSTREAM_URL: the demo model would answer, and the key be sent to nobody',
-    )
-  }
-}
-
-type Ascending = readonly [names: readonly string[], values: readonly number[]]
-
-/** The levels of each router signal: warn, critical, overload. */
-function ascending(routing: Config['routing']): Ascending[] {
-  return [
-    [
-      ['ROUTER_QUEUE_WARN', 'ROUTER_QUEUE_CRIT', 'ROUTER_QUEUE_OVERLOAD'],
-      [routing.queueWarn, routing.queueCrit, routing.queueOverload],
-    ],
-    [
-      ['ROUTER_LATENCY_WARN_MS', 'ROUTER_LATENCY_CRIT_MS', 'ROUTER_LATENCY_OVERLOAD_MS'],
-      [routing.latencyWarnMs, routing.latencyCritMs, routing.latencyOverloadMs],
-    ],
-    [
-      ['ROUTER_INFLIGHT_WARN', 'ROUTER_INFLIGHT_CRIT', 'ROUTER_INFLIGHT_OVERLOAD'],
-      [routing.inflightWarn, routing.inflightCrit, routing.inflightOverload],
-    ],
-  ]
-}
-
-function findDoubtful({ store, auth, routing, process: { roles } }: Config): string[] {
-  const warnings: string[] = []
-  if (routing.simulateDelayMs > 0) {
-    warnings.push(
-      `ROUTER_SIMULATE_DELAY_MS slows every message by ${routing.simulateDelayMs} ms: for drills, never in production`,
-    )
-  }
-  if (routing.natsUrls === null && roles.includes('router') && !roles.includes('worker')) {
-    warnings.push('the role router without NATS_URL does nothing here: the operation queue is worked on by workers')
-  }
-  if (routing.alertWebhookSecret !== null && routing.alertWebhookUrl === null) {
-    warnings.push('ALERT_WEBHOOK_SECRET is set without ALERT_WEBHOOK_URL: no alert is sent anywhere')
-  }
-  if (
-    routing.natsUrls !== null &&
-    !roles.includes('router') &&
-    roles.includes('gateway') &&
-    routing.metricsUrls === null
-  ) {
-    warnings.push(
-      'this gateway has no router in its process and no GATEWAY_ROUTER_METRICS_URL: it cannot know when the routers are overloaded',
-    )
-  }
+function findDoubtful({ store, auth, routing, alerts, process: { roles } }: Config): string[] {
+  const warnings = [...doubtfulRouting(routing, roles), ...doubtfulAlerts(alerts)]
   if (store.delayMs > 0) {
     warnings.push(`SPILLWAY_STORE_DELAY_MS slows every write by ${store.delayMs} ms: for drills, never in production`)
   }
@@ -323,7 +231,7 @@ function findDoubtful({ store, auth, routing, process: { roles } }: Config): str
     warnings.push('SPILLWAY_JWT_SECRET is shorter than the 32 bytes that HS256 asks for: it can be guessed')
   }
   if (auth.jwksUrl?.startsWith('http:') && !isLoopbackHost(new URL(auth.jwksUrl).hostname.replace(/^\[|\]$/gu, ''))) {
-    warnings.push('SPILLWAY_JWKS_URL is not https: whoever sits between can replace the keys')
+    warnings.push('SPILLWAY_JWKS_URL is not https: anyone on the network path can replace the keys')
   }
   return warnings
 }

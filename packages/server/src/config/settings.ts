@@ -1,73 +1,10 @@
 import { limits } from '@spillway/protocol/wire'
-import { generationSettings } from './generation-settings.js'
-import { messageSettings } from './message-settings.js'
-import { petitionSettings } from './petition-settings.js'
-import { routingSettings } from './routing-settings.js'
-
-/** Common to all settings, whatever their type. */
-interface Described {
-  /** The environment variable. */
-  readonly name: string
-  /** A second name that is read when the first is not set. */
-  readonly fallbackName?: string
-  readonly meaning: string
-  readonly unit?: string
-  /** A secret is never shown: not in `spillway config`, not in an error. */
-  readonly secret?: true
-}
-
-export type Setting = Described &
-  (
-    | {
-        readonly type: 'integer' | 'number'
-        readonly min: number
-        readonly max: number
-        readonly default: number | null
-      }
-    | { readonly type: 'boolean'; readonly default: boolean }
-    | { readonly type: 'choice'; readonly choices: readonly string[]; readonly default: string }
-    | { readonly type: 'choices'; readonly choices: readonly string[]; readonly default: readonly string[] }
-    | {
-        readonly type: 'text'
-        readonly pattern: RegExp
-        /** The pattern in words, for the error message. */
-        readonly allowed: string
-        readonly default: string | null
-      }
-    | {
-        readonly type: 'url'
-        readonly protocols: readonly string[]
-        /** Paths are appended to it: no query, no fragment; trailing slashes are dropped. */
-        readonly base?: true
-        readonly default: string | null
-      }
-    | { readonly type: 'urls'; readonly protocols: readonly string[]; readonly default: readonly string[] | null }
-    | { readonly type: 'origins'; readonly wildcard?: true; readonly default: readonly string[] | null }
-    | { readonly type: 'hosts'; readonly default: readonly string[] }
-    | { readonly type: 'networks'; readonly default: readonly string[] }
-    | { readonly type: 'names'; readonly default: readonly string[] | null }
-  )
-
-export type SettingsTable = Readonly<Record<string, Readonly<Record<string, Setting>>>>
-
-type Nullable<S, T> = S extends { readonly default: null } ? T | null : T
-
-/** The type of a setting's parsed value, read off its row. */
-export type ValueOf<S> = S extends { readonly type: 'integer' | 'number' }
-  ? Nullable<S, number>
-  : S extends { readonly type: 'boolean' }
-    ? boolean
-    : S extends { readonly type: 'choice'; readonly choices: readonly (infer C)[] }
-      ? C
-      : S extends { readonly type: 'choices'; readonly choices: readonly (infer C)[] }
-        ? readonly C[]
-        : S extends { readonly type: 'origins' | 'hosts' | 'networks' | 'names' | 'urls' }
-          ? Nullable<S, readonly string[]>
-          : Nullable<S, string>
-
-export type ValuesOf<T extends SettingsTable> = {
-  readonly [G in keyof T]: { readonly [K in keyof T[G]]: ValueOf<T[G][K]> }
-}
+import { alertSettings } from '../workloads/alerts/settings.js'
+import { generationSettings } from '../workloads/generation/settings.js'
+import { messageSettings } from '../workloads/messages/settings.js'
+import { petitionSettings } from '../workloads/petitions/settings.js'
+import { routingSettings } from '../workloads/routing/settings.js'
+import type { SettingsTable } from './setting.js'
 
 const noNul = /^[^\0]+$/u
 const hostName = /^(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)$/u
@@ -112,11 +49,11 @@ export const settings = {
     poolMax: {
       name: 'SPILLWAY_POOL_MAX',
       type: 'integer',
-      min: 2,
+      min: 8,
       max: 1_000,
       default: 10,
       unit: 'connections',
-      meaning: 'connections to the store, per process',
+      meaning: 'connections to the store per process; two more are opened, for heartbeats and for LISTEN',
     },
     timeoutMs: {
       name: 'SPILLWAY_STORE_TIMEOUT_MS',
@@ -435,6 +372,7 @@ export const settings = {
   },
   petitions: petitionSettings,
   routing: routingSettings,
+  alerts: alertSettings,
   messages: messageSettings,
   generation: generationSettings,
 } as const satisfies SettingsTable

@@ -1,7 +1,7 @@
 import { isIP } from 'node:net'
 import { limits } from '@spillway/protocol/wire'
 import { maskedSecret, maskUrlPasswords } from './secrets.js'
-import type { Setting } from './settings.js'
+import type { Setting } from './setting.js'
 
 export type SettingValue = string | number | boolean | readonly string[] | null
 

@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { eventually } from '../../../spillway/test/pipeline-fixture.js'
 import { AlertLog } from '../../src/workloads/alerts/alert-log.js'
-import { alertRoutes } from '../../src/workloads/alerts/index.js'
+import { alertRoutes } from '../../src/workloads/alerts/routes.js'
 import { type AlertsBench, alertsBench, latencyAlert, listening, type Reporter } from '../alerts-fixture.js'
 
 let a: AlertsBench
@@ -24,13 +24,13 @@ afterAll(async () => {
   await a.close()
 })
 
-const told = (items: Record<string, unknown>[]) =>
+const summaryOf = (items: Record<string, unknown>[]) =>
   items.map(({ labels, status }) => `${(labels as { subject: string }).subject} ${status}`)
 
 describe('the list of alerts', () => {
   it('has every change, newest first', async () => {
     const { body } = await app.get('/api/v1/alerts')
-    expect(told(body.items)).toEqual(['a firing', 'b resolved', 'c firing', 'b firing', 'a firing'])
+    expect(summaryOf(body.items)).toEqual(['a firing', 'b resolved', 'c firing', 'b firing', 'a firing'])
     expect(body.next_cursor).toBeNull()
     expect(body.items[0]).toEqual({
       id: expect.stringMatching(/^[0-9a-f]{8}-[0-9a-f]{4}-7/),
@@ -60,14 +60,14 @@ describe('the list of alerts', () => {
 
   it('can be of a status and of a name', async () => {
     const { body } = await app.get('/api/v1/alerts?status=firing&name=router_intake_latency_high')
-    expect(told(body.items)).toEqual(['c firing', 'b firing', 'a firing'])
+    expect(summaryOf(body.items)).toEqual(['c firing', 'b firing', 'a firing'])
   })
 
   it('has each alert once, as it is now, with active=true', async () => {
     const { body } = await app.get('/api/v1/alerts?active=true')
-    expect(told(body.items)).toEqual(['a firing', 'b resolved', 'c firing', 'a firing'])
+    expect(summaryOf(body.items)).toEqual(['a firing', 'b resolved', 'c firing', 'a firing'])
     const firing = await app.get('/api/v1/alerts?active=true&status=firing')
-    expect(told(firing.body.items)).toEqual(['a firing', 'c firing', 'a firing'])
+    expect(summaryOf(firing.body.items)).toEqual(['a firing', 'c firing', 'a firing'])
   })
 
   it.each(['status=burning', 'name=none_of_ours', 'limit=0', 'limit=201', 'cursor=%21', 'active=perhaps'])(

@@ -40,7 +40,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       expect(two?.texts.length).toBeGreaterThan(0)
     })
 
-    it('work on no more than told, and take no more than twice that', async () => {
+    it('work on no more than their limit, and take no more than twice that', async () => {
       const broker = await room.broker()
       await publishAll(broker, 20)
       const finish = signal()
@@ -58,7 +58,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       await taking.stop()
     })
 
-    it('are told when they stop that what is under way is done, and give back the rest', async () => {
+    it('finish what is running when they stop, and give back the rest', async () => {
       const broker = await room.broker()
       await publishAll(broker, 4)
       const finish = signal()
@@ -341,7 +341,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       expect(room.logged.some(({ message }) => message.includes('could not be buried'))).toBe(true)
     })
 
-    it('are told from those that are in hands', async () => {
+    it('are distinguished from messages that are being processed', async () => {
       await exhaustUnheard(1)
       const jsm = await room.jsm()
       await jsm.consumers.update(await streamOf(room), 'spillway-router', { max_deliver: 3 })
@@ -364,7 +364,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       expect((await broker.deadLetters(10, null)).map(({ data }) => textOf(data))).toEqual(['message 0'])
     })
 
-    it('are told from those that were never handed out', async () => {
+    it('are distinguished from messages that were never delivered', async () => {
       await exhaustUnheard(1)
       const broker = await room.broker({ ...options, exhaustedLookMs: 20 })
       for (let i = 0; i < 100; i += 1) await broker.publish({ data: bytes('waits for a router') })

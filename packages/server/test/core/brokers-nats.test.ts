@@ -218,17 +218,17 @@ describe.skipIf('missing' in found)('JetStream as the intake', () => {
 
     it('does not send an answer that is too large', async () => {
       const broker = await room.broker()
-      const told = signal<unknown>()
+      const failure = signal<unknown>()
       broker.take(1, async (delivery) => {
         try {
           broker.answer(delivery, new Uint8Array(2 * 1_048_576))
         } catch (error) {
-          told.fire(error)
+          failure.fire(error)
         }
         delivery.ack()
       })
       const asked = broker.ask({ data: bytes('?') }, 1_000).catch(() => undefined)
-      expect(await told.promise).toMatchObject({ code: 'too_large' })
+      expect(await failure.promise).toMatchObject({ code: 'too_large' })
       expect(broker.isConnected).toBe(true)
       await asked
     })

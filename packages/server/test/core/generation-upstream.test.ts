@@ -161,7 +161,7 @@ describe('a refusal', () => {
     ['429 retry_after=2', { code: 'upstream_overloaded', status: 429, retryable: true, retryAfterMs: 2_000 }],
     ['400', { code: 'upstream_rejected', status: 400, retryable: false, error: { message: 'scripted 400' } }],
     ['401', { code: 'upstream_error', status: 401, retryable: false }],
-  ])('of status %s is told', async (status, fault) => {
+  ])('of status %s is reported', async (status, fault) => {
     const { upstream } = await scripted()
     expect((await run(upstream, asked(`script: status=${status}`))).fault).toMatchObject(fault)
   })
@@ -188,7 +188,7 @@ describe('a refusal', () => {
     await eventually(() => connections.closed === 1 || undefined, 'the connection to be closed')
   })
 
-  it('never tells the key or the address', async () => {
+  it('never exposes the key or the address', async () => {
     const { upstream } = await answering((request, response) => {
       const message = `bad: ${request.headers.authorization} at ${request.headers.host}`
       response.writeHead(400).end(JSON.stringify({ error: { message } }))
@@ -203,13 +203,13 @@ describe('a broken upstream', () => {
     ['end=half', 'upstream_incomplete'],
     ['end=error', 'upstream_error'],
     ['garbage=3', 'upstream_malformed'],
-  ])('with %s is told after the tokens before it', async (script, code) => {
+  ])('with %s is reported after the tokens before it', async (script, code) => {
     const { upstream } = await scripted()
     const { text, fault } = await run(upstream, asked(`script: tokens=3 every=5 ${script}`))
     expect([numbersIn(text), fault?.code]).toEqual([[1, 2, 3], code])
   })
 
-  it('that resets the connection is told; what had been read before is good', async () => {
+  it('that resets the connection is reported; tokens read before are kept', async () => {
     const { upstream } = await scripted()
     const { text, fault } = await run(upstream, asked('script: tokens=30 every=5 end=reset'))
     const numbers = numbersIn(text)
@@ -268,7 +268,7 @@ describe('a broken upstream', () => {
     expect(await run(upstream, asked('x'))).toMatchObject({ chunks: [], fault })
   })
 
-  it('that does not stream is told as a stream', async () => {
+  it('that does not stream is passed on as a stream', async () => {
     const { upstream } = await answering((_, response) => {
       const completion = {
         id: 'i',

@@ -117,11 +117,12 @@ describe('forwarding', () => {
     expect(outcome).toMatchObject({ kind, result: { status } })
   })
 
-  it('honours Retry-After in both forms', async () => {
+  it('honours Retry-After in both forms, up to a day', async () => {
     const date = new Date(Date.now() + 60_000).toUTCString()
     for (const [value, low, high] of [
       ['7', 7_000, 7_000],
       [date, 55_000, 60_000],
+      ['999999', 86_400_000, 86_400_000],
     ] as const) {
       const { origin } = await target((_, answer) => answer.writeHead(503, { 'retry-after': value }).end())
       const outcome = await forwarder().forward(request(origin), options([origin]))

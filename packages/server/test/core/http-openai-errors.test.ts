@@ -1,4 +1,4 @@
-/** Under /v1 every error is told as OpenAI's clients read it, whoever finds it; elsewhere nothing changes. */
+/** Under /v1 every error has OpenAI's form, whichever layer raises it; elsewhere nothing changes. */
 import { ChatCompletionRequest } from '@spillway/protocol/schema'
 import { limits, type OpenAiErrorBody } from '@spillway/protocol/wire'
 import { SignJWT } from 'jose'
@@ -7,8 +7,8 @@ import { pino } from 'pino'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { type Problem, sendProblem } from '../../../spillway/src/http/problem.js'
 import { LogFault } from '../../../spillway/src/streams/port.js'
-import { type App, type AppDeps, buildApp } from '../../src/http/app.js'
-import { createAuthenticator } from '../../src/http/auth.js'
+import { type App, type AppDeps, buildApp } from '../../src/app.js'
+import { createAuthenticator } from '../../src/auth/auth.js'
 import { rawConnection, rawExchange } from '../http-listening.js'
 
 /** What the next call that got so far is answered with. */
@@ -155,7 +155,7 @@ describe('paths and methods', () => {
     },
   )
 
-  it('a wrong method is told with those that are right', async () => {
+  it('a wrong method gets the list of allowed methods', async () => {
     const answer = await fetch(`${server.origin}/v1/chat/completions`)
     expect(answer.headers.get('allow')).toBe('POST')
     expect((await expectError(answer, 405, 'method_not_allowed')).type).toBe('invalid_request_error')
@@ -183,7 +183,7 @@ describe('paths and methods', () => {
     ['GET', '/v1/petition-submissions', 404],
     ['GET', '/v1/petition-submissions/%', 400],
     ['GET', '/v1/of-a-user', 403],
-  ])('%s %s is told as a problem', async (method, path, status) => {
+  ])('%s %s is answered with a problem document', async (method, path, status) => {
     const answer = await fetch(server.origin + path, { method, headers: { 'x-user-id': 'somebody' } })
     expect(answer.status).toBe(status)
     expect(answer.headers.get('content-type')).toBe('application/problem+json')
@@ -208,7 +208,7 @@ describe('who asks', () => {
   it.each([
     ['no', {}, 'Bearer realm="spillway"'],
     ['wrong', { authorization: 'Bearer wrong' }, 'Bearer realm="spillway", error="invalid_token"'],
-  ])('%s credentials are told with the scheme', async (_, headers, scheme) => {
+  ])('the response to %s credentials names the scheme', async (_, headers, scheme) => {
     const answer = await post(JSON.stringify(chat), headers, guarded)
     expect(answer.headers.get('www-authenticate')).toBe(scheme)
     expect((await expectError(answer, 401, 'invalid_api_key')).type).toBe('authentication_error')
@@ -221,7 +221,7 @@ describe('who asks', () => {
 })
 
 describe('when to come back', () => {
-  it('is told by the limit of connections', async () => {
+  it('is in the response of the connection limit', async () => {
     const small = await served({ connectionsMax: 1 })
     try {
       const first = rawConnection(small.port)
@@ -237,7 +237,7 @@ describe('when to come back', () => {
     }
   })
 
-  it('is told while draining', async () => {
+  it('is in the response while draining', async () => {
     const draining = await served({ draining: () => true })
     try {
       const answer = await fetch(`${draining.origin}/v1/models`)
@@ -248,7 +248,7 @@ describe('when to come back', () => {
     }
   })
 
-  it('is told by a problem of the route', async () => {
+  it('is in a problem of the route', async () => {
     const answer = await answerWith({
       code: 'connection_limit',
       detail: 'Three streams are open.',
@@ -261,7 +261,7 @@ describe('when to come back', () => {
     })
   })
 
-  it('is told when the log of the streams is away', async () => {
+  it('is in the response when the stream log is unavailable', async () => {
     const answer = await answerWith(new LogFault('connection to 10.0.0.7 lost'))
     expect(answer.headers.get('retry-after')).toMatch(/^[23]$/)
     expect((await expectError(answer, 503, 'stream_log_unavailable')).message).not.toContain('10.0.0.7')
@@ -281,7 +281,7 @@ describe('what an upstream says', () => {
     await expectError(answer, 429, 'insufficient_quota')
   })
 
-  it('a defect of ours tells nothing', async () => {
+  it('an internal error reveals nothing', async () => {
     const answer = await answerWith(new Error('password=hunter2'))
     expect((await expectError(answer, 500, 'internal_error')).message).not.toContain('hunter2')
   })
@@ -321,7 +321,7 @@ describe("OpenAI's own client", () => {
     expect(await refusalOf({ code, detail: 'Why.' })).toBeInstanceOf(type)
   })
 
-  it('does not begin anew what was cancelled', async () => {
+  it('does not retry what was cancelled', async () => {
     next = { code: 'generation_cancelled', detail: 'It was cancelled.' }
     let calls = 0
     const eager = new OpenAI({

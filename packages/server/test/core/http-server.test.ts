@@ -175,7 +175,7 @@ describe('paths and methods', () => {
     }
   })
 
-  it('tells the path only when the target names a host', async () => {
+  it('reports only the path when the target names a host', async () => {
     const { body } = await rawExchange(
       server.port,
       'GET http://localhost:1/nothing?q=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n',
@@ -186,7 +186,7 @@ describe('paths and methods', () => {
 
 describe('faults of our own', () => {
   it.each(['/broken', '/broken-oddly'])(
-    '%s is a 500 that tells nothing and is logged with its trace id',
+    '%s is a 500 that reveals nothing and is logged with its trace id',
     async (path) => {
       const answer = await fetch(`${server.origin}${path}`)
       const traceId = answer.headers.get('x-request-id')

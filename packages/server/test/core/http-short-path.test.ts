@@ -4,9 +4,9 @@ import { createServer, type Server } from 'node:http'
 import { type AddressInfo, connect } from 'node:net'
 import { afterEach, beforeEach, expect, it } from 'vitest'
 import type { Entry, Mount } from '../../../spillway/src/http/mount.js'
-import { createAuthenticator } from '../../src/http/auth.js'
-import { Buffers } from '../../src/http/buffers.js'
-import { shortPath } from '../../src/http/short-path.js'
+import { createAuthenticator } from '../../src/auth/auth.js'
+import { shortPath } from '../../src/short-path.js'
+import { Buffers } from '../../src/traffic/buffers.js'
 
 let server: Server
 let origin: string
@@ -47,7 +47,6 @@ afterEach(async () => {
 /** Answers with the body it was given: the pipeline behind it is not what is tested here. */
 function echoMount(): Mount {
   return {
-    bound: {} as Mount['bound'],
     enter: (request) => {
       const leave = (): void => {
         seen.ended++
@@ -130,7 +129,7 @@ it.each([false, true])(
   },
 )
 
-it('answers a defect with 500, tells it to the log and nothing of it to the caller', async () => {
+it('answers an internal error with 500, logs it and reveals nothing to the caller', async () => {
   const defect = new Error('secret')
   behaviour.submit = () => Promise.reject(defect)
   const answer = await send({})

@@ -3,7 +3,7 @@ import { createServer, request as httpRequest, type IncomingMessage, type Server
 import { type AddressInfo, connect, type Socket } from 'node:net'
 import { afterEach, describe, expect, it, vi } from 'vitest'
 import { eventually } from '../../../spillway/test/pipeline-fixture.js'
-import { type SseConnection, SseHub } from '../../src/http/sse.js'
+import { type SseConnection, SseHub } from '../../src/traffic/sse.js'
 
 const closers: (() => void)[] = []
 afterEach(() => {
@@ -60,7 +60,7 @@ async function reading(port: number): Promise<Client> {
   return { response, text: () => text, isOver: () => over, leave: () => request.destroy() }
 }
 
-/** A client that takes nothing until it is told to. */
+/** A client that reads nothing until it is resumed. */
 async function silent(port: number): Promise<Socket> {
   const socket = connect({ port, host: '127.0.0.1' })
   closers.push(() => socket.destroy())
@@ -236,7 +236,7 @@ describe('SSE', () => {
     expect(connection.wasStalled).toBe(true)
   })
 
-  it('tells when the client leaves', async () => {
+  it('calls its listeners when the client leaves', async () => {
     const { port, nth, hub } = await serving()
     const client = await reading(port)
     const { connection } = await nth(0)
@@ -250,7 +250,7 @@ describe('SSE', () => {
     expect(connection.wasStalled).toBe(false)
   })
 
-  it('tells who waits for a full socket when the client leaves', async () => {
+  it('ends the wait for a full socket when the client leaves', async () => {
     const { port, nth } = await serving()
     const socket = await silent(port)
     const { connection } = await nth(0)
@@ -259,7 +259,7 @@ describe('SSE', () => {
     expect(await full).toBe('closed')
   })
 
-  it('tells a listener that comes when it is closed already', async () => {
+  it('calls a listener that is added after it closed', async () => {
     const { port, nth, hub } = await serving()
     const client = await reading(port)
     const { connection } = await nth(0)
@@ -269,7 +269,7 @@ describe('SSE', () => {
     expect(connection.isClosed).toBe(true)
   })
 
-  it('breaks off, when it closes, whoever was not told an end', async () => {
+  it('breaks connections without an end event when it closes', async () => {
     const { port, nth, hub } = await serving()
     const [open, ended] = [await reading(port), await reading(port)]
     const { connection } = await nth(1)

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { exportJWK, generateKeyPair, SignJWT } from 'jose'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
-import { createAuthenticator } from '../../src/http/auth.js'
+import { createAuthenticator } from '../../src/auth/auth.js'
 import { type Listening, listening, rawConnection } from '../http-listening.js'
 
 const json = { 'content-type': 'application/json' }

@@ -2,18 +2,11 @@ import Fastify, { type FastifyInstance } from 'fastify'
 import { pino } from 'pino'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import {
-  capacity,
-  connections,
-  FailOperation,
-  type FetchHandler,
-  halt,
-  type IntakeApi,
-  rate,
-} from '../../../spillway/src/index.js'
+import { capacity, connections, FailOperation, type FetchHandler, halt, rate } from '../../../spillway/src/index.js'
+import type { Intake } from '../../../spillway/src/intake/intake.js'
 import { type Bench, bench, eventually, overriding, signal } from '../../../spillway/test/pipeline-fixture.js'
-import { buildApp } from '../../src/http/app.js'
-import { createAuthenticator } from '../../src/http/auth.js'
+import { buildApp } from '../../src/app.js'
+import { createAuthenticator } from '../../src/auth/auth.js'
 import { rawConnection } from '../http-listening.js'
 
 const Body = Type.Object({ n: Type.Integer(), lane: Type.Optional(Type.String()) }, { additionalProperties: false })
@@ -32,14 +25,14 @@ afterEach(async () => {
   await b.close()
 })
 
-interface Told {
+interface Exchange {
   status: number
   headers: Record<string, string>
   body: Record<string, unknown>
 }
 
 /** Ids, times and chances differ from one request to the next; what they stand for must not. */
-function normal({ status, headers, body }: Told): Told {
+function normal({ status, headers, body }: Exchange): Exchange {
   const kept = [
     'content-type',
     'location',
@@ -63,7 +56,7 @@ function normal({ status, headers, body }: Told): Told {
   return JSON.parse(text.replaceAll(uuid, '<id>').replaceAll(/;t=\d+/g, ';t=<seconds>'))
 }
 
-async function told(response: Response): Promise<Told> {
+async function exchangeOf(response: Response): Promise<Exchange> {
   return {
     status: response.status,
     headers: Object.fromEntries(response.headers),
@@ -88,7 +81,7 @@ function ourApp(): FastifyInstance {
 }
 
 /** The same request through both bindings, on definitions of one shape. */
-async function both(make: (intake: IntakeApi, type: string) => { type: string }, intake: IntakeApi) {
+async function both(make: (intake: Intake, type: string) => { type: string }, intake: Intake) {
   const app = ourApp()
   app.route({ method: 'POST', url: '/orders', ...intake.route(make(intake, 'one')) })
   const origin = await app.listen({ host: '127.0.0.1', port: 0 })
@@ -100,8 +93,8 @@ async function both(make: (intake: IntakeApi, type: string) => { type: string },
       headers: { 'content-type': 'application/json', traceparent: trace, ...init.headers },
     }
     return Promise.all([
-      fetch(`${origin}/orders?x=1`, request).then(told),
-      handler(new Request('http://localhost/orders?x=1', request), { clientAddress: '127.0.0.1' }).then(told),
+      fetch(`${origin}/orders?x=1`, request).then(exchangeOf),
+      handler(new Request('http://localhost/orders?x=1', request), { clientAddress: '127.0.0.1' }).then(exchangeOf),
     ])
   }
   return { app, origin, handler, send }
@@ -110,7 +103,7 @@ async function both(make: (intake: IntakeApi, type: string) => { type: string },
 const json = (value: unknown, headers: Record<string, string> = {}) => ({ body: JSON.stringify(value), headers })
 
 describe('both bindings answer the same', () => {
-  const plain = (intake: IntakeApi, type: string) =>
+  const plain = (intake: Intake, type: string) =>
     intake.define(type, {
       body: Body,
       lane: (body) => [type, body.lane ?? 'a'],
@@ -221,11 +214,11 @@ describe('gates come before the body', () => {
     const { port, handler } = await mounted(intake, (on, type) =>
       on.define(type, { body: Body, gates: [halt()], lane: () => type, run: () => 1 }),
     )
-    await intake.core.store.halt('system', 'drill')
-    await intake.core.presence.beat()
+    await intake.store.halt('system', 'drill')
+    await intake.presence.beat()
     return { port, handler }
   }
-  const mounted = async (intake: IntakeApi, make: Parameters<typeof both>[0]) => {
+  const mounted = async (intake: Intake, make: Parameters<typeof both>[0]) => {
     const { origin, handler } = await both(make, intake)
     return { port: Number(new URL(origin).port), handler }
   }
@@ -264,7 +257,7 @@ describe('gates come before the body', () => {
     expect(pulled).toBe(0)
   })
 
-  it('but what only the store knows comes after it: a malformed body is told first', async () => {
+  it('but gates that need the store come after it: a malformed body is reported first', async () => {
     const intake = await b.intake({ work: false })
     const { handler } = await mounted(intake, (on, type) =>
       on.define(type, { body: Body, gates: [capacity({ limit: 1 })], lane: () => type, run: () => 1 }),
@@ -289,9 +282,9 @@ describe('places', () => {
               asked.fire()
               await grant.promise
             }
-            const told = await store.changeConnections(worker, pool, change)
+            const changed = await store.changeConnections(worker, pool, change)
             given.n += change.gives.length
-            return told
+            return changed
           },
         }),
     })
@@ -321,7 +314,7 @@ describe('places', () => {
 })
 
 describe("in a user's own Fastify", () => {
-  it('mounts, names the user, and tells problems', async () => {
+  it('mounts, names the user, and answers with problems', async () => {
     const intake = await b.intake()
     const seen: string[] = []
     const op = intake.define('op', {

@@ -3,17 +3,17 @@ import Fastify, { type FastifyInstance } from 'fastify'
 import { pino } from 'pino'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import type { IntakeApi } from '../../../spillway/src/index.js'
+import type { Intake } from '../../../spillway/src/intake/intake.js'
 import { type Bench, bench } from '../../../spillway/test/pipeline-fixture.js'
-import { buildApp } from '../../src/http/app.js'
-import { createAuthenticator } from '../../src/http/auth.js'
+import { buildApp } from '../../src/app.js'
+import { createAuthenticator } from '../../src/auth/auth.js'
 
 const Body = Type.Object({ n: Type.Any(), by: Type.Optional(Type.String()) }, { additionalProperties: false })
 const near = '{"n":9007199254740992}'
 const odd = '{ "n":9007199254740993,"n":[-0, 1.10, 1E2, {"b":1,"a":1,"a":2}]\n}'
 
 let b: Bench
-let intake: IntakeApi
+let intake: Intake
 let seen: { body: unknown; text: string }[]
 let app: FastifyInstance | undefined
 
@@ -104,7 +104,7 @@ describe.each(bindings)('%s', (name, open) => {
     expect((await send(odd)).status).toBe(201)
     const ticket = (await (await send(odd, { prefer: 'respond-async' })).json()) as { operationId: string }
     await b.finished(ticket.operationId)
-    // An app of one's own may change the body before it gets here, so that there its text is written anew.
+    // The user's own app may change the body before it gets here, so its text is serialized again there.
     const text = name === 'a Fastify of one’s own' ? JSON.stringify(JSON.parse(odd)) : odd
     expect(seen).toEqual([1, 2].map(() => ({ body: JSON.parse(text), text })))
   })

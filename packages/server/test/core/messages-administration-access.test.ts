@@ -1,7 +1,7 @@
 /** Traces, and who may see what of the messages. */
 import { randomUUID } from 'node:crypto'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import type { Principal, Role } from '../../src/http/identity.js'
+import type { Principal, Role } from '../../src/auth/identity.js'
 import { type MessagesBench, messagesBench, partitionOf } from '../messages-administration-fixture.js'
 
 const who = (role: Role, queues?: string[]): Principal => ({

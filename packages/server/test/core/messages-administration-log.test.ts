@@ -23,7 +23,7 @@ const killed = async (queue: string, group: string, error?: string) => {
 }
 
 describe('dead letters', () => {
-  it('are told whole, newest first', async () => {
+  it('are listed with all members, newest first', async () => {
     await m.configure('dead', { namespace: 'ns', task: 'tk' })
     await m.push('dead', 'p', [{ payload: { a: [1, null] }, transactionId: 'first' }, { transactionId: 'second' }])
     await killed('dead', 'g', 'no such order')
@@ -169,7 +169,7 @@ describe('the list of messages', () => {
     expect((await get('/messages?queue=list&partition=p0&limit=200&offset=900')).status).toBe(200)
   })
 
-  it('tells where each stands, and finds them by it', async () => {
+  it('shows the status of each, and filters by status', async () => {
     await m.push('states', 'p', numbered(5))
     await killed('states', 'g')
     await m.pop('states', 'g', 1, { auto: true })
@@ -192,7 +192,7 @@ describe('the list of messages', () => {
     expect((await get('/messages?status=lost')).status).toBe(400)
   })
 
-  it('tells one as completed only when every group has settled it', async () => {
+  it('shows a message as completed only when every group has settled it', async () => {
     await m.push('bus', 'p', numbered(1))
     await m.pop('bus', 'a', 1, { auto: true })
     await m.pop('bus', 'b', 1)
@@ -240,7 +240,7 @@ describe('the list of messages', () => {
 })
 
 describe('one message', () => {
-  it('is told with its payload, its groups and what became of it', async () => {
+  it('is returned with its payload, its groups and its outcome', async () => {
     await m.configure('one', { encryption_enabled: true })
     await m.push('one', 'p', [{ payload: { secret: 1 }, transactionId: 'a/b' }])
     await m.ack(await m.pop('one', 'g'), 'g', 'dlq', 'no')

@@ -16,7 +16,7 @@ const counts = { total: 0, pending: 0, processing: 0, completed: 0, failed: 0, d
 const nowhere = { status: 404, body: { code: 'not_found', error: expect.any(String), detail: expect.any(String) } }
 
 describe('queues', () => {
-  it('tells what waits, what is leased and what is settled', async () => {
+  it('count pending, leased and settled messages', async () => {
     await m.push('figures', 'a', numbered(5))
     await m.push('figures', 'b', numbered(2))
     await m.ack(await m.pop('figures', 'g', 2), 'g')
@@ -102,7 +102,7 @@ describe('queues', () => {
     expect((await get('/consumer-groups')).body).not.toContainEqual(expect.objectContaining({ queueName: 'deleted' }))
   })
 
-  it('are told by namespace and task', async () => {
+  it('are listed by namespace and task', async () => {
     await m.configure('ns.one', { namespace: 'billing', task: 'send' })
     await m.configure('ns.two', { namespace: 'billing' })
     await m.push('ns.one', 'a', numbered(2))
@@ -118,7 +118,7 @@ describe('queues', () => {
 })
 
 describe('status', () => {
-  it('tells depth and lag of a queue by partition and group', async () => {
+  it('shows depth and lag of a queue by partition and group', async () => {
     await m.push('status', 'a', numbered(3))
     await m.push('status', 'b', numbered(1))
     await m.bench.sql(`UPDATE spillway.mq_messages SET created_at = now() - interval '90 s' WHERE partition = $1`, [
@@ -180,7 +180,7 @@ describe('consumer groups', () => {
     expect((await get('/consumer-groups/lagging?minLagSeconds=500')).body).toEqual([])
   })
 
-  it('are told by queue and partition', async () => {
+  it('are listed by queue and partition', async () => {
     await m.push('detail', 'a', numbered(2))
     await m.pop('detail', 'alone', 1)
     expect((await get('/consumer-groups/alone')).body).toEqual({
@@ -226,7 +226,7 @@ describe('consumer groups', () => {
     expect(await groupOf('typo', 'g')).toBeUndefined()
   })
 
-  it('begin anew once they are ended', async () => {
+  it('start again after they were ended', async () => {
     await m.push('ended', 'a', numbered(2))
     await m.pop('ended', 'g', 2, { auto: true })
     const ended = await m.call('DELETE', '/api/v1/consumer-groups/g/queues/ended')
@@ -267,7 +267,7 @@ describe('consumer groups', () => {
 })
 
 describe('maintenance', () => {
-  it('is switched on and off, and told', async () => {
+  it('is switched on and off, and reported', async () => {
     const url = '/api/v1/system/maintenance'
     expect((await m.call('POST', url, { body: { enabled: true } })).body).toMatchObject({ maintenanceMode: true })
     expect((await m.call('GET', url)).body).toMatchObject({ maintenanceMode: true, bufferedMessages: 3 })

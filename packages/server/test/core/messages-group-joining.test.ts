@@ -126,7 +126,7 @@ it.each(Array.from({ length: 8 }, (_, n) => n))('history %i', async (n) => {
   ).toEqual([0, 0])
 })
 
-it('what waited too long is given up for a group that has not joined its partition, and then removed', async () => {
+it('messages that waited too long expire for a group that has not joined their partition, and are removed', async () => {
   await m.configure('slow', { max_wait_seconds: 60, dead_letter_queue: true, retention_enabled: true })
   for (const partition of ['a', 'b', 'c']) await m.push('slow', partition, [{ transactionId: `old ${partition}` }])
   await m.bench.sql(`SELECT spillway.mq_subscribe(spillway.mq_queue('slow'), 'g', 'all', NULL)`)

@@ -6,7 +6,7 @@ import { StoreFault, toStoreFault } from '../../../spillway/src/store/postgres/f
 import { coreSql } from '../../../spillway/src/store/postgres/generated/sql.js'
 import { lockKey, migrate, type SqlModule } from '../../../spillway/src/store/postgres/migrate.js'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
-import { workloadSql } from '../../src/http/workload-sql.js'
+import { workloadSql } from '../../src/workload-list.js'
 
 const log = { info: () => undefined, warn: () => undefined, error: () => undefined }
 const schema = 'odd "name'
@@ -65,7 +65,7 @@ describe('migrate', () => {
     expect(await thing()).toBe(3)
   })
 
-  it('waits for the lock no longer than told, says so, and leaves the lock alone', async () => {
+  it('waits for the lock no longer than its timeout, says so, and leaves the lock alone', async () => {
     await client.query('SELECT pg_advisory_lock($1::bigint)', [lockKey(schema)])
     const messages: string[] = []
     const listening = { ...log, info: (_fields: object, message: string) => messages.push(message) }
@@ -241,11 +241,11 @@ describe('openPool', () => {
   })
 
   it('survives the loss of an idle connection and says so', async () => {
-    let told: (fault: object) => void = () => undefined
+    let warn: (fault: object) => void = () => undefined
     const warned = new Promise<object>((resolve) => {
-      told = resolve
+      warn = resolve
     })
-    const pool = openPool({ url: database.url, max: 1, applicationName: 'test', log: { ...log, warn: told } })
+    const pool = openPool({ url: database.url, max: 1, applicationName: 'test', log: { ...log, warn } })
     try {
       const { rows } = await pool.query<{ pid: number }>('SELECT pg_backend_pid() AS pid')
       await client.query('SELECT pg_terminate_backend($1)', [rows[0]?.pid])

@@ -2,7 +2,7 @@
 import { randomUUID } from 'node:crypto'
 import type { Policy } from '@spillway/protocol/wire'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
-import type { IntakeApi } from '../../../spillway/src/index.js'
+import type { Intake } from '../../../spillway/src/intake/intake.js'
 import {
   type Bench,
   bench,
@@ -16,12 +16,12 @@ import { Policies, type PoliciesOptions } from '../../src/workloads/routing/poli
 import { Registry } from '../../src/workloads/routing/registry.js'
 
 const schema = '"spillway"'
-/** So that nothing but what was heard can have told. */
+/** The poll never runs, so every change that is seen came by notification. */
 const never = 3_600_000
 
 let b: Bench
-let here: IntakeApi
-let there: IntakeApi
+let here: Intake
+let there: Intake
 const opened: { close(): Promise<void> }[] = []
 
 beforeAll(async () => {
@@ -42,7 +42,7 @@ function opening<T extends { close(): Promise<void> }>(one: T): T {
   return one
 }
 
-async function policiesOf(intake: IntakeApi, options: Partial<PoliciesOptions> = {}, logged: Logged[] = []) {
+async function policiesOf(intake: Intake, options: Partial<PoliciesOptions> = {}, logged: Logged[] = []) {
   const policies = opening(new Policies({ intake, schema, log: loggingTo(logged), pollMs: never, ...options }))
   await policies.start()
   return policies

@@ -166,14 +166,14 @@ describe('the judge of overloads', () => {
     expect(judge(evidence)).toEqual([])
   })
 
-  it('tells what it let pass: the gateway’s own refusals, and answers that came late for want of CPU', () => {
+  it('reports what it let pass: the gateway’s own refusals, and answers that were late for lack of CPU', () => {
     const evidence = clean()
     evidence.refusals.push({ ...refusal, code: 'overloaded', detail: 'busy', retryAfter: 2, retryAfterInBody: 2 })
     expect(judge(evidence)).toEqual([])
     expect(figures(evidence)).toMatchObject({ refusedAsBusy: ['busy'], slowestPollMs: 1_200, slowestPollOwnMs: 12 })
   })
 
-  it('tells how long detection and recovery took', () => {
+  it('reports how long detection and recovery took', () => {
     expect(figures(clean())).toMatchObject({ detectionMs: 800, recoveryMs: 3_900, decided: 3, dead: 1, refused: 1 })
   })
 })

@@ -19,7 +19,7 @@ interface Room {
   prefix: string
   logged: Logged[]
   plain: Redis
-  /** Up and hearing, unless told not to wait. */
+  /** Up and subscribed, unless `wait` is false. */
   log(options?: Partial<RedisStreamsOptions> & { wait?: boolean }): Promise<RedisStreams>
   keyOf(stream: StreamKey): string
   /** So many processes hear the bell. */
@@ -156,7 +156,7 @@ describe.skipIf('missing' in found)('on a server that runs', () => {
     expect(await log.append([append(key, 3)])).toEqual(['lost'])
   })
 
-  it('has lost a stream that was begun anew without it', async () => {
+  it('has lost a stream that another log started again', async () => {
     const [log, other] = [await room.log(), await room.log()]
     const key = newStream()
     await log.append([append(key, 1), append(key, 2), append(key, 3)])
@@ -185,7 +185,7 @@ describe.skipIf('missing' in found)('on a server that runs', () => {
     expect(log.isUp).toBe(true)
   })
 
-  it('tells the doctor what it is', async () => {
+  it('shows the doctor its version and settings', async () => {
     expect(await probeRedis(server.url)).toEqual({
       ok: true,
       shown: `127.0.0.1:${server.port}`,
@@ -228,7 +228,7 @@ describe.skipIf('missing' in found)('on a server that fails', () => {
     expect(await log.append([append(newStream(), 1)])).toEqual(['written'])
   })
 
-  it('is told of by the doctor when it is away', async () => {
+  it('is reported by the doctor when it is unreachable', async () => {
     await begin()
     await server.kill()
     expect(await probeRedis(server.url)).toMatchObject({ ok: false, why: 'ECONNREFUSED' })
@@ -298,7 +298,7 @@ describe.skipIf('missing' in found)('on a server that fails', () => {
     }
   })
 
-  it('finds out by itself that it says nothing more, and tells of the gap when the bell is heard again', async () => {
+  it('detects a silent server by itself, and reports the gap when bells arrive again', async () => {
     await begin()
     const proxy = await startHalfOpenProxy({ host: '127.0.0.1', port: server.port })
     try {
@@ -316,7 +316,7 @@ describe.skipIf('missing' in found)('on a server that fails', () => {
     }
   })
 
-  it('tells of the gap after a restart, and rings again', async () => {
+  it('reports the gap after a restart, and rings again', async () => {
     await begin()
     const [log, other] = [await room.log(), await room.log()]
     await room.hearing(2)

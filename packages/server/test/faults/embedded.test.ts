@@ -272,7 +272,7 @@ describe('the embedded server', () => {
     expect(isAlive(left.pid)).toBe(false)
   })
 
-  it('starts anew with every commit when process and server were both killed', async () => {
+  it('starts again with every commit when process and server were both killed', async () => {
     const holder = hold()
     const left = await holder.next()
     await query(left.url, 'CREATE TABLE kept AS SELECT 7 AS n')

@@ -1,10 +1,10 @@
 /** Redis is lost during many streams: each ends explicitly, and new ones are served all the while. */
 import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest'
-import { Reader } from '../../../spillway/test/generation-faults-reader.js'
-import { judge } from '../../../spillway/test/generation-faults-verdict.js'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
 import { findRedis, type RedisServer, startRedis } from '../../../spillway/test/setup/redis.js'
 import { type GenerationFleet, startGenerationFleet } from '../generation-faults-fleet.js'
+import { Reader } from '../generation-faults-reader.js'
+import { judge } from '../generation-faults-verdict.js'
 import { killed, wave } from '../generation-faults-wave.js'
 import { native } from '../generation-server.js'
 import { get, until } from '../server-process.js'
@@ -46,8 +46,12 @@ const logOf = async (streamId: string | null): Promise<string | undefined> =>
 
 async function one(marker: string) {
   const ask = { format: 'native', marker, user: marker, tokens: 5, everyMs: 5 } as const
-  const told = await new Reader(fleet.origins, ask, { patienceMs: 10_000 }).over
-  return { findings: judge([told], fleet.upstream.requests).findings, log: await logOf(told.streamId), told }
+  const transcript = await new Reader(fleet.origins, ask, { patienceMs: 10_000 }).over
+  return {
+    findings: judge([transcript], fleet.upstream.requests).findings,
+    log: await logOf(transcript.streamId),
+    transcript,
+  }
 }
 
 describe.skipIf('missing' in found)('Redis that keeps nothing', () => {
@@ -62,7 +66,7 @@ describe.skipIf('missing' in found)('Redis that keeps nothing', () => {
   it('ends its streams explicitly when it is lost, however much came before', async () => {
     const seen = await wave(fleet, { ...small, name: 'lost', happens: () => redis.kill() })
     expect(seen.findings).toEqual([])
-    // What had nothing in it yet may have begun anew elsewhere.
+    // A stream without content may have started again elsewhere.
     expect(seen.errors).toEqual({ stream_interrupted: seen.failed })
     expect(seen.failed).toBeGreaterThanOrEqual(seen.hit)
     expect(seen.lateMs).toBeLessThan(25_000)
@@ -70,9 +74,9 @@ describe.skipIf('missing' in found)('Redis that keeps nothing', () => {
 
   it('is not needed: new streams are served at once from PostgreSQL, and health says so', async () => {
     await allSeeRedis(false)
-    const { told, ...seen } = await one('without')
+    const { transcript, ...seen } = await one('without')
     expect(seen).toEqual({ findings: [], log: 'postgres' })
-    expect(told.overMs - told.askedMs).toBeLessThan(3_000)
+    expect(transcript.overMs - transcript.askedMs).toBeLessThan(3_000)
     expect((await get(fleet.of('gateway').process, '/health/ready')).status).toBe(200)
   })
 

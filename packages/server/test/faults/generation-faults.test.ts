@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { type EmbeddedServer, startEmbedded } from '@spillway/embedded-postgres'
 import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest'
-import { Reader } from '../../../spillway/test/generation-faults-reader.js'
 import { type GenerationFleet, leaseSeconds, marginMs, startGenerationFleet } from '../generation-faults-fleet.js'
+import { Reader } from '../generation-faults-reader.js'
 import { killed, pausedPastLease, stopped, type WaveResult, wave } from '../generation-faults-wave.js'
 import { get, until } from '../server-process.js'
 
@@ -67,14 +67,14 @@ describe('a worker', () => {
     expect(asked('early')).toBeGreaterThan(small.streams)
   })
 
-  it('that was given up while it stood still has nothing to say when it goes on', async () => {
+  it('that was paused past its lease writes nothing when it resumes', async () => {
     const seen = await wave(fleet, { ...small, name: 'zombie', happens: () => pausedPastLease(fleet, 'worker') })
     expectExplicit(seen)
     expect(seen.errors).toEqual({ stream_interrupted: seen.failed })
     expect(seen.failed).toBeGreaterThan(0)
   })
 
-  it('that is told to stop lets its streams come to their end, and ends well', async () => {
+  it('that gets SIGTERM lets its streams end and exits with 0', async () => {
     let code: number | null = null
     const seen = await wave(fleet, {
       ...{ ...small, name: 'drain' },
@@ -96,7 +96,7 @@ describe('a gateway', () => {
     expect(seen.failed).toBeLessThanOrEqual(1)
   })
 
-  it('that is told to stop tells its clients to go on elsewhere, and ends well', async () => {
+  it('that gets SIGTERM sends its clients elsewhere and exits with 0', async () => {
     const gateway = fleet.of('gateway')
     await gateway.process.kill()
     await fleet.restart(gateway, { SPILLWAY_DRAIN_SECONDS: '1' })
@@ -108,15 +108,15 @@ describe('a gateway', () => {
       },
     })
     expect(seen.findings).toEqual([])
-    const told = seen.all.flatMap(({ ends }) => ends.map((end) => end.code))
-    expect(told).toContain('draining')
+    const codes = seen.all.flatMap(({ ends }) => ends.map((end) => end.code))
+    expect(codes).toContain('draining')
     expect({ code, cuts: seen.cuts }).toEqual({ code: 0, cuts: 0 })
     expect(seen.failed).toBeLessThanOrEqual(1)
   })
 })
 
 describe('a stream', () => {
-  it('into which one that was given up has written before the first token ends with that, explicitly', async () => {
+  it('ends with an error if a worker that lost its lease wrote to it before the first token', async () => {
     const ask = {
       format: 'native',
       marker: 'late',
@@ -132,7 +132,7 @@ describe('a stream', () => {
     await fleet.sql(
       `INSERT INTO spillway.stream_chunks (stream, born_at, first, last, writer, chunks)
        SELECT id, born_at, 1, 1, $2, $3 FROM spillway.streams WHERE id = $1`,
-      [reader.told.streamId, randomUUID(), text],
+      [reader.transcript.streamId, randomUUID(), text],
     )
     const { ends, numbers, text: read } = await reader.over
     expect(numbers).toEqual([1, 2])

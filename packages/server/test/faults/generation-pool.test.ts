@@ -1,9 +1,9 @@
 /** Places and slots are given back, whatever becomes of the client or of the process that held them. */
 import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest'
-import { Reader } from '../../../spillway/test/generation-faults-reader.js'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
 import { churn } from '../generation-churn.js'
 import { type GenerationFleet, leaseSeconds, marginMs, startGenerationFleet } from '../generation-faults-fleet.js'
+import { Reader } from '../generation-faults-reader.js'
 import { settled } from '../generation-faults-wave.js'
 import { until } from '../server-process.js'
 
@@ -58,7 +58,7 @@ describe('a hundred clients that leave at once', () => {
     const { upstream } = fleet
     await until('all slots are taken', () => upstream.counts.open === 2 * slots)
     const running = new Set(upstream.requests.map(({ marker }) => marker))
-    const [first, then] = [readers.filter(({ told }) => !running.has(told.ask.marker)), readers]
+    const [first, then] = [readers.filter(({ transcript }) => !running.has(transcript.ask.marker)), readers]
     for (const reader of first) reader.leave()
     const unfinished = async (): Promise<number> =>
       (await fleet.sql<{ n: number }>('SELECT count(*)::int AS n FROM spillway.ops'))[0]?.n ?? -1
@@ -89,7 +89,7 @@ describe('three hundred clients that read, leave and cancel while processes are 
   it('do not make the pool count other than what is open', async () => {
     const readers = hanging('count', 7, 7)
     await Promise.all(readers.map(({ begun }) => begun))
-    expect(readers.map(({ told }) => told.layer)).toEqual(readers.map(() => '1-Direct'))
+    expect(readers.map(({ transcript }) => transcript.layer)).toEqual(readers.map(() => '1-Direct'))
     expect(await heldPlaces()).toBe(7)
     for (const reader of readers.slice(3)) reader.leave()
     await until('four are given back', async () => (await heldPlaces()) === 3)

@@ -20,7 +20,7 @@ import {
 
 const connections = 64
 
-/** One submission of a client with its key, and what it was told last; null: nothing, the connection broke. */
+/** One submission of a client with its key, and its last answer; null: none, the connection broke. */
 interface Sent {
   key: string
   answer: Answer | null
@@ -28,7 +28,7 @@ interface Sent {
 
 const send = async (server: ServerProcess, key: string): Promise<Sent> => {
   const headers = { 'idempotency-key': key, 'x-user-id': key }
-  // Which of them it is can be told from its text, whatever id it was given.
+  // The text identifies the submission, whatever id it gets.
   const answer = await submitPetition(server, { text: key, submitter_id: undefined }, headers).catch(() => null)
   return { key, answer }
 }
@@ -41,7 +41,7 @@ async function stored(f: Fleet): Promise<Map<string, string[]>> {
   return new Map(rows.map(({ text, ids }) => [text, ids]))
 }
 
-/** Told 201: it is there, once. Told otherwise: it is not, or it is, once, and its key finds it. */
+/** After 201 it is stored once. After any other answer it is stored at most once, and its key finds it. */
 async function expectTrue(f: Fleet, server: ServerProcess, sent: readonly Sent[]): Promise<void> {
   const before = await stored(f)
   const uncertain: string[] = []
@@ -210,7 +210,7 @@ describe('a server killed', () => {
     const sending = await untilAdmitted(doomed, keys.length, () => keys.map((key) => send(doomed, key)))
     await hold.release('first')
     expect((await first).answer?.status).toBe(201)
-    // The database was told to commit: it does, whether anybody is there to hear of it or not.
+    // The database got the COMMIT. It commits even if no client is connected any more.
     await hold.waiting('others')
     await doomed.kill()
     const sent = await Promise.all(sending)
@@ -312,10 +312,10 @@ describe('transactions that meet', () => {
     await expectSound(f, server())
   })
 
-  it('blocks that are told, and the flush that accepts one and blocks another', async () => {
+  it('the report of blocks, and the flush that accepts one and blocks another', async () => {
     const ann = { submitter_id: randomUUID() }
     for (let i = 0; i < 5; i++) await submitPetition(server(), ann)
-    // Of the two blocks the second was not told yet, and its minute is over.
+    // The second of the two blocks is not reported yet, and its minute is over.
     await f.sql('UPDATE spillway.petition_blocks SET minute = minute - 1')
     const release = await lock('ledger_head')
     const flush = await inOneFlush(0, 2, () => [submitPetition(server()), submitPetition(server(), ann)])

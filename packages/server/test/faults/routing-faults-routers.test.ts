@@ -188,7 +188,7 @@ async function withoutTable(name: string, work: () => Promise<void>): Promise<vo
 
 describe('a router that starts', () => {
   const isUnloaded = (server: ServerProcess) =>
-    until('its policies could not be read', () => server.stdout().includes('changes of policies cannot be read'))
+    until('its policies could not be read', () => server.stdout().includes('cannot read changes of policies'))
 
   it('takes no message before its policies are loaded, and spends no delivery on it', async () => {
     const gateway = await parts.start({ SPILLWAY_ROLES: 'gateway,worker', ROUTER_MAX_DELIVER: '1' })

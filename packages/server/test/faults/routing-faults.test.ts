@@ -70,14 +70,14 @@ describe('a broker that is not there at the start', () => {
     expect({ status: health.status, is: health.body.status }).toEqual({ status: 200, is: 'degraded' })
   })
 
-  it('is told from one that has no JetStream', async () => {
+  it('is distinguished from one without JetStream', async () => {
     await startAlone()
     nats = await startNats({ port, jetstream: false })
     const detail = await until('health says what is wrong', async () => {
       const said = (await get(server, '/health')).body.checks.nats?.detail
       return said?.includes('JetStream') === true && said
     })
-    expect(detail).toContain('NATS is there')
+    expect(detail).toContain('NATS is reachable')
   })
 
   it('makes decide answer 503 with the time to come back', async () => {
@@ -239,7 +239,7 @@ describe("a gateway that cannot read the routers' metrics", () => {
       const url = how === 'is refused' ? `http://127.0.0.1:${await freePort()}/metrics` : target.origin
       const gateway = await gatewayOn(url)
       // It is unknown before anybody was asked, too.
-      await until('it was asked', () => gateway.stdout().includes('the router does not tell how it is'))
+      await until('it was asked', () => gateway.stdout().includes('cannot read the metrics of the router'))
       await isShown(gateway, 'unknown')
       expect(await metric(gateway, 'gateway_backpressure_status', { status: 'inactive' })).toBe(0)
     },

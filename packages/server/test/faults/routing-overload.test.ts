@@ -45,7 +45,7 @@ const scenarios: Scenario[] = [
   },
 ]
 
-/** Its backlog is what the last heartbeat told, which may be a second old when it is looked at. */
+/** Its backlog comes from the last heartbeat, which may be a second old. */
 const withoutNats: Scenario = {
   ...{
     ...scaled,
@@ -186,7 +186,7 @@ describe.skipIf('missing' in found)('a backlog at critical', { concurrent: true 
     ['decisions', () => decisions[0], 'routes_decide', limits.decide.tightened],
     ['messages', () => message, 'messages', limits.messages.tightened],
     ['the registry', () => others[0], 'registry', limits.registry.tightened],
-  ])('tells the tightened limit of %s', (_, answer, name, limit) => {
+  ])('returns the tightened limit of %s', (_, answer, name, limit) => {
     expect(answer()?.headers.get('ratelimit-policy')).toBe(`"${name}";q=${limit};w=60`)
   })
 

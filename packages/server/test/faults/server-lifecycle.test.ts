@@ -152,7 +152,7 @@ describe('start', () => {
     expect(stderr + stdout).not.toContain(new URL(database.url).password)
   })
 
-  it('tells all that is wrong at once', async () => {
+  it('reports all invalid settings at once', async () => {
     const { stderr } = await runProgram({ SPILLWAY_PORT: 'x', SPILLWAY_CONCURRENCY: '0', SPILLWAY_NONSENSE: '1' })
     for (const name of ['SPILLWAY_PORT', 'SPILLWAY_CONCURRENCY', 'SPILLWAY_NONSENSE']) expect(stderr).toContain(name)
   })
@@ -295,7 +295,7 @@ describe('SIGTERM', () => {
           { queue: `l${n % 5}` },
           n % 2 === 0 ? { prefer: 'respond-async' } : {},
         ).catch((fault: unknown) => {
-          // Only a server that is told to stop may refuse connections.
+          // Only a server that is stopping may refuse connections.
           if (!stopping) throw fault
         })
         if (answer === undefined) return

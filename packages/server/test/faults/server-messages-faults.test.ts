@@ -32,7 +32,7 @@ import { type Answer, type ServerProcess, until, untilReady } from '../server-pr
 
 const idOf = (partition: string, n: number): string => `${partition}/${n}`
 
-/** One message of a producer, and what it was told; null: nothing, the connection broke. */
+/** One message of a producer, and its answer; null: none, the connection broke. */
 interface Sent {
   partition: string
   n: number
@@ -61,7 +61,7 @@ function expectHonest({ status, body, headers, text }: Answer): void {
 interface Consumed {
   /** In the order in which they were handed out. */
   delivered: Message[]
-  /** Those whose ack was told to have succeeded, with the number of deliveries that had begun by then. */
+  /** Those whose ack succeeded, with the number of deliveries that had begun by then. */
   settled: Map<string, number>
 }
 
@@ -93,7 +93,7 @@ const logOf = (f: Fleet, queue: string) =>
 const idle = (f: Fleet) =>
   until('nothing waits', async () => (await f.sql('SELECT FROM spillway.ops LIMIT 1')).length === 0, 30_000)
 
-/** Told 201 or 202: it is there, once. Told otherwise: at most once. In the order in which they were sent. */
+/** After 201 or 202 it is stored once, after any other answer at most once. In the order in which they were sent. */
 async function expectTrue(f: Fleet, queue: string, sent: readonly Sent[]): Promise<void> {
   const log = await logOf(f, queue)
   const there = new Set(log.map(({ transaction_id }) => transaction_id))
@@ -207,7 +207,7 @@ describe('PostgreSQL killed', () => {
     expect(await take(f.next(), queue)).toEqual([])
   })
 
-  it('whoever was told nothing, or 503, repeats with the same transactionId: once, and told which it was', async () => {
+  it('a push without an answer, or with 503, is repeated with the same transactionId: stored once, with its status', async () => {
     const item = (id: string) => ({ queue, partition: id.slice(0, 1), payload: id, transactionId: id })
     const stored: string[] = []
     const uncertain: string[] = []

@@ -1,4 +1,4 @@
-/** The database goes away in every way it can: each request is told so in time, and all is well once it is back. */
+/** The database fails in every way it can: each request gets an answer in time, and service resumes when it is back. */
 import { chmod, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -120,7 +120,7 @@ describe('PostgreSQL behind a network that fails', () => {
     const server = await startBehindProxy({ ready: false })
     await expectDegraded(server)
     await expectAllRefused(server)
-    await until('it is said', () => server.logs().some((line) => /cannot be reached/.test(String(line.msg))))
+    await until('it is said', () => server.logs().some((line) => /database not reachable/.test(String(line.msg))))
     expect(server.stdout()).not.toContain(new URL(database.url).password)
     await proxy.pass()
     await expectRecovery(server, 'down-at-start')
@@ -151,7 +151,7 @@ describe('PostgreSQL behind a network that fails', () => {
     await expectRecovery(server, 'half-open')
   })
 
-  it('half-open connections that nobody ever closes: they are given up, not waited for', async () => {
+  it('half-open connections that nobody ever closes: they are dropped, not waited for', async () => {
     proxy = await startHalfOpenProxy(addressOf(database.url))
     const server = await startBehindProxy()
     proxy.stall()
@@ -262,7 +262,7 @@ describe('PostgreSQL itself', () => {
     expect(await server.stop()).toEqual({ code: 0, signal: null })
   }, 90_000)
 
-  it('stopped with SIGSTOP: 503 in time, and all is well after SIGCONT', async () => {
+  it('stopped with SIGSTOP: 503 in time, and service resumes after SIGCONT', async () => {
     const server = await startServer({ DATABASE_URL: own.url, SPILLWAY_FORWARD_ALLOW: target.origin })
     expect((await submit(server, `${target.origin}/before`)).status).toBe(201)
     const pids = await postgresProcesses(own.pid)

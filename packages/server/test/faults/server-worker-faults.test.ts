@@ -148,9 +148,9 @@ describe('a worker whose database goes away', () => {
     try {
       await mine.refuse()
       const worker = await startWorker(env(through(mine, own.url)))
-      await worker.says('the store cannot be reached')
+      await worker.says('database not reachable')
       await mine.pass()
-      await worker.says('the store is there')
+      await worker.says('database connected')
       await expectWork('reachable-later')
       await mine.refuse()
       await worker.says('the store does not answer')

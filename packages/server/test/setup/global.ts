@@ -8,7 +8,7 @@ import type { TestProject } from 'vitest/node'
 import { postgresStore } from '../../../spillway/src/store/postgres/store.js'
 import { administer } from '../../../spillway/test/setup/administer.js'
 import { type PgBouncer, startPgBouncer } from '../../../spillway/test/setup/pgbouncer.js'
-import { workloadSql } from '../../src/http/workload-sql.js'
+import { workloadSql } from '../../src/workload-list.js'
 
 declare module 'vitest' {
   export interface ProvidedContext {
@@ -61,7 +61,7 @@ async function setupDatabase(project: TestProject): Promise<() => Promise<void>>
     settings: { min_wal_size: '80MB', max_wal_size: '1GB', shared_buffers: '128MB' },
   })
 
-  // A run that is cut short gets no teardown and may not wait: the server's data is worth nothing, so it is told to
+  // A run that is cut short gets no teardown and may not wait: the server's data is worth nothing, so it has to
   // quit at once.
   const cutShort = () => {
     try {

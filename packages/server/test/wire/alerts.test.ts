@@ -25,11 +25,11 @@ const status =
 
 const rowsOf = (column: string) =>
   a.bench
-    .sql<{ told: unknown }>(`SELECT ${column} AS told FROM spillway.alerts ORDER BY seq`)
-    .then((rows) => rows.map(({ told }) => told))
+    .sql<{ value: unknown }>(`SELECT ${column} AS value FROM spillway.alerts ORDER BY seq`)
+    .then((rows) => rows.map(({ value }) => value))
 
 describe('a change', () => {
-  it('is sent as the contract says, signed', async () => {
+  it('is sent with its members, signed', async () => {
     a = await alertsBench()
     const { alerts } = await a.reporter()
     alerts.report(latencyAlert('firing'))
@@ -120,7 +120,7 @@ describe('a change', () => {
     expect(a.receiver.calls.map(({ path }) => path)).toEqual(['/hook'])
   })
 
-  it('is given up after ten attempts, told in the log, and the next one is sent', async () => {
+  it('fails for good after ten attempts, which is logged, and the next one is sent', async () => {
     a = await alertsBench(first(...Array.from({ length: 10 }, () => status(500))))
     const { alerts } = await a.reporter()
     alerts.report(latencyAlert('firing'))
@@ -132,14 +132,14 @@ describe('a change', () => {
     )
   })
 
-  it('that was given up is sent when its dead letter is redriven', async () => {
+  it('that failed for good is sent when its dead letter is redriven', async () => {
     a = await alertsBench(first(status(400)))
     const { alerts, intake } = await a.reporter()
     alerts.report(latencyAlert('firing'))
     const dead = () => a.bench.sql<{ id: string }>('SELECT id FROM spillway.dead_letters')
     const { id } = await eventually(async () => (await dead())[0], 'the dead letter')
-    await intake.core.store.redrive([id])
-    intake.core.wakeAll()
+    await intake.store.redrive([id])
+    intake.wakeAll()
     await a.received(2)
     await eventually(async () => (await rowsOf('delivery'))[0] === 'delivered' || undefined, 'its record')
   })
@@ -199,7 +199,7 @@ describe('several processes', () => {
     const reporters = await Promise.all([a.reporter(), a.reporter(), a.reporter()])
     for (const { alerts } of reporters) alerts.report(latencyAlert('firing'))
     await a.received(1)
-    // One that told so only after the others were done would make it fire anew, and rightly.
+    // A process that reported only after the others had resolved it would make it fire again, and rightly.
     const known = () => a.bench.sql('SELECT FROM spillway.alert_reporters')
     await eventually(async () => (await known()).length === 3 || undefined, 'all of them to be known')
     for (const { alerts } of reporters) alerts.report(latencyAlert('resolved'))
@@ -249,7 +249,7 @@ describe('several processes', () => {
     expect((await a.received(2))[1]).toMatchObject({ status: 'resolved', labels: { subject: 'killed' } })
   })
 
-  it('do not end what one still sees, however long ago it told so', async () => {
+  it('do not resolve what one still sees, however long ago it reported it', async () => {
     a = await alertsBench()
     const { alerts } = await a.reporter({ timing: { renewMs: 30 } })
     await a.reporter({ timing: { renewMs: 30 } })

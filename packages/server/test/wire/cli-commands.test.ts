@@ -204,7 +204,7 @@ describe('commands that speak to a server', () => {
     expect(rows((await cli('dead-letters', 'list')).stdout)).toHaveLength(0)
   })
 
-  it('wants to be told which dead letters', async () => {
+  it('redrive needs either ids or --all', async () => {
     expect(await cli('dead-letters', 'redrive')).toMatchObject({ code: 2, stdout: '' })
     expect(await cli('dead-letters', 'redrive', randomUUID(), '--all')).toMatchObject({ code: 2, stdout: '' })
   })
@@ -237,7 +237,7 @@ describe('who may', () => {
     await rm(dir, { recursive: true, force: true })
   })
 
-  it('is told by the key', async () => {
+  it('is decided by the key', async () => {
     const file = join(dir, 'keys.json')
     await writeFile(
       file,
@@ -344,7 +344,7 @@ describe('commands that need no server', () => {
     async (...args) => {
       const wrong = await runProgram({}, { args })
       expect(wrong).toMatchObject({ code: 2, stdout: '' })
-      expect(wrong.stderr).toMatch(/^spillway: .+\n/)
+      expect(wrong.stderr).toMatch(/^(spillway:|Usage: spillway) .+\n/)
     },
   )
 })

@@ -6,9 +6,9 @@ import type { Browser, BrowserContext, Locator, Page } from 'playwright-core'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { findChromium, launchChromium } from '../../../spillway/test/setup/chromium.js'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
-import { buildApp } from '../../src/http/app.js'
-import { createAuthenticator } from '../../src/http/auth.js'
-import { addDemoPage } from '../../src/http/demo-page.js'
+import { buildApp } from '../../src/app.js'
+import { createAuthenticator } from '../../src/auth/auth.js'
+import { addDemoPage } from '../../src/demo/page.js'
 import { endAll, finishes, get, post, type ServerProcess, startServer, until } from '../server-process.js'
 
 const isMissing = 'missing' in findChromium()
@@ -105,7 +105,7 @@ const complete = (count: number): string =>
 const problem = (response: ServerResponse, status: number, headers: Record<string, string>, detail: string): unknown =>
   response
     .writeHead(status, { 'content-type': 'application/problem+json', ...headers })
-    .end(JSON.stringify({ status, detail, title: 'Told', code: 'scripted' }))
+    .end(JSON.stringify({ status, detail, title: 'Scripted', code: 'scripted' }))
 
 function streams(response: ServerResponse): ServerResponse {
   return response.writeHead(200, {
@@ -115,7 +115,7 @@ function streams(response: ServerResponse): ServerResponse {
   })
 }
 
-/** The page itself, over an API that answers as it is told. */
+/** The page itself, over an API with scripted answers. */
 async function scripted(handle: Handle): Promise<{ origin: string; calls: Call[] }> {
   const log = pino({ level: 'silent' })
   const { app } = buildApp({

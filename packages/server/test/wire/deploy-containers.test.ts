@@ -200,7 +200,7 @@ describe('files for other programs', () => {
     expect(existsSync(join(root, /ENTRYPOINT \["node", "([^"]+)"\]/.exec(text)?.[1] ?? 'none'))).toBe(true)
   })
 
-  it('each is told of in README.md, which links to what exists', () => {
+  it('each is named in README.md, which links only to files that exist', () => {
     const text = read('deploy/README.md')
     const files = readdirSync(deploy, { recursive: true, withFileTypes: true })
       .filter((entry) => entry.isFile() && !['README.md', '.gitignore'].includes(entry.name))

@@ -5,8 +5,8 @@ import { connect } from 'node:net'
 import { problems } from '@spillway/protocol/wire'
 import { describe, expect, it } from 'vitest'
 import { eventually } from '../../../spillway/test/pipeline-fixture.js'
-import { answerJson, behindNginx, type Called, call, deadServer } from '../../../spillway/test/scripted-gateways.js'
 import { checkNginxConfig, findNginx, shippedConfig } from '../../../spillway/test/setup/nginx.js'
+import { answerJson, behindNginx, type Called, call, deadServer } from '../scripted-gateways.js'
 
 const found = await findNginx()
 const traceId = '4bf92f3577b34da6a3ce929d0e0e4736'
@@ -238,7 +238,7 @@ describe.skipIf('missing' in found)('what is refused', () => {
 })
 
 describe.skipIf('missing' in found)('the access log', () => {
-  it('tells what happened and nothing that a caller wants kept to himself', async () => {
+  it('shows what happened and nothing that is private to the caller', async () => {
     const { nginx, gateways } = await behindNginx({ answer: answerJson })
     await call(nginx.origin, '/v1/models?key=hidden-1', {
       headers: { ...headers, authorization: 'Bearer hidden-2', 'x-user-id': 'hidden-3', referer: 'http://a/?hidden-4' },

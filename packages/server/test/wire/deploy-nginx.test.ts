@@ -5,9 +5,9 @@ import { request } from 'node:http'
 import { BlockList } from 'node:net'
 import { describe, expect, it } from 'vitest'
 import { eventually } from '../../../spillway/test/pipeline-fixture.js'
-import { type Arrival, answerJson, behindNginx, call, deadServer } from '../../../spillway/test/scripted-gateways.js'
 import { findNginx } from '../../../spillway/test/setup/nginx.js'
-import { clientAddress } from '../../src/http/identity.js'
+import { clientAddress } from '../../src/auth/identity.js'
+import { type Arrival, answerJson, behindNginx, call, deadServer } from '../scripted-gateways.js'
 
 const found = await findNginx()
 const eventStream = { 'content-type': 'text/event-stream; charset=utf-8' }
@@ -39,7 +39,7 @@ describe.skipIf('missing' in found)('streams through nginx', () => {
     expect(await called.piece()).toBeUndefined()
   })
 
-  it('any other route streams when the gateway says so, and the next proxy is told', async () => {
+  it('any other route streams when the gateway says so, and the header is passed to the next proxy', async () => {
     const { nginx, gateways } = await behindNginx()
     const calling = call(nginx.origin, '/demo/tokens')
     const { response } = await gateways.next()
@@ -95,7 +95,7 @@ describe.skipIf('missing' in found)('streams through nginx', () => {
     expect(await called.text()).toBe('data: [DONE]\n\n')
   })
 
-  it('a gateway that says nothing at all is given up, and the client hears of it', async () => {
+  it('a gateway that sends nothing times out, and the client gets an error', async () => {
     const { nginx, gateways } = await behindNginx({ replace: { 'proxy_read_timeout 60s': 'proxy_read_timeout 1s' } })
     const calling = call(nginx.origin, '/api/v1/stream', { method: 'POST' })
     const { response, left } = await gateways.next()

@@ -6,11 +6,12 @@ import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { describe, expect, it } from 'vitest'
 import { findPromtool, promtoolTests } from '../../../spillway/test/setup/promtool.js'
-import { createAlertMetrics, createObjectiveMetrics } from '../../src/telemetry/alert-metrics.js'
-import { createMessageMetrics } from '../../src/telemetry/message-metrics.js'
-import { createMetrics } from '../../src/telemetry/metrics.js'
-import { createPetitionMetrics } from '../../src/telemetry/petition-metrics.js'
-import { createRoutingMetrics } from '../../src/telemetry/routing-metrics.js'
+import { createMetrics } from '../../src/prometheus/metrics.js'
+import { createAlertMetrics } from '../../src/workloads/alerts/metrics.js'
+import { createMessageMetrics } from '../../src/workloads/messages/metrics.js'
+import { createObjectiveMetrics } from '../../src/workloads/objectives/metrics.js'
+import { createPetitionMetrics } from '../../src/workloads/petitions/metrics.js'
+import { createRoutingMetrics } from '../../src/workloads/routing/metrics.js'
 
 const root = fileURLToPath(new URL('../../../../', import.meta.url))
 const prometheusFolder = join(root, 'deploy', 'prometheus')
@@ -20,7 +21,7 @@ const matches = (text: string, pattern: RegExp): string[] => [...text.matchAll(p
 const rules = read('deploy/prometheus/rules.yml')
 const ruleTests = readdirSync(prometheusFolder).filter((name) => name.endsWith('.test.yml'))
 const alertNames = matches(rules, /^ +- alert: (\S+)$/gm)
-const runbook = read('docs/routing-runbook.md')
+const runbook = read('docs/guides/runbooks/alerts.md')
 const runbookQueries = matches(runbook, /^```promql\n([\s\S]*?)\n```$/gm).flatMap((block) => block.split('\n'))
 const recordNames = [...new Set(matches(rules, /^ +- record: (\S+)$/gm))]
 
@@ -72,12 +73,12 @@ describe('Prometheus', () => {
   })
 
   it('has the four alerts of the router with their times and severities', () => {
-    const told = (name: string) =>
+    const timeAndSeverity = (name: string) =>
       /for: (\S+)\n\s+labels:\n\s+severity: (\S+)/.exec(rules.slice(rules.indexOf(`- alert: ${name}\n`)))?.slice(1)
-    expect(told('RouterIntakeBackpressureActive')).toEqual(['1m', 'warning'])
-    expect(told('RouterIntakeQueueDepthHigh')).toEqual(['5m', 'critical'])
-    expect(told('RouterIntakeLatencyHigh')).toEqual(['5m', 'critical'])
-    expect(told('RouterIntakeInflightHigh')).toEqual(['5m', 'warning'])
+    expect(timeAndSeverity('RouterIntakeBackpressureActive')).toEqual(['1m', 'warning'])
+    expect(timeAndSeverity('RouterIntakeQueueDepthHigh')).toEqual(['5m', 'critical'])
+    expect(timeAndSeverity('RouterIntakeLatencyHigh')).toEqual(['5m', 'critical'])
+    expect(timeAndSeverity('RouterIntakeInflightHigh')).toEqual(['5m', 'warning'])
   })
 
   it('has no number among the labels of an alert', () => {
@@ -86,7 +87,7 @@ describe('Prometheus', () => {
     expect(labels).not.toMatch(/\{\{|\$value/)
   })
 
-  it('sends whoever is called to a section of the runbook', () => {
+  it('links every alert to a section of the runbook', () => {
     const links = matches(rules, /^ +runbook_url: (.+)$/gm)
     expect(links).toHaveLength(alertNames.length)
     const anchors = matches(runbook, /^#+ (.+)$/gm).map((heading) =>
@@ -95,13 +96,15 @@ describe('Prometheus', () => {
         .replaceAll(/[^\w -]/g, '')
         .replaceAll(' ', '-'),
     )
-    expect(links.filter((link) => !anchors.some((anchor) => link === `docs/routing-runbook.md#${anchor}`))).toEqual([])
+    expect(
+      links.filter((link) => !anchors.some((anchor) => link === `docs/guides/runbooks/alerts.md#${anchor}`)),
+    ).toEqual([])
     expect(new Set(links).size).toBe(alertNames.length)
   })
 })
 
-/** Contract §8, for the router and its gateway. */
-const contractNames = [
+/** The metrics of the router and its gateway that operators build on. */
+const routerNames = [
   'router_jetstream_pending_messages',
   'router_jetstream_ack_pending_messages',
   'router_jetstream_delivered_messages_total',
@@ -180,12 +183,12 @@ describe('metric names', () => {
     ).toEqual(['x_bucket', 'q:r:s', 'z_total'])
   })
 
-  it('of the contract are registered in the source', async () => {
+  it('of the router and its gateway are registered in the source', async () => {
     const names = await registered()
-    expect(contractNames.filter((name) => !names.has(name))).toEqual([])
+    expect(routerNames.filter((name) => !names.has(name))).toEqual([])
   })
 
-  it('in the rules are told by the server, or recorded by a rule', async () => {
+  it('in the rules are exported by the server, or recorded by a rule', async () => {
     const names = await scrapedNames()
     const queries = matches(rules, /with printf "([^"]+)"/g).map((query) => query.replace("'%s'", '""'))
     const expressions = [...ruleExpressions(rules), ...queries]
@@ -194,21 +197,21 @@ describe('metric names', () => {
     expect(used.filter((name) => !names.has(name) && !recordNames.includes(name) && !ownNames.has(name))).toEqual([])
   })
 
-  it('in the tests of the rules are told by the server', async () => {
+  it('in the tests of the rules are exported by the server', async () => {
     const names = await scrapedNames()
     const series = ruleTests.flatMap((file) => matches(read(`deploy/prometheus/${file}`), /^ +- series: ([\w:]+)/gm))
     expect(series.length).toBeGreaterThan(0)
     expect(series.filter((name) => !names.has(name) && !ownNames.has(name))).toEqual([])
   })
 
-  it('in the runbook are told by the server, or recorded by a rule', async () => {
+  it('in the runbook are exported by the server, or recorded by a rule', async () => {
     const names = await scrapedNames()
     const used = runbookQueries.flatMap(seriesIn)
     expect(used.length).toBeGreaterThan(40)
     expect(used.filter((name) => !names.has(name) && !recordNames.includes(name) && !ownNames.has(name))).toEqual([])
   })
 
-  it('in the dashboard are told by the server, or recorded by a rule', async () => {
+  it('in the dashboard are exported by the server, or recorded by a rule', async () => {
     const names = await scrapedNames()
     const used = panels.flatMap(({ targets = [] }) => targets.flatMap(({ expr }) => seriesIn(expr)))
     expect(used.length).toBeGreaterThan(40)

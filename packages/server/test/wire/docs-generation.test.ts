@@ -1,9 +1,9 @@
-/** What docs/generation.md shows is run as it stands there. */
+/** What docs/guides/generation.md shows is run as it stands there. */
 import { execFile } from 'node:child_process'
 import { promisify } from 'node:util'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { atOrigin, blocksOf } from '../../../spillway/test/docs-page.js'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
+import { atOrigin, blocksOf } from '../docs-page.js'
 import { endAll, type ServerProcess, startServer } from '../server-process.js'
 
 const blocks = await blocksOf('generation.md')
@@ -26,21 +26,21 @@ afterAll(async () => {
 const run = async (script: string): Promise<string> =>
   (await promisify(execFile)('bash', ['-euc', atOrigin(script, server.origin)], { timeout: 30_000 })).stdout
 
-describe('docs/generation.md', () => {
+describe('docs/guides/generation.md', () => {
   it("streams in OpenAI's form", async () => {
-    const told = await run(`${textOf('sh')[0]?.trimEnd()} -s`)
-    expect(told).toContain('"object":"chat.completion.chunk"')
-    expect(told.trimEnd().endsWith('data: [DONE]')).toBe(true)
+    const output = await run(`${textOf('sh')[0]?.trimEnd()} -s`)
+    expect(output).toContain('"object":"chat.completion.chunk"')
+    expect(output.trimEnd().endsWith('data: [DONE]')).toBe(true)
   })
 
   it('streams in the native form, with the events that it shows', async () => {
-    const told = await run(`${textOf('sh')[1]?.trimEnd()} -s`)
+    const output = await run(`${textOf('sh')[1]?.trimEnd()} -s`)
     const shown = textOf('text').find((text) => text.startsWith('event: status'))
     const events = (text: string): string[] => [...new Set(text.match(/^event: \w+$/gm))]
-    expect(events(told)).toEqual(events(shown ?? ''))
+    expect(events(output)).toEqual(events(shown ?? ''))
     const complete = /^event: complete\ndata: (.*)$/m
     const members = (text: string): string[] => Object.keys(JSON.parse(complete.exec(text)?.[1] ?? '{}') as object)
-    expect(members(told)).toEqual(members(shown ?? ''))
+    expect(members(output)).toEqual(members(shown ?? ''))
   })
 
   it('resumes and cancels with the lines that it shows', async () => {

@@ -1,4 +1,4 @@
-/** The documents name nothing that is not there: files, commands, settings, scripts. */
+/** Everything that the documents name exists: files, headings, commands, settings, scripts. */
 import { execFileSync } from 'node:child_process'
 import { existsSync, readdirSync, readFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -26,11 +26,20 @@ const settings = new Set([
   'SPILLWAY_TEST_POOLER',
 ])
 
+/** The anchors of a page, as GitHub makes them from its headings. */
+const anchorsOf = (text: string): string[] =>
+  [...text.matchAll(/^#+ (.+)$/gm)].map(([, heading = '']) =>
+    heading
+      .toLowerCase()
+      .replaceAll(/[^\p{L}\p{N}_ -]/gu, '')
+      .replaceAll(' ', '-'),
+  )
+
 const unique = (matches: Iterable<RegExpMatchArray>): string[] => [...new Set([...matches].map((m) => m[1] ?? ''))]
 
 it('there are documents', () => {
   expect(documents.map(({ file }) => file)).toEqual(
-    expect.arrayContaining(['README.md', 'ARCHITECTURE.md', 'docs/guarantees.md', 'docs/library.md']),
+    expect.arrayContaining(['README.md', 'ARCHITECTURE.md', 'docs/concepts/guarantees.md', 'docs/guides/library.md']),
   )
 })
 
@@ -38,6 +47,16 @@ describe.each(documents)('$file', ({ file, text }) => {
   it('links to files that exist', () => {
     const links = unique(text.matchAll(/\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)/g))
     expect(links.filter((link) => !existsSync(join(root, dirname(file), link)))).toEqual([])
+  })
+
+  it('links to headings that exist', () => {
+    const links = unique(text.matchAll(/\]\((?!https?:|mailto:)([^)\s]*#[^)\s]+)\)/g))
+    const missing = links.filter((link) => {
+      const [path = '', anchor = ''] = link.split('#')
+      const target = path === '' ? text : readFileSync(join(root, dirname(file), path), 'utf8')
+      return !anchorsOf(target).includes(anchor)
+    })
+    expect(missing).toEqual([])
   })
 
   it('names source and test files that exist', () => {

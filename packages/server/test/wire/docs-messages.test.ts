@@ -1,12 +1,12 @@
-/** What docs/messages.md shows is run as it stands there. */
+/** What docs/guides/messages.md shows is run as it stands there. */
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { atOrigin, blocksOf, commandsOf, matching, runBlock } from '../../../spillway/test/docs-page.js'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
+import { atOrigin, blocksOf, commandsOf, matching, runBlock } from '../docs-page.js'
 import { configure, pushed } from '../message-calls.js'
 import { endAll, get, type ServerProcess, startServer, until } from '../server-process.js'
 
@@ -33,12 +33,12 @@ afterAll(async () => {
 
 const here = (text: string): string => atOrigin(text, server.origin)
 
-/** What became of the queues, told by the server once all blocks have run. */
-async function told(path: string): Promise<Record<string, unknown>> {
+/** The status of the queues once all blocks have run. */
+async function statusAt(path: string): Promise<Record<string, unknown>> {
   return (await get(server, path)).body
 }
 
-describe('docs/messages.md', () => {
+describe('docs/guides/messages.md', () => {
   it('shows commands that are answered as it says', async () => {
     // The page's placeholders: of the delivery that its third block is given.
     const variables = { LEASE: '', PARTITION: '' }
@@ -53,12 +53,12 @@ describe('docs/messages.md', () => {
     }
     expect(variables.LEASE).not.toBe('')
     // What the page acks, moves and ends is so: order-3 and order-4 are before the one group that is left.
-    expect(await told('/api/v1/status/queues/parcels')).toMatchObject({ totals: { total: 1 } })
+    expect(await statusAt('/api/v1/status/queues/shipments')).toMatchObject({ totals: { total: 1 } })
     await until('the push that waited is stored', async () => {
-      const { totals } = await told('/api/v1/status/queues/orders')
+      const { totals } = await statusAt('/api/v1/status/queues/orders')
       return (totals as { total: number }).total === 4
     })
-    expect(await told('/api/v1/status/queues/orders')).toMatchObject({
+    expect(await statusAt('/api/v1/status/queues/orders')).toMatchObject({
       consumerGroups: [{ name: 'shipping', depth: 2, processing: 0 }],
     })
   })
@@ -85,7 +85,7 @@ describe('docs/messages.md', () => {
       await until('all are printed', () => said.split('\n').length > 4)
       expect(said).toBe('0\n1\n2\n3\n')
       await until('all are settled', async () => {
-        const { consumerGroups } = await told('/api/v1/status/queues/numbers')
+        const { consumerGroups } = await statusAt('/api/v1/status/queues/numbers')
         return (consumerGroups as { depth: number }[])[0]?.depth === 0
       })
     } finally {

@@ -1,4 +1,4 @@
-/** What docs/petitions.md shows is run as it stands there, in its order: every `sh` block, and the two scripts. */
+/** What docs/guides/petitions.md shows is run in its order: every `sh` block, and the two scripts. */
 import { execFile } from 'node:child_process'
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
@@ -9,7 +9,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
 import { endAll, get, type ServerProcess, startServer } from '../server-process.js'
 
-const page = await readFile(fileURLToPath(new URL('../../../../docs/petitions.md', import.meta.url)), 'utf8')
+const page = await readFile(fileURLToPath(new URL('../../../../docs/guides/petitions.md', import.meta.url)), 'utf8')
 const blocks = [...page.matchAll(/^```(\w+)\n([\s\S]*?)^```$/gm)].map(([, language = '', text = '']) => ({
   language,
   text,
@@ -46,7 +46,7 @@ const answersOf = ({ stdout }: { stdout: string }): Record<string, unknown>[] =>
     .filter((line) => line !== '')
     .map((line) => JSON.parse(line) as Record<string, unknown>)
 
-describe('docs/petitions.md', () => {
+describe('docs/guides/petitions.md', () => {
   it('shows commands that are answered as it says', async () => {
     const [submit = '', read = '', list = '', move = '', halt = '', ledger = ''] = shell
     const receipt = JSON.parse(blocks.find(({ language }) => language === 'json')?.text ?? '') as Record<string, string>

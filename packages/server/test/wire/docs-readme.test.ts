@@ -22,7 +22,7 @@ const commands = blocks.flatMap((block, i) => {
   const answer = blocks[i + 1]?.language === 'json' ? blocks[i + 1]?.text : undefined
   return [{ text: block.text, answer }]
 })
-/** Run by other means: the first below, the second by whoever runs this. */
+/** Run by other means: the first below, the second by running this test. */
 const installs = ['npm ci && npm start', 'npm ci && npm test']
 const { PATH = '', HOME = '/' } = process.env
 

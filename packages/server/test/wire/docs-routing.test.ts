@@ -1,10 +1,10 @@
-/** What docs/routing.md shows is run as it stands there. */
+/** What docs/guides/routing.md shows is run as it stands there. */
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { blocksOf, commandsOf, matching, runBlock } from '../../../spillway/test/docs-page.js'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
+import { blocksOf, commandsOf, matching, runBlock } from '../docs-page.js'
 import { endAll, get, type ServerProcess, startServer, until } from '../server-process.js'
 
 const commands = commandsOf(await blocksOf('routing.md'))
@@ -25,15 +25,15 @@ afterAll(async () => {
   await rm(folder, { recursive: true })
 })
 
-describe('docs/routing.md', () => {
+describe('docs/guides/routing.md', () => {
   it('shows commands that are answered as it says', async () => {
     let ticket = ''
     for (const { text, answer } of commands) {
       const answers = await runBlock(text, { origin: server.origin, folder })
       expect(answers.length, text).toBe(text.match(/^curl /gm)?.length)
       expect(answers, text).toContainEqual(matching(answer))
-      const [told] = answers as [{ operationId?: string }]
-      ticket ||= told.operationId ?? ''
+      const [first] = answers as [{ operationId?: string }]
+      ticket ||= first.operationId ?? ''
     }
     await until('the ticket has its decision', async () => {
       const { body } = await get(server, `/api/v1/operations/${ticket}`)

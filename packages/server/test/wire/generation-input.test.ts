@@ -1,4 +1,4 @@
-/** What generation refuses (contract §0, §6), through the real server: bad input, full places, strangers. */
+/** What generation refuses, through the real server: bad input, full places, strangers. */
 import { createHash } from 'node:crypto'
 import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { connect } from 'node:net'
@@ -61,7 +61,7 @@ afterAll(async () => {
   await rm(dir, { recursive: true, force: true })
 })
 
-interface Told {
+interface OpenAiError {
   message: string
   type: string
   param: string | null
@@ -69,9 +69,9 @@ interface Told {
 }
 
 /** OpenAI's error object, and nothing else. */
-function openAiError(answer: Answer): Told {
+function openAiError(answer: Answer): OpenAiError {
   expect(Object.keys(answer.body)).toEqual(['error'])
-  const { error } = answer.body as unknown as { error: Told }
+  const { error } = answer.body as unknown as { error: OpenAiError }
   expect(Object.keys(error).sort()).toEqual(['code', 'message', 'param', 'type'])
   return error
 }
@@ -121,7 +121,7 @@ describe.concurrent('POST /v1/chat/completions', () => {
     if (param !== null) expect(error.param).toBe(param)
   })
 
-  it('of a model that is not there is told which', async () => {
+  it('names a model that does not exist', async () => {
     const answer = await post(demo, chatPath, { model: 'gpt-17', messages })
     expect(answer.status).toBe(404)
     expect(openAiError(answer)).toMatchObject({ code: 'model_not_found', param: 'model' })
@@ -129,8 +129,8 @@ describe.concurrent('POST /v1/chat/completions', () => {
 
   it('takes a prompt of 10 MB', async () => {
     const body = { model: 'demo', messages: [{ role: 'user', content: 'a '.repeat(5_000_000) }], max_tokens: 1 }
-    const { status, body: told } = await post(demo, chatPath, body)
-    expect([status, told.object]).toEqual([200, 'chat.completion'])
+    const { status, body: completion } = await post(demo, chatPath, body)
+    expect([status, completion.object]).toEqual([200, 'chat.completion'])
   })
 
   it('of 17 MB is too large', async () => {
@@ -164,7 +164,7 @@ describe.concurrent('POST /v1/chat/completions', () => {
     openAiError(answer)
   })
 
-  it('of an unknown path is told in OpenAI’s form', async () => {
+  it('to an unknown path is answered in OpenAI’s form', async () => {
     const answer = await post(demo, '/v1/embeddings', { input: 'a' })
     expect(answer.status).toBe(404)
     openAiError(answer)
@@ -275,7 +275,7 @@ describe('with a short queue', () => {
     waiting.leave()
   })
 
-  it('a stream that waits longer than QUEUE_FAILOVER_TIMEOUT_SECONDS is told so, without [DONE]', async () => {
+  it('a stream that waits longer than QUEUE_FAILOVER_TIMEOUT_SECONDS gets an error, without [DONE]', async () => {
     const stream = await until('a place in the queue', async () => {
       const asked = await chat(narrow, 'crowd', 'marker=crowd')
       return asked.status === 200 && asked

@@ -1,4 +1,4 @@
-/** What an Idempotency-Key keeps of a generation: an answer, and never a refusal (contract §0); and how long one may take. */
+/** What an Idempotency-Key keeps of a generation: an answer, and never a refusal; and how long one may take. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { monotonicMs } from '../../../spillway/test/setup/scripted-upstream.js'
 import { as, chat, chatBody, type Fleet, native, occupy, resume, startFleet } from '../generation-server.js'
@@ -26,7 +26,7 @@ const key = (value: string) => ({ headers: { 'idempotency-key': value } })
 const whole = (at: ServerProcess, user: string, script: string, headers: Record<string, string> = {}) =>
   post(at, '/v1/chat/completions', chatBody(script, { stream: false }), { ...as(user), ...headers })
 
-describe.concurrent('the key of what waited in vain', () => {
+describe.concurrent('the key of a request that timed out in the queue', () => {
   it('is free, where nothing is streamed', async () => {
     const held = await occupy(fleet, server, 'vain')
     const ask = () => whole(server, 'vain', 'marker=vain tokens=2', { 'idempotency-key': 'k' })
@@ -49,12 +49,12 @@ describe.concurrent('the key of what waited in vain', () => {
     expect(again.id).not.toBe(first.id)
   })
 
-  it('tells why to each of those who waited with it', async () => {
+  it('returns the reason to every request that waited with it', async () => {
     const held = await occupy(fleet, server, 'both')
     const ask = () => whole(server, 'both', 'marker=both tokens=2', { 'idempotency-key': 'k' })
     const answers = await Promise.all([ask(), ask()])
-    const told = answers.map(({ status, body }) => [status, body.error])
-    expect(told).toMatchObject([
+    const outcomes = answers.map(({ status, body }) => [status, body.error])
+    expect(outcomes).toMatchObject([
       [503, { code: 'queue_timeout' }],
       [503, { code: 'queue_timeout' }],
     ])
@@ -102,7 +102,7 @@ describe.concurrent('the key of a client that left', () => {
 })
 
 describe.concurrent('the key of what ended for good', () => {
-  it('tells the refusal of the upstream again, with its status', async () => {
+  it('replays the refusal of the upstream, with its status', async () => {
     const ask = () => chat(server, 'refused', 'marker=refused status=400', key('k'))
     const [first, again] = [await ask(), await ask()]
     expect([first.status, again.status]).toEqual([400, 400])
@@ -110,7 +110,7 @@ describe.concurrent('the key of what ended for good', () => {
     expect(fleet.timesAsked('refused')).toBe(1)
   })
 
-  it('tells what came before an error again', async () => {
+  it('replays what came before an error', async () => {
     const ask = async () => (await chat(server, 'cut', 'marker=cut tokens=2 end=cut', key('k'))).whole()
     const [first, again] = [await ask(), await ask()]
     expect([again.id, again.raw]).toEqual([first.id, first.raw])
@@ -127,7 +127,7 @@ describe('the key of what a lost process had not begun to answer', () => {
     await fleet.asked('lost')
     await lost.kill()
     await first
-    const again = await until('it is given up', async () => {
+    const again = await until('the key is free', async () => {
       const stream = await native(other, 'lost', script, key('k'))
       if (stream.headers.get('idempotent-replayed') === null) return stream
       stream.leave()
@@ -137,16 +137,16 @@ describe('the key of what a lost process had not begun to answer', () => {
   })
 })
 
-describe('what is told again', () => {
+describe('a replayed answer', () => {
   it('has the thread and the layer of its first answer', async () => {
     const ask = async () => (await native(server, 'thread', 'marker=thread tokens=1', key('k'))).whole()
     const [first, again] = [await ask(), await ask()]
     const resumed = await (await resume(server, 'thread', first.id)).whole()
-    const [{ thread_id: thread } = {}] = first.told('complete')
+    const [{ thread_id: thread } = {}] = first.dataOf('complete')
     for (const stream of [first, again, resumed]) {
       expect([stream.layer, stream.headers.get('x-thread-id')]).toEqual(['1-Direct', thread])
     }
-    expect([first, again].map((stream) => stream.told('status')[0]?.thread_id)).toEqual([thread, thread])
+    expect([first, again].map((stream) => stream.dataOf('status')[0]?.thread_id)).toEqual([thread, thread])
   })
 
   it('has the layer of one that was queued', async () => {
@@ -163,7 +163,7 @@ describe('time', () => {
   it('in the queue is over when it is over', async () => {
     const held = await occupy(fleet, server, 'punctual')
     const lateMs: number[] = []
-    // The second begins when the first was told, at whatever rounds that happens.
+    // The second begins when the first has its answer, whenever that is.
     for (const marker of ['punctual-1', 'punctual-2']) {
       const askedMs = monotonicMs()
       const stream = await (await chat(server, 'punctual', `marker=${marker}`)).whole()

@@ -38,7 +38,7 @@ interface Asked {
   leftMs: number | null
 }
 
-/** Says its next token when it is told to, and not before: a token that waits for a later one somewhere waits for ever. */
+/** Sends its next token only when the test asks: a token that is buffered until a later one comes is never delivered. */
 class SteppedUpstream {
   readonly asked = new Map<string, Asked>()
 
@@ -184,10 +184,10 @@ describe.skipIf('missing' in nginxFound || 'missing' in redisFound).each(logs)('
       expect(new Set(streams.map(({ status, layer }) => `${status} ${layer}`))).toEqual(
         new Set(['200 3-Queue-Failover']),
       )
-      const told = ({ raw }: SseStream) => raw.replace(/^:.*\n/gm, '')
+      const withoutComments = ({ raw }: SseStream) => raw.replace(/^:.*\n/gm, '')
       expect(direct.content).toBe(wordsOf('direct'))
-      const expected = markers.map((marker) => told(direct).replaceAll('direct', marker))
-      expect(streams.map(told)).toEqual(expected)
+      const expected = markers.map((marker) => withoutComments(direct).replaceAll('direct', marker))
+      expect(streams.map(withoutComments)).toEqual(expected)
     })
 
     it('a client that leaves while a worker generates is gone for the upstream within 1 s', async () => {
@@ -226,7 +226,7 @@ describe.skipIf('missing' in nginxFound || 'missing' in redisFound).each(logs)('
       upstream.step('moves')
       await first.seen('its second token', ({ content }) => content === wordsOf('moves', 2))
       const after = first.named('chunk').at(-1)?.id ?? ''
-      // The first is still there: whoever has the fewest gets it.
+      // The first is still connected: the gateway with the fewest connections gets it.
       const second = await open(nginx, `/api/v1/streams/${first.id}`, {
         headers: { ...as('moves'), ...headers[1], 'last-event-id': after },
       })

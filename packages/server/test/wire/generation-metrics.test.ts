@@ -1,4 +1,4 @@
-/** Every stream metric of contract §8 moves where its decision is taken, and the settings that only a figure shows have an effect. */
+/** Every stream metric moves where its decision is taken, and the settings that only a figure shows have an effect. */
 import { once } from 'node:events'
 import { connect } from 'node:net'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
@@ -206,7 +206,7 @@ describe('sse_failovers_total', () => {
 })
 
 describe('sse_resumes_total', () => {
-  it('counts who came back, and not who is told that nothing is left', async () => {
+  it('counts resumes, and not answers that nothing is left', async () => {
     const stream = await (await native(server, 'resumes', 'tokens=1')).whole()
     const grown = await growth('sse_resumes_total', {}, async () => {
       await (await resume(server, 'resumes', stream.id, { query: 1 })).whole()

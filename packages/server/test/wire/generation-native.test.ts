@@ -1,4 +1,4 @@
-/** `POST /api/v1/stream` (contract §6) through the real server: its head, its events, and how it waits. */
+/** `POST /api/v1/stream` through the real server: its head, its events, and how it waits. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { monotonicMs } from '../../../spillway/test/setup/scripted-upstream.js'
 import {
@@ -37,7 +37,7 @@ const ask = (query: string, headers: Record<string, string> = {}) =>
   open(demo, '/api/v1/stream', { headers: { ...as('ann'), ...headers }, body: { query, model: 'demo' } })
 
 describe.concurrent('a native stream', () => {
-  it('has the headers of the contract', async () => {
+  it('has the headers of a stream', async () => {
     const { status, headers } = await (await ask('3 words')).whole()
     expect(status).toBe(200)
     expect(Object.fromEntries(headers)).toMatchObject({
@@ -64,13 +64,13 @@ describe.concurrent('a native stream', () => {
 
   it('begins with a status that names it', async () => {
     const stream = await (await ask('1 word')).whole()
-    expect(stream.told('status')).toEqual([
+    expect(stream.dataOf('status')).toEqual([
       { status: 'started', stream_id: stream.id, thread_id: stream.headers.get('x-thread-id') },
     ])
   })
 
   it('has chunks with content, a number and, in the last, why it ended', async () => {
-    const chunks = (await (await ask('3 words')).whole()).told('chunk')
+    const chunks = (await (await ask('3 words')).whole()).dataOf('chunk')
     expect(chunks).toEqual([
       { content: 'I', chunk_index: 0, finish_reason: null },
       { content: ' am', chunk_index: 1, finish_reason: null },
@@ -82,7 +82,7 @@ describe.concurrent('a native stream', () => {
   it('ends with what it was in all, counted in code points', async () => {
     const stream = await (await ask('😀😀 40 words')).whole()
     expect(stream.content).toContain('😀😀')
-    expect(stream.told('complete')).toEqual([
+    expect(stream.dataOf('complete')).toEqual([
       {
         thread_id: stream.headers.get('x-thread-id'),
         chunk_count: stream.named('chunk').length,
@@ -119,7 +119,7 @@ describe.concurrent('a native stream', () => {
   it('keeps the thread that X-Thread-ID names', async () => {
     const stream = await (await ask('1 word', { 'x-thread-id': 'thread/7' })).whole()
     expect(stream.headers.get('x-thread-id')).toBe('thread/7')
-    expect([stream.told('status')[0]?.thread_id, stream.told('complete')[0]?.thread_id]).toEqual([
+    expect([stream.dataOf('status')[0]?.thread_id, stream.dataOf('complete')[0]?.thread_id]).toEqual([
       'thread/7',
       'thread/7',
     ])
@@ -142,7 +142,7 @@ describe.concurrent('a native stream', () => {
     const stream = await native(server, 'slow-head', 'marker=slow-head headers=60000')
     expect(stream.headMs).toBeLessThan(atOnceMs)
     expect([stream.status, stream.layer]).toEqual([200, '1-Direct'])
-    await stream.seen('its status', ({ told }) => told.call(stream, 'status').length === 1)
+    await stream.seen('its status', ({ dataOf }) => dataOf.call(stream, 'status').length === 1)
     stream.leave()
   })
 
@@ -152,7 +152,7 @@ describe.concurrent('a native stream', () => {
     expect((await fleet.asked('tokens')).outcome).toBe('open')
     fleet.upstream.release('tokens')
     await stream.whole()
-    expect(stream.told('complete')).toMatchObject([{ chunk_count: 3, total_length: 18 }])
+    expect(stream.dataOf('complete')).toMatchObject([{ chunk_count: 3, total_length: 18 }])
   })
 
   it('beats with a colon and one newline while the upstream is silent', async () => {
@@ -164,10 +164,10 @@ describe.concurrent('a native stream', () => {
     expect(stream.content).toBe(' beats#1')
   })
 
-  it('tells a fault in its midst as an event, then [DONE]', async () => {
+  it('reports an error after the first token as an event, then sends [DONE]', async () => {
     const stream = await (await native(server, 'fault', 'marker=fault tokens=2 end=error')).whole()
     expect(stream.content).toBe(' fault#1 fault#2')
-    expect(stream.told('error')).toEqual([
+    expect(stream.dataOf('error')).toEqual([
       { message: 'scripted error', code: expect.any(String), retryable: expect.any(Boolean) },
     ])
     expect(stream.named('complete')).toEqual([])
@@ -181,7 +181,7 @@ describe.concurrent('a native stream that is queued', () => {
     const stream = await native(server, user, `marker=${user} tokens=2`)
     return { held, stream }
   }
-  const positions = (stream: SseStream) => stream.told('queued').map(({ position }) => position)
+  const positions = (stream: SseStream) => stream.dataOf('queued').map(({ position }) => position)
 
   it('sends its head at once, naming the layer', async () => {
     const { held, stream } = await waiting('head')
@@ -199,18 +199,18 @@ describe.concurrent('a native stream that is queued', () => {
     await stream.whole()
   })
 
-  it('is told that it waits, where, and for how long', async () => {
-    const { held, stream } = await waiting('told')
+  it('reports that it waits, its position and the expected wait', async () => {
+    const { held, stream } = await waiting('position')
     await stream.seen('its position', (seen) => seen.named('queued').length > 0)
-    expect(stream.told('status')).toMatchObject([{ status: 'queued', stream_id: stream.id }])
-    const [queued] = stream.told('queued')
+    expect(stream.dataOf('status')).toMatchObject([{ status: 'queued', stream_id: stream.id }])
+    const [queued] = stream.dataOf('queued')
     expect(Object.keys(queued ?? {}).sort()).toEqual(['eta_seconds', 'position'])
     expect(queued?.eta_seconds).toBeGreaterThanOrEqual(0)
     held.release()
     await stream.whole()
   })
 
-  it('is told each change of its position, and nothing twice', async () => {
+  it('reports each change of its position, and nothing twice', async () => {
     const { held, stream: next } = await waiting('places')
     const after = await native(server, 'places', 'marker=places-2 tokens=1')
     await after.seen('its position', (seen) => positions(seen).length > 0)

@@ -34,7 +34,7 @@ let tools: Target
 let server: ServerProcess
 /** The waiting room has one place, too. */
 let narrow: ServerProcess
-/** Whoever finds no place is refused. Its upstream calls tools. */
+/** Requests without a free slot are refused. Its upstream calls tools. */
 let strict: ServerProcess
 /** The demo model, behind keys. */
 let locked: ServerProcess
@@ -117,7 +117,7 @@ async function readToFault(stream: AsyncIterable<ChatCompletionChunk>) {
   throw new Error('the stream ended as if it were whole')
 }
 
-/** What an upstream sends that wants a tool called; then, told its result, a word; and to `hold`, nothing. */
+/** An upstream that asks for a tool call, then answers its result with a word; it sends nothing to `hold`. */
 function callTools({ body }: Call, response: ServerResponse): void {
   const last = JSON.parse(body).messages.at(-1)
   const head = { id: 'chatcmpl-tools', object: 'chat.completion.chunk', created: 1_700_000_000, model: 'tools' }
@@ -181,8 +181,8 @@ describe.concurrent.each(layers)('the openai package, %s', (layer) => {
       stream_options: { include_usage: true },
     })
     await letThrough()
-    const told = (await all(stream)).map(({ usage }) => usage?.completion_tokens ?? null)
-    expect(told).toEqual([...Array(told.length - 1).fill(null), 3])
+    const usages = (await all(stream)).map(({ usage }) => usage?.completion_tokens ?? null)
+    expect(usages).toEqual([...Array(usages.length - 1).fill(null), 3])
   })
 
   it.each([
@@ -249,10 +249,10 @@ describe.concurrent('the openai package in the queue', () => {
     const { user, marker } = await userOn('3-Queue-Failover', 'hurry')
     const asked = { ...asking(`marker=${marker}`), stream: true as const }
     // Where it is known that it would wait longer, it is refused before.
-    const told = clientOf(server, user)
+    const outcome = clientOf(server, user)
       .chat.completions.create(asked, { timeout: 2_000 })
       .then(readToFault, (fault) => ({ fault }))
-    const { fault } = await told
+    const { fault } = await outcome
     expect(fault).toBeInstanceOf(APIError)
     expect(fault).toMatchObject({ code: expect.stringMatching(/^(?:queue_timeout|overloaded)$/) })
   })
@@ -264,7 +264,7 @@ describe.concurrent('the openai package in the queue', () => {
     await expect(late).rejects.toBeInstanceOf(APIError)
     const next = client.chat.completions.create(asking(`marker=${marker}-next tokens=1`))
     await letThrough()
-    // It stood behind the one that was given up.
+    // It waited behind the one that timed out.
     expect((await next).choices[0]?.message.content).toBe(` ${marker}-next#1`)
     expect(fleet.timesAsked(`${marker}-late`)).toBe(0)
   })
@@ -304,8 +304,8 @@ describe.concurrent('the openai package with tools', () => {
 
   it('sends them as they are and puts the calls together', async () => {
     const messages = [{ role: 'user' as const, content: 'weather?' }]
-    const told = [{ type: 'function' as const, function: { name: 'weather', strict: true, parameters: weather } }]
-    const asked = { model: 'tools', messages, tools: told, tool_choice: 'auto' as const, parallel_tool_calls: false }
+    const offered = [{ type: 'function' as const, function: { name: 'weather', strict: true, parameters: weather } }]
+    const asked = { model: 'tools', messages, tools: offered, tool_choice: 'auto' as const, parallel_tool_calls: false }
     const final = await clientOf(strict, 'calls').chat.completions.stream(asked).finalChatCompletion()
     expect(final.choices[0]).toMatchObject({
       finish_reason: 'tool_calls',
@@ -398,23 +398,23 @@ describe.concurrent('the openai package lists models', () => {
   })
 })
 
-interface Told {
+interface SentEvent {
   data: string
   id: string
 }
 
 /** The rules of WHATWG's event streams, for bytes that came in any pieces. */
-function eventsOf(raw: string): Told[] {
-  const told: Told[] = []
+function eventsOf(raw: string): SentEvent[] {
+  const events: SentEvent[] = []
   let [data, id]: [string[], string] = [[], '']
   for (const line of raw.split(/\r\n|\r|\n/)) {
     const [, field, value = ''] = /^([^:]*)(?:: ?(.*))?$/.exec(line) ?? []
-    if (line === '' && data.length > 0) told.push({ data: data.join('\n'), id })
+    if (line === '' && data.length > 0) events.push({ data: data.join('\n'), id })
     if (line === '') data = []
     else if (field === 'data') data.push(value)
     else if (field === 'id') id = value
   }
-  return told
+  return events
 }
 
 /** As decoders have it that take every blank line for the end of an event once they have seen an id. */
@@ -449,10 +449,10 @@ describe('what a queued stream with heartbeats is made of', () => {
   const contentsOf = (texts: readonly string[]) => texts.slice(0, -1).map((text) => contentOf([JSON.parse(text)]))
 
   it('are events with data, by the rules of WHATWG', () => {
-    const told = eventsOf(raw)
-    expect(told.map(({ id }) => id)).toEqual(told.map((_, n) => String(n + 1)))
-    expect(contentsOf(told.map(({ data }) => data))).toEqual(contents)
-    expect(told.at(-1)?.data).toBe('[DONE]')
+    const events = eventsOf(raw)
+    expect(events.map(({ id }) => id)).toEqual(events.map((_, n) => String(n + 1)))
+    expect(contentsOf(events.map(({ data }) => data))).toEqual(contents)
+    expect(events.at(-1)?.data).toBe('[DONE]')
   })
 
   it.each([

@@ -1,4 +1,4 @@
-/** OpenAI's routes (contract §6) through the real server: their form, waiting in the queue, and an upstream's faults. */
+/** OpenAI's routes through the real server: their form, waiting in the queue, and an upstream's faults. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { as, blocksWithoutData, chat, chatBody, type Fleet, occupy, startFleet } from '../generation-server.js'
 import { get, post, type ServerProcess, until } from '../server-process.js'
@@ -61,7 +61,7 @@ describe.concurrent('a chat that streams', () => {
     expect(stream.events.at(-1)?.data).toBe('[DONE]')
   })
 
-  it('has the headers of the contract', async () => {
+  it('has the headers of a stream', async () => {
     const { headers } = await (await chat(server, 'chat-head', 'tokens=1')).whole()
     expect(Object.fromEntries(headers)).toMatchObject({
       'content-type': 'text/event-stream; charset=utf-8',
@@ -172,8 +172,8 @@ describe.concurrent('a chat that is queued', () => {
     held.release()
     await stream.whole()
     const direct = await (await chat(server, 'wire-direct', 'marker=wire tokens=2')).whole()
-    const told = (raw: string) => raw.replace(/^:.*\n/gm, '').replace(/"created":\d+/g, '')
-    expect(told(stream.raw)).toBe(told(direct.raw))
+    const normal = (raw: string) => raw.replace(/^:.*\n/gm, '').replace(/"created":\d+/g, '')
+    expect(normal(stream.raw)).toBe(normal(direct.raw))
     expect(blocksWithoutData(stream.raw)).toEqual([])
     expect(stream.raw).not.toMatch(/^(?:event|retry)/m)
   })
@@ -198,7 +198,7 @@ describe.concurrent('an upstream', () => {
     expect(fleet.timesAsked('once')).toBe(2)
   })
 
-  it('that always fails is told in a stream that has begun, without [DONE]', async () => {
+  it('that always fails is reported in a stream that has begun, without [DONE]', async () => {
     const stream = await (await chat(server, 'never', 'marker=never headers=200 status=500')).whole()
     expect(stream.status).toBe(200)
     expect(stream.error).toEqual({
@@ -228,7 +228,7 @@ describe.concurrent('an upstream', () => {
     expect((second?.beganMs ?? 0) - (first?.beganMs ?? 0)).toBeGreaterThanOrEqual(990)
   })
 
-  it('that says a time too far away is told at once, with that time', async () => {
+  it('with a Retry-After too far away is reported at once, with that time', async () => {
     const { status, headers, body } = await whole(server, 'full', 'marker=full status=429 retry_after=3600')
     expect(status).toBe(503)
     const seconds = Number(headers.get('retry-after'))
@@ -247,7 +247,7 @@ describe.concurrent('an upstream', () => {
   })
 
   it('that refuses at once gives a stream its status', async () => {
-    // Unless the machine is so slow that the head had to be sent before: then it is told in the stream.
+    // Unless the machine is so slow that the head was sent before: then the error is in the stream.
     const refused = await until('a refusal that came before the head', async () => {
       const stream = await (await chat(server, 'refused-stream', 'status=422')).whole()
       if (stream.status === 200) expect(stream.error).toMatchObject({ message: 'scripted 422' })
@@ -270,13 +270,13 @@ describe.concurrent('an upstream', () => {
     ['end=half', 'upstream_error'],
     ['end=cut', 'upstream_error'],
     ['end=error', 'scripted'],
-  ])('that breaks off by %s is told behind what had come, without [DONE]', async (how, code) => {
+  ])('that breaks off by %s is reported after its tokens, without [DONE]', async (how, code) => {
     const marker = how.replace('=', '-')
     const stream = await (await chat(server, marker, `marker=${marker} tokens=2 ${how}`)).whole()
     expect(stream.content).toBe(` ${marker}#1 ${marker}#2`)
     expect(stream.error).toEqual({ message: expect.any(String), type: expect.any(String), param: null, code })
     expect(stream.raw).not.toContain('[DONE]')
-    // What had come is no sample that may be begun anew.
+    // After the first token a request may not be retried.
     expect(fleet.timesAsked(marker)).toBe(1)
   })
 

@@ -1,4 +1,4 @@
-/** Streams that outlive their connection (contract §6), on two real instances: resumed, repeated, cancelled, left. */
+/** Streams that outlive their connection, on two real instances: resumed, repeated, cancelled, left. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { monotonicMs } from '../../../spillway/test/setup/scripted-upstream.js'
 import {
@@ -16,7 +16,7 @@ import {
 import { get, post, type ServerProcess, until } from '../server-process.js'
 
 const unknownId = '0190a8e0-0000-7000-8000-000000000000'
-/** What the contract allows between a client's leaving, or a cancel, and the upstream's hearing of it. */
+/** What is allowed between a client's leaving, or a cancel, and the upstream's hearing of it. */
 const hearsMs = 1_000
 const graceMs = 2_000
 
@@ -44,11 +44,11 @@ const both = () => [here, there]
 const cancel = (server: ServerProcess, user: string, id: string) =>
   post(server, `/api/v1/streams/${id}/cancel`, undefined, as(user))
 const hasToken = ({ content }: SseStream) => content !== ''
-/** The events that are in the log; the rest is told to a connection only. */
+/** The events that are in the log. The others are sent on one connection only. */
 const idsOf = (stream: SseStream) => stream.events.flatMap(({ id }) => (id === null ? [] : [Number(id)]))
 
 describe.concurrent('a stream that has ended', () => {
-  it.each(eachForm)('is told again from every position on, byte for byte: %s', async (form, ask) => {
+  it.each(eachForm)('is replayed from every position, byte for byte: %s', async (form, ask) => {
     const user = `ended-${form}`
     const stream = await (await ask(here, user, `marker=${user} tokens=3`)).whole()
     const positions = idsOf(stream).map((id) => id - 1)
@@ -96,7 +96,7 @@ describe.concurrent('a stream that has ended', () => {
     expect((await follow(events.at(-1)?.id)).status).toBe(204)
   })
 
-  it('with an error is told again with it', async () => {
+  it('with an error is replayed with the error', async () => {
     const stream = await (await chat(here, 'failed', 'marker=failed tokens=2 end=error')).whole()
     const again = await (await resume(there, 'failed', stream.id, { header: 2 })).whole()
     expect(again.error).toEqual(stream.error)
@@ -190,7 +190,7 @@ describe.concurrent('a stream that runs', () => {
     await stream.whole()
   })
 
-  it('is stopped by a cancel on the other instance: the upstream hears, its readers are told', async () => {
+  it('is stopped by a cancel on the other instance: the upstream request is aborted, its readers get the end', async () => {
     const stream = await native(here, 'stop', 'marker=stop tokens=1 end=hang')
     await stream.seen('its token', hasToken)
     const askedMs = monotonicMs()
@@ -304,7 +304,7 @@ describe.concurrent('a client that leaves', () => {
     await resumed.seen('the second token', ({ content }) => content === ' back#2')
     fleet.upstream.release('back')
     await resumed.whole()
-    expect([resumed.told('complete').length, fleet.timesAsked('back')]).toEqual([1, 1])
+    expect([resumed.dataOf('complete').length, fleet.timesAsked('back')]).toEqual([1, 1])
   })
 
   it('a native stream for good stops the upstream after STREAM_DETACH_GRACE_SECONDS', async () => {

@@ -3,9 +3,9 @@ import { once } from 'node:events'
 import { readFile } from 'node:fs/promises'
 import { connect, type Socket } from 'node:net'
 import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest'
-import { EventParser } from '../../../spillway/test/generation-faults-reader.js'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
 import { type GenerationFleet, startGenerationFleet } from '../generation-faults-fleet.js'
+import { EventParser } from '../generation-faults-reader.js'
 import { get, until } from '../server-process.js'
 
 const megabyte = 1_048_576

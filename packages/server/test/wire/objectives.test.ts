@@ -1,11 +1,12 @@
 /** Objectives: exact over processes, and over windows by the database's clock. */
 import type { ObjectiveName } from '@spillway/protocol/wire'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import type { IntakeApi } from '../../../spillway/src/index.js'
+import type { Intake } from '../../../spillway/src/intake/intake.js'
 import { type Bench, bench, eventually, loggingTo, overriding } from '../../../spillway/test/pipeline-fixture.js'
-import { createObjectiveMetrics } from '../../src/telemetry/alert-metrics.js'
-import { createMetrics, type Metrics } from '../../src/telemetry/metrics.js'
-import { defineObjectives, type Objectives, objectiveRoutes } from '../../src/workloads/objectives/index.js'
+import { createMetrics, type Metrics } from '../../src/prometheus/metrics.js'
+import { defineObjectives, type Objectives } from '../../src/workloads/objectives/index.js'
+import { createObjectiveMetrics } from '../../src/workloads/objectives/metrics.js'
+import { objectiveRoutes } from '../../src/workloads/objectives/routes.js'
 import { listening } from '../alerts-fixture.js'
 import { sample } from '../server-process.js'
 
@@ -19,7 +20,7 @@ afterEach(() => b.close())
 
 const hour = 3_600_000
 
-async function counting(flushMs = 20, intake?: IntakeApi): Promise<Objectives> {
+async function counting(flushMs = 20, intake?: Intake): Promise<Objectives> {
   const own = createMetrics({ runtime: false })
   metrics = own
   const on = intake ?? (await b.intake())
@@ -82,9 +83,9 @@ describe('objectives', () => {
           statements: {
             ...store.statements,
             release: async <R extends Record<string, unknown>>(text: string, values?: readonly unknown[]) => {
-              const told = await store.statements.release<R>(text, values)
+              const released = await store.statements.release<R>(text, values)
               if (lost++ < 2) throw Object.assign(new Error('the answer is lost'), { code: 'unavailable' })
-              return told
+              return released
             },
           },
         }),
@@ -150,7 +151,7 @@ describe('objectives', () => {
     await objectives.close()
   })
 
-  it('are answered to whoever asks, and shown as metrics', async () => {
+  it('are returned to every caller, and shown as metrics', async () => {
     const objectives = await counting()
     const app = await listening(objectiveRoutes(objectives))
     objectives.count('latency', 995, 1_000)

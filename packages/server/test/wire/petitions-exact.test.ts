@@ -6,13 +6,13 @@ import { type Answer, get, sample, until } from '../server-process.js'
 
 const instances = 4
 
-interface Told extends Record<string, unknown> {
+interface LedgerEvent extends Record<string, unknown> {
   type: string
   payload: { from?: string; depth?: number; petition_id?: string }
 }
 
 const ledgerOf = (fleet: Fleet) =>
-  fleet.sql<Told>('SELECT type, payload::json AS payload FROM spillway.ledger ORDER BY seq')
+  fleet.sql<LedgerEvent>('SELECT type, payload::json AS payload FROM spillway.ledger ORDER BY seq')
 const gate = async (fleet: Fleet) =>
   (await fleet.sql("SELECT held::int, overflowing FROM spillway.gates WHERE name = 'petitions'"))[0]
 
@@ -109,11 +109,15 @@ describe('capacity', () => {
         held++
         expect(held).toBeLessThanOrEqual(threshold)
       } else if (type === 'petition.queue.overflow.started') {
-        expect({ closed, held, told: payload.depth }).toEqual({ closed: false, held: threshold, told: threshold })
+        expect({ closed, held, reported: payload.depth }).toEqual({
+          closed: false,
+          held: threshold,
+          reported: threshold,
+        })
         closed = true
       } else if (type === 'petition.queue.overflow.ended') {
-        const told = threshold - hysteresis - 1
-        expect({ closed, held, told: payload.depth }).toEqual({ closed: true, held: told, told })
+        const reported = threshold - hysteresis - 1
+        expect({ closed, held, reported: payload.depth }).toEqual({ closed: true, held: reported, reported })
         closed = false
       } else if (payload.from === 'RECEIVED') {
         held--
@@ -157,7 +161,7 @@ describe('rate', () => {
     expect(await fleet.audit()).toEqual([])
   })
 
-  it('tells how many are left, exactly', async () => {
+  it('returns exactly how many are left', async () => {
     const submitter_id = randomUUID()
     const answers = await times(10, () => submitPetition(fleet.next(), { submitter_id }))
     const left = answers.map(({ headers }) => Number(headers.get('x-ratelimit-remaining')))
@@ -265,9 +269,9 @@ describe('the window', () => {
     expect(answer?.body.rate_limit_reset).toBe(`${day}${free}.000Z`)
     expect(answer?.headers.get('x-ratelimit-reset')).toBe(String(Date.parse(`${day}${free}Z`) / 1_000))
     const seconds = (Date.parse(`${day}${free}Z`) - Date.parse(`${day}${now}Z`)) / 1_000
-    const told = Number(answer?.headers.get('retry-after'))
-    expect(told).toBeGreaterThanOrEqual(Math.ceil(seconds))
-    expect(told).toBeLessThanOrEqual(Math.ceil(seconds * 1.1))
+    const retryAfter = Number(answer?.headers.get('retry-after'))
+    expect(retryAfter).toBeGreaterThanOrEqual(Math.ceil(seconds))
+    expect(retryAfter).toBeLessThanOrEqual(Math.ceil(seconds * 1.1))
   }
 
   it('a bucket counts until its minute is a window ago, to the millisecond', async () => {
@@ -277,7 +281,7 @@ describe('the window', () => {
     expect(statuses(await submitAt('11:00:00.000', who, 11))).toEqual({ 201: 10, 429: 1 })
   })
 
-  it('what is told as the reset is when a slot is free, bucket after bucket', async () => {
+  it('the reset header is the time when a slot is free, bucket after bucket', async () => {
     const who = randomUUID()
     await submitAt('10:00:30.000', who, 6)
     await submitAt('10:05:10.000', who, 4)

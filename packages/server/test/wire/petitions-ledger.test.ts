@@ -1,4 +1,4 @@
-/** The ledger: in one transaction with what it tells of, gapless, chained, and verified by a stranger with its export alone. */
+/** The ledger: in one transaction with what it records, gapless, chained, and verified by anyone with its export alone. */
 import { createHash, randomUUID } from 'node:crypto'
 import { SignJWT } from 'jose'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
@@ -176,7 +176,7 @@ describe('four instances at once', () => {
   })
 })
 
-describe('blocks, and what a refusal tells', () => {
+describe('blocks, and what a refusal contains', () => {
   beforeAll(async () => {
     f = await startFleet({ env: { PETITION_RATE_LIMIT_PER_HOUR: '1' } })
   })
@@ -222,7 +222,7 @@ describe('blocks, and what a refusal tells', () => {
     ])
   })
 
-  it('the rest is told when no further block comes', async () => {
+  it('the rest is reported when no further block comes', async () => {
     const who = randomUUID()
     await submitAt('10:20:00', who, 8)
     const tell = () => f.sql('SELECT spillway.petitions_tell_blocks(1000)')

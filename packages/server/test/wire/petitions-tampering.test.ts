@@ -1,4 +1,4 @@
-/** Whoever changes the ledger is refused by the database, or, where they own it, found out: in a short one and in a long one. */
+/** The database refuses changes to the ledger. Changes by its owner are detected, in a short and in a long ledger. */
 import { readFile } from 'node:fs/promises'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { at, type Fleet, startFleet, submitPetition, verify } from '../petitions-fleet.js'
@@ -59,19 +59,19 @@ describe('a chain that was changed', () => {
       ['prev_hash', "repeat('a', 64)"],
       ['hash', "repeat('b', 64)"],
     ])('another %s is found', async (column, value) => {
-      const told = await tampered(`UPDATE spillway.ledger SET ${column} = ${value} WHERE seq = ${seq}`)
-      expect(told).toMatchObject({ ok: false, broken_at: seq })
+      const verdict = await tampered(`UPDATE spillway.ledger SET ${column} = ${value} WHERE seq = ${seq}`)
+      expect(verdict).toMatchObject({ ok: false, broken_at: seq })
     })
 
     it('another text with a hash that fits it is found', async () => {
-      const told = await tampered(`UPDATE spillway.ledger SET actor = 'system' WHERE seq = ${seq}`, rehash(seq))
+      const verdict = await tampered(`UPDATE spillway.ledger SET actor = 'system' WHERE seq = ${seq}`, rehash(seq))
       // The next one, or the head, remembers the old hash.
-      expect(told).toMatchObject({ ok: false, broken_at: Math.min(rows, seq + 1) })
+      expect(verdict).toMatchObject({ ok: false, broken_at: Math.min(rows, seq + 1) })
     })
 
     it('its absence is found', async () => {
-      const told = await tampered(`DELETE FROM spillway.ledger WHERE seq = ${seq}`)
-      expect(told).toMatchObject({ ok: false, broken_at: seq })
+      const verdict = await tampered(`DELETE FROM spillway.ledger WHERE seq = ${seq}`)
+      expect(verdict).toMatchObject({ ok: false, broken_at: seq })
     })
   })
 
@@ -108,21 +108,21 @@ describe('a chain that was changed', () => {
   })
 
   it('a row between two others is found', async () => {
-    const told = await tampered(
+    const verdict = await tampered(
       `UPDATE spillway.ledger SET seq = seq + 1000 WHERE seq > ${middle}`,
       `UPDATE spillway.ledger SET seq = seq - 999 WHERE seq > 1000`,
       `INSERT INTO spillway.ledger SELECT ${middle + 1}, at, type, actor, trace_id, payload, hash, hash FROM spillway.ledger WHERE seq = ${middle}`,
       rehash(middle + 1),
     )
-    expect(told).toMatchObject({ ok: false, broken_at: middle + 2 })
+    expect(verdict).toMatchObject({ ok: false, broken_at: middle + 2 })
   })
 
   it('a row behind the last is found, though it fits', async () => {
-    const told = await tampered(
+    const verdict = await tampered(
       `INSERT INTO spillway.ledger SELECT ${rows + 1}, at, type, actor, trace_id, payload, hash, hash FROM spillway.ledger WHERE seq = ${rows}`,
       rehash(rows + 1),
     )
-    expect(told).toMatchObject({ ok: false, broken_at: rows + 1 })
+    expect(verdict).toMatchObject({ ok: false, broken_at: rows + 1 })
   })
 
   it('a head that is gone is found, and what is broken before it', async () => {

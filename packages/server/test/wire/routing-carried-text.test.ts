@@ -43,7 +43,7 @@ describe.each(['with a broker', 'without a broker'] as const)('%s', (way) => {
   })
   afterAll(() => server.kill())
 
-  const told = async (answer: Answer): Promise<number> => {
+  const finalStatus = async (answer: Answer): Promise<number> => {
     if (answer.status !== 202) return answer.status
     const done = await finishes(server, answer.body.operationId)
     return done.status === 'completed' ? 200 : 422
@@ -68,7 +68,7 @@ describe.each(['with a broker', 'without a broker'] as const)('%s', (way) => {
     const of = { request: randomUUID(), tenant: randomUUID() }
     const first = await send(server, task('9007199254740992', of), key)
     expect(first.status, first.text).toBeLessThan(300)
-    expect(await told(await send(server, task('9007199254740993', of), key))).toBeOneOf([409, 422])
+    expect(await finalStatus(await send(server, task('9007199254740993', of), key))).toBeOneOf([409, 422])
     const again = await send(server, task('9007199254740992', of), key)
     expect([again.status, again.headers.get('idempotent-replayed')]).toEqual([first.status, 'true'])
   })
@@ -80,7 +80,7 @@ describe.each(['with a broker', 'without a broker'] as const)('%s', (way) => {
     const of = { tenant: randomUUID(), more: `,"idempotency_key":"${randomUUID()}"` }
     const first = await send(server, task('9007199254740992', of))
     expect(first.status, first.text).toBeLessThan(300)
-    expect(await told(await send(server, task('9007199254740993', of)))).toBeOneOf([409, 422])
-    expect(await told(await send(server, task('9007199254740992', of)))).toBe(200)
+    expect(await finalStatus(await send(server, task('9007199254740993', of)))).toBeOneOf([409, 422])
+    expect(await finalStatus(await send(server, task('9007199254740992', of)))).toBe(200)
   })
 })

@@ -1,4 +1,4 @@
-/** What is told of routing: its description, its settings, its metrics. */
+/** What routing shows of itself: its description, its settings, its metrics. */
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
 import { type NatsServer, startNats } from '../../../spillway/test/setup/nats.js'
@@ -22,7 +22,7 @@ afterAll(async () => {
   await database.drop()
 })
 
-describe('what is told of it', () => {
+describe('what routing shows of itself', () => {
   it('the description lists every route', async () => {
     const server = await startServer({ DATABASE_URL: database.url })
     const { paths } = (await get(server, '/openapi.json')).body
@@ -117,7 +117,7 @@ describe('metrics of the router and the gateway', () => {
     // What cannot be kept is handed out again.
     await tables.query('ALTER TABLE rt_keys RENAME TO rt_keys_away')
     await outside.publish(bytesOf(routeTask({ idempotency_key: 'again' })))
-    await until('it failed once', () => server.stdout().includes('a message could not be worked on'))
+    await until('it failed once', () => server.stdout().includes('a message failed'))
     await tables.query('ALTER TABLE rt_keys_away RENAME TO rt_keys')
     // Work for as long as anybody looks.
     await Promise.all(Array.from({ length: 400 }, () => outside.publish(bytesOf(routeTask()))))

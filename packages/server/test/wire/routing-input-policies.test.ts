@@ -170,7 +170,7 @@ function many(): unknown[] {
 describe('a trial', () => {
   const dryRun = (body: unknown) => post(server, `${policiesPath}/dry-run`, body)
 
-  it('tells what would be decided and why, and leaves no trace', async () => {
+  it('shows what would be decided and why, and stores nothing', async () => {
     const given = policy({
       strategy: 'best_score',
       providers: [provider, { ...provider, provider_id: 'off', enabled: false }],
@@ -202,7 +202,7 @@ describe('a trial', () => {
     expect((await decide(server, task)).body.decision).toEqual(tried[0]?.decision)
   })
 
-  it('tells of a policy that is not there', async () => {
+  it('reports a policy that does not exist', async () => {
     const { status, body } = await dryRun({ tasks: [routeTask({ policy_id: 'nowhere' })] })
     expect(status).toBe(200)
     expect(body.results).toMatchObject([{ decision: null, error: { code: 'POLICY_NOT_FOUND' }, providers: [] }])
@@ -283,7 +283,7 @@ describe('a block', () => {
     expect(rest.next_cursor).toBeNull()
   })
 
-  it('tells the limit of changes, and counts one that fails', async () => {
+  it('returns the limit of changes, and counts one that fails', async () => {
     const before = await post(server, blocksPath, named())
     await post(server, blocksPath, { type: '' })
     const after = await post(server, blocksPath, named())

@@ -1,4 +1,4 @@
-/** Tasks that are not in order, over HTTP: each is told what is wrong, with the broker and without, and costs nothing. */
+/** Invalid tasks over HTTP: each answer says what is wrong, with the broker and without, and nothing is stored. */
 import { randomUUID } from 'node:crypto'
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
@@ -32,9 +32,9 @@ const form = [400, 'invalid_request', 'SCHEMA_VALIDATION_FAILED'] as const
 const correlation = [400, 'correlation_fields_invalid', 'CORRELATION_FIELDS_INVALID'] as const
 const version = [400, 'version_unsupported', 'VERSION_UNSUPPORTED'] as const
 
-type Told = readonly [status: number, code: string, errorCode: string]
+type Refusal = readonly [status: number, code: string, errorCode: string]
 
-const wrong: readonly (readonly [name: string, told: Told, body: unknown])[] = [
+const wrong: readonly (readonly [name: string, refusal: Refusal, body: unknown])[] = [
   ['text that is no JSON', form, '{"version":'],
   ['a member named __proto__', form, `{"__proto__":{},${JSON.stringify(routeTask()).slice(1)}`],
   ['a number beyond double precision', form, withText('x').replace('"x"', '1e999')],
@@ -154,7 +154,7 @@ describe.each(['with a broker', 'without a broker'])('%s', (way) => {
     expectRefused(answer, 422, 'no_provider', 'NO_PROVIDER')
   })
 
-  it('tells request and trace of a task that cannot be decided', async () => {
+  it('returns request and trace of a task that cannot be decided', async () => {
     const task = routeTask({ policy_id: 'nowhere', trace_id: 'ab'.repeat(16) })
     const { body } = await decide(server, task)
     expect(body.context).toEqual({ request_id: task.request_id, trace_id: 'ab'.repeat(16) })

@@ -1,4 +1,4 @@
-/** Deciding and handing over, as callers see it: answers, keys, tickets, limits, and what is told of it all. */
+/** Deciding and handing over, as callers see it: answers, keys, tickets, limits, and metrics. */
 import { randomUUID } from 'node:crypto'
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
@@ -70,7 +70,7 @@ describe.each(ways)('%s', (way) => {
       expect(body).toEqual({ ok: true, decision: decisionForm, context })
     })
 
-    it('tells the trace of the request where the task has none', async () => {
+    it('returns the trace of the request if the task has none', async () => {
       const traceparent = `00-${'cd'.repeat(16)}-${'12'.repeat(8)}-01`
       const { body, headers } = await decide(server, routeTask(), { traceparent })
       expect(body.context).toMatchObject({ trace_id: 'cd'.repeat(16) })
@@ -83,7 +83,7 @@ describe.each(ways)('%s', (way) => {
       expect(second.body.decision).toEqual(first.body.decision)
     })
 
-    it('tells the limit and what is left of it', async () => {
+    it('returns the limit and what is left of it', async () => {
       const { headers } = await decide(server, routeTask())
       expect(headers.get('x-ratelimit-limit')).toBe('50')
       expect(headers.get('x-ratelimit-remaining')).toBe('49')
@@ -169,7 +169,7 @@ describe.each(ways)('%s', (way) => {
   })
 
   describe('GET decide/:messageId', () => {
-    it('tells a decision to whoever was just told it', async () => {
+    it('returns a decision right after it was made', async () => {
       const statuses: number[] = []
       for (let i = 0; i < 10; i++) {
         const task = routeTask()
@@ -179,7 +179,7 @@ describe.each(ways)('%s', (way) => {
       expect(statuses).toEqual(Array(10).fill(200))
     })
 
-    it('tells the decision of a request', async () => {
+    it('returns the decision of a request', async () => {
       const task = routeTask({ policy_id: halves })
       const { body } = await decide(server, task)
       const found = await until('it is kept', async () => {
@@ -196,7 +196,7 @@ describe.each(ways)('%s', (way) => {
       await until('it is kept', async () => (await get(server, path)).status === 200)
     })
 
-    it('tells the operation of a message', async () => {
+    it('returns the operation of a message', async () => {
       const { body } = await hand(server, routeTask())
       await finishes(server, body.operationId)
       const found = await get(server, `${decidePath}/${body.operationId}`)

@@ -133,7 +133,7 @@ describe('202', () => {
     expect(await finishes(server, body.operationId)).toMatchObject({ status: 'completed', result: { status: 200 } })
   })
 
-  it('an estimate counts the delay of what stands before it', async () => {
+  it('an estimate counts the delay of the work ahead of it', async () => {
     const wait = async (more = {}) =>
       (await submit(server, `${target.origin}/late`, { queue: 'late', ...more })).body.estimatedWaitSeconds
     expect(await wait({ delay_seconds: 40 })).toBeGreaterThan(39)

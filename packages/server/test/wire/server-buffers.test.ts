@@ -263,7 +263,7 @@ describe('answers', () => {
 
 describe('200 hostile sockets of each kind', () => {
   const count = 200
-  const probe = fileURLToPath(new URL('../../../spillway/test/hostile-probe.js', import.meta.url))
+  const probe = fileURLToPath(new URL('../hostile-probe.js', import.meta.url))
 
   const rssMegabytes = (server: ServerProcess): number =>
     Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${server.pid}/status`, 'utf8'))?.[1]) / 1_024
@@ -332,9 +332,9 @@ describe('200 hostile sockets of each kind', () => {
           'the pops are decided',
           async () => (await refused(server, 'out')) > 0 || (await held(server, 'out')) > 0,
         )
-        const told = once(honest, 'message')
+        const report = once(honest, 'message')
         honest.send('stop')
-        const [{ health, statuses }] = (await told) as [{ health: number[]; statuses: Record<string, number> }]
+        const [{ health, statuses }] = (await report) as [{ health: number[]; statuses: Record<string, number> }]
         expect(Object.keys(statuses).filter((name) => !/ 20[012]$/.test(name))).toEqual([])
         expect(statuses['ack 200']).toBeGreaterThan(0)
         health.sort((a, b) => a - b)

@@ -137,7 +137,7 @@ describe('push', () => {
     expect(await popped(queue)).toContain(`"data":${odd}`)
   })
 
-  it('tells it in the log, in the dead letters, and after a replay', async () => {
+  it('returns it in the log, in the dead letters, and after a replay', async () => {
     const queue = randomUUID()
     await configure(server, queue, { deadLetterQueue: true })
     await pushText(queue)
@@ -181,7 +181,7 @@ describe('http.request', () => {
     expect(target.calls.find((seen) => seen.path === path)?.body).toBe('a\nb é')
   })
 
-  it('tells it in the dead letters, and sends it again after a redrive', async () => {
+  it('returns it in the dead letters, and sends it again after a redrive', async () => {
     const path = `/${randomUUID()}`
     const queue = randomUUID()
     status = 400

@@ -146,7 +146,7 @@ it.each(['/api/v1/operations?from=', '/api/v1/dead-letters?to='])('%s a leap sec
   expect(body.errors).toHaveLength(1)
 })
 
-it('of several that retry one operation at once, one does and the others are told that it has not failed', async () => {
+it('of several retries of one operation at once, one succeeds and the others get the answer that it has not failed', async () => {
   const [id] = await die('retried', 1)
   broken = false
   const answers = await Promise.all(Array.from({ length: 4 }, () => post(server, `/api/v1/operations/${id}/retry`)))

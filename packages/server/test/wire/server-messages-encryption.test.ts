@@ -94,7 +94,7 @@ describe('at rest', () => {
     expect([answer.status, answer.body.reason]).toEqual([202, 'maintaining_order'])
     expect(await fleet.sql('SELECT FROM spillway.ops WHERE id = $1', [answer.body.operationId])).toHaveLength(1)
     expect(await tablesWith(secret)).toEqual([])
-    // Whoever asks for the ticket does not read it either.
+    // The ticket does not contain it either.
     expect((await get(holder, `/api/v1/operations/${answer.body.operationId}`)).text).not.toContain(secret)
     await resumeLane(holder, queue)
     await drained(holder, answer)
@@ -109,7 +109,7 @@ describe('at rest', () => {
     expect(dataOf(await take(holder, queue))).toEqual([secret])
   })
 
-  it('a message that was given up, and what is replayed of it', async () => {
+  it('a dead letter and its replay', async () => {
     await configure(holder, queue, { retryLimit: 0, deadLetterQueue: true })
     await pushed(holder, [item(secret)])
     const [message] = await take(holder, queue)

@@ -293,7 +293,7 @@ it('status dlq puts a message aside at once, and retry hands it back uncounted',
   expect(await deadOf(queue)).toMatchObject([{ transaction_id: 'Default 0', error: 'poison', is_letter: true }])
 })
 
-it('a poison message whose consumer dies each time is given up alone: its neighbours are delivered', async () => {
+it('a poison message whose consumer dies each time is the only dead letter: its neighbours are delivered', async () => {
   const queue = randomUUID()
   await configure(server, queue, { leaseTime: 1, retryLimit: 1, deadLetterQueue: true })
   await fill(queue, 4)
@@ -303,7 +303,7 @@ it('a poison message whose consumer dies each time is given up alone: its neighb
     'the good ones are settled',
     async () => {
       const batch = await take(server, queue, { batch: 4 })
-      // Whoever has the second among what it got dies.
+      // A consumer that gets the second message dies.
       if (batch.some(({ data }) => data === 1)) return false
       if (batch.length > 0) await acked(server, batch)
       settled.push(...dataOf(batch))

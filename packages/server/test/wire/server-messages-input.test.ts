@@ -36,7 +36,7 @@ afterAll(async () => {
   await database.drop()
 })
 
-/** A problem as of contract §0, with the member that clients of this API read. */
+/** A problem document (docs/reference/errors.md), with the member that clients of this API read. */
 function expectRefused(answer: Answer, status = 400, code = 'invalid_request'): void {
   expectProblem(answer, status, code)
   expect(answer.body.error).toEqual(expect.stringMatching(/./))

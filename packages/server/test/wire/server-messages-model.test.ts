@@ -34,8 +34,8 @@ const queue = 'model'
 
 /** What one group knows of one partition. */
 class Progress {
-  /** Told to the server, whether or not it took it. */
-  readonly told = new Set<number>()
+  /** Acked, whether or not the server accepted the ack. */
+  readonly acked = new Set<number>()
   readonly completed: number[] = []
   readonly faults: string[] = []
 
@@ -44,7 +44,7 @@ class Progress {
     if (numbers.some((n, i) => i > 0 && n <= (numbers[i - 1] ?? -1)))
       this.faults.push(`batch ${numbers} is not in order`)
     for (let n = 0; n < last; n++) {
-      if (!this.told.has(n) && !numbers.includes(n)) this.faults.push(`${last} came before ${n}`)
+      if (!this.acked.has(n) && !numbers.includes(n)) this.faults.push(`${last} came before ${n}`)
     }
   }
 }
@@ -105,7 +105,7 @@ async function consume({ servers, progress, isDone }: Run, consumerGroup: string
       status: random() < 0.8 ? 'completed' : random() < 0.5 ? 'failed' : 'retry',
     }))
     for (const { message, status } of acks) {
-      if (status === 'completed') progress.get(`${consumerGroup} ${message.partition}`)?.told.add(numberOf(message))
+      if (status === 'completed') progress.get(`${consumerGroup} ${message.partition}`)?.acked.add(numberOf(message))
     }
     const body = acks.map(({ message, status }) => ackOf(message, { status }))
     const results = await ackBatch(server, random() < 0.1 ? [...body, ...body] : body).catch(() => null)

@@ -1,7 +1,7 @@
 /** Every option of a queue does what it says: two real servers on one database, whose clock is in the test's hand. */
 import { randomUUID } from 'node:crypto'
 import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest'
-import { laneOf } from '../../../spillway/src/core/lane.js'
+import { laneOf } from '../../../spillway/src/core/ids.js'
 import {
   ack,
   acked,
@@ -35,7 +35,7 @@ async function forward(seconds: number): Promise<void> {
     $$ SELECT clock_timestamp() + interval '${shiftSeconds} seconds' $$`)
 }
 
-/** A queue of its own with these options, told to one instance while the test speaks to both. */
+/** A queue of its own with these options, configured on one instance while the test uses both. */
 async function queueWith(options: Record<string, unknown>, more: Record<string, unknown> = {}): Promise<string> {
   const queue = randomUUID()
   const answer = await configure(fleet.next(), queue, options, more)
@@ -59,7 +59,7 @@ const logOf = async (queue: string) =>
       [queue],
     )
   ).map(({ payload }) => JSON.parse(payload) as unknown)
-const givenUp = (queue: string) =>
+const deadRecords = (queue: string) =>
   fleet.sql<{ payload: string; error: string | null; is_letter: boolean; retry_count: number }>(
     'SELECT payload::json AS payload, error, is_letter, retry_count FROM spillway.mq_dead WHERE queue = $1 ORDER BY moved_at',
     [queue],
@@ -115,7 +115,7 @@ describe('retryLimit', () => {
       await ack(fleet.next(), message, { status: 'failed', error: `no ${retryCount}` })
     }
     expect(dataOf(await taken(queue))).toEqual(['good'])
-    expect(await givenUp(queue)).toMatchObject([{ payload: 'bad', error: `no ${retryLimit}` }])
+    expect(await deadRecords(queue)).toMatchObject([{ payload: 'bad', error: `no ${retryLimit}` }])
   })
 
   it('a lease that ends counts as a delivery that failed; what is handed back does not', async () => {
@@ -127,7 +127,7 @@ describe('retryLimit', () => {
       await forward(10)
     }
     expect(dataOf(await taken(queue))).toEqual(['good'])
-    expect(await givenUp(queue)).toMatchObject([{ payload: 'bad', error: 'The lease expired 2 times.' }])
+    expect(await deadRecords(queue)).toMatchObject([{ payload: 'bad', error: 'The lease expired 2 times.' }])
   })
 })
 
@@ -144,7 +144,7 @@ it('retryDelay: what failed waits so long, with all behind it; other partitions 
 })
 
 describe('maxSize', () => {
-  it('200 pushes at once on two instances: exactly so many are stored, the others are told', async () => {
+  it('200 pushes at once on two instances: exactly maxSize are stored, the others get an error', async () => {
     const maxSize = 50
     const queue = await queueWith({ maxSize })
     const answers = await Promise.all(
@@ -248,7 +248,7 @@ describe('delayedProcessing', () => {
     expect(dataOf(await taken(queue))).toEqual(['second'])
   })
 
-  it('whoever waits gets it as soon as it is due', async () => {
+  it('a waiting consumer gets it as soon as it is due', async () => {
     const queue = await queueWith({ delayedProcessing: 1 })
     await taken(queue)
     const began = performance.now()
@@ -334,7 +334,7 @@ describe('retention', () => {
 })
 
 describe('maxWaitTimeSeconds', () => {
-  it('what waited longer is given up with a record, and what is younger, or leased, is not', async () => {
+  it('messages that waited longer expire with a record; younger or leased ones do not', async () => {
     const queue = await queueWith({ maxWaitTimeSeconds: 30, deadLetterQueue: true })
     await store(queue, ['old'], 'p')
     await store(queue, ['leased'], 'q')
@@ -343,9 +343,9 @@ describe('maxWaitTimeSeconds', () => {
     await forward(20)
     await store(queue, ['young'], 'p')
     await forward(11)
-    const told = async () => (await givenUp(queue)).map((r) => `${r.payload}, ${r.is_letter}, ${r.error}`).sort()
+    const records = async () => (await deadRecords(queue)).map((r) => `${r.payload}, ${r.is_letter}, ${r.error}`).sort()
     const why = 'true, It waited longer than maxWaitTimeSeconds.'
-    await sweptTo(told, [`leased, ${why}`, `old, ${why}`])
+    await sweptTo(records, [`leased, ${why}`, `old, ${why}`])
     expect(await ack(fleet.next(), leased)).toMatchObject({ success: true })
     expect(dataOf(await taken(queue, { consumerGroup: 'g' }))).toEqual(['young'])
     expect(dataOf(await taken(queue, { consumerGroup: 'reader' }))).toEqual(['young'])
@@ -362,8 +362,8 @@ describe('maxWaitTimeSeconds', () => {
       expect(dataOf(await taken(queue, { consumerGroup, batch: 10, partitions: 10 }))).toEqual(['young'])
       expect(dataOf(await taken(queue, { consumerGroup, batch: 10, partitions: 10 }))).toEqual([])
     }
-    const told = (await givenUp(queue)).map(({ payload, is_letter }) => `${payload}, ${is_letter}`)
-    expect(told.sort()).toEqual([...Array(4).fill('old, true'), ...Array(2).fill('older, true')])
+    const records = (await deadRecords(queue)).map(({ payload, is_letter }) => `${payload}, ${is_letter}`)
+    expect(records.sort()).toEqual([...Array(4).fill('old, true'), ...Array(2).fill('older, true')])
   })
 
   it('a pop finds what is young behind however much that is not', async () => {
@@ -373,7 +373,7 @@ describe('maxWaitTimeSeconds', () => {
     await forward(31)
     await store(queue, ['young'], 'p')
     expect(dataOf(await taken(queue, { batch: 10 }))).toEqual(['young'])
-    expect(await givenUp(queue)).toHaveLength(4_000)
+    expect(await deadRecords(queue)).toHaveLength(4_000)
   })
 
   it('0: for ever', async () => {
@@ -396,9 +396,9 @@ it.each([
   const [bad, asked] = await taken(queue)
   if (bad === undefined || asked === undefined) throw new Error('two were pushed')
   expect((await ack(fleet.next(), bad, { status: 'failed', error: 'why' })).dlq).toBe(isLetter)
-  // Whoever says so gets a dead letter anywhere.
+  // The status dlq makes a dead letter in every queue.
   expect((await ack(fleet.next(), asked, { status: 'dlq', error: 'said so' })).dlq).toBe(true)
-  const records = await givenUp(queue)
+  const records = await deadRecords(queue)
   expect(records.map(({ payload, error, is_letter }) => [payload, error, is_letter]).sort()).toEqual([
     ['asked', 'said so', true],
     ['bad', 'why', isLetter],

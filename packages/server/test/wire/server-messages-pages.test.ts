@@ -88,8 +88,8 @@ describe('dead letters of messages', () => {
     const { body, text } = await get(server, `/api/v1/dlq?queue=${queue}`)
     const messages = body.messages as Record<string, unknown>[]
     expect(text.length).toBeLessThan(20_000)
-    const told = messages.map(({ data, data_bytes, truncated }) => [data === null, data_bytes, truncated])
-    expect(told.sort()).toEqual(
+    const shown = messages.map(({ data, data_bytes, truncated }) => [data === null, data_bytes, truncated])
+    expect(shown.sort()).toEqual(
       [
         [false, undefined, undefined],
         [false, undefined, undefined],
@@ -112,10 +112,10 @@ describe('dead letters of messages', () => {
     await fill(queue, [json(4_095), json(4_096), json(4_097), json(4_098), json(megabyte)])
     await bury(queue, 5)
     const { messages } = (await get(server, `/api/v1/dlq?queue=${queue}`)).body
-    const told = (messages as Record<string, unknown>[]).map(({ data, data_bytes }) =>
+    const sizes = (messages as Record<string, unknown>[]).map(({ data, data_bytes }) =>
       data === null ? Number(data_bytes) : Buffer.byteLength(JSON.stringify(data)),
     )
-    expect(told.map((bytes) => Math.min(bytes, megabyte)).sort((a, b) => a - b)).toEqual([
+    expect(sizes.map((bytes) => Math.min(bytes, megabyte)).sort((a, b) => a - b)).toEqual([
       4_095,
       4_096,
       4_097,

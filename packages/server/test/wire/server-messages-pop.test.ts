@@ -1,4 +1,4 @@
-/** Contract §4 line by line, on the wire: what is taken, and what is answered for it. */
+/** Messages line by line, on the wire: what is taken, and what is answered for it. */
 import { randomUUID } from 'node:crypto'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'

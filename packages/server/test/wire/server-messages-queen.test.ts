@@ -106,9 +106,9 @@ class QueenClient {
   }
 
   async ack(message: QueenMessage | QueenMessage[], status: boolean | string, group?: string): Promise<Result> {
-    const told = typeof status === 'string' ? status : status ? 'completed' : 'failed'
+    const ackStatus = typeof status === 'string' ? status : status ? 'completed' : 'failed'
     const of = ({ transactionId, partitionId, leaseId }: QueenMessage) => ({
-      ...{ transactionId, partitionId, status: told, error: null },
+      ...{ transactionId, partitionId, status: ackStatus, error: null },
       ...(leaseId && { leaseId }),
     })
     const consumerGroup = group ?? null
@@ -221,7 +221,7 @@ it('a queue, from its making to an empty one', async () => {
 })
 
 describe('push', () => {
-  it('what is there already is told by its place and does not throw', async () => {
+  it('a duplicate is reported at its position and does not throw', async () => {
     const queue = randomUUID()
     await queen.push(queue, ['a'], 'p', ['same'])
     const results = await queen.push(queue, ['b', 'a'], 'p', ['other', 'same'])
@@ -321,7 +321,7 @@ describe('consume', () => {
     expect(await queen.pop({ queue, wait: false })).toEqual([])
   })
 
-  it('renew tells when the lease ends, and fails when it has ended', async () => {
+  it('renew returns when the lease ends, and fails when it has ended', async () => {
     const queue = randomUUID()
     await queen.create(queue, { leaseTime: 20 })
     await queen.push(queue, ['a'])

@@ -113,7 +113,7 @@ describe('a pool that is used up', () => {
     const own = await freshDatabase()
     const server = await startServer({
       DATABASE_URL: own.url,
-      SPILLWAY_POOL_MAX: '3',
+      SPILLWAY_POOL_MAX: '8',
       SPILLWAY_STORE_TIMEOUT_MS: '20000',
     })
     const queue = randomUUID()
@@ -192,7 +192,7 @@ describe('keys', () => {
     expect((await call(guarded, method, path, { headers: as('ops') })).status).toBe(200)
   })
 
-  it('are none where authentication is off: whoever names himself submits and consumes, nobody operates', async () => {
+  it('are not needed without authentication: every named user submits and consumes, nobody operates', async () => {
     const headers = { 'x-user-id': 'ann' }
     expect((await get(one, maintenance, headers)).status).toBe(403)
     expect((await get(one, '/api/v1/dlq', headers)).status).toBe(200)
@@ -259,7 +259,7 @@ describe('a queue that is deleted while others use it', () => {
     })
   }
 
-  it('is made anew by a push, a transaction and a replay that waited; a pop finds nothing, or what came', async () => {
+  it('is created again by a push, a transaction and a replay that waited; a pop finds nothing, or the new messages', async () => {
     const queue = randomUUID()
     await configure(one, queue, { deadLetterQueue: true })
     await pushed(one, [{ queue, payload: 'old' }])

@@ -129,7 +129,7 @@ it.each(['made up', 'no uuid'])('a required lease that is %s takes everything ba
   await expectUndone(answer, from, to)
 })
 
-it('a required lease that was lost takes the pushes back, and the message goes to whoever has it now', async () => {
+it('a lost required lease rolls the pushes back, and the message goes to the consumer that has it now', async () => {
   const queue = randomUUID()
   const to = randomUUID()
   await configure(server, queue, { leaseTime: 1 })
@@ -184,7 +184,7 @@ it('a transaction that is taken back leaves nothing in the operation queue, nor 
 })
 
 it.each(['completed', 'dlq'])(
-  'the same Idempotency-Key: done once, and told again word for word (%s)',
+  'the same Idempotency-Key: done once, and the answer is replayed word for word (%s)',
   async (status) => {
     const { queue, message } = await delivered()
     const to = randomUUID()

@@ -1,4 +1,4 @@
-/** Contract §4 line by line, on the wire: queues and what comes into them. */
+/** Messages line by line, on the wire: queues and what comes into them. */
 import { randomUUID } from 'node:crypto'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
@@ -115,8 +115,10 @@ describe('push', () => {
       [1, 'other'],
       [2, 'Default'],
     ])
-    const told = new Map(pushResults(answer).map(({ message_id, transaction_id }) => [message_id, transaction_id]))
-    expect(new Map(stored.map(({ id, transactionId }) => [id, transactionId]))).toEqual(told)
+    const expectedIds = new Map(
+      pushResults(answer).map(({ message_id, transaction_id }) => [message_id, transaction_id]),
+    )
+    expect(new Map(stored.map(({ id, transactionId }) => [id, transactionId]))).toEqual(expectedIds)
   })
 
   it('some lane has to wait: 202, the ticket of the first and a result for every item', async () => {
@@ -151,7 +153,7 @@ describe('push', () => {
     )
   })
 
-  it('Prefer: respond-async and wait are honoured and told', async () => {
+  it('Prefer: respond-async and wait are honoured and confirmed', async () => {
     const queue = randomUUID()
     const asked = await push(server, [{ queue, payload: 1 }], later)
     expect([asked.status, asked.body.reason]).toEqual([202, 'requested'])
@@ -272,7 +274,7 @@ describe('Idempotency-Key on push', () => {
     expect(await takeAll(server, queue, 2)).toHaveLength(2)
   })
 
-  it('what waits is told again with the same ids', async () => {
+  it('a queued push is replayed with the same ids', async () => {
     const queue = randomUUID()
     const key = { 'idempotency-key': randomUUID() }
     await pauseLane(server, queue)

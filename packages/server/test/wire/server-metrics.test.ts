@@ -1,4 +1,4 @@
-/** Every core metric of contract §8 moves with the action that must move it, seen by scraping the real server. */
+/** Every core metric moves with the action that must move it, seen by scraping the real server. */
 import { tmpdir } from 'node:os'
 import { afterAll, beforeAll, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
@@ -125,7 +125,7 @@ it('spillway_dead_letters is how many there are', async () => {
   await until('the gauge follows', async () => sample(await scrape(), 'spillway_dead_letters') === 0, 5_000)
 })
 
-it('spillway_operations tells pending and processing, and spillway_lane_oldest_seconds grows', async () => {
+it('spillway_operations shows pending and processing, and spillway_lane_oldest_seconds grows', async () => {
   const { body } = await submit(server, `${target.origin}/held`, { queue: 'held' })
   expect(body.reason).toBe('still_running')
   const behind = await submit(server, `${target.origin}/a`, { queue: 'held' })

@@ -241,7 +241,7 @@ it('the setting has a least value', async () => {
   await expect(wrong).rejects.toThrow(/SPILLWAY_PAGE_BYTES_MAX/)
 })
 
-it('the API description tells what a list leaves out', async () => {
+it('the API description says what a list leaves out', async () => {
   const { body } = await get(server, '/openapi.json')
   const described = JSON.stringify((body.paths['/api/v1/dead-letters'] as Record<string, Body>).get)
   expect(described).toContain('payload_bytes')

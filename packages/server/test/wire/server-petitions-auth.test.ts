@@ -153,7 +153,7 @@ describe('with API keys', () => {
       }
     })
 
-    it('is 401 for whoever shows no key', async () => {
+    it('is 401 without a key', async () => {
       expectProblem(await readPetition(server, await idOf('ann')), 401, 'unauthenticated')
     })
   })

@@ -124,7 +124,7 @@ describe.each(ways)('a submission %s', (_, send) => {
       expectProblem(await send(body), 400, 'invalid_request')
     })
 
-    it('several faults are told together', async () => {
+    it('several faults are reported together', async () => {
       const { body } = await send({ type: 'NONE', text: '', colour: 'red' })
       expect(body.errors.map((error) => error.path).sort()).toEqual(['/colour', '/text', '/type'])
     })

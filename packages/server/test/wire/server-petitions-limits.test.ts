@@ -1,4 +1,4 @@
-/** What a caller is told when the queue is full or a rate is used up, and what an operator sees of it. */
+/** The answers when the queue is full or a rate is used up, and what an operator sees. */
 import { randomUUID } from 'node:crypto'
 import { afterAll, beforeAll, describe, expect, it, onTestFinished } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
@@ -64,7 +64,7 @@ describe('capacity', () => {
   const known = (on: ServerProcess) =>
     until('it knows that the queue is full', async () => (await post(on, petitionsPath, '{')).status === 503, 5_000)
 
-  it('is refused with the problem of the contract', async () => {
+  it('is refused with the problem that callers build on', async () => {
     for (const on of [server, bench.other]) {
       const refused = await submitPetition(on)
       expectProblem(refused, 503, 'capacity_exceeded')
@@ -130,7 +130,7 @@ describe('capacity', () => {
     expect(await bench.tables.faults()).toEqual([])
   })
 
-  /** Each overflow that is told: its number, what it is, depth and threshold. */
+  /** Each overflow event: its number, what it is, depth and threshold. */
   type Overflow = [seq: number, what: string, depth: number, threshold: number]
   const logged = (on: ServerProcess): Overflow[] =>
     on.logs().flatMap(({ msg, seq, depth, threshold }) => {
@@ -221,23 +221,23 @@ describe('rate', () => {
     return { submitter, refused: await submitPetition(bench.other, { submitter_id: submitter }) }
   }
 
-  it('is told on 201, what is left falling to 0', async () => {
+  it('is in the headers of 201, and what is left falls to 0', async () => {
     const submitter = randomUUID()
     for (const left of [2, 1, 0]) {
       const answer = await submitPetition(left === 1 ? bench.other : server, { submitter_id: submitter })
       expect(answer.status).toBe(201)
-      const told = headersOf(answer)
-      expect(told).toMatchObject({ policy: '"petitions";q=3;w=3600', limit: '3', remaining: String(left) })
-      const seconds = Number(/^"petitions";r=(\d+);t=(\d+)$/.exec(told.rate ?? '')?.[2])
-      expect(told.rate).toBe(`"petitions";r=${left};t=${seconds}`)
+      const limits = headersOf(answer)
+      expect(limits).toMatchObject({ policy: '"petitions";q=3;w=3600', limit: '3', remaining: String(left) })
+      const seconds = Number(/^"petitions";r=(\d+);t=(\d+)$/.exec(limits.rate ?? '')?.[2])
+      expect(limits.rate).toBe(`"petitions";r=${left};t=${seconds}`)
       // A bucket is a whole minute: the first one leaves the window 59 to 60 minutes from now.
       expect(seconds).toBeGreaterThan(3_480)
       expect(seconds).toBeLessThanOrEqual(3_600)
-      expect(Math.abs(told.reset - Date.now() / 1_000 - seconds)).toBeLessThan(5)
+      expect(Math.abs(limits.reset - Date.now() / 1_000 - seconds)).toBeLessThan(5)
     }
   })
 
-  it('is told on a repetition, which takes nothing', async () => {
+  it('is in the headers of a repetition, which takes nothing', async () => {
     const submitter = { submitter_id: randomUUID() }
     const key = { 'idempotency-key': randomUUID() }
     const first = await submitPetition(server, submitter, key)
@@ -252,13 +252,13 @@ describe('rate', () => {
     expect(headersOf(next)).toMatchObject({ remaining: '0' })
   })
 
-  it('is told on 202', async () => {
+  it('is in the headers of 202', async () => {
     const answer = await submitPetition(server, {}, { prefer: 'respond-async' })
     expect(answer.status).toBe(202)
     expect(headersOf(answer)).toMatchObject({ policy: '"petitions";q=3;w=3600', remaining: '2' })
   })
 
-  it('is refused with the problem of the contract and every member that governs', async () => {
+  it('is refused with the problem that callers build on and every member that governs', async () => {
     const { submitter, refused } = await usedUp()
     expectProblem(refused, 429, 'rate_limited')
     expect(refused.body).toMatchObject({
@@ -274,14 +274,14 @@ describe('rate', () => {
     expect(headersOf(refused)).toMatchObject({ policy: '"petitions";q=3;w=3600', limit: '3', remaining: '0' })
   })
 
-  it('tells the quarter of the database’s clock, and the ledger’s head', async () => {
+  it('returns the quarter of the database’s clock, and the ledger’s head', async () => {
     const { refused } = await usedUp()
-    const [told] = await bench.tables.query<{ cycle: string; seq: string }>(
+    const [expected] = await bench.tables.query<{ cycle: string; seq: string }>(
       `SELECT to_char(clock() AT TIME ZONE 'UTC', 'YYYY') || '-Q' || extract(quarter FROM clock() AT TIME ZONE 'UTC') AS cycle, seq FROM ledger_head`,
     )
     expect(refused.body.cycle_id).toMatch(/^\d{4}-Q[1-4]$/)
-    expect(refused.body.cycle_id).toBe(told?.cycle)
-    expect(refused.body.as_of_seq).toBe(Number(told?.seq))
+    expect(refused.body.cycle_id).toBe(expected?.cycle)
+    expect(refused.body.as_of_seq).toBe(Number(expected?.seq))
     const [row] = await bench.tables.query<{ type: string; actor: string }>(
       'SELECT type, actor FROM ledger WHERE seq = $1',
       [refused.body.as_of_seq],

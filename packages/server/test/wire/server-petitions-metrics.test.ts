@@ -1,4 +1,4 @@
-/** Every petition metric of contract §8 moves with the event it counts, seen by scraping the real server. */
+/** Every petition metric moves with the event it counts, seen by scraping the real server. */
 import { randomUUID } from 'node:crypto'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
@@ -221,7 +221,7 @@ describe('petition_queue_rejections_total and petition_queue_threshold', () => {
 
   const rejections = async () => sample(await scrape(full), 'petition_queue_rejections_total')
 
-  it('tells the threshold that is set', async () => {
+  it('shows the configured threshold', async () => {
     expect(sample(await scrape(full), 'petition_queue_threshold')).toBe(2)
     expect(sample(await scrape(server), 'petition_queue_threshold')).toBe(200)
   })

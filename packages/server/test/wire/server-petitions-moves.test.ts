@@ -57,7 +57,7 @@ const eventsOf = (id: string) =>
 
 describe('transitions', () => {
   for (const from of ['RECEIVED', 'DELIBERATING']) {
-    it.each(legal[from] ?? [])(`${from} → %s is told, stored and witnessed`, async (to) => {
+    it.each(legal[from] ?? [])(`${from} → %s is returned, stored and recorded in the ledger`, async (to) => {
       const { id } = await petitionIn(from)
       const version = Number((await readPetition(server, id)).body.version)
       const moved = await transition(other, id, to, 'because')
@@ -75,7 +75,7 @@ describe('transitions', () => {
   }
 
   for (const from of states) {
-    it(`${from} → all others is 409, which tells the state, and nothing moves`, async () => {
+    it(`${from} → all others is 409 with the current state, and nothing moves`, async () => {
       const { id } = await petitionIn(from)
       const before = { petition: (await readPetition(server, id)).body, tables: await tables.all() }
       for (const to of states.filter((state) => !(legal[from] ?? []).includes(state))) {
@@ -199,10 +199,10 @@ describe('halt', () => {
     expect(seen.size).toBeGreaterThan(1)
   })
 
-  it('is told by both who set it and who asks', async () => {
-    const told = await halt('high water')
-    expect(told.body).toEqual({ halted: true, reason: 'high water', since: expect.stringMatching(instantForm) })
-    expect((await get(other, path)).body).toEqual(told.body)
+  it('is returned by setting it and by reading it', async () => {
+    const halted = await halt('high water')
+    expect(halted.body).toEqual({ halted: true, reason: 'high water', since: expect.stringMatching(instantForm) })
+    expect((await get(other, path)).body).toEqual(halted.body)
     expect((await resume(other)).body).toEqual({ halted: false, reason: null, since: null })
     expect((await get(server, path)).body).toEqual({ halted: false, reason: null, since: null })
   })
@@ -241,8 +241,8 @@ describe('halt', () => {
     expect((await get(server, path)).body.reason).toBe('first')
     await resume()
     await resume()
-    const told = (await halts()).slice(before)
-    expect(told.map(({ type, actor, payload }) => [type, actor, JSON.parse(payload)])).toEqual([
+    const events = (await halts()).slice(before)
+    expect(events.map(({ type, actor, payload }) => [type, actor, JSON.parse(payload)])).toEqual([
       ['system.halted', 'operator:127.0.0.1', { reason: 'first' }],
       ['system.resumed', 'operator:127.0.0.1', {}],
     ])

@@ -49,7 +49,7 @@ describe('one petition', () => {
     })
   })
 
-  it('tells its fate, and that it changed', async () => {
+  it('returns its fate, and that it changed', async () => {
     const { id } = await received(server)
     await transition(server, id, 'DELIBERATING')
     await transition(server, id, 'REFERRED', 'to the harbour master')
@@ -143,12 +143,12 @@ describe('status', () => {
     get(from, `${petitionsPath}/${id}/status${query === '' ? '' : `?${query}`}`)
   /** Asks, and comes back when it waits in the server: what was asked behind it on that instance has been answered. */
   async function begin(from: ServerProcess, id: string, query: string) {
-    const told = status(from, id, query).then((answer) => ({ ...answer, at: performance.now() }))
+    const answer = status(from, id, query).then((received) => ({ ...received, at: performance.now() }))
     for (let n = 0; n < 5; n++) await readPetition(from, id)
-    return { told }
+    return { answer }
   }
 
-  it('is told at once without a version, and when the version is another', async () => {
+  it('is answered at once without a version, and with another version', async () => {
     const { id, answer } = await received(server)
     const now = {
       petition_id: id,
@@ -158,24 +158,24 @@ describe('status', () => {
       updated_at: answer.body.created_at,
     }
     for (const query of ['', 'wait=30', 'version=0&wait=30', 'version=2&wait=30']) {
-      const told = await status(other, id, query)
-      expect(told.status).toBe(200)
-      expect(told.body).toEqual(now)
-      expect(told.ms).toBeLessThan(5_000)
+      const answer = await status(other, id, query)
+      expect(answer.status).toBe(200)
+      expect(answer.body).toEqual(now)
+      expect(answer.ms).toBeLessThan(5_000)
     }
   })
 
-  it('waits for a change, which another instance commits, and tells it at once', async () => {
+  it('waits for a change that another instance commits, and returns it at once', async () => {
     const lateMs: number[] = []
     for (let n = 0; n < 5; n++) {
       const { id } = await received(server)
       const waits = await begin(other, id, 'version=1&wait=30')
       await transition(server, id, 'DELIBERATING')
       const committed = performance.now()
-      const told = await waits.told
-      expect(told.status).toBe(200)
-      expect(told.body).toMatchObject({ petition_id: id, state: 'DELIBERATING', version: 2 })
-      lateMs.push(told.at - committed)
+      const answer = await waits.answer
+      expect(answer.status).toBe(200)
+      expect(answer.body).toMatchObject({ petition_id: id, state: 'DELIBERATING', version: 2 })
+      lateMs.push(answer.at - committed)
     }
     // The look that is repeated each second would be late by half a second in the middle.
     lateMs.sort((a, b) => a - b)
@@ -188,9 +188,9 @@ describe('status', () => {
       Array.from({ length: 8 }, (_, n) => begin(n % 2 === 0 ? server : other, id, 'version=1&wait=30')),
     )
     await withdraw(server, id, submitter)
-    for (const told of await Promise.all(waits.map((wait) => wait.told))) {
-      expect(told.body).toMatchObject({ state: 'ACKNOWLEDGED', fate_reason: 'WITHDRAWN', version: 2 })
-      expect(told.ms).toBeLessThan(10_000)
+    for (const answer of await Promise.all(waits.map((wait) => wait.answer))) {
+      expect(answer.body).toMatchObject({ state: 'ACKNOWLEDGED', fate_reason: 'WITHDRAWN', version: 2 })
+      expect(answer.ms).toBeLessThan(10_000)
     }
   })
 
@@ -198,23 +198,23 @@ describe('status', () => {
     const [waited, changed] = [await received(server), await received(server)]
     const waits = await begin(other, waited.id, 'version=1&wait=0.5')
     await transition(server, changed.id, 'ESCALATED')
-    expect((await waits.told).status).toBe(304)
+    expect((await waits.answer).status).toBe(304)
   })
 
   it('is 304 without a body when nothing changes in time', async () => {
     const { id } = await received(server)
-    const told = await status(other, id, 'version=1&wait=0.4')
-    expect(told.status).toBe(304)
-    expect(told.text).toBe('')
-    expect(told.ms).toBeGreaterThan(390)
-    expect(told.ms).toBeLessThan(5_000)
+    const answer = await status(other, id, 'version=1&wait=0.4')
+    expect(answer.status).toBe(304)
+    expect(answer.text).toBe('')
+    expect(answer.ms).toBeGreaterThan(390)
+    expect(answer.ms).toBeLessThan(5_000)
   })
 
   it('is 304 at once with wait=0', async () => {
     const { id } = await received(server)
-    const told = await status(server, id, 'version=1&wait=0')
-    expect(told.status).toBe(304)
-    expect(told.ms).toBeLessThan(5_000)
+    const answer = await status(server, id, 'version=1&wait=0')
+    expect(answer.status).toBe(304)
+    expect(answer.ms).toBeLessThan(5_000)
   })
 
   it.each(['version=-1', 'version=x', 'version=1.5', 'version=1&wait=61', 'version=1&wait=-1'])(
@@ -251,8 +251,8 @@ describe('status', () => {
     const began = performance.now()
     expect(await stopping.stop()).toEqual({ code: 0, signal: null })
     expect(performance.now() - began).toBeLessThan(10_000)
-    const told = await waits
-    if (told !== null) expect([304, 503]).toContain(told.status)
+    const answer = await waits
+    if (answer !== null) expect([304, 503]).toContain(answer.status)
     expect(faultsIn(stopping)).toEqual([])
   })
 })

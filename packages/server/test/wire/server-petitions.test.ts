@@ -40,7 +40,7 @@ const countOf = async (submitter: string): Promise<number> =>
   Number((await tables.query('SELECT count(*) AS n FROM petitions WHERE submitter = $1', [submitter]))[0]?.n)
 
 describe('a receipt', () => {
-  it('is 201 with exactly the members of the contract', async () => {
+  it('is 201 with exactly the members that callers build on', async () => {
     const { status, body } = await submitPetition(server, { type: 'GRIEVANCE', realm: 'harbour' })
     expect(status).toBe(201)
     expect(body).toEqual({
@@ -57,7 +57,7 @@ describe('a receipt', () => {
     expect((await submitPetition(server)).body.realm).toBeNull()
   })
 
-  it('tells the time of the database, to the millisecond that is stored', async () => {
+  it('has the time of the database, to the millisecond that is stored', async () => {
     const { body } = await submitPetition(server)
     const [row] = await tables.query<{ at: Date; near: boolean }>(
       `SELECT created_at AS at, created_at BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() AS near FROM petitions WHERE id = $1`,
@@ -118,7 +118,7 @@ describe('a receipt', () => {
 describe('the path without /api', () => {
   const alias = '/v1/petition-submissions'
 
-  it('takes a petition, and tells its place under /api', async () => {
+  it('takes a petition, and returns its location under /api', async () => {
     const { status, headers, body } = await post(server, alias, petition())
     expect(status).toBe(201)
     expect(headers.get('location')).toBe(`${petitionsPath}/${body.petition_id}`)
@@ -277,8 +277,8 @@ describe('Prefer: respond-async', () => {
         const statuses: number[] = []
         for (let n = 0; n < 20; n++) {
           // A third of them queue one behind the other, in one lane, while the others fill the same flushes.
-          const told = caller % 3 === 0 ? submitPetition(own, { submitter_id: one }, async) : submitPetition(own)
-          statuses.push((await told).status)
+          const submitted = caller % 3 === 0 ? submitPetition(own, { submitter_id: one }, async) : submitPetition(own)
+          statuses.push((await submitted).status)
         }
         return statuses
       }),
@@ -286,10 +286,10 @@ describe('Prefer: respond-async', () => {
     const queued = answers.flat().filter((status) => status === 202).length
     expect(queued).toBeGreaterThan(0)
     await until('all that were queued are there', async () => (await countOf(one)) === queued)
-    // Its sessions tell what they counted when they end.
+    // Its sessions report their counts when they end.
     await own.stop()
-    const [told] = await tables.query(`SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()`)
-    expect(Number(told?.deadlocks)).toBe(0)
+    const [statistics] = await tables.query(`SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()`)
+    expect(Number(statistics?.deadlocks)).toBe(0)
     expect(await tables.faults()).toEqual([])
   })
 

@@ -205,7 +205,7 @@ describe.each(['direct', 'session', 'transaction'] as const)('%s', (way) => {
     }
   })
 
-  it('doctor tells the way, the wake-ups, and the settings that would have mattered', async () => {
+  it('doctor reports the connection mode, the wake-ups, and the settings that would have mattered', async () => {
     const doctor = await runProgram({ DATABASE_URL: url, SPILLWAY_PORT: '0' }, { args: ['doctor', '--json'] })
     const { ok, findings } = JSON.parse(doctor.stdout) as { ok: boolean; findings: { name: string; detail: string }[] }
     expect({ ok, stderr: doctor.stderr }).toEqual({ ok: true, stderr: '' })

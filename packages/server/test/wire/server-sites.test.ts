@@ -272,7 +272,7 @@ describe('a page of another site', () => {
     expect((await send(server, { path: `/api/v1/pop/queue/${randomUUID()}`, headers })).status).toBe(204)
   })
 
-  it('of a listed origin still asks first, and is told so', async () => {
+  it('of a listed origin sends a preflight request, which is allowed', async () => {
     const headers = filled({
       origin: 'https://app.example.com',
       'sec-fetch-site': 'cross-site',

@@ -248,9 +248,9 @@ describe('cancel', () => {
     expect(behind.body.reason).toBe('maintaining_order')
     const waiting = get(server, `/api/v1/operations/${delayed.body.operationId}?wait=30`)
     expect((await post(server, `/api/v1/operations/${delayed.body.operationId}/cancel`)).status).toBe(200)
-    const told = await waiting
-    expect(told.body.status).toBe('cancelled')
-    expect(told.ms).toBeLessThan(3_000)
+    const cancelled = await waiting
+    expect(cancelled.body.status).toBe('cancelled')
+    expect(cancelled.ms).toBeLessThan(3_000)
     expect((await finishes(server, behind.body.operationId, 5_000)).status).toBe('completed')
   })
 
@@ -305,7 +305,7 @@ describe('lanes', () => {
     expect((await finishes(server, held.body.operationId, 5_000)).status).toBe('completed')
   })
 
-  it('tells what holds a lane: a partition is not resumed while its queue is paused, a queue with all of them', async () => {
+  it('shows what holds a lane: a partition is not resumed while its queue is paused, a queue with all of them', async () => {
     const change = async (action: 'pause' | 'resume', partition?: string) => {
       const { body } = await post(server, `/api/v1/lanes/${action}`, { queue: 'scopes', partition })
       return [body.paused, body.paused_by]
@@ -345,7 +345,7 @@ describe('the stream', () => {
         data: JSON.parse(/^data: (.*)$/m.exec(block)?.[1] ?? 'null') as Body,
       }))
 
-  it('tells position, start and end, with headers that no proxy buffers, and then ends', async () => {
+  it('sends position, start and end, with headers against buffering by proxies, and then ends', async () => {
     const first = await submit(server, `${target.origin}/held`, { queue: 'sse' })
     const { body } = await submit(server, `${target.origin}/streamed`, { queue: 'sse' })
     const answer = await fetch(`${server.origin}/api/v1/operations/${body.operationId}/stream`)
@@ -354,10 +354,10 @@ describe('the stream', () => {
     expect(answer.headers.get('cache-control')).toBe('no-cache, no-transform')
     expect(answer.headers.get('x-accel-buffering')).toBe('no')
     gate.open()
-    const told = events(await answer.text())
-    expect(told[0]).toMatchObject({ event: 'status', data: { status: 'pending', id: body.operationId } })
-    expect(told.at(-1)).toMatchObject({ event: 'status', data: { status: 'completed' } })
-    expect(new Set(told.map((e) => e.id)).size).toBe(told.length)
+    const sent = events(await answer.text())
+    expect(sent[0]).toMatchObject({ event: 'status', data: { status: 'pending', id: body.operationId } })
+    expect(sent.at(-1)).toMatchObject({ event: 'status', data: { status: 'completed' } })
+    expect(new Set(sent.map((e) => e.id)).size).toBe(sent.length)
     expect((await operation(server, first.body.operationId)).status).toBe('completed')
   })
 
@@ -373,7 +373,7 @@ describe('the stream', () => {
     expect(events((await stream()).text)).toEqual([only])
   })
 
-  it('tells who has had the end of one that failed that it was tried again', async () => {
+  it('sends the new end after a retry to a client that has the first end', async () => {
     const { body } = await submit(server, `${target.origin}/broken`, { queue: 'sse-again' })
     const path = `/api/v1/operations/${body.operationId}`
     const [before] = events((await get(server, `${path}/stream`)).text)
@@ -381,9 +381,9 @@ describe('the stream', () => {
     expect((await get(server, `${path}/stream`, had)).status).toBe(204)
     expect((await post(server, `${path}/retry`)).status).toBe(200)
     await finishes(server, body.operationId)
-    const told = events((await get(server, `${path}/stream`, had)).text)
-    expect(told.map(({ data }) => data.status)).toEqual(['failed'])
-    expect(told[0]?.id).not.toBe(before?.id)
+    const sent = events((await get(server, `${path}/stream`, had)).text)
+    expect(sent.map(({ data }) => data.status)).toEqual(['failed'])
+    expect(sent[0]?.id).not.toBe(before?.id)
   })
 })
 
@@ -429,9 +429,9 @@ describe('identities', () => {
       ['POST', '/api/v1/lanes/pause', { queue: 'x' }],
       ['POST', '/api/v1/lanes/resume', { queue: 'x' }],
     ] as const) {
-      const { status, body: told } = await call(server, method, path, { headers: ann, body })
+      const { status, body: problem } = await call(server, method, path, { headers: ann, body })
       expect([method, path, status]).toEqual([method, path, 403])
-      expect(told.code).toBe('forbidden')
+      expect(problem.code).toBe('forbidden')
     }
     await resume('roles')
   })

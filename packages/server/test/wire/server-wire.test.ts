@@ -1,4 +1,4 @@
-/** What holds for every route (contract §0) and health, metrics and documents (§1), through the real server. */
+/** What holds for every route and health, metrics and documents, through the real server. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
 import { rawExchange } from '../http-listening.js'
@@ -189,7 +189,7 @@ describe('traces', () => {
     'nonsense',
     '00-00000000000000000000000000000000-b7ad6b7169203331-01',
     'ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01',
-  ])('are made anew for %s', async (traceparent) => {
+  ])('are created for %s', async (traceparent) => {
     const { headers } = await get(server, '/health', { traceparent })
     expect(headers.get('x-request-id')).toMatch(/^(?!0{32})(?!0af76519)[0-9a-f]{32}$/)
   })
@@ -202,8 +202,8 @@ it('CORS for listed origins only', async () => {
   expect(other.headers.get('access-control-allow-origin')).toBeNull()
 })
 
-describe('§1', () => {
-  it('health tells version, uptime and checks', async () => {
+describe('health, metrics and documents', () => {
+  it('health shows version, uptime and checks', async () => {
     for (const path of ['/_health', '/health', '/health/live']) {
       const { status, body } = await get(server, path)
       expect(status).toBe(200)
@@ -217,7 +217,7 @@ describe('§1', () => {
     expect((await get(server, '/health/ready')).status).toBe(200)
   })
 
-  it('/openapi.json is OpenAPI 3.1 and names every route of §1 and §2', async () => {
+  it('/openapi.json is OpenAPI 3.1 and names every route of health, metrics, operations and dead letters', async () => {
     const { status, body } = await get(server, '/openapi.json')
     expect(status).toBe(200)
     expect(body.openapi).toMatch(/^3\.1\./)

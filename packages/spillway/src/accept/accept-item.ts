@@ -1,11 +1,10 @@
 import { limits } from '@spillway/protocol/wire'
-import { digestUuid, laneOf } from '../core/lane.js'
-import { newOperationId } from '../core/operation-id.js'
-import type { RateTier } from '../gates/gate.js'
+import { digestUuid, laneOf, newOperationId } from '../core/ids.js'
+import type { BoundGate, GateRequest, RateTier } from '../gates/gate.js'
 import { defaults } from '../intake/define.js'
 import type { Refusal } from '../intake/refusal.js'
 import type { Bound, Submission } from '../intake/submission.js'
-import type { AcceptItem } from '../store/port.js'
+import type { AcceptItem, RateCheck } from '../store/port.js'
 
 /**
  * The row for one submission, as the accepting transaction needs it; or why there is none. `now`: it may run at once if its
@@ -26,28 +25,16 @@ export function buildItem(
       gate: 'lane',
     }
   }
-  const of = (value: number | ((body: unknown) => number) | undefined, fallback: number): number =>
-    typeof value === 'function' ? value(body) : (value ?? fallback)
   const delayMs = Math.max(0, Math.round(options.delayMs?.(body) ?? 0))
   const requested = submission.respondAsync === true || delayMs > 0
   // The caller gets a ticket whatever happens, so the key stores the ticket at accept time.
   const isTicket = options.run !== undefined && submission.waitMs === 0
-  const tiers: RateTier[] = []
-  let gate: string | null = null
-  let halt: string | null = null
-  const gateRequest = { identity, clientAddress: request.clientAddress }
-  for (const bind of bound.gates) {
-    const exact = bind.exact?.(gateRequest, body)
-    if (exact === undefined) continue
-    gate = exact.gate ?? gate
-    halt = exact.halt ?? halt
-    if (exact.rates !== undefined) tiers.push(...exact.rates)
-  }
+  const exact = exactChecks(bound.gates, { identity, clientAddress: request.clientAddress }, body)
   const { idempotencyKey } = submission
   // Stored as it came, if there is a text: serializing it again would change numbers. A key compares the same text.
   const payload = submission.text ?? JSON.stringify(body ?? null)
   return {
-    tiers,
+    tiers: exact.tiers,
     item: {
       id: newOperationId(),
       lane: lane.id,
@@ -56,13 +43,13 @@ export function buildItem(
       type,
       priority: Math.min(
         limits.priorityMax,
-        Math.max(limits.priorityMin, Math.round(of(options.priority, defaults.priority))),
+        Math.max(limits.priorityMin, Math.round(numberFor(body, options.priority, defaults.priority))),
       ),
       identity,
       payload,
       delayMs,
-      maxAttempts: of(options.maxRetries, defaults.maxRetries) + 1,
-      timeoutMs: of(options.timeoutMs, defaults.timeoutMs),
+      maxAttempts: numberFor(body, options.maxRetries, defaults.maxRetries) + 1,
+      timeoutMs: numberFor(body, options.timeoutMs, defaults.timeoutMs),
       traceparent: request.traceparent,
       execute: load.now && delayMs === 0,
       reason: requested ? 'requested' : load.busy ? 'system_busy' : isTicket && load.now ? 'still_running' : '',
@@ -76,17 +63,39 @@ export function buildItem(
               key: keyOf(type, identity, idempotencyKey),
               request: submission.digest ?? digestUuid(submission.keyedOn ?? payload),
             },
-      gate,
-      halt,
+      gate: exact.gate,
+      halt: exact.halt,
       batch: 0,
-      rates: tiers.map((tier) => ({
-        key: digestUuid(`rate\0${tier.key}`),
-        limit: tier.limit,
-        windowMinutes: tier.windowMinutes,
-        ...(tier.keepMinutes !== undefined && { keepMinutes: tier.keepMinutes }),
-      })),
+      rates: exact.rates,
     },
   }
+}
+
+function numberFor(body: unknown, value: number | ((body: unknown) => number) | undefined, fallback: number): number {
+  return typeof value === 'function' ? value(body) : (value ?? fallback)
+}
+
+/** What the store has to check for these gates. */
+export function exactChecks(
+  gates: readonly BoundGate<unknown>[],
+  request: GateRequest,
+  body: unknown,
+): { gate: string | null; halt: string | null; tiers: RateTier[]; rates: RateCheck[] } {
+  const tiers: RateTier[] = []
+  let gate: string | null = null
+  let halt: string | null = null
+  for (const bound of gates) {
+    const exact = bound.exact?.(request, body)
+    if (exact === undefined) continue
+    gate = exact.gate ?? gate
+    halt = exact.halt ?? halt
+    if (exact.rates !== undefined) tiers.push(...exact.rates)
+  }
+  const rates = tiers.map(({ key, limit, windowMinutes, keepMinutes }) => ({
+    ...{ key: digestUuid(`rate\0${key}`), limit, windowMinutes },
+    ...(keepMinutes !== undefined && { keepMinutes }),
+  }))
+  return { gate, halt, tiers, rates }
 }
 
 /** The store's key for an Idempotency-Key. */

@@ -1,19 +1,20 @@
-/** The flushes of an intake: one per slot group for `run` definitions, one for each `apply` definition. */
+/** The flushes of an intake: one per slot group for `run` definitions, one for each `apply` definition, one for all admissions. */
 
 import type { IntakeLog, IntakeSettings } from '../core/settings.js'
 import type { Load } from '../fleet/load.js'
 import type { ApplyItem, EffectItem, SqlEffect } from '../intake/define.js'
 import type { PendingItem } from '../intake/submission.js'
 import type { Metrics } from '../metrics/metrics.js'
-import type { AcceptContext, Accepted, AcceptItem, Decided, Store, Tx } from '../store/port.js'
+import type { AcceptContext, Accepted, AcceptItem, AdmitItem, Admitted, Decided, Store, Tx } from '../store/port.js'
 import { codeOf, retryConflicts } from './conflict-retry.js'
 import { FairClock } from './fair-clock.js'
-import { Flush } from './flush.js'
+import { Flush, type FlushOptions } from './flush.js'
 
 export type Apply = (tx: Tx, items: readonly ApplyItem<unknown>[]) => Promise<readonly unknown[]>
 export type Effect = SqlEffect<unknown, unknown>
 /** Items submitted together are written together: the items of a request, mostly one. */
 export type AcceptFlush = Flush<readonly PendingItem[], readonly Accepted[]>
+export type AdmitFlush = Flush<AdmitItem, Admitted>
 
 /** The operations that a new one waits behind, for estimating its wait. */
 export interface Backlog {
@@ -36,13 +37,15 @@ export interface AcceptingOptions {
 const flushItemsMax = 500
 const flushBytesMax = 4 * 1_048_576
 const waitingItemsMax = 10_000
+/** An admission has no body. */
+const admitBytes = 200
 const backlogMsMax = 86_400_000
 const attemptsMax = 3
 
 export class Accepting {
   readonly #o: AcceptingOptions
   readonly #fair = new FairClock()
-  readonly #flushes: AcceptFlush[] = []
+  readonly #flushes: { readonly oldestMs: number; drained(): Promise<void> }[] = []
 
   constructor(options: AcceptingOptions) {
     this.#o = options
@@ -61,6 +64,17 @@ export class Accepting {
         ? this.#acceptAndApply(apply, pending, context)
         : this.#acceptWithEffect(apply, pending, context)
     })
+  }
+
+  /** For requests that pass gates without an operation. */
+  admissions(): AdmitFlush {
+    return this.#add(
+      new Flush({
+        ...this.#bounds(),
+        write: (items: readonly AdmitItem[]) => retryConflicts(attemptsMax, () => this.#o.store.admit(items)),
+        sizeOf: () => admitBytes,
+      }),
+    )
   }
 
   /** Age of the oldest write that waits or is under way, over all flushes. */
@@ -88,13 +102,26 @@ export class Accepting {
   }
 
   #makeFlush(write: (pending: readonly PendingItem[]) => Promise<Accepted[]>): AcceptFlush {
-    const flush: AcceptFlush = new Flush({
-      write: (units) => inUnits(units, (pending) => retryConflicts(attemptsMax, () => write(pending))),
+    return this.#add<AcceptFlush>(
+      new Flush({
+        ...this.#bounds(),
+        write: (units) => inUnits(units, (pending) => retryConflicts(attemptsMax, () => write(pending))),
+        // The keys of one request derive from one key, so the first represents all.
+        exclusiveKey: ([first]) => first?.item.idempotency?.key ?? null,
+        sizeOf: (unit) => unit.reduce((sum, { item }) => sum + item.payload.length + 200, 0),
+        countOf: (unit) => unit.length,
+      }),
+    )
+  }
+
+  #add<F extends AcceptFlush | AdmitFlush>(flush: F): F {
+    this.#flushes.push(flush)
+    return flush
+  }
+
+  #bounds(): Omit<FlushOptions<never, never>, 'write' | 'sizeOf' | 'exclusiveKey' | 'countOf'> {
+    return {
       isPoison: (fault) => codeOf(fault) === 'data' || codeOf(fault) === undefined,
-      // The keys of one request derive from one key, so the first represents all.
-      exclusiveKey: ([first]) => first?.item.idempotency?.key ?? null,
-      sizeOf: (unit) => unit.reduce((sum, { item }) => sum + item.payload.length + 200, 0),
-      countOf: (unit) => unit.length,
       itemsMax: flushItemsMax,
       bytesMax: flushBytesMax,
       waitingMax: waitingItemsMax,
@@ -104,9 +131,7 @@ export class Accepting {
         this.#o.metrics.flushBatchSize.observe(items)
         this.#o.metrics.flushDuration.observe(durationMs / 1_000)
       },
-    })
-    this.#flushes.push(flush)
-    return flush
+    }
   }
 
   async #accept(pending: readonly PendingItem[], context: AcceptContext): Promise<Accepted[]> {
@@ -134,10 +159,10 @@ export class Accepting {
           false,
         ),
     }
-    const { accepted, told } = await this.#o.store.acceptWithEffect(items, context, storeEffect, tx)
+    const { accepted, results: values } = await this.#o.store.acceptWithEffect(items, context, storeEffect, tx)
     for (const [i, p] of pending.entries()) {
       try {
-        tell(effect, p, accepted[i], told[i])
+        passOn(effect, p, accepted[i], values[i])
       } catch (fault) {
         // Already committed: an error thrown here would look like a poisoned flush, and the flush would be written again.
         this.#o.log.error({ err: fault, type: p.item.type }, 'limited failed; the problem document lacks its members')
@@ -160,8 +185,8 @@ export class Accepting {
 
   #learn(items: readonly AcceptItem[], accepted: readonly Accepted[]): void {
     for (const [i, item] of items.entries()) {
-      const told = accepted[i]
-      if (told !== undefined && 'stamp' in told) this.#fair.learn(item, told.stamp)
+      const decision = accepted[i]
+      if (decision !== undefined && 'stamp' in decision) this.#fair.learn(item, decision.stamp)
     }
   }
 
@@ -213,13 +238,13 @@ async function applyTo(
 }
 
 /** Passes the effect's value for an item on to the caller's answer. */
-function tell(effect: Effect, p: PendingItem, accepted: Accepted | undefined, told: unknown): void {
-  if (accepted?.verdict === 'apply') p.result = told ?? null
+function passOn(effect: Effect, p: PendingItem, accepted: Accepted | undefined, value: unknown): void {
+  if (accepted?.verdict === 'apply') p.result = value ?? null
   if (effect.limited === undefined || accepted?.verdict !== 'refuse' || accepted.by !== 'rate') return
   const { item, body } = p
   const tier = p.tiers[accepted.rate.tier]
   if (tier === undefined) return
-  p.told = effect.limited(told, {
+  p.limited = effect.limited(value, {
     identity: item.identity,
     body,
     traceparent: item.traceparent,

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { FlushPace } from './flush-pace.js'
+import { FlushPace } from './flush.js'
 
 function paceOf(flushes: readonly (readonly [count: number, ms: number])[]): FlushPace {
   const pace = new FlushPace()

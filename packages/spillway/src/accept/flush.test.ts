@@ -52,7 +52,7 @@ describe('Flush', () => {
     expect(await answers).toEqual(['a!', 'b!'])
   })
 
-  it('tells how long a newcomer will take, from what is before it and the pace of late', async () => {
+  it('estimates the wait of a new item from the queue before it and the recent rate', async () => {
     const { batches, write } = gate()
     let now = 0
     const flush = flushWith(write, { now: () => now })
@@ -244,7 +244,7 @@ describe('Flush', () => {
     beforeEach(() => void vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] }))
     afterEach(() => void vi.useRealTimers())
 
-    it('gives up on what waited too long, and tells the age of the oldest', async () => {
+    it('rejects items that waited too long, and reports the age of the oldest', async () => {
       const { batches, write } = gate()
       const clock = { now: 0 }
       const flush = flushWith(write, { now: () => clock.now })

@@ -1,5 +1,3 @@
-import { FlushPace } from './flush-pace.js'
-
 /**
  * Group commit. Requests wait in `#waiting`; one flush at a time takes all of them (up to the bounds) and writes them in
  * one statement. The next starts as soon as the previous returns: there is no timer, so a lone request pays no wait and
@@ -38,6 +36,48 @@ interface Waiting<Item, Answer> {
 }
 
 const expiryCheckMs = 100
+
+/** Small, so that one stalled flush (a slow disk) does not set the pace. */
+const weight = 0.2
+
+/**
+ * Estimates how long a flush of a given size takes, from recent flushes. A group commit has a fixed part (a round trip, a
+ * sync to disk) and a part per item: the mean per item would make a burst after quiet times look far slower than it is. So
+ * this fits a line through size and duration, weighted to recent flushes.
+ */
+export class FlushPace {
+  #count = 0
+  #ms = 0
+  #countVariance = 0
+  #covariance = 0
+  #seen = 0
+
+  add(count: number, ms: number): void {
+    this.#seen++
+    // The first flush of a process opens connections and plans statements: it is not representative.
+    if (this.#seen === 1) return
+    if (this.#seen === 2) {
+      this.#count = count
+      this.#ms = ms
+      return
+    }
+    const fromCount = count - this.#count
+    const fromMs = ms - this.#ms
+    this.#count += weight * fromCount
+    this.#ms += weight * fromMs
+    this.#countVariance = (1 - weight) * (this.#countVariance + weight * fromCount * fromCount)
+    this.#covariance = (1 - weight) * (this.#covariance + weight * fromCount * fromMs)
+  }
+
+  /** 0 while nothing is known. */
+  expectedMs(count: number): number {
+    if (count === 0) return 0
+    // A larger flush never takes less time, nor more than in proportion.
+    const slope = this.#countVariance === 0 ? 0 : this.#covariance / this.#countVariance
+    const eachMs = Math.min(Math.max(slope, 0), this.#count === 0 ? 0 : this.#ms / this.#count)
+    return Math.max(0, this.#ms + eachMs * (count - this.#count))
+  }
+}
 
 export class Flush<Item, Answer> {
   readonly #options: FlushOptions<Item, Answer>
@@ -185,10 +225,10 @@ export class Flush<Item, Answer> {
 
   #expire(): void {
     const limit = this.#now() - this.#options.timeoutMs
-    const late = this.#waiting.filter((w) => w.since <= limit)
-    if (late.length === 0) return
+    const expired = this.#waiting.filter((w) => w.since <= limit)
+    if (expired.length === 0) return
     this.#waiting = this.#waiting.filter((w) => w.since > limit)
-    for (const waiting of late) {
+    for (const waiting of expired) {
       this.#waitingBytes -= waiting.bytes
       this.#waitingCount -= this.#countOf(waiting.item)
       waiting.reject(this.#options.timeoutFault())

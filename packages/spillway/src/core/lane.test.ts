@@ -1,7 +1,6 @@
 import { createHash } from 'node:crypto'
 import { describe, expect, it } from 'vitest'
-import { digestUuid, laneOf } from './lane.js'
-import { isUuid } from './operation-id.js'
+import { digestUuid, isUuid, laneOf } from './ids.js'
 
 describe('laneOf', () => {
   it('takes a queue alone as its default partition', () => {
@@ -12,7 +11,7 @@ describe('laneOf', () => {
     expect(laneOf(['or:ders', 'a/b'])).toMatchObject({ queue: 'or:ders', partition: 'a/b' })
   })
 
-  it('tells apart what only a separator tells apart', () => {
+  it('distinguishes parts that differ only by a separator', () => {
     const ids = [laneOf(['a:b', 'c']), laneOf(['a', 'b:c']), laneOf(['ab', 'c']), laneOf(['a', 'bc'])].map((l) => l.id)
     expect(new Set(ids).size).toBe(4)
   })

@@ -1,11 +1,11 @@
 import { describe, expect, it } from 'vitest'
-import { isUuid, newOperationId } from './operation-id.js'
+import { isUuid, newOperationId } from './ids.js'
 
 // Ahead of the real clock, so that the order of tests does not affect the module's own clock state.
 let base = Date.now() + 10_000_000
 
 describe('newOperationId', () => {
-  it('is a UUIDv7 that tells its millisecond', () => {
+  it('is a UUIDv7 that contains its millisecond', () => {
     base += 100_000
     const id = newOperationId(base)
     expect(id).toMatch(/^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/)

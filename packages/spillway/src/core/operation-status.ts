@@ -1,7 +1,7 @@
 import type { OperationStatus } from '@spillway/protocol/wire'
 import type { Store } from '../store/port.js'
 import type { Slots } from '../work/slot-groups.js'
-import { isUuid } from './operation-id.js'
+import { isUuid } from './ids.js'
 
 /** The status of an operation. */
 export interface OperationReport {
@@ -18,7 +18,7 @@ export interface OperationReport {
 const idsPerStatement = 2_000
 
 /** In the order of the given ids. */
-export async function standingOf(
+export async function reportsOf(
   store: Store,
   slotsOf: (type: string) => Slots,
   ids: readonly string[],

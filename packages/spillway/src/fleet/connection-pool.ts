@@ -15,7 +15,7 @@ export interface ConnectionPool {
 }
 
 export function connectionPool(
-  core: { fleet: FleetNumbers; places(pool: string): PoolPermits },
+  intake: { fleet: FleetNumbers; permitsOf(pool: string): PoolPermits },
   { name, perIdentity, total }: PoolOptions,
 ): ConnectionPool {
   for (const limit of [perIdentity, total]) {
@@ -23,12 +23,12 @@ export function connectionPool(
       throw new RangeError(`The limits of the pool ${name} are whole numbers from 0 on, not ${limit}.`)
     }
   }
-  const places = core.places(name)
+  const permits = intake.permitsOf(name)
   return {
     total,
     get held() {
-      return core.fleet.sumOf(`pool:${name}`)
+      return intake.fleet.sumOf(`pool:${name}`)
     },
-    take: (identity) => places.take(identity, { perIdentity, total }),
+    take: (identity) => permits.take(identity, { perIdentity, total }),
   }
 }

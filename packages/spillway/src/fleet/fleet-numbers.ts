@@ -2,17 +2,21 @@ import type { Pulse } from '../store/port.js'
 
 /** Numbers that processes share through their heartbeats: named figures of each process, and operations by type. */
 export class FleetNumbers {
-  /** The figures that this process reports, by name. */
-  readonly tells = new Map<string, () => number>()
+  readonly #reported = new Map<string, () => number>()
   #pulse: Pick<Pulse, 'held' | 'running'> = { held: {}, running: {} }
 
   observe(pulse: Pulse): void {
     this.#pulse = pulse
   }
 
-  /** Operation types cannot start with this prefix. */
-  told(): Record<string, number> {
-    return Object.fromEntries([...this.tells].map(([name, read]) => [`!${name}`, read()]))
+  /** Reports a figure of this process with each heartbeat. */
+  report(name: string, read: () => number): void {
+    this.#reported.set(name, read)
+  }
+
+  /** For the heartbeat. Operation types cannot start with this prefix. */
+  figures(): Record<string, number> {
+    return Object.fromEntries([...this.#reported].map(([name, read]) => [`!${name}`, read()]))
   }
 
   /** The sum of this figure over all live processes, as of the last heartbeat. */

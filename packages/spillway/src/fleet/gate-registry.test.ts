@@ -15,7 +15,7 @@ describe('gates that the store has to know', () => {
     expect(register).toHaveBeenCalledTimes(1)
   })
 
-  it('are tried again after a fault, which is told', async () => {
+  it('are tried again after an error, which is logged', async () => {
     const registry = new GateRegistry(log)
     const register = vi.fn(async () => undefined).mockRejectedValueOnce(new Error('away'))
     registry.add('a', register)

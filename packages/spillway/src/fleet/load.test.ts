@@ -10,12 +10,12 @@ const pulse = (held: number): Pulse => ({
 describe('the load as a process knows it', () => {
   it('is what the last heartbeat counted and what was accepted here since', () => {
     const load = new Load()
-    load.told()
+    load.figures()
     load.observe(pulse(5), 1_000)
     load.accepted()
     load.accepted()
     expect(load.depth).toBe(7)
-    load.told()
+    load.figures()
     load.observe(pulse(7), 1_000)
     expect(load.depth).toBe(7)
   })
@@ -23,18 +23,18 @@ describe('the load as a process knows it', () => {
   it('does not forget what was accepted while a heartbeat was under way', () => {
     const load = new Load()
     load.accepted()
-    load.told()
+    load.figures()
     load.accepted()
     load.observe(pulse(1), 1_000)
     expect(load.depth).toBe(2)
-    load.told()
+    load.figures()
     load.observe(pulse(2), 1_000)
     expect(load.depth).toBe(2)
   })
 
   it('is less by what has left here since', () => {
     const load = new Load()
-    load.told()
+    load.figures()
     load.observe(pulse(2), 1_000)
     for (let n = 0; n < 50; n++) {
       load.accepted()
@@ -43,16 +43,16 @@ describe('the load as a process knows it', () => {
     expect(load.depth).toBe(2)
     load.settled()
     expect(load.depth).toBe(1)
-    load.told()
+    load.figures()
     load.observe(pulse(1), 1_000)
     expect(load.depth).toBe(1)
   })
 
   it('does not forget what left while a heartbeat was under way', () => {
     const load = new Load()
-    load.told()
+    load.figures()
     load.observe(pulse(3), 1_000)
-    load.told()
+    load.figures()
     load.settled()
     load.observe(pulse(3), 1_000)
     expect(load.depth).toBe(2)
@@ -67,9 +67,9 @@ describe('the load as a process knows it', () => {
   it('keeps count when a heartbeat is not answered', () => {
     const load = new Load()
     load.accepted()
-    load.told()
+    load.figures()
     load.accepted()
-    load.told()
+    load.figures()
     load.observe(pulse(2), 1_000)
     expect(load.depth).toBe(2)
   })

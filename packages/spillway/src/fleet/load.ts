@@ -59,7 +59,7 @@ export class Load {
   }
 
   /** This process's figures for the heartbeat, in operations per 1,000 s. */
-  told(): Record<string, number> {
+  figures(): Record<string, number> {
     this.#acceptedBefore = this.#acceptedSince
     this.#leftBefore = this.#leftSince
     return { [this.#key]: Math.round(this.#ownPerMs * 1_000_000) }

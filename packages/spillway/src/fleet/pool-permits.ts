@@ -40,7 +40,7 @@ const waitingMax = 10_000
 export class PoolPermits {
   readonly #o: PlacesOptions
   /** Null: a release, or a statement of all that is held. */
-  readonly #flush: Flush<Take | null, Taken | 'told'>
+  readonly #flush: Flush<Take | null, Taken | 'written'>
   readonly #held = new Map<string, number>()
   #gives: string[] = []
   #worker = ''
@@ -78,17 +78,17 @@ export class PoolPermits {
     // As the database stores it: invalid Unicode would come back as another text.
     const who = Buffer.from(identity).toString()
     const taken = await this.#flush.submit({ identity: who, ...limits })
-    if (taken === 'told') throw new Error('a place was asked for and not answered')
+    if (taken === 'written') throw new Error('a permit was asked for and not answered')
     return taken
   }
 
-  async #write(items: readonly (Take | null)[]): Promise<(Taken | 'told')[]> {
+  async #write(items: readonly (Take | null)[]): Promise<(Taken | 'written')[]> {
     const worker = this.#o.worker()
     if (worker !== this.#worker) this.#enlistedAs(worker)
     const takes = items.filter((item) => item !== null)
     const isStatement = this.#unsure
     const gives = this.#gives.splice(0)
-    if (takes.length === 0 && gives.length === 0 && !isStatement) return items.map(() => 'told')
+    if (takes.length === 0 && gives.length === 0 && !isStatement) return items.map(() => 'written')
     // A released permit is not held any more, so a statement of all that is held covers it.
     const change = {
       seq: ++this.#seq,
@@ -106,7 +106,7 @@ export class PoolPermits {
         return outcome === 'granted' ? this.#permit(worker, identity) : outcome
       })
       let next = 0
-      return items.map((item) => (item === null ? 'told' : (taken[next++] ?? missing())))
+      return items.map((item) => (item === null ? 'written' : (taken[next++] ?? missing())))
     } catch (fault) {
       this.#tellLater(fault)
       throw fault
@@ -155,7 +155,7 @@ export class PoolPermits {
   #tellLater(fault: unknown): void {
     // A process that signed off has released everything.
     if (this.#again !== undefined || !this.#o.isEnlisted()) return
-    this.#o.log.warn({ err: fault, pool: this.#o.pool }, 'the places held in a pool could not be told; tried again')
+    this.#o.log.warn({ err: fault, pool: this.#o.pool }, 'could not report the permits held in a pool, retrying')
     this.#again = setTimeout(() => {
       this.#again = undefined
       this.#tell()
@@ -165,7 +165,7 @@ export class PoolPermits {
 }
 
 function lost(): Error {
-  return Object.assign(new Error('the process was enlisted anew meanwhile'), { code: 'unavailable' })
+  return Object.assign(new Error('the process was enlisted again meanwhile'), { code: 'unavailable' })
 }
 
 function missing(): never {

@@ -22,7 +22,7 @@ function make(methods: Partial<Store>, more: Partial<PresenceOptions> = {}) {
     recover: async () => null,
     ...methods,
   })
-  const told = { onPulse: vi.fn(), onLost: vi.fn(), onReady: vi.fn(async () => undefined), onWake: vi.fn() }
+  const callbacks = { onPulse: vi.fn(), onLost: vi.fn(), onReady: vi.fn(async () => undefined), onWake: vi.fn() }
   const presence = new Presence({
     store,
     leaseMs: 15_000,
@@ -33,10 +33,10 @@ function make(methods: Partial<Store>, more: Partial<PresenceOptions> = {}) {
     announced: () => ({}),
     afterPulse: async () => undefined,
     missed: [],
-    ...told,
+    ...callbacks,
     ...more,
   })
-  return { presence, told }
+  return { presence, callbacks }
 }
 
 describe('Presence', () => {
@@ -48,11 +48,11 @@ describe('Presence', () => {
 
   it('is ready once it is enlisted, and beats about each second until it is stopped', async () => {
     const beats = vi.fn(async () => pulse())
-    const { presence, told } = make({ pulse: beats })
+    const { presence, callbacks } = make({ pulse: beats })
     expect(presence.isReady).toBe(false)
     await presence.start()
     expect(presence.isReady).toBe(true)
-    expect(told.onReady).toHaveBeenCalledTimes(1)
+    expect(callbacks.onReady).toHaveBeenCalledTimes(1)
     await vi.advanceTimersByTimeAsync(10_000)
     expect(beats.mock.calls.length).toBeGreaterThanOrEqual(9)
     expect(beats.mock.calls.length).toBeLessThanOrEqual(13)
@@ -63,7 +63,7 @@ describe('Presence', () => {
     expect(presence.isReady).toBe(false)
   })
 
-  it('tries each second until the store is there, and says so once', async () => {
+  it('tries each second until the database is reachable, and logs it once', async () => {
     let tries = 0
     const { presence } = make({
       migrate: async () => {
@@ -76,7 +76,7 @@ describe('Presence', () => {
     await started
     expect(tries).toBe(4)
     expect(log.warn).toHaveBeenCalledTimes(1)
-    expect(log.info).toHaveBeenCalledWith({}, 'the store is there')
+    expect(log.info).toHaveBeenCalledWith({}, 'database connected')
     await presence.stop()
   })
 
@@ -85,17 +85,17 @@ describe('Presence', () => {
     await expect(presence.start()).rejects.toMatchObject({ code })
   })
 
-  it('enlists anew when the others gave it up, and drops what it held', async () => {
+  it('enlists again when its lease was lost, and drops what it held', async () => {
     const answers = [pulse(), pulse({ alive: false }), pulse()]
     const enlisted: string[] = []
-    const { presence, told } = make({
+    const { presence, callbacks } = make({
       pulse: async () => answers.shift() ?? pulse(),
       enlist: async (worker) => void enlisted.push(worker),
     })
     await presence.start()
     const first = presence.worker
     await presence.beat()
-    expect(told.onLost).toHaveBeenCalledTimes(1)
+    expect(callbacks.onLost).toHaveBeenCalledTimes(1)
     expect(presence.worker).not.toBe(first)
     expect(enlisted).toEqual([first, presence.worker])
     await presence.stop()
@@ -103,7 +103,7 @@ describe('Presence', () => {
 
   it('gives up what runs when no heartbeat got through for most of the lease, once', async () => {
     let away = false
-    const { presence, told } = make({
+    const { presence, callbacks } = make({
       pulse: async () => {
         if (away) throw new Error('away')
         return pulse()
@@ -112,12 +112,12 @@ describe('Presence', () => {
     await presence.start()
     away = true
     await vi.advanceTimersByTimeAsync(11_000)
-    expect(told.onLost).not.toHaveBeenCalled()
+    expect(callbacks.onLost).not.toHaveBeenCalled()
     await vi.advanceTimersByTimeAsync(5_000)
-    expect(told.onLost).toHaveBeenCalledTimes(1)
+    expect(callbacks.onLost).toHaveBeenCalledTimes(1)
     away = false
     await vi.advanceTimersByTimeAsync(2_000)
-    expect(told.onLost).toHaveBeenCalledTimes(1)
+    expect(callbacks.onLost).toHaveBeenCalledTimes(1)
     await presence.stop()
   })
 
@@ -126,19 +126,19 @@ describe('Presence', () => {
       { worker: 'a', name: 'one', lanes: 2 },
       { worker: 'b', name: 'two', lanes: 0 },
     ]
-    const { presence, told } = make({
+    const { presence, callbacks } = make({
       pulse: async () => pulse({ lostWorkers: 2 }),
       recover: async () => dead.shift() ?? null,
     })
     await presence.start()
     expect(dead).toEqual([])
-    expect(told.onWake).toHaveBeenCalledWith('ready')
+    expect(callbacks.onWake).toHaveBeenCalledWith('ready')
     await presence.stop()
   })
 
-  describe('errands', () => {
+  describe('background tasks', () => {
     /** A background task that waits until the test releases it. */
-    function slowErrand() {
+    function slowTask() {
       const waiting: (() => void)[] = []
       const run = vi.fn(() => new Promise<void>((resolve) => void waiting.push(resolve)))
       return { run, finish: () => waiting.shift()?.() }
@@ -147,9 +147,9 @@ describe('Presence', () => {
     it.each(['recover', 'afterPulse'] as const)(
       'a slow %s does not delay the heartbeat, and is not begun twice',
       async (name) => {
-        const slow = slowErrand()
+        const slow = slowTask()
         const beats = vi.fn(async () => pulse({ lostWorkers: 1 }))
-        const { presence, told } = make(
+        const { presence, callbacks } = make(
           { pulse: beats, ...(name === 'recover' && { recover: () => slow.run().then(() => null) }) },
           name === 'afterPulse' ? { afterPulse: slow.run } : {},
         )
@@ -159,9 +159,9 @@ describe('Presence', () => {
         await vi.advanceTimersByTimeAsync(20_000)
         expect(ready).toHaveBeenCalled()
         expect(beats.mock.calls.length).toBeGreaterThanOrEqual(18)
-        expect(told.onPulse.mock.calls.length).toBe(beats.mock.calls.length)
+        expect(callbacks.onPulse.mock.calls.length).toBe(beats.mock.calls.length)
         expect(slow.run).toHaveBeenCalledTimes(1)
-        expect(told.onLost).not.toHaveBeenCalled()
+        expect(callbacks.onLost).not.toHaveBeenCalled()
         slow.finish()
         await vi.advanceTimersByTimeAsync(2_000)
         expect(slow.run).toHaveBeenCalledTimes(2)
@@ -170,7 +170,7 @@ describe('Presence', () => {
     )
 
     it('do not keep it from stopping', async () => {
-      const slow = slowErrand()
+      const slow = slowTask()
       const { presence } = make({}, { afterPulse: slow.run })
       void presence.start()
       await vi.advanceTimersByTimeAsync(1)
@@ -182,9 +182,9 @@ describe('Presence', () => {
       slow.finish()
     })
 
-    it('that fail are no heartbeat that failed: they are told of and tried again', async () => {
+    it('that fail do not fail the heartbeat: they are logged and tried again', async () => {
       let tries = 0
-      const { presence, told } = make(
+      const { presence, callbacks } = make(
         {},
         {
           afterPulse: async () => {
@@ -199,12 +199,12 @@ describe('Presence', () => {
       await vi.advanceTimersByTimeAsync(1_500)
       expect(tries).toBe(2)
       expect(log.warn).toHaveBeenCalledTimes(1)
-      expect(told.onLost).not.toHaveBeenCalled()
+      expect(callbacks.onLost).not.toHaveBeenCalled()
       await presence.stop()
     })
   })
 
-  it('tells others at once, and what comes within 20 ms together after that', async () => {
+  it('wakes others at once, and combines wake-ups within the next 20 ms', async () => {
     const wake = vi.fn(async () => undefined)
     const { presence } = make({ wake })
     await presence.start()

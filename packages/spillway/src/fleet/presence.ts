@@ -51,8 +51,8 @@ export class Presence {
   readonly #toAnnounce = new Set<'ready' | 'cancel'>()
   #lastBeat = 0
   #beating: Promise<void> | null = null
-  #errands: Promise<void> | null = null
-  #lostTold = false
+  #duties: Promise<void> | null = null
+  #lossLogged = false
   #fault: unknown = null
 
   constructor(options: PresenceOptions) {
@@ -73,7 +73,7 @@ export class Presence {
 
   /** Resolves when the database is connected and this process is enlisted. Retries until then. */
   async start(): Promise<void> {
-    for (let told = false; !this.#stopped; told = true) {
+    for (let isLogged = false; !this.#stopped; isLogged = true) {
       try {
         await this.#o.store.migrate()
         await this.#enlist()
@@ -87,13 +87,13 @@ export class Presence {
           },
         )
         this.#ready = true
-        if (told) this.#o.log.info({}, 'the store is there')
+        if (isLogged) this.#o.log.info({}, 'database connected')
         await this.beat()
         return
       } catch (fault) {
         if (isHopeless(fault)) throw fault
         this.#fault = fault
-        if (!told) this.#o.log.warn({ err: fault }, 'the store cannot be reached; trying again every second')
+        if (!isLogged) this.#o.log.warn({ err: fault }, 'database not reachable, retrying every second')
         await new Promise((resolve) => setTimeout(resolve, retryMs))
       }
     }
@@ -147,7 +147,7 @@ export class Presence {
     await this.#o.store.enlist(this.#worker, this.#o.name, this.#o.leaseMs, this.#o.announced())
     this.#enlisted = true
     this.#lastBeat = performance.now()
-    this.#lostTold = false
+    this.#lossLogged = false
   }
 
   async #beat(): Promise<void> {
@@ -156,37 +156,37 @@ export class Presence {
       const pulse = await store.pulse(this.#worker, this.#o.leaseMs, this.#o.running())
       const elapsedMs = performance.now() - this.#lastBeat
       if (!pulse.alive) {
-        log.error({ worker: this.#worker }, 'this process was given up by the others; what it ran is theirs')
+        log.error({ worker: this.#worker }, 'the other processes declared this one dead; they run its operations now')
         this.#o.onLost()
         await this.#enlist()
       }
       this.#lastBeat = performance.now()
-      this.#lostTold = false
+      this.#lossLogged = false
       if (this.#fault !== null) log.info({}, 'the store answers')
       this.#fault = null
       this.#o.onPulse(pulse, elapsedMs)
-      this.#errands ??= this.#runErrands(pulse.lostWorkers > 0)
+      this.#duties ??= this.#runDuties(pulse.lostWorkers > 0)
     } catch (fault) {
       if (this.#fault === null && !this.#stopped) log.warn({ err: fault }, 'the store does not answer')
       this.#fault = fault
-      if (!this.#lostTold && performance.now() - this.#lastBeat > this.#o.leaseMs * giveUpShare) {
-        this.#lostTold = true
-        log.error({}, 'no heartbeat got through for most of the lease; what runs here is given up')
+      if (!this.#lossLogged && performance.now() - this.#lastBeat > this.#o.leaseMs * giveUpShare) {
+        this.#lossLogged = true
+        log.error({}, 'no heartbeat succeeded for most of the lease; operations that run here are aborted')
         this.#o.onLost()
       }
     }
   }
 
   /** Concurrent with the heartbeat, never before it: a task may wait for the store longer than the lease lasts. */
-  async #runErrands(someAreLost: boolean): Promise<void> {
+  async #runDuties(someAreLost: boolean): Promise<void> {
     try {
       if (someAreLost) await this.#recover()
       await this.#o.afterPulse()
     } catch (fault) {
       if (!this.#stopped)
-        this.#o.log.warn({ err: fault }, 'an errand failed and is tried again with the next heartbeat')
+        this.#o.log.warn({ err: fault }, 'a duty of the heartbeat failed and is tried again with the next one')
     } finally {
-      this.#errands = null
+      this.#duties = null
     }
   }
 

@@ -9,7 +9,7 @@ const gates = (held: number, overflowing: boolean, name = 'orders.place'): Pulse
 })
 
 describe('capacity', () => {
-  it('tells the store its limit and, by default, 95% of it as the level to resume at', () => {
+  it('registers its limit and, by default, 95% of it as the level to resume at', () => {
     const registerCapacity = vi.fn()
     capacity({ limit: 100 }).bind(bindingFor({ registerCapacity }))
     expect(registerCapacity).toHaveBeenCalledWith('orders.place', 100, 95)

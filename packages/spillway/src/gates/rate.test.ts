@@ -86,7 +86,7 @@ describe('rate', () => {
     expect(bound.early?.(who)).toBeNull()
   })
 
-  it('tells its owner what was limited: the key it counts by, not who asked', () => {
+  it('passes to `problem` what was limited: the key it counts by, not the caller', () => {
     const bound = rate<{ realm: string }>({
       limit: 3,
       per: '1h',

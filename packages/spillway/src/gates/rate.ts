@@ -83,18 +83,18 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
           }
           return { rates: [tier] }
         },
-        refused(request, told) {
-          const resetMs = told?.resetMs ?? windowMinutes * 60_000
-          const resetAtMs = told?.resetAtMs ?? Date.now() + resetMs
-          const by = told?.key.slice(prefix.length) ?? request.identity
-          if (told !== null) {
+        refused(request, tier) {
+          const resetMs = tier?.resetMs ?? windowMinutes * 60_000
+          const resetAtMs = tier?.resetAtMs ?? Date.now() + resetMs
+          const by = tier?.key.slice(prefix.length) ?? request.identity
+          if (tier !== null) {
             if (blocked.size >= blockedMax) {
               const oldest = blocked.keys().next()
               if (oldest.done !== true) blocked.delete(oldest.value)
             }
-            blocked.set(told.key, { until: binding.now() + resetMs, resetAtMs })
+            blocked.set(tier.key, { until: binding.now() + resetMs, resetAtMs })
           }
-          return refusal(by, resetMs, resetAtMs, told?.limit ?? limitNow())
+          return refusal(by, resetMs, resetAtMs, tier?.limit ?? limitNow())
         },
       }
     },

@@ -2,14 +2,13 @@ import { createHash, type Hash } from 'node:crypto'
 import { Transform } from 'node:stream'
 import type { FastifyReply, FastifyRequest, RequestPayload, RouteShorthandOptions } from 'fastify'
 import type { TSchema } from 'typebox'
-import { uuidOfDigest } from '../core/lane.js'
-import type { IntakeRequest, IntakeUser } from '../intake/define.js'
+import { uuidOfDigest } from '../core/ids.js'
+import type { Definition, IntakeRequest, IntakeUser } from '../intake/define.js'
 import type { Intake } from '../intake/intake.js'
-import type { Bound } from '../intake/submission.js'
 import { continueTrace, formatTraceparent } from '../metrics/trace.js'
-import type { Wire } from './answer.js'
 import { goneSignal } from './connections.js'
-import { type Entered, type Mount, mount } from './mount.js'
+import type { Wire } from './mount.js'
+import { type Entered, type Mount, mountOf } from './mount.js'
 import { pathOf, sendProblem } from './problem.js'
 
 /** Spread it into `app.route({ method, url, ...route })`. */
@@ -31,14 +30,14 @@ const entryKey = Symbol('spillway.entry')
 const hashKey = Symbol('spillway.hash')
 type Carrier = { [entryKey]?: Entered; [hashKey]?: Hash }
 
-export function fastifyRoute(intake: Intake, bound: Bound): FastifyRoute {
-  return mountedRoute(mount(intake, bound), bound.options.body)
+export function fastifyRoute(intake: Intake, definition: Definition): FastifyRoute {
+  return mountedRoute(mountOf(intake, definition), intake.bound(definition).options.body)
 }
 
 /** For mounts whose body differs from their definition's. */
-export function mountedRoute(mounted: Mount, body: TSchema): FastifyRoute {
+export function mountedRoute(mounted: Mount, body: TSchema | undefined): FastifyRoute {
   return {
-    schema: { body },
+    schema: body === undefined ? {} : { body },
     // The schema is only for the API description; the mount validates, with its own messages.
     validatorCompiler: () => () => true,
     // Refusals are sent together at the end of the turn: a write wakes a sleeping client, which costs several times the
@@ -112,7 +111,12 @@ function userOf(request: FastifyRequest): IntakeUser | null {
   if (principal !== undefined && principal !== null) {
     return { id: principal.identity, roles: principal.roles, ...(principal.queues && { queues: principal.queues }) }
   }
-  const { user } = request as { user?: { id?: unknown; sub?: unknown; roles?: unknown } }
+  return userFrom((request as { user?: unknown }).user)
+}
+
+/** What authentication plugins put on a request: `{ id or sub, roles? }`. */
+export function userFrom(found: unknown): IntakeUser | null {
+  const user = found as { id?: unknown; sub?: unknown; roles?: unknown } | null | undefined
   const id = user?.id ?? user?.sub
   if (id === undefined || id === null) return null
   return { id: String(id), roles: new Set(Array.isArray(user?.roles) ? user.roles.map(String) : []) }

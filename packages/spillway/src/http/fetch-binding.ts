@@ -1,13 +1,11 @@
 import { limits } from '@spillway/protocol/wire'
-import type { IntakeUser } from '../intake/define.js'
+import type { Definition, IntakeUser } from '../intake/define.js'
 import type { Intake } from '../intake/intake.js'
-import type { Bound } from '../intake/submission.js'
 import { continueTrace, formatTraceparent } from '../metrics/trace.js'
-import type { Wire } from './answer.js'
-import { bodyFormFault, bodyTooLarge, notJson } from './body-form.js'
-import { mount } from './mount.js'
+import { type Body, bodyTooLarge, parseBody } from './body-form.js'
+import type { Wire } from './mount.js'
+import { mountOf } from './mount.js'
 import { type Problem, problemDocument, problemHeaders } from './problem.js'
-import { parseStrictJson } from './strict-json.js'
 
 export interface FetchInfo {
   /** The client's address, for unauthenticated callers. Default `unknown`: they all count as one. */
@@ -19,9 +17,8 @@ export interface FetchInfo {
 export type FetchHandler = (request: Request, info?: FetchInfo) => Promise<Response>
 
 /** The plain form: takes a Request, returns a Response. */
-export function fetchHandler(intake: Intake, bound: Bound, options: { bodyLimitBytes?: number } = {}): FetchHandler {
-  const mounted = mount(intake, bound)
-  const bodyLimit = options.bodyLimitBytes ?? limits.bodyBytes
+export function fetchHandler(intake: Intake, definition: Definition): FetchHandler {
+  const mounted = mountOf(intake, definition)
   return async (request, info = {}) => {
     const url = new URL(request.url)
     const trace = continueTrace(request.headers.get('traceparent') ?? undefined)
@@ -44,9 +41,13 @@ export function fetchHandler(intake: Intake, bound: Bound, options: { bodyLimitB
       traceparent: formatTraceparent(trace),
     })
     if (!entry.ok) return respond(entry.wire)
+    // The permit of a client that leaves is free at once, even while its operation still runs.
+    request.signal.addEventListener('abort', entry.entered.leave, { once: true })
     try {
-      const body = await readBody(request, bodyLimit)
-      if ('code' in body) return refuse(body)
+      // The client left while its permit was taken.
+      if (request.signal.aborted) return new Response(null, { status: 499 })
+      const body = await readBody(request, limits.bodyBytes)
+      if (!body.ok) return refuse(body.problem)
       return respond(await mounted.submit(entry.entered, body.value, () => request.signal, body.text))
     } finally {
       entry.entered.leave()
@@ -60,20 +61,13 @@ function problemResponse(problem: Problem, headers: Headers, instance: string, t
   return new Response(JSON.stringify(document), { status: document.status, headers })
 }
 
-async function readBody(request: Request, limit: number): Promise<{ value: unknown; text?: string } | Problem> {
-  const contentType = request.headers.get('content-type')?.split(';', 1)[0]?.trim().toLowerCase()
+async function readBody({ body, headers }: Request, limit: number): Promise<Body> {
   const chunks: Uint8Array[] = []
   let size = 0
-  for await (const chunk of request.body ?? []) {
+  for await (const chunk of body ?? []) {
     size += chunk.byteLength
-    if (size > limit) return bodyTooLarge
+    if (size > limit) return { ok: false, problem: bodyTooLarge }
     chunks.push(chunk)
   }
-  if (size === 0) return { value: undefined }
-  if (contentType !== 'application/json') return notJson
-  const formFault = bodyFormFault(request.headers.get('content-type'), request.headers.get('content-encoding'))
-  if (formFault !== undefined) return formFault
-  const parsed = parseStrictJson(Buffer.concat(chunks))
-  if (parsed.ok) return { value: parsed.value, text: parsed.text }
-  return { code: 'invalid_request', detail: 'The body is not valid.', errors: [parsed.fault] }
+  return parseBody(Buffer.concat(chunks), headers.get('content-type'), headers.get('content-encoding'))
 }

@@ -2,14 +2,16 @@
  * One mount of the pipeline, independent of any framework. A binding calls `enter` with the head of a request before it
  * reads the body, and `submit` with the parsed body.
  */
+import { limits } from '@spillway/protocol/wire'
 import type { GateRequest, Permit } from '../gates/gate.js'
-import type { IntakeRequest } from '../intake/define.js'
+import { type Admission, GateAdmission } from '../intake/admission.js'
+import { type Answer, queuedBody } from '../intake/answer.js'
+import type { Definition, IntakeRequest } from '../intake/define.js'
 import type { Intake } from '../intake/intake.js'
-import type { Bound } from '../intake/submission.js'
-import { toWire, type Wire } from './answer.js'
-import { parseIdempotencyKey, parsePreferences } from './preferences.js'
-import type { Problem } from './problem.js'
-import { compileValidator } from './validation.js'
+import type { Pipeline } from '../intake/pipeline.js'
+import type { RateStatus, Refusal } from '../intake/refusal.js'
+import type { BoundGates, Submission } from '../intake/submission.js'
+import { headerProblem, type Problem } from './problem.js'
 
 export interface Entered {
   request: IntakeRequest
@@ -26,7 +28,6 @@ export type Entry = { ok: true; entered: Entered } | { ok: false; wire: Wire }
 export type Gone = (during: 'wait' | 'work') => AbortSignal
 
 export interface Mount {
-  readonly bound: Bound
   enter(request: IntakeRequest): Entry | Promise<Entry>
   /**
    * `gone`: a signal that fires when the client leaves; requested only if the answer is awaited. `text`: the original body,
@@ -35,20 +36,87 @@ export interface Mount {
   submit(entered: Entered, body: unknown, gone: Gone, text?: string): Promise<Wire>
 }
 
-const noPreferences = parsePreferences(undefined)
+export type Parsed<Body> = { ok: true; value: Body; text?: string } | { ok: false; problem: Problem }
 
-export function mount(intake: Intake, bound: Bound): Mount {
-  const validate = compileValidator(bound.options.body)
+/**
+ * What a workload does differently on its route. The mount reads Idempotency-Key and Prefer, and calls the hooks in this
+ * order.
+ */
+export interface MountHooks<Body = unknown, Result = Answer> {
+  /** Validates the body. Default: the definition's schema, then its `check`. A `text` here replaces the original one. */
+  parse?(body: unknown, entered: Entered, text: string | undefined): Parsed<Body> | Promise<Parsed<Body>>
+  /** Submits it. Default: to the intake; then the result is an `Answer`. */
+  submit?(submission: Submission<Body>, gone: Gone): Promise<Result>
+  /** Writes the result. Default: `toWire`, which needs an `Answer`. */
+  encode?(result: Result, preferences: Preferences): Wire
+}
+
+/** The mount of a definition. Workloads may change its steps with hooks. */
+export function mountOf<Body = unknown, Result = Answer>(
+  intake: Intake,
+  definition: Definition,
+  hooks: MountHooks<Body, Result> = {},
+): Mount {
+  const bound = intake.bound(definition)
+  const parse = (body: unknown, { request }: Entered) => bound.parse(body, request)
+  return mounted(intake, bound, {
+    parse: hooks.parse ?? (parse as NonNullable<typeof hooks.parse>),
+    submit: hooks.submit ?? ((submission) => intake.pipeline.submit(bound, submission) as Promise<Result>),
+    encode:
+      hooks.encode ??
+      ((result, preferences) => toWire(bound, result as Answer, preferences, preferences.waitSeconds !== undefined)),
+  })
+}
+
+function mounted<Body, Result>(
+  intake: Intake,
+  bound: BoundGates,
+  { parse, submit, encode }: Required<MountHooks<Body, Result>>,
+): Mount {
+  return {
+    enter: entrance(intake.pipeline, bound),
+    async submit(entered, body, gone, text) {
+      const { request, identity, digest } = entered
+      const key = parseIdempotencyKey(request.headers['idempotency-key'])
+      if (!key.ok) return refuse(headerProblem('idempotency-key', key.detail, key.detail))
+      const parsing = parse(body, entered, text)
+      const parsed = parsing instanceof Promise ? await parsing : parsing
+      if (!parsed.ok) return refuse(parsed.problem)
+      const preferences = parsePreferences(request.headers.prefer)
+      const { waitSeconds } = preferences
+      const original = parsed.text ?? text
+      const submission: Submission<Body> = {
+        body: parsed.value,
+        ...(original !== undefined && { text: original }),
+        ...(digest !== undefined && { digest }),
+        identity,
+        request,
+        ...(key.key !== undefined && { idempotencyKey: key.key }),
+        respondAsync: preferences.respondAsync,
+        ...(waitSeconds !== undefined && { waitMs: waitSeconds * 1_000, signal: gone('wait') }),
+      }
+      return encode(await submit(submission, gone), preferences)
+    },
+  }
+}
+
+function refuse(problem: Problem): Wire {
+  return { ok: false, problem, headers: {} }
+}
+
+/** The gates that need no body. */
+function entrance(pipeline: Pipeline, bound: BoundGates): Mount['enter'] {
   const acquires = bound.gates.some((gate) => gate.acquire !== undefined)
-
-  const enter = (request: IntakeRequest): Entry | Promise<Entry> => {
+  const refused = (refusal: Refusal): Entry => ({ ok: false, wire: refusalWire(refusal) })
+  return (request) => {
     const identity = bound.options.identity?.(request) ?? request.user?.id ?? request.clientAddress
     const gateRequest: GateRequest = { identity, clientAddress: request.clientAddress }
     const refusal =
-      intake.admit(bound, gateRequest) ?? (request.headers.prefer === undefined ? intake.refuseBusy(bound) : null)
-    if (refusal !== null) return { ok: false, wire: toWire(bound, { kind: 'refused', refusal }, noPreferences, false) }
+      pipeline.refuseEarly(bound, gateRequest) ??
+      (request.headers.prefer === undefined ? pipeline.refuseBusy(bound) : null)
+    if (refusal !== null) return refused(refusal)
     const entered = (permits: readonly Permit[]): Entry => {
-      const exit = intake.enter()
+      const exit = pipeline.enter()
       const leave = (): void => {
         exit()
         for (const permit of permits) permit.release()
@@ -56,43 +124,147 @@ export function mount(intake: Intake, bound: Bound): Mount {
       return { ok: true, entered: { request, identity, leave } }
     }
     if (!acquires) return entered([])
-    return intake
-      .acquire(bound, gateRequest)
-      .then(
-        (got): Entry =>
-          Array.isArray(got)
-            ? entered(got)
-            : { ok: false, wire: toWire(bound, { kind: 'refused', refusal: got }, noPreferences, false) },
-      )
+    return pipeline.acquire(bound, gateRequest).then((got) => (Array.isArray(got) ? entered(got) : refused(got)))
   }
+}
 
-  const submit: Mount['submit'] = async (entered, body, gone, text) => {
-    const { request, identity, digest } = entered
-    const refuse = (problem: Problem): Wire => ({ ok: false, problem, headers: {} })
-    const key = parseIdempotencyKey(request.headers['idempotency-key'])
-    if (!key.ok) {
-      const errors = [{ path: '/headers/idempotency-key', message: key.detail }]
-      return refuse({ code: 'invalid_request', detail: key.detail, errors })
+/**
+ * The mount of an admission: its early gates run before the body is read. `submit` calls `admission.admit` once it knows the
+ * body, and then does the work.
+ */
+export function mountAdmission<Body = unknown, Result = Wire>(
+  intake: Intake,
+  admission: Admission<Body>,
+  hooks: MountHooks<Body, Result> & Required<Pick<MountHooks<Body, Result>, 'submit' | 'encode'>>,
+): Mount {
+  if (!(admission instanceof GateAdmission)) throw new TypeError('This admission was not made by intake.admission.')
+  const parse = (body: unknown): Parsed<Body> => ({ ok: true, value: body as Body })
+  return mounted(intake, admission.bound, { parse, ...hooks })
+}
+
+/** The preferences in `Prefer` (RFC 7240). Unknown or malformed ones are ignored, as the RFC says. */
+export interface Preferences {
+  respondAsync: boolean
+  /** At most 60; Preference-Applied has the value used. */
+  waitSeconds?: number
+}
+
+const none: Preferences = Object.freeze({ respondAsync: false })
+
+export function parsePreferences(header: string | string[] | undefined): Preferences {
+  if (header === undefined) return none
+  const preferences: Preferences = { respondAsync: false }
+  const text = Array.isArray(header) ? header.join(',') : header
+  for (const part of text.split(',')) {
+    const token = (part.split(';', 1)[0] ?? '').trim().toLowerCase()
+    if (token === 'respond-async') {
+      preferences.respondAsync = true
+      continue
     }
-    const valid = validate(body)
-    if (!valid.ok) return refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: valid.errors })
-    const checked = bound.options.check?.(valid.value, request)
-    const rejection = checked instanceof Promise ? await checked : (checked ?? null)
-    if (rejection !== null) return refuse(rejection)
-    const preferences = parsePreferences(request.headers.prefer)
-    const waitMs = preferences.waitSeconds === undefined ? undefined : preferences.waitSeconds * 1_000
-    const answer = await intake.submit(bound, {
-      body: valid.value,
-      ...(text !== undefined && { text }),
-      ...(digest !== undefined && { digest }),
-      identity,
-      request,
-      ...(key.key !== undefined && { idempotencyKey: key.key }),
-      respondAsync: preferences.respondAsync,
-      ...(waitMs !== undefined && { waitMs, signal: gone('wait') }),
-    })
-    return toWire(bound, answer, preferences, waitMs !== undefined)
+    const wait = /^wait\s*=\s*"?(\d{1,9})"?$/.exec(token)
+    // The first of several counts (RFC 7240 §2).
+    if (wait !== null && preferences.waitSeconds === undefined) {
+      preferences.waitSeconds = Math.min(Number(wait[1]), limits.preferWaitSecondsMax)
+    }
   }
+  return preferences
+}
 
-  return { bound, enter, submit }
+type IdempotencyKey = { ok: true; key: string | undefined } | { ok: false; detail: string }
+
+/** 1–255 characters; an empty header is a caller's mistake, not an absent one. */
+export function parseIdempotencyKey(header: string | string[] | undefined): IdempotencyKey {
+  if (header === undefined) return { ok: true, key: undefined }
+  const key = Array.isArray(header) ? header.join(', ') : header
+  if (key.length >= 1 && key.length <= limits.idempotencyKeyCharacters) return { ok: true, key }
+  return { ok: false, detail: `Idempotency-Key must have 1 to ${limits.idempotencyKeyCharacters} characters.` }
+}
+
+/** An answer for the wire, the same for both bindings. */
+export interface WireAnswer {
+  status: number
+  headers: Record<string, string>
+  body: unknown
+}
+
+export type Wire = { ok: true; answer: WireAnswer } | { ok: false; problem: Problem; headers: Record<string, string> }
+
+/** The path of tickets. */
+export const ticketPath = '/api/v1/operations'
+
+export function toWire(bound: BoundGates, answer: Answer, preferences: Preferences, waited: boolean): Wire {
+  if (answer.kind === 'refused') return refusalWire(answer.refusal)
+  const headers = rateHeaders(answer.rate)
+  if (answer.replayed) headers['idempotent-replayed'] = 'true'
+  const applied = appliedPreferences({
+    respondAsync: preferences.respondAsync && answer.kind === 'queued',
+    ...(waited && preferences.waitSeconds !== undefined && { waitSeconds: preferences.waitSeconds }),
+  })
+  if (applied !== undefined) headers['preference-applied'] = applied
+  return { ok: true, answer: accepted(bound, answer, headers) }
+}
+
+export function refusalWire({ code, detail, retryAfterMs, errors, extensions, type, title, rate }: Refusal): Wire {
+  return {
+    ok: false,
+    headers: rateHeaders(rate),
+    problem: {
+      code,
+      detail,
+      ...(retryAfterMs !== undefined && { retryAfterMs }),
+      ...(errors && { errors }),
+      ...(extensions && { extensions }),
+      ...(type !== undefined && { type }),
+      ...(title !== undefined && { title }),
+    },
+  }
+}
+
+function accepted(
+  bound: BoundGates,
+  answer: Exclude<Answer, { kind: 'refused' }>,
+  headers: Record<string, string>,
+): WireAnswer {
+  const { operationId } = answer
+  switch (answer.kind) {
+    case 'queued':
+      headers.location = `${ticketPath}/${operationId}`
+      return { status: 202, headers, body: queuedBody(answer) }
+    case 'failed':
+      return {
+        status: 201,
+        headers,
+        body: { status: 'failed', operationId, error_message: answer.error, result: answer.result },
+      }
+    case 'done': {
+      const { respond } = bound.options
+      if (respond === undefined) {
+        return { status: 201, headers, body: { status: 'executed', operationId, result: answer.result } }
+      }
+      const own = respond({ operationId, result: answer.result })
+      return { status: own.status ?? 201, headers: { ...headers, ...own.headers }, body: own.body }
+    }
+  }
+}
+
+/** draft-ietf-httpapi-ratelimit-headers, and the X- headers that most clients read. */
+export function rateHeaders(rate: RateStatus | undefined): Record<string, string> {
+  if (rate === undefined) return {}
+  const resetSeconds = Math.ceil(rate.resetMs / 1_000)
+  const name = JSON.stringify(rate.name.replaceAll(/[^\x20-\x7e]/g, '?'))
+  return {
+    'ratelimit-policy': `${name};q=${rate.limit};w=${rate.windowSeconds}`,
+    ratelimit: `${name};r=${rate.left};t=${resetSeconds}`,
+    'x-ratelimit-limit': String(rate.limit),
+    'x-ratelimit-remaining': String(rate.left),
+    'x-ratelimit-reset': String(Math.ceil(rate.resetAtMs / 1_000)),
+  }
+}
+
+/** The value of Preference-Applied, or undefined when nothing was applied. */
+export function appliedPreferences(applied: Preferences): string | undefined {
+  const parts: string[] = []
+  if (applied.respondAsync) parts.push('respond-async')
+  if (applied.waitSeconds !== undefined) parts.push(`wait=${applied.waitSeconds}`)
+  return parts.length === 0 ? undefined : parts.join(', ')
 }

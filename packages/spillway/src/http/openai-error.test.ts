@@ -15,11 +15,11 @@ describe('openAiErrorOf', () => {
     ['internal_error', 'server_error', 'internal_error'],
     ['upstream_timeout', 'server_error', 'upstream_timeout'],
     ['queue_timeout', 'server_error', 'queue_timeout'],
-  ] as const)('%s is a %s with the code %s', (code, type, told) => {
-    expect(openAiErrorOf({ code, detail: 'Why.' })).toEqual({ message: 'Why.', type, param: null, code: told })
+  ] as const)('%s is a %s with the code %s', (code, type, openAiCode) => {
+    expect(openAiErrorOf({ code, detail: 'Why.' })).toEqual({ message: 'Why.', type, param: null, code: openAiCode })
   })
 
-  it('goes by the status that is told, where that is another', () => {
+  it('uses the status that is passed if it differs', () => {
     expect(openAiErrorOf({ code: 'upstream_rejected', status: 429, detail: '' }).type).toBe('rate_limit_error')
   })
 

@@ -2,7 +2,7 @@ import { type OpenAiError, type ProblemCode, problems } from '@spillway/protocol
 import type { RequestFault } from './json-pointer.js'
 
 /** A problem in OpenAI's form. */
-interface Told {
+interface ProblemParts {
   code: ProblemCode
   /** Default: the status of the code. */
   status?: number
@@ -42,7 +42,7 @@ export function memberOf(pointer: string): string | null {
 }
 
 /** A problem in OpenAI's form, as an answer and within a stream. It has room for one fault, so the first is used. */
-export function openAiErrorOf({ status, code, detail, errors }: Told): OpenAiError {
+export function openAiErrorOf({ status, code, detail, errors }: ProblemParts): OpenAiError {
   const [fault] = errors ?? []
   const param = fault === undefined ? null : memberOf(fault.path)
   const message =

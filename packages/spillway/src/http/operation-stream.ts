@@ -1,11 +1,11 @@
-import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { ServerResponse } from 'node:http'
 import type { Intake } from '../intake/intake.js'
 import type { Ticket } from '../store/port.js'
 import { LogFault, type StreamRecord } from '../streams/port.js'
 import type { Follower } from '../streams/relay.js'
 import { goneSignal } from './connections.js'
 import { operationView } from './operation-view.js'
-import { sendProblem } from './problem.js'
+import { refuse, type TicketAnswer } from './ticket-table.js'
 
 const lookMs = 1_000
 const heartbeatMs = 12_000
@@ -16,6 +16,14 @@ let followers = 0
 
 /** Finds the output of an operation. Null: it has none. */
 export type OutputOf = (id: string, after: number) => Promise<Follower | null>
+
+/** Where events go. */
+export interface EventSink {
+  /** Resolves when there is room for more, or the client has left. */
+  write(text: string): Promise<void>
+  /** Fires when the client has left. */
+  gone: AbortSignal
+}
 
 /**
  * Sends `status` events when position, status or attempt change, until the operation is finished. The state is read from the
@@ -28,44 +36,43 @@ export type OutputOf = (id: string, after: number) => Promise<Follower | null>
 export async function followOperation(
   intake: Intake,
   first: Ticket,
-  request: FastifyRequest,
-  reply: FastifyReply,
+  lastEventId: string | undefined,
   outputOf: OutputOf | undefined,
-): Promise<FastifyReply> {
-  const has = lastEventOf(request)
-  if (first.finishedAt !== null && has.state === stateOf(first)) return reply.code(204).send()
+): Promise<TicketAnswer> {
+  const has = lastEventOf(lastEventId)
+  if (first.finishedAt !== null && has.state === stateOf(first)) return { kind: 'empty' }
   if (followers >= followersMax) {
-    return sendProblem(reply, { code: 'overloaded', detail: 'Too many streams are open.', retryAfterMs: 5_000 })
+    return refuse({ code: 'overloaded', detail: 'Too many streams are open.', retryAfterMs: 5_000 })
   }
   const output = (await outputOf?.(first.id, has.after)) ?? null
+  return { kind: 'events', send: (sink) => follow(intake, first, has.after, output, sink) }
+}
+
+async function follow(
+  intake: Intake,
+  first: Ticket,
+  after: number,
+  output: Follower | null,
+  { write: pass, gone }: EventSink,
+): Promise<void> {
   followers++
-  const gone = goneSignal(reply.raw, 'wait')
-  reply.hijack()
-  const { raw } = reply
-  raw.writeHead(200, {
-    ...(reply.getHeaders() as Record<string, string>),
-    'content-type': 'text/event-stream; charset=utf-8',
-    'cache-control': 'no-cache, no-transform',
-    'x-accel-buffering': 'no',
-  })
-  let told = ''
+  let last = ''
   let writtenAt = performance.now()
-  const write = async (text: string): Promise<void> => {
+  const write = (text: string): Promise<void> => {
     writtenAt = performance.now()
-    // Waits for a slow reader instead of buffering.
-    if (!raw.write(text)) await drainedOrGone(raw, gone)
+    return pass(text)
   }
   gone.addEventListener('abort', () => output?.close(), { once: true })
-  const reached = { after: has.after }
-  const putOut = output === null ? Promise.resolve(true) : tellOutput(output, reached, write)
+  const reached = { after }
+  const outputSent = output === null ? Promise.resolve(true) : sendOutput(output, reached, write)
   try {
     for (let ticket: Ticket | null = first; ticket !== null && !gone.aborted; ) {
       const isFinished: boolean = ticket.finishedAt !== null
       // A client with the last status id gets nothing more, so the rest of the output must come first.
-      const isWhole = !isFinished || output === null || (!intake.isDraining && (await restOf(output, putOut)))
+      const isWhole = !isFinished || output === null || (!intake.isDraining && (await restOf(output, outputSent)))
       const state = stateOf(ticket)
-      if (state !== told) {
-        told = state
+      if (state !== last) {
+        last = state
         const id = isWhole ? `id: ${reached.after}.${state}\n` : ''
         await write(`${id}event: status\ndata: ${JSON.stringify(operationView(ticket))}\n\n`)
       } else if (performance.now() - writtenAt > heartbeatMs) {
@@ -78,11 +85,33 @@ export async function followOperation(
     }
   } finally {
     output?.close()
-    await putOut
+    await outputSent
     followers--
-    raw.end()
   }
-  return reply
+}
+
+/** Sends events as the body of a 200 of Node's HTTP server. */
+export async function sendEvents(
+  response: ServerResponse,
+  headers: Record<string, string>,
+  send: (sink: EventSink) => Promise<void>,
+): Promise<void> {
+  const gone = goneSignal(response, 'wait')
+  response.writeHead(200, {
+    ...headers,
+    'content-type': 'text/event-stream; charset=utf-8',
+    'cache-control': 'no-cache, no-transform',
+    'x-accel-buffering': 'no',
+  })
+  const write = async (text: string): Promise<void> => {
+    // Waits for a slow reader instead of buffering.
+    if (!response.write(text)) await drainedOrGone(response, gone)
+  }
+  try {
+    await send({ write, gone })
+  } finally {
+    response.end()
+  }
 }
 
 /** Includes the finish time: a failed operation may be retried, and fail again. */
@@ -91,21 +120,21 @@ function stateOf(ticket: Ticket): string {
   return [status, queuePosition ?? '', attempt, ticket.finishedAt?.getTime() ?? ''].join('.')
 }
 
-function lastEventOf({ headers }: FastifyRequest): { after: number; state: string | null } {
-  const [, after, state] = /^(\d{1,15})(?:\.(.*))?$/.exec(String(headers['last-event-id'] ?? '')) ?? []
+function lastEventOf(id = ''): { after: number; state: string | null } {
+  const [, after, state] = /^(\d{1,15})(?:\.(.*))?$/.exec(id) ?? []
   return { after: Number(after ?? 0), state: state ?? null }
 }
 
 /** The end is in the log before the operation is finished, so the rest is on its way. An operation that never ran has none. */
-async function restOf(output: Follower, putOut: Promise<boolean>): Promise<boolean> {
+async function restOf(output: Follower, outputSent: Promise<boolean>): Promise<boolean> {
   const timer = setTimeout(() => output.close(), outputGraceMs)
-  const isWhole = await putOut
+  const isWhole = await outputSent
   clearTimeout(timer)
   return isWhole
 }
 
 /** Sends the output until its end. If it is unavailable, reports that once (false), and the status events continue. */
-async function tellOutput(
+async function sendOutput(
   output: Follower,
   reached: { after: number },
   write: (text: string) => Promise<void>,

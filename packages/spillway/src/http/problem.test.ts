@@ -54,7 +54,7 @@ describe('problem document', () => {
     expect(head).toContain(`retry-after: ${JSON.parse(body ?? '').retry_after_seconds}`)
   })
 
-  it('tells a raw answer in the form of the path that was asked for', () => {
+  it('writes a raw answer in the form of the requested path', () => {
     const bodyOf = (target: string) =>
       JSON.parse(
         rawProblemAnswer({ code: 'request_timeout', detail: 'Late.' }, 'b'.repeat(32), target).split('\r\n\r\n')[1] ??

@@ -131,21 +131,21 @@ function formAt(path: string): ErrorForm | undefined {
   return openAiPath.test(path) ? 'openai' : undefined
 }
 
-export interface ToldProblem {
+export interface EncodedProblem {
   status: number
   headers: Record<string, string>
   body: string
 }
 
 /** Encodes a problem for the wire. */
-export function encodeProblem(problem: Problem, place: ProblemPlace, how: ErrorForm | undefined): ToldProblem {
+export function encodeProblem(problem: Problem, place: ProblemPlace, how: ErrorForm | undefined): EncodedProblem {
   const document = problemDocument(problem, place)
   const { status } = document
   const headers = problemHeaders(document)
   if (how === 'openai') {
     headers['content-type'] = 'application/json'
-    const told: OpenAiErrorBody = { error: problem.openai ?? openAiErrorOf(document) }
-    return { status, headers, body: JSON.stringify(told) }
+    const openai: OpenAiErrorBody = { error: problem.openai ?? openAiErrorOf(document) }
+    return { status, headers, body: JSON.stringify(openai) }
   }
   if (how !== undefined) addError(document, how)
   return { status, headers, body: JSON.stringify(document) }
@@ -159,7 +159,7 @@ function addError(document: ProblemDocument, how: true | 'object'): void {
 
 /** For codes that differ between the object and the problem. */
 const objectCodes: Partial<Record<ProblemCode, string>> = {
-  ...Object.fromEntries(Object.entries(routingCodes).map(([told, code]) => [code, told])),
+  ...Object.fromEntries(Object.entries(routingCodes).map(([routingCode, code]) => [code, routingCode])),
   invalid_request: 'SCHEMA_VALIDATION_FAILED',
   body_too_large: 'PAYLOAD_TOO_LARGE',
   idempotency_mismatch: 'IDEMPOTENCY_VIOLATION',

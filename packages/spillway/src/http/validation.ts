@@ -2,6 +2,8 @@ import type { FastifySchemaCompiler } from 'fastify'
 import type { TSchema } from 'typebox'
 import type { Validator } from 'typebox/compile'
 import type { TLocalizedValidationError } from 'typebox/error'
+import type { DefineOptions } from '../intake/define.js'
+import type { Bound } from '../intake/submission.js'
 import { pointerStep, presentablePointer, type RequestFault } from './json-pointer.js'
 import { convertTexts } from './text-values.js'
 
@@ -103,6 +105,23 @@ export function compileValidator<Schema extends TSchema>(
   return (value) => {
     compiled ??= requireTypebox().Compile(closeSchema(schema))
     return compiled.Check(value) ? { ok: true, value } : { ok: false, errors: requestFaults(compiled.Errors(value)) }
+  }
+}
+
+const takeAny = (value: unknown): Validated<unknown> => ({ ok: true, value })
+
+/** The schema and the `check` of a definition. */
+export function bodyParser(options: DefineOptions<TSchema, unknown>): Bound['parse'] {
+  const validate = options.body === undefined ? takeAny : compileValidator(options.body)
+  return (body, request) => {
+    const valid = validate(body)
+    if (!valid.ok) {
+      return { ok: false, problem: { code: 'invalid_request', detail: 'The body is not valid.', errors: valid.errors } }
+    }
+    const checked = options.check?.(valid.value, request) ?? null
+    if (checked === null) return valid
+    if (!(checked instanceof Promise)) return { ok: false, problem: checked }
+    return checked.then((problem) => (problem === null ? valid : { ok: false, problem }))
   }
 }
 

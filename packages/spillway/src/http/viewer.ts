@@ -1,6 +1,6 @@
 /** Which operations a caller may see: its own, or all with `operate` or `view`; a key bound to queues sees only theirs. */
 import type { FastifyRequest } from 'fastify'
-import { isUuid } from '../core/operation-id.js'
+import { isUuid } from '../core/ids.js'
 import type { Store, Ticket, TicketFilter } from '../store/port.js'
 import { mayUseQueue } from './queue-names.js'
 
@@ -38,9 +38,8 @@ export function defaultViewer(request: FastifyRequest): Viewer {
 }
 
 export interface TicketAccess {
-  viewerOf(request: FastifyRequest): Viewer
   /** Null for another's operation, which looks like an unknown one. */
-  visible(request: FastifyRequest, id: string): Promise<Ticket | null>
+  visible(viewer: Viewer, id: string): Promise<Ticket | null>
   /** Restricts a filter to what the viewer may see. */
   narrow(viewer: Viewer, filter: TicketFilter): TicketFilter
 }
@@ -49,20 +48,15 @@ export interface TicketAccess {
  * `namedTypes`: types whose queue the caller names. A key bound to queues also sees the tickets of its own other work, whose
  * lanes the server names.
  */
-export function ticketAccess(
-  store: Store,
-  viewerOf: (request: FastifyRequest) => Viewer,
-  namedTypes: readonly string[],
-): TicketAccess {
+export function ticketAccess(store: Store, namedTypes: readonly string[]): TicketAccess {
   const isWithin = ({ identity, queues }: Viewer, ticket: Ticket): boolean =>
     mayUseQueue(queues, ticket.queue) || (ticket.identity === identity && !namedTypes.includes(ticket.type))
   const sees = (viewer: Viewer, ticket: Ticket): boolean =>
     (viewer.operates || viewer.views === true || ticket.identity === viewer.identity) && isWithin(viewer, ticket)
   return {
-    viewerOf,
-    async visible(request, id) {
+    async visible(viewer, id) {
       const ticket = isUuid(id) ? await store.ticket(id) : null
-      return ticket !== null && sees(viewerOf(request), ticket) ? ticket : null
+      return ticket !== null && sees(viewer, ticket) ? ticket : null
     },
     narrow(viewer, filter) {
       const { identity, operates, views, queues } = viewer

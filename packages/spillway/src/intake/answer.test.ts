@@ -1,11 +1,11 @@
 import { describe, expect, it } from 'vitest'
 import { queuedBody } from './answer.js'
-import { toldRate } from './refusal.js'
+import { rateStatus } from './refusal.js'
 
 const queued = { kind: 'queued', operationId: 'id', place: 2, reason: 'maintaining_order', replayed: false } as const
 
 describe('queuedBody', () => {
-  it('tells the wait in seconds, and rounded up as text', () => {
+  it('has the wait in seconds, and rounded up as text', () => {
     expect(queuedBody({ ...queued, waitMs: 2_345.6 })).toEqual({
       status: 'queued',
       operationId: 'id',
@@ -16,15 +16,15 @@ describe('queuedBody', () => {
     })
   })
 
-  it('never tells a negative wait', () => {
+  it('never has a negative wait', () => {
     expect(queuedBody({ ...queued, waitMs: -1 })).toMatchObject({ estimatedWaitSeconds: 0, estimatedWait: '0s' })
   })
 })
 
-describe('toldRate', () => {
+describe('rateStatus', () => {
   const tiers = [{ name: 'hour', limit: 10, windowMinutes: 60 }]
   it('names the tier that the store meant', () => {
-    expect(toldRate({ tier: 0, left: 3, resetMs: 5, resetAtMs: 7 }, tiers)).toEqual({
+    expect(rateStatus({ tier: 0, left: 3, resetMs: 5, resetAtMs: 7 }, tiers)).toEqual({
       name: 'hour',
       limit: 10,
       windowSeconds: 3_600,
@@ -33,7 +33,7 @@ describe('toldRate', () => {
       resetAtMs: 7,
     })
   })
-  it('tells nothing of a tier that is not there', () => {
-    expect(toldRate({ tier: 1, left: 3, resetMs: 5, resetAtMs: 7 }, tiers)).toBeUndefined()
+  it('is undefined for an unknown tier', () => {
+    expect(rateStatus({ tier: 1, left: 3, resetMs: 5, resetAtMs: 7 }, tiers)).toBeUndefined()
   })
 })

@@ -1,7 +1,7 @@
 import type { ProblemCode } from '@spillway/protocol/wire'
 import type { Static, TSchema } from 'typebox'
 import type { BackoffOptions } from '../core/backoff.js'
-import type { LaneName } from '../core/lane.js'
+import type { LaneName } from '../core/ids.js'
 import type { Gate } from '../gates/gate.js'
 import type { Tx } from '../store/port.js'
 import type { Answer } from './answer.js'
@@ -85,7 +85,8 @@ export interface Rejection {
 }
 
 interface Common<S extends TSchema, Result> {
-  body: S
+  /** What a body must look like. Without it any JSON value is taken. */
+  body?: S
   /** Names the FIFO. Default: the operation's type as queue. */
   lane?: (body: Static<S>, request: IntakeRequest) => LaneName
   /** Who asks. Default: the authenticated user, else the client's address. */
@@ -170,7 +171,7 @@ export interface SqlEffect<Body, Result> {
     /** They were queued, and a worker applies them: nobody waits for the answer, so an item that cannot be applied must fail. */
     queued: boolean,
   ) => readonly (EffectValue | readonly EffectValue[])[]
-  limited?: (told: unknown, item: LimitedItem<Body>) => Readonly<Record<string, unknown>>
+  limited?: (value: unknown, item: LimitedItem<Body>) => Readonly<Record<string, unknown>>
   /** Awaited before queued items are applied: the data that `values` needs may have changed since they were accepted. */
   prepare?: (items: readonly EffectItem<Body>[]) => Promise<void>
   /** Phantom: exists only for the types. */

@@ -1,44 +1,56 @@
 /**
- * The pipeline: identify → gates → verdict → execute, queue or refuse. See ARCHITECTURE.md for every exit.
+ * The intake: what `createIntake` returns. It puts the parts together, starts and stops them, and has all public calls.
  *
- * The intake's own states: starting ──migrated, enlisted──► ready ──close()──► draining ──► closed. While it is not
- * ready it refuses with 503. A database that fails later shows as faults of single calls, not as a state.
+ * Its states: starting ──migrated, enlisted──► ready ──close()──► draining ──► closed. While it is not ready it refuses with
+ * 503. A database that fails later shows as faults of single calls, not as a state.
  */
+import type { Server } from 'node:http'
 import { hostname } from 'node:os'
 import type { Static, TSchema } from 'typebox'
-import { buildItem } from '../accept/accept-item.js'
-import { Accepting, type Apply, type Effect, queuedApply } from '../accept/accepting.js'
-import { type OperationReport, standingOf } from '../core/operation-status.js'
-import type { IntakeLog, IntakeSettings } from '../core/settings.js'
+import { keyOf } from '../accept/accept-item.js'
+import { Accepting } from '../accept/accepting.js'
+import { type LaneName, laneOf } from '../core/ids.js'
+import { type OperationReport, reportsOf } from '../core/operation-status.js'
+import { type IntakeLog, type IntakeSettings, intakeDefaults } from '../core/settings.js'
+import { type ConnectionPool, connectionPool, type PoolOptions } from '../fleet/connection-pool.js'
 import { FleetNumbers } from '../fleet/fleet-numbers.js'
 import { GateRegistry } from '../fleet/gate-registry.js'
 import { PoolPermits } from '../fleet/pool-permits.js'
 import { Presence } from '../fleet/presence.js'
 import { pulseMetrics } from '../fleet/pulse-metrics.js'
-import { type BoundGate, type GateBinding, type GateRequest, gateOrder, type Permit } from '../gates/gate.js'
+import { guardRequests } from '../http/connections.js'
+import { type FastifyRoute, fastifyRoute } from '../http/fastify-binding.js'
+import { type FetchHandler, fetchHandler } from '../http/fetch-binding.js'
+import { type NodeHandler, nodeHandler } from '../http/node-binding.js'
+import type { FastifyLike, TicketRoutesOptions } from '../http/operations-routes.js'
+import { Ledger } from '../ledger/ledger.js'
 import { queueSweeps, type Sweeps } from '../maintenance/sweeps.js'
-import type { Metrics } from '../metrics/metrics.js'
+import { createMetrics, type Metrics } from '../metrics/metrics.js'
 import { loadTracing } from '../metrics/trace.js'
 import { Door } from '../pressure/door.js'
-import { Lateness } from '../pressure/lateness.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
-import type { Accepted, CancelOutcome, Pulse, Store, Tx } from '../store/port.js'
+import type { CancelOutcome, Pulse, Store, Tx } from '../store/port.js'
 import { cancelPatiently } from '../work/cancel.js'
 import { SlotGroups } from '../work/slot-groups.js'
-import { traced } from '../work/traced.js'
 import { Waiters } from '../work/waiters.js'
+import type { Admission, AdmissionOptions } from './admission.js'
 import type { Answer } from './answer.js'
 import type { DefineOptions, Definition } from './define.js'
-import { allSlotsTaken, queueFull, type Refusal, refusals, storeAwayRetryMs } from './refusal.js'
-import { Dispatch } from './run-or-wait.js'
-import type { Bound, PendingItem, Submission } from './submission.js'
+import { Definitions } from './definitions.js'
+import { Pipeline } from './pipeline.js'
+import { type Bound, type Submission, type SubmitAllOptions, type SubmitOptions, submissionOf } from './submission.js'
 import { Answering } from './verdict-to-answer.js'
 
-/** Queued operations whose effect is a function in the store are applied in batches of at most this many. */
-const togetherMax = 500
-/** For an operation that must not be queued: the shares of the accept budget that it may wait at the door, and for its write. */
-const doorShare = 0.1
-const writeShare = 0.15
+export interface IntakeOptions extends Partial<IntakeSettings> {
+  store: Store | Promise<Store>
+  log?: IntakeLog
+  metrics?: Metrics
+  /** False: return before the database is connected, and refuse with 503 until then. Default true. */
+  waitForStore?: boolean
+}
+
+/** The default timeout of a transaction. */
+const transactionMs = 10_000
 
 export class Intake {
   readonly store: Store
@@ -48,24 +60,27 @@ export class Intake {
   readonly pressure: ProcessPressure
   /** In front of the HTTP server whose requests come here. */
   readonly door: Door
-  readonly #lateness = new Lateness()
   readonly waiters: Waiters
   readonly presence: Presence
   readonly sweeps: Sweeps
-  /** Listeners for `pg_notify` messages `name:text` on the store's channel. A hint: it may be lost. */
-  readonly notices = new Map<string, (text: string) => void>()
-  /** Called when such notifications may be lost. */
-  readonly onMissed = new Set<() => void>()
   readonly fleet = new FleetNumbers()
-  readonly #definitions = new Map<string, Bound>()
-  readonly #works: SlotGroups
+  readonly pipeline: Pipeline
+  /** Witnessed events, hash-chained. */
+  readonly ledger: Ledger
+  /** Your own statement, on the connections for reads; it is its own transaction. */
+  readonly read: Tx['query']
+  /**
+   * Your own statements that write, each its own transaction, prepared once per connection: `take` for statements that bring
+   * work, `release` for statements that end work, on connections that nothing else can use up.
+   */
+  readonly statements: { take: Tx['query']; release: Tx['query'] }
+  readonly #definitions: Definitions
+  readonly #slotGroups: SlotGroups
   readonly #pools = new Map<string, PoolPermits>()
   readonly #accepting: Accepting
-  readonly #dispatch: Dispatch
-  readonly #answering: Answering
   readonly #registry: GateRegistry
-  #inFlight = 0
-  #draining = false
+  readonly #notices = new Map<string, (text: string) => void>()
+  readonly #missed = new Set<() => void>()
   #stopped: Promise<void> | undefined
   #closed: Promise<void> | undefined
 
@@ -76,31 +91,57 @@ export class Intake {
     this.log = log
     this.metrics = metrics
     this.door = options.door ?? new Door()
+    this.ledger = new Ledger(store)
+    this.read = store.read
+    this.statements = store.statements
     this.#registry = new GateRegistry(log)
     this.waiters = new Waiters((ids) => store.finished(ids))
+    const worker = (): string => this.presence.worker
     this.#accepting = new Accepting({
-      store,
-      settings,
-      metrics,
-      log,
-      worker: () => this.presence.worker,
+      ...{ store, settings, metrics, log, worker },
       depth: () => this.queueDepth,
-      general: () => this.#works.general,
+      general: () => this.#slotGroups.general,
     })
-    this.pressure = new ProcessPressure(
-      {
-        loopDelayMs: settings.pressureLoopDelayMs,
-        storeWaitMs: settings.storeTimeoutMs,
-        inFlight: settings.pressureInflightMax,
+    this.pressure = this.#makePressure()
+    this.#slotGroups = this.#makeSlotGroups(worker)
+    const answering = new Answering({
+      ...{ store, metrics, log, waiters: this.waiters, directWaitMs: settings.directWaitMs },
+      suspect: () => this.#slotGroups.suspect(),
+      announce: () => this.presence.announce('ready'),
+    })
+    this.presence = this.#makePresence()
+    const shared = { store, settings, slotGroups: this.#slotGroups, accepting: this.#accepting }
+    this.pipeline = new Pipeline({
+      ...{ ...shared, log, metrics, answering, door: this.door, presence: this.presence, registry: this.#registry },
+    })
+    this.#definitions = new Definitions({
+      ...{ ...shared, pipeline: this.pipeline },
+      binding: {
+        pressureLevel: () => this.pressure.level,
+        registerCapacity: (name, limit, resumeBelow) =>
+          this.#registry.add(name, () => store.registerGate(name, limit, resumeBelow)),
+        takeConnection: (pool, identity, limits) => this.permitsOf(pool).take(identity, limits),
       },
-      () => ({ storeWaitMs: this.#accepting.oldestMs, inFlight: this.#inFlight }),
-    )
-    this.#works = new SlotGroups({
-      store,
-      concurrency: settings.concurrency,
-      accepting: this.#accepting,
-      worker: () => this.presence.worker,
-      log,
+    })
+    this.sweeps = queueSweeps(store, settings.retentionMs, { isReady: () => this.isReady, metrics, log })
+  }
+
+  #makePressure(): ProcessPressure {
+    const {
+      pressureLoopDelayMs: loopDelayMs,
+      storeTimeoutMs: storeWaitMs,
+      pressureInflightMax: inFlight,
+    } = this.settings
+    return new ProcessPressure({ loopDelayMs, storeWaitMs, inFlight }, () => ({
+      storeWaitMs: this.#accepting.oldestMs,
+      inFlight: this.pipeline.inFlight,
+    }))
+  }
+
+  #makeSlotGroups(worker: () => string): SlotGroups {
+    const { store, settings, log, metrics } = this
+    return new SlotGroups({
+      ...{ store, log, worker, accepting: this.#accepting, concurrency: settings.concurrency },
       onAttempt: (type, outcome, runMs) => {
         metrics.attempt(type, outcome).inc()
         if (outcome !== 'lease_lost') metrics.operationRun.observe(runMs / 1_000)
@@ -109,281 +150,306 @@ export class Intake {
       onSettled: (op) => this.waiters.hint(op.id),
       onLeft: () => this.presence.announce('ready'),
     })
-    this.#dispatch = new Dispatch({ store, waiters: this.waiters, log, directWaitMs: settings.directWaitMs })
-    this.#answering = new Answering({
-      ...{ metrics, log, dispatch: this.#dispatch },
-      suspect: () => this.#works.suspect(),
-      announce: () => this.presence.announce('ready'),
-    })
-    this.presence = new Presence({
-      store,
-      leaseMs: settings.leaseMs,
-      retentionMs: settings.retentionMs,
+  }
+
+  #makePresence(): Presence {
+    const { store, settings, log } = this
+    const slotGroups = this.#slotGroups
+    return new Presence({
+      ...{ store, log, leaseMs: settings.leaseMs, retentionMs: settings.retentionMs },
       name: `${hostname()}:${process.pid}`,
-      log,
-      running: () => ({ ...this.#works.runningByType(), ...this.#works.told(), ...this.fleet.told() }),
-      announced: () => (settings.work ? this.#works.announced() : {}),
+      running: () => ({ ...slotGroups.runningByType(), ...slotGroups.figures(), ...this.fleet.figures() }),
+      announced: () => (settings.work ? slotGroups.announced() : {}),
       onPulse: (pulse, elapsedMs) => this.#observe(pulse, elapsedMs),
       afterPulse: async () => {
         await this.#registry.register()
-        await this.#works.lookAfter()
+        await slotGroups.lookAfter()
       },
-      onLost: () => this.#works.loseAll(),
+      onLost: () => slotGroups.loseAll(),
       onReady: async () => {
         await this.#registry.register()
         this.#startWork()
       },
       onWake: (kind) => {
         const colon = kind.indexOf(':')
-        if (colon >= 0) this.notices.get(kind.slice(0, colon))?.(kind.slice(colon + 1))
+        if (colon >= 0) this.#notices.get(kind.slice(0, colon))?.(kind.slice(colon + 1))
         else if (kind === 'cancel') void this.presence.beat()
-        else this.#works.wake()
+        else slotGroups.wake()
       },
-      missed: this.onMissed,
+      missed: this.#missed,
     })
-    this.sweeps = queueSweeps(store, settings.retentionMs, { isReady: () => this.isReady, metrics, log })
   }
 
+  /** Defines an operation: its body, its lane, its gates, and its handler. */
   define<S extends TSchema, Result>(type: string, options: DefineOptions<S, Result>): Definition<Static<S>, Result> {
-    if (this.#definitions.has(type)) throw new Error(`The operation type ${type} is defined already.`)
-    if (!/^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$/.test(type)) {
-      throw new RangeError(
-        `An operation type has 1 to 100 letters, digits, dots, dashes or underscores, not ${JSON.stringify(type)}.`,
-      )
-    }
-    const open = options as unknown as DefineOptions<TSchema, unknown>
-    for (const kind of ['capacity', 'halt', 'connections'] as const) {
-      if ((open.gates ?? []).filter((gate) => gate.kind === kind).length > 1) {
-        throw new Error(`The operation type ${type} has two ${kind} gates; an operation can be held by one only.`)
-      }
-    }
-    const binding = this.#gateBinding(type)
-    const gates = (open.gates ?? [])
-      .map((gate) => gate.bind(binding) as BoundGate<unknown>)
-      .sort((a, b) => gateOrder.indexOf(a.kind) - gateOrder.indexOf(b.kind))
-    const apply = open.apply as Apply | Effect | undefined
-    const slots = this.#works.slots(open.slots)
-    const flush = apply === undefined ? slots.flush : this.#accepting.applying(apply, open.pendingMax)
-    this.#definitions.set(type, { type, options: open, gates, flush, slots })
-    this.#works.handle(type, slots, {
-      backoff: open.retry ?? { baseMs: this.settings.retryBaseMs, maxMs: this.settings.retryMaxMs },
-      ...(open.run && { run: traced(type, open.run as never) }),
-      ...(open.ready && { ready: open.ready }),
-      ...(open.announces && { announces: open.announces }),
-      ...(apply && {
-        apply: queuedApply(this.store, apply),
-        ...(typeof apply !== 'function' && { together: togetherMax }),
-      }),
-    })
+    const definition = this.#definitions.define(type, options)
     // After this turn of the event loop: definitions made together are known before the first claim.
     setImmediate(() => this.#startWork())
-    return { type }
+    return definition
   }
 
-  /** Claims start once the database is connected and something is defined. */
-  #startWork(): void {
-    if (this.settings.work && this.presence.isEnlisted && !this.#draining) this.#works.start()
+  /**
+   * Gates without an operation, for work that the intake does not run. `name` is like an operation's type, and names its
+   * rates: `const calls = intake.admission('calls', { gates: [rate({ limit: 100, per: '1m' })] })`.
+   */
+  admission<Body = unknown>(name: string, options: AdmissionOptions<Body>): Admission<Body> {
+    return this.#definitions.admission(name, options)
+  }
+
+  /** For Fastify: `app.route({ method: 'POST', url: '/orders', ...intake.route(placeOrder) })`. */
+  route(definition: Definition): FastifyRoute {
+    return fastifyRoute(this, definition)
+  }
+
+  /** For Express 4 and 5, with or without `express.json()`: `app.post('/orders', intake.express(placeOrder))`. */
+  express(definition: Definition): NodeHandler {
+    return nodeHandler(this, definition)
+  }
+
+  /** For node:http: `createServer(intake.node(placeOrder))`. */
+  node(definition: Definition): NodeHandler {
+    return nodeHandler(this, definition)
+  }
+
+  /** For everything else: `(Request, { clientAddress }) => Promise<Response>`. */
+  fetch(definition: Definition): FetchHandler {
+    return fetchHandler(this, definition)
+  }
+
+  /**
+   * For your own HTTP server: under overload it accepts new connections in time, and `whenBusy: 'refuse'` learns how long
+   * requests have waited. Call it once its routes are registered (Fastify: after `await app.ready()`).
+   */
+  guard(server: Server): void {
+    guardRequests(server, this.door)
+  }
+
+  /** For Fastify: `app.register(intake.ticketRoutes())` mounts reading, waiting, cancelling and redriving. */
+  ticketRoutes(options?: TicketRoutesOptions): (app: FastifyLike) => Promise<void> {
+    return async (app) => {
+      const { ticketRoutes } = await import('../http/operations-routes.js')
+      await ticketRoutes(this, options)(app)
+    }
+  }
+
+  /**
+   * Without HTTP. The body is validated as over HTTP: if it does not fit the schema, or `check` rejects it, the answer is a
+   * refusal, mostly with the code `invalid_request` and `errors`.
+   */
+  async submit<Body>(definition: Definition<Body>, body: Body, options: SubmitOptions = {}): Promise<Answer> {
+    const { pipeline } = this
+    const bound = this.bound(definition)
+    const submission = submissionOf(body, options)
+    const gate = { identity: submission.identity, clientAddress: 'local' }
+    const refusal = pipeline.refuseEarly(bound, gate)
+    if (refusal !== null) return { kind: 'refused', refusal }
+    const permits = await pipeline.acquire(bound, gate)
+    if (!Array.isArray(permits)) return { kind: 'refused', refusal: permits }
+    try {
+      return (await invalid(bound, submission)) ?? (await pipeline.submit(bound, submission))
+    } finally {
+      for (const permit of permits) permit.release()
+    }
+  }
+
+  /**
+   * Several items of one request, for a definition with a SqlEffect: written together, each done or queued by its own lane.
+   * When a body is not valid, or the queue is full and one would have to wait in it, all are refused. With `tx`: in that
+   * transaction.
+   */
+  async submitAll<Body>(
+    definition: Definition<Body>,
+    bodies: readonly Body[],
+    options: SubmitAllOptions = {},
+    tx?: Tx,
+  ): Promise<Answer[]> {
+    const bound = this.bound(definition)
+    for (const body of bodies) {
+      const answer = await invalid(bound, submissionOf(body, options))
+      if (answer !== null) return bodies.map(() => answer)
+    }
+    return this.submitAllValid(definition, bodies, options, tx)
+  }
+
+  /** The same for bodies that the caller has validated, or made itself. */
+  submitAllValid<Body>(
+    definition: Definition<Body>,
+    bodies: readonly Body[],
+    options: SubmitAllOptions = {},
+    tx?: Tx,
+  ): Promise<Answer[]> {
+    const { idempotencyKey: key, texts } = options
+    // Each has its own key, made from the request's key.
+    const submissions = bodies.map((body, i) =>
+      submissionOf(body, { ...options, ...(key !== undefined && { idempotencyKey: `${key}\0${i}` }) }, texts?.[i]),
+    )
+    return this.pipeline.submitAll(this.bound(definition), submissions, tx)
+  }
+
+  /**
+   * Inside your own PostgreSQL transaction (`client` is a node-postgres client): it is queued if and when that commits. The
+   * body is validated as by `submit`; look at the answer before you commit.
+   */
+  async enqueue<Body>(
+    definition: Definition<Body>,
+    body: Body,
+    client: Tx,
+    options: SubmitOptions = {},
+  ): Promise<Answer> {
+    const bound = this.bound(definition)
+    const submission = submissionOf(body, options)
+    return (await invalid(bound, submission)) ?? this.pipeline.enqueue(bound, submission, client)
+  }
+
+  /**
+   * Like POST …/cancel: `cancelled` when it was queued, `asked` when it runs and its handler is asked to stop, `running`
+   * when it cannot be stopped, `gone` when it is finished or unknown.
+   */
+  async cancel(id: string, why: string): Promise<CancelOutcome> {
+    const outcome = await cancelPatiently(this.store, id, this.abortableTypes, why)
+    if (outcome === 'cancelled') {
+      this.waiters.hint(id)
+      this.wakeAll()
+    } else if (outcome === 'asked' && !this.#slotGroups.cancel(id)) this.wakeAll('cancel')
+    return outcome
+  }
+
+  /** Discards the stored outcome of this operation: its Idempotency-Key can be used as if for the first time. */
+  forgetKey(definition: Definition, used: { identity: string; key: string; operationId: string }): Promise<void> {
+    return this.store.forgetKey(keyOf(this.bound(definition).type, used.identity, used.key), used.operationId)
+  }
+
+  /** The status of operations; one statement for up to 2,000, cheap enough for each second. */
+  statusOf(ids: readonly string[]): Promise<OperationReport[]> {
+    return reportsOf(this.store, (type) => this.find(type)?.slots ?? this.#slotGroups.general, ids)
+  }
+
+  /** Unfinished operations of each lane. */
+  laneDepths(lanes: readonly LaneName[]): Promise<number[]> {
+    return this.store.laneDepths(lanes.map((lane) => laneOf(lane).id))
+  }
+
+  /**
+   * Refuses every operation with the `halt` gate of this scope (default `system`), on every instance, until `resume`. With
+   * `tx`: if and when that commits. False when it was halted already.
+   */
+  async halt(reason: string, scope = 'system', tx?: Tx): Promise<boolean> {
+    const halted = await this.store.halt(scope, reason, tx)
+    if (tx === undefined) await this.presence.beat()
+    return halted
+  }
+
+  /** False when it was not halted. */
+  async resume(scope = 'system', tx?: Tx): Promise<boolean> {
+    const resumed = await this.store.unhalt(scope, tx)
+    if (tx === undefined) await this.presence.beat()
+    return resumed
+  }
+
+  /** Pauses operations of this type, on every instance, until `resumeType`: they are queued and wait. */
+  pauseType(definition: Definition): Promise<void> {
+    return this.store.pause('', this.bound(definition).type)
+  }
+
+  async resumeType(definition: Definition): Promise<void> {
+    await this.store.resume('', this.bound(definition).type)
+    this.wakeAll()
+  }
+
+  /** Releases capacity that `apply` definitions hold, in the transaction that removes their rows. */
+  releaseCapacity(tx: Tx, gate: string, count: number): Promise<void> {
+    return this.store.releaseGate(tx, gate, count)
+  }
+
+  /** Runs `work` in a short transaction of the store; an error rolls it back. Default 10 s. */
+  async transaction<T>(work: (tx: Tx) => Promise<T>, options: { timeoutMs?: number } = {}): Promise<T> {
+    const tx = await this.store.begin(options.timeoutMs ?? transactionMs, 'operators')
+    try {
+      const result = await work(tx)
+      await tx.commit()
+      return result
+    } catch (fault) {
+      await tx.rollback()
+      throw fault
+    }
+  }
+
+  /**
+   * Calls `heard` with the text of `pg_notify(channel, name || ':' || text)`. A hint: it may be lost. `missed` is called
+   * when some may be lost, which is each second if listening is not possible.
+   */
+  onNotice(name: string, heard: (text: string) => void, missed?: () => void): void {
+    this.#notices.set(name, heard)
+    if (missed !== undefined) this.#missed.add(missed)
+  }
+
+  /**
+   * Permits held for any length of time, limited per identity and in total over all instances; shared with the `connections`
+   * gates of the same pool name.
+   */
+  pool(options: PoolOptions): ConnectionPool {
+    return connectionPool(this, options)
+  }
+
+  /** This process's current id; it changes after the lease is lost. */
+  get instance(): string {
+    return this.presence.worker
+  }
+
+  /** Reads the shared state (gates, halts) now, instead of within a second. */
+  refresh(): Promise<void> {
+    return this.presence.beat()
   }
 
   bound(definition: Definition): Bound {
-    const bound = this.#definitions.get(definition.type)
-    if (bound === undefined) throw new Error(`The operation type ${definition.type} is not defined on this intake.`)
-    return bound
+    return this.#definitions.get(definition)
   }
 
   find(type: string): Bound | undefined {
-    return this.#definitions.get(type)
+    return this.#definitions.find(type)
   }
 
   get abortableTypes(): string[] {
-    return [...this.#definitions.values()].filter((d) => d.options.abortable === true).map((d) => d.type)
+    return this.#definitions.abortableTypes
   }
 
   get isReady(): boolean {
-    return this.presence.isReady && !this.#draining
+    return this.pipeline.isReady
   }
 
-  /** How much of this process's share of the store is in use, for the load decision. */
-  get busy(): number {
-    const pool = this.store.poolState()
-    return Math.max((pool.busy + pool.waiting) / pool.max, this.#accepting.oldestMs / this.settings.acceptWaitBudgetMs)
+  get isDraining(): boolean {
+    return this.pipeline.isDraining
   }
 
-  /** The same for writes alone, for operations that do not need the pool. */
-  get writesBusy(): number {
-    return this.#accepting.oldestMs / this.settings.acceptWaitBudgetMs
+  /** Whether an operation of this type would run at once, if its lane is empty. */
+  hasSlot(definition: Definition): boolean {
+    return this.pipeline.busy <= this.settings.busyQueueAbove && this.bound(definition).slots.work.canReserve
   }
 
-  /** An operation that must not be queued is refused before it waits for long; a burst may pass. */
-  #isLate({ flush }: Bound): boolean {
-    const { acceptWaitBudgetMs } = this.settings
-    const isOver =
-      this.door.waitedMs > acceptWaitBudgetMs * doorShare || flush.expectedMs > acceptWaitBudgetMs * writeShare
-    return this.#lateness.refuses(isOver, performance.now())
-  }
-
+  /** Operations in the queue, of all processes. */
   get queueDepth(): number {
-    return this.#works.depth
+    return this.#slotGroups.depth
   }
 
-  /** The gates that need no body, cheapest first. Runs before the body is parsed. */
-  admit(bound: Bound, request: GateRequest): Refusal | null {
-    const refusal = this.#unready()
-    if (refusal !== null) return this.#refuse(bound.type, refusal)
-    for (const gate of bound.gates) {
-      if (gate.early === undefined) continue
-      const started = performance.now()
-      const early = gate.early(request)
-      this.metrics.admissionDuration.labels(gate.kind).observe((performance.now() - started) / 1_000)
-      if (early !== null) return this.#refuse(bound.type, early)
-    }
-    return null
+  /** Operations were changed from outside (redrive, resume): look for work, here and elsewhere. */
+  wakeAll(kind: 'ready' | 'cancel' = 'ready'): void {
+    this.#slotGroups.wake()
+    this.presence.announce(kind)
   }
 
-  /**
-   * Refuses an operation that must not be queued when this process is too busy, before its body is read. Not for callers who
-   * may prefer to be queued.
-   */
-  refuseBusy(bound: Bound): Refusal | null {
-    const { run, whenBusy } = bound.options
-    if (whenBusy !== 'refuse') return null
-    const { work } = bound.slots
-    const hasSlot = run === undefined || work.canReserve
-    if (hasSlot && !this.#isLate(bound) && this.busy <= this.settings.busyQueueAbove) return null
-    return this.#refuse(bound.type, allSlotsTaken(work.runMs))
-  }
-
-  /** Permits that are held while the request runs. */
-  async acquire(bound: Bound, request: GateRequest): Promise<Refusal | Permit[]> {
-    const permits: Permit[] = []
-    for (const gate of bound.gates) {
-      if (gate.acquire === undefined) continue
-      const outcome = await gate.acquire(request).catch((fault: unknown): Refusal => {
-        this.log.warn({ err: fault, type: bound.type, gate: gate.kind }, 'a place could not be taken')
-        return {
-          code: 'store_unavailable',
-          detail: 'The store did not answer. Nothing was accepted; try again later.',
-          retryAfterMs: storeAwayRetryMs,
-          gate: 'store',
-        }
-      })
-      if ('release' in outcome) {
-        permits.push(outcome)
-        continue
-      }
-      for (const permit of permits) permit.release()
-      return this.#refuse(bound.type, outcome)
-    }
+  /** Permits of a pool, shared by all instances. */
+  permitsOf(pool: string): PoolPermits {
+    const known = this.#pools.get(pool)
+    if (known !== undefined) return known
+    const { store, log, presence, settings } = this
+    const permits = new PoolPermits({
+      ...{ store, pool, log, timeoutMs: settings.storeTimeoutMs * 0.9 },
+      worker: () => presence.worker,
+      isEnlisted: () => presence.isEnlisted,
+    })
+    this.#pools.set(pool, permits)
+    this.fleet.report(`pool:${pool}`, () => permits.held)
     return permits
-  }
-
-  /** Counts a request while it is under way. */
-  enter(): () => void {
-    this.#inFlight++
-    let inside = true
-    return () => {
-      if (inside) this.#inFlight--
-      inside = false
-    }
-  }
-
-  async submit(bound: Bound, submission: Submission): Promise<Answer> {
-    const unready = this.#unready() ?? this.#full(bound)
-    if (unready !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, unready) }
-    const unregistered = await this.#unregistered()
-    if (unregistered !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, unregistered) }
-    const { work, load } = bound.slots
-    const runs = bound.options.run !== undefined
-    const later = submission.respondAsync === true
-    // A caller that asks for a ticket gets a run at once too, if slots are free: that saves the way through the queue.
-    const background = later && this.settings.work && submission.waitMs === undefined
-    const calm = this.busy <= this.settings.busyQueueAbove
-    const reserved = runs && (!later || background) && calm && work.reserve()
-    const busy = runs ? !later && !reserved : !calm
-    if (busy && bound.options.whenBusy === 'refuse') {
-      return { kind: 'refused', refusal: this.#refuse(bound.type, allSlotsTaken(work.runMs)) }
-    }
-    let held = reserved
-    try {
-      const now = runs ? reserved : !busy && !later
-      const made = buildItem(bound, submission, { busy, now, paceMs: load.paceMs(bound.type) })
-      if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
-      const { item, tiers } = made
-      const pending: PendingItem = { item, body: submission.body, tiers }
-      let accepted: Accepted
-      try {
-        const asked = performance.now()
-        const [told] = await bound.flush.submit([pending])
-        accepted = told ?? nothingTold()
-        if (reserved) work.acceptedIn(performance.now() - asked)
-      } catch (fault) {
-        return { kind: 'refused', refusal: this.#answering.storeFault(bound, item, fault) }
-      }
-      // From here on the run owns the slot; an operation that does not run now must not keep one while its caller waits.
-      if (held && accepted.verdict !== 'execute') work.unreserve()
-      held = false
-      const answer = await this.#answering.told(bound, submission, pending, accepted)
-      bound.options.onAnswer?.(answer, submission)
-      return answer
-    } finally {
-      if (held) work.unreserve()
-    }
-  }
-
-  /**
-   * Several items of one request, whose definition has a SqlEffect: decided and written together. When the queue is full and
-   * one of them would have to wait in it, all are refused. With `tx` in the caller's transaction: if that rolls back,
-   * nothing was accepted.
-   */
-  async submitAll(bound: Bound, submissions: readonly Submission[], tx?: Tx): Promise<Answer[]> {
-    const unready = this.#unready() ?? this.#full(bound) ?? (await this.#unregistered())
-    const refuseAll = (refusal: Refusal): Answer[] => submissions.map(() => ({ kind: 'refused', refusal }))
-    if (unready !== null) return refuseAll(this.#refuse(bound.type, unready))
-    const { apply } = bound.options
-    if (apply === undefined || typeof apply === 'function') throw new Error(`${bound.type} has no SqlEffect`)
-    const busy = this.busy > this.settings.busyQueueAbove
-    const all: PendingItem[] = []
-    for (const submission of submissions) {
-      const now = !busy && submission.respondAsync !== true
-      const made = buildItem(bound, submission, { busy, now, paceMs: bound.slots.load.paceMs(bound.type) })
-      if ('code' in made) return refuseAll(this.#refuse(bound.type, made))
-      all.push({ item: made.item, body: submission.body, tiers: made.tiers })
-    }
-    let accepted: readonly Accepted[]
-    try {
-      accepted =
-        tx === undefined
-          ? await bound.flush.submit(all)
-          : await this.#accepting.applyWithin(tx, apply as Effect, all, bound.options.pendingMax)
-    } catch (fault) {
-      const [first] = all
-      if (first === undefined || tx !== undefined) throw fault
-      return refuseAll(this.#answering.storeFault(bound, first.item, fault))
-    }
-    return Promise.all(
-      submissions.map(async (submission, i) => {
-        const pending = all[i]
-        if (pending === undefined) throw new RangeError(`no item ${i}`)
-        const answer = await this.#answering.told(bound, submission, pending, accepted[i] ?? nothingTold())
-        bound.options.onAnswer?.(answer, submission)
-        return answer
-      }),
-    )
-  }
-
-  /** Inside the caller's own PostgreSQL transaction: the operation exists if and when that commits. */
-  async enqueue(bound: Bound, submission: Submission, tx: Tx): Promise<Answer> {
-    const full = (await this.#unregistered()) ?? this.#full(bound)
-    if (full !== null) return { kind: 'refused', refusal: this.#refuse(bound.type, full) }
-    const made = buildItem(
-      bound,
-      { ...submission, respondAsync: true },
-      { busy: false, now: false, paceMs: bound.slots.load.paceMs(bound.type) },
-    )
-    if ('code' in made) return { kind: 'refused', refusal: this.#refuse(bound.type, made) }
-    const { item, tiers } = made
-    const accepted = await this.#accepting.within(tx, item, bound.slots)
-    return this.#answering.told(bound, submission, { item, body: submission.body, tiers }, accepted)
   }
 
   async start(): Promise<void> {
@@ -395,7 +461,7 @@ export class Intake {
 
   /** Refuses new submissions from here on. */
   drain(): void {
-    this.#draining = true
+    this.pipeline.drain()
   }
 
   /** Finishes running operations, gives back the rest, answers waiting callers; the store stays open. */
@@ -403,13 +469,13 @@ export class Intake {
     this.#stopped ??= (async () => {
       this.drain()
       await Promise.all([this.sweeps.stop(), this.#accepting.drained()])
-      await this.#works.stop(this.settings.drainMs)
+      await this.#slotGroups.stop(this.settings.drainMs)
       this.waiters.close()
     })()
     return this.#stopped
   }
 
-  /** Refuses new submissions, finishes running operations, gives back the rest. */
+  /** Drains: refuses new submissions, finishes running operations, gives the rest back. */
   close(): Promise<void> {
     this.#closed ??= (async () => {
       await this.stop()
@@ -420,92 +486,48 @@ export class Intake {
     return this.#closed
   }
 
-  get isDraining(): boolean {
-    return this.#draining
-  }
-
-  /** Operations were changed from outside (redrive, resume): look for work, here and elsewhere. */
-  wakeAll(kind: 'ready' | 'cancel' = 'ready'): void {
-    this.#works.wake()
-    this.presence.announce(kind)
-  }
-
-  /** Removes a queued operation, or asks a running one to stop; its waiting callers are notified. */
-  async cancel(id: string, why: string): Promise<CancelOutcome> {
-    const outcome = await cancelPatiently(this.store, id, this.abortableTypes, why)
-    if (outcome === 'cancelled') {
-      this.waiters.hint(id)
-      this.wakeAll()
-    } else if (outcome === 'asked' && !this.#works.cancel(id)) this.wakeAll('cancel')
-    return outcome
-  }
-
-  statusOf(ids: readonly string[]): Promise<OperationReport[]> {
-    return standingOf(this.store, (type) => this.#definitions.get(type)?.slots ?? this.#works.general, ids)
-  }
-
-  /** Permits of a pool, shared by all instances. */
-  places(pool: string): PoolPermits {
-    const known = this.#pools.get(pool)
-    if (known !== undefined) return known
-    const { store, log, presence, settings } = this
-    const places = new PoolPermits({
-      ...{ store, pool, log, timeoutMs: settings.storeTimeoutMs * 0.9 },
-      worker: () => presence.worker,
-      isEnlisted: () => presence.isEnlisted,
-    })
-    this.#pools.set(pool, places)
-    this.fleet.tells.set(`pool:${pool}`, () => places.held)
-    return places
-  }
-
-  #unready(): Refusal | null {
-    if (this.#draining) return refusals.draining
-    return this.presence.isReady ? null : refusals.storeAway
-  }
-
-  async #unregistered(): Promise<Refusal | null> {
-    if (this.#registry.isComplete) return null
-    try {
-      await this.#registry.register()
-      return null
-    } catch {
-      return refusals.limitsUnknown
-    }
-  }
-
-  #full(bound: Bound): Refusal | null {
-    if (bound.flush.isFull) return refusals.writesWait
-    if (this.queueDepth >= this.settings.pendingMax && bound.options.apply === undefined) {
-      return queueFull(bound.slots.load.drainMs(this.queueDepth - this.settings.pendingMax + 1))
-    }
-    return null
-  }
-
-  #refuse(route: string, refusal: Refusal): Refusal {
-    return this.#answering.refuse(route, refusal)
+  /** Claims start once the database is connected and something is defined. */
+  #startWork(): void {
+    if (this.settings.work && this.presence.isEnlisted && !this.isDraining) this.#slotGroups.start()
   }
 
   #observe(pulse: Pulse, elapsedMs: number): void {
     this.fleet.observe(pulse)
-    this.#works.observe(pulse, elapsedMs)
-    for (const { gates } of this.#definitions.values()) for (const gate of gates) gate.observe?.(pulse)
+    this.#slotGroups.observe(pulse, elapsedMs)
+    this.#definitions.observe(pulse)
     pulseMetrics(this.metrics, this.fleet, pulse, this.store.poolState())
-  }
-
-  #gateBinding(type: string): GateBinding {
-    return {
-      type,
-      now: () => performance.now(),
-      pressureLevel: () => this.pressure.level,
-      registerCapacity: (name, limit, resumeBelow) => {
-        this.#registry.add(name, () => this.store.registerGate(name, limit, resumeBelow))
-      },
-      takeConnection: (pool, identity, limits) => this.places(pool).take(identity, limits),
-    }
   }
 }
 
-function nothingTold(): never {
-  throw new Error('the store gave no verdict')
+/** The refusal of a body that is not valid. */
+async function invalid(bound: Bound, submission: Submission): Promise<Answer | null> {
+  const parsing = bound.parse(submission.body, submission.request)
+  const parsed = parsing instanceof Promise ? await parsing : parsing
+  if (parsed.ok) return null
+  return { kind: 'refused', refusal: { ...parsed.problem, gate: 'body' } }
+}
+
+/** Without typebox, `define` says what to install. Any other failure is an error. */
+async function loadTypebox(): Promise<void> {
+  await import('../http/typebox.js').catch((fault: unknown) => {
+    if ((fault as { code?: unknown }).code !== 'ERR_MODULE_NOT_FOUND') throw fault
+  })
+}
+
+const silent: IntakeLog = { debug: nothing, info: nothing, warn: nothing, error: nothing }
+function nothing(): void {}
+
+export async function openIntake(options: IntakeOptions): Promise<Intake> {
+  const { store, log, metrics, waitForStore, ...settings } = options
+  await loadTypebox()
+  const intake = new Intake({
+    store: await store,
+    settings: { ...intakeDefaults, ...settings },
+    log: log ?? silent,
+    metrics: metrics ?? createMetrics(),
+  })
+  const started = intake.start()
+  if (waitForStore !== false) await started
+  else started.catch((fault: unknown) => intake.log.error({ err: fault }, 'the store cannot be used'))
+  return intake
 }

@@ -1,6 +1,7 @@
 import type { ProblemCode } from '@spillway/protocol/wire'
+import type { GateRequest, RateTier } from '../gates/gate.js'
 import type { Accepted, RateState } from '../store/port.js'
-import type { Bound, PendingItem, Submission } from './submission.js'
+import type { BoundGates } from './submission.js'
 
 /** "Not now", or "not like this": why, and when to retry. Returned, never thrown. */
 export interface Refusal {
@@ -12,6 +13,8 @@ export interface Refusal {
   /** Which gate refused, for metrics. */
   gate?: string
   rate?: RateStatus
+  /** The faults of a body and their places (JSON pointers). */
+  errors?: readonly { path: string; message: string }[]
   /** Additional members of the problem document, and its own type and title. */
   extensions?: Record<string, unknown>
   type?: string
@@ -29,7 +32,7 @@ export interface RateStatus {
   resetAtMs: number
 }
 
-export function toldRate(
+export function rateStatus(
   rate: RateState,
   tiers: readonly { name: string; limit: number; windowMinutes: number }[],
 ): RateStatus | undefined {
@@ -47,12 +50,12 @@ export function toldRate(
 
 /** The accepting transaction refused: the gate responsible says why. */
 export function refusedBy(
-  bound: Bound,
-  submission: Submission,
-  { tiers, told }: PendingItem,
+  bound: BoundGates,
+  request: GateRequest,
+  body: unknown,
+  tiers: readonly RateTier[],
   accepted: Extract<Accepted, { verdict: 'refuse' }>,
 ): Refusal {
-  const request = { identity: submission.identity, clientAddress: submission.request.clientAddress }
   if (accepted.by === 'depth') return queueFull(null)
   if (accepted.by !== 'rate') {
     const gate = bound.gates.find((g) => g.kind === accepted.by)
@@ -62,11 +65,11 @@ export function refusedBy(
   const tier = tiers[accepted.rate.tier]
   // Tiers are in the order of their rate gates.
   const gates = bound.gates.filter((g) => g.kind === 'rate')
-  const gate = gates.find((g) => g.exact?.(request, submission.body).rates?.some((r) => r.key === tier?.key) === true)
-  if (tier === undefined || gate?.refused === undefined) throw new Error('refused by a rate that is not there')
+  const gate = gates.find((g) => g.exact?.(request, body).rates?.some((r) => r.key === tier?.key) === true)
+  if (tier === undefined || gate?.refused === undefined)
+    throw new Error(`refused by a rate that ${bound.type} does not have`)
   const { resetMs, resetAtMs } = accepted.rate
-  const refusal = gate.refused(request, { ...tier, resetMs, resetAtMs })
-  return told === undefined ? refusal : { ...refusal, extensions: { ...refusal.extensions, ...told } }
+  return gate.refused(request, { ...tier, resetMs, resetAtMs })
 }
 
 export const storeAwayRetryMs = 2_000

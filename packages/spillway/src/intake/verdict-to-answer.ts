@@ -1,18 +1,21 @@
-/** Turns the store's decision into the caller's answer, and counts it. */
+/** Turns the store's verdict into the caller's answer, and counts it: run now, wait, replay or refuse. */
 
 import { codeOf } from '../accept/conflict-retry.js'
 import type { IntakeLog } from '../core/settings.js'
 import type { Metrics } from '../metrics/metrics.js'
-import type { Accepted, AcceptItem } from '../store/port.js'
+import type { Accepted, AcceptItem, Claimed, Store, StoredAnswer, Ticket } from '../store/port.js'
+import type { Outcome } from '../work/attempt.js'
+import type { Waiters } from '../work/waiters.js'
 import type { Answer } from './answer.js'
-import { type Refusal, refusedBy, storeAwayRetryMs, toldRate } from './refusal.js'
-import type { Dispatch } from './run-or-wait.js'
+import { type Refusal, rateStatus, refusedBy, storeAwayRetryMs } from './refusal.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
 
 export interface AnsweringOptions {
+  store: Store
   metrics: Metrics
   log: IntakeLog
-  dispatch: Dispatch
+  waiters: Waiters
+  directWaitMs: number
   /** The store may have granted leases that this process does not know about. */
   suspect(): void
   /** Other instances may have work to do. */
@@ -32,11 +35,11 @@ export class Answering {
   }
 
   /** The caller's answer for the accepting transaction's decision. */
-  async told(bound: Bound, submission: Submission, pending: PendingItem, accepted: Accepted): Promise<Answer> {
+  async answer(bound: Bound, submission: Submission, pending: PendingItem, accepted: Accepted): Promise<Answer> {
     const { item, tiers } = pending
     const { type } = bound
-    const rateTold = 'rate' in accepted && accepted.rate !== null ? toldRate(accepted.rate, tiers) : undefined
-    const rate = rateTold === undefined ? {} : { rate: rateTold }
+    const status = 'rate' in accepted && accepted.rate !== null ? rateStatus(accepted.rate, tiers) : undefined
+    const rate = status === undefined ? {} : { rate: status }
     switch (accepted.verdict) {
       case 'apply':
         this.#o.metrics.admissions.labels(type, 'execute', 'applied').inc()
@@ -46,13 +49,13 @@ export class Answering {
         if (item.reason === 'requested' || item.reason === 'still_running') {
           const { reason } = item
           this.#o.metrics.admissions.labels(type, reason === 'requested' ? 'queue' : 'execute', reason).inc()
-          this.#o.dispatch.start(bound, item, accepted)
+          this.#start(bound, item, accepted)
           // It runs, so there is no backlog before it.
           const { id: operationId, paceMs: waitMs } = item
           return { kind: 'queued', operationId, place: 0, waitMs, reason, replayed: false, ...rate }
         }
         this.#o.metrics.admissions.labels(type, 'execute', 'direct').inc()
-        return { ...(await this.#o.dispatch.execute(bound, item, accepted, submission)), ...rate }
+        return { ...(await this.#execute(bound, item, accepted, submission)), ...rate }
       case 'queue': {
         this.#o.metrics.admissions.labels(type, 'queue', accepted.reason).inc()
         this.#queued(bound, item)
@@ -65,13 +68,13 @@ export class Answering {
           replayed: false,
           ...rate,
         }
-        return submission.waitMs ? this.#o.dispatch.waitFor(queued, submission.waitMs, submission.signal) : queued
+        return submission.waitMs ? this.#waitFor(queued, submission.waitMs, submission.signal) : queued
       }
       case 'refuse':
-        return { kind: 'refused', refusal: this.refuse(type, refusedBy(bound, submission, pending, accepted)) }
+        return { kind: 'refused', refusal: this.refuse(type, refusalOf(bound, submission, pending, accepted)) }
       case 'replay':
         this.#o.metrics.admissions.labels(type, 'replay', accepted.answer.v).inc()
-        return { ...(await this.#o.dispatch.replay(accepted, submission)), ...rate }
+        return { ...(await this.#replay(accepted, submission)), ...rate }
       case 'mismatch':
         return this.#conflict(type, {
           code: 'idempotency_mismatch',
@@ -87,6 +90,75 @@ export class Answering {
     }
   }
 
+  /** Runs an operation that its acceptance assigned to this process. */
+  async #execute(
+    { slots }: Bound,
+    item: AcceptItem,
+    accepted: Extract<Accepted, { verdict: 'execute' }>,
+    submission: Submission,
+  ): Promise<Answer> {
+    const patienceMs = submission.waitMs ?? this.#o.directWaitMs
+    const started = performance.now()
+    let timer: NodeJS.Timeout | undefined
+    const late = new Promise<'late'>((resolve) => {
+      timer = setTimeout(() => resolve('late'), patienceMs)
+    })
+    const outcome = await Promise.race([slots.work.execute(claimedBy(item, accepted)), late])
+    clearTimeout(timer)
+    if (outcome === 'late') return this.#becameTicket(item, 'still_running', 0)
+    if (outcome === null) return this.#afterLoss(item)
+    if (outcome.kind !== 'retry' && outcome.kind !== 'released') return settledAnswer(item.id, outcome)
+    // It will be retried. A caller that set a waiting time waits for the retry, too.
+    const leftMs = submission.waitMs === undefined ? 0 : patienceMs - (performance.now() - started)
+    const ticket = leftMs > 0 ? await this.#o.waiters.wait(item.id, leftMs, submission.signal) : null
+    const answer = ticket === null ? null : finishedAnswer(ticket)
+    if (answer !== null) return answer
+    return outcome.kind === 'retry'
+      ? this.#becameTicket(item, 'retrying', outcome.delayMs)
+      : this.#becameTicket(item, 'still_running', 0)
+  }
+
+  /** The same for a caller that has its ticket already: nobody waits for the end. */
+  #start({ slots }: Bound, item: AcceptItem, accepted: Extract<Accepted, { verdict: 'execute' }>): void {
+    void slots.work.execute(claimedBy(item, accepted))
+  }
+
+  /** The caller's time ended before the run did: the work is durable, so the answer is a ticket. */
+  async #becameTicket(item: AcceptItem, reason: 'still_running' | 'retrying', waitMs: number): Promise<Answer> {
+    const answer = { place: 0, wait_ms: Math.max(waitMs, item.paceMs), reason }
+    if (item.idempotency !== null) {
+      await this.#o.store
+        .answerKey(item.idempotency.key, item.id, { v: 'queue', ...answer })
+        .catch((fault: unknown) => {
+          // The key stays "in progress" and gets its answer when the operation is settled.
+          this.#o.log.warn({ err: fault, operation: item.id }, 'could not keep the answer for its Idempotency-Key')
+        })
+    }
+    return { kind: 'queued', operationId: item.id, place: 0, waitMs: answer.wait_ms, reason, replayed: false }
+  }
+
+  /** The lease was lost during the run, or the settlement's answer was lost: the ticket has the outcome. */
+  async #afterLoss(item: AcceptItem): Promise<Answer> {
+    const ticket = await this.#o.store.ticket(item.id).catch(() => null)
+    const answer = ticket === null ? null : finishedAnswer(ticket)
+    return answer ?? this.#becameTicket(item, 'still_running', 0)
+  }
+
+  /** Waits for a queued operation and answers as if it had run now. */
+  async #waitFor(queued: Extract<Answer, { kind: 'queued' }>, ms: number, signal?: AbortSignal): Promise<Answer> {
+    const ticket = await this.#o.waiters.wait(queued.operationId, ms, signal)
+    const answer = ticket === null ? null : finishedAnswer(ticket)
+    return answer === null ? queued : { ...answer, ...(queued.rate && { rate: queued.rate }) }
+  }
+
+  /** The stored answer; a caller that waits gets the same answer as the first one. */
+  async #replay(accepted: Extract<Accepted, { verdict: 'replay' }>, submission: Submission): Promise<Answer> {
+    const answer = replayed(accepted.operationId, accepted.answer)
+    if (answer.kind !== 'queued' || !submission.waitMs) return answer
+    const waited = await this.#waitFor(answer, submission.waitMs, submission.signal)
+    return waited.kind === 'refused' ? waited : { ...waited, replayed: true }
+  }
+
   #conflict(type: string, refusal: Refusal): Answer {
     return { kind: 'refused', refusal: this.refuse(type, refusal) }
   }
@@ -99,22 +171,115 @@ export class Answering {
   }
 
   /** The accepting statement failed: nothing was decided, or the outcome is unknown. */
-  storeFault(bound: Bound, item: AcceptItem, fault: unknown): Refusal {
-    if (item.execute) this.#o.suspect()
+  storeFault(type: string, fault: unknown, item?: AcceptItem): Refusal {
+    if (item?.execute === true) this.#o.suspect()
     const code = codeOf(fault)
     if (code === 'data' || code === undefined || code === 'other') {
-      this.#o.log.error({ err: fault, type: bound.type, operation: item.id }, 'an operation could not be stored')
-      return this.refuse(bound.type, {
+      this.#o.log.error({ err: fault, type, operation: item?.id }, 'an operation could not be stored')
+      return this.refuse(type, {
         code: 'internal_error',
         detail: 'The operation could not be stored.',
         gate: 'store',
       })
     }
-    return this.refuse(bound.type, {
+    return this.refuse(type, {
       code: 'store_unavailable',
       detail: 'The store did not confirm. Repeat the request with the same Idempotency-Key.',
       retryAfterMs: code === 'disk_full' ? 30_000 : storeAwayRetryMs,
       gate: 'store',
     })
+  }
+}
+
+function refusalOf(
+  bound: Bound,
+  { identity, request, body }: Submission,
+  { tiers, limited }: PendingItem,
+  accepted: Extract<Accepted, { verdict: 'refuse' }>,
+): Refusal {
+  const refusal = refusedBy(bound, { identity, clientAddress: request.clientAddress }, body, tiers, accepted)
+  return limited === undefined ? refusal : { ...refusal, extensions: { ...refusal.extensions, ...limited } }
+}
+
+function claimedBy(item: AcceptItem, accepted: Extract<Accepted, { verdict: 'execute' }>): Claimed {
+  return {
+    fence: accepted.fence,
+    lane: item.lane,
+    seq: accepted.seq,
+    id: item.id,
+    type: item.type,
+    queue: item.queue,
+    partition: item.partition,
+    priority: item.priority,
+    identity: item.identity,
+    payload: item.payload,
+    waitedMs: 0,
+    careful: false,
+    due: true,
+    attempts: 0,
+    maxAttempts: item.maxAttempts,
+    timeoutMs: item.timeoutMs,
+    traceparent: item.traceparent,
+    idempotencyKey: item.idempotency?.key ?? null,
+    gate: item.gate,
+  }
+}
+
+/** For an operation that has left its lane. */
+function settledAnswer(operationId: string, outcome: Exclude<Outcome, { kind: 'retry' | 'released' }>): Answer {
+  switch (outcome.kind) {
+    case 'completed':
+      return { kind: 'done', operationId, result: outcome.result ?? null, replayed: false }
+    case 'failed':
+      return { kind: 'failed', operationId, error: outcome.error, result: outcome.result ?? null, replayed: false }
+    case 'cancelled':
+      return { kind: 'failed', operationId, error: 'The operation was cancelled.', result: null, replayed: false }
+  }
+}
+
+/** The answer that an idempotency key stored. */
+function replayed(operationId: string, answer: StoredAnswer): Answer {
+  switch (answer.v) {
+    case 'queue':
+      return {
+        kind: 'queued',
+        operationId,
+        place: answer.place,
+        waitMs: answer.wait_ms,
+        reason: answer.reason,
+        replayed: true,
+      }
+    case 'done':
+      return { kind: 'done', operationId, result: answer.result, replayed: true }
+    case 'failed':
+      return { kind: 'failed', operationId, error: answer.error, result: answer.result ?? null, replayed: true }
+    case 'cancelled':
+      return { kind: 'failed', operationId, error: 'The operation was cancelled.', result: null, replayed: true }
+  }
+}
+
+/** Null while the operation is not finished. */
+function finishedAnswer(ticket: Ticket): Extract<Answer, { kind: 'done' | 'failed' }> | null {
+  switch (ticket.status) {
+    case 'completed':
+      return { kind: 'done', operationId: ticket.id, result: ticket.result, replayed: false }
+    case 'failed':
+      return {
+        kind: 'failed',
+        operationId: ticket.id,
+        error: ticket.error ?? '',
+        result: ticket.result,
+        replayed: false,
+      }
+    case 'cancelled':
+      return {
+        kind: 'failed',
+        operationId: ticket.id,
+        error: 'The operation was cancelled.',
+        result: null,
+        replayed: false,
+      }
+    default:
+      return null
   }
 }

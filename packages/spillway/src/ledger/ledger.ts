@@ -60,10 +60,10 @@ export class Ledger {
   async verify(): Promise<Verification> {
     const { head, lastRow } = await this.#store.ledgerHead()
     const to = head?.seq ?? lastRow
-    const told = { from: Math.min(1, to), head_hash: head?.hash ?? null }
+    const range = { from: Math.min(1, to), head_hash: head?.hash ?? null }
     let seq = 0
     let hash = genesisHash
-    const broken = (at: number): Verification => ({ ok: false, ...told, to: seq, broken_at: at })
+    const broken = (at: number): Verification => ({ ok: false, ...range, to: seq, broken_at: at })
     while (seq < to) {
       const look = await this.#store.ledgerCheck(seq, hash, Math.min(rowsPerLook, to - seq))
       if (look.brokenAt !== null) return broken(look.brokenAt)
@@ -75,6 +75,6 @@ export class Ledger {
     if (head === null) return broken(to + 1)
     if (hash !== head.hash) return broken(to)
     if (lastRow > to) return broken(to + 1)
-    return { ok: true, ...told, to }
+    return { ok: true, ...range, to }
   }
 }

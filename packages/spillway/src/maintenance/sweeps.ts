@@ -14,6 +14,7 @@
 import type { IntakeLog } from '../core/settings.js'
 import type { Metrics } from '../metrics/metrics.js'
 import type { Store } from '../store/port.js'
+import { withDeadline } from '../time/with-deadline.js'
 
 export interface SweptBatch {
   /** Rows, by table. */
@@ -111,13 +112,7 @@ export class Sweeps {
   }
 
   async #ended(): Promise<void> {
-    if (this.#running === null) return
-    let timer: NodeJS.Timeout | undefined
-    const late = new Promise<void>((resolve) => {
-      timer = setTimeout(resolve, stopMs)
-    })
-    await Promise.race([this.#running, late])
-    clearTimeout(timer)
+    if (this.#running !== null) await withDeadline(this.#running, stopMs, () => undefined)
   }
 
   #schedule(): void {

@@ -40,19 +40,6 @@ const nowhere: MetricRegistry = { registerMetric: () => undefined }
  * is down.
  */
 export function createMetrics(registry: MetricRegistry = nowhere) {
-  let operations: { readonly labels: { type: string; status: string }; value: number }[] = []
-  register(
-    { registry, name: 'spillway_operations', help: 'Operations held, by type and status' },
-    'gauge',
-    () => operations,
-  )
-  const storePool = new GaugeFamily({
-    registry,
-    name: 'spillway_store_pool',
-    help: 'Connections to the store: busy, idle, requests waiting for one, and the most allowed',
-    labelNames: ['state'],
-  })
-
   return {
     admissions: new CounterFamily({
       registry,
@@ -139,22 +126,44 @@ export function createMetrics(registry: MetricRegistry = nowhere) {
     attempt(type: string, outcome: AttemptOutcome): CounterChild {
       return this.operationAttempts.labels(type, outcome)
     },
-    /** Replaces all counts: a type that is missing in the sample is gone, not stale. */
-    setOperations(sample: readonly OperationCount[]): void {
-      const types = new Set<string>()
-      const counts = new Map<string, (typeof operations)[number]>()
-      for (const { type, status, count } of sample) {
-        if (types.size < operationTypesMax) types.add(type)
-        const labels = { type: types.has(type) ? type : otherLabel, status }
-        const key = `${labels.type}\0${status}`
-        const known = counts.get(key)
-        if (known === undefined) counts.set(key, { labels, value: count })
-        else known.value += count
-      }
-      operations = [...counts.values()]
-    },
-    setStorePool(sample: Readonly<Record<PoolState, number>>): void {
-      for (const [state, count] of Object.entries(sample)) storePool.labels(state).set(count)
-    },
+    setOperations: operationCounts(registry),
+    setStorePool: storePool(registry),
+  }
+}
+
+type CountByLabels = { readonly labels: { type: string; status: string }; value: number }
+
+/** Returns a function that replaces all counts: a type that is missing in the sample is gone, not stale. */
+function operationCounts(registry: MetricRegistry): (sample: readonly OperationCount[]) => void {
+  let operations: CountByLabels[] = []
+  register(
+    { registry, name: 'spillway_operations', help: 'Operations held, by type and status' },
+    'gauge',
+    () => operations,
+  )
+  return (sample) => {
+    const types = new Set<string>()
+    const counts = new Map<string, CountByLabels>()
+    for (const { type, status, count } of sample) {
+      if (types.size < operationTypesMax) types.add(type)
+      const labels = { type: types.has(type) ? type : otherLabel, status }
+      const key = `${labels.type}\0${status}`
+      const known = counts.get(key)
+      if (known === undefined) counts.set(key, { labels, value: count })
+      else known.value += count
+    }
+    operations = [...counts.values()]
+  }
+}
+
+function storePool(registry: MetricRegistry): (sample: Readonly<Record<PoolState, number>>) => void {
+  const family = new GaugeFamily({
+    registry,
+    name: 'spillway_store_pool',
+    help: 'Connections to the store: busy, idle, requests waiting for one, and the most allowed',
+    labelNames: ['state'],
+  })
+  return (sample) => {
+    for (const [state, count] of Object.entries(sample)) family.labels(state).set(count)
   }
 }

@@ -18,13 +18,13 @@ function windowOf(windowMs = 5_000) {
 }
 
 describe('the latency window', () => {
-  it('tells the percentiles of what ended', () => {
+  it('reports the percentiles of what ended', () => {
     const { window } = windowOf()
     for (let ms = 100; ms >= 1; ms--) window.add(ms)
     expect(window.percentiles()).toEqual({ p50: 50, p95: 95, p99: 99, count: 100 })
   })
 
-  it('tells of one alone', () => {
+  it('reports a single value', () => {
     const { window } = windowOf()
     window.add(7)
     expect(window.percentiles()).toMatchObject({ p50: 7, p95: 7, p99: 7 })

@@ -29,7 +29,7 @@ describe('lateness', () => {
     expect(during(1_000, over)).toBe(900)
   })
 
-  it('once strict refuses whoever waits too long, and only them', () => {
+  it('once strict refuses requests that waited too long, and no others', () => {
     const { during } = latenessOf()
     during(200, over)
     expect(during(400, (at) => at % 2 === 0)).toBe(200)

@@ -95,6 +95,14 @@ export type Accepted =
   | { verdict: 'mismatch' }
   | { verdict: 'in_progress' }
 
+/** A request that only passes gates; no operation is written. */
+export type AdmitItem = Pick<AcceptItem, 'halt' | 'rates'>
+
+export type Admitted =
+  | { verdict: 'admit'; rate: RateState | null }
+  | { verdict: 'refuse'; by: 'halt'; rate: null }
+  | { verdict: 'refuse'; by: 'rate'; rate: RateState }
+
 /** The decision on a flush of applied items, by their indices. */
 export interface Decided {
   applied: readonly number[]
@@ -345,6 +353,8 @@ export interface Store {
   migrate(): Promise<{ from: number; to: number }>
 
   accept(items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]>
+  /** Halts and rates alone, for requests without an operation. */
+  admit(items: readonly AdmitItem[]): Promise<Admitted[]>
   /**
    * The same for items whose effect is rows in this store: `effect` writes the items with the verdict `apply` in the same
    * transaction, and its answers are stored for their idempotency keys.
@@ -363,7 +373,7 @@ export interface Store {
     context: AcceptContext,
     effect: StoreEffect,
     tx?: Tx,
-  ): Promise<{ accepted: Accepted[]; told: unknown[] }>
+  ): Promise<{ accepted: Accepted[]; results: unknown[] }>
   /** The effect of queued operations. */
   applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]>
   /** Inside the caller's own transaction; nothing is executed at once. */

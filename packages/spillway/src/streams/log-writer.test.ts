@@ -34,7 +34,7 @@ describe('LogWriter', () => {
     expect(written).toEqual([['a', { first: 1, chunks: ['one'], end: null }]])
   })
 
-  it('writes behind the last chunk that it was told of', async () => {
+  it('writes after the last chunk that it knows', async () => {
     const { log, open } = setup()
     const stream = open('a', 7)
     stream.push('eight')
@@ -173,10 +173,10 @@ describe('LogWriter', () => {
     await vi.advanceTimersByTimeAsync(10)
     expect(hung.gone).toBe('failed')
     expect(log.texts('young')).toEqual(['x'])
-    expect(warnings).toContain('an append was given up: no answer in time')
+    expect(warnings).toContain('an append had no answer in time')
   })
 
-  it('tells the one that lost its stream, and goes on with the others', async () => {
+  it('notifies the writer that lost its stream, and goes on with the others', async () => {
     const { log, open } = setup()
     log.put('a', { first: 1, chunks: ['theirs'], end: null })
     const [a, b] = [open('a'), open('b')]
@@ -194,7 +194,7 @@ describe('LogWriter', () => {
     expect(log.texts('b')).toEqual(['x', 'y'])
   })
 
-  it('tells a listener that comes after it was lost', async () => {
+  it('calls a listener that is added after it was lost', async () => {
     const { open } = setup()
     const first = open('a')
     open('a')

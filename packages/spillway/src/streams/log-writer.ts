@@ -1,3 +1,4 @@
+import { withDeadline } from '../time/with-deadline.js'
 import { LogFault, type StreamKey, type StreamLog, type StreamRecord } from './port.js'
 import { type Entry, PendingStream, type StreamWriter, type WriterOwner } from './stream-writer.js'
 
@@ -102,12 +103,8 @@ export class LogWriter {
   async close(): Promise<void> {
     if (this.#state === 'open') this.#state = 'closing'
     if (this.#state === 'closing' && !this.#isIdle) {
-      let timer: NodeJS.Timeout | undefined
-      await new Promise<void>((resolve) => {
-        this.#idle.push(resolve)
-        timer = setTimeout(resolve, this.#patienceMs)
-      })
-      clearTimeout(timer)
+      const idle = new Promise<void>((resolve) => this.#idle.push(resolve))
+      await withDeadline(idle, this.#patienceMs, () => undefined)
     }
     this.#state = 'closed'
     clearTimeout(this.#pause)
@@ -258,7 +255,7 @@ export class LogWriter {
     for (const writer of this.#ready) if (writer.hasPending) look(writer, writer.sinceMs)
     const isOver = (entry: Entry): boolean => !entry.writer.isLive && now - entry.sinceMs >= this.#patienceMs
     if (this.#flight?.every(isOver) === true) {
-      this.#warn({ log: this.#log.name, records: this.#flight.length }, 'an append was given up: no answer in time')
+      this.#warn({ log: this.#log.name, records: this.#flight.length }, 'an append had no answer in time')
       for (const entry of this.#flight) entry.writer.release(entry)
       this.#flight = null
       this.#schedule()

@@ -189,7 +189,7 @@ export class ReadLane {
     const awaited = flight?.filter((follow) => follow.flight === flight && look(follow)) ?? []
     // Nobody waits for that call any more, so the next one need not either.
     if (flight !== null && awaited.length === 0) {
-      warn({ log: log.name, cursors: flight.length }, 'a read was given up: no answer in time')
+      warn({ log: log.name, cursors: flight.length }, 'a read had no answer in time')
       this.#flight = null
       this.#schedule()
     }

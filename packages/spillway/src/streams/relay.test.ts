@@ -183,7 +183,7 @@ describe('Relay', () => {
     expect(next.value).toEqual(record(1, '1'))
   })
 
-  it('has one read under way, in which whoever came meanwhile is not', async () => {
+  it('has one read at a time, without followers that joined meanwhile', async () => {
     const { log, follow } = setup()
     const release = log.hold('read')
     watch(follow('a').next())
@@ -197,7 +197,7 @@ describe('Relay', () => {
     expect(log.reads.map(({ length }) => length)).toEqual([1, 2])
   })
 
-  it('finds what no bell told of within a second or so', async () => {
+  it('finds chunks without a bell within about a second', async () => {
     const { log, follow } = setup()
     const next = watch(follow('a').next())
     await settle()

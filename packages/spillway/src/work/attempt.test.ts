@@ -71,13 +71,13 @@ describe('outcomeOf', () => {
     [new Error('a\0b'), 'a\uFFFDb'],
     [new Error('lone \ud800'), 'lone \uFFFD'],
     [new Error('x'.repeat(5_000)), 'x'.repeat(2_000)],
-  ])('%s is told as a text that can be stored', (thrown, error) => {
+  ])('%s becomes a text that can be stored', (thrown, error) => {
     expect(outcomeOf(thrown, claimed(), backoff)).toMatchObject({ error })
   })
 })
 
 describe('Attempt', () => {
-  it('tells the handler what it runs', () => {
+  it('shows the handler what it runs', () => {
     const op = claimed({ attempts: 1, identity: 'ann', partition: 'p', traceparent: '00-a-b-01' })
     const attempt = new Attempt(storeDouble(), op, 100)
     expect(attempt).toMatchObject({
@@ -105,9 +105,9 @@ describe('Attempt', () => {
     const late = new Attempt(storeDouble(), claimed(), 0)
     late.abort('cancelled')
     expect(late.signal.reason).toMatchObject({ code: 'cancelled' })
-    const told = vi.fn()
-    late.whenAborted(told)
-    expect(told).toHaveBeenCalledTimes(1)
+    const listener = vi.fn()
+    late.whenAborted(listener)
+    expect(listener).toHaveBeenCalledTimes(1)
   })
 
   it('opens one transaction, at the first query', async () => {
@@ -126,7 +126,7 @@ describe('Attempt', () => {
     expect(tx.rollback).toHaveBeenCalledTimes(1)
   })
 
-  it('opens none for a handler that was given up on', async () => {
+  it('opens none for a handler that timed out', async () => {
     const begin = vi.fn()
     const attempt = new Attempt(storeDouble({ begin }), claimed(), 0)
     attempt.abort('timeout')

@@ -9,7 +9,8 @@
 import { type BackoffOptions, backoffMs } from '../core/backoff.js'
 import { FailOperation, OperationAborted, RetryOperation } from '../core/outcome.js'
 import type { RunContext } from '../intake/define.js'
-import type { Claimed, OpenTx, Store, Tx } from '../store/port.js'
+import { isTracing, parseTraceparent, withSpan } from '../metrics/trace.js'
+import type { Claimed, Leaving, OpenTx, Store, StoredAnswer, Tx } from '../store/port.js'
 
 export type Outcome =
   | { kind: 'completed'; result: unknown }
@@ -164,3 +165,48 @@ declare global {
     toWellFormed(): string
   }
 }
+
+/** In a span of the request's trace, if the process has an OpenTelemetry SDK; else the handler unchanged. */
+export function traced(
+  type: string,
+  run: (body: unknown, attempt: Attempt, text: string) => unknown,
+): (body: unknown, attempt: Attempt, text: string) => unknown {
+  return (body, attempt, text) => {
+    const parent = isTracing() ? parseTraceparent(attempt.traceparent) : null
+    if (parent === null) return run(body, attempt, text)
+    const attributes = { 'spillway.operation': attempt.id, 'spillway.attempt': attempt.attempt }
+    return withSpan(`run ${type}`, { parent, attributes }, async () => run(body, attempt, text))
+  }
+}
+
+/** An operation that leaves its lane, in the store's form. Throws for a result that JSON cannot express. `keepsPlace`: the applied rows exist, so they keep their capacity. */
+export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: number, keepsPlace = false): Leaving {
+  if (outcome.kind === 'retry' || outcome.kind === 'released') {
+    throw new Error(`an operation that comes again does not leave its lane (${outcome.kind})`)
+  }
+  return {
+    seq: op.seq,
+    type: op.type,
+    status: outcome.kind,
+    result: outcome.kind === 'cancelled' ? null : toJson(outcome.result),
+    error: outcome.kind === 'failed' ? outcome.error : outcome.kind === 'cancelled' ? 'cancelled while running' : null,
+    startedMsAgo: Math.max(0, Math.round(now - startedAt)),
+    counted: true,
+    gate: keepsPlace && outcome.kind === 'completed' ? null : op.gate,
+    idempotencyKey: op.idempotencyKey,
+    answer: op.idempotencyKey === null ? null : answerOf(outcome),
+  }
+}
+
+function answerOf(outcome: Outcome): StoredAnswer {
+  switch (outcome.kind) {
+    case 'completed':
+      return { v: 'done', result: outcome.result ?? null }
+    case 'failed':
+      return { v: 'failed', error: outcome.error, ...(outcome.result !== undefined && { result: outcome.result }) }
+    default:
+      return { v: 'cancelled' }
+  }
+}
+
+const toJson = (value: unknown): string | null => (value === undefined || value === null ? null : JSON.stringify(value))

@@ -1,5 +1,5 @@
 import { setTimeout as delay } from 'node:timers/promises'
-import { isUuid } from '../core/operation-id.js'
+import { isUuid } from '../core/ids.js'
 import type { CancelOutcome, Store } from '../store/port.js'
 
 const handedOutMs = 500

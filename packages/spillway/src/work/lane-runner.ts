@@ -11,8 +11,7 @@ import { LeaveOperation, OperationAborted } from '../core/outcome.js'
 import type { ApplyItem } from '../intake/define.js'
 import type { AttemptOutcome } from '../metrics/metrics.js'
 import type { Claimed, Leaving, OpenTx, Settlement, Store, Tx } from '../store/port.js'
-import { Attempt, type Outcome, outcomeOf } from './attempt.js'
-import { leave } from './settlement.js'
+import { Attempt, leave, type Outcome, outcomeOf } from './attempt.js'
 
 export interface Handler {
   backoff: BackoffOptions
@@ -201,7 +200,7 @@ export class LaneRunner {
     held.attempt = null
     this.#byId.delete(op.id)
     this.#count(op.type, -1)
-    const told: AttemptOutcome | null =
+    const counted: AttemptOutcome | null =
       outcome.kind === 'retry'
         ? 'retried'
         : outcome.kind === 'released'
@@ -211,7 +210,7 @@ export class LaneRunner {
           : outcome.kind
     const runMs = this.#now() - startedAt
     this.#runMs += (runMs - this.#runMs) * 0.05
-    if (told !== null) this.#o.onAttempt(op.type, told, runMs)
+    if (counted !== null) this.#o.onAttempt(op.type, counted, runMs)
   }
 
   /**

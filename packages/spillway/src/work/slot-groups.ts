@@ -99,8 +99,8 @@ export class SlotGroups {
   }
 
   /** This process's figures for the heartbeat. */
-  told(): Record<string, number> {
-    return Object.assign({}, ...this.#all.map(({ load }) => load.told()))
+  figures(): Record<string, number> {
+    return Object.assign({}, ...this.#all.map(({ load }) => load.figures()))
   }
 
   observe(pulse: Pulse, elapsedMs: number): void {

@@ -18,18 +18,18 @@ import {
 
 const place = (a: Accepted | undefined): number | undefined => (a?.verdict === 'queue' ? a.place : undefined)
 
-/** Writes what is applied into `effects`, refuses 13, and tells number and sequence of what it wrote. */
-async function effectOf({ sql }: OpenedStore, numbers: readonly number[], told = 'told'): Promise<StoreEffect> {
+/** Writes what is applied into `effects`, refuses 13, and returns number and sequence of what it wrote. */
+async function effectOf({ sql }: OpenedStore, numbers: readonly number[], returned = 'results'): Promise<StoreEffect> {
   const [row] = await sql<{ schema: string }>('SELECT current_schema() AS schema')
   await sql('CREATE TABLE IF NOT EXISTS effects (n int NOT NULL CHECK (n <> 13), seq bigint NOT NULL, at bigserial)')
   await sql(`CREATE OR REPLACE FUNCTION effect(verdicts text[], seqs bigint[], numbers int[]) RETURNS json[]
     LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-    DECLARE told json[];
+    DECLARE results json[];
     BEGIN
       INSERT INTO effects (n, seq) SELECT u.n, u.seq FROM unnest(verdicts, seqs, numbers) u(verdict, seq, n) WHERE u.verdict = 'apply';
-      SELECT array_agg(CASE WHEN u.verdict = 'apply' THEN json_build_array(u.n, u.seq) END) INTO told
+      SELECT array_agg(CASE WHEN u.verdict = 'apply' THEN json_build_array(u.n, u.seq) END) INTO results
         FROM unnest(verdicts, seqs, numbers) u(verdict, seq, n);
-      RETURN ${told};
+      RETURN ${returned};
     END $$`)
   return { function: `${row?.schema}.effect`, values: (order) => [order.map((index) => must(numbers[index]))] }
 }
@@ -44,7 +44,7 @@ const reason = (a: Accepted | undefined): string | undefined => (a?.verdict === 
 
 export function accepting(opened: () => OpenedStore): void {
   describe('accepting', () => {
-    it('numbers a lane without gap or repeat, whoever accepts', async () => {
+    it('numbers a lane without gap or repeat, whichever process accepts', async () => {
       const { store, another, sql } = opened()
       const stores = [store, another(), another(), another()]
       const lanes = ['a', 'b', 'c', 'd', 'e']
@@ -136,7 +136,7 @@ export function accepting(opened: () => OpenedStore): void {
       expect(await must(workers[0]).drain()).toHaveLength(30)
     })
 
-    it('tells the place behind what waits, not counting what runs', async () => {
+    it('reports the place behind what waits, not counting what runs', async () => {
       const { store } = opened()
       const worker = await TestWorker.enlist(store)
       const first = item('a', { execute: true })
@@ -222,9 +222,9 @@ export function accepting(opened: () => OpenedStore): void {
       await queue(store, [item('busy')])
       const list = ['empty', 'busy', 'empty', 'asked'].map((lane) => item(lane, { execute: lane !== 'asked' }))
       const effect = await effectOf(opened(), [7, 8, 9, 10])
-      const { accepted, told } = await store.acceptWithEffect(list, contextOf(worker.id), effect)
+      const { accepted, results } = await store.acceptWithEffect(list, contextOf(worker.id), effect)
       expect(verdicts(accepted)).toEqual(['apply', 'queue', 'apply', 'queue'])
-      expect(told).toEqual([[7, 1], null, [9, 2], null])
+      expect(results).toEqual([[7, 1], null, [9, 2], null])
       expect(await effects(opened())).toEqual([
         [7, 1],
         [9, 2],
@@ -237,15 +237,15 @@ export function accepting(opened: () => OpenedStore): void {
       await worker.complete([executing(direct, next)])
     })
 
-    it('tells of each item what the function told of it, in whatever order the lanes were locked', async () => {
+    it('returns for each item what the function returned for it, whatever the order of the lane locks', async () => {
       const { store } = opened()
       const lanes = ['b', 'a', 'd', 'c', 'b', 'a', 'd', 'c']
       const list = lanes.map((lane) => item(lane, { execute: true }))
       const sorted = [...list].sort((a, b) => (a.lane < b.lane ? -1 : a.lane > b.lane ? 1 : 0))
       expect(sorted).not.toEqual(list)
       const effect = await effectOf(opened(), [20, 21, 22, 23, 24, 25, 26, 27])
-      const { told } = await store.acceptWithEffect(list, contextOf(nobody), effect)
-      expect(told).toEqual([...[20, 21, 22, 23].map((n) => [n, 1]), ...[24, 25, 26, 27].map((n) => [n, 2])])
+      const { results } = await store.acceptWithEffect(list, contextOf(nobody), effect)
+      expect(results).toEqual([...[20, 21, 22, 23].map((n) => [n, 1]), ...[24, 25, 26, 27].map((n) => [n, 2])])
     })
 
     it('takes all of it back when the function fails', async () => {
@@ -258,27 +258,27 @@ export function accepting(opened: () => OpenedStore): void {
       expect(await sql('SELECT FROM ops')).toHaveLength(1)
       expect(await sql('SELECT FROM idempotency')).toEqual([])
       const sound = await effectOf(opened(), [7, 8, 9])
-      const { accepted, told } = await store.acceptWithEffect(list, contextOf(nobody), sound)
+      const { accepted, results } = await store.acceptWithEffect(list, contextOf(nobody), sound)
       expect(verdicts(accepted)).toEqual(['apply', 'queue', 'apply'])
-      expect(told).toEqual([[7, 1], null, [9, 1]])
+      expect(results).toEqual([[7, 1], null, [9, 1]])
     })
 
-    it('takes all of it back when the function tells of more or fewer items than there are', async () => {
+    it('rolls back when the function returns more or fewer items than it got', async () => {
       const { store } = opened()
-      for (const told of ['told[2:]', 'told || told', 'NULL']) {
-        const effect = await effectOf(opened(), [7, 8], told)
+      for (const returned of ['results[2:]', 'results || results', 'NULL']) {
+        const effect = await effectOf(opened(), [7, 8], returned)
         const accepted = store.acceptWithEffect(items('a', 2, { execute: true }), contextOf(nobody), effect)
         await expect(accepted).rejects.toMatchObject({ code: 'data' })
         expect(await effects(opened())).toEqual([])
       }
     })
 
-    it('keeps what the function told of what it applied for its key', async () => {
+    it('stores what the function returned for an applied item under its key', async () => {
       const { store } = opened()
       await queue(store, [item('busy')])
       const brought = () => [item('a', { key: 'k', execute: true }), item('busy', { key: 'q', execute: true })]
       await store.acceptWithEffect(brought(), contextOf(nobody), await effectOf(opened(), [7, 8]))
-      const { accepted, told } = await store.acceptWithEffect(
+      const { accepted, results } = await store.acceptWithEffect(
         brought(),
         contextOf(nobody),
         await effectOf(opened(), [9, 10]),
@@ -287,26 +287,26 @@ export function accepting(opened: () => OpenedStore): void {
         { verdict: 'replay', answer: { v: 'done', result: [7, 1] } },
         { verdict: 'replay', answer: { v: 'queue' } },
       ])
-      expect(told).toEqual([null, null])
+      expect(results).toEqual([null, null])
       expect(await effects(opened())).toEqual([[7, 1]])
     })
 
     it('applies what was queued by the same function, all of it, if and when the transaction commits', async () => {
       const { store } = opened()
       const effect = await effectOf(opened(), [7, 8, 9])
-      const told = [
+      const expected = [
         [7, 4],
         [8, 5],
         [9, 6],
       ]
       const undone = await store.begin(30_000)
-      expect(await store.applyWithin(undone, [4, 5, 6], effect)).toEqual(told)
+      expect(await store.applyWithin(undone, [4, 5, 6], effect)).toEqual(expected)
       await undone.rollback()
       expect(await effects(opened())).toEqual([])
       const kept = await store.begin(30_000)
-      expect(await store.applyWithin(kept, [4, 5, 6], effect)).toEqual(told)
+      expect(await store.applyWithin(kept, [4, 5, 6], effect)).toEqual(expected)
       await kept.commit()
-      expect(await effects(opened())).toEqual(told)
+      expect(await effects(opened())).toEqual(expected)
     })
 
     it('counts exactly when one process accepts on several connections at once', async () => {

@@ -54,7 +54,7 @@ export function crashing(opened: () => OpenedStore): void {
       expect(claimed.map((op) => op.id)).toEqual(ids)
     })
 
-    it('charges the one that was told to have started, and nobody that may not have run', async () => {
+    it('charges the one that was marked as started, and none that may not have run', async () => {
       const { store } = opened()
       const [alone, marked, behind] = await queue(store, [item('a'), ...items('b', 2)])
       const worker = await doomed()
@@ -152,7 +152,7 @@ export function crashing(opened: () => OpenedStore): void {
       expect(await living.complete(held)).toEqual([])
     })
 
-    it('is told so when it comes back', async () => {
+    it('learns that it is not alive when it comes back', async () => {
       const { store } = opened()
       const worker = await doomed()
       await crash(worker)

@@ -4,8 +4,7 @@
  */
 import { randomUUID } from 'node:crypto'
 import pg from 'pg'
-import { digestUuid, laneOf } from '../../src/core/lane.js'
-import { newOperationId } from '../../src/core/operation-id.js'
+import { digestUuid, laneOf, newOperationId } from '../../src/core/ids.js'
 import type {
   AcceptContext,
   Accepted,
@@ -43,7 +42,7 @@ const schema = 'conformance'
 const callTimeoutMs = 20_000
 
 /**
- * Stores on one database that is nobody else's. The schema is made once and emptied for each: making it anew takes
+ * Stores on one database that is nobody else's. The schema is made once and emptied for each: creating it again takes
  * longer than most tests.
  */
 export function storesOn(databaseUrl: string): OpenStore {
@@ -340,7 +339,7 @@ const waitMaxMs = 20_000
 export async function until(what: string, condition: () => Promise<boolean>): Promise<void> {
   const deadline = Date.now() + waitMaxMs
   while (!(await condition())) {
-    if (Date.now() > deadline) throw new Error(`waited in vain until ${what}`)
+    if (Date.now() > deadline) throw new Error(`timed out waiting until ${what}`)
     await new Promise((resolve) => setTimeout(resolve, pollMs))
   }
 }

@@ -19,7 +19,7 @@ const leave = (op: Claimed, more: Partial<Settlement> = {}): Settlement =>
 
 export function leavingToOthers(opened: () => OpenedStore): void {
   describe('leaving operations to others', () => {
-    it('tells what live processes announced', async () => {
+    it('reports what live processes announced', async () => {
       const { store, advance } = opened()
       expect((await store.announced()).by).toEqual({})
       await announcer({ store }, 5_000)

@@ -43,7 +43,7 @@ export function limits(opened: () => OpenedStore): void {
       expect(await worker.drain()).toHaveLength(2)
     })
 
-    it('says that the first is in progress until it is settled, then tells its result', async () => {
+    it('says that the first is in progress until it is settled, then returns its result', async () => {
       const { store } = opened()
       const worker = await TestWorker.enlist(store)
       const first = item('a', { key: 'k', execute: true })
@@ -55,18 +55,18 @@ export function limits(opened: () => OpenedStore): void {
       ])
     })
 
-    it('keeps the ticket that its caller was told, though the operation goes on', async () => {
+    it('keeps the ticket that its caller got, though the operation goes on', async () => {
       const { store } = opened()
       const worker = await TestWorker.enlist(store)
       const first = item('a', { key: 'k', execute: true })
       const accepted = await worker.accept([first])
-      const told = { v: 'queue', place: 0, wait_ms: 7, reason: 'still_running' } as const
-      await store.answerKey(must(first.idempotency).key, first.id, told)
+      const ticket = { v: 'queue', place: 0, wait_ms: 7, reason: 'still_running' } as const
+      await store.answerKey(must(first.idempotency).key, first.id, ticket)
       await worker.complete([executing(first, accepted[0])])
-      expect(await accept(item('a', { key: 'k' }))).toMatchObject([{ verdict: 'replay', answer: told }])
+      expect(await accept(item('a', { key: 'k' }))).toMatchObject([{ verdict: 'replay', answer: ticket }])
     })
 
-    it('takes a key anew once it has expired, and the old operation does not answer for the new one', async () => {
+    it('accepts a key again once it has expired, and the old operation does not answer for the new one', async () => {
       const { store, advance } = opened()
       const worker = await TestWorker.enlist(store, 10 * 3_600_000)
       const first = item('a', { key: 'k', execute: true })
@@ -135,14 +135,14 @@ export function limits(opened: () => OpenedStore): void {
       const { store, another } = opened()
       await store.registerGate('g', 100, 90)
       const stores = [store, ...Array.from({ length: 7 }, () => another())]
-      const told = await Promise.all(
+      const answers = await Promise.all(
         stores.flatMap((s, n) =>
           Array.from({ length: 6 }, (_, round) =>
             s.accept(items(`${n % 3}`, ((n + round) % 5) + 1, { gate: 'g' }), contextOf(randomUUID())),
           ),
         ),
       )
-      const all = told.flatMap(verdicts)
+      const all = answers.flatMap(verdicts)
       expect(all.filter((v) => v === 'queue')).toHaveLength(100)
       expect(all.length).toBeGreaterThan(100)
       const worker = await TestWorker.enlist(store)
@@ -258,7 +258,7 @@ export function limits(opened: () => OpenedStore): void {
       expect(rateOf((await accept(item('a', { rates: [limited] })))[0])).toMatchObject({ left: 1 })
     })
 
-    it('counts a minute while it is younger than the window, and tells when a place comes back', async () => {
+    it('counts a minute while it is younger than the window, and reports when a place comes back', async () => {
       const { freeze } = opened()
       const limited = rate(3, 10)
       await freeze('2026-03-01T12:00:20Z')
@@ -286,7 +286,7 @@ export function limits(opened: () => OpenedStore): void {
       expect(verdicts(await accept(...items('a', 3, { rates: [limited] })))).toEqual(['queue', 'queue', 'refuse:rate'])
     })
 
-    it('tells the true wait also when many are refused at once', async () => {
+    it('reports the true wait also when many are refused at once', async () => {
       const { freeze } = opened()
       const limited = rate(10)
       await freeze('2026-03-01T12:00:00Z')
@@ -296,7 +296,7 @@ export function limits(opened: () => OpenedStore): void {
       for (const a of refused) expect(a).toMatchObject({ verdict: 'refuse', rate: { resetMs: 30 * minute } })
     })
 
-    it('lets a client in who comes back when it was told to', async () => {
+    it('accepts a client that comes back after the reported wait', async () => {
       const { freeze } = opened()
       const limited = rate(4, 5)
       let now = Date.parse('2026-03-01T12:00:07Z')
@@ -312,7 +312,7 @@ export function limits(opened: () => OpenedStore): void {
       }
     })
 
-    it('tells the wait of the tier that frees last', async () => {
+    it('reports the wait of the tier that frees last', async () => {
       const { freeze } = opened()
       const [short, long] = [rate(1, 1), rate(1, 60)]
       await freeze('2026-03-01T12:00:00Z')
@@ -374,9 +374,9 @@ export function limits(opened: () => OpenedStore): void {
         await Promise.all(
           workers.map(async (w) => {
             const change = changing(w, 'sse')
-            const told = []
-            for (const n of [1, 2, 3]) told.push(...((await change(['a', 'b', `c${n}`, `d${n}`])) ?? []))
-            return told
+            const outcomes = []
+            for (const n of [1, 2, 3]) outcomes.push(...((await change(['a', 'b', `c${n}`, `d${n}`])) ?? []))
+            return outcomes
           }),
         )
       ).flat()
@@ -402,8 +402,8 @@ export function limits(opened: () => OpenedStore): void {
         ['a', 1],
         ['c', 2],
       ])
-      const told = await change(['a', 'a', 'a', 'b', 'c', 'c'], [], { ...small, held })
-      expect(told).toEqual(['granted', 'granted', 'identity_full', 'granted', 'granted', 'identity_full'])
+      const outcomes = await change(['a', 'a', 'a', 'b', 'c', 'c'], [], { ...small, held })
+      expect(outcomes).toEqual(['granted', 'granted', 'identity_full', 'granted', 'granted', 'identity_full'])
     })
 
     it('are not changed by what comes late', async () => {

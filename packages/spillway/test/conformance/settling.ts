@@ -274,7 +274,7 @@ export function settling(opened: () => OpenedStore): void {
       await tx.rollback()
     })
 
-    it('tells after an unconfirmed commit whether it took effect, waiting for its end', async () => {
+    it('reports after an unconfirmed commit whether it took effect, waiting for its end', async () => {
       const { store, advance } = opened()
       await queue(store, items('a', 2))
       const worker = await TestWorker.enlist(store, 1_000)
@@ -327,13 +327,13 @@ export function settling(opened: () => OpenedStore): void {
       const operator = await session()
       await operator.query('BEGIN')
       await operator.query('SELECT FROM lanes WHERE id = $1 FOR UPDATE', [op.lane])
-      const told =
+      const written =
         kind === 'mark'
           ? store.mark(worker.id, [{ fence: op.fence, lane: op.lane, seq: op.seq, startedMsAgo: 60 }])
           : worker.settle([settlement(op, { retry: { delayMs: 0, error: 'again' } })])
       await untilBlocked(opened())
       const cancelled = operator.query("SELECT cancel($1, '{}', 'why') AS outcome", [op.id])
-      const outcomes = await Promise.allSettled([told, cancelled.then(() => operator.query('COMMIT'))])
+      const outcomes = await Promise.allSettled([written, cancelled.then(() => operator.query('COMMIT'))])
       expect(outcomes.map((o) => (o.status === 'rejected' ? String(o.reason.cause ?? o.reason) : 'fine'))).toEqual([
         'fine',
         'fine',

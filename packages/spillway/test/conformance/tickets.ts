@@ -77,7 +77,7 @@ export function tickets(opened: () => OpenedStore): void {
       expect(await worker.drain()).toEqual([ids[3]])
     })
 
-    it('can take out what was handed out behind one that runs long, once that was told', async () => {
+    it('can take out what was handed out behind one that runs long, once that one is marked as started', async () => {
       const { store } = opened()
       const ids = await queue(store, items('a', 3))
       const worker = await TestWorker.enlist(store)
@@ -117,7 +117,7 @@ export function tickets(opened: () => OpenedStore): void {
       expect((await store.pulse(worker.id, 15_000, {})).cancels).toEqual([])
     })
 
-    it('tells it to the key, and gives the answer once', async () => {
+    it('frees the capacity, and gives the answer once', async () => {
       const { store } = opened()
       const [id] = await queue(store, [item('a', { key: 'k' })])
       expect(await Promise.all([cancel(id), cancel(id), cancel(id)]).then((all) => all.sort())).toEqual([
@@ -130,7 +130,7 @@ export function tickets(opened: () => OpenedStore): void {
   })
 
   describe('dead letters', () => {
-    it('join the tail again in the order of their acceptance, with all attempts anew', async () => {
+    it('join the tail again in the order of their acceptance, with all attempts again', async () => {
       const { store } = opened()
       const worker = await TestWorker.enlist(store)
       const first = await queue(store, [...items('a', 3), ...items('b', 2)])

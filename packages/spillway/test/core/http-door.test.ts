@@ -18,7 +18,7 @@ const busyMs = 1
 const faithful = 200
 const newcomers = 40
 
-/** Clients that send the next request when the last is answered; then newcomers, whose time to an answer is told. */
+/** Clients that send the next request when the last is answered; then newcomers, whose time to an answer is returned. */
 const clients = `
 const { connect } = require('node:net')
 const { parentPort, workerData: { port, faithful, newcomers } } = require('node:worker_threads')

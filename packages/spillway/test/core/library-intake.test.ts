@@ -1,7 +1,7 @@
 import pg from 'pg'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, expectTypeOf, it } from 'vitest'
-import type { Definition, RunContext, Tx } from '../../src/index.js'
+import { connections, type Definition, type RunContext, type Tx } from '../../src/index.js'
 import { type Bench, bench, eventually, signal } from '../pipeline-fixture.js'
 
 const Order = Type.Object({ customer: Type.String(), total: Type.Number(), note: Type.Optional(Type.String()) })
@@ -46,6 +46,19 @@ describe('types from end to end', () => {
     void (() => intake.define('both', { body: Order, run: () => 1, apply: async () => [1] }))
   })
 
+  it('takes any JSON value if the definition has no schema', async () => {
+    const intake = await b.intake()
+    const echo = intake.define('echo', {
+      run: (body) => {
+        expectTypeOf(body).toBeUnknown()
+        return body
+      },
+    })
+    for (const body of [{ value: [1, null] }, 'text', 7]) {
+      expect(await intake.submit(echo, body)).toMatchObject({ kind: 'done', result: body })
+    }
+  })
+
   it('infers the items of a set-based definition', async () => {
     const intake = await b.intake()
     const note = intake.define('notes.add', {
@@ -61,7 +74,7 @@ describe('types from end to end', () => {
 })
 
 describe('define', () => {
-  it('refuses a type that is there already, is no name, or belongs to another intake', async () => {
+  it('refuses a type that is defined already, is no name, or belongs to another intake', async () => {
     const intake = await b.intake()
     const options = { body: Order, run: () => null }
     const mine = intake.define('orders.place', options)
@@ -69,8 +82,8 @@ describe('define', () => {
     for (const type of ['', 'with space', '.dot', 'x'.repeat(101), 'a\0b']) {
       expect(() => intake.define(type, options)).toThrow(RangeError)
     }
-    expect(intake.core.find('orders.place')?.type).toBe(mine.type)
-    expect(intake.core.find('other')).toBeUndefined()
+    expect(intake.find('orders.place')?.type).toBe(mine.type)
+    expect(intake.find('other')).toBeUndefined()
     await expect(intake.submit({ type: 'other' }, {})).rejects.toThrow(/not defined/)
   })
 })
@@ -114,6 +127,63 @@ describe('submit', () => {
   })
 })
 
+describe('validation without HTTP', () => {
+  const Note = Type.Object({ text: Type.String({ maxLength: 5 }) })
+  const tooLong = {
+    kind: 'refused',
+    refusal: { code: 'invalid_request', errors: [{ path: '/text', message: expect.any(String) }] },
+  }
+
+  it('refuses a body that does not fit the schema, and stores nothing', async () => {
+    const intake = await b.intake()
+    const op = intake.define('op', { body: Note, run: () => 1 })
+    expect(await intake.submit(op, { text: 'too long' })).toMatchObject(tooLong)
+    expect(await intake.submit(op, { text: 'ok', more: 1 } as { text: string })).toMatchObject({
+      kind: 'refused',
+      refusal: { code: 'invalid_request', errors: [{ path: '/more', message: 'is not a known member' }] },
+    })
+    const enqueued = await intake.transaction((tx) => intake.enqueue(op, { text: 'too long' }, tx))
+    expect(enqueued).toMatchObject(tooLong)
+    expect(await intake.submit(op, { text: 'ok' })).toMatchObject({ kind: 'done' })
+    expect(await b.sql('SELECT 1 FROM spillway.ops UNION ALL SELECT 1 FROM spillway.history')).toHaveLength(1)
+  })
+
+  it('asks the check of the definition, at once or later', async () => {
+    const intake = await b.intake()
+    const op = intake.define('op', {
+      body: Note,
+      check: ({ text }, request) => {
+        if (text === 'now') return { code: 'forbidden', detail: `not for ${request.user?.id}` }
+        return Promise.resolve(text === 'later' ? { code: 'not_found', detail: 'gone' } : null)
+      },
+      run: () => 1,
+    })
+    expect(await intake.submit(op, { text: 'now' }, { identity: 'ann' })).toMatchObject({
+      kind: 'refused',
+      refusal: { code: 'forbidden', detail: 'not for ann' },
+    })
+    expect(await intake.submit(op, { text: 'later' })).toMatchObject({ refusal: { code: 'not_found' } })
+    expect(await intake.submit(op, { text: 'ok' })).toMatchObject({ kind: 'done' })
+  })
+
+  it('refuses all items of a request when one is not valid', async () => {
+    const intake = await b.intake()
+    await b.sql(`CREATE FUNCTION public.ones(verdicts text[], seqs bigint[]) RETURNS json[] LANGUAGE sql AS
+      $$ SELECT array_fill('1'::json, ARRAY[cardinality(verdicts)]) $$`)
+    const op = intake.define('op', { body: Note, apply: { function: 'public.ones', values: () => [] } })
+    expect(await intake.submitAll(op, [{ text: 'a' }, { text: 'too long' }])).toMatchObject([tooLong, tooLong])
+    expect(await intake.submitAll(op, [{ text: 'a' }])).toMatchObject([{ kind: 'done' }])
+  })
+
+  it('gives back the permit of a body that is refused', async () => {
+    const intake = await b.intake()
+    const gates = [connections({ perIdentity: 1, total: 1 })]
+    const op = intake.define('op', { body: Note, gates, run: () => 1 })
+    expect(await intake.submit(op, { text: 'too long' })).toMatchObject(tooLong)
+    expect(await intake.submit(op, { text: 'ok' })).toMatchObject({ kind: 'done' })
+  })
+})
+
 describe("enqueue inside a transaction of one's own", () => {
   const connected = async (run: (client: pg.Client) => Promise<void>): Promise<void> => {
     const client = new pg.Client({ connectionString: b.url })
@@ -138,7 +208,7 @@ describe("enqueue inside a transaction of one's own", () => {
       // Numbers, whatever the caller's driver makes of a bigint.
       expect(answer).toMatchObject({ place: 0, reason: 'requested' })
       expect(typeof answer.waitMs).toBe('number')
-      expect(await intake.core.store.ticket(answer.operationId)).toBeNull()
+      expect(await intake.store.ticket(answer.operationId)).toBeNull()
       expect(ran).toEqual([])
       await client.query('COMMIT')
       await b.finished(answer.operationId)
@@ -159,7 +229,7 @@ describe("enqueue inside a transaction of one's own", () => {
       const next = await intake.submit(place, { customer: 'ann', total: 8 }, { idempotencyKey: 'k', waitMs: 5_000 })
       expect(next).toMatchObject({ kind: 'done', replayed: false })
       expect(ran).toEqual([8])
-      if (gone.kind === 'queued') expect(await intake.core.store.ticket(gone.operationId)).toBeNull()
+      if (gone.kind === 'queued') expect(await intake.store.ticket(gone.operationId)).toBeNull()
     })
     expect(await b.audit()).toEqual([])
   })
@@ -199,7 +269,7 @@ describe('close', () => {
     const behind = await intake.submit(place, { customer: 'ann', total: 2 })
     if (behind.kind !== 'queued') throw new Error(`expected queued, not ${behind.kind}`)
     const closing = intake.close()
-    expect(intake.core.isDraining).toBe(true)
+    expect(intake.isDraining).toBe(true)
     expect(await intake.submit(place, { customer: 'bob', total: 3 })).toMatchObject({
       kind: 'refused',
       refusal: { code: 'draining' },
@@ -237,14 +307,14 @@ describe('close', () => {
     expect(await b.finished(answer.operationId)).toMatchObject({ status: 'completed', attempts: 1, result: 2 })
   })
 
-  it('answers before the store is there, and begins when it is', async () => {
+  it('answers before the store is reachable, and starts when it is', async () => {
     const intake = await b.intake({ waitForStore: false })
     const place = intake.define('orders.place', { body: Order, run: () => 1 })
     expect(await intake.submit(place, { customer: 'ann', total: 1 })).toMatchObject({
       kind: 'refused',
       refusal: { code: 'store_unavailable', retryAfterMs: expect.any(Number) },
     })
-    await eventually(() => intake.core.isReady || undefined, 'the intake to be ready')
+    await eventually(() => intake.isReady || undefined, 'the intake to be ready')
     expect(await intake.submit(place, { customer: 'ann', total: 1 })).toMatchObject({ kind: 'done' })
   })
 })

@@ -4,14 +4,8 @@ import { join } from 'node:path'
 import { startEmbedded } from '@spillway/embedded-postgres'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import {
-  type ConnectionPool,
-  connections,
-  createIntake,
-  type IntakeApi,
-  type Permit,
-  postgres,
-} from '../../src/index.js'
+import { type ConnectionPool, connections, type Permit, postgres } from '../../src/index.js'
+import { type Intake, openIntake } from '../../src/intake/intake.js'
 import type { Store } from '../../src/store/port.js'
 import { type Bench, bench, eventually, overriding, signal } from '../pipeline-fixture.js'
 
@@ -47,7 +41,7 @@ async function granted(taken: ReturnType<ConnectionPool['take']>): Promise<Permi
 }
 
 /** The others have given it up; it notices with its next heartbeat. */
-async function giveUp(intake: IntakeApi): Promise<void> {
+async function giveUp(intake: Intake): Promise<void> {
   const before = intake.instance
   await b.sql('SELECT spillway.worker_forget($1)', [before])
   await intake.refresh()
@@ -131,9 +125,9 @@ const losing =
       changeConnections: async (worker, pool, change) => {
         const lost = lose(n++)
         if (lost === 'before') throw away()
-        const told = await store.changeConnections(worker, pool, change)
+        const outcomes = await store.changeConnections(worker, pool, change)
         if (lost === 'after') throw away()
-        return told
+        return outcomes
       },
     })
   }
@@ -153,7 +147,7 @@ describe('an answer that was lost', () => {
     const first = await granted(pool.take('ann'))
     await granted(pool.take('ann'))
     first.release()
-    await eventually(() => (b.logged.some((l) => l.message.includes('tried again')) ? true : undefined), 'the fault')
+    await eventually(() => (b.logged.some((l) => l.message.includes('retrying')) ? true : undefined), 'the fault')
     await granted(pool.take('bob'))
     expect(await counted()).toEqual({ ann: 1, bob: 1 })
   })
@@ -189,7 +183,7 @@ describe('an answer that was lost', () => {
   })
 })
 
-describe('a process that is given up by the others', () => {
+describe('a process that lost its lease', () => {
   it('has lost its places, and releasing one takes none of those that it has since', async () => {
     const intake = await b.intake()
     const pool = intake.pool({ name, perIdentity: 9, total: 9 })
@@ -206,22 +200,22 @@ describe('a process that is given up by the others', () => {
     await counts({})
   })
 
-  it('is not told that it has a place that it took as whom it was', async () => {
+  it('does not get a place that it took under its old id', async () => {
     const asked = signal()
     const answer = signal()
     const intake = await b.intake({
       wrap: (store) =>
         overriding(store, {
           changeConnections: async (worker, pool, change) => {
-            const told = await store.changeConnections(worker, pool, change)
+            const outcomes = await store.changeConnections(worker, pool, change)
             asked.fire()
             await answer.promise
-            return told
+            return outcomes
           },
         }),
     })
     const taken = intake.pool({ name, perIdentity: 1, total: 1 }).take('ann')
-    const outcome = expect(taken).rejects.toThrow('anew')
+    const outcome = expect(taken).rejects.toThrow('enlisted again')
     await asked.promise
     await giveUp(intake)
     answer.fire()
@@ -232,7 +226,7 @@ describe('a process that is given up by the others', () => {
     const living = await b.intake()
     const pool = living.pool({ name, perIdentity: 1, total: 1 })
     const dead = '00000000-0000-4000-8000-000000000001'
-    await living.core.store.enlist(dead, 'dead', 1)
+    await living.store.enlist(dead, 'dead', 1)
     await b.sql("INSERT INTO spillway.connections (pool, identity, worker, held) VALUES ($1, 'ann', $2, 1)", [
       name,
       dead,
@@ -253,13 +247,13 @@ function dice(seed: number): (below: number) => number {
 interface Open {
   permit: Permit
   identity: string
-  intake: IntakeApi
+  intake: Intake
   instance: string
 }
 
 /** Takes and releases at random; answers what must be held. */
 async function play(
-  intakes: readonly IntakeApi[],
+  intakes: readonly Intake[],
   steps: number,
   seed: number,
   meanwhile: (step: number, roll: (below: number) => number) => Promise<void> = async () => undefined,
@@ -295,7 +289,7 @@ async function play(
 }
 
 describe('a thousand takes and releases at random', () => {
-  it('leave exactly what is open counted, whatever answers are lost and whoever is given up', async () => {
+  it('leave exactly what is open counted, whichever answers are lost and whichever process loses its lease', async () => {
     const roll = dice(7)
     const lose = () => (['before', 'after', null, null, null, null, null, null] as const)[roll(8)] ?? null
     const intakes = await Promise.all([1, 2, 3].map(() => b.intake({ wrap: losing(lose) })))
@@ -314,9 +308,9 @@ describe('a database that is killed', () => {
     await chmod(dir, 0o755)
     const log = { info: () => undefined, warn: () => undefined, error: () => undefined }
     const server = await startEmbedded({ dataDir: join(dir, 'data'), log, settings: { min_wal_size: '80MB' } })
-    const intakes: IntakeApi[] = []
+    const intakes: Intake[] = []
     try {
-      for (const _ of [1, 2]) intakes.push(await createIntake({ store: postgres({ url: server.url }) }))
+      for (const _ of [1, 2]) intakes.push(await openIntake({ store: postgres({ url: server.url }) }))
       const killed = server.pid
       const held = await play(intakes, 400, 3, async (step) => {
         if (step === 150) process.kill(killed, 'SIGKILL')

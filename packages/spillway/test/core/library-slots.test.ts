@@ -5,7 +5,8 @@ import { fileURLToPath } from 'node:url'
 import pg from 'pg'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import type { Answer, IntakeApi } from '../../src/index.js'
+import type { Answer } from '../../src/index.js'
+import type { Intake } from '../../src/intake/intake.js'
 import type { ClaimRequest, Store } from '../../src/store/port.js'
 import { type Bench, bench, eventually, overriding, signal } from '../pipeline-fixture.js'
 
@@ -24,7 +25,7 @@ const idOf = (answer: Answer): string => {
 }
 
 /** `short` in the general slots, `long` in two of its own; each holds its handlers until it is opened. */
-function kinds(intake: IntakeApi, held: { short?: Promise<void>; long?: Promise<void> } = {}) {
+function kinds(intake: Intake, held: { short?: Promise<void>; long?: Promise<void> } = {}) {
   const ran = { short: [] as number[], long: [] as number[] }
   const now = { short: 0, long: 0 }
   const most = { short: 0, long: 0 }
@@ -258,7 +259,7 @@ describe('a ticket at once (waitMs 0)', () => {
     open.fire()
   })
 
-  it('is told again for the same key, however soon it is asked', async () => {
+  it('is returned again for the same key, however soon it is asked', async () => {
     const open = signal()
     const intake = await b.intake()
     const { long, ran } = kinds(intake, { long: open.promise })

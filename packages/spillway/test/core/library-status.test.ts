@@ -1,7 +1,8 @@
 import { randomUUID } from 'node:crypto'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { type Answer, FailOperation, type IntakeApi } from '../../src/index.js'
+import { type Answer, FailOperation } from '../../src/index.js'
+import type { Intake } from '../../src/intake/intake.js'
 import { type Bench, bench, eventually, overriding, signal } from '../pipeline-fixture.js'
 
 const body = Type.Object({ lane: Type.String(), do: Type.Optional(Type.String()) })
@@ -19,15 +20,15 @@ const idOf = (answer: Answer): string => {
 }
 
 /** Nobody works: what is queued stays where it is. */
-async function queued(intake: IntakeApi, lanes: readonly string[]): Promise<string[]> {
+async function queued(intake: Intake, lanes: readonly string[]): Promise<string[]> {
   const op = intake.define('op', { body, lane, run: () => 1 })
   const ids: string[] = []
   for (const name of lanes) ids.push(idOf(await intake.submit(op, { lane: name }, { respondAsync: true })))
   return ids
 }
 
-describe('standing', () => {
-  it('tells of each what became of it, in the order asked', async () => {
+describe('status', () => {
+  it('reports the status of each operation, in the order asked', async () => {
     const open = signal()
     const intake = await b.intake()
     const op = intake.define('op', {
@@ -47,7 +48,7 @@ describe('standing', () => {
     const cancelled = idOf(await intake.submit(op, { lane: 'c' }, { waitMs: 0 }))
     expect(await intake.cancel(cancelled, 'nobody wants it')).toBe('cancelled')
     const unknown = randomUUID()
-    const told = await intake.statusOf([
+    const reports = await intake.statusOf([
       unknown,
       done,
       failed,
@@ -57,7 +58,7 @@ describe('standing', () => {
       'no id',
       done.toUpperCase(),
     ])
-    expect(told).toEqual([
+    expect(reports).toEqual([
       { id: unknown, status: 'unknown', place: null, waitMs: null, error: null },
       { id: done, status: 'completed', place: null, waitMs: null, error: null },
       { id: failed, status: 'failed', place: null, waitMs: null, error: expect.stringContaining('no good') },
@@ -70,7 +71,7 @@ describe('standing', () => {
     open.fire()
   })
 
-  it('tells the places in their lanes, without those that were cancelled', async () => {
+  it('reports the places in their lanes, without those that were cancelled', async () => {
     const intake = await b.intake({ work: false })
     const ids = await queued(intake, ['a', 'a', 'b', 'a', 'a', 'b'])
     await intake.cancel(ids[1] ?? '', 'cancelled')
@@ -131,7 +132,7 @@ describe('cancel', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it.each(['here', 'elsewhere'])('tells one that runs %s, and can stop, to stop', async (where) => {
+  it.each(['here', 'elsewhere'])('asks one that runs %s, and can stop, to stop', async (where) => {
     const [worker, other] = [await b.intake(), await b.intake({ work: false })]
     const started = signal()
     const run = async (_: unknown, { signal: stop }: { signal: AbortSignal }) => {
@@ -150,7 +151,7 @@ describe('cancel', () => {
   it('wakes those who wait for it', async () => {
     const intake = await b.intake({ work: false })
     const [id = ''] = await queued(intake, ['a'])
-    const waited = intake.core.waiters.wait(id, 20_000)
+    const waited = intake.waiters.wait(id, 20_000)
     await intake.cancel(id, 'cancelled')
     expect(await waited).toMatchObject({ status: 'cancelled' })
   })
@@ -171,7 +172,7 @@ describe('cancel', () => {
 })
 
 describe('the id of an instance', () => {
-  it('is that under which it is enlisted, and another one after it was given up', async () => {
+  it('is that under which it is enlisted, and another one after its lease was lost', async () => {
     const intake = await b.intake()
     const first = intake.instance
     expect(await b.sql('SELECT id FROM spillway.workers')).toEqual([{ id: first }])
@@ -179,7 +180,7 @@ describe('the id of an instance', () => {
     const [enlisted] = await eventually(async () => {
       const rows = await b.sql('SELECT id FROM spillway.workers')
       return rows.length > 0 ? rows : undefined
-    }, 'it to be enlisted anew')
+    }, 'it to be enlisted again')
     expect(enlisted).toEqual({ id: intake.instance })
     expect(intake.instance).not.toBe(first)
   })

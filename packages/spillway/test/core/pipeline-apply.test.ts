@@ -1,6 +1,7 @@
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import type { ApplyItem, IntakeApi, Tx } from '../../src/index.js'
+import type { ApplyItem, Tx } from '../../src/index.js'
+import type { Intake } from '../../src/intake/intake.js'
 import { type Bench, bench, eventually } from '../pipeline-fixture.js'
 
 const Note = Type.Object({ lane: Type.String(), n: Type.Integer() })
@@ -24,7 +25,7 @@ async function insert(tx: Tx, items: readonly NoteItem[]): Promise<number[]> {
 }
 
 /** `calls` gets the size of each batch. */
-function notes(intake: IntakeApi, calls: number[] = []) {
+function notes(intake: Intake, calls: number[] = []) {
   return intake.define('notes.add', {
     body: Note,
     lane: (note) => ['notes', note.lane],
@@ -47,9 +48,9 @@ const idOf = (answer: { kind: string; operationId?: string }): string => {
 }
 
 /** Makes something pending in the lane by holding it. */
-async function behindPaused(intake: IntakeApi, lane: string, submit: () => Promise<void>): Promise<void> {
-  await intake.core.store.pause('notes', lane)
-  const blocker = intake.core.find('block')
+async function behindPaused(intake: Intake, lane: string, submit: () => Promise<void>): Promise<void> {
+  await intake.store.pause('notes', lane)
+  const blocker = intake.find('block')
     ? { type: 'block' }
     : intake.define('block', { body: Note, lane: (note) => ['notes', note.lane], run: () => undefined })
   await intake.submit(blocker, { lane, n: 0 }, { respondAsync: true })
@@ -58,8 +59,8 @@ async function behindPaused(intake: IntakeApi, lane: string, submit: () => Promi
     async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined),
     'the lane to be held',
   )
-  await intake.core.store.resume('notes', lane)
-  intake.core.wakeAll()
+  await intake.store.resume('notes', lane)
+  intake.wakeAll()
 }
 
 describe('apply', () => {
@@ -142,7 +143,7 @@ describe('apply', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('tells each item its place in the lane, the same numbers direct and queued', async () => {
+  it('gives each item its place in the lane, the same numbers direct and queued', async () => {
     const intake = await b.intake()
     const add = notes(intake)
     await intake.submit(add, { lane: 'a', n: 1 })
@@ -162,7 +163,7 @@ describe('apply', () => {
   it('waits in a lane that is paused, like everything else', async () => {
     const intake = await b.intake()
     const add = notes(intake)
-    await intake.core.store.pause('notes', null)
+    await intake.store.pause('notes', null)
     const answer = await intake.submit(add, { lane: 'a', n: 1 })
     expect(answer.kind).toBe('queued')
     expect(await written()).toEqual([])
@@ -170,8 +171,8 @@ describe('apply', () => {
       async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined),
       'the lane to be held',
     )
-    await intake.core.store.resume('notes', null)
-    intake.core.wakeAll()
+    await intake.store.resume('notes', null)
+    intake.wakeAll()
     await b.finished(idOf(answer))
     expect(await written()).toEqual([1])
   })

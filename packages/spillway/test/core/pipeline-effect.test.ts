@@ -2,16 +2,17 @@
 import pg from 'pg'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
-import { laneOf } from '../../src/core/lane.js'
-import type { Answer, IntakeApi } from '../../src/index.js'
+import { laneOf } from '../../src/core/ids.js'
+import type { Answer } from '../../src/index.js'
+import type { Intake } from '../../src/intake/intake.js'
 import { type Bench, bench, eventually, overriding } from '../pipeline-fixture.js'
 
 const Note = Type.Object({ lane: Type.String(), n: Type.Integer() })
 
 /** Writes what is applied, refuses 13, notes how it was called, and answers ten times the number. */
-const noteFunction = (answered = 'told') => `CREATE OR REPLACE FUNCTION public.note(
+const noteFunction = (answered = 'results') => `CREATE OR REPLACE FUNCTION public.note(
     verdicts text[], seqs bigint[], ids uuid[], lanes text[], numbers int[]) RETURNS json[] LANGUAGE plpgsql AS $$
-  DECLARE told json[];
+  DECLARE results json[];
   BEGIN
     IF EXISTS (SELECT FROM unnest(verdicts, numbers) u(verdict, n) WHERE u.verdict = 'apply' AND u.n = 13) THEN
       RAISE EXCEPTION '13 is not taken';
@@ -19,7 +20,7 @@ const noteFunction = (answered = 'told') => `CREATE OR REPLACE FUNCTION public.n
     INSERT INTO calls (verdicts, seqs) VALUES (verdicts, seqs);
     INSERT INTO notes (lane, n, seq, op) SELECT u.lane, u.n, u.seq, u.op
       FROM unnest(verdicts, seqs, ids, lanes, numbers) u(verdict, seq, op, lane, n) WHERE u.verdict = 'apply';
-    SELECT array_agg(CASE WHEN u.verdict = 'apply' THEN to_json(u.n * 10) END) INTO told FROM unnest(verdicts, numbers) u(verdict, n);
+    SELECT array_agg(CASE WHEN u.verdict = 'apply' THEN to_json(u.n * 10) END) INTO results FROM unnest(verdicts, numbers) u(verdict, n);
     RETURN ${answered};
   END $$`
 
@@ -35,7 +36,7 @@ afterEach(async () => {
   await b.close()
 })
 
-const define = (intake: IntakeApi) =>
+const define = (intake: Intake) =>
   intake.define('notes.add', {
     body: Note,
     lane: (note) => ['notes', note.lane],
@@ -66,17 +67,17 @@ const idOf = (answer: Answer): string => {
 }
 
 /** Queues these in lane `a` while it is held, then lets it go; answers what became of them. */
-async function throughTheQueue(intake: IntakeApi, numbers: readonly number[]) {
+async function throughTheQueue(intake: Intake, numbers: readonly number[]) {
   const add = define(intake)
-  await intake.core.store.pause('notes', 'a')
+  await intake.store.pause('notes', 'a')
   const ids: string[] = []
   for (const n of numbers) ids.push(idOf(await intake.submit(add, { lane: 'a', n }, { respondAsync: true })))
   await eventually(
     async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined),
     'the lane to be held',
   )
-  await intake.core.store.resume('notes', 'a')
-  intake.core.wakeAll()
+  await intake.store.resume('notes', 'a')
+  intake.wakeAll()
   const tickets = []
   for (const id of ids) tickets.push(await b.finished(id))
   return tickets
@@ -123,7 +124,7 @@ describe('an effect in the database', () => {
     const add = define(intake)
     const first = await intake.submit(add, { lane: 'a', n: 1 }, { idempotencyKey: 'k' })
     expect(first).toMatchObject({ kind: 'done', result: 10, replayed: false })
-    // Another answer from now on: what is told again can only be what was stored.
+    // Another answer from now on: what is returned again can only be what was stored.
     await b.sql(noteFunction(`array_fill('"another"'::json, ARRAY[cardinality(verdicts)])`))
     expect(await intake.submit(add, { lane: 'a', n: 1 }, { idempotencyKey: 'k' })).toEqual({ ...first, replayed: true })
     expect(await intake.submit(add, { lane: 'a', n: 2 }, { idempotencyKey: 'k' })).toMatchObject({
@@ -181,8 +182,8 @@ describe('an effect in the database', () => {
   })
 
   it.each([
-    ['too few', 'told[2:]'],
-    ['too many', 'told || told'],
+    ['too few', 'results[2:]'],
+    ['too many', 'results || results'],
     ['nothing at all', 'NULL'],
   ])('that answers %s is an error and stores nothing, not even the key', async (_, answered) => {
     await b.sql(noteFunction(answered))
@@ -200,7 +201,7 @@ describe('an effect in the database', () => {
   })
 
   it('that answers too few from the queue fails the operation and writes nothing', async () => {
-    await b.sql(noteFunction(`CASE WHEN 'apply' = ANY (verdicts) THEN told[2:] ELSE told END`))
+    await b.sql(noteFunction(`CASE WHEN 'apply' = ANY (verdicts) THEN results[2:] ELSE results END`))
     const intake = await b.intake()
     const tickets = await throughTheQueue(intake, [1, 2])
     expect(tickets.map(({ status }) => status)).toEqual(['failed', 'failed'])
@@ -238,7 +239,7 @@ describe('an effect in the database', () => {
     expect(results(answers)).toEqual(texts.map((text, n) => [text, n % 2 === 0 ? text : null, n / 2, n % 2 === 0]))
   })
 
-  it('is not called again when its answer is lost: whoever repeats with the key is told what it told', async () => {
+  it('is not called again when its answer is lost: a caller that repeats with the key gets the first result', async () => {
     let losing = true
     const intake = await b.intake({
       wrap: (store) =>

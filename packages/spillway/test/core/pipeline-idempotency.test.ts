@@ -94,8 +94,8 @@ describe('an Idempotency-Key', () => {
     release.fire()
     await holding
     const answer = await eventually(async () => {
-      const told = await intake.submit(op, { n: 2 }, key)
-      return told.kind === 'refused' ? undefined : told
+      const answer = await intake.submit(op, { n: 2 }, key)
+      return answer.kind === 'refused' ? undefined : answer
     }, 'the gate to open')
     expect(answer).toMatchObject({ kind: 'done', replayed: false })
   })
@@ -176,8 +176,8 @@ describe('an Idempotency-Key', () => {
       },
     })
     const first = intake.submit(op, { n: 1 }, key)
-    await intake.core.store.cancel(await started.promise, ['op'], 'why')
-    intake.core.wakeAll('cancel')
+    await intake.store.cancel(await started.promise, ['op'], 'why')
+    intake.wakeAll('cancel')
     expect(await first).toMatchObject({ kind: 'failed' })
     expect(await intake.submit(op, { n: 1 }, key)).toMatchObject({ kind: 'failed', replayed: true })
   })
@@ -201,7 +201,7 @@ describe('waiting for a queued one', () => {
     expect(answer).toMatchObject({ kind: 'done', result: 5, replayed: false })
   })
 
-  it('tells a failure', async () => {
+  it('reports a failure', async () => {
     const intake = await b.intake()
     const op = intake.define('op', {
       body: Body,
@@ -221,7 +221,7 @@ describe('waiting for a queued one', () => {
     expect(await intake.submit(op, { n: 1 }, { waitMs: 50 })).toMatchObject({ kind: 'queued', reason: 'requested' })
     const gone = new AbortController()
     const waiting = intake.submit(op, { n: 2 }, { waitMs: 60_000, signal: gone.signal })
-    await eventually(() => (intake.core.waiters.size === 1 ? true : undefined), 'the wait to begin')
+    await eventually(() => (intake.waiters.size === 1 ? true : undefined), 'the wait to begin')
     gone.abort()
     expect(await waiting).toMatchObject({ kind: 'queued' })
   })

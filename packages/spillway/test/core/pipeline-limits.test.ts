@@ -1,7 +1,8 @@
 import { randomUUID } from 'node:crypto'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { type Answer, capacity, connections, halt, type IntakeApi, pressure, rate } from '../../src/index.js'
+import { type Answer, capacity, connections, halt, pressure, rate } from '../../src/index.js'
+import type { Intake } from '../../src/intake/intake.js'
 import type { Store } from '../../src/store/port.js'
 import { type Bench, bench, eventually, overriding, signal } from '../pipeline-fixture.js'
 
@@ -18,7 +19,7 @@ const count = (answers: readonly Answer[], kind: Answer['kind']): number =>
   answers.filter((a) => a.kind === kind).length
 const codes = (answers: readonly Answer[]): Set<string> =>
   new Set(answers.flatMap((a) => (a.kind === 'refused' ? [a.refusal.code] : [])))
-const four = (options?: Parameters<Bench['intake']>[0]): Promise<IntakeApi[]> =>
+const four = (options?: Parameters<Bench['intake']>[0]): Promise<Intake[]> =>
   Promise.all(Array.from({ length: 4 }, () => b.intake(options)))
 const gateRow = async () =>
   (await b.sql<{ held: string; overflowing: boolean }>('SELECT held, overflowing FROM spillway.gates'))[0]
@@ -102,10 +103,10 @@ describe('capacity', () => {
     const waiting = await intake.submit(op, { n: 2 })
     if (failed.kind !== 'failed' || waiting.kind !== 'queued') throw new Error('failed and queued')
     expect(await gateRow()).toMatchObject({ held: '1' })
-    await intake.core.store.cancel(waiting.operationId, [], 'why')
+    await intake.store.cancel(waiting.operationId, [], 'why')
     expect(await gateRow()).toMatchObject({ held: '0' })
-    await intake.core.store.pause('q', null)
-    await intake.core.store.redrive([failed.operationId])
+    await intake.store.pause('q', null)
+    await intake.store.redrive([failed.operationId])
     expect(await gateRow()).toMatchObject({ held: '1' })
   })
 
@@ -141,7 +142,7 @@ describe('rate', () => {
     expect(refused).toMatchObject({ refusal: { rate: { limit: 10, left: 0, windowSeconds: 3_600 } } })
   })
 
-  it('counts each identity by itself and tells what is left', async () => {
+  it('counts each identity by itself and reports what is left', async () => {
     const intake = await b.intake()
     const op = intake.define('op', { body: Body, gates: [rate({ limit: 3, per: '1h', name: 'hour' })], run: () => 1 })
     const left = []
@@ -287,8 +288,8 @@ describe('connections', () => {
       run: () => 1,
     })
     const dead = randomUUID()
-    await alive.core.store.enlist(dead, 'dead', 60_000)
-    await alive.core.store.changeConnections(dead, 'op', {
+    await alive.store.enlist(dead, 'dead', 60_000)
+    await alive.store.changeConnections(dead, 'op', {
       ...{ seq: 1, held: null, gives: [] },
       takes: [{ identity: 'ann', perIdentity: 1, total: 1 }],
     })
@@ -334,21 +335,21 @@ describe('connections', () => {
 })
 
 describe('halt', () => {
-  it('refuses from the moment it is there, early once known, and ends', async () => {
+  it('refuses from the moment it is set, early once known, and ends', async () => {
     const calls = { accept: 0 }
     const intake = await b.intake({ wrap: counting(calls) })
     const op = intake.define('op', { body: Body, gates: [halt({ retryAfterSeconds: 30 })], run: () => 1 })
-    await intake.core.store.halt('system', 'drill')
+    await intake.store.halt('system', 'drill')
     expect(await intake.submit(op, { n: 1 }, { idempotencyKey: 'k' })).toMatchObject({
       refusal: { code: 'halted', retryAfterMs: 30_000 },
     })
     const before = calls.accept
     await intake.submit(op, { n: 1 })
     expect(calls.accept).toBe(before)
-    expect(await intake.core.store.unhalt('system')).toBe(true)
+    expect(await intake.store.unhalt('system')).toBe(true)
     const answer = await eventually(async () => {
-      const told = await intake.submit(op, { n: 1 }, { idempotencyKey: 'k' })
-      return told.kind === 'refused' ? undefined : told
+      const answer = await intake.submit(op, { n: 1 }, { idempotencyKey: 'k' })
+      return answer.kind === 'refused' ? undefined : answer
     }, 'the halt to end')
     expect(answer).toMatchObject({ kind: 'done', replayed: false })
   })
@@ -358,14 +359,14 @@ describe('pressure', () => {
   it('refuses while the process cannot keep up, and opens by itself', async () => {
     const intake = await b.intake({ pressureInflightMax: 2 })
     const op = intake.define('op', { body: Body, gates: [pressure()], run: () => 1 })
-    const leave = [intake.core.enter(), intake.core.enter()]
-    await eventually(() => (intake.core.pressure.level === 'active' ? true : undefined), 'pressure')
+    const leave = [intake.pipeline.enter(), intake.pipeline.enter()]
+    await eventually(() => (intake.pressure.level === 'active' ? true : undefined), 'pressure')
     expect(await intake.submit(op, { n: 1 })).toMatchObject({ refusal: { code: 'overloaded', retryAfterMs: 2_000 } })
     for (const exit of leave) {
       exit()
       exit()
     }
-    await eventually(() => (intake.core.pressure.level === 'inactive' ? true : undefined), 'pressure to go')
+    await eventually(() => (intake.pressure.level === 'inactive' ? true : undefined), 'pressure to go')
     expect(await intake.submit(op, { n: 1 })).toMatchObject({ kind: 'done' })
   })
 })
@@ -384,12 +385,6 @@ describe('the order of gates', () => {
       ],
       run: () => 1,
     })
-    expect(intake.core.bound(op).gates.map((g) => g.kind)).toEqual([
-      'pressure',
-      'connections',
-      'capacity',
-      'halt',
-      'rate',
-    ])
+    expect(intake.bound(op).gates.map((g) => g.kind)).toEqual(['pressure', 'connections', 'capacity', 'halt', 'rate'])
   })
 })

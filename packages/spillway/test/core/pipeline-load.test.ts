@@ -2,7 +2,9 @@ import { createServer } from 'node:http'
 import { setTimeout as delay } from 'node:timers/promises'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
-import type { ApplyOptions, Definition, IntakeApi } from '../../src/index.js'
+import type { Definition } from '../../src/index.js'
+import type { ApplyOptions } from '../../src/intake/define.js'
+import type { Intake } from '../../src/intake/intake.js'
 import type { Store } from '../../src/store/port.js'
 import { type Bench, bench, eventually, overriding, signal } from '../pipeline-fixture.js'
 
@@ -29,8 +31,8 @@ const applies: Record<'apply' | 'effect', ApplyOptions<typeof Body, number>['app
 const onesFunction = `CREATE FUNCTION public.ones(verdicts text[], seqs bigint[]) RETURNS json[] LANGUAGE sql AS
   $$ SELECT array_fill('1'::json, ARRAY[cardinality(verdicts)]) $$`
 
-/** The status for a body that is no JSON: 400 from whoever reads it. */
-const sendBroken = async (intake: IntakeApi, op: Definition, headers = {}): Promise<number> => {
+/** The status for a body that is no JSON: 400 from the code that reads it. */
+const sendBroken = async (intake: Intake, op: Definition, headers = {}): Promise<number> => {
   const all = { 'content-type': 'application/json', ...headers }
   return (await intake.fetch(op)(new Request('http://local/', { method: 'POST', body: '{', headers: all }))).status
 }
@@ -64,7 +66,7 @@ describe('the load decision', () => {
   })
 
   describe.each(['apply', 'effect'] as const)('of an %s that would not be queued', (kind) => {
-    it('is told before the body is read when the store is busy, but not to one that would be queued', async () => {
+    it('refuses before the body is read when the store is busy, but not a request that would be queued', async () => {
       const state = { busy: 10, waiting: 0 }
       const intake = await b.intake({ wrap: poolAt(state) })
       const op = intake.define('op', { body: Body, whenBusy: 'refuse', apply: applies[kind] })
@@ -74,7 +76,7 @@ describe('the load decision', () => {
       expect(await sendBroken(intake, op)).toBe(400)
     })
 
-    it('is told likewise when requests wait to be looked at, once that lasts and until they do not', async () => {
+    it('refuses likewise when requests wait to be looked at, once that lasts and until they do not', async () => {
       const intake = await b.intake({ acceptWaitBudgetMs: 200, wrap: poolAt({ busy: 0, waiting: 0 }) })
       const op = intake.define('op', { body: Body, whenBusy: 'refuse', apply: applies[kind] })
       // The time is the work's alone: what else the machine does is no wait at the door.
@@ -86,8 +88,8 @@ describe('the load decision', () => {
       /** One that waits at the door while others work for so long. */
       const behind = (ms: number): Promise<number> =>
         new Promise((resolve) => {
-          intake.core.door.pass(() => work(1))
-          intake.core.door.pass(() => resolve(sendBroken(intake, op)))
+          intake.door.pass(() => work(1))
+          intake.door.pass(() => resolve(sendBroken(intake, op)))
           work(ms)
         })
       // A tenth of the budget is the limit; a burst passes.
@@ -109,7 +111,7 @@ describe('the load decision', () => {
       asked.push(url)
     })
     intake.guard(server)
-    intake.core.door.pass(() => {
+    intake.door.pass(() => {
       for (const since = performance.now(); performance.now() - since < 1; );
     })
     server.emit('request', { url: '/orders' }, { destroyed: false })
@@ -143,13 +145,13 @@ describe('the load decision', () => {
       kind === 'run'
         ? intake.define('op', { body: Body, run: () => 1 })
         : intake.define('op', { body: Body, apply: applies[kind] })
-    expect(intake.core.busy).toBeLessThan(0.7)
+    expect(intake.pipeline.busy).toBeLessThan(0.7)
     const slow = intake.submit(op, { n: 1 })
-    await eventually(() => (intake.core.busy > 1 ? true : undefined), 'the budget to be used up', 2_000).finally(
+    await eventually(() => (intake.pipeline.busy > 1 ? true : undefined), 'the budget to be used up', 2_000).finally(
       release.fire,
     )
     expect(await slow).toMatchObject({ kind: 'done', result: 1 })
-    expect(intake.core.busy).toBeLessThan(0.7)
+    expect(intake.pipeline.busy).toBeLessThan(0.7)
   })
 
   it('queues when every slot is taken', async () => {
@@ -206,7 +208,7 @@ describe('the load decision', () => {
     expect(refused.refusal.retryAfterMs).toBeLessThanOrEqual(60_000)
     // What leaves no operation does not need the queue.
     expect(await intake.submit(apply, { n: 4 })).toMatchObject({ kind: 'done' })
-    await intake.core.store.cancel(ids[0] ?? '', [], 'why')
+    await intake.store.cancel(ids[0] ?? '', [], 'why')
     await eventually(async () => {
       const answer = await intake.submit(op, { n: 5 }, { respondAsync: true })
       return answer.kind === 'queued' ? true : undefined
@@ -279,7 +281,7 @@ describe('a claim under way', () => {
         overriding(store, {
           step: async (worker, part, settlements, claim) => {
             const result = await store.step(worker, part, settlements, null)
-            // What is settled is told; a claim by itself hangs.
+            // Settlements are answered; a claim by itself hangs.
             if (claim !== null && settlements.length === 0) {
               claiming.fire()
               await claimed.promise
@@ -313,19 +315,19 @@ describe('a claim under way', () => {
 
   it('forgets no wake-up', async () => {
     const looked = signal<number>()
-    const told = signal()
+    const submitted = signal()
     let claims = 0
     const intake = await b.intake({
       wrap: (store) =>
         overriding(poolAt({ busy: 10, waiting: 0 })(store), {
-          // Only what this process says to itself can tell it that there is work.
+          // Only what this process says to itself can show it that there is work.
           listen: () => Promise.resolve(),
           pulse: async (...given) => ({ ...(await store.pulse(...given)), waiting: false, nextDueMs: null }),
           step: async (worker, part, settlements, claim) => {
             const result = await store.step(worker, part, settlements, claim)
             if (claim !== null && ++claims === 1) {
               looked.fire(result.claimed.length)
-              await told.promise
+              await submitted.promise
             }
             return result
           },
@@ -335,7 +337,7 @@ describe('a claim under way', () => {
     expect(await looked.promise).toBe(0)
     const answer = await intake.submit(op, { n: 7 })
     if (answer.kind !== 'queued') throw new Error(`expected a ticket, not ${answer.kind}`)
-    told.fire()
+    submitted.fire()
     expect(await b.finished(answer.operationId)).toMatchObject({ status: 'completed', result: 7 })
   })
 })

@@ -1,6 +1,6 @@
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import type { IntakeApi } from '../../src/index.js'
+import type { Intake } from '../../src/intake/intake.js'
 import { type Bench, bench, eventually, signal } from '../pipeline-fixture.js'
 
 const Body = Type.Object({ lane: Type.String(), n: Type.Integer() })
@@ -18,7 +18,7 @@ describe('order within a lane', () => {
     const [one, two, three] = await Promise.all([b.intake({ directWaitMs: 100 }), b.intake(), b.intake()])
     const ran: string[] = []
     const release = signal()
-    const defineOn = (intake: IntakeApi) =>
+    const defineOn = (intake: Intake) =>
       intake.define('op', {
         body: Body,
         lane,
@@ -121,15 +121,15 @@ describe('order within a lane', () => {
     if (dead.kind !== 'failed') throw new Error(`expected failed, not ${dead.kind}`)
     expect(await intake.submit(op, { lane: 'a', n: 2 })).toMatchObject({ kind: 'done' })
     works = true
-    await intake.core.store.pause('ordered', 'a')
+    await intake.store.pause('ordered', 'a')
     await intake.submit(op, { lane: 'a', n: 3 })
-    await intake.core.store.redrive([dead.operationId])
+    await intake.store.redrive([dead.operationId])
     await eventually(
       async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length > 0 ? true : undefined),
       'the lane to be held',
     )
-    await intake.core.store.resume('ordered', 'a')
-    intake.core.wakeAll()
+    await intake.store.resume('ordered', 'a')
+    intake.wakeAll()
     await b.finished(dead.operationId)
     expect(ran).toEqual(['2', '3', '1'])
   })

@@ -1,7 +1,8 @@
 /** What `apply` definitions and their owners have beside `apply`: limited, giveBack, onAnswer, transaction, ledger, notices. */
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { type Answer, capacity, halt, type IntakeApi, rate, type SqlEffect, type Tx } from '../../src/index.js'
+import { type Answer, capacity, halt, rate, type SqlEffect, type Tx } from '../../src/index.js'
+import type { Intake } from '../../src/intake/intake.js'
 import { type Bench, bench, eventually, overriding, signal } from '../pipeline-fixture.js'
 
 const Note = Type.Object({ who: Type.String(), n: Type.Integer() })
@@ -27,9 +28,9 @@ const kinds = (answers: readonly Answer[]): string[] => answers.map(({ kind }) =
 const count = async (table: string): Promise<number> =>
   Number((await b.sql<{ n: string }>(`SELECT count(*) AS n FROM ${table}`))[0]?.n)
 
-/** Writes what is applied to `notes` and what a rate refused to `refusals`, and tells its number. */
+/** Writes what is applied to `notes` and what a rate refused to `refusals`, and returns its number. */
 const noteFunction = `CREATE FUNCTION public.note(verdicts text[], seqs bigint[], whos text[], numbers int[]) RETURNS json[] LANGUAGE plpgsql AS $$
-  DECLARE told json[];
+  DECLARE results json[];
   BEGIN
     INSERT INTO notes SELECT u.who, u.n FROM unnest(verdicts, whos, numbers) u(verdict, who, n) WHERE u.verdict = 'apply';
     INSERT INTO refusals SELECT u.who, u.n FROM unnest(verdicts, whos, numbers) u(verdict, who, n) WHERE u.verdict = 'rate_limited';
@@ -37,8 +38,8 @@ const noteFunction = `CREATE FUNCTION public.note(verdicts text[], seqs bigint[]
       RAISE EXCEPTION 'no record can be kept' USING ERRCODE = 'insufficient_resources';
     END IF;
     SELECT array_agg(CASE WHEN u.verdict IN ('apply', 'rate_limited') THEN json_build_object('number', u.n) END)
-      INTO told FROM unnest(verdicts, numbers) u(verdict, n);
-    RETURN told;
+      INTO results FROM unnest(verdicts, numbers) u(verdict, n);
+    RETURN results;
   END $$`
 
 describe('limited', () => {
@@ -47,7 +48,7 @@ describe('limited', () => {
     await b.sql(noteFunction)
   })
 
-  const define = (intake: IntakeApi, limited?: SqlEffect<NoteBody, unknown>['limited']) =>
+  const define = (intake: Intake, limited?: SqlEffect<NoteBody, unknown>['limited']) =>
     intake.define('notes.add', {
       body: Note,
       lane: (note) => ['notes', note.who],
@@ -73,18 +74,18 @@ describe('limited', () => {
     ).toHaveLength(1)
   })
 
-  it('adds to the problem of each what the function told of it', async () => {
+  it('adds to the problem of each what the function returned for it', async () => {
     const intake = await b.intake()
-    const op = define(intake, (told, { body, limit, resetMs }) => ({ told, n: body.n, limit, late: resetMs > 0 }))
+    const op = define(intake, (own, { body, limit, resetMs }) => ({ own, n: body.n, limit, late: resetMs > 0 }))
     const answers = await Promise.all([1, 2, 3, 4, 5].map((n) => intake.submit(op, { who: 'a', n })))
     const refused = answers.flatMap((answer, i) =>
-      answer.kind === 'refused' ? [{ n: i + 1, told: answer.refusal.extensions }] : [],
+      answer.kind === 'refused' ? [{ n: i + 1, extensions: answer.refusal.extensions }] : [],
     )
     expect(refused).toHaveLength(3)
-    for (const { n, told } of refused) expect(told).toEqual({ told: { number: n }, n, limit: 2, late: true })
+    for (const { n, extensions } of refused) expect(extensions).toEqual({ own: { number: n }, n, limit: 2, late: true })
   })
 
-  it('that throws costs its members only: what was decided is told, and written once', async () => {
+  it('that throws costs its members only: what was decided is answered, and written once', async () => {
     const intake = await b.intake()
     const op = define(intake, () => {
       throw new Error('no members')
@@ -123,7 +124,7 @@ describe('limited', () => {
 })
 
 describe('the place of an applied item', () => {
-  const define = (intake: IntakeApi) =>
+  const define = (intake: Intake) =>
     intake.define('notes.add', {
       body: Note,
       lane: (note) => ['notes', note.who],

@@ -57,11 +57,11 @@ describe.each(['direct', 'queued'] as const)('a handler, %s', (path) => {
     })
     const id = idOf(await intake.submit(op, { n: 7 }, options))
     expect(await b.finished(id)).toMatchObject({ status: 'failed', attempts: 2, maxAttempts: 2, error: 'no 2' })
-    const [letter] = await intake.core.store.deadLetters({}, 10, null)
+    const [letter] = await intake.store.deadLetters({}, 10, null)
     expect(letter).toMatchObject({ id, payload: '{"n":7}', error: 'no 2' })
     works = true
-    expect(await intake.core.store.redrive([id, '00000000-0000-7000-8000-000000000000'])).toMatchObject({ moved: 1 })
-    intake.core.wakeAll()
+    expect(await intake.store.redrive([id, '00000000-0000-7000-8000-000000000000'])).toMatchObject({ moved: 1 })
+    intake.wakeAll()
     expect(await b.finished(id)).toMatchObject({ status: 'completed', attempts: 1, result: 7 })
     expect(await b.audit()).toEqual([])
   })
@@ -224,7 +224,7 @@ describe('a direct run', () => {
 })
 
 describe('cancelling', () => {
-  it('stops a running one whose handler can stop, told from another instance', async () => {
+  it('stops a running one whose handler can stop, asked from another instance', async () => {
     const intake = await b.intake({ directWaitMs: 50 })
     const other = await b.intake()
     const stopped = signal<unknown>()
@@ -239,8 +239,8 @@ describe('cancelling', () => {
     const op = intake.define('op', options)
     other.define('op', options)
     const id = idOf(await intake.submit(op, { n: 1 }))
-    expect(await other.core.store.cancel(id, other.core.abortableTypes, 'by a test')).toBe('asked')
-    other.core.wakeAll('cancel')
+    expect(await other.store.cancel(id, other.abortableTypes, 'by a test')).toBe('asked')
+    other.wakeAll('cancel')
     expect(await stopped.promise).toMatchObject({ code: 'cancelled' })
     expect(await b.finished(id)).toMatchObject({ status: 'cancelled' })
     expect(await b.audit()).toEqual([])
@@ -260,9 +260,9 @@ describe('cancelling', () => {
     const first = idOf(await intake.submit(op, { n: 1 }))
     const second = idOf(await intake.submit(op, { n: 2 }))
     const third = idOf(await intake.submit(op, { n: 3 }))
-    expect(await intake.core.store.cancel(first, intake.core.abortableTypes, 'why')).toBe('running')
-    expect(await intake.core.store.cancel(second, [], 'why')).toBe('cancelled')
-    expect(await intake.core.store.cancel(second, [], 'why')).toBe('gone')
+    expect(await intake.store.cancel(first, intake.abortableTypes, 'why')).toBe('running')
+    expect(await intake.store.cancel(second, [], 'why')).toBe('cancelled')
+    expect(await intake.store.cancel(second, [], 'why')).toBe('gone')
     release.fire()
     await b.finished(third)
     expect(ran).toEqual([1, 3])
@@ -274,8 +274,8 @@ describe('cancelling', () => {
     const intake = await b.intake()
     const op = intake.define('op', { body: Body, delayMs: () => 60_000, run: () => 1 })
     const waiting = intake.submit(op, { n: 1 }, { waitMs: 20_000, idempotencyKey: 'k' })
-    const id = await eventually(async () => (await intake.core.store.tickets({}, 1, null))[0]?.id, 'the operation')
-    expect(await intake.core.store.cancel(id, [], 'why')).toBe('cancelled')
+    const id = await eventually(async () => (await intake.store.tickets({}, 1, null))[0]?.id, 'the operation')
+    expect(await intake.store.cancel(id, [], 'why')).toBe('cancelled')
     expect(await waiting).toMatchObject({ kind: 'failed', operationId: id })
   })
 })
@@ -291,7 +291,7 @@ describe('when things are due', () => {
     })
     const long = await intake.submit(op, { n: 50_000 })
     expect(long).toMatchObject({ kind: 'queued', reason: 'requested' })
-    await eventually(() => (intake.core.queueDepth > 0 ? true : undefined), 'the pulse to tell of it')
+    await eventually(() => (intake.queueDepth > 0 ? true : undefined), 'the pulse to report it')
     // Long enough for a pulse to have set its timer for the long one.
     const pulsed = await b.intake()
     pulsed.define('op', { body: Body, run: (body) => body.n })
@@ -303,12 +303,12 @@ describe('when things are due', () => {
   it('a paused lane waits and goes on when it is resumed', async () => {
     const intake = await b.intake()
     const op = intake.define('op', { body: Body, lane: () => ['held', 'a'], run: (body) => body.n })
-    await intake.core.store.pause('held', null)
+    await intake.store.pause('held', null)
     const answer = await intake.submit(op, { n: 1 })
     expect(answer).toMatchObject({ kind: 'queued' })
     expect(await intake.submit(op, { n: 2 }, { waitMs: 300 })).toMatchObject({ kind: 'queued' })
-    await intake.core.store.resume('held', null)
-    intake.core.wakeAll()
+    await intake.store.resume('held', null)
+    intake.wakeAll()
     expect(await b.finished(idOf(answer))).toMatchObject({ status: 'completed' })
   })
 
@@ -328,7 +328,7 @@ describe('when things are due', () => {
         }),
     })
     const op = intake.define('op', { body: Body, lane: () => ['held', 'a'], run: (body) => body.n })
-    await intake.core.store.pause('held', null)
+    await intake.store.pause('held', null)
     const answer = await intake.submit(op, { n: 1 })
     await resumed.promise
     expect(await b.finished(idOf(answer), 5_000)).toMatchObject({ status: 'completed' })

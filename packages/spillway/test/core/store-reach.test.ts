@@ -43,7 +43,7 @@ async function busily<T>(url: string, count: number, use: () => Promise<T>): Pro
 }
 
 describe('findReach', () => {
-  it('tells a server that is reached directly', async () => {
+  it('recognizes a server that is reached directly', async () => {
     expect(await findReach(database.url)).toBe('direct')
   })
 
@@ -52,7 +52,7 @@ describe('findReach', () => {
     ['session', true],
     ['transaction', false],
     ['transaction', true],
-  ] as const)('tells a pooler in %s mode (round robin: %s)', async (mode, roundRobin) => {
+  ] as const)('recognizes a pooler in %s mode (round robin: %s)', async (mode, roundRobin) => {
     await behind({ mode, roundRobin }, async (pooler) => {
       const url = pooler.through(database.url)
       expect(await findReach(url)).toBe(mode)
@@ -156,7 +156,7 @@ describe('session settings', () => {
 })
 
 describe('a statement behind a pooler in transaction mode', () => {
-  it('is one transaction, tells its own error, and leaves the connection usable', async () => {
+  it('is one transaction, reports its own error, and leaves the connection usable', async () => {
     await behind({ mode: 'transaction', poolSize: 2 }, async (pooler) => {
       const store = postgresStore({ url: pooler.through(database.url) })
       await administer(database.url, 'CREATE TABLE numbers (n int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED)')

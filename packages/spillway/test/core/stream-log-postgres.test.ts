@@ -108,12 +108,12 @@ describe('the stream log in PostgreSQL', () => {
   const untilItWaits = () =>
     until('an append waits for a lock', async () => {
       const { rowCount } = await admin.query(
-        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'spillway streams append' AND wait_event_type = 'Lock'",
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'spillway streams' AND wait_event_type = 'Lock'",
       )
       return (rowCount ?? 0) > 0
     })
 
-  it('waits for whoever is before it, and has lost when that one commits', async () => {
+  it('waits for the writer before it, and has lost when that one commits', async () => {
     await process.log.append([append(1)])
     await inTransaction(async (client) => {
       await insertOf(client, 'b', 2)
@@ -124,7 +124,7 @@ describe('the stream log in PostgreSQL', () => {
     })
   })
 
-  it('waits for whoever is before it, and writes when that one comes to nothing', async () => {
+  it('waits for the writer before it, and writes when that one comes to nothing', async () => {
     await process.log.append([append(1)])
     await inTransaction(async (client) => {
       await insertOf(client, 'b', 2)
@@ -146,7 +146,7 @@ describe('the stream log in PostgreSQL', () => {
     })
   })
 
-  it('tells an end to the registry together with the record', async () => {
+  it('reports an end to the registry together with the record', async () => {
     await process.log.append([append(1), append(2, { end: 'cancelled' })])
     expect(await process.registry.find(key.id)).toMatchObject({ ended: 'cancelled', last: 2 })
   })
@@ -188,7 +188,7 @@ describe('the stream log in PostgreSQL', () => {
     expect(await process.log.head(key)).toEqual({ last: 2, end: null })
   })
 
-  it('tells that notices may have been missed when the connection for them was lost', async () => {
+  it('reports that notices may have been missed when the connection for them was lost', async () => {
     const gaps: null[] = []
     process.log.onBell((ids) => {
       if (ids === null) gaps.push(ids)
@@ -196,7 +196,7 @@ describe('the stream log in PostgreSQL', () => {
     await admin.query(
       "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'spillway listen'",
     )
-    await eventually(() => gaps.length > 0, 'the gap to be told')
+    await eventually(() => gaps.length > 0, 'the gap to be reported')
     expect(gaps).toEqual([null])
   })
 })

@@ -195,7 +195,7 @@ describe('watching', () => {
     expect(await registry.abandoned([left.id, stayed.id])).toEqual([{ id: left.id, forMs: 5_000 }])
   })
 
-  it('does not count anew when the reader is said to have left again', async () => {
+  it('does not restart the count when the reader is said to have left again', async () => {
     await opened.freeze('2031-01-01T00:00:00Z')
     const watcher = await process()
     const key = await openedKey({ watcher })
@@ -205,7 +205,7 @@ describe('watching', () => {
     expect(await registry.abandoned([key.id])).toEqual([{ id: key.id, forMs: 5_000 }])
   })
 
-  it('does not heed the leaving of one whose place another has taken', async () => {
+  it('ignores the leaving of a reader whose place another has taken', async () => {
     const [before, now] = [await process(), await process()]
     const key = await openedKey({ watcher: before })
     await registry.watched(key.id, now)
@@ -245,7 +245,7 @@ describe('watching', () => {
     expect(await registry.abandoned([key.id])).toEqual([{ id: key.id, forMs: 7_000 }])
   })
 
-  it('tells the others who reads it now', async () => {
+  it('shows the others who reads it now', async () => {
     const heard: string[] = []
     await opened.another().listen((kind) => heard.push(kind))
     const watcher = await process()
@@ -273,14 +273,14 @@ describe('a stream whose operation has left the queue', () => {
     expect(await registry.find(waits)).toMatchObject({ ended: null })
   })
 
-  it('is told of with what it has come to, to one process', async () => {
+  it('is reported with its last state to one process', async () => {
     const key = await openedKey()
     await log.append([append(key, 1)])
     await opened.advance(graceMs + 1)
     const everyMs = 60_000
     const others = [registry, opened.another().streams(kept).registry]
-    const told = await Promise.all(others.map((each) => each.orphaned(everyMs, graceMs)))
-    expect(told.flat()).toMatchObject([{ key, ended: null, last: 1 }])
+    const reports = await Promise.all(others.map((each) => each.orphaned(everyMs, graceMs)))
+    expect(reports.flat()).toMatchObject([{ key, ended: null, last: 1 }])
   })
 })
 
@@ -345,7 +345,7 @@ describe('sweeping', () => {
     expect(await registry.find(key.id)).toMatchObject({ ended: 'done', last: 2 })
   })
 
-  it('leaves it to whoever sweeps already', async () => {
+  it('leaves it to the process that sweeps already', async () => {
     await openedKey()
     await opened.advance(longestMs + retentionMs + 1_000)
     const session = await opened.session()

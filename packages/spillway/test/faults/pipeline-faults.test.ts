@@ -4,7 +4,7 @@ import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import type { IntakeApi } from '../../src/index.js'
+import type { Intake } from '../../src/intake/intake.js'
 import type { Store } from '../../src/store/port.js'
 import { addressOf, startHalfOpenProxy, through } from '../half-open-proxy.js'
 import { type Bench, bench, eventually, overriding, signal } from '../pipeline-fixture.js'
@@ -58,7 +58,7 @@ describe('an answer that was lost', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('of a settlement: told from the ticket, run once, and its neighbours in the lease go on', async () => {
+  it('of a settlement: read from the ticket, run once, and its neighbours in the lease go on', async () => {
     const faults = { left: 1 }
     const intake = await b.intake({
       wrap: (store) =>
@@ -82,15 +82,15 @@ describe('an answer that was lost', () => {
       },
     })
     // Both lanes in one claim, so in one lease; the slow one is still running when the answer is lost.
-    await intake.core.store.pause('q', null)
+    await intake.store.pause('q', null)
     const fast = idOf(await intake.submit(op, { lane: 'fast', n: 1 }))
     const slow = idOf(await intake.submit(op, { lane: 'slow', n: 1 }))
     await eventually(
       async () => ((await b.sql('SELECT 1 FROM spillway.parked')).length === 2 ? true : undefined),
       'both to be held',
     )
-    await intake.core.store.resume('q', null)
-    intake.core.wakeAll()
+    await intake.store.resume('q', null)
+    intake.wakeAll()
     await b.finished(fast)
     await eventually(() => (faults.left < 0 ? true : undefined), 'the answer to be lost')
     release.fire()
@@ -138,14 +138,14 @@ describe('an answer that was lost', () => {
 })
 
 describe('the lease of the process', () => {
-  const declaredDead = async (intake: IntakeApi): Promise<void> => {
+  const declaredDead = async (intake: Intake): Promise<void> => {
     await b.sql("UPDATE spillway.workers SET until = now() - interval '1 minute' WHERE id = $1", [
-      intake.core.presence.worker,
+      intake.presence.worker,
     ])
     await b.sql('SELECT * FROM spillway.recover()')
   }
 
-  it('lost: what runs is aborted, the process enlists anew and goes on', async () => {
+  it('lost: what runs is aborted, the process enlists again and goes on', async () => {
     const intake = await b.intake({ directWaitMs: 100 })
     const aborted = signal<unknown>()
     const op = intake.define('op', {
@@ -159,18 +159,18 @@ describe('the lease of the process', () => {
       },
     })
     const answer = await intake.submit(op, { lane: 'a', n: 1 })
-    const before = intake.core.presence.worker
+    const before = intake.presence.worker
     await declaredDead(intake)
     expect(await aborted.promise).toMatchObject({ code: 'lease_lost' })
-    await eventually(() => (intake.core.presence.worker !== before ? true : undefined), 'the process to enlist anew')
+    await eventually(() => (intake.presence.worker !== before ? true : undefined), 'the process to enlist again')
     expect(await b.finished(idOf(answer))).toMatchObject({ status: 'completed', attempts: 2, result: 1 })
     expect(await intake.submit(op, { lane: 'b', n: 2 }, { waitMs: 0 })).toMatchObject({ kind: 'queued' })
-    expect(b.logged.some((l) => l.level === 'error' && l.message.includes('given up by the others'))).toBe(true)
+    expect(b.logged.some((l) => l.level === 'error' && l.message.includes('declared this one dead'))).toBe(true)
     expect(await b.audit()).toEqual([])
   })
 
   it('a zombie settles nothing: what it did after the loss is not taken', async () => {
-    // It does not hear that it was given up.
+    // It does not hear that its lease is lost.
     const zombie = await b.intake({
       directWaitMs: 100,
       wrap: (store) => overriding(store, { pulse: () => Promise.reject(away()) }),
@@ -191,12 +191,12 @@ describe('the lease of the process', () => {
     heir.define('op', { body: Body, lane, run: () => 'heir' })
     expect(await b.finished(id)).toMatchObject({ result: 'heir', attempts: 2 })
     release.fire()
-    expect(await zombie.core.waiters.wait(id, 5_000)).toMatchObject({ result: 'heir' })
+    expect(await zombie.waiters.wait(id, 5_000)).toMatchObject({ result: 'heir' })
     expect(await b.ticket(id)).toMatchObject({ result: 'heir', attempts: 2 })
     expect(await b.audit()).toEqual([])
   })
 
-  it('given up for want of heartbeats, then found still good: what it held runs again', async () => {
+  it('lost for want of heartbeats, then found still good: what it held runs again', async () => {
     const heart = { beats: true }
     const intake = await b.intake({
       leaseMs: 1_000,
@@ -237,7 +237,7 @@ describe('an operation of a type that is not defined here', () => {
     // What the stranger knows goes past it: it has looked, and left the other alone.
     const known = idOf(await stranger.submit(other, { lane: 'a', n: 2 }, { respondAsync: true }))
     expect(await b.finished(known)).toMatchObject({ status: 'completed' })
-    expect(await gateway.core.store.ticket(id)).toMatchObject({ status: 'pending', attempts: 0 })
+    expect(await gateway.store.ticket(id)).toMatchObject({ status: 'pending', attempts: 0 })
     expect(await b.sql('SELECT FROM spillway.ready')).toHaveLength(1)
     const knowing = await b.intake()
     knowing.define('op', { body: Body, lane, run: (body) => body.n })

@@ -3,8 +3,9 @@ import { once } from 'node:events'
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import type { IntakeApi, Tx } from '../../src/index.js'
+import type { Tx } from '../../src/index.js'
 import { postgres } from '../../src/index.js'
+import type { Intake } from '../../src/intake/intake.js'
 import type { OpenTx, Store } from '../../src/store/port.js'
 import { addressOf, type HalfOpenProxy, startHalfOpenProxy, through } from '../half-open-proxy.js'
 import { type Bench, bench, eventually, overriding, signal } from '../pipeline-fixture.js'
@@ -75,7 +76,7 @@ describe('a connection that is lost between two statements', () => {
 
   it('of ctx.tx: the process lives, the operation is retried and takes effect once', async () => {
     const intake = await b.intake()
-    const told = signal<unknown>()
+    const failed = signal<unknown>()
     const op = intake.define('op', {
       ...usual,
       timeoutMs: 10_000,
@@ -84,7 +85,7 @@ describe('a connection that is lost between two statements', () => {
         if (ctx.attempt === 1) {
           await terminateBackendOf(ctx.tx)
           await ctx.tx.query('SELECT 1').catch((fault: unknown) => {
-            told.fire(fault)
+            failed.fire(fault)
             throw fault
           })
         }
@@ -92,7 +93,7 @@ describe('a connection that is lost between two statements', () => {
       },
     })
     expect(await intake.submit(op, { lane: 'a', n: 1 }, { waitMs: 10_000 })).toMatchObject({ kind: 'done', result: 2 })
-    expect(await told.promise).toMatchObject({ name: 'StoreFault', code: 'unavailable' })
+    expect(await failed.promise).toMatchObject({ name: 'StoreFault', code: 'unavailable' })
     expect(await effects()).toEqual([1])
     expect(end.faults).toEqual([])
     expect(await b.audit()).toEqual([])
@@ -115,7 +116,7 @@ describe('a connection that is lost between two statements', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('of an apply: the caller is told that nothing was accepted, and may come again', async () => {
+  it('of an apply: the caller learns that nothing was accepted, and may try again', async () => {
     const intake = await b.intake()
     let calls = 0
     const op = intake.define('op', {
@@ -231,7 +232,7 @@ describe('a process that vanished without a word', () => {
 
 /** Handlers' transactions only go through the proxy: the rest of the store is well. */
 function beginThrough(proxy: HalfOpenProxy, change: (tx: OpenTx) => OpenTx = (tx) => tx): Store['begin'] {
-  const behind = postgres({ url: through(proxy, b.url), poolMax: 4 })
+  const behind = postgres({ url: through(proxy, b.url), poolMax: 8 })
   proxies.push(behind)
   return async (ms) => change(await behind.begin(ms))
 }
@@ -333,7 +334,7 @@ async function startMuteProxy(target: { host: string; port: number }) {
 }
 
 describe('closing', () => {
-  const closes = async (intake: IntakeApi, msMax: number): Promise<void> => {
+  const closes = async (intake: Intake, msMax: number): Promise<void> => {
     const ended = { yet: false }
     const closing = intake.close().then(() => {
       ended.yet = true

@@ -1,6 +1,6 @@
 /**
  * The queue as it should be: lanes are arrays, a lease is who holds a lane and up to where. Every command changes the
- * model and the store alike, and then both have to tell the same.
+ * model and the store alike, and then both have to report the same.
  */
 import { expect } from 'vitest'
 import type { Claimed } from '../../src/store/port.js'
@@ -14,7 +14,7 @@ export interface ModelOperation {
   /** On the model's clock, in milliseconds; 0: at once. */
   notBefore: number
   started: boolean
-  /** Its number among all that were accepted into the lane at first, to tell whether they take effect in order. */
+  /** Its number among all that were accepted into the lane at first, to check whether they take effect in order. */
   accepted: number
 }
 
@@ -103,7 +103,7 @@ export class QueueModel {
     return undefined
   }
 
-  /** The process's leases end: whoever surely ran is charged. */
+  /** The process's leases end: operations that surely ran are charged. */
   giveBack(worker: ModelWorker, charged: boolean): void {
     for (const lane of this.heldBy(worker)) {
       const upto = lane.held?.claimed.at(-1)?.seq ?? 0

@@ -136,7 +136,7 @@ async function launch(program: string, configFile: string, port: number): Promis
   }
 }
 
-/** It greets whoever connects. */
+/** It greets each client that connects. */
 async function answers(port: number): Promise<boolean> {
   const socket = connect(port, '127.0.0.1')
   try {

@@ -52,7 +52,7 @@ export interface RedisServer {
   kill(): Promise<void>
   /** On the same port and folder; one that still runs is killed first. */
   restart(): Promise<void>
-  /** It is there and does not answer, until it goes on. */
+  /** It runs but does not answer, until it goes on. */
   hang(): void
   goOn(): void
   stop(): Promise<void>

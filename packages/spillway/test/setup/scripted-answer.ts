@@ -177,7 +177,7 @@ export class ScriptedAnswer {
   }
 
   /** Tokens that are due are sent as far as the client takes them; the pace goes by the start, not by the last token. */
-  #tell(): void {
+  #send(): void {
     const { tokens, garbage } = this.#script
     while (!this.#response.destroyed) {
       if (this.#seen.tokensSent === garbage) {
@@ -187,7 +187,7 @@ export class ScriptedAnswer {
       if (this.#seen.tokensSent >= tokens) return void this.#finish(this.#script.end)
       if (performance.now() < this.#dueMs()) return void this.#later()
       const isTaken = this.#write({ content: this.#token(++this.#seen.tokensSent) })
-      if (!isTaken) return void this.#response.once('drain', () => this.#tell())
+      if (!isTaken) return void this.#response.once('drain', () => this.#send())
     }
   }
 
@@ -196,7 +196,7 @@ export class ScriptedAnswer {
   }
 
   #later(): void {
-    this.#timer = setTimeout(() => this.#tell(), Math.max(0, Math.ceil(this.#dueMs() - performance.now())))
+    this.#timer = setTimeout(() => this.#send(), Math.max(0, Math.ceil(this.#dueMs() - performance.now())))
   }
 
   #token(number: number): string {

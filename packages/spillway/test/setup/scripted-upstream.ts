@@ -1,9 +1,9 @@
 /**
- * An OpenAI-compatible server that does what the last user message tells it to, for tests, faults and figures. In this
+ * An OpenAI-compatible server that does what the last user message says, for tests, faults and figures. In this
  * process by `startScriptedUpstream()`, or as a program: `node --import tsx scripted-upstream.ts [port]`, whose first line is
- * `{"url": …}` and which ends with its stdin, a pipe of whoever started it.
+ * `{"url": …}` and which ends with its stdin, a pipe of the process that started it.
  *
- * The script's language is told in scripted-answer.ts.
+ * The script's language is described in scripted-answer.ts.
  *
  * A token is ` <marker>#<number>`, with stamp ` <marker>#<number>@<ms>`; numbers start at 1: see `scriptedTokens`.
  *

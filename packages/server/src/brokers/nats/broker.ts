@@ -9,7 +9,6 @@ import {
   type Redriven,
   type RouterBroker,
 } from '../port.js'
-import { Answers } from './answers.js'
 import { DeadLetters, requireReady } from './dead-letters.js'
 import { JetStreamDelivery } from './delivery.js'
 import { Exhausted } from './exhausted.js'
@@ -17,6 +16,7 @@ import { asBrokerFault } from './faults.js'
 import { type BrokerLog, Link } from './link.js'
 import { defaultSubject, headerNames, type Names, namesFor } from './names.js'
 import { Outbox } from './outbox.js'
+import { ReplySender } from './reply-sender.js'
 import { Taker } from './taker.js'
 import { ensureTopology, setAckPendingMax, type Topology } from './topology.js'
 
@@ -54,7 +54,7 @@ class NatsBroker implements RouterBroker {
   readonly #o: NatsBrokerOptions & { ackWaitMs: number }
   readonly #link: Link
   readonly #outbox: Outbox
-  readonly #answers: Answers
+  readonly #replies: ReplySender
   readonly #dead: DeadLetters
   readonly #exhausted: Exhausted
   readonly #takers = new Set<Taker>()
@@ -73,7 +73,7 @@ class NatsBroker implements RouterBroker {
     this.#link = link
     const api = (): JetStreamManager => requireReady(link.ready === null ? null : this.#jsm)
     this.#outbox = new Outbox(link, () => this.payloadBytesMax)
-    this.#answers = new Answers(link)
+    this.#replies = new ReplySender(link)
     this.#dead = new DeadLetters({ names, outbox: this.#outbox, api, payloadMax: () => link.serverPayloadMax })
     this.#exhausted = new Exhausted({
       link,
@@ -125,7 +125,7 @@ class NatsBroker implements RouterBroker {
     if (replyTo === undefined || !this.canAnswer(delivery)) return
     const max = this.#link.serverPayloadMax
     if (max !== null && data.length > max) throw new BrokerFault('too_large', `the answer has more than ${max} bytes`)
-    this.#answers.give(replyTo, data)
+    this.#replies.send(replyTo, data)
   }
 
   take(atOnce: number, work: (delivery: Delivery) => Promise<void>): { stop(): Promise<void> } {
@@ -208,7 +208,7 @@ class NatsBroker implements RouterBroker {
     this.#outbox.close()
     await this.#exhausted.close()
     await this.#link.close()
-    this.#answers.close()
+    this.#replies.close()
   }
 
   async #prepare(nc: NatsConnection): Promise<void> {
@@ -218,7 +218,7 @@ class NatsBroker implements RouterBroker {
     } catch (error) {
       // A server without JetStream may reach it through its cluster, so report this only after a failure.
       const isLacking = nc.info?.jetstream !== true
-      this.#trouble = isLacking ? 'NATS is there, but has no JetStream (nats-server -js)' : null
+      this.#trouble = isLacking ? 'NATS is reachable, but has no JetStream (nats-server -js)' : null
       throw this.#trouble === null ? error : new BrokerFault('unavailable', this.#trouble, { cause: error })
     }
   }

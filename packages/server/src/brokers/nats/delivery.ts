@@ -99,6 +99,7 @@ export class JetStreamDelivery implements Delivery {
     this.#end(delay === 0 ? nak : words.encode(`-NAK {"delay":${delay}}`))
   }
 
+  /** Holds off redelivery for another ack wait. */
   stillWorking(): void {
     // Without a connection there is no redelivery to hold off, and a queued signal would be useless later.
     if (!this.#ended && this.#link.ready !== null) this.#link.post(this.#reply, inProgress)

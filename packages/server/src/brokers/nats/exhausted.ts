@@ -4,6 +4,7 @@
  */
 import type { JetStreamManager, StoredMsg } from '@nats-io/jetstream'
 import type { Msg, NatsConnection } from '@nats-io/transport-node'
+import { type Periodic, periodic } from 'spillway/workload'
 import type { ExhaustedListener } from '../port.js'
 import { type DeadLetters, deleteMessage, headersOf, nextFrom } from './dead-letters.js'
 import { headerOf } from './delivery.js'
@@ -30,9 +31,8 @@ const reason = 'max_deliver'
 
 export class Exhausted {
   readonly #o: ExhaustedOptions
-  readonly #looking: NodeJS.Timeout
+  readonly #looking: Periodic
   #subscribed: NatsConnection | null = null
-  #look: Promise<void> | null = null
   /** Messages named by advisories and not buried yet: delivery count by sequence. */
   readonly #named = new Map<number, number>()
   #listener: ExhaustedListener | null = null
@@ -42,9 +42,12 @@ export class Exhausted {
   constructor(options: ExhaustedOptions) {
     this.#o = options
     options.link.onReady((nc) => this.#listen(nc))
-    // Spreads the looks of routers that start together.
-    this.#looking = setInterval(() => void this.#lookNow(), options.lookMs * (0.9 + Math.random() * 0.2))
-    this.#looking.unref()
+    this.#looking = periodic(options.lookMs, () => this.#buryLeftOver(), {
+      jitter: 0.1,
+      onFault: (error) => {
+        if (options.link.ready !== null) options.log.warn({ err: error }, 'looking for exhausted messages failed')
+      },
+    })
   }
 
   onExhausted(listener: ExhaustedListener): void {
@@ -53,8 +56,7 @@ export class Exhausted {
 
   /** Call it while the connection is open: a request on a closing connection may hang. */
   async close(): Promise<void> {
-    clearInterval(this.#looking)
-    if (this.#look !== null) await within(this.#look, closeTimeoutMs)
+    await within(this.#looking.stop(), closeTimeoutMs)
   }
 
   #listen(nc: NatsConnection): void {
@@ -64,19 +66,19 @@ export class Exhausted {
     nc.subscribe(`$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.${stream}.${consumer}`, {
       queue: consumer,
       callback: (error, message) => {
-        if (error !== null) this.#o.log.warn({ err: error }, 'the broker does not tell which messages are exhausted')
-        else this.#heed(message)
+        if (error !== null) this.#o.log.warn({ err: error }, 'cannot listen for exhausted messages')
+        else this.#onAdvisory(message)
       },
     })
   }
 
-  #heed(message: Msg): void {
+  #onAdvisory(message: Msg): void {
     const named = parseAdvisory(message)
     if (named === null) return
     const { seq, deliveries } = named
     if (this.#named.size < namedMax) this.#named.set(seq, deliveries)
     this.#buryNamed(seq, deliveries).catch((error: unknown) => {
-      this.#o.log.warn({ err: error, message: `${seq}` }, 'an exhausted message could not be buried; trying again')
+      this.#o.log.warn({ err: error, message: `${seq}` }, 'an exhausted message could not be buried; retrying')
     })
   }
 
@@ -84,17 +86,6 @@ export class Exhausted {
     const stored = await this.#o.api().streams.getMessage(this.#o.names.stream, { seq })
     if (stored !== null) await this.#bury(stored, deliveries)
     this.#named.delete(seq)
-  }
-
-  #lookNow(): Promise<void> {
-    this.#look ??= this.#buryLeftOver()
-      .catch((error: unknown) => {
-        if (this.#o.link.ready !== null) this.#o.log.warn({ err: error }, 'looking for exhausted messages failed')
-      })
-      .finally(() => {
-        this.#look = null
-      })
-    return this.#look
   }
 
   async #buryLeftOver(): Promise<void> {
@@ -140,11 +131,11 @@ export class Exhausted {
     const corpse = { sequence: stored.seq, storedAtMs: stored.time.getTime(), deliveries }
     const letter = await dead.store({ ...corpse, data: stored.data, headers }, { reason, detail })
     const header = (name: string) => (headers === null ? undefined : headerOf(headers, name))
-    const told = { header, storedAtMs: corpse.storedAtMs, letter, reason, detail }
-    await this.#listener?.keep(told)
+    const message = { header, storedAtMs: corpse.storedAtMs, letter, reason, detail }
+    await this.#listener?.keep(message)
     // Another router may have found it too.
     if (!(await deleteMessage(this.#o.api(), names.stream, stored.seq))) return
-    this.#listener?.buried(told)
+    this.#listener?.buried(message)
     this.#o.log.warn({ message: `${stored.seq}`, deliveries }, 'an exhausted message was buried')
   }
 }

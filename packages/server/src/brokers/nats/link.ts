@@ -8,14 +8,13 @@
  * The library's reconnect is off: its first connection cannot be cancelled, it drops messages published while
  * disconnected, and it keeps inboxes for replies to requests that we have abandoned.
  */
+import { setTimeout as delay } from 'node:timers/promises'
 import { connect, type NatsConnection } from '@nats-io/transport-node'
+import { type IntakeLog, withDeadline } from 'spillway/workload'
 import { parseAddress } from './server-address.js'
 
-export interface BrokerLog {
-  info(fields: object, message: string): void
-  warn(fields: object, message: string): void
-  error(fields: object, message: string): void
-}
+/** As much of a log as the links need. */
+export type BrokerLog = Pick<IntakeLog, 'info' | 'warn' | 'error'>
 
 export interface LinkOptions {
   url: string
@@ -38,7 +37,7 @@ const retryMs = { first: 50, max: 2_000 }
 const owedMax = 16_384
 const flushTimeoutMs = 1_000
 /** Log interval while disconnected. */
-const complainMs = 30_000
+const warnEveryMs = 30_000
 
 export class Link {
   readonly #o: LinkOptions
@@ -51,7 +50,7 @@ export class Link {
   #payloadMax: number | null = null
   #owed: Owed[] = []
   #mending: { nc: NatsConnection; done: Promise<void> } | null = null
-  #complainedAt = Number.NEGATIVE_INFINITY
+  #warnedAt = Number.NEGATIVE_INFINITY
   #life: Promise<void> | null = null
 
   constructor(options: LinkOptions) {
@@ -156,7 +155,7 @@ export class Link {
       }
       await nc.close()
     } catch (error) {
-      this.#complain(error, 'the broker cannot be reached; trying on')
+      this.#warn(error, 'cannot reach the broker; retrying')
     }
     return null
   }
@@ -164,7 +163,7 @@ export class Link {
   /** The server's errors: a missing permission, a refused message. */
   async #listen(nc: NatsConnection): Promise<void> {
     for await (const status of nc.status()) {
-      if (status.type === 'error') this.#o.log.warn({ err: status.error }, 'the broker complains')
+      if (status.type === 'error') this.#o.log.warn({ err: status.error }, 'the broker reported an error')
     }
   }
 
@@ -179,7 +178,7 @@ export class Link {
       } catch (error) {
         if (nc.isClosed() || nc !== this.#nc || this.isClosed) return
         this.#unready()
-        this.#complain(error, 'the broker is there, but its streams cannot be had; trying on')
+        this.#warn(error, 'connected to the broker, but its streams are not available; retrying')
         await this.#pause(waitMs)
       }
     }
@@ -188,8 +187,8 @@ export class Link {
   #becomeReady(nc: NatsConnection): void {
     if (this.#ready) return
     this.#ready = true
-    this.#complainedAt = Number.NEGATIVE_INFINITY
-    this.#o.log.info({ broker: this.#address.shown, version: nc.info?.version }, 'the broker is there')
+    this.#warnedAt = Number.NEGATIVE_INFINITY
+    this.#o.log.info({ broker: this.#address.shown, version: nc.info?.version }, 'connected to the broker')
     for (const callback of this.#onReady) callback(nc)
     const owed = this.#owed
     this.#owed = []
@@ -205,38 +204,26 @@ export class Link {
   #lost(fault: unknown): void {
     this.#unready()
     this.#nc = null
-    if (!this.isClosed) this.#complain(fault, 'the connection to the broker is lost; connecting again')
+    if (!this.isClosed) this.#warn(fault, 'connection to the broker lost; reconnecting')
   }
 
-  #complain(error: unknown, message: string): void {
+  #warn(error: unknown, message: string): void {
     const now = performance.now()
-    if (now - this.#complainedAt < complainMs) return
-    this.#complainedAt = now
+    if (now - this.#warnedAt < warnEveryMs) return
+    this.#warnedAt = now
     this.#o.log.warn({ err: error, broker: this.#address.shown }, message)
   }
 
   /** Ends early on close. */
   #pause(ms: number): Promise<void> {
-    const { signal } = this.#closing
-    if (signal.aborted) return Promise.resolve()
-    return new Promise((resolve) => {
-      const done = () => {
-        clearTimeout(timer)
-        signal.removeEventListener('abort', done)
-        resolve()
-      }
-      const timer = setTimeout(done, ms)
-      signal.addEventListener('abort', done)
-    })
+    return delay(ms, undefined, { signal: this.#closing.signal }).catch(() => undefined)
   }
 }
 
 /** Resolves on success, failure or timeout: the caller continues the same way. */
-export async function within(work: Promise<void>, ms: number): Promise<void> {
-  let timer: NodeJS.Timeout | undefined
-  const over = new Promise<void>((resolve) => {
-    timer = setTimeout(resolve, ms)
-  })
-  await Promise.race([work.catch(() => undefined), over])
-  clearTimeout(timer)
-}
+export const within = (work: Promise<void>, ms: number): Promise<void> =>
+  withDeadline(
+    work.catch(() => undefined),
+    ms,
+    () => undefined,
+  )

@@ -156,18 +156,18 @@ export class Outbox {
   #begin(nc: NatsConnection): void {
     if (this.#subscribed !== nc) {
       this.#subscribed = nc
-      nc.subscribe(`${this.#inbox}*`, { callback: (error, message) => this.#heed(error, message) })
+      nc.subscribe(`${this.#inbox}*`, {
+        callback: (error, message) => {
+          // An error is a missing permission. The link logs it, and the waiting calls time out.
+          if (error === null) this.#receive(message)
+        },
+      })
     }
     for (const [token, waiting] of this.#waiting) {
       if (waiting.isStored) continue
       waiting.isSentAgain = true
       this.#transmit(nc, token, waiting.letter)
     }
-  }
-
-  /** An error here means a missing permission. The link logs it, and the waiting calls time out. */
-  #heed(error: Error | null, message: Msg): void {
-    if (error === null) this.#receive(message)
   }
 
   #receive(message: Msg): void {
@@ -186,7 +186,7 @@ export class Outbox {
   #stored(token: string, waiting: Waiting, message: Msg): void {
     if (message.data.length === 0 && message.headers?.code === noResponders) {
       void this.#link.mend()
-      this.#fail(token, 'unavailable', 'no stream of the broker takes the message')
+      this.#fail(token, 'unavailable', 'no stream of the broker accepts the message')
       return
     }
     const ack = parseAck(message.data)
@@ -202,7 +202,7 @@ export class Outbox {
       this.#waiting.delete(token)
       waiting.onStored({ duplicate, sequence: ack.seq ?? 0 })
     } else if (duplicate) {
-      this.#fail(token, 'timeout', 'the broker has a message with this id already: its answer goes to who sent that')
+      this.#fail(token, 'timeout', 'the broker has a message with this id already: the answer goes to its sender')
     } else {
       waiting.isStored = true
     }
@@ -213,7 +213,7 @@ export class Outbox {
     for (const [token, { isStored, storeBy, answerBy }] of this.#waiting) {
       if (now >= answerBy) this.#fail(token, 'timeout', 'no answer came in time')
       else if (!isStored && now >= storeBy)
-        this.#fail(token, 'timeout', 'the broker did not say that it has the message')
+        this.#fail(token, 'timeout', 'the broker did not confirm the message in time')
     }
     if (this.#waiting.size > 0 || this.#clock === null) return
     clearInterval(this.#clock)

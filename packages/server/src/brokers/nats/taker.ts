@@ -10,6 +10,7 @@
  * when it arrives, and not processed again.
  */
 import { type Msg, type NatsConnection, nanos, nuid, type Subscription } from '@nats-io/transport-node'
+import { type Periodic, periodic } from 'spillway/workload'
 import type { Delivery } from '../port.js'
 import { ack, JetStreamDelivery, originOf } from './delivery.js'
 import { type BrokerLog, type Link, within } from './link.js'
@@ -43,8 +44,8 @@ export class Taker {
   /** Store time by sequence, oldest first. */
   readonly #acked = new Map<number, number>()
   readonly #nextSubject: string
-  readonly #keepingAlive: NodeJS.Timeout
-  readonly #watching: NodeJS.Timeout
+  readonly #keepingAlive: Periodic
+  readonly #watching: Periodic
   #nc: NatsConnection | null = null
   #subscription: Subscription | null = null
   #inbox = ''
@@ -60,23 +61,18 @@ export class Taker {
   constructor(options: TakerOptions) {
     this.#o = options
     this.#nextSubject = `$JS.API.CONSUMER.MSG.NEXT.${options.names.stream}.${options.names.consumer}`
-    this.#keepingAlive = setInterval(() => this.#stillWorking(), options.ackWaitMs / 3)
-    this.#watching = setInterval(() => this.#watch(), heartbeatMs)
+    this.#keepingAlive = periodic(options.ackWaitMs / 3, () => this.#stillWorking())
+    this.#watching = periodic(heartbeatMs, () => this.#watch())
     options.link.onReady((nc) => this.#begin(nc))
     options.link.onLost(() => this.#end())
     const { ready } = options.link
     if (ready !== null) this.#begin(ready)
   }
 
-  /** Whether this taker holds the message. */
-  holds(sequence: number): boolean {
-    return this.#held.has(sequence)
-  }
-
   /** Takes no more messages, returns the buffered ones, and waits for the running ones. */
   async stop(): Promise<void> {
     this.#stopping = true
-    clearInterval(this.#watching)
+    void this.#watching.stop()
     if (this.#pausing !== null) clearTimeout(this.#pausing)
     const subscription = this.#subscription
     this.#subscription = null
@@ -88,14 +84,14 @@ export class Taker {
         this.#idle = resolve
       })
     }
-    clearInterval(this.#keepingAlive)
+    void this.#keepingAlive.stop()
   }
 
   /** The broker is closed: its messages are redelivered elsewhere. */
   abandon(): void {
     this.#stopping = true
-    clearInterval(this.#watching)
-    clearInterval(this.#keepingAlive)
+    void this.#watching.stop()
+    void this.#keepingAlive.stop()
     if (this.#pausing !== null) clearTimeout(this.#pausing)
     this.#buffer.length = 0
     this.#end()
@@ -110,7 +106,7 @@ export class Taker {
     this.#inbox = inbox
     const callback = (error: Error | null, message: Msg): void => {
       if (error === null) this.#receive(message, inbox)
-      else this.#o.log.error({ err: error }, 'the broker does not let us take messages')
+      else this.#o.log.error({ err: error }, 'the broker refuses to deliver messages')
     }
     this.#subscription = nc.subscribe(`${inbox}*`, { callback })
     this.#request()
@@ -140,7 +136,7 @@ export class Taker {
   #receive(message: Msg, inbox: string): void {
     this.#heardAt = performance.now()
     if (message.subject.startsWith(inbox)) {
-      if (message.subject === `${this.#inbox}${this.#requests}`) this.#heed(message)
+      if (message.subject === `${this.#inbox}${this.#requests}`) this.#onStatus(message)
       return
     }
     const origin = originOf(message.reply ?? '')
@@ -167,7 +163,7 @@ export class Taker {
   }
 
   /** The broker's status message for the open request. */
-  #heed(message: Msg): void {
+  #onStatus(message: Msg): void {
     const code = message.headers?.code ?? 0
     if (code === 100) return
     this.#left = 0
@@ -176,7 +172,10 @@ export class Taker {
       this.#request()
       return
     }
-    this.#o.log.warn({ code, said: message.headers?.description ?? '' }, 'the broker ended a request; looking after it')
+    this.#o.log.warn(
+      { code, said: message.headers?.description ?? '' },
+      'the broker ended a request for messages; checking its consumer',
+    )
     this.#mend()
   }
 
@@ -184,7 +183,7 @@ export class Taker {
     if (this.#left === 0) {
       this.#request()
     } else if (performance.now() - this.#heardAt > silentMs) {
-      this.#o.log.warn({}, 'nothing is heard of the broker; looking after it')
+      this.#o.log.warn({}, 'the broker is silent; checking its consumer')
       this.#mend()
     }
   }
@@ -216,7 +215,7 @@ export class Taker {
     try {
       await this.#o.work(delivery)
       if (!delivery.isEnded) {
-        this.#o.log.warn({ message: delivery.id }, 'a message was worked on and not acked: it will come again')
+        this.#o.log.warn({ message: delivery.id }, 'a message was processed and not acked; it will be redelivered')
         this.#release(delivery)
       }
     } catch (error) {

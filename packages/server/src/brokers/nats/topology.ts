@@ -89,7 +89,7 @@ async function ensureStream(jsm: JetStreamManager, log: BrokerLog, plan: StreamP
   const updated = await unlessRefused(() => jsm.streams.update(name, plan.changeable), log, { stream: name })
   const now = updated ?? found
   const left = differences(now.config, plan.changeable)
-  if (left.length > 0) log.warn({ stream: name, differs: left }, 'a stream was left as it is')
+  if (left.length > 0) log.warn({ stream: name, differs: left }, 'the settings of a stream could not be changed')
   return now
 }
 
@@ -106,7 +106,7 @@ async function ensureConsumer(jsm: JetStreamManager, wanted: Wanted, log: Broker
     () => jsm.consumers.add(stream, { durable_name: consumer, ...fixed, ...changeable }),
   )
   if (differences(found.config, fixed).length > 0 || found.config.deliver_subject !== undefined) {
-    log.error({ stream, consumer }, 'the consumer is of another kind: delete it, and it is made anew')
+    log.error({ stream, consumer }, 'the consumer has another type: delete it, and it is created again')
   }
   // A backoff list would override the ack wait.
   const hasBackoff = (found.config.backoff ?? []).length > 0
@@ -116,7 +116,7 @@ async function ensureConsumer(jsm: JetStreamManager, wanted: Wanted, log: Broker
   const now = updated ?? found
   const left = differences(now.config, changeable)
   if ((now.config.backoff ?? []).length > 0) left.push('backoff')
-  if (left.length > 0) log.warn({ stream, consumer, differs: left }, 'a consumer was left as it is')
+  if (left.length > 0) log.warn({ stream, consumer, differs: left }, 'the settings of a consumer could not be changed')
   return now
 }
 

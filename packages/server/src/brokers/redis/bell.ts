@@ -30,7 +30,7 @@ export class Bell {
         redis.on('message', (_: string, message: string) => this.#hear(message))
         await redis.subscribe(channel)
       },
-      onReady: () => this.#tell(null),
+      onReady: () => this.#notify(null),
     })
   }
 
@@ -48,10 +48,10 @@ export class Bell {
 
   #hear(message: string): void {
     const [from, ...ids] = message.split(' ')
-    if (from !== this.#self && ids.length > 0) this.#tell(ids)
+    if (from !== this.#self && ids.length > 0) this.#notify(ids)
   }
 
-  #tell(ids: readonly string[] | null): void {
+  #notify(ids: readonly string[] | null): void {
     for (const heard of this.#heard) heard(ids)
   }
 }

@@ -1,4 +1,5 @@
-import { LogFault } from 'spillway/workload'
+import { setImmediate } from 'node:timers/promises'
+import { LogFault, withDeadline } from 'spillway/workload'
 
 /** Redis error replies by their first word, in our words. */
 const meanings = {
@@ -56,14 +57,9 @@ export class TimeoutFault extends Error {
  * Rejects on timeout. Node runs due timers before it reads arrived data, so after its own pause a process would blame
  * Redis. It therefore checks once more after reading.
  */
-export async function answered<T>(work: Promise<T>, ms: number): Promise<T> {
-  let timer: NodeJS.Timeout | undefined
-  const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => setImmediate(() => reject(new TimeoutFault(`no answer within ${ms} ms`))), ms)
+export function answered<T>(work: Promise<T>, ms: number): Promise<T> {
+  return withDeadline(work, ms, async () => {
+    await setImmediate()
+    throw new TimeoutFault(`no answer within ${ms} ms`)
   })
-  try {
-    return await Promise.race([work, late])
-  } finally {
-    clearTimeout(timer)
-  }
 }

@@ -5,8 +5,8 @@ import { Bell } from './bell.js'
 import { asLogFault, refusalOf } from './faults.js'
 import { Link, type RedisLog } from './link.js'
 import { type Names, namesFor } from './names.js'
-import { type Answer, type Entry, endOf, Reader } from './reading.js'
 import { serverInfo } from './server-info.js'
+import { type CursorRead, type Entry, endOf, Reader } from './stream-reader.js'
 
 export { probeRedis, type RedisProbe } from './probe.js'
 
@@ -55,11 +55,11 @@ class RedisStreamLog implements RedisStreams {
     const link = new Link({ url, log, timeoutMs, clientName: 'spillway', prepare: (redis) => this.#prepare(redis) })
     this.#link = link
     const [channel, clientName] = [this.#names.bell, 'spillway-bell']
-    this.#bell = new Bell({ url, log, timeoutMs, clientName, channel, isTold: () => !link.isReady })
+    this.#bell = new Bell({ url, log, timeoutMs, clientName, channel, isLogged: () => !link.isReady })
     this.#reader = new Reader({
       names: this.#names,
       send: (work) => link.run(work),
-      onStranger: (id) => this.#tellOfStranger(id),
+      onForeignKey: (id) => this.#logForeignKey(id),
     })
   }
 
@@ -83,7 +83,7 @@ class RedisStreamLog implements RedisStreams {
     }
   }
 
-  async read(cursors: readonly Cursor[]): Promise<Answer[]> {
+  async read(cursors: readonly Cursor[]): Promise<CursorRead[]> {
     try {
       return await this.#reader.read(cursors)
     } catch (error) {
@@ -99,7 +99,7 @@ class RedisStreamLog implements RedisStreams {
         ? { last: 0, end: null }
         : { last: Number.parseInt(entry[0], 10), end: endOf(entry[1]) }
     } catch (error) {
-      throw asLogFault(error, 'tell the end of a stream')
+      throw asLogFault(error, 'read the end of a stream')
     }
   }
 
@@ -116,7 +116,7 @@ class RedisStreamLog implements RedisStreams {
       try {
         return (await this.#link.run((redis) => redis.exists(this.#names.mark(id)))) === 0
       } catch (error) {
-        throw asLogFault(error, 'tell whether a stream is there')
+        throw asLogFault(error, 'check whether a stream exists')
       }
     },
   }
@@ -135,7 +135,7 @@ class RedisStreamLog implements RedisStreams {
     await redis.set(this.#names.trial, '', 'PX', trialTtlMs)
     const policy = (await serverInfo(redis))?.evictsBy ?? null
     if (policy !== null && policy !== this.#warnedOfPolicy) {
-      const advice = 'Redis throws away streams when its memory is full: set maxmemory-policy to noeviction'
+      const advice = 'Redis evicts streams when its memory is full: set maxmemory-policy to noeviction'
       this.#o.log.warn({ policy }, advice)
     }
     this.#warnedOfPolicy = policy
@@ -164,7 +164,7 @@ class RedisStreamLog implements RedisStreams {
         return this.#appendAll(appends, true)
       }
       // Concerns only this stream: the others of the call must not fail each time it is retried.
-      if (refusal === 'WRONGTYPE') this.#tellOfStranger(append.key.id)
+      if (refusal === 'WRONGTYPE') this.#logForeignKey(append.key.id)
       else if (error) throw error
       outcomes.push(result === 1 ? 'written' : 'lost')
     }
@@ -185,12 +185,12 @@ class RedisStreamLog implements RedisStreams {
           // A lost connection is already logged, and readers poll after it.
           if (refusalOf(error) === null || this.#isBellRefused) return
           this.#isBellRefused = true
-          this.#o.log.warn({ err: error }, 'Redis does not take the doorbell: readers elsewhere get chunks late')
+          this.#o.log.warn({ err: error }, 'Redis refuses notifications: readers in other processes get chunks late')
         },
       )
   }
 
-  #tellOfStranger(id: string): void {
-    this.#o.log.error({ stream: id }, 'a key of ours in Redis holds something else: the stream is lost')
+  #logForeignKey(id: string): void {
+    this.#o.log.error({ stream: id }, 'a Redis key of ours has another type; its stream is lost')
   }
 }

@@ -9,15 +9,13 @@
  * Each connection is a new object: the library's reconnect would resend commands that their callers have abandoned, and
  * does not detect a hanging handshake.
  */
+import { setTimeout as delay } from 'node:timers/promises'
 import { Redis } from 'ioredis'
+import { type IntakeLog, withDeadline } from 'spillway/workload'
 import { answered, meaningOf, refusalOf } from './faults.js'
 import { parseAddress, type ServerAddress } from './server-address.js'
 
-export interface RedisLog {
-  info(fields: object, message: string): void
-  warn(fields: object, message: string): void
-  error(fields: object, message: string): void
-}
+export type RedisLog = Pick<IntakeLog, 'info' | 'warn' | 'error'>
 
 export interface LinkOptions {
   url: string
@@ -30,7 +28,7 @@ export interface LinkOptions {
   prepare(redis: Redis): Promise<void>
   onReady?: () => void
   /** Whether another link already logs this outage. */
-  isTold?: () => boolean
+  isLogged?: () => boolean
 }
 
 const dialTimeoutMs = 2_000
@@ -48,7 +46,7 @@ export class Link {
   #redis: Redis | null = null
   #isReady = false
   #why = 'not connected yet'
-  #hasComplained = false
+  #hasWarned = false
   /** Of this or any earlier connection: a dial's first error says more than its last. */
   #dialError: unknown = null
 
@@ -74,7 +72,7 @@ export class Link {
     try {
       return await answered(work(redis), this.#o.timeoutMs)
     } catch (error) {
-      if (refusalOf(error) === null) this.#giveUp(redis, error)
+      if (refusalOf(error) === null) this.#abandon(redis, error)
       throw error
     }
   }
@@ -83,7 +81,7 @@ export class Link {
   refused(error: unknown): void {
     this.#unready(error)
     // A former master that is now a replica: the name may lead to the new master.
-    if (refusalOf(error) === 'READONLY' && this.#redis !== null) this.#giveUp(this.#redis, error)
+    if (refusalOf(error) === 'READONLY' && this.#redis !== null) this.#abandon(this.#redis, error)
   }
 
   async close(): Promise<void> {
@@ -153,16 +151,14 @@ export class Link {
       } catch (error) {
         const refusal = refusalOf(error)
         this.#unready(error)
-        if (refusal === null || refusal === 'READONLY') this.#giveUp(redis, error)
+        if (refusal === null || refusal === 'READONLY') this.#abandon(redis, error)
       }
-      const rest = new AbortController()
-      await Promise.race([over, pause(beatMs, AbortSignal.any([rest.signal, this.#closing.signal]))])
-      rest.abort()
+      await withDeadline(over, beatMs, () => undefined)
     }
     return wasReady
   }
 
-  #giveUp(redis: Redis, error: unknown): void {
+  #abandon(redis: Redis, error: unknown): void {
     if (this.#redis === redis) this.#unready(error)
     redis.disconnect()
   }
@@ -170,10 +166,10 @@ export class Link {
   #becomeReady(): void {
     if (this.#closing.signal.aborted) return
     this.#isReady = true
-    if (this.#hasComplained || this.#o.isTold === undefined) {
-      this.#o.log.info({ redis: this.#address.shown, connection: this.#o.clientName }, 'Redis is there')
+    if (this.#hasWarned || this.#o.isLogged === undefined) {
+      this.#o.log.info({ redis: this.#address.shown, connection: this.#o.clientName }, 'connected to Redis')
     }
-    this.#hasComplained = false
+    this.#hasWarned = false
     this.#o.onReady?.()
   }
 
@@ -183,26 +179,17 @@ export class Link {
     if (this.#closing.signal.aborted) return
     this.#why = meaningOf(error)
     // The link that does not log first cannot know at the moment of loss whether the other has noticed.
-    const isTold = this.#o.isTold !== undefined && (isLoss || this.#o.isTold())
-    if (this.#hasComplained || isTold) return
-    this.#hasComplained = true
+    const isLogged = this.#o.isLogged !== undefined && (isLoss || this.#o.isLogged())
+    if (this.#hasWarned || isLogged) return
+    this.#hasWarned = true
     this.#o.log.warn(
       { err: error, redis: this.#address.shown, connection: this.#o.clientName },
-      `Redis cannot be used: ${this.#why}; trying on`,
+      `cannot use Redis: ${this.#why}; retrying`,
     )
   }
 }
 
 /** Ends early when the signal fires. */
 function pause(ms: number, signal: AbortSignal): Promise<void> {
-  if (signal.aborted) return Promise.resolve()
-  return new Promise((resolve) => {
-    const done = () => {
-      clearTimeout(timer)
-      signal.removeEventListener('abort', done)
-      resolve()
-    }
-    const timer = setTimeout(done, ms)
-    signal.addEventListener('abort', done)
-  })
+  return delay(ms, undefined, { signal }).catch(() => undefined)
 }

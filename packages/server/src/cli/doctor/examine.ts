@@ -16,7 +16,7 @@ export async function examine(
   }
   const wrong = findings.filter((finding) => finding.state === 'wrong').length
   if (options.json) terminal.out(`${JSON.stringify({ ok: wrong === 0, findings })}\n`)
-  else terminal.out(wrong === 0 ? '\nAll is well.\n' : `\n${wrong} to put right.\n`)
+  else terminal.out(`\n${wrong === 0 ? 'No problems' : wrong === 1 ? '1 problem' : `${wrong} problems`} found.\n`)
   return wrong === 0 ? exitCodes.done : exitCodes.failed
 }
 
@@ -53,7 +53,7 @@ async function* examinations(environment: Environment | undefined): AsyncGenerat
   }
   const { checkDatabase } = await import('./database.js')
   const { coreSql } = await import('spillway/workload')
-  const { workloadSql } = await import('../../http/workload-sql.js')
+  const { workloadSql } = await import('../../workload-list.js')
   yield* await checkDatabase({ url, listenUrl, schema, sql: [coreSql, ...workloadSql] })
 }
 

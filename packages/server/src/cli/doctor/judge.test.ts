@@ -86,10 +86,10 @@ describe('the broker', () => {
   })
 
   it.each([
-    ['is not there', { ok: false, shown: 'a:4222', why: 'ConnectionError' } as const, 'wrong', /cannot be reached/],
+    ['is unreachable', { ok: false, shown: 'a:4222', why: 'ConnectionError' } as const, 'wrong', /cannot be reached/],
     ['has no JetStream', { ...there, hasJetStream: false }, 'wrong', /without JetStream/],
     ['takes less than the largest task', { ...there, payloadBytesMax: 1_048_576 }, 'hint', /1048576 bytes/],
-  ])('is told of when it %s', (_, probe, state, detail) => {
+  ])('is reported when it %s', (_, probe, state, detail) => {
     expect(judgeBroker(probe)).toMatchObject({ state, detail: expect.stringMatching(detail) })
   })
 })

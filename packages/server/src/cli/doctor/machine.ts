@@ -3,8 +3,8 @@ import { access, constants, readFile, statfs } from 'node:fs/promises'
 import { createRequire } from 'node:module'
 import { createServer } from 'node:net'
 import { dirname, join, resolve } from 'node:path'
+import { ApiKeysError, parseApiKeys } from '../../auth/api-keys.js'
 import type { Config } from '../../config/index.js'
-import { ApiKeysError, parseApiKeys } from '../../http/api-keys.js'
 import type { Finding } from './finding.js'
 
 const require = createRequire(import.meta.url)

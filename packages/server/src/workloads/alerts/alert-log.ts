@@ -4,7 +4,7 @@ import {
   canonicalJson,
   type Definition,
   digestUuid,
-  type IntakeApi,
+  type Intake,
   newOperationId,
   retryConflicts,
   type SweptBatch,
@@ -54,7 +54,7 @@ export interface Recorded {
 }
 
 export interface AlertLogOptions {
-  intake: IntakeApi
+  intake: Intake
   schema: string
   /** Null: nothing is delivered. */
   delivery: Definition<DeliveryOrder> | null
@@ -110,11 +110,11 @@ export class AlertLog {
       }),
     )
     // The wake-up was sent before the commit, so workers found nothing then.
-    if (recorded.changed && delivery !== null) intake.core.wakeAll()
+    if (recorded.changed && delivery !== null) intake.wakeAll()
     return recorded
   }
 
-  async #change(tx: { query: IntakeApi['read'] }, alert: Alert, key: string, id: string): Promise<Date | null> {
+  async #change(tx: { query: Intake['read'] }, alert: Alert, key: string, id: string): Promise<Date | null> {
     const { schema, reporter, holdMs, delivery } = this.#o
     const { name, labels, status, severity, message, annotations } = alert
     const { rows } = await tx.query<{ at: Date | null }>(

@@ -7,7 +7,7 @@
  *      └──too many wait──► dropped (alert-log.ts)
  */
 import { alertSeverities, alertStatuses } from '@spillway/protocol/wire'
-import { type Definition, FailOperation, type IntakeApi, RetryOperation } from 'spillway/workload'
+import { type Definition, FailOperation, type Intake, RetryOperation } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
 import type { AlertsOptions, AlertTiming, Webhook } from './options.js'
 import { createSender } from './webhook.js'
@@ -32,7 +32,7 @@ const retriesMax = 9
 const storeMs = 15_000
 
 export function defineDelivery(
-  intake: IntakeApi,
+  intake: Intake,
   webhook: Webhook,
   options: Pick<AlertsOptions, 'schema' | 'log' | 'metrics' | 'now'> & { timing: AlertTiming },
 ): Definition<DeliveryOrder> {

@@ -1,5 +1,5 @@
 /**
- * Alerts (contract §5): recorded, delivered, listed. The path of a report:
+ * Alerts (docs/guides/routing.md#alerts-and-objectives): recorded, delivered, listed. The path of a report:
  *
  *   reported ──one at a time──► written ──nothing has changed, or others still see it──► (done)
  *      │                            └──the change is recorded──► delivered by the queue (delivery.ts)
@@ -10,19 +10,36 @@
  * that saw them.
  */
 import { randomUUID } from 'node:crypto'
-import { codeOf, type IntakeApi } from 'spillway/workload'
+import { codeOf, type Intake, type Periodic, periodic, withDeadline } from 'spillway/workload'
+import type { Workload } from '../../workload.js'
 import { type AlertFilter, AlertLog, type AlertView, keyOf } from './alert-log.js'
 import { defineDelivery } from './delivery.js'
+import { alertsSql } from './generated/sql.js'
+import { createAlertMetrics } from './metrics.js'
 import { type Alert, type AlertsOptions, alertTiming } from './options.js'
-import { type Rounds, rounds } from './rounds.js'
+import { alertRoutes } from './routes.js'
 import { StuckWatch } from './stuck-watch.js'
 import { WaitingReports } from './waiting-reports.js'
 
 export type { Alert, AlertsOptions } from './options.js'
-export { alertRoutes } from './routes.js'
+
+export const alerts: Workload = {
+  name: 'alerts',
+  sql: alertsSql,
+  define: ({ config, intake, schema, log, registry }) => {
+    const { webhookUrl: url, webhookSecret: secret } = config.alerts
+    const webhook = url === null ? null : { url, secret }
+    const workload = defineAlerts(intake, { schema, log, webhook, metrics: createAlertMetrics(registry) })
+    return {
+      offers: { alerts: workload },
+      routes: (add) => add.plugin(alertRoutes(workload, config.server.pageBytesMax)),
+      close: () => workload.close(),
+    }
+  },
+}
 
 export interface Alerts {
-  readonly intake: IntakeApi
+  readonly intake: Intake
   /** Reports a change. Returns at once; writing and sending follow later, in order. */
   report(alert: Alert): void
   /** Newest first; one more than `limit` if there are more. */
@@ -40,27 +57,27 @@ const passing: ReadonlySet<string> = new Set(['unavailable', 'timeout', 'conflic
 
 type Report = Alert & { key: string }
 
-export function defineAlerts(intake: IntakeApi, options: AlertsOptions): Alerts {
+export function defineAlerts(intake: Intake, options: AlertsOptions): Alerts {
   return new Reporting(intake, options)
 }
 
 class Reporting implements Alerts {
-  readonly intake: IntakeApi
+  readonly intake: Intake
   readonly #options: AlertsOptions
   readonly #log: AlertLog
   readonly #waiting: WaitingReports<Report>
   /** Alerts that fire in this process. */
   readonly #firing = new Map<string, Report>()
-  readonly #rounds: Rounds[]
+  readonly #periodic: Periodic[]
   readonly #stopSweep: () => Promise<void>
   #writing: Promise<void> | null = null
   #endPause: () => void = () => undefined
   #closing = false
 
-  constructor(intake: IntakeApi, options: AlertsOptions) {
+  constructor(intake: Intake, options: AlertsOptions) {
     this.intake = intake
     this.#options = options
-    const { schema, log, webhook, waitingMax = waitingMaxDefault } = options
+    const { schema, webhook, waitingMax = waitingMaxDefault } = options
     this.#waiting = new WaitingReports(waitingMax)
     const timing = { ...alertTiming, ...options.timing }
     // Without a webhook the type is not defined here: deliveries of other processes are left to those that can send them.
@@ -69,16 +86,15 @@ class Reporting implements Alerts {
       ...{ intake, schema, delivery, waitingMax, holdMs: timing.holdMs },
       reporter: randomUUID(),
     })
-    this.#rounds = [rounds(timing.renewMs, log, 'looking after alerts', () => this.#whenReady(() => this.#renew()))]
-    this.#stopSweep = intake.core.sweeps.add({
+    this.#periodic = [this.#repeat(timing.renewMs, 'renewing alerts', () => this.#renew())]
+    this.#stopSweep = intake.sweeps.add({
       name: 'alerts',
       everyMs: timing.sweepMs,
       batch: () => this.#log.sweep(),
     })
-    if (intake.core.settings.work) {
+    if (intake.settings.work) {
       const watch = new StuckWatch(intake, schema, (alert) => this.report(alert))
-      const look = (): Promise<void> => this.#whenReady(() => watch.look())
-      this.#rounds.push(rounds(timing.watchMs, log, 'looking for stuck operations', look))
+      this.#periodic.push(this.#repeat(timing.watchMs, 'looking for stuck operations', () => watch.look()))
     }
   }
 
@@ -96,13 +112,8 @@ class Reporting implements Alerts {
   async close(): Promise<void> {
     this.#closing = true
     this.#endPause()
-    let timer: NodeJS.Timeout | undefined
-    const late = new Promise<void>((resolve) => {
-      timer = setTimeout(resolve, closeMs)
-    })
-    const ended = Promise.all([...this.#rounds.map((round) => round.stop()), this.#stopSweep(), this.#writing])
-    await Promise.race([ended, late])
-    clearTimeout(timer)
+    const ended = [...this.#periodic.map((task) => task.stop()), this.#stopSweep(), this.#writing]
+    await withDeadline(Promise.all(ended), closeMs, () => undefined)
   }
 
   #enqueue(report: Report): void {
@@ -128,7 +139,7 @@ class Reporting implements Alerts {
     const about = { alert: report.name, status: report.status, labels: report.labels }
     for (let pauseMs = pauseMsMin; ; pauseMs = Math.min(pauseMsMax, pauseMs * 2)) {
       let fault: unknown
-      if (this.intake.core.presence.isReady) {
+      if (this.intake.presence.isReady) {
         try {
           const { changed, shed } = await this.#log.record(report)
           if (changed) {
@@ -157,7 +168,7 @@ class Reporting implements Alerts {
     log.error({ alert: name, status, operation }, 'too many alerts wait to be delivered; one is dropped')
     if (operation === null) return
     try {
-      await this.intake.core.store.cancel(operation, [], 'too many alerts wait to be delivered')
+      await this.intake.store.cancel(operation, [], 'too many alerts wait to be delivered')
     } catch (fault) {
       // The delivery stops by itself when it runs: its record says that it is dropped.
       log.warn({ err: fault, operation }, 'a delivery that is not wanted any more could not be cancelled')
@@ -180,8 +191,13 @@ class Reporting implements Alerts {
     }
   }
 
-  async #whenReady(work: () => Promise<void>): Promise<void> {
-    if (this.intake.core.isReady) await work()
+  #repeat(everyMs: number, what: string, work: () => Promise<void>): Periodic {
+    const whenReady = async (): Promise<void> => {
+      if (this.intake.isReady) await work()
+    }
+    return periodic(everyMs, whenReady, {
+      onFault: (fault) => this.#options.log.warn({ err: fault, retryMs: everyMs }, `${what} failed, retrying`),
+    })
   }
 
   #pause(ms: number): Promise<void> {

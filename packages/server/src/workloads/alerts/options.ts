@@ -1,19 +1,9 @@
-import type { AlertName, AlertSeverity, AlertStatus } from '@spillway/protocol/wire'
 import type { IntakeLog } from 'spillway/workload'
+
+export type { AlertChange as Alert } from '../../workload.js'
 
 export const deliveryStates = ['none', 'waiting', 'delivered', 'failed', 'dropped'] as const
 export type DeliveryState = (typeof deliveryStates)[number]
-
-/** A change, as reported. Name and labels identify the alert. */
-export interface Alert {
-  name: AlertName
-  severity: AlertSeverity
-  status: AlertStatus
-  message: string
-  labels: Readonly<Record<string, string>>
-  /** Figures go here, never into labels: each value would be another alert. */
-  annotations: Readonly<Record<string, number | string>>
-}
 
 /** Where alerts are sent. */
 export interface Webhook {

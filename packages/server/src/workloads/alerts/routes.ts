@@ -42,7 +42,7 @@ const AlertPage = Type.Object({
 export function alertRoutes(alerts: Alerts, pageBytesMax: number): (app: App) => Promise<void> {
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
-    refuseUntilReady(app, alerts.intake.core)
+    refuseUntilReady(app, alerts.intake)
     app.get<{ Querystring: Static<typeof ListAlertsQuery> }>(
       '/api/v1/alerts',
       {
@@ -60,7 +60,7 @@ export function alertRoutes(alerts: Alerts, pageBytesMax: number): (app: App) =>
         if (before === undefined) {
           return sendProblem(reply, {
             code: 'invalid_request',
-            detail: 'The cursor is not one of ours.',
+            detail: 'The cursor is invalid.',
             errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
           })
         }

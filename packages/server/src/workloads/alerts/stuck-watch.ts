@@ -1,5 +1,5 @@
 /** Reports operations that have run for more than three times their timeout, and reports when there are none left. */
-import type { IntakeApi } from 'spillway/workload'
+import type { Intake } from 'spillway/workload'
 import type { Alert } from './options.js'
 
 const timesTimeout = 3
@@ -13,12 +13,12 @@ interface Stuck extends Record<string, unknown> {
 }
 
 export class StuckWatch {
-  readonly #intake: IntakeApi
+  readonly #intake: Intake
   readonly #schema: string
   readonly #report: (alert: Alert) => void
   readonly #firing = new Map<string, Alert>()
 
-  constructor(intake: IntakeApi, schema: string, report: (alert: Alert) => void) {
+  constructor(intake: Intake, schema: string, report: (alert: Alert) => void) {
     this.#intake = intake
     this.#schema = schema
     this.#report = report

@@ -1,7 +1,8 @@
 /** Sends one alert to the webhook. Failures of the receiver or the network are outcomes, never thrown. */
 import { createHmac } from 'node:crypto'
 import { Agent } from 'undici'
-import { deadline } from '../../http/deadline.js'
+import { waitAskedFor } from '../../time.js'
+import { deadline } from '../../traffic/deadline.js'
 import type { Webhook } from './options.js'
 
 export type Sent =
@@ -33,23 +34,12 @@ export function signatureOf(text: string, secret: string): string {
   return `sha256=${createHmac('sha256', secret).update(text).digest('hex')}`
 }
 
-/** Retry-After in both forms, in milliseconds; undefined if absent, unreadable or past. */
-export function retryAfterMs(header: unknown, nowMs: number): number | undefined {
-  if (typeof header !== 'string') return undefined
-  const text = header.trim()
-  const isSeconds = /^\d{1,10}$/.test(text)
-  // Date.parse reads far more than HTTP dates, such as 2026: only text that begins with a weekday is one.
-  const isDate = /^(Mon|Tue|Wed|Thu|Fri|Sat|Sun)/.test(text)
-  const waitMs = isSeconds ? Number(text) * 1_000 : isDate ? Date.parse(text) - nowMs : Number.NaN
-  return waitMs > 0 ? Math.min(waitMs, retryAfterMsMax) : undefined
-}
-
 /** Redirects are not a success: the signed body is for this receiver only. */
 export function outcomeOf(status: number, retryAfter: unknown, nowMs: number): Sent {
   if (status >= 200 && status < 300) return { kind: 'delivered' }
   const why = `the receiver answered ${status}`
   if (status !== 408 && status !== 429 && status < 500) return { kind: 'refused', why }
-  const afterMs = retryAfterMs(retryAfter, nowMs)
+  const afterMs = waitAskedFor(retryAfter, nowMs, retryAfterMsMax)
   return { kind: 'retry', why, ...(afterMs !== undefined && { afterMs }) }
 }
 

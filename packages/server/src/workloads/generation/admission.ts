@@ -19,7 +19,7 @@ import {
   type Permit,
   type Refusal,
 } from 'spillway/workload'
-import type { GenerationDeps } from './deps.js'
+import type { GenerationDeps } from './parts.js'
 import { poolStateOf } from './pool-state.js'
 import type { Format, Generation } from './request.js'
 
@@ -111,8 +111,7 @@ export class Admission {
    * find the last slot taken.
    */
   get #hasSlot(): boolean {
-    const { core } = this.#deps.intake
-    return core.busy <= core.settings.busyQueueAbove && core.bound(this.#definition).slots.work.canReserve
+    return this.#deps.intake.hasSlot(this.#definition)
   }
 
   /** The caller gets a refusal, so the operation must not run and its key stays free. */
@@ -152,10 +151,10 @@ export class Admission {
     const here = answer.kind === 'queued' && answer.reason === 'still_running' && !answer.replayed
     if (here) return { ...admitted, id: answer.operationId, layer: '1-Direct', here, leaveRoom: nothing }
     this.#giveBack(place)
-    const told = answer.kind === 'queued' ? { place: answer.place, etaMs: answer.waitMs } : {}
+    const position = answer.kind === 'queued' ? { place: answer.place, etaMs: answer.waitMs } : {}
     const { operationId: id, replayed } = answer
     if (replayed || answer.kind !== 'queued') {
-      return { ...admitted, ...told, id, layer: '3-Queue-Failover', here: false, replayed, leaveRoom: nothing }
+      return { ...admitted, ...position, id, layer: '3-Queue-Failover', here: false, replayed, leaveRoom: nothing }
     }
     if (!this.#deps.settings.failover.enabled) {
       await this.takeBack(id, asked, 'there is no slot, and failover is off')
@@ -168,7 +167,7 @@ export class Admission {
     }
     this.#deps.metrics.failedOver('no_slot')
     const leaveRoom = (): void => room.release()
-    return { ...admitted, ...told, id, layer: '3-Queue-Failover', here: false, waitMs, leaveRoom }
+    return { ...admitted, ...position, id, layer: '3-Queue-Failover', here: false, waitMs, leaveRoom }
   }
 
   async #queue(asked: Asked, reason: FailoverReason): Promise<Admitted | { ok: false; problem: Problem }> {
@@ -187,22 +186,22 @@ export class Admission {
         return { ok: false, problem: problemOf(answer.refusal) }
       }
       const { operationId: id, replayed } = answer
-      const told = answer.kind === 'queued' ? { place: answer.place, etaMs: answer.waitMs } : {}
+      const position = answer.kind === 'queued' ? { place: answer.place, etaMs: answer.waitMs } : {}
       const here = answer.kind === 'queued' && answer.reason === 'still_running' && !replayed
       if (replayed || here) leaveRoom()
       if (!replayed) {
         this.#deps.metrics.failedOver(reason)
         // Refuses now instead of making a promise it cannot keep.
-        const isLate = told.etaMs !== undefined && asked.patienceMs !== null && told.etaMs > asked.patienceMs
+        const isLate = position.etaMs !== undefined && asked.patienceMs !== null && position.etaMs > asked.patienceMs
         if (isLate) {
           await this.takeBack(id, asked, 'it would wait longer than its caller does')
           leaveRoom()
-          return { ok: false, problem: this.#tooLong(told.etaMs ?? 0) }
+          return { ok: false, problem: this.#tooLong(position.etaMs ?? 0) }
         }
       }
       return {
         ...admitted,
-        ...told,
+        ...position,
         ...{ id, layer: '3-Queue-Failover', here, replayed, leaveRoom },
         waitMs: replayed ? null : waitMs,
       }

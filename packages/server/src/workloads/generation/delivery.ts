@@ -10,10 +10,10 @@
  */
 
 import { type Follower, LogFault, type StreamEntry, type StreamRecord } from 'spillway/workload'
-import type { SseConnection } from '../../http/sse.js'
-import type { GenerationDeps } from './deps.js'
+import type { SseConnection } from '../../traffic/sse.js'
 import { blocksOf, forms } from './forms.js'
 import { endAt } from './handler.js'
+import type { GenerationDeps } from './parts.js'
 import { type Failure, failures } from './request.js'
 
 export interface DeliveryOptions {
@@ -44,7 +44,7 @@ const settleWaitMs = 2_000
 
 /** The failure in the operation's result; null if it has none. */
 export async function keptFailure({ intake }: Pick<GenerationDeps, 'intake'>, id: string): Promise<Failure | null> {
-  const result = (await intake.core.waiters.wait(id, settleWaitMs))?.result
+  const result = (await intake.waiters.wait(id, settleWaitMs))?.result
   const isFailure = typeof result === 'object' && result !== null && 'status' in result && 'error' in result
   return isFailure ? (result as Failure) : null
 }

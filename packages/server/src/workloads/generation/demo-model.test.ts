@@ -92,7 +92,7 @@ describe('how the demo model says it', () => {
     ])
   })
 
-  it('tells usage last, where it is wanted', async () => {
+  it('sends usage last, where it is wanted', async () => {
     const chunks = await answered(asked('Write 3 words', { stream_options: { include_usage: true } }))
     expect(JSON.parse(chunks.at(-1)?.text ?? '')).toMatchObject({
       choices: [],

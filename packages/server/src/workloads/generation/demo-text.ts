@@ -27,8 +27,8 @@ const stock = [
   'The same question brings the same answer, which makes it easy to see whether a token is missing.',
   'Ask me for 500 words to watch a longer stream.',
   'To hear a real model, tell the server where one listens and ask again.',
-  'No user can fill the queue alone: whoever waits is served in turn with the others.',
-  'Should the process that writes this answer die, you will be told so instead of waiting in silence.',
+  'No user can fill the queue alone: waiting users are served in turn.',
+  'Should the process that writes this answer die, you get an error instead of waiting in silence.',
   'An answer has a beginning and an end, and the end is written down like every other part of it.',
   'Overload is a question of order: what cannot run now runs next.',
 ].map((sentence) => sentence.split(' '))

@@ -34,7 +34,7 @@ describe('blocksOf, native', () => {
     expect(text).toBe('id: 3\nevent: complete\ndata: {"chunk_count":2}\n\ndata: [DONE]\n\n')
   })
 
-  it('tells a failure as an error event', () => {
+  it('sends a failure as an error event', () => {
     const text = blocksOf('native', { first: 1, chunks: [forms.native.failed(failures.cancelled)], end: 'cancelled' })
     expect(text).toContain(
       'event: error\ndata: {"message":"The generation was cancelled.","code":"generation_cancelled","retryable":false}',

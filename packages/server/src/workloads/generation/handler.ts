@@ -15,8 +15,8 @@
 import type { EndKind, StreamEntry, StreamLog, StreamWriter } from 'spillway/workload'
 import { FailOperation, LogFault, OperationAborted, RetryOperation, type RunContext } from 'spillway/workload'
 import type { Places } from './admission.js'
-import type { GenerationDeps } from './deps.js'
 import { forms } from './forms.js'
+import type { GenerationDeps } from './parts.js'
 import { type Failure, failure, failures, type Generated, type Generation } from './request.js'
 import type { StreamDirectory } from './stream-directory.js'
 import { type OpenAiError, UpstreamFault, type UpstreamLimits } from './upstream.js'
@@ -293,7 +293,7 @@ class Attempted {
       status,
       retry_after_ms: fault.retryAfterMs,
       retryable: fault.retryable,
-      error: toldError(fault),
+      error: openAiErrorOf(fault),
     })
   }
 
@@ -392,7 +392,7 @@ function codePoints(text: string): number {
 }
 
 /** The upstream's own error unchanged; for faults we detected, a code from the documented list. */
-function toldError({ code, error }: UpstreamFault): OpenAiError {
+function openAiErrorOf({ code, error }: UpstreamFault): OpenAiError {
   if (error.code !== code || code === 'upstream_rejected' || code === 'upstream_timeout') return error
   return { ...error, code: code === 'upstream_overloaded' ? 'overloaded' : 'upstream_error' }
 }

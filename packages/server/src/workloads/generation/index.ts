@@ -1,25 +1,36 @@
-/** Generation: streams of text from an upstream, through a pool, a queue and a log that outlives connections (contract §6). */
+/** Generation: streams of text from an upstream, through a pool, a queue and a log that outlives connections (docs/guides/generation.md). */
 import { pressure } from 'spillway/workload'
+import type { Workload } from '../../workload.js'
 import { Admission, queueName } from './admission.js'
-import type { GenerationDeps } from './deps.js'
 import { Handler } from './handler.js'
 import { Orphans } from './orphans.js'
+import { type GenerationDeps, generationParts } from './parts.js'
 import { Generation } from './request.js'
+import { generationRoutes } from './routes.js'
 import { Serving } from './serving.js'
 import { StreamDirectory } from './stream-directory.js'
 import { Watch } from './watch.js'
 
-export { demoModel } from './demo-model.js'
-export type { GenerationDeps } from './deps.js'
-export { generationRoutes } from './routes.js'
-export { openAiUpstream } from './upstream-openai.js'
+export const generation: Workload = {
+  name: 'generation',
+  define: (context) => {
+    const deps = generationParts(context)
+    const workload = defineGeneration(deps)
+    return {
+      offers: { outputOf: deps.outputOf },
+      checks: deps.checks,
+      routes: (add) => add.plugin(generationRoutes(workload)),
+      start: () => workload.start(),
+      drain: () => workload.serving.drain(),
+      close: () => workload.close(),
+    }
+  },
+}
 
 export interface GenerationWorkload {
   deps: GenerationDeps
   serving: Serving
   start(): void
-  /** Lets running streams finish. Call it after intake has stopped. */
-  drain(): Promise<void>
   /** Call it when nothing runs any more and the store is still open. */
   close(): Promise<void>
 }
@@ -28,7 +39,7 @@ export interface GenerationWorkload {
 const marginMs = 30_000
 const showMs = 1_000
 
-export function defineGeneration(deps: GenerationDeps): GenerationWorkload {
+function defineGeneration(deps: GenerationDeps): GenerationWorkload {
   const { intake, settings, metrics, relay, upstream } = deps
   const directory = new StreamDirectory(deps)
   let handler: Handler | undefined
@@ -60,6 +71,7 @@ export function defineGeneration(deps: GenerationDeps): GenerationWorkload {
     for (const name of ['postgres', 'redis'] as const) deps.logOf(name)?.writer.ring(id)
   })
   let timer: NodeJS.Timeout | undefined
+  let stopSweep = async (): Promise<void> => undefined
   const show = (): void => {
     metrics.poolState.set(admission.poolState)
     metrics.queueDepth.set(admission.waiting)
@@ -71,14 +83,17 @@ export function defineGeneration(deps: GenerationDeps): GenerationWorkload {
       orphans.start()
       timer = setInterval(show, showMs)
       timer.unref()
+      stopSweep = deps.startSweep()
     },
-    drain: () => serving.drain(),
     async close() {
       clearInterval(timer)
       await Promise.all([watch.stop(), orphans.stop()])
       for (const name of ['postgres', 'redis'] as const) await deps.logOf(name)?.writer.close()
       relay.close()
       await upstream.close()
+      await stopSweep()
+      deps.sse.close()
+      await deps.close()
     },
   }
 }

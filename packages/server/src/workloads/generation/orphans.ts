@@ -8,9 +8,9 @@
  */
 import { type EndKind, LogFault, type OperationReport, type StreamEntry } from 'spillway/workload'
 import { keptFailure } from './delivery.js'
-import type { GenerationDeps } from './deps.js'
 import { forms } from './forms.js'
 import { endAt } from './handler.js'
+import type { GenerationDeps } from './parts.js'
 import { failures } from './request.js'
 
 /** For all processes together. */
@@ -18,7 +18,7 @@ const roundMs = 2_000
 /** The process that took the operation out of the queue writes the end right after. */
 const graceMs = 3_000
 /** Maximum ids in the log line. */
-const toldMax = 10
+const loggedMax = 10
 
 export class Orphans {
   readonly #deps: GenerationDeps
@@ -40,7 +40,7 @@ export class Orphans {
   }
 
   #round(): void {
-    if (!this.#deps.intake.core.isReady) return
+    if (!this.#deps.intake.isReady) return
     this.#ending ??= this.#endAll()
       .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not end streams that nobody writes'))
       .finally(() => {
@@ -55,7 +55,7 @@ export class Orphans {
     const ids = entries.map(({ key }) => key.id)
     const reports = await intake.statusOf(ids)
     log.warn(
-      { streams: ids.length, some: ids.slice(0, toldMax) },
+      { streams: ids.length, some: ids.slice(0, loggedMax) },
       'streams were left without an end; they are ended now',
     )
     await Promise.all(entries.map((entry, i) => this.#end(entry, reports[i])))

@@ -70,11 +70,11 @@ export function failure(
 }
 
 /** Reads an error end from the log, for a caller that gets it as a status. */
-export function toldFailure(text: string): Failure {
-  const told = JSON.parse(text)
-  const { message, code }: OpenAiError = told.error ?? told
+export function failureOf(text: string): Failure {
+  const value = JSON.parse(text)
+  const { message, code }: OpenAiError = value.error ?? value
   const status = code !== null && code in problems ? problems[code as ProblemCode].status : 502
-  return { ...failure(code ?? 'upstream_error', status, message), ...(told.error && { error: told.error }) }
+  return { ...failure(code ?? 'upstream_error', status, message), ...(value.error && { error: value.error }) }
 }
 
 export const failures = {

@@ -1,4 +1,4 @@
-/** The routes of contract §6. Under `/v1` with OpenAI's formats and errors; the native routes with problem documents. */
+/** The routes of generation (docs/reference/http.md). Under `/v1` with OpenAI's formats and errors; the native routes with problem documents. */
 import { setTimeout as delay } from 'node:timers/promises'
 import {
   ChatCompletionRequest,
@@ -10,6 +10,7 @@ import { generationLimits, threadIdHeader } from '@spillway/protocol/wire'
 import type { FastifyLike as App } from 'spillway/workload'
 import {
   digestUuid,
+  isUuid,
   newOperationId,
   type Problem,
   parseIdempotencyKey,
@@ -18,14 +19,13 @@ import {
   sendProblem,
 } from 'spillway/workload'
 import Type from 'typebox'
-import type { AppRequest as Request } from '../../http/app.js'
-import { operatesAll, viewsAll } from '../../http/identity.js'
+import type { AppRequest as Request } from '../../app.js'
+import { operatesAll, viewsAll } from '../../auth/identity.js'
 import type { Asked } from './admission.js'
 import type { GenerationWorkload } from './index.js'
 import { carriedChat } from './request.js'
 import { UpstreamFault } from './upstream.js'
 
-const uuid = /^[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}$/i
 const visible = /^[\x21-\x7e]+$/
 /** Sent by OpenAI's own clients: how long they wait for an answer, in seconds. */
 const timeoutHeader = 'x-stainless-timeout'
@@ -40,7 +40,7 @@ const problems = { '4xx': ProblemSchema, '5xx': ProblemSchema }
 export function generationRoutes(workload: GenerationWorkload): (app: App) => Promise<void> {
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
-    refuseUntilReady(app, workload.deps.intake.core)
+    refuseUntilReady(app, workload.deps.intake)
     addChat(app, workload)
     addModels(app, workload)
     addNative(app, workload)
@@ -229,7 +229,7 @@ async function ownStream(
   mayAll: (principal: Request['principal']) => boolean,
 ): Promise<StreamEntry | null> {
   const id = request.params.id.toLowerCase()
-  if (!uuid.test(id)) return null
+  if (!isUuid(id)) return null
   let entry = await registry.find(id)
   for (const waitMs of openingMs) {
     if (entry !== null) break

@@ -18,15 +18,15 @@ import {
   sendProblem,
   whenGone,
 } from 'spillway/workload'
-import type { AppReply as Reply } from '../../http/app.js'
-import { releaseBody } from '../../http/buffers.js'
-import type { SseConnection } from '../../http/sse.js'
+import type { AppReply as Reply } from '../../app.js'
+import { releaseBody } from '../../traffic/buffers.js'
+import type { SseConnection } from '../../traffic/sse.js'
 import type { Admission, Admitted, Asked } from './admission.js'
 import { Delivery, keptFailure, type Next } from './delivery.js'
-import type { GenerationDeps } from './deps.js'
 import { forms } from './forms.js'
 import { endAt, type Handler } from './handler.js'
-import { type Failure, type Format, failures, toldFailure } from './request.js'
+import type { GenerationDeps } from './parts.js'
+import { type Failure, type Format, failureOf, failures } from './request.js'
 import type { StreamDirectory } from './stream-directory.js'
 import type { Watch } from './watch.js'
 
@@ -329,7 +329,7 @@ export class Serving {
   /** The log has the error text of the stream; the result of an operation that ran has the status too. */
   async #failureOf(id: string, { end, chunks }: StreamRecord): Promise<Failure> {
     const kept = end === 'cancelled' ? null : await keptFailure(this.#deps, id)
-    return kept ?? toldFailure(chunks.at(-1) ?? '')
+    return kept ?? failureOf(chunks.at(-1) ?? '')
   }
 }
 

@@ -1,6 +1,6 @@
 /** Opens streams once per process: the generating side and the reading side ask for the same entry at the same time. */
 import { LogFault, type LogName, type StreamEntry } from 'spillway/workload'
-import type { GenerationDeps } from './deps.js'
+import type { GenerationDeps } from './parts.js'
 import type { Format } from './request.js'
 
 interface Opening {

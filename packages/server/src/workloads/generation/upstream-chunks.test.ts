@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import type { UpstreamChunk } from './upstream.js'
-import { ChunkReader, completionAsChunks, toldError, wholeCompletion } from './upstream-chunks.js'
+import { ChunkReader, completionAsChunks, upstreamError, wholeCompletion } from './upstream-chunks.js'
 
 const conceal = (text: string) => text.replaceAll('sk-secret', '***')
 const head = { id: 'c-1', object: 'chat.completion.chunk', created: 1_700_000_000, model: 'm' }
@@ -13,9 +13,9 @@ const sse = (...texts: string[]) => Buffer.from(texts.map((text) => `data: ${tex
 
 function reading(...texts: string[]) {
   const reader = new ChunkReader('op-1', conceal)
-  const told: UpstreamChunk[] = []
-  reader.read(sse(...texts), told)
-  return { reader, told }
+  const chunks: UpstreamChunk[] = []
+  reader.read(sse(...texts), chunks)
+  return { reader, chunks }
 }
 
 const thrown = (act: () => unknown): unknown => {
@@ -31,31 +31,31 @@ describe('chunks of a stream', () => {
   it('passes the text on as it came, with its content and finish reason', () => {
     const first = chunk({ content: 'Hi' })
     const last = chunk({}, { usage: null }, 'stop')
-    expect(reading(first, last).told).toEqual([
+    expect(reading(first, last).chunks).toEqual([
       { text: first, content: 'Hi', finishReason: null },
       { text: last, content: '', finishReason: 'stop' },
     ])
   })
 
-  it('keeps the role back until a token is there', () => {
+  it('keeps the role back until a token arrives', () => {
     const role = chunk({ role: 'assistant', content: '' })
-    const { reader, told } = reading(role)
-    expect([told, reader.hasToken]).toEqual([[], false])
-    reader.read(sse(chunk({ content: 'x' })), told)
-    expect([told.map(({ text }) => text), reader.hasToken]).toEqual([[role, chunk({ content: 'x' })], true])
+    const { reader, chunks } = reading(role)
+    expect([chunks, reader.hasToken]).toEqual([[], false])
+    reader.read(sse(chunk({ content: 'x' })), chunks)
+    expect([chunks.map(({ text }) => text), reader.hasToken]).toEqual([[role, chunk({ content: 'x' })], true])
   })
 
   it.each([
     ['a tool call', { role: 'assistant', content: null, tool_calls: [{ index: 0, function: { name: 'f' } }] }],
     ['reasoning', { reasoning_content: 'hm' }],
   ])('counts %s as a token, and leaves it as it is', (_, delta) => {
-    const { reader, told } = reading(chunk(delta))
-    expect([reader.hasToken, told[0]?.text]).toEqual([true, chunk(delta)])
+    const { reader, chunks } = reading(chunk(delta))
+    expect([reader.hasToken, chunks[0]?.text]).toEqual([true, chunk(delta)])
   })
 
-  it('tells chunks without anything in the end, if nothing else comes', () => {
+  it('gives chunks without anything in the end, if nothing else comes', () => {
     const role = chunk({ role: 'assistant', content: '' })
-    expect(reading(role, '[DONE]').told.map(({ text }) => text)).toEqual([role])
+    expect(reading(role, '[DONE]').chunks.map(({ text }) => text)).toEqual([role])
   })
 
   it('leaves several choices untouched', () => {
@@ -63,22 +63,22 @@ describe('chunks of a stream', () => {
       ...head,
       choices: [1, 0].map((index) => ({ index, delta: { content: `c${index}` } })),
     })
-    expect(reading(two).told).toEqual([{ text: two, content: 'c1', finishReason: null }])
+    expect(reading(two).chunks).toEqual([{ text: two, content: 'c1', finishReason: null }])
   })
 
   it('passes a usage chunk without choices', () => {
     const usage = JSON.stringify({ ...head, choices: [], usage: { total_tokens: 3 } })
-    expect(reading(chunk({ content: 'x' }), usage).told[1]).toEqual({ text: usage, content: '', finishReason: null })
+    expect(reading(chunk({ content: 'x' }), usage).chunks[1]).toEqual({ text: usage, content: '', finishReason: null })
   })
 
   it('makes id and time constant', () => {
-    const { told } = reading(chunk({ content: 'a' }), chunk({ content: 'b' }, { id: 'other', created: 5 }))
-    expect(told.map(({ text }) => text)).toEqual([chunk({ content: 'a' }), chunk({ content: 'b' })])
+    const { chunks } = reading(chunk({ content: 'a' }), chunk({ content: 'b' }, { id: 'other', created: 5 }))
+    expect(chunks.map(({ text }) => text)).toEqual([chunk({ content: 'a' }), chunk({ content: 'b' })])
   })
 
   it('gives an id of ours where there is none', () => {
-    const { told } = reading(chunk({ content: 'a' }, { id: '', created: 0 }), chunk({ content: 'b' }))
-    const ids = told.map(({ text }) => JSON.parse(text))
+    const { chunks } = reading(chunk({ content: 'a' }, { id: '', created: 0 }), chunk({ content: 'b' }))
+    const ids = chunks.map(({ text }) => JSON.parse(text))
     expect(ids.map(({ id }) => id)).toEqual(['chatcmpl-op-1', 'chatcmpl-op-1'])
     expect(ids[0].created).toBeGreaterThan(1_700_000_000)
     expect(ids[1].created).toBe(ids[0].created)
@@ -86,25 +86,25 @@ describe('chunks of a stream', () => {
 
   it('brings JSON over several lines onto one', () => {
     const pretty = JSON.stringify(JSON.parse(chunk({ content: 'a\nb' })), null, 2)
-    const { told } = reading(pretty.replaceAll('\n', '\ndata: '))
-    expect(told.map(({ text }) => text)).toEqual([chunk({ content: 'a\nb' })])
+    const { chunks } = reading(pretty.replaceAll('\n', '\ndata: '))
+    expect(chunks.map(({ text }) => text)).toEqual([chunk({ content: 'a\nb' })])
   })
 
   it('looks at nothing behind [DONE]', () => {
-    const { reader, told } = reading(chunk({ content: 'a' }), '[DONE]', 'garbage')
-    expect([reader.isDone, told.length]).toEqual([true, 1])
+    const { reader, chunks } = reading(chunk({ content: 'a' }), '[DONE]', 'garbage')
+    expect([reader.isDone, chunks.length]).toEqual([true, 1])
   })
 
-  it('tells what stood before an error object, then the error', () => {
+  it('gives what came before an error object, then the error', () => {
     const reader = new ChunkReader('op-1', conceal)
-    const told: UpstreamChunk[] = []
+    const chunks: UpstreamChunk[] = []
     const error = { message: 'died with sk-secret', type: 'server_error', param: null, code: 500, stack: 'at …' }
-    expect(thrown(() => reader.read(sse(chunk({ content: 'a' }), JSON.stringify({ error })), told))).toMatchObject({
+    expect(thrown(() => reader.read(sse(chunk({ content: 'a' }), JSON.stringify({ error })), chunks))).toMatchObject({
       code: 'upstream_error',
       retryable: true,
       error: { message: 'died with ***', type: 'server_error', param: null, code: '500' },
     })
-    expect(told.map(({ content }) => content)).toEqual(['a'])
+    expect(chunks.map(({ content }) => content)).toEqual(['a'])
   })
 
   it('does not call an error retryable that blames the request', () => {
@@ -120,9 +120,9 @@ describe('chunks of a stream', () => {
 
   it('passes over named events that are no chunks', () => {
     const reader = new ChunkReader('op-1', conceal)
-    const told: UpstreamChunk[] = []
-    reader.read(Buffer.from('event: ping\ndata: {"type":"ping"}\n\n'), told)
-    expect(told).toEqual([])
+    const chunks: UpstreamChunk[] = []
+    reader.read(Buffer.from('event: ping\ndata: {"type":"ping"}\n\n'), chunks)
+    expect(chunks).toEqual([])
   })
 
   it.each(['{"id":oops', '"text"', '[]', '7', '{"id":"x"}'])('refuses %s', (text) => {
@@ -132,9 +132,9 @@ describe('chunks of a stream', () => {
 
 describe('the end of a stream', () => {
   it('is proper with a finish reason and no [DONE]', () => {
-    const { reader, told } = reading(chunk({ content: 'a' }, {}, 'stop'))
-    reader.end(told)
-    expect(told).toHaveLength(1)
+    const { reader, chunks } = reading(chunk({ content: 'a' }, {}, 'stop'))
+    reader.end(chunks)
+    expect(chunks).toHaveLength(1)
   })
 
   it.each([
@@ -167,7 +167,7 @@ describe('a whole completion', () => {
     ])
   })
 
-  it('is told as a stream where one was asked for', () => {
+  it('is given as a stream where one was asked for', () => {
     const options = { operationId: 'op-1', usageWanted: true, conceal }
     const [first, usage, ...rest] = completionAsChunks(JSON.stringify(completion), options)
     expect(rest).toEqual([])
@@ -183,14 +183,14 @@ describe('a whole completion', () => {
   })
 })
 
-describe('an error that is told', () => {
+describe('an error of the upstream', () => {
   it('has its four members only, and bounded', () => {
     const error = { message: 'x'.repeat(9_999), type: 'a', param: 'b', code: 'c', secret: 'd' }
-    const told = toldError({ error }, conceal)
-    expect(told).toEqual({ message: 'x'.repeat(2_048), type: 'a', param: 'b', code: 'c' })
+    const given = upstreamError({ error }, conceal)
+    expect(given).toEqual({ message: 'x'.repeat(2_048), type: 'a', param: 'b', code: 'c' })
   })
 
   it.each([{ error: null }, {}, 'text', null])('is not seen in %j', (value) => {
-    expect(toldError(value, conceal)).toBeNull()
+    expect(upstreamError(value, conceal)).toBeNull()
   })
 })

@@ -30,11 +30,11 @@ function bounded(value: unknown, conceal: Conceal): string | null {
  * The error in a body: `{error: {…}}` in OpenAI's form, `{error: "text"}`, or the bare members beside `object:
  * "error"`. Null: none.
  */
-export function toldError(value: unknown, conceal: Conceal): OpenAiError | null {
+export function upstreamError(value: unknown, conceal: Conceal): OpenAiError | null {
   if (!isMembers(value)) return null
-  const told = value.object === 'error' ? value : value.error
-  if (told === undefined || told === null || told === false || told === '') return null
-  const members = isMembers(told) ? told : { message: told }
+  const error = value.object === 'error' ? value : value.error
+  if (error === undefined || error === null || error === false || error === '') return null
+  const members = isMembers(error) ? error : { message: error }
   return {
     message: bounded(members.message, conceal) ?? 'the upstream reported an error',
     type: bounded(members.type, conceal) ?? 'upstream_error',
@@ -54,8 +54,8 @@ function incomplete(message: string): UpstreamFault {
 }
 
 function contentOf(choice: unknown, part: 'delta' | 'message'): string {
-  const told = isMembers(choice) ? choice[part] : undefined
-  return isMembers(told) && typeof told.content === 'string' ? told.content : ''
+  const message = isMembers(choice) ? choice[part] : undefined
+  return isMembers(message) && typeof message.content === 'string' ? message.content : ''
 }
 
 function finishOf(choice: unknown): string | null {
@@ -86,7 +86,7 @@ function parsed(text: string): unknown {
 }
 
 function completionOf(value: unknown, conceal: Conceal): { members: Members; choices: readonly unknown[] } {
-  const error = toldError(value, conceal)
+  const error = upstreamError(value, conceal)
   if (error !== null) throw errorInside(error)
   if (!isMembers(value) || !Array.isArray(value.choices)) {
     throw malformed('the upstream sent something that is no chat completion')
@@ -177,18 +177,18 @@ export class ChunkReader {
     return this.#isDone
   }
 
-  /** Appends the completed chunks to `told`, also if it throws: chunks before a fault are valid. */
-  read(bytes: Buffer, told: UpstreamChunk[]): void {
-    this.#take(this.#sse.push(bytes), told)
+  /** Appends the completed chunks to `chunks`, also if it throws: chunks before a fault are valid. */
+  read(bytes: Buffer, chunks: UpstreamChunk[]): void {
+    this.#take(this.#sse.push(bytes), chunks)
   }
 
   /**
    * The body is over. Without `[DONE]` this is a proper end only after a finish_reason, because some servers send
    * nothing more; otherwise the answer was cut off.
    */
-  end(told: UpstreamChunk[]): void {
+  end(chunks: UpstreamChunk[]): void {
     try {
-      this.#take(this.#sse.end(), told)
+      this.#take(this.#sse.end(), chunks)
     } catch (fault) {
       // Half a chunk at the very end is not malformed: the connection was cut there.
       if (!(fault instanceof UpstreamFault) || fault.code !== 'upstream_malformed') throw fault
@@ -197,23 +197,23 @@ export class ChunkReader {
     throw incomplete('the upstream ended in the middle of its answer')
   }
 
-  #take(events: readonly SseEvent[], told: UpstreamChunk[]): void {
+  #take(events: readonly SseEvent[], chunks: UpstreamChunk[]): void {
     for (const event of events) {
       if (this.#isDone) return
-      if (event.data === '[DONE]' || event.data.trim() === '[DONE]') this.#done(told)
-      else this.#tell(event, told)
+      if (event.data === '[DONE]' || event.data.trim() === '[DONE]') this.#done(chunks)
+      else this.#readEvent(event, chunks)
     }
   }
 
-  #done(told: UpstreamChunk[]): void {
+  #done(chunks: UpstreamChunk[]): void {
     if (this.#id === null) throw incomplete('the upstream gave an empty answer')
     this.#isDone = true
-    told.push(...this.#keptBack.splice(0))
+    chunks.push(...this.#keptBack.splice(0))
   }
 
-  #tell({ name, data }: SseEvent, told: UpstreamChunk[]): void {
+  #readEvent({ name, data }: SseEvent, chunks: UpstreamChunk[]): void {
     const value = parsed(data)
-    const error = toldError(
+    const error = upstreamError(
       name === 'error' && isMembers(value) ? { error: value.error ?? value } : value,
       this.#conceal,
     )
@@ -227,14 +227,14 @@ export class ChunkReader {
     const finishReason = finishOf(choices[0])
     if (finishReason !== null) this.#isFinished = true
     const chunk = { text: this.#constant(value, data), content: contentOf(choices[0], 'delta'), finishReason }
-    if (this.#hasToken) told.push(chunk)
-    else this.#untilToken(chunk, choices, told)
+    if (this.#hasToken) chunks.push(chunk)
+    else this.#untilToken(chunk, choices, chunks)
   }
 
-  #untilToken(chunk: UpstreamChunk, choices: readonly unknown[], told: UpstreamChunk[]): void {
+  #untilToken(chunk: UpstreamChunk, choices: readonly unknown[], chunks: UpstreamChunk[]): void {
     this.#keptBack.push(chunk)
     this.#hasToken = hasSomething(choices)
-    if (this.#hasToken || this.#keptBack.length > keptBackMax) told.push(...this.#keptBack.splice(0))
+    if (this.#hasToken || this.#keptBack.length > keptBackMax) chunks.push(...this.#keptBack.splice(0))
   }
 
   /** Gives all chunks the first one's id and time; rewrites them only if these differ or the JSON contains line breaks. */

@@ -1,6 +1,6 @@
 /** Any server with OpenAI's chat API: OpenAI, vLLM, Ollama, llama.cpp, LiteLLM, … */
 import { Pool } from 'undici'
-import { deadline } from '../../http/deadline.js'
+import { deadline } from '../../traffic/deadline.js'
 import { malformed, type Upstream, UpstreamFault, type UpstreamLimits, type UpstreamRequest } from './upstream.js'
 import type { Conceal } from './upstream-chunks.js'
 import { Reading } from './upstream-reading.js'

@@ -1,19 +1,11 @@
 /** What an answer other than 2xx, or a missing answer, means for the request. */
 import { errors } from 'undici'
+import { waitAskedFor } from '../../time.js'
 import { malformed, UpstreamFault } from './upstream.js'
-import { type Conceal, toldError } from './upstream-chunks.js'
+import { type Conceal, upstreamError } from './upstream-chunks.js'
 
 /** Nobody waits longer than this; the queue's own limits end the request earlier. */
 const retryAfterMsMax = 86_400_000
-const httpDate = /^[A-Z][a-z]+,? /
-
-/** Retry-After in both its forms (RFC 9110 §10.2.3), in milliseconds; null when absent, unreadable or past. */
-export function retryAfterMs(header: string | string[] | undefined, nowMs: number): number | null {
-  if (typeof header !== 'string') return null
-  const text = header.trim()
-  const waitMs = /^\d{1,10}$/.test(text) ? Number(text) * 1000 : httpDate.test(text) ? Date.parse(text) - nowMs : 0
-  return waitMs > 0 ? Math.min(waitMs, retryAfterMsMax) : null
-}
 
 export interface Refusal {
   status: number
@@ -35,7 +27,11 @@ function jsonOrNull(text: string): unknown {
 const mayPass = (status: number): boolean => status === 408 || status === 409 || status === 429 || status >= 500
 
 export function refusalFault({ status, retryAfter, body, conceal }: Refusal): UpstreamFault {
-  const facts = { status, retryable: mayPass(status), retryAfterMs: retryAfterMs(retryAfter, Date.now()) }
+  const facts = {
+    status,
+    retryable: mayPass(status),
+    retryAfterMs: waitAskedFor(retryAfter, Date.now(), retryAfterMsMax) ?? null,
+  }
   if (body === null) return malformed(`the upstream answered ${status} with a body that is too long`, facts)
   if (status === 429 || status === 503 || status === 529) {
     return new UpstreamFault('upstream_overloaded', `the upstream has no capacity now (${status})`, facts)
@@ -47,7 +43,7 @@ export function refusalFault({ status, retryAfter, body, conceal }: Refusal): Up
   if (status < 400 || facts.retryable) {
     return new UpstreamFault('upstream_error', `the upstream answered ${status}`, facts)
   }
-  const error = toldError(jsonOrNull(body), conceal)
+  const error = upstreamError(jsonOrNull(body), conceal)
   const message = error?.message ?? `the upstream refused the request (${status})`
   return new UpstreamFault('upstream_rejected', message, {
     ...facts,

@@ -14,7 +14,7 @@ describe('server-sent events out of bytes', () => {
     expect(parsed(['data: a\n\ndata: b\n\n'])).toEqual(data('a', 'b'))
   })
 
-  it('gives an event as soon as its blank line is there', () => {
+  it('gives an event as soon as its blank line arrives', () => {
     const parser = new SseParser()
     expect(parser.push(Buffer.from('data: a\n'))).toEqual([])
     expect(parser.push(Buffer.from('\ndata: b'))).toEqual(data('a'))

@@ -10,8 +10,8 @@
  */
 import type { OperationReport } from 'spillway/workload'
 import { type Delivery, keptFailure } from './delivery.js'
-import type { GenerationDeps } from './deps.js'
 import type { Handler } from './handler.js'
+import type { GenerationDeps } from './parts.js'
 import { failures } from './request.js'
 
 const roundMs = 1_000
@@ -40,12 +40,12 @@ export class Watch {
   #looking: Promise<void> | null = null
   #asking: Promise<void> | null = null
   /** The names under which the last two rounds reported the readers here. */
-  #toldAs: readonly [string, string]
+  #instances: readonly [string, string]
 
   constructor(deps: GenerationDeps, handler: Handler) {
     this.#deps = deps
     this.#handler = handler
-    this.#toldAs = [deps.intake.instance, deps.intake.instance]
+    this.#instances = [deps.intake.instance, deps.intake.instance]
   }
 
   start(): void {
@@ -93,18 +93,18 @@ export class Watch {
   async #sayWhoReads(): Promise<void> {
     const { intake, registry } = this.#deps
     const { instance } = intake
-    const [before, last] = this.#toldAs
+    const [before, last] = this.#instances
     // The lease was lost and this process re-registered: to the others, readers under the old name are gone. Reported
     // twice, because the name is assigned before the others know it.
     const isNew = instance !== before || instance !== last
     const ids = [...this.#deliveries].filter(([, all]) => isNew || [...all].some(({ isShared }) => isShared))
     await Promise.all(ids.map(([id]) => registry.watched(id, instance)))
-    this.#toldAs = [last, instance]
+    this.#instances = [last, instance]
   }
 
   #round(): void {
     this.#looking ??= this.#look()
-      .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not ask where generations stand'))
+      .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not read the state of generations'))
       .finally(() => {
         this.#looking = null
       })

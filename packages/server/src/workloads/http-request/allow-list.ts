@@ -31,7 +31,9 @@ function parseOrigin(text: string): URL {
     throw new AllowListError(`An origin has a scheme, a host and a port, nothing more: ${JSON.stringify(text)}`)
   }
   if (url.hostname.includes('*')) {
-    throw new AllowListError(`A wildcard stands for subdomains, as in https://*.example.com: ${JSON.stringify(text)}`)
+    throw new AllowListError(
+      `A wildcard is allowed for subdomains only, as in https://*.example.com: ${JSON.stringify(text)}`,
+    )
   }
   return url
 }

@@ -1,10 +1,11 @@
 import { type ForwardResult, limits } from '@spillway/protocol/wire'
 import { jsonOf } from 'spillway/workload'
 import { Agent, type Dispatcher } from 'undici'
+import { waitAskedFor } from '../../time.js'
 import { AddressRefused, checkedLookup, type Resolve } from './addresses.js'
 import type { AllowList } from './allow-list.js'
-import { type AnswerHeaders, forwardResult, parseRetryAfter, readBounded } from './answer.js'
 import type { ForwardMethod, ForwardRequest } from './payload.js'
+import { forwardResult, type ResponseHeaders, readBounded } from './target-response.js'
 
 export type ForwardErrorCode = 'target_not_allowed' | 'redirect_refused' | 'unsuccessful_status' | 'network' | 'aborted'
 
@@ -44,6 +45,8 @@ export interface ForwarderOptions {
 
 const connectTimeoutMs = 10_000
 const keepAliveTimeoutMs = 10_000
+/** A longer Retry-After is a mistake or malice: the next attempt comes after a day at the latest. */
+const retryAfterMsMax = 86_400_000
 const answerHeaderBytesMax = 32_768
 
 /** One step of a call: redirects make another. */
@@ -108,12 +111,12 @@ function notAllowed(message: string, result?: ForwardResult): ForwardOutcome {
   return result === undefined ? { kind: 'failed', error } : { kind: 'failed', error, result }
 }
 
-function settled(result: ForwardResult, headers: AnswerHeaders): ForwardOutcome {
+function settled(result: ForwardResult, headers: ResponseHeaders): ForwardOutcome {
   const { status } = result
   if (status >= 200 && status < 300) return { kind: 'done', result }
   const error: ForwardError = { code: 'unsuccessful_status', message: `the target answered ${status}` }
   if (!isRetried(status)) return { kind: 'failed', error, result }
-  const retryAfterMs = parseRetryAfter(headers['retry-after'], Date.now())
+  const retryAfterMs = waitAskedFor(headers['retry-after'], Date.now(), retryAfterMsMax)
   return retryAfterMs === undefined ? { kind: 'retry', error, result } : { kind: 'retry', error, result, retryAfterMs }
 }
 

@@ -1,25 +1,27 @@
 /** `http.request`: a durable, ordered HTTP call. A webhook outbox that uses the same public API as a user's route. */
-import { ForwardPayload, SubmitOperation } from '@spillway/protocol/schema'
+import { Executed, ForwardPayload, Problem, Queued, SubmitHeaders, SubmitOperation } from '@spillway/protocol/schema'
 import { defaultPartition, type ForwardResult, limits } from '@spillway/protocol/wire'
 import {
   carry,
   type Definition,
   FailOperation,
-  type IntakeApi,
+  type Intake,
   isReservedQueue,
   LeaveOperation,
   mayUseQueue,
+  mountOf,
   pressure,
   RetryOperation,
   reservedQueuePrefix,
 } from 'spillway/workload'
 import Type from 'typebox'
+import type { Workload, WorkloadContext } from '../../workload.js'
 import type { AllowList } from './allow-list.js'
 import { createForwarder, type Forwarder } from './forward.js'
 import { validateForwardPayload } from './payload.js'
-import { demoEchoPath, type TargetRules, targetsOf } from './targets.js'
+import { demoEchoPath, ownAddress, type TargetRules, targetsOf } from './targets.js'
 
-export const httpRequestType = 'http.request'
+const httpRequestType = 'http.request'
 
 /** The body of `POST /api/v1/operations` for this type. */
 const HttpRequestBody = Type.Object(
@@ -27,19 +29,57 @@ const HttpRequestBody = Type.Object(
   { additionalProperties: false },
 )
 
-/** The same with a detailed payload, for the API description. */
-export const httpRequestBody = Type.Object(
-  { ...HttpRequestBody.properties, payload: ForwardPayload },
-  { additionalProperties: false },
-)
+const submitSchema = {
+  tags: ['operations'],
+  summary: 'Hand over work: done now, or queued with a ticket',
+  description:
+    'The target’s 2xx is done; 408, 429, 5xx and the network are retried; the rest is a failure. A redirect within the allowed origins is followed if it repeats the call: 307 and 308, and any of a GET or HEAD. 301, 302 and 303 of another method are a failure.',
+  headers: SubmitHeaders,
+  /** With a detailed payload. */
+  body: Type.Object({ ...HttpRequestBody.properties, payload: ForwardPayload }, { additionalProperties: false }),
+  response: { 201: Executed, 202: Queued, '4xx': Problem, '5xx': Problem },
+}
 
-export interface HttpRequestOptions {
+export const httpRequest: Workload = {
+  name: 'http-request',
+  define: (context) => {
+    const { intake, version } = context
+    const workload = defineHttpRequest(intake, { version, targets: () => targetRules(context) })
+    return {
+      namedTypes: [httpRequestType],
+      routes: async (add) => {
+        const submit = mountOf(intake, workload.definition)
+        add.mounted({ url: '/api/v1/operations', mount: submit, schema: submitSchema })
+      },
+      close: () => workload.close(),
+    }
+  },
+}
+
+/** Call it when the server listens: a port of 0 is known only then. */
+function targetRules({ config, isLoopback, origin }: WorkloadContext): TargetRules {
+  const own = origin()
+  return {
+    origins: config.operations.forwardAllow ?? (isLoopback ? ownOrigins(own) : []),
+    own: own === '' ? null : ownAddress(config.server.host, Number(new URL(own).port || 80)),
+  }
+}
+
+/** The server's own origin under both names: the landing page shows the one that the visitor used. */
+function ownOrigins(origin: string): string[] {
+  if (origin === '') return []
+  const byName = new URL(origin)
+  byName.hostname = 'localhost'
+  return [origin, byName.origin]
+}
+
+interface HttpRequestOptions {
   /** What this instance may call. Read once, at the first check. */
   targets: () => TargetRules
   version: string
 }
 
-export interface HttpRequestWorkload {
+interface HttpRequestWorkload {
   definition: Definition<Type.Static<typeof HttpRequestBody>, ForwardResult>
   close(): Promise<void>
 }
@@ -57,7 +97,7 @@ function announcedTargets(text: string): AllowList {
   return targets
 }
 
-export function defineHttpRequest(intake: IntakeApi, options: HttpRequestOptions): HttpRequestWorkload {
+function defineHttpRequest(intake: Intake, options: HttpRequestOptions): HttpRequestWorkload {
   const forwarder: Forwarder = createForwarder({ userAgent: `spillway/${options.version}` })
   let known: AllowList | undefined
   const targets = (): AllowList => {

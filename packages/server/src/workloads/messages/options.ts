@@ -1,5 +1,5 @@
 import type { IntakeLog } from 'spillway/workload'
-import type { Buffers } from '../../http/buffers.js'
+import type { Buffers } from '../../traffic/buffers.js'
 
 export interface MessagesOptions {
   /** Of the store's tables, quoted for SQL. */

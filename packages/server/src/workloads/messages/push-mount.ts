@@ -1,4 +1,4 @@
-/** The push route, for both paths into the server: gates before the body, then the answers of contract §4. */
+/** The push route, for both paths into the server: gates before the body, then the answers (docs/guides/messages.md#what-a-push-is-answered). */
 import { PushRequest } from '@spillway/protocol/schema'
 import type { Problem, Wire } from 'spillway/workload'
 import {
@@ -7,55 +7,46 @@ import {
   compileValidator,
   digestUuid,
   each,
-  type IntakeApi,
+  type Intake,
   type Mount,
-  mount,
+  mountOf,
   type Preferences,
-  parseIdempotencyKey,
-  parsePreferences,
   queuedBody,
   type Refusal,
   ticketPath,
 } from 'spillway/workload'
 import type { Static } from 'typebox'
-import type { Push, Pushed } from './push.js'
+import type { Push, Pushed, PushItem } from './push/push.js'
 
 const fullRetryAfterMs = 5_000
 const payloads = ['items', each, 'payload'] as const
 
-export function pushMount(intake: IntakeApi, push: Push): Mount {
-  const base = mount(intake.core, intake.core.bound(push.definition))
+export function pushMount(intake: Intake, push: Push): Mount {
   const validate = compileValidator(PushRequest)
-  const refuse = (problem: Problem): Wire => ({ ok: false, problem, headers: {} })
-  return {
-    ...base,
-    async submit({ request, identity }, body, gone, text) {
-      const key = parseIdempotencyKey(request.headers['idempotency-key'])
-      if (!key.ok) {
-        const errors = [{ path: '/headers/idempotency-key', message: key.detail }]
-        return refuse({ code: 'invalid_request', detail: key.detail, errors })
-      }
+  return mountOf<readonly PushItem[], Pushed>(intake, push.definition, {
+    parse(body, { request }, text) {
       const valid = validate(body)
-      if (!valid.ok) {
-        return refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: valid.errors })
-      }
+      if (!valid.ok) return refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: valid.errors })
       if (text !== undefined) carry(valid.value, text, payloads)
       const { items } = valid.value as Static<typeof PushRequest>
-      const wrong = push.check(items, { identity, ...(request.user?.queues && { queues: request.user.queues }) })
-      if (wrong !== null) return refuse(wrong)
-      const preferences = parsePreferences(request.headers.prefer)
+      const wrong = push.check(items, request.user?.queues)
+      return wrong === null ? { ok: true, value: items } : refuse(wrong)
+    },
+    async submit({ body: items, text, request, ...options }) {
       const pushed = await push.push(items, {
-        identity,
+        ...options,
         traceparent: request.traceparent,
-        respondAsync: preferences.respondAsync,
-        ...(key.key !== undefined && { idempotencyKey: key.key }),
-        ...(key.key !== undefined && text !== undefined && { keyedOn: digestUuid(text) }),
-        ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone('wait') }),
+        ...(options.idempotencyKey !== undefined && text !== undefined && { keyedOn: digestUuid(text) }),
       })
       if (pushed.kind === 'results' && !pushed.replayed) push.count(pushed.results)
-      return toWire(pushed, preferences, intake.core.queueDepth)
+      return pushed
     },
-  }
+    encode: (pushed, preferences) => toWire(pushed, preferences, intake.queueDepth),
+  })
+}
+
+function refuse(problem: Problem): { ok: false; problem: Problem } {
+  return { ok: false, problem }
 }
 
 function toWire(pushed: Pushed, preferences: Preferences, queueDepth: number): Wire {
@@ -81,12 +72,12 @@ function toWire(pushed: Pushed, preferences: Preferences, queueDepth: number): W
 export function refusalProblem(refusal: Refusal, queueDepth: number): Problem {
   const { code, detail, retryAfterMs, extensions } = refusal
   if (code === 'queue_full') {
-    const told = 'System overloaded, queue full'
+    const error = 'System overloaded, queue full'
     return {
       code: 'system_overloaded',
-      detail: `${told}. Nothing of this push was stored.`,
+      detail: `${error}. Nothing of this push was stored.`,
       retryAfterMs: fullRetryAfterMs,
-      extensions: { error: told, queueDepth },
+      extensions: { error, queueDepth },
     }
   }
   return { code, detail, ...(retryAfterMs !== undefined && { retryAfterMs }), ...(extensions && { extensions }) }

@@ -4,7 +4,7 @@
  * again.
  */
 import { type QueueOptionName, type QueueOptions, queueOptionDefaults } from '@spillway/protocol/wire'
-import type { IntakeApi } from 'spillway/workload'
+import { type Intake, isReservedQueue, mayUseQueue, type Problem } from 'spillway/workload'
 
 /** Column names. */
 const columns: Readonly<Record<QueueOptionName, string>> = {
@@ -45,13 +45,13 @@ const knownMax = 10_000
 const createTriesMax = 3
 
 export class Queues {
-  readonly #intake: IntakeApi
+  readonly #intake: Intake
   readonly #schema: string
   readonly #channel: string
   readonly #asked = new Map<string, Promise<void>>()
   readonly #known = new Map<string, { isSealed: boolean; until: number }>()
 
-  constructor(intake: IntakeApi, schema: string) {
+  constructor(intake: Intake, schema: string) {
     this.#intake = intake
     this.#schema = schema
     this.#channel = `spillway_${schema.slice(1, -1).replaceAll('""', '"')}`
@@ -181,4 +181,15 @@ export function toConfigured(row: Record<string, unknown>): Configured {
     task: (row.task as string | null) ?? null,
     options: Object.fromEntries(optionNames.map((name) => [name, row[columns[name]]])) as QueueOptions,
   }
+}
+
+/** Why a caller with these queue patterns may not use the queue; null if it may. */
+export function queueProblem(queues: readonly string[] | undefined, queue: string): Problem | null {
+  if (isReservedQueue(queue)) {
+    return { code: 'invalid_request', detail: 'Names that begin with "spillway:" are reserved.' }
+  }
+  if (!mayUseQueue(queues, queue)) {
+    return { code: 'forbidden', detail: `This key may not use the queue ${queue}.` }
+  }
+  return null
 }

@@ -1,6 +1,6 @@
 /**
  * Encryption at rest: AES-256-GCM with a new nonce for each message, bound to its partition and id, so that a payload moved
- * to another row does not open. A failure is thrown: nothing is stored or returned in its place.
+ * to another row does not open. A failure is thrown: nothing is stored or returned instead.
  */
 import { createCipheriv, createDecipheriv, randomBytes } from 'node:crypto'
 
@@ -10,12 +10,12 @@ const tagBytes = 16
 export const keyBytes = 32
 
 /** The row that a sealed payload belongs to. */
-export interface SealedPlace {
+export interface SealedRow {
   partition: string
   id: string
 }
 
-const bound = ({ partition, id }: SealedPlace): Buffer => Buffer.from(`${partition}/${id}`)
+const bound = ({ partition, id }: SealedRow): Buffer => Buffer.from(`${partition}/${id}`)
 
 export class SealError extends Error {
   override readonly name = 'SealError'
@@ -31,17 +31,17 @@ export class Seal {
   }
 
   /** Nonce, ciphertext and tag, as base64. */
-  seal(text: string, place: SealedPlace): string {
+  seal(text: string, row: SealedRow): string {
     const nonce = randomBytes(nonceBytes)
-    const cipher = createCipheriv(algorithm, this.#key, nonce).setAAD(bound(place))
+    const cipher = createCipheriv(algorithm, this.#key, nonce).setAAD(bound(row))
     return Buffer.concat([nonce, cipher.update(text, 'utf8'), cipher.final(), cipher.getAuthTag()]).toString('base64')
   }
 
-  open(sealed: string, place: SealedPlace): string {
+  open(sealed: string, row: SealedRow): string {
     const bytes = Buffer.from(sealed, 'base64')
     try {
       const decipher = createDecipheriv(algorithm, this.#key, bytes.subarray(0, nonceBytes))
-        .setAAD(bound(place))
+        .setAAD(bound(row))
         .setAuthTag(bytes.subarray(-tagBytes))
       return Buffer.concat([decipher.update(bytes.subarray(nonceBytes, -tagBytes)), decipher.final()]).toString('utf8')
     } catch (cause) {

@@ -2,7 +2,7 @@
  * Removes messages whose retention has ended (mq_sweep), in short steps over the partitions. A task of
  * maintenance/sweeps.ts, which schedules it: a round goes from the first partition to the last, with a pause after each step.
  */
-import type { IntakeApi, SweptBatch } from 'spillway/workload'
+import type { Intake, SweptBatch } from 'spillway/workload'
 
 export interface Step {
   removed: number
@@ -44,7 +44,7 @@ export function messageSweep(store: SweepStore, most = mostDefault): () => Promi
 const stepMs = 10_000
 const stepPartitions = 500
 
-export function sweepStore(intake: IntakeApi, schema: string): SweepStore {
+export function sweepStore(intake: Intake, schema: string): SweepStore {
   return {
     isNeeded: async () => {
       const { rows } = await intake.read<{ needed: boolean }>(

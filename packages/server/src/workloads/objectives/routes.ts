@@ -21,7 +21,7 @@ const ObjectiveList = Type.Object({ objectives: Type.Array(ObjectiveItem) })
 export function objectiveRoutes(objectives: Objectives): (app: App) => Promise<void> {
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
-    refuseUntilReady(app, objectives.intake.core)
+    refuseUntilReady(app, objectives.intake)
     app.get(
       '/api/v1/slo',
       {

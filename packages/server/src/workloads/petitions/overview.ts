@@ -5,7 +5,7 @@
  * read finds it.
  */
 import { type PetitionState, petitionStates } from '@spillway/protocol/wire'
-import type { IntakeApi } from 'spillway/workload'
+import type { Intake } from 'spillway/workload'
 import type { PetitionsOptions } from './options.js'
 import type { OverflowEvent, Petitions } from './petitions.js'
 
@@ -15,18 +15,18 @@ const pulseMs = 1_000
 const tellBlocksMs = 30_000
 
 export class Overview {
-  readonly #intake: IntakeApi
+  readonly #intake: Intake
   readonly #petitions: Petitions
   readonly #options: PetitionsOptions
   #timer: NodeJS.Timeout | undefined
   #stopped = false
   #looking = false
   #lookAgain = false
-  #toldAt = 0
+  #recordedAt = 0
   /** The number of the last logged overflow; null before the first read. */
   #overflowsAfter: number | null = null
 
-  constructor(intake: IntakeApi, petitions: Petitions, options: PetitionsOptions) {
+  constructor(intake: Intake, petitions: Petitions, options: PetitionsOptions) {
     this.#intake = intake
     this.#petitions = petitions
     this.#options = options
@@ -58,14 +58,14 @@ export class Overview {
     // A little less than the allowed age, which leaves time for the read.
     const everyMs = Math.max(lookMsMin, settings.queueCacheTtlMs * 0.8)
     try {
-      if (this.#intake.core.isReady) await this.#lookNow(everyMs)
+      if (this.#intake.isReady) await this.#lookNow(everyMs)
     } catch (fault) {
       // The intake logs that the store is unavailable; this says what it means here.
       log.debug({ err: fault }, 'the counts of petitions could not be read; the last ones stay')
     }
     this.#looking = false
     if (this.#stopped) return
-    const pauseMs = this.#lookAgain ? 0 : this.#intake.core.isReady ? everyMs : Math.min(everyMs, pulseMs)
+    const pauseMs = this.#lookAgain ? 0 : this.#intake.isReady ? everyMs : Math.min(everyMs, pulseMs)
     this.#lookAgain = false
     this.#timer = setTimeout(() => void this.#look(), pauseMs)
     this.#timer.unref()
@@ -79,8 +79,8 @@ export class Overview {
       this.#options.metrics.queueDepth.set({ state: state as PetitionState }, n)
     }
     for (const event of overflows) this.#tell(event)
-    if (performance.now() - this.#toldAt < tellBlocksMs) return
-    this.#toldAt = performance.now()
+    if (performance.now() - this.#recordedAt < tellBlocksMs) return
+    this.#recordedAt = performance.now()
     await this.#petitions.tellBlocks()
   }
 

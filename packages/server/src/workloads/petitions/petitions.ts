@@ -6,7 +6,7 @@ import {
   type PetitionView,
   petitionMoves,
 } from '@spillway/protocol/wire'
-import { type CutRows, cutRows, type IntakeApi, pageSql, type SweptBatch } from 'spillway/workload'
+import { type CutRows, cutRows, type Intake, pageSql, type SweptBatch } from 'spillway/workload'
 import type { PetitionsOptions } from './options.js'
 
 interface Row extends Record<string, unknown> {
@@ -61,10 +61,10 @@ const columns = 'id, type, state, text, content_hash, realm, submitter, fate_rea
 const haltScope = 'system'
 
 export class Petitions {
-  readonly #intake: IntakeApi
+  readonly #intake: Intake
   readonly #options: PetitionsOptions
 
-  constructor(intake: IntakeApi, options: PetitionsOptions) {
+  constructor(intake: Intake, options: PetitionsOptions) {
     this.#intake = intake
     this.#options = options
   }

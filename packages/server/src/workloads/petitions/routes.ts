@@ -1,4 +1,4 @@
-/** The routes of contract §3, except the submission itself, which the intake mounts. */
+/** The routes of petitions (docs/reference/http.md), except the submission itself, which the intake mounts. */
 import {
   HaltBody,
   HaltState,
@@ -15,15 +15,15 @@ import {
   WithdrawPetition,
 } from '@spillway/protocol/schema'
 import type { LedgerEntry, PetitionState, PetitionView } from '@spillway/protocol/wire'
-import type { FastifyLike as App, IntakeApi, LedgerRow, Verification } from 'spillway/workload'
-import { fitPage, goneSignal, refuseUntilReady, sendProblem } from 'spillway/workload'
+import type { FastifyLike as App, Intake, LedgerRow, Verification } from 'spillway/workload'
+import { fitPage, goneSignal, isUuid, refuseUntilReady, sendProblem } from 'spillway/workload'
 import Type, { type Static, type TSchema } from 'typebox'
-import type { AppReply as Reply, AppRequest as Request } from '../../http/app.js'
-import { deadline } from '../../http/deadline.js'
-import { viewsAll } from '../../http/identity.js'
+import type { AppReply as Reply, AppRequest as Request } from '../../app.js'
+import { viewsAll } from '../../auth/identity.js'
+import { deadline } from '../../traffic/deadline.js'
 import type { PetitionsWorkload } from './index.js'
 import { type Moved, toStatus } from './petitions.js'
-import { petitionPrefixes, submitterForm, uuid } from './submission.js'
+import { petitionPrefixes, submitterForm } from './submission.js'
 
 const listLimitDefault = 50
 const waitSecondsDefault = 30
@@ -35,30 +35,44 @@ const operate = { role: 'operate', wholeServer: true } as const
 const view = { role: 'view', wholeServer: true } as const
 
 export function petitionRoutes(
-  intake: IntakeApi,
+  intake: Intake,
   workload: PetitionsWorkload,
   pageBytesMax: number,
 ): (app: App) => Promise<void> {
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
-    refuseUntilReady(app, intake.core)
-    for (const prefix of petitionPrefixes) addPetitions(app, prefix, workload, pageBytesMax)
+    refuseUntilReady(app, intake)
+    for (const prefix of petitionPrefixes) {
+      const place = { app, prefix, workload }
+      addList(place, pageBytesMax)
+      addOne(place)
+      addStatus(place)
+      addTransition(place)
+      addWithdrawal(place)
+    }
     addHalt(app, workload)
     addLedger(app, intake, pageBytesMax)
   }
 }
 
-function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, bytesMax: number): void {
-  const { petitions, watch, isAuthenticated } = workload
-  const notFound = (reply: Reply): Reply =>
-    sendProblem(reply, { code: 'not_found', detail: 'There is no such petition.' })
-  /** Somebody else's petition looks like none. Without authentication everybody may read all. */
-  const visible = async (request: Request, id: string): Promise<PetitionView | null> => {
-    const petition = uuid.test(id) ? await petitions.get(id.toLowerCase()) : null
-    if (petition === null || !isAuthenticated || viewsAll(request.principal)) return petition
-    return petition.submitter_id === submitterForm(request.principal.identity) ? petition : null
-  }
+/** One prefix of the routes. */
+interface Place {
+  app: App
+  prefix: string
+  workload: PetitionsWorkload
+}
 
+const notFound = (reply: Reply): Reply =>
+  sendProblem(reply, { code: 'not_found', detail: 'There is no such petition.' })
+
+/** Somebody else's petition looks like none. Without authentication everybody may read all. */
+async function visible(workload: PetitionsWorkload, request: Request, id: string): Promise<PetitionView | null> {
+  const petition = isUuid(id) ? await workload.petitions.get(id.toLowerCase()) : null
+  if (petition === null || !workload.isAuthenticated || viewsAll(request.principal)) return petition
+  return petition.submitter_id === submitterForm(request.principal.identity) ? petition : null
+}
+
+function addList({ app, prefix, workload }: Place, bytesMax: number): void {
   app.get<{ Querystring: Static<typeof ListPetitionsQuery> }>(
     prefix,
     {
@@ -68,7 +82,7 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
         querystring: ListPetitionsQuery,
         response: answers(PetitionPage),
       },
-      ...(isAuthenticated && { config: view }),
+      ...(workload.isAuthenticated && { config: view }),
     },
     async (request, reply) => {
       const { state = 'RECEIVED', limit = listLimitDefault, cursor } = request.query
@@ -76,22 +90,27 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
       if (after === undefined) {
         return sendProblem(reply, {
           code: 'invalid_request',
-          detail: 'The cursor is not one of ours, or of another state.',
+          detail: 'The cursor is invalid, or belongs to another state.',
           errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
         })
       }
-      const { rows, isCut, total } = await petitions.list(state, limit + 1, after, bytesMax)
+      const { rows, isCut, total } = await workload.petitions.list(state, limit + 1, after, bytesMax)
       const { items, end } = fitPage(rows, { limit, bytesMax }, (petition) => petition, isCut)
       return { items, next_cursor: end === null ? null : cursorOf(end.petition_id, state), total }
     },
   )
+}
 
+function addOne({ app, prefix, workload }: Place): void {
   app.get<{ Params: Static<typeof Id> }>(
     `${prefix}/:id`,
     { schema: { tags, summary: 'One petition', response: answers(Petition) } },
-    async (request, reply) => (await visible(request, request.params.id)) ?? notFound(reply),
+    async (request, reply) => (await visible(workload, request, request.params.id)) ?? notFound(reply),
   )
+}
 
+function addStatus({ app, prefix, workload }: Place): void {
+  const { petitions, watch } = workload
   app.get<{ Params: Static<typeof Id>; Querystring: Static<typeof PetitionStatusQuery> }>(
     `${prefix}/:id/status`,
     {
@@ -104,7 +123,7 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
     },
     async (request, reply) => {
       const { version, wait = waitSecondsDefault } = request.query
-      const first = await visible(request, request.params.id)
+      const first = await visible(workload, request, request.params.id)
       if (first === null) return notFound(reply)
       if (version === undefined || first.version !== version) return toStatus(first)
       const { signal, clear } = deadline(Math.round(wait * 1_000), goneSignal(reply.raw, 'wait'))
@@ -121,27 +140,29 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
       }
     },
   )
+}
 
-  const told = (reply: Reply, moved: Moved): PetitionView | Reply => {
-    switch (moved.kind) {
-      case 'done':
-        return moved.petition
-      case 'unknown':
-        return notFound(reply)
-      case 'foreign':
-        return sendProblem(reply, { code: 'forbidden', detail: 'Only its submitter may withdraw a petition.' })
-      case 'illegal': {
-        const { state, allowed } = moved
-        const next = allowed.length === 0 ? 'which is final' : `from which it may go to ${allowed.join(', ')}`
-        return sendProblem(reply, {
-          code: 'conflict',
-          detail: `The petition is ${state}, ${next}.`,
-          extensions: { state },
-        })
-      }
+function answerOf(reply: Reply, moved: Moved): PetitionView | Reply {
+  switch (moved.kind) {
+    case 'done':
+      return moved.petition
+    case 'unknown':
+      return notFound(reply)
+    case 'foreign':
+      return sendProblem(reply, { code: 'forbidden', detail: 'Only its submitter may withdraw a petition.' })
+    case 'illegal': {
+      const { state, allowed } = moved
+      const next = allowed.length === 0 ? 'which is final' : `from which it may go to ${allowed.join(', ')}`
+      return sendProblem(reply, {
+        code: 'conflict',
+        detail: `The petition is ${state}, ${next}.`,
+        extensions: { state },
+      })
     }
   }
+}
 
+function addTransition({ app, prefix, workload: { petitions } }: Place): void {
   app.post<{ Params: Static<typeof Id>; Body: Static<typeof TransitionPetition> }>(
     `${prefix}/:id/transitions`,
     {
@@ -150,12 +171,17 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
     },
     async (request, reply) => {
       const { to, reason = null } = request.body
-      if (!uuid.test(request.params.id)) return notFound(reply)
+      if (!isUuid(request.params.id)) return notFound(reply)
       const actor = `operator:${request.principal.identity}`
-      return told(reply, await petitions.transition({ id: request.params.id, actor, traceId: request.id, reason }, to))
+      return answerOf(
+        reply,
+        await petitions.transition({ id: request.params.id, actor, traceId: request.id, reason }, to),
+      )
     },
   )
+}
 
+function addWithdrawal({ app, prefix, workload: { petitions, isAuthenticated } }: Place): void {
   app.post<{ Params: Static<typeof Id>; Body: Static<typeof WithdrawPetition> }>(
     `${prefix}/:id/withdraw`,
     {
@@ -174,14 +200,14 @@ function addPetitions(app: App, prefix: string, workload: PetitionsWorkload, byt
       if (isAuthenticated && requester !== identity) {
         return sendProblem(reply, { code: 'forbidden', detail: 'requester_id is not the authenticated subject.' })
       }
-      if (!uuid.test(requester) && requester !== identity) {
-        return told(reply, { kind: 'foreign' })
+      if (!isUuid(requester) && requester !== identity) {
+        return answerOf(reply, { kind: 'foreign' })
       }
       const { id } = request.params
-      if (!uuid.test(id)) return notFound(reply)
+      if (!isUuid(id)) return notFound(reply)
       const actor = `submitter:${requester}`
       const moved = await petitions.withdraw({ id, actor, traceId: request.id, reason }, requester)
-      if (moved.kind !== 'illegal') return told(reply, moved)
+      if (moved.kind !== 'illegal') return answerOf(reply, moved)
       const { state } = moved
       const detail = `The petition is ${state}. Only one that is RECEIVED can be withdrawn.`
       return sendProblem(reply, { code: 'conflict', detail, extensions: { state } })
@@ -215,7 +241,7 @@ function addHalt(app: App, { petitions }: PetitionsWorkload): void {
   )
 }
 
-function addLedger(app: App, { ledger }: IntakeApi, bytesMax: number): void {
+function addLedger(app: App, { ledger }: Intake, bytesMax: number): void {
   const config = view
   app.get<{ Querystring: Static<typeof ListLedgerQuery> }>(
     '/api/v1/ledger',
@@ -273,5 +299,5 @@ const cursorOf = (id: string, state: PetitionState): string => Buffer.from(`${st
 
 function afterOf(cursor: string, state: PetitionState): string | undefined {
   const [of, id = '', ...rest] = Buffer.from(cursor, 'base64url').toString().split(' ')
-  return of === state && uuid.test(id) && rest.length === 0 ? id : undefined
+  return of === state && isUuid(id) && rest.length === 0 ? id : undefined
 }

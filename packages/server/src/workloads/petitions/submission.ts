@@ -16,7 +16,8 @@ import {
   type Definition,
   type Gate,
   halt,
-  type IntakeApi,
+  type Intake,
+  isUuid,
   pressure,
   type Rejection,
   rate,
@@ -36,7 +37,7 @@ const petitionsQueue = `${reservedQueuePrefix}petitions`
 /** Where the routes are mounted: the second is the only alias without /api. */
 export const petitionPrefixes = ['/api/v1/petition-submissions', '/v1/petition-submissions'] as const
 
-export function definePetition(intake: IntakeApi, options: PetitionsOptions): Definition<SubmitBody, PetitionReceipt> {
+export function definePetition(intake: Intake, options: PetitionsOptions): Definition<SubmitBody, PetitionReceipt> {
   return intake.define(petitionType, {
     body: SubmitPetition,
     lane: (body, request) => [petitionsQueue, submitterOf(body, request.user?.id ?? request.clientAddress)],
@@ -60,10 +61,8 @@ function submitterOf(body: SubmitBody, identity: string): string {
 
 /** A UUID is the same submitter however it is written. */
 export function submitterForm(id: string): string {
-  return uuid.test(id) ? id.toLowerCase() : id
+  return isUuid(id) ? id.toLowerCase() : id
 }
-
-export const uuid = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
 
 /** Whitespace of any kind, and zero-width characters. */
 const blank = /^[\s\u0085\u180e\u200b-\u200d\u2060]*$/u
@@ -107,10 +106,10 @@ function overflowGate({ settings, metrics }: PetitionsOptions): Gate<SubmitBody>
           if (refusal !== null) metrics.queueRejections.inc()
           return refusal
         },
-        refused(request, told) {
+        refused(request, facts) {
           metrics.queueRejections.inc()
           if (bound.refused === undefined) throw new Error('the capacity gate does not refuse')
-          return bound.refused(request, told)
+          return bound.refused(request, facts)
         },
         observe(pulse) {
           bound.observe?.(pulse)
@@ -211,8 +210,8 @@ function submission(schema: string): SqlEffect<SubmitBody, PetitionReceipt> {
         ),
       ]
     },
-    limited: (told, { body, identity, limit, resetAtMs }) => {
-      const { as_of_seq, cycle_id } = told as { as_of_seq: number; cycle_id: string }
+    limited: (facts, { body, identity, limit, resetAtMs }) => {
+      const { as_of_seq, cycle_id } = facts as { as_of_seq: number; cycle_id: string }
       return {
         ...{ actor: `submitter:${submitterOf(body, identity)}`, cycle_id, as_of_seq, rate_limit_remaining: 0 },
         // In whole seconds, like X-RateLimit-Reset.

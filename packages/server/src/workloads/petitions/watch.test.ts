@@ -20,7 +20,7 @@ describe('watch', () => {
     expect(watch.size).toBe(0)
   })
 
-  it('finds what no hint told, with one question for all', async () => {
+  it('finds what no hint reported, with one query for all', async () => {
     const asked: ReadonlyMap<string, number>[] = []
     const watch = new Watch({
       pollMs: 1,

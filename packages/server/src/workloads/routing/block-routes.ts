@@ -4,9 +4,9 @@ import type { FastifyLike as App, Wire } from 'spillway/workload'
 import { mountedRoute, type Problem, sendProblem } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
 import type { RoutingWorkload } from './index.js'
-import { pageOf, readPageCursor } from './page-cursor.js'
+import { pageByNames } from './name-pages.js'
 import { type BlockOutcome, checkBlock } from './registry.js'
-import { anyone, badCursor, listLimitDefault, operate, problems, tags } from './route-setting.js'
+import { anyone, operate, problems, tags } from './route-options.js'
 
 const path = '/api/v1/registry/blocks'
 const onePath = `${path}/:type/:version`
@@ -23,7 +23,7 @@ function addChanges(app: App, { registry, gateway }: RoutingWorkload): void {
     method: 'POST',
     url: path,
     ...mountedRoute(
-      gateway.registryMount(async (_, body) => {
+      gateway.registryMount(async (body) => {
         const checked = checkBlock(body)
         return checked.ok ? written(await registry.create(checked.block)) : invalid(checked.errors)
       }),
@@ -38,8 +38,7 @@ function addChanges(app: App, { registry, gateway }: RoutingWorkload): void {
     method: 'PUT',
     url: onePath,
     ...mountedRoute(
-      gateway.registryMount(async ({ request }, body) => {
-        const { type = '', version = '' } = request.params
+      gateway.registryMount(async (body, { type = '', version = '' }) => {
         const checked = checkBlock(body, { type, version })
         return checked.ok ? written(await registry.put(checked.block)) : invalid(checked.errors)
       }),
@@ -52,8 +51,7 @@ function addChanges(app: App, { registry, gateway }: RoutingWorkload): void {
     config: operate,
   })
   const removal = mountedRoute(
-    gateway.registryMount(async ({ request }) => {
-      const { type = '', version = '' } = request.params
+    gateway.registryMount(async (_, { type = '', version = '' }) => {
       const removed = await registry.remove({ type, version })
       return removed ? { ok: true, answer: { status: 204, headers: {}, body: undefined } } : refuse(notFound)
     }),
@@ -79,14 +77,14 @@ function addReads(app: App, { registry, deps }: RoutingWorkload): void {
       },
       config: anyone,
     },
-    async (request, reply) => {
-      const { type, limit = listLimitDefault, cursor } = request.query
-      const from = cursor === undefined ? undefined : readPageCursor(cursor)
-      if (from === null) return sendProblem(reply, badCursor)
-      const after = from === undefined ? undefined : { type: from[0], version: from[1] }
-      const found = await registry.list({ limit: limit + 1, bytesMax }, { type, after })
-      return pageOf(found, { limit, bytesMax }, (block) => [block.type, block.version])
-    },
+    async ({ query }) =>
+      pageByNames(
+        query,
+        bytesMax,
+        (bounds, from) =>
+          registry.list(bounds, { type: query.type, after: from && { type: from[0], version: from[1] } }),
+        (block) => [block.type, block.version],
+      ),
   )
   app.get<{ Params: { type: string; version: string } }>(
     onePath,

@@ -7,11 +7,11 @@
  * would publish again once the broker forgets the id. A read entry stays, because that attempt may be lost before it is
  * settled.
  */
-import type { IntakeApi } from 'spillway/workload'
+import type { Intake } from 'spillway/workload'
 import { isUuid } from './envelope.js'
 
 export interface BurialsOptions {
-  intake: IntakeApi
+  intake: Intake
   /** Of the store's tables, quoted for SQL. */
   schema: string
 }
@@ -47,7 +47,7 @@ export class Burials {
     await intake.statements.release(
       `INSERT INTO ${schema}.rt_burials AS b (ticket, letter, error, expires_at)
        VALUES ($1, $2, $3, ${schema}.clock() + $4 * interval '1 ms')
-       ON CONFLICT (ticket) DO UPDATE SET letter = excluded.letter, error = excluded.error, told = false, expires_at = excluded.expires_at
+       ON CONFLICT (ticket) DO UPDATE SET letter = excluded.letter, error = excluded.error, is_read = false, expires_at = excluded.expires_at
        WHERE b.letter <> excluded.letter`,
       [ticket, letter, `${error} It is dead letter ${letter} of the broker.`, keptMs],
     )
@@ -57,11 +57,11 @@ export class Burials {
    * The error that the ticket fails with; null: its message was not buried. A first attempt that finds a read entry was
    * redriven.
    */
-  async tell(ticket: string, isFirstAttempt: boolean): Promise<string | null> {
+  async read(ticket: string, isFirstAttempt: boolean): Promise<string | null> {
     const { intake, schema } = this.#o
     const { rows } = await intake.statements.release<{ error: string }>(
-      `WITH redriven AS (DELETE FROM ${schema}.rt_burials WHERE ticket = $1 AND told AND $2)
-       UPDATE ${schema}.rt_burials SET told = true WHERE ticket = $1 AND NOT (told AND $2) RETURNING error`,
+      `WITH redriven AS (DELETE FROM ${schema}.rt_burials WHERE ticket = $1 AND is_read AND $2)
+       UPDATE ${schema}.rt_burials SET is_read = true WHERE ticket = $1 AND NOT (is_read AND $2) RETURNING error`,
       [ticket, isFirstAttempt],
     )
     return rows[0]?.error ?? null

@@ -3,10 +3,10 @@ import { limits } from '@spillway/protocol/wire'
 import type { FastifyLike as App } from 'spillway/workload'
 import { fitPage, sendProblem } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
+import type { AppReply as Reply } from '../../app.js'
 import { type BrokerDeadLetter, BrokerFault, type RouterBroker } from '../../brokers/port.js'
-import type { AppReply as Reply } from '../../http/app.js'
 import type { RoutingWorkload } from './index.js'
-import { listLimitDefault, operate, problems, tags, view } from './route-setting.js'
+import { listLimitDefault, operate, problems, tags, view } from './route-options.js'
 
 const Ids = Type.Object(
   { ids: Type.Array(Type.String({ pattern: '^\\d{1,19}$' }), { minItems: 1, maxItems: 1_000 }) },

@@ -87,7 +87,7 @@ describe('a weighted choice', () => {
     for (let n = 0; n < 200; n++) expect(decided(given).provider_id).toBe('a')
   })
 
-  it('tells what was agreed of the provider', () => {
+  it('shows what was agreed of the provider', () => {
     const given = policy({
       providers: [provider('x', { priority: 7, expected_latency_ms: 12.5, expected_cost: 0.002 })],
     })
@@ -160,7 +160,7 @@ describe('a sticky choice', () => {
     expect(decided(byTenant).reason).toBe('sticky')
   })
 
-  it('stands before the score', () => {
+  it('comes before the score', () => {
     const given = { ...byUser, strategy: 'best_score' as const }
     expect(decided(given, { metadata: { user: 'u1' } }).reason).toBe('sticky')
     expect(decided(given).reason).toBe('best_score')
@@ -233,7 +233,7 @@ describe('a dry run', () => {
     fallback: ['spare'],
   })
 
-  it('tells of each provider whether it is eligible, why not, and its share', () => {
+  it('shows for each provider whether it is eligible, why not, and its share', () => {
     const asked = task({ constraints: { max_latency_ms: 200 } })
     const result = dryRun(new PolicyBook(), asked, given)
     expect(result).toMatchObject({ request_id: asked.request_id, policy_source: 'given', error: null })
@@ -269,12 +269,12 @@ describe('a dry run', () => {
     expect(providers[2]?.score).toBeLessThan(providers[0]?.score ?? 0)
   })
 
-  it('tells that nobody fits', () => {
+  it('says that nobody fits', () => {
     const result = dryRun(new PolicyBook([given]), task({ constraints: { max_cost: 0.1 } }))
     expect(result).toMatchObject({ decision: null, error: { code: 'NO_PROVIDER' }, policy_source: 'shared' })
   })
 
-  it('tells that there is no such policy', () => {
+  it('says that there is no such policy', () => {
     expect(dryRun(new PolicyBook(), task({ policy_id: 'none' }))).toMatchObject({
       ...{ policy_id: null, policy_source: null, providers: [], error: { code: 'POLICY_NOT_FOUND' } },
     })

@@ -181,7 +181,7 @@ function exclusionsOf(provider: PreparedProvider, { task, constraints }: Decisio
   return found
 }
 
-const told: Readonly<Record<Exclusion, string>> = {
+const exclusionTexts: Readonly<Record<Exclusion, string>> = {
   disabled: 'disabled',
   task_type: 'not for this task type',
   max_latency_ms: 'slower than max_latency_ms',
@@ -198,7 +198,7 @@ function noProvider({ policy, providers, fallback }: PreparedPolicy, task: Decis
       counts.set(exclusion, (counts.get(exclusion) ?? 0) + 1)
     }
   }
-  const why = [...counts].map(([exclusion, count]) => `${count} ${told[exclusion]}`).join(', ')
+  const why = [...counts].map(([exclusion, count]) => `${count} ${exclusionTexts[exclusion]}`).join(', ')
   const message = `No provider of policy ${JSON.stringify(policy.policy_id)} fits: of ${providers.length}, ${why}.`
   return { code: 'NO_PROVIDER', message }
 }

@@ -119,7 +119,7 @@ describe('a task', () => {
     expect(pathsOf({ ...valid, ...changes })).toEqual([path])
   })
 
-  it('tells of an invalid one by what it can be found', () => {
+  it('reports an invalid one by what it can be found', () => {
     const trace_id = 'b'.repeat(32)
     expect(read({ ...valid, trace_id, extra: 1 })).toMatchObject({ correlation: { request_id: requestId, trace_id } })
     expect(read({ ...valid, trace_id: 'x', request_id: 'y' })).toMatchObject({ correlation: {} })
@@ -174,7 +174,7 @@ describe('the digest of a task', () => {
     expect(digest({ ...checked, ...changes })).not.toBe(digest(checked))
   })
 
-  it('is of the text: numbers that one double stands for are not the same', () => {
+  it('is of the text: numbers that are the same double differ', () => {
     const of = (payload: string) => taskDigest(`{"version":"1","task":{"type":"chat","payload":${payload}}}`)
     expect(of('9007199254740993')).not.toBe(of('9007199254740992'))
     expect(of('-0')).not.toBe(of('0'))
@@ -183,7 +183,7 @@ describe('the digest of a task', () => {
 })
 
 describe('a routing code', () => {
-  it('has the status that the contract gives it', () => {
+  it('has the status that callers expect', () => {
     expect(Object.fromEntries(Object.keys(routingCodes).map((code) => [code, routingStatus(code)]))).toEqual({
       ...{ SCHEMA_VALIDATION_FAILED: 400, VERSION_UNSUPPORTED: 400, CORRELATION_FIELDS_INVALID: 400 },
       ...{ PAYLOAD_TOO_SMALL: 400, PAYLOAD_TOO_LARGE: 413, TENANT_FORBIDDEN: 403, POLICY_NOT_FOUND: 404 },

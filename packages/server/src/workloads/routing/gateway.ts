@@ -6,113 +6,82 @@
  *     message  an operation, committed first (202), which a worker takes to the broker; without one: is run
  */
 import { type RouteTask, routingProblemCode, routingStatus } from '@spillway/protocol/wire'
-import type { Problem, Wire } from 'spillway/workload'
+import type { Admission, Answer, Entered, Gone, Mount, Parsed, Problem, Wire } from 'spillway/workload'
 import {
   type Definition,
   digestUuid,
-  type Entered,
-  FailOperation,
   type Gate,
-  type Gone,
-  type Mount,
-  mount,
-  parseIdempotencyKey,
-  parsePreferences,
+  mountAdmission,
+  mountOf,
   pressure,
-  RetryOperation,
-  type RunContext,
   rate,
+  rateHeaders,
+  refusalWire,
+  type Submission,
   toWire,
 } from 'spillway/workload'
 import Type from 'typebox'
-import { BrokerFault } from '../../brokers/port.js'
-import { operatesAll } from '../../http/identity.js'
-import type { Answers } from './answers.js'
-import type { Burials } from './burials.js'
-import type { RoutingDeps } from './deps.js'
+import { operatesAll } from '../../auth/identity.js'
+import { BrokerFault, type RouterBroker } from '../../brokers/port.js'
 import { checkTask, taskDigest } from './envelope.js'
-import type { Processing, RouteAnswer } from './processing.js'
+import type { RoutingDeps } from './parts.js'
+import type { RouteAnswer } from './processing.js'
 import type { RouterStatus } from './router-watch.js'
-import type { Signals } from './signals.js'
+import { decodeAnswer, TaskRunner, type TaskRunnerParts } from './task-runner.js'
 
 /** How long a caller of decide waits for its answer. */
 const decideMs = 30_000
-/**
- * How long a worker waits in one attempt, because it holds a slot meanwhile. A retry finds an earlier decision. Many
- * attempts are allowed, because the router itself answers permanent failures.
- */
-const messageMs = 10_000
+/** With a broker. Many, because an attempt ends early when the broker is away, and the router itself answers permanent failures. */
 const messageRetries = 100
 /** Room for headers in a broker message: with the 4 KiB that the broker reserves for dead letters, 64 KiB below its limit. */
 const envelopeBytes = 61_440
 const brokerRetryAfterMs = 5_000
 
-type Task = RouteTask
-const AnyTask = Type.Unsafe<Task>(Type.Any())
-/** `text`: as received, and as the router gets it. */
-type CameTask = { ok: true; task: Task; text: string }
+const AnyTask = Type.Unsafe<RouteTask>(Type.Any())
 
-export interface GatewayParts {
-  processing: Processing
-  signals: Signals
-  answers: Answers
-  burials: Burials
+export interface GatewayParts extends TaskRunnerParts {
   /** Whether the policies are loaded. */
   canDecide(): boolean
 }
 
 export class Gateway {
   readonly #deps: RoutingDeps
-  readonly #processing: Processing
-  readonly #signals: Signals
   #isReduced = false
-  readonly #answers: Answers
-  readonly #burials: Burials
   #status: RouterStatus
-  readonly #decide: Definition<Task>
-  readonly #admit: Definition<Task>
-  readonly #message: Definition<Task>
-  readonly #registry: Definition
+  readonly #decide: Definition<RouteTask>
+  readonly #message: Definition<RouteTask>
+  /** For decisions over the broker: no operation is written. */
+  readonly #decisions: Admission<RouteTask>
+  readonly #registry: Admission
 
   constructor(deps: RoutingDeps, parts: GatewayParts) {
     this.#deps = deps
-    this.#processing = parts.processing
-    this.#signals = parts.signals
-    this.#answers = parts.answers
-    this.#burials = parts.burials
     // Until the first report. A process without intake does not need it.
     this.#status = deps.settings.isGateway ? 'unknown' : 'inactive'
+    const runner = new TaskRunner(deps, parts)
     const { perMinute, maxDeliver } = deps.settings
     const tries = { maxRetries: deps.broker === null ? maxDeliver - 1 : messageRetries }
     const ready = deps.broker === null ? { ready: parts.canDecide } : {}
     // One lane per task: a tenant's tasks do not wait for each other.
-    const lane = (name: string) => (task: Task) => [name, task.request_id.toLowerCase()] as [string, string]
-    const byTenant = (limit: number, name: string): Gate<Task> =>
-      rate<Task>({ limit: () => this.tightened(limit), per: '1m', by: (_, task) => task.tenant_id, name })
+    const lane = (name: string) => (task: RouteTask) => [name, task.request_id.toLowerCase()] as [string, string]
+    const perTenant = (limit: number, name: string): Gate<RouteTask>[] => [
+      ...[this.#overloadGate(), pressure()],
+      rate({ limit: () => this.tightened(limit), per: '1m', by: (_, task) => task.tenant_id, name }),
+    ]
     this.#decide = deps.intake.define('routing.decide', {
       ...{ body: AnyTask, lane: lane('routing.decide'), maxRetries: maxDeliver - 1, ...ready },
-      gates: [this.#overloadGate(), pressure(), byTenant(perMinute.decide, 'routes_decide')],
-      run: (task, context, text) => this.#runHere(task, context, text),
+      gates: perTenant(perMinute.decide, 'routes_decide'),
+      run: (task, context, text) => runner.decide(task, context, text),
     })
     this.#message = deps.intake.define('routing.message', {
       ...{ body: AnyTask, lane: lane('routing.message'), ...tries, ...ready },
-      gates: [this.#overloadGate(), pressure(), byTenant(perMinute.messages, 'messages')],
-      run: (task, context, text) => this.#deliver(task, context, text),
+      gates: perTenant(perMinute.messages, 'messages'),
+      run: (task, context, text) => runner.deliver(task, context, text),
     })
-    const admission = { function: `${deps.schema}.rt_admit`, values: () => [] }
-    this.#admit = deps.intake.define('routing.admit', {
-      ...{ body: AnyTask, whenBusy: 'refuse', apply: admission },
-      lane: (task) => ['routing.admit', task.tenant_id],
-      gates: [this.#overloadGate(), pressure(), byTenant(perMinute.decide, 'routes_decide')],
-    })
-    this.#registry = deps.intake.define('routing.registry', {
-      ...{ body: Type.Unknown(), whenBusy: 'refuse', apply: admission },
-      lane: (_, request) => ['routing.registry', request.user?.id ?? request.clientAddress],
-      gates: [
-        this.#overloadGate(),
-        pressure(),
-        rate({ limit: () => this.tightened(perMinute.registry), per: '1m', name: 'registry' }),
-      ],
+    this.#decisions = deps.intake.admission('routing.admit', { gates: perTenant(perMinute.decide, 'routes_decide') })
+    const registryRate = rate({ limit: () => this.tightened(perMinute.registry), per: '1m', name: 'registry' })
+    this.#registry = deps.intake.admission('routing.registry', {
+      gates: [this.#overloadGate(), pressure(), registryRate],
     })
   }
 
@@ -168,64 +137,57 @@ export class Gateway {
 
   decideMount(): Mount {
     const { broker, intake } = this.#deps
-    const { core } = intake
-    const definition = broker === null ? this.#decide : this.#admit
-    const base = mount(core, core.bound(definition))
-    return {
-      ...base,
-      submit: async (entered, body, gone, text) => {
-        const task = this.#taskOf(entered, body, text)
-        if (!task.ok) return task.wire
-        return broker === null ? this.#decideHere(entered, task, gone) : this.#decideThere(entered, task, gone)
-      },
+    const parse = this.#parse.bind(this)
+    if (broker !== null) {
+      return mountAdmission(intake, this.#decisions, {
+        parse,
+        submit: (submission, gone) => this.#askRouter(broker, submission, gone),
+        encode: (wire) => wire,
+      })
     }
+    const bound = intake.bound(this.#decide)
+    return mountOf<RouteTask, Answer>(intake, this.#decide, {
+      parse,
+      // Of several requests with one id the first runs, and the others wait as long as it may take.
+      submit: (submission) =>
+        intake.pipeline.submit(
+          bound,
+          submission.respondAsync ? submission : { waitMs: intake.settings.directWaitMs, ...submission },
+        ),
+      encode: (answer, preferences) => {
+        if (answer.kind === 'failed') return refuse(failedProblem)
+        const wire = toWire(bound, answer, preferences, preferences.waitSeconds !== undefined)
+        return wire.ok && answer.kind === 'done' ? answerWire(answer.result as RouteAnswer, wire.answer.headers) : wire
+      },
+    })
   }
 
   messageMount(): Mount {
-    const { core } = this.#deps.intake
-    const bound = core.bound(this.#message)
-    const base = mount(core, bound)
-    return {
-      ...base,
-      submit: async (entered, body, gone, given) => {
-        const read = this.#taskOf(entered, body, given)
-        if (!read.ok) return read.wire
-        const { task, text } = read
-        const key = parseIdempotencyKey(entered.request.headers['idempotency-key'])
-        if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
-        const preferences = parsePreferences(entered.request.headers.prefer)
-        const { waitSeconds } = preferences
-        // Refused now, because the ticket would fail. Before the first connection the broker's limit is unknown.
-        const bytesMax = this.#taskBytesMax
-        const isBounded = this.#deps.broker !== null
-        if (isBounded && Buffer.byteLength(text) > bytesMax) return refuse(tooLarge(bytesMax))
-        const { request, identity } = entered
-        const answer = await core.submit(bound, {
-          ...{ body: task, text, identity, request, respondAsync: true },
-          ...(key.key === undefined ? keyInBody(task, text) : { idempotencyKey: key.key }),
-          ...(waitSeconds !== undefined && { waitMs: waitSeconds * 1_000, signal: gone('wait') }),
-        })
-        return toWire(bound, answer, preferences, waitSeconds !== undefined)
-      },
-    }
+    const { intake } = this.#deps
+    const bound = intake.bound(this.#message)
+    return mountOf<RouteTask>(intake, this.#message, {
+      parse: this.#parse.bind(this),
+      submit: (submission) =>
+        intake.pipeline.submit(bound, {
+          ...{ ...submission, respondAsync: true },
+          ...(submission.idempotencyKey === undefined && keyInBody(submission)),
+        }),
+    })
   }
 
-  registryMount(change: (entered: Entered, body: unknown) => Promise<Wire>): Mount {
-    const { core } = this.#deps.intake
-    const bound = core.bound(this.#registry)
-    const base = mount(core, bound)
-    return {
-      ...base,
-      submit: async (entered, body) => {
-        const { request, identity } = entered
-        const admitted = await core.submit(bound, { body: null, identity, request })
-        const told = toWire(bound, admitted, parsePreferences(undefined), false)
-        if (!told.ok) return told
-        const wire = await change(entered, body)
-        if (wire.ok) Object.assign(wire.answer.headers, told.answer.headers)
+  /** The rate, then the change. */
+  registryMount(change: (body: unknown, params: Readonly<Record<string, string | undefined>>) => Promise<Wire>): Mount {
+    return mountAdmission<unknown, Wire>(this.#deps.intake, this.#registry, {
+      submit: async (submission) => {
+        const { body, request, identity } = submission
+        const admitted = await this.#registry.admit({ identity, clientAddress: request.clientAddress }, body)
+        if (admitted.kind === 'refused') return refusalWire(admitted.refusal)
+        const wire = await change(body, request.params)
+        if (wire.ok) Object.assign(wire.answer.headers, rateHeaders(admitted.rate))
         return wire
       },
-    }
+      encode: (wire) => wire,
+    })
   }
 
   #overloadGate(): Gate<unknown> {
@@ -246,138 +208,43 @@ export class Gateway {
     return Math.min(settings.bodyLimitBytes, (broker?.payloadBytesMax ?? Infinity) - envelopeBytes)
   }
 
-  #taskOf({ request, identity }: Entered, body: unknown, text?: string): CameTask | { ok: false; wire: Wire } {
+  #parse(body: unknown, { request, identity }: Entered, original: string | undefined): Parsed<RouteTask> {
     const checked = body === undefined ? noBody : checkTask(body)
     if (!checked.ok) {
       const { code, message, errors } = checked
-      const wire = refuse({
-        ...{ code: routingProblemCode(code), detail: message, extensions: { error: { code, message } } },
-        ...(errors !== undefined && { errors }),
-      })
-      return { ok: false, wire }
+      const problem = { code: routingProblemCode(code), detail: message, extensions: { error: { code, message } } }
+      return { ok: false, problem: { ...problem, ...(errors !== undefined && { errors }) } }
     }
     const { task } = checked
     const mayAll = request.user !== null && operatesAll(request.user)
     if (this.#deps.settings.isAuthenticated && !mayAll && task.tenant_id !== identity) {
       const message = 'tenant_id is not the authenticated subject.'
-      const wire = refuse({
-        ...{ code: 'tenant_forbidden', detail: message, extensions: { error: { code: 'TENANT_FORBIDDEN', message } } },
-      })
-      return { ok: false, wire }
+      const extensions = { error: { code: 'TENANT_FORBIDDEN', message } }
+      return { ok: false, problem: { code: 'tenant_forbidden', detail: message, extensions } }
     }
-    return { ok: true, task, text: text ?? JSON.stringify(task) }
-  }
-
-  async #decideHere(entered: Entered, { task, text }: CameTask, gone: Gone): Promise<Wire> {
-    const { core } = this.#deps.intake
-    const bound = core.bound(this.#decide)
-    const { request, identity } = entered
-    const key = parseIdempotencyKey(request.headers['idempotency-key'])
-    if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
-    const preferences = parsePreferences(request.headers.prefer)
-    const isPlain = preferences.waitSeconds === undefined && !preferences.respondAsync
-    const answer = await core.submit(bound, {
-      ...{ body: task, text, identity, request, respondAsync: preferences.respondAsync },
-      ...(key.key !== undefined && { idempotencyKey: key.key }),
-      ...(preferences.waitSeconds !== undefined && { waitMs: preferences.waitSeconds * 1_000, signal: gone('wait') }),
-      // Of several requests with one id the first runs, and the others wait as long as it may take.
-      ...(isPlain && { waitMs: core.settings.directWaitMs }),
-    })
-    const wire = toWire(bound, answer, preferences, preferences.waitSeconds !== undefined)
-    if (answer.kind === 'failed') return refuse(failedProblem)
-    if (!wire.ok || answer.kind !== 'done') return wire
-    return answered(answer.result as RouteAnswer, wire.answer.headers)
-  }
-
-  async #decideThere({ request, identity }: Entered, came: CameTask, gone: Gone): Promise<Wire> {
-    const { broker, intake, log } = this.#deps
-    if (broker === null) throw new Error('there is no broker')
-    const key = parseIdempotencyKey(request.headers['idempotency-key'])
-    if (!key.ok) return refuse({ code: 'invalid_request', detail: key.detail })
-    if (!broker.isConnected) return refuse(brokerAway)
-    const data = Buffer.from(came.text)
+    const text = original ?? JSON.stringify(task)
+    // Refused now, because the ticket would fail. Before the first connection the broker's limit is unknown.
     const bytesMax = this.#taskBytesMax
-    if (data.byteLength > bytesMax) return refuse(tooLarge(bytesMax))
-    const bound = intake.core.bound(this.#admit)
-    // The body is not stored: the operation only passes the gates.
-    const admitted = await intake.core.submit(bound, { body: came.task, text: '{}', identity, request })
-    const told = toWire(bound, admitted, parsePreferences(undefined), false)
-    if (!told.ok) return told
+    const isTooLarge = this.#deps.broker !== null && Buffer.byteLength(text) > bytesMax
+    return isTooLarge ? { ok: false, problem: tooLarge(bytesMax) } : { ok: true, value: task, text }
+  }
+
+  async #askRouter(broker: RouterBroker, submission: Submission<RouteTask>, gone: Gone): Promise<Wire> {
+    const { body: task, text = '', request, identity, idempotencyKey: key } = submission
+    if (!broker.isConnected) return refuse(brokerAway)
+    const admitted = await this.#decisions.admit({ identity, clientAddress: request.clientAddress }, task)
+    if (admitted.kind === 'refused') return refusalWire(admitted.refusal)
+    const headers: Record<string, string> = { traceparent: request.traceparent }
+    if (key !== undefined) headers['Spillway-Idempotency-Key'] = digestUuid(`${identity}\0${key}`)
     try {
-      const headers: Record<string, string> = { traceparent: request.traceparent }
-      if (key.key !== undefined) headers['Spillway-Idempotency-Key'] = digestUuid(`${identity}\0${key.key}`)
-      const reply = await broker.ask({ data, headers, deadlineMs: Date.now() + decideMs }, decideMs, gone('work'))
-      return answered(JSON.parse(Buffer.from(reply).toString()) as RouteAnswer, told.answer.headers)
+      const message = { data: Buffer.from(text), headers, deadlineMs: Date.now() + decideMs }
+      const reply = await broker.ask(message, decideMs, gone('work'))
+      return answerWire(decodeAnswer(reply), rateHeaders(admitted.rate))
     } catch (fault) {
       if (!(fault instanceof BrokerFault)) throw fault
-      if (fault.code === 'too_large') return refuse(tooLarge(bytesMax))
-      if (fault.code !== 'aborted') log.warn({ err: fault }, 'a decision did not come back')
+      if (fault.code === 'too_large') return refuse(tooLarge(this.#taskBytesMax))
+      if (fault.code !== 'aborted') this.#deps.log.warn({ err: fault }, 'no decision came back from the router')
       return refuse(fault.code === 'timeout' ? lateProblem : brokerAway)
-    }
-  }
-
-  /** Without a broker: the operation queue is the intake, and its workers are the routers. */
-  async #runHere(task: Task, context: RunContext, text: string): Promise<RouteAnswer> {
-    const { metrics } = this.#deps
-    metrics.delivered.inc()
-    if (context.attempt > 1) metrics.redelivered.inc()
-    this.#signals.began()
-    try {
-      const answer = await this.#processing.answer(task, {
-        text,
-        traceId: traceIdOf(context),
-        isTicket: true,
-        isRepeat: context.attempt > 1,
-      })
-      this.#signals.ended(answer.ok ? 'ok' : 'undecided', sinceAccepted(context), true)
-      return answer
-    } catch (fault) {
-      if (context.attempt >= context.maxAttempts) this.#signals.ended('exhausted', sinceAccepted(context), false)
-      else this.#signals.putBack()
-      throw fault
-    }
-  }
-
-  /** Accepted with 202: goes to the router, and its answer becomes the operation's result. */
-  async #deliver(task: Task, context: RunContext, text: string): Promise<RouteAnswer> {
-    const isHere = this.#deps.broker === null
-    const answer = isHere ? await this.#runHere(task, context, text) : await this.#carry(task, context, text)
-    if (!answer.ok) throw new FailOperation(`${answer.error.code}: ${answer.error.message}`)
-    return answer
-  }
-
-  async #carry(task: Task, context: RunContext, text: string): Promise<RouteAnswer> {
-    const { broker } = this.#deps
-    if (broker === null) throw new Error('there is no broker')
-    // An earlier attempt may have been decided and only its answer lost: the broker would drop a second message.
-    const known = context.attempt > 1 ? await this.#answers.find(task.tenant_id, task.request_id) : null
-    if (known !== null) {
-      return { ok: true, decision: known.decision, context: { request_id: task.request_id, trace_id: known.traceId } }
-    }
-    const isFirst = context.attempt === 1
-    // A late first attempt may have been redriven, or returned by a process that ended.
-    const isNew = isFirst && sinceAccepted(context) < messageMs
-    const error = isNew ? null : await this.#burials.tell(context.id, isFirst)
-    if (error !== null) throw new FailOperation(error)
-    try {
-      const told = await broker.ask(
-        {
-          data: Buffer.from(text),
-          id: context.id,
-          headers: { traceparent: context.traceparent, 'Spillway-Ticket': context.id },
-        },
-        messageMs,
-        context.signal,
-      )
-      const answer = JSON.parse(Buffer.from(told).toString()) as RouteAnswer
-      const buried = answer.ok ? null : await this.#burials.tell(context.id, false)
-      if (buried !== null) throw new FailOperation(buried)
-      return answer
-    } catch (fault) {
-      if (!(fault instanceof BrokerFault)) throw fault
-      if (fault.code === 'too_large')
-        throw new FailOperation('PAYLOAD_TOO_LARGE: more than the broker takes', { cause: fault })
-      throw new RetryOperation(`the broker: ${fault.code}`, { cause: fault })
     }
   }
 }
@@ -412,7 +279,7 @@ function refuse(problem: Problem): Wire {
   return { ok: false, problem, headers: {} }
 }
 
-function answered(answer: RouteAnswer, headers: Record<string, string>): Wire {
+function answerWire(answer: RouteAnswer, headers: Record<string, string>): Wire {
   if (answer.ok) {
     const { replayed, ...body } = answer
     if (replayed === true) headers['idempotent-replayed'] = 'true'
@@ -428,16 +295,10 @@ function answered(answer: RouteAnswer, headers: Record<string, string>): Wire {
 }
 
 /** A key in the body belongs to its tenant and covers the task's content. */
-function keyInBody(task: Task, text: string): { idempotencyKey: string; keyedOn: string } | undefined {
-  const { idempotency_key: key, tenant_id: tenant } = task
+function keyInBody({
+  body,
+  text = '',
+}: Submission<RouteTask>): { idempotencyKey: string; keyedOn: string } | undefined {
+  const { idempotency_key: key, tenant_id: tenant } = body
   return key === undefined ? undefined : { idempotencyKey: `${tenant}\0${key}`, keyedOn: taskDigest(text) }
-}
-
-function traceIdOf({ traceparent }: RunContext): string {
-  return traceparent.split('-')[1] ?? ''
-}
-
-/** The first 48 bits of the id are the time of acceptance. */
-function sinceAccepted({ id }: RunContext): number {
-  return Math.max(0, Date.now() - Number.parseInt(id.slice(0, 8) + id.slice(9, 13), 16))
 }

@@ -10,11 +10,11 @@
 import { PutPolicy } from '@spillway/protocol/schema'
 import { type Policy, type PolicyView, routingLimits } from '@spillway/protocol/wire'
 import type { PageBounds, RequestFault } from 'spillway/workload'
-import { type CutRows, compileValidator, cutRows, type IntakeApi, type IntakeLog, pageSql } from 'spillway/workload'
+import { type CutRows, compileValidator, cutRows, type Intake, type IntakeLog, pageSql } from 'spillway/workload'
 import { PolicyBook } from './decision.js'
 
 export interface PoliciesOptions {
-  intake: IntakeApi
+  intake: Intake
   /** Of the store's tables, quoted for SQL. */
   schema: string
   log: Pick<IntakeLog, 'info' | 'warn' | 'error'>
@@ -51,7 +51,7 @@ const everyTenant = ''
 export class Policies {
   /** The policies for decisions, once loaded. */
   readonly loaded: Promise<PolicyBook>
-  #tellLoaded: (book: PolicyBook) => void = () => undefined
+  #setLoaded: (book: PolicyBook) => void = () => undefined
   readonly #options: Required<PoliciesOptions>
   readonly #book = new PolicyBook()
   #isLoaded = false
@@ -59,15 +59,16 @@ export class Policies {
   /** The last change, and the number of removals, in the book. */
   #change = 0
   #removals = 0
-  #looking: Promise<void> | null = null
-  #lookingNext: Promise<void> | null = null
+  /** The last look that began, and the one that waits for it. */
+  #looking: Promise<void> = Promise.resolve()
+  #nextLook: Promise<void> | null = null
   #timer: NodeJS.Timeout | undefined
   #closed = false
 
   constructor(options: PoliciesOptions) {
     this.#options = { pollMs: pollMsDefault, policiesMax: routingLimits.policiesMax, ...options }
     this.loaded = new Promise((resolve) => {
-      this.#tellLoaded = resolve
+      this.#setLoaded = resolve
     })
     const refresh = (): void => void this.refresh()
     options.intake.onNotice(notice, refresh, refresh)
@@ -92,21 +93,18 @@ export class Policies {
   async close(): Promise<void> {
     this.#closed = true
     clearTimeout(this.#timer)
-    await (this.#lookingNext ?? this.#looking)
+    await (this.#nextLook ?? this.#looking)
   }
 
   /** Resolves when the book has everything committed before this call, or the store failed (which is logged). */
   refresh(): Promise<void> {
     // A look that has not begun will see it. A running look may have read before the commit.
-    if (this.#lookingNext !== null) return this.#lookingNext
-    if (this.#looking !== null) {
-      this.#lookingNext = this.#looking.then(() => {
-        this.#lookingNext = null
-        return this.#startLook()
-      })
-      return this.#lookingNext
-    }
-    return this.#startLook()
+    this.#nextLook ??= this.#looking.then(() => {
+      this.#nextLook = null
+      this.#looking = this.#look()
+      return this.#looking
+    })
+    return this.#nextLook
   }
 
   async put(policy: Policy): Promise<PutOutcome> {
@@ -178,25 +176,18 @@ export class Policies {
     this.#timer.unref()
   }
 
-  #startLook(): Promise<void> {
-    this.#looking = this.#look().finally(() => {
-      this.#looking = null
-    })
-    return this.#looking
-  }
-
   async #look(): Promise<void> {
     const { intake, log } = this.#options
     // Its tables may not exist yet.
-    if (this.#closed || !intake.core.isReady) return
+    if (this.#closed || !intake.isReady) return
     try {
       await this.#catchUp()
       if (this.#isBehind) log.info({ policies: this.#book.size }, 'policies are up to date again')
       this.#isBehind = false
       this.#isLoaded = true
-      this.#tellLoaded(this.#book)
+      this.#setLoaded(this.#book)
     } catch (fault) {
-      if (!this.#isBehind) log.warn({ err: fault }, 'changes of policies cannot be read; it is tried again')
+      if (!this.#isBehind) log.warn({ err: fault }, 'cannot read changes of policies, retrying')
       this.#isBehind = true
     }
   }
@@ -233,7 +224,7 @@ export class Policies {
         else
           log.error(
             { tenant, policy: id, errors: checked.errors },
-            'a policy cannot be understood; it is left as it was',
+            'a stored policy is not valid; the version in use is kept',
           )
       }
       if (rows.length < rowsMax) return

@@ -12,12 +12,12 @@ import {
 import type { FastifyLike as App } from 'spillway/workload'
 import { sendProblem } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
-import type { AppReply as Reply } from '../../http/app.js'
+import type { AppReply as Reply } from '../../app.js'
 import { dryRun } from './decision.js'
 import type { RoutingWorkload } from './index.js'
-import { pageOf, readPageCursor } from './page-cursor.js'
+import { pageByNames } from './name-pages.js'
 import { checkPolicy } from './policies.js'
-import { badCursor, listLimitDefault, operate, problems, tags, view } from './route-setting.js'
+import { operate, problems, tags, view } from './route-options.js'
 
 const path = '/api/v1/policies'
 const Params = Type.Object({ policyId: Type.String() })
@@ -80,14 +80,17 @@ function addReads(app: App, { policies, deps }: RoutingWorkload): void {
       },
       config: view,
     },
-    async (request, reply) => {
-      const { tenant_id: tenantId, limit = listLimitDefault, cursor } = request.query
-      const from = cursor === undefined ? undefined : readPageCursor(cursor)
-      if (from === null) return sendProblem(reply, badCursor)
-      const after = from === undefined ? undefined : { tenantId: from[0], policyId: from[1] }
-      const found = await policies.list({ limit: limit + 1, bytesMax }, { tenantId, after })
-      return pageOf(found, { limit, bytesMax }, ({ tenant_id = '', policy_id }) => [tenant_id, policy_id])
-    },
+    async ({ query }) =>
+      pageByNames(
+        query,
+        bytesMax,
+        (bounds, from) =>
+          policies.list(bounds, {
+            tenantId: query.tenant_id,
+            after: from && { tenantId: from[0], policyId: from[1] },
+          }),
+        ({ tenant_id = '', policy_id }) => [tenant_id, policy_id],
+      ),
   )
   app.get<{ Params: { policyId: string }; Querystring: Static<typeof PolicyQuery> }>(
     `${path}/:policyId`,

@@ -1,8 +1,8 @@
 /** One task, from envelope to answer: the same for the broker and the operation queue. */
 import type { RouteTask, RoutingCode } from '@spillway/protocol/wire'
 import { digestUuid } from 'spillway/workload'
-import type { Answers } from './answers.js'
 import { type Decision, decide, type PolicyBook } from './decision.js'
+import type { DecisionStore, Keyed, KeyUse } from './decision-store.js'
 import { taskDigest } from './envelope.js'
 
 export interface RouteContext {
@@ -22,7 +22,7 @@ export type RouteAnswer =
 export interface ProcessingOptions {
   /** Resolves when it is loaded. */
   book(): Promise<PolicyBook>
-  answers: Answers
+  decisions: DecisionStore
   simulateDelayMs: number
   /** A decision that was sent could not be stored. */
   onLost(fault: unknown): void
@@ -52,19 +52,14 @@ export class Processing {
 
   /** Throws if the store fails: retry. */
   async answer(task: RouteTask, { text, traceId, key: outer, isTicket, isRepeat }: TaskOptions): Promise<RouteAnswer> {
-    const { answers, simulateDelayMs, book, onLost } = this.#options
+    const { decisions, simulateDelayMs, book, onLost } = this.#options
     if (simulateDelayMs > 0) await new Promise((resolve) => setTimeout(resolve, simulateDelayMs))
     const context = { request_id: task.request_id, trace_id: task.trace_id ?? traceId }
-    const key = task.idempotency_key ?? outer
-    // A request's key covers the body as received; a key in the body covers the task's content.
-    const digest = key === undefined ? null : task.idempotency_key === undefined ? digestUuid(text) : taskDigest(text)
-    const scope = task.idempotency_key === undefined ? noTenant : task.tenant_id
-    if (key !== undefined && digest !== null) {
-      const known = await answers.replay(scope, key, digest)
-      if (known !== null) return fromKey(known, context)
-    }
+    const keyed = keyedBy(task, text, outer)
+    const used = keyed === undefined ? null : await decisions.replay(keyed)
+    if (used !== null) return fromKey(used, context)
     if (isRepeat) {
-      const known = await answers.find(task.tenant_id, task.request_id)
+      const known = await decisions.find(task.tenant_id, task.request_id)
       if (known !== null) return { ok: true, decision: known.decision, context }
     }
     const decided = decide(await book(), task)
@@ -72,26 +67,26 @@ export class Processing {
       return { ok: false, error: { code: decided.code, message: decided.message }, context }
     }
     const { tenant_id: tenant, request_id: requestId } = task
-    if (key === undefined || digest === null) {
-      const recorded = answers.record({ tenant, requestId, decision: decided, traceId: context.trace_id })
-      if (isTicket) await recorded
+    const recorded = decisions.record({ tenant, requestId, decision: decided, traceId: context.trace_id, keyed })
+    if (keyed === undefined && !isTicket) {
       // The waiting caller gets it; only a later read would miss it.
-      else recorded.catch(onLost)
+      recorded.catch(onLost)
       return { ok: true, decision: decided, context }
     }
-    const kept = await answers.record({
-      ...{ tenant, requestId, decision: decided, traceId: context.trace_id },
-      keyed: { key, digest, scope },
-    })
+    const kept = await recorded
     return kept.kind === 'stored' ? { ok: true, decision: decided, context } : fromKey(kept, context)
   }
 }
 
-function fromKey(
-  known: { kind: 'replay'; decision: Decision } | { kind: 'violation' },
-  context: RouteContext,
-): RouteAnswer {
-  if (known.kind === 'replay') return { ok: true, decision: known.decision, context, replayed: true }
+/** A request's key covers the body as received; a key in the body covers the task's content. */
+function keyedBy(task: RouteTask, text: string, outer: string | undefined): Keyed | undefined {
+  const { idempotency_key: own, tenant_id: scope } = task
+  if (own !== undefined) return { key: own, scope, digest: taskDigest(text) }
+  return outer === undefined ? undefined : { key: outer, scope: noTenant, digest: digestUuid(text) }
+}
+
+function fromKey(used: KeyUse, context: RouteContext): RouteAnswer {
+  if (used.kind === 'replay') return { ok: true, decision: used.decision, context, replayed: true }
   const message = 'This idempotency key was used for another request.'
   return { ok: false, error: { code: 'IDEMPOTENCY_VIOLATION', message }, context }
 }

@@ -2,10 +2,10 @@
 import { CreateBlock } from '@spillway/protocol/schema'
 import { type Block, type BlockView, routingLimits } from '@spillway/protocol/wire'
 import type { PageBounds, RequestFault } from 'spillway/workload'
-import { type CutRows, compileValidator, cutRows, type IntakeApi, pageSql } from 'spillway/workload'
+import { type CutRows, compileValidator, cutRows, type Intake, pageSql } from 'spillway/workload'
 
 export interface RegistryOptions {
-  intake: IntakeApi
+  intake: Intake
   /** Of the store's tables, quoted for SQL. */
   schema: string
   /** Default: the protocol's limit. */

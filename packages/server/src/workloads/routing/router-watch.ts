@@ -74,13 +74,13 @@ export class RouterWatch {
       const status = statusOf(await this.#read(url), this.#options.critical)
       if (status === null) throw new Error('the answer has no router_intake_backpressure_active')
       this.#known.set(url, { status, missed: 0 })
-      if (this.#failing.delete(url)) log.info({ url: shown(url) }, 'the router answers again')
+      if (this.#failing.delete(url)) log.info({ url: shown(url) }, 'metrics of the router readable again')
     } catch (fault) {
       const known = this.#known.get(url)
       if (known !== undefined) known.missed++
       if (this.#failing.has(url)) return
       this.#failing.add(url)
-      log.warn({ err: fault, url: shown(url) }, 'the router does not tell how it is')
+      log.warn({ err: fault, url: shown(url) }, 'cannot read the metrics of the router')
     }
   }
 

@@ -11,13 +11,14 @@
 import { codeOf, traceIdOf } from 'spillway/workload'
 import { BrokerFault, type Delivery, type RouterBroker } from '../../brokers/port.js'
 import { type Burials, ticketOf } from './burials.js'
-import type { RoutingDeps } from './deps.js'
 import { readTask } from './envelope.js'
+import type { RoutingDeps } from './parts.js'
 import type { Processing, RouteAnswer } from './processing.js'
 import type { Signals } from './signals.js'
+import { encodeAnswer } from './task-runner.js'
 
 const putBackMs = [1_000, 5_000, 15_000]
-const tellConcurrencyMs = 5_000
+const limitEveryMs = 5_000
 
 /** How a delivery ends. */
 type End =
@@ -32,7 +33,7 @@ export class Router {
   readonly #burials: Burials
   #taking: { stop(): Promise<void> } | undefined
   #timer: NodeJS.Timeout | undefined
-  #toldLimit = 0
+  #sentLimit = 0
 
   constructor(deps: RoutingDeps, parts: { processing: Processing; signals: Signals; burials: Burials }) {
     this.#deps = deps
@@ -45,7 +46,7 @@ export class Router {
     const { broker, settings } = this.#deps
     if (broker === null) return
     this.#taking = broker.take(settings.concurrency, (delivery) => this.#work(delivery))
-    this.#timer = setInterval(() => void this.#limit(), tellConcurrencyMs)
+    this.#timer = setInterval(() => void this.#limit(), limitEveryMs)
     this.#timer.unref()
     void this.#limit()
   }
@@ -59,12 +60,12 @@ export class Router {
   async #limit(): Promise<void> {
     const { broker, settings, log, routersConcurrency } = this.#deps
     const wanted = 2 * Math.max(settings.concurrency, routersConcurrency())
-    if (broker === null || !broker.isConnected || wanted === this.#toldLimit) return
+    if (broker === null || !broker.isConnected || wanted === this.#sentLimit) return
     try {
       await broker.limitAckPending(wanted)
-      this.#toldLimit = wanted
+      this.#sentLimit = wanted
     } catch (fault) {
-      log.warn({ err: fault, wanted }, 'the broker did not take the limit of messages under way')
+      log.warn({ err: fault, wanted }, 'the broker did not accept the limit of unacked messages')
     }
   }
 
@@ -126,7 +127,7 @@ export class Router {
 
   #failed(delivery: Delivery, fault: unknown): End {
     const { settings, log } = this.#deps
-    log.warn({ err: fault, message: delivery.id, deliveries: delivery.deliveries }, 'a message could not be worked on')
+    log.warn({ err: fault, message: delivery.id, deliveries: delivery.deliveries }, 'a message failed')
     if (delivery.deliveries >= settings.maxDeliver) {
       // A waiting caller can retry when the store is back, and the message itself is fine.
       const isAsked = this.#isHeard(delivery) && ticketOf(delivery) === null
@@ -160,7 +161,7 @@ export class Router {
       log.error({ err: fault, message: delivery.id, reason: end.kind }, 'a message could not be dead-lettered')
       return this.#signals.putBack()
     }
-    if (end.answer !== undefined) this.#tell(broker, delivery, end.answer)
+    if (end.answer !== undefined) this.#answer(broker, delivery, end.answer)
     if (end.kind === 'ack') delivery.ack()
     // Answering an invalid message with its error is not our failure.
     const isGood = end.status === 'ok' || end.status === 'undecided' || end.status === 'invalid'
@@ -178,15 +179,15 @@ export class Router {
     await this.#burials.keep({ ticket, letter, error: `${code}: ${end.detail}` })
   }
 
-  #tell(broker: RouterBroker, delivery: Delivery, answer: RouteAnswer): void {
+  #answer(broker: RouterBroker, delivery: Delivery, answer: RouteAnswer): void {
     try {
-      broker.answer(delivery, encode(answer))
+      broker.answer(delivery, encodeAnswer(answer))
     } catch (fault) {
       if (!(fault instanceof BrokerFault) || fault.code !== 'too_large') throw fault
       const message = 'The answer is larger than what the broker takes.'
       broker.answer(
         delivery,
-        encode({ ok: false, error: { code: 'internal_error', message }, context: answer.context }),
+        encodeAnswer({ ok: false, error: { code: 'internal_error', message }, context: answer.context }),
       )
     }
   }
@@ -204,9 +205,6 @@ const storeAway: End = {
 function isStoreAway(fault: unknown): boolean {
   return ['unavailable', 'timeout', 'disk_full'].includes(codeOf(fault) ?? '')
 }
-
-/** The form on the broker. */
-const encode = (answer: RouteAnswer): Uint8Array => Buffer.from(JSON.stringify(answer))
 
 function deadlineOf(delivery: Delivery): number | null {
   const text = delivery.header('Spillway-Deadline')

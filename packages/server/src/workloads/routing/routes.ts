@@ -1,35 +1,27 @@
-/** The routes of contract §5. Low and medium priority are closed while the router is overloaded; reads continue. */
+/** The routes of routing (docs/reference/http.md). Low and medium priority are closed while the router is overloaded; reads continue. */
 import { setTimeout as delay } from 'node:timers/promises'
 import { DecideAnswer, DecideRequest, Executed, Queued } from '@spillway/protocol/schema'
-import type { FastifyLike as App, Mount } from 'spillway/workload'
-import { mountedRoute, operationView, refuseUntilReady, sendProblem } from 'spillway/workload'
+import type { FastifyLike as App } from 'spillway/workload'
+import { operationView, refuseUntilReady, sendProblem } from 'spillway/workload'
 import Type from 'typebox'
-import type { AppRequest as Request } from '../../http/app.js'
-import { viewsAll } from '../../http/identity.js'
+import type { AppRequest as Request } from '../../app.js'
+import { viewsAll } from '../../auth/identity.js'
+import type { MountedRoute } from '../../workload.js'
 import { addBlocks } from './block-routes.js'
 import { addDeadLetters } from './dead-letter-routes.js'
 import { isUuid } from './envelope.js'
 import type { RoutingWorkload } from './index.js'
 import { addPolicies } from './policy-routes.js'
-import { anyone, problems, tags } from './route-setting.js'
+import { anyone, problems, tags } from './route-options.js'
 
 const decidePath = '/api/v1/routes/decide'
 const messagesPath = '/api/v1/messages'
 const lookAgainMs = [20, 100]
 
-/** The two high-load routes, for the server's short path. */
-export function routingMounts({ gateway }: RoutingWorkload): [url: string, mounted: Mount][] {
-  return [
-    [decidePath, gateway.decideMount()],
-    [messagesPath, gateway.messageMount()],
-  ]
-}
-
 export function routingRoutes(workload: RoutingWorkload): (app: App) => Promise<void> {
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
-    refuseUntilReady(app, workload.deps.intake.core)
-    addTasks(app, workload)
+    refuseUntilReady(app, workload.deps.intake)
     addDecision(app, workload)
     addPolicies(app, workload)
     addBlocks(app, workload)
@@ -37,28 +29,29 @@ export function routingRoutes(workload: RoutingWorkload): (app: App) => Promise<
   }
 }
 
-function addTasks(app: App, { gateway }: RoutingWorkload): void {
-  const config = { role: 'submit', errorForm: 'object' } as const
-  app.route({
-    method: 'POST',
-    url: decidePath,
-    ...mountedRoute(gateway.decideMount(), DecideRequest),
-    schema: {
-      ...{ tags, summary: 'Decide which provider takes a task', body: DecideRequest },
-      response: { 200: DecideAnswer, 202: Queued, ...problems },
+/** The two routes that submit. */
+export function taskRoutes({ gateway }: RoutingWorkload): MountedRoute[] {
+  const errorForm = 'object'
+  return [
+    {
+      url: decidePath,
+      mount: gateway.decideMount(),
+      schema: {
+        ...{ tags, summary: 'Decide which provider takes a task', body: DecideRequest },
+        response: { 200: DecideAnswer, 202: Queued, ...problems },
+      },
+      errorForm,
     },
-    config,
-  })
-  app.route({
-    method: 'POST',
-    url: messagesPath,
-    ...mountedRoute(gateway.messageMount(), DecideRequest),
-    schema: {
-      ...{ tags, summary: 'Hand a task to the router; the decision becomes the result of the ticket' },
-      ...{ body: DecideRequest, response: { 201: Executed, 202: Queued, ...problems } },
+    {
+      url: messagesPath,
+      mount: gateway.messageMount(),
+      schema: {
+        ...{ tags, summary: 'Hand a task to the router; the decision becomes the result of the ticket' },
+        ...{ body: DecideRequest, response: { 201: Executed, 202: Queued, ...problems } },
+      },
+      errorForm,
     },
-    config,
-  })
+  ]
 }
 
 /** A decision is answered before it is stored, one flush later: a caller that reads it at once must not get "not found". */
@@ -72,7 +65,7 @@ async function findSoon<Found>(find: () => Promise<Found | null>): Promise<Found
 }
 
 /** By the request id of decide, or the operation id of a message. */
-function addDecision(app: App, { answers, deps }: RoutingWorkload): void {
+function addDecision(app: App, { decisions, deps }: RoutingWorkload): void {
   const { intake, settings } = deps
   /** With authentication a caller reads its tenant's decisions, or all with the right to; without it, everybody reads all. */
   const tenantOf = ({ principal }: Request): string | null =>
@@ -81,7 +74,7 @@ function addDecision(app: App, { answers, deps }: RoutingWorkload): void {
     `${decidePath}/:messageId`,
     {
       schema: {
-        ...{ tags, summary: 'What was decided, or the operation that will tell' },
+        ...{ tags, summary: 'The decision, or the operation that will have it' },
         ...{ params: Type.Object({ messageId: Type.String() }), response: { ...problems } },
       },
       config: anyone,
@@ -90,10 +83,10 @@ function addDecision(app: App, { answers, deps }: RoutingWorkload): void {
       const { messageId } = request.params
       const id = messageId.toLowerCase()
       if (isUuid(id)) {
-        const ticket = await intake.core.store.ticket(id)
+        const ticket = await intake.store.ticket(id)
         const mine = ticket?.identity === request.principal.identity || viewsAll(request.principal)
         if (ticket?.type.startsWith('routing.') === true && mine) return operationView(ticket)
-        const found = await findSoon(() => answers.find(tenantOf(request), id))
+        const found = await findSoon(() => decisions.find(tenantOf(request), id))
         if (found !== null) {
           const { decision, traceId } = found
           return { ok: true, decision, context: { request_id: id, trace_id: traceId } }

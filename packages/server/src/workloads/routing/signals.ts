@@ -5,12 +5,13 @@
  *         └──► each signal: below its critical bound ──at it──► alert firing ──below half of it for 3 s──► resolved
  */
 import type { LevelHold } from 'spillway/workload'
-import type { AlertChange, RoutingDeps } from './deps.js'
+import type { AlertChange } from '../../workload.js'
+import type { RoutingDeps } from './parts.js'
 
 const sampleMs = 1_000
 /** Without a broker the backlog comes from the heartbeat each second, so sampling is free. */
 const sampleQueueMs = 250
-/** The objectives' limit (contract §5), independent of the levels' settings. */
+/** The objectives' limit (docs/guides/routing.md#alerts-and-objectives), independent of the levels' settings. */
 const objectiveLatencyMs = 500
 const objectiveDepth = 100
 
@@ -119,7 +120,7 @@ export class Signals {
       const backlog = await this.#deps.backlog()
       this.#observe(backlog)
     } catch (fault) {
-      this.#deps.log.warn({ err: fault }, 'the backlog of the router could not be read')
+      this.#deps.log.warn({ err: fault }, 'cannot read the backlog of the router')
       this.#observe(null)
     } finally {
       this.#sampling = false
@@ -151,7 +152,7 @@ export class Signals {
     metrics.backpressureLevel.set({ inactive: 0, warning: 1, active: 2 }[observed.level])
     this.#countTriggers(observed)
     if (observed.changedFrom !== null) this.#changed(observed.changedFrom, observed)
-    for (const alert of this.#alerts) this.#heed(alert, now)
+    for (const alert of this.#alerts) this.#checkAlert(alert, now)
   }
 
   /** Counts each signal once per level that it caused or joined, until the pressure ends: a fluctuation is not a new trigger. */
@@ -168,14 +169,14 @@ export class Signals {
   #changed(from: string, { level, triggers }: ReturnType<RoutingDeps['pressure']['observe']>): void {
     const { log } = this.#deps
     const isWorse = rank[level] > (rank[from as keyof typeof rank] ?? 0)
-    const told = { from, to: level, triggers, ...this.#last }
-    if (isWorse) log.warn(told, 'router backpressure')
-    else log.info(told, 'router backpressure')
+    const fields = { from, to: level, triggers, ...this.#last }
+    if (isWorse) log.warn(fields, 'router backpressure')
+    else log.info(fields, 'router backpressure')
     if (level !== 'active' && from !== 'active') return
     this.#report('router_intake_backpressure_active', 'warning', level === 'active', 'backpressure active')
   }
 
-  #heed({ name, severity, what, bound, read, hold }: SignalAlert, now: number): void {
+  #checkAlert({ name, severity, what, bound, read, hold }: SignalAlert, now: number): void {
     const value = read(this.#last)
     const before = hold.level
     const at = (times: number) => (value * times >= bound ? ('warning' as const) : ('inactive' as const))

@@ -45,7 +45,7 @@ describe('AcceptProbe', () => {
     expect(probe.fault).toBeNull()
   })
 
-  it('begins to count anew with a commit between two failures', async () => {
+  it('starts to count again after a commit between two failures', async () => {
     await beat(full)
     probe.proven()
     now += 1_000
@@ -87,7 +87,7 @@ describe('AcceptProbe', () => {
     expect(probe.fault).toMatchObject({ code: 'timeout' })
   })
 
-  it('tells a heartbeat that fails on both', async () => {
+  it('reports a heartbeat that fails on both', async () => {
     now += 1_000
     await expect(probe.beat(full, full)).rejects.toMatchObject({ code: 'disk_full' })
   })

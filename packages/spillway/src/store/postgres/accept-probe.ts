@@ -10,6 +10,7 @@
  * After two failures in a row, with no commit between them, writes cannot be accepted; after one commit, they can. The
  * heartbeat is the test because it writes and commits each second anyway: an idle process sends nothing more than that.
  */
+import { withDeadline } from '../../time/with-deadline.js'
 import { type StoreFault, toStoreFault } from './faults.js'
 
 /** A commit younger than this is proof enough. Less than the time between two heartbeats. */
@@ -43,13 +44,8 @@ export class AcceptProbe {
 
   async beat<T>(overAccept: () => Promise<T>, overOwn: () => Promise<T>): Promise<T> {
     if (this.#isAsking || this.#now() - this.#provenAt < freshMs) return overOwn()
-    let timer: NodeJS.Timeout | undefined
-    const late = new Promise<null>((resolve) => {
-      timer = setTimeout(() => resolve(null), patienceMs)
-    })
-    const told = await Promise.race([this.#ask(overAccept), late])
-    clearTimeout(timer)
-    return told === null ? overOwn() : told.value
+    const answer = await withDeadline(this.#ask(overAccept), patienceMs, () => null)
+    return answer === null ? overOwn() : answer.value
   }
 
   async #ask<T>(overAccept: () => Promise<T>): Promise<{ value: T } | null> {

@@ -2,6 +2,8 @@ import type {
   AcceptContext,
   Accepted,
   AcceptItem,
+  AdmitItem,
+  Admitted,
   RateCheck,
   RateState,
   StoredAnswer,
@@ -22,8 +24,17 @@ type Verdict =
   | 'halted'
   | 'depth_full'
 
+/** What a statement reports of rates: one element per item, in their order. */
+interface RateRow extends Record<string, unknown> {
+  tiers: (number | null)[] | null
+  rates_left: number[] | null
+  rates_reset_ms: number[] | null
+  /** The store's clock; null without rates. */
+  at_ms: number | null
+}
+
 /** The row of `accept`: one element per item, in their order. */
-interface AcceptRow extends Record<string, unknown> {
+interface AcceptRow extends RateRow {
   verdicts: Verdict[]
   fence: number | null
   seqs: number[]
@@ -33,13 +44,8 @@ interface AcceptRow extends Record<string, unknown> {
   stamps: number[]
   answers: (StoredAnswer | null)[] | null
   ops: (string | null)[] | null
-  tiers: (number | null)[] | null
-  rates_left: number[] | null
-  rates_reset_ms: number[] | null
-  /** The store's clock; null without rates. */
-  at_ms: number | null
   /** The effect's results, if there was one. */
-  told?: unknown[]
+  results?: unknown[]
 }
 
 /**
@@ -88,6 +94,8 @@ const parameters = [
 ] as const
 
 type Parameter = (typeof parameters)[number]
+type RateParameter = Parameter & `rate_${string}`
+const rateParameters = parameters.filter((name): name is RateParameter => name.startsWith('rate_'))
 
 const numberOf = (name: Parameter): number => parameters.indexOf(name) + 1
 
@@ -111,12 +119,12 @@ const acceptCall = (schema: string): string => {
  */
 export const effectSql = (schema: string, name: string, values: number): string => {
   const own = Array.from({ length: values }, (_, i) => `, $${parameters.length + i + 1}`).join('')
-  return `SELECT a.*, array_to_json(e.told) AS told FROM ${acceptCall(schema)} a, ${name}(a.verdicts, a.seqs${own}) e(told),
-    ${schema}.keys_applied($${numberOf('keys')}, $${numberOf('id')}, a.verdicts, e.told) k`
+  return `SELECT a.*, array_to_json(e.results) AS results FROM ${acceptCall(schema)} a, ${name}(a.verdicts, a.seqs${own}) e(results),
+    ${schema}.keys_applied($${numberOf('keys')}, $${numberOf('id')}, a.verdicts, e.results) k`
 }
 
 const appliedSql = (name: string, values: number): string =>
-  `SELECT ${name}($1, $2${Array.from({ length: values }, (_, i) => `, $${i + 3}`).join('')}) AS told`
+  `SELECT ${name}($1, $2${Array.from({ length: values }, (_, i) => `, $${i + 3}`).join('')}) AS results`
 
 /** Rows of a process in `tallies`: one per connection that counts, so that they never wait for each other. */
 export const parts = { accept: 0, apply: 1, step: 2, within: -1 } as const
@@ -144,27 +152,51 @@ export async function acceptWithEffect(
   items: readonly AcceptItem[],
   context: AcceptContext,
   effect: StoreEffect,
-): Promise<{ accepted: Accepted[]; told: unknown[] }> {
+): Promise<{ accepted: Accepted[]; results: unknown[] }> {
   const order = inLockOrder(items)
   const sorted = order.map((index) => at(items, index))
   const own = effect.values(order).map(arrayOf)
   const values = acceptValues(sorted, context, { part: parts.apply, apply: true })
   const { rows } = await query<AcceptRow>(sqlOf(effect.function, own.length), [...values, ...own])
   const row = rows[0] ?? unexpected('a row')
-  const told = new Array<unknown>(items.length)
-  for (const [i, index] of order.entries()) told[index] = row.told?.[i]
-  return { accepted: toAll(row, order, sorted), told }
+  const results = new Array<unknown>(items.length)
+  for (const [i, index] of order.entries()) results[index] = row.results?.[i]
+  return { accepted: toAll(row, order, sorted), results }
+}
+
+export const admitSql = (schema: string): string =>
+  `SELECT * FROM ${schema}.admit(${['items', 'halts', ...rateParameters].map((name, i) => `p_${name} => $${i + 1}`).join(', ')})`
+
+/** The gates of items without an operation; see sql/functions/admit.sql. */
+export async function admit(query: Tx['query'], sql: string, items: readonly AdmitItem[]): Promise<Admitted[]> {
+  const rates = rateValues(items)
+  const haltable = items.some(({ halt }) => halt !== null)
+  const { rows } = await query<RateRow & { verdicts: ('halted' | 'rate_limited' | null)[] | null }>(sql, [
+    items.length,
+    haltable ? textArray(items.map(({ halt }) => halt)) : '{}',
+    ...rateParameters.map((name) => rates[name]),
+  ])
+  const row = rows[0] ?? unexpected('a row')
+  let tiersBefore = 0
+  return items.map((item, i): Admitted => {
+    const rate = rateOf(row, i, tiersBefore)
+    tiersBefore += item.rates.length
+    const verdict = row.verdicts?.[i] ?? null
+    if (verdict === null) return { verdict: 'admit', rate }
+    if (verdict === 'halted') return { verdict: 'refuse', by: 'halt', rate: null }
+    return { verdict: 'refuse', by: 'rate', rate: rate ?? unexpected('rate') }
+  })
 }
 
 /** The effect of queued operations: all of them are applied. */
 export async function applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]> {
   const own = effect.values(seqs.map((_, index) => index)).map(arrayOf)
-  const { rows } = await tx.query<{ told: unknown[] }>(appliedSql(effect.function, own.length), [
+  const { rows } = await tx.query<{ results: unknown[] }>(appliedSql(effect.function, own.length), [
     plainArray(seqs.map(() => 'apply')),
     plainArray(seqs),
     ...own,
   ])
-  return rows[0]?.told ?? []
+  return rows[0]?.results ?? []
 }
 
 function inLockOrder(items: readonly AcceptItem[]): number[] {
@@ -181,7 +213,6 @@ function toAll(row: AcceptRow, order: readonly number[], sorted: readonly Accept
   let tiersBefore = 0
   for (const [i, index] of order.entries()) {
     out[index] = toAccepted(row, i, tiersBefore)
-    // Tiers are numbered over the whole flush.
     tiersBefore += at(sorted, i).rates.length
   }
   return out
@@ -258,7 +289,7 @@ function acceptValues(
 }
 
 /** Each key once, in order (the lock order), and the key of each tier of each item. */
-function rateValues(sorted: readonly AcceptItem[]): Record<Parameter & `rate_${string}`, string> {
+function rateValues(sorted: readonly Pick<AcceptItem, 'rates'>[]): Record<RateParameter, string> {
   const keys = new Map<
     string,
     { key: string; asked: number; limit: number; minutes: number; keep: number; ix: number }
@@ -302,18 +333,21 @@ function reasonOf({ execute, reason }: AcceptItem): string {
   return reason === 'requested' || reason === 'still_running' ? `+${reason}` : ''
 }
 
-function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
+/** Tiers are numbered over the whole flush. */
+function rateOf(row: RateRow, i: number, tiersBefore: number): RateState | null {
   const tier = row.tiers?.[i] ?? null
+  if (tier === null) return null
   const resetMs = Number(row.rates_reset_ms?.[i] ?? 0)
-  const rate: RateState | null =
-    tier === null
-      ? null
-      : {
-          tier: tier - 1 - tiersBefore,
-          left: Number(row.rates_left?.[i] ?? 0),
-          resetMs,
-          resetAtMs: Number(row.at_ms) + resetMs,
-        }
+  return {
+    tier: tier - 1 - tiersBefore,
+    left: Number(row.rates_left?.[i] ?? 0),
+    resetMs,
+    resetAtMs: Number(row.at_ms) + resetMs,
+  }
+}
+
+function toAccepted(row: AcceptRow, i: number, tiersBefore: number): Accepted {
+  const rate = rateOf(row, i, tiersBefore)
   // A caller's own client, as in `acceptWithin`, returns bigints as texts.
   const seq = Number(row.seqs[i] ?? 0)
   const stamp = Number(row.stamps[i] ?? 0)

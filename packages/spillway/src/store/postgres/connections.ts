@@ -1,7 +1,7 @@
 import type { ConnectionChange, Tx } from '../port.js'
 import { plainArray, textArray } from './arrays.js'
 
-const told = ['granted', 'identity_full', 'pool_full'] as const
+const outcomes = ['granted', 'identity_full', 'pool_full'] as const
 
 export async function changeConnections(
   query: Tx['query'],
@@ -9,7 +9,7 @@ export async function changeConnections(
   worker: string,
   pool: string,
   { seq, held, gives, takes }: ConnectionChange,
-): Promise<(typeof told)[number][] | null> {
+): Promise<(typeof outcomes)[number][] | null> {
   const { rows } = await query<{ codes: number[] | null }>(
     `SELECT ${schema}.connections_change($1, $2, $3, $4, $5, $6, $7, $8, $9) AS codes`,
     [
@@ -27,7 +27,7 @@ export async function changeConnections(
   const codes = rows[0]?.codes ?? null
   if (codes === null) return null
   return codes.map((code) => {
-    const outcome = told[code]
+    const outcome = outcomes[code]
     if (outcome === undefined) throw new Error(`the store answered with the unknown code ${code}`)
     return outcome
   })

@@ -28,9 +28,9 @@ export class StoreFault extends Error {
 
   constructor(
     code: StoreFaultCode,
-    options?: { cause?: unknown; sqlState?: string; constraint?: string; told?: string },
+    options?: { cause?: unknown; sqlState?: string; constraint?: string; raised?: string },
   ) {
-    super(options?.told ?? MESSAGES[code], { cause: options?.cause })
+    super(options?.raised ?? MESSAGES[code], { cause: options?.cause })
     this.code = code
     this.sqlState = options?.sqlState
     this.constraint = options?.constraint
@@ -94,7 +94,7 @@ const BY_DRIVER_MESSAGE: readonly [RegExp, StoreFaultCode][] = [
 ]
 
 /** Raised by our functions, with a reason that readers of the ticket may see. */
-const TOLD_STATE = 'SP001'
+const RAISED_STATE = 'SP001'
 
 const SQL_STATE = /^[0-9A-Z]{5}$/
 
@@ -112,12 +112,12 @@ export function toStoreFault(error: unknown): StoreFault {
   // EPIPE and others are five capitals too, so errno comes first; only server errors carry a severity.
   if (code !== undefined && SQL_STATE.test(code) && 'severity' in error) {
     const constraint = 'constraint' in error && typeof error.constraint === 'string' ? error.constraint : undefined
-    const told = code === TOLD_STATE ? error.message : undefined
+    const raised = code === RAISED_STATE ? error.message : undefined
     return new StoreFault(bySqlState(code), {
       cause: error,
       sqlState: code,
       ...(constraint && { constraint }),
-      ...(told !== undefined && { told }),
+      ...(raised !== undefined && { raised }),
     })
   }
   const known = BY_DRIVER_MESSAGE.find(([pattern]) => pattern.test(error.message))

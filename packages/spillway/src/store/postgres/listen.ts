@@ -1,4 +1,5 @@
 import pg from 'pg'
+import { periodic } from '../../time/periodic.js'
 import type { Log } from './connect.js'
 import { toStoreFault } from './faults.js'
 
@@ -69,10 +70,6 @@ export function listenOn({ url, channel, onNotice, onGap, log }: ListenOptions):
 
 /** If listening is not possible, something may be missed each second. */
 export function pollInstead(onGap: () => void): Listener {
-  const timer = setInterval(onGap, pollMs)
-  timer.unref()
-  return {
-    started: Promise.resolve(),
-    close: async () => clearInterval(timer),
-  }
+  const polling = periodic(pollMs, onGap)
+  return { started: Promise.resolve(), close: () => polling.stop() }
 }

@@ -30,6 +30,9 @@ export interface QueryConfig {
   text: string
   values?: unknown[]
   rowMode?: 'array'
+  /** Prepared under this name, where the connection is a session. */
+  name?: string
+  query_timeout?: number
 }
 
 export interface Result<Row> {
@@ -42,11 +45,14 @@ const ours = 2
 
 class PinnedQuery extends Query {
   readonly #pins: string
+  /** Read by the driver. */
+  readonly query_timeout: number | undefined
   #part = 0
 
   constructor(config: QueryConfig, pins: string, done: Done) {
     super(config, undefined, done)
     this.#pins = pins
+    this.query_timeout = config.query_timeout
   }
 
   submit(connection: DriverConnection): null {

@@ -43,4 +43,7 @@ export function pinSql(own: Settings, options: { local: boolean }): string {
   return `SELECT ${all.map(([name, value]) => `set_config('${name}', ${value}, ${options.local})`).join(', ')}`
 }
 
+/** A handler may have changed its session, and the next statement on its connection may be one of ours. */
+export const resetSql = `RESET ALL; RESET ROLE; ${pinSql({}, { local: false })}`
+
 export const beginSql = 'BEGIN ISOLATION LEVEL READ COMMITTED'

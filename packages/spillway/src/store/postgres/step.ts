@@ -167,7 +167,7 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
   }
   // Counts are subtracted; dead letters are counted beside the types.
   if (dead > 0) types.set('!dead', -dead)
-  const told = plain ? [] : results
+  const detailed = plain ? [] : results
   const of = (get: (settlement: Settlement) => number | boolean | string | null): string =>
     plainArray(settlements.map(get))
   return [
@@ -186,15 +186,15 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
     plainArray([...types.values()]),
     textArray([...gates.keys()]),
     plainArray([...gates.values()]),
-    plainArray(told.map((r) => r.lane)),
-    plainArray(told.map((r) => r.op.seq)),
-    plainArray(told.map((r) => r.op.status)),
-    textArray(told.map((r) => r.op.result)),
-    textArray(told.map((r) => r.op.error)),
-    plainArray(told.map((r) => r.op.startedMsAgo)),
-    plainArray(told.map((r) => r.op.counted)),
-    keyed ? plainArray(told.map((r) => r.op.idempotencyKey)) : '{}',
-    keyed ? textArray(told.map((r) => (r.op.answer === null ? null : JSON.stringify(r.op.answer)))) : '{}',
+    plainArray(detailed.map((r) => r.lane)),
+    plainArray(detailed.map((r) => r.op.seq)),
+    plainArray(detailed.map((r) => r.op.status)),
+    textArray(detailed.map((r) => r.op.result)),
+    textArray(detailed.map((r) => r.op.error)),
+    plainArray(detailed.map((r) => r.op.startedMsAgo)),
+    plainArray(detailed.map((r) => r.op.counted)),
+    keyed ? plainArray(detailed.map((r) => r.op.idempotencyKey)) : '{}',
+    keyed ? textArray(detailed.map((r) => (r.op.answer === null ? null : JSON.stringify(r.op.answer)))) : '{}',
     leaves ? textArray(settlements.map((s) => s.leaveTo ?? null)) : null,
   ]
 }

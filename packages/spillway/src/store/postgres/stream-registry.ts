@@ -47,7 +47,40 @@ interface Watch {
 }
 
 export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRegistry {
-  const { query, sweep, bell, schema: s, retentionMs, longestMs } = options
+  const { query, schema: s } = options
+  const { opening, finding, watching, finishing } = groupedCalls(options)
+
+  return {
+    open: (request) => opening.submit(request),
+    find: async (id) => (uuid.test(id) ? finding.submit({ id }) : null),
+    ended: async (id, end) => void (await finishing.submit({ id, end })),
+    moved: async (id, log) => {
+      await query(`UPDATE ${s}.streams SET log = $2 WHERE id = $1 AND ended IS NULL`, [id, log])
+    },
+    watched: async (id, watcher) => void (await watching.submit({ id, watcher, reads: true })),
+    unwatched: (id, watcher) => watching.submit({ id, watcher, reads: false }),
+    abandoned: async (of) => {
+      if (of.length === 0) return []
+      const { rows } = await query<{ id: string; for_ms: number }>(`SELECT * FROM ${s}.stream_abandoned($1)`, [
+        plainArray(of),
+      ])
+      return rows.map(({ id, for_ms }) => ({ id, forMs: for_ms }))
+    },
+    orphaned: async (everyMs, graceMs) => {
+      const { rows } = await query<EntryRow>(`SELECT * FROM ${s}.stream_orphans($1, $2, $3)`, [
+        everyMs,
+        graceMs,
+        itemsMax,
+      ])
+      return rows.map(entryOf)
+    },
+    sweep: (retention, longest) => sweepStreams(options, retention, longest),
+  }
+}
+
+/** Opening, finding, watching and ending: each is one statement for all calls that waited. */
+function groupedCalls(options: StreamRegistryOptions) {
+  const { query, bell, schema: s, retentionMs, longestMs } = options
   const flush = <Item extends { id: string }, Answer>(write: (items: readonly Item[]) => Promise<Answer[]>) =>
     new Flush<Item, Answer>({
       write,
@@ -112,6 +145,14 @@ export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRe
     return items.map(() => null)
   })
 
+  return { opening, finding, watching, finishing }
+}
+
+async function sweepStreams(
+  { sweep, schema: s }: StreamRegistryOptions,
+  retention: number,
+  longest: number,
+): Promise<{ streams: number; partitions: number; isFull: boolean }> {
   /** Null: another process sweeps. */
   const swept = async (call: string, ...values: number[]): Promise<number | null> => {
     const places = values.map((_, i) => `$${i + 1}`).join(', ')
@@ -119,38 +160,11 @@ export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRe
     return rows[0]?.n ?? null
   }
 
-  return {
-    open: (request) => opening.submit(request),
-    find: async (id) => (uuid.test(id) ? finding.submit({ id }) : null),
-    ended: async (id, end) => void (await finishing.submit({ id, end })),
-    moved: async (id, log) => {
-      await query(`UPDATE ${s}.streams SET log = $2 WHERE id = $1 AND ended IS NULL`, [id, log])
-    },
-    watched: async (id, watcher) => void (await watching.submit({ id, watcher, reads: true })),
-    unwatched: (id, watcher) => watching.submit({ id, watcher, reads: false }),
-    abandoned: async (of) => {
-      if (of.length === 0) return []
-      const { rows } = await query<{ id: string; for_ms: number }>(`SELECT * FROM ${s}.stream_abandoned($1)`, [
-        plainArray(of),
-      ])
-      return rows.map(({ id, for_ms }) => ({ id, forMs: for_ms }))
-    },
-    orphaned: async (everyMs, graceMs) => {
-      const { rows } = await query<EntryRow>(`SELECT * FROM ${s}.stream_orphans($1, $2, $3)`, [
-        everyMs,
-        graceMs,
-        itemsMax,
-      ])
-      return rows.map(entryOf)
-    },
-    sweep: async (retention, longest) => {
-      const kept = retention + longest
-      const streams = (await swept('stream_sweep_entries', retention, longest, sweepRows)) ?? 0
-      if (streams >= sweepRows) return { streams, partitions: 0, isFull: true }
-      await swept('stream_sweep_ahead', kept)
-      return { streams, partitions: (await swept('stream_sweep_behind', kept, sweepRows)) ?? 0, isFull: false }
-    },
-  }
+  const kept = retention + longest
+  const streams = (await swept('stream_sweep_entries', retention, longest, sweepRows)) ?? 0
+  if (streams >= sweepRows) return { streams, partitions: 0, isFull: true }
+  await swept('stream_sweep_ahead', kept)
+  return { streams, partitions: (await swept('stream_sweep_behind', kept, sweepRows)) ?? 0, isFull: false }
 }
 
 const entryOf = (row: EntryRow): StreamEntry => ({

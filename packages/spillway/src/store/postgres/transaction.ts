@@ -1,7 +1,7 @@
 import type pg from 'pg'
 import type { OpenTx, Tx } from '../port.js'
 import { toStoreFault } from './faults.js'
-import { beginSql } from './session.js'
+import { beginSql, resetSql } from './session.js'
 
 /** A handler's timer may fire late; the database must not time out before it. */
 const idleGraceMs = 2_000
@@ -9,9 +9,14 @@ const idleGraceMs = 2_000
 /**
  * `timeoutMs` limits each statement here, and in the database the time between two of them: a client that vanished would
  * otherwise hold its locks until TCP notices, which may take hours. `pins`: settings for this transaction alone, if the
- * connection cannot keep them.
+ * connection cannot keep them. `onEnd` is called once, when the connection is free, also if there was none.
  */
-export async function openTx(pool: pg.Pool, timeoutMs: number, pins: string | null): Promise<OpenTx> {
+export async function openTx(
+  pool: pg.Pool,
+  timeoutMs: number,
+  pins: string | null,
+  onEnd: () => void,
+): Promise<OpenTx> {
   let client: pg.PoolClient | undefined
   let running = 0
   let broken = false
@@ -34,10 +39,13 @@ export async function openTx(pool: pg.Pool, timeoutMs: number, pins: string | nu
       running--
     }
   }
+  let ended = false
   const end = (destroy: boolean): void => {
     client?.off('error', onLoss)
     client?.release(destroy || broken)
     client = undefined
+    if (!ended) onEnd()
+    ended = true
   }
   try {
     client = await pool.connect()
@@ -52,7 +60,7 @@ export async function openTx(pool: pg.Pool, timeoutMs: number, pins: string | nu
     query,
     commit: async () => {
       try {
-        await query('COMMIT')
+        await query(pins === null ? `COMMIT; ${resetSql}` : 'COMMIT')
         end(false)
       } catch (error) {
         end(true)

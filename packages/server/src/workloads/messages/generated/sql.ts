@@ -180,6 +180,17 @@ CREATE INDEX mq_traces_message ON mq_traces (partition, transaction_id);
       name: 'ack',
       sql: `-- Acks of delivered messages.
 
+-- The messages of this name that a group reads: for all groups, and replayed for this one. Two arms, so that each uses
+-- its index. Without a setting of its own, so that it is inlined: an ack takes as long as with the query in mq_ack (100
+-- messages, one handed back: 1.19 ms both).
+CREATE OR REPLACE FUNCTION mq_find(p_partition uuid, p_transaction text, p_grp int) RETURNS SETOF bigint
+  LANGUAGE sql STABLE AS $$
+  SELECT x.seq FROM mq_messages x
+    WHERE x.partition = p_partition AND x.transaction_id = p_transaction AND x.grp IS NULL
+  UNION ALL SELECT x.seq FROM mq_messages x
+    WHERE x.partition = p_partition AND x.transaction_id = p_transaction AND x.grp IS NOT NULL AND x.grp = p_grp
+$$;
+
 -- Answers to deliveries, any number of partitions and groups. Outcomes, in the order of what came: done, retry, dead,
 -- skipped, unknown (no such message, or not delivered to this group), lost (the lease is over, or another's).
 CREATE OR REPLACE FUNCTION mq_ack(
@@ -197,9 +208,9 @@ BEGIN
   FOR r IN
     SELECT u.part, u.grp, array_agg(u.i::int) AS ixs, array_agg(u.tx) AS txs, array_agg(u.lease) AS leases,
       array_agg(u.status) AS statuses, array_agg(u.error) AS errors
-           FROM unnest(p_partitions, p_groups, p_transactions, p_leases, p_statuses,
-               p_errors) WITH ORDINALITY u(part, grp, tx, lease, status, error, i)
-           GROUP BY u.part, u.grp ORDER BY u.part, u.grp LOOP
+    FROM unnest(p_partitions, p_groups, p_transactions, p_leases, p_statuses, p_errors)
+      WITH ORDINALITY u(part, grp, tx, lease, status, error, i)
+    GROUP BY u.part, u.grp ORDER BY u.part, u.grp LOOP
     SELECT g.id, q.retry_limit, q.retry_delay_ms, q.dead_letter_queue OR q.dlq_after_max_retries
       INTO v_grp, v_limit, v_delay, v_letters
       FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.queue = q.id AND g.name = r.grp
@@ -214,12 +225,11 @@ BEGIN
         AND NOT EXISTS (SELECT FROM unnest(r.statuses, r.leases) u(status, lease)
             WHERE u.status <> 'completed' OR u.lease <> c.lease) THEN
       SELECT array_agg(x.seq) INTO v_seqs FROM (
-        SELECT DISTINCT m.seq
-          FROM unnest(r.txs) u(tx)
+        SELECT DISTINCT m.seq FROM unnest(r.txs) u(tx)
           JOIN mq_messages m ON m.partition = r.part AND m.transaction_id = u.tx AND m.grp IS NULL ORDER BY m.seq) x;
       IF v_seqs = c.open THEN
-        IF cardinality(r.ixs) = cardinality(outcomes) THEN outcomes := array_fill('done'::text,
-            ARRAY[cardinality(outcomes)]);
+        v_n := cardinality(outcomes);
+        IF cardinality(r.ixs) = v_n THEN outcomes := array_fill('done'::text, ARRAY[v_n]);
         ELSE FOREACH v_n IN ARRAY r.ixs LOOP outcomes[v_n] := 'done'; END LOOP; END IF;
         v_leases := v_leases || mq_end(r.part, v_grp, v_seqs); v_parts := v_parts || r.part;
         CONTINUE;
@@ -229,17 +239,12 @@ BEGIN
     FOR a IN
       SELECT u.i, u.lease, u.status, u.error, m.seq
         FROM unnest(r.ixs, r.txs, r.leases, r.statuses, r.errors) u(i, tx, lease, status, error)
-        -- Two arms: each has its index.
-        LEFT JOIN LATERAL (SELECT x.seq FROM mq_messages x
-            WHERE x.partition = r.part AND x.transaction_id = u.tx AND x.grp IS NULL
-          UNION ALL SELECT x.seq FROM mq_messages x
-            WHERE x.partition = r.part AND x.transaction_id = u.tx AND x.grp IS NOT NULL AND x.grp = v_grp) m ON true
+        LEFT JOIN LATERAL mq_find(r.part, u.tx, v_grp) m(seq) ON true
       ORDER BY u.i, m.seq = ANY (c.open)
     LOOP
       CONTINUE WHEN a.seq IS NULL;
       IF NOT v_live OR a.lease IS DISTINCT FROM c.lease AND a.lease IS NOT NULL THEN
-        outcomes[a.i] := 'lost';
-        CONTINUE;
+        outcomes[a.i] := 'lost'; CONTINUE;
       END IF;
       -- Answered before, or never delivered.
       IF NOT a.seq = ANY (c.open) THEN

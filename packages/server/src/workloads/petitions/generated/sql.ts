@@ -130,7 +130,7 @@ BEGIN
 END $$;
 
 -- Records the blocks of a past minute that no later block has recorded.
-CREATE OR REPLACE FUNCTION petitions_tell_blocks(p_rows int, OUT told int)
+CREATE OR REPLACE FUNCTION petitions_tell_blocks(p_rows int, OUT recorded int)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -141,10 +141,10 @@ BEGIN
   SELECT array_agg(x.submitter), array_agg(x.pending) INTO v_who, v_counts FROM (
     SELECT b.submitter, b.pending FROM petition_blocks b WHERE b.pending > 0 AND b.minute < v_minute
       ORDER BY b.submitter LIMIT p_rows FOR UPDATE SKIP LOCKED) x;
-  told := coalesce(cardinality(v_who), 0);
-  IF told > 0 THEN
+  recorded := coalesce(cardinality(v_who), 0);
+  IF recorded > 0 THEN
     UPDATE petition_blocks b SET pending = 0, minute = v_minute WHERE b.submitter = ANY (v_who);
-    PERFORM petitions_witness_blocks(v_who, v_counts, array_fill(''::text, ARRAY[told]));
+    PERFORM petitions_witness_blocks(v_who, v_counts, array_fill(''::text, ARRAY[recorded]));
   END IF;
 END $$;
 
@@ -232,7 +232,7 @@ DECLARE
   v_at text := to_char(t AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"');
   v_n int; v_limited boolean;
   v_actors text[]; v_traces text[]; v_payloads text[];
-  told json[]; v_state json;
+  v_receipts json[]; v_state json;
 BEGIN
   -- No ORDER BY: a function scan gives its rows in order.
   SELECT count(*) FILTER (WHERE u.verdict = 'apply'), coalesce(bool_or(u.verdict = 'rate_limited'), false),
@@ -241,7 +241,7 @@ BEGIN
          array_agg(CASE WHEN u.verdict = 'apply' THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"'
                || u.type || '","content_hash":"' || u.hash
            || '","realm":' || coalesce(to_json(u.realm)::text, 'null') || ',"created_at":"' || v_at || '"}')::json END)
-    INTO v_n, v_limited, v_actors, v_traces, v_payloads, told
+    INTO v_n, v_limited, v_actors, v_traces, v_payloads, v_receipts
     FROM unnest(p_verdicts, p_ids, p_types, p_hashes, p_realms, p_submitters, p_traces, p_payloads) u(verdict, id,
         type, hash, realm, submitter, trace, payload);
   IF v_n > 0 THEN
@@ -255,10 +255,10 @@ BEGIN
   END IF;
   IF v_limited THEN
     v_state := petitions_blocked(p_verdicts, p_submitters, p_traces);
-    SELECT array_agg(CASE WHEN u.verdict = 'rate_limited' THEN v_state ELSE u.told END) INTO told
-      FROM unnest(p_verdicts, told) u(verdict, told);
+    SELECT array_agg(CASE WHEN u.verdict = 'rate_limited' THEN v_state ELSE u.receipt END) INTO v_receipts
+      FROM unnest(p_verdicts, v_receipts) u(verdict, receipt);
   END IF;
-  RETURN told;
+  RETURN v_receipts;
 END $$;
 `,
     },

@@ -43,7 +43,7 @@ BEGIN
   RETURN t;
 END $$;
 
--- No more than so many wait to be delivered. First goes the oldest that is over already, together with its end:
+-- Limits how many wait to be delivered. Removed first: the oldest that is over already, together with its end:
 -- nobody misses what came and went. Then an end with the beginning that followed it, which leaves the receiver with
 -- what is so, too; only then a single one, a beginning sooner than an end. Never one that the receiver may have seen.
 CREATE OR REPLACE FUNCTION alert_shed(p_most int) RETURNS TABLE (id uuid, name text, status text, operation uuid)

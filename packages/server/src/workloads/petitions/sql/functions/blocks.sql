@@ -45,7 +45,7 @@ BEGIN
 END $$;
 
 -- Records the blocks of a past minute that no later block has recorded.
-CREATE OR REPLACE FUNCTION petitions_tell_blocks(p_rows int, OUT told int)
+CREATE OR REPLACE FUNCTION petitions_tell_blocks(p_rows int, OUT recorded int)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -56,10 +56,10 @@ BEGIN
   SELECT array_agg(x.submitter), array_agg(x.pending) INTO v_who, v_counts FROM (
     SELECT b.submitter, b.pending FROM petition_blocks b WHERE b.pending > 0 AND b.minute < v_minute
       ORDER BY b.submitter LIMIT p_rows FOR UPDATE SKIP LOCKED) x;
-  told := coalesce(cardinality(v_who), 0);
-  IF told > 0 THEN
+  recorded := coalesce(cardinality(v_who), 0);
+  IF recorded > 0 THEN
     UPDATE petition_blocks b SET pending = 0, minute = v_minute WHERE b.submitter = ANY (v_who);
-    PERFORM petitions_witness_blocks(v_who, v_counts, array_fill(''::text, ARRAY[told]));
+    PERFORM petitions_witness_blocks(v_who, v_counts, array_fill(''::text, ARRAY[recorded]));
   END IF;
 END $$;
 

@@ -14,7 +14,7 @@ DECLARE
   v_at text := to_char(t AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"');
   v_n int; v_limited boolean;
   v_actors text[]; v_traces text[]; v_payloads text[];
-  told json[]; v_state json;
+  v_receipts json[]; v_state json;
 BEGIN
   -- No ORDER BY: a function scan gives its rows in order.
   SELECT count(*) FILTER (WHERE u.verdict = 'apply'), coalesce(bool_or(u.verdict = 'rate_limited'), false),
@@ -23,7 +23,7 @@ BEGIN
          array_agg(CASE WHEN u.verdict = 'apply' THEN ('{"petition_id":"' || u.id || '","state":"RECEIVED","type":"'
                || u.type || '","content_hash":"' || u.hash
            || '","realm":' || coalesce(to_json(u.realm)::text, 'null') || ',"created_at":"' || v_at || '"}')::json END)
-    INTO v_n, v_limited, v_actors, v_traces, v_payloads, told
+    INTO v_n, v_limited, v_actors, v_traces, v_payloads, v_receipts
     FROM unnest(p_verdicts, p_ids, p_types, p_hashes, p_realms, p_submitters, p_traces, p_payloads) u(verdict, id,
         type, hash, realm, submitter, trace, payload);
   IF v_n > 0 THEN
@@ -37,8 +37,8 @@ BEGIN
   END IF;
   IF v_limited THEN
     v_state := petitions_blocked(p_verdicts, p_submitters, p_traces);
-    SELECT array_agg(CASE WHEN u.verdict = 'rate_limited' THEN v_state ELSE u.told END) INTO told
-      FROM unnest(p_verdicts, told) u(verdict, told);
+    SELECT array_agg(CASE WHEN u.verdict = 'rate_limited' THEN v_state ELSE u.receipt END) INTO v_receipts
+      FROM unnest(p_verdicts, v_receipts) u(verdict, receipt);
   END IF;
-  RETURN told;
+  RETURN v_receipts;
 END $$;

@@ -1,6 +1,4 @@
--- Removes what has expired.
-
--- What has expired, so many rows of each at most. Null when another process does it at this moment.
+-- Removes expired rows: at most p_rows of each table. Null: another process is sweeping.
 CREATE OR REPLACE FUNCTION rt_sweep(p_rows int, OUT decisions int, OUT keys int, OUT burials int)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

@@ -63,7 +63,7 @@ CREATE TABLE rt_burials (
   ticket     uuid PRIMARY KEY,               -- of the operation whose message is among the broker's dead letters
   letter     text NOT NULL,
   error      text NOT NULL,
-  told       boolean NOT NULL DEFAULT false, -- an attempt of the ticket has heard of it
+  is_read    boolean NOT NULL DEFAULT false, -- by an attempt of the ticket
   expires_at timestamptz NOT NULL
 );
 CREATE INDEX rt_burials_expires ON rt_burials (expires_at);

@@ -77,7 +77,7 @@ BEGIN
 END $$;
 
 -- Looks at the p_rows rows behind p_after, whose hash is p_prev: how many there are, the last of them, and the first
--- that is not what it has to be, or is not there. What cannot be told (a NULL where none may be) is not what it has
+-- that is not what it has to be, or is not there. What cannot be decided (a NULL where none may be) is not what it has
 -- to be.
 CREATE OR REPLACE FUNCTION ledger_check(
   p_after bigint, p_prev text, p_rows int

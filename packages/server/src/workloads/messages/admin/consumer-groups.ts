@@ -1,0 +1,226 @@
+/** Consumer groups: progress, position, and deletion. A group belongs to one queue; several queues may use the same name. */
+import type {
+  ConsumerGroup,
+  ConsumerGroupDetails,
+  EndGroupQuery,
+  LaggingGroupsQuery,
+  LaggingPartition,
+  ListEntriesQuery,
+  MoveSubscription,
+  SeekGroup,
+} from '@spillway/protocol/schema'
+import { fitPage, paginationOf } from 'spillway/workload'
+import type { Static } from 'typebox'
+import { instant, invalid } from '../timestamps.js'
+import { joinedSql, looksMax, oldestSql, progressSql, queuesSql, rankedSql, unjoinedSql } from './group-progress-sql.js'
+import { linkNext, offsetPage, pageOf, viewOf } from './pages.js'
+import { patientTransaction } from './patient.js'
+import type { Admin, AdminRequest } from './route.js'
+import { type Visible, visibleSql } from './visible-queues.js'
+
+type GroupDetails = Static<typeof ConsumerGroupDetails>
+type Partition = GroupDetails[string]['partitions'][number]
+type EntriesRequest = AdminRequest<Static<typeof ListEntriesQuery>>
+type EndRequest = AdminRequest<Static<typeof EndGroupQuery>>
+
+export const groupsUrl = '/api/v1/consumer-groups'
+const groupsDefault = 200
+const partitionsDefault = 1_000
+const lagSecondsDefault = 3_600
+/** How many queue names are shown for a group. */
+const queuesShown = 1_000
+/** A group whose oldest message waits longer is reported as lagging. */
+const laggingSeconds = 300
+/** Per transaction. A seek visits every partition of the queue. */
+const seekPartitions = 200
+const seekMs = 60_000
+const endMs = 60_000
+
+/** By queue and name. */
+export async function listGroups({ query, schema, pageBytesMax }: Admin, request: EntriesRequest): Promise<unknown> {
+  const asked = pageOf(request.query, groupsDefault)
+  const ranked = rankedSql(joinedSql(schema, 'g.id = ANY (ARRAY(SELECT page.id FROM page))'), 'r.grp')
+  // Each group gets its share of the log reads.
+  const share = `r.rank <= ${looksMax} / (SELECT count(*) FROM page)`
+  const { rows } = await query(
+    `WITH page AS MATERIALIZED (
+       SELECT g.id, g.name, g.queue, g.mode, g.since, g.reached, g.created_at, q.name AS queue_name FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue
+       WHERE ${visibleSql('q.name', '$1')} ORDER BY q.name, g.name LIMIT $2 OFFSET $3
+     )
+     SELECT page.name, ARRAY[page.queue_name] AS topics, page.queue_name AS "queueName", u.partitions AS members, coalesce(x.lagging, 0) + u.lagging AS "partitionsWithLag",
+       coalesce(x.looked, 0) AS "partitionsLookedAt", (coalesce(x.depth, 0) + u.depth)::bigint AS "totalLag", greatest(0, x.lag_seconds) AS "maxTimeLag",
+       CASE WHEN x.lag_seconds > ${laggingSeconds} THEN 'Lagging' ELSE 'Stable' END AS state, CASE page.mode WHEN 'time' THEN 'timestamp' ELSE page.mode END AS "subscriptionMode",
+       CASE WHEN page.mode <> 'all' THEN page.since END AS "subscriptionTimestamp", page.created_at AS "subscriptionCreatedAt"
+     FROM page JOIN (${unjoinedSql(schema, 'page')}) u ON u.id = page.id LEFT JOIN (
+       SELECT r.grp, count(*) FILTER (WHERE r.depth > 0) AS lagging, count(o.oldest) AS looked, sum(r.depth)::bigint AS depth,
+         floor(extract(epoch FROM ${schema}.clock() - min(o.oldest)))::bigint AS lag_seconds
+       FROM (${ranked}) r ${oldestSql(schema, 'r', `r.depth > 0 AND ${share}`)} GROUP BY r.grp
+     ) x ON x.grp = page.id ORDER BY page.queue_name, page.name`,
+    [request.visible, asked.limit + 1, asked.offset],
+  )
+  const { items, pagination } = offsetPage(rows.map(viewOf<Static<typeof ConsumerGroup>>), asked, pageBytesMax)
+  linkNext(request, groupsUrl, pagination)
+  return items
+}
+
+/** Partitions in which a message has waited this long, longest first; among the deepest if very many are behind. */
+export async function listLaggingPartitions(
+  { query, schema, pageBytesMax }: Admin,
+  request: AdminRequest<Static<typeof LaggingGroupsQuery>>,
+): Promise<unknown> {
+  const { minLagSeconds = lagSecondsDefault } = request.query
+  const asked = pageOf(request.query, partitionsDefault)
+  const behind = `SELECT r.* FROM (${joinedSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r WHERE r.depth > 0`
+  const { rows } = await query(
+    `SELECT r.grp_name AS consumer_group, q.name AS queue_name, r.partition_name, r.partition AS partition_id, r.lease AS worker_id, r.depth AS offset_lag,
+       s.seconds AS time_lag_seconds, round(s.seconds / 3600.0, 2)::float8 AS lag_hours, o.oldest AS oldest_unconsumed_at, r.moved_at AS last_consumed_at
+     FROM (SELECT b.* FROM (${behind}) b ORDER BY b.depth DESC LIMIT ${looksMax}) r JOIN ${schema}.mq_queues q ON q.id = r.queue ${oldestSql(schema, 'r')}
+       CROSS JOIN LATERAL (SELECT greatest(0, floor(extract(epoch FROM ${schema}.clock() - o.oldest)))::bigint AS seconds) s
+     WHERE o.oldest <= ${schema}.clock() - make_interval(secs => $1) ORDER BY o.oldest, r.partition LIMIT $3`,
+    [minLagSeconds, request.visible, asked.limit],
+  )
+  return offsetPage(rows.map(viewOf<Static<typeof LaggingPartition>>), asked, pageBytesMax).items
+}
+
+/** Its position, deepest partitions first; null: no group has that name. */
+export async function getGroup(admin: Admin, request: EntriesRequest): Promise<GroupDetails | null> {
+  const { query, schema, pageBytesMax } = admin
+  const { params, visible } = request
+  const { limit, offset } = pageOf(request.query, partitionsDefault)
+  const queues = await queuesOf(admin, params.group, visible, queuesShown)
+  if (queues.length === 0) return null
+  const { rows } = await query<{ queue_name: string }>(
+    `SELECT q.name AS queue_name, x.partition_name AS partition, x.partition AS "partitionId", x.lease AS "workerId", x.moved_at AS "lastConsumedAt",
+       x.consumed AS "totalConsumed", x.depth AS "offsetLag", coalesce(greatest(0, floor(extract(epoch FROM ${schema}.clock() - o.oldest))), 0)::bigint AS "timeLagSeconds",
+       x.lease IS NOT NULL AS "leaseActive", x.until AS "leaseExpiresAt"
+     FROM (
+       SELECT r.* FROM (${progressSql(schema, `g.name = $1 AND p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r
+       ORDER BY r.depth DESC, r.partition_name, r.partition LIMIT $3 OFFSET $4
+     ) x JOIN ${schema}.mq_queues q ON q.id = x.queue ${oldestSql(schema, 'x')} ORDER BY x.depth DESC, x.partition_name, x.partition`,
+    [params.group, visible, limit + 1, offset],
+  )
+  // Queues are named even without partitions; half of the page is for those with partitions.
+  const named = fitPage(queues, { limit: queuesShown, bytesMax: pageBytesMax / 2 }, (queue) => queue).items
+  const page = fitPage(rows, { limit, bytesMax: pageBytesMax / 2 }, ({ queue_name: queue, ...row }) => ({
+    queue,
+    partition: viewOf<Partition>(row),
+  }))
+  // Without a prototype: a queue may have any name.
+  const details: GroupDetails = Object.assign(
+    Object.create(null),
+    Object.fromEntries(named.map((queue) => [queue, { partitions: [] }])),
+  )
+  for (const { queue, partition } of page.items) {
+    details[queue] ??= { partitions: [] }
+    details[queue].partitions.push(partition)
+  }
+  linkNext(request, `${groupsUrl}/${encodeURIComponent(params.group)}`, paginationOf(limit, offset, page))
+  return details
+}
+
+export async function endGroup(admin: Admin, { params, query, visible }: EndRequest): Promise<unknown> {
+  return end(admin, params.group, await queuesOf(admin, params.group, visible), query.deleteMetadata ?? true)
+}
+
+export async function endGroupOfQueue(admin: Admin, { params, query }: EndRequest): Promise<unknown> {
+  const { group, queue } = params
+  const queues = (await queuesOf(admin, group, null)).filter((name) => name === queue)
+  return { ...(await end(admin, group, queues, query.deleteMetadata ?? true)), queueName: queue }
+}
+
+/** Ends the group in these queues. Unless it is forgotten, it starts again where it first started. */
+async function end({ intake, schema, wake }: Admin, group: string, queues: readonly string[], forget: boolean) {
+  const deletedPartitions = await patientTransaction(intake, endMs, async (tx) => {
+    const { rows } = await tx.query<{ n: number }>(
+      `SELECT coalesce(sum(e.partitions), 0)::bigint AS n FROM unnest($2::text[]) u(queue), LATERAL ${schema}.mq_unsubscribe($1, u.queue, $3) e`,
+      [group, queues, forget],
+    )
+    return rows[0]?.n ?? 0
+  })
+  // The next pop of this group starts over.
+  for (const queue of queues) wake(queue)
+  return { success: true, consumerGroup: group, deletedPartitions, metadataDeleted: forget }
+}
+
+/** Sets where the group starts after a restart; its current position stays. */
+export async function moveSubscription(
+  admin: Admin,
+  { params: { group }, body, visible }: AdminRequest<unknown, Static<typeof MoveSubscription>>,
+): Promise<unknown> {
+  const { intake, schema } = admin
+  const at = instant('subscriptionTimestamp', body.subscriptionTimestamp)
+  const queues = await queuesOf(admin, group, visible)
+  if (queues.length === 0) return null
+  const { rowCount } = await intake.statements.release(
+    `UPDATE ${schema}.mq_groups g SET mode = 'time', since = $3 FROM ${schema}.mq_queues q
+     WHERE q.id = g.queue AND g.name = $1 AND q.name = ANY ($2)`,
+    [group, queues, at],
+  )
+  return { success: true, consumerGroup: group, newTimestamp: at.toISOString(), rowsUpdated: rowCount ?? 0 }
+}
+
+/** Leases are lost. */
+export async function seekGroup(
+  admin: Admin,
+  { params: { group, queue }, body, visible }: AdminRequest<unknown, Static<typeof SeekGroup>>,
+): Promise<unknown> {
+  const target = targetOf(body)
+  if (!(await queuesOf(admin, group, visible)).includes(queue)) return null
+  const partitionsUpdated = await seek(admin, group, queue, target)
+  admin.wake(queue)
+  return {
+    success: true,
+    consumerGroup: group,
+    queueName: queue,
+    seekToEnd: target.to === 'end',
+    targetTimestamp: target.at?.toISOString() ?? null,
+    partitionsUpdated,
+  }
+}
+
+interface SeekTarget {
+  to: 'start' | 'end' | 'time'
+  at: Date | null
+}
+
+function targetOf({ timestamp, toEnd, toBeginning }: Static<typeof SeekGroup>): SeekTarget {
+  const targets: SeekTarget[] = []
+  if (toEnd === true) targets.push({ to: 'end', at: null })
+  if (toBeginning === true) targets.push({ to: 'start', at: null })
+  if (timestamp !== undefined && timestamp !== null) targets.push({ to: 'time', at: instant('timestamp', timestamp) })
+  const [target] = targets
+  if (target === undefined || targets.length > 1) throw invalid('', 'say one of toEnd, toBeginning and timestamp')
+  return target
+}
+
+/** Returns the number of partitions. In steps, because pushes wait while their partition is moved. */
+async function seek({ intake, schema }: Admin, group: string, queue: string, { to, at }: SeekTarget): Promise<number> {
+  let moved = 0
+  let after: string | null = null
+  do {
+    const { rows } = await patientTransaction(intake, seekMs, (tx) =>
+      tx.query<{ moved: number | null; last: string | null }>(
+        `SELECT moved, last FROM ${schema}.mq_seek($1, $2, $3, $4, $5, $6)`,
+        [queue, group, to, at, after, seekPartitions],
+      ),
+    )
+    moved += rows[0]?.moved ?? 0
+    after = rows[0]?.last ?? null
+  } while (after !== null)
+  return moved
+}
+
+/** The queues that have a group of this name. */
+async function queuesOf(
+  { intake, schema }: Admin,
+  group: string,
+  visible: Visible,
+  limit: number | null = null,
+): Promise<string[]> {
+  const { rows } = await intake.read<{ name: string }>(
+    `SELECT q.name FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue
+     WHERE g.name = $1 AND ${visibleSql('q.name', '$2')} ORDER BY q.name LIMIT $3`,
+    [group, visible, limit],
+  )
+  return rows.map(({ name }) => name)
+}

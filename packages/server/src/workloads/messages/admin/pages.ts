@@ -1,0 +1,44 @@
+/** Pages of lists that are paged by offset. */
+import { limits } from '@spillway/protocol/wire'
+import { fitPage, type Pagination, paginationOf } from 'spillway/workload'
+import type { AdminRequest } from './route.js'
+
+/** The requested page. */
+export interface Asked {
+  limit: number
+  offset: number
+}
+
+/** Limit and offset of a page; the limit is capped at `most`. */
+export function pageOf(
+  { limit, offset = 0 }: { limit?: number; offset?: number },
+  usual: number,
+  most: number = limits.listEntriesMax,
+): Asked {
+  return { limit: Math.min(limit ?? usual, most), offset }
+}
+
+/** The part of a list that fits, and where it continues. `found` has one more than `limit` if there are more. */
+export function offsetPage<Item>(
+  found: readonly Item[],
+  { limit, offset }: Asked,
+  bytesMax: number,
+  isCut = false,
+): { items: Item[]; pagination: Pagination } {
+  const page = fitPage(found, { limit, bytesMax }, (item) => item, isCut)
+  return { items: page.items, pagination: paginationOf(limit, offset, page) }
+}
+
+/** For lists whose format has no field for the next page (RFC 8288). */
+export function linkNext(request: AdminRequest, url: string, { limit, nextOffset }: Pagination): void {
+  if (nextOffset !== null) request.header('link', `<${url}?limit=${limit}&offset=${nextOffset}>; rel="next"`)
+}
+
+/** For a row whose columns are named like the answer's members: dates become RFC 3339. */
+export function viewOf<View>(row: Record<string, unknown>): View {
+  const entries = Object.entries(row).map(([name, value]) => [
+    name,
+    value instanceof Date ? value.toISOString() : value,
+  ])
+  return Object.fromEntries(entries) as View
+}

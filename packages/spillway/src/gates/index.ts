@@ -1,6 +1,0 @@
-export { type CapacityOptions, capacity } from './capacity.js'
-export { type ConnectionsOptions, connections } from './connections.js'
-export type { Gate, PressureLevel } from './gate.js'
-export { type HaltOptions, halt } from './halt.js'
-export { type PressureOptions, pressure } from './pressure.js'
-export { type RateOptions, rate } from './rate.js'

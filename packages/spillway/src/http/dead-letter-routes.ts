@@ -1,0 +1,197 @@
+/** Dead letters: reading, redriving and deleting them (docs/reference/http.md). */
+import { DeadLetter, DeadLetterPage, ListOperationsQuery } from '@spillway/protocol/schema'
+import Type, { type Static } from 'typebox'
+import { isUuid } from '../core/ids.js'
+import type { Intake } from '../intake/intake.js'
+import type { TicketFilter } from '../store/port.js'
+import { deadLetterView } from './operation-view.js'
+import { cursorOf, pageById } from './pages.js'
+import { badCursor, filterOf, idOfCursor, type ListQuery, pageOf } from './ticket-lists.js'
+import {
+  answers,
+  json,
+  Nothing,
+  needsOperate,
+  notFound,
+  refuse,
+  type TicketAnswer,
+  type TicketContext,
+  type TicketRequest,
+  type TicketRoute,
+} from './ticket-table.js'
+import type { Viewer } from './viewer.js'
+
+const redriveBatch = 500
+const redriveMax = 100_000
+
+const FilterMembers = {
+  type: ListOperationsQuery.properties.type,
+  queue: ListOperationsQuery.properties.queue,
+  partition: ListOperationsQuery.properties.partition,
+  identity: ListOperationsQuery.properties.identity,
+  from: ListOperationsQuery.properties.from,
+  to: ListOperationsQuery.properties.to,
+}
+const RedriveBody = Type.Object(
+  {
+    ids: Type.Optional(Type.Array(Type.String({ minLength: 1, maxLength: 64 }), { maxItems: 1_000 })),
+    filter: Type.Optional(Type.Object(FilterMembers, { additionalProperties: false })),
+    ...FilterMembers,
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: redriveMax })),
+    cursor: ListOperationsQuery.properties.cursor,
+  },
+  { additionalProperties: false },
+)
+const PurgeQuery = Type.Object(
+  {
+    ...FilterMembers,
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: redriveMax })),
+    all: Type.Optional(Type.Boolean()),
+  },
+  { additionalProperties: false },
+)
+
+export const deadLetterRoutes: readonly TicketRoute[] = [
+  {
+    method: 'GET',
+    path: '/api/v1/dead-letters',
+    summary: 'Operations that used up their attempts, newest first',
+    query: ListOperationsQuery,
+    response: answers(DeadLetterPage),
+    handle: listDeadLetters,
+  },
+  {
+    method: 'GET',
+    path: '/api/v1/dead-letters/:id',
+    summary: 'A dead letter, whole',
+    query: Nothing,
+    response: answers(DeadLetter),
+    handle: oneDeadLetter,
+  },
+  {
+    method: 'POST',
+    path: '/api/v1/dead-letters/redrive',
+    role: 'operate',
+    summary: 'Put dead letters back in their lanes, in order',
+    query: Nothing,
+    body: RedriveBody,
+    handle: redrive,
+  },
+  {
+    method: 'DELETE',
+    path: '/api/v1/dead-letters',
+    role: 'operate',
+    summary: 'Delete dead letters for good',
+    query: PurgeQuery,
+    handle: purge,
+  },
+]
+
+async function listDeadLetters(context: TicketContext, request: TicketRequest<ListQuery>): Promise<TicketAnswer> {
+  const page = pageOf(request.query)
+  if (page === null) return badCursor
+  const { status: _, ...query } = request.query
+  const filter = filterOf(context, request.viewer, query)
+  const letters = await context.intake.store.deadLetters(filter, page.limit + 1, page.before)
+  return json(pageById(letters, { ...page, bytesMax: context.pageBytesMax }, deadLetterView))
+}
+
+async function oneDeadLetter({ intake, access }: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
+  const { id, viewer } = request
+  const letter = (await access.visible(viewer, id)) === null ? null : await intake.store.deadLetter(id)
+  return letter === null ? notFound : json(deadLetterView(letter))
+}
+
+async function redrive(
+  context: TicketContext,
+  { body, viewer }: TicketRequest<unknown, Static<typeof RedriveBody>>,
+): Promise<TicketAnswer> {
+  if (!viewer.operates) return needsOperate
+  const { ids, filter, limit, cursor, ...loose } = body
+  if (ids !== undefined && (filter !== undefined || Object.keys(loose).length > 0)) {
+    return refuse({
+      code: 'invalid_request',
+      detail: 'Say which: ids, or a filter, not both.',
+      errors: [{ path: '/ids', message: 'cannot be combined with a filter' }],
+    })
+  }
+  if (ids !== undefined) return json(await redriveIds(context, viewer, ids))
+  if (filter === undefined && Object.keys(loose).length === 0) {
+    return refuse({
+      code: 'invalid_request',
+      detail: 'Say which: ids, or a filter (an empty one means all).',
+      errors: [{ path: '/ids', message: 'ids or filter is required' }],
+    })
+  }
+  const from = cursor === undefined ? null : idOfCursor(cursor)
+  if (cursor !== undefined && from === null) return badCursor
+  const which = filterOf(context, viewer, { ...loose, ...filter })
+  return json(await redriveAll(context.intake, which, limit ?? redriveMax, from))
+}
+
+async function redriveIds(
+  { intake, access }: TicketContext,
+  viewer: Viewer,
+  ids: readonly string[],
+): Promise<{ moved: number; skipped: number }> {
+  const known = ids.filter(isUuid)
+  const { bound } = access.narrow(viewer, {})
+  // A dead letter never changes its queue, so the ids found here stay within the caller's queues.
+  const own = bound ? await intake.store.deadLetterIds({ ids: known, bound }, known.length, null) : known
+  const { moved } = await intake.store.redrive(own)
+  if (moved > 0) intake.wakeAll()
+  return { moved, skipped: ids.length - moved }
+}
+
+/**
+ * Processes them once, oldest first: one that dies again at once keeps its id and would otherwise be found first, and
+ * redriven, again and again.
+ */
+async function redriveAll(
+  intake: Intake,
+  filter: TicketFilter,
+  limit: number,
+  from: string | null,
+): Promise<{ moved: number; skipped: number; next_cursor: string | null }> {
+  let moved = 0
+  let skipped = 0
+  let after = from
+  while (moved + skipped < limit) {
+    const most = Math.min(redriveBatch, limit - moved - skipped)
+    const ids = await intake.store.deadLetterIds(filter, most, after)
+    if (ids.length > 0) {
+      const batch = await intake.store.redrive(ids)
+      moved += batch.moved
+      skipped += ids.length - batch.moved
+      if (batch.moved > 0) intake.wakeAll()
+    }
+    if (ids.length < most) return { moved, skipped, next_cursor: null }
+    after = ids[ids.length - 1] ?? null
+  }
+  return { moved, skipped, next_cursor: after === null ? null : cursorOf(after) }
+}
+
+async function purge(
+  context: TicketContext,
+  { query: asked, viewer }: TicketRequest<Static<typeof PurgeQuery>>,
+): Promise<TicketAnswer> {
+  if (!viewer.operates) return needsOperate
+  const { limit, all, ...query } = asked
+  if (all !== true && limit === undefined && Object.keys(query).length === 0) {
+    return refuse({
+      code: 'invalid_request',
+      detail: 'Say which: a filter, or all=true.',
+      errors: [{ path: '/all', message: 'a filter or all=true is required' }],
+    })
+  }
+  const { store } = context.intake
+  const most = limit ?? redriveMax
+  let purged = 0
+  while (purged < most) {
+    const batch = Math.min(redriveBatch, most - purged)
+    const ids = await store.deadLetterIds(filterOf(context, viewer, query), batch, null)
+    if (ids.length === 0) break
+    purged += await store.purge(ids)
+  }
+  return json({ purged })
+}

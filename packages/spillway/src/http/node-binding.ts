@@ -1,0 +1,177 @@
+import type { IncomingMessage, ServerResponse } from 'node:http'
+import { limits } from '@spillway/protocol/wire'
+import type { Definition, IntakeRequest, IntakeUser } from '../intake/define.js'
+import type { Intake } from '../intake/intake.js'
+import { continueTrace, formatTraceparent } from '../metrics/trace.js'
+import { type Body, bodyTooLarge, isJson, notJson, parseBody } from './body-form.js'
+import { discardRest, goneSignal } from './connections.js'
+import { userFrom } from './fastify-binding.js'
+import { faultProblem, internalFault } from './faults.js'
+import type { Wire } from './mount.js'
+import { mountOf } from './mount.js'
+import { encodeProblem, type Problem, pathOf } from './problem.js'
+
+/**
+ * For node:http and for Express 4 and 5. With `next` (Express), errors that are not ours go there; without it they are logged
+ * and answered with 500.
+ */
+export type NodeHandler = (request: IncomingMessage, response: ServerResponse, next?: (fault?: unknown) => void) => void
+
+/** What Express and its middleware add to Node's request. */
+interface ExpressMembers {
+  body?: unknown
+  ip?: string
+  originalUrl?: string
+  params?: Record<string, string | string[]>
+  user?: unknown
+}
+
+export function nodeHandler(intake: Intake, definition: Definition): NodeHandler {
+  const mounted = mountOf(intake, definition)
+  return (request, response, next) => {
+    const asked = new NodeIntakeRequest(request)
+    const send = (wire: Wire): void => write(response, wire, asked)
+    const refuse = (problem: Problem, headers = {}): void => send({ ok: false, problem, headers })
+    const serve = async (): Promise<void> => {
+      // There is no router in front of a plain listener, and a crawler's GET must not submit work.
+      if (next === undefined && safeMethods.has(asked.method)) return refuse(unsafeOnly, { allow: allowed })
+      const entry = await mounted.enter(asked)
+      if (!entry.ok) return void setImmediate(send, entry.wire)
+      const { entered } = entry
+      // The client left while its permit was taken, and its close event has already fired.
+      if (response.destroyed) return entered.leave()
+      response.once('close', entered.leave)
+      try {
+        const body = await bodyOf(request)
+        if (!body.ok) {
+          discardRest(request)
+          return refuse(body.problem)
+        }
+        send(await mounted.submit(entered, body.value, (during) => goneSignal(response, during), body.text))
+      } finally {
+        // Node emits no 'close' on a pipelined answer whose connection ended before its turn.
+        entered.leave()
+      }
+    }
+    serve().catch((fault: unknown) => {
+      const problem = faultProblem(fault)
+      if (problem !== undefined) return refuse(problem)
+      if (next !== undefined) return next(fault)
+      intake.log.error({ err: fault, trace_id: asked.traceId, path: asked.path }, 'request failed')
+      refuse(internalFault)
+    })
+  }
+}
+
+const safeMethods = new Set(['GET', 'HEAD', 'OPTIONS', 'TRACE'])
+const allowed = 'POST, PUT, PATCH, DELETE'
+const unsafeOnly: Problem = { code: 'method_not_allowed', detail: `Use ${allowed}.` }
+
+function write(response: ServerResponse, wire: Wire, { path: instance, traceId }: NodeIntakeRequest): void {
+  if (response.headersSent || response.destroyed) return
+  const problem = wire.ok ? undefined : encodeProblem(wire.problem, { instance, traceId }, undefined)
+  const headers = wire.ok ? wire.answer.headers : { ...wire.headers, ...problem?.headers }
+  const body = wire.ok ? JSON.stringify(wire.answer.body) : problem?.body
+  response.statusCode = wire.ok ? wire.answer.status : (problem?.status ?? 500)
+  // One by one: what middleware has set stays.
+  for (const [name, value] of Object.entries(headers)) response.setHeader(name, value)
+  response.setHeader('x-request-id', traceId)
+  if (body === undefined) return void response.end()
+  if (wire.ok) response.setHeader('content-type', 'application/json; charset=utf-8')
+  response.setHeader('content-length', Buffer.byteLength(body))
+  response.end(body)
+}
+
+/**
+ * The body, read here, or as `express.json()` has parsed it. A parsed body has no text any more: an Idempotency-Key then
+ * compares `JSON.stringify` of the value, so two requests that differ only in spaces count as the same.
+ */
+async function bodyOf(request: IncomingMessage & ExpressMembers): Promise<Body> {
+  const { headers, body } = request
+  if (!request.readableDidRead) return readBody(request)
+  if (body instanceof Uint8Array) return parseBody(body, headers['content-type'], headers['content-encoding'])
+  // body-parser makes {} of an empty body.
+  if (headers['content-length'] === '0') return { ok: true, value: undefined }
+  if (body === undefined) throw new Error('The body was read before the intake, and is not in request.body.')
+  // A form that express.urlencoded() has parsed is no JSON: browsers send forms across sites without asking.
+  if (!isJson(headers['content-type'])) return { ok: false, problem: notJson }
+  return { ok: true, value: body }
+}
+
+const firstBytes = 4_096
+
+/** If the client cuts the body off it never resolves: there is nobody to answer, and 'close' of the response ends the request. */
+function readBody(request: IncomingMessage): Promise<Body> {
+  const { headers } = request
+  const tooLarge: Body = { ok: false, problem: bodyTooLarge }
+  const length = Number(headers['content-length'] ?? 0)
+  if (length > limits.bodyBytes) return Promise.resolve(tooLarge)
+  return new Promise((resolve) => {
+    // Copied into one block: a list of one-byte pieces would take 200 times their size.
+    let block = Buffer.allocUnsafe(length || firstBytes)
+    let size = 0
+    const end = (body: Body): void => {
+      request.off('data', take)
+      request.off('end', finish)
+      resolve(body)
+    }
+    const take = (chunk: Buffer): void => {
+      const filled = size + chunk.length
+      if (filled > limits.bodyBytes) return void end(tooLarge)
+      if (filled > block.length) {
+        const larger = Buffer.allocUnsafe(Math.max(filled, block.length * 2))
+        block.copy(larger, 0, 0, size)
+        block = larger
+      }
+      chunk.copy(block, size)
+      size = filled
+    }
+    const finish = (): void =>
+      end(parseBody(block.subarray(0, size), headers['content-type'], headers['content-encoding']))
+    request.on('data', take)
+    request.on('end', finish)
+  })
+}
+
+/** Reads on demand. */
+class NodeIntakeRequest implements IntakeRequest {
+  readonly #request: IncomingMessage & ExpressMembers
+  readonly user: IntakeUser | null
+  readonly clientAddress: string
+  readonly method: string
+  readonly path: string
+  readonly traceId: string
+  readonly traceparent: string
+
+  constructor(request: IncomingMessage & ExpressMembers) {
+    this.#request = request
+    this.user = userFrom(request.user)
+    // Express's `ip` obeys its setting `trust proxy`.
+    this.clientAddress = request.ip ?? request.socket.remoteAddress ?? 'unknown'
+    this.method = request.method ?? 'GET'
+    this.path = pathOf(this.#target)
+    const trace = continueTrace(request.headers.traceparent as string | undefined)
+    this.traceId = trace.traceId
+    this.traceparent = formatTraceparent(trace)
+  }
+
+  /** A router of Express shortens `url`. */
+  get #target(): string {
+    return this.#request.originalUrl ?? this.#request.url ?? '/'
+  }
+
+  get headers(): Record<string, string | undefined> {
+    return this.#request.headers as Record<string, string | undefined>
+  }
+
+  get query(): URLSearchParams {
+    const start = this.#target.indexOf('?')
+    return new URLSearchParams(start < 0 ? '' : this.#target.slice(start + 1))
+  }
+
+  /** A wildcard of Express 5 is a list of path segments. */
+  get params(): Record<string, string> {
+    const params = Object.entries(this.#request.params ?? {})
+    return Object.fromEntries(params.map(([name, value]) => [name, Array.isArray(value) ? value.join('/') : value]))
+  }
+}

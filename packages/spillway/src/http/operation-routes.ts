@@ -1,0 +1,192 @@
+/** Reading, waiting for, cancelling and retrying operations (docs/reference/http.md). */
+import { ListOperationsQuery, Operation, OperationPage, OperationStats, WaitQuery } from '@spillway/protocol/schema'
+import type { Static } from 'typebox'
+import type { StatRow, Ticket } from '../store/port.js'
+import { followOperation } from './operation-stream.js'
+import { operationView } from './operation-view.js'
+import { pageById } from './pages.js'
+import { badCursor, filterOf, type ListQuery, pageOf } from './ticket-lists.js'
+import {
+  answers,
+  json,
+  Nothing,
+  needsOperate,
+  notFound,
+  refuse,
+  type TicketAnswer,
+  type TicketContext,
+  type TicketRequest,
+  type TicketRoute,
+} from './ticket-table.js'
+import { compileValidator } from './validation.js'
+
+export const operationRoutes: readonly TicketRoute[] = [
+  {
+    method: 'GET',
+    path: '/api/v1/operations',
+    summary: 'List operations, newest first',
+    query: ListOperationsQuery,
+    response: answers(OperationPage),
+    handle: listOperations,
+  },
+  {
+    method: 'GET',
+    path: '/api/v1/operations/stats',
+    summary: 'What is unfinished, and what finished in the last 5 minutes',
+    query: Nothing,
+    response: answers(OperationStats),
+    handle: operationStats,
+  },
+  {
+    method: 'GET',
+    path: '/api/v1/operations/:id',
+    summary: 'One operation; ?wait=N waits for it to finish',
+    query: WaitQuery,
+    response: answers(Operation),
+    handle: oneOperation,
+  },
+  {
+    method: 'GET',
+    path: '/api/v1/operations/:id/stream',
+    summary: 'Server-sent events: what becomes of an operation',
+    description: 'A `status` per change, and output. Goes on behind `Last-Event-ID`; 204 after the last event.',
+    query: Nothing,
+    streams: true,
+    handle: streamOperation,
+  },
+  {
+    method: 'POST',
+    path: '/api/v1/operations/:id/cancel',
+    role: 'submit',
+    summary: 'Cancel a pending operation',
+    query: Nothing,
+    response: answers(Operation),
+    handle: cancelOperation,
+  },
+  {
+    method: 'POST',
+    path: '/api/v1/operations/:id/retry',
+    // Callers who may only submit are checked by the handler: another's operation looks like an unknown one.
+    role: 'submit',
+    summary: 'Put a failed operation back in its lane; needs the role operate',
+    query: Nothing,
+    response: answers(Operation),
+    handle: retryOperation,
+  },
+]
+
+async function listOperations(context: TicketContext, request: TicketRequest<ListQuery>): Promise<TicketAnswer> {
+  const { query, viewer } = request
+  const page = pageOf(query)
+  if (page === null) return badCursor
+  const { identity } = query
+  const seesAll = viewer.operates || viewer.views === true
+  if (identity !== undefined && !seesAll && identity !== viewer.identity) return json({ items: [], next_cursor: null })
+  const tickets = await context.intake.store.tickets(filterOf(context, viewer, query), page.limit + 1, page.before)
+  return json(pageById(tickets, { ...page, bytesMax: context.pageBytesMax }, operationView))
+}
+
+async function operationStats({ intake, access }: TicketContext, { viewer }: TicketRequest): Promise<TicketAnswer> {
+  const rows = await intake.store.stats(access.narrow(viewer, {}).bound)
+  const unfinished = rows.filter(({ status }) => status === 'pending' || status === 'processing')
+  return json({
+    stats: rows.map(statView),
+    systemHealth: {
+      poolUtilization: Math.round(intake.pipeline.busy * 1_000) / 1_000,
+      poolWaiting: intake.store.poolState().waiting,
+      queueDepth: unfinished.reduce((n, { count }) => n + count, 0),
+      oldestAgeSeconds: unfinished.reduce((age, r) => Math.max(age, (Date.now() - r.oldest.getTime()) / 1_000), 0),
+    },
+  })
+}
+
+const statView = (row: StatRow) => ({
+  operation_type: row.type,
+  priority: row.priority,
+  status: row.status,
+  count: row.count,
+  oldest: row.oldest.toISOString(),
+  newest: row.newest.toISOString(),
+  avg_latency_seconds: row.averageLatencySeconds,
+})
+
+async function oneOperation(
+  { intake, access }: TicketContext,
+  { id, viewer, query, gone }: TicketRequest<Static<typeof WaitQuery>>,
+): Promise<TicketAnswer> {
+  const ticket = await access.visible(viewer, id)
+  if (ticket === null) return notFound
+  const waitMs = (query.wait ?? 0) * 1_000
+  if (waitMs === 0 || isFinished(ticket)) return json(operationView(ticket))
+  const finished = await intake.waiters.wait(id, waitMs, gone())
+  return json(operationView(finished ?? (await intake.store.ticket(id)) ?? ticket))
+}
+
+async function streamOperation(context: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
+  const ticket = await context.access.visible(request.viewer, request.id)
+  if (ticket === null) return notFound
+  return followOperation(context.intake, ticket, request.lastEventId, context.outputOf)
+}
+
+async function cancelOperation({ intake, access }: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
+  const { id, viewer } = request
+  const fault = bodyFault(request)
+  if (fault !== null) return fault
+  const ticket = await access.visible(viewer, id)
+  if (ticket === null) return notFound
+  if (ticket.identity !== viewer.identity && !viewer.operates) return needsOperate
+  const outcome = await intake.cancel(id, 'cancelled by request')
+  switch (outcome) {
+    case 'cancelled':
+      return json(operationView((await intake.store.ticket(id)) ?? ticket))
+    case 'asked': {
+      const finished = await intake.waiters.wait(id, 2_000)
+      return json(operationView(finished ?? ticket), finished === null ? 202 : 200)
+    }
+    case 'running':
+      return refuse({
+        code: 'operation_running',
+        detail: 'The operation is running, and its handler cannot be stopped.',
+      })
+    case 'gone':
+      return refuse({ code: 'operation_finished', detail: 'The operation is finished already.' })
+  }
+}
+
+async function retryOperation({ intake, access }: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
+  const { store } = intake
+  const { id, viewer } = request
+  const fault = bodyFault(request)
+  if (fault !== null) return fault
+  const ticket = await access.visible(viewer, id)
+  if (ticket === null) return notFound
+  if (!viewer.operates) return needsOperate
+  if (ticket.status !== 'failed') return notFailed(ticket.status)
+  const { moved } = await store.redrive([id])
+  if (moved === 0) {
+    // Another request was faster, or its capacity gate is full.
+    const now = await store.ticket(id)
+    if (now?.status !== 'failed') return notFailed(now?.status ?? 'gone')
+    return refuse({
+      code: 'capacity_exceeded',
+      detail: 'There is no place for it now. Try again later.',
+      retryAfterMs: 5_000,
+    })
+  }
+  intake.wakeAll()
+  return json(operationView((await store.ticket(id)) ?? ticket))
+}
+
+const notFailed = (status: string): TicketAnswer =>
+  refuse({ code: 'operation_not_failed', detail: `The operation is ${status}.` })
+
+const isFinished = (ticket: Ticket): boolean => ticket.finishedAt !== null
+
+const nothingFaults = compileValidator(Nothing)
+
+/** For a route without a body: none, or an empty object. A schema would require one. */
+function bodyFault({ body }: TicketRequest): TicketAnswer | null {
+  const checked = body === undefined ? null : nothingFaults(body)
+  if (checked === null || checked.ok) return null
+  return refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: checked.errors })
+}

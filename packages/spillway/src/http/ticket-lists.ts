@@ -1,0 +1,57 @@
+/** What the lists of operations and of dead letters share: filter and pages. */
+import type { ListOperationsQuery } from '@spillway/protocol/schema'
+import { limits } from '@spillway/protocol/wire'
+import type { Static } from 'typebox'
+import { isUuid } from '../core/ids.js'
+import type { TicketFilter } from '../store/port.js'
+import { ProblemError } from './faults.js'
+import { placeOf } from './pages.js'
+import { refuse, type TicketContext } from './ticket-table.js'
+import type { Viewer } from './viewer.js'
+
+export type ListQuery = Static<typeof ListOperationsQuery>
+
+const listLimitDefault = 50
+
+/** The filter that the query asks for, restricted to what the viewer may see. */
+export function filterOf(
+  { access }: TicketContext,
+  viewer: Viewer,
+  query: Omit<ListQuery, 'limit' | 'cursor'>,
+): TicketFilter {
+  const filter: TicketFilter = {}
+  for (const name of ['status', 'type', 'queue', 'partition', 'identity'] as const) {
+    const value = query[name]
+    if (value !== undefined) Object.assign(filter, { [name]: value })
+  }
+  if (query.from !== undefined) filter.from = instant('from', query.from)
+  if (query.to !== undefined) filter.to = instant('to', query.to)
+  return access.narrow(viewer, filter)
+}
+
+/** A leap second has the form of a timestamp, but a Date cannot express it. */
+function instant(name: string, text: string): Date {
+  const date = new Date(text)
+  if (!Number.isNaN(date.getTime())) return date
+  const errors = [{ path: `/${name}`, message: 'is not a point in time' }]
+  throw new ProblemError({ code: 'invalid_request', detail: 'The query is not valid.', errors })
+}
+
+/** Null: the cursor is invalid. */
+export function pageOf(query: ListQuery): { limit: number; before: string | null } | null {
+  const limit = Math.min(query.limit ?? listLimitDefault, limits.listItemsMax)
+  if (query.cursor === undefined) return { limit, before: null }
+  const before = idOfCursor(query.cursor)
+  return before === null ? null : { limit, before }
+}
+
+export function idOfCursor(cursor: string): string | null {
+  const id = placeOf(cursor)
+  return isUuid(id) ? id : null
+}
+
+export const badCursor = refuse({
+  code: 'invalid_request',
+  detail: 'The cursor is not one of ours.',
+  errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
+})

@@ -1,0 +1,112 @@
+/** The operations and admissions of an intake, with their gates bound to it. */
+import type { Static, TSchema } from 'typebox'
+import { type Accepting, type AdmitFlush, type Apply, type Effect, queuedApply } from '../accept/accepting.js'
+import type { IntakeSettings } from '../core/settings.js'
+import { type BoundGate, type Gate, type GateBinding, gateOrder } from '../gates/gate.js'
+import { bodyParser, requireTypebox } from '../http/validation.js'
+import type { Pulse, Store } from '../store/port.js'
+import { traced } from '../work/attempt.js'
+import type { SlotGroups } from '../work/slot-groups.js'
+import { type Admission, type AdmissionOptions, GateAdmission, requireNothingHeld } from './admission.js'
+import type { DefineOptions, Definition } from './define.js'
+import type { Pipeline } from './pipeline.js'
+import type { Bound } from './submission.js'
+
+/** Queued operations whose effect is a function in the store are applied in batches of at most this many. */
+const togetherMax = 500
+
+export interface DefinitionsOptions {
+  store: Store
+  settings: IntakeSettings
+  slotGroups: SlotGroups
+  accepting: Accepting
+  pipeline: Pipeline
+  binding: Omit<GateBinding, 'type' | 'now'>
+}
+
+export class Definitions {
+  readonly #o: DefinitionsOptions
+  readonly #bound = new Map<string, Bound>()
+  readonly #admissions = new Map<string, GateAdmission>()
+  #admitFlush: AdmitFlush | undefined
+
+  constructor(options: DefinitionsOptions) {
+    this.#o = options
+  }
+
+  define<S extends TSchema, Result>(type: string, options: DefineOptions<S, Result>): Definition<Static<S>, Result> {
+    requireTypebox()
+    this.#requireNew(type, 'operation type')
+    const open = options as unknown as DefineOptions<TSchema, unknown>
+    for (const kind of ['capacity', 'halt', 'connections'] as const) {
+      if ((open.gates ?? []).filter((gate) => gate.kind === kind).length > 1) {
+        throw new Error(`The operation type ${type} has two ${kind} gates; an operation can be held by one only.`)
+      }
+    }
+    const { store, settings, slotGroups, accepting } = this.#o
+    const gates = this.#bindGates(type, open.gates ?? [])
+    const apply = open.apply as Apply | Effect | undefined
+    const slots = slotGroups.slots(open.slots)
+    const flush = apply === undefined ? slots.flush : accepting.applying(apply, open.pendingMax)
+    this.#bound.set(type, { type, options: open, gates, flush, slots, parse: bodyParser(open) })
+    slotGroups.handle(type, slots, {
+      backoff: open.retry ?? { baseMs: settings.retryBaseMs, maxMs: settings.retryMaxMs },
+      ...(open.run && { run: traced(type, open.run as never) }),
+      ...(open.ready && { ready: open.ready }),
+      ...(open.announces && { announces: open.announces }),
+      ...(apply && {
+        apply: queuedApply(store, apply),
+        ...(typeof apply !== 'function' && { together: togetherMax }),
+      }),
+    })
+    return { type }
+  }
+
+  admission<Body>(name: string, options: AdmissionOptions<Body>): Admission<Body> {
+    this.#requireNew(name, 'admission')
+    requireNothingHeld(name, options.gates)
+    this.#admitFlush ??= this.#o.accepting.admissions()
+    const flush = this.#admitFlush
+    const gates = this.#bindGates(name, options.gates as readonly Gate<unknown>[])
+    const slots = this.#o.slotGroups.general
+    const bound = { type: name, gates, flush, slots, options: { whenBusy: 'refuse' as const } }
+    const admission = new GateAdmission(bound, this.#o.pipeline)
+    this.#admissions.set(name, admission)
+    return admission
+  }
+
+  find(type: string): Bound | undefined {
+    return this.#bound.get(type)
+  }
+
+  get(definition: Definition): Bound {
+    const bound = this.#bound.get(definition.type)
+    if (bound === undefined) throw new Error(`The operation type ${definition.type} is not defined on this intake.`)
+    return bound
+  }
+
+  get abortableTypes(): string[] {
+    return [...this.#bound.values()].filter((d) => d.options.abortable === true).map((d) => d.type)
+  }
+
+  observe(pulse: Pulse): void {
+    for (const { gates } of this.#bound.values()) for (const gate of gates) gate.observe?.(pulse)
+    for (const { bound } of this.#admissions.values()) for (const gate of bound.gates) gate.observe?.(pulse)
+  }
+
+  #requireNew(name: string, what: string): void {
+    if (this.#bound.has(name) || this.#admissions.has(name)) {
+      throw new Error(`The ${what} ${name} is defined already.`)
+    }
+    if (!/^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$/.test(name)) {
+      throw new RangeError(
+        `An ${what} has 1 to 100 letters, digits, dots, dashes or underscores, not ${JSON.stringify(name)}.`,
+      )
+    }
+  }
+
+  #bindGates(type: string, gates: readonly Gate<unknown>[]): BoundGate<unknown>[] {
+    const binding: GateBinding = { ...this.#o.binding, type, now: () => performance.now() }
+    return gates.map((gate) => gate.bind(binding)).sort((a, b) => gateOrder.indexOf(a.kind) - gateOrder.indexOf(b.kind))
+  }
+}

@@ -1,0 +1,307 @@
+/**
+ * The way of a request: early gates → permits → accept → answer. Every exit is an `Answer` or a `Refusal`. See
+ * ARCHITECTURE.md for all of them.
+ */
+import { buildItem, exactChecks } from '../accept/accept-item.js'
+import type { Accepting, Effect } from '../accept/accepting.js'
+import type { IntakeLog, IntakeSettings } from '../core/settings.js'
+import type { GateRegistry } from '../fleet/gate-registry.js'
+import type { Presence } from '../fleet/presence.js'
+import type { GateRequest, Permit } from '../gates/gate.js'
+import type { Metrics } from '../metrics/metrics.js'
+import type { Door } from '../pressure/door.js'
+import { Lateness } from '../pressure/lateness.js'
+import type { Accepted, Admitted, Store, Tx } from '../store/port.js'
+import type { SlotGroups } from '../work/slot-groups.js'
+import type { AdmissionAnswer, BoundAdmission } from './admission.js'
+import type { Answer } from './answer.js'
+import { allSlotsTaken, queueFull, type Refusal, rateStatus, refusals, refusedBy, storeAwayRetryMs } from './refusal.js'
+import type { Bound, BoundGates, PendingItem, Submission } from './submission.js'
+import type { Answering } from './verdict-to-answer.js'
+
+/** For an operation that must not be queued: the shares of the accept budget that it may wait at the door, and for its write. */
+const doorShare = 0.1
+const writeShare = 0.15
+
+export interface PipelineOptions {
+  store: Store
+  settings: IntakeSettings
+  log: IntakeLog
+  metrics: Metrics
+  /** In front of the HTTP server whose requests come here. */
+  door: Door
+  presence: Presence
+  slotGroups: SlotGroups
+  accepting: Accepting
+  answering: Answering
+  registry: GateRegistry
+}
+
+export class Pipeline {
+  readonly #o: PipelineOptions
+  readonly #lateness = new Lateness()
+  #inFlight = 0
+  #draining = false
+
+  constructor(options: PipelineOptions) {
+    this.#o = options
+  }
+
+  /** Refuses new submissions from here on. */
+  drain(): void {
+    this.#draining = true
+  }
+
+  get isDraining(): boolean {
+    return this.#draining
+  }
+
+  get isReady(): boolean {
+    return this.#o.presence.isReady && !this.#draining
+  }
+
+  /** Requests that are under way. */
+  get inFlight(): number {
+    return this.#inFlight
+  }
+
+  /** How much of this process's share of the store is in use, for the load decision. */
+  get busy(): number {
+    const pool = this.#o.store.poolState()
+    return Math.max(
+      (pool.busy + pool.waiting) / pool.max,
+      this.#o.accepting.oldestMs / this.#o.settings.acceptWaitBudgetMs,
+    )
+  }
+
+  /** The same for writes alone, for operations that do not need the pool. */
+  get writesBusy(): number {
+    return this.#o.accepting.oldestMs / this.#o.settings.acceptWaitBudgetMs
+  }
+
+  /** An operation that must not be queued is refused before it waits for long; a burst may pass. */
+  #isLate({ flush }: BoundGates): boolean {
+    const { acceptWaitBudgetMs } = this.#o.settings
+    const isOver =
+      this.#o.door.waitedMs > acceptWaitBudgetMs * doorShare || flush.expectedMs > acceptWaitBudgetMs * writeShare
+    return this.#lateness.refuses(isOver, performance.now())
+  }
+
+  get queueDepth(): number {
+    return this.#o.slotGroups.depth
+  }
+
+  /** The gates that need no body, cheapest first. Runs before the body is parsed. */
+  refuseEarly(bound: BoundGates, request: GateRequest): Refusal | null {
+    const refusal = this.#unready()
+    if (refusal !== null) return this.refuse(bound.type, refusal)
+    for (const gate of bound.gates) {
+      if (gate.early === undefined) continue
+      const started = performance.now()
+      const early = gate.early(request)
+      this.#o.metrics.admissionDuration.labels(gate.kind).observe((performance.now() - started) / 1_000)
+      if (early !== null) return this.refuse(bound.type, early)
+    }
+    return null
+  }
+
+  /**
+   * Refuses an operation that must not be queued when this process is too busy, before its body is read. Not for callers who
+   * may prefer to be queued.
+   */
+  refuseBusy(bound: BoundGates): Refusal | null {
+    const { run, whenBusy } = bound.options
+    if (whenBusy !== 'refuse') return null
+    const { work } = bound.slots
+    const hasSlot = run === undefined || work.canReserve
+    if (hasSlot && !this.#isLate(bound) && this.busy <= this.#o.settings.busyQueueAbove) return null
+    return this.refuse(bound.type, allSlotsTaken(work.runMs))
+  }
+
+  /** Permits that are held while the request runs. */
+  async acquire(bound: BoundGates, request: GateRequest): Promise<Refusal | Permit[]> {
+    const permits: Permit[] = []
+    for (const gate of bound.gates) {
+      if (gate.acquire === undefined) continue
+      const outcome = await gate.acquire(request).catch((fault: unknown): Refusal => {
+        this.#o.log.warn({ err: fault, type: bound.type, gate: gate.kind }, 'a permit could not be taken')
+        return {
+          code: 'store_unavailable',
+          detail: 'The store did not answer. Nothing was accepted; try again later.',
+          retryAfterMs: storeAwayRetryMs,
+          gate: 'store',
+        }
+      })
+      if ('release' in outcome) {
+        permits.push(outcome)
+        continue
+      }
+      for (const permit of permits) permit.release()
+      return this.refuse(bound.type, outcome)
+    }
+    return permits
+  }
+
+  /** Counts a request while it is under way. */
+  enter(): () => void {
+    this.#inFlight++
+    let inside = true
+    return () => {
+      if (inside) this.#inFlight--
+      inside = false
+    }
+  }
+
+  async submit(bound: Bound, submission: Submission): Promise<Answer> {
+    const unready = this.#unready() ?? this.#full(bound)
+    if (unready !== null) return { kind: 'refused', refusal: this.refuse(bound.type, unready) }
+    const unregistered = await this.#unregistered()
+    if (unregistered !== null) return { kind: 'refused', refusal: this.refuse(bound.type, unregistered) }
+    const { work, load } = bound.slots
+    const runs = bound.options.run !== undefined
+    const later = submission.respondAsync === true
+    // A caller that asks for a ticket gets a run at once too, if slots are free: that saves the way through the queue.
+    const background = later && this.#o.settings.work && submission.waitMs === undefined
+    const calm = this.busy <= this.#o.settings.busyQueueAbove
+    const reserved = runs && (!later || background) && calm && work.reserve()
+    const busy = runs ? !later && !reserved : !calm
+    if (busy && bound.options.whenBusy === 'refuse') {
+      return { kind: 'refused', refusal: this.refuse(bound.type, allSlotsTaken(work.runMs)) }
+    }
+    let held = reserved
+    try {
+      const now = runs ? reserved : !busy && !later
+      const made = buildItem(bound, submission, { busy, now, paceMs: load.paceMs(bound.type) })
+      if ('code' in made) return { kind: 'refused', refusal: this.refuse(bound.type, made) }
+      const { item, tiers } = made
+      const pending: PendingItem = { item, body: submission.body, tiers }
+      let accepted: Accepted
+      try {
+        const asked = performance.now()
+        const [first] = await bound.flush.submit([pending])
+        accepted = first ?? noVerdict()
+        if (reserved) work.acceptedIn(performance.now() - asked)
+      } catch (fault) {
+        return { kind: 'refused', refusal: this.#o.answering.storeFault(bound.type, fault, item) }
+      }
+      // From here on the run owns the slot; an operation that does not run now must not keep one while its caller waits.
+      if (held && accepted.verdict !== 'execute') work.unreserve()
+      held = false
+      const answer = await this.#o.answering.answer(bound, submission, pending, accepted)
+      bound.options.onAnswer?.(answer, submission)
+      return answer
+    } finally {
+      if (held) work.unreserve()
+    }
+  }
+
+  /**
+   * Several items of one request, whose definition has a SqlEffect: decided and written together. When the queue is full and
+   * one of them would have to wait in it, all are refused. With `tx` in the caller's transaction: if that rolls back,
+   * nothing was accepted.
+   */
+  async submitAll(bound: Bound, submissions: readonly Submission[], tx?: Tx): Promise<Answer[]> {
+    const unready = this.#unready() ?? this.#full(bound) ?? (await this.#unregistered())
+    const refuseAll = (refusal: Refusal): Answer[] => submissions.map(() => ({ kind: 'refused', refusal }))
+    if (unready !== null) return refuseAll(this.refuse(bound.type, unready))
+    const { apply } = bound.options
+    if (apply === undefined || typeof apply === 'function') throw new Error(`${bound.type} has no SqlEffect`)
+    const busy = this.busy > this.#o.settings.busyQueueAbove
+    const all: PendingItem[] = []
+    for (const submission of submissions) {
+      const now = !busy && submission.respondAsync !== true
+      const made = buildItem(bound, submission, { busy, now, paceMs: bound.slots.load.paceMs(bound.type) })
+      if ('code' in made) return refuseAll(this.refuse(bound.type, made))
+      all.push({ item: made.item, body: submission.body, tiers: made.tiers })
+    }
+    let accepted: readonly Accepted[]
+    try {
+      accepted =
+        tx === undefined
+          ? await bound.flush.submit(all)
+          : await this.#o.accepting.applyWithin(tx, apply as Effect, all, bound.options.pendingMax)
+    } catch (fault) {
+      const [first] = all
+      if (first === undefined || tx !== undefined) throw fault
+      return refuseAll(this.#o.answering.storeFault(bound.type, fault, first.item))
+    }
+    return Promise.all(
+      submissions.map(async (submission, i) => {
+        const pending = all[i]
+        if (pending === undefined) throw new RangeError(`no item ${i}`)
+        const answer = await this.#o.answering.answer(bound, submission, pending, accepted[i] ?? noVerdict())
+        bound.options.onAnswer?.(answer, submission)
+        return answer
+      }),
+    )
+  }
+
+  /** All gates of an admission: early, then exact. No operation is written. */
+  async admit(bound: BoundAdmission, request: GateRequest, body: unknown): Promise<AdmissionAnswer> {
+    const { type, flush } = bound
+    const refused = (refusal: Refusal): AdmissionAnswer => ({ kind: 'refused', refusal })
+    const early = this.refuseEarly(bound, request) ?? this.refuseBusy(bound)
+    if (early !== null) return refused(early)
+    if (flush.isFull) return refused(this.refuse(type, refusals.writesWait))
+    const { halt, tiers, rates } = exactChecks(bound.gates, request, body)
+    let admitted: Admitted = { verdict: 'admit', rate: null }
+    try {
+      if (halt !== null || rates.length > 0) admitted = await flush.submit({ halt, rates })
+    } catch (fault) {
+      return refused(this.#o.answering.storeFault(type, fault))
+    }
+    if (admitted.verdict === 'refuse') {
+      return refused(this.refuse(type, refusedBy(bound, request, body, tiers, admitted)))
+    }
+    this.#o.metrics.admissions.labels(type, 'execute', 'admitted').inc()
+    const rate = admitted.rate === null ? undefined : rateStatus(admitted.rate, tiers)
+    return { kind: 'admitted', ...(rate && { rate }) }
+  }
+
+  /** Inside the caller's own PostgreSQL transaction: the operation exists if and when that commits. */
+  async enqueue(bound: Bound, submission: Submission, tx: Tx): Promise<Answer> {
+    const full = (await this.#unregistered()) ?? this.#full(bound)
+    if (full !== null) return { kind: 'refused', refusal: this.refuse(bound.type, full) }
+    const made = buildItem(
+      bound,
+      { ...submission, respondAsync: true },
+      { busy: false, now: false, paceMs: bound.slots.load.paceMs(bound.type) },
+    )
+    if ('code' in made) return { kind: 'refused', refusal: this.refuse(bound.type, made) }
+    const { item, tiers } = made
+    const accepted = await this.#o.accepting.within(tx, item, bound.slots)
+    return this.#o.answering.answer(bound, submission, { item, body: submission.body, tiers }, accepted)
+  }
+
+  #unready(): Refusal | null {
+    if (this.#draining) return refusals.draining
+    return this.#o.presence.isReady ? null : refusals.storeAway
+  }
+
+  async #unregistered(): Promise<Refusal | null> {
+    if (this.#o.registry.isComplete) return null
+    try {
+      await this.#o.registry.register()
+      return null
+    } catch {
+      return refusals.limitsUnknown
+    }
+  }
+
+  #full(bound: Bound): Refusal | null {
+    if (bound.flush.isFull) return refusals.writesWait
+    if (this.queueDepth >= this.#o.settings.pendingMax && bound.options.apply === undefined) {
+      return queueFull(bound.slots.load.drainMs(this.queueDepth - this.#o.settings.pendingMax + 1))
+    }
+    return null
+  }
+
+  /** Counts a refusal. */
+  refuse(route: string, refusal: Refusal): Refusal {
+    return this.#o.answering.refuse(route, refusal)
+  }
+}
+
+function noVerdict(): never {
+  throw new Error('the store gave no verdict')
+}
