@@ -40,11 +40,11 @@ afterAll(async () => {
 const push = (server: ServerProcess) =>
   post(server, '/api/v1/push', { items: [{ queue: 'q', payload: { n: 1 } }] }).then(({ status }) => status)
 
-/** Ends sessions of the server under test, by what they are for. */
-const terminate = (purpose: string) =>
+/** Ends sessions of the server under test, by a pattern of their names. */
+const terminate = (names: string) =>
   admin.query(
     `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1 AND application_name LIKE $2`,
-    [role, `spillway ${purpose}`],
+    [role, names],
   )
 
 async function expectUnready(server: ServerProcess, detail: RegExp): Promise<void> {
@@ -66,7 +66,7 @@ describe('the store', () => {
     expect(await push(server)).toBe(201)
     const worker = await workerOf()
     await admin.query(`ALTER ROLE ${role} CONNECTION LIMIT 0`)
-    await terminate('accept')
+    await terminate('spillway')
     await expectUnready(server, /not available/)
     expect(await push(server)).toBe(503)
     await admin.query(`ALTER ROLE ${role} CONNECTION LIMIT -1`)
@@ -79,11 +79,11 @@ describe('the store', () => {
   it('a database that has become read-only', async () => {
     const server = await startServer({ DATABASE_URL: url })
     await admin.query(`ALTER ROLE ${role} SET default_transaction_read_only = on`)
-    await terminate('%')
+    await terminate('spillway%')
     await expectUnready(server, /not available/)
     expect(await push(server)).toBe(503)
     await admin.query(`ALTER ROLE ${role} RESET default_transaction_read_only`)
-    await terminate('%')
+    await terminate('spillway%')
     await untilReady(server, 10_000)
     expect(await push(server)).toBe(201)
   })

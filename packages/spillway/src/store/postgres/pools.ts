@@ -224,13 +224,14 @@ export function openPools(options: PoolsOptions): Pools {
 
   /**
    * Behind a broken network or a frozen server all connections hang, and detecting that one by one would take a timeout for
-   * each. So if one fails and no other has answered since it was asked, those that wait for a connection fail with it; and
-   * if it did not answer in time, the pool is replaced.
+   * each. So if one fails and no other has answered in the second half of its wait, those that wait for a connection fail
+   * with it; and if it did not answer in time, the pool is replaced.
    */
   const judge = (purpose: Purpose, connections: Connections, askedAt: number, error: unknown): StoreFault => {
     const fault = toStoreFault(error)
     // With a SQLSTATE the server itself reported the fault, so it answers.
-    if (fault.sqlState !== undefined || connections.answeredAt >= askedAt) return fault
+    const halfway = (askedAt + performance.now()) / 2
+    if (fault.sqlState !== undefined || connections.answeredAt >= halfway) return fault
     if (fault.code === 'unavailable' || fault.code === 'timeout') connections.lanes?.close()
     if (fault.code === 'timeout' && current[purpose] === connections) {
       current[purpose] = openers[purpose]()
