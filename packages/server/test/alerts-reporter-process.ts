@@ -1,7 +1,7 @@
 /** A process for tests to kill: it reports an alert, runs no operations itself, and says when the report is written. */
 
 import { postgres } from '../../spillway/src/index.js'
-import { openIntake } from '../../spillway/src/intake/intake.js'
+import { openIntake } from '../../spillway/src/intake/open-intake.js'
 import { createMetrics } from '../src/prometheus/metrics.js'
 import { defineAlerts } from '../src/workloads/alerts/index.js'
 import { createAlertMetrics } from '../src/workloads/alerts/metrics.js'

@@ -1,5 +1,6 @@
 /** The public API. Anything not exported here may change at any time. */
-import type { IntakeOptions, Intake as WholeIntake } from './intake/intake.js'
+import type { Intake as WholeIntake } from './intake/intake.js'
+import type { IntakeOptions } from './intake/open-intake.js'
 
 export type { LaneName } from './core/ids.js'
 export type { OperationReport } from './core/operation-status.js'
@@ -28,7 +29,7 @@ export type {
   RunContext,
   SqlEffect,
 } from './intake/define.js'
-export type { IntakeOptions } from './intake/intake.js'
+export type { IntakeOptions } from './intake/open-intake.js'
 export type { Refusal } from './intake/refusal.js'
 export type { SubmitOptions } from './intake/submission.js'
 export type { Verification } from './ledger/ledger.js'
@@ -75,6 +76,6 @@ export type Intake = Pick<
 
 /** An intake on a store: `createIntake({ store: postgres({ url }) })` or `{ store: embedded() }`. */
 export async function createIntake(options: IntakeOptions): Promise<Intake> {
-  const { openIntake } = await import('./intake/intake.js')
+  const { openIntake } = await import('./intake/open-intake.js')
   return openIntake(options)
 }

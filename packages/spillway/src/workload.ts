@@ -83,7 +83,8 @@ export type {
   RunContext,
   SqlEffect,
 } from './intake/define.js'
-export { Intake, openIntake } from './intake/intake.js'
+export { Intake } from './intake/intake.js'
+export { openIntake } from './intake/open-intake.js'
 export type { Refusal } from './intake/refusal.js'
 export type { Submission, SubmitAllOptions, SubmitOptions } from './intake/submission.js'
 export { canonicalJson } from './ledger/canonical.js'

@@ -1,7 +1,8 @@
 import { setTimeout as delay } from 'node:timers/promises'
 import pg from 'pg'
 import { type IntakeOptions, type PostgresOptions, postgres } from '../src/index.js'
-import { type Intake, openIntake } from '../src/intake/intake.js'
+import type { Intake } from '../src/intake/intake.js'
+import { openIntake } from '../src/intake/open-intake.js'
 import type { Store, Ticket } from '../src/store/port.js'
 import { freshDatabase } from './setup/database.js'
 

@@ -1,7 +1,9 @@
 import { limits } from '@spillway/protocol/wire'
-import { digestUuid, laneOf, newOperationId } from '../core/ids.js'
+import { digestUuid, type LaneName, laneOf, newOperationId } from '../core/ids.js'
+import { check, type Rule } from '../core/options.js'
 import type { BoundGate, GateRequest, RateTier } from '../gates/gate.js'
 import { defaults } from '../intake/define.js'
+import { checkReturned, type numberRules } from '../intake/define-rules.js'
 import type { Refusal } from '../intake/refusal.js'
 import type { Bound, Submission } from '../intake/submission.js'
 import type { AcceptItem, RateCheck } from '../store/port.js'
@@ -17,7 +19,7 @@ export function buildItem(
 ): { item: AcceptItem; tiers: RateTier[] } | Refusal {
   const { options, type } = bound
   const { body, request, identity } = submission
-  const lane = laneOf(options.lane === undefined ? type : options.lane(body, request))
+  const lane = laneOf(options.lane === undefined ? type : laneName(type, options.lane(body, request)))
   if (!isName(lane.queue) || !isName(lane.partition)) {
     return {
       code: 'invalid_request',
@@ -25,7 +27,7 @@ export function buildItem(
       gate: 'lane',
     }
   }
-  const delayMs = Math.max(0, Math.round(options.delayMs?.(body) ?? 0))
+  const delayMs = returned(type, 'delayMs', Math.round(options.delayMs?.(body) ?? 0))
   const requested = submission.respondAsync === true || delayMs > 0
   // The caller gets a ticket whatever happens, so the key stores the ticket at accept time.
   const isTicket = options.run !== undefined && submission.waitMs === 0
@@ -41,15 +43,12 @@ export function buildItem(
       queue: lane.queue,
       partition: lane.partition,
       type,
-      priority: Math.min(
-        limits.priorityMax,
-        Math.max(limits.priorityMin, Math.round(numberFor(body, options.priority, defaults.priority))),
-      ),
+      priority: numberFor(bound, body, 'priority'),
       identity,
       payload,
       delayMs,
-      maxAttempts: numberFor(body, options.maxRetries, defaults.maxRetries) + 1,
-      timeoutMs: numberFor(body, options.timeoutMs, defaults.timeoutMs),
+      maxAttempts: numberFor(bound, body, 'maxRetries') + 1,
+      timeoutMs: numberFor(bound, body, 'timeoutMs'),
       traceparent: request.traceparent,
       execute: load.now && delayMs === 0,
       reason: requested ? 'requested' : load.busy ? 'system_busy' : isTicket && load.now ? 'still_running' : '',
@@ -71,8 +70,24 @@ export function buildItem(
   }
 }
 
-function numberFor(body: unknown, value: number | ((body: unknown) => number) | undefined, fallback: number): number {
-  return typeof value === 'function' ? value(body) : (value ?? fallback)
+function numberFor({ type, options }: Bound, body: unknown, name: 'priority' | 'timeoutMs' | 'maxRetries'): number {
+  const value = options[name]
+  return typeof value === 'function' ? returned(type, name, value(body)) : (value ?? defaults[name])
+}
+
+function returned(type: string, name: keyof typeof numberRules, value: number): number {
+  checkReturned(type, name, value)
+  return value
+}
+
+function laneName(type: string, lane: unknown): LaneName {
+  check(`the operation type ${type}`, 'what lane returns', lane, isLaneName)
+  return lane as LaneName
+}
+
+const isLaneName: Rule = (lane) => {
+  const names = Array.isArray(lane) && lane.length === 2 ? lane : [lane]
+  return names.every((name) => typeof name === 'string') ? null : 'a queue name, or [queue, partition]'
 }
 
 /** What the store has to check for these gates. */

@@ -256,10 +256,14 @@ function passOn(effect: Effect, p: PendingItem, accepted: Accepted | undefined, 
   })
 }
 
-/** The effect, as a worker applies it to queued operations. */
+/** The effect, as a worker applies it to queued operations. `restore`: what the schema makes of a stored body, if that differs. */
 export const queuedApply =
-  (store: Store, apply: Apply | Effect): Apply =>
-  async (tx, items) => {
+  (store: Store, apply: Apply | Effect, restore?: (stored: unknown) => Promise<unknown>): Apply =>
+  async (tx, stored) => {
+    const items =
+      restore === undefined
+        ? stored
+        : await Promise.all(stored.map(async (item) => ({ ...item, body: await restore(item.body) })))
     if (typeof apply === 'function') return apply(tx, items)
     await apply.prepare?.(items)
     const seqs = items.map(({ seq }) => seq)

@@ -71,8 +71,13 @@ export class Presence {
     return this.#ready
   }
 
+  /** Why the last call to the database failed; null if it succeeded. */
+  get fault(): unknown {
+    return this.#fault
+  }
+
   /** Resolves when the database is connected and this process is enlisted. Retries until then. */
-  async start(): Promise<void> {
+  async start(mayRetry: (fault: unknown) => boolean = () => true): Promise<void> {
     for (let isLogged = false; !this.#stopped; isLogged = true) {
       try {
         await this.#o.store.migrate()
@@ -91,7 +96,7 @@ export class Presence {
         await this.beat()
         return
       } catch (fault) {
-        if (isHopeless(fault)) throw fault
+        if (isHopeless(fault) || !mayRetry(fault)) throw fault
         this.#fault = fault
         if (!isLogged) this.#o.log.warn({ err: fault }, 'database not reachable, retrying every second')
         await new Promise((resolve) => setTimeout(resolve, retryMs))

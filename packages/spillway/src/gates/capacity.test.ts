@@ -1,5 +1,6 @@
 import { describe, expect, it, vi } from 'vitest'
 import { bindingFor, emptyPulse, who } from '../../test/pipeline-gate-binding.js'
+import { OptionError } from '../core/options.js'
 import type { Pulse } from '../store/port.js'
 import { capacity } from './capacity.js'
 
@@ -30,11 +31,11 @@ describe('capacity', () => {
   })
 
   it.each([0, -1, 1.5, Number.NaN])('refuses a limit of %s', (limit) => {
-    expect(() => capacity({ limit })).toThrow(RangeError)
+    expect(() => capacity({ limit })).toThrow(OptionError)
   })
 
   it.each([0, 11, 2.5])('refuses to resume below %s of 10', (resumeBelow) => {
-    expect(() => capacity({ limit: 10, resumeBelow })).toThrow(RangeError)
+    expect(() => capacity({ limit: 10, resumeBelow })).toThrow(OptionError)
   })
 
   it('passes early while nothing is known', () => {

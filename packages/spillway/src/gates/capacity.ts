@@ -1,3 +1,4 @@
+import { checkOptions, checkRequired, isProblem, isSeconds, isText, wholeNumber } from '../core/options.js'
 import type { Refusal } from '../intake/refusal.js'
 import type { Pulse } from '../store/port.js'
 import type { BoundGate, Gate, GateBinding } from './gate.js'
@@ -22,13 +23,12 @@ export interface CapacityOptions {
  *   open ──the transaction that takes the last place──► full ──held < resumeBelow──► open
  */
 export function capacity(options: CapacityOptions): Gate<unknown> {
+  checkOptions('capacity', options, {
+    ...{ limit: wholeNumber(1), name: isText, retryAfterSeconds: isSeconds, problem: isProblem },
+    resumeBelow: wholeNumber(1, Math.max(1, Number(options?.limit))),
+  })
+  checkRequired('capacity', options, 'limit')
   const resumeBelow = options.resumeBelow ?? Math.max(1, Math.floor(options.limit * 0.95))
-  if (!Number.isInteger(options.limit) || options.limit < 1) {
-    throw new RangeError(`capacity: limit must be a whole number of at least 1, not ${options.limit}`)
-  }
-  if (!Number.isInteger(resumeBelow) || resumeBelow < 1 || resumeBelow > options.limit) {
-    throw new RangeError(`capacity: resumeBelow must be from 1 to the limit (${options.limit}), not ${resumeBelow}`)
-  }
   return {
     kind: 'capacity',
     bind(binding: GateBinding): BoundGate<unknown> {

@@ -1,3 +1,4 @@
+import { checkOptions, checkRequired, isSeconds, isText, wholeNumber } from '../core/options.js'
 import type { BoundGate, Gate, GateBinding } from './gate.js'
 
 export interface ConnectionsOptions {
@@ -14,6 +15,10 @@ export interface ConnectionsOptions {
  * that holds it: when that dies, its permits are free once its lease has expired.
  */
 export function connections(options: ConnectionsOptions): Gate<unknown> {
+  checkOptions('connections', options, {
+    ...{ perIdentity: wholeNumber(1), total: wholeNumber(1), pool: isText, retryAfterSeconds: isSeconds },
+  })
+  checkRequired('connections', options, 'perIdentity', 'total')
   const retryAfterMs = (options.retryAfterSeconds ?? 5) * 1_000
   return {
     kind: 'connections',

@@ -1,3 +1,4 @@
+import { checkOptions, isProblem, isSeconds, isText } from '../core/options.js'
 import type { Refusal } from '../intake/refusal.js'
 import type { Pulse } from '../store/port.js'
 import type { BoundGate, Gate } from './gate.js'
@@ -12,6 +13,7 @@ export interface HaltOptions {
 
 /** Refuses while an operator has halted the scope. The halt is a row in the store; the accepting transaction reads it. */
 export function halt(options: HaltOptions = {}): Gate<unknown> {
+  checkOptions('halt', options, { scope: isText, retryAfterSeconds: isSeconds, problem: isProblem })
   const scope = options.scope ?? 'system'
   return {
     kind: 'halt',

@@ -1,3 +1,4 @@
+import { checkOptions, isSeconds, oneOf } from '../core/options.js'
 import type { BoundGate, Gate, GateBinding } from './gate.js'
 
 export interface PressureOptions {
@@ -9,6 +10,7 @@ export interface PressureOptions {
 
 /** Refuses while this process cannot keep up (event-loop delay, store wait, requests in flight). */
 export function pressure(options: PressureOptions = {}): Gate<unknown> {
+  checkOptions('pressure', options, { refuseAt: oneOf('warning', 'active'), retryAfterSeconds: isSeconds })
   const refuseAt = options.refuseAt ?? 'active'
   const retryAfterMs = (options.retryAfterSeconds ?? 2) * 1_000
   return {

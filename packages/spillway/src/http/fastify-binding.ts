@@ -10,6 +10,7 @@ import { goneSignal } from './connections.js'
 import type { Wire } from './mount.js'
 import { type Entered, type Mount, mountOf } from './mount.js'
 import { pathOf, sendProblem } from './problem.js'
+import { isStandardSchema } from './standard-schema.js'
 
 /** Spread it into `app.route({ method, url, ...route })`. */
 export interface FastifyRoute extends Pick<RouteShorthandOptions, 'schema' | 'validatorCompiler' | 'attachValidation'> {
@@ -31,7 +32,8 @@ const hashKey = Symbol('spillway.hash')
 type Carrier = { [entryKey]?: Entered; [hashKey]?: Hash }
 
 export function fastifyRoute(intake: Intake, definition: Definition): FastifyRoute {
-  return mountedRoute(mountOf(intake, definition), intake.bound(definition).options.body)
+  const { body } = intake.bound(definition).options
+  return mountedRoute(mountOf(intake, definition), isStandardSchema(body) ? undefined : body)
 }
 
 /** For mounts whose body differs from their definition's. */

@@ -12,6 +12,7 @@ import type { Pipeline } from '../intake/pipeline.js'
 import type { RateStatus, Refusal } from '../intake/refusal.js'
 import type { BoundGates, Submission } from '../intake/submission.js'
 import { headerProblem, type Problem } from './problem.js'
+import { isStandardSchema } from './standard-schema.js'
 
 export interface Entered {
   request: IntakeRequest
@@ -59,8 +60,14 @@ export function mountOf<Body = unknown, Result = Answer>(
 ): Mount {
   const bound = intake.bound(definition)
   const parse = (body: unknown, { request }: Entered) => bound.parse(body, request)
+  /** The schema may change the value; the text that came is stored. */
+  const parseStandard = async (body: unknown, { request }: Entered, text = JSON.stringify(body)) => {
+    const parsed = await bound.parse(body, request)
+    return parsed.ok ? { ...parsed, text } : parsed
+  }
+  const usual = isStandardSchema(bound.options.body) ? parseStandard : parse
   return mounted(intake, bound, {
-    parse: hooks.parse ?? (parse as NonNullable<typeof hooks.parse>),
+    parse: hooks.parse ?? (usual as NonNullable<typeof hooks.parse>),
     submit: hooks.submit ?? ((submission) => intake.pipeline.submit(bound, submission) as Promise<Result>),
     encode:
       hooks.encode ??

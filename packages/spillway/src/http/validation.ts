@@ -2,9 +2,11 @@ import type { FastifySchemaCompiler } from 'fastify'
 import type { TSchema } from 'typebox'
 import type { Validator } from 'typebox/compile'
 import type { TLocalizedValidationError } from 'typebox/error'
-import type { DefineOptions } from '../intake/define.js'
-import type { Bound } from '../intake/submission.js'
+import { OptionError, shown } from '../core/options.js'
+import type { BodySchema, DefineOptions, IntakeRequest } from '../intake/define.js'
+import type { Bound, ParsedBody } from '../intake/submission.js'
 import { pointerStep, presentablePointer, type RequestFault } from './json-pointer.js'
+import { isStandardSchema, standardValidator } from './standard-schema.js'
 import { convertTexts } from './text-values.js'
 
 type Typebox = typeof import('typebox/compile')
@@ -58,7 +60,7 @@ function closed(schema: unknown): unknown {
 }
 
 /** Maximum number of faults in an answer. */
-const faultsMax = 20
+export const faultsMax = 20
 
 function faultsOf(error: TLocalizedValidationError): RequestFault[] {
   const at = (names: readonly string[], message: string) =>
@@ -110,11 +112,28 @@ export function compileValidator<Schema extends TSchema>(
 
 const takeAny = (value: unknown): Validated<unknown> => ({ ok: true, value })
 
+/** TypeBox marks its schemas with these members. */
+const isTypeboxSchema = (schema: unknown): schema is TSchema =>
+  typeof schema === 'object' && schema !== null && ('~kind' in schema || '~unsafe' in schema)
+
+function validatorOf(call: string, schema: BodySchema | undefined): (value: unknown) => Awaitable<Validated<unknown>> {
+  if (schema === undefined) return takeAny
+  if (isStandardSchema(schema)) return standardValidator(schema)
+  if (isTypeboxSchema(schema)) {
+    requireTypebox()
+    return compileValidator(schema)
+  }
+  throw new OptionError(
+    `${call}: body must be a schema of TypeBox or of a library with Standard Schema (zod, valibot, arktype); given: ${shown(schema)}`,
+  )
+}
+
+type Awaitable<T> = T | Promise<T>
+
 /** The schema and the `check` of a definition. */
-export function bodyParser(options: DefineOptions<TSchema, unknown>): Bound['parse'] {
-  const validate = options.body === undefined ? takeAny : compileValidator(options.body)
-  return (body, request) => {
-    const valid = validate(body)
+export function bodyParser(call: string, options: DefineOptions<BodySchema, unknown>): Bound['parse'] {
+  const validate = validatorOf(call, options.body)
+  const judged = (valid: Validated<unknown>, request: IntakeRequest): Awaitable<ParsedBody> => {
     if (!valid.ok) {
       return { ok: false, problem: { code: 'invalid_request', detail: 'The body is not valid.', errors: valid.errors } }
     }
@@ -122,6 +141,10 @@ export function bodyParser(options: DefineOptions<TSchema, unknown>): Bound['par
     if (checked === null) return valid
     if (!(checked instanceof Promise)) return { ok: false, problem: checked }
     return checked.then((problem) => (problem === null ? valid : { ok: false, problem }))
+  }
+  return (body, request) => {
+    const valid = validate(body)
+    return valid instanceof Promise ? valid.then((value) => judged(value, request)) : judged(valid, request)
   }
 }
 

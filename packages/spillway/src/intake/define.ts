@@ -3,6 +3,7 @@ import type { Static, TSchema } from 'typebox'
 import type { BackoffOptions } from '../core/backoff.js'
 import type { LaneName } from '../core/ids.js'
 import type { Gate } from '../gates/gate.js'
+import type { StandardSchema } from '../http/standard-schema.js'
 import type { Tx } from '../store/port.js'
 import type { Answer } from './answer.js'
 
@@ -84,26 +85,34 @@ export interface Rejection {
   errors?: { path: string; message: string }[]
 }
 
-interface Common<S extends TSchema, Result> {
+/** A schema of TypeBox, or of any library with Standard Schema: zod, valibot, arktype. */
+export type BodySchema = TSchema | StandardSchema
+
+/** What the handler gets. */
+export type BodyOf<S> = S extends StandardSchema<never, infer Output> ? Output : S extends TSchema ? Static<S> : unknown
+/** What a caller submits: it differs where the schema has defaults or changes values. */
+export type InputOf<S> = S extends StandardSchema<infer Input, unknown> ? Input : BodyOf<S>
+
+interface Common<S extends BodySchema, Result> {
   /** What a body must look like. Without it any JSON value is taken. */
   body?: S
   /** Names the FIFO. Default: the operation's type as queue. */
-  lane?: (body: Static<S>, request: IntakeRequest) => LaneName
+  lane?: (body: BodyOf<S>, request: IntakeRequest) => LaneName
   /** Who asks. Default: the authenticated user, else the client's address. */
   identity?: (request: IntakeRequest) => string
-  gates?: readonly Gate<Static<S>>[]
+  gates?: readonly Gate<BodyOf<S>>[]
   /** A last check of the body, e.g. for rules that a schema cannot express. */
-  check?: (body: Static<S>, request: IntakeRequest) => Rejection | null | Promise<Rejection | null>
+  check?: (body: BodyOf<S>, request: IntakeRequest) => Rejection | null | Promise<Rejection | null>
   /** 1 (first) to 10. Default 5. */
-  priority?: number | ((body: Static<S>) => number)
+  priority?: number | ((body: BodyOf<S>) => number)
   /** Default 30 s. */
-  timeoutMs?: number | ((body: Static<S>) => number)
+  timeoutMs?: number | ((body: BodyOf<S>) => number)
   /** Default 3. */
-  maxRetries?: number | ((body: Static<S>) => number)
-  delayMs?: (body: Static<S>) => number
+  maxRetries?: number | ((body: BodyOf<S>) => number)
+  delayMs?: (body: BodyOf<S>) => number
   retry?: BackoffOptions
   /** Called for every decision on a submission that reached the store, after it is durable: for counters. */
-  onAnswer?: (answer: Answer, submission: { body: Static<S>; identity: string }) => void
+  onAnswer?: (answer: Answer, submission: { body: BodyOf<S>; identity: string }) => void
   /** The answer for a finished operation. Default: 201 and `{status, operationId, result}`. */
   respond?: (done: { operationId: string; result: Result }) => {
     status?: number
@@ -112,7 +121,7 @@ interface Common<S extends TSchema, Result> {
   }
 }
 
-export interface RunOptions<S extends TSchema, Result> extends Common<S, Result> {
+export interface RunOptions<S extends BodySchema, Result> extends Common<S, Result> {
   /** When busy: queue it (default), or refuse with 503. */
   whenBusy?: 'queue' | 'refuse'
   /** A running one can be cancelled: the handler obeys `ctx.signal`. Default false. */
@@ -124,7 +133,7 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
    */
   slots?: { name: string; concurrency: number }
   /** `text`: the original body as JSON text, which keeps numbers that JSON.parse cannot hold. */
-  run: (body: Static<S>, context: RunContext, text: string) => Promise<Result> | Result
+  run: (body: BodyOf<S>, context: RunContext, text: string) => Promise<Result> | Result
   /** While false, none is claimed from the queue here: the attempt would be wasted. */
   ready?: () => boolean
   /**
@@ -140,7 +149,7 @@ export interface RunOptions<S extends TSchema, Result> extends Common<S, Result>
  * For effects that are rows in the store: set-based, called inside the accepting transaction, once per flush. A place from a
  * `capacity` gate then belongs to the rows: call `intake.releaseCapacity` in the transaction that removes them.
  */
-export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Result> {
+export interface ApplyOptions<S extends BodySchema, Result> extends Common<S, Result> {
   whenBusy?: 'queue' | 'refuse'
   abortable?: never
   slots?: never
@@ -148,7 +157,7 @@ export interface ApplyOptions<S extends TSchema, Result> extends Common<S, Resul
   pendingMax?: number
   ready?: never
   announces?: never
-  apply: ((tx: Tx, items: readonly ApplyItem<Static<S>>[]) => Promise<readonly Result[]>) | SqlEffect<Static<S>, Result>
+  apply: ((tx: Tx, items: readonly ApplyItem<BodyOf<S>>[]) => Promise<readonly Result[]>) | SqlEffect<BodyOf<S>, Result>
   run?: never
 }
 
@@ -183,7 +192,7 @@ type EffectValue = string | number | boolean | null
 /** Before the decision, so it has no sequence number in its lane yet. */
 export type EffectItem<Body> = Omit<ApplyItem<Body>, 'seq'>
 
-export type DefineOptions<S extends TSchema, Result> = RunOptions<S, Result> | ApplyOptions<S, Result>
+export type DefineOptions<S extends BodySchema, Result> = RunOptions<S, Result> | ApplyOptions<S, Result>
 
 /** An operation type, from `define`. `Body` and `Result` are inferred from the schema and the handler. */
 export interface Definition<Body = unknown, Result = unknown> {

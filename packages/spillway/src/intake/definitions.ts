@@ -1,14 +1,16 @@
 /** The operations and admissions of an intake, with their gates bound to it. */
-import type { Static, TSchema } from 'typebox'
 import { type Accepting, type AdmitFlush, type Apply, type Effect, queuedApply } from '../accept/accepting.js'
+import { check, checkOptions, OptionError, type Rule } from '../core/options.js'
 import type { IntakeSettings } from '../core/settings.js'
 import { type BoundGate, type Gate, type GateBinding, gateOrder } from '../gates/gate.js'
-import { bodyParser, requireTypebox } from '../http/validation.js'
+import { isStandardSchema, restoreBody } from '../http/standard-schema.js'
+import { bodyParser } from '../http/validation.js'
 import type { Pulse, Store } from '../store/port.js'
-import { traced } from '../work/attempt.js'
+import { type Attempt, traced } from '../work/attempt.js'
 import type { SlotGroups } from '../work/slot-groups.js'
 import { type Admission, type AdmissionOptions, GateAdmission, requireNothingHeld } from './admission.js'
-import type { DefineOptions, Definition } from './define.js'
+import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
+import { checkDefinition, isGateList } from './define-rules.js'
 import type { Pipeline } from './pipeline.js'
 import type { Bound } from './submission.js'
 
@@ -34,28 +36,28 @@ export class Definitions {
     this.#o = options
   }
 
-  define<S extends TSchema, Result>(type: string, options: DefineOptions<S, Result>): Definition<Static<S>, Result> {
-    requireTypebox()
-    this.#requireNew(type, 'operation type')
-    const open = options as unknown as DefineOptions<TSchema, unknown>
-    for (const kind of ['capacity', 'halt', 'connections'] as const) {
-      if ((open.gates ?? []).filter((gate) => gate.kind === kind).length > 1) {
-        throw new Error(`The operation type ${type} has two ${kind} gates; an operation can be held by one only.`)
-      }
-    }
+  define<S extends BodySchema, Result>(
+    type: string,
+    options: DefineOptions<S, Result>,
+  ): Definition<InputOf<S>, Result> {
+    const call = `define(${JSON.stringify(type)})`
+    this.#requireNew(call, type)
+    const open = options as unknown as DefineOptions<BodySchema, unknown>
+    checkDefinition(call, open)
+    const parse = bodyParser(call, open)
     const { store, settings, slotGroups, accepting } = this.#o
     const gates = this.#bindGates(type, open.gates ?? [])
     const apply = open.apply as Apply | Effect | undefined
     const slots = slotGroups.slots(open.slots)
     const flush = apply === undefined ? slots.flush : accepting.applying(apply, open.pendingMax)
-    this.#bound.set(type, { type, options: open, gates, flush, slots, parse: bodyParser(open) })
+    this.#bound.set(type, { type, options: open, gates, flush, slots, parse })
     slotGroups.handle(type, slots, {
       backoff: open.retry ?? { baseMs: settings.retryBaseMs, maxMs: settings.retryMaxMs },
-      ...(open.run && { run: traced(type, open.run as never) }),
+      ...(open.run && { run: traced(type, restoring(restorer(open.body), open.run as never)) }),
       ...(open.ready && { ready: open.ready }),
       ...(open.announces && { announces: open.announces }),
       ...(apply && {
-        apply: queuedApply(store, apply),
+        apply: queuedApply(store, apply, restorer(open.body)),
         ...(typeof apply !== 'function' && { together: togetherMax }),
       }),
     })
@@ -63,7 +65,9 @@ export class Definitions {
   }
 
   admission<Body>(name: string, options: AdmissionOptions<Body>): Admission<Body> {
-    this.#requireNew(name, 'admission')
+    const call = `admission(${JSON.stringify(name)})`
+    this.#requireNew(call, name)
+    checkOptions(call, options, { gates: isGateList })
     requireNothingHeld(name, options.gates)
     this.#admitFlush ??= this.#o.accepting.admissions()
     const flush = this.#admitFlush
@@ -94,14 +98,10 @@ export class Definitions {
     for (const { bound } of this.#admissions.values()) for (const gate of bound.gates) gate.observe?.(pulse)
   }
 
-  #requireNew(name: string, what: string): void {
+  #requireNew(call: string, name: string): void {
+    check(call, 'the name', name, isDefinitionName)
     if (this.#bound.has(name) || this.#admissions.has(name)) {
-      throw new Error(`The ${what} ${name} is defined already.`)
-    }
-    if (!/^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$/.test(name)) {
-      throw new RangeError(
-        `An ${what} has 1 to 100 letters, digits, dots, dashes or underscores, not ${JSON.stringify(name)}.`,
-      )
+      throw new OptionError(`${call}: ${name} is defined already on this intake`)
     }
   }
 
@@ -110,3 +110,19 @@ export class Definitions {
     return gates.map((gate) => gate.bind(binding)).sort((a, b) => gateOrder.indexOf(a.kind) - gateOrder.indexOf(b.kind))
   }
 }
+
+const isDefinitionName: Rule = (name) =>
+  typeof name === 'string' && /^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$/.test(name)
+    ? null
+    : '1 to 100 letters, digits, dots, dashes or underscores, a letter or digit first'
+
+type Run = (body: unknown, attempt: Attempt, text: string) => unknown
+
+type Restore = (stored: unknown) => Promise<unknown>
+
+/** What the schema makes of a stored body. Undefined: the body as it is. */
+const restorer = (schema: BodySchema | undefined): Restore | undefined =>
+  isStandardSchema(schema) ? (stored) => restoreBody(schema, stored) : undefined
+
+const restoring = (restore: Restore | undefined, run: Run): Run =>
+  restore === undefined ? run : async (stored, attempt, text) => run(await restore(stored), attempt, text)

@@ -6,12 +6,12 @@
  */
 import type { Server } from 'node:http'
 import { hostname } from 'node:os'
-import type { Static, TSchema } from 'typebox'
 import { keyOf } from '../accept/accept-item.js'
 import { Accepting } from '../accept/accepting.js'
 import { type LaneName, laneOf } from '../core/ids.js'
 import { type OperationReport, reportsOf } from '../core/operation-status.js'
-import { type IntakeLog, type IntakeSettings, intakeDefaults } from '../core/settings.js'
+import { OptionError } from '../core/options.js'
+import type { IntakeLog, IntakeSettings } from '../core/settings.js'
 import { type ConnectionPool, connectionPool, type PoolOptions } from '../fleet/connection-pool.js'
 import { FleetNumbers } from '../fleet/fleet-numbers.js'
 import { GateRegistry } from '../fleet/gate-registry.js'
@@ -23,9 +23,10 @@ import { type FastifyRoute, fastifyRoute } from '../http/fastify-binding.js'
 import { type FetchHandler, fetchHandler } from '../http/fetch-binding.js'
 import { type NodeHandler, nodeHandler } from '../http/node-binding.js'
 import type { FastifyLike, TicketRoutesOptions } from '../http/operations-routes.js'
+import { isStandardSchema } from '../http/standard-schema.js'
 import { Ledger } from '../ledger/ledger.js'
 import { queueSweeps, type Sweeps } from '../maintenance/sweeps.js'
-import { createMetrics, type Metrics } from '../metrics/metrics.js'
+import type { Metrics } from '../metrics/metrics.js'
 import { loadTracing } from '../metrics/trace.js'
 import { Door } from '../pressure/door.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
@@ -35,19 +36,11 @@ import { SlotGroups } from '../work/slot-groups.js'
 import { Waiters } from '../work/waiters.js'
 import type { Admission, AdmissionOptions } from './admission.js'
 import type { Answer } from './answer.js'
-import type { DefineOptions, Definition } from './define.js'
+import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
 import { Definitions } from './definitions.js'
 import { Pipeline } from './pipeline.js'
 import { type Bound, type Submission, type SubmitAllOptions, type SubmitOptions, submissionOf } from './submission.js'
 import { Answering } from './verdict-to-answer.js'
-
-export interface IntakeOptions extends Partial<IntakeSettings> {
-  store: Store | Promise<Store>
-  log?: IntakeLog
-  metrics?: Metrics
-  /** False: return before the database is connected, and refuse with 503 until then. Default true. */
-  waitForStore?: boolean
-}
 
 /** The default timeout of a transaction. */
 const transactionMs = 10_000
@@ -181,7 +174,10 @@ export class Intake {
   }
 
   /** Defines an operation: its body, its lane, its gates, and its handler. */
-  define<S extends TSchema, Result>(type: string, options: DefineOptions<S, Result>): Definition<Static<S>, Result> {
+  define<S extends BodySchema, Result>(
+    type: string,
+    options: DefineOptions<S, Result>,
+  ): Definition<InputOf<S>, Result> {
     const definition = this.#definitions.define(type, options)
     // After this turn of the event loop: definitions made together are known before the first claim.
     setImmediate(() => this.#startWork())
@@ -246,7 +242,8 @@ export class Intake {
     const permits = await pipeline.acquire(bound, gate)
     if (!Array.isArray(permits)) return { kind: 'refused', refusal: permits }
     try {
-      return (await invalid(bound, submission)) ?? (await pipeline.submit(bound, submission))
+      const valid = await validated(bound, submission)
+      return 'kind' in valid ? valid : await pipeline.submit(bound, valid)
     } finally {
       for (const permit of permits) permit.release()
     }
@@ -264,11 +261,19 @@ export class Intake {
     tx?: Tx,
   ): Promise<Answer[]> {
     const bound = this.bound(definition)
+    const valid: Submission[] = []
     for (const body of bodies) {
-      const answer = await invalid(bound, submissionOf(body, options))
-      if (answer !== null) return bodies.map(() => answer)
+      const one = await validated(bound, submissionOf(body, options))
+      if ('kind' in one) return bodies.map(() => one)
+      valid.push(one)
     }
-    return this.submitAllValid(definition, bodies, options, tx)
+    const texts = valid.flatMap(({ text }) => text ?? [])
+    return this.submitAllValid(
+      definition,
+      valid.map(({ body }) => body as Body),
+      { ...options, texts },
+      tx,
+    )
   }
 
   /** The same for bodies that the caller has validated, or made itself. */
@@ -298,7 +303,8 @@ export class Intake {
   ): Promise<Answer> {
     const bound = this.bound(definition)
     const submission = submissionOf(body, options)
-    return (await invalid(bound, submission)) ?? this.pipeline.enqueue(bound, submission, client)
+    const valid = await validated(bound, submission)
+    return 'kind' in valid ? valid : this.pipeline.enqueue(bound, valid, client)
   }
 
   /**
@@ -452,10 +458,11 @@ export class Intake {
     return permits
   }
 
-  async start(): Promise<void> {
+  /** `mayRetry`: whether a failed connection is tried again. Default: until it succeeds. */
+  async start(mayRetry?: (fault: unknown) => boolean): Promise<void> {
     await loadTracing()
     this.pressure.start()
-    await this.presence.start()
+    await this.presence.start(mayRetry)
     this.sweeps.start()
   }
 
@@ -499,35 +506,27 @@ export class Intake {
   }
 }
 
-/** The refusal of a body that is not valid. */
-async function invalid(bound: Bound, submission: Submission): Promise<Answer | null> {
-  const parsing = bound.parse(submission.body, submission.request)
+/**
+ * The submission with the value that the schema makes of its body, or the refusal of a body that is not valid. The text that
+ * is stored is that of the body as it was given.
+ */
+async function validated(
+  bound: Bound,
+  submission: Submission,
+): Promise<Submission | Extract<Answer, { kind: 'refused' }>> {
+  const text = submission.text ?? textOf(bound.type, submission.body)
+  // Another process runs it from the text, so what the text cannot hold (a Date, undefined) is refused now, not then.
+  const body = isStandardSchema(bound.options.body) ? JSON.parse(text) : submission.body
+  const parsing = bound.parse(body, submission.request)
   const parsed = parsing instanceof Promise ? await parsing : parsing
-  if (parsed.ok) return null
-  return { kind: 'refused', refusal: { ...parsed.problem, gate: 'body' } }
+  if (!parsed.ok) return { kind: 'refused', refusal: { ...parsed.problem, gate: 'body' } }
+  return { ...submission, body: parsed.value, text }
 }
 
-/** Without typebox, `define` says what to install. Any other failure is an error. */
-async function loadTypebox(): Promise<void> {
-  await import('../http/typebox.js').catch((fault: unknown) => {
-    if ((fault as { code?: unknown }).code !== 'ERR_MODULE_NOT_FOUND') throw fault
-  })
-}
-
-const silent: IntakeLog = { debug: nothing, info: nothing, warn: nothing, error: nothing }
-function nothing(): void {}
-
-export async function openIntake(options: IntakeOptions): Promise<Intake> {
-  const { store, log, metrics, waitForStore, ...settings } = options
-  await loadTypebox()
-  const intake = new Intake({
-    store: await store,
-    settings: { ...intakeDefaults, ...settings },
-    log: log ?? silent,
-    metrics: metrics ?? createMetrics(),
-  })
-  const started = intake.start()
-  if (waitForStore !== false) await started
-  else started.catch((fault: unknown) => intake.log.error({ err: fault }, 'the store cannot be used'))
-  return intake
+function textOf(type: string, body: unknown): string {
+  try {
+    return JSON.stringify(body ?? null)
+  } catch (fault) {
+    throw new OptionError(`a body of ${type} cannot be stored as JSON: ${(fault as Error).message}`, { cause: fault })
+  }
 }

@@ -1,9 +1,8 @@
-import type { TSchema } from 'typebox'
 import type { AcceptFlush } from '../accept/accepting.js'
 import type { BoundGate, RateTier } from '../gates/gate.js'
 import type { AcceptItem } from '../store/port.js'
 import type { Slots } from '../work/slot-groups.js'
-import type { DefineOptions, IntakeRequest, Rejection } from './define.js'
+import type { BodySchema, DefineOptions, IntakeRequest, Rejection } from './define.js'
 
 export interface SubmitOptions {
   identity?: string
@@ -51,7 +50,7 @@ export interface BoundGates {
   /** The definition's type, or the admission's name. */
   readonly type: string
   readonly gates: readonly BoundGate<unknown>[]
-  readonly options: Pick<DefineOptions<TSchema, unknown>, 'identity' | 'respond' | 'run' | 'whenBusy'>
+  readonly options: Pick<DefineOptions<BodySchema, unknown>, 'identity' | 'respond' | 'run' | 'whenBusy'>
   readonly flush: Pick<AcceptFlush, 'isFull' | 'expectedMs'>
   /** The slots that run its operations. */
   readonly slots: Slots
@@ -61,7 +60,7 @@ export interface BoundGates {
 export interface Bound extends BoundGates {
   /** Validates a body: the schema, then `check`. The one validation, for HTTP and for calls. */
   parse(body: unknown, request: IntakeRequest): ParsedBody | Promise<ParsedBody>
-  readonly options: DefineOptions<TSchema, unknown>
+  readonly options: DefineOptions<BodySchema, unknown>
   readonly flush: AcceptFlush
 }
 

@@ -502,6 +502,8 @@ export interface Store {
   /** `onMissed`: notifications may be lost; each second if listening is not possible. */
   listen(onWake: (kind: string) => void, onMissed?: () => void): Promise<void>
   poolState(): PoolState
+  /** Host, port and database, for messages. */
+  readonly address: string
   /** Milliseconds between this process's clock and the store's. */
   ping(): Promise<{ skewMs: number }>
   close(): Promise<void>

@@ -191,9 +191,16 @@ export class LaneRunner {
         fault instanceof LeaveOperation && handler.announces !== undefined
           ? await this.#o.elsewhere(op, fault)
           : outcomeOf(fault, op, handler.backoff)
+      this.#logFailure(op, outcome, fault)
     }
     this.#endAttempt(held, op, outcome, startedAt)
     return outcome
+  }
+
+  #logFailure({ id, type, attempts, maxAttempts }: Claimed, outcome: Outcome, fault: unknown): void {
+    const fields = { err: fault, type, operation: id, attempt: attempts + 1, maxAttempts }
+    if (outcome.kind === 'retry') this.#o.log.warn({ ...fields, retryInMs: outcome.delayMs }, 'attempt failed')
+    else if (outcome.kind === 'failed') this.#o.log.error(fields, 'operation failed for good; it is a dead letter now')
   }
 
   #endAttempt(held: HeldLane, op: Claimed, outcome: Outcome, startedAt: number): void {
@@ -364,6 +371,7 @@ export class LaneRunner {
       return true
     }
     const outcome = outcomeOf(fault, first, handler.backoff)
+    this.#logFailure(first, outcome, fault)
     this.#o.onAttempt(first.type, outcome.kind === 'retry' ? 'retried' : 'failed', 0)
     return this.#record(held, handler, { op: first, outcome, startedAt: this.#now() })
   }
@@ -387,7 +395,9 @@ export class LaneRunner {
       leaving = leave(op, outcome, startedAt, this.#now())
     } catch (fault) {
       // A result that JSON cannot express (a BigInt, a cycle) is the handler's fault, like any other.
-      return this.#record(held, handler, { op, outcome: outcomeOf(fault, op, handler.backoff), startedAt })
+      const instead = outcomeOf(fault, op, handler.backoff)
+      this.#logFailure(op, instead, fault)
+      return this.#record(held, handler, { op, outcome: instead, startedAt })
     }
     held.outcomes.push({ op, outcome })
     held.leaving.push(leaving)

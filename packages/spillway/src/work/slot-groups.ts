@@ -7,6 +7,7 @@
  */
 
 import type { AcceptFlush, Accepting } from '../accept/accepting.js'
+import { OptionError } from '../core/options.js'
 import { Load } from '../fleet/load.js'
 import type { Pulse, Store } from '../store/port.js'
 import { ClaimLoop, loops } from './claim-loop.js'
@@ -66,14 +67,12 @@ export class SlotGroups {
   slots(own: SlotsOptions | undefined): Slots {
     if (own === undefined) return this.general
     const { name, concurrency } = own
-    if (name === '') throw new RangeError('Slots of their own need a name.')
-    if (!Number.isInteger(concurrency) || concurrency < 1) {
-      throw new RangeError(`The slots ${name} must be a whole number from 1 on, not ${concurrency}.`)
-    }
     const known = this.#all.find((slots) => slots.name === name)
     if (known === undefined) return this.#add(name, concurrency)
     if (known.concurrency === concurrency) return known
-    throw new RangeError(`There are ${known.concurrency} slots ${name} already, not ${concurrency}.`)
+    throw new OptionError(
+      `the slots ${name} have a concurrency of ${known.concurrency} in another definition, and ${concurrency} in this one; give both the same`,
+    )
   }
 
   handle(type: string, slots: Slots, handler: Handler): void {

@@ -118,7 +118,7 @@ describe('an admission', () => {
     const intake = await b.intake()
     intake.admission('calls', { gates: [] })
     expect(() => intake.admission('calls', { gates: [] })).toThrow('calls is defined already')
-    expect(() => intake.admission('a b', { gates: [] })).toThrow(RangeError)
+    expect(() => intake.admission('a b', { gates: [] })).toThrow('the name must be 1 to 100 letters')
     expect(() => intake.admission('full', { gates: [capacity({ limit: 1 })] })).toThrow('a capacity gate')
     expect(() => intake.admission('open', { gates: [connections({ perIdentity: 1, total: 1 })] })).toThrow(
       'a connections gate',

@@ -5,6 +5,7 @@ import { fileURLToPath } from 'node:url'
 import pg from 'pg'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { OptionError } from '../../src/core/options.js'
 import type { Answer } from '../../src/index.js'
 import type { Intake } from '../../src/intake/intake.js'
 import type { ClaimRequest, Store } from '../../src/store/port.js'
@@ -92,7 +93,7 @@ describe('slots of their own', () => {
   ])('of %o are refused', async (slots) => {
     const intake = await b.intake()
     kinds(intake)
-    expect(() => intake.define('other', { body, slots, run: () => 1 })).toThrow(RangeError)
+    expect(() => intake.define('other', { body, slots, run: () => 1 })).toThrow(OptionError)
   })
 
   it('claim types of their own only, and count in parts of their own', async () => {

@@ -121,6 +121,8 @@ describe('the connections of a process', () => {
   })
 
   it('need a poolMax of at least 8', () => {
-    expect(() => postgres({ url: b.url, poolMax: 7 })).toThrow('poolMax must be an integer of at least 8; given: 7')
+    expect(() => postgres({ url: b.url, poolMax: 7 })).toThrow(
+      'poolMax must be a whole number from 8 to 10000; given: 7',
+    )
   })
 })

@@ -132,3 +132,14 @@ export function parseTextArray(text: string): (string | null)[] {
   const values: (string | null)[] = inner.split(',')
   return inner.includes('NULL') ? values.map((value) => (value === 'NULL' ? null : value)) : values
 }
+
+/** Host, port and database of an address, without user and password. */
+export function addressOf(url: string): string {
+  try {
+    const { hostname, port, pathname, searchParams } = new URL(url)
+    const host = searchParams.get('host') ?? (hostname === '' ? 'localhost' : hostname)
+    return `${host}:${port === '' ? '5432' : port}${pathname}`
+  } catch {
+    return 'of the given url'
+  }
+}

@@ -1,9 +1,11 @@
 import { setTimeout as delay } from 'node:timers/promises'
+import { checkOptions, isText, methods, OptionError, type Rule, timerMsMax, wholeNumber } from '../../core/options.js'
+import { stderrLog } from '../../core/stderr-log.js'
 import { withDeadline } from '../../time/with-deadline.js'
 import type { Accepted, Decided, Store, StoredAnswer, Tx } from '../port.js'
 import { accept, acceptSql, acceptWithEffect, admit, admitSql, applyWithin, effectSql, parts } from './accept.js'
 import { AcceptProbe } from './accept-probe.js'
-import type { Log } from './connect.js'
+import { addressOf, type Log } from './connect.js'
 import { changeConnections } from './connections.js'
 import { StoreFault } from './faults.js'
 import { coreSql } from './generated/sql.js'
@@ -40,6 +42,30 @@ export interface PostgresOptions {
 
 const quote = (name: string): string => `"${name.replaceAll('"', '""')}"`
 
+const rules: Record<keyof PostgresOptions, Rule> = {
+  url: isPostgresUrl,
+  listenUrl: isPostgresUrl,
+  schema: isText,
+  sql: (value) => (Array.isArray(value) ? null : 'a list of SQL modules'),
+  poolMax: wholeNumber(poolMaxLeast, 10_000),
+  timeoutMs: wholeNumber(1, timerMsMax),
+  delayMs: wholeNumber(0, timerMsMax),
+  log: methods('info', 'warn', 'error'),
+}
+
+function isPostgresUrl(value: unknown): string | null {
+  return typeof value === 'string' && /^postgres(ql)?:\/\//.test(value)
+    ? null
+    : 'a text like postgres://user@host:5432/database'
+}
+
+function checkPostgresOptions(options: PostgresOptions): void {
+  checkOptions('postgres', options, rules)
+  if (options.url === undefined) {
+    throw new OptionError('postgres: url is missing; is the variable that should have it set? Give postgres({ url })')
+  }
+}
+
 /** The connections, and how statements run on them. */
 function openDatabase(options: PostgresOptions) {
   const schema = options.schema ?? 'spillway'
@@ -47,10 +73,7 @@ function openDatabase(options: PostgresOptions) {
   const timeoutMs = options.timeoutMs ?? 2_000
   const channel = `spillway_${schema}`
   const poolMax = options.poolMax ?? 10
-  if (!Number.isInteger(poolMax) || poolMax < poolMaxLeast) {
-    throw new RangeError(`poolMax must be an integer of at least ${poolMaxLeast}; given: ${poolMax}`)
-  }
-  const log = options.log ?? silent
+  const log = options.log ?? stderrLog
   const pools = openPools({ url: options.url, poolMax, timeoutMs, streamSettings: appendSettings, log })
   const named = (config: QueryConfig): QueryConfig => {
     const name = prepared.get(config.text)
@@ -186,6 +209,7 @@ class Notices {
 }
 
 export function postgresStore(options: PostgresOptions): Store {
+  checkPostgresOptions(options)
   const database = openDatabase(options)
   const { s, schema, timeoutMs, poolMax, log, pools, inLane, preparing, on, value } = database
   const notices = new Notices(options, database)
@@ -210,6 +234,7 @@ export function postgresStore(options: PostgresOptions): Store {
     wake: (kind) => notices.wake(kind),
     listen: (onWake, onMissed) => notices.listen(onWake, onMissed),
     streams: (spans) => notices.streams(spans),
+    address: addressOf(options.url),
     poolState: () => ({
       max: poolMax,
       busy: pools.used('reads') + pools.used('handlers'),
@@ -491,5 +516,3 @@ function decidedOf(accepted: readonly Accepted[]): Decided {
 const late = (): never => {
   throw new StoreFault('timeout')
 }
-
-const silent: Log = { info: () => undefined, warn: () => undefined, error: () => undefined }
