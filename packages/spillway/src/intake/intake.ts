@@ -10,7 +10,7 @@ import { keyOf } from '../accept/accept-item.js'
 import { Accepting } from '../accept/accepting.js'
 import { type LaneName, laneOf } from '../core/ids.js'
 import { type OperationReport, reportsOf } from '../core/operation-status.js'
-import { OptionError } from '../core/options.js'
+import { methods, OptionError, shown } from '../core/options.js'
 import type { IntakeLog, IntakeSettings } from '../core/settings.js'
 import { type ConnectionPool, connectionPool, type PoolOptions } from '../fleet/connection-pool.js'
 import { FleetNumbers } from '../fleet/fleet-numbers.js'
@@ -39,7 +39,14 @@ import type { Answer } from './answer.js'
 import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
 import { Definitions } from './definitions.js'
 import { Pipeline } from './pipeline.js'
-import { type Bound, type Submission, type SubmitAllOptions, type SubmitOptions, submissionOf } from './submission.js'
+import {
+  type Bound,
+  checkSubmitOptions,
+  type Submission,
+  type SubmitAllOptions,
+  type SubmitOptions,
+  submissionOf,
+} from './submission.js'
 import { Answering } from './verdict-to-answer.js'
 
 /** The default timeout of a transaction. */
@@ -76,6 +83,8 @@ export class Intake {
   readonly #missed = new Set<() => void>()
   #stopped: Promise<void> | undefined
   #closed: Promise<void> | undefined
+  /** Nothing runs any more. Handlers that finish during `close` may still enqueue. */
+  #isEnded = false
 
   constructor(options: { store: Store; settings: IntakeSettings; log: IntakeLog; metrics: Metrics; door?: Door }) {
     const { store, settings, log, metrics } = options
@@ -178,6 +187,7 @@ export class Intake {
     type: string,
     options: DefineOptions<S, Result>,
   ): Definition<InputOf<S>, Result> {
+    if (this.#closed !== undefined) throw new OptionError(`define(${JSON.stringify(type)}): this intake is closed`)
     const definition = this.#definitions.define(type, options)
     // After this turn of the event loop: definitions made together are known before the first claim.
     setImmediate(() => this.#startWork())
@@ -235,6 +245,7 @@ export class Intake {
   async submit<Body>(definition: Definition<Body>, body: Body, options: SubmitOptions = {}): Promise<Answer> {
     const { pipeline } = this
     const bound = this.bound(definition)
+    checkSubmitOptions('submit', options)
     const submission = submissionOf(body, options)
     const gate = { identity: submission.identity, clientAddress: 'local' }
     const refusal = pipeline.refuseEarly(bound, gate)
@@ -261,6 +272,7 @@ export class Intake {
     tx?: Tx,
   ): Promise<Answer[]> {
     const bound = this.bound(definition)
+    checkSubmitOptions('submitAll', options)
     const valid: Submission[] = []
     for (const body of bodies) {
       const one = await validated(bound, submissionOf(body, options))
@@ -302,9 +314,12 @@ export class Intake {
     options: SubmitOptions = {},
   ): Promise<Answer> {
     const bound = this.bound(definition)
-    const submission = submissionOf(body, options)
-    const valid = await validated(bound, submission)
-    return 'kind' in valid ? valid : this.pipeline.enqueue(bound, valid, client)
+    checkSubmitOptions('enqueue', options)
+    if (this.#isEnded) throw new OptionError('enqueue: this intake is closed; enqueue before close() is called')
+    const valid = await validated(bound, submissionOf(body, options))
+    if ('kind' in valid) return valid
+    await requireTransaction(client)
+    return this.pipeline.enqueue(bound, valid, client)
   }
 
   /**
@@ -486,6 +501,7 @@ export class Intake {
   close(): Promise<void> {
     this.#closed ??= (async () => {
       await this.stop()
+      this.#isEnded = true
       this.pressure.stop()
       await this.presence.stop()
       await this.store.close()
@@ -529,4 +545,26 @@ function textOf(type: string, body: unknown): string {
   } catch (fault) {
     throw new OptionError(`a body of ${type} cannot be stored as JSON: ${(fault as Error).message}`, { cause: fault })
   }
+}
+
+/** Outside a transaction the operation would be queued whatever becomes of the caller's rows. */
+async function requireTransaction(client: Tx): Promise<void> {
+  const wanted = 'enqueue: the third argument must be a node-postgres client inside a transaction'
+  const given: unknown = client
+  // A transaction of the intake.
+  if (methods('query', 'commit', 'rollback')(given) === null) return
+  if (methods('query')(given) !== null) throw new OptionError(`${wanted}; given: ${shown(given)}`)
+  if (methods('connect', 'on')(given) === null && 'totalCount' in (given as object)) {
+    throw new OptionError(`${wanted}; given: a Pool. Take a client with pool.connect(), and BEGIN on it`)
+  }
+  const status = (given as { getTransactionStatus?: () => unknown }).getTransactionStatus
+  if (status !== undefined) {
+    if (status.call(given) === 'I') throw new OptionError(`${wanted}; this client is in none. Call BEGIN first`)
+    return
+  }
+  // Older drivers do not know. A savepoint is possible inside a transaction only.
+  await client.query('SAVEPOINT spillway; RELEASE SAVEPOINT spillway').catch((fault: unknown) => {
+    if ((fault as { code?: unknown }).code !== '25P01') throw fault
+    throw new OptionError(`${wanted}; this client is in none. Call BEGIN first`, { cause: fault })
+  })
 }

@@ -1,4 +1,6 @@
+import { limits } from '@spillway/protocol/wire'
 import type { AcceptFlush } from '../accept/accepting.js'
+import { checkOptions, isBoolean, isText, type Rule, timerMsMax, wholeNumber } from '../core/options.js'
 import type { BoundGate, RateTier } from '../gates/gate.js'
 import type { AcceptItem } from '../store/port.js'
 import type { Slots } from '../work/slot-groups.js'
@@ -73,6 +75,24 @@ export interface PendingItem {
   result?: unknown
   /** Members for the problem document, from the transaction that refused it. */
   limited?: Readonly<Record<string, unknown>>
+}
+
+const submitRules: Record<keyof SubmitAllOptions, Rule> = {
+  identity: isText,
+  idempotencyKey: (value) =>
+    typeof value === 'string' && value !== '' && value.length <= limits.idempotencyKeyCharacters
+      ? null
+      : `a text of 1 to ${limits.idempotencyKeyCharacters} characters`,
+  keyedOn: (value) => (typeof value === 'string' ? null : 'a text'),
+  respondAsync: isBoolean,
+  waitMs: wholeNumber(0, timerMsMax),
+  traceparent: (value) => (typeof value === 'string' ? null : 'a text'),
+  signal: (value) => (value instanceof AbortSignal ? null : 'an AbortSignal'),
+  texts: (value) => (Array.isArray(value) ? null : 'a list of JSON texts'),
+}
+
+export function checkSubmitOptions(call: string, options: SubmitAllOptions): void {
+  checkOptions(call, options, submitRules)
 }
 
 /** The submission of a call, without HTTP. */

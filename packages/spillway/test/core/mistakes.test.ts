@@ -1,0 +1,249 @@
+/** Mistakes that people make, and the message that each of them gets: the call, the option, the value, what is allowed. */
+import pg from 'pg'
+import Type from 'typebox'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { capacity, connections, createIntake, halt, postgres, pressure } from '../../src/index.js'
+import type { Intake } from '../../src/intake/intake.js'
+import { type Bench, bench } from '../pipeline-fixture.js'
+
+let b: Bench
+let intake: Intake
+let defined = 0
+
+beforeAll(async () => {
+  b = await bench()
+  intake = await b.intake()
+})
+afterAll(() => b.close())
+
+const run = (): number => 1
+
+/** Anything, as a user without types would give it. */
+const define = (options: unknown, name = `mistake.${++defined}`): unknown => intake.define(name, options as never)
+
+describe('define', () => {
+  it.each<[string, () => unknown, string]>([
+    ['no run', () => define({ body: Type.String() }), 'run is missing: the function that does the work'],
+    ['no options', () => define(undefined), 'the options must be an object; given: undefined'],
+    ['a list as options', () => define([]), 'the options must be an object; given: []'],
+    ['run that is no function', () => define({ run: 'later' }), "run must be a function; given: 'later'"],
+    ['run and apply', () => define({ run, apply: run }), 'run and apply exclude each other; remove one of them'],
+    [
+      'apply that is no effect',
+      () => define({ apply: {} }),
+      'apply must be a function (tx, items) => results, or a Sql',
+    ],
+    ['slots with apply', () => define({ apply: run, slots: { name: 'a', concurrency: 1 } }), 'slots cannot be used'],
+    ['pendingMax with run', () => define({ run, pendingMax: 1 }), 'pendingMax cannot be used together with run'],
+    ['a misspelt option', () => define({ run, maxRetrys: 2 }), 'unknown option "maxRetrys"; did you mean maxRetries?'],
+    ['an unknown option', () => define({ run, colour: 'red' }), 'unknown option "colour"; the options are body, lane'],
+    [
+      'a gate that was not called',
+      () => define({ run, gates: [pressure] }),
+      'its item 0 is the function pressure: call it',
+    ],
+    ['a gate that is none', () => define({ run, gates: [halt(), {}] }), 'its item 1 is not a gate'],
+    [
+      'gates that are no list',
+      () => define({ run, gates: halt() }),
+      'gates must be a list of gates, as in [pressure()',
+    ],
+    [
+      'two capacity gates',
+      () => define({ run, gates: [capacity({ limit: 1 }), capacity({ limit: 2 })] }),
+      'two capacity',
+    ],
+    [
+      'a priority of 99',
+      () => define({ run, priority: 99 }),
+      'priority must be a whole number from 1 to 10, or a func',
+    ],
+    ['a priority of "high"', () => define({ run, priority: 'high' }), "or a function; given: 'high'"],
+    ['no time', () => define({ run, timeoutMs: 0 }), 'timeoutMs must be a whole number from 1 to 2147483647, or a'],
+    ['negative retries', () => define({ run, maxRetries: -1 }), 'maxRetries must be a whole number from 0 to 1000000'],
+    ['a delay that is no function', () => define({ run, delayMs: 5 }), 'delayMs must be a function; given: 5'],
+    ['a lane as a text', () => define({ run, lane: 'orders' }), "lane must be a function; given: 'orders'"],
+    ['an unknown way to be busy', () => define({ run, whenBusy: 'drop' }), 'whenBusy must be "queue" or "refuse"'],
+    [
+      'back-off that shrinks',
+      () => define({ run, retry: { baseMs: 9, maxMs: 1 } }),
+      'retry must be an object { baseMs',
+    ],
+    [
+      'slots without a number',
+      () => define({ run, slots: { name: 'long' } }),
+      'slots must be an object { name, concurr',
+    ],
+    [
+      'negative concurrency',
+      () => define({ run, slots: { name: 'x', concurrency: -1 } }),
+      'a whole number of at least 1',
+    ],
+    ['abortable: 1', () => define({ run, abortable: 1 }), 'abortable must be true or false; given: 1'],
+    [
+      'a foreign schema',
+      () => define({ run, body: { parse: () => 1 } }),
+      'body must be a schema of TypeBox or of a lib',
+    ],
+    [
+      'a JSON schema',
+      () => define({ run, body: { type: 'object' } }),
+      'body must be a schema of TypeBox or of a libra',
+    ],
+    ['a name with a space', () => define({ run }, 'my job'), 'define("my job"): the name must be 1 to 100 letters'],
+    ['no name', () => define({ run }, ''), 'define(""): the name must be 1 to 100 letters, digits, dots'],
+    ['one name twice', () => [define({ run }, 'twice'), define({ run }, 'twice')], 'twice is defined already'],
+  ])('%s', (_, mistake, message) => {
+    expect(mistake).toThrow(message)
+    expect(mistake).toThrow(expect.objectContaining({ name: 'OptionError', code: 'invalid_option' }))
+  })
+})
+
+describe('gates', () => {
+  it.each<[string, () => unknown, string]>([
+    ['capacity without options', () => capacity(undefined as never), 'capacity: the options must be an object'],
+    ['capacity without a limit', () => capacity({} as never), 'capacity: limit is missing'],
+    ['a limit of 0', () => capacity({ limit: 0 }), 'capacity: limit must be a whole number of at least 1; given: 0'],
+    [
+      'resuming above the limit',
+      () => capacity({ limit: 5, resumeBelow: 6 }),
+      'resumeBelow must be a whole number from 1 to 5',
+    ],
+    ['a misspelt limit', () => capacity({ limits: 5 } as never), 'unknown option "limits"; did you mean limit?'],
+    ['connections without a total', () => connections({ perIdentity: 1 } as never), 'connections: total is missing'],
+    ['a level that is none', () => pressure({ refuseAt: 'high' as never }), 'refuseAt must be "warning" or "active"'],
+    ['a time in the past', () => pressure({ retryAfterSeconds: -1 }), 'retryAfterSeconds must be a number of seconds'],
+    ['a scope that is no text', () => halt({ scope: 7 as never }), 'scope must be a text that is not empty; given: 7'],
+  ])('%s', (_, mistake, message) => {
+    expect(mistake).toThrow(message)
+  })
+})
+
+describe('postgres', () => {
+  it.each<[string, unknown, string]>([
+    ['no options', undefined, 'postgres: the options must be an object; given: undefined'],
+    ['no url', {}, 'postgres: url is missing; is the variable that should have it set?'],
+    ['url: undefined', { url: undefined }, 'postgres: url is missing; is the variable that should have it set?'],
+    ['an empty url', { url: '' }, "postgres: url must be a text like postgres://user@host:5432/database; given: ''"],
+    ['a small pool', { url: 'postgres://h/d', poolMax: 2 }, 'poolMax must be a whole number from 8 to 10000; given: 2'],
+    ['a misspelt option', { url: 'postgres://h/d', poolmax: 9 }, 'unknown option "poolmax"; did you mean poolMax?'],
+  ])('%s', (_, options, message) => {
+    expect(() => postgres(options as never)).toThrow(message)
+  })
+
+  it('shows no password', () => {
+    expect(() => postgres({ url: 'mysql://me:secret@host/db' })).toThrow('mysql://me:…@host/db')
+  })
+})
+
+describe('createIntake', () => {
+  it.each<[string, unknown, string]>([
+    ['no options', undefined, 'createIntake: the options must be an object; given: undefined'],
+    ['no store', {}, 'createIntake: store must be postgres({ url }) or embedded(); given: undefined'],
+    ['an address as the store', { store: 'postgres://h/d' }, "or embedded(); given: 'postgres://h/d'"],
+    ['a misspelt option', { store: {}, concurency: 5 }, 'unknown option "concurency"; did you mean concurrency?'],
+    ['no concurrency', { store: {}, concurrency: 0 }, 'concurrency must be a whole number from 1 to 100000; given: 0'],
+    ['console as the log', { store: {}, log: {} }, 'log must be an object with the methods debug, info, warn, error'],
+    ['waitForStore: "no"', { store: {}, waitForStore: 'no' }, 'waitForStore must be true or false, or "forever"'],
+    ['a registry as metrics', { store: {}, metrics: {} }, 'metrics must be what createMetrics(registry) returns'],
+  ])('%s', async (_, options, message) => {
+    await expect(createIntake(options as never)).rejects.toThrow(message)
+  })
+
+  it.each<[string, (url: URL) => void, RegExp]>([
+    [
+      'a port where nothing listens',
+      (url) => Object.assign(url, { port: '1' }),
+      /database 127\.0\.0\.1:1\/\w+ cannot be used: connect ECONNREFUSED 127\.0\.0\.1:1\. Check the url/,
+    ],
+    [
+      'a database that is missing',
+      (url) => Object.assign(url, { pathname: '/nowhere' }),
+      /cannot be used: database "nowhere" does not exist\./,
+    ],
+    [
+      'a user that is missing',
+      (url) => Object.assign(url, { username: 'nobody-here' }),
+      /cannot be used: .*"nobody-here"/,
+    ],
+  ])('%s', async (_, change, message) => {
+    const url = new URL(b.url)
+    change(url)
+    const fault = await createIntake({ store: postgres({ url: url.href }), log: quiet, connectTimeoutMs: 500 }).then(
+      (opened) => opened.close(),
+      (error: unknown) => error,
+    )
+    expect(fault).toMatchObject({
+      name: 'ConnectFault',
+      code: 'store_unavailable',
+      message: expect.stringMatching(message),
+    })
+    const { password } = new URL(b.url)
+    if (password !== '') expect((fault as Error).message).not.toContain(password)
+  })
+})
+
+describe('submit and enqueue', () => {
+  it('name what is wrong with a call', async () => {
+    const op = intake.define('calls', { run })
+    const submit = (options: unknown) => intake.submit(op, 1, options as never)
+    await expect(submit({ idempotencykey: 'k' })).rejects.toThrow(
+      'submit: unknown option "idempotencykey"; did you mean',
+    )
+    await expect(submit({ idempotencyKey: '' })).rejects.toThrow('idempotencyKey must be a text of 1 to 255 characters')
+    await expect(submit({ waitMs: -1 })).rejects.toThrow(
+      'waitMs must be a whole number from 0 to 2147483647; given: -1',
+    )
+    await expect(submit({ identity: 7 })).rejects.toThrow('identity must be a text that is not empty; given: 7')
+    await expect(intake.submit({ type: 'unknown' }, 1)).rejects.toThrow('unknown is not defined on this intake')
+    await expect(intake.submit(op, 10n)).rejects.toThrow('a body of calls cannot be stored as JSON: Do not know how to')
+  })
+
+  it('name what the functions of a definition returned', async () => {
+    const lost = intake.define('lost', { run, lane: () => undefined as never })
+    await expect(intake.submit(lost, 1)).rejects.toThrow(
+      'the operation type lost: what lane returns must be a queue name, or [queue, partition]; given: undefined',
+    )
+    const urgent = intake.define('urgent', { run, priority: () => 11 })
+    await expect(intake.submit(urgent, 1)).rejects.toThrow('what priority returns must be a whole number from 1 to 10')
+    const timeless = intake.define('timeless', { run, timeoutMs: () => Number.NaN })
+    await expect(intake.submit(timeless, 1)).rejects.toThrow('what timeoutMs returns must be a whole number from 1')
+  })
+
+  it('enqueue only inside a transaction', async () => {
+    const op = intake.define('enqueued', { run })
+    const pool = new pg.Pool({ connectionString: b.url, max: 1 })
+    const client = await pool.connect()
+    const old = { query: client.query.bind(client) } as unknown as pg.PoolClient
+    try {
+      await expect(intake.enqueue(op, 1, pool as never)).rejects.toThrow(
+        'given: a Pool. Take a client with pool.connect',
+      )
+      await expect(intake.enqueue(op, 1, undefined as never)).rejects.toThrow(
+        'must be a node-postgres client inside a t',
+      )
+      await expect(intake.enqueue(op, 1, client)).rejects.toThrow('this client is in none. Call BEGIN first')
+      await expect(intake.enqueue(op, 1, old)).rejects.toThrow('this client is in none. Call BEGIN first')
+      await client.query('BEGIN')
+      expect(await intake.enqueue(op, 1, old)).toMatchObject({ kind: 'queued' })
+      await client.query('SELECT 1 / 0').catch(() => undefined)
+      await expect(intake.enqueue(op, 1, client)).rejects.toThrow(/failed|aborted/)
+      await client.query('ROLLBACK')
+    } finally {
+      client.release()
+      await pool.end()
+    }
+    expect(await b.sql('SELECT FROM spillway.ops WHERE type = $1', ['enqueued'])).toEqual([])
+  })
+
+  it('after close', async () => {
+    const own = await b.intake()
+    const op = own.define('late', { run })
+    await own.close()
+    expect(await own.submit(op, 1)).toMatchObject({ kind: 'refused', refusal: { code: 'draining' } })
+    await expect(own.enqueue(op, 1, { query: run } as never)).rejects.toThrow('enqueue: this intake is closed')
+    expect(() => own.define('later', { run })).toThrow('define("later"): this intake is closed')
+  })
+})
+
+const quiet = { debug: run, info: run, warn: run, error: run }
