@@ -1,9 +1,9 @@
 import type { QueuedAnswer, QueuedReason } from '@spillway/protocol/wire'
 import type { RateStatus, Refusal } from './refusal.js'
 
-/** The result of every submission: done, queued or refused. */
-export type Answer =
-  | { kind: 'done'; operationId: string; result: unknown; replayed: boolean; rate?: RateStatus }
+/** The result of every submission: done, queued or refused. `Result` is what the handler returns. */
+export type Answer<Result = unknown> =
+  | { kind: 'done'; operationId: string; result: Result; replayed: boolean; rate?: RateStatus }
   | { kind: 'failed'; operationId: string; error: string; result: unknown; replayed: boolean; rate?: RateStatus }
   | {
       kind: 'queued'

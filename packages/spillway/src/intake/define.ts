@@ -89,9 +89,13 @@ export interface Rejection {
 export type BodySchema = TSchema | StandardSchema
 
 /** What the handler gets. */
-export type BodyOf<S> = S extends StandardSchema<never, infer Output> ? Output : S extends TSchema ? Static<S> : unknown
+export type BodyOf<S> = S extends StandardSchema
+  ? NonNullable<S['~standard']['types']>['output']
+  : S extends TSchema
+    ? Static<S>
+    : unknown
 /** What a caller submits: it differs where the schema has defaults or changes values. */
-export type InputOf<S> = S extends StandardSchema<infer Input, unknown> ? Input : BodyOf<S>
+export type InputOf<S> = S extends StandardSchema ? NonNullable<S['~standard']['types']>['input'] : BodyOf<S>
 
 interface Common<S extends BodySchema, Result> {
   /** What a body must look like. Without it any JSON value is taken. */

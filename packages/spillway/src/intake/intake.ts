@@ -242,7 +242,11 @@ export class Intake {
    * Without HTTP. The body is validated as over HTTP: if it does not fit the schema, or `check` rejects it, the answer is a
    * refusal, mostly with the code `invalid_request` and `errors`.
    */
-  async submit<Body>(definition: Definition<Body>, body: Body, options: SubmitOptions = {}): Promise<Answer> {
+  async submit<Body, Result>(
+    definition: Definition<Body, Result>,
+    body: Body,
+    options: SubmitOptions = {},
+  ): Promise<Answer<Result>> {
     const { pipeline } = this
     const bound = this.bound(definition)
     checkSubmitOptions('submit', options)
@@ -254,7 +258,7 @@ export class Intake {
     if (!Array.isArray(permits)) return { kind: 'refused', refusal: permits }
     try {
       const valid = await validated(bound, submission)
-      return 'kind' in valid ? valid : await pipeline.submit(bound, valid)
+      return 'kind' in valid ? valid : ((await pipeline.submit(bound, valid)) as Answer<Result>)
     } finally {
       for (const permit of permits) permit.release()
     }
