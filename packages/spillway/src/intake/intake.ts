@@ -31,6 +31,7 @@ import { loadTracing } from '../metrics/trace.js'
 import { Door } from '../pressure/door.js'
 import { ProcessPressure } from '../pressure/process-pressure.js'
 import type { CancelOutcome, Pulse, Store, Tx } from '../store/port.js'
+import { withDeadline } from '../time/with-deadline.js'
 import { cancelPatiently } from '../work/cancel.js'
 import { SlotGroups } from '../work/slot-groups.js'
 import { Waiters } from '../work/waiters.js'
@@ -49,6 +50,8 @@ import {
 } from './submission.js'
 import { Answering } from './verdict-to-answer.js'
 
+/** The time of `close` beyond `drainMs`. */
+const closeGraceMs = 1_000
 /** The default timeout of a transaction. */
 const transactionMs = 10_000
 
@@ -501,16 +504,26 @@ export class Intake {
     return this.#stopped
   }
 
-  /** Drains: refuses new submissions, finishes running operations, gives the rest back. */
+  /**
+   * Drains: refuses new submissions, finishes running operations, gives the rest back. Takes at most `drainMs` and a second,
+   * whatever handlers and the database do: what was not given back by then, others take over when the lease runs out.
+   */
   close(): Promise<void> {
     this.#closed ??= (async () => {
-      await this.stop()
+      const deadline = performance.now() + this.settings.drainMs + closeGraceMs
+      await withDeadline(this.#signOff(), this.settings.drainMs + closeGraceMs * 0.8, () => {
+        this.log.warn({ drainMs: this.settings.drainMs }, 'closing took too long; the rest is left to other processes')
+      })
       this.#isEnded = true
-      this.pressure.stop()
-      await this.presence.stop()
-      await this.store.close()
+      await this.store.close(Math.max(1, deadline - performance.now()))
     })()
     return this.#closed
+  }
+
+  async #signOff(): Promise<void> {
+    await this.stop()
+    this.pressure.stop()
+    await this.presence.stop()
   }
 
   /** Claims start once the database is connected and something is defined. */

@@ -25,8 +25,8 @@ export async function embedded(options: EmbeddedOptions = {}): Promise<EmbeddedS
   return {
     ...store,
     url: server.url,
-    close: async () => {
-      await store.close()
+    close: async (waitMs) => {
+      await store.close(waitMs)
       await server.stop()
     },
   }

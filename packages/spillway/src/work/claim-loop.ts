@@ -52,7 +52,7 @@ const faultPauseMsMin = 100
 const faultPauseMsMax = 2_000
 const dueMsMax = 60_000
 /** Time for settling operations that were aborted at the deadline of a stop. */
-const settleGraceMs = 2_000
+const settleGraceMs = 500
 
 export class ClaimLoop {
   readonly #o: WorkOptions

@@ -2,6 +2,7 @@ import pg from 'pg'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, expectTypeOf, it } from 'vitest'
 import { type Answer, connections, type Definition, type RunContext, type Tx } from '../../src/index.js'
+import { addressOf, startHalfOpenProxy, through } from '../half-open-proxy.js'
 import { type Bench, bench, eventually, signal } from '../pipeline-fixture.js'
 
 const Order = Type.Object({ customer: Type.String(), total: Type.Number(), note: Type.Optional(Type.String()) })
@@ -303,6 +304,27 @@ describe('close', () => {
     const next = await b.intake()
     next.define('orders.place', { body: Order, run: () => 2 })
     expect(await b.finished(answer.operationId)).toMatchObject({ status: 'completed', attempts: 1, result: 2 })
+  })
+
+  it('takes drainMs and a second at most, although a handler ignores its signal', async () => {
+    const intake = await b.intake({ drainMs: 300 })
+    const stubborn = intake.define('stubborn', { run: () => new Promise(() => undefined) })
+    void intake.submit(stubborn, 1)
+    await eventually(async () => (await b.sql('SELECT FROM spillway.ops'))[0], 'it to run')
+    const began = performance.now()
+    await intake.close()
+    expect(performance.now() - began).toBeLessThan(1_300)
+  })
+
+  it('takes drainMs and a second at most, although the database does not answer', async () => {
+    const proxy = await startHalfOpenProxy(addressOf(b.url))
+    const intake = await b.intake({ drainMs: 300, postgres: { url: through(proxy, b.url) } })
+    intake.define('idle', { run: () => 1 })
+    proxy.stall()
+    const began = performance.now()
+    await intake.close()
+    expect(performance.now() - began).toBeLessThan(1_500)
+    await proxy.close()
   })
 
   it('answers before the store is reachable, and starts when it is', async () => {

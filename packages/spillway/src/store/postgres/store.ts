@@ -246,10 +246,10 @@ export function postgresStore(options: PostgresOptions): Store {
       const theirs = (await value<number>(on.heartbeat, `extract(epoch FROM ${s}.clock())::float8 * 1000`, [])) ?? 0
       return { skewMs: Math.round(theirs - (before + Date.now()) / 2) }
     },
-    close: async () => {
+    close: async (waitMs = timeoutMs) => {
       const ended = Promise.all([notices.close(), pools.end()])
       // A pool waits for its statements, the wake-up connection for its end; a server that never answers must not delay closing.
-      await withDeadline(ended, timeoutMs, () => undefined)
+      await withDeadline(ended, waitMs, () => undefined)
     },
   }
 }
