@@ -506,6 +506,6 @@ export interface Store {
   readonly address: string
   /** Milliseconds between this process's clock and the store's. */
   ping(): Promise<{ skewMs: number }>
-  /** Waits for statements in progress, for at most `waitMs`. Default: the time limit of a statement. */
+  /** Waits for statements in progress, for at most `waitMs` and the time limit of a statement. */
   close(waitMs?: number): Promise<void>
 }

@@ -249,7 +249,7 @@ export function postgresStore(options: PostgresOptions): Store {
     close: async (waitMs = timeoutMs) => {
       const ended = Promise.all([notices.close(), pools.end()])
       // A pool waits for its statements, the wake-up connection for its end; a server that never answers must not delay closing.
-      await withDeadline(ended, waitMs, () => undefined)
+      await withDeadline(ended, Math.min(waitMs, timeoutMs), () => undefined)
     },
   }
 }
