@@ -4,6 +4,7 @@ import type { IntakeOptions } from './intake/open-intake.js'
 
 export type { LaneName } from './core/ids.js'
 export type { OperationReport } from './core/operation-status.js'
+export { OptionError } from './core/options.js'
 export { FailOperation, LeaveOperation, OperationAborted, RetryOperation } from './core/outcome.js'
 export type { IntakeLog, IntakeSettings } from './core/settings.js'
 export type { ConnectionPool } from './fleet/connection-pool.js'
