@@ -27,7 +27,7 @@ export function buildItem(
       gate: 'lane',
     }
   }
-  const delayMs = returned(type, 'delayMs', Math.round(options.delayMs?.(body) ?? 0))
+  const delayMs = options.delayMs === undefined ? 0 : returned(type, 'delayMs', Math.round(options.delayMs(body)))
   const requested = submission.respondAsync === true || delayMs > 0
   // The caller gets a ticket whatever happens, so the key stores the ticket at accept time.
   const isTicket = options.run !== undefined && submission.waitMs === 0
