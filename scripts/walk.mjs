@@ -2,7 +2,7 @@
  * `node scripts/walk.mjs`: the walk of one direct request. Prints the files of our packages in which a function runs while
  * one POST to a mounted definition is accepted, run and answered. Fails if there are more than the limit.
  *
- * V8 counts calls precisely around exactly one request. Timers may run in between, so the walk is what five such
+ * V8 counts calls precisely around exactly one request. Timers may run in between, so the walk is what fifteen such
  * measurements have in common.
  */
 import { once } from 'node:events'
@@ -16,7 +16,7 @@ import { pathToFileURL } from 'node:url'
 import { root } from './build.mjs'
 
 const filesMax = 30
-const measurements = 5
+const measurements = 15
 const warmUps = 200
 
 const dist = (name) => import(pathToFileURL(path.join(root, 'packages', name, 'dist/index.js')).href)
