@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 import { type JetStreamManager, jetstreamManager } from '@nats-io/jetstream'
 import { connect, type NatsConnection } from '@nats-io/transport-node'
 import { eventually, type Logged, loggingTo } from '../../spillway/test/pipeline-fixture.js'
-import { connectNats, type NatsBrokerOptions } from '../src/brokers/nats/index.js'
+import { connectNats, type NatsBrokerOptions } from '../src/brokers/nats/broker.js'
 import type { Delivery, RouterBroker } from '../src/brokers/port.js'
 
 /** A subject of its own on a server that others may share, its brokers, and a plain connection to look with. */
