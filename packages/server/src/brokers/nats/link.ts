@@ -9,9 +9,13 @@
  * disconnected, and it keeps inboxes for replies to requests that we have abandoned.
  */
 import { setTimeout as delay } from 'node:timers/promises'
-import { connect, type NatsConnection } from '@nats-io/transport-node'
+import { type JetStreamManager, jetstreamManager } from '@nats-io/jetstream'
+import { connect, type NatsConnection, type SubscriptionOptions } from '@nats-io/transport-node'
 import { type IntakeLog, withDeadline } from 'spillway/workload'
+import { BrokerFault } from './faults.js'
+import type { Names } from './names.js'
 import { parseAddress } from './server-address.js'
+import { ensureTopology, type Topology } from './topology.js'
 
 /** As much of a log as the links need. */
 export type BrokerLog = Pick<IntakeLog, 'info' | 'warn' | 'error'>
@@ -19,8 +23,11 @@ export type BrokerLog = Pick<IntakeLog, 'info' | 'warn' | 'error'>
 export interface LinkOptions {
   url: string
   log: BrokerLog
-  /** Creates the streams and the consumer if missing. Rejects on failure. */
-  prepare(nc: NatsConnection): Promise<void>
+  names: Names
+  /** Maximum deliveries before a message becomes a dead letter. */
+  maxDeliver: number
+  /** A message without any sign of progress for this time is redelivered. */
+  ackWaitMs: number
 }
 
 interface Owed {
@@ -29,6 +36,9 @@ interface Owed {
 }
 
 const dialTimeoutMs = 5_000
+const apiTimeoutMs = 5_000
+/** The state is read about once a second, so an old figure is useless. */
+const backlogTimeoutMs = 2_000
 /** A silent connection is closed after three of these. */
 const pingIntervalMs = 2_000
 const pingsUnansweredMax = 2
@@ -40,13 +50,24 @@ const flushTimeoutMs = 1_000
 const warnEveryMs = 30_000
 
 export class Link {
-  readonly #o: LinkOptions
+  readonly names: Names
+  readonly log: BrokerLog
+  readonly maxDeliver: number
+  readonly ackWaitMs: number
+  /** Maximum delivered but unacked messages over all routers, for the consumer, now or when it is created. Null: the broker's. */
+  ackPendingMax: number | null = null
   readonly #address: ReturnType<typeof parseAddress>
+  readonly #subscriptions: { subject: string; options: SubscriptionOptions }[] = []
   readonly #onReady: ((nc: NatsConnection) => void)[] = []
   readonly #onLost: (() => void)[] = []
   readonly #closing = new AbortController()
   #nc: NatsConnection | null = null
   #ready = false
+  #subscribedOn: NatsConnection | null = null
+  #jsm: JetStreamManager | null = null
+  #backlogApi: JetStreamManager | null = null
+  #topology: Topology | null = null
+  #trouble: string | null = null
   #payloadMax: number | null = null
   #owed: Owed[] = []
   #mending: { nc: NatsConnection; done: Promise<void> } | null = null
@@ -54,7 +75,10 @@ export class Link {
   #life: Promise<void> | null = null
 
   constructor(options: LinkOptions) {
-    this.#o = options
+    this.names = options.names
+    this.log = options.log
+    this.maxDeliver = options.maxDeliver
+    this.ackWaitMs = options.ackWaitMs
     this.#address = parseAddress(options.url)
   }
 
@@ -72,7 +96,33 @@ export class Link {
     return this.#payloadMax
   }
 
-  /** Called each time the link becomes ready. Subscriptions of earlier connections no longer exist then. */
+  /** Throws if not ready. */
+  api(): JetStreamManager {
+    if (this.ready === null || this.#jsm === null) throw new BrokerFault('unavailable', 'the broker is not connected')
+    return this.#jsm
+  }
+
+  /** With a short timeout. Null if not ready. */
+  get backlogApi(): JetStreamManager | null {
+    return this.ready === null ? null : this.#backlogApi
+  }
+
+  /** Null until the broker reported it. */
+  get topology(): Topology | null {
+    return this.#topology
+  }
+
+  /** Why it is not connected, for people, if known. */
+  get trouble(): string | null {
+    return this.ready === null ? this.#trouble : null
+  }
+
+  /** On the next connection and on every later one. */
+  subscribe(subject: string, options: SubscriptionOptions): void {
+    this.#subscriptions.push({ subject, options })
+  }
+
+  /** Called each time the link becomes ready. */
   onReady(callback: (nc: NatsConnection) => void): void {
     this.#onReady.push(callback)
   }
@@ -163,7 +213,7 @@ export class Link {
   /** The server's errors: a missing permission, a refused message. */
   async #listen(nc: NatsConnection): Promise<void> {
     for await (const status of nc.status()) {
-      if (status.type === 'error') this.#o.log.warn({ err: status.error }, 'the broker reported an error')
+      if (status.type === 'error') this.log.warn({ err: status.error }, 'the broker reported an error')
     }
   }
 
@@ -172,7 +222,7 @@ export class Link {
     for (let waitMs = retryMs.first; !nc.isClosed() && !this.isClosed; waitMs = Math.min(waitMs * 2, retryMs.max)) {
       try {
         this.#payloadMax = nc.info?.max_payload ?? this.#payloadMax
-        await this.#o.prepare(nc)
+        await this.#ensure(nc)
         if (!nc.isClosed() && nc === this.#nc && !this.isClosed) this.#becomeReady(nc)
         return
       } catch (error) {
@@ -184,11 +234,34 @@ export class Link {
     }
   }
 
+  /** Creates the streams and the consumer if missing. Rejects on failure. */
+  async #ensure(nc: NatsConnection): Promise<void> {
+    const options = { checkAPI: false }
+    const payloadMax = nc.info?.max_payload ?? 1_048_576
+    try {
+      const jsm = await jetstreamManager(nc, { ...options, timeout: apiTimeoutMs })
+      const { names, maxDeliver, ackWaitMs, ackPendingMax } = this
+      this.#topology = await ensureTopology(jsm, { names, maxDeliver, ackWaitMs, ackPendingMax, payloadMax }, this.log)
+      this.#jsm = jsm
+      this.#backlogApi = await jetstreamManager(nc, { ...options, timeout: backlogTimeoutMs })
+      this.#trouble = null
+    } catch (error) {
+      // A server without JetStream may reach it through its cluster, so report this only after a failure.
+      const isLacking = nc.info?.jetstream !== true
+      this.#trouble = isLacking ? 'NATS is reachable, but has no JetStream (nats-server -js)' : null
+      throw this.#trouble === null ? error : new BrokerFault('unavailable', this.#trouble, { cause: error })
+    }
+  }
+
   #becomeReady(nc: NatsConnection): void {
     if (this.#ready) return
     this.#ready = true
     this.#warnedAt = Number.NEGATIVE_INFINITY
-    this.#o.log.info({ broker: this.#address.shown, version: nc.info?.version }, 'connected to the broker')
+    this.log.info({ broker: this.#address.shown, version: nc.info?.version }, 'connected to the broker')
+    if (this.#subscribedOn !== nc) {
+      this.#subscribedOn = nc
+      for (const { subject, options } of this.#subscriptions) nc.subscribe(subject, options)
+    }
     for (const callback of this.#onReady) callback(nc)
     const owed = this.#owed
     this.#owed = []
@@ -211,7 +284,7 @@ export class Link {
     const now = performance.now()
     if (now - this.#warnedAt < warnEveryMs) return
     this.#warnedAt = now
-    this.#o.log.warn({ err: error, broker: this.#address.shown }, message)
+    this.log.warn({ err: error, broker: this.#address.shown }, message)
   }
 
   /** Ends early on close. */

@@ -24,8 +24,6 @@ export interface Wanted {
   readonly ackWaitMs: number
   /** Null: keep the broker's setting. */
   readonly ackPendingMax: number | null
-  /** Null: keep the broker's setting, one for new streams. */
-  readonly replicas: number | null
   /** The server's maximum message size. */
   readonly payloadMax: number
 }
@@ -49,20 +47,14 @@ const deadDuplicateWindowMs = 60 * 60_000
 
 export async function ensureTopology(jsm: JetStreamManager, wanted: Wanted, log: BrokerLog): Promise<Topology> {
   const { names } = wanted
-  const replicas = wanted.replicas === null ? {} : { num_replicas: wanted.replicas }
   const room = Math.max(wanted.payloadMax - deadLetterRoomBytes, Math.ceil(wanted.payloadMax / 2))
   const intake = await ensureStream(jsm, log, {
     fixed: { name: names.stream, retention: RetentionPolicy.Workqueue, storage: StorageType.File },
-    changeable: {
-      subjects: [names.subject],
-      max_msg_size: room,
-      duplicate_window: nanos(duplicateWindowMs),
-      ...replicas,
-    },
+    changeable: { subjects: [names.subject], max_msg_size: room, duplicate_window: nanos(duplicateWindowMs) },
   })
   await ensureStream(jsm, log, {
     fixed: { name: names.deadStream, retention: RetentionPolicy.Limits, storage: StorageType.File },
-    changeable: { subjects: [names.deadSubject], duplicate_window: nanos(deadDuplicateWindowMs), ...replicas },
+    changeable: { subjects: [names.deadSubject], duplicate_window: nanos(deadDuplicateWindowMs) },
   })
   await ensureConsumer(jsm, wanted, log)
   const stored = intake.config.max_msg_size
@@ -118,10 +110,6 @@ async function ensureConsumer(jsm: JetStreamManager, wanted: Wanted, log: Broker
   if ((now.config.backoff ?? []).length > 0) left.push('backoff')
   if (left.length > 0) log.warn({ stream, consumer, differs: left }, 'the settings of a consumer could not be changed')
   return now
-}
-
-export async function setAckPendingMax(jsm: JetStreamManager, names: Names, count: number): Promise<void> {
-  await jsm.consumers.update(names.stream, names.consumer, { max_ack_pending: count })
 }
 
 /** Another router may create it between our look and our create. */

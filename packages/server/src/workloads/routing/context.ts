@@ -1,5 +1,5 @@
 /** What all parts of the routing workload use. */
-import { connectNats } from '../../brokers/nats/broker.js'
+import { RouterBroker } from '../../brokers/nats/broker.js'
 import type { WorkloadContext } from '../../workload.js'
 import type { DecisionStore } from './decision-store.js'
 import { createRoutingMetrics } from './metrics.js'
@@ -24,7 +24,7 @@ export function routingContext(context: WorkloadContext) {
   if (alerts === undefined || objectives === undefined) throw new Error('routing needs alerts and objectives')
   const { routing: settings, process: own } = config
   const { natsUrls, maxDeliver } = settings
-  const broker = natsUrls === null ? null : connectNats({ url: natsUrls.join(','), maxDeliver, log: context.log })
+  const broker = natsUrls === null ? null : new RouterBroker({ url: natsUrls.join(','), maxDeliver, log: context.log })
   const subject = broker?.subject ?? subjectDefault
   const isRouter = own.roles.includes('router')
   return {

@@ -4,7 +4,9 @@ import type { FastifyLike as App } from 'spillway/workload'
 import { fitPage, sendProblem } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
 import type { AppReply as Reply } from '../../app.js'
-import { type BrokerDeadLetter, BrokerFault, type RouterBroker } from '../../brokers/port.js'
+import type { RouterBroker } from '../../brokers/nats/broker.js'
+import type { BrokerDeadLetter } from '../../brokers/nats/dead-letters.js'
+import { BrokerFault } from '../../brokers/nats/faults.js'
 import type { RoutingParts } from './context.js'
 import { listLimitDefault, operate, options, view } from './route-options.js'
 
@@ -71,7 +73,7 @@ export function addDeadLetters(app: App, { broker, config }: RoutingParts): void
     options(view, 'One of them, whole', {}, { 200: Letter }),
     async (request, reply) =>
       withBroker(reply, async (from) => {
-        const letter = await from.deadLetter(request.params.id)
+        const letter = await from.deadLetters.get(request.params.id)
         if (letter === null) return sendProblem(reply, { code: 'not_found', detail: 'There is no such dead letter.' })
         return toView(letter)
       }),
@@ -79,12 +81,13 @@ export function addDeadLetters(app: App, { broker, config }: RoutingParts): void
   app.post<{ Body: Static<typeof Ids> }>(
     `${path}/redrive`,
     options(operate, 'Publish them again, whole, oldest first', { body: Ids }),
-    async (request, reply) => withBroker(reply, (from) => from.redrive(request.body.ids)),
+    async (request, reply) => withBroker(reply, (from) => from.deadLetters.redrive(request.body.ids)),
   )
   app.delete<{ Body: Static<typeof Ids> }>(
     path,
     options(operate, 'Remove them for good', { body: Ids }),
-    async (request, reply) => withBroker(reply, async (from) => ({ removed: await from.purge(request.body.ids) })),
+    async (request, reply) =>
+      withBroker(reply, async (from) => ({ removed: await from.deadLetters.purge(request.body.ids) })),
   )
 }
 
@@ -96,7 +99,7 @@ async function listed(
 ): Promise<{ letters: BrokerDeadLetter[]; limit: number }> {
   const letters: BrokerDeadLetter[] = []
   for (let read = 0; letters.length <= limit; ) {
-    const [next] = await broker.deadLetters(1, letters.at(-1)?.id ?? cursor, limits.listPayloadBytes)
+    const [next] = await broker.deadLetters.list(1, letters.at(-1)?.id ?? cursor, limits.listPayloadBytes)
     if (next === undefined) break
     letters.push(next)
     if (read > readBytesMax) return { letters, limit: letters.length - 1 }

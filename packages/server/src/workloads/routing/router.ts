@@ -9,7 +9,9 @@
  * redelivers unacked messages and counts.
  */
 import { codeOf, type Periodic, periodic, traceIdOf } from 'spillway/workload'
-import { BrokerFault, type Delivery, type RouterBroker } from '../../brokers/port.js'
+import type { RouterBroker } from '../../brokers/nats/broker.js'
+import type { Delivery } from '../../brokers/nats/delivery.js'
+import { BrokerFault } from '../../brokers/nats/faults.js'
 import { keepBurial, ticketOf } from './burials.js'
 import type { RoutingParts } from './context.js'
 import { readTask } from './envelope.js'

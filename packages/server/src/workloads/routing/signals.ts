@@ -5,7 +5,7 @@
  *         └──► each signal: below its critical bound ──at it──► alert firing ──below half of it for 3 s──► resolved
  */
 import { type Intake, LatencyWindow, LevelHold, type Periodic, periodic, RouterPressure } from 'spillway/workload'
-import type { Backlog } from '../../brokers/port.js'
+import type { Backlog } from '../../brokers/nats/broker.js'
 import type { AlertChange } from '../../workload.js'
 import type { RoutingContext } from './context.js'
 

@@ -4,7 +4,8 @@
  */
 import type { RouteTask } from '@spillway/protocol/wire'
 import { FailOperation, RetryOperation, type RunContext, traceIdOf } from 'spillway/workload'
-import { BrokerFault, type RouterBroker } from '../../brokers/port.js'
+import type { RouterBroker } from '../../brokers/nats/broker.js'
+import { BrokerFault } from '../../brokers/nats/faults.js'
 import { readBurial } from './burials.js'
 import type { RoutingParts } from './context.js'
 import { answerTask, type RouteAnswer } from './processing.js'
