@@ -102,7 +102,7 @@ export class DeadLetters {
     while (found.length < limit) {
       const stored = await nextFrom(this.#link, deadStream, deadSubject, next)
       if (stored === null) break
-      found.push(listed(asDeadLetter(stored), partBytesMax))
+      found.push(asDeadLetter(stored, partBytesMax))
       next = stored.seq + 1
     }
     return found
@@ -187,7 +187,7 @@ export async function nextFrom(
   }
 }
 
-function asDeadLetter(stored: StoredMsg): BrokerDeadLetter {
+function asDeadLetter(stored: StoredMsg, partBytesMax = Number.POSITIVE_INFINITY): BrokerDeadLetter {
   const all = readableHeaders(() => stored.header)
   const said = (name: string): string => headerOf(all, name) ?? ''
   const headers: Record<string, string> = {}
@@ -198,25 +198,18 @@ function asDeadLetter(stored: StoredMsg): BrokerDeadLetter {
     headers[own] = values.join(', ')
   }
   const diedAt = new Date(said(headerNames.diedAt))
+  const dataBytes = stored.data.length
+  const headersBytes = Buffer.byteLength(JSON.stringify(headers))
   return {
     id: `${stored.seq}`,
-    data: stored.data,
-    dataBytes: stored.data.length,
-    headers,
-    headersBytes: Buffer.byteLength(JSON.stringify(headers)),
+    data: dataBytes > partBytesMax ? new Uint8Array() : stored.data,
+    dataBytes,
+    headers: headersBytes > partBytesMax ? {} : headers,
+    headersBytes,
     reason: said(headerNames.deadReason),
     detail: said(headerNames.deadDetail),
     deliveries: Number(said(headerNames.deadDeliveries)) || 0,
     diedAt: Number.isNaN(diedAt.getTime()) ? stored.time : diedAt,
-  }
-}
-
-function listed(letter: BrokerDeadLetter, partBytesMax: number): BrokerDeadLetter {
-  const { data, dataBytes, headers, headersBytes } = letter
-  return {
-    ...letter,
-    data: dataBytes > partBytesMax ? new Uint8Array() : data,
-    headers: headersBytes > partBytesMax ? {} : headers,
   }
 }
 

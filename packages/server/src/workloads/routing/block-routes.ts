@@ -1,5 +1,6 @@
 /** The registry of blocks. Changes have medium priority and count per identity; reads work in any state. */
 import { BlockPage, BlockView, CreateBlock, ListBlocksQuery, PutBlock } from '@spillway/protocol/schema'
+import { routingLimits } from '@spillway/protocol/wire'
 import type { FastifyLike as App, Wire } from 'spillway/workload'
 import { mountedRoute, type Problem, sendProblem } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
@@ -69,16 +70,13 @@ function addReads(app: App, registry: Registry, bytesMax: number): void {
 }
 
 function written(outcome: BlockOutcome): Wire {
-  switch (outcome.kind) {
-    case 'created':
-      return { ok: true, answer: { status: 201, headers: {}, body: outcome.block } }
-    case 'replaced':
-      return { ok: true, answer: { status: 200, headers: {}, body: outcome.block } }
-    case 'exists':
-      return refuse({ code: 'conflict', detail: 'There is a block of this type and version; PUT replaces it.' })
-    case 'full':
-      return refuse({ code: 'conflict', detail: `There are ${outcome.limit} blocks already; remove one first.` })
+  if ('block' in outcome) {
+    const status = outcome.kind === 'created' ? 201 : 200
+    return { ok: true, answer: { status, headers: {}, body: outcome.block } }
   }
+  const exists = 'There is a block of this type and version; PUT replaces it.'
+  const full = `There are ${routingLimits.blocksMax} blocks already; remove one first.`
+  return refuse({ code: 'conflict', detail: outcome.kind === 'exists' ? exists : full })
 }
 
 function invalid(errors: readonly { path: string; message: string }[]): Wire {

@@ -11,7 +11,7 @@ import { PutPolicy } from '@spillway/protocol/schema'
 import { type Policy, type PolicyView, routingLimits } from '@spillway/protocol/wire'
 import type { PageBounds, RequestFault } from 'spillway/workload'
 import { type CutRows, compileValidator, cutRows, type Intake, type IntakeLog, pageSql } from 'spillway/workload'
-import { PolicyBook } from './decision.js'
+import { everyTenant, PolicyBook } from './decision.js'
 
 export interface PoliciesOptions {
   intake: Intake
@@ -24,7 +24,7 @@ export interface PoliciesOptions {
   policiesMax?: number
 }
 
-export type PutOutcome = { kind: 'created' | 'replaced'; policy: PolicyView } | { kind: 'full'; limit: number }
+export type PutOutcome = { kind: 'created' | 'replaced'; policy: PolicyView } | { kind: 'full' }
 
 /** Without a tenant: the policy for every tenant. */
 export interface PolicyName {
@@ -45,15 +45,14 @@ const pollMsDefault = 15_000
 const firstPollMs = 100
 const rowsMax = 500
 const notice = 'rtpol'
-/** As in the table: no tenant has an empty name. */
-const everyTenant = ''
 
 export class Policies {
-  /** The policies for decisions, once loaded. */
+  /** The policies for decisions. */
+  readonly book = new PolicyBook()
+  /** The same, once loaded. */
   readonly loaded: Promise<PolicyBook>
   #setLoaded: (book: PolicyBook) => void = () => undefined
   readonly #options: Required<PoliciesOptions>
-  readonly #book = new PolicyBook()
   #isLoaded = false
   #isBehind = false
   /** The last change, and the number of removals, in the book. */
@@ -72,11 +71,6 @@ export class Policies {
     })
     const refresh = (): void => void this.refresh()
     options.intake.onNotice(notice, refresh, refresh)
-  }
-
-  /** The policies for decisions. Always the same object. */
-  get book(): PolicyBook {
-    return this.#book
   }
 
   /** False: not loaded yet, so the book does not have the stored policies. */
@@ -109,16 +103,15 @@ export class Policies {
 
   async put(policy: Policy): Promise<PutOutcome> {
     const { intake, schema, policiesMax } = this.#options
-    const { rows } = await intake.read<{ outcome: string; version: number; updated_at: Date }>(
+    const { rows } = await intake.read<{ outcome: 'created' | 'replaced' | 'full'; version: number; updated_at: Date }>(
       `SELECT outcome, version, updated_at FROM ${schema}.rt_policy_put($1, $2, $3, $4)`,
       [policy.tenant_id ?? everyTenant, policy.policy_id, JSON.stringify(policy), policiesMax],
     )
     const [row] = rows
     if (row === undefined) throw new Error('a policy was put without an answer')
-    if (row.outcome === 'full') return { kind: 'full', limit: policiesMax }
+    if (row.outcome === 'full') return { kind: 'full' }
     await this.refresh()
-    const kind = row.outcome === 'created' ? 'created' : 'replaced'
-    return { kind, policy: { ...policy, version: row.version, updated_at: row.updated_at.toISOString() } }
+    return { kind: row.outcome, policy: toView({ ...row, body: policy }) }
   }
 
   async get({ tenantId = everyTenant, policyId }: PolicyName): Promise<PolicyView | null> {
@@ -182,10 +175,10 @@ export class Policies {
     if (this.#closed || !intake.isReady) return
     try {
       await this.#catchUp()
-      if (this.#isBehind) log.info({ policies: this.#book.size }, 'policies are up to date again')
+      if (this.#isBehind) log.info({ policies: this.book.size }, 'policies are up to date again')
       this.#isBehind = false
       this.#isLoaded = true
-      this.#setLoaded(this.#book)
+      this.#setLoaded(this.book)
     } catch (fault) {
       if (!this.#isBehind) log.warn({ err: fault }, 'cannot read changes of policies, retrying')
       this.#isBehind = true
@@ -219,13 +212,13 @@ export class Policies {
       for (const { tenant, id, body, change } of rows) {
         after = change
         const checked = checkPolicy(body)
-        if (checked.ok) this.#book.set(checked.policy)
-        // Written by a newer version. The others must not wait for it.
-        else
-          log.error(
-            { tenant, policy: id, errors: checked.errors },
-            'a stored policy is not valid; the version in use is kept',
-          )
+        if (checked.ok) {
+          this.book.set(checked.policy)
+        } else {
+          // Written by a newer version. The others must not wait for it.
+          const { errors } = checked
+          log.error({ tenant, policy: id, errors }, 'a stored policy is not valid; the version in use is kept')
+        }
       }
       if (rows.length < rowsMax) return
     }
@@ -235,13 +228,13 @@ export class Policies {
     const { intake, schema } = this.#options
     const { rows } = await intake.read<{ tenant: string; id: string }>(`SELECT tenant, id FROM ${schema}.rt_policies`)
     const there = new Set(rows.map(({ tenant, id }) => `${tenant}\0${id}`))
-    for (const { tenantId, policyId } of [...this.#book.names()]) {
-      if (!there.has(`${tenantId ?? everyTenant}\0${policyId}`)) this.#book.delete(tenantId, policyId)
+    for (const [tenant, id] of [...this.book.names()]) {
+      if (!there.has(`${tenant}\0${id}`)) this.book.delete(tenant, id)
     }
   }
 }
 
-function toView({ body, version, updated_at }: Row): PolicyView {
+function toView({ body, version, updated_at }: Pick<Row, 'body' | 'version' | 'updated_at'>): PolicyView {
   return { ...(body as Policy), version, updated_at: updated_at.toISOString() }
 }
 
@@ -253,17 +246,7 @@ const checkShape = compileValidator(PutPolicy)
 export function checkPolicy(value: unknown): CheckedPolicy {
   const shape = checkShape(value)
   if (!shape.ok) return shape
-  const {
-    strategy = 'weighted',
-    providers,
-    score = {},
-    ...given
-  } = shape.value as Pick<Policy, 'policy_id'> &
-    Partial<Omit<Policy, 'score' | 'providers'>> & {
-      providers: (Pick<Policy['providers'][number], 'provider_id' | 'expected_latency_ms' | 'expected_cost'> &
-        Partial<Policy['providers'][number]>)[]
-      score?: Partial<Policy['score']>
-    }
+  const { strategy = 'weighted', providers, score = {}, ...given } = shape.value
   const policy: Policy = {
     ...given,
     strategy,

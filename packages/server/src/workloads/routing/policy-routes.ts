@@ -9,6 +9,7 @@ import {
   PolicyView,
   PutPolicy,
 } from '@spillway/protocol/schema'
+import { routingLimits } from '@spillway/protocol/wire'
 import type { FastifyLike as App } from 'spillway/workload'
 import { sendProblem } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
@@ -45,7 +46,7 @@ function addChanges(app: App, { policies }: RoutingParts, gateway: Gateway): voi
       if (!checked.ok) return invalid(reply, checked.errors)
       const outcome = await policies.put(checked.policy)
       if (outcome.kind === 'full') {
-        const detail = `There are ${outcome.limit} policies already; remove one first.`
+        const detail = `There are ${routingLimits.policiesMax} policies already; remove one first.`
         return sendProblem(reply, { code: 'conflict', detail })
       }
       reply.code(outcome.kind === 'created' ? 201 : 200)
