@@ -64,7 +64,6 @@ export class RouterBroker {
     this.deadLetters = new DeadLetters(this.#link, this.#outbox)
     const lookMs = options.exhaustedLookMs ?? defaultExhaustedLookMs
     this.#exhausted = new Exhausted(this.#link, this.deadLetters, lookMs)
-    this.#link.start()
   }
 
   get subject(): string {

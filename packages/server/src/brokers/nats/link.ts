@@ -8,6 +8,7 @@
  * The library's reconnect is off: its first connection cannot be cancelled, it drops messages published while
  * disconnected, and it keeps inboxes for replies to requests that we have abandoned.
  */
+import { EventEmitter } from 'node:events'
 import { setTimeout as delay } from 'node:timers/promises'
 import { type JetStreamManager, jetstreamManager } from '@nats-io/jetstream'
 import { connect, type NatsConnection, type SubscriptionOptions } from '@nats-io/transport-node'
@@ -30,11 +31,6 @@ export interface LinkOptions {
   ackWaitMs: number
 }
 
-interface Owed {
-  subject: string
-  data: Uint8Array
-}
-
 const dialTimeoutMs = 5_000
 const apiTimeoutMs = 5_000
 /** The state is read about once a second, so an old figure is useless. */
@@ -49,37 +45,40 @@ const flushTimeoutMs = 1_000
 /** Log interval while disconnected. */
 const warnEveryMs = 30_000
 
-export class Link {
+/** `ready`: each time that it becomes ready. */
+export class Link extends EventEmitter<{ ready: [NatsConnection]; lost: [] }> {
   readonly names: Names
   readonly log: BrokerLog
   readonly maxDeliver: number
   readonly ackWaitMs: number
   /** Maximum delivered but unacked messages over all routers, for the consumer, now or when it is created. Null: the broker's. */
   ackPendingMax: number | null = null
+  /** Null until the broker reported it. */
+  topology: Topology | null = null
+  /** The server's maximum message size, as last reported. */
+  serverPayloadMax: number | null = null
   readonly #address: ReturnType<typeof parseAddress>
+  readonly #life: Promise<void>
   readonly #subscriptions: { subject: string; options: SubscriptionOptions }[] = []
-  readonly #onReady: ((nc: NatsConnection) => void)[] = []
-  readonly #onLost: (() => void)[] = []
   readonly #closing = new AbortController()
   #nc: NatsConnection | null = null
   #ready = false
   #subscribedOn: NatsConnection | null = null
   #jsm: JetStreamManager | null = null
   #backlogApi: JetStreamManager | null = null
-  #topology: Topology | null = null
   #trouble: string | null = null
-  #payloadMax: number | null = null
-  #owed: Owed[] = []
+  #owed: { subject: string; data: Uint8Array }[] = []
   #mending: { nc: NatsConnection; done: Promise<void> } | null = null
   #warnedAt = Number.NEGATIVE_INFINITY
-  #life: Promise<void> | null = null
 
   constructor(options: LinkOptions) {
+    super()
     this.names = options.names
     this.log = options.log
     this.maxDeliver = options.maxDeliver
     this.ackWaitMs = options.ackWaitMs
     this.#address = parseAddress(options.url)
+    this.#life = this.#live()
   }
 
   /** The connection if ready, else null. */
@@ -89,11 +88,6 @@ export class Link {
 
   get isClosed(): boolean {
     return this.#closing.signal.aborted
-  }
-
-  /** The server's maximum message size, as last reported. */
-  get serverPayloadMax(): number | null {
-    return this.#payloadMax
   }
 
   /** Throws if not ready. */
@@ -107,11 +101,6 @@ export class Link {
     return this.ready === null ? null : this.#backlogApi
   }
 
-  /** Null until the broker reported it. */
-  get topology(): Topology | null {
-    return this.#topology
-  }
-
   /** Why it is not connected, for people, if known. */
   get trouble(): string | null {
     return this.ready === null ? this.#trouble : null
@@ -120,19 +109,6 @@ export class Link {
   /** On the next connection and on every later one. */
   subscribe(subject: string, options: SubscriptionOptions): void {
     this.#subscriptions.push({ subject, options })
-  }
-
-  /** Called each time the link becomes ready. */
-  onReady(callback: (nc: NatsConnection) => void): void {
-    this.#onReady.push(callback)
-  }
-
-  onLost(callback: () => void): void {
-    this.#onLost.push(callback)
-  }
-
-  start(): void {
-    this.#life ??= this.#live()
   }
 
   /** Sends it now, or after reconnecting. */
@@ -221,7 +197,7 @@ export class Link {
   async #prepare(nc: NatsConnection): Promise<void> {
     for (let waitMs = retryMs.first; !nc.isClosed() && !this.isClosed; waitMs = Math.min(waitMs * 2, retryMs.max)) {
       try {
-        this.#payloadMax = nc.info?.max_payload ?? this.#payloadMax
+        this.serverPayloadMax = nc.info?.max_payload ?? this.serverPayloadMax
         await this.#ensure(nc)
         if (!nc.isClosed() && nc === this.#nc && !this.isClosed) this.#becomeReady(nc)
         return
@@ -241,7 +217,7 @@ export class Link {
     try {
       const jsm = await jetstreamManager(nc, { ...options, timeout: apiTimeoutMs })
       const { names, maxDeliver, ackWaitMs, ackPendingMax } = this
-      this.#topology = await ensureTopology(jsm, { names, maxDeliver, ackWaitMs, ackPendingMax, payloadMax }, this.log)
+      this.topology = await ensureTopology(jsm, { names, maxDeliver, ackWaitMs, ackPendingMax, payloadMax }, this.log)
       this.#jsm = jsm
       this.#backlogApi = await jetstreamManager(nc, { ...options, timeout: backlogTimeoutMs })
       this.#trouble = null
@@ -262,7 +238,7 @@ export class Link {
       this.#subscribedOn = nc
       for (const { subject, options } of this.#subscriptions) nc.subscribe(subject, options)
     }
-    for (const callback of this.#onReady) callback(nc)
+    this.emit('ready', nc)
     const owed = this.#owed
     this.#owed = []
     for (const { subject, data } of owed) this.post(subject, data)
@@ -271,7 +247,7 @@ export class Link {
   #unready(): void {
     if (!this.#ready) return
     this.#ready = false
-    for (const callback of this.#onLost) callback()
+    this.emit('lost')
   }
 
   #lost(fault: unknown): void {

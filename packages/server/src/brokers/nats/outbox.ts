@@ -73,7 +73,7 @@ export class Outbox {
         if (error === null) this.#receive(message)
       },
     })
-    link.onReady((nc) => this.#sendAgain(nc))
+    link.on('ready', (nc) => this.#sendAgain(nc))
   }
 
   /** Resolves when the broker has stored it. The headers must contain a `Nats-Msg-Id`, because it may be sent twice. */

@@ -38,7 +38,7 @@ export class ReplySender {
     this.#link = link
     link.subscribe(`${this.#inbox}*`, { callback: (error, message) => this.#retryUnread(error, message) })
     // Recently sent replies may have been lost with the connection. Sending twice is harmless: the caller takes the first one.
-    link.onReady(() => {
+    link.on('ready', () => {
       for (const [token, reply] of this.#replies) this.#transmit(token, reply)
     })
   }

@@ -56,8 +56,8 @@ export class Taker {
     this.#nextSubject = `$JS.API.CONSUMER.MSG.NEXT.${link.names.stream}.${link.names.consumer}`
     this.#keepingAlive = periodic(link.ackWaitMs / 3, () => this.#stillWorking())
     this.#watching = periodic(heartbeatMs, () => this.#watch())
-    link.onReady((nc) => this.#begin(nc))
-    link.onLost(() => this.#end())
+    link.on('ready', this.#begin)
+    link.on('lost', this.#end)
     if (link.ready !== null) this.#begin(link.ready)
   }
 
@@ -90,7 +90,7 @@ export class Taker {
   }
 
   /** Uses a new inbox each time, so that late replies to an earlier request are dropped. */
-  #begin(nc: NatsConnection): void {
+  #begin = (nc: NatsConnection): void => {
     if (this.#stopping) return
     this.#end()
     this.#nc = nc
@@ -104,7 +104,7 @@ export class Taker {
     this.#request()
   }
 
-  #end(): void {
+  #end = (): void => {
     if (this.#subscription !== null && !this.#subscription.isClosed()) this.#subscription.unsubscribe()
     this.#subscription = null
     this.#nc = null

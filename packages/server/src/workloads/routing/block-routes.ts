@@ -5,10 +5,9 @@ import type { FastifyLike as App, Wire } from 'spillway/workload'
 import { mountedRoute, type Problem, sendProblem } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
 import type { RoutingParts } from './context.js'
-import type { Gateway } from './gateway.js'
-import { pageByNames } from './name-pages.js'
+import { type Gateway, refuse } from './gateway.js'
 import { type BlockOutcome, checkBlock, Registry } from './registry.js'
-import { anyone, operate, options } from './route-options.js'
+import { anyone, operate, options, pageByNames } from './route-options.js'
 
 const path = '/api/v1/registry/blocks'
 const onePath = `${path}/:type/:version`
@@ -81,8 +80,4 @@ function written(outcome: BlockOutcome): Wire {
 
 function invalid(errors: readonly { path: string; message: string }[]): Wire {
   return refuse({ code: 'schema_validation_failed', detail: 'The block is not valid.', errors })
-}
-
-function refuse(problem: Problem): Wire {
-  return { ok: false, problem, headers: {} }
 }

@@ -202,7 +202,7 @@ export class Gateway {
   }
 
   #parse(body: unknown, { request, identity }: Entered, original: string | undefined): Parsed<RouteTask> {
-    const checked = body === undefined ? noBody : checkTask(body)
+    const checked = checkTask(body)
     if (!checked.ok) {
       const { code, message, errors } = checked
       return { ok: false, problem: problemOf({ code, message }, errors && { errors }) }
@@ -240,8 +240,6 @@ export class Gateway {
   }
 }
 
-const noBody = { ok: false, code: 'PAYLOAD_TOO_SMALL', message: 'The request has no body.', errors: undefined } as const
-
 const brokerAway: Problem = {
   code: 'broker_unavailable',
   detail: 'The broker is not reachable now. Nothing was decided; try again later.',
@@ -263,7 +261,7 @@ function problemOf(error: { code: string; message: string }, more: Partial<Probl
   return { code: routingProblemCode(error.code), detail: error.message, extensions: { error }, ...more }
 }
 
-function refuse(problem: Problem): Wire {
+export function refuse(problem: Problem): Wire {
   return { ok: false, problem, headers: {} }
 }
 

@@ -17,9 +17,8 @@ import type { AppReply as Reply } from '../../app.js'
 import type { RoutingParts } from './context.js'
 import { dryRun } from './decision.js'
 import type { Gateway } from './gateway.js'
-import { pageByNames } from './name-pages.js'
 import { checkPolicy } from './policies.js'
-import { operate, options, view } from './route-options.js'
+import { operate, options, pageByNames, view } from './route-options.js'
 
 const path = '/api/v1/policies'
 const Params = Type.Object({ policyId: Type.String() })

@@ -5,12 +5,7 @@ import { digestUuid } from 'spillway/workload'
 import type { RoutingParts } from './context.js'
 import { decide } from './decision.js'
 import type { Keyed, KeyUse } from './decision-store.js'
-import { taskDigest } from './envelope.js'
-
-export interface RouteContext {
-  request_id: string
-  trace_id: string
-}
+import { type RouteContext, taskDigest } from './envelope.js'
 
 export type RouteAnswer =
   | { ok: true; decision: RouteDecision; context: RouteContext; replayed?: true }

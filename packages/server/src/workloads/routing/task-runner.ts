@@ -13,13 +13,10 @@ import { answerTask, type RouteAnswer } from './processing.js'
 /** How long a worker waits in one attempt, because it holds a slot meanwhile. A retry finds an earlier decision. */
 const messageMs = 10_000
 
+type RunTask = (parts: RoutingParts, task: RouteTask, context: RunContext, text: string) => Promise<RouteAnswer>
+
 /** Without a broker: the operation queue is the intake, and its workers are the routers. */
-export async function decideHere(
-  parts: RoutingParts,
-  task: RouteTask,
-  context: RunContext,
-  text: string,
-): Promise<RouteAnswer> {
+export const decideHere: RunTask = async (parts, task, context, text) => {
   const { metrics, signals } = parts
   const isRepeat = context.attempt > 1
   metrics.delivered.inc()
@@ -38,52 +35,41 @@ export async function decideHere(
 }
 
 /** Accepted with 202: the router's answer becomes the operation's result. */
-export async function deliver(
-  parts: RoutingParts,
-  task: RouteTask,
-  context: RunContext,
-  text: string,
-): Promise<RouteAnswer> {
-  const { broker } = parts
-  const answer = await (broker === null
-    ? decideHere(parts, task, context, text)
-    : askRouter(broker, parts, task, context, text))
+export const deliver: RunTask = async (parts, task, context, text) => {
+  const run = parts.broker === null ? decideHere : askRouter(parts.broker)
+  const answer = await run(parts, task, context, text)
   if (!answer.ok) throw new FailOperation(`${answer.error.code}: ${answer.error.message}`)
   return answer
 }
 
-async function askRouter(
-  broker: RouterBroker,
-  parts: RoutingParts,
-  task: RouteTask,
-  context: RunContext,
-  text: string,
-): Promise<RouteAnswer> {
-  const isFirst = context.attempt === 1
-  // An earlier attempt may have been decided and only its answer lost: the broker would drop a second message.
-  const known = isFirst ? null : await parts.decisions.find(task.tenant_id, task.request_id)
-  if (known !== null) {
-    return { ok: true, decision: known.decision, context: { request_id: task.request_id, trace_id: known.traceId } }
-  }
-  // A late first attempt may have been redriven, or returned by a process that ended.
-  const isNew = isFirst && sinceAccepted(context) < messageMs
-  const error = isNew ? null : await readBurial(parts, context.id, isFirst)
-  if (error !== null) throw new FailOperation(error)
-  const headers = { traceparent: context.traceparent, 'Spillway-Ticket': context.id }
-  try {
-    const reply = await broker.ask({ data: Buffer.from(text), id: context.id, headers }, messageMs, context.signal)
-    const answer = decodeAnswer(reply)
-    const buried = answer.ok ? null : await readBurial(parts, context.id, false)
-    if (buried !== null) throw new FailOperation(buried)
-    return answer
-  } catch (fault) {
-    if (!(fault instanceof BrokerFault)) throw fault
-    if (fault.code === 'too_large') {
-      throw new FailOperation('PAYLOAD_TOO_LARGE: more than the broker takes', { cause: fault })
+const askRouter =
+  (broker: RouterBroker): RunTask =>
+  async (parts, task, context, text) => {
+    const isFirst = context.attempt === 1
+    // An earlier attempt may have been decided and only its answer lost: the broker would drop a second message.
+    const known = isFirst ? null : await parts.decisions.find(task.tenant_id, task.request_id)
+    if (known !== null) {
+      return { ok: true, decision: known.decision, context: { request_id: task.request_id, trace_id: known.traceId } }
     }
-    throw new RetryOperation(`the broker: ${fault.code}`, { cause: fault })
+    // A late first attempt may have been redriven, or returned by a process that ended.
+    const isNew = isFirst && sinceAccepted(context) < messageMs
+    const error = isNew ? null : await readBurial(parts, context.id, isFirst)
+    if (error !== null) throw new FailOperation(error)
+    const headers = { traceparent: context.traceparent, 'Spillway-Ticket': context.id }
+    try {
+      const reply = await broker.ask({ data: Buffer.from(text), id: context.id, headers }, messageMs, context.signal)
+      const answer = decodeAnswer(reply)
+      const buried = answer.ok ? null : await readBurial(parts, context.id, false)
+      if (buried !== null) throw new FailOperation(buried)
+      return answer
+    } catch (fault) {
+      if (!(fault instanceof BrokerFault)) throw fault
+      if (fault.code === 'too_large') {
+        throw new FailOperation('PAYLOAD_TOO_LARGE: more than the broker takes', { cause: fault })
+      }
+      throw new RetryOperation(`the broker: ${fault.code}`, { cause: fault })
+    }
   }
-}
 
 /** The form on the broker. */
 export const encodeAnswer = (answer: RouteAnswer): Uint8Array => Buffer.from(JSON.stringify(answer))
