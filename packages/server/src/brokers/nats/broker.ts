@@ -8,7 +8,7 @@
  * Calls that fail throw BrokerFault.
  */
 import { errors } from '@nats-io/transport-node'
-import { DeadLetters } from './dead-letters.js'
+import { DeadLetters, type Death } from './dead-letters.js'
 import type { Delivery } from './delivery.js'
 import { Exhausted, type ExhaustedListener } from './exhausted.js'
 import { asBrokerFault, BrokerFault } from './faults.js'
@@ -163,11 +163,7 @@ export class RouterBroker {
    * Stores it as a complete dead letter with the reason, then acks: a crash in between still gives one dead letter.
    * `keep` gets its number before the ack; if it throws, this throws too, and the message stays.
    */
-  async bury(
-    delivery: Delivery,
-    why: { reason: string; detail: string },
-    keep?: (letter: string) => Promise<void>,
-  ): Promise<void> {
+  async bury(delivery: Delivery, why: Death, keep?: (letter: string) => Promise<void>): Promise<void> {
     await delivery.buryWith(async () => {
       const letter = await this.deadLetters.store(delivery, why)
       await keep?.(letter)

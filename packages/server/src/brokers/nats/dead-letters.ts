@@ -5,8 +5,8 @@
  * another name, because the server could refuse the dead letter because of them on every attempt.
  */
 import type { StoredMsg } from '@nats-io/jetstream'
-import { type MsgHdrs, headers as newHeaders } from '@nats-io/transport-node'
-import { headerOf, readableHeaders } from './delivery.js'
+import { headers as newHeaders } from '@nats-io/transport-node'
+import { type Delivery, headerOf, readableHeaders } from './delivery.js'
 import { apiCodes, asBrokerFault, BrokerFault, isApiFault } from './faults.js'
 import type { Link } from './link.js'
 import { deadPrefix, headerNames } from './names.js'
@@ -28,13 +28,7 @@ export interface BrokerDeadLetter {
 }
 
 /** A message that is to become a dead letter. */
-export interface Corpse {
-  readonly data: Uint8Array
-  readonly headers: MsgHdrs | null
-  readonly sequence: number
-  readonly storedAtMs: number
-  readonly deliveries: number
-}
+export type Corpse = Pick<Delivery, 'data' | 'headers' | 'sequence' | 'storedAtMs' | 'deliveries'>
 
 export interface Death {
   readonly reason: string

@@ -6,13 +6,7 @@ import { digestUuid } from 'spillway/workload'
 
 export const defaultSubject = 'beamline.router.v1.decide'
 
-export interface Names {
-  readonly subject: string
-  readonly deadSubject: string
-  readonly stream: string
-  readonly deadStream: string
-  readonly consumer: string
-}
+export type Names = ReturnType<typeof namesFor>
 
 export const headerNames = {
   messageId: 'Nats-Msg-Id',
@@ -29,7 +23,7 @@ export const deadPrefix = 'spillway-dead-'
 
 const token = /^[^\s.*>$][^\s.*>]*$/
 
-export function namesFor(subject: string): Names {
+export function namesFor(subject: string) {
   if (!subject.split('.').every((part) => token.test(part))) {
     throw new TypeError(`${JSON.stringify(subject)} is no subject to publish to: words with dots between, no wildcards`)
   }

@@ -10,26 +10,28 @@
 import type { RoutingContext } from './context.js'
 import { isUuid } from './envelope.js'
 
-export interface Burial {
-  /** The operation's id. */
-  ticket: string
-  /** The dead letter's id. */
-  letter: string
-  /** The error that the ticket fails with. */
-  error: string
-}
-
 /** Longer than a ticket is retried. */
 const keptMs = 86_400_000
 
+interface Message {
+  header(name: string): string | undefined
+}
+
 /** From the header `Spillway-Ticket`; anybody may write anything there. */
-export function ticketOf(message: { header(name: string): string | undefined }): string | null {
+export function ticketOf(message: Message): string | null {
   const ticket = message.header('Spillway-Ticket')
   return isUuid(ticket) ? ticket : null
 }
 
-/** Stores each dead letter once, however often it is called. */
-export async function keepBurial({ intake, schema }: RoutingContext, { ticket, letter, error }: Burial): Promise<void> {
+/** `error`: what its ticket, if it has one, fails with. Stores each dead letter once, however often it is called. */
+export async function keepBurial(
+  { intake, schema }: RoutingContext,
+  message: Message,
+  letter: string,
+  error: string,
+): Promise<void> {
+  const ticket = ticketOf(message)
+  if (ticket === null) return
   await intake.statements.release(
     `INSERT INTO ${schema}.rt_burials AS b (ticket, letter, error, expires_at)
      VALUES ($1, $2, $3, ${schema}.clock() + $4 * interval '1 ms')

@@ -2,7 +2,7 @@
 import { type Periodic, periodic } from 'spillway/workload'
 import type { CheckState } from '../../health.js'
 import type { Workload } from '../../workload.js'
-import { keepBurial, ticketOf } from './burials.js'
+import { keepBurial } from './burials.js'
 import { type RoutingContext, type RoutingParts, routingContext } from './context.js'
 import { DecisionStore } from './decision-store.js'
 import { Gateway } from './gateway.js'
@@ -85,11 +85,7 @@ function checksOf({ broker, config }: RoutingContext): Record<string, () => Chec
 function noteExhausted(parts: RoutingParts): void {
   const { broker, metrics, signals } = parts
   broker?.onExhausted({
-    keep: async (message) => {
-      const ticket = ticketOf(message)
-      const { letter, detail } = message
-      if (ticket !== null) await keepBurial(parts, { ticket, letter, error: `internal_error: It was ${detail}.` })
-    },
+    keep: (message) => keepBurial(parts, message, message.letter, `internal_error: It was ${message.detail}.`),
     buried: ({ reason, storedAtMs }) => {
       metrics.buried(reason).inc()
       signals.diedUnheld(Math.max(0, Date.now() - storedAtMs))

@@ -44,16 +44,16 @@ const pollMsDefault = 15_000
 /** Poll interval until the first load: nothing can be decided before. */
 const firstPollMs = 100
 const rowsMax = 500
-const notice = 'rtpol'
 
 export class Policies {
   /** The policies for decisions. */
   readonly book = new PolicyBook()
   /** The same, once loaded. */
   readonly loaded: Promise<PolicyBook>
+  /** False: not loaded yet, so the book does not have the stored policies. */
+  isLoaded = false
   #setLoaded: (book: PolicyBook) => void = () => undefined
   readonly #options: Required<PoliciesOptions>
-  #isLoaded = false
   #isBehind = false
   /** The last change, and the number of removals, in the book. */
   #change = 0
@@ -70,12 +70,7 @@ export class Policies {
       this.#setLoaded = resolve
     })
     const refresh = (): void => void this.refresh()
-    options.intake.onNotice(notice, refresh, refresh)
-  }
-
-  /** False: not loaded yet, so the book does not have the stored policies. */
-  get isLoaded(): boolean {
-    return this.#isLoaded
+    options.intake.onNotice('rtpol', refresh, refresh)
   }
 
   /** Loads now, if the store is available, and then keeps up to date. */
@@ -132,6 +127,7 @@ export class Policies {
     { tenantId, after }: { tenantId?: string | null | undefined; after?: PolicyName | undefined } = {},
   ): Promise<CutRows<PolicyView>> {
     const { intake, schema } = this.#options
+    const tenant = tenantId === null ? everyTenant : (tenantId ?? null)
     const { rows } = await intake.read<Row & { cut: boolean }>(
       pageSql(
         `SELECT tenant, id, body, version, updated_at, octet_length(body::text) AS bytes FROM ${schema}.rt_policies
@@ -139,13 +135,7 @@ export class Policies {
         'r.tenant, r.id',
         '$5',
       ),
-      [
-        tenantId === null ? everyTenant : (tenantId ?? null),
-        after?.tenantId ?? everyTenant,
-        after?.policyId ?? null,
-        limit,
-        bytesMax,
-      ],
+      [tenant, after?.tenantId ?? everyTenant, after?.policyId ?? null, limit, bytesMax],
     )
     return cutRows(rows, toView)
   }
@@ -153,10 +143,8 @@ export class Policies {
   /** False if there was none. */
   async remove({ tenantId = everyTenant, policyId }: PolicyName): Promise<boolean> {
     const { intake, schema } = this.#options
-    const { rows } = await intake.read<{ removed: boolean }>(`SELECT ${schema}.rt_policy_remove($1, $2) AS removed`, [
-      tenantId,
-      policyId,
-    ])
+    const sql = `SELECT ${schema}.rt_policy_remove($1, $2) AS removed`
+    const { rows } = await intake.read<{ removed: boolean }>(sql, [tenantId, policyId])
     if (rows[0]?.removed !== true) return false
     await this.refresh()
     return true
@@ -164,7 +152,7 @@ export class Policies {
 
   #schedule(): void {
     if (this.#closed) return
-    const ms = this.#isLoaded ? this.#options.pollMs : firstPollMs
+    const ms = this.isLoaded ? this.#options.pollMs : firstPollMs
     this.#timer = setTimeout(() => void this.refresh().finally(() => this.#schedule()), ms)
     this.#timer.unref()
   }
@@ -177,7 +165,7 @@ export class Policies {
       await this.#catchUp()
       if (this.#isBehind) log.info({ policies: this.book.size }, 'policies are up to date again')
       this.#isBehind = false
-      this.#isLoaded = true
+      this.isLoaded = true
       this.#setLoaded(this.book)
     } catch (fault) {
       if (!this.#isBehind) log.warn({ err: fault }, 'cannot read changes of policies, retrying')

@@ -72,10 +72,8 @@ export class Registry {
   /** False if there was none. */
   async remove({ type, version }: BlockName): Promise<boolean> {
     const { intake, schema } = this.#options
-    const { rows } = await intake.read<{ removed: boolean }>(`SELECT ${schema}.rt_block_remove($1, $2) AS removed`, [
-      type,
-      version,
-    ])
+    const sql = `SELECT ${schema}.rt_block_remove($1, $2) AS removed`
+    const { rows } = await intake.read<{ removed: boolean }>(sql, [type, version])
     return rows[0]?.removed === true
   }
 

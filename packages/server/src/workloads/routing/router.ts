@@ -25,7 +25,7 @@ const limitEveryMs = 5_000
 type End =
   | { kind: 'ack'; status: string; answer?: RouteAnswer }
   | { kind: 'bury'; status: string; reason: string; detail: string; answer?: RouteAnswer }
-  | { kind: 'put-back'; delayMs: number; fault: unknown }
+  | { kind: 'put-back'; delayMs: number }
 
 export class Router {
   readonly #parts: RoutingParts
@@ -128,7 +128,7 @@ export class Router {
       const isAsked = this.#isHeard(delivery) && ticketOf(delivery) === null
       return isAsked && isStoreAway(fault) ? storeAway : this.#exhausted(delivery, 'every attempt failed')
     }
-    return { kind: 'put-back', delayMs: putBackMs[delivery.deliveries - 1] ?? putBackMs.at(-1) ?? 0, fault }
+    return { kind: 'put-back', delayMs: putBackMs[delivery.deliveries - 1] ?? putBackMs.at(-1) ?? 0 }
   }
 
   #exhausted({ deliveries }: Delivery, detail: string): End {
@@ -145,10 +145,14 @@ export class Router {
     }
     try {
       if (end.kind === 'bury') {
-        await broker.bury(delivery, { reason: end.reason, detail: end.detail }, (letter) =>
-          this.#endTicket(delivery, letter, end),
+        const { reason, detail, answer } = end
+        const code = answer?.ok === false ? answer.error.code : reason
+        // The ticket ends before the message leaves the broker: the answer may reach nobody, and the message would be
+        // published again.
+        await broker.bury(delivery, { reason, detail }, (letter) =>
+          keepBurial(this.#parts, delivery, letter, `${code}: ${detail}`),
         )
-        metrics.buried(end.reason).inc()
+        metrics.buried(reason).inc()
       }
     } catch (fault) {
       // The broker keeps it, and redelivers it or reports it as exhausted.
@@ -160,17 +164,6 @@ export class Router {
     // Answering an invalid message with its error is not our failure.
     const isGood = end.status === 'ok' || end.status === 'undecided' || end.status === 'invalid'
     signals.ended(end.status, Math.max(0, Date.now() - delivery.storedAtMs), isGood)
-  }
-
-  /**
-   * Runs before the message leaves the broker: the answer may reach nobody, and the ticket's message would be published
-   * again.
-   */
-  async #endTicket(delivery: Delivery, letter: string, end: Extract<End, { kind: 'bury' }>): Promise<void> {
-    const ticket = ticketOf(delivery)
-    if (ticket === null) return
-    const code = end.answer?.ok === false ? end.answer.error.code : end.reason
-    await keepBurial(this.#parts, { ticket, letter, error: `${code}: ${end.detail}` })
   }
 
   #answer(broker: RouterBroker, delivery: Delivery, answer: RouteAnswer): void {

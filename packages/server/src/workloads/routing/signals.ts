@@ -73,27 +73,27 @@ export class Signals {
 
   /** `tookMs`: since its arrival in the broker. `isGood`: it was answered correctly, whatever the answer. */
   ended(status: string, tookMs: number, isGood: boolean): void {
-    const { metrics, objectives } = this.#context
-    this.#inFlight--
-    metrics.inFlight.set(this.#inFlight)
-    metrics.latency(status).observe(tookMs / 1_000)
+    this.putBack()
     this.#latency.add(tookMs)
-    objectives.count('availability', isGood ? 1 : 0, 1)
-    objectives.count('latency', tookMs < objectiveLatencyMs ? 1 : 0, 1)
+    this.#count(status, tookMs, isGood)
   }
 
   /** It died while no router held it. This says nothing about this router's speed, so it adds no latency sample. */
   diedUnheld(tookMs: number): void {
-    const { metrics, objectives } = this.#context
-    metrics.latency('exhausted').observe(tookMs / 1_000)
-    objectives.count('availability', 0, 1)
-    objectives.count('latency', tookMs < objectiveLatencyMs ? 1 : 0, 1)
+    this.#count('exhausted', tookMs, false)
   }
 
   /** Returned to the broker: not ended, but no longer running here. */
   putBack(): void {
     this.#inFlight--
     this.#context.metrics.inFlight.set(this.#inFlight)
+  }
+
+  #count(status: string, tookMs: number, isGood: boolean): void {
+    const { metrics, objectives } = this.#context
+    metrics.latency(status).observe(tookMs / 1_000)
+    objectives.count('availability', isGood ? 1 : 0, 1)
+    objectives.count('latency', tookMs < objectiveLatencyMs ? 1 : 0, 1)
   }
 
   async #sample(): Promise<void> {
