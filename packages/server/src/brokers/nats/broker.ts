@@ -7,7 +7,7 @@
  *
  * Calls that fail throw BrokerFault.
  */
-import { errors } from '@nats-io/transport-node'
+import { withDeadline } from 'spillway/workload'
 import { DeadLetters, type Death } from './dead-letters.js'
 import type { Delivery } from './delivery.js'
 import { Exhausted, type ExhaustedListener } from './exhausted.js'
@@ -45,10 +45,15 @@ export interface Backlog {
 
 const defaultAckWaitMs = 30_000
 const defaultExhaustedLookMs = 10_000
+/** The state is read about once a second, so an old figure is useless. */
+const backlogTimeoutMs = 2_000
 /** The publisher names the reply subject. Only inboxes are allowed, so that nobody can make us write to other subjects. */
 const inboxes = /^_INBOX[^\s*>]*$/
 
 export class RouterBroker {
+  readonly subject: string
+  /** The durable consumer's name. */
+  readonly consumer: string
   readonly deadLetters: DeadLetters
   readonly #link: Link
   readonly #outbox: Outbox
@@ -58,21 +63,15 @@ export class RouterBroker {
 
   /** Connects in the background. Never stops retrying. */
   constructor({ subject = defaultSubject, ackWaitMs = defaultAckWaitMs, ...options }: NatsBrokerOptions) {
-    this.#link = new Link({ ...options, names: namesFor(subject), ackWaitMs })
+    const names = namesFor(subject)
+    this.subject = subject
+    this.consumer = names.consumer
+    this.#link = new Link({ ...options, names, ackWaitMs })
     this.#outbox = new Outbox(this.#link)
     this.#replies = new ReplySender(this.#link)
     this.deadLetters = new DeadLetters(this.#link, this.#outbox)
     const lookMs = options.exhaustedLookMs ?? defaultExhaustedLookMs
     this.#exhausted = new Exhausted(this.#link, this.deadLetters, lookMs)
-  }
-
-  get subject(): string {
-    return this.#link.names.subject
-  }
-
-  /** The durable consumer's name. */
-  get consumer(): string {
-    return this.#link.names.consumer
   }
 
   get isConnected(): boolean {
@@ -81,7 +80,7 @@ export class RouterBroker {
 
   /** Why it is not connected, for people, if known. */
   get trouble(): string | null {
-    return this.#link.trouble
+    return this.isConnected ? null : this.#link.trouble
   }
 
   /** Maximum message size, headers included; null until the broker reports it. */
@@ -130,18 +129,21 @@ export class RouterBroker {
 
   /** Null while the broker does not answer. */
   async backlog(): Promise<Backlog | null> {
-    const { backlogApi, names } = this.#link
-    if (backlogApi === null) return null
+    const { names } = this.#link
+    if (!this.isConnected) return null
     try {
-      const info = await backlogApi.consumers.info(names.stream, names.consumer)
-      return {
-        pending: info.num_pending,
-        ackPending: info.num_ack_pending,
-        delivered: info.delivered.consumer_seq,
-        redelivered: info.num_redelivered,
-      }
-    } catch (error) {
-      if (!(error instanceof errors.TimeoutError)) void this.#link.mend()
+      const asked = this.#link.api().consumers.info(names.stream, names.consumer)
+      const info = await withDeadline(asked, backlogTimeoutMs, () => null)
+      return (
+        info && {
+          pending: info.num_pending,
+          ackPending: info.num_ack_pending,
+          delivered: info.delivered.consumer_seq,
+          redelivered: info.num_redelivered,
+        }
+      )
+    } catch {
+      void this.#link.mend()
       return null
     }
   }

@@ -33,8 +33,6 @@ export interface LinkOptions {
 
 const dialTimeoutMs = 5_000
 const apiTimeoutMs = 5_000
-/** The state is read about once a second, so an old figure is useless. */
-const backlogTimeoutMs = 2_000
 /** A silent connection is closed after three of these. */
 const pingIntervalMs = 2_000
 const pingsUnansweredMax = 2
@@ -55,6 +53,8 @@ export class Link extends EventEmitter<{ ready: [NatsConnection]; lost: [] }> {
   ackPendingMax: number | null = null
   /** Null until the broker reported it. */
   topology: Topology | null = null
+  /** Why it did not become ready, for people, if known. */
+  trouble: string | null = null
   /** The server's maximum message size, as last reported. */
   serverPayloadMax: number | null = null
   readonly #address: ReturnType<typeof parseAddress>
@@ -65,8 +65,6 @@ export class Link extends EventEmitter<{ ready: [NatsConnection]; lost: [] }> {
   #ready = false
   #subscribedOn: NatsConnection | null = null
   #jsm: JetStreamManager | null = null
-  #backlogApi: JetStreamManager | null = null
-  #trouble: string | null = null
   #owed: { subject: string; data: Uint8Array }[] = []
   #mending: { nc: NatsConnection; done: Promise<void> } | null = null
   #warnedAt = Number.NEGATIVE_INFINITY
@@ -94,16 +92,6 @@ export class Link extends EventEmitter<{ ready: [NatsConnection]; lost: [] }> {
   api(): JetStreamManager {
     if (this.ready === null || this.#jsm === null) throw new BrokerFault('unavailable', 'the broker is not connected')
     return this.#jsm
-  }
-
-  /** With a short timeout. Null if not ready. */
-  get backlogApi(): JetStreamManager | null {
-    return this.ready === null ? null : this.#backlogApi
-  }
-
-  /** Why it is not connected, for people, if known. */
-  get trouble(): string | null {
-    return this.ready === null ? this.#trouble : null
   }
 
   /** On the next connection and on every later one. */
@@ -212,20 +200,18 @@ export class Link extends EventEmitter<{ ready: [NatsConnection]; lost: [] }> {
 
   /** Creates the streams and the consumer if missing. Rejects on failure. */
   async #ensure(nc: NatsConnection): Promise<void> {
-    const options = { checkAPI: false }
     const payloadMax = nc.info?.max_payload ?? 1_048_576
     try {
-      const jsm = await jetstreamManager(nc, { ...options, timeout: apiTimeoutMs })
+      const jsm = await jetstreamManager(nc, { checkAPI: false, timeout: apiTimeoutMs })
       const { names, maxDeliver, ackWaitMs, ackPendingMax } = this
       this.topology = await ensureTopology(jsm, { names, maxDeliver, ackWaitMs, ackPendingMax, payloadMax }, this.log)
       this.#jsm = jsm
-      this.#backlogApi = await jetstreamManager(nc, { ...options, timeout: backlogTimeoutMs })
-      this.#trouble = null
+      this.trouble = null
     } catch (error) {
       // A server without JetStream may reach it through its cluster, so report this only after a failure.
       const isLacking = nc.info?.jetstream !== true
-      this.#trouble = isLacking ? 'NATS is reachable, but has no JetStream (nats-server -js)' : null
-      throw this.#trouble === null ? error : new BrokerFault('unavailable', this.#trouble, { cause: error })
+      this.trouble = isLacking ? 'NATS is reachable, but has no JetStream (nats-server -js)' : null
+      throw this.trouble === null ? error : new BrokerFault('unavailable', this.trouble, { cause: error })
     }
   }
 

@@ -18,13 +18,11 @@ export type Sent =
   /** A retry cannot succeed. */
   | { kind: 'refused'; why: string }
 
-export interface SendOptions {
-  /** The same for all attempts at one alert. */
-  idempotencyKey: string
-  traceparent: string
-  /** Ends the attempt from outside. */
-  signal: AbortSignal
-}
+/** `idempotencyKey`: the same for all attempts at one alert. `signal` ends the attempt from outside. */
+type Send = (
+  text: string,
+  options: { idempotencyKey: string; traceparent: string; signal: AbortSignal },
+) => Promise<Sent>
 
 const connectionsMax = 4
 /** The answer's body is not used; more than this is not read, and the connection is closed. */
@@ -45,7 +43,7 @@ export function outcomeOf(status: number, retryAfter: unknown, nowMs: number): S
   return { kind: 'retry', why, ...(afterMs !== undefined && { afterMs }) }
 }
 
-export function createSender(webhook: Webhook, sendMs: number): (text: string, options: SendOptions) => Promise<Sent> {
+export function createSender(webhook: Webhook, sendMs: number): Send {
   const url = new URL(webhook.url)
   const agent = new Agent({
     connections: connectionsMax,
