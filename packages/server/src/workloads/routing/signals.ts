@@ -4,7 +4,7 @@
  *   sample ──► level (pressure/router-pressure.ts) ──changed──► metrics, log, alert
  *         └──► each signal: below its critical bound ──at it──► alert firing ──below half of it for 3 s──► resolved
  */
-import { type Intake, LatencyWindow, LevelHold, type Periodic, periodic, RouterPressure } from 'spillway/workload'
+import { type Intake, LatencyWindow, LevelHold, RouterPressure } from 'spillway/workload'
 import type { Backlog } from '../../brokers/nats/broker.js'
 import type { AlertChange } from '../../workload.js'
 import type { RoutingContext } from './context.js'
@@ -35,7 +35,8 @@ export class Signals {
   readonly #latency = new LatencyWindow()
   readonly #alerts = signalAlerts.map((alert) => ({ ...alert, hold: new LevelHold(alertHoldMs) }))
   readonly #counted = new Set<string>()
-  #sampling: Periodic | undefined
+  #timer: NodeJS.Timeout | undefined
+  #isSampling = false
   #inFlight = 0
   #inFlightMax = 0
   #last = { pending: 0, backlog: 0, latencyMs: 0, inFlight: 0 }
@@ -55,11 +56,13 @@ export class Signals {
     metrics.inFlightMax.set(this.#inFlightMax)
     metrics.backpressureActive.set(0)
     metrics.backpressureLevel.set(0)
-    this.#sampling = periodic(broker === null ? sampleQueueMs : sampleMs, () => this.#sample())
+    // Not periodic(): with a slow broker its pause would come on top of the time that the look takes.
+    this.#timer = setInterval(() => void this.#sample(), broker === null ? sampleQueueMs : sampleMs)
+    this.#timer.unref()
   }
 
   stop(): void {
-    void this.#sampling?.stop()
+    clearInterval(this.#timer)
   }
 
   began(): void {
@@ -98,12 +101,15 @@ export class Signals {
 
   async #sample(): Promise<void> {
     const { broker, intake, log } = this.#context
+    if (this.#isSampling) return
+    this.#isSampling = true
     try {
       this.#observe(broker === null ? queueBacklog(intake) : await broker.backlog())
     } catch (fault) {
       log.warn({ err: fault }, 'cannot read the backlog of the router')
       this.#observe(null)
     }
+    this.#isSampling = false
   }
 
   /** Null: unknown. */
