@@ -1,3 +1,21 @@
+import { type Intake, type IntakeLog, type Periodic, periodic } from 'spillway/workload'
+
+/** Repeats the work while the store is available. What it throws is logged, and it is repeated all the same. */
+export function repeatWhenReady(
+  intake: Intake,
+  log: Pick<IntakeLog, 'warn'>,
+  everyMs: number,
+  what: string,
+  work: () => Promise<void>,
+): Periodic {
+  const whenReady = async (): Promise<void> => {
+    if (intake.isReady) await work()
+  }
+  return periodic(everyMs, whenReady, {
+    onFault: (fault) => log.warn({ err: fault, retryMs: everyMs }, `${what} failed, retrying`),
+  })
+}
+
 /** Date.parse reads far more than HTTP dates, such as 2026: only text that begins with a weekday is one. */
 const httpDate = /^(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)/
 

@@ -7,7 +7,8 @@ import { buildApp } from '../src/app.js'
 import type { Authenticator } from '../src/auth/auth.js'
 import type { Role } from '../src/auth/identity.js'
 import { createMetrics } from '../src/prometheus/metrics.js'
-import { type Alert, type Alerts, type AlertsOptions, defineAlerts } from '../src/workloads/alerts/index.js'
+import type { AlertChange as Alert } from '../src/workload.js'
+import { Alerts, type AlertsOptions } from '../src/workloads/alerts/index.js'
 import { createAlertMetrics } from '../src/workloads/alerts/metrics.js'
 import { type Call, type Handle, startTarget, type Target } from './server-process.js'
 
@@ -51,7 +52,7 @@ export async function alertsBench(handle?: Handle): Promise<AlertsBench> {
     reporter: async (options = {}, settings = {}) => {
       const metrics = createMetrics({ runtime: false })
       const intake = await b.intake({ metrics, ...settings })
-      const alerts = defineAlerts(intake, {
+      const alerts = new Alerts(intake, {
         schema: '"spillway"',
         log: loggingTo(b.logged),
         webhook: { url: `${receiver.origin}/hook`, secret },

@@ -3,7 +3,7 @@
 import { postgres } from '../../spillway/src/index.js'
 import { openIntake } from '../../spillway/src/intake/open-intake.js'
 import { createMetrics } from '../src/prometheus/metrics.js'
-import { defineAlerts } from '../src/workloads/alerts/index.js'
+import { Alerts } from '../src/workloads/alerts/index.js'
 import { createAlertMetrics } from '../src/workloads/alerts/metrics.js'
 
 const [url, webhook] = process.argv.slice(2)
@@ -11,7 +11,7 @@ if (!url || !webhook) throw new Error('usage: alerts-reporter-process <database 
 
 const nothing = (): void => undefined
 const intake = await openIntake({ store: postgres({ url }), work: false })
-const alerts = defineAlerts(intake, {
+const alerts = new Alerts(intake, {
   schema: '"spillway"',
   webhook: { url: webhook, secret: null },
   // Prints a line for each change once it is committed.

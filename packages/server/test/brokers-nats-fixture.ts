@@ -2,8 +2,8 @@ import { randomBytes } from 'node:crypto'
 import { type JetStreamManager, jetstreamManager } from '@nats-io/jetstream'
 import { connect, type NatsConnection } from '@nats-io/transport-node'
 import { eventually, type Logged, loggingTo } from '../../spillway/test/pipeline-fixture.js'
-import { connectNats, type NatsBrokerOptions } from '../src/brokers/nats/index.js'
-import type { Delivery, RouterBroker } from '../src/brokers/port.js'
+import { type NatsBrokerOptions, RouterBroker } from '../src/brokers/nats/broker.js'
+import type { Delivery } from '../src/brokers/nats/delivery.js'
 
 /** A subject of its own on a server that others may share, its brokers, and a plain connection to look with. */
 export interface Room {
@@ -34,7 +34,7 @@ export function openRoom(url: string): Room {
     subject,
     logged,
     broker: async ({ wait = true, ...options } = {}) => {
-      const broker = connectNats({ url, subject, maxDeliver: 3, log: loggingTo(logged), ...options })
+      const broker = new RouterBroker({ url, subject, maxDeliver: 3, log: loggingTo(logged), ...options })
       brokers.push(broker)
       if (wait) await connected(broker)
       return broker

@@ -3,7 +3,8 @@ import { headers as newHeaders } from '@nats-io/transport-node'
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
 import { eventually, signal } from '../../../spillway/test/pipeline-fixture.js'
 import { findNats, type NatsServer, startNats } from '../../../spillway/test/setup/nats.js'
-import type { Delivery, RouterBroker } from '../../src/brokers/port.js'
+import type { RouterBroker } from '../../src/brokers/nats/broker.js'
+import type { Delivery } from '../../src/brokers/nats/delivery.js'
 import { bytes, collect, openRoom, type Room, streamOf, textOf } from '../brokers-nats-fixture.js'
 
 const found = await findNats()
@@ -160,7 +161,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       })
       await ended.promise
       await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'the ack')
-      expect(await broker.deadLetters(10, null)).toEqual([])
+      expect(await broker.deadLetters.list(10, null)).toEqual([])
       expect(await broker.backlog()).toMatchObject({ delivered: 1, pending: 0, ackPending: 0 })
     })
   })
@@ -173,7 +174,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       const before = Date.now()
       await broker.publish({ data: bytes('whole'), id: 'the-id', headers: { 'X-Tenant': 'acme' } })
       buryAll(broker)
-      const dead = await eventually(async () => (await broker.deadLetters(10, null))[0], 'the dead letter')
+      const dead = await eventually(async () => (await broker.deadLetters.list(10, null))[0], 'the dead letter')
       expect(textOf(dead.data)).toBe('whole')
       expect(dead.headers).toEqual({ 'X-Tenant': 'acme', 'Nats-Msg-Id': 'the-id' })
       expect(dead).toMatchObject({ id: '1', reason: 'broken', detail: 'line one line two', deliveries: 1 })
@@ -186,8 +187,8 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       for (const text of ['a', 'b', 'c']) await broker.publish({ data: bytes(text) })
       buryAll(broker)
       await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'all to be buried')
-      const first = await broker.deadLetters(2, null)
-      const second = await broker.deadLetters(2, first[1]?.id ?? null)
+      const first = await broker.deadLetters.list(2, null)
+      const second = await broker.deadLetters.list(2, first[1]?.id ?? null)
       expect([...first, ...second].map(({ data }) => textOf(data))).toEqual(['a', 'b', 'c'])
     })
 
@@ -199,8 +200,8 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       const burying = buryAll(broker)
       await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'all to be buried')
       await burying.stop()
-      expect(await broker.redrive(['3', '1', '99', 'nonsense'])).toEqual({ moved: 2, skipped: 2 })
-      expect((await broker.deadLetters(10, null)).map(({ id }) => id)).toEqual(['2'])
+      expect(await broker.deadLetters.redrive(['3', '1', '99', 'nonsense'])).toEqual({ moved: 2, skipped: 2 })
+      expect((await broker.deadLetters.list(10, null)).map(({ id }) => id)).toEqual(['2'])
       const again: (string | number | undefined)[][] = []
       broker.take(1, async (delivery) => {
         const { deliveries } = delivery
@@ -227,8 +228,8 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'both to be buried')
       await burying.stop()
       const refused = [{ id: '1', reason: 'too_large' }]
-      expect(await broker.redrive(['1', '2'])).toEqual({ moved: 1, skipped: 1, refused })
-      expect((await broker.deadLetters(10, null)).map(({ id }) => id)).toEqual(['1'])
+      expect(await broker.deadLetters.redrive(['1', '2'])).toEqual({ moved: 1, skipped: 1, refused })
+      expect((await broker.deadLetters.list(10, null)).map(({ id }) => id)).toEqual(['1'])
     })
 
     it('show all values of a header that was repeated', async () => {
@@ -237,7 +238,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       for (const value of ['a', 'b']) headers.append('X-Via', value)
       await jetstream(await room.nc()).publish(room.subject, bytes('twice'), { headers })
       buryAll(broker)
-      const dead = await eventually(async () => (await broker.deadLetters(1, null))[0], 'the dead letter')
+      const dead = await eventually(async () => (await broker.deadLetters.list(1, null))[0], 'the dead letter')
       expect(dead.headers).toEqual({ 'X-Via': 'a, b' })
     })
 
@@ -245,9 +246,9 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       const broker = await room.broker()
       await broker.publish({ data: bytes('unlucky'), id: 'x' })
       buryAll(broker)
-      await eventually(async () => (await broker.deadLetters(1, null))[0], 'the dead letter')
-      await broker.redrive(['1'])
-      const again = await eventually(async () => (await broker.deadLetters(1, '1'))[0], 'the second death')
+      await eventually(async () => (await broker.deadLetters.list(1, null))[0], 'the dead letter')
+      await broker.deadLetters.redrive(['1'])
+      const again = await eventually(async () => (await broker.deadLetters.list(1, '1'))[0], 'the second death')
       expect(textOf(again.data)).toBe('unlucky')
     })
 
@@ -256,8 +257,8 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       await publishAll(broker, 3)
       buryAll(broker)
       await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'all to be buried')
-      expect(await broker.purge(['1', '3', '4'])).toBe(2)
-      expect((await broker.deadLetters(10, null)).map(({ id }) => id)).toEqual(['2'])
+      expect(await broker.deadLetters.purge(['1', '3', '4'])).toBe(2)
+      expect((await broker.deadLetters.list(10, null)).map(({ id }) => id)).toEqual(['2'])
     })
   })
 
@@ -269,7 +270,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       broker.take(1, async (delivery) => {
         counts.push(delivery.deliveries)
       })
-      const dead = await eventually(async () => (await broker.deadLetters(1, null))[0], 'the dead letter')
+      const dead = await eventually(async () => (await broker.deadLetters.list(1, null))[0], 'the dead letter')
       expect(counts).toEqual([1, 2])
       expect(dead).toMatchObject({ reason: 'max_deliver', deliveries: 2, headers: { 'X-Tenant': 'acme' } })
       expect(textOf(dead.data)).toBe('deadly')
@@ -288,7 +289,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       await taken.promise
       await falls.close()
       const { texts } = collect(lives)
-      const dead = await eventually(async () => (await lives.deadLetters(1, null))[0], 'the dead letter')
+      const dead = await eventually(async () => (await lives.deadLetters.list(1, null))[0], 'the dead letter')
       expect(dead.reason).toBe('max_deliver')
       expect(texts).toEqual([])
     })
@@ -297,7 +298,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       const broker = await room.broker({ maxDeliver: 1 })
       await broker.publish({ data: bytes('deadly') })
       broker.take(1, async (delivery) => delivery.putBack(0))
-      const dead = await eventually(async () => (await broker.deadLetters(1, null))[0], 'the dead letter')
+      const dead = await eventually(async () => (await broker.deadLetters.list(1, null))[0], 'the dead letter')
       expect(dead).toMatchObject({ reason: 'max_deliver', deliveries: 1 })
     })
 
@@ -319,7 +320,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       await exhaustUnheard(3)
       const broker = await room.broker({ ...options, exhaustedLookMs: 100 })
       await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'the stream to be empty')
-      const dead = await broker.deadLetters(10, null)
+      const dead = await broker.deadLetters.list(10, null)
       expect(dead.map(({ data }) => textOf(data)).sort()).toEqual(['message 0', 'message 1', 'message 2'])
       expect(dead.map(({ reason }) => reason)).toEqual(['max_deliver', 'max_deliver', 'max_deliver'])
     })
@@ -335,7 +336,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       await taken.promise
       await (await room.jsm()).streams.delete(`${await streamOf(room)}_DLQ`)
       await broker.publish({ data: bytes('deadly') })
-      const look = () => broker.deadLetters(1, null).catch(() => [])
+      const look = () => broker.deadLetters.list(1, null).catch(() => [])
       const dead = await eventually(async () => (await look())[0], 'the dead letter')
       expect(textOf(dead.data)).toBe('deadly')
       expect(room.logged.some(({ message }) => message.includes('could not be buried'))).toBe(true)
@@ -358,19 +359,19 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       await taken.promise
       // Each takes longer than nothing: all together there are many looks.
       for (let i = 0; i < 100; i += 1) await broker.publish({ data: bytes(`${i}`) })
-      expect(await broker.deadLetters(10, null)).toEqual([])
+      expect(await broker.deadLetters.list(10, null)).toEqual([])
       finish.fire()
       await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'the stream to be empty')
-      expect((await broker.deadLetters(10, null)).map(({ data }) => textOf(data))).toEqual(['message 0'])
+      expect((await broker.deadLetters.list(10, null)).map(({ data }) => textOf(data))).toEqual(['message 0'])
     })
 
     it('are distinguished from messages that were never delivered', async () => {
       await exhaustUnheard(1)
       const broker = await room.broker({ ...options, exhaustedLookMs: 20 })
       for (let i = 0; i < 100; i += 1) await broker.publish({ data: bytes('waits for a router') })
-      await eventually(async () => (await broker.deadLetters(1, null))[0], 'the exhausted one to be buried')
+      await eventually(async () => (await broker.deadLetters.list(1, null))[0], 'the exhausted one to be buried')
       await eventually(async () => ((await room.stored()) === 100 ? true : undefined), 'it to leave the stream')
-      expect((await broker.deadLetters(10, null)).map(({ data }) => textOf(data))).toEqual(['message 0'])
+      expect((await broker.deadLetters.list(10, null)).map(({ data }) => textOf(data))).toEqual(['message 0'])
       expect(await broker.backlog()).toMatchObject({ pending: 100 })
     })
 
@@ -382,7 +383,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
         await eventually(() => texts.length >= (round + 1) * 25 || undefined, 'the round to be done')
       }
       expect(texts).toHaveLength(1_000)
-      expect(await broker.deadLetters(10, null)).toEqual([])
+      expect(await broker.deadLetters.list(10, null)).toEqual([])
     })
   })
 })

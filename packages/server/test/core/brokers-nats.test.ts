@@ -3,7 +3,7 @@ import { headers, nanos } from '@nats-io/transport-node'
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest'
 import { eventually, signal } from '../../../spillway/test/pipeline-fixture.js'
 import { findNats, type NatsServer, startNats } from '../../../spillway/test/setup/nats.js'
-import type { Delivery } from '../../src/brokers/port.js'
+import type { Delivery } from '../../src/brokers/nats/delivery.js'
 import { bytes, collect, openRoom, type Room, streamOf, textOf } from '../brokers-nats-fixture.js'
 
 const found = await findNats()
@@ -83,7 +83,7 @@ describe.skipIf('missing' in found)('JetStream as the intake', () => {
         await eventually(() => texts.length === i || undefined, 'the message')
       }
       expect(await room.stored()).toBe(50)
-      expect(await broker.deadLetters(10, null)).toEqual([])
+      expect(await broker.deadLetters.list(10, null)).toEqual([])
     })
 
     it('lets several start at once', async () => {
@@ -244,7 +244,7 @@ describe.skipIf('missing' in found)('JetStream as the intake', () => {
         expect(delivery.header('x-fine')).toBeUndefined()
         await broker.bury(delivery, { reason: 'bad', detail: 'unreadable' })
       })
-      const dead = await eventually(async () => (await broker.deadLetters(1, null))[0], 'the dead letter')
+      const dead = await eventually(async () => (await broker.deadLetters.list(1, null))[0], 'the dead letter')
       expect(textOf(dead.data)).toBe('body')
     })
 
@@ -256,9 +256,9 @@ describe.skipIf('missing' in found)('JetStream as the intake', () => {
       orders.append('Nats-Msg-Id', 'theirs')
       await nc.request(room.subject, bytes('body'), { headers: orders, timeout: 2_000 })
       broker.take(1, (delivery) => broker.bury(delivery, { reason: 'bad', detail: '' }))
-      const dead = await eventually(async () => (await broker.deadLetters(1, null))[0], 'the dead letter')
+      const dead = await eventually(async () => (await broker.deadLetters.list(1, null))[0], 'the dead letter')
       expect(dead.headers).toEqual({ 'Nats-Expected-Stream': await streamOf(room), 'Nats-Msg-Id': 'theirs' })
-      expect(await broker.redrive([dead.id])).toEqual({ moved: 1, skipped: 0 })
+      expect(await broker.deadLetters.redrive([dead.id])).toEqual({ moved: 1, skipped: 0 })
     })
 
     it('cannot store a message that could not be buried', async () => {
@@ -269,7 +269,7 @@ describe.skipIf('missing' in found)('JetStream as the intake', () => {
       expect(refused.json()).toMatchObject({ error: { err_code: 10054 } })
       await nc.request(room.subject, new Uint8Array(max), { timeout: 2_000 })
       broker.take(1, (delivery) => broker.bury(delivery, { reason: 'r'.repeat(500), detail: '字'.repeat(5_000) }))
-      const dead = await eventually(async () => (await broker.deadLetters(1, null))[0], 'the dead letter')
+      const dead = await eventually(async () => (await broker.deadLetters.list(1, null))[0], 'the dead letter')
       expect(dead.data.length).toBe(max)
     })
   })

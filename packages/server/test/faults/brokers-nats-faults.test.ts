@@ -2,7 +2,9 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { type HalfOpenProxy, startHalfOpenProxy } from '../../../spillway/test/half-open-proxy.js'
 import { eventually, signal } from '../../../spillway/test/pipeline-fixture.js'
 import { findNats, freePort, type NatsServer, startNats } from '../../../spillway/test/setup/nats.js'
-import { BrokerFault, type Delivery, type RouterBroker } from '../../src/brokers/port.js'
+import type { RouterBroker } from '../../src/brokers/nats/broker.js'
+import type { Delivery } from '../../src/brokers/nats/delivery.js'
+import { BrokerFault } from '../../src/brokers/nats/faults.js'
 import { bytes, collect, connected, openRoom, type Room, streamOf, textOf } from '../brokers-nats-fixture.js'
 
 const found = await findNats()
@@ -35,7 +37,7 @@ describe.skipIf('missing' in found)('JetStream that fails', () => {
     await lost(broker)
     await expect(broker.publish({ data: bytes('a') })).rejects.toMatchObject({ code: 'unavailable' })
     await expect(broker.ask({ data: bytes('a') }, 1_000)).rejects.toMatchObject({ code: 'unavailable' })
-    await expect(broker.deadLetters(1, null)).rejects.toMatchObject({ code: 'unavailable' })
+    await expect(broker.deadLetters.list(1, null)).rejects.toMatchObject({ code: 'unavailable' })
     expect(await broker.backlog()).toBeNull()
     await server.restart()
     await connected(broker)

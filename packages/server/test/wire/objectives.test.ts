@@ -4,7 +4,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import type { Intake } from '../../../spillway/src/intake/intake.js'
 import { type Bench, bench, eventually, loggingTo, overriding } from '../../../spillway/test/pipeline-fixture.js'
 import { createMetrics, type Metrics } from '../../src/prometheus/metrics.js'
-import { defineObjectives, type Objectives } from '../../src/workloads/objectives/index.js'
+import { Objectives } from '../../src/workloads/objectives/index.js'
 import { createObjectiveMetrics } from '../../src/workloads/objectives/metrics.js'
 import { objectiveRoutes } from '../../src/workloads/objectives/routes.js'
 import { listening } from '../alerts-fixture.js'
@@ -24,7 +24,7 @@ async function counting(flushMs = 20, intake?: Intake): Promise<Objectives> {
   const own = createMetrics({ runtime: false })
   metrics = own
   const on = intake ?? (await b.intake())
-  return defineObjectives(on, {
+  return new Objectives(on, {
     schema: '"spillway"',
     log: loggingTo(b.logged),
     metrics: createObjectiveMetrics(own.registry),
@@ -90,7 +90,7 @@ describe('objectives', () => {
           },
         }),
     })
-    const objectives = defineObjectives(intake, {
+    const objectives = new Objectives(intake, {
       schema: '"spillway"',
       log: loggingTo(b.logged),
       metrics: createObjectiveMetrics(createMetrics({ runtime: false }).registry),

@@ -1,24 +1,22 @@
-import { type JetStreamManager, jetstreamManager } from '@nats-io/jetstream'
-import { errors, type NatsConnection } from '@nats-io/transport-node'
-import {
-  type Backlog,
-  BrokerFault,
-  type Delivery,
-  type ExhaustedListener,
-  type Outgoing,
-  type Redriven,
-  type RouterBroker,
-} from '../port.js'
-import { DeadLetters, requireReady } from './dead-letters.js'
-import { JetStreamDelivery } from './delivery.js'
-import { Exhausted } from './exhausted.js'
-import { asBrokerFault } from './faults.js'
+/**
+ * A broker as the router's intake: messages of one subject, shared by all routers, each kept until it is acked.
+ *
+ *   published ──taken──► with a router ──ack──► gone
+ *                            ├──putBack(delay), or silent for the ack wait──► taken again, deliveries + 1
+ *                            └──bury──► dead letter, complete, with its reason
+ *
+ * Calls that fail throw BrokerFault.
+ */
+import { withDeadline } from 'spillway/workload'
+import { DeadLetters, type Death } from './dead-letters.js'
+import type { Delivery } from './delivery.js'
+import { Exhausted, type ExhaustedListener } from './exhausted.js'
+import { asBrokerFault, BrokerFault } from './faults.js'
 import { type BrokerLog, Link } from './link.js'
-import { defaultSubject, headerNames, type Names, namesFor } from './names.js'
-import { Outbox } from './outbox.js'
+import { defaultSubject, headerNames, namesFor } from './names.js'
+import { Outbox, type Outgoing } from './outbox.js'
 import { ReplySender } from './reply-sender.js'
 import { Taker } from './taker.js'
-import { ensureTopology, setAckPendingMax, type Topology } from './topology.js'
 
 export interface NatsBrokerOptions {
   /** `nats://[user:password@|token@]host[:port]`, or `tls://…`; separate several with commas. */
@@ -29,97 +27,83 @@ export interface NatsBrokerOptions {
   maxDeliver: number
   /** Default 30,000. A message without any sign of progress for this time is redelivered. */
   ackWaitMs?: number
-  /** Of the streams. Default: unchanged for existing streams, one for new ones. */
-  replicas?: number
   /** How often to look for exhausted messages whose advisory was missed. Default 10,000. */
   exhaustedLookMs?: number
   log: BrokerLog
 }
 
+export interface Backlog {
+  /** Not delivered yet. */
+  readonly pending: number
+  /** Delivered, not acked. */
+  readonly ackPending: number
+  /** Since the consumer was created, as far as the broker reports. */
+  readonly delivered: number
+  /** Unacked messages that were delivered more than once. */
+  readonly redelivered: number
+}
+
 const defaultAckWaitMs = 30_000
 const defaultExhaustedLookMs = 10_000
-const apiTimeoutMs = 5_000
 /** The state is read about once a second, so an old figure is useless. */
 const backlogTimeoutMs = 2_000
 /** The publisher names the reply subject. Only inboxes are allowed, so that nobody can make us write to other subjects. */
 const inboxes = /^_INBOX[^\s*>]*$/
 
-/** Returns at once and connects in the background. Never stops retrying. */
-export function connectNats(options: NatsBrokerOptions): RouterBroker {
-  return new NatsBroker(options)
-}
-
-class NatsBroker implements RouterBroker {
-  readonly #names: Names
-  readonly #o: NatsBrokerOptions & { ackWaitMs: number }
+export class RouterBroker {
+  readonly subject: string
+  /** The durable consumer's name. */
+  readonly consumer: string
+  readonly deadLetters: DeadLetters
   readonly #link: Link
   readonly #outbox: Outbox
   readonly #replies: ReplySender
-  readonly #dead: DeadLetters
   readonly #exhausted: Exhausted
   readonly #takers = new Set<Taker>()
-  #jsm: JetStreamManager | null = null
-  #backlogApi: JetStreamManager | null = null
-  #topology: Topology | null = null
-  #ackPendingMax: number | null = null
-  #trouble: string | null = null
 
-  constructor(options: NatsBrokerOptions) {
-    const { log, maxDeliver } = options
-    this.#o = { ...options, ackWaitMs: options.ackWaitMs ?? defaultAckWaitMs }
-    const names = namesFor(options.subject ?? defaultSubject)
-    this.#names = names
-    const link = new Link({ url: options.url, log, prepare: (nc) => this.#prepare(nc) })
-    this.#link = link
-    const api = (): JetStreamManager => requireReady(link.ready === null ? null : this.#jsm)
-    this.#outbox = new Outbox(link, () => this.payloadBytesMax)
-    this.#replies = new ReplySender(link)
-    this.#dead = new DeadLetters({ names, outbox: this.#outbox, api, payloadMax: () => link.serverPayloadMax })
-    this.#exhausted = new Exhausted({
-      link,
-      names,
-      maxDeliver,
-      dead: this.#dead,
-      log,
-      lookMs: options.exhaustedLookMs ?? defaultExhaustedLookMs,
-      api,
-      isWorkQueue: () => this.#topology?.isWorkQueue ?? false,
-    })
-    link.start()
-  }
-
-  get subject(): string {
-    return this.#names.subject
-  }
-
-  get consumer(): string {
-    return this.#names.consumer
+  /** Connects in the background. Never stops retrying. */
+  constructor({ subject = defaultSubject, ackWaitMs = defaultAckWaitMs, ...options }: NatsBrokerOptions) {
+    const names = namesFor(subject)
+    this.subject = subject
+    this.consumer = names.consumer
+    this.#link = new Link({ ...options, names, ackWaitMs })
+    this.#outbox = new Outbox(this.#link)
+    this.#replies = new ReplySender(this.#link)
+    this.deadLetters = new DeadLetters(this.#link, this.#outbox)
+    const lookMs = options.exhaustedLookMs ?? defaultExhaustedLookMs
+    this.#exhausted = new Exhausted(this.#link, this.deadLetters, lookMs)
   }
 
   get isConnected(): boolean {
     return this.#link.ready !== null
   }
 
+  /** Why it is not connected, for people, if known. */
   get trouble(): string | null {
-    return this.isConnected ? null : this.#trouble
+    return this.isConnected ? null : this.#link.trouble
   }
 
+  /** Maximum message size, headers included; null until the broker reports it. */
   get payloadBytesMax(): number | null {
-    return this.#topology?.messageBytesMax ?? null
+    return this.#link.topology?.messageBytesMax ?? null
   }
 
+  /** Resolves when the broker has stored it. */
   publish(message: Outgoing): Promise<{ duplicate: boolean }> {
-    return this.#outbox.publish(this.#names.subject, message)
+    return this.#outbox.publish(message)
   }
 
+  /** Publishes it and waits for the router's answer. */
   ask(message: Outgoing, timeoutMs: number, signal?: AbortSignal): Promise<Uint8Array> {
-    return this.#outbox.ask(this.#names.subject, message, timeoutMs, signal)
+    return this.#outbox.ask(message, timeoutMs, signal)
   }
 
+  /** Whether it has a header `Spillway-Reply-To` with a subject that we may write to. */
   canAnswer(delivery: Delivery): boolean {
     return inboxes.test(delivery.header(headerNames.replyTo) ?? '')
   }
 
+  /** Answers the publisher if possible. Throws BrokerFault `too_large`. */
   answer(delivery: Delivery, data: Uint8Array): void {
     const replyTo = delivery.header(headerNames.replyTo)
     if (replyTo === undefined || !this.canAnswer(delivery)) return
@@ -128,9 +112,12 @@ class NatsBroker implements RouterBroker {
     this.#replies.send(replyTo, data)
   }
 
+  /**
+   * Calls `work` for every message, with at most `atOnce` running; takes at most the same number again into a buffer.
+   * Continues over lost connections until stopped; `stop` waits for running work.
+   */
   take(atOnce: number, work: (delivery: Delivery) => Promise<void>): { stop(): Promise<void> } {
-    const { maxDeliver, ackWaitMs, log } = this.#o
-    const taker = new Taker({ link: this.#link, names: this.#names, atOnce, maxDeliver, ackWaitMs, log, work })
+    const taker = new Taker(this.#link, atOnce, work)
     this.#takers.add(taker)
     return {
       stop: async () => {
@@ -140,66 +127,54 @@ class NatsBroker implements RouterBroker {
     }
   }
 
+  /** Null while the broker does not answer. */
   async backlog(): Promise<Backlog | null> {
-    const api = this.#link.ready === null ? null : this.#backlogApi
-    if (api === null) return null
+    const { names } = this.#link
+    if (!this.isConnected) return null
     try {
-      const info = await api.consumers.info(this.#names.stream, this.#names.consumer)
-      return {
-        pending: info.num_pending,
-        ackPending: info.num_ack_pending,
-        delivered: info.delivered.consumer_seq,
-        redelivered: info.num_redelivered,
-      }
-    } catch (error) {
-      if (!(error instanceof errors.TimeoutError)) void this.#link.mend()
+      const asked = this.#link.api().consumers.info(names.stream, names.consumer)
+      const info = await withDeadline(asked, backlogTimeoutMs, () => null)
+      return (
+        info && {
+          pending: info.num_pending,
+          ackPending: info.num_ack_pending,
+          delivered: info.delivered.consumer_seq,
+          redelivered: info.num_redelivered,
+        }
+      )
+    } catch {
+      void this.#link.mend()
       return null
     }
   }
 
+  /** Maximum delivered but unacked messages over all routers. */
   async limitAckPending(count: number): Promise<void> {
+    const { names } = this.#link
     if (!Number.isInteger(count) || count < 1) throw new RangeError(`${count} is no number of messages`)
-    if (this.#ackPendingMax === count) return
-    // Stored, so that a consumer created later gets it too.
-    this.#ackPendingMax = count
-    if (this.#link.ready === null || this.#jsm === null) return
+    this.#link.ackPendingMax = count
+    if (!this.isConnected) return
     try {
-      await setAckPendingMax(this.#jsm, this.#names, count)
+      await this.#link.api().consumers.update(names.stream, names.consumer, { max_ack_pending: count })
     } catch (error) {
       throw asBrokerFault(error, 'change the consumer')
     }
   }
 
-  async bury(
-    delivery: Delivery,
-    why: { reason: string; detail: string },
-    keep?: (letter: string) => Promise<void>,
-  ): Promise<void> {
-    if (!(delivery instanceof JetStreamDelivery)) throw new TypeError('the delivery is of another broker')
+  /**
+   * Stores it as a complete dead letter with the reason, then acks: a crash in between still gives one dead letter.
+   * `keep` gets its number before the ack; if it throws, this throws too, and the message stays.
+   */
+  async bury(delivery: Delivery, why: Death, keep?: (letter: string) => Promise<void>): Promise<void> {
     await delivery.buryWith(async () => {
-      const letter = await this.#dead.store(delivery, why)
+      const letter = await this.deadLetters.store(delivery, why)
       await keep?.(letter)
     })
   }
 
+  /** One listener, for messages that died while no router held them. */
   onExhausted(listener: ExhaustedListener): void {
     this.#exhausted.onExhausted(listener)
-  }
-
-  deadLetters(limit: number, after: string | null, partBytesMax = Number.POSITIVE_INFINITY) {
-    return this.#dead.list(limit, after, partBytesMax)
-  }
-
-  deadLetter(id: string) {
-    return this.#dead.get(id)
-  }
-
-  redrive(ids: readonly string[]): Promise<Redriven> {
-    return this.#dead.redrive(ids)
-  }
-
-  purge(ids: readonly string[]): Promise<number> {
-    return this.#dead.purge(ids)
   }
 
   async close(): Promise<void> {
@@ -209,36 +184,5 @@ class NatsBroker implements RouterBroker {
     await this.#exhausted.close()
     await this.#link.close()
     this.#replies.close()
-  }
-
-  async #prepare(nc: NatsConnection): Promise<void> {
-    try {
-      await this.#ensure(nc)
-      this.#trouble = null
-    } catch (error) {
-      // A server without JetStream may reach it through its cluster, so report this only after a failure.
-      const isLacking = nc.info?.jetstream !== true
-      this.#trouble = isLacking ? 'NATS is reachable, but has no JetStream (nats-server -js)' : null
-      throw this.#trouble === null ? error : new BrokerFault('unavailable', this.#trouble, { cause: error })
-    }
-  }
-
-  async #ensure(nc: NatsConnection): Promise<void> {
-    const options = { checkAPI: false }
-    const jsm = await jetstreamManager(nc, { ...options, timeout: apiTimeoutMs })
-    this.#topology = await ensureTopology(
-      jsm,
-      {
-        names: this.#names,
-        maxDeliver: this.#o.maxDeliver,
-        ackWaitMs: this.#o.ackWaitMs,
-        ackPendingMax: this.#ackPendingMax,
-        replicas: this.#o.replicas ?? null,
-        payloadMax: nc.info?.max_payload ?? 1_048_576,
-      },
-      this.#o.log,
-    )
-    this.#jsm = jsm
-    this.#backlogApi = await jetstreamManager(nc, { ...options, timeout: backlogTimeoutMs })
   }
 }

@@ -4,25 +4,42 @@
  * Headers that begin with `Nats-` are instructions to the server (stream, sequence, message id). They are stored under
  * another name, because the server could refuse the dead letter because of them on every attempt.
  */
-import type { JetStreamManager, StoredMsg } from '@nats-io/jetstream'
-import { type MsgHdrs, headers as newHeaders } from '@nats-io/transport-node'
-import { type BrokerDeadLetter, BrokerFault, type Redriven } from '../port.js'
-import { headerOf } from './delivery.js'
-import { apiCodes, asBrokerFault, isApiFault } from './faults.js'
-import { deadPrefix, headerNames, type Names } from './names.js'
+import type { StoredMsg } from '@nats-io/jetstream'
+import { headers as newHeaders } from '@nats-io/transport-node'
+import { type Delivery, headerOf, readableHeaders } from './delivery.js'
+import { apiCodes, asBrokerFault, BrokerFault, isApiFault } from './faults.js'
+import type { Link } from './link.js'
+import { deadPrefix, headerNames } from './names.js'
 import { type Outbox, sizeOf } from './outbox.js'
 
-export interface Corpse {
+export interface BrokerDeadLetter {
+  /** Its sequence among the dead letters. */
+  readonly id: string
+  /** In lists: empty if longer than requested. */
   readonly data: Uint8Array
-  readonly headers: MsgHdrs | null
-  readonly sequence: number
-  readonly storedAtMs: number
+  readonly dataBytes: number
+  /** A repeated header has all its values, separated by commas. In lists: empty if longer than requested. */
+  readonly headers: Readonly<Record<string, string>>
+  readonly headersBytes: number
+  readonly reason: string
+  readonly detail: string
   readonly deliveries: number
+  readonly diedAt: Date
 }
+
+/** A message that is to become a dead letter. */
+export type Corpse = Pick<Delivery, 'data' | 'headers' | 'sequence' | 'storedAtMs' | 'deliveries'>
 
 export interface Death {
   readonly reason: string
   readonly detail: string
+}
+
+export interface Redriven {
+  readonly moved: number
+  readonly skipped: number
+  /** The skipped ones that the broker refused; absent: none. */
+  readonly refused?: readonly { id: string; reason: string }[]
 }
 
 const serversPrefix = 'nats-'
@@ -34,20 +51,13 @@ const detailLengthMax = 700
 /** These belong to the original caller, who no longer waits: a redriven message gets no reply and has no deadline. */
 const staleNames = [headerNames.replyTo, headerNames.deadline].map((name) => name.toLowerCase())
 
-export interface DeadLettersOptions {
-  readonly names: Names
-  readonly outbox: Outbox
-  /** Throws when the broker is not connected. */
-  api(): JetStreamManager
-  /** The server's maximum message size. */
-  payloadMax(): number | null
-}
-
 export class DeadLetters {
-  readonly #o: DeadLettersOptions
+  readonly #link: Link
+  readonly #outbox: Outbox
 
-  constructor(options: DeadLettersOptions) {
-    this.#o = options
+  constructor(link: Link, outbox: Outbox) {
+    this.#link = link
+    this.#outbox = outbox
   }
 
   /** Resolves with the sequence when the broker has stored it. The same message is stored once, however often it is buried. */
@@ -64,31 +74,42 @@ export class DeadLetters {
     headers.set(headerNames.deadDeliveries, `${corpse.deliveries}`)
     headers.set(headerNames.diedAt, new Date().toISOString())
     headers.set(headerNames.deadDetail, oneLine(death.detail, detailLengthMax))
-    const max = this.#o.payloadMax()
+    const max = this.#link.serverPayloadMax
     if (max !== null && corpse.data.length + sizeOf(headers) > max) headers.set(headerNames.deadDetail, '')
-    const { sequence } = await this.#o.outbox.send({ subject: this.#o.names.deadSubject, data: corpse.data, headers })
+    const subject = this.#link.names.deadSubject
+    const { sequence } = await this.#outbox.send({ subject, data: corpse.data, headers })
     return `${sequence}`
   }
 
-  /** Reads one at a time, so that at most one long message is in memory. */
-  async list(limit: number, after: string | null, partBytesMax: number): Promise<BrokerDeadLetter[]> {
+  /**
+   * Oldest first. Reads one at a time, so that at most one long message is in memory. Data and headers longer than
+   * `partBytesMax` bytes are left out.
+   */
+  async list(
+    limit: number,
+    after: string | null,
+    partBytesMax = Number.POSITIVE_INFINITY,
+  ): Promise<BrokerDeadLetter[]> {
     const found: BrokerDeadLetter[] = []
+    const { deadStream, deadSubject } = this.#link.names
     let next = after === null ? 1 : (sequenceOf(after) ?? 0) + 1
     while (found.length < limit) {
-      const stored = await nextFrom(this.#o.api(), this.#o.names.deadStream, this.#o.names.deadSubject, next)
+      const stored = await nextFrom(this.#link, deadStream, deadSubject, next)
       if (stored === null) break
-      found.push(listed(asDeadLetter(stored), partBytesMax))
+      found.push(asDeadLetter(stored, partBytesMax))
       next = stored.seq + 1
     }
     return found
   }
 
+  /** One dead letter, complete. */
   async get(id: string): Promise<BrokerDeadLetter | null> {
     const sequence = sequenceOf(id)
     const stored = sequence === null ? null : await this.#get(sequence)
     return stored === null ? null : asDeadLetter(stored)
   }
 
+  /** Publishes them again, complete, as new messages, oldest first, and deletes the dead letters. */
   async redrive(ids: readonly string[]): Promise<Redriven> {
     let moved = 0
     const refused: { id: string; reason: string }[] = []
@@ -96,13 +117,13 @@ export class DeadLetters {
       const stored = await this.#get(sequence)
       if (stored === null) continue
       const headers = newHeaders()
-      for (const [name, values] of headersOf(stored) ?? []) {
+      for (const [name, values] of readableHeaders(() => stored.header) ?? []) {
         if (belongsToTheDead(name)) continue
         for (const value of values) headers.append(name, value)
       }
       headers.set(headerNames.messageId, `redrive-${sequence}-${stored.time.getTime()}`)
       try {
-        await this.#o.outbox.send({ subject: this.#o.names.subject, data: stored.data, headers })
+        await this.#outbox.send({ subject: this.#link.names.subject, data: stored.data, headers })
       } catch (fault) {
         // With the message id it needs, it no longer fits. The others must not wait for it.
         if (!(fault instanceof BrokerFault) || fault.code !== 'too_large') throw fault
@@ -122,7 +143,7 @@ export class DeadLetters {
 
   async #get(seq: number): Promise<StoredMsg | null> {
     try {
-      return await this.#o.api().streams.getMessage(this.#o.names.deadStream, { seq })
+      return await this.#link.api().streams.getMessage(this.#link.names.deadStream, { seq })
     } catch (error) {
       throw asBrokerFault(error, 'show a dead letter')
     }
@@ -130,13 +151,13 @@ export class DeadLetters {
 
   /** False if it was already deleted. */
   #delete(sequence: number): Promise<boolean> {
-    return deleteMessage(this.#o.api(), this.#o.names.deadStream, sequence)
+    return deleteMessage(this.#link, this.#link.names.deadStream, sequence)
   }
 }
 
-export async function deleteMessage(jsm: JetStreamManager, stream: string, sequence: number): Promise<boolean> {
+export async function deleteMessage(link: Link, stream: string, sequence: number): Promise<boolean> {
   try {
-    return await jsm.streams.deleteMessage(stream, sequence, false)
+    return await link.api().streams.deleteMessage(stream, sequence, false)
   } catch (error) {
     const { sequenceNotFound, messageNotFound, messageDeleteFailed } = apiCodes
     if (isApiFault(error, sequenceNotFound, messageNotFound, messageDeleteFailed)) return false
@@ -146,7 +167,7 @@ export async function deleteMessage(jsm: JetStreamManager, stream: string, seque
 
 /** The first message at or after this sequence. */
 export async function nextFrom(
-  jsm: JetStreamManager,
+  link: Link,
   stream: string,
   subject: string,
   sequence: number,
@@ -154,24 +175,15 @@ export async function nextFrom(
   try {
     // The broker supports this form since 2.9; the library's type for this call lacks it.
     const query = { seq: sequence, next_by_subj: subject }
-    return await jsm.streams.getMessage(stream, query)
+    return await link.api().streams.getMessage(stream, query)
   } catch (error) {
     throw asBrokerFault(error, 'show a message')
   }
 }
 
-/** Null if they cannot be parsed. */
-export function headersOf(stored: StoredMsg): MsgHdrs | null {
-  try {
-    return stored.header
-  } catch {
-    return null
-  }
-}
-
-function asDeadLetter(stored: StoredMsg): BrokerDeadLetter {
-  const all = headersOf(stored)
-  const said = (name: string): string => (all === null ? undefined : headerOf(all, name)) ?? ''
+function asDeadLetter(stored: StoredMsg, partBytesMax = Number.POSITIVE_INFINITY): BrokerDeadLetter {
+  const all = readableHeaders(() => stored.header)
+  const said = (name: string): string => headerOf(all, name) ?? ''
   const headers: Record<string, string> = {}
   for (const [name, values] of all ?? []) {
     const lower = name.toLowerCase()
@@ -180,25 +192,18 @@ function asDeadLetter(stored: StoredMsg): BrokerDeadLetter {
     headers[own] = values.join(', ')
   }
   const diedAt = new Date(said(headerNames.diedAt))
+  const dataBytes = stored.data.length
+  const headersBytes = Buffer.byteLength(JSON.stringify(headers))
   return {
     id: `${stored.seq}`,
-    data: stored.data,
-    dataBytes: stored.data.length,
-    headers,
-    headersBytes: Buffer.byteLength(JSON.stringify(headers)),
+    data: dataBytes > partBytesMax ? new Uint8Array() : stored.data,
+    dataBytes,
+    headers: headersBytes > partBytesMax ? {} : headers,
+    headersBytes,
     reason: said(headerNames.deadReason),
     detail: said(headerNames.deadDetail),
     deliveries: Number(said(headerNames.deadDeliveries)) || 0,
     diedAt: Number.isNaN(diedAt.getTime()) ? stored.time : diedAt,
-  }
-}
-
-function listed(letter: BrokerDeadLetter, partBytesMax: number): BrokerDeadLetter {
-  const { data, dataBytes, headers, headersBytes } = letter
-  return {
-    ...letter,
-    data: dataBytes > partBytesMax ? new Uint8Array() : data,
-    headers: headersBytes > partBytesMax ? {} : headers,
   }
 }
 
@@ -221,9 +226,4 @@ function sequencesOf(ids: readonly string[]): number[] {
 /** A header is one line. */
 function oneLine(text: string, lengthMax: number): string {
   return text.replace(/\s+/g, ' ').trim().slice(0, lengthMax)
-}
-
-export function requireReady<T>(value: T | null): T {
-  if (value === null) throw new BrokerFault('unavailable', 'the broker is not connected')
-  return value
 }

@@ -6,7 +6,6 @@
  *                     └──failed──► held
  */
 import type { Msg, MsgHdrs } from '@nats-io/transport-node'
-import type { Delivery } from '../port.js'
 import type { Link } from './link.js'
 
 const words = new TextEncoder()
@@ -32,61 +31,43 @@ export function originOf(reply: string): Origin | null {
   return { deliveries, sequence, storedAtMs: Math.floor(storedAt / nanosPerMs) }
 }
 
-export class JetStreamDelivery implements Delivery {
-  readonly storedAtMs: number
+/** One message held by this router. Exactly one of `ack`, `putBack` and `bury` ends it; later calls do nothing. */
+export class Delivery {
+  readonly data: Uint8Array
+  /** Null if there are none or they cannot be parsed: anybody may publish. */
+  readonly headers: MsgHdrs | null
+  /** The broker's sequence. `id` names the message in logs and dead letters. */
   readonly sequence: number
-  readonly #message: Msg
+  readonly id: string
+  /** When the broker stored it: milliseconds since 1970, by its clock. */
+  readonly storedAtMs: number
+  /** The broker's delivery count, including this one. */
+  deliveries: number
   readonly #link: Link
-  readonly #onEnded: (delivery: JetStreamDelivery, isDone: boolean) => void
-  #deliveries: number
+  readonly #onEnded: (delivery: Delivery, isDone: boolean) => void
   #reply: string
   #ended = false
   #burying = false
 
   /** `onEnded`: acked, buried or put back. */
-  constructor(
-    message: Msg,
-    origin: Origin,
-    link: Link,
-    onEnded: (delivery: JetStreamDelivery, isDone: boolean) => void,
-  ) {
-    this.#message = message
+  constructor(message: Msg, origin: Origin, link: Link, onEnded: (delivery: Delivery, isDone: boolean) => void) {
+    this.data = message.data
+    this.headers = readableHeaders(() => message.headers)
+    this.sequence = origin.sequence
+    this.id = `${origin.sequence}`
+    this.storedAtMs = origin.storedAtMs
+    this.deliveries = origin.deliveries
     this.#reply = message.reply ?? ''
     this.#link = link
     this.#onEnded = onEnded
-    this.#deliveries = origin.deliveries
-    this.sequence = origin.sequence
-    this.storedAtMs = origin.storedAtMs
-  }
-
-  get data(): Uint8Array {
-    return this.#message.data
-  }
-
-  get deliveries(): number {
-    return this.#deliveries
-  }
-
-  get id(): string {
-    return `${this.sequence}`
   }
 
   get isEnded(): boolean {
     return this.#ended
   }
 
-  /** Null if there are none or they cannot be parsed: anybody may publish. */
-  get headers(): MsgHdrs | null {
-    try {
-      return this.#message.headers ?? null
-    } catch {
-      return null
-    }
-  }
-
   header(name: string): string | undefined {
-    const headers = this.headers
-    return headers === null ? undefined : headerOf(headers, name)
+    return headerOf(this.headers, name)
   }
 
   ack(): void {
@@ -108,12 +89,12 @@ export class JetStreamDelivery implements Delivery {
   /** The broker redelivered a message that we still hold. Work continues, and its outcome settles the later delivery. */
   adopt(reply: string, origin: Origin): void {
     this.#reply = reply
-    this.#deliveries = Math.max(this.#deliveries, origin.deliveries)
+    this.deliveries = Math.max(this.deliveries, origin.deliveries)
   }
 
-  /** Runs `store`, then acks. Returns false and does nothing if the message has ended or is being buried. */
-  async buryWith(store: () => Promise<void>): Promise<boolean> {
-    if (this.#ended || this.#burying) return false
+  /** Runs `store`, then acks. Does nothing if the message has ended or is being buried. */
+  async buryWith(store: () => Promise<void>): Promise<void> {
+    if (this.#ended || this.#burying) return
     this.#burying = true
     try {
       await store()
@@ -121,7 +102,6 @@ export class JetStreamDelivery implements Delivery {
       this.#burying = false
     }
     this.#end(ack)
-    return true
   }
 
   #end(word: Uint8Array): void {
@@ -132,10 +112,19 @@ export class JetStreamDelivery implements Delivery {
   }
 }
 
+/** Null if there are none or they cannot be parsed. */
+export function readableHeaders(read: () => MsgHdrs | undefined): MsgHdrs | null {
+  try {
+    return read() ?? null
+  } catch {
+    return null
+  }
+}
+
 /** Ignores case. */
-export function headerOf(headers: MsgHdrs, name: string): string | undefined {
+export function headerOf(headers: MsgHdrs | null, name: string): string | undefined {
   const wanted = name.toLowerCase()
-  for (const [key, values] of headers) {
+  for (const [key, values] of headers ?? []) {
     if (key.length === wanted.length && key.toLowerCase() === wanted) return values[0]
   }
   return undefined

@@ -2,26 +2,29 @@
  * Messages that reached the delivery limit when their last router died. The broker keeps them but no longer delivers
  * them. It sends one advisory; messages whose advisory was missed are found by counting.
  */
-import type { JetStreamManager, StoredMsg } from '@nats-io/jetstream'
-import type { Msg, NatsConnection } from '@nats-io/transport-node'
+import type { StoredMsg } from '@nats-io/jetstream'
+import type { Msg } from '@nats-io/transport-node'
 import { type Periodic, periodic } from 'spillway/workload'
-import type { ExhaustedListener } from '../port.js'
-import { type DeadLetters, deleteMessage, headersOf, nextFrom } from './dead-letters.js'
-import { headerOf } from './delivery.js'
+import { type DeadLetters, deleteMessage, nextFrom } from './dead-letters.js'
+import { headerOf, readableHeaders } from './delivery.js'
 import { asBrokerFault } from './faults.js'
-import { type BrokerLog, type Link, within } from './link.js'
-import type { Names } from './names.js'
+import { type Link, within } from './link.js'
 
-export interface ExhaustedOptions {
-  readonly link: Link
-  readonly names: Names
-  readonly maxDeliver: number
-  readonly dead: DeadLetters
-  readonly log: BrokerLog
-  readonly lookMs: number
-  api(): JetStreamManager
-  /** Leftover messages can be counted only if acked messages leave the stream. */
-  isWorkQueue(): boolean
+/** A message that reached the delivery limit and that no router holds, found by this process. */
+export interface ExhaustedMessage {
+  header(name: string): string | undefined
+  readonly storedAtMs: number
+  /** Its sequence among the dead letters. */
+  readonly letter: string
+  readonly reason: string
+  readonly detail: string
+}
+
+export interface ExhaustedListener {
+  /** The dead letter is stored and the broker still has the message. If this throws, everything is retried later. */
+  keep(message: ExhaustedMessage): Promise<void>
+  /** The message has left the broker. Called once per message over all processes. */
+  buried(message: ExhaustedMessage): void
 }
 
 const perLookMax = 256
@@ -30,22 +33,30 @@ const closeTimeoutMs = 1_000
 const reason = 'max_deliver'
 
 export class Exhausted {
-  readonly #o: ExhaustedOptions
+  readonly #link: Link
+  readonly #dead: DeadLetters
   readonly #looking: Periodic
-  #subscribed: NatsConnection | null = null
   /** Messages named by advisories and not buried yet: delivery count by sequence. */
   readonly #named = new Map<number, number>()
   #listener: ExhaustedListener | null = null
   /** At the last look, no router held a message up to this sequence. */
   #settled = 0
 
-  constructor(options: ExhaustedOptions) {
-    this.#o = options
-    options.link.onReady((nc) => this.#listen(nc))
-    this.#looking = periodic(options.lookMs, () => this.#buryLeftOver(), {
+  constructor(link: Link, dead: DeadLetters, lookMs: number) {
+    this.#link = link
+    this.#dead = dead
+    const { stream, consumer } = link.names
+    link.subscribe(`$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.${stream}.${consumer}`, {
+      queue: consumer,
+      callback: (error, message) => {
+        if (error !== null) link.log.warn({ err: error }, 'cannot listen for exhausted messages')
+        else this.#onAdvisory(message)
+      },
+    })
+    this.#looking = periodic(lookMs, () => this.#buryLeftOver(), {
       jitter: 0.1,
       onFault: (error) => {
-        if (options.link.ready !== null) options.log.warn({ err: error }, 'looking for exhausted messages failed')
+        if (link.ready !== null) link.log.warn({ err: error }, 'looking for exhausted messages failed')
       },
     })
   }
@@ -59,51 +70,38 @@ export class Exhausted {
     await within(this.#looking.stop(), closeTimeoutMs)
   }
 
-  #listen(nc: NatsConnection): void {
-    if (this.#subscribed === nc) return
-    this.#subscribed = nc
-    const { stream, consumer } = this.#o.names
-    nc.subscribe(`$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.${stream}.${consumer}`, {
-      queue: consumer,
-      callback: (error, message) => {
-        if (error !== null) this.#o.log.warn({ err: error }, 'cannot listen for exhausted messages')
-        else this.#onAdvisory(message)
-      },
-    })
-  }
-
   #onAdvisory(message: Msg): void {
     const named = parseAdvisory(message)
     if (named === null) return
     const { seq, deliveries } = named
     if (this.#named.size < namedMax) this.#named.set(seq, deliveries)
     this.#buryNamed(seq, deliveries).catch((error: unknown) => {
-      this.#o.log.warn({ err: error, message: `${seq}` }, 'an exhausted message could not be buried; retrying')
+      this.#link.log.warn({ err: error, message: `${seq}` }, 'an exhausted message could not be buried; retrying')
     })
   }
 
   async #buryNamed(seq: number, deliveries: number): Promise<void> {
-    const stored = await this.#o.api().streams.getMessage(this.#o.names.stream, { seq })
+    const stored = await this.#link.api().streams.getMessage(this.#link.names.stream, { seq })
     if (stored !== null) await this.#bury(stored, deliveries)
     this.#named.delete(seq)
   }
 
   async #buryLeftOver(): Promise<void> {
-    if (this.#o.link.ready === null) return
+    if (this.#link.ready === null) return
     for (const [seq, deliveries] of this.#named) await this.#buryNamed(seq, deliveries)
-    if (!this.#o.isWorkQueue()) return
-    const jsm = this.#o.api()
-    const { stream, subject } = this.#o.names
-    const found = await this.#leftOver(jsm)
+    // Leftover messages can be counted only if acked messages leave the stream.
+    if (this.#link.topology?.isWorkQueue !== true) return
+    const { stream, subject } = this.#link.names
+    const found = await this.#leftOver()
     if (found === null) return
     // An acked message leaves its stream slightly later than its consumer, so only messages left over twice in a row are dead.
     const last = Math.min(found.last, this.#settled)
     this.#settled = found.last
     let next = found.first
     for (let count = 0; count < perLookMax && next <= last; count += 1) {
-      const stored = await nextFrom(jsm, stream, subject, next)
+      const stored = await nextFrom(this.#link, stream, subject, next)
       if (stored === null || stored.seq > last) return
-      await this.#bury(stored, this.#o.maxDeliver)
+      await this.#bury(stored, this.#link.maxDeliver)
       next = stored.seq + 1
     }
   }
@@ -112,9 +110,10 @@ export class Exhausted {
    * In this range, every message in the stream was delivered and no router holds it. The stream is queried first: later
    * messages only make the consumer's figures larger.
    */
-  async #leftOver(jsm: JetStreamManager): Promise<{ first: number; last: number } | null> {
-    const { stream, consumer } = this.#o.names
+  async #leftOver(): Promise<{ first: number; last: number } | null> {
+    const { stream, consumer } = this.#link.names
     try {
+      const jsm = this.#link.api()
       const { state } = await jsm.streams.info(stream)
       const info = await jsm.consumers.info(stream, consumer)
       if (state.messages <= info.num_pending + info.num_ack_pending || info.num_ack_pending > 0) return null
@@ -125,18 +124,17 @@ export class Exhausted {
   }
 
   async #bury(stored: StoredMsg, deliveries: number): Promise<void> {
-    const { dead, names } = this.#o
     const detail = `handed out ${deliveries} times, and not acked`
-    const headers = headersOf(stored)
+    const headers = readableHeaders(() => stored.header)
     const corpse = { sequence: stored.seq, storedAtMs: stored.time.getTime(), deliveries }
-    const letter = await dead.store({ ...corpse, data: stored.data, headers }, { reason, detail })
-    const header = (name: string) => (headers === null ? undefined : headerOf(headers, name))
+    const letter = await this.#dead.store({ ...corpse, data: stored.data, headers }, { reason, detail })
+    const header = (name: string) => headerOf(headers, name)
     const message = { header, storedAtMs: corpse.storedAtMs, letter, reason, detail }
     await this.#listener?.keep(message)
     // Another router may have found it too.
-    if (!(await deleteMessage(this.#o.api(), names.stream, stored.seq))) return
+    if (!(await deleteMessage(this.#link, this.#link.names.stream, stored.seq))) return
     this.#listener?.buried(message)
-    this.#o.log.warn({ message: `${stored.seq}`, deliveries }, 'an exhausted message was buried')
+    this.#link.log.warn({ message: `${stored.seq}`, deliveries }, 'an exhausted message was buried')
   }
 }
 

@@ -1,6 +1,18 @@
 import { JetStreamApiError } from '@nats-io/jetstream'
 import { errors } from '@nats-io/transport-node'
-import { BrokerFault } from '../port.js'
+
+export type BrokerFaultCode = 'unavailable' | 'timeout' | 'too_large' | 'aborted'
+
+/** The outcome of the publish is unknown, except `too_large` and `unavailable` before sending: nothing was published. */
+export class BrokerFault extends Error {
+  override readonly name = 'BrokerFault'
+  readonly code: BrokerFaultCode
+
+  constructor(code: BrokerFaultCode, message: string, options?: ErrorOptions) {
+    super(message, options)
+    this.code = code
+  }
+}
 
 /** The server's error codes. */
 export const apiCodes = {

@@ -8,10 +8,15 @@
  * The library's reconnect is off: its first connection cannot be cancelled, it drops messages published while
  * disconnected, and it keeps inboxes for replies to requests that we have abandoned.
  */
+import { EventEmitter } from 'node:events'
 import { setTimeout as delay } from 'node:timers/promises'
-import { connect, type NatsConnection } from '@nats-io/transport-node'
+import { type JetStreamManager, jetstreamManager } from '@nats-io/jetstream'
+import { connect, type NatsConnection, type SubscriptionOptions } from '@nats-io/transport-node'
 import { type IntakeLog, withDeadline } from 'spillway/workload'
+import { BrokerFault } from './faults.js'
+import type { Names } from './names.js'
 import { parseAddress } from './server-address.js'
+import { ensureTopology, type Topology } from './topology.js'
 
 /** As much of a log as the links need. */
 export type BrokerLog = Pick<IntakeLog, 'info' | 'warn' | 'error'>
@@ -19,16 +24,15 @@ export type BrokerLog = Pick<IntakeLog, 'info' | 'warn' | 'error'>
 export interface LinkOptions {
   url: string
   log: BrokerLog
-  /** Creates the streams and the consumer if missing. Rejects on failure. */
-  prepare(nc: NatsConnection): Promise<void>
-}
-
-interface Owed {
-  subject: string
-  data: Uint8Array
+  names: Names
+  /** Maximum deliveries before a message becomes a dead letter. */
+  maxDeliver: number
+  /** A message without any sign of progress for this time is redelivered. */
+  ackWaitMs: number
 }
 
 const dialTimeoutMs = 5_000
+const apiTimeoutMs = 5_000
 /** A silent connection is closed after three of these. */
 const pingIntervalMs = 2_000
 const pingsUnansweredMax = 2
@@ -39,23 +43,40 @@ const flushTimeoutMs = 1_000
 /** Log interval while disconnected. */
 const warnEveryMs = 30_000
 
-export class Link {
-  readonly #o: LinkOptions
+/** `ready`: each time that it becomes ready. */
+export class Link extends EventEmitter<{ ready: [NatsConnection]; lost: [] }> {
+  readonly names: Names
+  readonly log: BrokerLog
+  readonly maxDeliver: number
+  readonly ackWaitMs: number
+  /** Maximum delivered but unacked messages over all routers, for the consumer, now or when it is created. Null: the broker's. */
+  ackPendingMax: number | null = null
+  /** Null until the broker reported it. */
+  topology: Topology | null = null
+  /** Why it did not become ready, for people, if known. */
+  trouble: string | null = null
+  /** The server's maximum message size, as last reported. */
+  serverPayloadMax: number | null = null
   readonly #address: ReturnType<typeof parseAddress>
-  readonly #onReady: ((nc: NatsConnection) => void)[] = []
-  readonly #onLost: (() => void)[] = []
+  readonly #life: Promise<void>
+  readonly #subscriptions: { subject: string; options: SubscriptionOptions }[] = []
   readonly #closing = new AbortController()
   #nc: NatsConnection | null = null
   #ready = false
-  #payloadMax: number | null = null
-  #owed: Owed[] = []
+  #subscribedOn: NatsConnection | null = null
+  #jsm: JetStreamManager | null = null
+  #owed: { subject: string; data: Uint8Array }[] = []
   #mending: { nc: NatsConnection; done: Promise<void> } | null = null
   #warnedAt = Number.NEGATIVE_INFINITY
-  #life: Promise<void> | null = null
 
   constructor(options: LinkOptions) {
-    this.#o = options
+    super()
+    this.names = options.names
+    this.log = options.log
+    this.maxDeliver = options.maxDeliver
+    this.ackWaitMs = options.ackWaitMs
     this.#address = parseAddress(options.url)
+    this.#life = this.#live()
   }
 
   /** The connection if ready, else null. */
@@ -67,22 +88,15 @@ export class Link {
     return this.#closing.signal.aborted
   }
 
-  /** The server's maximum message size, as last reported. */
-  get serverPayloadMax(): number | null {
-    return this.#payloadMax
+  /** Throws if not ready. */
+  api(): JetStreamManager {
+    if (this.ready === null || this.#jsm === null) throw new BrokerFault('unavailable', 'the broker is not connected')
+    return this.#jsm
   }
 
-  /** Called each time the link becomes ready. Subscriptions of earlier connections no longer exist then. */
-  onReady(callback: (nc: NatsConnection) => void): void {
-    this.#onReady.push(callback)
-  }
-
-  onLost(callback: () => void): void {
-    this.#onLost.push(callback)
-  }
-
-  start(): void {
-    this.#life ??= this.#live()
+  /** On the next connection and on every later one. */
+  subscribe(subject: string, options: SubscriptionOptions): void {
+    this.#subscriptions.push({ subject, options })
   }
 
   /** Sends it now, or after reconnecting. */
@@ -163,7 +177,7 @@ export class Link {
   /** The server's errors: a missing permission, a refused message. */
   async #listen(nc: NatsConnection): Promise<void> {
     for await (const status of nc.status()) {
-      if (status.type === 'error') this.#o.log.warn({ err: status.error }, 'the broker reported an error')
+      if (status.type === 'error') this.log.warn({ err: status.error }, 'the broker reported an error')
     }
   }
 
@@ -171,8 +185,8 @@ export class Link {
   async #prepare(nc: NatsConnection): Promise<void> {
     for (let waitMs = retryMs.first; !nc.isClosed() && !this.isClosed; waitMs = Math.min(waitMs * 2, retryMs.max)) {
       try {
-        this.#payloadMax = nc.info?.max_payload ?? this.#payloadMax
-        await this.#o.prepare(nc)
+        this.serverPayloadMax = nc.info?.max_payload ?? this.serverPayloadMax
+        await this.#ensure(nc)
         if (!nc.isClosed() && nc === this.#nc && !this.isClosed) this.#becomeReady(nc)
         return
       } catch (error) {
@@ -184,12 +198,33 @@ export class Link {
     }
   }
 
+  /** Creates the streams and the consumer if missing. Rejects on failure. */
+  async #ensure(nc: NatsConnection): Promise<void> {
+    const payloadMax = nc.info?.max_payload ?? 1_048_576
+    try {
+      const jsm = await jetstreamManager(nc, { checkAPI: false, timeout: apiTimeoutMs })
+      const { names, maxDeliver, ackWaitMs, ackPendingMax } = this
+      this.topology = await ensureTopology(jsm, { names, maxDeliver, ackWaitMs, ackPendingMax, payloadMax }, this.log)
+      this.#jsm = jsm
+      this.trouble = null
+    } catch (error) {
+      // A server without JetStream may reach it through its cluster, so report this only after a failure.
+      const isLacking = nc.info?.jetstream !== true
+      this.trouble = isLacking ? 'NATS is reachable, but has no JetStream (nats-server -js)' : null
+      throw this.trouble === null ? error : new BrokerFault('unavailable', this.trouble, { cause: error })
+    }
+  }
+
   #becomeReady(nc: NatsConnection): void {
     if (this.#ready) return
     this.#ready = true
     this.#warnedAt = Number.NEGATIVE_INFINITY
-    this.#o.log.info({ broker: this.#address.shown, version: nc.info?.version }, 'connected to the broker')
-    for (const callback of this.#onReady) callback(nc)
+    this.log.info({ broker: this.#address.shown, version: nc.info?.version }, 'connected to the broker')
+    if (this.#subscribedOn !== nc) {
+      this.#subscribedOn = nc
+      for (const { subject, options } of this.#subscriptions) nc.subscribe(subject, options)
+    }
+    this.emit('ready', nc)
     const owed = this.#owed
     this.#owed = []
     for (const { subject, data } of owed) this.post(subject, data)
@@ -198,7 +233,7 @@ export class Link {
   #unready(): void {
     if (!this.#ready) return
     this.#ready = false
-    for (const callback of this.#onLost) callback()
+    this.emit('lost')
   }
 
   #lost(fault: unknown): void {
@@ -211,7 +246,7 @@ export class Link {
     const now = performance.now()
     if (now - this.#warnedAt < warnEveryMs) return
     this.#warnedAt = now
-    this.#o.log.warn({ err: error, broker: this.#address.shown }, message)
+    this.log.warn({ err: error, broker: this.#address.shown }, message)
   }
 
   /** Ends early on close. */

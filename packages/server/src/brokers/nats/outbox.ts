@@ -7,10 +7,18 @@
  *     └ connection lost ──back──► sent again, under the same id: the broker keeps one of them
  */
 import { type Msg, type MsgHdrs, type NatsConnection, headers as newHeaders, nuid } from '@nats-io/transport-node'
-import { BrokerFault, type Outgoing } from '../port.js'
-import { apiCodes } from './faults.js'
+import { apiCodes, BrokerFault } from './faults.js'
 import type { Link } from './link.js'
 import { headerNames } from './names.js'
+
+export interface Outgoing {
+  readonly data: Uint8Array
+  /** The broker drops a second message with the same id (within its window). */
+  readonly id?: string
+  readonly headers?: Readonly<Record<string, string>>
+  /** After this time (milliseconds since 1970) nobody needs the answer, and the message is not processed. */
+  readonly deadlineMs?: number
+}
 
 export interface Letter {
   readonly subject: string
@@ -47,67 +55,56 @@ const waitingMax = 16_384
 /** Maximum delay of a timeout. One timer for all is cheaper than one each. */
 const tickMs = 25
 const noResponders = 503
+const nobodyWaits = 'nobody waits for the answer'
 const text = new TextDecoder()
 
 export class Outbox {
   readonly #link: Link
-  readonly #messageBytesMax: () => number | null
   readonly #inbox = `_INBOX.${nuid.next()}.`
   readonly #waiting = new Map<string, Waiting>()
   #count = 0
   #clock: NodeJS.Timeout | null = null
-  #subscribed: NatsConnection | null = null
 
-  constructor(link: Link, messageBytesMax: () => number | null) {
+  constructor(link: Link) {
     this.#link = link
-    this.#messageBytesMax = messageBytesMax
-    link.onReady((nc) => this.#begin(nc))
+    link.subscribe(`${this.#inbox}*`, {
+      callback: (error, message) => {
+        // An error is a missing permission. The link logs it, and the waiting calls time out.
+        if (error === null) this.#receive(message)
+      },
+    })
+    link.on('ready', (nc) => this.#sendAgain(nc))
   }
 
   /** Resolves when the broker has stored it. The headers must contain a `Nats-Msg-Id`, because it may be sent twice. */
-  send(letter: Letter): Promise<Published> {
-    return new Promise((resolve, reject) => {
-      const nc = this.#admit()
-      const token = this.#nextToken()
-      const storeBy = performance.now() + storeTimeoutMs
-      const rest = { isStored: false, isSentAgain: false, storeBy, answerBy: Number.POSITIVE_INFINITY }
-      this.#put(nc, token, { letter, onStored: resolve, onAnswer: null, onFault: reject, ...rest })
+  async send(letter: Letter): Promise<Published> {
+    const nc = this.#admit()
+    return new Promise((onStored, onFault) => {
+      const answerBy = Number.POSITIVE_INFINITY
+      this.#put(nc, this.#nextToken(), { letter, onStored, onAnswer: null, onFault, answerBy })
     })
   }
 
-  publish(subject: string, message: Outgoing): Promise<Published> {
-    return new Promise((resolve) => resolve(this.send(this.#letter(subject, message, null))))
+  async publish(message: Outgoing): Promise<Published> {
+    return this.send(this.#letter(message, null))
   }
 
-  ask(subject: string, message: Outgoing, timeoutMs: number, signal?: AbortSignal): Promise<Uint8Array> {
-    return new Promise((resolve, reject) => {
-      if (signal?.aborted) throw new BrokerFault('aborted', 'nobody waits for the answer')
-      const nc = this.#admit()
-      const token = this.#nextToken()
-      const letter = this.#letter(subject, message, `${this.#inbox}a${token}`)
-      const onAbort = () => {
-        this.#waiting.delete(token)
-        reject(new BrokerFault('aborted', 'nobody waits for the answer'))
-      }
-      signal?.addEventListener('abort', onAbort, { once: true })
-      const now = performance.now()
-      this.#put(nc, token, {
-        letter,
-        onStored: () => undefined,
-        onAnswer: (data) => {
-          signal?.removeEventListener('abort', onAbort)
-          resolve(data)
-        },
-        onFault: (fault) => {
-          signal?.removeEventListener('abort', onAbort)
-          reject(fault)
-        },
-        isStored: false,
-        isSentAgain: false,
-        storeBy: now + storeTimeoutMs,
-        answerBy: now + timeoutMs,
+  /** Publishes it and waits for the router's answer. */
+  async ask(message: Outgoing, timeoutMs: number, signal?: AbortSignal): Promise<Uint8Array> {
+    if (signal?.aborted) throw new BrokerFault('aborted', nobodyWaits)
+    const nc = this.#admit()
+    const token = this.#nextToken()
+    const letter = this.#letter(message, `${this.#inbox}a${token}`)
+    const onAbort = () => this.#fail(token, 'aborted', nobodyWaits)
+    signal?.addEventListener('abort', onAbort, { once: true })
+    try {
+      return await new Promise((onAnswer, onFault) => {
+        const answerBy = performance.now() + timeoutMs
+        this.#put(nc, token, { letter, onStored: () => undefined, onAnswer, onFault, answerBy })
       })
-    })
+    } finally {
+      signal?.removeEventListener('abort', onAbort)
+    }
   }
 
   close(): void {
@@ -128,22 +125,23 @@ export class Outbox {
     return this.#count.toString(36)
   }
 
-  #letter(subject: string, { data, id, headers: own, deadlineMs }: Outgoing, replyTo: string | null): Letter {
+  #letter({ data, id, headers: own, deadlineMs }: Outgoing, replyTo: string | null): Letter {
     const headers = newHeaders()
     for (const name in own) headers.append(name, own[name] ?? '')
     headers.set(headerNames.messageId, id ?? nuid.next())
     if (deadlineMs !== undefined) headers.set(headerNames.deadline, `${deadlineMs}`)
     if (replyTo !== null) headers.set(headerNames.replyTo, replyTo)
     // The server would close the connection, and every other request would fail with it.
-    const max = this.#messageBytesMax()
-    if (max !== null && data.length + sizeOf(headers) > max) {
+    const max = this.#link.topology?.messageBytesMax
+    if (max !== undefined && data.length + sizeOf(headers) > max) {
       throw new BrokerFault('too_large', `the message has more than ${max} bytes, its headers included`)
     }
-    return { subject, data, headers }
+    return { subject: this.#link.names.subject, data, headers }
   }
 
-  #put(nc: NatsConnection, token: string, waiting: Waiting): void {
-    this.#waiting.set(token, waiting)
+  #put(nc: NatsConnection, token: string, waiting: Omit<Waiting, 'isStored' | 'isSentAgain' | 'storeBy'>): void {
+    const storeBy = performance.now() + storeTimeoutMs
+    this.#waiting.set(token, { ...waiting, isStored: false, isSentAgain: false, storeBy })
     this.#clock ??= setInterval(() => this.#tick(), tickMs)
     this.#transmit(nc, token, waiting.letter)
   }
@@ -153,16 +151,7 @@ export class Outbox {
     if (!nc.isClosed()) nc.publish(subject, data, { headers, reply: `${this.#inbox}s${token}` })
   }
 
-  #begin(nc: NatsConnection): void {
-    if (this.#subscribed !== nc) {
-      this.#subscribed = nc
-      nc.subscribe(`${this.#inbox}*`, {
-        callback: (error, message) => {
-          // An error is a missing permission. The link logs it, and the waiting calls time out.
-          if (error === null) this.#receive(message)
-        },
-      })
-    }
+  #sendAgain(nc: NatsConnection): void {
     for (const [token, waiting] of this.#waiting) {
       if (waiting.isStored) continue
       waiting.isSentAgain = true

@@ -6,7 +6,7 @@
  *     ▲                    └──no reader──► waits, longer each time ──► sent, or finally forgotten
  *     └── the connection is lost: resent when it is back
  */
-import { type Msg, type NatsConnection, nuid } from '@nats-io/transport-node'
+import { type Msg, nuid } from '@nats-io/transport-node'
 import type { Link } from './link.js'
 
 interface Reply {
@@ -33,11 +33,14 @@ export class ReplySender {
   readonly #replies = new Map<string, Reply>()
   #count = 0
   #clock: NodeJS.Timeout | null = null
-  #subscribed: NatsConnection | null = null
 
   constructor(link: Link) {
     this.#link = link
-    link.onReady((nc) => this.#begin(nc))
+    link.subscribe(`${this.#inbox}*`, { callback: (error, message) => this.#retryUnread(error, message) })
+    // Recently sent replies may have been lost with the connection. Sending twice is harmless: the caller takes the first one.
+    link.on('ready', () => {
+      for (const [token, reply] of this.#replies) this.#transmit(token, reply)
+    })
   }
 
   send(subject: string, data: Uint8Array): void {
@@ -57,15 +60,6 @@ export class ReplySender {
     if (this.#clock !== null) clearInterval(this.#clock)
     this.#clock = null
     this.#replies.clear()
-  }
-
-  #begin(nc: NatsConnection): void {
-    if (this.#subscribed !== nc) {
-      this.#subscribed = nc
-      nc.subscribe(`${this.#inbox}*`, { callback: (error, message) => this.#retryUnread(error, message) })
-    }
-    // Recently sent replies may have been lost with the connection. Sending twice is harmless: the caller takes the first one.
-    for (const [token, reply] of this.#replies) this.#transmit(token, reply)
   }
 
   #transmit(token: string, reply: Reply): void {

@@ -1,19 +1,11 @@
-import type { NodeConnectionOptions } from '@nats-io/transport-node'
-
-export interface ServerAddress {
-  /** Hosts and ports only: safe to log. */
-  readonly shown: string
-  readonly options: Pick<NodeConnectionOptions, 'servers' | 'user' | 'pass' | 'token' | 'tls'>
-}
-
 const defaultPort = '4222'
 const schemes = ['nats:', 'tls:']
 
 /**
  * `nats://[user:password@|token@]host[:port]`, or `tls://…` to require TLS; separate several with commas. The library
- * mistakes a password's digits for the port, so it gets the parts.
+ * mistakes a password's digits for the port, so it gets the parts. `shown` has hosts and ports only: safe to log.
  */
-export function parseAddress(text: string): ServerAddress {
+export function parseAddress(text: string) {
   const urls = text.split(',').map((part) => parseOne(part.trim()))
   const servers = urls.map(({ hostname, port }) => `${hostname}:${port || defaultPort}`)
   const signed = urls.find(({ username }) => username !== '')

@@ -11,20 +11,8 @@
  */
 import { type Msg, type NatsConnection, nanos, nuid, type Subscription } from '@nats-io/transport-node'
 import { type Periodic, periodic } from 'spillway/workload'
-import type { Delivery } from '../port.js'
-import { ack, JetStreamDelivery, originOf } from './delivery.js'
-import { type BrokerLog, type Link, within } from './link.js'
-import type { Names } from './names.js'
-
-export interface TakerOptions {
-  readonly link: Link
-  readonly names: Names
-  readonly atOnce: number
-  readonly maxDeliver: number
-  readonly ackWaitMs: number
-  readonly log: BrokerLog
-  work(delivery: Delivery): Promise<void>
-}
+import { ack, Delivery, originOf } from './delivery.js'
+import { type Link, within } from './link.js'
 
 const expiresMs = 30_000
 /** The broker sends one when it has no messages. */
@@ -38,9 +26,11 @@ const drainTimeoutMs = 1_000
 const ackedMax = 16_384
 
 export class Taker {
-  readonly #o: TakerOptions
-  readonly #held = new Map<number, JetStreamDelivery>()
-  readonly #buffer: JetStreamDelivery[] = []
+  readonly #link: Link
+  readonly #atOnce: number
+  readonly #work: (delivery: Delivery) => Promise<void>
+  readonly #held = new Map<number, Delivery>()
+  readonly #buffer: Delivery[] = []
   /** Store time by sequence, oldest first. */
   readonly #acked = new Map<number, number>()
   readonly #nextSubject: string
@@ -58,15 +48,17 @@ export class Taker {
   #stopping = false
   #idle: (() => void) | null = null
 
-  constructor(options: TakerOptions) {
-    this.#o = options
-    this.#nextSubject = `$JS.API.CONSUMER.MSG.NEXT.${options.names.stream}.${options.names.consumer}`
-    this.#keepingAlive = periodic(options.ackWaitMs / 3, () => this.#stillWorking())
+  /** Calls `work` for every message, with at most `atOnce` running. */
+  constructor(link: Link, atOnce: number, work: (delivery: Delivery) => Promise<void>) {
+    this.#link = link
+    this.#atOnce = atOnce
+    this.#work = work
+    this.#nextSubject = `$JS.API.CONSUMER.MSG.NEXT.${link.names.stream}.${link.names.consumer}`
+    this.#keepingAlive = periodic(link.ackWaitMs / 3, () => this.#stillWorking())
     this.#watching = periodic(heartbeatMs, () => this.#watch())
-    options.link.onReady((nc) => this.#begin(nc))
-    options.link.onLost(() => this.#end())
-    const { ready } = options.link
-    if (ready !== null) this.#begin(ready)
+    link.on('ready', this.#begin)
+    link.on('lost', this.#end)
+    if (link.ready !== null) this.#begin(link.ready)
   }
 
   /** Takes no more messages, returns the buffered ones, and waits for the running ones. */
@@ -98,7 +90,7 @@ export class Taker {
   }
 
   /** Uses a new inbox each time, so that late replies to an earlier request are dropped. */
-  #begin(nc: NatsConnection): void {
+  #begin = (nc: NatsConnection): void => {
     if (this.#stopping) return
     this.#end()
     this.#nc = nc
@@ -106,13 +98,13 @@ export class Taker {
     this.#inbox = inbox
     const callback = (error: Error | null, message: Msg): void => {
       if (error === null) this.#receive(message, inbox)
-      else this.#o.log.error({ err: error }, 'the broker refuses to deliver messages')
+      else this.#link.log.error({ err: error }, 'the broker refuses to deliver messages')
     }
     this.#subscription = nc.subscribe(`${inbox}*`, { callback })
     this.#request()
   }
 
-  #end(): void {
+  #end = (): void => {
     if (this.#subscription !== null && !this.#subscription.isClosed()) this.#subscription.unsubscribe()
     this.#subscription = null
     this.#nc = null
@@ -120,7 +112,7 @@ export class Taker {
   }
 
   #request(): void {
-    const { atOnce } = this.#o
+    const atOnce = this.#atOnce
     const room = 2 * atOnce - this.#underWay - this.#buffer.length
     // Not for every single message: a request costs as much as a message.
     if (this.#left > 0 || room < Math.ceil(atOnce / 2) || this.#stopping || this.#pausing !== null) return
@@ -147,13 +139,13 @@ export class Taker {
     if (held !== undefined && held.storedAtMs === origin.storedAtMs) {
       held.adopt(message.reply ?? '', origin)
     } else if (this.#acked.get(origin.sequence) === origin.storedAtMs) {
-      this.#o.link.post(message.reply ?? '', ack)
+      this.#link.post(message.reply ?? '', ack)
     } else {
-      const onEnded = (ended: JetStreamDelivery, isDone: boolean): void => {
+      const onEnded = (ended: Delivery, isDone: boolean): void => {
         this.#release(ended)
         if (isDone) this.#remember(ended)
       }
-      const delivery = new JetStreamDelivery(message, origin, this.#o.link, onEnded)
+      const delivery = new Delivery(message, origin, this.#link, onEnded)
       this.#held.set(origin.sequence, delivery)
       this.#buffer.push(delivery)
     }
@@ -172,7 +164,7 @@ export class Taker {
       this.#request()
       return
     }
-    this.#o.log.warn(
+    this.#link.log.warn(
       { code, said: message.headers?.description ?? '' },
       'the broker ended a request for messages; checking its consumer',
     )
@@ -183,7 +175,7 @@ export class Taker {
     if (this.#left === 0) {
       this.#request()
     } else if (performance.now() - this.#heardAt > silentMs) {
-      this.#o.log.warn({}, 'the broker is silent; checking its consumer')
+      this.#link.log.warn({}, 'the broker is silent; checking its consumer')
       this.#mend()
     }
   }
@@ -194,16 +186,16 @@ export class Taker {
     this.#end()
     if (nc === null || this.#pausing !== null || this.#stopping) return
     this.#pausing = setTimeout(() => {
-      void this.#o.link.mend().then(() => {
+      void this.#link.mend().then(() => {
         this.#pausing = null
-        const { ready } = this.#o.link
+        const { ready } = this.#link
         if (ready !== null) this.#begin(ready)
       })
     }, pauseMs)
   }
 
   #run(): void {
-    while (this.#underWay < this.#o.atOnce) {
+    while (this.#underWay < this.#atOnce) {
       const delivery = this.#buffer.shift()
       if (delivery === undefined) return
       this.#underWay += 1
@@ -211,15 +203,15 @@ export class Taker {
     }
   }
 
-  async #workOn(delivery: JetStreamDelivery): Promise<void> {
+  async #workOn(delivery: Delivery): Promise<void> {
     try {
-      await this.#o.work(delivery)
+      await this.#work(delivery)
       if (!delivery.isEnded) {
-        this.#o.log.warn({ message: delivery.id }, 'a message was processed and not acked; it will be redelivered')
+        this.#link.log.warn({ message: delivery.id }, 'a message was processed and not acked; it will be redelivered')
         this.#release(delivery)
       }
     } catch (error) {
-      this.#o.log.error({ err: error, message: delivery.id, deliveries: delivery.deliveries }, 'a message failed')
+      this.#link.log.error({ err: error, message: delivery.id, deliveries: delivery.deliveries }, 'a message failed')
       delivery.putBack(failedWorkDelayMs)
     }
     this.#underWay -= 1
@@ -228,11 +220,11 @@ export class Taker {
     if (this.#underWay === 0) this.#idle?.()
   }
 
-  #release(delivery: JetStreamDelivery): void {
+  #release(delivery: Delivery): void {
     if (this.#held.get(delivery.sequence) === delivery) this.#held.delete(delivery.sequence)
   }
 
-  #remember({ sequence, storedAtMs }: JetStreamDelivery): void {
+  #remember({ sequence, storedAtMs }: Delivery): void {
     const [oldest] = this.#acked.size >= ackedMax ? this.#acked.keys() : []
     if (oldest !== undefined) this.#acked.delete(oldest)
     this.#acked.set(sequence, storedAtMs)
@@ -240,7 +232,7 @@ export class Taker {
 
   /** A message at its last delivery would die without an attempt, so it is processed after all. */
   #putBackBuffered(): void {
-    const { maxDeliver } = this.#o
+    const { maxDeliver } = this.#link
     const kept = this.#buffer.filter(({ deliveries }) => deliveries >= maxDeliver)
     for (const delivery of this.#buffer) if (delivery.deliveries < maxDeliver) delivery.putBack(0)
     this.#buffer.splice(0, this.#buffer.length, ...kept)

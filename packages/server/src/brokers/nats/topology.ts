@@ -5,7 +5,6 @@
 import {
   AckPolicy,
   type ConsumerConfig,
-  type ConsumerInfo,
   JetStreamApiError,
   type JetStreamManager,
   RetentionPolicy,
@@ -24,8 +23,6 @@ export interface Wanted {
   readonly ackWaitMs: number
   /** Null: keep the broker's setting. */
   readonly ackPendingMax: number | null
-  /** Null: keep the broker's setting, one for new streams. */
-  readonly replicas: number | null
   /** The server's maximum message size. */
   readonly payloadMax: number
 }
@@ -49,20 +46,14 @@ const deadDuplicateWindowMs = 60 * 60_000
 
 export async function ensureTopology(jsm: JetStreamManager, wanted: Wanted, log: BrokerLog): Promise<Topology> {
   const { names } = wanted
-  const replicas = wanted.replicas === null ? {} : { num_replicas: wanted.replicas }
   const room = Math.max(wanted.payloadMax - deadLetterRoomBytes, Math.ceil(wanted.payloadMax / 2))
   const intake = await ensureStream(jsm, log, {
     fixed: { name: names.stream, retention: RetentionPolicy.Workqueue, storage: StorageType.File },
-    changeable: {
-      subjects: [names.subject],
-      max_msg_size: room,
-      duplicate_window: nanos(duplicateWindowMs),
-      ...replicas,
-    },
+    changeable: { subjects: [names.subject], max_msg_size: room, duplicate_window: nanos(duplicateWindowMs) },
   })
   await ensureStream(jsm, log, {
     fixed: { name: names.deadStream, retention: RetentionPolicy.Limits, storage: StorageType.File },
-    changeable: { subjects: [names.deadSubject], duplicate_window: nanos(deadDuplicateWindowMs), ...replicas },
+    changeable: { subjects: [names.deadSubject], duplicate_window: nanos(deadDuplicateWindowMs) },
   })
   await ensureConsumer(jsm, wanted, log)
   const stored = intake.config.max_msg_size
@@ -85,20 +76,17 @@ async function ensureStream(jsm: JetStreamManager, log: BrokerLog, plan: StreamP
   )
   const fixed = differences(found.config, plan.fixed)
   if (fixed.length > 0) log.warn({ stream: name, differs: fixed }, 'a stream has settings that cannot be changed')
-  if (differences(found.config, plan.changeable).length === 0) return found
-  const updated = await unlessRefused(() => jsm.streams.update(name, plan.changeable), log, { stream: name })
-  const now = updated ?? found
-  const left = differences(now.config, plan.changeable)
-  if (left.length > 0) log.warn({ stream: name, differs: left }, 'the settings of a stream could not be changed')
-  return now
+  return adjust(found, plan.changeable, () => jsm.streams.update(name, plan.changeable), log, { stream: name })
 }
 
-async function ensureConsumer(jsm: JetStreamManager, wanted: Wanted, log: BrokerLog): Promise<ConsumerInfo> {
+async function ensureConsumer(jsm: JetStreamManager, wanted: Wanted, log: BrokerLog): Promise<void> {
   const { stream, consumer } = wanted.names
   const fixed = { ack_policy: AckPolicy.Explicit }
   const changeable: Partial<ConsumerConfig> = {
     ack_wait: nanos(wanted.ackWaitMs),
     max_deliver: wanted.maxDeliver,
+    // A backoff list would override the ack wait.
+    backoff: [],
     ...(wanted.ackPendingMax !== null && { max_ack_pending: wanted.ackPendingMax }),
   }
   const found = await have(
@@ -108,20 +96,24 @@ async function ensureConsumer(jsm: JetStreamManager, wanted: Wanted, log: Broker
   if (differences(found.config, fixed).length > 0 || found.config.deliver_subject !== undefined) {
     log.error({ stream, consumer }, 'the consumer has another type: delete it, and it is created again')
   }
-  // A backoff list would override the ack wait.
-  const hasBackoff = (found.config.backoff ?? []).length > 0
-  if (differences(found.config, changeable).length === 0 && !hasBackoff) return found
-  const change = hasBackoff ? { ...changeable, backoff: [] } : changeable
-  const updated = await unlessRefused(() => jsm.consumers.update(stream, consumer, change), log, { stream, consumer })
-  const now = updated ?? found
-  const left = differences(now.config, changeable)
-  if ((now.config.backoff ?? []).length > 0) left.push('backoff')
-  if (left.length > 0) log.warn({ stream, consumer, differs: left }, 'the settings of a consumer could not be changed')
-  return now
+  const update = () => jsm.consumers.update(stream, consumer, changeable)
+  await adjust(found, changeable, update, log, { stream, consumer })
 }
 
-export async function setAckPendingMax(jsm: JetStreamManager, names: Names, count: number): Promise<void> {
-  await jsm.consumers.update(names.stream, names.consumer, { max_ack_pending: count })
+/** Returns what the broker has after the change, which it may refuse in whole or in part. */
+async function adjust<Config extends object, Info extends { config: Config }>(
+  found: Info,
+  changeable: Partial<Config>,
+  update: () => Promise<Info>,
+  log: BrokerLog,
+  what: { stream: string; consumer?: string },
+): Promise<Info> {
+  if (differences(found.config, changeable).length === 0) return found
+  const now = (await unlessRefused(update, log, what)) ?? found
+  const differs = differences(now.config, changeable)
+  const noun = what.consumer === undefined ? 'stream' : 'consumer'
+  if (differs.length > 0) log.warn({ ...what, differs }, `the settings of a ${noun} could not be changed`)
+  return now
 }
 
 /** Another router may create it between our look and our create. */
@@ -154,8 +146,9 @@ async function unlessRefused<T>(change: () => Promise<T>, log: BrokerLog, what: 
   }
 }
 
+/** A missing list is an empty one. */
 function differences<T extends object>(is: T, wanted: Partial<T>): string[] {
   return (Object.keys(wanted) as (keyof T & string)[]).filter(
-    (key) => JSON.stringify(is[key]) !== JSON.stringify(wanted[key]),
+    (key) => JSON.stringify(is[key] ?? []) !== JSON.stringify(wanted[key]),
   )
 }

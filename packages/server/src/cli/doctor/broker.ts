@@ -1,4 +1,4 @@
-import { type NatsProbe, probeNats } from '../../brokers/nats/index.js'
+import { type NatsProbe, probeNats } from '../../brokers/nats/probe.js'
 import type { Finding } from './finding.js'
 
 /** A task of 1 MiB and its envelope. */

@@ -1,5 +1,5 @@
 /** Records alerts and reads the records. sql/functions explains the statements. */
-import type { AlertName, AlertSeverity, AlertStatus, Alert as WireAlert } from '@spillway/protocol/wire'
+import type { AlertName, AlertStatus, Alert as WireAlert } from '@spillway/protocol/wire'
 import {
   canonicalJson,
   type Definition,
@@ -8,15 +8,18 @@ import {
   newOperationId,
   retryConflicts,
   type SweptBatch,
+  type Tx,
 } from 'spillway/workload'
+import type { AlertChange } from '../../workload.js'
 import type { DeliveryOrder } from './delivery.js'
-import type { Alert, DeliveryState } from './options.js'
+
+export const deliveryStates = ['none', 'waiting', 'delivered', 'failed', 'dropped'] as const
 
 export interface AlertView extends WireAlert {
   /** Of the change. */
   id: string
   /** Null: the record was removed, by age or by number. */
-  delivery: DeliveryState | null
+  delivery: (typeof deliveryStates)[number] | null
 }
 
 export interface AlertFilter {
@@ -26,25 +29,10 @@ export interface AlertFilter {
   active: boolean
 }
 
-interface Row extends Record<string, unknown> {
-  seq: string
-  id: string
-  name: AlertName
-  severity: AlertSeverity
-  status: AlertStatus
-  message: string
-  labels: Record<string, string>
-  annotations: Record<string, number | string>
-  at: Date
-  delivery: DeliveryState | null
-}
+/** A change to record. `key` stands for name and labels. */
+export type Report = AlertChange & { key: string }
 
-interface Shed extends Record<string, unknown> {
-  id: string
-  name: string
-  status: AlertStatus
-  operation: string | null
-}
+type Shed = Pick<AlertChange, 'name' | 'status'> & { operation: string | null }
 
 export interface Recorded {
   /** False: the state was the same, or other processes still report it. */
@@ -72,13 +60,7 @@ const keptRows = 10_000
 /** Per transaction. */
 const sweepRows = 1_000
 
-/** The queue refuses work now; the change is not recorded either, and is retried. */
-class DeliveryRefused extends Error {
-  override readonly name = 'DeliveryRefused'
-  readonly code = 'unavailable'
-}
-
-export const keyOf = ({ name, labels }: Pick<Alert, 'name' | 'labels'>): string =>
+export const keyOf = ({ name, labels }: Pick<AlertChange, 'name' | 'labels'>): string =>
   digestUuid(`alert\0${canonicalJson([name, labels])}`)
 
 export class AlertLog {
@@ -89,24 +71,14 @@ export class AlertLog {
   }
 
   /** The change, its record and its delivery are one commit, so a second report of the same change does nothing. */
-  async record(alert: Alert): Promise<Recorded> {
+  async record(report: Report): Promise<Recorded> {
     const { intake, delivery } = this.#o
     const recorded = await retryConflicts(attemptsMax, () =>
       intake.transaction(async (tx): Promise<Recorded> => {
-        const key = keyOf(alert)
         const id = newOperationId()
-        const at = await this.#change(tx, alert, key, id)
+        const at = await this.#change(tx, report, id)
         if (at === null || delivery === null) return { changed: at !== null, shed: [] }
-        const { name, severity, message, labels, annotations, status } = alert
-        const notice = { alert_name: name, severity, message, labels, annotations, status, timestamp: at.toISOString() }
-        const answer = await intake.enqueue(delivery, { id, key, notice }, tx, { identity })
-        if (answer.kind !== 'queued') throw new DeliveryRefused('the delivery could not be queued')
-        await tx.query(`UPDATE ${this.#o.schema}.alerts a SET operation = $2 WHERE a.id = $1`, [id, answer.operationId])
-        const { rows } = await tx.query<Shed>(
-          `SELECT id, name, status, operation FROM ${this.#o.schema}.alert_shed($1)`,
-          [this.#o.waitingMax],
-        )
-        return { changed: true, shed: rows }
+        return { changed: true, shed: await this.#deliver(tx, delivery, report, id, at) }
       }),
     )
     // The wake-up was sent before the commit, so workers found nothing then.
@@ -114,9 +86,9 @@ export class AlertLog {
     return recorded
   }
 
-  async #change(tx: { query: Intake['read'] }, alert: Alert, key: string, id: string): Promise<Date | null> {
+  async #change(tx: Tx, report: Report, id: string): Promise<Date | null> {
     const { schema, reporter, holdMs, delivery } = this.#o
-    const { name, labels, status, severity, message, annotations } = alert
+    const { key, name, labels, status, severity, message, annotations } = report
     const { rows } = await tx.query<{ at: Date | null }>(
       `SELECT ${schema}.alert_report($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) AS at`,
       [
@@ -125,6 +97,25 @@ export class AlertLog {
       ],
     )
     return rows[0]?.at ?? null
+  }
+
+  async #deliver(
+    tx: Tx,
+    delivery: Definition<DeliveryOrder>,
+    { key, name: alert_name, severity, message, labels, annotations, status }: Report,
+    id: string,
+    at: Date,
+  ): Promise<Shed[]> {
+    const { intake, schema, waitingMax } = this.#o
+    const notice = { alert_name, severity, message, labels, annotations, status, timestamp: at.toISOString() }
+    const answer = await intake.enqueue(delivery, { id, key, notice }, tx, { identity })
+    // The queue refuses work now; the change is not recorded either, and is retried.
+    if (answer.kind !== 'queued') {
+      throw Object.assign(new Error('the delivery could not be queued'), { code: 'unavailable' })
+    }
+    await tx.query(`UPDATE ${schema}.alerts a SET operation = $2 WHERE a.id = $1`, [id, answer.operationId])
+    const { rows } = await tx.query<Shed>(`SELECT name, status, operation FROM ${schema}.alert_shed($1)`, [waitingMax])
+    return rows
   }
 
   /** Renews this process's reports. Returns the keys of its alerts that are still firing. */
@@ -141,15 +132,13 @@ export class AlertLog {
   }
 
   /** Firing alerts whose reporters have all died, as last reported. */
-  async abandoned(): Promise<Alert[]> {
+  async abandoned(): Promise<AlertChange[]> {
     const { intake, schema } = this.#o
-    const { rows } = await intake.read<Row>(
+    const { rows } = await intake.read<AlertChange & Record<string, unknown>>(
       `SELECT s.name, s.labels, s.severity, s.status, s.message, s.annotations FROM ${schema}.alert_states s
        WHERE s.status = 'firing' AND NOT EXISTS (SELECT FROM ${schema}.alert_reporters r WHERE r.key = s.key AND r.until > ${schema}.clock())`,
     )
-    return rows.map(({ name, labels, severity, message, annotations, status }) => ({
-      ...{ name, labels, severity, message, annotations, status },
-    }))
+    return rows
   }
 
   /** Newest first, after `before`; `limit` + 1 of them if there are more. */
@@ -159,26 +148,14 @@ export class AlertLog {
       ? `(SELECT s.seq, s.alert AS id, s.name, s.severity, s.status, s.message, s.labels, s.annotations, s.at, c.delivery
           FROM ${schema}.alert_states s LEFT JOIN ${schema}.alerts c ON c.seq = s.seq)`
       : `${schema}.alerts`
-    const { rows } = await intake.read<Row>(
-      `SELECT a.seq::text AS seq, a.id, a.name, a.severity, a.status, a.message, a.labels, a.annotations, a.at, a.delivery FROM ${from} a
+    const { rows } = await intake.read<Omit<AlertView, 'timestamp'> & { seq: string; timestamp: Date }>(
+      `SELECT a.seq::text AS seq, a.id, a.name AS alert_name, a.severity, a.status, a.message, a.labels, a.annotations, a.at AS timestamp,
+         a.delivery FROM ${from} a
        WHERE ($1::text IS NULL OR a.status = $1) AND ($2::text IS NULL OR a.name = $2) AND ($3::bigint IS NULL OR a.seq < $3)
        ORDER BY a.seq DESC LIMIT $4`,
       [filter.status, filter.name, before, limit + 1],
     )
-    return rows.map(({ seq, name, at, ...rest }) => ({
-      seq,
-      view: {
-        id: rest.id,
-        alert_name: name,
-        severity: rest.severity,
-        status: rest.status,
-        message: rest.message,
-        labels: rest.labels,
-        annotations: rest.annotations,
-        timestamp: at.toISOString(),
-        delivery: rest.delivery,
-      },
-    }))
+    return rows.map(({ seq, ...row }) => ({ seq, view: { ...row, timestamp: row.timestamp.toISOString() } }))
   }
 
   /** Removes a batch of old alerts. */

@@ -9,18 +9,20 @@
 import { alertSeverities, alertStatuses } from '@spillway/protocol/wire'
 import { type Definition, FailOperation, type Intake, RetryOperation } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
-import type { AlertsOptions, AlertTiming, Webhook } from './options.js'
-import { createSender } from './webhook.js'
+import type { AlertsOptions, AlertTiming } from './index.js'
+import { createSender, type Webhook } from './webhook.js'
 
 /** The webhook's body. */
 export const AlertNotice = Type.Object({
   alert_name: Type.String(),
   severity: Type.Enum([...alertSeverities]),
-  message: Type.String(),
-  labels: Type.Record(Type.String(), Type.String()),
-  annotations: Type.Record(Type.String(), Type.Union([Type.Number(), Type.String()])),
   status: Type.Enum([...alertStatuses]),
-  timestamp: Type.String({ format: 'date-time' }),
+  message: Type.String(),
+  labels: Type.Record(Type.String(), Type.String(), { description: 'With the name, which alert it is' }),
+  annotations: Type.Record(Type.String(), Type.Union([Type.Number(), Type.String()]), {
+    description: 'Figures at that time',
+  }),
+  timestamp: Type.String({ format: 'date-time', description: 'When it changed' }),
 })
 
 const DeliveryBody = Type.Object({ id: Type.String(), key: Type.String(), notice: AlertNotice })
@@ -34,10 +36,10 @@ const storeMs = 15_000
 export function defineDelivery(
   intake: Intake,
   webhook: Webhook,
-  options: Pick<AlertsOptions, 'schema' | 'log' | 'metrics' | 'now'> & { timing: AlertTiming },
+  { schema, log, metrics }: AlertsOptions,
+  timing: AlertTiming,
 ): Definition<DeliveryOrder> {
-  const { schema, log, metrics, timing, now = Date.now } = options
-  const sender = createSender(webhook, { sendMs: timing.sendMs, now })
+  const send = createSender(webhook, timing.sendMs)
 
   /** False: it was dropped meanwhile. After this it cannot be dropped, because the receiver may see it. */
   const begin = (id: string): Promise<boolean> =>
@@ -65,7 +67,7 @@ export function defineDelivery(
     retry: { baseMs: timing.retryBaseMs, maxMs: timing.retryMaxMs },
     run: async ({ id, notice }, ctx) => {
       if (!(await begin(id))) return { delivery: 'dropped' }
-      const sent = await sender.send(JSON.stringify(notice), {
+      const sent = await send(JSON.stringify(notice), {
         idempotencyKey: ctx.id,
         traceparent: ctx.traceparent,
         signal: ctx.signal,

@@ -10,18 +10,18 @@
  * that saw them.
  */
 import { randomUUID } from 'node:crypto'
-import { codeOf, type Intake, type Periodic, periodic, withDeadline } from 'spillway/workload'
-import type { Workload } from '../../workload.js'
-import { type AlertFilter, AlertLog, type AlertView, keyOf } from './alert-log.js'
+import { setTimeout as delay } from 'node:timers/promises'
+import { codeOf, type Intake, type IntakeLog, type Periodic, withDeadline } from 'spillway/workload'
+import { repeatWhenReady } from '../../time.js'
+import type { AlertChange, Workload } from '../../workload.js'
+import { AlertLog, keyOf, type Recorded, type Report } from './alert-log.js'
 import { defineDelivery } from './delivery.js'
 import { alertsSql } from './generated/sql.js'
 import { createAlertMetrics } from './metrics.js'
-import { type Alert, type AlertsOptions, alertTiming } from './options.js'
 import { alertRoutes } from './routes.js'
-import { StuckWatch } from './stuck-watch.js'
+import { stuckWatch } from './stuck-watch.js'
 import { WaitingReports } from './waiting-reports.js'
-
-export type { Alert, AlertsOptions } from './options.js'
+import type { Webhook } from './webhook.js'
 
 export const alerts: Workload = {
   name: 'alerts',
@@ -29,7 +29,7 @@ export const alerts: Workload = {
   define: ({ config, intake, schema, log, registry }) => {
     const { webhookUrl: url, webhookSecret: secret } = config.alerts
     const webhook = url === null ? null : { url, secret }
-    const workload = defineAlerts(intake, { schema, log, webhook, metrics: createAlertMetrics(registry) })
+    const workload = new Alerts(intake, { schema, log, webhook, metrics: createAlertMetrics(registry) })
     return {
       offers: { alerts: workload },
       routes: (add) => add.plugin(alertRoutes(workload, config.server.pageBytesMax)),
@@ -38,15 +38,34 @@ export const alerts: Workload = {
   },
 }
 
-export interface Alerts {
-  readonly intake: Intake
-  /** Reports a change. Returns at once; writing and sending follow later, in order. */
-  report(alert: Alert): void
-  /** Newest first; one more than `limit` if there are more. */
-  list(filter: AlertFilter, limit: number, before: string | null): Promise<{ seq: string; view: AlertView }[]>
-  /** Call before the intake is closed: writes the waiting reports if the store answers. */
-  close(): Promise<void>
+export interface AlertsOptions {
+  /** Of the store's tables, quoted for SQL. */
+  schema: string
+  log: IntakeLog
+  /** Null: alerts are recorded but not sent. */
+  webhook: Webhook | null
+  metrics: ReturnType<typeof createAlertMetrics>
+  /** How many may wait to be written, and how many to be delivered. Default 1,000. */
+  waitingMax?: number
+  timing?: Partial<AlertTiming>
 }
+
+const defaultTiming = {
+  /** How often to look for stuck operations. */
+  watchMs: 15_000,
+  /** How often this process renews its reports, and looks for alerts without a reporter. */
+  renewMs: 10_000,
+  /** How long a report holds without being renewed. */
+  holdMs: 45_000,
+  sweepMs: 300_000,
+  /** Between two delivery attempts: base and maximum of the back-off. */
+  retryBaseMs: 1_000,
+  retryMaxMs: 60_000,
+  /** Of one attempt. */
+  sendMs: 5_000,
+}
+
+export type AlertTiming = typeof defaultTiming
 
 const waitingMaxDefault = 1_000
 const pauseMsMin = 250
@@ -55,63 +74,50 @@ const closeMs = 2_000
 /** Temporary faults; others would fail every attempt. */
 const passing: ReadonlySet<string> = new Set(['unavailable', 'timeout', 'conflict', 'disk_full'])
 
-type Report = Alert & { key: string }
-
-export function defineAlerts(intake: Intake, options: AlertsOptions): Alerts {
-  return new Reporting(intake, options)
-}
-
-class Reporting implements Alerts {
+export class Alerts {
   readonly intake: Intake
+  readonly records: AlertLog
   readonly #options: AlertsOptions
-  readonly #log: AlertLog
   readonly #waiting: WaitingReports<Report>
   /** Alerts that fire in this process. */
   readonly #firing = new Map<string, Report>()
   readonly #periodic: Periodic[]
   readonly #stopSweep: () => Promise<void>
+  readonly #closing = new AbortController()
   #writing: Promise<void> | null = null
-  #endPause: () => void = () => undefined
-  #closing = false
 
   constructor(intake: Intake, options: AlertsOptions) {
     this.intake = intake
     this.#options = options
-    const { schema, webhook, waitingMax = waitingMaxDefault } = options
+    const { schema, log, webhook, waitingMax = waitingMaxDefault } = options
+    const timing = { ...defaultTiming, ...options.timing }
     this.#waiting = new WaitingReports(waitingMax)
-    const timing = { ...alertTiming, ...options.timing }
     // Without a webhook the type is not defined here: deliveries of other processes are left to those that can send them.
-    const delivery = webhook === null ? null : defineDelivery(intake, webhook, { ...options, timing })
-    this.#log = new AlertLog({
-      ...{ intake, schema, delivery, waitingMax, holdMs: timing.holdMs },
-      reporter: randomUUID(),
-    })
-    this.#periodic = [this.#repeat(timing.renewMs, 'renewing alerts', () => this.#renew())]
-    this.#stopSweep = intake.sweeps.add({
-      name: 'alerts',
-      everyMs: timing.sweepMs,
-      batch: () => this.#log.sweep(),
-    })
+    const delivery = webhook === null ? null : defineDelivery(intake, webhook, options, timing)
+    const { holdMs } = timing
+    this.records = new AlertLog({ intake, schema, delivery, waitingMax, holdMs, reporter: randomUUID() })
+    const repeat = (everyMs: number, what: string, work: () => Promise<void>) =>
+      repeatWhenReady(intake, log, everyMs, what, work)
+    this.#periodic = [repeat(timing.renewMs, 'renewing alerts', () => this.#renew())]
     if (intake.settings.work) {
-      const watch = new StuckWatch(intake, schema, (alert) => this.report(alert))
-      this.#periodic.push(this.#repeat(timing.watchMs, 'looking for stuck operations', () => watch.look()))
+      const look = stuckWatch(intake, schema, (alert) => this.report(alert))
+      this.#periodic.push(repeat(timing.watchMs, 'looking for stuck operations', look))
     }
+    const batch = () => this.records.sweep()
+    this.#stopSweep = intake.sweeps.add({ name: 'alerts', everyMs: timing.sweepMs, batch })
   }
 
-  report(alert: Alert): void {
+  /** Reports a change. Returns at once; writing and sending follow later, in order. */
+  report(alert: AlertChange): void {
     const report = { ...alert, key: keyOf(alert) }
     if (alert.status === 'firing') this.#firing.set(report.key, report)
     else this.#firing.delete(report.key)
     this.#enqueue(report)
   }
 
-  list(filter: AlertFilter, limit: number, before: string | null): Promise<{ seq: string; view: AlertView }[]> {
-    return this.#log.list(filter, limit, before)
-  }
-
+  /** Call before the intake is closed: writes the waiting reports if the store answers. */
   async close(): Promise<void> {
-    this.#closing = true
-    this.#endPause()
+    this.#closing.abort()
     const ended = [...this.#periodic.map((task) => task.stop()), this.#stopSweep(), this.#writing]
     await withDeadline(Promise.all(ended), closeMs, () => undefined)
   }
@@ -141,7 +147,7 @@ class Reporting implements Alerts {
       let fault: unknown
       if (this.intake.presence.isReady) {
         try {
-          const { changed, shed } = await this.#log.record(report)
+          const { changed, shed } = await this.records.record(report)
           if (changed) {
             metrics.alerts.labels(report.name, report.status).inc()
             log[report.status === 'firing' ? 'warn' : 'info']({ ...about, ...report.annotations }, report.message)
@@ -152,18 +158,18 @@ class Reporting implements Alerts {
           fault = caught
         }
       }
-      if (this.#closing || (fault !== undefined && !passing.has(codeOf(fault) ?? ''))) {
+      if (this.#closing.signal.aborted || (fault !== undefined && !passing.has(codeOf(fault) ?? ''))) {
         log.error({ ...about, err: fault }, 'an alert could not be written, and is lost')
         return
       }
       if (fault !== undefined) log.warn({ ...about, err: fault }, 'an alert could not be written; it is tried again')
-      await this.#pause(pauseMs)
+      // Ends early on close.
+      await delay(pauseMs, undefined, { signal: this.#closing.signal, ref: false }).catch(() => undefined)
     }
   }
 
-  async #drop(shed: { name: string; status: string; operation: string | null }): Promise<void> {
+  async #drop({ name, status, operation }: Recorded['shed'][number]): Promise<void> {
     const { log, metrics } = this.#options
-    const { name, status, operation } = shed
     metrics.deliveries.labels('dropped').inc()
     log.error({ alert: name, status, operation }, 'too many alerts wait to be delivered; one is dropped')
     if (operation === null) return
@@ -178,36 +184,16 @@ class Reporting implements Alerts {
   async #renew(): Promise<void> {
     // Waiting reports renew themselves when they are written.
     if (this.#firing.size > 0 && this.#writing === null) {
-      const held = await this.#log.renew()
+      const held = await this.records.renew()
       // These alerts expired while this process could not renew them.
       for (const [key, report] of this.#firing) if (!held.has(key)) this.#enqueue(report)
     }
-    for (const alert of await this.#log.abandoned()) {
+    for (const alert of await this.records.abandoned()) {
       const key = keyOf(alert)
       // It fires here again and is about to be reported.
       if (this.#firing.has(key)) continue
       const message = 'Nobody reports it any more: the processes that did have ended.'
       this.#enqueue({ ...alert, key, status: 'resolved', message })
     }
-  }
-
-  #repeat(everyMs: number, what: string, work: () => Promise<void>): Periodic {
-    const whenReady = async (): Promise<void> => {
-      if (this.intake.isReady) await work()
-    }
-    return periodic(everyMs, whenReady, {
-      onFault: (fault) => this.#options.log.warn({ err: fault, retryMs: everyMs }, `${what} failed, retrying`),
-    })
-  }
-
-  #pause(ms: number): Promise<void> {
-    return new Promise((resolve) => {
-      const timer = setTimeout(resolve, ms)
-      timer.unref()
-      this.#endPause = () => {
-        clearTimeout(timer)
-        resolve()
-      }
-    })
   }
 }

@@ -1,10 +1,11 @@
 import { Problem } from '@spillway/protocol/schema'
-import { alertNames, alertSeverities, alertStatuses, limits } from '@spillway/protocol/wire'
+import { alertNames, alertStatuses, limits } from '@spillway/protocol/wire'
 import type { FastifyLike as App } from 'spillway/workload'
-import { cursorOf, fitPage, refuseUntilReady, sendProblem } from 'spillway/workload'
+import { cursorOf, fitPage, placeOf, refuseUntilReady, sendProblem } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
+import { deliveryStates } from './alert-log.js'
+import { AlertNotice } from './delivery.js'
 import type { Alerts } from './index.js'
-import { deliveryStates } from './options.js'
 
 const listLimitDefault = 50
 
@@ -20,15 +21,8 @@ const ListAlertsQuery = Type.Object({
 
 const AlertItem = Type.Object({
   id: Type.String({ format: 'uuid', description: 'Of the change' }),
+  ...AlertNotice.properties,
   alert_name: Type.Enum([...alertNames]),
-  severity: Type.Enum([...alertSeverities]),
-  status: Type.Enum([...alertStatuses]),
-  message: Type.String(),
-  labels: Type.Record(Type.String(), Type.String(), { description: 'With the name, which alert it is' }),
-  annotations: Type.Record(Type.String(), Type.Union([Type.Number(), Type.String()]), {
-    description: 'Figures at that time',
-  }),
-  timestamp: Type.String({ format: 'date-time', description: 'When it changed' }),
   delivery: Type.Union([Type.Enum([...deliveryStates]), Type.Null()], {
     description: 'What became of it at ALERT_WEBHOOK_URL; none: there is none; null: not known any more',
   }),
@@ -57,23 +51,18 @@ export function alertRoutes(alerts: Alerts, pageBytesMax: number): (app: App) =>
       async (request, reply) => {
         const { status = null, name = null, active = false, limit = listLimitDefault, cursor } = request.query
         const before = cursor === undefined ? null : placeOf(cursor)
-        if (before === undefined) {
+        // More than 18 digits may not fit into a bigint.
+        if (before !== null && !/^\d{1,18}$/.test(before)) {
           return sendProblem(reply, {
             code: 'invalid_request',
             detail: 'The cursor is invalid.',
             errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
           })
         }
-        const rows = await alerts.list({ status, name, active }, limit, before)
+        const rows = await alerts.records.list({ status, name, active }, limit, before)
         const { items, end } = fitPage(rows, { limit, bytesMax: pageBytesMax }, ({ view }) => view)
         return { items, next_cursor: end === null ? null : cursorOf(end.seq) }
       },
     )
   }
-}
-
-/** 18 digits: more may not fit into a bigint. */
-function placeOf(cursor: string): string | undefined {
-  const place = Buffer.from(cursor, 'base64url').toString()
-  return /^\d{1,18}$/.test(place) ? place : undefined
 }

@@ -1,6 +1,6 @@
 /** Reports operations that have run for more than three times their timeout, and reports when there are none left. */
 import type { Intake } from 'spillway/workload'
-import type { Alert } from './options.js'
+import type { AlertChange } from '../../workload.js'
 
 const timesTimeout = 3
 
@@ -12,32 +12,23 @@ interface Stuck extends Record<string, unknown> {
   seconds: number
 }
 
-export class StuckWatch {
-  readonly #intake: Intake
-  readonly #schema: string
-  readonly #report: (alert: Alert) => void
-  readonly #firing = new Map<string, Alert>()
-
-  constructor(intake: Intake, schema: string, report: (alert: Alert) => void) {
-    this.#intake = intake
-    this.#schema = schema
-    this.#report = report
-  }
-
-  async look(): Promise<void> {
-    const { rows } = await this.#intake.read<Stuck>(
-      `SELECT type, id, queue, partition, seconds FROM ${this.#schema}.stuck_operations($1)`,
+/** Returns a look, to be repeated. */
+export function stuckWatch(intake: Intake, schema: string, report: (alert: AlertChange) => void): () => Promise<void> {
+  const firing = new Map<string, AlertChange>()
+  return async () => {
+    const { rows } = await intake.read<Stuck>(
+      `SELECT type, id, queue, partition, seconds FROM ${schema}.stuck_operations($1)`,
       [timesTimeout],
     )
     const stuck = new Set(rows.map(({ type }) => type))
-    for (const [type, alert] of this.#firing) {
+    for (const [type, alert] of firing) {
       if (stuck.has(type)) continue
-      this.#firing.delete(type)
-      this.#report({ ...alert, status: 'resolved', message: `No operation of the type ${type} is stuck any more.` })
+      firing.delete(type)
+      report({ ...alert, status: 'resolved', message: `No operation of the type ${type} is stuck any more.` })
     }
     for (const { type, id, queue, partition, seconds } of rows) {
-      if (this.#firing.has(type)) continue
-      const alert: Alert = {
+      if (firing.has(type)) continue
+      const alert: AlertChange = {
         name: 'spillway_operation_stuck',
         severity: 'critical',
         status: 'firing',
@@ -45,8 +36,8 @@ export class StuckWatch {
         labels: { type },
         annotations: { operation_id: id, queue, partition, seconds: Math.round(seconds) },
       }
-      this.#firing.set(type, alert)
-      this.#report(alert)
+      firing.set(type, alert)
+      report(alert)
     }
   }
 }

@@ -3,7 +3,13 @@ import { createHmac } from 'node:crypto'
 import { Agent } from 'undici'
 import { waitAskedFor } from '../../time.js'
 import { deadline } from '../../traffic/deadline.js'
-import type { Webhook } from './options.js'
+
+/** Where alerts are sent. */
+export interface Webhook {
+  url: string
+  /** Null: not signed. */
+  secret: string | null
+}
 
 export type Sent =
   | { kind: 'delivered' }
@@ -12,17 +18,11 @@ export type Sent =
   /** A retry cannot succeed. */
   | { kind: 'refused'; why: string }
 
-export interface SendOptions {
-  /** The same for all attempts at one alert. */
-  idempotencyKey: string
-  traceparent: string
-  /** Ends the attempt from outside. */
-  signal: AbortSignal
-}
-
-export interface Sender {
-  send(text: string, options: SendOptions): Promise<Sent>
-}
+/** `idempotencyKey`: the same for all attempts at one alert. `signal` ends the attempt from outside. */
+type Send = (
+  text: string,
+  options: { idempotencyKey: string; traceparent: string; signal: AbortSignal },
+) => Promise<Sent>
 
 const connectionsMax = 4
 /** The answer's body is not used; more than this is not read, and the connection is closed. */
@@ -43,9 +43,8 @@ export function outcomeOf(status: number, retryAfter: unknown, nowMs: number): S
   return { kind: 'retry', why, ...(afterMs !== undefined && { afterMs }) }
 }
 
-export function createSender(webhook: Webhook, options: { sendMs: number; now: () => number }): Sender {
+export function createSender(webhook: Webhook, sendMs: number): Send {
   const url = new URL(webhook.url)
-  const { sendMs, now } = options
   const agent = new Agent({
     connections: connectionsMax,
     pipelining: 1,
@@ -55,39 +54,37 @@ export function createSender(webhook: Webhook, options: { sendMs: number; now: (
   })
   const credentials =
     url.username === '' ? undefined : `${decodeURIComponent(url.username)}:${decodeURIComponent(url.password)}`
-  return {
-    send: async (text, { idempotencyKey, traceparent, signal }) => {
-      const until = deadline(sendMs, signal)
-      try {
-        const answer = await agent.request({
-          origin: url.origin,
-          path: `${url.pathname}${url.search}`,
-          method: 'POST',
-          headers: {
-            'content-type': 'application/json',
-            'user-agent': 'spillway',
-            'idempotency-key': idempotencyKey,
-            ...(traceparent !== '' && { traceparent }),
-            ...(credentials !== undefined && {
-              authorization: `Basic ${Buffer.from(credentials).toString('base64')}`,
-            }),
-            ...(webhook.secret !== null && { 'x-spillway-signature': signatureOf(text, webhook.secret) }),
-          },
-          body: text,
-          // Alerts are rare: a kept connection would be broken by the next one, and would have to be closed at the end.
-          reset: true,
-          signal: until.signal,
-        })
-        const outcome = outcomeOf(answer.statusCode, answer.headers['retry-after'], now())
-        // The status says everything; a body that breaks off costs only the connection.
-        await answer.body.dump({ limit: answerBytesMax }).catch(() => undefined)
-        return outcome
-      } catch (fault) {
-        return { kind: 'retry', why: `the receiver could not be reached (${reasonOf(fault)})` }
-      } finally {
-        until.clear()
-      }
-    },
+  return async (text, { idempotencyKey, traceparent, signal }) => {
+    const until = deadline(sendMs, signal)
+    try {
+      const answer = await agent.request({
+        origin: url.origin,
+        path: `${url.pathname}${url.search}`,
+        method: 'POST',
+        headers: {
+          'content-type': 'application/json',
+          'user-agent': 'spillway',
+          'idempotency-key': idempotencyKey,
+          ...(traceparent !== '' && { traceparent }),
+          ...(credentials !== undefined && {
+            authorization: `Basic ${Buffer.from(credentials).toString('base64')}`,
+          }),
+          ...(webhook.secret !== null && { 'x-spillway-signature': signatureOf(text, webhook.secret) }),
+        },
+        body: text,
+        // Alerts are rare: a kept connection would be broken by the next one, and would have to be closed at the end.
+        reset: true,
+        signal: until.signal,
+      })
+      const outcome = outcomeOf(answer.statusCode, answer.headers['retry-after'], Date.now())
+      // The status says everything; a body that breaks off costs only the connection.
+      await answer.body.dump({ limit: answerBytesMax }).catch(() => undefined)
+      return outcome
+    } catch (fault) {
+      return { kind: 'retry', why: `the receiver could not be reached (${reasonOf(fault)})` }
+    } finally {
+      until.clear()
+    }
   }
 }
 

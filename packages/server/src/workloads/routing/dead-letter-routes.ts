@@ -4,9 +4,11 @@ import type { FastifyLike as App } from 'spillway/workload'
 import { fitPage, sendProblem } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
 import type { AppReply as Reply } from '../../app.js'
-import { type BrokerDeadLetter, BrokerFault, type RouterBroker } from '../../brokers/port.js'
-import type { RoutingWorkload } from './index.js'
-import { listLimitDefault, operate, problems, tags, view } from './route-options.js'
+import type { RouterBroker } from '../../brokers/nats/broker.js'
+import type { BrokerDeadLetter } from '../../brokers/nats/dead-letters.js'
+import { BrokerFault } from '../../brokers/nats/faults.js'
+import type { RoutingParts } from './context.js'
+import { listLimitDefault, operate, options, view } from './route-options.js'
 
 const Ids = Type.Object(
   { ids: Type.Array(Type.String({ pattern: '^\\d{1,19}$' }), { minItems: 1, maxItems: 1_000 }) },
@@ -37,7 +39,7 @@ const path = '/api/v1/routes/dead-letters'
 /** The broker returns only complete messages: a page of long ones ends after this many bytes. */
 const readBytesMax = 33_554_432
 
-export function addDeadLetters(app: App, { deps: { broker, settings } }: RoutingWorkload): void {
+export function addDeadLetters(app: App, { broker, config }: RoutingParts): void {
   const withBroker = async (reply: Reply, work: (broker: RouterBroker) => Promise<unknown>): Promise<unknown> => {
     if (broker === null) {
       const detail = 'There is no broker (NATS_URL): the dead letters are those of /api/v1/dead-letters.'
@@ -53,43 +55,39 @@ export function addDeadLetters(app: App, { deps: { broker, settings } }: Routing
   }
   app.get<{ Querystring: Static<typeof ListQuery> }>(
     path,
-    {
-      schema: {
-        ...{ tags, summary: 'Messages that could not be worked on, oldest first', querystring: ListQuery },
-        response: { 200: Letters, ...problems },
-      },
-      config: view,
-    },
+    options(view, 'Messages that could not be worked on, oldest first', { querystring: ListQuery }, { 200: Letters }),
     async (request, reply) =>
       withBroker(reply, async (from) => {
         const { limit = listLimitDefault, cursor = null } = request.query
         const found = await listed(from, limit, cursor)
-        const { items, end } = fitPage(found.letters, { limit: found.limit, bytesMax: settings.pageBytesMax }, toView)
+        const { items, end } = fitPage(
+          found.letters,
+          { limit: found.limit, bytesMax: config.server.pageBytesMax },
+          toView,
+        )
         return { items, next_cursor: end?.id ?? null }
       }),
   )
   app.get<{ Params: { id: string } }>(
     `${path}/:id`,
-    {
-      schema: { tags, summary: 'One of them, whole', response: { 200: Letter, ...problems } },
-      config: view,
-    },
+    options(view, 'One of them, whole', {}, { 200: Letter }),
     async (request, reply) =>
       withBroker(reply, async (from) => {
-        const letter = await from.deadLetter(request.params.id)
+        const letter = await from.deadLetters.get(request.params.id)
         if (letter === null) return sendProblem(reply, { code: 'not_found', detail: 'There is no such dead letter.' })
         return toView(letter)
       }),
   )
   app.post<{ Body: Static<typeof Ids> }>(
     `${path}/redrive`,
-    { schema: { tags, summary: 'Publish them again, whole, oldest first', body: Ids }, config: operate },
-    async (request, reply) => withBroker(reply, (from) => from.redrive(request.body.ids)),
+    options(operate, 'Publish them again, whole, oldest first', { body: Ids }),
+    async (request, reply) => withBroker(reply, (from) => from.deadLetters.redrive(request.body.ids)),
   )
   app.delete<{ Body: Static<typeof Ids> }>(
     path,
-    { schema: { tags, summary: 'Remove them for good', body: Ids }, config: operate },
-    async (request, reply) => withBroker(reply, async (from) => ({ removed: await from.purge(request.body.ids) })),
+    options(operate, 'Remove them for good', { body: Ids }),
+    async (request, reply) =>
+      withBroker(reply, async (from) => ({ removed: await from.deadLetters.purge(request.body.ids) })),
   )
 }
 
@@ -101,7 +99,7 @@ async function listed(
 ): Promise<{ letters: BrokerDeadLetter[]; limit: number }> {
   const letters: BrokerDeadLetter[] = []
   for (let read = 0; letters.length <= limit; ) {
-    const [next] = await broker.deadLetters(1, letters.at(-1)?.id ?? cursor, limits.listPayloadBytes)
+    const [next] = await broker.deadLetters.list(1, letters.at(-1)?.id ?? cursor, limits.listPayloadBytes)
     if (next === undefined) break
     letters.push(next)
     if (read > readBytesMax) return { letters, limit: letters.length - 1 }

@@ -43,13 +43,7 @@ export interface Keyed {
 export type KeyUse = { kind: 'replay'; decision: RouteDecision } | { kind: 'violation' }
 export type Recorded = { kind: 'stored' } | KeyUse
 
-export interface StoredDecision {
-  tenant: string
-  requestId: string
-  decision: RouteDecision
-  traceId: string
-  decidedAt: Date
-}
+type StoredDecision = Omit<NewDecision, 'keyed'> & { decidedAt: Date }
 
 interface Lookup {
   key: string
@@ -120,21 +114,12 @@ export class DecisionStore {
   /** Without a tenant: the last decision under this id. */
   async find(tenant: string | null | undefined, requestId: string): Promise<StoredDecision | null> {
     const { intake, schema } = this.#options
-    const { rows } = await intake.read<{
-      tenant: string
-      request: string
-      decision: RouteDecision
-      trace_id: string
-      decided_at: Date
-    }>(
-      `SELECT tenant, request, decision, trace_id, decided_at FROM ${schema}.rt_decisions
+    const { rows } = await intake.read<StoredDecision>(
+      `SELECT tenant, request AS "requestId", decision, trace_id AS "traceId", decided_at AS "decidedAt" FROM ${schema}.rt_decisions
        WHERE request = $1 AND ($2::text IS NULL OR tenant = $2) AND expires_at > ${schema}.clock() ORDER BY decided_at DESC LIMIT 1`,
       [requestId, tenant ?? null],
     )
-    const [row] = rows
-    if (row === undefined) return null
-    const { decision, trace_id: traceId, decided_at: decidedAt } = row
-    return { tenant: row.tenant, requestId: row.request, decision, traceId, decidedAt }
+    return rows[0] ?? null
   }
 
   /** Removes a batch of expired rows. */

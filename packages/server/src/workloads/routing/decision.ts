@@ -19,8 +19,6 @@ import type {
 } from '@spillway/protocol/wire'
 import { bestScored, markOf, type PreparedProvider, preparedProviders, winner } from './decision-score.js'
 
-export type Decision = RouteDecision
-
 export interface Undecided {
   code: Extract<RoutingCode, 'POLICY_NOT_FOUND' | 'NO_PROVIDER'>
   message: string
@@ -61,58 +59,49 @@ export function preparePolicy(policy: Policy): PreparedPolicy {
 
 const builtIn = preparePolicy(builtInPolicy)
 
+/** The tenant of policies for every tenant, as in the table: no tenant has an empty name. */
+export const everyTenant = ''
+
 /** All policies, by tenant and id. A tenant's policy takes precedence over the general one with the same id. */
 export class PolicyBook {
-  readonly #shared = new Map<string, PreparedPolicy>()
-  readonly #byTenant = new Map<string, Map<string, PreparedPolicy>>()
-  #size = 0
+  readonly #policies = new Map<string, Map<string, PreparedPolicy>>()
 
   constructor(policies: Iterable<Policy> = []) {
     for (const policy of policies) this.set(policy)
   }
 
   get size(): number {
-    return this.#size
+    return [...this.names()].length
   }
 
   set(policy: Policy): void {
-    const policies = this.#of(policy.tenant_id)
-    if (!policies.has(policy.policy_id)) this.#size++
-    policies.set(policy.policy_id, preparePolicy(policy))
+    const { tenant_id: tenant = everyTenant, policy_id: id } = policy
+    const policies = this.#policies.get(tenant) ?? new Map<string, PreparedPolicy>()
+    this.#policies.set(tenant, policies.set(id, preparePolicy(policy)))
   }
 
-  delete(tenantId: string | undefined, policyId: string): void {
-    const policies = tenantId === undefined ? this.#shared : this.#byTenant.get(tenantId)
-    if (policies?.delete(policyId) !== true) return
-    this.#size--
-    if (tenantId !== undefined && policies.size === 0) this.#byTenant.delete(tenantId)
+  delete(tenant: string, policyId: string): void {
+    const policies = this.#policies.get(tenant)
+    policies?.delete(policyId)
+    if (policies?.size === 0) this.#policies.delete(tenant)
   }
 
-  *names(): Iterable<{ tenantId: string | undefined; policyId: string }> {
-    for (const policyId of this.#shared.keys()) yield { tenantId: undefined, policyId }
-    for (const [tenantId, policies] of this.#byTenant)
-      for (const policyId of policies.keys()) yield { tenantId, policyId }
+  *names(): Iterable<[tenant: string, policyId: string]> {
+    for (const [tenant, policies] of this.#policies) for (const id of policies.keys()) yield [tenant, id]
   }
 
   /** The policy for a request of this tenant. */
   find(tenantId: string, policyId?: string): { prepared: PreparedPolicy; source: PolicySource } | null {
     const id = policyId ?? defaultPolicyId
-    const own = this.#byTenant.get(tenantId)?.get(id)
+    const own = this.#policies.get(tenantId)?.get(id)
     if (own !== undefined) return { prepared: own, source: 'tenant' }
-    const shared = this.#shared.get(id)
+    const shared = this.#policies.get(everyTenant)?.get(id)
     if (shared !== undefined) return { prepared: shared, source: 'shared' }
     return id === defaultPolicyId ? { prepared: builtIn, source: 'built_in' } : null
   }
-
-  #of(tenantId: string | undefined): Map<string, PreparedPolicy> {
-    if (tenantId === undefined) return this.#shared
-    const policies = this.#byTenant.get(tenantId) ?? new Map<string, PreparedPolicy>()
-    this.#byTenant.set(tenantId, policies)
-    return policies
-  }
 }
 
-export function decide(policies: PolicyBook, task: DecisionInput): Decision | Undecided {
+export function decide(policies: PolicyBook, task: DecisionInput): RouteDecision | Undecided {
   const found = policies.find(task.tenant_id, task.policy_id)
   return found === null ? policyNotFound(task) : choose(found.prepared, task)
 }
@@ -121,7 +110,7 @@ function policyNotFound({ policy_id = defaultPolicyId }: DecisionInput): Undecid
   return { code: 'POLICY_NOT_FOUND', message: `There is no policy ${JSON.stringify(policy_id)} for this tenant.` }
 }
 
-function choose(prepared: PreparedPolicy, task: DecisionInput): Decision | Undecided {
+function choose(prepared: PreparedPolicy, task: DecisionInput): RouteDecision | Undecided {
   const candidates = prepared.providers.filter((p) => p.weight > 0 && isFit(p, task))
   if (candidates.length === 0) {
     const fallback = prepared.fallback.find((p) => isFit(p, task))
@@ -134,12 +123,12 @@ function choose(prepared: PreparedPolicy, task: DecisionInput): Decision | Undec
   return chosen(winner(markOf(task.request_id.toLowerCase()), candidates), 'weighted')
 }
 
-function chosen(provider: PreparedProvider | null, reason: Decision['reason']): Decision {
+function chosen(provider: PreparedProvider | null, reason: RouteDecision['reason']): RouteDecision {
   if (provider === null) throw new Error('no winner among candidates')
   return toDecision(provider, reason)
 }
 
-const toDecision = (provider: PreparedProvider, reason: Decision['reason']): Decision => ({
+const toDecision = (provider: PreparedProvider, reason: RouteDecision['reason']): RouteDecision => ({
   provider_id: provider.id,
   priority: provider.priority,
   expected_latency_ms: provider.latencyMs,
@@ -221,7 +210,7 @@ export function dryRun(policies: PolicyBook, task: DecisionInput, given?: Policy
   }
 }
 
-function explained(prepared: PreparedPolicy, task: DecisionInput, decision: Decision | null): DryRunProvider[] {
+function explained(prepared: PreparedPolicy, task: DecisionInput, decision: RouteDecision | null): DryRunProvider[] {
   const { policy, providers, fallback } = prepared
   const all = providers.map((provider) => ({ provider, excludedBy: exclusionsOf(provider, task) }))
   const isByScore = policy.strategy === 'best_score' && stickyKey(policy, task) === null

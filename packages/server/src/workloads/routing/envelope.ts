@@ -2,13 +2,20 @@
 import { DecideRequest } from '@spillway/protocol/schema'
 import { limits, type RouteTask, type RoutingCode, taskVersion } from '@spillway/protocol/wire'
 import type { RequestFault } from 'spillway/workload'
-import { compileValidator, digestUuid, isUnstorable, memberTexts, parseStrictJson } from 'spillway/workload'
+import {
+  compileValidator,
+  digestUuid,
+  isUnstorable,
+  isUuid as isUuidText,
+  memberTexts,
+  parseStrictJson,
+} from 'spillway/workload'
 import Type from 'typebox'
 
-/** Ids that match an answer to its request. Only valid ones are included. */
-export interface Correlation {
-  request_id?: string
-  trace_id?: string
+/** The ids that match an answer to its request. */
+export interface RouteContext {
+  request_id: string
+  trace_id: string
 }
 
 export interface InvalidTask {
@@ -16,14 +23,14 @@ export interface InvalidTask {
   code: RoutingCode
   message: string
   errors?: RequestFault[]
-  correlation: Correlation
+  /** Only valid ids. */
+  correlation: Partial<RouteContext>
 }
 
 export type CheckedTask = { ok: true; task: RouteTask } | InvalidTask
 /** `text`: as received. */
 export type ReadTask = { ok: true; task: RouteTask; text: string } | InvalidTask
 
-const uuid = /^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}$/i
 const traceId = /^[0-9a-f]{32}$/i
 
 /** Malformed values of these have a separate code; the schema only checks that they are strings. */
@@ -49,8 +56,9 @@ export function readTask(data: Uint8Array, { bytesMax }: { bytesMax: number }): 
   return checked.ok ? { ...checked, text: parsed.text } : checked
 }
 
-/** For a value that passed the strict parser. */
+/** For a value that passed the strict parser. Undefined: there was no body. */
 export function checkTask(value: unknown): CheckedTask {
+  if (value === undefined) return invalid('PAYLOAD_TOO_SMALL', 'The request has no body.')
   const correlation = correlationOf(value)
   if (isRecord(value) && Object.hasOwn(value, 'version') && value.version !== taskVersion) {
     return invalid('VERSION_UNSUPPORTED', `This router speaks version ${JSON.stringify(taskVersion)} of tasks.`, {
@@ -90,7 +98,7 @@ const notValid = 'The task is not valid.'
 function invalid(
   code: RoutingCode,
   message: string,
-  { correlation = {}, errors }: { correlation?: Correlation; errors?: RequestFault[] } = {},
+  { correlation = {}, errors }: { correlation?: Partial<RouteContext>; errors?: RequestFault[] } = {},
 ): InvalidTask {
   return { ok: false, code, message, ...(errors && { errors }), correlation }
 }
@@ -99,11 +107,11 @@ function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value)
 }
 
-export const isUuid = (value: unknown): value is string => typeof value === 'string' && uuid.test(value)
+export const isUuid = (value: unknown): value is string => typeof value === 'string' && isUuidText(value)
 const isTraceId = (value: unknown): value is string =>
-  typeof value === 'string' && (traceId.test(value) || uuid.test(value))
+  typeof value === 'string' && (traceId.test(value) || isUuidText(value))
 
-function correlationOf(value: unknown): Correlation {
+function correlationOf(value: unknown): Partial<RouteContext> {
   if (!isRecord(value)) return {}
   return {
     ...(isUuid(value.request_id) && { request_id: value.request_id }),

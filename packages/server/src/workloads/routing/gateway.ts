@@ -22,12 +22,13 @@ import {
 } from 'spillway/workload'
 import Type from 'typebox'
 import { operatesAll } from '../../auth/identity.js'
-import { BrokerFault, type RouterBroker } from '../../brokers/port.js'
+import type { RouterBroker } from '../../brokers/nats/broker.js'
+import { BrokerFault } from '../../brokers/nats/faults.js'
+import type { RoutingParts } from './context.js'
 import { checkTask, taskDigest } from './envelope.js'
-import type { RoutingDeps } from './parts.js'
 import type { RouteAnswer } from './processing.js'
 import type { RouterStatus } from './router-watch.js'
-import { decodeAnswer, TaskRunner, type TaskRunnerParts } from './task-runner.js'
+import { decideHere, decodeAnswer, deliver } from './task-runner.js'
 
 /** How long a caller of decide waits for its answer. */
 const decideMs = 30_000
@@ -39,13 +40,8 @@ const brokerRetryAfterMs = 5_000
 
 const AnyTask = Type.Unsafe<RouteTask>(Type.Any())
 
-export interface GatewayParts extends TaskRunnerParts {
-  /** Whether the policies are loaded. */
-  canDecide(): boolean
-}
-
 export class Gateway {
-  readonly #deps: RoutingDeps
+  readonly #parts: RoutingParts
   #isReduced = false
   #status: RouterStatus
   readonly #decide: Definition<RouteTask>
@@ -54,43 +50,40 @@ export class Gateway {
   readonly #decisions: Admission<RouteTask>
   readonly #registry: Admission
 
-  constructor(deps: RoutingDeps, parts: GatewayParts) {
-    this.#deps = deps
+  constructor(parts: RoutingParts) {
+    this.#parts = parts
+    const { intake, settings, broker, policies, config } = parts
     // Until the first report. A process without intake does not need it.
-    this.#status = deps.settings.isGateway ? 'unknown' : 'inactive'
-    const runner = new TaskRunner(deps, parts)
-    const { perMinute, maxDeliver } = deps.settings
-    const tries = { maxRetries: deps.broker === null ? maxDeliver - 1 : messageRetries }
-    const ready = deps.broker === null ? { ready: parts.canDecide } : {}
+    this.#status = config.process.roles.includes('gateway') ? 'unknown' : 'inactive'
+    const tries = { maxRetries: broker === null ? settings.maxDeliver - 1 : messageRetries }
+    const ready = broker === null ? { ready: () => policies.isLoaded } : {}
     // One lane per task: a tenant's tasks do not wait for each other.
     const lane = (name: string) => (task: RouteTask) => [name, task.request_id.toLowerCase()] as [string, string]
     const perTenant = (limit: number, name: string): Gate<RouteTask>[] => [
       ...[this.#overloadGate(), pressure()],
       rate({ limit: () => this.tightened(limit), per: '1m', by: (_, task) => task.tenant_id, name }),
     ]
-    this.#decide = deps.intake.define('routing.decide', {
-      ...{ body: AnyTask, lane: lane('routing.decide'), maxRetries: maxDeliver - 1, ...ready },
-      gates: perTenant(perMinute.decide, 'routes_decide'),
-      run: (task, context, text) => runner.decide(task, context, text),
+    this.#decide = intake.define('routing.decide', {
+      ...{ body: AnyTask, lane: lane('routing.decide'), maxRetries: settings.maxDeliver - 1, ...ready },
+      gates: perTenant(settings.decidePerMinute, 'routes_decide'),
+      run: (task, context, text) => decideHere(parts, task, context, text),
     })
-    this.#message = deps.intake.define('routing.message', {
+    this.#message = intake.define('routing.message', {
       ...{ body: AnyTask, lane: lane('routing.message'), ...tries, ...ready },
-      gates: perTenant(perMinute.messages, 'messages'),
-      run: (task, context, text) => runner.deliver(task, context, text),
+      gates: perTenant(settings.messagesPerMinute, 'messages'),
+      run: (task, context, text) => deliver(parts, task, context, text),
     })
-    this.#decisions = deps.intake.admission('routing.admit', { gates: perTenant(perMinute.decide, 'routes_decide') })
-    const registryRate = rate({ limit: () => this.tightened(perMinute.registry), per: '1m', name: 'registry' })
-    this.#registry = deps.intake.admission('routing.registry', {
-      gates: [this.#overloadGate(), pressure(), registryRate],
-    })
+    this.#decisions = intake.admission('routing.admit', { gates: perTenant(settings.decidePerMinute, 'routes_decide') })
+    const registryRate = rate({ limit: () => this.tightened(settings.registryPerMinute), per: '1m', name: 'registry' })
+    this.#registry = intake.admission('routing.registry', { gates: [this.#overloadGate(), pressure(), registryRate] })
   }
 
   /** The level to act on: an unknown status counts as warning, but as inactive if no metrics URLs are configured. */
   get level(): 'inactive' | 'warning' | 'active' {
-    const { settings, pressure: own } = this.#deps
-    if (settings.isRouter || this.#deps.broker === null) return own.level
+    const { settings, signals, isRoutedHere } = this.#parts
+    if (isRoutedHere) return signals.level
     if (this.#status !== 'unknown') return this.#status
-    return settings.metricsUrls.length === 0 ? 'inactive' : 'warning'
+    return settings.metricsUrls === null ? 'inactive' : 'warning'
   }
 
   /** Called by the watch of routers in other processes. */
@@ -101,9 +94,9 @@ export class Gateway {
 
   /** Call it whenever the level may have changed. */
   showLevel(): void {
-    const { metrics, log, settings, broker } = this.#deps
+    const { metrics, log, settings, isRoutedHere } = this.#parts
     const { level } = this
-    metrics.showStatus(settings.isRouter || broker === null ? level : this.#status)
+    metrics.showStatus(isRoutedHere ? level : this.#status)
     const reduced = level !== 'inactive'
     if (reduced === this.#isReduced) return
     this.#isReduced = reduced
@@ -118,7 +111,7 @@ export class Gateway {
 
   tightened(limit: number): number {
     if (this.level === 'inactive') return limit
-    const { rateReduction, rateMin } = this.#deps.settings
+    const { rateReduction, rateMin } = this.#parts.settings
     // A limit already below the floor is not raised to it.
     return Math.max(Math.min(limit, rateMin), Math.floor(limit * rateReduction), 1)
   }
@@ -126,7 +119,7 @@ export class Gateway {
   /** For routes without intake: low and medium priority are closed while the router is overloaded. */
   overload(): Problem | null {
     if (this.level !== 'active') return null
-    const { metrics, settings } = this.#deps
+    const { metrics, settings } = this.#parts
     metrics.rejected('router_overloaded').inc()
     return {
       code: 'service_overloaded',
@@ -136,7 +129,7 @@ export class Gateway {
   }
 
   decideMount(): Mount {
-    const { broker, intake } = this.#deps
+    const { broker, intake } = this.#parts
     const parse = this.#parse.bind(this)
     if (broker !== null) {
       return mountAdmission(intake, this.#decisions, {
@@ -163,7 +156,7 @@ export class Gateway {
   }
 
   messageMount(): Mount {
-    const { intake } = this.#deps
+    const { intake } = this.#parts
     const bound = intake.bound(this.#message)
     return mountOf<RouteTask>(intake, this.#message, {
       parse: this.#parse.bind(this),
@@ -177,7 +170,7 @@ export class Gateway {
 
   /** The rate, then the change. */
   registryMount(change: (body: unknown, params: Readonly<Record<string, string | undefined>>) => Promise<Wire>): Mount {
-    return mountAdmission<unknown, Wire>(this.#deps.intake, this.#registry, {
+    return mountAdmission<unknown, Wire>(this.#parts.intake, this.#registry, {
       submit: async (submission) => {
         const { body, request, identity } = submission
         const admitted = await this.#registry.admit({ identity, clientAddress: request.clientAddress }, body)
@@ -204,28 +197,26 @@ export class Gateway {
   }
 
   get #taskBytesMax(): number {
-    const { broker, settings } = this.#deps
-    return Math.min(settings.bodyLimitBytes, (broker?.payloadBytesMax ?? Infinity) - envelopeBytes)
+    const { broker, config } = this.#parts
+    return Math.min(config.server.bodyLimitBytes, (broker?.payloadBytesMax ?? Infinity) - envelopeBytes)
   }
 
   #parse(body: unknown, { request, identity }: Entered, original: string | undefined): Parsed<RouteTask> {
-    const checked = body === undefined ? noBody : checkTask(body)
+    const checked = checkTask(body)
     if (!checked.ok) {
       const { code, message, errors } = checked
-      const problem = { code: routingProblemCode(code), detail: message, extensions: { error: { code, message } } }
-      return { ok: false, problem: { ...problem, ...(errors !== undefined && { errors }) } }
+      return { ok: false, problem: problemOf({ code, message }, errors && { errors }) }
     }
     const { task } = checked
     const mayAll = request.user !== null && operatesAll(request.user)
-    if (this.#deps.settings.isAuthenticated && !mayAll && task.tenant_id !== identity) {
+    if (this.#parts.isAuthenticated && !mayAll && task.tenant_id !== identity) {
       const message = 'tenant_id is not the authenticated subject.'
-      const extensions = { error: { code: 'TENANT_FORBIDDEN', message } }
-      return { ok: false, problem: { code: 'tenant_forbidden', detail: message, extensions } }
+      return { ok: false, problem: problemOf({ code: 'TENANT_FORBIDDEN', message }) }
     }
     const text = original ?? JSON.stringify(task)
     // Refused now, because the ticket would fail. Before the first connection the broker's limit is unknown.
     const bytesMax = this.#taskBytesMax
-    const isTooLarge = this.#deps.broker !== null && Buffer.byteLength(text) > bytesMax
+    const isTooLarge = this.#parts.broker !== null && Buffer.byteLength(text) > bytesMax
     return isTooLarge ? { ok: false, problem: tooLarge(bytesMax) } : { ok: true, value: task, text }
   }
 
@@ -243,13 +234,11 @@ export class Gateway {
     } catch (fault) {
       if (!(fault instanceof BrokerFault)) throw fault
       if (fault.code === 'too_large') return refuse(tooLarge(this.#taskBytesMax))
-      if (fault.code !== 'aborted') this.#deps.log.warn({ err: fault }, 'no decision came back from the router')
+      if (fault.code !== 'aborted') this.#parts.log.warn({ err: fault }, 'no decision came back from the router')
       return refuse(fault.code === 'timeout' ? lateProblem : brokerAway)
     }
   }
 }
-
-const noBody = { ok: false, code: 'PAYLOAD_TOO_SMALL', message: 'The request has no body.', errors: undefined } as const
 
 const brokerAway: Problem = {
   code: 'broker_unavailable',
@@ -257,25 +246,22 @@ const brokerAway: Problem = {
   retryAfterMs: brokerRetryAfterMs,
 }
 
-const lateProblem: Problem = {
-  code: 'deadline_expired',
-  detail: 'The router did not decide in time.',
-  retryAfterMs: brokerRetryAfterMs,
-  extensions: { error: { code: 'DEADLINE_EXPIRED', message: 'The router did not decide in time.' } },
+const lateProblem = problemOf(
+  { code: 'DEADLINE_EXPIRED', message: 'The router did not decide in time.' },
+  { retryAfterMs: brokerRetryAfterMs },
+)
+
+const failedProblem = problemOf({ code: 'internal_error', message: 'Every attempt to decide failed.' })
+
+const tooLarge = (bytesMax: number): Problem =>
+  problemOf({ code: 'PAYLOAD_TOO_LARGE', message: `A task has at most ${bytesMax} bytes.` })
+
+/** Callers find the routing code in the member `error`. */
+function problemOf(error: { code: string; message: string }, more: Partial<Problem> = {}): Problem {
+  return { code: routingProblemCode(error.code), detail: error.message, extensions: { error }, ...more }
 }
 
-const failedProblem: Problem = {
-  code: 'internal_error',
-  detail: 'Every attempt to decide failed.',
-  extensions: { error: { code: 'internal_error', message: 'Every attempt to decide failed.' } },
-}
-
-function tooLarge(bytesMax: number): Problem {
-  const message = `A task has at most ${bytesMax} bytes.`
-  return { code: 'payload_too_large', detail: message, extensions: { error: { code: 'PAYLOAD_TOO_LARGE', message } } }
-}
-
-function refuse(problem: Problem): Wire {
+export function refuse(problem: Problem): Wire {
   return { ok: false, problem, headers: {} }
 }
 
@@ -286,11 +272,11 @@ function answerWire(answer: RouteAnswer, headers: Record<string, string>): Wire 
     return { ok: true, answer: { status: 200, headers, body } }
   }
   const { error, errors, context } = answer
-  const problem: Problem = {
-    ...{ code: routingProblemCode(error.code), detail: error.message, extensions: { error, context } },
+  const problem = problemOf(error, {
+    extensions: { error, context },
     ...(errors !== undefined && { errors }),
     ...(routingStatus(error.code) === 503 && { retryAfterMs: brokerRetryAfterMs }),
-  }
+  })
   return { ok: false, problem, headers }
 }
 

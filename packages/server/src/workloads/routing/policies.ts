@@ -11,7 +11,7 @@ import { PutPolicy } from '@spillway/protocol/schema'
 import { type Policy, type PolicyView, routingLimits } from '@spillway/protocol/wire'
 import type { PageBounds, RequestFault } from 'spillway/workload'
 import { type CutRows, compileValidator, cutRows, type Intake, type IntakeLog, pageSql } from 'spillway/workload'
-import { PolicyBook } from './decision.js'
+import { everyTenant, PolicyBook } from './decision.js'
 
 export interface PoliciesOptions {
   intake: Intake
@@ -24,7 +24,7 @@ export interface PoliciesOptions {
   policiesMax?: number
 }
 
-export type PutOutcome = { kind: 'created' | 'replaced'; policy: PolicyView } | { kind: 'full'; limit: number }
+export type PutOutcome = { kind: 'created' | 'replaced'; policy: PolicyView } | { kind: 'full' }
 
 /** Without a tenant: the policy for every tenant. */
 export interface PolicyName {
@@ -44,17 +44,16 @@ const pollMsDefault = 15_000
 /** Poll interval until the first load: nothing can be decided before. */
 const firstPollMs = 100
 const rowsMax = 500
-const notice = 'rtpol'
-/** As in the table: no tenant has an empty name. */
-const everyTenant = ''
 
 export class Policies {
-  /** The policies for decisions, once loaded. */
+  /** The policies for decisions. */
+  readonly book = new PolicyBook()
+  /** The same, once loaded. */
   readonly loaded: Promise<PolicyBook>
+  /** False: not loaded yet, so the book does not have the stored policies. */
+  isLoaded = false
   #setLoaded: (book: PolicyBook) => void = () => undefined
   readonly #options: Required<PoliciesOptions>
-  readonly #book = new PolicyBook()
-  #isLoaded = false
   #isBehind = false
   /** The last change, and the number of removals, in the book. */
   #change = 0
@@ -71,17 +70,7 @@ export class Policies {
       this.#setLoaded = resolve
     })
     const refresh = (): void => void this.refresh()
-    options.intake.onNotice(notice, refresh, refresh)
-  }
-
-  /** The policies for decisions. Always the same object. */
-  get book(): PolicyBook {
-    return this.#book
-  }
-
-  /** False: not loaded yet, so the book does not have the stored policies. */
-  get isLoaded(): boolean {
-    return this.#isLoaded
+    options.intake.onNotice('rtpol', refresh, refresh)
   }
 
   /** Loads now, if the store is available, and then keeps up to date. */
@@ -109,16 +98,15 @@ export class Policies {
 
   async put(policy: Policy): Promise<PutOutcome> {
     const { intake, schema, policiesMax } = this.#options
-    const { rows } = await intake.read<{ outcome: string; version: number; updated_at: Date }>(
+    const { rows } = await intake.read<{ outcome: 'created' | 'replaced' | 'full'; version: number; updated_at: Date }>(
       `SELECT outcome, version, updated_at FROM ${schema}.rt_policy_put($1, $2, $3, $4)`,
       [policy.tenant_id ?? everyTenant, policy.policy_id, JSON.stringify(policy), policiesMax],
     )
     const [row] = rows
     if (row === undefined) throw new Error('a policy was put without an answer')
-    if (row.outcome === 'full') return { kind: 'full', limit: policiesMax }
+    if (row.outcome === 'full') return { kind: 'full' }
     await this.refresh()
-    const kind = row.outcome === 'created' ? 'created' : 'replaced'
-    return { kind, policy: { ...policy, version: row.version, updated_at: row.updated_at.toISOString() } }
+    return { kind: row.outcome, policy: toView({ ...row, body: policy }) }
   }
 
   async get({ tenantId = everyTenant, policyId }: PolicyName): Promise<PolicyView | null> {
@@ -139,6 +127,7 @@ export class Policies {
     { tenantId, after }: { tenantId?: string | null | undefined; after?: PolicyName | undefined } = {},
   ): Promise<CutRows<PolicyView>> {
     const { intake, schema } = this.#options
+    const tenant = tenantId === null ? everyTenant : (tenantId ?? null)
     const { rows } = await intake.read<Row & { cut: boolean }>(
       pageSql(
         `SELECT tenant, id, body, version, updated_at, octet_length(body::text) AS bytes FROM ${schema}.rt_policies
@@ -146,13 +135,7 @@ export class Policies {
         'r.tenant, r.id',
         '$5',
       ),
-      [
-        tenantId === null ? everyTenant : (tenantId ?? null),
-        after?.tenantId ?? everyTenant,
-        after?.policyId ?? null,
-        limit,
-        bytesMax,
-      ],
+      [tenant, after?.tenantId ?? everyTenant, after?.policyId ?? null, limit, bytesMax],
     )
     return cutRows(rows, toView)
   }
@@ -160,10 +143,8 @@ export class Policies {
   /** False if there was none. */
   async remove({ tenantId = everyTenant, policyId }: PolicyName): Promise<boolean> {
     const { intake, schema } = this.#options
-    const { rows } = await intake.read<{ removed: boolean }>(`SELECT ${schema}.rt_policy_remove($1, $2) AS removed`, [
-      tenantId,
-      policyId,
-    ])
+    const sql = `SELECT ${schema}.rt_policy_remove($1, $2) AS removed`
+    const { rows } = await intake.read<{ removed: boolean }>(sql, [tenantId, policyId])
     if (rows[0]?.removed !== true) return false
     await this.refresh()
     return true
@@ -171,7 +152,7 @@ export class Policies {
 
   #schedule(): void {
     if (this.#closed) return
-    const ms = this.#isLoaded ? this.#options.pollMs : firstPollMs
+    const ms = this.isLoaded ? this.#options.pollMs : firstPollMs
     this.#timer = setTimeout(() => void this.refresh().finally(() => this.#schedule()), ms)
     this.#timer.unref()
   }
@@ -182,10 +163,10 @@ export class Policies {
     if (this.#closed || !intake.isReady) return
     try {
       await this.#catchUp()
-      if (this.#isBehind) log.info({ policies: this.#book.size }, 'policies are up to date again')
+      if (this.#isBehind) log.info({ policies: this.book.size }, 'policies are up to date again')
       this.#isBehind = false
-      this.#isLoaded = true
-      this.#setLoaded(this.#book)
+      this.isLoaded = true
+      this.#setLoaded(this.book)
     } catch (fault) {
       if (!this.#isBehind) log.warn({ err: fault }, 'cannot read changes of policies, retrying')
       this.#isBehind = true
@@ -219,13 +200,13 @@ export class Policies {
       for (const { tenant, id, body, change } of rows) {
         after = change
         const checked = checkPolicy(body)
-        if (checked.ok) this.#book.set(checked.policy)
-        // Written by a newer version. The others must not wait for it.
-        else
-          log.error(
-            { tenant, policy: id, errors: checked.errors },
-            'a stored policy is not valid; the version in use is kept',
-          )
+        if (checked.ok) {
+          this.book.set(checked.policy)
+        } else {
+          // Written by a newer version. The others must not wait for it.
+          const { errors } = checked
+          log.error({ tenant, policy: id, errors }, 'a stored policy is not valid; the version in use is kept')
+        }
       }
       if (rows.length < rowsMax) return
     }
@@ -235,13 +216,13 @@ export class Policies {
     const { intake, schema } = this.#options
     const { rows } = await intake.read<{ tenant: string; id: string }>(`SELECT tenant, id FROM ${schema}.rt_policies`)
     const there = new Set(rows.map(({ tenant, id }) => `${tenant}\0${id}`))
-    for (const { tenantId, policyId } of [...this.#book.names()]) {
-      if (!there.has(`${tenantId ?? everyTenant}\0${policyId}`)) this.#book.delete(tenantId, policyId)
+    for (const [tenant, id] of [...this.book.names()]) {
+      if (!there.has(`${tenant}\0${id}`)) this.book.delete(tenant, id)
     }
   }
 }
 
-function toView({ body, version, updated_at }: Row): PolicyView {
+function toView({ body, version, updated_at }: Pick<Row, 'body' | 'version' | 'updated_at'>): PolicyView {
   return { ...(body as Policy), version, updated_at: updated_at.toISOString() }
 }
 
@@ -253,17 +234,7 @@ const checkShape = compileValidator(PutPolicy)
 export function checkPolicy(value: unknown): CheckedPolicy {
   const shape = checkShape(value)
   if (!shape.ok) return shape
-  const {
-    strategy = 'weighted',
-    providers,
-    score = {},
-    ...given
-  } = shape.value as Pick<Policy, 'policy_id'> &
-    Partial<Omit<Policy, 'score' | 'providers'>> & {
-      providers: (Pick<Policy['providers'][number], 'provider_id' | 'expected_latency_ms' | 'expected_cost'> &
-        Partial<Policy['providers'][number]>)[]
-      score?: Partial<Policy['score']>
-    }
+  const { strategy = 'weighted', providers, score = {}, ...given } = shape.value
   const policy: Policy = {
     ...given,
     strategy,

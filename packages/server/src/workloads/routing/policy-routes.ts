@@ -9,37 +9,34 @@ import {
   PolicyView,
   PutPolicy,
 } from '@spillway/protocol/schema'
+import { routingLimits } from '@spillway/protocol/wire'
 import type { FastifyLike as App } from 'spillway/workload'
 import { sendProblem } from 'spillway/workload'
 import Type, { type Static } from 'typebox'
 import type { AppReply as Reply } from '../../app.js'
+import type { RoutingParts } from './context.js'
 import { dryRun } from './decision.js'
-import type { RoutingWorkload } from './index.js'
-import { pageByNames } from './name-pages.js'
+import type { Gateway } from './gateway.js'
 import { checkPolicy } from './policies.js'
-import { operate, problems, tags, view } from './route-options.js'
+import { operate, options, pageByNames, view } from './route-options.js'
 
 const path = '/api/v1/policies'
 const Params = Type.Object({ policyId: Type.String() })
 const notFound = { code: 'policy_not_found', detail: 'There is no such policy.' } as const
 
-export function addPolicies(app: App, workload: RoutingWorkload): void {
-  addChanges(app, workload)
-  addReads(app, workload)
-  addDryRun(app, workload)
+export function addPolicies(app: App, parts: RoutingParts, gateway: Gateway): void {
+  addChanges(app, parts, gateway)
+  addReads(app, parts)
+  addDryRun(app, parts, gateway)
 }
 
-function addChanges(app: App, { policies, gateway }: RoutingWorkload): void {
+function addChanges(app: App, { policies }: RoutingParts, gateway: Gateway): void {
   app.post<{ Body: unknown }>(
     path,
     {
-      schema: {
-        ...{ tags, summary: 'Create or replace a policy', body: PutPolicy },
-        response: { 200: PolicyView, 201: PolicyView, ...problems },
-      },
+      ...options(operate, 'Create or replace a policy', { body: PutPolicy }, { 200: PolicyView, 201: PolicyView }),
       // Validated below, together with rules that a schema cannot express.
       validatorCompiler: () => () => true,
-      config: operate,
     },
     async (request, reply) => {
       const overload = gateway.overload()
@@ -48,7 +45,7 @@ function addChanges(app: App, { policies, gateway }: RoutingWorkload): void {
       if (!checked.ok) return invalid(reply, checked.errors)
       const outcome = await policies.put(checked.policy)
       if (outcome.kind === 'full') {
-        const detail = `There are ${outcome.limit} policies already; remove one first.`
+        const detail = `There are ${routingLimits.policiesMax} policies already; remove one first.`
         return sendProblem(reply, { code: 'conflict', detail })
       }
       reply.code(outcome.kind === 'created' ? 201 : 200)
@@ -57,7 +54,7 @@ function addChanges(app: App, { policies, gateway }: RoutingWorkload): void {
   )
   app.delete<{ Params: { policyId: string }; Querystring: Static<typeof PolicyQuery> }>(
     `${path}/:policyId`,
-    { schema: { tags, summary: 'Remove a policy', params: Params, querystring: PolicyQuery }, config: operate },
+    options(operate, 'Remove a policy', { params: Params, querystring: PolicyQuery }),
     async (request, reply) => {
       const overload = gateway.overload()
       if (overload !== null) return sendProblem(reply, overload)
@@ -69,21 +66,14 @@ function addChanges(app: App, { policies, gateway }: RoutingWorkload): void {
   )
 }
 
-function addReads(app: App, { policies, deps }: RoutingWorkload): void {
-  const bytesMax = deps.settings.pageBytesMax
+function addReads(app: App, { policies, config }: RoutingParts): void {
   app.get<{ Querystring: Static<typeof ListPoliciesQuery> }>(
     path,
-    {
-      schema: {
-        ...{ tags, summary: 'Policies, those for every tenant first', querystring: ListPoliciesQuery },
-        response: { 200: PolicyPage, ...problems },
-      },
-      config: view,
-    },
+    options(view, 'Policies, those for every tenant first', { querystring: ListPoliciesQuery }, { 200: PolicyPage }),
     async ({ query }) =>
       pageByNames(
         query,
-        bytesMax,
+        config.server.pageBytesMax,
         (bounds, from) =>
           policies.list(bounds, {
             tenantId: query.tenant_id,
@@ -94,13 +84,7 @@ function addReads(app: App, { policies, deps }: RoutingWorkload): void {
   )
   app.get<{ Params: { policyId: string }; Querystring: Static<typeof PolicyQuery> }>(
     `${path}/:policyId`,
-    {
-      schema: {
-        ...{ tags, summary: 'A policy', params: Params, querystring: PolicyQuery },
-        response: { 200: PolicyView, ...problems },
-      },
-      config: view,
-    },
+    options(view, 'A policy', { params: Params, querystring: PolicyQuery }, { 200: PolicyView }),
     async (request, reply) => {
       const policy = await policies.get({ policyId: request.params.policyId, tenantId: request.query.tenant_id })
       return policy ?? sendProblem(reply, notFound)
@@ -109,16 +93,11 @@ function addReads(app: App, { policies, deps }: RoutingWorkload): void {
 }
 
 /** It shows policies, so it requires the permission to read them. */
-function addDryRun(app: App, { policies, gateway }: RoutingWorkload): void {
+function addDryRun(app: App, { policies }: RoutingParts, gateway: Gateway): void {
+  const summary = 'What would be decided, and why, provider by provider'
   app.post<{ Body: Static<typeof DryRunRequest> }>(
     `${path}/dry-run`,
-    {
-      schema: {
-        ...{ tags, summary: 'What would be decided, and why, provider by provider', body: DryRunRequest },
-        response: { 200: DryRunAnswer, ...problems },
-      },
-      config: view,
-    },
+    options(view, summary, { body: DryRunRequest }, { 200: DryRunAnswer }),
     async (request, reply) => {
       const overload = gateway.overload()
       if (overload !== null) return sendProblem(reply, overload)

@@ -1,32 +1,20 @@
 /** One task, from envelope to answer: the same for the broker and the operation queue. */
-import type { RouteTask, RoutingCode } from '@spillway/protocol/wire'
+import { setTimeout as delay } from 'node:timers/promises'
+import type { RouteDecision, RouteTask, RoutingCode } from '@spillway/protocol/wire'
 import { digestUuid } from 'spillway/workload'
-import { type Decision, decide, type PolicyBook } from './decision.js'
-import type { DecisionStore, Keyed, KeyUse } from './decision-store.js'
-import { taskDigest } from './envelope.js'
-
-export interface RouteContext {
-  request_id: string
-  trace_id: string
-}
+import type { RoutingParts } from './context.js'
+import { decide } from './decision.js'
+import type { Keyed, KeyUse } from './decision-store.js'
+import { type RouteContext, taskDigest } from './envelope.js'
 
 export type RouteAnswer =
-  | { ok: true; decision: Decision; context: RouteContext; replayed?: true }
+  | { ok: true; decision: RouteDecision; context: RouteContext; replayed?: true }
   | {
       ok: false
       error: { code: RoutingCode | 'internal_error'; message: string }
       errors?: readonly { path: string; message: string }[]
       context: Partial<RouteContext>
     }
-
-export interface ProcessingOptions {
-  /** Resolves when it is loaded. */
-  book(): Promise<PolicyBook>
-  decisions: DecisionStore
-  simulateDelayMs: number
-  /** A decision that was sent could not be stored. */
-  onLost(fault: unknown): void
-}
 
 export interface TaskOptions {
   /** The task as received. */
@@ -43,39 +31,34 @@ export interface TaskOptions {
 /** No tenant has an empty name. */
 const noTenant = ''
 
-export class Processing {
-  readonly #options: ProcessingOptions
-
-  constructor(options: ProcessingOptions) {
-    this.#options = options
+/** Throws if the store fails: retry. */
+export async function answerTask(
+  { settings, policies, decisions, log }: RoutingParts,
+  task: RouteTask,
+  { text, traceId, key: outer, isTicket, isRepeat }: TaskOptions,
+): Promise<RouteAnswer> {
+  if (settings.simulateDelayMs > 0) await delay(settings.simulateDelayMs)
+  const context = { request_id: task.request_id, trace_id: task.trace_id ?? traceId }
+  const keyed = keyedBy(task, text, outer)
+  const used = keyed === undefined ? null : await decisions.replay(keyed)
+  if (used !== null) return fromKey(used, context)
+  if (isRepeat) {
+    const known = await decisions.find(task.tenant_id, task.request_id)
+    if (known !== null) return { ok: true, decision: known.decision, context }
   }
-
-  /** Throws if the store fails: retry. */
-  async answer(task: RouteTask, { text, traceId, key: outer, isTicket, isRepeat }: TaskOptions): Promise<RouteAnswer> {
-    const { decisions, simulateDelayMs, book, onLost } = this.#options
-    if (simulateDelayMs > 0) await new Promise((resolve) => setTimeout(resolve, simulateDelayMs))
-    const context = { request_id: task.request_id, trace_id: task.trace_id ?? traceId }
-    const keyed = keyedBy(task, text, outer)
-    const used = keyed === undefined ? null : await decisions.replay(keyed)
-    if (used !== null) return fromKey(used, context)
-    if (isRepeat) {
-      const known = await decisions.find(task.tenant_id, task.request_id)
-      if (known !== null) return { ok: true, decision: known.decision, context }
-    }
-    const decided = decide(await book(), task)
-    if ('code' in decided) {
-      return { ok: false, error: { code: decided.code, message: decided.message }, context }
-    }
-    const { tenant_id: tenant, request_id: requestId } = task
-    const recorded = decisions.record({ tenant, requestId, decision: decided, traceId: context.trace_id, keyed })
-    if (keyed === undefined && !isTicket) {
-      // The waiting caller gets it; only a later read would miss it.
-      recorded.catch(onLost)
-      return { ok: true, decision: decided, context }
-    }
-    const kept = await recorded
-    return kept.kind === 'stored' ? { ok: true, decision: decided, context } : fromKey(kept, context)
+  const decided = decide(await policies.loaded, task)
+  if ('code' in decided) return { ok: false, error: decided, context }
+  const { tenant_id: tenant, request_id: requestId } = task
+  const recorded = decisions.record({ tenant, requestId, decision: decided, traceId: context.trace_id, keyed })
+  if (keyed === undefined && !isTicket) {
+    // The waiting caller gets it; only a later read would miss it.
+    recorded.catch((fault: unknown) =>
+      log.warn({ err: fault }, 'a decision was sent but could not be stored; later reads will not find it'),
+    )
+    return { ok: true, decision: decided, context }
   }
+  const kept = await recorded
+  return kept.kind === 'stored' ? { ok: true, decision: decided, context } : fromKey(kept, context)
 }
 
 /** A request's key covers the body as received; a key in the body covers the task's content. */

@@ -17,10 +17,7 @@ export interface BlockName {
   version: string
 }
 
-export type BlockOutcome =
-  | { kind: 'created' | 'replaced'; block: BlockView }
-  | { kind: 'exists' }
-  | { kind: 'full'; limit: number }
+export type BlockOutcome = { kind: 'created' | 'replaced'; block: BlockView } | { kind: 'exists' | 'full' }
 
 interface Row extends Record<string, unknown> {
   body: unknown
@@ -75,31 +72,21 @@ export class Registry {
   /** False if there was none. */
   async remove({ type, version }: BlockName): Promise<boolean> {
     const { intake, schema } = this.#options
-    const { rows } = await intake.read<{ removed: boolean }>(`SELECT ${schema}.rt_block_remove($1, $2) AS removed`, [
-      type,
-      version,
-    ])
+    const sql = `SELECT ${schema}.rt_block_remove($1, $2) AS removed`
+    const { rows } = await intake.read<{ removed: boolean }>(sql, [type, version])
     return rows[0]?.removed === true
   }
 
   async #write(block: Block, replace: boolean): Promise<BlockOutcome> {
     const { intake, schema, blocksMax } = this.#options
-    const { rows } = await intake.read<{ outcome: string; created_at: Date; updated_at: Date }>(
+    const { rows } = await intake.read<{ outcome: BlockOutcome['kind']; created_at: Date; updated_at: Date }>(
       `SELECT outcome, created_at, updated_at FROM ${schema}.rt_block_put($1, $2, $3, $4, $5)`,
       [block.type, block.version, JSON.stringify(block), replace, blocksMax],
     )
     const [row] = rows
-    switch (row?.outcome) {
-      case 'created':
-      case 'replaced':
-        return { kind: row.outcome, block: toView({ ...row, body: block }) }
-      case 'exists':
-        return { kind: 'exists' }
-      case 'full':
-        return { kind: 'full', limit: blocksMax }
-      default:
-        throw new Error('a block was put without an answer')
-    }
+    if (row === undefined) throw new Error('a block was put without an answer')
+    const { outcome: kind } = row
+    return kind === 'exists' || kind === 'full' ? { kind } : { kind, block: toView({ ...row, body: block }) }
   }
 }
 

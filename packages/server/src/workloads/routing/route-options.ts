@@ -1,5 +1,6 @@
-/** Options that the routing routes share. */
+/** What the routing routes share. */
 import { RoutingProblem } from '@spillway/protocol/schema'
+import { type CutRows, cursorOf, fitPage, type PageBounds, ProblemError, placeOf } from 'spillway/workload'
 
 export const tags = ['routing']
 export const problems = { '4xx': RoutingProblem, '5xx': RoutingProblem }
@@ -8,3 +9,39 @@ export const anyone = { errorForm: 'object' } as const
 /** Policies, blocks and the broker's dead letters belong to the whole server. */
 export const operate = { role: 'operate', wholeServer: true, errorForm: 'object' } as const
 export const view = { role: 'view', wholeServer: true, errorForm: 'object' } as const
+
+/** The options of a route: who may call it, and how the API description shows it. */
+export function options<Config extends object>(config: Config, summary: string, schema: object, answers?: object) {
+  const response = answers === undefined ? {} : { response: { ...answers, ...problems } }
+  return { schema: { tags, summary, ...schema, ...response }, config }
+}
+
+type Names = readonly [first: string, second: string]
+
+/**
+ * A page of a list that is sorted by two names: `list` reads the items after these. The cursor is the names of the last item,
+ * as one opaque text. Throws ProblemError if it is invalid.
+ */
+export async function pageByNames<Item>(
+  { limit = listLimitDefault, cursor }: { limit?: number; cursor?: string },
+  bytesMax: number,
+  list: (bounds: PageBounds, after: Names | undefined) => Promise<CutRows<Item>>,
+  namesOf: (item: Item) => Names,
+): Promise<{ items: Item[]; next_cursor: string | null }> {
+  const after = cursor === undefined ? undefined : readCursor(cursor)
+  const { rows, isCut } = await list({ limit: limit + 1, bytesMax }, after)
+  const { items, end } = fitPage(rows, { limit, bytesMax }, (item) => item, isCut)
+  return { items, next_cursor: end === null ? null : cursorOf(JSON.stringify(namesOf(end))) }
+}
+
+function readCursor(cursor: string): Names {
+  try {
+    const names: unknown = JSON.parse(placeOf(cursor))
+    if (Array.isArray(names) && names.length === 2 && names.every((name) => typeof name === 'string')) {
+      return names as unknown as Names
+    }
+  } catch {
+    // Not JSON: invalid too.
+  }
+  throw new ProblemError({ code: 'invalid_request', detail: 'The cursor is invalid.' })
+}

@@ -21,7 +21,7 @@ export interface RouterWatchOptions {
 }
 
 interface Known {
-  status: Exclude<RouterStatus, 'unknown'>
+  status: Exclude<RouterStatus, 'unknown'> | null
   /** Unanswered polls since then. */
   missed: number
 }
@@ -32,7 +32,6 @@ const metricsBytesMax = 8 * 1_048_576
 export class RouterWatch {
   readonly #options: RouterWatchOptions
   readonly #known = new Map<string, Known>()
-  readonly #failing = new Set<string>()
   #timer: NodeJS.Timeout | undefined
   #asking = false
   #status: RouterStatus = 'unknown'
@@ -73,14 +72,12 @@ export class RouterWatch {
     try {
       const status = statusOf(await this.#read(url), this.#options.critical)
       if (status === null) throw new Error('the answer has no router_intake_backpressure_active')
+      if ((this.#known.get(url)?.missed ?? 0) > 0) log.info({ url: shown(url) }, 'metrics of the router readable again')
       this.#known.set(url, { status, missed: 0 })
-      if (this.#failing.delete(url)) log.info({ url: shown(url) }, 'metrics of the router readable again')
     } catch (fault) {
-      const known = this.#known.get(url)
-      if (known !== undefined) known.missed++
-      if (this.#failing.has(url)) return
-      this.#failing.add(url)
-      log.warn({ err: fault, url: shown(url) }, 'cannot read the metrics of the router')
+      const { status, missed } = this.#known.get(url) ?? { status: null, missed: 0 }
+      this.#known.set(url, { status, missed: missed + 1 })
+      if (missed === 0) log.warn({ err: fault, url: shown(url) }, 'cannot read the metrics of the router')
     }
   }
 
@@ -106,7 +103,7 @@ export class RouterWatch {
   #judge(): void {
     const all = this.#options.urls.map((url): RouterStatus => {
       const known = this.#known.get(url)
-      return known === undefined || known.missed >= missedMax ? 'unknown' : known.status
+      return known === undefined || known.missed >= missedMax ? 'unknown' : (known.status ?? 'unknown')
     })
     const status = (['active', 'unknown', 'warning'] as const).find((one) => all.includes(one)) ?? 'inactive'
     if (status === this.#status) return
@@ -116,7 +113,7 @@ export class RouterWatch {
 }
 
 /** Null if these are not the metrics of a router. */
-export function statusOf(metrics: string, critical: RouterWatchOptions['critical']): Known['status'] | null {
+export function statusOf(metrics: string, critical: RouterWatchOptions['critical']): Known['status'] {
   const active = worst(metrics, 'router_intake_backpressure_active')
   if (active === null) return null
   const level = worst(metrics, 'router_intake_backpressure_level')

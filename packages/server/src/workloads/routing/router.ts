@@ -8,13 +8,14 @@
  * Nothing is shed here: accepted messages are processed in any state. A router that dies holds nothing: the broker
  * redelivers unacked messages and counts.
  */
-import { codeOf, traceIdOf } from 'spillway/workload'
-import { BrokerFault, type Delivery, type RouterBroker } from '../../brokers/port.js'
-import { type Burials, ticketOf } from './burials.js'
+import { codeOf, type Periodic, periodic, traceIdOf } from 'spillway/workload'
+import type { RouterBroker } from '../../brokers/nats/broker.js'
+import type { Delivery } from '../../brokers/nats/delivery.js'
+import { BrokerFault } from '../../brokers/nats/faults.js'
+import { keepBurial, ticketOf } from './burials.js'
+import type { RoutingParts } from './context.js'
 import { readTask } from './envelope.js'
-import type { RoutingDeps } from './parts.js'
-import type { Processing, RouteAnswer } from './processing.js'
-import type { Signals } from './signals.js'
+import { answerTask, type RouteAnswer } from './processing.js'
 import { encodeAnswer } from './task-runner.js'
 
 const putBackMs = [1_000, 5_000, 15_000]
@@ -24,43 +25,42 @@ const limitEveryMs = 5_000
 type End =
   | { kind: 'ack'; status: string; answer?: RouteAnswer }
   | { kind: 'bury'; status: string; reason: string; detail: string; answer?: RouteAnswer }
-  | { kind: 'put-back'; delayMs: number; fault: unknown }
+  | { kind: 'put-back'; delayMs: number }
 
 export class Router {
-  readonly #deps: RoutingDeps
-  readonly #processing: Processing
-  readonly #signals: Signals
-  readonly #burials: Burials
+  readonly #parts: RoutingParts
   #taking: { stop(): Promise<void> } | undefined
-  #timer: NodeJS.Timeout | undefined
+  #limiting: Periodic | undefined
+  #isStopped = false
   #sentLimit = 0
 
-  constructor(deps: RoutingDeps, parts: { processing: Processing; signals: Signals; burials: Burials }) {
-    this.#deps = deps
-    this.#processing = parts.processing
-    this.#signals = parts.signals
-    this.#burials = parts.burials
+  constructor(parts: RoutingParts) {
+    this.#parts = parts
   }
 
   start(): void {
-    const { broker, settings } = this.#deps
-    if (broker === null) return
-    this.#taking = broker.take(settings.concurrency, (delivery) => this.#work(delivery))
-    this.#timer = setInterval(() => void this.#limit(), limitEveryMs)
-    this.#timer.unref()
-    void this.#limit()
+    const { broker, intake, settings, isRouter } = this.#parts
+    if (this.#isStopped) return
+    if (broker === null) {
+      intake.wakeAll()
+    } else if (isRouter) {
+      this.#taking = broker.take(settings.concurrency, (delivery) => this.#work(broker, delivery))
+      this.#limiting = periodic(limitEveryMs, () => this.#limit(broker))
+      void this.#limit(broker)
+    }
   }
 
   async stop(): Promise<void> {
-    clearInterval(this.#timer)
+    this.#isStopped = true
+    void this.#limiting?.stop()
     await this.#taking?.stop()
   }
 
   /** Twice the concurrency of all routers, because their buffers hold the same number again. */
-  async #limit(): Promise<void> {
-    const { broker, settings, log, routersConcurrency } = this.#deps
-    const wanted = 2 * Math.max(settings.concurrency, routersConcurrency())
-    if (broker === null || !broker.isConnected || wanted === this.#sentLimit) return
+  async #limit(broker: RouterBroker): Promise<void> {
+    const { intake, settings, log } = this.#parts
+    const wanted = 2 * Math.max(settings.concurrency, intake.fleet.sumOf('router'))
+    if (!broker.isConnected || wanted === this.#sentLimit) return
     try {
       await broker.limitAckPending(wanted)
       this.#sentLimit = wanted
@@ -69,24 +69,19 @@ export class Router {
     }
   }
 
-  async #work(delivery: Delivery): Promise<void> {
-    const { metrics } = this.#deps
+  async #work(broker: RouterBroker, delivery: Delivery): Promise<void> {
+    const { metrics, signals } = this.#parts
     metrics.delivered.inc()
     if (delivery.deliveries > 1) metrics.redelivered.inc()
-    this.#signals.began()
-    let end: End
-    try {
-      end = await this.#handle(delivery)
-    } catch (fault) {
-      end = this.#failed(delivery, fault)
-    }
-    await this.#finish(delivery, end)
+    signals.began()
+    const end = await this.#handle(delivery).catch((fault: unknown) => this.#failed(delivery, fault))
+    await this.#finish(broker, delivery, end)
   }
 
   async #handle(delivery: Delivery): Promise<End> {
-    const { settings } = this.#deps
+    const { settings, config } = this.#parts
     if (delivery.deliveries > settings.maxDeliver) return this.#exhausted(delivery, 'it was handed out too often')
-    const read = readTask(delivery.data, { bytesMax: settings.bodyLimitBytes })
+    const read = readTask(delivery.data, { bytesMax: config.server.bodyLimitBytes })
     if (!read.ok) {
       const { code, message, errors, correlation } = read
       const answer: RouteAnswer = {
@@ -104,7 +99,7 @@ export class Router {
         context: { request_id: task.request_id },
       })
     }
-    const answer = await this.#processing.answer(task, {
+    const answer = await answerTask(this.#parts, task, {
       text,
       traceId: traceIdOf(delivery.header('traceparent')),
       key: delivery.header('Spillway-Idempotency-Key'),
@@ -116,7 +111,7 @@ export class Router {
   }
 
   #isHeard(delivery: Delivery): boolean {
-    return this.#deps.broker?.canAnswer(delivery) === true
+    return this.#parts.broker?.canAnswer(delivery) === true
   }
 
   /** A waiting caller gets the reason; otherwise it is dead-lettered, because nobody would learn of it. */
@@ -126,14 +121,14 @@ export class Router {
   }
 
   #failed(delivery: Delivery, fault: unknown): End {
-    const { settings, log } = this.#deps
+    const { settings, log } = this.#parts
     log.warn({ err: fault, message: delivery.id, deliveries: delivery.deliveries }, 'a message failed')
     if (delivery.deliveries >= settings.maxDeliver) {
       // A waiting caller can retry when the store is back, and the message itself is fine.
       const isAsked = this.#isHeard(delivery) && ticketOf(delivery) === null
       return isAsked && isStoreAway(fault) ? storeAway : this.#exhausted(delivery, 'every attempt failed')
     }
-    return { kind: 'put-back', delayMs: putBackMs[delivery.deliveries - 1] ?? putBackMs.at(-1) ?? 0, fault }
+    return { kind: 'put-back', delayMs: putBackMs[delivery.deliveries - 1] ?? putBackMs.at(-1) ?? 0 }
   }
 
   #exhausted({ deliveries }: Delivery, detail: string): End {
@@ -142,41 +137,33 @@ export class Router {
     return { kind: 'bury', status: 'exhausted', reason: 'max_deliver', detail: message, answer }
   }
 
-  async #finish(delivery: Delivery, end: End): Promise<void> {
-    const { broker, metrics, log } = this.#deps
-    if (broker === null) return
+  async #finish(broker: RouterBroker, delivery: Delivery, end: End): Promise<void> {
+    const { metrics, log, signals } = this.#parts
     if (end.kind === 'put-back') {
       delivery.putBack(end.delayMs)
-      return this.#signals.putBack()
+      return signals.putBack()
     }
     try {
       if (end.kind === 'bury') {
-        await broker.bury(delivery, { reason: end.reason, detail: end.detail }, (letter) =>
-          this.#endTicket(delivery, letter, end),
+        const { reason, detail, answer } = end
+        const code = answer?.ok === false ? answer.error.code : reason
+        // The ticket ends before the message leaves the broker: the answer may reach nobody, and the message would be
+        // published again.
+        await broker.bury(delivery, { reason, detail }, (letter) =>
+          keepBurial(this.#parts, delivery, letter, `${code}: ${detail}`),
         )
-        metrics.buried(end.reason).inc()
+        metrics.buried(reason).inc()
       }
     } catch (fault) {
       // The broker keeps it, and redelivers it or reports it as exhausted.
       log.error({ err: fault, message: delivery.id, reason: end.kind }, 'a message could not be dead-lettered')
-      return this.#signals.putBack()
+      return signals.putBack()
     }
     if (end.answer !== undefined) this.#answer(broker, delivery, end.answer)
     if (end.kind === 'ack') delivery.ack()
     // Answering an invalid message with its error is not our failure.
     const isGood = end.status === 'ok' || end.status === 'undecided' || end.status === 'invalid'
-    this.#signals.ended(end.status, Math.max(0, Date.now() - delivery.storedAtMs), isGood)
-  }
-
-  /**
-   * Runs before the message leaves the broker: the answer may reach nobody, and the ticket's message would be published
-   * again.
-   */
-  async #endTicket(delivery: Delivery, letter: string, end: Extract<End, { kind: 'bury' }>): Promise<void> {
-    const ticket = ticketOf(delivery)
-    if (ticket === null) return
-    const code = end.answer?.ok === false ? end.answer.error.code : end.reason
-    await this.#burials.keep({ ticket, letter, error: `${code}: ${end.detail}` })
+    signals.ended(end.status, Math.max(0, Date.now() - delivery.storedAtMs), isGood)
   }
 
   #answer(broker: RouterBroker, delivery: Delivery, answer: RouteAnswer): void {
@@ -184,11 +171,8 @@ export class Router {
       broker.answer(delivery, encodeAnswer(answer))
     } catch (fault) {
       if (!(fault instanceof BrokerFault) || fault.code !== 'too_large') throw fault
-      const message = 'The answer is larger than what the broker takes.'
-      broker.answer(
-        delivery,
-        encodeAnswer({ ok: false, error: { code: 'internal_error', message }, context: answer.context }),
-      )
+      const error = { code: 'internal_error', message: 'The answer is larger than what the broker takes.' } as const
+      broker.answer(delivery, encodeAnswer({ ok: false, error, context: answer.context }))
     }
   }
 }

@@ -8,48 +8,43 @@ import type { AppRequest as Request } from '../../app.js'
 import { viewsAll } from '../../auth/identity.js'
 import type { MountedRoute } from '../../workload.js'
 import { addBlocks } from './block-routes.js'
+import type { RoutingParts } from './context.js'
 import { addDeadLetters } from './dead-letter-routes.js'
 import { isUuid } from './envelope.js'
-import type { RoutingWorkload } from './index.js'
+import type { Gateway } from './gateway.js'
 import { addPolicies } from './policy-routes.js'
-import { anyone, problems, tags } from './route-options.js'
+import { anyone, options, problems, tags } from './route-options.js'
 
 const decidePath = '/api/v1/routes/decide'
 const messagesPath = '/api/v1/messages'
 const lookAgainMs = [20, 100]
 
-export function routingRoutes(workload: RoutingWorkload): (app: App) => Promise<void> {
+export function routingRoutes(parts: RoutingParts, gateway: Gateway): (app: App) => Promise<void> {
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
-    refuseUntilReady(app, workload.deps.intake)
-    addDecision(app, workload)
-    addPolicies(app, workload)
-    addBlocks(app, workload)
-    addDeadLetters(app, workload)
+    refuseUntilReady(app, parts.intake)
+    addDecision(app, parts)
+    addPolicies(app, parts, gateway)
+    addBlocks(app, parts, gateway)
+    addDeadLetters(app, parts)
   }
 }
 
 /** The two routes that submit. */
-export function taskRoutes({ gateway }: RoutingWorkload): MountedRoute[] {
+export function taskRoutes(gateway: Gateway): MountedRoute[] {
   const errorForm = 'object'
+  const body = DecideRequest
+  const decideAnswers = { 200: DecideAnswer, 202: Queued, ...problems }
+  const messageAnswers = { 201: Executed, 202: Queued, ...problems }
+  const messageSummary = 'Hand a task to the router; the decision becomes the result of the ticket'
   return [
     {
-      url: decidePath,
-      mount: gateway.decideMount(),
-      schema: {
-        ...{ tags, summary: 'Decide which provider takes a task', body: DecideRequest },
-        response: { 200: DecideAnswer, 202: Queued, ...problems },
-      },
-      errorForm,
+      ...{ url: decidePath, mount: gateway.decideMount(), errorForm },
+      schema: { tags, summary: 'Decide which provider takes a task', body, response: decideAnswers },
     },
     {
-      url: messagesPath,
-      mount: gateway.messageMount(),
-      schema: {
-        ...{ tags, summary: 'Hand a task to the router; the decision becomes the result of the ticket' },
-        ...{ body: DecideRequest, response: { 201: Executed, 202: Queued, ...problems } },
-      },
-      errorForm,
+      ...{ url: messagesPath, mount: gateway.messageMount(), errorForm },
+      schema: { tags, summary: messageSummary, body, response: messageAnswers },
     },
   ]
 }
@@ -65,20 +60,14 @@ async function findSoon<Found>(find: () => Promise<Found | null>): Promise<Found
 }
 
 /** By the request id of decide, or the operation id of a message. */
-function addDecision(app: App, { decisions, deps }: RoutingWorkload): void {
-  const { intake, settings } = deps
+function addDecision(app: App, { decisions, intake, isAuthenticated }: RoutingParts): void {
   /** With authentication a caller reads its tenant's decisions, or all with the right to; without it, everybody reads all. */
   const tenantOf = ({ principal }: Request): string | null =>
-    !settings.isAuthenticated || viewsAll(principal) ? null : principal.identity
+    !isAuthenticated || viewsAll(principal) ? null : principal.identity
+  const params = Type.Object({ messageId: Type.String() })
   app.get<{ Params: { messageId: string } }>(
     `${decidePath}/:messageId`,
-    {
-      schema: {
-        ...{ tags, summary: 'The decision, or the operation that will have it' },
-        ...{ params: Type.Object({ messageId: Type.String() }), response: { ...problems } },
-      },
-      config: anyone,
-    },
+    options(anyone, 'The decision, or the operation that will have it', { params }, {}),
     async (request, reply) => {
       const { messageId } = request.params
       const id = messageId.toLowerCase()

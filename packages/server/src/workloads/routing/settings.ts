@@ -1,23 +1,15 @@
 import type { Say, Setting, ValuesIn } from '../../config/setting.js'
 
-const count = <const Name extends string, const Default extends number>(
+const integer = <const Name extends string>(
   name: Name,
-  byDefault: Default,
+  byDefault: number,
   meaning: string,
-  unit = 'messages',
-) =>
-  ({
-    ...{ name, type: 'integer', min: 1, max: 100_000_000, default: byDefault, unit, meaning },
-  }) as const satisfies Setting
+  { unit, min = 1, max = 100_000_000 }: { unit?: string; min?: number; max?: number } = {},
+) => ({ name, type: 'integer', min, max, default: byDefault, ...(unit !== undefined && { unit }), meaning }) as const
 
-const perMinute = <const Name extends string, const Default extends number>(
-  name: Name,
-  byDefault: Default,
-  meaning: string,
-) =>
-  ({
-    ...{ name, type: 'integer', min: 1, max: 10_000_000, default: byDefault, unit: 'requests', meaning },
-  }) as const satisfies Setting
+const messages = { unit: 'messages' }
+const milliseconds = { unit: 'ms' }
+const perMinute = { unit: 'requests', max: 10_000_000 }
 
 /** The routing workload, gateway and router, with the variable names that their operators know. */
 export const routingSettings = {
@@ -30,24 +22,13 @@ export const routingSettings = {
     meaning:
       'NATS with JetStream, the intake of the routers (servers of a cluster separated by commas); unset, the operation queue plays that part',
   },
-  maxDeliver: {
-    name: 'ROUTER_MAX_DELIVER',
-    type: 'integer',
-    min: 1,
+  maxDeliver: integer('ROUTER_MAX_DELIVER', 3, 'how often a message is tried before it is dead-lettered', {
     max: 1_000,
-    default: 3,
-    meaning: 'how often a message is tried before it is dead-lettered',
-  },
-  concurrency: count('ROUTER_CONCURRENCY', 600, 'messages that a router works on at once'),
-  simulateDelayMs: {
-    name: 'ROUTER_SIMULATE_DELAY_MS',
-    type: 'integer',
-    min: 0,
-    max: 600_000,
-    default: 0,
-    unit: 'ms',
-    meaning: 'slows each message, for drills; never in production',
-  },
+  }),
+  concurrency: integer('ROUTER_CONCURRENCY', 600, 'messages that a router works on at once', messages),
+  simulateDelayMs: integer('ROUTER_SIMULATE_DELAY_MS', 0, 'slows each message, for drills; never in production', {
+    ...{ unit: 'ms', min: 0, max: 600_000 },
+  }),
   policy: {
     name: 'ROUTER_BACKPRESSURE_POLICY',
     type: 'choice',
@@ -55,24 +36,26 @@ export const routingSettings = {
     default: 'any',
     meaning: 'active when any signal is at overload, or when backlog and latency are together',
   },
-  retryAfterSeconds: {
-    name: 'ROUTER_BACKPRESSURE_RETRY_AFTER_SECONDS',
-    type: 'integer',
-    min: 1,
-    max: 86_400,
-    default: 30,
-    unit: 's',
-    meaning: 'base of Retry-After while the router is overloaded',
-  },
-  queueWarn: count('ROUTER_QUEUE_WARN', 10, 'backlog (pending and handed out) worth a look'),
-  queueCrit: count('ROUTER_QUEUE_CRIT', 100, 'backlog from which rate limits are reduced'),
-  queueOverload: count('ROUTER_QUEUE_OVERLOAD', 1_000, 'backlog from which requests are refused'),
-  latencyWarnMs: count('ROUTER_LATENCY_WARN_MS', 500, '95th percentile of arrival to ack worth a look', 'ms'),
-  latencyCritMs: count('ROUTER_LATENCY_CRIT_MS', 2_000, 'the same, from which rate limits are reduced', 'ms'),
-  latencyOverloadMs: count('ROUTER_LATENCY_OVERLOAD_MS', 5_000, 'the same, from which requests are refused', 'ms'),
-  inflightWarn: count('ROUTER_INFLIGHT_WARN', 50, 'messages under way in a router worth a look'),
-  inflightCrit: count('ROUTER_INFLIGHT_CRIT', 200, 'the same, from which rate limits are reduced'),
-  inflightOverload: count('ROUTER_INFLIGHT_OVERLOAD', 500, 'the same, from which requests are refused'),
+  retryAfterSeconds: integer(
+    'ROUTER_BACKPRESSURE_RETRY_AFTER_SECONDS',
+    30,
+    'base of Retry-After while the router is overloaded',
+    { unit: 's', max: 86_400 },
+  ),
+  queueWarn: integer('ROUTER_QUEUE_WARN', 10, 'backlog (pending and handed out) worth a look', messages),
+  queueCrit: integer('ROUTER_QUEUE_CRIT', 100, 'backlog from which rate limits are reduced', messages),
+  queueOverload: integer('ROUTER_QUEUE_OVERLOAD', 1_000, 'backlog from which requests are refused', messages),
+  latencyWarnMs: integer('ROUTER_LATENCY_WARN_MS', 500, '95th percentile of arrival to ack worth a look', milliseconds),
+  latencyCritMs: integer('ROUTER_LATENCY_CRIT_MS', 2_000, 'the same, from which rate limits are reduced', milliseconds),
+  latencyOverloadMs: integer(
+    'ROUTER_LATENCY_OVERLOAD_MS',
+    5_000,
+    'the same, from which requests are refused',
+    milliseconds,
+  ),
+  inflightWarn: integer('ROUTER_INFLIGHT_WARN', 50, 'messages under way in a router worth a look', messages),
+  inflightCrit: integer('ROUTER_INFLIGHT_CRIT', 200, 'the same, from which rate limits are reduced', messages),
+  inflightOverload: integer('ROUTER_INFLIGHT_OVERLOAD', 500, 'the same, from which requests are refused', messages),
   metricsUrls: {
     name: 'GATEWAY_ROUTER_METRICS_URL',
     type: 'urls',
@@ -89,21 +72,16 @@ export const routingSettings = {
     unit: 's',
     meaning: 'how often the gateway asks for them; three in a row without an answer are unknown, handled as warning',
   },
-  checkTimeoutMs: {
-    name: 'GATEWAY_BACKPRESSURE_TIMEOUT_MS',
-    type: 'integer',
-    min: 10,
-    max: 60_000,
-    default: 1_000,
-    unit: 'ms',
-    meaning: 'how long it waits for an answer',
-  },
-  decidePerMinute: perMinute('GATEWAY_RATE_LIMIT_ROUTES_DECIDE_LIMIT', 50, 'decisions per minute and tenant'),
-  messagesPerMinute: perMinute('GATEWAY_RATE_LIMIT_MESSAGES_LIMIT', 100, 'messages per minute and tenant'),
-  registryPerMinute: perMinute(
+  checkTimeoutMs: integer('GATEWAY_BACKPRESSURE_TIMEOUT_MS', 1_000, 'how long it waits for an answer', {
+    ...{ unit: 'ms', min: 10, max: 60_000 },
+  }),
+  decidePerMinute: integer('GATEWAY_RATE_LIMIT_ROUTES_DECIDE_LIMIT', 50, 'decisions per minute and tenant', perMinute),
+  messagesPerMinute: integer('GATEWAY_RATE_LIMIT_MESSAGES_LIMIT', 100, 'messages per minute and tenant', perMinute),
+  registryPerMinute: integer(
     'GATEWAY_RATE_LIMIT_REGISTRY_LIMIT',
     200,
     'changes of the registry per minute and tenant',
+    perMinute,
   ),
   rateReduction: {
     name: 'BACKPRESSURE_RATE_LIMIT_REDUCTION',
@@ -113,37 +91,26 @@ export const routingSettings = {
     default: 0.5,
     meaning: 'while the router is under pressure these limits are multiplied by this',
   },
-  rateMin: perMinute('BACKPRESSURE_RATE_LIMIT_MIN', 10, 'they are never reduced below this'),
+  rateMin: integer('BACKPRESSURE_RATE_LIMIT_MIN', 10, 'they are never reduced below this', perMinute),
 } as const satisfies Readonly<Record<string, Setting>>
 
 type RoutingConfig = ValuesIn<typeof routingSettings>
 
+/** The levels of each router signal: warn, critical, overload. */
+const ascending = [
+  ['queueWarn', 'queueCrit', 'queueOverload'],
+  ['latencyWarnMs', 'latencyCritMs', 'latencyOverloadMs'],
+  ['inflightWarn', 'inflightCrit', 'inflightOverload'],
+] as const
+
 export function checkRouting(routing: RoutingConfig, say: Say): void {
-  for (const [names, values] of ascending(routing)) {
+  for (const levels of ascending) {
+    const names = levels.map((level) => routingSettings[level].name)
+    const values = levels.map((level) => routing[level])
     if (values.some((value, i) => i > 0 && value <= (values[i - 1] ?? 0))) {
       say(names, `${names.join(', ')} are ${values.join(', ')}: each must be more than the one before`)
     }
   }
-}
-
-type Ascending = readonly [names: readonly string[], values: readonly number[]]
-
-/** The levels of each router signal: warn, critical, overload. */
-function ascending(routing: RoutingConfig): Ascending[] {
-  return [
-    [
-      ['ROUTER_QUEUE_WARN', 'ROUTER_QUEUE_CRIT', 'ROUTER_QUEUE_OVERLOAD'],
-      [routing.queueWarn, routing.queueCrit, routing.queueOverload],
-    ],
-    [
-      ['ROUTER_LATENCY_WARN_MS', 'ROUTER_LATENCY_CRIT_MS', 'ROUTER_LATENCY_OVERLOAD_MS'],
-      [routing.latencyWarnMs, routing.latencyCritMs, routing.latencyOverloadMs],
-    ],
-    [
-      ['ROUTER_INFLIGHT_WARN', 'ROUTER_INFLIGHT_CRIT', 'ROUTER_INFLIGHT_OVERLOAD'],
-      [routing.inflightWarn, routing.inflightCrit, routing.inflightOverload],
-    ],
-  ]
 }
 
 export function doubtfulRouting(routing: RoutingConfig, roles: readonly string[]): string[] {

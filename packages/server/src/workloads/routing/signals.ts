@@ -4,9 +4,10 @@
  *   sample ──► level (pressure/router-pressure.ts) ──changed──► metrics, log, alert
  *         └──► each signal: below its critical bound ──at it──► alert firing ──below half of it for 3 s──► resolved
  */
-import type { LevelHold } from 'spillway/workload'
+import { type Intake, LatencyWindow, LevelHold, RouterPressure } from 'spillway/workload'
+import type { Backlog } from '../../brokers/nats/broker.js'
 import type { AlertChange } from '../../workload.js'
-import type { RoutingDeps } from './parts.js'
+import type { RoutingContext } from './context.js'
 
 const sampleMs = 1_000
 /** Without a broker the backlog comes from the heartbeat each second, so sampling is free. */
@@ -14,64 +15,49 @@ const sampleQueueMs = 250
 /** The objectives' limit (docs/guides/routing.md#alerts-and-objectives), independent of the levels' settings. */
 const objectiveLatencyMs = 500
 const objectiveDepth = 100
+/** Like the levels: 3 s, less a margin for early samples. */
+const alertHoldMs = 2_900
+const rank = { inactive: 0, warning: 1, active: 2 } as const
+const triggerNames = { backlog: 'backlog', latencyMs: 'latency', inFlight: 'inflight' } as const
 
-interface SignalAlert {
-  name: AlertChange['name']
-  severity: AlertChange['severity']
-  what: string
-  bound: number
-  read: (sample: Sample) => number
-  hold: LevelHold
-}
+/** The alert of each signal at its critical bound. */
+const signalAlerts = [
+  { signal: 'backlog', name: 'router_intake_queue_depth_high', severity: 'critical', what: 'backlog' },
+  { signal: 'latencyMs', name: 'router_intake_latency_high', severity: 'critical', what: 'latency' },
+  { signal: 'inFlight', name: 'router_intake_inflight_high', severity: 'warning', what: 'in-flight' },
+] as const
 
-interface Sample {
-  pending: number
-  backlog: number
-  latencyMs: number
-  inFlight: number
-}
+type Observed = ReturnType<RouterPressure['observe']>
 
 export class Signals {
-  readonly #deps: RoutingDeps
-  readonly #alerts: SignalAlert[]
+  readonly #context: RoutingContext
+  readonly #pressure: RouterPressure
+  readonly #latency = new LatencyWindow()
+  readonly #alerts = signalAlerts.map((alert) => ({ ...alert, hold: new LevelHold(alertHoldMs) }))
+  readonly #counted = new Set<string>()
   #timer: NodeJS.Timeout | undefined
+  #isSampling = false
   #inFlight = 0
   #inFlightMax = 0
-  #sampling = false
-  readonly #counted = new Set<string>()
-  #last: Sample = { pending: 0, backlog: 0, latencyMs: 0, inFlight: 0 }
+  #last = { pending: 0, backlog: 0, latencyMs: 0, inFlight: 0 }
 
-  constructor(deps: RoutingDeps) {
-    this.#deps = deps
-    const { backlog, latencyMs, inFlight } = deps.settings.bounds
-    this.#alerts = [
-      {
-        ...{ name: 'router_intake_queue_depth_high', severity: 'critical', what: 'backlog' },
-        ...{ bound: backlog[1], read: (sample) => sample.backlog, hold: deps.makeHold() },
-      },
-      {
-        ...{ name: 'router_intake_latency_high', severity: 'critical', what: 'latency' },
-        ...{ bound: latencyMs[1], read: (sample) => sample.latencyMs, hold: deps.makeHold() },
-      },
-      {
-        ...{ name: 'router_intake_inflight_high', severity: 'warning', what: 'in-flight' },
-        ...{ bound: inFlight[1], read: (sample) => sample.inFlight, hold: deps.makeHold() },
-      },
-    ]
+  constructor(context: RoutingContext) {
+    this.#context = context
+    this.#pressure = new RouterPressure({ bounds: context.bounds, policy: context.settings.policy })
   }
 
-  get inFlight(): number {
-    return this.#inFlight
+  get level(): Observed['level'] {
+    return this.#pressure.level
   }
 
   start(): void {
-    const { metrics } = this.#deps
+    const { metrics, broker } = this.#context
     metrics.inFlight.set(this.#inFlight)
     metrics.inFlightMax.set(this.#inFlightMax)
     metrics.backpressureActive.set(0)
     metrics.backpressureLevel.set(0)
-    const everyMs = this.#deps.broker === null ? sampleQueueMs : sampleMs
-    this.#timer = setInterval(() => void this.sample(), everyMs)
+    // Not periodic(): with a slow broker its pause would come on top of the time that the look takes.
+    this.#timer = setInterval(() => void this.#sample(), broker === null ? sampleQueueMs : sampleMs)
     this.#timer.unref()
   }
 
@@ -81,7 +67,7 @@ export class Signals {
 
   began(): void {
     this.#inFlight++
-    const { metrics } = this.#deps
+    const { metrics } = this.#context
     metrics.inFlight.set(this.#inFlight)
     if (this.#inFlight <= this.#inFlightMax) return
     this.#inFlightMax = this.#inFlight
@@ -90,46 +76,46 @@ export class Signals {
 
   /** `tookMs`: since its arrival in the broker. `isGood`: it was answered correctly, whatever the answer. */
   ended(status: string, tookMs: number, isGood: boolean): void {
-    const { metrics, latency, objectives } = this.#deps
-    this.#inFlight--
-    metrics.inFlight.set(this.#inFlight)
-    metrics.latency(status).observe(tookMs / 1_000)
-    latency.add(tookMs)
-    objectives.count('availability', isGood ? 1 : 0, 1)
-    objectives.count('latency', tookMs < objectiveLatencyMs ? 1 : 0, 1)
+    this.putBack()
+    this.#latency.add(tookMs)
+    this.#count(status, tookMs, isGood)
   }
 
   /** It died while no router held it. This says nothing about this router's speed, so it adds no latency sample. */
   diedUnheld(tookMs: number): void {
-    const { metrics, objectives } = this.#deps
-    metrics.latency('exhausted').observe(tookMs / 1_000)
-    objectives.count('availability', 0, 1)
-    objectives.count('latency', tookMs < objectiveLatencyMs ? 1 : 0, 1)
+    this.#count('exhausted', tookMs, false)
   }
 
   /** Returned to the broker: not ended, but no longer running here. */
   putBack(): void {
     this.#inFlight--
-    this.#deps.metrics.inFlight.set(this.#inFlight)
+    this.#context.metrics.inFlight.set(this.#inFlight)
   }
 
-  async sample(): Promise<void> {
-    if (this.#sampling) return
-    this.#sampling = true
+  #count(status: string, tookMs: number, isGood: boolean): void {
+    const { metrics, objectives } = this.#context
+    metrics.latency(status).observe(tookMs / 1_000)
+    objectives.count('availability', isGood ? 1 : 0, 1)
+    objectives.count('latency', tookMs < objectiveLatencyMs ? 1 : 0, 1)
+  }
+
+  async #sample(): Promise<void> {
+    const { broker, intake, log } = this.#context
+    if (this.#isSampling) return
+    this.#isSampling = true
     try {
-      const backlog = await this.#deps.backlog()
-      this.#observe(backlog)
+      this.#observe(broker === null ? queueBacklog(intake) : await broker.backlog())
     } catch (fault) {
-      this.#deps.log.warn({ err: fault }, 'cannot read the backlog of the router')
+      log.warn({ err: fault }, 'cannot read the backlog of the router')
       this.#observe(null)
-    } finally {
-      this.#sampling = false
     }
+    this.#isSampling = false
   }
 
-  #observe(backlog: { pending: number; ackPending: number } | null): void {
-    const { metrics, latency, objectives, pressure } = this.#deps
-    const { p50, p95, p99 } = latency.percentiles()
+  /** Null: unknown. */
+  #observe(backlog: Pick<Backlog, 'pending' | 'ackPending'> | null): void {
+    const { metrics, objectives } = this.#context
+    const { p50, p95, p99 } = this.#latency.percentiles()
     metrics.latencyP50.set(p50)
     metrics.latencyP95.set(p95)
     metrics.latencyP99.set(p99)
@@ -147,28 +133,28 @@ export class Signals {
       inFlight: this.#inFlight,
     }
     const now = performance.now()
-    const observed = pressure.observe({ backlog: waiting, latencyMs: p95, inFlight: this.#inFlight }, now)
+    const observed = this.#pressure.observe({ backlog: waiting, latencyMs: p95, inFlight: this.#inFlight }, now)
     metrics.backpressureActive.set(observed.level === 'active' ? 1 : 0)
-    metrics.backpressureLevel.set({ inactive: 0, warning: 1, active: 2 }[observed.level])
+    metrics.backpressureLevel.set(rank[observed.level])
     this.#countTriggers(observed)
     if (observed.changedFrom !== null) this.#changed(observed.changedFrom, observed)
-    for (const alert of this.#alerts) this.#checkAlert(alert, now)
+    this.#checkAlerts(now)
   }
 
   /** Counts each signal once per level that it caused or joined, until the pressure ends: a fluctuation is not a new trigger. */
-  #countTriggers({ level, triggers }: ReturnType<RoutingDeps['pressure']['observe']>): void {
+  #countTriggers({ level, triggers }: Observed): void {
     if (level === 'inactive') this.#counted.clear()
     for (const trigger of triggers) {
       const name = `${level} ${trigger}`
       if (this.#counted.has(name)) continue
       this.#counted.add(name)
-      this.#deps.metrics.triggered(triggerNames[trigger]).inc()
+      this.#context.metrics.triggered(triggerNames[trigger]).inc()
     }
   }
 
-  #changed(from: string, { level, triggers }: ReturnType<RoutingDeps['pressure']['observe']>): void {
-    const { log } = this.#deps
-    const isWorse = rank[level] > (rank[from as keyof typeof rank] ?? 0)
+  #changed(from: Observed['level'], { level, triggers }: Observed): void {
+    const { log } = this.#context
+    const isWorse = rank[level] > rank[from]
     const fields = { from, to: level, triggers, ...this.#last }
     if (isWorse) log.warn(fields, 'router backpressure')
     else log.info(fields, 'router backpressure')
@@ -176,17 +162,19 @@ export class Signals {
     this.#report('router_intake_backpressure_active', 'warning', level === 'active', 'backpressure active')
   }
 
-  #checkAlert({ name, severity, what, bound, read, hold }: SignalAlert, now: number): void {
-    const value = read(this.#last)
-    const before = hold.level
-    const at = (times: number) => (value * times >= bound ? ('warning' as const) : ('inactive' as const))
-    const level = hold.observe({ enter: at(1), stay: at(2) }, now)
-    if (level !== before) this.#report(name, severity, level !== 'inactive', `${what} high (critical from ${bound})`)
+  #checkAlerts(now: number): void {
+    for (const { signal, name, severity, what, hold } of this.#alerts) {
+      const bound = this.#context.bounds[signal][1]
+      const before = hold.level
+      const at = (times: number) => (this.#last[signal] * times >= bound ? ('warning' as const) : ('inactive' as const))
+      const level = hold.observe({ enter: at(1), stay: at(2) }, now)
+      if (level !== before) this.#report(name, severity, level !== 'inactive', `${what} high (critical from ${bound})`)
+    }
   }
 
   #report(name: AlertChange['name'], severity: AlertChange['severity'], isFiring: boolean, what: string): void {
     const { pending, latencyMs, inFlight } = this.#last
-    const { alerts, subject } = this.#deps
+    const { alerts, subject } = this.#context
     const figures = `pending=${pending}, latency_p95=${Math.round(latencyMs)}ms, inflight=${inFlight}`
     alerts.report({
       name,
@@ -203,5 +191,8 @@ export class Signals {
   }
 }
 
-const rank = { inactive: 0, warning: 1, active: 2 } as const
-const triggerNames = { backlog: 'backlog', latencyMs: 'latency', inFlight: 'inflight' } as const
+/** Without a broker: the operations waiting in the queue, and those that its workers hold. */
+function queueBacklog({ fleet }: Intake): Pick<Backlog, 'pending' | 'ackPending'> {
+  const [decide, message] = [fleet.countsOf('routing.decide'), fleet.countsOf('routing.message')]
+  return { pending: decide.pending + message.pending, ackPending: decide.running + message.running }
+}

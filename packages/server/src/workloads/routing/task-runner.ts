@@ -4,81 +4,62 @@
  */
 import type { RouteTask } from '@spillway/protocol/wire'
 import { FailOperation, RetryOperation, type RunContext, traceIdOf } from 'spillway/workload'
-import { BrokerFault, type RouterBroker } from '../../brokers/port.js'
-import type { Burials } from './burials.js'
-import type { DecisionStore } from './decision-store.js'
-import type { RoutingDeps } from './parts.js'
-import type { Processing, RouteAnswer } from './processing.js'
-import type { Signals } from './signals.js'
+import type { RouterBroker } from '../../brokers/nats/broker.js'
+import { BrokerFault } from '../../brokers/nats/faults.js'
+import { readBurial } from './burials.js'
+import type { RoutingParts } from './context.js'
+import { answerTask, type RouteAnswer } from './processing.js'
 
 /** How long a worker waits in one attempt, because it holds a slot meanwhile. A retry finds an earlier decision. */
 const messageMs = 10_000
 
-export interface TaskRunnerParts {
-  processing: Processing
-  signals: Signals
-  decisions: DecisionStore
-  burials: Burials
+type RunTask = (parts: RoutingParts, task: RouteTask, context: RunContext, text: string) => Promise<RouteAnswer>
+
+/** Without a broker: the operation queue is the intake, and its workers are the routers. */
+export const decideHere: RunTask = async (parts, task, context, text) => {
+  const { metrics, signals } = parts
+  const isRepeat = context.attempt > 1
+  metrics.delivered.inc()
+  if (isRepeat) metrics.redelivered.inc()
+  signals.began()
+  try {
+    const traceId = traceIdOf(context.traceparent)
+    const answer = await answerTask(parts, task, { text, traceId, isTicket: true, isRepeat })
+    signals.ended(answer.ok ? 'ok' : 'undecided', sinceAccepted(context), true)
+    return answer
+  } catch (fault) {
+    if (context.attempt >= context.maxAttempts) signals.ended('exhausted', sinceAccepted(context), false)
+    else signals.putBack()
+    throw fault
+  }
 }
 
-export class TaskRunner {
-  readonly #deps: RoutingDeps
-  readonly #parts: TaskRunnerParts
+/** Accepted with 202: the router's answer becomes the operation's result. */
+export const deliver: RunTask = async (parts, task, context, text) => {
+  const run = parts.broker === null ? decideHere : askRouter(parts.broker)
+  const answer = await run(parts, task, context, text)
+  if (!answer.ok) throw new FailOperation(`${answer.error.code}: ${answer.error.message}`)
+  return answer
+}
 
-  constructor(deps: RoutingDeps, parts: TaskRunnerParts) {
-    this.#deps = deps
-    this.#parts = parts
-  }
-
-  /** Without a broker: the operation queue is the intake, and its workers are the routers. */
-  async decide(task: RouteTask, context: RunContext, text: string): Promise<RouteAnswer> {
-    const { metrics } = this.#deps
-    const { processing, signals } = this.#parts
-    metrics.delivered.inc()
-    if (context.attempt > 1) metrics.redelivered.inc()
-    signals.began()
-    try {
-      const answer = await processing.answer(task, {
-        text,
-        traceId: traceIdOf(context.traceparent),
-        isTicket: true,
-        isRepeat: context.attempt > 1,
-      })
-      signals.ended(answer.ok ? 'ok' : 'undecided', sinceAccepted(context), true)
-      return answer
-    } catch (fault) {
-      if (context.attempt >= context.maxAttempts) signals.ended('exhausted', sinceAccepted(context), false)
-      else signals.putBack()
-      throw fault
-    }
-  }
-
-  /** Accepted with 202: the router's answer becomes the operation's result. */
-  async deliver(task: RouteTask, context: RunContext, text: string): Promise<RouteAnswer> {
-    const { broker } = this.#deps
-    const answer =
-      broker === null ? await this.decide(task, context, text) : await this.#ask(broker, task, context, text)
-    if (!answer.ok) throw new FailOperation(`${answer.error.code}: ${answer.error.message}`)
-    return answer
-  }
-
-  async #ask(broker: RouterBroker, task: RouteTask, context: RunContext, text: string): Promise<RouteAnswer> {
-    const { decisions, burials } = this.#parts
+const askRouter =
+  (broker: RouterBroker): RunTask =>
+  async (parts, task, context, text) => {
     const isFirst = context.attempt === 1
     // An earlier attempt may have been decided and only its answer lost: the broker would drop a second message.
-    const known = isFirst ? null : await decisions.find(task.tenant_id, task.request_id)
+    const known = isFirst ? null : await parts.decisions.find(task.tenant_id, task.request_id)
     if (known !== null) {
       return { ok: true, decision: known.decision, context: { request_id: task.request_id, trace_id: known.traceId } }
     }
     // A late first attempt may have been redriven, or returned by a process that ended.
     const isNew = isFirst && sinceAccepted(context) < messageMs
-    const error = isNew ? null : await burials.read(context.id, isFirst)
+    const error = isNew ? null : await readBurial(parts, context.id, isFirst)
     if (error !== null) throw new FailOperation(error)
     const headers = { traceparent: context.traceparent, 'Spillway-Ticket': context.id }
     try {
       const reply = await broker.ask({ data: Buffer.from(text), id: context.id, headers }, messageMs, context.signal)
       const answer = decodeAnswer(reply)
-      const buried = answer.ok ? null : await burials.read(context.id, false)
+      const buried = answer.ok ? null : await readBurial(parts, context.id, false)
       if (buried !== null) throw new FailOperation(buried)
       return answer
     } catch (fault) {
@@ -89,7 +70,6 @@ export class TaskRunner {
       throw new RetryOperation(`the broker: ${fault.code}`, { cause: fault })
     }
   }
-}
 
 /** The form on the broker. */
 export const encodeAnswer = (answer: RouteAnswer): Uint8Array => Buffer.from(JSON.stringify(answer))

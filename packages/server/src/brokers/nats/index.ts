@@ -1,2 +1,0 @@
-export { connectNats, type NatsBrokerOptions } from './broker.js'
-export { type NatsProbe, probeNats } from './probe.js'
