@@ -52,6 +52,10 @@ export function capacity(options: CapacityOptions): Gate<unknown> {
           isFull = true
           return refusal()
         },
+        // There may be room: the next request asks the store, instead of being refused until the next pulse.
+        freed(freed: string) {
+          if (freed === name) isFull = false
+        },
         observe(pulse: Pulse) {
           const state = pulse.gates.find((gate) => gate.name === name)
           if (state === undefined) return

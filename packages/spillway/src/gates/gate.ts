@@ -66,6 +66,8 @@ export interface BoundGate<Body = never> {
     request: GateRequest,
     rate: (Pick<RateState, 'resetMs' | 'resetAtMs'> & Omit<RateTier, 'keepMinutes'>) | null,
   ): Refusal
+  /** An operation that was settled here held capacity of this name. */
+  freed?(name: string): void
   /** The state that all instances share, once a second. */
   observe?(pulse: Pulse): void
 }

@@ -93,6 +93,10 @@ export class Definitions {
     return [...this.#bound.values()].filter((d) => d.options.abortable === true).map((d) => d.type)
   }
 
+  freed(capacity: string): void {
+    for (const { gates } of this.#bound.values()) for (const gate of gates) gate.freed?.(capacity)
+  }
+
   observe(pulse: Pulse): void {
     for (const { gates } of this.#bound.values()) for (const gate of gates) gate.observe?.(pulse)
     for (const { bound } of this.#admissions.values()) for (const gate of bound.gates) gate.observe?.(pulse)

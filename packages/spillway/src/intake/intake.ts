@@ -152,7 +152,10 @@ export class Intake {
         if (outcome !== 'lease_lost') metrics.operationRun.observe(runMs / 1_000)
       },
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
-      onSettled: (op) => this.waiters.hint(op.id),
+      onSettled: (op) => {
+        this.waiters.hint(op.id)
+        if (op.gate !== null) this.#definitions.freed(op.gate)
+      },
       onLeft: () => this.presence.announce('ready'),
     })
   }

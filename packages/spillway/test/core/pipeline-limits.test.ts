@@ -34,6 +34,23 @@ const counting = (calls: { accept: number }) => (store: Store) =>
   })
 
 describe('capacity', () => {
+  it('is open again at once in the process that freed its last places', async () => {
+    const intake = await b.intake()
+    const release = signal()
+    const op = intake.define('op', {
+      body: Body,
+      lane: ({ n }) => ['op', `${n}`],
+      gates: [capacity({ limit: 3 })],
+      run: () => release.promise,
+    })
+    const running = [1, 2, 3].map((n) => intake.submit(op, { n }))
+    await eventually(async () => (await b.sql('SELECT FROM spillway.ops')).length === 3 || undefined, 'three to run')
+    expect(await intake.submit(op, { n: 4 })).toMatchObject({ refusal: { code: 'capacity_exceeded' } })
+    release.fire()
+    expect(count(await Promise.all(running), 'done')).toBe(3)
+    expect(await intake.submit(op, { n: 5 })).toMatchObject({ kind: 'done' })
+  })
+
   it('is known to the store before the first submission is', async () => {
     const intake = await b.intake()
     const op = intake.define('op', { body: Body, gates: [capacity({ limit: 5 })], run: () => 1 })
