@@ -1,8 +1,8 @@
 import { withDeadline } from '../time/with-deadline.js'
 import { LogFault, type StreamKey, type StreamLog, type StreamRecord } from './port.js'
-import { type Entry, PendingStream, type StreamWriter, type WriterOwner } from './stream-writer.js'
+import { type Entry, StreamWriter } from './stream-writer.js'
 
-export { StreamGone, type StreamWriter } from './stream-writer.js'
+export type { StreamWriter } from './stream-writer.js'
 
 /** For all streams together, before their sources are asked to wait. */
 const bytesMax = 32 * 1024 * 1024
@@ -19,7 +19,6 @@ export interface LogWriterOptions {
   /** How long a record is retried. After that its stream is gone: `failed`. */
   patienceMs: number
   warn(fields: object, message: string): void
-  now?: () => number
 }
 
 /**
@@ -33,18 +32,13 @@ export interface LogWriterOptions {
  *                    pausing ──a record has waited for patienceMs──► its stream is gone (failed)
  */
 export class LogWriter {
-  readonly #log: StreamLog
-  readonly #onWritten: (key: StreamKey, record: StreamRecord) => void
-  readonly #patienceMs: number
-  readonly #warn: (fields: object, message: string) => void
-  readonly #now: () => number
-  readonly #owner: WriterOwner
-  readonly #writers = new Map<string, PendingStream>()
+  readonly #o: LogWriterOptions
+  readonly #writers = new Map<string, StreamWriter>()
   /** Streams with something to write, in order of arrival. */
-  #ready: PendingStream[] = []
+  #ready: StreamWriter[] = []
   /** Unanswered records, to be retried unchanged, before anything newer. */
   readonly #again: Entry[][] = []
-  readonly #awaitingRoom = new Set<PendingStream>()
+  readonly #awaitingRoom = new Set<StreamWriter>()
   #flight: readonly Entry[] | null = null
   #bytes = 0
   #failures = 0
@@ -55,48 +49,51 @@ export class LogWriter {
   #idle: (() => void)[] = []
 
   constructor(options: LogWriterOptions) {
-    this.#log = options.log
-    this.#onWritten = options.onWritten
-    this.#patienceMs = options.patienceMs
-    this.#warn = options.warn
-    this.#now = options.now ?? (() => performance.now())
-    this.#owner = {
-      now: this.#now,
-      hasRoom: () => this.#bytes < bytesMax,
-      waits: (bytes) => {
-        this.#bytes += bytes
-      },
-      ready: (writer) => {
-        this.#ready.push(writer)
-        this.#schedule()
-      },
-      awaitsRoom: (writer) => void this.#awaitingRoom.add(writer),
-      forget: (writer) => {
-        this.#awaitingRoom.delete(writer)
-        if (this.#writers.get(writer.key.id) === writer) this.#writers.delete(writer.key.id)
-      },
-    }
+    this.#o = options
   }
 
   /** `last`: the log's last chunk, after which to write. An earlier writer of the stream in this process has lost it. */
   open(key: StreamKey, last: number, options: { ring: boolean }): StreamWriter {
     if (this.#state === 'closed') throw new LogFault('the log is not written any more')
     this.#writers.get(key.id)?.leaveAs('lost')
-    const writer = new PendingStream(this.#owner, { key, last, ring: options.ring })
+    const writer = new StreamWriter(this, { key, last, ring: options.ring })
     this.#writers.set(key.id, writer)
     return writer
   }
 
-  /** Readers on other instances are notified from the next record on; false: the stream is not written here. */
-  ring(id: string): boolean {
+  /** If it is written here: readers on other instances are notified from the next record on. */
+  ring(id: string): void {
     const writer = this.#writers.get(id)
-    if (writer === undefined) return false
-    writer.ring = true
-    return true
+    if (writer !== undefined) writer.ring = true
   }
 
   has(id: string): boolean {
     return this.#writers.has(id)
+  }
+
+  /** Whether the limit for all streams together leaves room. */
+  get hasRoom(): boolean {
+    return this.#bytes < bytesMax
+  }
+
+  /** This many more bytes wait; fewer if negative. */
+  waits(bytes: number): void {
+    this.#bytes += bytes
+  }
+
+  /** It has something to write. */
+  ready(writer: StreamWriter): void {
+    this.#ready.push(writer)
+    this.#schedule()
+  }
+
+  awaitsRoom(writer: StreamWriter): void {
+    this.#awaitingRoom.add(writer)
+  }
+
+  forget(writer: StreamWriter): void {
+    this.#awaitingRoom.delete(writer)
+    if (this.#writers.get(writer.key.id) === writer) this.#writers.delete(writer.key.id)
   }
 
   /** Writes pending records, for `patienceMs` at most; streams that have not ended by then are gone. */
@@ -104,7 +101,7 @@ export class LogWriter {
     if (this.#state === 'open') this.#state = 'closing'
     if (this.#state === 'closing' && !this.#isIdle) {
       const idle = new Promise<void>((resolve) => this.#idle.push(resolve))
-      await withDeadline(idle, this.#patienceMs, () => undefined)
+      await withDeadline(idle, this.#o.patienceMs, () => undefined)
     }
     this.#state = 'closed'
     clearTimeout(this.#pause)
@@ -132,8 +129,8 @@ export class LogWriter {
       return
     }
     this.#flight = batch
-    this.#watch(this.#patienceMs)
-    this.#log.append(batch.map((entry) => entry.append)).then(
+    this.#watch(this.#o.patienceMs)
+    this.#o.log.append(batch.map((entry) => entry.append)).then(
       (answers) => this.#answered(batch, answers),
       (fault: unknown) => this.#faulted(batch, fault),
     )
@@ -145,7 +142,7 @@ export class LogWriter {
       if (live.length > 0) return live
     }
     const batch: Entry[] = []
-    const cut: PendingStream[] = []
+    const cut: StreamWriter[] = []
     let bytes = 0
     let looked = 0
     for (const writer of this.#ready) {
@@ -187,13 +184,14 @@ export class LogWriter {
       return
     }
     this.#flight = null
-    if (this.#failures > 0) this.#warn({ log: this.#log.name, tries: this.#failures }, 'the stream log answers again')
+    if (this.#failures > 0)
+      this.#o.warn({ log: this.#o.log.name, tries: this.#failures }, 'the stream log answers again')
     this.#failures = 0
     for (const [index, entry] of batch.entries()) {
       entry.writer.release(entry)
       if (answers[index] === 'written') {
         const { key, first, chunks, end } = entry.append
-        this.#onWritten(key, { first, chunks, end })
+        this.#o.onWritten(key, { first, chunks, end })
         entry.writer.wrote(entry)
       } else {
         entry.writer.leaveAs('lost')
@@ -208,7 +206,7 @@ export class LogWriter {
     this.#flight = null
     if (fault instanceof LogFault) {
       this.#failures++
-      if (this.#failures === 1) this.#warn({ log: this.#log.name, err: fault }, 'the stream log did not answer')
+      if (this.#failures === 1) this.#o.warn({ log: this.#o.log.name, err: fault }, 'the stream log did not answer')
       this.#again.unshift([...batch])
       const pauseMs = Math.min(backoffMaxMs, backoffMinMs * 2 ** (this.#failures - 1))
       this.#pause = setTimeout(() => {
@@ -221,7 +219,7 @@ export class LogWriter {
     // A retry would not help. One record must not cost the others their stream: the batch is split until it is alone.
     const [first, ...rest] = batch
     if (first !== undefined && rest.length === 0) {
-      this.#warn({ log: this.#log.name, stream: first.append.key.id, err: fault }, 'a record cannot be written')
+      this.#o.warn({ log: this.#o.log.name, stream: first.append.key.id, err: fault }, 'a record cannot be written')
       first.writer.release(first)
       first.writer.leaveAs('failed')
     } else {
@@ -243,25 +241,25 @@ export class LogWriter {
   }
 
   #expire(): void {
-    const now = this.#now()
+    const now = performance.now()
     let oldestMs = Number.POSITIVE_INFINITY
-    const look = (writer: PendingStream, sinceMs: number): void => {
-      if (now - sinceMs >= this.#patienceMs) writer.leaveAs('failed')
+    const look = (writer: StreamWriter, sinceMs: number): void => {
+      if (now - sinceMs >= this.#o.patienceMs) writer.leaveAs('failed')
       else oldestMs = Math.min(oldestMs, sinceMs)
     }
     for (const entries of [this.#flight ?? [], ...this.#again]) {
       for (const entry of entries) if (entry.writer.isLive) look(entry.writer, entry.sinceMs)
     }
     for (const writer of this.#ready) if (writer.hasPending) look(writer, writer.sinceMs)
-    const isOver = (entry: Entry): boolean => !entry.writer.isLive && now - entry.sinceMs >= this.#patienceMs
+    const isOver = (entry: Entry): boolean => !entry.writer.isLive && now - entry.sinceMs >= this.#o.patienceMs
     if (this.#flight?.every(isOver) === true) {
-      this.#warn({ log: this.#log.name, records: this.#flight.length }, 'an append had no answer in time')
+      this.#o.warn({ log: this.#o.log.name, records: this.#flight.length }, 'an append had no answer in time')
       for (const entry of this.#flight) entry.writer.release(entry)
       this.#flight = null
       this.#schedule()
     }
     this.#giveRoom()
-    if (oldestMs < Number.POSITIVE_INFINITY) this.#watch(Math.max(1, oldestMs + this.#patienceMs - now))
+    if (oldestMs < Number.POSITIVE_INFINITY) this.#watch(Math.max(1, oldestMs + this.#o.patienceMs - now))
   }
 
   #giveRoom(): void {

@@ -1,4 +1,4 @@
-import { type Follow, hasHole, notAsked } from './follow.js'
+import { type Follower, hasHole, notAsked } from './follow.js'
 import { LogFault, type StreamLog } from './port.js'
 
 /** Followers per read. After a lost bell all of them read: one batch after another. */
@@ -10,7 +10,6 @@ export interface ReadLaneOptions {
   log: StreamLog
   patienceMs: number
   warn(fields: object, message: string): void
-  now(): number
 }
 
 /**
@@ -23,8 +22,8 @@ export interface ReadLaneOptions {
  */
 export class ReadLane {
   readonly #options: ReadLaneOptions
-  #queue: Follow[] = []
-  #flight: readonly Follow[] | null = null
+  #queue: Follower[] = []
+  #flight: readonly Follower[] | null = null
   #cursorsMax = cursorsMax
   #failures = 0
   #isScheduled = false
@@ -36,9 +35,9 @@ export class ReadLane {
     this.#options = options
   }
 
-  ask(follow: Follow): void {
+  ask(follow: Follower): void {
     if (follow.isQueued) return
-    if (follow.askedMs === notAsked) follow.askedMs = this.#options.now()
+    if (follow.askedMs === notAsked) follow.askedMs = performance.now()
     this.#watch(this.#options.patienceMs)
     // Its answer is on the way; then it is clear whether that is enough.
     if (follow.flight !== null) return
@@ -65,7 +64,7 @@ export class ReadLane {
   readonly #read = (): void => {
     this.#isScheduled = false
     if (this.#isClosed || this.#flight !== null || this.#pause !== undefined) return
-    const batch: Follow[] = []
+    const batch: Follower[] = []
     let looked = 0
     for (const follow of this.#queue) {
       if (batch.length >= this.#cursorsMax) break
@@ -87,7 +86,7 @@ export class ReadLane {
     )
   }
 
-  #answered(batch: readonly Follow[], answers: Awaited<ReturnType<StreamLog['read']>>): void {
+  #answered(batch: readonly Follower[], answers: Awaited<ReturnType<StreamLog['read']>>): void {
     if (this.#flight !== batch) return
     if (answers.length !== batch.length) {
       this.#faulted(batch, new Error(`${answers.length} answers to ${batch.length} cursors`))
@@ -118,7 +117,7 @@ export class ReadLane {
     this.#read()
   }
 
-  #faulted(batch: readonly Follow[], fault: unknown): void {
+  #faulted(batch: readonly Follower[], fault: unknown): void {
     if (this.#flight !== batch) return
     this.#flight = null
     const { log, warn } = this.#options
@@ -166,10 +165,10 @@ export class ReadLane {
   }
 
   #expire(): void {
-    const { log, patienceMs, now, warn } = this.#options
-    const at = now()
+    const { log, patienceMs, warn } = this.#options
+    const at = performance.now()
     let oldestMs = Number.POSITIVE_INFINITY
-    const look = (follow: Follow): boolean => {
+    const look = (follow: Follower): boolean => {
       if (!follow.isWaiting) return false
       if (at - follow.askedMs < patienceMs) {
         oldestMs = Math.min(oldestMs, follow.askedMs)
