@@ -1,7 +1,7 @@
 /** Where the output of streams is kept: PostgreSQL, and Redis if there is one. Writers, readers and the sweep of both. */
 import type { LogName, OutputOf, StreamLog, SweptBatch } from 'spillway/workload'
 import { LogWriter, Relay } from 'spillway/workload'
-import { connectRedis } from '../../brokers/redis/index.js'
+import { RedisStreams } from '../../brokers/redis/index.js'
 import type { CheckState } from '../../health.js'
 import type { WorkloadContext } from '../../workload.js'
 
@@ -20,7 +20,7 @@ export function streamLogs({ config, intake, log }: WorkloadContext) {
   const redis =
     own.redisUrl === null
       ? null
-      : connectRedis({ url: own.redisUrl, prefix: store.schema, retentionMs, longestMs, log })
+      : new RedisStreams({ url: own.redisUrl, prefix: store.schema, retentionMs, longestMs, log })
   const warn = (fields: object, message: string): void => log.warn(fields, message)
   const relay: Relay = new Relay({
     logs: { postgres: storeLog, ...(redis && { redis }) },
