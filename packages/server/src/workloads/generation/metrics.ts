@@ -11,6 +11,13 @@ export type FailoverReason = (typeof failoverReasons)[number]
 export const generationEnds = ['done', 'error', 'cancelled'] as const
 export type GenerationEnd = (typeof generationEnds)[number]
 
+/** HEALTHY < 70% ≤ DEGRADED < 90% ≤ CRITICAL < 100% = EXHAUSTED: the values of `sse_pool_state`. */
+export function poolStateOf(held: number, total: number): number {
+  if (held >= total) return 3
+  if (held >= total * 0.9) return 2
+  return held >= total * 0.7 ? 1 : 0
+}
+
 /** Creates all series before the first stream: Prometheus does not count the first value of a late series as an increase. */
 export function createGenerationMetrics(registry: Registry) {
   const gauge = (name: string, help: string) => {

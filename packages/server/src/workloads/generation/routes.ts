@@ -1,5 +1,4 @@
 /** The routes of generation (docs/reference/http.md). Under `/v1` with OpenAI's formats and errors; the native routes with problem documents. */
-import { setTimeout as delay } from 'node:timers/promises'
 import {
   ChatCompletionRequest,
   NativeStreamRequest,
@@ -22,38 +21,38 @@ import Type from 'typebox'
 import type { AppRequest as Request } from '../../app.js'
 import { operatesAll, viewsAll } from '../../auth/identity.js'
 import type { Asked } from './admission.js'
-import type { GenerationWorkload } from './index.js'
+import type { GenerationDeps } from './index.js'
 import { carriedChat } from './request.js'
+import { findOpening, type Serving } from './serving.js'
 import { UpstreamFault } from './upstream.js'
 
 const visible = /^[\x21-\x7e]+$/
 /** Sent by OpenAI's own clients: how long they wait for an answer, in seconds. */
 const timeoutHeader = 'x-stainless-timeout'
 const patienceSecondsMax = 86_400
-const openingMs = [20, 100, 500]
 
 const openaiTags = ['OpenAI']
 const nativeTags = ['streams']
 const openaiConfig = { role: 'submit', errorForm: 'openai' } as const
 const problems = { '4xx': ProblemSchema, '5xx': ProblemSchema }
 
-export function generationRoutes(workload: GenerationWorkload): (app: App) => Promise<void> {
+export function generationRoutes(deps: GenerationDeps, serving: Serving): (app: App) => Promise<void> {
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
-    refuseUntilReady(app, workload.deps.intake)
-    addChat(app, workload)
-    addModels(app, workload)
-    addNative(app, workload)
-    addResume(app, workload)
-    addCancel(app, workload)
+    refuseUntilReady(app, deps.intake)
+    addChat(app, deps, serving)
+    addModels(app, deps)
+    addNative(app, deps, serving)
+    addResume(app, deps, serving)
+    addCancel(app, deps, serving)
   }
 }
 
-function addChat(app: App, { serving, deps }: GenerationWorkload): void {
+function addChat(app: App, deps: GenerationDeps, serving: Serving): void {
   app.post<{ Body: Record<string, unknown> }>(
     '/v1/chat/completions',
     {
-      bodyLimit: deps.settings.chatBodyBytes,
+      bodyLimit: deps.chatBodyBytes,
       schema: {
         tags: openaiTags,
         summary: "Generate an answer; with stream true token by token, in OpenAI's form",
@@ -75,7 +74,7 @@ function addChat(app: App, { serving, deps }: GenerationWorkload): void {
   )
 }
 
-function addModels(app: App, { deps }: GenerationWorkload): void {
+function addModels(app: App, deps: GenerationDeps): void {
   app.get(
     '/v1/models',
     { schema: { tags: openaiTags, summary: 'The models that can be asked' }, config: { errorForm: 'openai' } },
@@ -94,12 +93,12 @@ function addModels(app: App, { deps }: GenerationWorkload): void {
   )
 }
 
-function addNative(app: App, { serving, deps }: GenerationWorkload): void {
+function addNative(app: App, deps: GenerationDeps, serving: Serving): void {
   app.post<{ Body: NativeStreamRequest }>(
     '/api/v1/stream',
     {
       // A query of the maximum length can exceed the usual body limit when escaped.
-      bodyLimit: deps.settings.chatBodyBytes,
+      bodyLimit: deps.chatBodyBytes,
       schema: {
         tags: nativeTags,
         summary: 'Generate an answer as a stream that survives a dropped connection',
@@ -123,7 +122,7 @@ function addNative(app: App, { serving, deps }: GenerationWorkload): void {
   )
 }
 
-function addResume(app: App, { serving, deps }: GenerationWorkload): void {
+function addResume(app: App, deps: GenerationDeps, serving: Serving): void {
   app.get<{ Params: { id: string }; Querystring: { starting_after?: number } }>(
     '/api/v1/streams/:id',
     {
@@ -155,7 +154,7 @@ function addResume(app: App, { serving, deps }: GenerationWorkload): void {
   )
 }
 
-function addCancel(app: App, { serving, deps }: GenerationWorkload): void {
+function addCancel(app: App, deps: GenerationDeps, serving: Serving): void {
   app.post<{ Params: { id: string } }>(
     '/api/v1/streams/:id/cancel',
     {
@@ -206,7 +205,7 @@ function askedBy(
   }
 }
 
-function unknownModel(upstream: GenerationWorkload['deps']['upstream'], model: unknown): Problem | null {
+function unknownModel(upstream: GenerationDeps['upstream'], model: unknown): Problem | null {
   const error = upstream.unknownModel(String(model))
   return error === null ? null : { code: 'model_not_found', detail: error.message, openai: error }
 }
@@ -224,29 +223,21 @@ const noStream: Problem = { code: 'not_found', detail: 'There is no such stream,
 
 /** Null: unknown, expired, or another caller's. These look the same. */
 async function ownStream(
-  { registry, intake }: Pick<GenerationWorkload['deps'], 'registry' | 'intake'>,
+  deps: GenerationDeps,
   request: Request & { params: { id: string } },
   mayAll: (principal: Request['principal']) => boolean,
 ): Promise<StreamEntry | null> {
   const id = request.params.id.toLowerCase()
   if (!isUuid(id)) return null
-  let entry = await registry.find(id)
-  for (const waitMs of openingMs) {
-    if (entry !== null) break
-    // A waiting client gets its id at once, while its stream is still being opened.
-    const [report] = await intake.statusOf([id])
-    if (report?.status !== 'pending' && report?.status !== 'processing') return null
-    await delay(waitMs)
-    entry = await registry.find(id)
-  }
+  const entry = await findOpening(deps, id)
   if (entry === null) return null
   const { principal } = request
   return entry.identity === principal.identity || mayAll(principal) ? entry : null
 }
 
 /** Whether a log other than the store's has the end and nothing after this position. */
-async function isEndedAt(deps: GenerationWorkload['deps'], entry: StreamEntry, after: number): Promise<boolean> {
-  const head = await deps.logOf(entry.log)?.log.head(entry.key)
+async function isEndedAt(deps: GenerationDeps, entry: StreamEntry, after: number): Promise<boolean> {
+  const head = await deps.logs.currentHead(entry)
   return head !== undefined && head.end !== null && after >= head.last
 }
 
