@@ -4,7 +4,7 @@ import { type Definition, type Periodic, type Permit, periodic, pressure } from 
 import { SseHub } from '../../traffic/sse.js'
 import type { Workload, WorkloadContext } from '../../workload.js'
 import { Admission, queueName } from './admission.js'
-import { demoModel } from './demo-model.js'
+import { DemoModel } from './demo-model.js'
 import { Handler } from './handler.js'
 import { createGenerationMetrics } from './metrics.js'
 import { endOrphans } from './orphans.js'
@@ -12,7 +12,7 @@ import { Generation } from './request.js'
 import { generationRoutes } from './routes.js'
 import { Serving } from './serving.js'
 import { StreamLogs } from './stream-logs.js'
-import { openAiUpstream } from './upstream-openai.js'
+import { OpenAiUpstream } from './upstream-openai.js'
 import { Watch } from './watch.js'
 
 /** Time for opening and ending the stream, in addition to its own limits. */
@@ -82,8 +82,8 @@ function generationDeps(context: WorkloadContext) {
     }),
     upstream:
       url === null
-        ? demoModel({ tokensPerSecond: settings.demoTokensPerSecond })
-        : openAiUpstream({ url, key, version, connectionsMax: settings.concurrency }),
+        ? new DemoModel({ tokensPerSecond: settings.demoTokensPerSecond })
+        : new OpenAiUpstream({ url, key, version, connectionsMax: settings.concurrency }),
   }
 }
 

@@ -20,7 +20,6 @@ export interface ReadingOptions {
   usageWanted: boolean
   limits: UpstreamLimits
   conceal: Conceal
-  onHeaders: () => void
 }
 
 type Headers = Record<string, string | string[] | undefined>
@@ -103,7 +102,7 @@ export class Reading implements Dispatcher.DispatchHandler {
     if (this.#isOver) this.#disconnect()
   }
 
-  onResponseStart(controller: Dispatcher.DispatchController, status: number, headers: Headers): void {
+  onResponseStart(_controller: Dispatcher.DispatchController, status: number, headers: Headers): void {
     if (status < 200) return
     if (status >= 300) {
       this.#form = { kind: 'refusal', status, retryAfter: headers['retry-after'] }
@@ -114,7 +113,7 @@ export class Reading implements Dispatcher.DispatchHandler {
       this.#fail(malformed('the upstream sent a compressed answer, which was not asked for'))
       return
     }
-    const { isStream, operationId, conceal, onHeaders } = this.#options
+    const { isStream, operationId, conceal } = this.#options
     if (!isStream && isType(headers, 'text/event-stream')) {
       this.#fail(malformed('the upstream streams, which was not asked for'))
       return
@@ -124,7 +123,6 @@ export class Reading implements Dispatcher.DispatchHandler {
       !isStream || isType(headers, 'application/json')
         ? { kind: 'whole' }
         : { kind: 'events', reader: new ChunkReader(operationId, conceal) }
-    if (!controller.aborted) onHeaders()
   }
 
   onResponseData(controller: Dispatcher.DispatchController, bytes: Buffer): void {
