@@ -48,7 +48,8 @@ export interface Asked {
 export interface Admitted {
   ok: true
   id: string
-  layer: '1-Direct' | '3-Queue-Failover'
+  /** It has a pool place; else it is queued. */
+  direct: boolean
   /** It runs in this process. */
   here: boolean
   replayed: boolean
@@ -128,7 +129,7 @@ export class Admission {
       giveBack(this.#deps, place)
       throw fault
     })
-    if (submitted.ok && submitted.here) return { ...submitted, layer: '1-Direct' }
+    if (submitted.ok && submitted.here) return { ...submitted, direct: true }
     giveBack(this.#deps, place)
     if (!submitted.ok || submitted.replayed || !submitted.isQueued) return submitted
     const { id } = submitted
@@ -197,8 +198,17 @@ export class Admission {
     const isQueued = answer.kind === 'queued'
     const here = isQueued && answer.reason === 'still_running' && !replayed
     const position = isQueued ? { place: answer.place, etaMs: answer.waitMs } : { place: 0, etaMs: 0 }
-    const layer = '3-Queue-Failover'
-    return { ok: true, id, replayed, isQueued, here, layer, ...position, waitMs: null, leaveRoom: () => undefined }
+    return {
+      ok: true,
+      id,
+      replayed,
+      isQueued,
+      here,
+      direct: false,
+      ...position,
+      waitMs: null,
+      leaveRoom: () => undefined,
+    }
   }
 
   #waitMs({ patienceMs }: Asked): number {

@@ -18,21 +18,20 @@ import { type Failure, type Format, failures } from './request.js'
 export interface DeliveryOptions {
   entry: StreamEntry
   after: number
-  /** Deadline of the first record, by `performance.now()`; null: no deadline. */
-  waitUntil: number | null
-  waitSeconds: number
-  /** The first record is the whole answer; the deadline applies only until it runs. */
-  isWhole: boolean
-  /** It was queued, so its position is reported. */
-  isQueued: boolean
-  /** A client in another process may read it too. */
-  isShared: boolean
   /** Generated in this process, so its end is noticed here. */
   isLocal: boolean
+  /** A client in another process may read it too. */
+  isShared: boolean
+  /** It was queued, so its position is reported. */
+  isQueued?: boolean
+  /** The first record is the whole answer; the deadline applies only until it runs. */
+  isWhole?: boolean
+  /** Deadline of the first record: how long from now, as it was promised. Null: no deadline. */
+  waitMs?: number | null
   /** The first record arrived, or nobody waits for it any more. */
-  onStarted(): void
+  onStarted?(): void
   /** Frees the Idempotency-Key, so that the request can be repeated with it. */
-  forgetKey(): Promise<void>
+  forgetKey?(): Promise<void>
 }
 
 /** The next record, or why there is none; null if closed. */
@@ -86,8 +85,8 @@ export class Delivery {
 
   /** Calls `act` when the promised time is over, unless closed before. */
   onOverdue(act: () => void): void {
-    const { waitUntil } = this.options
-    if (waitUntil !== null) this.#overdue = setTimeout(act, waitUntil - performance.now())
+    const { waitMs = null } = this.options
+    if (waitMs !== null) this.#overdue = setTimeout(act, waitMs)
   }
 
   async next(): Promise<Next> {
@@ -123,7 +122,7 @@ export class Delivery {
   start(): void {
     if (this.hasStarted) return
     this.hasStarted = true
-    this.options.onStarted()
+    this.options.onStarted?.()
   }
 
   /** It was sent to another process. */
@@ -179,7 +178,7 @@ export class Delivery {
   /** Nobody waits for it any more: it is not generated, and a client that resumes it gets the reason. */
   async giveUp(why: Failure): Promise<void> {
     const outcome = await this.#deps.intake.cancel(this.id, why.error.message)
-    await this.options.forgetKey()
+    await this.options.forgetKey?.()
     // A running one is ended by the process that runs it.
     if (outcome !== 'cancelled') return
     await this.#deps.logs.endAt(this.entry, 0, 'unbegun', forms[this.entry.format].failed(why))

@@ -17,7 +17,7 @@ import { FailOperation, LogFault, OperationAborted, RetryOperation, type RunCont
 import { giveBack } from './admission.js'
 import { forms } from './forms.js'
 import type { GenerationDeps } from './index.js'
-import { type Failure, failure, failures, type Generated, type Generation } from './request.js'
+import { type Failure, type Format, failure, failures, type Generated, type Generation } from './request.js'
 import type { Written } from './stream-logs.js'
 import { type OpenAiError, UpstreamFault, type UpstreamLimits } from './upstream.js'
 
@@ -110,36 +110,29 @@ function fail(why: Failure): never {
   throw new FailOperation(why.error.message, { result: why })
 }
 
+interface AttemptOptions {
+  entry: StreamEntry
+  generation: Generation
+  context: RunContext
+  signal: AbortSignal
+  writer: StreamWriter
+}
+
 /** One attempt at a stream without chunks. */
 class Attempted {
   readonly #deps: GenerationDeps
-  readonly #entry: StreamEntry
-  readonly #generation: Generation
-  readonly #context: RunContext
-  readonly #signal: AbortSignal
-  readonly #writer: StreamWriter
+  readonly #o: AttemptOptions
+  readonly #form: (typeof forms)[Format]
   readonly #startedAt = performance.now()
   #hasToken = false
   #chunks = 0
   #characters = 0
   #finishReason: string | null = null
 
-  constructor(
-    deps: GenerationDeps,
-    of: {
-      entry: StreamEntry
-      generation: Generation
-      context: RunContext
-      signal: AbortSignal
-      writer: StreamWriter
-    },
-  ) {
+  constructor(deps: GenerationDeps, options: AttemptOptions) {
     this.#deps = deps
-    this.#entry = of.entry
-    this.#generation = of.generation
-    this.#context = of.context
-    this.#signal = of.signal
-    this.#writer = of.writer
+    this.#o = options
+    this.#form = forms[options.generation.format]
   }
 
   async run(): Promise<Generated> {
@@ -150,9 +143,9 @@ class Attempted {
       return await this.#ended(fault)
     }
     const durationMs = performance.now() - this.#startedAt
-    const { threadId } = this.#generation
+    const { threadId } = this.#o.generation
     const totals = { threadId, chunks: this.#chunks, characters: this.#characters, durationMs }
-    const written = await this.#end('done', forms[this.#generation.format].done(totals))
+    const written = await this.#end('done', this.#form.done(totals))
     if (written !== 'written') return this.#logGone(written)
     return {
       chunk_count: this.#chunks,
@@ -164,19 +157,16 @@ class Attempted {
 
   async #pull(): Promise<void> {
     const { upstream, metrics } = this.#deps
-    const { chat, stream, usage, format } = this.#generation
-    const form = forms[format]
-    const limits = this.#limits()
-    const { id: operationId, traceparent } = this.#context
-    const request = { chat, stream, usage, operationId, traceparent }
-    const writer = this.#writer
-    for await (const chunks of upstream.generate(request, limits, this.#signal)) {
+    const { context, generation, signal, writer } = this.#o
+    const { chat, stream, usage } = generation
+    const request = { chat, stream, usage, operationId: context.id, traceparent: context.traceparent }
+    for await (const chunks of upstream.generate(request, this.#limits(), signal)) {
       if (!this.#hasToken) {
         this.#hasToken = true
         metrics.firstToken.observe(this.#ageMs / 1_000)
       }
       for (const chunk of chunks) {
-        const text = form.chunk(chunk, this.#chunks)
+        const text = this.#form.chunk(chunk, this.#chunks)
         if (text === null) continue
         writer.push(text)
         this.#chunks++
@@ -187,23 +177,23 @@ class Attempted {
       if (full !== null) await full
       if (writer.gone !== null) throw new LogFault(`the stream is ${writer.gone}`)
     }
-    this.#signal.throwIfAborted()
+    signal.throwIfAborted()
   }
 
   /** Time since acceptance, by the database clock. */
   get #ageMs(): number {
-    return this.#entry.ageMs + performance.now() - this.#startedAt
+    return this.#o.entry.ageMs + performance.now() - this.#startedAt
   }
 
   /** Limit from acceptance to the first token, over all attempts: the promised wait if queued, else the configured limits. */
   get #mayWaitMs(): number {
     const { firstTokenSeconds, totalSeconds } = this.#deps.settings
-    if (!this.#entry.direct) return this.#generation.waitMs
+    if (!this.#o.entry.direct) return this.#o.generation.waitMs
     return Math.min(firstTokenSeconds * 1_000, totalSeconds * 1_000, this.#patienceMs)
   }
 
   get #patienceMs(): number {
-    return this.#generation.patienceMs ?? Number.POSITIVE_INFINITY
+    return this.#o.generation.patienceMs ?? Number.POSITIVE_INFINITY
   }
 
   #leftMs(): number {
@@ -215,7 +205,7 @@ class Attempted {
     const { firstTokenSeconds, idleSeconds, totalSeconds } = this.#deps.settings
     const ageMs = this.#ageMs
     const totalMs = totalSeconds * 1_000
-    const endMs = Math.min(this.#entry.direct ? totalMs - ageMs : totalMs, this.#patienceMs - ageMs)
+    const endMs = Math.min(this.#o.entry.direct ? totalMs - ageMs : totalMs, this.#patienceMs - ageMs)
     return {
       firstTokenMs: Math.min(firstTokenSeconds * 1_000, this.#mayWaitMs - ageMs),
       idleMs: idleSeconds * 1_000,
@@ -229,16 +219,16 @@ class Attempted {
 
   async #ended(fault: unknown): Promise<Generated> {
     // Set by a refused push or by a look at the log.
-    const { gone } = this.#writer
+    const { gone } = this.#o.writer
     if (gone !== null) return this.#logGone(gone)
-    if (this.#signal.aborted) return this.#aborted(this.#signal.reason)
+    if (this.#o.signal.aborted) return this.#aborted(this.#o.signal.reason)
     if (!(fault instanceof UpstreamFault)) {
-      this.#deps.log.error({ err: fault, operation: this.#context.id }, 'a generation failed')
+      this.#deps.log.error({ err: fault, operation: this.#o.context.id }, 'a generation failed')
       return this.#endWith(failure('internal_error', 500, 'Something went wrong here; it was logged.'))
     }
     const asked = this.#againIn(fault)
     if (asked !== null) {
-      this.#writer.close()
+      this.#o.writer.close()
       this.#deps.metrics.failedOver('upstream_retry')
       throw new RetryOperation(fault.error.message, { ...(asked > 0 && { afterMs: asked }), cause: fault })
     }
@@ -254,7 +244,7 @@ class Attempted {
 
   /** Null: no retry. 0: after the usual backoff. */
   #againIn(fault: UpstreamFault): number | null {
-    if (!fault.retryable || this.#chunks > 0 || this.#context.attempt >= this.#context.maxAttempts) return null
+    if (!fault.retryable || this.#chunks > 0 || this.#o.context.attempt >= this.#o.context.maxAttempts) return null
     const { failoverEnabled, failoverBaseDelayMs } = this.#deps.settings
     if (!failoverEnabled) return null
     const asked = fault.retryAfterMs ?? 0
@@ -271,18 +261,18 @@ class Attempted {
         return this.#endWith(failures.tooLong)
       case 'stopping':
         // Ended now, while its readers may still be connected. A stream without chunks is run by another process.
-        if (this.#chunks > 0) await this.#end('error', forms[this.#generation.format].failed(failures.interrupted))
-        else this.#writer.close()
+        if (this.#chunks > 0) await this.#end('error', this.#form.failed(failures.interrupted))
+        else this.#o.writer.close()
         throw new OperationAborted('stopping')
       case 'lease_lost':
-        this.#writer.close()
+        this.#o.writer.close()
         throw new OperationAborted('lease_lost')
     }
   }
 
   /** A client that left before the first chunk may come back with its key; so may one whose promised time is over. */
   #cancelled(isAbandoned: boolean): Promise<Written> {
-    const { failed } = forms[this.#generation.format]
+    const { failed } = this.#form
     if (this.#chunks > 0) return this.#end('cancelled', failed(failures.cancelled))
     if (this.#leftMs() <= 0) return this.#end('unbegun', failed(this.#queueTimeout()))
     return this.#end(isAbandoned ? 'unbegun' : 'cancelled', failed(failures.cancelled))
@@ -290,14 +280,14 @@ class Attempted {
 
   /** Another process has the stream, or its log does not answer. */
   async #logGone(why: 'lost' | 'failed'): Promise<Generated> {
-    this.#writer.close()
-    const { key, log } = this.#entry
-    const isGone = why === 'failed' || (await this.#deps.logs.isGone(this.#entry))
+    this.#o.writer.close()
+    const { key, log } = this.#o.entry
+    const isGone = why === 'failed' || (await this.#deps.logs.isGone(this.#o.entry))
     // The process that owns it in the queue finds the existing chunks and ends it.
     if (!isGone) throw new OperationAborted('lease_lost')
     const again = new RetryOperation('The log of the stream did not answer.', { result: failures.logAway })
     if (log === 'postgres') throw again
-    const { written, ring } = this.#writer
+    const { written, ring } = this.#o.writer
     if (written > 0 || ring) {
       await this.#deps.logs.registry.ended(key.id, written > 0 ? 'error' : 'unbegun')
       return fail(failures.logLost)
@@ -310,21 +300,21 @@ class Attempted {
 
   async #endWith(why: Failure): Promise<Generated> {
     const kind = why.retryable && this.#chunks === 0 ? 'unbegun' : 'error'
-    const written = await this.#end(kind, forms[this.#generation.format].failed(why))
+    const written = await this.#end(kind, this.#form.failed(why))
     if (written !== 'written') return this.#logGone(written)
     return fail(why)
   }
 
   async #end(kind: EndKind, text: string): Promise<Written> {
-    const written = await this.#writer.end(kind, text)
+    const written = await this.#o.writer.end(kind, text)
     if (written !== 'written') return written
     this.#deps.metrics.ended(kind === 'unbegun' ? 'error' : kind)
-    if (this.#entry.log === 'postgres') return written
+    if (this.#o.entry.log === 'postgres') return written
     try {
-      await this.#deps.logs.registry.ended(this.#entry.key.id, kind)
+      await this.#deps.logs.registry.ended(this.#o.entry.key.id, kind)
     } catch (fault) {
       // The record has the end too; without this note the entry is only kept a little longer.
-      this.#deps.log.warn({ err: fault, stream: this.#entry.key.id }, 'the end of a stream could not be noted')
+      this.#deps.log.warn({ err: fault, stream: this.#o.entry.key.id }, 'the end of a stream could not be noted')
     }
     return written
   }

@@ -80,7 +80,8 @@ export class Serving {
         const failed = soon === 'late' ? null : failureAlone(soon)
         if (failed !== null) return await this.#sendFailure(reply, delivery, failed)
       }
-      const head = headOf(delivery.entry, admitted.replayed)
+      const { entry } = delivery
+      const head = { ...entry, id: admitted.id, replayed: admitted.replayed }
       const connection = early ?? this.#greet(head, 'started', format, reply)
       delivery.attach(connection)
       if (isQueued) delivery.tellPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
@@ -148,7 +149,7 @@ export class Serving {
     const begun = await this.#deliver(asked, admitted, true)
     if (!begun.ok) return sendProblem(reply, begun.problem)
     const { delivery } = begun
-    reply.headers(headersOf(headOf(delivery.entry, admitted.replayed)))
+    reply.headers(headersOf({ ...delivery.entry, id: admitted.id, replayed: admitted.replayed }))
     const letGo = this.#hold(delivery, reply.raw)
     try {
       let answer: string | null = null
@@ -173,19 +174,16 @@ export class Serving {
   }
 
   /** Reads an existing stream from after `after` on. */
-  async resume(entry: StreamEntry, afterChunk: number, reply: Reply): Promise<Reply> {
+  async resume(entry: StreamEntry, after: number, reply: Reply): Promise<Reply> {
     const { intake, logs, metrics } = this.#deps
     await logs.registry.watched(entry.key.id, intake.instance)
     metrics.resumes.inc()
     const delivery = new Delivery(this.#deps, {
-      ...{ entry, after: afterChunk, waitUntil: null, waitSeconds: 0, isQueued: false, isWhole: false },
-      isShared: true,
+      ...{ entry, after, isShared: true },
       isLocal: this.#handler.has(entry.key.id),
-      onStarted: () => undefined,
-      forgetKey: async () => undefined,
     })
     const letGo = this.#hold(delivery, reply.raw)
-    const connection = this.#connect(reply, headersOf(headOf(entry)))
+    const connection = this.#connect(reply, headersOf({ ...entry, id: entry.key.id }))
     delivery.attach(connection)
     this.#run(delivery, connection, letGo)
     return reply
@@ -195,8 +193,9 @@ export class Serving {
   async cancel(entry: StreamEntry, why = 'cancelled by request', kind: EndKind = 'cancelled'): Promise<boolean> {
     const outcome = await this.#deps.intake.cancel(entry.key.id, why)
     // An operation that never ran has no process to write its end.
-    if (outcome === 'cancelled')
+    if (outcome === 'cancelled') {
       await this.#deps.logs.endAt(entry, 0, kind, forms[entry.format].failed(failures.cancelled))
+    }
     return outcome !== 'gone'
   }
 
@@ -217,16 +216,14 @@ export class Serving {
     admitted: Admitted,
     isWhole: boolean,
   ): Promise<{ ok: true; delivery: Delivery } | Refused> {
-    const { settings } = this.#deps
-    const { id, waitMs } = admitted
+    const { id, here } = admitted
     try {
       const entry = await this.#entryOf(asked, admitted)
       if (entry === null) return { ok: false, problem: expired }
       const delivery = new Delivery(this.#deps, {
-        ...{ entry, after: 0, isLocal: admitted.here, isQueued: isWaiting(admitted), isWhole },
+        ...{ entry, after: 0, isLocal: here, isQueued: isWaiting(admitted), isWhole },
         isShared: admitted.replayed,
-        waitUntil: waitMs === null || admitted.here ? null : performance.now() + waitMs,
-        waitSeconds: Math.round((waitMs ?? settings.failoverTimeoutSeconds * 1_000) / 1_000),
+        waitMs: here ? null : admitted.waitMs,
         onStarted: admitted.leaveRoom,
         forgetKey: () => this.#admission.forgetKey(id, asked),
       })
@@ -240,10 +237,9 @@ export class Serving {
     }
   }
 
-  async #entryOf(asked: Asked, { id, replayed, layer }: Admitted): Promise<StreamEntry | null> {
+  async #entryOf(asked: Asked, { id, replayed, direct }: Admitted): Promise<StreamEntry | null> {
     const { intake, logs } = this.#deps
     const { format, threadId, identity } = asked
-    const direct = layer === resilienceLayers.direct
     const stream = { id, identity, format, threadId, direct, watcher: intake.instance }
     if (!replayed) return logs.open(stream, true)
     // The first request with this key may be opening it now.
@@ -272,27 +268,25 @@ export class Serving {
       delivery.start()
       delivery.close()
       const isLast = this.#watch.remove(delivery)
-      if (isLast && !delivery.hasEnded) this.#leave(delivery)
+      if (isLast && !delivery.hasEnded) void this.#abandon(delivery)
       this.#open--
       if (this.#open === 0) for (const resolve of this.#idle.splice(0)) resolve()
     }
   }
 
-  #leave(delivery: Delivery): void {
-    this.#abandon(delivery).catch((fault: unknown) => {
-      this.#deps.log.warn({ err: fault, stream: delivery.id }, 'could not tell that nobody reads a stream here')
-    })
-  }
-
   async #abandon({ id, entry, isShared, isSentAway }: Delivery): Promise<void> {
-    const { logs, intake } = this.#deps
-    const isUnread = await logs.registry.unwatched(id, intake.instance)
-    // A reader elsewhere reports itself again; if there is none, the generating process notices soon.
-    if (entry.format === 'native' || isShared || isSentAway) return
-    // A new reader that we did not know of: elsewhere, as the registry says, or here meanwhile.
-    if (!isUnread || this.#watch.has(id)) return
-    if (this.#handler.has(id)) this.#handler.abandon(id)
-    else await this.cancel(entry, 'its client left', 'unbegun')
+    const { logs, intake, log } = this.#deps
+    try {
+      const isUnread = await logs.registry.unwatched(id, intake.instance)
+      // A reader elsewhere reports itself again; if there is none, the generating process notices soon.
+      if (entry.format === 'native' || isShared || isSentAway) return
+      // A new reader that we did not know of: elsewhere, as the registry says, or here meanwhile.
+      if (!isUnread || this.#watch.has(id)) return
+      if (this.#handler.has(id)) this.#handler.abandon(id)
+      else await this.cancel(entry, 'its client left', 'unbegun')
+    } catch (fault) {
+      log.warn({ err: fault, stream: id }, 'could not tell that nobody reads a stream here')
+    }
   }
 
   #connect(reply: Reply, headers: Record<string, string>) {
@@ -318,29 +312,25 @@ export class Serving {
 }
 
 /** This request queued it, so its position is reported. */
-function isWaiting({ layer, replayed }: Admitted): boolean {
-  return layer === resilienceLayers.failover && !replayed
+function isWaiting({ direct, replayed }: Admitted): boolean {
+  return !direct && !replayed
 }
 
+/** What the first caller of a stream and all later ones get. */
 interface Head {
   id: string
   threadId: string
-  layer: Admitted['layer']
+  direct: boolean
   replayed?: boolean
 }
 
-function headersOf({ id, threadId, layer, replayed }: Head): Record<string, string> {
+function headersOf({ id, threadId, direct, replayed }: Head): Record<string, string> {
   return {
     [streamIdHeader]: id,
     [threadIdHeader]: threadId,
-    [resilienceLayerHeader]: layer,
+    [resilienceLayerHeader]: direct ? resilienceLayers.direct : resilienceLayers.failover,
     ...(replayed === true && { 'idempotent-replayed': 'true' }),
   }
-}
-
-/** The same head as its first caller got. */
-function headOf({ key, threadId, direct }: StreamEntry, replayed = false): Head {
-  return { id: key.id, threadId, layer: direct ? resilienceLayers.direct : resilienceLayers.failover, replayed }
 }
 
 /** Null: there is something to stream. */

@@ -116,7 +116,7 @@ export class Watch {
   /** Reported after it is cancelled, so that a retry finds its key free. Does not wait for an unreachable store. */
   async #overdue(delivery: Delivery): Promise<void> {
     if (delivery.hasStarted) return
-    const why = failures.queueTimeout(delivery.options.waitSeconds)
+    const why = failures.queueTimeout(Math.round((delivery.options.waitMs ?? 0) / 1_000))
     const late = setTimeout(() => delivery.fail(why), giveUpMs)
     try {
       if (delivery.options.isWhole) {
