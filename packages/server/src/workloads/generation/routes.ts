@@ -62,14 +62,14 @@ function addChat(app: App, deps: GenerationDeps, serving: Serving): void {
       config: openaiConfig,
     },
     async (request, reply) => {
-      const { body } = request
-      const chat = carriedChat(body, request.bodyText)
-      const asked = askedBy(request, { format: 'openai', ...chat, threadId: newOperationId() })
+      const chat = carriedChat(request.body, request.bodyText)
+      const asked = askedBy(request, request.body.model, deps, {
+        format: 'openai',
+        ...chat,
+        threadId: newOperationId(),
+      })
       if ('code' in asked) return sendProblem(reply, asked)
-      const unknown = unknownModel(deps.upstream, body.model)
-      if (unknown !== null) return sendProblem(reply, unknown)
-      forgetBody(request)
-      return chat.stream ? serving.stream(asked, reply) : serving.whole(asked, reply)
+      return asked.stream ? serving.stream(asked, reply) : serving.whole(asked, reply)
     },
   )
 }
@@ -112,12 +112,9 @@ function addNative(app: App, deps: GenerationDeps, serving: Serving): void {
       const given = request.headers[threadIdHeader.toLowerCase()]
       if (given !== undefined && !isThreadId(given)) return sendProblem(reply, badThreadId)
       const chat = carriedChat({ model, messages: [{ role: 'user', content: query }], stream: true })
-      const asked = askedBy(request, { format: 'native', ...chat, threadId: given ?? newOperationId() })
-      if ('code' in asked) return sendProblem(reply, asked)
-      const unknown = unknownModel(deps.upstream, model)
-      if (unknown !== null) return sendProblem(reply, unknown)
-      forgetBody(request)
-      return serving.stream(asked, reply)
+      const threadId = given ?? newOperationId()
+      const asked = askedBy(request, model, deps, { format: 'native', ...chat, threadId })
+      return 'code' in asked ? sendProblem(reply, asked) : serving.stream(asked, reply)
     },
   )
 }
@@ -177,14 +174,10 @@ function addCancel(app: App, deps: GenerationDeps, serving: Serving): void {
   )
 }
 
-/** The framework keeps a request until its answer ends, minutes here; the prompt is already in the store. */
-function forgetBody(request: { body: unknown; bodyText?: string | undefined }): void {
-  request.body = undefined
-  request.bodyText = undefined
-}
-
 function askedBy(
-  request: Request,
+  request: Request & { body: unknown },
+  model: unknown,
+  { upstream }: GenerationDeps,
   of: Pick<Asked, 'format' | 'chat' | 'stream' | 'usage' | 'threadId'>,
 ): Asked | Problem {
   const key = parseIdempotencyKey(request.headers['idempotency-key'])
@@ -192,22 +185,23 @@ function askedBy(
     const errors = [{ path: '/headers/idempotency-key', message: key.detail }]
     return { code: 'invalid_request', detail: key.detail, errors }
   }
+  const unknown = upstream.unknownModel(String(model))
+  if (unknown !== null) return { code: 'model_not_found', detail: unknown.message, openai: unknown }
   const seconds = Number(request.headers[timeoutHeader])
   const isGiven = Number.isFinite(seconds) && seconds > 0 && seconds <= patienceSecondsMax
+  const keyedOn = key.key === undefined ? '' : digestUuid(request.bodyText ?? of.chat)
+  // The framework keeps a request until its answer ends, minutes here. The prompt is needed only until it is stored.
+  request.body = undefined
+  request.bodyText = undefined
   return {
     ...of,
     identity: request.principal.identity,
     // Both routes share one operation type, so the format keeps their keys apart.
     idempotencyKey: key.key === undefined ? undefined : `${of.format}\0${key.key}`,
-    keyedOn: key.key === undefined ? '' : digestUuid(request.bodyText ?? of.chat),
+    keyedOn,
     traceparent: request.trace.traceparent,
     patienceMs: isGiven ? seconds * 1_000 : null,
   }
-}
-
-function unknownModel(upstream: GenerationDeps['upstream'], model: unknown): Problem | null {
-  const error = upstream.unknownModel(String(model))
-  return error === null ? null : { code: 'model_not_found', detail: error.message, openai: error }
 }
 
 function isThreadId(value: string | string[]): value is string {
