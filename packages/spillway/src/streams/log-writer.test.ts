@@ -174,7 +174,7 @@ describe('LogWriter', () => {
     expect(warnings).toContain('an append had no answer in time')
   })
 
-  it('tells the writer that it lost its stream, and goes on with the others', async () => {
+  it('reports to a writer that it lost its stream, and goes on with the others', async () => {
     const { log, open } = setup()
     log.put('a', { first: 1, chunks: ['theirs'], end: null })
     const [a, b] = [open('a'), open('b')]

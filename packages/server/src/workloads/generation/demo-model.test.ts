@@ -129,7 +129,7 @@ describe('how the demo model says it', () => {
     while (performance.now() < slowUntilMs);
     const second = await iterator.next()
     expect([first.value.length, second.value.length >= 19]).toEqual([2, true])
-    await iterator.return?.()
+    await iterator.return?.(undefined)
   })
 
   it('stops at once when it is not wanted any more', async () => {

@@ -70,13 +70,10 @@ export class OpenAiUpstream implements Upstream {
     this.#listPool = pool(1, modelsBytesMax)
   }
 
-  async *generate(
-    { chat, stream: isStream, usage: usageWanted, operationId, traceparent }: UpstreamRequest,
-    limits: UpstreamLimits,
-    signal: AbortSignal,
-  ) {
+  async *generate(request: UpstreamRequest, limits: UpstreamLimits, signal: AbortSignal) {
     signal.throwIfAborted()
-    const reading = new Reading({ operationId, isStream, usageWanted, limits, conceal: this.#conceal })
+    const { chat, stream, operationId, traceparent } = request
+    const reading = new Reading(request, limits, this.#conceal)
     const abort = (): void => reading.abort(signal.reason)
     signal.addEventListener('abort', abort, { once: true })
     try {
@@ -87,7 +84,7 @@ export class OpenAiUpstream implements Upstream {
           headers: {
             ...this.#headers,
             'content-type': 'application/json',
-            accept: isStream ? 'text/event-stream' : 'application/json',
+            accept: stream ? 'text/event-stream' : 'application/json',
             'idempotency-key': operationId,
             traceparent,
           },
