@@ -36,8 +36,7 @@ export class Follower {
   bucketTick = 0
   readonly #relay: Relay
   readonly #lane: ReadLane | null
-  #resolve: ((record: StreamRecord | null) => void) | null = null
-  #reject: ((fault: LogFault) => void) | null = null
+  #waiter: { resolve(record: StreamRecord | null): void; reject(fault: LogFault): void } | null = null
   #isEnded = false
   #isClosed = false
 
@@ -50,7 +49,7 @@ export class Follower {
   }
 
   get isWaiting(): boolean {
-    return this.#resolve !== null
+    return this.#waiter !== null
   }
 
   /** The log may have chunks that it does not have. */
@@ -67,8 +66,7 @@ export class Follower {
     if (this.#isClosed || this.#isEnded) return Promise.resolve(null)
     if (this.isWaiting) throw new Error(`stream ${this.key.id}: next() is under way already`)
     return new Promise((resolve, reject) => {
-      this.#resolve = resolve
-      this.#reject = reject
+      this.#waiter = { resolve, reject }
       this.look()
     })
   }
@@ -82,7 +80,7 @@ export class Follower {
   close(): void {
     if (this.#isClosed) return
     this.#isClosed = true
-    this.#settled()?.(null)
+    this.#takeWaiter()?.resolve(null)
     this.#relay.forget(this)
   }
 
@@ -115,28 +113,25 @@ export class Follower {
     if (final !== undefined) this.known = Math.max(this.known, final.first + final.chunks.length - 1)
     this.after = record.first + record.chunks.length - 1
     this.pollMs = pollMsMin
-    const resolve = this.#settled()
+    const waiter = this.#takeWaiter()
     if (record.end !== null) {
       this.#isEnded = true
       this.#relay.forget(this)
     }
-    resolve?.(record)
+    waiter?.resolve(record)
     return true
   }
 
   fail(fault: LogFault): void {
-    const reject = this.#reject
     this.isDirty = true
-    this.#settled()
-    reject?.(fault)
+    this.#takeWaiter()?.reject(fault)
   }
 
-  #settled(): ((record: StreamRecord | null) => void) | null {
-    const resolve = this.#resolve
-    this.#resolve = null
-    this.#reject = null
+  #takeWaiter() {
+    const waiter = this.#waiter
+    this.#waiter = null
     this.askedMs = notAsked
-    return resolve
+    return waiter
   }
 }
 
