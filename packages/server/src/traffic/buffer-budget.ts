@@ -75,20 +75,16 @@ export class BufferBudget {
 
   /** Null: no space. `isAck`: may use the reserve whatever its size. */
   take(kind: BufferKind, identity: string, bytes: number, isAck = false): Hold | null {
-    const part = this.#place(kind, identity, bytes, isAck)
-    if (part === 'none') {
-      this.#onRefused(kind)
-      return null
-    }
-    return new Hold(this, kind, identity, bytes, isAck, part)
+    const part = this.#partFor(kind, identity, bytes, isAck)
+    if (part !== 'none') return new Hold(this, kind, identity, isAck, part, bytes)
+    this.#onRefused(kind)
+    return null
   }
 
   /** For an answer that must be sent, however full the budget is. */
   takeAnyway(kind: BufferKind, identity: string, bytes: number): Hold {
-    const part = this.#place(kind, identity, bytes, false)
-    if (part !== 'none') return new Hold(this, kind, identity, bytes, false, part)
-    this.#count('rest', identity, bytes)
-    return new Hold(this, kind, identity, bytes, false, 'rest')
+    const part = this.#partFor(kind, identity, bytes, false)
+    return new Hold(this, kind, identity, false, part === 'none' ? 'rest' : part, bytes)
   }
 
   /**
@@ -108,80 +104,81 @@ export class BufferBudget {
     return left.aborted ? null : this.#wait(identity, estimate, left)
   }
 
-  /** @internal For Hold. */
-  move(hold: Hold, bytes: number, isForced: boolean): Part {
-    this.#uncount(hold.part, hold.identity, hold.bytes)
-    this.#held[hold.kind] -= hold.bytes
-    let part = this.#place(hold.kind, hold.identity, bytes, hold.isAck)
-    if (part === 'none') {
-      part = isForced ? 'rest' : hold.part
-      this.#count(part, hold.identity, isForced ? bytes : hold.bytes)
-      if (!isForced) {
-        this.#held[hold.kind] += hold.bytes
-        this.#onRefused(hold.kind)
-        return 'none'
-      }
+  /** @internal For Hold. False: no space, and the hold keeps its size. `isForced`: never refused. */
+  resize(hold: Hold, bytes: number, isForced: boolean): boolean {
+    if (hold.part === 'none') return false
+    const before = hold.bytes
+    this.count(hold, -before)
+    const part = this.#partFor(hold.kind, hold.identity, bytes, hold.isAck)
+    if (part === 'none' && !isForced) {
+      this.count(hold, before)
+      this.#onRefused(hold.kind)
+      return false
     }
-    this.#held[hold.kind] += bytes
-    if (bytes < hold.bytes) this.#serveSoon()
-    return part
+    hold.part = part === 'none' ? 'rest' : part
+    hold.bytes = bytes
+    this.count(hold, bytes)
+    if (bytes < before) this.#serveSoon()
+    return true
   }
 
   /** @internal For Hold. */
-  add(hold: Hold): void {
-    this.#held[hold.kind] += hold.bytes
+  release(hold: Hold): void {
+    if (hold.part === 'none') return
+    this.settle(hold)
+    this.count(hold, -hold.bytes)
+    hold.part = 'none'
+    hold.bytes = 0
+    this.#serveSoon()
+  }
+
+  /** @internal For Hold: the estimate is no longer needed. */
+  settle(hold: Hold): void {
+    if (!hold.isPending) return
+    hold.isPending = false
+    this.#countPending(hold.identity, -hold.bytes)
+    this.#serveSoon()
   }
 
   /** @internal For Hold. */
-  remove(hold: Hold): void {
-    this.#uncount(hold.part, hold.identity, hold.bytes)
-    this.#held[hold.kind] -= hold.bytes
-    this.#serveSoon()
+  count({ kind, identity, part }: Hold, bytes: number): void {
+    this.#held[kind] += bytes
+    if (part === 'rest') this.#restUsed += bytes
+    else this.#reserveUsed += bytes
+    if (part === 'charged' || part === 'rest') this.#charge(identity, part, bytes)
   }
 
-  /** @internal For Hold: the estimate was replaced by the real size. */
-  settled(hold: Hold): void {
-    this.#pending -= hold.bytes
-    const account = this.#account(hold.identity)
-    account.pending -= hold.bytes
-    this.#forget(hold.identity, account)
-    this.#serveSoon()
+  #countPending(identity: string, bytes: number): void {
+    this.#pending += bytes
+    this.#charge(identity, 'pending', bytes)
   }
 
-  #place(kind: BufferKind, identity: string, bytes: number, isAck: boolean): Part {
-    const part = this.#placeInReserve(identity, bytes, isAck)
+  /** Where these bytes would be counted; `none`: no space. */
+  #partFor(kind: BufferKind, identity: string, bytes: number, isAck: boolean): Part {
+    const part = this.#partInReserve(identity, bytes, isAck)
     if (part !== 'none') return part
     if (kind === 'in' && this.#held.in + bytes > this.#bodiesMax) return 'none'
     const { rest } = this.#accounts.get(identity) ?? noAccount
     // A single item may be larger than the share: a request for one large message has no smaller answer.
-    if (this.#restUsed + bytes > this.#rest || (rest > 0 && rest + bytes > this.share)) return 'none'
-    this.#count('rest', identity, bytes)
-    return 'rest'
+    return this.#restUsed + bytes > this.#rest || (rest > 0 && rest + bytes > this.share) ? 'none' : 'rest'
   }
 
-  #placeInReserve(identity: string, bytes: number, isAck: boolean): Part {
-    if (bytes <= smallBytes && this.#reserveUsed + bytes <= this.#reserve / 2) {
-      this.#reserveUsed += bytes
-      return 'open'
-    }
+  #partInReserve(identity: string, bytes: number, isAck: boolean): Part {
+    if (bytes <= smallBytes && this.#reserveUsed + bytes <= this.#reserve / 2) return 'open'
     if (bytes > smallBytes && !isAck) return 'none'
     const { charged } = this.#accounts.get(identity) ?? noAccount
-    if (this.#reserveUsed + bytes > this.#reserve || charged + bytes > this.#reserve / 8) return 'none'
-    this.#count('charged', identity, bytes)
-    return 'charged'
+    return this.#reserveUsed + bytes > this.#reserve || charged + bytes > this.#reserve / 8 ? 'none' : 'charged'
   }
 
   #reserveNow(identity: string, estimate: number): Hold | null {
-    const part = this.#placeInReserve(identity, estimate, false)
-    if (part !== 'none') return new Hold(this, 'out', identity, estimate, false, part)
+    const part = this.#partInReserve(identity, estimate, false)
+    if (part !== 'none') return new Hold(this, 'out', identity, false, part, estimate)
     const bytes = Math.min(estimate, Math.floor(this.share / 2))
     const account = this.#accounts.get(identity) ?? noAccount
     if (account.pending + bytes > this.share / 2 || this.#pending + bytes > this.#rest / 4) return null
     if (this.#restUsed + bytes > this.#rest || account.rest + bytes > this.share) return null
-    this.#count('rest', identity, bytes)
-    this.#pending += bytes
-    this.#account(identity).pending += bytes
-    return new Hold(this, 'out', identity, bytes, false, 'rest', true)
+    this.#countPending(identity, bytes)
+    return new Hold(this, 'out', identity, false, 'rest', bytes, true)
   }
 
   /** Whether there would be space if nothing were pending. */
@@ -196,9 +193,7 @@ export class BufferBudget {
       const settle = (hold: Hold | null): void => {
         clearTimeout(timer)
         gone.removeEventListener('abort', leave)
-        const account = this.#account(identity)
-        account.waiting--
-        this.#forget(identity, account)
+        this.#charge(identity, 'waiting', -1)
         resolve(hold)
       }
       const waiter: Waiter = { identity, estimate, settle }
@@ -214,7 +209,7 @@ export class BufferBudget {
       }, this.#waitMs)
       timer.unref()
       gone.addEventListener('abort', leave)
-      this.#account(identity).waiting++
+      this.#charge(identity, 'waiting', 1)
       this.#waiting.push(waiter)
     })
   }
@@ -251,109 +246,45 @@ export class BufferBudget {
     for (const tell of served) tell()
   }
 
-  #count(part: Part, identity: string, bytes: number): void {
-    switch (part) {
-      case 'none':
-        return
-      case 'open':
-        this.#reserveUsed += bytes
-        return
-      case 'charged':
-        this.#reserveUsed += bytes
-        this.#account(identity).charged += bytes
-        return
-      case 'rest':
-        this.#restUsed += bytes
-        this.#account(identity).rest += bytes
-    }
-  }
-
-  #uncount(part: Part, identity: string, bytes: number): void {
-    this.#count(part, identity, -bytes)
-    if (part === 'charged' || part === 'rest') this.#forget(identity, this.#account(identity))
-  }
-
-  #account(identity: string): Account {
-    let account = this.#accounts.get(identity)
-    if (account === undefined) {
-      account = { charged: 0, rest: 0, pending: 0, waiting: 0 }
-      this.#accounts.set(identity, account)
-    }
-    return account
-  }
-
-  #forget(identity: string, { charged, rest, pending, waiting }: Account): void {
+  #charge(identity: string, what: keyof Account, amount: number): void {
+    const account = this.#accounts.get(identity) ?? { ...noAccount }
+    account[what] += amount
+    const { charged, rest, pending, waiting } = account
     if (charged === 0 && rest === 0 && pending === 0 && waiting === 0) this.#accounts.delete(identity)
+    else this.#accounts.set(identity, account)
   }
 }
 
 const noAccount: Readonly<Account> = { charged: 0, rest: 0, pending: 0, waiting: 0 }
 
-/** Bytes that one request holds, until they are released. */
+/** Bytes that one request holds, until they are released. Only its budget changes them. */
 export class Hold {
-  readonly #budget: BufferBudget
-  readonly kind: BufferKind
-  readonly identity: string
-  readonly isAck: boolean
-  part: Part
-  #bytes: number
-  #isPending: boolean
-
   constructor(
-    budget: BufferBudget,
-    kind: BufferKind,
-    identity: string,
-    bytes: number,
-    isAck: boolean,
-    part: Part,
-    isPending = false,
+    readonly budget: BufferBudget,
+    readonly kind: BufferKind,
+    readonly identity: string,
+    readonly isAck: boolean,
+    public part: Part,
+    public bytes: number,
+    /** The bytes are an estimate. */
+    public isPending = false,
   ) {
-    this.#budget = budget
-    this.kind = kind
-    this.identity = identity
-    this.isAck = isAck
-    this.part = part
-    this.#bytes = bytes
-    this.#isPending = isPending
-    budget.add(this)
-  }
-
-  get bytes(): number {
-    return this.#bytes
+    budget.count(this, bytes)
   }
 
   /** False: no space, and the hold keeps its size. */
   growTo(bytes: number): boolean {
-    return this.#moveTo(bytes, false)
+    return this.budget.resize(this, bytes, false)
   }
 
   /** Sets the real size. Never refused, because the work is done. */
   settle(bytes: number): void {
-    if (this.#isPending) {
-      this.#isPending = false
-      this.#budget.settled(this)
-    }
-    this.#moveTo(bytes, true)
+    this.budget.settle(this)
+    this.budget.resize(this, bytes, true)
   }
 
   /** Safe to call twice. */
   release(): void {
-    if (this.part === 'none') return
-    if (this.#isPending) {
-      this.#isPending = false
-      this.#budget.settled(this)
-    }
-    this.#budget.remove(this)
-    this.part = 'none'
-    this.#bytes = 0
-  }
-
-  #moveTo(bytes: number, isForced: boolean): boolean {
-    if (this.part === 'none') return false
-    const part = this.#budget.move(this, bytes, isForced)
-    if (part === 'none') return false
-    this.part = part
-    this.#bytes = bytes
-    return true
+    this.budget.release(this)
   }
 }

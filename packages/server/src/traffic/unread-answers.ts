@@ -7,9 +7,9 @@
  */
 import type { Server, ServerResponse } from 'node:http'
 import type { Socket } from 'node:net'
-import { answerOf } from 'spillway/workload'
+import { answerOf, periodic } from 'spillway/workload'
 import { waitingHere } from './socket-queue.js'
-import { findStalled, Stall, stallLooks } from './stall.js'
+import { StallWatch } from './stall.js'
 
 export const unreadMsDefault = 30_000
 
@@ -27,47 +27,33 @@ export interface UnreadOptions {
 
 export function closeUnread(server: Server, { unreadMs, onClosed }: UnreadOptions): void {
   const open = new Set<Socket>()
-  const watched = new Map<Socket, Stall>()
-  const now = (): number => performance.now()
-  let isLooking = false
-
   const isUnread = (socket: Socket): boolean => {
     if (socket.destroyed || waitingHere(socket) === 0) return false
     const answer = answerOf(socket)
     return answer === null || !ownersAnswers.has(answer)
   }
-
-  const look = async (): Promise<void> => {
-    for (const socket of open) {
-      if (!isUnread(socket)) watched.delete(socket)
-      else if (!watched.has(socket)) watched.set(socket, new Stall(now()))
-    }
-    if (watched.size === 0) return
-    for (const socket of await findStalled(watched, unreadMs, now)) {
-      if (!isUnread(socket)) continue
-      watched.delete(socket)
+  const watch = new StallWatch<Socket>({
+    stallMs: unreadMs,
+    socketOf: (socket) => socket,
+    onStalled: (socket) => {
+      if (!isUnread(socket)) return
       socket.destroy()
       onClosed(socket)
+    },
+  })
+  const looks = periodic(watch.everyMs, async () => {
+    for (const socket of open) {
+      if (isUnread(socket)) watch.add(socket)
+      else watch.delete(socket)
     }
-  }
-
+    await watch.look()
+  })
   server.on('connection', (socket: Socket) => {
     open.add(socket)
     socket.once('close', () => {
       open.delete(socket)
-      watched.delete(socket)
+      watch.delete(socket)
     })
   })
-  const timer = setInterval(
-    () => {
-      if (isLooking) return
-      isLooking = true
-      void look().finally(() => {
-        isLooking = false
-      })
-    },
-    Math.max(1, unreadMs / stallLooks),
-  )
-  timer.unref()
-  server.once('close', () => clearInterval(timer))
+  server.once('close', () => void looks.stop())
 }

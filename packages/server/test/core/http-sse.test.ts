@@ -117,7 +117,7 @@ describe('SSE', () => {
   })
 
   it('beats with a colon and one newline when nothing was written for a while', async () => {
-    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] })
+    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval', 'setTimeout', 'clearTimeout'] })
     const { port } = await serving({ heartbeatMs: 12_000 })
     const client = await reading(port)
     vi.advanceTimersByTime(11_900)
@@ -129,7 +129,7 @@ describe('SSE', () => {
   })
 
   it('does not beat where something was written meanwhile', async () => {
-    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] })
+    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval', 'setTimeout', 'clearTimeout'] })
     const { port, nth } = await serving({ heartbeatMs: 12_000 })
     const client = await reading(port)
     const { connection } = await nth(0)
@@ -144,7 +144,7 @@ describe('SSE', () => {
   })
 
   it('beats while only comment lines were written, and never within a block', async () => {
-    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] })
+    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval', 'setTimeout', 'clearTimeout'] })
     const { port, nth } = await serving({ heartbeatMs: 12_000 })
     const client = await reading(port)
     const { connection } = await nth(0)
@@ -282,7 +282,7 @@ describe('SSE', () => {
   })
 
   it('runs no timer of the stall limit when nothing waits any more', async () => {
-    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] })
+    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval', 'setTimeout', 'clearTimeout'] })
     const { port, nth, hub } = await serving({ stallMs: 8_000 })
     const socket = await silent(port)
     const { connection } = await nth(0)

@@ -6,7 +6,7 @@ import { startHalfOpenProxy, through } from '../../../spillway/test/half-open-pr
 import { eventually, type Logged, loggingTo } from '../../../spillway/test/pipeline-fixture.js'
 import { findRedis, type RedisServer, startRedis } from '../../../spillway/test/setup/redis.js'
 import { streamLogConformance } from '../../../spillway/test/stream-log-conformance.js'
-import { connectRedis, probeRedis, type RedisStreams, type RedisStreamsOptions } from '../../src/brokers/redis/index.js'
+import { probeRedis, RedisStreams, type RedisStreamsOptions } from '../../src/brokers/redis/index.js'
 import { namesFor } from '../../src/brokers/redis/names.js'
 
 const found = await findRedis()
@@ -47,7 +47,7 @@ function openRoom(server: RedisServer): Room {
     hearing,
     log: async ({ wait = true, ...options } = {}) => {
       const settings = { url: server.url, prefix, retentionMs, longestMs, log: loggingTo(logged), ...options }
-      const log = connectRedis(settings)
+      const log = new RedisStreams(settings)
       logs.push(log)
       if (wait) await isUp(log)
       return log
@@ -195,7 +195,7 @@ describe.skipIf('missing' in found)('on a server that runs', () => {
 
   it('keeps a password out of what it says of an address', () => {
     const wrong = () =>
-      connectRedis({ url: 'http://:secret@host', prefix: 'p', retentionMs, longestMs, log: loggingTo([]) })
+      new RedisStreams({ url: 'http://:secret@host', prefix: 'p', retentionMs, longestMs, log: loggingTo([]) })
     expect(wrong).toThrow(expect.objectContaining({ message: expect.not.stringContaining('secret') }))
   })
 })

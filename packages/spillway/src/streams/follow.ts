@@ -1,35 +1,13 @@
-import type { LogFault, StreamKey, StreamRecord } from './port.js'
+import { type Cursor, LogFault, type StreamKey, type StreamRecord } from './port.js'
+import type { ReadLane } from './read-lane.js'
+import type { Relay } from './relay.js'
 
 /** The maximum of one `next`, beyond its first chunk: a reader holds no more than this and its socket's buffer. */
 const recordBytesMax = 64 * 1024
 
-export interface Follower {
-  /** The last chunk that it returned. */
-  readonly after: number
-  /**
-   * The chunks after `after`, starting exactly there, several records joined into one (64 kB at most, or one chunk); null
-   * when closed, and after an end. Rejects with `LogFault` when the log did not answer for patienceMs, or has lost chunks;
-   * it may be called again. One call at a time.
-   */
-  next(): Promise<StreamRecord | null>
-  /** Read the log now. */
-  kick(): void
-  close(): void
-}
-
 export const notAsked = -1
-
-export interface FollowOwner {
-  /** The first poll interval after news. */
-  readonly pollMsMin: number
-  /** It waits and must read the log. */
-  ask(follow: Follow): void
-  /** It waits for news. */
-  park(follow: Follow): void
-  /** It needs no more news. */
-  forget(follow: Follow): void
-  closed(): void
-}
+/** How soon a follower without news polls; that backs off to `pollMsMax`. */
+export const pollMsMin = 1_000
 
 /**
  * One reader of one stream. Nothing is buffered for it: chunks that arrive while it does not wait are read from the log.
@@ -41,8 +19,9 @@ export interface FollowOwner {
  * say that there may be more in the log than it has. Both are cleared when a read starts, so any news during the read asks
  * for another.
  */
-export class Follow implements Follower {
+export class Follower {
   readonly key: StreamKey
+  /** The last chunk that it returned. */
   after: number
   isDirty = true
   /** A chunk that is certainly in the log. */
@@ -52,26 +31,25 @@ export class Follow implements Follower {
   flight: object | null = null
   askedMs = notAsked
   /** For the poll: how long until the next read; when that is; the bucket of the ring that holds it, 0 for none. */
-  pollMs: number
+  pollMs = pollMsMin
   dueTick = 0
   bucketTick = 0
-  /** The next follower of the same stream. */
-  sibling: Follow | null = null
-  readonly #owner: FollowOwner
-  #resolve: ((record: StreamRecord | null) => void) | null = null
-  #reject: ((fault: LogFault) => void) | null = null
+  readonly #relay: Relay
+  readonly #lane: ReadLane | null
+  #waiter: { resolve(record: StreamRecord | null): void; reject(fault: LogFault): void } | null = null
   #isEnded = false
   #isClosed = false
 
-  constructor(owner: FollowOwner, options: { key: StreamKey; after: number }) {
-    this.#owner = owner
-    this.key = options.key
-    this.after = options.after
-    this.pollMs = owner.pollMsMin
+  /** `lane` null: its log is not configured here. */
+  constructor(relay: Relay, lane: ReadLane | null, { key, after }: Cursor) {
+    this.#relay = relay
+    this.#lane = lane
+    this.key = key
+    this.after = after
   }
 
   get isWaiting(): boolean {
-    return this.#resolve !== null
+    return this.#waiter !== null
   }
 
   /** The log may have chunks that it does not have. */
@@ -79,16 +57,21 @@ export class Follow implements Follower {
     return this.isDirty || this.known > this.after
   }
 
+  /**
+   * The chunks after `after`, starting exactly there, several records joined into one (64 kB at most, or one chunk); null
+   * when closed, and after an end. Rejects with `LogFault` when the log did not answer for patienceMs, or has lost chunks;
+   * it may be called again. One call at a time.
+   */
   next(): Promise<StreamRecord | null> {
     if (this.#isClosed || this.#isEnded) return Promise.resolve(null)
     if (this.isWaiting) throw new Error(`stream ${this.key.id}: next() is under way already`)
     return new Promise((resolve, reject) => {
-      this.#resolve = resolve
-      this.#reject = reject
+      this.#waiter = { resolve, reject }
       this.look()
     })
   }
 
+  /** Read the log now. */
   kick(): void {
     this.isDirty = true
     if (this.isWaiting) this.look()
@@ -97,19 +80,20 @@ export class Follow implements Follower {
   close(): void {
     if (this.#isClosed) return
     this.#isClosed = true
-    this.#settled()?.(null)
-    this.#owner.forget(this)
-    this.#owner.closed()
+    this.#takeWaiter()?.resolve(null)
+    this.#relay.forget(this)
   }
 
   /** Reads the log if there may be something, else parks. */
   look(): void {
-    if (this.isBehind || this.flight !== null) {
-      this.#owner.ask(this)
-      return
+    if (!this.isBehind && this.flight === null) {
+      this.askedMs = notAsked
+      this.#relay.park(this)
+    } else if (this.#lane === null) {
+      queueMicrotask(() => this.fail(new LogFault('the log of this stream is not configured here')))
+    } else {
+      this.#lane.ask(this)
     }
-    this.askedMs = notAsked
-    this.#owner.park(this)
   }
 
   /** A record just written here: delivered at once if it starts right after the reader's last chunk. */
@@ -128,29 +112,26 @@ export class Follow implements Follower {
     const final = records[records.length - 1]
     if (final !== undefined) this.known = Math.max(this.known, final.first + final.chunks.length - 1)
     this.after = record.first + record.chunks.length - 1
-    this.pollMs = this.#owner.pollMsMin
-    const resolve = this.#settled()
+    this.pollMs = pollMsMin
+    const waiter = this.#takeWaiter()
     if (record.end !== null) {
       this.#isEnded = true
-      this.#owner.forget(this)
+      this.#relay.forget(this)
     }
-    resolve?.(record)
+    waiter?.resolve(record)
     return true
   }
 
   fail(fault: LogFault): void {
-    const reject = this.#reject
     this.isDirty = true
-    this.#settled()
-    reject?.(fault)
+    this.#takeWaiter()?.reject(fault)
   }
 
-  #settled(): ((record: StreamRecord | null) => void) | null {
-    const resolve = this.#resolve
-    this.#resolve = null
-    this.#reject = null
+  #takeWaiter() {
+    const waiter = this.#waiter
+    this.#waiter = null
     this.askedMs = notAsked
-    return resolve
+    return waiter
   }
 }
 

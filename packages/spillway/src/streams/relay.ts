@@ -1,21 +1,22 @@
 import { DueRing } from './due-ring.js'
-import { Follow, type Follower, type FollowOwner } from './follow.js'
+import { Follower, pollMsMin } from './follow.js'
 import { LogFault, type LogName, type StreamKey, type StreamLog, type StreamRecord } from './port.js'
 import { ReadLane } from './read-lane.js'
 
 export type { Follower } from './follow.js'
 
+const pollMsMax = 5_000
+/** So that followers that started together do not stay together. */
+const jitterMin = 0.75
+const jitterSpan = 0.25
+
 export interface RelayOptions {
   logs: Partial<Record<LogName, StreamLog>>
-  /** How soon a follower without news polls; that backs off to `pollMsMax`. Default 1,000 and 5,000. */
-  pollMsMin?: number
-  pollMsMax?: number
   /** How long a follower waits for the log's answer. Default 10,000. */
   patienceMs?: number
   /** Whether this process writes the stream, and so announces its writes itself: no need to poll. */
   isLocal?: (id: string) => boolean
   warn(fields: object, message: string): void
-  now?: () => number
 }
 
 /**
@@ -29,147 +30,92 @@ export interface RelayOptions {
  */
 export class Relay {
   readonly #lanes = new Map<LogName, ReadLane>()
-  readonly #owners = new Map<LogName, FollowOwner>()
-  readonly #nowhere: FollowOwner
-  /** By stream, the first of a chain. */
-  readonly #chains = new Map<string, Follow>()
-  readonly #polls: DueRing<Follow>
+  readonly #byStream = new Map<string, Set<Follower>>()
+  readonly #polls: DueRing<Follower>
   readonly #isLocal: (id: string) => boolean
-  readonly #pollMsMin: number
-  readonly #pollMsMax: number
-  #followers = 0
   #isClosed = false
 
-  constructor(options: RelayOptions) {
-    this.#pollMsMin = options.pollMsMin ?? 1_000
-    this.#pollMsMax = Math.max(this.#pollMsMin, options.pollMsMax ?? 5_000)
-    this.#isLocal = options.isLocal ?? (() => false)
-    const { warn, patienceMs = 10_000, now = () => performance.now() } = options
+  constructor({ logs, patienceMs = 10_000, isLocal = () => false, warn }: RelayOptions) {
+    this.#isLocal = isLocal
     this.#polls = new DueRing({
-      tickMs: Math.max(1, this.#pollMsMin / 4),
-      longestMs: this.#pollMsMax,
-      look: (follow) => this.#polled(follow),
+      tickMs: pollMsMin / 4,
+      longestMs: pollMsMax,
+      look: (follower) => this.#polled(follower),
     })
-    for (const log of Object.values(options.logs)) {
-      const lane = new ReadLane({ log, patienceMs, warn, now })
-      this.#lanes.set(log.name, lane)
-      this.#owners.set(
-        log.name,
-        this.#ownerOf((follow) => lane.ask(follow)),
-      )
-    }
-    // A stream that was written while that log was configured.
-    this.#nowhere = this.#ownerOf((follow) => {
-      queueMicrotask(() => follow.fail(new LogFault('the log of this stream is not configured here')))
-    })
+    for (const log of Object.values(logs)) this.#lanes.set(log.name, new ReadLane({ log, patienceMs, warn }))
   }
 
+  /** Without those that have got their end. */
   get followers(): number {
-    return this.#followers
+    return [...this.#byStream.values()].reduce((sum, { size }) => sum + size, 0)
   }
 
   /** The log of this stream is gone: waiting followers get the fault now, not after patienceMs. */
   lost(id: string): void {
-    for (let follow = this.#chains.get(id) ?? null; follow !== null; follow = follow.sibling) {
-      follow.fail(new LogFault(`the log of stream ${id} is gone`))
-    }
+    for (const follower of this.#of(id)) follower.fail(new LogFault(`the log of stream ${id} is gone`))
   }
 
   /** A record is in the log, written by this process. */
   wrote(key: StreamKey, record: StreamRecord): void {
-    let follow = this.#chains.get(key.id) ?? null
-    while (follow !== null) {
-      // An end removes it from the chain.
-      const { sibling } = follow
-      follow.hand(record)
-      follow = sibling
-    }
+    for (const follower of this.#of(key.id)) follower.hand(record)
   }
 
+  /** A log that is not configured: the stream was written while it was. */
   follow(key: StreamKey, log: LogName, after: number): Follower {
-    const owner = this.#owners.get(log) ?? this.#nowhere
-    const follow = new Follow(owner, { key, after })
-    this.#followers++
-    if (this.#isClosed) {
-      follow.close()
-      return follow
-    }
-    follow.sibling = this.#chains.get(key.id) ?? null
-    this.#chains.set(key.id, follow)
-    return follow
+    const follower = new Follower(this, this.#lanes.get(log) ?? null, { key, after })
+    const others = this.#byStream.get(key.id)
+    if (this.#isClosed) follower.close()
+    else if (others === undefined) this.#byStream.set(key.id, new Set([follower]))
+    else others.add(follower)
+    return follower
   }
 
   /** Others have written these streams; null: notifications may be lost. */
   heard(ids: readonly string[] | null): void {
-    for (const id of ids ?? this.#chains.keys()) {
-      for (let follow = this.#chains.get(id) ?? null; follow !== null; follow = follow.sibling) follow.kick()
-    }
+    for (const id of ids ?? this.#byStream.keys()) for (const follower of this.#of(id)) follower.kick()
   }
 
   close(): void {
     this.#isClosed = true
     for (const lane of this.#lanes.values()) lane.close()
     this.#polls.close()
-    for (const first of [...this.#chains.values()]) {
-      for (let follow: Follow | null = first; follow !== null; ) {
-        const { sibling }: Follow = follow
-        follow.close()
-        follow = sibling
-      }
-    }
+    for (const followers of this.#byStream.values()) for (const follower of followers) follower.close()
   }
 
-  #ownerOf(ask: (follow: Follow) => void): FollowOwner {
-    return {
-      pollMsMin: this.#pollMsMin,
-      ask,
-      park: (follow) => this.#park(follow),
-      forget: (follow) => this.#forget(follow),
-      closed: () => {
-        this.#followers--
-      },
-    }
+  /** It waits for news. Only noted; it moves within the ring when its bucket is due, unless it must be checked before. */
+  park(follower: Follower): void {
+    const { tick } = this.#polls
+    follower.dueTick = tick + this.#polls.ticksOf(follower.pollMs * (jitterMin + Math.random() * jitterSpan))
+    if (follower.bucketTick !== 0 && follower.bucketTick <= follower.dueTick) return
+    follower.bucketTick = follower.dueTick
+    this.#polls.add(follower, follower.dueTick - tick)
   }
 
-  #forget(follow: Follow): void {
-    const { id } = follow.key
-    const first = this.#chains.get(id)
-    if (first === follow) {
-      if (follow.sibling === null) this.#chains.delete(id)
-      else this.#chains.set(id, follow.sibling)
-    } else {
-      let before: Follow | null = first ?? null
-      while (before !== null && before.sibling !== follow) before = before.sibling
-      if (before !== null) before.sibling = follow.sibling
-    }
-    follow.sibling = null
+  /** It needs no more news. */
+  forget(follower: Follower): void {
+    const { id } = follower.key
+    const followers = this.#byStream.get(id)
+    followers?.delete(follower)
+    if (followers?.size === 0) this.#byStream.delete(id)
   }
 
-  /** Only noted; it moves within the ring when its bucket is due, unless it must be checked before. */
-  #park(follow: Follow): void {
-    follow.dueTick = this.#polls.tick + this.#polls.ticksOf(follow.pollMs * (jitterMin + Math.random() * jitterSpan))
-    if (follow.bucketTick !== 0 && follow.bucketTick <= follow.dueTick) return
-    follow.bucketTick = follow.dueTick
-    this.#polls.add(follow, follow.dueTick - this.#polls.tick)
+  #of(id: string): Iterable<Follower> {
+    return this.#byStream.get(id) ?? []
   }
 
-  #polled(follow: Follow): number {
+  #polled(follower: Follower): number {
     const { tick } = this.#polls
     // It is in an earlier bucket now.
-    if (follow.bucketTick !== tick) return 0
-    follow.bucketTick = 0
-    if (!follow.isWaiting || follow.isQueued || follow.flight !== null) return 0
-    if (follow.dueTick > tick) {
-      follow.bucketTick = follow.dueTick
-      return follow.dueTick - tick
+    if (follower.bucketTick !== tick) return 0
+    follower.bucketTick = 0
+    if (!follower.isWaiting || follower.isQueued || follower.flight !== null) return 0
+    if (follower.dueTick > tick) {
+      follower.bucketTick = follower.dueTick
+      return follower.dueTick - tick
     }
-    follow.pollMs = Math.min(this.#pollMsMax, follow.pollMs * 2)
-    if (this.#isLocal(follow.key.id)) this.#park(follow)
-    else follow.kick()
+    follower.pollMs = Math.min(pollMsMax, follower.pollMs * 2)
+    if (this.#isLocal(follower.key.id)) this.park(follower)
+    else follower.kick()
     return 0
   }
 }
-
-/** So that followers that started together do not stay together. */
-const jitterMin = 0.75
-const jitterSpan = 0.25

@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto'
+import type { LogWriter } from './log-writer.js'
 import type { Append, EndKind, StreamKey } from './port.js'
 
 /** How many bytes of one stream may wait before its source is asked to wait. */
@@ -6,61 +7,16 @@ export const streamBytesMax = 256 * 1024
 /** A larger record is cut, so that one stream does not take a whole flush. One chunk is never cut. */
 const recordBytesMax = 256 * 1024
 
-export type Gone = 'lost' | 'failed'
-
 /** Further writes are useless: another writer has the stream (`lost`), or the log did not answer in time (`failed`). */
-export class StreamGone extends Error {
-  override readonly name = 'StreamGone'
-  readonly code = 'stream_gone'
-  readonly why: Gone
-
-  constructor(id: string, why: Gone) {
-    super(`stream ${id} is not written here any more: ${why}`)
-    this.why = why
-  }
-}
-
-export interface StreamWriter {
-  /** Number of the last chunk pushed, whether or not it is written yet. */
-  readonly last: number
-  /** Number of the last chunk known to be in the log; 0: none that this writer has pushed. */
-  readonly written: number
-  /** A client may read it on another instance. */
-  readonly ring: boolean
-  /** Throws once the stream was ended, closed, or is gone (`StreamGone`). */
-  push(chunk: string): void
-  /** Written together with pending chunks; resolves when durable. A second call returns the first one's result. */
-  end(kind: EndKind, chunk: string): Promise<'written' | Gone>
-  /** Null: continue. Else resolves when enough has been written, or when the stream is gone. */
-  drained(): Promise<void> | null
-  readonly gone: Gone | null
-  /** Called once; soon, if it is gone already. */
-  onGone(listener: (why: Gone) => void): void
-  /**
-   * Forgets the stream without an end, and its pending chunks. After `end` there is nothing to forget: the end is still
-   * written.
-   */
-  close(): void
-}
+export type Gone = 'lost' | 'failed'
 
 /** A record on its way into the log, exactly as a retry will send it. */
 export interface Entry {
-  readonly writer: PendingStream
+  readonly writer: StreamWriter
   readonly append: Append
   readonly bytes: number
   /** Since when its chunks have waited. */
   readonly sinceMs: number
-}
-
-export interface WriterOwner {
-  now(): number
-  /** Whether the limit for all streams together leaves room. */
-  hasRoom(): boolean
-  /** This many more bytes wait; fewer if negative. */
-  waits(bytes: number): void
-  ready(writer: PendingStream): void
-  awaitsRoom(writer: PendingStream): void
-  forget(writer: PendingStream): void
 }
 
 /**
@@ -69,14 +25,16 @@ export interface WriterOwner {
  *   open ──end()──► ending ──written──► closed
  *     └──lost, failed (also while ending)──► gone      └── close() while open ──► closed
  */
-export class PendingStream implements StreamWriter {
+export class StreamWriter {
   readonly key: StreamKey
+  /** A client may read it on another instance. */
   ring: boolean
   /** It is in the owner's list of streams with something to write. */
   isReady = false
   sinceMs = 0
+  /** Number of the last chunk known to be in the log; 0: none that this writer has pushed. */
   written = 0
-  readonly #owner: WriterOwner
+  readonly #log: LogWriter
   readonly #writer = randomUUID()
   #state: 'open' | 'ending' | 'closed' | Gone = 'open'
   #last: number
@@ -86,16 +44,16 @@ export class PendingStream implements StreamWriter {
   #flightBytes = 0
   #end: { kind: EndKind; settled: Promise<'written' | Gone>; settle(how: 'written' | Gone): void } | null = null
   #room: { promise: Promise<void>; give(): void } | null = null
-  #listeners: ((why: Gone) => void)[] = []
 
-  constructor(owner: WriterOwner, options: { key: StreamKey; last: number; ring: boolean }) {
-    this.#owner = owner
+  constructor(log: LogWriter, options: { key: StreamKey; last: number; ring: boolean }) {
+    this.#log = log
     this.key = options.key
     this.ring = options.ring
     this.#last = options.last
     this.#taken = options.last
   }
 
+  /** Number of the last chunk pushed, whether or not it is written yet. */
   get last(): number {
     return this.#last
   }
@@ -113,15 +71,13 @@ export class PendingStream implements StreamWriter {
     return this.#pending.length > 0
   }
 
+  /** Throws once the stream was ended, closed, or is gone. */
   push(chunk: string): void {
-    if (this.#state !== 'open') {
-      const { gone } = this
-      if (gone !== null) throw new StreamGone(this.key.id, gone)
-      throw new Error(`stream ${this.key.id} is ${this.#state}: no chunk behind its end`)
-    }
+    if (this.#state !== 'open') throw new Error(`stream ${this.key.id} is ${this.#state}: it takes no more chunks`)
     this.#add(chunk)
   }
 
+  /** Written together with pending chunks; resolves when durable. A second call returns the first one's result. */
   end(kind: EndKind, chunk: string): Promise<'written' | Gone> {
     if (this.#end !== null) return this.#end.settled
     const { gone } = this
@@ -137,6 +93,7 @@ export class PendingStream implements StreamWriter {
     return settled
   }
 
+  /** Null: continue. Else resolves when enough has been written, or when the stream is gone. */
   drained(): Promise<void> | null {
     if (this.mayGoOn) return null
     if (this.#room === null) {
@@ -145,13 +102,13 @@ export class PendingStream implements StreamWriter {
         give = resolve
       })
       this.#room = { promise, give }
-      this.#owner.awaitsRoom(this)
+      this.#log.awaitsRoom(this)
     }
     return this.#room.promise
   }
 
   get mayGoOn(): boolean {
-    return !this.isLive || (this.#pendingBytes + this.#flightBytes < streamBytesMax && this.#owner.hasRoom())
+    return !this.isLive || (this.#pendingBytes + this.#flightBytes < streamBytesMax && this.#log.hasRoom)
   }
 
   giveRoom(): void {
@@ -159,12 +116,10 @@ export class PendingStream implements StreamWriter {
     this.#room = null
   }
 
-  onGone(listener: (why: Gone) => void): void {
-    const { gone } = this
-    if (gone === null) this.#listeners.push(listener)
-    else queueMicrotask(() => listener(gone))
-  }
-
+  /**
+   * Forgets the stream without an end, and its pending chunks. After `end` there is nothing to forget: the end is still
+   * written.
+   */
   close(): void {
     if (this.#state === 'open') this.#leave('closed')
   }
@@ -198,7 +153,7 @@ export class PendingStream implements StreamWriter {
   /** Frees the record's memory: it is written, or will not be. */
   release(entry: Entry): void {
     this.#flightBytes -= entry.bytes
-    this.#owner.waits(-entry.bytes)
+    this.#log.waits(-entry.bytes)
   }
 
   wrote(entry: Entry): void {
@@ -212,16 +167,15 @@ export class PendingStream implements StreamWriter {
     if (!this.isLive) return
     this.#leave(why)
     this.#end?.settle(why)
-    for (const listener of this.#listeners.splice(0)) listener(why)
   }
 
   #leave(state: 'closed' | Gone): void {
     this.#state = state
     this.#pending = []
-    this.#owner.waits(-this.#pendingBytes)
+    this.#log.waits(-this.#pendingBytes)
     this.#pendingBytes = 0
     this.giveRoom()
-    this.#owner.forget(this)
+    this.#log.forget(this)
   }
 
   #add(chunk: string): void {
@@ -229,10 +183,10 @@ export class PendingStream implements StreamWriter {
     this.#pending.push(chunk)
     this.#pendingBytes += bytes
     this.#last++
-    this.#owner.waits(bytes)
+    this.#log.waits(bytes)
     if (this.isReady) return
     this.isReady = true
-    this.sinceMs = this.#owner.now()
-    this.#owner.ready(this)
+    this.sinceMs = performance.now()
+    this.#log.ready(this)
   }
 }

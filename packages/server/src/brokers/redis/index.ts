@@ -1,14 +1,22 @@
+/**
+ * The stream log in Redis, with two connections: one for commands, one for notifications of other processes' appends.
+ * Notifications are hints: nothing is kept for processes that are not listening.
+ *
+ *   deaf ──subscribed──► hearing   (all readers check everything: earlier notifications are lost)
+ *     ▲                     │ lost
+ *     └─────────────────────┘
+ */
+import { randomUUID } from 'node:crypto'
 import type { Redis } from 'ioredis'
 import type { Append, Cursor, EndKind, StreamKey, StreamLog } from 'spillway/workload'
 import { appendArguments, appendScript, appendScriptSha } from './append-script.js'
-import { Bell } from './bell.js'
 import { asLogFault, refusalOf } from './faults.js'
 import { Link, type RedisLog } from './link.js'
 import { type Names, namesFor } from './names.js'
-import { serverInfo } from './server-info.js'
+import { serverInfo } from './server.js'
 import { type CursorRead, type Entry, endOf, Reader } from './stream-reader.js'
 
-export { probeRedis, type RedisProbe } from './probe.js'
+export { probeRedis, type RedisProbe } from './server.js'
 
 export interface RedisStreamsOptions {
   /** `redis://[[user]:password@]host[:port][/database]`, or `rediss://…` for TLS. */
@@ -24,27 +32,22 @@ export interface RedisStreamsOptions {
   log: RedisLog
 }
 
-export interface RedisStreams extends StreamLog {
-  readonly name: 'redis'
-  /** The last known state. */
-  check(): { ok: boolean; detail?: string }
-}
+type Heard = (ids: readonly string[] | null) => void
 
 const defaultTimeoutMs = 2_000
 const trialTtlMs = 10_000
 
-/** Returns at once and connects in the background. Never stops retrying. */
-export function connectRedis(options: RedisStreamsOptions): RedisStreams {
-  return new RedisStreamLog(options)
-}
-
-class RedisStreamLog implements RedisStreams {
+/** Connects in the background and never stops retrying. */
+export class RedisStreams implements StreamLog {
   readonly name = 'redis'
   readonly #o: RedisStreamsOptions
   readonly #names: Names
   readonly #link: Link
-  readonly #bell: Bell
+  readonly #bell: Link
   readonly #reader: Reader
+  readonly #heard: Heard[] = []
+  /** Prefix of each notification, so that a process ignores its own. */
+  readonly #self = randomUUID()
   #warnedOfPolicy: string | null = null
   #isBellRefused = false
 
@@ -54,8 +57,12 @@ class RedisStreamLog implements RedisStreams {
     this.#names = namesFor(options.prefix)
     const link = new Link({ url, log, timeoutMs, clientName: 'spillway', prepare: (redis) => this.#prepare(redis) })
     this.#link = link
-    const [channel, clientName] = [this.#names.bell, 'spillway-bell']
-    this.#bell = new Bell({ url, log, timeoutMs, clientName, channel, isLogged: () => !link.isReady })
+    this.#bell = new Link({
+      ...{ url, log, timeoutMs, clientName: 'spillway-bell' },
+      prepare: (redis) => this.#subscribe(redis),
+      onReady: () => this.#notify(null),
+      isLogged: () => !link.isReady,
+    })
     this.#reader = new Reader({
       names: this.#names,
       send: (work) => link.run(work),
@@ -67,66 +74,63 @@ class RedisStreamLog implements RedisStreams {
     return this.#link.isReady
   }
 
+  /** The last known state. */
   check(): { ok: boolean; detail?: string } {
     return this.#link.isReady ? { ok: true } : { ok: false, detail: this.#link.why }
   }
 
   async append(appends: readonly Append[]): Promise<('written' | 'lost')[]> {
     if (appends.length === 0) return []
-    try {
-      const outcomes = await this.#appendAll(appends)
-      this.#ring(appends.filter(({ ring }, i) => ring && outcomes[i] === 'written'))
-      return outcomes
-    } catch (error) {
-      if (refusalOf(error) !== null) this.#link.refused(error)
-      throw asLogFault(error, 'append')
-    }
+    const outcomes = await this.#to(
+      'append',
+      () => this.#appendAll(appends),
+      (error) => this.#link.refused(error),
+    )
+    this.#ring(appends.filter(({ ring }, i) => ring && outcomes[i] === 'written'))
+    return outcomes
   }
 
-  async read(cursors: readonly Cursor[]): Promise<CursorRead[]> {
-    try {
-      return await this.#reader.read(cursors)
-    } catch (error) {
-      throw asLogFault(error, 'read')
-    }
+  read(cursors: readonly Cursor[]): Promise<CursorRead[]> {
+    return this.#to('read', () => this.#reader.read(cursors))
   }
 
   async head(key: StreamKey): Promise<{ last: number; end: EndKind | null }> {
-    try {
-      const name = this.#names.stream(key.id)
-      const [entry] = (await this.#link.run((redis) => redis.xrevrange(name, '+', '-', 'COUNT', 1))) as Entry[]
-      return entry === undefined
-        ? { last: 0, end: null }
-        : { last: Number.parseInt(entry[0], 10), end: endOf(entry[1]) }
-    } catch (error) {
-      throw asLogFault(error, 'read the end of a stream')
-    }
+    const [entry] = await this.#run(
+      'read the end of a stream',
+      (redis) => redis.xrevrange(this.#names.stream(key.id), '+', '-', 'COUNT', 1) as Promise<Entry[]>,
+    )
+    return entry === undefined ? { last: 0, end: null } : { last: Number.parseInt(entry[0], 10), end: endOf(entry[1]) }
   }
 
   readonly marks = {
     begin: async (id: string): Promise<void> => {
-      try {
-        const keepMs = this.#o.longestMs + this.#o.retentionMs
-        await this.#link.run((redis) => redis.set(this.#names.mark(id), '', 'PX', keepMs))
-      } catch (error) {
-        throw asLogFault(error, 'note that a stream begins')
-      }
+      const keepMs = this.#o.longestMs + this.#o.retentionMs
+      await this.#run('note that a stream begins', (redis) => redis.set(this.#names.mark(id), '', 'PX', keepMs))
     },
-    isLost: async (id: string): Promise<boolean> => {
-      try {
-        return (await this.#link.run((redis) => redis.exists(this.#names.mark(id)))) === 0
-      } catch (error) {
-        throw asLogFault(error, 'check whether a stream exists')
-      }
-    },
+    isLost: async (id: string): Promise<boolean> =>
+      (await this.#run('check whether a stream exists', (redis) => redis.exists(this.#names.mark(id)))) === 0,
   }
 
-  onBell(heard: (ids: readonly string[] | null) => void): void {
-    this.#bell.onBell(heard)
+  onBell(heard: Heard): void {
+    this.#heard.push(heard)
   }
 
   async close(): Promise<void> {
     await Promise.all([this.#bell.close(), this.#link.close()])
+  }
+
+  #run<T>(doing: string, work: (redis: Redis) => Promise<T>): Promise<T> {
+    return this.#to(doing, () => this.#link.run(work))
+  }
+
+  /** Converts the driver's errors. `onRefused`: the server answered with an error. */
+  async #to<T>(doing: string, work: () => Promise<T>, onRefused?: (error: unknown) => void): Promise<T> {
+    try {
+      return await work()
+    } catch (error) {
+      if (refusalOf(error) !== null) onRefused?.(error)
+      throw asLogFault(error, doing)
+    }
   }
 
   /** Checks that Redis is writable, has our script, and does not evict data that is still needed. */
@@ -139,6 +143,20 @@ class RedisStreamLog implements RedisStreams {
       this.#o.log.warn({ policy }, advice)
     }
     this.#warnedOfPolicy = policy
+  }
+
+  async #subscribe(redis: Redis): Promise<void> {
+    // May run again on the same connection if the first try was refused.
+    redis.removeAllListeners('message')
+    redis.on('message', (_: string, message: string) => {
+      const [from, ...ids] = message.split(' ')
+      if (from !== this.#self && ids.length > 0) this.#notify(ids)
+    })
+    await redis.subscribe(this.#names.bell)
+  }
+
+  #notify(ids: readonly string[] | null): void {
+    for (const heard of this.#heard) heard(ids)
   }
 
   /** Rejects with the first refusal that concerns more than one key; the call may then be retried. */
@@ -176,7 +194,7 @@ class RedisStreamLog implements RedisStreams {
     const ids = [...new Set(appends.map(({ key }) => key.id))]
     if (ids.length === 0) return
     this.#link
-      .run((redis) => this.#bell.ring(redis, this.#names.bell, ids))
+      .run((redis) => redis.publish(this.#names.bell, [this.#self, ...ids].join(' ')))
       .then(
         () => {
           this.#isBellRefused = false

@@ -13,7 +13,7 @@ import { setTimeout as delay } from 'node:timers/promises'
 import { Redis } from 'ioredis'
 import { type IntakeLog, withDeadline } from 'spillway/workload'
 import { answered, meaningOf, refusalOf } from './faults.js'
-import { parseAddress, type ServerAddress } from './server-address.js'
+import { shownAddress } from './server.js'
 
 export type RedisLog = Pick<IntakeLog, 'info' | 'warn' | 'error'>
 
@@ -40,7 +40,8 @@ const goodbyeMs = 50
 
 export class Link {
   readonly #o: LinkOptions
-  readonly #address: ServerAddress
+  /** For the log. */
+  readonly #address: string
   readonly #closing = new AbortController()
   readonly #life: Promise<void>
   #redis: Redis | null = null
@@ -52,7 +53,7 @@ export class Link {
 
   constructor(options: LinkOptions) {
     this.#o = options
-    this.#address = parseAddress(options.url)
+    this.#address = shownAddress(options.url)
     this.#life = this.#live()
   }
 
@@ -113,7 +114,7 @@ export class Link {
 
   #make(): Redis {
     this.#dialError = null
-    const redis = new Redis(this.#address.url, {
+    const redis = new Redis(this.#o.url, {
       lazyConnect: true,
       retryStrategy: () => null,
       enableOfflineQueue: false,
@@ -167,7 +168,7 @@ export class Link {
     if (this.#closing.signal.aborted) return
     this.#isReady = true
     if (this.#hasWarned || this.#o.isLogged === undefined) {
-      this.#o.log.info({ redis: this.#address.shown, connection: this.#o.clientName }, 'connected to Redis')
+      this.#o.log.info({ redis: this.#address, connection: this.#o.clientName }, 'connected to Redis')
     }
     this.#hasWarned = false
     this.#o.onReady?.()
@@ -183,7 +184,7 @@ export class Link {
     if (this.#hasWarned || isLogged) return
     this.#hasWarned = true
     this.#o.log.warn(
-      { err: error, redis: this.#address.shown, connection: this.#o.clientName },
+      { err: error, redis: this.#address, connection: this.#o.clientName },
       `cannot use Redis: ${this.#why}; retrying`,
     )
   }

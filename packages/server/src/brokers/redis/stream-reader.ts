@@ -19,14 +19,8 @@ const cursorRecordsMax = 256
 const fewRecords = 4
 const waveCursors = { min: 8, max: 256 }
 
-interface Sized {
-  record: StreamRecord
-  bytes: number
-}
-
-interface Place {
+interface Place extends CursorRead {
   cursor: Cursor
-  answer: CursorRead
   bytes: number
   /** Whether it was read and all results were taken: there may be more for the second round. */
   isOpen: boolean
@@ -49,9 +43,7 @@ export class Reader {
   }
 
   async read(cursors: readonly Cursor[]): Promise<CursorRead[]> {
-    const places = cursors.map((cursor): Place => {
-      return { cursor, answer: { records: [], more: true }, bytes: 0, isOpen: false }
-    })
+    const places = cursors.map((cursor): Place => ({ cursor, records: [], more: true, bytes: 0, isOpen: false }))
     // Starts at a random place: otherwise the last would starve while the ones before it fill the reply.
     const start = Math.floor(Math.random() * places.length)
     const order = [...places.slice(start), ...places.slice(0, start)]
@@ -61,12 +53,12 @@ export class Reader {
       left = await this.#wave(order.slice(at, at + size), () => fewRecords, left)
       at += size
     }
-    const behind = order.filter(({ isOpen, answer }) => isOpen && answer.more)
+    const behind = order.filter(({ isOpen, more }) => isOpen && more)
     const size = Math.floor(answerBytesMax / cursorBytesMax)
     for (let at = 0; at < behind.length && left > 0; at += size) {
       left = await this.#wave(behind.slice(at, at + size), roomIn, left)
     }
-    return places.map(({ answer }) => answer)
+    return places.map(({ records, more }) => ({ records, more }))
   }
 
   /** Returns the bytes left in the reply. */
@@ -74,22 +66,18 @@ export class Reader {
     const counts = places.map(countFor)
     const found = await this.#ranges(places, counts)
     let room = left
-    let bytes = 0
     let records = 0
     for (const [i, place] of places.entries()) {
-      const sized = found[i] ?? []
       const before = place.bytes
-      take(place, sized, { count: counts[i] ?? 0, room })
+      records += take(place, found[i] ?? [], { count: counts[i] ?? 0, room })
       room -= place.bytes - before
-      records += sized.length
-      bytes += sized.reduce((sum, one) => sum + one.bytes, 0)
     }
-    if (records > 0) this.#recordBytes = Math.max(1, (this.#recordBytes + bytes / records) / 2)
+    if (records > 0) this.#recordBytes = Math.max(1, (this.#recordBytes + (left - room) / records) / 2)
     return room
   }
 
   /** Asks for one more than needed, to learn whether there are more. */
-  async #ranges(places: readonly Place[], counts: readonly number[]): Promise<Sized[][]> {
+  async #ranges(places: readonly Place[], counts: readonly number[]): Promise<Entry[][]> {
     const answers = await this.#o.send((redis) => {
       const pipeline = redis.pipeline()
       for (const [i, place] of places.entries()) {
@@ -102,7 +90,7 @@ export class Reader {
       const [error, entries] = answers?.[i] ?? [new Error('there is no answer')]
       if (refusalOf(error) === 'WRONGTYPE') this.#o.onForeignKey(place.cursor.key.id)
       else if (error) throw error
-      return error ? [] : (entries as Entry[]).map(sizedOf)
+      return error ? [] : (entries as Entry[])
     })
   }
 }
@@ -110,40 +98,34 @@ export class Reader {
 /** An entry in the driver's form: its id, then fields and values alternating. */
 export type Entry = [id: string, fields: string[]]
 
-const lastOf = ({ cursor, answer }: Place): number => {
-  const newest = answer.records.at(-1)
+const lastOf = ({ cursor, records }: Place): number => {
+  const newest = records.at(-1)
   return newest === undefined ? cursor.after : newest.first + newest.chunks.length - 1
 }
 
 const clamp = (value: number, { min, max }: { min: number; max: number }): number =>
   Math.min(max, Math.max(min, Math.floor(value)))
 
-const roomIn = ({ answer, bytes }: Place): number => {
-  const { length } = answer.records
+const roomIn = ({ records: { length }, bytes }: Place): number => {
   const typical = Math.max(1, bytes / Math.max(1, length))
   return clamp((cursorBytesMax - bytes) / typical, { min: 1, max: cursorRecordsMax - length })
 }
 
-/** Takes as many as fit, plus the one that exceeds the room: otherwise a large record would never fit. */
-function take(place: Place, found: readonly Sized[], limits: { count: number; room: number }): void {
+/** Takes as many as fit, plus the one that exceeds the room: otherwise a large record would never fit. Returns how many. */
+function take(place: Place, found: readonly Entry[], limits: { count: number; room: number }): number {
   let { room } = limits
   let taken = 0
-  for (const { record, bytes } of found.slice(0, limits.count)) {
+  for (const [id, fields] of found.slice(0, limits.count)) {
     if (room <= 0 || place.bytes >= cursorBytesMax) break
-    place.answer.records.push(record)
-    place.bytes += bytes
-    room -= bytes
+    const text = fieldOf(fields, 'c') ?? '[]'
+    place.records.push({ first: Number(id.split('-')[1]), chunks: JSON.parse(text) as string[], end: endOf(fields) })
+    place.bytes += text.length
+    room -= text.length
     taken += 1
   }
-  place.answer.more = taken < found.length
+  place.more = taken < found.length
   place.isOpen = room > 0 && place.bytes < cursorBytesMax
-}
-
-function sizedOf(entry: Entry): Sized {
-  const [id, fields] = entry
-  const text = fieldOf(fields, 'c') ?? '[]'
-  const record = { first: Number(id.split('-')[1]), chunks: JSON.parse(text) as string[], end: endOf(fields) }
-  return { record, bytes: text.length }
+  return taken
 }
 
 export const endOf = (fields: readonly string[]): EndKind | null =>

@@ -19,8 +19,8 @@ import {
   type Permit,
   type Refusal,
 } from 'spillway/workload'
-import type { GenerationDeps } from './parts.js'
-import { poolStateOf } from './pool-state.js'
+import type { GenerationDeps } from './index.js'
+import { type FailoverReason, poolStateOf } from './metrics.js'
 import type { Format, Generation } from './request.js'
 
 export const queueName = 'spillway:generation'
@@ -48,7 +48,8 @@ export interface Asked {
 export interface Admitted {
   ok: true
   id: string
-  layer: '1-Direct' | '3-Queue-Failover'
+  /** It has a pool place; else it is queued. */
+  direct: boolean
   /** It runs in this process. */
   here: boolean
   replayed: boolean
@@ -60,29 +61,25 @@ export interface Admitted {
   leaveRoom(): void
 }
 
-/** This process's places in the pool, by the names that generations carry. */
-export interface Places {
-  has(place: string): boolean
-  giveBack(place: string): void
+export interface Refused {
+  ok: false
+  problem: Problem
 }
-
-type FailoverReason = 'user_limit' | 'pool_full' | 'no_slot'
 
 export class Admission {
   readonly #deps: GenerationDeps
   readonly #definition: Definition<Generation>
   readonly #pool: ConnectionPool
   readonly #room: ConnectionPool
-  readonly #places = new Map<string, Permit>()
   #turn = Math.floor(Math.random() * 1_000)
 
-  constructor(deps: GenerationDeps, define: (places: Places) => Definition<Generation>) {
+  constructor(deps: GenerationDeps, definition: Definition<Generation>) {
     const { intake, settings } = deps
+    const { poolPerUser, poolGlobal, failoverDepthMax: depth } = settings
     this.#deps = deps
-    this.#pool = intake.pool({ name: 'generation', ...settings.pool })
-    const { depthMax } = settings.failover
-    this.#room = intake.pool({ name: 'generation.waiting', perIdentity: depthMax, total: depthMax })
-    this.#definition = define({ has: (place) => this.#places.has(place), giveBack: (place) => this.#giveBack(place) })
+    this.#definition = definition
+    this.#pool = intake.pool({ name: 'generation', perIdentity: poolPerUser, total: poolGlobal })
+    this.#room = intake.pool({ name: 'generation.waiting', perIdentity: depth, total: depth })
   }
 
   /** As of the last heartbeat, over all instances. */
@@ -94,24 +91,24 @@ export class Admission {
     return poolStateOf(this.#pool.held, this.#pool.total)
   }
 
-  async admit(asked: Asked): Promise<Admitted | { ok: false; problem: Problem }> {
+  async admit(asked: Asked): Promise<Admitted | Refused> {
+    const { intake, settings } = this.#deps
     const taken = await this.#pool.take(asked.identity)
     let reason: FailoverReason = taken === 'identity_full' ? 'user_limit' : 'pool_full'
     if (typeof taken === 'object') {
-      if (this.#hasSlot) return this.#direct(asked, taken)
+      // Without a slot it would wait in a separate lane and bypass its user's limit. Under concurrent requests some may
+      // find the last slot taken.
+      if (intake.hasSlot(this.#definition)) return this.#direct(asked, taken)
       taken.release()
       reason = 'no_slot'
     }
-    if (!this.#deps.settings.failover.enabled) return { ok: false, problem: this.#noFailover(reason) }
-    return this.#queue(asked, reason)
-  }
-
-  /**
-   * Without a slot it would wait in a separate lane and bypass its user's limit. Under concurrent requests some may
-   * find the last slot taken.
-   */
-  get #hasSlot(): boolean {
-    return this.#deps.intake.hasSlot(this.#definition)
+    if (settings.failoverEnabled) return this.#queue(asked, reason)
+    if (reason !== 'user_limit') return refused(noConnection)
+    return refused({
+      code: 'connection_limit',
+      detail: `At most ${settings.poolPerUser} generations of one user run at once. Try again when one has ended.`,
+      retryAfterMs: roomRetryMs,
+    })
   }
 
   /** The caller gets a refusal, so the operation must not run and its key stays free. */
@@ -124,151 +121,136 @@ export class Admission {
     if (key !== undefined) await this.#deps.intake.forgetKey(this.#definition, { identity, key, operationId })
   }
 
-  #noFailover(reason: FailoverReason): Problem {
-    const { perIdentity } = this.#deps.settings.pool
-    return reason === 'user_limit'
-      ? {
-          code: 'connection_limit',
-          detail: `At most ${perIdentity} generations of one user run at once. Try again when one has ended.`,
-          retryAfterMs: roomRetryMs,
-        }
-      : { code: 'overloaded', detail: 'All connections are taken. Try again later.', retryAfterMs: roomRetryMs }
-  }
-
-  async #direct(asked: Asked, permit: Permit): Promise<Admitted | { ok: false; problem: Problem }> {
+  async #direct(asked: Asked, permit: Permit): Promise<Admitted | Refused> {
     const place = randomUUID()
-    this.#places.set(place, permit)
+    this.#deps.places.set(place, permit)
     const waitMs = this.#waitMs(asked)
-    const generation = this.#generation(asked, { lane: place, place, waitMs })
-    const answer = await this.#submit(generation, asked).catch((fault: unknown) => {
-      this.#giveBack(place)
+    const submitted = await this.#submit(asked, { lane: place, place, waitMs }).catch((fault: unknown) => {
+      giveBack(this.#deps, place)
       throw fault
     })
-    if (answer.kind === 'refused') {
-      this.#giveBack(place)
-      return { ok: false, problem: problemOf(answer.refusal) }
-    }
-    const here = answer.kind === 'queued' && answer.reason === 'still_running' && !answer.replayed
-    if (here) return { ...admitted, id: answer.operationId, layer: '1-Direct', here, leaveRoom: nothing }
-    this.#giveBack(place)
-    const position = answer.kind === 'queued' ? { place: answer.place, etaMs: answer.waitMs } : {}
-    const { operationId: id, replayed } = answer
-    if (replayed || answer.kind !== 'queued') {
-      return { ...admitted, ...position, id, layer: '3-Queue-Failover', here: false, replayed, leaveRoom: nothing }
-    }
-    if (!this.#deps.settings.failover.enabled) {
+    if (submitted.ok && submitted.here) return { ...submitted, direct: true }
+    giveBack(this.#deps, place)
+    if (!submitted.ok || submitted.replayed || !submitted.isQueued) return submitted
+    const { id } = submitted
+    if (!this.#deps.settings.failoverEnabled) {
       await this.takeBack(id, asked, 'there is no slot, and failover is off')
-      return { ok: false, problem: this.#noFailover('pool_full') }
+      return refused(noConnection)
     }
     const room = await this.#room.take(asked.identity)
     if (typeof room !== 'object') {
       await this.takeBack(id, asked, 'the waiting room is full')
-      return { ok: false, problem: this.#roomFull() }
+      return refused(roomFull)
     }
     this.#deps.metrics.failedOver('no_slot')
-    const leaveRoom = (): void => room.release()
-    return { ...admitted, ...position, id, layer: '3-Queue-Failover', here: false, waitMs, leaveRoom }
+    return { ...submitted, waitMs, leaveRoom: () => room.release() }
   }
 
-  async #queue(asked: Asked, reason: FailoverReason): Promise<Admitted | { ok: false; problem: Problem }> {
+  async #queue(asked: Asked, reason: FailoverReason): Promise<Admitted | Refused> {
     const lanes = this.#shortestLane(asked.identity)
     // Both start at once; without a place in the room the lane is not needed.
     lanes.catch(() => undefined)
     const room = await this.#room.take(asked.identity)
-    if (typeof room !== 'object') return { ok: false, problem: this.#roomFull() }
+    if (typeof room !== 'object') return refused(roomFull)
     const waitMs = this.#waitMs(asked)
     const leaveRoom = (): void => room.release()
     try {
-      const lane = await lanes
-      const answer = await this.#submit(this.#generation(asked, { lane, place: null, waitMs }), asked)
-      if (answer.kind === 'refused') {
+      const submitted = await this.#submit(asked, { lane: await lanes, place: null, waitMs })
+      if (!submitted.ok || submitted.replayed) {
         leaveRoom()
-        return { ok: false, problem: problemOf(answer.refusal) }
+        return submitted
       }
-      const { operationId: id, replayed } = answer
-      const position = answer.kind === 'queued' ? { place: answer.place, etaMs: answer.waitMs } : {}
-      const here = answer.kind === 'queued' && answer.reason === 'still_running' && !replayed
-      if (replayed || here) leaveRoom()
-      if (!replayed) {
-        this.#deps.metrics.failedOver(reason)
-        // Refuses now instead of making a promise it cannot keep.
-        const isLate = position.etaMs !== undefined && asked.patienceMs !== null && position.etaMs > asked.patienceMs
-        if (isLate) {
-          await this.takeBack(id, asked, 'it would wait longer than its caller does')
-          leaveRoom()
-          return { ok: false, problem: this.#tooLong(position.etaMs ?? 0) }
-        }
+      if (submitted.here) leaveRoom()
+      this.#deps.metrics.failedOver(reason)
+      const { id, etaMs } = submitted
+      // Refuses now instead of making a promise it cannot keep.
+      if (asked.patienceMs !== null && etaMs > asked.patienceMs) {
+        await this.takeBack(id, asked, 'it would wait longer than its caller does')
+        leaveRoom()
+        const detail = 'It would take longer than you wait until this generation begins. Try again later.'
+        return refused({ code: 'overloaded', detail, retryAfterMs: Math.max(roomRetryMs, etaMs) })
       }
-      return {
-        ...admitted,
-        ...position,
-        ...{ id, layer: '3-Queue-Failover', here, replayed, leaveRoom },
-        waitMs: replayed ? null : waitMs,
-      }
+      return { ...submitted, waitMs, leaveRoom }
     } catch (fault) {
       leaveRoom()
       throw fault
     }
   }
 
-  #generation(asked: Asked, of: Pick<Generation, 'lane' | 'place' | 'waitMs'>): Generation {
-    const { format, chat, stream, usage, threadId } = asked
+  async #submit(
+    asked: Asked,
+    of: Pick<Generation, 'lane' | 'place' | 'waitMs'>,
+  ): Promise<(Admitted & { isQueued: boolean }) | Refused> {
+    const { intake } = this.#deps
+    const { format, chat, stream, usage, threadId, identity, traceparent, keyedOn, idempotencyKey } = asked
     const patienceMs = stream ? null : asked.patienceMs
-    return { format, chat, stream, usage, threadId, patienceMs, watcher: this.#deps.intake.instance, ...of }
-  }
-
-  #submit(generation: Generation, asked: Asked) {
-    return this.#deps.intake.submit(this.#definition, generation, {
-      identity: asked.identity,
-      traceparent: asked.traceparent,
-      keyedOn: asked.keyedOn,
-      ...(asked.idempotencyKey !== undefined && { idempotencyKey: asked.idempotencyKey }),
+    const generation = { format, chat, stream, usage, threadId, patienceMs, watcher: intake.instance, ...of }
+    const options = {
+      identity,
+      traceparent,
+      keyedOn,
+      ...(idempotencyKey !== undefined && { idempotencyKey }),
       waitMs: 0,
-    })
+    }
+    const answer = await intake.submit(this.#definition, generation, options)
+    if (answer.kind === 'refused') return refused(problemOf(answer.refusal))
+    const { operationId: id, replayed } = answer
+    const isQueued = answer.kind === 'queued'
+    const here = isQueued && answer.reason === 'still_running' && !replayed
+    const position = isQueued ? { place: answer.place, etaMs: answer.waitMs } : { place: 0, etaMs: 0 }
+    return {
+      ok: true,
+      id,
+      replayed,
+      isQueued,
+      here,
+      direct: false,
+      ...position,
+      waitMs: null,
+      leaveRoom: () => undefined,
+    }
   }
 
   #waitMs({ patienceMs }: Asked): number {
-    const { timeoutMs } = this.#deps.settings.failover
+    const timeoutMs = this.#deps.settings.failoverTimeoutSeconds * 1_000
     return patienceMs === null ? timeoutMs : Math.min(timeoutMs, patienceMs)
   }
 
   /** A user has as many lanes as it may have connections, so that this many of its queued generations run at once. */
   async #shortestLane(identity: string): Promise<string> {
     const name = identity.length <= identityCharactersMax ? identity : digestUuid(identity)
-    const partitions = Array.from({ length: this.#deps.settings.pool.perIdentity }, (_, n) => `${name}#${n}`)
+    const partitions = Array.from({ length: this.#deps.settings.poolPerUser }, (_, n) => `${name}#${n}`)
     const depths = await this.#deps.intake.laneDepths(partitions.map((partition): LaneName => [queueName, partition]))
     const least = Math.min(...depths)
     // Round robin among equals: concurrent requests see the same depths.
     const shortest = partitions.filter((_, n) => depths[n] === least)
     return shortest[this.#turn++ % shortest.length] ?? `${name}#0`
   }
+}
 
-  #giveBack(place: string): void {
-    this.#places.get(place)?.release()
-    this.#places.delete(place)
-  }
+/** The generation with this place has run, or will not run here. */
+export function giveBack({ places }: GenerationDeps, place: string): void {
+  places.get(place)?.release()
+  places.delete(place)
+}
 
-  #roomFull(): Problem {
-    return {
-      code: 'overloaded',
-      detail: 'As many generations wait as may. Try again later.',
-      retryAfterMs: roomRetryMs,
-    }
-  }
+const noConnection: Problem = {
+  code: 'overloaded',
+  detail: 'All connections are taken. Try again later.',
+  retryAfterMs: roomRetryMs,
+}
 
-  #tooLong(etaMs: number): Problem {
-    return {
-      code: 'overloaded',
-      detail: 'It would take longer than you wait until this generation begins. Try again later.',
-      retryAfterMs: Math.max(roomRetryMs, etaMs),
-    }
-  }
+const roomFull: Problem = {
+  code: 'overloaded',
+  detail: 'As many generations wait as may. Try again later.',
+  retryAfterMs: roomRetryMs,
+}
+
+function refused(problem: Problem): Refused {
+  return { ok: false, problem }
 }
 
 /** A full queue is our capacity limit, not the caller's quota. */
 function problemOf(refusal: Refusal): Problem {
   return refusal.code === 'queue_full' ? { ...refusal, code: 'overloaded' } : refusal
 }
-
-const admitted = { ok: true, place: 0, etaMs: 0, replayed: false, waitMs: null } as const
-function nothing(): void {}

@@ -12,28 +12,26 @@
 import { type Follower, LogFault, type StreamEntry, type StreamRecord } from 'spillway/workload'
 import type { SseConnection } from '../../traffic/sse.js'
 import { blocksOf, forms } from './forms.js'
-import { endAt } from './handler.js'
-import type { GenerationDeps } from './parts.js'
-import { type Failure, failures } from './request.js'
+import type { GenerationDeps } from './index.js'
+import { type Failure, type Format, failures } from './request.js'
 
 export interface DeliveryOptions {
   entry: StreamEntry
   after: number
-  /** Deadline of the first record, by `performance.now()`; null: no deadline. */
-  waitUntil: number | null
-  waitSeconds: number
-  /** The first record is the whole answer; the deadline applies only until it runs. */
-  isWhole: boolean
-  /** It was queued, so its position is reported. */
-  isQueued: boolean
-  /** A client in another process may read it too. */
-  isShared: boolean
   /** Generated in this process, so its end is noticed here. */
   isLocal: boolean
+  /** A client in another process may read it too. */
+  isShared: boolean
+  /** It was queued, so its position is reported. */
+  isQueued?: boolean
+  /** The first record is the whole answer; the deadline applies only until it runs. */
+  isWhole?: boolean
+  /** Deadline of the first record: how long from now, as it was promised. Null: no deadline. */
+  waitMs?: number | null
   /** The first record arrived, or nobody waits for it any more. */
-  onStarted(): void
+  onStarted?(): void
   /** Frees the Idempotency-Key, so that the request can be repeated with it. */
-  forgetKey(): Promise<void>
+  forgetKey?(): Promise<void>
 }
 
 /** The next record, or why there is none; null if closed. */
@@ -49,26 +47,27 @@ export async function keptFailure({ intake }: Pick<GenerationDeps, 'intake'>, id
   return isFailure ? (result as Failure) : null
 }
 
-export type Outcome = 'ended' | 'left' | 'failed'
+export function endWithFailure(connection: SseConnection, format: Format, why: Failure): void {
+  connection.write(forms[format].end('error', forms[format].failed(why), null))
+  connection.end()
+}
 
 export class Delivery {
   readonly id: string
+  readonly options: DeliveryOptions
   entry: StreamEntry
-  readonly isQueued: boolean
-  readonly isLocal: boolean
-  readonly waitUntil: number | null
   readonly #deps: GenerationDeps
-  readonly #o: DeliveryOptions
   #follower: Follower
   #connection: SseConnection | null = null
-  #started = false
   #failure: Failure | null = null
   #position: number | null = null
   #overdue: NodeJS.Timeout | undefined
+  hasStarted = false
   /** Waits for a record; otherwise for its client, who has not taken the last one. */
   isWaiting = false
   /** Looks without new records since the operation ended. */
   missingEnds = 0
+  /** A client in another process may read it too. */
   isShared: boolean
   /** The end was sent: there is nothing left to cancel or to read. */
   hasEnded = false
@@ -77,28 +76,17 @@ export class Delivery {
 
   constructor(deps: GenerationDeps, options: DeliveryOptions) {
     this.#deps = deps
-    this.#o = options
+    this.options = options
     this.entry = options.entry
     this.id = options.entry.key.id
-    this.isQueued = options.isQueued
-    this.isLocal = options.isLocal
     this.isShared = options.isShared
-    this.waitUntil = options.waitUntil
-    this.#follower = deps.relay.follow(options.entry.key, options.entry.log, options.after)
-  }
-
-  get hasStarted(): boolean {
-    return this.#started
-  }
-
-  /** The first record is the whole answer: once it runs, the limit for a whole answer applies. */
-  get isWhole(): boolean {
-    return this.#o.isWhole
+    this.#follower = deps.logs.relay.follow(options.entry.key, options.entry.log, options.after)
   }
 
   /** Calls `act` when the promised time is over, unless closed before. */
   onOverdue(act: () => void): void {
-    if (this.waitUntil !== null) this.#overdue = setTimeout(act, this.waitUntil - performance.now())
+    const { waitMs = null } = this.options
+    if (waitMs !== null) this.#overdue = setTimeout(act, waitMs)
   }
 
   async next(): Promise<Next> {
@@ -122,19 +110,19 @@ export class Delivery {
 
   /** Restarted in another log, because the first was lost while it was empty. */
   async #hasMoved(): Promise<boolean> {
-    if (this.#started || this.entry.log === 'postgres') return false
-    const entry = await this.#deps.registry.find(this.id)
+    if (this.hasStarted || this.entry.log === 'postgres') return false
+    const entry = await this.#deps.logs.registry.find(this.id)
     if (entry === null || entry.log === this.entry.log) return false
     this.#follower.close()
     this.entry = entry
-    this.#follower = this.#deps.relay.follow(entry.key, entry.log, 0)
+    this.#follower = this.#deps.logs.relay.follow(entry.key, entry.log, 0)
     return true
   }
 
   start(): void {
-    if (this.#started) return
-    this.#started = true
-    this.#o.onStarted()
+    if (this.hasStarted) return
+    this.hasStarted = true
+    this.options.onStarted?.()
   }
 
   /** It was sent to another process. */
@@ -164,30 +152,25 @@ export class Delivery {
   }
 
   /** Runs until the end. `first`: the read that has already started. */
-  async stream(connection: SseConnection, first?: Promise<Next>): Promise<Outcome> {
+  async stream(connection: SseConnection, first?: Promise<Next>): Promise<void> {
     const { format } = this.entry
     for (let coming = first; ; coming = undefined) {
       const record = await (coming ?? this.next())
-      if (connection.isClosed || record === null) return 'left'
-      if ('status' in record) {
-        connection.write(forms[format].end('error', forms[format].failed(record), null))
-        connection.end()
-        return 'failed'
-      }
+      if (connection.isClosed || record === null) return
+      if ('status' in record) return endWithFailure(connection, format, record)
       this.#deps.metrics.chunksStreamed.inc(record.chunks.length)
       const written = connection.write(blocksOf(format, record))
-      if ((written instanceof Promise ? await written : written) === 'closed') return 'left'
+      if ((written instanceof Promise ? await written : written) === 'closed') return
       if (record.end !== null) {
         this.hasEnded = true
-        connection.end()
-        return 'ended'
+        return connection.end()
       }
     }
   }
 
   /** Once for each change. */
   tellPosition(position: number, etaSeconds: number): void {
-    if (this.#started || position === this.#position) return
+    if (this.hasStarted || position === this.#position) return
     this.#position = position
     this.#connection?.write(forms[this.entry.format].queued(position, etaSeconds))
   }
@@ -195,13 +178,9 @@ export class Delivery {
   /** Nobody waits for it any more: it is not generated, and a client that resumes it gets the reason. */
   async giveUp(why: Failure): Promise<void> {
     const outcome = await this.#deps.intake.cancel(this.id, why.error.message)
-    await this.#o.forgetKey()
+    await this.options.forgetKey?.()
     // A running one is ended by the process that runs it.
     if (outcome !== 'cancelled') return
-    await endAt(this.#deps, this.entry, 0, 'unbegun', forms[this.entry.format].failed(why))
-  }
-
-  get waitSeconds(): number {
-    return this.#o.waitSeconds
+    await this.#deps.logs.endAt(this.entry, 0, 'unbegun', forms[this.entry.format].failed(why))
   }
 }

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { demoModel } from './demo-model.js'
+import { DemoModel } from './demo-model.js'
 import { carriedChat } from './request.js'
 import type { UpstreamChunk } from './upstream.js'
 
@@ -19,7 +19,7 @@ const fast = { tokensPerSecond: 1_000_000 }
 
 async function answered(request: ReturnType<typeof asked>, options = fast, signal = never, own = limits) {
   const chunks: UpstreamChunk[] = []
-  for await (const batch of demoModel(options).generate(request, own, signal)) chunks.push(...batch)
+  for await (const batch of new DemoModel(options).generate(request, own, signal)) chunks.push(...batch)
   return chunks
 }
 
@@ -121,7 +121,7 @@ describe('how the demo model says it', () => {
   })
 
   it('catches up with the pace after a reader that was slow', async () => {
-    const iterator = demoModel({ tokensPerSecond: 100 })
+    const iterator = new DemoModel({ tokensPerSecond: 100 })
       .generate(asked('Write 1000 words'), limits, never)
       [Symbol.asyncIterator]()
     const first = await iterator.next()
@@ -129,7 +129,7 @@ describe('how the demo model says it', () => {
     while (performance.now() < slowUntilMs);
     const second = await iterator.next()
     expect([first.value.length, second.value.length >= 19]).toEqual([2, true])
-    await iterator.return?.()
+    await iterator.return?.(undefined)
   })
 
   it('stops at once when it is not wanted any more', async () => {
@@ -146,7 +146,7 @@ describe('how the demo model says it', () => {
   })
 
   it('ends what runs when it is closed', async () => {
-    const model = demoModel({ tokensPerSecond: 0.001 })
+    const model = new DemoModel({ tokensPerSecond: 0.001 })
     const iterator = model.generate(asked('Why?'), limits, never)[Symbol.asyncIterator]()
     await iterator.next()
     const next = expect(iterator.next()).rejects.toMatchObject({ code: 'upstream_unreachable' })
@@ -157,12 +157,12 @@ describe('how the demo model says it', () => {
 
 describe('which models there are', () => {
   it('lists one', async () => {
-    const list = await demoModel(fast).models()
+    const list = await new DemoModel(fast).models()
     expect(list).toMatchObject({ object: 'list', data: [{ id: 'demo', object: 'model', owned_by: 'spillway' }] })
   })
 
   it('knows no other', () => {
-    const model = demoModel(fast)
+    const model = new DemoModel(fast)
     expect(model.unknownModel('demo')).toBeNull()
     expect(model.unknownModel('gpt-x')).toMatchObject({ code: 'model_not_found', param: 'model' })
   })

@@ -6,6 +6,7 @@
  * One timer serves all streams, and runs only while one of them waits.
  */
 
+import { DueRing } from 'spillway/workload'
 import { badLimitOf, type DemoAnswer, demoAnswer } from './demo-text.js'
 import {
   type OpenAiError,
@@ -21,87 +22,29 @@ const modelName = 'demo'
 const batchTokensMax = 256
 const tickMsMin = 5
 const tickMsMax = 20
+const ringMs = 1_000
 
-/** One stream in the pacer; `wake` is null while it is not waiting. */
+/** One stream; `wake` is null while it is not waiting. */
 interface Sleeper {
   dueMs: number
   wake: (() => void) | null
 }
 
-/** Wakes sleepers when they are due. */
-class Pacer {
-  readonly #sleepers = new Set<Sleeper>()
-  readonly #tickMs: number
-  #timer: NodeJS.Timeout | null = null
+const epochSeconds = (): number => Math.floor(Date.now() / 1000)
 
-  constructor(tickMs: number) {
-    this.#tickMs = tickMs
-  }
-
-  /** Sleeps until due or woken early: the caller checks which. */
-  sleep(sleeper: Sleeper): Promise<void> {
-    return new Promise((resolve) => {
-      sleeper.wake = () => {
-        sleeper.wake = null
-        this.#sleepers.delete(sleeper)
-        resolve()
-      }
-      this.#sleepers.add(sleeper)
-      this.#timer ??= setInterval(() => this.#tick(), this.#tickMs)
-    })
-  }
-
-  /** Wakes all before they are due. */
-  wakeAll(): void {
-    for (const sleeper of this.#sleepers) sleeper.wake?.()
-    this.#tick()
-  }
-
-  #tick(): void {
-    const nowMs = performance.now()
-    for (const sleeper of this.#sleepers) {
-      if (sleeper.dueMs <= nowMs) sleeper.wake?.()
-    }
-    if (this.#sleepers.size > 0 || this.#timer === null) return
-    clearInterval(this.#timer)
-    this.#timer = null
-  }
-}
-
-/** The texts of one stream's chunks; shared parts are built once. */
-class ChunkTexts {
-  readonly #head: string
-  readonly #wantsUsage: boolean
-
-  constructor({ usage, operationId }: UpstreamRequest) {
-    this.#wantsUsage = usage
-    const created = Math.floor(Date.now() / 1000)
-    const head = { id: `chatcmpl-${operationId}`, object: 'chat.completion.chunk', created, model: modelName }
-    this.#head = JSON.stringify(head).slice(0, -1)
-  }
-
-  role(): UpstreamChunk {
-    return { text: this.#choice('{"role":"assistant","content":""}', null), content: '', finishReason: null }
-  }
-
-  token(content: string): UpstreamChunk {
-    return { text: this.#choice(`{"content":${JSON.stringify(content)}}`, null), content, finishReason: null }
-  }
-
-  end(answer: DemoAnswer): UpstreamChunk[] {
-    const { finishReason } = answer
-    const chunks: UpstreamChunk[] = [{ text: this.#choice('{}', finishReason), content: '', finishReason }]
-    if (this.#wantsUsage) {
-      const text = `${this.#head},"choices":[],"usage":${JSON.stringify(usageOf(answer))}}`
-      chunks.push({ text, content: '', finishReason: null })
-    }
-    return chunks
-  }
-
-  #choice(delta: string, finishReason: string | null): string {
-    const usage = this.#wantsUsage ? ',"usage":null' : ''
-    const finish = JSON.stringify(finishReason)
-    return `${this.#head},"choices":[{"index":0,"delta":${delta},"logprobs":null,"finish_reason":${finish}}]${usage}}`
+/** Makes the chunks of one stream. */
+function chunksOf({ usage: wantsUsage, operationId }: UpstreamRequest) {
+  const id = `chatcmpl-${operationId}`
+  const head = { id, object: 'chat.completion.chunk', created: epochSeconds(), model: modelName }
+  return {
+    chunk(delta: Record<string, string>, content = '', finishReason: string | null = null): UpstreamChunk {
+      const choices = [{ index: 0, delta, logprobs: null, finish_reason: finishReason }]
+      return { text: JSON.stringify({ ...head, choices, ...(wantsUsage && { usage: null }) }), content, finishReason }
+    },
+    usage(answer: DemoAnswer): UpstreamChunk[] {
+      const text = JSON.stringify({ ...head, choices: [], usage: usageOf(answer) })
+      return wantsUsage ? [{ text, content: '', finishReason: null }] : []
+    },
   }
 }
 
@@ -112,14 +55,13 @@ function usageOf({ promptTokens, tokenCount }: DemoAnswer): Record<string, numbe
 function wholeCompletion(answer: DemoAnswer, operationId: string): UpstreamChunk {
   const content = [...answer.tokens()].join('')
   const { finishReason } = answer
+  const message = { role: 'assistant', content, refusal: null }
   const text = JSON.stringify({
     id: `chatcmpl-${operationId}`,
     object: 'chat.completion',
-    created: Math.floor(Date.now() / 1000),
+    created: epochSeconds(),
     model: modelName,
-    choices: [
-      { index: 0, message: { role: 'assistant', content, refusal: null }, logprobs: null, finish_reason: finishReason },
-    ],
+    choices: [{ index: 0, message, logprobs: null, finish_reason: finishReason }],
     usage: usageOf(answer),
   })
   return { text, content, finishReason }
@@ -133,23 +75,24 @@ function badLimit(param: string): UpstreamFault {
 
 type Until = (dueMs: number) => Promise<void>
 
-class DemoModel implements Upstream {
-  readonly provider = 'demo'
+export class DemoModel implements Upstream {
   readonly #msPerToken: number
-  readonly #pacer: Pacer
-  readonly #createdS = Math.floor(Date.now() / 1000)
+  readonly #sleepers = new Set<Sleeper>()
+  readonly #ring: DueRing<Sleeper>
+  readonly #createdS = epochSeconds()
   #isClosed = false
 
-  constructor(tokensPerSecond: number) {
+  /** `tokensPerSecond`: above 0, per stream. */
+  constructor({ tokensPerSecond }: { tokensPerSecond: number }) {
     this.#msPerToken = 1000 / tokensPerSecond
-    this.#pacer = new Pacer(Math.min(Math.max(this.#msPerToken / 4, tickMsMin), tickMsMax))
+    const tickMs = Math.min(Math.max(this.#msPerToken / 4, tickMsMin), tickMsMax)
+    this.#ring = new DueRing({ tickMs, longestMs: ringMs, look: (sleeper) => this.#look(sleeper) })
   }
 
   async *generate(
     request: UpstreamRequest,
     limits: UpstreamLimits,
     signal: AbortSignal,
-    onHeaders: () => void = () => undefined,
   ): AsyncGenerator<readonly UpstreamChunk[]> {
     signal.throwIfAborted()
     const body = JSON.parse(request.chat) as Record<string, unknown>
@@ -158,8 +101,8 @@ class DemoModel implements Upstream {
     const sleeper: Sleeper = { dueMs: 0, wake: null }
     const abort = (): void => sleeper.wake?.()
     signal.addEventListener('abort', abort, { once: true })
+    this.#sleepers.add(sleeper)
     try {
-      onHeaders()
       const startMs = performance.now()
       const until: Until = (dueMs) => this.#sleep(sleeper, dueMs, startMs + limits.totalMs, signal)
       const answer = demoAnswer(body)
@@ -167,6 +110,7 @@ class DemoModel implements Upstream {
       else yield* this.#whole(request, answer, startMs, until)
     } finally {
       signal.removeEventListener('abort', abort)
+      this.#sleepers.delete(sleeper)
     }
   }
 
@@ -188,24 +132,27 @@ class DemoModel implements Upstream {
 
   close(): Promise<void> {
     this.#isClosed = true
-    this.#pacer.wakeAll()
+    for (const sleeper of this.#sleepers) sleeper.wake?.()
     return Promise.resolve()
   }
 
   async *#streamed(request: UpstreamRequest, answer: DemoAnswer, startMs: number, until: Until) {
-    const texts = new ChunkTexts(request)
+    const { chunk, usage } = chunksOf(request)
     const tokens = answer.tokens()
-    let batch = [texts.role()]
+    let batch = [chunk({ role: 'assistant', content: '' })]
     for (let sent = 0; sent < answer.tokenCount; ) {
       const due = Math.floor((performance.now() - startMs) / this.#msPerToken) + 1
       const upTo = Math.min(answer.tokenCount, due, sent + batchTokensMax)
-      for (; sent < upTo; sent++) batch.push(texts.token(tokens.next().value ?? ''))
+      for (; sent < upTo; sent++) {
+        const content = tokens.next().value ?? ''
+        batch.push(chunk({ content }, content))
+      }
       if (sent === answer.tokenCount) break
       if (batch.length > 0) yield batch
       batch = []
       await until(startMs + sent * this.#msPerToken)
     }
-    yield [...batch, ...texts.end(answer)]
+    yield [...batch, chunk({}, '', answer.finishReason), ...usage(answer)]
   }
 
   async *#whole(request: UpstreamRequest, answer: DemoAnswer, startMs: number, until: Until) {
@@ -215,17 +162,25 @@ class DemoModel implements Upstream {
 
   /** Throws on timeout, on abort, and when the model is closed. */
   async #sleep(sleeper: Sleeper, dueMs: number, endMs: number, signal: AbortSignal): Promise<void> {
-    if (performance.now() < dueMs) {
+    const nowMs = performance.now()
+    if (nowMs < dueMs) {
       sleeper.dueMs = Math.min(dueMs, endMs)
-      await this.#pacer.sleep(sleeper)
+      await new Promise<void>((resolve) => {
+        sleeper.wake = resolve
+        this.#ring.add(sleeper, this.#ring.ticksOf(sleeper.dueMs - nowMs))
+      })
+      sleeper.wake = null
     }
     signal.throwIfAborted()
     if (this.#isClosed) throw new UpstreamFault('upstream_unreachable', 'the model is closed', { retryable: true })
     if (performance.now() >= endMs) throw new UpstreamFault('upstream_timeout', 'the model took longer than it may')
   }
-}
 
-/** `tokensPerSecond`: above 0, per stream. */
-export function demoModel({ tokensPerSecond }: { tokensPerSecond: number }): Upstream {
-  return new DemoModel(tokensPerSecond)
+  /** Wakes a sleeper that is due; one that was woken early is no longer waiting. */
+  #look({ dueMs, wake }: Sleeper): number {
+    const leftMs = dueMs - performance.now()
+    if (wake !== null && leftMs > 0) return this.#ring.ticksOf(leftMs)
+    wake?.()
+    return 0
+  }
 }

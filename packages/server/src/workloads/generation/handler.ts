@@ -12,13 +12,13 @@
  * Crash points: before the first record is durable the generation is run again; after it, the next attempt ends the
  * stream.
  */
-import type { EndKind, StreamEntry, StreamLog, StreamWriter } from 'spillway/workload'
+import type { EndKind, StreamEntry, StreamWriter } from 'spillway/workload'
 import { FailOperation, LogFault, OperationAborted, RetryOperation, type RunContext } from 'spillway/workload'
-import type { Places } from './admission.js'
+import { giveBack } from './admission.js'
 import { forms } from './forms.js'
-import type { GenerationDeps } from './parts.js'
-import { type Failure, failure, failures, type Generated, type Generation } from './request.js'
-import type { StreamDirectory } from './stream-directory.js'
+import type { GenerationDeps } from './index.js'
+import { type Failure, type Format, failure, failures, type Generated, type Generation } from './request.js'
+import type { Written } from './stream-logs.js'
 import { type OpenAiError, UpstreamFault, type UpstreamLimits } from './upstream.js'
 
 /** How often to try writing an end while a process that lost its lease still writes. */
@@ -26,14 +26,10 @@ const endTriesMax = 10
 
 export class Handler {
   readonly #deps: GenerationDeps
-  readonly #directory: StreamDirectory
-  readonly #places: Places
-  readonly #running = new Map<string, Running>()
+  readonly #running = new Map<string, { generation: Generation; stop: AbortController }>()
 
-  constructor(deps: GenerationDeps, directory: StreamDirectory, places: Places) {
+  constructor(deps: GenerationDeps) {
     this.#deps = deps
-    this.#directory = directory
-    this.#places = places
   }
 
   /** Ids of the generations running here. */
@@ -56,8 +52,7 @@ export class Handler {
 
   async run(generation: Generation, context: RunContext): Promise<Generated> {
     const stop = new AbortController()
-    const running: Running = { generation, stop }
-    this.#running.set(context.id, running)
+    this.#running.set(context.id, { generation, stop })
     const pass = (): void => stop.abort(context.signal.reason)
     if (context.signal.aborted) pass()
     else context.signal.addEventListener('abort', pass, { once: true })
@@ -66,126 +61,78 @@ export class Handler {
     } finally {
       context.signal.removeEventListener('abort', pass)
       this.#running.delete(context.id)
-      if (generation.place !== null) this.#places.giveBack(generation.place)
+      if (generation.place !== null) giveBack(this.#deps, generation.place)
     }
   }
 
   async #generate(generation: Generation, context: RunContext, signal: AbortSignal): Promise<Generated> {
-    const { intake } = this.#deps
-    const isDirect = generation.place !== null && this.#places.has(generation.place)
-    const entry = await this.#directory.open({
-      id: context.id,
-      identity: context.identity,
-      format: generation.format,
-      threadId: generation.threadId,
-      watcher: generation.watcher,
-      direct: isDirect,
-      isNew: isDirect && context.attempt === 1,
-    })
+    const { intake, logs, places } = this.#deps
+    const { format, threadId, watcher, place } = generation
+    const { id, identity } = context
+    const direct = place !== null && places.has(place)
+    const entry = await logs.open({ id, identity, format, threadId, watcher, direct }, direct && context.attempt === 1)
     if (entry.ended !== null) return nothingNew
-    const place = this.#deps.logOf(entry.log)
-    // It started with Redis, which is no longer configured.
-    if (place === null) return this.#failElsewhere(entry, failures.logLost)
-    const last = await this.#lastKnown(entry, place.log)
-    if (last === 'ended') return nothingNew
-    // A lost log cannot be continued: readers may have chunks from it.
-    if (last === 'lost') return this.#failElsewhere(entry, failures.logLost)
-    const ring = generation.watcher !== intake.instance
-    if (last > 0) return this.#refuseSecondSample(entry, generation)
-    const attempt = new Attempted(this.#deps, { entry, generation, context, signal })
-    attempt.writer = place.writer.open(entry.key, 0, { ring })
-    return attempt.run()
-  }
-
-  async #lastKnown(entry: StreamEntry & { created: boolean }, log: StreamLog): Promise<number | 'ended' | 'lost'> {
-    if (entry.created) return 0
-    if (entry.log === 'postgres') return entry.last
-    try {
-      const last = await this.#lastOf(entry)
-      return last === 0 && (await log.marks?.isLost(entry.key.id)) === true ? 'lost' : last
-    } catch (fault) {
-      // Redis is unreachable: nobody knows which chunks its readers have.
-      if (fault instanceof LogFault) return 'lost'
-      throw fault
+    const head = entry.created ? nothingYet : await logs.headOf(entry)
+    const log = logs.writerOf(entry)
+    // A lost or unreachable log cannot be continued: readers may have chunks from it. It may also be that it started with
+    // Redis, which is no longer configured.
+    if (typeof head === 'string' || log === undefined) {
+      await logs.registry.ended(id, 'error')
+      return fail(failures.logLost)
     }
+    if (head.end !== null) return nothingNew
+    if (head.last > 0) return this.#refuseSecondSample(entry, generation)
+    const writer = log.open(entry.key, 0, { ring: watcher !== intake.instance })
+    return new Attempted(this.#deps, { entry, generation, context, signal, writer }).run()
   }
 
-  async #lastOf(entry: StreamEntry): Promise<number | 'ended'> {
-    const head = await this.#deps.logOf(entry.log)?.log.head(entry.key)
-    if (head === undefined) return 0
-    return head.end === null ? head.last : 'ended'
-  }
-
-  async #refuseSecondSample(entry: StreamEntry, generation: Generation): Promise<Generated> {
-    const text = forms[generation.format].failed(failures.interrupted)
+  async #refuseSecondSample(entry: StreamEntry, { format }: Generation): Promise<Generated> {
+    const { logs } = this.#deps
+    const text = forms[format].failed(failures.interrupted)
     for (let tries = 0; tries < endTriesMax; tries++) {
-      const last = await this.#lastOf(entry)
-      if (last === 'ended') return nothingNew
-      const written = await endAt(this.#deps, entry, last, 'error', text)
+      const { last, end } = (await logs.currentHead(entry)) ?? nothingYet
+      if (end !== null) return nothingNew
+      const written = await logs.endAt(entry, last, 'error', text)
       if (written === 'written') fail(failures.interrupted)
       if (written === 'failed') break
     }
     throw new RetryOperation('The end of the stream could not be written.')
-  }
-
-  async #failElsewhere(entry: StreamEntry, why: Failure): Promise<Generated> {
-    await this.#deps.registry.ended(entry.key.id, 'error')
-    return fail(why)
   }
 }
 
 /** Its clients left; nobody requested the cancellation. */
 const abandoned = new OperationAborted('cancelled')
 
-interface Running {
-  generation: Generation
-  stop: AbortController
-}
-
+const nothingYet = { last: 0, end: null }
 const nothingNew: Generated = { chunk_count: 0, total_length: 0, finish_reason: null, duration_ms: 0 }
 
 function fail(why: Failure): never {
   throw new FailOperation(why.error.message, { result: why })
 }
 
-/** Writes an end after `last`, for a stream that is not generated here. */
-export async function endAt(
-  deps: Pick<GenerationDeps, 'logOf' | 'registry'>,
-  entry: StreamEntry,
-  last: number,
-  kind: EndKind,
-  text: string,
-): Promise<'written' | 'lost' | 'failed'> {
-  const place = deps.logOf(entry.log)
-  if (place === null) return 'failed'
-  const written = await place.writer.open(entry.key, last, { ring: true }).end(kind, text)
-  if (written === 'written' && entry.log !== 'postgres') await deps.registry.ended(entry.key.id, kind)
-  return written
+interface AttemptOptions {
+  entry: StreamEntry
+  generation: Generation
+  context: RunContext
+  signal: AbortSignal
+  writer: StreamWriter
 }
 
 /** One attempt at a stream without chunks. */
 class Attempted {
-  writer: StreamWriter | undefined
   readonly #deps: GenerationDeps
-  readonly #entry: StreamEntry
-  readonly #generation: Generation
-  readonly #context: RunContext
-  readonly #signal: AbortSignal
+  readonly #o: AttemptOptions
+  readonly #form: (typeof forms)[Format]
   readonly #startedAt = performance.now()
   #hasToken = false
   #chunks = 0
   #characters = 0
   #finishReason: string | null = null
 
-  constructor(
-    deps: GenerationDeps,
-    of: { entry: StreamEntry; generation: Generation; context: RunContext; signal: AbortSignal },
-  ) {
+  constructor(deps: GenerationDeps, options: AttemptOptions) {
     this.#deps = deps
-    this.#entry = of.entry
-    this.#generation = of.generation
-    this.#context = of.context
-    this.#signal = of.signal
+    this.#o = options
+    this.#form = forms[options.generation.format]
   }
 
   async run(): Promise<Generated> {
@@ -196,9 +143,9 @@ class Attempted {
       return await this.#ended(fault)
     }
     const durationMs = performance.now() - this.#startedAt
-    const { threadId } = this.#generation
+    const { threadId } = this.#o.generation
     const totals = { threadId, chunks: this.#chunks, characters: this.#characters, durationMs }
-    const written = await this.#end('done', forms[this.#generation.format].done(totals))
+    const written = await this.#end('done', this.#form.done(totals))
     if (written !== 'written') return this.#logGone(written)
     return {
       chunk_count: this.#chunks,
@@ -210,19 +157,16 @@ class Attempted {
 
   async #pull(): Promise<void> {
     const { upstream, metrics } = this.#deps
-    const { chat, stream, usage, format } = this.#generation
-    const form = forms[format]
-    const limits = this.#limits()
-    const { id: operationId, traceparent } = this.#context
-    const request = { chat, stream, usage, operationId, traceparent }
-    const writer = this.#open()
-    for await (const chunks of upstream.generate(request, limits, this.#signal)) {
+    const { context, generation, signal, writer } = this.#o
+    const { chat, stream, usage } = generation
+    const request = { chat, stream, usage, operationId: context.id, traceparent: context.traceparent }
+    for await (const chunks of upstream.generate(request, this.#limits(), signal)) {
       if (!this.#hasToken) {
         this.#hasToken = true
         metrics.firstToken.observe(this.#ageMs / 1_000)
       }
       for (const chunk of chunks) {
-        const text = form.chunk(chunk, this.#chunks)
+        const text = this.#form.chunk(chunk, this.#chunks)
         if (text === null) continue
         writer.push(text)
         this.#chunks++
@@ -233,27 +177,23 @@ class Attempted {
       if (full !== null) await full
       if (writer.gone !== null) throw new LogFault(`the stream is ${writer.gone}`)
     }
-    this.#signal.throwIfAborted()
-  }
-
-  #open(): StreamWriter {
-    if (this.writer === undefined) throw new Error('the stream is not open')
-    return this.writer
+    signal.throwIfAborted()
   }
 
   /** Time since acceptance, by the database clock. */
   get #ageMs(): number {
-    return this.#entry.ageMs + performance.now() - this.#startedAt
+    return this.#o.entry.ageMs + performance.now() - this.#startedAt
   }
 
   /** Limit from acceptance to the first token, over all attempts: the promised wait if queued, else the configured limits. */
   get #mayWaitMs(): number {
-    const { firstTokenMs, totalMs } = this.#deps.settings.limits
-    return this.#entry.direct ? Math.min(firstTokenMs, totalMs, this.#patienceMs) : this.#generation.waitMs
+    const { firstTokenSeconds, totalSeconds } = this.#deps.settings
+    if (!this.#o.entry.direct) return this.#o.generation.waitMs
+    return Math.min(firstTokenSeconds * 1_000, totalSeconds * 1_000, this.#patienceMs)
   }
 
   get #patienceMs(): number {
-    return this.#generation.patienceMs ?? Number.POSITIVE_INFINITY
+    return this.#o.generation.patienceMs ?? Number.POSITIVE_INFINITY
   }
 
   #leftMs(): number {
@@ -262,10 +202,15 @@ class Attempted {
 
   /** Limits of this attempt, without the time used by earlier ones. */
   #limits(): UpstreamLimits {
-    const { firstTokenMs, idleMs, totalMs } = this.#deps.settings.limits
+    const { firstTokenSeconds, idleSeconds, totalSeconds } = this.#deps.settings
     const ageMs = this.#ageMs
-    const endMs = Math.min(this.#entry.direct ? totalMs - ageMs : totalMs, this.#patienceMs - ageMs)
-    return { firstTokenMs: Math.min(firstTokenMs, this.#mayWaitMs - ageMs), idleMs, totalMs: Math.max(1, endMs) }
+    const totalMs = totalSeconds * 1_000
+    const endMs = Math.min(this.#o.entry.direct ? totalMs - ageMs : totalMs, this.#patienceMs - ageMs)
+    return {
+      firstTokenMs: Math.min(firstTokenSeconds * 1_000, this.#mayWaitMs - ageMs),
+      idleMs: idleSeconds * 1_000,
+      totalMs: Math.max(1, endMs),
+    }
   }
 
   #queueTimeout(): Failure {
@@ -274,16 +219,16 @@ class Attempted {
 
   async #ended(fault: unknown): Promise<Generated> {
     // Set by a refused push or by a look at the log.
-    const { gone } = this.#open()
+    const { gone } = this.#o.writer
     if (gone !== null) return this.#logGone(gone)
-    if (this.#signal.aborted) return this.#aborted(this.#signal.reason)
+    if (this.#o.signal.aborted) return this.#aborted(this.#o.signal.reason)
     if (!(fault instanceof UpstreamFault)) {
-      this.#deps.log.error({ err: fault, operation: this.#context.id }, 'a generation failed')
+      this.#deps.log.error({ err: fault, operation: this.#o.context.id }, 'a generation failed')
       return this.#endWith(failure('internal_error', 500, 'Something went wrong here; it was logged.'))
     }
     const asked = this.#againIn(fault)
     if (asked !== null) {
-      this.#open().close()
+      this.#o.writer.close()
       this.#deps.metrics.failedOver('upstream_retry')
       throw new RetryOperation(fault.error.message, { ...(asked > 0 && { afterMs: asked }), cause: fault })
     }
@@ -299,11 +244,11 @@ class Attempted {
 
   /** Null: no retry. 0: after the usual backoff. */
   #againIn(fault: UpstreamFault): number | null {
-    if (!fault.retryable || this.#chunks > 0 || this.#context.attempt >= this.#context.maxAttempts) return null
-    const { failover } = this.#deps.settings
-    if (!failover.enabled) return null
+    if (!fault.retryable || this.#chunks > 0 || this.#o.context.attempt >= this.#o.context.maxAttempts) return null
+    const { failoverEnabled, failoverBaseDelayMs } = this.#deps.settings
+    if (!failoverEnabled) return null
     const asked = fault.retryAfterMs ?? 0
-    return this.#leftMs() > Math.max(asked, failover.baseDelayMs) ? asked : null
+    return this.#leftMs() > Math.max(asked, failoverBaseDelayMs) ? asked : null
   }
 
   async #aborted(reason: unknown): Promise<Generated> {
@@ -316,18 +261,18 @@ class Attempted {
         return this.#endWith(failures.tooLong)
       case 'stopping':
         // Ended now, while its readers may still be connected. A stream without chunks is run by another process.
-        if (this.#chunks > 0) await this.#end('error', forms[this.#generation.format].failed(failures.interrupted))
-        else this.#open().close()
+        if (this.#chunks > 0) await this.#end('error', this.#form.failed(failures.interrupted))
+        else this.#o.writer.close()
         throw new OperationAborted('stopping')
       case 'lease_lost':
-        this.#open().close()
+        this.#o.writer.close()
         throw new OperationAborted('lease_lost')
     }
   }
 
   /** A client that left before the first chunk may come back with its key; so may one whose promised time is over. */
-  #cancelled(isAbandoned: boolean): Promise<'written' | 'lost' | 'failed'> {
-    const { failed } = forms[this.#generation.format]
+  #cancelled(isAbandoned: boolean): Promise<Written> {
+    const { failed } = this.#form
     if (this.#chunks > 0) return this.#end('cancelled', failed(failures.cancelled))
     if (this.#leftMs() <= 0) return this.#end('unbegun', failed(this.#queueTimeout()))
     return this.#end(isAbandoned ? 'unbegun' : 'cancelled', failed(failures.cancelled))
@@ -335,51 +280,41 @@ class Attempted {
 
   /** Another process has the stream, or its log does not answer. */
   async #logGone(why: 'lost' | 'failed'): Promise<Generated> {
-    this.#open().close()
-    const { key, log } = this.#entry
-    const isGone = why === 'failed' || (await this.#isLogGone())
+    this.#o.writer.close()
+    const { key, log } = this.#o.entry
+    const isGone = why === 'failed' || (await this.#deps.logs.isGone(this.#o.entry))
     // The process that owns it in the queue finds the existing chunks and ends it.
     if (!isGone) throw new OperationAborted('lease_lost')
     const again = new RetryOperation('The log of the stream did not answer.', { result: failures.logAway })
     if (log === 'postgres') throw again
-    const { written, ring } = this.#open()
+    const { written, ring } = this.#o.writer
     if (written > 0 || ring) {
-      await this.#deps.registry.ended(key.id, written > 0 ? 'error' : 'unbegun')
+      await this.#deps.logs.registry.ended(key.id, written > 0 ? 'error' : 'unbegun')
       return fail(failures.logLost)
     }
     // Nobody can have read it: a remote reader would have needed a notification, and we notify the local ones.
-    await this.#deps.registry.moved(key.id, 'postgres')
-    this.#deps.relay.lost(key.id)
+    await this.#deps.logs.registry.moved(key.id, 'postgres')
+    this.#deps.logs.relay.lost(key.id)
     throw again
-  }
-
-  async #isLogGone(): Promise<boolean> {
-    const place = this.#deps.logOf(this.#entry.log)
-    try {
-      return (await place?.log.marks?.isLost(this.#entry.key.id)) === true
-    } catch (fault) {
-      if (fault instanceof LogFault) return true
-      throw fault
-    }
   }
 
   async #endWith(why: Failure): Promise<Generated> {
     const kind = why.retryable && this.#chunks === 0 ? 'unbegun' : 'error'
-    const written = await this.#end(kind, forms[this.#generation.format].failed(why))
+    const written = await this.#end(kind, this.#form.failed(why))
     if (written !== 'written') return this.#logGone(written)
     return fail(why)
   }
 
-  async #end(kind: EndKind, text: string): Promise<'written' | 'lost' | 'failed'> {
-    const written = await this.#open().end(kind, text)
+  async #end(kind: EndKind, text: string): Promise<Written> {
+    const written = await this.#o.writer.end(kind, text)
     if (written !== 'written') return written
     this.#deps.metrics.ended(kind === 'unbegun' ? 'error' : kind)
-    if (this.#entry.log === 'postgres') return written
+    if (this.#o.entry.log === 'postgres') return written
     try {
-      await this.#deps.registry.ended(this.#entry.key.id, kind)
+      await this.#deps.logs.registry.ended(this.#o.entry.key.id, kind)
     } catch (fault) {
       // The record has the end too; without this note the entry is only kept a little longer.
-      this.#deps.log.warn({ err: fault, stream: this.#entry.key.id }, 'the end of a stream could not be noted')
+      this.#deps.log.warn({ err: fault, stream: this.#o.entry.key.id }, 'the end of a stream could not be noted')
     }
     return written
   }

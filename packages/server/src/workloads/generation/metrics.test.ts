@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import { createMetrics } from '../../prometheus/metrics.js'
-import { createGenerationMetrics } from './metrics.js'
+import { createGenerationMetrics, poolStateOf } from './metrics.js'
 
 function generation() {
   const base = createMetrics({ runtime: false })
@@ -57,5 +57,24 @@ describe('createGenerationMetrics', () => {
         'sse_first_token_seconds_sum 0.2',
       ]),
     )
+  })
+})
+
+describe('poolStateOf', () => {
+  it.each([
+    [0, 0],
+    [69, 0],
+    [70, 1],
+    [89, 1],
+    [90, 2],
+    [99, 2],
+    [100, 3],
+    [101, 3],
+  ])('%i of 100 places are state %i', (held, state) => {
+    expect(poolStateOf(held, 100)).toBe(state)
+  })
+
+  it('is exhausted, not healthy, when the one place of a small pool is taken', () => {
+    expect(poolStateOf(1, 1)).toBe(3)
   })
 })

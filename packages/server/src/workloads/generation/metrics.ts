@@ -4,12 +4,18 @@ import { CounterFamily, HistogramFamily } from 'spillway/workload'
 /** From a local model that answers at once to a stream that waits in the queue until its limit. */
 const firstTokenSeconds = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
 
-export const failoverReasons = ['user_limit', 'pool_full', 'no_slot', 'upstream_retry'] as const
+const failoverReasons = ['user_limit', 'pool_full', 'no_slot', 'upstream_retry'] as const
 /** Why a generation was queued: the user's limit, the global limit, no slot here, or the upstream failed. */
 export type FailoverReason = (typeof failoverReasons)[number]
 
-export const generationEnds = ['done', 'error', 'cancelled'] as const
-export type GenerationEnd = (typeof generationEnds)[number]
+const generationEnds = ['done', 'error', 'cancelled'] as const
+
+/** HEALTHY < 70% ≤ DEGRADED < 90% ≤ CRITICAL < 100% = EXHAUSTED: the values of `sse_pool_state`. */
+export function poolStateOf(held: number, total: number): number {
+  if (held >= total) return 3
+  if (held >= total * 0.9) return 2
+  return held >= total * 0.7 ? 1 : 0
+}
 
 /** Creates all series before the first stream: Prometheus does not count the first value of a late series as an increase. */
 export function createGenerationMetrics(registry: Registry) {
@@ -19,20 +25,11 @@ export function createGenerationMetrics(registry: Registry) {
     return made
   }
   const counter = (name: string, help: string) => new CounterFamily({ registry, name, help, labelNames: [] }).labels()
-  const failovers = new CounterFamily({
-    registry,
-    name: 'sse_failovers_total',
-    help: 'Generations that were queued instead of begun at once, by the reason',
-    labelNames: ['reason'],
-  })
-  for (const reason of failoverReasons) failovers.labels(reason)
-  const ended = new CounterFamily({
-    registry,
-    name: 'generation_ended_total',
-    help: 'Generations that ended here, by how',
-    labelNames: ['end'],
-  })
-  for (const end of generationEnds) ended.labels(end)
+  const counters = <Value extends string>(name: string, help: string, label: string, values: readonly Value[]) => {
+    const family = new CounterFamily({ registry, name, help, labelNames: [label] })
+    for (const value of values) family.labels(value)
+    return (value: Value): void => family.labels(value).inc()
+  }
   const firstToken = new HistogramFamily({
     registry,
     name: 'sse_first_token_seconds',
@@ -47,8 +44,13 @@ export function createGenerationMetrics(registry: Registry) {
       'How full the places of all instances are: 0 healthy, 1 degraded (from 70%), 2 critical (from 90%), 3 exhausted',
     ),
     queueDepth: gauge('sse_queue_depth', 'Generations of all instances that wait in the queue'),
-    failedOver: (reason: FailoverReason): void => failovers.labels(reason).inc(),
-    ended: (end: GenerationEnd): void => ended.labels(end).inc(),
+    failedOver: counters(
+      'sse_failovers_total',
+      'Generations that were queued instead of begun at once, by the reason',
+      'reason',
+      failoverReasons,
+    ),
+    ended: counters('generation_ended_total', 'Generations that ended here, by how', 'end', generationEnds),
     firstToken: firstToken.labels(),
     chunksStreamed: counter('sse_chunks_streamed_total', 'Chunks written to clients of this process'),
     resumes: counter('sse_resumes_total', 'Streams that a client took up again here'),

@@ -1,5 +1,4 @@
 /** The routes of generation (docs/reference/http.md). Under `/v1` with OpenAI's formats and errors; the native routes with problem documents. */
-import { setTimeout as delay } from 'node:timers/promises'
 import {
   ChatCompletionRequest,
   NativeStreamRequest,
@@ -22,38 +21,38 @@ import Type from 'typebox'
 import type { AppRequest as Request } from '../../app.js'
 import { operatesAll, viewsAll } from '../../auth/identity.js'
 import type { Asked } from './admission.js'
-import type { GenerationWorkload } from './index.js'
+import type { GenerationDeps } from './index.js'
 import { carriedChat } from './request.js'
+import { findOpening, type Serving } from './serving.js'
 import { UpstreamFault } from './upstream.js'
 
 const visible = /^[\x21-\x7e]+$/
 /** Sent by OpenAI's own clients: how long they wait for an answer, in seconds. */
 const timeoutHeader = 'x-stainless-timeout'
 const patienceSecondsMax = 86_400
-const openingMs = [20, 100, 500]
 
 const openaiTags = ['OpenAI']
 const nativeTags = ['streams']
 const openaiConfig = { role: 'submit', errorForm: 'openai' } as const
 const problems = { '4xx': ProblemSchema, '5xx': ProblemSchema }
 
-export function generationRoutes(workload: GenerationWorkload): (app: App) => Promise<void> {
+export function generationRoutes(deps: GenerationDeps, serving: Serving): (app: App) => Promise<void> {
   return async (app) => {
     app.setSerializerCompiler(() => JSON.stringify)
-    refuseUntilReady(app, workload.deps.intake)
-    addChat(app, workload)
-    addModels(app, workload)
-    addNative(app, workload)
-    addResume(app, workload)
-    addCancel(app, workload)
+    refuseUntilReady(app, deps.intake)
+    addChat(app, deps, serving)
+    addModels(app, deps)
+    addNative(app, deps, serving)
+    addResume(app, deps, serving)
+    addCancel(app, deps, serving)
   }
 }
 
-function addChat(app: App, { serving, deps }: GenerationWorkload): void {
+function addChat(app: App, deps: GenerationDeps, serving: Serving): void {
   app.post<{ Body: Record<string, unknown> }>(
     '/v1/chat/completions',
     {
-      bodyLimit: deps.settings.chatBodyBytes,
+      bodyLimit: deps.chatBodyBytes,
       schema: {
         tags: openaiTags,
         summary: "Generate an answer; with stream true token by token, in OpenAI's form",
@@ -63,19 +62,19 @@ function addChat(app: App, { serving, deps }: GenerationWorkload): void {
       config: openaiConfig,
     },
     async (request, reply) => {
-      const { body } = request
-      const chat = carriedChat(body, request.bodyText)
-      const asked = askedBy(request, { format: 'openai', ...chat, threadId: newOperationId() })
+      const chat = carriedChat(request.body, request.bodyText)
+      const asked = askedBy(request, request.body.model, deps, {
+        format: 'openai',
+        ...chat,
+        threadId: newOperationId(),
+      })
       if ('code' in asked) return sendProblem(reply, asked)
-      const unknown = unknownModel(deps.upstream, body.model)
-      if (unknown !== null) return sendProblem(reply, unknown)
-      forgetBody(request)
-      return chat.stream ? serving.stream(asked, reply) : serving.whole(asked, reply)
+      return asked.stream ? serving.stream(asked, reply) : serving.whole(asked, reply)
     },
   )
 }
 
-function addModels(app: App, { deps }: GenerationWorkload): void {
+function addModels(app: App, deps: GenerationDeps): void {
   app.get(
     '/v1/models',
     { schema: { tags: openaiTags, summary: 'The models that can be asked' }, config: { errorForm: 'openai' } },
@@ -94,12 +93,12 @@ function addModels(app: App, { deps }: GenerationWorkload): void {
   )
 }
 
-function addNative(app: App, { serving, deps }: GenerationWorkload): void {
+function addNative(app: App, deps: GenerationDeps, serving: Serving): void {
   app.post<{ Body: NativeStreamRequest }>(
     '/api/v1/stream',
     {
       // A query of the maximum length can exceed the usual body limit when escaped.
-      bodyLimit: deps.settings.chatBodyBytes,
+      bodyLimit: deps.chatBodyBytes,
       schema: {
         tags: nativeTags,
         summary: 'Generate an answer as a stream that survives a dropped connection',
@@ -113,17 +112,14 @@ function addNative(app: App, { serving, deps }: GenerationWorkload): void {
       const given = request.headers[threadIdHeader.toLowerCase()]
       if (given !== undefined && !isThreadId(given)) return sendProblem(reply, badThreadId)
       const chat = carriedChat({ model, messages: [{ role: 'user', content: query }], stream: true })
-      const asked = askedBy(request, { format: 'native', ...chat, threadId: given ?? newOperationId() })
-      if ('code' in asked) return sendProblem(reply, asked)
-      const unknown = unknownModel(deps.upstream, model)
-      if (unknown !== null) return sendProblem(reply, unknown)
-      forgetBody(request)
-      return serving.stream(asked, reply)
+      const threadId = given ?? newOperationId()
+      const asked = askedBy(request, model, deps, { format: 'native', ...chat, threadId })
+      return 'code' in asked ? sendProblem(reply, asked) : serving.stream(asked, reply)
     },
   )
 }
 
-function addResume(app: App, { serving, deps }: GenerationWorkload): void {
+function addResume(app: App, deps: GenerationDeps, serving: Serving): void {
   app.get<{ Params: { id: string }; Querystring: { starting_after?: number } }>(
     '/api/v1/streams/:id',
     {
@@ -155,7 +151,7 @@ function addResume(app: App, { serving, deps }: GenerationWorkload): void {
   )
 }
 
-function addCancel(app: App, { serving, deps }: GenerationWorkload): void {
+function addCancel(app: App, deps: GenerationDeps, serving: Serving): void {
   app.post<{ Params: { id: string } }>(
     '/api/v1/streams/:id/cancel',
     {
@@ -178,14 +174,10 @@ function addCancel(app: App, { serving, deps }: GenerationWorkload): void {
   )
 }
 
-/** The framework keeps a request until its answer ends, minutes here; the prompt is already in the store. */
-function forgetBody(request: { body: unknown; bodyText?: string | undefined }): void {
-  request.body = undefined
-  request.bodyText = undefined
-}
-
 function askedBy(
-  request: Request,
+  request: Request & { body: unknown },
+  model: unknown,
+  { upstream }: GenerationDeps,
   of: Pick<Asked, 'format' | 'chat' | 'stream' | 'usage' | 'threadId'>,
 ): Asked | Problem {
   const key = parseIdempotencyKey(request.headers['idempotency-key'])
@@ -193,22 +185,23 @@ function askedBy(
     const errors = [{ path: '/headers/idempotency-key', message: key.detail }]
     return { code: 'invalid_request', detail: key.detail, errors }
   }
+  const unknown = upstream.unknownModel(String(model))
+  if (unknown !== null) return { code: 'model_not_found', detail: unknown.message, openai: unknown }
   const seconds = Number(request.headers[timeoutHeader])
   const isGiven = Number.isFinite(seconds) && seconds > 0 && seconds <= patienceSecondsMax
+  const keyedOn = key.key === undefined ? '' : digestUuid(request.bodyText ?? of.chat)
+  // The framework keeps a request until its answer ends, minutes here. The prompt is needed only until it is stored.
+  request.body = undefined
+  request.bodyText = undefined
   return {
     ...of,
     identity: request.principal.identity,
     // Both routes share one operation type, so the format keeps their keys apart.
     idempotencyKey: key.key === undefined ? undefined : `${of.format}\0${key.key}`,
-    keyedOn: key.key === undefined ? '' : digestUuid(request.bodyText ?? of.chat),
+    keyedOn,
     traceparent: request.trace.traceparent,
     patienceMs: isGiven ? seconds * 1_000 : null,
   }
-}
-
-function unknownModel(upstream: GenerationWorkload['deps']['upstream'], model: unknown): Problem | null {
-  const error = upstream.unknownModel(String(model))
-  return error === null ? null : { code: 'model_not_found', detail: error.message, openai: error }
 }
 
 function isThreadId(value: string | string[]): value is string {
@@ -224,29 +217,21 @@ const noStream: Problem = { code: 'not_found', detail: 'There is no such stream,
 
 /** Null: unknown, expired, or another caller's. These look the same. */
 async function ownStream(
-  { registry, intake }: Pick<GenerationWorkload['deps'], 'registry' | 'intake'>,
+  deps: GenerationDeps,
   request: Request & { params: { id: string } },
   mayAll: (principal: Request['principal']) => boolean,
 ): Promise<StreamEntry | null> {
   const id = request.params.id.toLowerCase()
   if (!isUuid(id)) return null
-  let entry = await registry.find(id)
-  for (const waitMs of openingMs) {
-    if (entry !== null) break
-    // A waiting client gets its id at once, while its stream is still being opened.
-    const [report] = await intake.statusOf([id])
-    if (report?.status !== 'pending' && report?.status !== 'processing') return null
-    await delay(waitMs)
-    entry = await registry.find(id)
-  }
+  const entry = await findOpening(deps, id)
   if (entry === null) return null
   const { principal } = request
   return entry.identity === principal.identity || mayAll(principal) ? entry : null
 }
 
 /** Whether a log other than the store's has the end and nothing after this position. */
-async function isEndedAt(deps: GenerationWorkload['deps'], entry: StreamEntry, after: number): Promise<boolean> {
-  const head = await deps.logOf(entry.log)?.log.head(entry.key)
+async function isEndedAt(deps: GenerationDeps, entry: StreamEntry, after: number): Promise<boolean> {
+  const head = await deps.logs.currentHead(entry)
   return head !== undefined && head.end !== null && after >= head.last
 }
 

@@ -1,5 +1,6 @@
 /** From a validated request to its answer: admits, streams or answers whole, resumes, and handles clients that leave. */
 import type { ServerResponse } from 'node:http'
+import { setTimeout as delay } from 'node:timers/promises'
 import {
   type ProblemCode,
   problems,
@@ -10,7 +11,6 @@ import {
 } from '@spillway/protocol/wire'
 import {
   type EndKind,
-  LogFault,
   type OperationReport,
   type Problem,
   type StreamEntry,
@@ -21,18 +21,16 @@ import {
 import type { AppReply as Reply } from '../../app.js'
 import { releaseBody } from '../../traffic/buffers.js'
 import type { SseConnection } from '../../traffic/sse.js'
-import type { Admission, Admitted, Asked } from './admission.js'
-import { Delivery, keptFailure, type Next } from './delivery.js'
+import type { Admission, Admitted, Asked, Refused } from './admission.js'
+import { Delivery, endWithFailure, keptFailure, type Next } from './delivery.js'
 import { forms } from './forms.js'
-import { endAt, type Handler } from './handler.js'
-import type { GenerationDeps } from './parts.js'
+import type { Handler } from './handler.js'
+import type { GenerationDeps } from './index.js'
 import { type Failure, type Format, failureOf, failures } from './request.js'
-import type { StreamDirectory } from './stream-directory.js'
 import type { Watch } from './watch.js'
 
 /** An upstream refuses quickly: if the refusal comes before the head is sent, the answer has its status. */
 const headGraceMs = 100
-
 const openingMs = [20, 100, 500]
 
 const expired: Problem = {
@@ -40,23 +38,20 @@ const expired: Problem = {
   detail: 'The stream of this Idempotency-Key has expired. Use a new key.',
 }
 
-export interface ServingParts {
-  admission: Admission
-  directory: StreamDirectory
-  handler: Handler
-  watch: Watch
-}
-
 export class Serving {
   readonly #deps: GenerationDeps
-  readonly #parts: ServingParts
+  readonly #admission: Admission
+  readonly #handler: Handler
+  readonly #watch: Watch
   #draining = false
   #idle: (() => void)[] = []
   #open = 0
 
-  constructor(deps: GenerationDeps, parts: ServingParts) {
+  constructor(deps: GenerationDeps, admission: Admission, handler: Handler, watch: Watch) {
     this.#deps = deps
-    this.#parts = parts
+    this.#admission = admission
+    this.#handler = handler
+    this.#watch = watch
   }
 
   /** `POST` with a stream as its answer. A queued client gets the head and its position first. */
@@ -69,8 +64,7 @@ export class Serving {
     const begun = await this.#deliver(asked, admitted, false).catch((fault: unknown) => {
       if (early === null) throw fault
       this.#deps.log.error({ err: fault, stream: admitted.id }, 'a stream could not be opened')
-      early.write(forms[asked.format].end('error', forms[asked.format].failed(failures.logAway), null))
-      early.end()
+      endWithFailure(early, format, failures.logAway)
       return null
     })
     if (begun === null) return reply
@@ -81,12 +75,13 @@ export class Serving {
     try {
       const first = delivery.next()
       if (early === null && delivery.entry.direct) {
-        const soon = await Promise.race([first, after(headGraceMs)])
+        const soon = await Promise.race([first, delay(headGraceMs, 'late' as const)])
         if (reply.raw.destroyed) return reply
         const failed = soon === 'late' ? null : failureAlone(soon)
         if (failed !== null) return await this.#sendFailure(reply, delivery, failed)
       }
-      const head = headOf(delivery.entry, admitted.replayed)
+      const { entry } = delivery
+      const head = { ...entry, id: admitted.id, replayed: admitted.replayed }
       const connection = early ?? this.#greet(head, 'started', format, reply)
       delivery.attach(connection)
       if (isQueued) delivery.tellPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
@@ -104,16 +99,13 @@ export class Serving {
       .stream(connection, first)
       .catch((fault: unknown) => {
         this.#deps.log.error({ err: fault, stream: delivery.id }, 'a stream could not be brought to its client')
-        connection.write(
-          forms[delivery.entry.format].end('error', forms[delivery.entry.format].failed(failures.logAway), null),
-        )
-        connection.end()
+        endWithFailure(connection, delivery.entry.format, failures.logAway)
       })
       .finally(letGo)
   }
 
   /** After the decision the prompt is in the store or not needed: neither it nor its space is kept during the answer. */
-  async #admit(asked: Asked, reply: Reply): ReturnType<Admission['admit']> {
+  async #admit(asked: Asked, reply: Reply): Promise<Admitted | Refused> {
     const admitted = await this.#decide(asked)
     asked.chat = ''
     asked.keyedOn = ''
@@ -122,30 +114,24 @@ export class Serving {
   }
 
   /** The key of an attempt that never began holds no answer, so this request may use it. */
-  async #decide(asked: Asked): ReturnType<Admission['admit']> {
-    const { admission } = this.#parts
-    const admitted = await admission.admit(asked)
+  async #decide(asked: Asked): Promise<Admitted | Refused> {
+    const admitted = await this.#admission.admit(asked)
     if (!admitted.ok || !admitted.replayed || !(await this.#isUnbegun(admitted.id))) return admitted
-    await admission.forgetKey(admitted.id, asked)
+    await this.#admission.forgetKey(admitted.id, asked)
     // Of several concurrent requests the first restarts it, and the others find that one.
-    return admission.admit(asked)
+    return this.#admission.admit(asked)
   }
 
   /** It can neither be replayed nor continue: it ended before its first chunk, or its log is lost. */
   async #isUnbegun(id: string): Promise<boolean> {
-    const { intake, registry, logOf } = this.#deps
+    const { intake, logs } = this.#deps
     // The order matters: an operation that has left the queue has its end in the log.
     const [report] = await intake.statusOf([id])
-    const entry = await registry.find(id)
+    const entry = await logs.registry.find(id)
     if (entry === null || entry.ended === 'unbegun') return entry !== null
     if (isUnfinished(report)) return false
-    if (entry.log === 'postgres') return entry.last === 0
-    try {
-      return (await logOf(entry.log)?.log.head(entry.key))?.last === 0
-    } catch (fault) {
-      if (fault instanceof LogFault) return false
-      throw fault
-    }
+    const head = await logs.headOf(entry)
+    return head === 'lost' || (typeof head === 'object' && head.last === 0)
   }
 
   #greet(head: Head, status: 'queued' | 'started', format: Format, reply: Reply): SseConnection {
@@ -163,7 +149,7 @@ export class Serving {
     const begun = await this.#deliver(asked, admitted, true)
     if (!begun.ok) return sendProblem(reply, begun.problem)
     const { delivery } = begun
-    reply.headers(headersOf(headOf(delivery.entry, admitted.replayed)))
+    reply.headers(headersOf({ ...delivery.entry, id: admitted.id, replayed: admitted.replayed }))
     const letGo = this.#hold(delivery, reply.raw)
     try {
       let answer: string | null = null
@@ -188,19 +174,16 @@ export class Serving {
   }
 
   /** Reads an existing stream from after `after` on. */
-  async resume(entry: StreamEntry, afterChunk: number, reply: Reply): Promise<Reply> {
-    const { intake, registry, metrics } = this.#deps
-    await registry.watched(entry.key.id, intake.instance)
+  async resume(entry: StreamEntry, after: number, reply: Reply): Promise<Reply> {
+    const { intake, logs, metrics } = this.#deps
+    await logs.registry.watched(entry.key.id, intake.instance)
     metrics.resumes.inc()
     const delivery = new Delivery(this.#deps, {
-      ...{ entry, after: afterChunk, waitUntil: null, waitSeconds: 0, isQueued: false, isWhole: false },
-      isShared: true,
-      isLocal: this.#parts.handler.has(entry.key.id),
-      onStarted: () => undefined,
-      forgetKey: async () => undefined,
+      ...{ entry, after, isShared: true },
+      isLocal: this.#handler.has(entry.key.id),
     })
     const letGo = this.#hold(delivery, reply.raw)
-    const connection = this.#connect(reply, headersOf(headOf(entry)))
+    const connection = this.#connect(reply, headersOf({ ...entry, id: entry.key.id }))
     delivery.attach(connection)
     this.#run(delivery, connection, letGo)
     return reply
@@ -210,7 +193,9 @@ export class Serving {
   async cancel(entry: StreamEntry, why = 'cancelled by request', kind: EndKind = 'cancelled'): Promise<boolean> {
     const outcome = await this.#deps.intake.cancel(entry.key.id, why)
     // An operation that never ran has no process to write its end.
-    if (outcome === 'cancelled') await endAt(this.#deps, entry, 0, kind, forms[entry.format].failed(failures.cancelled))
+    if (outcome === 'cancelled') {
+      await this.#deps.logs.endAt(entry, 0, kind, forms[entry.format].failed(failures.cancelled))
+    }
     return outcome !== 'gone'
   }
 
@@ -220,8 +205,8 @@ export class Serving {
     if (this.#open === 0) return
     const done = new Promise<void>((resolve) => this.#idle.push(resolve))
     const timer = setTimeout(() => {
-      for (const delivery of this.#parts.watch.deliveries) delivery.fail(failures.draining)
-    }, this.#deps.settings.drainMs)
+      for (const delivery of this.#watch.deliveries) delivery.fail(failures.draining)
+    }, this.#deps.drainMs)
     await done
     clearTimeout(timer)
   }
@@ -230,53 +215,48 @@ export class Serving {
     asked: Asked,
     admitted: Admitted,
     isWhole: boolean,
-  ): Promise<{ ok: true; delivery: Delivery } | { ok: false; problem: Problem }> {
-    const { settings } = this.#deps
-    const { id, waitMs } = admitted
+  ): Promise<{ ok: true; delivery: Delivery } | Refused> {
+    const { id, here } = admitted
     try {
       const entry = await this.#entryOf(asked, admitted)
       if (entry === null) return { ok: false, problem: expired }
       const delivery = new Delivery(this.#deps, {
-        ...{ entry, after: 0, isLocal: admitted.here, isQueued: isWaiting(admitted), isWhole },
+        ...{ entry, after: 0, isLocal: here, isQueued: isWaiting(admitted), isWhole },
         isShared: admitted.replayed,
-        waitUntil: waitMs === null || admitted.here ? null : performance.now() + waitMs,
-        waitSeconds: Math.round((waitMs ?? settings.failover.timeoutMs) / 1_000),
+        waitMs: here ? null : admitted.waitMs,
         onStarted: admitted.leaveRoom,
-        forgetKey: () => this.#parts.admission.forgetKey(id, asked),
+        forgetKey: () => this.#admission.forgetKey(id, asked),
       })
       return { ok: true, delivery }
     } catch (fault) {
       admitted.leaveRoom()
-      await this.#parts.admission.takeBack(id, asked, 'its stream could not be opened').catch((second: unknown) => {
+      await this.#admission.takeBack(id, asked, 'its stream could not be opened').catch((second: unknown) => {
         this.#deps.log.warn({ err: second, stream: id }, 'a generation without a stream could not be cancelled')
       })
       throw fault
     }
   }
 
-  async #entryOf(asked: Asked, { id, replayed, layer }: Admitted): Promise<StreamEntry | null> {
-    const { intake, registry } = this.#deps
+  async #entryOf(asked: Asked, { id, replayed, direct }: Admitted): Promise<StreamEntry | null> {
+    const { intake, logs } = this.#deps
     const { format, threadId, identity } = asked
-    const direct = layer === resilienceLayers.direct
-    const stream = { id, identity, format, threadId, direct, watcher: intake.instance, isNew: !replayed }
-    if (!replayed) return this.#parts.directory.open(stream)
+    const stream = { id, identity, format, threadId, direct, watcher: intake.instance }
+    if (!replayed) return logs.open(stream, true)
     // The first request with this key may be opening it now.
-    for (const waitMs of [0, ...openingMs]) {
-      if (waitMs > 0) await after(waitMs)
-      const entry = await registry.find(id)
-      if (entry === null) continue
-      await registry.watched(id, intake.instance)
+    const entry = await findOpening(this.#deps, id)
+    if (entry !== null) {
+      await logs.registry.watched(id, intake.instance)
       return entry
     }
     // Its process died before opening it; an operation that ran and has no stream has expired.
     const [report] = await intake.statusOf([id])
-    return isUnfinished(report) ? this.#parts.directory.open(stream) : null
+    return isUnfinished(report) ? logs.open(stream, false) : null
   }
 
   /** Counts a reader here until it is released: the stream ended, or the client left. */
   #hold(delivery: Delivery, raw: ServerResponse): () => void {
     this.#open++
-    this.#parts.watch.add(delivery)
+    this.#watch.add(delivery)
     if (this.#draining) delivery.fail(failures.draining)
     const unwatch = whenGone(raw, () => {
       delivery.close()
@@ -287,28 +267,26 @@ export class Serving {
       unwatch()
       delivery.start()
       delivery.close()
-      const isLast = this.#parts.watch.remove(delivery)
-      if (isLast && !delivery.hasEnded) this.#leave(delivery)
+      const isLast = this.#watch.remove(delivery)
+      if (isLast && !delivery.hasEnded) void this.#abandon(delivery)
       this.#open--
       if (this.#open === 0) for (const resolve of this.#idle.splice(0)) resolve()
     }
   }
 
-  #leave(delivery: Delivery): void {
-    this.#abandon(delivery).catch((fault: unknown) => {
-      this.#deps.log.warn({ err: fault, stream: delivery.id }, 'could not tell that nobody reads a stream here')
-    })
-  }
-
   async #abandon({ id, entry, isShared, isSentAway }: Delivery): Promise<void> {
-    const { registry, intake } = this.#deps
-    const isUnread = await registry.unwatched(id, intake.instance)
-    // A reader elsewhere reports itself again; if there is none, the generating process notices soon.
-    if (entry.format === 'native' || isShared || isSentAway) return
-    // A new reader that we did not know of: elsewhere, as the registry says, or here meanwhile.
-    if (!isUnread || this.#parts.watch.has(id)) return
-    if (this.#parts.handler.has(id)) this.#parts.handler.abandon(id)
-    else await this.cancel(entry, 'its client left', 'unbegun')
+    const { logs, intake, log } = this.#deps
+    try {
+      const isUnread = await logs.registry.unwatched(id, intake.instance)
+      // A reader elsewhere reports itself again; if there is none, the generating process notices soon.
+      if (entry.format === 'native' || isShared || isSentAway) return
+      // A new reader that we did not know of: elsewhere, as the registry says, or here meanwhile.
+      if (!isUnread || this.#watch.has(id)) return
+      if (this.#handler.has(id)) this.#handler.abandon(id)
+      else await this.cancel(entry, 'its client left', 'unbegun')
+    } catch (fault) {
+      log.warn({ err: fault, stream: id }, 'could not tell that nobody reads a stream here')
+    }
   }
 
   #connect(reply: Reply, headers: Record<string, string>) {
@@ -334,33 +312,25 @@ export class Serving {
 }
 
 /** This request queued it, so its position is reported. */
-function isWaiting({ layer, replayed }: Admitted): boolean {
-  return layer === resilienceLayers.failover && !replayed
+function isWaiting({ direct, replayed }: Admitted): boolean {
+  return !direct && !replayed
 }
 
+/** What the first caller of a stream and all later ones get. */
 interface Head {
   id: string
   threadId: string
-  layer: Admitted['layer']
+  direct: boolean
   replayed?: boolean
 }
 
-function headersOf({ id, threadId, layer, replayed }: Head): Record<string, string> {
+function headersOf({ id, threadId, direct, replayed }: Head): Record<string, string> {
   return {
     [streamIdHeader]: id,
     [threadIdHeader]: threadId,
-    [resilienceLayerHeader]: layer,
+    [resilienceLayerHeader]: direct ? resilienceLayers.direct : resilienceLayers.failover,
     ...(replayed === true && { 'idempotent-replayed': 'true' }),
   }
-}
-
-/** The same head as its first caller got. */
-function headOf({ key, threadId, direct }: StreamEntry, replayed = false): Head {
-  return { id: key.id, threadId, layer: direct ? resilienceLayers.direct : resilienceLayers.failover, replayed }
-}
-
-function after(ms: number): Promise<'late'> {
-  return new Promise((resolve) => setTimeout(resolve, ms, 'late'))
 }
 
 /** Null: there is something to stream. */
@@ -369,6 +339,19 @@ function failureAlone(next: Next): Failure | StreamRecord | null {
   if ('status' in next) return next
   const { end, chunks }: StreamRecord = next
   return end !== null && end !== 'done' && chunks.length === 1 ? next : null
+}
+
+/** Waits a little for a stream that is being opened: a waiting client gets its id before that. Null: there is none. */
+export async function findOpening({ logs, intake }: GenerationDeps, id: string): Promise<StreamEntry | null> {
+  let entry = await logs.registry.find(id)
+  for (const waitMs of openingMs) {
+    if (entry !== null) break
+    const [report] = await intake.statusOf([id])
+    if (!isUnfinished(report)) return null
+    await delay(waitMs)
+    entry = await logs.registry.find(id)
+  }
+  return entry
 }
 
 function isUnfinished(report: OperationReport | undefined): boolean {

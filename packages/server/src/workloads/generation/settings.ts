@@ -1,31 +1,14 @@
 import { limits } from '@spillway/protocol/wire'
 import type { Say, Setting, ValuesIn } from '../../config/setting.js'
 
-const count = <const Name extends string, const Default extends number>(
-  name: Name,
-  byDefault: Default,
-  max: number,
-  unit: string,
-  meaning: string,
-) => ({ ...{ name, type: 'integer', min: 1, max, default: byDefault, unit, meaning } }) as const satisfies Setting
+const count = (name: string, byDefault: number, max: number, unit: string, meaning: string) =>
+  ({ name, type: 'integer', min: 1, max, default: byDefault, unit, meaning }) as const
 
-const seconds = <const Name extends string, const Default extends number>(
-  name: Name,
-  byDefault: Default,
-  meaning: string,
-) =>
-  ({
-    ...{ name, type: 'number', min: 0.1, max: 86_400, default: byDefault, unit: 's', meaning },
-  }) as const satisfies Setting
+const seconds = (name: string, byDefault: number, meaning: string) =>
+  ({ name, type: 'number', min: 0.1, max: 86_400, default: byDefault, unit: 's', meaning }) as const
 
-const delayMs = <const Name extends string, const Default extends number>(
-  name: Name,
-  byDefault: Default,
-  meaning: string,
-) =>
-  ({
-    ...{ name, type: 'integer', min: 1, max: 3_600_000, default: byDefault, unit: 'ms', meaning },
-  }) as const satisfies Setting
+const delayMs = (name: string, byDefault: number, meaning: string) =>
+  ({ name, type: 'integer', min: 1, max: 3_600_000, default: byDefault, unit: 'ms', meaning }) as const
 
 /** The generation workload, with the variable names that its operators know. */
 export const generationSettings = {
@@ -157,29 +140,31 @@ export const generationSettings = {
 
 type GenerationConfig = ValuesIn<typeof generationSettings>
 
+/** Limits inside others, with their environment variables. */
+const pairs = (
+  [
+    ['poolPerUser', 'poolGlobal'],
+    ['failoverBaseDelayMs', 'failoverMaxDelayMs'],
+    ['firstTokenSeconds', 'totalSeconds'],
+  ] as const
+).map(([inner, outer]) => {
+  return { inner, outer, names: [generationSettings[inner].name, generationSettings[outer].name] as const }
+})
+
 /** A lower outer limit lowers the defaults inside it; a value set above it is a contradiction. */
 export function completeGeneration(given: GenerationConfig, isDefault: (name: string) => boolean): GenerationConfig {
-  const atMost = (name: string, value: number, limit: number) => (isDefault(name) ? Math.min(value, limit) : value)
-  return {
-    ...given,
-    poolPerUser: atMost('CONNECTION_POOL_MAX_PER_USER', given.poolPerUser, given.poolGlobal),
-    failoverBaseDelayMs: atMost('QUEUE_FAILOVER_BASE_DELAY_MS', given.failoverBaseDelayMs, given.failoverMaxDelayMs),
-    firstTokenSeconds: atMost('STREAM_FIRST_TOKEN_SECONDS', given.firstTokenSeconds, given.totalSeconds),
-  }
+  const lowered = pairs
+    .filter(({ names }) => isDefault(names[0]))
+    .map(({ inner, outer }) => [inner, Math.min(given[inner], given[outer])])
+  return { ...given, ...Object.fromEntries(lowered) }
 }
 
 export function checkGeneration(generation: GenerationConfig, say: Say): void {
-  const { upstreamKey, upstreamUrl, poolPerUser, poolGlobal, failoverBaseDelayMs, failoverMaxDelayMs } = generation
-  const { firstTokenSeconds, totalSeconds } = generation
-  const pairs: readonly (readonly [string, number, string, number])[] = [
-    ['CONNECTION_POOL_MAX_PER_USER', poolPerUser, 'CONNECTION_POOL_MAX_GLOBAL', poolGlobal],
-    ['QUEUE_FAILOVER_BASE_DELAY_MS', failoverBaseDelayMs, 'QUEUE_FAILOVER_MAX_DELAY_MS', failoverMaxDelayMs],
-    ['STREAM_FIRST_TOKEN_SECONDS', firstTokenSeconds, 'STREAM_TOTAL_SECONDS', totalSeconds],
-  ]
-  for (const [inner, value, outer, limit] of pairs) {
-    if (value > limit) say([inner, outer], `${inner} (${value}) is more than ${outer} (${limit})`)
+  for (const { inner, outer, names } of pairs) {
+    const [value, limit] = [generation[inner], generation[outer]]
+    if (value > limit) say(names, `${names[0]} (${value}) is more than ${names[1]} (${limit})`)
   }
-  if (upstreamKey !== null && upstreamUrl === null) {
+  if (generation.upstreamKey !== null && generation.upstreamUrl === null) {
     say(
       ['GENERATION_UPSTREAM_KEY', 'GENERATION_UPSTREAM_URL'],
       'GENERATION_UPSTREAM_KEY is set without GENERATION_UPSTREAM_URL: the demo model would answer, and the key be sent to nobody',

@@ -168,8 +168,8 @@ describe('a whole completion', () => {
   })
 
   it('is given as a stream where one was asked for', () => {
-    const options = { operationId: 'op-1', usageWanted: true, conceal }
-    const [first, usage, ...rest] = completionAsChunks(JSON.stringify(completion), options)
+    const request = { operationId: 'op-1', usage: true }
+    const [first, usage, ...rest] = completionAsChunks(JSON.stringify(completion), request, conceal)
     expect(rest).toEqual([])
     expect(first).toMatchObject({ content: 'Hello', finishReason: 'stop' })
     const delta = { ...message, tool_calls: [{ index: 0, id: 't', function: { name: 'f' } }] }

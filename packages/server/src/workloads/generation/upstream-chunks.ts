@@ -5,7 +5,7 @@
  *        │                                    │
  *        └── chunks without content: kept     └── an error object, or no JSON: a fault
  */
-import { malformed, type OpenAiError, type UpstreamChunk, UpstreamFault } from './upstream.js'
+import { malformed, type OpenAiError, type UpstreamChunk, UpstreamFault, type UpstreamRequest } from './upstream.js'
 import { type SseEvent, SseParser } from './upstream-sse.js'
 
 /** Removes secrets from a text: the key, the upstream's address. */
@@ -118,11 +118,12 @@ function asDelta(message: unknown): unknown {
 /** Converts a whole completion to a stream if one was requested: one chunk, and usage in a separate chunk if wanted. */
 export function completionAsChunks(
   text: string,
-  options: { operationId: string; usageWanted: boolean; conceal: Conceal },
+  request: Pick<UpstreamRequest, 'operationId' | 'usage'>,
+  conceal: Conceal,
 ): UpstreamChunk[] {
-  const { members, choices } = completionOf(parsed(text), options.conceal)
+  const { members, choices } = completionOf(parsed(text), conceal)
   const { usage, ...rest } = members
-  const id = typeof rest.id === 'string' && rest.id !== '' ? rest.id : ownId(options.operationId)
+  const id = typeof rest.id === 'string' && rest.id !== '' ? rest.id : ownId(request.operationId)
   const created = typeof rest.created === 'number' ? rest.created : epochSeconds()
   const head = { ...rest, id, object: 'chat.completion.chunk', created }
   const deltas = choices.map((choice) => {
@@ -137,7 +138,7 @@ export function completionAsChunks(
       finishReason: finishOf(choices[0]),
     },
   ]
-  if (options.usageWanted && isMembers(usage)) {
+  if (request.usage && isMembers(usage)) {
     chunks.push({ text: JSON.stringify({ ...head, choices: [], usage }), content: '', finishReason: null })
   }
   return chunks

@@ -1,6 +1,5 @@
 /** Any server with OpenAI's chat API: OpenAI, vLLM, Ollama, llama.cpp, LiteLLM, … */
-import { Pool } from 'undici'
-import { deadline } from '../../traffic/deadline.js'
+import { errors, Pool } from 'undici'
 import { malformed, type Upstream, UpstreamFault, type UpstreamLimits, type UpstreamRequest } from './upstream.js'
 import type { Conceal } from './upstream-chunks.js'
 import { Reading } from './upstream-reading.js'
@@ -38,8 +37,7 @@ function pathOf(base: URL, leaf: string): string {
   return `${base.pathname.replace(/\/+$/, '')}/${leaf}${base.search}`
 }
 
-class OpenAiUpstream implements Upstream {
-  readonly provider = 'openai'
+export class OpenAiUpstream implements Upstream {
   readonly #pool: Pool
   /** Separate, so that the list of models does not wait for generations. */
   readonly #listPool: Pool
@@ -56,9 +54,10 @@ class OpenAiUpstream implements Upstream {
       'accept-encoding': 'identity',
       ...(key === null ? {} : { authorization: `Bearer ${key}` }),
     }
-    const pool = (connections: number): Pool =>
+    const pool = (connections: number, maxResponseSize = -1): Pool =>
       new Pool(this.#base.origin, {
         connections,
+        maxResponseSize,
         pipelining: 1,
         keepAliveTimeout: keepAliveMs,
         maxHeaderSize: answerHeaderBytesMax,
@@ -68,17 +67,13 @@ class OpenAiUpstream implements Upstream {
         connect: { timeout: connectTimeoutMs },
       })
     this.#pool = pool(connectionsMax)
-    this.#listPool = pool(1)
+    this.#listPool = pool(1, modelsBytesMax)
   }
 
-  async *generate(
-    { chat, stream: isStream, usage: usageWanted, operationId, traceparent }: UpstreamRequest,
-    limits: UpstreamLimits,
-    signal: AbortSignal,
-    onHeaders: () => void = () => undefined,
-  ) {
+  async *generate(request: UpstreamRequest, limits: UpstreamLimits, signal: AbortSignal) {
     signal.throwIfAborted()
-    const reading = new Reading({ operationId, isStream, usageWanted, limits, conceal: this.#conceal, onHeaders })
+    const { chat, stream, operationId, traceparent } = request
+    const reading = new Reading(request, limits, this.#conceal)
     const abort = (): void => reading.abort(signal.reason)
     signal.addEventListener('abort', abort, { once: true })
     try {
@@ -89,7 +84,7 @@ class OpenAiUpstream implements Upstream {
           headers: {
             ...this.#headers,
             'content-type': 'application/json',
-            accept: isStream ? 'text/event-stream' : 'application/json',
+            accept: stream ? 'text/event-stream' : 'application/json',
             'idempotency-key': operationId,
             traceparent,
           },
@@ -125,24 +120,19 @@ class OpenAiUpstream implements Upstream {
   }
 
   async #askModels(): Promise<unknown> {
-    const time = deadline(modelsTimeoutMs, new AbortController().signal)
+    const signal = AbortSignal.timeout(modelsTimeoutMs)
     try {
-      const answer = await this.#listPool.request({
+      const {
+        statusCode: status,
+        headers,
+        body: stream,
+      } = await this.#listPool.request({
         method: 'GET',
         path: pathOf(this.#base, 'models'),
         headers: { ...this.#headers, accept: 'application/json' },
-        signal: time.signal,
+        signal,
       })
-      const chunks: Buffer[] = []
-      let length = 0
-      for await (const chunk of answer.body) {
-        chunks.push(chunk)
-        length += chunk.length
-        // Thrown inside the loop, which closes the connection.
-        if (length > modelsBytesMax) throw malformed('the upstream has too long a list of models')
-      }
-      const body = Buffer.concat(chunks).toString()
-      const { statusCode: status, headers } = answer
+      const body = await stream.text()
       if (status < 200 || status >= 300) {
         throw refusalFault({ status, retryAfter: headers['retry-after'], body, conceal: this.#conceal })
       }
@@ -150,16 +140,13 @@ class OpenAiUpstream implements Upstream {
     } catch (fault) {
       if (fault instanceof UpstreamFault) throw fault
       if (fault instanceof SyntaxError) throw malformed('the list of models is no JSON', { cause: fault })
-      if (time.signal.aborted) {
+      if (fault instanceof errors.ResponseExceededMaxSizeError) {
+        throw malformed('the upstream has too long a list of models', { cause: fault })
+      }
+      if (signal.aborted) {
         throw new UpstreamFault('upstream_timeout', 'the upstream did not list its models in time', { retryable: true })
       }
       throw networkFault(fault, false)
-    } finally {
-      time.clear()
     }
   }
-}
-
-export function openAiUpstream(options: OpenAiUpstreamOptions): Upstream {
-  return new OpenAiUpstream(options)
 }

@@ -10,18 +10,9 @@
  * parsing.
  */
 import type { Dispatcher } from 'undici'
-import { malformed, type UpstreamChunk, UpstreamFault, type UpstreamLimits } from './upstream.js'
+import { malformed, type UpstreamChunk, UpstreamFault, type UpstreamLimits, type UpstreamRequest } from './upstream.js'
 import { ChunkReader, type Conceal, completionAsChunks, wholeCompletion } from './upstream-chunks.js'
 import { networkFault, refusalFault } from './upstream-refusal.js'
-
-export interface ReadingOptions {
-  operationId: string
-  isStream: boolean
-  usageWanted: boolean
-  limits: UpstreamLimits
-  conceal: Conceal
-  onHeaders: () => void
-}
 
 type Headers = Record<string, string | string[] | undefined>
 
@@ -45,7 +36,9 @@ function isType(headers: Headers, type: string): boolean {
 }
 
 export class Reading implements Dispatcher.DispatchHandler {
-  readonly #options: ReadingOptions
+  readonly #request: UpstreamRequest
+  readonly #idleMs: number
+  readonly #conceal: Conceal
   readonly #timers: NodeJS.Timeout[] = []
   #idle: NodeJS.Timeout | null = null
   #firstToken: NodeJS.Timeout | null = null
@@ -62,11 +55,12 @@ export class Reading implements Dispatcher.DispatchHandler {
   /** undici has finished: the connection is free or closed. */
   #isReleased = false
 
-  constructor(options: ReadingOptions) {
-    this.#options = options
-    const { firstTokenMs, totalMs } = options.limits
+  constructor(request: UpstreamRequest, { firstTokenMs, idleMs, totalMs }: UpstreamLimits, conceal: Conceal) {
+    this.#request = request
+    this.#idleMs = idleMs
+    this.#conceal = conceal
     this.#limit(totalMs, 'the upstream took longer than it may', false)
-    if (options.isStream) this.#firstToken = this.#limit(firstTokenMs, 'the upstream sent no token in time', true)
+    if (request.stream) this.#firstToken = this.#limit(firstTokenMs, 'the upstream sent no token in time', true)
   }
 
   /** The chunks since the last call; null at the end. Throws a fault only after all chunks before it were taken. */
@@ -103,7 +97,7 @@ export class Reading implements Dispatcher.DispatchHandler {
     if (this.#isOver) this.#disconnect()
   }
 
-  onResponseStart(controller: Dispatcher.DispatchController, status: number, headers: Headers): void {
+  onResponseStart(_controller: Dispatcher.DispatchController, status: number, headers: Headers): void {
     if (status < 200) return
     if (status >= 300) {
       this.#form = { kind: 'refusal', status, retryAfter: headers['retry-after'] }
@@ -114,7 +108,7 @@ export class Reading implements Dispatcher.DispatchHandler {
       this.#fail(malformed('the upstream sent a compressed answer, which was not asked for'))
       return
     }
-    const { isStream, operationId, conceal, onHeaders } = this.#options
+    const { stream: isStream, operationId } = this.#request
     if (!isStream && isType(headers, 'text/event-stream')) {
       this.#fail(malformed('the upstream streams, which was not asked for'))
       return
@@ -123,8 +117,7 @@ export class Reading implements Dispatcher.DispatchHandler {
     this.#form =
       !isStream || isType(headers, 'application/json')
         ? { kind: 'whole' }
-        : { kind: 'events', reader: new ChunkReader(operationId, conceal) }
-    if (!controller.aborted) onHeaders()
+        : { kind: 'events', reader: new ChunkReader(operationId, this.#conceal) }
   }
 
   onResponseData(controller: Dispatcher.DispatchController, bytes: Buffer): void {
@@ -169,12 +162,7 @@ export class Reading implements Dispatcher.DispatchHandler {
   #hasBegun(): void {
     if (this.#firstToken !== null) clearTimeout(this.#firstToken)
     this.#firstToken = null
-    this.#idle ??= this.#limit(
-      this.#options.limits.idleMs,
-      'the upstream fell silent',
-      true,
-      () => this.#waiter !== null,
-    )
+    this.#idle ??= this.#limit(this.#idleMs, 'the upstream fell silent', true, () => this.#waiter !== null)
   }
 
   #collect(form: Form, bytes: Buffer): void {
@@ -187,14 +175,14 @@ export class Reading implements Dispatcher.DispatchHandler {
   }
 
   #whole(form: Form, body: string | null): void {
-    const { isStream, operationId, usageWanted, conceal } = this.#options
+    const conceal = this.#conceal
     if (form.kind === 'refusal') throw refusalFault({ ...form, body, conceal })
     if (body === null || body.trim() === '') {
       throw new UpstreamFault('upstream_incomplete', 'the upstream gave an empty answer', { retryable: true })
     }
-    this.#batch.push(
-      ...(isStream ? completionAsChunks(body, { operationId, usageWanted, conceal }) : wholeCompletion(body, conceal)),
-    )
+    const request = this.#request
+    const chunks = request.stream ? completionAsChunks(body, request, conceal) : wholeCompletion(body, conceal)
+    this.#batch.push(...chunks)
   }
 
   #attempt(read: () => void): void {

@@ -36,19 +36,17 @@ export interface UpstreamChunk {
 }
 
 export interface Upstream {
-  readonly provider: 'demo' | 'openai'
   /**
    * All chunks since the last pull, in order; ends after `[DONE]`. The first batch has content: chunks that only name
    * the role are held until then, so that a fault before the first token leaves nothing behind.
    *
    * Throws `UpstreamFault`. When `signal` fires, it closes the connection at once and throws the signal's reason;
-   * leaving the iterator early closes the connection too. `onHeaders` is called when the upstream has answered 2xx.
+   * leaving the iterator early closes the connection too.
    */
   generate(
     request: UpstreamRequest,
     limits: UpstreamLimits,
     signal: AbortSignal,
-    onHeaders?: () => void,
   ): AsyncIterable<readonly UpstreamChunk[]>
   /** OpenAI's list object from the upstream; cached for a minute. Throws `UpstreamFault`. */
   models(): Promise<unknown>

@@ -8,10 +8,10 @@
  * A process that lost its lease comes back under another name. It reports its readers again; otherwise they would count
  * as gone.
  */
-import type { OperationReport } from 'spillway/workload'
+import { type OperationReport, type Periodic, periodic } from 'spillway/workload'
 import { type Delivery, keptFailure } from './delivery.js'
 import type { Handler } from './handler.js'
-import type { GenerationDeps } from './parts.js'
+import type { GenerationDeps } from './index.js'
 import { failures } from './request.js'
 
 const roundMs = 1_000
@@ -36,9 +36,6 @@ export class Watch {
   readonly #deps: GenerationDeps
   readonly #handler: Handler
   readonly #deliveries = new Map<string, Set<Delivery>>()
-  #timer: NodeJS.Timeout | undefined
-  #looking: Promise<void> | null = null
-  #asking: Promise<void> | null = null
   /** The names under which the last two rounds reported the readers here. */
   #instances: readonly [string, string]
 
@@ -48,14 +45,13 @@ export class Watch {
     this.#instances = [deps.intake.instance, deps.intake.instance]
   }
 
-  start(): void {
-    this.#timer = setInterval(() => this.#round(), roundMs)
-    this.#timer.unref()
-  }
-
-  async stop(): Promise<void> {
-    clearInterval(this.#timer)
-    await Promise.all([this.#looking, this.#asking])
+  start(): Periodic[] {
+    const round = (task: () => Promise<void>, message: string): Periodic =>
+      periodic(roundMs, task, { onFault: (fault) => this.#deps.log.warn({ err: fault }, message) })
+    return [
+      round(() => this.#look(), 'could not read the state of generations'),
+      round(() => this.#sayWhoReads().then(() => this.#askWhoReads()), 'could not ask who reads generations'),
+    ]
   }
 
   get deliveries(): readonly Delivery[] {
@@ -63,7 +59,7 @@ export class Watch {
   }
 
   add(delivery: Delivery): void {
-    delivery.lookAt = delivery.isQueued ? 0 : performance.now() + lookMs.streaming
+    delivery.lookAt = delivery.options.isQueued ? 0 : performance.now() + lookMs.streaming
     delivery.onOverdue(() => void this.#overdue(delivery))
     const all = this.#deliveries.get(delivery.id)
     if (all === undefined) this.#deliveries.set(delivery.id, new Set([delivery]))
@@ -91,39 +87,19 @@ export class Watch {
 
   /** The registry knows one reader of each stream, by its process. */
   async #sayWhoReads(): Promise<void> {
-    const { intake, registry } = this.#deps
-    const { instance } = intake
+    const { instance } = this.#deps.intake
     const [before, last] = this.#instances
     // The lease was lost and this process re-registered: to the others, readers under the old name are gone. Reported
     // twice, because the name is assigned before the others know it.
     const isNew = instance !== before || instance !== last
     const ids = [...this.#deliveries].filter(([, all]) => isNew || [...all].some(({ isShared }) => isShared))
-    await Promise.all(ids.map(([id]) => registry.watched(id, instance)))
+    await Promise.all(ids.map(([id]) => this.#deps.logs.registry.watched(id, instance)))
     this.#instances = [last, instance]
-  }
-
-  #round(): void {
-    this.#looking ??= this.#look()
-      .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not read the state of generations'))
-      .finally(() => {
-        this.#looking = null
-      })
-    this.#asking ??= this.#sayWhoReads()
-      .then(() => this.#askWhoReads())
-      .catch((fault: unknown) => this.#deps.log.warn({ err: fault }, 'could not ask who reads generations'))
-      .finally(() => {
-        this.#asking = null
-      })
   }
 
   async #look(): Promise<void> {
     const now = performance.now()
-    const due: Delivery[] = []
-    for (const all of this.#deliveries.values()) {
-      for (const delivery of all) {
-        if (this.#isDue(delivery, now)) due.push(delivery)
-      }
-    }
+    const due = this.deliveries.filter((delivery) => this.#isDue(delivery, now))
     for (let from = 0; from < due.length; from += idsMax) {
       const some = due.slice(from, from + idsMax)
       const reports = await this.#deps.intake.statusOf(some.map(({ id }) => id))
@@ -133,17 +109,17 @@ export class Watch {
 
   /** The end of a local one is noticed. One that ran here and still waits may have lost its log, including its end. */
   #isDue(delivery: Delivery, now: number): boolean {
-    if (!delivery.isLocal || !delivery.hasStarted) return now >= delivery.lookAt
+    if (!delivery.options.isLocal || !delivery.hasStarted) return now >= delivery.lookAt
     return delivery.isWaiting && !this.#handler.has(delivery.id)
   }
 
   /** Reported after it is cancelled, so that a retry finds its key free. Does not wait for an unreachable store. */
   async #overdue(delivery: Delivery): Promise<void> {
     if (delivery.hasStarted) return
-    const why = failures.queueTimeout(delivery.waitSeconds)
+    const why = failures.queueTimeout(Math.round((delivery.options.waitMs ?? 0) / 1_000))
     const late = setTimeout(() => delivery.fail(why), giveUpMs)
     try {
-      if (delivery.isWhole) {
+      if (delivery.options.isWhole) {
         const [report] = await this.#deps.intake.statusOf([delivery.id])
         if (report?.status === 'processing') return
       }
@@ -191,8 +167,9 @@ export class Watch {
   async #askWhoReads(): Promise<void> {
     const ids = this.#handler.running.filter((id) => !this.#deliveries.has(id))
     if (ids.length === 0) return
-    const { detachGraceMs } = this.#deps.settings
-    for (const { id, forMs } of await this.#deps.registry.abandoned(ids)) {
+    const { logs, settings } = this.#deps
+    const detachGraceMs = settings.detachGraceSeconds * 1_000
+    for (const { id, forMs } of await logs.registry.abandoned(ids)) {
       // A new client reads it.
       if (this.#deliveries.has(id)) continue
       const graceMs = this.#handler.formatOf(id) === 'openai' ? returnMs : detachGraceMs
