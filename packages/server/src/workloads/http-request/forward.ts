@@ -4,7 +4,7 @@ import { Agent } from 'undici'
 import { waitAskedFor } from '../../time.js'
 import { AddressRefused, checkedLookup, type Resolve } from './addresses.js'
 import type { AllowList } from './allow-list.js'
-import type { ForwardMethod, ForwardRequest } from './payload.js'
+import type { ForwardRequest } from './payload.js'
 import { forwardResult, type ResponseHeaders, readBounded } from './target-response.js'
 
 interface ForwardError {
@@ -37,7 +37,7 @@ const answerHeaderBytesMax = 32_768
 /** One step of a call: redirects make another. */
 interface Hop {
   url: URL
-  method: ForwardMethod
+  method: ForwardRequest['method']
   headers: Record<string, string>
   body: string | undefined
 }

@@ -276,7 +276,7 @@ export class Push {
     const { seal, queues } = this.#context
     if (seal === null) return
     const plain = items.filter(({ body }) => body.messages.some(({ sealed }) => !sealed))
-    if (plain.length > 0) await queues.lookUp(new Set(plain.map(({ queue }) => queue)))
+    if (plain.length > 0) await queues.lookUp([...new Set(plain.map(({ queue }) => queue))])
   }
 
   #sealLate(message: MessageBody, queue: string, partition: string): MessageBody {
