@@ -62,6 +62,7 @@ const rooms = {
     traffic: { onlyRooms: [] },
     app: front,
     'request-state': front,
+    'route-table': front,
     'allowed-methods': front,
     'short-path': front,
     health: front,
@@ -73,7 +74,7 @@ const rooms = {
       typesFrom: ['config', 'health', 'logs', 'traffic'],
     },
     workloads: {
-      onlyRooms: ['auth', 'traffic', 'brokers', 'time'],
+      onlyRooms: ['auth', 'traffic', 'brokers', 'time', 'route-table'],
       typesFrom: ['app', 'config', 'health', 'workload'],
       apart: true,
     },

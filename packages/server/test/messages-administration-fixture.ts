@@ -1,4 +1,5 @@
 /** The administration of messages on a database of its own: its routes in an app, beside what pushes, pops and acknowledges. */
+import { Registry } from '@prometheus-io/client'
 import { pino } from 'pino'
 import { laneOf } from '../../spillway/src/core/ids.js'
 import type { FastifyLike } from '../../spillway/src/http/operations-routes.js'
@@ -8,11 +9,12 @@ import { buildApp } from '../src/app.js'
 import type { Authenticator } from '../src/auth/auth.js'
 import type { Principal } from '../src/auth/identity.js'
 import { Buffers } from '../src/traffic/buffers.js'
-import { messageAdministrationRoutes } from '../src/workloads/messages/admin/routes.js'
+import { administrationRoutes } from '../src/workloads/messages/admin/routes.js'
 import type { Acknowledgment } from '../src/workloads/messages/consume/acks.js'
 import { Consume } from '../src/workloads/messages/consume/consume.js'
+import type { MessagesContext } from '../src/workloads/messages/context.js'
 import { MessageSizes } from '../src/workloads/messages/message-sizes.js'
-import type { MessagesOptions } from '../src/workloads/messages/options.js'
+import { createMessageMetrics } from '../src/workloads/messages/metrics.js'
 import { Push } from '../src/workloads/messages/push/push.js'
 import { Queues } from '../src/workloads/messages/queues.js'
 import { Seal } from '../src/workloads/messages/seal.js'
@@ -61,7 +63,6 @@ export interface MessagesBench {
   intake: Intake
   /** Queues that were woken. */
   woken: string[]
-  maintenance: { enabled: boolean }
   call(method: 'GET' | 'POST' | 'DELETE', url: string, given?: { body?: unknown; as?: string }): Promise<Called>
   configure(queue: string, columns: Record<string, unknown>): Promise<void>
   push(queue: string, partition: string, messages: readonly PushedMessage[]): Promise<void>
@@ -71,13 +72,6 @@ export interface MessagesBench {
 }
 
 const schema = '"spillway"'
-const nothing = (): void => undefined
-const uncounted: MessagesOptions['metrics'] = {
-  pushed: { labels: () => ({ inc: nothing }) },
-  popped: { inc: nothing },
-  answered: { labels: () => ({ inc: nothing }) },
-  waiting: { set: nothing },
-}
 const partitionOf = (queue: string, partition: string): string => laneOf([queue, partition]).id
 
 /** A request with `Bearer <name>` has that principal. Without principals, authentication is off. */
@@ -98,26 +92,23 @@ export async function messagesBench(
   const b = await bench()
   // On a busy machine too, what is pushed is there.
   const intake = await b.intake({ busyQueueAbove: Number.POSITIVE_INFINITY })
-  const key = new Uint8Array(32).fill(7)
-  const seal = new Seal(key)
-  const workload: MessagesOptions = {
-    schema,
-    pendingMax: 10_000,
-    groupsMax: 1_000,
-    encryptionKey: key,
-    pageBytesMax: options.pageBytesMax ?? 4_194_304,
+  const log = pino({ level: 'silent' })
+  const context: MessagesContext = {
+    ...{ intake, schema, log },
     buffers: new Buffers({ bytesMax: 64 * 1_048_576 }),
-    log: { debug: nothing, info: nothing, warn: nothing, error: nothing },
-    metrics: uncounted,
+    settings: { pushPendingMax: 10_000, groupsMax: 1_000, encryptionKey: null },
+    pageBytesMax: options.pageBytesMax ?? 4_194_304,
+    metrics: createMessageMetrics(new Registry()),
+    seal: new Seal(new Uint8Array(32).fill(7)),
+    queues: new Queues(intake, schema),
+    sizes: new MessageSizes(),
   }
-  const queues = new Queues(intake, schema)
-  const sizes = new MessageSizes()
-  const push = new Push(intake, workload, queues, seal, sizes)
-  const consume = new Consume(intake, workload, seal, sizes)
+  const push = new Push(context)
+  const consume = new Consume(context)
   const woken: string[] = []
-  const maintenance = { enabled: false }
+  consume.wake = (queue) => void woken.push(queue)
   const { app } = buildApp({
-    log: pino({ level: 'silent' }),
+    log,
     authenticator: authenticatorOf(options.principals ?? null),
     bodyLimitBytes: 1_048_576,
     requestTimeoutMs: 30_000,
@@ -125,21 +116,10 @@ export async function messagesBench(
     connectionsMax: 100,
     corsOrigins: [],
   })
-  const routes = messageAdministrationRoutes({
-    intake,
-    seal: options.hasKey === false ? null : seal,
-    queues,
-    options: workload,
-    wake: (queue) => void woken.push(queue),
-    maintenance: {
-      on: async () => {
-        maintenance.enabled = true
-      },
-      off: async () => {
-        maintenance.enabled = false
-      },
-      state: async () => ({ maintenanceMode: maintenance.enabled, bufferedMessages: 3 }),
-    },
+  const routes = administrationRoutes({
+    ...context,
+    ...(options.hasKey === false && { seal: null }),
+    ...{ push, consume },
   })
   await app.register(async (inner) => routes(inner as unknown as FastifyLike))
   const origin = await app.listen({ host: '127.0.0.1', port: 0 })
@@ -148,7 +128,6 @@ export async function messagesBench(
     bench: b,
     intake,
     woken,
-    maintenance,
     call: async (method, url, { body, as } = {}) => {
       const answer = await fetch(`${origin}${url}`, {
         method,
@@ -202,7 +181,7 @@ export async function messagesBench(
       return [...(await consume.ack(items))]
     },
     close: async () => {
-      consume.close()
+      consume.arrivals.close()
       await app.close()
       await b.close()
     },

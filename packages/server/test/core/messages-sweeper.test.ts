@@ -1,6 +1,6 @@
 /** What has been kept long enough goes, and nothing else. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { sweepStore } from '../../src/workloads/messages/sweeper.js'
+import { messageSweep } from '../../src/workloads/messages/sweeper.js'
 import { type MessagesBench, messagesBench, partitionOf } from '../messages-administration-fixture.js'
 
 let m: MessagesBench
@@ -25,15 +25,12 @@ const age = (queue: string, seconds: number, upTo: number) =>
   )
 
 async function sweepAll(most = 1_000) {
-  const store = sweepStore(m.intake, '"spillway"')
-  const all = { removed: 0, givenUp: 0, traces: 0 }
-  for (let after: string | null = null; ; ) {
-    const { last, ...swept } = await store.step(most, after)
-    all.removed += swept.removed
-    all.givenUp += swept.givenUp
-    all.traces += swept.traces
-    if (last === null) return all
-    after = last
+  const batch = messageSweep(m.intake, '"spillway"', most)
+  const all: Record<string, number> = {}
+  for (;;) {
+    const { removed, goesOn } = await batch()
+    for (const [table, rows] of Object.entries(removed)) all[table] = (all[table] ?? 0) + rows
+    if (goesOn !== true) return all
   }
 }
 
@@ -43,7 +40,7 @@ describe('a sweep', () => {
     await m.push('consumed', 'p', numbered(5))
     await m.pop('consumed', 'quick', 4, { auto: true })
     await m.pop('consumed', 'slow', 2, { auto: true })
-    expect(await sweepAll()).toMatchObject({ removed: 2, givenUp: 0 })
+    expect(await sweepAll()).toMatchObject({ mq_messages: 2, mq_given_up: 0 })
     expect(await left('consumed')).toEqual(['tx-2', 'tx-3', 'tx-4'])
     expect((await m.pop('consumed', 'slow', 9)).transactions).toEqual(['tx-2', 'tx-3', 'tx-4'])
   })
@@ -67,7 +64,7 @@ describe('a sweep', () => {
     await m.configure('old', { retention_enabled: true, retention_seconds: 60 })
     await m.push('old', 'p', numbered(3))
     await age('old', 90, 2)
-    expect(await sweepAll()).toMatchObject({ removed: 2 })
+    expect(await sweepAll()).toMatchObject({ mq_messages: 2 })
     expect(await left('old')).toEqual(['tx-2'])
     expect((await m.pop('old', 'g', 9)).transactions).toEqual(['tx-2'])
   })
@@ -77,7 +74,7 @@ describe('a sweep', () => {
     await m.push('waited', 'p', numbered(3))
     await m.bench.sql(`SELECT spillway.mq_subscribe(spillway.mq_queue('waited'), 'g', 'all', NULL)`)
     await age('waited', 90, 2)
-    expect(await sweepAll()).toMatchObject({ givenUp: 2 })
+    expect(await sweepAll()).toMatchObject({ mq_given_up: 2 })
     const { body } = await m.call('GET', '/api/v1/dlq?queue=waited')
     expect(body.messages.map(({ transactionId }) => transactionId).sort()).toEqual(['tx-0', 'tx-1'])
     expect((await m.pop('waited', 'g', 9)).transactions).toEqual(['tx-2'])
@@ -87,11 +84,9 @@ describe('a sweep', () => {
     await m.configure('many', { retention_enabled: true })
     await m.push('many', 'p', numbered(25))
     await m.pop('many', 'g', 25, { auto: true })
-    const store = sweepStore(m.intake, '"spillway"')
-    const first = await store.step(10, null)
-    expect(first.removed).toBe(10)
+    const first = await messageSweep(m.intake, '"spillway"', 10)()
+    expect(first).toMatchObject({ removed: { mq_messages: 10 }, isFull: true, goesOn: true })
     expect(await left('many')).toHaveLength(15)
-    await sweepAll(10)
     await sweepAll(10)
     expect(await left('many')).toEqual([])
   })

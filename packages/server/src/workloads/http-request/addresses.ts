@@ -7,8 +7,7 @@ import { BlockList, isIP, type LookupFunction } from 'node:net'
  * link-local, unique-local, and every form with an IPv4 address inside (mapped, translated, 6to4, Teredo), which could
  * name a private one.
  */
-const refusedV4 = new BlockList()
-for (const [network, prefix] of [
+const refusedV4 = subnets('ipv4', [
   ['0.0.0.0', 8],
   ['10.0.0.0', 8],
   ['100.64.0.0', 10],
@@ -26,20 +25,19 @@ for (const [network, prefix] of [
   ['203.0.113.0', 24],
   ['224.0.0.0', 4],
   ['240.0.0.0', 4],
-] as const) {
-  refusedV4.addSubnet(network, prefix, 'ipv4')
-}
-
-const globalV6 = new BlockList()
-globalV6.addSubnet('2000::', 3, 'ipv6')
-const refusedV6 = new BlockList()
-for (const [network, prefix] of [
+])
+const globalV6 = subnets('ipv6', [['2000::', 3]])
+const refusedV6 = subnets('ipv6', [
   ['2001::', 23],
   ['2001:db8::', 32],
   ['2002::', 16],
   ['3fff::', 20],
-] as const) {
-  refusedV6.addSubnet(network, prefix, 'ipv6')
+])
+
+function subnets(family: 'ipv4' | 'ipv6', networks: readonly [string, number][]): BlockList {
+  const list = new BlockList()
+  for (const [network, prefix] of networks) list.addSubnet(network, prefix, family)
+  return list
 }
 
 const loopback = new BlockList()

@@ -1,6 +1,5 @@
 /** Where `http.request` may go: origins, compared in the form of the URL standard. */
 export interface AllowList {
-  readonly origins: readonly string[]
   allows(url: URL): boolean
 }
 
@@ -57,7 +56,6 @@ export function parseAllowList(origins: readonly string[]): AllowList {
     else wildcards.push(wildcard)
   }
   return {
-    origins: [...origins],
     allows(url) {
       if (url.username !== '' || url.password !== '') return false
       if (exact.has(url.origin)) return true

@@ -1,16 +1,14 @@
 import { type ForwardResult, limits } from '@spillway/protocol/wire'
 import { jsonOf } from 'spillway/workload'
-import { Agent, type Dispatcher } from 'undici'
+import { Agent } from 'undici'
 import { waitAskedFor } from '../../time.js'
 import { AddressRefused, checkedLookup, type Resolve } from './addresses.js'
 import type { AllowList } from './allow-list.js'
-import type { ForwardMethod, ForwardRequest } from './payload.js'
+import type { ForwardRequest } from './payload.js'
 import { forwardResult, type ResponseHeaders, readBounded } from './target-response.js'
 
-export type ForwardErrorCode = 'target_not_allowed' | 'redirect_refused' | 'unsuccessful_status' | 'network' | 'aborted'
-
-export interface ForwardError {
-  code: ForwardErrorCode
+interface ForwardError {
+  code: 'target_not_allowed' | 'redirect_refused' | 'unsuccessful_status' | 'network' | 'aborted'
   /** For the ticket; no driver message. */
   message: string
 }
@@ -26,23 +24,10 @@ export interface ForwardOptions {
   traceparent: string
   /** Ends the call; there is no other deadline. */
   signal: AbortSignal
-  /** How much of the answer's body is kept. Default 64 KiB. */
-  answerBytesMax?: number
 }
 
-export interface Forwarder {
-  forward(request: ForwardRequest, options: ForwardOptions): Promise<ForwardOutcome>
-  close(): Promise<void>
-}
-
-export interface ForwarderOptions {
-  userAgent?: string
-  /** Per origin. Default 64; further calls wait for a connection. */
-  connectionsMax?: number
-  /** Instead of the system's resolver. */
-  resolve?: Resolve
-}
-
+/** Per origin; further calls wait for a connection. */
+const connectionsMax = 64
 const connectTimeoutMs = 10_000
 const keepAliveTimeoutMs = 10_000
 /** A longer Retry-After is a mistake or malice: the next attempt comes after a day at the latest. */
@@ -52,7 +37,7 @@ const answerHeaderBytesMax = 32_768
 /** One step of a call: redirects make another. */
 interface Hop {
   url: URL
-  method: ForwardMethod
+  method: ForwardRequest['method']
   headers: Record<string, string>
   body: string | undefined
 }
@@ -83,32 +68,14 @@ function firstHop(request: ForwardRequest, options: ForwardOptions, userAgent: s
   }
 }
 
-const credentialHeaders = new Set(['authorization', 'cookie'])
-
-function without(headers: Record<string, string>, names: ReadonlySet<string>): Record<string, string> {
-  return Object.fromEntries(Object.entries(headers).filter(([name]) => !names.has(name)))
-}
-
-/** 303 asks for a GET, and 301 and 302 may turn a POST into one: the requested work would not be done. */
-function isRepeated(hop: Hop, status: number): boolean {
-  return status === 307 || status === 308 || hop.method === 'GET' || hop.method === 'HEAD'
-}
-
-function nextHop(hop: Hop, url: URL): Hop {
-  // The caller's credentials are for the first origin only, even if both origins are listed.
-  const headers = url.origin === hop.url.origin ? hop.headers : without(hop.headers, credentialHeaders)
-  return { ...hop, url, headers }
-}
-
 const redirects = new Set([301, 302, 303, 307, 308])
 
 function isRetried(status: number): boolean {
   return status === 408 || status === 429 || status >= 500
 }
 
-function notAllowed(message: string, result?: ForwardResult): ForwardOutcome {
-  const error: ForwardError = { code: 'target_not_allowed', message }
-  return result === undefined ? { kind: 'failed', error } : { kind: 'failed', error, result }
+function failed(code: ForwardError['code'], message: string, result?: ForwardResult): ForwardOutcome {
+  return { kind: 'failed', error: { code, message }, ...(result !== undefined && { result }) }
 }
 
 function settled(result: ForwardResult, headers: ResponseHeaders): ForwardOutcome {
@@ -117,28 +84,24 @@ function settled(result: ForwardResult, headers: ResponseHeaders): ForwardOutcom
   const error: ForwardError = { code: 'unsuccessful_status', message: `the target answered ${status}` }
   if (!isRetried(status)) return { kind: 'failed', error, result }
   const retryAfterMs = waitAskedFor(headers['retry-after'], Date.now(), retryAfterMsMax)
-  return retryAfterMs === undefined ? { kind: 'retry', error, result } : { kind: 'retry', error, result, retryAfterMs }
+  return { kind: 'retry', error, result, ...(retryAfterMs !== undefined && { retryAfterMs }) }
 }
 
 /** The redirect's target, or why it is not followed. */
-function redirected(
-  hop: Hop,
-  result: ForwardResult,
-  location: string | undefined,
-  allow: AllowList,
-): Hop | ForwardOutcome {
-  const refused = (message: string): ForwardOutcome => ({
-    kind: 'failed',
-    error: { code: 'redirect_refused', message },
-    result,
-  })
-  if (location === undefined || !URL.canParse(location, hop.url.href))
+function redirected(hop: Hop, result: ForwardResult, location: unknown, allow: AllowList): Hop | ForwardOutcome {
+  const refused = (message: string): ForwardOutcome => failed('redirect_refused', message, result)
+  if (typeof location !== 'string' || !URL.canParse(location, hop.url.href)) {
     return refused('a redirect without a usable Location')
+  }
   const url = new URL(location, hop.url)
-  if (!allow.allows(url)) return notAllowed('a redirect to an origin that is not listed', result)
-  if (!isRepeated(hop, result.status))
-    return refused(`a redirect (${result.status}) that does not repeat a ${hop.method}`)
-  return nextHop(hop, url)
+  if (!allow.allows(url)) return failed('target_not_allowed', 'a redirect to an origin that is not listed', result)
+  // 303 asks for a GET, and 301 and 302 may turn a POST into one: the requested work would not be done.
+  const isRepeated = [307, 308].includes(result.status) || hop.method === 'GET' || hop.method === 'HEAD'
+  if (!isRepeated) return refused(`a redirect (${result.status}) that does not repeat a ${hop.method}`)
+  if (url.origin === hop.url.origin) return { ...hop, url }
+  // The caller's credentials are for the first origin only, even if both origins are listed.
+  const { authorization: _, cookie: __, ...headers } = hop.headers
+  return { ...hop, url, headers }
 }
 
 function causeCode(fault: unknown): string {
@@ -156,7 +119,7 @@ function isAddressRefused(fault: unknown): boolean {
 }
 
 function faulted(fault: unknown, signal: AbortSignal): ForwardOutcome {
-  if (isAddressRefused(fault)) return notAllowed('the name resolves to an address that is not public')
+  if (isAddressRefused(fault)) return failed('target_not_allowed', 'the name resolves to an address that is not public')
   if (signal.aborted) return { kind: 'retry', error: { code: 'aborted', message: 'the call did not end in time' } }
   return { kind: 'retry', error: { code: 'network', message: `the target could not be reached (${causeCode(fault)})` } }
 }
@@ -165,8 +128,7 @@ function faulted(fault: unknown, signal: AbortSignal): ForwardOutcome {
  * Makes the calls of `http.request`, over a bounded pool of kept connections. Never throws for faults of a target or the
  * network: each call ends as done, to be retried, or failed for good.
  */
-export function createForwarder(options: ForwarderOptions = {}): Forwarder {
-  const { userAgent = 'spillway', connectionsMax = 64, resolve } = options
+export function createForwarder({ userAgent = 'spillway', resolve }: { userAgent?: string; resolve?: Resolve } = {}) {
   const agent = new Agent({
     connections: connectionsMax,
     pipelining: 1,
@@ -178,8 +140,8 @@ export function createForwarder(options: ForwarderOptions = {}): Forwarder {
     connect: { timeout: connectTimeoutMs, lookup: checkedLookup(resolve) },
   })
 
-  const call = async (hop: Hop, signal: AbortSignal, bytesMax: number) => {
-    const answer: Dispatcher.ResponseData = await agent.request({
+  const call = async (hop: Hop, signal: AbortSignal) => {
+    const answer = await agent.request({
       origin: hop.url.origin,
       path: `${hop.url.pathname}${hop.url.search}`,
       method: hop.method,
@@ -187,24 +149,21 @@ export function createForwarder(options: ForwarderOptions = {}): Forwarder {
       body: hop.body ?? null,
       signal,
     })
-    const read = await readBounded(answer.body, bytesMax)
+    const read = await readBounded(answer.body, limits.forwardAnswerBytes)
     return { headers: answer.headers, result: forwardResult(answer.statusCode, answer.headers, read) }
   }
 
   return {
-    async forward(request, callOptions) {
-      const { allow, signal, answerBytesMax = limits.forwardAnswerBytes } = callOptions
-      let hop = firstHop(request, callOptions, userAgent)
-      if (!allow.allows(hop.url)) return notAllowed('the origin is not listed')
+    async forward(request: ForwardRequest, options: ForwardOptions): Promise<ForwardOutcome> {
+      const { allow, signal } = options
+      let hop = firstHop(request, options, userAgent)
+      if (!allow.allows(hop.url)) return failed('target_not_allowed', 'the origin is not listed')
       for (let redirectCount = 0; ; redirectCount++) {
         try {
-          const { headers, result } = await call(hop, signal, answerBytesMax)
+          const { headers, result } = await call(hop, signal)
           if (!redirects.has(result.status)) return settled(result, headers)
-          if (redirectCount === limits.forwardRedirects) {
-            return { kind: 'failed', error: { code: 'redirect_refused', message: 'too many redirects' }, result }
-          }
-          const { location } = headers
-          const next = redirected(hop, result, typeof location === 'string' ? location : undefined, allow)
+          if (redirectCount === limits.forwardRedirects) return failed('redirect_refused', 'too many redirects', result)
+          const next = redirected(hop, result, headers.location, allow)
           if ('kind' in next) return next
           hop = next
         } catch (fault) {
@@ -212,6 +171,8 @@ export function createForwarder(options: ForwarderOptions = {}): Forwarder {
         }
       }
     },
-    close: () => agent.close(),
+    close: (): Promise<void> => agent.close(),
   }
 }
+
+export type Forwarder = ReturnType<typeof createForwarder>

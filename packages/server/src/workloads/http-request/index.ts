@@ -1,6 +1,6 @@
 /** `http.request`: a durable, ordered HTTP call. A webhook outbox that uses the same public API as a user's route. */
 import { Executed, ForwardPayload, Problem, Queued, SubmitHeaders, SubmitOperation } from '@spillway/protocol/schema'
-import { defaultPartition, type ForwardResult, limits } from '@spillway/protocol/wire'
+import { defaultPartition, type ForwardResult } from '@spillway/protocol/wire'
 import {
   carry,
   type Definition,
@@ -44,14 +44,15 @@ export const httpRequest: Workload = {
   name: 'http-request',
   define: (context) => {
     const { intake, version } = context
-    const workload = defineHttpRequest(intake, { version, targets: () => targetRules(context) })
+    const forwarder = createForwarder({ userAgent: `spillway/${version}` })
+    const definition = defineHttpRequest(intake, forwarder, () => targetRules(context))
     return {
       namedTypes: [httpRequestType],
       routes: async (add) => {
-        const submit = mountOf(intake, workload.definition)
+        const submit = mountOf(intake, definition)
         add.mounted({ url: '/api/v1/operations', mount: submit, schema: submitSchema })
       },
-      close: () => workload.close(),
+      close: () => forwarder.close(),
     }
   },
 }
@@ -73,17 +74,6 @@ function ownOrigins(origin: string): string[] {
   return [origin, byName.origin]
 }
 
-interface HttpRequestOptions {
-  /** What this instance may call. Read once, at the first check. */
-  targets: () => TargetRules
-  version: string
-}
-
-interface HttpRequestWorkload {
-  definition: Definition<Type.Static<typeof HttpRequestBody>, ForwardResult>
-  close(): Promise<void>
-}
-
 const announcedMax = 100
 const announcedKnown = new Map<string, AllowList>()
 
@@ -97,14 +87,18 @@ function announcedTargets(text: string): AllowList {
   return targets
 }
 
-function defineHttpRequest(intake: Intake, options: HttpRequestOptions): HttpRequestWorkload {
-  const forwarder: Forwarder = createForwarder({ userAgent: `spillway/${options.version}` })
+/** `rules`: what this instance may call. Read once, at the first check. */
+function defineHttpRequest(
+  intake: Intake,
+  forwarder: Forwarder,
+  rules: () => TargetRules,
+): Definition<Type.Static<typeof HttpRequestBody>, ForwardResult> {
   let known: AllowList | undefined
   const targets = (): AllowList => {
-    known ??= targetsOf(options.targets())
+    known ??= targetsOf(rules())
     return known
   }
-  const definition = intake.define(httpRequestType, {
+  return intake.define(httpRequestType, {
     body: HttpRequestBody,
     lane: (body) => [body.queue, body.partition ?? defaultPartition],
     gates: [pressure()],
@@ -126,7 +120,7 @@ function defineHttpRequest(intake: Intake, options: HttpRequestOptions): HttpReq
         detail: `The target is not in SPILLWAY_FORWARD_ALLOW, or is this server and not ${demoEchoPath}.`,
       }
     },
-    announces: () => JSON.stringify(options.targets()),
+    announces: () => JSON.stringify(rules()),
     priority: (body) => body.priority ?? 5,
     delayMs: (body) => (body.delay_seconds ?? 0) * 1_000,
     timeoutMs: (body) => Math.max(1, Math.round((body.timeout_seconds ?? 30) * 1_000)),
@@ -147,7 +141,6 @@ function defineHttpRequest(intake: Intake, options: HttpRequestOptions): HttpReq
         operationId: ctx.id,
         traceparent: ctx.traceparent,
         signal: ctx.signal,
-        answerBytesMax: limits.forwardAnswerBytes,
       })
       switch (outcome.kind) {
         case 'done':
@@ -162,5 +155,4 @@ function defineHttpRequest(intake: Intake, options: HttpRequestOptions): HttpReq
       }
     },
   })
-  return { definition, close: () => forwarder.close() }
 }

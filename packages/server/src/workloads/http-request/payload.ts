@@ -1,15 +1,12 @@
 import { ForwardPayload } from '@spillway/protocol/schema'
 import { limits } from '@spillway/protocol/wire'
-import type { RequestFault } from 'spillway/workload'
-import { compileValidator, pointerStep, presentablePointer } from 'spillway/workload'
-
-export const forwardMethods = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD'] as const
-export type ForwardMethod = (typeof forwardMethods)[number]
+import { compileValidator, pointerStep, presentablePointer, type RequestFault } from 'spillway/workload'
+import type { Static } from 'typebox'
 
 /** A call ready to be made: the result of `validateForwardPayload`. */
 export interface ForwardRequest {
   url: string
-  method: ForwardMethod
+  method: NonNullable<Static<typeof ForwardPayload>['method']>
   headers: Readonly<Record<string, string>>
   /** Undefined: no body. Otherwise any JSON value, including null; a CarriedJson is sent as it came. */
   body?: unknown

@@ -71,7 +71,6 @@ function isOwn({ hosts, loopback, port }: OwnAddress, url: URL): boolean {
 export function targetsOf({ origins, own }: TargetRules): AllowList {
   const list = parseAllowList(origins)
   return {
-    origins: list.origins,
     // The call uses exactly this path: the URL standard has resolved its dots, and nothing is decoded after this check.
     allows: (url) => list.allows(url) && (own === null || url.pathname === demoEchoPath || !isOwn(own, url)),
   }

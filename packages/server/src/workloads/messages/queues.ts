@@ -33,10 +33,7 @@ export interface Configuration {
   options: Partial<QueueOptions>
 }
 
-export interface Configured {
-  queue: string
-  namespace: string | null
-  task: string | null
+export interface Configured extends Configuration {
   options: QueueOptions
 }
 
@@ -126,9 +123,9 @@ export class Queues {
       if (known === undefined) unknown.push(queue)
       else if (known.until <= now) old.push(queue)
     }
-    if (old.length > 0) this.#lookUp(old).catch(() => undefined)
+    if (old.length > 0) this.#lookUpOnce(old).catch(() => undefined)
     if (unknown.length === 0) return this.#among(queues)
-    return this.#lookUp(unknown).then(() => this.#among(queues))
+    return this.#lookUpOnce(unknown).then(() => this.#among(queues))
   }
 
   /** According to the last lookup. */
@@ -136,21 +133,16 @@ export class Queues {
     return this.#known.get(queue)?.isSealed === true
   }
 
-  /** Looks these up now. */
-  async lookUp(queues: ReadonlySet<string>): Promise<void> {
-    await this.#ask([...queues])
-  }
-
   #among(queues: ReadonlySet<string>): ReadonlySet<string> {
     const out = new Set<string>()
-    for (const queue of queues) if (this.#known.get(queue)?.isSealed === true) out.add(queue)
+    for (const queue of queues) if (this.isSealed(queue)) out.add(queue)
     return out
   }
 
-  async #lookUp(queues: readonly string[]): Promise<void> {
+  async #lookUpOnce(queues: readonly string[]): Promise<void> {
     const mine = queues.filter((queue) => !this.#asked.has(queue))
     if (mine.length > 0) {
-      const asking = this.#ask(mine).finally(() => {
+      const asking = this.lookUp(mine).finally(() => {
         for (const queue of mine) this.#asked.delete(queue)
       })
       for (const queue of mine) this.#asked.set(queue, asking)
@@ -158,7 +150,8 @@ export class Queues {
     await Promise.all(new Set(queues.map((queue) => this.#asked.get(queue))))
   }
 
-  async #ask(queues: readonly string[]): Promise<void> {
+  /** Looks these up now. */
+  async lookUp(queues: readonly string[]): Promise<void> {
     const { rows } = await this.#intake.read<{ name: string }>(
       `SELECT q.name FROM ${this.#schema}.mq_queues q WHERE q.name = ANY ($1) AND q.encryption_enabled`,
       [queues],

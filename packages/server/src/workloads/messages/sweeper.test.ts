@@ -1,21 +1,20 @@
+import type { Intake } from 'spillway/workload'
 import { describe, expect, it } from 'vitest'
-import { messageSweep, type Step } from './sweeper.js'
+import { messageSweep } from './sweeper.js'
 
-const step = (of: Partial<Step>): Step => ({ removed: 0, givenUp: 0, traces: 0, last: null, ...of })
+const step = (of: { removed?: number; last?: string }) => ({ removed: 0, given_up: 0, traces: 0, last: null, ...of })
 
-function sweeping(steps: Step[], isNeeded = true) {
-  const asked: (string | null)[] = []
-  const batch = messageSweep(
-    {
-      isNeeded: async () => isNeeded,
-      step: async (_, after) => {
-        asked.push(after)
-        return steps.shift() ?? step({})
-      },
-    },
-    10,
-  )
-  return { asked, batch }
+function sweeping(steps: ReturnType<typeof step>[], isNeeded = true) {
+  const asked: unknown[] = []
+  const query = async (_: string, [, after]: readonly unknown[] = []) => {
+    asked.push(after)
+    return { rows: [steps.shift() ?? step({})] }
+  }
+  const intake = {
+    read: async () => ({ rows: [{ needed: isNeeded }] }),
+    transaction: async (work: (tx: { query: typeof query }) => unknown) => work({ query }),
+  }
+  return { asked, batch: messageSweep(intake as unknown as Intake, '"spillway"', 10) }
 }
 
 describe('the sweep of messages', () => {

@@ -15,10 +15,10 @@ export const instantOrNull = (name: string, text: string | null | undefined): Da
   text === undefined || text === null ? null : instant(name, text)
 
 /** `name` is the wrong member; empty: the request as a whole. */
-export function invalid(name: string, message: string): ProblemError {
+export function invalid(name: string, message: string, detail = 'The request is not valid.'): ProblemError {
   return new ProblemError({
     code: 'invalid_request',
-    detail: 'The request is not valid.',
+    detail,
     errors: [{ path: name === '' ? '' : `/${name}`, message }],
   })
 }

@@ -1,34 +1,30 @@
 /** Received petitions: read, move on, withdraw; halts. One row, one writer at a time: see sql/functions/transition.sql. */
-import {
-  type PetitionState,
-  type PetitionStatus,
-  type PetitionType,
-  type PetitionView,
-  petitionMoves,
-} from '@spillway/protocol/wire'
-import { type CutRows, cutRows, type Intake, pageSql, type SweptBatch } from 'spillway/workload'
-import type { PetitionsOptions } from './options.js'
+import type { HaltState } from '@spillway/protocol/schema'
+import { type PetitionState, type PetitionStatus, type PetitionView, petitionMoves } from '@spillway/protocol/wire'
+import { type CutRows, cutRows, pageSql, type SweptBatch } from 'spillway/workload'
+import type { Static } from 'typebox'
+import type { PetitionsContext } from './context.js'
 
-interface Row extends Record<string, unknown> {
-  id: string
-  type: PetitionType
-  state: PetitionState
-  text: string
-  content_hash: string
-  realm: string | null
-  submitter: string
-  fate_reason: string | null
-  version: number
+/** A petition as stored, except for its times. */
+interface Row extends Omit<PetitionView, 'created_at' | 'updated_at'> {
+  [column: string]: unknown
   created_at: Date
   updated_at: Date
 }
 
 export interface Move {
   id: string
+  to: PetitionState
+  /** Stored with the petition. */
+  fate: string | null
+  /** The end of the event's name in the ledger. */
+  event: string
   /** Who moves it, as recorded in the ledger. */
   actor: string
   traceId: string
   reason: string | null
+  /** Set: only if it is this submitter's, and still RECEIVED. */
+  submitter: string | null
 }
 
 export type Moved =
@@ -37,196 +33,142 @@ export type Moved =
   | { kind: 'foreign' }
   | { kind: 'illegal'; state: PetitionState; allowed: readonly PetitionState[] }
 
-export interface Halt {
-  halted: boolean
-  reason: string | null
-  since: string | null
-}
-
-export interface OverflowEvent {
+interface OverflowEvent {
   seq: number
   type: string
   /** JSON text. */
   payload: string
 }
 
-export interface PetitionsOverview {
-  counts: Partial<Record<PetitionState, number>>
-  /** Where the next read continues. */
-  after: number
-  overflows: readonly OverflowEvent[]
-}
-
-const columns = 'id, type, state, text, content_hash, realm, submitter, fate_reason, version, created_at, updated_at'
+const columns =
+  'id AS petition_id, type, state, text, content_hash, realm, submitter AS submitter_id, fate_reason, version, created_at, updated_at'
 const haltScope = 'system'
-
-export class Petitions {
-  readonly #intake: Intake
-  readonly #options: PetitionsOptions
-
-  constructor(intake: Intake, options: PetitionsOptions) {
-    this.#intake = intake
-    this.#options = options
-  }
-
-  async get(id: string): Promise<PetitionView | null> {
-    const { rows } = await this.#intake.read<Row>(
-      `SELECT ${columns} FROM ${this.#options.schema}.petitions WHERE id = $1`,
-      [id],
-    )
-    return rows[0] === undefined ? null : toView(rows[0])
-  }
-
-  /** Oldest first, after `after`, until they have more than `bytesMax` bytes of text; at least one. */
-  async list(
-    state: PetitionState,
-    limit: number,
-    after: string | null,
-    bytesMax: number,
-  ): Promise<CutRows<PetitionView> & { total: number }> {
-    const { schema } = this.#options
-    const { rows } = await this.#intake.read<Row & { cut: boolean }>(
-      pageSql(
-        `SELECT ${columns}, octet_length(text) AS bytes FROM ${schema}.petitions WHERE state = $1 AND ($2::uuid IS NULL OR id > $2) ORDER BY id LIMIT $3`,
-        'r.id',
-        '$4',
-      ),
-      [state, after, limit, bytesMax],
-    )
-    const counted = await this.#intake.read<{ n: number }>(`SELECT n FROM ${schema}.petition_states WHERE state = $1`, [
-      state,
-    ])
-    return { ...cutRows(rows, toView), total: Number(counted.rows[0]?.n ?? 0) }
-  }
-
-  /** The ids whose version differs from the one that the caller waits on. */
-  async changed(waiting: ReadonlyMap<string, number>): Promise<string[]> {
-    const { rows } = await this.#intake.read<{ id: string }>(
-      `SELECT p.id FROM ${this.#options.schema}.petitions p JOIN unnest($1::uuid[], $2::int[]) u(id, version) ON u.id = p.id
-       WHERE p.version <> u.version`,
-      [[...waiting.keys()], [...waiting.values()]],
-    )
-    return rows.map(({ id }) => id)
-  }
-
-  transition(move: Move, to: PetitionState): Promise<Moved> {
-    return this.#move(move, { to, fate: move.reason, event: to.toLowerCase(), submitter: null })
-  }
-
-  /** By its submitter, while it is still RECEIVED. */
-  withdraw(move: Move, submitter: string): Promise<Moved> {
-    return this.#move(move, { to: 'ACKNOWLEDGED', fate: 'WITHDRAWN', event: 'withdrawn', submitter })
-  }
-
-  async #move(
-    { id, actor, traceId, reason }: Move,
-    how: { to: PetitionState; fate: string | null; event: string; submitter: string | null },
-  ): Promise<Moved> {
-    const { schema, metrics } = this.#options
-    const [row] = await this.#intake.transaction(async (tx) => {
-      const { rows } = await tx.query<Row & { outcome: 'done' | 'unknown' | 'foreign' | 'illegal' }>(
-        `SELECT t.outcome, (t.petition).* FROM ${schema}.petition_transition($1, $2, $3, $4, $5, $6, $7, $8) t`,
-        [id, how.to, how.fate, reason, `petition.submission.${how.event}`, actor, traceId, how.submitter],
-      )
-      return rows
-    })
-    switch (row?.outcome) {
-      case 'done':
-        if (petitionMoves[how.to].length === 0) metrics.fates.labels(how.to).inc()
-        return { kind: 'done', petition: toView(row) }
-      case 'foreign':
-        return { kind: 'foreign' }
-      case 'illegal':
-        return { kind: 'illegal', state: row.state, allowed: petitionMoves[row.state] }
-      default:
-        return { kind: 'unknown' }
-    }
-  }
-
-  async halt(reason: string, actor: string, traceId: string): Promise<Halt> {
-    await this.#intake.transaction(async (tx) => {
-      if (!(await this.#intake.halt(reason, haltScope, tx))) return
-      await this.#intake.ledger.append(tx, [{ type: 'system.halted', actor, traceId, payload: { reason } }])
-    })
-    this.#options.log.warn({ actor, reason }, 'intake of petitions is halted')
-    await this.#intake.refresh()
-    return this.halted()
-  }
-
-  async resume(actor: string, traceId: string): Promise<Halt> {
-    await this.#intake.transaction(async (tx) => {
-      if (!(await this.#intake.resume(haltScope, tx))) return
-      await this.#intake.ledger.append(tx, [{ type: 'system.resumed', actor, traceId, payload: {} }])
-    })
-    this.#options.log.warn({ actor }, 'intake of petitions is resumed')
-    await this.#intake.refresh()
-    return this.halted()
-  }
-
-  async halted(): Promise<Halt> {
-    const { rows } = await this.#intake.read<{ reason: string; since: Date }>(
-      `SELECT reason, since FROM ${this.#options.schema}.halts WHERE scope = $1`,
-      [haltScope],
-    )
-    const [row] = rows
-    return row === undefined
-      ? { halted: false, reason: null, since: null }
-      : { halted: true, reason: row.reason, since: row.since.toISOString() }
-  }
-
-  /** The count of each state, and the overflows after `after` (null: since this process was enlisted). */
-  async overview(after: number | null): Promise<PetitionsOverview> {
-    const { schema } = this.#options
-    const { rows } = await this.#intake.read<{
-      counts: PetitionsOverview['counts']
-      after: number
-      overflows: OverflowEvent[] | null
-    }>(
-      `SELECT (SELECT json_object_agg(s.state, s.n) FROM ${schema}.petition_states s) AS counts, o.after, o.overflows
-       FROM ${schema}.petition_overflows($1, $2, $3) o`,
-      [this.#intake.instance, after, overflowRows],
-    )
-    const [row] = rows
-    return { counts: row?.counts ?? {}, after: Number(row?.after ?? after), overflows: row?.overflows ?? [] }
-  }
-
-  /** Reports blocks of a past minute that no later block has reported. */
-  async tellBlocks(): Promise<void> {
-    await this.#intake.read(`SELECT ${this.#options.schema}.petitions_tell_blocks($1)`, [tellBlocksRows])
-  }
-
-  /** Removes a batch of submitters whose last block was long ago. */
-  async forgetBlocks(): Promise<SweptBatch> {
-    const { rows } = await this.#intake.transaction((tx) =>
-      tx.query<{ n: number }>(`SELECT ${this.#options.schema}.petitions_forget_blocks($1) AS n`, [tellBlocksRows]),
-    )
-    const n = rows[0]?.n ?? 0
-    return { removed: { petition_blocks: n }, isFull: n >= tellBlocksRows }
-  }
-}
-
 const tellBlocksRows = 1_000
 /** The next read returns the rest. */
 const overflowRows = 100
 
-function toView(row: Row): PetitionView {
-  return {
-    type: row.type,
-    text: row.text,
-    content_hash: row.content_hash,
-    realm: row.realm,
-    submitter_id: row.submitter,
-    created_at: row.created_at.toISOString(),
-    ...statusOf(row),
+export async function findPetition({ intake, schema }: PetitionsContext, id: string): Promise<PetitionView | null> {
+  const { rows } = await intake.read<Row>(`SELECT ${columns} FROM ${schema}.petitions WHERE id = $1`, [id])
+  return rows[0] === undefined ? null : toView(rows[0])
+}
+
+/** Oldest first, after `after`, until they have more than `bytesMax` bytes of text; at least one. */
+export async function listPetitions(
+  { intake, schema }: PetitionsContext,
+  state: PetitionState,
+  limit: number,
+  after: string | null,
+  bytesMax: number,
+): Promise<CutRows<PetitionView> & { total: number }> {
+  const oldest = `SELECT *, octet_length(text) AS bytes FROM ${schema}.petitions WHERE state = $1 AND ($2::uuid IS NULL OR id > $2) ORDER BY id LIMIT $3`
+  const { rows } = await intake.read<Row & { cut: boolean }>(
+    `SELECT ${columns}, cut FROM (${pageSql(oldest, 'r.id', '$4')}) page ORDER BY id`,
+    [state, after, limit, bytesMax],
+  )
+  const counted = await intake.read<{ n: number }>(`SELECT n FROM ${schema}.petition_states WHERE state = $1`, [state])
+  return { ...cutRows(rows, ({ cut: _, ...row }) => toView(row)), total: Number(counted.rows[0]?.n ?? 0) }
+}
+
+/** The ids whose version differs from the one that the caller waits on. */
+export async function changedPetitions(
+  { intake, schema }: PetitionsContext,
+  waiting: ReadonlyMap<string, number>,
+): Promise<string[]> {
+  const { rows } = await intake.read<{ id: string }>(
+    `SELECT p.id FROM ${schema}.petitions p JOIN unnest($1::uuid[], $2::int[]) u(id, version) ON u.id = p.id
+     WHERE p.version <> u.version`,
+    [[...waiting.keys()], [...waiting.values()]],
+  )
+  return rows.map(({ id }) => id)
+}
+
+export async function movePetition({ intake, schema, metrics }: PetitionsContext, move: Move): Promise<Moved> {
+  const { id, to, fate, reason, event, actor, traceId, submitter } = move
+  const { rows } = await intake.transaction((tx) =>
+    tx.query<Row & { outcome: Moved['kind'] }>(
+      `SELECT t.outcome, ${columns} FROM ${schema}.petition_transition($1, $2, $3, $4, $5, $6, $7, $8) t CROSS JOIN LATERAL (SELECT (t.petition).*) p`,
+      [id, to, fate, reason, `petition.submission.${event}`, actor, traceId, submitter],
+    ),
+  )
+  if (rows[0] === undefined) return { kind: 'unknown' }
+  const { outcome, ...row } = rows[0]
+  switch (outcome) {
+    case 'done':
+      if (petitionMoves[to].length === 0) metrics.fates.labels(to).inc()
+      return { kind: 'done', petition: toView(row) }
+    case 'illegal':
+      return { kind: 'illegal', state: row.state, allowed: petitionMoves[row.state] }
+    default:
+      return { kind: outcome }
   }
 }
 
-const statusOf = (row: Row): PetitionStatus => ({
-  petition_id: row.id,
-  state: row.state,
-  fate_reason: row.fate_reason,
-  version: row.version,
-  updated_at: row.updated_at.toISOString(),
+export async function haltIntake(context: PetitionsContext, reason: string, actor: string, traceId: string) {
+  const { intake, log } = context
+  await intake.transaction(async (tx) => {
+    if (!(await intake.halt(reason, haltScope, tx))) return
+    await intake.ledger.append(tx, [{ type: 'system.halted', actor, traceId, payload: { reason } }])
+  })
+  log.warn({ actor, reason }, 'intake of petitions is halted')
+  await intake.refresh()
+  return haltState(context)
+}
+
+export async function resumeIntake(context: PetitionsContext, actor: string, traceId: string) {
+  const { intake, log } = context
+  await intake.transaction(async (tx) => {
+    if (!(await intake.resume(haltScope, tx))) return
+    await intake.ledger.append(tx, [{ type: 'system.resumed', actor, traceId, payload: {} }])
+  })
+  log.warn({ actor }, 'intake of petitions is resumed')
+  await intake.refresh()
+  return haltState(context)
+}
+
+export async function haltState({ intake, schema }: PetitionsContext): Promise<Static<typeof HaltState>> {
+  const { rows } = await intake.read<{ reason: string; since: Date }>(
+    `SELECT reason, since FROM ${schema}.halts WHERE scope = $1`,
+    [haltScope],
+  )
+  const [row] = rows
+  return row === undefined
+    ? { halted: false, reason: null, since: null }
+    : { halted: true, reason: row.reason, since: row.since.toISOString() }
+}
+
+/** The count of each state, and the overflows after `after` (null: since this process was enlisted). */
+export async function readOverview({ intake, schema }: PetitionsContext, after: number | null) {
+  const { rows } = await intake.read<{
+    counts: Partial<Record<PetitionState, number>> | null
+    after: number
+    overflows: OverflowEvent[] | null
+  }>(
+    `SELECT (SELECT json_object_agg(s.state, s.n) FROM ${schema}.petition_states s) AS counts, o.after, o.overflows
+     FROM ${schema}.petition_overflows($1, $2, $3) o`,
+    [intake.instance, after, overflowRows],
+  )
+  const [row] = rows
+  return { counts: row?.counts ?? {}, after: Number(row?.after ?? after), overflows: row?.overflows ?? [] }
+}
+
+/** Reports blocks of a past minute that no later block has reported. */
+export async function reportBlocks({ intake, schema }: PetitionsContext): Promise<void> {
+  await intake.read(`SELECT ${schema}.petitions_tell_blocks($1)`, [tellBlocksRows])
+}
+
+/** Removes a batch of submitters whose last block was long ago. */
+export async function forgetBlocks({ intake, schema }: PetitionsContext): Promise<SweptBatch> {
+  const { rows } = await intake.transaction((tx) =>
+    tx.query<{ n: number }>(`SELECT ${schema}.petitions_forget_blocks($1) AS n`, [tellBlocksRows]),
+  )
+  const n = rows[0]?.n ?? 0
+  return { removed: { petition_blocks: n }, isFull: n >= tellBlocksRows }
+}
+
+const toView = ({ created_at, updated_at, ...petition }: Row): PetitionView => ({
+  ...petition,
+  created_at: created_at.toISOString(),
+  updated_at: updated_at.toISOString(),
 })
 
 export function toStatus({ petition_id, state, fate_reason, version, updated_at }: PetitionView): PetitionStatus {

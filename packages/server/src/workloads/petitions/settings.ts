@@ -1,6 +1,7 @@
+import type { PetitionType } from '@spillway/protocol/wire'
 import type { Say, Setting, ValuesIn } from '../../config/setting.js'
 
-const perHour = <const Name extends string>(name: Name, meaning: string) =>
+const perHour = (name: string, whose: string) =>
   ({
     name,
     type: 'integer',
@@ -8,8 +9,10 @@ const perHour = <const Name extends string>(name: Name, meaning: string) =>
     max: 10_000_000,
     default: null,
     unit: 'petitions',
-    meaning,
+    meaning: `${whose} within the window; unset, no limit`,
   }) as const satisfies Setting
+
+const perHourOf = (type: PetitionType) => perHour(`PETITION_RATE_LIMIT_${type}_PER_HOUR`, `of type ${type}`)
 
 /** The petitions workload, with the variable names that its operators know. */
 export const petitionSettings = {
@@ -83,28 +86,13 @@ export const petitionSettings = {
     unit: 'h',
     meaning: 'how long counts are kept after their last use; unset, 2 h or the window and an hour if that is more',
   },
-  rateRealmPerHour: perHour('PETITION_RATE_LIMIT_REALM_PER_HOUR', 'of one realm within the window; unset, no limit'),
-  rateGlobalPerHour: perHour(
-    'PETITION_RATE_LIMIT_GLOBAL_PER_HOUR',
-    'of all together within the window; unset, no limit',
-  ),
-  rateGeneralPerHour: perHour(
-    'PETITION_RATE_LIMIT_GENERAL_PER_HOUR',
-    'of type GENERAL within the window; unset, no limit',
-  ),
-  rateCessationPerHour: perHour(
-    'PETITION_RATE_LIMIT_CESSATION_PER_HOUR',
-    'of type CESSATION within the window; unset, no limit',
-  ),
-  rateGrievancePerHour: perHour(
-    'PETITION_RATE_LIMIT_GRIEVANCE_PER_HOUR',
-    'of type GRIEVANCE within the window; unset, no limit',
-  ),
-  rateCollaborationPerHour: perHour(
-    'PETITION_RATE_LIMIT_COLLABORATION_PER_HOUR',
-    'of type COLLABORATION within the window; unset, no limit',
-  ),
-  rateMetaPerHour: perHour('PETITION_RATE_LIMIT_META_PER_HOUR', 'of type META within the window; unset, no limit'),
+  rateRealmPerHour: perHour('PETITION_RATE_LIMIT_REALM_PER_HOUR', 'of one realm'),
+  rateGlobalPerHour: perHour('PETITION_RATE_LIMIT_GLOBAL_PER_HOUR', 'of all together'),
+  rateGeneralPerHour: perHourOf('GENERAL'),
+  rateCessationPerHour: perHourOf('CESSATION'),
+  rateGrievancePerHour: perHourOf('GRIEVANCE'),
+  rateCollaborationPerHour: perHourOf('COLLABORATION'),
+  rateMetaPerHour: perHourOf('META'),
 } as const satisfies Readonly<Record<string, Setting>>
 
 type Given = ValuesIn<typeof petitionSettings>

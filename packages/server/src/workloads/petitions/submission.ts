@@ -8,7 +8,7 @@
  */
 import { hash } from 'node:crypto'
 import { SubmitPetition } from '@spillway/protocol/schema'
-import type { PetitionReceipt } from '@spillway/protocol/wire'
+import type { PetitionReceipt, PetitionType } from '@spillway/protocol/wire'
 import {
   type Answer,
   canonicalJson,
@@ -16,7 +16,6 @@ import {
   type Definition,
   type Gate,
   halt,
-  type Intake,
   isUuid,
   pressure,
   type Rejection,
@@ -26,7 +25,7 @@ import {
   traceIdOf,
 } from 'spillway/workload'
 import type { Static } from 'typebox'
-import type { PetitionsOptions } from './options.js'
+import type { PetitionsContext } from './context.js'
 
 export type SubmitBody = Static<typeof SubmitPetition>
 
@@ -37,15 +36,15 @@ const petitionsQueue = `${reservedQueuePrefix}petitions`
 /** Where the routes are mounted: the second is the only alias without /api. */
 export const petitionPrefixes = ['/api/v1/petition-submissions', '/v1/petition-submissions'] as const
 
-export function definePetition(intake: Intake, options: PetitionsOptions): Definition<SubmitBody, PetitionReceipt> {
-  return intake.define(petitionType, {
+export function definePetition(context: PetitionsContext): Definition<SubmitBody, PetitionReceipt> {
+  return context.intake.define(petitionType, {
     body: SubmitPetition,
     lane: (body, request) => [petitionsQueue, submitterOf(body, request.user?.id ?? request.clientAddress)],
-    gates: [pressure(), overflowGate(options), haltGate, ...rateGates(options)],
-    check: (body, request) => checkSubmission(body, request.user?.id ?? null, options),
+    gates: [pressure(), overflowGate(context), haltGate, ...rateGates(context)],
+    check: (body, request) => checkSubmission(body, request.user?.id ?? null, context),
     whenBusy: 'refuse',
-    apply: submission(options.schema),
-    onAnswer: (answer, { body, identity }) => count(options, answer, body, submitterOf(body, identity)),
+    apply: submission(context.schema),
+    onAnswer: (answer, { body, identity }) => count(context, answer, body, submitterOf(body, identity)),
     respond: ({ result }) => ({
       status: 201,
       headers: { location: `${petitionPrefixes[0]}/${result.petition_id}` },
@@ -67,8 +66,12 @@ export function submitterForm(id: string): string {
 /** Whitespace of any kind, and zero-width characters. */
 const blank = /^[\s\u0085\u180e\u200b-\u200d\u2060]*$/u
 
-function checkSubmission(body: SubmitBody, subject: string | null, options: PetitionsOptions): Rejection | null {
-  const { realms } = options.settings
+function checkSubmission(
+  body: SubmitBody,
+  subject: string | null,
+  { settings, isAuthenticated }: PetitionsContext,
+): Rejection | null {
+  const { realms } = settings
   const errors: { path: string; message: string }[] = []
   if (blank.test(body.text)) errors.push({ path: '/text', message: 'must not be blank' })
   if (body.realm !== undefined && realms !== null && !realms.includes(body.realm)) {
@@ -76,14 +79,14 @@ function checkSubmission(body: SubmitBody, subject: string | null, options: Peti
   }
   if (errors.length > 0) return { code: 'invalid_request', detail: 'The body is not valid.', errors }
   const isOther = body.submitter_id !== undefined && submitterForm(body.submitter_id) !== submitterForm(subject ?? '')
-  if (options.isAuthenticated && isOther) {
+  if (isAuthenticated && isOther) {
     return { code: 'forbidden', detail: 'submitter_id is not the authenticated subject. Leave it out.' }
   }
   return null
 }
 
 /** The transaction enforces the exact limit; this adds the metrics for operators. */
-function overflowGate({ settings, metrics }: PetitionsOptions): Gate<SubmitBody> {
+function overflowGate({ settings, metrics }: PetitionsContext): Gate<SubmitBody> {
   const gate = capacity({
     name: gateName,
     limit: settings.queueThreshold,
@@ -130,57 +133,56 @@ const haltGate = halt({
   },
 })
 
+interface Tier {
+  name: string
+  limit: number | null
+  by(body: SubmitBody, identity: string): string | null
+  /** Of which petitions, for the answer. */
+  whose(by: string): string
+}
+
 /** The submitter's limit and the other configured limits: tiers of one query. */
-function rateGates({ settings }: PetitionsOptions): Gate<SubmitBody>[] {
-  const { rateWindowMinutes: minutes, typePerHour } = settings
+function rateGates({ settings }: PetitionsContext): Gate<SubmitBody>[] {
+  const { rateWindowMinutes: minutes } = settings
   const span = minutes === 60 ? 'hour' : minutes === 1 ? 'minute' : `${minutes} minutes`
-  const tier = (
-    name: string,
-    limit: number | null,
-    by: (identity: string, body: SubmitBody) => string | null,
-    whose: (by: string) => string,
-  ): Gate<SubmitBody>[] =>
-    limit === null
-      ? []
-      : [
-          rate<SubmitBody>({
-            ...{ name, limit, per: `${minutes}m`, keepMinutes: settings.rateTtlHours * 60, acrossWindows: true },
-            by: ({ identity }, body) => by(identity, body),
-            problem: ({ by: key }) => ({
-              type: 'urn:archon72:petition:rate-limit-exceeded',
-              title: 'Rate Limit Exceeded',
-              detail: `Maximum ${limit} petitions per ${span}${whose(key)} exceeded`,
-            }),
-          }),
-        ]
-  return [
-    ...tier(
-      submitterTier,
-      settings.ratePerHour,
-      (identity, body) => submitterOf(body, identity),
-      () => '',
-    ),
-    ...tier(
-      'petitions-realm',
-      settings.rateRealmPerHour,
-      (_, body) => body.realm ?? null,
-      (realm) => ` for realm ${realm}`,
-    ),
-    ...tier(
-      'petitions-global',
-      settings.rateGlobalPerHour,
-      () => 'all',
-      () => ' from all submitters',
-    ),
-    ...Object.entries(typePerHour).flatMap(([type, limit]) =>
-      tier(
-        `petitions-${type.toLowerCase()}`,
-        limit,
-        (_, body) => (body.type === type ? type : null),
-        () => ` of type ${type}`,
-      ),
-    ),
+  const ofType = (type: PetitionType, limit: number | null): Tier => ({
+    name: `petitions-${type.toLowerCase()}`,
+    limit,
+    by: (body) => (body.type === type ? type : null),
+    whose: () => ` of type ${type}`,
+  })
+  const tiers: Tier[] = [
+    { name: submitterTier, limit: settings.ratePerHour, by: submitterOf, whose: () => '' },
+    {
+      name: 'petitions-realm',
+      limit: settings.rateRealmPerHour,
+      by: (body) => body.realm ?? null,
+      whose: (realm) => ` for realm ${realm}`,
+    },
+    {
+      name: 'petitions-global',
+      limit: settings.rateGlobalPerHour,
+      by: () => 'all',
+      whose: () => ' from all submitters',
+    },
+    ofType('GENERAL', settings.rateGeneralPerHour),
+    ofType('CESSATION', settings.rateCessationPerHour),
+    ofType('GRIEVANCE', settings.rateGrievancePerHour),
+    ofType('COLLABORATION', settings.rateCollaborationPerHour),
+    ofType('META', settings.rateMetaPerHour),
   ]
+  return tiers.flatMap(({ name, limit, by, whose }) => {
+    if (limit === null) return []
+    return rate<SubmitBody>({
+      ...{ name, limit, per: `${minutes}m`, keepMinutes: settings.rateTtlHours * 60, acrossWindows: true },
+      by: ({ identity }, body) => by(body, identity),
+      problem: ({ by: key }) => ({
+        type: 'urn:archon72:petition:rate-limit-exceeded',
+        title: 'Rate Limit Exceeded',
+        detail: `Maximum ${limit} petitions per ${span}${whose(key)} exceeded`,
+      }),
+    })
+  })
 }
 
 const submitterTier = 'petitions'
@@ -222,7 +224,7 @@ function submission(schema: string): SqlEffect<SubmitBody, PetitionReceipt> {
   }
 }
 
-function count({ metrics }: PetitionsOptions, answer: Answer, body: SubmitBody, submitter: string): void {
+function count({ metrics }: PetitionsContext, answer: Answer, body: SubmitBody, submitter: string): void {
   if (answer.kind === 'refused') {
     if (answer.refusal.gate !== 'rate') return
     metrics.rateBlocked.inc()

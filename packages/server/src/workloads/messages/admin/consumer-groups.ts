@@ -1,29 +1,28 @@
 /** Consumer groups: progress, position, and deletion. A group belongs to one queue; several queues may use the same name. */
-import type {
-  ConsumerGroup,
+import {
+  type ConsumerGroup,
   ConsumerGroupDetails,
+  ConsumerGroupList,
   EndGroupQuery,
   LaggingGroupsQuery,
-  LaggingPartition,
+  type LaggingPartition,
+  LaggingPartitions,
   ListEntriesQuery,
   MoveSubscription,
   SeekGroup,
 } from '@spillway/protocol/schema'
 import { fitPage, paginationOf } from 'spillway/workload'
-import type { Static } from 'typebox'
+import Type, { type Static } from 'typebox'
 import { instant, invalid } from '../timestamps.js'
 import { joinedSql, looksMax, oldestSql, progressSql, queuesSql, rankedSql, unjoinedSql } from './group-progress-sql.js'
-import { linkNext, offsetPage, pageOf, viewOf } from './pages.js'
-import { patientTransaction } from './patient.js'
-import type { Admin, AdminRequest } from './route.js'
-import { type Visible, visibleSql } from './visible-queues.js'
+import { linkNext, offsetPage, pageOf } from './pages.js'
+import { type Admin, operators, route, viewers } from './route.js'
+import { visibleSql } from './visible-queues.js'
 
 type GroupDetails = Static<typeof ConsumerGroupDetails>
 type Partition = GroupDetails[string]['partitions'][number]
-type EntriesRequest = AdminRequest<Static<typeof ListEntriesQuery>>
-type EndRequest = AdminRequest<Static<typeof EndGroupQuery>>
 
-export const groupsUrl = '/api/v1/consumer-groups'
+const groupsUrl = '/api/v1/consumer-groups'
 const groupsDefault = 200
 const partitionsDefault = 1_000
 const lagSecondsDefault = 3_600
@@ -36,146 +35,192 @@ const seekPartitions = 200
 const seekMs = 60_000
 const endMs = 60_000
 
-/** By queue and name. */
-export async function listGroups({ query, schema, pageBytesMax }: Admin, request: EntriesRequest): Promise<unknown> {
-  const asked = pageOf(request.query, groupsDefault)
-  const ranked = rankedSql(joinedSql(schema, 'g.id = ANY (ARRAY(SELECT page.id FROM page))'), 'r.grp')
-  // Each group gets its share of the log reads.
-  const share = `r.rank <= ${looksMax} / (SELECT count(*) FROM page)`
-  const { rows } = await query(
-    `WITH page AS MATERIALIZED (
-       SELECT g.id, g.name, g.queue, g.mode, g.since, g.reached, g.created_at, q.name AS queue_name FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue
-       WHERE ${visibleSql('q.name', '$1')} ORDER BY q.name, g.name LIMIT $2 OFFSET $3
-     )
-     SELECT page.name, ARRAY[page.queue_name] AS topics, page.queue_name AS "queueName", u.partitions AS members, coalesce(x.lagging, 0) + u.lagging AS "partitionsWithLag",
-       coalesce(x.looked, 0) AS "partitionsLookedAt", (coalesce(x.depth, 0) + u.depth)::bigint AS "totalLag", greatest(0, x.lag_seconds) AS "maxTimeLag",
-       CASE WHEN x.lag_seconds > ${laggingSeconds} THEN 'Lagging' ELSE 'Stable' END AS state, CASE page.mode WHEN 'time' THEN 'timestamp' ELSE page.mode END AS "subscriptionMode",
-       CASE WHEN page.mode <> 'all' THEN page.since END AS "subscriptionTimestamp", page.created_at AS "subscriptionCreatedAt"
-     FROM page JOIN (${unjoinedSql(schema, 'page')}) u ON u.id = page.id LEFT JOIN (
-       SELECT r.grp, count(*) FILTER (WHERE r.depth > 0) AS lagging, count(o.oldest) AS looked, sum(r.depth)::bigint AS depth,
-         floor(extract(epoch FROM ${schema}.clock() - min(o.oldest)))::bigint AS lag_seconds
-       FROM (${ranked}) r ${oldestSql(schema, 'r', `r.depth > 0 AND ${share}`)} GROUP BY r.grp
-     ) x ON x.grp = page.id ORDER BY page.queue_name, page.name`,
-    [request.visible, asked.limit + 1, asked.offset],
-  )
-  const { items, pagination } = offsetPage(rows.map(viewOf<Static<typeof ConsumerGroup>>), asked, pageBytesMax)
-  linkNext(request, groupsUrl, pagination)
-  return items
-}
+const Ended = Type.Object({
+  success: Type.Boolean(),
+  consumerGroup: Type.String(),
+  queueName: Type.Optional(Type.String()),
+  deletedPartitions: Type.Integer(),
+  metadataDeleted: Type.Boolean(),
+})
 
-/** Partitions in which a message has waited this long, longest first; among the deepest if very many are behind. */
-export async function listLaggingPartitions(
-  { query, schema, pageBytesMax }: Admin,
-  request: AdminRequest<Static<typeof LaggingGroupsQuery>>,
-): Promise<unknown> {
-  const { minLagSeconds = lagSecondsDefault } = request.query
-  const asked = pageOf(request.query, partitionsDefault)
-  const behind = `SELECT r.* FROM (${joinedSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r WHERE r.depth > 0`
-  const { rows } = await query(
-    `SELECT r.grp_name AS consumer_group, q.name AS queue_name, r.partition_name, r.partition AS partition_id, r.lease AS worker_id, r.depth AS offset_lag,
-       s.seconds AS time_lag_seconds, round(s.seconds / 3600.0, 2)::float8 AS lag_hours, o.oldest AS oldest_unconsumed_at, r.moved_at AS last_consumed_at
-     FROM (SELECT b.* FROM (${behind}) b ORDER BY b.depth DESC LIMIT ${looksMax}) r JOIN ${schema}.mq_queues q ON q.id = r.queue ${oldestSql(schema, 'r')}
-       CROSS JOIN LATERAL (SELECT greatest(0, floor(extract(epoch FROM ${schema}.clock() - o.oldest)))::bigint AS seconds) s
-     WHERE o.oldest <= ${schema}.clock() - make_interval(secs => $1) ORDER BY o.oldest, r.partition LIMIT $3`,
-    [minLagSeconds, request.visible, asked.limit],
-  )
-  return offsetPage(rows.map(viewOf<Static<typeof LaggingPartition>>), asked, pageBytesMax).items
-}
+const readRoutes = [
+  route('GET', groupsUrl, viewers, {
+    summary: 'Consumer groups, one for each of their queues',
+    query: ListEntriesQuery,
+    answer: ConsumerGroupList,
+    /** By queue and name. */
+    async handle({ readLong, schema, pageBytesMax }, request, reply) {
+      const asked = pageOf(request.query, groupsDefault)
+      const ranked = rankedSql(joinedSql(schema, 'g.id = ANY (ARRAY(SELECT page.id FROM page))'), 'r.grp')
+      // Each group gets its share of the log reads.
+      const share = `r.rank <= ${looksMax} / (SELECT count(*) FROM page)`
+      const groups = await readLong<Static<typeof ConsumerGroup>>(
+        `WITH page AS MATERIALIZED (
+           SELECT g.id, g.name, g.queue, g.mode, g.since, g.reached, g.created_at, q.name AS queue_name FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue
+           WHERE ${visibleSql('q.name', '$1')} ORDER BY q.name, g.name LIMIT $2 OFFSET $3
+         )
+         SELECT page.name, ARRAY[page.queue_name] AS topics, page.queue_name AS "queueName", u.partitions AS members, coalesce(x.lagging, 0) + u.lagging AS "partitionsWithLag",
+           coalesce(x.looked, 0) AS "partitionsLookedAt", (coalesce(x.depth, 0) + u.depth)::bigint AS "totalLag", greatest(0, x.lag_seconds) AS "maxTimeLag",
+           CASE WHEN x.lag_seconds > ${laggingSeconds} THEN 'Lagging' ELSE 'Stable' END AS state, CASE page.mode WHEN 'time' THEN 'timestamp' ELSE page.mode END AS "subscriptionMode",
+           CASE WHEN page.mode <> 'all' THEN page.since END AS "subscriptionTimestamp", page.created_at AS "subscriptionCreatedAt"
+         FROM page JOIN (${unjoinedSql(schema, 'page')}) u ON u.id = page.id LEFT JOIN (
+           SELECT r.grp, count(*) FILTER (WHERE r.depth > 0) AS lagging, count(o.oldest) AS looked, sum(r.depth)::bigint AS depth,
+             floor(extract(epoch FROM ${schema}.clock() - min(o.oldest)))::bigint AS lag_seconds
+           FROM (${ranked}) r ${oldestSql(schema, 'r', `r.depth > 0 AND ${share}`)} GROUP BY r.grp
+         ) x ON x.grp = page.id ORDER BY page.queue_name, page.name`,
+        [request.principal.queues, asked.limit + 1, asked.offset],
+      )
+      const { items, pagination } = offsetPage(groups, asked, pageBytesMax)
+      linkNext(reply, groupsUrl, pagination)
+      return items
+    },
+  }),
+  route('GET', `${groupsUrl}/lagging`, viewers, {
+    summary: 'Partitions in which a group is behind, longest first',
+    query: LaggingGroupsQuery,
+    answer: LaggingPartitions,
+    /** Among the deepest if very many are behind. */
+    async handle({ readLong, schema, pageBytesMax }, { query, principal }) {
+      const { minLagSeconds = lagSecondsDefault } = query
+      const asked = pageOf(query, partitionsDefault)
+      const behind = `SELECT r.* FROM (${joinedSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r WHERE r.depth > 0`
+      const partitions = await readLong<Static<typeof LaggingPartition>>(
+        `SELECT r.grp_name AS consumer_group, q.name AS queue_name, r.partition_name, r.partition AS partition_id, r.lease AS worker_id, r.depth AS offset_lag,
+           s.seconds AS time_lag_seconds, round(s.seconds / 3600.0, 2)::float8 AS lag_hours, o.oldest AS oldest_unconsumed_at, r.moved_at AS last_consumed_at
+         FROM (SELECT b.* FROM (${behind}) b ORDER BY b.depth DESC LIMIT ${looksMax}) r JOIN ${schema}.mq_queues q ON q.id = r.queue ${oldestSql(schema, 'r')}
+           CROSS JOIN LATERAL (SELECT greatest(0, floor(extract(epoch FROM ${schema}.clock() - o.oldest)))::bigint AS seconds) s
+         WHERE o.oldest <= ${schema}.clock() - make_interval(secs => $1) ORDER BY o.oldest, r.partition LIMIT $3`,
+        [minLagSeconds, principal.queues, asked.limit],
+      )
+      return offsetPage(partitions, asked, pageBytesMax).items
+    },
+  }),
+  route('GET', `${groupsUrl}/:group`, viewers, {
+    summary: 'The position of a group, by queue and partition',
+    query: ListEntriesQuery,
+    answer: ConsumerGroupDetails,
+    missing: 'group',
+    /** Deepest partitions first. */
+    async handle(admin, { params: { group }, query, principal }, reply) {
+      const { readLong, schema, pageBytesMax } = admin
+      const { limit, offset } = pageOf(query, partitionsDefault)
+      const queues = await queuesOf(admin, group, principal.queues, queuesShown)
+      if (queues.length === 0) return null
+      const rows = await readLong<Partition & { queue_name: string }>(
+        `SELECT q.name AS queue_name, x.partition_name AS partition, x.partition AS "partitionId", x.lease AS "workerId", x.moved_at AS "lastConsumedAt",
+           x.consumed AS "totalConsumed", x.depth AS "offsetLag", coalesce(greatest(0, floor(extract(epoch FROM ${schema}.clock() - o.oldest))), 0)::bigint AS "timeLagSeconds",
+           x.lease IS NOT NULL AS "leaseActive", x.until AS "leaseExpiresAt"
+         FROM (
+           SELECT r.* FROM (${progressSql(schema, `g.name = $1 AND p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r
+           ORDER BY r.depth DESC, r.partition_name, r.partition LIMIT $3 OFFSET $4
+         ) x JOIN ${schema}.mq_queues q ON q.id = x.queue ${oldestSql(schema, 'x')} ORDER BY x.depth DESC, x.partition_name, x.partition`,
+        [group, principal.queues, limit + 1, offset],
+      )
+      // Queues are named even without partitions; half of the page is for those with partitions.
+      const named = fitPage(queues, { limit: queuesShown, bytesMax: pageBytesMax / 2 }, (queue) => queue).items
+      const page = fitPage(rows, { limit, bytesMax: pageBytesMax / 2 }, ({ queue_name: queue, ...partition }) => ({
+        queue,
+        partition,
+      }))
+      // Without a prototype: a queue may have any name.
+      const details: GroupDetails = Object.create(null)
+      for (const queue of named) details[queue] = { partitions: [] }
+      for (const { queue, partition } of page.items) {
+        details[queue] ??= { partitions: [] }
+        details[queue].partitions.push(partition)
+      }
+      linkNext(reply, `${groupsUrl}/${encodeURIComponent(group)}`, paginationOf(limit, offset, page))
+      return details
+    },
+  }),
+]
 
-/** Its position, deepest partitions first; null: no group has that name. */
-export async function getGroup(admin: Admin, request: EntriesRequest): Promise<GroupDetails | null> {
-  const { query, schema, pageBytesMax } = admin
-  const { params, visible } = request
-  const { limit, offset } = pageOf(request.query, partitionsDefault)
-  const queues = await queuesOf(admin, params.group, visible, queuesShown)
-  if (queues.length === 0) return null
-  const { rows } = await query<{ queue_name: string }>(
-    `SELECT q.name AS queue_name, x.partition_name AS partition, x.partition AS "partitionId", x.lease AS "workerId", x.moved_at AS "lastConsumedAt",
-       x.consumed AS "totalConsumed", x.depth AS "offsetLag", coalesce(greatest(0, floor(extract(epoch FROM ${schema}.clock() - o.oldest))), 0)::bigint AS "timeLagSeconds",
-       x.lease IS NOT NULL AS "leaseActive", x.until AS "leaseExpiresAt"
-     FROM (
-       SELECT r.* FROM (${progressSql(schema, `g.name = $1 AND p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r
-       ORDER BY r.depth DESC, r.partition_name, r.partition LIMIT $3 OFFSET $4
-     ) x JOIN ${schema}.mq_queues q ON q.id = x.queue ${oldestSql(schema, 'x')} ORDER BY x.depth DESC, x.partition_name, x.partition`,
-    [params.group, visible, limit + 1, offset],
-  )
-  // Queues are named even without partitions; half of the page is for those with partitions.
-  const named = fitPage(queues, { limit: queuesShown, bytesMax: pageBytesMax / 2 }, (queue) => queue).items
-  const page = fitPage(rows, { limit, bytesMax: pageBytesMax / 2 }, ({ queue_name: queue, ...row }) => ({
-    queue,
-    partition: viewOf<Partition>(row),
-  }))
-  // Without a prototype: a queue may have any name.
-  const details: GroupDetails = Object.assign(
-    Object.create(null),
-    Object.fromEntries(named.map((queue) => [queue, { partitions: [] }])),
-  )
-  for (const { queue, partition } of page.items) {
-    details[queue] ??= { partitions: [] }
-    details[queue].partitions.push(partition)
-  }
-  linkNext(request, `${groupsUrl}/${encodeURIComponent(params.group)}`, paginationOf(limit, offset, page))
-  return details
-}
+const changeRoutes = [
+  route('DELETE', `${groupsUrl}/:group`, operators, {
+    summary: 'End a group in all queues; with deleteMetadata=false it starts again where it first started',
+    query: EndGroupQuery,
+    answer: Ended,
+    async handle(admin, { params: { group }, query, principal }) {
+      return end(admin, group, await queuesOf(admin, group, principal.queues), query.deleteMetadata)
+    },
+  }),
+  route('DELETE', `${groupsUrl}/:group/queues/:queue`, operators, {
+    summary: 'End a group in one queue',
+    query: EndGroupQuery,
+    answer: Ended,
+    missing: 'queue',
+    async handle(admin, { params: { group, queue }, query }) {
+      const queues = (await queuesOf(admin, group)).filter((name) => name === queue)
+      return { ...(await end(admin, group, queues, query.deleteMetadata)), queueName: queue }
+    },
+  }),
+  route('POST', `${groupsUrl}/:group/subscription`, operators, {
+    summary: 'Where a group starts when it is started again',
+    body: MoveSubscription,
+    answer: Type.Object({
+      success: Type.Boolean(),
+      consumerGroup: Type.String(),
+      newTimestamp: Type.String(),
+      rowsUpdated: Type.Integer(),
+    }),
+    missing: 'group',
+    /** Its current position stays. */
+    async handle(admin, { params: { group }, body, principal }) {
+      const { intake, schema } = admin
+      const at = instant('subscriptionTimestamp', body.subscriptionTimestamp)
+      const queues = await queuesOf(admin, group, principal.queues)
+      if (queues.length === 0) return null
+      const { rowCount } = await intake.statements.release(
+        `UPDATE ${schema}.mq_groups g SET mode = 'time', since = $3 FROM ${schema}.mq_queues q
+         WHERE q.id = g.queue AND g.name = $1 AND q.name = ANY ($2)`,
+        [group, queues, at],
+      )
+      return { success: true, consumerGroup: group, newTimestamp: at.toISOString(), rowsUpdated: rowCount ?? 0 }
+    },
+  }),
+  route('POST', `${groupsUrl}/:group/queues/:queue/seek`, operators, {
+    summary: 'Move a group to another position in a queue; it loses its leases',
+    body: SeekGroup,
+    answer: Type.Object({
+      success: Type.Boolean(),
+      consumerGroup: Type.String(),
+      queueName: Type.String(),
+      seekToEnd: Type.Boolean(),
+      targetTimestamp: Type.Union([Type.String(), Type.Null()]),
+      partitionsUpdated: Type.Integer(),
+    }),
+    missing: 'group',
+    async handle(admin, { params: { group, queue }, body, principal }) {
+      const target = targetOf(body)
+      if (!(await queuesOf(admin, group, principal.queues)).includes(queue)) return null
+      const partitionsUpdated = await seek(admin, group, queue, target)
+      admin.consume.wake(queue)
+      return {
+        success: true,
+        consumerGroup: group,
+        queueName: queue,
+        seekToEnd: target.to === 'end',
+        targetTimestamp: target.at?.toISOString() ?? null,
+        partitionsUpdated,
+      }
+    },
+  }),
+]
 
-export async function endGroup(admin: Admin, { params, query, visible }: EndRequest): Promise<unknown> {
-  return end(admin, params.group, await queuesOf(admin, params.group, visible), query.deleteMetadata ?? true)
-}
-
-export async function endGroupOfQueue(admin: Admin, { params, query }: EndRequest): Promise<unknown> {
-  const { group, queue } = params
-  const queues = (await queuesOf(admin, group, null)).filter((name) => name === queue)
-  return { ...(await end(admin, group, queues, query.deleteMetadata ?? true)), queueName: queue }
-}
+export const groupRoutes = [...readRoutes, ...changeRoutes]
 
 /** Ends the group in these queues. Unless it is forgotten, it starts again where it first started. */
-async function end({ intake, schema, wake }: Admin, group: string, queues: readonly string[], forget: boolean) {
-  const deletedPartitions = await patientTransaction(intake, endMs, async (tx) => {
-    const { rows } = await tx.query<{ n: number }>(
+async function end(admin: Admin, group: string, queues: readonly string[], forget = true) {
+  const { transaction, schema, consume } = admin
+  const [ended] = await transaction(endMs, (query) =>
+    query<{ n: number }>(
       `SELECT coalesce(sum(e.partitions), 0)::bigint AS n FROM unnest($2::text[]) u(queue), LATERAL ${schema}.mq_unsubscribe($1, u.queue, $3) e`,
       [group, queues, forget],
-    )
-    return rows[0]?.n ?? 0
-  })
-  // The next pop of this group starts over.
-  for (const queue of queues) wake(queue)
-  return { success: true, consumerGroup: group, deletedPartitions, metadataDeleted: forget }
-}
-
-/** Sets where the group starts after a restart; its current position stays. */
-export async function moveSubscription(
-  admin: Admin,
-  { params: { group }, body, visible }: AdminRequest<unknown, Static<typeof MoveSubscription>>,
-): Promise<unknown> {
-  const { intake, schema } = admin
-  const at = instant('subscriptionTimestamp', body.subscriptionTimestamp)
-  const queues = await queuesOf(admin, group, visible)
-  if (queues.length === 0) return null
-  const { rowCount } = await intake.statements.release(
-    `UPDATE ${schema}.mq_groups g SET mode = 'time', since = $3 FROM ${schema}.mq_queues q
-     WHERE q.id = g.queue AND g.name = $1 AND q.name = ANY ($2)`,
-    [group, queues, at],
+    ),
   )
-  return { success: true, consumerGroup: group, newTimestamp: at.toISOString(), rowsUpdated: rowCount ?? 0 }
-}
-
-/** Leases are lost. */
-export async function seekGroup(
-  admin: Admin,
-  { params: { group, queue }, body, visible }: AdminRequest<unknown, Static<typeof SeekGroup>>,
-): Promise<unknown> {
-  const target = targetOf(body)
-  if (!(await queuesOf(admin, group, visible)).includes(queue)) return null
-  const partitionsUpdated = await seek(admin, group, queue, target)
-  admin.wake(queue)
-  return {
-    success: true,
-    consumerGroup: group,
-    queueName: queue,
-    seekToEnd: target.to === 'end',
-    targetTimestamp: target.at?.toISOString() ?? null,
-    partitionsUpdated,
-  }
+  // The next pop of this group starts over.
+  for (const queue of queues) consume.wake(queue)
+  return { success: true, consumerGroup: group, deletedPartitions: ended?.n ?? 0, metadataDeleted: forget }
 }
 
 interface SeekTarget {
@@ -194,33 +239,42 @@ function targetOf({ timestamp, toEnd, toBeginning }: Static<typeof SeekGroup>): 
 }
 
 /** Returns the number of partitions. In steps, because pushes wait while their partition is moved. */
-async function seek({ intake, schema }: Admin, group: string, queue: string, { to, at }: SeekTarget): Promise<number> {
+async function seek(
+  { transaction, schema }: Admin,
+  group: string,
+  queue: string,
+  { to, at }: SeekTarget,
+): Promise<number> {
   let moved = 0
   let after: string | null = null
   do {
-    const { rows } = await patientTransaction(intake, seekMs, (tx) =>
-      tx.query<{ moved: number | null; last: string | null }>(
-        `SELECT moved, last FROM ${schema}.mq_seek($1, $2, $3, $4, $5, $6)`,
-        [queue, group, to, at, after, seekPartitions],
-      ),
+    const [step]: { moved: number | null; last: string | null }[] = await transaction(seekMs, (query) =>
+      query(`SELECT moved, last FROM ${schema}.mq_seek($1, $2, $3, $4, $5, $6)`, [
+        queue,
+        group,
+        to,
+        at,
+        after,
+        seekPartitions,
+      ]),
     )
-    moved += rows[0]?.moved ?? 0
-    after = rows[0]?.last ?? null
+    moved += step?.moved ?? 0
+    after = step?.last ?? null
   } while (after !== null)
   return moved
 }
 
-/** The queues that have a group of this name. */
+/** The queues that have a group of this name, among those that the patterns `visible` allow. */
 async function queuesOf(
-  { intake, schema }: Admin,
+  { read, schema }: Admin,
   group: string,
-  visible: Visible,
-  limit: number | null = null,
+  visible?: readonly string[],
+  limit?: number,
 ): Promise<string[]> {
-  const { rows } = await intake.read<{ name: string }>(
+  const queues = await read<{ name: string }>(
     `SELECT q.name FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue
      WHERE g.name = $1 AND ${visibleSql('q.name', '$2')} ORDER BY q.name LIMIT $3`,
     [group, visible, limit],
   )
-  return rows.map(({ name }) => name)
+  return queues.map(({ name }) => name)
 }

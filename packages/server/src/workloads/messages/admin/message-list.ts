@@ -1,35 +1,15 @@
 /** Lists of messages, from the partitions' logs. */
-import type { ConsumerMode, ListMessagesQuery, LoggedMessage } from '@spillway/protocol/schema'
+import { type ConsumerMode, ListMessagesQuery, type LoggedMessage, LoggedMessagePage } from '@spillway/protocol/schema'
 import { limits, queueModeGroup } from '@spillway/protocol/wire'
 import type { Static } from 'typebox'
 import { instantOrNull, invalid } from '../timestamps.js'
 import { stateSql, statusSql } from './message-state-sql.js'
 import { offsetPage, pageOf } from './pages.js'
-import type { Admin, AdminRequest } from './route.js'
-import { type Visible, visibleSql } from './visible-queues.js'
+import { type Admin, readers, route } from './route.js'
+import { visibleSql } from './visible-queues.js'
 
-type LoggedMessageView = Static<typeof LoggedMessage>
-type Status = LoggedMessageView['status']
+export type ListedMessage = Static<typeof LoggedMessage>
 type Mode = Static<typeof ConsumerMode>
-
-export interface ListedRow extends Record<string, unknown> {
-  id: string
-  partition: string
-  transaction_id: string
-  trace_id: string | null
-  queue_name: string
-  partition_name: string
-  namespace: string | null
-  task: string | null
-  priority: number
-  status: Status
-  bus_groups: number
-  bus_settled: number
-  until: Date | null
-  created_at: Date
-  /** The number of candidates it was chosen from. */
-  candidates: number
-}
 
 const listDefault = 100
 /** How far one may page when every skipped row must be read. */
@@ -39,64 +19,79 @@ const partitionsMax = 200
 /** More than a page needs, because some have another status. */
 const candidatesMore = 100
 
-export async function listMessages(
-  admin: Admin,
-  { query, visible }: AdminRequest<Static<typeof ListMessagesQuery>>,
-): Promise<unknown> {
-  const { queue = null, partition = null, ns, namespace = ns ?? null, task = null, status = null } = query
-  const isQuick = queue !== null && partition !== null && status === null
-  const asked = pageOf(query, listDefault, limits.listItemsMax)
-  const { offset } = asked
-  if (!isQuick && offset >= reachMax) {
-    throw invalid('offset', `must be less than ${reachMax}, unless a queue and a partition are given, and no status`)
-  }
-  // Pages may be short, so the last one need not start at a multiple of the limit.
-  const limit = isQuick ? asked.limit : Math.min(asked.limit, reachMax - offset)
-  const range = [instantOrNull('from', query.from), instantOrNull('to', query.to)]
-  const values = [queue, partition, namespace, task, ...range, visible]
-  const [found, mode] = await Promise.all([
-    status === 'dead_letter' || status === 'failed'
-      ? listAbandoned(admin, status, values, limit + 1, offset)
-      : listLogged(admin, status, values, limit + 1, offset),
-    modeOf(admin, queue, visible),
-  ])
-  const { items: messages, pagination } = offsetPage(found.map(toListed), { limit, offset }, admin.pageBytesMax)
-  return { messages, mode, pagination }
+/** Of a message m in the log, its partition p, its queue q, and its state (`stateSql`). */
+export const loggedColumns = `m.id, m.transaction_id AS "transactionId", m.trace_id AS "traceId", m.partition AS "partitionId", q.name || '/' || p.name AS "queuePath",
+  q.name AS queue, p.name AS partition, q.namespace, q.task, q.priority AS "queuePriority", ${statusSql} AS status,
+  json_build_object('consumedBy', s.bus_settled, 'totalGroups', s.bus_groups) AS "busStatus", m.created_at AS "createdAt", s.until AS "leaseExpiresAt"`
+
+/** The same, of a row d of mq_dead. */
+export function abandonedColumns(status: string, priority: string): string {
+  return `d.message_id AS id, d.transaction_id AS "transactionId", d.trace_id AS "traceId", d.partition AS "partitionId", d.queue || '/' || d.partition_name AS "queuePath",
+    d.queue, d.partition_name AS partition, d.namespace, d.task, ${priority} AS "queuePriority", ${status}::text AS status,
+    json_build_object('consumedBy', 0, 'totalGroups', 0) AS "busStatus", d.created_at AS "createdAt", NULL::timestamptz AS "leaseExpiresAt"`
 }
+
+export const messageListRoute = route('GET', '/api/v1/messages', readers, {
+  summary: 'Messages, newest first; without a partition: of the 200 partitions with the latest pushes',
+  query: ListMessagesQuery,
+  answer: LoggedMessagePage,
+  async handle(admin, { query, principal }) {
+    const { queue, partition, ns, namespace = ns, task, status = null } = query
+    const isQuick = queue !== undefined && partition !== undefined && status === null
+    const asked = pageOf(query, listDefault, limits.listItemsMax)
+    const { offset } = asked
+    if (!isQuick && offset >= reachMax) {
+      throw invalid('offset', `must be less than ${reachMax}, unless a queue and a partition are given, and no status`)
+    }
+    // Pages may be short, so the last one need not start at a multiple of the limit.
+    const limit = isQuick ? asked.limit : Math.min(asked.limit, reachMax - offset)
+    const range = [instantOrNull('from', query.from), instantOrNull('to', query.to)]
+    const values = [queue, partition, namespace, task, ...range, principal.queues]
+    const [found, mode] = await Promise.all([
+      status === 'dead_letter' || status === 'failed'
+        ? listAbandoned(admin, status, values, limit + 1, offset)
+        : listLogged(admin, status, values, limit + 1, offset),
+      modeOf(admin, [queue, queueModeGroup, principal.queues]),
+    ])
+    const { items: messages, pagination } = offsetPage(found, { limit, offset }, admin.pageBytesMax)
+    return { messages, mode, pagination }
+  },
+})
 
 /** Newest first; over several partitions, only the 200 with the latest pushes. */
 async function listLogged(
-  { intake, schema }: Admin,
+  { read, schema }: Admin,
   status: 'pending' | 'processing' | 'completed' | null,
   filter: readonly unknown[],
   limit: number,
   offset: number,
-): Promise<ListedRow[]> {
-  const values = [...filter, limit, offset]
+): Promise<ListedMessage[]> {
+  const list = async (judged: 'first' | 'afterwards', reach: number) => {
+    const rows = await read<ListedMessage & { candidates: number }>(listSql(schema, status, judged), [
+      ...filter,
+      ...[limit, offset, reach],
+    ])
+    // Fewer candidates than it looked for: there are no more.
+    const isWhole = rows.length === limit || (rows[0] !== undefined && rows[0].candidates < reach)
+    return { isWhole, messages: rows.map(({ candidates: _, ...message }) => message) }
+  }
   const reach = status === null ? limit + offset : 2 * (limit + offset) + candidatesMore
-  const quick = await intake.read<ListedRow>(listSql(schema, status, 'afterwards'), [...values, reach])
-  const [first] = quick.rows
+  const quick = await list('afterwards', reach)
   // Nearly all candidates match. If too few do, the second query checks each one before it counts.
-  const isWhole = quick.rows.length === limit || (first !== undefined && first.candidates < reach)
-  if (status === null || isWhole) return quick.rows
-  const exact = await intake.read<ListedRow>(listSql(schema, status, 'first'), [...values, limit + offset])
-  return exact.rows
+  if (status === null || quick.isWhole) return quick.messages
+  return (await list('first', limit + offset)).messages
 }
 
-/** Of a row d of mq_dead. */
-export const abandonedColumns = `d.message_id AS id, d.partition, d.transaction_id, d.trace_id, d.queue AS queue_name, d.partition_name, d.namespace, d.task,
-  0 AS bus_groups, 0 AS bus_settled, NULL::timestamptz AS until, d.created_at, 0 AS candidates`
-
 /** From mq_dead, which keeps them after the log has dropped them. */
-async function listAbandoned(
-  { intake, schema }: Admin,
+function listAbandoned(
+  { read, schema }: Admin,
   status: 'dead_letter' | 'failed',
   filter: readonly unknown[],
   limit: number,
   offset: number,
-): Promise<ListedRow[]> {
-  const { rows } = await intake.read<ListedRow>(
-    `SELECT ${abandonedColumns}, coalesce(q.priority, 0) AS priority, $8::text AS status
+): Promise<ListedMessage[]> {
+  return read(
+    `SELECT ${abandonedColumns('$8', 'coalesce(q.priority, 0)')}
      FROM ${schema}.mq_dead d LEFT JOIN ${schema}.mq_queues q ON q.name = d.queue
      WHERE d.is_letter = ($8 = 'dead_letter') AND ($1::text IS NULL OR d.queue = $1) AND ($2::text IS NULL OR d.partition_name = $2)
        AND ($3::text IS NULL OR d.namespace = $3) AND ($4::text IS NULL OR d.task = $4)
@@ -105,18 +100,17 @@ async function listAbandoned(
      ORDER BY d.moved_at DESC, d.id LIMIT $9 OFFSET $10`,
     [...filter, status, limit, offset],
   )
-  return rows
 }
 
 /** Who reads a queue: consumers without a group, groups, or both. */
-async function modeOf({ intake, schema }: Admin, queue: string | null, visible: Visible): Promise<Mode> {
-  const { rows } = await intake.read<{ queue_mode: boolean | null; bus: number }>(
+async function modeOf({ read, schema }: Admin, values: readonly unknown[]): Promise<Mode> {
+  const [groups] = await read<{ queue_mode: boolean | null; bus: number }>(
     `SELECT bool_or(g.name = $2) AS queue_mode, count(DISTINCT g.name) FILTER (WHERE g.name <> $2) AS bus
      FROM ${schema}.mq_groups g JOIN ${schema}.mq_queues q ON q.id = g.queue
      WHERE ($1::text IS NULL OR q.name = $1) AND ${visibleSql('q.name', '$3')}`,
-    [queue, queueModeGroup, visible],
+    values,
   )
-  return toMode(rows[0]?.queue_mode === true, rows[0]?.bus ?? 0)
+  return toMode(groups?.queue_mode === true, groups?.bus ?? 0)
 }
 
 /**
@@ -159,11 +153,8 @@ function listSql(
           ARRAY(SELECT unnest(c.done) ${cursors} WHERE c.partition = p.id) AS done, ARRAY(SELECT unnest(c.open) ${cursors} WHERE c.partition = p.id) AS open
       ) b CROSS JOIN LATERAL (${status === null ? candidates(range) : sources[status]}) m ${newest} ${late ? 'LIMIT $10' : page}
     )
-    SELECT m.*, p.name AS partition_name, p.queue_name, p.namespace, p.task, p.priority, ${statusSql} AS status, s.bus_groups, s.bus_settled, s.until,
-      (SELECT count(*) FROM chosen) AS candidates
-    FROM chosen m JOIN LATERAL (
-      SELECT p.name, p.queue, q.name AS queue_name, q.namespace, q.task, q.priority FROM ${schema}.mq_partitions p JOIN ${schema}.mq_queues q ON q.id = p.queue WHERE p.id = m.partition
-    ) p ON true ${judge.state} ${late ? `WHERE ${isStatus} ${newest} ${page}` : newest}`
+    SELECT ${loggedColumns}, (SELECT count(*) FROM chosen) AS candidates
+    FROM chosen m JOIN ${schema}.mq_partitions p ON p.id = m.partition JOIN ${schema}.mq_queues q ON q.id = p.queue ${judge.state} ${late ? `WHERE ${isStatus} ${newest} ${page}` : newest}`
 }
 
 export const toMode = (hasQueueMode: boolean, busGroupsCount: number): Mode => ({
@@ -171,22 +162,3 @@ export const toMode = (hasQueueMode: boolean, busGroupsCount: number): Mode => (
   busGroupsCount,
   type: hasQueueMode ? (busGroupsCount > 0 ? 'hybrid' : 'queue') : busGroupsCount > 0 ? 'bus' : 'none',
 })
-
-export function toListed(row: ListedRow): LoggedMessageView {
-  return {
-    id: row.id,
-    transactionId: row.transaction_id,
-    traceId: row.trace_id,
-    partitionId: row.partition,
-    queuePath: `${row.queue_name}/${row.partition_name}`,
-    queue: row.queue_name,
-    partition: row.partition_name,
-    namespace: row.namespace,
-    task: row.task,
-    queuePriority: row.priority,
-    status: row.status,
-    busStatus: { consumedBy: row.bus_settled, totalGroups: row.bus_groups },
-    createdAt: row.created_at.toISOString(),
-    leaseExpiresAt: row.until?.toISOString() ?? null,
-  }
-}

@@ -1,7 +1,7 @@
 /** Pages of lists that are paged by offset. */
 import { limits } from '@spillway/protocol/wire'
 import { fitPage, type Pagination, paginationOf } from 'spillway/workload'
-import type { AdminRequest } from './route.js'
+import type { AppReply } from '../../../app.js'
 
 /** The requested page. */
 export interface Asked {
@@ -30,15 +30,6 @@ export function offsetPage<Item>(
 }
 
 /** For lists whose format has no field for the next page (RFC 8288). */
-export function linkNext(request: AdminRequest, url: string, { limit, nextOffset }: Pagination): void {
-  if (nextOffset !== null) request.header('link', `<${url}?limit=${limit}&offset=${nextOffset}>; rel="next"`)
-}
-
-/** For a row whose columns are named like the answer's members: dates become RFC 3339. */
-export function viewOf<View>(row: Record<string, unknown>): View {
-  const entries = Object.entries(row).map(([name, value]) => [
-    name,
-    value instanceof Date ? value.toISOString() : value,
-  ])
-  return Object.fromEntries(entries) as View
+export function linkNext(reply: AppReply, url: string, { limit, nextOffset }: Pagination): void {
+  if (nextOffset !== null) reply.header('link', `<${url}?limit=${limit}&offset=${nextOffset}>; rel="next"`)
 }

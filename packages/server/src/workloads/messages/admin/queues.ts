@@ -1,52 +1,52 @@
 /** Queues and their contents. */
-import type {
+import {
   ListEntriesQuery,
   ListQueuesQuery,
-  MessageCounts,
+  type MessageCounts,
   NamespaceList,
   QueueDetails,
-  QueueSummary,
+  QueuePage,
+  type QueueSummary,
   ResourceOverview,
+  TaskList,
 } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
 import { joinedSql, looksMax, oldestSql, partitionSql, queuesSql, rankedSql } from './group-progress-sql.js'
 import { type Asked, offsetPage, pageOf } from './pages.js'
-import type { Admin, AdminRequest } from './route.js'
-import { type Visible, visibleSql } from './visible-queues.js'
+import { type Admin, readers, route } from './route.js'
+import { visibleSql } from './visible-queues.js'
 
+/** Undefined: any. */
 export interface QueueFilter {
-  queue: string | null
+  queue?: string | undefined
   /** A part of its name. */
-  search: string | null
-  namespace: string | null
-  task: string | null
-  visible: Visible
+  search?: string | undefined
+  namespace?: string | undefined
+  task?: string | undefined
+  visible?: readonly string[] | undefined
 }
 
 type Counts = Static<typeof MessageCounts>
 type Summary = Static<typeof QueueSummary>
-type Details = Static<typeof QueueDetails>
+type Queue = Pick<Summary, 'id' | 'name' | 'namespace' | 'task' | 'createdAt'>
+type Partition = Static<typeof QueueDetails>['partitions'][number]
 type Overview = Static<typeof ResourceOverview>
-type Share = Omit<Static<typeof NamespaceList>['namespaces'][number], 'namespace'>
-type EntriesRequest = AdminRequest<Static<typeof ListEntriesQuery>>
 
-interface Sums extends Record<string, unknown> {
+/** Messages by state, without the dead ones. */
+type LiveCounts = Omit<Counts, 'failed' | 'deadLetter'>
+
+interface DeadCounts {
+  letters: number
+  skipped: number
+}
+
+interface Sums extends LiveCounts {
   partitions: number
-  total: number
-  pending: number
-  processing: number
-  completed: number
   consumed: number
   ingested: number
 }
 
-export interface QueueRow extends Sums {
-  id: number
-  name: string
-  namespace: string | null
-  task: string | null
-  created_at: Date
-}
+type QueueRow = Queue & Sums
 
 interface Totals extends Sums {
   queues: number
@@ -54,21 +54,7 @@ interface Totals extends Sums {
   tasks: number
 }
 
-export interface PartitionRow extends Record<string, unknown> {
-  id: string
-  name: string
-  created_at: Date
-  pushed_at: Date
-  total: number
-  pending: number
-  processing: number
-  completed: number
-  consumed: number
-  oldest: Date | null
-  newest: Date | null
-  letters: number
-  skipped: number
-}
+export type PartitionRow = Omit<Partition, 'stats' | 'messages'> & LiveCounts & DeadCounts & { consumed: number }
 
 const listDefault = 1_000
 /** Dead letters are counted up to here. */
@@ -83,103 +69,117 @@ export function filterValues({ queue, search, namespace, task, visible }: QueueF
   return [queue, search, namespace, task, visible]
 }
 
-/** Newest first. */
-export async function listQueues(
-  admin: Admin,
-  request: AdminRequest<Static<typeof ListQueuesQuery>>,
-): Promise<unknown> {
-  const { search = null, namespace = null, task = null } = request.query
-  const asked = pageOf(request.query, listDefault)
-  const filter = { queue: null, search, namespace, task, visible: request.visible }
-  const newest = 'q.created_at DESC, q.id DESC'
-  const rows = await queueRows(admin, filter, `ORDER BY ${newest} LIMIT $6 OFFSET $7`, `ORDER BY ${newest}`, [
-    asked.limit + 1,
-    asked.offset,
-  ])
-  const { items: queues, pagination } = offsetPage(rows.map(toSummary), asked, admin.pageBytesMax)
-  return { queues, pagination }
-}
-
-/** Null: it does not exist. Its partitions are sorted by name. */
-export async function getQueue(admin: Admin, { params, query }: EntriesRequest): Promise<Details | null> {
-  const filter = { ...anyQueue, queue: params.queue }
-  const asked = pageOf(query, listDefault)
-  const [row] = await queueRows(admin, filter)
-  if (row === undefined) return null
-  const [partitions, dead] = await Promise.all([partitionRows(admin, row.id, asked), countDead(admin, filter)])
-  const page = offsetPage(partitions.map(toPartition), asked, admin.pageBytesMax)
-  return {
-    ...toQueue(row),
-    partitionCount: row.partitions,
-    partitions: page.items,
-    totals: toCounts(row, dead),
-    pagination: page.pagination,
-  }
-}
-
-/** All queues together. */
-export async function getOverview(admin: Admin, { visible }: AdminRequest): Promise<Overview> {
-  const filter = { ...anyQueue, visible }
-  const [row, dead, lag] = await Promise.all([totalOf(admin, filter), countDead(admin, filter), lagOf(admin, visible)])
-  const [rates] = admin.throughput.sample(`overview ${visible?.join('\0') ?? ''}`, {
-    ingested: row.ingested,
-    processed: row.consumed,
-  })
-  return {
-    queues: row.queues,
-    partitions: row.partitions,
-    namespaces: row.namespaces,
-    tasks: row.tasks,
-    messages: toCounts(row, dead),
-    lag,
-    ...(rates !== undefined && {
-      throughput: { ingestedPerSecond: rates.ingestedPerSecond, processedPerSecond: rates.processedPerSecond },
+export const queueRoutes = [
+  ...['/api/v1/resources/queues', '/api/v1/status/queues'].map((url) =>
+    route('GET', url, readers, {
+      summary: 'Queues and their depth, newest first',
+      query: ListQueuesQuery,
+      answer: QueuePage,
+      async handle(admin, { query: { search, namespace, task, ...page }, principal }) {
+        const asked = pageOf(page, listDefault)
+        const filter = { search, namespace, task, visible: principal.queues }
+        const newest = 'q.created_at DESC, q.id DESC'
+        const rows = await queueRows(admin, filter, `ORDER BY ${newest} LIMIT $6 OFFSET $7`, `ORDER BY ${newest}`, [
+          asked.limit + 1,
+          asked.offset,
+        ])
+        const { items: queues, pagination } = offsetPage(rows.map(toSummary), asked, admin.pageBytesMax)
+        return { queues, pagination }
+      },
     }),
-    timestamp: new Date().toISOString(),
-    statsAge: 0,
-  }
-}
+  ),
+  route('GET', '/api/v1/resources/queues/:queue', readers, {
+    summary: 'One queue and its partitions',
+    query: ListEntriesQuery,
+    answer: QueueDetails,
+    missing: 'queue',
+    /** Partitions are sorted by name. */
+    async handle(admin, { params: { queue }, query }) {
+      const asked = pageOf(query, listDefault)
+      const [row] = await queueRows(admin, { queue })
+      if (row === undefined) return null
+      const [partitions, dead] = await Promise.all([partitionRows(admin, row.id, asked), countDead(admin, { queue })])
+      const page = offsetPage(partitions.map(toPartition), asked, admin.pageBytesMax)
+      return {
+        ...toQueue(row),
+        partitionCount: row.partitions,
+        partitions: page.items,
+        totals: toCounts(row, dead),
+        pagination: page.pagination,
+      }
+    },
+  }),
+  route('GET', '/api/v1/resources/overview', readers, {
+    summary: 'All queues together',
+    answer: ResourceOverview,
+    async handle(admin, { principal: { queues: visible } }) {
+      const filter = { visible }
+      const [row, dead, lag] = await Promise.all([
+        totalOf(admin, filter),
+        countDead(admin, filter),
+        lagOf(admin, visible),
+      ])
+      const [rates] = admin.throughput.sample(`overview ${visible?.join('\0') ?? ''}`, {
+        ingested: row.ingested,
+        processed: row.consumed,
+      })
+      return {
+        queues: row.queues,
+        partitions: row.partitions,
+        namespaces: row.namespaces,
+        tasks: row.tasks,
+        messages: toCounts(row, dead),
+        lag,
+        ...(rates !== undefined && {
+          throughput: { ingestedPerSecond: rates.ingestedPerSecond, processedPerSecond: rates.processedPerSecond },
+        }),
+        timestamp: new Date().toISOString(),
+        statsAge: 0,
+      }
+    },
+  }),
+  ...(
+    [
+      ['namespace', 'namespaces', NamespaceList],
+      ['task', 'tasks', TaskList],
+    ] as const
+  ).map(([column, list, answer]) =>
+    route('GET', `/api/v1/resources/${list}`, readers, {
+      summary: `Queues by ${column}`,
+      query: ListEntriesQuery,
+      answer,
+      async handle(admin, { query, principal }) {
+        const asked = pageOf(query, listDefault)
+        const found = await shares(admin, column, [principal.queues, asked.limit + 1, asked.offset])
+        const { items, pagination } = offsetPage(found, asked, admin.pageBytesMax)
+        return { [list]: items, pagination }
+      },
+    }),
+  ),
+]
 
-export async function listNamespaces(admin: Admin, request: EntriesRequest): Promise<unknown> {
-  const { items, pagination } = await shares(admin, request, 'namespace')
-  return { namespaces: items.map(({ name, ...share }) => ({ namespace: name, ...share })), pagination }
-}
-
-export async function listTasks(admin: Admin, request: EntriesRequest): Promise<unknown> {
-  const { items, pagination } = await shares(admin, request, 'task')
-  return { tasks: items.map(({ name, ...share }) => ({ task: name, ...share })), pagination }
-}
-
-/** By namespace or task; without one, a queue is left out. */
-async function shares({ query, schema, pageBytesMax }: Admin, request: EntriesRequest, column: 'namespace' | 'task') {
-  const asked = pageOf(request.query, listDefault)
-  const { rows } = await query<QueueRow & { queues: number }>(
-    `SELECT q.${column} AS name, count(DISTINCT q.id) AS queues, count(p.id) AS partitions, coalesce(sum(p.total), 0)::bigint AS total,
-       coalesce(sum(p.pending), 0)::bigint AS pending, coalesce(sum(p.processing), 0)::bigint AS processing
+/** By namespace or task; without one, a queue is left out. `values`: visible queues, limit, offset. */
+function shares({ readLong, schema }: Admin, column: 'namespace' | 'task', values: readonly unknown[]) {
+  return readLong(
+    `SELECT q.${column}, count(DISTINCT q.id) AS queues, count(p.id) AS partitions, json_build_object('total', coalesce(sum(p.total), 0),
+       'pending', coalesce(sum(p.pending), 0), 'processing', coalesce(sum(p.processing), 0)) AS messages
      FROM ${schema}.mq_queues q LEFT JOIN (${partitionSql(schema, `p.queue = ${queuesSql(schema, `q.${column} <> ''`)}`)}) p ON p.queue = q.id
      WHERE q.${column} <> '' AND ${visibleSql('q.name', '$1')} GROUP BY q.${column} ORDER BY q.${column} LIMIT $2 OFFSET $3`,
-    [request.visible, asked.limit + 1, asked.offset],
+    values,
   )
-  const found = rows.map(({ name, queues, partitions, total, pending, processing }): Share & { name: string } => ({
-    name,
-    queues,
-    partitions,
-    messages: { total, pending, processing },
-  }))
-  return offsetPage(found, asked, pageBytesMax)
 }
 
 /** `page`: order and limit of the queues; `end`: of the answer. Their values begin with $6. */
-export async function queueRows(
-  { query, schema }: Admin,
+export function queueRows(
+  { readLong, schema }: Admin,
   filter: QueueFilter,
   page = '',
   end = '',
   values: readonly unknown[] = [],
 ): Promise<QueueRow[]> {
-  const { rows } = await query<QueueRow>(
+  return readLong(
     `WITH page AS (SELECT q.* FROM ${schema}.mq_queues q WHERE ${queueFilterSql} ${page})
-     SELECT q.id, q.name, q.namespace, q.task, q.created_at, coalesce(x.partitions, 0) AS partitions, coalesce(x.total, 0) AS total, coalesce(x.pending, 0) AS pending,
+     SELECT q.id::text, q.name, q.namespace, q.task, q.created_at AS "createdAt", coalesce(x.partitions, 0) AS partitions, coalesce(x.total, 0) AS total, coalesce(x.pending, 0) AS pending,
        coalesce(x.processing, 0) AS processing, coalesce(x.completed, 0) AS completed, coalesce(x.consumed, 0) AS consumed, coalesce(x.ingested, 0) AS ingested
      FROM page q LEFT JOIN (
        SELECT p.queue, count(*) AS partitions, sum(p.total)::bigint AS total, sum(p.pending)::bigint AS pending, sum(p.processing)::bigint AS processing,
@@ -188,46 +188,45 @@ export async function queueRows(
      ) x ON x.queue = q.id ${end}`,
     [...filterValues(filter), ...values],
   )
-  return rows
 }
 
-/** By name, with one more than the page if there are more. */
-export async function partitionRows(
-  { query, schema }: Admin,
-  queue: number,
+/** By name, with one more than the page if there are more. `queue`: its id. */
+export function partitionRows(
+  { readLong, schema }: Admin,
+  queue: string,
   { limit, offset }: Asked,
 ): Promise<PartitionRow[]> {
   const at = (order: string): string =>
     `(SELECT m.created_at FROM ${schema}.mq_messages m WHERE m.partition = p.id ORDER BY m.seq ${order} LIMIT 1)`
   const page = `SELECT x.id FROM ${schema}.mq_partitions x WHERE x.queue = $1 ORDER BY x.name, x.id LIMIT $2 OFFSET $3`
-  const { rows } = await query<PartitionRow>(
-    `SELECT p.id, p.name, p.created_at, p.pushed_at, p.total, p.pending, p.processing, p.completed, p.consumed, ${at('ASC')} AS oldest, ${at('DESC')} AS newest, d.letters, d.skipped
+  return readLong(
+    `SELECT p.id, p.name, p.created_at AS "createdAt", p.pushed_at AS "lastActivity", p.total, p.pending, p.processing, p.completed, p.consumed,
+       ${at('ASC')} AS "oldestMessage", ${at('DESC')} AS "newestMessage", d.letters, d.skipped
      FROM (${partitionSql(schema, `p.id = ANY (ARRAY(${page}))`)}) p CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE x.is_letter) AS letters, count(*) FILTER (WHERE NOT x.is_letter) AS skipped
        FROM (SELECT y.is_letter FROM ${schema}.mq_dead y WHERE y.partition = p.id LIMIT ${partitionDeadMax}) x
      ) d ORDER BY p.name, p.id`,
     [queue, limit + 1, offset],
   )
-  return rows
 }
 
 /** Dead letters and records of skipped messages, of existing and deleted queues. */
 export async function countDead(
-  { query, schema }: Admin,
+  { readLong, schema }: Admin,
   { queue, namespace, task, visible }: QueueFilter,
-): Promise<{ letters: number; skipped: number; partitions: number }> {
-  const { rows } = await query<{ letters: number; skipped: number; partitions: number }>(
+): Promise<DeadCounts & { partitions: number }> {
+  const [dead] = await readLong<DeadCounts & { partitions: number }>(
     `SELECT count(*) FILTER (WHERE x.is_letter) AS letters, count(*) FILTER (WHERE NOT x.is_letter) AS skipped, count(DISTINCT x.partition) FILTER (WHERE x.is_letter) AS partitions
      FROM (SELECT d.is_letter, d.partition FROM ${schema}.mq_dead d WHERE ($1::text IS NULL OR d.queue = $1) AND ($2::text IS NULL OR d.namespace = $2)
        AND ($3::text IS NULL OR d.task = $3) AND ${visibleSql('d.queue', '$4')} LIMIT ${deadCountMax}) x`,
     [queue, namespace, task, visible],
   )
-  return rows[0] ?? { letters: 0, skipped: 0, partitions: 0 }
+  return dead ?? { letters: 0, skipped: 0, partitions: 0 }
 }
 
 /** Totals over all queues. */
-export async function totalOf({ query, schema }: Admin, filter: QueueFilter): Promise<Totals> {
-  const { rows } = await query<Totals>(
+export async function totalOf({ readLong, schema }: Admin, filter: QueueFilter): Promise<Totals> {
+  const [total] = await readLong<Totals>(
     `SELECT (SELECT count(*) FROM ${schema}.mq_queues q WHERE ${queueFilterSql}) AS queues,
        (SELECT count(DISTINCT nullif(q.namespace, '')) FROM ${schema}.mq_queues q WHERE ${queueFilterSql}) AS namespaces,
        (SELECT count(DISTINCT nullif(q.task, '')) FROM ${schema}.mq_queues q WHERE ${queueFilterSql}) AS tasks,
@@ -236,39 +235,31 @@ export async function totalOf({ query, schema }: Admin, filter: QueueFilter): Pr
      FROM (${partitionSql(schema, `p.queue = ${queuesSql(schema, queueFilterSql)}`)}) p`,
     filterValues(filter),
   )
-  const [row] = rows
-  if (row === undefined) throw new Error('the totals query returned no row')
-  return row
+  if (total === undefined) throw new Error('the totals query returned no row')
+  return total
 }
 
 /** Over all groups and their joined partitions in which messages wait. */
-async function lagOf({ query, schema }: Admin, visible: Visible): Promise<Overview['lag']> {
+async function lagOf({ readLong, schema }: Admin, visible: QueueFilter['visible']): Promise<Overview['lag']> {
   const rounded = (value: string): string => `round(coalesce(${value}, 0)::numeric, 3)`
   const spread = (value: string): string =>
     `json_build_object('avg', ${rounded(`avg(${value})`)}, 'median', ${rounded(`percentile_cont(0.5) WITHIN GROUP (ORDER BY ${value})`)},
        'min', ${rounded(`min(${value})`)}, 'max', ${rounded(`max(${value})`)})`
   const waiting = `SELECT r.* FROM (${joinedSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$1'))}`)}) r WHERE r.depth > 0`
-  const { rows } = await query<Overview['lag']>(
+  const [lag] = await readLong<Overview['lag']>(
     `SELECT ${spread('x.seconds')} AS time, ${spread('x.depth')} AS "offset" FROM (
        SELECT r.depth, greatest(0, extract(epoch FROM ${schema}.clock() - o.oldest))::float8 AS seconds
        FROM (${rankedSql(waiting, '1')}) r ${oldestSql(schema, 'r', `r.rank <= ${looksMax}`)}
      ) x`,
     [visible],
   )
-  const [row] = rows
-  if (row === undefined) throw new Error('the lag query returned no row')
-  return row
+  if (lag === undefined) throw new Error('the lag query returned no row')
+  return lag
 }
 
-export const anyQueue: QueueFilter = { queue: null, search: null, namespace: null, task: null, visible: null }
-
-export const toQueue = (row: QueueRow): Pick<Summary, 'id' | 'name' | 'namespace' | 'task' | 'createdAt'> => ({
-  id: String(row.id),
-  name: row.name,
-  namespace: row.namespace,
-  task: row.task,
-  createdAt: row.created_at.toISOString(),
-})
+export const toQueue = ({ id, name, namespace, task, createdAt }: QueueRow): Queue => {
+  return { id, name, namespace, task, createdAt }
+}
 
 export const toSummary = (row: QueueRow): Summary => ({
   ...toQueue(row),
@@ -277,20 +268,12 @@ export const toSummary = (row: QueueRow): Summary => ({
 })
 
 export const toCounts = (
-  { total, pending, processing, completed }: Pick<Sums, 'total' | 'pending' | 'processing' | 'completed'>,
-  { letters, skipped }: { letters: number; skipped: number },
+  { total, pending, processing, completed }: LiveCounts,
+  { letters, skipped }: DeadCounts,
 ): Counts => ({ total, pending, processing, completed, failed: skipped, deadLetter: letters })
 
-export function toPartition(row: PartitionRow): Details['partitions'][number] {
+export function toPartition(row: PartitionRow): Partition {
+  const { id, name, createdAt, lastActivity, oldestMessage, newestMessage } = row
   const counts = toCounts(row, row)
-  return {
-    id: row.id,
-    name: row.name,
-    createdAt: row.created_at.toISOString(),
-    lastActivity: row.pushed_at.toISOString(),
-    stats: counts,
-    messages: counts,
-    oldestMessage: row.oldest?.toISOString() ?? null,
-    newestMessage: row.newest?.toISOString() ?? null,
-  }
+  return { id, name, createdAt, lastActivity, stats: counts, messages: counts, oldestMessage, newestMessage }
 }

@@ -11,7 +11,7 @@ export interface StoredPayload {
   /** Null: left out, see `listedPayloadSql`. */
   payload: string | null
   /** Size of the plain text of a payload that is left out; for a sealed one up to 2 more. */
-  payload_bytes?: number | null
+  payload_bytes?: number | null | undefined
   sealed: boolean
   partition: string
   /** Of the message. */

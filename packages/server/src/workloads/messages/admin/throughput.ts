@@ -48,12 +48,8 @@ export class Throughput {
     if (samples.length > samplesMax) samples.shift()
     this.#samples.delete(name)
     this.#samples.set(name, samples)
-    if (this.#samples.size > namesMax) {
-      for (const oldest of this.#samples.keys()) {
-        this.#samples.delete(oldest)
-        break
-      }
-    }
+    const [oldest] = this.#samples.size > namesMax ? this.#samples.keys() : []
+    if (oldest !== undefined) this.#samples.delete(oldest)
     return rates(samples)
   }
 }

@@ -1,13 +1,16 @@
 /** Acks and leases, in the store. */
-import type { AckStatus } from '@spillway/protocol/wire'
-import { type Intake, isUuid, mayUseQueue, type Tx } from 'spillway/workload'
+import type { AckRequest } from '@spillway/protocol/schema'
+import { type AckResult, type AckStatus, queueModeGroup } from '@spillway/protocol/wire'
+import { isUuid, mayUseQueue, type Tx } from 'spillway/workload'
+import type { Static } from 'typebox'
+import type { MessagesContext } from '../context.js'
 
 /** The queues that a caller may use; undefined: all. */
 type Queues = readonly string[] | undefined
 
 export type Outcome = 'done' | 'retry' | 'dead' | 'skipped' | 'unknown' | 'lost'
 
-export const outcomeErrors: Readonly<Partial<Record<Outcome, string>>> = {
+const outcomeErrors: Readonly<Partial<Record<Outcome, string>>> = {
   unknown: 'Message not found, or not delivered to this consumer group',
   lost: 'Invalid or expired lease',
 }
@@ -19,6 +22,25 @@ export interface Acknowledgment {
   error: string | null
   group: string
   leaseId: string | null
+}
+
+export const groupOf = (name: string | null | undefined): string => name ?? queueModeGroup
+
+export function toAck(ack: Static<typeof AckRequest>, group = ack.consumerGroup): Acknowledgment {
+  const { transactionId, partitionId, status, error = null, leaseId } = ack
+  return {
+    transactionId,
+    partitionId,
+    status: status === 'success' ? 'completed' : (status ?? 'completed'),
+    error,
+    group: groupOf(group),
+    leaseId: leaseId === '' ? null : (leaseId ?? null),
+  }
+}
+
+export function toResult(ack: { transactionId: string }, outcome: Outcome = 'unknown', index = 0): AckResult {
+  const error = outcomeErrors[outcome] ?? null
+  return { index, transactionId: ack.transactionId, success: error === null, error, dlq: outcome === 'dead' }
 }
 
 /** Replaces malformed ids; no row has this id. */
@@ -44,8 +66,7 @@ export async function writeAcks(
 
 /** For a key that is bound to queues, other queues do not exist: their acks name no partition. */
 export async function ownAcks(
-  intake: Intake,
-  schema: string,
+  { intake, schema }: MessagesContext,
   queues: Queues,
   acks: readonly Acknowledgment[],
 ): Promise<readonly Acknowledgment[]> {
@@ -60,8 +81,7 @@ export async function ownAcks(
 
 /** Null: the lease no longer exists, or belongs to a queue that may not be used. */
 export async function extendLease(
-  intake: Intake,
-  schema: string,
+  { intake, schema }: MessagesContext,
   queues: Queues,
   leaseId: string,
   seconds: number | null,

@@ -8,6 +8,7 @@
  * A notice is only a hint and may be lost; the check once a second is the reliable part.
  */
 import { hash } from 'node:crypto'
+import { type Periodic, periodic } from 'spillway/workload'
 
 export interface Target {
   queue: string | null
@@ -17,21 +18,20 @@ export interface Target {
   task?: string | null
 }
 
+export type NamedTarget = { queue: string; group: string }
+
 export interface ArrivalsOptions {
   /** The targets that have something to read. */
-  due(targets: readonly { queue: string; group: string }[]): Promise<readonly { queue: string; group: string }[]>
+  due(targets: readonly NamedTarget[]): Promise<readonly NamedTarget[]>
   onFault(fault: unknown): void
   onWaiting(count: number): void
-}
-
-interface Waiter {
-  wake(): void
 }
 
 interface Line {
   target: Target
   mark: string | null
-  waiters: Set<Waiter>
+  /** Each wakes its waiter. */
+  waiters: Set<() => void>
   due: NodeJS.Timeout | undefined
 }
 
@@ -44,14 +44,14 @@ export class Arrivals {
   readonly #options: ArrivalsOptions
   readonly #lines = new Map<string, Line>()
   readonly #byGroup = new Map<string, Set<Line>>()
-  #timer: NodeJS.Timeout | undefined
-  #looking = false
+  readonly #regular: Periodic
   #looks = 0
   #count = 0
   #closed = false
 
   constructor(options: ArrivalsOptions) {
     this.#options = options
+    this.#regular = periodic(lookAroundMs, () => this.#look(), { onFault: options.onFault })
   }
 
   /** Resolves when a pop is worth trying, or when `signal` fires. Call before the pop, so that no message is missed. */
@@ -65,24 +65,23 @@ export class Arrivals {
       this.#byGroup.set(groupKey(target), shared.add(line))
     }
     const { waiters } = line
-    const waiter: Waiter = { wake: () => undefined }
+    let wake = (): void => undefined
     const leave = (): void => {
-      if (!waiters.delete(waiter)) return
-      signal.removeEventListener('abort', waiter.wake)
+      if (!waiters.delete(wake)) return
+      signal.removeEventListener('abort', wake)
       this.#counted(-1)
       if (waiters.size === 0) this.#close(key)
     }
     const woken = new Promise<void>((resolve) => {
-      waiter.wake = () => {
+      wake = () => {
         leave()
         resolve()
       }
     })
-    waiters.add(waiter)
+    waiters.add(wake)
     this.#counted(1)
-    if (signal.aborted) waiter.wake()
-    else signal.addEventListener('abort', waiter.wake, { once: true })
-    this.#timer ??= this.#start()
+    if (signal.aborted) wake()
+    else signal.addEventListener('abort', wake, { once: true })
     return { woken, leave }
   }
 
@@ -101,11 +100,9 @@ export class Arrivals {
   }
 
   /** This queue may have more for other consumers of the same group. */
-  found(target: { queue: string; group: string }): void {
-    for (const line of this.#byGroup.get(groupKey(target)) ?? []) wakeSome(line, wokenByFound)
-    for (const line of this.#byGroup.get(groupKey({ queue: null, group: target.group })) ?? []) {
-      wakeSome(line, wokenByFound)
-    }
+  found(target: NamedTarget): void {
+    this.#wakeAt(target, wokenByFound)
+    this.#wakeAt({ ...target, queue: null }, wokenByFound)
   }
 
   /** Messages arrived in the queues with these marks. */
@@ -126,40 +123,21 @@ export class Arrivals {
   /** Ends all waits. */
   close(): void {
     this.#closed = true
-    clearInterval(this.#timer)
+    void this.#regular.stop()
     for (const line of this.#lines.values()) wakeSome(line, line.waiters.size)
   }
 
-  #start(): NodeJS.Timeout {
-    const timer = setInterval(() => void this.#look(), lookAroundMs)
-    timer.unref()
-    return timer
-  }
-
   async #look(): Promise<void> {
-    if (this.#looking) return
     const lines = [...this.#lines.values()]
-    if (lines.length === 0) {
-      clearInterval(this.#timer)
-      this.#timer = undefined
-      return
-    }
-    this.#looking = true
-    try {
-      const named = lines.flatMap(({ target: { queue, group } }) => (queue === null ? [] : [{ queue, group }]))
-      for (const target of await this.#options.due(named)) this.#wakeAt(target)
-      // Waiters without a queue must pop to find out. Every notice wakes them, and every few checks.
-      if (this.#looks++ % looksPerAsking === 0)
-        for (const line of lines) if (line.target.queue === null) wakeSome(line, 1)
-    } catch (fault) {
-      this.#options.onFault(fault)
-    } finally {
-      this.#looking = false
-    }
+    if (lines.length === 0) return
+    const named = lines.flatMap(({ target: { queue, group } }) => (queue === null ? [] : [{ queue, group }]))
+    for (const target of await this.#options.due(named)) this.#wakeAt(target, 1)
+    // Waiters without a queue must pop to find out. Every notice wakes them, and every few checks.
+    if (this.#looks++ % looksPerAsking === 0) this.missed()
   }
 
-  #wakeAt(target: { queue: string; group: string }): void {
-    for (const line of this.#byGroup.get(groupKey(target)) ?? []) wakeSome(line, 1)
+  #wakeAt(target: Pick<Target, 'queue' | 'group'>, count: number): void {
+    for (const line of this.#byGroup.get(groupKey(target)) ?? []) wakeSome(line, count)
   }
 
   #close(key: string): void {
@@ -180,9 +158,9 @@ export class Arrivals {
 
 function wakeSome(line: Line, count: number): void {
   let left = count
-  for (const waiter of line.waiters) {
+  for (const wake of line.waiters) {
     if (left-- <= 0) return
-    waiter.wake()
+    wake()
   }
 }
 

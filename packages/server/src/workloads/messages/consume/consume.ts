@@ -1,14 +1,13 @@
 /** Pops and acks: both go to the store in batches, each on their own connections. */
 import { randomUUID } from 'node:crypto'
-import { type AckStatus, queueModeGroup } from '@spillway/protocol/wire'
-import { codeOf, Flush, type Intake, ProblemError, retryConflicts, type Tx } from 'spillway/workload'
+import type { AckStatus } from '@spillway/protocol/wire'
+import { codeOf, Flush, ProblemError, retryConflicts } from 'spillway/workload'
 import type { Hold } from '../../../traffic/buffer-budget.js'
 import { deadline } from '../../../traffic/deadline.js'
-import type { MessageSizes } from '../message-sizes.js'
-import type { MessagesOptions } from '../options.js'
-import { type Seal, SealError, type SealedRow } from '../seal.js'
+import type { MessagesContext } from '../context.js'
+import { SealError, type SealedRow } from '../seal.js'
 import { type Acknowledgment, type Outcome, writeAcks } from './acks.js'
-import { Arrivals, type Target } from './arrivals.js'
+import { Arrivals, markOf, type NamedTarget } from './arrivals.js'
 
 export interface PopRequest {
   /** The identity whose share of the buffers the answer uses. */
@@ -113,21 +112,15 @@ const partitionsKnownMax = 100_000
 const uuidCharacters = 36
 
 export class Consume {
-  readonly #intake: Intake
-  readonly #options: MessagesOptions
-  readonly #seal: Seal | null
-  readonly #sizes: MessageSizes
+  readonly #context: MessagesContext
   readonly #pops: Flush<Taking, Found>
   readonly #acks: Flush<readonly Acknowledgment[], readonly Outcome[]>
   /** Queues by partition, for partitions popped here. */
   readonly #queueOf = new Map<string, string>()
   readonly arrivals: Arrivals
 
-  constructor(intake: Intake, options: MessagesOptions, seal: Seal | null, sizes: MessageSizes) {
-    this.#sizes = sizes
-    this.#intake = intake
-    this.#options = options
-    this.#seal = seal
+  constructor(context: MessagesContext) {
+    this.#context = context
     const bounds = {
       isPoison: (fault: unknown) => codeOf(fault) === 'data',
       bytesMax: flushBytesMax,
@@ -152,8 +145,8 @@ export class Consume {
     })
     this.arrivals = new Arrivals({
       due: (targets) => this.#due(targets),
-      onFault: (fault) => options.log.warn({ err: fault }, 'could not look for messages, retrying'),
-      onWaiting: (count) => options.metrics.waiting.set(count),
+      onFault: (fault) => context.log.warn({ err: fault }, 'could not look for messages, retrying'),
+      onWaiting: (count) => context.metrics.waiting.set(count),
     })
   }
 
@@ -165,10 +158,9 @@ export class Consume {
   async pop(request: PopRequest, waitMs: number, client: PopClient): Promise<HandedOut | null> {
     if (waitMs === 0) return (await this.#look(request, client.isCut, client.goneSignal)).handedOut
     const gone = client.goneSignal()
-    const { queue, group, partition, namespace, task } = request
     const { signal: over, clear } = deadline(waitMs, gone)
     try {
-      return await this.#waitFor(request, { queue, group, partition, namespace, task }, over, client.isCut, gone)
+      return await this.#waitFor(request, over, client.isCut, gone)
     } finally {
       clear()
     }
@@ -177,14 +169,13 @@ export class Consume {
   /** The first check is answered even if the client half-closes meanwhile; later ones take nothing then. */
   async #waitFor(
     request: PopRequest,
-    target: Target,
     over: AbortSignal,
     isCut: () => boolean,
     gone: AbortSignal,
   ): Promise<HandedOut | null> {
     for (let hasLeft = isCut; ; hasLeft = () => gone.aborted) {
       // Registered before the check, so that no arrival is missed.
-      const { woken, leave } = this.arrivals.wait(target, over)
+      const { woken, leave } = this.arrivals.wait(request, over)
       const { handedOut, dueMs } = await this.#look(request, hasLeft, () => gone).catch((fault: unknown) => {
         leave()
         throw fault
@@ -193,7 +184,7 @@ export class Consume {
         leave()
         return handedOut
       }
-      if (dueMs !== null) this.arrivals.expect(target, dueMs)
+      if (dueMs !== null) this.arrivals.expect(request, dueMs)
       await woken
       if (over.aborted || this.arrivals.isClosed) return null
     }
@@ -205,12 +196,15 @@ export class Consume {
     hasLeft: () => boolean,
     gone: () => AbortSignal,
   ): Promise<{ handedOut: HandedOut | null; dueMs: number | null }> {
+    const { buffers, sizes, pageBytesMax, metrics } = this.#context
+    const key = sizesKey(request)
+    const estimate = (): number => sizes.estimate(key, request.batch, pageBytesMax)
     for (;;) {
-      const reserved = this.#reserve(request, gone)
+      const reserved = buffers.budget.reserve(request.identity, estimate, gone)
       const space = reserved instanceof Promise ? await reserved : reserved
       if (space === null) {
         if (gone().aborted) return { handedOut: null, dueMs: null }
-        throw new ProblemError(this.#options.buffers.noRoom)
+        throw new ProblemError(buffers.noRoom)
       }
       let isHandedOver = false
       try {
@@ -219,7 +213,7 @@ export class Consume {
         await this.#joinAll(missing, request, popped !== null)
         if (popped === null && (missing.length > 0 || more) && !hasLeft()) continue
         if (popped === null) {
-          this.#sizes.foundEmpty(sizesKey(request))
+          sizes.foundEmpty(key)
           return { handedOut: null, dueMs }
         }
         this.arrivals.found({ queue: popped.queue, group: popped.group })
@@ -231,20 +225,14 @@ export class Consume {
           await this.#handBack(readable)
           return { handedOut: null, dueMs: null }
         }
-        this.#options.metrics.popped.inc(readable.messages.length)
-        const settled = readable.settles ? await this.#settled(readable) : readable
+        metrics.popped.inc(readable.messages.length)
+        if (readable.settles) await this.ack(acksOf(readable, 'completed'))
         isHandedOver = true
-        return { handedOut: { popped: settled, space }, dueMs: null }
+        return { handedOut: { popped: readable.settles ? { ...readable, leaseId: '' } : readable, space }, dueMs: null }
       } finally {
         if (!isHandedOver) space.release()
       }
     }
-  }
-
-  #reserve(request: PopRequest, gone: () => AbortSignal): Hold | null | Promise<Hold | null> {
-    const key = sizesKey(request)
-    const estimate = (): number => this.#sizes.estimate(key, request.batch, this.#options.pageBytesMax)
-    return this.#options.buffers.budget.reserve(request.identity, estimate, gone)
   }
 
   async #joinAll(queues: readonly number[], request: PopRequest, hasFound: boolean): Promise<void> {
@@ -252,24 +240,28 @@ export class Consume {
       await this.#join(queue, request).catch((fault: unknown) => {
         if (!hasFound) throw fault
         // The messages found are delivered; the next pop joins.
-        this.#options.log.warn({ err: fault, group: request.group }, 'a consumer group could not join partitions')
+        this.#context.log.warn({ err: fault, group: request.group }, 'a consumer group could not join partitions')
       })
     }
   }
 
   /** A group starts with its first pop, and joins some of its queue's partitions with each pop until it has all. */
   async #join(queue: number, { group, mode, from, partition }: PopRequest): Promise<void> {
-    const { schema, groupsMax } = this.#options
+    const { intake, schema, settings } = this.#context
     const { rows } = await retryConflicts(attemptsMax, () =>
-      this.#intake.statements.take<{ grp: number | null }>(
-        `SELECT ${schema}.mq_subscribe($1, $2, $3, $4, $5, $6) AS grp`,
-        [queue, group, mode, from, partition, groupsMax],
-      ),
+      intake.statements.take<{ grp: number | null }>(`SELECT ${schema}.mq_subscribe($1, $2, $3, $4, $5, $6) AS grp`, [
+        queue,
+        group,
+        mode,
+        from,
+        partition,
+        settings.groupsMax,
+      ]),
     )
     if (rows[0]?.grp !== 0) return
     throw new ProblemError({
       code: 'group_limit',
-      detail: `The queue has ${groupsMax} consumer groups, the most that are allowed. Use one of them, or have an operator delete one.`,
+      detail: `The queue has ${settings.groupsMax} consumer groups, the most that are allowed. Use one of them, or have an operator delete one.`,
     })
   }
 
@@ -277,20 +269,14 @@ export class Consume {
   async #readable(popped: Popped): Promise<Popped | null> {
     const broken = popped.messages.filter(({ data }) => data === null)
     if (broken.length === 0) return popped
-    if (this.#seal === null) {
+    if (this.#context.seal === null) {
       await this.#handBack(popped)
       throw new SealError('messages are encrypted and there is no key')
     }
-    this.#options.log.error({ queue: popped.queue, messages: broken.length }, 'messages could not be decrypted')
+    this.#context.log.error({ queue: popped.queue, messages: broken.length }, 'messages could not be decrypted')
     await this.ack(acksOf({ ...popped, messages: broken }, 'dlq', 'The message could not be decrypted.'))
     const messages = popped.messages.filter(({ data }) => data !== null)
     return messages.length === 0 ? null : { ...popped, messages }
-  }
-
-  /** Acks messages that were popped with autoAck and could be read. */
-  async #settled(popped: Popped): Promise<Popped> {
-    await this.ack(acksOf(popped, 'completed'))
-    return { ...popped, leaseId: '' }
   }
 
   /** The caller has left: others need not wait for the lease to expire. */
@@ -298,16 +284,16 @@ export class Consume {
     if (popped.leaseId !== '') await this.ack(acksOf(popped, 'retry'))
   }
 
+  /** Wakes waiting pops of this queue in this process. */
+  wake(queue: string): void {
+    this.arrivals.came(new Set([markOf(queue)]))
+  }
+
   async ack(items: readonly Acknowledgment[]): Promise<readonly Outcome[]> {
     const outcomes = await this.#acks.submit(items)
     this.count(outcomes)
     this.released(items)
     return outcomes
-  }
-
-  /** Runs in the caller's transaction. Call `count` after its commit. */
-  ackWithin(tx: Tx, items: readonly Acknowledgment[]): Promise<readonly Outcome[]> {
-    return writeAcks(tx.query, this.#options.schema, items)
   }
 
   /** These partitions may be free and have more. Other instances notice within a second. */
@@ -320,23 +306,19 @@ export class Consume {
 
   /** Call when the outcomes are durable. */
   count(outcomes: readonly Outcome[]): void {
-    for (const outcome of outcomes) this.#options.metrics.answered.labels(outcome).inc()
-  }
-
-  close(): void {
-    this.arrivals.close()
+    for (const outcome of outcomes) this.#context.metrics.answered.labels(outcome).inc()
   }
 
   async #answer(units: readonly (readonly Acknowledgment[])[]): Promise<(readonly Outcome[])[]> {
-    const { release } = this.#intake.statements
-    return inUnits(units, await writeAcks(release, this.#options.schema, units.flat()))
+    const { release } = this.#context.intake.statements
+    return inUnits(units, await writeAcks(release, this.#context.schema, units.flat()))
   }
 
   async #take(all: readonly Taking[]): Promise<Found[]> {
-    const { rows } = await this.#intake.statements.take<PopRow>(
+    const { rows } = await this.#context.intake.statements.take<PopRow>(
       `SELECT p.* FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[], $7::int[], $8::boolean[], $9::uuid[], $10::text[], $11::timestamptz[])
          WITH ORDINALITY u(queue, namespace, task, partition, grp, batch, partitions, auto, lease, mode, since, i),
-         LATERAL ${this.#options.schema}.mq_pop(u.queue, u.namespace, u.task, u.partition, u.grp, u.batch, u.partitions, u.auto, u.lease, u.mode, u.since, $12, $13) p`,
+         LATERAL ${this.#context.schema}.mq_pop(u.queue, u.namespace, u.task, u.partition, u.grp, u.batch, u.partitions, u.auto, u.lease, u.mode, u.since, $12, $13) p`,
       [
         all.map(({ queue }) => queue),
         all.map(({ namespace }) => namespace),
@@ -349,8 +331,8 @@ export class Consume {
         all.map(({ lease }) => lease),
         all.map(({ mode }) => mode),
         all.map(({ from }) => from),
-        this.#options.pageBytesMax,
-        Math.max(flushBytesMax, this.#options.pageBytesMax),
+        this.#context.pageBytesMax,
+        Math.max(flushBytesMax, this.#context.pageBytesMax),
       ],
     )
     return all.map((request, i) => {
@@ -365,7 +347,7 @@ export class Consume {
     if (this.#queueOf.size > partitionsKnownMax) this.#queueOf.clear()
     for (const part of row.parts) this.#queueOf.set(part, row.queue)
     const payloads = row.payloads.split(separator)
-    this.#sizes.saw(
+    this.#context.sizes.saw(
       sizesKey(request),
       payloads.reduce((most, { length }) => Math.max(most, length), 0),
     )
@@ -396,19 +378,19 @@ export class Consume {
 
   #opened(payload: string, row: SealedRow): string | null {
     try {
-      return this.#seal?.open(payload, row) ?? null
+      return this.#context.seal?.open(payload, row) ?? null
     } catch (fault) {
       if (fault instanceof SealError) return null
       throw fault
     }
   }
 
-  async #due(targets: readonly { queue: string; group: string }[]): Promise<{ queue: string; group: string }[]> {
-    const { rows } = await this.#intake.statements.take<{ queue: string; grp: string }>(
-      `SELECT queue, grp FROM ${this.#options.schema}.mq_due($1, $2)`,
+  async #due(targets: readonly NamedTarget[]): Promise<NamedTarget[]> {
+    const { rows } = await this.#context.intake.statements.take<NamedTarget>(
+      `SELECT queue, grp AS "group" FROM ${this.#context.schema}.mq_due($1, $2)`,
       [targets.map(({ queue }) => queue), targets.map(({ group }) => group)],
     )
-    return rows.map(({ queue, grp }) => ({ queue, group: grp }))
+    return rows
   }
 }
 
@@ -434,5 +416,3 @@ function inUnits<T>(units: readonly (readonly unknown[])[], flat: readonly T[]):
     return flat.slice(end - unit.length, end)
   })
 }
-
-export const groupOf = (name: string | null | undefined): string => name ?? queueModeGroup

@@ -2,19 +2,26 @@
  * Pushes and acks in one transaction: all or nothing. The pushes are decided like any push; one whose lane must wait is
  * accepted into the operation queue by the same commit.
  */
-import type { PushResult } from '@spillway/protocol/wire'
+import type { TransactionRequest } from '@spillway/protocol/schema'
+import type { AckResult, PushResult } from '@spillway/protocol/wire'
 import { type Refusal, retryConflicts, type SubmitOptions, type Tx } from 'spillway/workload'
-import type { MessagesWorkload } from '../index.js'
+import type { Static } from 'typebox'
+import type { Messages } from '../context.js'
 import type { PushItem } from '../push/push.js'
-import { type Acknowledgment, type Outcome, outcomeErrors } from './acks.js'
+import { type Acknowledgment, type Outcome, toResult, writeAcks } from './acks.js'
 
-type TransactionWorkload = Pick<MessagesWorkload, 'intake' | 'options' | 'push' | 'consume'>
-
-export type Step = { type: 'push'; items: readonly PushItem[] } | { type: 'ack'; ack: Acknowledgment }
+export interface Transaction {
+  operations: Static<typeof TransactionRequest>['operations']
+  /** Of its pushes, in order. */
+  items: readonly PushItem[]
+  /** Of its acks, in order. */
+  acks: readonly Acknowledgment[]
+  leases: readonly string[]
+}
 
 export type TransactionResult =
   | ({ type: 'push'; success: boolean; transactionId: string; messageId: string; partitionId: string } & PushResult)
-  | { index: number; type: 'ack'; success: boolean; transactionId: string; error: string | null; dlq: boolean }
+  | ({ type: 'ack' } & AckResult)
 
 export type Transacted =
   | { kind: 'done'; results: TransactionResult[]; replayed: boolean }
@@ -35,20 +42,18 @@ class Undo extends Error {
 const attemptsMax = 5
 
 export async function runTransaction(
-  workload: TransactionWorkload,
-  steps: readonly Step[],
-  leases: readonly string[],
+  messages: Messages,
+  transaction: Transaction,
   options: SubmitOptions,
 ): Promise<Transacted> {
-  const { intake, push, consume } = workload
-  const acks = steps.flatMap((step) => (step.type === 'ack' ? [step.ack] : []))
+  const { intake, push, consume } = messages
   try {
     const { results, pushed, outcomes, replayed } = await retryConflicts(attemptsMax, () =>
-      intake.transaction((tx) => runSteps(workload, tx, steps, acks, leases, options)),
+      intake.transaction((tx) => runSteps(messages, tx, transaction, options)),
     )
     if (!replayed) push.count(pushed)
     consume.count(outcomes)
-    consume.released(acks)
+    consume.released(transaction.acks)
     return { kind: 'done', results, replayed }
   } catch (fault) {
     if (fault instanceof Undo) return fault.outcome
@@ -56,24 +61,12 @@ export async function runTransaction(
   }
 }
 
-async function runSteps(
-  workload: TransactionWorkload,
-  tx: Tx,
-  steps: readonly Step[],
-  acks: readonly Acknowledgment[],
-  leases: readonly string[],
-  options: SubmitOptions,
-): Promise<{
-  results: TransactionResult[]
-  pushed: readonly PushResult[]
-  outcomes: readonly Outcome[]
-  replayed: boolean
-}> {
-  const items = steps.flatMap((step) => (step.type === 'push' ? step.items : []))
+async function runSteps(messages: Messages, tx: Tx, transaction: Transaction, options: SubmitOptions) {
+  const { operations, items, acks } = transaction
   let pushed: PushResult[] = []
   let replayed = false
   if (items.length > 0) {
-    const answer = await workload.push.push(items, options, tx)
+    const answer = await messages.push.push(items, options, tx)
     if (answer.kind === 'refused') throw new Undo(answer)
     pushed = answer.results
     replayed = answer.replayed
@@ -81,8 +74,8 @@ async function runSteps(
   // A replayed key was committed with its acks.
   const outcomes = replayed
     ? acks.map(({ status }): Outcome => (status === 'dlq' ? 'dead' : 'done'))
-    : await ackWithLeases(workload, tx, acks, leases)
-  const results = inOrder(steps, pushed, outcomes)
+    : await ackWithLeases(messages, tx, transaction)
+  const results = inOrder(operations, pushed, outcomes)
   const failed = results.find(({ success }) => !success)
   if (failed !== undefined) {
     const error = `${failed.type === 'ack' ? 'ACK' : 'PUSH'} operation failed: ${failed.error ?? 'refused'}`
@@ -91,13 +84,8 @@ async function runSteps(
   return { results, pushed, outcomes: replayed ? [] : outcomes, replayed }
 }
 
-async function ackWithLeases(
-  { consume, options: { schema } }: TransactionWorkload,
-  tx: Tx,
-  acks: readonly Acknowledgment[],
-  leases: readonly string[],
-): Promise<readonly Outcome[]> {
-  if (leases.length === 0) return acks.length === 0 ? [] : consume.ackWithin(tx, acks)
+async function ackWithLeases({ schema }: Messages, tx: Tx, { acks, leases }: Transaction): Promise<readonly Outcome[]> {
+  if (leases.length === 0) return acks.length === 0 ? [] : writeAcks(tx.query, schema, acks)
   // Locked until the commit, so that no consumer takes the messages over when the lease ends.
   const { rows } = await tx.query<{ id: string; partitions: string[] }>(
     `SELECT l.id, l.partitions FROM ${schema}.mq_leases l
@@ -112,7 +100,7 @@ async function ackWithLeases(
     ...ack,
     leaseId: ack.leaseId ?? rows.find(({ partitions }) => partitions.includes(ack.partitionId.toLowerCase()))?.id ?? '',
   }))
-  return named.length === 0 ? [] : consume.ackWithin(tx, named)
+  return named.length === 0 ? [] : writeAcks(tx.query, schema, named)
 }
 
 /** A step that succeeded was rolled back with the others. */
@@ -124,16 +112,16 @@ function takenBack(result: TransactionResult): TransactionResult {
 }
 
 function inOrder(
-  steps: readonly Step[],
+  operations: Transaction['operations'],
   pushed: readonly PushResult[],
   outcomes: readonly Outcome[],
 ): TransactionResult[] {
   const results: TransactionResult[] = []
   let pushAt = 0
   let ackAt = 0
-  for (const step of steps) {
-    if (step.type === 'push') {
-      for (const _ of step.items) {
+  for (const operation of operations) {
+    if (operation.type === 'push') {
+      for (const _ of operation.items) {
         const result = pushed[pushAt++]
         if (result === undefined) throw new Error('a push has no result')
         results.push({
@@ -146,15 +134,9 @@ function inOrder(
           partitionId: result.partition_id,
         })
       }
-      continue
+    } else {
+      results.push({ type: 'ack', ...toResult(operation, outcomes[ackAt++], results.length) })
     }
-    const outcome = outcomes[ackAt++] ?? 'unknown'
-    const error = outcomeErrors[outcome] ?? null
-    const { transactionId } = step.ack
-    results.push({
-      ...{ index: results.length, type: 'ack', success: error === null, transactionId, error },
-      dlq: outcome === 'dead',
-    })
   }
   return results
 }

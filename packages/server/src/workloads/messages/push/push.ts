@@ -17,21 +17,17 @@ import {
   digestUuid,
   type EffectItem,
   each,
-  type Intake,
   jsonOf,
   laneOf,
   newOperationId,
   type Problem,
   pressure,
-  type SqlEffect,
   type SubmitAllOptions,
   type Tx,
 } from 'spillway/workload'
 import type { Static, TUnsafe } from 'typebox'
-import type { MessageSizes } from '../message-sizes.js'
-import type { MessagesOptions } from '../options.js'
-import { type Queues, queueProblem } from '../queues.js'
-import type { Seal } from '../seal.js'
+import type { MessagesContext } from '../context.js'
+import { queueProblem } from '../queues.js'
 
 export const pushType = 'messages.push'
 /** Separates payloads; JSON and base64 cannot contain it. In SQL E'\\x1e'. */
@@ -74,83 +70,38 @@ export interface QueuedPush {
   answer: Extract<Answer, { kind: 'queued' }>
 }
 
-function definePush(
-  intake: Intake,
-  pendingMax: number,
-  apply: SqlEffect<PushBody, Stored>,
-): Definition<PushBody, Stored> {
-  // No schema: bodies are built here, of requests that their route has checked.
-  return intake.define<TUnsafe<PushBody>, Stored>(pushType, {
-    lane: ({ queue, partition }) => [queue, partition],
-    gates: [pressure()],
-    priority: priorities.PUSH,
-    pendingMax,
-    apply,
-  })
-}
-
-/** `late`: seals messages that were queued before their queue was encrypted. */
-function effect(
-  schema: string,
-  late: (message: MessageBody, queue: string, partitionId: string) => MessageBody,
-  prepare: (items: readonly EffectItem<PushBody>[]) => Promise<void>,
-): SqlEffect<PushBody, Stored> {
-  return {
-    function: `${schema}.mq_pushed`,
-    prepare,
-    values: (items: readonly EffectItem<PushBody>[], queued) => {
-      if (queued) for (const { body, text } of items) carry(body, text, queuedPayloads)
-      const all = items.flatMap(({ body, queue, partition }, index) =>
-        body.messages.map((message) => ({
-          index,
-          message: queued ? late(message, queue, laneOf([queue, partition]).id) : message,
-        })),
-      )
-      return [
-        items.map(({ queue, partition }) => laneOf([queue, partition]).id),
-        items.map(({ queue }) => queue),
-        items.map(({ partition }) => partition),
-        all.map(({ index }) => index + 1),
-        all.map(({ message }) => message.id),
-        all.map(({ message }) => message.transactionId),
-        all.map(({ message }) => message.traceId),
-        all.map(({ message }) => message.sealed),
-        all.map(({ message }) => textOf(message)).join(separator),
-        queued,
-      ]
-    },
-  }
-}
-
 function textOf({ text, sealed, payload }: MessageBody): string {
   if (text !== undefined) return text
   return sealed ? String(payload instanceof CarriedJson ? payload.value : payload) : jsonOf(payload)
 }
 
-/** A submission in progress, with the positions of its messages in the request. */
+/** A submission in progress. */
 interface Submission {
   body: PushBody
-  text: string
+  /** Of the messages, as JSON. */
+  texts: string[]
+  /** Of the messages in the request. */
   positions: number[]
 }
 
 export class Push {
-  readonly #intake: Intake
-  readonly #options: MessagesOptions
-  readonly #queues: Queues
-  readonly #seal: Seal | null
-  readonly #sizes: MessageSizes
+  readonly #context: MessagesContext
   readonly definition: Definition<PushBody, Stored>
 
-  constructor(intake: Intake, options: MessagesOptions, queues: Queues, seal: Seal | null, sizes: MessageSizes) {
-    this.#sizes = sizes
-    this.#intake = intake
-    this.#options = options
-    this.#queues = queues
-    this.#seal = seal
-    const late = this.#sealLate.bind(this)
-    const prepare = this.#prepare.bind(this)
-    this.definition = definePush(intake, options.pendingMax, effect(options.schema, late, prepare))
+  constructor(context: MessagesContext) {
+    this.#context = context
+    // No schema: bodies are built here, of requests that their route has checked.
+    this.definition = context.intake.define<TUnsafe<PushBody>, Stored>(pushType, {
+      lane: ({ queue, partition }) => [queue, partition],
+      gates: [pressure()],
+      priority: priorities.PUSH,
+      pendingMax: context.settings.pushPendingMax,
+      apply: {
+        function: `${context.schema}.mq_pushed`,
+        prepare: (items) => this.#prepare(items),
+        values: (items, queued) => this.#values(items, queued),
+      },
+    })
   }
 
   /** Why a caller with these queue patterns may not push; null if it may. */
@@ -164,22 +115,23 @@ export class Push {
 
   /** Call when the results are durable. */
   count(results: readonly PushResult[]): void {
-    for (const { status } of results) this.#options.metrics.pushed.labels(status === 'queued' ? 'stored' : status).inc()
+    for (const { status } of results) this.#context.metrics.pushed.labels(status === 'queued' ? 'stored' : status).inc()
   }
 
   /** With `tx`: in that transaction. */
   async push(items: readonly PushItem[], options: SubmitAllOptions, tx?: Tx): Promise<Pushed> {
-    const sealed = await this.#queues.sealed(new Set(items.map(({ queue }) => queue)))
+    const { queues, seal } = this.#context
+    const sealed = await queues.sealed(new Set(items.map(({ queue }) => queue)))
     const first = await this.#submit(items, sealed, options, tx)
     if (first.kind === 'refused') return first
     // This instance did not know yet that the queue is encrypted. Nothing was stored, and it knows now.
     const late = first.results.filter(({ code }) => code === 'encryption_required')
-    if (late.length === 0 || this.#seal === null) return first
+    if (late.length === 0 || seal === null) return first
     const again = late.flatMap(({ index }) => items[index] ?? [])
-    const queues = new Set(again.map(({ queue }) => queue))
-    for (const queue of queues) this.#queues.forget(queue)
+    const changed = new Set(again.map(({ queue }) => queue))
+    for (const queue of changed) queues.forget(queue)
     const { idempotencyKey: _, ...rest } = options
-    const second = await this.#submit(again, queues, rest, tx)
+    const second = await this.#submit(again, changed, rest, tx)
     if (second.kind === 'refused') return second
     const results = [...first.results]
     for (const [i, { index }] of late.entries()) {
@@ -195,18 +147,18 @@ export class Push {
     options: SubmitAllOptions,
     tx?: Tx,
   ): Promise<Pushed> {
-    if (sealed.size > 0 && this.#seal === null) return { kind: 'results', ...this.#unsealable(items, sealed) }
+    if (sealed.size > 0 && this.#context.seal === null) return unsealable(items, sealed)
     // The key covers the request, not the ids that are generated here.
     const keyedOn = options.idempotencyKey === undefined ? null : (options.keyedOn ?? digestUuid(jsonOf(items)))
     // A repeated request with its key gets the same ids.
     const base = keyedOn === null ? null : `${options.identity ?? ''}\0${options.idempotencyKey}\0${keyedOn}`
     const submissions = this.#submissions(items, sealed, base)
-    const answers = await this.#intake.submitAll(
+    const answers = await this.#context.intake.submitAll(
       this.definition,
       submissions.map(({ body }) => body),
       {
         ...options,
-        texts: submissions.map(({ text }) => text),
+        texts: submissions.map((submission) => this.#queuedText(submission)),
         ...(keyedOn !== null && { keyedOn }),
       },
       tx,
@@ -252,14 +204,14 @@ export class Push {
   }
 
   #submissions(items: readonly PushItem[], sealed: ReadonlySet<string>, base: string | null): Submission[] {
-    const submissions = new Map<string, Submission & { texts: string[] }>()
+    const submissions = new Map<string, Submission>()
     for (const [index, item] of items.entries()) {
       const { queue } = item
       const partition = item.partition ?? defaultPartition
       const key = `${queue}\0${partition}`
       let submission = submissions.get(key)
       if (submission === undefined) {
-        submission = { body: { queue, partition, messages: [] }, text: '', positions: [], texts: [] }
+        submission = { body: { queue, partition, messages: [] }, texts: [], positions: [] }
         submissions.set(key, submission)
       }
       const id = base === null ? newOperationId() : digestUuid(`${base}\0${index}`)
@@ -272,28 +224,21 @@ export class Push {
         `{"id":"${id}","transactionId":${JSON.stringify(transactionId)},"traceId":${JSON.stringify(traceId)},"sealed":${message.sealed},"payload":${payload}}`,
       )
     }
-    return [...submissions.values()].map(({ body, positions, texts }) => ({
-      body,
-      positions,
-      text: this.#measured(
-        body.queue,
-        texts,
-        `{"queue":${JSON.stringify(body.queue)},"partition":${JSON.stringify(body.partition)},"messages":[${texts.join()}]}`,
-      ),
-    }))
+    return [...submissions.values()]
   }
 
-  /** Records sizes for pops. Messages are measured only if all of them together exceed the largest so far. */
-  #measured(queue: string, texts: readonly string[], whole: string): string {
-    if (whole.length > (this.#sizes.largest(queue) ?? 0)) {
-      for (const { length } of texts) this.#sizes.saw(queue, length)
-    }
-    return whole
+  /** Also records sizes for pops. Messages are measured only if all of them together exceed the largest so far. */
+  #queuedText({ body: { queue, partition }, texts }: Submission): string {
+    const { sizes } = this.#context
+    const text = `{"queue":${JSON.stringify(queue)},"partition":${JSON.stringify(partition)},"messages":[${texts.join()}]}`
+    if (text.length > (sizes.largest(queue) ?? 0)) for (const { length } of texts) sizes.saw(queue, length)
+    return text
   }
 
   #message(id: string, item: PushItem, isSealed: boolean, partitionId: string): MessageBody {
+    const { seal } = this.#context
     const plain = jsonOf(item.payload ?? null)
-    const text = isSealed && this.#seal !== null ? this.#seal.seal(plain, { partition: partitionId, id }) : plain
+    const text = isSealed && seal !== null ? seal.seal(plain, { partition: partitionId, id }) : plain
     return {
       id,
       transactionId: item.transactionId ?? id,
@@ -304,36 +249,53 @@ export class Push {
     }
   }
 
-  /** A queue may have been encrypted since. */
+  #values(items: readonly EffectItem<PushBody>[], queued: boolean) {
+    if (queued) for (const { body, text } of items) carry(body, text, queuedPayloads)
+    const all = items.flatMap(({ body, queue, partition }, index) =>
+      body.messages.map((message) => ({
+        index,
+        message: queued ? this.#sealLate(message, queue, laneOf([queue, partition]).id) : message,
+      })),
+    )
+    return [
+      items.map(({ queue, partition }) => laneOf([queue, partition]).id),
+      items.map(({ queue }) => queue),
+      items.map(({ partition }) => partition),
+      all.map(({ index }) => index + 1),
+      all.map(({ message }) => message.id),
+      all.map(({ message }) => message.transactionId),
+      all.map(({ message }) => message.traceId),
+      all.map(({ message }) => message.sealed),
+      all.map(({ message }) => textOf(message)).join(separator),
+      queued,
+    ]
+  }
+
+  /** A queue may have been encrypted since its messages were queued. */
   async #prepare(items: readonly EffectItem<PushBody>[]): Promise<void> {
-    if (this.#seal === null) return
+    const { seal, queues } = this.#context
+    if (seal === null) return
     const plain = items.filter(({ body }) => body.messages.some(({ sealed }) => !sealed))
-    if (plain.length > 0) await this.#queues.lookUp(new Set(plain.map(({ queue }) => queue)))
+    if (plain.length > 0) await queues.lookUp([...new Set(plain.map(({ queue }) => queue))])
   }
 
   #sealLate(message: MessageBody, queue: string, partition: string): MessageBody {
-    if (message.sealed || this.#seal === null || !this.#queues.isSealed(queue)) return message
-    const { id } = message
-    return { ...message, sealed: true, payload: this.#seal.seal(jsonOf(message.payload), { partition, id }) }
+    const { seal, queues } = this.#context
+    if (message.sealed || seal === null || !queues.isSealed(queue)) return message
+    return { ...message, sealed: true, payload: seal.seal(jsonOf(message.payload), { partition, id: message.id }) }
   }
+}
 
-  /** The key was removed from the configuration: such messages are refused, never stored as plain text. */
-  #unsealable(
-    items: readonly PushItem[],
-    sealed: ReadonlySet<string>,
-  ): { results: PushResult[]; queued: []; replayed: false } {
-    const code = 'encryption_unavailable'
-    const results = items.map((item, index): PushResult => {
-      const other = !sealed.has(item.queue)
-      return {
-        ...resultOf(item, index, newOperationId()),
-        status: 'failed',
-        code,
-        error: other ? 'Nothing was stored: another item of this push cannot be encrypted.' : (reasons[code] ?? code),
-      }
-    })
-    return { results, queued: [], replayed: false }
-  }
+/** The key was removed from the configuration: such messages are refused, never stored as plain text. */
+function unsealable(items: readonly PushItem[], sealed: ReadonlySet<string>): Pushed {
+  const code = 'encryption_unavailable'
+  const results = items.map((item, index): PushResult => {
+    const error = sealed.has(item.queue)
+      ? (reasons[code] ?? code)
+      : 'Nothing was stored: another item of this push cannot be encrypted.'
+    return { ...resultOf(item, index, newOperationId()), status: 'failed', code, error }
+  })
+  return { kind: 'results', results, queued: [], replayed: false }
 }
 
 function resultOf(
