@@ -5,7 +5,8 @@ import { LogFault, type StreamRecord } from '../streams/port.js'
 import type { Follower } from '../streams/relay.js'
 import { goneSignal } from './connections.js'
 import { operationView } from './operation-view.js'
-import { refuse, type TicketAnswer } from './ticket-table.js'
+import type { Problem } from './problem.js'
+import type { TicketAnswer } from './ticket-table.js'
 
 const lookMs = 1_000
 const heartbeatMs = 12_000
@@ -42,7 +43,8 @@ export async function followOperation(
   const has = lastEventOf(lastEventId)
   if (first.finishedAt !== null && has.state === stateOf(first)) return { kind: 'empty' }
   if (followers >= followersMax) {
-    return refuse({ code: 'overloaded', detail: 'Too many streams are open.', retryAfterMs: 5_000 })
+    const problem: Problem = { code: 'overloaded', detail: 'Too many streams are open.', retryAfterMs: 5_000 }
+    return { kind: 'problem', problem }
   }
   const output = (await outputOf?.(first.id, has.after)) ?? null
   return { kind: 'events', send: (sink) => follow(intake, first, has.after, output, sink) }
@@ -90,6 +92,12 @@ async function follow(
   }
 }
 
+export const eventHeaders = {
+  'content-type': 'text/event-stream; charset=utf-8',
+  'cache-control': 'no-cache, no-transform',
+  'x-accel-buffering': 'no',
+}
+
 /** Sends events as the body of a 200 of Node's HTTP server. */
 export async function sendEvents(
   response: ServerResponse,
@@ -97,12 +105,7 @@ export async function sendEvents(
   send: (sink: EventSink) => Promise<void>,
 ): Promise<void> {
   const gone = goneSignal(response, 'wait')
-  response.writeHead(200, {
-    ...headers,
-    'content-type': 'text/event-stream; charset=utf-8',
-    'cache-control': 'no-cache, no-transform',
-    'x-accel-buffering': 'no',
-  })
+  response.writeHead(200, { ...headers, ...eventHeaders })
   const write = async (text: string): Promise<void> => {
     // Waits for a slow reader instead of buffering.
     if (!response.write(text)) await drainedOrGone(response, gone)
