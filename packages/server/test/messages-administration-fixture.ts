@@ -1,7 +1,7 @@
 /** The administration of messages on a database of its own: its routes in an app, beside what pushes, pops and acknowledges. */
 import { pino } from 'pino'
 import { laneOf } from '../../spillway/src/core/ids.js'
-import type { FastifyLike } from '../../spillway/src/http/operations-routes.js'
+import type { FastifyLike } from '../../spillway/src/http/fastify-tickets.js'
 import type { Intake } from '../../spillway/src/intake/intake.js'
 import { type Bench, bench } from '../../spillway/test/pipeline-fixture.js'
 import { buildApp } from '../src/app.js'

@@ -90,10 +90,10 @@ export async function bodyOf(request: IncomingMessage): Promise<Body> {
 
 async function bodyAsSent(request: IncomingMessage & ExpressMembers): Promise<Body> {
   const { headers, body } = request
+  // No bytes came, and a parser before this one has seen their end: body-parser makes {} of them.
+  if (request.readableEnded && !request.readableDidRead) return { ok: true, value: undefined }
   if (!request.readableDidRead) return readBody(request)
   if (body instanceof Uint8Array) return parseBody(body, headers['content-type'], headers['content-encoding'])
-  // body-parser makes {} of an empty body.
-  if (headers['content-length'] === '0') return { ok: true, value: undefined }
   if (body === undefined) throw new Error('The body was read before the intake, and is not in request.body.')
   // A form that express.urlencoded() has parsed is no JSON: browsers send forms across sites without asking.
   if (!isJson(headers['content-type'])) return { ok: false, problem: notJson }
