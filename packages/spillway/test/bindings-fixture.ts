@@ -8,6 +8,7 @@ import express from 'express'
 import express4 from 'express4'
 import Fastify from 'fastify'
 import { Hono } from 'hono'
+import type { TicketRoutesOptions } from '../src/http/tickets.js'
 import type { Definition } from '../src/index.js'
 import type { Intake } from '../src/intake/intake.js'
 
@@ -15,6 +16,7 @@ import type { Intake } from '../src/intake/intake.js'
 interface Mounts {
   intake: Intake
   order: Definition
+  tickets?: TicketRoutesOptions
 }
 
 /** Without sockets it is called with a Request. */
@@ -34,12 +36,12 @@ export interface Binding {
 const withExpress = (make: typeof express | typeof express4, parser?: express.RequestHandler) => (mounts: Mounts) => {
   const app = (make as typeof express)()
   if (parser !== undefined) app.use(parser)
-  return app.use(mounts.intake.expressTickets()).post('/orders', mounts.intake.express(mounts.order))
+  return app.use(mounts.intake.expressTickets(mounts.tickets)).post('/orders', mounts.intake.express(mounts.order))
 }
 
 /** A catch-all as in Next: app/orders/route.ts, and app/api/v1/[...path]/route.ts. */
-function nextRoutes({ intake, order }: Mounts): (request: Request) => Promise<Response> {
-  const tickets = intake.fetchTickets()
+function nextRoutes({ intake, order, tickets: options }: Mounts): (request: Request) => Promise<Response> {
+  const tickets = intake.fetchTickets(options)
   const orders = { POST: intake.fetch(order) }
   const catchAll = { GET: tickets, POST: tickets, DELETE: tickets, HEAD: tickets }
   return async (request) => {
@@ -57,9 +59,9 @@ export const bindings: readonly Binding[] = [
   {
     name: 'Fastify 5',
     hasSockets: true,
-    async serve({ intake, order }) {
+    async serve({ intake, order, tickets: options }) {
       const app = Fastify()
-      await app.register(intake.ticketRoutes())
+      await app.register(intake.ticketRoutes(options))
       app.route({ method: 'POST', url: '/orders', ...intake.route(order) })
       await app.ready()
       return (request, response) => app.routing(request, response)
@@ -82,17 +84,21 @@ export const bindings: readonly Binding[] = [
   {
     name: 'node:http',
     hasSockets: true,
-    serve({ intake, order }) {
-      const tickets = intake.nodeTickets()
+    serve({ intake, order, tickets: options }) {
+      const tickets = intake.nodeTickets(options)
       const place = intake.node(order)
-      return (request, response) => tickets(request, response, () => place(request, response))
+      return (request, response) =>
+        tickets(request, response, () => {
+          if (request.url?.split('?')[0] === '/orders') place(request, response)
+          else response.writeHead(404).end()
+        })
     },
   },
   {
     name: 'Hono',
     hasSockets: true,
-    serve({ intake, order }) {
-      const tickets = intake.fetchTickets()
+    serve({ intake, order, tickets: options }) {
+      const tickets = intake.fetchTickets(options)
       const place = intake.fetch(order)
       const app = new Hono()
       const clientAddress = (c: Parameters<typeof getConnInfo>[0]) => getConnInfo(c).remote.address ?? ''
@@ -110,11 +116,14 @@ export const bindings: readonly Binding[] = [
   {
     name: 'fetch, without sockets',
     hasSockets: false,
-    serve({ intake, order }) {
-      const tickets = intake.fetchTickets()
+    serve({ intake, order, tickets: options }) {
+      const tickets = intake.fetchTickets(options)
       const place = intake.fetch(order)
       const info = { clientAddress: '127.0.0.1' }
-      return (request: Request) => tickets(request, info, () => place(request, info))
+      return (request: Request) =>
+        tickets(request, info, () =>
+          new URL(request.url).pathname === '/orders' ? place(request, info) : new Response(null, { status: 404 }),
+        )
     },
   },
 ]

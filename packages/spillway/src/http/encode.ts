@@ -10,6 +10,15 @@ export interface EncodedAnswer {
   body: string | undefined
 }
 
+/** They must not submit work: a crawler sends them too. For bindings without a router before them. */
+export const safeMethods: ReadonlySet<string> = new Set(['GET', 'HEAD', 'OPTIONS', 'TRACE'])
+const allow = 'POST, PUT, PATCH, DELETE'
+export const methodRefused: Wire = {
+  ok: false,
+  problem: { code: 'method_not_allowed', detail: `Use ${allow}.` },
+  headers: { allow },
+}
+
 const jsonContentType = 'application/json; charset=utf-8'
 
 export function encodeWire(wire: Wire, place: ProblemPlace): EncodedAnswer {

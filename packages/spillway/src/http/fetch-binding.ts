@@ -3,7 +3,7 @@ import type { Definition, IntakeRequest, IntakeUser } from '../intake/define.js'
 import type { Intake } from '../intake/intake.js'
 import { continueTrace, formatTraceparent } from '../metrics/trace.js'
 import { type Body, bodyCutOff, bodyTooLarge, parseBody } from './body-form.js'
-import { type EncodedAnswer, encodeWire } from './encode.js'
+import { type EncodedAnswer, encodeWire, methodRefused, safeMethods } from './encode.js'
 import { faultProblem } from './faults.js'
 import type { Wire } from './mount.js'
 import { mountOf } from './mount.js'
@@ -29,6 +29,7 @@ export function fetchHandler(intake: Intake, definition: Definition): FetchHandl
     const asked = new FetchIntakeRequest(request, info, await info.params)
     const { traceId, path: instance } = asked
     const respond = (wire: Wire): Response => responseOf(encodeWire(wire, { instance, traceId }), traceId)
+    if (safeMethods.has(request.method)) return respond(methodRefused)
     try {
       const entry = await mounted.enter(asked)
       if (!entry.ok) return respond(entry.wire)

@@ -5,7 +5,7 @@ import type { Intake } from '../intake/intake.js'
 import { continueTrace, formatTraceparent } from '../metrics/trace.js'
 import { type Body, bodyTooLarge, isJson, notJson, parseBody } from './body-form.js'
 import { discardRest, goneSignal } from './connections.js'
-import { type EncodedAnswer, encodeWire } from './encode.js'
+import { type EncodedAnswer, encodeWire, methodRefused, safeMethods } from './encode.js'
 import { userFrom } from './fastify-binding.js'
 import { faultProblem, internalFault } from './faults.js'
 import type { Wire } from './mount.js'
@@ -33,10 +33,10 @@ export function nodeHandler(intake: Intake, definition: Definition): NodeHandler
     const asked = new NodeIntakeRequest(request)
     const { traceId, path: instance } = asked
     const send = (wire: Wire): void => writeAnswer(response, encodeWire(wire, { instance, traceId }), traceId)
-    const refuse = (problem: Problem, headers = {}): void => send({ ok: false, problem, headers })
+    const refuse = (problem: Problem): void => send({ ok: false, problem, headers: {} })
     const serve = async (): Promise<void> => {
-      // There is no router in front of a plain listener, and a crawler's GET must not submit work.
-      if (next === undefined && safeMethods.has(asked.method)) return refuse(unsafeOnly, { allow: allowed })
+      // With `next` there is a router, which knows the method.
+      if (next === undefined && safeMethods.has(asked.method)) return send(methodRefused)
       const entry = await mounted.enter(asked)
       if (!entry.ok) return void setImmediate(send, entry.wire)
       const { entered } = entry
@@ -61,10 +61,6 @@ export function nodeHandler(intake: Intake, definition: Definition): NodeHandler
     })
   }
 }
-
-const safeMethods = new Set(['GET', 'HEAD', 'OPTIONS', 'TRACE'])
-const allowed = 'POST, PUT, PATCH, DELETE'
-const unsafeOnly: Problem = { code: 'method_not_allowed', detail: `Use ${allowed}.` }
 
 /** Does nothing if the answer has begun or nobody can read it. */
 export function writeAnswer(response: ServerResponse, { status, headers, body }: EncodedAnswer, traceId: string): void {

@@ -15,8 +15,10 @@ const outputGraceMs = 2_000
 const followersMax = 500
 let followers = 0
 
+type Output = Pick<Follower, 'next' | 'close'>
+
 /** Finds the output of an operation. Null: it has none. */
-export type OutputOf = (id: string, after: number) => Promise<Follower | null>
+export type OutputOf = (id: string, after: number) => Promise<Output | null>
 
 /** Where events go. */
 export interface EventSink {
@@ -54,7 +56,7 @@ async function follow(
   intake: Intake,
   first: Ticket,
   after: number,
-  output: Follower | null,
+  output: Output | null,
   { write: pass, gone }: EventSink,
 ): Promise<void> {
   followers++
@@ -129,7 +131,7 @@ function lastEventOf(id = ''): { after: number; state: string | null } {
 }
 
 /** The end is in the log before the operation is finished, so the rest is on its way. An operation that never ran has none. */
-async function restOf(output: Follower, outputSent: Promise<boolean>): Promise<boolean> {
+async function restOf(output: Output, outputSent: Promise<boolean>): Promise<boolean> {
   const timer = setTimeout(() => output.close(), outputGraceMs)
   const isWhole = await outputSent
   clearTimeout(timer)
@@ -138,7 +140,7 @@ async function restOf(output: Follower, outputSent: Promise<boolean>): Promise<b
 
 /** Sends the output until its end. If it is unavailable, reports that once (false), and the status events continue. */
 async function sendOutput(
-  output: Follower,
+  output: Output,
   reached: { after: number },
   write: (text: string) => Promise<void>,
 ): Promise<boolean> {

@@ -72,6 +72,15 @@ describe.each(bindings)('$name', (binding) => {
     expect(operationId).not.toBe((await bodyOf(plain)).operationId)
   })
 
+  it('runs nothing for a GET, which a crawler may send', async () => {
+    let ran = 0
+    const { call } = await mounted(binding, { body: undefined, run: () => ran++ })
+    for (const method of ['GET', 'HEAD', 'OPTIONS']) {
+      expect((await call('/orders', { method })).status).not.toBe(201)
+    }
+    expect(ran).toBe(0)
+  })
+
   it('takes a chunked body', async () => {
     const { call } = await mounted(binding)
     const response = await call('/orders', chunked(JSON.stringify(tea)))
