@@ -42,6 +42,7 @@ export function fetchHandler(intake: Intake, definition: Definition): FetchHandl
         if (!body.ok) return respond({ ok: false, problem: body.problem, headers: {} })
         return respond(await mounted.submit(entry.entered, body.value, () => request.signal, body.text))
       } finally {
+        request.signal.removeEventListener('abort', entry.entered.leave)
         entry.entered.leave()
       }
     } catch (fault) {
