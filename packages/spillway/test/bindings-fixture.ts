@@ -12,6 +12,9 @@ import type { TicketRoutesOptions } from '../src/http/tickets.js'
 import type { Definition } from '../src/index.js'
 import type { Intake } from '../src/intake/intake.js'
 
+/** The machine may be slow: an answer must not depend on that. */
+export const neverBusy = { busyQueueAbove: 1, acceptWaitBudgetMs: 60_000, storeTimeoutMs: 20_000 }
+
 /** A definition at POST /orders, and the ticket routes. */
 interface Mounts {
   intake: Intake

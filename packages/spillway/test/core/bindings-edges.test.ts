@@ -8,7 +8,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import type { IntakeRequest } from '../../src/index.js'
 import type { Intake } from '../../src/intake/intake.js'
 import { StoreFault } from '../../src/store/postgres/faults.js'
-import { bindings, json, serve } from '../bindings-fixture.js'
+import { bindings, json, neverBusy, serve } from '../bindings-fixture.js'
 import { type Bench, bench, overriding } from '../pipeline-fixture.js'
 
 const unknownTicket = '/api/v1/operations/01890000-0000-7000-8000-000000000000'
@@ -18,7 +18,7 @@ let intake: Intake
 const servers: Server[] = []
 beforeAll(async () => {
   b = await bench()
-  intake = await b.intake()
+  intake = await b.intake({ ...neverBusy, directWaitMs: 60_000 })
 })
 afterEach(() => {
   for (const server of servers.splice(0)) {

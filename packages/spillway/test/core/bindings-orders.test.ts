@@ -4,7 +4,7 @@ import Type from 'typebox'
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import { connections, type DefineOptions, type Definition, FailOperation, halt, rate } from '../../src/index.js'
 import type { Intake } from '../../src/intake/intake.js'
-import { type Api, type Binding, bindings, chunked, json, serve } from '../bindings-fixture.js'
+import { type Api, type Binding, bindings, chunked, json, neverBusy, serve } from '../bindings-fixture.js'
 import { type Bench, bench, eventually, signal } from '../pipeline-fixture.js'
 
 const Order = Type.Object({ item: Type.String() })
@@ -20,7 +20,7 @@ const opened: Api[] = []
 beforeAll(async () => {
   b = await bench()
   // So long that only the client's leaving ends a wait.
-  intake = await b.intake({ directWaitMs: 60_000 })
+  intake = await b.intake({ ...neverBusy, directWaitMs: 60_000 })
 })
 afterEach(() => {
   for (const api of opened.splice(0)) api.close()

@@ -4,7 +4,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest'
 import type { TicketRoutesOptions } from '../../src/http/tickets.js'
 import type { DefineOptions, Definition } from '../../src/index.js'
 import type { Intake } from '../../src/intake/intake.js'
-import { type Api, type Binding, bindings, chunked, eventsOf, json, serve } from '../bindings-fixture.js'
+import { type Api, type Binding, bindings, chunked, eventsOf, json, neverBusy, serve } from '../bindings-fixture.js'
 import { type Bench, bench, eventually, overriding, signal } from '../pipeline-fixture.js'
 
 const Order = Type.Object({ item: Type.String() })
@@ -20,6 +20,7 @@ let looks = 0
 beforeAll(async () => {
   b = await bench()
   intake = await b.intake({
+    ...neverBusy,
     wrap: (store) =>
       overriding(store, {
         ticket: (id) => {
