@@ -73,17 +73,22 @@ function eventStream(send: (sink: EventSink) => Promise<void>, aborted: AbortSig
     }
     const end = (finish: () => void): void => {
       aborted.removeEventListener('abort', leave)
-      // A cancelled stream is closed already.
-      if (!isCancelled) finish()
+      if (!isClosed) finish()
     }
-    send({ write, gone: gone.signal }).then(
+    const abandon = (): void => {
+      isClosed = true
+      controller.error(new Error('The client did not read its events.'))
+      leave()
+    }
+    send({ write, gone: gone.signal, abandon }).then(
       () => end(() => controller.close()),
       (fault: unknown) => end(() => controller.error(fault)),
     )
   }
-  let isCancelled = false
+  // By the client, or because it does not read.
+  let isClosed = false
   const cancel = (): void => {
-    isCancelled = true
+    isClosed = true
     leave()
   }
   return new ReadableStream(

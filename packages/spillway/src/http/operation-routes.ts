@@ -123,7 +123,7 @@ async function oneOperation(
 async function streamOperation(context: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
   const ticket = await context.access.visible(request.caller, request.id)
   if (ticket === null) return notFound
-  return followOperation(context.intake, ticket, request.lastEventId, context.outputOf)
+  return followOperation(context, ticket, request.lastEventId)
 }
 
 async function cancelOperation({ intake, access }: TicketContext, request: TicketRequest): Promise<TicketAnswer> {

@@ -3,10 +3,11 @@ import type { Intake } from '../intake/intake.js'
 import type { Ticket } from '../store/port.js'
 import { LogFault, type StreamRecord } from '../streams/port.js'
 import type { Follower } from '../streams/relay.js'
+import { withDeadline } from '../time/with-deadline.js'
 import { goneSignal } from './connections.js'
 import { operationView } from './operation-view.js'
 import type { Problem } from './problem.js'
-import type { TicketAnswer } from './ticket-table.js'
+import type { TicketAnswer, TicketContext } from './ticket-table.js'
 
 const lookMs = 1_000
 const heartbeatMs = 12_000
@@ -26,6 +27,8 @@ export interface EventSink {
   write(text: string): Promise<void>
   /** Fires when the client has left. */
   gone: AbortSignal
+  /** Closes the connection of a client that does not read. */
+  abandon(): void
 }
 
 /**
@@ -37,10 +40,9 @@ export interface EventSink {
  * resumes after its last chunk, and one that has the last status gets 204: nothing is left.
  */
 export async function followOperation(
-  intake: Intake,
+  { intake, outputOf, unreadMs }: TicketContext,
   first: Ticket,
   lastEventId: string | undefined,
-  outputOf: OutputOf | undefined,
 ): Promise<TicketAnswer> {
   const has = lastEventOf(lastEventId)
   if (first.finishedAt !== null && has.state === stateOf(first)) return { kind: 'empty' }
@@ -49,7 +51,12 @@ export async function followOperation(
     return { kind: 'problem', problem }
   }
   const output = (await outputOf?.(first.id, has.after)) ?? null
-  return { kind: 'events', send: (sink) => follow(intake, first, has.after, output, sink) }
+  return { kind: 'events', send: (sink) => follow(intake, first, has.after, output, timed(sink, unreadMs)) }
+}
+
+/** A client that reads nothing for `unreadMs` would hold one of the followers for ever. It can resume. */
+function timed({ write, gone, abandon }: EventSink, unreadMs: number): EventSink {
+  return { write: (text) => withDeadline(write(text), unreadMs, abandon), gone, abandon }
 }
 
 async function follow(
@@ -113,7 +120,7 @@ export async function sendEvents(
     if (!response.write(text)) await drainedOrGone(response, gone)
   }
   try {
-    await send({ write, gone })
+    await send({ write, gone, abandon: () => void response.destroy() })
   } finally {
     response.end()
   }

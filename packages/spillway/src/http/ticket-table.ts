@@ -35,6 +35,7 @@ export interface TicketContext {
   access: TicketAccess
   outputOf: OutputOf | undefined
   pageBytesMax: number
+  unreadMs: number
 }
 
 export interface TicketRoute<Query = unknown, Body = unknown> {

@@ -29,9 +29,14 @@ export interface TicketRoutesOptions {
   outputOf?: OutputOf
   /** A page of a list ends at this size. Default 4 MiB. */
   pageBytesMax?: number
+  /** A stream that its client does not read for this time is closed. Default 35 s. */
+  unreadMs?: number
   /** Types whose queue the caller names: a key bound to queues is limited to its queues for these. Default: none. */
   namedTypes?: readonly string[]
 }
+
+/** Later than our own server, which closes every unread answer after 30 s and counts it. */
+const unreadMsDefault = 35_000
 
 export const ticketTable: readonly TicketRoute[] = [...operationRoutes, ...deadLetterRoutes, ...laneRoutes]
 
@@ -62,6 +67,7 @@ export class Tickets {
       access: ticketAccess(intake, options.namedTypes ?? []),
       outputOf: options.outputOf,
       pageBytesMax: options.pageBytesMax ?? limits.pageBytes,
+      unreadMs: options.unreadMs ?? unreadMsDefault,
     }
   }
 

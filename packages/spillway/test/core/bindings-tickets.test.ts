@@ -281,6 +281,16 @@ describe.each(bindings)('$name: GET /operations/:id/stream', (binding) => {
     await events.return(undefined).catch(() => undefined)
   })
 
+  it('is closed when its client does not read', async () => {
+    const output = endlessOutput(JSON.stringify('x'.repeat(65_536)), Number.POSITIVE_INFINITY)
+    const api = await mounted(binding, define(), { outputOf: async () => output, unreadMs: 200 })
+    const ann = name('ann')
+    const ticket = await submitted(api, ann, { item: 'held' })
+    const response = await api.call(`${ticket}/stream`, as(ann))
+    await eventually(() => output.isClosed || undefined, 'the output to be closed')
+    await expect(response.text()).rejects.toThrow()
+  })
+
   it('reads no more of the output than a slow reader takes, and goes on behind its last chunk', async () => {
     const text = JSON.stringify('x'.repeat(65_536))
     const output = endlessOutput(text, Number.POSITIVE_INFINITY)
