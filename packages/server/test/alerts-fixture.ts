@@ -1,6 +1,6 @@
 /** Processes that report alerts, on one database, and a receiver for what they send. */
 import { pino } from 'pino'
-import type { FastifyLike } from '../../spillway/src/http/operations-routes.js'
+import type { FastifyLike } from '../../spillway/src/http/fastify-tickets.js'
 import type { Intake } from '../../spillway/src/intake/intake.js'
 import { type Bench, bench, eventually, loggingTo } from '../../spillway/test/pipeline-fixture.js'
 import { buildApp } from '../src/app.js'

@@ -2,7 +2,7 @@
 import { Registry } from '@prometheus-io/client'
 import { pino } from 'pino'
 import { laneOf } from '../../spillway/src/core/ids.js'
-import type { FastifyLike } from '../../spillway/src/http/operations-routes.js'
+import type { FastifyLike } from '../../spillway/src/http/fastify-tickets.js'
 import type { Intake } from '../../spillway/src/intake/intake.js'
 import { type Bench, bench } from '../../spillway/test/pipeline-fixture.js'
 import { buildApp } from '../src/app.js'

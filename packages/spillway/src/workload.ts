@@ -32,6 +32,7 @@ export {
   whenGone,
 } from './http/connections.js'
 export { mountedRoute } from './http/fastify-binding.js'
+export { type FastifyLike, ticketRoutes } from './http/fastify-tickets.js'
 export { answerFault, faultProblem, internalFault, ProblemError } from './http/faults.js'
 export { pointerStep, presentablePointer, type RequestFault } from './http/json-pointer.js'
 export {
@@ -55,7 +56,6 @@ export {
 } from './http/mount.js'
 export type { OutputOf } from './http/operation-stream.js'
 export { operationView } from './http/operation-view.js'
-export { type FastifyLike, ticketRoutes } from './http/operations-routes.js'
 export { cursorOf, fitPage, type Page, type PageBounds, type Pagination, paginationOf, placeOf } from './http/pages.js'
 export {
   type ErrorForm,

@@ -264,6 +264,7 @@ describe('gates come before the body', () => {
     )
     const response = await handler(
       new Request('http://localhost/', { method: 'POST', body: '{', headers: { 'content-type': 'application/json' } }),
+      { clientAddress: '127.0.0.1' },
     )
     expect(response.status).toBe(400)
   })

@@ -2,11 +2,21 @@ import { limits } from '@spillway/protocol/wire'
 import { digestUuid, type LaneName, laneOf, newOperationId } from '../core/ids.js'
 import { check, type Rule } from '../core/options.js'
 import type { BoundGate, GateRequest, RateTier } from '../gates/gate.js'
-import { defaults } from '../intake/define.js'
+import { defaults, type IntakeRequest } from '../intake/define.js'
 import { checkReturned, type numberRules } from '../intake/define-rules.js'
 import type { Refusal } from '../intake/refusal.js'
 import type { Bound, Submission } from '../intake/submission.js'
 import type { AcceptItem, RateCheck } from '../store/port.js'
+
+/** Read on demand: a request may have no address that is known, and throws then. */
+export function gateRequestOf(identity: string, request: IntakeRequest): GateRequest {
+  return {
+    identity,
+    get clientAddress() {
+      return request.clientAddress
+    },
+  }
+}
 
 /**
  * The row for one submission, as the accepting transaction needs it; or why there is none. `now`: it may run at once if its
@@ -31,7 +41,7 @@ export function buildItem(
   const requested = submission.respondAsync === true || delayMs > 0
   // The caller gets a ticket whatever happens, so the key stores the ticket at accept time.
   const isTicket = options.run !== undefined && submission.waitMs === 0
-  const exact = exactChecks(bound.gates, { identity, clientAddress: request.clientAddress }, body)
+  const exact = exactChecks(bound.gates, gateRequestOf(identity, request), body)
   const { idempotencyKey } = submission
   // Stored as it came, if there is a text: serializing it again would change numbers. A key compares the same text.
   const payload = submission.text ?? JSON.stringify(body ?? null)

@@ -3,6 +3,11 @@ import { parseStrictJson } from './strict-json.js'
 
 /** Problems with a body's form, the same in every binding. */
 export const bodyTooLarge: Problem = { code: 'body_too_large', detail: 'The body is larger than this route takes.' }
+export const bodyCutOff: Problem = {
+  code: 'invalid_request',
+  detail: 'The body is not valid.',
+  errors: [{ path: '', message: 'it was cut off' }],
+}
 export const notJson: Problem = { code: 'unsupported_media_type', detail: 'Send application/json.' }
 
 export function isJson(contentType: string | null | undefined): boolean {

@@ -19,7 +19,7 @@ import {
   type TicketRequest,
   type TicketRoute,
 } from './ticket-table.js'
-import type { Viewer } from './viewer.js'
+import type { Caller } from './viewer.js'
 
 const redriveBatch = 500
 const redriveMax = 100_000
@@ -91,22 +91,22 @@ async function listDeadLetters(context: TicketContext, request: TicketRequest<Li
   const page = pageOf(request.query)
   if (page === null) return badCursor
   const { status: _, ...query } = request.query
-  const filter = filterOf(context, request.viewer, query)
+  const filter = filterOf(context, request.caller, query)
   const letters = await context.intake.store.deadLetters(filter, page.limit + 1, page.before)
   return json(pageById(letters, { ...page, bytesMax: context.pageBytesMax }, deadLetterView))
 }
 
 async function oneDeadLetter({ intake, access }: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
-  const { id, viewer } = request
-  const letter = (await access.visible(viewer, id)) === null ? null : await intake.store.deadLetter(id)
+  const { id, caller } = request
+  const letter = (await access.visible(caller, id)) === null ? null : await intake.store.deadLetter(id)
   return letter === null ? notFound : json(deadLetterView(letter))
 }
 
 async function redrive(
   context: TicketContext,
-  { body, viewer }: TicketRequest<unknown, Static<typeof RedriveBody>>,
+  { body, caller }: TicketRequest<unknown, Static<typeof RedriveBody>>,
 ): Promise<TicketAnswer> {
-  if (!viewer.operates) return needsOperate
+  if (!caller.operates) return needsOperate
   const { ids, filter, limit, cursor, ...loose } = body
   if (ids !== undefined && (filter !== undefined || Object.keys(loose).length > 0)) {
     return refuse({
@@ -115,7 +115,7 @@ async function redrive(
       errors: [{ path: '/ids', message: 'cannot be combined with a filter' }],
     })
   }
-  if (ids !== undefined) return json(await redriveIds(context, viewer, ids))
+  if (ids !== undefined) return json(await redriveIds(context, caller, ids))
   if (filter === undefined && Object.keys(loose).length === 0) {
     return refuse({
       code: 'invalid_request',
@@ -125,17 +125,17 @@ async function redrive(
   }
   const from = cursor === undefined ? null : idOfCursor(cursor)
   if (cursor !== undefined && from === null) return badCursor
-  const which = filterOf(context, viewer, { ...loose, ...filter })
+  const which = filterOf(context, caller, { ...loose, ...filter })
   return json(await redriveAll(context.intake, which, limit ?? redriveMax, from))
 }
 
 async function redriveIds(
   { intake, access }: TicketContext,
-  viewer: Viewer,
+  caller: Caller,
   ids: readonly string[],
 ): Promise<{ moved: number; skipped: number }> {
   const known = ids.filter(isUuid)
-  const { bound } = access.narrow(viewer, {})
+  const { bound } = access.narrow(caller, {})
   // A dead letter never changes its queue, so the ids found here stay within the caller's queues.
   const own = bound ? await intake.store.deadLetterIds({ ids: known, bound }, known.length, null) : known
   const { moved } = await intake.store.redrive(own)
@@ -173,9 +173,9 @@ async function redriveAll(
 
 async function purge(
   context: TicketContext,
-  { query: asked, viewer }: TicketRequest<Static<typeof PurgeQuery>>,
+  { query: asked, caller }: TicketRequest<Static<typeof PurgeQuery>>,
 ): Promise<TicketAnswer> {
-  if (!viewer.operates) return needsOperate
+  if (!caller.operates) return needsOperate
   const { limit, all, ...query } = asked
   if (all !== true && limit === undefined && Object.keys(query).length === 0) {
     return refuse({
@@ -189,7 +189,7 @@ async function purge(
   let purged = 0
   while (purged < most) {
     const batch = Math.min(redriveBatch, most - purged)
-    const ids = await store.deadLetterIds(filterOf(context, viewer, query), batch, null)
+    const ids = await store.deadLetterIds(filterOf(context, caller, query), batch, null)
     if (ids.length === 0) break
     purged += await store.purge(ids)
   }

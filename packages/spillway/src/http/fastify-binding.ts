@@ -7,6 +7,7 @@ import type { Definition, IntakeRequest, IntakeUser } from '../intake/define.js'
 import type { Intake } from '../intake/intake.js'
 import { continueTrace, formatTraceparent } from '../metrics/trace.js'
 import { goneSignal } from './connections.js'
+import { answerKnownFault } from './faults.js'
 import type { Wire } from './mount.js'
 import { type Entered, type Mount, mountOf } from './mount.js'
 import { pathOf, sendProblem } from './problem.js'
@@ -24,6 +25,16 @@ export interface FastifyRoute extends Pick<RouteShorthandOptions, 'schema' | 'va
     done: (fault: null, payload: RequestPayload) => void,
   ): void
   handler(request: FastifyRequest, reply: FastifyReply): Promise<unknown>
+  /** Answers bodies that Fastify refuses (413, 415, malformed JSON) as problems. Errors of your own go to your error handler. */
+  errorHandler?: (fault: unknown, request: FastifyRequest, reply: FastifyReply) => void
+}
+
+/** No bytes are a request without a body, whatever its content type. Fastify's own parser would refuse it. */
+export function takeEmptyBody(request: FastifyRequest, _reply: FastifyReply, done: () => void): void {
+  const { headers } = request
+  // Our own server has its own parser.
+  if (headers['content-length'] === '0' && !('bodyText' in request)) delete headers['content-type']
+  done()
 }
 
 /** Stores a request's entry between the hook and the handler. On the raw request, whose shape does not matter. */
@@ -33,7 +44,8 @@ type Carrier = { [entryKey]?: Entered; [hashKey]?: Hash }
 
 export function fastifyRoute(intake: Intake, definition: Definition): FastifyRoute {
   const { body } = intake.bound(definition).options
-  return mountedRoute(mountOf(intake, definition), isStandardSchema(body) ? undefined : body)
+  const route = mountedRoute(mountOf(intake, definition), isStandardSchema(body) ? undefined : body)
+  return { ...route, errorHandler: answerKnownFault }
 }
 
 /** For mounts whose body differs from their definition's. */
@@ -51,9 +63,9 @@ export function mountedRoute(mounted: Mount, body: TSchema | undefined): Fastify
         if (reply.raw.destroyed) return void entry.entered.leave()
         ;(request.raw as Carrier)[entryKey] = entry.entered
         reply.raw.once('close', entry.entered.leave)
-        done()
+        takeEmptyBody(request, reply, done)
       }
-      const entry = mounted.enter(new FastifyIntakeRequest(request))
+      const entry = mounted.enter(intakeRequestOf(request, reply))
       if (entry instanceof Promise) entry.then(proceed, (fault: unknown) => void reply.send(fault))
       else proceed(entry)
     },
@@ -124,14 +136,25 @@ export function userFrom(found: unknown): IntakeUser | null {
   return { id: String(id), roles: new Set(Array.isArray(user?.roles) ? user.roles.map(String) : []) }
 }
 
+/** The request as definitions and viewers see it. Names it in the answer; our own server has done so already. */
+export function intakeRequestOf(request: FastifyRequest, reply: FastifyReply): IntakeRequest {
+  const { trace } = request as { trace?: { traceparent: string } }
+  if (trace !== undefined) return new FastifyIntakeRequest(request, trace.traceparent)
+  const context = continueTrace(request.raw.headers.traceparent as string | undefined)
+  reply.header('x-request-id', context.traceId)
+  return new FastifyIntakeRequest(request, formatTraceparent(context))
+}
+
 /** Reads on demand: most definitions use little of a request. */
 class FastifyIntakeRequest implements IntakeRequest {
   readonly #request: FastifyRequest
   readonly user: IntakeUser | null
   readonly clientAddress: string
+  readonly traceparent: string
 
-  constructor(request: FastifyRequest) {
+  constructor(request: FastifyRequest, traceparent: string) {
     this.#request = request
+    this.traceparent = traceparent
     this.user = userOf(request)
     this.clientAddress = (request as { clientAddress?: string }).clientAddress ?? request.ip
   }
@@ -156,10 +179,5 @@ class FastifyIntakeRequest implements IntakeRequest {
 
   get params(): Record<string, string> {
     return this.#request.params as Record<string, string>
-  }
-
-  get traceparent(): string {
-    const { trace, raw } = this.#request as { trace?: { traceparent: string }; raw: FastifyRequest['raw'] }
-    return trace?.traceparent ?? formatTraceparent(continueTrace(raw.headers.traceparent as string | undefined))
   }
 }

@@ -1,7 +1,7 @@
 import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
 import { StoreFault } from '../store/postgres/faults.js'
 import { LogFault } from '../streams/port.js'
-import { bodyTooLarge, notJson } from './body-form.js'
+import { bodyCutOff, bodyTooLarge, notJson } from './body-form.js'
 import { discardRest } from './connections.js'
 import { type Problem, sendProblem, urlProblem } from './problem.js'
 import { InvalidRequest } from './validation.js'
@@ -59,6 +59,10 @@ export function faultProblem(fault: unknown): Problem | undefined {
       return bodyTooLarge
     case 'FST_ERR_CTP_INVALID_MEDIA_TYPE':
       return notJson
+    case 'FST_ERR_CTP_INVALID_JSON_BODY':
+      return bodyProblem('is not valid JSON')
+    case 'FST_ERR_CTP_EMPTY_JSON_BODY':
+      return bodyProblem('a JSON body is required')
     case 'FST_ERR_CTP_INVALID_CONTENT_LENGTH':
       return bodyProblem('its length is not what Content-Length says')
     case 'FST_ERR_BAD_URL':
@@ -79,14 +83,28 @@ function isCutOff(fault: unknown): boolean {
   return fault instanceof Error && 'code' in fault && fault.code === 'ECONNRESET'
 }
 
+/** Undefined: our defect, or an error of the user's own functions. */
+function problemFor(fault: unknown, { raw }: FastifyRequest): Problem | undefined {
+  return faultProblem(fault) ?? (isCutOff(fault) && !raw.complete ? bodyCutOff : undefined)
+}
+
 /** Handles every error thrown in a request: known faults become their problem, all others a 500 without details. */
 export function answerFault(fault: unknown, request: FastifyRequest, reply: FastifyReply): void {
-  let problem = faultProblem(fault)
-  if (problem === undefined && isCutOff(fault) && !request.raw.complete) problem = bodyProblem('it was cut off')
+  const problem = problemFor(fault, request)
   if (problem === undefined) {
     request.log.error({ err: fault, trace_id: request.id, route: request.routeOptions.url }, 'request failed')
-    problem = internalFault
   }
+  sendFault(problem ?? internalFault, request, reply)
+}
+
+/** For a route in a user's own app: errors that are not ours go on to the app's error handler. */
+export function answerKnownFault(fault: unknown, request: FastifyRequest, reply: FastifyReply): void {
+  const problem = problemFor(fault, request)
+  if (problem === undefined) throw fault
+  sendFault(problem, request, reply)
+}
+
+function sendFault(problem: Problem, request: FastifyRequest, reply: FastifyReply): void {
   // Fastify closes after every parser error. That is needed only while the body is still arriving, or if the client has
   // closed its half: without the header Node would forget that this answer is the last.
   if (request.raw.socket.readableEnded !== true) reply.removeHeader('connection')

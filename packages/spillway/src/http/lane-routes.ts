@@ -37,11 +37,11 @@ type LaneRequest = TicketRequest<unknown, Static<typeof LaneBody>>
 async function changeLane(
   action: 'pause' | 'resume',
   { intake }: TicketContext,
-  { body, viewer }: LaneRequest,
+  { body, caller }: LaneRequest,
 ): Promise<TicketAnswer> {
-  if (!viewer.operates) return needsOperate
+  if (!caller.operates) return needsOperate
   const { queue, partition } = body
-  if (!mayUseQueue(viewer.queues, queue)) {
+  if (!mayUseQueue(caller.queues, queue)) {
     return refuse({ code: 'forbidden', detail: `You may not use the queue ${JSON.stringify(queue)}.` })
   }
   await intake.store[action](queue, partition ?? null)

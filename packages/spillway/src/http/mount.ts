@@ -3,7 +3,8 @@
  * reads the body, and `submit` with the parsed body.
  */
 import { limits } from '@spillway/protocol/wire'
-import type { GateRequest, Permit } from '../gates/gate.js'
+import { gateRequestOf } from '../accept/accept-item.js'
+import type { Permit } from '../gates/gate.js'
 import { type Admission, GateAdmission } from '../intake/admission.js'
 import { type Answer, queuedBody } from '../intake/answer.js'
 import type { Definition, IntakeRequest } from '../intake/define.js'
@@ -111,13 +112,21 @@ function refuse(problem: Problem): Wire {
   return { ok: false, problem, headers: {} }
 }
 
+/** Who asks: what the definition says, else the authenticated user, else the client's address. */
+export function identityOf(
+  options: { identity?: (request: IntakeRequest) => string } | undefined,
+  request: IntakeRequest,
+): string {
+  return options?.identity?.(request) ?? request.user?.id ?? request.clientAddress
+}
+
 /** The gates that need no body. */
 function entrance(pipeline: Pipeline, bound: BoundGates): Mount['enter'] {
   const acquires = bound.gates.some((gate) => gate.acquire !== undefined)
   const refused = (refusal: Refusal): Entry => ({ ok: false, wire: refusalWire(refusal) })
   return (request) => {
-    const identity = bound.options.identity?.(request) ?? request.user?.id ?? request.clientAddress
-    const gateRequest: GateRequest = { identity, clientAddress: request.clientAddress }
+    const identity = identityOf(bound.options, request)
+    const gateRequest = gateRequestOf(identity, request)
     const refusal =
       pipeline.refuseEarly(bound, gateRequest) ??
       (request.headers.prefer === undefined ? pipeline.refuseBusy(bound) : null)

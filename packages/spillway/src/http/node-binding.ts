@@ -5,11 +5,12 @@ import type { Intake } from '../intake/intake.js'
 import { continueTrace, formatTraceparent } from '../metrics/trace.js'
 import { type Body, bodyTooLarge, isJson, notJson, parseBody } from './body-form.js'
 import { discardRest, goneSignal } from './connections.js'
+import { type EncodedAnswer, encodeWire, methodRefused, safeMethods } from './encode.js'
 import { userFrom } from './fastify-binding.js'
 import { faultProblem, internalFault } from './faults.js'
 import type { Wire } from './mount.js'
 import { mountOf } from './mount.js'
-import { encodeProblem, type Problem, pathOf } from './problem.js'
+import { type Problem, pathOf } from './problem.js'
 
 /**
  * For node:http and for Express 4 and 5. With `next` (Express), errors that are not ours go there; without it they are logged
@@ -30,11 +31,12 @@ export function nodeHandler(intake: Intake, definition: Definition): NodeHandler
   const mounted = mountOf(intake, definition)
   return (request, response, next) => {
     const asked = new NodeIntakeRequest(request)
-    const send = (wire: Wire): void => write(response, wire, asked)
-    const refuse = (problem: Problem, headers = {}): void => send({ ok: false, problem, headers })
+    const { traceId, path: instance } = asked
+    const send = (wire: Wire): void => writeAnswer(response, encodeWire(wire, { instance, traceId }), traceId)
+    const refuse = (problem: Problem): void => send({ ok: false, problem, headers: {} })
     const serve = async (): Promise<void> => {
-      // There is no router in front of a plain listener, and a crawler's GET must not submit work.
-      if (next === undefined && safeMethods.has(asked.method)) return refuse(unsafeOnly, { allow: allowed })
+      // With `next` there is a router, which knows the method.
+      if (next === undefined && safeMethods.has(asked.method)) return send(methodRefused)
       const entry = await mounted.enter(asked)
       if (!entry.ok) return void setImmediate(send, entry.wire)
       const { entered } = entry
@@ -43,10 +45,7 @@ export function nodeHandler(intake: Intake, definition: Definition): NodeHandler
       response.once('close', entered.leave)
       try {
         const body = await bodyOf(request)
-        if (!body.ok) {
-          discardRest(request)
-          return refuse(body.problem)
-        }
+        if (!body.ok) return refuse(body.problem)
         send(await mounted.submit(entered, body.value, (during) => goneSignal(response, during), body.text))
       } finally {
         // Node emits no 'close' on a pipelined answer whose connection ended before its turn.
@@ -57,27 +56,20 @@ export function nodeHandler(intake: Intake, definition: Definition): NodeHandler
       const problem = faultProblem(fault)
       if (problem !== undefined) return refuse(problem)
       if (next !== undefined) return next(fault)
-      intake.log.error({ err: fault, trace_id: asked.traceId, path: asked.path }, 'request failed')
+      intake.log.error({ err: fault, trace_id: traceId, path: instance }, 'request failed')
       refuse(internalFault)
     })
   }
 }
 
-const safeMethods = new Set(['GET', 'HEAD', 'OPTIONS', 'TRACE'])
-const allowed = 'POST, PUT, PATCH, DELETE'
-const unsafeOnly: Problem = { code: 'method_not_allowed', detail: `Use ${allowed}.` }
-
-function write(response: ServerResponse, wire: Wire, { path: instance, traceId }: NodeIntakeRequest): void {
+/** Does nothing if the answer has begun or nobody can read it. */
+export function writeAnswer(response: ServerResponse, { status, headers, body }: EncodedAnswer, traceId: string): void {
   if (response.headersSent || response.destroyed) return
-  const problem = wire.ok ? undefined : encodeProblem(wire.problem, { instance, traceId }, undefined)
-  const headers = wire.ok ? wire.answer.headers : { ...wire.headers, ...problem?.headers }
-  const body = wire.ok ? JSON.stringify(wire.answer.body) : problem?.body
-  response.statusCode = wire.ok ? wire.answer.status : (problem?.status ?? 500)
+  response.statusCode = status
   // One by one: what middleware has set stays.
   for (const [name, value] of Object.entries(headers)) response.setHeader(name, value)
   response.setHeader('x-request-id', traceId)
   if (body === undefined) return void response.end()
-  if (wire.ok) response.setHeader('content-type', 'application/json; charset=utf-8')
   response.setHeader('content-length', Buffer.byteLength(body))
   response.end(body)
 }
@@ -86,12 +78,18 @@ function write(response: ServerResponse, wire: Wire, { path: instance, traceId }
  * The body, read here, or as `express.json()` has parsed it. A parsed body has no text any more: an Idempotency-Key then
  * compares `JSON.stringify` of the value, so two requests that differ only in spaces count as the same.
  */
-async function bodyOf(request: IncomingMessage & ExpressMembers): Promise<Body> {
+export async function bodyOf(request: IncomingMessage): Promise<Body> {
+  const body = await bodyAsSent(request)
+  if (!body.ok) discardRest(request)
+  return body
+}
+
+async function bodyAsSent(request: IncomingMessage & ExpressMembers): Promise<Body> {
   const { headers, body } = request
+  // No bytes came, and a parser before this one has seen their end: body-parser makes {} of them.
+  if (request.readableEnded && !request.readableDidRead) return { ok: true, value: undefined }
   if (!request.readableDidRead) return readBody(request)
   if (body instanceof Uint8Array) return parseBody(body, headers['content-type'], headers['content-encoding'])
-  // body-parser makes {} of an empty body.
-  if (headers['content-length'] === '0') return { ok: true, value: undefined }
   if (body === undefined) throw new Error('The body was read before the intake, and is not in request.body.')
   // A form that express.urlencoded() has parsed is no JSON: browsers send forms across sites without asking.
   if (!isJson(headers['content-type'])) return { ok: false, problem: notJson }
@@ -134,7 +132,7 @@ function readBody(request: IncomingMessage): Promise<Body> {
 }
 
 /** Reads on demand. */
-class NodeIntakeRequest implements IntakeRequest {
+export class NodeIntakeRequest implements IntakeRequest {
   readonly #request: IncomingMessage & ExpressMembers
   readonly user: IntakeUser | null
   readonly clientAddress: string

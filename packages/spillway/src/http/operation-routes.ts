@@ -19,6 +19,7 @@ import {
   type TicketRoute,
 } from './ticket-table.js'
 import { compileValidator } from './validation.js'
+import { owns } from './viewer.js'
 
 export const operationRoutes: readonly TicketRoute[] = [
   {
@@ -76,18 +77,15 @@ export const operationRoutes: readonly TicketRoute[] = [
 ]
 
 async function listOperations(context: TicketContext, request: TicketRequest<ListQuery>): Promise<TicketAnswer> {
-  const { query, viewer } = request
+  const { query, caller } = request
   const page = pageOf(query)
   if (page === null) return badCursor
-  const { identity } = query
-  const seesAll = viewer.operates || viewer.views === true
-  if (identity !== undefined && !seesAll && identity !== viewer.identity) return json({ items: [], next_cursor: null })
-  const tickets = await context.intake.store.tickets(filterOf(context, viewer, query), page.limit + 1, page.before)
+  const tickets = await context.intake.store.tickets(filterOf(context, caller, query), page.limit + 1, page.before)
   return json(pageById(tickets, { ...page, bytesMax: context.pageBytesMax }, operationView))
 }
 
-async function operationStats({ intake, access }: TicketContext, { viewer }: TicketRequest): Promise<TicketAnswer> {
-  const rows = await intake.store.stats(access.narrow(viewer, {}).bound)
+async function operationStats({ intake, access }: TicketContext, { caller }: TicketRequest): Promise<TicketAnswer> {
+  const rows = await intake.store.stats(access.narrow(caller, {}).bound)
   const unfinished = rows.filter(({ status }) => status === 'pending' || status === 'processing')
   return json({
     stats: rows.map(statView),
@@ -112,9 +110,9 @@ const statView = (row: StatRow) => ({
 
 async function oneOperation(
   { intake, access }: TicketContext,
-  { id, viewer, query, gone }: TicketRequest<Static<typeof WaitQuery>>,
+  { id, caller, query, gone }: TicketRequest<Static<typeof WaitQuery>>,
 ): Promise<TicketAnswer> {
-  const ticket = await access.visible(viewer, id)
+  const ticket = await access.visible(caller, id)
   if (ticket === null) return notFound
   const waitMs = (query.wait ?? 0) * 1_000
   if (waitMs === 0 || isFinished(ticket)) return json(operationView(ticket))
@@ -123,18 +121,18 @@ async function oneOperation(
 }
 
 async function streamOperation(context: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
-  const ticket = await context.access.visible(request.viewer, request.id)
+  const ticket = await context.access.visible(request.caller, request.id)
   if (ticket === null) return notFound
-  return followOperation(context.intake, ticket, request.lastEventId, context.outputOf)
+  return followOperation(context, ticket, request.lastEventId)
 }
 
 async function cancelOperation({ intake, access }: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
-  const { id, viewer } = request
+  const { id, caller } = request
   const fault = bodyFault(request)
   if (fault !== null) return fault
-  const ticket = await access.visible(viewer, id)
+  const ticket = await access.visible(caller, id)
   if (ticket === null) return notFound
-  if (ticket.identity !== viewer.identity && !viewer.operates) return needsOperate
+  if (!caller.operates && !owns(caller, ticket)) return needsOperate
   const outcome = await intake.cancel(id, 'cancelled by request')
   switch (outcome) {
     case 'cancelled':
@@ -155,12 +153,12 @@ async function cancelOperation({ intake, access }: TicketContext, request: Ticke
 
 async function retryOperation({ intake, access }: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
   const { store } = intake
-  const { id, viewer } = request
+  const { id, caller } = request
   const fault = bodyFault(request)
   if (fault !== null) return fault
-  const ticket = await access.visible(viewer, id)
+  const ticket = await access.visible(caller, id)
   if (ticket === null) return notFound
-  if (!viewer.operates) return needsOperate
+  if (!caller.operates) return needsOperate
   if (ticket.status !== 'failed') return notFailed(ticket.status)
   const { moved } = await store.redrive([id])
   if (moved === 0) {

@@ -3,9 +3,11 @@ import type { Intake } from '../intake/intake.js'
 import type { Ticket } from '../store/port.js'
 import { LogFault, type StreamRecord } from '../streams/port.js'
 import type { Follower } from '../streams/relay.js'
+import { withDeadline } from '../time/with-deadline.js'
 import { goneSignal } from './connections.js'
 import { operationView } from './operation-view.js'
-import { refuse, type TicketAnswer } from './ticket-table.js'
+import type { Problem } from './problem.js'
+import type { TicketAnswer, TicketContext } from './ticket-table.js'
 
 const lookMs = 1_000
 const heartbeatMs = 12_000
@@ -14,8 +16,10 @@ const outputGraceMs = 2_000
 const followersMax = 500
 let followers = 0
 
+type Output = Pick<Follower, 'next' | 'close'>
+
 /** Finds the output of an operation. Null: it has none. */
-export type OutputOf = (id: string, after: number) => Promise<Follower | null>
+export type OutputOf = (id: string, after: number) => Promise<Output | null>
 
 /** Where events go. */
 export interface EventSink {
@@ -23,6 +27,8 @@ export interface EventSink {
   write(text: string): Promise<void>
   /** Fires when the client has left. */
   gone: AbortSignal
+  /** Closes the connection of a client that does not read. */
+  abandon(): void
 }
 
 /**
@@ -34,25 +40,30 @@ export interface EventSink {
  * resumes after its last chunk, and one that has the last status gets 204: nothing is left.
  */
 export async function followOperation(
-  intake: Intake,
+  { intake, outputOf, unreadMs }: TicketContext,
   first: Ticket,
   lastEventId: string | undefined,
-  outputOf: OutputOf | undefined,
 ): Promise<TicketAnswer> {
   const has = lastEventOf(lastEventId)
   if (first.finishedAt !== null && has.state === stateOf(first)) return { kind: 'empty' }
   if (followers >= followersMax) {
-    return refuse({ code: 'overloaded', detail: 'Too many streams are open.', retryAfterMs: 5_000 })
+    const problem: Problem = { code: 'overloaded', detail: 'Too many streams are open.', retryAfterMs: 5_000 }
+    return { kind: 'problem', problem }
   }
   const output = (await outputOf?.(first.id, has.after)) ?? null
-  return { kind: 'events', send: (sink) => follow(intake, first, has.after, output, sink) }
+  return { kind: 'events', send: (sink) => follow(intake, first, has.after, output, timed(sink, unreadMs)) }
+}
+
+/** A client that reads nothing for `unreadMs` would hold one of the followers for ever. It can resume. */
+function timed({ write, gone, abandon }: EventSink, unreadMs: number): EventSink {
+  return { write: (text) => withDeadline(write(text), unreadMs, abandon), gone, abandon }
 }
 
 async function follow(
   intake: Intake,
   first: Ticket,
   after: number,
-  output: Follower | null,
+  output: Output | null,
   { write: pass, gone }: EventSink,
 ): Promise<void> {
   followers++
@@ -90,6 +101,12 @@ async function follow(
   }
 }
 
+export const eventHeaders = {
+  'content-type': 'text/event-stream; charset=utf-8',
+  'cache-control': 'no-cache, no-transform',
+  'x-accel-buffering': 'no',
+}
+
 /** Sends events as the body of a 200 of Node's HTTP server. */
 export async function sendEvents(
   response: ServerResponse,
@@ -97,18 +114,13 @@ export async function sendEvents(
   send: (sink: EventSink) => Promise<void>,
 ): Promise<void> {
   const gone = goneSignal(response, 'wait')
-  response.writeHead(200, {
-    ...headers,
-    'content-type': 'text/event-stream; charset=utf-8',
-    'cache-control': 'no-cache, no-transform',
-    'x-accel-buffering': 'no',
-  })
+  response.writeHead(200, { ...headers, ...eventHeaders })
   const write = async (text: string): Promise<void> => {
     // Waits for a slow reader instead of buffering.
     if (!response.write(text)) await drainedOrGone(response, gone)
   }
   try {
-    await send({ write, gone })
+    await send({ write, gone, abandon: () => void response.destroy() })
   } finally {
     response.end()
   }
@@ -126,7 +138,7 @@ function lastEventOf(id = ''): { after: number; state: string | null } {
 }
 
 /** The end is in the log before the operation is finished, so the rest is on its way. An operation that never ran has none. */
-async function restOf(output: Follower, outputSent: Promise<boolean>): Promise<boolean> {
+async function restOf(output: Output, outputSent: Promise<boolean>): Promise<boolean> {
   const timer = setTimeout(() => output.close(), outputGraceMs)
   const isWhole = await outputSent
   clearTimeout(timer)
@@ -135,7 +147,7 @@ async function restOf(output: Follower, outputSent: Promise<boolean>): Promise<b
 
 /** Sends the output until its end. If it is unavailable, reports that once (false), and the status events continue. */
 async function sendOutput(
-  output: Follower,
+  output: Output,
   reached: { after: number },
   write: (text: string) => Promise<void>,
 ): Promise<boolean> {

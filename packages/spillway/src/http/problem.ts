@@ -92,14 +92,16 @@ const asIs = (payload: unknown): string => payload as string
 
 export function sendProblem(reply: FastifyReply, problem: Problem): FastifyReply {
   const { request } = reply
-  const place = { instance: pathOf(request.raw.url ?? '/'), traceId: request.id }
+  // In a user's own app the request's id is a counter, and the binding has named the trace already.
+  const traceId = String(reply.getHeader('x-request-id') ?? request.id)
+  const place = { instance: pathOf(request.raw.url ?? '/'), traceId }
   // A route declares its form; a user's own app may well have routes under /v1.
   const how = request.is404 ? formAt(place.instance) : request.routeOptions.config.errorForm
   const { status, headers, body } = encodeProblem(problem, place, how)
   reply.code(status)
   reply.headers(headers)
   // Set here too: answers to a malformed URL come before the hooks.
-  reply.header('x-request-id', request.id)
+  reply.header('x-request-id', traceId)
   return reply.serializer(asIs).send(body)
 }
 

@@ -7,16 +7,16 @@ import type { TicketFilter } from '../store/port.js'
 import { ProblemError } from './faults.js'
 import { placeOf } from './pages.js'
 import { refuse, type TicketContext } from './ticket-table.js'
-import type { Viewer } from './viewer.js'
+import type { Caller } from './viewer.js'
 
 export type ListQuery = Static<typeof ListOperationsQuery>
 
 const listLimitDefault = 50
 
-/** The filter that the query asks for, restricted to what the viewer may see. */
+/** The filter that the query asks for, restricted to what the caller may see. */
 export function filterOf(
   { access }: TicketContext,
-  viewer: Viewer,
+  caller: Caller,
   query: Omit<ListQuery, 'limit' | 'cursor'>,
 ): TicketFilter {
   const filter: TicketFilter = {}
@@ -26,7 +26,7 @@ export function filterOf(
   }
   if (query.from !== undefined) filter.from = instant('from', query.from)
   if (query.to !== undefined) filter.to = instant('to', query.to)
-  return access.narrow(viewer, filter)
+  return access.narrow(caller, filter)
 }
 
 /** A leap second has the form of a timestamp, but a Date cannot express it. */

@@ -1,13 +1,13 @@
 /**
- * The ticket routes as data, whatever the web framework: a binding validates query and body with the schemas of a route,
- * says who asks, and sends the answer.
+ * The ticket routes as data, whatever the web framework: tickets.ts validates query and body with the schemas of a route and
+ * calls its handler; a binding reads the request and sends the answer.
  */
 import { Problem as ProblemSchema } from '@spillway/protocol/schema'
 import Type, { type TSchema } from 'typebox'
 import type { Intake } from '../intake/intake.js'
 import type { EventSink, OutputOf } from './operation-stream.js'
 import type { Problem } from './problem.js'
-import type { Role, TicketAccess, Viewer } from './viewer.js'
+import type { Caller, Role, TicketAccess } from './viewer.js'
 
 export interface TicketRequest<Query = unknown, Body = unknown> {
   /** The id in the path; empty for a route without one. */
@@ -16,7 +16,7 @@ export interface TicketRequest<Query = unknown, Body = unknown> {
   /** Undefined: none was sent. */
   body: Body
   lastEventId: string | undefined
-  viewer: Viewer
+  caller: Caller
   /** Fires when the client leaves before its answer. */
   gone(): AbortSignal
 }
@@ -35,6 +35,7 @@ export interface TicketContext {
   access: TicketAccess
   outputOf: OutputOf | undefined
   pageBytesMax: number
+  unreadMs: number
 }
 
 export interface TicketRoute<Query = unknown, Body = unknown> {

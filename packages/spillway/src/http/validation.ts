@@ -18,8 +18,8 @@ export function useTypebox(found: Typebox): void {
   typebox = found
 }
 
-export function requireTypebox(): Typebox {
-  if (typebox === null) throw new Error('a body schema needs the package typebox: npm i typebox')
+export function requireTypebox(what = 'a body schema'): Typebox {
+  if (typebox === null) throw new Error(`${what} needs the package typebox: npm i typebox`)
   return typebox
 }
 

@@ -1,7 +1,9 @@
 /** Which operations a caller may see: its own, or all with `operate` or `view`; a key bound to queues sees only theirs. */
-import type { FastifyRequest } from 'fastify'
 import { isUuid } from '../core/ids.js'
-import type { Store, Ticket, TicketFilter } from '../store/port.js'
+import type { IntakeRequest } from '../intake/define.js'
+import type { Intake } from '../intake/intake.js'
+import type { Ticket, TicketFilter, TicketOwner } from '../store/port.js'
+import { identityOf } from './mount.js'
 import { mayUseQueue } from './queue-names.js'
 
 export const roles = ['submit', 'consume', 'operate', 'view', 'metrics'] as const
@@ -24,47 +26,74 @@ export interface Viewer {
   queues?: readonly string[]
 }
 
-export function defaultViewer(request: FastifyRequest): Viewer {
-  const { principal, user, clientAddress } = request as {
-    principal?: { identity: string; roles: ReadonlySet<string>; queues?: readonly string[] } | null
-    user?: { id?: unknown }
-    clientAddress?: string
+/** Who asks for tickets. */
+export interface Caller extends Omit<Viewer, 'identity'> {
+  /** Its identity for operations of this type: the one that its submissions of the type have. */
+  identity(type: string): string
+  /** The types whose definition has a function for it. All others have the same identity. */
+  ownTypes: readonly string[]
+}
+
+/** No definition has this name: the identity for types without a function of their own. */
+const anyType = ''
+
+/** With `viewer` one identity for all types; without it, the identity that each definition gives to this request. */
+export function callerOf(
+  intake: Intake,
+  request: IntakeRequest,
+  viewer: ((request: IntakeRequest) => Viewer) | undefined,
+): Caller {
+  if (viewer !== undefined) {
+    const { identity, ...rights } = viewer(request)
+    return { ...rights, identity: () => identity, ownTypes: [] }
   }
-  if (principal !== undefined && principal !== null) {
-    const { identity, roles, queues } = principal
-    return { identity, operates: roles.has('operate'), views: roles.has('view'), ...(queues && { queues }) }
+  const { user } = request
+  return {
+    operates: user?.roles.has('operate') ?? false,
+    views: user?.roles.has('view') ?? false,
+    ...(user?.queues && { queues: user.queues }),
+    identity: (type) => identityOf(intake.find(type)?.options, request),
+    ownTypes: intake.typesWithIdentity,
   }
-  return { identity: user?.id === undefined ? (clientAddress ?? request.ip) : String(user.id), operates: false }
 }
 
 export interface TicketAccess {
   /** Null for another's operation, which looks like an unknown one. */
-  visible(viewer: Viewer, id: string): Promise<Ticket | null>
-  /** Restricts a filter to what the viewer may see. */
-  narrow(viewer: Viewer, filter: TicketFilter): TicketFilter
+  visible(caller: Caller, id: string): Promise<Ticket | null>
+  /** Restricts a filter to what the caller may see. */
+  narrow(caller: Caller, filter: TicketFilter): TicketFilter
 }
+
+export const seesAll = ({ operates, views }: Caller): boolean => operates || views === true
+
+export const owns = (caller: Caller, { type, identity }: Ticket): boolean => caller.identity(type) === identity
 
 /**
  * `namedTypes`: types whose queue the caller names. A key bound to queues also sees the tickets of its own other work, whose
  * lanes the server names.
  */
-export function ticketAccess(store: Store, namedTypes: readonly string[]): TicketAccess {
-  const isWithin = ({ identity, queues }: Viewer, ticket: Ticket): boolean =>
-    mayUseQueue(queues, ticket.queue) || (ticket.identity === identity && !namedTypes.includes(ticket.type))
-  const sees = (viewer: Viewer, ticket: Ticket): boolean =>
-    (viewer.operates || viewer.views === true || ticket.identity === viewer.identity) && isWithin(viewer, ticket)
+export function ticketAccess({ store }: Intake, namedTypes: readonly string[]): TicketAccess {
+  const isWithin = (caller: Caller, ticket: Ticket): boolean =>
+    mayUseQueue(caller.queues, ticket.queue) || (!namedTypes.includes(ticket.type) && owns(caller, ticket))
   return {
-    async visible(viewer, id) {
+    async visible(caller, id) {
       const ticket = isUuid(id) ? await store.ticket(id) : null
-      return ticket !== null && sees(viewer, ticket) ? ticket : null
+      if (ticket === null || !(seesAll(caller) || owns(caller, ticket))) return null
+      return isWithin(caller, ticket) ? ticket : null
     },
-    narrow(viewer, filter) {
-      const { identity, operates, views, queues } = viewer
+    narrow(caller, filter) {
+      const { queues, identity } = caller
       return {
         ...filter,
-        ...(!operates && views !== true && { identity }),
-        ...(queues !== undefined && { bound: { queues, identity, namedTypes } }),
+        ...(!seesAll(caller) && { owner: ownerOf(caller) }),
+        ...(queues !== undefined && { bound: { queues, identity: identity(anyType), namedTypes } }),
       }
     },
   }
+}
+
+function ownerOf({ identity, ownTypes }: Caller): TicketOwner {
+  const usual = identity(anyType)
+  const types = ownTypes.filter((type) => identity(type) !== usual)
+  return { identity: usual, types, identities: types.map(identity) }
 }

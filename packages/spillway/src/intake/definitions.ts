@@ -89,6 +89,10 @@ export class Definitions {
     return bound
   }
 
+  get typesWithIdentity(): string[] {
+    return [...this.#bound.values()].filter((d) => d.options.identity !== undefined).map((d) => d.type)
+  }
+
   get abortableTypes(): string[] {
     return [...this.#bound.values()].filter((d) => d.options.abortable === true).map((d) => d.type)
   }

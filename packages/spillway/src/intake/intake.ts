@@ -20,10 +20,13 @@ import { Presence } from '../fleet/presence.js'
 import { pulseMetrics } from '../fleet/pulse-metrics.js'
 import { guardRequests } from '../http/connections.js'
 import { type FastifyRoute, fastifyRoute } from '../http/fastify-binding.js'
+import type { FastifyLike } from '../http/fastify-tickets.js'
 import { type FetchHandler, fetchHandler } from '../http/fetch-binding.js'
+import { type FetchTickets, fetchTickets } from '../http/fetch-tickets.js'
 import { type NodeHandler, nodeHandler } from '../http/node-binding.js'
-import type { FastifyLike, TicketRoutesOptions } from '../http/operations-routes.js'
+import { expressTickets, type NodeTickets, nodeTickets } from '../http/node-tickets.js'
 import { isStandardSchema } from '../http/standard-schema.js'
+import type { TicketRoutesOptions } from '../http/tickets.js'
 import { Ledger } from '../ledger/ledger.js'
 import { queueSweeps, type Sweeps } from '../maintenance/sweeps.js'
 import type { Metrics } from '../metrics/metrics.js'
@@ -239,9 +242,24 @@ export class Intake {
   /** For Fastify: `app.register(intake.ticketRoutes())` mounts reading, waiting, cancelling and redriving. */
   ticketRoutes(options?: TicketRoutesOptions): (app: FastifyLike) => Promise<void> {
     return async (app) => {
-      const { ticketRoutes } = await import('../http/operations-routes.js')
+      const { ticketRoutes } = await import('../http/fastify-tickets.js')
       await ticketRoutes(this, options)(app)
     }
+  }
+
+  /** The same for Express: `app.use(intake.expressTickets())`. All other requests go on to `next`. */
+  expressTickets(options?: TicketRoutesOptions): NodeHandler {
+    return expressTickets(this, options)
+  }
+
+  /** The same for node:http: `createServer((req, res) => tickets(req, res, () => …))`; the last is for all other requests. */
+  nodeTickets(options?: TicketRoutesOptions & { prefix?: string }): NodeTickets {
+    return nodeTickets(this, options)
+  }
+
+  /** The same for everything else: `(Request, { clientAddress }, otherwise?) => Promise<Response>`. */
+  fetchTickets(options?: TicketRoutesOptions & { prefix?: string }): FetchTickets {
+    return fetchTickets(this, options)
   }
 
   /**
@@ -438,6 +456,10 @@ export class Intake {
 
   find(type: string): Bound | undefined {
     return this.#definitions.find(type)
+  }
+
+  get typesWithIdentity(): string[] {
+    return this.#definitions.typesWithIdentity
   }
 
   get abortableTypes(): string[] {

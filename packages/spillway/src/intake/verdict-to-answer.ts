@@ -1,5 +1,6 @@
 /** Turns the store's verdict into the caller's answer, and counts it: run now, wait, replay or refuse. */
 
+import { gateRequestOf } from '../accept/accept-item.js'
 import { codeOf } from '../accept/conflict-retry.js'
 import type { IntakeLog } from '../core/settings.js'
 import type { Metrics } from '../metrics/metrics.js'
@@ -197,7 +198,7 @@ function refusalOf(
   { tiers, limited }: PendingItem,
   accepted: Extract<Accepted, { verdict: 'refuse' }>,
 ): Refusal {
-  const refusal = refusedBy(bound, { identity, clientAddress: request.clientAddress }, body, tiers, accepted)
+  const refusal = refusedBy(bound, gateRequestOf(identity, request), body, tiers, accepted)
   return limited === undefined ? refusal : { ...refusal, extensions: { ...refusal.extensions, ...limited } }
 }
 

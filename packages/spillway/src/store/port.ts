@@ -282,10 +282,18 @@ export interface TicketFilter {
   queue?: string
   partition?: string
   identity?: string
+  owner?: TicketOwner
   from?: Date
   to?: Date
   ids?: readonly string[]
   bound?: QueueBound
+}
+
+/** Operations of `identity`; for `types`, those of the identity at the same index of `identities` instead. */
+export interface TicketOwner {
+  identity: string
+  types: readonly string[]
+  identities: readonly string[]
 }
 
 /** For a caller bound to queues: the operations in them, and its own work of types whose queue the caller does not name. */

@@ -1,5 +1,5 @@
 import { leftOutSql, listedErrorSql, listedSql } from '../page-sql.js'
-import type { DeadLetter, QueueBound, StatRow, Ticket, TicketFilter, Tx } from '../port.js'
+import type { DeadLetter, QueueBound, StatRow, Ticket, TicketFilter, TicketOwner, Tx } from '../port.js'
 
 interface TicketRow extends Record<string, unknown> {
   id: string
@@ -186,6 +186,16 @@ function boundTest(
       OR (${table}.identity = $${first + 1} AND ${table}.type <> ALL ($${first + 2}::text[])))`
 }
 
+/** The same as `owns` of http/viewer.ts. */
+function ownerTest({ identity, types, identities }: TicketOwner, values: unknown[]): (table: string) => string {
+  const first = values.push(identity)
+  if (types.length === 0) return (table) => `${table}.identity = $${first}`
+  values.push(types, identities)
+  return (table) =>
+    `(${table}.type <> ALL ($${first + 1}::text[]) AND ${table}.identity = $${first}
+      OR (${table}.type, ${table}.identity) IN (SELECT * FROM unnest($${first + 1}::text[], $${first + 2}::text[])))`
+}
+
 function conditions(filter: TicketFilter, before: string | null, values: unknown[]): (table: string) => string {
   const tests: [string, string, unknown][] = []
   const add = (column: string, operator: string, value: unknown): void => {
@@ -204,11 +214,13 @@ function conditions(filter: TicketFilter, before: string | null, values: unknown
     return { column, test: `${operator} $${values.length}` }
   })
   if (filter.ids !== undefined) texts.push({ column: 'id', test: `= ANY ($${values.push(filter.ids)}::uuid[])` })
+  const owned = filter.owner === undefined ? null : ownerTest(filter.owner, values)
   const within = filter.bound === undefined ? null : boundTest(filter.bound, values)
   return (table) =>
     [
       'true',
       ...texts.map(({ column, test }) => `${table}.${column} ${test}`),
+      ...(owned === null ? [] : [owned(table)]),
       ...(within === null ? [] : [within(table, table)]),
     ].join(' AND ')
 }

@@ -1,18 +1,15 @@
 /** Binds the ticket routes to Fastify, as a plugin. */
-import { limits } from '@spillway/protocol/wire'
 import type { FastifyInstance, FastifyReply, FastifyRequest, FastifySchema } from 'fastify'
 import type { Intake } from '../intake/intake.js'
 import { jsonOf } from './carried-json.js'
 import { goneSignal } from './connections.js'
-import { deadLetterRoutes } from './dead-letter-routes.js'
-import { laneRoutes } from './lane-routes.js'
-import { operationRoutes } from './operation-routes.js'
-import { type OutputOf, sendEvents } from './operation-stream.js'
+import { intakeRequestOf, takeEmptyBody } from './fastify-binding.js'
+import { answerKnownFault } from './faults.js'
+import { sendEvents } from './operation-stream.js'
 import { sendProblem } from './problem.js'
 import { refuseUntilReady } from './readiness.js'
-import type { TicketAnswer, TicketContext, TicketRequest, TicketRoute } from './ticket-table.js'
-import './typebox.js'
-import { defaultViewer, ticketAccess, type Viewer } from './viewer.js'
+import type { TicketAnswer, TicketRoute } from './ticket-table.js'
+import { type TicketCall, type TicketRoutesOptions, Tickets, ticketTable } from './tickets.js'
 
 /** Any Fastify application, with any type provider and logger. */
 export type FastifyLike = Pick<
@@ -20,38 +17,24 @@ export type FastifyLike = Pick<
   'addHook' | 'setSerializerCompiler' | 'get' | 'post' | 'delete' | 'route'
 >
 
-export interface TicketRoutesOptions {
-  /** Who asks. Default: our server's principal, or `request.user.id`, or the client's address. */
-  viewer?: (request: FastifyRequest) => Viewer
-  /** For operations with an output stream. */
-  outputOf?: OutputOf
-  /** A page of a list ends at this size. Default 4 MiB. */
-  pageBytesMax?: number
-  /** Types whose queue the caller names: a key bound to queues is limited to its queues for these. Default: none. */
-  namedTypes?: readonly string[]
-}
-
 /** The routes under `/api/v1/operations`, `/api/v1/dead-letters` and `/api/v1/lanes`. */
 export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}): (app: FastifyLike) => Promise<void> {
-  const viewerOf = options.viewer ?? defaultViewer
-  const context: TicketContext = {
-    intake,
-    access: ticketAccess(intake.store, options.namedTypes ?? []),
-    outputOf: options.outputOf,
-    pageBytesMax: options.pageBytesMax ?? limits.pageBytes,
-  }
+  const tickets = new Tickets(intake, options)
   return async (app) => {
     app.setSerializerCompiler(() => jsonOf)
     refuseUntilReady(app, intake)
-    for (const route of [...operationRoutes, ...deadLetterRoutes, ...laneRoutes]) {
+    for (const route of ticketTable) {
       app.route({
         method: route.method,
         url: route.path,
         schema: schemaOf(route),
+        // The schemas are only for the API description: Tickets validates.
+        validatorCompiler: () => () => true,
         ...(route.role && { config: { role: route.role } }),
         ...(route.streams && { exposeHeadRoute: false }),
-        handler: async (request, reply) =>
-          send(reply, await route.handle(context, ticketRequest(request, reply, viewerOf(request)))),
+        onRequest: takeEmptyBody,
+        errorHandler: answerKnownFault,
+        handler: async (request, reply) => send(reply, await tickets.answer(route, callOf(request, reply))),
       })
     }
   }
@@ -68,15 +51,13 @@ function schemaOf({ summary, description, query, body, response }: TicketRoute):
   }
 }
 
-function ticketRequest(request: FastifyRequest, reply: FastifyReply, viewer: Viewer): TicketRequest {
+function callOf(request: FastifyRequest, reply: FastifyReply): TicketCall {
   const { id = '' } = request.params as { id?: string }
-  const lastEventId = request.headers['last-event-id']
   return {
+    request: intakeRequestOf(request, reply),
     id,
     query: request.query,
-    body: request.body,
-    lastEventId: lastEventId === undefined ? undefined : String(lastEventId),
-    viewer,
+    body: () => ({ ok: true, value: request.body }),
     gone: () => goneSignal(reply.raw, 'wait'),
   }
 }
