@@ -1,9 +1,11 @@
+import { withDeadline } from '../../time/with-deadline.js'
 import type {
   AcceptContext,
   Accepted,
   AcceptItem,
   AdmitItem,
   Admitted,
+  Decided,
   RateCheck,
   RateState,
   StoredAnswer,
@@ -11,6 +13,8 @@ import type {
   Tx,
 } from '../port.js'
 import { arrayOf, jsonSeparator, plainArray, textArray } from './arrays.js'
+import type { Database } from './database.js'
+import { StoreFault } from './faults.js'
 
 type Verdict =
   | 'queue'
@@ -103,7 +107,7 @@ const numberOf = (name: Parameter): number => parameters.indexOf(name) + 1
  * The payloads are sent as one text with separators: quoting each for an array literal, and parsing that literal again,
  * costs more than all other parameters together.
  */
-export const acceptSql = (schema: string): string => `SELECT * FROM ${acceptCall(schema)}`
+const acceptSql = (schema: string): string => `SELECT * FROM ${acceptCall(schema)}`
 
 const acceptCall = (schema: string): string => {
   const call = parameters.map((name) => {
@@ -117,28 +121,30 @@ const acceptCall = (schema: string): string => {
  * Accepting, the effect and the answers for its keys in one statement. Functions in FROM are called once each, in the order
  * of their dependencies.
  */
-export const effectSql = (schema: string, name: string, values: number): string => {
+const effectSql = (schema: string, name: string, values: number): string => {
   const own = Array.from({ length: values }, (_, i) => `, $${parameters.length + i + 1}`).join('')
   return `SELECT a.*, array_to_json(e.results) AS results FROM ${acceptCall(schema)} a, ${name}(a.verdicts, a.seqs${own}) e(results),
     ${schema}.keys_applied($${numberOf('keys')}, $${numberOf('id')}, a.verdicts, e.results) k`
 }
 
-const appliedSql = (name: string, values: number): string =>
-  `SELECT ${name}($1, $2${Array.from({ length: values }, (_, i) => `, $${i + 3}`).join('')}) AS results`
-
 /** Rows of a process in `tallies`: one per connection that counts, so that they never wait for each other. */
 export const parts = { accept: 0, apply: 1, step: 2, within: -1 } as const
+
+interface Mode {
+  part: number
+  apply: boolean
+}
 
 /**
  * One call for all items. The function needs them grouped by lane, lanes in id order (the lock order); the answers come back
  * in the order of `items`.
  */
-export async function accept(
+async function accept(
   query: Tx['query'],
   sql: string,
   items: readonly AcceptItem[],
   context: AcceptContext,
-  mode: { part: number; apply: boolean },
+  mode: Mode,
 ): Promise<Accepted[]> {
   const order = inLockOrder(items)
   const sorted = order.map((index) => at(items, index))
@@ -146,9 +152,9 @@ export async function accept(
   return toAll(rows[0] ?? unexpected('a row'), order, sorted)
 }
 
-export async function acceptWithEffect(
+async function acceptWithEffect(
   query: Tx['query'],
-  sqlOf: (name: string, values: number) => string,
+  sqlOf: (values: number) => string,
   items: readonly AcceptItem[],
   context: AcceptContext,
   effect: StoreEffect,
@@ -157,18 +163,18 @@ export async function acceptWithEffect(
   const sorted = order.map((index) => at(items, index))
   const own = effect.values(order).map(arrayOf)
   const values = acceptValues(sorted, context, { part: parts.apply, apply: true })
-  const { rows } = await query<AcceptRow>(sqlOf(effect.function, own.length), [...values, ...own])
+  const { rows } = await query<AcceptRow>(sqlOf(own.length), [...values, ...own])
   const row = rows[0] ?? unexpected('a row')
   const results = new Array<unknown>(items.length)
   for (const [i, index] of order.entries()) results[index] = row.results?.[i]
   return { accepted: toAll(row, order, sorted), results }
 }
 
-export const admitSql = (schema: string): string =>
+const admitSql = (schema: string): string =>
   `SELECT * FROM ${schema}.admit(${['items', 'halts', ...rateParameters].map((name, i) => `p_${name} => $${i + 1}`).join(', ')})`
 
-/** The gates of items without an operation; see sql/functions/admit.sql. */
-export async function admit(query: Tx['query'], sql: string, items: readonly AdmitItem[]): Promise<Admitted[]> {
+/** See sql/functions/admit.sql. */
+async function admit(query: Tx['query'], sql: string, items: readonly AdmitItem[]): Promise<Admitted[]> {
   const rates = rateValues(items)
   const haltable = items.some(({ halt }) => halt !== null)
   const { rows } = await query<RateRow & { verdicts: ('halted' | 'rate_limited' | null)[] | null }>(sql, [
@@ -188,14 +194,11 @@ export async function admit(query: Tx['query'], sql: string, items: readonly Adm
   })
 }
 
-/** The effect of queued operations: all of them are applied. */
-export async function applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]> {
+async function applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]> {
   const own = effect.values(seqs.map((_, index) => index)).map(arrayOf)
-  const { rows } = await tx.query<{ results: unknown[] }>(appliedSql(effect.function, own.length), [
-    plainArray(seqs.map(() => 'apply')),
-    plainArray(seqs),
-    ...own,
-  ])
+  const values = [plainArray(seqs.map(() => 'apply')), plainArray(seqs), ...own]
+  const numbered = values.map((_, i) => `$${i + 1}`).join(', ')
+  const { rows } = await tx.query<{ results: unknown[] }>(`SELECT ${effect.function}(${numbered}) AS results`, values)
   return rows[0]?.results ?? []
 }
 
@@ -218,11 +221,7 @@ function toAll(row: AcceptRow, order: readonly number[], sorted: readonly Accept
   return out
 }
 
-function acceptValues(
-  sorted: readonly AcceptItem[],
-  context: AcceptContext,
-  mode: { part: number; apply: boolean },
-): unknown[] {
+function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mode: Mode): unknown[] {
   const lanes: string[] = []
   const queues: string[] = []
   const partitions: string[] = []
@@ -405,4 +404,102 @@ function at<T>(list: readonly T[], index: number): T {
   const value = list[index]
   if (value === undefined) throw new RangeError(`no item ${index} of ${list.length}`)
   return value
+}
+
+async function answerKeys(
+  s: string,
+  query: Tx['query'],
+  keyed: { key: string; op: string; answer: StoredAnswer }[],
+): Promise<void> {
+  keyed.sort((a, b) => (a.key < b.key ? -1 : 1))
+  await query(
+    `UPDATE ${s}.idempotency d SET answer = u.answer::json FROM unnest($1::uuid[], $2::uuid[], $3::text[]) u(key, op, answer)
+     WHERE d.key = u.key AND d.op = u.op AND d.answer IS NULL`,
+    [keyed.map((k) => k.key), keyed.map((k) => k.op), keyed.map((k) => JSON.stringify(k.answer))],
+  )
+}
+
+function decidedOf(accepted: readonly Accepted[]): Decided {
+  const applied: number[] = []
+  const seqs: number[] = []
+  for (const [index, a] of accepted.entries()) {
+    if (a.verdict !== 'apply') continue
+    applied.push(index)
+    seqs.push(a.seq)
+  }
+  return { applied, seqs }
+}
+
+/** A user's `apply` holds up all items of the same commit. */
+const late = (): never => {
+  throw new StoreFault('timeout')
+}
+
+type Effect = (tx: Tx, decided: Decided) => Promise<readonly StoredAnswer[]>
+
+/** Accepting, and the idempotency keys. */
+export function acceptStatements({ s, channel, timeoutMs, pools, probe, on, prepare, slowly }: Database) {
+  const sql = prepare(acceptSql(s))
+  const sqlOfAdmit = prepare(admitSql(s))
+
+  const apply = async (tx: Tx, items: readonly AcceptItem[], context: AcceptContext, effect: Effect) => {
+    const accepted = await accept(tx.query, sql, items, context, { part: parts.apply, apply: true })
+    const decided = decidedOf(accepted)
+    const answers = decided.applied.length > 0 ? await withDeadline(effect(tx, decided), timeoutMs, late) : []
+    const keyed = decided.applied.flatMap((index, i) => {
+      const { id: op, idempotency } = at(items, index)
+      const answer = answers[i]
+      return idempotency === null || answer === undefined ? [] : [{ key: idempotency.key, op, answer }]
+    })
+    if (keyed.length > 0) await answerKeys(s, tx.query, keyed)
+    return accepted
+  }
+
+  return {
+    accept: (items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]> =>
+      slowly(() => accept(on.accept, sql, items, context, { part: parts.accept, apply: false })),
+    /** Halts and rates alone, for requests without an operation. */
+    admit: (items: readonly AdmitItem[]): Promise<Admitted[]> => slowly(() => admit(on.accept, sqlOfAdmit, items)),
+    /**
+     * The same for items whose effect is rows in this store: `effect` writes the items with the verdict `apply` in the same
+     * transaction, and its answers are stored for their idempotency keys.
+     */
+    acceptAndApply: (items: readonly AcceptItem[], context: AcceptContext, effect: Effect): Promise<Accepted[]> =>
+      slowly(async () => {
+        const tx = await pools.begin('accept', timeoutMs)
+        try {
+          const accepted = await apply(tx, items, context, effect)
+          await tx.commit()
+          probe.proven()
+          return accepted
+        } catch (error) {
+          await tx.rollback()
+          throw error
+        }
+      }),
+    /**
+     * The same for an effect that is a function in the store: one round trip for any number of items. Its results are stored
+     * for the idempotency keys of the applied items.
+     */
+    acceptWithEffect: (items: readonly AcceptItem[], context: AcceptContext, effect: StoreEffect, tx?: Tx) => {
+      const sqlOf = (values: number): string => prepare(effectSql(s, effect.function, values))
+      return slowly(() => acceptWithEffect(tx?.query.bind(tx) ?? on.accept, sqlOf, items, context, effect))
+    },
+    /** The effect of queued operations: all of them are applied. */
+    applyWithin,
+    /** Inside the caller's own transaction; nothing is executed at once. */
+    acceptWithin: async (tx: Tx, items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]> => {
+      const queued = items.map((item) => ({ ...item, execute: false, reason: 'requested' as const }))
+      const accepted = await accept(tx.query.bind(tx), sql, queued, context, { part: parts.within, apply: false })
+      await tx.query('SELECT pg_notify($1, $2)', [channel, 'ready'])
+      return accepted
+    },
+    /** Stores the answer for the key of an operation whose caller got a ticket. */
+    answerKey: (key: string, operationId: string, answer: StoredAnswer): Promise<void> =>
+      answerKeys(s, on.accept, [{ key, op: operationId, answer }]),
+    /** Resets the key as if it had not been used, if it belongs to that operation. */
+    forgetKey: async (key: string, operationId: string): Promise<void> => {
+      await on.accept(`DELETE FROM ${s}.idempotency d WHERE d.key = $1 AND d.op = $2`, [key, operationId])
+    },
+  }
 }
