@@ -2,6 +2,7 @@ import type { IncomingMessage, RequestListener, ServerResponse } from 'node:http
 import type { TypeBoxTypeProvider } from '@fastify/type-provider-typebox'
 import Fastify, {
   type FastifyBaseLogger,
+  type FastifyContextConfig,
   type FastifyInstance,
   type FastifyReply,
   type FastifyRequest,
@@ -85,6 +86,7 @@ export type App = FastifyInstance<
 /** For the workloads, which do not depend on a framework. */
 export type AppRequest = FastifyRequest
 export type AppReply = FastifyReply
+export type AppRouteConfig = FastifyContextConfig
 
 /** Longer than the idle time of common proxies (60 s), so that we never close a connection under a request. */
 const keepAliveTimeoutMs = 72_000
@@ -238,9 +240,9 @@ type Answer = (request: FastifyRequest, reply: FastifyReply) => FastifyReply
 
 /** Call before the first route is added. */
 function unknownAnswers(app: App): Answer {
-  const allowed = trackAllowedMethods(app as unknown as FastifyInstance)
+  const allowedAt = trackAllowedMethods(app as unknown as FastifyInstance)
   return (request, reply) => {
-    const methods = allowed.of(request.raw.url ?? '/')
+    const methods = allowedAt(request.raw.url ?? '/')
     if (methods.length === 0 || methods.includes(request.method)) {
       return sendProblem(reply, { code: 'not_found', detail: 'There is nothing at this path.' })
     }

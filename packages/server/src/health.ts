@@ -1,6 +1,5 @@
-import type { FastifyContextConfig, FastifyReply } from 'fastify'
 import { sendProblem } from 'spillway/workload'
-import type { App } from './app.js'
+import type { App, AppReply, AppRouteConfig } from './app.js'
 
 export interface CheckState {
   ok: boolean
@@ -34,7 +33,7 @@ export function isProbe(url: string): boolean {
 
 const notReadyRetryAfterMs = 1_000
 
-type Answer = (reply: FastifyReply) => unknown
+type Answer = (reply: AppReply) => unknown
 
 export function addHealth(app: App, deps: HealthDeps): void {
   const states = (): [string, CheckState][] => Object.entries(deps.checks).map(([name, check]) => [name, check()])
@@ -50,7 +49,7 @@ export function addHealth(app: App, deps: HealthDeps): void {
     }
   }
 
-  const add = (urls: readonly string[], summary: string, config: FastifyContextConfig, answer: Answer): void => {
+  const add = (urls: readonly string[], summary: string, config: AppRouteConfig, answer: Answer): void => {
     for (const url of urls) {
       app.get(url, { config, schema: { tags: ['health'], summary } }, async (_, reply) =>
         answer(reply.header('cache-control', 'no-store')),
@@ -69,7 +68,7 @@ export function addHealth(app: App, deps: HealthDeps): void {
       extensions: { failing: failing.map(([name]) => name), checks: live().checks },
     })
   })
-  const guarded: FastifyContextConfig = deps.protectMetrics ? { role: ['metrics', 'view'] } : { public: true }
+  const guarded: AppRouteConfig = deps.protectMetrics ? { role: ['metrics', 'view'] } : { public: true }
   add(metricsUrls, 'Prometheus text format', { ...guarded, neverShed: true }, (reply) => {
     reply.type(deps.metrics.contentType)
     return deps.metrics.render()

@@ -138,7 +138,7 @@ async function addRoutes(
   }
   if (isLoopbackHost(config.server.host)) addDemoEcho(app, readBody)
   addDemoPage(app)
-  addLanding(app, { version })
+  addLanding(app, version)
 }
 
 function intakeChecks(intake: Intake): Record<string, () => CheckState> {

@@ -34,7 +34,7 @@ export function openDatabase(options: PostgresOptions) {
   if (!Number.isInteger(poolMax) || poolMax < poolMaxLeast) {
     throw new RangeError(`poolMax must be an integer of at least ${poolMaxLeast}; given: ${poolMax}`)
   }
-  const pools = openPools({ url: options.url, poolMax, timeoutMs, streamSettings: appendSettings, log })
+  const pools = openPools(options.url, poolMax, timeoutMs, appendSettings, log)
   const probe = new AcceptProbe()
   /** The names of prepared statements, by text. */
   const prepared = new Map<string, string>()
@@ -69,7 +69,6 @@ export function openDatabase(options: PostgresOptions) {
     schema,
     channel: `spillway_${schema}`,
     timeoutMs,
-    poolMax,
     log,
     pools,
     probe,

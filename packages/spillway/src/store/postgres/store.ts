@@ -1,6 +1,6 @@
 import type { StreamLog, StreamRegistry } from '../../streams/port.js'
 import { withDeadline } from '../../time/with-deadline.js'
-import type { PoolState, Tx } from '../port.js'
+import type { Tx } from '../port.js'
 import { acceptStatements } from './accept.js'
 import { type Database, openDatabase, type PostgresOptions } from './database.js'
 import { gateStatements } from './gates.js'
@@ -81,7 +81,7 @@ function notices(options: PostgresOptions, db: Database) {
  */
 export function postgresStore(options: PostgresOptions) {
   const db = openDatabase(options)
-  const { s, schema, poolMax, log, pools, on, value } = db
+  const { s, schema, log, pools, on, value } = db
   return {
     /** Migrates the schema to this version. Safe to call from several processes at once. */
     migrate: (): Promise<{ from: number; to: number }> =>
@@ -101,12 +101,7 @@ export function postgresStore(options: PostgresOptions) {
     read: on.reads,
     /** Prepared once per connection, so there must be few of them. */
     statements: db.statements,
-    poolState: (): PoolState => ({
-      max: poolMax,
-      busy: pools.used('reads') + pools.used('handlers'),
-      idle: pools.idle,
-      waiting: pools.waiting('reads') + pools.waiting('handlers'),
-    }),
+    poolState: pools.state,
     /** Milliseconds between this process's clock and the store's. */
     ping: async (): Promise<{ skewMs: number }> => {
       const before = Date.now()

@@ -1,5 +1,6 @@
 /** The streams by id. Calls of one kind that arrive while its statement is under way share the next one. */
 import { Flush } from '../../accept/flush.js'
+import { isUuid } from '../../core/ids.js'
 import type { EndKind, LogName, OpenRequest, StreamEntry, StreamRegistry } from '../../streams/port.js'
 import type { Tx } from '../port.js'
 import { plainArray, textArray } from './arrays.js'
@@ -24,7 +25,6 @@ export interface StreamRegistryOptions {
 const itemsMax = 500
 /** Entries removed by one transaction of a sweep. */
 const sweepRows = 2_000
-const uuid = /^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}$/i
 
 interface EntryRow extends Record<string, unknown> {
   id: string
@@ -52,7 +52,7 @@ export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRe
 
   return {
     open: (request) => opening.submit(request),
-    find: async (id) => (uuid.test(id) ? finding.submit({ id }) : null),
+    find: async (id) => (isUuid(id) ? finding.submit({ id }) : null),
     ended: async (id, end) => void (await finishing.submit({ id, end })),
     moved: async (id, log) => {
       await query(`UPDATE ${s}.streams SET log = $2 WHERE id = $1 AND ended IS NULL`, [id, log])
