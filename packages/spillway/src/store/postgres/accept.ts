@@ -53,57 +53,6 @@ interface AcceptRow extends RateRow {
 }
 
 /**
- * The parameters of `accept`, without their prefix, in the order of the statement's values. Per-item parameters are arrays;
- * see sql/functions/accept.sql.
- */
-const parameters = [
-  'worker',
-  'part',
-  'apply',
-  'lanes',
-  'queues',
-  'partitions',
-  'counts',
-  'may_run',
-  'lane',
-  'rn',
-  'id',
-  'type',
-  'priority',
-  'stamp',
-  'lead',
-  'identity',
-  'payload',
-  'delay_ms',
-  'max_attempts',
-  'timeout_ms',
-  'trace',
-  'reason',
-  'pace_ms',
-  'backlog_ms',
-  'keys',
-  'requests',
-  'key_ttl_ms',
-  'gates',
-  'halts',
-  'rate_key',
-  'rate_asked',
-  'rate_limit',
-  'rate_minutes',
-  'rate_keep',
-  'rate_ix',
-  'rate_item',
-  'full',
-  'batch',
-] as const
-
-type Parameter = (typeof parameters)[number]
-type RateParameter = Parameter & `rate_${string}`
-const rateParameters = parameters.filter((name): name is RateParameter => name.startsWith('rate_'))
-
-const numberOf = (name: Parameter): number => parameters.indexOf(name) + 1
-
-/**
  * The payloads are sent as one text with separators: quoting each for an array literal, and parsing that literal again,
  * costs more than all other parameters together.
  */
@@ -116,6 +65,8 @@ const acceptCall = (schema: string): string => {
   })
   return `${schema}.accept(${call.join(', ')})`
 }
+
+const numberOf = (name: string): number => parameters.indexOf(name) + 1
 
 /**
  * Accepting, the effect and the answers for its keys in one statement. Functions in FROM are called once each, in the order
@@ -148,7 +99,7 @@ async function accept(
 ): Promise<Accepted[]> {
   const order = inLockOrder(items)
   const sorted = order.map((index) => at(items, index))
-  const { rows } = await query<AcceptRow>(sql, acceptValues(sorted, context, mode))
+  const { rows } = await query<AcceptRow>(sql, Object.values(acceptValues(sorted, context, mode)))
   return toAll(rows[0] ?? unexpected('a row'), order, sorted)
 }
 
@@ -162,7 +113,7 @@ async function acceptWithEffect(
   const order = inLockOrder(items)
   const sorted = order.map((index) => at(items, index))
   const own = effect.values(order).map(arrayOf)
-  const values = acceptValues(sorted, context, { part: parts.apply, apply: true })
+  const values = Object.values(acceptValues(sorted, context, { part: parts.apply, apply: true }))
   const { rows } = await query<AcceptRow>(sqlOf(own.length), [...values, ...own])
   const row = rows[0] ?? unexpected('a row')
   const results = new Array<unknown>(items.length)
@@ -180,7 +131,7 @@ async function admit(query: Tx['query'], sql: string, items: readonly AdmitItem[
   const { rows } = await query<RateRow & { verdicts: ('halted' | 'rate_limited' | null)[] | null }>(sql, [
     items.length,
     haltable ? textArray(items.map(({ halt }) => halt)) : '{}',
-    ...rateParameters.map((name) => rates[name]),
+    ...Object.values(rates),
   ])
   const row = rows[0] ?? unexpected('a row')
   let tiersBefore = 0
@@ -221,7 +172,8 @@ function toAll(row: AcceptRow, order: readonly number[], sorted: readonly Accept
   return out
 }
 
-function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mode: Mode): unknown[] {
+/** By the names of the parameters, without their prefix; see sql/functions/accept.sql. Per-item parameters are arrays. */
+function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mode: Mode): Record<string, unknown> {
   const lanes: string[] = []
   const queues: string[] = []
   const partitions: string[] = []
@@ -250,7 +202,7 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
   }
   const plain = (of: (item: AcceptItem) => number | boolean | string | null): string => plainArray(sorted.map(of))
   const text = (of: (item: AcceptItem) => string | null): string => textArray(sorted.map(of))
-  const values: Record<Parameter, unknown> = {
+  return {
     worker: context.worker,
     part: mode.part,
     apply: mode.apply,
@@ -284,11 +236,10 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
     full: mode.apply && context.isFull === true,
     batch: mode.apply && (context.isFull === true || keyed) ? plain((i) => i.batch) : '{}',
   }
-  return parameters.map((name) => values[name])
 }
 
 /** Each key once, in order (the lock order), and the key of each tier of each item. */
-function rateValues(sorted: readonly Pick<AcceptItem, 'rates'>[]): Record<RateParameter, string> {
+function rateValues(sorted: readonly Pick<AcceptItem, 'rates'>[]): Record<string, string> {
   const keys = new Map<
     string,
     { key: string; asked: number; limit: number; minutes: number; keep: number; ix: number }
@@ -323,6 +274,12 @@ function rateValues(sorted: readonly Pick<AcceptItem, 'rates'>[]): Record<RatePa
     rate_item: single ? '{}' : plainArray(tiers.map(({ item }) => item)),
   }
 }
+
+/** In the order of the statement's values. */
+const parameters = Object.keys(
+  acceptValues([], { worker: '', backlogMs: 0, keyTtlMs: 0 }, { part: parts.accept, apply: false }),
+)
+const rateParameters = Object.keys(rateValues([]))
 
 const keepOf = ({ keepMinutes, windowMinutes }: RateCheck): number => keepMinutes ?? windowMinutes + 60
 

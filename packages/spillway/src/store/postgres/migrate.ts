@@ -31,24 +31,22 @@ export interface SqlModule {
   readonly functions: readonly { readonly name: string; readonly sql: string }[]
 }
 
-/**
- * - `bad_list`        the given tables are not numbered 0001, 0002, …, or two modules have one name
- * - `server_version`  PostgreSQL is older than 15
- * - `server_encoding` the database is not in UTF8
- * - `legacy`          the schema was made by release 0.1.0, whose tables this release cannot read
- * - `newer`           the schema is newer than this code
- * - `edited`          a step that was applied differs from the one in this code, or is missing in the record
- * - `lock_timeout`    another process holds the lock for longer than we wait
- * - `failed`          a step's SQL failed and was rolled back; the server's reason is in `cause`
- */
 export type MigrationErrorCode =
+  /** The given tables are not numbered 0001, 0002, …, or two modules have one name. */
   | 'bad_list'
+  /** PostgreSQL is older than 15. */
   | 'server_version'
+  /** The database is not in UTF8. */
   | 'server_encoding'
+  /** The schema was made by release 0.1.0, whose tables this release cannot read. */
   | 'legacy'
+  /** The schema is newer than this code. */
   | 'newer'
+  /** A step that was applied differs from the one in this code, or is missing in the record. */
   | 'edited'
+  /** Another process holds the lock for longer than we wait. */
   | 'lock_timeout'
+  /** A step's SQL failed and was rolled back; the server's reason is in `cause`. */
   | 'failed'
 
 export class MigrationError extends Error {
