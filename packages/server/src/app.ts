@@ -2,6 +2,7 @@ import type { IncomingMessage, RequestListener, ServerResponse } from 'node:http
 import type { TypeBoxTypeProvider } from '@fastify/type-provider-typebox'
 import Fastify, {
   type FastifyBaseLogger,
+  type FastifyContextConfig,
   type FastifyInstance,
   type FastifyReply,
   type FastifyRequest,
@@ -29,6 +30,7 @@ import { type Authenticator, type AuthResult, isRefused } from './auth/auth.js'
 import { allowOrigins, variesByOrigin } from './auth/cors.js'
 import { hasRole, type Principal } from './auth/identity.js'
 import { hasTwoHosts, type OwnSites, ownSites } from './auth/own-sites.js'
+import type { Config } from './config/index.js'
 import { isProbe } from './health.js'
 import type { BufferKind } from './traffic/buffer-budget.js'
 import { Buffers } from './traffic/buffers.js'
@@ -39,22 +41,18 @@ import { parseStrictJson, traceFor, traceIdOf, validatorCompiler } from 'spillwa
 import { type ShortPath, shortPath } from './short-path.js'
 import { closeUnread, unreadMsDefault } from './traffic/unread-answers.js'
 
-export interface AppDeps {
+type ServerSettings = Config['server']
+
+export interface AppDeps
+  extends Pick<
+      ServerSettings,
+      'bodyLimitBytes' | 'requestTimeoutMs' | 'headersTimeoutMs' | 'connectionsMax' | 'corsOrigins'
+    >,
+    Partial<Pick<ServerSettings, 'bufferBytesMax' | 'host' | 'allowedHosts'>> {
   log: FastifyBaseLogger
   authenticator: Authenticator
-  bodyLimitBytes: number
-  /** From the first byte of a request to its last. */
-  requestTimeoutMs: number
-  headersTimeoutMs: number
-  connectionsMax: number
-  /** For bodies being received and answers being sent. Default 256 MiB. */
-  bufferBytesMax?: number
   /** An answer is closed when the client reads nothing for this time. Default 30 s. */
   unreadMs?: number
-  corsOrigins: readonly string[]
-  /** Names of this server. With authentication off, requests must use one of them; loopback names are always valid. */
-  boundHost?: string
-  allowedHosts?: readonly string[]
   /** True once shutdown has begun: everything except health is then refused. */
   draining?: () => boolean
   onAnswer?: (route: string, method: string, status: number, durationMs: number) => void
@@ -88,6 +86,7 @@ export type App = FastifyInstance<
 /** For the workloads, which do not depend on a framework. */
 export type AppRequest = FastifyRequest
 export type AppReply = FastifyReply
+export type AppRouteConfig = FastifyContextConfig
 
 /** Longer than the idle time of common proxies (60 s), so that we never close a connection under a request. */
 const keepAliveTimeoutMs = 72_000
@@ -95,9 +94,9 @@ const keepAliveTimeoutMs = 72_000
 const pathParameterCharacters = 255 * 4 * 3
 const everyAnswer = ['x-content-type-options', 'nosniff'] as const
 const bufferBytesDefault = 256 * 1_048_576
-const drainRetryAfterMs = 5_000
-const overflowRetryAfterMs = 5_000
-const keyServerRetryAfterMs = 5_000
+const retryAfterMs = 5_000
+const draining: Problem = { code: 'draining', detail: 'This instance is shutting down.', retryAfterMs }
+const tooManyConnections: Problem = { code: 'overloaded', detail: 'Too many connections are open.', retryAfterMs }
 
 /** How often Node checks for late requests; its default of 30 s would let a slow sender live four times as long. */
 function timeoutCheckMs(headersTimeoutMs: number): number {
@@ -163,7 +162,7 @@ export function buildApp(deps: AppDeps): BuiltApp {
       deps.onUnreadClosed?.()
     },
   })
-  const path = beforeFramework(app, deps, { cap, sites, buffers })
+  const path = beforeFramework(app, deps, cap, sites, buffers)
   const door = new Door()
   guardRequests(app.server, door, isProbe)
   refuseTunnels(app.server)
@@ -172,8 +171,8 @@ export function buildApp(deps: AppDeps): BuiltApp {
   return { app, door, mounted: (route) => addMounted(app, path, route), buffers, readBody: read }
 }
 
-function addMounted(app: App, path: ShortPath, { url, mount, schema, bodyLimitBytes, errorForm }: MountedRoute): void {
-  const role = 'submit'
+function addMounted(app: App, path: ShortPath, route: MountedRoute): void {
+  const { url, mount, schema, bodyLimitBytes, errorForm } = route
   app.route({
     method: 'POST',
     url,
@@ -181,14 +180,9 @@ function addMounted(app: App, path: ShortPath, { url, mount, schema, bodyLimitBy
     schema,
     ...(bodyLimitBytes !== undefined && { bodyLimit: bodyLimitBytes }),
     serializerCompiler: () => JSON.stringify,
-    config: { role, ...(errorForm !== undefined && { errorForm }) },
+    config: { role: 'submit', ...(errorForm !== undefined && { errorForm }) },
   })
-  path.add(url, {
-    mounted: mount,
-    role,
-    ...(bodyLimitBytes !== undefined && { bodyLimitBytes }),
-    ...(errorForm !== undefined && { errorForm }),
-  })
+  path.add(route)
 }
 
 function countAnswers(app: App, deps: AppDeps): void {
@@ -212,13 +206,13 @@ function holdAnswers(app: App, buffers: Buffers): void {
   })
 }
 
-interface Doormen {
-  cap: ConnectionCap
-  sites: OwnSites | null
-  buffers: Buffers
-}
-
-function beforeFramework(app: App, deps: AppDeps, { cap, sites, buffers }: Doormen): ShortPath {
+function beforeFramework(
+  app: App,
+  deps: AppDeps,
+  cap: ConnectionCap,
+  sites: OwnSites | null,
+  buffers: Buffers,
+): ShortPath {
   const path = shortPath({
     authenticator: deps.authenticator,
     buffers,
@@ -246,9 +240,9 @@ type Answer = (request: FastifyRequest, reply: FastifyReply) => FastifyReply
 
 /** Call before the first route is added. */
 function unknownAnswers(app: App): Answer {
-  const allowed = trackAllowedMethods(app as unknown as FastifyInstance)
+  const allowedAt = trackAllowedMethods(app as unknown as FastifyInstance)
   return (request, reply) => {
-    const methods = allowed.of(request.raw.url ?? '/')
+    const methods = allowedAt(request.raw.url ?? '/')
     if (methods.length === 0 || methods.includes(request.method)) {
       return sendProblem(reply, { code: 'not_found', detail: 'There is nothing at this path.' })
     }
@@ -318,14 +312,9 @@ function closeAfter({ headers }: FastifyRequest, reply: FastifyReply): void {
   if (bodyless) reply.header('connection', 'close')
 }
 
-/** The request expects something that no server supports. HTTP/1.0 has no expectations. */
-function isUnmet({ headers, httpVersionMinor }: IncomingMessage): boolean {
-  return headers.expect !== undefined && httpVersionMinor === 1 && !/100-continue/i.test(headers.expect)
-}
-
 /** Null: authentication is on, and pages of other sites have no key. */
-function sitesOf({ authenticator, boundHost = '127.0.0.1', allowedHosts = [], corsOrigins }: AppDeps): OwnSites | null {
-  return authenticator.enabled ? null : ownSites({ boundHost, allowedHosts, corsOrigins })
+function sitesOf({ authenticator, host = '127.0.0.1', allowedHosts = [], corsOrigins }: AppDeps): OwnSites | null {
+  return authenticator.enabled ? null : ownSites({ host, allowedHosts, corsOrigins })
 }
 
 const readingMethods = new Set(['GET', 'HEAD', 'OPTIONS'])
@@ -352,48 +341,30 @@ function refuseStrangers(app: App, sites: OwnSites | null): void {
 function admitRequests(app: App, deps: AppDeps, cap: ConnectionCap): void {
   app.addHook('onRequest', (request, reply, done) => {
     if (request.routeOptions.config.neverShed === true) return done()
-    if (deps.draining?.() === true) {
-      closeAfter(request, reply)
-      sendProblem(reply, {
-        code: 'draining',
-        detail: 'This instance is shutting down.',
-        retryAfterMs: drainRetryAfterMs,
-      })
-      return
-    }
-    if (cap.isBeyond(request.raw)) {
-      closeAfter(request, reply)
-      sendProblem(reply, {
-        code: 'overloaded',
-        detail: 'Too many connections are open.',
-        retryAfterMs: overflowRetryAfterMs,
-      })
-      return
-    }
-    if (request.headers.host === undefined && request.raw.httpVersionMinor === 1) {
-      sendProblem(reply, headerProblem('host', 'The Host header is missing.', 'is required'))
-      return
-    }
-    if (request.headers['transfer-encoding'] !== undefined && request.raw.httpVersionMinor === 0) {
-      reply.header('connection', 'close')
-      sendProblem(reply, headerProblem('transfer-encoding', 'HTTP/1.0 has no chunks.', 'needs HTTP/1.1'))
-      return
-    }
-    if (isUnmet(request.raw)) {
-      sendProblem(reply, headerProblem('expect', 'The expectation cannot be met.', 'must be 100-continue'))
-      return
-    }
-    // PostgreSQL's text type has no NUL, so no valid name, filter or cursor has one.
-    if (request.raw.url?.includes('%00') === true) {
-      sendProblem(reply, urlProblem('the URL must not contain a NUL character'))
-      return
-    }
-    if (!isDecodable(request.raw.url ?? '')) {
-      sendProblem(reply, urlProblem('the query must be percent-encoded UTF-8'))
-      return
-    }
-    done()
+    const overload = deps.draining?.() === true ? draining : cap.isBeyond(request.raw) ? tooManyConnections : undefined
+    if (overload !== undefined) closeAfter(request, reply)
+    const problem = overload ?? formProblem(request.raw, reply)
+    if (problem === undefined) done()
+    else sendProblem(reply, problem)
   })
+}
+
+/** What is wrong with the request line and the headers. */
+function formProblem({ headers, httpVersionMinor, url = '' }: IncomingMessage, reply: FastifyReply) {
+  if (headers.host === undefined && httpVersionMinor === 1) {
+    return headerProblem('host', 'The Host header is missing.', 'is required')
+  }
+  if (headers['transfer-encoding'] !== undefined && httpVersionMinor === 0) {
+    reply.header('connection', 'close')
+    return headerProblem('transfer-encoding', 'HTTP/1.0 has no chunks.', 'needs HTTP/1.1')
+  }
+  // No server supports another expectation. HTTP/1.0 has none.
+  if (headers.expect !== undefined && httpVersionMinor === 1 && !/100-continue/i.test(headers.expect)) {
+    return headerProblem('expect', 'The expectation cannot be met.', 'must be 100-continue')
+  }
+  // PostgreSQL's text type has no NUL, so no valid name, filter or cursor has one.
+  if (url.includes('%00')) return urlProblem('the URL must not contain a NUL character')
+  return isDecodable(url) ? undefined : urlProblem('the query must be percent-encoded UTF-8')
 }
 
 /** The query parser keeps text that it cannot decode; in the path the router refuses it. */
@@ -449,6 +420,6 @@ function identify(request: FastifyRequest, reply: FastifyReply, result: AuthResu
     case 'malformed':
       return headerProblem('x-user-id', result.detail, 'has no valid length')
     case 'unavailable':
-      return { code: 'authentication_unavailable', detail: result.detail, retryAfterMs: keyServerRetryAfterMs }
+      return { code: 'authentication_unavailable', detail: result.detail, retryAfterMs }
   }
 }

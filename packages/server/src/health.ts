@@ -1,5 +1,5 @@
 import { sendProblem } from 'spillway/workload'
-import type { App } from './app.js'
+import type { App, AppReply, AppRouteConfig } from './app.js'
 
 export interface CheckState {
   ok: boolean
@@ -33,6 +33,8 @@ export function isProbe(url: string): boolean {
 
 const notReadyRetryAfterMs = 1_000
 
+type Answer = (reply: AppReply) => unknown
+
 export function addHealth(app: App, deps: HealthDeps): void {
   const states = (): [string, CheckState][] => Object.entries(deps.checks).map(([name, check]) => [name, check()])
   const probe = { public: true, neverShed: true, anyHost: true } as const
@@ -47,44 +49,30 @@ export function addHealth(app: App, deps: HealthDeps): void {
     }
   }
 
-  const schema = { tags: ['health'] }
-  for (const url of liveUrls) {
-    app.get(
-      url,
-      { config: probe, schema: { ...schema, summary: 'Answers while the process runs' } },
-      async (_, reply) => {
-        reply.header('cache-control', 'no-store')
-        return live()
-      },
-    )
+  const add = (urls: readonly string[], summary: string, config: AppRouteConfig, answer: Answer): void => {
+    for (const url of urls) {
+      app.get(url, { config, schema: { tags: ['health'], summary } }, async (_, reply) =>
+        answer(reply.header('cache-control', 'no-store')),
+      )
+    }
   }
 
-  app.get(
-    readyUrl,
-    { config: probe, schema: { ...schema, summary: 'Whether work can be accepted' } },
-    async (_, reply) => {
-      reply.header('cache-control', 'no-store')
-      const failing = states().filter(([, state]) => !state.ok && state.optional !== true)
-      if (failing.length === 0) return { status: 'ready', version: deps.version }
-      return sendProblem(reply, {
-        code: 'not_ready',
-        detail: `Not ready: ${failing.map(([name, { detail }]) => (detail === undefined ? name : `${name} (${detail})`)).join(', ')}.`,
-        retryAfterMs: notReadyRetryAfterMs,
-        extensions: { failing: failing.map(([name]) => name), checks: live().checks },
-      })
-    },
-  )
-
-  const guarded = deps.protectMetrics
-    ? ({ role: ['metrics', 'view'], neverShed: true } as const)
-    : ({ public: true, neverShed: true } as const)
-  for (const url of metricsUrls) {
-    app.get(url, { config: guarded, schema: { ...schema, summary: 'Prometheus text format' } }, async (_, reply) => {
-      const text = await deps.metrics.render()
-      reply.header('cache-control', 'no-store').type(deps.metrics.contentType)
-      return text
+  add(liveUrls, 'Answers while the process runs', probe, live)
+  add([readyUrl], 'Whether work can be accepted', probe, (reply) => {
+    const failing = states().filter(([, state]) => !state.ok && state.optional !== true)
+    if (failing.length === 0) return { status: 'ready', version: deps.version }
+    return sendProblem(reply, {
+      code: 'not_ready',
+      detail: `Not ready: ${failing.map(([name, { detail }]) => (detail === undefined ? name : `${name} (${detail})`)).join(', ')}.`,
+      retryAfterMs: notReadyRetryAfterMs,
+      extensions: { failing: failing.map(([name]) => name), checks: live().checks },
     })
-  }
+  })
+  const guarded: AppRouteConfig = deps.protectMetrics ? { role: ['metrics', 'view'] } : { public: true }
+  add(metricsUrls, 'Prometheus text format', { ...guarded, neverShed: true }, (reply) => {
+    reply.type(deps.metrics.contentType)
+    return deps.metrics.render()
+  })
 }
 
 function shown({ ok, detail, routes }: CheckState) {

@@ -1,11 +1,5 @@
 import type { App } from './app.js'
 
-export interface LandingDeps {
-  version: string
-  /** Where the operator's console is mounted; without one a plain page is shown. */
-  consolePath?: string
-}
-
 function page(version: string, origin: string): string {
   const curl = `curl -X POST ${origin}/api/v1/operations \\
   -H 'content-type: application/json' \\
@@ -38,9 +32,8 @@ export function originOf(host: string | undefined): string {
   return `http://${host !== undefined && hostForm.test(host) ? host : '127.0.0.1:7745'}`
 }
 
-export function addLanding(app: App, { version, consolePath }: LandingDeps): void {
+export function addLanding(app: App, version: string): void {
   app.get('/', { config: { public: true } }, async (request, reply) => {
-    if (consolePath !== undefined) return reply.redirect(consolePath, 302)
     reply.header('content-security-policy', "default-src 'none'; style-src 'unsafe-inline'")
     return reply.type('text/html; charset=utf-8').send(page(version, originOf(request.headers.host)))
   })

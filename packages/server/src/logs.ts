@@ -38,7 +38,7 @@ export function createLogger(options: { level: LogLevel; destination?: Destinati
       },
       // pino does not apply the formatters to a child's bindings, but it applies the redaction.
       redact: { paths: [...unwritten].map((key) => `["${key}"]`), censor: redacted },
-      serializers: { err: describeError },
+      serializers: { err: (error: unknown) => describeError(error) },
       hooks: {
         logMethod(args, method) {
           for (const [index, arg] of args.entries()) {
@@ -56,11 +56,7 @@ export function createLogger(options: { level: LogLevel; destination?: Destinati
  * An error as it is logged. Only these members, because drivers attach row values to their errors (PostgreSQL's `detail`
  * quotes the conflicting key), and those are payload.
  */
-export function describeError(error: unknown): unknown {
-  return describeErrorAt(error, 0)
-}
-
-function describeErrorAt(error: unknown, depth: number): unknown {
+export function describeError(error: unknown, depth = 0): unknown {
   if (!(error instanceof Error)) return scrub(error, depth)
   return {
     type: error.name,
@@ -69,14 +65,14 @@ function describeErrorAt(error: unknown, depth: number): unknown {
       ? { code: error.code }
       : {}),
     stack: maskUrlPasswords(error.stack ?? ''),
-    ...(error.cause !== undefined && depth < depthMax ? { cause: describeErrorAt(error.cause, depth + 1) } : {}),
+    ...(error.cause !== undefined && depth < depthMax ? { cause: describeError(error.cause, depth + 1) } : {}),
   }
 }
 
 function scrub(value: unknown, depth: number): unknown {
   if (typeof value === 'string') return maskUrlPasswords(value)
   if (typeof value !== 'object' || value === null) return value
-  if (value instanceof Error) return depth === 0 ? value : describeErrorAt(value, depth)
+  if (value instanceof Error) return depth === 0 ? value : describeError(value, depth)
   if (depth >= depthMax) return '[deep]'
   if (Array.isArray(value)) return value.map((one) => scrub(one, depth + 1))
   // Objects with a class (requests, sockets, dates) have their own serializers or toJSON.

@@ -92,10 +92,13 @@ function withAccess(schema: FastifySchema, config: RouteOptions['config']): Fast
 }
 
 /** Runs at the first call; a failure is retried at the next. */
-function once(make: () => Promise<Buffer>): () => Promise<Buffer> {
-  let made: Buffer | undefined
-  return async () => {
-    made ??= await make()
+function once<T>(make: () => Promise<T>): () => Promise<T> {
+  let made: Promise<T> | undefined
+  return () => {
+    made ??= make().catch((fault: unknown) => {
+      made = undefined
+      throw fault
+    })
     return made
   }
 }
@@ -109,15 +112,11 @@ export function addOpenApi(app: App, version: string): void {
     }
   })
 
-  let documentation: Promise<FastifyInstance> | undefined
-  const load = () => {
-    documentation ??= buildDocumentation(routes, version, app.log).catch((fault: unknown) => {
-      // The next request tries again.
-      documentation = undefined
-      throw fault
-    })
+  let documentation: FastifyInstance | undefined
+  const load = once(async () => {
+    documentation = await buildDocumentation(routes, version, app.log)
     return documentation
-  }
+  })
 
   // Built once and sent by this app, whose answers count in the budget: the description is long. Bytes are shared by all
   // answers; a text would be copied for each.
@@ -141,6 +140,6 @@ export function addOpenApi(app: App, version: string): void {
     })
   }
   app.addHook('onClose', async () => {
-    if (documentation !== undefined) await (await documentation).close()
+    await documentation?.close()
   })
 }

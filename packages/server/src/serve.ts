@@ -33,8 +33,12 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   const isLoopback = isLoopbackHost(config.server.host)
   let intake: Intake | undefined
   let origin = ''
-  const authenticator = authenticatorOf(config, log)
-  const built = appOf(config, { log, authenticator, metrics, draining: () => intake?.isDraining ?? false })
+  const authenticator = createAuthenticator({
+    ...config.auth,
+    trustedProxies: config.server.trustedProxies,
+    onFault: (fault) => log.error({ err: fault }, 'authentication is impaired'),
+  })
+  const built = appOf(config, log, authenticator, metrics, () => intake?.isDraining ?? false)
   const embedded =
     config.store.url === null ? await startEmbedded({ dataDir: resolve(config.store.dataDir), log }) : null
   const store = storeOf(config, embedded?.url ?? config.store.url ?? '', log)
@@ -43,8 +47,11 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
     ...{ config, intake, schema: `"${config.store.schema}"`, log, registry: metrics.registry },
     ...{ buffers: built.buffers, version, isAuthenticated: authenticator.enabled, isLoopback, origin: () => origin },
   })
-  await addRoutes(built, { config, intake, metrics, isLoopback, ...defined })
-  const close = closing({ intake, app: built.app, defined: defined.all, stopStore: async () => embedded?.stop() })
+  await addRoutes(built, config, intake, metrics, defined)
+  const close = async (): Promise<void> => {
+    await closeAll(intake, built.app, defined.all)
+    await embedded?.stop()
+  }
   try {
     if (config.listen) {
       origin = await built.app.listen({ host: config.server.host, port: config.server.port, backlog: 4_096 })
@@ -66,39 +73,16 @@ export async function runServer(config: Config, log: Logger): Promise<RunningSer
   return { address: origin, started, close }
 }
 
-function authenticatorOf({ auth, server }: Config, log: Logger): Authenticator {
-  return createAuthenticator({
-    apiKeysPath: auth.apiKeysFile ?? undefined,
-    jwksUrl: auth.jwksUrl ?? undefined,
-    jwtSecret: auth.jwtSecret ?? undefined,
-    jwtIssuer: auth.jwtIssuer ?? undefined,
-    jwtAudience: auth.jwtAudience ?? undefined,
-    jwtMaxAgeSeconds: auth.jwtMaxAgeSeconds,
-    trustedProxies: server.trustedProxies,
-    onFault: (fault) => log.error({ err: fault }, 'authentication is impaired'),
-  })
-}
-
-interface AppParts {
-  log: Logger
-  authenticator: Authenticator
-  metrics: Metrics
-  draining(): boolean
-}
-
-function appOf({ server }: Config, { log, authenticator, metrics, draining }: AppParts): BuiltApp {
+function appOf(
+  { server }: Config,
+  log: Logger,
+  authenticator: Authenticator,
+  metrics: Metrics,
+  draining: () => boolean,
+): BuiltApp {
   const built = buildApp({
-    log,
-    authenticator,
-    bodyLimitBytes: server.bodyLimitBytes,
-    requestTimeoutMs: server.requestTimeoutMs,
-    headersTimeoutMs: server.headersTimeoutMs,
-    connectionsMax: server.connectionsMax,
-    bufferBytesMax: server.bufferBytesMax,
-    corsOrigins: server.corsOrigins,
-    boundHost: server.host,
-    allowedHosts: server.allowedHosts,
-    draining,
+    ...server,
+    ...{ log, authenticator, draining },
     onAnswer: (route, method, status, durationMs) => {
       metrics.httpRequests.labels(route, method, String(status)).inc()
       metrics.httpDuration.labels(route).observe(durationMs / 1_000)
@@ -110,17 +94,8 @@ function appOf({ server }: Config, { log, authenticator, metrics, draining }: Ap
   return built
 }
 
-function storeOf({ store }: Config, url: string, log: Logger) {
-  return postgresStore({
-    url,
-    ...(store.listenUrl !== null && { listenUrl: store.listenUrl }),
-    schema: store.schema,
-    sql: workloadSql,
-    poolMax: store.poolMax,
-    timeoutMs: store.timeoutMs,
-    delayMs: store.delayMs,
-    log,
-  })
+function storeOf({ store: { listenUrl, ...settings } }: Config, url: string, log: Logger) {
+  return postgresStore({ ...settings, url, ...(listenUrl !== null && { listenUrl }), sql: workloadSql, log })
 }
 
 interface Defined {
@@ -138,15 +113,13 @@ function defineAll(context: Omit<WorkloadContext, 'offers'>): Defined {
   return { all, offers }
 }
 
-interface RouteParts extends Defined {
-  config: Config
-  intake: Intake
-  metrics: Metrics
-  isLoopback: boolean
-}
-
-async function addRoutes({ app, mounted, readBody }: BuiltApp, parts: RouteParts): Promise<void> {
-  const { config, intake, metrics, isLoopback, all, offers } = parts
+async function addRoutes(
+  { app, mounted, readBody }: BuiltApp,
+  config: Config,
+  intake: Intake,
+  metrics: Metrics,
+  { all, offers }: Defined,
+): Promise<void> {
   addOpenApi(app, version)
   addHealth(app, {
     version,
@@ -163,9 +136,9 @@ async function addRoutes({ app, mounted, readBody }: BuiltApp, parts: RouteParts
     await plugin(ticketRoutes(intake, { ...(outputOf && { outputOf }), namedTypes, pageBytesMax }))
     for (const one of all) await one.routes?.({ mounted, plugin })
   }
-  if (isLoopback) addDemoEcho(app, readBody)
+  if (isLoopbackHost(config.server.host)) addDemoEcho(app, readBody)
   addDemoPage(app)
-  addLanding(app, { version })
+  addLanding(app, version)
 }
 
 function intakeChecks(intake: Intake): Record<string, () => CheckState> {
@@ -179,27 +152,17 @@ function intakeChecks(intake: Intake): Record<string, () => CheckState> {
   }
 }
 
-interface ClosingParts {
-  intake: Intake
-  app: BuiltApp['app']
-  defined: readonly DefinedWorkload[]
-  stopStore(): Promise<void>
-}
-
 /**
  * Refuses new work first. Requests in progress get their answers before the connections close, and workloads write their last
  * data before the store closes.
  */
-function closing({ intake, app, defined, stopStore }: ClosingParts): () => Promise<void> {
-  return async () => {
-    intake.drain()
-    await Promise.all([...defined.map((one) => one.drain?.()), intake.stop()])
-    await withDeadline(app.close(), closeGraceMs, () => undefined)
-    app.server.closeAllConnections()
-    await Promise.all(defined.map((one) => one.close?.()))
-    await intake.close()
-    await stopStore()
-  }
+async function closeAll(intake: Intake, app: BuiltApp['app'], defined: readonly DefinedWorkload[]): Promise<void> {
+  intake.drain()
+  await Promise.all([...defined.map((one) => one.drain?.()), intake.stop()])
+  await withDeadline(app.close(), closeGraceMs, () => undefined)
+  app.server.closeAllConnections()
+  await Promise.all(defined.map((one) => one.close?.()))
+  await intake.close()
 }
 
 function settingsOf(config: Config) {

@@ -9,10 +9,9 @@
  * are the same, and only one of the two decides.
  */
 import type { IncomingMessage, ServerResponse } from 'node:http'
-import type { Entered, Entry, IntakeRequest, IntakeUser, Mount, Wire } from 'spillway/workload'
+import type { Entered, Entry, IntakeRequest, IntakeUser, Wire } from 'spillway/workload'
 import {
   discardRest,
-  type ErrorForm,
   encodeProblem,
   faultProblem,
   goneSignal,
@@ -23,9 +22,10 @@ import {
   traceIdOf,
 } from 'spillway/workload'
 import { type Authenticator, type AuthResult, isRefused } from './auth/auth.js'
-import { hasRole, type Principal, type Role } from './auth/identity.js'
+import { hasRole, type Principal } from './auth/identity.js'
 import type { Buffers } from './traffic/buffers.js'
 import { readBody } from './traffic/read-body.js'
+import type { MountedRoute } from './workload.js'
 
 export interface ShortPathDeps {
   authenticator: Authenticator
@@ -40,19 +40,12 @@ export interface ShortPathDeps {
 }
 
 export interface ShortPath {
-  add(url: string, route: ShortRoute): void
+  add(route: ShortRoute): void
   /** Calls `otherwise` for requests that do not qualify; nothing has been read or done then. */
   take(request: IncomingMessage, response: ServerResponse, otherwise: () => void): void
 }
 
-interface ShortRoute {
-  mounted: Mount
-  role: Role
-  /** Default: the server's. */
-  bodyLimitBytes?: number
-  /** The error format that its clients expect. */
-  errorForm?: ErrorForm
-}
+type ShortRoute = Omit<MountedRoute, 'schema'>
 
 const noParams = {}
 
@@ -87,16 +80,16 @@ class ShortRequest implements IntakeRequest {
 export function shortPath(deps: ShortPathDeps): ShortPath {
   const routes = new Map<string, ShortRoute>()
   return {
-    add: (url, route) => void routes.set(url, route),
+    add: (route) => void routes.set(route.url, route),
     take(request, response, otherwise) {
       const route = request.method === 'POST' ? routes.get(request.url ?? '') : undefined
       if (route === undefined || deps.declines(request)) return otherwise()
       if (!isOrdinary(request, route.bodyLimitBytes ?? deps.bodyLimitBytes)) return otherwise()
       const peer = request.socket.remoteAddress ?? ''
       const go = (principal: AuthResult): void => {
-        if (isRefused(principal) || !hasRole(principal, route.role)) return void otherwise()
+        if (isRefused(principal) || !hasRole(principal, 'submit')) return void otherwise()
         const address = deps.authenticator.clientAddress(request.headers, peer)
-        new Passage(deps, request, response, new ShortRequest(request, principal, address), route).enter()
+        pass(deps, request, response, new ShortRequest(request, principal, address), route)
       }
       const principal = deps.authenticator.authenticate(request.headers, peer)
       // The framework verifies a failed token again and answers.
@@ -123,101 +116,64 @@ function isOrdinary({ headers }: IncomingMessage, bodyLimitBytes: number): boole
   )
 }
 
-/** One request in progress. */
-class Passage {
-  readonly #deps: ShortPathDeps
-  readonly #request: IncomingMessage
-  readonly #response: ServerResponse
-  readonly #asked: ShortRequest
-  readonly #route: ShortRoute
-  readonly #startedAt = performance.now()
+/** One request, from the gates that need no body to its answer. */
+function pass(
+  deps: ShortPathDeps,
+  request: IncomingMessage,
+  response: ServerResponse,
+  asked: ShortRequest,
+  { mount, errorForm, bodyLimitBytes: limitBytes = deps.bodyLimitBytes }: ShortRoute,
+): void {
+  const startedAt = performance.now()
+  const identity = asked.user.id
 
-  constructor(
-    deps: ShortPathDeps,
-    request: IncomingMessage,
-    response: ServerResponse,
-    asked: ShortRequest,
-    route: ShortRoute,
-  ) {
-    this.#route = route
-    this.#deps = deps
-    this.#request = request
-    this.#response = response
-    this.#asked = asked
+  const write = (status: number, headers: Record<string, string>, body: string): void => {
+    const list = [...deps.headers, 'x-request-id', asked.traceId]
+    for (const name in headers) list.push(name, headers[name] ?? '')
+    list.push('content-length', String(Buffer.byteLength(body)))
+    deps.buffers.holdAnswer(request, response, () => identity, body, true)
+    response.writeHead(status, list)
+    response.end(body)
+    deps.onAnswer(asked.path, status, performance.now() - startedAt)
   }
-
-  enter(): void {
-    const { mounted } = this.#route
-    const proceed = (entry: Entry): void => {
-      if (entry.ok) this.#read(entry.entered, mounted)
-      // At the end of the turn, with the other refusals: see fastify-binding.ts.
-      else setImmediate(this.#send, entry.wire)
-    }
-    const entry = mounted.enter(this.#asked)
-    if (entry instanceof Promise) entry.then(proceed, this.#fail)
-    else proceed(entry)
-  }
-
-  #read(entered: Entered, mounted: Mount): void {
-    // The client left while its permit was granted, and 'close' has already fired.
-    if (this.#response.destroyed) return void entered.leave()
-    this.#response.once('close', entered.leave)
-    const { bodyLimitBytes = this.#deps.bodyLimitBytes } = this.#route
-    const identity = this.#asked.user.id
-    const { buffers } = this.#deps
-    const reading = {
-      request: this.#request,
-      response: this.#response,
-      limitBytes: bodyLimitBytes,
-      identity,
-      isAck: false,
-    }
-    // If the client cuts the body off there is nobody to answer; the 'close' listener above releases the permit.
-    readBody(buffers, reading, (problem, bytes) => {
-      if (problem !== null) {
-        discardRest(this.#request)
-        return this.#refuse(problem)
-      }
-      const body = parseStrictJson(bytes)
-      if (!body.ok)
-        return this.#refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: [body.fault] })
-      mounted
-        .submit(entered, body.value, (during) => goneSignal(this.#response, during), body.text)
-        .then(this.#send, this.#fail)
-    })
-  }
-
-  readonly #identity = (): string => this.#asked.user.id
-
-  readonly #fail = (fault: unknown): void => {
-    const known = faultProblem(fault)
-    if (known === undefined) this.#deps.onFault(fault, this.#asked.traceId, this.#asked.path)
-    this.#refuse(known ?? internalFault)
-  }
-
-  #refuse(problem: Problem): void {
-    this.#send({ ok: false, problem, headers: {} })
-  }
-
-  readonly #send = (wire: Wire): void => {
+  const send = (wire: Wire): void => {
     if (wire.ok) {
       const { status, headers, body } = wire.answer
       headers['content-type'] = 'application/json; charset=utf-8'
-      this.#write(status, headers, JSON.stringify(body))
+      write(status, headers, JSON.stringify(body))
       return
     }
-    const place = { instance: this.#asked.path, traceId: this.#asked.traceId }
-    const { status, headers, body } = encodeProblem(wire.problem, place, this.#route.errorForm)
-    this.#write(status, { ...wire.headers, ...headers }, body)
+    const place = { instance: asked.path, traceId: asked.traceId }
+    const { status, headers, body } = encodeProblem(wire.problem, place, errorForm)
+    write(status, { ...wire.headers, ...headers }, body)
   }
-
-  #write(status: number, headers: Record<string, string>, body: string): void {
-    const list = [...this.#deps.headers, 'x-request-id', this.#asked.traceId]
-    for (const name in headers) list.push(name, headers[name] ?? '')
-    list.push('content-length', String(Buffer.byteLength(body)))
-    this.#deps.buffers.holdAnswer(this.#request, this.#response, this.#identity, body, true)
-    this.#response.writeHead(status, list)
-    this.#response.end(body)
-    this.#deps.onAnswer(this.#asked.path, status, performance.now() - this.#startedAt)
+  const refuse = (problem: Problem): void => send({ ok: false, problem, headers: {} })
+  const fail = (fault: unknown): void => {
+    const known = faultProblem(fault)
+    if (known === undefined) deps.onFault(fault, asked.traceId, asked.path)
+    refuse(known ?? internalFault)
   }
+  const submit = (entered: Entered): void => {
+    // The client left while its permit was granted, and 'close' has already fired.
+    if (response.destroyed) return void entered.leave()
+    response.once('close', entered.leave)
+    // If the client cuts the body off there is nobody to answer; the 'close' listener above releases the permit.
+    readBody(deps.buffers, { request, response, limitBytes, identity, isAck: false }, (problem, bytes) => {
+      if (problem !== null) {
+        discardRest(request)
+        return refuse(problem)
+      }
+      const body = parseStrictJson(bytes)
+      if (!body.ok) return refuse({ code: 'invalid_request', detail: 'The body is not valid.', errors: [body.fault] })
+      mount.submit(entered, body.value, (during) => goneSignal(response, during), body.text).then(send, fail)
+    })
+  }
+  const proceed = (entry: Entry): void => {
+    if (entry.ok) submit(entry.entered)
+    // At the end of the turn, with the other refusals: see fastify-binding.ts.
+    else setImmediate(send, entry.wire)
+  }
+  const entry = mount.enter(asked)
+  if (entry instanceof Promise) entry.then(proceed, fail)
+  else proceed(entry)
 }

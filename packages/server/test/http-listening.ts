@@ -73,7 +73,7 @@ export async function listening(overrides: Partial<AppDeps> & { protectMetrics?:
     metrics: { contentType: 'text/plain; version=0.0.4', render: () => '# HELP up\nup 1\n' },
     protectMetrics,
   })
-  addLanding(app, { version: '0.0.0-test' })
+  addLanding(app, '0.0.0-test')
   addDemoEcho(app, readBody)
   addTestRoutes(app)
   const origin = await app.listen({ host: '127.0.0.1', port: 0 })

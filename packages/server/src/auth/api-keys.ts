@@ -58,16 +58,6 @@ export function parseApiKeys(text: string): KeyTable {
   return table
 }
 
-export interface ApiKeyFile {
-  find(key: string): Principal | undefined
-}
-
-export interface ApiKeyFileOptions {
-  path: string
-  onFault: (fault: unknown) => void
-  now?: () => number
-}
-
 /** How long a removed key may still work, in milliseconds. */
 const reloadCheckMs = 2_000
 
@@ -75,7 +65,7 @@ const reloadCheckMs = 2_000
  * Checks the file again at most every two seconds, when a key is looked up. A stat costs microseconds, and checking before
  * use means that an idle server does not accept a key that was removed an hour ago.
  */
-export function openApiKeyFile({ path, onFault, now = Date.now }: ApiKeyFileOptions): ApiKeyFile {
+export function openApiKeyFile(path: string, onFault: (fault: unknown) => void, now: () => number) {
   const version = (): string => {
     const { mtimeMs, size, ino } = statSync(path)
     return `${mtimeMs} ${size} ${ino}`
@@ -107,7 +97,7 @@ export function openApiKeyFile({ path, onFault, now = Date.now }: ApiKeyFileOpti
   }
 
   return {
-    find(key) {
+    find(key: string): Principal | undefined {
       if (now() - checkedAt >= reloadCheckMs) reload()
       const digest = hash('sha256', key, 'buffer')
       const entry = table.get(digest.toString('hex'))

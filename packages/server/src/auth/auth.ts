@@ -1,4 +1,3 @@
-import type { BlockList } from 'node:net'
 import { limits } from '@spillway/protocol/wire'
 import {
   createRemoteJWKSet,
@@ -9,21 +8,13 @@ import {
   jwtVerify,
 } from 'jose'
 import { isUnstorable } from 'spillway/workload'
-import { type ApiKeyFile, openApiKeyFile } from './api-keys.js'
-import { clientAddress, isRole, type Principal, parseTrustedProxies, type Role, roles } from './identity.js'
+import type { Config } from '../config/index.js'
+import { openApiKeyFile } from './api-keys.js'
+import { clientAddress, isRole, networksOf, type Principal, type Role, roles } from './identity.js'
 
-export interface AuthOptions {
-  /** Path of the key file. */
-  apiKeysPath?: string | undefined
-  jwksUrl?: string | undefined
-  jwtSecret?: string | undefined
-  /** `iss` that a token must have; absent: any. */
-  jwtIssuer?: string | undefined
-  /** `aud` that a token must name; absent: any, or none. */
-  jwtAudience?: string | undefined
-  /** The longest time from `iat` to `exp`. Default 86,400. */
-  jwtMaxAgeSeconds?: number | undefined
-  trustedProxies?: readonly string[] | undefined
+/** With none of a key file, a key set and a secret, authentication is off. */
+export interface AuthOptions extends Partial<Config['auth']> {
+  trustedProxies?: readonly string[]
   /** Called when the key file becomes unreadable or the key server does not answer. */
   onFault: (fault: unknown) => void
   /** For the key file's reload; tokens are checked against the system clock. */
@@ -114,25 +105,16 @@ function isTooLong({ iat, exp }: JWTPayload, maxAgeSeconds: number): boolean {
 type TokenVerifier = (token: string) => Promise<AuthResult>
 
 function tokenVerifier(options: AuthOptions): TokenVerifier | undefined {
-  const secret = options.jwtSecret === undefined ? undefined : new TextEncoder().encode(options.jwtSecret)
-  const keySet: JWTVerifyGetKey | undefined =
-    options.jwksUrl === undefined
-      ? undefined
-      : createRemoteJWKSet(new URL(options.jwksUrl), { timeoutDuration: keyServerTimeoutMs })
-  if (secret === undefined && keySet === undefined) return undefined
-  const { jwtIssuer, jwtAudience, jwtMaxAgeSeconds = maxAgeSecondsDefault } = options
+  const { jwtSecret = null, jwksUrl = null, jwtIssuer = null, jwtAudience = null } = options
+  if (jwtSecret === null && jwksUrl === null) return undefined
+  const secret = jwtSecret === null ? undefined : new TextEncoder().encode(jwtSecret)
+  const keySet =
+    jwksUrl === null ? undefined : createRemoteJWKSet(new URL(jwksUrl), { timeoutDuration: keyServerTimeoutMs })
   const checks = {
     clockTolerance: clockToleranceSeconds,
     requiredClaims: ['exp'],
-    ...(jwtIssuer !== undefined && { issuer: jwtIssuer }),
-    ...(jwtAudience !== undefined && { audience: jwtAudience }),
-  }
-  const verifyWith = async (token: string, key: Uint8Array | JWTVerifyGetKey, algorithms: string[]) => {
-    const options = { algorithms, ...checks }
-    const { payload } = await (typeof key === 'function'
-      ? jwtVerify(token, key, options)
-      : jwtVerify(token, key, options))
-    return isTooLong(payload, jwtMaxAgeSeconds) ? invalid : principalOf(payload)
+    ...(jwtIssuer !== null && { issuer: jwtIssuer }),
+    ...(jwtAudience !== null && { audience: jwtAudience }),
   }
   return async (token) => {
     const algorithm = algorithmOf(token)
@@ -141,8 +123,11 @@ function tokenVerifier(options: AuthOptions): TokenVerifier | undefined {
     const symmetric = algorithm.startsWith('HS')
     const key = symmetric ? secret : keySet
     if (key === undefined) return invalid
+    const verifying = { ...checks, algorithms: symmetric ? symmetricAlgorithms : asymmetricAlgorithms }
     try {
-      return await verifyWith(token, key, symmetric ? symmetricAlgorithms : asymmetricAlgorithms)
+      // A secret or a key set: each overload takes one of them.
+      const { payload } = await jwtVerify(token, key as JWTVerifyGetKey, verifying)
+      return isTooLong(payload, options.jwtMaxAgeSeconds ?? maxAgeSecondsDefault) ? invalid : principalOf(payload)
     } catch (fault) {
       if (isTokenFault(fault)) return invalid
       options.onFault(fault)
@@ -161,19 +146,10 @@ function withoutAuthentication(headers: RequestHeaders, address: () => string): 
 }
 
 export function createAuthenticator(options: AuthOptions): Authenticator {
-  const keys: ApiKeyFile | undefined =
-    options.apiKeysPath === undefined
-      ? undefined
-      : openApiKeyFile({
-          path: options.apiKeysPath,
-          onFault: options.onFault,
-          ...(options.now === undefined ? {} : { now: options.now }),
-        })
+  const { apiKeysFile = null, trustedProxies = [], onFault, now = Date.now } = options
+  const keys = apiKeysFile === null ? undefined : openApiKeyFile(apiKeysFile, onFault, now)
   const verify = tokenVerifier(options)
-  const trusted: BlockList | undefined =
-    options.trustedProxies === undefined || options.trustedProxies.length === 0
-      ? undefined
-      : parseTrustedProxies(options.trustedProxies)
+  const trusted = trustedProxies.length === 0 ? undefined : networksOf(trustedProxies)
   const addressOf = (headers: RequestHeaders, peer: string) => clientAddress(headers['x-forwarded-for'], peer, trusted)
   const enabled = keys !== undefined || verify !== undefined
 

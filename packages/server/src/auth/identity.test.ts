@@ -1,6 +1,6 @@
 import { mayUseQueue } from 'spillway/workload'
 import { describe, expect, it } from 'vitest'
-import { clientAddress, hasRole, type Principal, parseTrustedProxies } from './identity.js'
+import { clientAddress, hasRole, networksOf, type Principal } from './identity.js'
 
 const principal = (queues?: string[], ...roles: Principal['roles'] extends ReadonlySet<infer R> ? R[] : never) => ({
   identity: 'a',
@@ -27,7 +27,7 @@ describe('roles and queues', () => {
 })
 
 describe('client address', () => {
-  const trusted = parseTrustedProxies(['10.0.0.0/8', '2001:db8::/32', '127.0.0.1'])
+  const trusted = networksOf(['10.0.0.0/8', '2001:db8::/32', '127.0.0.1'])
 
   it.each([
     // An untrusted peer's header does not count.
@@ -52,11 +52,4 @@ describe('client address', () => {
   it('trusts nobody unless configured to', () => {
     expect(clientAddress('1.1.1.1', '127.0.0.1', undefined)).toBe('127.0.0.1')
   })
-
-  it.each(['10.0.0.0/33', 'localhost', '10.0.0.0/8/1', '::/129', '1.2.3.4/x', ''])(
-    'refuses %j as a network',
-    (text) => {
-      expect(() => parseTrustedProxies([text])).toThrow(expect.objectContaining({ code: 'invalid_trusted_proxies' }))
-    },
-  )
 })

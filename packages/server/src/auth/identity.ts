@@ -26,32 +26,14 @@ export function isRole(value: unknown): value is Role {
   return (roles as readonly unknown[]).includes(value)
 }
 
-/** `10.0.0.0/8`, `::1`: an address or a network. False if the text is neither. */
-function addNetwork(list: BlockList, text: string): boolean {
-  const [address = '', prefixText, ...rest] = text.split('/')
-  const version = isIP(address)
-  if (version === 0 || rest.length > 0) return false
-  const family = version === 6 ? 'ipv6' : 'ipv4'
-  if (prefixText === undefined) {
-    list.addAddress(address, family)
-    return true
-  }
-  const prefix = Number(prefixText)
-  if (!/^\d{1,3}$/.test(prefixText) || prefix > (version === 6 ? 128 : 32)) return false
-  list.addSubnet(address, prefix, family)
-  return true
-}
-
-export class TrustedProxiesError extends Error {
-  readonly code = 'invalid_trusted_proxies'
-}
-
-export function parseTrustedProxies(networks: readonly string[]): BlockList {
+/** `10.0.0.0/8`, `::1`: addresses or networks, in the form that the configuration has checked. */
+export function networksOf(texts: readonly string[]): BlockList {
   const list = new BlockList()
-  for (const network of networks) {
-    if (!addNetwork(list, network.trim())) {
-      throw new TrustedProxiesError(`Not an address or a network: ${JSON.stringify(network)}`)
-    }
+  for (const text of texts) {
+    const [address = '', prefix] = text.split('/')
+    const family = isIP(address) === 6 ? 'ipv6' : 'ipv4'
+    if (prefix === undefined) list.addAddress(address, family)
+    else list.addSubnet(address, Number(prefix), family)
   }
   return list
 }

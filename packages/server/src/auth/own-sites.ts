@@ -13,15 +13,7 @@
 import type { IncomingMessage } from 'node:http'
 import { isIP } from 'node:net'
 import type { Problem } from 'spillway/workload'
-import { isLoopbackHost } from '../config/index.js'
-
-export interface SiteOptions {
-  /** SPILLWAY_HOST. */
-  boundHost: string
-  /** SPILLWAY_ALLOWED_HOSTS: lower case, without ports. */
-  allowedHosts: readonly string[]
-  corsOrigins: readonly string[]
-}
+import { type Config, isLoopbackHost } from '../config/index.js'
 
 export interface OwnSites {
   /** Whether the request names this server. Costs a set lookup for a Host that was seen before. */
@@ -34,8 +26,10 @@ export interface OwnSites {
 const rememberedMax = 64
 const shownCharactersMax = 255
 
-export function ownSites({ boundHost, allowedHosts, corsOrigins }: SiteOptions): OwnSites {
-  const names = new Set([...allowedHosts, boundHost.toLowerCase()])
+type SiteSettings = Pick<Config['server'], 'host' | 'allowedHosts' | 'corsOrigins'>
+
+export function ownSites({ host, allowedHosts, corsOrigins }: SiteSettings): OwnSites {
+  const names = new Set([...allowedHosts, host.toLowerCase()])
   const listed = new Set(corsOrigins)
   const remembered = new Set<string>()
 

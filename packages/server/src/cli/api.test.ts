@@ -25,11 +25,11 @@ function fakeServer(status: number, answer: unknown) {
 describe('createApi', () => {
   it('calls the routes that callers build on', async () => {
     const { calls, api } = fakeServer(200, {})
-    const { listOperations, showOperation, retryOperation, cancelOperation, listDeadLetters, ...more } = api()
+    const { listOperations, showOperation, changeOperation, listDeadLetters, ...more } = api()
     await listOperations({ status: 'failed', queue: 'a&b', type: undefined })
     await showOperation('a/b', '30')
-    await retryOperation('i')
-    await cancelOperation('i')
+    await changeOperation('i', 'retry')
+    await changeOperation('i', 'cancel')
     await listDeadLetters({})
     await more.showDeadLetter('a/b')
     await more.redrive({ ids: ['i'] })

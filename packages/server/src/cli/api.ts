@@ -20,20 +20,7 @@ export interface Page<T> {
 
 export type Filter = Readonly<Record<string, string | undefined>>
 
-export interface Api {
-  listOperations(filter: Filter): Promise<Page<OperationView>>
-  showOperation(id: string, waitSeconds?: string): Promise<OperationView>
-  retryOperation(id: string): Promise<unknown>
-  cancelOperation(id: string): Promise<unknown>
-  listDeadLetters(filter: Filter): Promise<Page<DeadLetterView>>
-  showDeadLetter(id: string): Promise<DeadLetterView>
-  /** By ids, or the next `limit` that match the filter, oldest first; `next_cursor` says where to continue. */
-  redrive(
-    which: { ids: readonly string[] } | { filter: Filter; limit: number; cursor?: string },
-  ): Promise<{ moved: number; skipped: number; next_cursor?: string | null }>
-  /** The next `limit` that match the filter. */
-  purge(filter: Filter, limit: number): Promise<{ purged: number }>
-}
+export type Api = ReturnType<typeof createApi>
 
 export interface ApiOptions {
   readonly url: string
@@ -45,18 +32,25 @@ export interface ApiOptions {
 const answerTimeoutMs = 90_000
 
 /** The only place with the routes that the `ops` and `dead-letters` commands use. */
-export function createApi(options: ApiOptions): Api {
+export function createApi(options: ApiOptions) {
   const send = <T>(method: string, path: string, body?: unknown) => request<T>(options, method, path, body)
   const operation = (id: string) => `/api/v1/operations/${encodeURIComponent(id)}`
   return {
-    listOperations: (filter) => send('GET', `/api/v1/operations${queryOf(filter)}`),
-    showOperation: (id, wait) => send('GET', `${operation(id)}${queryOf({ wait })}`),
-    retryOperation: (id) => send('POST', `${operation(id)}/retry`),
-    cancelOperation: (id) => send('POST', `${operation(id)}/cancel`),
-    listDeadLetters: (filter) => send('GET', `/api/v1/dead-letters${queryOf(filter)}`),
-    showDeadLetter: (id) => send('GET', `/api/v1/dead-letters/${encodeURIComponent(id)}`),
-    redrive: (which) => send('POST', '/api/v1/dead-letters/redrive', which),
-    purge: (filter, limit) => send('DELETE', `/api/v1/dead-letters${queryOf({ ...filter, limit: String(limit) })}`),
+    listOperations: (filter: Filter) => send<Page<OperationView>>('GET', `/api/v1/operations${queryOf(filter)}`),
+    showOperation: (id: string, wait?: string) => send<OperationView>('GET', `${operation(id)}${queryOf({ wait })}`),
+    changeOperation: (id: string, action: 'retry' | 'cancel') => send<unknown>('POST', `${operation(id)}/${action}`),
+    listDeadLetters: (filter: Filter) => send<Page<DeadLetterView>>('GET', `/api/v1/dead-letters${queryOf(filter)}`),
+    showDeadLetter: (id: string) => send<DeadLetterView>('GET', `/api/v1/dead-letters/${encodeURIComponent(id)}`),
+    /** By ids, or the next `limit` that match the filter, oldest first; `next_cursor` says where to continue. */
+    redrive: (which: { ids: readonly string[] } | { filter: Filter; limit: number; cursor?: string }) =>
+      send<{ moved: number; skipped: number; next_cursor?: string | null }>(
+        'POST',
+        '/api/v1/dead-letters/redrive',
+        which,
+      ),
+    /** The next `limit` that match the filter. */
+    purge: (filter: Filter, limit: number) =>
+      send<{ purged: number }>('DELETE', `/api/v1/dead-letters${queryOf({ ...filter, limit: String(limit) })}`),
   }
 }
 
@@ -94,15 +88,12 @@ async function request<T>(options: ApiOptions, method: string, path: string, bod
   }
   const answer = parseJson(text)
   if (response.ok && answer !== undefined) return answer as T
-  const problem = isProblem(answer) ? answer : null
-  if (problem === null)
+  if (!isProblem(answer))
     throw new ApiError('unexpected', `${url.origin} answered ${response.status}, but not as a Spillway server does`)
-  const hint = problem.code === 'unauthenticated' ? ' (give a key with --key or SPILLWAY_API_KEY)' : ''
-  const details = (problem.errors ?? []).map((one) => `\n  ${one.path}: ${one.message}`).join('')
-  throw new ApiError(
-    problem.code,
-    `${problem.title}: ${problem.detail}${hint}${details} [${problem.code}, trace ${problem.trace_id}]`,
-  )
+  const { code, title, detail, errors = [], trace_id } = answer
+  const hint = code === 'unauthenticated' ? ' (give a key with --key or SPILLWAY_API_KEY)' : ''
+  const details = errors.map((one) => `\n  ${one.path}: ${one.message}`).join('')
+  throw new ApiError(code, `${title}: ${detail}${hint}${details} [${code}, trace ${trace_id}]`)
 }
 
 function parseJson(text: string): unknown {

@@ -13,8 +13,7 @@ function setting(options: { held: number; stuck?: number; dieAgain?: boolean; in
   const api: Api = {
     listOperations: unused,
     showOperation: unused,
-    retryOperation: unused,
-    cancelOperation: unused,
+    changeOperation: unused,
     showDeadLetter: unused,
     listDeadLetters: async () => ({ items: [], next_cursor: null, total: held }),
     redrive: async (which) => {

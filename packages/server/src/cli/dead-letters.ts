@@ -1,42 +1,15 @@
 import type { Api, Filter } from './api.js'
 import { exitCodes, UsageError } from './exit.js'
-import { printMembers, rowOf } from './operations.js'
+import type { Remote } from './operations.js'
 import { startProgress } from './progress.js'
-import { renderTable } from './table.js'
-import type { Terminal } from './terminal.js'
-
-interface Context {
-  readonly api: Api
-  readonly terminal: Terminal
-  readonly json: boolean
-}
 
 /** Dead letters handled by one call: short calls show progress and hold no lock for long. */
 const stepMax = 200
 
-const titles = ['id', 'type', 'queue', 'partition', 'attempt', 'created', 'error']
-
-export async function listDeadLetters({ api, terminal, json }: Context, filter: Filter): Promise<number> {
-  const page = await api.listDeadLetters(filter)
-  if (json) {
-    terminal.out(`${JSON.stringify(page)}\n`)
-    return exitCodes.done
-  }
-  terminal.out(renderTable(page.items.map(rowOf), titles))
-  if (page.next_cursor !== null) terminal.err(`more: --cursor ${page.next_cursor}\n`)
-  return exitCodes.done
-}
-
-export async function showDeadLetter({ api, terminal, json }: Context, id: string): Promise<number> {
-  printMembers(terminal, await api.showDeadLetter(id), json)
-  return exitCodes.done
-}
-
 export async function redriveDeadLetters(
-  context: Context,
+  { api, terminal, json }: Remote,
   which: { readonly ids: readonly string[]; readonly filter: Filter; readonly all: boolean },
 ): Promise<number> {
-  const { api, terminal, json } = context
   const filtered = isFiltered(which.filter)
   if (which.ids.length === 0 && !filtered && !which.all) {
     throw new UsageError('say which: ids, a filter such as --queue orders, or --all')
@@ -72,7 +45,7 @@ export async function redriveDeadLetters(
 }
 
 export async function purgeDeadLetters(
-  { api, terminal, json }: Context,
+  { api, terminal, json }: Remote,
   which: { readonly filter: Filter; readonly all: boolean; readonly yes: boolean },
 ): Promise<number> {
   if (!isFiltered(which.filter) && !which.all)

@@ -1,29 +1,32 @@
 import type { OperationView } from '@spillway/protocol/wire'
-import { type Api, ApiError, type Filter } from './api.js'
+import { type Api, ApiError, type Page } from './api.js'
 import { exitCodes } from './exit.js'
 import { renderTable } from './table.js'
 import type { Terminal } from './terminal.js'
 
-interface Context {
+/** A running server, and where its answers are printed. */
+export interface Remote {
   readonly api: Api
   readonly terminal: Terminal
   readonly json: boolean
 }
 
-const titles = ['id', 'type', 'queue', 'partition', 'status', 'attempt', 'created', 'error']
-
-export async function listOperations({ api, terminal, json }: Context, filter: Filter): Promise<number> {
-  const page = await api.listOperations(filter)
+/** Of operations, or of dead letters. */
+export function printPage(
+  { terminal, json }: Remote,
+  page: Page<OperationView>,
+  columns: readonly (keyof ReturnType<typeof rowOf>)[],
+): number {
   if (json) {
     terminal.out(`${JSON.stringify(page)}\n`)
     return exitCodes.done
   }
-  terminal.out(renderTable(page.items.map(rowOf), titles))
+  terminal.out(renderTable(page.items.map(rowOf), columns))
   if (page.next_cursor !== null) terminal.err(`more: --cursor ${page.next_cursor}\n`)
   return exitCodes.done
 }
 
-export function rowOf(operation: OperationView): Record<string, string> {
+function rowOf(operation: OperationView) {
   return {
     id: operation.id,
     type: operation.operation_type,
@@ -36,37 +39,25 @@ export function rowOf(operation: OperationView): Record<string, string> {
   }
 }
 
-export async function showOperation(
-  { api, terminal, json }: Context,
-  id: string,
-  waitSeconds: string | undefined,
-): Promise<number> {
-  printMembers(terminal, await api.showOperation(id, waitSeconds), json)
-  return exitCodes.done
-}
-
 /** One item in full, one member per line. */
-export function printMembers(terminal: Terminal, item: object, json: boolean): void {
-  if (json) {
-    terminal.out(`${JSON.stringify(item)}\n`)
-    return
-  }
+export function printItem({ terminal, json }: Remote, item: object): number {
   const rows = Object.entries(item)
     .filter(([, value]) => value !== null && value !== undefined)
     .map(([name, value]) => ({ field: name, value: typeof value === 'string' ? value : JSON.stringify(value) }))
-  terminal.out(renderTable(rows, ['field', 'value'], Number.POSITIVE_INFINITY))
+  terminal.out(json ? `${JSON.stringify(item)}\n` : renderTable(rows, ['field', 'value'], Number.POSITIVE_INFINITY))
+  return exitCodes.done
 }
 
 /** Each id separately: one that cannot be changed does not stop the others. */
 export async function changeOperations(
-  { api, terminal, json }: Context,
+  { api, terminal, json }: Remote,
   action: 'retry' | 'cancel',
   ids: readonly string[],
 ): Promise<number> {
   let failures = 0
   for (const id of ids) {
     try {
-      const answer = action === 'retry' ? await api.retryOperation(id) : await api.cancelOperation(id)
+      const answer = await api.changeOperation(id, action)
       terminal.out(
         json ? `${JSON.stringify(answer)}\n` : `${id} ${action === 'retry' ? 'queued again' : 'cancelled'}\n`,
       )

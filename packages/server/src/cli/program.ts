@@ -1,8 +1,10 @@
 import { Command, CommanderError } from 'commander'
 import { ConfigError, isDebugging, loadClientConfig, maskUrlPasswords } from '../config/index.js'
 import { version } from '../version.js'
-import { type Api, createApi, type Filter } from './api.js'
+import { createApi, type Filter } from './api.js'
+import { purgeDeadLetters, redriveDeadLetters } from './dead-letters.js'
 import { exitCodes, UsageError } from './exit.js'
+import { changeOperations, printItem, printPage, type Remote } from './operations.js'
 import type { Terminal } from './terminal.js'
 
 const hint = 'Run spillway --help, or spillway <command> --help.\n'
@@ -80,7 +82,7 @@ function addGroup(program: Command, terminal: Terminal, end: End, name: string, 
     terminal.err(`Usage: spillway ${name} <${group.commands.map((command) => command.name()).join('|')}>\n${hint}`)
     end(exitCodes.usage)
   })
-  return group
+  return withExamples(group, [`${name} list --help`])
 }
 
 interface ListenOptions {
@@ -89,45 +91,37 @@ interface ListenOptions {
 }
 
 function addServerCommands(program: Command, terminal: Terminal, end: End): void {
-  const serve = program
-    .command('serve')
-    .description('Run the server: API, workers, everything that SPILLWAY_ROLES names')
+  const add = (name: string, description: string, ...examples: readonly string[]): Command =>
+    withExamples(program.command(name).description(description), examples)
+  const database = 'DATABASE_URL=postgres://localhost/app spillway'
+  add(
+    'serve',
+    'Run the server: API, workers, everything that SPILLWAY_ROLES names',
+    'serve --port 8080',
+    `${database} serve`,
+  )
     .option('--host <address>', 'Address to listen on (SPILLWAY_HOST)')
     .option('--port <number>', 'Port to listen on, 0 for a free one (SPILLWAY_PORT)')
-    .action(async ({ host, port }: ListenOptions) =>
-      end(await (await import('./serve.js')).serve(terminal, { host, port })),
-    )
-  withExamples(serve, ['serve --port 8080', 'DATABASE_URL=postgres://localhost/app spillway serve'])
-  const worker = program
-    .command('worker')
-    .description('Work on operations only; listens only if a port is given')
+    .action(async (options: ListenOptions) => end(await (await import('./serve.js')).serve(terminal, options)))
+  add('worker', 'Work on operations only; listens only if a port is given', `${database} worker`)
     .option('--host <address>', 'Address to listen on (SPILLWAY_HOST)')
     .option('--port <number>', 'Port for health and metrics (SPILLWAY_PORT)')
-    .action(async ({ host, port }: ListenOptions) =>
-      end(await (await import('./serve.js')).serve(terminal, { only: 'worker', host, port })),
+    .action(async (options: ListenOptions) =>
+      end(await (await import('./serve.js')).serve(terminal, { ...options, only: 'worker' })),
     )
-  withExamples(worker, ['DATABASE_URL=postgres://localhost/app spillway worker'])
-  const migrate = program
-    .command('migrate')
-    .description("Bring the database's schema up to date")
-    .action(async () => end(await (await import('./migrate.js')).runMigrations(terminal)))
-  withExamples(migrate, ['DATABASE_URL=postgres://localhost/app spillway migrate'])
-  const config = program
-    .command('config')
-    .description('List every setting: value, source, meaning')
+  add('migrate', "Bring the database's schema up to date", `${database} migrate`).action(async () =>
+    end(await (await import('./migrate.js')).runMigrations(terminal)),
+  )
+  add('config', 'List every setting: value, source, meaning', 'config')
     .option('--json', 'As JSON, with defaults and what is allowed')
     .action(async ({ json = false }: { json?: boolean }) =>
       end((await import('./show-config.js')).showConfig(terminal, { json })),
     )
-  withExamples(config, ['config'])
-  const doctor = program
-    .command('doctor')
-    .description('Check what a start depends on, and say how to fix it')
+  add('doctor', 'Check what a start depends on, and say how to fix it', 'doctor')
     .option('--json', 'As JSON')
     .action(async ({ json = false }: { json?: boolean }) =>
       end(await (await import('./doctor/examine.js')).examine(terminal, { json })),
     )
-  withExamples(doctor, ['doctor'])
 }
 
 const filterOptions = {
@@ -143,20 +137,17 @@ const filterOptions = {
 const deadLetterFilter = ['type', 'queue', 'partition', 'identity', 'from', 'to'] as const
 const operationFilter = ['status', ...deadLetterFilter] as const
 
-interface RemoteOptions extends Partial<Record<keyof typeof filterOptions | 'limit' | 'cursor', string>> {
+type FilterName = keyof typeof filterOptions
+
+interface RemoteOptions extends Partial<Record<FilterName | 'limit' | 'cursor', string>> {
   url?: string
   key?: string
   json?: boolean
-}
-
-interface Remote {
-  readonly api: Api
-  readonly terminal: Terminal
-  readonly json: boolean
+  all?: boolean
 }
 
 /** Adds the options of a command that talks to a running server. */
-function remote(command: Command, description: string, filter: readonly (keyof typeof filterOptions)[] = []): Command {
+function remote(command: Command, description: string, filter: readonly FilterName[] = []): Command {
   command
     .description(description)
     // Its group allows them.
@@ -175,9 +166,15 @@ function remoteOf(terminal: Terminal, { url: given, key, json = false }: RemoteO
   return { api: createApi({ url, key: key ?? settings.apiKey }), terminal, json }
 }
 
-function filterOf(options: RemoteOptions, names: readonly ('limit' | 'cursor' | keyof typeof filterOptions)[]): Filter {
-  return Object.fromEntries(names.map((name) => [name, options[name]]))
+function filterOf(options: RemoteOptions): Filter {
+  return Object.fromEntries(operationFilter.map((name) => [name, options[name]]))
 }
+
+const pageOf = (options: RemoteOptions): Filter => ({
+  ...filterOf(options),
+  limit: options.limit,
+  cursor: options.cursor,
+})
 
 function addPaging(command: Command): Command {
   return command.option('--limit <n>', 'At most this many (1 to 200)').option('--cursor <cursor>', 'Go on after a page')
@@ -187,62 +184,58 @@ const exampleId = '01890a5d-ac96-774b-bcce-b302099a8057'
 
 function addOperationCommands(program: Command, terminal: Terminal, end: End): void {
   const ops = addGroup(program, terminal, end, 'ops', 'List, show, retry or cancel operations')
-  withExamples(ops, ['ops list --help'])
   const list = addPaging(remote(ops.command('list'), 'List operations', operationFilter))
   list.action(async (options: RemoteOptions) => {
-    const { listOperations } = await import('./operations.js')
-    end(await listOperations(remoteOf(terminal, options), filterOf(options, [...operationFilter, 'limit', 'cursor'])))
+    const server = remoteOf(terminal, options)
+    const page = await server.api.listOperations(pageOf(options))
+    end(printPage(server, page, ['id', 'type', 'queue', 'partition', 'status', 'attempt', 'created', 'error']))
   })
   withExamples(list, ['ops list --queue orders --status failed'])
   const show = remote(ops.command('show <id>'), 'Show one operation')
     .option('--wait <seconds>', 'Wait until it is finished, at most this long (60)')
     .action(async (id: string, options: RemoteOptions & { wait?: string }) => {
-      const { showOperation } = await import('./operations.js')
-      end(await showOperation(remoteOf(terminal, options), id, options.wait))
+      const server = remoteOf(terminal, options)
+      end(printItem(server, await server.api.showOperation(id, options.wait)))
     })
   withExamples(show, [`ops show ${exampleId} --wait 30`])
   for (const action of ['retry', 'cancel'] as const) {
     const description = action === 'retry' ? 'Queue failed operations again' : 'Cancel pending operations'
     const change = remote(ops.command(`${action} <ids...>`), description)
-    change.action(async (ids: string[], options: RemoteOptions) => {
-      const { changeOperations } = await import('./operations.js')
-      end(await changeOperations(remoteOf(terminal, options), action, ids))
-    })
+    change.action(async (ids: string[], options: RemoteOptions) =>
+      end(await changeOperations(remoteOf(terminal, options), action, ids)),
+    )
     withExamples(change, [`ops ${action} ${exampleId}`])
   }
 }
 
 function addDeadLetterCommands(program: Command, terminal: Terminal, end: End): void {
   const letters = addGroup(program, terminal, end, 'dead-letters', 'List, show, redrive or purge dead letters')
-  withExamples(letters, ['dead-letters list --help'])
   const list = addPaging(remote(letters.command('list'), 'List dead letters', deadLetterFilter))
   list.action(async (options: RemoteOptions) => {
-    const { listDeadLetters } = await import('./dead-letters.js')
-    end(await listDeadLetters(remoteOf(terminal, options), filterOf(options, [...deadLetterFilter, 'limit', 'cursor'])))
+    const server = remoteOf(terminal, options)
+    const page = await server.api.listDeadLetters(pageOf(options))
+    end(printPage(server, page, ['id', 'type', 'queue', 'partition', 'attempt', 'created', 'error']))
   })
   withExamples(list, ['dead-letters list --queue orders'])
   const show = remote(letters.command('show <id>'), 'Show one dead letter, with its payload')
   show.action(async (id: string, options: RemoteOptions) => {
-    const { showDeadLetter } = await import('./dead-letters.js')
-    end(await showDeadLetter(remoteOf(terminal, options), id))
+    const server = remoteOf(terminal, options)
+    end(printItem(server, await server.api.showDeadLetter(id)))
   })
   withExamples(show, [`dead-letters show ${exampleId}`])
   const redrive = remote(letters.command('redrive [ids...]'), 'Queue dead letters again, in order', deadLetterFilter)
     .option('--all', 'All of them')
-    .action(async (ids: string[], options: RemoteOptions & { all?: boolean }) => {
-      const { redriveDeadLetters } = await import('./dead-letters.js')
-      const filter = filterOf(options, deadLetterFilter)
-      end(await redriveDeadLetters(remoteOf(terminal, options), { ids, filter, all: options.all === true }))
+    .action(async (ids: string[], options: RemoteOptions) => {
+      const which = { ids, filter: filterOf(options), all: options.all === true }
+      end(await redriveDeadLetters(remoteOf(terminal, options), which))
     })
   withExamples(redrive, [`dead-letters redrive ${exampleId}`, 'dead-letters redrive --queue orders'])
   const purge = remote(letters.command('purge'), 'Delete dead letters for good', deadLetterFilter)
     .option('--all', 'All of them')
     .option('--yes', 'Do it: without this nothing is deleted')
-    .action(async (options: RemoteOptions & { all?: boolean; yes?: boolean }) => {
-      const { purgeDeadLetters } = await import('./dead-letters.js')
-      const filter = filterOf(options, deadLetterFilter)
-      const { all = false, yes = false } = options
-      end(await purgeDeadLetters(remoteOf(terminal, options), { filter, all, yes }))
+    .action(async (options: RemoteOptions & { yes?: boolean }) => {
+      const which = { filter: filterOf(options), all: options.all === true, yes: options.yes === true }
+      end(await purgeDeadLetters(remoteOf(terminal, options), which))
     })
   withExamples(purge, ['dead-letters purge --queue orders --yes'])
 }

@@ -4,7 +4,7 @@ import { checkGeneration, completeGeneration } from '../workloads/generation/set
 import { checkPetitions, completePetitions, type PetitionsConfig } from '../workloads/petitions/settings.js'
 import { checkRouting, doubtfulRouting } from '../workloads/routing/settings.js'
 import { isInjectedByKubernetes, isOwnName, nearestName } from './names.js'
-import type { Say, Setting, SettingsTable, ValueOf, ValuesOf } from './setting.js'
+import type { Say, Setting, SettingsTable, ValuesOf } from './setting.js'
 import { clientSettings, settings } from './settings.js'
 import { allowedValues, parseSetting, type SettingValue, showRejected } from './values.js'
 
@@ -140,12 +140,12 @@ function readTable<T extends SettingsTable>(
   return Object.fromEntries(groups) as ValuesOf<T>
 }
 
-function readSetting<S extends Setting>(
-  setting: S,
+function readSetting(
+  setting: Setting,
   env: Environment,
   sources: Map<string, ConfigSource>,
   problems: ConfigProblem[],
-): ValueOf<S> | SettingValue {
+): SettingValue {
   const { name, fallbackName } = setting
   const readFrom = env[name] === undefined && fallbackName !== undefined ? fallbackName : name
   const text = env[readFrom]

@@ -49,7 +49,7 @@ export type SettingsTable = Readonly<Record<string, Readonly<Record<string, Sett
 type Nullable<S, T> = S extends { readonly default: null } ? T | null : T
 
 /** The type of a setting's parsed value, read off its row. */
-export type ValueOf<S> = S extends { readonly type: 'integer' | 'number' }
+type ValueOf<S> = S extends { readonly type: 'integer' | 'number' }
   ? Nullable<S, number>
   : S extends { readonly type: 'boolean' }
     ? boolean

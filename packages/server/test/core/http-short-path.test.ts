@@ -26,7 +26,7 @@ beforeEach(async () => {
     onFault: (fault) => seen.faults.push(fault),
     onAnswer: (_, status) => seen.statuses.push(status),
   })
-  path.add('/orders', { mounted: echoMount(), role: 'submit' })
+  path.add({ url: '/orders', mount: echoMount() })
   server = createServer((request, response) => {
     path.take(request, response, () => {
       seen.left++

@@ -213,7 +213,7 @@ describe('authentication', () => {
       [keyName('key-2')]: { identity: 'op', roles: ['operate'] },
     })
     const authenticator = createAuthenticator({
-      apiKeysPath: keyFile,
+      apiKeysFile: keyFile,
       jwtSecret: secret,
       jwksUrl,
       onFault: (fault) => {
@@ -257,7 +257,7 @@ describe('authentication', () => {
     const faults: unknown[] = []
     await writeKeys({ [keyName('old')]: { identity: 'ann', roles: ['consume'] } })
     const authenticator = createAuthenticator({
-      apiKeysPath: keyFile,
+      apiKeysFile: keyFile,
       now: () => now,
       onFault: (fault) => faults.push(fault),
     })
@@ -292,7 +292,7 @@ describe('authentication', () => {
       [keyName('s')]: { identity: 'ann', roles: ['submit'] },
     })
     const authenticator = createAuthenticator({
-      apiKeysPath: keyFile,
+      apiKeysFile: keyFile,
       onFault: (fault) => {
         throw fault
       },

@@ -101,17 +101,6 @@ describe('migrate', () => {
     expect(await migrate({ url: database.url, schema, sql: sqlOf([first, second]), log })).toEqual({ from: 1, to: 2 })
   })
 
-  it('frees the lock and the connection when it fails on a pool', async () => {
-    const pool = openPool({ url: database.url, max: 1, applicationName: 'test' })
-    try {
-      const broken = { id: '0001-broken', sql: 'SELECT 1 / 0' }
-      await expect(migrate({ pool, schema, sql: sqlOf([broken]), log })).rejects.toMatchObject({ code: 'failed' })
-      expect(await migrate({ pool, schema, sql: sqlOf([first]), log, lockWaitMs: 5_000 })).toEqual({ from: 0, to: 1 })
-    } finally {
-      await pool.end()
-    }
-  })
-
   it('needs no superuser: an operator may even make the schema beforehand', async () => {
     const role = `role_${process.pid}_${Date.now()}`
     await client.query(`CREATE ROLE ${role} LOGIN PASSWORD 'x'`)
@@ -214,8 +203,7 @@ describe('openPool', () => {
       url: database.url,
       max: 2,
       applicationName: 'spillway test',
-      statementTimeoutMs: 1234,
-      pin: { settings: { search_path: '"a b", c' }, reach: async () => 'direct' },
+      pin: { settings: { search_path: '"a b", c', statement_timeout: '1234' }, reach: async () => 'direct' },
     })
     try {
       const { rows } = await pool.query(
@@ -263,7 +251,8 @@ describe('openPool', () => {
     ['SELECT * FROM nowhere', 'other'],
     ['SELECT pg_terminate_backend(pg_backend_pid())', 'unavailable'],
   ])('translates the failure of %s to %s', async (statement, code) => {
-    const pool = openPool({ url: database.url, max: 1, applicationName: 'test', statementTimeoutMs: 100 })
+    const pin = { settings: { statement_timeout: '100' }, reach: async () => 'direct' as const }
+    const pool = openPool({ url: database.url, max: 1, applicationName: 'test', pin })
     try {
       const error = await pool.query(statement).catch((thrown: unknown) => thrown)
       const fault = toStoreFault(error)

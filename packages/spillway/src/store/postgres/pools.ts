@@ -7,8 +7,8 @@
  *   heartbeat  one that is always available
  */
 import type pg from 'pg'
-import type { OpenTx } from '../port.js'
-import { type Log, openPool, type PoolOptions } from './connect.js'
+import type { OpenTx, PoolState } from '../port.js'
+import { type Log, openPool } from './connect.js'
 import { StoreFault, toStoreFault } from './faults.js'
 import { type QueryConfig, queryPinned, type Result } from './pinned-query.js'
 import { findReach, type Reach } from './reach.js'
@@ -161,64 +161,34 @@ const lanesFor = (poolMax: number, total: () => number): ConnectionLanes<Lane> =
     handlers: { least: 1, waitMs: handlersWaitMs },
   })
 
-export interface PoolsOptions {
-  url: string
-  poolMax: number
-  timeoutMs: number
-  /** Settings of the connections of streams. */
-  streamSettings: Settings
-  log: Log
-}
-
 /** A pool that is replaced as a whole: see `judge`. */
 interface Connections {
   readonly pool: pg.Pool
-  readonly lanes: ConnectionLanes<Lane> | null
+  /** The settings of each transaction, behind a pooler in transaction mode. */
+  readonly pins: string
+  readonly lanes: ConnectionLanes<Lane>
   answeredAt: number
 }
 
 type Purpose = 'shared' | 'streams' | 'heartbeat'
 
-export interface Pools {
-  /** Behind a pooler in transaction mode, what needs a session of its own is not possible. */
-  reach(): Promise<Reach>
-  query<Row>(lane: Lane, config: QueryConfig): Promise<Result<Row>>
-  sweep<Row>(config: QueryConfig): Promise<Result<Row>>
-  heartbeat<Row>(config: QueryConfig): Promise<Result<Row>>
-  streams<Row>(config: QueryConfig): Promise<Result<Row>>
-  begin(lane: Lane, statementTimeoutMs: number): Promise<OpenTx>
-  /** From now on, streams have their own connections. */
-  openStreams(): void
-  used(lane: Lane): number
-  waiting(lane: Lane): number
-  readonly idle: number
-  end(): Promise<void>
-}
-
-const localPins = pinSql({}, { local: true })
-
-export function openPools(options: PoolsOptions): Pools {
-  const { poolMax, timeoutMs, log, streamSettings } = options
-  const streamPins = pinSql(streamSettings, { local: true })
+/** `streamSettings`: of the connections of streams. */
+export function openPools(url: string, poolMax: number, timeoutMs: number, streamSettings: Settings, log: Log) {
   let known: Reach | undefined
-  const detectReach = reachOf(options.url, log, (found) => {
+  const detectReach = reachOf(url, log, (found) => {
     known = found
   })
   let sharedMax = poolMax
-  const open = (max: number, name: string, settings: Settings, more: Partial<PoolOptions> = {}): pg.Pool =>
-    openPool({
-      ...{ url: options.url, max, applicationName: name, log },
-      pin: { settings, reach: detectReach },
-      ...more,
-    })
+  const open = (max: number, applicationName: string, settings: Settings = {}, keepIdle = false): Connections => ({
+    pool: openPool({ url, max, applicationName, log, keepIdle, pin: { settings, reach: detectReach } }),
+    pins: pinSql(settings, { local: true }),
+    lanes: lanesFor(poolMax, () => sharedMax),
+    answeredAt: 0,
+  })
   const openers: Record<Purpose, () => Connections> = {
-    shared: () => ({
-      pool: open(sharedMax, 'spillway', {}),
-      lanes: lanesFor(poolMax, () => sharedMax),
-      answeredAt: 0,
-    }),
-    streams: () => ({ pool: open(streamsMax, 'spillway streams', streamSettings), lanes: null, answeredAt: 0 }),
-    heartbeat: () => ({ pool: open(1, 'spillway heartbeat', {}, { keepIdle: true }), lanes: null, answeredAt: 0 }),
+    shared: () => open(sharedMax, 'spillway'),
+    streams: () => open(streamsMax, 'spillway streams', streamSettings),
+    heartbeat: () => open(1, 'spillway heartbeat', {}, true),
   }
   const current = { shared: openers.shared(), streams: openers.streams(), heartbeat: openers.heartbeat() }
 
@@ -230,9 +200,8 @@ export function openPools(options: PoolsOptions): Pools {
   const judge = (purpose: Purpose, connections: Connections, askedAt: number, error: unknown): StoreFault => {
     const fault = toStoreFault(error)
     // With a SQLSTATE the server itself reported the fault, so it answers.
-    const halfway = (askedAt + performance.now()) / 2
-    if (fault.sqlState !== undefined || connections.answeredAt >= halfway) return fault
-    if (fault.code === 'unavailable' || fault.code === 'timeout') connections.lanes?.close()
+    if (fault.sqlState !== undefined || hasAnswered(connections, askedAt)) return fault
+    if (fault.code === 'unavailable' || fault.code === 'timeout') connections.lanes.close()
     if (fault.code === 'timeout' && current[purpose] === connections) {
       current[purpose] = openers[purpose]()
       // Ends once its last connection is released; nobody waits for that.
@@ -249,55 +218,68 @@ export function openPools(options: PoolsOptions): Pools {
   ): Promise<Result<Row>> => {
     const reach = known ?? (await detectReach())
     const connections = current[purpose]
-    const { pool, lanes } = connections
-    if (lane !== null) await lanes?.enter(lane)
+    const { pool, pins, lanes } = connections
+    if (lane !== null) await lanes.enter(lane)
     const askedAt = performance.now()
     try {
       const { name, ...plain } = { ...config, query_timeout: ms }
       const answer: unknown =
         reach === 'transaction'
-          ? await queryPinned(pool, plain, purpose === 'streams' ? streamPins : localPins)
+          ? await queryPinned(pool, plain, pins)
           : await pool.query(name === undefined ? plain : { ...plain, name })
       connections.answeredAt = performance.now()
       return answer as Result<Row>
     } catch (error) {
       throw judge(purpose, connections, askedAt, error)
     } finally {
-      if (lane !== null) lanes?.leave(lane)
+      if (lane !== null) lanes.leave(lane)
     }
   }
 
   return {
+    /** Behind a pooler in transaction mode, what needs a session of its own is not possible. */
     reach: detectReach,
-    query: (lane, config) => ask('shared', lane, config, lane === 'settle' ? settleTimeoutMs : timeoutMs),
-    sweep: (config) => ask('shared', 'take', config, sweepTimeoutMs),
-    heartbeat: (config) => ask('heartbeat', null, config, timeoutMs),
-    streams: (config) => ask('streams', null, config, timeoutMs),
-    begin: async (lane, statementTimeoutMs) => {
-      const pins = (await detectReach()) === 'transaction' ? localPins : null
+    query: <Row>(lane: Lane, config: QueryConfig) =>
+      ask<Row>('shared', lane, config, lane === 'settle' ? settleTimeoutMs : timeoutMs),
+    sweep: <Row>(config: QueryConfig) => ask<Row>('shared', 'take', config, sweepTimeoutMs),
+    heartbeat: <Row>(config: QueryConfig) => ask<Row>('heartbeat', null, config, timeoutMs),
+    streams: <Row>(config: QueryConfig) => ask<Row>('streams', null, config, timeoutMs),
+    begin: async (lane: Lane, statementTimeoutMs: number): Promise<OpenTx> => {
+      const reach = await detectReach()
       const connections = current.shared
-      await connections.lanes?.enter(lane)
+      const { pool, pins, lanes } = connections
+      await lanes.enter(lane)
       const askedAt = performance.now()
       try {
-        return await openTx(connections.pool, statementTimeoutMs, pins, () => connections.lanes?.leave(lane))
+        return await openTx(pool, statementTimeoutMs, reach === 'transaction' ? pins : null, () => lanes.leave(lane))
       } catch (error) {
         throw judge('shared', connections, askedAt, error)
       }
     },
-    openStreams: () => {
+    /** From now on, streams have their own connections. */
+    openStreams: (): void => {
       sharedMax = poolMax - streamsMax
       current.shared.pool.options.max = sharedMax
     },
-    used: (lane) => current.shared.lanes?.used(lane) ?? 0,
-    waiting: (lane) => current.shared.lanes?.waiting(lane) ?? 0,
-    get idle() {
-      return current.shared.pool.idleCount
+    /** Of the connections for reads and for transactions of handlers. */
+    state: (): PoolState => {
+      const { lanes, pool } = current.shared
+      return {
+        max: poolMax,
+        busy: lanes.used('reads') + lanes.used('handlers'),
+        idle: pool.idleCount,
+        waiting: lanes.waiting('reads') + lanes.waiting('handlers'),
+      }
     },
-    end: async () => {
+    end: async (): Promise<void> => {
       await Promise.all(Object.values(current).map(({ pool }) => pool.end()))
     },
   }
 }
+
+/** Whether any call was answered in the second half of the time since `askedAt`. */
+const hasAnswered = ({ answeredAt }: Pick<Connections, 'answeredAt'>, askedAt: number): boolean =>
+  answeredAt >= (askedAt + performance.now()) / 2
 
 /** Detected once, at the first call; retried while the database is not reachable. */
 function reachOf(url: string, log: Log, onFound: (reach: Reach) => void): () => Promise<Reach> {

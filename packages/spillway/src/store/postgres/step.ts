@@ -1,5 +1,7 @@
-import type { Claimed, ClaimRequest, Leaving, Settlement, StepResult } from '../port.js'
+import type { Claimed, ClaimRequest, Leaving, OpenTx, Settlement, StepResult, Tx } from '../port.js'
+import { parts } from './accept.js'
 import { jsonSeparator, plainArray, textArray } from './arrays.js'
+import type { Database } from './database.js'
 
 /** The row of `claim` after the lost leases: lists of lanes, then of operations. All null when nothing was claimed. */
 type StepRow = [
@@ -27,9 +29,6 @@ type StepRow = [
   gates: string[] | null,
 ]
 
-/** Runs a statement and returns its rows as arrays: objects with twenty members cost more than their contents. */
-export type QueryRows = (text: string, values: readonly unknown[]) => Promise<unknown[][]>
-
 const settleParameters = 25
 
 const numbered = (from: number, count: number): string =>
@@ -45,15 +44,9 @@ export const stepSql = (schema: string): string =>
 export const claimSql = (schema: string): string =>
   `SELECT NULL::bigint[], c.* FROM ${schema}.claim(${numbered(1, 8)}) c`
 
-export interface StepStatements {
-  step: string
-  settle: string
-  claim: string
-}
-
 export async function step(
-  query: QueryRows,
-  sql: StepStatements,
+  query: Database['rows'],
+  sql: Readonly<Record<'step' | 'settle' | 'claim', string>>,
   worker: string,
   part: number,
   settlements: readonly Settlement[],
@@ -145,7 +138,7 @@ function toClaimed(row: StepRow): Claimed[] {
 const isPlain = (op: Leaving): boolean =>
   op.status === 'completed' && op.result === null && op.idempotencyKey === null && op.counted
 
-export function settleValues(worker: string, part: number, unsorted: readonly Settlement[]): unknown[] {
+function settleValues(worker: string, part: number, unsorted: readonly Settlement[]): unknown[] {
   const settlements = [...unsorted].sort((a, b) => (a.lane < b.lane ? -1 : 1))
   const types = new Map<string, number>()
   const gates = new Map<string, number>()
@@ -197,4 +190,61 @@ export function settleValues(worker: string, part: number, unsorted: readonly Se
     keyed ? textArray(detailed.map((r) => (r.op.answer === null ? null : JSON.stringify(r.op.answer)))) : '{}',
     leaves ? textArray(settlements.map((s) => s.leaveTo ?? null)) : null,
   ]
+}
+
+/** Claiming, running and settling. */
+export function workStatements({ s, pools, on, rows, prepare, slowly, value }: Database) {
+  const sql = { step: prepare(stepSql(s)), settle: prepare(settleSql(s)), claim: prepare(claimSql(s)) }
+  return {
+    step: (
+      worker: string,
+      part: number,
+      settlements: readonly Settlement[],
+      claim: ClaimRequest | null,
+    ): Promise<StepResult> => {
+      const run = () => step(rows, sql, worker, parts.step + part, settlements, claim)
+      return settlements.length === 0 ? run() : slowly(run)
+    },
+    /**
+     * Takes the locks for the settlements that follow in this transaction. So effects can be written first, even if they lock
+     * rows that others lock after a lane. Per lane: false when the lease is lost.
+     */
+    holdWithin: async (
+      tx: Tx,
+      worker: string,
+      held: readonly { fence: number; lane: string; keys: readonly string[] }[],
+    ): Promise<readonly boolean[]> =>
+      (await value<boolean[]>(tx.query, `${s}.settle_hold($1, $2, $3, $4)`, [
+        worker,
+        held.map(({ fence }) => fence),
+        held.map(({ lane }) => lane),
+        held.flatMap(({ keys }) => keys),
+      ])) ?? [],
+    /** Settles inside a transaction of `begin`; returns whether the leases were still held. */
+    settleWithin: async (tx: Tx, worker: string, ...settlements: readonly Settlement[]): Promise<boolean> => {
+      const { rows } = await tx.query<{ lost: number[] }>(sql.settle, settleValues(worker, parts.within, settlements))
+      return rows[0]?.lost.length === 0
+    },
+    /** After a commit that was not confirmed: whether the operation left its lane. Waits for that transaction to end. */
+    confirm: async (worker: string, fence: number, lane: string, seq: number): Promise<'left' | 'pending' | 'lost'> =>
+      (await value(on.settle, `${s}.confirm($1, $2, $3, $4)`, [worker, fence, lane, seq])) ?? 'lost',
+    mark: async (
+      worker: string,
+      started: readonly { fence: number; lane: string; seq: number; startedMsAgo: number }[],
+    ): Promise<void> => {
+      await on.settle(`SELECT ${s}.mark($1, $2, $3, $4, $5)`, [
+        worker,
+        started.map((m) => m.fence),
+        started.map((m) => m.lane),
+        started.map((m) => m.seq),
+        started.map((m) => Math.round(m.startedMsAgo)),
+      ])
+    },
+    /**
+     * No statement, and no pause between two, may last longer than `timeoutMs`. Operators' transactions have their own
+     * connections: they are short, and must not wait behind handlers.
+     */
+    begin: (timeoutMs: number, of: 'handlers' | 'operators' = 'handlers'): Promise<OpenTx> =>
+      pools.begin(of, timeoutMs),
+  }
 }

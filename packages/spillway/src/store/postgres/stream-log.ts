@@ -16,11 +16,10 @@ import {
   type StreamRecord,
 } from '../../streams/port.js'
 import type { Tx } from '../port.js'
-import { plainArray, textArray } from './arrays.js'
+import { jsonSeparator, plainArray, textArray } from './arrays.js'
 import type { StreamBell } from './stream-bell.js'
 
-/** Between two chunks of a record, and between two records of a call: neither can occur in JSON. */
-const chunkSeparator = '\x1e'
+/** Between two records of a call, as `jsonSeparator` between two chunks of a record: neither can occur in JSON. */
 const recordSeparator = '\x1d'
 // biome-ignore lint/suspicious/noControlCharactersInRegex: it looks for just these
 const noJson = /[\0\x1d\x1e]/
@@ -59,59 +58,60 @@ export interface StreamLogOptions {
   schema: string
 }
 
-const insertSql = (s: string): string => `
-  INSERT INTO ${s}.stream_chunks (stream, born_at, first, last, writer, chunks, ended)
-  SELECT g.stream, s.born_at, g.first, g.last, g.writer, g.chunks, g.ended
-  FROM unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::text[], string_to_array($7::text, E'\\x1d'))
-    g(stream, born, first, last, writer, ended, chunks)
-  JOIN ${s}.streams s ON s.id = g.stream AND s.born_at = ${s}.stream_born(g.born) AND s.ended IS NULL
-  ON CONFLICT DO NOTHING`
-
-const insertWithEndsSql = (s: string): string => `
-  WITH written AS (${insertSql(s)} RETURNING stream, ended), closed AS (
-    UPDATE ${s}.streams s SET ended = w.ended, ended_at = ${s}.clock() FROM written w
-    WHERE w.ended IS NOT NULL AND s.id = w.stream AND s.ended IS NULL
-  )
-  SELECT FROM written`
-
-const carefulSql = (s: string): string => `SELECT ${s}.stream_append($1, $2, $3, $4, $5, $6, $7, $8) AS written`
-
-/**
- * The cursors' limits are inside the lateral part, so that only candidate rows are sorted. Ordered by distance from the
- * cursor, so that each gets its first record before any gets a second.
- */
-const readSql = (s: string): string => `
-  SELECT n, first, ended, CASE WHEN brought - size < $4 THEN chunks END AS chunks FROM (
-    SELECT g.n, x.first, x.ended, x.chunks, x.size, sum(x.size) OVER (ORDER BY x.first - g.after, g.n) AS brought
-    FROM unnest($1::uuid[], $2::bigint[], $3::int[]) WITH ORDINALITY g(stream, born, after, n)
-    CROSS JOIN LATERAL (
-      SELECT z.first, z.ended, CASE WHEN z.upto - z.size < ${bytesPerCursor} THEN z.chunks END AS chunks,
-        CASE WHEN z.upto - z.size < ${bytesPerCursor} THEN z.size ELSE 0 END AS size
-      FROM (
-        SELECT y.*, sum(y.size) OVER (ORDER BY y.first) AS upto FROM (
-          SELECT x.first, x.ended, x.chunks, octet_length(x.chunks) AS size FROM ${s}.stream_chunks x
-          WHERE x.stream = g.stream AND x.born_at = ${s}.stream_born(g.born) AND x.first > g.after
-          ORDER BY x.first LIMIT ${recordsPerCursor + 1}
-        ) y
-      ) z
-    ) x
-  ) found`
-
-/** The record that a cursor is inside of, if any. */
-const withinSql = (s: string): string => `
-  SELECT n, first, ended, CASE WHEN brought - size < $4 THEN chunks END AS chunks FROM (
-    SELECT g.n, x.*, sum(x.size) OVER (ORDER BY g.n) AS brought
-    FROM unnest($1::uuid[], $2::bigint[], $3::int[]) WITH ORDINALITY g(stream, born, after, n)
-    CROSS JOIN LATERAL (
-      SELECT x.first, x.last, x.ended, x.chunks, octet_length(x.chunks) AS size FROM ${s}.stream_chunks x
-      WHERE x.stream = g.stream AND x.born_at = ${s}.stream_born(g.born) AND x.first <= g.after + 1
-      ORDER BY x.first DESC LIMIT 1
-    ) x
-    WHERE x.last > g.after
-  ) found`
-
-const headSql = (s: string): string => `
-  SELECT last, ended FROM ${s}.stream_chunks WHERE stream = $1 AND born_at = ${s}.stream_born($2) ORDER BY first DESC LIMIT 1`
+/** Its statements. */
+function statementsOf(s: string) {
+  const insert = `
+    INSERT INTO ${s}.stream_chunks (stream, born_at, first, last, writer, chunks, ended)
+    SELECT g.stream, s.born_at, g.first, g.last, g.writer, g.chunks, g.ended
+    FROM unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::text[], string_to_array($7::text, E'\\x1d'))
+      g(stream, born, first, last, writer, ended, chunks)
+    JOIN ${s}.streams s ON s.id = g.stream AND s.born_at = ${s}.stream_born(g.born) AND s.ended IS NULL
+    ON CONFLICT DO NOTHING`
+  return {
+    insert,
+    insertWithEnds: `
+      WITH written AS (${insert} RETURNING stream, ended), closed AS (
+        UPDATE ${s}.streams s SET ended = w.ended, ended_at = ${s}.clock() FROM written w
+        WHERE w.ended IS NOT NULL AND s.id = w.stream AND s.ended IS NULL
+      )
+      SELECT FROM written`,
+    careful: `SELECT ${s}.stream_append($1, $2, $3, $4, $5, $6, $7, $8) AS written`,
+    /**
+     * The cursors' limits are inside the lateral part, so that only candidate rows are sorted. Ordered by distance from the
+     * cursor, so that each gets its first record before any gets a second.
+     */
+    read: `
+      SELECT n, first, ended, CASE WHEN brought - size < $4 THEN chunks END AS chunks FROM (
+        SELECT g.n, x.first, x.ended, x.chunks, x.size, sum(x.size) OVER (ORDER BY x.first - g.after, g.n) AS brought
+        FROM unnest($1::uuid[], $2::bigint[], $3::int[]) WITH ORDINALITY g(stream, born, after, n)
+        CROSS JOIN LATERAL (
+          SELECT z.first, z.ended, CASE WHEN z.upto - z.size < ${bytesPerCursor} THEN z.chunks END AS chunks,
+            CASE WHEN z.upto - z.size < ${bytesPerCursor} THEN z.size ELSE 0 END AS size
+          FROM (
+            SELECT y.*, sum(y.size) OVER (ORDER BY y.first) AS upto FROM (
+              SELECT x.first, x.ended, x.chunks, octet_length(x.chunks) AS size FROM ${s}.stream_chunks x
+              WHERE x.stream = g.stream AND x.born_at = ${s}.stream_born(g.born) AND x.first > g.after
+              ORDER BY x.first LIMIT ${recordsPerCursor + 1}
+            ) y
+          ) z
+        ) x
+      ) found`,
+    /** The record that a cursor is inside of, if any. */
+    within: `
+      SELECT n, first, ended, CASE WHEN brought - size < $4 THEN chunks END AS chunks FROM (
+        SELECT g.n, x.*, sum(x.size) OVER (ORDER BY g.n) AS brought
+        FROM unnest($1::uuid[], $2::bigint[], $3::int[]) WITH ORDINALITY g(stream, born, after, n)
+        CROSS JOIN LATERAL (
+          SELECT x.first, x.last, x.ended, x.chunks, octet_length(x.chunks) AS size FROM ${s}.stream_chunks x
+          WHERE x.stream = g.stream AND x.born_at = ${s}.stream_born(g.born) AND x.first <= g.after + 1
+          ORDER BY x.first DESC LIMIT 1
+        ) x
+        WHERE x.last > g.after
+      ) found`,
+    head: `
+      SELECT last, ended FROM ${s}.stream_chunks WHERE stream = $1 AND born_at = ${s}.stream_born($2) ORDER BY first DESC LIMIT 1`,
+  }
+}
 
 interface Row extends Record<string, unknown> {
   n: number
@@ -129,22 +129,14 @@ interface Answer {
 export class PostgresStreamLog implements StreamLog {
   readonly name = 'postgres'
   readonly #options: StreamLogOptions
-  readonly #sql: Record<'insert' | 'insertWithEnds' | 'careful' | 'read' | 'within' | 'head', string>
+  readonly #sql: ReturnType<typeof statementsOf>
   readonly #known = new Map<string, { writer: string; last: number }>()
   readonly #listeners: ((ids: readonly string[] | null) => void)[] = []
   #downUntil = 0
 
   constructor(options: StreamLogOptions) {
     this.#options = options
-    const s = options.schema
-    this.#sql = {
-      insert: insertSql(s),
-      insertWithEnds: insertWithEndsSql(s),
-      careful: carefulSql(s),
-      read: readSql(s),
-      within: withinSql(s),
-      head: headSql(s),
-    }
+    this.#sql = statementsOf(options.schema)
   }
 
   get isUp(): boolean {
@@ -296,7 +288,7 @@ function take(answer: Answer, { first, ended, chunks }: Row): number {
     answer.more = true
     return 0
   }
-  answer.records.push({ first, chunks: chunks.split(chunkSeparator), end: ended })
+  answer.records.push({ first, chunks: chunks.split(jsonSeparator), end: ended })
   return chunks.length
 }
 
@@ -337,7 +329,7 @@ function valuesOf(sorted: readonly Append[]): unknown[] {
     for (const chunk of chunks) {
       if (chunk === '' || noJson.test(chunk)) throw new RangeError('A chunk of a stream has to be a JSON text.')
     }
-    return chunks.join(chunkSeparator)
+    return chunks.join(jsonSeparator)
   })
   return [
     plainArray(sorted.map(({ key }) => key.id)),

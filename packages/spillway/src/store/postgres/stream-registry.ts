@@ -1,6 +1,7 @@
 /** The streams by id. Calls of one kind that arrive while its statement is under way share the next one. */
 import { Flush } from '../../accept/flush.js'
-import type { EndKind, LogName, OpenRequest, StreamEntry, StreamRegistry } from '../../streams/port.js'
+import { isUuid } from '../../core/ids.js'
+import type { EndKind, OpenRequest, StreamEntry, StreamRegistry } from '../../streams/port.js'
 import type { Tx } from '../port.js'
 import { plainArray, textArray } from './arrays.js'
 import { StoreFault } from './faults.js'
@@ -24,21 +25,13 @@ export interface StreamRegistryOptions {
 const itemsMax = 500
 /** Entries removed by one transaction of a sweep. */
 const sweepRows = 2_000
-const uuid = /^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}$/i
 
-interface EntryRow extends Record<string, unknown> {
-  id: string
-  identity: string
-  format: 'openai' | 'native'
-  thread_id: string
-  log: LogName
-  direct: boolean
-  born_ms: number
-  age_ms: number
-  ended: EndKind | null
-  ended_ms_ago: number | null
-  last: number
-}
+/** The columns of the functions that return streams. */
+const entryColumns = `id, identity, format, thread_id AS "threadId", log, direct, born_ms AS "bornMs", age_ms AS "ageMs", ended,
+  ended_ms_ago AS "endedMsAgo", last`
+
+type EntryRow = Omit<StreamEntry, 'key'> &
+  StreamEntry['key'] & { endedMsAgo: number | null; created?: boolean } & Record<string, unknown>
 
 interface Watch {
   id: string
@@ -52,7 +45,7 @@ export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRe
 
   return {
     open: (request) => opening.submit(request),
-    find: async (id) => (uuid.test(id) ? finding.submit({ id }) : null),
+    find: async (id) => (isUuid(id) ? finding.submit({ id }) : null),
     ended: async (id, end) => void (await finishing.submit({ id, end })),
     moved: async (id, log) => {
       await query(`UPDATE ${s}.streams SET log = $2 WHERE id = $1 AND ended IS NULL`, [id, log])
@@ -67,12 +60,8 @@ export function postgresStreamRegistry(options: StreamRegistryOptions): StreamRe
       return rows.map(({ id, for_ms }) => ({ id, forMs: for_ms }))
     },
     orphaned: async (everyMs, graceMs) => {
-      const { rows } = await query<EntryRow>(`SELECT * FROM ${s}.stream_orphans($1, $2, $3)`, [
-        everyMs,
-        graceMs,
-        itemsMax,
-      ])
-      return rows.map(entryOf)
+      const sql = `SELECT ${entryColumns} FROM ${s}.stream_orphans($1, $2, $3)`
+      return (await query<EntryRow>(sql, [everyMs, graceMs, itemsMax])).rows.map(entryOf)
     },
     sweep: (retention, longest) => sweepStreams(options, retention, longest),
   }
@@ -97,8 +86,8 @@ function groupedCalls(options: StreamRegistryOptions) {
   const ids = (items: readonly { id: string }[]): string => plainArray(items.map(({ id }) => id))
 
   const opening = flush<OpenRequest, StreamEntry & { created: boolean }>(async (items) => {
-    const { rows } = await query<EntryRow & { created: boolean }>(
-      `SELECT * FROM ${s}.stream_open($1, $2, $3, $4, $5, $6, $7, $8)`,
+    const { rows } = await query<EntryRow>(
+      `SELECT ${entryColumns}, created FROM ${s}.stream_open($1, $2, $3, $4, $5, $6, $7, $8)`,
       [
         ids(items),
         textArray(items.map(({ identity }) => identity)),
@@ -114,12 +103,12 @@ function groupedCalls(options: StreamRegistryOptions) {
     return items.map(({ id }) => {
       const row = byId.get(id.toLowerCase())
       if (row === undefined) throw new Error(`the stream ${id} was opened but is not there`)
-      return { ...entryOf(row), created: row.created }
+      return { ...entryOf(row), created: row.created === true }
     })
   })
 
   const finding = flush<{ id: string }, StreamEntry | null>(async (items) => {
-    const { rows } = await query<EntryRow>(`SELECT * FROM ${s}.stream_entries($1)`, [ids(items)])
+    const { rows } = await query<EntryRow>(`SELECT ${entryColumns} FROM ${s}.stream_entries($1)`, [ids(items)])
     const byId = new Map(rows.map((row) => [row.id, row]))
     return items.map(({ id }) => {
       const row = byId.get(id.toLowerCase())
@@ -127,8 +116,8 @@ function groupedCalls(options: StreamRegistryOptions) {
     })
   })
 
-  const isExpired = ({ ended_ms_ago, age_ms }: EntryRow): boolean =>
-    ended_ms_ago === null ? age_ms > longestMs + retentionMs : ended_ms_ago > retentionMs
+  const isExpired = ({ endedMsAgo, ageMs }: EntryRow): boolean =>
+    endedMsAgo === null ? ageMs > longestMs + retentionMs : endedMsAgo > retentionMs
 
   const watching = flush<Watch, boolean>(async (items) => {
     const { rows } = await query<{ heeded: boolean[] }>(`SELECT ${s}.stream_watch($1, $2, $3) AS heeded`, [
@@ -167,14 +156,7 @@ async function sweepStreams(
   return { streams, partitions: (await swept('stream_sweep_behind', kept, sweepRows)) ?? 0, isFull: false }
 }
 
-const entryOf = (row: EntryRow): StreamEntry => ({
-  key: { id: row.id, bornMs: row.born_ms },
-  identity: row.identity,
-  format: row.format,
-  threadId: row.thread_id,
-  log: row.log,
-  direct: row.direct,
-  ageMs: row.age_ms,
-  ended: row.ended,
-  last: row.last,
+const entryOf = ({ id, bornMs, endedMsAgo, created, ...entry }: EntryRow): StreamEntry => ({
+  key: { id, bornMs },
+  ...entry,
 })

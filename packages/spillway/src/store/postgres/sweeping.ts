@@ -1,5 +1,6 @@
 /** The database calls for sweeping: see sql/functions/sweep.sql. */
-import type { Store, SweptRows, Tx } from '../port.js'
+import type { SweptRows } from '../port.js'
+import type { Database } from './database.js'
 
 /** From each table, in one transaction: it holds their locks for some 10 ms. */
 const batchRows = 2_000
@@ -13,17 +14,15 @@ interface RowsRow extends Record<string, unknown> {
   upto: string[]
 }
 
-export function sweepStatements(
-  query: Tx['query'],
-  s: string,
-): Pick<Store, 'sweep' | 'takeSweepTurn' | 'endSweepTurn'> {
+export function sweepStatements({ s, on: { sweep: query } }: Database) {
   /** Where the last batch ended, if it was full. */
   let from: string[] | null = null
   const history = { partitions_made: 0, partitions_dropped: 0, history: 0 }
   /** Once a round, after its first rows: partitions need a lock that may not be available, and rows do not wait for it. */
   let wantsHistory = true
   return {
-    sweep: async (retentionMs): Promise<SweptRows> => {
+    /** Removes a batch of expired rows; the next call starts where a full batch ended. */
+    sweep: async (retentionMs: number): Promise<SweptRows> => {
       const { rows } = await query<RowsRow>(
         `SELECT keys, rate_rows, lanes, cancels, is_full, upto::text[] FROM ${s}.sweep_rows($1, coalesce($2::timestamptz[], '{-infinity,-infinity,-infinity}'))`,
         [batchRows, from],
@@ -43,12 +42,19 @@ export function sweepStatements(
         isFull: isFull || partitions.history >= batchRows,
       }
     },
-    takeSweepTurn: async (holdMs) => {
+    /**
+     * The turn to sweep, for one process at a time. 0: this process has it, for `holdMs` or until it ends it; else the
+     * milliseconds to wait.
+     */
+    takeSweepTurn: async (holdMs: number): Promise<number> => {
       const { rows } = await query<{ ms: number }>(`SELECT ${s}.sweep_take($1) AS ms`, [holdMs])
       return rows[0]?.ms ?? holdMs
     },
-    endSweepTurn: async (restMs) => {
+    /** Ends the turn: nobody sweeps for `restMs`. */
+    endSweepTurn: async (restMs: number): Promise<void> => {
       await query(`SELECT ${s}.sweep_rest($1)`, [Math.ceil(restMs)])
     },
+    audit: async (): Promise<string[]> =>
+      (await query<{ fault: string }>(`SELECT fault FROM ${s}.audit()`)).rows.map(({ fault }) => fault),
   }
 }
