@@ -233,7 +233,7 @@ async function fill(client: pg.Client, rows: number): Promise<void> {
     `INSERT INTO idempotency (key, request, op, answer, expires_at) SELECT gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), '{"v":"done"}', ${at(24)} ${each}`,
   )
   await client.query(
-    `INSERT INTO rates (key, win, minutes, counts, total, expires_at, sweep_at) SELECT gen_random_uuid(), 60, '{1}', '{1}', 1, ${at(2)}, ${at(2)} ${each}`,
+    `INSERT INTO rates (key, ends, sums, span_ms, expires_at, sweep_at) SELECT gen_random_uuid(), '{0,1}', '{0,1}', 3600000, ${at(2)}, ${at(2)} ${each}`,
   )
   await client.query(
     `INSERT INTO lanes (id, queue, partition, moved_at, sweep_at) SELECT gen_random_uuid(), 'bench', n::text, ${at(0)}, ${at(1)} ${each}`,

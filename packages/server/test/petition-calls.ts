@@ -82,7 +82,7 @@ export function openTables(url: string): Tables {
     all: async () => {
       const parts = touched.map((name) => `SELECT '${name} ' || to_json(x)::text AS line FROM ${name} x`)
       const rows = await query<{ line: string }>(`${parts.join(' UNION ALL ')}
-        UNION ALL SELECT 'rates ' || to_json(x)::text FROM rates x WHERE x.total <> 0
+        UNION ALL SELECT 'rates ' || to_json(x)::text FROM rates x WHERE x.sums[cardinality(x.sums)] <> x.sums[1]
         UNION ALL SELECT 'gates ' || name || ' ' || held || ' ' || overflowing FROM gates ORDER BY line`)
       return rows.map(({ line }) => line).join('\n')
     },

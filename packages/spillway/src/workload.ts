@@ -17,7 +17,7 @@ export { capacity } from './gates/capacity.js'
 export type { Gate, Permit } from './gates/gate.js'
 export { halt } from './gates/halt.js'
 export { pressure } from './gates/pressure.js'
-export { rate } from './gates/rate.js'
+export { clockMinuteRate, rate } from './gates/rate.js'
 export { bodyFormFault, bodyTooLarge } from './http/body-form.js'
 export { CarriedJson, carry, each, jsonOf, memberTexts, withoutRepeated } from './http/carried-json.js'
 export {

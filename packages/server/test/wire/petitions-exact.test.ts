@@ -59,7 +59,7 @@ describe('capacity', () => {
   })
 
   it('refused ones have used up nobody’s rate', async () => {
-    const [counted] = await fleet.sql('SELECT sum(total)::int AS n FROM spillway.rates')
+    const [counted] = await fleet.sql('SELECT sum(sums[cardinality(sums)])::int AS n FROM spillway.rates')
     expect(counted).toEqual({ n: threshold })
   })
 
@@ -145,7 +145,11 @@ describe('rate', () => {
   afterAll(() => fleet.close())
 
   const used = async () =>
-    (await fleet.sql<{ n: number }>('SELECT coalesce(sum(total), 0)::int AS n FROM spillway.rates'))[0]?.n
+    (
+      await fleet.sql<{ n: number }>(
+        'SELECT coalesce(sum(sums[cardinality(sums)] - sums[1]), 0)::int AS n FROM spillway.rates',
+      )
+    )[0]?.n
   const detailsOf = (answers: readonly Answer[]) =>
     new Set(answers.filter(({ status }) => status === 429).map(({ body }) => body.detail))
 
@@ -331,9 +335,9 @@ describe('the window', () => {
     const leftAt = async (time: string) => {
       await fleet.setClock(`${day}${time}Z`)
       await fleet.sql('SELECT spillway.sweep_rows(1000)')
-      return fleet.sql('SELECT total FROM spillway.rates')
+      return fleet.sql('SELECT sums[cardinality(sums)]::int AS used FROM spillway.rates')
     }
-    expect(await leftAt('13:00:30.000')).toEqual([{ total: 1 }])
+    expect(await leftAt('13:00:30.000')).toEqual([{ used: 1 }])
     expect(await leftAt('13:00:30.001')).toEqual([])
   })
 })

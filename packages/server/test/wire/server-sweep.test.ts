@@ -23,8 +23,8 @@ beforeAll(async () => {
   )
   // Some were used again since: they are looked at, and stay.
   await tables.query(
-    `INSERT INTO rates (key, win, minutes, counts, total, expires_at, sweep_at)
-     SELECT x.id, 60, '{1}', '{1}', 1, CASE WHEN x.n % 100 = 0 THEN clock() + interval '1 hour' ELSE x.at END, x.at FROM (${ages('rates')}) x`,
+    `INSERT INTO rates (key, ends, sums, span_ms, expires_at, sweep_at)
+     SELECT x.id, '{0,1}', '{0,1}', 3600000, CASE WHEN x.n % 100 = 0 THEN clock() + interval '1 hour' ELSE x.at END, x.at FROM (${ages('rates')}) x`,
   )
   await tables.query(
     `INSERT INTO lanes (id, queue, partition, moved_at, sweep_at)
@@ -101,7 +101,7 @@ it('follows its indexes: a batch never reads a table through', async () => {
     `INSERT INTO idempotency (key, request, op, answer, expires_at) SELECT gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), '{}', clock() + interval '2 hours' FROM generate_series(1, 20000)`,
   )
   await tables.query(
-    `INSERT INTO rates (key, win, minutes, counts, total, expires_at, sweep_at) SELECT gen_random_uuid(), 60, '{1}', '{1}', 1, clock() + interval '2 hours', clock() + interval '2 hours' FROM generate_series(1, 20000)`,
+    `INSERT INTO rates (key, ends, sums, span_ms, expires_at, sweep_at) SELECT gen_random_uuid(), '{0,1}', '{0,1}', 3600000, clock() + interval '2 hours', clock() + interval '2 hours' FROM generate_series(1, 20000)`,
   )
   await tables.query(
     `INSERT INTO lanes (id, queue, partition, moved_at, sweep_at) SELECT gen_random_uuid(), 'r', n::text, clock(), clock() + interval '2 hours' FROM generate_series(1, 20000) n`,

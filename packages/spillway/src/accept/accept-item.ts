@@ -116,10 +116,7 @@ export function exactChecks(
     halt = exact.halt ?? halt
     if (exact.rates !== undefined) tiers.push(...exact.rates)
   }
-  const rates = tiers.map(({ key, limit, windowMinutes, keepMinutes }) => ({
-    ...{ key: digestUuid(`rate\0${key}`), limit, windowMinutes },
-    ...(keepMinutes !== undefined && { keepMinutes }),
-  }))
+  const rates = tiers.map(({ name: _, key, ...rest }) => ({ ...rest, key: digestUuid(`rate\0${key}`) }))
   return { gate, halt, tiers, rates }
 }
 

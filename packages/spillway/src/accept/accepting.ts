@@ -250,7 +250,7 @@ function passOn(effect: Effect, p: PendingItem, accepted: Accepted | undefined, 
     traceparent: item.traceparent,
     name: tier.name,
     limit: tier.limit,
-    windowMinutes: tier.windowMinutes,
+    windowSeconds: tier.windowSeconds,
     resetMs: accepted.rate.resetMs,
     resetAtMs: accepted.rate.resetAtMs,
   })

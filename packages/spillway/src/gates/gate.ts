@@ -1,5 +1,5 @@
 import type { Refusal } from '../intake/refusal.js'
-import type { AcceptItem, Pulse, RateState } from '../store/port.js'
+import type { AcceptItem, Pulse, RateCheck, RateState } from '../store/port.js'
 
 /** The part of a request that a gate may use. It runs before the body is parsed. */
 export interface GateRequest {
@@ -15,14 +15,9 @@ export const gateOrder: readonly GateKind[] = ['pressure', 'connections', 'capac
 /** Decided by the exact check, in the accepting transaction. */
 export type Exact = Partial<Pick<AcceptItem, 'gate' | 'halt'>> & { rates?: RateTier[] }
 
-export interface RateTier {
+/** `key` is the counter's name; the same text is the same counter on every instance. */
+export interface RateTier extends RateCheck {
   name: string
-  /** The counter's name; the same text is the same counter on every instance. */
-  key: string
-  limit: number
-  windowMinutes: number
-  /** How long its count is kept after its last use. Default: the window and an hour. */
-  keepMinutes?: number
 }
 
 /** Held until it is released. Releasing twice is the same as once. */
@@ -64,7 +59,9 @@ export interface BoundGate<Body = never> {
   /** The accepting transaction refused because of this gate. `rate` gates get the tier and the time. */
   refused?(
     request: GateRequest,
-    rate: (Pick<RateState, 'resetMs' | 'resetAtMs'> & Omit<RateTier, 'keepMinutes'>) | null,
+    rate:
+      | (Pick<RateState, 'resetMs' | 'resetAtMs'> & Pick<RateTier, 'name' | 'key' | 'limit' | 'windowSeconds'>)
+      | null,
   ): Refusal
   /** An operation that was settled here held capacity of this name. */
   freed?(name: string): void

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest'
 import { bindingFor, who } from '../../test/pipeline-gate-binding.js'
 import type { RateTier } from './gate.js'
-import { parseWindowMinutes, rate } from './rate.js'
+import { clockMinuteRate, parseWindow, rate } from './rate.js'
 
 const tierOf = (tiers: RateTier[] | undefined): RateTier => {
   const [tier] = tiers ?? []
@@ -9,17 +9,19 @@ const tierOf = (tiers: RateTier[] | undefined): RateTier => {
   return tier
 }
 
-describe('parseWindowMinutes', () => {
+describe('parseWindow', () => {
   it.each([
-    ['1m', 1],
-    ['15m', 15],
-    ['1h', 60],
-    ['1d', 1_440],
-    ['31d', 44_640],
-  ])('%s is %i minutes', (per, minutes) => expect(parseWindowMinutes(per)).toBe(minutes))
+    ['1s', 1],
+    ['10s', 10],
+    ['15m', 900],
+    ['1h', 3_600],
+    ['31d', 2_678_400],
+  ])('%s is %i seconds', (per, seconds) => expect(parseWindow(per)).toBe(seconds))
 
-  it.each(['', '0m', '32d', '1w', '1.5h', '-1h', 'h', '60', '1 h', '999999m'])('refuses %j', (per) => {
-    expect(() => parseWindowMinutes(per)).toThrow(RangeError)
+  it.each(['', '0s', '32d', '1w', '1.5h', '-1h', 'h', '60', '1 h', '500ms', '9999999s'])('refuses %j', (per) => {
+    expect(() => parseWindow(per)).toThrow(
+      `rate: per must be a whole number with the unit s, m, h or d, from 1s to 31d, like 10s, 15m or 1h; not "${per}"`,
+    )
   })
 })
 
@@ -31,7 +33,7 @@ describe('rate', () => {
   it('counts per identity, by default under the name of the type', () => {
     const bound = rate({ limit: 10, per: '1h' }).bind(bindingFor())
     const tier = tierOf(bound.exact?.(who, {}).rates)
-    expect(tier).toMatchObject({ name: 'orders.place', limit: 10, windowMinutes: 60 })
+    expect(tier).toMatchObject({ name: 'orders.place', limit: 10, windowSeconds: 3_600 })
     const other = tierOf(bound.exact?.({ ...who, identity: 'bob' }, {}).rates)
     expect(other.key).not.toBe(tier.key)
   })
@@ -59,7 +61,36 @@ describe('rate', () => {
     expect(key({ per: '1h' }, 'a')).not.toBe(key({ per: '1h' }, 'b'))
     // Two tiers on one definition: an item must not be counted twice in one of them.
     expect(key({ per: '1h' }, 'a')).not.toBe(key({ per: '1d' }, 'a'))
+    expect(key({ per: '60s' }, 'a')).toBe(key({ per: '1m' }, 'a'))
+    expect(key({ per: '90s' }, 'a')).not.toBe(key({ per: '90m' }, 'a'))
     expect(key({ per: '1h', acrossWindows: true }, 'a')).toBe(key({ per: '1d', acrossWindows: true }, 'a'))
+  })
+
+  it('counts windows that count together in the same buckets, and the partial one too', () => {
+    const tier = (per: string) => rate({ limit: 1, per, acrossWindows: true }).bind(bindingFor()).exact?.(who, {}).rates
+    expect(tier('1h')).toMatchObject([{ windowSeconds: 3_600, clockMinutes: 61 }])
+    expect(tier('1d')).toMatchObject([{ windowSeconds: 86_400, clockMinutes: 1_441 }])
+    for (const per of ['59m', '10s', '3601s']) {
+      expect(() => rate({ limit: 1, per, acrossWindows: true })).toThrow(
+        `rate: acrossWindows needs a window in whole minutes of at least 1h, not "${per}"`,
+      )
+    }
+  })
+
+  it('needs counts to be kept for longer than the window', () => {
+    expect(() => rate({ limit: 1, per: '1h', keepMinutes: 60 })).toThrow(
+      'rate: keepMinutes must be more than the window (1h), not 60',
+    )
+    expect(() => rate({ limit: 1, per: '90s', keepMinutes: 2 })).not.toThrow()
+  })
+
+  it('counts clock minutes only where they are asked for', () => {
+    const rates = clockMinuteRate({ limit: 1, per: '15m' }).bind(bindingFor()).exact?.(who, {}).rates
+    expect(rates).toMatchObject([{ windowSeconds: 900, clockMinutes: 15 }])
+    expect(rate({ limit: 1, per: '15m' }).bind(bindingFor()).exact?.(who, {}).rates?.[0]).not.toHaveProperty(
+      'clockMinutes',
+    )
+    expect(() => clockMinuteRate({ limit: 1, per: '90s' })).toThrow('rate: per must be in whole minutes, not "90s"')
   })
 
   it('refuses a key without asking the store until a slot is free', () => {

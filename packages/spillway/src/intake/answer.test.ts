@@ -22,7 +22,7 @@ describe('queuedBody', () => {
 })
 
 describe('rateStatus', () => {
-  const tiers = [{ name: 'hour', limit: 10, windowMinutes: 60 }]
+  const tiers = [{ name: 'hour', limit: 10, windowSeconds: 3_600 }]
   it('names the tier that the store meant', () => {
     expect(rateStatus({ tier: 0, left: 3, resetMs: 5, resetAtMs: 7 }, tiers)).toEqual({
       name: 'hour',

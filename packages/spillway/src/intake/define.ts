@@ -71,7 +71,7 @@ export interface LimitedItem<Body> {
   /** The tier that refused. */
   name: string
   limit: number
-  windowMinutes: number
+  windowSeconds: number
   /** Until a slot is free. */
   resetMs: number
   /** When that is: epoch milliseconds of the store's clock. */

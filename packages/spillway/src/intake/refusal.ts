@@ -34,14 +34,14 @@ export interface RateStatus {
 
 export function rateStatus(
   rate: RateState,
-  tiers: readonly { name: string; limit: number; windowMinutes: number }[],
+  tiers: readonly { name: string; limit: number; windowSeconds: number }[],
 ): RateStatus | undefined {
   const tier = tiers[rate.tier]
   if (tier === undefined) return undefined
   return {
     name: tier.name,
     limit: tier.limit,
-    windowSeconds: tier.windowMinutes * 60,
+    windowSeconds: tier.windowSeconds,
     left: rate.left,
     resetMs: rate.resetMs,
     resetAtMs: rate.resetAtMs,

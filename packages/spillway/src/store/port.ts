@@ -20,7 +20,10 @@ export interface RateCheck {
   /** 128 bits of the limited key, as a UUID text. */
   key: string
   limit: number
-  windowMinutes: number
+  /** At most `limit` in any window of this length. */
+  windowSeconds: number
+  /** Instead, count in clock minutes: this many of them, the present one included. */
+  clockMinutes?: number
   /** How long its row is kept after its last use. Default: the window and an hour. */
   keepMinutes?: number
 }

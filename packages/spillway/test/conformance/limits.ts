@@ -15,10 +15,18 @@ import {
 } from './harness.js'
 
 const minute = 60_000
-const rate = (limit: number, windowMinutes = 60, key: string = randomUUID()): RateCheck => ({
+/** In clock minutes, as the petitions count. */
+const rate = (limit: number, clockMinutes = 60, key: string = randomUUID()): RateCheck => ({
   key,
   limit,
-  windowMinutes,
+  windowSeconds: clockMinutes * 60,
+  clockMinutes,
+})
+/** In any window. */
+const exactRate = (limit: number, windowSeconds: number, key: string = randomUUID()): RateCheck => ({
+  key,
+  limit,
+  windowSeconds,
 })
 const rateOf = (a: Accepted | undefined) => (a !== undefined && 'rate' in a ? a.rate : undefined)
 
@@ -330,6 +338,125 @@ export function limits(opened: () => OpenedStore): void {
       expect(
         verdicts(await accept(...items('a', 5, { rates: [rate(10, 60, key)] }))).filter((v) => v === 'queue'),
       ).toHaveLength(4)
+    })
+  })
+
+  describe('rates in any window', () => {
+    it('admit no more around a full minute than at any other time', async () => {
+      const { freeze } = opened()
+      const limited = exactRate(3, 60)
+      await freeze('2026-03-01T11:59:59.200Z')
+      expect(verdicts(await accept(...items('a', 3, { rates: [limited] })))).toEqual(['queue', 'queue', 'queue'])
+      await freeze('2026-03-01T12:00:00.500Z')
+      const refused = await accept(...items('a', 3, { rates: [limited] }))
+      // The bucket of a second ended at 12:00:00.
+      for (const a of refused) expect(a).toMatchObject({ verdict: 'refuse', rate: { left: 0, resetMs: 59_500 } })
+      await freeze('2026-03-01T12:00:59.999Z')
+      expect(verdicts(await accept(item('a', { rates: [limited] })))).toEqual(['refuse:rate'])
+      await freeze('2026-03-01T12:01:00Z')
+      expect(verdicts(await accept(...items('a', 4, { rates: [limited] })))).toEqual([
+        ...['queue', 'queue', 'queue'],
+        'refuse:rate',
+      ])
+    })
+
+    it.each([1, 10, 59, 3_600, 31 * 86_400])(
+      'of %i s free a slot after the window, at most a 60th later',
+      async (seconds) => {
+        const { freeze } = opened()
+        const limited = exactRate(2, seconds)
+        const start = Date.parse('2026-03-01T12:00:00.123Z')
+        const at = (ms: number) => freeze(new Date(start + ms).toISOString())
+        await at(0)
+        expect(rateOf((await accept(item('a', { rates: [limited] })))[0])).toMatchObject({ left: 1 })
+        await at(seconds * 500)
+        expect(rateOf((await accept(item('a', { rates: [limited] })))[0])).toMatchObject({ left: 0 })
+        await at(seconds * 1_000)
+        const wait = must(rateOf((await accept(item('a', { rates: [limited] })))[0])).resetMs
+        expect(wait).toBeGreaterThan(0)
+        expect(wait).toBeLessThanOrEqual((seconds * 1_000) / 60)
+        await at(seconds * 1_000 + wait - 1)
+        expect(verdicts(await accept(item('a', { rates: [limited] })))).toEqual(['refuse:rate'])
+        await at(seconds * 1_000 + wait)
+        expect(verdicts(await accept(...items('a', 2, { rates: [limited] })))).toEqual(['queue', 'refuse:rate'])
+      },
+    )
+
+    it('admit exactly the limit at any concurrency', async () => {
+      const { store, another, freeze } = opened()
+      const stores = [store, ...Array.from({ length: 5 }, () => another())]
+      const limited = exactRate(25, 1)
+      const hurry = async () =>
+        (
+          await Promise.all(
+            stores.flatMap((s, n) =>
+              [1, 2, 3].map((k) => s.accept(items(`${n}`, k, { rates: [limited] }), contextOf(randomUUID()))),
+            ),
+          )
+        )
+          .flatMap(verdicts)
+          .filter((v) => v === 'queue').length
+      await freeze('2026-03-01T12:00:00.990Z')
+      expect(await hurry()).toBe(25)
+      await freeze('2026-03-01T12:00:01.989Z')
+      expect(await hurry()).toBe(0)
+      await freeze('2026-03-01T12:00:02.020Z')
+      expect(await hurry()).toBe(25)
+    })
+
+    it('keep as many buckets as the window has, whatever was refused', async () => {
+      const { freeze, sql } = opened()
+      const limited = exactRate(30, 60)
+      const start = Date.parse('2026-03-01T12:00:00Z')
+      for (let n = 0; n < 200; n++) {
+        await freeze(new Date(start + n * 700).toISOString())
+        await accept(item('a', { rates: [limited] }))
+      }
+      const [row] = await sql<{ n: number; used: number }>(
+        'SELECT cardinality(ends) AS n, (sums[cardinality(sums)] - sums[1])::int AS used FROM rates',
+      )
+      // And the base of the sums.
+      expect(row?.n).toBeLessThanOrEqual(61 + 1)
+      expect(row?.used).toBeGreaterThan(0)
+      expect(row?.used).toBeLessThanOrEqual(30)
+    })
+
+    it('count on when the clock goes back', async () => {
+      const { freeze } = opened()
+      const limited = exactRate(2, 10)
+      await freeze('2026-03-01T12:00:05Z')
+      await accept(item('a', { rates: [limited] }))
+      await freeze('2026-03-01T12:00:00Z')
+      expect(verdicts(await accept(...items('a', 2, { rates: [limited] })))).toEqual(['queue', 'refuse:rate'])
+      await freeze('2026-03-01T12:00:14.999Z')
+      expect(verdicts(await accept(item('a', { rates: [limited] })))).toEqual(['refuse:rate'])
+    })
+
+    it('share their rows with clock minutes, as release 0.2.0 counts', async () => {
+      const { freeze } = opened()
+      const key = randomUUID()
+      const [ours, theirs] = [exactRate(5, 600, key), rate(5, 10, key)]
+      await freeze('2026-03-01T11:57:00Z')
+      await accept(...items('a', 2, { rates: [theirs] }))
+      await freeze('2026-03-01T12:05:30Z')
+      expect(rateOf((await accept(item('a', { rates: [ours] })))[0])).toMatchObject({ left: 2 })
+      await accept(...items('a', 2, { rates: [theirs] }))
+      // Ours waits until the end of the minute 11:57 has left the window, theirs until its beginning has.
+      expect(rateOf((await accept(item('a', { rates: [ours] })))[0])).toMatchObject({ left: 0, resetMs: 150_000 })
+      expect(rateOf((await accept(item('a', { rates: [theirs] })))[0])).toMatchObject({ left: 0, resetMs: 90_000 })
+      await freeze('2026-03-01T12:08:00Z')
+      expect(verdicts(await accept(...items('a', 3, { rates: [ours] })))).toEqual(['queue', 'queue', 'refuse:rate'])
+    })
+
+    it('keep the counts when the window changes', async () => {
+      const { freeze } = opened()
+      const key = randomUUID()
+      const [short, long] = [rate(3, 61, key), rate(3, 121, key)]
+      await freeze('2026-03-01T12:00:30Z')
+      await accept(...items('a', 2, { rates: [long] }))
+      await freeze('2026-03-01T13:30:00Z')
+      expect(rateOf((await accept(item('a', { rates: [short] })))[0])).toMatchObject({ left: 2 })
+      expect(rateOf((await accept(item('a', { rates: [long] })))[0])).toMatchObject({ left: 0, resetMs: 31 * minute })
     })
   })
 

@@ -34,7 +34,7 @@ export function storm(opened: () => OpenedStore): void {
               ...(random(4) === 0 && { key: `k${random(500)}${randomUUID().slice(0, 2)}` }),
               ...(random(6) === 0 && { delayMs: random(50) }),
               ...(random(4) === 0 && {
-                rates: [{ key: '00000000-0000-4000-8000-000000000001', limit: 100_000, windowMinutes: 60 }],
+                rates: [{ key: '00000000-0000-4000-8000-000000000001', limit: 100_000, windowSeconds: 3_600 }],
               }),
             }),
           )

@@ -62,7 +62,7 @@ export function sweeping(opened: () => OpenedStore): void {
     it('removes expired keys, rates and empty lanes, and never what is unfinished', async () => {
       const { store, advance, sql } = opened()
       const worker = await TestWorker.enlist(store, 1_000 * hour)
-      const rates = [{ key: randomUUID(), limit: 5, windowMinutes: 60 }]
+      const rates = [{ key: randomUUID(), limit: 5, windowSeconds: 3_600 }]
       await queue(store, [item('done', { key: 'k', rates })])
       await worker.drain()
       const [ready, delayed, leased, dead] = await queue(store, [

@@ -37,7 +37,7 @@ describe('an admission', () => {
     expect(count(answers, 'refused')).toBe(1_900)
     // Requests that arrive together share a transaction.
     expect(calls.admit).toBeLessThan(100)
-    expect(await b.sql('SELECT total FROM spillway.rates')).toEqual([{ total: 100 }])
+    expect(await b.sql('SELECT sums[cardinality(sums)]::int AS used FROM spillway.rates')).toEqual([{ used: 100 }])
     expect(await b.sql('SELECT 1 FROM spillway.ops UNION ALL SELECT 1 FROM spillway.history')).toEqual([])
     expect(await b.audit()).toEqual([])
   })

@@ -13,13 +13,13 @@ import {
   type Answer,
   canonicalJson,
   capacity,
+  clockMinuteRate,
   type Definition,
   type Gate,
   halt,
   isUuid,
   pressure,
   type Rejection,
-  rate,
   reservedQueuePrefix,
   type SqlEffect,
   traceIdOf,
@@ -173,8 +173,8 @@ function rateGates({ settings }: PetitionsContext): Gate<SubmitBody>[] {
   ]
   return tiers.flatMap(({ name, limit, by, whose }) => {
     if (limit === null) return []
-    return rate<SubmitBody>({
-      ...{ name, limit, per: `${minutes}m`, keepMinutes: settings.rateTtlHours * 60, acrossWindows: true },
+    return clockMinuteRate<SubmitBody>({
+      ...{ name, limit, per: `${minutes}m`, keepMinutes: settings.rateTtlHours * 60 },
       by: ({ identity }, body) => by(body, identity),
       problem: ({ by: key }) => ({
         type: 'urn:archon72:petition:rate-limit-exceeded',

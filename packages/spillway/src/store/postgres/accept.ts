@@ -242,7 +242,7 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
 function rateValues(sorted: readonly Pick<AcceptItem, 'rates'>[]): Record<string, string> {
   const keys = new Map<
     string,
-    { key: string; asked: number; limit: number; minutes: number; keep: number; ix: number }
+    { key: string; asked: number; limit: number; window: number; keep: number; ix: number }
   >()
   const tiers: { key: string; item: number }[] = []
   for (const [index, item] of sorted.entries()) {
@@ -250,14 +250,13 @@ function rateValues(sorted: readonly Pick<AcceptItem, 'rates'>[]): Record<string
       tiers.push({ key: rate.key, item: index + 1 })
       const known = keys.get(rate.key)
       if (known === undefined) {
-        const { key, limit, windowMinutes: minutes } = rate
-        const keep = keepOf(rate)
-        keys.set(key, { key, asked: 1, limit, minutes, keep, ix: 0 })
+        const { key, limit } = rate
+        keys.set(key, { key, asked: 1, limit, window: windowOf(rate), keep: keepOf(rate), ix: 0 })
         continue
       }
       known.asked++
       known.limit = Math.min(known.limit, rate.limit)
-      known.minutes = Math.max(known.minutes, rate.windowMinutes)
+      known.window = Math.max(known.window, windowOf(rate))
       known.keep = Math.max(known.keep, keepOf(rate))
     }
   }
@@ -268,7 +267,7 @@ function rateValues(sorted: readonly Pick<AcceptItem, 'rates'>[]): Record<string
     rate_key: plainArray(inOrder.map((k) => k.key)),
     rate_asked: plainArray(inOrder.map((k) => k.asked)),
     rate_limit: plainArray(inOrder.map((k) => k.limit)),
-    rate_minutes: plainArray(inOrder.map((k) => k.minutes)),
+    rate_minutes: plainArray(inOrder.map((k) => k.window)),
     rate_keep: plainArray(inOrder.map((k) => k.keep)),
     rate_ix: plainArray(tiers.map(({ key }) => keys.get(key)?.ix ?? 0)),
     rate_item: single ? '{}' : plainArray(tiers.map(({ item }) => item)),
@@ -281,7 +280,10 @@ const parameters = Object.keys(
 )
 const rateParameters = Object.keys(rateValues([]))
 
-const keepOf = ({ keepMinutes, windowMinutes }: RateCheck): number => keepMinutes ?? windowMinutes + 60
+/** See sql/functions/rates.sql: minutes of the clock, or seconds as a negative number. Checks of one key are of one kind. */
+const windowOf = ({ windowSeconds, clockMinutes }: RateCheck): number => clockMinutes ?? -windowSeconds
+
+const keepOf = ({ keepMinutes, windowSeconds }: RateCheck): number => keepMinutes ?? Math.ceil(windowSeconds / 60) + 60
 
 /** Empty, or with a plus: it may run now. */
 function reasonOf({ execute, reason }: AcceptItem): string {

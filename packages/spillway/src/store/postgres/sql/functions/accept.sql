@@ -26,7 +26,8 @@ CREATE OR REPLACE FUNCTION accept(
   p_reason text[], p_pace_ms real[], p_backlog_ms bigint,
   -- Empty lists: no item has one.
   p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[],
-  -- Each rate key once, in order; per tier the number of its key, and of its item. No items: one tier each.
+  -- Each rate key once, in order (p_rate_minutes: its window, rates.sql); per tier the number of its key, and of its
+  -- item. No items: one tier each.
   p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
   p_rate_ix int[], p_rate_item int[],
   -- Nothing more may wait; which items are one request.

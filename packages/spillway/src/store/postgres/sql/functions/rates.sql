@@ -1,9 +1,18 @@
--- Rates: a sliding window of minutes. One row per key with its minute buckets side by side, so that one row lock makes
--- the count exact.
+-- Rates: at most a given number per key in a sliding window. One row per key with its buckets side by side, so that one
+-- row lock makes the count exact.
+--
+-- A bucket is known by the time at which it ends. It counts until the window has passed since then, so everything in it
+-- counts for the whole window and for at most the bucket's width longer: the limit holds in any window, wherever that
+-- begins. Ends do not move, so the reported wait stays true. Buckets store running sums: neither counting nor removing
+-- walks over them, and width_bucket finds a bucket by bisection.
+--
+-- Windows (p_rate_minutes of accept and admit) below zero are seconds: any window of that length, with buckets of a
+-- 60th of it. Above zero they are minutes: as many buckets of a clock minute count, the present one included. The
+-- petitions count so, and release 0.2.0 knows only these; its calls and ours share rows during an upgrade.
 --
 -- rates_asked, rates_take, rates_return and rates_status are called by gates_take and run with the settings of accept.
--- The small functions below them run only for rows from which a bucket has left the window, or whose clock went back:
--- calling a function costs more than the rest of the count, so rates_take does the usual case inline.
+-- The functions at the end are single expressions, which the planner puts in place: calling one would cost more than
+-- the count.
 
 -- How often each key is asked for by items that are not decided.
 CREATE OR REPLACE FUNCTION rates_asked(p_ix int[], p_item int[], p_decided text[], p_keys int) RETURNS int[]
@@ -23,47 +32,45 @@ CREATE OR REPLACE FUNCTION rates_take(
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-  v_minute int := floor(extract(epoch FROM p_at) / 60)::int;
+  v_now bigint := floor(extract(epoch FROM p_at) * 1000);
   v_longer boolean;
 BEGIN
   WITH up AS (
-    INSERT INTO rates AS x (key, win, minutes, counts, total, expires_at, sweep_at)
-    SELECT k.key, k.win, ARRAY[v_minute], ARRAY[k.n], k.n, p_at + k.keep * interval '1 minute',
-      p_at + k.keep * interval '1 minute'
+    INSERT INTO rates AS x (key, ends, sums, span_ms, expires_at, sweep_at)
+    SELECT k.key, ARRAY[0, (v_now / rate_width_ms(k.win) + 1) * rate_width_ms(k.win)], ARRAY[0, k.n],
+      rate_window_ms(k.win), p_at + k.keep * interval '1 minute', p_at + k.keep * interval '1 minute'
     FROM unnest(p_keys, p_asked, p_windows, p_keep) k(key, n, win, keep)
     ON CONFLICT (key) DO UPDATE SET
-      minutes = CASE WHEN x.minutes[1] > v_minute - excluded.win
-        THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute THEN x.minutes ELSE x.minutes || v_minute END
-        ELSE rate_minutes(x.minutes, v_minute,
-          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at)) END,
-      counts = CASE WHEN x.minutes[1] > v_minute - excluded.win
-        THEN CASE WHEN x.minutes[cardinality(x.minutes)] >= v_minute
-          THEN x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] + excluded.total)
-          ELSE x.counts || excluded.total END
-        ELSE rate_counts(x.minutes, x.counts, v_minute,
-          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at), excluded.total) END,
-      total = excluded.total + CASE WHEN x.minutes[1] > v_minute - excluded.win THEN x.total
-        ELSE rate_used(x.minutes, x.counts, v_minute,
-          rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at))::int END,
-      win = rate_span(x.win, excluded.win, greatest(x.expires_at, excluded.expires_at) - p_at),
+      -- From the last bucket that is over, which is the base now. The last bucket takes more while it ends no earlier
+      -- than ours would: later with a clock that went back, or a wider bucket of another process.
+      ends = x.ends[width_bucket(v_now - greatest(x.span_ms, excluded.span_ms), x.ends):]
+        || CASE WHEN x.ends[cardinality(x.ends)] >= excluded.ends[2] THEN '{}' ELSE excluded.ends[2:] END,
+      sums = x.sums[width_bucket(v_now - greatest(x.span_ms, excluded.span_ms), x.ends):cardinality(x.sums)
+          - CASE WHEN x.ends[cardinality(x.ends)] >= excluded.ends[2] THEN 1 ELSE 0 END]
+        || (x.sums[cardinality(x.sums)] + excluded.sums[2]),
+      -- Instances whose windows differ count in the same rows: the longest one decides, while its counts are kept.
+      span_ms = greatest(excluded.span_ms, least(x.span_ms,
+          (date_part('epoch', greatest(x.expires_at, excluded.expires_at) - p_at) * 1000)::bigint)),
       expires_at = greatest(x.expires_at, excluded.expires_at)
-    RETURNING x.total, x.minutes[1] AS first, x.counts[1] AS first_n
+    RETURNING x.sums[cardinality(x.sums)] - x.sums[1] AS used, x.ends[2] AS first, x.sums[2] - x.sums[1] AS first_n
   ), seen AS (
-    SELECT array_agg(up.total) AS totals, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns FROM up
+    SELECT array_agg(up.used) AS used, array_agg(up.first) AS firsts, array_agg(up.first_n) AS first_ns FROM up
   )
-  SELECT array_agg(u.most - (u.total - u.asked)), coalesce(bool_or(u.total > u.most), false), bool_or(u.first_n = 0),
-      bool_or(u.first <= v_minute - u.win),
-      array_agg(greatest(1, ceil(((u.first + u.win)::bigint * 60 - date_part('epoch', p_at)) * 1000))::bigint)
+  SELECT array_agg(u.most - (u.used - u.asked)), coalesce(bool_or(u.used > u.most), false), bool_or(u.first_n = 0),
+      bool_or(u.first <= v_now - u.win), array_agg(greatest(1, u.first + u.win - v_now))
     INTO left_now, is_tight, is_odd, v_longer, waits_ms
-    FROM seen, unnest(seen.totals, p_asked, p_limits, p_windows, seen.firsts, seen.first_ns)
-      u(total, asked, most, win, first, first_n);
+    FROM (
+      SELECT s.used, s.asked, s.most, rate_window_ms(s.win) AS win, s.first, s.first_n
+      FROM seen, unnest(seen.used, p_asked, p_limits, p_windows, seen.firsts, seen.first_ns)
+        s(used, asked, most, win, first, first_n)
+    ) u;
   IF v_longer THEN
     -- Only what is in the window of this process counts here.
     is_odd := true;
     SELECT array_agg(u.most - (k.used - u.asked) ORDER BY u.i), bool_or(k.used > u.most) INTO left_now, is_tight
       FROM unnest(p_keys, p_asked, p_limits, p_windows) WITH ORDINALITY u(key, asked, most, win, i)
       JOIN rates x ON x.key = u.key,
-        LATERAL (SELECT rate_used(x.minutes, x.counts, v_minute, u.win)::int) k(used);
+        LATERAL (SELECT rate_sum_since(x.ends, x.sums, v_now - rate_window_ms(u.win))) k(used);
   END IF;
 END $$;
 
@@ -72,20 +79,24 @@ CREATE OR REPLACE FUNCTION rates_return(p_keys uuid[], p_asked int[], p_gave int
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-  UPDATE rates x SET total = x.total - u.back,
-      counts = x.counts[1:cardinality(x.counts) - 1] || (x.counts[cardinality(x.counts)] - u.back)
+  UPDATE rates x SET sums = x.sums[1:cardinality(x.sums) - 1] || (x.sums[cardinality(x.sums)] - u.back)
     FROM unnest(p_keys, p_asked, p_gave) k(key, asked, gave), LATERAL (SELECT k.asked - k.gave) u(back)
     WHERE x.key = k.key AND u.back > 0;
 END $$;
 
 -- Per key the milliseconds until a slot is free, from all buckets. A slot is free when fewer than the limit count;
--- after the limit was lowered more may count than it allows.
+-- after the limit was lowered more may count than it allows. The bucket that has to leave is the first whose sum is
+-- at least that of all buckets without what may stay.
 CREATE OR REPLACE FUNCTION rates_waits(p_keys uuid[], p_limits int[], p_windows int[], p_at timestamptz)
   RETURNS bigint[]
   LANGUAGE sql STABLE AS $$
-  SELECT array_agg(coalesce(rate_wait_ms(x.minutes, x.counts, p_at, u.win, greatest(0, least(u.most,
-      rate_used(x.minutes, x.counts, floor(extract(epoch FROM p_at) / 60)::int, u.win)) - 1)), 1) ORDER BY u.i)
-  FROM unnest(p_keys, p_windows, p_limits) WITH ORDINALITY u(key, win, most, i) JOIN rates x ON x.key = u.key
+  SELECT array_agg(CASE WHEN b.used = 0 THEN 1
+      ELSE greatest(1, x.ends[1 + width_bucket(
+          x.sums[cardinality(x.sums)] - greatest(1, least(u.most, b.used)), x.sums)]
+        + rate_window_ms(u.win) - t.now) END ORDER BY u.i)
+  FROM (SELECT floor(extract(epoch FROM p_at) * 1000)::bigint) t(now),
+    unnest(p_keys, p_windows, p_limits) WITH ORDINALITY u(key, win, most, i) JOIN rates x ON x.key = u.key,
+    LATERAL (SELECT rate_sum_since(x.ends, x.sums, t.now - rate_window_ms(u.win)) AS used) b
 $$;
 
 -- Per item the tier that matters. Of a refused item, among the tiers that are used up, the one that frees last (it says
@@ -116,43 +127,20 @@ BEGIN
   END LOOP;
 END $$;
 
--- The buckets of a row from which some have left the window, with p_n more in this minute.
-CREATE OR REPLACE FUNCTION rate_minutes(p_minutes int[], p_now int, p_keep int) RETURNS int[]
+-- How long a bucket counts after its end; a clock minute counts from its beginning on. Both functions choose by
+-- greatest, because the value of the other kind is below zero, and CASE costs more.
+CREATE OR REPLACE FUNCTION rate_window_ms(p_window int) RETURNS bigint
   LANGUAGE sql IMMUTABLE AS $$
-  SELECT coalesce((SELECT array_agg(m ORDER BY m) FROM unnest(p_minutes) m
-        WHERE m > p_now - p_keep AND m < p_now), '{}') || p_now
+  SELECT greatest((p_window - 1) * 60000::bigint, p_window * -1000::bigint)
 $$;
 
-CREATE OR REPLACE FUNCTION rate_counts(p_minutes int[], p_counts int[], p_now int, p_keep int, p_n int) RETURNS int[]
+CREATE OR REPLACE FUNCTION rate_width_ms(p_window int) RETURNS bigint
   LANGUAGE sql IMMUTABLE AS $$
-  SELECT coalesce((SELECT array_agg(c ORDER BY m) FROM unnest(p_minutes, p_counts) u(m, c)
-        WHERE m > p_now - p_keep AND m < p_now), '{}')
-    || (p_n + coalesce((SELECT sum(c)::int FROM unnest(p_minutes, p_counts) u(m, c) WHERE m >= p_now), 0))
+  SELECT greatest(least(p_window, 1) * 60000::bigint, p_window * -50::bigint / 3)
 $$;
 
--- How many minutes a row has to keep: those of the longest window that asked, while its counts are kept. Instances
--- whose windows differ count in the same rows, and none may take buckets from another.
-CREATE OR REPLACE FUNCTION rate_span(p_kept int, p_window int, p_keep interval) RETURNS int
+-- What is in the buckets that end after p_since.
+CREATE OR REPLACE FUNCTION rate_sum_since(p_ends bigint[], p_sums bigint[], p_since bigint) RETURNS bigint
   LANGUAGE sql IMMUTABLE AS $$
-  SELECT CASE WHEN p_kept <= p_window THEN p_window
-    ELSE greatest(p_window, least(p_kept, (extract(epoch FROM p_keep) / 60)::int)) END
-$$;
-
-CREATE OR REPLACE FUNCTION rate_used(p_minutes int[], p_counts int[], p_now int, p_window int) RETURNS bigint
-  LANGUAGE sql IMMUTABLE AS $$
-  SELECT coalesce(sum(c), 0) FROM unnest(p_minutes, p_counts) u(m, c) WHERE m > p_now - p_window
-$$;
-
--- Milliseconds until the count in the window is at most p_below: the bucket that has to leave leaves it then.
-CREATE OR REPLACE FUNCTION rate_wait_ms(
-  p_minutes int[], p_counts int[], p_at timestamptz, p_window int, p_below bigint
-) RETURNS bigint
-  LANGUAGE sql IMMUTABLE AS $$
-  SELECT greatest(1, ceil(extract(epoch FROM to_timestamp((min(m) + p_window)::bigint * 60) - p_at) * 1000))::bigint
-  FROM (
-    SELECT m, sum(c) OVER (ORDER BY m DESC) - c AS later
-    FROM unnest(p_minutes, p_counts) u(m, c)
-    WHERE m > floor(extract(epoch FROM p_at) / 60)::int - p_window AND c > 0
-  ) b
-  WHERE later <= p_below
+  SELECT p_sums[cardinality(p_sums)] - p_sums[greatest(1, width_bucket(p_since, p_ends))]
 $$;
