@@ -27,7 +27,16 @@ describe('parseWindow', () => {
 
 describe('rate', () => {
   it.each([0, -1, 0.5])('refuses a limit of %s', (limit) => {
-    expect(() => rate({ limit, per: '1h' })).toThrow(RangeError)
+    expect(() => rate({ limit, per: '1h' })).toThrow(
+      `rate: limit must be a whole number of at least 1, or a function; given: ${limit}`,
+    )
+  })
+
+  it('refuses options that it does not know, and to go without limit or window', () => {
+    const misspelt: object = { limit: 1, pre: '1h' }
+    expect(() => rate(misspelt as Parameters<typeof rate>[0])).toThrow('rate: unknown option "pre"; did you mean per?')
+    const partial: object = { limit: 1 }
+    expect(() => rate(partial as Parameters<typeof rate>[0])).toThrow('rate: per is missing')
   })
 
   it('counts per identity, by default under the name of the type', () => {

@@ -1,3 +1,4 @@
+import { checkOptions, checkRequired, isBoolean, isFunction, isText, type Rule, wholeNumber } from '../core/options.js'
 import type { Refusal } from '../intake/refusal.js'
 import type { BoundGate, Gate, GateBinding, GateRequest, RateTier } from './gate.js'
 
@@ -27,6 +28,24 @@ export interface RateOptions<Body> {
 
 type Window = Pick<RateTier, 'windowSeconds' | 'clockMinutes'>
 
+const isLimit: Rule = (value) =>
+  typeof value === 'function'
+    ? null
+    : wholeNumber(1, 2_147_483_647)(value) && 'a whole number of at least 1, or a function'
+
+function checkRate<Body>(options: RateOptions<Body>): void {
+  checkOptions('rate', options, {
+    limit: isLimit,
+    per: isText,
+    by: isFunction,
+    keepMinutes: wholeNumber(1),
+    name: isText,
+    acrossWindows: isBoolean,
+    problem: isFunction,
+  })
+  checkRequired('rate', options, 'limit', 'per')
+}
+
 const windowSecondsMax = 31 * 86_400
 
 /** Keys known to be out of quota; further ones are checked in the store. */
@@ -39,6 +58,7 @@ const blockedMax = 10_000
  * until a slot is free.
  */
 export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
+  checkRate(options)
   const windowSeconds = parseWindow(options.per)
   if (options.acrossWindows !== true) return rateGate(options, { windowSeconds })
   if (windowSeconds < 3_600 || windowSeconds % 60 !== 0) {
@@ -56,6 +76,7 @@ export function rate<Body = unknown>(options: RateOptions<Body>): Gate<Body> {
  * whatever their windows are.
  */
 export function clockMinuteRate<Body = unknown>(options: Omit<RateOptions<Body>, 'acrossWindows'>): Gate<Body> {
+  checkRate(options)
   const windowSeconds = parseWindow(options.per)
   if (windowSeconds % 60 !== 0) {
     throw new RangeError(`rate: per must be in whole minutes, not ${JSON.stringify(options.per)}`)
@@ -66,9 +87,6 @@ export function clockMinuteRate<Body = unknown>(options: Omit<RateOptions<Body>,
 function rateGate<Body>(options: RateOptions<Body>, window: Window): Gate<Body> {
   const { windowSeconds } = window
   const { keepMinutes } = options
-  if (typeof options.limit === 'number' && (!Number.isInteger(options.limit) || options.limit < 1)) {
-    throw new RangeError(`rate: limit must be a whole number of at least 1, not ${options.limit}`)
-  }
   if (keepMinutes !== undefined && !(keepMinutes * 60 > windowSeconds)) {
     throw new RangeError(`rate: keepMinutes must be more than the window (${options.per}), not ${keepMinutes}`)
   }
