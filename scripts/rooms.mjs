@@ -42,8 +42,8 @@ const rooms = {
     ledger: core,
     pressure: core,
     gates: {
-      onlyRooms: [],
-      typesFrom: ['core', 'intake', 'fleet', 'store'],
+      onlyRooms: ['core'],
+      typesFrom: ['intake', 'fleet', 'store'],
       onlyPackages: /^@spillway\/protocol(\/|$)/,
     },
     store: { neverRooms: ['http'] },
