@@ -94,7 +94,8 @@ function appOf(
   return built
 }
 
-function storeOf({ store: { listenUrl, ...settings } }: Config, url: string, log: Logger) {
+function storeOf({ store }: Config, url: string, log: Logger) {
+  const { dataDir: _, listenUrl, ...settings } = store
   return postgresStore({ ...settings, url, ...(listenUrl !== null && { listenUrl }), sql: workloadSql, log })
 }
 

@@ -57,6 +57,7 @@ const bindings: [string, () => Send | Promise<Send>][] = [
             headers: { 'content-type': 'application/json', ...headers },
             body,
           }),
+          { clientAddress: '127.0.0.1' },
         )
     },
   ],

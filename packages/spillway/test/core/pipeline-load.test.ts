@@ -34,7 +34,8 @@ const onesFunction = `CREATE FUNCTION public.ones(verdicts text[], seqs bigint[]
 /** The status for a body that is no JSON: 400 from the code that reads it. */
 const sendBroken = async (intake: Intake, op: Definition, headers = {}): Promise<number> => {
   const all = { 'content-type': 'application/json', ...headers }
-  return (await intake.fetch(op)(new Request('http://local/', { method: 'POST', body: '{', headers: all }))).status
+  const request = new Request('http://local/', { method: 'POST', body: '{', headers: all })
+  return (await intake.fetch(op)(request, { clientAddress: '127.0.0.1' })).status
 }
 
 describe('the load decision', () => {
@@ -250,6 +251,7 @@ describe('one that asks for a ticket', () => {
           body: '{"n":1}',
           headers: { 'content-type': 'application/json', 'idempotency-key': 'k', ...headers },
         }),
+        { clientAddress: '127.0.0.1' },
       )
       return {
         status: response.status,
