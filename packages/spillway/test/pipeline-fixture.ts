@@ -29,13 +29,16 @@ export interface Bench {
   close(): Promise<void>
 }
 
+/** Stores log lost connections, which many tests cause. */
+const unheard = { info: () => undefined, warn: () => undefined, error: () => undefined }
+
 export async function bench(): Promise<Bench> {
   const database = await freshDatabase()
   const intakes: Intake[] = []
   const logged: Logged[] = []
   const pool = new pg.Pool({ connectionString: database.url, max: 4 })
   pool.on('error', () => undefined)
-  const reader = postgres({ url: database.url, poolMax: 8 })
+  const reader = postgres({ url: database.url, poolMax: 8, log: unheard })
   const ticket = async (id: string): Promise<Ticket> => {
     const found = await reader.ticket(id)
     if (found === null) throw new Error(`there is no operation ${id}`)
@@ -46,7 +49,7 @@ export async function bench(): Promise<Bench> {
     logged,
     intake: async ({ wrap = (given: Store) => given, postgres: store, ...options } = {}) => {
       const intake = await openIntake({
-        store: wrap(postgres({ url: database.url, poolMax: 8, ...store })),
+        store: wrap(postgres({ url: database.url, poolMax: 8, log: unheard, ...store })),
         retryBaseMs: 20,
         retryMaxMs: 40,
         drainMs: 2_000,

@@ -64,7 +64,9 @@ async function expectTrue(f: Fleet, server: ServerProcess, sent: readonly Sent[]
 }
 
 function expectAway({ status, body, headers }: Answer): void {
-  expect({ status, code: body.code }).toEqual({ status: 503, code: 'store_unavailable' })
+  expect(status).toBe(503)
+  // The store did not answer, or too many writes wait for it already.
+  expect(['store_unavailable', 'overloaded']).toContain(body.code)
   expect(body.retry_after_seconds).toBeGreaterThanOrEqual(1)
   expect(headers.get('retry-after')).toBe(String(body.retry_after_seconds))
 }
