@@ -302,8 +302,8 @@ export class Intake {
     const bound = this.bound(definition)
     checkSubmitOptions('submitAll', options)
     const valid: Submission[] = []
-    for (const body of bodies) {
-      const one = await validated(bound, submissionOf(body, options))
+    for (const [i, body] of bodies.entries()) {
+      const one = await validated(bound, submissionOf(body, options, options.texts?.[i]))
       if ('kind' in one) return bodies.map(() => one)
       valid.push(one)
     }
