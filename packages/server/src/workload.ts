@@ -2,7 +2,7 @@
  * What a workload is to the server. serve.ts loops over them and knows nothing else of them; a workload knows the others only
  * through `offers`. Its settings are in its settings.ts, which config reads.
  */
-import type { Registry } from '@prometheus-io/client'
+import type { Registry } from 'prom-client'
 import type { Alert, AlertName, ObjectiveName } from '@spillway/protocol/wire'
 import type { ErrorForm, FastifyLike, Intake, Mount, OutputOf, SqlModule } from 'spillway/workload'
 import type { TSchema } from 'typebox'

@@ -1,4 +1,4 @@
-import { collectDefaultMetrics, Registry } from '@prometheus-io/client'
+import { collectDefaultMetrics, Registry } from 'prom-client'
 import {
   CounterFamily,
   createMetrics as createCoreMetrics,
@@ -75,19 +75,12 @@ function countedKinds(family: CounterFamily<readonly ['kind']>): CounterFamily<r
 }
 
 /**
- * Runtime metrics that `promtool check metrics` rejects: gauges named like counters (the same figures exist under the
- * names without _total, by type), and names that include their type.
+ * Runtime metrics that `promtool check metrics` rejects: gauges named like counters. The same figures exist under the
+ * names without _total, by type.
  */
-const runtimeLeftOut = [
-  ...['handles', 'requests', 'resources'].map((name) => `nodejs_active_${name}_total`),
-  ...['summary', 'histogram'].map((type) => `nodejs_eventloop_utilization_${type}`),
-]
-
-/** The longest delay of a timer. */
-const timerMsMax = 2 ** 31 - 1
+const runtimeLeftOut = ['handles', 'requests', 'resources'].map((name) => `nodejs_active_${name}_total`)
 
 function collectRuntime(registry: Registry): void {
-  // Utilization is left out below, so it need not be measured ten times a second.
-  collectDefaultMetrics({ register: registry, eventLoopUtilizationTimeout: timerMsMax })
+  collectDefaultMetrics({ register: registry })
   for (const name of runtimeLeftOut) registry.removeSingleMetric(name)
 }

@@ -1,4 +1,4 @@
-import { Gauge, type Registry } from '@prometheus-io/client'
+import { Gauge, type Registry } from 'prom-client'
 import { CounterFamily, HistogramFamily } from 'spillway/workload'
 
 /** From a local model that answers at once to a stream that waits in the queue until its limit. */

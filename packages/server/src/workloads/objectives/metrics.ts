@@ -1,4 +1,4 @@
-import { Gauge, type Registry } from '@prometheus-io/client'
+import { Gauge, type Registry } from 'prom-client'
 
 export function createObjectiveMetrics(registry: Registry) {
   const labelNames = ['objective'] as const

@@ -1,4 +1,4 @@
-import { Gauge, type Registry } from '@prometheus-io/client'
+import { Gauge, type Registry } from 'prom-client'
 import { petitionStates, petitionTypes } from '@spillway/protocol/wire'
 import { CounterFamily } from 'spillway/workload'
 import { RecentValues } from './recent-values.js'

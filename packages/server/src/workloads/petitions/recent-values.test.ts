@@ -1,4 +1,4 @@
-import { Registry } from '@prometheus-io/client'
+import { Registry } from 'prom-client'
 import { describe, expect, it } from 'vitest'
 import { RecentValues } from './recent-values.js'
 

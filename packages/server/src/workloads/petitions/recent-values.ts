@@ -1,4 +1,4 @@
-import type { Registry } from '@prometheus-io/client'
+import type { Registry } from 'prom-client'
 import { otherLabel, register } from 'spillway/workload'
 
 export interface RecentOptions {

@@ -1,4 +1,4 @@
-import { Gauge, type Registry } from '@prometheus-io/client'
+import { Gauge, type Registry } from 'prom-client'
 import { CounterFamily, HistogramFamily } from 'spillway/workload'
 import type { RouterStatus } from './router-watch.js'
 
