@@ -32,6 +32,8 @@ import type { Watch } from './watch.js'
 /** An upstream refuses quickly: if the refusal comes before the head is sent, the answer has its status. */
 const headGraceMs = 100
 const openingMs = [20, 100, 500]
+const abandonTriesMax = 5
+const abandonRetryMs = 500
 
 const expired: Problem = {
   code: 'not_found',
@@ -274,19 +276,30 @@ export class Serving {
     }
   }
 
-  async #abandon({ id, entry, isShared, isSentAway }: Delivery): Promise<void> {
-    const { logs, intake, log } = this.#deps
-    try {
-      const isUnread = await logs.registry.unwatched(id, intake.instance)
-      // A reader elsewhere reports itself again; if there is none, the generating process notices soon.
-      if (entry.format === 'native' || isShared || isSentAway) return
-      // A new reader that we did not know of: elsewhere, as the registry says, or here meanwhile.
-      if (!isUnread || this.#watch.has(id)) return
-      if (this.#handler.has(id)) this.#handler.abandon(id)
-      else await this.cancel(entry, 'its client left', 'unbegun')
-    } catch (fault) {
-      log.warn({ err: fault, stream: id }, 'could not tell that nobody reads a stream here')
+  /** Tried again after a fault: a hundred clients that leave at once may have to wait for connections to the database. */
+  async #abandon(delivery: Delivery): Promise<void> {
+    for (let tries = 1; ; tries++) {
+      try {
+        return await this.#leaveUnread(delivery)
+      } catch (fault) {
+        if (tries === abandonTriesMax) {
+          this.#deps.log.warn({ err: fault, stream: delivery.id }, 'could not record that nobody reads a stream here')
+          return
+        }
+        await delay(abandonRetryMs * tries, undefined, { ref: false })
+      }
     }
+  }
+
+  async #leaveUnread({ id, entry, isShared, isSentAway }: Delivery): Promise<void> {
+    const { logs, intake } = this.#deps
+    const isUnread = await logs.registry.unwatched(id, intake.instance)
+    // A reader elsewhere reports itself again; if there is none, the generating process notices soon.
+    if (entry.format === 'native' || isShared || isSentAway) return
+    // A new reader that we did not know of: elsewhere, as the registry says, or here meanwhile.
+    if (!isUnread || this.#watch.has(id)) return
+    if (this.#handler.has(id)) this.#handler.abandon(id)
+    else await this.cancel(entry, 'its client left', 'unbegun')
   }
 
   #connect(reply: Reply, headers: Record<string, string>) {
