@@ -281,6 +281,14 @@ export class ClaimLoop {
     return given
   }
 
+  /** Requests took the slots that these lanes were claimed for. A long operation could hold them up for minutes. */
+  #giveBackClaimed(): void {
+    const claimed = this.#waiting.filter((held) => held.done === null)
+    if (claimed.length === 0) return
+    this.#waiting = this.#waiting.filter((held) => held.done !== null)
+    this.#finished.push(...claimed)
+  }
+
   /** Starts waiting lanes while there are free slots, those of requests first. */
   #startWaiting(): void {
     while (this.#directWaiting > 0 ? this.#running.size < this.#o.concurrency : this.freeSlots > 0) {
@@ -407,6 +415,7 @@ export class ClaimLoop {
     }
     if (lanes > 0) this.#depth = Math.max(depth, claimed.length) / lanes
     this.#startWaiting()
+    if (this.#o.long) this.#giveBackClaimed()
     // Fewer than requested: that was all, unless there was a wake-up in the meantime. The next wake-up, or the pulse,
     // reports more.
     this.#found = lanes > 0
