@@ -2,8 +2,9 @@
  * What a workload is to the server. serve.ts loops over them and knows nothing else of them; a workload knows the others only
  * through `offers`. Its settings are in its settings.ts, which config reads.
  */
-import type { Registry } from 'prom-client'
+
 import type { Alert, AlertName, ObjectiveName } from '@spillway/protocol/wire'
+import type { Registry } from 'prom-client'
 import type { ErrorForm, FastifyLike, Intake, Mount, OutputOf, SqlModule } from 'spillway/workload'
 import type { TSchema } from 'typebox'
 import type { Config } from './config/index.js'

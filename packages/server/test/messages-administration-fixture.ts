@@ -1,6 +1,7 @@
 /** The administration of messages on a database of its own: its routes in an app, beside what pushes, pops and acknowledges. */
-import { Registry } from 'prom-client'
+
 import { pino } from 'pino'
+import { Registry } from 'prom-client'
 import { laneOf } from '../../spillway/src/core/ids.js'
 import type { FastifyLike } from '../../spillway/src/http/fastify-tickets.js'
 import type { Intake } from '../../spillway/src/intake/intake.js'

@@ -1,5 +1,5 @@
-import { Gauge, type Registry } from 'prom-client'
 import { petitionStates, petitionTypes } from '@spillway/protocol/wire'
+import { Gauge, type Registry } from 'prom-client'
 import { CounterFamily } from 'spillway/workload'
 import { RecentValues } from './recent-values.js'
 
