@@ -70,6 +70,7 @@ export type Intake = Pick<
   | 'read'
   | 'statements'
   | 'ledger'
+  | 'on'
   | 'onNotice'
   | 'pool'
   | 'instance'

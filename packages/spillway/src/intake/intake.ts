@@ -41,6 +41,7 @@ import type { Answer } from './answer.js'
 import { DeadLetterCalls } from './dead-letters.js'
 import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
 import { Definitions } from './definitions.js'
+import { Events, type IntakeEvents, type IntakeListener } from './events.js'
 import { LaneCalls } from './lanes.js'
 import { Pipeline } from './pipeline.js'
 import {
@@ -92,6 +93,7 @@ export class Intake {
   readonly #pools = new Map<string, PoolPermits>()
   readonly #accepting: Accepting
   readonly #registry: GateRegistry
+  readonly #events: Events
   readonly #notices = new Map<string, (text: string) => void>()
   readonly #missed = new Set<() => void>()
   #stopped: Promise<void> | undefined
@@ -110,6 +112,7 @@ export class Intake {
     this.read = store.read
     this.statements = store.statements
     this.#registry = new GateRegistry(log)
+    this.#events = new Events(log)
     this.waiters = new Waiters((ids) => store.finished(ids))
     const worker = (): string => this.presence.worker
     this.#accepting = new Accepting({
@@ -123,11 +126,13 @@ export class Intake {
       ...{ store, metrics, log, waiters: this.waiters, directWaitMs: settings.directWaitMs },
       suspect: () => this.#slotGroups.suspect(),
       announce: () => this.presence.announce('ready'),
+      onRefused: (type, refusal) => this.#events.refused(type, refusal),
     })
     this.presence = this.#makePresence()
     const shared = { store, settings, slotGroups: this.#slotGroups, accepting: this.#accepting }
     this.pipeline = new Pipeline({
       ...{ ...shared, log, metrics, answering, door: this.door, presence: this.presence, registry: this.#registry },
+      onApplied: (item, result) => this.#events.applied(item, result),
     })
     this.#definitions = new Definitions({
       ...{ ...shared, pipeline: this.pipeline },
@@ -162,8 +167,9 @@ export class Intake {
         if (outcome !== 'lease_lost') metrics.operationRun.observe(runMs / 1_000)
       },
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
-      onSettled: (op) => {
+      onSettled: (op, outcome) => {
         this.waiters.hint(op.id)
+        this.#events.settled(op, outcome)
         if (op.gate !== null) this.#definitions.freed(op.gate)
       },
       onLeft: () => this.presence.announce('ready'),
@@ -408,6 +414,14 @@ export class Intake {
       await tx.rollback()
       throw fault
     }
+  }
+
+  /**
+   * Calls `listener` for each event of this process, after its commit: `completed`, `retried`, `failed`, `dead`, `refused`. An
+   * error of a listener is logged. Returns a function that ends it.
+   */
+  on<Name extends keyof IntakeEvents>(name: Name, listener: IntakeListener<Name>): () => void {
+    return this.#events.on(name, listener)
   }
 
   /**

@@ -11,7 +11,7 @@ import type { GateRequest, Permit } from '../gates/gate.js'
 import type { Metrics } from '../metrics/metrics.js'
 import type { Door } from '../pressure/door.js'
 import { Lateness } from '../pressure/lateness.js'
-import type { Accepted, Admitted, Store, Tx } from '../store/port.js'
+import type { Accepted, AcceptItem, Admitted, Store, Tx } from '../store/port.js'
 import type { SlotGroups } from '../work/slot-groups.js'
 import type { AdmissionAnswer, BoundAdmission } from './admission.js'
 import type { Answer } from './answer.js'
@@ -35,6 +35,8 @@ export interface PipelineOptions {
   accepting: Accepting
   answering: Answering
   registry: GateRegistry
+  /** An effect was committed with its acceptance. */
+  onApplied(item: AcceptItem, result: unknown): void
 }
 
 export class Pipeline {
@@ -188,6 +190,7 @@ export class Pipeline {
       if (held && accepted.verdict !== 'execute') work.unreserve()
       held = false
       const answer = await this.#o.answering.answer(bound, submission, pending, accepted)
+      if (accepted.verdict === 'apply') this.#o.onApplied(item, pending.result)
       bound.options.onAnswer?.(answer, submission)
       return answer
     } finally {
@@ -230,6 +233,8 @@ export class Pipeline {
         const pending = all[i]
         if (pending === undefined) throw new RangeError(`no item ${i}`)
         const answer = await this.#o.answering.answer(bound, submission, pending, accepted[i] ?? noVerdict())
+        // With `tx` it is not committed yet, and may never be.
+        if (tx === undefined && accepted[i]?.verdict === 'apply') this.#o.onApplied(pending.item, pending.result)
         bound.options.onAnswer?.(answer, submission)
         return answer
       }),

@@ -23,16 +23,12 @@ const idOf = (answer: Answer): string => {
 
 /** Orders of 'bad' items fail; 'held' ones run until `open` fires or they are asked to stop. */
 function orders(intake: Intake, name = 'orders.place', options: object = {}): Definition<Order, Shipped> {
-  return intake.define(name, {
-    body: Order,
-    lane: ({ customer = 'ann' }) => ['orders', customer],
-    maxRetries: 0,
-    run: ({ item }): Shipped => {
-      if (item === 'bad') throw new FailOperation('out of stock')
-      return { shipped: item }
-    },
-    ...options,
-  } as never) as Definition<Order, Shipped>
+  const run = ({ item }: Order): Shipped => {
+    if (item === 'bad') throw new FailOperation('out of stock')
+    return { shipped: item }
+  }
+  const lane = ({ customer = 'ann' }: Order) => ['orders', customer] as const
+  return intake.define(name, { body: Order, lane, maxRetries: 0, run, ...options })
 }
 
 const later = { respondAsync: true }
