@@ -88,12 +88,15 @@ export class Intake {
    * work, `release` for statements that end work, on connections that nothing else can use up.
    */
   readonly statements: { take: Tx['query']; release: Tx['query'] }
+  /** Where the ticket routes are mounted, if below a path of the host's own: for the `Location` of a 202. */
+  ticketPrefix = ''
   readonly #definitions: Definitions
   readonly #slotGroups: SlotGroups
   readonly #pools = new Map<string, PoolPermits>()
   readonly #accepting: Accepting
   readonly #registry: GateRegistry
-  readonly #events: Events
+  /** Null until somebody listens. */
+  #events: Events | null = null
   readonly #notices = new Map<string, (text: string) => void>()
   readonly #missed = new Set<() => void>()
   #stopped: Promise<void> | undefined
@@ -112,7 +115,6 @@ export class Intake {
     this.read = store.read
     this.statements = store.statements
     this.#registry = new GateRegistry(log)
-    this.#events = new Events(log)
     this.waiters = new Waiters((ids) => store.finished(ids))
     const worker = (): string => this.presence.worker
     this.#accepting = new Accepting({
@@ -126,13 +128,13 @@ export class Intake {
       ...{ store, metrics, log, waiters: this.waiters, directWaitMs: settings.directWaitMs },
       suspect: () => this.#slotGroups.suspect(),
       announce: () => this.presence.announce('ready'),
-      onRefused: (type, refusal) => this.#events.refused(type, refusal),
+      onRefused: (type, refusal) => this.#events?.refused(type, refusal),
     })
     this.presence = this.#makePresence()
     const shared = { store, settings, slotGroups: this.#slotGroups, accepting: this.#accepting }
     this.pipeline = new Pipeline({
       ...{ ...shared, log, metrics, answering, door: this.door, presence: this.presence, registry: this.#registry },
-      onApplied: (item, result) => this.#events.applied(item, result),
+      onApplied: (item, result) => this.#events?.applied(item, result),
     })
     this.#definitions = new Definitions({
       ...{ ...shared, pipeline: this.pipeline },
@@ -169,7 +171,7 @@ export class Intake {
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
       onSettled: (op, outcome) => {
         this.waiters.hint(op.id)
-        this.#events.settled(op, outcome)
+        this.#events?.settled(op, outcome)
         if (op.gate !== null) this.#definitions.freed(op.gate)
       },
       onLeft: () => this.presence.announce('ready'),
@@ -260,8 +262,11 @@ export class Intake {
     }
   }
 
-  /** The same for Express: `app.use(intake.expressTickets())`. All other requests go on to `next`. */
-  expressTickets(options?: TicketRoutesOptions): NodeHandler {
+  /**
+   * The same for Express: `app.use(intake.expressTickets())`. All other requests go on to `next`. Below a path, give it as
+   * `prefix` too: Express does not say it before the first request.
+   */
+  expressTickets(options?: TicketRoutesOptions & { prefix?: string }): NodeHandler {
     return expressTickets(this, options)
   }
 
@@ -421,6 +426,7 @@ export class Intake {
    * error of a listener is logged. Returns a function that ends it.
    */
   on<Name extends keyof IntakeEvents>(name: Name, listener: IntakeListener<Name>): () => void {
+    this.#events ??= new Events(this.log)
     return this.#events.on(name, listener)
   }
 
