@@ -167,7 +167,7 @@ async function retryOperation({ intake, access }: TicketContext, request: Ticket
     if (now?.status !== 'failed') return notFailed(now?.status ?? 'gone')
     return refuse({
       code: 'capacity_exceeded',
-      detail: 'There is no place for it now. Try again later.',
+      detail: 'The capacity limit is reached. Try again later.',
       retryAfterMs: 5_000,
     })
   }

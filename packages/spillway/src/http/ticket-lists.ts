@@ -52,6 +52,6 @@ export function idOfCursor(cursor: string): string | null {
 
 export const badCursor = refuse({
   code: 'invalid_request',
-  detail: 'The cursor is not one of ours.',
+  detail: 'The cursor is invalid.',
   errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
 })

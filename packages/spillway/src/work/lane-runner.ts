@@ -135,7 +135,7 @@ export class LaneRunner {
         held.retry = { delayMs: unknownTypeMs, error: null }
         break
       }
-      if (op.careful && handler.together === undefined && !(await this.#tellStart(held, op))) break
+      if (op.careful && handler.together === undefined && !(await this.#recordStart(held, op))) break
       if (handler.apply !== undefined) {
         const group = consecutive(ops, index)
         if (!(await this.#applyGroup(held, handler, group))) break
@@ -150,13 +150,16 @@ export class LaneRunner {
   }
 
   /** A process died while running this lane: the start is made durable before the handler runs. */
-  async #tellStart(held: HeldLane, op: Claimed): Promise<boolean> {
+  async #recordStart(held: HeldLane, op: Claimed): Promise<boolean> {
     held.marked = true
     try {
       await this.#o.store.mark(this.#o.worker(), [{ fence: held.fence, lane: held.lane, seq: op.seq, startedMsAgo: 0 }])
       return true
     } catch (fault) {
-      this.#o.log.warn({ err: fault, operation: op.id }, 'could not tell the start of a suspect; it is given back')
+      this.#o.log.warn(
+        { err: fault, operation: op.id },
+        'could not record the start of a careful operation; returning it to its lane',
+      )
       return false
     }
   }
@@ -251,7 +254,7 @@ export class LaneRunner {
       const [first] = parts
       const op = first?.ended[first.ended.length - 1]?.op
       if (first === undefined || op === undefined) throw fault
-      this.#o.log.warn({ err: fault, operation: op.id }, 'the commit was not confirmed; asking the store')
+      this.#o.log.warn({ err: fault, operation: op.id }, 'commit not confirmed; querying its outcome')
       const state = await this.#confirm(first.held, op)
       if (state === 'lost') return false
       if (state === 'pending') throw fault
@@ -277,7 +280,7 @@ export class LaneRunner {
       try {
         return await this.#o.store.confirm(this.#o.worker(), held.fence, held.lane, op.seq)
       } catch (fault) {
-        this.#o.log.warn({ err: fault, operation: op.id }, 'the store cannot be asked; trying again')
+        this.#o.log.warn({ err: fault, operation: op.id }, 'cannot query the database, retrying')
         await new Promise((resolve) => setTimeout(resolve, confirmPauseMs))
       }
     }

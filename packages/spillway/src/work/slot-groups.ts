@@ -154,7 +154,7 @@ export class SlotGroups {
     const known = this.#all.flatMap(({ work }) => work.knownFences())
     const lanes = await this.#o.store.disown(this.#o.worker(), known)
     if (lanes === 0) return
-    this.#o.log.warn({ lanes }, 'gave back lanes whose claim was never answered')
+    this.#o.log.warn({ lanes }, 'returned the lanes of a claim whose answer was lost')
     this.wake()
   }
 

@@ -86,7 +86,7 @@ export class Serving {
       const head = { ...entry, id: admitted.id, replayed: admitted.replayed }
       const connection = early ?? this.#greet(head, 'started', format, reply)
       delivery.attach(connection)
-      if (isQueued) delivery.tellPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
+      if (isQueued) delivery.reportPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
       isStreaming = true
       this.#run(delivery, connection, letGo, first)
       return reply
@@ -100,7 +100,7 @@ export class Serving {
     delivery
       .stream(connection, first)
       .catch((fault: unknown) => {
-        this.#deps.log.error({ err: fault, stream: delivery.id }, 'a stream could not be brought to its client')
+        this.#deps.log.error({ err: fault, stream: delivery.id }, 'could not send a stream to its client')
         endWithFailure(connection, delivery.entry.format, failures.logAway)
       })
       .finally(letGo)
