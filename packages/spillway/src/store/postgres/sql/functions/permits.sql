@@ -1,9 +1,9 @@
 -- Permits of a pool, counted per process: a process that dies gives back what it held.
 
--- Gives permits back, then takes permits. For each that it takes: 'granted', 'identity_full' or 'pool_full'. One row lock
--- per pool makes it exact; permits of processes that are gone do not count.
--- p_seq grows with each call. A call whose answer was lost may have run, or may still run: the next call lists in p_held
--- all that the process holds, and the late call finds that it is late (NULL).
+-- Gives permits back, then takes permits. For each that it takes: 'granted', 'identity_full' or 'pool_full'. One row
+-- lock per pool makes it exact; permits of processes that are gone do not count.
+-- p_seq grows with each call. A call whose answer was lost may have run, or may still run: the next call lists in
+-- p_held all that the process holds, and the late call finds that it is late (NULL).
 CREATE OR REPLACE FUNCTION permits_change(
   p_worker uuid, p_pool text, p_seq bigint, p_held text[], p_counts int[], p_gives text[], p_takes text[],
   p_each int[], p_all int[]
