@@ -11,6 +11,7 @@ import { LeaveOperation, OperationAborted } from '../core/outcome.js'
 import type { ApplyItem } from '../intake/define.js'
 import type { AttemptOutcome } from '../metrics/metrics.js'
 import type { Claimed, Leaving, OpenTx, Settlement, Store, Tx } from '../store/port.js'
+import { withDeadline } from '../time/with-deadline.js'
 import { Attempt, leave, type Outcome, outcomeOf } from './attempt.js'
 
 export interface Handler {
@@ -444,8 +445,5 @@ function orAborted(returned: Promise<unknown>, attempt: Attempt): Promise<unknow
 
 /** An `apply` that does not return must not hold its lane forever; its transaction is ended. */
 function orLate<T>(applied: Promise<T>, ms: number): Promise<T> {
-  return new Promise((resolve, reject) => {
-    const timer = setTimeout(() => reject(new OperationAborted('timeout')), ms)
-    applied.then(resolve, reject).finally(() => clearTimeout(timer))
-  })
+  return withDeadline(applied, ms, () => Promise.reject(new OperationAborted('timeout')))
 }

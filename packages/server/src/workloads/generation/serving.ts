@@ -17,6 +17,7 @@ import {
   type StreamRecord,
   sendProblem,
   whenGone,
+  withDeadline,
 } from 'spillway/workload'
 import type { AppReply as Reply } from '../../app.js'
 import { releaseBody } from '../../traffic/buffers.js'
@@ -77,7 +78,7 @@ export class Serving {
     try {
       const first = delivery.next()
       if (early === null && delivery.entry.direct) {
-        const soon = await Promise.race([first, delay(headGraceMs, 'late' as const)])
+        const soon = await withDeadline(first, headGraceMs, () => 'late' as const)
         if (reply.raw.destroyed) return reply
         const failed = soon === 'late' ? null : failureAlone(soon)
         if (failed !== null) return await this.#sendFailure(reply, delivery, failed)
