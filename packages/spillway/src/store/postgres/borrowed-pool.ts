@@ -6,7 +6,7 @@
  * - The pool is never ended here, and nothing of ours listens to it after `end`.
  *
  *   asked ──the pool gives one──► borrowed ──► given back
- *     └──connectTimeoutMs are over──► fault; what the pool gives later goes to whoever waits then, or back at once
+ *     └──connectTimeoutMs are over──► fault; what the pool gives later goes to the next one that waits, or back at once
  */
 import type pg from 'pg'
 import { withDeadline } from '../../time/with-deadline.js'
