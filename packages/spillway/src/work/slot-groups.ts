@@ -122,6 +122,11 @@ export class SlotGroups {
     if (pulse.nextDueMs !== null) this.wakeIn(pulse.nextDueMs)
   }
 
+  /** No request waits for a slot any more. */
+  closeRooms(): void {
+    for (const { work } of this.#all) work.room.close()
+  }
+
   runningByType(): Record<string, number> {
     return Object.assign({}, ...this.#all.map(({ work }) => work.runningByType()))
   }
@@ -167,7 +172,7 @@ export class SlotGroups {
     const known = this.#all.flatMap(({ work }) => work.knownFences())
     const lanes = await this.#o.store.disown(this.#o.worker(), known)
     if (lanes === 0) return
-    this.#o.log.warn({ lanes }, 'gave back lanes whose claim was never answered')
+    this.#o.log.warn({ lanes }, 'returned the lanes of a claim whose answer was lost')
     this.wake()
   }
 

@@ -344,6 +344,21 @@ describe('lanes', () => {
     open.fire()
   })
 
+  it('are not the parallel operations, which are listed if their queue is asked for', async () => {
+    const intake = await b.intake({ work: false })
+    const place = orders(intake)
+    const mail = intake.define('mail.send', { body: Order, run: () => 1 })
+    for (let n = 0; n < 3; n++) await intake.submit(mail, { item: 'letter' }, later)
+    await intake.submit(place, { item: 'tea' }, later)
+    expect((await intake.lanes.list()).items).toMatchObject([{ queue: 'orders', partition: 'ann' }])
+    const first = await intake.lanes.list({ queue: 'mail.send', limit: 2 })
+    const second = await intake.lanes.list({ queue: 'mail.send', limit: 2, cursor: first.nextCursor })
+    const heads = [...first.items, ...second.items].map(({ depth, head }) => [depth, head.id])
+    const waiting = (await intake.tickets.list({ type: 'mail.send' })).items.map(({ id }) => id)
+    expect(heads).toEqual(waiting.toReversed().map((id) => [1, id]))
+    expect(second.nextCursor).toBeNull()
+  })
+
   it('are listed in pages, each once, whatever the order', async () => {
     const intake = await b.intake({ work: false })
     const place = orders(intake)

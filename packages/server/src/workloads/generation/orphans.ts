@@ -5,6 +5,9 @@
  *
  *   orphaned ──grace──► log has an end ──► noted          (Redis only: the store's own log notes it with the record)
  *                           └──► an end is written after the last record; a concurrent writer wins
+ *
+ * Not a task of the sweeps, which rest after each batch: clients wait for this end, and a slow log must not delay the
+ * removal of expired rows.
  */
 import { type EndKind, type Periodic, periodic, type StatusReport, type StreamEntry } from 'spillway/workload'
 import { keptFailure } from './delivery.js'
@@ -21,7 +24,7 @@ const loggedMax = 10
 
 export function endOrphans(deps: GenerationDeps): Periodic {
   return periodic(roundMs, () => (deps.intake.isReady ? endAll(deps) : undefined), {
-    onFault: (fault) => deps.log.warn({ err: fault }, 'could not end streams that nobody writes'),
+    onFault: (fault) => deps.log.warn({ err: fault }, 'could not end streams without a writer'),
   })
 }
 

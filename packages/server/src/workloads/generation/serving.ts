@@ -17,6 +17,7 @@ import {
   type StreamRecord,
   sendProblem,
   whenGone,
+  withDeadline,
 } from 'spillway/workload'
 import type { AppReply as Reply } from '../../app.js'
 import { releaseBody } from '../../traffic/buffers.js'
@@ -77,7 +78,7 @@ export class Serving {
     try {
       const first = delivery.next()
       if (early === null && delivery.entry.direct) {
-        const soon = await Promise.race([first, delay(headGraceMs, 'late' as const)])
+        const soon = await withDeadline(first, headGraceMs, () => 'late' as const)
         if (reply.raw.destroyed) return reply
         const failed = soon === 'late' ? null : failureAlone(soon)
         if (failed !== null) return await this.#sendFailure(reply, delivery, failed)
@@ -86,7 +87,7 @@ export class Serving {
       const head = { ...entry, id: admitted.id, replayed: admitted.replayed }
       const connection = early ?? this.#greet(head, 'started', format, reply)
       delivery.attach(connection)
-      if (isQueued) delivery.tellPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
+      if (isQueued) delivery.reportPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
       isStreaming = true
       this.#run(delivery, connection, letGo, first)
       return reply
@@ -100,7 +101,7 @@ export class Serving {
     delivery
       .stream(connection, first)
       .catch((fault: unknown) => {
-        this.#deps.log.error({ err: fault, stream: delivery.id }, 'a stream could not be brought to its client')
+        this.#deps.log.error({ err: fault, stream: delivery.id }, 'could not send a stream to its client')
         endWithFailure(connection, delivery.entry.format, failures.logAway)
       })
       .finally(letGo)

@@ -103,7 +103,7 @@ export class Watch {
     for (let from = 0; from < due.length; from += idsMax) {
       const some = due.slice(from, from + idsMax)
       const reports = await this.#deps.intake.tickets.statusOf(some.map(({ id }) => id))
-      for (const [i, delivery] of some.entries()) this.#tell(delivery, reports[i])
+      for (const [i, delivery] of some.entries()) this.#update(delivery, reports[i])
     }
   }
 
@@ -133,7 +133,7 @@ export class Watch {
     }
   }
 
-  #tell(delivery: Delivery, report: StatusReport | undefined): void {
+  #update(delivery: Delivery, report: StatusReport | undefined): void {
     const now = performance.now()
     const queuedMs = this.#deliveries.size > manyDeliveries ? lookMs.queuedMany : lookMs.queued
     // Slightly less than the time to the intended round, which may run early.
@@ -141,7 +141,7 @@ export class Watch {
     if (report === undefined) return
     switch (report.status) {
       case 'pending':
-        delivery.tellPosition(report.place ?? 0, Math.ceil((report.waitMs ?? 0) / 1_000))
+        delivery.reportPosition(report.place ?? 0, Math.ceil((report.waitMs ?? 0) / 1_000))
         return
       case 'processing':
         return
