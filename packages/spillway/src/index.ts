@@ -59,6 +59,7 @@ export type Intake = Pick<
   | 'submit'
   | 'submitAll'
   | 'enqueue'
+  | 'schedule'
   | 'cancel'
   | 'forgetKey'
   | 'statusOf'

@@ -77,7 +77,7 @@ export interface PendingItem {
   limited?: Readonly<Record<string, unknown>>
 }
 
-const submitRules: Record<keyof SubmitAllOptions, Rule> = {
+export const submitRules: Record<keyof SubmitAllOptions, Rule> = {
   identity: isText,
   idempotencyKey: (value) =>
     typeof value === 'string' && value !== '' && value.length <= limits.idempotencyKeyCharacters
