@@ -4,7 +4,7 @@ import { rename, rm, writeFile } from 'node:fs/promises'
 import { setTimeout as delay } from 'node:timers/promises'
 import { startEmbedded } from '../store/embedded-package.js'
 import { countSessions } from '../store/postgres/test-schema.js'
-import { addressFile } from './shared-server.js'
+import { type Address, addressFile } from './shared-server.js'
 
 const [dataDir = '', idle = ''] = process.argv.slice(2)
 const idleMs = Number(idle)
@@ -36,7 +36,8 @@ async function hold(): Promise<void> {
 
 /** Whole or not at all: others read it at any time. */
 async function announce(url: string): Promise<void> {
-  await writeFile(`${file}.new`, url, { mode: 0o600 })
+  const address: Address = { url, pid: process.pid }
+  await writeFile(`${file}.new`, JSON.stringify(address), { mode: 0o600 })
   await rename(`${file}.new`, file)
 }
 

@@ -2,7 +2,7 @@
  * One embedded PostgreSQL for all tests of this machine, whichever process asks first. It runs in a process of its own
  * (hold-server.ts), so that it outlives the test that started it, and ends by itself when nobody has used it for a while.
  *
- *   asked ──its address is written, and it answers──► in use
+ *   asked ──its address is written, it answers and has a holder──► in use
  *     └──else──► a holder is started ──it has the folder's lock──► writes the address
  *                                     └──another holder has it──► ends; the other one's address is used
  */
@@ -21,7 +21,12 @@ export interface SharedServerOptions {
   holder?: string
 }
 
-/** Where a holder writes the address; it is there while the server takes sessions. */
+/** What a holder writes, while its server takes sessions. */
+export interface Address {
+  url: string
+  /** Of the holder. A server without one would never end, so the next holder adopts it. */
+  pid: number
+}
 export const addressFile = (dataDir: string): string => join(dataDir, 'address')
 export const holderLog = (dataDir: string): string => join(dataDir, 'holder.log')
 
@@ -67,7 +72,7 @@ interface Holder {
 }
 
 function startHolder({ dataDir, idleMs = idleMsDefault, holder = holderFile }: SharedServerOptions): Holder {
-  const log = openSync(holderLog(dataDir), 'w', 0o600)
+  const log = openSync(holderLog(dataDir), 'a', 0o600)
   let child: ChildProcess
   try {
     child = spawn(process.execPath, [holder, dataDir, String(idleMs)], {
@@ -102,10 +107,19 @@ function startHolder({ dataDir, idleMs = idleMsDefault, holder = holderFile }: S
 
 async function readAddress(dataDir: string): Promise<string | null> {
   try {
-    const text = await readFile(addressFile(dataDir), 'utf8')
-    return text === '' ? null : text
+    const { url, pid }: Address = JSON.parse(await readFile(addressFile(dataDir), 'utf8'))
+    return isAlive(pid) ? url : null
   } catch (fault) {
     if ((fault as { code?: unknown }).code !== 'ENOENT') throw fault
     return null
+  }
+}
+
+function isAlive(pid: number): boolean {
+  try {
+    return process.kill(pid, 0)
+  } catch (fault) {
+    // EPERM: it is another user's.
+    return (fault as { code?: unknown }).code === 'EPERM'
   }
 }

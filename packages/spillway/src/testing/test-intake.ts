@@ -106,9 +106,11 @@ async function openOn(url: string, options: Omit<Partial<IntakeOptions>, 'store'
         const ms = millisecondsOf(by)
         // What was defined a moment ago is there from now on, not from then.
         await intake.catchUp()
-        await schema.advance(ms, intake.instance)
-        aheadMs += ms
-        await intake.catchUp()
+        await advance(schema, ms, async (step) => {
+          await schema.advance(step, intake.instance)
+          aheadMs += step
+          await intake.catchUp()
+        })
       },
       now: () => schema.now(),
     },
@@ -116,9 +118,9 @@ async function openOn(url: string, options: Omit<Partial<IntakeOptions>, 'store'
       await schema.empty()
       await intake.forgetAll()
     },
-    drain: (how = {}) => {
+    drain: async (how = {}) => {
       checkOptions('drain', how, { timeoutMs: wholeNumber(1, timerMsMax) })
-      return drained(intake, schema, how.timeoutMs ?? drainTimeoutMs)
+      await drained(intake, schema, how.timeoutMs ?? drainTimeoutMs)
     },
     close: () => {
       closing ??= intake.close().finally(() => schema.drop())
@@ -136,6 +138,21 @@ function millisecondsOf(by: unknown): number {
   throw new OptionError(
     `clock.advance: the time must be milliseconds, or a text like 90s, 1h or 2d, of at most 10 years; given: ${shown(by)}`,
   )
+}
+
+/** Stops at each due time of a schedule on the way: a jump over it would be a time in which nothing ran. */
+async function advance(schema: TestSchema, ms: number, step: (ms: number) => Promise<void>): Promise<void> {
+  let left = ms
+  for (;;) {
+    const dueMs = await schema.nextDueMs()
+    // One that is due and stays so, because it is refused, does not stop the time.
+    if (dueMs === null || dueMs <= 0 || dueMs > left) break
+    // Whole milliseconds, not before the due time.
+    const wholeMs = Math.ceil(dueMs)
+    await step(wholeMs)
+    left = Math.max(0, left - wholeMs)
+  }
+  await step(left)
 }
 
 async function drained(intake: WholeIntake, schema: TestSchema, timeoutMs: number): Promise<void> {

@@ -31,6 +31,8 @@ export interface TestSchema {
   /** Moves the clock. The lease of this process is moved with it; those of others are not. */
   advance(ms: number, worker: string): Promise<void>
   now(): Promise<Date>
+  /** The time until a schedule is due, in milliseconds; null if there is none. */
+  nextDueMs(): Promise<number | null>
   /** The first ones, in the order of acceptance. */
   unfinished(limit: number): Promise<Unfinished[]>
   drop(): Promise<void>
@@ -78,6 +80,15 @@ export async function makeTestSchema(url: string): Promise<TestSchema> {
     now: async () => {
       const { rows } = await ask(() => client.query<{ now: Date }>(`SELECT ${quoted}.clock() AS now`))
       return rows[0]?.now ?? new Date(Number.NaN)
+    },
+    nextDueMs: async () => {
+      const { rows } = await ask(() =>
+        client.query<{ ms: number | null }>(
+          `SELECT (extract(epoch FROM min(next_at) - ${quoted}.clock()) * 1000)::float8 AS ms FROM ${quoted}.schedules
+             WHERE next_at < 'infinity'`,
+        ),
+      )
+      return rows[0]?.ms ?? null
     },
     unfinished: async (limit) => (await ask(() => client.query<Unfinished>(unfinishedSql(quoted), [limit]))).rows,
     drop: async () => {
