@@ -169,7 +169,7 @@ describe('a test intake', () => {
     expect(fault).toMatch(/fails .*failing.*: to be retried, in \d+ s; attempt 1 of 4 failed: not yet/)
     void t.intake.submit(op, { n: 1 })
     await expect(t.drain({ timeoutMs: 200 })).rejects.toThrow(
-      /3 operations will finish not within 200 ms[^]*op .*lane.*: running/,
+      /3 operations will finish not within 200 ms[\s\S]*op .*lane.*: running/,
     )
     release.fire()
     await expect(t.drain({ timeout: 5 } as never)).rejects.toThrow('unknown option "timeout"')

@@ -5,6 +5,7 @@ import { acceptStatements } from './accept.js'
 import { type Database, openDatabase, type PostgresOptions } from './database.js'
 import { gateStatements } from './gates.js'
 import { coreSql } from './generated/sql.js'
+import { laneStatements } from './lanes.js'
 import { ledgerStatements } from './ledger.js'
 import { type Listener, listenOn, pollInstead } from './listen.js'
 import { migrate } from './migrate.js'
@@ -97,6 +98,7 @@ export function postgresStore(options: PostgresOptions) {
     ...statusStatements(db),
     ...deadLetterStatements(db),
     ...cancelStatements(db),
+    ...laneStatements(db),
     ...ledgerStatements(db),
     ...gateStatements(db),
     ...notices(options, db),
