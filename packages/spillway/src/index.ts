@@ -73,6 +73,7 @@ export type Intake = Pick<
   | 'read'
   | 'statements'
   | 'ledger'
+  | 'on'
   | 'onNotice'
   | 'pool'
   | 'instance'

@@ -41,6 +41,7 @@ import type { Answer } from './answer.js'
 import { DeadLetterCalls } from './dead-letters.js'
 import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
 import { Definitions } from './definitions.js'
+import { Events, type IntakeEvents, type IntakeListener } from './events.js'
 import { LaneCalls } from './lanes.js'
 import { answerMany, type Prepared } from './many.js'
 import { keyOfItem } from './operation-options.js'
@@ -97,12 +98,16 @@ export class Intake {
    * work, `release` for statements that end work, on connections that nothing else can use up.
    */
   readonly statements: { take: Tx['query']; release: Tx['query'] }
+  /** Where the ticket routes are mounted, if below a path of the host's own: for the `Location` of a 202. */
+  ticketPrefix = ''
   readonly #definitions: Definitions
   readonly #slotGroups: SlotGroups
   readonly #schedules: Schedules
   readonly #pools = new Map<string, PoolPermits>()
   readonly #accepting: Accepting
   readonly #registry: GateRegistry
+  /** Null until somebody listens. */
+  #events: Events | null = null
   readonly #notices = new Map<string, (text: string) => void>()
   readonly #missed = new Set<() => void>()
   #stopped: Promise<void> | undefined
@@ -142,11 +147,13 @@ export class Intake {
       ...{ store, metrics, log, waiters: this.waiters, directWaitMs: settings.directWaitMs },
       suspect: () => this.#slotGroups.suspect(),
       announce: () => this.presence.announce('ready'),
+      onRefused: (type, refusal) => this.#events?.refused(type, refusal),
     })
     this.presence = this.#makePresence()
     const shared = { store, settings, slotGroups: this.#slotGroups, accepting: this.#accepting }
     this.pipeline = new Pipeline({
       ...{ ...shared, log, metrics, answering, door: this.door, presence: this.presence, registry: this.#registry },
+      onApplied: (item, result) => this.#events?.applied(item, result),
     })
     this.#definitions = new Definitions({
       ...{ ...shared, pipeline: this.pipeline },
@@ -183,8 +190,9 @@ export class Intake {
         if (outcome !== 'lease_lost') metrics.operationRun.observe(runMs / 1_000)
       },
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
-      onSettled: (op) => {
+      onSettled: (op, outcome) => {
         this.waiters.hint(op.id)
+        this.#events?.settled(op, outcome)
         if (op.gate !== null) this.#definitions.freed(op.gate)
       },
       onLeft: () => this.presence.announce('ready'),
@@ -286,8 +294,11 @@ export class Intake {
     }
   }
 
-  /** The same for Express: `app.use(intake.expressTickets())`. All other requests go on to `next`. */
-  expressTickets(options?: TicketRoutesOptions): NodeHandler {
+  /**
+   * The same for Express: `app.use(intake.expressTickets())`. All other requests go on to `next`. Below a path, give it as
+   * `prefix` too: Express does not say it before the first request.
+   */
+  expressTickets(options?: TicketRoutesOptions & { prefix?: string }): NodeHandler {
     return expressTickets(this, options)
   }
 
@@ -492,6 +503,15 @@ export class Intake {
       await tx.rollback()
       throw fault
     }
+  }
+
+  /**
+   * Calls `listener` for each event of this process, after its commit: `completed`, `retried`, `failed`, `dead`, `refused`. An
+   * error of a listener is logged. Returns a function that ends it.
+   */
+  on<Name extends keyof IntakeEvents>(name: Name, listener: IntakeListener<Name>): () => void {
+    this.#events ??= new Events(this.log)
+    return this.#events.on(name, listener)
   }
 
   /**
