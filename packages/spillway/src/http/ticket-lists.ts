@@ -5,7 +5,7 @@ import type { Static } from 'typebox'
 import { isUuid } from '../core/ids.js'
 import type { TicketFilter } from '../store/port.js'
 import { ProblemError } from './faults.js'
-import { placeOf } from './pages.js'
+import { invalidCursor, placeOf } from './pages.js'
 import { refuse, type TicketContext } from './ticket-table.js'
 import type { Caller } from './viewer.js'
 
@@ -50,8 +50,4 @@ export function idOfCursor(cursor: string): string | null {
   return isUuid(id) ? id : null
 }
 
-export const badCursor = refuse({
-  code: 'invalid_request',
-  detail: 'The cursor is invalid.',
-  errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
-})
+export const badCursor = refuse(invalidCursor)

@@ -43,7 +43,9 @@ export const generation: Workload = {
     return {
       offers: { outputOf: logs.outputOf },
       checks: logs.checks,
-      routes: (add) => add.plugin(generationRoutes(deps, serving)),
+      async routes(add) {
+        for (const plugin of generationRoutes(deps, serving)) await add.plugin(plugin)
+      },
       start() {
         tasks = [...watch.start(), endOrphans(deps), periodic(showMs, show)]
         stopSweep = logs.startSweep()
