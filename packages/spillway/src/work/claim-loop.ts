@@ -105,6 +105,11 @@ export class ClaimLoop {
     return this.#running.size
   }
 
+  /** It claims from the queue. */
+  get isClaiming(): boolean {
+    return this.#claiming
+  }
+
   get freeSlots(): number {
     return this.#o.concurrency - this.#running.size - this.#reserved
   }

@@ -11,8 +11,8 @@ import {
 } from '@spillway/protocol/wire'
 import {
   type EndKind,
-  type OperationReport,
   type Problem,
+  type StatusReport,
   type StreamEntry,
   type StreamRecord,
   sendProblem,
@@ -129,7 +129,7 @@ export class Serving {
   async #isUnbegun(id: string): Promise<boolean> {
     const { intake, logs } = this.#deps
     // The order matters: an operation that has left the queue has its end in the log.
-    const [report] = await intake.statusOf([id])
+    const [report] = await intake.tickets.statusOf([id])
     const entry = await logs.registry.find(id)
     if (entry === null || entry.ended === 'unbegun') return entry !== null
     if (isUnfinished(report)) return false
@@ -252,7 +252,7 @@ export class Serving {
       return entry
     }
     // Its process died before opening it; an operation that ran and has no stream has expired.
-    const [report] = await intake.statusOf([id])
+    const [report] = await intake.tickets.statusOf([id])
     return isUnfinished(report) ? logs.open(stream, false) : null
   }
 
@@ -360,7 +360,7 @@ export async function findOpening({ logs, intake }: GenerationDeps, id: string):
   let entry = await logs.registry.find(id)
   for (const waitMs of openingMs) {
     if (entry !== null) break
-    const [report] = await intake.statusOf([id])
+    const [report] = await intake.tickets.statusOf([id])
     if (!isUnfinished(report)) return null
     await delay(waitMs)
     entry = await logs.registry.find(id)
@@ -368,7 +368,7 @@ export async function findOpening({ logs, intake }: GenerationDeps, id: string):
   return entry
 }
 
-function isUnfinished(report: OperationReport | undefined): boolean {
+function isUnfinished(report: StatusReport | undefined): boolean {
   return report?.status === 'pending' || report?.status === 'processing'
 }
 
