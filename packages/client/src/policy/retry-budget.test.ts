@@ -31,7 +31,7 @@ describe('a retry budget', () => {
     const { budget: own } = budget({ reserve: 1 })
     own.take()
     own.take()
-    own.giveBack()
+    own.refund()
     expect(own.take()).toBe(1_000)
   })
 })
