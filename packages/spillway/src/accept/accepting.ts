@@ -89,11 +89,9 @@ export class Accepting {
   }
 
   /** Inside the caller's own transaction: no flush, no waiting. */
-  async within(tx: Tx, item: AcceptItem, backlog: Backlog): Promise<Accepted> {
-    this.#fair.stamp([item])
-    const [accepted] = await this.#o.store.acceptWithin(tx, [item], this.#context(backlog))
-    if (accepted === undefined) throw new Error('the store gave no verdict')
-    return accepted
+  within(tx: Tx, items: readonly AcceptItem[], backlog: Backlog): Promise<Accepted[]> {
+    this.#fair.stamp(items)
+    return this.#o.store.acceptWithin(tx, items, this.#context(backlog))
   }
 
   /** Effects that are functions in the store, decided and written in the caller's own transaction. */
@@ -193,9 +191,11 @@ export class Accepting {
   /** What a flush needs besides its items. */
   #context({ load, concurrency }: Backlog, pendingMax?: number): AcceptContext {
     const { settings } = this.#o
+    const ahead = Math.max(0, load.depth - concurrency)
     return {
       worker: this.#o.worker(),
-      backlogMs: Math.min(backlogMsMax, load.drainMs(load.depth - concurrency) ?? 0),
+      backlogMs: Math.min(backlogMsMax, load.drainMs(ahead) ?? 0),
+      ahead,
       keyTtlMs: settings.idempotencyTtlMs,
       isFull: this.#o.depth() >= Math.min(settings.pendingMax, pendingMax ?? settings.pendingMax),
     }

@@ -115,6 +115,7 @@ export class BorrowedPool implements ConnectionSource {
         {},
         'a connection came back to the pool of postgres({ pool }) inside a transaction, and was closed: COMMIT or ROLLBACK before client.release()',
       )
+      client.on('error', ignore)
       release(true)
       this.#ask()
       return
@@ -130,7 +131,8 @@ export class BorrowedPool implements ConnectionSource {
     const giveBack: Release = (destroy) => {
       if (!isOut) return
       isOut = false
-      client.off('error', ignore)
+      // A connection that is closed may still report why it was lost.
+      if (destroy === undefined || destroy === false) client.off('error', ignore)
       release(destroy)
       this.#borrowed--
       if (this.#borrowed === 0) this.#onEmpty?.()
