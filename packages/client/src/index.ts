@@ -4,6 +4,7 @@ export type {
   AckStatus,
   DecideAnswer,
   DryRunResult,
+  LaneView,
   OperationStatus,
   OperationView,
   PetitionReceipt,

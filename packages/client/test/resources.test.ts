@@ -59,6 +59,17 @@ describe('operations', () => {
     expect(statuses.filter((status) => status === 'pending')).toHaveLength(1)
   })
 
+  it('are seen in their lanes, with the reason why they wait', async () => {
+    await client.lanes.pause({ queue: 'seen' })
+    const { operationId } = await client.operations.submit(order('seen'))
+    expect(await client.lanes.list({ queue: 'seen' })).toMatchObject({
+      items: [{ depth: 1, paused: true, head: { id: operationId }, waiting_because: 'the queue is paused' }],
+      next_cursor: null,
+    })
+    await client.lanes.resume({ queue: 'seen' })
+    expect(await client.operations.wait(operationId)).toMatchObject({ status: 'completed' })
+  })
+
   it('that failed are dead letters, which can be redriven and purged', async () => {
     const failed = await client.operations.submit(order('dead', '?fail=400'))
     const { items } = await client.deadLetters.list({ queue: 'dead' })

@@ -81,7 +81,7 @@ export async function polled(parts: Parts, id: string, { deadline, signal }: Res
     return view.processed_at === null ? null : view
   } catch (fault) {
     signal?.throwIfAborted()
-    parts.settings.logger.warn('what was queued could not be waited for', { id, error: textOf(fault) })
+    parts.settings.logger.warn('could not wait for a queued operation', { id, error: textOf(fault) })
     return null
   }
 }

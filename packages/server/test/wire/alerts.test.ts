@@ -231,7 +231,7 @@ describe('several processes', () => {
     a = await alertsBench()
     // The tables are there before the clock is changed.
     const heir = await a.reporter({ timing: { renewMs: 50 } })
-    await heir.intake.pauseType({ type: 'alerts.deliver' })
+    await heir.intake.lanes.pause({ type: 'alerts.deliver' })
     const program = fileURLToPath(new URL('../alerts-reporter-process.ts', import.meta.url))
     const child = spawn(process.execPath, ['--import', 'tsx', program, a.bench.url, a.receiver.origin], {
       stdio: ['ignore', 'pipe', 'inherit'],
@@ -243,7 +243,7 @@ describe('several processes', () => {
       await once(child, 'exit')
     }
     expect(a.notices()).toEqual([])
-    await heir.intake.resumeType({ type: 'alerts.deliver' })
+    await heir.intake.lanes.resume({ type: 'alerts.deliver' })
     expect(await a.received(1)).toMatchObject([{ status: 'firing', labels: { subject: 'killed' } }])
     await a.ahead('1 minute')
     expect((await a.received(2))[1]).toMatchObject({ status: 'resolved', labels: { subject: 'killed' } })

@@ -1,4 +1,5 @@
 /** Pages of lists: they end at a number of items or of bytes, whichever comes first, and have at least one item. */
+import { isUuid } from '../core/ids.js'
 import { jsonOf } from './carried-json.js'
 
 export interface PageBounds {
@@ -45,6 +46,12 @@ export function pageById<Row extends { id: string }, View>(
 export const cursorOf = (place: string): string => Buffer.from(place).toString('base64url')
 
 export const placeOf = (cursor: string): string => Buffer.from(cursor, 'base64url').toString()
+
+/** The id in a cursor of `pageById`; null: the cursor is invalid. */
+export function idOfCursor(cursor: string): string | null {
+  const id = placeOf(cursor)
+  return isUuid(id) ? id : null
+}
 
 /** For lists paged by offset: where the next page starts. */
 export interface Pagination {

@@ -8,12 +8,10 @@ import type { Server } from 'node:http'
 import { hostname } from 'node:os'
 import { keyOf } from '../accept/accept-item.js'
 import { Accepting } from '../accept/accepting.js'
-import { type LaneName, laneOf } from '../core/ids.js'
-import { type OperationReport, reportsOf } from '../core/operation-status.js'
 import { methods, OptionError, shown } from '../core/options.js'
 import type { IntakeLog, IntakeSettings } from '../core/settings.js'
 import { type ConnectionPool, connectionPool, type PoolOptions } from '../fleet/connection-pool.js'
-import { FleetNumbers } from '../fleet/fleet-numbers.js'
+import { FleetNumbers, freeSlots } from '../fleet/fleet-numbers.js'
 import { GateRegistry } from '../fleet/gate-registry.js'
 import { PoolPermits } from '../fleet/pool-permits.js'
 import { Presence } from '../fleet/presence.js'
@@ -36,12 +34,14 @@ import { ProcessPressure } from '../pressure/process-pressure.js'
 import type { CancelOutcome, Pulse, Store, Tx } from '../store/port.js'
 import { withDeadline } from '../time/with-deadline.js'
 import { cancelPatiently } from '../work/cancel.js'
-import { SlotGroups } from '../work/slot-groups.js'
+import { SlotGroups, type Slots } from '../work/slot-groups.js'
 import { Waiters } from '../work/waiters.js'
 import type { Admission, AdmissionOptions } from './admission.js'
 import type { Answer } from './answer.js'
+import { DeadLetterCalls } from './dead-letters.js'
 import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
 import { Definitions } from './definitions.js'
+import { LaneCalls } from './lanes.js'
 import { Pipeline } from './pipeline.js'
 import {
   type Bound,
@@ -51,6 +51,7 @@ import {
   type SubmitOptions,
   submissionOf,
 } from './submission.js'
+import { TicketCalls } from './tickets.js'
 import { Answering } from './verdict-to-answer.js'
 
 /** The time of `close` beyond `drainMs`. */
@@ -71,6 +72,12 @@ export class Intake {
   readonly sweeps: Sweeps
   readonly fleet = new FleetNumbers()
   readonly pipeline: Pipeline
+  /** Operations: read, wait for, cancel and retry them. */
+  readonly tickets = new TicketCalls(this)
+  /** Operations that failed for good: read, redrive and delete them. */
+  readonly deadLetters = new DeadLetterCalls(this)
+  /** Which lanes hold operations and why they wait; pause and resume them. */
+  readonly lanes = new LaneCalls(this)
   /** Witnessed events, hash-chained. */
   readonly ledger: Ledger
   /** Your own statement, on the connections for reads; it is its own transaction. */
@@ -351,7 +358,7 @@ export class Intake {
   }
 
   /**
-   * Like POST …/cancel: `cancelled` when it was queued, `asked` when it runs and its handler is asked to stop, `running`
+   * A step of `tickets.cancel`, for workloads: `cancelled` when it was queued, `asked` when it runs and its handler is asked to stop, `running`
    * when it cannot be stopped, `gone` when it is finished or unknown.
    */
   async cancel(id: string, why: string): Promise<CancelOutcome> {
@@ -366,16 +373,6 @@ export class Intake {
   /** Discards the stored outcome of this operation: its Idempotency-Key can be used as if for the first time. */
   forgetKey(definition: Definition, used: { identity: string; key: string; operationId: string }): Promise<void> {
     return this.store.forgetKey(keyOf(this.bound(definition).type, used.identity, used.key), used.operationId)
-  }
-
-  /** The status of operations; one statement for up to 2,000, cheap enough for each second. */
-  statusOf(ids: readonly string[]): Promise<OperationReport[]> {
-    return reportsOf(this.store, (type) => this.find(type)?.slots ?? this.#slotGroups.general, ids)
-  }
-
-  /** Unfinished operations of each lane. */
-  laneDepths(lanes: readonly LaneName[]): Promise<number[]> {
-    return this.store.laneDepths(lanes.map((lane) => laneOf(lane).id))
   }
 
   /**
@@ -393,16 +390,6 @@ export class Intake {
     const resumed = await this.store.unhalt(scope, tx)
     if (tx === undefined) await this.presence.beat()
     return resumed
-  }
-
-  /** Pauses operations of this type, on every instance, until `resumeType`: they are queued and wait. */
-  pauseType(definition: Definition): Promise<void> {
-    return this.store.pause('', this.bound(definition).type)
-  }
-
-  async resumeType(definition: Definition): Promise<void> {
-    await this.store.resume('', this.bound(definition).type)
-    this.wakeAll()
   }
 
   /** Releases capacity that `apply` definitions hold, in the transaction that removes their rows. */
@@ -456,6 +443,18 @@ export class Intake {
 
   find(type: string): Bound | undefined {
     return this.#definitions.find(type)
+  }
+
+  /** Where operations of a type run. */
+  slotsOf(type: string): Slots {
+    return this.find(type)?.slots ?? this.#slotGroups.general
+  }
+
+  /** Free for a type in all processes, as of their last heartbeats; null: none has reported that it runs the type. */
+  freeSlots(type: string): number | null {
+    const all = this.fleet.figure(freeSlots(type))
+    const own = this.#slotGroups.freeSlots(type)
+    return own === null ? all : Math.max(own, all ?? 0)
   }
 
   get typesWithIdentity(): string[] {

@@ -64,9 +64,12 @@ const rules: Record<keyof IntakeOptions, Rule> = {
 export async function openIntake(options: IntakeOptions): Promise<Intake> {
   checkOptions('createIntake', options, rules)
   const { store, log, metrics, waitForStore = true, connectTimeoutMs = connectTimeoutMsDefault, ...settings } = options
-  await loadTypebox()
+  const usableStore = await usable(store)
+  // Takes longer than connecting, which happens at the same time.
+  const loaded = loadTypebox()
+  loaded.catch(() => undefined)
   const intake = new Intake({
-    store: await usable(store),
+    store: usableStore,
     settings: { ...intakeDefaults, ...defined(settings) },
     log: log ?? stderrLog,
     metrics: metrics ?? createMetrics(),
@@ -76,6 +79,12 @@ export async function openIntake(options: IntakeOptions): Promise<Intake> {
     const started = intake.start()
     if (waitForStore === 'forever') await started
     else started.catch((fault: unknown) => intake.log.error({ err: fault }, 'the database cannot be used'))
+  }
+  try {
+    await loaded
+  } catch (fault) {
+    await intake.close()
+    throw fault
   }
   return intake
 }

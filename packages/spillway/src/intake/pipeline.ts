@@ -124,7 +124,7 @@ export class Pipeline {
     for (const gate of bound.gates) {
       if (gate.acquire === undefined) continue
       const outcome = await gate.acquire(request).catch((fault: unknown): Refusal => {
-        this.#o.log.warn({ err: fault, type: bound.type, gate: gate.kind }, 'a permit could not be taken')
+        this.#o.log.warn({ err: fault, type: bound.type, gate: gate.kind }, 'could not take a permit')
         return {
           code: 'store_unavailable',
           detail: 'The store did not answer. Nothing was accepted; try again later.',

@@ -247,3 +247,72 @@ describe('submit and enqueue', () => {
 })
 
 const quiet = { debug: run, info: run, warn: run, error: run }
+
+describe('tickets, dead letters and lanes', () => {
+  const id = '01890000-0000-7000-8000-000000000000'
+  const call = (which: 'tickets' | 'deadLetters' | 'lanes', name: string, ...given: unknown[]): unknown =>
+    (intake[which] as unknown as Record<string, (...args: unknown[]) => unknown>)[name]?.(...given)
+
+  it.each<[string, () => unknown, string]>([
+    ['no id', () => call('tickets', 'get', undefined), 'tickets.get: the id must be a text that is not empty'],
+    ['a name as definition', () => call('tickets', 'get', id, 'orders'), 'the definition must be what define returns'],
+    ['a time that is none', () => call('tickets', 'wait', id, { timeoutMs: -1 }), 'tickets.wait: timeoutMs must be'],
+    [
+      'a misspelt time',
+      () => call('tickets', 'wait', id, { timeout: 5 }),
+      'unknown option "timeout"; did you mean timeoutMs?',
+    ],
+    ['a reason that is none', () => call('tickets', 'cancel', id, { why: 7 }), 'tickets.cancel: why must be a text'],
+    ['a status', () => call('tickets', 'list', { status: 'done' }), 'status must be "pending" or "processing" or'],
+    ['an unknown filter', () => call('tickets', 'list', { lane: 'a' }), 'tickets.list: unknown option "lane"'],
+    ['a limit of 500', () => call('tickets', 'list', { limit: 500 }), 'limit must be a whole number from 1 to 200'],
+    [
+      'no point in time',
+      () => call('tickets', 'list', { from: 'soon' }),
+      "from must be a Date or an RFC 3339 text; given: 'soon'",
+    ],
+    [
+      'a foreign cursor',
+      () => call('tickets', 'list', { cursor: 'x' }),
+      'cursor must be nextCursor of the page before',
+    ],
+    [
+      'type and definition',
+      () => call('tickets', 'list', { type: 'a' }, { type: 'b' }),
+      'give a type or a definition, not both',
+    ],
+    [
+      'nothing to redrive',
+      () => call('deadLetters', 'redrive', {}),
+      'deadLetters.redrive: give either ids or a filter',
+    ],
+    ['both', () => call('deadLetters', 'purge', { ids: [id], filter: {} }), 'deadLetters.purge: give either ids or a'],
+    [
+      'ids with a limit',
+      () => call('deadLetters', 'redrive', { ids: [id], limit: 1 }),
+      'limit is for a filter, not for ids',
+    ],
+    ['one id', () => call('deadLetters', 'redrive', { ids: id }), 'ids must be a list of ids'],
+    ['a loose filter', () => call('deadLetters', 'purge', { queue: 'a' }), 'deadLetters.purge: unknown option "queue"'],
+    [
+      'a wrong filter',
+      () => call('deadLetters', 'purge', { filter: { status: 'failed' } }),
+      'filter: unknown option "status"',
+    ],
+    ['a lane as a text', () => call('lanes', 'pause', 'orders'), 'lanes.pause: the options must be an object'],
+    ['an empty queue', () => call('lanes', 'pause', { queue: '' }), 'queue must be a text that is not empty'],
+    [
+      'no queue',
+      () => call('lanes', 'resume', { partition: 'a' }),
+      'lanes.resume: give { queue }, { queue, partition } or',
+    ],
+    [
+      'a queue and a type',
+      () => call('lanes', 'pause', { queue: 'a', type: 'b' }),
+      'lanes.pause: give { queue }, { queue',
+    ],
+  ])('%s', async (_, mistake, message) => {
+    await expect((async () => mistake())()).rejects.toThrow(message)
+    await expect((async () => mistake())()).rejects.toThrow(expect.objectContaining({ code: 'invalid_option' }))
+  })
+})

@@ -165,7 +165,7 @@ describe('the lease of the process', () => {
     await eventually(() => (intake.presence.worker !== before ? true : undefined), 'the process to enlist again')
     expect(await b.finished(idOf(answer))).toMatchObject({ status: 'completed', attempts: 2, result: 1 })
     expect(await intake.submit(op, { lane: 'b', n: 2 }, { waitMs: 0 })).toMatchObject({ kind: 'queued' })
-    expect(b.logged.some((l) => l.level === 'error' && l.message.includes('declared this one dead'))).toBe(true)
+    expect(b.logged.some((l) => l.level === 'error' && l.message.includes('lease lost'))).toBe(true)
     expect(await b.audit()).toEqual([])
   })
 

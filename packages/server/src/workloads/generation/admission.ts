@@ -220,7 +220,7 @@ export class Admission {
   async #shortestLane(identity: string): Promise<string> {
     const name = identity.length <= identityCharactersMax ? identity : digestUuid(identity)
     const partitions = Array.from({ length: this.#deps.settings.poolPerUser }, (_, n) => `${name}#${n}`)
-    const depths = await this.#deps.intake.laneDepths(partitions.map((partition): LaneName => [queueName, partition]))
+    const depths = await this.#deps.intake.lanes.depths(partitions.map((partition): LaneName => [queueName, partition]))
     const least = Math.min(...depths)
     // Round robin among equals: concurrent requests see the same depths.
     const shortest = partitions.filter((_, n) => depths[n] === least)

@@ -314,7 +314,7 @@ class Attempted {
       await this.#deps.logs.registry.ended(this.#o.entry.key.id, kind)
     } catch (fault) {
       // The record has the end too; without this note the entry is only kept a little longer.
-      this.#deps.log.warn({ err: fault, stream: this.#o.entry.key.id }, 'the end of a stream could not be noted')
+      this.#deps.log.warn({ err: fault, stream: this.#o.entry.key.id }, 'could not record the end of a stream')
     }
     return written
   }

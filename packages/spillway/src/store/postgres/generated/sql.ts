@@ -450,7 +450,8 @@ BEGIN
   IF NOT v_may_lease AND NOT p_apply THEN
     v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
   ELSIF v_paused THEN
-    v_may_run := pause_check(v_queues, v_partitions, v_may_run, CASE WHEN p_apply THEN p_type[1] END);
+    v_may_run := pause_check(v_queues, v_partitions, v_may_run, ARRAY(
+      SELECT u.type FROM unnest(v_lane, v_rn, p_type) u(lane, rn, type) WHERE u.rn = 1 ORDER BY u.lane));
   END IF;
   l := lanes_append(v_lanes, v_queues, v_partitions, v_counts, v_may_run, p_apply, t);
   d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
@@ -1105,6 +1106,82 @@ END $$;
 `,
     },
     {
+      name: 'lanes-page',
+      sql: `-- A page of the lanes that hold operations, for operators.
+--
+-- In the order of the lanes' ids, which never change. It walks the queue's primary key from lane to lane, one probe
+-- each, so it reads neither empty lanes, of which there may be millions, nor the operations behind a lane's first. A
+-- walk over the lanes themselves would read the empty ones too, and an index by queue is one more write for each new
+-- lane.
+
+-- p_queue, p_patterns: only lanes of this queue, and of these (\`orders*\`: a prefix); NULL: all. It examines p_examined
+-- lanes at most. \`last\` is the last of them if they were all used up, so that there may be more behind it; else NULL.
+-- One row without an id if no lane fits.
+CREATE OR REPLACE FUNCTION lanes_page(
+  p_queue text, p_patterns text[], p_after uuid, p_limit int, p_examined int
+)
+RETURNS TABLE (
+  id uuid, queue text, partition text, depth bigint, paused_by text, ready boolean, label text, parked_for text,
+  due_at timestamptz, due_ms bigint, age_ms bigint, head uuid, type text, started boolean, attempts int,
+  max_attempts int, last uuid
+)
+  LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_lane uuid := coalesce(p_after, '00000000-0000-0000-0000-000000000000');
+  v_found uuid[] := '{}'; v_last uuid;
+  w record;
+BEGIN
+  FOR w IN
+    WITH RECURSIVE walk(lane, n) AS (
+      (SELECT o.lane, 1 FROM ops o WHERE o.lane > v_lane ORDER BY o.lane LIMIT 1)
+      UNION ALL
+      SELECT x.lane, p.n + 1 FROM walk p
+        CROSS JOIN LATERAL (SELECT o.lane FROM ops o WHERE o.lane > p.lane ORDER BY o.lane LIMIT 1) x
+        WHERE p.n < p_examined
+    )
+    SELECT k.lane, k.n, (p_queue IS NULL OR l.queue = p_queue) AND queue_matches(l.queue, p_patterns) AS fits
+    FROM walk k JOIN lanes l ON l.id = k.lane
+  LOOP
+    IF w.fits THEN v_found := v_found || w.lane; END IF;
+    IF w.n = p_examined THEN v_last := w.lane; END IF;
+    EXIT WHEN cardinality(v_found) = p_limit;
+  END LOOP;
+  RETURN QUERY
+  SELECT l.id, l.queue, l.partition, l.depth,
+    (SELECT CASE WHEN s.queue = '' THEN 'type' WHEN s.partition IS NULL THEN 'queue' ELSE 'partition' END FROM pauses s
+      WHERE CASE WHEN s.queue = '' THEN s.partition = o.type
+        ELSE s.queue = l.queue AND (s.partition IS NULL OR s.partition = l.partition) END
+      ORDER BY s.queue = '', s.partition NULLS FIRST LIMIT 1),
+    r.lane IS NOT NULL, CASE WHEN r.type <> o.type THEN r.type END, p.reason, nullif(p.until, 'infinity'),
+    (extract(epoch FROM nullif(p.until, 'infinity') - t) * 1000)::bigint,
+    greatest(0, extract(epoch FROM t - o.accepted_at) * 1000)::bigint, o.id, o.type, o.started_at IS NOT NULL,
+    o.attempts, o.max_attempts, v_last
+  FROM unnest(v_found) WITH ORDINALITY u(lane, i)
+  JOIN lanes l ON l.id = u.lane
+  CROSS JOIN LATERAL (SELECT x.* FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
+  LEFT JOIN parked p ON p.lane = l.id
+  LEFT JOIN ready r ON r.priority = o.priority AND r.stamp = o.stamp AND r.lane = l.id
+  ORDER BY u.i;
+  IF NOT FOUND THEN
+    last := v_last;
+    RETURN NEXT;
+  END IF;
+END $$;
+
+-- Is the queue one of these names, where \`orders*\` means a prefix? NULL: all are. The same as mayUseQueue of
+-- http/queue-names.ts.
+CREATE OR REPLACE FUNCTION queue_matches(p_queue text, p_patterns text[]) RETURNS boolean
+  LANGUAGE sql IMMUTABLE AS $$
+  SELECT p_patterns IS NULL OR EXISTS (SELECT FROM unnest(p_patterns) x(pattern)
+    WHERE CASE WHEN right(x.pattern, 1) = '*' THEN starts_with(p_queue, left(x.pattern, -1))
+      ELSE p_queue = x.pattern END)
+$$;
+`,
+    },
+    {
       name: 'lanes',
       sql: `-- Lanes: how items are appended to them, and where a lane waits: ready, or parked by a delay or a pause.
 --
@@ -1387,14 +1464,13 @@ BEGIN
   END LOOP;
 END $$;
 
--- A step of accept. Which lanes' first items may run now: not those that are paused. p_type: what is applied at once,
--- if the flush is applied; a pause of a type holds it back wherever it comes first.
-CREATE OR REPLACE FUNCTION pause_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_type text)
+-- A step of accept. Which lanes' first items may run now: not those that are paused. p_types: of these first items.
+CREATE OR REPLACE FUNCTION pause_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_types text[])
   RETURNS boolean[]
   LANGUAGE sql STABLE AS $$
-  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type
+  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = u.type
       ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
-  FROM unnest(p_queues, p_partitions, p_may_run) WITH ORDINALITY u(queue, partition, may_run, i)
+  FROM unnest(p_queues, p_partitions, p_may_run, p_types) WITH ORDINALITY u(queue, partition, may_run, type, i)
 $$;
 `,
     },
@@ -1402,19 +1478,18 @@ $$;
       name: 'permits',
       sql: `-- Permits of a pool, counted per process: a process that dies gives back what it held.
 
--- What a process gives back and takes of a pool's places, in this order. Of what it takes: 0 granted, 1 the identity
--- has all it may, 2 the pool is full. One row lock per pool makes it exact; places of processes that are gone do not
--- count.
--- p_seq grows with each call. A call whose answer was lost may have been carried out, or may come later yet: the next
--- one says with p_held what the process holds in truth, and the late one finds that it is late (NULL).
-CREATE OR REPLACE FUNCTION connections_change(
+-- Gives permits back, then takes permits. For each that it takes: 'granted', 'identity_full' or 'pool_full'. One row
+-- lock per pool makes it exact; permits of processes that are gone do not count.
+-- p_seq grows with each call. A call whose answer was lost may have run, or may still run: the next call lists in
+-- p_held all that the process holds, and the late call finds that it is late (NULL).
+CREATE OR REPLACE FUNCTION permits_change(
   p_worker uuid, p_pool text, p_seq bigint, p_held text[], p_counts int[], p_gives text[], p_takes text[],
   p_each int[], p_all int[]
-) RETURNS smallint[]
+) RETURNS text[]
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_out smallint[] := '{}'; v_total bigint; v_mine bigint; r record;
+  v_out text[] := '{}'; v_total bigint; v_mine bigint; r record;
 BEGIN
   INSERT INTO connection_pools (pool) VALUES (p_pool) ON CONFLICT DO NOTHING;
   PERFORM FROM connection_pools x WHERE x.pool = p_pool FOR UPDATE;
@@ -1442,18 +1517,30 @@ BEGIN
     SELECT coalesce(sum(c.held), 0) INTO v_mine FROM connections c JOIN workers w ON w.id = c.worker
       WHERE c.pool = p_pool AND c.identity = r.who;
     IF v_mine >= r.each_max THEN
-      v_out := v_out || 1::smallint;
+      v_out := v_out || 'identity_full'::text;
     ELSIF v_total >= r.all_max THEN
-      v_out := v_out || 2::smallint;
+      v_out := v_out || 'pool_full'::text;
     ELSE
       INSERT INTO connections AS c (pool, identity, worker, held) VALUES (p_pool, r.who, p_worker, 1)
         ON CONFLICT (pool, identity, worker) DO UPDATE SET held = c.held + 1;
       v_total := v_total + 1;
-      v_out := v_out || 0::smallint;
+      v_out := v_out || 'granted'::text;
     END IF;
   END LOOP;
   RETURN v_out;
 END $$;
+
+-- The name and the numbers that the release before (0.2.0) uses; to be removed after the next release.
+CREATE OR REPLACE FUNCTION connections_change(
+  p_worker uuid, p_pool text, p_seq bigint, p_held text[], p_counts int[], p_gives text[], p_takes text[],
+  p_each int[], p_all int[]
+) RETURNS smallint[]
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT CASE WHEN o.outcomes IS NOT NULL THEN ARRAY(
+      SELECT (array_position(ARRAY['granted', 'identity_full', 'pool_full'], u.outcome) - 1)::smallint
+      FROM unnest(o.outcomes) WITH ORDINALITY u(outcome, i) ORDER BY u.i) END
+    FROM permits_change(p_worker, p_pool, p_seq, p_held, p_counts, p_gives, p_takes, p_each, p_all) o(outcomes)
+$$;
 `,
     },
     {

@@ -77,7 +77,8 @@ BEGIN
   IF NOT v_may_lease AND NOT p_apply THEN
     v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
   ELSIF v_paused THEN
-    v_may_run := pause_check(v_queues, v_partitions, v_may_run, CASE WHEN p_apply THEN p_type[1] END);
+    v_may_run := pause_check(v_queues, v_partitions, v_may_run, ARRAY(
+      SELECT u.type FROM unnest(v_lane, v_rn, p_type) u(lane, rn, type) WHERE u.rn = 1 ORDER BY u.lane));
   END IF;
   l := lanes_append(v_lanes, v_queues, v_partitions, v_counts, v_may_run, p_apply, t);
   d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,

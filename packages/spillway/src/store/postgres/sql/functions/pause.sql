@@ -46,12 +46,11 @@ BEGIN
   END LOOP;
 END $$;
 
--- A step of accept. Which lanes' first items may run now: not those that are paused. p_type: what is applied at once,
--- if the flush is applied; a pause of a type holds it back wherever it comes first.
-CREATE OR REPLACE FUNCTION pause_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_type text)
+-- A step of accept. Which lanes' first items may run now: not those that are paused. p_types: of these first items.
+CREATE OR REPLACE FUNCTION pause_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_types text[])
   RETURNS boolean[]
   LANGUAGE sql STABLE AS $$
-  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type
+  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = u.type
       ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
-  FROM unnest(p_queues, p_partitions, p_may_run) WITH ORDINALITY u(queue, partition, may_run, i)
+  FROM unnest(p_queues, p_partitions, p_may_run, p_types) WITH ORDINALITY u(queue, partition, may_run, type, i)
 $$;
