@@ -61,7 +61,11 @@ function functionsOf(lines) {
   for (let i = 0; i < lines.length; i++) {
     const name = /^CREATE (?:OR REPLACE )?FUNCTION (\w+)/.exec(lines[i])?.[1]
     if (name === undefined) continue
-    const quotes = (end) => lines.slice(i, end + 1).join('\n').split('$$').length - 1
+    const quotes = (end) =>
+      lines
+        .slice(i, end + 1)
+        .join('\n')
+        .split('$$').length - 1
     let end = i
     while (end < lines.length && quotes(end) < 2) end++
     functions.push({ name, line: i + 1, length: end - i + 1 })

@@ -1,4 +1,4 @@
-import { limits } from '@spillway/protocol/wire'
+import { defaultPartition, limits } from '@spillway/protocol/wire'
 import { digestUuid, type LaneName, laneOf, newOperationId } from '../core/ids.js'
 import { check, type Rule } from '../core/options.js'
 import type { BoundGate, GateRequest, RateTier } from '../gates/gate.js'
@@ -29,7 +29,12 @@ export function buildItem(
 ): { item: AcceptItem; tiers: RateTier[] } | Refusal {
   const { options, type } = bound
   const { body, request, identity } = submission
-  const lane = laneOf(options.lane === undefined ? type : laneName(type, options.lane(body, request)))
+  const id = newOperationId()
+  // Parallel: a lane of its own.
+  const lane =
+    options.lane === undefined
+      ? { id, queue: type, partition: defaultPartition }
+      : laneOf(laneName(type, options.lane(body, request)))
   if (!isName(lane.queue) || !isName(lane.partition)) {
     return {
       code: 'invalid_request',
@@ -48,7 +53,7 @@ export function buildItem(
   return {
     tiers: exact.tiers,
     item: {
-      id: newOperationId(),
+      id,
       lane: lane.id,
       queue: lane.queue,
       partition: lane.partition,

@@ -101,6 +101,7 @@ function mounted<Body, Result>(
         request,
         ...(key.key !== undefined && { idempotencyKey: key.key }),
         respondAsync: preferences.respondAsync,
+        leaving: () => gone('work'),
         ...(waitSeconds !== undefined && { waitMs: waitSeconds * 1_000, signal: gone('wait') }),
       }
       return encode(await submit(submission, gone), preferences)
@@ -129,7 +130,7 @@ function entrance(pipeline: Pipeline, bound: BoundGates): Mount['enter'] {
     const gateRequest = gateRequestOf(identity, request)
     const refusal =
       pipeline.refuseEarly(bound, gateRequest) ??
-      (request.headers.prefer === undefined ? pipeline.refuseBusy(bound) : null)
+      (request.headers.prefer === undefined ? pipeline.refuseBusy(bound, identity) : null)
     if (refusal !== null) return refused(refusal)
     const entered = (permits: readonly Permit[]): Entry => {
       const exit = pipeline.enter()

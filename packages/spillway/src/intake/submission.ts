@@ -43,6 +43,8 @@ export interface Submission<Body = unknown> {
   /** Wait this long for a queued one, then answer as if it had run now. 0: run it now, and answer with its ticket at once. */
   waitMs?: number
   signal?: AbortSignal
+  /** A signal that fires when the caller leaves; made only if it waits for a slot. */
+  leaving?: () => AbortSignal
 }
 
 export type ParsedBody = { ok: true; value: unknown } | { ok: false; problem: Rejection }

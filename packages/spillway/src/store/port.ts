@@ -30,6 +30,7 @@ export interface RateCheck {
 
 export interface AcceptItem {
   id: string
+  /** The operation's own id if it is parallel. */
   lane: string
   queue: string
   partition: string
@@ -145,6 +146,8 @@ export interface AcceptContext {
   worker: string
   /** The time that all lanes together are behind, for estimating waits. */
   backlogMs: number
+  /** How many operations wait for the same slots: the place of a parallel one. Default 0. */
+  ahead?: number
   keyTtlMs: number
   /** The limit on waiting operations is reached: an item that would have to wait is refused. For applied items. */
   isFull?: boolean
@@ -331,6 +334,8 @@ export interface OperationReportRow {
   /** Milliseconds per operation of its lane; null when it has no history, or no longer waits. */
   paceMs: number | null
   error: string | null
+  /** It waits for a slot alone, and its place is among all that do. */
+  isParallel: boolean
 }
 
 /** A lane that holds operations, with its first one. */

@@ -96,6 +96,7 @@ export class LaneRunner {
   readonly #counts = new Map<string, number>()
   readonly #applies = new Map<Handler, Flush<Group, boolean>>()
   #runMs: number
+  #hasRun = false
 
   /** `runMs`: the assumed run time before the first run. */
   constructor(options: LaneRunOptions, runMs: number) {
@@ -107,6 +108,11 @@ export class LaneRunner {
   /** Moving average of an operation's run time. */
   get runMs(): number {
     return this.#runMs
+  }
+
+  /** Whether something has run, so that `runMs` is more than an assumption. */
+  get hasRun(): boolean {
+    return this.#hasRun
   }
 
   /** Operations that run here now, per type. */
@@ -221,6 +227,7 @@ export class LaneRunner {
           : outcome.kind
     const runMs = this.#now() - startedAt
     this.#runMs += (runMs - this.#runMs) * 0.05
+    this.#hasRun = true
     if (counted !== null) this.#o.onAttempt(op.type, counted, runMs)
   }
 

@@ -122,6 +122,11 @@ export class SlotGroups {
     if (pulse.nextDueMs !== null) this.wakeIn(pulse.nextDueMs)
   }
 
+  /** No request waits for a slot any more. */
+  closeRooms(): void {
+    for (const { work } of this.#all) work.room.close()
+  }
+
   runningByType(): Record<string, number> {
     return Object.assign({}, ...this.#all.map(({ work }) => work.runningByType()))
   }

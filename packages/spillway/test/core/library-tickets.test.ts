@@ -25,9 +25,9 @@ const idOf = (answer: Answer): string => {
 function orders(intake: Intake, name = 'orders.place', options: object = {}): Definition<Order, Shipped> {
   return intake.define(name, {
     body: Order,
-    lane: ({ customer = 'ann' }) => ['orders', customer],
+    lane: ({ customer = 'ann' }: Order) => ['orders', customer],
     maxRetries: 0,
-    run: ({ item }): Shipped => {
+    run: ({ item }: Order): Shipped => {
       if (item === 'bad') throw new FailOperation('out of stock')
       return { shipped: item }
     },

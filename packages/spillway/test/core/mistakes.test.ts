@@ -65,6 +65,21 @@ describe('define', () => {
     ['a lane as a text', () => define({ run, lane: 'orders' }), "lane must be a function; given: 'orders'"],
     ['an unknown way to be busy', () => define({ run, whenBusy: 'drop' }), 'whenBusy must be "queue" or "refuse"'],
     [
+      'a wait without an end',
+      () => define({ run, whenBusy: { wait: '1s' } }),
+      'whenBusy must be an object { wait, then }: wait is milliseconds from 0 to 10000, or a text like 500ms',
+    ],
+    [
+      'a wait of a minute',
+      () => define({ run, whenBusy: { wait: '1m', then: 'queue' } }),
+      'whenBusy must be an object { wait, then }: wait is milliseconds from 0 to 10000',
+    ],
+    [
+      'a wait of rows',
+      () => define({ apply: run, whenBusy: { wait: 5, then: 'queue' } }),
+      'whenBusy must be "queue" or "refuse"',
+    ],
+    [
       'back-off that shrinks',
       () => define({ run, retry: { baseMs: 9, maxMs: 1 } }),
       'retry must be an object { baseMs',

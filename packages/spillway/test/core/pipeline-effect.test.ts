@@ -114,7 +114,7 @@ describe('an effect in the database', () => {
     expect(results(answers)).toEqual(answers.map((_, n) => (n + 20) * 10))
     // Heartbeats go on meanwhile, on a connection of their own.
     expect(statements.filter((text) => !/\.pulse\(|pg_notify/.test(text))).toEqual([
-      expect.stringMatching(/\.accept\(.*public\.note\(.*\.keys_applied\(/s),
+      expect.stringMatching(/\.accept_flush\(.*public\.note\(.*\.keys_applied\(/s),
     ])
     expect(await calls()).toHaveLength(2)
   })

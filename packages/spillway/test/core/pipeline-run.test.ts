@@ -252,6 +252,7 @@ describe('cancelling', () => {
     const ran: number[] = []
     const op = intake.define('op', {
       body: Body,
+      lane: () => 'one',
       run: async (body) => {
         await release.promise
         ran.push(body.n)

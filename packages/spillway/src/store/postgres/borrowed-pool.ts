@@ -6,7 +6,7 @@
  * - The pool is never ended here, and nothing of ours listens to it after `end`.
  *
  *   asked ──the pool gives one──► borrowed ──► given back
- *     └──connectTimeoutMs are over──► fault; what the pool gives later goes to whoever waits then, or back at once
+ *     └──connectTimeoutMs are over──► fault; what the pool gives later goes to the next one that waits, or back at once
  */
 import type pg from 'pg'
 import { withDeadline } from '../../time/with-deadline.js'
@@ -115,6 +115,7 @@ export class BorrowedPool implements ConnectionSource {
         {},
         'a connection came back to the pool of postgres({ pool }) inside a transaction, and was closed: COMMIT or ROLLBACK before client.release()',
       )
+      client.on('error', ignore)
       release(true)
       this.#ask()
       return
@@ -130,7 +131,8 @@ export class BorrowedPool implements ConnectionSource {
     const giveBack: Release = (destroy) => {
       if (!isOut) return
       isOut = false
-      client.off('error', ignore)
+      // A connection that is closed may still report why it was lost.
+      if (destroy === undefined || destroy === false) client.off('error', ignore)
       release(destroy)
       this.#borrowed--
       if (this.#borrowed === 0) this.#onEmpty?.()

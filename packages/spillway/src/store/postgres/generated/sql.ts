@@ -367,11 +367,18 @@ UPDATE rates x SET span_ms = (x.win - 1) * 60000::bigint,
     SELECT sum(u.n) OVER (ORDER BY u.i)::bigint AS n, u.i FROM unnest(x.counts) WITH ORDINALITY u(n, i)) b);
 `,
     },
+    {
+      id: '0005-parallel',
+      sql: `-- Parallel operations: each is a lane of its own, whose id is the operation's. Such a lane holds one operation in its
+-- life, and goes with it, in the same transaction: there is no empty one for the sweep to find.
+ALTER TABLE lanes ADD COLUMN alone boolean NOT NULL DEFAULT false;
+`,
+    },
   ],
   functions: [
     {
       name: 'accept',
-      sql: `-- accept: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted, in
+      sql: `-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted, in
 -- one transaction. The steps are in the files of what they decide; they run in the lock order (tables/0001-core.sql).
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
@@ -390,7 +397,7 @@ UPDATE rates x SET span_ms = (x.win - 1) * 60000::bigint,
 -- calling it. Counting the items per lane here, instead of in the caller, made a flush of 64 cost 8% more (per rate
 -- key: 3%), so p_counts, p_may_run, p_rn and p_rate_asked are passed for the case that nothing is refused. A step is
 -- called as an expression (r := step(…)), not in a FROM clause, which costs 10 µs more.
-CREATE OR REPLACE FUNCTION accept(
+CREATE OR REPLACE FUNCTION accept_flush(
   p_worker uuid, p_part smallint, p_apply boolean,
   -- Each lane once, by id, and what each item brings; p_lane is the number of its lane, p_rn its number in the lane.
   p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[],
@@ -405,6 +412,8 @@ CREATE OR REPLACE FUNCTION accept(
   p_rate_ix int[], p_rate_item int[],
   -- Nothing more may wait; which items are one request.
   p_full boolean, p_batch int[],
+  -- Which lanes are one parallel operation's (empty: none is), and how many operations wait for the same slots.
+  p_alone boolean[], p_ahead bigint,
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
   OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
@@ -417,6 +426,7 @@ DECLARE
   v_decided text[];
   v_lanes uuid[] := p_lanes; v_queues text[] := p_queues; v_partitions text[] := p_partitions;
   v_counts bigint[] := p_counts; v_may_run boolean[] := p_may_run; v_lane int[] := p_lane; v_rn bigint[] := p_rn;
+  v_alone boolean[] := p_alone;
   v_may_lease boolean := false; v_paused boolean;
   k record; g record; n record; l record; d record;
 BEGIN
@@ -445,19 +455,21 @@ BEGIN
     n := lanes_count(p_lanes, p_queues, p_partitions, p_lane, p_reason, v_decided);
     v_lanes := n.ids; v_queues := n.queues; v_partitions := n.partitions; v_counts := n.counts; v_may_run := n.may_run;
     v_lane := n.lane; v_rn := n.rn;
+    IF cardinality(p_alone) > 0 THEN v_alone := lanes_pick(p_alone, p_lanes, v_lanes); END IF;
   END IF;
   v_paused := EXISTS (SELECT FROM pauses);
   IF NOT v_may_lease AND NOT p_apply THEN
     v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
   ELSIF v_paused THEN
-    v_may_run := pause_check(v_queues, v_partitions, v_may_run, ARRAY(
+    v_may_run := pauses_check(v_queues, v_partitions, v_may_run, ARRAY(
       SELECT u.type FROM unnest(v_lane, v_rn, p_type) u(lane, rn, type) WHERE u.rn = 1 ORDER BY u.lane));
   END IF;
-  l := lanes_append(v_lanes, v_queues, v_partitions, v_counts, v_may_run, p_apply, t);
+  l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, p_apply, t);
   d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
     p_delay_ms, p_reason, p_pace_ms, v_decided, v_counts, l.tails, l.depths, l.running, l.paces, l.blocked);
-  verdicts := d.verdicts; seqs := d.seqs; places := d.places; waits_ms := d.waits_ms; reasons := d.reasons;
-  stamps := d.stamps;
+  verdicts := d.verdicts; seqs := d.seqs; waits_ms := d.waits_ms; reasons := d.reasons; stamps := d.stamps;
+  places := CASE WHEN p_ahead > 0 AND true = ANY (v_alone) THEN places_alone(d.places, v_lane, v_alone, p_ahead)
+    ELSE d.places END;
 
   INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
       max_attempts, timeout_ms, trace, idem, gate)
@@ -477,6 +489,27 @@ BEGIN
   IF cardinality(p_keys) > 0 THEN PERFORM idempotency_answer(p_keys, verdicts, places, waits_ms, reasons); END IF;
   PERFORM tally_accepted(p_worker, p_part, p_type, verdicts, d.accepted);
 END $$;
+
+-- The same for release 0.2.0, which knows no parallel operations.
+CREATE OR REPLACE FUNCTION accept(
+  p_worker uuid, p_part smallint, p_apply boolean,
+  p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[],
+  p_lane int[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[],
+  p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts int[], p_timeout_ms int[], p_trace text[],
+  p_reason text[], p_pace_ms real[], p_backlog_ms bigint,
+  p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[],
+  p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
+  p_rate_ix int[], p_rate_item int[], p_full boolean, p_batch int[],
+  OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
+  OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
+  OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint
+)
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT * FROM accept_flush(p_worker, p_part, p_apply, p_lanes, p_queues, p_partitions, p_counts, p_may_run, p_lane,
+    p_rn, p_id, p_type, p_priority, p_stamp, p_lead, p_identity, p_payload, p_delay_ms, p_max_attempts, p_timeout_ms,
+    p_trace, p_reason, p_pace_ms, p_backlog_ms, p_keys, p_requests, p_key_ttl_ms, p_gates, p_halts, p_rate_key,
+    p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix, p_rate_item, p_full, p_batch, '{}', 0)
+$$;
 `,
     },
     {
@@ -528,6 +561,8 @@ CREATE OR REPLACE FUNCTION audit() RETURNS TABLE (fault text)
     WHERE (ops > 0) <> (places = 1) AND NOT (ops = 0 AND places = 0)
   UNION ALL SELECT format('lane %s has sequences %s..%s outside %s..%s', id, first, last, head, tail) FROM counted
     WHERE first <= head OR last > tail
+  UNION ALL SELECT format('lane %s of a parallel operation is empty, or has another one', l.id) FROM lanes l
+    WHERE l.alone AND NOT EXISTS (SELECT FROM ops o WHERE o.lane = l.id AND o.id = l.id)
   UNION ALL SELECT format('operation %s has no lane', o.id) FROM ops o
     WHERE NOT EXISTS (SELECT FROM lanes l WHERE l.id = o.lane)
   UNION ALL SELECT format('lane %s waits without being known', p.lane) FROM places p
@@ -613,7 +648,7 @@ BEGIN
   IF v_where <> 'leased' AND f.seq = o.seq THEN
     DELETE FROM ready x WHERE x.ctid = v_at AND v_where = 'ready';
     DELETE FROM parked x WHERE x.lane = o.lane AND v_where = 'parked';
-    IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); END IF;
+    IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); ELSE PERFORM lanes_drop(ARRAY[o.lane]); END IF;
   END IF;
   IF o.idem IS NOT NULL THEN
     UPDATE idempotency d SET answer = json_build_object('v', 'cancelled')
@@ -1214,20 +1249,27 @@ BEGIN
 END $$;
 
 -- Appends to the lanes, in id order: sequences are given here, under the lane's lock. p_may_run: an empty lane starts
--- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run.
-CREATE OR REPLACE FUNCTION lanes_append(
-  p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_apply boolean,
-  p_at timestamptz,
+-- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run. p_alone: the lane is
+-- one parallel operation's (empty: none is). What is parallel and applied at once needs no lane.
+CREATE OR REPLACE FUNCTION lanes_take(
+  p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_alone boolean[],
+  p_apply boolean, p_at timestamptz,
   OUT tails bigint[], OUT depths bigint[], OUT running int[], OUT paces real[], OUT blocked bigint[]
 )
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
+  IF p_apply AND true = ALL (p_alone || p_may_run) AND cardinality(p_alone) = cardinality(p_ids) THEN
+    tails := p_counts; depths := array_fill(0::bigint, ARRAY[cardinality(p_ids)]);
+    running := array_fill(0, ARRAY[cardinality(p_ids)]); paces := array_fill(-1::real, ARRAY[cardinality(p_ids)]);
+    RETURN;
+  END IF;
   WITH up AS (
-    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at)
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at, alone)
     SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.may_run THEN u.n ELSE 0 END, u.n,
-      CASE WHEN p_apply AND u.may_run THEN 0 ELSE u.n END, NOT p_apply AND u.may_run, p_at, p_at + interval '1 hour'
-    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run) u(id, queue, partition, n, may_run)
+      CASE WHEN p_apply AND u.may_run THEN 0 ELSE u.n END, NOT p_apply AND u.may_run, p_at, p_at + interval '1 hour',
+      coalesce(u.alone, false)
+    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run, p_alone) u(id, queue, partition, n, may_run, alone)
     ON CONFLICT (id) DO UPDATE SET
       tail = l.tail + excluded.tail,
       -- excluded.head says that these may be applied at once.
@@ -1244,7 +1286,20 @@ BEGIN
   SELECT array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1)),
       array_agg(up.blocked_ms)
     INTO tails, depths, running, paces, blocked FROM up;
+  IF p_apply AND cardinality(p_alone) > 0 THEN PERFORM lanes_drop(p_ids); END IF;
 END $$;
+
+-- What was given per lane of p_from, for the lanes of p_to.
+CREATE OR REPLACE FUNCTION lanes_pick(p_given boolean[], p_from uuid[], p_to uuid[]) RETURNS boolean[]
+  LANGUAGE sql IMMUTABLE AS $$
+  SELECT array_agg(p_given[array_position(p_from, u.id)] ORDER BY u.i) FROM unnest(p_to) WITH ORDINALITY u(id, i)
+$$;
+
+-- Removes the lanes of parallel operations that have left. The caller holds their locks.
+CREATE OR REPLACE FUNCTION lanes_drop(p_ids uuid[]) RETURNS void
+  LANGUAGE sql AS $$
+  DELETE FROM lanes l WHERE l.id = ANY (p_ids) AND l.alone AND l.depth = 0
+$$;
 
 -- Puts the lanes that were empty where they belong. They were empty, so no operation in them is suspected of a crash.
 CREATE OR REPLACE FUNCTION lanes_ready(
@@ -1465,7 +1520,7 @@ BEGIN
 END $$;
 
 -- A step of accept. Which lanes' first items may run now: not those that are paused. p_types: of these first items.
-CREATE OR REPLACE FUNCTION pause_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_types text[])
+CREATE OR REPLACE FUNCTION pauses_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_types text[])
   RETURNS boolean[]
   LANGUAGE sql STABLE AS $$
   SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = u.type
@@ -1775,6 +1830,7 @@ BEGIN
     g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
   FROM gone g JOIN lanes l ON l.id = g.lane;
   UPDATE lanes l SET head = greatest(l.head, p_seq), depth = l.depth - 1, moved_at = t WHERE l.id = p_lane;
+  PERFORM lanes_drop(ARRAY[p_lane]);
 END $$;
 
 -- Gives back the lanes of leases that end without a settlement. p_charge: did a process die over them?
@@ -1920,8 +1976,8 @@ BEGIN
         CONTINUE;
       END IF;
     END IF;
-    INSERT INTO lanes AS l (id, queue, partition, tail, depth, moved_at, sweep_at)
-      VALUES (d.lane, d.queue, d.partition, 1, 1, t, t + interval '1 hour')
+    INSERT INTO lanes AS l (id, queue, partition, tail, depth, moved_at, sweep_at, alone)
+      VALUES (d.lane, d.queue, d.partition, 1, 1, t, t + interval '1 hour', d.lane = d.id)
       ON CONFLICT (id) DO UPDATE SET tail = l.tail + 1, depth = l.depth + 1,
         moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
       RETURNING l.depth, l.tail INTO v_depth, v_tail;
@@ -2017,7 +2073,7 @@ BEGIN
 
   IF cardinality(r_key) > 0 THEN PERFORM idempotency_settle(r_lane, r_seq, r_key, r_answer); END IF;
   IF cardinality(p_gates) > 0 THEN PERFORM gates_release(p_gates, p_gate_counts); END IF;
-  l := lanes_advance(s_lane, s_head, s_left, t);
+  l := lanes_move(s_lane, s_head, s_left, t);
   IF 0 <= ANY (s_retry_ms) THEN PERFORM ops_retry(s_lane, s_head, s_retry_ms, s_retry_error, v_leave, t); END IF;
   IF l.has_more THEN
     PERFORM lanes_release(s_lane, s_release, s_retry_ms, l.queues, l.partitions, l.heads, l.depths, l.careful, v_leave,
@@ -2035,6 +2091,7 @@ BEGIN
     RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x)
       USING ERRCODE = 'XX000';
   END IF;
+  IF l.has_alone THEN PERFORM lanes_drop(s_lane); END IF;
   PERFORM leases_shrink(s_fence, s_lane, v_release);
   FOR i IN 1 .. cardinality(p_types) LOOP
     PERFORM tally(p_worker, p_part, p_types[i], - p_type_counts[i]);
@@ -2070,10 +2127,10 @@ END $$;
 
 -- Moves the lanes on, in id order (p_lanes is sorted, and the results are in its order). A statement of its own: what
 -- is read of them from here on stays so until we commit.
-CREATE OR REPLACE FUNCTION lanes_advance(
+CREATE OR REPLACE FUNCTION lanes_move(
   p_lanes uuid[], p_heads bigint[], p_left bigint[], p_at timestamptz,
   OUT queues text[], OUT partitions text[], OUT heads bigint[], OUT depths bigint[], OUT careful boolean[],
-  OUT has_more boolean, OUT has_emptied boolean
+  OUT has_more boolean, OUT has_emptied boolean, OUT has_alone boolean
 )
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -2087,11 +2144,11 @@ BEGIN
           * least(date_part('epoch', p_at - l.moved_at) * 1000 / u.gone, 3.6e6) END
     FROM unnest(p_lanes, p_heads, p_left) u(lane, head, gone)
     WHERE l.id = u.lane
-    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful
+    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful, l.alone
   )
   SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
-      bool_or(m.depth > 0), bool_or(m.depth = 0)
-    INTO queues, partitions, heads, depths, careful, has_more, has_emptied FROM moved m;
+      bool_or(m.depth > 0), bool_or(m.depth = 0), bool_or(m.alone)
+    INTO queues, partitions, heads, depths, careful, has_more, has_emptied, has_alone FROM moved m;
 END $$;
 
 -- An operation that failed and is retried keeps its place.
@@ -2722,6 +2779,14 @@ BEGIN
       u(lane, rn, priority, stamp, lead, delay_ms, reason, pace_ms, decided)
   ) x;
 END $$;
+
+-- Nothing is before a parallel operation in its lane, so its place is among all that wait for the same slots.
+CREATE OR REPLACE FUNCTION places_alone(p_places bigint[], p_lane int[], p_alone boolean[], p_ahead bigint)
+  RETURNS bigint[]
+  LANGUAGE sql IMMUTABLE AS $$
+  SELECT array_agg(CASE WHEN p_alone[u.lane] THEN p_ahead + u.lane - 1 ELSE u.place END)
+  FROM unnest(p_places, p_lane) u(place, lane)
+$$;
 `,
     },
   ],

@@ -47,7 +47,7 @@ BEGIN
 END $$;
 
 -- A step of accept. Which lanes' first items may run now: not those that are paused. p_types: of these first items.
-CREATE OR REPLACE FUNCTION pause_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_types text[])
+CREATE OR REPLACE FUNCTION pauses_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_types text[])
   RETURNS boolean[]
   LANGUAGE sql STABLE AS $$
   SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = u.type
