@@ -8,7 +8,7 @@ import type { Server } from 'node:http'
 import { hostname } from 'node:os'
 import { keyOf } from '../accept/accept-item.js'
 import { Accepting } from '../accept/accepting.js'
-import { methods, OptionError, shown } from '../core/options.js'
+import { OptionError } from '../core/options.js'
 import type { IntakeLog, IntakeSettings } from '../core/settings.js'
 import { type ConnectionPool, connectionPool, type PoolOptions } from '../fleet/connection-pool.js'
 import { FleetNumbers, freeSlots } from '../fleet/fleet-numbers.js'
@@ -42,14 +42,23 @@ import { DeadLetterCalls } from './dead-letters.js'
 import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
 import { Definitions } from './definitions.js'
 import { LaneCalls } from './lanes.js'
+import { answerMany, type Prepared } from './many.js'
+import { keyOfItem } from './operation-options.js'
+import { within } from './own-transaction.js'
 import { Pipeline } from './pipeline.js'
 import {
   type Bound,
+  checkEnqueueOptions,
+  checkMany,
   checkSubmitOptions,
+  type EnqueueManyOptions,
+  type EnqueueOptions,
   type Submission,
   type SubmitAllOptions,
+  type SubmitManyOptions,
   type SubmitOptions,
   submissionOf,
+  submissionsOf,
 } from './submission.js'
 import { TicketCalls } from './tickets.js'
 import { Answering } from './verdict-to-answer.js'
@@ -281,7 +290,7 @@ export class Intake {
     const { pipeline } = this
     const bound = this.bound(definition)
     checkSubmitOptions('submit', options)
-    const submission = submissionOf(body, options)
+    const submission = submissionOf('submit', body, options)
     const gate = { identity: submission.identity, clientAddress: 'local' }
     const refusal = pipeline.refuseEarly(bound, gate)
     if (refusal !== null) return { kind: 'refused', refusal }
@@ -293,6 +302,59 @@ export class Intake {
     } finally {
       for (const permit of permits) permit.release()
     }
+  }
+
+  /**
+   * Many operations in one call, each with an answer of its own, in this order: up to 10,000, written 500 at a time. Nobody
+   * waits for their runs: those of a `run` definition are queued, and their answers are tickets; those of an `apply`
+   * definition are applied at once where their lane is empty. A body that is not valid is refused by itself. Each option is
+   * for all of them, or a function: `submitMany(place, orders, { idempotencyKey: (order) => order.number })`.
+   */
+  async submitMany<Body, Result>(
+    definition: Definition<Body, Result>,
+    bodies: readonly Body[],
+    options: SubmitManyOptions<Body> = {},
+  ): Promise<Answer<Result>[]> {
+    const { pipeline } = this
+    const bound = this.bound(definition)
+    checkMany('submitMany', bodies, options)
+    const submissions = submissionsOf('submitMany', bodies, options, bound.options.run !== undefined)
+    const answers = await answerMany(submissions, {
+      call: 'submitMany',
+      enter: async (identity) => {
+        const gate = { identity, clientAddress: 'local' }
+        return pipeline.refuseEarly(bound, gate) ?? pipeline.acquire(bound, gate)
+      },
+      prepare: (submission) => this.#prepare(bound, submission),
+      write: (prepared) => pipeline.submitMany(bound, prepared),
+    })
+    return answers as Answer<Result>[]
+  }
+
+  /** The same in a transaction of yours: they are queued if and when that commits. All are queued, as by `enqueue`. */
+  async enqueueMany<Body>(
+    definition: Definition<Body>,
+    bodies: readonly Body[],
+    options: EnqueueManyOptions<Body>,
+  ): Promise<Answer[]> {
+    const { pipeline } = this
+    const bound = this.bound(definition)
+    checkMany('enqueueMany', bodies, options, true)
+    this.#requireOpen('enqueueMany')
+    const submissions = submissionsOf('enqueueMany', bodies, options, true)
+    return within('enqueueMany', options.tx, (tx) =>
+      answerMany(submissions, {
+        call: 'enqueueMany',
+        enter: () => Promise.resolve([]),
+        prepare: (submission) => this.#prepare(bound, submission),
+        write: (prepared) => pipeline.enqueue(bound, prepared, tx),
+      }),
+    )
+  }
+
+  async #prepare(bound: Bound, submission: Submission): Promise<Prepared | Extract<Answer, { kind: 'refused' }>> {
+    const valid = await validated(bound, submission)
+    return 'kind' in valid ? valid : this.pipeline.prepare(bound, valid)
   }
 
   /**
@@ -308,53 +370,35 @@ export class Intake {
   ): Promise<Answer[]> {
     const bound = this.bound(definition)
     checkSubmitOptions('submitAll', options)
+    const { idempotencyKey: key, texts } = options
     const valid: Submission[] = []
     for (const [i, body] of bodies.entries()) {
-      const one = await validated(bound, submissionOf(body, options, options.texts?.[i]))
+      // Each has its own key, made from the request's key.
+      const own = { ...options, ...(key !== undefined && { idempotencyKey: keyOfItem(key, i) }) }
+      const one = await validated(bound, submissionOf('submitAll', body, own, texts?.[i]))
       if ('kind' in one) return bodies.map(() => one)
       valid.push(one)
     }
-    const texts = valid.flatMap(({ text }) => text ?? [])
-    return this.submitAllValid(
-      definition,
-      valid.map(({ body }) => body as Body),
-      { ...options, texts },
-      tx,
-    )
-  }
-
-  /** The same for bodies that the caller has validated, or made itself. */
-  submitAllValid<Body>(
-    definition: Definition<Body>,
-    bodies: readonly Body[],
-    options: SubmitAllOptions = {},
-    tx?: Tx,
-  ): Promise<Answer[]> {
-    const { idempotencyKey: key, texts } = options
-    // Each has its own key, made from the request's key.
-    const submissions = bodies.map((body, i) =>
-      submissionOf(body, { ...options, ...(key !== undefined && { idempotencyKey: `${key}\0${i}` }) }, texts?.[i]),
-    )
-    return this.pipeline.submitAll(this.bound(definition), submissions, tx)
+    return this.pipeline.submitAll(bound, valid, tx)
   }
 
   /**
-   * Inside your own PostgreSQL transaction (`client` is a node-postgres client): it is queued if and when that commits. The
-   * body is validated as by `submit`; look at the answer before you commit.
+   * Inside your own PostgreSQL transaction: `enqueue(place, order, { tx: client })`, with a node-postgres client. It is queued
+   * if and when that commits. The body is validated as by `submit`; look at the answer before you commit.
    */
-  async enqueue<Body>(
-    definition: Definition<Body>,
-    body: Body,
-    client: Tx,
-    options: SubmitOptions = {},
-  ): Promise<Answer> {
+  async enqueue<Body>(definition: Definition<Body>, body: Body, options: EnqueueOptions): Promise<Answer> {
     const bound = this.bound(definition)
-    checkSubmitOptions('enqueue', options)
-    if (this.#isEnded) throw new OptionError('enqueue: this intake is closed; enqueue before close() is called')
-    const valid = await validated(bound, submissionOf(body, options))
-    if ('kind' in valid) return valid
-    await requireTransaction(client)
-    return this.pipeline.enqueue(bound, valid, client)
+    checkEnqueueOptions('enqueue', options)
+    this.#requireOpen('enqueue')
+    const prepared = await this.#prepare(bound, { ...submissionOf('enqueue', body, options), respondAsync: true })
+    if ('kind' in prepared) return prepared
+    const [answer] = await within('enqueue', options.tx, (tx) => this.pipeline.enqueue(bound, [prepared], tx))
+    if (answer === undefined) throw new Error('the store gave no verdict')
+    return answer
+  }
+
+  #requireOpen(call: string): void {
+    if (this.#isEnded) throw new OptionError(`${call}: this intake is closed; call it before close()`)
   }
 
   /**
@@ -586,26 +630,4 @@ function textOf(type: string, body: unknown): string {
   } catch (fault) {
     throw new OptionError(`a body of ${type} cannot be stored as JSON: ${(fault as Error).message}`, { cause: fault })
   }
-}
-
-/** Outside a transaction the operation would be queued whatever becomes of the caller's rows. */
-async function requireTransaction(client: Tx): Promise<void> {
-  const wanted = 'enqueue: the third argument must be a node-postgres client inside a transaction'
-  const given: unknown = client
-  // A transaction of the intake.
-  if (methods('query', 'commit', 'rollback')(given) === null) return
-  if (methods('query')(given) !== null) throw new OptionError(`${wanted}; given: ${shown(given)}`)
-  if (methods('connect', 'on')(given) === null && 'totalCount' in (given as object)) {
-    throw new OptionError(`${wanted}; given: a Pool. Take a client with pool.connect(), and BEGIN on it`)
-  }
-  const status = (given as { getTransactionStatus?: () => unknown }).getTransactionStatus
-  if (status !== undefined) {
-    if (status.call(given) === 'I') throw new OptionError(`${wanted}; this client is in none. Call BEGIN first`)
-    return
-  }
-  // Older drivers do not know. A savepoint is possible inside a transaction only.
-  await client.query('SAVEPOINT spillway; RELEASE SAVEPOINT spillway').catch((fault: unknown) => {
-    if ((fault as { code?: unknown }).code !== '25P01') throw fault
-    throw new OptionError(`${wanted}; this client is in none. Call BEGIN first`, { cause: fault })
-  })
 }

@@ -16,6 +16,7 @@ import type { SlotGroups } from '../work/slot-groups.js'
 import type { RoomEnd } from '../work/waiting-room.js'
 import type { AdmissionAnswer, BoundAdmission } from './admission.js'
 import type { Answer } from './answer.js'
+import { type Prepared, refused } from './many.js'
 import { allSlotsTaken, queueFull, type Refusal, rateStatus, refusals, refusedBy, storeAwayRetryMs } from './refusal.js'
 import type { Bound, BoundGates, PendingItem, Submission } from './submission.js'
 import type { Answering } from './verdict-to-answer.js'
@@ -284,19 +285,50 @@ export class Pipeline {
     return { kind: 'admitted', ...(rate && { rate }) }
   }
 
-  /** Inside the caller's own PostgreSQL transaction: the operation exists if and when that commits. */
-  async enqueue(bound: Bound, submission: Submission, tx: Tx): Promise<Answer> {
+  /** The row of a submission that nobody waits for. `apply` may still be done at once. */
+  prepare(bound: Bound, submission: Submission): Prepared | Extract<Answer, { kind: 'refused' }> {
+    const later = submission.respondAsync === true
+    const busy = !later && this.busy > this.#o.settings.busyQueueAbove
+    if (busy && bound.options.whenBusy === 'refuse') {
+      return refused(this.refuse(bound.type, allSlotsTaken(bound.slots.work.runMs)))
+    }
+    const now = !later && !busy
+    const made = buildItem(bound, submission, { busy, now, paceMs: bound.slots.load.paceMs(bound.type) })
+    if ('code' in made) return refused(this.refuse(bound.type, made))
+    return { submission, pending: { item: made.item, body: submission.body, tiers: made.tiers } }
+  }
+
+  /** Up to a flush of them, each decided by itself. */
+  async submitMany(bound: Bound, prepared: readonly Prepared[]): Promise<readonly Answer[]> {
+    const full = this.#unready() ?? this.#full(bound) ?? (await this.#unregistered())
+    if (full !== null) return prepared.map(() => refused(this.refuse(bound.type, full)))
+    const { answering } = this.#o
+    const answers = prepared.map(async ({ submission, pending }): Promise<Answer> => {
+      let accepted: Accepted
+      try {
+        const [first] = await bound.flush.submit([pending])
+        accepted = first ?? noVerdict()
+      } catch (fault) {
+        return refused(answering.storeFault(bound.type, fault, pending.item))
+      }
+      const answer = await answering.answer(bound, submission, pending, accepted)
+      bound.options.onAnswer?.(answer, submission)
+      return answer
+    })
+    return Promise.all(answers)
+  }
+
+  /** Inside the caller's own PostgreSQL transaction: the operations exist if and when that commits. */
+  async enqueue(bound: Bound, prepared: readonly Prepared[], tx: Tx): Promise<readonly Answer[]> {
     const full = (await this.#unregistered()) ?? this.#full(bound)
-    if (full !== null) return { kind: 'refused', refusal: this.refuse(bound.type, full) }
-    const made = buildItem(
-      bound,
-      { ...submission, respondAsync: true },
-      { busy: false, now: false, paceMs: bound.slots.load.paceMs(bound.type) },
+    if (full !== null) return prepared.map(() => refused(this.refuse(bound.type, full)))
+    const items = prepared.map(({ pending }) => pending.item)
+    const accepted = await this.#o.accepting.within(tx, items, bound.slots)
+    return Promise.all(
+      prepared.map(({ submission, pending }, i) =>
+        this.#o.answering.answer(bound, submission, pending, accepted[i] ?? noVerdict()),
+      ),
     )
-    if ('code' in made) return { kind: 'refused', refusal: this.refuse(bound.type, made) }
-    const { item, tiers } = made
-    const accepted = await this.#o.accepting.within(tx, item, bound.slots)
-    return this.#o.answering.answer(bound, submission, { item, body: submission.body, tiers }, accepted)
   }
 
   #unready(): Refusal | null {
