@@ -61,6 +61,7 @@ export type Intake = Pick<
   | 'submitMany'
   | 'enqueue'
   | 'enqueueMany'
+  | 'schedule'
   | 'tickets'
   | 'deadLetters'
   | 'lanes'

@@ -150,7 +150,7 @@ class Sender {
     const budgetMs = fault.code === 'throttled' ? 0 : (this.#budget?.take() ?? 0)
     const delayMs = Math.max(ownMs, budgetMs)
     if (delayMs < leftMs) return delayMs
-    this.#budget?.giveBack()
+    this.#budget?.refund()
     return null
   }
 

@@ -47,6 +47,7 @@ import { answerMany, type Prepared } from './many.js'
 import { keyOfItem } from './operation-options.js'
 import { within } from './own-transaction.js'
 import { Pipeline } from './pipeline.js'
+import { type ScheduleBody, type ScheduleOptions, Schedules } from './schedules.js'
 import {
   type Bound,
   checkEnqueueOptions,
@@ -101,6 +102,7 @@ export class Intake {
   ticketPrefix = ''
   readonly #definitions: Definitions
   readonly #slotGroups: SlotGroups
+  readonly #schedules: Schedules
   readonly #pools = new Map<string, PoolPermits>()
   readonly #accepting: Accepting
   readonly #registry: GateRegistry
@@ -113,7 +115,15 @@ export class Intake {
   /** Nothing runs any more. Handlers that finish during `close` may still enqueue. */
   #isEnded = false
 
-  constructor(options: { store: Store; settings: IntakeSettings; log: IntakeLog; metrics: Metrics; door?: Door }) {
+  constructor(options: {
+    store: Store
+    settings: IntakeSettings
+    log: IntakeLog
+    metrics: Metrics
+    door?: Door
+    /** Monotonic milliseconds, of the gates. Default: this process's. */
+    now?: () => number
+  }) {
     const { store, settings, log, metrics } = options
     this.store = store
     this.settings = settings
@@ -152,8 +162,10 @@ export class Intake {
         registerCapacity: (name, limit, resumeBelow) =>
           this.#registry.add(name, () => store.registerGate(name, limit, resumeBelow)),
         takeConnection: (pool, identity, limits) => this.permitsOf(pool).take(identity, limits),
+        now: options.now ?? (() => performance.now()),
       },
     })
+    this.#schedules = this.#makeSchedules()
     this.sweeps = queueSweeps(store, settings.retentionMs, { isReady: () => this.isReady, metrics, log })
   }
 
@@ -199,6 +211,7 @@ export class Intake {
       afterPulse: async () => {
         await this.#registry.register()
         await slotGroups.lookAfter()
+        await this.#schedules.look()
       },
       onLost: () => slotGroups.loseAll(),
       onReady: async () => {
@@ -212,6 +225,16 @@ export class Intake {
         else slotGroups.wake()
       },
       missed: this.#missed,
+    })
+  }
+
+  #makeSchedules(): Schedules {
+    const { store, log } = this
+    return new Schedules({
+      ...{ store, log },
+      isDraining: () => this.isDraining,
+      checkBody: (call, definition, body, options) => requireValid(call, this.bound(definition), body, options),
+      enqueue: (definition, body, tx, options) => this.enqueue(definition, body, { ...options, tx }),
     })
   }
 
@@ -431,6 +454,23 @@ export class Intake {
   }
 
   /**
+   * Recurring work: one operation per due time over all processes, also when they crash or their clocks differ. `cron` has five
+   * fields, or six with seconds first. `body` may be a function of the due time. A schedule runs while any process defines it.
+   *
+   *   intake.schedule('0 3 * * *', cleanUp, {}, { timezone: 'Europe/Berlin', missed: 'once' })
+   */
+  schedule<Body>(
+    cron: string,
+    definition: Definition<Body>,
+    body: ScheduleBody<NoInfer<Body>>,
+    options: ScheduleOptions = {},
+  ): void {
+    if (this.#closed !== undefined) throw new OptionError('schedule: this intake is closed')
+    this.bound(definition)
+    this.#schedules.add(cron, definition, body, options)
+  }
+
+  /**
    * Refuses every operation with the `halt` gate of this scope (default `system`), on every instance, until `resume`. With
    * `tx`: if and when that commits. False when it was halted already.
    */
@@ -499,6 +539,28 @@ export class Intake {
   /** Reads the shared state (gates, halts) now, instead of within a second. */
   refresh(): Promise<void> {
     return this.presence.beat()
+  }
+
+  /** Something is under way: a request, a write, or a run. */
+  get isBusy(): boolean {
+    const running = Object.values(this.#slotGroups.runningByType()).some((n) => n > 0)
+    return running || this.pipeline.inFlight > 0 || this.#accepting.oldestMs > 0
+  }
+
+  /** For tests that have moved the store's clock: this process knows what the store does when it resolves. */
+  async catchUp(): Promise<void> {
+    // A heartbeat and its tasks may be under way, and have seen the time before.
+    await this.presence.beatAfter()
+    await this.presence.beatAfter()
+    this.#slotGroups.wake()
+  }
+
+  /** For tests that have emptied the store: what this process has and knows of it is void. */
+  async forgetAll(): Promise<void> {
+    this.#slotGroups.loseAll()
+    this.#definitions.forget()
+    this.#schedules.forget()
+    await this.catchUp()
   }
 
   bound(definition: Definition): Bound {
@@ -642,6 +704,15 @@ async function validated(
   const parsed = parsing instanceof Promise ? await parsing : parsing
   if (!parsed.ok) return { kind: 'refused', refusal: { ...parsed.problem, gate: 'body' } }
   return { ...submission, body: parsed.value, text }
+}
+
+/** For a body that is submitted later: a check that is asynchronous waits until then. */
+function requireValid(call: string, bound: Bound, body: unknown, options: SubmitOptions): void {
+  const parsed = bound.parse(JSON.parse(textOf(bound.type, body)), submissionOf(call, body, options).request)
+  if (parsed instanceof Promise || parsed.ok) return
+  const { detail, errors = [] } = parsed.problem
+  const places = errors.map(({ path, message }) => `${path || '/'}: ${message}`)
+  throw new OptionError(`${call}: the body is not valid for ${bound.type}: ${[detail, ...places].join('; ')}`)
 }
 
 function textOf(type: string, body: unknown): string {

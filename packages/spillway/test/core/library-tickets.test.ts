@@ -242,7 +242,7 @@ describe('lanes', () => {
   const laneNames = (items: readonly { partition: string }[]): string[] =>
     items.map(({ partition }) => partition).sort()
 
-  it('say how much waits in each, since when, and that nobody runs it', async () => {
+  it('report how much waits in each, since when, and that no process runs it', async () => {
     const intake = await b.intake({ work: false })
     const place = orders(intake)
     const ids: string[] = []
