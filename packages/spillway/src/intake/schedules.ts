@@ -116,8 +116,7 @@ export class Schedules {
     for (const schedule of fresh) {
       const { name, cron, timezone, definition, times } = schedule
       const next = times.nextRun(new Date(Math.max(nowMs, lastMs[name] ?? 0)))
-      await this.#o.store.putSchedule({ name, cron, timezone, type: definition.type, next })
-      schedule.isRegistered = true
+      schedule.isRegistered = await this.#o.store.putSchedule({ name, cron, timezone, type: definition.type, next })
     }
   }
 

@@ -16,16 +16,17 @@ export function scheduleStatements({ s, on, value }: Database) {
       if (row === undefined) throw new Error('the store gave no time')
       return { nowMs: row.now, lastMs: row.last }
     },
-    /** `next` is null if it is never due. */
+    /** `next` is null if it is never due. False: another process has it just now, and nothing was changed. */
     putSchedule: async (schedule: {
       name: string
       cron: string
       timezone: string
       type: string
       next: Date | null
-    }): Promise<void> => {
+    }): Promise<boolean> => {
       const { name, cron, timezone, type, next } = schedule
-      await on.settle(`SELECT ${s}.schedule_put($1, $2, $3, $4, $5)`, [name, cron, timezone, type, timeOf(next)])
+      const values = [name, cron, timezone, type, timeOf(next)]
+      return (await value<boolean>(on.settle, `${s}.schedule_put($1, $2, $3, $4, $5)`, values)) === true
     },
     dueSchedules: async (names: readonly string[]): Promise<string[]> => {
       const { rows } = await on.reads<{ name: string }>(
