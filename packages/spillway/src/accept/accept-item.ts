@@ -1,6 +1,6 @@
 import { defaultPartition, limits } from '@spillway/protocol/wire'
-import { digestUuid, type LaneName, laneOf, newOperationId } from '../core/ids.js'
-import { check, type Rule } from '../core/options.js'
+import { digestUuid, isLaneName, type LaneName, laneOf, newOperationId } from '../core/ids.js'
+import { check } from '../core/options.js'
 import type { BoundGate, GateRequest, RateTier } from '../gates/gate.js'
 import { defaults, type IntakeRequest } from '../intake/define.js'
 import { checkReturned, type numberRules } from '../intake/define-rules.js'
@@ -29,12 +29,11 @@ export function buildItem(
 ): { item: AcceptItem; tiers: RateTier[] } | Refusal {
   const { options, type } = bound
   const { body, request, identity } = submission
+  const { own } = submission
   const id = newOperationId()
-  // Parallel: a lane of its own.
-  const lane =
-    options.lane === undefined
-      ? { id, queue: type, partition: defaultPartition }
-      : laneOf(laneName(type, options.lane(body, request)))
+  const name = own?.lane ?? (options.lane === undefined ? undefined : laneName(type, options.lane(body, request)))
+  // Without a name it is parallel: a lane of its own.
+  const lane = name === undefined ? { id, queue: type, partition: defaultPartition } : laneOf(name)
   if (!isName(lane.queue) || !isName(lane.partition)) {
     return {
       code: 'invalid_request',
@@ -42,7 +41,8 @@ export function buildItem(
       gate: 'lane',
     }
   }
-  const delayMs = options.delayMs === undefined ? 0 : returned(type, 'delayMs', Math.round(options.delayMs(body)))
+  const delayMs =
+    own?.delayMs ?? (options.delayMs === undefined ? 0 : returned(type, 'delayMs', Math.round(options.delayMs(body))))
   const requested = submission.respondAsync === true || delayMs > 0
   // The caller gets a ticket whatever happens, so the key stores the ticket at accept time.
   const isTicket = options.run !== undefined && submission.waitMs === 0
@@ -58,12 +58,12 @@ export function buildItem(
       queue: lane.queue,
       partition: lane.partition,
       type,
-      priority: numberFor(bound, body, 'priority'),
+      priority: own?.priority ?? numberFor(bound, body, 'priority'),
       identity,
       payload,
       delayMs,
-      maxAttempts: numberFor(bound, body, 'maxRetries') + 1,
-      timeoutMs: numberFor(bound, body, 'timeoutMs'),
+      maxAttempts: (own?.maxRetries ?? numberFor(bound, body, 'maxRetries')) + 1,
+      timeoutMs: own?.timeoutMs ?? numberFor(bound, body, 'timeoutMs'),
       traceparent: request.traceparent,
       execute: load.now && delayMs === 0,
       reason: requested ? 'requested' : load.busy ? 'system_busy' : isTicket && load.now ? 'still_running' : '',
@@ -98,11 +98,6 @@ function returned(type: string, name: keyof typeof numberRules, value: number): 
 function laneName(type: string, lane: unknown): LaneName {
   check(`the operation type ${type}`, 'what lane returns', lane, isLaneName)
   return lane as LaneName
-}
-
-const isLaneName: Rule = (lane) => {
-  const names = Array.isArray(lane) && lane.length === 2 ? lane : [lane]
-  return names.every((name) => typeof name === 'string') ? null : 'a queue name, or [queue, partition]'
 }
 
 /** What the store has to check for these gates. */

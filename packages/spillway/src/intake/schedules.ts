@@ -14,10 +14,12 @@ import type { IntakeLog } from '../core/settings.js'
 import type { OpenTx, Store } from '../store/port.js'
 import type { Answer } from './answer.js'
 import type { Definition } from './define.js'
-import { type SubmitOptions, submitRules } from './submission.js'
+import { type OperationOptions, operationRules } from './operation-options.js'
+import { type SubmitOptions, traceparentRule } from './submission.js'
 
 export interface ScheduleOptions
-  extends Omit<SubmitOptions, 'idempotencyKey' | 'keyedOn' | 'respondAsync' | 'waitMs' | 'signal'> {
+  extends Omit<OperationOptions, 'idempotencyKey' | 'keyedOn' | 'delay' | 'runAt'>,
+    Pick<SubmitOptions, 'traceparent'> {
   /** Over all processes. Two schedules of one type need names. Default: the operation's type. */
   name?: string
   /** A name of the IANA database: `Europe/Berlin`. Default `UTC`. */
@@ -229,12 +231,13 @@ const isName: Rule = (value) =>
     : 'a text of 1 to 200 characters'
 
 /** Each due time is queued once, and nobody waits for it. */
-const notHere = ['idempotencyKey', 'keyedOn', 'respondAsync', 'waitMs', 'signal', 'texts']
+const notHere = ['idempotencyKey', 'keyedOn', 'delay', 'runAt']
 const rules: Record<string, Rule> = {
   name: isName,
   timezone: isTimezone,
   missed: oneOf('skip', 'once'),
-  ...Object.fromEntries(Object.entries(submitRules).filter(([name]) => !notHere.includes(name))),
+  traceparent: traceparentRule,
+  ...Object.fromEntries(Object.entries(operationRules).filter(([name]) => !notHere.includes(name))),
 }
 
 function scheduleOf(

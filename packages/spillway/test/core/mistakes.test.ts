@@ -199,7 +199,7 @@ describe('createIntake', () => {
 })
 
 describe('submit and enqueue', () => {
-  it('name what is wrong with a call', async () => {
+  it('name the mistake in a call', async () => {
     const op = intake.define('calls', { run })
     const submit = (options: unknown) => intake.submit(op, 1, options as never)
     await expect(submit({ idempotencykey: 'k' })).rejects.toThrow(
@@ -231,18 +231,19 @@ describe('submit and enqueue', () => {
     const client = await pool.connect()
     const old = { query: client.query.bind(client) } as unknown as pg.PoolClient
     try {
-      await expect(intake.enqueue(op, 1, pool as never)).rejects.toThrow(
+      await expect(intake.enqueue(op, 1, { tx: pool as never })).rejects.toThrow(
         'given: a Pool. Take a client with pool.connect',
       )
-      await expect(intake.enqueue(op, 1, undefined as never)).rejects.toThrow(
-        'must be a node-postgres client inside a t',
+      await expect(intake.enqueue(op, 1, { tx: undefined as never })).rejects.toThrow(
+        'enqueue: tx must be a node-postgres client inside a t',
       )
-      await expect(intake.enqueue(op, 1, client)).rejects.toThrow('this client is in none. Call BEGIN first')
-      await expect(intake.enqueue(op, 1, old)).rejects.toThrow('this client is in none. Call BEGIN first')
+      await expect(intake.enqueue(op, 1, { tx: client })).rejects.toThrow('this client is in none. Call BEGIN first')
+      await expect(intake.enqueue(op, 1, { tx: old })).rejects.toThrow('this client is in none. Call BEGIN first')
       await client.query('BEGIN')
-      expect(await intake.enqueue(op, 1, old)).toMatchObject({ kind: 'queued' })
+      expect(await intake.enqueue(op, 1, { tx: old })).toMatchObject({ kind: 'queued' })
       await client.query('SELECT 1 / 0').catch(() => undefined)
-      await expect(intake.enqueue(op, 1, client)).rejects.toThrow(/failed|aborted/)
+      await expect(intake.enqueue(op, 1, { tx: client })).rejects.toThrow('can only be rolled back')
+      await expect(intake.enqueue(op, 1, { tx: old })).rejects.toThrow('can only be rolled back')
       await client.query('ROLLBACK')
     } finally {
       client.release()
@@ -256,7 +257,7 @@ describe('submit and enqueue', () => {
     const op = own.define('late', { run })
     await own.close()
     expect(await own.submit(op, 1)).toMatchObject({ kind: 'refused', refusal: { code: 'draining' } })
-    await expect(own.enqueue(op, 1, { query: run } as never)).rejects.toThrow('enqueue: this intake is closed')
+    await expect(own.enqueue(op, 1, { tx: { query: run } } as never)).rejects.toThrow('enqueue: this intake is closed')
     expect(() => own.define('later', { run })).toThrow('define("later"): this intake is closed')
   })
 })
