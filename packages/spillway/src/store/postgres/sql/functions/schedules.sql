@@ -22,7 +22,7 @@ BEGIN
   END IF;
   PERFORM FROM schedules s WHERE s.name = p_name FOR UPDATE SKIP LOCKED;
   IF NOT FOUND THEN
-    -- With our text, whoever has it keeps it.
+    -- With our text, the other process keeps it.
     RETURN EXISTS (SELECT FROM schedules s
         WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.type = p_type);
   END IF;
