@@ -57,6 +57,8 @@ const rules: Record<keyof TestIntakeOptions, Rule> = {
   dataDir: isText,
 }
 const advanceMsMax = 3_660 * 86_400_000
+/** Less than the minute after which a due time was missed. */
+const stepMsMin = 50_000
 const drainMsDefault = 1_000
 const drainTimeoutMs = 10_000
 const pollMs = 5
@@ -139,10 +141,10 @@ async function advance(schema: TestSchema, ms: number, step: (ms: number) => Pro
     const dueMs = await schema.nextDueMs()
     // One that is due and stays so, because it is refused, does not stop the time.
     if (dueMs === null || dueMs <= 0 || dueMs > left) break
-    // Whole milliseconds, not before the due time.
-    const wholeMs = Math.ceil(dueMs)
-    await step(wholeMs)
-    left = Math.max(0, left - wholeMs)
+    // Whole milliseconds, not before the due time. Due times that are close together are noticed together.
+    const stepMs = Math.min(Math.max(Math.ceil(dueMs), stepMsMin), Math.max(left, Math.ceil(dueMs)))
+    await step(stepMs)
+    left = Math.max(0, left - stepMs)
   }
   await step(left)
 }

@@ -171,6 +171,20 @@ describe('a schedule', () => {
     expect(await dueTimes()).toEqual(['2026-03-10T01:00:00.000Z', '2026-03-10T01:20:00.000Z'])
   })
 
+  it('of a name that two types have is queued by the one that registered last', async () => {
+    const [one, two] = [await accepting(), await accepting()]
+    one.schedule('0 * * * *', cleaning(one), withTime, { name: 'shared' })
+    await one.catchUp()
+    const other = two.define('other', { body: Body, run: () => undefined })
+    two.schedule('0 * * * *', other, withTime, { name: 'shared' })
+    await two.catchUp()
+    await setClock('2026-03-10T01:00:00Z')
+    await one.catchUp()
+    expect(await queued()).toBe(0)
+    await two.catchUp()
+    expect(await b.sql('SELECT type FROM spillway.ops')).toEqual([{ type: 'other' }])
+  })
+
   it('follows the clock of the store, not of the process', async () => {
     const intake = await accepting()
     // The store is eight months before this process's clock, or more.

@@ -38,11 +38,11 @@ export function scheduleStatements({ s, on, value }: Database) {
     /** Locks a due schedule until the transaction ends. Null: another process has it, or has another text for it. */
     takeSchedule: async (
       tx: Tx,
-      { name, cron, timezone }: { name: string; cron: string; timezone: string },
+      { name, cron, timezone, type }: { name: string; cron: string; timezone: string; type: string },
     ): Promise<{ nextMs: number; nowMs: number } | null> => {
       const { rows } = await tx.query<{ next_ms: number; now_ms: number }>(
-        `SELECT * FROM ${s}.schedule_take($1, $2, $3)`,
-        [name, cron, timezone],
+        `SELECT * FROM ${s}.schedule_take($1, $2, $3, $4)`,
+        [name, cron, timezone, type],
       )
       const [row] = rows
       return row === undefined ? null : { nextMs: row.next_ms, nowMs: row.now_ms }

@@ -2035,8 +2035,8 @@ END $$;
 -- process that finds a due row locks it, queues the operation and moves next_at in one transaction: once per due time,
 -- however many processes there are and whenever they die. The store's clock decides what is due.
 --
--- The text of the process that registered last is in the row. A process with another text (an older release, during a
--- deploy) leaves the row alone.
+-- The text and the type of the process that registered last are in the row. A process with others (an older release,
+-- during a deploy) leaves the row alone.
 
 -- p_next: computed from the store's clock, and after the last due time that was handled, so that a due time which both
 -- texts have is handled once. What is due already stays due. False: another process has the row just now, perhaps one
@@ -2066,11 +2066,11 @@ BEGIN
 END $$;
 
 -- The row, locked, if it is due and no other process has it.
-CREATE OR REPLACE FUNCTION schedule_take(p_name text, p_cron text, p_timezone text)
+CREATE OR REPLACE FUNCTION schedule_take(p_name text, p_cron text, p_timezone text, p_type text)
 RETURNS TABLE (next_ms double precision, now_ms double precision)
   LANGUAGE sql SET search_path FROM CURRENT AS $$
   SELECT extract(epoch FROM s.next_at) * 1000, extract(epoch FROM clock()) * 1000 FROM schedules s
-    WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.next_at <= clock()
+    WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.type = p_type AND s.next_at <= clock()
     FOR UPDATE SKIP LOCKED
 $$;
 
