@@ -68,7 +68,10 @@ class Sender {
       // The real error says more than `throttled`.
       if (last === null || fault.code !== 'throttled') last = fault
       const delayMs = this.#delayOf(course, fault, endpoint)
-      if (delayMs === null) throw last
+      if (delayMs === null) {
+        last.isUnknown = isRepeat
+        throw last
+      }
       const { method, path } = call
       const { logger, hooks } = this.#settings
       logger.debug('trying again', { method, path, attempts: course.sent, delayMs, code: fault.code })

@@ -56,6 +56,9 @@ export function capacity(options: CapacityOptions): Gate<unknown> {
         freed(freed: string) {
           if (freed === name) isFull = false
         },
+        forget() {
+          isFull = false
+        },
         observe(pulse: Pulse) {
           const state = pulse.gates.find((gate) => gate.name === name)
           if (state === undefined) return
