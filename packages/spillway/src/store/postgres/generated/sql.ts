@@ -393,8 +393,13 @@ CREATE TABLE schedules (
   functions: [
     {
       name: 'accept',
-      sql: `-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes the accepted
+      sql: `<<<<<<< HEAD
+-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes the accepted
 -- items, in one transaction. Each step is in the file of its subject. They run in the lock order (0001-core.sql).
+=======
+-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
+-- in one transaction. The steps are in the files of what they decide, in the lock order (tables/0001-core.sql).
+>>>>>>> fea505cb784abab3d2afb3f2192356f2cd060b3a
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
 -- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered
@@ -2029,9 +2034,9 @@ END $$;
     },
     {
       name: 'schedules',
-      sql: `-- Recurring work. The processes know what a schedule means and when it is due next; the row has what was handled. The
+      sql: `-- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. The
 -- process that finds a due row locks it, queues the operation and moves next_at in one transaction: once per due time,
--- however many processes run and whenever they die. The store's clock decides what is due.
+-- however many processes there are and whenever they die. The store's clock decides what is due.
 --
 -- The text of the process that registered last is in the row. A process with another text (an older release, during a
 -- deploy) leaves the row alone.
