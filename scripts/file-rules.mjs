@@ -19,6 +19,11 @@ const rules = [
     message: 'a retired word; use the plain word of the field (report, status, again, retry, failed)',
   },
   {
+    applies: () => true,
+    pattern: /^(?:<{7}|>{7}) /,
+    message: 'a conflict that is not resolved',
+  },
+  {
     applies: (file) => !file.endsWith('.md'),
     pattern: /\b(?:TODO|FIXME|XXX)\b/,
     message: 'unfinished work is finished or described in an issue, not marked in a comment',

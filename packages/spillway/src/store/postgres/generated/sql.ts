@@ -393,13 +393,8 @@ CREATE TABLE schedules (
   functions: [
     {
       name: 'accept',
-      sql: `<<<<<<< HEAD
--- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes the accepted
--- items, in one transaction. Each step is in the file of its subject. They run in the lock order (0001-core.sql).
-=======
--- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
+      sql: `-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
 -- in one transaction. The steps are in the files of what they decide, in the lock order (tables/0001-core.sql).
->>>>>>> fea505cb784abab3d2afb3f2192356f2cd060b3a
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
 -- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered
