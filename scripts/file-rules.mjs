@@ -44,7 +44,9 @@ const rules = [
     message: 'a path of one particular machine',
   },
   {
-    applies: (file) => /(^|\/)(utils?|helpers?|common|lib|misc)(\.\w+)?(\/|$)/.test(file),
+    // `lib` is where applications of Next keep such files.
+    applies: (file) =>
+      !file.startsWith('examples/next') && /(^|\/)(utils?|helpers?|common|lib|misc)(\.\w+)?(\/|$)/.test(file),
     fault: () => 'a name that says nothing; name the file for what it does',
   },
 ]
