@@ -8,7 +8,7 @@ const silent = { debug: () => undefined, info: () => undefined, warn: () => unde
 export type DocsContext = Awaited<ReturnType<typeof docsContext>>
 
 export async function docsContext(url: string) {
-  const pool = new pg.Pool({ connectionString: url, max: 4 })
+  const pool = new pg.Pool({ connectionString: url, max: 16 })
   // Its connections end when the database is dropped.
   pool.on('error', () => undefined)
   const intake = await createIntake({ store: postgres({ url, poolMax: 8, log: silent }), log: silent, retryBaseMs: 10 })
@@ -16,7 +16,7 @@ export async function docsContext(url: string) {
     body: Type.Object({ customer: Type.String(), item: Type.String() }),
     run: async (order) => ({ shipped: order.item }),
   })
-  return { pool, intake, placeOrder, order: { customer: 'ann', item: 'tea' } }
+  return { url, pool, intake, placeOrder, order: { customer: 'ann', item: 'tea' } }
 }
 
 const opened: Intake[] = []

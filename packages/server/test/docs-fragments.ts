@@ -12,9 +12,10 @@ const context = fileURLToPath(new URL('docs-context.ts', import.meta.url))
 function moduleOf(fragment: string, body: string): string {
   const imports = [...fragment.matchAll(/^import .*$/gm)].map(([line]) => line)
   return `${imports.join('\n')}
+${/^import Type /m.test(fragment) ? '' : "import Type from 'typebox'"}
 import type { DocsContext } from '${context}'
-export default async ({ pool, intake, placeOrder, order }: DocsContext, same: (actual: unknown, wanted: unknown, line: string) => void) => {
-  void [pool, intake, placeOrder, order, same]
+export default async ({ url, pool, intake, placeOrder, order }: DocsContext, same: (actual: unknown, wanted: unknown, line: string) => void) => {
+  void [Type, url, pool, intake, placeOrder, order, same]
   {
 ${body.replaceAll(/^import .*\n/gm, '')}
   }
