@@ -30,10 +30,10 @@ function strangersEnvironment(extra = {}) {
 }
 
 /**
- * Runs to the end and gives stdout; an exit code other than 0 throws with everything that was said. The time limit ends
+ * Runs to the end and gives stdout, with `all` stderr too; an exit code other than 0 throws with everything that was said. The time limit ends
  * the whole process group: a grandchild of npx would keep the pipes open, and this waiting, for ever.
  */
-async function capture(command, args, { cwd, timeoutMs = installTimeoutMs }) {
+async function capture(command, args, { cwd, timeoutMs = installTimeoutMs, all = false }) {
   const child = spawn(command, args, {
     cwd,
     env: strangersEnvironment({ npm_config_prefer_offline: 'true' }),
@@ -52,7 +52,7 @@ async function capture(command, args, { cwd, timeoutMs = installTimeoutMs }) {
   const [code, signal] = await once(child, 'close')
   clearTimeout(timer)
   assert.equal(code, 0, `${command} ${args.join(' ')} ended with ${signal ?? code}\n${stdout}${stderr}`)
-  return stdout
+  return all ? stdout + stderr : stdout
 }
 
 /** For what must fail: everything that it said. */
@@ -131,7 +131,7 @@ const evaluate = (dir, source) =>
 
 /** --prefix: a stray package.json above the temporary folder must not become the place of installation. */
 const install = (dir, files) =>
-  capture('npm', ['install', '--prefix', dir, '--no-audit', '--no-fund', ...files], { cwd: dir })
+  capture('npm', ['install', '--prefix', dir, '--no-audit', '--no-fund', ...files], { cwd: dir, all: true })
 
 /** What a user of the library gets. */
 const library = { packagesMax: 25, megabytesMax: 8, importMsMax: 120, driverTimesMax: 2 }
@@ -219,8 +219,10 @@ try {
   const { version } = JSON.parse(readFileSync(path.join(root, 'packages/spillway/package.json'), 'utf8'))
   const dir = path.join(scratch, 'empty')
   mkdirSync(dir)
-  const warnings = await install(dir, [path.join(scratch, `spillway-${version}.tgz`), '--engine-strict'])
-  assert.doesNotMatch(warnings, /warn/i)
+  const printed = await install(dir, [path.join(scratch, `spillway-${version}.tgz`), '--engine-strict'])
+  // npm also warns about a setting of this machine that it does not know.
+  const warnings = printed.split('\n').filter((line) => /warn/i.test(line) && !/Unknown \w+ config/.test(line))
+  assert.deepEqual(warnings, [])
   await libraryIsLight(dir)
   await libraryAlone(dir)
   await install(dir, [...tarballs.map((name) => path.join(scratch, name)), 'typebox', '--engine-strict'])

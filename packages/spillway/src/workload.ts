@@ -56,7 +56,16 @@ export {
 } from './http/mount.js'
 export type { OutputOf } from './http/operation-stream.js'
 export { operationView } from './http/operation-view.js'
-export { cursorOf, fitPage, type Page, type PageBounds, type Pagination, paginationOf, placeOf } from './http/pages.js'
+export {
+  cursorOf,
+  fitPage,
+  invalidCursor,
+  type Page,
+  type PageBounds,
+  type Pagination,
+  paginationOf,
+  placeOf,
+} from './http/pages.js'
 export {
   type ErrorForm,
   encodeProblem,

@@ -42,7 +42,7 @@ describe('queues', () => {
     expect((await get('/resources/queues/slow')).body.totals).toMatchObject({ pending: 3, completed: 1 })
   })
 
-  it('counts everything as pending while nobody reads it', async () => {
+  it('counts everything as pending while no group reads it', async () => {
     await m.push('unread', 'a', numbered(3))
     expect((await get('/resources/queues/unread')).body.totals).toMatchObject({ total: 3, pending: 3, completed: 0 })
   })
@@ -68,7 +68,7 @@ describe('queues', () => {
     expect(await m.call('DELETE', '/api/v1/queues/none/clear')).toMatchObject(nowhere)
   })
 
-  it('is emptied for all groups, and goes on', async () => {
+  it('is emptied for all groups, and continues', async () => {
     await m.push('cleared', 'a', numbered(500))
     const popped = await m.pop('cleared', 'g', 1)
     expect((await m.call('DELETE', '/api/v1/queues/cleared/clear')).body).toMatchObject({

@@ -244,7 +244,7 @@ describe('the store away', () => {
   })
   afterAll(() => f.close())
 
-  it.each(['refuse', 'stall'] as const)('%s: 503 and when to come back, never a free pass', async (fault) => {
+  it.each(['refuse', 'stall'] as const)('%s: 503 with Retry-After, never admitted', async (fault) => {
     // One who has nothing left, and one who has: neither may pass unseen.
     const limited = { 'x-user-id': randomUUID() }
     const anonymous = { submitter_id: undefined }

@@ -153,7 +153,7 @@ describe('a change', () => {
     expect(await rowsOf('status')).toEqual(['firing'])
   })
 
-  it('waits for the store while that is away, and comes in its order', async () => {
+  it('waits while the store is unreachable, and runs in its order', async () => {
     a = await alertsBench()
     let away = 3
     const { alerts } = await a.reporter(
@@ -265,7 +265,7 @@ describe('several processes', () => {
     expect(await rowsOf('status')).toEqual(['firing'])
   })
 
-  it('tell again what was taken for gone while one that sees it could not say so', async () => {
+  it('report again an alert that expired while its observer could not report it', async () => {
     a = await alertsBench()
     const { alerts } = await a.reporter({ timing: { renewMs: 50 } })
     alerts.report(latencyAlert('firing'))

@@ -41,7 +41,7 @@ function strangersHead(entries: readonly Entry[]): string {
   return previous
 }
 
-describe('in the transaction of what they tell of', () => {
+describe('in the transaction of the change they record', () => {
   beforeAll(async () => {
     f = await startFleet({
       env: { PETITION_QUEUE_THRESHOLD: '3', PETITION_QUEUE_HYSTERESIS: '1', PETITION_QUEUE_CACHE_TTL: '0' },

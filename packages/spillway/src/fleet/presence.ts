@@ -116,6 +116,12 @@ export class Presence {
     return this.#beating
   }
 
+  /** A heartbeat, and the tasks that follow it. */
+  async beatAfter(): Promise<void> {
+    await this.beat()
+    await this.#duties
+  }
+
   /** Notifies the other processes: the first at once, all further ones within 20 ms together at the end of that time. */
   announce(kind: 'ready' | 'cancel'): void {
     if (this.#stopped || !this.#ready) return

@@ -2,7 +2,6 @@
 import { LaneBody, LanePage, LaneState, ListLanesQuery } from '@spillway/protocol/schema'
 import type { LaneView } from '@spillway/protocol/wire'
 import type { Static } from 'typebox'
-import { laneOf } from '../core/ids.js'
 import { type LaneReport, lanePage, pauseState, resumeLanes } from '../intake/lanes.js'
 import { cursorOf, fitPage } from './pages.js'
 import { mayUseQueue } from './queue-names.js'
@@ -32,7 +31,7 @@ const list: TicketRoute<Static<typeof ListLanesQuery>> = {
   role: 'view',
   summary: 'Lanes that hold operations, and why they wait',
   description:
-    'In an order that does not change, not by name. Among very many lanes of other queues a page may be short: `next_cursor` is null on the last one.',
+    'In an order that does not change, not by name. Parallel operations are in no lane: with their type as `queue`, each is listed as a lane of one. Among very many lanes of other queues a page may be short: `next_cursor` is null on the last one.',
   query: ListLanesQuery,
   response: answers(LanePage),
   handle: listLanes,
@@ -62,9 +61,8 @@ async function listLanes(
   const { limit, before: after } = page
   const filter = { queue: query.queue ?? null, queues: caller.queues ?? null }
   const { items, nextCursor } = await lanePage(intake, filter, { limit, after })
-  const { items: views, end } = fitPage(items, { limit, bytesMax }, laneView)
-  const isCut = end !== null
-  return json({ items: views, next_cursor: isCut ? cursorOf(laneOf([end.queue, end.partition]).id) : nextCursor })
+  const { items: views, end } = fitPage(items, { limit, bytesMax }, ({ report }) => laneView(report))
+  return json({ items: views, next_cursor: end === null ? nextCursor : cursorOf(end.id) })
 }
 
 function laneView({ oldestAgeSeconds, pausedBy, head, waitingBecause, ...lane }: LaneReport): LaneView {

@@ -1,6 +1,7 @@
 /** Pages of lists: they end at a number of items or of bytes, whichever comes first, and have at least one item. */
 import { isUuid } from '../core/ids.js'
 import { jsonOf } from './carried-json.js'
+import type { Problem } from './problem.js'
 
 export interface PageBounds {
   limit: number
@@ -41,6 +42,12 @@ export function pageById<Row extends { id: string }, View>(
 ): { items: View[]; next_cursor: string | null } {
   const { items, end } = fitPage(rows, bounds, viewOf)
   return { items, next_cursor: end === null ? null : cursorOf(end.id) }
+}
+
+export const invalidCursor: Problem = {
+  code: 'invalid_request',
+  detail: 'The cursor is invalid.',
+  errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
 }
 
 export const cursorOf = (place: string): string => Buffer.from(place).toString('base64url')

@@ -4,7 +4,7 @@ import { limits } from '@spillway/protocol/wire'
 import type { Static } from 'typebox'
 import type { TicketFilter } from '../store/port.js'
 import { ProblemError } from './faults.js'
-import { idOfCursor } from './pages.js'
+import { idOfCursor, invalidCursor } from './pages.js'
 import { refuse, type TicketContext } from './ticket-table.js'
 import type { Caller } from './viewer.js'
 
@@ -44,8 +44,4 @@ export function pageOf(query: Pick<ListQuery, 'limit' | 'cursor'>): { limit: num
   return before === null ? null : { limit, before }
 }
 
-export const badCursor = refuse({
-  code: 'invalid_request',
-  detail: 'The cursor is invalid.',
-  errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
-})
+export const badCursor = refuse(invalidCursor)

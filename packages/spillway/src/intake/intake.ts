@@ -41,11 +41,13 @@ import type { Answer } from './answer.js'
 import { DeadLetterCalls } from './dead-letters.js'
 import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
 import { Definitions } from './definitions.js'
+import { Events, type IntakeEvents, type IntakeListener } from './events.js'
 import { LaneCalls } from './lanes.js'
 import { answerMany, type Prepared } from './many.js'
 import { keyOfItem } from './operation-options.js'
 import { within } from './own-transaction.js'
 import { Pipeline } from './pipeline.js'
+import { type ScheduleBody, type ScheduleOptions, Schedules } from './schedules.js'
 import {
   type Bound,
   checkEnqueueOptions,
@@ -96,11 +98,16 @@ export class Intake {
    * work, `release` for statements that end work, on connections that nothing else can use up.
    */
   readonly statements: { take: Tx['query']; release: Tx['query'] }
+  /** Where the ticket routes are mounted, if below a path of the host's own: for the `Location` of a 202. */
+  ticketPrefix = ''
   readonly #definitions: Definitions
   readonly #slotGroups: SlotGroups
+  readonly #schedules: Schedules
   readonly #pools = new Map<string, PoolPermits>()
   readonly #accepting: Accepting
   readonly #registry: GateRegistry
+  /** Null until somebody listens. */
+  #events: Events | null = null
   readonly #notices = new Map<string, (text: string) => void>()
   readonly #missed = new Set<() => void>()
   #stopped: Promise<void> | undefined
@@ -108,7 +115,15 @@ export class Intake {
   /** Nothing runs any more. Handlers that finish during `close` may still enqueue. */
   #isEnded = false
 
-  constructor(options: { store: Store; settings: IntakeSettings; log: IntakeLog; metrics: Metrics; door?: Door }) {
+  constructor(options: {
+    store: Store
+    settings: IntakeSettings
+    log: IntakeLog
+    metrics: Metrics
+    door?: Door
+    /** Monotonic milliseconds, of the gates. Default: this process's. */
+    now?: () => number
+  }) {
     const { store, settings, log, metrics } = options
     this.store = store
     this.settings = settings
@@ -132,11 +147,13 @@ export class Intake {
       ...{ store, metrics, log, waiters: this.waiters, directWaitMs: settings.directWaitMs },
       suspect: () => this.#slotGroups.suspect(),
       announce: () => this.presence.announce('ready'),
+      onRefused: (type, refusal) => this.#events?.refused(type, refusal),
     })
     this.presence = this.#makePresence()
     const shared = { store, settings, slotGroups: this.#slotGroups, accepting: this.#accepting }
     this.pipeline = new Pipeline({
       ...{ ...shared, log, metrics, answering, door: this.door, presence: this.presence, registry: this.#registry },
+      onApplied: (item, result) => this.#events?.applied(item, result),
     })
     this.#definitions = new Definitions({
       ...{ ...shared, pipeline: this.pipeline },
@@ -145,8 +162,10 @@ export class Intake {
         registerCapacity: (name, limit, resumeBelow) =>
           this.#registry.add(name, () => store.registerGate(name, limit, resumeBelow)),
         takeConnection: (pool, identity, limits) => this.permitsOf(pool).take(identity, limits),
+        now: options.now ?? (() => performance.now()),
       },
     })
+    this.#schedules = this.#makeSchedules()
     this.sweeps = queueSweeps(store, settings.retentionMs, { isReady: () => this.isReady, metrics, log })
   }
 
@@ -171,8 +190,9 @@ export class Intake {
         if (outcome !== 'lease_lost') metrics.operationRun.observe(runMs / 1_000)
       },
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
-      onSettled: (op) => {
+      onSettled: (op, outcome) => {
         this.waiters.hint(op.id)
+        this.#events?.settled(op, outcome)
         if (op.gate !== null) this.#definitions.freed(op.gate)
       },
       onLeft: () => this.presence.announce('ready'),
@@ -191,6 +211,7 @@ export class Intake {
       afterPulse: async () => {
         await this.#registry.register()
         await slotGroups.lookAfter()
+        await this.#schedules.look()
       },
       onLost: () => slotGroups.loseAll(),
       onReady: async () => {
@@ -204,6 +225,16 @@ export class Intake {
         else slotGroups.wake()
       },
       missed: this.#missed,
+    })
+  }
+
+  #makeSchedules(): Schedules {
+    const { store, log } = this
+    return new Schedules({
+      ...{ store, log },
+      isDraining: () => this.isDraining,
+      checkBody: (call, definition, body, options) => requireValid(call, this.bound(definition), body, options),
+      enqueue: (definition, body, tx, options) => this.enqueue(definition, body, { ...options, tx }),
     })
   }
 
@@ -263,8 +294,11 @@ export class Intake {
     }
   }
 
-  /** The same for Express: `app.use(intake.expressTickets())`. All other requests go on to `next`. */
-  expressTickets(options?: TicketRoutesOptions): NodeHandler {
+  /**
+   * The same for Express: `app.use(intake.expressTickets())`. All other requests go on to `next`. Below a path, give it as
+   * `prefix` too: Express does not say it before the first request.
+   */
+  expressTickets(options?: TicketRoutesOptions & { prefix?: string }): NodeHandler {
     return expressTickets(this, options)
   }
 
@@ -420,6 +454,23 @@ export class Intake {
   }
 
   /**
+   * Recurring work: one operation per due time over all processes, also when they crash or their clocks differ. `cron` has five
+   * fields, or six with seconds first. `body` may be a function of the due time. A schedule runs while any process defines it.
+   *
+   *   intake.schedule('0 3 * * *', cleanUp, {}, { timezone: 'Europe/Berlin', missed: 'once' })
+   */
+  schedule<Body>(
+    cron: string,
+    definition: Definition<Body>,
+    body: ScheduleBody<NoInfer<Body>>,
+    options: ScheduleOptions = {},
+  ): void {
+    if (this.#closed !== undefined) throw new OptionError('schedule: this intake is closed')
+    this.bound(definition)
+    this.#schedules.add(cron, definition, body, options)
+  }
+
+  /**
    * Refuses every operation with the `halt` gate of this scope (default `system`), on every instance, until `resume`. With
    * `tx`: if and when that commits. False when it was halted already.
    */
@@ -455,6 +506,15 @@ export class Intake {
   }
 
   /**
+   * Calls `listener` for each event of this process, after its commit: `completed`, `retried`, `failed`, `dead`, `refused`. An
+   * error of a listener is logged. Returns a function that ends it.
+   */
+  on<Name extends keyof IntakeEvents>(name: Name, listener: IntakeListener<Name>): () => void {
+    this.#events ??= new Events(this.log)
+    return this.#events.on(name, listener)
+  }
+
+  /**
    * Calls `heard` with the text of `pg_notify(channel, name || ':' || text)`. A hint: it may be lost. `missed` is called
    * when some may be lost, which is each second if listening is not possible.
    */
@@ -479,6 +539,28 @@ export class Intake {
   /** Reads the shared state (gates, halts) now, instead of within a second. */
   refresh(): Promise<void> {
     return this.presence.beat()
+  }
+
+  /** Something is under way: a request, a write, or a run. */
+  get isBusy(): boolean {
+    const running = Object.values(this.#slotGroups.runningByType()).some((n) => n > 0)
+    return running || this.pipeline.inFlight > 0 || this.#accepting.oldestMs > 0
+  }
+
+  /** For tests that have moved the store's clock: this process knows what the store does when it resolves. */
+  async catchUp(): Promise<void> {
+    // A heartbeat and its tasks may be under way, and have seen the time before.
+    await this.presence.beatAfter()
+    await this.presence.beatAfter()
+    this.#slotGroups.wake()
+  }
+
+  /** For tests that have emptied the store: what this process has and knows of it is void. */
+  async forgetAll(): Promise<void> {
+    this.#slotGroups.loseAll()
+    this.#definitions.forget()
+    this.#schedules.forget()
+    await this.catchUp()
   }
 
   bound(definition: Definition): Bound {
@@ -622,6 +704,15 @@ async function validated(
   const parsed = parsing instanceof Promise ? await parsing : parsing
   if (!parsed.ok) return { kind: 'refused', refusal: { ...parsed.problem, gate: 'body' } }
   return { ...submission, body: parsed.value, text }
+}
+
+/** For a body that is submitted later: a check that is asynchronous waits until then. */
+function requireValid(call: string, bound: Bound, body: unknown, options: SubmitOptions): void {
+  const parsed = bound.parse(JSON.parse(textOf(bound.type, body)), submissionOf(call, body, options).request)
+  if (parsed instanceof Promise || parsed.ok) return
+  const { detail, errors = [] } = parsed.problem
+  const places = errors.map(({ path, message }) => `${path || '/'}: ${message}`)
+  throw new OptionError(`${call}: the body is not valid for ${bound.type}: ${[detail, ...places].join('; ')}`)
 }
 
 function textOf(type: string, body: unknown): string {

@@ -60,12 +60,18 @@ export class LaneCalls {
 
   /**
    * The lanes that hold operations, in an order that does not change (not by name). Continue with `nextCursor` until it is
-   * null: among very many lanes of other queues, a page may be short and have one.
+   * null: among very many lanes of other queues, a page may be short and have one. Operations of a definition without `lane`
+   * are in no lane; with `queue`, the name of their type, each is listed as a lane of one.
    */
   async list(options: { queue?: string } & PageOptions = {}): Promise<Paged<LaneReport>> {
     checkOptions('lanes.list', options, { ...pageRules, queue: isText })
     const { limit, before: after } = pageFrom(options)
-    return lanePage(this.#intake, { queue: options.queue ?? null, queues: null }, { limit, after })
+    const { items, nextCursor } = await lanePage(
+      this.#intake,
+      { queue: options.queue ?? null, queues: null },
+      { limit, after },
+    )
+    return { items: items.map(({ report }) => report), nextCursor }
   }
 
   /** Unfinished operations of each of these lanes: one statement. */
@@ -113,7 +119,7 @@ export async function lanePage(
   intake: Intake,
   filter: { queue: string | null; queues: readonly string[] | null },
   { limit, after }: { limit: number; after: string | null },
-): Promise<Paged<LaneReport>> {
+): Promise<Paged<{ id: string; report: LaneReport }>> {
   const found: LaneRow[] = []
   let from = after
   for (let statement = 0; statement < statementsMax; statement++) {
@@ -127,7 +133,7 @@ export async function lanePage(
   const lanes = found.slice(0, limit)
   const last = found.length > limit ? (lanes.at(-1)?.id ?? null) : from
   return {
-    items: lanes.map((lane) => laneReport(lane, intake.freeSlots(lane.type))),
+    items: lanes.map((lane) => ({ id: lane.id, report: laneReport(lane, intake.freeSlots(lane.type)) })),
     nextCursor: last === null ? null : cursorOf(last),
   }
 }

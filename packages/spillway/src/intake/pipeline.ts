@@ -11,7 +11,7 @@ import type { GateRequest, Permit } from '../gates/gate.js'
 import type { Metrics } from '../metrics/metrics.js'
 import type { Door } from '../pressure/door.js'
 import { Lateness } from '../pressure/lateness.js'
-import type { Accepted, Admitted, Store, Tx } from '../store/port.js'
+import type { Accepted, AcceptItem, Admitted, Store, Tx } from '../store/port.js'
 import type { SlotGroups } from '../work/slot-groups.js'
 import type { RoomEnd } from '../work/waiting-room.js'
 import type { AdmissionAnswer, BoundAdmission } from './admission.js'
@@ -38,6 +38,8 @@ export interface PipelineOptions {
   accepting: Accepting
   answering: Answering
   registry: GateRegistry
+  /** An effect was committed with its acceptance. */
+  onApplied(item: AcceptItem, result: unknown): void
 }
 
 export class Pipeline {
@@ -200,6 +202,7 @@ export class Pipeline {
       if (held && accepted.verdict !== 'execute') work.unreserve()
       held = false
       const answer = await this.#o.answering.answer(bound, submission, pending, accepted)
+      if (accepted.verdict === 'apply') this.#o.onApplied(item, pending.result)
       bound.options.onAnswer?.(answer, submission)
       return answer
     } finally {
@@ -257,6 +260,8 @@ export class Pipeline {
         const pending = all[i]
         if (pending === undefined) throw new RangeError(`no item ${i}`)
         const answer = await this.#o.answering.answer(bound, submission, pending, accepted[i] ?? noVerdict())
+        // With `tx` it is not committed yet, and may never be.
+        if (tx === undefined && accepted[i]?.verdict === 'apply') this.#o.onApplied(pending.item, pending.result)
         bound.options.onAnswer?.(answer, submission)
         return answer
       }),

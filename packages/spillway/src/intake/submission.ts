@@ -100,11 +100,11 @@ export interface PendingItem {
   limited?: Readonly<Record<string, unknown>>
 }
 
-const traceparent: Rule = (value) => (typeof value === 'string' ? null : 'a text')
+export const traceparentRule: Rule = (value) => (typeof value === 'string' ? null : 'a text')
 
 const submitRules: Record<keyof SubmitAllOptions, Rule> = {
   ...operationRules,
-  traceparent,
+  traceparent: traceparentRule,
   respondAsync: isBoolean,
   waitMs: wholeNumber(0, timerMsMax),
   signal: (value) => (value instanceof AbortSignal ? null : 'an AbortSignal'),
@@ -117,7 +117,7 @@ export function checkSubmitOptions(call: string, options: SubmitAllOptions): voi
 
 /** Checked where it is used (intake/own-transaction.ts). */
 const tx: Rule = () => null
-const enqueueRules: Record<keyof EnqueueOptions, Rule> = { ...operationRules, traceparent, tx }
+const enqueueRules: Record<keyof EnqueueOptions, Rule> = { ...operationRules, traceparent: traceparentRule, tx }
 
 export function checkEnqueueOptions(call: string, options: unknown): void {
   if (typeof options === 'object' && options !== null && 'query' in options) {
@@ -126,7 +126,7 @@ export function checkEnqueueOptions(call: string, options: unknown): void {
   checkOptions(call, options, enqueueRules)
 }
 
-const manyRules: Record<keyof SubmitManyOptions<unknown>, Rule> = { ...eachRules, traceparent }
+const manyRules: Record<keyof SubmitManyOptions<unknown>, Rule> = { ...eachRules, traceparent: traceparentRule }
 
 /** A call that would take more takes the process's memory; the next call may follow at once. */
 export const manyMax = 10_000

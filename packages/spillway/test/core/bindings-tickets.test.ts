@@ -99,7 +99,7 @@ describe.each(bindings)('$name', (binding) => {
     expect([head.status, await head.text()]).toEqual([200, ''])
   })
 
-  it('lists what is own, by the identity of each definition', async () => {
+  it("lists the caller's own, by the identity of each definition", async () => {
     const api = await mounted(binding)
     const [ann, bob] = [name('ann'), name('bob')]
     const tickets = [await submitted(api, ann, tea), await submitted(api, ann, tea)]
@@ -202,7 +202,7 @@ describe.each(bindings)('$name', (binding) => {
     await expectProblem(await api.call('/api/v1/lanes/pause', missing), 400, 'invalid_request')
   })
 
-  it('lists lanes for those who see everything, and only those of their queues', async () => {
+  it('lists all lanes for unbound keys, and those of its queues for a bound key', async () => {
     const [queue, other] = [name('queue'), name('queue')]
     const viewer: TicketRoutesOptions['viewer'] = ({ headers }) => {
       const identity = headers['x-customer'] ?? ''
@@ -279,7 +279,7 @@ const operators: TicketRoutesOptions = {
 }
 
 describe.each(bindings)('$name: GET /operations/:id/stream', (binding) => {
-  it('sends each status as it comes, ends after the last, and goes on behind Last-Event-ID', async () => {
+  it('sends each status at once, ends after the last, and continues after Last-Event-ID', async () => {
     const api = await mounted(binding)
     const ann = name('ann')
     const ticket = await submitted(api, ann, { item: 'held' })
@@ -333,7 +333,7 @@ describe.each(bindings)('$name: GET /operations/:id/stream', (binding) => {
     await expect(response.text()).rejects.toThrow()
   })
 
-  it('reads no more of the output than a slow reader takes, and goes on behind its last chunk', async () => {
+  it('reads no more of the output than a slow reader takes, and continues after its last chunk', async () => {
     const text = JSON.stringify('x'.repeat(65_536))
     const output = endlessOutput(text, Number.POSITIVE_INFINITY)
     const afters: number[] = []

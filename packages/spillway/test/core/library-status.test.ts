@@ -71,7 +71,7 @@ describe('status', () => {
     open.fire()
   })
 
-  it('reports the places in their lanes, without those that were cancelled', async () => {
+  it('reports the positions in their lanes, without cancelled ones', async () => {
     const intake = await b.intake({ work: false })
     const ids = await queued(intake, ['a', 'a', 'b', 'a', 'a', 'b'])
     await intake.cancel(ids[1] ?? '', 'cancelled')
@@ -109,7 +109,7 @@ describe('status', () => {
 })
 
 describe('lane depths', () => {
-  it('are what is unfinished in each, in the order asked', async () => {
+  it('count the unfinished operations of each, in the order asked', async () => {
     const intake = await b.intake({ work: false })
     await queued(intake, ['a', 'a', 'b', 'a'])
     const lanes = [
@@ -148,7 +148,7 @@ describe('cancel', () => {
     expect(await b.finished(id)).toMatchObject({ status: 'cancelled' })
   })
 
-  it('wakes those who wait for it', async () => {
+  it('wakes its waiters', async () => {
     const intake = await b.intake({ work: false })
     const [id = ''] = await queued(intake, ['a'])
     const waited = intake.waiters.wait(id, 20_000)

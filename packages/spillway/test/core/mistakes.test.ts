@@ -199,7 +199,7 @@ describe('createIntake', () => {
 })
 
 describe('submit and enqueue', () => {
-  it('name what is wrong with a call', async () => {
+  it('name the mistake in a call', async () => {
     const op = intake.define('calls', { run })
     const submit = (options: unknown) => intake.submit(op, 1, options as never)
     await expect(submit({ idempotencykey: 'k' })).rejects.toThrow(

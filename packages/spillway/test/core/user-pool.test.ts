@@ -159,7 +159,7 @@ describe('an intake on a pool of the user', () => {
     }
   })
 
-  it('refuses in time while the user’s code holds all connections, keeps its lease, and goes on afterwards', async () => {
+  it('refuses in time while the user’s code holds all connections, keeps its lease, and continues afterwards', async () => {
     const intake = await intakeOn(pool)
     const op = intake.define('op', { body: Body, run: ({ n }) => n })
     const instance = intake.instance

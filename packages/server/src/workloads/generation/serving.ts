@@ -87,7 +87,7 @@ export class Serving {
       const head = { ...entry, id: admitted.id, replayed: admitted.replayed }
       const connection = early ?? this.#greet(head, 'started', format, reply)
       delivery.attach(connection)
-      if (isQueued) delivery.reportPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
+      if (isQueued) delivery.reportPosition(admitted.position, Math.ceil(admitted.etaMs / 1_000))
       isStreaming = true
       this.#run(delivery, connection, letGo, first)
       return reply

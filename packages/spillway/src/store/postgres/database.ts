@@ -70,7 +70,7 @@ const rules: Record<keyof ByUrl | keyof ByPool, Rule> = {
   log: methods('info', 'warn', 'error'),
 }
 
-function isPostgresUrl(value: unknown): string | null {
+export function isPostgresUrl(value: unknown): string | null {
   return typeof value === 'string' && /^postgres(ql)?:\/\//.test(value)
     ? null
     : 'a text like postgres://user@host:5432/database'

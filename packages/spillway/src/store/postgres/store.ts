@@ -11,6 +11,7 @@ import { type Listener, listenOn, pollInstead } from './listen.js'
 import { migrate } from './migrate.js'
 import { statusStatements } from './operation-status.js'
 import { processStatements } from './processes.js'
+import { scheduleStatements } from './schedules.js'
 import { workStatements } from './step.js'
 import { StreamBell } from './stream-bell.js'
 import { PostgresStreamLog } from './stream-log.js'
@@ -18,7 +19,7 @@ import { postgresStreamRegistry } from './stream-registry.js'
 import { sweepStatements } from './sweeping.js'
 import { cancelStatements, deadLetterStatements, ticketStatements } from './tickets.js'
 
-export type { PostgresOptions } from './database.js'
+export { isPostgresUrl, type PostgresOptions } from './database.js'
 
 /** Begins the notices for streams. */
 const streamsPrefix = 'streams:'
@@ -91,6 +92,7 @@ export function postgresStore(options: PostgresOptions) {
     ...acceptStatements(db),
     ...workStatements(db),
     ...processStatements(db),
+    ...scheduleStatements(db),
     ...sweepStatements(db),
     ...ticketStatements(db),
     ...statusStatements(db),

@@ -374,12 +374,27 @@ UPDATE rates x SET span_ms = (x.win - 1) * 60000::bigint,
 ALTER TABLE lanes ADD COLUMN alone boolean NOT NULL DEFAULT false;
 `,
     },
+    {
+      id: '0006-schedules',
+      sql: `-- Recurring work: one row per schedule, by its name. See functions/schedules.sql.
+
+CREATE TABLE schedules (
+  name     text PRIMARY KEY,
+  cron     text NOT NULL,
+  timezone text NOT NULL,
+  type     text NOT NULL,                    -- of its operations, for people who look
+  next_at  timestamptz NOT NULL,             -- the first due time that was not handled; infinity: there is none
+  last_at  timestamptz,                      -- the last due time that was handled
+  seen_at  timestamptz NOT NULL              -- when a process that defines it was last seen
+);
+`,
+    },
   ],
   functions: [
     {
       name: 'accept',
-      sql: `-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted, in
--- one transaction. The steps are in the files of what they decide; they run in the lock order (tables/0001-core.sql).
+      sql: `-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
+-- in one transaction. The steps are in the files of what they decide; they run in the lock order (tables/0001-core.sql).
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
 -- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered
@@ -1149,9 +1164,10 @@ END $$;
 -- walk over the lanes themselves would read the empty ones too, and an index by queue is one more write for each new
 -- lane.
 
--- p_queue, p_patterns: only lanes of this queue, and of these (\`orders*\`: a prefix); NULL: all. It examines p_examined
--- lanes at most. \`last\` is the last of them if they were all used up, so that there may be more behind it; else NULL.
--- One row without an id if no lane fits.
+-- p_queue, p_patterns: only lanes of this queue, and of these (\`orders*\`: a prefix); NULL: all, without those of
+-- parallel operations. Each of these has a lane of its own, whose id is the operation's: among a million of them the
+-- others could not be seen, and one scan passes them. It examines p_examined lanes at most. \`last\` is the last of them
+-- if they were all used up, so that there may be more behind it; else NULL. One row without an id if no lane fits.
 CREATE OR REPLACE FUNCTION lanes_page(
   p_queue text, p_patterns text[], p_after uuid, p_limit int, p_examined int
 )
@@ -1171,10 +1187,14 @@ DECLARE
 BEGIN
   FOR w IN
     WITH RECURSIVE walk(lane, n) AS (
-      (SELECT o.lane, 1 FROM ops o WHERE o.lane > v_lane ORDER BY o.lane LIMIT 1)
+      (SELECT o.lane, 1 FROM ops o WHERE o.lane > v_lane AND (o.lane <> o.id OR p_queue IS NOT NULL)
+        ORDER BY o.lane LIMIT 1)
       UNION ALL
       SELECT x.lane, p.n + 1 FROM walk p
-        CROSS JOIN LATERAL (SELECT o.lane FROM ops o WHERE o.lane > p.lane ORDER BY o.lane LIMIT 1) x
+        CROSS JOIN LATERAL (
+          SELECT o.lane FROM ops o WHERE o.lane > p.lane AND (o.lane <> o.id OR p_queue IS NOT NULL)
+          ORDER BY o.lane LIMIT 1
+        ) x
         WHERE p.n < p_examined
     )
     SELECT k.lane, k.n, (p_queue IS NULL OR l.queue = p_queue) AND queue_matches(l.queue, p_patterns) AS fits
@@ -2006,6 +2026,51 @@ BEGIN
   GET DIAGNOSTICS v_n = ROW_COUNT;
   PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, '!dead', - v_n) WHERE v_n > 0;
   RETURN v_n;
+END $$;
+`,
+    },
+    {
+      name: 'schedules',
+      sql: `-- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. Whoever
+-- finds a due row locks it, queues the operation and moves next_at in one transaction: once per due time, whatever
+-- processes there are and whenever they die. The store's clock decides what is due.
+--
+-- The text of the process that registered last is in the row. A process with another text (an older release, during a
+-- deploy) leaves the row alone.
+
+-- p_next: computed from the store's clock, and after the last due time that was handled, so that a due time which both
+-- texts have is handled once. What is due already stays due.
+CREATE OR REPLACE FUNCTION schedule_put(
+  p_name text, p_cron text, p_timezone text, p_type text, p_next timestamptz
+) RETURNS void
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  INSERT INTO schedules AS s (name, cron, timezone, type, next_at, seen_at)
+    VALUES (p_name, p_cron, p_timezone, p_type, p_next, clock())
+  ON CONFLICT (name) DO UPDATE SET
+    cron = excluded.cron, timezone = excluded.timezone, type = excluded.type, seen_at = excluded.seen_at,
+    next_at = CASE WHEN (s.cron = excluded.cron AND s.timezone = excluded.timezone) OR s.next_at <= clock()
+      THEN s.next_at ELSE excluded.next_at END
+$$;
+
+-- The row, locked, if it is due and no other process has it.
+CREATE OR REPLACE FUNCTION schedule_take(p_name text, p_cron text, p_timezone text)
+RETURNS TABLE (next_ms double precision, now_ms double precision)
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT extract(epoch FROM s.next_at) * 1000, extract(epoch FROM clock()) * 1000 FROM schedules s
+    WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.next_at <= clock()
+    FOR UPDATE SKIP LOCKED
+$$;
+
+-- Says that these are still defined, and removes those that no process has defined for p_keep_ms.
+CREATE OR REPLACE FUNCTION schedules_seen(p_names text[], p_keep_ms bigint) RETURNS bigint
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  v_removed bigint;
+BEGIN
+  UPDATE schedules s SET seen_at = clock() WHERE s.name = ANY (p_names);
+  DELETE FROM schedules s WHERE s.seen_at < clock() - p_keep_ms * interval '1 ms';
+  GET DIAGNOSTICS v_removed = ROW_COUNT;
+  RETURN v_removed;
 END $$;
 `,
     },

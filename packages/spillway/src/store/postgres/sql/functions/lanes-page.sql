@@ -5,9 +5,10 @@
 -- walk over the lanes themselves would read the empty ones too, and an index by queue is one more write for each new
 -- lane.
 
--- p_queue, p_patterns: only lanes of this queue, and of these (`orders*`: a prefix); NULL: all. It examines p_examined
--- lanes at most. `last` is the last of them if they were all used up, so that there may be more behind it; else NULL.
--- One row without an id if no lane fits.
+-- p_queue, p_patterns: only lanes of this queue, and of these (`orders*`: a prefix); NULL: all, without those of
+-- parallel operations. Each of these has a lane of its own, whose id is the operation's: among a million of them the
+-- others could not be seen, and one scan passes them. It examines p_examined lanes at most. `last` is the last of them
+-- if they were all used up, so that there may be more behind it; else NULL. One row without an id if no lane fits.
 CREATE OR REPLACE FUNCTION lanes_page(
   p_queue text, p_patterns text[], p_after uuid, p_limit int, p_examined int
 )
@@ -27,10 +28,14 @@ DECLARE
 BEGIN
   FOR w IN
     WITH RECURSIVE walk(lane, n) AS (
-      (SELECT o.lane, 1 FROM ops o WHERE o.lane > v_lane ORDER BY o.lane LIMIT 1)
+      (SELECT o.lane, 1 FROM ops o WHERE o.lane > v_lane AND (o.lane <> o.id OR p_queue IS NOT NULL)
+        ORDER BY o.lane LIMIT 1)
       UNION ALL
       SELECT x.lane, p.n + 1 FROM walk p
-        CROSS JOIN LATERAL (SELECT o.lane FROM ops o WHERE o.lane > p.lane ORDER BY o.lane LIMIT 1) x
+        CROSS JOIN LATERAL (
+          SELECT o.lane FROM ops o WHERE o.lane > p.lane AND (o.lane <> o.id OR p_queue IS NOT NULL)
+          ORDER BY o.lane LIMIT 1
+        ) x
         WHERE p.n < p_examined
     )
     SELECT k.lane, k.n, (p_queue IS NULL OR l.queue = p_queue) AND queue_matches(l.queue, p_patterns) AS fits
