@@ -3,7 +3,7 @@ import { freePort } from '@spillway/embedded-postgres/internal'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
 import { closeOpened, type DocsContext, docsContext } from '../docs-context.js'
-import { compileAll, writeFragment } from '../docs-fragments.js'
+import { compileAll, folderOf, writeFragment } from '../docs-fragments.js'
 import { type Block, blocksOf, matching } from '../docs-page.js'
 import {
   callOf,
@@ -17,9 +17,14 @@ import {
   writeFiles,
 } from '../docs-programs.js'
 
-const pages = ['library', 'frameworks/fastify', 'frameworks/express', 'frameworks/node-http', 'frameworks/fetch'].map(
-  (name) => `${name}.md`,
-)
+const pages = [
+  'library',
+  '../reference/library',
+  'frameworks/fastify',
+  'frameworks/express',
+  'frameworks/node-http',
+  'frameworks/fetch',
+].map((name) => `${name}.md`)
 
 const found = Object.fromEntries(await Promise.all(pages.map(async (page) => [page, await blocksOf(page)] as const)))
 
@@ -100,15 +105,14 @@ describe.each(Object.entries(found).filter(([, blocks]) => blocks.some(isFragmen
     })
     afterAll(async () => {
       delete process.env.DATABASE_URL
-      await context.intake.close()
-      await context.pool.end()
+      await context.close()
       await database.drop()
     })
 
     const run = blocks.filter((block) => isFragment(block) || block.language === 'sql')
     it.each(run)('line $line: $heading', async (block) => {
       if (block.language === 'sql') return void (await context.pool.query(block.text))
-      const file = await writeFragment(folder.path, `${page}-${block.line}`, block)
+      const file = await writeFragment(folder.path, `${folderOf(page)}-${block.line}`, block)
       const { default: run } = await import(file)
       try {
         await run(context, (actual: unknown, wanted: unknown, line: string) => {
