@@ -188,7 +188,7 @@ describe('operations of a definition without a lane', () => {
     const answers = []
     for (const client of clients) {
       await client.query('BEGIN')
-      answers.push(await intake.enqueue(op, 5, client))
+      answers.push(await intake.enqueue(op, 5, { tx: client }))
     }
     for (const client of clients) await client.query('COMMIT')
     await Promise.all(clients.map((client) => client.end()))

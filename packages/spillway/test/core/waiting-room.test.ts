@@ -1,6 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { createMetrics, type MetricRegistry } from '../../src/index.js'
+import { createMetrics } from '../../src/index.js'
 import type { WhenBusy } from '../../src/intake/when-busy.js'
 import { type Bench, bench, eventually, signal } from '../pipeline-fixture.js'
 
@@ -12,7 +12,7 @@ afterEach(() => b.close())
 
 /** One slot, which the first request holds until it is let go. */
 async function busy(whenBusy?: WhenBusy) {
-  const metrics: Parameters<MetricRegistry['registerMetric']>[0][] = []
+  const metrics: { name: string; get(): Promise<unknown> }[] = []
   const intake = await b.intake({
     concurrency: 1,
     metrics: createMetrics({ registerMetric: (metric) => void metrics.push(metric) }),
