@@ -117,7 +117,7 @@ export class Pipeline {
    */
   refuseBusy(bound: BoundGates, identity: string): Refusal | null {
     const { run, whenBusy } = bound.options
-    if (thenOf(whenBusy) !== 'refuse') return null
+    if (whenBusy === undefined || thenOf(whenBusy) !== 'refuse') return null
     const { work } = bound.slots
     const mayWait = (): boolean => work.room.hasRoomFor(identity, roomOf(whenBusy, bound.slots).most)
     const hasSlot = run === undefined || work.canReserve || mayWait()

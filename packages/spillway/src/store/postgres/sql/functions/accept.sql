@@ -31,10 +31,9 @@ CREATE OR REPLACE FUNCTION accept_flush(
   -- item. No items: one tier each.
   p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
   p_rate_ix int[], p_rate_item int[],
-  -- Nothing more may wait; which items are one request.
-  p_full boolean, p_batch int[],
-  -- Which lanes are one parallel operation's (empty: none is), and how many operations wait for the same slots.
-  p_alone boolean[], p_ahead bigint,
+  -- Nothing more may wait; which items are one request; which lanes are one parallel operation's (empty: none is), and
+  -- how many operations wait for the same slots.
+  p_full boolean, p_batch int[], p_alone boolean[], p_ahead bigint,
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
   OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
