@@ -79,7 +79,9 @@ export class Events {
     if (outcome.kind === 'failed') {
       const failure = () => ({ ...about(), error: outcome.error, result: outcome.result ?? null })
       this.#emit('failed', failure)
-      this.#emit('dead', failure)
+      // A caller who was answered with it takes the place of the dead letter.
+      const isAnswered = 'answered' in outcome && outcome.answered === true
+      if (!isAnswered) this.#emit('dead', failure)
     }
   }
 
