@@ -117,7 +117,7 @@ describe('both bindings answer the same', () => {
 
   it.each([
     ['done', json({ n: 1 }), 201],
-    ['failed for good', json({ n: 13 }), 201],
+    ['failed for good', json({ n: 13 }), 500],
     ['queued on request', json({ n: 1 }, { prefer: 'respond-async' }), 202],
     ['waited for', json({ n: 1 }, { prefer: 'respond-async, wait=10' }), 201],
     ['a body that is not valid', json({ n: 'one' }), 400],

@@ -19,7 +19,7 @@ import {
   type TicketRequest,
   type TicketRoute,
 } from './ticket-table.js'
-import type { Caller } from './viewer.js'
+import { type Caller, seesAll } from './viewer.js'
 
 const redriveBatch = 500
 const redriveMax = 100_000
@@ -93,13 +93,13 @@ async function listDeadLetters(context: TicketContext, request: TicketRequest<Li
   const { status: _, ...query } = request.query
   const filter = filterOf(context, request.caller, query)
   const letters = await context.intake.store.deadLetters(filter, page.limit + 1, page.before)
-  return json(pageById(letters, { ...page, bytesMax: context.pageBytesMax }, deadLetterView))
+  return json(pageById(letters, { ...page, bytesMax: context.pageBytesMax }, (letter) => deadLetterView(letter)))
 }
 
 async function oneDeadLetter({ intake, access }: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
   const { id, caller } = request
   const letter = (await access.visible(caller, id)) === null ? null : await intake.store.deadLetter(id)
-  return letter === null ? notFound : json(deadLetterView(letter))
+  return letter === null ? notFound : json(deadLetterView(letter, seesAll(caller)))
 }
 
 async function redrive(

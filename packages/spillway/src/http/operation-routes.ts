@@ -19,7 +19,7 @@ import {
   type TicketRoute,
 } from './ticket-table.js'
 import { compileValidator } from './validation.js'
-import { owns } from './viewer.js'
+import { owns, seesAll } from './viewer.js'
 
 export const operationRoutes: readonly TicketRoute[] = [
   {
@@ -81,7 +81,7 @@ async function listOperations(context: TicketContext, request: TicketRequest<Lis
   const page = pageOf(query)
   if (page === null) return badCursor
   const tickets = await context.intake.store.tickets(filterOf(context, caller, query), page.limit + 1, page.before)
-  return json(pageById(tickets, { ...page, bytesMax: context.pageBytesMax }, operationView))
+  return json(pageById(tickets, { ...page, bytesMax: context.pageBytesMax }, (ticket) => operationView(ticket)))
 }
 
 async function operationStats({ intake, access }: TicketContext, { caller }: TicketRequest): Promise<TicketAnswer> {
@@ -115,9 +115,10 @@ async function oneOperation(
   const ticket = await access.visible(caller, id)
   if (ticket === null) return notFound
   const waitMs = (query.wait ?? 0) * 1_000
-  if (waitMs === 0 || isFinished(ticket)) return json(operationView(ticket))
+  const withStack = seesAll(caller)
+  if (waitMs === 0 || isFinished(ticket)) return json(operationView(ticket, withStack))
   const finished = await intake.waiters.wait(id, waitMs, gone())
-  return json(operationView(finished ?? (await intake.store.ticket(id)) ?? ticket))
+  return json(operationView(finished ?? (await intake.store.ticket(id)) ?? ticket, withStack))
 }
 
 async function streamOperation(context: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
@@ -165,6 +166,7 @@ async function retryOperation({ intake, access }: TicketContext, request: Ticket
     // Another request was faster, or its capacity gate is full.
     const now = await store.ticket(id)
     if (now?.status !== 'failed') return notFailed(now?.status ?? 'gone')
+    if ((await store.deadLetter(id)) === null) return answered
     return refuse({
       code: 'capacity_exceeded',
       detail: 'There is no place for it now. Try again later.',
@@ -174,6 +176,11 @@ async function retryOperation({ intake, access }: TicketContext, request: Ticket
   intake.wakeAll()
   return json(operationView((await store.ticket(id)) ?? ticket))
 }
+
+const answered = refuse({
+  code: 'operation_not_failed',
+  detail: 'The caller was answered with the failure, so there is no dead letter to retry.',
+})
 
 const notFailed = (status: string): TicketAnswer =>
   refuse({ code: 'operation_not_failed', detail: `The operation is ${status}.` })

@@ -6,15 +6,24 @@
  *      │──throws anything else──► retry
  *      └──timeout │ cancelled │ lease lost │ stopping──► its signal fires; the handler's end is no longer waited for
  */
+import { inspect } from 'node:util'
 import { type BackoffOptions, backoffMs } from '../core/backoff.js'
 import { FailOperation, OperationAborted, RetryOperation } from '../core/outcome.js'
 import type { RunContext } from '../intake/define.js'
 import { isTracing, parseTraceparent, withSpan } from '../metrics/trace.js'
-import type { Claimed, Leaving, OpenTx, Store, StoredAnswer, Tx } from '../store/port.js'
+import type { Claimed, Failure, Leaving, OpenTx, Store, StoredAnswer, Tx } from '../store/port.js'
 
 export type Outcome =
   | { kind: 'completed'; result: unknown }
-  | { kind: 'failed'; error: string; result?: unknown }
+  | {
+      kind: 'failed'
+      error: string
+      result?: unknown
+      /** What the handler said with FailOperation. */
+      said?: { code: string; status: number }
+      /** A caller waits, and is answered with it: it leaves no dead letter. */
+      answered?: true
+    }
   | { kind: 'retry'; error: string; delayMs: number }
   | { kind: 'cancelled' }
   /** Not completed and not counted: the lane goes back unchanged, or to processes that may run it (see left-to-others.ts). */
@@ -141,7 +150,8 @@ export function outcomeOf(
   const result = fault instanceof FailOperation || fault instanceof RetryOperation ? fault.result : undefined
   const attempt = op.attempts + 1
   if (fault instanceof FailOperation || attempt >= op.maxAttempts) {
-    return { kind: 'failed', error, ...(result !== undefined && { result }) }
+    const said = fault instanceof FailOperation ? { said: { code: fault.code, status: fault.status } } : {}
+    return { kind: 'failed', error, ...(result !== undefined && { result }), ...said }
   }
   const asked = fault instanceof RetryOperation ? fault.afterMs : undefined
   // The store would refuse NaN, e.g. from a Retry-After that was no number, and the lane would hang forever.
@@ -153,11 +163,36 @@ export function outcomeOf(
 /** A service may ask a handler to come back next year; a lane waits at most a day. */
 const retryAfterMsMax = 86_400_000
 const errorCharactersMax = 2_000
+const stackCharactersMax = 8_000
 
 function messageOf(fault: unknown): string {
-  const text = fault instanceof Error ? fault.message || fault.name : String(fault)
-  // PostgreSQL's text has no NUL.
-  return text.replaceAll('\0', '\uFFFD').toWellFormed().slice(0, errorCharactersMax)
+  return storable(fault instanceof Error ? String(fault.message) || fault.name : shownFault(fault), errorCharactersMax)
+}
+
+/** Anything may be thrown, also what cannot be shown. */
+function shownFault(fault: unknown): string {
+  if (typeof fault === 'string') return fault
+  try {
+    return inspect(fault, { depth: 3, maxStringLength: 1_000, maxArrayLength: 20, breakLength: 120 })
+  } catch {
+    return `a ${typeof fault} that cannot be shown`
+  }
+}
+
+/** PostgreSQL's text has no NUL. */
+const storable = (text: string, charactersMax: number): string =>
+  text.replaceAll('\0', '\uFFFD').toWellFormed().slice(0, charactersMax)
+
+/** Of a failed attempt, for the store. Undefined: it did not fail. */
+export function failureOf(op: Claimed, outcome: Outcome, fault: unknown): Failure | undefined {
+  if (outcome.kind !== 'failed' && outcome.kind !== 'retry') return undefined
+  return {
+    id: op.id,
+    attempt: op.attempts + 1,
+    said: (outcome.kind === 'failed' && outcome.said) || null,
+    keepLetter: fault instanceof FailOperation && fault.deadLetter,
+    stack: storable(shownFault(fault), stackCharactersMax),
+  }
 }
 
 declare global {
@@ -187,7 +222,7 @@ export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: num
   return {
     seq: op.seq,
     type: op.type,
-    status: outcome.kind,
+    status: outcome.kind === 'failed' && outcome.answered === true ? 'answered' : outcome.kind,
     result: outcome.kind === 'cancelled' ? null : toJson(outcome.result),
     error: outcome.kind === 'failed' ? outcome.error : outcome.kind === 'cancelled' ? 'cancelled while running' : null,
     startedMsAgo: Math.max(0, Math.round(now - startedAt)),
@@ -203,7 +238,12 @@ function answerOf(outcome: Outcome): StoredAnswer {
     case 'completed':
       return { v: 'done', result: outcome.result ?? null }
     case 'failed':
-      return { v: 'failed', error: outcome.error, ...(outcome.result !== undefined && { result: outcome.result }) }
+      return {
+        v: 'failed',
+        error: outcome.error,
+        ...(outcome.result !== undefined && { result: outcome.result }),
+        ...outcome.said,
+      }
     default:
       return { v: 'cancelled' }
   }
