@@ -4,10 +4,11 @@
  */
 import { limits } from '@spillway/protocol/wire'
 import { gateRequestOf } from '../accept/accept-item.js'
+import { check, isString } from '../core/options.js'
 import type { Permit } from '../gates/gate.js'
 import { type Admission, GateAdmission } from '../intake/admission.js'
 import { type Answer, type FailedAnswer, queuedBody } from '../intake/answer.js'
-import type { Definition, IntakeRequest } from '../intake/define.js'
+import type { Definition, Identify, IntakeRequest } from '../intake/define.js'
 import type { Intake } from '../intake/intake.js'
 import type { Pipeline } from '../intake/pipeline.js'
 import type { RateStatus, Refusal } from '../intake/refusal.js'
@@ -112,12 +113,13 @@ function refuse(problem: Problem): Wire {
   return { ok: false, problem, headers: {} }
 }
 
-/** Who asks: what the definition says, else the authenticated user, else the client's address. */
-export function identityOf(
-  options: { identity?: (request: IntakeRequest) => string } | undefined,
-  request: IntakeRequest,
-): string {
-  return options?.identity?.(request) ?? request.user?.id ?? request.clientAddress
+/** Who asks: what the definition or the intake says, else the authenticated user, else the client's address. */
+export function identityOf(identify: Identify | undefined, request: IntakeRequest): string {
+  const said = identify?.(request)
+  // An empty header is no name: its senders would be one.
+  if (said === undefined || said === '') return request.user?.id ?? request.clientAddress
+  check('a request', 'what identity returns', said, isString)
+  return said
 }
 
 /** The gates that need no body. */
@@ -125,7 +127,7 @@ function entrance(pipeline: Pipeline, bound: BoundGates): Mount['enter'] {
   const acquires = bound.gates.some((gate) => gate.acquire !== undefined)
   const refused = (refusal: Refusal): Entry => ({ ok: false, wire: refusalWire(refusal) })
   return (request) => {
-    const identity = identityOf(bound.options, request)
+    const identity = identityOf(bound.options.identity, request)
     const gateRequest = gateRequestOf(identity, request)
     const refusal =
       pipeline.refuseEarly(bound, gateRequest) ??

@@ -40,7 +40,7 @@ import { SlotGroups } from '../work/slot-groups.js'
 import { Waiters } from '../work/waiters.js'
 import type { Admission, AdmissionOptions } from './admission.js'
 import type { Answer } from './answer.js'
-import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
+import type { BodySchema, DefineOptions, Definition, Identify, InputOf } from './define.js'
 import { Definitions } from './definitions.js'
 import { answerMany, type Prepared } from './many.js'
 import { keyOfItem } from './operation-options.js'
@@ -72,6 +72,8 @@ export class Intake {
   readonly settings: IntakeSettings
   readonly log: IntakeLog
   readonly metrics: Metrics
+  /** Who asks, where a definition does not say it. */
+  readonly identity: Identify | undefined
   readonly pressure: ProcessPressure
   /** In front of the HTTP server whose requests come here. */
   readonly door: Door
@@ -101,12 +103,20 @@ export class Intake {
   /** Nothing runs any more. Handlers that finish during `close` may still enqueue. */
   #isEnded = false
 
-  constructor(options: { store: Store; settings: IntakeSettings; log: IntakeLog; metrics: Metrics; door?: Door }) {
+  constructor(options: {
+    store: Store
+    settings: IntakeSettings
+    log: IntakeLog
+    metrics: Metrics
+    door?: Door
+    identity?: Identify
+  }) {
     const { store, settings, log, metrics } = options
     this.store = store
     this.settings = settings
     this.log = log
     this.metrics = metrics
+    this.identity = options.identity
     this.door = options.door ?? new Door()
     this.ledger = new Ledger(store)
     this.read = store.read
@@ -132,7 +142,7 @@ export class Intake {
       ...{ ...shared, log, metrics, answering, door: this.door, presence: this.presence, registry: this.#registry },
     })
     this.#definitions = new Definitions({
-      ...{ ...shared, pipeline: this.pipeline },
+      ...{ ...shared, pipeline: this.pipeline, identity: options.identity },
       binding: {
         pressureLevel: () => this.pressure.level,
         registerCapacity: (name, limit, resumeBelow) =>

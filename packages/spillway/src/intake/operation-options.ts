@@ -2,7 +2,7 @@
 import { limits } from '@spillway/protocol/wire'
 import { type Duration, isDuration, millisecondsOf } from '../core/duration.js'
 import { isLaneName, type LaneName } from '../core/ids.js'
-import { checkOptions, isText, OptionError, type Rule, timerMsMax } from '../core/options.js'
+import { checkOptions, isString, isText, OptionError, type Rule, timerMsMax } from '../core/options.js'
 import { delayMsMax, numberRules } from './define-rules.js'
 
 export interface OperationOptions {
@@ -24,8 +24,6 @@ export interface OperationOptions {
   timeout?: Duration
   maxRetries?: number
 }
-
-const isString: Rule = (value) => (typeof value === 'string' ? null : 'a text')
 
 export const operationRules: Record<keyof OperationOptions, Rule> = {
   identity: isText,
