@@ -636,9 +636,12 @@ async function validated(
 }
 
 function textOf(type: string, body: unknown): string {
+  let text: string | undefined
   try {
-    return JSON.stringify(body ?? null)
+    text = JSON.stringify(body ?? null)
   } catch (fault) {
     throw new OptionError(`a body of ${type} cannot be stored as JSON: ${(fault as Error).message}`, { cause: fault })
   }
+  if (text === undefined) throw new OptionError(`a body of ${type} cannot be stored as JSON: it is a ${typeof body}`)
+  return text
 }

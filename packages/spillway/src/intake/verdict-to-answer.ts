@@ -1,7 +1,7 @@
 /** Turns the store's verdict into the caller's answer, and counts it: run now, wait, replay or refuse. */
 
 import { gateRequestOf } from '../accept/accept-item.js'
-import { codeOf } from '../accept/conflict-retry.js'
+import { codeOf, isNobodysFault } from '../accept/conflict-retry.js'
 import type { IntakeLog } from '../core/settings.js'
 import type { Metrics } from '../metrics/metrics.js'
 import type { Accepted, AcceptItem, Claimed, Store, StoredAnswer, Ticket } from '../store/port.js'
@@ -195,8 +195,7 @@ export class Answering {
   /** The accepting statement failed: nothing was decided, or the outcome is unknown. */
   storeFault(type: string, fault: unknown, item?: AcceptItem): Refusal {
     if (item?.execute === true) this.#o.suspect()
-    const code = codeOf(fault)
-    if (code === 'data' || code === undefined || code === 'other') {
+    if (!isNobodysFault(fault)) {
       this.#o.log.error({ err: fault, type, operation: item?.id }, 'an operation could not be stored')
       return this.refuse(type, {
         code: 'internal_error',
@@ -207,7 +206,7 @@ export class Answering {
     return this.refuse(type, {
       code: 'store_unavailable',
       detail: 'The store did not confirm. Repeat the request with the same Idempotency-Key.',
-      retryAfterMs: code === 'disk_full' ? 30_000 : storeAwayRetryMs,
+      retryAfterMs: codeOf(fault) === 'disk_full' ? 30_000 : storeAwayRetryMs,
       gate: 'store',
     })
   }

@@ -149,7 +149,9 @@ export function outcomeOf(
   const error = messageOf(fault)
   const result = fault instanceof FailOperation || fault instanceof RetryOperation ? fault.result : undefined
   const attempt = op.attempts + 1
-  if (fault instanceof FailOperation || attempt >= op.maxAttempts) {
+  // Another attempt would do its work again, and return the same.
+  const isFinal = fault instanceof FailOperation || fault instanceof ResultFault
+  if (isFinal || attempt >= op.maxAttempts) {
     const said = fault instanceof FailOperation ? { said: { code: fault.code, status: fault.status } } : {}
     return { kind: 'failed', error, ...(result !== undefined && { result }), ...said }
   }
@@ -166,10 +168,20 @@ const errorCharactersMax = 2_000
 const stackCharactersMax = 8_000
 
 function messageOf(fault: unknown): string {
-  return storable(fault instanceof Error ? String(fault.message) || fault.name : shownFault(fault), errorCharactersMax)
+  return storable(textOf(fault), errorCharactersMax)
 }
 
-/** Anything may be thrown, also what cannot be shown. */
+/** Anything may be thrown, also what cannot be shown. An error of another realm is no instance of Error here. */
+function textOf(fault: unknown): string {
+  try {
+    const { message, name } = fault as { message?: unknown; name?: unknown }
+    for (const text of [message, name]) if (typeof text === 'string' && text !== '') return text
+  } catch {
+    // null, undefined, or a getter that throws.
+  }
+  return shownFault(fault)
+}
+
 function shownFault(fault: unknown): string {
   if (typeof fault === 'string') return fault
   try {
@@ -223,7 +235,7 @@ export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: num
     seq: op.seq,
     type: op.type,
     status: outcome.kind === 'failed' && outcome.answered === true ? 'answered' : outcome.kind,
-    result: outcome.kind === 'cancelled' ? null : toJson(outcome.result),
+    result: outcome.kind === 'cancelled' ? null : resultText(op.type, outcome.result),
     error: outcome.kind === 'failed' ? outcome.error : outcome.kind === 'cancelled' ? 'cancelled while running' : null,
     startedMsAgo: Math.max(0, Math.round(now - startedAt)),
     counted: true,
@@ -249,4 +261,28 @@ function answerOf(outcome: Outcome): StoredAnswer {
   }
 }
 
-const toJson = (value: unknown): string | null => (value === undefined || value === null ? null : JSON.stringify(value))
+/** A handler returned what cannot be kept with the operation. */
+class ResultFault extends TypeError {
+  override readonly name = 'ResultFault'
+}
+
+/** About as much as one answer may have. */
+const resultCharactersMax = 4 * 1_048_576
+
+/** A result as JSON; null for none. */
+export function resultText(type: string, result: unknown): string | null {
+  if (result === undefined || result === null) return null
+  const wrong = (why: string, cause?: unknown): ResultFault =>
+    new ResultFault(`the result of ${type} ${why}. It ran, and is not tried again`, { cause })
+  let text: string | undefined
+  try {
+    text = JSON.stringify(result)
+  } catch (fault) {
+    const [reason] = textOf(fault).split('\n')
+    throw wrong(`cannot be stored as JSON: ${reason}. Return JSON values only`, fault)
+  }
+  if (text === undefined) throw wrong(`is a ${typeof result}, which JSON does not have. Return JSON values only`)
+  if (text.length <= resultCharactersMax) return text
+  const limit = `${text.length} characters of JSON; ${resultCharactersMax} are allowed`
+  throw wrong(`has ${limit}. Store it elsewhere, and return where it is`)
+}

@@ -4,7 +4,7 @@
  * transaction, together with all that ran before them in the lane.
  */
 
-import { codeOf } from '../accept/conflict-retry.js'
+import { isNobodysFault } from '../accept/conflict-retry.js'
 import { Flush } from '../accept/flush.js'
 import type { BackoffOptions } from '../core/backoff.js'
 import { FailOperation, LeaveOperation, OperationAborted } from '../core/outcome.js'
@@ -85,7 +85,6 @@ export const sliceMs = 5
 /** How long a lane with an operation of an unknown type is left to others. */
 const unknownTypeMs = 5_000
 const confirmPauseMs = 250
-const nobodysFault: ReadonlySet<string> = new Set(['unavailable', 'timeout', 'conflict', 'disk_full'])
 /**
  * An `apply` holds the locks of its lane and lease. If its process vanishes, they stay until the database ends its
  * transaction, this long after its last statement: with the default lease still within 30 s.
@@ -320,7 +319,7 @@ export class LaneRunner {
     const flush = new Flush<Group, boolean>({
       write: (groups) => this.#applyAll(handler, groups),
       // In halves, until the faulty group is alone; not for faults that no group caused.
-      isPoison: (fault) => !nobodysFault.has(codeOf(fault) ?? ''),
+      isPoison: (fault) => !isNobodysFault(fault),
       sizeOf: () => 1,
       countOf: ({ ops }) => ops.length,
       itemsMax,
@@ -408,7 +407,7 @@ export class LaneRunner {
     try {
       leaving = leave(op, outcome, startedAt, this.#now())
     } catch (fault) {
-      // A result that JSON cannot express (a BigInt, a cycle) is the handler's fault, like any other.
+      // A result that JSON cannot express: a BigInt, a cycle.
       const instead = outcomeOf(fault, op, handler.backoff)
       this.#failed(held, op, instead, fault)
       return this.#record(held, handler, { op, outcome: instead, startedAt })
