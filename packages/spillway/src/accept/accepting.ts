@@ -192,9 +192,11 @@ export class Accepting {
   /** What a flush needs besides its items. */
   #context({ load, concurrency }: Backlog, pendingMax?: number): AcceptContext {
     const { settings } = this.#o
+    const ahead = Math.max(0, load.depth - concurrency)
     return {
       worker: this.#o.worker(),
-      backlogMs: Math.min(backlogMsMax, load.drainMs(load.depth - concurrency) ?? 0),
+      backlogMs: Math.min(backlogMsMax, load.drainMs(ahead) ?? 0),
+      ahead,
       keyTtlMs: settings.idempotencyTtlMs,
       isFull: this.#o.depth() >= Math.min(settings.pendingMax, pendingMax ?? settings.pendingMax),
     }

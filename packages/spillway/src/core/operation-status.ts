@@ -3,11 +3,11 @@ import type { Store } from '../store/port.js'
 import type { Slots } from '../work/slot-groups.js'
 import { isUuid } from './ids.js'
 
-/** The status of an operation. */
-export interface OperationReport {
+/** The status of an operation, in brief. */
+export interface StatusReport {
   id: string
   status: OperationStatus | 'unknown'
-  /** Position in its lane, 0 is next; null when it does not wait. */
+  /** Position in its lane, or of a parallel one among all that wait for a slot; 0 is next; null when it does not wait. */
   place: number | null
   /** An estimate of the time until it has run; null when it does not wait, or if unknown. */
   waitMs: number | null
@@ -22,12 +22,15 @@ export async function reportsOf(
   store: Store,
   slotsOf: (type: string) => Slots,
   ids: readonly string[],
-): Promise<OperationReport[]> {
-  const known = new Map<string, OperationReport>()
+): Promise<StatusReport[]> {
+  const known = new Map<string, StatusReport>()
   const asked = [...new Set(ids.filter(isUuid).map((id) => id.toLowerCase()))]
   for (let from = 0; from < asked.length; from += idsPerStatement) {
-    for (const { type, paceMs, ...row } of await store.statusOf(asked.slice(from, from + idsPerStatement))) {
-      known.set(row.id, { ...row, waitMs: row.place === null ? null : waitOf(slotsOf(type), type, row.place, paceMs) })
+    for (const { type, paceMs, isParallel, ...row } of await store.statusOf(
+      asked.slice(from, from + idsPerStatement),
+    )) {
+      const wait = isParallel ? waitForSlot : waitOf
+      known.set(row.id, { ...row, waitMs: row.place === null ? null : wait(slotsOf(type), type, row.place, paceMs) })
     }
   }
   return ids.map((id) => {
@@ -40,5 +43,11 @@ export async function reportsOf(
 function waitOf({ load, concurrency }: Slots, type: string, place: number, paceMs: number | null): number | null {
   const inLane = (paceMs ?? load.paceMs(type)) * (place + 1)
   const wait = Math.max(inLane, load.drainMs(load.depth - concurrency) ?? 0)
+  return wait > 0 ? Math.round(wait) : null
+}
+
+/** The time until those before it have left, at the recent rate of all processes, or at the pace of the slots here. */
+function waitForSlot({ load, concurrency }: Slots, type: string, place: number): number | null {
+  const wait = load.drainMs(place + 1) ?? (load.paceMs(type) * (place + 1)) / concurrency
   return wait > 0 ? Math.round(wait) : null
 }

@@ -73,7 +73,11 @@ export function mountOf<Body = unknown, Result = Answer>(
     submit: hooks.submit ?? ((submission) => intake.pipeline.submit(bound, submission) as Promise<Result>),
     encode:
       hooks.encode ??
-      ((result, preferences) => toWire(bound, result as Answer, preferences, preferences.waitSeconds !== undefined)),
+      ((result, preferences) => {
+        const answer = result as Answer
+        const wire = toWire(bound, answer, preferences, preferences.waitSeconds !== undefined)
+        return answer.kind === 'queued' ? located(wire, intake) : wire
+      }),
   })
 }
 
@@ -102,6 +106,7 @@ function mounted<Body, Result>(
         request,
         ...(key.key !== undefined && { idempotencyKey: key.key }),
         respondAsync: preferences.respondAsync,
+        leaving: () => gone('work'),
         ...(waitSeconds !== undefined && { waitMs: waitSeconds * 1_000, signal: gone('wait') }),
       }
       return encode(await submit(submission, gone), preferences)
@@ -131,7 +136,7 @@ function entrance(pipeline: Pipeline, bound: BoundGates): Mount['enter'] {
     const gateRequest = gateRequestOf(identity, request)
     const refusal =
       pipeline.refuseEarly(bound, gateRequest) ??
-      (request.headers.prefer === undefined ? pipeline.refuseBusy(bound) : null)
+      (request.headers.prefer === undefined ? pipeline.refuseBusy(bound, identity) : null)
     if (refusal !== null) return refused(refusal)
     const entered = (permits: readonly Permit[]): Entry => {
       const exit = pipeline.enter()
@@ -252,6 +257,12 @@ export const failureAsResult =
       answer: { status: 201, headers, body: { status: 'failed', operationId, error_message: error, result } },
     }
   }
+
+/** The ticket of a queued answer, below the prefix of the ticket routes. */
+function located(wire: Wire, { ticketPrefix }: Intake): Wire {
+  if (ticketPrefix !== '' && wire.ok) wire.answer.headers.location = `${ticketPrefix}${wire.answer.headers.location}`
+  return wire
+}
 
 export function refusalWire({ code, detail, retryAfterMs, errors, extensions, type, title, rate }: Refusal): Wire {
   return {

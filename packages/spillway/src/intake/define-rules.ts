@@ -15,6 +15,7 @@ import {
 } from '../core/options.js'
 import { gateOrder } from '../gates/gate.js'
 import type { BodySchema, DefineOptions } from './define.js'
+import { isWhenBusy } from './when-busy.js'
 
 /** The schema is checked where it is compiled (http/validation.ts). */
 const any: Rule = () => null
@@ -41,7 +42,7 @@ const common: Record<string, Rule> = {
   retry: isBackoff,
   onAnswer: isFunction,
   respond: isFunction,
-  whenBusy: oneOf('queue', 'refuse'),
+  whenBusy: isWhenBusy,
 }
 
 const forRun: Record<string, Rule> = {
@@ -53,10 +54,15 @@ const forRun: Record<string, Rule> = {
   announces: isFunction,
 }
 
-const forApply: Record<string, Rule> = { ...common, apply: isEffect, pendingMax: wholeNumber(0) }
+const forApply: Record<string, Rule> = {
+  ...common,
+  whenBusy: oneOf('queue', 'refuse'),
+  apply: isEffect,
+  pendingMax: wholeNumber(0),
+}
 
 export function checkDefinition(call: string, options: DefineOptions<BodySchema, unknown>): void {
-  checkOptions(call, options, { ...forRun, ...forApply })
+  checkOptions(call, options, { ...forApply, ...forRun })
   if (options.run === undefined && options.apply === undefined) {
     throw new OptionError(`${call}: run is missing: the function that does the work, run: async (body, context) => …`)
   }
@@ -65,9 +71,10 @@ export function checkDefinition(call: string, options: DefineOptions<BodySchema,
   }
   const [kind, rules] = options.run === undefined ? ['apply', forApply] : ['run', forRun]
   for (const [name, value] of Object.entries(options)) {
-    if (value !== undefined && rules[name] === undefined) {
-      throw new OptionError(`${call}: ${name} cannot be used together with ${kind}`)
-    }
+    if (value === undefined) continue
+    const rule = rules[name]
+    if (rule === undefined) throw new OptionError(`${call}: ${name} cannot be used together with ${kind}`)
+    check(call, name, value, rule)
   }
   for (const kind of ['capacity', 'halt', 'connections'] as const) {
     if ((options.gates ?? []).filter((gate) => gate.kind === kind).length > 1) {

@@ -6,6 +6,7 @@ import type { Gate } from '../gates/gate.js'
 import type { StandardSchema } from '../http/standard-schema.js'
 import type { Tx } from '../store/port.js'
 import type { Answer } from './answer.js'
+import type { WhenBusy } from './when-busy.js'
 
 /** One normalized request, the same in both bindings. */
 export interface IntakeRequest {
@@ -103,7 +104,7 @@ export type InputOf<S> = S extends StandardSchema ? NonNullable<S['~standard']['
 interface Common<S extends BodySchema, Result> {
   /** What a body must look like. Without it any JSON value is taken. */
   body?: S
-  /** Names the FIFO. Default: the operation's type as queue. */
+  /** Names the FIFO: its operations run one after the other. Default: none, they run in parallel, up to the slots. */
   lane?: (body: BodyOf<S>, request: IntakeRequest) => LaneName
   /** Who asks. Default: what the intake's `identity` says, else the authenticated user, else the client's address. */
   identity?: Identify
@@ -129,8 +130,11 @@ interface Common<S extends BodySchema, Result> {
 }
 
 export interface RunOptions<S extends BodySchema, Result> extends Common<S, Result> {
-  /** When busy: queue it (default), or refuse with 503. */
-  whenBusy?: 'queue' | 'refuse'
+  /**
+   * What becomes of a request that finds no free slot, once it has waited a moment for one: it is queued (default, after
+   * 250 ms at most), or refused with 503 (after 25 ms, or half a usual run). `{ wait, then }` sets the longest wait.
+   */
+  whenBusy?: WhenBusy
   /** A running one can be cancelled: the handler obeys `ctx.signal`. Default false. */
   abortable?: boolean
   /**

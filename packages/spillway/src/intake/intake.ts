@@ -8,12 +8,10 @@ import type { Server } from 'node:http'
 import { hostname } from 'node:os'
 import { keyOf } from '../accept/accept-item.js'
 import { Accepting } from '../accept/accepting.js'
-import { type LaneName, laneOf } from '../core/ids.js'
-import { type OperationReport, reportsOf } from '../core/operation-status.js'
 import { OptionError } from '../core/options.js'
 import type { IntakeLog, IntakeSettings } from '../core/settings.js'
 import { type ConnectionPool, connectionPool, type PoolOptions } from '../fleet/connection-pool.js'
-import { FleetNumbers } from '../fleet/fleet-numbers.js'
+import { FleetNumbers, freeSlots } from '../fleet/fleet-numbers.js'
 import { GateRegistry } from '../fleet/gate-registry.js'
 import { PoolPermits } from '../fleet/pool-permits.js'
 import { Presence } from '../fleet/presence.js'
@@ -36,16 +34,20 @@ import { ProcessPressure } from '../pressure/process-pressure.js'
 import type { CancelOutcome, Pulse, Store, Tx } from '../store/port.js'
 import { withDeadline } from '../time/with-deadline.js'
 import { cancelPatiently } from '../work/cancel.js'
-import { SlotGroups } from '../work/slot-groups.js'
+import { SlotGroups, type Slots } from '../work/slot-groups.js'
 import { Waiters } from '../work/waiters.js'
 import type { Admission, AdmissionOptions } from './admission.js'
 import type { Answer } from './answer.js'
+import { DeadLetterCalls } from './dead-letters.js'
 import type { BodySchema, DefineOptions, Definition, Identify, InputOf } from './define.js'
 import { Definitions } from './definitions.js'
+import { Events, type IntakeEvents, type IntakeListener } from './events.js'
+import { LaneCalls } from './lanes.js'
 import { answerMany, type Prepared } from './many.js'
 import { keyOfItem } from './operation-options.js'
 import { within } from './own-transaction.js'
 import { Pipeline } from './pipeline.js'
+import { type ScheduleBody, type ScheduleOptions, Schedules } from './schedules.js'
 import {
   type Bound,
   checkEnqueueOptions,
@@ -60,6 +62,7 @@ import {
   submissionOf,
   submissionsOf,
 } from './submission.js'
+import { TicketCalls } from './tickets.js'
 import { Answering } from './verdict-to-answer.js'
 
 /** The time of `close` beyond `drainMs`. */
@@ -82,6 +85,12 @@ export class Intake {
   readonly sweeps: Sweeps
   readonly fleet = new FleetNumbers()
   readonly pipeline: Pipeline
+  /** Operations: read, wait for, cancel and retry them. */
+  readonly tickets = new TicketCalls(this)
+  /** Operations that failed for good: read, redrive and delete them. */
+  readonly deadLetters = new DeadLetterCalls(this)
+  /** Which lanes hold operations and why they wait; pause and resume them. */
+  readonly lanes = new LaneCalls(this)
   /** Witnessed events, hash-chained. */
   readonly ledger: Ledger
   /** Your own statement, on the connections for reads; it is its own transaction. */
@@ -91,11 +100,16 @@ export class Intake {
    * work, `release` for statements that end work, on connections that nothing else can use up.
    */
   readonly statements: { take: Tx['query']; release: Tx['query'] }
+  /** Where the ticket routes are mounted, if below a path of the host's own: for the `Location` of a 202. */
+  ticketPrefix = ''
   readonly #definitions: Definitions
   readonly #slotGroups: SlotGroups
+  readonly #schedules: Schedules
   readonly #pools = new Map<string, PoolPermits>()
   readonly #accepting: Accepting
   readonly #registry: GateRegistry
+  /** Null until somebody listens. */
+  #events: Events | null = null
   readonly #notices = new Map<string, (text: string) => void>()
   readonly #missed = new Set<() => void>()
   #stopped: Promise<void> | undefined
@@ -110,6 +124,8 @@ export class Intake {
     metrics: Metrics
     door?: Door
     identity?: Identify
+    /** Monotonic milliseconds, of the gates. Default: this process's. */
+    now?: () => number
   }) {
     const { store, settings, log, metrics } = options
     this.store = store
@@ -135,11 +151,13 @@ export class Intake {
       ...{ store, metrics, log, waiters: this.waiters, directWaitMs: settings.directWaitMs },
       suspect: () => this.#slotGroups.suspect(),
       announce: () => this.presence.announce('ready'),
+      onRefused: (type, refusal) => this.#events?.refused(type, refusal),
     })
     this.presence = this.#makePresence()
     const shared = { store, settings, slotGroups: this.#slotGroups, accepting: this.#accepting }
     this.pipeline = new Pipeline({
       ...{ ...shared, log, metrics, answering, door: this.door, presence: this.presence, registry: this.#registry },
+      onApplied: (item, result) => this.#events?.applied(item, result),
     })
     this.#definitions = new Definitions({
       ...{ ...shared, pipeline: this.pipeline, identity: options.identity },
@@ -148,8 +166,10 @@ export class Intake {
         registerCapacity: (name, limit, resumeBelow) =>
           this.#registry.add(name, () => store.registerGate(name, limit, resumeBelow)),
         takeConnection: (pool, identity, limits) => this.permitsOf(pool).take(identity, limits),
+        now: options.now ?? (() => performance.now()),
       },
     })
+    this.#schedules = this.#makeSchedules()
     this.sweeps = queueSweeps(store, settings.retentionMs, { isReady: () => this.isReady, metrics, log })
   }
 
@@ -174,8 +194,9 @@ export class Intake {
         if (outcome !== 'lease_lost') metrics.operationRun.observe(runMs / 1_000)
       },
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
-      onSettled: (op) => {
+      onSettled: (op, outcome) => {
         this.waiters.hint(op.id)
+        this.#events?.settled(op, outcome)
         if (op.gate !== null) this.#definitions.freed(op.gate)
       },
       onLeft: () => this.presence.announce('ready'),
@@ -194,6 +215,7 @@ export class Intake {
       afterPulse: async () => {
         await this.#registry.register()
         await slotGroups.lookAfter()
+        await this.#schedules.look()
       },
       onLost: () => slotGroups.loseAll(),
       onReady: async () => {
@@ -207,6 +229,16 @@ export class Intake {
         else slotGroups.wake()
       },
       missed: this.#missed,
+    })
+  }
+
+  #makeSchedules(): Schedules {
+    const { store, log } = this
+    return new Schedules({
+      ...{ store, log },
+      isDraining: () => this.isDraining,
+      checkBody: (call, definition, body, options) => requireValid(call, this.bound(definition), body, options),
+      enqueue: (definition, body, tx, options) => this.enqueue(definition, body, { ...options, tx }),
     })
   }
 
@@ -266,8 +298,11 @@ export class Intake {
     }
   }
 
-  /** The same for Express: `app.use(intake.expressTickets())`. All other requests go on to `next`. */
-  expressTickets(options?: TicketRoutesOptions): NodeHandler {
+  /**
+   * The same for Express: `app.use(intake.expressTickets())`. All other requests go on to `next`. Below a path, give it as
+   * `prefix` too: Express does not say it before the first request.
+   */
+  expressTickets(options?: TicketRoutesOptions & { prefix?: string }): NodeHandler {
     return expressTickets(this, options)
   }
 
@@ -405,7 +440,7 @@ export class Intake {
   }
 
   /**
-   * Like POST …/cancel: `cancelled` when it was queued, `asked` when it runs and its handler is asked to stop, `running`
+   * A step of `tickets.cancel`, for workloads: `cancelled` when it was queued, `asked` when it runs and its handler is asked to stop, `running`
    * when it cannot be stopped, `gone` when it is finished or unknown.
    */
   async cancel(id: string, why: string): Promise<CancelOutcome> {
@@ -422,14 +457,21 @@ export class Intake {
     return this.store.forgetKey(keyOf(this.bound(definition).type, used.identity, used.key), used.operationId)
   }
 
-  /** The status of operations; one statement for up to 2,000, cheap enough for each second. */
-  statusOf(ids: readonly string[]): Promise<OperationReport[]> {
-    return reportsOf(this.store, (type) => this.find(type)?.slots ?? this.#slotGroups.general, ids)
-  }
-
-  /** Unfinished operations of each lane. */
-  laneDepths(lanes: readonly LaneName[]): Promise<number[]> {
-    return this.store.laneDepths(lanes.map((lane) => laneOf(lane).id))
+  /**
+   * Recurring work: one operation per due time over all processes, also when they crash or their clocks differ. `cron` has five
+   * fields, or six with seconds first. `body` may be a function of the due time. A schedule runs while any process defines it.
+   *
+   *   intake.schedule('0 3 * * *', cleanUp, {}, { timezone: 'Europe/Berlin', missed: 'once' })
+   */
+  schedule<Body>(
+    cron: string,
+    definition: Definition<Body>,
+    body: ScheduleBody<NoInfer<Body>>,
+    options: ScheduleOptions = {},
+  ): void {
+    if (this.#closed !== undefined) throw new OptionError('schedule: this intake is closed')
+    this.bound(definition)
+    this.#schedules.add(cron, definition, body, options)
   }
 
   /**
@@ -449,16 +491,6 @@ export class Intake {
     return resumed
   }
 
-  /** Pauses operations of this type, on every instance, until `resumeType`: they are queued and wait. */
-  pauseType(definition: Definition): Promise<void> {
-    return this.store.pause('', this.bound(definition).type)
-  }
-
-  async resumeType(definition: Definition): Promise<void> {
-    await this.store.resume('', this.bound(definition).type)
-    this.wakeAll()
-  }
-
   /** Releases capacity that `apply` definitions hold, in the transaction that removes their rows. */
   releaseCapacity(tx: Tx, gate: string, count: number): Promise<void> {
     return this.store.releaseGate(tx, gate, count)
@@ -475,6 +507,15 @@ export class Intake {
       await tx.rollback()
       throw fault
     }
+  }
+
+  /**
+   * Calls `listener` for each event of this process, after its commit: `completed`, `retried`, `failed`, `dead`, `refused`. An
+   * error of a listener is logged. Returns a function that ends it.
+   */
+  on<Name extends keyof IntakeEvents>(name: Name, listener: IntakeListener<Name>): () => void {
+    this.#events ??= new Events(this.log)
+    return this.#events.on(name, listener)
   }
 
   /**
@@ -504,12 +545,46 @@ export class Intake {
     return this.presence.beat()
   }
 
+  /** Something is under way: a request, a write, or a run. */
+  get isBusy(): boolean {
+    const running = Object.values(this.#slotGroups.runningByType()).some((n) => n > 0)
+    return running || this.pipeline.inFlight > 0 || this.#accepting.oldestMs > 0
+  }
+
+  /** For tests that have moved the store's clock: this process knows what the store does when it resolves. */
+  async catchUp(): Promise<void> {
+    // A heartbeat and its tasks may be under way, and have seen the time before.
+    await this.presence.beatAfter()
+    await this.presence.beatAfter()
+    this.#slotGroups.wake()
+  }
+
+  /** For tests that have emptied the store: what this process has and knows of it is void. */
+  async forgetAll(): Promise<void> {
+    this.#slotGroups.loseAll()
+    this.#definitions.forget()
+    this.#schedules.forget()
+    await this.catchUp()
+  }
+
   bound(definition: Definition): Bound {
     return this.#definitions.get(definition)
   }
 
   find(type: string): Bound | undefined {
     return this.#definitions.find(type)
+  }
+
+  /** Where operations of a type run. */
+  slotsOf(type: string): Slots {
+    return this.find(type)?.slots ?? this.#slotGroups.general
+  }
+
+  /** Free for a type in all processes, as of their last heartbeats; null: none has reported that it runs the type. */
+  freeSlots(type: string): number | null {
+    const all = this.fleet.figure(freeSlots(type))
+    const own = this.#slotGroups.freeSlots(type)
+    return own === null ? all : Math.max(own, all ?? 0)
   }
 
   get typesWithIdentity(): string[] {
@@ -633,6 +708,15 @@ async function validated(
   const parsed = parsing instanceof Promise ? await parsing : parsing
   if (!parsed.ok) return { kind: 'refused', refusal: { ...parsed.problem, gate: 'body' } }
   return { ...submission, body: parsed.value, text }
+}
+
+/** For a body that is submitted later: a check that is asynchronous waits until then. */
+function requireValid(call: string, bound: Bound, body: unknown, options: SubmitOptions): void {
+  const parsed = bound.parse(JSON.parse(textOf(bound.type, body)), submissionOf(call, body, options).request)
+  if (parsed instanceof Promise || parsed.ok) return
+  const { detail, errors = [] } = parsed.problem
+  const places = errors.map(({ path, message }) => `${path || '/'}: ${message}`)
+  throw new OptionError(`${call}: the body is not valid for ${bound.type}: ${[detail, ...places].join('; ')}`)
 }
 
 function textOf(type: string, body: unknown): string {

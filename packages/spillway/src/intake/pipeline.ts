@@ -11,14 +11,16 @@ import type { GateRequest, Permit } from '../gates/gate.js'
 import type { Metrics } from '../metrics/metrics.js'
 import type { Door } from '../pressure/door.js'
 import { Lateness } from '../pressure/lateness.js'
-import type { Accepted, Admitted, Store, Tx } from '../store/port.js'
+import type { Accepted, AcceptItem, Admitted, Store, Tx } from '../store/port.js'
 import type { SlotGroups } from '../work/slot-groups.js'
+import type { RoomEnd } from '../work/waiting-room.js'
 import type { AdmissionAnswer, BoundAdmission } from './admission.js'
 import type { Answer } from './answer.js'
 import { type Prepared, refused } from './many.js'
 import { allSlotsTaken, queueFull, type Refusal, rateStatus, refusals, refusedBy, storeAwayRetryMs } from './refusal.js'
 import type { Bound, BoundGates, PendingItem, Submission } from './submission.js'
 import type { Answering } from './verdict-to-answer.js'
+import { roomOf, thenOf } from './when-busy.js'
 
 /** For an operation that must not be queued: the shares of the accept budget that it may wait at the door, and for its write. */
 const doorShare = 0.1
@@ -36,6 +38,8 @@ export interface PipelineOptions {
   accepting: Accepting
   answering: Answering
   registry: GateRegistry
+  /** An effect was committed with its acceptance. */
+  onApplied(item: AcceptItem, result: unknown): void
 }
 
 export class Pipeline {
@@ -51,6 +55,7 @@ export class Pipeline {
   /** Refuses new submissions from here on. */
   drain(): void {
     this.#draining = true
+    this.#o.slotGroups.closeRooms()
   }
 
   get isDraining(): boolean {
@@ -110,11 +115,12 @@ export class Pipeline {
    * Refuses an operation that must not be queued when this process is too busy, before its body is read. Not for callers who
    * may prefer to be queued.
    */
-  refuseBusy(bound: BoundGates): Refusal | null {
+  refuseBusy(bound: BoundGates, identity: string): Refusal | null {
     const { run, whenBusy } = bound.options
-    if (whenBusy !== 'refuse') return null
+    if (whenBusy === undefined || thenOf(whenBusy) !== 'refuse') return null
     const { work } = bound.slots
-    const hasSlot = run === undefined || work.canReserve
+    const mayWait = (): boolean => work.room.hasRoomFor(identity, roomOf(whenBusy, bound.slots).most)
+    const hasSlot = run === undefined || work.canReserve || mayWait()
     if (hasSlot && !this.#isLate(bound) && this.busy <= this.#o.settings.busyQueueAbove) return null
     return this.refuse(bound.type, allSlotsTaken(work.runMs))
   }
@@ -125,7 +131,7 @@ export class Pipeline {
     for (const gate of bound.gates) {
       if (gate.acquire === undefined) continue
       const outcome = await gate.acquire(request).catch((fault: unknown): Refusal => {
-        this.#o.log.warn({ err: fault, type: bound.type, gate: gate.kind }, 'a permit could not be taken')
+        this.#o.log.warn({ err: fault, type: bound.type, gate: gate.kind }, 'could not take a permit')
         return {
           code: 'store_unavailable',
           detail: 'The store did not answer. Nothing was accepted; try again later.',
@@ -164,9 +170,16 @@ export class Pipeline {
     // A caller that asks for a ticket gets a run at once too, if slots are free: that saves the way through the queue.
     const background = later && this.#o.settings.work && submission.waitMs === undefined
     const calm = this.busy <= this.#o.settings.busyQueueAbove
-    const reserved = runs && (!later || background) && calm && work.reserve()
+    let reserved = runs && (!later || background) && calm && work.room.size === 0 && work.reserve()
+    if (runs && !later && calm && !reserved && submission.waitMs !== 0) {
+      const end = await this.#waitForSlot(bound, submission)
+      reserved = end === 'slot'
+      const refusal = this.#unready()
+      if (!reserved && refusal !== null) return { kind: 'refused', refusal: this.refuse(bound.type, refusal) }
+      if (end === 'gone') return { kind: 'refused', refusal: this.refuse(bound.type, refusals.callerLeft) }
+    }
     const busy = runs ? !later && !reserved : !calm
-    if (busy && bound.options.whenBusy === 'refuse') {
+    if (busy && thenOf(bound.options.whenBusy) === 'refuse') {
       return { kind: 'refused', refusal: this.refuse(bound.type, allSlotsTaken(work.runMs)) }
     }
     let held = reserved
@@ -188,12 +201,25 @@ export class Pipeline {
       // From here on the run owns the slot; an operation that does not run now must not keep one while its caller waits.
       if (held && accepted.verdict !== 'execute') work.unreserve()
       held = false
-      const answer = await this.#o.answering.answer(bound, submission, pending, accepted)
-      bound.options.onAnswer?.(answer, submission)
-      return answer
+      return await this.#answered(bound, { submission, pending }, accepted)
     } finally {
       if (held) work.unreserve()
     }
+  }
+
+  /** Most runs are short: a slot may be free in a moment. */
+  async #waitForSlot({ type, options, slots }: Bound, submission: Submission): Promise<RoomEnd> {
+    const { work } = slots
+    const { waitMs, most } = roomOf(options.whenBusy, slots)
+    const longestMs = Math.min(waitMs, submission.waitMs ?? waitMs)
+    const since = performance.now()
+    const signal = submission.signal ?? submission.leaving?.()
+    const waiting = work.room.wait({ identity: submission.identity, waitMs: longestMs, most, signal })
+    work.admit()
+    const end = await waiting
+    this.#o.metrics.slotWaits.labels(type, end).inc()
+    this.#o.metrics.slotWait.observe((performance.now() - since) / 1_000)
+    return end
   }
 
   /**
@@ -230,9 +256,7 @@ export class Pipeline {
       submissions.map(async (submission, i) => {
         const pending = all[i]
         if (pending === undefined) throw new RangeError(`no item ${i}`)
-        const answer = await this.#o.answering.answer(bound, submission, pending, accepted[i] ?? noVerdict())
-        bound.options.onAnswer?.(answer, submission)
-        return answer
+        return this.#answered(bound, { submission, pending }, accepted[i] ?? noVerdict(), tx)
       }),
     )
   }
@@ -241,7 +265,7 @@ export class Pipeline {
   async admit(bound: BoundAdmission, request: GateRequest, body: unknown): Promise<AdmissionAnswer> {
     const { type, flush } = bound
     const refused = (refusal: Refusal): AdmissionAnswer => ({ kind: 'refused', refusal })
-    const early = this.refuseEarly(bound, request) ?? this.refuseBusy(bound)
+    const early = this.refuseEarly(bound, request) ?? this.refuseBusy(bound, request.identity)
     if (early !== null) return refused(early)
     if (flush.isFull) return refused(this.refuse(type, refusals.writesWait))
     const { halt, tiers, rates } = exactChecks(bound.gates, request, body)
@@ -263,7 +287,7 @@ export class Pipeline {
   prepare(bound: Bound, submission: Submission): Prepared | Extract<Answer, { kind: 'refused' }> {
     const later = submission.respondAsync === true
     const busy = !later && this.busy > this.#o.settings.busyQueueAbove
-    if (busy && bound.options.whenBusy === 'refuse') {
+    if (busy && thenOf(bound.options.whenBusy) === 'refuse') {
       return refused(this.refuse(bound.type, allSlotsTaken(bound.slots.work.runMs)))
     }
     const now = !later && !busy
@@ -285,11 +309,17 @@ export class Pipeline {
       } catch (fault) {
         return refused(answering.storeFault(bound.type, fault, pending.item))
       }
-      const answer = await answering.answer(bound, submission, pending, accepted)
-      bound.options.onAnswer?.(answer, submission)
-      return answer
+      return this.#answered(bound, { submission, pending }, accepted)
     })
     return Promise.all(answers)
+  }
+
+  /** The caller's answer, once it is reported. With `tx` nothing is committed yet. */
+  async #answered(bound: Bound, { submission, pending }: Prepared, accepted: Accepted, tx?: Tx): Promise<Answer> {
+    const answer = await this.#o.answering.answer(bound, submission, pending, accepted)
+    if (accepted.verdict === 'apply' && tx === undefined) this.#o.onApplied(pending.item, pending.result)
+    bound.options.onAnswer?.(answer, submission)
+    return answer
   }
 
   /** Inside the caller's own PostgreSQL transaction: the operations exist if and when that commits. */

@@ -89,6 +89,12 @@ export const refusals = {
     retryAfterMs: storeAwayRetryMs,
     gate: 'store',
   },
+  callerLeft: {
+    code: 'overloaded',
+    detail: 'The caller left before a slot was free. Nothing was accepted.',
+    retryAfterMs: 1_000,
+    gate: 'load',
+  },
   writesWait: {
     code: 'overloaded',
     detail: 'Too many requests wait to be written. Try again later.',

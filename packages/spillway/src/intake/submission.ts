@@ -73,6 +73,8 @@ export interface Submission<Body = unknown> {
   /** Wait this long for a queued one, then answer as if it had run now. 0: run it now, and answer with its ticket at once. */
   waitMs?: number
   signal?: AbortSignal
+  /** A signal that fires when the caller leaves; made only if it waits for a slot. */
+  leaving?: () => AbortSignal
 }
 
 export type ParsedBody = { ok: true; value: unknown } | { ok: false; problem: Rejection }
@@ -107,11 +109,11 @@ export interface PendingItem {
   limited?: Readonly<Record<string, unknown>>
 }
 
-const traceparent = isString
+export const traceparentRule = isString
 
 const submitRules: Record<keyof SubmitAllOptions, Rule> = {
   ...operationRules,
-  traceparent,
+  traceparent: traceparentRule,
   respondAsync: isBoolean,
   waitMs: wholeNumber(0, timerMsMax),
   signal: (value) => (value instanceof AbortSignal ? null : 'an AbortSignal'),
@@ -124,7 +126,7 @@ export function checkSubmitOptions(call: string, options: SubmitAllOptions): voi
 
 /** Checked where it is used (intake/own-transaction.ts). */
 const tx: Rule = () => null
-const enqueueRules: Record<keyof EnqueueOptions, Rule> = { ...operationRules, traceparent, tx }
+const enqueueRules: Record<keyof EnqueueOptions, Rule> = { ...operationRules, traceparent: traceparentRule, tx }
 
 export function checkEnqueueOptions(call: string, options: unknown): void {
   if (typeof options === 'object' && options !== null && 'query' in options) {
@@ -133,7 +135,7 @@ export function checkEnqueueOptions(call: string, options: unknown): void {
   checkOptions(call, options, enqueueRules)
 }
 
-const manyRules: Record<keyof SubmitManyOptions<unknown>, Rule> = { ...eachRules, traceparent }
+const manyRules: Record<keyof SubmitManyOptions<unknown>, Rule> = { ...eachRules, traceparent: traceparentRule }
 
 /** A call that would take more takes the process's memory; the next call may follow at once. */
 export const manyMax = 10_000

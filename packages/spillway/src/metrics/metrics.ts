@@ -83,6 +83,7 @@ export function createMetrics(registry: MetricRegistry = nowhere) {
       help: 'Dead letters kept',
       labelNames: [],
     }).labels(),
+    ...slotWaits(registry),
     flushBatchSize: new HistogramFamily({
       registry,
       name: 'spillway_flush_batch_size',
@@ -128,6 +129,26 @@ export function createMetrics(registry: MetricRegistry = nowhere) {
     },
     setOperations: operationCounts(registry),
     setStorePool: storePool(registry),
+  }
+}
+
+/** Requests that found no free slot. */
+function slotWaits(registry: MetricRegistry) {
+  return {
+    slotWaits: new CounterFamily<readonly ['route', 'end']>({
+      registry,
+      name: 'spillway_slot_waits_total',
+      help: 'Requests that waited for a free slot, by route and end: slot, late, full, gone or closed',
+      labelNames: ['route', 'end'],
+      childrenMax: operationTypesMax * 5,
+    }),
+    slotWait: new HistogramFamily({
+      registry,
+      name: 'spillway_slot_wait_seconds',
+      help: 'How long requests waited for a free slot',
+      labelNames: [],
+      buckets: durationBuckets,
+    }).labels(),
   }
 }
 

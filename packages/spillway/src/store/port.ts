@@ -30,6 +30,7 @@ export interface RateCheck {
 
 export interface AcceptItem {
   id: string
+  /** The operation's own id if it is parallel. */
   lane: string
   queue: string
   partition: string
@@ -145,6 +146,8 @@ export interface AcceptContext {
   worker: string
   /** The time that all lanes together are behind, for estimating waits. */
   backlogMs: number
+  /** How many operations wait for the same slots: the place of a parallel one. Default 0. */
+  ahead?: number
   keyTtlMs: number
   /** The limit on waiting operations is reached: an item that would have to wait is refused. For applied items. */
   isFull?: boolean
@@ -351,6 +354,33 @@ export interface OperationReportRow {
   /** Milliseconds per operation of its lane; null when it has no history, or no longer waits. */
   paceMs: number | null
   error: string | null
+  /** It waits for a slot alone, and its place is among all that do. */
+  isParallel: boolean
+}
+
+/** A lane that holds operations, with its first one. */
+export interface LaneRow {
+  id: string
+  queue: string
+  partition: string
+  depth: number
+  /** A pause of its queue, its own, or one of the type of its first operation. */
+  pausedBy: 'queue' | 'partition' | 'type' | null
+  /** It waits to be claimed. Neither ready nor parked: a process has claimed it. */
+  isReady: boolean
+  /** It was left to the processes that announced this label. */
+  label: string | null
+  parkedFor: 'delay' | 'retry' | 'pause' | null
+  /** When it is no longer parked, and how long until then; null: it is not parked, or paused. */
+  dueAt: Date | null
+  dueMs: number | null
+  /** Since its first operation was accepted. */
+  ageMs: number
+  head: string
+  type: string
+  isStarted: boolean
+  attempts: number
+  maxAttempts: number
 }
 
 export interface PoolState {

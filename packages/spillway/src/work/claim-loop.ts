@@ -15,6 +15,7 @@
 import type { Claimed, ClaimRequest } from '../store/port.js'
 import type { Outcome } from './attempt.js'
 import { type HeldLane, LaneRunner, type LaneRunOptions, sliceMs } from './lane-runner.js'
+import { WaitingRoom } from './waiting-room.js'
 
 export interface WorkOptions extends LaneRunOptions {
   /** Lanes that run at once. */
@@ -57,6 +58,8 @@ const settleGraceMs = 500
 export class ClaimLoop {
   readonly #o: WorkOptions
   readonly #now: () => number
+  /** Requests that wait for a slot. */
+  readonly room = new WaitingRoom()
   readonly #lanes: LaneRunner
   readonly #running = new Set<HeldLane>()
   readonly #leases = new Map<number, Set<string>>()
@@ -105,6 +108,11 @@ export class ClaimLoop {
     return this.#running.size
   }
 
+  /** It claims from the queue. */
+  get isClaiming(): boolean {
+    return this.#claiming
+  }
+
   get freeSlots(): number {
     return this.#o.concurrency - this.#running.size - this.#reserved
   }
@@ -121,7 +129,7 @@ export class ClaimLoop {
 
   get canReserve(): boolean {
     const { concurrency } = this.#o
-    if (this.#claiming && this.#backlogged) {
+    if (this.#claiming && (this.#backlogged || this.#waiting.length > this.#directWaiting)) {
       return this.freeSlots > 0 && this.#direct + this.#reserved < Math.ceil(concurrency / 2)
     }
     // Slots that become free while the acceptance is written count, too, or they would be idle for that long; unless the
@@ -141,10 +149,21 @@ export class ClaimLoop {
     return this.#lanes.runMs
   }
 
+  /** The same, but null before the first run. */
+  get baseMs(): number | null {
+    return this.#lanes.hasRun ? this.#lanes.runMs : null
+  }
+
+  /** A slot may be free: for a request that waits for one, else for a claimed lane. */
+  admit(): void {
+    if (this.room.size > 0) this.room.admit(() => this.reserve())
+    this.#startWaiting()
+  }
+
   /** It was not executed after all. */
   unreserve(): void {
     this.#reserved--
-    this.#startWaiting()
+    this.admit()
   }
 
   /** Operations that run here now, per type. */
@@ -163,6 +182,8 @@ export class ClaimLoop {
   wake(): void {
     this.#wakes++
     this.#hungry = true
+    // Slots that are never free would all go to requests: the next free ones are for the queue, until it has no more.
+    if (this.#claiming && this.freeSlots <= 0) this.#backlogged = true
     this.#pump()
   }
 
@@ -312,7 +333,7 @@ export class ClaimLoop {
     if (held.lost) this.#drop(held)
     else if (held.released) this.#settledWell(held)
     else this.#finished.push(held)
-    this.#startWaiting()
+    this.admit()
     // Lanes that finish in the same turn of the event loop are settled together.
     this.#pumpLater ??= setImmediate(() => {
       this.#pumpLater = undefined
@@ -398,7 +419,7 @@ export class ClaimLoop {
     } catch (fault) {
       this.#o.onSilence()
       this.#finished.unshift(...settling)
-      log.warn({ err: fault, lanes: settling.length }, 'settling failed and is tried again')
+      log.warn({ err: fault, lanes: settling.length }, 'settling failed, retrying')
       await new Promise((resolve) => setTimeout(resolve, this.#faultPauseMs))
       this.#faultPauseMs = Math.min(faultPauseMsMax, this.#faultPauseMs * 2)
     } finally {
@@ -425,6 +446,7 @@ export class ClaimLoop {
     this.#found = lanes > 0
     this.#backlogged = lanes >= claim.lanes
     this.#hungry = this.#backlogged || (claim.turn > 1 && lanes > 0) || wakes !== this.#wakes
+    this.admit()
   }
 
   #settledWell(held: HeldLane): void {
@@ -480,7 +502,7 @@ export class ClaimLoop {
     if (this.#finished.length > 0) this.#pump()
     if (started.length === 0) return
     this.#o.store.mark(this.#o.worker(), started).catch((fault: unknown) => {
-      this.#o.log.warn({ err: fault, operations: started.length }, 'could not tell that operations are running')
+      this.#o.log.warn({ err: fault, operations: started.length }, 'could not record that operations are running')
     })
   }
 }

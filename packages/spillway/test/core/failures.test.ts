@@ -24,8 +24,15 @@ describe('FailOperation', () => {
   it('is the answer of the caller who waits, and leaves no dead letter', async () => {
     const intake = await b.intake()
     const op = intake.define('op', { run: () => Promise.reject(declined()) })
+    const seen: string[] = []
+    for (const event of ['failed', 'dead'] as const) intake.on(event, () => seen.push(event))
     const answer = await intake.submit(op, 1)
     expect(answer).toMatchObject({ ...asDeclined, replayed: false })
+    expect(seen).toEqual(['failed'])
+    expect(await intake.tickets.retry(idOf(answer))).toMatchObject({
+      outcome: 'answered',
+      report: { status: 'failed' },
+    })
     expect(await letters()).toEqual([])
     expect(await b.ticket(idOf(answer))).toMatchObject({ status: 'failed', attempts: 1, error: 'card declined' })
     expect(b.logged).toContainEqual(
@@ -161,7 +168,7 @@ describe('any other error', () => {
       const rows = await b.sql<{ id: string }>('SELECT id FROM spillway.ops')
       return rows.length > 0 ? rows : undefined
     }, 'it to wait')
-    await intake.cancel(row?.id ?? '', 'not needed')
+    await intake.tickets.cancel(row?.id ?? '')
     expect(await waiting).toMatchObject({ kind: 'failed', code: 'operation_cancelled', status: 409 })
   })
 })

@@ -250,7 +250,7 @@ describe("enqueue inside a transaction of one's own", () => {
 })
 
 describe('close', () => {
-  it('refuses what is new, finishes what runs, and leaves the rest to others', async () => {
+  it('refuses new work, finishes running work, and leaves the rest to others', async () => {
     const intake = await b.intake({ concurrency: 1 })
     const started = signal()
     const release = signal()

@@ -65,6 +65,21 @@ describe('define', () => {
     ['a lane as a text', () => define({ run, lane: 'orders' }), "lane must be a function; given: 'orders'"],
     ['an unknown way to be busy', () => define({ run, whenBusy: 'drop' }), 'whenBusy must be "queue" or "refuse"'],
     [
+      'a wait without an end',
+      () => define({ run, whenBusy: { wait: '1s' } }),
+      'whenBusy must be an object { wait, then }: wait is milliseconds from 0 to 10000, or a text like 500ms',
+    ],
+    [
+      'a wait of a minute',
+      () => define({ run, whenBusy: { wait: '1m', then: 'queue' } }),
+      'whenBusy must be an object { wait, then }: wait is milliseconds from 0 to 10000',
+    ],
+    [
+      'a wait of rows',
+      () => define({ apply: run, whenBusy: { wait: 5, then: 'queue' } }),
+      'whenBusy must be "queue" or "refuse"',
+    ],
+    [
       'back-off that shrinks',
       () => define({ run, retry: { baseMs: 9, maxMs: 1 } }),
       'retry must be an object { baseMs',
@@ -126,6 +141,8 @@ describe('postgres', () => {
     ['url: undefined', { url: undefined }, 'postgres: url is missing; is the variable that should have it set?'],
     ['an empty url', { url: '' }, "postgres: url must be a text like postgres://user@host:5432/database; given: ''"],
     ['a small pool', { url: 'postgres://h/d', poolMax: 2 }, 'poolMax must be a whole number from 8 to 10000; given: 2'],
+    ['a url and a pool', { url: 'postgres://h/d', pool: new pg.Pool() }, 'url and pool exclude each other; remove one'],
+    ['a pool of 5', { pool: new pg.Pool({ max: 5 }) }, 'postgres: the max of pool must be at least 8'],
     ['a misspelt option', { url: 'postgres://h/d', poolmax: 9 }, 'unknown option "poolmax"; did you mean poolMax?'],
   ])('%s', (_, options, message) => {
     expect(() => postgres(options as never)).toThrow(message)
@@ -278,7 +295,7 @@ describe('submit, submitMany, enqueue and enqueueMany', () => {
     await expect(mistake(op)).rejects.toMatchObject({ name: 'OptionError', code: 'invalid_option' })
   })
 
-  it('name what is wrong with a call', async () => {
+  it('name the mistake in a call', async () => {
     const op = intake.define('calls', { run })
     const submit = (options: unknown) => intake.submit(op, 1, options as never)
     await expect(submit({ idempotencykey: 'k' })).rejects.toThrow(
@@ -341,7 +358,7 @@ describe('submit, submitMany, enqueue and enqueueMany', () => {
     await expect(own.transaction(async () => 1)).rejects.toThrow(closed)
     await expect(own.read('SELECT 1')).rejects.toThrow(closed)
     await expect(own.halt('drill')).rejects.toThrow(closed)
-    await expect(own.pauseType(op)).rejects.toThrow(closed)
+    await expect(own.lanes.pause({ type: op.type })).rejects.toThrow(closed)
     await expect(own.ledger.verify()).rejects.toThrow(closed)
     expect(await own.submitMany(op, [1])).toMatchObject([{ kind: 'refused', refusal: { code: 'draining' } }])
     await expect(own.enqueueMany(op, [1], { tx: { query: run } as never })).rejects.toThrow('this intake is closed')
@@ -473,3 +490,72 @@ describe('what a handler throws', () => {
 })
 
 const quiet = { debug: run, info: run, warn: run, error: run }
+
+describe('tickets, dead letters and lanes', () => {
+  const id = '01890000-0000-7000-8000-000000000000'
+  const call = (which: 'tickets' | 'deadLetters' | 'lanes', name: string, ...given: unknown[]): unknown =>
+    (intake[which] as unknown as Record<string, (...args: unknown[]) => unknown>)[name]?.(...given)
+
+  it.each<[string, () => unknown, string]>([
+    ['no id', () => call('tickets', 'get', undefined), 'tickets.get: the id must be a text that is not empty'],
+    ['a name as definition', () => call('tickets', 'get', id, 'orders'), 'the definition must be what define returns'],
+    ['a time that is none', () => call('tickets', 'wait', id, { timeoutMs: -1 }), 'tickets.wait: timeoutMs must be'],
+    [
+      'a misspelt time',
+      () => call('tickets', 'wait', id, { timeout: 5 }),
+      'unknown option "timeout"; did you mean timeoutMs?',
+    ],
+    ['a reason that is none', () => call('tickets', 'cancel', id, { why: 7 }), 'tickets.cancel: why must be a text'],
+    ['a status', () => call('tickets', 'list', { status: 'done' }), 'status must be "pending" or "processing" or'],
+    ['an unknown filter', () => call('tickets', 'list', { lane: 'a' }), 'tickets.list: unknown option "lane"'],
+    ['a limit of 500', () => call('tickets', 'list', { limit: 500 }), 'limit must be a whole number from 1 to 200'],
+    [
+      'no point in time',
+      () => call('tickets', 'list', { from: 'soon' }),
+      "from must be a Date or an RFC 3339 text; given: 'soon'",
+    ],
+    [
+      'a foreign cursor',
+      () => call('tickets', 'list', { cursor: 'x' }),
+      'cursor must be nextCursor of the page before',
+    ],
+    [
+      'type and definition',
+      () => call('tickets', 'list', { type: 'a' }, { type: 'b' }),
+      'give a type or a definition, not both',
+    ],
+    [
+      'nothing to redrive',
+      () => call('deadLetters', 'redrive', {}),
+      'deadLetters.redrive: give either ids or a filter',
+    ],
+    ['both', () => call('deadLetters', 'purge', { ids: [id], filter: {} }), 'deadLetters.purge: give either ids or a'],
+    [
+      'ids with a limit',
+      () => call('deadLetters', 'redrive', { ids: [id], limit: 1 }),
+      'limit is for a filter, not for ids',
+    ],
+    ['one id', () => call('deadLetters', 'redrive', { ids: id }), 'ids must be a list of ids'],
+    ['a loose filter', () => call('deadLetters', 'purge', { queue: 'a' }), 'deadLetters.purge: unknown option "queue"'],
+    [
+      'a wrong filter',
+      () => call('deadLetters', 'purge', { filter: { status: 'failed' } }),
+      'filter: unknown option "status"',
+    ],
+    ['a lane as a text', () => call('lanes', 'pause', 'orders'), 'lanes.pause: the options must be an object'],
+    ['an empty queue', () => call('lanes', 'pause', { queue: '' }), 'queue must be a text that is not empty'],
+    [
+      'no queue',
+      () => call('lanes', 'resume', { partition: 'a' }),
+      'lanes.resume: give { queue }, { queue, partition } or',
+    ],
+    [
+      'a queue and a type',
+      () => call('lanes', 'pause', { queue: 'a', type: 'b' }),
+      'lanes.pause: give { queue }, { queue',
+    ],
+  ])('%s', async (_, mistake, message) => {
+    await expect((async () => mistake())()).rejects.toThrow(message)
+    await expect((async () => mistake())()).rejects.toThrow(expect.objectContaining({ code: 'invalid_option' }))
+  })
+})

@@ -63,7 +63,7 @@ const acceptCall = (schema: string): string => {
     const value = `$${numberOf(name)}`
     return `p_${name} => ${name === 'payload' ? `string_to_array(${value}, E'\\x1e')` : value}`
   })
-  return `${schema}.accept(${call.join(', ')})`
+  return `${schema}.accept_flush(${call.join(', ')})`
 }
 
 const numberOf = (name: string): number => parameters.indexOf(name) + 1
@@ -181,6 +181,7 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
   const mayRun: boolean[] = []
   const laneNumbers: number[] = []
   const inLane: number[] = []
+  const alone: boolean[] = []
   let keyed = false
   let gated = false
   let haltable = false
@@ -191,6 +192,7 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
       partitions.push(item.partition)
       counts.push(0)
       mayRun.push(item.execute)
+      alone.push(isAlone(item))
     }
     const n = (counts[counts.length - 1] ?? 0) + 1
     counts[counts.length - 1] = n
@@ -235,6 +237,8 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
     ...rateValues(sorted),
     full: mode.apply && context.isFull === true,
     batch: mode.apply && (context.isFull === true || keyed) ? plain((i) => i.batch) : '{}',
+    alone: alone.includes(true) ? plainArray(alone) : '{}',
+    ahead: context.ahead ?? 0,
   }
 }
 
@@ -273,6 +277,9 @@ function rateValues(sorted: readonly Pick<AcceptItem, 'rates'>[]): Record<string
     rate_item: single ? '{}' : plainArray(tiers.map(({ item }) => item)),
   }
 }
+
+/** A parallel operation: its lane is its own, and has its id. */
+const isAlone = ({ id, lane }: AcceptItem): boolean => id === lane
 
 /** In the order of the statement's values. */
 const parameters = Object.keys(

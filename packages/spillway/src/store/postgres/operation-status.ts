@@ -16,7 +16,12 @@ interface Row extends Record<string, unknown> {
   seq: number | null
   ahead: number | null
   pace_ms: number | null
+  /** In a row of a lane: the sequence numbers that wait in it. In the row of all lanes: the stamps of those that are ready. */
   waiting: number[] | null
+  priority: number | null
+  stamp: number | null
+  /** In the row of all lanes: the priorities of those that are ready. */
+  levels: number[] | null
 }
 
 /**
@@ -26,16 +31,17 @@ interface Row extends Record<string, unknown> {
  */
 const statusSql = (s: string): string => `
   WITH held AS MATERIALIZED (
-    SELECT o.id, o.type, o.lane, o.seq, o.error, o.started_at IS NOT NULL AS started, l.head, l.pace_ms
+    SELECT o.id, o.type, o.lane, o.seq, o.error, o.priority, o.stamp, o.started_at IS NOT NULL AS started, l.head, l.pace_ms
     FROM unnest($1::uuid[]) a(id) JOIN ${s}.ops o ON o.id = a.id JOIN ${s}.lanes l ON l.id = o.lane
   ), elsewhere AS MATERIALIZED (
     SELECT ARRAY(SELECT a.id FROM unnest($1::uuid[]) a(id) EXCEPT SELECT w.id FROM held w) AS ids
   )
   SELECT w.id, w.type, CASE WHEN w.started THEN 'processing' ELSE 'pending' END AS status, w.error,
-    w.lane, w.seq, w.seq - w.head - 1 AS ahead, w.pace_ms, NULL::bigint[] AS waiting
+    w.lane, w.seq, w.seq - w.head - 1 AS ahead, w.pace_ms, NULL::bigint[] AS waiting,
+    w.priority, w.stamp, NULL::smallint[] AS levels
   FROM held w
   UNION ALL
-  SELECT NULL, NULL, NULL, NULL, w.lane, NULL, NULL, NULL, x.seqs FROM (
+  SELECT NULL, NULL, NULL, NULL, w.lane, NULL, NULL, NULL, x.seqs, NULL, NULL, NULL FROM (
     SELECT u.lane, u.head, max(u.seq) AS last FROM held u
     WHERE NOT u.started AND u.seq - u.head BETWEEN 2 AND ${placeCountedMax} GROUP BY u.lane, u.head
   ) w, LATERAL (
@@ -43,11 +49,31 @@ const statusSql = (s: string): string => `
     WHERE y.lane = w.lane AND y.seq > w.head AND y.seq <= w.last AND y.started_at IS NULL
   ) x
   UNION ALL
-  SELECT h.id, h.type, h.status, h.error, NULL, NULL, NULL, NULL, NULL FROM ${s}.history h
+  SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(r.stamp), NULL, NULL, array_agg(r.priority) FROM (
+    SELECT x.priority, x.stamp FROM ${s}.ready x ORDER BY x.priority, x.stamp LIMIT ${placeCountedMax}
+  ) r WHERE EXISTS (SELECT FROM held u WHERE u.lane = u.id AND NOT u.started)
+  UNION ALL
+  SELECT h.id, h.type, h.status, h.error, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM ${s}.history h
   WHERE h.id = ANY ((SELECT e.ids FROM elsewhere e)::uuid[])
   UNION ALL
-  SELECT d.id, d.type, 'failed', d.error, NULL, NULL, NULL, NULL, NULL FROM ${s}.dead_letters d
+  SELECT d.id, d.type, 'failed', d.error, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM ${s}.dead_letters d
   WHERE d.id = ANY ((SELECT e.ids FROM elsewhere e)::uuid[])`
+
+/** How many are claimed before it. */
+function placeAmong(ready: Row | undefined, { priority, stamp }: Row): number {
+  const { levels, waiting } = ready ?? {}
+  if (!levels || !waiting) return 0
+  let from = 0
+  let to = levels.length
+  while (from < to) {
+    const middle = (from + to) >> 1
+    const level = levels[middle] ?? 0
+    const isBefore = level < Number(priority) || (level === priority && Number(waiting[middle]) < Number(stamp))
+    if (isBefore) from = middle + 1
+    else to = middle
+  }
+  return from
+}
 
 export function statusStatements({ s, on: { reads } }: Database) {
   return {
@@ -58,23 +84,18 @@ export function statusStatements({ s, on: { reads } }: Database) {
       for (const { lane, waiting } of rows) {
         if (lane !== null && waiting !== null) places.set(lane, new Map(waiting.map((seq, place) => [seq, place])))
       }
-      const placeOf = ({ lane, seq, ahead }: Row): number =>
-        places.get(lane ?? '')?.get(seq ?? 0) ?? Math.max(0, ahead ?? 0)
+      const ready = rows.find(({ levels }) => levels !== null)
+      const placeOf = (row: Row): number =>
+        row.lane === row.id
+          ? placeAmong(ready, row)
+          : (places.get(row.lane ?? '')?.get(row.seq ?? 0) ?? Math.max(0, row.ahead ?? 0))
       return rows.flatMap((row) => {
-        const { id, type, status, error } = row
+        const { id, type, status, error, lane } = row
         if (id === null) return []
         const waits = status === 'pending'
-        return [{ id, type, status, error, place: waits ? placeOf(row) : null, paceMs: waits ? row.pace_ms : null }]
+        const place = waits ? placeOf(row) : null
+        return [{ id, type, status, error, place, paceMs: waits ? row.pace_ms : null, isParallel: lane === id }]
       })
-    },
-    /** Unfinished operations of each lane. */
-    laneDepths: async (lanes: readonly string[]): Promise<number[]> => {
-      const { rows } = await reads<{ id: string; depth: number }>(
-        `SELECT l.id, l.depth FROM ${s}.lanes l WHERE l.id = ANY ($1)`,
-        [plainArray(lanes)],
-      )
-      const depths = new Map(rows.map(({ id, depth }) => [id, depth]))
-      return lanes.map((lane) => depths.get(lane) ?? 0)
     },
   }
 }

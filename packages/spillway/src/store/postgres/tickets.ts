@@ -6,9 +6,9 @@ import { placeCountedMax } from './operation-status.js'
 
 type Sizes = 'resultBytes' | 'errorBytes' | 'payloadBytes'
 
-/** `lane`, `seq` and `head` are for counting the place. A size is null if nothing was left out. */
+/** `lane`, `seq`, `head` and `stamp` are for counting the place. A size is null if nothing was left out. */
 type RowOf<Shown> = Omit<Shown, Sizes | 'said' | 'stack'> &
-  Record<string, unknown> & { [Name in Sizes | 'lane' | 'seq' | 'head']?: unknown } & {
+  Record<string, unknown> & { [Name in Sizes | 'lane' | 'seq' | 'head' | 'stamp']?: unknown } & {
     code?: string | null
     http_status?: number | null
     stack?: string | null
@@ -18,26 +18,26 @@ const unfinished = (s: string): string => `
   SELECT o.id, o.type, l.queue, l.partition, o.priority, o.identity,
     CASE WHEN o.started_at IS NULL THEN 'pending' ELSE 'processing' END AS status,
     o.accepted_at AS "createdAt", o.started_at AS "startedAt", NULL::timestamptz AS "finishedAt", o.attempts,
-    o.max_attempts AS "maxAttempts", o.error, NULL::json AS result, o.trace, o.lane, o.seq, l.head
+    o.max_attempts AS "maxAttempts", o.error, NULL::json AS result, o.trace, o.lane, o.seq, l.head, o.stamp
   FROM ${s}.ops o JOIN ${s}.lanes l ON l.id = o.lane`
 
 const finished = (s: string): string => `
   SELECT h.id, h.type, h.queue, h.partition, h.priority, h.identity, h.status, h.accepted_at AS "createdAt",
     h.started_at AS "startedAt", h.finished_at AS "finishedAt", h.attempts, h.max_attempts AS "maxAttempts", h.error,
-    h.result, h.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head
+    h.result, h.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp
   FROM ${s}.history h`
 
 const dead = (s: string, more = ''): string => `
   SELECT d.id, d.type, d.queue, d.partition, d.priority, d.identity, 'failed' AS status, d.accepted_at AS "createdAt",
     d.started_at AS "startedAt", d.died_at AS "finishedAt", d.attempts, d.max_attempts AS "maxAttempts", d.error,
-    d.result, d.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head${more}
+    d.result, d.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp${more}
   FROM ${s}.dead_letters d`
 
 const payload = ', d.payload::text AS payload'
 
 /** The columns that a list shows whole, for rows of the three kinds above. */
 const short =
-  'id type queue partition priority identity status "createdAt" "startedAt" "finishedAt" attempts "maxAttempts" trace lane seq head'
+  'id type queue partition priority identity status "createdAt" "startedAt" "finishedAt" attempts "maxAttempts" trace lane seq head stamp'
     .split(' ')
     .map((name) => `r.${name}`)
     .join()
@@ -54,8 +54,11 @@ function listed(rows: string, long: readonly string[]): string {
 
 const newest = 'r.id DESC'
 
+/** The place of a parallel operation, alone in its lane, is among all that are ready, in the order in which they are claimed. */
 const withPlace = (s: string, from: string): string => `
   SELECT t.*, CASE WHEN t.status <> 'pending' THEN NULL
+    WHEN t.lane = t.id THEN (SELECT count(*) FROM (SELECT FROM ${s}.ready x
+      WHERE (x.priority, x.stamp) < (t.priority, t.stamp) LIMIT ${placeCountedMax}) r)
     WHEN t.seq - t.head > ${placeCountedMax} THEN t.seq - t.head - 1
     ELSE (SELECT count(*) FROM ${s}.ops x WHERE x.lane = t.lane AND x.seq > t.head AND x.seq < t.seq AND x.started_at IS NULL) END AS place
   FROM (${from}) t`
@@ -68,7 +71,7 @@ const withFailure = (s: string, from: string): string => `
   LEFT JOIN ${s}.failures f ON f.id = t.id AND f.attempt = t.attempts AND t.error IS NOT NULL`
 
 function shownOf<Shown extends Ticket>(given: RowOf<Shown>): Shown {
-  const { lane, seq, head, code, http_status: status, stack, ...row } = given as RowOf<Ticket>
+  const { lane, seq, head, stamp, code, http_status: status, stack, ...row } = given as RowOf<Ticket>
   if (typeof stack === 'string') row.stack = stack
   if (typeof code === 'string' && typeof status === 'number') row.said = { code, status }
   for (const size of ['resultBytes', 'errorBytes', 'payloadBytes'] as const) if (row[size] === null) delete row[size]

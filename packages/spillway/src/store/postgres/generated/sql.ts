@@ -368,7 +368,29 @@ UPDATE rates x SET span_ms = (x.win - 1) * 60000::bigint,
 `,
     },
     {
-      id: '0005-failures',
+      id: '0005-parallel',
+      sql: `-- Parallel operations: each is a lane of its own, whose id is the operation's. Such a lane holds one operation in its
+-- life, and goes with it, in the same transaction: there is no empty one for the sweep to find.
+ALTER TABLE lanes ADD COLUMN alone boolean NOT NULL DEFAULT false;
+`,
+    },
+    {
+      id: '0006-schedules',
+      sql: `-- Recurring work: one row per schedule, by its name. See functions/schedules.sql.
+
+CREATE TABLE schedules (
+  name     text PRIMARY KEY,
+  cron     text NOT NULL,
+  timezone text NOT NULL,
+  type     text NOT NULL,                    -- of its operations, for people who look
+  next_at  timestamptz NOT NULL,             -- the first due time that was not handled; infinity: there is none
+  last_at  timestamptz,                      -- the last due time that was handled
+  seen_at  timestamptz NOT NULL              -- when a process that defines it was last seen
+);
+`,
+    },
+    {
+      id: '0007-failures',
       sql: `-- The last error of an operation that failed: its code and status for the caller, its stack for operators. A row of its
 -- own, so that operations that never fail carry nothing of it.
 CREATE TABLE failures (
@@ -394,8 +416,9 @@ ALTER TABLE history ADD CONSTRAINT history_status_check
   functions: [
     {
       name: 'accept',
-      sql: `-- accept: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted, in
--- one transaction. The steps are in the files of what they decide; they run in the lock order (tables/0001-core.sql).
+      sql: `-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
+-- in one transaction. The steps are in the files of what they decide, and run in the lock order
+-- (tables/0001-core.sql).
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
 -- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered
@@ -413,7 +436,7 @@ ALTER TABLE history ADD CONSTRAINT history_status_check
 -- calling it. Counting the items per lane here, instead of in the caller, made a flush of 64 cost 8% more (per rate
 -- key: 3%), so p_counts, p_may_run, p_rn and p_rate_asked are passed for the case that nothing is refused. A step is
 -- called as an expression (r := step(…)), not in a FROM clause, which costs 10 µs more.
-CREATE OR REPLACE FUNCTION accept(
+CREATE OR REPLACE FUNCTION accept_flush(
   p_worker uuid, p_part smallint, p_apply boolean,
   -- Each lane once, by id, and what each item brings; p_lane is the number of its lane, p_rn its number in the lane.
   p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[],
@@ -426,8 +449,9 @@ CREATE OR REPLACE FUNCTION accept(
   -- item. No items: one tier each.
   p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
   p_rate_ix int[], p_rate_item int[],
-  -- Nothing more may wait; which items are one request.
-  p_full boolean, p_batch int[],
+  -- Nothing more may wait; which items are one request; which lanes are one parallel operation's (empty: none is), and
+  -- how many operations wait for the same slots.
+  p_full boolean, p_batch int[], p_alone boolean[], p_ahead bigint,
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
   OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
@@ -440,7 +464,7 @@ DECLARE
   v_decided text[];
   v_lanes uuid[] := p_lanes; v_queues text[] := p_queues; v_partitions text[] := p_partitions;
   v_counts bigint[] := p_counts; v_may_run boolean[] := p_may_run; v_lane int[] := p_lane; v_rn bigint[] := p_rn;
-  v_may_lease boolean := false; v_paused boolean;
+  v_alone boolean[] := p_alone; v_may_lease boolean := false; v_paused boolean;
   k record; g record; n record; l record; d record;
 BEGIN
   -- Its row stays until we commit, so that a process that may hold leases keeps that right.
@@ -468,18 +492,20 @@ BEGIN
     n := lanes_count(p_lanes, p_queues, p_partitions, p_lane, p_reason, v_decided);
     v_lanes := n.ids; v_queues := n.queues; v_partitions := n.partitions; v_counts := n.counts; v_may_run := n.may_run;
     v_lane := n.lane; v_rn := n.rn;
+    IF cardinality(p_alone) > 0 THEN v_alone := lanes_pick(p_alone, p_lanes, v_lanes); END IF;
   END IF;
   v_paused := EXISTS (SELECT FROM pauses);
   IF NOT v_may_lease AND NOT p_apply THEN
     v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
   ELSIF v_paused THEN
-    v_may_run := pause_check(v_queues, v_partitions, v_may_run, CASE WHEN p_apply THEN p_type[1] END);
+    v_may_run := pauses_check(v_queues, v_partitions, v_may_run, v_lane, v_rn, p_type);
   END IF;
-  l := lanes_append(v_lanes, v_queues, v_partitions, v_counts, v_may_run, p_apply, t);
+  l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, p_apply, t);
   d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
     p_delay_ms, p_reason, p_pace_ms, v_decided, v_counts, l.tails, l.depths, l.running, l.paces, l.blocked);
-  verdicts := d.verdicts; seqs := d.seqs; places := d.places; waits_ms := d.waits_ms; reasons := d.reasons;
-  stamps := d.stamps;
+  verdicts := d.verdicts; seqs := d.seqs; waits_ms := d.waits_ms; reasons := d.reasons; stamps := d.stamps;
+  places := CASE WHEN p_ahead > 0 AND true = ANY (v_alone) THEN places_alone(d.places, v_lane, v_alone, p_ahead)
+    ELSE d.places END;
 
   INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
       max_attempts, timeout_ms, trace, idem, gate)
@@ -499,6 +525,27 @@ BEGIN
   IF cardinality(p_keys) > 0 THEN PERFORM idempotency_answer(p_keys, verdicts, places, waits_ms, reasons); END IF;
   PERFORM tally_accepted(p_worker, p_part, p_type, verdicts, d.accepted);
 END $$;
+
+-- The same for release 0.2.0, which knows no parallel operations.
+CREATE OR REPLACE FUNCTION accept(
+  p_worker uuid, p_part smallint, p_apply boolean,
+  p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[],
+  p_lane int[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[],
+  p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts int[], p_timeout_ms int[], p_trace text[],
+  p_reason text[], p_pace_ms real[], p_backlog_ms bigint,
+  p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[],
+  p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
+  p_rate_ix int[], p_rate_item int[], p_full boolean, p_batch int[],
+  OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
+  OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
+  OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint
+)
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT * FROM accept_flush(p_worker, p_part, p_apply, p_lanes, p_queues, p_partitions, p_counts, p_may_run, p_lane,
+    p_rn, p_id, p_type, p_priority, p_stamp, p_lead, p_identity, p_payload, p_delay_ms, p_max_attempts, p_timeout_ms,
+    p_trace, p_reason, p_pace_ms, p_backlog_ms, p_keys, p_requests, p_key_ttl_ms, p_gates, p_halts, p_rate_key,
+    p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix, p_rate_item, p_full, p_batch, '{}', 0)
+$$;
 `,
     },
     {
@@ -550,6 +597,8 @@ CREATE OR REPLACE FUNCTION audit() RETURNS TABLE (fault text)
     WHERE (ops > 0) <> (places = 1) AND NOT (ops = 0 AND places = 0)
   UNION ALL SELECT format('lane %s has sequences %s..%s outside %s..%s', id, first, last, head, tail) FROM counted
     WHERE first <= head OR last > tail
+  UNION ALL SELECT format('lane %s of a parallel operation is empty, or has another one', l.id) FROM lanes l
+    WHERE l.alone AND NOT EXISTS (SELECT FROM ops o WHERE o.lane = l.id AND o.id = l.id)
   UNION ALL SELECT format('operation %s has no lane', o.id) FROM ops o
     WHERE NOT EXISTS (SELECT FROM lanes l WHERE l.id = o.lane)
   UNION ALL SELECT format('lane %s waits without being known', p.lane) FROM places p
@@ -635,7 +684,7 @@ BEGIN
   IF v_where <> 'leased' AND f.seq = o.seq THEN
     DELETE FROM ready x WHERE x.ctid = v_at AND v_where = 'ready';
     DELETE FROM parked x WHERE x.lane = o.lane AND v_where = 'parked';
-    IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); END IF;
+    IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); ELSE PERFORM lanes_drop(ARRAY[o.lane]); END IF;
   END IF;
   IF o.idem IS NOT NULL THEN
     UPDATE idempotency d SET answer = json_build_object('v', 'cancelled')
@@ -910,7 +959,7 @@ END $do$;
     },
     {
       name: 'failures',
-      sql: `-- The last error of operations that failed (tables/0005-failures.sql), and dead letters that nobody needs because the
+      sql: `-- The last error of operations that failed (tables/0007-failures.sql), and dead letters that nobody needs because the
 -- caller was answered.
 
 -- In the statement of the settlement that records the failures. Nothing if that was refused: then p_lost has fences.
@@ -1196,6 +1245,87 @@ END $$;
 `,
     },
     {
+      name: 'lanes-page',
+      sql: `-- A page of the lanes that hold operations, for operators.
+--
+-- In the order of the lanes' ids, which never change. It walks the queue's primary key from lane to lane, one probe
+-- each, so it reads neither empty lanes, of which there may be millions, nor the operations behind a lane's first. A
+-- walk over the lanes themselves would read the empty ones too, and an index by queue is one more write for each new
+-- lane.
+
+-- p_queue, p_patterns: only lanes of this queue, and of these (\`orders*\`: a prefix); NULL: all, without those of
+-- parallel operations. Each of these has a lane of its own, whose id is the operation's: among a million of them the
+-- others could not be seen, and one scan passes them. It examines p_examined lanes at most. \`last\` is the last of them
+-- if they were all used up, so that there may be more behind it; else NULL. One row without an id if no lane fits.
+CREATE OR REPLACE FUNCTION lanes_page(
+  p_queue text, p_patterns text[], p_after uuid, p_limit int, p_examined int
+)
+RETURNS TABLE (
+  id uuid, queue text, partition text, depth bigint, paused_by text, ready boolean, label text, parked_for text,
+  due_at timestamptz, due_ms bigint, age_ms bigint, head uuid, type text, started boolean, attempts int,
+  max_attempts int, last uuid
+)
+  LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_lane uuid := coalesce(p_after, '00000000-0000-0000-0000-000000000000');
+  v_found uuid[] := '{}'; v_last uuid;
+  w record;
+BEGIN
+  FOR w IN
+    WITH RECURSIVE walk(lane, n) AS (
+      (SELECT o.lane, 1 FROM ops o WHERE o.lane > v_lane AND (o.lane <> o.id OR p_queue IS NOT NULL)
+        ORDER BY o.lane LIMIT 1)
+      UNION ALL
+      SELECT x.lane, p.n + 1 FROM walk p
+        CROSS JOIN LATERAL (
+          SELECT o.lane FROM ops o WHERE o.lane > p.lane AND (o.lane <> o.id OR p_queue IS NOT NULL)
+          ORDER BY o.lane LIMIT 1
+        ) x
+        WHERE p.n < p_examined
+    )
+    SELECT k.lane, k.n, (p_queue IS NULL OR l.queue = p_queue) AND queue_matches(l.queue, p_patterns) AS fits
+    FROM walk k JOIN lanes l ON l.id = k.lane
+  LOOP
+    IF w.fits THEN v_found := v_found || w.lane; END IF;
+    IF w.n = p_examined THEN v_last := w.lane; END IF;
+    EXIT WHEN cardinality(v_found) = p_limit;
+  END LOOP;
+  RETURN QUERY
+  SELECT l.id, l.queue, l.partition, l.depth,
+    (SELECT CASE WHEN s.queue = '' THEN 'type' WHEN s.partition IS NULL THEN 'queue' ELSE 'partition' END FROM pauses s
+      WHERE CASE WHEN s.queue = '' THEN s.partition = o.type
+        ELSE s.queue = l.queue AND (s.partition IS NULL OR s.partition = l.partition) END
+      ORDER BY s.queue = '', s.partition NULLS FIRST LIMIT 1),
+    r.lane IS NOT NULL, CASE WHEN r.type <> o.type THEN r.type END, p.reason, nullif(p.until, 'infinity'),
+    (extract(epoch FROM nullif(p.until, 'infinity') - t) * 1000)::bigint,
+    greatest(0, extract(epoch FROM t - o.accepted_at) * 1000)::bigint, o.id, o.type, o.started_at IS NOT NULL,
+    o.attempts, o.max_attempts, v_last
+  FROM unnest(v_found) WITH ORDINALITY u(lane, i)
+  JOIN lanes l ON l.id = u.lane
+  CROSS JOIN LATERAL (SELECT x.* FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
+  LEFT JOIN parked p ON p.lane = l.id
+  LEFT JOIN ready r ON r.priority = o.priority AND r.stamp = o.stamp AND r.lane = l.id
+  ORDER BY u.i;
+  IF NOT FOUND THEN
+    last := v_last;
+    RETURN NEXT;
+  END IF;
+END $$;
+
+-- Is the queue one of these names, where \`orders*\` means a prefix? NULL: all are. The same as mayUseQueue of
+-- http/queue-names.ts.
+CREATE OR REPLACE FUNCTION queue_matches(p_queue text, p_patterns text[]) RETURNS boolean
+  LANGUAGE sql IMMUTABLE AS $$
+  SELECT p_patterns IS NULL OR EXISTS (SELECT FROM unnest(p_patterns) x(pattern)
+    WHERE CASE WHEN right(x.pattern, 1) = '*' THEN starts_with(p_queue, left(x.pattern, -1))
+      ELSE p_queue = x.pattern END)
+$$;
+`,
+    },
+    {
       name: 'lanes',
       sql: `-- Lanes: how items are appended to them, and where a lane waits: ready, or parked by a delay or a pause.
 --
@@ -1228,20 +1358,27 @@ BEGIN
 END $$;
 
 -- Appends to the lanes, in id order: sequences are given here, under the lane's lock. p_may_run: an empty lane starts
--- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run.
-CREATE OR REPLACE FUNCTION lanes_append(
-  p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_apply boolean,
-  p_at timestamptz,
+-- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run. p_alone: the lane is
+-- one parallel operation's (empty: none is). What is parallel and applied at once needs no lane.
+CREATE OR REPLACE FUNCTION lanes_take(
+  p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_alone boolean[],
+  p_apply boolean, p_at timestamptz,
   OUT tails bigint[], OUT depths bigint[], OUT running int[], OUT paces real[], OUT blocked bigint[]
 )
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
+  IF p_apply AND true = ALL (p_alone || p_may_run) AND cardinality(p_alone) = cardinality(p_ids) THEN
+    tails := p_counts; depths := array_fill(0::bigint, ARRAY[cardinality(p_ids)]);
+    running := array_fill(0, ARRAY[cardinality(p_ids)]); paces := array_fill(-1::real, ARRAY[cardinality(p_ids)]);
+    RETURN;
+  END IF;
   WITH up AS (
-    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at)
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at, alone)
     SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.may_run THEN u.n ELSE 0 END, u.n,
-      CASE WHEN p_apply AND u.may_run THEN 0 ELSE u.n END, NOT p_apply AND u.may_run, p_at, p_at + interval '1 hour'
-    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run) u(id, queue, partition, n, may_run)
+      CASE WHEN p_apply AND u.may_run THEN 0 ELSE u.n END, NOT p_apply AND u.may_run, p_at, p_at + interval '1 hour',
+      coalesce(u.alone, false)
+    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run, p_alone) u(id, queue, partition, n, may_run, alone)
     ON CONFLICT (id) DO UPDATE SET
       tail = l.tail + excluded.tail,
       -- excluded.head says that these may be applied at once.
@@ -1258,7 +1395,20 @@ BEGIN
   SELECT array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1)),
       array_agg(up.blocked_ms)
     INTO tails, depths, running, paces, blocked FROM up;
+  IF p_apply AND cardinality(p_alone) > 0 THEN PERFORM lanes_drop(p_ids); END IF;
 END $$;
+
+-- What was given per lane of p_from, for the lanes of p_to.
+CREATE OR REPLACE FUNCTION lanes_pick(p_given boolean[], p_from uuid[], p_to uuid[]) RETURNS boolean[]
+  LANGUAGE sql IMMUTABLE AS $$
+  SELECT array_agg(p_given[array_position(p_from, u.id)] ORDER BY u.i) FROM unnest(p_to) WITH ORDINALITY u(id, i)
+$$;
+
+-- Removes the lanes of parallel operations that have left. The caller holds their locks.
+CREATE OR REPLACE FUNCTION lanes_drop(p_ids uuid[]) RETURNS void
+  LANGUAGE sql AS $$
+  DELETE FROM lanes l WHERE l.id = ANY (p_ids) AND l.alone AND l.depth = 0
+$$;
 
 -- Puts the lanes that were empty where they belong. They were empty, so no operation in them is suspected of a crash.
 CREATE OR REPLACE FUNCTION lanes_ready(
@@ -1478,14 +1628,16 @@ BEGIN
   END LOOP;
 END $$;
 
--- A step of accept. Which lanes' first items may run now: not those that are paused. p_type: what is applied at once,
--- if the flush is applied; a pause of a type holds it back wherever it comes first.
-CREATE OR REPLACE FUNCTION pause_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_type text)
-  RETURNS boolean[]
+-- A step of accept. Which lanes' first items may run now: not those that are paused. Per item the number of its lane,
+-- its number in the lane (1: the first) and its type.
+CREATE OR REPLACE FUNCTION pauses_check(
+  p_queues text[], p_partitions text[], p_may_run boolean[], p_lane int[], p_rn bigint[], p_types text[]
+) RETURNS boolean[]
   LANGUAGE sql STABLE AS $$
-  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = p_type
+  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = f.type
       ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
   FROM unnest(p_queues, p_partitions, p_may_run) WITH ORDINALITY u(queue, partition, may_run, i)
+  JOIN unnest(p_lane, p_rn, p_types) f(lane, rn, type) ON f.lane = u.i AND f.rn = 1
 $$;
 `,
     },
@@ -1493,19 +1645,18 @@ $$;
       name: 'permits',
       sql: `-- Permits of a pool, counted per process: a process that dies gives back what it held.
 
--- What a process gives back and takes of a pool's places, in this order. Of what it takes: 0 granted, 1 the identity
--- has all it may, 2 the pool is full. One row lock per pool makes it exact; places of processes that are gone do not
--- count.
--- p_seq grows with each call. A call whose answer was lost may have been carried out, or may come later yet: the next
--- one says with p_held what the process holds in truth, and the late one finds that it is late (NULL).
-CREATE OR REPLACE FUNCTION connections_change(
+-- Gives permits back, then takes permits. For each that it takes: 'granted', 'identity_full' or 'pool_full'. One row
+-- lock per pool makes it exact; permits of processes that are gone do not count.
+-- p_seq grows with each call. A call whose answer was lost may have run, or may still run: the next call lists in
+-- p_held all that the process holds, and the late call finds that it is late (NULL).
+CREATE OR REPLACE FUNCTION permits_change(
   p_worker uuid, p_pool text, p_seq bigint, p_held text[], p_counts int[], p_gives text[], p_takes text[],
   p_each int[], p_all int[]
-) RETURNS smallint[]
+) RETURNS text[]
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_out smallint[] := '{}'; v_total bigint; v_mine bigint; r record;
+  v_out text[] := '{}'; v_total bigint; v_mine bigint; r record;
 BEGIN
   INSERT INTO connection_pools (pool) VALUES (p_pool) ON CONFLICT DO NOTHING;
   PERFORM FROM connection_pools x WHERE x.pool = p_pool FOR UPDATE;
@@ -1533,18 +1684,30 @@ BEGIN
     SELECT coalesce(sum(c.held), 0) INTO v_mine FROM connections c JOIN workers w ON w.id = c.worker
       WHERE c.pool = p_pool AND c.identity = r.who;
     IF v_mine >= r.each_max THEN
-      v_out := v_out || 1::smallint;
+      v_out := v_out || 'identity_full'::text;
     ELSIF v_total >= r.all_max THEN
-      v_out := v_out || 2::smallint;
+      v_out := v_out || 'pool_full'::text;
     ELSE
       INSERT INTO connections AS c (pool, identity, worker, held) VALUES (p_pool, r.who, p_worker, 1)
         ON CONFLICT (pool, identity, worker) DO UPDATE SET held = c.held + 1;
       v_total := v_total + 1;
-      v_out := v_out || 0::smallint;
+      v_out := v_out || 'granted'::text;
     END IF;
   END LOOP;
   RETURN v_out;
 END $$;
+
+-- The name and the numbers that the release before (0.2.0) uses; to be removed after the next release.
+CREATE OR REPLACE FUNCTION connections_change(
+  p_worker uuid, p_pool text, p_seq bigint, p_held text[], p_counts int[], p_gives text[], p_takes text[],
+  p_each int[], p_all int[]
+) RETURNS smallint[]
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT CASE WHEN o.outcomes IS NOT NULL THEN ARRAY(
+      SELECT (array_position(ARRAY['granted', 'identity_full', 'pool_full'], u.outcome) - 1)::smallint
+      FROM unnest(o.outcomes) WITH ORDINALITY u(outcome, i) ORDER BY u.i) END
+    FROM permits_change(p_worker, p_pool, p_seq, p_held, p_counts, p_gives, p_takes, p_each, p_all) o(outcomes)
+$$;
 `,
     },
     {
@@ -1779,6 +1942,7 @@ BEGIN
     g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
   FROM gone g JOIN lanes l ON l.id = g.lane;
   UPDATE lanes l SET head = greatest(l.head, p_seq), depth = l.depth - 1, moved_at = t WHERE l.id = p_lane;
+  PERFORM lanes_drop(ARRAY[p_lane]);
 END $$;
 
 -- Gives back the lanes of leases that end without a settlement. p_charge: did a process die over them?
@@ -1924,8 +2088,8 @@ BEGIN
         CONTINUE;
       END IF;
     END IF;
-    INSERT INTO lanes AS l (id, queue, partition, tail, depth, moved_at, sweep_at)
-      VALUES (d.lane, d.queue, d.partition, 1, 1, t, t + interval '1 hour')
+    INSERT INTO lanes AS l (id, queue, partition, tail, depth, moved_at, sweep_at, alone)
+      VALUES (d.lane, d.queue, d.partition, 1, 1, t, t + interval '1 hour', d.lane = d.id)
       ON CONFLICT (id) DO UPDATE SET tail = l.tail + 1, depth = l.depth + 1,
         moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
       RETURNING l.depth, l.tail INTO v_depth, v_tail;
@@ -1954,6 +2118,67 @@ BEGIN
   GET DIAGNOSTICS v_n = ROW_COUNT;
   PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, '!dead', - v_n) WHERE v_n > 0;
   RETURN v_n;
+END $$;
+`,
+    },
+    {
+      name: 'schedules',
+      sql: `-- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. A
+-- process that finds a due row locks it, queues the operation and moves next_at in one transaction: once per due time,
+-- whatever processes there are and whenever they die. The store's clock decides what is due.
+--
+-- The text and the type of the process that registered last are in the row. A process with others (an older release,
+-- during a deploy) leaves the row alone.
+
+-- p_next: computed from the store's clock, and after the last due time that was handled, so that a due time which both
+-- texts have is handled once. What is due already stays due. False: another process has the row just now, perhaps one
+-- that hangs; waiting for it would hold up the heartbeat's tasks.
+CREATE OR REPLACE FUNCTION schedule_put(
+  p_name text, p_cron text, p_timezone text, p_type text, p_next timestamptz
+) RETURNS boolean
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  INSERT INTO schedules (name, cron, timezone, type, next_at, seen_at)
+    VALUES (p_name, p_cron, p_timezone, p_type, p_next, t) ON CONFLICT (name) DO NOTHING;
+  IF FOUND THEN
+    RETURN true;
+  END IF;
+  PERFORM FROM schedules s WHERE s.name = p_name FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    -- With our text, the other process keeps it.
+    RETURN EXISTS (SELECT FROM schedules s
+        WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.type = p_type);
+  END IF;
+  UPDATE schedules s SET cron = p_cron, timezone = p_timezone, type = p_type, seen_at = t,
+      next_at = CASE WHEN (s.cron = p_cron AND s.timezone = p_timezone) OR s.next_at <= t THEN s.next_at ELSE p_next END
+    WHERE s.name = p_name;
+  RETURN true;
+END $$;
+
+-- The row, locked, if it is due and no other process has it.
+CREATE OR REPLACE FUNCTION schedule_take(p_name text, p_cron text, p_timezone text, p_type text)
+RETURNS TABLE (next_ms double precision, now_ms double precision)
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT extract(epoch FROM s.next_at) * 1000, extract(epoch FROM clock()) * 1000 FROM schedules s
+    WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.type = p_type AND s.next_at <= clock()
+    FOR UPDATE SKIP LOCKED
+$$;
+
+-- Says that these are still defined, and removes those that no process has defined for p_keep_ms.
+CREATE OR REPLACE FUNCTION schedules_seen(p_names text[], p_keep_ms bigint) RETURNS bigint
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  v_removed bigint;
+BEGIN
+  UPDATE schedules s SET seen_at = clock()
+    WHERE s.name IN (SELECT x.name FROM schedules x WHERE x.name = ANY (p_names) FOR UPDATE SKIP LOCKED);
+  DELETE FROM schedules s
+    WHERE s.name IN (SELECT x.name FROM schedules x WHERE x.seen_at < clock() - p_keep_ms * interval '1 ms'
+          FOR UPDATE SKIP LOCKED);
+  GET DIAGNOSTICS v_removed = ROW_COUNT;
+  RETURN v_removed;
 END $$;
 `,
     },
@@ -2021,7 +2246,7 @@ BEGIN
 
   IF cardinality(r_key) > 0 THEN PERFORM idempotency_settle(r_lane, r_seq, r_key, r_answer); END IF;
   IF cardinality(p_gates) > 0 THEN PERFORM gates_release(p_gates, p_gate_counts); END IF;
-  l := lanes_advance(s_lane, s_head, s_left, t);
+  l := lanes_move(s_lane, s_head, s_left, t);
   IF 0 <= ANY (s_retry_ms) THEN PERFORM ops_retry(s_lane, s_head, s_retry_ms, s_retry_error, v_leave, t); END IF;
   IF l.has_more THEN
     PERFORM lanes_release(s_lane, s_release, s_retry_ms, l.queues, l.partitions, l.heads, l.depths, l.careful, v_leave,
@@ -2039,6 +2264,7 @@ BEGIN
     RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x)
       USING ERRCODE = 'XX000';
   END IF;
+  IF l.has_alone THEN PERFORM lanes_drop(s_lane); END IF;
   PERFORM leases_shrink(s_fence, s_lane, v_release);
   FOR i IN 1 .. cardinality(p_types) LOOP
     PERFORM tally(p_worker, p_part, p_types[i], - p_type_counts[i]);
@@ -2074,10 +2300,10 @@ END $$;
 
 -- Moves the lanes on, in id order (p_lanes is sorted, and the results are in its order). A statement of its own: what
 -- is read of them from here on stays so until we commit.
-CREATE OR REPLACE FUNCTION lanes_advance(
+CREATE OR REPLACE FUNCTION lanes_move(
   p_lanes uuid[], p_heads bigint[], p_left bigint[], p_at timestamptz,
   OUT queues text[], OUT partitions text[], OUT heads bigint[], OUT depths bigint[], OUT careful boolean[],
-  OUT has_more boolean, OUT has_emptied boolean
+  OUT has_more boolean, OUT has_emptied boolean, OUT has_alone boolean
 )
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -2091,11 +2317,11 @@ BEGIN
           * least(date_part('epoch', p_at - l.moved_at) * 1000 / u.gone, 3.6e6) END
     FROM unnest(p_lanes, p_heads, p_left) u(lane, head, gone)
     WHERE l.id = u.lane
-    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful
+    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful, l.alone
   )
   SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
-      bool_or(m.depth > 0), bool_or(m.depth = 0)
-    INTO queues, partitions, heads, depths, careful, has_more, has_emptied FROM moved m;
+      bool_or(m.depth > 0), bool_or(m.depth = 0), bool_or(m.alone)
+    INTO queues, partitions, heads, depths, careful, has_more, has_emptied, has_alone FROM moved m;
 END $$;
 
 -- An operation that failed and is retried keeps its place.
@@ -2728,6 +2954,14 @@ BEGIN
       u(lane, rn, priority, stamp, lead, delay_ms, reason, pace_ms, decided)
   ) x;
 END $$;
+
+-- Nothing is before a parallel operation in its lane, so its place is among all that wait for the same slots.
+CREATE OR REPLACE FUNCTION places_alone(p_places bigint[], p_lane int[], p_alone boolean[], p_ahead bigint)
+  RETURNS bigint[]
+  LANGUAGE sql IMMUTABLE AS $$
+  SELECT array_agg(CASE WHEN p_alone[u.lane] THEN p_ahead + u.lane - 1 ELSE u.place END)
+  FROM unnest(p_places, p_lane) u(place, lane)
+$$;
 `,
     },
   ],

@@ -1,5 +1,6 @@
--- accept: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted, in
--- one transaction. The steps are in the files of what they decide; they run in the lock order (tables/0001-core.sql).
+-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
+-- in one transaction. The steps are in the files of what they decide, and run in the lock order
+-- (tables/0001-core.sql).
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
 -- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered
@@ -17,7 +18,7 @@
 -- calling it. Counting the items per lane here, instead of in the caller, made a flush of 64 cost 8% more (per rate
 -- key: 3%), so p_counts, p_may_run, p_rn and p_rate_asked are passed for the case that nothing is refused. A step is
 -- called as an expression (r := step(…)), not in a FROM clause, which costs 10 µs more.
-CREATE OR REPLACE FUNCTION accept(
+CREATE OR REPLACE FUNCTION accept_flush(
   p_worker uuid, p_part smallint, p_apply boolean,
   -- Each lane once, by id, and what each item brings; p_lane is the number of its lane, p_rn its number in the lane.
   p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[],
@@ -30,8 +31,9 @@ CREATE OR REPLACE FUNCTION accept(
   -- item. No items: one tier each.
   p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
   p_rate_ix int[], p_rate_item int[],
-  -- Nothing more may wait; which items are one request.
-  p_full boolean, p_batch int[],
+  -- Nothing more may wait; which items are one request; which lanes are one parallel operation's (empty: none is), and
+  -- how many operations wait for the same slots.
+  p_full boolean, p_batch int[], p_alone boolean[], p_ahead bigint,
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
   OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
@@ -44,7 +46,7 @@ DECLARE
   v_decided text[];
   v_lanes uuid[] := p_lanes; v_queues text[] := p_queues; v_partitions text[] := p_partitions;
   v_counts bigint[] := p_counts; v_may_run boolean[] := p_may_run; v_lane int[] := p_lane; v_rn bigint[] := p_rn;
-  v_may_lease boolean := false; v_paused boolean;
+  v_alone boolean[] := p_alone; v_may_lease boolean := false; v_paused boolean;
   k record; g record; n record; l record; d record;
 BEGIN
   -- Its row stays until we commit, so that a process that may hold leases keeps that right.
@@ -72,18 +74,20 @@ BEGIN
     n := lanes_count(p_lanes, p_queues, p_partitions, p_lane, p_reason, v_decided);
     v_lanes := n.ids; v_queues := n.queues; v_partitions := n.partitions; v_counts := n.counts; v_may_run := n.may_run;
     v_lane := n.lane; v_rn := n.rn;
+    IF cardinality(p_alone) > 0 THEN v_alone := lanes_pick(p_alone, p_lanes, v_lanes); END IF;
   END IF;
   v_paused := EXISTS (SELECT FROM pauses);
   IF NOT v_may_lease AND NOT p_apply THEN
     v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
   ELSIF v_paused THEN
-    v_may_run := pause_check(v_queues, v_partitions, v_may_run, CASE WHEN p_apply THEN p_type[1] END);
+    v_may_run := pauses_check(v_queues, v_partitions, v_may_run, v_lane, v_rn, p_type);
   END IF;
-  l := lanes_append(v_lanes, v_queues, v_partitions, v_counts, v_may_run, p_apply, t);
+  l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, p_apply, t);
   d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
     p_delay_ms, p_reason, p_pace_ms, v_decided, v_counts, l.tails, l.depths, l.running, l.paces, l.blocked);
-  verdicts := d.verdicts; seqs := d.seqs; places := d.places; waits_ms := d.waits_ms; reasons := d.reasons;
-  stamps := d.stamps;
+  verdicts := d.verdicts; seqs := d.seqs; waits_ms := d.waits_ms; reasons := d.reasons; stamps := d.stamps;
+  places := CASE WHEN p_ahead > 0 AND true = ANY (v_alone) THEN places_alone(d.places, v_lane, v_alone, p_ahead)
+    ELSE d.places END;
 
   INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
       max_attempts, timeout_ms, trace, idem, gate)
@@ -103,3 +107,24 @@ BEGIN
   IF cardinality(p_keys) > 0 THEN PERFORM idempotency_answer(p_keys, verdicts, places, waits_ms, reasons); END IF;
   PERFORM tally_accepted(p_worker, p_part, p_type, verdicts, d.accepted);
 END $$;
+
+-- The same for release 0.2.0, which knows no parallel operations.
+CREATE OR REPLACE FUNCTION accept(
+  p_worker uuid, p_part smallint, p_apply boolean,
+  p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[],
+  p_lane int[], p_rn bigint[], p_id uuid[], p_type text[], p_priority smallint[], p_stamp bigint[], p_lead bigint[],
+  p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts int[], p_timeout_ms int[], p_trace text[],
+  p_reason text[], p_pace_ms real[], p_backlog_ms bigint,
+  p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[],
+  p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
+  p_rate_ix int[], p_rate_item int[], p_full boolean, p_batch int[],
+  OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
+  OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
+  OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint
+)
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT * FROM accept_flush(p_worker, p_part, p_apply, p_lanes, p_queues, p_partitions, p_counts, p_may_run, p_lane,
+    p_rn, p_id, p_type, p_priority, p_stamp, p_lead, p_identity, p_payload, p_delay_ms, p_max_attempts, p_timeout_ms,
+    p_trace, p_reason, p_pace_ms, p_backlog_ms, p_keys, p_requests, p_key_ttl_ms, p_gates, p_halts, p_rate_key,
+    p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix, p_rate_item, p_full, p_batch, '{}', 0)
+$$;

@@ -17,6 +17,8 @@ CREATE OR REPLACE FUNCTION audit() RETURNS TABLE (fault text)
     WHERE (ops > 0) <> (places = 1) AND NOT (ops = 0 AND places = 0)
   UNION ALL SELECT format('lane %s has sequences %s..%s outside %s..%s', id, first, last, head, tail) FROM counted
     WHERE first <= head OR last > tail
+  UNION ALL SELECT format('lane %s of a parallel operation is empty, or has another one', l.id) FROM lanes l
+    WHERE l.alone AND NOT EXISTS (SELECT FROM ops o WHERE o.lane = l.id AND o.id = l.id)
   UNION ALL SELECT format('operation %s has no lane', o.id) FROM ops o
     WHERE NOT EXISTS (SELECT FROM lanes l WHERE l.id = o.lane)
   UNION ALL SELECT format('lane %s waits without being known', p.lane) FROM places p

@@ -50,7 +50,7 @@ BEGIN
   IF v_where <> 'leased' AND f.seq = o.seq THEN
     DELETE FROM ready x WHERE x.ctid = v_at AND v_where = 'ready';
     DELETE FROM parked x WHERE x.lane = o.lane AND v_where = 'parked';
-    IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); END IF;
+    IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); ELSE PERFORM lanes_drop(ARRAY[o.lane]); END IF;
   END IF;
   IF o.idem IS NOT NULL THEN
     UPDATE idempotency d SET answer = json_build_object('v', 'cancelled')

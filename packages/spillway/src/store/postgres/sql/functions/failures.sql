@@ -1,4 +1,4 @@
--- The last error of operations that failed (tables/0005-failures.sql), and dead letters that nobody needs because the
+-- The last error of operations that failed (tables/0007-failures.sql), and dead letters that nobody needs because the
 -- caller was answered.
 
 -- In the statement of the settlement that records the failures. Nothing if that was refused: then p_lost has fences.

@@ -29,20 +29,27 @@ BEGIN
 END $$;
 
 -- Appends to the lanes, in id order: sequences are given here, under the lane's lock. p_may_run: an empty lane starts
--- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run.
-CREATE OR REPLACE FUNCTION lanes_append(
-  p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_apply boolean,
-  p_at timestamptz,
+-- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run. p_alone: the lane is
+-- one parallel operation's (empty: none is). What is parallel and applied at once needs no lane.
+CREATE OR REPLACE FUNCTION lanes_take(
+  p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_alone boolean[],
+  p_apply boolean, p_at timestamptz,
   OUT tails bigint[], OUT depths bigint[], OUT running int[], OUT paces real[], OUT blocked bigint[]
 )
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
+  IF p_apply AND true = ALL (p_alone || p_may_run) AND cardinality(p_alone) = cardinality(p_ids) THEN
+    tails := p_counts; depths := array_fill(0::bigint, ARRAY[cardinality(p_ids)]);
+    running := array_fill(0, ARRAY[cardinality(p_ids)]); paces := array_fill(-1::real, ARRAY[cardinality(p_ids)]);
+    RETURN;
+  END IF;
   WITH up AS (
-    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at)
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at, alone)
     SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.may_run THEN u.n ELSE 0 END, u.n,
-      CASE WHEN p_apply AND u.may_run THEN 0 ELSE u.n END, NOT p_apply AND u.may_run, p_at, p_at + interval '1 hour'
-    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run) u(id, queue, partition, n, may_run)
+      CASE WHEN p_apply AND u.may_run THEN 0 ELSE u.n END, NOT p_apply AND u.may_run, p_at, p_at + interval '1 hour',
+      coalesce(u.alone, false)
+    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run, p_alone) u(id, queue, partition, n, may_run, alone)
     ON CONFLICT (id) DO UPDATE SET
       tail = l.tail + excluded.tail,
       -- excluded.head says that these may be applied at once.
@@ -59,7 +66,20 @@ BEGIN
   SELECT array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1)),
       array_agg(up.blocked_ms)
     INTO tails, depths, running, paces, blocked FROM up;
+  IF p_apply AND cardinality(p_alone) > 0 THEN PERFORM lanes_drop(p_ids); END IF;
 END $$;
+
+-- What was given per lane of p_from, for the lanes of p_to.
+CREATE OR REPLACE FUNCTION lanes_pick(p_given boolean[], p_from uuid[], p_to uuid[]) RETURNS boolean[]
+  LANGUAGE sql IMMUTABLE AS $$
+  SELECT array_agg(p_given[array_position(p_from, u.id)] ORDER BY u.i) FROM unnest(p_to) WITH ORDINALITY u(id, i)
+$$;
+
+-- Removes the lanes of parallel operations that have left. The caller holds their locks.
+CREATE OR REPLACE FUNCTION lanes_drop(p_ids uuid[]) RETURNS void
+  LANGUAGE sql AS $$
+  DELETE FROM lanes l WHERE l.id = ANY (p_ids) AND l.alone AND l.depth = 0
+$$;
 
 -- Puts the lanes that were empty where they belong. They were empty, so no operation in them is suspected of a crash.
 CREATE OR REPLACE FUNCTION lanes_ready(

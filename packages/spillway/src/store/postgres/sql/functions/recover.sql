@@ -21,6 +21,7 @@ BEGIN
     g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
   FROM gone g JOIN lanes l ON l.id = g.lane;
   UPDATE lanes l SET head = greatest(l.head, p_seq), depth = l.depth - 1, moved_at = t WHERE l.id = p_lane;
+  PERFORM lanes_drop(ARRAY[p_lane]);
 END $$;
 
 -- Gives back the lanes of leases that end without a settlement. p_charge: did a process die over them?

@@ -24,8 +24,8 @@ BEGIN
         CONTINUE;
       END IF;
     END IF;
-    INSERT INTO lanes AS l (id, queue, partition, tail, depth, moved_at, sweep_at)
-      VALUES (d.lane, d.queue, d.partition, 1, 1, t, t + interval '1 hour')
+    INSERT INTO lanes AS l (id, queue, partition, tail, depth, moved_at, sweep_at, alone)
+      VALUES (d.lane, d.queue, d.partition, 1, 1, t, t + interval '1 hour', d.lane = d.id)
       ON CONFLICT (id) DO UPDATE SET tail = l.tail + 1, depth = l.depth + 1,
         moved_at = CASE WHEN l.depth = 0 THEN t ELSE l.moved_at END
       RETURNING l.depth, l.tail INTO v_depth, v_tail;

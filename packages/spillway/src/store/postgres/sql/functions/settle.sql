@@ -60,7 +60,7 @@ BEGIN
 
   IF cardinality(r_key) > 0 THEN PERFORM idempotency_settle(r_lane, r_seq, r_key, r_answer); END IF;
   IF cardinality(p_gates) > 0 THEN PERFORM gates_release(p_gates, p_gate_counts); END IF;
-  l := lanes_advance(s_lane, s_head, s_left, t);
+  l := lanes_move(s_lane, s_head, s_left, t);
   IF 0 <= ANY (s_retry_ms) THEN PERFORM ops_retry(s_lane, s_head, s_retry_ms, s_retry_error, v_leave, t); END IF;
   IF l.has_more THEN
     PERFORM lanes_release(s_lane, s_release, s_retry_ms, l.queues, l.partitions, l.heads, l.depths, l.careful, v_leave,
@@ -78,6 +78,7 @@ BEGIN
     RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x)
       USING ERRCODE = 'XX000';
   END IF;
+  IF l.has_alone THEN PERFORM lanes_drop(s_lane); END IF;
   PERFORM leases_shrink(s_fence, s_lane, v_release);
   FOR i IN 1 .. cardinality(p_types) LOOP
     PERFORM tally(p_worker, p_part, p_types[i], - p_type_counts[i]);
@@ -113,10 +114,10 @@ END $$;
 
 -- Moves the lanes on, in id order (p_lanes is sorted, and the results are in its order). A statement of its own: what
 -- is read of them from here on stays so until we commit.
-CREATE OR REPLACE FUNCTION lanes_advance(
+CREATE OR REPLACE FUNCTION lanes_move(
   p_lanes uuid[], p_heads bigint[], p_left bigint[], p_at timestamptz,
   OUT queues text[], OUT partitions text[], OUT heads bigint[], OUT depths bigint[], OUT careful boolean[],
-  OUT has_more boolean, OUT has_emptied boolean
+  OUT has_more boolean, OUT has_emptied boolean, OUT has_alone boolean
 )
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -130,11 +131,11 @@ BEGIN
           * least(date_part('epoch', p_at - l.moved_at) * 1000 / u.gone, 3.6e6) END
     FROM unnest(p_lanes, p_heads, p_left) u(lane, head, gone)
     WHERE l.id = u.lane
-    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful
+    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful, l.alone
   )
   SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
-      bool_or(m.depth > 0), bool_or(m.depth = 0)
-    INTO queues, partitions, heads, depths, careful, has_more, has_emptied FROM moved m;
+      bool_or(m.depth > 0), bool_or(m.depth = 0), bool_or(m.alone)
+    INTO queues, partitions, heads, depths, careful, has_more, has_emptied, has_alone FROM moved m;
 END $$;
 
 -- An operation that failed and is retried keeps its place.

@@ -54,3 +54,11 @@ BEGIN
       u(lane, rn, priority, stamp, lead, delay_ms, reason, pace_ms, decided)
   ) x;
 END $$;
+
+-- Nothing is before a parallel operation in its lane, so its place is among all that wait for the same slots.
+CREATE OR REPLACE FUNCTION places_alone(p_places bigint[], p_lane int[], p_alone boolean[], p_ahead bigint)
+  RETURNS bigint[]
+  LANGUAGE sql IMMUTABLE AS $$
+  SELECT array_agg(CASE WHEN p_alone[u.lane] THEN p_ahead + u.lane - 1 ELSE u.place END)
+  FROM unnest(p_places, p_lane) u(place, lane)
+$$;
