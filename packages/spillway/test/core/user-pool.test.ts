@@ -247,7 +247,7 @@ describe('an intake on a pool of the user', () => {
       expect(await intake.submit(op, { n: 1 }, { waitMs: 20_000 })).toMatchObject({ kind: 'failed' })
       await expect(intake.read('SELECT no_such_column')).rejects.toMatchObject({ sqlState: '42703' })
       await expect(
-        intake.transaction((tx) => tx.query('SELECT pg_sleep(60)'), { timeoutMs: 50 }),
+        intake.transaction((tx) => tx.query('SELECT pg_sleep(2)'), { timeoutMs: 50 }),
       ).rejects.toMatchObject({
         code: 'timeout',
       })
