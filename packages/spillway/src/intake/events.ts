@@ -80,8 +80,7 @@ export class Events {
       const failure = () => ({ ...about(), error: outcome.error, result: outcome.result ?? null })
       this.#emit('failed', failure)
       // A caller who was answered with it takes the place of the dead letter.
-      const isAnswered = 'answered' in outcome && outcome.answered === true
-      if (!isAnswered) this.#emit('dead', failure)
+      if (outcome.answered !== true) this.#emit('dead', failure)
     }
   }
 
