@@ -11,6 +11,7 @@ import { type Listener, listenOn, pollInstead } from './listen.js'
 import { migrate } from './migrate.js'
 import { statusStatements } from './operation-status.js'
 import { processStatements } from './processes.js'
+import { progressStatements } from './progress.js'
 import { scheduleStatements } from './schedules.js'
 import { workStatements } from './step.js'
 import { StreamBell } from './stream-bell.js'
@@ -93,6 +94,7 @@ export function postgresStore(options: PostgresOptions) {
     ...workStatements(db),
     ...processStatements(db),
     ...scheduleStatements(db),
+    ...progressStatements(db),
     ...sweepStatements(db),
     ...ticketStatements(db),
     ...statusStatements(db),
