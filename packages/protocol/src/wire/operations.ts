@@ -34,6 +34,8 @@ export interface OperationView {
   latency_seconds: number | null
   queuePosition: number | null
   result: unknown
+  /** What its handler said last, while that attempt runs; not in lists. */
+  progress?: { value: number; note: string | null; at: string }
   /** Of a failure that its handler expected (FailOperation); not in lists. */
   code?: string
   /** The last error with its stack; for operators only, and not in lists. */

@@ -412,6 +412,20 @@ ALTER TABLE history ADD CONSTRAINT history_status_check
   CHECK (status IN ('completed', 'cancelled', 'failed')) NOT VALID;
 `,
     },
+    {
+      id: '0008-progress',
+      sql: `-- What running handlers say of their progress. Not logged: it is worth nothing after a crash, and is written often.
+CREATE UNLOGGED TABLE progress (
+  id       uuid PRIMARY KEY,
+  attempt  int NOT NULL,                     -- it is shown while this attempt runs
+  value    real NOT NULL CHECK (value BETWEEN 0 AND 1),
+  note     text,
+  at       timestamptz NOT NULL,
+  sweep_at timestamptz NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX progress_sweep ON progress (sweep_at);
+`,
+    },
   ],
   functions: [
     {
@@ -1709,6 +1723,51 @@ CREATE OR REPLACE FUNCTION connections_change(
       FROM unnest(o.outcomes) WITH ORDINALITY u(outcome, i) ORDER BY u.i) END
     FROM permits_change(p_worker, p_pool, p_seq, p_held, p_counts, p_gives, p_takes, p_each, p_all) o(outcomes)
 $$;
+`,
+    },
+    {
+      name: 'progress',
+      sql: `-- Progress of running operations (tables/0008-progress.sql): written for all of a process at once, and removed with the
+-- attempts that ended.
+
+CREATE OR REPLACE FUNCTION progress_keep(
+  p_ids uuid[], p_attempts int[], p_values real[], p_notes text[], p_ended uuid[]
+) RETURNS void
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  INSERT INTO progress AS p (id, attempt, value, note, at, sweep_at)
+    SELECT u.id, u.attempt, u.value, u.note, t, t + interval '1 hour'
+    FROM unnest(p_ids, p_attempts, p_values, p_notes) u(id, attempt, value, note) ORDER BY u.id
+    -- A process that lost the operation may still have something to say of its own attempt.
+    ON CONFLICT (id) DO UPDATE SET attempt = excluded.attempt, value = excluded.value, note = excluded.note, at = t
+      WHERE p.attempt <= excluded.attempt;
+  DELETE FROM progress p WHERE p.id = ANY (p_ended);
+END $$;
+
+-- Rows of processes that died. Returns how many went, and whether there may be more.
+CREATE OR REPLACE FUNCTION progress_sweep(p_rows int, OUT progress int, OUT is_full boolean)
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_looked int;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  WITH old AS MATERIALIZED (
+    SELECT x.ctid AS at, EXISTS (SELECT FROM ops o WHERE o.id = x.id) AS is_needed
+    FROM progress x WHERE x.sweep_at < t ORDER BY x.sweep_at LIMIT p_rows FOR UPDATE SKIP LOCKED
+  ), gone AS (
+    DELETE FROM progress d WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE NOT o.is_needed)) RETURNING 1
+  ), kept AS (
+    UPDATE progress d SET sweep_at = t + interval '1 hour'
+      WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE o.is_needed))
+  ) SELECT (SELECT count(*) FROM gone), count(*) INTO progress, v_looked FROM old o;
+  is_full := v_looked >= p_rows;
+END $$;
 `,
     },
     {
