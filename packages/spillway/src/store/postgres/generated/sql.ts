@@ -394,7 +394,8 @@ CREATE TABLE schedules (
     {
       name: 'accept',
       sql: `-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
--- in one transaction. The steps are in the files of what they decide, in the lock order (tables/0001-core.sql).
+-- in one transaction. The steps are in the files of what they decide, and run in the lock order
+-- (tables/0001-core.sql).
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
 -- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered
@@ -425,10 +426,9 @@ CREATE OR REPLACE FUNCTION accept_flush(
   -- item. No items: one tier each.
   p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
   p_rate_ix int[], p_rate_item int[],
-  -- Nothing more may wait; which items are one request.
-  p_full boolean, p_batch int[],
-  -- Which lanes are one parallel operation's (empty: none is), and how many operations wait for the same slots.
-  p_alone boolean[], p_ahead bigint,
+  -- Nothing more may wait; which items are one request; which lanes are one parallel operation's (empty: none is), and
+  -- how many operations wait for the same slots.
+  p_full boolean, p_batch int[], p_alone boolean[], p_ahead bigint,
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
   OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
@@ -441,8 +441,7 @@ DECLARE
   v_decided text[];
   v_lanes uuid[] := p_lanes; v_queues text[] := p_queues; v_partitions text[] := p_partitions;
   v_counts bigint[] := p_counts; v_may_run boolean[] := p_may_run; v_lane int[] := p_lane; v_rn bigint[] := p_rn;
-  v_alone boolean[] := p_alone;
-  v_may_lease boolean := false; v_paused boolean;
+  v_alone boolean[] := p_alone; v_may_lease boolean := false; v_paused boolean;
   k record; g record; n record; l record; d record;
 BEGIN
   -- Its row stays until we commit, so that a process that may hold leases keeps that right.
@@ -476,8 +475,7 @@ BEGIN
   IF NOT v_may_lease AND NOT p_apply THEN
     v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
   ELSIF v_paused THEN
-    v_may_run := pauses_check(v_queues, v_partitions, v_may_run, ARRAY(
-      SELECT u.type FROM unnest(v_lane, v_rn, p_type) u(lane, rn, type) WHERE u.rn = 1 ORDER BY u.lane));
+    v_may_run := pauses_check(v_queues, v_partitions, v_may_run, v_lane, v_rn, p_type);
   END IF;
   l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, p_apply, t);
   d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
@@ -1539,13 +1537,16 @@ BEGIN
   END LOOP;
 END $$;
 
--- A step of accept. Which lanes' first items may run now: not those that are paused. p_types: of these first items.
-CREATE OR REPLACE FUNCTION pauses_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_types text[])
-  RETURNS boolean[]
+-- A step of accept. Which lanes' first items may run now: not those that are paused. Per item the number of its lane,
+-- its number in the lane (1: the first) and its type.
+CREATE OR REPLACE FUNCTION pauses_check(
+  p_queues text[], p_partitions text[], p_may_run boolean[], p_lane int[], p_rn bigint[], p_types text[]
+) RETURNS boolean[]
   LANGUAGE sql STABLE AS $$
-  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = u.type
+  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = f.type
       ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
-  FROM unnest(p_queues, p_partitions, p_may_run, p_types) WITH ORDINALITY u(queue, partition, may_run, type, i)
+  FROM unnest(p_queues, p_partitions, p_may_run) WITH ORDINALITY u(queue, partition, may_run, i)
+  JOIN unnest(p_lane, p_rn, p_types) f(lane, rn, type) ON f.lane = u.i AND f.rn = 1
 $$;
 `,
     },
@@ -2031,33 +2032,46 @@ END $$;
     },
     {
       name: 'schedules',
-      sql: `-- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. The
+      sql: `-- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. A
 -- process that finds a due row locks it, queues the operation and moves next_at in one transaction: once per due time,
--- however many processes there are and whenever they die. The store's clock decides what is due.
+-- whatever processes there are and whenever they die. The store's clock decides what is due.
 --
--- The text of the process that registered last is in the row. A process with another text (an older release, during a
--- deploy) leaves the row alone.
+-- The text and the type of the process that registered last are in the row. A process with others (an older release,
+-- during a deploy) leaves the row alone.
 
 -- p_next: computed from the store's clock, and after the last due time that was handled, so that a due time which both
--- texts have is handled once. What is due already stays due.
+-- texts have is handled once. What is due already stays due. False: another process has the row just now, perhaps one
+-- that hangs; waiting for it would hold up the heartbeat's tasks.
 CREATE OR REPLACE FUNCTION schedule_put(
   p_name text, p_cron text, p_timezone text, p_type text, p_next timestamptz
-) RETURNS void
-  LANGUAGE sql SET search_path FROM CURRENT AS $$
-  INSERT INTO schedules AS s (name, cron, timezone, type, next_at, seen_at)
-    VALUES (p_name, p_cron, p_timezone, p_type, p_next, clock())
-  ON CONFLICT (name) DO UPDATE SET
-    cron = excluded.cron, timezone = excluded.timezone, type = excluded.type, seen_at = excluded.seen_at,
-    next_at = CASE WHEN (s.cron = excluded.cron AND s.timezone = excluded.timezone) OR s.next_at <= clock()
-      THEN s.next_at ELSE excluded.next_at END
-$$;
+) RETURNS boolean
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  INSERT INTO schedules (name, cron, timezone, type, next_at, seen_at)
+    VALUES (p_name, p_cron, p_timezone, p_type, p_next, t) ON CONFLICT (name) DO NOTHING;
+  IF FOUND THEN
+    RETURN true;
+  END IF;
+  PERFORM FROM schedules s WHERE s.name = p_name FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    -- With our text, the other process keeps it.
+    RETURN EXISTS (SELECT FROM schedules s
+        WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.type = p_type);
+  END IF;
+  UPDATE schedules s SET cron = p_cron, timezone = p_timezone, type = p_type, seen_at = t,
+      next_at = CASE WHEN (s.cron = p_cron AND s.timezone = p_timezone) OR s.next_at <= t THEN s.next_at ELSE p_next END
+    WHERE s.name = p_name;
+  RETURN true;
+END $$;
 
 -- The row, locked, if it is due and no other process has it.
-CREATE OR REPLACE FUNCTION schedule_take(p_name text, p_cron text, p_timezone text)
+CREATE OR REPLACE FUNCTION schedule_take(p_name text, p_cron text, p_timezone text, p_type text)
 RETURNS TABLE (next_ms double precision, now_ms double precision)
   LANGUAGE sql SET search_path FROM CURRENT AS $$
   SELECT extract(epoch FROM s.next_at) * 1000, extract(epoch FROM clock()) * 1000 FROM schedules s
-    WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.next_at <= clock()
+    WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.type = p_type AND s.next_at <= clock()
     FOR UPDATE SKIP LOCKED
 $$;
 
@@ -2067,8 +2081,11 @@ CREATE OR REPLACE FUNCTION schedules_seen(p_names text[], p_keep_ms bigint) RETU
 DECLARE
   v_removed bigint;
 BEGIN
-  UPDATE schedules s SET seen_at = clock() WHERE s.name = ANY (p_names);
-  DELETE FROM schedules s WHERE s.seen_at < clock() - p_keep_ms * interval '1 ms';
+  UPDATE schedules s SET seen_at = clock()
+    WHERE s.name IN (SELECT x.name FROM schedules x WHERE x.name = ANY (p_names) FOR UPDATE SKIP LOCKED);
+  DELETE FROM schedules s
+    WHERE s.name IN (SELECT x.name FROM schedules x WHERE x.seen_at < clock() - p_keep_ms * interval '1 ms'
+          FOR UPDATE SKIP LOCKED);
   GET DIAGNOSTICS v_removed = ROW_COUNT;
   RETURN v_removed;
 END $$;

@@ -1,5 +1,6 @@
 -- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
--- in one transaction. The steps are in the files of what they decide, in the lock order (tables/0001-core.sql).
+-- in one transaction. The steps are in the files of what they decide, and run in the lock order
+-- (tables/0001-core.sql).
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
 -- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered
@@ -30,10 +31,9 @@ CREATE OR REPLACE FUNCTION accept_flush(
   -- item. No items: one tier each.
   p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
   p_rate_ix int[], p_rate_item int[],
-  -- Nothing more may wait; which items are one request.
-  p_full boolean, p_batch int[],
-  -- Which lanes are one parallel operation's (empty: none is), and how many operations wait for the same slots.
-  p_alone boolean[], p_ahead bigint,
+  -- Nothing more may wait; which items are one request; which lanes are one parallel operation's (empty: none is), and
+  -- how many operations wait for the same slots.
+  p_full boolean, p_batch int[], p_alone boolean[], p_ahead bigint,
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
   OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
@@ -46,8 +46,7 @@ DECLARE
   v_decided text[];
   v_lanes uuid[] := p_lanes; v_queues text[] := p_queues; v_partitions text[] := p_partitions;
   v_counts bigint[] := p_counts; v_may_run boolean[] := p_may_run; v_lane int[] := p_lane; v_rn bigint[] := p_rn;
-  v_alone boolean[] := p_alone;
-  v_may_lease boolean := false; v_paused boolean;
+  v_alone boolean[] := p_alone; v_may_lease boolean := false; v_paused boolean;
   k record; g record; n record; l record; d record;
 BEGIN
   -- Its row stays until we commit, so that a process that may hold leases keeps that right.
@@ -81,8 +80,7 @@ BEGIN
   IF NOT v_may_lease AND NOT p_apply THEN
     v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
   ELSIF v_paused THEN
-    v_may_run := pauses_check(v_queues, v_partitions, v_may_run, ARRAY(
-      SELECT u.type FROM unnest(v_lane, v_rn, p_type) u(lane, rn, type) WHERE u.rn = 1 ORDER BY u.lane));
+    v_may_run := pauses_check(v_queues, v_partitions, v_may_run, v_lane, v_rn, p_type);
   END IF;
   l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, p_apply, t);
   d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
