@@ -20,6 +20,7 @@ import {
 const pages = [
   'library',
   '../reference/library',
+  '../../packages/spillway/README',
   'frameworks/fastify',
   'frameworks/express',
   'frameworks/node-http',
