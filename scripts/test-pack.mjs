@@ -7,7 +7,7 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import semver from 'semver'
@@ -216,6 +216,26 @@ async function libraryEmbedded(dir) {
   assert.equal(said.trim(), '42')
 }
 
+/** A strict program of a user who has neither @types/pg nor the optional peers. */
+async function libraryTypes(dir) {
+  const program = `import { createIntake, postgres } from 'spillway'
+    import { createTestIntake } from 'spillway/testing'
+    const pool = { options: { max: 20 }, totalCount: 0, connect: async () => ({}), end: async () => {} }
+    const intake = await createIntake({ store: postgres({ pool }) })
+    const op = intake.define('op', { run: (body) => body })
+    intake.schedule('0 3 * * *', op, (dueAt: Date) => dueAt.toISOString(), { timezone: 'UTC', missed: 'once' })
+    await (await createTestIntake()).clock.advance('1h')
+    // @ts-expect-error
+    postgres({ pool: 5 })
+    // @ts-expect-error
+    intake.schedule('0 3 * * *', op, null, { missed: 'all' })`
+  writeFileSync(path.join(dir, 'program.mts'), program)
+  const flags = '--noEmit --strict --skipLibCheck --module nodenext --target es2023 --types node'.split(' ')
+  const types = path.join(root, 'node_modules/@types')
+  const tsc = path.join(root, 'node_modules/typescript/bin/tsc')
+  await capture(process.execPath, [tsc, ...flags, '--typeRoots', types, 'program.mts'], { cwd: dir })
+}
+
 /** Tests of users: the shared server is started, used, and asked to end. */
 async function libraryTesting(dir) {
   const dataDir = path.join(dir, 'testing-data')
@@ -262,6 +282,7 @@ try {
   assert.deepEqual(warnings, [])
   await libraryIsLight(dir)
   await libraryAlone(dir)
+  await libraryTypes(dir)
   await install(dir, [...tarballs.map((name) => path.join(scratch, name)), 'typebox', '--engine-strict'])
   runsOnEveryNode(dir)
 

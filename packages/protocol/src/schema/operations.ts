@@ -61,6 +61,10 @@ export const Operation = Type.Object({
   latency_seconds: Type.Union([Type.Number(), Type.Null()]),
   queuePosition: Type.Union([Type.Integer(), Type.Null()]),
   result: Type.Unknown(),
+  code: Type.Optional(Type.String({ description: 'Of a failure that its handler expected; not in lists' })),
+  error_stack: Type.Optional(
+    Type.String({ description: 'The last error with its stack; for operators only, and not in lists' }),
+  ),
 })
 
 /** How a list describes the values that it leaves out. */

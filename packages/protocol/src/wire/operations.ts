@@ -34,6 +34,10 @@ export interface OperationView {
   latency_seconds: number | null
   queuePosition: number | null
   result: unknown
+  /** Of a failure that its handler expected (FailOperation); not in lists. */
+  code?: string
+  /** The last error with its stack; for operators only, and not in lists. */
+  error_stack?: string
   /** In lists: the bytes of a result that is left out (null), and of an error message that is shortened. */
   result_bytes?: number
   error_message_bytes?: number

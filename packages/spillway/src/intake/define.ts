@@ -23,6 +23,9 @@ export interface IntakeRequest {
   traceparent: string
 }
 
+/** Who asks. Undefined: the authenticated user, else the client's address. */
+export type Identify = (request: IntakeRequest) => string | undefined
+
 export interface IntakeUser {
   id: string
   roles: ReadonlySet<string>
@@ -103,8 +106,8 @@ interface Common<S extends BodySchema, Result> {
   body?: S
   /** Names the FIFO: its operations run one after the other. Default: none, they run in parallel, up to the slots. */
   lane?: (body: BodyOf<S>, request: IntakeRequest) => LaneName
-  /** Who asks. Default: the authenticated user, else the client's address. */
-  identity?: (request: IntakeRequest) => string
+  /** Who asks. Default: what the intake's `identity` says, else the authenticated user, else the client's address. */
+  identity?: Identify
   gates?: readonly Gate<BodyOf<S>>[]
   /** A last check of the body, e.g. for rules that a schema cannot express. */
   check?: (body: BodyOf<S>, request: IntakeRequest) => Rejection | null | Promise<Rejection | null>

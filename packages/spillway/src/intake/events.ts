@@ -79,7 +79,8 @@ export class Events {
     if (outcome.kind === 'failed') {
       const failure = () => ({ ...about(), error: outcome.error, result: outcome.result ?? null })
       this.#emit('failed', failure)
-      this.#emit('dead', failure)
+      // A caller who was answered with it takes the place of the dead letter.
+      if (outcome.answered !== true) this.#emit('dead', failure)
     }
   }
 

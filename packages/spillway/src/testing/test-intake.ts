@@ -139,12 +139,11 @@ async function advance(schema: TestSchema, ms: number, step: (ms: number) => Pro
   let left = ms
   for (;;) {
     const dueMs = await schema.nextDueMs()
-    // One that is due and stays so, because it is refused, does not stop the time.
-    if (dueMs === null || dueMs <= 0 || dueMs > left) break
-    // Whole milliseconds, not before the due time. Due times that are close together are noticed together.
-    const stepMs = Math.min(Math.max(Math.ceil(dueMs), stepMsMin), Math.max(left, Math.ceil(dueMs)))
+    if (dueMs === null || dueMs > left) break
+    // Due times that are close together are noticed together.
+    const stepMs = Math.min(left, Math.max(Math.ceil(dueMs), stepMsMin))
     await step(stepMs)
-    left = Math.max(0, left - stepMs)
+    left -= stepMs
   }
   await step(left)
 }

@@ -10,8 +10,8 @@
  */
 import type pg from 'pg'
 import { withDeadline } from '../../time/with-deadline.js'
-import type { Log } from './connect.js'
 import { StoreFault, toStoreFault } from './faults.js'
+import type { Log } from './options.js'
 import { types } from './types.js'
 
 /** What we use of a connection, and of a pool. */

@@ -32,7 +32,7 @@ export interface TestSchema {
   /** Moves the clock. The lease of this process is moved with it; those of others are not. */
   advance(ms: number, worker: string): Promise<void>
   now(): Promise<Date>
-  /** The time until a schedule is due, in milliseconds; null if there is none. */
+  /** The time until a schedule is due that is not due yet, in milliseconds; null if there is none. */
   nextDueMs(): Promise<number | null>
   /** The first ones, in the order of acceptance. */
   unfinished(limit: number): Promise<Unfinished[]>
@@ -86,7 +86,7 @@ export async function makeTestSchema(url: string): Promise<TestSchema> {
       const { rows } = await ask(() =>
         client.query<{ ms: number | null }>(
           `SELECT (extract(epoch FROM min(next_at) - ${quoted}.clock()) * 1000)::float8 AS ms FROM ${quoted}.schedules
-             WHERE next_at < 'infinity'`,
+             WHERE next_at > ${quoted}.clock() AND next_at < 'infinity'`,
         ),
       )
       return rows[0]?.ms ?? null

@@ -7,8 +7,12 @@ import { placeCountedMax } from './operation-status.js'
 type Sizes = 'resultBytes' | 'errorBytes' | 'payloadBytes'
 
 /** `lane`, `seq`, `head` and `stamp` are for counting the place. A size is null if nothing was left out. */
-type RowOf<Shown> = Omit<Shown, Sizes> &
-  Record<string, unknown> & { [Name in Sizes | 'lane' | 'seq' | 'head' | 'stamp']?: unknown }
+type RowOf<Shown> = Omit<Shown, Sizes | 'said' | 'stack'> &
+  Record<string, unknown> & { [Name in Sizes | 'lane' | 'seq' | 'head' | 'stamp']?: unknown } & {
+    code?: string | null
+    http_status?: number | null
+    stack?: string | null
+  }
 
 const unfinished = (s: string): string => `
   SELECT o.id, o.type, l.queue, l.partition, o.priority, o.identity,
@@ -61,7 +65,15 @@ const withPlace = (s: string, from: string): string => `
 
 const withoutPlace = (from: string): string => `SELECT t.*, NULL::bigint AS place FROM (${from}) t`
 
-function shownOf<Shown extends Ticket>({ lane, seq, head, stamp, ...row }: RowOf<Shown>): Shown {
+/** With its last error, if the last attempt ended with one. */
+const withFailure = (s: string, from: string): string => `
+  SELECT t.*, f.code, f.http_status, f.stack FROM (${from}) t
+  LEFT JOIN ${s}.failures f ON f.id = t.id AND f.attempt = t.attempts AND t.error IS NOT NULL`
+
+function shownOf<Shown extends Ticket>(given: RowOf<Shown>): Shown {
+  const { lane, seq, head, stamp, code, http_status: status, stack, ...row } = given as RowOf<Ticket>
+  if (typeof stack === 'string') row.stack = stack
+  if (typeof code === 'string' && typeof status === 'number') row.said = { code, status }
   for (const size of ['resultBytes', 'errorBytes', 'payloadBytes'] as const) if (row[size] === null) delete row[size]
   return row as unknown as Shown
 }
@@ -71,13 +83,13 @@ export function ticketStatements({ s, on: { reads } }: Database) {
     ticket: async (id: string): Promise<Ticket | null> => {
       // Three tables, one statement: an operation that moves between them is seen in exactly one.
       const all = `${unfinished(s)} WHERE o.id = $1 UNION ALL ${finished(s)} WHERE h.id = $1 UNION ALL ${dead(s)} WHERE d.id = $1`
-      const { rows } = await reads<RowOf<Ticket>>(withPlace(s, all), [id])
+      const { rows } = await reads<RowOf<Ticket>>(withFailure(s, withPlace(s, all)), [id])
       return rows[0] === undefined ? null : shownOf(rows[0])
     },
     /** The finished ones of `ids`. */
     finished: async (ids: readonly string[]): Promise<Ticket[]> => {
       const all = `${finished(s)} WHERE h.id = ANY ($1) UNION ALL ${dead(s)} WHERE d.id = ANY ($1)`
-      const { rows } = await reads<RowOf<Ticket>>(withoutPlace(all), [ids])
+      const { rows } = await reads<RowOf<Ticket>>(withFailure(s, withoutPlace(all)), [ids])
       return rows.map(shownOf<Ticket>)
     },
     /** Newest first, by id (UUIDv7: the order of acceptance to the millisecond); without long results and errors. */
@@ -87,7 +99,8 @@ export function ticketStatements({ s, on: { reads } }: Database) {
       const { status } = filter
       const parts: string[] = []
       if (status === undefined || status === 'pending' || status === 'processing') parts.push(unfinished(s))
-      if (status === undefined || status === 'completed' || status === 'cancelled') parts.push(finished(s))
+      if (status === undefined || status === 'completed' || status === 'cancelled' || status === 'failed')
+        parts.push(finished(s))
       if (status === undefined || status === 'failed') parts.push(dead(s))
       const some = parts.map((from) => `(SELECT * FROM (${from}) p WHERE ${where('p')} ORDER BY p.id DESC LIMIT $1)`)
       const rows = `SELECT * FROM (${some.join(' UNION ALL ')}) r ORDER BY ${newest} LIMIT $1`
@@ -128,7 +141,10 @@ export function deadLetterStatements({ s, on: { reads }, value }: Database) {
     },
     /** One dead letter, whole. */
     deadLetter: async (id: string): Promise<DeadLetter | null> => {
-      const { rows } = await reads<RowOf<DeadLetter>>(withoutPlace(`${dead(s, payload)} WHERE d.id = $1`), [id])
+      const { rows } = await reads<RowOf<DeadLetter>>(
+        withFailure(s, withoutPlace(`${dead(s, payload)} WHERE d.id = $1`)),
+        [id],
+      )
       return rows[0] === undefined ? null : shownOf(rows[0])
     },
     /** Up to `limit` ids of matching dead letters, oldest first, after `after`. */
@@ -140,6 +156,10 @@ export function deadLetterStatements({ s, on: { reads }, value }: Database) {
         values,
       )
       return rows.map((row) => row.id)
+    },
+    /** A caller that waited was answered with the failure: the dead letter becomes history, if its handler said FailOperation. */
+    letterAnswered: async (id: string): Promise<void> => {
+      await reads(`SELECT ${s}.letter_answered($1)`, [id])
     },
     redrive: async (ids: readonly string[]): Promise<{ moved: number; skipped: number }> => {
       const { rows } = await reads<{ moved: number; skipped: number }>(`SELECT * FROM ${s}.redrive($1)`, [ids])
