@@ -2,7 +2,7 @@
 import { freePort } from '@spillway/embedded-postgres/internal'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
-import { closeOpened, type DocsContext, docsContext } from '../docs-context.js'
+import { closeOpened, type DocsContext, docsContext, type FragmentNames } from '../docs-context.js'
 import { compileAll, folderOf, writeFragment } from '../docs-fragments.js'
 import { type Block, blocksOf, matching } from '../docs-page.js'
 import {
@@ -16,6 +16,7 @@ import {
   startProgram,
   writeFiles,
 } from '../docs-programs.js'
+import { until } from '../server-process.js'
 
 const pages = [
   'library',
@@ -36,6 +37,8 @@ const stepsOf = (blocks: readonly Block[]) =>
     const next = blocks[i + 1]
     return [{ text: block.text, line: block.line, answer: next?.language === 'http' ? next.text : undefined }]
   })
+
+const untilSeen: FragmentNames['until'] = (look) => until('a value', look, 30_000)
 
 let folder: Awaited<ReturnType<typeof makeFolder>>
 beforeAll(async () => {
@@ -116,7 +119,7 @@ describe.each(Object.entries(found).filter(([, blocks]) => blocks.some(isFragmen
       const file = await writeFragment(folder.path, `${folderOf(page)}-${block.line}`, block)
       const { default: run } = await import(file)
       try {
-        await run(context, (actual: unknown, wanted: unknown, line: string) => {
+        await run({ ...context, until: untilSeen }, (actual: unknown, wanted: unknown, line: string) => {
           expect(actual, line).toEqual(matching(wanted))
         })
       } finally {
