@@ -48,7 +48,7 @@ const opened: Intake[] = []
 
 /** As `createIntake`, for fragments that open one of their own. */
 export async function openIntake(options: IntakeOptions): Promise<Intake> {
-  const intake = await createIntake({ log: silent, ...options })
+  const intake = await createIntake({ log: silent, ...neverBusy, ...options })
   opened.push(intake)
   return intake
 }
