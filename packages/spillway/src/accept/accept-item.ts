@@ -1,5 +1,5 @@
 import { defaultPartition, limits } from '@spillway/protocol/wire'
-import { digestUuid, type LaneName, laneOf, newOperationId } from '../core/ids.js'
+import { digestUuid, type Lane, type LaneName, laneOf, newOperationId } from '../core/ids.js'
 import { check, type Rule } from '../core/options.js'
 import type { BoundGate, GateRequest, RateTier } from '../gates/gate.js'
 import { defaults, type IntakeRequest } from '../intake/define.js'
@@ -30,11 +30,7 @@ export function buildItem(
   const { options, type } = bound
   const { body, request, identity } = submission
   const id = newOperationId()
-  // Parallel: a lane of its own.
-  const lane =
-    options.lane === undefined
-      ? { id, queue: type, partition: defaultPartition }
-      : laneOf(laneName(type, options.lane(body, request)))
+  const { turns = null, ...lane } = laneFor(bound, submission, id)
   if (!isName(lane.queue) || !isName(lane.partition)) {
     return {
       code: 'invalid_request',
@@ -81,8 +77,23 @@ export function buildItem(
       halt: exact.halt,
       batch: 0,
       rates: exact.rates,
+      turns,
     },
   }
+}
+
+/** Without an order the operation is a lane of its own. */
+function laneFor(
+  { type, options }: Bound,
+  { body, request }: Submission,
+  id: string,
+): Lane & Pick<AcceptItem, 'turns'> {
+  const { lane } = options
+  if (lane === undefined) return { id, queue: type, partition: defaultPartition }
+  if (typeof lane === 'function') return laneOf(laneName(type, 'lane', lane(body, request)))
+  const name = laneName(type, 'lane.key', lane.key(body, request))
+  const { id: key, queue, partition } = laneOf(typeof name === 'string' ? [type, name] : name)
+  return { id, queue, partition, turns: { key, most: lane.concurrency } }
 }
 
 function numberFor({ type, options }: Bound, body: unknown, name: 'priority' | 'timeoutMs' | 'maxRetries'): number {
@@ -95,10 +106,12 @@ function returned(type: string, name: keyof typeof numberRules, value: number): 
   return value
 }
 
-function laneName(type: string, lane: unknown): LaneName {
-  check(`the operation type ${type}`, 'what lane returns', lane, isLaneName)
+function laneName(type: string, name: 'lane' | 'lane.key', lane: unknown): LaneName {
+  check(`the operation type ${type}`, `what ${name} returns`, lane, name === 'lane' ? isLaneName : isKeyName)
   return lane as LaneName
 }
+
+const isKeyName: Rule = (key) => isLaneName(key) && 'a text, or [queue, key]'
 
 const isLaneName: Rule = (lane) => {
   const names = Array.isArray(lane) && lane.length === 2 ? lane : [lane]

@@ -13,6 +13,9 @@ export interface Lane {
 /** How definitions name a lane: a queue, or a queue and a partition. */
 export type LaneName = string | readonly [queue: string, partition: string]
 
+/** How a definition names a key: with the operation's type as queue, or with a queue of its own. */
+export type KeyName = string | readonly [queue: string, key: string]
+
 const cacheMax = 10_000
 const cache = new Map<string, Lane>()
 

@@ -63,6 +63,8 @@ export interface AcceptItem {
   /** Items of one batch are refused together when the queue is full and one of them would have to wait in it. */
   batch: number
   rates: readonly RateCheck[]
+  /** Of a parallel one: at most so many of this key run at a time. */
+  turns?: { key: string; most: number } | null
 }
 
 export interface RateState {
@@ -336,6 +338,8 @@ export interface OperationReportRow {
   error: string | null
   /** It waits for a slot alone, and its place is among all that do. */
   isParallel: boolean
+  /** How many of its lane or key may run at a time. */
+  abreast: number
 }
 
 export interface PoolState {

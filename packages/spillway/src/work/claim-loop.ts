@@ -449,7 +449,14 @@ export class ClaimLoop {
     if (held.leaveTo !== null) this.#o.onLeft()
     else if (held.retry !== null) this.wakeIn(held.retry.delayMs)
     else this.#hungry = true
+    if (this.#o.handlers.get(held.ops[0]?.type ?? '')?.takesTurns === true) this.#turnPassed()
     held.done?.(true)
+  }
+
+  /** The next operation of the key is ready: for us, or for another process if we cannot take it. */
+  #turnPassed(): void {
+    this.#hungry = true
+    if (!this.#claiming || this.freeSlots <= 0) this.#o.onLeft()
   }
 
   #settledLost(settling: readonly HeldLane[], lost: ReadonlySet<number>): void {

@@ -21,6 +21,8 @@ export interface Handler {
   ready?: () => boolean
   /** See left-to-others.ts. */
   announces?: () => string
+  /** Its operations take turns: when one ends, another may be ready at once. */
+  takesTurns?: boolean
   /** Up to this many operations, of any lanes, are applied in one transaction. Default: those of one lane. */
   together?: number
 }

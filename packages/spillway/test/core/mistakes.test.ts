@@ -62,7 +62,17 @@ describe('define', () => {
     ['no time', () => define({ run, timeoutMs: 0 }), 'timeoutMs must be a whole number from 1 to 2147483647, or a'],
     ['negative retries', () => define({ run, maxRetries: -1 }), 'maxRetries must be a whole number from 0 to 1000000'],
     ['a delay that is no function', () => define({ run, delayMs: 5 }), 'delayMs must be a function; given: 5'],
-    ['a lane as a text', () => define({ run, lane: 'orders' }), "lane must be a function; given: 'orders'"],
+    ['a lane as a text', () => define({ run, lane: 'orders' }), 'lane must be a function (body, request) => lane, or an'],
+    [
+      'a key without a number',
+      () => define({ run, lane: { key: () => 'k' } }),
+      'or an object { key, concurrency }: key is a function, and concurrency a whole number from 1 to 1000000',
+    ],
+    [
+      'a key for rows',
+      () => define({ apply: run, lane: { key: () => 'k', concurrency: 2 } }),
+      'lane must be a function; given: { key:',
+    ],
     ['an unknown way to be busy', () => define({ run, whenBusy: 'drop' }), 'whenBusy must be "queue" or "refuse"'],
     [
       'a wait without an end',

@@ -50,11 +50,18 @@ function listed(rows: string, long: readonly string[]): string {
 
 const newest = 'r.id DESC'
 
-/** The place of a parallel operation, alone in its lane, is among all that are ready, in the order in which they are claimed. */
+/**
+ * The place of a parallel operation, alone in its lane, is among those that wait for a turn of its key, else among all that
+ * are ready, in the order in which they are claimed.
+ */
 const withPlace = (s: string, from: string): string => `
   SELECT t.*, CASE WHEN t.status <> 'pending' THEN NULL
-    WHEN t.lane = t.id THEN (SELECT count(*) FROM (SELECT FROM ${s}.ready x
-      WHERE (x.priority, x.stamp) < (t.priority, t.stamp) LIMIT ${placeCountedMax}) r)
+    WHEN t.lane = t.id THEN coalesce(
+      (SELECT (SELECT count(*) FROM (SELECT FROM ${s}.parked x
+          WHERE x.key = p.key AND x.reason = 'turn' AND x.turn < p.turn LIMIT ${placeCountedMax}) r)
+        FROM ${s}.parked p WHERE p.lane = t.lane AND p.reason = 'turn'),
+      (SELECT count(*) FROM (SELECT FROM ${s}.ready x
+          WHERE (x.priority, x.stamp) < (t.priority, t.stamp) LIMIT ${placeCountedMax}) r))
     WHEN t.seq - t.head > ${placeCountedMax} THEN t.seq - t.head - 1
     ELSE (SELECT count(*) FROM ${s}.ops x WHERE x.lane = t.lane AND x.seq > t.head AND x.seq < t.seq AND x.started_at IS NULL) END AS place
   FROM (${from}) t`

@@ -8,14 +8,15 @@ CREATE OR REPLACE FUNCTION cancel(p_id uuid, p_abortable text[], p_why text) RET
 DECLARE
   t timestamptz := clock();
   o record; f record;
-  v_at tid; v_upto bigint; v_where text; v_depth bigint;
+  v_at tid; v_upto bigint; v_where text; v_depth bigint; v_key uuid;
 BEGIN
   PERFORM pause_guard();
   SELECT x.lane, x.seq, x.type, x.idem, x.gate INTO o FROM ops x WHERE x.id = p_id;
   IF NOT FOUND THEN RETURN 'gone'; END IF;
   PERFORM FROM idempotency d WHERE d.key = o.idem FOR UPDATE;
   PERFORM FROM gates g WHERE g.name = o.gate FOR UPDATE;
-  PERFORM FROM lanes l WHERE l.id = o.lane FOR UPDATE;
+  SELECT l.key INTO v_key FROM lanes l WHERE l.id = o.lane FOR UPDATE;
+  IF v_key IS NOT NULL THEN PERFORM FROM turns k WHERE k.key = v_key FOR UPDATE; END IF;
   SELECT x.seq INTO o.seq FROM ops x WHERE x.id = p_id FOR UPDATE;
   IF NOT FOUND THEN RETURN 'gone'; END IF;
   FOR i IN 1 .. 20 LOOP
@@ -51,6 +52,10 @@ BEGIN
     DELETE FROM ready x WHERE x.ctid = v_at AND v_where = 'ready';
     DELETE FROM parked x WHERE x.lane = o.lane AND v_where = 'parked';
     IF v_depth > 0 THEN PERFORM lane_requeue(o.lane); ELSE PERFORM lanes_drop(ARRAY[o.lane]); END IF;
+    IF v_key IS NOT NULL THEN
+      UPDATE turns k SET running = k.running - (v_where = 'ready')::int, lanes = k.lanes - 1 WHERE k.key = v_key;
+      PERFORM turns_next(ARRAY[v_key]);
+    END IF;
   END IF;
   IF o.idem IS NOT NULL THEN
     UPDATE idempotency d SET answer = json_build_object('v', 'cancelled')

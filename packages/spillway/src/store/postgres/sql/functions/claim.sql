@@ -13,7 +13,8 @@ DECLARE
 BEGIN
   IF NOT EXISTS (SELECT FROM parked p WHERE p.until <= t) THEN RETURN 0; END IF;
   WITH due AS (
-    SELECT p.lane FROM parked p WHERE p.until <= t ORDER BY p.until LIMIT p_most FOR UPDATE SKIP LOCKED
+    SELECT p.lane FROM parked p WHERE p.until <= t AND p.key IS NULL ORDER BY p.until LIMIT p_most
+      FOR UPDATE SKIP LOCKED
   ), heads AS (
     SELECT d.lane, o.priority, o.stamp, o.type, l.head, l.depth, l.careful > l.head AS careful, l.queue, l.partition
       FROM due d JOIN lanes l ON l.id = d.lane,
@@ -27,6 +28,7 @@ BEGIN
         FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
   )
   SELECT count(*) INTO v_n FROM readied;
+  IF EXISTS (SELECT FROM turns) THEN v_n := v_n + turns_promote(p_most, t); END IF;
   RETURN v_n;
 END $$;
 
