@@ -38,6 +38,7 @@ const beside = { maxWorkers: 2, sequence: { groupOrder: 0 } }
 const resolve = {
   alias: [
     { find: /^spillway$/, replacement: `${import.meta.dirname}/packages/spillway/src/index.ts` },
+    { find: /^spillway\/testing$/, replacement: `${import.meta.dirname}/packages/spillway/src/testing/index.ts` },
     { find: /^spillway\/workload$/, replacement: `${import.meta.dirname}/packages/spillway/src/workload.ts` },
   ],
 }

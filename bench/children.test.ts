@@ -38,7 +38,7 @@ describe('Children', () => {
     expect((await child.line(/^up$/))[0]).toBe('up')
   })
 
-  it('does not take half a line for a whole one', async () => {
+  it('does not read half a line as a complete one', async () => {
     const { child } = start(
       `${lasting}; process.stdout.write('port 4'); setTimeout(() => process.stdout.write('2\\n'), 100)`,
     )
@@ -51,7 +51,7 @@ describe('Children', () => {
     expect(await child.ended).toBe(3)
   })
 
-  it('says so when a line does not come in time', async () => {
+  it('reports when a line does not arrive in time', async () => {
     const { child } = start(lasting)
     await child.line(/up/)
     await expect(child.line(/port/, 20)).rejects.toThrow(/did not within 20 ms/)
@@ -64,7 +64,7 @@ describe('Children', () => {
     await expect(child.line(/x/)).rejects.toThrow(/nothing ended before/)
   })
 
-  it('stops what is running, and starts nothing afterwards', async () => {
+  it('stops running work, and starts none afterwards', async () => {
     const { children, child } = start(lasting)
     await child.line(/up/)
     await children.close()

@@ -58,7 +58,7 @@ describe('renderPage', () => {
     expect(page).toContain('| over echo | ≥ 0.8 × | 0.82 × | met |')
   })
 
-  it('shows plots and notes, those of figures too', () => {
+  it('shows plots and notes, also of figures', () => {
     expect(page).toContain('![A plot](benchmarks/idle-plot.svg)')
     expect(page).toContain('- How it was measured.')
     expect(page).toContain('- accept, spillway: no ledger yet')
@@ -71,7 +71,7 @@ describe('renderPage', () => {
     expect(mixed).toContain('Another CPU')
   })
 
-  it('says what was measured in haste, and what was not committed', () => {
+  it('reports what was measured with --quick, and uncommitted changes', () => {
     const dirty = { ...environment, commit: { id: 'abc1234567', dirty: true } }
     const hasty = renderPage({ sections: [section('accept', { quick: true, environment: dirty })] })
     expect(hasty).toContain('abc1234567 with uncommitted changes')
@@ -100,7 +100,7 @@ describe('renderPage', () => {
 describe('merge', () => {
   const names = ['accept', 'drain', 'idle']
 
-  it('replaces what was measured again, and keeps the rest, in the order of the sections', () => {
+  it('replaces sections measured again, and keeps the rest, in the order of the sections', () => {
     const old = { sections: [section('idle', { seconds: 1 }), section('accept', { seconds: 1 })] }
     const merged = merge(old, [section('accept', { seconds: 2 })], names)
     expect(merged.sections.map(({ name, seconds }) => [name, seconds])).toEqual([

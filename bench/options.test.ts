@@ -22,7 +22,7 @@ describe('parseOptions', () => {
     expect(parse('--only', 'idle, accept', '--only=idle').only).toEqual(['idle', 'accept'])
   })
 
-  it('names an unknown section and those that there are', () => {
+  it('names an unknown section and the existing ones', () => {
     expect(() => parse('--only', 'accept,drian')).toThrow(/"drian".*accept, drain, idle/)
   })
 
@@ -43,7 +43,7 @@ describe('parseOptions', () => {
     expect(() => parse('--out')).toThrow(UsageError)
   })
 
-  it('refuses what is no connection string', () => {
+  it('refuses an invalid connection string', () => {
     expect(() => parse('--database-url', 'localhost:5432')).toThrow(/postgres:\/\//)
     expect(parse('--database-url', 'postgresql://u@h/d').databaseUrl).toBe('postgresql://u@h/d')
   })

@@ -60,7 +60,7 @@ test('steps that hold meet every target', () => {
   expect(missed([step(500), step(1_000), step(10_000)])).toEqual([])
 })
 
-test('each target is missed by what it is about, and by nothing else', () => {
+test('each target is missed by its own figure, and by no other', () => {
   const all = (worse: StepResult): string[] => missed([step(500), step(1_000), worse])
   expect(all(step(5_000, { good: 8_900 }))).toEqual(['goodput at every step from 1 × on, of its peak'])
   expect(all(step(5_000, { p99: 81 }))).toEqual(['p99 of good answers, of that at 0.5 ×'])

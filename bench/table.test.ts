@@ -26,7 +26,7 @@ describe('textTable', () => {
 })
 
 describe('markdownTable', () => {
-  it('marks the alignment and keeps cells whole', () => {
+  it('marks the alignment and keeps cells intact', () => {
     expect(markdownTable(columns, [['a|b\nc', '1']])).toBe(['| name | n |', '|---|--:|', '| a\\|b c | 1 |'].join('\n'))
   })
 

@@ -33,7 +33,7 @@ export async function call(slot: Slot, options: CallOptions): Promise<Answered> 
 }
 
 /** The same, whatever its end. `cutAfterMs`: the caller leaves by itself then. */
-export async function callAndTell(
+export async function callAndRecord(
   slot: Slot,
   options: Omit<CallOptions, 'signal'>,
   { deadlineMs, cutAfterMs }: { deadlineMs: number; cutAfterMs: number | null },

@@ -6,7 +6,7 @@ import { setMaxListeners } from 'node:events'
 import { setTimeout as delay } from 'node:timers/promises'
 import { Agent } from 'undici'
 import { isRecord, messageIdOf, operationIdOf } from './answer-body.js'
-import { call, callAndTell } from './call.js'
+import { call, callAndRecord } from './call.js'
 import { now, pause } from './clock.js'
 import { type Chance, chance } from './random.js'
 import type { Read, Submitted, Try } from './records.js'
@@ -165,7 +165,7 @@ export class Clients {
         ...(b.prefer !== null && { prefer: b.prefer }),
       },
     } as const
-    const made = await callAndTell(slot, options, { deadlineMs: this.#o.deadlineMs, cutAfterMs })
+    const made = await callAndRecord(slot, options, { deadlineMs: this.#o.deadlineMs, cutAfterMs })
     return { lane: lane.name, n, ...made }
   }
 

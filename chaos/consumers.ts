@@ -7,7 +7,7 @@ import { setMaxListeners } from 'node:events'
 import { setTimeout as delay } from 'node:timers/promises'
 import { Agent } from 'undici'
 import { type Message, messagesOf } from './answer-body.js'
-import { call, callAndTell } from './call.js'
+import { call, callAndRecord } from './call.js'
 import { pause } from './clock.js'
 import { type Chance, chance } from './random.js'
 import type { Ack, Pop } from './records.js'
@@ -118,7 +118,7 @@ export class Consumers {
     const leavesAfterMs = luck.between(1, pollMsMin)
     if (slot === null) return null
     const path = `/api/v1/pop/queue/${queueName}?${query}`
-    const made = await callAndTell(
+    const made = await callAndRecord(
       slot,
       { agent: this.#agent, method: 'GET', path },
       { deadlineMs: this.#o.deadlineMs, cutAfterMs: leaves ? leavesAfterMs : null },
@@ -163,7 +163,7 @@ export class Consumers {
           consumerGroup: group,
           acknowledgments: asked.map((one) => (one.status === 'failed' ? { ...one, error: 'chaos' } : one)),
         }
-        const made = await callAndTell(
+        const made = await callAndRecord(
           slot,
           { agent: this.#agent, method: 'POST', path: '/api/v1/ack/batch', body },
           { deadlineMs: this.#o.deadlineMs, cutAfterMs: null },

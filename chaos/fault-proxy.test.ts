@@ -61,7 +61,7 @@ async function staysSilent(socket: Socket, ask: () => Promise<string>): Promise<
 }
 
 describe('the fault proxy', () => {
-  it('passes what it gets, both ways', async () => {
+  it('passes data unchanged, both ways', async () => {
     expect(await say(await open(), 'hello')).toBe('hello')
   })
 

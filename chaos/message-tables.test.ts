@@ -75,7 +75,7 @@ describe('what holds', () => {
     expect(await unconsumed()).toBe(0)
   })
 
-  it('what nobody has asked for yet is not consumed', async () => {
+  it('messages that no pop asked for are not consumed', async () => {
     expect(await unconsumed()).toBe(1)
   })
 
@@ -87,7 +87,7 @@ describe('what holds', () => {
 
 const neither = 'messages: mail of push-1 has read 1 of 4, and is neither in line nor leased'
 
-describe('what is reported', () => {
+describe('reports', () => {
   const breaks: readonly [what: string, place: 'line' | 'lease', reported: readonly RegExp[], statement: string][] = [
     ['something to read, in no place', 'line', [new RegExp(neither)], 'DELETE FROM mq_ready'],
     [

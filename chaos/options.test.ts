@@ -15,7 +15,7 @@ describe('the command line', () => {
     expect(parseOptions([])?.seed).toEqual(expect.any(Number))
   })
 
-  it('is shorter with --quick, and what is given beside it counts', () => {
+  it('is shorter with --quick, and other options still apply', () => {
     const quick = parseOptions(['--quick', '--kills', '3'])
     expect(quick?.kills).toBe(3)
     expect(quick?.seconds).toBeLessThan(parseOptions([])?.seconds ?? 0)

@@ -23,7 +23,7 @@ describe('the plan', () => {
     for (const kind of ['pause', 'term', 'cut', 'delay', 'half-open', 'black-hole']) expect(kinds).toContain(kind)
   })
 
-  it('is in order of time, within its time, and hits only slots that are there', () => {
+  it('is in order of time, within its time, and hits only existing slots', () => {
     const plan = planFaults(options)
     expect(plan.map(({ atMs }) => atMs)).toEqual(plan.map(({ atMs }) => atMs).sort((a, b) => a - b))
     for (const { atMs, victim } of plan) {

@@ -30,6 +30,7 @@ const steps = [
   { name: 'file rules', args: script('check-files.mjs') },
   { name: 'codes and docs', args: script('check-codes.mjs') },
   { name: 'settings and docs', args: [...script('generate-docs.mjs'), '--check'], afterBuild: true },
+  { name: 'public names', args: script('check-public-names.mjs'), afterBuild: true },
   { name: 'walk of a request', args: script('walk.mjs'), afterBuild: true },
   { name: 'dead code', args: [bin('knip/bin/knip.js'), '--no-progress'] },
   ...packages.map((dir) => ({

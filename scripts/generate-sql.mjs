@@ -9,6 +9,9 @@ import { pathToFileURL } from 'node:url'
 
 const root = path.resolve(import.meta.dirname, '..')
 const columnsMax = 120
+const functionLinesMax = 90
+/** Measured: cut into steps they cost more. The head of each says how much. */
+const longFunctions = ['mq_pop']
 
 const sqlFiles = (dir) =>
   existsSync(dir)
@@ -52,6 +55,25 @@ function moduleOf(folder) {
   )
 }
 
+/** From CREATE to the dollar quote that ends the body. */
+function functionsOf(lines) {
+  const functions = []
+  for (let i = 0; i < lines.length; i++) {
+    const name = /^CREATE (?:OR REPLACE )?FUNCTION (\w+)/.exec(lines[i])?.[1]
+    if (name === undefined) continue
+    const quotes = (end) =>
+      lines
+        .slice(i, end + 1)
+        .join('\n')
+        .split('$$').length - 1
+    let end = i
+    while (end < lines.length && quotes(end) < 2) end++
+    functions.push({ name, line: i + 1, length: end - i + 1 })
+    i = end
+  }
+  return functions
+}
+
 function faultsOf(folder) {
   return ['tables', 'functions'].flatMap((kind) =>
     sqlFiles(path.join(folder, kind)).flatMap((file) => {
@@ -61,6 +83,11 @@ function faultsOf(folder) {
         ...(lines[0].startsWith('-- ') ? [] : [`${at}:1 needs a head comment that says what it decides`]),
         ...lines.flatMap((line, i) =>
           [...line].length > columnsMax ? [`${at}:${i + 1} has more than ${columnsMax} columns`] : [],
+        ),
+        ...functionsOf(lines).flatMap(({ name, line, length }) =>
+          length > functionLinesMax && !longFunctions.includes(name)
+            ? [`${at}:${line} ${name} has ${length} lines, more than ${functionLinesMax}`]
+            : [],
         ),
       ]
     }),

@@ -51,6 +51,7 @@ const rooms = {
     http: {},
     index: {},
     workload: {},
+    testing: {},
     version: { onlyRooms: [] },
   },
   server: {
@@ -87,9 +88,9 @@ const rooms = {
   },
 }
 
-/** The only files that read the environment: main.ts hands it to config, programs.ts hands PATH to PostgreSQL. */
+/** The only files that read the environment: main.ts hands it to config, programs.ts hands PATH to PostgreSQL, tests have no config. */
 const environmentReaders = {
-  spillway: /^$/,
+  spillway: /^testing\/test-intake\.ts$/,
   server: /^(config\/|cli\/main\.ts$)/,
   'embedded-postgres': /^programs\.ts$/,
 }
@@ -103,7 +104,7 @@ const packageRules = {
   spillway: {
     ours: /^@spillway\/(protocol\/(wire|schema)|embedded-postgres)$/,
     // The library is light: whatever else it imports, its users install.
-    packages: /^(node:|(pg|typebox|fastify)(\/|$)|@opentelemetry\/api$)/,
+    packages: /^(node:|(pg|croner|typebox|fastify)(\/|$)|@opentelemetry\/api$)/,
   },
   server: { ours: /^(spillway\/workload|@spillway\/(protocol\/(wire|schema)|embedded-postgres))$/ },
 }

@@ -109,7 +109,7 @@ describe('scales', () => {
     expect(scale.at(10_000)).toBe(1)
   })
 
-  it('have room for what is below zero', () => {
+  it('have room for negative values', () => {
     const scale = linearScale([-3, 5])
     expect(scale.at(-3)).toBeGreaterThanOrEqual(0)
     expect(scale.at(-3)).toBeLessThan(scale.at(0))

@@ -42,7 +42,7 @@ test('a stall counts for all that were meant for its time', async () => {
   expect(report.completed.p95).toBeGreaterThan(stallMs / 2)
 })
 
-test('what is refused has no latency', async () => {
+test('refusals have no latency', async () => {
   const loop = new OpenLoop(task({ warmUpSeconds: 0 }))
   const report = await loop.run(async (n) => {
     if (n % 2 === 0) loop.refused(n)

@@ -12,7 +12,7 @@ test('what reached its size in the first third is flat', () => {
   expect(growth(points([1, 50, 100, 100, 100, 100, 100, 100, 100]), (p) => p.megabytes)).toBe(1)
 })
 
-test('what goes on rising is not', () => {
+test('a level that keeps rising is not', () => {
   expect(growth(points([10, 20, 30, 40, 50, 60, 70, 80, 90]), (p) => p.deadRows)).toBe(1.5)
 })
 

@@ -53,7 +53,7 @@ describe('summaryOf', () => {
     expect(summaryOf([outcome({}), refused, refused, late]).timeoutPercent).toBe(25)
   })
 
-  it('times those that succeeded', () => {
+  it('times successful ones', () => {
     expect(summaryOf([outcome({ totalMs: 300 }), outcome({}), refused]).totalMs).toEqual({ p50: 100, p99: 300 })
   })
 

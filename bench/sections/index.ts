@@ -1,5 +1,6 @@
 import type { Section } from '../section.js'
 import { accept } from './accept.js'
+import { bulk } from './bulk.js'
 import { drain } from './drain.js'
 import { gates } from './gates.js'
 import { generation } from './generation.js'
@@ -16,6 +17,7 @@ import { sweep } from './sweep.js'
 /** In the order in which they run and stand on the page. */
 export const sections: readonly Section[] = [
   accept,
+  bulk,
   lone,
   gates,
   petitions,

@@ -47,7 +47,7 @@ describe('gaugeIn', () => {
 })
 
 describe('startHung', () => {
-  it('counts who asks, and says nothing until it is closed', async () => {
+  it('counts callers, and reports nothing until it is closed', async () => {
     const hung = await startHung()
     const socket = connect(Number(new URL(hung.url).port), '127.0.0.1')
     let heard = 0

@@ -40,7 +40,7 @@ describe('a clean run', () => {
     expect(check(run)).toMatchObject({ findings: [], counts: { repeats: 0 } })
   })
 
-  it('may have no ticket for what was applied at once', () => {
+  it('may have no ticket for an item applied at once', () => {
     const run = cleanRun()
     run.tickets = without(run.tickets, ticket(run, 'mixed-2', 5))
     expect(submitted(run, 'mixed-2', 5).route).toBe('apply')

@@ -21,8 +21,8 @@ import {
 import { fault, type Run, without } from './clean-run.js'
 import type { Rule } from './finding.js'
 
-describe('what may be', () => {
-  it('messages that are there once, in order, and consumed', () => {
+describe('allowed values', () => {
+  it('messages that exist once, in order, and consumed', () => {
     expect(check(runWithMessages())).toMatchObject({
       findings: [],
       counts: { handed: 3, handedAgain: 0, agreed: 3, acksRefused: 0 },
@@ -37,7 +37,7 @@ describe('what may be', () => {
     expect(check(run)).toMatchObject({ findings: [], counts: { handed: 4, handedAgain: 1 } })
   })
 
-  it('one that failed, and was handed out again behind those that came with it', () => {
+  it('one that failed, and was redelivered after its batch', () => {
     const run = runWithMessages()
     const first = run.acks[0]
     run.pops.splice(1, 0, { ...pop(run, [1], consumedAt + 16, 'c') })
@@ -229,7 +229,7 @@ function theirs(popped: Pop, consumerGroup: string, leaseId?: string) {
   return { success: true, messages }
 }
 
-describe('what is found', () => {
+describe('findings', () => {
   it.each(violations)('%s', (_, rule, change) => {
     const run = runWithMessages()
     change(run)

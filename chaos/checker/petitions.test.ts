@@ -24,8 +24,8 @@ function abandon(run: Run): void {
   Object.assign(made(run, lane, 2), { end: 'network', status: undefined, body: undefined })
 }
 
-describe('what may be', () => {
-  it('petitions that are there once, in order', () => {
+describe('allowed values', () => {
+  it('petitions that exist once, in order', () => {
     expect(check(runWithPetitions()).findings).toEqual([])
   })
 
@@ -102,7 +102,7 @@ const violations: readonly [what: string, rule: Rule, change: (run: Run) => void
   ['a ledger whose chain is broken', 'audit', (run) => run.audit.push('ledger: row 5 does not follow')],
 ]
 
-describe('what is found', () => {
+describe('findings', () => {
   it.each(violations)('%s', (_, rule, change) => {
     const run = runWithPetitions()
     change(run)

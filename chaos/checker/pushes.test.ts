@@ -5,7 +5,7 @@ import { found, lane, last, messagesIn, queue, runWithMessages } from './clean-m
 import { effect, idOf, made, pushResult, type Run, submitted, without } from './clean-run.js'
 import type { Rule } from './finding.js'
 
-describe('what may be', () => {
+describe('allowed values', () => {
   it('one that was queued first', () => {
     const run = runWithMessages()
     queue(run, 2)
@@ -120,7 +120,7 @@ const violations: readonly [what: string, rule: Rule, change: (run: Run) => void
   ],
 ]
 
-describe('what is found', () => {
+describe('findings', () => {
   it.each(violations)('%s', (_, rule, change) => {
     const run = runWithMessages()
     change(run)

@@ -34,7 +34,7 @@ async function checkout(order, { fail = false } = {}) {
   try {
     await client.query('BEGIN')
     await client.query('INSERT INTO orders (id) VALUES ($1)', [order])
-    const answer = await intake.enqueue(sendReceipt, { order }, client)
+    const answer = await intake.enqueue(sendReceipt, { order }, { tx: client })
     // A refusal (a full queue, a used-up quota) is a value, and yours to decide about.
     if (answer.kind === 'refused') throw new Error(answer.refusal.detail)
     if (fail) throw new Error('the card was declined')

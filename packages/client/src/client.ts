@@ -15,6 +15,7 @@ import { type Operations, operations } from './operations/operations.js'
 import { type ClientOptions, settingsOf } from './options.js'
 import { type Petitions, petitions } from './petitions/petitions.js'
 import type { Parts } from './resources.js'
+import { type Route, type RouteDefinition, type RouteResult, route } from './routes/route.js'
 import { type Routing, routing } from './routing/routing.js'
 
 export interface Client {
@@ -24,6 +25,11 @@ export interface Client {
   readonly petitions: Petitions
   readonly messages: Messages
   readonly routing: Routing
+  /**
+   * A route of yours, made of a definition: `client.route<typeof place>('POST /orders').submit(order)`. A type-only import of the
+   * definition is enough. `Own`: the body that its `respond` makes, if it has one.
+   */
+  route<D extends RouteDefinition, Own = RouteResult<D>>(name: string): Route<D, Own>
   /** The same as `messages.push`. */
   readonly push: Messages['push']
   /** Streams generated text. The request is sent when iteration starts. */
@@ -48,6 +54,7 @@ export function clientOn(options: ClientOptions, clock: Clock): Client {
     petitions: petitions(parts),
     messages: messaging,
     routing: routing(parts),
+    route: (name) => route(parts, name),
     push: messaging.push,
     generate: (request, given = {}) => generate(parts, request, given),
     resume: (streamId, given = {}) => resume(parts, streamId, given),

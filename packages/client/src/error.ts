@@ -29,6 +29,8 @@ export class SpillwayError extends Error {
   readonly problem: ProblemDocument | null
   /** How often the request was sent. 0: never. */
   readonly attempts: number
+  /** An attempt whose answer was lost, or that broke off, may have done it. False: nothing was done. */
+  isUnknown = false
 
   constructor(code: SpillwayErrorCode, message: string, details: ErrorDetails = {}) {
     super(message, { cause: details.cause })

@@ -4,6 +4,7 @@ export type {
   AckStatus,
   DecideAnswer,
   DryRunResult,
+  LaneView,
   OperationStatus,
   OperationView,
   PetitionReceipt,
@@ -73,4 +74,5 @@ export type { NewPetition, Petitions } from './petitions/petitions.js'
 export type { RetryBudgetOptions } from './policy/retry-budget.js'
 export type { ThrottleOptions } from './policy/throttle.js'
 export type { Page, PageOptions } from './resources.js'
+export type { Done, Failed, Jsonified, Refused, Route, RouteDefinition, RouteResult, Ticket } from './routes/route.js'
 export type { NewPolicy, Policies, Routing, Task, TaskOptions } from './routing/routing.js'

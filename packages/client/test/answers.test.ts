@@ -202,14 +202,14 @@ describe('an error', () => {
     await expect(other).rejects.toMatchObject({ code: 'idempotency_mismatch', status: 422, attempts: 1 })
   })
 
-  it('500: is asked again where that is safe', async () => {
+  it('500: retried where that is safe', async () => {
     proxy.plan('/operations', { kind: 'answer', status: 500, body: '{}' })
     expect(await client().operations.submit(order('fault'))).toMatchObject({ status: 'executed' })
     proxy.plan('/pop/', { kind: 'answer', status: 500, body: '{}' })
     await expect(client().messages.pop('q', { autoAck: true })).rejects.toMatchObject({ status: 500, attempts: 1 })
   })
 
-  it.each([502, 504])('%i of a proxy: is asked again where that is safe', async (status) => {
+  it.each([502, 504])('%i of a proxy: retried where that is safe', async (status) => {
     proxy.plan('/operations', { kind: 'answer', status, body: '<html>' })
     expect(await client().operations.submit(order('gateway'))).toMatchObject({ status: 'executed' })
     expect(proxy.seen).toHaveLength(2)
@@ -275,7 +275,7 @@ describe('no answer', () => {
     expect(await messages.pop('acked')).toMatchObject([{ data: { n: 2 } }])
   })
 
-  it('to a pop that settles what it takes: it is thrown, and the next messages stay', async () => {
+  it('to a pop with autoAck: it is thrown, and the next messages stay', async () => {
     const { messages } = client()
     await messages.push('auto', [{ n: 1 }, { n: 2 }])
     proxy.plan('/pop/', { kind: 'drop', when: 'after' })
@@ -283,7 +283,7 @@ describe('no answer', () => {
     expect(await messages.pop('auto', { autoAck: true })).toMatchObject([{ data: { n: 2 } }])
   })
 
-  it('to a pop under a lease: it is sent again, and what was lost comes back with its lease', async () => {
+  it('to a pop under a lease: it is sent again, and lost messages return with their lease', async () => {
     const { messages } = client()
     await messages.configure('leased', { options: { leaseTime: 1 } })
     await messages.push('leased', [{ n: 1 }])
@@ -307,7 +307,7 @@ describe('no answer', () => {
 })
 
 describe('mostly refusals', () => {
-  it('hold back what is sent, and what is held back for too long is `throttled`', async () => {
+  it('delay requests, and a request that is delayed for too long is `throttled`', async () => {
     proxy.plan('/operations', ...new Array(50).fill(refusal(503, '0')))
     const { operations } = client({ throttle: {}, retry: { attempts: 1 } })
     await expect(operations.list()).rejects.toMatchObject({ code: 'overloaded' })

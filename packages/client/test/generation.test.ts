@@ -48,7 +48,7 @@ describe('a generation', () => {
     await expect(generation.text()).rejects.toThrow(TypeError)
   })
 
-  it('goes on without a gap or a repeat, however often its connection is dropped', async () => {
+  it('continues without a gap or a repeat, however often its connection is dropped', async () => {
     const { asked } = model.counts
     proxy.plan('/api/v1/stream', { kind: 'cut', behind: '"content":"4 "' })
     proxy.plan('/api/v1/streams/', { kind: 'cut', behind: '"content":"9 "' }, { kind: 'drop', when: 'before' })
@@ -65,7 +65,7 @@ describe('a generation', () => {
     expect(model.counts.asked - asked).toBe(1)
   })
 
-  it('goes on when its connection falls silent', async () => {
+  it('continues when its connection is silent', async () => {
     proxy.plan('/api/v1/stream', { kind: 'stall', behind: '"content":"3 "' })
     expect(await newClient().generate(ask('tokens=10'), { silentMs: 800 }).text()).toBe(tokensOf(10))
     expect(resumes().length).toBeGreaterThanOrEqual(1)
@@ -79,12 +79,12 @@ describe('a generation', () => {
     expect(model.counts.asked - asked).toBe(1)
   })
 
-  it('that was refused is asked for again', async () => {
+  it('that was refused is requested again', async () => {
     proxy.plan('/api/v1/stream', refusal(503, '0'))
     expect(await newClient().generate(ask('tokens=2')).text()).toBe(tokensOf(2))
   })
 
-  it('that breaks off at its source ends with a typed error, behind what came', async () => {
+  it('that breaks off at its source ends with a typed error after the received chunks', async () => {
     let text = ''
     const read = async () => {
       for await (const { content } of newClient().generate(ask('tokens=4 end=cut'))) text += content

@@ -59,6 +59,17 @@ describe('operations', () => {
     expect(statuses.filter((status) => status === 'pending')).toHaveLength(1)
   })
 
+  it('are seen in their lanes, with the reason why they wait', async () => {
+    await client.lanes.pause({ queue: 'seen' })
+    const { operationId } = await client.operations.submit(order('seen'))
+    expect(await client.lanes.list({ queue: 'seen' })).toMatchObject({
+      items: [{ depth: 1, paused: true, head: { id: operationId }, waiting_because: 'the queue is paused' }],
+      next_cursor: null,
+    })
+    await client.lanes.resume({ queue: 'seen' })
+    expect(await client.operations.wait(operationId)).toMatchObject({ status: 'completed' })
+  })
+
   it('that failed are dead letters, which can be redriven and purged', async () => {
     const failed = await client.operations.submit(order('dead', '?fail=400'))
     const { items } = await client.deadLetters.list({ queue: 'dead' })
@@ -232,7 +243,7 @@ describe('a consumer', () => {
     expect(await settledIn('long')).toEqual([])
   })
 
-  it('hears when its lease is lost, and does not answer for what others have', async () => {
+  it("is notified when its lease is lost, and does not acknowledge others' messages", async () => {
     await client.messages.configure('taken', { options: { leaseTime: 1 } })
     await client.push('taken', ['again'])
     const lost = deferred()
@@ -247,7 +258,7 @@ describe('a consumer', () => {
     expect(await client.messages.pop('taken', { waitMs: 5_000 })).toMatchObject([{ data: 'again' }])
   })
 
-  it('finishes and answers for what it has when it is stopped', async () => {
+  it('finishes and acknowledges what it has when it is stopped', async () => {
     await client.push('stopped', [1, 2, 3])
     const begun = deferred()
     const finish = deferred()
@@ -265,7 +276,7 @@ describe('a consumer', () => {
     expect(await settledIn('stopped')).toEqual([])
   })
 
-  it('goes on after its connection was dropped', async () => {
+  it('continues after its connection was dropped', async () => {
     const seen = deferred<unknown>()
     proxy.plan('/pop/queue/dropped', { kind: 'drop', when: 'before' })
     const consumer = client.messages.consume('dropped', ({ data }) => seen.resolve(data))

@@ -40,14 +40,19 @@ async function administer(statement: string): Promise<void> {
   await connection.query(statement).finally(() => connection.end())
 }
 
-/** The built server as a process of its own, with a database that goes with it. */
-export async function runningServer(env: Record<string, string> = {}): Promise<RunningServer> {
+/** A migrated database without a row. */
+export async function freshDatabase(): Promise<{ url: string; drop(): Promise<void> }> {
   const name = `client_${process.pid}_${randomBytes(6).toString('hex')}`
   await administer(`CREATE DATABASE ${name} TEMPLATE ${inject('templateDatabase')} ENCODING 'UTF8' LOCALE 'C'`)
-  const database = new URL(inject('databaseUrl'))
-  database.pathname = `/${name}`
+  const { href } = Object.assign(new URL(inject('databaseUrl')), { pathname: `/${name}` })
+  return { url: href, drop: () => administer(`DROP DATABASE IF EXISTS ${name} WITH (FORCE)`) }
+}
+
+/** The built server as a process of its own, with a database that goes with it. */
+export async function runningServer(env: Record<string, string> = {}): Promise<RunningServer> {
+  const database = await freshDatabase()
   const { PATH = '', HOME = '/' } = process.env
-  const own = { PATH, HOME, SPILLWAY_PORT: '0', SPILLWAY_LOG_LEVEL: 'warn', DATABASE_URL: database.href }
+  const own = { PATH, HOME, SPILLWAY_PORT: '0', SPILLWAY_LOG_LEVEL: 'warn', DATABASE_URL: database.url }
   const server = spawn(process.execPath, [program, 'serve'], {
     env: { ...own, ...calm, ...env },
     stdio: ['ignore', 'inherit', 'pipe'],
@@ -70,7 +75,7 @@ export async function runningServer(env: Record<string, string> = {}): Promise<R
       // Its data goes with it: there is nothing to wait for.
       server.kill('SIGKILL')
       await ended
-      await administer(`DROP DATABASE IF EXISTS ${name} WITH (FORCE)`)
+      await database.drop()
     },
   }
 }

@@ -54,7 +54,7 @@ describe.each(seeds)('200 clients of a server that refuses 90 of 100 for 30 s (s
     expect(Math.max(...refused)).toBeLessThan(3 * mean)
   })
 
-  it('come back without a wave', () => {
+  it('return spread over time', () => {
     expect(Math.max(...bins.slice(refusesUntilMs / 1_000))).toBeLessThan(1.2 * usual)
   })
 })

@@ -33,7 +33,7 @@ describe('isAlive', () => {
 })
 
 describe('parsePasswd', () => {
-  it('finds nobody, also as macOS writes it, and never root', () => {
+  it('finds the account nobody, also as macOS writes it, and never root', () => {
     expect(parsePasswd('root:x:0:0::/:/bin/sh\nnobody:x:99:98::/:/x\n', 'nobody')).toEqual({ uid: 99, gid: 98 })
     expect(parsePasswd('nobody:*:-2:-2::/:/x', 'nobody')).toEqual({ uid: 4294967294, gid: 4294967294 })
     expect(parsePasswd('nobody:x:0:0::/:/x', 'nobody')).toBeUndefined()

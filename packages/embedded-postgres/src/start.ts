@@ -175,7 +175,7 @@ async function adoptLeftover(site: Site): Promise<Server | undefined> {
   if (file.port !== undefined && current) {
     const server = watchServer(file.pid, file.port)
     const outcome = await waitUntilReady(server, site.password, ADOPT_TIMEOUT_MS).catch((error: unknown) => {
-      site.log.warn({ err: error, pid: file.pid }, 'a leftover PostgreSQL server refuses us')
+      site.log.warn({ err: error, pid: file.pid }, 'a leftover PostgreSQL server refuses the connection')
       return 'timeout' as const
     })
     if (outcome === 'ready') return server
@@ -242,7 +242,7 @@ function supervise(site: Site, first: Server, adopted: boolean, release: () => P
 
   const onExit = () => {
     if (stopping) return
-    site.log.error({ pid: server.pid }, 'embedded PostgreSQL ended unasked; starting it again')
+    site.log.error({ pid: server.pid }, 'embedded PostgreSQL stopped unexpectedly; restarting it')
     relaunching = relaunch()
   }
   const relaunch = async () => {
@@ -253,7 +253,7 @@ function supervise(site: Site, first: Server, adopted: boolean, release: () => P
         void server.exited.then(onExit)
         return
       } catch (error) {
-        site.log.error({ err: error }, 'embedded PostgreSQL cannot be started again yet')
+        site.log.error({ err: error }, 'cannot restart embedded PostgreSQL yet, retrying')
         await delay(waitMs, undefined, { signal: aborted.signal, ref: false }).catch(ignoreAbort)
       }
     }

@@ -33,6 +33,12 @@ export interface Details<Context, Query extends TSchema, Body extends TSchema, N
   params?: TSchema
   query?: Query
   body?: Body
+  /** The handler checks the body: its schema is for the API description only. */
+  isBodyDescribed?: boolean
+  /** Default: the server's. */
+  bodyLimitBytes?: number
+  /** A HEAD would hold something open that nobody reads. */
+  hasNoHead?: boolean
   /** The answer's schema, for the API description. The answer is not cut to it. */
   answer?: TSchema
   /** Of the answer. Default 200. */
@@ -71,9 +77,17 @@ export function routeFor<Context>(): MakeRoute<Context> {
 export const notFound = (what: string): ProblemError =>
   new ProblemError({ code: 'not_found', detail: `There is no such ${what}.` })
 
-/** Routes that use the store: refused until it is ready. `errorForm`: of all of them. */
+export interface TableOptions {
+  intake: Intake
+  tag: string
+  /** Of all routes, and its schema. Default: problem documents. */
+  errorForm?: ErrorForm
+  problem?: TSchema
+}
+
+/** Routes that use the store: refused until it is ready. */
 export function tableRoutes<Context>(
-  { intake, tag, errorForm }: { intake: Intake; tag: string; errorForm?: ErrorForm },
+  { intake, tag, errorForm, problem = Problem }: TableOptions,
   context: Context,
   routes: readonly Route<Context>[],
 ): (app: FastifyLike) => Promise<void> {
@@ -81,14 +95,16 @@ export function tableRoutes<Context>(
     app.setSerializerCompiler(() => jsonOf)
     refuseUntilReady(app, intake)
     for (const row of routes) {
-      const { method, url, access, status = 200, missing = 'thing' } = row
+      const { method, url, access, status = 200, missing = 'thing', bodyLimitBytes: bodyLimit } = row
       app.route({
         method,
         url,
-        schema: apiSchemaOf(tag, row),
+        schema: apiSchemaOf(tag, problem, row),
+        ...(bodyLimit !== undefined && { bodyLimit }),
+        ...(row.isBodyDescribed && { validatorCompiler: () => () => true }),
         config: { ...access, ...(errorForm !== undefined && { errorForm }) },
         // A HEAD would consume something that nobody sees.
-        ...(access.consumes && { exposeHeadRoute: false }),
+        ...((access.consumes || row.hasNoHead) && { exposeHeadRoute: false }),
         handler: async (request, reply) => {
           const found = await row.handle(context, request as RouteRequest<unknown, unknown, string>, reply)
           if (found === null) throw notFound(missing)
@@ -99,7 +115,7 @@ export function tableRoutes<Context>(
   }
 }
 
-function apiSchemaOf<Context>(tag: string, row: Route<Context>) {
+function apiSchemaOf<Context>(tag: string, problem: TSchema, row: Route<Context>) {
   const { summary, description, params, query, body, answer, status = 200, otherAnswers } = row
   return {
     tags: [tag],
@@ -108,6 +124,6 @@ function apiSchemaOf<Context>(tag: string, row: Route<Context>) {
     ...(params !== undefined && { params }),
     ...(query !== undefined && { querystring: query }),
     ...(body !== undefined && { body }),
-    ...(answer !== undefined && { response: { [status]: answer, ...otherAnswers, '4xx': Problem, '5xx': Problem } }),
+    response: { ...(answer !== undefined && { [status]: answer }), ...otherAnswers, '4xx': problem, '5xx': problem },
   }
 }

@@ -11,6 +11,10 @@ import { expect } from 'vitest'
 export interface Block {
   language: string
   text: string
+  /** The heading above it. */
+  heading: string
+  /** Of its first line of text, in the page. */
+  line: number
 }
 
 export interface Command {
@@ -18,11 +22,15 @@ export interface Command {
   answer: unknown
 }
 
+/** `page`: below docs/guides. */
 export async function blocksOf(page: string): Promise<Block[]> {
   const text = await readFile(fileURLToPath(new URL(`../../../docs/guides/${page}`, import.meta.url)), 'utf8')
-  return [...text.matchAll(/^```(\w+)\n([\s\S]*?)^```$/gm)].map(([, language = '', inside = '']) => ({
+  const headings = [...text.matchAll(/^#+ (.+)$/gm)]
+  return [...text.matchAll(/^```(\w+)\n([\s\S]*?)^```$/gm)].map(({ index, 1: language = '', 2: inside = '' }) => ({
     language,
     text: inside,
+    heading: headings.findLast((heading) => heading.index < index)?.[1] ?? '',
+    line: text.slice(0, index).split('\n').length + 1,
   }))
 }
 

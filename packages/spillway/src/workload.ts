@@ -8,7 +8,7 @@ import './http/typebox.js'
 export { codeOf, retryConflicts } from './accept/conflict-retry.js'
 export { Flush } from './accept/flush.js'
 export { digestUuid, isUuid, type LaneName, laneOf, newOperationId } from './core/ids.js'
-export type { OperationReport } from './core/operation-status.js'
+export type { StatusReport } from './core/operation-status.js'
 export { FailOperation, LeaveOperation, OperationAborted, RetryOperation } from './core/outcome.js'
 export type { IntakeLog } from './core/settings.js'
 export { intakeDefaults } from './core/settings.js'
@@ -56,7 +56,16 @@ export {
 } from './http/mount.js'
 export type { OutputOf } from './http/operation-stream.js'
 export { operationView } from './http/operation-view.js'
-export { cursorOf, fitPage, type Page, type PageBounds, type Pagination, paginationOf, placeOf } from './http/pages.js'
+export {
+  cursorOf,
+  fitPage,
+  invalidCursor,
+  type Page,
+  type PageBounds,
+  type Pagination,
+  paginationOf,
+  placeOf,
+} from './http/pages.js'
 export {
   type ErrorForm,
   encodeProblem,

@@ -18,7 +18,10 @@ export interface Bench {
   logged: Logged[]
   /** Another instance on the same database. */
   intake(
-    options?: Partial<IntakeOptions> & { wrap?: (store: Store) => Store; postgres?: Partial<PostgresOptions> },
+    options?: Partial<IntakeOptions> & {
+      wrap?: (store: Store) => Store
+      postgres?: Partial<Extract<PostgresOptions, { url: string }>>
+    },
   ): Promise<Intake>
   sql<Row extends Record<string, unknown>>(text: string, values?: unknown[]): Promise<Row[]>
   ticket(id: string): Promise<Ticket>

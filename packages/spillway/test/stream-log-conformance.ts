@@ -82,7 +82,7 @@ function appending(opened: () => OpenedLog): void {
       expect(await readAll(other, key)).toEqual([{ first: 1, chunks, end: null }])
     })
 
-    it('answers in the order of what was given, for many streams at once', async () => {
+    it('answers in the given order, for many streams at once', async () => {
       const { log, open } = opened()
       const keys = await Promise.all(Array.from({ length: 20 }, open))
       const taken = keys.filter((_, i) => i % 3 === 0)
@@ -114,7 +114,7 @@ function appending(opened: () => OpenedLog): void {
       expect(await readAll(log, key)).toHaveLength(1)
     })
 
-    it('goes on behind a record that an unanswered try had written', async () => {
+    it('continues after a record that an unanswered try had written', async () => {
       const { log, open } = opened()
       const key = await open()
       await log.append([append(key, 1, 2)])
@@ -139,7 +139,7 @@ function appending(opened: () => OpenedLog): void {
       expect(texts(await readAll(log, key))).toEqual(append(key, 1, 2, { writer: 'b' }).chunks)
     })
 
-    it('lets another writer go on where it found the end of the log', async () => {
+    it('lets another writer continue at the end of the log', async () => {
       const { log, other, open } = opened()
       const key = await open()
       await log.append([append(key, 1, 3, { writer: 'a' })])
@@ -210,7 +210,7 @@ function ending(opened: () => OpenedLog): void {
       expect(await log.head(key)).toEqual({ last: 3, end: 'error' })
     })
 
-    it('is written for the writer who asks again', async () => {
+    it('is written for a writer that repeats its call', async () => {
       const { log, open } = opened()
       const key = await open()
       const last = append(key, 1, 1, { end: 'done' })
@@ -222,7 +222,7 @@ function ending(opened: () => OpenedLog): void {
 
 function reading(opened: () => OpenedLog): void {
   describe('reading', () => {
-    it('answers in the order of the cursors, also for streams that nobody knows', async () => {
+    it('answers in the order of the cursors, also for unknown streams', async () => {
       const { log, open, lose } = opened()
       const [a, b, gone] = [await open(), await open(), await open()]
       await log.append([append(a, 1, 1), append(b, 1, 1, { writer: 'b' })])
@@ -241,7 +241,7 @@ function reading(opened: () => OpenedLog): void {
       expect(await opened().log.read([])).toEqual([])
     })
 
-    it('brings what is behind the cursor, and the record it stands in', async () => {
+    it('returns the records after the cursor, and the one that contains it', async () => {
       const { log, open } = opened()
       const key = await open()
       await log.append([append(key, 1, 3), append(key, 4, 5), append(key, 9, 1)])
@@ -397,7 +397,7 @@ function seeded(seed: number): () => number {
 
 function ringing(opened: () => OpenedLog): void {
   describe('the bell', () => {
-    it('reports to another process which streams have grown, and only those that are to ring', async () => {
+    it('notifies another process of streams that have grown, if they are to be notified', async () => {
       const { log, other, open } = opened()
       const heard: string[] = []
       other.onBell((ids) => heard.push(...(ids ?? [])))
@@ -408,7 +408,7 @@ function ringing(opened: () => OpenedLog): void {
       expect(heard).not.toContain(silent.id)
     })
 
-    it('does not ring for what was lost', async () => {
+    it('does not notify about a lost record', async () => {
       const { log, other, open } = opened()
       const heard: string[] = []
       other.onBell((ids) => heard.push(...(ids ?? [])))
@@ -430,7 +430,7 @@ function ringing(opened: () => OpenedLog): void {
       await eventually(() => keys.every(({ id }) => heard.has(id)), 'the bell for all of them')
     })
 
-    it('rings when what was written can be read', async () => {
+    it('notifies when the written record can be read', async () => {
       const { log, other, open } = opened()
       const key = await open()
       const seen = new Promise<StreamRecord[]>((resolve, reject) => {

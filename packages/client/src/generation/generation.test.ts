@@ -71,7 +71,7 @@ describe('a generation', () => {
     expect(await generation.text()).toBe('<0><1><2>')
   })
 
-  it.each(['draining', 'stream_log_unavailable'])('goes on elsewhere after %s', async (code) => {
+  it.each(['draining', 'stream_log_unavailable'])('continues elsewhere after %s', async (code) => {
     const { generation } = streaming(chunk(0) + failed(code, true), chunk(1) + completeOf(2))
     expect(await generation.text()).toBe('<0><1>')
   })

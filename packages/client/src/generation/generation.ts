@@ -174,7 +174,7 @@ class Generating implements Generation {
         this.#streamId ??= jsonOf<{ stream_id: string }>(data).stream_id
         return []
       case 'queued':
-        this.#tellQueued(jsonOf<StreamQueued>(data))
+        this.#reportQueued(jsonOf<StreamQueued>(data))
         return []
       case 'chunk':
         return this.#chunk(jsonOf<StreamChunk>(data), id)
@@ -212,7 +212,7 @@ class Generating implements Generation {
     return new Reconnect(`chunk ${index} is missing`)
   }
 
-  #tellQueued({ position, eta_seconds: etaSeconds }: StreamQueued): void {
+  #reportQueued({ position, eta_seconds: etaSeconds }: StreamQueued): void {
     const waiting = { id: this.#streamId ?? '', position, etaSeconds }
     const { hooks, logger } = this.#parts.settings
     hooks.onQueued(waiting)

@@ -56,6 +56,8 @@ export async function attempt(call: Call, parts: AttemptParts): Promise<Received
   }
 }
 
+const never = { retryable: false }
+
 const isEvents = ({ status, headers }: Response): boolean =>
   status === 200 && headers.get('content-type')?.startsWith('text/event-stream') === true
 
@@ -81,13 +83,16 @@ function read(response: Response, text: string, { expects }: Call, parts: Attemp
   const isJson = headers.get('content-type')?.includes('json') === true
   const isNone = text === '' && (status === 204 || status === 304)
   const body = isNone ? undefined : parseJson(text)
-  if (isSuccess && (isNone ? expects.includes('') : isAnswer(body, expects)))
+  const isAny = expects.includes('*') && (isNone || body !== undefined)
+  if (isSuccess && (isAny || (isNone ? expects.includes('') : isAnswer(body, expects))))
     return { status, headers, body, stream: null }
   // The answer was cut short. Without a Content-Length it looks complete.
   if (isSuccess && isJson && !isNone && body === undefined) throw new Error('the answer ends in the middle')
   const waitMs = retryAfterMs(headers.get('retry-after'), parts.clock.wallMs(), headers.get('date'))
   if (isSuccess || !isProblem(body)) throw stranger(response, parts, waitMs)
-  const details = { status, attempts: parts.attempts, retryAfterMs: waitMs, problem: body }
+  // The end of an operation is the answer for good, whatever its status.
+  const isFinal = headers.get('x-should-retry') === 'false' || 'operationId' in body
+  const details = { status, attempts: parts.attempts, retryAfterMs: waitMs, problem: body, ...(isFinal && never) }
   throw new SpillwayError(body.code, `${body.title}: ${body.detail}`, details)
 }
 

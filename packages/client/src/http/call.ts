@@ -1,15 +1,15 @@
 /** The unit of throttling: a limit on petitions does not hold up messages. */
-export type Service = 'operations' | 'petitions' | 'messages' | 'routing' | 'generation'
+export type Service = 'operations' | 'petitions' | 'messages' | 'routing' | 'generation' | 'routes'
 
 export interface Call {
-  method: 'GET' | 'POST' | 'PUT' | 'DELETE'
+  method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE'
   path: string
   query?: Readonly<Record<string, string | number | boolean | undefined>>
   body?: unknown
   headers?: Record<string, string>
   signal?: AbortSignal | undefined
   service: Service
-  /** Members that identify the expected body, any one of them; `'[]'`: a list; `''`: the body may be absent. */
+  /** Members that identify the expected body, any one of them; `'[]'`: a list; `''`: the body may be absent; `'*'`: any JSON, or none. */
   expects: readonly string[]
   /** Safe to do twice, so it is sent again when its outcome is unknown. */
   isRepeatable: boolean

@@ -174,13 +174,13 @@ describe('a refusal', () => {
 })
 
 describe('silence', () => {
-  it('is asked again where that is safe', async () => {
+  it('is retried where that is safe', async () => {
     const { send, asked } = answering([silence, silence, done])
     await send(read)
     expect(asked).toHaveLength(3)
   })
 
-  it.each(['{"done":', ''])('in the middle of an answer (%j) is asked again', async (cut) => {
+  it.each(['{"done":', ''])('in the middle of an answer (%j) is retried', async (cut) => {
     const { send } = answering([() => new Response(cut, { headers: { 'content-type': 'application/json' } }), done])
     expect(await send(read)).toMatchObject({ body: { done: true } })
   })
@@ -304,7 +304,7 @@ describe('what the caller throws', () => {
     expect(asked).toHaveLength(0)
   })
 
-  it('instead of nothing at all: a token that never comes ends with the deadline, or with the signal', async () => {
+  it('instead of hanging: waiting for a token that never arrives ends with the deadline or the signal', async () => {
     const { send, asked } = answering([done], { token: () => new Promise(() => undefined) })
     await expect(send({ ...read, deadlineMs: 20 })).rejects.toMatchObject({ code: 'unreachable', attempts: 0 })
     const left = new AbortController()

@@ -68,7 +68,10 @@ class Sender {
       // The real error says more than `throttled`.
       if (last === null || fault.code !== 'throttled') last = fault
       const delayMs = this.#delayOf(course, fault, endpoint)
-      if (delayMs === null) throw last
+      if (delayMs === null) {
+        last.isUnknown = isRepeat
+        throw last
+      }
       const { method, path } = call
       const { logger, hooks } = this.#settings
       logger.debug('trying again', { method, path, attempts: course.sent, delayMs, code: fault.code })
@@ -147,7 +150,7 @@ class Sender {
     const budgetMs = fault.code === 'throttled' ? 0 : (this.#budget?.take() ?? 0)
     const delayMs = Math.max(ownMs, budgetMs)
     if (delayMs < leftMs) return delayMs
-    this.#budget?.giveBack()
+    this.#budget?.refund()
     return null
   }
 

@@ -83,7 +83,7 @@ async function first(server: ReturnType<typeof serving>, options?: ConsumeOption
 }
 
 describe('a consumer that cannot take', () => {
-  it('goes on after what a proxy says, with growing pauses, and reports it', async () => {
+  it('retries after errors of a proxy, with growing pauses, and reports it', async () => {
     const server = serving({ pops: [html, html, html, dropped, messages('here')] })
     expect(await first(server)).toBe('here')
     expect(server.seen.errors).toMatchObject([
@@ -204,14 +204,11 @@ describe('a lease', () => {
     ['nobody answers', dropped],
     ['the answer never comes', held],
     ['a proxy answers', html],
-  ])(
-    'is taken for lost when it could not be extended in time as %s, and what it held is handed back',
-    async (_, extend) => {
-      const { reason, seen } = await lostWith(extend)
-      expect(reason).toBeInstanceOf(Error)
-      expect(seen.acks).toMatchObject([[{ status: 'retry' }, { status: 'retry' }]])
-    },
-  )
+  ])('counts as lost when it could not be extended in time as %s, and its messages are returned', async (_, extend) => {
+    const { reason, seen } = await lostWith(extend)
+    expect(reason).toBeInstanceOf(Error)
+    expect(seen.acks).toMatchObject([[{ status: 'retry' }, { status: 'retry' }]])
+  })
 
   it('that the server does not know is lost, and nothing is answered for', async () => {
     const { reason, seen } = await lostWith(problem(404, 'not_found'))

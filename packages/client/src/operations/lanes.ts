@@ -1,5 +1,6 @@
+import type { LaneView } from '@spillway/protocol/wire'
 import { type CallOptions, limitsOf } from '../http/call.js'
-import type { Parts } from '../resources.js'
+import type { Page, PageOptions, Parts } from '../resources.js'
 
 export interface Lane {
   queue: string
@@ -16,6 +17,11 @@ export interface LaneState {
 }
 
 export interface Lanes {
+  /**
+   * The lanes that hold operations, and why they wait. Continue with `next_cursor` until it is null: a page may be short before
+   * the last one.
+   */
+  list(filter?: { queue?: string } & PageOptions, options?: CallOptions): Promise<Page<LaneView>>
   pause(lane: Lane, options?: CallOptions): Promise<LaneState>
   resume(lane: Lane, options?: CallOptions): Promise<LaneState>
 }
@@ -28,5 +34,13 @@ export function lanes({ send }: Parts): Lanes {
       return (await send({ ...asking, service: 'operations', isRepeatable: true, ...limitsOf(options) }))
         .body as LaneState
     }
-  return { pause: change('pause'), resume: change('resume') }
+  return {
+    async list(filter = {}, options = {}) {
+      const reading = { method: 'GET', path: '/api/v1/lanes', query: { ...filter }, expects: ['items'] } as const
+      return (await send({ ...reading, service: 'operations', isRepeatable: true, ...limitsOf(options) }))
+        .body as Page<LaneView>
+    },
+    pause: change('pause'),
+    resume: change('resume'),
+  }
 }

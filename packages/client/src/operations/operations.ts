@@ -1,12 +1,11 @@
 import type { OperationStatus, OperationView, QueuedAnswer } from '@spillway/protocol/wire'
 import { number } from '../checks.js'
-import { SpillwayError } from '../error.js'
 import { type CallOptions, limitsOf } from '../http/call.js'
 import { type KeyOptions, keyHeader } from '../idempotency.js'
 import type { QueuedOperationBehavior } from '../options.js'
 import type { Page, PageOptions, Parts } from '../resources.js'
 import { type FollowOptions, follow, type OperationEvent } from './follow.js'
-import { finishedOf, operationPath, restOf, viewMembers, waitFor } from './ticket.js'
+import { cancelAt, finishedOf, getAt, operationPath, restOf, viewMembers, waitFor } from './ticket.js'
 
 /** Work to submit. The type defines the payload. */
 export interface Order {
@@ -70,18 +69,13 @@ export interface Operations {
   retry(id: string, options?: CallOptions): Promise<OperationView>
 }
 
-const waitMsDefault = 60_000
-const lookMsMin = 1_000
+export const waitMsDefault = 60_000
+export const lookMsMin = 1_000
 const service = 'operations'
 
 export function operations(parts: Parts): Operations {
-  const get = async (id: string, options: CallOptions = {}): Promise<OperationView> => {
-    const reading = { method: 'GET', service, expects: viewMembers, isRepeatable: true } as const
-    const { body } = await parts.send({ ...reading, path: operationPath(id), ...limitsOf(options) })
-    return body as OperationView
-  }
   return {
-    get,
+    get: async (id, options = {}) => getAt(parts, operationPath(id), options),
     submit: (order, options = {}) => submit(parts, order, options),
     async list(filter = {}, options = {}) {
       const reading = { method: 'GET', service, expects: ['items'], isRepeatable: true } as const
@@ -94,27 +88,10 @@ export function operations(parts: Parts): Operations {
       return body as Page<OperationView>
     },
     async wait(id, { timeoutMs = waitMsDefault, signal } = {}) {
-      return waitFor(parts, id, { timeoutMs: number('timeoutMs', timeoutMs), lookMs: lookMsMin, signal })
+      return waitFor(parts, operationPath(id), { timeoutMs: number('timeoutMs', timeoutMs), lookMs: lookMsMin, signal })
     },
     follow: (id, options = {}) => follow(parts, id, options),
-    async cancel(id, options = {}) {
-      const path = `${operationPath(id)}/cancel`
-      const { deadline } = restOf(parts, options)
-      try {
-        const { body } = await parts.send({
-          ...{ method: 'POST', path, service, expects: viewMembers, isRepeatable: true },
-          ...limitsOf(options),
-        })
-        return body as OperationView
-      } catch (fault) {
-        // Repeated because an answer was lost: the first attempt may have cancelled it.
-        const isOurs = fault instanceof SpillwayError && fault.code === 'operation_finished' && fault.attempts > 1
-        const leftMs = Math.max(0, deadline - parts.clock.now())
-        const view = isOurs ? await get(id, { ...options, deadlineMs: leftMs }) : null
-        if (view?.status === 'cancelled') return view
-        throw fault
-      }
-    },
+    cancel: async (id, options = {}) => cancelAt(parts, operationPath(id), options),
     async retry(id, options = {}) {
       const path = `${operationPath(id)}/retry`
       const { body } = await parts.send({
@@ -127,32 +104,37 @@ export function operations(parts: Parts): Operations {
 }
 
 async function submit(parts: Parts, order: Order, options: SubmitOptions): Promise<Submitted> {
-  const { respondAsync, waitSeconds } = options
+  const { call, rest } = submission(parts, options)
+  const path = '/api/v1/operations'
+  const { body, headers } = await parts.send({ ...call, path, body: order, service, expects: ['operationId'] })
+  const replayed = headers.get('idempotent-replayed') === 'true'
+  const submitted = { ...(body as Submitted), replayed }
+  if (submitted.status !== 'queued') return submitted
+  const view = await finishedOf(parts, submitted, rest)
+  if (view === null) return submitted
+  const { id: operationId, result, error_message } = view
+  if (view.status === 'completed') return { status: 'executed', operationId, result, replayed }
+  return { status: 'failed', operationId, error_message: error_message ?? view.status, result, replayed }
+}
+
+/** What every submission has: a key, its preferences and its limits; and the time that is left to wait for a ticket. */
+export function submission(parts: Parts, options: SubmitOptions) {
+  const { respondAsync, waitSeconds, signal, queuedOperationBehavior, deadlineMs } = options
   const prefer = [
     ...(respondAsync === true ? ['respond-async'] : []),
     ...(waitSeconds === undefined ? [] : [`wait=${Math.ceil(waitSeconds)}`]),
   ].join(', ')
   const waitMs = (waitSeconds ?? 0) * 1_000
-  const rest = restOf(parts, options, waitMs)
-  const { body, headers } = await parts.send({
-    method: 'POST',
-    path: '/api/v1/operations',
-    body: order,
-    headers: { ...keyHeader(options), ...(prefer !== '' && { prefer }) },
-    service,
-    expects: ['operationId'],
-    isRepeatable: true,
-    waitMs,
-    signal: options.signal,
-    deadlineMs: options.deadlineMs ?? parts.settings.deadlineMs + waitMs,
-  })
-  const replayed = headers.get('idempotent-replayed') === 'true'
-  const submitted = { ...(body as Submitted), replayed }
-  if (submitted.status !== 'queued') return submitted
-  const isPolled = (options.queuedOperationBehavior ?? parts.settings.whenQueued) === 'poll'
-  const view = await finishedOf(parts, submitted, { isPolled, ...rest })
-  if (view === null) return submitted
-  const { id: operationId, result, error_message } = view
-  if (view.status === 'completed') return { status: 'executed', operationId, result, replayed }
-  return { status: 'failed', operationId, error_message: error_message ?? view.status, result, replayed }
+  return {
+    call: {
+      method: 'POST' as const,
+      headers: { ...keyHeader(options), ...(prefer !== '' && { prefer }) },
+      isRepeatable: true,
+      ...{ waitMs, signal, deadlineMs: deadlineMs ?? parts.settings.deadlineMs + waitMs },
+    },
+    rest: {
+      ...restOf(parts, options, waitMs),
+      isPolled: (queuedOperationBehavior ?? parts.settings.whenQueued) === 'poll',
+    },
+  }
 }

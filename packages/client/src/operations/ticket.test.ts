@@ -37,12 +37,12 @@ describe('waiting', () => {
     expect(asked[0]).toMatch(/\?wait=[45]\.\d{3}$/)
   })
 
-  it('answers what is known when the time is up', async () => {
+  it('answers with the known state when the time is over', async () => {
     const { operations } = answering(json(pending))
     expect(await operations.wait('x', { timeoutMs: 0 })).toEqual(pending)
   })
 
-  it('answers what is known when a refusal lasts longer', async () => {
+  it('answers with the known state when a refusal lasts longer', async () => {
     const { operations } = answering(json(pending), overloaded('20'))
     expect(await operations.wait('x', { timeoutMs: 5_000 })).toEqual(pending)
   })
@@ -124,7 +124,7 @@ describe.each(polls)('a polled %s', (_, call) => {
     expect(asked).toHaveLength(1)
   })
 
-  it('keeps its ticket when nobody answers', async () => {
+  it('keeps its ticket when no server answers', async () => {
     const { client } = taking([0, ticket], null)
     expect(await call(client, 100)).toMatchObject({ operationId: 'one' })
   })
@@ -140,7 +140,7 @@ it('a push with a lane that is not finished in time keeps its tickets', async ()
   expect(await client.push('q', [1, 2], { deadlineMs: 2_000 })).toMatchObject({ status: 'queued', operationId: 'one' })
 })
 
-it('waiting is not longer than it may be where nobody answers', async () => {
+it('waiting ends at its limit without an answer', async () => {
   const { client } = taking(null)
   const began = performance.now()
   await expect(client.operations.wait('x', { timeoutMs: 50 })).rejects.toMatchObject({ code: 'unreachable' })

@@ -4,7 +4,7 @@ import type { OperationView, QueuedAnswer } from '@spillway/protocol/wire'
 import { segment } from '../checks.js'
 import { SpillwayError } from '../error.js'
 import { textOf } from '../hooks.js'
-import type { CallOptions } from '../http/call.js'
+import { type CallOptions, limitsOf } from '../http/call.js'
 import { idleMs, quickMs } from '../policy/pause.js'
 import type { Parts } from '../resources.js'
 
@@ -21,10 +21,30 @@ export const operationPath = (id: string): string => `/api/v1/operations/${segme
 /** With less time left, another request is pointless. */
 const roomMsMin = 50
 
+export async function getAt({ send }: Parts, path: string, options: CallOptions): Promise<OperationView> {
+  const reading = { method: 'GET', service: 'operations', expects: viewMembers, isRepeatable: true } as const
+  return (await send({ ...reading, path, ...limitsOf(options) })).body as OperationView
+}
+
+export async function cancelAt(parts: Parts, at: string, options: CallOptions): Promise<OperationView> {
+  const { deadline } = restOf(parts, options)
+  try {
+    const asking = { method: 'POST', path: `${at}/cancel`, service: 'operations', isRepeatable: true } as const
+    return (await parts.send({ ...asking, expects: viewMembers, ...limitsOf(options) })).body as OperationView
+  } catch (fault) {
+    // Repeated because an answer was lost: the first attempt may have cancelled it.
+    const isOurs = fault instanceof SpillwayError && fault.code === 'operation_finished' && fault.attempts > 1
+    const leftMs = Math.max(0, deadline - parts.clock.now())
+    const view = isOurs ? await getAt(parts, at, { ...options, deadlineMs: leftMs }) : null
+    if (view?.status === 'cancelled') return view
+    throw fault
+  }
+}
+
 /** Resolves when it is finished, or with the current state when the time is up. The first request gets at least `lookMs`. */
 export async function waitFor(
   { send, clock }: Parts,
-  id: string,
+  path: string,
   { timeoutMs, lookMs, signal }: { timeoutMs: number; lookMs: number; signal: AbortSignal | undefined },
 ): Promise<OperationView> {
   const deadline = clock.now() + timeoutMs
@@ -37,7 +57,7 @@ export async function waitFor(
     try {
       const { body } = await send({
         method: 'GET',
-        path: operationPath(id),
+        path,
         query: { wait: (waitMs / 1_000).toFixed(3) },
         service: 'operations',
         expects: viewMembers,
@@ -64,6 +84,8 @@ export interface Rest {
   /** By the clock. */
   deadline: number
   signal: AbortSignal | undefined
+  /** Of the ticket, if it is not the usual one. */
+  path?: string
 }
 
 /** When the whole call, including waiting for its operation, must be over. */
@@ -73,15 +95,19 @@ export const restOf = ({ clock, settings }: Parts, { deadlineMs, signal }: CallO
 })
 
 /** Waits in the time left. Null: not finished, or the request failed; the ticket is worth more to the caller than that error. */
-export async function polled(parts: Parts, id: string, { deadline, signal }: Rest): Promise<OperationView | null> {
+export async function polled(
+  parts: Parts,
+  id: string,
+  { deadline, signal, path = operationPath(id) }: Rest,
+): Promise<OperationView | null> {
   const timeoutMs = deadline - parts.clock.now()
   if (timeoutMs < roomMsMin) return null
   try {
-    const view = await waitFor(parts, id, { timeoutMs, lookMs: 0, signal })
+    const view = await waitFor(parts, path, { timeoutMs, lookMs: 0, signal })
     return view.processed_at === null ? null : view
   } catch (fault) {
     signal?.throwIfAborted()
-    parts.settings.logger.warn('what was queued could not be waited for', { id, error: textOf(fault) })
+    parts.settings.logger.warn('could not wait for a queued operation', { id, error: textOf(fault) })
     return null
   }
 }

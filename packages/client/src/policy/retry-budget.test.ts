@@ -7,7 +7,7 @@ function budget(options = {}) {
 }
 
 describe('a retry budget', () => {
-  it('gives what it has saved at once, and makes the next ones wait their turn', () => {
+  it('spends its saved budget at once, then makes callers wait', () => {
     const { budget: own } = budget()
     expect([own.take(), own.take(), own.take(), own.take()]).toEqual([0, 0, 1_000, 2_000])
   })
@@ -27,11 +27,11 @@ describe('a retry budget', () => {
     expect([own.take(), own.take(), own.take()]).toEqual([0, 0, 1_000])
   })
 
-  it('has again what is given back', () => {
+  it('has released space again', () => {
     const { budget: own } = budget({ reserve: 1 })
     own.take()
     own.take()
-    own.giveBack()
+    own.refund()
     expect(own.take()).toBe(1_000)
   })
 })

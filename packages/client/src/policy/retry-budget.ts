@@ -40,7 +40,7 @@ export class RetryBudget {
     return this.#tokens >= 0 ? 0 : (-this.#tokens * 1_000) / this.#perSecond
   }
 
-  giveBack(): void {
+  refund(): void {
     this.#add(1)
   }
 

@@ -51,7 +51,7 @@ describe('the throttle', () => {
     expect([own.lets(), own.lets()]).toEqual([true, false])
   })
 
-  it('counts what it holds back, and is never certain', () => {
+  it('counts withheld messages, and is never certain', () => {
     const { throttle: own, chance } = throttle()
     chance.value = 0
     own.lets()

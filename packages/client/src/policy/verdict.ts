@@ -12,8 +12,10 @@ export interface Repeat {
   retryOn429: boolean
 }
 
-export function verdictOn({ code, status }: SpillwayError, { isRepeatable, retryOn429 }: Repeat): Verdict {
+export function verdictOn({ code, status, retryable }: SpillwayError, { isRepeatable, retryOn429 }: Repeat): Verdict {
   if (code === 'throttled') return 'later'
+  // The server says so.
+  if (status !== null && status >= 500 && !retryable) return 'final'
   if (status === 429) return retryOn429 ? 'later' : 'final'
   // Refused before anything was done, so any request may be retried.
   if (status === 503) return code === 'draining' || code === 'not_ready' ? 'elsewhere' : 'later'

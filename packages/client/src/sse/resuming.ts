@@ -84,7 +84,7 @@ export async function* resuming<T>(
     const { clock } = how
     const most = { retryAfterMs: 0, maxMs: pauseMsMax, leftMs: Number.POSITIVE_INFINITY }
     const delayMs = pauseMs({ ...most, tries: fruitless, random: clock.random() }) ?? 0
-    how.logger.debug('the stream broke off; going on behind the last event', { lastId, delayMs })
+    how.logger.debug('stream interrupted, resuming after the last event', { lastId, delayMs })
     await clock.sleep(delayMs, how.signal)
   }
 }

@@ -87,14 +87,6 @@ export const ListTracesQuery = Type.Object(
   open,
 )
 
-export const LaggingGroupsQuery = Type.Object(
-  {
-    minLagSeconds: Type.Optional(Type.Number({ minimum: 0, maximum: 1e9 })),
-    limit: Limit(limits.listEntriesMax),
-  },
-  open,
-)
-
 export const EndGroupQuery = Type.Object({ deleteMetadata: Type.Optional(Type.Boolean()) }, open)
 
 export const MoveSubscription = Type.Object({ subscriptionTimestamp: Timestamp }, open)
@@ -374,20 +366,6 @@ export const ResourceOverview = Type.Object({
   statsAge: Type.Integer({ description: 'Seconds' }),
 })
 
-const Share = {
-  queues: Count,
-  partitions: Count,
-  messages: Type.Object({ total: Count, pending: Count, processing: Count }),
-}
-export const NamespaceList = Type.Object({
-  namespaces: Type.Array(Type.Object({ namespace: Type.String(), ...Share })),
-  pagination: Pagination,
-})
-export const TaskList = Type.Object({
-  tasks: Type.Array(Type.Object({ task: Type.String(), ...Share })),
-  pagination: Pagination,
-})
-
 export const ConsumerGroup = Type.Object({
   name: Type.String(),
   topics: Type.Array(Type.String()),
@@ -426,20 +404,6 @@ export const ConsumerGroupDetails = Type.Record(
   }),
   { description: 'By queue' },
 )
-
-export const LaggingPartition = Type.Object({
-  consumer_group: Type.String(),
-  queue_name: Type.String(),
-  partition_name: Type.String(),
-  partition_id: Uuid,
-  worker_id: OrNull(Type.String()),
-  offset_lag: Count,
-  time_lag_seconds: Count,
-  lag_hours: Type.Number(),
-  oldest_unconsumed_at: Timestamp,
-  last_consumed_at: OrNull(Timestamp),
-})
-export const LaggingPartitions = Type.Array(LaggingPartition)
 
 export const TraceEvent = Type.Object({
   id: Type.String(),

@@ -118,6 +118,42 @@ export const LaneState = Type.Object({
   }),
 })
 
+export const ListLanesQuery = Type.Object(
+  {
+    queue: Type.Optional(Name),
+    limit: ListOperationsQuery.properties.limit,
+    cursor: ListOperationsQuery.properties.cursor,
+  },
+  { additionalProperties: false },
+)
+
+const Lane = Type.Object({
+  queue: Name,
+  partition: Name,
+  depth: Type.Integer({ description: 'Unfinished operations' }),
+  oldest_age_seconds: Type.Number({ description: 'Since its first operation was accepted' }),
+  paused: Type.Boolean(),
+  paused_by: Type.Union([Type.Literal('queue'), Type.Literal('partition'), Type.Literal('type'), Type.Null()], {
+    description: 'A pause of the whole queue, of this lane, or of the type of its first operation',
+  }),
+  head: Type.Object(
+    {
+      id: OperationId,
+      operation_type: Type.String(),
+      status: Type.Enum(['pending', 'processing']),
+      attempt: Type.Integer(),
+      max_attempts: Type.Integer(),
+      next_attempt_at: Type.Union([Timestamp, Type.Null()], {
+        description: 'When a delayed one, or one that failed, runs next; null: it runs, waits for a slot, or is paused',
+      }),
+    },
+    { description: 'Its first operation: the others wait for it' },
+  ),
+  waiting_because: Type.Union([Type.String(), Type.Null()], {
+    description: 'In words, for people; null: its first operation runs, or is about to',
+  }),
+})
+
 /** `POST /api/v1/operations`: ran now, or failed for good. */
 export const Executed = Type.Union([
   Type.Object({ status: Type.Literal('executed'), operationId: OperationId, result: Type.Unknown() }),
@@ -152,6 +188,8 @@ const NextCursor = Type.Union([Type.String(), Type.Null()], {
 export const OperationPage = Type.Object({ items: Type.Array(ListedOperation), next_cursor: NextCursor })
 
 export const DeadLetterPage = Type.Object({ items: Type.Array(ListedDeadLetter), next_cursor: NextCursor })
+
+export const LanePage = Type.Object({ items: Type.Array(Lane), next_cursor: NextCursor })
 
 export const OperationStats = Type.Object({
   stats: Type.Array(

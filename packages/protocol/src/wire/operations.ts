@@ -48,6 +48,31 @@ export interface DeadLetterView extends OperationView {
   payload_bytes?: number
 }
 
+/** A lane that holds operations, as `GET /api/v1/lanes` shows it. */
+export interface LaneView {
+  queue: string
+  partition: string
+  /** Unfinished operations. */
+  depth: number
+  /** Since its first operation was accepted. */
+  oldest_age_seconds: number
+  paused: boolean
+  /** A pause of the whole queue, of this lane, or of the type of its first operation. */
+  paused_by: 'queue' | 'partition' | 'type' | null
+  /** Its first operation: the others wait for it. */
+  head: {
+    id: string
+    operation_type: string
+    status: 'pending' | 'processing'
+    attempt: number
+    max_attempts: number
+    /** When a delayed one, or one that failed, runs next; null: it runs, waits for a slot, or is paused. */
+    next_attempt_at: string | null
+  }
+  /** In words, for people. Null: its first operation runs, or is about to. */
+  waiting_because: string | null
+}
+
 /** The parts of an answer that `http.request` keeps. */
 export interface ForwardResult {
   status: number

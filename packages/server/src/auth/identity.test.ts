@@ -49,7 +49,7 @@ describe('client address', () => {
     expect(clientAddress(header, peer, trusted)).toBe(expected)
   })
 
-  it('trusts nobody unless configured to', () => {
+  it('trusts no proxy unless configured to', () => {
     expect(clientAddress('1.1.1.1', '127.0.0.1', undefined)).toBe('127.0.0.1')
   })
 })

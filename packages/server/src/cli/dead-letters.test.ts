@@ -66,13 +66,13 @@ describe('redriveDeadLetters', () => {
     expect(written.err.match(/\n/gu)).toHaveLength(1)
   })
 
-  it('goes on behind those that can never be moved', async () => {
+  it('continues after those that can never be moved', async () => {
     const { context, written } = setting({ held: 500, stuck: 200 })
     await redriveDeadLetters(context, all)
     expect(written.out).toBe('moved 300, skipped 200\n')
   })
 
-  it('ends although those it moves die again at once', async () => {
+  it('ends although the moved ones fail again at once', async () => {
     const { context, written } = setting({ held: 450, dieAgain: true })
     await redriveDeadLetters(context, all)
     expect(written.out).toBe('moved 450, skipped 0\n')

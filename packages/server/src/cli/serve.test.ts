@@ -31,7 +31,7 @@ describe('greeting', () => {
     )
   })
 
-  it.each([{ isGateway: false }, { mayCallItself: false }])('prints only what is served (%j)', (options) => {
+  it.each([{ isGateway: false }, { mayCallItself: false }])('prints only served addresses (%j)', (options) => {
     expect(greeting('127.0.0.1:7745', options)).toContain('curl http://127.0.0.1:7745/health')
     expect(greeting('127.0.0.1:7745', options)).not.toContain('/api/')
   })

@@ -80,7 +80,7 @@ describe('runUntilSignal', () => {
     await expect(run).rejects.toBe(failure)
   })
 
-  it('closes what cannot start after all, and throws the reason', async () => {
+  it('closes what it opened if the start fails, and throws the reason', async () => {
     const { events, server, options, drained } = setting()
     drained()
     const hopeless = { ...server, started: Promise.reject(new Error('the schema is newer')) }

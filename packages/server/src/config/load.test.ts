@@ -105,7 +105,7 @@ describe('loadConfig', () => {
     expect(namesOf({ [name]: value })).toEqual([name])
   })
 
-  it('lists every problem with its value and what is allowed', () => {
+  it('lists every problem with its value and the allowed values', () => {
     const problems = problemsOf({ SPILLWAY_PORT: 'eighty', SPILLWAY_LEASE_SECONDS: '1e3', SPILLWAY_HSOT: 'x' })
     expect(problems.map((problem) => problem.name).sort()).toEqual([
       'SPILLWAY_HSOT',
@@ -320,7 +320,7 @@ describe('the petition settings', () => {
     ['PETITION_REALMS', ''],
     ['PETITION_REALMS', ' , '],
     ['PETITION_REALMS', 'r'.repeat(101)],
-  ])('refuse %s=%j, saying what is allowed', (name = '', value = '') => {
+  ])('refuse %s=%j, and name the allowed values', (name = '', value = '') => {
     expect(namesOf({ [name]: value })).toEqual([name])
     expect(messageOf({ [name]: value })).toMatch(new RegExp(`^${name} is .*; allowed: `, 's'))
   })
@@ -351,7 +351,7 @@ describe('the petition settings', () => {
     expect(namesOf({ PETITION_COLOUR: 'red' })).toEqual(['PETITION_COLOUR'])
   })
 
-  it('are described with what was computed for those that are not set', () => {
+  it('are described with the computed values of unset ones', () => {
     const rows = describeConfig(
       loadConfig({ PETITION_QUEUE_THRESHOLD: '200', PETITION_RATE_LIMIT_WINDOW_MINUTES: '90', PETITION_REALMS: 'a,b' }),
     )

@@ -64,7 +64,7 @@ describe('createMetrics', () => {
     expect(await metrics.scrape()).toContain('route="/a\\"b\\\\c\\n"')
   })
 
-  it('has every core metric that callers build on and those of the runtime, named as promtool wants', async () => {
+  it('has every core metric and those of the runtime, with names that promtool accepts', async () => {
     const metrics = createMetrics()
     metrics.readBuffers({ held: () => 0 })
     const types = new Map<string, string>()

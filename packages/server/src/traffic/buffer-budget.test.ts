@@ -24,7 +24,7 @@ function takeAll(take: () => Hold | null, max = 10_000): Hold[] {
 }
 
 describe('takes', () => {
-  it('gives an identity an eighth, others theirs, and all of them together the whole without the reserve', () => {
+  it('gives each identity an eighth, and all together the budget without the reserve', () => {
     const { budget, refused } = budgetOf()
     expect(takeAll(() => budget.take('in', 'a', MiB))).toHaveLength(8)
     expect(takeAll(() => budget.take('out', 'b', MiB))).toHaveLength(8)
@@ -112,7 +112,7 @@ describe('takes', () => {
     expect(budget.take('out', 'a', 12 * MiB)).toBeNull()
   })
 
-  it('counts what is owed beyond all bounds, against those that come after', () => {
+  it('counts answers that must be sent beyond all bounds, against later ones', () => {
     const { budget } = budgetOf()
     takeAll(() => budget.take('in', 'a', MiB))
     const owed = budget.takeAnyway('out', 'a', 4 * MiB)
@@ -141,7 +141,7 @@ describe('takes', () => {
 describe('reservations', () => {
   const page = () => 2 * MiB
 
-  it('use half of a share, so that bodies find room, and those beyond wait in order', async () => {
+  it('use half of a share, so that bodies find room, and further ones wait in order', async () => {
     const { budget, refused } = budgetOf()
     const first = await budget.reserve('a', page, never)
     const second = await budget.reserve('a', page, never)
@@ -177,7 +177,7 @@ describe('reservations', () => {
     expect(await budget.reserve('b', page, never)).not.toBeNull()
   })
 
-  it('are refused while they wait, once what was pending is held for good', async () => {
+  it('are refused while they wait, once the pending space is held for long', async () => {
     const { budget } = budgetOf()
     const reserved = [await budget.reserve('a', page, never), await budget.reserve('a', page, never)]
     const waiting = budget.reserve('a', page, never)

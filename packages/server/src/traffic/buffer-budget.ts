@@ -243,7 +243,7 @@ export class BufferBudget {
       }
     }
     this.#waiting = left
-    for (const tell of served) tell()
+    for (const notify of served) notify()
   }
 
   #charge(identity: string, what: keyof Account, amount: number): void {

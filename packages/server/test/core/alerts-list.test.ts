@@ -100,7 +100,7 @@ describe('a sweep', () => {
   const left = async () =>
     (await a.bench.sql<{ n: number }>(`SELECT count(*)::int AS n FROM spillway.alerts WHERE message = 'swept'`))[0]?.n
 
-  it('removes what is 30 days old, and closes what nothing delivers any more', async () => {
+  it('removes alerts after 30 days, and closes those without a delivery', async () => {
     await insert(2, 'delivered', '30 days 1 minute')
     await insert(3, 'delivered', '29 days 23 hours')
     await insert(1, 'waiting', '1 day')

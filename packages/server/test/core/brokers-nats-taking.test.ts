@@ -10,7 +10,7 @@ import { bytes, collect, openRoom, type Room, streamOf, textOf } from '../broker
 const found = await findNats()
 const why = { reason: 'broken', detail: 'line one\nline two' }
 
-describe.skipIf('missing' in found)('what is taken from JetStream', () => {
+describe.skipIf('missing' in found)('messages taken from JetStream', () => {
   let server: NatsServer
   let room: Room
 
@@ -59,7 +59,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       await taking.stop()
     })
 
-    it('finish what is running when they stop, and give back the rest', async () => {
+    it('finish running work when they stop, and return the rest', async () => {
       const broker = await room.broker()
       await publishAll(broker, 4)
       const finish = signal()
@@ -83,7 +83,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
   })
 
   describe('a delivery', () => {
-    it('that is not acked comes again after the ack wait, counted', async () => {
+    it('that is not acked is redelivered after the ack wait, counted', async () => {
       const broker = await room.broker({ ackWaitMs: 500 })
       await broker.publish({ data: bytes('again') })
       const seen: { deliveries: number; at: number }[] = []
@@ -96,7 +96,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       expect((seen[1]?.at ?? 0) - (seen[0]?.at ?? 0)).toBeGreaterThan(450)
     })
 
-    it('that is put back comes again after its delay, not before', async () => {
+    it('that is put back is redelivered after its delay, not before', async () => {
       const broker = await room.broker()
       await broker.publish({ data: bytes('later') })
       const seen: { deliveries: number; at: number }[] = []
@@ -110,7 +110,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       expect((seen[1]?.at ?? 0) - (seen[0]?.at ?? 0)).toBeGreaterThan(650)
     })
 
-    it('that takes long is handed to nobody else, and neither is one that waits behind it', async () => {
+    it('that takes long is not redelivered to others, nor are those that wait behind it', async () => {
       const ackWaitMs = 300
       const [slow, other] = [await room.broker({ ackWaitMs }), await room.broker({ ackWaitMs })]
       await publishAll(slow, 2)
@@ -135,7 +135,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       expect(texts.filter((text) => text.startsWith('message'))).toEqual([])
     })
 
-    it('whose work fails is logged, and comes again', async () => {
+    it('whose work fails is logged, and redelivered', async () => {
       const broker = await room.broker()
       await broker.publish({ data: bytes('fails once') })
       const counts: number[] = []
@@ -149,7 +149,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       expect(room.logged.filter(({ level }) => level === 'error')).toHaveLength(1)
     })
 
-    it('is ended once: what is said later changes nothing', async () => {
+    it('is ended once: later calls change nothing', async () => {
       const broker = await room.broker()
       await broker.publish({ data: bytes('once') })
       const ended = signal<Delivery>()
@@ -169,7 +169,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
   describe('dead letters', () => {
     const buryAll = (broker: RouterBroker) => broker.take(1, (delivery) => broker.bury(delivery, why))
 
-    it('are whole, with their reason, and gone from the stream', async () => {
+    it('are complete, with their reason, and removed from the stream', async () => {
       const broker = await room.broker()
       const before = Date.now()
       await broker.publish({ data: bytes('whole'), id: 'the-id', headers: { 'X-Tenant': 'acme' } })
@@ -192,7 +192,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       expect([...first, ...second].map(({ data }) => textOf(data))).toEqual(['a', 'b', 'c'])
     })
 
-    it('are redriven oldest first, as new messages that nobody waits for and that are not late', async () => {
+    it('are redriven oldest first, as new messages without a waiting caller and without a deadline', async () => {
       const broker = await room.broker()
       for (const text of ['a', 'b', 'c']) {
         await broker.publish({ data: bytes(text), id: text, headers: { 'X-Tenant': 'acme' }, deadlineMs: 1 })
@@ -316,7 +316,7 @@ describe.skipIf('missing' in found)('what is taken from JetStream', () => {
       expect((await consumer.info()).num_ack_pending).toBe(0)
     }
 
-    it('are found by counting when nobody heard that they are', async () => {
+    it('are found by counting when no notification arrived', async () => {
       await exhaustUnheard(3)
       const broker = await room.broker({ ...options, exhaustedLookMs: 100 })
       await eventually(async () => ((await room.stored()) === 0 ? true : undefined), 'the stream to be empty')

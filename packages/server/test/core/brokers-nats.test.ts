@@ -52,7 +52,7 @@ describe.skipIf('missing' in found)('JetStream as the intake', () => {
       await expect(room.broker({ subject: 'a.*' })).rejects.toThrow(TypeError)
     })
 
-    it('brings the settings of what is there in line', async () => {
+    it('updates the settings of existing ones', async () => {
       const first = await room.broker({ maxDeliver: 9, ackWaitMs: 9_000 })
       await first.close()
       const jsm = await room.jsm()
@@ -66,7 +66,7 @@ describe.skipIf('missing' in found)('JetStream as the intake', () => {
       expect(config.backoff ?? []).toEqual([])
     })
 
-    it('leaves what cannot be changed, works with it, and says so', async () => {
+    it('keeps settings that cannot be changed, works with them, and logs it', async () => {
       const probe = await room.broker()
       const stream = await streamOf(room)
       await probe.close()
@@ -182,7 +182,7 @@ describe.skipIf('missing' in found)('JetStream as the intake', () => {
       await expect(broker.ask({ data: bytes('?') }, 100)).rejects.toMatchObject({ code: 'timeout' })
     })
 
-    it('gives up when nobody waits any more', async () => {
+    it('stops when no caller waits any more', async () => {
       const broker = await room.broker()
       const gone = new AbortController()
       const asked = broker.ask({ data: bytes('?') }, 60_000, gone.signal)

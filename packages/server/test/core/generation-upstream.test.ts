@@ -108,7 +108,7 @@ describe('a generation', () => {
     ])
   })
 
-  it('brings tokens while the upstream goes on', async () => {
+  it('delivers tokens while the upstream continues', async () => {
     const { server, upstream } = await scripted()
     const run = upstream.generate(asked('script: tokens=3 end=hang'), limits, never)
     let text = ''
@@ -132,7 +132,7 @@ describe('a generation', () => {
     expect(JSON.parse(chunks[0]?.text ?? '')).toMatchObject({ object: 'chat.completion' })
   })
 
-  it('uses the connections of those before', async () => {
+  it('reuses earlier connections', async () => {
     const { upstream, connections } = await answering((_, response) => {
       response.setHeader('content-type', 'text/event-stream')
       response.end('data: {"id":"i","created":1,"choices":[{"delta":{"content":"x"}}]}\n\ndata: [DONE]\n\n')
@@ -163,7 +163,7 @@ describe('a refusal', () => {
     expect((await run(upstream, asked(`script: status=${status}`))).fault).toMatchObject(fault)
   })
 
-  it('may name a date to come back', async () => {
+  it('may name a date in Retry-After', async () => {
     const { upstream } = await scripted()
     const { fault } = await run(upstream, asked('script: status=503 retry_after=date:30'))
     expect(fault?.retryAfterMs).toBeGreaterThan(20_000)
@@ -232,7 +232,7 @@ describe('a broken upstream', () => {
     await seenAborted(server)
   })
 
-  it('that sends a whole answer over the limit is cut off', async () => {
+  it('that sends an answer over the limit is cut off', async () => {
     const { upstream } = await scripted()
     const { fault } = await run(upstream, asked('script: tokens=1 pad=16800000', { stream: false }))
     expect(fault?.code).toBe('upstream_malformed')
@@ -336,7 +336,7 @@ describe('limits', () => {
     await seenAborted(server)
   })
 
-  it('of the total hold for a whole answer too', async () => {
+  it('of the total apply to an answer without stream too', async () => {
     const { upstream } = await scripted()
     const request = asked('script: tokens=1 first=60000', { stream: false })
     expect((await run(upstream, request, { ...limits, firstTokenMs: 1, totalMs: 200 })).fault?.message).toMatch(
@@ -383,7 +383,7 @@ describe('leaving', () => {
     expect([numbersIn(third.text), server.requests.map(({ marker }) => marker)]).toEqual([[1], ['first', 'third']])
   })
 
-  it('before it began asks nobody', async () => {
+  it('before it began sends no request', async () => {
     const { server, upstream } = await scripted()
     expect((await run(upstream, asked('x'), limits, AbortSignal.abort(reason))).fault).toBe(reason)
     expect(server.requests).toEqual([])
@@ -423,7 +423,7 @@ describe('a slow reader', () => {
 })
 
 describe('the list of models', () => {
-  it('is asked for once a minute', async () => {
+  it('is requested once a minute', async () => {
     const { server, upstream } = await scripted()
     const lists = await Promise.all([upstream.models(), upstream.models()])
     lists.push(await upstream.models())
@@ -433,7 +433,7 @@ describe('the list of models', () => {
     expect(server.modelLists).toBe(1)
   })
 
-  it('is there while all connections are taken', async () => {
+  it('answers while all connections are taken', async () => {
     const { server, upstream } = await scripted(1)
     const running = run(upstream, asked('script: tokens=1 end=hang'))
     await eventually(() => server.requests[0]?.tokensSent === 1 || undefined, 'the connection to be taken')
@@ -442,7 +442,7 @@ describe('the list of models', () => {
     await running
   })
 
-  it('is asked for again after a fault', async () => {
+  it('is requested again after a fault', async () => {
     let calls = 0
     const { upstream } = await answering((_, response) => {
       if (++calls === 1) response.writeHead(500).end()

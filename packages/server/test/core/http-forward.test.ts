@@ -152,7 +152,7 @@ describe('forwarding', () => {
     expect(await closing).toBe(true)
   })
 
-  it('retries when nobody listens, when the connection breaks, and when the time is over', async () => {
+  it('retries when the connection is refused or breaks, and when the time is over', async () => {
     const { origin, server } = await target((incoming) => incoming.socket.destroy())
     expect(await forwarder().forward(request(origin), options([origin]))).toMatchObject({
       kind: 'retry',
@@ -278,7 +278,7 @@ describe('redirects', () => {
     expect(other.received).toEqual([])
   })
 
-  it('is followed five times, relative too, and without Location not at all', async () => {
+  it('is followed five times, also if relative, and never without Location', async () => {
     const loop = await target((_, answer) => answer.writeHead(307, { location: 'next' }).end())
     expect(await forwarder().forward(request(`${loop.origin}/a/b`), options([loop.origin]))).toMatchObject({
       kind: 'failed',

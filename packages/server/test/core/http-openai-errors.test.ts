@@ -93,7 +93,7 @@ async function answerWith(problem: Problem | Error): Promise<Response> {
 }
 
 describe('bodies', () => {
-  it('takes what is valid, unknown members and null included', async () => {
+  it('accepts valid bodies, with unknown members and null', async () => {
     const open = { ...chat, stream: null, n: 1, tools: [{ type: 'new' }], temperature: 3, unheard_of: { of: true } }
     expect((await post(JSON.stringify(open))).status).toBe(200)
   })
@@ -191,7 +191,7 @@ describe('paths and methods', () => {
   })
 })
 
-describe('who asks', () => {
+describe('the caller', () => {
   let guarded: Served
   let token: string
   beforeAll(async () => {
@@ -220,7 +220,7 @@ describe('who asks', () => {
   })
 })
 
-describe('when to come back', () => {
+describe('Retry-After', () => {
   it('is in the response of the connection limit', async () => {
     const small = await served({ connectionsMax: 1 })
     try {
@@ -302,7 +302,7 @@ describe("OpenAI's own client", () => {
     }
   }
 
-  it('has a class for each, with what was said', async () => {
+  it("has a class for each, with the server's message", async () => {
     const notFound = await refusalOf({ code: 'model_not_found', detail: 'There is no model "m".' })
     expect(notFound).toBeInstanceOf(OpenAI.NotFoundError)
     expect(notFound).toMatchObject({ status: 404, code: 'model_not_found', type: 'invalid_request_error' })
@@ -321,7 +321,7 @@ describe("OpenAI's own client", () => {
     expect(await refusalOf({ code, detail: 'Why.' })).toBeInstanceOf(type)
   })
 
-  it('does not retry what was cancelled', async () => {
+  it('does not retry a cancelled operation', async () => {
     next = { code: 'generation_cancelled', detail: 'It was cancelled.' }
     let calls = 0
     const eager = new OpenAI({

@@ -209,7 +209,7 @@ describe('traces', () => {
   })
 })
 
-describe('what is no HTTP', () => {
+describe('input that is not HTTP', () => {
   it.each([
     ['garbage', 'hello\r\n\r\n', 400],
     ['a TLS hello', Buffer.from([0x16, 3, 1, 0, 5, 1, 0, 0, 1, 0]), 400],
@@ -281,7 +281,7 @@ describe('slow senders', () => {
 })
 
 describe('bounded connections and draining', () => {
-  it('refuses what comes over a connection beyond the cap, but answers health there', async () => {
+  it('refuses requests on a connection beyond the cap, but answers health there', async () => {
     const small = await listening({ connectionsMax: 1 })
     try {
       const first = rawConnection(small.port)

@@ -98,7 +98,7 @@ it('leaves everything to the framework while that has to refuse', async () => {
   expect((await send({})).status).toBe(418)
 })
 
-it('puts a body together that comes in pieces', async () => {
+it('assembles a body that arrives in pieces', async () => {
   const socket = connect((server.address() as AddressInfo).port, '127.0.0.1')
   await once(socket, 'connect')
   socket.write('POST /orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"a"')
@@ -112,22 +112,19 @@ it('puts a body together that comes in pieces', async () => {
   socket.destroy()
 })
 
-it.each([false, true])(
-  'gives back what was held when the client cuts its body off (entering late: %s)',
-  async (late) => {
-    behaviour.enterLate = late
-    const socket = connect((server.address() as AddressInfo).port, '127.0.0.1')
-    await once(socket, 'connect')
-    const taken = once(server, 'request')
-    socket.write('POST /orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"a"')
-    const [, response] = (await taken) as [unknown, NodeJS.EventEmitter]
-    const closed = once(response, 'close')
-    socket.destroy()
-    await closed
-    await new Promise((resolve) => setImmediate(resolve))
-    expect(seen).toMatchObject({ bodies: [], ended: 1, statuses: [] })
-  },
-)
+it.each([false, true])('releases its holds when the client cuts its body off (entering late: %s)', async (late) => {
+  behaviour.enterLate = late
+  const socket = connect((server.address() as AddressInfo).port, '127.0.0.1')
+  await once(socket, 'connect')
+  const taken = once(server, 'request')
+  socket.write('POST /orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"a"')
+  const [, response] = (await taken) as [unknown, NodeJS.EventEmitter]
+  const closed = once(response, 'close')
+  socket.destroy()
+  await closed
+  await new Promise((resolve) => setImmediate(resolve))
+  expect(seen).toMatchObject({ bodies: [], ended: 1, statuses: [] })
+})
 
 it('answers an internal error with 500, logs it and reveals nothing to the caller', async () => {
   const defect = new Error('secret')

@@ -103,7 +103,7 @@ describe('SSE', () => {
     expect(hub.size).toBe(1)
   })
 
-  it('brings what is written, then ends', async () => {
+  it('returns all records, then ends', async () => {
     const { port, nth, hub } = await serving()
     const client = await reading(port)
     const { connection } = await nth(0)
@@ -167,7 +167,7 @@ describe('SSE', () => {
     expect(client.isOver()).toBeUndefined()
   })
 
-  it('makes the writer wait while the socket is full, and go on when it is read', async () => {
+  it('makes the writer wait while the socket is full, and continue when it is read', async () => {
     const { port, nth, hub } = await serving()
     const socket = await silent(port)
     const { connection, raw } = await nth(0)

@@ -40,7 +40,7 @@ describe('health and metrics', () => {
     })
   })
 
-  it('is ready without what is optional, and names what fails', async () => {
+  it('is ready without optional dependencies, and names failing ones', async () => {
     const server = await started()
     server.checks.nats = { ok: false, optional: true }
     expect((await fetch(`${server.origin}/health/ready`)).status).toBe(200)
@@ -87,7 +87,7 @@ describe('pages', () => {
     expect(await missing.json()).toMatchObject({ code: 'not_found', trace_id: missing.headers.get('x-request-id') })
   })
 
-  it('says what it is at the root', async () => {
+  it('describes itself at the root', async () => {
     const server = await started()
     const html = await (await fetch(server.origin)).text()
     for (const part of ['href="/docs"', 'href="/health"', 'href="/metrics"', `${server.origin}/api/v1/operations`]) {
@@ -145,7 +145,7 @@ describe('CORS', () => {
     expect(refused.headers.get('vary')).toBe('Origin')
   })
 
-  it('says nothing to other origins, and nothing at all when off', async () => {
+  it('sends no headers to other origins, and none when off', async () => {
     const listed = await started({ corsOrigins: ['https://app.example.com'] })
     const off = await started()
     for (const server of [listed, off]) {
@@ -197,7 +197,7 @@ describe('authentication', () => {
   const signed = (claims: object) =>
     new SignJWT({ exp, ...claims }).setProtectedHeader({ alg: 'ES256', kid: '1' }).sign(privateKey)
 
-  it('off: X-User-ID submits and consumes, nobody named does all', async () => {
+  it('off: X-User-ID submits and consumes, a request without it may do everything', async () => {
     const server = await started()
     expect(await status(server, '/operate')).toBe(200)
     expect(await status(server, '/operate', { 'x-user-id': 'ann' })).toBe(403)
@@ -252,7 +252,7 @@ describe('authentication', () => {
     expect(await status(server, '/nothing')).toBe(404)
   })
 
-  it('takes keys that were added and drops those removed, and survives a broken file', async () => {
+  it('accepts added keys, drops removed ones, and survives a broken file', async () => {
     let now = 0
     const faults: unknown[] = []
     await writeKeys({ [keyName('old')]: { identity: 'ann', roles: ['consume'] } })

@@ -28,7 +28,7 @@ const nowhere = { status: 404, body: { code: 'not_found', error: expect.any(Stri
 describe('traces', () => {
   const trace = (body: object) => m.call('POST', '/api/v1/traces', { body })
 
-  it('are kept in order, with what came', async () => {
+  it('are kept in order, with their data', async () => {
     await m.push('traced', 'p', numbered(1))
     const name = { partitionId: partitionOf('traced', 'p'), transactionId: 'tx-0' }
     expect(await trace({ ...name, data: { step: 1 }, traceNames: ['order', 'pay'], other: 1 })).toMatchObject({
@@ -112,12 +112,12 @@ describe('with authentication', () => {
     }
   })
 
-  it('those who only submit see nothing; nobody is asked who he is', async () => {
+  it('submitters see nothing; without authentication everybody may', async () => {
     expect((await as('submitter')('/dlq')).status).toBe(403)
     expect((await keyed.call('GET', '/api/v1/dlq')).status).toBe(401)
   })
 
-  it('operators see all; what is sealed says that there is no key', async () => {
+  it('operators see all; encrypted payloads say that there is no key', async () => {
     const { messages } = (await as('operator')('/dlq')).body
     expect(messages).toMatchObject([
       { queue: 'payroll', data: 'payroll' },

@@ -76,7 +76,7 @@ describe('dead letters', () => {
     expect(await total(`to=${hour(-1)}`)).toBe(0)
   })
 
-  it('do not hold what was skipped, unless asked', async () => {
+  it('do not include skipped messages unless asked', async () => {
     await m.configure('skips', { retry_limit: 0 })
     await m.push('skips', 'p', numbered(1))
     expect(await m.ack(await m.pop('skips', 'g'), 'g', 'failed')).toEqual(['skipped'])
@@ -201,7 +201,7 @@ describe('the list of messages', () => {
     expect(mode).toEqual({ hasQueueMode: false, busGroupsCount: 2, type: 'bus' })
   })
 
-  it('finds what was settled out of order', async () => {
+  it('finds operations that were settled out of order', async () => {
     await m.push('gaps', 'p', numbered(3))
     const popped = await m.pop('gaps', 'g', 3)
     await m.ack({ ...popped, transactions: ['tx-1'], partitions: popped.partitions.slice(1, 2) }, 'g')
@@ -278,14 +278,14 @@ describe('one message', () => {
     ['another name', () => messageUrl('list', 'p0', 'none')],
     ['no partition', () => `/messages/${randomUUID()}/t0`],
     ['no id', () => '/messages/p0/t0'],
-  ])('is not found by %s, whatever is asked', async (_, url) => {
+  ])('is not found by %s on any route', async (_, url) => {
     expect(await get(url())).toMatchObject(nowhere)
     expect(await m.call('DELETE', `/api/v1${url()}`)).toMatchObject(nowhere)
     expect(await m.call('POST', `/api/v1${url()}/retry`)).toMatchObject(nowhere)
     expect(await m.call('POST', `/api/v1${url()}/dlq`)).toMatchObject(nowhere)
   })
 
-  it('is taken out of the log, and the group that had it goes on', async () => {
+  it('is removed from the log, and the group that leased it continues', async () => {
     await m.push('out', 'p', numbered(2))
     await m.pop('out', 'g', 1)
     const url = `/api/v1${messageUrl('out', 'p', 'tx-0')}`
@@ -304,7 +304,7 @@ describe('one message', () => {
     expect(await m.call('POST', url)).toMatchObject(nowhere)
   })
 
-  it('is buried for groups that have it before them, and only for those', async () => {
+  it('is dead-lettered only for groups that have not reached it', async () => {
     await m.push('buried', 'p', numbered(3))
     await m.pop('buried', 'done', 3, { auto: true })
     await m.pop('buried', 'busy', 1)
@@ -316,7 +316,7 @@ describe('one message', () => {
     expect(await m.call('POST', url)).toMatchObject({ status: 409, body: { code: 'conflict' } })
   })
 
-  it('that is buried behind what is leased is passed over later', async () => {
+  it('that is dead-lettered behind leased messages is skipped later', async () => {
     await m.push('behind', 'p', numbered(3))
     const first = await m.pop('behind', 'g', 1)
     await m.call('POST', `/api/v1${messageUrl('behind', 'p', 'tx-2')}/dlq`)

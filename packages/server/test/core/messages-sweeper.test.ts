@@ -45,7 +45,7 @@ describe('a sweep', () => {
     expect((await m.pop('consumed', 'slow', 9)).transactions).toEqual(['tx-2', 'tx-3', 'tx-4'])
   })
 
-  it('keeps what nobody has consumed, for ever', async () => {
+  it('keeps unconsumed messages for ever', async () => {
     await m.configure('unread', { retention_enabled: true })
     await m.push('unread', 'p', numbered(2))
     await age('unread', 1e8, 2)
@@ -60,7 +60,7 @@ describe('a sweep', () => {
     expect(await left('kept')).toHaveLength(2)
   })
 
-  it('removes what is older than retentionSeconds, read or not', async () => {
+  it('removes messages older than retentionSeconds, read or not', async () => {
     await m.configure('old', { retention_enabled: true, retention_seconds: 60 })
     await m.push('old', 'p', numbered(3))
     await age('old', 90, 2)
@@ -80,7 +80,7 @@ describe('a sweep', () => {
     expect((await m.pop('waited', 'g', 9)).transactions).toEqual(['tx-2'])
   })
 
-  it('removes in small steps what is more than one may hold', async () => {
+  it('removes more than one batch in small steps', async () => {
     await m.configure('many', { retention_enabled: true })
     await m.push('many', 'p', numbered(25))
     await m.pop('many', 'g', 25, { auto: true })

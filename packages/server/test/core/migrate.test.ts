@@ -43,7 +43,7 @@ async function thing(): Promise<number | undefined> {
 }
 
 describe('migrate', () => {
-  it('applies what is pending, in order, inside the schema, and records it', async () => {
+  it('applies pending steps in order, inside the schema, and records them', async () => {
     expect(await migrate({ url: database.url, schema, sql: sqlOf([first]), log })).toEqual({ from: 0, to: 1 })
     expect(await migrate({ url: database.url, schema, sql: sqlOf([first, second]), log })).toEqual({ from: 1, to: 2 })
     expect(await migrate({ url: database.url, schema, sql: sqlOf([first, second]), log })).toEqual({ from: 2, to: 2 })
@@ -93,7 +93,7 @@ describe('migrate', () => {
     })
   })
 
-  it('rolls a failed step back whole, keeps those before it, and can be run again', async () => {
+  it('rolls a failed step back completely, keeps those before it, and can be run again', async () => {
     const broken = { id: '0002-broken', sql: 'UPDATE things SET n = 99; SELECT 1 / 0' }
     const failed = migrate({ url: database.url, schema, sql: sqlOf([first, broken]), log })
     await expect(failed).rejects.toMatchObject({ code: 'failed', cause: { sqlState: '22012' } })

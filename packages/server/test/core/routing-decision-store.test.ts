@@ -92,7 +92,7 @@ describe('decisions', () => {
     expect(await decisions.find('acme', one.requestId)).toBeNull()
   })
 
-  it('come again for a key that was used, with the same task', async () => {
+  it('are repeated for a used key with the same task', async () => {
     const decisions = storeOf(here)
     await decisions.record(decided({ keyed: keyed('k') }))
     const retry = decided({ decision: decision('b'), keyed: keyed('k') })

@@ -183,7 +183,7 @@ describe('policies', () => {
     expect(logged.filter(({ level }) => level === 'error').map(({ fields }) => fields.policy)).toEqual(['odd'])
   })
 
-  it('are those of a database that was restored', async () => {
+  it('are those of a restored database', async () => {
     const policies = await policiesOf(here)
     await policies.put(policy('old', 'a'))
     await b.sql(`DELETE FROM spillway.rt_policies`)
@@ -234,7 +234,7 @@ describe('the registry', () => {
     expect(outcomes.map(({ kind }) => kind).sort()).toEqual(['created', ...Array.from({ length: 7 }, () => 'exists')])
   })
 
-  it('puts a block whether it is there or not, and keeps when it was created', async () => {
+  it('puts a block whether it exists or not, and keeps its creation time', async () => {
     const first = await registry().put(block('b'))
     const second = await registry().put({ ...block('b'), status: 'deprecated' })
     expect([first.kind, second.kind]).toEqual(['created', 'replaced'])

@@ -166,7 +166,7 @@ describe('the judge of overloads', () => {
     expect(judge(evidence)).toEqual([])
   })
 
-  it('reports what it let pass: the gateway’s own refusals, and answers that were late for lack of CPU', () => {
+  it('reports tolerated events: the gateway’s own refusals, and answers that were late for lack of CPU', () => {
     const evidence = clean()
     evidence.refusals.push({ ...refusal, code: 'overloaded', detail: 'busy', retryAfter: 2, retryAfterInBody: 2 })
     expect(judge(evidence)).toEqual([])

@@ -140,7 +140,7 @@ describe.skipIf('missing' in found)('on a server that runs', () => {
     expect(clients.filter((line) => / name=spillway(-bell)? .* db=3 /.test(line))).toHaveLength(2)
   })
 
-  it('goes on when the server has forgotten the script', async () => {
+  it('continues when the server has dropped the script', async () => {
     const log = await room.log()
     const key = newStream()
     await log.append([append(key, 1)])
@@ -193,7 +193,7 @@ describe.skipIf('missing' in found)('on a server that runs', () => {
     })
   })
 
-  it('keeps a password out of what it says of an address', () => {
+  it('keeps a password out of the shown address', () => {
     const wrong = () =>
       new RedisStreams({ url: 'http://:secret@host', prefix: 'p', retentionMs, longestMs, log: loggingTo([]) })
     expect(wrong).toThrow(expect.objectContaining({ message: expect.not.stringContaining('secret') }))
@@ -234,7 +234,7 @@ describe.skipIf('missing' in found)('on a server that fails', () => {
     expect(await probeRedis(server.url)).toMatchObject({ ok: false, why: 'ECONNREFUSED' })
   })
 
-  it('fails what is under way when it is killed, and has lost the stream when it is back', async () => {
+  it('fails open calls when Redis is killed, and reports the stream as lost when it is back', async () => {
     await begin()
     const log = await room.log()
     const key = newStream()
@@ -258,7 +258,7 @@ describe.skipIf('missing' in found)('on a server that fails', () => {
     expect(await log.head(key)).toEqual({ last: 0, end: null })
   })
 
-  it('keeps what it has answered over a kill when it writes a file, and the record in doubt is there once', async () => {
+  it('keeps acknowledged records over a kill when it writes a file, and has the record in doubt once', async () => {
     await begin({ appendonly: 'yes', appendfsync: 'always' })
     const log = await room.log()
     const key = newStream()
@@ -278,7 +278,7 @@ describe.skipIf('missing' in found)('on a server that fails', () => {
     }
   })
 
-  it('fails in time what is under way when it says nothing more, and is up again when it does', async () => {
+  it('fails open calls in time when the server is silent, and recovers when it answers', async () => {
     await begin()
     const proxy = await startHalfOpenProxy({ host: '127.0.0.1', port: server.port })
     try {

@@ -30,7 +30,7 @@ describe.skipIf('missing' in found)('JetStream that fails', () => {
     await server.stop()
   })
 
-  it('refuses what is published and asked while it is away, and serves again when it is back', async () => {
+  it('refuses messages and requests while it is away, and serves again when it is back', async () => {
     const broker = await room.broker()
     const { texts } = collect(broker)
     await server.kill()
@@ -74,7 +74,7 @@ describe.skipIf('missing' in found)('JetStream that fails', () => {
     expect(acked.filter((text) => !taken.has(text))).toEqual([])
   })
 
-  it('answers what was asked before it fell', async () => {
+  it('answers requests from before it became unreachable', async () => {
     const [gateway, router] = [await room.broker(), await room.broker()]
     const [taken, finish] = [signal(), signal()]
     router.take(1, async (delivery) => {
@@ -91,7 +91,7 @@ describe.skipIf('missing' in found)('JetStream that fails', () => {
     expect(textOf(await asked)).toBe('late, but here')
   })
 
-  it('is given what was answered and acked while it was away: nothing is worked on twice', async () => {
+  it('gets answers and acks from its time away: nothing is processed twice', async () => {
     const [gateway, router] = [await room.broker(), await room.broker()]
     const [taken, finish, done] = [signal(), signal(), signal()]
     let works = 0
@@ -115,7 +115,7 @@ describe.skipIf('missing' in found)('JetStream that fails', () => {
     expect(works).toBe(1)
   })
 
-  it('gets again, once, what was on its way when it fell', async () => {
+  it('gets messages again, once, that were in flight when it went down', async () => {
     const broker = await room.broker()
     const before = Array.from({ length: 100 }, (_, i) => broker.publish({ data: bytes(`${i}`), id: `${i}` }))
     const restarted = server.restart()
@@ -222,7 +222,7 @@ describe.skipIf('missing' in found)('JetStream that fails', () => {
       expect(textOf(await asked)).toBe('lost, then found')
     })
 
-    it('hands a message again to the router that still has it: it is worked on once', async () => {
+    it('redelivers a message to the router that still has it: it is processed once', async () => {
       // Longer than this process may be held up: what is late with its ack is handed out once more, and rightly so.
       const ackWaitMs = 1_000
       const router = await behind.broker({ subject: room.subject, ackWaitMs })
@@ -321,7 +321,7 @@ describe.skipIf('missing' in found)('JetStream that fails', () => {
     await expect(broker.publish({ data: bytes('a') })).rejects.toMatchObject({ code: 'unavailable' })
   })
 
-  it('fails what is waited for when it is closed', async () => {
+  it('fails waiting calls when it is closed', async () => {
     const broker = await room.broker()
     const asked = broker.ask({ data: bytes('?') }, 60_000)
     const failed = expect(asked).rejects.toMatchObject({ code: 'timeout' })

@@ -171,7 +171,7 @@ describe('the embedded server', () => {
     const readAs = (uid: number, path: string): number | null =>
       spawnSync('cat', [path], { uid, gid: uid, stdio: 'ignore' }).status
 
-    it('runs under an account that nobody else uses, in folders that nobody else may enter', async () => {
+    it('runs under an account of its own, in folders closed to others', async () => {
       const server = await start()
       const { uid } = await stat(clusterDir())
       expect(await uidOf(server.pid)).toBe(uid)
@@ -186,7 +186,7 @@ describe('the embedded server', () => {
       }
     })
 
-    it('takes a folder from nobody, once no server runs on it', async () => {
+    it('takes over a folder that belongs to nobody, once no server runs on it', async () => {
       const first = await start()
       await query(first.url, 'CREATE TABLE t (n int)')
       await first.stop()
@@ -198,7 +198,7 @@ describe('the embedded server', () => {
       expect(await query(second.url, 'SELECT * FROM t')).toEqual([])
     })
 
-    it('leaves a running server of nobody alone until it ends', async () => {
+    it('does not touch a running server that belongs to nobody until it ends', async () => {
       await (await start()).stop()
       const own = await stat(clusterDir())
       await handOverTree(clusterDir(), own, nobody())

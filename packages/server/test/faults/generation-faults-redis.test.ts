@@ -58,7 +58,7 @@ describe.skipIf('missing' in found)('Redis that keeps nothing', () => {
   beforeAll(() => startWith({}))
   afterAll(stopAll)
 
-  it('has the streams while it is there', async () => {
+  it('has the streams while it is available', async () => {
     await allSeeRedis(true)
     expect(await one('before')).toMatchObject({ findings: [], log: 'redis' })
   })
@@ -124,7 +124,7 @@ describe.skipIf('missing' in found)('Redis that keeps everything', () => {
   beforeAll(() => startWith({ appendonly: 'yes', appendfsync: 'always' }))
   afterAll(stopAll)
 
-  it('that is killed and comes back repeats nothing, and leaves nothing without an end', async () => {
+  it('that is killed and restarts repeats nothing, and leaves nothing without an end', async () => {
     const seen = await wave(fleet, { ...small, name: 'kept', happens: () => redis.restart() })
     expect(seen.findings).toEqual([])
     expect(seen.hit).toBeGreaterThan(0)

@@ -42,14 +42,14 @@ function expectExplicit(seen: WaveResult): void {
 const asked = (name: string): number => fleet.upstream.requests.filter(({ marker }) => marker.startsWith(name)).length
 
 describe('a worker', () => {
-  it('that is killed leaves what it ran with an explicit end, and everything else whole', async () => {
+  it('that is killed leaves its streams with an explicit end, and all others intact', async () => {
     const seen = await wave(fleet, { ...small, name: 'worker', happens: () => killed(fleet, 'worker') })
     expectExplicit(seen)
     expect(seen.failed).toBeGreaterThan(0)
     expect(seen.errors).toEqual({ stream_interrupted: seen.failed })
   })
 
-  it('that is killed before the first token costs nobody anything', async () => {
+  it('that is killed before the first token costs its clients nothing', async () => {
     const seen = await wave(fleet, {
       ...{ ...small, name: 'early', begunShare: 0, script: 'first=hang role=0', tokens: 5 },
       happens: async () => {
@@ -157,7 +157,7 @@ describe('a stream without an end', () => {
 })
 
 describe('PostgreSQL', () => {
-  it('that is killed and comes back holds its streams up, and no more', async () => {
+  it('that is killed and restarts delays its streams, and no more', async () => {
     const seen = await wave(fleet, {
       ...{ ...small, name: 'postgres' },
       happens: async () => {

@@ -52,7 +52,7 @@ const gauge = (name: string, value: number) =>
   until(`${name} is ${value}`, async () => (await fleet.sum(name)) === value, leaseSeconds * 1_000 + marginMs)
 
 describe('a hundred clients that leave at once', () => {
-  it('are heard of by the upstream within a second, and those in the queue are never asked for', async () => {
+  it('reach the upstream within a second; queued ones never start', async () => {
     const readers = hanging('leave', 100, 50)
     await Promise.all(readers.map(({ promised }) => promised))
     const { upstream } = fleet
@@ -86,7 +86,7 @@ describe('three hundred clients that read, leave and cancel while processes are 
     expect(seen.crashes).toBe(3)
   })
 
-  it('do not make the pool count other than what is open', async () => {
+  it("do not change the pool's count of open permits", async () => {
     const readers = hanging('count', 7, 7)
     await Promise.all(readers.map(({ begun }) => begun))
     expect(readers.map(({ transcript }) => transcript.layer)).toEqual(readers.map(() => '1-Direct'))

@@ -244,7 +244,7 @@ describe('the store away', () => {
   })
   afterAll(() => f.close())
 
-  it.each(['refuse', 'stall'] as const)('%s: 503 and when to come back, never a free pass', async (fault) => {
+  it.each(['refuse', 'stall'] as const)('%s: 503 with Retry-After, never admitted', async (fault) => {
     // One who has nothing left, and one who has: neither may pass unseen.
     const limited = { 'x-user-id': randomUUID() }
     const anonymous = { submitter_id: undefined }
@@ -321,10 +321,10 @@ describe('transactions that meet', () => {
     await f.sql('UPDATE spillway.petition_blocks SET minute = minute - 1')
     const release = await lock('ledger_head')
     const flush = await inOneFlush(0, 2, () => [submitPetition(server()), submitPetition(server(), ann)])
-    const telling = f.sql('SELECT spillway.petitions_tell_blocks(1000)')
+    const recording = f.sql('SELECT spillway.petitions_record_blocks(1000)')
     await untilWaiting(f, { sessions: 2 })
     await release()
     expect((await flush.answers).map(({ status }) => status)).toEqual([201, 429])
-    await telling
+    await recording
   })
 })

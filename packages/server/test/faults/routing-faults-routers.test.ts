@@ -94,7 +94,7 @@ describe('several routers', () => {
     expect(await deadLetters(gateway)).toEqual([])
   }, 60_000)
 
-  it('one ended with SIGTERM under load: it answers what it holds, and nothing is lost', async () => {
+  it('one ended with SIGTERM under load: it answers its requests, and nothing is lost', async () => {
     await startSlow()
     const running = load(gateway, decidePath, 16)
     const tasks = tasksOf(30)
@@ -112,7 +112,7 @@ describe('several routers', () => {
     expect(await deadLetters(gateway)).toEqual([])
   }, 60_000)
 
-  it('both killed: what is published meanwhile waits for the next one', async () => {
+  it('both killed: messages published meanwhile wait for the next one', async () => {
     await startSlow()
     await Promise.all(routers.map((router) => router.kill()))
     const accepted = await hand(gateway, routeTask())
@@ -124,7 +124,7 @@ describe('several routers', () => {
     await next.kill()
   }, 60_000)
 
-  it('killed one after the other by one message: the third does not get it, it is dead-lettered whole', async () => {
+  it('killed one after the other by one message: the third does not get it; it becomes a complete dead letter', async () => {
     const fleet = await parts.fleet(3, { ROUTER_SIMULATE_DELAY_MS: '60000' })
     gateway = fleet.gateway
     routers = fleet.routers
@@ -235,7 +235,7 @@ describe('a message that fails every time', () => {
     server = await parts.start()
   })
 
-  it('is dead-lettered whole after its last attempt, and can be redriven', async () => {
+  it('becomes a complete dead letter after its last attempt, and can be redriven', async () => {
     const task = routeTask({ idempotency_key: 'poison' })
     const data = bytesOf(task)
     const before = await outside.deliveries()
@@ -250,7 +250,7 @@ describe('a message that fails every time', () => {
     expect((await decided(server, task.request_id)).decision).toMatchObject(decisionForm)
   })
 
-  it('is answered to who waits for it, and dead-lettered', async () => {
+  it('is answered to its waiting caller, and dead-lettered', async () => {
     const data = bytesOf(routeTask({ idempotency_key: 'poison' }))
     await withoutTable('rt_keys', async () => {
       expect(await outside.ask(data)).toMatchObject({ ok: false, error: { code: 'internal_error' } })
@@ -258,7 +258,7 @@ describe('a message that fails every time', () => {
     expect((await died(server, data)).reason).toBe('max_deliver')
   })
 
-  it('is a 500 for who asked to decide', async () => {
+  it('is a 500 for the caller of decide', async () => {
     await withoutTable('rt_keys', async () => {
       const answer = await decide(server, routeTask({ idempotency_key: 'poison' }))
       expectRefused(answer, 500, 'internal_error')
@@ -266,7 +266,7 @@ describe('a message that fails every time', () => {
     })
   })
 
-  it('is a 503 for who asked to decide while the store does not answer, and no dead letter', async () => {
+  it('is a 503 for the caller of decide while the database is not reachable, and no dead letter', async () => {
     const letters = (await deadLetters(server)).length
     await tables.query('BEGIN')
     await tables.query('LOCK TABLE rt_keys')
@@ -287,7 +287,7 @@ describe('a message that fails every time', () => {
     })
   })
 
-  it('is not lost where nobody waits for an answer and the decision cannot be kept', async () => {
+  it('is not lost without a waiting caller when the decision cannot be stored', async () => {
     const data = bytesOf(routeTask())
     await withoutTable('rt_decisions', async () => {
       await outside.publish(data)

@@ -80,7 +80,7 @@ describe('a broker that is not there at the start', () => {
     expect(detail).toContain('NATS is reachable')
   })
 
-  it('makes decide answer 503 with the time to come back', async () => {
+  it('makes decide answer 503 with Retry-After', async () => {
     await startAlone()
     const answer = await decide(server, routeTask())
     expectRefused(answer, 503, 'broker_unavailable')
@@ -96,7 +96,7 @@ describe('a broker that is not there at the start', () => {
     expectRefused(await get(server, deadLettersPath), 503, 'broker_unavailable')
   })
 
-  it('is found by itself once it is there; what was accepted meanwhile is done', async () => {
+  it('is found once it is available; work accepted meanwhile is done', async () => {
     await startAlone()
     const tenant_id = `tenant-${port}`
     const accepted = await Promise.all(Array.from({ length: 5 }, () => hand(server, routeTask({ tenant_id }))))
@@ -155,7 +155,7 @@ describe('a broker that is killed under load', () => {
 })
 
 describe('a database that is killed under load', () => {
-  it('decide is answered or honestly refused, and goes on by itself', async () => {
+  it('decide is answered or refused, and recovers by itself', async () => {
     const nats = await startNats()
     const dir = await mkdtemp(join(tmpdir(), 'spillway-routing-faults-'))
     const log = { debug() {}, info() {}, warn() {}, error() {} }

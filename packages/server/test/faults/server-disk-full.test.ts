@@ -37,7 +37,7 @@ async function fill(file: string): Promise<void> {
 }
 
 it.runIf(canMount)(
-  'refuses while there is no space, and goes on when there is, with everything it had accepted',
+  'refuses while the disk is full, and continues later with everything it had accepted',
   async () => {
     const dir = await mkdtemp(join(tmpdir(), 'spillway-full-'))
     await chmod(dir, 0o755)

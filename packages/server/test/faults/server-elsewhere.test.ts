@@ -87,7 +87,7 @@ describe('two instances, each of which may call its own origin alone', () => {
 })
 
 describe('a lane with targets of both', () => {
-  it('keeps its order, spends no attempts, and is not claimed by those who may not run its head', async () => {
+  it('keeps its order, spends no attempts, and is not claimed by processes that may not run its head', async () => {
     const seen: string[] = []
     const note: Parameters<typeof startTarget>[0] = ({ body }, response) => {
       seen.push(String(JSON.parse(body)))
@@ -200,7 +200,7 @@ describe('when the only instance that may is gone', () => {
     expect(said).toHaveLength(1)
   })
 
-  it('they are done when one that may comes back in time', async () => {
+  it('they are done when a process that may run them returns in time', async () => {
     const { b, ids, its } = await orphaned(5)
     await hurry(8)
     await until('it is known that none may', () =>
@@ -216,7 +216,7 @@ describe('when the only instance that may is gone', () => {
     expect(its.calls).toHaveLength(10)
   })
 
-  it('one that stops gives back at once what was left to it', async () => {
+  it('one that stops returns at once the operations left to it', async () => {
     const waiting: (() => void)[] = []
     const slow = await target((_, response) => void waiting.push(() => response.writeHead(200).end()))
     const other = await target()

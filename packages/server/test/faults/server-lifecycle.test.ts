@@ -206,7 +206,7 @@ describe('start', () => {
 describe('SIGTERM', () => {
   const own = ownDatabase()
 
-  it('answers what is under way, finishes what runs, keeps the rest, and refuses what is new', async () => {
+  it('answers open requests, finishes running work, keeps the rest, and refuses new requests', async () => {
     const gate = latch()
     const target = await startTarget(async ({ path }, response) => {
       if (path.startsWith('/held')) await gate.opened
@@ -244,7 +244,7 @@ describe('SIGTERM', () => {
     await target.close()
   }, 60_000)
 
-  it('gives back what does not finish in SPILLWAY_DRAIN_SECONDS, uncounted, and others run it at once', async () => {
+  it('returns operations that do not finish in SPILLWAY_DRAIN_SECONDS, uncounted, and others run them at once', async () => {
     const target = await startTarget((call, response) => {
       if (target.calls.length > 1) response.end(call.path)
     })

@@ -158,7 +158,7 @@ describe('PostgreSQL killed', () => {
   }
   const allReady = () => Promise.all(f.servers.map((server) => untilReady(server)))
 
-  it('in the middle of pushes, pops and acks: every answer was true, and all goes on in order', {
+  it('in the middle of pushes, pops and acks: every answer was correct, and everything continues in order', {
     timeout: 120_000,
   }, async () => {
     await configure(f.next(), queue, { leaseTime: 2, retryLimit: 100 })
@@ -232,7 +232,7 @@ describe('PostgreSQL killed', () => {
     expect(there.sort()).toEqual([...stored, ...uncertain].sort())
   })
 
-  it('while lanes are held: what was accepted waits through it, and drains in order', async () => {
+  it('while lanes are held: accepted operations wait, and drain in order', async () => {
     await pauseLane(f.next(), queue)
     const send = async (n: number) => {
       const items = ['p', 'q'].map((partition) => ({ queue, partition, payload: n }))
@@ -285,7 +285,7 @@ describe('a server killed', () => {
   }
   const numbers = (messages: readonly Message[]) => dataOf(messages) as number[]
 
-  it('with leases that nobody answers for: others get the messages after leaseTime, each partition in order', async () => {
+  it('with abandoned leases: others get the messages after leaseTime, each partition in order', async () => {
     const held = await take(doomed, queue, { batch: 12, partitions: 2 })
     expect(numbers(held)).toEqual([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1])
     const free = await take(doomed, queue, { batch: 1 })
@@ -325,7 +325,7 @@ describe('a server killed', () => {
     expect(numbers(next)).toEqual([4])
   })
 
-  it('while consumers wait at it: what is pushed then goes to those who wait elsewhere', async () => {
+  it('while consumers wait at it: later pushes reach consumers elsewhere', async () => {
     await takeAll(survivor, queue, 30)
     const lost = Array.from({ length: 5 }, () => pop(doomed, queue, { wait: true, timeout: 20_000 }).catch(() => null))
     const waiting = pop(survivor, queue, { wait: true, timeout: 20_000 })

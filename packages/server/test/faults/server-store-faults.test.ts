@@ -151,7 +151,7 @@ describe('PostgreSQL behind a network that fails', () => {
     await expectRecovery(server, 'half-open')
   })
 
-  it('half-open connections that nobody ever closes: they are dropped, not waited for', async () => {
+  it('half-open connections that are never closed: they are dropped, not waited for', async () => {
     proxy = await startHalfOpenProxy(addressOf(database.url))
     const server = await startBehindProxy()
     proxy.stall()
@@ -161,7 +161,7 @@ describe('PostgreSQL behind a network that fails', () => {
     await expectRecovery(server, 'hanging', 3 * answerMsMax)
   })
 
-  it('what was accepted before the outage runs after it, once', async () => {
+  it('operations accepted before the outage run after it, once', async () => {
     proxy = await startHalfOpenProxy(addressOf(database.url))
     const server = await startBehindProxy()
     const ids = []
@@ -236,7 +236,7 @@ describe('PostgreSQL itself', () => {
     await rm(dir, { recursive: true, force: true })
   })
 
-  it('killed while it is used: nothing accepted is lost, and it goes on after the restart', async () => {
+  it('killed while it is used: nothing accepted is lost, and it continues after the restart', async () => {
     const server = await startServer({ DATABASE_URL: own.url, SPILLWAY_FORWARD_ALLOW: target.origin })
     const killed = own.pid
     const accepted: string[] = []

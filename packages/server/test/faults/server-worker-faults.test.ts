@@ -133,12 +133,12 @@ describe('a worker whose database goes away', () => {
     await expectWork('before-the-stop')
     await own.stop()
     try {
-      await worker.says('the store does not answer')
+      await worker.says('database not reachable')
     } finally {
       own = await start()
       proxy.target = addressOf(own.url)
     }
-    await worker.says('the store answers')
+    await worker.says('database reachable again')
     await expectWork('after-the-start')
     expect(await worker.stop()).toEqual({ code: 0, signal: null })
   }, 60_000)
@@ -153,9 +153,9 @@ describe('a worker whose database goes away', () => {
       await worker.says('database connected')
       await expectWork('reachable-later')
       await mine.refuse()
-      await worker.says('the store does not answer')
+      await worker.says('database not reachable')
       await mine.pass()
-      await worker.says('the store answers')
+      await worker.says('database reachable again')
       await expectWork('reachable-again')
     } finally {
       await mine.close()

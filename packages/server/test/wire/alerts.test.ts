@@ -153,7 +153,7 @@ describe('a change', () => {
     expect(await rowsOf('status')).toEqual(['firing'])
   })
 
-  it('waits for the store while that is away, and comes in its order', async () => {
+  it('waits while the store is unreachable, and runs in its order', async () => {
     a = await alertsBench()
     let away = 3
     const { alerts } = await a.reporter(
@@ -231,7 +231,7 @@ describe('several processes', () => {
     a = await alertsBench()
     // The tables are there before the clock is changed.
     const heir = await a.reporter({ timing: { renewMs: 50 } })
-    await heir.intake.pauseType({ type: 'alerts.deliver' })
+    await heir.intake.lanes.pause({ type: 'alerts.deliver' })
     const program = fileURLToPath(new URL('../alerts-reporter-process.ts', import.meta.url))
     const child = spawn(process.execPath, ['--import', 'tsx', program, a.bench.url, a.receiver.origin], {
       stdio: ['ignore', 'pipe', 'inherit'],
@@ -243,7 +243,7 @@ describe('several processes', () => {
       await once(child, 'exit')
     }
     expect(a.notices()).toEqual([])
-    await heir.intake.resumeType({ type: 'alerts.deliver' })
+    await heir.intake.lanes.resume({ type: 'alerts.deliver' })
     expect(await a.received(1)).toMatchObject([{ status: 'firing', labels: { subject: 'killed' } }])
     await a.ahead('1 minute')
     expect((await a.received(2))[1]).toMatchObject({ status: 'resolved', labels: { subject: 'killed' } })
@@ -265,7 +265,7 @@ describe('several processes', () => {
     expect(await rowsOf('status')).toEqual(['firing'])
   })
 
-  it('tell again what was taken for gone while one that sees it could not say so', async () => {
+  it('report again an alert that expired while its observer could not report it', async () => {
     a = await alertsBench()
     const { alerts } = await a.reporter({ timing: { renewMs: 50 } })
     alerts.report(latencyAlert('firing'))

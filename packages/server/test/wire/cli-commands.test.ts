@@ -105,7 +105,7 @@ describe('commands that speak to a server', () => {
     expect(await cli('ops', 'show', randomUUID())).toMatchObject({ code: 1, stdout: '' })
   })
 
-  it('cancels what is pending, and says what it cannot cancel', async () => {
+  it('cancels a pending operation, and reports what cannot be cancelled', async () => {
     const done = (await submit(server, `${target.origin}/`)).body.operationId
     const { running, pending } = await blockedLane(randomUUID())
     const cancelled = await cli('ops', 'cancel', done, pending)
@@ -126,7 +126,7 @@ describe('commands that speak to a server', () => {
     expect((await finishes(server, failed)).status).toBe('completed')
   })
 
-  it('shows a dead letter whole that the list leaves a part of out', async () => {
+  it('shows a complete dead letter that the list cuts', async () => {
     const [queue, body] = [randomUUID(), 'x'.repeat(10_000)]
     const { operationId } = (await submit(server, `${target.origin}/moody`, { queue, payload: { body } })).body
     const [listed] = JSON.parse((await cli('dead-letters', 'list', '--queue', queue, '--json')).stdout).items
@@ -161,7 +161,7 @@ describe('commands that speak to a server', () => {
     expect(rows((await cli('dead-letters', 'list', '--queue', queue)).stdout)).toHaveLength(0)
   })
 
-  it('redrives each once, though those it moves die again at once', async () => {
+  it('redrives each once, though the moved ones fail again at once', async () => {
     const queue = randomUUID()
     await Promise.all(Array.from({ length: 250 }, (_, i) => deadLetter(queue, `p${i}`)))
     const from = target.calls.length
@@ -185,7 +185,7 @@ describe('commands that speak to a server', () => {
     expect(rows((await cli('dead-letters', 'list', '--queue', queue)).stdout)).toHaveLength(0)
   })
 
-  it('asks before it purges, and purges what was asked for only', async () => {
+  it('asks before it purges, and purges only the given ones', async () => {
     const queue = randomUUID()
     const kept = await deadLetter(randomUUID())
     await deadLetter(queue)
@@ -220,7 +220,7 @@ describe('commands that speak to a server', () => {
   })
 })
 
-describe('who may', () => {
+describe('roles', () => {
   let database: TestDatabase
   let dir: string
   const keyed = (key: string, identity: string, roles: string[]) => ({
@@ -314,7 +314,7 @@ describe('commands that need no server', () => {
     }
   })
 
-  it('says what is wrong with a database, without its password', async () => {
+  it('reports the problem with a database, without its password', async () => {
     const args = ['doctor', '--json']
     const env = { DATABASE_URL: 'postgres://me:hunter2@127.0.0.1:9/app', SPILLWAY_PORT: '0' }
     const sick = await runProgram(env, { args })

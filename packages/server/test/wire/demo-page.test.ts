@@ -175,7 +175,7 @@ function breaking(text: string) {
 }
 
 describe.skipIf(isMissing)('the page itself', () => {
-  it('is small, whole, and loads nothing but the API', async () => {
+  it('is small, complete, and loads nothing but the API', async () => {
     const { origin } = await streaming((response) => response.end(chunk(0) + complete(1)))
     const { page, complaints, requests } = await open(origin)
     await reaches(await ask(page, 'Hello'), 'done')
@@ -218,7 +218,7 @@ describe.skipIf(isMissing)('the page itself', () => {
 })
 
 describe.skipIf(isMissing)('a connection that breaks', () => {
-  it('is resumed behind the last whole event', async () => {
+  it('is resumed after the last complete event', async () => {
     const half = chunk(2).slice(0, -9)
     const broken = breaking(chunk(0) + chunk(1) + half)
     const { origin, calls } = await streaming(broken.start, (response) =>
@@ -280,7 +280,7 @@ describe.skipIf(isMissing)('a connection that breaks', () => {
 })
 
 describe.skipIf(isMissing)('a refusal', () => {
-  it('is shown with the time to come back', async () => {
+  it('is shown with its Retry-After', async () => {
     const { origin } = await scripted(({ path }, response) =>
       path === '/v1/models' ? models(response) : problem(response, 503, { 'retry-after': '7' }, 'All is full.'),
     )
@@ -310,7 +310,7 @@ describe.skipIf(isMissing)('a refusal', () => {
     await reaches(await ask(page, 'Hello'), 'done')
   })
 
-  it('of a server that does not answer at all is shown', async () => {
+  it('of a silent server is shown', async () => {
     const { origin } = await scripted(({ path }, response) =>
       path === '/v1/models' ? models(response) : response.destroy(),
     )
@@ -391,7 +391,7 @@ describe.skipIf(isMissing)('on a real server', () => {
     expect(await shownIn(pane, 'order')).toBe('no gap, no repeat')
   })
 
-  it('shows the places of those that wait, and all come to their end', async () => {
+  it('shows the positions of waiting ones, and all end', async () => {
     const panes = await ask((await open(server.origin)).page, question, 'Start 6 at once')
     const waits = panes.getByRole('status').filter({ hasText: /^Queued position \d+.*; about \d+ s to wait\.$/ })
     await until('four wait with a place', async () => (await waits.count()) === 4)
@@ -401,7 +401,7 @@ describe.skipIf(isMissing)('on a real server', () => {
     expect(new Set(await panes.getByRole('region').allTextContents())).toEqual(new Set([await undisturbed()]))
   }, 60_000)
 
-  it('resumes what was dropped while it waited', async () => {
+  it('resumes a stream that was dropped while it waited', async () => {
     const { queued } = await six((await open(server.origin)).page, question)
     await press(queued, 'Drop the connection')
     expect(await statusOf(queued)).toContain('Dropped after event 0')
@@ -418,7 +418,7 @@ describe.skipIf(isMissing)('on a real server', () => {
     expect(await shownIn(queued, 'count')).toBe('')
   })
 
-  it('stops what runs when something else is asked', async () => {
+  it('stops the running stream when another question is asked', async () => {
     const { page } = await open(server.origin)
     const pane = await ask(page, 'Say 2,000 words')
     await hasTokens(pane, 1)

@@ -61,7 +61,7 @@ describe('docker-compose.yml', () => {
     expect(config.generation.redisUrl).toBe('redis://:secret@redis:6379')
   })
 
-  it('puts nginx before the gateways, which believe nobody else', () => {
+  it('puts nginx before the gateways, which trust only it', () => {
     const settings = ' max_fails=3 fail_timeout=5s'
     expect(gatewaysOf(editedForContainer(service('nginx')))).toEqual([
       `gateway-1:7745${settings}`,
@@ -125,7 +125,7 @@ describe('kubernetes/spillway.yml', () => {
     expect(Number(/terminationGracePeriodSeconds: (\d+)/.exec(nginx)?.[1])).toBeGreaterThan(longestStream)
   })
 
-  it('gives a drain the time that it takes, and probes what is there', () => {
+  it('gives a drain the time that it takes, and probes existing routes', () => {
     for (const text of workloads) {
       const drain = Number(/SPILLWAY_DRAIN_SECONDS\n +value: '(\d+)'/.exec(text)?.[1])
       expect(Number(/terminationGracePeriodSeconds: (\d+)/.exec(text)?.[1])).toBeGreaterThan(drain + 5)
@@ -172,7 +172,9 @@ describe('files for other programs', () => {
     },
   )
 
-  it('the configuration of NATS is taken by every server; the synced one by those that know how', async ({ skip }) => {
+  it('the configuration of NATS is accepted by every server; the synced one by those that support it', async ({
+    skip,
+  }) => {
     const found = await findNats()
     if ('missing' in found) return skip(found.missing)
     const nats = (...args: string[]) =>
@@ -188,7 +190,7 @@ describe('files for other programs', () => {
     expect(await nats('-t', '-c', 'nats-synced.conf')).toMatch(isNew ? /is valid/ : /unknown field "sync_interval"/)
   })
 
-  it('the Dockerfile copies what exists and is let through, and runs as nobody in particular', () => {
+  it('the Dockerfile copies existing and included files, and runs as an unprivileged user', () => {
     const text = read('deploy/Dockerfile')
     const copied = matches(text, /^COPY (?!--)(.+) \S+$/gm).flatMap((names) => names.split(' '))
     expect(copied).toContain('package-lock.json')

@@ -57,7 +57,7 @@ describe.skipIf('missing' in found)('deploy/nginx.conf', () => {
 })
 
 describe.skipIf('missing' in found)('without a gateway that answers', () => {
-  it('502 is a problem, with the trace of the caller and a time to come back', async () => {
+  it("502 is a problem document with the caller's trace and Retry-After", async () => {
     const { nginx } = await behindNginx({ gateways: 0, others: [await deadServer()] })
     const called = await call(nginx.origin, '/v1/petition-submissions?secret=1', {
       method: 'POST',
@@ -122,7 +122,7 @@ describe.skipIf('missing' in found)('without a gateway that answers', () => {
   })
 })
 
-describe.skipIf('missing' in found)('what is refused', () => {
+describe.skipIf('missing' in found)('refusals', () => {
   it.each(['/metrics', '/_metrics', '/%6detrics', '//metrics', '/x/../metrics', '/metrics/', '/metrics?a=1'])(
     '%s is not for everyone',
     async (target) => {

@@ -172,7 +172,7 @@ describe.skipIf('missing' in found)('which gateway', () => {
     expect(gateways.arrivals).toHaveLength(1)
   })
 
-  it('that sheds load is believed: the answer passes as it is, and nobody else is asked', async () => {
+  it('that sheds load is trusted: the answer passes unchanged, and no other server is tried', async () => {
     const refusal = JSON.stringify({ code: 'overloaded', retry_after_seconds: 7 })
     const { nginx, gateways } = await behindNginx({
       gateways: 2,
@@ -246,7 +246,7 @@ describe.skipIf('missing' in found)('what the gateway gets', () => {
     },
   )
 
-  it('a body of 16 MiB and more, whole', async () => {
+  it('a complete body of 16 MiB and more', async () => {
     const { nginx, gateways } = await behindNginx()
     const body = Buffer.alloc(16 * 1024 * 1024 + 1, 'prompt ')
     const calling = call(nginx.origin, '/v1/chat/completions', { method: 'POST', body })
@@ -258,7 +258,7 @@ describe.skipIf('missing' in found)('what the gateway gets', () => {
     expect(hash.digest('hex')).toBe(createHash('sha256').update(body).digest('hex'))
   })
 
-  it('nothing of a slow sender before the request is whole', async () => {
+  it('nothing of a slow sender before the request is complete', async () => {
     const { nginx, gateways } = await behindNginx({ answer: answerJson })
     const options = { host: '127.0.0.1', port: nginx.port, path: '/v1/petition-submissions?slow', agent: false }
     const slow = request({ ...options, method: 'POST', headers: { 'content-length': '4', expect: '100-continue' } })

@@ -74,7 +74,7 @@ describe('docs/guides/petitions.md', () => {
     ])
   })
 
-  it('has scripts with which a stranger verifies an export, and finds what was changed', async () => {
+  it('has scripts that verify an export and find changed rows', async () => {
     for (const { language, text } of blocks) {
       const name = /^\/\/ ([\w-]+\.mjs)$/m.exec(text)?.[1]
       if (language === 'js' && name !== undefined) await writeFile(join(folder, name), here(text))

@@ -300,7 +300,7 @@ describe('with a short queue', () => {
     expect(stream.error).toEqual({ message: expect.any(String), code: 'queue_timeout', retryable: true })
   })
 
-  it('one that does not stream is refused then, saying when to come again', async () => {
+  it('one that does not stream is refused then, with Retry-After', async () => {
     const body = chatBody('marker=crowd', { stream: false })
     const answer = await until('a place in the queue', async () => {
       const asked = await post(narrow, chatPath, body, as('crowd'))
@@ -383,7 +383,7 @@ describe.concurrent('with authentication', () => {
     await stream.whole()
   })
 
-  it('who operates reads and cancels every stream', async () => {
+  it('operators read and cancel every stream', async () => {
     const headers = bearer(keyOf.ann)
     const stream = await native(guarded, 'ann', 'marker=operated tokens=1 end=hang', { headers })
     await stream.seen('its token', ({ content }) => content !== '')

@@ -110,7 +110,7 @@ describe.concurrent('the key of what ended for good', () => {
     expect(fleet.timesAsked('refused')).toBe(1)
   })
 
-  it('replays what came before an error', async () => {
+  it('replays the chunks before an error', async () => {
     const ask = async () => (await chat(server, 'cut', 'marker=cut tokens=2 end=cut', key('k'))).whole()
     const [first, again] = [await ask(), await ask()]
     expect([again.id, again.raw]).toEqual([first.id, first.raw])

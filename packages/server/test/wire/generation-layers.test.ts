@@ -243,7 +243,7 @@ describe.skipIf('missing' in nginxFound || 'missing' in redisFound).each(logs)('
       expect(new Set(seen.map(({ gateway }) => gateway)).size).toBe(2)
     })
 
-    it('the clients of a gateway that is killed go on at the other one', async () => {
+    it('the clients of a killed gateway continue at the other one', async () => {
       const users = Array.from({ length: 8 }, (_, n) => `goes-on-${n}`)
       const streams = await Promise.all(users.map((user) => native(nginx, user, script(user))))
       await Promise.all(
@@ -278,7 +278,7 @@ describe.skipIf('missing' in nginxFound || 'missing' in redisFound).each(logs)('
       return { content: parts.map(({ content }) => content).join(''), ids, isResumed: parts.length > 1 }
     }
 
-    it('what was said is in this log', async () => {
+    it('its messages are in this log', async () => {
       const client = new pg.Client({ connectionString: database.url })
       await client.connect()
       const { rows } = await client.query('SELECT DISTINCT log FROM spillway.streams')

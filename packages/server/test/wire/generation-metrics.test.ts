@@ -87,13 +87,13 @@ describe('before the first stream', () => {
     ['sse_first_token_seconds_count', {}],
     ['sse_resumes_total', {}],
     ['sse_slow_reader_closed_total', {}],
-  ])('%s %j is there, and 0', async (name, labels) => {
+  ])('%s %j exists and is 0', async (name, labels) => {
     expect(await value(name, labels)).toBe(0)
   })
 })
 
 describe('sse_active_connections', () => {
-  it('counts the streams that are open, and those that were left no longer', async () => {
+  it('counts open streams, and no longer those whose clients left', async () => {
     const one = await holding(server, 'open-1')
     const two = await chat(server, 'open-2', 'marker=open-2 tokens=1 end=hang')
     await becomes('sse_active_connections', 2)
@@ -143,7 +143,7 @@ describe('sse_first_token_seconds', () => {
 })
 
 describe('sse_queue_depth', () => {
-  it('counts those that wait, and not those that have begun', async () => {
+  it('counts waiting ones, not running ones', async () => {
     const held = await occupy(fleet, server, 'depth')
     const waiting = [
       await native(server, 'depth', 'marker=depth-1 tokens=1'),
@@ -155,7 +155,7 @@ describe('sse_queue_depth', () => {
     await becomes('sse_queue_depth', 0)
   })
 
-  it('no longer counts who has left', async () => {
+  it('no longer counts clients that left', async () => {
     const held = await occupy(fleet, server, 'left')
     const stream = await chat(server, 'left', 'marker=left tokens=1')
     await becomes('sse_queue_depth', 1)
@@ -283,7 +283,7 @@ describe('STREAM_RETENTION_SECONDS', () => {
 })
 
 describe('CONNECTION_POOL_MAX_PER_USER', () => {
-  it('holds for those too that had to wait for a slot', async () => {
+  it('holds also for operations that waited for a slot', async () => {
     const held = [await holding(small, 'busy-1'), await holding(small, 'busy-2')] as const
     const greedy = [
       await native(small, 'greedy', 'marker=greedy-1 tokens=1 end=hang'),

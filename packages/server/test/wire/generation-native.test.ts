@@ -79,7 +79,7 @@ describe.concurrent('a native stream', () => {
     ])
   })
 
-  it('ends with what it was in all, counted in code points', async () => {
+  it('ends with the totals, counted in code points', async () => {
     const stream = await (await ask('😀😀 40 words')).whole()
     expect(stream.content).toContain('😀😀')
     expect(stream.dataOf('complete')).toEqual([
@@ -236,7 +236,7 @@ describe.concurrent('a native stream that is queued', () => {
     expect(blocksWithoutData(stream.raw)).toEqual([])
   })
 
-  it('then comes as if it had not been', async () => {
+  it('then continues like an uninterrupted one', async () => {
     const { held, stream } = await waiting('turn')
     await stream.seen('its position', (seen) => seen.named('queued').length > 0)
     held.release()

@@ -151,7 +151,7 @@ describe.concurrent.each(layers)('the openai package, %s', (layer) => {
     expect(chunks.at(-1)?.choices[0]?.finish_reason).toBe('stop')
   })
 
-  it('answers whole', async () => {
+  it('sends a complete answer', async () => {
     const { user, marker, letThrough } = await userOn(layer, 'whole')
     const answering = clientOf(server, user)
       .chat.completions.create(asking(`marker=${marker} tokens=3`))
@@ -188,7 +188,7 @@ describe.concurrent.each(layers)('the openai package, %s', (layer) => {
   it.each([
     ['end=error', 'scripted'],
     ['end=cut', 'upstream_error'],
-  ])('throws where a stream breaks off (%s), behind what had come', async (how, code) => {
+  ])('throws where a stream breaks off (%s), after the received chunks', async (how, code) => {
     const { user, marker, letThrough } = await userOn(layer, `broken-${code}`)
     const asked = { ...asking(`marker=${marker} tokens=2 ${how}`), stream: true as const }
     const stream = await clientOf(server, user).chat.completions.create(asked)
@@ -214,7 +214,7 @@ describe.concurrent.each(layers)('the openai package, %s', (layer) => {
     expect((await fleet.abortedMs(marker)) - leftMs).toBeLessThan(soonMs)
   })
 
-  it('that leaves a whole answer is gone for the upstream within 1 s', async () => {
+  it('that leaves an answer without stream is gone for the upstream within 1 s', async () => {
     const { user, marker, letThrough } = await userOn(layer, 'left-whole')
     const leaving = new AbortController()
     const asked = asking(`marker=${marker} first=60000`)
@@ -269,7 +269,7 @@ describe.concurrent('the openai package in the queue', () => {
     expect(fleet.timesAsked(`${marker}-late`)).toBe(0)
   })
 
-  it('is refused with 503 when the room is full, comes again by itself, and is served', async () => {
+  it('is refused with 503 when the room is full, retries by itself, and is served', async () => {
     const held = await occupy(fleet, narrow, 'again')
     const waiting = await native(narrow, 'again', 'marker=again-waiting tokens=1')
     const tries: { status: number; atMs: number; retryAfter: string | null; count: string | null }[] = []

@@ -162,7 +162,7 @@ describe.concurrent('GET /v1/models', () => {
 })
 
 describe.concurrent('a chat that is queued', () => {
-  it('is on the wire as if it were not, but for comment lines', async () => {
+  it('changes nothing on the wire except comment lines', async () => {
     const held = await occupy(fleet, server, 'wire')
     const stream = await chat(server, 'wire', 'marker=wire tokens=2')
     expect(stream.headMs).toBeLessThan(atOnceMs)
@@ -192,7 +192,7 @@ describe.concurrent('a chat that is queued', () => {
 })
 
 describe.concurrent('an upstream', () => {
-  it('that fails once is asked again: its client sees the good answer only', async () => {
+  it('that fails once is retried: its client sees only the good answer', async () => {
     const stream = await (await chat(server, 'once', 'marker=once tokens=2 status=500 times=1')).whole()
     expect([stream.status, stream.content, stream.error]).toEqual([200, ' once#1 once#2', undefined])
     expect(fleet.timesAsked('once')).toBe(2)
@@ -210,7 +210,7 @@ describe.concurrent('an upstream', () => {
     expect(stream.raw).not.toContain('[DONE]')
   })
 
-  it('is asked again QUEUE_FAILOVER_MAX_RETRIES times', async () => {
+  it('is retried QUEUE_FAILOVER_MAX_RETRIES times', async () => {
     const { status, body } = await whole(server, 'retries', 'marker=retries status=500')
     expect([status, (body as { error?: { code: string } }).error?.code]).toEqual([502, 'upstream_error'])
     expect(fleet.timesAsked('retries')).toBe(3)
@@ -221,7 +221,7 @@ describe.concurrent('an upstream', () => {
     expect([status, fleet.timesAsked('no-time')]).toEqual([502, 1])
   })
 
-  it('that says when to come again is asked then', async () => {
+  it('that sends Retry-After is retried then', async () => {
     const stream = await (await chat(server, 'busy', 'marker=busy tokens=1 status=429 retry_after=1 times=1')).whole()
     expect(stream.content).toBe(' busy#1')
     const [first, second] = fleet.upstream.requests.filter(({ marker }) => marker === 'busy')
@@ -285,7 +285,7 @@ describe.concurrent('an upstream', () => {
     expect([stream.error, stream.events.at(-1)?.data]).toEqual([undefined, '[DONE]'])
   })
 
-  it('that breaks off before its first token is asked again', async () => {
+  it('that breaks off before its first token is retried', async () => {
     const stream = await (await chat(server, 'early', 'marker=early tokens=0 end=cut times=1')).whole()
     expect([stream.error, fleet.timesAsked('early')]).toEqual([undefined, 2])
   })

@@ -296,7 +296,7 @@ describe.concurrent('a client that leaves', () => {
     expect([second.error, second.events.at(-1)?.data]).toEqual([undefined, '[DONE]'])
   })
 
-  it('a native stream can come back to it, on the other instance too', async () => {
+  it('a native stream can be resumed, on the other instance too', async () => {
     const stream = await native(here, 'back', 'marker=back tokens=2 every=200 end=hang')
     await stream.seen('its first token', hasToken)
     stream.leave()
@@ -342,7 +342,7 @@ describe.concurrent('an Idempotency-Key', () => {
     expect(fleet.timesAsked('later')).toBe(1)
   })
 
-  it('that comes again brings the same answer where nothing is streamed', async () => {
+  it('that is repeated without a stream gets the same answer', async () => {
     const body = chatBody('marker=whole-again tokens=2', { stream: false })
     const headers = { ...as('whole-again'), 'idempotency-key': 'k' }
     const first = await post(here, '/v1/chat/completions', body, headers)

@@ -79,7 +79,7 @@ function trickle(socket: Socket): NodeJS.Timeout {
 }
 
 describe('readers at a kilobyte a second of eight megabytes each', () => {
-  it('do not make the server hold what they have not read', async () => {
+  it('do not make the server hold unread data', async () => {
     const first = await ask('warm-up', tokens)
     first.resume()
     await ended('warm-up')

@@ -31,7 +31,7 @@ function ask(path: string): Socket {
   return client
 }
 
-it('an answer that is not read is closed, also while its client goes on to send', async () => {
+it('an unread answer is closed, also while its client continues to send', async () => {
   const closed = await start()
   const socket = ask('/large')
   await once(socket, 'connect')
@@ -49,7 +49,7 @@ it('an answer that is not read is closed, also while its client goes on to send'
   await until('the socket is gone', async () => (await connections()) === 0)
 })
 
-it('a slow reader that goes on reading is not', async () => {
+it('a slow reader that keeps reading is not', async () => {
   const closed = await start()
   const socket = ask('/large')
   let read = 0

@@ -47,7 +47,7 @@ const counted = (objectives: Objectives, name: ObjectiveName, total: number) =>
   }, `${name} of ${total}`)
 
 describe('objectives', () => {
-  it('have their budget whole while nothing was counted', async () => {
+  it('have their full budget while nothing was counted', async () => {
     const objectives = await counting()
     expect(await objectives.read()).toEqual(
       [

@@ -58,7 +58,7 @@ describe('capacity', () => {
     expect(await fleet.audit()).toEqual([])
   })
 
-  it('refused ones have used up nobody’s rate', async () => {
+  it('refused ones do not count for any rate', async () => {
     const [counted] = await fleet.sql('SELECT sum(sums[cardinality(sums)])::int AS n FROM spillway.rates')
     expect(counted).toEqual({ n: threshold })
   })
@@ -201,7 +201,7 @@ describe('rate', () => {
     await Promise.all(servers.map((server) => server.stop()))
   })
 
-  it('what cannot be inserted fails alone, with its count and place given back', async () => {
+  it('an item that cannot be inserted fails alone, and releases its count and capacity', async () => {
     const unlucky = randomUUID()
     await fleet.sql(`CREATE FUNCTION public.refuse_one() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
       IF NEW.submitter = '${unlucky}' THEN RAISE EXCEPTION 'not this one' USING ERRCODE = 'check_violation'; END IF;

@@ -41,7 +41,7 @@ function strangersHead(entries: readonly Entry[]): string {
   return previous
 }
 
-describe('in the transaction of what they tell of', () => {
+describe('in the transaction of the change they record', () => {
   beforeAll(async () => {
     f = await startFleet({
       env: { PETITION_QUEUE_THRESHOLD: '3', PETITION_QUEUE_HYSTERESIS: '1', PETITION_QUEUE_CACHE_TTL: '0' },
@@ -225,13 +225,13 @@ describe('blocks, and what a refusal contains', () => {
   it('the rest is reported when no further block comes', async () => {
     const who = randomUUID()
     await submitAt('10:20:00', who, 8)
-    const tell = () => f.sql('SELECT spillway.petitions_tell_blocks(1000)')
-    await tell()
+    const record = () => f.sql('SELECT spillway.petitions_record_blocks(1000)')
+    await record()
     expect(await counts(who)).toEqual([1])
     await f.setClock('2031-05-10T10:21:00Z')
-    await tell()
+    await record()
     expect(await counts(who)).toEqual([1, 6])
-    await tell()
+    await record()
     expect(await counts(who)).toEqual([1, 6])
     // That was this minute's event: what comes now waits for the next.
     await submitAt('10:21:30', who, 2)

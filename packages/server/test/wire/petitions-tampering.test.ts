@@ -45,7 +45,7 @@ describe('a chain that was changed', () => {
   const rehash = (seq: number) => `UPDATE spillway.ledger SET hash = encode(sha256(convert_to(
     spillway.ledger_form_before(spillway.ledger_time(at), actor, payload) || prev_hash || spillway.ledger_form_behind(seq, type, trace_id), 'UTF8')), 'hex') WHERE seq = ${seq}`
 
-  it('is whole before', async () => {
+  it('is intact before', async () => {
     expect(await tampered()).toMatchObject({ ok: true, from: 1, to: rows })
   })
 
@@ -125,7 +125,7 @@ describe('a chain that was changed', () => {
     expect(verdict).toMatchObject({ ok: false, broken_at: rows + 1 })
   })
 
-  it('a head that is gone is found, and what is broken before it', async () => {
+  it('a missing head is found, and a broken row before it', async () => {
     const remove = 'DELETE FROM spillway.ledger_head'
     expect(await tampered(remove)).toEqual({ ok: false, from: 1, to: rows, head_hash: null, broken_at: rows + 1 })
     const change = `UPDATE spillway.ledger SET trace_id = '' WHERE seq = ${middle}`

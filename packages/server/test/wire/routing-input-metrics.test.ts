@@ -99,7 +99,7 @@ describe('metrics of the router and the gateway', () => {
     await until('it is so of all', look, 5_000).catch(() => expect([...left]).toEqual([]))
   }
 
-  it('are there before the first message', async () => {
+  it('exist before the first message', async () => {
     const server = await startServer({ ...unhurried, DATABASE_URL: database.url, NATS_URL: nats.url })
     await eachIs(server, (value) => value === 0)
     const { text } = await get(server, '/metrics')

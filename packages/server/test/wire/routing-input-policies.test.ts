@@ -170,7 +170,7 @@ function many(): unknown[] {
 describe('a trial', () => {
   const dryRun = (body: unknown) => post(server, `${policiesPath}/dry-run`, body)
 
-  it('shows what would be decided and why, and stores nothing', async () => {
+  it('shows the decision and its reasons, and stores nothing', async () => {
     const given = policy({
       strategy: 'best_score',
       providers: [provider, { ...provider, provider_id: 'off', enabled: false }],
@@ -239,7 +239,7 @@ describe('a block', () => {
     expect((await get(server, at(block))).body).toEqual(made.body)
   })
 
-  it('that is there is not registered again', async () => {
+  it('that exists is not registered again', async () => {
     const block = named()
     await post(server, blocksPath, block)
     expectRefused(await post(server, blocksPath, block), 409, 'conflict')

@@ -84,7 +84,7 @@ async function expectNeverAgain(before: number): Promise<void> {
 }
 
 describe('without somebody to answer', () => {
-  it.each(invalid)('%s is dead-lettered whole, with its reason', async (_, code, make) => {
+  it.each(invalid)('%s becomes a complete dead letter with its reason', async (_, code, make) => {
     const before = await outside.deliveries()
     const data = make()
     await outside.publish(data)
@@ -92,14 +92,14 @@ describe('without somebody to answer', () => {
     await expectNeverAgain(before)
   })
 
-  it('nothing at all is dead-lettered', async () => {
+  it('nothing is dead-lettered', async () => {
     const before = await outside.deliveries()
     await outside.publish(new Uint8Array())
     expect(await died(server, new Uint8Array())).toMatchObject({ reason: 'PAYLOAD_TOO_SMALL', data_base64: '' })
     await expectNeverAgain(before)
   })
 
-  it.each(undecided)('%s is dead-lettered whole, with its reason', async (_, code, make, headers) => {
+  it.each(undecided)('%s becomes a complete dead letter with its reason', async (_, code, make, headers) => {
     const before = await outside.deliveries()
     const data = bytesOf(make())
     await outside.publish(data, headers())
@@ -134,7 +134,7 @@ describe('with an inbox to answer to', () => {
     expect((await deadLetters(server)).filter((letter) => letter.data_base64 === bytes)).toEqual([])
   })
 
-  it('nothing at all is answered', async () => {
+  it('nothing is answered', async () => {
     expect(await outside.ask(new Uint8Array())).toMatchObject({ ok: false, error: { code: 'PAYLOAD_TOO_SMALL' } })
   })
 
@@ -197,7 +197,7 @@ describe('with an answer address that is no inbox', () => {
     expect(heard).toEqual([])
   })
 
-  it.each(['orders.created', '', '_INBOX.*'])('what cannot be decided is dead-lettered (%j)', async (place) => {
+  it.each(['orders.created', '', '_INBOX.*'])('an undecidable task is dead-lettered (%j)', async (place) => {
     const data = bytesOf(routeTask({ policy_id: 'nowhere' }))
     await outside.publish(data, { 'Spillway-Reply-To': place })
     await outside.settled()
@@ -212,7 +212,7 @@ describe('dead letters', () => {
     expect((await died(server, data)).headers).toMatchObject({ 'X-Source': 'billing', traceparent: 'nonsense' })
   })
 
-  it('are redriven once what was missing is there', async () => {
+  it('are redriven once the missing part exists', async () => {
     const policyId = `late-${randomUUID()}`
     const task = routeTask({ policy_id: policyId })
     const data = bytesOf(task)
@@ -227,7 +227,7 @@ describe('dead letters', () => {
     expect((await deadLetters(server)).map((letter) => letter.id)).not.toContain(id)
   })
 
-  it('die again, whole, if nothing has changed', async () => {
+  it('become complete dead letters again if nothing has changed', async () => {
     const data = bytesOf(routeTask({ policy_id: 'still-nowhere' }))
     await outside.publish(data)
     const { id } = await died(server, data)
@@ -260,7 +260,7 @@ describe('dead letters', () => {
     expect(answer.body).toEqual({ moved: 0, skipped: 2 })
   })
 
-  it('are listed without what is long; one alone is whole', async () => {
+  it('are listed without long values; a single one is complete', async () => {
     const long = randomBytes(4_097)
     const fits = randomBytes(4_096)
     await outside.publish(long, { 'x-long': 'h'.repeat(5_000) })

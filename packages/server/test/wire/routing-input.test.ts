@@ -160,7 +160,7 @@ describe.each(['with a broker', 'without a broker'])('%s', (way) => {
     expect(body.context).toEqual({ request_id: task.request_id, trace_id: 'ab'.repeat(16) })
   })
 
-  it('does not count what is invalid against the rate', async () => {
+  it('does not count invalid requests for the rate', async () => {
     const tenant_id = routeTask().tenant_id
     for (const spoilt of [{ version: '2' }, { request_id: 'r' }, { task: {} }, { policy: 1 }]) {
       expect((await decide(server, routeTask({ tenant_id, ...spoilt }))).status).toBe(400)
@@ -201,7 +201,7 @@ describe('where the broker takes less than the body limit', () => {
     ['decide', decide],
     ['messages', hand],
   ])('%s', (_, send) => {
-    it('takes what is 64 KiB less', async () => {
+    it('accepts one that is 64 KiB smaller', async () => {
       expect((await send(server, taskOfBytes(bytesMax))).status).toBeLessThan(300)
     })
 
@@ -210,7 +210,7 @@ describe('where the broker takes less than the body limit', () => {
     })
   })
 
-  it('goes on afterwards: the broker has not dropped the connection', async () => {
+  it('continues afterwards: the broker has not dropped the connection', async () => {
     await decide(server, taskOfBytes(200_000))
     expect((await decide(server, routeTask())).status).toBe(200)
   })
@@ -266,13 +266,13 @@ describe.each(['with a broker', 'without a broker'])('with API keys, %s', (way) 
       expect((await send(server, routeTask({ tenant_id: 'bob' }), bearer('ops'))).status).toBeLessThan(300)
     })
 
-    it('refuses who has no key', async () => {
+    it('refuses callers without a key', async () => {
       const answer = await send(server, routeTask())
       expectRefused(answer, 401, 'unauthenticated')
       expect(answer.headers.get('www-authenticate')).toMatch(/^Bearer/)
     })
 
-    it('refuses who may not submit', async () => {
+    it('refuses callers without the role submit', async () => {
       expectRefused(await send(server, routeTask({ tenant_id: 'eve' }), bearer('eve')), 403, 'forbidden')
     })
   })

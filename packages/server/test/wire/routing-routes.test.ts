@@ -62,7 +62,7 @@ describe.each(ways)('%s', (way) => {
   afterAll(() => server.kill())
 
   describe('decide', () => {
-    it('answers with the decision and what it belongs to', async () => {
+    it('answers with the decision and its context', async () => {
       const task = routeTask({ policy_id: halves, trace_id: 'ab'.repeat(16) })
       const { status, body } = await decide(server, task)
       expect(status).toBe(200)
@@ -83,7 +83,7 @@ describe.each(ways)('%s', (way) => {
       expect(second.body.decision).toEqual(first.body.decision)
     })
 
-    it('returns the limit and what is left of it', async () => {
+    it('returns the limit and the remaining count', async () => {
       const { headers } = await decide(server, routeTask())
       expect(headers.get('x-ratelimit-limit')).toBe('50')
       expect(headers.get('x-ratelimit-remaining')).toBe('49')
@@ -129,7 +129,7 @@ describe.each(ways)('%s', (way) => {
       expect(answer.headers.get('idempotent-replayed')).toBeNull()
     })
 
-    it('a key in the header is of who asks: the same one for another tenant is for another body', async () => {
+    it('a key belongs to its caller: for another tenant the same key is another key', async () => {
       const headers = { 'idempotency-key': randomUUID() }
       expect((await decide(server, routeTask(), headers)).status).toBe(200)
       const answer = await decide(server, routeTask(), headers)
@@ -156,7 +156,7 @@ describe.each(ways)('%s', (way) => {
       expect(all.filter(({ headers }) => headers.get('idempotent-replayed') === null)).toHaveLength(1)
     })
 
-    it('refuses what is over the limit of the tenant, with the time to wait', async () => {
+    it("refuses requests over the tenant's limit, with the time to wait", async () => {
       const tenant_id = `full-${randomUUID()}`
       const all = await Promise.all(Array.from({ length: 55 }, () => decide(server, routeTask({ tenant_id }))))
       const refused = all.filter(({ status }) => status !== 200)
@@ -260,7 +260,7 @@ describe.each(ways)('%s', (way) => {
       expectRefused(other, 422, 'idempotency_mismatch', 'IDEMPOTENCY_VIOLATION')
     })
 
-    it('are waited for by who prefers that', async () => {
+    it('are waited for with Prefer: wait', async () => {
       const { status, body, headers } = await hand(server, routeTask(), { prefer: 'wait=20' })
       expect(status).toBe(201)
       expect(headers.get('preference-applied')).toBe('wait=20')

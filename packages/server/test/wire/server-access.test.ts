@@ -101,7 +101,7 @@ describe('the role view', () => {
     expect((await get('consumes', '/api/v1/operations?identity=ann&queue=viewed')).body.items).toHaveLength(0)
   })
 
-  it('does not cancel, even with submit beside it, what is another identity’s', async () => {
+  it('does not cancel another identity’s operation, even together with submit', async () => {
     await ask('operates', 'POST', '/api/v1/lanes/pause', { queue: 'kept' })
     const id = await submit('operates', 'kept')
     expect((await ask('views', 'POST', `/api/v1/operations/${id}/cancel`)).status).toBe(403)
@@ -133,7 +133,7 @@ describe('configure', () => {
     expect((await ask('submits', 'POST', '/api/v1/configure', { queue: 'by-push', namespace: 'x' })).status).toBe(403)
   })
 
-  it('makes a new queue for those who submit or consume, and may be repeated as it is', async () => {
+  it('creates a queue for submit or consume, and may be repeated unchanged', async () => {
     for (const who of ['submits', 'consumes'] as const) {
       const queue = `new-${who}`
       expect((await configure(who, queue, { leaseTime: 60 })).status).toBe(201)
@@ -159,7 +159,7 @@ describe('configure', () => {
 })
 
 describe('policies', () => {
-  it('dry-run shows them to those to whom GET does', async () => {
+  it('dry-run needs the same role as GET', async () => {
     const provider = { provider_id: 'secret-provider', weight: 1, expected_latency_ms: 1, expected_cost: 1 }
     const policy = { policy_id: 'p', tenant_id: 'ann', providers: [provider] }
     expect((await ask('operates', 'POST', '/api/v1/policies', policy)).status).toBe(201)
@@ -260,7 +260,7 @@ describe('a key that is bound to queues', () => {
     expect(left.map(({ id }) => id)).toEqual([othersDead])
   })
 
-  it('is refused what is about the whole server', async () => {
+  it('is refused on routes about the whole server', async () => {
     for (const [method, path, body] of [
       ['POST', '/api/v1/admin/halt', { reason: 'no' }],
       ['DELETE', '/api/v1/admin/halt', undefined],

@@ -155,7 +155,7 @@ describe('202', () => {
     expect(done.latency_seconds).toBeLessThan(3)
   })
 
-  it('still_running: the run outlasts SPILLWAY_DIRECT_WAIT_MS and goes on', async () => {
+  it('still_running: the run outlasts SPILLWAY_DIRECT_WAIT_MS and continues', async () => {
     const answer = await submit(server, `${target.origin}/held`, { queue: 'held' })
     expect(answer.status).toBe(202)
     expect(answer.body).toMatchObject({ reason: 'still_running', queuePosition: 0 })
@@ -199,7 +199,7 @@ describe('202', () => {
     expect(order).toEqual(['/held?1', '/after?2', '/after?3', '/after?4'])
   })
 
-  it('queuePosition counts those before it: next in its lane is 0', async () => {
+  it('queuePosition counts the operations before it: next in its lane is 0', async () => {
     await post(server, '/api/v1/lanes/pause', { queue: 'places' })
     const ids = []
     for (let n = 0; n < 3; n++) {
@@ -214,7 +214,7 @@ describe('202', () => {
 })
 
 describe('Prefer: wait', () => {
-  it('waits for a queued one and answers as if it had run now', async () => {
+  it('waits for a queued one and answers with its result', async () => {
     const { status, headers, body } = await submit(
       server,
       `${target.origin}/waited`,
@@ -388,7 +388,7 @@ describe('retries', () => {
     expect(await finishes(server, four08.body.operationId)).toMatchObject({ status: 'failed', attempt: 2 })
   })
 
-  it('a dead letter lets its lane go on', async () => {
+  it('a dead letter does not block its lane', async () => {
     const dead = await submit(server, `${target.origin}/dead?status=400`, { queue: 'goes-on' })
     expect(dead.body.status).toBe('failed')
     expect((await submit(server, `${target.origin}/alive`, { queue: 'goes-on' })).status).toBe(201)

@@ -92,7 +92,7 @@ describe('bodies', () => {
   afterAll(() => server.kill())
 
   it.each(['/api/v1/push', '/v1/chat/completions'])(
-    '%s: one that stalls takes its whole length, of the share of its identity alone, until it is gone',
+    '%s: a stalled one holds its full length, counted for its identity alone, until it closes',
     async (path) => {
       const before = await refused(server, 'in')
       const holder = stalled(server, { path, identity: 'a', length: 600_000 })

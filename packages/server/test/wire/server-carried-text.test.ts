@@ -110,7 +110,7 @@ describe('push', () => {
     expect(await popped(queue)).toContain(`"data":${odd}`)
   })
 
-  it('carries what was queued before its queue was encrypted', async () => {
+  it('stores pushes that were queued before their queue was encrypted', async () => {
     const queue = randomUUID()
     await pauseLane(server, queue)
     const queued = await pushText(queue, odd, later)

@@ -56,7 +56,7 @@ const die = async (queue: string, count: number): Promise<string[]> => {
 }
 const pathsOf = (queue: string) => target.calls.filter((c) => c.path.startsWith(`/broken/${queue}`)).map((c) => c.path)
 
-it('are kept whole', async () => {
+it('are kept complete', async () => {
   const [id] = await die('whole', 1)
   const [letter] = await letters('whole')
   expect(letter).toMatchObject({ id, status: 'failed', attempt: 1, identity: '127.0.0.1' })
@@ -81,7 +81,7 @@ it('are redriven by filter, in order, at the tail of their lane', async () => {
   expect(pathsOf('redrive').slice(3)).toEqual([0, 1, 2].map((n) => `/broken/redrive?${n}`))
 })
 
-it('are redriven by ids, and what is none is skipped', async () => {
+it('are redriven by ids, and invalid ids are skipped', async () => {
   const dead = await die('ids', 2)
   broken = false
   const { body } = await post(server, '/api/v1/dead-letters/redrive', {
@@ -103,7 +103,7 @@ it('die again when they fail again', async () => {
   expect((await operation(server, id ?? '')).status).toBe('failed')
 })
 
-it('retry puts one back; 409 for what has not failed', async () => {
+it('retry queues one again; 409 for one that has not failed', async () => {
   const [id] = await die('retry', 1)
   broken = false
   const retried = await post(server, `/api/v1/operations/${id}/retry`)

@@ -161,7 +161,7 @@ describe('ends, and takes nothing', () => {
     })
   })
 
-  it('a long poll, Prefer: wait and a stream of an operation: answered with what is known by then', async () => {
+  it('a long poll, Prefer: wait and a stream of an operation: answered with the state by then', async () => {
     held.set('/long', latch())
     const { body: ticket } = await submit(
       server,

@@ -66,7 +66,7 @@ describe('methods and versions', () => {
     },
   )
 
-  it.each(['h2c', 'websocket'])('Upgrade: %s is answered as what it is without', async (protocol) => {
+  it.each(['h2c', 'websocket'])('Upgrade: %s is ignored', async (protocol) => {
     const upgrade = `Host: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: ${protocol}\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n`
     const read = await rawExchange(server.port, `GET /health HTTP/1.1\r\n${upgrade}Connection: close\r\n\r\n`)
     expect(statuses(read)).toEqual([200])

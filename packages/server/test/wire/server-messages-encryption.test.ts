@@ -76,7 +76,7 @@ const dead = () =>
   )
 
 describe('at rest', () => {
-  it('the look into the tables finds what is not encrypted', async () => {
+  it('the look into the tables finds plain payloads', async () => {
     await pushed(holder, [{ queue: randomUUID(), payload: secret }])
     expect(await tablesWith(secret)).toEqual(['mq_messages'])
   })
@@ -225,7 +225,7 @@ describe('a server without the key', () => {
     },
   )
 
-  it('goes on with what is not encrypted', async () => {
+  it('continues for queues without encryption', async () => {
     const plain = randomUUID()
     await pushed(stranger, [{ queue: plain, payload: 'plain' }])
     expect(dataOf(await take(stranger, plain))).toEqual(['plain'])
@@ -328,7 +328,7 @@ describe('an instance that does not know yet that the queue is encrypted', () =>
     expect(await tablesWith(secret)).toEqual([])
   })
 
-  it('what it took into the operation queue meanwhile is not lost, and stored sealed', async () => {
+  it('pushes that it queued meanwhile are not lost, and are stored encrypted', async () => {
     const answer = await push(holder, [item(secret)], later)
     expect(answer.status).toBe(202)
     await drained(holder, answer)
@@ -337,7 +337,7 @@ describe('an instance that does not know yet that the queue is encrypted', () =>
   })
 })
 
-it('what waits in the operation queue when a queue becomes encrypted is not lost', async () => {
+it('pushes that wait when a queue becomes encrypted are not lost', async () => {
   queue = randomUUID()
   await pauseLane(holder, queue)
   const answer = await push(holder, [item('accepted')])

@@ -60,7 +60,7 @@ it('each group sees every message once, in order', async () => {
   }
 })
 
-it('who names no group is of __QUEUE_MODE__', async () => {
+it('a consumer without a group is in __QUEUE_MODE__', async () => {
   const queue = randomUUID()
   await fill(queue, 1)
   expect(dataOf(await take(server, queue, { autoAck: true }))).toEqual([0])
@@ -78,7 +78,7 @@ it('a lease of one group is in no other one’s way, and neither are its failure
   expect(dataOf(await take(server, queue, { consumerGroup: 'slow', batch: 10 }))).toEqual([1, 2])
 })
 
-it('while a partition is leased nobody else of the group gets it, and other partitions go on', async () => {
+it('while a partition is leased no other consumer of the group gets it, and other partitions continue', async () => {
   const queue = randomUUID()
   await fill(queue, 2, 'a')
   await fill(queue, 2, 'b')
@@ -113,7 +113,7 @@ async function withTwo(
   }
 }
 
-it('a message that commits late is not skipped: what came behind it waits for it', () =>
+it('a message that commits late is not skipped: later messages wait for it', () =>
   withTwo('late', async (one, two, held) => {
     await pushed(one, [{ queue: 'q', payload: 'first' }])
     expect(dataOf(await take(two, 'q', { autoAck: true, batch: 10 }))).toEqual(['first'])
@@ -230,7 +230,7 @@ it('an ack with a made-up lease, for another group, or once more is refused and 
   expect(dataOf(await take(server, queue, { consumerGroup: 'mine', batch: 5 }))).toEqual([1])
 })
 
-it('failed acks: the message comes again in its place, after retryDelay, until retryLimit is used up', async () => {
+it('failed acks: the message is redelivered in its place, after retryDelay, until retryLimit is used up', async () => {
   const queue = randomUUID()
   const delayMs = 300
   await configure(server, queue, { retryLimit: 2, retryDelay: delayMs, deadLetterQueue: true })
@@ -315,7 +315,7 @@ it('a poison message whose consumer dies each time is the only dead letter: its 
   expect(await deadOf(queue)).toMatchObject([{ transaction_id: 'Default 1', is_letter: true, retry_count: 2 }])
 }, 30_000)
 
-it('acks within a batch may come in any order; what is open comes again when the lease ends, in order', async () => {
+it('acks within a batch may come in any order; open messages are redelivered in order when the lease ends', async () => {
   const queue = randomUUID()
   await configure(server, queue, { leaseTime: 1 })
   await fill(queue, 6)
@@ -361,7 +361,7 @@ it('one lease covers all partitions of a pop, and is extended as one', async () 
   await acked(server, batch)
 })
 
-it('groups that begin in many queues and pushes to all of those do not stand in each other’s way', async () => {
+it('groups that begin in many queues and pushes to all of them do not block each other', async () => {
   const queues = numbers(12).map((n) => `${randomUUID()} ${n}`)
   const batch = queues.map((queue) => ({ queue, payload: 0 }))
   await pushed(server, batch)

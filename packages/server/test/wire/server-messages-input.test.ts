@@ -45,7 +45,7 @@ function expectRefused(answer: Answer, status = 400, code = 'invalid_request'): 
 const raw = (path: string, body: string, type = 'application/json') =>
   call(server, 'POST', path, { body, headers: { 'content-type': type } })
 
-describe('what is refused stores nothing', () => {
+describe('a refused request stores nothing', () => {
   let before: unknown
   const rows = () =>
     tables.query(`SELECT (SELECT count(*) FROM mq_queues) q, (SELECT count(*) FROM mq_partitions) p, (SELECT count(*) FROM mq_messages) m,
@@ -227,7 +227,7 @@ describe('what is refused stores nothing', () => {
     expectRefused(await post(server, '/api/v1/ack/batch', { acknowledgments }))
   })
 
-  it('acks for what is not there: a failure each', async () => {
+  it('acks for unknown messages: a failure each', async () => {
     const results = await ackBatch(server, [
       { transactionId: 'x', partitionId: randomUUID(), status: 'completed' },
       { transactionId: 'x', partitionId: 'no uuid', status: 'failed' },
@@ -262,7 +262,7 @@ describe('names', () => {
     '\u{1f600}'.repeat(255),
     'a,b;c=d?e&f#g',
     '\n\t',
-  ])('queue, partition, transactionId and group %j are what they are', async (name) => {
+  ])('queue, partition, transactionId and group %j are used unchanged', async (name) => {
     const queue = name
     const results = await pushed(server, [
       { queue, partition: name, payload: 'named', transactionId: name.slice(0, 100) },
@@ -293,7 +293,7 @@ describe('names', () => {
   })
 })
 
-it('a batch of 5 MB, and one of 1,000 items, are taken whole', async () => {
+it('accepts a batch of 5 MB, and one of 1,000 items', async () => {
   const queue = randomUUID()
   const large = Array.from({ length: 50 }, (_, n) => ({
     queue,

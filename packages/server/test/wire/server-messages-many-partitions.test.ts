@@ -77,7 +77,7 @@ it('a new group’s first pop is quick and writes few rows', async () => {
   await acked(server, messages)
 })
 
-it('a group gets all that was there, once, and what comes meanwhile', async () => {
+it('a group gets all existing messages once, and those pushed meanwhile', async () => {
   const consumerGroup = 'every'
   const seen: Message[] = []
   const took = async (batch: number): Promise<number> => {
@@ -118,7 +118,7 @@ it('several pops of a new group at once do not get in each other’s way', async
   expect([...seen.values()].filter((times) => times > 1)).toEqual([])
 }, 120_000)
 
-it('a group that begins with what is new writes nothing for what is old', async () => {
+it('a group that begins with new messages writes no rows for old ones', async () => {
   const consumerGroup = 'fresh'
   const before = await groupRows()
   expect(await take(server, queue, { consumerGroup, subscriptionMode: 'new' })).toEqual([])
@@ -134,7 +134,7 @@ it('a group that begins with what is new writes nothing for what is old', async 
   expect(JSON.stringify(body)).toContain('"offsetLag":0')
 })
 
-it('a group that begins with a time gets what came from then on', async () => {
+it('a group that begins at a time gets the messages from then on', async () => {
   const consumerGroup = 'timed'
   const [row] = await tables.query<{ at: Date }>(
     `SELECT max(created_at) AS at FROM mq_messages WHERE transaction_id = 'tx-${partitionCount}'`,
@@ -191,7 +191,7 @@ it('fifty new groups do not write a million rows, and what there is can be looke
   }
 }, 120_000)
 
-it('a queue has no more groups than it may, and those that are there go on', async () => {
+it('a queue has at most its maximum of groups, and existing groups continue', async () => {
   const narrow = 'narrow'
   await pushed(server, [{ queue: narrow, payload: 1 }])
   for (const n of numbers(70)) expect((await pop(server, narrow, { consumerGroup: `g${n}` })).status).toBe(200)

@@ -78,7 +78,7 @@ const one = async (messages: Promise<Message[]>): Promise<Message> => {
 }
 
 describe('leaseTime', () => {
-  it('nobody else gets the partition before it is over; then it is delivered again, and the late ack moves nothing', async () => {
+  it('no other consumer gets the partition before it is over; then it is redelivered, and the late ack changes nothing', async () => {
     const queue = await queueWith({ leaseTime: 20 })
     await store(queue, ['a', 'b'])
     const first = await one(taken(queue, { batch: 1 }))
@@ -118,7 +118,7 @@ describe('retryLimit', () => {
     expect(await deadRecords(queue)).toMatchObject([{ payload: 'bad', error: `no ${retryLimit}` }])
   })
 
-  it('a lease that ends counts as a delivery that failed; what is handed back does not', async () => {
+  it('an expired lease counts as a failed delivery; a returned message does not', async () => {
     const queue = await queueWith({ retryLimit: 1, leaseTime: 10 })
     await store(queue, ['bad', 'good'])
     for (let n = 0; n < 3; n++) await ack(fleet.next(), await one(taken(queue, { batch: 1 })), { status: 'retry' })
@@ -164,7 +164,7 @@ describe('maxSize', () => {
     expect(more.at(-1)).toMatchObject({ status: 'failed', code: 'queue_full', error: expect.stringMatching(/maxSize/) })
   })
 
-  it.each([true, false])('what is deleted singly makes room at once (with a group: %s)', async (withGroup) => {
+  it.each([true, false])('a message deleted alone makes room at once (with a group: %s)', async (withGroup) => {
     const queue = await queueWith({ maxSize: 3 })
     if (withGroup) await taken(queue, { consumerGroup: 'g' })
     const results = await store(queue, ['a', 'b', 'c'])
@@ -186,7 +186,7 @@ describe('maxSize', () => {
     expect(dataOf(await taken(queue, { consumerGroup: 'g', batch: 10 }))).toEqual(['d', 'e', 'f'])
   })
 
-  it('holds for what was queued: it is kept as a dead letter, others go on, and it is stored once there is room', async () => {
+  it('holds for queued pushes: they become dead letters, others continue, and a redrive stores them once there is room', async () => {
     const queue = await queueWith({ maxSize: 1 })
     const other = randomUUID()
     for (const name of [queue, other]) await pauseLane(fleet.next(), name)
@@ -292,7 +292,7 @@ describe('retention', () => {
     expect(await logOf(queue)).toEqual(['a', 'b'])
   })
 
-  it('retentionSeconds: what nobody took in that time goes, and consumers go on behind it', async () => {
+  it('retentionSeconds: messages not consumed in that time are removed, and consumers continue after them', async () => {
     const queue = await queueWith({ retentionEnabled: true, retentionSeconds: 30 })
     const kept = await queueWith({ retentionEnabled: true })
     for (const name of [queue, kept]) await store(name, ['old'])
@@ -366,7 +366,7 @@ describe('maxWaitTimeSeconds', () => {
     expect(records.sort()).toEqual([...Array(4).fill('old, true'), ...Array(2).fill('older, true')])
   })
 
-  it('a pop finds what is young behind however much that is not', async () => {
+  it('a pop finds young messages behind any number of old ones', async () => {
     const queue = await queueWith({ maxWaitTimeSeconds: 30 })
     const many = Array.from({ length: 1_000 }, (_, n) => n)
     for (const partition of ['p', 'p', 'p', 'q']) await store(queue, many, partition)
@@ -406,7 +406,7 @@ it.each([
 })
 
 describe('configure again', () => {
-  it('only what is named changes, for messages that are there already, on every instance', async () => {
+  it('only given options change, also for existing messages, on every instance', async () => {
     const queue = randomUUID()
     await store(queue, ['a', 'b', 'c'])
     await configure(at(fleet.servers, 0), queue, { retryLimit: 0, leaseTime: 10 })
@@ -423,7 +423,7 @@ describe('configure again', () => {
   it.each([
     ...['leaseTime', 'retryLimit', 'retryDelay', 'maxSize', 'priority', 'delayedProcessing', 'windowBuffer'],
     ...['retentionSeconds', 'completedRetentionSeconds', 'maxWaitTimeSeconds'],
-  ])('%s: what is no number of that kind is refused, and nothing changes', async (name) => {
+  ])('%s: a value that is not such a number is refused, and nothing changes', async (name) => {
     const queue = await queueWith({ retryLimit: 7 })
     const least = name === 'priority' ? -1e6 : name === 'leaseTime' ? 1 : 0
     for (const value of [least - 1, 1e12, 1.5, '5', true, [], {}]) {
@@ -435,7 +435,7 @@ describe('configure again', () => {
   })
 
   it.each(['retentionEnabled', 'deadLetterQueue', 'dlqAfterMaxRetries', 'encryptionEnabled'])(
-    '%s: what is no boolean is refused, and no queue is made',
+    '%s: a value that is not a boolean is refused, and no queue is created',
     async (name) => {
       const queue = randomUUID()
       for (const value of [1, 'true', [], {}]) {

@@ -210,7 +210,7 @@ it('10,000 lanes at once, half of them through the operation queue: every messag
   expect(dataOf(seen).sort((a, b) => Number(a) - Number(b))).toEqual(Array.from({ length: 10_000 }, (_, n) => n))
 }, 120_000)
 
-it('a full operation queue refuses what would have to wait, and stores nothing of the batch', async () => {
+it('a full operation queue refuses a push that would have to wait, and stores nothing of the batch', async () => {
   const server = await start('full', { SPILLWAY_OPERATIONS_MAX: '3' })
   const tables = openMessageTables(database.url, 'full')
   await pauseLane(server, 'q', 'held')
@@ -244,7 +244,7 @@ it('room in the operation queue is room for pushes again', async () => {
   expect(dataOf(await takeSome(server, 'q', { autoAck: true }))).toEqual(['taken'])
 })
 
-it('what has left the operation queue does not count: pushes one after the other are never too many', async () => {
+it('finished operations do not count: sequential pushes are never too many', async () => {
   const server = await start('sequence', { SPILLWAY_PUSH_PENDING_MAX: '3' })
   for (let n = 0; n < 40; n++) {
     const answer = await push(server, [{ queue: 'q', partition: `p${n % 3}`, payload: n }], later)

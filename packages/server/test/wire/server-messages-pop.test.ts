@@ -104,7 +104,7 @@ describe('pop', () => {
     expect(await ack(server, first as Message, { leaseId: null })).toMatchObject({ success: false })
   })
 
-  it.each(['new', 'new-only'])('subscriptionMode=%s: what comes from now on', async (subscriptionMode) => {
+  it.each(['new', 'new-only'])('subscriptionMode=%s: messages from now on', async (subscriptionMode) => {
     const queue = randomUUID()
     await pushed(server, [{ queue, payload: 'old' }])
     const group = { consumerGroup: 'g', subscriptionMode, autoAck: true, batch: 10 }
@@ -124,7 +124,7 @@ describe('pop', () => {
     expect(dataOf(await take(server, queue, group))).toEqual(['first'])
   })
 
-  it('subscriptionFrom: now, or before everything; a group that is there already stays where it is', async () => {
+  it('subscriptionFrom: now, or before everything; an existing group keeps its position', async () => {
     const queue = randomUUID()
     await pushed(server, [{ queue, payload: 'old' }])
     expect(await take(server, queue, { consumerGroup: 'now', subscriptionFrom: 'now' })).toEqual([])
@@ -142,7 +142,7 @@ describe('pop', () => {
     expect(dataOf(await take(server, queue, group))).toEqual(['next'])
   })
 
-  it('subscriptionFrom: from the time of any message on, that message is among what comes', async () => {
+  it('subscriptionFrom: the time of a message includes that message', async () => {
     const queue = randomUUID()
     for (let payload = 0; payload < 8; payload++) await pushed(server, [{ queue, payload }])
     const all = await take(server, queue, { batch: 8, consumerGroup: 'all' })

@@ -228,13 +228,13 @@ describe('push', () => {
     expect(results.map(({ status }) => status)).toEqual(['queued', 'duplicate'])
   })
 
-  it('what does not fit throws, with the reason', async () => {
+  it('an invalid value throws, with the reason', async () => {
     const queue = randomUUID()
     await queen.create(queue, { maxSize: 1 })
     await expect(queen.push(queue, ['a', 'b'])).rejects.toThrow(/maxSize/)
   })
 
-  it('what has to wait is no error', async () => {
+  it('having to wait is no error', async () => {
     const queue = randomUUID()
     await pauseLane(fleet.next(), queue)
     await expect(queen.push(queue, ['a', 'b'])).resolves.toEqual([])
@@ -272,7 +272,7 @@ describe('pop', () => {
     expect(dataOf(await queen.pop({ namespace, task, timeoutMillis: 5_000 }))).toEqual(['found'])
   })
 
-  it('waits for what is pushed later, and ends with nothing when nothing is', async () => {
+  it('waits for later pushes, and ends empty without one', async () => {
     const queue = randomUUID()
     expect(await queen.pop({ queue, timeoutMillis: 50 })).toEqual([])
     const waiting = queen.pop({ queue, timeoutMillis: 20_000 })
@@ -282,7 +282,7 @@ describe('pop', () => {
 })
 
 describe('consume', () => {
-  it('each group sees everything, in order, also by several workers; one that wants new things only sees those', async () => {
+  it('each group sees everything in order, also with several workers; a group for new messages sees only those', async () => {
     const queue = randomUUID()
     await queen.push(queue, [0, 1, 2])
     expect(await queen.pop({ queue, group: 'new', subscriptionMode: 'new', wait: false })).toEqual([])
@@ -335,7 +335,7 @@ describe('consume', () => {
     expect(await queen.ack(message, true)).toMatchObject({ success: false, error: expect.stringMatching(/lease/) })
   })
 
-  it('one by one, after a failure: the others of the batch are settled, and the one that failed comes again', async () => {
+  it('one by one, after a failure: the others of the batch are settled, and the failed one is redelivered', async () => {
     const queue = randomUUID()
     await queen.create(queue, { retryDelay: 0 })
     await queen.push(queue, [0, 1, 2])
@@ -371,7 +371,7 @@ describe('transaction', () => {
   })
   const pushOf = (queue: string, payload: unknown) => ({ type: 'push', items: [{ queue, payload }] })
 
-  it('what is taken here is put there', async () => {
+  it('messages taken here are put there', async () => {
     const [from, to] = [randomUUID(), randomUUID()]
     await queen.push(from, ['in'])
     const message = one(await queen.pop({ queue: from }))

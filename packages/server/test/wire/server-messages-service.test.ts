@@ -66,7 +66,7 @@ afterAll(async () => {
 const maintenance = '/api/v1/system/maintenance'
 
 describe('maintenance', () => {
-  it('holds pushes on every instance while pops go on, and lets them go in order', async () => {
+  it('holds pushes on every instance while pops continue, and releases them in order', async () => {
     const queue = randomUUID()
     await pushed(one, [{ queue, payload: 0 }])
     expect((await post(one, maintenance, { enabled: true })).body).toMatchObject({ maintenanceMode: true })
@@ -109,7 +109,7 @@ describe('maintenance', () => {
 })
 
 describe('a pool that is used up', () => {
-  it('queues pushes, and they come in order when it is free again', async () => {
+  it('queues pushes, and stores them in order when it is free again', async () => {
     const own = await freshDatabase()
     const server = await startServer({
       DATABASE_URL: own.url,
@@ -143,7 +143,7 @@ describe('a pool that is used up', () => {
 })
 
 describe('keys', () => {
-  it('push and pop only what they may use', async () => {
+  it('push to and pop from their queues only', async () => {
     const queue = `own-${randomUUID()}`
     const foreign = randomUUID()
     expect((await push(guarded, [{ queue, payload: 1 }], as('own'))).status).toBe(201)
@@ -163,7 +163,7 @@ describe('keys', () => {
     expect(extended.status, extended.text).toBe(200)
   })
 
-  it('cannot answer for what they may not use', async () => {
+  it('cannot acknowledge messages of queues that they may not use', async () => {
     const foreign = randomUUID()
     await pushed(one, [{ queue: foreign, payload: 1 }])
     const [message] = await take(one, foreign)
@@ -192,7 +192,7 @@ describe('keys', () => {
     expect((await call(guarded, method, path, { headers: as('ops') })).status).toBe(200)
   })
 
-  it('are not needed without authentication: every named user submits and consumes, nobody operates', async () => {
+  it('are not needed without authentication: every named user submits and consumes, none operates', async () => {
     const headers = { 'x-user-id': 'ann' }
     expect((await get(one, maintenance, headers)).status).toBe(403)
     expect((await get(one, '/api/v1/dlq', headers)).status).toBe(200)

@@ -67,7 +67,7 @@ async function expectUndone(answer: Answer, from: { queue: string; message: Mess
   expect(dataOf(await take(server, from.queue))).toEqual([1])
 }
 
-it('what is pushed and what is acked are one: results in the order of the operations', async () => {
+it('pushes and acks are one unit: results in the order of the operations', async () => {
   const { queue, message } = await delivered()
   const to = randomUUID()
   const answer = await transaction(
@@ -129,7 +129,7 @@ it.each(['made up', 'no uuid'])('a required lease that is %s takes everything ba
   await expectUndone(answer, from, to)
 })
 
-it('a lost required lease rolls the pushes back, and the message goes to the consumer that has it now', async () => {
+it('a lost required lease rolls the pushes back, and the message stays with its current consumer', async () => {
   const queue = randomUUID()
   const to = randomUUID()
   await configure(server, queue, { leaseTime: 1 })

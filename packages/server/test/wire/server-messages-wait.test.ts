@@ -67,19 +67,19 @@ async function wakeTimes(from: ServerProcess, to: ServerProcess, rounds: number,
   return times
 }
 
-it('a push wakes who waits on the same instance within 50 ms', async () => {
+it('a push wakes a pop on the same instance within 50 ms', async () => {
   expect(median(await wakeTimes(one, one, 15, false))).toBeLessThan(50)
 })
 
-it('a push wakes who waits on another instance within 50 ms', async () => {
+it('a push wakes a pop on another instance within 50 ms', async () => {
   expect(median(await wakeTimes(one, two, 15, false))).toBeLessThan(50)
 })
 
-it('the first push to a queue wakes who waited for it before it was there', async () => {
+it('the first push to a queue wakes pops that waited for it before it existed', async () => {
   expect(median(await wakeTimes(one, two, 9, true))).toBeLessThan(50)
 })
 
-it('a push that was queued wakes who waits once it is stored', async () => {
+it('a queued push wakes waiting pops once it is stored', async () => {
   const queue = randomUUID()
   const times: number[] = []
   for (let round = 0; round < 9; round++) {
@@ -146,7 +146,7 @@ it('groups that wait for the same queue are all woken by one push', async () => 
   for (const answer of answers) expect(dataOf(messagesOf(await answer))).toEqual(['for all'])
 })
 
-it('an ack lets who waits for that partition go on, within 50 ms', async () => {
+it('an ack wakes a pop that waits for that partition within 50 ms', async () => {
   const queue = randomUUID()
   await pushed(
     one,
@@ -166,7 +166,7 @@ it('an ack lets who waits for that partition go on, within 50 ms', async () => {
   expect(median(times)).toBeLessThan(50)
 })
 
-it('who waits gets what a lease held, once that ends, and what was delayed, once that is due', async () => {
+it('a waiting pop gets leased messages once the lease ends, and delayed ones once they are due', async () => {
   const [leased, delayed] = [randomUUID(), randomUUID()]
   await configure(one, leased, { leaseTime: 1 })
   await configure(one, delayed, { delayedProcessing: 1 })
@@ -187,7 +187,7 @@ it('nothing until the timeout: 204, and not before', async () => {
   expect(answer.ms).toBeLessThan(3_000)
 })
 
-it('who waits and goes away leaves no lease behind: the message is there for the next', async () => {
+it('a client that leaves while it waits leaves no lease behind: the next one gets the message', async () => {
   const queue = randomUUID()
   const gone = new AbortController()
   const lost = numbers(10).map(() =>
@@ -247,7 +247,7 @@ it('2,000 who wait cost at most 5 statements a second in all, and are still woke
   await own.drop()
 }, 90_000)
 
-it('a server that is stopped lets those who wait go, and ends', async () => {
+it('a server that is stopped releases waiting requests, and ends', async () => {
   const short = await startServer({ DATABASE_URL: database.url, SPILLWAY_DRAIN_SECONDS: '10' })
   const answers = numbers(20).map(() => wait(short, randomUUID()).then((answer) => answer.status))
   await untilWaiting(short, 20)

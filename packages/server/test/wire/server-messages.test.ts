@@ -54,7 +54,7 @@ describe('configure', () => {
     expect(answer.body).toEqual({ configured: true, queue, namespace: null, task: null, options: defaults })
   })
 
-  it('merges: what is not named, or null, stays as it is', async () => {
+  it('merges: missing and null members stay unchanged', async () => {
     const queue = randomUUID()
     await configure(server, queue, { leaseTime: 7, retryLimit: 1 }, { namespace: 'n', task: 't' })
     const answer = await configure(server, queue, { retryLimit: 5, leaseTime: null }, { namespace: null })
@@ -227,7 +227,7 @@ describe('push', () => {
     expect(JSON.stringify(dataOf(await take(server, queue)))).toBe(`[${text}]`)
   })
 
-  it('a queue at maxSize: what does not fit failed with queue_full, the rest is stored', async () => {
+  it('a queue at maxSize: items that do not fit fail with queue_full, the rest is stored', async () => {
     const queue = randomUUID()
     await configure(server, queue, { maxSize: 2 })
     await pushed(server, [{ queue, payload: 'a', transactionId: 'a' }])

@@ -157,7 +157,7 @@ it('spillway_operations shows pending and processing, and spillway_lane_oldest_s
   )
 })
 
-it('spillway_store_pool has all states, and the runtime is there', async () => {
+it('spillway_store_pool has all states, and runtime metrics exist', async () => {
   const text = await scrape()
   for (const state of ['busy', 'idle', 'waiting', 'max']) {
     expect(sample(text, 'spillway_store_pool', { state }), state).toBeGreaterThanOrEqual(0)

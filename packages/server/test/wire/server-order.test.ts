@@ -140,7 +140,7 @@ it('fairness: one identity with a hundred lanes does not starve one with a singl
   expect(paths.indexOf('/modest')).toBeLessThan(10)
 }, 60_000)
 
-it('resume: every lane goes on at once, by priority', async () => {
+it('resume: every lane continues at once, by priority', async () => {
   const target = await startTarget()
   const server = await startServer({
     DATABASE_URL: database.url,

@@ -80,7 +80,7 @@ function expectBounded(pages: readonly Answer[], bytesMax: number): void {
 }
 
 describe('dead letters', () => {
-  it('of a megabyte each are listed without their payloads; one alone is whole, and is redriven whole', async () => {
+  it('of a megabyte each are listed without their payloads; a single one is complete, and is redriven completely', async () => {
     const body = 'x'.repeat(1_000_000)
     const ids: string[] = []
     for (let n = 0; n < 12; n++) ids.unshift(await die('large', body))
@@ -116,7 +116,7 @@ describe('dead letters', () => {
     expect((await get(server, `/api/v1/dead-letters/${own.body.operationId}`, other)).status).toBe(200)
   })
 
-  it.each(['x', 'ä', '😀'])('are listed whole up to 4,096 bytes (of %s), and not beyond', async (letter) => {
+  it.each(['x', 'ä', '😀'])('are listed completely up to 4,096 bytes (of %s), and not beyond', async (letter) => {
     const queue = `edge ${letter}`
     const empty = { type: 'http.request', queue, payload: { url: `${target.origin}/broken`, body: '' } }
     const frame = Buffer.byteLength(JSON.stringify(empty))
@@ -154,7 +154,7 @@ describe('dead letters', () => {
 })
 
 describe('operations', () => {
-  it('with long results are listed without them; one alone has it', async () => {
+  it('with long results are listed without them; a single one has it', async () => {
     const { body } = await submit(server, `${target.origin}/long`, { queue: 'results' })
     expect(body.status).toBe('executed')
     await submit(server, `${target.origin}/short`, { queue: 'results' })

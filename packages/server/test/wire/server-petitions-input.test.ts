@@ -172,7 +172,7 @@ describe('a petition', () => {
     expectProblem(await withdraw(server, id, open.submitter), 404, 'not_found')
   })
 
-  it('that is not there is 404, whatever is asked of it', async () => {
+  it('that does not exist is 404 on every route', async () => {
     const at = `${petitionsPath}/${randomUUID()}`
     expectProblem(await get(server, at), 404, 'not_found')
     expectProblem(await get(server, `${at}/status`), 404, 'not_found')

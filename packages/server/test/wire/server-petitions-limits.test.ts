@@ -183,7 +183,7 @@ describe('capacity', () => {
     for (const on of [same, raised]) await on.kill()
   })
 
-  it('counts what was asked for with respond-async, once it ran too', async () => {
+  it('counts operations requested with respond-async, also after they ran', async () => {
     const own = await servingOnce({ PETITION_QUEUE_THRESHOLD: '2' })
     const later = { prefer: 'respond-async' }
     for (let n = 0; n < 2; n++) {
@@ -221,7 +221,7 @@ describe('rate', () => {
     return { submitter, refused: await submitPetition(bench.other, { submitter_id: submitter }) }
   }
 
-  it('is in the headers of 201, and what is left falls to 0', async () => {
+  it('is in the headers of 201, and the remaining count falls to 0', async () => {
     const submitter = randomUUID()
     for (const left of [2, 1, 0]) {
       const answer = await submitPetition(left === 1 ? bench.other : server, { submitter_id: submitter })
@@ -299,7 +299,7 @@ describe('rate', () => {
     expect(headersOf(refused).reset).toBe(Date.parse(String(refused.body.rate_limit_reset)) / 1_000)
   })
 
-  it('stores nothing of what it refused but the block', async () => {
+  it('stores nothing of a refused petition except the block', async () => {
     const { submitter } = await usedUp()
     const before = await bench.tables.all()
     expect((await submitPetition(server, { submitter_id: submitter })).status).toBe(429)
@@ -316,7 +316,7 @@ describe('rate', () => {
     expect((await submitPetition(server, { submitter_id: submitter.toUpperCase() })).status).toBe(429)
   })
 
-  it('comes behind the checks of the body: what is invalid is 400', async () => {
+  it('comes after the checks of the body: an invalid one is 400', async () => {
     const { submitter } = await usedUp()
     expectProblem(await submitPetition(server, { submitter_id: submitter, text: ' ' }), 400, 'invalid_request')
   })

@@ -160,7 +160,7 @@ describe('withdrawal', () => {
     expect(await tables.all()).toBe(before)
   })
 
-  it('of none is 404', async () => {
+  it('of an unknown one is 404', async () => {
     expectProblem(await withdraw(server, randomUUID(), randomUUID()), 404, 'not_found')
   })
 })
@@ -221,7 +221,7 @@ describe('halt', () => {
     expectProblem(await post(server, petitionsPath, '{"type":'), 503, 'halted')
   })
 
-  it('lets reads go on', async () => {
+  it('lets reads continue', async () => {
     const { id } = await received(server)
     await halt()
     for (const on of [server, other]) {
@@ -234,7 +234,7 @@ describe('halt', () => {
     }
   })
 
-  it('is witnessed once, and its end once, with who did it and why', async () => {
+  it('is recorded once, and its end once, with the actor and the reason', async () => {
     const before = (await halts()).length
     await halt('first')
     await halt('again')

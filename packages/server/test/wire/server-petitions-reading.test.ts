@@ -68,7 +68,7 @@ describe('one petition', () => {
     expect((await readPetition(server, id.toUpperCase())).body.petition_id).toBe(id)
   })
 
-  it('is one’s address when nobody was named', async () => {
+  it("is the client's address without a name", async () => {
     const { id } = await received(server, { submitter_id: undefined })
     expect((await readPetition(server, id)).body.submitter_id).toBe('127.0.0.1')
   })
@@ -95,7 +95,7 @@ describe('the list', () => {
     expect(seen).toEqual(made)
   })
 
-  it('skips none when those of the first page leave the state before the second is asked for', async () => {
+  it('skips none when items of the first page leave the state before the second is read', async () => {
     const made: string[] = []
     for (let n = 0; n < 4; n++) made.push((await received(server)).id)
     const start = await list('limit=200')
@@ -116,7 +116,7 @@ describe('the list', () => {
     expect(all.body.total).toBe(all.body.items.length)
   })
 
-  it('has whole petitions', async () => {
+  it('has complete petitions', async () => {
     const { id } = await received(server)
     const found = (await list('limit=200')).body.items.find((item) => item.petition_id === id)
     expect(found).toEqual((await readPetition(server, id)).body)

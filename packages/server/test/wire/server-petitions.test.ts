@@ -220,7 +220,7 @@ describe('Prefer: respond-async', () => {
   const async = { prefer: 'respond-async' }
   const queue = 'spillway:petitions'
 
-  it('is 202 with a ticket, and the petition is there once that is finished', async () => {
+  it('is 202 with a ticket, and the petition exists once the ticket is completed', async () => {
     const { status, headers, body } = await submitPetition(server, { realm: 'north' }, async)
     expect(status).toBe(202)
     expect(body).toMatchObject({ status: 'queued', reason: 'requested', queuePosition: 0 })
@@ -246,7 +246,7 @@ describe('Prefer: respond-async', () => {
     expect(await countOf(String(body.submitter_id))).toBe(1)
   })
 
-  it('with wait=N answers as if it had run now', async () => {
+  it('with wait=N answers with its result', async () => {
     const { status, headers, body } = await submitPetition(server, {}, { prefer: 'respond-async, wait=20' })
     expect(status).toBe(201)
     expect(body).toMatchObject({ petition_id: expect.stringMatching(uuidForm), state: 'RECEIVED' })
@@ -269,7 +269,7 @@ describe('Prefer: respond-async', () => {
     expect(await tables.faults()).toEqual([])
   })
 
-  it('never waits in a ring with those who submit at once', async () => {
+  it('never deadlocks with concurrent submissions', async () => {
     const own = await startServer({ DATABASE_URL: database.url, PETITION_RATE_LIMIT_PER_HOUR: '1000000' })
     const one = randomUUID()
     const answers = await Promise.all(
@@ -309,7 +309,7 @@ describe('Prefer: respond-async', () => {
   })
 })
 
-it('a wrong method is 405 with those that are there', async () => {
+it('a wrong method is 405 with the allowed ones', async () => {
   const answer = await call(server, 'PUT', petitionsPath, { body: petition() })
   expectProblem(answer, 405, 'method_not_allowed')
   expect(answer.headers.get('allow')?.split(', ')).toEqual(expect.arrayContaining(['GET', 'POST']))

@@ -76,7 +76,7 @@ describe.each(['direct', 'session', 'transaction'] as const)('%s', (way) => {
     }
   }
 
-  it('says what it found, and wakes others by LISTEN where that can be carried', async () => {
+  it('logs the mode it found, and wakes others by LISTEN where possible', async () => {
     const said = one()
       .logs()
       .map((line) => String(line.msg))
@@ -137,7 +137,7 @@ describe.each(['direct', 'session', 'transaction'] as const)('%s', (way) => {
     expect((await get(one(), '/api/v1/ledger/verify')).body).toMatchObject({ ok: true })
   })
 
-  it('streams come from the process that generates to the one that is asked', async () => {
+  it('streams pass from the generating process to the one with the client', async () => {
     const body = { model: 'demo', stream: true, messages: [{ role: 'user', content: 'say something short' }] }
     const answer = await post(one(), '/v1/chat/completions', body)
     expect(answer.status).toBe(200)

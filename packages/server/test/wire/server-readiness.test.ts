@@ -106,7 +106,7 @@ describe('NATS', () => {
   const checksOf = async (server: ServerProcess) => (await get(server, '/health')).body.checks
   const brokerRoutes = ['/api/v1/routes/decide', '/api/v1/routes/dead-letters']
 
-  it('is missed by those only who do nothing without it; the routes that fail are named', async () => {
+  it('fails only routes that need it, and they are named', async () => {
     const found = await findNats()
     expect(found).toHaveProperty('program')
     const port = await freePort()

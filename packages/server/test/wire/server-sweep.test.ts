@@ -56,7 +56,7 @@ const sums = async (name: string, labels: Record<string, string> = {}): Promise<
   return scrapes.reduce((sum, { text }) => sum + (sample(text, name, labels) ?? 0), 0)
 }
 
-it('goes on until all that has expired is gone, counts it, and takes a tenth of the time', async () => {
+it('continues until all expired rows are removed, counts them, and takes a tenth of the time', async () => {
   // Work is accepted meanwhile.
   const accepted: number[] = []
   await until(

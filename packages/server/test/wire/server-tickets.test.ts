@@ -201,7 +201,7 @@ describe('the list', () => {
   })
 })
 
-it('stats cover what is unfinished and what finished lately', async () => {
+it('stats cover unfinished and recently finished operations', async () => {
   const ids = await pausedQueue('stats', 2)
   const { body } = await get(server, '/api/v1/operations/stats')
   const pending = body.stats.filter((s) => s.status === 'pending' && s.priority === 5)
@@ -242,7 +242,7 @@ describe('cancel', () => {
     ])
   })
 
-  it('wakes who waits for it, and frees the lane when it was the head', async () => {
+  it('wakes its waiters, and frees the lane when it was the head', async () => {
     const delayed = await submit(server, `${target.origin}/d`, { queue: 'head', delay_seconds: 60 })
     const behind = await submit(server, `${target.origin}/behind-head`, { queue: 'head' })
     expect(behind.body.reason).toBe('maintaining_order')
@@ -254,7 +254,7 @@ describe('cancel', () => {
     expect((await finishes(server, behind.body.operationId, 5_000)).status).toBe('completed')
   })
 
-  it('409 once running, and for what is finished; 404 for the unknown', async () => {
+  it('409 once running or finished; 404 if unknown', async () => {
     const running = await submit(server, `${target.origin}/held`, { queue: 'running' })
     expect(running.body.reason).toBe('still_running')
     const refused = await post(server, `/api/v1/operations/${running.body.operationId}/cancel`)
@@ -274,7 +274,7 @@ describe('cancel', () => {
   })
 })
 
-it('what has no members takes none: neither in a body nor in a query', async () => {
+it('a route without members accepts none, neither in a body nor in a query', async () => {
   const [id] = await pausedQueue('members', 1)
   const own = `/api/v1/operations/${id}`
   const wrong = [
@@ -295,7 +295,7 @@ it('what has no members takes none: neither in a body nor in a query', async () 
 })
 
 describe('lanes', () => {
-  it('a paused queue accepts and holds; the others go on; a partition is paused alone', async () => {
+  it('a paused queue accepts and holds; others continue; a partition can be paused alone', async () => {
     expect((await post(server, '/api/v1/lanes/pause', { queue: 'paused', partition: 'a' })).status).toBe(200)
     const held = await submit(server, `${target.origin}/p`, { queue: 'paused', partition: 'a' })
     expect(held.status).toBe(202)
@@ -361,7 +361,7 @@ describe('the stream', () => {
     expect((await operation(server, first.body.operationId)).status).toBe('completed')
   })
 
-  it('of a finished one is its end, always with the same id, and 204 for who has had it', async () => {
+  it('of a finished one is its end, always with the same id, and 204 for a client that has it', async () => {
     const { body } = await submit(server, `${target.origin}/done`, { queue: 'sse-done' })
     const stream = (headers = {}) => get(server, `/api/v1/operations/${body.operationId}/stream`, headers)
     const [only, ...more] = events((await stream()).text)

@@ -102,7 +102,7 @@ describe('bodies', () => {
     expect(fits.status).toBe(201)
   })
 
-  it('names are any characters, and are what they were', async () => {
+  it('names may have any characters, and are returned unchanged', async () => {
     for (const queue of ['a:b/c?d#e', '..', 'ünïcödé 🎉', ' ', '%00', "';--", '🎉'.repeat(255)]) {
       const { status } = await submit(server, `${target.origin}/w`, { queue, partition: queue })
       expect([queue, status]).toEqual([queue, 201])
@@ -169,7 +169,7 @@ describe('paths and methods', () => {
 describe('traces', () => {
   const parent = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'
 
-  it('go on from traceparent, through the queue, to the target', async () => {
+  it('continue from traceparent, through the queue, to the target', async () => {
     const direct = await submit(server, `${target.origin}/trace`, { queue: 'trace' }, { traceparent: parent })
     expect(direct.headers.get('x-request-id')).toBe('0af7651916cd43dd8448eb211c80319c')
     expect(target.calls.at(-1)?.headers.traceparent).toMatch(/^00-0af7651916cd43dd8448eb211c80319c-[0-9a-f]{16}-01$/)

@@ -1,5 +1,5 @@
 import { defaultPartition, limits } from '@spillway/protocol/wire'
-import { digestUuid, type Lane, type LaneName, laneOf, newOperationId } from '../core/ids.js'
+import { digestUuid, isLaneName, type Lane, type LaneName, laneOf, newOperationId } from '../core/ids.js'
 import { check, type Rule } from '../core/options.js'
 import type { BoundGate, GateRequest, RateTier } from '../gates/gate.js'
 import { defaults, type IntakeRequest } from '../intake/define.js'
@@ -29,6 +29,7 @@ export function buildItem(
 ): { item: AcceptItem; tiers: RateTier[] } | Refusal {
   const { options, type } = bound
   const { body, request, identity } = submission
+  const { own } = submission
   const id = newOperationId()
   const { turns = null, ...lane } = laneFor(bound, submission, id)
   if (!isName(lane.queue) || !isName(lane.partition)) {
@@ -38,7 +39,8 @@ export function buildItem(
       gate: 'lane',
     }
   }
-  const delayMs = options.delayMs === undefined ? 0 : returned(type, 'delayMs', Math.round(options.delayMs(body)))
+  const delayMs =
+    own?.delayMs ?? (options.delayMs === undefined ? 0 : returned(type, 'delayMs', Math.round(options.delayMs(body))))
   const requested = submission.respondAsync === true || delayMs > 0
   // The caller gets a ticket whatever happens, so the key stores the ticket at accept time.
   const isTicket = options.run !== undefined && submission.waitMs === 0
@@ -54,12 +56,12 @@ export function buildItem(
       queue: lane.queue,
       partition: lane.partition,
       type,
-      priority: numberFor(bound, body, 'priority'),
+      priority: own?.priority ?? numberFor(bound, body, 'priority'),
       identity,
       payload,
       delayMs,
-      maxAttempts: numberFor(bound, body, 'maxRetries') + 1,
-      timeoutMs: numberFor(bound, body, 'timeoutMs'),
+      maxAttempts: (own?.maxRetries ?? numberFor(bound, body, 'maxRetries')) + 1,
+      timeoutMs: own?.timeoutMs ?? numberFor(bound, body, 'timeoutMs'),
       traceparent: request.traceparent,
       execute: load.now && delayMs === 0,
       reason: requested ? 'requested' : load.busy ? 'system_busy' : isTicket && load.now ? 'still_running' : '',
@@ -85,10 +87,11 @@ export function buildItem(
 /** Without an order the operation is a lane of its own. */
 function laneFor(
   { type, options }: Bound,
-  { body, request }: Submission,
+  { body, request, own }: Submission,
   id: string,
 ): Lane & Pick<AcceptItem, 'turns'> {
   const { lane } = options
+  if (own?.lane !== undefined) return laneOf(own.lane)
   if (lane === undefined) return { id, queue: type, partition: defaultPartition }
   if (typeof lane === 'function') return laneOf(laneName(type, 'lane', lane(body, request)))
   const name = laneName(type, 'lane.key', lane.key(body, request))
@@ -112,11 +115,6 @@ function laneName(type: string, name: 'lane' | 'lane.key', lane: unknown): LaneN
 }
 
 const isKeyName: Rule = (key) => isLaneName(key) && 'a text, or [queue, key]'
-
-const isLaneName: Rule = (lane) => {
-  const names = Array.isArray(lane) && lane.length === 2 ? lane : [lane]
-  return names.every((name) => typeof name === 'string') ? null : 'a queue name, or [queue, partition]'
-}
 
 /** What the store has to check for these gates. */
 export function exactChecks(

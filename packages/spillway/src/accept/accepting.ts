@@ -89,11 +89,9 @@ export class Accepting {
   }
 
   /** Inside the caller's own transaction: no flush, no waiting. */
-  async within(tx: Tx, item: AcceptItem, backlog: Backlog): Promise<Accepted> {
-    this.#fair.stamp([item])
-    const [accepted] = await this.#o.store.acceptWithin(tx, [item], this.#context(backlog))
-    if (accepted === undefined) throw new Error('the store gave no verdict')
-    return accepted
+  within(tx: Tx, items: readonly AcceptItem[], backlog: Backlog): Promise<Accepted[]> {
+    this.#fair.stamp(items)
+    return this.#o.store.acceptWithin(tx, items, this.#context(backlog))
   }
 
   /** Effects that are functions in the store, decided and written in the caller's own transaction. */

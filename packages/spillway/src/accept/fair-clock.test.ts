@@ -4,14 +4,14 @@ import { FairClock } from './fair-clock.js'
 const item = (identity: string, priority = 5) => ({ identity, priority, stamp: 0, lead: 0 })
 
 describe('FairClock', () => {
-  it('stretches the stamps of an identity that brings many, and of nobody else', () => {
+  it('stretches the stamps of an identity with many items, and no others', () => {
     const items = [item('ann'), item('ann'), item('ann'), item('bob')]
     new FairClock().stamp(items)
     expect(items.map((i) => i.stamp)).toEqual([0, 1_000, 2_000, 0])
     expect(items.map((i) => i.lead)).toEqual([0, 1_000, 2_000, 0])
   })
 
-  it('goes on from where the identity was', () => {
+  it("continues from the identity's last stamp", () => {
     const clock = new FairClock()
     clock.learn(item('ann'), 5_000)
     const later = [item('ann'), item('ann'), item('bob')]

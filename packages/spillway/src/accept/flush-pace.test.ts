@@ -41,7 +41,7 @@ describe('the pace of flushes', () => {
     expect(pace.expectedMs(10)).toBeGreaterThan(150)
   })
 
-  it('asks nothing of nobody', () => {
+  it('sends nothing without a target', () => {
     expect(paceOf([[5, 5]]).expectedMs(0)).toBe(0)
   })
 })

@@ -42,7 +42,7 @@ const turn = async () => {
 }
 
 describe('Flush', () => {
-  it('writes a lone item at once, and what comes in the same turn with it', async () => {
+  it('writes a lone item at once, with items of the same turn', async () => {
     const { batches, write } = gate()
     const flush = flushWith(write)
     const answers = Promise.all([flush.submit({ name: 'a' }), flush.submit({ name: 'b' })])
@@ -79,7 +79,7 @@ describe('Flush', () => {
     await Promise.allSettled(next)
   })
 
-  it('expects no wait where nobody is before, however slow the last was: nothing latches', async () => {
+  it('expects no wait without a queue, however slow the last flush was: nothing latches', async () => {
     const { batches, write } = gate()
     let now = 0
     const flush = flushWith(write, { now: () => now })
@@ -94,7 +94,7 @@ describe('Flush', () => {
     }
   })
 
-  it('has one write in flight; what comes meanwhile is the next batch', async () => {
+  it('has one write in flight; items that arrive meanwhile are the next batch', async () => {
     const { batches, write } = gate()
     const onFlush = vi.fn()
     const flush = flushWith(write, { onFlush })
@@ -171,7 +171,7 @@ describe('Flush', () => {
     expect(write).toHaveBeenCalledTimes(1)
   })
 
-  it('goes on after a failed write', async () => {
+  it('continues after a failed write', async () => {
     let away = true
     const flush = flushWith(async (items) => {
       if (away) throw new Error('away')
@@ -219,7 +219,7 @@ describe('Flush', () => {
     expect(wide.isFull).toBe(false)
   })
 
-  it('drains: waits for what waits and what is in flight', async () => {
+  it('drains: waits for waiting items and for the flush in flight', async () => {
     const { batches, write } = gate()
     const flush = flushWith(write)
     await flush.drained()

@@ -16,7 +16,7 @@ describe('backoffMs', () => {
     expect(backoffMs(attempt, options, most)).toBe(ceiling - 1)
   })
 
-  it('spreads over the whole range', () => {
+  it('spreads over the full range', () => {
     expect(backoffMs(3, options, () => 0)).toBe(0)
     expect(backoffMs(3, options, () => 0.5)).toBe(2_000)
   })

@@ -1,6 +1,7 @@
 /** The ids of operations and lanes. */
 import { hash, randomFillSync } from 'node:crypto'
 import { defaultPartition } from '@spillway/protocol/wire'
+import type { Rule } from './options.js'
 
 /** A FIFO: order holds within it, never across. */
 export interface Lane {
@@ -15,6 +16,11 @@ export type LaneName = string | readonly [queue: string, partition: string]
 
 /** How a definition names a key: with the operation's type as queue, or with a queue of its own. */
 export type KeyName = string | readonly [queue: string, key: string]
+
+export const isLaneName: Rule = (lane) => {
+  const names = Array.isArray(lane) && lane.length === 2 ? lane : [lane]
+  return names.every((name) => typeof name === 'string') ? null : 'a queue name, or [queue, partition]'
+}
 
 const cacheMax = 10_000
 const cache = new Map<string, Lane>()

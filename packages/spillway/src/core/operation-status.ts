@@ -3,8 +3,8 @@ import type { Store } from '../store/port.js'
 import type { Slots } from '../work/slot-groups.js'
 import { isUuid } from './ids.js'
 
-/** The status of an operation. */
-export interface OperationReport {
+/** The status of an operation, in brief. */
+export interface StatusReport {
   id: string
   status: OperationStatus | 'unknown'
   /** Position in its lane, or of a parallel one among all that wait for a slot; 0 is next; null when it does not wait. */
@@ -22,8 +22,8 @@ export async function reportsOf(
   store: Store,
   slotsOf: (type: string) => Slots,
   ids: readonly string[],
-): Promise<OperationReport[]> {
-  const known = new Map<string, OperationReport>()
+): Promise<StatusReport[]> {
+  const known = new Map<string, StatusReport>()
   const asked = [...new Set(ids.filter(isUuid).map((id) => id.toLowerCase()))]
   for (let from = 0; from < asked.length; from += idsPerStatement) {
     for (const { type, paceMs, isParallel, abreast, ...row } of await store.statusOf(

@@ -1,5 +1,8 @@
 import type { Pulse } from '../store/port.js'
 
+/** The figure of a type: slots that are free for it, in processes that run it. */
+export const freeSlots = (type: string): string => `free:${type}`
+
 /** Numbers that processes share through their heartbeats: named figures of each process, and operations by type. */
 export class FleetNumbers {
   readonly #reported = new Map<string, () => number>()
@@ -21,7 +24,12 @@ export class FleetNumbers {
 
   /** The sum of this figure over all live processes, as of the last heartbeat. */
   sumOf(name: string): number {
-    return this.#pulse.running[`!${name}`] ?? 0
+    return this.figure(name) ?? 0
+  }
+
+  /** The same; null: no live process reports it. */
+  figure(name: string): number | null {
+    return this.#pulse.running[`!${name}`] ?? null
   }
 
   /** Operations of a type over all processes, as of the last heartbeat. */

@@ -33,7 +33,7 @@ export class GateRegistry {
         await register()
         this.#waiting.delete(name)
       } catch (fault) {
-        this.#log.warn({ err: fault, gate: name }, 'a capacity gate could not be registered yet')
+        this.#log.warn({ err: fault, gate: name }, 'could not register a capacity gate, retrying')
         throw fault
       }
     }

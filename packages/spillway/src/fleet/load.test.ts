@@ -8,7 +8,7 @@ const pulse = (held: number): Pulse => ({
 })
 
 describe('the load as a process knows it', () => {
-  it('is what the last heartbeat counted and what was accepted here since', () => {
+  it('is the count of the last heartbeat and the operations accepted here since', () => {
     const load = new Load()
     load.figures()
     load.observe(pulse(5), 1_000)
@@ -20,7 +20,7 @@ describe('the load as a process knows it', () => {
     expect(load.depth).toBe(7)
   })
 
-  it('does not forget what was accepted while a heartbeat was under way', () => {
+  it('keeps counting operations accepted during a heartbeat', () => {
     const load = new Load()
     load.accepted()
     load.figures()
@@ -32,7 +32,7 @@ describe('the load as a process knows it', () => {
     expect(load.depth).toBe(2)
   })
 
-  it('is less by what has left here since', () => {
+  it('is less by the operations that left here since', () => {
     const load = new Load()
     load.figures()
     load.observe(pulse(2), 1_000)

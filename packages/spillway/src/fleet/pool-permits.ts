@@ -20,7 +20,7 @@ export interface PoolLimits {
   total: number
 }
 
-export interface PlacesOptions {
+export interface PoolPermitsOptions {
   store: Pick<Store, 'changeConnections'>
   pool: string
   log: Pick<IntakeLog, 'warn'>
@@ -38,7 +38,7 @@ const takesMax = 500
 const waitingMax = 10_000
 
 export class PoolPermits {
-  readonly #o: PlacesOptions
+  readonly #o: PoolPermitsOptions
   /** Null: a release, or a statement of all that is held. */
   readonly #flush: Flush<Take | null, Taken | 'written'>
   readonly #held = new Map<string, number>()
@@ -46,10 +46,10 @@ export class PoolPermits {
   #worker = ''
   #seq = 0
   #unsure = false
-  #telling = false
+  #reporting = false
   #again: NodeJS.Timeout | undefined
 
-  constructor(options: PlacesOptions) {
+  constructor(options: PoolPermitsOptions) {
     this.#o = options
     this.#flush = new Flush({
       write: (items) => this.#write(items),
@@ -74,7 +74,7 @@ export class PoolPermits {
   /** Throws when the store does not answer. */
   async take(identity: string, limits: PoolLimits): Promise<Taken> {
     if (identity.includes('\0')) throw new RangeError('An identity has no NUL.')
-    if (this.#flush.isFull) throw Object.assign(new Error('too many wait for a place'), { code: 'timeout' })
+    if (this.#flush.isFull) throw Object.assign(new Error('too many requests wait for a permit'), { code: 'timeout' })
     // As the database stores it: invalid Unicode would come back as another text.
     const who = Buffer.from(identity).toString()
     const taken = await this.#flush.submit({ identity: who, ...limits })
@@ -108,7 +108,7 @@ export class PoolPermits {
       let next = 0
       return items.map((item) => (item === null ? 'written' : (taken[next++] ?? missing())))
     } catch (fault) {
-      this.#tellLater(fault)
+      this.#reportLater(fault)
       throw fault
     }
   }
@@ -134,31 +134,31 @@ export class PoolPermits {
         if (left > 0) this.#held.set(identity, left)
         else this.#held.delete(identity)
         this.#gives.push(identity)
-        this.#tell()
+        this.#report()
       },
     }
   }
 
-  #tell(): void {
-    if (this.#telling) return
-    this.#telling = true
+  #report(): void {
+    if (this.#reporting) return
+    this.#reporting = true
     this.#flush
       .submit(null)
       // It expired behind others, or failed with them: the write itself schedules the next try.
-      .catch((fault: unknown) => this.#tellLater(fault))
+      .catch((fault: unknown) => this.#reportLater(fault))
       .finally(() => {
-        this.#telling = false
-        if (this.#gives.length > 0 && this.#again === undefined) this.#tell()
+        this.#reporting = false
+        if (this.#gives.length > 0 && this.#again === undefined) this.#report()
       })
   }
 
-  #tellLater(fault: unknown): void {
+  #reportLater(fault: unknown): void {
     // A process that signed off has released everything.
     if (this.#again !== undefined || !this.#o.isEnlisted()) return
     this.#o.log.warn({ err: fault, pool: this.#o.pool }, 'could not report the permits held in a pool, retrying')
     this.#again = setTimeout(() => {
       this.#again = undefined
-      this.#tell()
+      this.#report()
     }, againMs)
     this.#again.unref()
   }
@@ -169,5 +169,5 @@ function lost(): Error {
 }
 
 function missing(): never {
-  throw new Error('the store did not answer for each place')
+  throw new Error('the store did not answer for each permit')
 }

@@ -85,7 +85,7 @@ describe('Presence', () => {
     await expect(presence.start()).rejects.toMatchObject({ code })
   })
 
-  it('enlists again when its lease was lost, and drops what it held', async () => {
+  it('enlists again when its lease was lost, and drops its permits', async () => {
     const answers = [pulse(), pulse({ alive: false }), pulse()]
     const enlisted: string[] = []
     const { presence, callbacks } = make({
@@ -101,7 +101,7 @@ describe('Presence', () => {
     await presence.stop()
   })
 
-  it('gives up what runs when no heartbeat got through for most of the lease, once', async () => {
+  it('aborts running operations, once, when no heartbeat succeeded for most of the lease', async () => {
     let away = false
     const { presence, callbacks } = make({
       pulse: async () => {
@@ -221,7 +221,7 @@ describe('Presence', () => {
     await presence.stop()
   })
 
-  it('goes on when a hint is lost', async () => {
+  it('continues when a notification is lost', async () => {
     const { presence } = make({ wake: () => Promise.reject(new Error('away')) })
     await presence.start()
     presence.announce('ready')

@@ -116,17 +116,23 @@ export class Presence {
     return this.#beating
   }
 
+  /** A heartbeat, and the tasks that follow it. */
+  async beatAfter(): Promise<void> {
+    await this.beat()
+    await this.#duties
+  }
+
   /** Notifies the other processes: the first at once, all further ones within 20 ms together at the end of that time. */
   announce(kind: 'ready' | 'cancel'): void {
     if (this.#stopped || !this.#ready) return
     this.#toAnnounce.add(kind)
-    if (this.#announceTimer === undefined) this.#tellOthers()
+    if (this.#announceTimer === undefined) this.#announce()
   }
 
-  #tellOthers(): void {
+  #announce(): void {
     const kinds = [...this.#toAnnounce]
     this.#toAnnounce.clear()
-    this.#announceTimer = kinds.length === 0 ? undefined : setTimeout(() => this.#tellOthers(), announceMs)
+    this.#announceTimer = kinds.length === 0 ? undefined : setTimeout(() => this.#announce(), announceMs)
     this.#announceTimer?.unref()
     // A lost hint costs one heartbeat interval, not work.
     for (const kind of kinds) this.#o.store.wake(kind).catch(() => undefined)
@@ -161,18 +167,18 @@ export class Presence {
       const pulse = await store.pulse(this.#worker, this.#o.leaseMs, this.#o.running())
       const elapsedMs = performance.now() - this.#lastBeat
       if (!pulse.alive) {
-        log.error({ worker: this.#worker }, 'the other processes declared this one dead; they run its operations now')
+        log.error({ worker: this.#worker }, 'lease lost: other processes took over the lanes of this process')
         this.#o.onLost()
         await this.#enlist()
       }
       this.#lastBeat = performance.now()
       this.#lossLogged = false
-      if (this.#fault !== null) log.info({}, 'the store answers')
+      if (this.#fault !== null) log.info({}, 'database reachable again')
       this.#fault = null
       this.#o.onPulse(pulse, elapsedMs)
       this.#duties ??= this.#runDuties(pulse.lostWorkers > 0)
     } catch (fault) {
-      if (this.#fault === null && !this.#stopped) log.warn({ err: fault }, 'the store does not answer')
+      if (this.#fault === null && !this.#stopped) log.warn({ err: fault }, 'database not reachable')
       this.#fault = fault
       if (!this.#lossLogged && performance.now() - this.#lastBeat > this.#o.leaseMs * giveUpShare) {
         this.#lossLogged = true
@@ -188,8 +194,7 @@ export class Presence {
       if (someAreLost) await this.#recover()
       await this.#o.afterPulse()
     } catch (fault) {
-      if (!this.#stopped)
-        this.#o.log.warn({ err: fault }, 'a duty of the heartbeat failed and is tried again with the next one')
+      if (!this.#stopped) this.#o.log.warn({ err: fault }, 'a heartbeat task failed, retrying with the next heartbeat')
     } finally {
       this.#duties = null
     }

@@ -22,7 +22,7 @@ describe('capacity', () => {
     expect(registerCapacity).toHaveBeenCalledWith('orders.place', 1, 1)
   })
 
-  it('counts together what has one name', () => {
+  it('counts gates of one name together', () => {
     const registerCapacity = vi.fn()
     const gate = capacity({ limit: 10, resumeBelow: 3, name: 'shared' })
     const bound = gate.bind(bindingFor({ registerCapacity }))
@@ -58,7 +58,7 @@ describe('capacity', () => {
     expect(bound.early?.(who)).not.toBeNull()
   })
 
-  it('keeps what it knows when a pulse does not tell of it', () => {
+  it('keeps its state when a pulse does not mention it', () => {
     const bound = capacity({ limit: 100 }).bind(bindingFor())
     bound.observe?.(gates(100, true))
     bound.observe?.(gates(0, false, 'another'))
@@ -70,7 +70,7 @@ describe('capacity', () => {
     expect(bound.refused?.(who, null)).toMatchObject({ type: 'urn:full', title: 'Full', detail: 'No.' })
   })
 
-  describe('when to come back, where it is not set', () => {
+  describe('Retry-After, where it is not set', () => {
     const boundAt = (clock: { now: number }) =>
       capacity({ limit: 100, resumeBelow: 50 }).bind(bindingFor({ now: () => clock.now }))
     const waitOf = (bound: ReturnType<typeof boundAt>): number => bound.refused?.(who, null).retryAfterMs ?? Number.NaN

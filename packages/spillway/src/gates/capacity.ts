@@ -10,7 +10,7 @@ export interface CapacityOptions {
   resumeBelow?: number
   /** Gates of one name count together. Default: the operation's type. */
   name?: string
-  /** Base of Retry-After. Default: from the rate at which places become free, 1 to 60 s. */
+  /** Base of Retry-After. Default: from the rate at which capacity becomes free, 1 to 60 s. */
   retryAfterSeconds?: number
   /** Other texts for the refusal's problem document. */
   problem?: Pick<Refusal, 'detail'> & Partial<Pick<Refusal, 'type' | 'title'>>
@@ -20,7 +20,7 @@ export interface CapacityOptions {
  * Two checks. The early one uses the last pulse or refusal, at most a second old, and costs nothing; the exact one is a row
  * lock in the accepting transaction. All instances share one state, full or open.
  *
- *   open ──the transaction that takes the last place──► full ──held < resumeBelow──► open
+ *   open ──the transaction that reaches the limit──► full ──held < resumeBelow──► open
  */
 export function capacity(options: CapacityOptions): Gate<unknown> {
   checkOptions('capacity', options, {
@@ -56,6 +56,9 @@ export function capacity(options: CapacityOptions): Gate<unknown> {
         freed(freed: string) {
           if (freed === name) isFull = false
         },
+        forget() {
+          isFull = false
+        },
         observe(pulse: Pulse) {
           const state = pulse.gates.find((gate) => gate.name === name)
           if (state === undefined) return
@@ -70,7 +73,7 @@ export function capacity(options: CapacityOptions): Gate<unknown> {
 const waitMsMin = 1_000
 const waitMsMax = 60_000
 
-/** How fast places become free while the gate is full: nothing comes in then, and `held` only falls. */
+/** How fast capacity becomes free while the gate is full: nothing comes in then, and `held` only falls. */
 class DrainRate {
   #held = 0
   #at: number | null = null

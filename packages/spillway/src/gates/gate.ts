@@ -67,4 +67,6 @@ export interface BoundGate<Body = never> {
   freed?(name: string): void
   /** The state that all instances share, once a second. */
   observe?(pulse: Pulse): void
+  /** The store was emptied. */
+  forget?(): void
 }

@@ -47,7 +47,7 @@ describe('rate', () => {
     expect(other.key).not.toBe(tier.key)
   })
 
-  it('counts by what the body says, and not at all where that is null', () => {
+  it('counts by a member of the body, and not if it is null', () => {
     const bound = rate<{ realm: string | null }>({ limit: 1, per: '1m', by: (_, body) => body.realm }).bind(
       bindingFor(),
     )
@@ -120,13 +120,13 @@ describe('rate', () => {
     expect(bound.early?.(who)).toBeNull()
   })
 
-  it('holds the whole window where the store said no time', () => {
+  it('holds for the full window if the store gave no time', () => {
     const bound = rate({ limit: 2, per: '15m' }).bind(bindingFor())
     expect(bound.refused?.(who, null)).toMatchObject({ retryAfterMs: 900_000 })
     expect(bound.early?.(who)).toBeNull()
   })
 
-  it('passes to `problem` what was limited: the key it counts by, not the caller', () => {
+  it('passes the limited key to `problem`, not the caller', () => {
     const bound = rate<{ realm: string }>({
       limit: 3,
       per: '1h',

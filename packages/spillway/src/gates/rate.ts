@@ -130,6 +130,7 @@ function rateGate<Body>(options: RateOptions<Body>, window: Window): Gate<Body> 
           }
           return { rates: [tier] }
         },
+        forget: () => blocked.clear(),
         refused(request, tier) {
           const resetMs = tier?.resetMs ?? windowSeconds * 1_000
           const resetAtMs = tier?.resetAtMs ?? Date.now() + resetMs

@@ -1,12 +1,10 @@
 /** Dead letters: reading, redriving and deleting them (docs/reference/http.md). */
 import { DeadLetter, DeadLetterPage, ListOperationsQuery } from '@spillway/protocol/schema'
 import Type, { type Static } from 'typebox'
-import { isUuid } from '../core/ids.js'
-import type { Intake } from '../intake/intake.js'
-import type { TicketFilter } from '../store/port.js'
+import { processedMax, purgeAll, redriveAll, redriveIds } from '../intake/dead-letters.js'
 import { deadLetterView } from './operation-view.js'
-import { cursorOf, pageById } from './pages.js'
-import { badCursor, filterOf, idOfCursor, type ListQuery, pageOf } from './ticket-lists.js'
+import { idOfCursor, pageById } from './pages.js'
+import { badCursor, filterOf, type ListQuery, pageOf } from './ticket-lists.js'
 import {
   answers,
   json,
@@ -19,10 +17,6 @@ import {
   type TicketRequest,
   type TicketRoute,
 } from './ticket-table.js'
-import type { Caller } from './viewer.js'
-
-const redriveBatch = 500
-const redriveMax = 100_000
 
 const FilterMembers = {
   type: ListOperationsQuery.properties.type,
@@ -37,7 +31,7 @@ const RedriveBody = Type.Object(
     ids: Type.Optional(Type.Array(Type.String({ minLength: 1, maxLength: 64 }), { maxItems: 1_000 })),
     filter: Type.Optional(Type.Object(FilterMembers, { additionalProperties: false })),
     ...FilterMembers,
-    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: redriveMax })),
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: processedMax })),
     cursor: ListOperationsQuery.properties.cursor,
   },
   { additionalProperties: false },
@@ -45,7 +39,7 @@ const RedriveBody = Type.Object(
 const PurgeQuery = Type.Object(
   {
     ...FilterMembers,
-    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: redriveMax })),
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: processedMax })),
     all: Type.Optional(Type.Boolean()),
   },
   { additionalProperties: false },
@@ -115,7 +109,10 @@ async function redrive(
       errors: [{ path: '/ids', message: 'cannot be combined with a filter' }],
     })
   }
-  if (ids !== undefined) return json(await redriveIds(context, caller, ids))
+  if (ids !== undefined) {
+    const narrow = context.access.narrow(caller, {})
+    return json(await redriveIds(context.intake, ids, narrow.bound && narrow))
+  }
   if (filter === undefined && Object.keys(loose).length === 0) {
     return refuse({
       code: 'invalid_request',
@@ -126,49 +123,8 @@ async function redrive(
   const from = cursor === undefined ? null : idOfCursor(cursor)
   if (cursor !== undefined && from === null) return badCursor
   const which = filterOf(context, caller, { ...loose, ...filter })
-  return json(await redriveAll(context.intake, which, limit ?? redriveMax, from))
-}
-
-async function redriveIds(
-  { intake, access }: TicketContext,
-  caller: Caller,
-  ids: readonly string[],
-): Promise<{ moved: number; skipped: number }> {
-  const known = ids.filter(isUuid)
-  const { bound } = access.narrow(caller, {})
-  // A dead letter never changes its queue, so the ids found here stay within the caller's queues.
-  const own = bound ? await intake.store.deadLetterIds({ ids: known, bound }, known.length, null) : known
-  const { moved } = await intake.store.redrive(own)
-  if (moved > 0) intake.wakeAll()
-  return { moved, skipped: ids.length - moved }
-}
-
-/**
- * Processes them once, oldest first: one that dies again at once keeps its id and would otherwise be found first, and
- * redriven, again and again.
- */
-async function redriveAll(
-  intake: Intake,
-  filter: TicketFilter,
-  limit: number,
-  from: string | null,
-): Promise<{ moved: number; skipped: number; next_cursor: string | null }> {
-  let moved = 0
-  let skipped = 0
-  let after = from
-  while (moved + skipped < limit) {
-    const most = Math.min(redriveBatch, limit - moved - skipped)
-    const ids = await intake.store.deadLetterIds(filter, most, after)
-    if (ids.length > 0) {
-      const batch = await intake.store.redrive(ids)
-      moved += batch.moved
-      skipped += ids.length - batch.moved
-      if (batch.moved > 0) intake.wakeAll()
-    }
-    if (ids.length < most) return { moved, skipped, next_cursor: null }
-    after = ids[ids.length - 1] ?? null
-  }
-  return { moved, skipped, next_cursor: after === null ? null : cursorOf(after) }
+  const { nextCursor, ...counts } = await redriveAll(context.intake, which, limit ?? processedMax, from)
+  return json({ ...counts, next_cursor: nextCursor })
 }
 
 async function purge(
@@ -184,14 +140,6 @@ async function purge(
       errors: [{ path: '/all', message: 'a filter or all=true is required' }],
     })
   }
-  const { store } = context.intake
-  const most = limit ?? redriveMax
-  let purged = 0
-  while (purged < most) {
-    const batch = Math.min(redriveBatch, most - purged)
-    const ids = await store.deadLetterIds(filterOf(context, caller, query), batch, null)
-    if (ids.length === 0) break
-    purged += await store.purge(ids)
-  }
-  return json({ purged })
+  const filter = filterOf(context, caller, query)
+  return json({ purged: await purgeAll(context.intake, filter, limit ?? processedMax) })
 }

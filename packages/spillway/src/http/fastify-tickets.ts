@@ -8,19 +8,21 @@ import { answerKnownFault } from './faults.js'
 import { sendEvents } from './operation-stream.js'
 import { sendProblem } from './problem.js'
 import { refuseUntilReady } from './readiness.js'
+import { mountedAt } from './ticket-loading.js'
 import type { TicketAnswer, TicketRoute } from './ticket-table.js'
 import { type TicketCall, type TicketRoutesOptions, Tickets, ticketTable } from './tickets.js'
 
 /** Any Fastify application, with any type provider and logger. */
 export type FastifyLike = Pick<
   FastifyInstance,
-  'addHook' | 'setSerializerCompiler' | 'get' | 'post' | 'delete' | 'route'
+  'addHook' | 'setSerializerCompiler' | 'get' | 'post' | 'delete' | 'route' | 'prefix'
 >
 
 /** The routes under `/api/v1/operations`, `/api/v1/dead-letters` and `/api/v1/lanes`. */
 export function ticketRoutes(intake: Intake, options: TicketRoutesOptions = {}): (app: FastifyLike) => Promise<void> {
   const tickets = new Tickets(intake, options)
   return async (app) => {
+    mountedAt(intake, app.prefix.replace(/\/+$/, ''))
     app.setSerializerCompiler(() => jsonOf)
     refuseUntilReady(app, intake)
     for (const route of ticketTable) {

@@ -3,7 +3,7 @@ import type { Intake } from '../intake/intake.js'
 import { encodeTicket, problemAnswer } from './encode.js'
 import { type FetchInfo, FetchIntakeRequest, readBody, responseOf } from './fetch-binding.js'
 import { type EventSink, eventHeaders } from './operation-stream.js'
-import { loadTickets, pathWithin } from './ticket-loading.js'
+import { loadTickets, mountedAt, pathWithin } from './ticket-loading.js'
 import type { TicketAnswer } from './ticket-table.js'
 import type { TicketRoutesOptions } from './tickets.js'
 
@@ -16,7 +16,7 @@ export type FetchTickets = <Other = never>(
 
 export function fetchTickets(intake: Intake, options?: TicketRoutesOptions & { prefix?: string }): FetchTickets {
   const load = loadTickets(intake, options)
-  const prefix = options?.prefix ?? ''
+  const prefix = mountedAt(intake, options?.prefix)
   return async (request, info = {}, otherwise) => {
     const { tickets, find, noTicketPath, queryOf } = await load()
     const asked = new FetchIntakeRequest(request, info)

@@ -124,7 +124,7 @@ describe('carried JSON', () => {
     expect(JSON.stringify(value.a)).toBe('[1,0]')
   })
 
-  it('returns members by name, and leaves out those that are repeated', () => {
+  it('returns members by name, and leaves out repeated ones', () => {
     expect([...memberTexts('{"a":1.0,"b": [ 2 ] ,"a":3E1}')]).toEqual([
       ['a', '3E1'],
       ['b', '[ 2 ]'],

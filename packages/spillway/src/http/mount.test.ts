@@ -15,7 +15,7 @@ describe('Prefer', () => {
     expect(parsePreferences(header)).toEqual(expected)
   })
 
-  it('reports what was applied', () => {
+  it('reports applied items', () => {
     expect(appliedPreferences({ respondAsync: true, waitSeconds: 5 })).toBe('respond-async, wait=5')
     expect(appliedPreferences({ respondAsync: false })).toBeUndefined()
   })

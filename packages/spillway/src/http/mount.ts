@@ -72,7 +72,11 @@ export function mountOf<Body = unknown, Result = Answer>(
     submit: hooks.submit ?? ((submission) => intake.pipeline.submit(bound, submission) as Promise<Result>),
     encode:
       hooks.encode ??
-      ((result, preferences) => toWire(bound, result as Answer, preferences, preferences.waitSeconds !== undefined)),
+      ((result, preferences) => {
+        const answer = result as Answer
+        const wire = toWire(bound, answer, preferences, preferences.waitSeconds !== undefined)
+        return answer.kind === 'queued' ? located(wire, intake) : wire
+      }),
   })
 }
 
@@ -219,6 +223,12 @@ export function toWire(bound: BoundGates, answer: Answer, preferences: Preferenc
   })
   if (applied !== undefined) headers['preference-applied'] = applied
   return { ok: true, answer: accepted(bound, answer, headers) }
+}
+
+/** The ticket of a queued answer, below the prefix of the ticket routes. */
+function located(wire: Wire, { ticketPrefix }: Intake): Wire {
+  if (ticketPrefix !== '' && wire.ok) wire.answer.headers.location = `${ticketPrefix}${wire.answer.headers.location}`
+  return wire
 }
 
 export function refusalWire({ code, detail, retryAfterMs, errors, extensions, type, title, rate }: Refusal): Wire {

@@ -7,7 +7,7 @@ import { internalFault } from './faults.js'
 import { bodyOf, type NodeHandler, NodeIntakeRequest, writeAnswer } from './node-binding.js'
 import { sendEvents } from './operation-stream.js'
 import { type Problem, pathOf } from './problem.js'
-import { loadTickets, pathWithin } from './ticket-loading.js'
+import { loadTickets, mountedAt, pathWithin } from './ticket-loading.js'
 import type { TicketAnswer } from './ticket-table.js'
 import type { TicketRoutesOptions } from './tickets.js'
 
@@ -15,7 +15,8 @@ import type { TicketRoutesOptions } from './tickets.js'
  * For Express, as a middleware: requests that are not for a ticket route go to `next`, and so do errors that are not ours.
  * Express takes the path it is mounted at off `url`.
  */
-export function expressTickets(intake: Intake, options?: TicketRoutesOptions): NodeHandler {
+export function expressTickets(intake: Intake, options?: TicketRoutesOptions & { prefix?: string }): NodeHandler {
+  mountedAt(intake, options?.prefix)
   const serve = ticketServer(intake, options, '')
   return (request, response, next) => {
     serve(request, response, next).catch((fault: unknown) =>
@@ -28,6 +29,7 @@ export function expressTickets(intake: Intake, options?: TicketRoutesOptions): N
 export type NodeTickets = (request: IncomingMessage, response: ServerResponse, otherwise?: () => void) => void
 
 export function nodeTickets(intake: Intake, options?: TicketRoutesOptions & { prefix?: string }): NodeTickets {
+  mountedAt(intake, options?.prefix)
   const serve = ticketServer(intake, options, options?.prefix ?? '')
   return (request, response, otherwise) => {
     serve(request, response, otherwise).catch((fault: unknown) => answerDefect(intake, request, response, fault))

@@ -23,7 +23,7 @@ describe('openAiErrorOf', () => {
     expect(openAiErrorOf({ code: 'upstream_rejected', status: 429, detail: '' }).type).toBe('rate_limit_error')
   })
 
-  it('says of the first fault where it is and what it is', () => {
+  it('reports the first fault with its path', () => {
     const errors = [
       { path: '/messages/0/role', message: 'is required' },
       { path: '/model', message: 'is required' },
@@ -34,7 +34,7 @@ describe('openAiErrorOf', () => {
     })
   })
 
-  it('says of a fault of the whole body only what it is', () => {
+  it('reports a fault of the whole body without a path', () => {
     const errors = [{ path: '', message: 'a JSON body is required' }]
     expect(openAiErrorOf({ code: 'invalid_request', detail: 'The request is not valid.', errors })).toMatchObject({
       message: 'The request is not valid: a JSON body is required.',

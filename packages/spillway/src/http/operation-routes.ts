@@ -1,7 +1,8 @@
 /** Reading, waiting for, cancelling and retrying operations (docs/reference/http.md). */
 import { ListOperationsQuery, Operation, OperationPage, OperationStats, WaitQuery } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
-import type { StatRow, Ticket } from '../store/port.js'
+import { cancelTicket, finishedWithin, retryTicket } from '../intake/tickets.js'
+import type { StatRow } from '../store/port.js'
 import { followOperation } from './operation-stream.js'
 import { operationView } from './operation-view.js'
 import { pageById } from './pages.js'
@@ -114,10 +115,7 @@ async function oneOperation(
 ): Promise<TicketAnswer> {
   const ticket = await access.visible(caller, id)
   if (ticket === null) return notFound
-  const waitMs = (query.wait ?? 0) * 1_000
-  if (waitMs === 0 || isFinished(ticket)) return json(operationView(ticket))
-  const finished = await intake.waiters.wait(id, waitMs, gone())
-  return json(operationView(finished ?? (await intake.store.ticket(id)) ?? ticket))
+  return json(operationView(await finishedWithin(intake, ticket, (query.wait ?? 0) * 1_000, gone())))
 }
 
 async function streamOperation(context: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
@@ -133,52 +131,41 @@ async function cancelOperation({ intake, access }: TicketContext, request: Ticke
   const ticket = await access.visible(caller, id)
   if (ticket === null) return notFound
   if (!caller.operates && !owns(caller, ticket)) return needsOperate
-  const outcome = await intake.cancel(id, 'cancelled by request')
+  const { outcome, ticket: now } = await cancelTicket(intake, ticket, 'cancelled by request')
   switch (outcome) {
     case 'cancelled':
-      return json(operationView((await intake.store.ticket(id)) ?? ticket))
-    case 'asked': {
-      const finished = await intake.waiters.wait(id, 2_000)
-      return json(operationView(finished ?? ticket), finished === null ? 202 : 200)
-    }
+      return json(operationView(now))
+    case 'asked':
+      return json(operationView(now), now.finishedAt === null ? 202 : 200)
     case 'running':
       return refuse({
         code: 'operation_running',
         detail: 'The operation is running, and its handler cannot be stopped.',
       })
-    case 'gone':
+    case 'finished':
       return refuse({ code: 'operation_finished', detail: 'The operation is finished already.' })
   }
 }
 
 async function retryOperation({ intake, access }: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
-  const { store } = intake
   const { id, caller } = request
   const fault = bodyFault(request)
   if (fault !== null) return fault
   const ticket = await access.visible(caller, id)
   if (ticket === null) return notFound
   if (!caller.operates) return needsOperate
-  if (ticket.status !== 'failed') return notFailed(ticket.status)
-  const { moved } = await store.redrive([id])
-  if (moved === 0) {
-    // Another request was faster, or its capacity gate is full.
-    const now = await store.ticket(id)
-    if (now?.status !== 'failed') return notFailed(now?.status ?? 'gone')
+  const { outcome, ticket: now } = await retryTicket(intake, ticket)
+  if (now === null) return notFound
+  if (outcome === 'retried') return json(operationView(now))
+  if (outcome === 'capacity_full') {
     return refuse({
       code: 'capacity_exceeded',
-      detail: 'There is no place for it now. Try again later.',
+      detail: 'The capacity limit is reached. Try again later.',
       retryAfterMs: 5_000,
     })
   }
-  intake.wakeAll()
-  return json(operationView((await store.ticket(id)) ?? ticket))
+  return refuse({ code: 'operation_not_failed', detail: `The operation is ${now.status}.` })
 }
-
-const notFailed = (status: string): TicketAnswer =>
-  refuse({ code: 'operation_not_failed', detail: `The operation is ${status}.` })
-
-const isFinished = (ticket: Ticket): boolean => ticket.finishedAt !== null
 
 const nothingFaults = compileValidator(Nothing)
 

@@ -22,7 +22,7 @@ describe('fitPage', () => {
     expect(fitPage(['ää', 'ää'], { limit: 9, bytesMax: 6 + 1 + 5 }, own).items).toHaveLength(1)
   })
 
-  it('goes on where rows were withheld', () => {
+  it('continues where rows were withheld', () => {
     expect(fitPage(rows, { limit: 9, bytesMax: 1_000 }, own, true).end).toBe('cccc')
     expect(fitPage([], { limit: 9, bytesMax: 1_000 }, own, true).end).toBeNull()
   })
@@ -34,7 +34,7 @@ describe('fitPage', () => {
   })
 })
 
-it('an offset goes on behind the items that were sent', () => {
+it('an offset continues after the items that were sent', () => {
   expect(paginationOf(10, 5, fitPage(rows, { limit: 10, bytesMax: 6 }, own))).toEqual({
     ...{ limit: 10, offset: 5, nextOffset: 6 },
   })

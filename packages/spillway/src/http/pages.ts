@@ -1,5 +1,7 @@
 /** Pages of lists: they end at a number of items or of bytes, whichever comes first, and have at least one item. */
+import { isUuid } from '../core/ids.js'
 import { jsonOf } from './carried-json.js'
+import type { Problem } from './problem.js'
 
 export interface PageBounds {
   limit: number
@@ -42,9 +44,21 @@ export function pageById<Row extends { id: string }, View>(
   return { items, next_cursor: end === null ? null : cursorOf(end.id) }
 }
 
+export const invalidCursor: Problem = {
+  code: 'invalid_request',
+  detail: 'The cursor is invalid.',
+  errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
+}
+
 export const cursorOf = (place: string): string => Buffer.from(place).toString('base64url')
 
 export const placeOf = (cursor: string): string => Buffer.from(cursor, 'base64url').toString()
+
+/** The id in a cursor of `pageById`; null: the cursor is invalid. */
+export function idOfCursor(cursor: string): string | null {
+  const id = placeOf(cursor)
+  return isUuid(id) ? id : null
+}
 
 /** For lists paged by offset: where the next page starts. */
 export interface Pagination {

@@ -2,10 +2,9 @@
 import type { ListOperationsQuery } from '@spillway/protocol/schema'
 import { limits } from '@spillway/protocol/wire'
 import type { Static } from 'typebox'
-import { isUuid } from '../core/ids.js'
 import type { TicketFilter } from '../store/port.js'
 import { ProblemError } from './faults.js'
-import { placeOf } from './pages.js'
+import { idOfCursor, invalidCursor } from './pages.js'
 import { refuse, type TicketContext } from './ticket-table.js'
 import type { Caller } from './viewer.js'
 
@@ -38,20 +37,11 @@ function instant(name: string, text: string): Date {
 }
 
 /** Null: the cursor is invalid. */
-export function pageOf(query: ListQuery): { limit: number; before: string | null } | null {
+export function pageOf(query: Pick<ListQuery, 'limit' | 'cursor'>): { limit: number; before: string | null } | null {
   const limit = Math.min(query.limit ?? listLimitDefault, limits.listItemsMax)
   if (query.cursor === undefined) return { limit, before: null }
   const before = idOfCursor(query.cursor)
   return before === null ? null : { limit, before }
 }
 
-export function idOfCursor(cursor: string): string | null {
-  const id = placeOf(cursor)
-  return isUuid(id) ? id : null
-}
-
-export const badCursor = refuse({
-  code: 'invalid_request',
-  detail: 'The cursor is not one of ours.',
-  errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
-})
+export const badCursor = refuse(invalidCursor)

@@ -20,11 +20,13 @@ import { isWhenBusy } from './when-busy.js'
 /** The schema is checked where it is compiled (http/validation.ts). */
 const any: Rule = () => null
 
+export const delayMsMax = 366 * 86_400_000
+
 export const numberRules = {
   priority: wholeNumber(limits.priorityMin, limits.priorityMax),
   timeoutMs: wholeNumber(1, timerMsMax),
   maxRetries: wholeNumber(0, 1_000_000),
-  delayMs: wholeNumber(0, 366 * 86_400_000),
+  delayMs: wholeNumber(0, delayMsMax),
 } satisfies Record<string, Rule>
 
 /** How many operations of a key may run at a time. */

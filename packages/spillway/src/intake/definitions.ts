@@ -23,7 +23,7 @@ export interface DefinitionsOptions {
   slotGroups: SlotGroups
   accepting: Accepting
   pipeline: Pipeline
-  binding: Omit<GateBinding, 'type' | 'now'>
+  binding: Omit<GateBinding, 'type'>
 }
 
 export class Definitions {
@@ -102,6 +102,12 @@ export class Definitions {
     for (const { gates } of this.#bound.values()) for (const gate of gates) gate.freed?.(capacity)
   }
 
+  /** What the gates remember. */
+  forget(): void {
+    const all = [...this.#bound.values(), ...[...this.#admissions.values()].map(({ bound }) => bound)]
+    for (const { gates } of all) for (const gate of gates) gate.forget?.()
+  }
+
   observe(pulse: Pulse): void {
     for (const { gates } of this.#bound.values()) for (const gate of gates) gate.observe?.(pulse)
     for (const { bound } of this.#admissions.values()) for (const gate of bound.gates) gate.observe?.(pulse)
@@ -115,7 +121,7 @@ export class Definitions {
   }
 
   #bindGates(type: string, gates: readonly Gate<unknown>[]): BoundGate<unknown>[] {
-    const binding: GateBinding = { ...this.#o.binding, type, now: () => performance.now() }
+    const binding: GateBinding = { ...this.#o.binding, type }
     return gates.map((gate) => gate.bind(binding)).sort((a, b) => gateOrder.indexOf(a.kind) - gateOrder.indexOf(b.kind))
   }
 }

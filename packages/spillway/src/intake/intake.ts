@@ -8,12 +8,10 @@ import type { Server } from 'node:http'
 import { hostname } from 'node:os'
 import { keyOf } from '../accept/accept-item.js'
 import { Accepting } from '../accept/accepting.js'
-import { type LaneName, laneOf } from '../core/ids.js'
-import { type OperationReport, reportsOf } from '../core/operation-status.js'
-import { methods, OptionError, shown } from '../core/options.js'
+import { OptionError } from '../core/options.js'
 import type { IntakeLog, IntakeSettings } from '../core/settings.js'
 import { type ConnectionPool, connectionPool, type PoolOptions } from '../fleet/connection-pool.js'
-import { FleetNumbers } from '../fleet/fleet-numbers.js'
+import { FleetNumbers, freeSlots } from '../fleet/fleet-numbers.js'
 import { GateRegistry } from '../fleet/gate-registry.js'
 import { PoolPermits } from '../fleet/pool-permits.js'
 import { Presence } from '../fleet/presence.js'
@@ -36,21 +34,35 @@ import { ProcessPressure } from '../pressure/process-pressure.js'
 import type { CancelOutcome, Pulse, Store, Tx } from '../store/port.js'
 import { withDeadline } from '../time/with-deadline.js'
 import { cancelPatiently } from '../work/cancel.js'
-import { SlotGroups } from '../work/slot-groups.js'
+import { SlotGroups, type Slots } from '../work/slot-groups.js'
 import { Waiters } from '../work/waiters.js'
 import type { Admission, AdmissionOptions } from './admission.js'
 import type { Answer } from './answer.js'
+import { DeadLetterCalls } from './dead-letters.js'
 import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
 import { Definitions } from './definitions.js'
+import { Events, type IntakeEvents, type IntakeListener } from './events.js'
+import { LaneCalls } from './lanes.js'
+import { answerMany, type Prepared } from './many.js'
+import { keyOfItem } from './operation-options.js'
+import { within } from './own-transaction.js'
 import { Pipeline } from './pipeline.js'
+import { type ScheduleBody, type ScheduleOptions, Schedules } from './schedules.js'
 import {
   type Bound,
+  checkEnqueueOptions,
+  checkMany,
   checkSubmitOptions,
+  type EnqueueManyOptions,
+  type EnqueueOptions,
   type Submission,
   type SubmitAllOptions,
+  type SubmitManyOptions,
   type SubmitOptions,
   submissionOf,
+  submissionsOf,
 } from './submission.js'
+import { TicketCalls } from './tickets.js'
 import { Answering } from './verdict-to-answer.js'
 
 /** The time of `close` beyond `drainMs`. */
@@ -71,6 +83,12 @@ export class Intake {
   readonly sweeps: Sweeps
   readonly fleet = new FleetNumbers()
   readonly pipeline: Pipeline
+  /** Operations: read, wait for, cancel and retry them. */
+  readonly tickets = new TicketCalls(this)
+  /** Operations that failed for good: read, redrive and delete them. */
+  readonly deadLetters = new DeadLetterCalls(this)
+  /** Which lanes hold operations and why they wait; pause and resume them. */
+  readonly lanes = new LaneCalls(this)
   /** Witnessed events, hash-chained. */
   readonly ledger: Ledger
   /** Your own statement, on the connections for reads; it is its own transaction. */
@@ -80,11 +98,16 @@ export class Intake {
    * work, `release` for statements that end work, on connections that nothing else can use up.
    */
   readonly statements: { take: Tx['query']; release: Tx['query'] }
+  /** Where the ticket routes are mounted, if below a path of the host's own: for the `Location` of a 202. */
+  ticketPrefix = ''
   readonly #definitions: Definitions
   readonly #slotGroups: SlotGroups
+  readonly #schedules: Schedules
   readonly #pools = new Map<string, PoolPermits>()
   readonly #accepting: Accepting
   readonly #registry: GateRegistry
+  /** Null until somebody listens. */
+  #events: Events | null = null
   readonly #notices = new Map<string, (text: string) => void>()
   readonly #missed = new Set<() => void>()
   #stopped: Promise<void> | undefined
@@ -92,7 +115,15 @@ export class Intake {
   /** Nothing runs any more. Handlers that finish during `close` may still enqueue. */
   #isEnded = false
 
-  constructor(options: { store: Store; settings: IntakeSettings; log: IntakeLog; metrics: Metrics; door?: Door }) {
+  constructor(options: {
+    store: Store
+    settings: IntakeSettings
+    log: IntakeLog
+    metrics: Metrics
+    door?: Door
+    /** Monotonic milliseconds, of the gates. Default: this process's. */
+    now?: () => number
+  }) {
     const { store, settings, log, metrics } = options
     this.store = store
     this.settings = settings
@@ -116,11 +147,13 @@ export class Intake {
       ...{ store, metrics, log, waiters: this.waiters, directWaitMs: settings.directWaitMs },
       suspect: () => this.#slotGroups.suspect(),
       announce: () => this.presence.announce('ready'),
+      onRefused: (type, refusal) => this.#events?.refused(type, refusal),
     })
     this.presence = this.#makePresence()
     const shared = { store, settings, slotGroups: this.#slotGroups, accepting: this.#accepting }
     this.pipeline = new Pipeline({
       ...{ ...shared, log, metrics, answering, door: this.door, presence: this.presence, registry: this.#registry },
+      onApplied: (item, result) => this.#events?.applied(item, result),
     })
     this.#definitions = new Definitions({
       ...{ ...shared, pipeline: this.pipeline },
@@ -129,8 +162,10 @@ export class Intake {
         registerCapacity: (name, limit, resumeBelow) =>
           this.#registry.add(name, () => store.registerGate(name, limit, resumeBelow)),
         takeConnection: (pool, identity, limits) => this.permitsOf(pool).take(identity, limits),
+        now: options.now ?? (() => performance.now()),
       },
     })
+    this.#schedules = this.#makeSchedules()
     this.sweeps = queueSweeps(store, settings.retentionMs, { isReady: () => this.isReady, metrics, log })
   }
 
@@ -155,8 +190,9 @@ export class Intake {
         if (outcome !== 'lease_lost') metrics.operationRun.observe(runMs / 1_000)
       },
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
-      onSettled: (op) => {
+      onSettled: (op, outcome) => {
         this.waiters.hint(op.id)
+        this.#events?.settled(op, outcome)
         if (op.gate !== null) this.#definitions.freed(op.gate)
       },
       onLeft: () => this.presence.announce('ready'),
@@ -175,6 +211,7 @@ export class Intake {
       afterPulse: async () => {
         await this.#registry.register()
         await slotGroups.lookAfter()
+        await this.#schedules.look()
       },
       onLost: () => slotGroups.loseAll(),
       onReady: async () => {
@@ -188,6 +225,16 @@ export class Intake {
         else slotGroups.wake()
       },
       missed: this.#missed,
+    })
+  }
+
+  #makeSchedules(): Schedules {
+    const { store, log } = this
+    return new Schedules({
+      ...{ store, log },
+      isDraining: () => this.isDraining,
+      checkBody: (call, definition, body, options) => requireValid(call, this.bound(definition), body, options),
+      enqueue: (definition, body, tx, options) => this.enqueue(definition, body, { ...options, tx }),
     })
   }
 
@@ -247,8 +294,11 @@ export class Intake {
     }
   }
 
-  /** The same for Express: `app.use(intake.expressTickets())`. All other requests go on to `next`. */
-  expressTickets(options?: TicketRoutesOptions): NodeHandler {
+  /**
+   * The same for Express: `app.use(intake.expressTickets())`. All other requests go on to `next`. Below a path, give it as
+   * `prefix` too: Express does not say it before the first request.
+   */
+  expressTickets(options?: TicketRoutesOptions & { prefix?: string }): NodeHandler {
     return expressTickets(this, options)
   }
 
@@ -274,7 +324,7 @@ export class Intake {
     const { pipeline } = this
     const bound = this.bound(definition)
     checkSubmitOptions('submit', options)
-    const submission = submissionOf(body, options)
+    const submission = submissionOf('submit', body, options)
     const gate = { identity: submission.identity, clientAddress: 'local' }
     const refusal = pipeline.refuseEarly(bound, gate)
     if (refusal !== null) return { kind: 'refused', refusal }
@@ -286,6 +336,59 @@ export class Intake {
     } finally {
       for (const permit of permits) permit.release()
     }
+  }
+
+  /**
+   * Many operations in one call, each with an answer of its own, in this order: up to 10,000, written 500 at a time. Nobody
+   * waits for their runs: those of a `run` definition are queued, and their answers are tickets; those of an `apply`
+   * definition are applied at once where their lane is empty. A body that is not valid is refused by itself. Each option is
+   * for all of them, or a function: `submitMany(place, orders, { idempotencyKey: (order) => order.number })`.
+   */
+  async submitMany<Body, Result>(
+    definition: Definition<Body, Result>,
+    bodies: readonly Body[],
+    options: SubmitManyOptions<Body> = {},
+  ): Promise<Answer<Result>[]> {
+    const { pipeline } = this
+    const bound = this.bound(definition)
+    checkMany('submitMany', bodies, options)
+    const submissions = submissionsOf('submitMany', bodies, options, bound.options.run !== undefined)
+    const answers = await answerMany(submissions, {
+      call: 'submitMany',
+      enter: async (identity) => {
+        const gate = { identity, clientAddress: 'local' }
+        return pipeline.refuseEarly(bound, gate) ?? pipeline.acquire(bound, gate)
+      },
+      prepare: (submission) => this.#prepare(bound, submission),
+      write: (prepared) => pipeline.submitMany(bound, prepared),
+    })
+    return answers as Answer<Result>[]
+  }
+
+  /** The same in a transaction of yours: they are queued if and when that commits. All are queued, as by `enqueue`. */
+  async enqueueMany<Body>(
+    definition: Definition<Body>,
+    bodies: readonly Body[],
+    options: EnqueueManyOptions<Body>,
+  ): Promise<Answer[]> {
+    const { pipeline } = this
+    const bound = this.bound(definition)
+    checkMany('enqueueMany', bodies, options, true)
+    this.#requireOpen('enqueueMany')
+    const submissions = submissionsOf('enqueueMany', bodies, options, true)
+    return within('enqueueMany', options.tx, (tx) =>
+      answerMany(submissions, {
+        call: 'enqueueMany',
+        enter: () => Promise.resolve([]),
+        prepare: (submission) => this.#prepare(bound, submission),
+        write: (prepared) => pipeline.enqueue(bound, prepared, tx),
+      }),
+    )
+  }
+
+  async #prepare(bound: Bound, submission: Submission): Promise<Prepared | Extract<Answer, { kind: 'refused' }>> {
+    const valid = await validated(bound, submission)
+    return 'kind' in valid ? valid : this.pipeline.prepare(bound, valid)
   }
 
   /**
@@ -301,57 +404,39 @@ export class Intake {
   ): Promise<Answer[]> {
     const bound = this.bound(definition)
     checkSubmitOptions('submitAll', options)
+    const { idempotencyKey: key, texts } = options
     const valid: Submission[] = []
     for (const [i, body] of bodies.entries()) {
-      const one = await validated(bound, submissionOf(body, options, options.texts?.[i]))
+      // Each has its own key, made from the request's key.
+      const own = { ...options, ...(key !== undefined && { idempotencyKey: keyOfItem(key, i) }) }
+      const one = await validated(bound, submissionOf('submitAll', body, own, texts?.[i]))
       if ('kind' in one) return bodies.map(() => one)
       valid.push(one)
     }
-    const texts = valid.flatMap(({ text }) => text ?? [])
-    return this.submitAllValid(
-      definition,
-      valid.map(({ body }) => body as Body),
-      { ...options, texts },
-      tx,
-    )
-  }
-
-  /** The same for bodies that the caller has validated, or made itself. */
-  submitAllValid<Body>(
-    definition: Definition<Body>,
-    bodies: readonly Body[],
-    options: SubmitAllOptions = {},
-    tx?: Tx,
-  ): Promise<Answer[]> {
-    const { idempotencyKey: key, texts } = options
-    // Each has its own key, made from the request's key.
-    const submissions = bodies.map((body, i) =>
-      submissionOf(body, { ...options, ...(key !== undefined && { idempotencyKey: `${key}\0${i}` }) }, texts?.[i]),
-    )
-    return this.pipeline.submitAll(this.bound(definition), submissions, tx)
+    return this.pipeline.submitAll(bound, valid, tx)
   }
 
   /**
-   * Inside your own PostgreSQL transaction (`client` is a node-postgres client): it is queued if and when that commits. The
-   * body is validated as by `submit`; look at the answer before you commit.
+   * Inside your own PostgreSQL transaction: `enqueue(place, order, { tx: client })`, with a node-postgres client. It is queued
+   * if and when that commits. The body is validated as by `submit`; look at the answer before you commit.
    */
-  async enqueue<Body>(
-    definition: Definition<Body>,
-    body: Body,
-    client: Tx,
-    options: SubmitOptions = {},
-  ): Promise<Answer> {
+  async enqueue<Body>(definition: Definition<Body>, body: Body, options: EnqueueOptions): Promise<Answer> {
     const bound = this.bound(definition)
-    checkSubmitOptions('enqueue', options)
-    if (this.#isEnded) throw new OptionError('enqueue: this intake is closed; enqueue before close() is called')
-    const valid = await validated(bound, submissionOf(body, options))
-    if ('kind' in valid) return valid
-    await requireTransaction(client)
-    return this.pipeline.enqueue(bound, valid, client)
+    checkEnqueueOptions('enqueue', options)
+    this.#requireOpen('enqueue')
+    const prepared = await this.#prepare(bound, { ...submissionOf('enqueue', body, options), respondAsync: true })
+    if ('kind' in prepared) return prepared
+    const [answer] = await within('enqueue', options.tx, (tx) => this.pipeline.enqueue(bound, [prepared], tx))
+    if (answer === undefined) throw new Error('the store gave no verdict')
+    return answer
+  }
+
+  #requireOpen(call: string): void {
+    if (this.#isEnded) throw new OptionError(`${call}: this intake is closed; call it before close()`)
   }
 
   /**
-   * Like POST …/cancel: `cancelled` when it was queued, `asked` when it runs and its handler is asked to stop, `running`
+   * A step of `tickets.cancel`, for workloads: `cancelled` when it was queued, `asked` when it runs and its handler is asked to stop, `running`
    * when it cannot be stopped, `gone` when it is finished or unknown.
    */
   async cancel(id: string, why: string): Promise<CancelOutcome> {
@@ -368,14 +453,21 @@ export class Intake {
     return this.store.forgetKey(keyOf(this.bound(definition).type, used.identity, used.key), used.operationId)
   }
 
-  /** The status of operations; one statement for up to 2,000, cheap enough for each second. */
-  statusOf(ids: readonly string[]): Promise<OperationReport[]> {
-    return reportsOf(this.store, (type) => this.find(type)?.slots ?? this.#slotGroups.general, ids)
-  }
-
-  /** Unfinished operations of each lane. */
-  laneDepths(lanes: readonly LaneName[]): Promise<number[]> {
-    return this.store.laneDepths(lanes.map((lane) => laneOf(lane).id))
+  /**
+   * Recurring work: one operation per due time over all processes, also when they crash or their clocks differ. `cron` has five
+   * fields, or six with seconds first. `body` may be a function of the due time. A schedule runs while any process defines it.
+   *
+   *   intake.schedule('0 3 * * *', cleanUp, {}, { timezone: 'Europe/Berlin', missed: 'once' })
+   */
+  schedule<Body>(
+    cron: string,
+    definition: Definition<Body>,
+    body: ScheduleBody<NoInfer<Body>>,
+    options: ScheduleOptions = {},
+  ): void {
+    if (this.#closed !== undefined) throw new OptionError('schedule: this intake is closed')
+    this.bound(definition)
+    this.#schedules.add(cron, definition, body, options)
   }
 
   /**
@@ -395,16 +487,6 @@ export class Intake {
     return resumed
   }
 
-  /** Pauses operations of this type, on every instance, until `resumeType`: they are queued and wait. */
-  pauseType(definition: Definition): Promise<void> {
-    return this.store.pause('', this.bound(definition).type)
-  }
-
-  async resumeType(definition: Definition): Promise<void> {
-    await this.store.resume('', this.bound(definition).type)
-    this.wakeAll()
-  }
-
   /** Releases capacity that `apply` definitions hold, in the transaction that removes their rows. */
   releaseCapacity(tx: Tx, gate: string, count: number): Promise<void> {
     return this.store.releaseGate(tx, gate, count)
@@ -421,6 +503,15 @@ export class Intake {
       await tx.rollback()
       throw fault
     }
+  }
+
+  /**
+   * Calls `listener` for each event of this process, after its commit: `completed`, `retried`, `failed`, `dead`, `refused`. An
+   * error of a listener is logged. Returns a function that ends it.
+   */
+  on<Name extends keyof IntakeEvents>(name: Name, listener: IntakeListener<Name>): () => void {
+    this.#events ??= new Events(this.log)
+    return this.#events.on(name, listener)
   }
 
   /**
@@ -450,12 +541,46 @@ export class Intake {
     return this.presence.beat()
   }
 
+  /** Something is under way: a request, a write, or a run. */
+  get isBusy(): boolean {
+    const running = Object.values(this.#slotGroups.runningByType()).some((n) => n > 0)
+    return running || this.pipeline.inFlight > 0 || this.#accepting.oldestMs > 0
+  }
+
+  /** For tests that have moved the store's clock: this process knows what the store does when it resolves. */
+  async catchUp(): Promise<void> {
+    // A heartbeat and its tasks may be under way, and have seen the time before.
+    await this.presence.beatAfter()
+    await this.presence.beatAfter()
+    this.#slotGroups.wake()
+  }
+
+  /** For tests that have emptied the store: what this process has and knows of it is void. */
+  async forgetAll(): Promise<void> {
+    this.#slotGroups.loseAll()
+    this.#definitions.forget()
+    this.#schedules.forget()
+    await this.catchUp()
+  }
+
   bound(definition: Definition): Bound {
     return this.#definitions.get(definition)
   }
 
   find(type: string): Bound | undefined {
     return this.#definitions.find(type)
+  }
+
+  /** Where operations of a type run. */
+  slotsOf(type: string): Slots {
+    return this.find(type)?.slots ?? this.#slotGroups.general
+  }
+
+  /** Free for a type in all processes, as of their last heartbeats; null: none has reported that it runs the type. */
+  freeSlots(type: string): number | null {
+    const all = this.fleet.figure(freeSlots(type))
+    const own = this.#slotGroups.freeSlots(type)
+    return own === null ? all : Math.max(own, all ?? 0)
   }
 
   get typesWithIdentity(): string[] {
@@ -581,32 +706,19 @@ async function validated(
   return { ...submission, body: parsed.value, text }
 }
 
+/** For a body that is submitted later: a check that is asynchronous waits until then. */
+function requireValid(call: string, bound: Bound, body: unknown, options: SubmitOptions): void {
+  const parsed = bound.parse(JSON.parse(textOf(bound.type, body)), submissionOf(call, body, options).request)
+  if (parsed instanceof Promise || parsed.ok) return
+  const { detail, errors = [] } = parsed.problem
+  const places = errors.map(({ path, message }) => `${path || '/'}: ${message}`)
+  throw new OptionError(`${call}: the body is not valid for ${bound.type}: ${[detail, ...places].join('; ')}`)
+}
+
 function textOf(type: string, body: unknown): string {
   try {
     return JSON.stringify(body ?? null)
   } catch (fault) {
     throw new OptionError(`a body of ${type} cannot be stored as JSON: ${(fault as Error).message}`, { cause: fault })
   }
-}
-
-/** Outside a transaction the operation would be queued whatever becomes of the caller's rows. */
-async function requireTransaction(client: Tx): Promise<void> {
-  const wanted = 'enqueue: the third argument must be a node-postgres client inside a transaction'
-  const given: unknown = client
-  // A transaction of the intake.
-  if (methods('query', 'commit', 'rollback')(given) === null) return
-  if (methods('query')(given) !== null) throw new OptionError(`${wanted}; given: ${shown(given)}`)
-  if (methods('connect', 'on')(given) === null && 'totalCount' in (given as object)) {
-    throw new OptionError(`${wanted}; given: a Pool. Take a client with pool.connect(), and BEGIN on it`)
-  }
-  const status = (given as { getTransactionStatus?: () => unknown }).getTransactionStatus
-  if (status !== undefined) {
-    if (status.call(given) === 'I') throw new OptionError(`${wanted}; this client is in none. Call BEGIN first`)
-    return
-  }
-  // Older drivers do not know. A savepoint is possible inside a transaction only.
-  await client.query('SAVEPOINT spillway; RELEASE SAVEPOINT spillway').catch((fault: unknown) => {
-    if ((fault as { code?: unknown }).code !== '25P01') throw fault
-    throw new OptionError(`${wanted}; this client is in none. Call BEGIN first`, { cause: fault })
-  })
 }

@@ -35,8 +35,8 @@ export interface IntakeOptions extends Partial<IntakeSettings> {
 const connectTimeoutMsDefault = 10_000
 const milliseconds = wholeNumber(1, timerMsMax)
 
-const rules: Record<keyof IntakeOptions, Rule> = {
-  store: () => null,
+/** All but the store. */
+export const intakeRules: Record<Exclude<keyof IntakeOptions, 'store'>, Rule> = {
   log: methods('debug', 'info', 'warn', 'error'),
   metrics: (value) =>
     typeof value === 'object' && value !== null && 'admissions' in value
@@ -61,21 +61,32 @@ const rules: Record<keyof IntakeOptions, Rule> = {
   pressureInflightMax: wholeNumber(1),
 }
 
-export async function openIntake(options: IntakeOptions): Promise<Intake> {
-  checkOptions('createIntake', options, rules)
+/** `now`: monotonic milliseconds, for tests. */
+export async function openIntake(options: IntakeOptions, now?: () => number): Promise<Intake> {
+  checkOptions('createIntake', options, { store: () => null, ...intakeRules })
   const { store, log, metrics, waitForStore = true, connectTimeoutMs = connectTimeoutMsDefault, ...settings } = options
-  await loadTypebox()
+  const usableStore = await usable(store)
+  // Takes longer than connecting, which happens at the same time.
+  const loaded = loadTypebox()
+  loaded.catch(() => undefined)
   const intake = new Intake({
-    store: await usable(store),
+    store: usableStore,
     settings: { ...intakeDefaults, ...defined(settings) },
     log: log ?? stderrLog,
     metrics: metrics ?? createMetrics(),
+    ...(now && { now }),
   })
   if (waitForStore === true) await connect(intake, connectTimeoutMs)
   else {
     const started = intake.start()
     if (waitForStore === 'forever') await started
     else started.catch((fault: unknown) => intake.log.error({ err: fault }, 'the database cannot be used'))
+  }
+  try {
+    await loaded
+  } catch (fault) {
+    await intake.close()
+    throw fault
   }
   return intake
 }

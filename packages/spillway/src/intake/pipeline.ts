@@ -11,11 +11,12 @@ import type { GateRequest, Permit } from '../gates/gate.js'
 import type { Metrics } from '../metrics/metrics.js'
 import type { Door } from '../pressure/door.js'
 import { Lateness } from '../pressure/lateness.js'
-import type { Accepted, Admitted, Store, Tx } from '../store/port.js'
+import type { Accepted, AcceptItem, Admitted, Store, Tx } from '../store/port.js'
 import type { SlotGroups } from '../work/slot-groups.js'
 import type { RoomEnd } from '../work/waiting-room.js'
 import type { AdmissionAnswer, BoundAdmission } from './admission.js'
 import type { Answer } from './answer.js'
+import { type Prepared, refused } from './many.js'
 import { allSlotsTaken, queueFull, type Refusal, rateStatus, refusals, refusedBy, storeAwayRetryMs } from './refusal.js'
 import type { Bound, BoundGates, PendingItem, Submission } from './submission.js'
 import type { Answering } from './verdict-to-answer.js'
@@ -37,6 +38,8 @@ export interface PipelineOptions {
   accepting: Accepting
   answering: Answering
   registry: GateRegistry
+  /** An effect was committed with its acceptance. */
+  onApplied(item: AcceptItem, result: unknown): void
 }
 
 export class Pipeline {
@@ -128,7 +131,7 @@ export class Pipeline {
     for (const gate of bound.gates) {
       if (gate.acquire === undefined) continue
       const outcome = await gate.acquire(request).catch((fault: unknown): Refusal => {
-        this.#o.log.warn({ err: fault, type: bound.type, gate: gate.kind }, 'a permit could not be taken')
+        this.#o.log.warn({ err: fault, type: bound.type, gate: gate.kind }, 'could not take a permit')
         return {
           code: 'store_unavailable',
           detail: 'The store did not answer. Nothing was accepted; try again later.',
@@ -199,6 +202,7 @@ export class Pipeline {
       if (held && accepted.verdict !== 'execute') work.unreserve()
       held = false
       const answer = await this.#o.answering.answer(bound, submission, pending, accepted)
+      if (accepted.verdict === 'apply') this.#o.onApplied(item, pending.result)
       bound.options.onAnswer?.(answer, submission)
       return answer
     } finally {
@@ -256,6 +260,8 @@ export class Pipeline {
         const pending = all[i]
         if (pending === undefined) throw new RangeError(`no item ${i}`)
         const answer = await this.#o.answering.answer(bound, submission, pending, accepted[i] ?? noVerdict())
+        // With `tx` it is not committed yet, and may never be.
+        if (tx === undefined && accepted[i]?.verdict === 'apply') this.#o.onApplied(pending.item, pending.result)
         bound.options.onAnswer?.(answer, submission)
         return answer
       }),
@@ -284,19 +290,50 @@ export class Pipeline {
     return { kind: 'admitted', ...(rate && { rate }) }
   }
 
-  /** Inside the caller's own PostgreSQL transaction: the operation exists if and when that commits. */
-  async enqueue(bound: Bound, submission: Submission, tx: Tx): Promise<Answer> {
+  /** The row of a submission that nobody waits for. `apply` may still be done at once. */
+  prepare(bound: Bound, submission: Submission): Prepared | Extract<Answer, { kind: 'refused' }> {
+    const later = submission.respondAsync === true
+    const busy = !later && this.busy > this.#o.settings.busyQueueAbove
+    if (busy && bound.options.whenBusy === 'refuse') {
+      return refused(this.refuse(bound.type, allSlotsTaken(bound.slots.work.runMs)))
+    }
+    const now = !later && !busy
+    const made = buildItem(bound, submission, { busy, now, paceMs: bound.slots.load.paceMs(bound.type) })
+    if ('code' in made) return refused(this.refuse(bound.type, made))
+    return { submission, pending: { item: made.item, body: submission.body, tiers: made.tiers } }
+  }
+
+  /** Up to a flush of them, each decided by itself. */
+  async submitMany(bound: Bound, prepared: readonly Prepared[]): Promise<readonly Answer[]> {
+    const full = this.#unready() ?? this.#full(bound) ?? (await this.#unregistered())
+    if (full !== null) return prepared.map(() => refused(this.refuse(bound.type, full)))
+    const { answering } = this.#o
+    const answers = prepared.map(async ({ submission, pending }): Promise<Answer> => {
+      let accepted: Accepted
+      try {
+        const [first] = await bound.flush.submit([pending])
+        accepted = first ?? noVerdict()
+      } catch (fault) {
+        return refused(answering.storeFault(bound.type, fault, pending.item))
+      }
+      const answer = await answering.answer(bound, submission, pending, accepted)
+      bound.options.onAnswer?.(answer, submission)
+      return answer
+    })
+    return Promise.all(answers)
+  }
+
+  /** Inside the caller's own PostgreSQL transaction: the operations exist if and when that commits. */
+  async enqueue(bound: Bound, prepared: readonly Prepared[], tx: Tx): Promise<readonly Answer[]> {
     const full = (await this.#unregistered()) ?? this.#full(bound)
-    if (full !== null) return { kind: 'refused', refusal: this.refuse(bound.type, full) }
-    const made = buildItem(
-      bound,
-      { ...submission, respondAsync: true },
-      { busy: false, now: false, paceMs: bound.slots.load.paceMs(bound.type) },
+    if (full !== null) return prepared.map(() => refused(this.refuse(bound.type, full)))
+    const items = prepared.map(({ pending }) => pending.item)
+    const accepted = await this.#o.accepting.within(tx, items, bound.slots)
+    return Promise.all(
+      prepared.map(({ submission, pending }, i) =>
+        this.#o.answering.answer(bound, submission, pending, accepted[i] ?? noVerdict()),
+      ),
     )
-    if ('code' in made) return { kind: 'refused', refusal: this.refuse(bound.type, made) }
-    const { item, tiers } = made
-    const accepted = await this.#o.accepting.within(tx, item, bound.slots)
-    return this.#o.answering.answer(bound, submission, { item, body: submission.body, tiers }, accepted)
   }
 
   #unready(): Refusal | null {

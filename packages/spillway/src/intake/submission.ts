@@ -1,16 +1,21 @@
-import { limits } from '@spillway/protocol/wire'
 import type { AcceptFlush } from '../accept/accepting.js'
-import { checkOptions, isBoolean, isText, type Rule, timerMsMax, wholeNumber } from '../core/options.js'
+import { check, checkOptions, isBoolean, OptionError, type Rule, timerMsMax, wholeNumber } from '../core/options.js'
 import type { BoundGate, RateTier } from '../gates/gate.js'
-import type { AcceptItem } from '../store/port.js'
+import type { AcceptItem, Tx } from '../store/port.js'
 import type { Slots } from '../work/slot-groups.js'
 import type { BodySchema, DefineOptions, IntakeRequest, Rejection } from './define.js'
+import {
+  type EachOptions,
+  eachRules,
+  type OperationOptions,
+  type OwnOptions,
+  operationRules,
+  optionsFor,
+  ownOptions,
+} from './operation-options.js'
 
-export interface SubmitOptions {
-  identity?: string
-  idempotencyKey?: string
-  /** The text that the key identifies, if not the body: another text with the same key is a mistake. */
-  keyedOn?: string
+export interface SubmitOptions extends OperationOptions {
+  traceparent?: string
   /** Queue it, do not run it now. */
   respondAsync?: boolean
   /**
@@ -18,8 +23,22 @@ export interface SubmitOptions {
    * here, and answer with its ticket at once (`queued`, reason `still_running`); else queue it, with another reason.
    */
   waitMs?: number
-  traceparent?: string
   signal?: AbortSignal
+}
+
+/** Each option is for all items, or a function `(body, index) => …` that gives it for each. */
+export interface SubmitManyOptions<Body> extends EachOptions<Body> {
+  traceparent?: string
+}
+
+/** In a transaction of the caller: nobody waits for the run. */
+export interface EnqueueOptions extends Pick<SubmitOptions, keyof OperationOptions | 'traceparent'> {
+  /** A node-postgres client inside a transaction, or the `tx` of `intake.transaction`. */
+  tx: Tx
+}
+
+export interface EnqueueManyOptions<Body> extends SubmitManyOptions<Body> {
+  tx: Tx
 }
 
 export interface SubmitAllOptions extends SubmitOptions {
@@ -39,6 +58,8 @@ export interface Submission<Body = unknown> {
   idempotencyKey?: string
   /** The text that the key identifies, if not the body. */
   keyedOn?: string
+  /** What this submission says itself, in place of its definition. */
+  own?: OwnOptions
   respondAsync?: boolean
   /** Wait this long for a queued one, then answer as if it had run now. 0: run it now, and answer with its ticket at once. */
   waitMs?: number
@@ -79,16 +100,13 @@ export interface PendingItem {
   limited?: Readonly<Record<string, unknown>>
 }
 
+export const traceparentRule: Rule = (value) => (typeof value === 'string' ? null : 'a text')
+
 const submitRules: Record<keyof SubmitAllOptions, Rule> = {
-  identity: isText,
-  idempotencyKey: (value) =>
-    typeof value === 'string' && value !== '' && value.length <= limits.idempotencyKeyCharacters
-      ? null
-      : `a text of 1 to ${limits.idempotencyKeyCharacters} characters`,
-  keyedOn: (value) => (typeof value === 'string' ? null : 'a text'),
+  ...operationRules,
+  traceparent: traceparentRule,
   respondAsync: isBoolean,
   waitMs: wholeNumber(0, timerMsMax),
-  traceparent: (value) => (typeof value === 'string' ? null : 'a text'),
   signal: (value) => (value instanceof AbortSignal ? null : 'an AbortSignal'),
   texts: (value) => (Array.isArray(value) ? null : 'a list of JSON texts'),
 }
@@ -97,8 +115,33 @@ export function checkSubmitOptions(call: string, options: SubmitAllOptions): voi
   checkOptions(call, options, submitRules)
 }
 
+/** Checked where it is used (intake/own-transaction.ts). */
+const tx: Rule = () => null
+const enqueueRules: Record<keyof EnqueueOptions, Rule> = { ...operationRules, traceparent: traceparentRule, tx }
+
+export function checkEnqueueOptions(call: string, options: unknown): void {
+  if (typeof options === 'object' && options !== null && 'query' in options) {
+    throw new OptionError(`${call}: the third argument is { tx: client }, not the client itself`)
+  }
+  checkOptions(call, options, enqueueRules)
+}
+
+const manyRules: Record<keyof SubmitManyOptions<unknown>, Rule> = { ...eachRules, traceparent: traceparentRule }
+
+/** A call that would take more takes the process's memory; the next call may follow at once. */
+export const manyMax = 10_000
+
+export function checkMany(call: string, bodies: unknown, options: unknown, inTransaction = false): void {
+  check(call, 'the second argument', bodies, isManyBodies)
+  checkOptions(call, options, inTransaction ? { ...manyRules, tx } : manyRules)
+}
+
+const isManyBodies: Rule = (bodies) =>
+  Array.isArray(bodies) && bodies.length <= manyMax ? null : `a list of at most ${manyMax} bodies`
+
 /** The submission of a call, without HTTP. */
-export function submissionOf(body: unknown, options: SubmitOptions, text?: string): Submission {
+export function submissionOf(call: string, body: unknown, options: SubmitOptions, text?: string): Submission {
+  const own = ownOptions(call, options)
   return {
     body,
     ...(text !== undefined && { text }),
@@ -106,10 +149,25 @@ export function submissionOf(body: unknown, options: SubmitOptions, text?: strin
     request: localRequest(options),
     ...(options.idempotencyKey !== undefined && { idempotencyKey: options.idempotencyKey }),
     ...(options.keyedOn !== undefined && { keyedOn: options.keyedOn }),
+    ...(own && { own }),
     ...(options.respondAsync !== undefined && { respondAsync: options.respondAsync }),
     ...(options.waitMs !== undefined && { waitMs: options.waitMs }),
     ...(options.signal && { signal: options.signal }),
   }
+}
+
+/** The submissions of many bodies. Nothing is sent before all options are known to be right. */
+export function submissionsOf<Body>(
+  call: string,
+  bodies: readonly Body[],
+  options: SubmitManyOptions<Body>,
+  respondAsync: boolean,
+): Submission[] {
+  const common = options.traceparent === undefined ? {} : { traceparent: options.traceparent }
+  return bodies.map((body, index) => ({
+    ...submissionOf(call, body, { ...common, ...optionsFor(call, options, body, index) }),
+    respondAsync,
+  }))
 }
 
 function localRequest(options: SubmitOptions): IntakeRequest {

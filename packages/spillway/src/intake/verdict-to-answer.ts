@@ -21,6 +21,7 @@ export interface AnsweringOptions {
   suspect(): void
   /** Other instances may have work to do. */
   announce(): void
+  onRefused(type: string, refusal: Refusal): void
 }
 
 export class Answering {
@@ -32,6 +33,7 @@ export class Answering {
 
   refuse(route: string, refusal: Refusal): Refusal {
     this.#o.metrics.admissions.labels(route, 'refuse', refusal.gate ?? refusal.code).inc()
+    this.#o.onRefused(route, refusal)
     return refusal
   }
 

@@ -19,7 +19,7 @@ describe('canonicalJson', () => {
     expect([...canonicalJson(value).matchAll(/:(\d)/g)].map((m) => Number(m[1]))).toEqual([2, 4, 6, 7, 1, 5, 3])
   })
 
-  it('says the same of equal values, and what it says is JSON for them', () => {
+  it('gives equal text for equal values, and the text is their JSON', () => {
     fc.assert(
       fc.property(fc.jsonValue(), (value) => {
         const text = canonicalJson(value)
@@ -29,7 +29,7 @@ describe('canonicalJson', () => {
     )
   })
 
-  it('leaves out what is undefined, and refuses what JSON cannot say', () => {
+  it('leaves out undefined members, and refuses values that JSON cannot express', () => {
     expect(canonicalJson({ b: undefined, a: 1 })).toBe('{"a":1}')
     for (const value of [undefined, Number.NaN, Number.POSITIVE_INFINITY, () => 1, [undefined]]) {
       expect(() => canonicalJson(value)).toThrow(TypeError)

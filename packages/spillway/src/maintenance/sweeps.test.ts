@@ -49,7 +49,7 @@ function made(store: SweepsOptions['store'] = storeOf()) {
 }
 
 describe('sweeps', () => {
-  it('go on while batches are full, for a tenth of the time', async () => {
+  it('continue while batches are full, for a tenth of the time', async () => {
     const { sweeps, rows, seconds, logged } = made()
     const batches = Array.from({ length: 40 }, () => full)
     const batch = vi.fn(async () => {
@@ -117,7 +117,7 @@ describe('sweeps', () => {
     await stopped
   })
 
-  it('go on after a fault, and leave the turn to others', async () => {
+  it('continue after a fault, and leave the turn to others', async () => {
     const { sweeps, logged, rows } = made()
     const batch = vi.fn(async () => {
       if (batch.mock.calls.length === 1) throw new Error('away')

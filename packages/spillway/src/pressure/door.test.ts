@@ -53,7 +53,7 @@ describe('the door', () => {
     expect(looked.slice(6)).toEqual(['g after 0.6', 'h after 0.8'])
   })
 
-  it('forgets those who have gone at once, and keeps the order of the others', () => {
+  it('forgets callers that left at once, and keeps the order of the others', () => {
     const { door, pass, looked, turn } = doorOf()
     pass('a', 1)
     const gone = new Set<string>()
@@ -72,7 +72,7 @@ describe('the door', () => {
     expect(looked).toEqual(['a after 0.0', 'c', 'e after 0.0'])
   })
 
-  it('lets nobody pass those who wait', () => {
+  it('lets no request overtake waiting ones', () => {
     const { pass, looked, turn } = doorOf()
     pass('a', 1)
     pass('b')
@@ -97,7 +97,7 @@ describe('the door', () => {
     expect(looked.map((one) => one[0])).toEqual(['a', '0', '1', '2', '3'])
   })
 
-  it('is at rest when nobody comes', () => {
+  it('is idle without requests', () => {
     const { pass, turn } = doorOf()
     for (let i = 0; i < 20; i++) pass('a')
     let turns = 0
@@ -106,7 +106,7 @@ describe('the door', () => {
     expect(turn()).toBe(0)
   })
 
-  it('keeps the order of many, and forgets those who were looked at', () => {
+  it('keeps the order of many, and drops the examined ones', () => {
     const { pass, looked, turn } = doorOf()
     for (let i = 0; i < 5_000; i++) pass(String(i), 0.1)
     for (let i = 0; i < 100; i++) {

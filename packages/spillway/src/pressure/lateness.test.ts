@@ -35,7 +35,7 @@ describe('lateness', () => {
     expect(during(400, (at) => at % 2 === 0)).toBe(200)
   })
 
-  it('is calm again when nobody has waited too long for half a second', () => {
+  it('is calm again when no request has waited too long for half a second', () => {
     const { during } = latenessOf()
     during(200, over)
     during(500, within)

@@ -12,7 +12,7 @@ describe('LevelHold', () => {
     expect(hold.level).toBe('active')
   })
 
-  it('leaves it only after the signals stayed low for the whole hold time', () => {
+  it('leaves it only after the signals stayed low for the full hold time', () => {
     const hold = new LevelHold(3_000)
     hold.observe(at('active'), 0)
     expect(hold.observe(at('inactive'), 1_000)).toBe('active')
@@ -20,7 +20,7 @@ describe('LevelHold', () => {
     expect(hold.observe(at('inactive'), 4_000)).toBe('inactive')
   })
 
-  it('starts to count again when the signals come back up', () => {
+  it('starts to count again when the signals rise again', () => {
     const hold = new LevelHold(3_000)
     hold.observe(at('active'), 0)
     hold.observe(at('inactive'), 1_000)

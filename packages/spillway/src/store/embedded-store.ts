@@ -3,7 +3,7 @@ import { startEmbedded } from './embedded-package.js'
 import type { Store } from './port.js'
 import { type PostgresOptions, postgresStore } from './postgres/store.js'
 
-export interface EmbeddedOptions extends Omit<PostgresOptions, 'url'> {
+export interface EmbeddedOptions extends Omit<PostgresOptions, 'url' | 'pool'> {
   /** Default `./.spillway`. */
   dataDir?: string
 }

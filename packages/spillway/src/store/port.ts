@@ -342,6 +342,31 @@ export interface OperationReportRow {
   abreast: number
 }
 
+/** A lane that holds operations, with its first one. */
+export interface LaneRow {
+  id: string
+  queue: string
+  partition: string
+  depth: number
+  /** A pause of its queue, its own, or one of the type of its first operation. */
+  pausedBy: 'queue' | 'partition' | 'type' | null
+  /** It waits to be claimed. Neither ready nor parked: a process has claimed it. */
+  isReady: boolean
+  /** It was left to the processes that announced this label. */
+  label: string | null
+  parkedFor: 'delay' | 'retry' | 'pause' | 'turn' | null
+  /** When it is no longer parked, and how long until then; null: it is not parked, or paused. */
+  dueAt: Date | null
+  dueMs: number | null
+  /** Since its first operation was accepted. */
+  ageMs: number
+  head: string
+  type: string
+  isStarted: boolean
+  attempts: number
+  maxAttempts: number
+}
+
 export interface PoolState {
   max: number
   busy: number

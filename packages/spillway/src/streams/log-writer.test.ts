@@ -43,7 +43,7 @@ describe('LogWriter', () => {
     expect(stream.last).toBe(8)
   })
 
-  it('joins what comes during a write into one record of each stream, in one call', async () => {
+  it('joins chunks that arrive during a write into one record of each stream, in one call', async () => {
     const { log, open } = setup()
     const [a, b] = [open('a'), open('b')]
     const release = log.hold('append')
@@ -64,7 +64,7 @@ describe('LogWriter', () => {
     ])
   })
 
-  it('says that an end is written only when it is, together with what was pending', async () => {
+  it('reports an end as written only when it is, together with pending chunks', async () => {
     const { log, writer, open } = setup()
     const stream = open('a')
     const release = log.hold('append')
@@ -107,7 +107,7 @@ describe('LogWriter', () => {
     expect(log.records.get('a')).toMatchObject([{ end: 'error' }])
   })
 
-  it('forgets what is pending when it is closed without an end', async () => {
+  it('drops pending chunks when it is closed without an end', async () => {
     const { log, writer, open } = setup()
     const stream = open('a')
     stream.push('1')
@@ -117,7 +117,7 @@ describe('LogWriter', () => {
     expect(writer.has('a')).toBe(false)
   })
 
-  it('tries exactly the same records again when an answer was lost, then what came meanwhile', async () => {
+  it('retries exactly the same records when an answer was lost, then later ones', async () => {
     const { log, open, written } = setup()
     const stream = open('a')
     log.appendFates.push('answer-lost', 'fault')
@@ -174,7 +174,7 @@ describe('LogWriter', () => {
     expect(warnings).toContain('an append had no answer in time')
   })
 
-  it('reports to a writer that it lost its stream, and goes on with the others', async () => {
+  it('reports to a writer that it lost its stream, and continues with the others', async () => {
     const { log, open } = setup()
     log.put('a', { first: 1, chunks: ['theirs'], end: null })
     const [a, b] = [open('a'), open('b')]
@@ -267,7 +267,7 @@ describe('LogWriter', () => {
     expect(drained).toHaveBeenCalledTimes(1)
   })
 
-  it('lets a waiting source go on when its stream is gone', async () => {
+  it('lets a waiting source continue when its stream is gone', async () => {
     const { open } = setup()
     const stream = open('a')
     stream.push(kilobytes(300))
@@ -289,7 +289,7 @@ describe('LogWriter', () => {
     expect(log.records.get('a')?.map(({ ring }) => ring)).toEqual([false, true])
   })
 
-  it('writes what is pending before it closes', async () => {
+  it('writes pending records before it closes', async () => {
     const { log, writer, open } = setup()
     const stream = open('a')
     const release = log.hold('append')

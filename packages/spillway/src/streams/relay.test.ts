@@ -30,7 +30,7 @@ describe('Relay', () => {
   beforeEach(() => void vi.useFakeTimers())
   afterEach(() => void vi.useRealTimers())
 
-  it('gives what is in the log already, joined, and cut to begin behind the cursor', async () => {
+  it('gives existing records joined, beginning after the cursor', async () => {
     const { log, follow } = setup()
     log.put('a', record(1, '1', '2', '3'))
     log.put('a', { first: 4, chunks: ['4', 'end'], end: 'done' })
@@ -46,7 +46,7 @@ describe('Relay', () => {
     expect(follower.after).toBe(1)
   })
 
-  it('hands over what is written here without reading the log again', async () => {
+  it('hands over local records without reading the log again', async () => {
     const { log, follow, wrote } = setup()
     const follower = follow('a')
     const first = follower.next()
@@ -98,7 +98,7 @@ describe('Relay', () => {
     expect(await follower.next()).toEqual(record(2, '2', '3'))
   })
 
-  it('does not hand over a record beyond the cursor: it reads what is between', async () => {
+  it('does not hand over a record beyond the cursor: it reads those in between', async () => {
     const { log, relay, follow } = setup()
     const follower = follow('a')
     const next = watch(follower.next())
@@ -224,7 +224,7 @@ describe('Relay', () => {
     expect(next.value).toEqual(record(2, '2'))
   })
 
-  it('does not poll what is written in this process, until it is not any more', async () => {
+  it('does not poll a stream while it is written in this process', async () => {
     const local = new Set(['a'])
     const { log, follow } = setup({ isLocal: (id) => local.has(id) })
     const next = watch(follow('a').next())
@@ -236,7 +236,7 @@ describe('Relay', () => {
     expect(next.value).toEqual(record(1, '1'))
   })
 
-  it('runs no timer while nobody waits', async () => {
+  it('runs no timer without waiters', async () => {
     const { relay, follow } = setup()
     const follower = follow('a')
     watch(follower.next())
@@ -287,7 +287,7 @@ describe('Relay', () => {
     expect(next.value).toEqual(record(1, '1'))
   })
 
-  it('gives one chunk that is larger than that whole', async () => {
+  it('returns a single larger chunk completely', async () => {
     const { log, follow } = setup()
     log.put('a', record(1, 'x'.repeat(100_000), '2'))
     expect((await follow('a').next())?.chunks).toHaveLength(1)
@@ -300,7 +300,7 @@ describe('Relay', () => {
     expect(log.reads.map(({ length }) => length)).toEqual([1_000, 1_000, 500])
   })
 
-  it('goes on after a fault of the log that is shorter than its patience', async () => {
+  it('continues after a fault of the log that is shorter than its patience', async () => {
     const { log, follow } = setup()
     log.readFates.push('fault', 'fault')
     log.put('a', record(1, '1'))
@@ -370,7 +370,7 @@ describe('Relay', () => {
     await expect(relay.follow(keyOf('a'), 'redis', 0).next()).rejects.toBeInstanceOf(LogFault)
   })
 
-  it('wakes who waits with null when it is closed, and counts it no more', async () => {
+  it('wakes its waiters with null when it is closed, and counts them no more', async () => {
     const { relay, follow } = setup()
     const [one, two] = [follow('a'), follow('a')]
     const next = watch(one.next())
@@ -384,7 +384,7 @@ describe('Relay', () => {
     expect(relay.followers).toBe(0)
   })
 
-  it('goes on for the other followers of a stream when one closes', async () => {
+  it('continues for the other followers of a stream when one closes', async () => {
     const { follow, wrote } = setup()
     const followers = ['a', 'a', 'a'].map((id) => follow(id))
     const waiting = followers.map((follower) => watch(follower.next()))

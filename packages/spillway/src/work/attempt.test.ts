@@ -7,7 +7,7 @@ const backoff = { baseMs: 1_000, maxMs: 60_000 }
 const half = () => 0.5
 
 describe('outcomeOf', () => {
-  it('retries what was thrown, after a back-off that grows', () => {
+  it('retries after an error, with a growing back-off', () => {
     expect(outcomeOf(new Error('no'), claimed(), backoff, half)).toEqual({ kind: 'retry', error: 'no', delayMs: 500 })
     expect(outcomeOf(new Error('no'), claimed({ attempts: 2 }), backoff, half)).toMatchObject({ delayMs: 2_000 })
   })
@@ -37,7 +37,7 @@ describe('outcomeOf', () => {
     [1_500.4, 1_500],
     [-5, 0],
     [1e12, 86_400_000],
-  ])('RetryOperation after %s ms comes again after %s', (afterMs, delayMs) => {
+  ])('RetryOperation after %s ms is retried after %s', (afterMs, delayMs) => {
     expect(outcomeOf(new RetryOperation('later', { afterMs }), claimed(), backoff)).toMatchObject({
       kind: 'retry',
       delayMs,
@@ -77,7 +77,7 @@ describe('outcomeOf', () => {
 })
 
 describe('Attempt', () => {
-  it('shows the handler what it runs', () => {
+  it('gives the handler its operation', () => {
     const op = claimed({ attempts: 1, identity: 'ann', partition: 'p', traceparent: '00-a-b-01' })
     const attempt = new Attempt(storeDouble(), op, 100)
     expect(attempt).toMatchObject({

@@ -11,6 +11,7 @@ import { FailOperation, OperationAborted, RetryOperation } from '../core/outcome
 import type { RunContext } from '../intake/define.js'
 import { isTracing, parseTraceparent, withSpan } from '../metrics/trace.js'
 import type { Claimed, Leaving, OpenTx, Store, StoredAnswer, Tx } from '../store/port.js'
+import { withDeadline } from '../time/with-deadline.js'
 
 export type Outcome =
   | { kind: 'completed'; result: unknown }
@@ -117,12 +118,7 @@ export class Attempt implements RunContext {
     if (this.#tx === undefined) return
     // A transaction that never began needs no rollback; one that cannot be reached ends with its connection.
     const done = this.#tx.then((tx) => tx.rollback()).catch(() => undefined)
-    let timer: NodeJS.Timeout | undefined
-    const late = new Promise<void>((resolve) => {
-      timer = setTimeout(resolve, rollbackWaitMs)
-    })
-    await Promise.race([done, late])
-    clearTimeout(timer)
+    await withDeadline(done, rollbackWaitMs, () => undefined)
   }
 }
 

@@ -108,6 +108,11 @@ export class ClaimLoop {
     return this.#running.size
   }
 
+  /** It claims from the queue. */
+  get isClaiming(): boolean {
+    return this.#claiming
+  }
+
   get freeSlots(): number {
     return this.#o.concurrency - this.#running.size - this.#reserved
   }
@@ -410,7 +415,7 @@ export class ClaimLoop {
     } catch (fault) {
       this.#o.onSilence()
       this.#finished.unshift(...settling)
-      log.warn({ err: fault, lanes: settling.length }, 'settling failed and is tried again')
+      log.warn({ err: fault, lanes: settling.length }, 'settling failed, retrying')
       await new Promise((resolve) => setTimeout(resolve, this.#faultPauseMs))
       this.#faultPauseMs = Math.min(faultPauseMsMax, this.#faultPauseMs * 2)
     } finally {
@@ -500,7 +505,7 @@ export class ClaimLoop {
     if (this.#finished.length > 0) this.#pump()
     if (started.length === 0) return
     this.#o.store.mark(this.#o.worker(), started).catch((fault: unknown) => {
-      this.#o.log.warn({ err: fault, operations: started.length }, 'could not tell that operations are running')
+      this.#o.log.warn({ err: fault, operations: started.length }, 'could not record that operations are running')
     })
   }
 }

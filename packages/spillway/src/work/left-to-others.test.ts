@@ -112,7 +112,7 @@ describe('Elsewhere', () => {
     expect(await b.place()).toEqual(failed)
   })
 
-  it('counts by what is needed, and forgets the oldest beyond a bound', async () => {
+  it('counts by key, and drops the oldest beyond a bound', async () => {
     const b = bench()
     const need = (key: string) =>
       b.place(3_600_000, new LeaveOperation('nobody may', { key, may: (text) => text === 'x' }))
@@ -126,7 +126,7 @@ describe('Elsewhere', () => {
     expect(await need('first')).toEqual(parked)
   })
 
-  it('asks the store at most twice a second, and not at all without need', async () => {
+  it('queries the store at most twice a second, and never without need', async () => {
     const b = bench()
     await b.pass(10)
     expect(b.asked()).toBe(0)

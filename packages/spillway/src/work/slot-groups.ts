@@ -8,6 +8,7 @@
 
 import type { AcceptFlush, Accepting } from '../accept/accepting.js'
 import { OptionError } from '../core/options.js'
+import { freeSlots } from '../fleet/fleet-numbers.js'
 import { Load } from '../fleet/load.js'
 import type { Pulse, Store } from '../store/port.js'
 import { ClaimLoop, loops } from './claim-loop.js'
@@ -97,9 +98,21 @@ export class SlotGroups {
     await this.#elsewhere.observe()
   }
 
-  /** This process's figures for the heartbeat. */
+  /** Slots that are free for a type here; null: it is not claimed here. */
+  freeSlots(type: string): number | null {
+    const slots = this.#slotsOf.get(type)
+    const handler = slots && this.#handlers.get(slots)?.get(type)
+    if (slots === undefined || !slots.work.isClaiming || handler?.ready?.() === false) return null
+    return Math.max(0, slots.work.freeSlots)
+  }
+
+  /** This process's figures for the heartbeat: the pace, and the free slots for each type. */
   figures(): Record<string, number> {
-    return Object.assign({}, ...this.#all.map(({ load }) => load.figures()))
+    const free = [...this.#slotsOf.keys()].map((type) => [`!${freeSlots(type)}`, this.freeSlots(type)] as const)
+    return Object.assign(
+      Object.fromEntries(free.filter(([, slots]) => slots !== null)),
+      ...this.#all.map(({ load }) => load.figures()),
+    )
   }
 
   observe(pulse: Pulse, elapsedMs: number): void {
@@ -159,7 +172,7 @@ export class SlotGroups {
     const known = this.#all.flatMap(({ work }) => work.knownFences())
     const lanes = await this.#o.store.disown(this.#o.worker(), known)
     if (lanes === 0) return
-    this.#o.log.warn({ lanes }, 'gave back lanes whose claim was never answered')
+    this.#o.log.warn({ lanes }, 'returned the lanes of a claim whose answer was lost')
     this.wake()
   }
 

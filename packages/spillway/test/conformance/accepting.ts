@@ -106,7 +106,7 @@ export function accepting(opened: () => OpenedStore): void {
       )
     })
 
-    it('never lets a direct run overtake what is queued, parked, leased or running', async () => {
+    it('never lets a direct run overtake a queued, parked, leased or running operation', async () => {
       const { store, advance } = opened()
       const worker = await TestWorker.enlist(store)
       const direct = async (lane: string): Promise<string | undefined> =>
@@ -136,7 +136,7 @@ export function accepting(opened: () => OpenedStore): void {
       expect(await must(workers[0]).drain()).toHaveLength(30)
     })
 
-    it('reports the place behind what waits, not counting what runs', async () => {
+    it('reports the position behind waiting operations, not counting running ones', async () => {
       const { store } = opened()
       const worker = await TestWorker.enlist(store)
       const first = item('a', { execute: true })
@@ -164,7 +164,7 @@ export function accepting(opened: () => OpenedStore): void {
       expect(await worker.drain()).toEqual([kept.id])
     })
 
-    it('applies in empty lanes, queues behind what waits, and takes both back with the effect', async () => {
+    it('applies in empty lanes, queues behind waiting operations, and rolls both back with the effect', async () => {
       const { store, sql } = opened()
       const worker = await TestWorker.enlist(store)
       await queue(store, [item('busy')])
@@ -205,7 +205,7 @@ export function accepting(opened: () => OpenedStore): void {
       expect(verdicts(accepted)).toEqual(['queue', 'apply', 'queue'])
     })
 
-    it('keeps the answer of what was applied for its key', async () => {
+    it('keeps the answer of an applied item for its key', async () => {
       const { store } = opened()
       const context = contextOf(nobody)
       const effect = async (_tx: unknown, { applied }: { applied: readonly number[] }) =>
@@ -216,7 +216,7 @@ export function accepting(opened: () => OpenedStore): void {
       ])
     })
 
-    it('applies by a function in empty lanes, and queues behind what waits', async () => {
+    it('applies by a function in empty lanes, and queues behind waiting operations', async () => {
       const { store, sql } = opened()
       const worker = await TestWorker.enlist(store)
       await queue(store, [item('busy')])
@@ -291,7 +291,7 @@ export function accepting(opened: () => OpenedStore): void {
       expect(await effects(opened())).toEqual([[7, 1]])
     })
 
-    it('applies what was queued by the same function, all of it, if and when the transaction commits', async () => {
+    it('applies all queued items by the same function when the transaction commits', async () => {
       const { store } = opened()
       const effect = await effectOf(opened(), [7, 8, 9])
       const expected = [

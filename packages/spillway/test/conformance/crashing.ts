@@ -28,7 +28,7 @@ export function crashing(opened: () => OpenedStore): void {
   const doomed = (): Promise<TestWorker> => TestWorker.enlist(opened().store, leaseMs)
 
   describe('a process that dies', () => {
-    it('charges nobody of a batch, then hands the suspects out one at a time', async () => {
+    it('charges no operation of a batch, then hands them out one at a time', async () => {
       const { store } = opened()
       const ids = await queue(store, items('a', 12))
       const worker = await doomed()
@@ -43,7 +43,7 @@ export function crashing(opened: () => OpenedStore): void {
       expect((await next.claim()).map((op) => op.id)).toEqual(ids.slice(10))
     })
 
-    it('hands out together what cannot have killed it', async () => {
+    it('hands out together the operations that cannot have killed it', async () => {
       const { store } = opened()
       const ids = await queue(store, items('a', 5))
       const worker = await doomed()
@@ -67,7 +67,7 @@ export function crashing(opened: () => OpenedStore): void {
       expect((await next.claim()).every((op) => op.careful)).toBe(true)
     })
 
-    it('charges what it executed directly', async () => {
+    it('charges an operation that it executed directly', async () => {
       const { store } = opened()
       const worker = await doomed()
       const direct = item('a', { execute: true, maxAttempts: 2 })
@@ -76,7 +76,7 @@ export function crashing(opened: () => OpenedStore): void {
       expect(await store.ticket(direct.id)).toMatchObject({ attempts: 1, status: 'pending', place: 0 })
     })
 
-    it('leaves nothing that looks as if it ran', async () => {
+    it('leaves nothing that looks like a run', async () => {
       const { store } = opened()
       const ids = await queue(store, items('a', 4))
       const worker = await doomed()
@@ -127,7 +127,7 @@ export function crashing(opened: () => OpenedStore): void {
       ])
     })
 
-    it('does not take back what was settled before', async () => {
+    it('does not undo earlier settlements', async () => {
       const { store } = opened()
       const ids = await queue(store, items('a', 3))
       const worker = await doomed()
@@ -152,14 +152,14 @@ export function crashing(opened: () => OpenedStore): void {
       expect(await living.complete(held)).toEqual([])
     })
 
-    it('learns that it is not alive when it comes back', async () => {
+    it('learns that its lease is lost when it returns', async () => {
       const { store } = opened()
       const worker = await doomed()
       await crash(worker)
       expect(await store.pulse(worker.id, leaseMs, {})).toMatchObject({ alive: false })
     })
 
-    it('has its settlement decided by who comes first, recovery or itself', async () => {
+    it('is settled by the first of recovery and itself', async () => {
       const { store, another, advance } = opened()
       const other = another()
       for (let round = 0; round < 10; round++) {

@@ -28,7 +28,7 @@ export function leavingToOthers(opened: () => OpenedStore): void {
       expect((await store.announced()).by).toEqual({})
     })
 
-    it('hands them to those who announced the label, at once, in order, with no attempt spent', async () => {
+    it('hands them to processes that announced the label, at once, in order, without an attempt', async () => {
       const { store } = opened()
       const ids = await queue(store, items('a', 3))
       const [own, other] = [await TestWorker.enlist(store), await announcer({ store })]
@@ -47,7 +47,7 @@ export function leavingToOthers(opened: () => OpenedStore): void {
       expect((await own.claim(plain)).map(({ id }) => id)).toEqual([ids[2]])
     })
 
-    it('waits as asked when nobody announced the label', async () => {
+    it('waits as asked when no process announced the label', async () => {
       const { store, advance } = opened()
       const [id] = await queue(store, items('a', 1))
       const own = await TestWorker.enlist(store, 3_600_000)

@@ -34,7 +34,7 @@ export function limits(opened: () => OpenedStore): void {
   const accept = (...list: AcceptItem[]): Promise<Accepted[]> => opened().store.accept(list, contextOf(nobody))
 
   describe('idempotency', () => {
-    it('answers a key that was seen with what was answered first', async () => {
+    it('answers a known key with the first answer', async () => {
       const { store } = opened()
       const first = item('a', { key: 'k' })
       expect(verdicts(await accept(first, item('a')))).toEqual(['queue', 'queue'])
@@ -63,7 +63,7 @@ export function limits(opened: () => OpenedStore): void {
       ])
     })
 
-    it('keeps the ticket that its caller got, though the operation goes on', async () => {
+    it('keeps the ticket that its caller got, though the operation continues', async () => {
       const { store } = opened()
       const worker = await TestWorker.enlist(store)
       const first = item('a', { key: 'k', execute: true })
@@ -120,7 +120,7 @@ export function limits(opened: () => OpenedStore): void {
       }
     })
 
-    it('gives the key of what was refused back', async () => {
+    it('frees the key of a refused item', async () => {
       const { store } = opened()
       await store.registerGate('g', 1, 1)
       const once = rate(1)
@@ -188,7 +188,7 @@ export function limits(opened: () => OpenedStore): void {
       expect(claimed).toHaveLength(5)
     })
 
-    it('gives places back for what fails and is cancelled, and takes them for what is redriven', async () => {
+    it('releases capacity for failed and cancelled operations, and takes it for redriven ones', async () => {
       const { store } = opened()
       await store.registerGate('g', 2, 1)
       const [a, b] = await queue(store, [item('a', { gate: 'g' }), item('b', { gate: 'g' })])
@@ -203,7 +203,7 @@ export function limits(opened: () => OpenedStore): void {
       expect(await held()).toBe(1)
     })
 
-    it('keeps what it holds when its limits change', async () => {
+    it('keeps its permits when its limits change', async () => {
       const { store } = opened()
       await store.registerGate('g', 10, 5)
       await queue(store, items('a', 4, { gate: 'g' }))
@@ -213,7 +213,7 @@ export function limits(opened: () => OpenedStore): void {
       expect(verdicts(await accept(item('a', { gate: 'g' })))).toEqual(['queue'])
     })
 
-    it('counts what is applied until its owner releases it', async () => {
+    it('counts applied items until their owner releases them', async () => {
       const { store } = opened()
       await store.registerGate('own rows', 2, 1)
       const apply = () =>
@@ -266,7 +266,7 @@ export function limits(opened: () => OpenedStore): void {
       expect(rateOf((await accept(item('a', { rates: [limited] })))[0])).toMatchObject({ left: 1 })
     })
 
-    it('counts a minute while it is younger than the window, and reports when a place comes back', async () => {
+    it('counts a minute while it is younger than the window, and reports when a slot is free', async () => {
       const { freeze } = opened()
       const limited = rate(3, 10)
       await freeze('2026-03-01T12:00:20Z')
@@ -304,7 +304,7 @@ export function limits(opened: () => OpenedStore): void {
       for (const a of refused) expect(a).toMatchObject({ verdict: 'refuse', rate: { resetMs: 30 * minute } })
     })
 
-    it('accepts a client that comes back after the reported wait', async () => {
+    it('accepts a client that returns after the reported wait', async () => {
       const { freeze } = opened()
       const limited = rate(4, 5)
       let now = Date.parse('2026-03-01T12:00:07Z')
@@ -494,7 +494,7 @@ export function limits(opened: () => OpenedStore): void {
     }
     const small = { perIdentity: 3, total: 10 }
 
-    it('are granted exactly up to both limits, at any concurrency, and come back', async () => {
+    it('are granted exactly up to both limits, at any concurrency, and are returned', async () => {
       const { store, another } = opened()
       const workers = await Promise.all([store, another(), another()].map((s) => TestWorker.enlist(s)))
       const all = (
@@ -533,7 +533,7 @@ export function limits(opened: () => OpenedStore): void {
       expect(outcomes).toEqual(['granted', 'granted', 'identity_full', 'granted', 'granted', 'identity_full'])
     })
 
-    it('are not changed by what comes late', async () => {
+    it('are not changed by late events', async () => {
       const { store } = opened()
       const worker = await TestWorker.enlist(store)
       const change = (seq: number) =>

@@ -38,7 +38,7 @@ export function settling(opened: () => OpenedStore): void {
       expect(await two.claim()).toHaveLength(2)
     })
 
-    it('writes nothing when nothing is ready, so that nobody waits for the disk', async () => {
+    it('writes nothing when nothing is ready, so that no caller waits for the disk', async () => {
       const { store, session, sql } = opened()
       const worker = await TestWorker.enlist(store)
       const client = await session()
@@ -114,7 +114,7 @@ export function settling(opened: () => OpenedStore): void {
       await worker.complete(again)
     })
 
-    it('counts no attempt for what was put back without an error', async () => {
+    it('counts no attempt for an operation that was returned without an error', async () => {
       const { store } = opened()
       await queue(store, [item('a')])
       const worker = await TestWorker.enlist(store)
@@ -123,7 +123,7 @@ export function settling(opened: () => OpenedStore): void {
       expect(await worker.claim()).toMatchObject([{ id: op.id, attempts: 0 }])
     })
 
-    it('holds a lane for its delayed head, and other lanes go on', async () => {
+    it('holds a lane for its delayed head, and other lanes continue', async () => {
       const { store, advance } = opened()
       const delayed = item('a', { delayMs: 10_000 })
       const behind = item('a')
@@ -180,7 +180,7 @@ export function settling(opened: () => OpenedStore): void {
       expect(await store.deadLetters({}, 10, null)).toMatchObject([{ id: failed, payload: '{"x":1}' }])
     })
 
-    it('refuses a settlement whose lease is gone, as a whole', async () => {
+    it('refuses a complete settlement whose lease is gone', async () => {
       const { store, another, advance } = opened()
       await queue(store, [item('a'), item('b')])
       const zombie = await TestWorker.enlist(store, 1_000)
@@ -237,7 +237,7 @@ export function settling(opened: () => OpenedStore): void {
       expect(await worker.claim()).toHaveLength(1)
     })
 
-    it('settles inside a transaction, with its effect or not at all', async () => {
+    it('settles inside a transaction, with its effect or never', async () => {
       const { store, sql } = opened()
       await sql('CREATE TABLE effects (op uuid PRIMARY KEY)')
       await store.registerGate('g', 10, 5)
@@ -318,29 +318,32 @@ export function settling(opened: () => OpenedStore): void {
       expect(await store.cancel(must(ids[2]), [], 'why')).toBe('cancelled')
     })
 
-    it.each(['mark', 'retry'] as const)('does not deadlock when what runs is cancelled during a %s', async (kind) => {
-      const { store, session } = opened()
-      await queue(store, [item('a')])
-      const worker = await TestWorker.enlist(store)
-      const op = must((await worker.claim())[0])
-      // The first lock of a cancel is the lane's.
-      const operator = await session()
-      await operator.query('BEGIN')
-      await operator.query('SELECT FROM lanes WHERE id = $1 FOR UPDATE', [op.lane])
-      const written =
-        kind === 'mark'
-          ? store.mark(worker.id, [{ fence: op.fence, lane: op.lane, seq: op.seq, startedMsAgo: 60 }])
-          : worker.settle([settlement(op, { retry: { delayMs: 0, error: 'again' } })])
-      await untilBlocked(opened())
-      const cancelled = operator.query("SELECT cancel($1, '{}', 'why') AS outcome", [op.id])
-      const outcomes = await Promise.allSettled([written, cancelled.then(() => operator.query('COMMIT'))])
-      expect(outcomes.map((o) => (o.status === 'rejected' ? String(o.reason.cause ?? o.reason) : 'fine'))).toEqual([
-        'fine',
-        'fine',
-      ])
-    })
+    it.each(['mark', 'retry'] as const)(
+      'does not deadlock when a running operation is cancelled during a %s',
+      async (kind) => {
+        const { store, session } = opened()
+        await queue(store, [item('a')])
+        const worker = await TestWorker.enlist(store)
+        const op = must((await worker.claim())[0])
+        // The first lock of a cancel is the lane's.
+        const operator = await session()
+        await operator.query('BEGIN')
+        await operator.query('SELECT FROM lanes WHERE id = $1 FOR UPDATE', [op.lane])
+        const written =
+          kind === 'mark'
+            ? store.mark(worker.id, [{ fence: op.fence, lane: op.lane, seq: op.seq, startedMsAgo: 60 }])
+            : worker.settle([settlement(op, { retry: { delayMs: 0, error: 'again' } })])
+        await untilBlocked(opened())
+        const cancelled = operator.query("SELECT cancel($1, '{}', 'why') AS outcome", [op.id])
+        const outcomes = await Promise.allSettled([written, cancelled.then(() => operator.query('COMMIT'))])
+        expect(outcomes.map((o) => (o.status === 'rejected' ? String(o.reason.cause ?? o.reason) : 'fine'))).toEqual([
+          'fine',
+          'fine',
+        ])
+      },
+    )
 
-    it('finds what was accepted while a settlement waited for the lane', async () => {
+    it('finds an operation accepted while a settlement waited for the lane', async () => {
       const { store } = opened()
       await queue(store, [item('a')])
       const worker = await TestWorker.enlist(store)

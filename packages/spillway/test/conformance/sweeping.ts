@@ -32,7 +32,7 @@ export function sweeping(opened: () => OpenedStore): void {
         if (n > 0) expect(+span.from).toBeGreaterThanOrEqual(+must(spans[n - 1]).to)
     })
 
-    it('goes on while operations are settled', async () => {
+    it('continues while operations are settled', async () => {
       const { store, another, advance } = opened()
       const worker = await TestWorker.enlist(store, 1_000 * hour)
       const other = another()
@@ -59,7 +59,7 @@ export function sweeping(opened: () => OpenedStore): void {
       expect(swept.some((s) => s.partitions_dropped > 0)).toBe(true)
     })
 
-    it('removes expired keys, rates and empty lanes, and never what is unfinished', async () => {
+    it('removes expired keys, rates and empty lanes, and never unfinished operations', async () => {
       const { store, advance, sql } = opened()
       const worker = await TestWorker.enlist(store, 1_000 * hour)
       const rates = [{ key: randomUUID(), limit: 5, windowSeconds: 3_600 }]

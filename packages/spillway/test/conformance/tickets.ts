@@ -15,7 +15,7 @@ export function tickets(opened: () => OpenedStore): void {
   }
 
   describe('cancelling', () => {
-    it('takes the head of a ready lane out, and the lane goes on', async () => {
+    it('removes the head of a ready lane, and the lane continues', async () => {
       const { store } = opened()
       const ids = await queue(store, items('a', 3))
       expect(await cancel(ids[0])).toBe('cancelled')
@@ -45,7 +45,7 @@ export function tickets(opened: () => OpenedStore): void {
       expect((await worker.accept([item('a', { execute: true })]))[0]).toMatchObject({ verdict: 'execute', seq: 4 })
     })
 
-    it('takes the delayed head of a parked lane out, and what is due comes at once', async () => {
+    it('removes the delayed head of a parked lane, and due operations run at once', async () => {
       const { store } = opened()
       const list = [item('a', { delayMs: 60_000 }), item('a')]
       await queue(store, list)
@@ -64,7 +64,7 @@ export function tickets(opened: () => OpenedStore): void {
       expect(await worker.drain()).toEqual([list[0]?.id])
     })
 
-    it('takes what waits behind a lease out, but nothing that was handed out', async () => {
+    it('removes operations behind a lease, but none that was handed out', async () => {
       const { store } = opened()
       const ids = await queue(store, items('a', 4))
       const worker = await TestWorker.enlist(store)
@@ -77,7 +77,7 @@ export function tickets(opened: () => OpenedStore): void {
       expect(await worker.drain()).toEqual([ids[3]])
     })
 
-    it('can take out what was handed out behind one that runs long, once that one is marked as started', async () => {
+    it('can cancel an operation behind a long one, once that one is marked as started', async () => {
       const { store } = opened()
       const ids = await queue(store, items('a', 3))
       const worker = await TestWorker.enlist(store)
@@ -91,7 +91,7 @@ export function tickets(opened: () => OpenedStore): void {
       expect(await worker.claim()).toEqual([])
     })
 
-    it('asks what runs to stop if it can, and says so until it has', async () => {
+    it('asks a running operation to stop if it can, and reports that until it has', async () => {
       const { store } = opened()
       const worker = await TestWorker.enlist(store)
       const direct = item('a', { execute: true })
@@ -289,7 +289,7 @@ export function tickets(opened: () => OpenedStore): void {
       }
     })
 
-    it('are counted by type, priority and status, what is finished for five minutes', async () => {
+    it('are counted by type, priority and status; finished ones for five minutes', async () => {
       const { store, advance } = opened()
       const worker = await TestWorker.enlist(store, 3_600_000)
       await queue(store, items('a', 3))

@@ -42,7 +42,7 @@ describe('an admission', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('reports what is left, and refuses with the tier that is used up', async () => {
+  it('reports the remaining count, and refuses with the exhausted tier', async () => {
     const intake = await b.intake()
     const admission = intake.admission<{ tenant: string }>('calls', {
       gates: [

@@ -47,7 +47,7 @@ function definition(identity?: (request: IntakeRequest) => string) {
 
 const resultOf = async (response: Response): Promise<unknown> => ((await response.json()) as { result: unknown }).result
 
-describe('fetch: who asks', () => {
+describe('fetch: identity of the caller', () => {
   it('throws if nothing says so, and names the ways to say it', async () => {
     const place = intake.fetch(definition())
     await expect(place(order())).rejects.toThrow(

@@ -99,7 +99,7 @@ describe.each(bindings)('$name', (binding) => {
     expect([head.status, await head.text()]).toEqual([200, ''])
   })
 
-  it('lists what is own, by the identity of each definition', async () => {
+  it("lists the caller's own, by the identity of each definition", async () => {
     const api = await mounted(binding)
     const [ann, bob] = [name('ann'), name('bob')]
     const tickets = [await submitted(api, ann, tea), await submitted(api, ann, tea)]
@@ -202,6 +202,48 @@ describe.each(bindings)('$name', (binding) => {
     await expectProblem(await api.call('/api/v1/lanes/pause', missing), 400, 'invalid_request')
   })
 
+  it('lists all lanes for unbound keys, and those of its queues for a bound key', async () => {
+    const [queue, other] = [name('queue'), name('queue')]
+    const viewer: TicketRoutesOptions['viewer'] = ({ headers }) => {
+      const identity = headers['x-customer'] ?? ''
+      const isBound = identity.startsWith('bound')
+      return { identity, operates: false, views: identity !== 'nobody', ...(isBound && { queues: [`${other}*`] }) }
+    }
+    const api = await mounted(binding, define({ lane: ({ item }: { item: string }) => [queue, item] }), { viewer })
+    await intake.lanes.pause({ queue })
+    for (const item of ['a', 'b', 'a']) await submitted(api, 'ann', { item })
+    const lanes = async (query: string, customer = 'viewer') => {
+      const response = await api.call(`/api/v1/lanes${query}`, as(customer))
+      expect(response.status).toBe(200)
+      return (await bodyOf(response)) as { items: Record<string, unknown>[]; next_cursor: string | null }
+    }
+    const { items, next_cursor } = await lanes(`?queue=${queue}`)
+    expect(next_cursor).toBeNull()
+    expect(items.map(({ partition, depth }) => [partition, depth]).sort()).toEqual([
+      ['a', 2],
+      ['b', 1],
+    ])
+    expect(items[0]).toEqual({
+      ...{ queue, partition: expect.any(String), depth: expect.any(Number), oldest_age_seconds: expect.any(Number) },
+      ...{ paused: true, paused_by: 'queue', waiting_because: 'the queue is paused' },
+      head: {
+        ...{ id: expect.any(String), operation_type: expect.any(String), status: 'pending' },
+        ...{ attempt: 0, max_attempts: 1, next_attempt_at: null },
+      },
+    })
+    const first = await lanes(`?queue=${queue}&limit=1`)
+    const second = await lanes(`?queue=${queue}&limit=1&cursor=${first.next_cursor}`)
+    expect([first, second].flatMap((page) => page.items.map(({ partition }) => partition)).sort()).toEqual(['a', 'b'])
+    expect(second.next_cursor).toBeNull()
+    expect((await lanes(`?queue=${queue}`, 'bound')).items).toEqual([])
+    expect((await lanes('', 'bound')).items).toEqual([])
+    await expectProblem(await api.call('/api/v1/lanes', as('nobody')), 403, 'forbidden')
+    await expectProblem(await api.call('/api/v1/lanes?limit=none', as('viewer')), 400, 'invalid_request')
+    await expectProblem(await api.call('/api/v1/lanes?cursor=x', as('viewer')), 400, 'invalid_request')
+    await expectProblem(await api.call('/api/v1/lanes?colour=red', as('viewer')), 400, 'invalid_request')
+    await intake.lanes.resume({ queue })
+  })
+
   it('refuses bodies that are malformed or too large', async () => {
     const api = await mounted(binding)
     const pause = (init: RequestInit) => api.call('/api/v1/lanes/pause', init)
@@ -237,7 +279,7 @@ const operators: TicketRoutesOptions = {
 }
 
 describe.each(bindings)('$name: GET /operations/:id/stream', (binding) => {
-  it('sends each status as it comes, ends after the last, and goes on behind Last-Event-ID', async () => {
+  it('sends each status at once, ends after the last, and continues after Last-Event-ID', async () => {
     const api = await mounted(binding)
     const ann = name('ann')
     const ticket = await submitted(api, ann, { item: 'held' })
@@ -291,7 +333,7 @@ describe.each(bindings)('$name: GET /operations/:id/stream', (binding) => {
     await expect(response.text()).rejects.toThrow()
   })
 
-  it('reads no more of the output than a slow reader takes, and goes on behind its last chunk', async () => {
+  it('reads no more of the output than a slow reader takes, and continues after its last chunk', async () => {
     const text = JSON.stringify('x'.repeat(65_536))
     const output = endlessOutput(text, Number.POSITIVE_INFINITY)
     const afters: number[] = []

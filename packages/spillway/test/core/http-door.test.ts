@@ -95,7 +95,7 @@ describe('a request whose caller left while it waited', () => {
   })
 })
 
-describe('what is never shed', () => {
+describe('requests that are never shed', () => {
   it('does not wait at the door', () => {
     const asked: string[] = []
     const server = createServer((request) => {

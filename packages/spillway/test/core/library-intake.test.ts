@@ -141,7 +141,7 @@ describe('validation without HTTP', () => {
       kind: 'refused',
       refusal: { code: 'invalid_request', errors: [{ path: '/more', message: 'is not a known member' }] },
     })
-    const enqueued = await intake.transaction((tx) => intake.enqueue(op, { text: 'too long' }, tx))
+    const enqueued = await intake.transaction((tx) => intake.enqueue(op, { text: 'too long' }, { tx }))
     expect(enqueued).toMatchObject(tooLong)
     expect(await intake.submit(op, { text: 'ok' })).toMatchObject({ kind: 'done' })
     expect(await b.sql('SELECT 1 FROM spillway.ops UNION ALL SELECT 1 FROM spillway.history')).toHaveLength(1)
@@ -202,7 +202,7 @@ describe("enqueue inside a transaction of one's own", () => {
       await client.query('CREATE TABLE mine (n int)')
       await client.query('BEGIN')
       await client.query('INSERT INTO mine VALUES (1)')
-      const answer = await intake.enqueue(place, { customer: 'ann', total: 7 }, client)
+      const answer = await intake.enqueue(place, { customer: 'ann', total: 7 }, { tx: client })
       if (answer.kind !== 'queued') throw new Error(`expected queued, not ${answer.kind}`)
       // Numbers, whatever the caller's driver makes of a bigint.
       expect(answer).toMatchObject({ place: 0, reason: 'requested' })
@@ -222,7 +222,7 @@ describe("enqueue inside a transaction of one's own", () => {
     const place = intake.define('orders.place', { body: Order, run: (order) => void ran.push(order.total) })
     await connected(async (client) => {
       await client.query('BEGIN')
-      const gone = await intake.enqueue(place, { customer: 'ann', total: 7 }, client, { idempotencyKey: 'k' })
+      const gone = await intake.enqueue(place, { customer: 'ann', total: 7 }, { tx: client, idempotencyKey: 'k' })
       await client.query('ROLLBACK')
       // The same lane goes on, and the key is free.
       const next = await intake.submit(place, { customer: 'ann', total: 8 }, { idempotencyKey: 'k', waitMs: 5_000 })
@@ -242,7 +242,7 @@ describe("enqueue inside a transaction of one's own", () => {
     worker.define('orders.place', options)
     await connected(async (client) => {
       await client.query('BEGIN')
-      await gateway.enqueue(place, { customer: 'ann', total: 9 }, client)
+      await gateway.enqueue(place, { customer: 'ann', total: 9 }, { tx: client })
       await client.query('COMMIT')
     })
     expect(await done.promise).toBe(9)
@@ -250,7 +250,7 @@ describe("enqueue inside a transaction of one's own", () => {
 })
 
 describe('close', () => {
-  it('refuses what is new, finishes what runs, and leaves the rest to others', async () => {
+  it('refuses new work, finishes running work, and leaves the rest to others', async () => {
     const intake = await b.intake({ concurrency: 1 })
     const started = signal()
     const release = signal()

@@ -134,7 +134,7 @@ const losing =
   }
 
 describe('an answer that was lost', () => {
-  it('of a place that was taken: nobody holds it', async () => {
+  it('of a taken permit: no process holds it', async () => {
     const intake = await b.intake({ wrap: losing((n) => (n === 0 ? 'after' : null)) })
     const pool = intake.pool({ name, perIdentity: 1, total: 1 })
     await expect(pool.take('ann')).rejects.toThrow('lost')
@@ -185,7 +185,7 @@ describe('an answer that was lost', () => {
 })
 
 describe('a process that lost its lease', () => {
-  it('has lost its places, and releasing one takes none of those that it has since', async () => {
+  it('has lost its permits, and releasing an old one releases no new one', async () => {
     const intake = await b.intake()
     const pool = intake.pool({ name, perIdentity: 9, total: 9 })
     const [lost, other] = [await granted(pool.take('ann')), await granted(pool.take('ann'))]
@@ -290,7 +290,7 @@ async function play(
 }
 
 describe('a thousand takes and releases at random', () => {
-  it('leave exactly what is open counted, whichever answers are lost and whichever process loses its lease', async () => {
+  it('leave exactly the open permits counted, whichever answers are lost and whichever process loses its lease', async () => {
     const roll = dice(7)
     const lose = () => (['before', 'after', null, null, null, null, null, null] as const)[roll(8)] ?? null
     const intakes = await Promise.all([1, 2, 3].map(() => b.intake({ wrap: losing(lose) })))
@@ -304,7 +304,7 @@ describe('a thousand takes and releases at random', () => {
 })
 
 describe('a database that is killed', () => {
-  it('counts exactly what is open, after it is back', async () => {
+  it('counts exactly the open ones after it is back', async () => {
     const dir = await mkdtemp(join(tmpdir(), 'spillway-pool-'))
     await chmod(dir, 0o755)
     const log = { info: () => undefined, warn: () => undefined, error: () => undefined }

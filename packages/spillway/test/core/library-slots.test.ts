@@ -51,7 +51,7 @@ const numbers = (count: number): number[] => Array.from({ length: count }, (_, i
 const holds = <T>(is: () => boolean, what: string, value: T) => eventually(() => (is() ? value : undefined), what)
 
 describe('slots of their own', () => {
-  it('leave the others theirs, however long those that fill them last', async () => {
+  it('leave the others their share, however long the large ones last', async () => {
     const open = signal()
     const intake = await b.intake({ concurrency: 2 })
     const { short, long, ran, now, most } = kinds(intake, { long: open.promise })
@@ -65,7 +65,7 @@ describe('slots of their own', () => {
     expect(most.long).toBe(2)
   })
 
-  it('are there though the others fill all of the rest', async () => {
+  it('are available though others fill all of the rest', async () => {
     const open = signal()
     const intake = await b.intake({ concurrency: 2 })
     const { short, long, now } = kinds(intake, { short: open.promise })
@@ -111,7 +111,7 @@ describe('slots of their own', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('are found by their type, not by passing by what others wait for', async () => {
+  it("are found by their type, without walking over others' operations", async () => {
     const intake = await b.intake({ work: false })
     const { short, long } = kinds(intake)
     await Promise.all(numbers(2_000).map((n) => intake.submit(short, { n }, { respondAsync: true })))
@@ -251,7 +251,7 @@ describe('a ticket at once (waitMs 0)', () => {
     open.fire()
   })
 
-  it('waits behind what is in its lane, and says so', async () => {
+  it('waits behind its lane, and reports so', async () => {
     const open = signal()
     const intake = await b.intake({ work: false })
     const { long } = kinds(intake, { long: open.promise })
@@ -260,7 +260,7 @@ describe('a ticket at once (waitMs 0)', () => {
     open.fire()
   })
 
-  it('is returned again for the same key, however soon it is asked', async () => {
+  it('is returned again for the same key, however soon it is repeated', async () => {
     const open = signal()
     const intake = await b.intake()
     const { long, ran } = kinds(intake, { long: open.promise })

@@ -48,7 +48,7 @@ describe('status', () => {
     const cancelled = idOf(await intake.submit(op, { lane: 'c' }, { waitMs: 0 }))
     expect(await intake.cancel(cancelled, 'nobody wants it')).toBe('cancelled')
     const unknown = randomUUID()
-    const reports = await intake.statusOf([
+    const reports = await intake.tickets.statusOf([
       unknown,
       done,
       failed,
@@ -71,11 +71,11 @@ describe('status', () => {
     open.fire()
   })
 
-  it('reports the places in their lanes, without those that were cancelled', async () => {
+  it('reports the positions in their lanes, without cancelled ones', async () => {
     const intake = await b.intake({ work: false })
     const ids = await queued(intake, ['a', 'a', 'b', 'a', 'a', 'b'])
     await intake.cancel(ids[1] ?? '', 'cancelled')
-    const places = (await intake.statusOf(ids)).map(({ place }) => place)
+    const places = (await intake.tickets.statusOf(ids)).map(({ place }) => place)
     expect(places).toEqual([0, null, 0, 1, 2, 1])
     for (const [i, id] of ids.entries()) expect((await b.ticket(id)).place).toBe(places[i])
   })
@@ -94,9 +94,9 @@ describe('status', () => {
     })
     const [id = ''] = await queued(intake, ['a'])
     const many = Array.from({ length: 1_999 }, () => randomUUID())
-    expect((await intake.statusOf([...many, id])).at(-1)).toMatchObject({ id, status: 'pending', place: 0 })
+    expect((await intake.tickets.statusOf([...many, id])).at(-1)).toMatchObject({ id, status: 'pending', place: 0 })
     expect(asked).toEqual([2_000])
-    expect(await intake.statusOf([...many, id, randomUUID()])).toHaveLength(2_001)
+    expect(await intake.tickets.statusOf([...many, id, randomUUID()])).toHaveLength(2_001)
     expect(asked).toEqual([2_000, 2_000, 1])
   })
 
@@ -104,12 +104,12 @@ describe('status', () => {
     const intake = await b.intake({ work: false })
     const ids = await queued(intake, ['a', 'a', 'a'])
     await b.sql('UPDATE spillway.lanes SET pace_ms = 2000')
-    expect((await intake.statusOf(ids)).map(({ waitMs }) => waitMs)).toEqual([2_000, 4_000, 6_000])
+    expect((await intake.tickets.statusOf(ids)).map(({ waitMs }) => waitMs)).toEqual([2_000, 4_000, 6_000])
   })
 })
 
 describe('lane depths', () => {
-  it('are what is unfinished in each, in the order asked', async () => {
+  it('count the unfinished operations of each, in the order asked', async () => {
     const intake = await b.intake({ work: false })
     await queued(intake, ['a', 'a', 'b', 'a'])
     const lanes = [
@@ -118,7 +118,7 @@ describe('lane depths', () => {
       ['q', 'a'],
       ['q', 'b'],
     ] as const
-    expect(await intake.laneDepths(lanes)).toEqual([1, 0, 3, 1])
+    expect(await intake.lanes.depths(lanes)).toEqual([1, 0, 3, 1])
   })
 })
 
@@ -148,7 +148,7 @@ describe('cancel', () => {
     expect(await b.finished(id)).toMatchObject({ status: 'cancelled' })
   })
 
-  it('wakes those who wait for it', async () => {
+  it('wakes its waiters', async () => {
     const intake = await b.intake({ work: false })
     const [id = ''] = await queued(intake, ['a'])
     const waited = intake.waiters.wait(id, 20_000)

@@ -62,7 +62,11 @@ describe('define', () => {
     ['no time', () => define({ run, timeoutMs: 0 }), 'timeoutMs must be a whole number from 1 to 2147483647, or a'],
     ['negative retries', () => define({ run, maxRetries: -1 }), 'maxRetries must be a whole number from 0 to 1000000'],
     ['a delay that is no function', () => define({ run, delayMs: 5 }), 'delayMs must be a function; given: 5'],
-    ['a lane as a text', () => define({ run, lane: 'orders' }), 'lane must be a function (body, request) => lane, or an'],
+    [
+      'a lane as a text',
+      () => define({ run, lane: 'orders' }),
+      'lane must be a function (body, request) => lane, or an',
+    ],
     [
       'a key without a number',
       () => define({ run, lane: { key: () => 'k' } }),
@@ -209,7 +213,7 @@ describe('createIntake', () => {
 })
 
 describe('submit and enqueue', () => {
-  it('name what is wrong with a call', async () => {
+  it('name the mistake in a call', async () => {
     const op = intake.define('calls', { run })
     const submit = (options: unknown) => intake.submit(op, 1, options as never)
     await expect(submit({ idempotencykey: 'k' })).rejects.toThrow(
@@ -241,18 +245,19 @@ describe('submit and enqueue', () => {
     const client = await pool.connect()
     const old = { query: client.query.bind(client) } as unknown as pg.PoolClient
     try {
-      await expect(intake.enqueue(op, 1, pool as never)).rejects.toThrow(
+      await expect(intake.enqueue(op, 1, { tx: pool as never })).rejects.toThrow(
         'given: a Pool. Take a client with pool.connect',
       )
-      await expect(intake.enqueue(op, 1, undefined as never)).rejects.toThrow(
-        'must be a node-postgres client inside a t',
+      await expect(intake.enqueue(op, 1, { tx: undefined as never })).rejects.toThrow(
+        'enqueue: tx must be a node-postgres client inside a t',
       )
-      await expect(intake.enqueue(op, 1, client)).rejects.toThrow('this client is in none. Call BEGIN first')
-      await expect(intake.enqueue(op, 1, old)).rejects.toThrow('this client is in none. Call BEGIN first')
+      await expect(intake.enqueue(op, 1, { tx: client })).rejects.toThrow('this client is in none. Call BEGIN first')
+      await expect(intake.enqueue(op, 1, { tx: old })).rejects.toThrow('this client is in none. Call BEGIN first')
       await client.query('BEGIN')
-      expect(await intake.enqueue(op, 1, old)).toMatchObject({ kind: 'queued' })
+      expect(await intake.enqueue(op, 1, { tx: old })).toMatchObject({ kind: 'queued' })
       await client.query('SELECT 1 / 0').catch(() => undefined)
-      await expect(intake.enqueue(op, 1, client)).rejects.toThrow(/failed|aborted/)
+      await expect(intake.enqueue(op, 1, { tx: client })).rejects.toThrow('can only be rolled back')
+      await expect(intake.enqueue(op, 1, { tx: old })).rejects.toThrow('can only be rolled back')
       await client.query('ROLLBACK')
     } finally {
       client.release()
@@ -266,9 +271,78 @@ describe('submit and enqueue', () => {
     const op = own.define('late', { run })
     await own.close()
     expect(await own.submit(op, 1)).toMatchObject({ kind: 'refused', refusal: { code: 'draining' } })
-    await expect(own.enqueue(op, 1, { query: run } as never)).rejects.toThrow('enqueue: this intake is closed')
+    await expect(own.enqueue(op, 1, { tx: { query: run } } as never)).rejects.toThrow('enqueue: this intake is closed')
     expect(() => own.define('later', { run })).toThrow('define("later"): this intake is closed')
   })
 })
 
 const quiet = { debug: run, info: run, warn: run, error: run }
+
+describe('tickets, dead letters and lanes', () => {
+  const id = '01890000-0000-7000-8000-000000000000'
+  const call = (which: 'tickets' | 'deadLetters' | 'lanes', name: string, ...given: unknown[]): unknown =>
+    (intake[which] as unknown as Record<string, (...args: unknown[]) => unknown>)[name]?.(...given)
+
+  it.each<[string, () => unknown, string]>([
+    ['no id', () => call('tickets', 'get', undefined), 'tickets.get: the id must be a text that is not empty'],
+    ['a name as definition', () => call('tickets', 'get', id, 'orders'), 'the definition must be what define returns'],
+    ['a time that is none', () => call('tickets', 'wait', id, { timeoutMs: -1 }), 'tickets.wait: timeoutMs must be'],
+    [
+      'a misspelt time',
+      () => call('tickets', 'wait', id, { timeout: 5 }),
+      'unknown option "timeout"; did you mean timeoutMs?',
+    ],
+    ['a reason that is none', () => call('tickets', 'cancel', id, { why: 7 }), 'tickets.cancel: why must be a text'],
+    ['a status', () => call('tickets', 'list', { status: 'done' }), 'status must be "pending" or "processing" or'],
+    ['an unknown filter', () => call('tickets', 'list', { lane: 'a' }), 'tickets.list: unknown option "lane"'],
+    ['a limit of 500', () => call('tickets', 'list', { limit: 500 }), 'limit must be a whole number from 1 to 200'],
+    [
+      'no point in time',
+      () => call('tickets', 'list', { from: 'soon' }),
+      "from must be a Date or an RFC 3339 text; given: 'soon'",
+    ],
+    [
+      'a foreign cursor',
+      () => call('tickets', 'list', { cursor: 'x' }),
+      'cursor must be nextCursor of the page before',
+    ],
+    [
+      'type and definition',
+      () => call('tickets', 'list', { type: 'a' }, { type: 'b' }),
+      'give a type or a definition, not both',
+    ],
+    [
+      'nothing to redrive',
+      () => call('deadLetters', 'redrive', {}),
+      'deadLetters.redrive: give either ids or a filter',
+    ],
+    ['both', () => call('deadLetters', 'purge', { ids: [id], filter: {} }), 'deadLetters.purge: give either ids or a'],
+    [
+      'ids with a limit',
+      () => call('deadLetters', 'redrive', { ids: [id], limit: 1 }),
+      'limit is for a filter, not for ids',
+    ],
+    ['one id', () => call('deadLetters', 'redrive', { ids: id }), 'ids must be a list of ids'],
+    ['a loose filter', () => call('deadLetters', 'purge', { queue: 'a' }), 'deadLetters.purge: unknown option "queue"'],
+    [
+      'a wrong filter',
+      () => call('deadLetters', 'purge', { filter: { status: 'failed' } }),
+      'filter: unknown option "status"',
+    ],
+    ['a lane as a text', () => call('lanes', 'pause', 'orders'), 'lanes.pause: the options must be an object'],
+    ['an empty queue', () => call('lanes', 'pause', { queue: '' }), 'queue must be a text that is not empty'],
+    [
+      'no queue',
+      () => call('lanes', 'resume', { partition: 'a' }),
+      'lanes.resume: give { queue }, { queue, partition } or',
+    ],
+    [
+      'a queue and a type',
+      () => call('lanes', 'pause', { queue: 'a', type: 'b' }),
+      'lanes.pause: give { queue }, { queue',
+    ],
+  ])('%s', async (_, mistake, message) => {
+    await expect((async () => mistake())()).rejects.toThrow(message)
+    await expect((async () => mistake())()).rejects.toThrow(expect.objectContaining({ code: 'invalid_option' }))
+  })
+})

@@ -80,7 +80,7 @@ describe('operations of a definition without a lane', () => {
     const greedy = await queued(gateway, op, 20, 'greedy')
     const [modest = ''] = await queued(gateway, other, 1, 'modest')
     const placeOf = async (id: string) => {
-      const [report] = await gateway.statusOf([id])
+      const [report] = await gateway.tickets.statusOf([id])
       expect((await b.ticket(id)).place).toBe(report?.place)
       return report?.place ?? -1
     }
@@ -112,7 +112,7 @@ describe('operations of a definition without a lane', () => {
     const intake = await b.intake()
     const op = intake.define('op', { run: (n) => n })
     if (what === 'queue') await intake.store.pause('op', null)
-    else await intake.pauseType(op)
+    else await intake.lanes.pause({ type: op.type })
     const answer = await intake.submit(op, 1)
     if (answer.kind !== 'queued') throw new Error(`expected a ticket, not ${answer.kind}`)
     const ids = [answer.operationId, ...(await queued(intake, op, 3))]
@@ -121,7 +121,7 @@ describe('operations of a definition without a lane', () => {
       'all to be held',
     )
     if (what === 'queue') await intake.store.resume('op', null)
-    else await intake.resumeType(op)
+    else await intake.lanes.resume({ type: op.type })
     intake.wakeAll()
     for (const id of ids) await b.finished(id)
     expect(await lanesHeld()).toEqual([])
@@ -188,7 +188,7 @@ describe('operations of a definition without a lane', () => {
     const answers = []
     for (const client of clients) {
       await client.query('BEGIN')
-      answers.push(await intake.enqueue(op, 5, client))
+      answers.push(await intake.enqueue(op, 5, { tx: client }))
     }
     for (const client of clients) await client.query('COMMIT')
     await Promise.all(clients.map((client) => client.end()))

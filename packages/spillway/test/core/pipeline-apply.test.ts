@@ -73,7 +73,7 @@ describe('apply', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('is called once for what came together', async () => {
+  it('is called once for items that arrived together', async () => {
     const intake = await b.intake()
     const calls: number[] = []
     const add = notes(intake, calls)
@@ -128,7 +128,7 @@ describe('apply', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('by the worker lets a poisoned item die alone, and the lane goes on', async () => {
+  it('by the worker lets a poisoned item die alone, and the lane continues', async () => {
     const intake = await b.intake()
     const add = notes(intake)
     const ids: string[] = []

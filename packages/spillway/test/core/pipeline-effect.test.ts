@@ -119,7 +119,7 @@ describe('an effect in the database', () => {
     expect(await calls()).toHaveLength(2)
   })
 
-  it('answers a repeated Idempotency-Key what it answered first, and applies none of it', async () => {
+  it('answers a repeated Idempotency-Key with the first answer, and applies nothing', async () => {
     const intake = await b.intake()
     const add = define(intake)
     const first = await intake.submit(add, { lane: 'a', n: 1 }, { idempotencyKey: 'k' })
@@ -135,7 +135,7 @@ describe('an effect in the database', () => {
     expect((await calls()).flatMap(({ verdicts }) => verdicts)).toEqual(['apply', 'replay', 'mismatch', 'apply'])
   })
 
-  it('is called for what was queued in the order of its lane, all of it to be applied', async () => {
+  it('is called for queued items in the order of their lane, all to be applied', async () => {
     const intake = await b.intake()
     const tickets = await throughTheQueue(intake, [5, 3, 4, 1, 2])
     expect(tickets.map(({ status, result }) => [status, result])).toEqual(
@@ -173,7 +173,7 @@ describe('an effect in the database', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('that refuses one value from the queue lets that one die alone, and the lane goes on', async () => {
+  it('that refuses one value from the queue lets that one die alone, and the lane continues', async () => {
     const intake = await b.intake()
     const tickets = await throughTheQueue(intake, [1, 13, 3])
     expect(tickets.map(({ status }) => status)).toEqual(['completed', 'failed', 'completed'])
@@ -208,7 +208,7 @@ describe('an effect in the database', () => {
     expect(await written()).toEqual([])
   })
 
-  it('may answer NULL for what it applied: the result is null, and so it is for the key', async () => {
+  it('may answer NULL for an applied item: the result is null, also for the key', async () => {
     await b.sql(noteFunction('array_fill(NULL::json, ARRAY[cardinality(verdicts)])'))
     const intake = await b.intake()
     const add = define(intake)

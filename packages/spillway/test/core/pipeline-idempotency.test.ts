@@ -116,7 +116,7 @@ describe('an Idempotency-Key', () => {
     expect(runs).toBe(1)
   })
 
-  it('is as if unused once it was freed of the operation that used it', async () => {
+  it('can be used again once it was freed of its operation', async () => {
     const intake = await b.intake()
     const op = intake.define('op', { body: Body, run: (body) => body.n })
     const first = await intake.submit(op, { n: 1 }, key)
@@ -129,7 +129,7 @@ describe('an Idempotency-Key', () => {
     expect(await intake.submit(op, { n: 2 }, key)).toMatchObject({ result: 2, replayed: true })
   })
 
-  it('keeps the ticket of what was queued', async () => {
+  it('keeps the ticket of a queued operation', async () => {
     const intake = await b.intake()
     const op = intake.define('op', { body: Body, run: (body) => body.n })
     const first = await intake.submit(op, { n: 1 }, { ...key, respondAsync: true })
@@ -149,7 +149,7 @@ describe('an Idempotency-Key', () => {
     expect(await intake.submit(op, { n: 1 }, key)).toEqual({ ...first, replayed: true })
   })
 
-  it('keeps the ticket of a run that comes again', async () => {
+  it('keeps the ticket of a run that is retried', async () => {
     const intake = await b.intake({ retryBaseMs: 100_000, retryMaxMs: 100_000 })
     const op = intake.define('op', {
       body: Body,
@@ -192,7 +192,7 @@ describe('an Idempotency-Key', () => {
 })
 
 describe('waiting for a queued one', () => {
-  it('answers as if it had run now, also when another instance ran it', async () => {
+  it('answers with its result, also when another instance ran it', async () => {
     const gateway = await b.intake({ work: false })
     const worker = await b.intake()
     const op = gateway.define('op', { body: Body, run: () => 0 })

@@ -104,7 +104,7 @@ describe('capacity', () => {
     await eventually(async () => ((await gateRow())?.held === '0' ? true : undefined), 'all places to be free')
   })
 
-  it('gives its place back for what fails, dies, is cancelled, and takes it again for what is redriven', async () => {
+  it('releases capacity for failed, dead and cancelled operations, and takes it again for redriven ones', async () => {
     const intake = await b.intake()
     const op = intake.define('op', {
       body: Body,
@@ -201,7 +201,7 @@ describe('rate', () => {
     })
   })
 
-  it('gives back what was reserved for an item that could not be stored', async () => {
+  it('releases the reservation of an item that could not be stored', async () => {
     const intake = await b.intake()
     const op = intake.define('op', {
       body: Body,
@@ -248,7 +248,7 @@ describe('connections', () => {
   const held = async () =>
     (await b.sql<{ held: number }>('SELECT coalesce(sum(held), 0)::int AS held FROM spillway.connections'))[0]?.held
 
-  it('bounds what is open per identity and in all, over two instances, and gives every place back', async () => {
+  it('bounds open requests per identity and in total, over two instances, and returns every permit', async () => {
     const [one, two] = await Promise.all([b.intake(), b.intake()])
     const release = signal()
     const options = {

@@ -192,7 +192,7 @@ describe('the load decision', () => {
     expect(await intake.submit(op, { n: 2 }, { waitMs: 5_000 })).toMatchObject({ kind: 'done', result: 2 })
   })
 
-  it('says that the queue is full, and takes again what has room', async () => {
+  it('reports that the queue is full, and accepts again once there is room', async () => {
     const intake = await b.intake({ pendingMax: 3, work: false })
     const op = intake.define('op', { body: Body, lane, run: () => 1 })
     const apply = intake.define('apply', { body: Body, apply: async (_, items) => items.map(() => 1) })

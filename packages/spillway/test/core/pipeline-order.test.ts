@@ -48,7 +48,7 @@ describe('order within a lane', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('holds over retries: what comes again keeps its place', async () => {
+  it('holds over retries: a retried operation keeps its position', async () => {
     const intake = await b.intake()
     const ran: string[] = []
     const op = intake.define('op', {
@@ -104,7 +104,7 @@ describe('order within a lane', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('a dead letter lets its lane go on, and joins at the tail when it is redriven', async () => {
+  it('a dead letter does not block its lane, and joins the tail when it is redriven', async () => {
     const intake = await b.intake()
     const ran: string[] = []
     let works = false

@@ -85,7 +85,7 @@ describe('limited', () => {
     for (const { n, extensions } of refused) expect(extensions).toEqual({ own: { number: n }, n, limit: 2, late: true })
   })
 
-  it('that throws costs its members only: what was decided is answered, and written once', async () => {
+  it('that throws costs only its members: the decision is answered, and written once', async () => {
     const intake = await b.intake()
     const op = define(intake, () => {
       throw new Error('no members')
@@ -167,7 +167,7 @@ describe('the place of an applied item', () => {
 })
 
 describe('onAnswer', () => {
-  it('hears of each decision once it is durable, with who asked for what', async () => {
+  it('reports each decision once it is durable, with its caller and key', async () => {
     const intake = await b.intake()
     const heard: [string, number, string][] = []
     const op = intake.define('notes.add', {
@@ -187,7 +187,7 @@ describe('onAnswer', () => {
 })
 
 describe('halting', () => {
-  it('waits for what is being accepted: behind it nothing is accepted any more', async () => {
+  it('waits for submissions being accepted; later ones are refused', async () => {
     const writing = signal()
     const written = signal()
     const intake = await b.intake()
@@ -224,7 +224,7 @@ describe('halting', () => {
     expect(await intake.submit(op, { who: 'a', n: 3 })).toMatchObject({ kind: 'done' })
   })
 
-  it('inside a transaction comes with its commit, or not at all', async () => {
+  it('inside a transaction takes effect with its commit, or never', async () => {
     const intake = await b.intake()
     const op = intake.define('notes.add', { body: Note, gates: [halt()], apply: insert })
     const undone = intake.transaction(async (tx) => {

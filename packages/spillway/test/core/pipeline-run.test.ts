@@ -44,7 +44,7 @@ describe.each(['direct', 'queued'] as const)('a handler, %s', (path) => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('that uses up its attempts is a dead letter, whole, and can be redriven', async () => {
+  it('that uses up its attempts is a complete dead letter, and can be redriven', async () => {
     const intake = await b.intake()
     let works = false
     const op = intake.define('op', {
@@ -166,7 +166,7 @@ describe.each(['direct', 'queued'] as const)('a handler, %s', (path) => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('whose result cannot be stored fails like one that throws, and the process goes on', async () => {
+  it('whose result cannot be stored fails like one that throws, and the process continues', async () => {
     const intake = await b.intake()
     const op = intake.define('op', { body: Body, maxRetries: 0, run: (body) => (body.n === 1 ? 10n : 'fine') })
     const id = idOf(await intake.submit(op, { n: 1 }, options))
@@ -174,7 +174,7 @@ describe.each(['direct', 'queued'] as const)('a handler, %s', (path) => {
     expect(await intake.submit(op, { n: 2 }, options)).toMatchObject({ kind: 'done', result: 'fine' })
   })
 
-  it('sees what it needs to know', async () => {
+  it('gets its context', async () => {
     const intake = await b.intake()
     let seen: Partial<RunContext> = {}
     const op = intake.define('op', {
@@ -271,7 +271,7 @@ describe('cancelling', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('answers the caller who waits for a cancelled one', async () => {
+  it('answers a caller that waits for a cancelled operation', async () => {
     const intake = await b.intake()
     const op = intake.define('op', { body: Body, delayMs: () => 60_000, run: () => 1 })
     const waiting = intake.submit(op, { n: 1 }, { waitMs: 20_000, idempotencyKey: 'k' })
@@ -301,7 +301,7 @@ describe('when things are due', () => {
     expect((finished.startedAt?.getTime() ?? 0) - finished.createdAt.getTime()).toBeGreaterThanOrEqual(299)
   })
 
-  it('a paused lane waits and goes on when it is resumed', async () => {
+  it('a paused lane waits and continues when it is resumed', async () => {
     const intake = await b.intake()
     const op = intake.define('op', { body: Body, lane: () => ['held', 'a'], run: (body) => body.n })
     await intake.store.pause('held', null)

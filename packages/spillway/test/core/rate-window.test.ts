@@ -84,7 +84,7 @@ const gap = fc.oneof(
 )
 const arrivals = fc.array(fc.record({ gap, n: fc.integer({ min: 1, max: 4 }), obeys: fc.boolean() }), { maxLength: 40 })
 
-it('admits at most the limit in any window, and a caller that waits as long as it is asked to', {
+it('admits at most the limit in any window, and a caller that waits for Retry-After', {
   timeout: 120_000,
 }, async () => {
   process.stdout.write(`rate windows: FC_SEED=${seed}\n`)

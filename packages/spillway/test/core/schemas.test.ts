@@ -42,7 +42,7 @@ describe.each([
     const queued = await intake.submit(place, order as never, { respondAsync: true })
     if (queued.kind !== 'queued') throw new Error(`expected queued, not ${queued.kind}`)
     expect(await b.finished(queued.operationId)).toMatchObject({ status: 'completed', result: 1 })
-    const enqueued = await intake.transaction((tx) => intake.enqueue(place, order as never, tx))
+    const enqueued = await intake.transaction((tx) => intake.enqueue(place, order as never, { tx }))
     if (enqueued.kind !== 'queued') throw new Error(`expected queued, not ${enqueued.kind}`)
     await b.finished(enqueued.operationId)
     const value = { item: 'tea', count: 1, on: new Date(order.on) }
@@ -56,7 +56,7 @@ describe.each([
     const errors = [{ path: '/item', message: expect.any(String) }]
     const refused = { kind: 'refused', refusal: { code: 'invalid_request', errors } }
     expect(await intake.submit(place, wrong as never)).toMatchObject(refused)
-    expect(await intake.transaction((tx) => intake.enqueue(place, wrong as never, tx))).toMatchObject(refused)
+    expect(await intake.transaction((tx) => intake.enqueue(place, wrong as never, { tx }))).toMatchObject(refused)
     const answer = await intake.fetch(place)(
       new Request('http://localhost/orders', {
         method: 'POST',

@@ -50,7 +50,7 @@ describe('the connections of a process', () => {
         store.read('SELECT pg_sleep(0.002)'),
         store.statements.take('SELECT 1'),
         store.statements.release('SELECT 1'),
-        intake.transaction((tx) => intake.enqueue(plain, { n }, tx)),
+        intake.transaction((tx) => intake.enqueue(plain, { n }, { tx })),
         store.tickets({}, 10, null),
       ])
     }

@@ -82,7 +82,7 @@ describe('opening a stream', () => {
     })
   })
 
-  it('finds one that is known, with what it has come to', async () => {
+  it('finds a known one with its state', async () => {
     const { key } = await registry.open(request({ identity: 'first' }))
     await log.append([append(key, 1), append(key, 2, { end: 'done' })])
     const again = await registry.open(request({ id: key.id, identity: 'second', log: 'redis' }))
@@ -122,7 +122,7 @@ describe('opening a stream', () => {
 })
 
 describe('finding a stream', () => {
-  it('answers null for what is not known, or no id at all', async () => {
+  it('answers null for an unknown or invalid id', async () => {
     expect(await registry.find(randomUUID())).toBeNull()
     expect(await registry.find("x'; --")).toBeNull()
   })
@@ -214,7 +214,7 @@ describe('watching', () => {
     expect(await registry.unwatched(key.id, now)).toBe(true)
   })
 
-  it('ends the waiting when somebody comes back', async () => {
+  it('ends the waiting when another process returns', async () => {
     const watcher = await process()
     const key = await openedKey({ watcher })
     await registry.unwatched(key.id, watcher)
@@ -222,7 +222,7 @@ describe('watching', () => {
     expect(await registry.abandoned([key.id])).toEqual([])
   })
 
-  it('keeps the order of what is said of one stream at once', async () => {
+  it('keeps the order of concurrent changes of one stream', async () => {
     const watcher = await process()
     const [back, left] = [await openedKey({ watcher }), await openedKey({ watcher })]
     await Promise.all([
@@ -245,7 +245,7 @@ describe('watching', () => {
     expect(await registry.abandoned([key.id])).toEqual([{ id: key.id, forMs: 7_000 }])
   })
 
-  it('shows the others who reads it now', async () => {
+  it('shows other processes its current readers', async () => {
     const heard: string[] = []
     await opened.another().listen((kind) => heard.push(kind))
     const watcher = await process()
@@ -259,7 +259,7 @@ describe('a stream whose operation has left the queue', () => {
   const graceMs = 3_000
   const orphaned = async () => (await registry.orphaned(0, graceMs)).map(({ key }) => key.id).sort()
 
-  it('without an end is nobody’s, once who took the operation out has had its time', async () => {
+  it('without an end is orphaned once its operation has left the queue for a while', async () => {
     const ids = await queue(opened.store, items('lane', 3))
     for (const id of ids) await registry.open(request({ id }))
     const [waits = '', left = '', ended = ''] = ids
@@ -311,7 +311,7 @@ describe('sweeping', () => {
     expect(await countOf('stream_chunks_rest')).toBe(0)
   })
 
-  it('removes what is past its retention, and the partition with its records', async () => {
+  it('removes expired streams, and the partition with its records', async () => {
     await sweep()
     await pass(5 * minute)
     const key = await openedKey()

@@ -105,7 +105,7 @@ describe('lane: { key, concurrency }', () => {
       const answer = await intake.submit(op, { key: 'k', n })
       expect(answer).toMatchObject({ kind: 'queued', reason: 'maintaining_order' })
       places.push([answer.kind === 'queued' && answer.place, (await b.ticket(idOf(answer))).place])
-      const [report] = await intake.statusOf([idOf(answer)])
+      const [report] = await intake.tickets.statusOf([idOf(answer)])
       expect(report).toMatchObject({ status: 'pending', place: n - 3 })
       expect(await b.ticket(idOf(answer))).toMatchObject({ queue: 'op', partition: 'k' })
     }
@@ -298,7 +298,7 @@ describe('lane: { key, concurrency }', () => {
     const client = new pg.Client({ connectionString: b.url })
     await client.connect()
     await client.query('BEGIN')
-    for (let n = 0; n < 5; n++) idOf(await intake.enqueue(op, { key: 'k', n }, client))
+    for (let n = 0; n < 5; n++) idOf(await intake.enqueue(op, { key: 'k', n }, { tx: client }))
     await client.query('COMMIT')
     await client.end()
     await intake.submit(op, { key: 'k', n: 9 })

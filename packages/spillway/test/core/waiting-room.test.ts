@@ -10,12 +10,18 @@ beforeEach(async () => {
 })
 afterEach(() => b.close())
 
+/** What a registry asks of a metric at a scrape. */
+interface Shown {
+  name: string
+  get(): Promise<{ values: { labels: { end: string }; value: number }[] }>
+}
+
 /** One slot, which the first request holds until it is let go. */
 async function busy(whenBusy?: WhenBusy) {
-  const metrics: Parameters<MetricRegistry['registerMetric']>[0][] = []
+  const metrics: Shown[] = []
   const intake = await b.intake({
     concurrency: 1,
-    metrics: createMetrics({ registerMetric: (metric) => void metrics.push(metric) }),
+    metrics: createMetrics({ registerMetric: (metric: Shown) => void metrics.push(metric) } as MetricRegistry),
   })
   const started = signal()
   const release = signal()
@@ -35,7 +41,7 @@ async function busy(whenBusy?: WhenBusy) {
   const waits = async (): Promise<Record<string, number>> => {
     const found = metrics.find(({ name }) => name === 'spillway_slot_waits_total')
     if (found === undefined) throw new Error('the metric is not registered')
-    const { values } = (await found.get()) as { values: { labels: { end: string }; value: number }[] }
+    const { values } = await found.get()
     return Object.fromEntries(values.map(({ labels, value }) => [labels.end, value]))
   }
   return { intake, op, first, release, ran, waits, room: intake.bound(op).slots.work.room }

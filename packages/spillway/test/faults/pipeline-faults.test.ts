@@ -32,7 +32,7 @@ const drained = (ms?: number) =>
   )
 
 describe('an answer that was lost', () => {
-  it('of accept: the operation is not stuck, though nobody here knows of it', async () => {
+  it('of accept: the operation is not stuck, though this process does not know it', async () => {
     const faults = { left: 1 }
     const intake = await b.intake({
       wrap: (store) =>
@@ -59,7 +59,7 @@ describe('an answer that was lost', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('of a settlement: read from the ticket, run once, and its neighbours in the lease go on', async () => {
+  it('of a settlement: read from the ticket, run once, and its neighbours in the lease continue', async () => {
     const faults = { left: 1 }
     const intake = await b.intake({
       wrap: (store) =>
@@ -146,7 +146,7 @@ describe('the lease of the process', () => {
     await b.sql('SELECT * FROM spillway.recover()')
   }
 
-  it('lost: what runs is aborted, the process enlists again and goes on', async () => {
+  it('lost: running operations are aborted, the process enlists again and continues', async () => {
     const intake = await b.intake({ directWaitMs: 100 })
     const aborted = signal<unknown>()
     const op = intake.define('op', {
@@ -166,11 +166,11 @@ describe('the lease of the process', () => {
     await eventually(() => (intake.presence.worker !== before ? true : undefined), 'the process to enlist again')
     expect(await b.finished(idOf(answer))).toMatchObject({ status: 'completed', attempts: 2, result: 1 })
     expect(await intake.submit(op, { lane: 'b', n: 2 }, { waitMs: 0 })).toMatchObject({ kind: 'queued' })
-    expect(b.logged.some((l) => l.level === 'error' && l.message.includes('declared this one dead'))).toBe(true)
+    expect(b.logged.some((l) => l.level === 'error' && l.message.includes('lease lost'))).toBe(true)
     expect(await b.audit()).toEqual([])
   })
 
-  it('a zombie settles nothing: what it did after the loss is not taken', async () => {
+  it('a zombie settles nothing after it lost its lease', async () => {
     // It does not hear that its lease is lost.
     const zombie = await b.intake({
       directWaitMs: 100,
@@ -197,7 +197,7 @@ describe('the lease of the process', () => {
     expect(await b.audit()).toEqual([])
   })
 
-  it('lost for want of heartbeats, then found still good: what it held runs again', async () => {
+  it('lost without heartbeats, then found still valid: its lanes run again', async () => {
     const heart = { beats: true }
     const intake = await b.intake({
       leaseMs: 1_000,
@@ -326,7 +326,7 @@ describe('a process that is killed', () => {
 
 describe('a store that goes away', () => {
   it.each(['refuse', 'stall'] as const)(
-    '(%s), under load: every submission is answered, and it goes on when it is back',
+    '(%s), under load: every submission is answered, and work continues when it is back',
     async (how) => {
       const proxy = await startHalfOpenProxy(addressOf(b.url))
       const intake = await b.intake({ leaseMs: 20_000, postgres: { url: through(proxy, b.url) } })

@@ -286,7 +286,7 @@ describe("a handler's connection that is silent", () => {
     async (silenceAt) => runThrough(await halfOpen(), silenceAt),
   )
 
-  it('and no other comes: the attempt ends with its timeout, and the lane goes on when connections come', async () => {
+  it('and no other is free: the attempt ends with its timeout, and the lane continues when one is', async () => {
     const proxy = await halfOpen()
     const intake = await b.intake({ wrap: (store) => overriding(store, { begin: beginThrough(proxy) }) })
     const op = intake.define('op', { ...usual, run: async (body, ctx) => void (await write(ctx.tx, body)) })

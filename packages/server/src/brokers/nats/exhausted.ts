@@ -49,14 +49,15 @@ export class Exhausted {
     link.subscribe(`$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.${stream}.${consumer}`, {
       queue: consumer,
       callback: (error, message) => {
-        if (error !== null) link.log.warn({ err: error }, 'cannot listen for exhausted messages')
+        if (error !== null) link.log.warn({ err: error }, 'cannot listen for messages that used up their deliveries')
         else this.#onAdvisory(message)
       },
     })
     this.#looking = periodic(lookMs, () => this.#buryLeftOver(), {
       jitter: 0.1,
       onFault: (error) => {
-        if (link.ready !== null) link.log.warn({ err: error }, 'looking for exhausted messages failed')
+        if (link.ready !== null)
+          link.log.warn({ err: error }, 'could not look for messages that used up their deliveries')
       },
     })
   }
@@ -76,7 +77,10 @@ export class Exhausted {
     const { seq, deliveries } = named
     if (this.#named.size < namedMax) this.#named.set(seq, deliveries)
     this.#buryNamed(seq, deliveries).catch((error: unknown) => {
-      this.#link.log.warn({ err: error, message: `${seq}` }, 'an exhausted message could not be buried; retrying')
+      this.#link.log.warn(
+        { err: error, message: `${seq}` },
+        'could not dead-letter a message that used up its deliveries, retrying',
+      )
     })
   }
 
@@ -134,7 +138,10 @@ export class Exhausted {
     // Another router may have found it too.
     if (!(await deleteMessage(this.#link, this.#link.names.stream, stored.seq))) return
     this.#listener?.buried(message)
-    this.#link.log.warn({ message: `${stored.seq}`, deliveries }, 'an exhausted message was buried')
+    this.#link.log.warn(
+      { message: `${stored.seq}`, deliveries },
+      'a message that used up its deliveries is a dead letter now',
+    )
   }
 }
 

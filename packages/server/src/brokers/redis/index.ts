@@ -209,6 +209,6 @@ export class RedisStreams implements StreamLog {
   }
 
   #logForeignKey(id: string): void {
-    this.#o.log.error({ stream: id }, 'a Redis key of ours has another type; its stream is lost')
+    this.#o.log.error({ stream: id }, 'a stream key in Redis has the wrong type; the stream is lost')
   }
 }

@@ -119,7 +119,7 @@ describe('the way to the database', () => {
     expect(judgeWakeUps(reach).state).toBe(wakeUps)
   })
 
-  it('names what the role or the database sets: what has no effect, what has, and what stops everything', () => {
+  it('lists settings of the role or the database: without effect, with effect, and fatal ones', () => {
     const found = judgeSettings([
       { name: 'DateStyle', value: 'SQL, DMY' },
       { name: 'synchronous_commit', value: 'off' },

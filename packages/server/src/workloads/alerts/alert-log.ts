@@ -108,7 +108,7 @@ export class AlertLog {
   ): Promise<Shed[]> {
     const { intake, schema, waitingMax } = this.#o
     const notice = { alert_name, severity, message, labels, annotations, status, timestamp: at.toISOString() }
-    const answer = await intake.enqueue(delivery, { id, key, notice }, tx, { identity })
+    const answer = await intake.enqueue(delivery, { id, key, notice }, { tx, identity })
     // The queue refuses work now; the change is not recorded either, and is retried.
     if (answer.kind !== 'queued') {
       throw Object.assign(new Error('the delivery could not be queued'), { code: 'unavailable' })

@@ -159,10 +159,10 @@ export class Alerts {
         }
       }
       if (this.#closing.signal.aborted || (fault !== undefined && !passing.has(codeOf(fault) ?? ''))) {
-        log.error({ ...about, err: fault }, 'an alert could not be written, and is lost')
+        log.error({ ...about, err: fault }, 'could not store an alert; it is lost')
         return
       }
-      if (fault !== undefined) log.warn({ ...about, err: fault }, 'an alert could not be written; it is tried again')
+      if (fault !== undefined) log.warn({ ...about, err: fault }, 'could not store an alert, retrying')
       // Ends early on close.
       await delay(pauseMs, undefined, { signal: this.#closing.signal, ref: false }).catch(() => undefined)
     }
@@ -177,7 +177,7 @@ export class Alerts {
       await this.intake.store.cancel(operation, [], 'too many alerts wait to be delivered')
     } catch (fault) {
       // The delivery stops by itself when it runs: its record says that it is dropped.
-      log.warn({ err: fault, operation }, 'a delivery that is not wanted any more could not be cancelled')
+      log.warn({ err: fault, operation }, 'could not cancel a delivery that is no longer wanted')
     }
   }
 

@@ -1,8 +1,8 @@
-import { Problem } from '@spillway/protocol/schema'
 import { alertNames, alertStatuses, limits } from '@spillway/protocol/wire'
 import type { FastifyLike as App } from 'spillway/workload'
-import { cursorOf, fitPage, placeOf, refuseUntilReady, sendProblem } from 'spillway/workload'
-import Type, { type Static } from 'typebox'
+import { cursorOf, fitPage, invalidCursor, ProblemError, placeOf } from 'spillway/workload'
+import Type from 'typebox'
+import { routeFor, tableRoutes } from '../../route-table.js'
 import { deliveryStates } from './alert-log.js'
 import { AlertNotice } from './delivery.js'
 import type { Alerts } from './index.js'
@@ -34,35 +34,24 @@ const AlertPage = Type.Object({
 })
 
 export function alertRoutes(alerts: Alerts, pageBytesMax: number): (app: App) => Promise<void> {
-  return async (app) => {
-    app.setSerializerCompiler(() => JSON.stringify)
-    refuseUntilReady(app, alerts.intake)
-    app.get<{ Querystring: Static<typeof ListAlertsQuery> }>(
-      '/api/v1/alerts',
-      {
-        schema: {
-          tags: ['alerts'],
-          summary: 'Alerts that fired and were resolved, newest first; with active=true, each as it is now',
-          querystring: ListAlertsQuery,
-          response: { 200: AlertPage, '4xx': Problem, '5xx': Problem },
-        },
-        config: { role: 'view', wholeServer: true },
-      },
-      async (request, reply) => {
-        const { status = null, name = null, active = false, limit = listLimitDefault, cursor } = request.query
+  const list = routeFor<Alerts>()(
+    'GET',
+    '/api/v1/alerts',
+    { role: 'view', wholeServer: true },
+    {
+      summary: 'Alerts that fired and were resolved, newest first; with active=true, each as it is now',
+      query: ListAlertsQuery,
+      answer: AlertPage,
+      async handle({ records }, { query }) {
+        const { status = null, name = null, active = false, limit = listLimitDefault, cursor } = query
         const before = cursor === undefined ? null : placeOf(cursor)
         // More than 18 digits may not fit into a bigint.
-        if (before !== null && !/^\d{1,18}$/.test(before)) {
-          return sendProblem(reply, {
-            code: 'invalid_request',
-            detail: 'The cursor is invalid.',
-            errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
-          })
-        }
-        const rows = await alerts.records.list({ status, name, active }, limit, before)
+        if (before !== null && !/^\d{1,18}$/.test(before)) throw new ProblemError(invalidCursor)
+        const rows = await records.list({ status, name, active }, limit, before)
         const { items, end } = fitPage(rows, { limit, bytesMax: pageBytesMax }, ({ view }) => view)
         return { items, next_cursor: end === null ? null : cursorOf(end.seq) }
       },
-    )
-  }
+    },
+  )
+  return tableRoutes({ intake: alerts.intake, tag: 'alerts' }, alerts, [list])
 }

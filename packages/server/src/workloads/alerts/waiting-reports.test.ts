@@ -41,7 +41,7 @@ describe('reports that wait', () => {
     expect(waiting.size).toBe(2)
   })
 
-  it('keep the end of what was taken to be written', () => {
+  it('keep the end of the accepted chunks', () => {
     const waiting = filled(2, firing('a'), resolved('a'))
     expect(waiting.take()).toEqual(firing('a'))
     waiting.add(firing('b'))

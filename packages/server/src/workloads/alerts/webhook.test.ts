@@ -19,7 +19,7 @@ describe('an answer', () => {
   it.each([301, 307, 400, 401, 404, 410])('of %i is for none', (status) => {
     expect(outcomeOf(status, undefined, 0).kind).toBe('refused')
   })
-  it('says when to come again', () => {
+  it('has a Retry-After', () => {
     expect(outcomeOf(503, '9', 0)).toMatchObject({ kind: 'retry', afterMs: 9_000 })
     expect(outcomeOf(503, '999999', 0)).toMatchObject({ kind: 'retry', afterMs: 3_600_000 })
   })

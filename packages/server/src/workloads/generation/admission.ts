@@ -1,13 +1,13 @@
 /**
- * Decides how to accept a generation: at once in this process (a pool place and a slot are free), through the queue, or
+ * Decides how to accept a generation: at once in this process (a permit and a slot are free), through the queue, or
  * not now.
  *
- *   asked ──pool──► place ──submit──► runs here                         1-Direct
- *             │                └────► no slot here: queued, place returned     3-Queue-Failover
+ *   asked ──pool──► permit ──submit──► runs here                        1-Direct
+ *             │                └────► no slot here: queued, permit released    3-Queue-Failover
  *             └──► none ──waiting room──► queued in one of the user's lanes    3-Queue-Failover
  *                              └──► full, or no failover: refused
  *
- * A place belongs to this process: it is returned after the generation has run here, and lost with the process.
+ * A permit belongs to this process: it is released after the generation has run here, and lost with the process.
  */
 import { randomUUID } from 'node:crypto'
 import type { Problem } from 'spillway/workload'
@@ -48,16 +48,16 @@ export interface Asked {
 export interface Admitted {
   ok: true
   id: string
-  /** It has a pool place; else it is queued. */
+  /** It has a permit of the pool; else it is queued. */
   direct: boolean
   /** It runs in this process. */
   here: boolean
   replayed: boolean
-  place: number
+  position: number
   etaMs: number
   /** Limit until the first token; null if it did not have to wait. */
   waitMs: number | null
-  /** It no longer waits: frees its place in the waiting room. */
+  /** It no longer waits: releases its permit of the waiting room. */
   leaveRoom(): void
 }
 
@@ -123,14 +123,14 @@ export class Admission {
 
   async #direct(asked: Asked, permit: Permit): Promise<Admitted | Refused> {
     const place = randomUUID()
-    this.#deps.places.set(place, permit)
+    this.#deps.permits.set(place, permit)
     const waitMs = this.#waitMs(asked)
     const submitted = await this.#submit(asked, { lane: place, place, waitMs }).catch((fault: unknown) => {
-      giveBack(this.#deps, place)
+      releasePermit(this.#deps, place)
       throw fault
     })
     if (submitted.ok && submitted.here) return { ...submitted, direct: true }
-    giveBack(this.#deps, place)
+    releasePermit(this.#deps, place)
     if (!submitted.ok || submitted.replayed || !submitted.isQueued) return submitted
     const { id } = submitted
     if (!this.#deps.settings.failoverEnabled) {
@@ -148,7 +148,7 @@ export class Admission {
 
   async #queue(asked: Asked, reason: FailoverReason): Promise<Admitted | Refused> {
     const lanes = this.#shortestLane(asked.identity)
-    // Both start at once; without a place in the room the lane is not needed.
+    // Both start at once; without a permit of the room the lane is not needed.
     lanes.catch(() => undefined)
     const room = await this.#room.take(asked.identity)
     if (typeof room !== 'object') return refused(roomFull)
@@ -197,7 +197,7 @@ export class Admission {
     const { operationId: id, replayed } = answer
     const isQueued = answer.kind === 'queued'
     const here = isQueued && answer.reason === 'still_running' && !replayed
-    const position = isQueued ? { place: answer.place, etaMs: answer.waitMs } : { place: 0, etaMs: 0 }
+    const waiting = isQueued ? { position: answer.place, etaMs: answer.waitMs } : { position: 0, etaMs: 0 }
     return {
       ok: true,
       id,
@@ -205,7 +205,7 @@ export class Admission {
       isQueued,
       here,
       direct: false,
-      ...position,
+      ...waiting,
       waitMs: null,
       leaveRoom: () => undefined,
     }
@@ -220,7 +220,7 @@ export class Admission {
   async #shortestLane(identity: string): Promise<string> {
     const name = identity.length <= identityCharactersMax ? identity : digestUuid(identity)
     const partitions = Array.from({ length: this.#deps.settings.poolPerUser }, (_, n) => `${name}#${n}`)
-    const depths = await this.#deps.intake.laneDepths(partitions.map((partition): LaneName => [queueName, partition]))
+    const depths = await this.#deps.intake.lanes.depths(partitions.map((partition): LaneName => [queueName, partition]))
     const least = Math.min(...depths)
     // Round robin among equals: concurrent requests see the same depths.
     const shortest = partitions.filter((_, n) => depths[n] === least)
@@ -228,10 +228,10 @@ export class Admission {
   }
 }
 
-/** The generation with this place has run, or will not run here. */
-export function giveBack({ places }: GenerationDeps, place: string): void {
-  places.get(place)?.release()
-  places.delete(place)
+/** The generation with this permit has run, or will not run here. */
+export function releasePermit({ permits }: GenerationDeps, name: string): void {
+  permits.get(name)?.release()
+  permits.delete(name)
 }
 
 const noConnection: Problem = {

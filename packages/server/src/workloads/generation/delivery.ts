@@ -169,7 +169,7 @@ export class Delivery {
   }
 
   /** Once for each change. */
-  tellPosition(position: number, etaSeconds: number): void {
+  reportPosition(position: number, etaSeconds: number): void {
     if (this.hasStarted || position === this.#position) return
     this.#position = position
     this.#connection?.write(forms[this.entry.format].queued(position, etaSeconds))

@@ -100,7 +100,7 @@ describe('how the demo model says it', () => {
     })
   })
 
-  it('gives a whole completion where no stream is wanted', async () => {
+  it('gives a complete answer without a stream', async () => {
     const streamed = await answered(asked('Why?'))
     const chunks = await answered(asked('Why?', { stream: false }))
     expect(chunks).toMatchObject([{ content: textOf(streamed), finishReason: 'stop' }])
@@ -145,7 +145,7 @@ describe('how the demo model says it', () => {
     await expect(short).rejects.toMatchObject({ code: 'upstream_timeout' })
   })
 
-  it('ends what runs when it is closed', async () => {
+  it('ends running calls when it is closed', async () => {
     const model = new DemoModel({ tokensPerSecond: 0.001 })
     const iterator = model.generate(asked('Why?'), limits, never)[Symbol.asyncIterator]()
     await iterator.next()

@@ -14,7 +14,7 @@
  */
 import type { EndKind, StreamEntry, StreamWriter } from 'spillway/workload'
 import { FailOperation, LogFault, OperationAborted, RetryOperation, type RunContext } from 'spillway/workload'
-import { giveBack } from './admission.js'
+import { releasePermit } from './admission.js'
 import { forms } from './forms.js'
 import type { GenerationDeps } from './index.js'
 import { type Failure, type Format, failure, failures, type Generated, type Generation } from './request.js'
@@ -61,15 +61,15 @@ export class Handler {
     } finally {
       context.signal.removeEventListener('abort', pass)
       this.#running.delete(context.id)
-      if (generation.place !== null) giveBack(this.#deps, generation.place)
+      if (generation.place !== null) releasePermit(this.#deps, generation.place)
     }
   }
 
   async #generate(generation: Generation, context: RunContext, signal: AbortSignal): Promise<Generated> {
-    const { intake, logs, places } = this.#deps
+    const { intake, logs, permits } = this.#deps
     const { format, threadId, watcher, place } = generation
     const { id, identity } = context
-    const direct = place !== null && places.has(place)
+    const direct = place !== null && permits.has(place)
     const entry = await logs.open({ id, identity, format, threadId, watcher, direct }, direct && context.attempt === 1)
     if (entry.ended !== null) return nothingNew
     const head = entry.created ? nothingYet : await logs.headOf(entry)
@@ -314,7 +314,7 @@ class Attempted {
       await this.#deps.logs.registry.ended(this.#o.entry.key.id, kind)
     } catch (fault) {
       // The record has the end too; without this note the entry is only kept a little longer.
-      this.#deps.log.warn({ err: fault, stream: this.#o.entry.key.id }, 'the end of a stream could not be noted')
+      this.#deps.log.warn({ err: fault, stream: this.#o.entry.key.id }, 'could not record the end of a stream')
     }
     return written
   }

@@ -43,7 +43,9 @@ export const generation: Workload = {
     return {
       offers: { outputOf: logs.outputOf },
       checks: logs.checks,
-      routes: (add) => add.plugin(generationRoutes(deps, serving)),
+      async routes(add) {
+        for (const plugin of generationRoutes(deps, serving)) await add.plugin(plugin)
+      },
       start() {
         tasks = [...watch.start(), endOrphans(deps), periodic(showMs, show)]
         stopSweep = logs.startSweep()
@@ -70,8 +72,8 @@ function generationDeps(context: WorkloadContext) {
   const metrics = createGenerationMetrics(context.registry)
   return {
     ...{ intake, log, metrics, settings, logs: new StreamLogs(context) },
-    /** The pool places of generations that were accepted here, by the names that they carry. */
-    places: new Map<string, Permit>(),
+    /** The permits of generations that were accepted here, by the names that they carry (`place`). */
+    permits: new Map<string, Permit>(),
     chatBodyBytes: Math.max(limits.chatBodyBytes, config.server.bodyLimitBytes),
     /** How long running generations may continue after the process is asked to stop. */
     drainMs: config.server.drainSeconds * 1_000,

@@ -41,7 +41,7 @@ export function createGenerationMetrics(registry: Registry) {
     activeConnections: gauge('sse_active_connections', 'Streams that are open to clients of this process'),
     poolState: gauge(
       'sse_pool_state',
-      'How full the places of all instances are: 0 healthy, 1 degraded (from 70%), 2 critical (from 90%), 3 exhausted',
+      'How full the pool of all instances is: 0 healthy, 1 degraded (from 70%), 2 critical (from 90%), 3 exhausted',
     ),
     queueDepth: gauge('sse_queue_depth', 'Generations of all instances that wait in the queue'),
     failedOver: counters(

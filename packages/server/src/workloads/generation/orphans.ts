@@ -5,8 +5,11 @@
  *
  *   orphaned ──grace──► log has an end ──► noted          (Redis only: the store's own log notes it with the record)
  *                           └──► an end is written after the last record; a concurrent writer wins
+ *
+ * Not a task of the sweeps, which rest after each batch: clients wait for this end, and a slow log must not delay the
+ * removal of expired rows.
  */
-import { type EndKind, type OperationReport, type Periodic, periodic, type StreamEntry } from 'spillway/workload'
+import { type EndKind, type Periodic, periodic, type StatusReport, type StreamEntry } from 'spillway/workload'
 import { keptFailure } from './delivery.js'
 import { forms } from './forms.js'
 import type { GenerationDeps } from './index.js'
@@ -21,7 +24,7 @@ const loggedMax = 10
 
 export function endOrphans(deps: GenerationDeps): Periodic {
   return periodic(roundMs, () => (deps.intake.isReady ? endAll(deps) : undefined), {
-    onFault: (fault) => deps.log.warn({ err: fault }, 'could not end streams that nobody writes'),
+    onFault: (fault) => deps.log.warn({ err: fault }, 'could not end streams without a writer'),
   })
 }
 
@@ -30,7 +33,7 @@ async function endAll(deps: GenerationDeps): Promise<void> {
   const entries = await logs.registry.orphaned(roundMs, graceMs)
   if (entries.length === 0) return
   const ids = entries.map(({ key }) => key.id)
-  const reports = await intake.statusOf(ids)
+  const reports = await intake.tickets.statusOf(ids)
   log.warn(
     { streams: ids.length, some: ids.slice(0, loggedMax) },
     'streams were left without an end; they are ended now',
@@ -38,7 +41,7 @@ async function endAll(deps: GenerationDeps): Promise<void> {
   await Promise.all(entries.map((entry, i) => end(deps, entry, reports[i])))
 }
 
-async function end(deps: GenerationDeps, entry: StreamEntry, report: OperationReport | undefined): Promise<void> {
+async function end(deps: GenerationDeps, entry: StreamEntry, report: StatusReport | undefined): Promise<void> {
   const { logs } = deps
   const { id } = entry.key
   const head = await logs.headOf(entry)

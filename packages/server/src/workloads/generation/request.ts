@@ -19,7 +19,7 @@ export const Generation = Type.Object({
   patienceMs: Type.Union([Type.Number(), Type.Null()]),
   /** The process whose client reads it. */
   watcher: Type.String(),
-  /** The pool place to return when it has run; only its process knows it. */
+  /** The name of its permit, to release when it has run; only its process knows it. */
   place: Type.Union([Type.String(), Type.Null()]),
 })
 export type Generation = Static<typeof Generation>

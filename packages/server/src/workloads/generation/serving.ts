@@ -11,12 +11,13 @@ import {
 } from '@spillway/protocol/wire'
 import {
   type EndKind,
-  type OperationReport,
   type Problem,
+  type StatusReport,
   type StreamEntry,
   type StreamRecord,
   sendProblem,
   whenGone,
+  withDeadline,
 } from 'spillway/workload'
 import type { AppReply as Reply } from '../../app.js'
 import { releaseBody } from '../../traffic/buffers.js'
@@ -77,7 +78,7 @@ export class Serving {
     try {
       const first = delivery.next()
       if (early === null && delivery.entry.direct) {
-        const soon = await Promise.race([first, delay(headGraceMs, 'late' as const)])
+        const soon = await withDeadline(first, headGraceMs, () => 'late' as const)
         if (reply.raw.destroyed) return reply
         const failed = soon === 'late' ? null : failureAlone(soon)
         if (failed !== null) return await this.#sendFailure(reply, delivery, failed)
@@ -86,7 +87,7 @@ export class Serving {
       const head = { ...entry, id: admitted.id, replayed: admitted.replayed }
       const connection = early ?? this.#greet(head, 'started', format, reply)
       delivery.attach(connection)
-      if (isQueued) delivery.tellPosition(admitted.place, Math.ceil(admitted.etaMs / 1_000))
+      if (isQueued) delivery.reportPosition(admitted.position, Math.ceil(admitted.etaMs / 1_000))
       isStreaming = true
       this.#run(delivery, connection, letGo, first)
       return reply
@@ -100,7 +101,7 @@ export class Serving {
     delivery
       .stream(connection, first)
       .catch((fault: unknown) => {
-        this.#deps.log.error({ err: fault, stream: delivery.id }, 'a stream could not be brought to its client')
+        this.#deps.log.error({ err: fault, stream: delivery.id }, 'could not send a stream to its client')
         endWithFailure(connection, delivery.entry.format, failures.logAway)
       })
       .finally(letGo)
@@ -128,7 +129,7 @@ export class Serving {
   async #isUnbegun(id: string): Promise<boolean> {
     const { intake, logs } = this.#deps
     // The order matters: an operation that has left the queue has its end in the log.
-    const [report] = await intake.statusOf([id])
+    const [report] = await intake.tickets.statusOf([id])
     const entry = await logs.registry.find(id)
     if (entry === null || entry.ended === 'unbegun') return entry !== null
     if (isUnfinished(report)) return false
@@ -251,7 +252,7 @@ export class Serving {
       return entry
     }
     // Its process died before opening it; an operation that ran and has no stream has expired.
-    const [report] = await intake.statusOf([id])
+    const [report] = await intake.tickets.statusOf([id])
     return isUnfinished(report) ? logs.open(stream, false) : null
   }
 
@@ -359,7 +360,7 @@ export async function findOpening({ logs, intake }: GenerationDeps, id: string):
   let entry = await logs.registry.find(id)
   for (const waitMs of openingMs) {
     if (entry !== null) break
-    const [report] = await intake.statusOf([id])
+    const [report] = await intake.tickets.statusOf([id])
     if (!isUnfinished(report)) return null
     await delay(waitMs)
     entry = await logs.registry.find(id)
@@ -367,7 +368,7 @@ export async function findOpening({ logs, intake }: GenerationDeps, id: string):
   return entry
 }
 
-function isUnfinished(report: OperationReport | undefined): boolean {
+function isUnfinished(report: StatusReport | undefined): boolean {
   return report?.status === 'pending' || report?.status === 'processing'
 }
 

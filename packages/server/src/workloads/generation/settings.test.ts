@@ -97,7 +97,7 @@ describe('the settings of generation', () => {
     ['STREAM_STALL_SECONDS', '0'],
     ['STREAM_HEARTBEAT_SECONDS', '0.5'],
     ['STREAM_HEARTBEAT_SECONDS', '16'],
-  ])('%s=%j is refused, saying what is allowed', (name, text) => {
+  ])('%s=%j is refused, and the allowed values are named', (name, text) => {
     const problems = problemsOf({ [name]: text })
     expect(problems.map((problem) => problem.name)).toEqual([name])
     expect(problems[0]?.message).toContain('; allowed: ')

@@ -95,7 +95,7 @@ describe('chunks of a stream', () => {
     expect([reader.isDone, chunks.length]).toEqual([true, 1])
   })
 
-  it('gives what came before an error object, then the error', () => {
+  it('gives the chunks before an error object, then the error', () => {
     const reader = new ChunkReader('op-1', conceal)
     const chunks: UpstreamChunk[] = []
     const error = { message: 'died with sk-secret', type: 'server_error', param: null, code: 500, stack: 'at …' }

@@ -8,7 +8,7 @@
  * A process that lost its lease comes back under another name. It reports its readers again; otherwise they would count
  * as gone.
  */
-import { type OperationReport, type Periodic, periodic } from 'spillway/workload'
+import { type Periodic, periodic, type StatusReport } from 'spillway/workload'
 import { type Delivery, keptFailure } from './delivery.js'
 import type { Handler } from './handler.js'
 import type { GenerationDeps } from './index.js'
@@ -102,8 +102,8 @@ export class Watch {
     const due = this.deliveries.filter((delivery) => this.#isDue(delivery, now))
     for (let from = 0; from < due.length; from += idsMax) {
       const some = due.slice(from, from + idsMax)
-      const reports = await this.#deps.intake.statusOf(some.map(({ id }) => id))
-      for (const [i, delivery] of some.entries()) this.#tell(delivery, reports[i])
+      const reports = await this.#deps.intake.tickets.statusOf(some.map(({ id }) => id))
+      for (const [i, delivery] of some.entries()) this.#update(delivery, reports[i])
     }
   }
 
@@ -120,7 +120,7 @@ export class Watch {
     const late = setTimeout(() => delivery.fail(why), giveUpMs)
     try {
       if (delivery.options.isWhole) {
-        const [report] = await this.#deps.intake.statusOf([delivery.id])
+        const [report] = await this.#deps.intake.tickets.statusOf([delivery.id])
         if (report?.status === 'processing') return
       }
       await delivery.giveUp(why)
@@ -133,7 +133,7 @@ export class Watch {
     }
   }
 
-  #tell(delivery: Delivery, report: OperationReport | undefined): void {
+  #update(delivery: Delivery, report: StatusReport | undefined): void {
     const now = performance.now()
     const queuedMs = this.#deliveries.size > manyDeliveries ? lookMs.queuedMany : lookMs.queued
     // Slightly less than the time to the intended round, which may run early.
@@ -141,7 +141,7 @@ export class Watch {
     if (report === undefined) return
     switch (report.status) {
       case 'pending':
-        delivery.tellPosition(report.place ?? 0, Math.ceil((report.waitMs ?? 0) / 1_000))
+        delivery.reportPosition(report.place ?? 0, Math.ceil((report.waitMs ?? 0) / 1_000))
         return
       case 'processing':
         return
@@ -159,7 +159,7 @@ export class Watch {
   }
 
   /** The operation is over and its log has no end: sends the known reason. */
-  async #endless(delivery: Delivery, status: OperationReport['status']): Promise<void> {
+  async #endless(delivery: Delivery, status: StatusReport['status']): Promise<void> {
     if (status === 'cancelled') return delivery.fail(failures.cancelled)
     delivery.fail((await keptFailure(this.#deps, delivery.id)) ?? failures.interrupted)
   }

@@ -58,7 +58,7 @@ describe('checked lookup', () => {
     expect(await answer('example.com', ['8.8.8.8', '2606:4700::1111'], false)).toBe('8.8.8.8')
   })
 
-  it('refuses a name with one private address, or none at all', async () => {
+  it('refuses a name with one private address, or without an address', async () => {
     expect(await answer('example.com', ['8.8.8.8', '10.0.0.1'])).toMatchObject({ code: 'target_not_allowed' })
     expect(await answer('example.com', [])).toMatchObject({ code: 'target_not_allowed' })
   })

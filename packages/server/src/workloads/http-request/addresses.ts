@@ -1,5 +1,6 @@
 import { lookup as dnsLookup, type LookupAddress } from 'node:dns'
-import { BlockList, isIP, type LookupFunction } from 'node:net'
+import { isIP, type LookupFunction } from 'node:net'
+import { networksOf } from '../../auth/identity.js'
 
 /**
  * Which addresses a forwarded call may reach. IPv4: all except the special-purpose blocks (IANA registry), multicast and
@@ -7,50 +8,36 @@ import { BlockList, isIP, type LookupFunction } from 'node:net'
  * link-local, unique-local, and every form with an IPv4 address inside (mapped, translated, 6to4, Teredo), which could
  * name a private one.
  */
-const refusedV4 = subnets('ipv4', [
-  ['0.0.0.0', 8],
-  ['10.0.0.0', 8],
-  ['100.64.0.0', 10],
-  ['127.0.0.0', 8],
+const refused = networksOf([
+  '0.0.0.0/8',
+  '10.0.0.0/8',
+  '100.64.0.0/10',
+  '127.0.0.0/8',
   // The host agent of one large cloud answers on this otherwise public address.
-  ['168.63.129.16', 32],
-  ['169.254.0.0', 16],
-  ['172.16.0.0', 12],
-  ['192.0.0.0', 24],
-  ['192.0.2.0', 24],
-  ['192.88.99.0', 24],
-  ['192.168.0.0', 16],
-  ['198.18.0.0', 15],
-  ['198.51.100.0', 24],
-  ['203.0.113.0', 24],
-  ['224.0.0.0', 4],
-  ['240.0.0.0', 4],
+  '168.63.129.16',
+  '169.254.0.0/16',
+  '172.16.0.0/12',
+  '192.0.0.0/24',
+  '192.0.2.0/24',
+  '192.88.99.0/24',
+  '192.168.0.0/16',
+  '198.18.0.0/15',
+  '198.51.100.0/24',
+  '203.0.113.0/24',
+  '224.0.0.0/4',
+  '240.0.0.0/4',
+  ...['2001::/23', '2001:db8::/32', '2002::/16', '3fff::/20'],
 ])
-const globalV6 = subnets('ipv6', [['2000::', 3]])
-const refusedV6 = subnets('ipv6', [
-  ['2001::', 23],
-  ['2001:db8::', 32],
-  ['2002::', 16],
-  ['3fff::', 20],
-])
-
-function subnets(family: 'ipv4' | 'ipv6', networks: readonly [string, number][]): BlockList {
-  const list = new BlockList()
-  for (const [network, prefix] of networks) list.addSubnet(network, prefix, family)
-  return list
-}
-
-const loopback = new BlockList()
-loopback.addSubnet('127.0.0.0', 8, 'ipv4')
-loopback.addAddress('::1', 'ipv6')
+const globalV6 = networksOf(['2000::/3'])
+const loopback = networksOf(['127.0.0.0/8', '::1'])
 
 export function isPublicAddress(address: string): boolean {
   switch (isIP(address)) {
     case 4:
-      return !refusedV4.check(address, 'ipv4')
+      return !refused.check(address, 'ipv4')
     case 6: {
       const bare = address.split('%', 1)[0] ?? address
-      return globalV6.check(bare, 'ipv6') && !refusedV6.check(bare, 'ipv6')
+      return globalV6.check(bare, 'ipv6') && !refused.check(bare, 'ipv6')
     }
     default:
       return false

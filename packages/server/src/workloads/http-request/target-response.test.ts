@@ -5,7 +5,7 @@ const json = { 'content-type': 'application/json; charset=utf-8' }
 const bodyOf = (text: string | Buffer, headers: ResponseHeaders = json, truncated = false) =>
   forwardResult(200, headers, { bytes: Buffer.from(text as string), truncated }).body
 
-describe('what is kept of an answer', () => {
+describe('the stored part of an answer', () => {
   it('parses JSON, by its media type only', () => {
     expect(bodyOf('{"a":[1]}')).toEqual({ a: [1] })
     expect(bodyOf('{"a":[1]}', { 'content-type': 'application/problem+json' })).toEqual({ a: [1] })

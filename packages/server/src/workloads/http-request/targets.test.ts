@@ -37,7 +37,7 @@ describe('targets', () => {
     expect(allows(host, [origin], `${origin}/api`)).toBe(true)
   })
 
-  it('what is not listed is not allowed, the own origin included', () => {
+  it('unlisted origins are not allowed, the own one included', () => {
     expect(allows('127.0.0.1', [], 'http://127.0.0.1:7745/demo/echo')).toBe(false)
     expect(targetsOf({ origins: ['http://a.example'], own: null }).allows(new URL('http://a.example/x'))).toBe(true)
   })

@@ -4,8 +4,9 @@
  *
  * The rules are plain data, so that an instance can announce them and the others can decide by the same code.
  */
-import { BlockList, isIP } from 'node:net'
+import { isIP } from 'node:net'
 import { hostname, networkInterfaces } from 'node:os'
+import { networksOf } from '../../auth/identity.js'
 import { type AllowList, parseAllowList } from './allow-list.js'
 
 export interface TargetRules {
@@ -26,11 +27,7 @@ export interface OwnAddress {
 export const demoEchoPath = '/demo/echo'
 
 /** An unspecified address also connects to this machine. */
-const local = new BlockList()
-local.addSubnet('127.0.0.0', 8, 'ipv4')
-local.addSubnet('0.0.0.0', 8, 'ipv4')
-local.addAddress('::1', 'ipv6')
-local.addAddress('::', 'ipv6')
+const local = networksOf(['127.0.0.0/8', '0.0.0.0/8', '::1', '::'])
 
 /** The URL standard has normalised case and addresses; brackets, trailing dots and mapped IPv4 remain. */
 function bareHost(host: string): string {

@@ -15,7 +15,7 @@ it('estimates a pop by the largest message of its queue, up to a page; a page wh
   expect(sizes.estimate('other', 1, page)).toBe(page)
 })
 
-it('takes little for a queue in which nothing was found, and never less than what was seen', () => {
+it('reserves little for a queue without messages, and never less than the largest one seen', () => {
   const sizes = new MessageSizes(() => 0)
   sizes.foundEmpty('empty')
   expect(sizes.estimate('empty', 1, page)).toBeLessThan(65_536)

@@ -34,7 +34,7 @@ describe('the sweep of messages', () => {
     expect(asked).toEqual([null, 'p1', 'p1'])
   })
 
-  it('leaves those alone who keep everything', async () => {
+  it('does not touch queues that keep everything', async () => {
     const { asked, batch } = sweeping([], false)
     expect(await batch()).toEqual({ removed: {}, isFull: false })
     expect(asked).toEqual([])

@@ -1,8 +1,7 @@
-import { Problem } from '@spillway/protocol/schema'
 import { objectiveNames } from '@spillway/protocol/wire'
 import type { FastifyLike as App } from 'spillway/workload'
-import { refuseUntilReady } from 'spillway/workload'
 import Type from 'typebox'
+import { routeFor, tableRoutes } from '../../route-table.js'
 import type { Objectives } from './index.js'
 
 const ObjectiveItem = Type.Object({
@@ -16,22 +15,18 @@ const ObjectiveItem = Type.Object({
   burn_rate: Type.Number({ description: 'Error rate of the last hour by the one that is allowed' }),
   met: Type.Boolean(),
 })
-const ObjectiveList = Type.Object({ objectives: Type.Array(ObjectiveItem) })
+
+const list = routeFor<Objectives>()(
+  'GET',
+  '/api/v1/slo',
+  {},
+  {
+    summary: 'Objectives of the router: indicator, error budget and burn rate, over all processes',
+    answer: Type.Object({ objectives: Type.Array(ObjectiveItem) }),
+    handle: async (objectives) => ({ objectives: await objectives.read() }),
+  },
+)
 
 export function objectiveRoutes(objectives: Objectives): (app: App) => Promise<void> {
-  return async (app) => {
-    app.setSerializerCompiler(() => JSON.stringify)
-    refuseUntilReady(app, objectives.intake)
-    app.get(
-      '/api/v1/slo',
-      {
-        schema: {
-          tags: ['objectives'],
-          summary: 'Objectives of the router: indicator, error budget and burn rate, over all processes',
-          response: { 200: ObjectiveList, '4xx': Problem, '5xx': Problem },
-        },
-      },
-      async () => ({ objectives: await objectives.read() }),
-    )
-  }
+  return tableRoutes({ intake: objectives.intake, tag: 'objectives' }, objectives, [list])
 }

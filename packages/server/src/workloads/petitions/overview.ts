@@ -53,7 +53,7 @@ export class Overview {
       if (intake.isReady) await this.#lookNow(everyMs)
     } catch (fault) {
       // The intake logs that the store is unavailable; this says what it means here.
-      log.debug({ err: fault }, 'the counts of petitions could not be read; the last ones stay')
+      log.debug({ err: fault }, 'could not read the petition counts; the last known ones are shown')
     }
     this.#looking = false
     if (this.#stopped) return

@@ -43,7 +43,7 @@ interface OverflowEvent {
 const columns =
   'id AS petition_id, type, state, text, content_hash, realm, submitter AS submitter_id, fate_reason, version, created_at, updated_at'
 const haltScope = 'system'
-const tellBlocksRows = 1_000
+const blocksRows = 1_000
 /** The next read returns the rest. */
 const overflowRows = 100
 
@@ -153,16 +153,16 @@ export async function readOverview({ intake, schema }: PetitionsContext, after: 
 
 /** Reports blocks of a past minute that no later block has reported. */
 export async function reportBlocks({ intake, schema }: PetitionsContext): Promise<void> {
-  await intake.read(`SELECT ${schema}.petitions_tell_blocks($1)`, [tellBlocksRows])
+  await intake.read(`SELECT ${schema}.petitions_record_blocks($1)`, [blocksRows])
 }
 
 /** Removes a batch of submitters whose last block was long ago. */
 export async function forgetBlocks({ intake, schema }: PetitionsContext): Promise<SweptBatch> {
   const { rows } = await intake.transaction((tx) =>
-    tx.query<{ n: number }>(`SELECT ${schema}.petitions_forget_blocks($1) AS n`, [tellBlocksRows]),
+    tx.query<{ n: number }>(`SELECT ${schema}.petitions_forget_blocks($1) AS n`, [blocksRows]),
   )
   const n = rows[0]?.n ?? 0
-  return { removed: { petition_blocks: n }, isFull: n >= tellBlocksRows }
+  return { removed: { petition_blocks: n }, isFull: n >= blocksRows }
 }
 
 const toView = ({ created_at, updated_at, ...petition }: Row): PetitionView => ({

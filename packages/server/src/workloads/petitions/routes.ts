@@ -15,7 +15,7 @@ import {
 } from '@spillway/protocol/schema'
 import type { LedgerEntry, PetitionState, PetitionView } from '@spillway/protocol/wire'
 import type { FastifyLike as App, LedgerRow, Verification } from 'spillway/workload'
-import { cursorOf, fitPage, goneSignal, isUuid, ProblemError, placeOf } from 'spillway/workload'
+import { cursorOf, fitPage, goneSignal, invalidCursor, isUuid, ProblemError, placeOf } from 'spillway/workload'
 import Type from 'typebox'
 import { viewsAll } from '../../auth/identity.js'
 import { type MakeRoute, type Route, type RouteRequest, routeFor, tableRoutes } from '../../route-table.js'
@@ -252,9 +252,5 @@ function payloadOf({ payload }: LedgerRow): LedgerEntry['payload'] {
 function afterOf(cursor: string, state: PetitionState): string {
   const [of, id = '', ...rest] = placeOf(cursor).split(' ')
   if (of === state && isUuid(id) && rest.length === 0) return id
-  throw new ProblemError({
-    code: 'invalid_request',
-    detail: 'The cursor is invalid, or belongs to another state.',
-    errors: [{ path: '/cursor', message: 'take next_cursor of the previous page' }],
-  })
+  throw new ProblemError(invalidCursor)
 }

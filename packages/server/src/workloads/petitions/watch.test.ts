@@ -4,7 +4,7 @@ import { Watch } from './watch.js'
 const never = new AbortController().signal
 
 describe('watch', () => {
-  it('wakes those who wait for the one that changed, and no others', async () => {
+  it('wakes the waiters of the changed one, and no others', async () => {
     const watch = new Watch({ changed: async () => [] })
     const woken: string[] = []
     const both = [
@@ -44,7 +44,7 @@ describe('watch', () => {
     expect(watch.size).toBe(0)
   })
 
-  it('goes on while the store is away', async () => {
+  it('continues while the store is unreachable', async () => {
     let calls = 0
     const watch = new Watch({
       pollMs: 1,
@@ -57,13 +57,13 @@ describe('watch', () => {
     expect(calls).toBe(3)
   })
 
-  it('holds nobody who has left already', async () => {
+  it('holds no client that left already', async () => {
     const watch = new Watch({ changed: async () => [] })
     expect(await watch.wait('a', 1, AbortSignal.abort())).toBe(false)
     expect(watch.size).toBe(0)
   })
 
-  it('lets all go when it is closed, and takes nobody in afterwards', async () => {
+  it('releases all when it is closed, and accepts none afterwards', async () => {
     const watch = new Watch({ changed: async () => [] })
     const waiting = watch.wait('a', 1, never)
     watch.close()

@@ -1,26 +1,21 @@
 /** The registry of blocks. Changes have medium priority and count per identity; reads work in any state. */
 import { BlockPage, BlockView, CreateBlock, ListBlocksQuery, PutBlock } from '@spillway/protocol/schema'
 import { routingLimits } from '@spillway/protocol/wire'
-import type { FastifyLike as App, Wire } from 'spillway/workload'
-import { mountedRoute, type Problem, sendProblem } from 'spillway/workload'
-import Type, { type Static } from 'typebox'
-import type { RoutingParts } from './context.js'
+import type { FastifyLike as App, Mount, Wire } from 'spillway/workload'
+import { mountedRoute, type Problem } from 'spillway/workload'
+import Type, { type TSchema } from 'typebox'
+import type { Route } from '../../route-table.js'
 import { type Gateway, refuse } from './gateway.js'
-import { type BlockOutcome, checkBlock, Registry } from './registry.js'
-import { anyone, operate, options, pageByNames } from './route-options.js'
+import { type BlockOutcome, checkBlock, type Registry } from './registry.js'
+import { anyone, errorForm, operate, pageByNames, problem, type RoutesContext, route, tag } from './route-options.js'
 
 const path = '/api/v1/registry/blocks'
 const onePath = `${path}/:type/:version`
 const Params = Type.Object({ type: Type.String(), version: Type.String() })
 const notFound: Problem = { code: 'not_found', detail: 'There is no such block.' }
 
-export function addBlocks(app: App, parts: RoutingParts, gateway: Gateway): void {
-  const registry = new Registry(parts)
-  addChanges(app, registry, gateway)
-  addReads(app, registry, parts.config.server.pageBytesMax)
-}
-
-function addChanges(app: App, registry: Registry, gateway: Gateway): void {
+/** Changes pass gates, so each has a mount. */
+export function addBlockChanges(app: App, registry: Registry, gateway: Gateway): void {
   const creation = gateway.registryMount(async (body) => {
     const checked = checkBlock(body)
     return checked.ok ? written(await registry.create(checked.block)) : invalid(checked.errors)
@@ -33,40 +28,38 @@ function addChanges(app: App, registry: Registry, gateway: Gateway): void {
     const removed = await registry.remove({ type, version })
     return removed ? { ok: true, answer: { status: 204, headers: {}, body: undefined } } : refuse(notFound)
   })
-  const replaced = { 200: BlockView, 201: BlockView }
-  app.route({
-    ...{ method: 'POST', url: path, ...mountedRoute(creation, CreateBlock) },
-    ...options(operate, 'Register a block', { body: CreateBlock }, { 201: BlockView }),
-  })
-  app.route({
-    ...{ method: 'PUT', url: onePath, ...mountedRoute(replacement, PutBlock) },
-    ...options(operate, 'Register a block, or replace it', { params: Params, body: PutBlock }, replaced),
-  })
-  app.route({
-    ...{ method: 'DELETE', url: onePath, ...mountedRoute(removal, Type.Unknown()) },
-    ...options(operate, 'Remove a block', { params: Params }),
-  })
+  const add = (method: string, url: string, mount: Mount, body: TSchema, schema: object, answers: object): void => {
+    const response = { ...answers, '4xx': problem, '5xx': problem }
+    const config = { ...operate, errorForm } as const
+    app.route({ method, url, ...mountedRoute(mount, body), schema: { tags: [tag], ...schema, response }, config })
+  }
+  add('POST', path, creation, CreateBlock, { summary: 'Register a block', body: CreateBlock }, { 201: BlockView })
+  const replacing = { summary: 'Register a block, or replace it', params: Params, body: PutBlock }
+  add('PUT', onePath, replacement, PutBlock, replacing, { 200: BlockView, 201: BlockView })
+  add('DELETE', onePath, removal, Type.Unknown(), { summary: 'Remove a block', params: Params }, {})
 }
 
-function addReads(app: App, registry: Registry, bytesMax: number): void {
-  app.get<{ Querystring: Static<typeof ListBlocksQuery> }>(
-    path,
-    options(anyone, 'Blocks, by type and version', { querystring: ListBlocksQuery }, { 200: BlockPage }),
-    async ({ query }) =>
+export const blockRoutes = (registry: Registry): Route<RoutesContext>[] => [
+  route('GET', path, anyone, {
+    summary: 'Blocks, by type and version',
+    query: ListBlocksQuery,
+    answer: BlockPage,
+    handle: ({ config }, { query }) =>
       pageByNames(
         query,
-        bytesMax,
+        config.server.pageBytesMax,
         (bounds, from) =>
           registry.list(bounds, { type: query.type, after: from && { type: from[0], version: from[1] } }),
         (block) => [block.type, block.version],
       ),
-  )
-  app.get<{ Params: { type: string; version: string } }>(
-    onePath,
-    options(anyone, 'A block', { params: Params }, { 200: BlockView }),
-    async (request, reply) => (await registry.get(request.params)) ?? sendProblem(reply, notFound),
-  )
-}
+  }),
+  route('GET', onePath, anyone, {
+    summary: 'A block',
+    answer: BlockView,
+    missing: 'block',
+    handle: (_, { params }) => registry.get(params),
+  }),
+]
 
 function written(outcome: BlockOutcome): Wire {
   if ('block' in outcome) {

@@ -1,14 +1,11 @@
 /** The broker's dead letters: messages that the routers could not process. Never shed, because this is how they are recovered. */
 import { limits } from '@spillway/protocol/wire'
-import type { FastifyLike as App } from 'spillway/workload'
-import { fitPage, sendProblem } from 'spillway/workload'
-import Type, { type Static } from 'typebox'
-import type { AppReply as Reply } from '../../app.js'
+import { fitPage, ProblemError } from 'spillway/workload'
+import Type from 'typebox'
 import type { RouterBroker } from '../../brokers/nats/broker.js'
 import type { BrokerDeadLetter } from '../../brokers/nats/dead-letters.js'
 import { BrokerFault } from '../../brokers/nats/faults.js'
-import type { RoutingParts } from './context.js'
-import { listLimitDefault, operate, options, view } from './route-options.js'
+import { listLimitDefault, operate, type RoutesContext, route, view } from './route-options.js'
 
 const Ids = Type.Object(
   { ids: Type.Array(Type.String({ pattern: '^\\d{1,19}$' }), { minItems: 1, maxItems: 1_000 }) },
@@ -39,57 +36,56 @@ const path = '/api/v1/routes/dead-letters'
 /** The broker returns only complete messages: a page of long ones ends after this many bytes. */
 const readBytesMax = 33_554_432
 
-export function addDeadLetters(app: App, { broker, config }: RoutingParts): void {
-  const withBroker = async (reply: Reply, work: (broker: RouterBroker) => Promise<unknown>): Promise<unknown> => {
-    if (broker === null) {
-      const detail = 'There is no broker (NATS_URL): the dead letters are those of /api/v1/dead-letters.'
-      return sendProblem(reply, { code: 'not_found', detail })
-    }
-    try {
-      return await work(broker)
-    } catch (fault) {
-      if (!(fault instanceof BrokerFault)) throw fault
-      const detail = 'The broker is not reachable now. Try again later.'
-      return sendProblem(reply, { code: 'broker_unavailable', detail, retryAfterMs: 5_000 })
-    }
+/** What `work` gives, or why the broker cannot do it. */
+async function withBroker<T>({ broker }: RoutesContext, work: (broker: RouterBroker) => Promise<T>): Promise<T> {
+  if (broker === null) {
+    const detail = 'There is no broker (NATS_URL): the dead letters are those of /api/v1/dead-letters.'
+    throw new ProblemError({ code: 'not_found', detail })
   }
-  app.get<{ Querystring: Static<typeof ListQuery> }>(
-    path,
-    options(view, 'Messages that could not be worked on, oldest first', { querystring: ListQuery }, { 200: Letters }),
-    async (request, reply) =>
-      withBroker(reply, async (from) => {
-        const { limit = listLimitDefault, cursor = null } = request.query
-        const found = await listed(from, limit, cursor)
-        const { items, end } = fitPage(
-          found.letters,
-          { limit: found.limit, bytesMax: config.server.pageBytesMax },
-          toView,
-        )
+  try {
+    return await work(broker)
+  } catch (fault) {
+    if (!(fault instanceof BrokerFault)) throw fault
+    const detail = 'The broker is not reachable now. Try again later.'
+    throw new ProblemError({ code: 'broker_unavailable', detail, retryAfterMs: 5_000 })
+  }
+}
+
+export const deadLetterRoutes = [
+  route('GET', path, view, {
+    summary: 'Messages that could not be worked on, oldest first',
+    query: ListQuery,
+    answer: Letters,
+    handle: (context, { query: { limit = listLimitDefault, cursor = null } }) =>
+      withBroker(context, async (broker) => {
+        const found = await listed(broker, limit, cursor)
+        const bounds = { limit: found.limit, bytesMax: context.config.server.pageBytesMax }
+        const { items, end } = fitPage(found.letters, bounds, toView)
         return { items, next_cursor: end?.id ?? null }
       }),
-  )
-  app.get<{ Params: { id: string } }>(
-    `${path}/:id`,
-    options(view, 'One of them, whole', {}, { 200: Letter }),
-    async (request, reply) =>
-      withBroker(reply, async (from) => {
-        const letter = await from.deadLetters.get(request.params.id)
-        if (letter === null) return sendProblem(reply, { code: 'not_found', detail: 'There is no such dead letter.' })
-        return toView(letter)
+  }),
+  route('GET', `${path}/:id`, view, {
+    summary: 'One of them, whole',
+    answer: Letter,
+    missing: 'dead letter',
+    handle: (context, { params }) =>
+      withBroker(context, async (broker) => {
+        const letter = await broker.deadLetters.get(params.id)
+        return letter === null ? null : toView(letter)
       }),
-  )
-  app.post<{ Body: Static<typeof Ids> }>(
-    `${path}/redrive`,
-    options(operate, 'Publish them again, whole, oldest first', { body: Ids }),
-    async (request, reply) => withBroker(reply, (from) => from.deadLetters.redrive(request.body.ids)),
-  )
-  app.delete<{ Body: Static<typeof Ids> }>(
-    path,
-    options(operate, 'Remove them for good', { body: Ids }),
-    async (request, reply) =>
-      withBroker(reply, async (from) => ({ removed: await from.deadLetters.purge(request.body.ids) })),
-  )
-}
+  }),
+  route('POST', `${path}/redrive`, operate, {
+    summary: 'Publish them again, whole, oldest first',
+    body: Ids,
+    handle: (context, { body }) => withBroker(context, (broker) => broker.deadLetters.redrive(body.ids)),
+  }),
+  route('DELETE', path, operate, {
+    summary: 'Remove them for good',
+    body: Ids,
+    handle: (context, { body }) =>
+      withBroker(context, async (broker) => ({ removed: await broker.deadLetters.purge(body.ids) })),
+  }),
+]
 
 /** The letters of a page, plus one more if there are more; `limit`: how many belong to the page. */
 async function listed(

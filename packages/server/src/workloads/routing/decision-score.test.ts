@@ -45,7 +45,7 @@ describe('the winner of a key', () => {
     expect(Math.abs((counts.get('c') ?? 0) - 2_000)).toBeLessThan(170)
   })
 
-  it('stays for all keys but those of a provider that leaves', () => {
+  it('stays for all keys except those of a removed provider', () => {
     const providers = prepared(['a', 'b', 'c', 'd'].map((id, i) => provider(id, { weight: i + 1 })))
     const left = providers.filter(({ id }) => id !== 'b')
     const before = keys(2_000).map((key) => ({ key, id: idOf(winner(key, providers)) }))
@@ -60,7 +60,7 @@ describe('the winner of a key', () => {
     for (const key of keys(200)) expect(winner(key, turned)).toBe(winner(key, providers))
   })
 
-  it('is nobody where there is nobody', () => {
+  it('is null without a caller', () => {
     expect(winner(markOf('k'), [])).toBeNull()
   })
 })

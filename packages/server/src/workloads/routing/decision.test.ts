@@ -51,7 +51,7 @@ describe('the policy of a request', () => {
     expect(decide(book, task({ policy_id: 'q' }))).toMatchObject({ code: 'POLICY_NOT_FOUND' })
   })
 
-  it('is not found where nobody has it', () => {
+  it('is not found where no process has it', () => {
     expect(decide(book, task({ policy_id: 'none' }))).toMatchObject({ code: 'POLICY_NOT_FOUND' })
   })
 
@@ -87,7 +87,7 @@ describe('a weighted choice', () => {
     for (let n = 0; n < 200; n++) expect(decided(given).provider_id).toBe('a')
   })
 
-  it('shows what was agreed of the provider', () => {
+  it("shows the provider's agreed figures", () => {
     const given = policy({
       providers: [provider('x', { priority: 7, expected_latency_ms: 12.5, expected_cost: 0.002 })],
     })
@@ -269,7 +269,7 @@ describe('a dry run', () => {
     expect(providers[2]?.score).toBeLessThan(providers[0]?.score ?? 0)
   })
 
-  it('says that nobody fits', () => {
+  it('reports that no provider fits', () => {
     const result = dryRun(new PolicyBook([given]), task({ constraints: { max_cost: 0.1 } }))
     expect(result).toMatchObject({ decision: null, error: { code: 'NO_PROVIDER' }, policy_source: 'shared' })
   })

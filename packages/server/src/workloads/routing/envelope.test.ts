@@ -119,7 +119,7 @@ describe('a task', () => {
     expect(pathsOf({ ...valid, ...changes })).toEqual([path])
   })
 
-  it('reports an invalid one by what it can be found', () => {
+  it('reports an invalid one with an id to find it by', () => {
     const trace_id = 'b'.repeat(32)
     expect(read({ ...valid, trace_id, extra: 1 })).toMatchObject({ correlation: { request_id: requestId, trace_id } })
     expect(read({ ...valid, trace_id: 'x', request_id: 'y' })).toMatchObject({ correlation: {} })

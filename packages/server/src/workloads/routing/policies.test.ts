@@ -22,7 +22,7 @@ describe('a policy', () => {
     })
   })
 
-  it('keeps what it says, and is the same when it is checked again', () => {
+  it('keeps its values, and is the same when it is checked again', () => {
     const full = {
       ...{ policy_id: 'p', tenant_id: 't', description: 'd', strategy: 'best_score' },
       providers: [

@@ -1,20 +1,34 @@
 /** What the routing routes share. */
 import { RoutingProblem } from '@spillway/protocol/schema'
-import { type CutRows, cursorOf, fitPage, type PageBounds, ProblemError, placeOf } from 'spillway/workload'
+import {
+  type CutRows,
+  cursorOf,
+  fitPage,
+  invalidCursor,
+  type PageBounds,
+  ProblemError,
+  placeOf,
+} from 'spillway/workload'
+import { type MakeRoute, routeFor } from '../../route-table.js'
+import type { RoutingParts } from './context.js'
+import type { Gateway } from './gateway.js'
 
-export const tags = ['routing']
-export const problems = { '4xx': RoutingProblem, '5xx': RoutingProblem }
 export const listLimitDefault = 50
-export const anyone = { errorForm: 'object' } as const
+export const anyone = {} as const
 /** Policies, blocks and the broker's dead letters belong to the whole server. */
-export const operate = { role: 'operate', wholeServer: true, errorForm: 'object' } as const
-export const view = { role: 'view', wholeServer: true, errorForm: 'object' } as const
+export const operate = { role: 'operate', wholeServer: true } as const
+export const view = { role: 'view', wholeServer: true } as const
 
-/** The options of a route: who may call it, and how the API description shows it. */
-export function options<Config extends object>(config: Config, summary: string, schema: object, answers?: object) {
-  const response = answers === undefined ? {} : { response: { ...answers, ...problems } }
-  return { schema: { tags, summary, ...schema, ...response }, config }
+/** Of all routes. */
+export const tag = 'routing'
+export const errorForm = 'object'
+export { RoutingProblem as problem }
+
+export interface RoutesContext extends RoutingParts {
+  gateway: Gateway
 }
+
+export const route: MakeRoute<RoutesContext> = routeFor()
 
 type Names = readonly [first: string, second: string]
 
@@ -43,5 +57,5 @@ function readCursor(cursor: string): Names {
   } catch {
     // Not JSON: invalid too.
   }
-  throw new ProblemError({ code: 'invalid_request', detail: 'The cursor is invalid.' })
+  throw new ProblemError(invalidCursor)
 }

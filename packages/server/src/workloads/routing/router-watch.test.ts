@@ -73,7 +73,7 @@ describe('a gateway that watches routers elsewhere', () => {
     expect(watch.status).toBe('inactive')
   })
 
-  it('keeps what it knew until the third poll has missed, then says that it does not know', async () => {
+  it('keeps the last status until the third missed poll, then reports unknown', async () => {
     const { watch, answer, refuse, heard } = watchOf([a])
     answer(a, metrics(1))
     await watch.ask()

@@ -1,7 +1,9 @@
 import pg from 'pg'
 import { toStoreFault } from './faults.js'
+import { type Origin, originOf } from './origin.js'
 import type { Reach } from './reach.js'
 import { pinSql, type Settings } from './session.js'
+import { types } from './types.js'
 
 /** The logger that this folder needs; a pino logger fits. */
 export interface Log {
@@ -11,7 +13,7 @@ export interface Log {
 }
 
 interface PoolOptions {
-  url: string
+  url: string | Origin
   /** The most connections this pool opens. */
   max: number
   /** Shown in pg_stat_activity. */
@@ -37,14 +39,14 @@ const IDLE_TIMEOUT_MS = 60_000
 export function openPool(options: PoolOptions): pg.Pool {
   const { queryTimeoutMs, connectTimeoutMs = 2_000, pin, log } = options
   const pool = new pg.Pool({
-    connectionString: options.url,
+    ...originOf(options.url).config,
     max: options.max,
     application_name: options.applicationName,
     connectionTimeoutMillis: connectTimeoutMs,
     idleTimeoutMillis: options.keepIdle === true ? 0 : IDLE_TIMEOUT_MS,
     keepAlive: true,
     keepAliveInitialDelayMillis: KEEP_ALIVE_DELAY_MS,
-    types: { getTypeParser },
+    types,
     ...(queryTimeoutMs !== undefined && { query_timeout: queryTimeoutMs }),
     // The pool awaits this, and hands out no connection whose settings could not be pinned; its types do not say so.
     ...(pin && {
@@ -65,76 +67,4 @@ export function openPool(options: PoolOptions): pg.Pool {
   // without a listener ends the process. The failing statement reports the loss.
   pool.on('connect', (client) => client.on('error', () => undefined))
   return pool
-}
-
-/**
- * BIGINT as number: sequences, counts and fences stay far below 2^53 (a million a second for 285 years). A larger one is a
- * broken invariant, better thrown than rounded.
- */
-export function parseInt8(text: string): number {
-  const value = Number(text)
-  if (!Number.isSafeInteger(value)) throw new RangeError(`the bigint ${text} is not a safe integer`)
-  return value
-}
-
-const textArrayOid = 1009
-
-const getTypeParser: typeof pg.types.getTypeParser = (oid: number, format?: 'text' | 'binary') => {
-  if (format === 'binary') return pg.types.getTypeParser(oid, 'binary')
-  return parsers.get(oid) ?? pg.types.getTypeParser(oid, 'text')
-}
-
-/**
- * A flush returns a dozen arrays. The driver reads them character by character, which cost more than the rest of the answer
- * together.
- */
-const parsers = new Map<number, (text: string) => unknown>([
-  [pg.types.builtins.INT8, parseInt8],
-  [1005, parseInt8Array], // smallint[]
-  [1007, parseInt8Array], // int[]
-  [1016, parseInt8Array], // bigint[]
-  [textArrayOid, parseTextArray],
-])
-
-/** Drops the bounds; braces become brackets. */
-function parseAnyInt8Array(text: string): (number | null)[] {
-  const list = text.slice(text.indexOf('{')).replaceAll('{', '[').replaceAll('}', ']').replaceAll('NULL', 'null')
-  return JSON.parse(list, (_, value) => (typeof value === 'number' ? parseInt8(String(value)) : value))
-}
-
-/** For integers of any size: `{1,2,NULL}`. Nested arrays stay nested, whatever the type says. */
-export function parseInt8Array(text: string): (number | null)[] {
-  if (!isFlat(text)) return parseAnyInt8Array(text)
-  const list = `[${text.slice(1, -1)}]`
-  const values: (number | null)[] = JSON.parse(list.includes('N') ? list.replaceAll('NULL', 'null') : list)
-  for (const value of values) {
-    if (value !== null && !Number.isSafeInteger(value))
-      throw new RangeError(`a bigint of ${text} is not a safe integer`)
-  }
-  return values
-}
-
-const parseAnyTextArray: (text: string) => (string | null)[] = pg.types.getTypeParser(textArrayOid as never, 'text')
-
-/** Handlers may query anything: `{{1,2},{3,4}}`, or `[0:1]={1,2}` with its own bounds. */
-const isFlat = (text: string): boolean => text[0] === '{' && text[1] !== '{'
-
-/** `{a,"b c",NULL}`; without quotes, there is nothing to unescape. */
-export function parseTextArray(text: string): (string | null)[] {
-  if (text.includes('"') || !isFlat(text)) return parseAnyTextArray(text)
-  const inner = text.slice(1, -1)
-  if (inner === '') return []
-  const values: (string | null)[] = inner.split(',')
-  return inner.includes('NULL') ? values.map((value) => (value === 'NULL' ? null : value)) : values
-}
-
-/** Host, port and database of an address, without user and password. */
-export function addressOf(url: string): string {
-  try {
-    const { hostname, port, pathname, searchParams } = new URL(url)
-    const host = searchParams.get('host') ?? (hostname === '' ? 'localhost' : hostname)
-    return `${host}:${port === '' ? '5432' : port}${pathname}`
-  } catch {
-    return 'of the given url'
-  }
 }

@@ -32,7 +32,7 @@ describe('ConnectionLanes', () => {
     lanes.close()
   })
 
-  test('who has waited longest is next, of those that may start', async () => {
+  test('the longest waiting one is next, of those that may start', async () => {
     const lanes = lanesOf(3)
     for (const name of ['settle', 'accept', 'handlers'] as const) expect(lanes.enter(name)).toBeNull()
     const started: string[] = []

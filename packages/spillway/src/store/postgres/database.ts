@@ -1,24 +1,36 @@
 /** The connections of a store, and how its statements run on them. */
 import { setTimeout as delay } from 'node:timers/promises'
-import { checkOptions, isText, methods, OptionError, type Rule, timerMsMax, wholeNumber } from '../../core/options.js'
+import {
+  check,
+  checkOptions,
+  isText,
+  methods,
+  OptionError,
+  type Rule,
+  timerMsMax,
+  wholeNumber,
+} from '../../core/options.js'
 import { stderrLog } from '../../core/stderr-log.js'
 import type { Tx } from '../port.js'
 import { AcceptProbe } from './accept-probe.js'
 import type { Log } from './connect.js'
 import type { SqlModule } from './migrate.js'
+import { type Origin, originOf, originOfPool, type PoolOfUser } from './origin.js'
 import type { QueryConfig, Result } from './pinned-query.js'
 import { type Lane, openPools, poolMaxLeast } from './pools.js'
 import { appendSettings } from './stream-log.js'
 
-export interface PostgresOptions {
-  url: string
-  /** A direct address of the same database for LISTEN, if `url` leads to a pooler that cannot carry it. */
+interface StoreOptions {
+  /** A direct address of the same database for LISTEN, if `url` or `pool` leads to a pooler that cannot carry it. */
   listenUrl?: string
   /** Default `spillway`. */
   schema?: string
   /** Tables and functions that workloads add; the core's are always installed. */
   sql?: readonly SqlModule[]
-  /** Connections to the database, without one for heartbeats and one for LISTEN. At least 8. Default 10. */
+  /**
+   * Connections to the database, without one for heartbeats and one for LISTEN. At least 8. Default 10. With `pool`: how many
+   * of its connections the intake uses at once, at most its max.
+   */
   poolMax?: number
   /** A call that takes longer has failed. Default 2,000. */
   timeoutMs?: number
@@ -27,8 +39,28 @@ export interface PostgresOptions {
   log?: Log
 }
 
-const rules: Record<keyof PostgresOptions, Rule> = {
+interface ByUrl extends StoreOptions {
+  url: string
+  pool?: never
+}
+
+interface ByPool extends StoreOptions {
+  /**
+   * A Pool of node-postgres (pg 8.2 or later) of yours. The intake takes connections from it like your own code, sets what it needs for
+   * its transactions alone, and never ends it: call `pool.end()` after `intake.close()`. Its max must be at least 8, and more
+   * for what your code runs at the same time. Two connections are opened beside it, from its options: for heartbeats and for
+   * LISTEN.
+   */
+  pool: PoolOfUser
+  url?: never
+}
+
+export type PostgresOptions = ByUrl | ByPool
+
+const rules: Record<keyof ByUrl | keyof ByPool, Rule> = {
   url: isPostgresUrl,
+  // Looked at in originOfPool.
+  pool: () => null,
   listenUrl: isPostgresUrl,
   schema: isText,
   sql: (value) => (Array.isArray(value) ? null : 'a list of SQL modules'),
@@ -38,25 +70,41 @@ const rules: Record<keyof PostgresOptions, Rule> = {
   log: methods('info', 'warn', 'error'),
 }
 
-function isPostgresUrl(value: unknown): string | null {
+export function isPostgresUrl(value: unknown): string | null {
   return typeof value === 'string' && /^postgres(ql)?:\/\//.test(value)
     ? null
     : 'a text like postgres://user@host:5432/database'
 }
 
-function checkPostgresOptions(options: PostgresOptions): void {
+/** Checks the options, and says where the connections lead. */
+function originFrom(options: PostgresOptions): Origin {
   checkOptions('postgres', options, rules)
-  if (options.url === undefined) {
-    throw new OptionError('postgres: url is missing; is the variable that should have it set? Give postgres({ url })')
+  const { url, pool } = options
+  if (url !== undefined && pool !== undefined) {
+    throw new OptionError('postgres: url and pool exclude each other; remove one of them')
   }
+  if (pool !== undefined) return originOfPool(pool, poolMaxLeast)
+  if (url !== undefined) return originOf(url)
+  throw new OptionError(
+    'postgres: url is missing; is the variable that should have it set? Give postgres({ url }), or postgres({ pool })',
+  )
 }
+
+/** No more than the user's pool has. */
+function poolMaxOf({ poolMax }: PostgresOptions, { pool }: Origin): number {
+  if (pool === null) return poolMax ?? poolMaxDefault
+  if (poolMax !== undefined) check('postgres', 'poolMax', poolMax, wholeNumber(poolMaxLeast, pool.options.max))
+  return poolMax ?? Math.min(poolMaxDefault, pool.options.max)
+}
+
+const poolMaxDefault = 10
 
 export type Database = ReturnType<typeof openDatabase>
 
 export function openDatabase(options: PostgresOptions) {
-  checkPostgresOptions(options)
-  const { schema = 'spillway', timeoutMs = 2_000, poolMax = 10, delayMs = 0, log = stderrLog } = options
-  const pools = openPools(options.url, poolMax, timeoutMs, appendSettings, log)
+  const origin = originFrom(options)
+  const { schema = 'spillway', timeoutMs = 2_000, delayMs = 0, log = stderrLog } = options
+  const pools = openPools(origin, poolMaxOf(options, origin), timeoutMs, appendSettings, log)
   const probe = new AcceptProbe()
   /** The names of prepared statements, by text. */
   const prepared = new Map<string, string>()
@@ -89,6 +137,7 @@ export function openDatabase(options: PostgresOptions) {
     /** The schema, quoted. */
     s: `"${schema.replaceAll('"', '""')}"`,
     schema,
+    origin,
     channel: `spillway_${schema}`,
     timeoutMs,
     log,

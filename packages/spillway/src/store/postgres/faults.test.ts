@@ -70,7 +70,7 @@ describe('toStoreFault', () => {
     expect(toStoreFault('text')).toMatchObject({ code: 'other', cause: 'text' })
   })
 
-  it('keeps the words of our own functions, and of nobody else', () => {
+  it('shows messages of our own functions only', () => {
     const raised = (code: string) => Object.assign(new Error('queue_full'), { code, severity: 'ERROR' })
     expect(toStoreFault(raised('SP001'))).toMatchObject({ code: 'data', message: 'queue_full' })
     expect(toStoreFault(raised('P0001')).message).not.toContain('queue_full')

@@ -3,7 +3,7 @@ import type { ConnectionChange, Tx } from '../port.js'
 import { plainArray, textArray } from './arrays.js'
 import type { Database } from './database.js'
 
-const outcomes = ['granted', 'identity_full', 'pool_full'] as const
+type PermitOutcome = 'granted' | 'identity_full' | 'pool_full'
 
 export function gateStatements({ s, on, value }: Database) {
   return {
@@ -26,10 +26,10 @@ export function gateStatements({ s, on, value }: Database) {
       worker: string,
       pool: string,
       { seq, held, gives, takes }: ConnectionChange,
-    ): Promise<(typeof outcomes)[number][] | null> => {
-      const codes = await value<number[] | null>(
+    ): Promise<PermitOutcome[] | null> => {
+      const outcomes = await value<PermitOutcome[] | null>(
         on.accept,
-        `${s}.connections_change($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
+        `${s}.permits_change($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
         [
           worker,
           pool,
@@ -42,12 +42,7 @@ export function gateStatements({ s, on, value }: Database) {
           plainArray(takes.map(({ total }) => total)),
         ],
       )
-      if (codes == null) return null
-      return codes.map((code) => {
-        const outcome = outcomes[code]
-        if (outcome === undefined) throw new Error(`the store answered with the unknown code ${code}`)
-        return outcome
-      })
+      return outcomes ?? null
     },
   }
 }

@@ -2,6 +2,7 @@ import pg from 'pg'
 import { periodic } from '../../time/periodic.js'
 import type { Log } from './connect.js'
 import { toStoreFault } from './faults.js'
+import { type Origin, originOf } from './origin.js'
 
 const reconnectDelayMs = 500
 const pollMs = 1_000
@@ -12,7 +13,7 @@ export interface Listener {
 }
 
 export interface ListenOptions {
-  url: string
+  url: string | Origin
   channel: string
   onNotice(payload: string): void
   /** It listens again after a loss: notifications sent in between were missed. */
@@ -27,8 +28,7 @@ export function listenOn({ url, channel, onNotice, onGap, log }: ListenOptions):
   let timer: NodeJS.Timeout | undefined
   let missed = false
   const connect = async (): Promise<void> => {
-    const next = new pg.Client({
-      connectionString: url,
+    const next = originOf(url).client({
       application_name: 'spillway listen',
       keepAlive: true,
       connectionTimeoutMillis: 2_000,

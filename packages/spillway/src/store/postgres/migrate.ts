@@ -20,6 +20,7 @@ import pg from 'pg'
 import { version as ownRelease } from '../../version.js'
 import type { Log } from './connect.js'
 import { toStoreFault } from './faults.js'
+import { type Origin, originOf } from './origin.js'
 import { beginSql, pinSql } from './session.js'
 
 /** Made by scripts/generate-sql.mjs from the .sql files of one owner. */
@@ -60,7 +61,7 @@ export class MigrationError extends Error {
 }
 
 export interface MigrateOptions {
-  url: string
+  url: string | Origin
   /** Made if missing, which needs the CREATE right on the database. Superuser rights are never needed. */
   schema: string
   /** In the order of their dependencies: the core first. */
@@ -197,9 +198,8 @@ function checkTables(recorded: readonly Recorded[], { name, tables }: SqlModule)
   })
 }
 
-async function withClient<T>(url: string, use: (client: pg.ClientBase) => Promise<T>): Promise<T> {
-  const client = new pg.Client({
-    connectionString: url,
+async function withClient<T>(url: string | Origin, use: (client: pg.ClientBase) => Promise<T>): Promise<T> {
+  const client = originOf(url).client({
     application_name: 'spillway migrate',
     connectionTimeoutMillis: 10_000,
     keepAlive: true,

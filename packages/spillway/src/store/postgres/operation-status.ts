@@ -120,14 +120,5 @@ export function statusStatements({ s, on: { reads } }: Database) {
         ]
       })
     },
-    /** Unfinished operations of each lane. */
-    laneDepths: async (lanes: readonly string[]): Promise<number[]> => {
-      const { rows } = await reads<{ id: string; depth: number }>(
-        `SELECT l.id, l.depth FROM ${s}.lanes l WHERE l.id = ANY ($1)`,
-        [plainArray(lanes)],
-      )
-      const depths = new Map(rows.map(({ id, depth }) => [id, depth]))
-      return lanes.map((lane) => depths.get(lane) ?? 0)
-    },
   }
 }

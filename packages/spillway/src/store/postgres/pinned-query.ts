@@ -7,6 +7,10 @@
  * ends before the connection is released.
  */
 import pg from 'pg'
+// @ts-expect-error: the driver's types lack it; fixed in the pinned version
+import { prepareValue } from 'pg/lib/utils.js'
+import { withDeadline } from '../../time/with-deadline.js'
+import type { ConnectionSource } from './borrowed-pool.js'
 import { toStoreFault } from './faults.js'
 import { beginSql } from './session.js'
 
@@ -33,12 +37,16 @@ export interface QueryConfig {
   /** Prepared under this name, where the connection is a session. */
   name?: string
   query_timeout?: number
+  /** Default: the connection's. */
+  types?: pg.CustomTypesConfig
 }
 
 export interface Result<Row> {
   rows: Row[]
   rowCount: number | null
 }
+
+const rollbackMs = 2_000
 
 /** The statement's index: BEGIN, the settings, the statement, COMMIT. */
 const ours = 2
@@ -50,7 +58,8 @@ class PinnedQuery extends Query {
   #part = 0
 
   constructor(config: QueryConfig, pins: string, done: Done) {
-    super(config, undefined, done)
+    // Older drivers, in a pool of the user, take values as texts only.
+    super({ ...config, ...(config.values && { values: config.values.map(prepareValue) }) }, undefined, done)
     this.#pins = pins
     this.query_timeout = config.query_timeout
   }
@@ -90,7 +99,11 @@ function execute(connection: DriverConnection, text: string): void {
 }
 
 /** `pins`: local, from `pinSql`. */
-export async function queryPinned<Row>(pool: pg.Pool, config: QueryConfig, pins: string): Promise<Result<Row>> {
+export async function queryPinned<Row>(
+  pool: ConnectionSource,
+  config: QueryConfig,
+  pins: string,
+): Promise<Result<Row>> {
   const client = await pool.connect()
   let result: Result<Row>
   try {
@@ -103,11 +116,15 @@ export async function queryPinned<Row>(pool: pg.Pool, config: QueryConfig, pins:
     const { code } = toStoreFault(error)
     if (code === 'unavailable' || code === 'timeout') client.release(true)
     // Without the rollback the pooler would have to discard the session.
-    else
-      await client.query('ROLLBACK').then(
+    else {
+      const late = (): never => {
+        throw error
+      }
+      await withDeadline(client.query('ROLLBACK'), config.query_timeout ?? rollbackMs, late).then(
         () => client.release(),
         () => client.release(true),
       )
+    }
     throw error
   }
   client.release()

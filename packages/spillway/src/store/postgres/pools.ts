@@ -5,15 +5,20 @@
  *              handlers, which may last, leave a connection for everything else
  *   streams    two of poolMax, from the first use of streams: their plans need settings of their own
  *   heartbeat  one that is always available
+ *
+ * With a pool of the user, shared and streams are connections of that pool (borrowed-pool.ts).
  */
 import type pg from 'pg'
 import type { OpenTx, PoolState } from '../port.js'
+import { BorrowedPool, type ConnectionSource } from './borrowed-pool.js'
 import { type Log, openPool } from './connect.js'
 import { StoreFault, toStoreFault } from './faults.js'
+import type { Origin } from './origin.js'
 import { type QueryConfig, queryPinned, type Result } from './pinned-query.js'
 import { findReach, type Reach } from './reach.js'
 import { pinSql, type Settings } from './session.js'
 import { openTx } from './transaction.js'
+import { types } from './types.js'
 
 interface LaneLimits {
   /** Always available to this lane. */
@@ -163,8 +168,10 @@ const lanesFor = (poolMax: number, total: () => number): ConnectionLanes<Lane> =
 
 /** A pool that is replaced as a whole: see `judge`. */
 interface Connections {
-  readonly pool: pg.Pool
-  /** The settings of each transaction, behind a pooler in transaction mode. */
+  readonly pool: ConnectionSource
+  /** The same, if it is ours. */
+  readonly own: pg.Pool | null
+  /** The settings of each transaction, behind a pooler in transaction mode and on connections of the user. */
   readonly pins: string
   readonly lanes: ConnectionLanes<Lane>
   answeredAt: number
@@ -172,24 +179,46 @@ interface Connections {
 
 type Purpose = 'shared' | 'streams' | 'heartbeat'
 
+interface OpenersOptions {
+  origin: Origin
+  poolMax: number
+  /** `poolMax` without what streams have, once they have it. */
+  sharedMax(): number
+  streamSettings: Settings
+  log: Log
+  reach(): Promise<Reach>
+}
+
+/** Opens the connections of each purpose, now or again. */
+function openersOf(options: OpenersOptions): Record<Purpose, () => Connections> {
+  const { origin, poolMax, sharedMax, streamSettings, log, reach } = options
+  const connectionsOn = (own: pg.Pool | null, pool: ConnectionSource, settings: Settings): Connections => ({
+    ...{ own, pool, answeredAt: 0 },
+    pins: pinSql(settings, { local: true }),
+    lanes: lanesFor(poolMax, sharedMax),
+  })
+  const open = (max: number, applicationName: string, settings: Settings = {}, keepIdle = false): Connections => {
+    const own = openPool({ url: origin, max, applicationName, log, keepIdle, pin: { settings, reach } })
+    return connectionsOn(own, own, settings)
+  }
+  const borrow = (max: number, settings: Settings = {}): Connections | null =>
+    origin.pool && connectionsOn(null, new BorrowedPool(origin.pool, max, waitMs, log), settings)
+  return {
+    shared: () => borrow(poolMax) ?? open(sharedMax(), 'spillway'),
+    streams: () => borrow(streamsMax, streamSettings) ?? open(streamsMax, 'spillway streams', streamSettings),
+    heartbeat: () => open(1, 'spillway heartbeat', {}, true),
+  }
+}
+
 /** `streamSettings`: of the connections of streams. */
-export function openPools(url: string, poolMax: number, timeoutMs: number, streamSettings: Settings, log: Log) {
+export function openPools(origin: Origin, poolMax: number, timeoutMs: number, streamSettings: Settings, log: Log) {
   let known: Reach | undefined
-  const detectReach = reachOf(url, log, (found) => {
+  const detectReach = reachOf(origin, log, (found) => {
     known = found
   })
   let sharedMax = poolMax
-  const open = (max: number, applicationName: string, settings: Settings = {}, keepIdle = false): Connections => ({
-    pool: openPool({ url, max, applicationName, log, keepIdle, pin: { settings, reach: detectReach } }),
-    pins: pinSql(settings, { local: true }),
-    lanes: lanesFor(poolMax, () => sharedMax),
-    answeredAt: 0,
-  })
-  const openers: Record<Purpose, () => Connections> = {
-    shared: () => open(sharedMax, 'spillway'),
-    streams: () => open(streamsMax, 'spillway streams', streamSettings),
-    heartbeat: () => open(1, 'spillway heartbeat', {}, true),
-  }
+  const shared = { origin, poolMax, streamSettings, log }
+  const openers = openersOf({ ...shared, sharedMax: () => sharedMax, reach: detectReach })
   const current = { shared: openers.shared(), streams: openers.streams(), heartbeat: openers.heartbeat() }
 
   /**
@@ -202,7 +231,7 @@ export function openPools(url: string, poolMax: number, timeoutMs: number, strea
     // With a SQLSTATE the server itself reported the fault, so it answers.
     if (fault.sqlState !== undefined || hasAnswered(connections, askedAt)) return fault
     if (fault.code === 'unavailable' || fault.code === 'timeout') connections.lanes.close()
-    if (fault.code === 'timeout' && current[purpose] === connections) {
+    if (fault.code === 'timeout' && current[purpose] === connections && connections.own !== null) {
       current[purpose] = openers[purpose]()
       // Ends once its last connection is released; nobody waits for that.
       connections.pool.end().catch(() => undefined)
@@ -218,15 +247,15 @@ export function openPools(url: string, poolMax: number, timeoutMs: number, strea
   ): Promise<Result<Row>> => {
     const reach = known ?? (await detectReach())
     const connections = current[purpose]
-    const { pool, pins, lanes } = connections
+    const { own, pool, pins, lanes } = connections
     if (lane !== null) await lanes.enter(lane)
     const askedAt = performance.now()
     try {
       const { name, ...plain } = { ...config, query_timeout: ms }
       const answer: unknown =
-        reach === 'transaction'
-          ? await queryPinned(pool, plain, pins)
-          : await pool.query(name === undefined ? plain : { ...plain, name })
+        own === null || reach === 'transaction'
+          ? await queryPinned(pool, { ...plain, types }, pins)
+          : await own.query(name === undefined ? plain : { ...plain, name })
       connections.answeredAt = performance.now()
       return answer as Result<Row>
     } catch (error) {
@@ -247,11 +276,12 @@ export function openPools(url: string, poolMax: number, timeoutMs: number, strea
     begin: async (lane: Lane, statementTimeoutMs: number): Promise<OpenTx> => {
       const reach = await detectReach()
       const connections = current.shared
-      const { pool, pins, lanes } = connections
+      const { own, pool, pins, lanes } = connections
       await lanes.enter(lane)
       const askedAt = performance.now()
       try {
-        return await openTx(pool, statementTimeoutMs, reach === 'transaction' ? pins : null, () => lanes.leave(lane))
+        const isBorrowed = own === null || reach === 'transaction'
+        return await openTx(pool, statementTimeoutMs, isBorrowed ? pins : null, () => lanes.leave(lane))
       } catch (error) {
         throw judge('shared', connections, askedAt, error)
       }
@@ -259,7 +289,7 @@ export function openPools(url: string, poolMax: number, timeoutMs: number, strea
     /** From now on, streams have their own connections. */
     openStreams: (): void => {
       sharedMax = poolMax - streamsMax
-      current.shared.pool.options.max = sharedMax
+      if (current.shared.own !== null) current.shared.own.options.max = sharedMax
     },
     /** Of the connections for reads and for transactions of handlers. */
     state: (): PoolState => {
@@ -282,10 +312,10 @@ const hasAnswered = ({ answeredAt }: Pick<Connections, 'answeredAt'>, askedAt: n
   answeredAt >= (askedAt + performance.now()) / 2
 
 /** Detected once, at the first call; retried while the database is not reachable. */
-function reachOf(url: string, log: Log, onFound: (reach: Reach) => void): () => Promise<Reach> {
+function reachOf(origin: Origin, log: Log, onFound: (reach: Reach) => void): () => Promise<Reach> {
   let finding: Promise<Reach> | undefined
   return () => {
-    finding ??= findReach(url).then(
+    finding ??= findReach(origin).then(
       (found) => {
         if (found !== 'direct') log.info({ pooler: found }, `the database is reached through a pooler in ${found} mode`)
         onFound(found)

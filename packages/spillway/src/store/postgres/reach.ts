@@ -1,5 +1,6 @@
-import pg from 'pg'
+import type pg from 'pg'
 import { StoreFault, toStoreFault } from './faults.js'
+import { type Origin, originOf } from './origin.js'
 
 /**
  * What is between us and the server.
@@ -19,11 +20,10 @@ const rounds = 4
  * instead, the idle connection itself finds another process when it asks again. Other users of the pool make both more
  * likely to be seen, or hide it for one round at most.
  */
-export async function findReach(url: string): Promise<Reach> {
+export async function findReach(url: string | Origin): Promise<Reach> {
   const clients: pg.Client[] = []
   const open = async (): Promise<pg.Client> => {
-    const client = new pg.Client({
-      connectionString: url,
+    const client = originOf(url).client({
       application_name: 'spillway start',
       connectionTimeoutMillis: timeoutMs,
       query_timeout: timeoutMs,

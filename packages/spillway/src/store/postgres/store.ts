@@ -2,15 +2,16 @@ import type { StreamLog, StreamRegistry } from '../../streams/port.js'
 import { withDeadline } from '../../time/with-deadline.js'
 import type { Tx } from '../port.js'
 import { acceptStatements } from './accept.js'
-import { addressOf } from './connect.js'
 import { type Database, openDatabase, type PostgresOptions } from './database.js'
 import { gateStatements } from './gates.js'
 import { coreSql } from './generated/sql.js'
+import { laneStatements } from './lanes.js'
 import { ledgerStatements } from './ledger.js'
 import { type Listener, listenOn, pollInstead } from './listen.js'
 import { migrate } from './migrate.js'
 import { statusStatements } from './operation-status.js'
 import { processStatements } from './processes.js'
+import { scheduleStatements } from './schedules.js'
 import { workStatements } from './step.js'
 import { StreamBell } from './stream-bell.js'
 import { PostgresStreamLog } from './stream-log.js'
@@ -18,7 +19,7 @@ import { postgresStreamRegistry } from './stream-registry.js'
 import { sweepStatements } from './sweeping.js'
 import { cancelStatements, deadLetterStatements, ticketStatements } from './tickets.js'
 
-export type { PostgresOptions } from './database.js'
+export { isPostgresUrl, type PostgresOptions } from './database.js'
 
 /** Begins the notices for streams. */
 const streamsPrefix = 'streams:'
@@ -35,7 +36,7 @@ function notices(options: PostgresOptions, db: Database) {
     },
     /** `onMissed`: notifications may be lost; each second if listening is not possible. */
     listen: async (onWake: (kind: string) => void, onMissed?: () => void): Promise<void> => {
-      const { url, listenUrl } = options
+      const { listenUrl } = options
       const missed = (): void => {
         streamLog?.heard(null)
         onMissed?.()
@@ -50,7 +51,7 @@ function notices(options: PostgresOptions, db: Database) {
       }
       const onNotice = (kind: string): void =>
         kind.startsWith(streamsPrefix) ? streamLog?.heard(kind.slice(streamsPrefix.length)) : onWake(kind)
-      listener = listenOn({ url: listenUrl ?? url, channel, onNotice, onGap: missed, log })
+      listener = listenOn({ url: listenUrl ?? db.origin, channel, onNotice, onGap: missed, log })
       await listener.started
     },
     /**
@@ -87,15 +88,17 @@ export function postgresStore(options: PostgresOptions) {
   return {
     /** Migrates the schema to this version. Safe to call from several processes at once. */
     migrate: (): Promise<{ from: number; to: number }> =>
-      migrate({ url: options.url, schema, sql: [coreSql, ...(options.sql ?? [])], log }),
+      migrate({ url: db.origin, schema, sql: [coreSql, ...(options.sql ?? [])], log }),
     ...acceptStatements(db),
     ...workStatements(db),
     ...processStatements(db),
+    ...scheduleStatements(db),
     ...sweepStatements(db),
     ...ticketStatements(db),
     ...statusStatements(db),
     ...deadLetterStatements(db),
     ...cancelStatements(db),
+    ...laneStatements(db),
     ...ledgerStatements(db),
     ...gateStatements(db),
     ...notices(options, db),
@@ -105,7 +108,7 @@ export function postgresStore(options: PostgresOptions) {
     statements: db.statements,
     poolState: pools.state,
     /** Host, port and database, for messages. */
-    address: addressOf(options.url),
+    address: db.origin.address,
     /** Milliseconds between this process's clock and the store's. */
     ping: async (): Promise<{ skewMs: number }> => {
       const before = Date.now()

@@ -33,7 +33,7 @@ export class StreamBell {
   }
 
   /** A separate notification. */
-  tell(notice: string): void {
+  ring(notice: string): void {
     this.#notices.push(notice)
     this.#start()
   }

@@ -125,7 +125,7 @@ function groupedCalls(options: StreamRegistryOptions) {
       plainArray(items.map(({ watcher }) => watcher)),
       plainArray(items.map(({ reads }) => reads)),
     ])
-    for (const { id, watcher, reads } of items) if (reads) bell.tell(`stream-watch:${id}:${watcher}`)
+    for (const { id, watcher, reads } of items) if (reads) bell.ring(`stream-watch:${id}:${watcher}`)
     return items.map((_, i) => rows[0]?.heeded[i] === true)
   })
 

@@ -1,5 +1,5 @@
-import type pg from 'pg'
 import type { OpenTx, Tx } from '../port.js'
+import type { Connection, ConnectionSource } from './borrowed-pool.js'
 import { toStoreFault } from './faults.js'
 import { beginSql, resetSql } from './session.js'
 
@@ -12,12 +12,12 @@ const idleGraceMs = 2_000
  * connection cannot keep them. `onEnd` is called once, when the connection is free, also if there was none.
  */
 export async function openTx(
-  pool: pg.Pool,
+  pool: ConnectionSource,
   timeoutMs: number,
   pins: string | null,
   onEnd: () => void,
 ): Promise<OpenTx> {
-  let client: pg.PoolClient | undefined
+  let client: Connection | undefined
   let running = 0
   let broken = false
   // Between two statements nobody else listens, and an error event without a listener ends the process. The next statement

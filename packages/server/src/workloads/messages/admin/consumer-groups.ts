@@ -4,9 +4,6 @@ import {
   ConsumerGroupDetails,
   ConsumerGroupList,
   EndGroupQuery,
-  LaggingGroupsQuery,
-  type LaggingPartition,
-  LaggingPartitions,
   ListEntriesQuery,
   MoveSubscription,
   SeekGroup,
@@ -25,7 +22,6 @@ type Partition = GroupDetails[string]['partitions'][number]
 const groupsUrl = '/api/v1/consumer-groups'
 const groupsDefault = 200
 const partitionsDefault = 1_000
-const lagSecondsDefault = 3_600
 /** How many queue names are shown for a group. */
 const queuesShown = 1_000
 /** A group whose oldest message waits longer is reported as lagging. */
@@ -73,26 +69,6 @@ const readRoutes = [
       const { items, pagination } = offsetPage(groups, asked, pageBytesMax)
       linkNext(reply, groupsUrl, pagination)
       return items
-    },
-  }),
-  route('GET', `${groupsUrl}/lagging`, viewers, {
-    summary: 'Partitions in which a group is behind, longest first',
-    query: LaggingGroupsQuery,
-    answer: LaggingPartitions,
-    /** Among the deepest if very many are behind. */
-    async handle({ readLong, schema, pageBytesMax }, { query, principal }) {
-      const { minLagSeconds = lagSecondsDefault } = query
-      const asked = pageOf(query, partitionsDefault)
-      const behind = `SELECT r.* FROM (${joinedSql(schema, `p.queue = ${queuesSql(schema, visibleSql('q.name', '$2'))}`)}) r WHERE r.depth > 0`
-      const partitions = await readLong<Static<typeof LaggingPartition>>(
-        `SELECT r.grp_name AS consumer_group, q.name AS queue_name, r.partition_name, r.partition AS partition_id, r.lease AS worker_id, r.depth AS offset_lag,
-           s.seconds AS time_lag_seconds, round(s.seconds / 3600.0, 2)::float8 AS lag_hours, o.oldest AS oldest_unconsumed_at, r.moved_at AS last_consumed_at
-         FROM (SELECT b.* FROM (${behind}) b ORDER BY b.depth DESC LIMIT ${looksMax}) r JOIN ${schema}.mq_queues q ON q.id = r.queue ${oldestSql(schema, 'r')}
-           CROSS JOIN LATERAL (SELECT greatest(0, floor(extract(epoch FROM ${schema}.clock() - o.oldest)))::bigint AS seconds) s
-         WHERE o.oldest <= ${schema}.clock() - make_interval(secs => $1) ORDER BY o.oldest, r.partition LIMIT $3`,
-        [minLagSeconds, principal.queues, asked.limit],
-      )
-      return offsetPage(partitions, asked, pageBytesMax).items
     },
   }),
   route('GET', `${groupsUrl}/:group`, viewers, {

@@ -100,7 +100,7 @@ export const queueChangeRoutes = [
     answer: MaintenanceState,
     async handle(admin, { body: { enabled } }) {
       const { intake, push } = admin
-      await (enabled ? intake.pauseType(push.definition) : intake.resumeType(push.definition))
+      await intake.lanes[enabled ? 'pause' : 'resume']({ type: push.definition.type })
       const message = enabled ? 'Pushes are accepted and held.' : 'Held pushes are stored, in order.'
       return { ...(await maintenanceState(admin)), message }
     },

@@ -3,12 +3,10 @@ import {
   ListEntriesQuery,
   ListQueuesQuery,
   type MessageCounts,
-  NamespaceList,
   QueueDetails,
   QueuePage,
   type QueueSummary,
   ResourceOverview,
-  TaskList,
 } from '@spillway/protocol/schema'
 import type { Static } from 'typebox'
 import { joinedSql, looksMax, oldestSql, partitionSql, queuesSql, rankedSql } from './group-progress-sql.js'
@@ -138,36 +136,7 @@ export const queueRoutes = [
       }
     },
   }),
-  ...(
-    [
-      ['namespace', 'namespaces', NamespaceList],
-      ['task', 'tasks', TaskList],
-    ] as const
-  ).map(([column, list, answer]) =>
-    route('GET', `/api/v1/resources/${list}`, readers, {
-      summary: `Queues by ${column}`,
-      query: ListEntriesQuery,
-      answer,
-      async handle(admin, { query, principal }) {
-        const asked = pageOf(query, listDefault)
-        const found = await shares(admin, column, [principal.queues, asked.limit + 1, asked.offset])
-        const { items, pagination } = offsetPage(found, asked, admin.pageBytesMax)
-        return { [list]: items, pagination }
-      },
-    }),
-  ),
 ]
-
-/** By namespace or task; without one, a queue is left out. `values`: visible queues, limit, offset. */
-function shares({ readLong, schema }: Admin, column: 'namespace' | 'task', values: readonly unknown[]) {
-  return readLong(
-    `SELECT q.${column}, count(DISTINCT q.id) AS queues, count(p.id) AS partitions, json_build_object('total', coalesce(sum(p.total), 0),
-       'pending', coalesce(sum(p.pending), 0), 'processing', coalesce(sum(p.processing), 0)) AS messages
-     FROM ${schema}.mq_queues q LEFT JOIN (${partitionSql(schema, `p.queue = ${queuesSql(schema, `q.${column} <> ''`)}`)}) p ON p.queue = q.id
-     WHERE q.${column} <> '' AND ${visibleSql('q.name', '$1')} GROUP BY q.${column} ORDER BY q.${column} LIMIT $2 OFFSET $3`,
-    values,
-  )
-}
 
 /** `page`: order and limit of the queues; `end`: of the answer. Their values begin with $6. */
 export function queueRows(

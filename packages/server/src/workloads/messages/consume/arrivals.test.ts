@@ -29,7 +29,7 @@ afterEach(() => {
 })
 
 describe('arrivals', () => {
-  it('wake one of each line that waits for the queue, and nobody else', async () => {
+  it('wake one of each line that waits for the queue, and no others', async () => {
     const { arrivals, wait, woken } = arrivalsOf()
     wait('a1', { queue: 'a', group: 'g' })
     wait('a2', { queue: 'a', group: 'g' })
@@ -51,7 +51,7 @@ describe('arrivals', () => {
     expect(woken.sort()).toEqual(['a', 'b'])
   })
 
-  it('wake those who name no queue when notices may have been lost; the others are looked for', async () => {
+  it('wake pops without a queue when notifications may have been lost; the others are polled', async () => {
     const { arrivals, wait, woken } = arrivalsOf()
     wait('a', { queue: 'a', group: 'g' })
     wait('any 1', { queue: null, group: 'g', namespace: 'n' })
@@ -89,7 +89,7 @@ describe('arrivals', () => {
     ])
   })
 
-  it('stop looking around when nobody waits, and begin again', async () => {
+  it('stop polling without waiters, and begin again', async () => {
     let looks = 0
     const { wait } = arrivalsOf(async () => {
       looks++
@@ -103,7 +103,7 @@ describe('arrivals', () => {
     expect(looks).toBe(1)
   })
 
-  it('go on looking around after a fault, and tell of it', async () => {
+  it('continue after a fault, and report it', async () => {
     let fails = true
     const { wait, woken, faults } = arrivalsOf(async () => {
       if (fails) throw new Error('away')
@@ -117,7 +117,7 @@ describe('arrivals', () => {
     expect(woken).toEqual(['a'])
   })
 
-  it('wake one when what was expected is due', async () => {
+  it('wake one when the expected message is due', async () => {
     const { arrivals, wait, woken } = arrivalsOf()
     const place = { queue: 'a', group: 'g' }
     wait('1', place)
@@ -130,7 +130,7 @@ describe('arrivals', () => {
     expect(woken).toEqual(['1'])
   })
 
-  it('end with the signal, and count who waits', async () => {
+  it('end with the signal, and count waiting pops', async () => {
     const { wait, woken, counts } = arrivalsOf()
     const left = new AbortController()
     wait('1', { queue: 'a', group: 'g' }, left.signal)

@@ -375,7 +375,22 @@ ALTER TABLE lanes ADD COLUMN alone boolean NOT NULL DEFAULT false;
 `,
     },
     {
-      id: '0006-turns',
+      id: '0006-schedules',
+      sql: `-- Recurring work: one row per schedule, by its name. See functions/schedules.sql.
+
+CREATE TABLE schedules (
+  name     text PRIMARY KEY,
+  cron     text NOT NULL,
+  timezone text NOT NULL,
+  type     text NOT NULL,                    -- of its operations, for people who look
+  next_at  timestamptz NOT NULL,             -- the first due time that was not handled; infinity: there is none
+  last_at  timestamptz,                      -- the last due time that was handled
+  seen_at  timestamptz NOT NULL              -- when a process that defines it was last seen
+);
+`,
+    },
+    {
+      id: '0007-turns',
       sql: `-- Turns: at most so many operations of one key run at a time, over all instances, and they start in order.
 --
 -- Each operation with a key is a lane of its own (0005-parallel.sql). Its lane holds a permit of the key while it is
@@ -417,8 +432,8 @@ ALTER TABLE dead_letters ADD COLUMN key uuid, ADD COLUMN most int;
   functions: [
     {
       name: 'accept',
-      sql: `-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted, in
--- one transaction. The steps are in the files of what they decide; they run in the lock order (tables/0001-core.sql).
+      sql: `-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
+-- in one transaction. The steps are in the files of what they decide; they run in the lock order (tables/0001-core.sql).
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
 -- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered
@@ -1237,10 +1252,91 @@ END $$;
 `,
     },
     {
-      name: 'lanes',
-      sql: `-- Lanes: how items are appended to them, and where a lane waits: ready, or parked by a delay or a pause.
+      name: 'lanes-page',
+      sql: `-- A page of the lanes that hold operations, for operators.
 --
--- lanes_count, lanes_append and lanes_ready are steps of accept and run with its settings.
+-- In the order of the lanes' ids, which never change. It walks the queue's primary key from lane to lane, one probe
+-- each, so it reads neither empty lanes, of which there may be millions, nor the operations behind a lane's first. A
+-- walk over the lanes themselves would read the empty ones too, and an index by queue is one more write for each new
+-- lane.
+
+-- p_queue, p_patterns: only lanes of this queue, and of these (\`orders*\`: a prefix); NULL: all, without those of
+-- parallel operations. Each of these has a lane of its own, whose id is the operation's: among a million of them the
+-- others could not be seen, and one scan passes them. It examines p_examined lanes at most. \`last\` is the last of them
+-- if they were all used up, so that there may be more behind it; else NULL. One row without an id if no lane fits.
+CREATE OR REPLACE FUNCTION lanes_page(
+  p_queue text, p_patterns text[], p_after uuid, p_limit int, p_examined int
+)
+RETURNS TABLE (
+  id uuid, queue text, partition text, depth bigint, paused_by text, ready boolean, label text, parked_for text,
+  due_at timestamptz, due_ms bigint, age_ms bigint, head uuid, type text, started boolean, attempts int,
+  max_attempts int, last uuid
+)
+  LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off
+  SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_lane uuid := coalesce(p_after, '00000000-0000-0000-0000-000000000000');
+  v_found uuid[] := '{}'; v_last uuid;
+  w record;
+BEGIN
+  FOR w IN
+    WITH RECURSIVE walk(lane, n) AS (
+      (SELECT o.lane, 1 FROM ops o WHERE o.lane > v_lane AND (o.lane <> o.id OR p_queue IS NOT NULL)
+        ORDER BY o.lane LIMIT 1)
+      UNION ALL
+      SELECT x.lane, p.n + 1 FROM walk p
+        CROSS JOIN LATERAL (
+          SELECT o.lane FROM ops o WHERE o.lane > p.lane AND (o.lane <> o.id OR p_queue IS NOT NULL)
+          ORDER BY o.lane LIMIT 1
+        ) x
+        WHERE p.n < p_examined
+    )
+    SELECT k.lane, k.n, (p_queue IS NULL OR l.queue = p_queue) AND queue_matches(l.queue, p_patterns) AS fits
+    FROM walk k JOIN lanes l ON l.id = k.lane
+  LOOP
+    IF w.fits THEN v_found := v_found || w.lane; END IF;
+    IF w.n = p_examined THEN v_last := w.lane; END IF;
+    EXIT WHEN cardinality(v_found) = p_limit;
+  END LOOP;
+  RETURN QUERY
+  SELECT l.id, l.queue, l.partition, l.depth,
+    (SELECT CASE WHEN s.queue = '' THEN 'type' WHEN s.partition IS NULL THEN 'queue' ELSE 'partition' END FROM pauses s
+      WHERE CASE WHEN s.queue = '' THEN s.partition = o.type
+        ELSE s.queue = l.queue AND (s.partition IS NULL OR s.partition = l.partition) END
+      ORDER BY s.queue = '', s.partition NULLS FIRST LIMIT 1),
+    r.lane IS NOT NULL, CASE WHEN r.type <> o.type THEN r.type END, p.reason, nullif(p.until, 'infinity'),
+    (extract(epoch FROM nullif(p.until, 'infinity') - t) * 1000)::bigint,
+    greatest(0, extract(epoch FROM t - o.accepted_at) * 1000)::bigint, o.id, o.type, o.started_at IS NOT NULL,
+    o.attempts, o.max_attempts, v_last
+  FROM unnest(v_found) WITH ORDINALITY u(lane, i)
+  JOIN lanes l ON l.id = u.lane
+  CROSS JOIN LATERAL (SELECT x.* FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1) o
+  LEFT JOIN parked p ON p.lane = l.id
+  LEFT JOIN ready r ON r.priority = o.priority AND r.stamp = o.stamp AND r.lane = l.id
+  ORDER BY u.i;
+  IF NOT FOUND THEN
+    last := v_last;
+    RETURN NEXT;
+  END IF;
+END $$;
+
+-- Is the queue one of these names, where \`orders*\` means a prefix? NULL: all are. The same as mayUseQueue of
+-- http/queue-names.ts.
+CREATE OR REPLACE FUNCTION queue_matches(p_queue text, p_patterns text[]) RETURNS boolean
+  LANGUAGE sql IMMUTABLE AS $$
+  SELECT p_patterns IS NULL OR EXISTS (SELECT FROM unnest(p_patterns) x(pattern)
+    WHERE CASE WHEN right(x.pattern, 1) = '*' THEN starts_with(p_queue, left(x.pattern, -1))
+      ELSE p_queue = x.pattern END)
+$$;
+`,
+    },
+    {
+      name: 'lanes',
+      sql: `-- Lanes: how items are appended to them, and where a lane waits: ready, or parked by a delay, a pause or its turn.
+--
+-- lanes_count, lanes_take and lanes_start are steps of accept and run with its settings.
 
 -- How many undecided items each lane gets. The lanes that get any, in the given order; per item its number among these
 -- lanes and its number in the lane (0: it is decided, and gets none). may_run: may the lane's first item run at once?
@@ -1563,19 +1659,18 @@ $$;
       name: 'permits',
       sql: `-- Permits of a pool, counted per process: a process that dies gives back what it held.
 
--- What a process gives back and takes of a pool's places, in this order. Of what it takes: 0 granted, 1 the identity
--- has all it may, 2 the pool is full. One row lock per pool makes it exact; places of processes that are gone do not
--- count.
--- p_seq grows with each call. A call whose answer was lost may have been carried out, or may come later yet: the next
--- one says with p_held what the process holds in truth, and the late one finds that it is late (NULL).
-CREATE OR REPLACE FUNCTION connections_change(
+-- Gives permits back, then takes permits. For each that it takes: 'granted', 'identity_full' or 'pool_full'. One row
+-- lock per pool makes it exact; permits of processes that are gone do not count.
+-- p_seq grows with each call. A call whose answer was lost may have run, or may still run: the next call lists in
+-- p_held all that the process holds, and the late call finds that it is late (NULL).
+CREATE OR REPLACE FUNCTION permits_change(
   p_worker uuid, p_pool text, p_seq bigint, p_held text[], p_counts int[], p_gives text[], p_takes text[],
   p_each int[], p_all int[]
-) RETURNS smallint[]
+) RETURNS text[]
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_out smallint[] := '{}'; v_total bigint; v_mine bigint; r record;
+  v_out text[] := '{}'; v_total bigint; v_mine bigint; r record;
 BEGIN
   INSERT INTO connection_pools (pool) VALUES (p_pool) ON CONFLICT DO NOTHING;
   PERFORM FROM connection_pools x WHERE x.pool = p_pool FOR UPDATE;
@@ -1603,18 +1698,30 @@ BEGIN
     SELECT coalesce(sum(c.held), 0) INTO v_mine FROM connections c JOIN workers w ON w.id = c.worker
       WHERE c.pool = p_pool AND c.identity = r.who;
     IF v_mine >= r.each_max THEN
-      v_out := v_out || 1::smallint;
+      v_out := v_out || 'identity_full'::text;
     ELSIF v_total >= r.all_max THEN
-      v_out := v_out || 2::smallint;
+      v_out := v_out || 'pool_full'::text;
     ELSE
       INSERT INTO connections AS c (pool, identity, worker, held) VALUES (p_pool, r.who, p_worker, 1)
         ON CONFLICT (pool, identity, worker) DO UPDATE SET held = c.held + 1;
       v_total := v_total + 1;
-      v_out := v_out || 0::smallint;
+      v_out := v_out || 'granted'::text;
     END IF;
   END LOOP;
   RETURN v_out;
 END $$;
+
+-- The name and the numbers that the release before (0.2.0) uses; to be removed after the next release.
+CREATE OR REPLACE FUNCTION connections_change(
+  p_worker uuid, p_pool text, p_seq bigint, p_held text[], p_counts int[], p_gives text[], p_takes text[],
+  p_each int[], p_all int[]
+) RETURNS smallint[]
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT CASE WHEN o.outcomes IS NOT NULL THEN ARRAY(
+      SELECT (array_position(ARRAY['granted', 'identity_full', 'pool_full'], u.outcome) - 1)::smallint
+      FROM unnest(o.outcomes) WITH ORDINALITY u(outcome, i) ORDER BY u.i) END
+    FROM permits_change(p_worker, p_pool, p_seq, p_held, p_counts, p_gives, p_takes, p_each, p_all) o(outcomes)
+$$;
 `,
     },
     {
@@ -2043,6 +2150,51 @@ BEGIN
   GET DIAGNOSTICS v_n = ROW_COUNT;
   PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, '!dead', - v_n) WHERE v_n > 0;
   RETURN v_n;
+END $$;
+`,
+    },
+    {
+      name: 'schedules',
+      sql: `-- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. Whoever
+-- finds a due row locks it, queues the operation and moves next_at in one transaction: once per due time, whatever
+-- processes there are and whenever they die. The store's clock decides what is due.
+--
+-- The text of the process that registered last is in the row. A process with another text (an older release, during a
+-- deploy) leaves the row alone.
+
+-- p_next: computed from the store's clock, and after the last due time that was handled, so that a due time which both
+-- texts have is handled once. What is due already stays due.
+CREATE OR REPLACE FUNCTION schedule_put(
+  p_name text, p_cron text, p_timezone text, p_type text, p_next timestamptz
+) RETURNS void
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  INSERT INTO schedules AS s (name, cron, timezone, type, next_at, seen_at)
+    VALUES (p_name, p_cron, p_timezone, p_type, p_next, clock())
+  ON CONFLICT (name) DO UPDATE SET
+    cron = excluded.cron, timezone = excluded.timezone, type = excluded.type, seen_at = excluded.seen_at,
+    next_at = CASE WHEN (s.cron = excluded.cron AND s.timezone = excluded.timezone) OR s.next_at <= clock()
+      THEN s.next_at ELSE excluded.next_at END
+$$;
+
+-- The row, locked, if it is due and no other process has it.
+CREATE OR REPLACE FUNCTION schedule_take(p_name text, p_cron text, p_timezone text)
+RETURNS TABLE (next_ms double precision, now_ms double precision)
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT extract(epoch FROM s.next_at) * 1000, extract(epoch FROM clock()) * 1000 FROM schedules s
+    WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.next_at <= clock()
+    FOR UPDATE SKIP LOCKED
+$$;
+
+-- Says that these are still defined, and removes those that no process has defined for p_keep_ms.
+CREATE OR REPLACE FUNCTION schedules_seen(p_names text[], p_keep_ms bigint) RETURNS bigint
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  v_removed bigint;
+BEGIN
+  UPDATE schedules s SET seen_at = clock() WHERE s.name = ANY (p_names);
+  DELETE FROM schedules s WHERE s.seen_at < clock() - p_keep_ms * interval '1 ms';
+  GET DIAGNOSTICS v_removed = ROW_COUNT;
+  RETURN v_removed;
 END $$;
 `,
     },

@@ -45,7 +45,7 @@ BEGIN
 END $$;
 
 -- Records the blocks of a past minute that no later block has recorded.
-CREATE OR REPLACE FUNCTION petitions_tell_blocks(p_rows int, OUT recorded int)
+CREATE OR REPLACE FUNCTION petitions_record_blocks(p_rows int, OUT recorded int)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -80,3 +80,7 @@ BEGIN
   GET DIAGNOSTICS v_n = ROW_COUNT;
   RETURN v_n;
 END $$;
+
+-- The name that the release before (0.2.0) uses; to be removed after the next release.
+CREATE OR REPLACE FUNCTION petitions_tell_blocks(p_rows int) RETURNS int
+  LANGUAGE sql SET search_path FROM CURRENT AS $$ SELECT petitions_record_blocks(p_rows) $$;

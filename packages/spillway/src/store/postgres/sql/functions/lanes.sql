@@ -1,6 +1,6 @@
--- Lanes: how items are appended to them, and where a lane waits: ready, or parked by a delay or a pause.
+-- Lanes: how items are appended to them, and where a lane waits: ready, or parked by a delay, a pause or its turn.
 --
--- lanes_count, lanes_append and lanes_ready are steps of accept and run with its settings.
+-- lanes_count, lanes_take and lanes_start are steps of accept and run with its settings.
 
 -- How many undecided items each lane gets. The lanes that get any, in the given order; per item its number among these
 -- lanes and its number in the lane (0: it is decided, and gets none). may_run: may the lane's first item run at once?

@@ -1,18 +1,17 @@
 -- Permits of a pool, counted per process: a process that dies gives back what it held.
 
--- What a process gives back and takes of a pool's places, in this order. Of what it takes: 0 granted, 1 the identity
--- has all it may, 2 the pool is full. One row lock per pool makes it exact; places of processes that are gone do not
--- count.
--- p_seq grows with each call. A call whose answer was lost may have been carried out, or may come later yet: the next
--- one says with p_held what the process holds in truth, and the late one finds that it is late (NULL).
-CREATE OR REPLACE FUNCTION connections_change(
+-- Gives permits back, then takes permits. For each that it takes: 'granted', 'identity_full' or 'pool_full'. One row
+-- lock per pool makes it exact; permits of processes that are gone do not count.
+-- p_seq grows with each call. A call whose answer was lost may have run, or may still run: the next call lists in
+-- p_held all that the process holds, and the late call finds that it is late (NULL).
+CREATE OR REPLACE FUNCTION permits_change(
   p_worker uuid, p_pool text, p_seq bigint, p_held text[], p_counts int[], p_gives text[], p_takes text[],
   p_each int[], p_all int[]
-) RETURNS smallint[]
+) RETURNS text[]
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_out smallint[] := '{}'; v_total bigint; v_mine bigint; r record;
+  v_out text[] := '{}'; v_total bigint; v_mine bigint; r record;
 BEGIN
   INSERT INTO connection_pools (pool) VALUES (p_pool) ON CONFLICT DO NOTHING;
   PERFORM FROM connection_pools x WHERE x.pool = p_pool FOR UPDATE;
@@ -40,15 +39,27 @@ BEGIN
     SELECT coalesce(sum(c.held), 0) INTO v_mine FROM connections c JOIN workers w ON w.id = c.worker
       WHERE c.pool = p_pool AND c.identity = r.who;
     IF v_mine >= r.each_max THEN
-      v_out := v_out || 1::smallint;
+      v_out := v_out || 'identity_full'::text;
     ELSIF v_total >= r.all_max THEN
-      v_out := v_out || 2::smallint;
+      v_out := v_out || 'pool_full'::text;
     ELSE
       INSERT INTO connections AS c (pool, identity, worker, held) VALUES (p_pool, r.who, p_worker, 1)
         ON CONFLICT (pool, identity, worker) DO UPDATE SET held = c.held + 1;
       v_total := v_total + 1;
-      v_out := v_out || 0::smallint;
+      v_out := v_out || 'granted'::text;
     END IF;
   END LOOP;
   RETURN v_out;
 END $$;
+
+-- The name and the numbers that the release before (0.2.0) uses; to be removed after the next release.
+CREATE OR REPLACE FUNCTION connections_change(
+  p_worker uuid, p_pool text, p_seq bigint, p_held text[], p_counts int[], p_gives text[], p_takes text[],
+  p_each int[], p_all int[]
+) RETURNS smallint[]
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT CASE WHEN o.outcomes IS NOT NULL THEN ARRAY(
+      SELECT (array_position(ARRAY['granted', 'identity_full', 'pool_full'], u.outcome) - 1)::smallint
+      FROM unnest(o.outcomes) WITH ORDINALITY u(outcome, i) ORDER BY u.i) END
+    FROM permits_change(p_worker, p_pool, p_seq, p_held, p_counts, p_gives, p_takes, p_each, p_all) o(outcomes)
+$$;

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { parseInt8, parseInt8Array, parseTextArray } from './connect.js'
+import { parseInt8, parseInt8Array, parseTextArray } from './types.js'
 
 describe('parseInt8', () => {
   it('gives numbers up to the safe limit and throws beyond it', () => {

@@ -1,0 +1,3 @@
+import { intake, placeOrder } from '../../lib/shop.js'
+
+export const POST = intake.fetch(placeOrder)

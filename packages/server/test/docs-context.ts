@@ -1,0 +1,33 @@
+/** The names that fragments of the library's pages use without saying where they come from: those of the guide's first program. */
+import pg from 'pg'
+import { createIntake, type Intake, type IntakeOptions, postgres } from 'spillway'
+import Type from 'typebox'
+
+const silent = { debug: () => undefined, info: () => undefined, warn: () => undefined, error: () => undefined }
+
+export type DocsContext = Awaited<ReturnType<typeof docsContext>>
+
+export async function docsContext(url: string) {
+  const pool = new pg.Pool({ connectionString: url, max: 4 })
+  // Its connections end when the database is dropped.
+  pool.on('error', () => undefined)
+  const intake = await createIntake({ store: postgres({ url, poolMax: 8, log: silent }), log: silent, retryBaseMs: 10 })
+  const placeOrder = intake.define('orders.place', {
+    body: Type.Object({ customer: Type.String(), item: Type.String() }),
+    run: async (order) => ({ shipped: order.item }),
+  })
+  return { pool, intake, placeOrder, order: { customer: 'ann', item: 'tea' } }
+}
+
+const opened: Intake[] = []
+
+/** As `createIntake`, for fragments that open one of their own. */
+export async function openIntake(options: IntakeOptions): Promise<Intake> {
+  const intake = await createIntake({ log: silent, ...options })
+  opened.push(intake)
+  return intake
+}
+
+export async function closeOpened(): Promise<void> {
+  for (const intake of opened.splice(0)) await intake.close()
+}

@@ -1,0 +1,105 @@
+/** What the pages of the library show is run: their programs with the calls to them, and every fragment. */
+import { freePort } from '@spillway/embedded-postgres/internal'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
+import { closeOpened, type DocsContext, docsContext } from '../docs-context.js'
+import { compileAll, writeFragment } from '../docs-fragments.js'
+import { type Block, blocksOf, matching } from '../docs-page.js'
+import {
+  callOf,
+  expectReply,
+  isFragment,
+  makeFolder,
+  type Program,
+  replyOf,
+  startProgram,
+  writeFiles,
+} from '../docs-programs.js'
+
+const pages = ['fastify', 'express', 'node-http', 'fetch'].map((name) => `frameworks/${name}.md`)
+
+const found = Object.fromEntries(await Promise.all(pages.map(async (page) => [page, await blocksOf(page)] as const)))
+
+/** The `sh` blocks of a page, each with the answer below it. */
+const stepsOf = (blocks: readonly Block[]) =>
+  blocks.flatMap((block, i) => {
+    if (block.language !== 'sh') return []
+    const next = blocks[i + 1]
+    return [{ text: block.text, line: block.line, answer: next?.language === 'http' ? next.text : undefined }]
+  })
+
+let folder: Awaited<ReturnType<typeof makeFolder>>
+beforeAll(async () => {
+  folder = await makeFolder()
+})
+afterAll(() => folder.remove())
+
+it('the code of all pages compiles', async () => {
+  expect(await compileAll(folder.path, found)).toBe('')
+})
+
+describe.each(Object.entries(found).filter(([, blocks]) => stepsOf(blocks).length > 0))(
+  'the programs of docs/guides/%s',
+  (_, blocks) => {
+    let database: TestDatabase
+    let port: number
+    let program: Program | undefined
+    const variables: Record<string, string> = {}
+
+    beforeAll(async () => {
+      database = await freshDatabase()
+      port = await freePort()
+    })
+    afterAll(async () => {
+      expect(await program?.stop(), program?.written()).toBe(0)
+      await database.drop()
+    })
+
+    it.each(stepsOf(blocks))('line $line: $text', async ({ text, answer }) => {
+      if (/^npm i /.test(text)) return
+      const name = /^node (\S+)$/m.exec(text)?.[1]
+      if (name !== undefined) {
+        await writeFiles(folder.path, blocks, port)
+        const env = { DATABASE_URL: database.url }
+        program = await startProgram(folder.path, { command: [process.execPath, name], port, env })
+        return
+      }
+      const reply = await callOf(text, { port, variables })
+      if (answer !== undefined) expectReply(reply, replyOf(answer))
+      const { operationId } = reply.body as { operationId?: string }
+      if (operationId !== undefined) variables.ID = operationId
+    })
+  },
+)
+
+describe.each(Object.entries(found).filter(([, blocks]) => blocks.some(isFragment)))(
+  'the fragments of docs/guides/%s',
+  (page, blocks) => {
+    let database: TestDatabase
+    let context: DocsContext
+
+    beforeAll(async () => {
+      database = await freshDatabase()
+      process.env.DATABASE_URL = database.url
+      context = await docsContext(database.url)
+    })
+    afterAll(async () => {
+      delete process.env.DATABASE_URL
+      await context.intake.close()
+      await context.pool.end()
+      await database.drop()
+    })
+
+    it.each(blocks.filter(isFragment))('line $line: $heading', async (block) => {
+      const file = await writeFragment(folder.path, `${page}-${block.line}`, block)
+      const { default: run } = await import(file)
+      try {
+        await run(context, (actual: unknown, wanted: unknown, line: string) => {
+          expect(actual, line).toEqual(matching(wanted))
+        })
+      } finally {
+        await closeOpened()
+      }
+    })
+  },
+)
