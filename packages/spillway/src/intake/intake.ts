@@ -9,7 +9,7 @@ import { hostname } from 'node:os'
 import { keyOf } from '../accept/accept-item.js'
 import { Accepting } from '../accept/accepting.js'
 import { OptionError } from '../core/options.js'
-import type { IntakeLog, IntakeSettings } from '../core/settings.js'
+import { claimsQueued, type IntakeLog, type IntakeSettings } from '../core/settings.js'
 import { type ConnectionPool, connectionPool, type PoolOptions } from '../fleet/connection-pool.js'
 import { FleetNumbers, freeSlots } from '../fleet/fleet-numbers.js'
 import { GateRegistry } from '../fleet/gate-registry.js'
@@ -206,7 +206,7 @@ export class Intake {
       ...{ store, log, leaseMs: settings.leaseMs, retentionMs: settings.retentionMs },
       name: `${hostname()}:${process.pid}`,
       running: () => ({ ...slotGroups.runningByType(), ...slotGroups.figures(), ...this.fleet.figures() }),
-      announced: () => (settings.work ? slotGroups.announced() : {}),
+      announced: () => (claimsQueued(settings) ? slotGroups.announced() : {}),
       onPulse: (pulse, elapsedMs) => this.#observe(pulse, elapsedMs),
       afterPulse: async () => {
         await this.#registry.register()
@@ -234,7 +234,7 @@ export class Intake {
       ...{ store, log },
       isDraining: () => this.isDraining,
       checkBody: (call, definition, body, options) => requireValid(call, this.bound(definition), body, options),
-      enqueue: (definition, body, tx, options) => this.enqueue(definition, body, { ...options, tx }),
+      enqueue: (definition, body, tx, options) => this.#enqueue(definition, body, { ...options, tx }),
     })
   }
 
@@ -260,21 +260,25 @@ export class Intake {
 
   /** For Fastify: `app.route({ method: 'POST', url: '/orders', ...intake.route(placeOrder) })`. */
   route(definition: Definition): FastifyRoute {
+    this.#requireAccepting('route')
     return fastifyRoute(this, definition)
   }
 
   /** For Express 4 and 5, with or without `express.json()`: `app.post('/orders', intake.express(placeOrder))`. */
   express(definition: Definition): NodeHandler {
+    this.#requireAccepting('express')
     return nodeHandler(this, definition)
   }
 
   /** For node:http: `createServer(intake.node(placeOrder))`. */
   node(definition: Definition): NodeHandler {
+    this.#requireAccepting('node')
     return nodeHandler(this, definition)
   }
 
   /** For everything else: `(Request, { clientAddress }) => Promise<Response>`. */
   fetch(definition: Definition): FetchHandler {
+    this.#requireAccepting('fetch')
     return fetchHandler(this, definition)
   }
 
@@ -324,6 +328,7 @@ export class Intake {
     const { pipeline } = this
     const bound = this.bound(definition)
     checkSubmitOptions('submit', options)
+    this.#requireAccepting('submit')
     const submission = submissionOf('submit', body, options)
     const gate = { identity: submission.identity, clientAddress: 'local' }
     const refusal = pipeline.refuseEarly(bound, gate)
@@ -352,6 +357,7 @@ export class Intake {
     const { pipeline } = this
     const bound = this.bound(definition)
     checkMany('submitMany', bodies, options)
+    this.#requireAccepting('submitMany')
     const submissions = submissionsOf('submitMany', bodies, options, bound.options.run !== undefined)
     const answers = await answerMany(submissions, {
       call: 'submitMany',
@@ -374,6 +380,7 @@ export class Intake {
     const { pipeline } = this
     const bound = this.bound(definition)
     checkMany('enqueueMany', bodies, options, true)
+    this.#requireAccepting('enqueueMany')
     this.#requireOpen('enqueueMany')
     const submissions = submissionsOf('enqueueMany', bodies, options, true)
     return within('enqueueMany', options.tx, (tx) =>
@@ -404,6 +411,7 @@ export class Intake {
   ): Promise<Answer[]> {
     const bound = this.bound(definition)
     checkSubmitOptions('submitAll', options)
+    this.#requireAccepting('submitAll')
     const { idempotencyKey: key, texts } = options
     const valid: Submission[] = []
     for (const [i, body] of bodies.entries()) {
@@ -421,14 +429,24 @@ export class Intake {
    * if and when that commits. The body is validated as by `submit`; look at the answer before you commit.
    */
   async enqueue<Body>(definition: Definition<Body>, body: Body, options: EnqueueOptions): Promise<Answer> {
-    const bound = this.bound(definition)
     checkEnqueueOptions('enqueue', options)
+    this.#requireAccepting('enqueue')
+    return this.#enqueue(definition, body, options)
+  }
+
+  async #enqueue<Body>(definition: Definition<Body>, body: Body, options: EnqueueOptions): Promise<Answer> {
+    const bound = this.bound(definition)
     this.#requireOpen('enqueue')
     const prepared = await this.#prepare(bound, { ...submissionOf('enqueue', body, options), respondAsync: true })
     if ('kind' in prepared) return prepared
     const [answer] = await within('enqueue', options.tx, (tx) => this.pipeline.enqueue(bound, [prepared], tx))
     if (answer === undefined) throw new Error('the store gave no verdict')
     return answer
+  }
+
+  #requireAccepting(call: string): void {
+    if (this.settings.role !== 'work') return
+    throw new OptionError(`${call}: this intake has the role "work": it runs operations and accepts none; use "both"`)
   }
 
   #requireOpen(call: string): void {
@@ -678,7 +696,7 @@ export class Intake {
 
   /** Claims start once the database is connected and something is defined. */
   #startWork(): void {
-    if (this.settings.work && this.presence.isEnlisted && !this.isDraining) this.#slotGroups.start()
+    if (claimsQueued(this.settings) && this.presence.isEnlisted && !this.isDraining) this.#slotGroups.start()
   }
 
   #observe(pulse: Pulse, elapsedMs: number): void {

@@ -174,6 +174,8 @@ describe('createIntake', () => {
     ['no concurrency', { store: {}, concurrency: 0 }, 'concurrency must be a whole number from 1 to 100000; given: 0'],
     ['console as the log', { store: {}, log: {} }, 'log must be an object with the methods debug, info, warn, error'],
     ['waitForStore: "no"', { store: {}, waitForStore: 'no' }, 'waitForStore must be true or false, or "forever"'],
+    ['an unknown role', { store: {}, role: 'gateway' }, 'role must be "accept" or "direct" or "work" or "both"'],
+    ['work, as it was', { store: {}, work: false }, 'unknown option "work"; the options are store, '],
     ['a registry as metrics', { store: {}, metrics: {} }, 'metrics must be what createMetrics(registry) returns'],
   ])('%s', async (_, options, message) => {
     await expect(createIntake(options as never)).rejects.toThrow(message)

@@ -146,7 +146,7 @@ describe('lane: { key, concurrency }', () => {
   })
 
   it('lets one whose retry is due start before those that were accepted later', async () => {
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const op = define(gateway, 1, () => undefined)
     const ids = []
     for (let n = 0; n < 3; n++) ids.push(idOf(await gateway.submit(op, { key: 'k', n }, { respondAsync: true })))
@@ -177,7 +177,7 @@ describe('lane: { key, concurrency }', () => {
   })
 
   it('passes the permit on when one that waits, or holds a permit and waits for a slot, is cancelled', async () => {
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const op = define(gateway, 2, () => undefined)
     const ids = []
     for (let n = 0; n < 5; n++) ids.push(idOf(await gateway.submit(op, { key: 'k', n }, { respondAsync: true })))
@@ -223,7 +223,7 @@ describe('lane: { key, concurrency }', () => {
   })
 
   it('holds its permits for a process that dies until the lease is over, then they are free', async () => {
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const op = define(gateway, 2, () => undefined)
     const ids = []
     for (let n = 0; n < 4; n++) ids.push(idOf(await gateway.submit(op, { key: 'k', n }, { respondAsync: true })))
@@ -262,7 +262,7 @@ describe('lane: { key, concurrency }', () => {
   })
 
   it('follows the last acceptance where instances disagree, and lets more start when the limit is raised', async () => {
-    const [low, high] = await Promise.all([b.intake({ work: false }), b.intake({ work: false })])
+    const [low, high] = await Promise.all([b.intake({ role: 'direct' }), b.intake({ role: 'direct' })])
     const one = define(low, 1, () => undefined)
     const three = define(high, 3, () => undefined)
     const submit = async (n: number) =>
@@ -307,7 +307,7 @@ describe('lane: { key, concurrency }', () => {
   })
 
   it('names the key with a queue of its own, and refuses a wrong name', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const own = intake.define('own', {
       body: Body,
       lane: { key: ({ key }) => ['shops', key], concurrency: 1 },

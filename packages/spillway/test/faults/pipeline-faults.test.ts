@@ -232,7 +232,7 @@ describe('an operation of a type that is not defined here', () => {
   it('is left to a process that knows it, uncounted', async () => {
     const stranger = await b.intake()
     const other = stranger.define('something.else', { body: Body, run: () => 0 })
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const op = gateway.define('op', { body: Body, lane, run: () => 0 })
     const id = idOf(await gateway.submit(op, { lane: 'a', n: 1 }, { respondAsync: true }))
     // What the stranger knows goes past it: it has looked, and left the other alone.
@@ -260,7 +260,7 @@ describe('a process that is killed', () => {
 
   it('leaves its work to others: effects in the store once, in order', async () => {
     await b.sql('CREATE TABLE effects (at bigserial, lane text, n int, who text)')
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const op = gateway.define('op', { body: Body, lane, run: () => undefined })
     for (let n = 1; n <= 5; n++) {
       for (const name of ['a', 'b']) await gateway.submit(op, { lane: name, n }, { respondAsync: true })
@@ -291,7 +291,7 @@ describe('a process that is killed', () => {
 
   it('holds its permits of a key until its lease is over, and then others run: never more at once than allowed', async () => {
     await b.sql('CREATE TABLE runs (at bigserial, op uuid, began timestamptz, ended timestamptz)')
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const op = gateway.define('op', { lane: { key: () => 'key', concurrency: 3 }, run: () => undefined })
     for (let n = 0; n < 40; n++) await gateway.submit(op, n, { respondAsync: true })
     const start = (runMs: number): ChildProcessByStdio<null, Readable, null> => {
