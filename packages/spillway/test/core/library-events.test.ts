@@ -86,7 +86,7 @@ describe('events', () => {
     const id = idOf(await intake.submit(note, { text: 'four' }))
     await intake
       .transaction(async (tx) => {
-        await intake.enqueue(note, { text: 'never' }, tx)
+        await intake.enqueue(note, { text: 'never' }, { tx })
         throw new Error('rolled back')
       })
       .catch(() => undefined)

@@ -144,16 +144,18 @@ describe('an intake on a pool of the user', () => {
     const client = await pool.connect()
     try {
       await client.query('BEGIN')
-      await intake.enqueue(op, { n: 1 }, client)
+      await intake.enqueue(op, { n: 1 }, { tx: client })
       await client.query('ROLLBACK')
       await client.query('BEGIN')
-      const queued = await intake.enqueue(op, { n: 2 }, client)
+      const queued = await intake.enqueue(op, { n: 2 }, { tx: client })
       await client.query('COMMIT')
       if (queued.kind !== 'queued') throw new Error(`not queued: ${JSON.stringify(queued)}`)
       expect(await b.finished(queued.operationId)).toMatchObject({ status: 'completed' })
       expect(ran).toEqual([2])
-      await expect(intake.enqueue(op, { n: 3 }, client)).rejects.toThrow('this client is in none. Call BEGIN first')
-      await expect(intake.enqueue(op, { n: 3 }, pool as never)).rejects.toThrow('given: a Pool')
+      await expect(intake.enqueue(op, { n: 3 }, { tx: client })).rejects.toThrow(
+        'this client is in none. Call BEGIN first',
+      )
+      await expect(intake.enqueue(op, { n: 3 }, { tx: pool as never })).rejects.toThrow('given: a Pool')
     } finally {
       client.release()
     }
@@ -170,7 +172,7 @@ describe('an intake on a pool of the user', () => {
     // As code does that calls the intake inside its own transactions, on each of the connections.
     const answers = await Promise.all(clients.map((_, n) => intake.submit(op, { n })))
     for (const answer of answers) expect(answer).toMatchObject({ refusal: { code: 'store_unavailable' } })
-    expect(await intake.enqueue(op, { n: 99 }, client)).toMatchObject({ kind: 'queued' })
+    expect(await intake.enqueue(op, { n: 99 }, { tx: client })).toMatchObject({ kind: 'queued' })
     await expect(intake.read('SELECT 1')).rejects.toMatchObject({
       code: 'unavailable',
       cause: { message: expect.stringContaining(`${max} of ${max} are in use`) },

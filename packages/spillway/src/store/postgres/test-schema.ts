@@ -1,5 +1,5 @@
 /**
- * A schema for one test intake, with a clock that can be moved. Whoever made it holds an advisory lock of its session, taken
+ * A schema for one test intake, with a clock that can be moved. Its maker holds an advisory lock of its session, taken
  * before the schema exists; so a schema whose lock is free was left by a run that was killed, and the next run drops it.
  *
  *   locked ──schema made──► in use ──close, or the session ends──► free ──close, or the next run──► dropped

@@ -433,7 +433,7 @@ ALTER TABLE dead_letters ADD COLUMN key uuid, ADD COLUMN most int;
     {
       name: 'accept',
       sql: `-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
--- in one transaction. The steps are in the files of what they decide; they run in the lock order (tables/0001-core.sql).
+-- in one transaction. The steps are in the files of what they decide, in the lock order (tables/0001-core.sql).
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
 -- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered
@@ -2155,9 +2155,9 @@ END $$;
     },
     {
       name: 'schedules',
-      sql: `-- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. Whoever
--- finds a due row locks it, queues the operation and moves next_at in one transaction: once per due time, whatever
--- processes there are and whenever they die. The store's clock decides what is due.
+      sql: `-- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. The
+-- process that finds a due row locks it, queues the operation and moves next_at in one transaction: once per due time,
+-- however many processes there are and whenever they die. The store's clock decides what is due.
 --
 -- The text of the process that registered last is in the row. A process with another text (an older release, during a
 -- deploy) leaves the row alone.

@@ -1,5 +1,5 @@
 -- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
--- in one transaction. The steps are in the files of what they decide; they run in the lock order (tables/0001-core.sql).
+-- in one transaction. The steps are in the files of what they decide, in the lock order (tables/0001-core.sql).
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
 -- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered

@@ -1,6 +1,6 @@
--- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. Whoever
--- finds a due row locks it, queues the operation and moves next_at in one transaction: once per due time, whatever
--- processes there are and whenever they die. The store's clock decides what is due.
+-- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. The
+-- process that finds a due row locks it, queues the operation and moves next_at in one transaction: once per due time,
+-- however many processes there are and whenever they die. The store's clock decides what is due.
 --
 -- The text of the process that registered last is in the row. A process with another text (an older release, during a
 -- deploy) leaves the row alone.
