@@ -58,6 +58,7 @@ export const Operation = Type.Object({
   max_attempts: Type.Integer(),
   retry_count: Type.Integer(),
   error_message: Type.Union([Type.String(), Type.Null()]),
+  code: Type.Optional(Type.String({ description: 'Why it failed: `expired`' })),
   latency_seconds: Type.Union([Type.Number(), Type.Null()]),
   queuePosition: Type.Union([Type.Integer(), Type.Null()]),
   result: Type.Unknown(),

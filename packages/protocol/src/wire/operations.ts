@@ -31,6 +31,8 @@ export interface OperationView {
   max_attempts: number
   retry_count: number
   error_message: string | null
+  /** Why it failed, in a word: `expired`. */
+  code?: string
   latency_seconds: number | null
   queuePosition: number | null
   result: unknown

@@ -1,6 +1,7 @@
 import { defaultPartition, limits } from '@spillway/protocol/wire'
+import { millisecondsOf } from '../core/duration.js'
 import { digestUuid, isLaneName, type Lane, type LaneName, laneOf, newOperationId } from '../core/ids.js'
-import { check, type Rule } from '../core/options.js'
+import { check, OptionError, type Rule } from '../core/options.js'
 import type { BoundGate, GateRequest, RateTier } from '../gates/gate.js'
 import { defaults, type IntakeRequest } from '../intake/define.js'
 import { checkReturned, type numberRules } from '../intake/define-rules.js'
@@ -41,6 +42,7 @@ export function buildItem(
   }
   const delayMs =
     own?.delayMs ?? (options.delayMs === undefined ? 0 : returned(type, 'delayMs', Math.round(options.delayMs(body))))
+  const expiresMs = expiryOf(bound, submission, delayMs)
   const requested = submission.respondAsync === true || delayMs > 0
   // The caller gets a ticket whatever happens, so the key stores the ticket at accept time.
   const isTicket = options.run !== undefined && submission.waitMs === 0
@@ -80,8 +82,19 @@ export function buildItem(
       batch: 0,
       rates: exact.rates,
       turns,
+      expiresMs,
     },
   }
+}
+
+function expiryOf({ type, options }: Bound, { own }: Submission, delayMs: number): number | null {
+  const ms = own?.expiresMs ?? (options.expiresAfter === undefined ? null : millisecondsOf(options.expiresAfter))
+  if (ms !== null && ms <= delayMs) {
+    throw new OptionError(
+      `the operation type ${type}: expiresAfter (${ms} ms) must be longer than the delay (${delayMs} ms)`,
+    )
+  }
+  return ms
 }
 
 /** Without an order the operation is a lane of its own. */

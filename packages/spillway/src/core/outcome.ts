@@ -43,6 +43,9 @@ export class LeaveOperation extends Error {
   }
 }
 
+/** Of an operation that was still queued when its time was over. */
+export const expiredText = 'It expired in the queue before it could start.'
+
 /** The reason of `ctx.signal` when it fires. */
 export class OperationAborted extends Error {
   override readonly name = 'OperationAborted'

@@ -20,6 +20,7 @@ export function operationView(ticket: Ticket): OperationView {
     max_attempts: ticket.maxAttempts,
     retry_count: Math.max(0, attempt - 1),
     error_message: ticket.error,
+    ...(ticket.code && { code: ticket.code }),
     latency_seconds: finishedAt === null ? null : Math.max(0, finishedAt.getTime() - createdAt.getTime()) / 1_000,
     queuePosition: ticket.place,
     result: ticket.result ?? null,

@@ -1,5 +1,6 @@
 /** What `define` allows for its options. */
 import { limits } from '@spillway/protocol/wire'
+import { isDuration } from '../core/duration.js'
 import {
   check,
   checkOptions,
@@ -42,6 +43,7 @@ const common: Record<string, Rule> = {
   timeoutMs: either(numberRules.timeoutMs, isFunction),
   maxRetries: either(numberRules.maxRetries, isFunction),
   delayMs: isFunction,
+  expiresAfter: isDuration(1, delayMsMax),
   retry: isBackoff,
   onAnswer: isFunction,
   respond: isFunction,

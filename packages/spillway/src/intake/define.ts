@@ -1,6 +1,7 @@
 import type { ProblemCode } from '@spillway/protocol/wire'
 import type { Static, TSchema } from 'typebox'
 import type { BackoffOptions } from '../core/backoff.js'
+import type { Duration } from '../core/duration.js'
 import type { KeyName, LaneName } from '../core/ids.js'
 import type { Gate } from '../gates/gate.js'
 import type { StandardSchema } from '../http/standard-schema.js'
@@ -115,6 +116,11 @@ interface Common<S extends BodySchema, Result> {
   /** Default 3. */
   maxRetries?: number | ((body: BodyOf<S>) => number)
   delayMs?: (body: BodyOf<S>) => number
+  /**
+   * What is still queued this long after its acceptance fails with the code `expired` and never runs: milliseconds, or a text
+   * such as `30s`.
+   */
+  expiresAfter?: Duration
   retry?: BackoffOptions
   /** Called for every decision on a submission that reached the store, after it is durable: for counters. */
   onAnswer?: (answer: Answer, submission: { body: BodyOf<S>; identity: string }) => void

@@ -67,6 +67,9 @@ import { Answering } from './verdict-to-answer.js'
 
 /** The time of `close` beyond `drainMs`. */
 const closeGraceMs = 1_000
+/** How many expired operations are looked up at a time, and how long a heartbeat may spend on ending them. */
+const expiredPerLook = 200
+const expiringMs = 500
 /** The default timeout of a transaction. */
 const transactionMs = 10_000
 
@@ -192,6 +195,7 @@ export class Intake {
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
       onSettled: (op, outcome) => {
         this.waiters.hint(op.id)
+        if (outcome.kind === 'expired') metrics.expired.labels(op.type).inc()
         this.#events?.settled(op, outcome)
         if (op.gate !== null) this.#definitions.freed(op.gate)
       },
@@ -212,6 +216,7 @@ export class Intake {
         await this.#registry.register()
         await slotGroups.lookAfter()
         await this.#schedules.look()
+        await this.#endExpired()
       },
       onLost: () => slotGroups.loseAll(),
       onReady: async () => {
@@ -692,6 +697,23 @@ export class Intake {
     await this.stop()
     this.pressure.stop()
     await this.presence.stop()
+  }
+
+  /** Operations that nobody claims: paused, parked, or behind others. Who claims one too late ends it itself. */
+  async #endExpired(): Promise<void> {
+    const until = performance.now() + expiringMs
+    for (let ended = 0; performance.now() < until; ) {
+      const due = await this.store.expired(expiredPerLook)
+      for (const { id, type } of due) {
+        if (performance.now() >= until || !(await this.store.expire(id))) continue
+        ended++
+        this.metrics.expired.labels(type).inc()
+        this.waiters.hint(id)
+      }
+      if (due.length === expiredPerLook && ended > 0) continue
+      if (ended > 0) this.wakeAll()
+      return
+    }
   }
 
   /** Claims start once the database is connected and something is defined. */

@@ -271,6 +271,6 @@ export async function retryTicket(
   const now = await intake.store.ticket(ticket.id)
   if (moved > 0) return { outcome: 'retried', ticket: now ?? ticket }
   if (now === null) return { outcome: 'unknown', ticket: null }
-  // Another request was faster, or its capacity gate is full.
-  return { outcome: now.status === 'failed' ? 'capacity_full' : 'not_failed', ticket: now }
+  // Another request was faster, or its capacity gate is full. What expired is not run again.
+  return { outcome: now.status === 'failed' && now.code === undefined ? 'capacity_full' : 'not_failed', ticket: now }
 }

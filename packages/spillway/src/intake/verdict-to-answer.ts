@@ -2,6 +2,7 @@
 
 import { gateRequestOf } from '../accept/accept-item.js'
 import { codeOf } from '../accept/conflict-retry.js'
+import { expiredText } from '../core/outcome.js'
 import type { IntakeLog } from '../core/settings.js'
 import type { Metrics } from '../metrics/metrics.js'
 import type { Accepted, AcceptItem, Claimed, Store, StoredAnswer, Ticket } from '../store/port.js'
@@ -235,6 +236,8 @@ function settledAnswer(operationId: string, outcome: Exclude<Outcome, { kind: 'r
       return { kind: 'done', operationId, result: outcome.result ?? null, replayed: false }
     case 'failed':
       return { kind: 'failed', operationId, error: outcome.error, result: outcome.result ?? null, replayed: false }
+    case 'expired':
+      return { kind: 'failed', operationId, error: expiredText, result: null, replayed: false }
     case 'cancelled':
       return { kind: 'failed', operationId, error: 'The operation was cancelled.', result: null, replayed: false }
   }

@@ -65,6 +65,8 @@ export interface AcceptItem {
   rates: readonly RateCheck[]
   /** Of a parallel one: at most so many of this key run at a time. */
   turns?: { key: string; most: number } | null
+  /** It may not start later than this after its acceptance. */
+  expiresMs?: number | null
 }
 
 export interface RateState {
@@ -141,7 +143,7 @@ export interface LedgerRow extends LedgerEvent {
 export type StoredAnswer =
   | { v: 'queue'; place: number; wait_ms: number; reason: QueuedReason }
   | { v: 'done'; result: unknown }
-  | { v: 'failed'; error: string; result?: unknown }
+  | { v: 'failed'; error: string; result?: unknown; code?: string }
   | { v: 'cancelled' }
 
 export interface AcceptContext {
@@ -179,13 +181,16 @@ export interface Claimed {
   traceparent: string
   idempotencyKey: string | null
   gate: string | null
+  /** When the claim was made: milliseconds until it may not start any more. Null: it always may. */
+  expiresInMs?: number | null
 }
 
 /** One operation that leaves its lane. */
 export interface Leaving {
   seq: number
   type: string
-  status: 'completed' | 'failed' | 'cancelled'
+  /** `expired`: it never started, failed with that code, and leaves no dead letter. */
+  status: 'completed' | 'failed' | 'cancelled' | 'expired'
   /** JSON text, or null for none. */
   result: string | null
   error: string | null
@@ -266,6 +271,8 @@ export interface Ticket {
   result: unknown
   place: number | null
   trace: string
+  /** Why it failed, in a word: `expired`. */
+  code?: string
   /** In lists: the bytes of a result that is left out, and of an error text that is shortened. */
   resultBytes?: number
   errorBytes?: number

@@ -7,7 +7,7 @@
  *      └──timeout │ cancelled │ lease lost │ stopping──► its signal fires; the handler's end is no longer waited for
  */
 import { type BackoffOptions, backoffMs } from '../core/backoff.js'
-import { FailOperation, OperationAborted, RetryOperation } from '../core/outcome.js'
+import { expiredText, FailOperation, OperationAborted, RetryOperation } from '../core/outcome.js'
 import type { RunContext } from '../intake/define.js'
 import { isTracing, parseTraceparent, withSpan } from '../metrics/trace.js'
 import type { Claimed, Leaving, OpenTx, Store, StoredAnswer, Tx } from '../store/port.js'
@@ -18,6 +18,8 @@ export type Outcome =
   | { kind: 'failed'; error: string; result?: unknown }
   | { kind: 'retry'; error: string; delayMs: number }
   | { kind: 'cancelled' }
+  /** Its time was over before it could start. */
+  | { kind: 'expired' }
   /** Not completed and not counted: the lane goes back unchanged, or to processes that may run it (see left-to-others.ts). */
   | { kind: 'released'; leave?: { to: string | null; delayMs: number } }
 
@@ -184,14 +186,20 @@ export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: num
     seq: op.seq,
     type: op.type,
     status: outcome.kind,
-    result: outcome.kind === 'cancelled' ? null : toJson(outcome.result),
-    error: outcome.kind === 'failed' ? outcome.error : outcome.kind === 'cancelled' ? 'cancelled while running' : null,
+    result: 'result' in outcome ? toJson(outcome.result) : null,
+    error: errorOf(outcome),
     startedMsAgo: Math.max(0, Math.round(now - startedAt)),
-    counted: true,
+    counted: outcome.kind !== 'expired',
     gate: keepsPlace && outcome.kind === 'completed' ? null : op.gate,
     idempotencyKey: op.idempotencyKey,
     answer: op.idempotencyKey === null ? null : answerOf(outcome),
   }
+}
+
+function errorOf(outcome: Outcome): string | null {
+  if (outcome.kind === 'failed') return outcome.error
+  if (outcome.kind === 'expired') return expiredText
+  return outcome.kind === 'cancelled' ? 'cancelled while running' : null
 }
 
 function answerOf(outcome: Outcome): StoredAnswer {
@@ -200,6 +208,8 @@ function answerOf(outcome: Outcome): StoredAnswer {
       return { v: 'done', result: outcome.result ?? null }
     case 'failed':
       return { v: 'failed', error: outcome.error, ...(outcome.result !== undefined && { result: outcome.result }) }
+    case 'expired':
+      return { v: 'failed', error: expiredText, code: 'expired' }
     default:
       return { v: 'cancelled' }
   }

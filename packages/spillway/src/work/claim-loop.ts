@@ -212,7 +212,7 @@ export class ClaimLoop {
     return new Promise((resolve) => {
       this.#reserved--
       this.#direct++
-      const held = this.#hold([op])
+      const held = this.#hold([op], this.#now())
       // `accept` has recorded its start already.
       held.marked = true
       held.done = (settled) => resolve(settled ? (held.outcomes[0]?.outcome ?? null) : null)
@@ -265,7 +265,7 @@ export class ClaimLoop {
     clearInterval(this.#tick)
   }
 
-  #hold(ops: Claimed[]): HeldLane {
+  #hold(ops: Claimed[], claimedAt: number): HeldLane {
     const [first] = ops
     if (first === undefined) throw new Error('a lane was claimed without operations')
     const now = this.#now()
@@ -281,6 +281,7 @@ export class ClaimLoop {
       attempt: null,
       marked: false,
       startedAt: now,
+      claimedAt,
       lost: false,
       released: false,
       done: null,
@@ -389,7 +390,8 @@ export class ClaimLoop {
 
   async #step(part: number, settling: HeldLane[], claim: ClaimRequest | null): Promise<void> {
     this.#active++
-    this.#steppedAt = this.#now()
+    const steppedAt = this.#now()
+    this.#steppedAt = steppedAt
     const asked = claim?.lanes ?? 0
     const wakes = this.#wakes
     this.#asked += asked
@@ -410,7 +412,7 @@ export class ClaimLoop {
         this.#settledLost(settling, new Set(lost))
       } else {
         for (const held of settling) this.#settledWell(held)
-        if (claim !== null) this.#begin(claimed, claim, depth, wakes)
+        if (claim !== null) this.#begin(claimed, claim, depth, { wakes, steppedAt })
       }
     } catch (fault) {
       this.#o.onSilence()
@@ -425,12 +427,17 @@ export class ClaimLoop {
     }
   }
 
-  #begin(claimed: Claimed[], claim: ClaimRequest, depth: number, wakes: number): void {
+  #begin(
+    claimed: Claimed[],
+    claim: ClaimRequest,
+    depth: number,
+    { wakes, steppedAt }: { wakes: number; steppedAt: number },
+  ): void {
     let lanes = 0
     for (let start = 0; start < claimed.length; ) {
       let end = start + 1
       while (end < claimed.length && claimed[end]?.lane === claimed[start]?.lane) end++
-      this.#hold(claimed.slice(start, end))
+      this.#hold(claimed.slice(start, end), steppedAt)
       lanes++
       start = end
     }

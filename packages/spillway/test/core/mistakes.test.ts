@@ -331,6 +331,12 @@ describe('tickets, dead letters and lanes', () => {
       () => call('deadLetters', 'purge', { filter: { status: 'failed' } }),
       'filter: unknown option "status"',
     ],
+    [
+      'an expiry that is no time',
+      () => define({ run, expiresAfter: 'soon' }),
+      'expiresAfter must be milliseconds from 1 to',
+    ],
+    ['an expiry at once', () => define({ run, expiresAfter: 0 }), 'expiresAfter must be milliseconds from 1 to'],
     ['a lane as a text', () => call('lanes', 'pause', 'orders'), 'lanes.pause: the options must be an object'],
     ['an empty queue', () => call('lanes', 'pause', { queue: '' }), 'queue must be a text that is not empty'],
     [

@@ -185,6 +185,7 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
   const turns: AcceptItem['turns'][] = []
   let keyed = false
   let taking = false
+  let expiring = false
   let gated = false
   let haltable = false
   for (const item of sorted) {
@@ -202,6 +203,7 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
     laneNumbers.push(lanes.length)
     inLane.push(n)
     keyed ||= item.idempotency !== null
+    expiring ||= typeof item.expiresMs === 'number'
     taking ||= item.turns !== undefined && item.turns !== null
     gated ||= item.gate !== null
     haltable ||= item.halt !== null
@@ -243,6 +245,7 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
     batch: mode.apply && (context.isFull === true || keyed) ? plain((i) => i.batch) : '{}',
     alone: alone.includes(true) ? plainArray(alone) : '{}',
     ahead: context.ahead ?? 0,
+    expires_ms: expiring ? plain((i) => i.expiresMs ?? null) : '{}',
     turn_keys: taking ? plainArray(turns.map((turn) => turn?.key ?? null)) : '{}',
     turn_most: taking ? plainArray(turns.map((turn) => turn?.most ?? null)) : '{}',
   }

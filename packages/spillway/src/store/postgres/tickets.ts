@@ -1,4 +1,5 @@
 /** Operations as their callers and operators see them. Rows have the names of `Ticket`. */
+import { expiredText } from '../../core/outcome.js'
 import { leftOutSql, listedErrorSql, listedSql } from '../page-sql.js'
 import type { CancelOutcome, DeadLetter, QueueBound, StatRow, Ticket, TicketFilter, TicketOwner } from '../port.js'
 import type { Database } from './database.js'
@@ -7,33 +8,33 @@ import { placeCountedMax } from './operation-status.js'
 type Sizes = 'resultBytes' | 'errorBytes' | 'payloadBytes'
 
 /** `lane`, `seq`, `head` and `stamp` are for counting the place. A size is null if nothing was left out. */
-type RowOf<Shown> = Omit<Shown, Sizes> &
-  Record<string, unknown> & { [Name in Sizes | 'lane' | 'seq' | 'head' | 'stamp']?: unknown }
+type RowOf<Shown> = Omit<Shown, Sizes | 'code'> &
+  Record<string, unknown> & { [Name in Sizes | 'code' | 'lane' | 'seq' | 'head' | 'stamp']?: unknown }
 
 const unfinished = (s: string): string => `
   SELECT o.id, o.type, l.queue, l.partition, o.priority, o.identity,
     CASE WHEN o.started_at IS NULL THEN 'pending' ELSE 'processing' END AS status,
     o.accepted_at AS "createdAt", o.started_at AS "startedAt", NULL::timestamptz AS "finishedAt", o.attempts,
-    o.max_attempts AS "maxAttempts", o.error, NULL::json AS result, o.trace, o.lane, o.seq, l.head, o.stamp
+    o.max_attempts AS "maxAttempts", o.error, NULL::json AS result, o.trace, NULL::text AS code, o.lane, o.seq, l.head, o.stamp
   FROM ${s}.ops o JOIN ${s}.lanes l ON l.id = o.lane`
 
 const finished = (s: string): string => `
   SELECT h.id, h.type, h.queue, h.partition, h.priority, h.identity, h.status, h.accepted_at AS "createdAt",
     h.started_at AS "startedAt", h.finished_at AS "finishedAt", h.attempts, h.max_attempts AS "maxAttempts", h.error,
-    h.result, h.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp
+    h.result, h.trace, h.code, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp
   FROM ${s}.history h`
 
 const dead = (s: string, more = ''): string => `
   SELECT d.id, d.type, d.queue, d.partition, d.priority, d.identity, 'failed' AS status, d.accepted_at AS "createdAt",
     d.started_at AS "startedAt", d.died_at AS "finishedAt", d.attempts, d.max_attempts AS "maxAttempts", d.error,
-    d.result, d.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp${more}
+    d.result, d.trace, NULL::text AS code, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp${more}
   FROM ${s}.dead_letters d`
 
 const payload = ', d.payload::text AS payload'
 
 /** The columns that a list shows whole, for rows of the three kinds above. */
 const short =
-  'id type queue partition priority identity status "createdAt" "startedAt" "finishedAt" attempts "maxAttempts" trace lane seq head stamp'
+  'id type queue partition priority identity status "createdAt" "startedAt" "finishedAt" attempts "maxAttempts" trace code lane seq head stamp'
     .split(' ')
     .map((name) => `r.${name}`)
     .join()
@@ -70,6 +71,7 @@ const withoutPlace = (from: string): string => `SELECT t.*, NULL::bigint AS plac
 
 function shownOf<Shown extends Ticket>({ lane, seq, head, stamp, ...row }: RowOf<Shown>): Shown {
   for (const size of ['resultBytes', 'errorBytes', 'payloadBytes'] as const) if (row[size] === null) delete row[size]
+  if (row.code === null) delete row.code
   return row as unknown as Shown
 }
 
@@ -94,7 +96,7 @@ export function ticketStatements({ s, on: { reads } }: Database) {
       const { status } = filter
       const parts: string[] = []
       if (status === undefined || status === 'pending' || status === 'processing') parts.push(unfinished(s))
-      if (status === undefined || status === 'completed' || status === 'cancelled') parts.push(finished(s))
+      if (status !== 'pending' && status !== 'processing') parts.push(finished(s))
       if (status === undefined || status === 'failed') parts.push(dead(s))
       const some = parts.map((from) => `(SELECT * FROM (${from}) p WHERE ${where('p')} ORDER BY p.id DESC LIMIT $1)`)
       const rows = `SELECT * FROM (${some.join(' UNION ALL ')}) r ORDER BY ${newest} LIMIT $1`
@@ -160,6 +162,12 @@ export function deadLetterStatements({ s, on: { reads }, value }: Database) {
 /** Cancelling one operation, and pausing many. */
 export function cancelStatements({ s, on: { reads }, value }: Database) {
   return {
+    /** Operations that wait although their time is over. */
+    expired: async (most: number): Promise<{ id: string; type: string }[]> =>
+      (await reads<{ id: string; type: string }>(`SELECT * FROM ${s}.expired($1)`, [most])).rows,
+    /** Ends one of them. False: it runs, or was ended by another process. */
+    expire: async (id: string): Promise<boolean> =>
+      (await value<CancelOutcome>(reads, `${s}.withdraw($1, '{}', $2, 'expired')`, [id, expiredText])) === 'cancelled',
     cancel: async (id: string, abortable: readonly string[], why: string): Promise<CancelOutcome> =>
       (await value<CancelOutcome>(reads, `${s}.cancel($1, $2, $3)`, [id, abortable, why])) ?? 'gone',
     /** With no queue (''): the type `partition`, in every lane where it is first. */

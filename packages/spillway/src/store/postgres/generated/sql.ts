@@ -428,6 +428,22 @@ CREATE INDEX parked_turn ON parked (key, turn) WHERE reason = 'turn';
 ALTER TABLE dead_letters ADD COLUMN key uuid, ADD COLUMN most int;
 `,
     },
+    {
+      id: '0008-expiry',
+      sql: `-- Operations that may not start after a time.
+--
+-- Who claims one too late ends it without running it; what nobody claims (paused, waiting for its turn or for a retry)
+-- is ended by a task of every heartbeat, which finds it by the index. It becomes history, with the code: there is no
+-- dead letter, because running it again would be too late again.
+ALTER TABLE ops ADD COLUMN expires_at timestamptz;
+CREATE INDEX ops_expires ON ops (expires_at) WHERE expires_at IS NOT NULL;
+
+-- NOT VALID: no old row can violate it, and the table need not be read.
+ALTER TABLE history ADD COLUMN code text, DROP CONSTRAINT IF EXISTS history_status_check;
+ALTER TABLE history ADD CONSTRAINT history_status_check
+  CHECK (status IN ('completed', 'cancelled', 'failed')) NOT VALID;
+`,
+    },
   ],
   functions: [
     {
@@ -467,7 +483,7 @@ CREATE OR REPLACE FUNCTION accept_flush(
   -- Nothing more may wait; which items are one request.
   p_full boolean, p_batch int[],
   -- Per lane: is it a parallel operation's, what key has it, and how many of that may run. How many wait for slots.
-  p_alone boolean[], p_turn_keys uuid[], p_turn_most int[], p_ahead bigint,
+  p_alone boolean[], p_turn_keys uuid[], p_turn_most int[], p_ahead bigint, p_expires_ms bigint[],
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
   OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
@@ -528,7 +544,7 @@ BEGIN
   END IF;
 
   PERFORM ops_add(v_lanes, v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-    p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, t);
+    p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms, t);
   IF d.starts_lanes THEN
     PERFORM lanes_start(v_lanes, v_queues, v_partitions, v_counts, l.depths, v_lane, v_rn, verdicts, p_priority, stamps,
       p_delay_ms, p_type, seqs, v_parked, t);
@@ -575,24 +591,25 @@ END $$;
 CREATE OR REPLACE FUNCTION ops_add(
   p_lanes uuid[], p_lane int[], p_verdicts text[], p_seqs bigint[], p_stamps bigint[], p_id uuid[], p_type text[],
   p_priority smallint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts int[],
-  p_timeout_ms int[], p_trace text[], p_keys uuid[], p_gates text[], p_at timestamptz
+  p_timeout_ms int[], p_trace text[], p_keys uuid[], p_gates text[], p_expires_ms bigint[], p_at timestamptz
 ) RETURNS void
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
-      max_attempts, timeout_ms, trace, idem, gate)
+      max_attempts, timeout_ms, trace, idem, gate, expires_at)
     SELECT p_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, p_at,
       CASE WHEN u.delay_ms > 0 THEN p_at + u.delay_ms * interval '1 ms' END,
-      CASE WHEN u.verdict = 'execute' THEN p_at END, u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
+      CASE WHEN u.verdict = 'execute' THEN p_at END, u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate,
+      p_at + u.expires_ms * interval '1 ms'
     FROM unnest(p_lane, p_verdicts, p_seqs, p_stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates)
+        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms)
       u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
-        key, gate)
+        key, gate, expires_ms)
     WHERE u.verdict IN ('queue', 'execute');
 END $$;
 
--- The same for release 0.2.0, which knows no parallel operations.
+-- The same for release 0.2.0, which knows no parallel operations, keys and expiry.
 CREATE OR REPLACE FUNCTION accept(
   p_worker uuid, p_part smallint, p_apply boolean,
   p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[],
@@ -611,7 +628,7 @@ CREATE OR REPLACE FUNCTION accept(
     p_rn, p_id, p_type, p_priority, p_stamp, p_lead, p_identity, p_payload, p_delay_ms, p_max_attempts, p_timeout_ms,
     p_trace, p_reason, p_pace_ms, p_backlog_ms, p_keys, p_requests, p_key_ttl_ms, p_gates, p_halts, p_rate_key,
     p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix, p_rate_item, p_full, p_batch, '{}', '{}',
-    '{}', 0)
+    '{}', 0, '{}')
 $$;
 `,
     },
@@ -700,11 +717,11 @@ $$;
     },
     {
       name: 'cancel',
-      sql: `-- Takes a pending operation out of its lane, or asks a running one to stop.
+      sql: `-- Takes a pending operation out of its lane, because it was cancelled or has expired, or asks a running one to stop.
 
 -- Takes a pending operation out of its lane. 'asked' when it runs and its handler can stop, 'running' when it cannot,
--- 'gone' when it is not in the queue. Who holds the lane's ready or parked row, or sees its lease, knows where it is.
-CREATE OR REPLACE FUNCTION cancel(p_id uuid, p_abortable text[], p_why text) RETURNS text
+-- 'gone' when it is not in the queue. With a code it has failed with that, and only if it has expired. Who holds the lane's ready or parked row, or sees its lease, knows where it is.
+CREATE OR REPLACE FUNCTION withdraw(p_id uuid, p_abortable text[], p_why text, p_code text) RETURNS text
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -719,7 +736,7 @@ BEGIN
   PERFORM FROM gates g WHERE g.name = o.gate FOR UPDATE;
   SELECT l.key INTO v_key FROM lanes l WHERE l.id = o.lane FOR UPDATE;
   IF v_key IS NOT NULL THEN PERFORM FROM turns k WHERE k.key = v_key FOR UPDATE; END IF;
-  SELECT x.seq INTO o.seq FROM ops x WHERE x.id = p_id FOR UPDATE;
+  SELECT x.seq INTO o.seq FROM ops x WHERE x.id = p_id AND (p_code IS NULL OR x.expires_at <= t) FOR UPDATE;
   IF NOT FOUND THEN RETURN 'gone'; END IF;
   FOR i IN 1 .. 20 LOOP
     SELECT x.seq, x.priority, x.stamp INTO f FROM lanes l, ops x
@@ -743,9 +760,9 @@ BEGIN
   END IF;
   WITH gone AS (DELETE FROM ops x WHERE x.lane = o.lane AND x.seq = o.seq RETURNING x.*)
   INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, attempts,
-      max_attempts, error, trace)
-    SELECT g.id, t, 'cancelled', g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at, g.attempts,
-      g.max_attempts, p_why, g.trace
+      max_attempts, error, trace, code)
+    SELECT g.id, t, CASE WHEN p_code IS NULL THEN 'cancelled' ELSE 'failed' END, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
+      g.attempts, g.max_attempts, p_why, g.trace, p_code
     FROM gone g JOIN lanes l ON l.id = g.lane;
   UPDATE lanes l
     SET depth = l.depth - 1, head = CASE WHEN f.seq = o.seq AND v_where <> 'leased' THEN o.seq ELSE l.head END
@@ -760,13 +777,26 @@ BEGIN
     END IF;
   END IF;
   IF o.idem IS NOT NULL THEN
-    UPDATE idempotency d SET answer = json_build_object('v', 'cancelled')
+    UPDATE idempotency d SET answer = CASE WHEN p_code IS NULL THEN json_build_object('v', 'cancelled')
+        ELSE json_build_object('v', 'failed', 'error', p_why, 'code', p_code) END
       WHERE d.key = o.idem AND d.op = p_id AND d.answer IS NULL;
   END IF;
   IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
   PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, o.type, -1);
   RETURN 'cancelled';
 END $$;
+
+CREATE OR REPLACE FUNCTION cancel(p_id uuid, p_abortable text[], p_why text) RETURNS text
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT withdraw(p_id, p_abortable, p_why, NULL)
+$$;
+
+-- Up to p_most operations that wait although their time is over, oldest first.
+CREATE OR REPLACE FUNCTION expired(p_most int) RETURNS TABLE (id uuid, type text)
+  LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+  SELECT o.id, o.type FROM ops o WHERE o.expires_at <= clock() AND o.started_at IS NULL ORDER BY o.expires_at
+  LIMIT p_most
+$$;
 `,
     },
     {
@@ -886,14 +916,15 @@ END $$;
 -- p_trusted: types that cannot end their process, and need not come one at a time. One row, with a list for each
 -- column (a row for each operation costs both sides more than finding it): of lanes, then of operations, which name
 -- their lane by number; \`depth\` is what the lanes held together when they became ready. Lists are texts with commas;
--- what may hold a comma is a JSON array.
-CREATE OR REPLACE FUNCTION claim(
+-- what may hold a comma is a JSON array. expire_ms: until it may not start any more; the caller ends those without
+-- running them.
+CREATE OR REPLACE FUNCTION claim_ready(
   p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint, p_types text[], p_together text[],
   p_trusted text[],
   OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text,
   OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json,
   OUT payloads text, OUT waited_ms text, OUT due text, OUT attempts text, OUT max_attempts text,
-  OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json
+  OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json, OUT expire_ms text
 )
   LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off
   SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -947,19 +978,19 @@ BEGIN
   -- A statement of its own, for a fresh snapshot: the lanes' operations are all committed by now. No ORDER BY: the
   -- nested loop gives them lane by lane, each in order, and the caller checks that.
   SELECT array_agg(h.ix::int), array_agg(o.seq), string_agg(o.id::text, ','), string_agg(o.type, ','),
-    string_agg(o.priority::text, ','),
-      array_agg(o.identity), string_agg(o.payload::text, E'\\x1e'),
-        string_agg((date_part('epoch', t - o.accepted_at) * 1000)::bigint::text, ','),
-      string_agg(CASE WHEN o.not_before > t OR h.held THEN '0' ELSE '1' END, ','), string_agg(o.attempts::text, ','),
-        string_agg(o.max_attempts::text, ','),
+      string_agg(o.priority::text, ','), array_agg(o.identity), string_agg(o.payload::text, E'\\x1e'),
+      string_agg((date_part('epoch', t - o.accepted_at) * 1000)::bigint::text, ','),
+      string_agg(CASE WHEN o.not_before > t OR h.held THEN '0' ELSE '1' END, ','),
+      string_agg(o.attempts::text, ','), string_agg(o.max_attempts::text, ','),
       string_agg(o.timeout_ms::text, ','), array_agg(o.trace), string_agg(coalesce(o.idem::text, ''), ','),
-        array_agg(o.gate), bool_or(o.gate IS NOT NULL)
+      array_agg(o.gate), bool_or(o.gate IS NOT NULL),
+      string_agg(coalesce(floor(date_part('epoch', o.expires_at - t) * 1000)::bigint::text, ''), ',')
     INTO v_ixs, v_seqs, ids, types, priorities, v_identities, payloads, waited_ms, due, attempts, max_attempts,
-      timeouts_ms, v_traces, idems, v_gates, v_gated
+      timeouts_ms, v_traces, idems, v_gates, v_gated, expire_ms
   FROM unnest(v_lanes, v_types, v_heads, v_careful, v_held) WITH ORDINALITY h(lane, type, head, careful, held, ix),
     LATERAL (
       SELECT x.seq, x.id, x.type, x.priority, x.identity, x.payload, x.accepted_at, x.not_before, x.attempts,
-        x.max_attempts, x.timeout_ms, x.trace, x.idem, x.gate
+        x.max_attempts, x.timeout_ms, x.trace, x.idem, x.gate, x.expires_at
       FROM ops x WHERE x.lane = h.lane AND x.seq > h.head ORDER BY x.seq
       LIMIT CASE WHEN h.careful AND NOT h.type = ANY (p_trusted) THEN 1 WHEN h.type = ANY (p_together) THEN v_most
         ELSE least(p_each, v_most) END
@@ -975,6 +1006,21 @@ BEGIN
   identities := array_to_json(v_identities); traces := array_to_json(v_traces);
   IF v_gated THEN gates := array_to_json(v_gates); END IF;
 END $$;
+
+-- The same for release 0.2.0, which knows no expiry.
+CREATE OR REPLACE FUNCTION claim(
+  p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint, p_types text[], p_together text[],
+  p_trusted text[],
+  OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text,
+  OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json,
+  OUT payloads text, OUT waited_ms text, OUT due text, OUT attempts text, OUT max_attempts text,
+  OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json
+)
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT c.fence, c.depth, c.lanes, c.queues, c.partitions, c.careful, c.ixs, c.seqs, c.ids, c.types, c.priorities,
+    c.identities, c.payloads, c.waited_ms, c.due, c.attempts, c.max_attempts, c.timeouts_ms, c.traces, c.idems, c.gates
+  FROM claim_ready(p_worker, p_want, p_budget, p_each, p_turn, p_types, p_together, p_trusted) c
+$$;
 
 -- Records the start of operations that run long. What was handed out after them in their lanes is handed out no more.
 CREATE OR REPLACE FUNCTION mark(
@@ -2429,7 +2475,8 @@ BEGIN
   RETURN v_gone;
 END $$;
 
--- Moves finished operations to history, and failed ones to the dead letters, one by one. Returns how many.
+-- Moves finished operations to history, and failed ones to the dead letters, one by one. Returns how many. 'expired' is
+-- failed too, but running it again would be too late again: it leaves no dead letter.
 -- Each insert joins the lanes itself: one join for both would copy whole operations, payloads too, once more (4%).
 CREATE OR REPLACE FUNCTION ops_finish(
   r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[],
@@ -2448,10 +2495,10 @@ BEGIN
     RETURNING o.*, u.status, u.result, u.error AS why, u.ago, u.counted
   ), kept AS (
     INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at,
-        attempts, max_attempts, error, result, trace)
-    SELECT g.id, p_at, g.status, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
+        attempts, max_attempts, error, result, trace, code)
+    SELECT g.id, p_at, CASE g.status WHEN 'expired' THEN 'failed' ELSE g.status END, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
       CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why,
-      g.result::json, g.trace
+      g.result::json, g.trace, CASE g.status WHEN 'expired' THEN 'expired' END
     FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
     RETURNING 1
   ), died AS (

@@ -33,7 +33,7 @@ CREATE OR REPLACE FUNCTION accept_flush(
   -- Nothing more may wait; which items are one request.
   p_full boolean, p_batch int[],
   -- Per lane: is it a parallel operation's, what key has it, and how many of that may run. How many wait for slots.
-  p_alone boolean[], p_turn_keys uuid[], p_turn_most int[], p_ahead bigint,
+  p_alone boolean[], p_turn_keys uuid[], p_turn_most int[], p_ahead bigint, p_expires_ms bigint[],
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
   OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
@@ -94,7 +94,7 @@ BEGIN
   END IF;
 
   PERFORM ops_add(v_lanes, v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-    p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, t);
+    p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms, t);
   IF d.starts_lanes THEN
     PERFORM lanes_start(v_lanes, v_queues, v_partitions, v_counts, l.depths, v_lane, v_rn, verdicts, p_priority, stamps,
       p_delay_ms, p_type, seqs, v_parked, t);
@@ -141,24 +141,25 @@ END $$;
 CREATE OR REPLACE FUNCTION ops_add(
   p_lanes uuid[], p_lane int[], p_verdicts text[], p_seqs bigint[], p_stamps bigint[], p_id uuid[], p_type text[],
   p_priority smallint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts int[],
-  p_timeout_ms int[], p_trace text[], p_keys uuid[], p_gates text[], p_at timestamptz
+  p_timeout_ms int[], p_trace text[], p_keys uuid[], p_gates text[], p_expires_ms bigint[], p_at timestamptz
 ) RETURNS void
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
-      max_attempts, timeout_ms, trace, idem, gate)
+      max_attempts, timeout_ms, trace, idem, gate, expires_at)
     SELECT p_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, p_at,
       CASE WHEN u.delay_ms > 0 THEN p_at + u.delay_ms * interval '1 ms' END,
-      CASE WHEN u.verdict = 'execute' THEN p_at END, u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
+      CASE WHEN u.verdict = 'execute' THEN p_at END, u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate,
+      p_at + u.expires_ms * interval '1 ms'
     FROM unnest(p_lane, p_verdicts, p_seqs, p_stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates)
+        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms)
       u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
-        key, gate)
+        key, gate, expires_ms)
     WHERE u.verdict IN ('queue', 'execute');
 END $$;
 
--- The same for release 0.2.0, which knows no parallel operations.
+-- The same for release 0.2.0, which knows no parallel operations, keys and expiry.
 CREATE OR REPLACE FUNCTION accept(
   p_worker uuid, p_part smallint, p_apply boolean,
   p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[],
@@ -177,5 +178,5 @@ CREATE OR REPLACE FUNCTION accept(
     p_rn, p_id, p_type, p_priority, p_stamp, p_lead, p_identity, p_payload, p_delay_ms, p_max_attempts, p_timeout_ms,
     p_trace, p_reason, p_pace_ms, p_backlog_ms, p_keys, p_requests, p_key_ttl_ms, p_gates, p_halts, p_rate_key,
     p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix, p_rate_item, p_full, p_batch, '{}', '{}',
-    '{}', 0)
+    '{}', 0, '{}')
 $$;
