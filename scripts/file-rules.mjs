@@ -19,6 +19,11 @@ const rules = [
     message: 'a retired word; use the plain word of the field (report, status, again, retry, failed)',
   },
   {
+    applies: () => true,
+    pattern: /^(?:<{7}|>{7}) /,
+    message: 'a conflict that is not resolved',
+  },
+  {
     applies: (file) => !file.endsWith('.md'),
     pattern: /\b(?:TODO|FIXME|XXX)\b/,
     message: 'unfinished work is finished or described in an issue, not marked in a comment',
@@ -39,7 +44,9 @@ const rules = [
     message: 'a path of one particular machine',
   },
   {
-    applies: (file) => /(^|\/)(utils?|helpers?|common|lib|misc)(\.\w+)?(\/|$)/.test(file),
+    // `lib` is where applications of Next keep such files.
+    applies: (file) =>
+      !file.startsWith('examples/next') && /(^|\/)(utils?|helpers?|common|lib|misc)(\.\w+)?(\/|$)/.test(file),
     fault: () => 'a name that says nothing; name the file for what it does',
   },
 ]

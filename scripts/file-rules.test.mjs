@@ -29,6 +29,10 @@ describe('file rules', () => {
     expect(fileFaults(source, `ok\n${text}\n`)).toMatchObject([{ line: 2 }])
   })
 
+  it('refuses a conflict that is not resolved', () => {
+    expect(fileFaults('packages/x/src/a.sql', `a\n${'<'.repeat(7)} HEAD\n`)).toMatchObject([{ line: 2 }])
+  })
+
   it.each(['it.only(', 'describe.skip(', 'it.concurrent.only(', 'test.todo(', 'xit(', 'fdescribe('])(
     'refuses %s in a test',
     (text) => {

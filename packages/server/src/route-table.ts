@@ -8,7 +8,7 @@ import {
   ProblemError,
   refuseUntilReady,
 } from 'spillway/workload'
-import type { Static, TSchema } from 'typebox'
+import Type, { type Static, type TSchema } from 'typebox'
 import type { AppReply, AppRequest } from './app.js'
 
 type Method = 'GET' | 'POST' | 'DELETE'
@@ -124,6 +124,6 @@ function apiSchemaOf<Context>(tag: string, problem: TSchema, row: Route<Context>
     ...(params !== undefined && { params }),
     ...(query !== undefined && { querystring: query }),
     ...(body !== undefined && { body }),
-    response: { ...(answer !== undefined && { [status]: answer }), ...otherAnswers, '4xx': problem, '5xx': problem },
+    response: { [status]: answer ?? Type.Unknown(), ...otherAnswers, '4xx': problem, '5xx': problem },
   }
 }

@@ -1,4 +1,7 @@
 /** The names that fragments of the library's pages use without saying where they come from: those of the guide's first program. */
+import { once } from 'node:events'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import pg from 'pg'
 import { createIntake, type Intake, type IntakeOptions, postgres } from 'spillway'
 import Type from 'typebox'
@@ -8,7 +11,7 @@ const silent = { debug: () => undefined, info: () => undefined, warn: () => unde
 export type DocsContext = Awaited<ReturnType<typeof docsContext>>
 
 export async function docsContext(url: string) {
-  const pool = new pg.Pool({ connectionString: url, max: 4 })
+  const pool = new pg.Pool({ connectionString: url, max: 16 })
   // Its connections end when the database is dropped.
   pool.on('error', () => undefined)
   const intake = await createIntake({ store: postgres({ url, poolMax: 8, log: silent }), log: silent, retryBaseMs: 10 })
@@ -16,7 +19,18 @@ export async function docsContext(url: string) {
     body: Type.Object({ customer: Type.String(), item: Type.String() }),
     run: async (order) => ({ shipped: order.item }),
   })
-  return { pool, intake, placeOrder, order: { customer: 'ann', item: 'tea' } }
+  const [place, tickets] = [intake.node(placeOrder), intake.nodeTickets()]
+  const server = createServer((request, response) => tickets(request, response, () => place(request, response)))
+  server.listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const origin = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  const close = async (): Promise<void> => {
+    await intake.close()
+    server.closeAllConnections()
+    server.close()
+    await pool.end()
+  }
+  return { url, pool, intake, placeOrder, order: { customer: 'ann', item: 'tea' }, origin, close }
 }
 
 const opened: Intake[] = []

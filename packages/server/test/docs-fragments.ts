@@ -12,9 +12,10 @@ const context = fileURLToPath(new URL('docs-context.ts', import.meta.url))
 function moduleOf(fragment: string, body: string): string {
   const imports = [...fragment.matchAll(/^import .*$/gm)].map(([line]) => line)
   return `${imports.join('\n')}
+${/^import Type /m.test(fragment) ? '' : "import Type from 'typebox'"}
 import type { DocsContext } from '${context}'
-export default async ({ pool, intake, placeOrder, order }: DocsContext, same: (actual: unknown, wanted: unknown, line: string) => void) => {
-  void [pool, intake, placeOrder, order, same]
+export default async ({ url, pool, intake, placeOrder, order, origin }: DocsContext, same: (actual: unknown, wanted: unknown, line: string) => void) => {
+  void [Type, url, pool, intake, placeOrder, order, origin, same]
   {
 ${body.replaceAll(/^import .*\n/gm, '')}
   }
@@ -45,10 +46,13 @@ export function writeFragment(folder: string, name: string, { text }: Block): Pr
   return writeIn(folder, `${name}.ts`, moduleOf(own, asserting(own)))
 }
 
+/** A folder for the page's code, whatever path leads to the page. */
+export const folderOf = (page: string): string => page.replace(/\.md$/, '').replaceAll(/\W+/g, '-')
+
 /** What the compiler says of the `ts` blocks of these pages, as strict as in our own code. */
 export async function compileAll(folder: string, pages: Readonly<Record<string, readonly Block[]>>): Promise<string> {
   for (const [page, blocks] of Object.entries(pages)) {
-    const place = page.replace(/\.md$/, '')
+    const place = folderOf(page)
     for (const block of blocks.filter(({ language }) => language === 'ts')) {
       const file = fileOf(block)
       if (file !== undefined) await writeIn(folder, `${place}/${file}`, block.text)

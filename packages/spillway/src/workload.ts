@@ -39,6 +39,7 @@ export {
   appliedPreferences,
   type Entered,
   type Entry,
+  failureAsResult,
   type Gone,
   type Mount,
   type MountHooks,

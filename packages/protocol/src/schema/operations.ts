@@ -58,10 +58,15 @@ export const Operation = Type.Object({
   max_attempts: Type.Integer(),
   retry_count: Type.Integer(),
   error_message: Type.Union([Type.String(), Type.Null()]),
-  code: Type.Optional(Type.String({ description: 'Why it failed: `expired`' })),
   latency_seconds: Type.Union([Type.Number(), Type.Null()]),
   queuePosition: Type.Union([Type.Integer(), Type.Null()]),
   result: Type.Unknown(),
+  code: Type.Optional(
+    Type.String({ description: 'Why it failed: `expired`, or (not in lists) what its handler said' }),
+  ),
+  error_stack: Type.Optional(
+    Type.String({ description: 'The last error with its stack; for operators only, and not in lists' }),
+  ),
 })
 
 /** How a list describes the values that it leaves out. */

@@ -25,6 +25,7 @@ export const problems = {
   operation_running: { status: 409, title: 'Operation Is Running' },
   operation_not_failed: { status: 409, title: 'Operation Has Not Failed' },
   operation_finished: { status: 409, title: 'Operation Is Finished' },
+  operation_cancelled: { status: 409, title: 'Operation Was Cancelled' },
   // Not 409: OpenAI's clients retry a 409 by themselves and would restart a generation that somebody stopped.
   generation_cancelled: { status: 410, title: 'Generation Cancelled' },
   body_too_large: { status: 413, title: 'Body Too Large' },
@@ -38,6 +39,8 @@ export const problems = {
   connection_limit: { status: 429, title: 'Too Many Connections' },
   header_fields_too_large: { status: 431, title: 'Header Fields Too Large' },
   internal_error: { status: 500, title: 'Internal Error' },
+  // The status is what the handler says; this one if it says none. It may have a code of its own, too.
+  operation_failed: { status: 500, title: 'Operation Failed' },
   upstream_error: { status: 502, title: 'Upstream Error' },
   upstream_timeout: { status: 504, title: 'Upstream Timeout' },
   capacity_exceeded: { status: 503, title: 'Capacity Exceeded' },

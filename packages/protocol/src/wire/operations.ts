@@ -31,11 +31,13 @@ export interface OperationView {
   max_attempts: number
   retry_count: number
   error_message: string | null
-  /** Why it failed, in a word: `expired`. */
-  code?: string
   latency_seconds: number | null
   queuePosition: number | null
   result: unknown
+  /** Why it failed: `expired`, or (not in lists) what its handler said with FailOperation. */
+  code?: string
+  /** The last error with its stack; for operators only, and not in lists. */
+  error_stack?: string
   /** In lists: the bytes of a result that is left out (null), and of an error message that is shortened. */
   result_bytes?: number
   error_message_bytes?: number

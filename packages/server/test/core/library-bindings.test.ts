@@ -4,6 +4,7 @@ import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { capacity, connections, FailOperation, type FetchHandler, halt, rate } from '../../../spillway/src/index.js'
 import type { Intake } from '../../../spillway/src/intake/intake.js'
+import { neverBusy } from '../../../spillway/test/bindings-fixture.js'
 import { type Bench, bench, eventually, overriding, signal } from '../../../spillway/test/pipeline-fixture.js'
 import { buildApp } from '../../src/app.js'
 import { createAuthenticator } from '../../src/auth/auth.js'
@@ -117,7 +118,7 @@ describe('both bindings answer the same', () => {
 
   it.each([
     ['done', json({ n: 1 }), 201],
-    ['failed for good', json({ n: 13 }), 201],
+    ['failed for good', json({ n: 13 }), 500],
     ['queued on request', json({ n: 1 }, { prefer: 'respond-async' }), 202],
     ['waited for', json({ n: 1 }, { prefer: 'respond-async, wait=10' }), 201],
     ['a body that is not valid', json({ n: 'one' }), 400],
@@ -132,14 +133,14 @@ describe('both bindings answer the same', () => {
     ['a body too large', { body: `{"n":1,"lane":"${'x'.repeat(1_100_000)}"}` }, 413],
     ['a key too long', json({ n: 1 }, { 'idempotency-key': 'k'.repeat(256) }), 400],
   ] as const)('%s', async (_, init, status) => {
-    const { send } = await both(plain, await b.intake())
+    const { send } = await both(plain, await b.intake(neverBusy))
     const [fastify, plainFetch] = await send(init)
     expect(fastify.status).toBe(status)
     expect(normal(plainFetch)).toEqual(normal(fastify))
   })
 
   it('replayed, mismatched and in progress', async () => {
-    const intake = await b.intake()
+    const intake = await b.intake(neverBusy)
     const { send } = await both(plain, intake)
     const key = { 'idempotency-key': 'k' }
     const [first, other] = await send(json({ n: 1 }, key))
@@ -154,7 +155,7 @@ describe('both bindings answer the same', () => {
   })
 
   it('limited, with its headers on both sides of the limit', async () => {
-    const intake = await b.intake()
+    const intake = await b.intake(neverBusy)
     const { send } = await both(
       (on, type) =>
         on.define(type, {
@@ -175,7 +176,7 @@ describe('both bindings answer the same', () => {
   })
 
   it('an answer of its own', async () => {
-    const intake = await b.intake()
+    const intake = await b.intake(neverBusy)
     const { send } = await both(
       (on, type) =>
         on.define(type, {
@@ -210,7 +211,7 @@ describe('both bindings answer the same', () => {
 
 describe('gates come before the body', () => {
   const halted = async () => {
-    const intake = await b.intake()
+    const intake = await b.intake(neverBusy)
     const { port, handler } = await mounted(intake, (on, type) =>
       on.define(type, { body: Body, gates: [halt()], lane: () => type, run: () => 1 }),
     )
@@ -316,7 +317,7 @@ describe('places', () => {
 
 describe("in a user's own Fastify", () => {
   it('mounts, names the user, and answers with problems', async () => {
-    const intake = await b.intake()
+    const intake = await b.intake(neverBusy)
     const seen: string[] = []
     const op = intake.define('op', {
       body: Body,

@@ -3,11 +3,12 @@ import { freePort } from '@spillway/embedded-postgres/internal'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
 import { closeOpened, type DocsContext, docsContext } from '../docs-context.js'
-import { compileAll, writeFragment } from '../docs-fragments.js'
+import { compileAll, folderOf, writeFragment } from '../docs-fragments.js'
 import { type Block, blocksOf, matching } from '../docs-page.js'
 import {
   callOf,
   expectReply,
+  fileOf,
   isFragment,
   makeFolder,
   type Program,
@@ -16,7 +17,14 @@ import {
   writeFiles,
 } from '../docs-programs.js'
 
-const pages = ['fastify', 'express', 'node-http', 'fetch'].map((name) => `frameworks/${name}.md`)
+const pages = [
+  'library',
+  '../reference/library',
+  'frameworks/fastify',
+  'frameworks/express',
+  'frameworks/node-http',
+  'frameworks/fetch',
+].map((name) => `${name}.md`)
 
 const found = Object.fromEntries(await Promise.all(pages.map(async (page) => [page, await blocksOf(page)] as const)))
 
@@ -36,6 +44,18 @@ afterAll(() => folder.remove())
 
 it('the code of all pages compiles', async () => {
   expect(await compileAll(folder.path, found)).toBe('')
+})
+
+/** Route handlers, and a program for other runtimes: docs-frameworks.test.ts runs them. */
+const runElsewhere = ['lib/intake.js', 'app/orders/route.js', 'app/api/v1/[...path]/route.js', 'deno-or-bun.mjs']
+
+it.each(Object.entries(found))('docs/guides/%s shows nothing that is not run', (_, blocks) => {
+  const started = stepsOf(blocks).flatMap(({ text }) => /^node (\S+)$/m.exec(text)?.[1] ?? [])
+  const files = blocks.flatMap((block) => fileOf(block) ?? [])
+  expect(files.filter((file) => !started.includes(file) && !runElsewhere.includes(file))).toEqual([])
+  expect(blocks.filter(({ language }) => !['sh', 'http', 'js', 'ts', 'sql'].includes(language))).toEqual([])
+  // What is neither started nor called: installing the packages.
+  expect(stepsOf(blocks).filter(({ text }) => !/^(npm i |curl -i )|^node /m.test(text))).toEqual([])
 })
 
 describe.each(Object.entries(found).filter(([, blocks]) => stepsOf(blocks).length > 0))(
@@ -85,13 +105,14 @@ describe.each(Object.entries(found).filter(([, blocks]) => blocks.some(isFragmen
     })
     afterAll(async () => {
       delete process.env.DATABASE_URL
-      await context.intake.close()
-      await context.pool.end()
+      await context.close()
       await database.drop()
     })
 
-    it.each(blocks.filter(isFragment))('line $line: $heading', async (block) => {
-      const file = await writeFragment(folder.path, `${page}-${block.line}`, block)
+    const run = blocks.filter((block) => isFragment(block) || block.language === 'sql')
+    it.each(run)('line $line: $heading', async (block) => {
+      if (block.language === 'sql') return void (await context.pool.query(block.text))
+      const file = await writeFragment(folder.path, `${folderOf(page)}-${block.line}`, block)
       const { default: run } = await import(file)
       try {
         await run(context, (actual: unknown, wanted: unknown, line: string) => {

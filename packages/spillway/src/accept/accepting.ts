@@ -6,7 +6,8 @@ import type { ApplyItem, EffectItem, SqlEffect } from '../intake/define.js'
 import type { PendingItem } from '../intake/submission.js'
 import type { Metrics } from '../metrics/metrics.js'
 import type { AcceptContext, Accepted, AcceptItem, AdmitItem, Admitted, Decided, Store, Tx } from '../store/port.js'
-import { codeOf, retryConflicts } from './conflict-retry.js'
+import { resultText } from '../work/attempt.js'
+import { codeOf, isNobodysFault, retryConflicts } from './conflict-retry.js'
 import { FairClock } from './fair-clock.js'
 import { Flush, type FlushOptions } from './flush.js'
 
@@ -119,7 +120,7 @@ export class Accepting {
 
   #bounds(): Omit<FlushOptions<never, never>, 'write' | 'sizeOf' | 'exclusiveKey' | 'countOf'> {
     return {
-      isPoison: (fault) => codeOf(fault) === 'data' || codeOf(fault) === undefined,
+      isPoison: (fault) => !isNobodysFault(fault) && codeOf(fault) !== 'other',
       itemsMax: flushItemsMax,
       bytesMax: flushBytesMax,
       waitingMax: waitingItemsMax,
@@ -233,7 +234,11 @@ async function applyTo(
   if (results.length !== chosen.length) {
     throw new Error(`apply answered ${results.length} results for ${chosen.length} items`)
   }
-  for (const [i, p] of chosen.entries()) p.result = results[i] ?? null
+  for (const [i, p] of chosen.entries()) {
+    // Before the commit: nobody could be given the result after it.
+    resultText(p.item.type, results[i])
+    p.result = results[i] ?? null
+  }
   return results
 }
 

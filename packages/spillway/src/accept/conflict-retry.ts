@@ -5,6 +5,11 @@ export function codeOf(fault: unknown): string | undefined {
     : undefined
 }
 
+/** The database could not do its work, whatever the values were. All other faults are ours, the user's, or the values'. */
+export const isNobodysFault = (fault: unknown): boolean => nobodysFault.has(codeOf(fault) ?? '')
+
+const nobodysFault: ReadonlySet<string> = new Set(['unavailable', 'timeout', 'conflict', 'disk_full'])
+
 /** Retries after a deadlock or serialization failure. The transaction was rolled back. */
 export async function retryConflicts<T>(attemptsMax: number, write: () => Promise<T>): Promise<T> {
   for (let attempt = 1; ; attempt++) {

@@ -65,6 +65,7 @@ export function shown(value: unknown): string {
 
 export const isFunction: Rule = (value) => (typeof value === 'function' ? null : 'a function')
 export const isBoolean: Rule = (value) => (typeof value === 'boolean' ? null : 'true or false')
+export const isString: Rule = (value) => (typeof value === 'string' ? null : 'a text')
 export const isText: Rule = (value) => (typeof value === 'string' && value !== '' ? null : 'a text that is not empty')
 
 export function wholeNumber(least: number, most: number = Number.MAX_SAFE_INTEGER): Rule {

@@ -1,3 +1,5 @@
+import { checkOptions, isBoolean, type Rule, wholeNumber } from './options.js'
+
 /** Thrown by a handler: try again, after `afterMs` if given, else after the usual back-off. Counts as an attempt. */
 export class RetryOperation extends Error {
   override readonly name = 'RetryOperation'
@@ -12,17 +14,56 @@ export class RetryOperation extends Error {
   }
 }
 
-/** Thrown by a handler: this will never work. The operation becomes a dead letter at once. */
+interface FailOptions {
+  /** Of the answer in your own route. Default 500. */
+  status?: number
+  /** Of the answer, for programs. Default `operation_failed`. */
+  code?: string
+  /** Kept with the operation. */
+  result?: unknown
+  /** Keep a dead letter, although a caller was answered. Without one waiting, there is always one. Default false. */
+  deadLetter?: boolean
+  cause?: unknown
+}
+
+const failRules: Record<keyof FailOptions, Rule> = {
+  status: (value) =>
+    wholeNumber(400, 599)(value) === null && value !== 429 && value !== 503
+      ? null
+      : 'a whole number from 400 to 599, but not 429 or 503: those ask the caller to come back',
+  code: (value) =>
+    typeof value === 'string' && /^[A-Za-z0-9_.:-]{1,100}$/.test(value)
+      ? null
+      : '1 to 100 letters, digits, dots, colons, dashes or underscores',
+  result: () => null,
+  deadLetter: isBoolean,
+  cause: () => null,
+}
+
+/**
+ * Thrown by a handler: this will never work. The caller who waits is answered with the message, the status and the code; if
+ * nobody waits, the operation becomes a dead letter.
+ */
 export class FailOperation extends Error {
   override readonly name = 'FailOperation'
-  readonly code = 'failed'
+  readonly status: number
+  readonly code: string
   readonly result: unknown
+  readonly deadLetter: boolean
 
-  constructor(message: string, options: { result?: unknown; cause?: unknown } = {}) {
+  constructor(message: string, options: FailOptions = {}) {
+    checkOptions('FailOperation', options, failRules)
     super(message, { cause: options.cause })
+    this.status = options.status ?? failedStatus
+    this.code = options.code ?? failedCode
     this.result = options.result
+    this.deadLetter = options.deadLetter ?? false
   }
 }
+
+/** Of an operation that failed for good, if its handler did not say more. */
+export const failedStatus = 500
+export const failedCode = 'operation_failed'
 
 /**
  * Thrown by a handler of a definition with `announces`: this process may not run the operation. It is left to a process that
@@ -44,7 +85,10 @@ export class LeaveOperation extends Error {
 }
 
 /** Of an operation that was still queued when its time was over. */
-export const expiredText = 'It expired in the queue before it could start.'
+export const expired = {
+  error: 'It expired in the queue before it could start.',
+  said: { code: 'expired', status: 504 },
+}
 
 /** The reason of `ctx.signal` when it fires. */
 export class OperationAborted extends Error {

@@ -17,6 +17,7 @@ import {
   type TicketRequest,
   type TicketRoute,
 } from './ticket-table.js'
+import { seesAll } from './viewer.js'
 
 const FilterMembers = {
   type: ListOperationsQuery.properties.type,
@@ -87,13 +88,13 @@ async function listDeadLetters(context: TicketContext, request: TicketRequest<Li
   const { status: _, ...query } = request.query
   const filter = filterOf(context, request.caller, query)
   const letters = await context.intake.store.deadLetters(filter, page.limit + 1, page.before)
-  return json(pageById(letters, { ...page, bytesMax: context.pageBytesMax }, deadLetterView))
+  return json(pageById(letters, { ...page, bytesMax: context.pageBytesMax }, (letter) => deadLetterView(letter)))
 }
 
 async function oneDeadLetter({ intake, access }: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
   const { id, caller } = request
   const letter = (await access.visible(caller, id)) === null ? null : await intake.store.deadLetter(id)
-  return letter === null ? notFound : json(deadLetterView(letter))
+  return letter === null ? notFound : json(deadLetterView(letter, seesAll(caller)))
 }
 
 async function redrive(

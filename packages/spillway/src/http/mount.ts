@@ -4,10 +4,11 @@
  */
 import { limits } from '@spillway/protocol/wire'
 import { gateRequestOf } from '../accept/accept-item.js'
+import { check, isString } from '../core/options.js'
 import type { Permit } from '../gates/gate.js'
 import { type Admission, GateAdmission } from '../intake/admission.js'
-import { type Answer, queuedBody } from '../intake/answer.js'
-import type { Definition, IntakeRequest } from '../intake/define.js'
+import { type Answer, type FailedAnswer, queuedBody } from '../intake/answer.js'
+import type { Definition, Identify, IntakeRequest } from '../intake/define.js'
 import type { Intake } from '../intake/intake.js'
 import type { Pipeline } from '../intake/pipeline.js'
 import type { RateStatus, Refusal } from '../intake/refusal.js'
@@ -117,12 +118,13 @@ function refuse(problem: Problem): Wire {
   return { ok: false, problem, headers: {} }
 }
 
-/** Who asks: what the definition says, else the authenticated user, else the client's address. */
-export function identityOf(
-  options: { identity?: (request: IntakeRequest) => string } | undefined,
-  request: IntakeRequest,
-): string {
-  return options?.identity?.(request) ?? request.user?.id ?? request.clientAddress
+/** Who asks: what the definition or the intake says, else the authenticated user, else the client's address. */
+export function identityOf(identify: Identify | undefined, request: IntakeRequest): string {
+  const said = identify?.(request)
+  // An empty header is no name: its senders would be one.
+  if (said === undefined || said === '') return request.user?.id ?? request.clientAddress
+  check('a request', 'what identity returns', said, isString)
+  return said
 }
 
 /** The gates that need no body. */
@@ -130,7 +132,7 @@ function entrance(pipeline: Pipeline, bound: BoundGates): Mount['enter'] {
   const acquires = bound.gates.some((gate) => gate.acquire !== undefined)
   const refused = (refusal: Refusal): Entry => ({ ok: false, wire: refusalWire(refusal) })
   return (request) => {
-    const identity = identityOf(bound.options, request)
+    const identity = identityOf(bound.options.identity, request)
     const gateRequest = gateRequestOf(identity, request)
     const refusal =
       pipeline.refuseEarly(bound, gateRequest) ??
@@ -222,8 +224,39 @@ export function toWire(bound: BoundGates, answer: Answer, preferences: Preferenc
     ...(waited && preferences.waitSeconds !== undefined && { waitSeconds: preferences.waitSeconds }),
   })
   if (applied !== undefined) headers['preference-applied'] = applied
+  if (answer.kind === 'failed') return failedWire(answer, headers)
   return { ok: true, answer: accepted(bound, answer, headers) }
 }
+
+/** A failure is the answer to this request for good. The text of an error that the handler did not expect stays here. */
+function failedWire(answer: FailedAnswer, headers: Record<string, string>): Wire {
+  const { operationId, error, expected, code, status, result } = answer
+  return {
+    ok: false,
+    headers: { ...headers, 'x-should-retry': 'false' },
+    problem: {
+      code: code === 'operation_cancelled' ? code : 'operation_failed',
+      ownCode: code,
+      status,
+      detail: expected ? error : 'The operation failed, and will not be tried again.',
+      extensions: { operationId, ...(result !== null && { result }) },
+    },
+  }
+}
+
+/** For routes where a failure is a result like any other: 201, with `status: "failed"`. */
+export const failureAsResult =
+  (bound: BoundGates) =>
+  (answer: Answer, preferences: Preferences): Wire => {
+    const wire = toWire(bound, answer, preferences, preferences.waitSeconds !== undefined)
+    if (answer.kind !== 'failed' || wire.ok) return wire
+    const { operationId, error, result } = answer
+    const { 'x-should-retry': _, ...headers } = wire.headers
+    return {
+      ok: true,
+      answer: { status: 201, headers, body: { status: 'failed', operationId, error_message: error, result } },
+    }
+  }
 
 /** The ticket of a queued answer, below the prefix of the ticket routes. */
 function located(wire: Wire, { ticketPrefix }: Intake): Wire {
@@ -249,7 +282,7 @@ export function refusalWire({ code, detail, retryAfterMs, errors, extensions, ty
 
 function accepted(
   bound: BoundGates,
-  answer: Exclude<Answer, { kind: 'refused' }>,
+  answer: Extract<Answer, { kind: 'queued' | 'done' }>,
   headers: Record<string, string>,
 ): WireAnswer {
   const { operationId } = answer
@@ -257,12 +290,6 @@ function accepted(
     case 'queued':
       headers.location = `${ticketPath}/${operationId}`
       return { status: 202, headers, body: queuedBody(answer) }
-    case 'failed':
-      return {
-        status: 201,
-        headers,
-        body: { status: 'failed', operationId, error_message: answer.error, result: answer.result },
-      }
     case 'done': {
       const { respond } = bound.options
       if (respond === undefined) {

@@ -20,7 +20,7 @@ import {
   type TicketRoute,
 } from './ticket-table.js'
 import { compileValidator } from './validation.js'
-import { owns } from './viewer.js'
+import { owns, seesAll } from './viewer.js'
 
 export const operationRoutes: readonly TicketRoute[] = [
   {
@@ -82,7 +82,7 @@ async function listOperations(context: TicketContext, request: TicketRequest<Lis
   const page = pageOf(query)
   if (page === null) return badCursor
   const tickets = await context.intake.store.tickets(filterOf(context, caller, query), page.limit + 1, page.before)
-  return json(pageById(tickets, { ...page, bytesMax: context.pageBytesMax }, operationView))
+  return json(pageById(tickets, { ...page, bytesMax: context.pageBytesMax }, (ticket) => operationView(ticket)))
 }
 
 async function operationStats({ intake, access }: TicketContext, { caller }: TicketRequest): Promise<TicketAnswer> {
@@ -115,7 +115,8 @@ async function oneOperation(
 ): Promise<TicketAnswer> {
   const ticket = await access.visible(caller, id)
   if (ticket === null) return notFound
-  return json(operationView(await finishedWithin(intake, ticket, (query.wait ?? 0) * 1_000, gone())))
+  const finished = await finishedWithin(intake, ticket, (query.wait ?? 0) * 1_000, gone())
+  return json(operationView(finished, seesAll(caller)))
 }
 
 async function streamOperation(context: TicketContext, request: TicketRequest): Promise<TicketAnswer> {
@@ -164,7 +165,11 @@ async function retryOperation({ intake, access }: TicketContext, request: Ticket
       retryAfterMs: 5_000,
     })
   }
-  return refuse({ code: 'operation_not_failed', detail: `The operation is ${now.status}.` })
+  const detail =
+    outcome === 'answered'
+      ? 'There is no dead letter to retry: its caller was answered with the failure, or it expired.'
+      : `The operation is ${now.status}.`
+  return refuse({ code: 'operation_not_failed', detail })
 }
 
 const nothingFaults = compileValidator(Nothing)

@@ -2,8 +2,8 @@ import type { DeadLetterView, OperationView } from '@spillway/protocol/wire'
 import type { DeadLetter, Ticket } from '../store/port.js'
 import { CarriedJson } from './carried-json.js'
 
-/** A ticket as callers see it. */
-export function operationView(ticket: Ticket): OperationView {
+/** A ticket as callers see it; the stack of its last error is for operators. */
+export function operationView(ticket: Ticket, withStack = false): OperationView {
   const { startedAt, finishedAt, createdAt } = ticket
   const attempt = ticket.attempts + (ticket.status === 'processing' ? 1 : 0)
   return {
@@ -20,20 +20,21 @@ export function operationView(ticket: Ticket): OperationView {
     max_attempts: ticket.maxAttempts,
     retry_count: Math.max(0, attempt - 1),
     error_message: ticket.error,
-    ...(ticket.code && { code: ticket.code }),
     latency_seconds: finishedAt === null ? null : Math.max(0, finishedAt.getTime() - createdAt.getTime()) / 1_000,
     queuePosition: ticket.place,
     result: ticket.result ?? null,
+    ...(ticket.said && { code: ticket.said.code }),
+    ...(withStack && ticket.stack !== undefined && { error_stack: ticket.stack }),
     ...(ticket.errorBytes !== undefined && { error_message_bytes: ticket.errorBytes }),
     ...(ticket.resultBytes !== undefined && { result_bytes: ticket.resultBytes }),
     ...((ticket.errorBytes ?? ticket.resultBytes) !== undefined && { truncated: true }),
   }
 }
 
-export function deadLetterView(letter: DeadLetter): DeadLetterView {
+export function deadLetterView(letter: DeadLetter, withStack = false): DeadLetterView {
   const { identity, payload, payloadBytes } = letter
   return {
-    ...operationView(letter),
+    ...operationView(letter, withStack),
     identity,
     payload: payload === null ? null : new CarriedJson(payload),
     ...(payloadBytes !== undefined && { payload_bytes: payloadBytes, truncated: true }),

@@ -14,6 +14,8 @@ import { retryAfterSeconds } from './retry-after.js'
 /** An error answer as a value: handlers and gates return it, `sendProblem` sends it. */
 export interface Problem {
   code: ProblemCode
+  /** A handler's own code, shown in place of `code`. */
+  ownCode?: string
   /** For people; never a stack, SQL or a driver's message. */
   detail: string
   /** The base of Retry-After on 429 and 503; jittered upward when it is sent. Default 1,000. */
@@ -61,7 +63,7 @@ export function problemDocument(problem: Problem, place: ProblemPlace): ProblemD
     status,
     detail: problem.detail,
     instance: place.instance,
-    code: problem.code,
+    code: (problem.ownCode as ProblemCode | undefined) ?? problem.code,
     trace_id: place.traceId,
   }
   if (problem.errors !== undefined) document.errors = [...problem.errors]

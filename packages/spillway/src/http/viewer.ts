@@ -52,7 +52,7 @@ export function callerOf(
     operates: user?.roles.has('operate') ?? false,
     views: user?.roles.has('view') ?? false,
     ...(user?.queues && { queues: user.queues }),
-    identity: (type) => identityOf(intake.find(type)?.options, request),
+    identity: (type) => identityOf(intake.find(type)?.options.identity ?? intake.identity, request),
     ownTypes: intake.typesWithIdentity,
   }
 }

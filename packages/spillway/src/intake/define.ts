@@ -24,6 +24,9 @@ export interface IntakeRequest {
   traceparent: string
 }
 
+/** Who asks. Undefined: the authenticated user, else the client's address. */
+export type Identify = (request: IntakeRequest) => string | undefined
+
 export interface IntakeUser {
   id: string
   roles: ReadonlySet<string>
@@ -104,8 +107,8 @@ type LaneOf<S> = (body: BodyOf<S>, request: IntakeRequest) => LaneName
 interface Common<S extends BodySchema, Result> {
   /** What a body must look like. Without it any JSON value is taken. */
   body?: S
-  /** Who asks. Default: the authenticated user, else the client's address. */
-  identity?: (request: IntakeRequest) => string
+  /** Who asks. Default: what the intake's `identity` says, else the authenticated user, else the client's address. */
+  identity?: Identify
   gates?: readonly Gate<BodyOf<S>>[]
   /** A last check of the body, e.g. for rules that a schema cannot express. */
   check?: (body: BodyOf<S>, request: IntakeRequest) => Rejection | null | Promise<Rejection | null>

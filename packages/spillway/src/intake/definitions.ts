@@ -9,7 +9,7 @@ import type { Pulse, Store } from '../store/port.js'
 import { type Attempt, traced } from '../work/attempt.js'
 import type { SlotGroups } from '../work/slot-groups.js'
 import { type Admission, type AdmissionOptions, GateAdmission, requireNothingHeld } from './admission.js'
-import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
+import type { BodySchema, DefineOptions, Definition, Identify, InputOf } from './define.js'
 import { checkDefinition, isGateList } from './define-rules.js'
 import type { Pipeline } from './pipeline.js'
 import type { Bound } from './submission.js'
@@ -23,6 +23,8 @@ export interface DefinitionsOptions {
   slotGroups: SlotGroups
   accepting: Accepting
   pipeline: Pipeline
+  /** For definitions without one of their own. */
+  identity: Identify | undefined
   binding: Omit<GateBinding, 'type'>
 }
 
@@ -42,8 +44,9 @@ export class Definitions {
   ): Definition<InputOf<S>, Result> {
     const call = `define(${JSON.stringify(type)})`
     this.#requireNew(call, type)
-    const open = options as unknown as DefineOptions<BodySchema, unknown>
-    checkDefinition(call, open)
+    const given = options as unknown as DefineOptions<BodySchema, unknown>
+    checkDefinition(call, given)
+    const open = this.#identified(given)
     const parse = bodyParser(call, open)
     const { store, settings, slotGroups, accepting } = this.#o
     const gates = this.#bindGates(type, open.gates ?? [])
@@ -74,7 +77,7 @@ export class Definitions {
     const flush = this.#admitFlush
     const gates = this.#bindGates(name, options.gates as readonly Gate<unknown>[])
     const slots = this.#o.slotGroups.general
-    const bound = { type: name, gates, flush, slots, options: { whenBusy: 'refuse' as const } }
+    const bound = { type: name, gates, flush, slots, options: this.#identified({ whenBusy: 'refuse' as const }) }
     const admission = new GateAdmission(bound, this.#o.pipeline)
     this.#admissions.set(name, admission)
     return admission
@@ -91,7 +94,13 @@ export class Definitions {
   }
 
   get typesWithIdentity(): string[] {
-    return [...this.#bound.values()].filter((d) => d.options.identity !== undefined).map((d) => d.type)
+    const own = [...this.#bound.values()].filter(({ options: { identity } }) => identity !== this.#o.identity)
+    return own.map(({ type }) => type)
+  }
+
+  #identified<Options extends object>(options: Options & { identity?: Identify }): Options & { identity?: Identify } {
+    const { identity } = this.#o
+    return options.identity === undefined && identity !== undefined ? { ...options, identity } : options
   }
 
   get abortableTypes(): string[] {

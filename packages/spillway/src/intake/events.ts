@@ -8,7 +8,7 @@
  */
 import type { ProblemCode } from '@spillway/protocol/wire'
 import { check, isFunction, oneOf } from '../core/options.js'
-import { expiredText } from '../core/outcome.js'
+import { expired } from '../core/outcome.js'
 import type { IntakeLog } from '../core/settings.js'
 import type { AcceptItem, Claimed } from '../store/port.js'
 import type { Outcome } from '../work/attempt.js'
@@ -78,12 +78,13 @@ export class Events {
       this.#emit('retried', () => ({ ...about(), error: outcome.error, retryInMs: outcome.delayMs }))
     }
     if (outcome.kind === 'expired') {
-      this.#emit('failed', () => ({ ...aboutOperation(op, op.attempts), error: expiredText, result: null }))
+      this.#emit('failed', () => ({ ...aboutOperation(op, op.attempts), error: expired.error, result: null }))
     }
     if (outcome.kind === 'failed') {
       const failure = () => ({ ...about(), error: outcome.error, result: outcome.result ?? null })
       this.#emit('failed', failure)
-      this.#emit('dead', failure)
+      // A caller who was answered with it takes the place of the dead letter.
+      if (outcome.answered !== true) this.#emit('dead', failure)
     }
   }
 

@@ -39,7 +39,7 @@ import { Waiters } from '../work/waiters.js'
 import type { Admission, AdmissionOptions } from './admission.js'
 import type { Answer } from './answer.js'
 import { DeadLetterCalls } from './dead-letters.js'
-import type { BodySchema, DefineOptions, Definition, InputOf } from './define.js'
+import type { BodySchema, DefineOptions, Definition, Identify, InputOf } from './define.js'
 import { Definitions } from './definitions.js'
 import { Events, type IntakeEvents, type IntakeListener } from './events.js'
 import { LaneCalls } from './lanes.js'
@@ -78,6 +78,8 @@ export class Intake {
   readonly settings: IntakeSettings
   readonly log: IntakeLog
   readonly metrics: Metrics
+  /** Who asks, where a definition does not say it. */
+  readonly identity: Identify | undefined
   readonly pressure: ProcessPressure
   /** In front of the HTTP server whose requests come here. */
   readonly door: Door
@@ -124,6 +126,7 @@ export class Intake {
     log: IntakeLog
     metrics: Metrics
     door?: Door
+    identity?: Identify
     /** Monotonic milliseconds, of the gates. Default: this process's. */
     now?: () => number
   }) {
@@ -132,6 +135,7 @@ export class Intake {
     this.settings = settings
     this.log = log
     this.metrics = metrics
+    this.identity = options.identity
     this.door = options.door ?? new Door()
     this.ledger = new Ledger(store)
     this.read = store.read
@@ -159,7 +163,7 @@ export class Intake {
       onApplied: (item, result) => this.#events?.applied(item, result),
     })
     this.#definitions = new Definitions({
-      ...{ ...shared, pipeline: this.pipeline },
+      ...{ ...shared, pipeline: this.pipeline, identity: options.identity },
       binding: {
         pressureLevel: () => this.pressure.level,
         registerCapacity: (name, limit, resumeBelow) =>
@@ -756,9 +760,12 @@ function requireValid(call: string, bound: Bound, body: unknown, options: Submit
 }
 
 function textOf(type: string, body: unknown): string {
+  let text: string | undefined
   try {
-    return JSON.stringify(body ?? null)
+    text = JSON.stringify(body ?? null)
   } catch (fault) {
     throw new OptionError(`a body of ${type} cannot be stored as JSON: ${(fault as Error).message}`, { cause: fault })
   }
+  if (text === undefined) throw new OptionError(`a body of ${type} cannot be stored as JSON: it is a ${typeof body}`)
+  return text
 }

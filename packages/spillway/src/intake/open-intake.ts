@@ -3,6 +3,7 @@ import {
   checkOptions,
   either,
   isBoolean,
+  isFunction,
   methods,
   OptionError,
   oneOf,
@@ -16,6 +17,7 @@ import { stderrLog } from '../core/stderr-log.js'
 import { createMetrics, type Metrics } from '../metrics/metrics.js'
 import type { Store } from '../store/port.js'
 import { withDeadline } from '../time/with-deadline.js'
+import type { Identify } from './define.js'
 import { Intake } from './intake.js'
 
 export interface IntakeOptions extends Partial<IntakeSettings> {
@@ -23,6 +25,11 @@ export interface IntakeOptions extends Partial<IntakeSettings> {
   /** Default: warnings and errors go to stderr. */
   log?: IntakeLog
   metrics?: Metrics
+  /**
+   * Who asks, for definitions that do not say it themselves, and for the ticket routes. Default: the authenticated user, else
+   * the client's address.
+   */
+  identity?: Identify
   /**
    * True: wait for the database, and throw if it cannot be used within `connectTimeoutMs`. `'forever'`: wait until it can.
    * False: return at once, and refuse with 503 until it can. Default true.
@@ -42,6 +49,7 @@ export const intakeRules: Record<Exclude<keyof IntakeOptions, 'store'>, Rule> = 
     typeof value === 'object' && value !== null && 'admissions' in value
       ? null
       : 'what createMetrics(registry) returns',
+  identity: isFunction,
   waitForStore: either(isBoolean, oneOf('forever')),
   connectTimeoutMs: milliseconds,
   role: oneOf('accept', 'direct', 'work', 'both'),
@@ -64,7 +72,15 @@ export const intakeRules: Record<Exclude<keyof IntakeOptions, 'store'>, Rule> = 
 /** `now`: monotonic milliseconds, for tests. */
 export async function openIntake(options: IntakeOptions, now?: () => number): Promise<Intake> {
   checkOptions('createIntake', options, { store: () => null, ...intakeRules })
-  const { store, log, metrics, waitForStore = true, connectTimeoutMs = connectTimeoutMsDefault, ...settings } = options
+  const {
+    store,
+    log,
+    metrics,
+    identity,
+    waitForStore = true,
+    connectTimeoutMs = connectTimeoutMsDefault,
+    ...settings
+  } = options
   const usableStore = await usable(store)
   // Takes longer than connecting, which happens at the same time.
   const loaded = loadTypebox()
@@ -74,6 +90,7 @@ export async function openIntake(options: IntakeOptions, now?: () => number): Pr
     settings: { ...intakeDefaults, ...defined(settings) },
     log: log ?? stderrLog,
     metrics: metrics ?? createMetrics(),
+    ...(identity && { identity }),
     ...(now && { now }),
   })
   if (waitForStore === true) await connect(intake, connectTimeoutMs)

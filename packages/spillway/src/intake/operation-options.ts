@@ -2,7 +2,7 @@
 import { limits } from '@spillway/protocol/wire'
 import { type Duration, isDuration, millisecondsOf } from '../core/duration.js'
 import { isLaneName, type LaneName } from '../core/ids.js'
-import { checkOptions, isText, OptionError, type Rule, timerMsMax } from '../core/options.js'
+import { checkOptions, isString, OptionError, type Rule, timerMsMax } from '../core/options.js'
 import { delayMsMax, numberRules } from './define-rules.js'
 
 export interface OperationOptions {
@@ -27,10 +27,15 @@ export interface OperationOptions {
   maxRetries?: number
 }
 
-const isString: Rule = (value) => (typeof value === 'string' ? null : 'a text')
+function isIdentity(value: unknown): string | null {
+  const most = limits.identityCharacters
+  return typeof value === 'string' && value !== '' && value.length <= most && !value.includes('\0')
+    ? null
+    : `a text of 1 to ${most} characters, without NUL`
+}
 
 export const operationRules: Record<keyof OperationOptions, Rule> = {
-  identity: isText,
+  identity: isIdentity,
   idempotencyKey: (value) =>
     typeof value === 'string' && value !== '' && value.length <= limits.idempotencyKeyCharacters
       ? null

@@ -117,7 +117,7 @@ export class Pipeline {
    */
   refuseBusy(bound: BoundGates, identity: string): Refusal | null {
     const { run, whenBusy } = bound.options
-    if (thenOf(whenBusy) !== 'refuse') return null
+    if (whenBusy === undefined || thenOf(whenBusy) !== 'refuse') return null
     const { work } = bound.slots
     const mayWait = (): boolean => work.room.hasRoomFor(identity, roomOf(whenBusy, bound.slots).most)
     const hasSlot = run === undefined || work.canReserve || mayWait()
@@ -198,10 +198,7 @@ export class Pipeline {
       // From here on the run owns the slot; an operation that does not run now must not keep one while its caller waits.
       if (held && accepted.verdict !== 'execute') work.unreserve()
       held = false
-      const answer = await this.#o.answering.answer(bound, submission, pending, accepted)
-      if (accepted.verdict === 'apply') this.#o.onApplied(item, pending.result)
-      bound.options.onAnswer?.(answer, submission)
-      return answer
+      return await this.#answered(bound, { submission, pending }, accepted)
     } finally {
       if (held) work.unreserve()
     }
@@ -263,11 +260,7 @@ export class Pipeline {
       submissions.map(async (submission, i) => {
         const pending = all[i]
         if (pending === undefined) throw new RangeError(`no item ${i}`)
-        const answer = await this.#o.answering.answer(bound, submission, pending, accepted[i] ?? noVerdict())
-        // With `tx` it is not committed yet, and may never be.
-        if (tx === undefined && accepted[i]?.verdict === 'apply') this.#o.onApplied(pending.item, pending.result)
-        bound.options.onAnswer?.(answer, submission)
-        return answer
+        return this.#answered(bound, { submission, pending }, accepted[i] ?? noVerdict(), tx)
       }),
     )
   }
@@ -298,7 +291,7 @@ export class Pipeline {
   prepare(bound: Bound, submission: Submission): Prepared | Extract<Answer, { kind: 'refused' }> {
     const later = submission.respondAsync === true
     const busy = !later && this.busy > this.#o.settings.busyQueueAbove
-    if (busy && bound.options.whenBusy === 'refuse') {
+    if (busy && thenOf(bound.options.whenBusy) === 'refuse') {
       return refused(this.refuse(bound.type, allSlotsTaken(bound.slots.work.runMs)))
     }
     const now = !later && !busy
@@ -320,11 +313,17 @@ export class Pipeline {
       } catch (fault) {
         return refused(answering.storeFault(bound.type, fault, pending.item))
       }
-      const answer = await answering.answer(bound, submission, pending, accepted)
-      bound.options.onAnswer?.(answer, submission)
-      return answer
+      return this.#answered(bound, { submission, pending }, accepted)
     })
     return Promise.all(answers)
+  }
+
+  /** The caller's answer, once it is reported. With `tx` nothing is committed yet. */
+  async #answered(bound: Bound, { submission, pending }: Prepared, accepted: Accepted, tx?: Tx): Promise<Answer> {
+    const answer = await this.#o.answering.answer(bound, submission, pending, accepted)
+    if (accepted.verdict === 'apply' && tx === undefined) this.#o.onApplied(pending.item, pending.result)
+    bound.options.onAnswer?.(answer, submission)
+    return answer
   }
 
   /** Inside the caller's own PostgreSQL transaction: the operations exist if and when that commits. */

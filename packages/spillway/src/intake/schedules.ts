@@ -118,8 +118,7 @@ export class Schedules {
     for (const schedule of fresh) {
       const { name, cron, timezone, definition, times } = schedule
       const next = times.nextRun(new Date(Math.max(nowMs, lastMs[name] ?? 0)))
-      await this.#o.store.putSchedule({ name, cron, timezone, type: definition.type, next })
-      schedule.isRegistered = true
+      schedule.isRegistered = await this.#o.store.putSchedule({ name, cron, timezone, type: definition.type, next })
     }
   }
 
@@ -143,7 +142,7 @@ export class Schedules {
       }
       schedule.isTroubled = trouble !== null
     } catch (fault) {
-      if (!schedule.isTroubled) {
+      if (!schedule.isTroubled && !this.#o.isDraining()) {
         this.#o.log.warn(
           { err: fault, schedule: name },
           'a schedule is due and could not be queued; it is retried each second',
@@ -159,7 +158,7 @@ export class Schedules {
     const { name, definition } = schedule
     const tx = await store.begin(transactionMs, 'operators')
     try {
-      const row = await store.takeSchedule(tx, schedule)
+      const row = await store.takeSchedule(tx, { ...schedule, type: definition.type })
       if (row === null) {
         await tx.rollback()
         return null

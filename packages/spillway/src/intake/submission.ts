@@ -1,5 +1,14 @@
 import type { AcceptFlush } from '../accept/accepting.js'
-import { check, checkOptions, isBoolean, OptionError, type Rule, timerMsMax, wholeNumber } from '../core/options.js'
+import {
+  check,
+  checkOptions,
+  isBoolean,
+  isString,
+  OptionError,
+  type Rule,
+  timerMsMax,
+  wholeNumber,
+} from '../core/options.js'
 import type { BoundGate, RateTier } from '../gates/gate.js'
 import type { AcceptItem, Tx } from '../store/port.js'
 import type { Slots } from '../work/slot-groups.js'
@@ -100,7 +109,7 @@ export interface PendingItem {
   limited?: Readonly<Record<string, unknown>>
 }
 
-export const traceparentRule: Rule = (value) => (typeof value === 'string' ? null : 'a text')
+export const traceparentRule = isString
 
 const submitRules: Record<keyof SubmitAllOptions, Rule> = {
   ...operationRules,

@@ -58,8 +58,11 @@ export interface WaitOptions {
  */
 export type CancelResult = 'cancelled' | 'asked' | 'running' | 'finished' | 'unknown'
 
-/** `retried`: it waits in its lane again. `capacity_full`: its capacity gate has no room now; it is still a dead letter. */
-export type RetryResult = 'retried' | 'not_failed' | 'capacity_full' | 'unknown'
+/**
+ * `retried`: it waits in its lane again. `answered`: its caller was answered with the failure, so there is no dead letter to
+ * retry. `capacity_full`: its capacity gate has no room now; it is still a dead letter.
+ */
+export type RetryResult = 'retried' | 'not_failed' | 'answered' | 'capacity_full' | 'unknown'
 
 const waitMsDefault = 60_000
 /** How long a handler that was asked to stop is waited for. */
@@ -271,6 +274,8 @@ export async function retryTicket(
   const now = await intake.store.ticket(ticket.id)
   if (moved > 0) return { outcome: 'retried', ticket: now ?? ticket }
   if (now === null) return { outcome: 'unknown', ticket: null }
-  // Another request was faster, or its capacity gate is full. What expired is not run again.
-  return { outcome: now.status === 'failed' && now.code === undefined ? 'capacity_full' : 'not_failed', ticket: now }
+  // Another request was faster, or its capacity gate is full.
+  if (now.status !== 'failed') return { outcome: 'not_failed', ticket: now }
+  const letter = await intake.store.deadLetter(ticket.id)
+  return { outcome: letter === null ? 'answered' : 'capacity_full', ticket: now }
 }

@@ -1,14 +1,14 @@
 /** Turns the store's verdict into the caller's answer, and counts it: run now, wait, replay or refuse. */
 
 import { gateRequestOf } from '../accept/accept-item.js'
-import { codeOf } from '../accept/conflict-retry.js'
-import { expiredText } from '../core/outcome.js'
+import { codeOf, isNobodysFault } from '../accept/conflict-retry.js'
+import { expired } from '../core/outcome.js'
 import type { IntakeLog } from '../core/settings.js'
 import type { Metrics } from '../metrics/metrics.js'
 import type { Accepted, AcceptItem, Claimed, Store, StoredAnswer, Ticket } from '../store/port.js'
 import type { Outcome } from '../work/attempt.js'
 import type { Waiters } from '../work/waiters.js'
-import type { Answer } from './answer.js'
+import { type Answer, failedAnswer } from './answer.js'
 import { type Refusal, rateStatus, refusedBy, storeAwayRetryMs } from './refusal.js'
 import type { Bound, PendingItem, Submission } from './submission.js'
 
@@ -104,10 +104,20 @@ export class Answering {
     const patienceMs = submission.waitMs ?? this.#o.directWaitMs
     const started = performance.now()
     let timer: NodeJS.Timeout | undefined
+    // Whichever is first excludes the other: a caller that is answered with a ticket needs the dead letter.
+    let isLate = false
+    let isClaimed = false
     const late = new Promise<'late'>((resolve) => {
-      timer = setTimeout(() => resolve('late'), patienceMs)
+      timer = setTimeout(() => {
+        isLate = !isClaimed
+        if (isLate) resolve('late')
+      }, patienceMs)
     })
-    const outcome = await Promise.race([slots.work.execute(claimedBy(item, accepted)), late])
+    const claimCaller = (): boolean => {
+      isClaimed = !isLate && submission.signal?.aborted !== true
+      return isClaimed
+    }
+    const outcome = await Promise.race([slots.work.execute(claimedBy(item, accepted), claimCaller), late])
     clearTimeout(timer)
     if (outcome === 'late') return this.#becameTicket(item, 'still_running', 0)
     if (outcome === null) return this.#afterLoss(item)
@@ -115,7 +125,7 @@ export class Answering {
     // It will be retried. A caller that set a waiting time waits for the retry, too.
     const leftMs = submission.waitMs === undefined ? 0 : patienceMs - (performance.now() - started)
     const ticket = leftMs > 0 ? await this.#o.waiters.wait(item.id, leftMs, submission.signal) : null
-    const answer = ticket === null ? null : finishedAnswer(ticket)
+    const answer = ticket === null ? null : await this.#finished(ticket)
     if (answer !== null) return answer
     return outcome.kind === 'retry'
       ? this.#becameTicket(item, 'retrying', outcome.delayMs)
@@ -144,15 +154,26 @@ export class Answering {
   /** The lease was lost during the run, or the settlement's answer was lost: the ticket has the outcome. */
   async #afterLoss(item: AcceptItem): Promise<Answer> {
     const ticket = await this.#o.store.ticket(item.id).catch(() => null)
-    const answer = ticket === null ? null : finishedAnswer(ticket)
+    const answer = ticket === null ? null : await this.#finished(ticket)
     return answer ?? this.#becameTicket(item, 'still_running', 0)
   }
 
   /** Waits for a queued operation and answers as if it had run now. */
   async #waitFor(queued: Extract<Answer, { kind: 'queued' }>, ms: number, signal?: AbortSignal): Promise<Answer> {
     const ticket = await this.#o.waiters.wait(queued.operationId, ms, signal)
-    const answer = ticket === null ? null : finishedAnswer(ticket)
+    const answer = ticket === null ? null : await this.#finished(ticket)
     return answer === null ? queued : { ...answer, ...(queued.rate && { rate: queued.rate }) }
+  }
+
+  /** The answer for a caller that waited; null while it is not finished. A failure that its handler expected leaves no dead letter then. */
+  async #finished(ticket: Ticket): Promise<Extract<Answer, { kind: 'done' | 'failed' }> | null> {
+    const answer = finishedAnswer(ticket)
+    if (answer?.kind === 'failed' && answer.expected) {
+      await this.#o.store.letterAnswered(ticket.id).catch((fault: unknown) => {
+        this.#o.log.warn({ err: fault, operation: ticket.id }, 'a dead letter stays although its caller was answered')
+      })
+    }
+    return answer
   }
 
   /** The stored answer; a caller that waits gets the same answer as the first one. */
@@ -177,8 +198,7 @@ export class Answering {
   /** The accepting statement failed: nothing was decided, or the outcome is unknown. */
   storeFault(type: string, fault: unknown, item?: AcceptItem): Refusal {
     if (item?.execute === true) this.#o.suspect()
-    const code = codeOf(fault)
-    if (code === 'data' || code === undefined || code === 'other') {
+    if (!isNobodysFault(fault)) {
       this.#o.log.error({ err: fault, type, operation: item?.id }, 'an operation could not be stored')
       return this.refuse(type, {
         code: 'internal_error',
@@ -189,7 +209,7 @@ export class Answering {
     return this.refuse(type, {
       code: 'store_unavailable',
       detail: 'The store did not confirm. Repeat the request with the same Idempotency-Key.',
-      retryAfterMs: code === 'disk_full' ? 30_000 : storeAwayRetryMs,
+      retryAfterMs: codeOf(fault) === 'disk_full' ? 30_000 : storeAwayRetryMs,
       gate: 'store',
     })
   }
@@ -229,17 +249,22 @@ function claimedBy(item: AcceptItem, accepted: Extract<Accepted, { verdict: 'exe
   }
 }
 
+const cancelled = {
+  error: 'The operation was cancelled.',
+  said: { code: 'operation_cancelled', status: 409 },
+}
+
 /** For an operation that has left its lane. */
 function settledAnswer(operationId: string, outcome: Exclude<Outcome, { kind: 'retry' | 'released' }>): Answer {
   switch (outcome.kind) {
     case 'completed':
       return { kind: 'done', operationId, result: outcome.result ?? null, replayed: false }
     case 'failed':
-      return { kind: 'failed', operationId, error: outcome.error, result: outcome.result ?? null, replayed: false }
+      return failedAnswer(operationId, outcome)
     case 'expired':
-      return { kind: 'failed', operationId, error: expiredText, result: null, replayed: false }
+      return failedAnswer(operationId, expired)
     case 'cancelled':
-      return { kind: 'failed', operationId, error: 'The operation was cancelled.', result: null, replayed: false }
+      return failedAnswer(operationId, cancelled)
   }
 }
 
@@ -257,10 +282,13 @@ function replayed(operationId: string, answer: StoredAnswer): Answer {
       }
     case 'done':
       return { kind: 'done', operationId, result: answer.result, replayed: true }
-    case 'failed':
-      return { kind: 'failed', operationId, error: answer.error, result: answer.result ?? null, replayed: true }
+    case 'failed': {
+      const { error, result, code, status } = answer
+      const said = code === undefined || status === undefined ? undefined : { code, status }
+      return { ...failedAnswer(operationId, { error, result, said }), replayed: true }
+    }
     case 'cancelled':
-      return { kind: 'failed', operationId, error: 'The operation was cancelled.', result: null, replayed: true }
+      return { ...failedAnswer(operationId, cancelled), replayed: true }
   }
 }
 
@@ -270,21 +298,9 @@ function finishedAnswer(ticket: Ticket): Extract<Answer, { kind: 'done' | 'faile
     case 'completed':
       return { kind: 'done', operationId: ticket.id, result: ticket.result, replayed: false }
     case 'failed':
-      return {
-        kind: 'failed',
-        operationId: ticket.id,
-        error: ticket.error ?? '',
-        result: ticket.result,
-        replayed: false,
-      }
+      return failedAnswer(ticket.id, ticket)
     case 'cancelled':
-      return {
-        kind: 'failed',
-        operationId: ticket.id,
-        error: 'The operation was cancelled.',
-        result: null,
-        replayed: false,
-      }
+      return failedAnswer(ticket.id, cancelled)
     default:
       return null
   }

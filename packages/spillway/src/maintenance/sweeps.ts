@@ -210,5 +210,13 @@ export function queueSweeps(store: Store, retentionMs: number, options: Omit<Swe
       }
     },
   })
+  sweeps.add({
+    name: 'failures',
+    everyMs: 300_000,
+    batch: async () => {
+      const { failures, isFull } = await store.sweepFailures()
+      return { removed: { failures }, isFull }
+    },
+  })
   return sweeps
 }

@@ -143,7 +143,7 @@ export interface LedgerRow extends LedgerEvent {
 export type StoredAnswer =
   | { v: 'queue'; place: number; wait_ms: number; reason: QueuedReason }
   | { v: 'done'; result: unknown }
-  | { v: 'failed'; error: string; result?: unknown; code?: string }
+  | { v: 'failed'; error: string; result?: unknown; code?: string; status?: number }
   | { v: 'cancelled' }
 
 export interface AcceptContext {
@@ -189,8 +189,11 @@ export interface Claimed {
 export interface Leaving {
   seq: number
   type: string
-  /** `expired`: it never started, failed with that code, and leaves no dead letter. */
-  status: 'completed' | 'failed' | 'cancelled' | 'expired'
+  /**
+   * `answered`: failed, and a caller was answered with it. `expired`: failed because it did not start in time. Neither leaves a
+   * dead letter.
+   */
+  status: 'completed' | 'failed' | 'answered' | 'expired' | 'cancelled'
   /** JSON text, or null for none. */
   result: string | null
   error: string | null
@@ -202,6 +205,19 @@ export interface Leaving {
   answer: StoredAnswer | null
 }
 
+/** The last error of an operation. */
+export interface Failure {
+  id: string
+  /** Which attempt it ended. */
+  attempt: number
+  /** For the caller, with FailOperation; null: an error that the handler did not expect. */
+  said: { code: string; status: number } | null
+  /** A dead letter stays, although a caller was answered. */
+  keepLetter: boolean
+  /** For operators. */
+  stack: string
+}
+
 /** The outcome of one lane of a lease. */
 export interface Settlement {
   fence: number
@@ -209,6 +225,8 @@ export interface Settlement {
   /** Everything up to here has left already. */
   from: number
   leaving: Leaving[]
+  /** Of the operations that failed, also of one that is retried. */
+  failures?: readonly Failure[]
   /** The next operation is retried after this many milliseconds; the error counts as an attempt, null does not. */
   retry: { delayMs: number; error: string | null } | null
   /** Only for processes that announced this label, and at once; as `retry` says when there are none left. */
@@ -271,8 +289,10 @@ export interface Ticket {
   result: unknown
   place: number | null
   trace: string
-  /** Why it failed, in a word: `expired`. */
-  code?: string
+  /** Why it failed: `expired`, or (not in lists) what its handler said with FailOperation, if its last attempt ended so. */
+  said?: { code: string; status: number }
+  /** Not in lists: the last error with its stack, for operators. */
+  stack?: string
   /** In lists: the bytes of a result that is left out, and of an error text that is shortened. */
   resultBytes?: number
   errorBytes?: number

@@ -5,7 +5,8 @@
 import { homedir } from 'node:os'
 import { join, resolve } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
-import { checkOptions, isText, OptionError, type Rule, shown, timerMsMax, wholeNumber } from '../core/options.js'
+import { type Duration, isDuration, millisecondsOf } from '../core/duration.js'
+import { check, checkOptions, isText, type Rule, timerMsMax, wholeNumber } from '../core/options.js'
 import type { Intake } from '../index.js'
 import type { Intake as WholeIntake } from '../intake/intake.js'
 import { type IntakeOptions, intakeRules, openIntake } from '../intake/open-intake.js'
@@ -33,10 +34,10 @@ export interface TestIntake {
   readonly schema: string
   readonly clock: {
     /**
-     * Moves the time of the intake forward: `'90s'`, `'1h'`, `'2d'`, or milliseconds. What becomes due by that (delays,
+     * Moves the time of the intake forward: `90s`, `1h`, `2d`, or milliseconds. What becomes due by that (delays,
      * retries, rates, leases of other processes, schedules) is noticed before it resolves. Timers of handlers do not move.
      */
-    advance(by: string | number): Promise<void>
+    advance(by: Duration): Promise<void>
     now(): Promise<Date>
   }
   /**
@@ -55,6 +56,9 @@ const rules: Record<keyof TestIntakeOptions, Rule> = {
   url: isPostgresUrl,
   dataDir: isText,
 }
+const advanceMsMax = 3_660 * 86_400_000
+/** Less than the minute after which a due time was missed. */
+const stepMsMin = 50_000
 const drainMsDefault = 1_000
 const drainTimeoutMs = 10_000
 const pollMs = 5
@@ -103,6 +107,7 @@ async function openOn(url: string, options: Omit<Partial<IntakeOptions>, 'store'
     schema: schema.name,
     clock: {
       advance: async (by) => {
+        check('clock.advance', 'the time', by, isDuration(0, advanceMsMax))
         const ms = millisecondsOf(by)
         // What was defined a moment ago is there from now on, not from then.
         await intake.catchUp()
@@ -129,28 +134,16 @@ async function openOn(url: string, options: Omit<Partial<IntakeOptions>, 'store'
   }
 }
 
-const unitMs: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 }
-
-function millisecondsOf(by: unknown): number {
-  const match = typeof by === 'string' ? /^(\d{1,9})(ms|s|m|h|d)$/.exec(by) : null
-  const ms = match === null ? by : Number(match[1]) * (unitMs[match[2] ?? ''] ?? Number.NaN)
-  if (typeof ms === 'number' && ms >= 0 && ms <= 3_650 * 86_400_000) return ms
-  throw new OptionError(
-    `clock.advance: the time must be milliseconds, or a text like 90s, 1h or 2d, of at most 10 years; given: ${shown(by)}`,
-  )
-}
-
 /** Stops at each due time of a schedule on the way: a jump over it would be a time in which nothing ran. */
 async function advance(schema: TestSchema, ms: number, step: (ms: number) => Promise<void>): Promise<void> {
   let left = ms
   for (;;) {
     const dueMs = await schema.nextDueMs()
-    // One that is due and stays so, because it is refused, does not stop the time.
-    if (dueMs === null || dueMs <= 0 || dueMs > left) break
-    // Whole milliseconds, not before the due time.
-    const wholeMs = Math.ceil(dueMs)
-    await step(wholeMs)
-    left = Math.max(0, left - wholeMs)
+    if (dueMs === null || dueMs > left) break
+    // Due times that are close together are noticed together.
+    const stepMs = Math.min(left, Math.max(Math.ceil(dueMs), stepMsMin))
+    await step(stepMs)
+    left -= stepMs
   }
   await step(left)
 }

@@ -24,6 +24,7 @@ describe('outcomeOf', () => {
       kind: 'failed',
       error: 'never',
       result: { status: 404 },
+      said: { code: 'operation_failed', status: 500 },
     })
   })
 

@@ -6,16 +6,25 @@
  *      │──throws anything else──► retry
  *      └──timeout │ cancelled │ lease lost │ stopping──► its signal fires; the handler's end is no longer waited for
  */
+import { inspect } from 'node:util'
 import { type BackoffOptions, backoffMs } from '../core/backoff.js'
-import { expiredText, FailOperation, OperationAborted, RetryOperation } from '../core/outcome.js'
+import { expired, FailOperation, OperationAborted, RetryOperation } from '../core/outcome.js'
 import type { RunContext } from '../intake/define.js'
 import { isTracing, parseTraceparent, withSpan } from '../metrics/trace.js'
-import type { Claimed, Leaving, OpenTx, Store, StoredAnswer, Tx } from '../store/port.js'
+import type { Claimed, Failure, Leaving, OpenTx, Store, StoredAnswer, Tx } from '../store/port.js'
 import { withDeadline } from '../time/with-deadline.js'
 
 export type Outcome =
   | { kind: 'completed'; result: unknown }
-  | { kind: 'failed'; error: string; result?: unknown }
+  | {
+      kind: 'failed'
+      error: string
+      result?: unknown
+      /** What the handler said with FailOperation. */
+      said?: { code: string; status: number }
+      /** A caller waits, and is answered with it: it leaves no dead letter. */
+      answered?: true
+    }
   | { kind: 'retry'; error: string; delayMs: number }
   | { kind: 'cancelled' }
   /** Its time was over before it could start. */
@@ -138,8 +147,11 @@ export function outcomeOf(
   const error = messageOf(fault)
   const result = fault instanceof FailOperation || fault instanceof RetryOperation ? fault.result : undefined
   const attempt = op.attempts + 1
-  if (fault instanceof FailOperation || attempt >= op.maxAttempts) {
-    return { kind: 'failed', error, ...(result !== undefined && { result }) }
+  // Another attempt would do its work again, and return the same.
+  const isFinal = fault instanceof FailOperation || fault instanceof ResultFault
+  if (isFinal || attempt >= op.maxAttempts) {
+    const said = fault instanceof FailOperation ? { said: { code: fault.code, status: fault.status } } : {}
+    return { kind: 'failed', error, ...(result !== undefined && { result }), ...said }
   }
   const asked = fault instanceof RetryOperation ? fault.afterMs : undefined
   // The store would refuse NaN, e.g. from a Retry-After that was no number, and the lane would hang forever.
@@ -151,11 +163,46 @@ export function outcomeOf(
 /** A service may ask a handler to come back next year; a lane waits at most a day. */
 const retryAfterMsMax = 86_400_000
 const errorCharactersMax = 2_000
+const stackCharactersMax = 8_000
 
 function messageOf(fault: unknown): string {
-  const text = fault instanceof Error ? fault.message || fault.name : String(fault)
-  // PostgreSQL's text has no NUL.
-  return text.replaceAll('\0', '\uFFFD').toWellFormed().slice(0, errorCharactersMax)
+  return storable(textOf(fault), errorCharactersMax)
+}
+
+/** Anything may be thrown, also what cannot be shown. An error of another realm is no instance of Error here. */
+function textOf(fault: unknown): string {
+  try {
+    const { message, name } = fault as { message?: unknown; name?: unknown }
+    for (const text of [message, name]) if (typeof text === 'string' && text !== '') return text
+  } catch {
+    // null, undefined, or a getter that throws.
+  }
+  return shownFault(fault)
+}
+
+function shownFault(fault: unknown): string {
+  if (typeof fault === 'string') return fault
+  try {
+    return inspect(fault, { depth: 3, maxStringLength: 1_000, maxArrayLength: 20, breakLength: 120 })
+  } catch {
+    return `a ${typeof fault} that cannot be shown`
+  }
+}
+
+/** PostgreSQL's text has no NUL. */
+const storable = (text: string, charactersMax: number): string =>
+  text.replaceAll('\0', '\uFFFD').toWellFormed().slice(0, charactersMax)
+
+/** Of a failed attempt, for the store. Undefined: it did not fail. */
+export function failureOf(op: Claimed, outcome: Outcome, fault: unknown): Failure | undefined {
+  if (outcome.kind !== 'failed' && outcome.kind !== 'retry') return undefined
+  return {
+    id: op.id,
+    attempt: op.attempts + 1,
+    said: (outcome.kind === 'failed' && outcome.said) || null,
+    keepLetter: fault instanceof FailOperation && fault.deadLetter,
+    stack: storable(shownFault(fault), stackCharactersMax),
+  }
 }
 
 declare global {
@@ -185,8 +232,8 @@ export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: num
   return {
     seq: op.seq,
     type: op.type,
-    status: outcome.kind,
-    result: 'result' in outcome ? toJson(outcome.result) : null,
+    status: outcome.kind === 'failed' && outcome.answered === true ? 'answered' : outcome.kind,
+    result: 'result' in outcome ? resultText(op.type, outcome.result) : null,
     error: errorOf(outcome),
     startedMsAgo: Math.max(0, Math.round(now - startedAt)),
     counted: outcome.kind !== 'expired',
@@ -198,7 +245,7 @@ export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: num
 
 function errorOf(outcome: Outcome): string | null {
   if (outcome.kind === 'failed') return outcome.error
-  if (outcome.kind === 'expired') return expiredText
+  if (outcome.kind === 'expired') return expired.error
   return outcome.kind === 'cancelled' ? 'cancelled while running' : null
 }
 
@@ -207,12 +254,41 @@ function answerOf(outcome: Outcome): StoredAnswer {
     case 'completed':
       return { v: 'done', result: outcome.result ?? null }
     case 'failed':
-      return { v: 'failed', error: outcome.error, ...(outcome.result !== undefined && { result: outcome.result }) }
+      return {
+        v: 'failed',
+        error: outcome.error,
+        ...(outcome.result !== undefined && { result: outcome.result }),
+        ...outcome.said,
+      }
     case 'expired':
-      return { v: 'failed', error: expiredText, code: 'expired' }
+      return { v: 'failed', error: expired.error, ...expired.said }
     default:
       return { v: 'cancelled' }
   }
 }
 
-const toJson = (value: unknown): string | null => (value === undefined || value === null ? null : JSON.stringify(value))
+/** A handler returned what cannot be kept with the operation. */
+class ResultFault extends TypeError {
+  override readonly name = 'ResultFault'
+}
+
+/** About as much as one answer may have. */
+const resultCharactersMax = 4 * 1_048_576
+
+/** A result as JSON; null for none. */
+export function resultText(type: string, result: unknown): string | null {
+  if (result === undefined || result === null) return null
+  const wrong = (why: string, cause?: unknown): ResultFault =>
+    new ResultFault(`the result of ${type} ${why}. It ran, and is not tried again`, { cause })
+  let text: string | undefined
+  try {
+    text = JSON.stringify(result)
+  } catch (fault) {
+    const [reason] = textOf(fault).split('\n')
+    throw wrong(`cannot be stored as JSON: ${reason}. Return JSON values only`, fault)
+  }
+  if (text === undefined) throw wrong(`is a ${typeof result}, which JSON does not have. Return JSON values only`)
+  if (text.length <= resultCharactersMax) return text
+  const limit = `${text.length} characters of JSON; ${resultCharactersMax} are allowed`
+  throw wrong(`has ${limit}. Store it elsewhere, and return where it is`)
+}

@@ -156,7 +156,7 @@ export class ClaimLoop {
 
   /** A slot may be free: for a request that waits for one, else for a claimed lane. */
   admit(): void {
-    this.room.admit(() => this.reserve())
+    if (this.room.size > 0) this.room.admit(() => this.reserve())
     this.#startWaiting()
   }
 
@@ -206,15 +206,16 @@ export class ClaimLoop {
 
   /**
    * Runs an operation that `accept` gave to this process, in its reserved slot. Resolves once it is durably settled; null
-   * when the lease was lost.
+   * when the lease was lost. `claimCaller`: see HeldLane.
    */
-  execute(op: Claimed): Promise<Outcome | null> {
+  execute(op: Claimed, claimCaller: HeldLane['claimCaller'] = null): Promise<Outcome | null> {
     return new Promise((resolve) => {
       this.#reserved--
       this.#direct++
       const held = this.#hold([op], this.#now())
       // `accept` has recorded its start already.
       held.marked = true
+      held.claimCaller = claimCaller
       held.done = (settled) => resolve(settled ? (held.outcomes[0]?.outcome ?? null) : null)
       // Before the claimed lanes, whose callers do not wait.
       this.#waiting.splice(this.#directWaiting++, 0, ...this.#waiting.splice(-1))
@@ -275,6 +276,8 @@ export class ClaimLoop {
       from: first.seq - 1,
       ops,
       leaving: [],
+      failures: [],
+      claimCaller: null,
       outcomes: [],
       retry: null,
       leaveTo: null,
@@ -397,11 +400,12 @@ export class ClaimLoop {
     this.#asked += asked
     const { store, log } = this.#o
     try {
-      const settlements = settling.map(({ fence, lane, from, leaving, retry, leaveTo }) => ({
+      const settlements = settling.map(({ fence, lane, from, leaving, failures, retry, leaveTo }) => ({
         fence,
         lane,
         from,
         leaving,
+        failures,
         retry,
         leaveTo,
         release: true,

@@ -4,15 +4,15 @@
  * transaction, together with all that ran before them in the lane.
  */
 
-import { codeOf } from '../accept/conflict-retry.js'
+import { isNobodysFault } from '../accept/conflict-retry.js'
 import { Flush } from '../accept/flush.js'
 import type { BackoffOptions } from '../core/backoff.js'
-import { LeaveOperation, OperationAborted } from '../core/outcome.js'
+import { FailOperation, LeaveOperation, OperationAborted } from '../core/outcome.js'
 import type { ApplyItem } from '../intake/define.js'
 import type { AttemptOutcome } from '../metrics/metrics.js'
-import type { Claimed, Leaving, OpenTx, Settlement, Store, Tx } from '../store/port.js'
+import type { Claimed, Failure, Leaving, OpenTx, Settlement, Store, Tx } from '../store/port.js'
 import { withDeadline } from '../time/with-deadline.js'
-import { Attempt, leave, type Outcome, outcomeOf } from './attempt.js'
+import { Attempt, failureOf, leave, type Outcome, outcomeOf } from './attempt.js'
 
 export interface Handler {
   backoff: BackoffOptions
@@ -62,6 +62,8 @@ export interface HeldLane {
   from: number
   ops: Claimed[]
   leaving: Leaving[]
+  /** Of the operations that failed, since the last settlement. */
+  failures: Failure[]
   outcomes: { op: Claimed; outcome: Outcome }[]
   retry: Settlement['retry']
   leaveTo: string | null
@@ -74,6 +76,8 @@ export interface HeldLane {
   lost: boolean
   /** The last settlement released the lane. */
   released: boolean
+  /** For a request that waits: true if it still does. From then on it waits for the settlement, and is answered with it. */
+  claimCaller: (() => boolean) | null
   /** For a request that waits: settled, or lost. */
   done: ((settled: boolean) => void) | null
 }
@@ -86,7 +90,6 @@ export const sliceMs = 5
 /** How long a lane with an operation of an unknown type is left to others. */
 const unknownTypeMs = 5_000
 const confirmPauseMs = 250
-const nobodysFault: ReadonlySet<string> = new Set(['unavailable', 'timeout', 'conflict', 'disk_full'])
 /**
  * An `apply` holds the locks of its lane and lease. If its process vanishes, they stay until the database ends its
  * transaction, this long after its last statement: with the default lease still within 30 s.
@@ -222,16 +225,24 @@ export class LaneRunner {
         fault instanceof LeaveOperation && handler.announces !== undefined
           ? await this.#o.elsewhere(op, fault)
           : outcomeOf(fault, op, handler.backoff)
-      this.#logFailure(op, outcome, fault)
+      const isFinal = fault instanceof FailOperation && !fault.deadLetter && outcome.kind === 'failed'
+      if (isFinal && held.claimCaller?.() === true) outcome = { ...outcome, answered: true } as Outcome
+      this.#failed(held, op, outcome, fault)
     }
     this.#endAttempt(held, op, outcome, startedAt)
     return outcome
   }
 
-  #logFailure({ id, type, attempts, maxAttempts }: Claimed, outcome: Outcome, fault: unknown): void {
+  /** Logs a failed attempt, and keeps its error with the operation. */
+  #failed(held: HeldLane, op: Claimed, outcome: Outcome, fault: unknown): void {
+    const failure = failureOf(op, outcome, fault)
+    if (failure !== undefined) held.failures.push(failure)
+    const { id, type, attempts, maxAttempts } = op
     const fields = { err: fault, type, operation: id, attempt: attempts + 1, maxAttempts }
     if (outcome.kind === 'retry') this.#o.log.warn({ ...fields, retryInMs: outcome.delayMs }, 'attempt failed')
-    else if (outcome.kind === 'failed') this.#o.log.error(fields, 'operation failed for good; it is a dead letter now')
+    if (outcome.kind !== 'failed') return
+    if (outcome.answered === true) this.#o.log.warn(fields, 'operation failed for good; its caller is answered with it')
+    else this.#o.log.error(fields, 'operation failed for good; it is a dead letter now')
   }
 
   #endAttempt(held: HeldLane, op: Claimed, outcome: Outcome, startedAt: number): void {
@@ -259,6 +270,7 @@ export class LaneRunner {
         from: held.from,
         // Earlier operations of this lane must leave first: the head moves in order.
         leaving: [...held.leaving, ...ended.map(({ op, outcome }) => leave(op, outcome, startedAt, now, isApplied))],
+        failures: held.failures,
         retry: null,
         // The last operation handed out also releases the lane, in the same transaction.
         release: ended[ended.length - 1]?.op === held.ops[held.ops.length - 1],
@@ -292,6 +304,7 @@ export class LaneRunner {
     held.released = last.op === held.ops[held.ops.length - 1]
     held.from = last.op.seq
     held.leaving = []
+    held.failures = []
     held.outcomes = held.done === null ? [] : [last]
     // The claim loop reports an operation that a request waits for.
     if (held.done === null) for (const { op, outcome } of ended) this.#o.onSettled(op, outcome)
@@ -331,7 +344,7 @@ export class LaneRunner {
     const flush = new Flush<Group, boolean>({
       write: (groups) => this.#applyAll(handler, groups),
       // In halves, until the faulty group is alone; not for faults that no group caused.
-      isPoison: (fault) => !nobodysFault.has(codeOf(fault) ?? ''),
+      isPoison: (fault) => !isNobodysFault(fault),
       sizeOf: () => 1,
       countOf: ({ ops }) => ops.length,
       itemsMax,
@@ -396,7 +409,7 @@ export class LaneRunner {
       return true
     }
     const outcome = outcomeOf(fault, first, handler.backoff)
-    this.#logFailure(first, outcome, fault)
+    this.#failed(held, first, outcome, fault)
     this.#o.onAttempt(first.type, outcome.kind === 'retry' ? 'retried' : 'failed', 0)
     return this.#record(held, handler, { op: first, outcome, startedAt: this.#now() })
   }
@@ -419,9 +432,9 @@ export class LaneRunner {
     try {
       leaving = leave(op, outcome, startedAt, this.#now())
     } catch (fault) {
-      // A result that JSON cannot express (a BigInt, a cycle) is the handler's fault, like any other.
+      // A result that JSON cannot express: a BigInt, a cycle.
       const instead = outcomeOf(fault, op, handler.backoff)
-      this.#logFailure(op, instead, fault)
+      this.#failed(held, op, instead, fault)
       return this.#record(held, handler, { op, outcome: instead, startedAt })
     }
     held.outcomes.push({ op, outcome })

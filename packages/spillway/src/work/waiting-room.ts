@@ -32,10 +32,8 @@ export class WaitingRoom {
   /** By identity, in the order of their turns. */
   readonly #flows = new Map<string, Set<Entry>>()
   #closed = false
-
-  get size(): number {
-    return this.#entries.size
-  }
+  /** How many wait. A field: each settled operation looks at it. */
+  size = 0
 
   /** A full room has room for an identity that has nobody in it. */
   hasRoomFor(identity: string, most: number): boolean {
@@ -60,6 +58,7 @@ export class WaitingRoom {
       const timer = setTimeout(() => entry.leave('late'), waitMs)
       signal?.addEventListener('abort', gone, { once: true })
       this.#entries.add(entry)
+      this.size++
       const flow = this.#flows.get(identity)
       if (flow === undefined) this.#flows.set(identity, new Set([entry]))
       else flow.add(entry)
@@ -92,7 +91,7 @@ export class WaitingRoom {
   }
 
   #remove(entry: Entry): void {
-    this.#entries.delete(entry)
+    if (this.#entries.delete(entry)) this.size--
     const flow = this.#flows.get(entry.identity)
     flow?.delete(entry)
     if (flow?.size === 0) this.#flows.delete(entry.identity)

@@ -44,7 +44,10 @@ export function settling(opened: () => OpenedStore): void {
       const client = await session()
       const [row] = await sql<{ schema: string }>('SELECT current_schema() AS schema')
       const { schema } = must(row)
-      const statements = { step: stepSql(schema), settle: settleSql(schema), claim: claimSql(schema) }
+      const statements = {
+        ...{ step: stepSql(schema), settle: settleSql(schema), claim: claimSql(schema) },
+        ...{ stepAndKeep: '', settleAndKeep: '' },
+      }
       /** Claims as the store does; answers the transaction's id, which the first write gives it. */
       const written = async (): Promise<string | null> => {
         await client.query('BEGIN')

@@ -219,20 +219,48 @@ describe.each(bindings)('$name', (binding) => {
     expect((await keyed(tea, 'k'.repeat(256))).status).toBe(400)
   })
 
-  it('answers as `respond` says, and a failure for good', async () => {
+  it('answers as `respond` says', async () => {
     const { call } = await mounted(binding, {
       maxRetries: 0,
-      run: ({ item }: { item: string }) => {
-        if (item === 'bad') throw new FailOperation('no such item')
-        return item
-      },
+      run: ({ item }: { item: string }) => item,
       respond: () => ({ status: 204, headers: { 'x-own': 'yes' }, body: undefined }),
     })
     const own = await call('/orders', json(tea))
     expect(own.status).toBe(204)
     expect(own.headers.get('x-own')).toBe('yes')
-    const failed = await call('/orders', json({ item: 'bad' }))
-    expect(await failed.text()).toContain('no such item')
+  })
+
+  it('a failure for good is a problem: as its handler says, else 500; also when it is replayed', async () => {
+    const { call } = await mounted(binding, {
+      maxRetries: 0,
+      run: ({ item }: { item: string }) => {
+        if (item === 'plain') throw new FailOperation('no such item')
+        if (item === 'card') {
+          throw new FailOperation('card declined', { status: 402, code: 'card_declined', result: { tries: 1 } })
+        }
+        throw new Error('connect ECONNREFUSED 10.0.0.7:5432')
+      },
+    })
+    const failed = async (item: string, headers = {}) => {
+      const response = await call('/orders', json({ item }, headers))
+      expect(response.headers.get('x-should-retry')).toBe('false')
+      expect(response.headers.get('retry-after')).toBeNull()
+      return { response, problem: await problemOf(response) }
+    }
+    const card = await failed('card', { 'idempotency-key': 'k' })
+    expect(card.response.status).toBe(402)
+    const declined = { code: 'card_declined', title: 'Operation Failed', detail: 'card declined', result: { tries: 1 } }
+    expect(card.problem).toMatchObject({ ...declined, operationId: expect.any(String) })
+    const again = await failed('card', { 'idempotency-key': 'k' })
+    expect(again.response.headers.get('idempotent-replayed')).toBe('true')
+    expect(again.problem).toMatchObject({ ...declined, operationId: card.problem.operationId, status: 402 })
+    const waited = await failed('card', { prefer: 'respond-async, wait=30' })
+    expect(waited.problem).toMatchObject({ ...declined, status: 402 })
+    const plain = await failed('plain')
+    expect(plain.problem).toMatchObject({ status: 500, code: 'operation_failed', detail: 'no such item' })
+    const unexpected = await failed('error')
+    expect(unexpected.problem).toMatchObject({ status: 500, code: 'operation_failed' })
+    expect(JSON.stringify(unexpected.problem)).not.toContain('ECONNREFUSED')
   })
 
   it('frees the permit of a client that leaves while its order runs', async () => {

@@ -82,6 +82,34 @@ async function expectProblem(response: Response, status: number, code: string): 
   expect(problem).toMatchObject({ status, code, trace_id: response.headers.get('x-request-id') })
 }
 
+describe.each(bindings)('$name, with one identity for the intake', (binding) => {
+  it('shows a caller its own tickets, of every type; a definition may say it otherwise', async () => {
+    const own = await b.intake({ ...neverBusy, identity: ({ headers }) => headers['x-user'] })
+    const [ann, bob, red] = [name('ann'), name('bob'), name('red')]
+    const run = ({ item }: { item: string }) => item
+    const order = own.define(name('orders'), { body: Order, run })
+    const other = own.define(name('others'), {
+      body: Order,
+      run,
+      identity: ({ headers }) => headers['x-team'] ?? 'none',
+    })
+    const api = await serve(binding, { intake: own, order })
+    opened.push(api)
+    const queued = await api.call('/orders', json(tea, { 'x-user': ann, prefer: 'respond-async' }))
+    const ticket = queued.headers.get('location') ?? ''
+    const get = (path: string, headers: Record<string, string>) => api.call(path, { headers })
+    expect((await get(ticket, { 'x-user': ann })).status).toBe(200)
+    expect((await get(ticket, { 'x-user': bob })).status).toBe(404)
+    const answer = await own.submit(other, tea, { identity: red, respondAsync: true })
+    const theirs = `${operations}/${answer.kind === 'queued' && answer.operationId}`
+    expect((await get(theirs, { 'x-team': red, 'x-user': bob })).status).toBe(200)
+    expect((await get(theirs, { 'x-team': 'blue', 'x-user': red })).status).toBe(404)
+    const listed = await bodyOf(await get(operations, { 'x-user': ann, 'x-team': 'blue' }))
+    expect(listed.items).toEqual([expect.objectContaining({ id: ticket.slice(operations.length + 1) })])
+    await own.close()
+  })
+})
+
 describe.each(bindings)('$name', (binding) => {
   it('reads a ticket for the identity that submitted it, and for no other', async () => {
     const api = await mounted(binding)

@@ -24,7 +24,7 @@ const queue = async (intake: Intake, op: Definition, body: unknown, options: obj
 
 const expired = {
   status: 'failed',
-  code: 'expired',
+  said: { code: 'expired', status: 504 },
   attempts: 0,
   startedAt: null,
   error: expect.stringContaining('expired'),
@@ -104,12 +104,15 @@ describe('expiresAfter', () => {
       const id = await queue(intake, op, 1, options)
       const behind = await queue(intake, op, 2)
       expect(await b.finished(id)).toMatchObject(expired)
-      expect(await intake.tickets.wait(id, { timeoutMs: 5_000 })).toMatchObject({ status: 'failed', code: 'expired' })
+      expect(await intake.tickets.wait(id, { timeoutMs: 5_000 })).toMatchObject({
+        status: 'failed',
+        said: { code: 'expired', status: 504 },
+      })
       expect(await intake.submit(op, 1, { ...options, respondAsync: true })).toMatchObject({
         operationId: id,
         replayed: true,
       })
-      expect(await intake.tickets.retry(id)).toMatchObject({ outcome: 'not_failed' })
+      expect(await intake.tickets.retry(id)).toMatchObject({ outcome: 'answered' })
       const [gate] = await b.sql<{ held: string }>('SELECT held FROM spillway.gates')
       expect(Number(gate?.held)).toBe(what === 'paused' ? 1 : 2)
       const counter = shown.find(({ name }) => name === 'spillway_operations_expired_total')
@@ -132,7 +135,7 @@ describe('expiresAfter', () => {
     const events: unknown[] = []
     intake.on('failed', (event) => events.push(event))
     expect(await intake.tickets.list({ status: 'failed' })).toMatchObject({
-      items: [{ status: 'failed', code: 'expired' }],
+      items: [{ status: 'failed', said: { code: 'expired', status: 504 } }],
     })
   })
 
@@ -148,7 +151,11 @@ describe('expiresAfter', () => {
       },
     })
     const id = idOf(await intake.submit(retries, 1))
-    expect(await b.finished(id)).toMatchObject({ status: 'failed', code: 'expired', attempts: 1 })
+    expect(await b.finished(id)).toMatchObject({
+      status: 'failed',
+      said: { code: 'expired', status: 504 },
+      attempts: 1,
+    })
     await intake.refresh()
     release.fire()
     expect(await running).toMatchObject({ kind: 'done', result: 7 })

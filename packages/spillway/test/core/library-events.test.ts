@@ -91,6 +91,11 @@ describe('events', () => {
       })
       .catch(() => undefined)
     expect(events).toMatchObject([['completed', { id, type: 'notes.add', attempt: 1, result: 4 }]])
+    await intake.submitMany(note, [{ text: 'a' }, { text: 'bc' }])
+    expect(events.slice(1).map(([name, { result }]) => [name, result])).toEqual([
+      ['completed', 1],
+      ['completed', 2],
+    ])
   })
 
   it('report refusals, with the gate and the time to come back', async () => {

@@ -2,7 +2,7 @@
 import pg from 'pg'
 import Type from 'typebox'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
-import { capacity, connections, createIntake, halt, postgres, pressure } from '../../src/index.js'
+import { capacity, connections, createIntake, type Definition, halt, postgres, pressure } from '../../src/index.js'
 import type { Intake } from '../../src/intake/intake.js'
 import { type Bench, bench } from '../pipeline-fixture.js'
 
@@ -155,6 +155,8 @@ describe('postgres', () => {
     ['url: undefined', { url: undefined }, 'postgres: url is missing; is the variable that should have it set?'],
     ['an empty url', { url: '' }, "postgres: url must be a text like postgres://user@host:5432/database; given: ''"],
     ['a small pool', { url: 'postgres://h/d', poolMax: 2 }, 'poolMax must be a whole number from 8 to 10000; given: 2'],
+    ['a url and a pool', { url: 'postgres://h/d', pool: new pg.Pool() }, 'url and pool exclude each other; remove one'],
+    ['a pool of 5', { pool: new pg.Pool({ max: 5 }) }, 'postgres: the max of pool must be at least 8'],
     ['a misspelt option', { url: 'postgres://h/d', poolmax: 9 }, 'unknown option "poolmax"; did you mean poolMax?'],
   ])('%s', (_, options, message) => {
     expect(() => postgres(options as never)).toThrow(message)
@@ -170,6 +172,7 @@ describe('createIntake', () => {
     ['no options', undefined, 'createIntake: the options must be an object; given: undefined'],
     ['no store', {}, 'createIntake: store must be postgres({ url }) or embedded(); given: undefined'],
     ['an address as the store', { store: 'postgres://h/d' }, "or embedded(); given: 'postgres://h/d'"],
+    ['an identity that is no function', { store: {}, identity: 'ann' }, "identity must be a function; given: 'ann'"],
     ['a misspelt option', { store: {}, concurency: 5 }, 'unknown option "concurency"; did you mean concurrency?'],
     ['no concurrency', { store: {}, concurrency: 0 }, 'concurrency must be a whole number from 1 to 100000; given: 0'],
     ['console as the log', { store: {}, log: {} }, 'log must be an object with the methods debug, info, warn, error'],
@@ -214,7 +217,100 @@ describe('createIntake', () => {
   })
 })
 
-describe('submit and enqueue', () => {
+describe('submit, submitMany, enqueue and enqueueMany', () => {
+  const calls = (options: object): Record<string, () => Promise<unknown>> => {
+    const op = intake.define(`options.${++defined}`, { run })
+    return {
+      submit: () => intake.submit(op, 1, options),
+      submitMany: () => intake.submitMany(op, [1], options),
+      enqueue: () => intake.transaction((tx) => intake.enqueue(op, 1, { ...options, tx })),
+      enqueueMany: () => intake.transaction((tx) => intake.enqueueMany(op, [1], { ...options, tx })),
+    }
+  }
+  it.each<[string, object, string]>([
+    ['a misspelt option', { proirity: 1 }, 'unknown option "proirity"; did you mean priority?'],
+    ['a priority of 0', { priority: 0 }, 'priority must be a whole number from 1 to 10'],
+    ['half a retry', { maxRetries: 0.5 }, 'maxRetries must be a whole number from 0 to 1000000'],
+    [
+      'a delay without a unit',
+      { delay: '10' },
+      'delay must be milliseconds from 0 to 31622400000, or a text like 500ms',
+    ],
+    ['a delay in weeks', { delay: '2w' }, 'or a text like 500ms, 10s, 15m, 1h or 7d'],
+    ['a negative delay', { delay: -1 }, 'delay must be milliseconds from 0 to'],
+    ['a delay of two years', { delay: '731d' }, 'delay must be milliseconds from 0 to 31622400000'],
+    ['a time as a text', { runAt: '2030-01-01' }, 'runAt must be a valid Date within the next 366 days'],
+    ['a Date that is none', { runAt: new Date('soon') }, 'runAt must be a valid Date within the next 366 days'],
+    ['a time in ten years', { runAt: new Date(Date.now() + 4e11) }, 'runAt must be a valid Date within the next 366'],
+    ['delay and runAt', { delay: 1, runAt: new Date() }, 'delay and runAt exclude each other; remove one of them'],
+    ['no time', { timeout: 0 }, 'timeout must be milliseconds from 1 to 2147483647, or a text like 500ms'],
+    ['a lane that is a number', { lane: 7 }, 'lane must be a queue name, or [queue, partition]'],
+    ['a lane of three names', { lane: ['a', 'b', 'c'] }, 'lane must be a queue name, or [queue, partition]'],
+    ['an identity with NUL', { identity: 'a\0b' }, 'identity must be a text of 1 to 255 characters, without NUL'],
+    ['an empty key', { idempotencyKey: '' }, 'idempotencyKey must be a text of 1 to 255 characters'],
+    ['a long key', { idempotencyKey: 'k'.repeat(256) }, 'idempotencyKey must be a text of 1 to 255 characters'],
+  ])('%s', async (_, options, message) => {
+    for (const [call, mistake] of Object.entries(calls(options))) {
+      await expect(mistake(), call).rejects.toThrow(message)
+      await expect(mistake(), call).rejects.toThrow(`${call}: `)
+    }
+  })
+
+  it.each<[string, (op: Definition) => Promise<unknown>, string]>([
+    [
+      'one body',
+      (op) => intake.submitMany(op, { n: 1 } as never),
+      'the second argument must be a list of at most 10000 b',
+    ],
+    ['too many', (op) => intake.submitMany(op, Array(10_001).fill(1)), 'must be a list of at most 10000 bodies'],
+    [
+      'too much',
+      (op) => intake.submitMany(op, Array(70).fill('x'.repeat(1_000_000))),
+      'have more than 67108864 characters of JSON; nothing was written. Use several calls',
+    ],
+    ['waiting', (op) => intake.submitMany(op, [1], { waitMs: 5 } as never), 'submitMany: unknown option "waitMs"'],
+    [
+      'a function that returns nonsense',
+      (op) => intake.submitMany(op, [1, 2], { delay: (_, i) => (i === 1 ? 'soon' : 0) }),
+      'submitMany: item 1: delay must be',
+    ],
+    [
+      'a body that is a function',
+      (op) => intake.submitMany(op, [1, run]),
+      'cannot be stored as JSON: it is a function',
+    ],
+    [
+      'no transaction',
+      (op) => intake.enqueueMany(op, [1], {} as never),
+      'enqueueMany: tx must be a node-postgres client',
+    ],
+    [
+      'the client as the option',
+      (op) => intake.enqueue(op, 1, { query: run } as never),
+      'is { tx: client }, not the cl',
+    ],
+    [
+      'waiting in a transaction',
+      (op) => intake.enqueue(op, 1, { waitMs: 5 } as never),
+      'enqueue: unknown option "waitMs"',
+    ],
+    ['no options', (op) => intake.enqueue(op, 1, undefined as never), 'enqueue: the options must be an object'],
+    ['a body that is a symbol', (op) => intake.submit(op, Symbol('x')), 'cannot be stored as JSON: it is a symbol'],
+    [
+      'a body that contains itself',
+      (op) => {
+        const body: Record<string, unknown> = {}
+        body.self = body
+        return intake.submit(op, body)
+      },
+      'cannot be stored as JSON: Converting circular structure',
+    ],
+  ])('%s', async (_, mistake, message) => {
+    const op = intake.define(`calls.${++defined}`, { run })
+    await expect(mistake(op)).rejects.toThrow(message)
+    await expect(mistake(op)).rejects.toMatchObject({ name: 'OptionError', code: 'invalid_option' })
+  })
+
   it('name the mistake in a call', async () => {
     const op = intake.define('calls', { run })
     const submit = (options: unknown) => intake.submit(op, 1, options as never)
@@ -225,7 +321,9 @@ describe('submit and enqueue', () => {
     await expect(submit({ waitMs: -1 })).rejects.toThrow(
       'waitMs must be a whole number from 0 to 2147483647; given: -1',
     )
-    await expect(submit({ identity: 7 })).rejects.toThrow('identity must be a text that is not empty; given: 7')
+    await expect(submit({ identity: 7 })).rejects.toThrow(
+      'identity must be a text of 1 to 255 characters, without NUL; given: 7',
+    )
     await expect(intake.submit({ type: 'unknown' }, 1)).rejects.toThrow('unknown is not defined on this intake')
     await expect(intake.submit(op, 10n)).rejects.toThrow('a body of calls cannot be stored as JSON: Do not know how to')
   })
@@ -268,6 +366,20 @@ describe('submit and enqueue', () => {
     expect(await b.sql('SELECT FROM spillway.ops WHERE type = $1', ['enqueued'])).toEqual([])
   })
 
+  it('an intake that is closed says so in every call', async () => {
+    const own = await b.intake()
+    const op = own.define('closed', { run })
+    await own.close()
+    const closed = 'this intake is closed, and so are its connections'
+    await expect(own.transaction(async () => 1)).rejects.toThrow(closed)
+    await expect(own.read('SELECT 1')).rejects.toThrow(closed)
+    await expect(own.halt('drill')).rejects.toThrow(closed)
+    await expect(own.lanes.pause({ type: op.type })).rejects.toThrow(closed)
+    await expect(own.ledger.verify()).rejects.toThrow(closed)
+    expect(await own.submitMany(op, [1])).toMatchObject([{ kind: 'refused', refusal: { code: 'draining' } }])
+    await expect(own.enqueueMany(op, [1], { tx: { query: run } as never })).rejects.toThrow('this intake is closed')
+  })
+
   it('after close', async () => {
     const own = await b.intake()
     const op = own.define('late', { run })
@@ -275,6 +387,121 @@ describe('submit and enqueue', () => {
     expect(await own.submit(op, 1)).toMatchObject({ kind: 'refused', refusal: { code: 'draining' } })
     await expect(own.enqueue(op, 1, { tx: { query: run } } as never)).rejects.toThrow('enqueue: this intake is closed')
     expect(() => own.define('later', { run })).toThrow('define("later"): this intake is closed')
+  })
+})
+
+describe('what a handler returns', () => {
+  const cycle: Record<string, unknown> = {}
+  cycle.self = cycle
+  it.each<[string, () => unknown, string]>([
+    [
+      'a BigInt',
+      () => ({ total: 10n }),
+      'cannot be stored as JSON: Do not know how to serialize a BigInt. Return JSON v',
+    ],
+    [
+      'what contains itself',
+      () => cycle,
+      'cannot be stored as JSON: Converting circular structure to JSON. Return JSON',
+    ],
+    [
+      'a function',
+      () => run,
+      'is a function, which JSON does not have. Return JSON values only. It ran, and is not tried',
+    ],
+    ['a symbol', () => Symbol('x'), 'is a symbol, which JSON does not have'],
+    [
+      'too much',
+      () => 'x'.repeat(5_000_000),
+      'has 5000002 characters of JSON; 4194304 are allowed. Store it elsewhere',
+    ],
+    [
+      'what has a toJSON that throws',
+      () => ({ toJSON: () => run.call(undefined) && JSON.parse('{') }),
+      'cannot be stored',
+    ],
+  ])('%s: it fails at once, with a dead letter that says so', async (_, returned, message) => {
+    let runs = 0
+    const op = intake.define(`returns.${++defined}`, {
+      run: () => {
+        runs++
+        return returned()
+      },
+    })
+    const used = intake.define(`returns.${++defined}`, {
+      run: async (_body, { tx }) => {
+        await tx.query('SELECT 1')
+        return returned()
+      },
+    })
+    const applied = intake.define(`returns.${++defined}`, {
+      maxRetries: 0,
+      apply: async (_tx, items) => items.map(returned),
+    })
+    for (const definition of [op, used]) {
+      const answer = await intake.submit(definition, 1, { waitMs: 30_000, idempotencyKey: 'k' })
+      expect(answer).toMatchObject({ kind: 'failed', expected: false, error: expect.stringContaining(message) })
+      if (answer.kind !== 'failed') return
+      expect(answer.error).toContain(`the result of ${definition.type} `)
+      expect((await b.ticket(answer.operationId)).attempts).toBe(1)
+      expect(await intake.store.deadLetter(answer.operationId)).not.toBeNull()
+    }
+    expect(runs).toBe(1)
+    expect(await intake.submit(applied, 1)).toMatchObject({ kind: 'refused', refusal: { code: 'internal_error' } })
+    const later = await intake.submit(applied, 1, { respondAsync: true, waitMs: 30_000 })
+    expect(later).toMatchObject({ kind: 'failed', error: expect.stringContaining(message) })
+    expect(await b.audit()).toEqual([])
+  })
+
+  it.each<[string, unknown, unknown]>([
+    ['nothing', undefined, null],
+    ['null', null, null],
+    ['NaN', Number.NaN, null],
+    ['a Date', new Date(0), '1970-01-01T00:00:00.000Z'],
+    ['a member that is undefined', { a: undefined, b: 1 }, { b: 1 }],
+  ])('%s is kept as JSON has it', async (_, returned, kept) => {
+    const op = intake.define(`returns.${++defined}`, { run: () => returned })
+    const answer = await intake.submit(op, 1, { respondAsync: true, waitMs: 30_000 })
+    expect(answer).toMatchObject({ kind: 'done', result: kept })
+  })
+})
+
+it('an error of an apply with a code of its own is not taken for one of the database', async () => {
+  const fault = Object.assign(new Error('declined'), { code: 'card_declined' })
+  const op = intake.define('own.code', { apply: () => Promise.reject(fault) })
+  expect(await intake.submit(op, 1)).toMatchObject({ kind: 'refused', refusal: { code: 'internal_error' } })
+})
+
+describe('what a handler throws', () => {
+  const hidden = Object.create(null)
+  Object.defineProperty(hidden, 'message', {
+    enumerable: true,
+    get: () => {
+      throw new Error('no')
+    },
+  })
+  it.each<[string, unknown, string]>([
+    ['a text', 'out of stock', 'out of stock'],
+    ['nothing', undefined, 'undefined'],
+    ['null', null, 'null'],
+    ['a number', 42, '42'],
+    ['an object', { status: 402, why: 'declined' }, "{ status: 402, why: 'declined' }"],
+    ['an object with a message', { message: 'declined' }, 'declined'],
+    ['an object without a prototype', Object.create(null), '[Object: null prototype] {}'],
+    ['what throws when it is read', hidden, '[Object: null prototype] { message: [Getter] }'],
+    ['an error without a message', new RangeError(''), 'RangeError'],
+    ['a symbol', Symbol('x'), 'Symbol(x)'],
+  ])('%s', async (_, thrown, error) => {
+    const op = intake.define(`throws.${++defined}`, {
+      maxRetries: 0,
+      run: () => {
+        throw thrown
+      },
+    })
+    const later = intake.define(`throws.${++defined}`, { maxRetries: 0, run: () => Promise.reject(thrown) })
+    for (const definition of [op, later]) {
+      expect(await intake.submit(definition, 1)).toMatchObject({ kind: 'failed', error })
+    }
   })
 })
 

@@ -31,7 +31,7 @@ const queued = async (): Promise<number> => {
 }
 /** The due times of all operations that were queued, by their bodies. */
 const dueTimes = async (): Promise<string[]> =>
-  (await b.sql<{ at: string }>("SELECT payload->>'at' AS at FROM spillway.ops ORDER BY seq")).map(({ at }) => at)
+  (await b.sql<{ at: string }>("SELECT payload->>'at' AS at FROM spillway.ops ORDER BY id")).map(({ at }) => at)
 const row = async (name = 'clean') =>
   (
     await b.sql<{ cron: string; next: string }>(
@@ -44,6 +44,14 @@ const row = async (name = 'clean') =>
 const accepting = (options: Parameters<Bench['intake']>[0] = {}) => b.intake({ role: 'direct', ...options })
 const cleaning = (intake: Intake, options: { gates?: readonly [ReturnType<typeof rate>] } = {}) =>
   intake.define('clean', { body: Body, run: () => undefined, ...options })
+/** Known to the store, and due now; no process is there. */
+async function registered(): Promise<void> {
+  const intake = await accepting()
+  intake.schedule('0 * * * *', cleaning(intake), withTime)
+  await intake.catchUp()
+  await intake.close()
+  await setClock('2026-03-10T01:00:00Z')
+}
 const withTime = (dueAt: Date) => ({ at: dueAt.toISOString() })
 
 describe('a schedule', () => {
@@ -71,58 +79,58 @@ describe('a schedule', () => {
     expect(seen).toEqual([[{ at: 'always' }, 'night']])
   })
 
-  it('is not queued twice, nor lost, by a process that dies between its parts', async () => {
-    const intake = await accepting()
-    intake.schedule('0 * * * *', cleaning(intake), withTime)
-    await intake.catchUp()
-    await setClock('2026-03-10T01:00:00Z')
-    // Each dies at another point: after the lock, after the operation, after the move.
-    for (const fails of ['takeSchedule', 'acceptWithin', 'moveSchedule'] as const) {
-      const dying = await accepting({
+  it.each(['takeSchedule', 'acceptWithin', 'moveSchedule'] as const)(
+    'is not queued twice, nor lost, by a process that fails after %s',
+    async (fails) => {
+      await registered()
+      const failing = await accepting({
         wrap: (store) =>
           overriding(store, {
             [fails]: async (...given: never[]) => {
               await (store[fails] as (...all: never[]) => Promise<unknown>)(...given)
-              throw new Error('it dies')
+              throw new Error('it fails')
             },
           }),
       })
-      dying.schedule('0 * * * *', cleaning(dying), withTime)
-      // Heartbeats of the others would queue it first.
-      await b.sql('UPDATE spillway.schedules SET next_at = $1', ['2026-03-10T01:00:00Z'])
-      await b.sql('DELETE FROM spillway.ops')
-      await b.sql('DELETE FROM spillway.ready')
-      await b.sql('UPDATE spillway.lanes SET depth = 0, head = tail')
-      await Promise.all([dying.catchUp(), intake.catchUp()])
-      await intake.catchUp()
+      failing.schedule('0 * * * *', cleaning(failing), withTime)
+      await failing.catchUp()
+      expect(await queued()).toBe(0)
+      const other = await accepting()
+      other.schedule('0 * * * *', cleaning(other), withTime)
+      await eventually(async () => {
+        await Promise.all([failing.catchUp(), other.catchUp()])
+        return (await queued()) > 0 || undefined
+      }, 'the other to queue it')
+      await Promise.all([failing.catchUp(), other.catchUp()])
       expect(await dueTimes()).toEqual(['2026-03-10T01:00:00.000Z'])
-      await dying.close()
-    }
-  })
+    },
+  )
 
   it('continues when the process that was about to queue it is killed', async () => {
-    const intake = await accepting()
-    intake.schedule('0 * * * *', cleaning(intake), withTime)
-    await intake.catchUp()
-    await setClock('2026-03-10T01:00:00Z')
+    await registered()
     const child = fork(new URL('../schedule-process.ts', import.meta.url), [b.url], {
       execArgv: ['--import', 'tsx'],
       stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
     })
-    // It holds the row, in an open transaction.
-    await Promise.race([
-      once(child, 'message'),
-      once(child, 'exit').then(([code]) => Promise.reject(new Error(`ended: ${code}`))),
-    ])
-    await intake.catchUp()
-    expect(await queued()).toBe(0)
-    child.kill('SIGKILL')
-    await once(child, 'exit')
-    await eventually(async () => {
+    try {
+      // It holds the row, in an open transaction.
+      const ended = once(child, 'exit').then(([code]) => Promise.reject(new Error(`it ended with ${code}`)))
+      ended.catch(() => undefined)
+      await Promise.race([once(child, 'message'), ended])
+      const intake = await accepting()
+      intake.schedule('0 * * * *', cleaning(intake), withTime)
       await intake.catchUp()
-      return (await queued()) > 0 || undefined
-    }, 'it to be queued')
-    expect(await dueTimes()).toEqual(['2026-03-10T01:00:00.000Z'])
+      expect(await queued()).toBe(0)
+      child.kill('SIGKILL')
+      await eventually(async () => {
+        await intake.catchUp()
+        return (await queued()) > 0 || undefined
+      }, 'it to be queued')
+      expect(await dueTimes()).toEqual(['2026-03-10T01:00:00.000Z'])
+    } finally {
+      child.kill('SIGKILL')
+      if (child.exitCode === null && child.signalCode === null) await once(child, 'exit')
+    }
   })
 
   it.each([
@@ -161,6 +169,20 @@ describe('a schedule', () => {
     expect(await dueTimes()).toEqual(['2026-03-10T01:00:00.000Z'])
     await fresh.catchUp()
     expect(await dueTimes()).toEqual(['2026-03-10T01:00:00.000Z', '2026-03-10T01:20:00.000Z'])
+  })
+
+  it('of a name that two types have is queued by the one that registered last', async () => {
+    const [one, two] = [await accepting(), await accepting()]
+    one.schedule('0 * * * *', cleaning(one), withTime, { name: 'shared' })
+    await one.catchUp()
+    const other = two.define('other', { body: Body, run: () => undefined })
+    two.schedule('0 * * * *', other, withTime, { name: 'shared' })
+    await two.catchUp()
+    await setClock('2026-03-10T01:00:00Z')
+    await one.catchUp()
+    expect(await queued()).toBe(0)
+    await two.catchUp()
+    expect(await b.sql('SELECT type FROM spillway.ops')).toEqual([{ type: 'other' }])
   })
 
   it('follows the clock of the store, not of the process', async () => {

@@ -5,6 +5,7 @@ import {
   carry,
   type Definition,
   FailOperation,
+  failureAsResult,
   type Intake,
   isReservedQueue,
   LeaveOperation,
@@ -49,7 +50,7 @@ export const httpRequest: Workload = {
     return {
       namedTypes: [httpRequestType],
       routes: async (add) => {
-        const submit = mountOf(intake, definition)
+        const submit = mountOf(intake, definition, { encode: failureAsResult(intake.bound(definition)) })
         add.mounted({ url: '/api/v1/operations', mount: submit, schema: submitSchema })
       },
       close: () => forwarder.close(),
@@ -128,7 +129,7 @@ function defineHttpRequest(
     run: async (body, ctx, text): Promise<ForwardResult> => {
       carry(body, text, ['payload', 'body'])
       const payload = validateForwardPayload(body.payload)
-      if (!payload.ok) throw new FailOperation('The stored payload is not valid.')
+      if (!payload.ok) throw new FailOperation('The stored payload is not valid.', { deadLetter: true })
       const { url } = payload
       if (!targets().allows(url)) {
         throw new LeaveOperation(`No running instance may call ${url.origin}: add it to SPILLWAY_FORWARD_ALLOW.`, {
@@ -146,7 +147,7 @@ function defineHttpRequest(
         case 'done':
           return outcome.result
         case 'failed':
-          throw new FailOperation(outcome.error.message, { result: outcome.result })
+          throw new FailOperation(outcome.error.message, { result: outcome.result, deadLetter: true })
         case 'retry':
           throw new RetryOperation(outcome.error.message, {
             result: outcome.result,

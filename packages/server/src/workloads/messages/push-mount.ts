@@ -32,7 +32,8 @@ export function pushMount(intake: Intake, push: Push): Mount {
       const wrong = push.check(items, request.user?.queues)
       return wrong === null ? { ok: true, value: items } : refuse(wrong)
     },
-    async submit({ body: items, text, request, ...options }) {
+    // A push runs in no slot, so there is nothing to give up when its client leaves.
+    async submit({ body: items, text, request, leaving: _, ...options }) {
       const pushed = await push.push(items, {
         ...options,
         traceparent: request.traceparent,

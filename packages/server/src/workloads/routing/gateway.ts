@@ -10,6 +10,7 @@ import type { Admission, Answer, Entered, Gone, Mount, Parsed, Problem, Wire } f
 import {
   type Definition,
   digestUuid,
+  failureAsResult,
   type Gate,
   mountAdmission,
   mountOf,
@@ -165,6 +166,7 @@ export class Gateway {
           ...{ ...submission, respondAsync: true },
           ...(submission.idempotencyKey === undefined && keyInBody(submission)),
         }),
+      encode: failureAsResult(bound),
     })
   }
 

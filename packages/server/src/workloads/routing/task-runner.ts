@@ -38,7 +38,7 @@ export const decideHere: RunTask = async (parts, task, context, text) => {
 export const deliver: RunTask = async (parts, task, context, text) => {
   const run = parts.broker === null ? decideHere : askRouter(parts.broker)
   const answer = await run(parts, task, context, text)
-  if (!answer.ok) throw new FailOperation(`${answer.error.code}: ${answer.error.message}`)
+  if (!answer.ok) throw new FailOperation(`${answer.error.code}: ${answer.error.message}`, { deadLetter: true })
   return answer
 }
 
@@ -54,18 +54,18 @@ const askRouter =
     // A late first attempt may have been redriven, or returned by a process that ended.
     const isNew = isFirst && sinceAccepted(context) < messageMs
     const error = isNew ? null : await readBurial(parts, context.id, isFirst)
-    if (error !== null) throw new FailOperation(error)
+    if (error !== null) throw new FailOperation(error, { deadLetter: true })
     const headers = { traceparent: context.traceparent, 'Spillway-Ticket': context.id }
     try {
       const reply = await broker.ask({ data: Buffer.from(text), id: context.id, headers }, messageMs, context.signal)
       const answer = decodeAnswer(reply)
       const buried = answer.ok ? null : await readBurial(parts, context.id, false)
-      if (buried !== null) throw new FailOperation(buried)
+      if (buried !== null) throw new FailOperation(buried, { deadLetter: true })
       return answer
     } catch (fault) {
       if (!(fault instanceof BrokerFault)) throw fault
       if (fault.code === 'too_large') {
-        throw new FailOperation('PAYLOAD_TOO_LARGE: more than the broker takes', { cause: fault })
+        throw new FailOperation('PAYLOAD_TOO_LARGE: more than the broker takes', { cause: fault, deadLetter: true })
       }
       throw new RetryOperation(`the broker: ${fault.code}`, { cause: fault })
     }

@@ -10,8 +10,8 @@
  */
 import type pg from 'pg'
 import { withDeadline } from '../../time/with-deadline.js'
-import type { Log } from './connect.js'
 import { StoreFault, toStoreFault } from './faults.js'
+import type { Log } from './options.js'
 import { types } from './types.js'
 
 /** What we use of a connection, and of a pool. */
@@ -42,6 +42,7 @@ export class BorrowedPool implements ConnectionSource {
   #asked = 0
   #borrowed = 0
   #isEnded = false
+  #isListening = false
   #onEmpty: (() => void) | undefined
 
   /** `max`: connections that are out at once. */
@@ -50,8 +51,6 @@ export class BorrowedPool implements ConnectionSource {
     this.#max = max
     this.#connectTimeoutMs = connectTimeoutMs
     this.#log = log
-    // Without a listener, the loss of an idle connection ends the process.
-    pool.on('error', this.#onError)
   }
 
   get idleCount(): number {
@@ -60,6 +59,7 @@ export class BorrowedPool implements ConnectionSource {
 
   connect(): Promise<Connection> {
     if (this.#isEnded) return Promise.reject(new StoreFault('unavailable', { cause: new Error('the store is closed') }))
+    this.#listen()
     return new Promise((resolve, reject) => {
       const timer = setTimeout(() => waiter.fail(this.#exhausted()), this.#connectTimeoutMs)
       const leave = (): void => {
@@ -90,6 +90,13 @@ export class BorrowedPool implements ConnectionSource {
       })
     }
     this.#pool.off('error', this.#onError)
+  }
+
+  /** Without a listener, the loss of an idle connection ends the process. */
+  #listen(): void {
+    if (this.#isListening) return
+    this.#isListening = true
+    this.#pool.on('error', this.#onError)
   }
 
   readonly #onError = (error: Error): void => {

@@ -1,16 +1,10 @@
 import pg from 'pg'
 import { toStoreFault } from './faults.js'
+import type { Log } from './options.js'
 import { type Origin, originOf } from './origin.js'
 import type { Reach } from './reach.js'
 import { pinSql, type Settings } from './session.js'
 import { types } from './types.js'
-
-/** The logger that this folder needs; a pino logger fits. */
-export interface Log {
-  info(fields: object, message: string): void
-  warn(fields: object, message: string): void
-  error(fields: object, message: string): void
-}
 
 interface PoolOptions {
   url: string | Origin

@@ -1,84 +1,18 @@
 /** The connections of a store, and how its statements run on them. */
 import { setTimeout as delay } from 'node:timers/promises'
-import {
-  check,
-  checkOptions,
-  isText,
-  methods,
-  OptionError,
-  type Rule,
-  timerMsMax,
-  wholeNumber,
-} from '../../core/options.js'
+import { check, checkOptions, OptionError, wholeNumber } from '../../core/options.js'
 import { stderrLog } from '../../core/stderr-log.js'
 import type { Tx } from '../port.js'
 import { AcceptProbe } from './accept-probe.js'
-import type { Log } from './connect.js'
-import type { SqlModule } from './migrate.js'
-import { type Origin, originOf, originOfPool, type PoolOfUser } from './origin.js'
+import { type PostgresOptions, poolMaxLeast, postgresRules } from './options.js'
+import { type Origin, originOf, originOfPool } from './origin.js'
 import type { QueryConfig, Result } from './pinned-query.js'
-import { type Lane, openPools, poolMaxLeast } from './pools.js'
+import { type Lane, openPools } from './pools.js'
 import { appendSettings } from './stream-log.js'
-
-interface StoreOptions {
-  /** A direct address of the same database for LISTEN, if `url` or `pool` leads to a pooler that cannot carry it. */
-  listenUrl?: string
-  /** Default `spillway`. */
-  schema?: string
-  /** Tables and functions that workloads add; the core's are always installed. */
-  sql?: readonly SqlModule[]
-  /**
-   * Connections to the database, without one for heartbeats and one for LISTEN. At least 8. Default 10. With `pool`: how many
-   * of its connections the intake uses at once, at most its max.
-   */
-  poolMax?: number
-  /** A call that takes longer has failed. Default 2,000. */
-  timeoutMs?: number
-  /** Slows each write, for drills. Default 0. */
-  delayMs?: number
-  log?: Log
-}
-
-interface ByUrl extends StoreOptions {
-  url: string
-  pool?: never
-}
-
-interface ByPool extends StoreOptions {
-  /**
-   * A Pool of node-postgres (pg 8.2 or later) of yours. The intake takes connections from it like your own code, sets what it needs for
-   * its transactions alone, and never ends it: call `pool.end()` after `intake.close()`. Its max must be at least 8, and more
-   * for what your code runs at the same time. Two connections are opened beside it, from its options: for heartbeats and for
-   * LISTEN.
-   */
-  pool: PoolOfUser
-  url?: never
-}
-
-export type PostgresOptions = ByUrl | ByPool
-
-const rules: Record<keyof ByUrl | keyof ByPool, Rule> = {
-  url: isPostgresUrl,
-  // Looked at in originOfPool.
-  pool: () => null,
-  listenUrl: isPostgresUrl,
-  schema: isText,
-  sql: (value) => (Array.isArray(value) ? null : 'a list of SQL modules'),
-  poolMax: wholeNumber(poolMaxLeast, 10_000),
-  timeoutMs: wholeNumber(1, timerMsMax),
-  delayMs: wholeNumber(0, timerMsMax),
-  log: methods('info', 'warn', 'error'),
-}
-
-export function isPostgresUrl(value: unknown): string | null {
-  return typeof value === 'string' && /^postgres(ql)?:\/\//.test(value)
-    ? null
-    : 'a text like postgres://user@host:5432/database'
-}
 
 /** Checks the options, and says where the connections lead. */
 function originFrom(options: PostgresOptions): Origin {
-  checkOptions('postgres', options, rules)
+  checkOptions('postgres', options, postgresRules)
   const { url, pool } = options
   if (url !== undefined && pool !== undefined) {
     throw new OptionError('postgres: url and pool exclude each other; remove one of them')

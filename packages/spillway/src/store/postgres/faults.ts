@@ -90,8 +90,9 @@ const BY_DRIVER_MESSAGE: readonly [RegExp, StoreFaultCode][] = [
   [/^timeout expired$/, 'unavailable'],
   [/^Connection terminated/, 'unavailable'],
   [/^Client (was closed|has encountered a connection error) and is not queryable$/, 'unavailable'],
-  [/^Cannot use a pool after calling end on the pool$/, 'unavailable'],
 ]
+
+const poolEnded = 'Cannot use a pool after calling end on the pool'
 
 /** Raised by our functions, with a reason that readers of the ticket may see. */
 const RAISED_STATE = 'SP001'
@@ -119,6 +120,9 @@ export function toStoreFault(error: unknown): StoreFault {
       ...(constraint && { constraint }),
       ...(raised !== undefined && { raised }),
     })
+  }
+  if (error.message === poolEnded) {
+    return new StoreFault('unavailable', { cause: error, raised: 'this intake is closed, and so are its connections' })
   }
   const known = BY_DRIVER_MESSAGE.find(([pattern]) => pattern.test(error.message))
   return new StoreFault(known?.[1] ?? 'other', { cause: error })

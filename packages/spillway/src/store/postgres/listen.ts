@@ -1,7 +1,7 @@
 import pg from 'pg'
 import { periodic } from '../../time/periodic.js'
-import type { Log } from './connect.js'
 import { toStoreFault } from './faults.js'
+import type { Log } from './options.js'
 import { type Origin, originOf } from './origin.js'
 
 const reconnectDelayMs = 500

@@ -18,19 +18,12 @@ import { createHash } from 'node:crypto'
 import { setTimeout as delay } from 'node:timers/promises'
 import pg from 'pg'
 import { version as ownRelease } from '../../version.js'
-import type { Log } from './connect.js'
 import { toStoreFault } from './faults.js'
+import type { Log, SqlModule } from './options.js'
 import { type Origin, originOf } from './origin.js'
 import { beginSql, pinSql } from './session.js'
 
-/** Made by scripts/generate-sql.mjs from the .sql files of one owner. */
-export interface SqlModule {
-  /** `core`, or the workload's name. */
-  readonly name: string
-  /** In order, ids `0001-…`, `0002-…`. Never edited once released. Runs with search_path set to the schema alone. */
-  readonly tables: readonly { readonly id: string; readonly sql: string }[]
-  readonly functions: readonly { readonly name: string; readonly sql: string }[]
-}
+export type { SqlModule }
 
 export type MigrationErrorCode =
   /** The given tables are not numbered 0001, 0002, …, or two modules have one name. */

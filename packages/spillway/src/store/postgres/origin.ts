@@ -5,15 +5,8 @@
  */
 import pg from 'pg'
 import { OptionError, shown, wholeNumber } from '../../core/options.js'
+import type { PoolOfUser } from './options.js'
 import { types } from './types.js'
-
-/** What is used of a Pool of node-postgres, of any copy of pg from 8.2 on: users need no types for it. */
-export interface PoolOfUser {
-  readonly options: object
-  readonly totalCount: number
-  connect(): Promise<unknown>
-  end(): Promise<unknown>
-}
 
 export interface Origin {
   /** For pools of ours. */

@@ -11,8 +11,9 @@
 import type pg from 'pg'
 import type { OpenTx, PoolState } from '../port.js'
 import { BorrowedPool, type ConnectionSource } from './borrowed-pool.js'
-import { type Log, openPool } from './connect.js'
+import { openPool } from './connect.js'
 import { StoreFault, toStoreFault } from './faults.js'
+import type { Log } from './options.js'
 import type { Origin } from './origin.js'
 import { type QueryConfig, queryPinned, type Result } from './pinned-query.js'
 import { findReach, type Reach } from './reach.js'
@@ -134,8 +135,6 @@ export class ConnectionLanes<Name extends string> {
   }
 }
 
-/** One for each lane, and two for streams. */
-export const poolMaxLeast = 8
 const streamsMax = 2
 
 /** Settling a large batch after a pause may take longer than a caller would wait. */

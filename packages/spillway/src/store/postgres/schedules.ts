@@ -16,16 +16,17 @@ export function scheduleStatements({ s, on, value }: Database) {
       if (row === undefined) throw new Error('the store gave no time')
       return { nowMs: row.now, lastMs: row.last }
     },
-    /** `next` is null if it is never due. */
+    /** `next` is null if it is never due. False: another process has it just now, and nothing was changed. */
     putSchedule: async (schedule: {
       name: string
       cron: string
       timezone: string
       type: string
       next: Date | null
-    }): Promise<void> => {
+    }): Promise<boolean> => {
       const { name, cron, timezone, type, next } = schedule
-      await on.settle(`SELECT ${s}.schedule_put($1, $2, $3, $4, $5)`, [name, cron, timezone, type, timeOf(next)])
+      const values = [name, cron, timezone, type, timeOf(next)]
+      return (await value<boolean>(on.settle, `${s}.schedule_put($1, $2, $3, $4, $5)`, values)) === true
     },
     dueSchedules: async (names: readonly string[]): Promise<string[]> => {
       const { rows } = await on.reads<{ name: string }>(
@@ -37,11 +38,11 @@ export function scheduleStatements({ s, on, value }: Database) {
     /** Locks a due schedule until the transaction ends. Null: another process has it, or has another text for it. */
     takeSchedule: async (
       tx: Tx,
-      { name, cron, timezone }: { name: string; cron: string; timezone: string },
+      { name, cron, timezone, type }: { name: string; cron: string; timezone: string; type: string },
     ): Promise<{ nextMs: number; nowMs: number } | null> => {
       const { rows } = await tx.query<{ next_ms: number; now_ms: number }>(
-        `SELECT * FROM ${s}.schedule_take($1, $2, $3)`,
-        [name, cron, timezone],
+        `SELECT * FROM ${s}.schedule_take($1, $2, $3, $4)`,
+        [name, cron, timezone, type],
       )
       const [row] = rows
       return row === undefined ? null : { nextMs: row.next_ms, nowMs: row.now_ms }

@@ -1,4 +1,4 @@
-import type { Claimed, ClaimRequest, Leaving, OpenTx, Settlement, StepResult, Tx } from '../port.js'
+import type { Claimed, ClaimRequest, Failure, Leaving, OpenTx, Settlement, StepResult, Tx } from '../port.js'
 import { parts } from './accept.js'
 import { jsonSeparator, plainArray, textArray } from './arrays.js'
 import type { Database } from './database.js'
@@ -37,17 +37,30 @@ const numbered = (from: number, count: number): string =>
 
 export const settleSql = (schema: string): string => `SELECT ${schema}.settle(${numbered(1, settleParameters)}) AS lost`
 
+/** The same, and the failures in it. */
+const settleAndKeepSql = (schema: string): string =>
+  `SELECT s.lost FROM ${schema}.settle(${numbered(1, settleParameters)}) s(lost), ${keepSql(schema)}`
+
+const failureParameters = 6
+const keepSql = (schema: string): string =>
+  `${schema}.failures_keep(s.lost, ${numbered(settleParameters + 1, failureParameters)}) f`
+
 /** Settle, then claim, in one statement: claiming waits for the settlement, and finds no worker when that was refused. */
 export const stepSql = (schema: string): string =>
   `SELECT nullif(s.lost, '{}'), c.* FROM ${schema}.settle(${numbered(1, settleParameters)}) s(lost)
    LEFT JOIN LATERAL ${schema}.claim_ready(CASE WHEN cardinality(s.lost) = 0 THEN $1::uuid END, ${numbered(settleParameters + 1, 7)}) c ON true`
+
+const stepAndKeepSql = (schema: string): string =>
+  `SELECT nullif(s.lost, '{}'), c.* FROM ${schema}.settle(${numbered(1, settleParameters)}) s(lost), ${keepSql(schema)}
+   LEFT JOIN LATERAL ${schema}.claim_ready(CASE WHEN cardinality(s.lost) = 0 THEN $1::uuid END,
+     ${numbered(settleParameters + failureParameters + 1, 7)}) c ON true`
 
 export const claimSql = (schema: string): string =>
   `SELECT NULL::bigint[], c.* FROM ${schema}.claim_ready(${numbered(1, 8)}) c`
 
 export async function step(
   query: Database['rows'],
-  sql: Readonly<Record<'step' | 'settle' | 'claim', string>>,
+  sql: Readonly<Record<'step' | 'settle' | 'stepAndKeep' | 'settleAndKeep' | 'claim', string>>,
   worker: string,
   part: number,
   settlements: readonly Settlement[],
@@ -70,8 +83,10 @@ export async function step(
     if (claim === null) return { lost: [], claimed: [], depth: 0 }
     rows = await query(sql.claim, [worker, ...claimValues])
   } else {
-    const values = settleValues(worker, part, settlements)
-    rows = await query(claim === null ? sql.settle : sql.step, [...values, ...claimValues])
+    const failures = settlements.flatMap((settlement) => settlement.failures ?? [])
+    const values = [...settleValues(worker, part, settlements), ...failureValues(failures)]
+    const [settle, both] = failures.length === 0 ? [sql.settle, sql.step] : [sql.settleAndKeep, sql.stepAndKeep]
+    rows = await query(claim === null ? settle : both, [...values, ...claimValues])
   }
   const [row] = rows as [StepRow | undefined]
   if (claim === null || row === undefined) return { lost: row?.[0] ?? [], claimed: [], depth: 0 }
@@ -195,9 +210,28 @@ function settleValues(worker: string, part: number, unsorted: readonly Settlemen
   ]
 }
 
+/** None, if nothing failed: then the statement does not have them. */
+function failureValues(failures: readonly Failure[]): unknown[] {
+  if (failures.length === 0) return []
+  return [
+    plainArray(failures.map(({ id }) => id)),
+    plainArray(failures.map(({ attempt }) => attempt)),
+    textArray(failures.map(({ said }) => said?.code ?? null)),
+    plainArray(failures.map(({ said }) => said?.status ?? null)),
+    plainArray(failures.map(({ keepLetter }) => keepLetter)),
+    textArray(failures.map(({ stack }) => stack)),
+  ]
+}
+
 /** Claiming, running and settling. */
 export function workStatements({ s, pools, on, rows, prepare, slowly, value }: Database) {
-  const sql = { step: prepare(stepSql(s)), settle: prepare(settleSql(s)), claim: prepare(claimSql(s)) }
+  const sql = {
+    step: prepare(stepSql(s)),
+    settle: prepare(settleSql(s)),
+    stepAndKeep: prepare(stepAndKeepSql(s)),
+    settleAndKeep: prepare(settleAndKeepSql(s)),
+    claim: prepare(claimSql(s)),
+  }
   return {
     step: (
       worker: string,
@@ -225,7 +259,11 @@ export function workStatements({ s, pools, on, rows, prepare, slowly, value }: D
       ])) ?? [],
     /** Settles inside a transaction of `begin`; returns whether the leases were still held. */
     settleWithin: async (tx: Tx, worker: string, ...settlements: readonly Settlement[]): Promise<boolean> => {
-      const { rows } = await tx.query<{ lost: number[] }>(sql.settle, settleValues(worker, parts.within, settlements))
+      const failures = settlements.flatMap((settlement) => settlement.failures ?? [])
+      const { rows } = await tx.query<{ lost: number[] }>(failures.length === 0 ? sql.settle : sql.settleAndKeep, [
+        ...settleValues(worker, parts.within, settlements),
+        ...failureValues(failures),
+      ])
       return rows[0]?.lost.length === 0
     },
     /** After a commit that was not confirmed: whether the operation left its lane. Waits for that transaction to end. */

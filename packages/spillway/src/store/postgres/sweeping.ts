@@ -42,6 +42,13 @@ export function sweepStatements({ s, on: { sweep: query } }: Database) {
         isFull: isFull || partitions.history >= batchRows,
       }
     },
+    /** Removes the last errors of operations that are gone. */
+    sweepFailures: async (): Promise<{ failures: number; isFull: boolean }> => {
+      const { rows } = await query<{ failures: number; is_full: boolean }>(`SELECT * FROM ${s}.failures_sweep($1)`, [
+        batchRows,
+      ])
+      return { failures: rows[0]?.failures ?? 0, isFull: rows[0]?.is_full === true }
+    },
     /**
      * The turn to sweep, for one process at a time. 0: this process has it, for `holdMs` or until it ends it; else the
      * milliseconds to wait.

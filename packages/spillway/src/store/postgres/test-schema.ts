@@ -1,6 +1,7 @@
 /**
- * A schema for one test intake, with a clock that can be moved. Its maker holds an advisory lock of its session, taken
- * before the schema exists; so a schema whose lock is free was left by a run that was killed, and the next run drops it.
+ * A schema for one test intake, with a clock that can be moved. The process that made it holds an advisory lock of its
+ * session, taken before the schema exists; so a schema whose lock is free was left by a run that was killed, and the next run
+ * drops it.
  *
  *   locked ──schema made──► in use ──close, or the session ends──► free ──close, or the next run──► dropped
  */
@@ -31,7 +32,7 @@ export interface TestSchema {
   /** Moves the clock. The lease of this process is moved with it; those of others are not. */
   advance(ms: number, worker: string): Promise<void>
   now(): Promise<Date>
-  /** The time until a schedule is due, in milliseconds; null if there is none. */
+  /** The time until a schedule is due that is not due yet, in milliseconds; null if there is none. */
   nextDueMs(): Promise<number | null>
   /** The first ones, in the order of acceptance. */
   unfinished(limit: number): Promise<Unfinished[]>
@@ -85,7 +86,7 @@ export async function makeTestSchema(url: string): Promise<TestSchema> {
       const { rows } = await ask(() =>
         client.query<{ ms: number | null }>(
           `SELECT (extract(epoch FROM min(next_at) - ${quoted}.clock()) * 1000)::float8 AS ms FROM ${quoted}.schedules
-             WHERE next_at < 'infinity'`,
+             WHERE next_at > ${quoted}.clock() AND next_at < 'infinity'`,
         ),
       )
       return rows[0]?.ms ?? null

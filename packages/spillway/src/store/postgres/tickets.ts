@@ -1,5 +1,5 @@
 /** Operations as their callers and operators see them. Rows have the names of `Ticket`. */
-import { expiredText } from '../../core/outcome.js'
+import { expired } from '../../core/outcome.js'
 import { leftOutSql, listedErrorSql, listedSql } from '../page-sql.js'
 import type { CancelOutcome, DeadLetter, QueueBound, StatRow, Ticket, TicketFilter, TicketOwner } from '../port.js'
 import type { Database } from './database.js'
@@ -8,33 +8,39 @@ import { placeCountedMax } from './operation-status.js'
 type Sizes = 'resultBytes' | 'errorBytes' | 'payloadBytes'
 
 /** `lane`, `seq`, `head` and `stamp` are for counting the place. A size is null if nothing was left out. */
-type RowOf<Shown> = Omit<Shown, Sizes | 'code'> &
-  Record<string, unknown> & { [Name in Sizes | 'code' | 'lane' | 'seq' | 'head' | 'stamp']?: unknown }
+type RowOf<Shown> = Omit<Shown, Sizes | 'said' | 'stack'> &
+  Record<string, unknown> & { [Name in Sizes | 'lane' | 'seq' | 'head' | 'stamp']?: unknown } & {
+    /** Of history. */
+    ended?: string | null
+    code?: string | null
+    http_status?: number | null
+    stack?: string | null
+  }
 
 const unfinished = (s: string): string => `
   SELECT o.id, o.type, l.queue, l.partition, o.priority, o.identity,
     CASE WHEN o.started_at IS NULL THEN 'pending' ELSE 'processing' END AS status,
     o.accepted_at AS "createdAt", o.started_at AS "startedAt", NULL::timestamptz AS "finishedAt", o.attempts,
-    o.max_attempts AS "maxAttempts", o.error, NULL::json AS result, o.trace, NULL::text AS code, o.lane, o.seq, l.head, o.stamp
+    o.max_attempts AS "maxAttempts", o.error, NULL::json AS result, o.trace, NULL::text AS ended, o.lane, o.seq, l.head, o.stamp
   FROM ${s}.ops o JOIN ${s}.lanes l ON l.id = o.lane`
 
 const finished = (s: string): string => `
   SELECT h.id, h.type, h.queue, h.partition, h.priority, h.identity, h.status, h.accepted_at AS "createdAt",
     h.started_at AS "startedAt", h.finished_at AS "finishedAt", h.attempts, h.max_attempts AS "maxAttempts", h.error,
-    h.result, h.trace, h.code, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp
+    h.result, h.trace, h.code AS ended, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp
   FROM ${s}.history h`
 
 const dead = (s: string, more = ''): string => `
   SELECT d.id, d.type, d.queue, d.partition, d.priority, d.identity, 'failed' AS status, d.accepted_at AS "createdAt",
     d.started_at AS "startedAt", d.died_at AS "finishedAt", d.attempts, d.max_attempts AS "maxAttempts", d.error,
-    d.result, d.trace, NULL::text AS code, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp${more}
+    d.result, d.trace, NULL::text AS ended, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp${more}
   FROM ${s}.dead_letters d`
 
 const payload = ', d.payload::text AS payload'
 
 /** The columns that a list shows whole, for rows of the three kinds above. */
 const short =
-  'id type queue partition priority identity status "createdAt" "startedAt" "finishedAt" attempts "maxAttempts" trace code lane seq head stamp'
+  'id type queue partition priority identity status "createdAt" "startedAt" "finishedAt" attempts "maxAttempts" trace ended lane seq head stamp'
     .split(' ')
     .map((name) => `r.${name}`)
     .join()
@@ -69,9 +75,17 @@ const withPlace = (s: string, from: string): string => `
 
 const withoutPlace = (from: string): string => `SELECT t.*, NULL::bigint AS place FROM (${from}) t`
 
-function shownOf<Shown extends Ticket>({ lane, seq, head, stamp, ...row }: RowOf<Shown>): Shown {
+/** With its last error, if the last attempt ended with one. */
+const withFailure = (s: string, from: string): string => `
+  SELECT t.*, f.code, f.http_status, f.stack FROM (${from}) t
+  LEFT JOIN ${s}.failures f ON f.id = t.id AND f.attempt = t.attempts AND t.error IS NOT NULL`
+
+function shownOf<Shown extends Ticket>(given: RowOf<Shown>): Shown {
+  const { lane, seq, head, stamp, ended, code, http_status: status, stack, ...row } = given as RowOf<Ticket>
+  if (typeof stack === 'string') row.stack = stack
+  if (ended === expired.said.code) row.said = expired.said
+  else if (typeof code === 'string' && typeof status === 'number') row.said = { code, status }
   for (const size of ['resultBytes', 'errorBytes', 'payloadBytes'] as const) if (row[size] === null) delete row[size]
-  if (row.code === null) delete row.code
   return row as unknown as Shown
 }
 
@@ -80,13 +94,13 @@ export function ticketStatements({ s, on: { reads } }: Database) {
     ticket: async (id: string): Promise<Ticket | null> => {
       // Three tables, one statement: an operation that moves between them is seen in exactly one.
       const all = `${unfinished(s)} WHERE o.id = $1 UNION ALL ${finished(s)} WHERE h.id = $1 UNION ALL ${dead(s)} WHERE d.id = $1`
-      const { rows } = await reads<RowOf<Ticket>>(withPlace(s, all), [id])
+      const { rows } = await reads<RowOf<Ticket>>(withFailure(s, withPlace(s, all)), [id])
       return rows[0] === undefined ? null : shownOf(rows[0])
     },
     /** The finished ones of `ids`. */
     finished: async (ids: readonly string[]): Promise<Ticket[]> => {
       const all = `${finished(s)} WHERE h.id = ANY ($1) UNION ALL ${dead(s)} WHERE d.id = ANY ($1)`
-      const { rows } = await reads<RowOf<Ticket>>(withoutPlace(all), [ids])
+      const { rows } = await reads<RowOf<Ticket>>(withFailure(s, withoutPlace(all)), [ids])
       return rows.map(shownOf<Ticket>)
     },
     /** Newest first, by id (UUIDv7: the order of acceptance to the millisecond); without long results and errors. */
@@ -137,7 +151,10 @@ export function deadLetterStatements({ s, on: { reads }, value }: Database) {
     },
     /** One dead letter, whole. */
     deadLetter: async (id: string): Promise<DeadLetter | null> => {
-      const { rows } = await reads<RowOf<DeadLetter>>(withoutPlace(`${dead(s, payload)} WHERE d.id = $1`), [id])
+      const { rows } = await reads<RowOf<DeadLetter>>(
+        withFailure(s, withoutPlace(`${dead(s, payload)} WHERE d.id = $1`)),
+        [id],
+      )
       return rows[0] === undefined ? null : shownOf(rows[0])
     },
     /** Up to `limit` ids of matching dead letters, oldest first, after `after`. */
@@ -149,6 +166,10 @@ export function deadLetterStatements({ s, on: { reads }, value }: Database) {
         values,
       )
       return rows.map((row) => row.id)
+    },
+    /** A caller that waited was answered with the failure: the dead letter becomes history, if its handler said FailOperation. */
+    letterAnswered: async (id: string): Promise<void> => {
+      await reads(`SELECT ${s}.letter_answered($1)`, [id])
     },
     redrive: async (ids: readonly string[]): Promise<{ moved: number; skipped: number }> => {
       const { rows } = await reads<{ moved: number; skipped: number }>(`SELECT * FROM ${s}.redrive($1)`, [ids])
@@ -167,7 +188,8 @@ export function cancelStatements({ s, on: { reads }, value }: Database) {
       (await reads<{ id: string; type: string }>(`SELECT * FROM ${s}.expired($1)`, [most])).rows,
     /** Ends one of them. False: it runs, or was ended by another process. */
     expire: async (id: string): Promise<boolean> =>
-      (await value<CancelOutcome>(reads, `${s}.withdraw($1, '{}', $2, 'expired')`, [id, expiredText])) === 'cancelled',
+      (await value<CancelOutcome>(reads, `${s}.withdraw($1, '{}', $2, 'expired')`, [id, expired.error])) ===
+      'cancelled',
     cancel: async (id: string, abortable: readonly string[], why: string): Promise<CancelOutcome> =>
       (await value<CancelOutcome>(reads, `${s}.cancel($1, $2, $3)`, [id, abortable, why])) ?? 'gone',
     /** With no queue (''): the type `partition`, in every lane where it is first. */

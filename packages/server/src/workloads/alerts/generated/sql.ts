@@ -57,7 +57,7 @@ CREATE INDEX alerts_waiting ON alerts (seq) WHERE delivery = 'waiting';
       name: 'report',
       sql: `-- Records a change of an alert's status, and limits how many wait to be delivered.
 
--- Answers when it happened, or NULL: nothing has changed.
+-- Returns when it happened, or NULL: nothing has changed.
 CREATE OR REPLACE FUNCTION alert_report(
    p_key uuid, p_id uuid, p_name text, p_labels json, p_status text, p_severity text, p_message text,
   p_annotations json, p_reporter uuid, p_hold_ms bigint, p_delivery text
@@ -69,7 +69,7 @@ DECLARE
   v_status text; v_seq bigint;
 BEGIN
   IF p_status = 'firing' THEN
-    -- The first of its kind; one that comes at the same time waits here for the other's commit.
+    -- The first report; a concurrent one waits here for this one's commit.
     INSERT INTO alert_states (key, name, labels, status, severity, message, annotations, alert, seq, at)
       VALUES (p_key, p_name, p_labels, 'resolved', p_severity, p_message, p_annotations, p_id, 0, t)
         ON CONFLICT (key) DO NOTHING;
@@ -100,9 +100,9 @@ BEGIN
   RETURN t;
 END $$;
 
--- Limits how many wait to be delivered. Removed first: the oldest that is over already, together with its end:
--- nobody misses what came and went. Then an end with the beginning that followed it, which leaves the receiver with
--- what is so, too; only then a single one, a beginning sooner than an end. Never one that the receiver may have seen.
+-- Limits how many wait to be delivered. Removes first the oldest alert that is over, together with its end: the
+-- receiver never learns of it. Then an end with the beginning that followed it, which leaves the receiver with the
+-- true state; then single ones, a beginning before an end. Never one that the receiver may have seen.
 CREATE OR REPLACE FUNCTION alert_shed(p_most int) RETURNS TABLE (id uuid, name text, status text, operation uuid)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -115,7 +115,7 @@ BEGIN
       FROM alerts a WHERE a.delivery = 'waiting'
     ) w WHERE w.attempts = 0 ORDER BY w.next IS NULL, w.status <> 'firing', w.seq LIMIT 1;
     EXIT WHEN v_seqs IS NULL;
-    -- Its delivery may begin at this moment: once both are locked it is known.
+    -- Its delivery may start at this moment: only after locking both is this known.
     PERFORM FROM alerts a WHERE a.seq = ANY (v_seqs) ORDER BY a.seq FOR UPDATE;
     CONTINUE WHEN EXISTS (SELECT FROM alerts a
         WHERE a.seq = ANY (v_seqs) AND (a.attempts > 0 OR a.delivery <> 'waiting'));
@@ -129,9 +129,9 @@ END $$;
       name: 'stuck',
       sql: `-- Finds operations that run much longer than their timeout.
 
--- The longest-running operation of each type that has been running for more than p_times its timeout. Goes from what
--- is leased to an index, however many wait: marking one cuts its lease down to it, so that a lane has few rows to
--- look at.
+-- The longest-running operation of each type that has been running for more than p_times its timeout. Looks up leased
+-- operations by index, however many wait: marking one cuts its lease down to it, so that a lane has few rows to
+-- examine.
 CREATE OR REPLACE FUNCTION stuck_operations(
   p_times int
 ) RETURNS TABLE (type text, id uuid, queue text, partition text, seconds double precision)
@@ -155,8 +155,8 @@ END $$;
       name: 'sweep',
       sql: `-- Removes old alerts, and closes those that nothing delivers any more.
 
--- Removes what is old or beyond the newest p_rows, and closes what nothing delivers any more: its operation died with
--- its process, or was cancelled. NULL: another process is at it.
+-- Removes old alerts and those beyond the newest p_rows, and closes alerts without a delivery: its operation died with
+-- its process, or was cancelled. NULL: another process sweeps.
 CREATE OR REPLACE FUNCTION alert_sweep(p_days int, p_rows int, p_most int) RETURNS int
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

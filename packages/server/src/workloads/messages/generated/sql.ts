@@ -180,9 +180,9 @@ CREATE INDEX mq_traces_message ON mq_traces (partition, transaction_id);
       name: 'ack',
       sql: `-- Acks of delivered messages.
 
--- The messages of this name that a group reads: for all groups, and replayed for this one. Two arms, so that each uses
--- its index. Without a setting of its own, so that it is inlined: an ack takes as long as with the query in mq_ack (100
--- messages, one handed back: 1.19 ms both).
+-- The messages of a transaction id that a group reads: for all groups, and replayed for it alone. Two arms, so that
+-- each uses its index. Without a setting of its own, so that it is inlined: an ack takes as long as with the query in
+-- mq_ack (100 messages, one returned: 1.19 ms both).
 CREATE OR REPLACE FUNCTION mq_find(p_partition uuid, p_transaction text, p_grp int) RETURNS SETOF bigint
   LANGUAGE sql STABLE AS $$
   SELECT x.seq FROM mq_messages x
@@ -191,8 +191,8 @@ CREATE OR REPLACE FUNCTION mq_find(p_partition uuid, p_transaction text, p_grp i
     WHERE x.partition = p_partition AND x.transaction_id = p_transaction AND x.grp IS NOT NULL AND x.grp = p_grp
 $$;
 
--- Answers to deliveries, any number of partitions and groups. Outcomes, in the order of what came: done, retry, dead,
--- skipped, unknown (no such message, or not delivered to this group), lost (the lease is over, or another's).
+-- Acks, for any number of partitions and groups. Outcomes, in the given order: done, retry, dead,
+-- skipped, unknown (no such message, or not delivered to this group), lost (the lease has expired, or is another's).
 CREATE OR REPLACE FUNCTION mq_ack(
   p_partitions uuid[], p_groups text[], p_leases uuid[], p_transactions text[], p_statuses text[], p_errors text[]
 ) RETURNS text[]
@@ -220,7 +220,7 @@ BEGIN
     CONTINUE WHEN NOT FOUND;
     t := clock();
     v_live := c.lease IS NOT NULL AND EXISTS (SELECT FROM mq_leases l WHERE l.id = c.lease AND l.until > t);
-    -- Mostly a batch is completed as a whole: that takes no turn for each of it.
+    -- The usual case, a batch completed as a whole, needs no loop over its messages.
     IF v_live AND cardinality(r.txs) = cardinality(c.open)
         AND NOT EXISTS (SELECT FROM unnest(r.statuses, r.leases) u(status, lease)
             WHERE u.status <> 'completed' OR u.lease <> c.lease) THEN
@@ -246,7 +246,7 @@ BEGIN
       IF NOT v_live OR a.lease IS DISTINCT FROM c.lease AND a.lease IS NOT NULL THEN
         outcomes[a.i] := 'lost'; CONTINUE;
       END IF;
-      -- Answered before, or never delivered.
+      -- Already acked, or never delivered.
       IF NOT a.seq = ANY (c.open) THEN
         IF outcomes[a.i] = 'unknown' THEN outcomes[a.i] := CASE
           WHEN a.seq <= c.head OR a.seq = ANY (c.batch) THEN 'lost' ELSE 'unknown' END; END IF;
@@ -257,7 +257,7 @@ BEGIN
         outcomes[a.i] := 'done'; c.done := c.done || a.seq; v_done := v_done + 1;
         CONTINUE;
       END IF;
-      -- Handed back, not failed: at once again, and not counted.
+      -- Returned, not failed: redelivered at once, and not counted.
       IF a.status = 'retry' THEN outcomes[a.i] := 'retry'; CONTINUE; END IF;
       v_n := coalesce((c.tries->>(a.seq::text))::int, 0) + 1;
       c.tries := c.tries || jsonb_build_object(a.seq::text, v_n);
@@ -287,7 +287,7 @@ END $$;
     },
     {
       name: 'deliveries',
-      sql: `-- How a delivery ends. Every end (the last ack, expiry, seek) comes to mq_end, which moves the cursor and decides
+      sql: `-- How a delivery ends. Every end (the last ack, expiry, seek) calls mq_end, which moves the cursor and decides
 -- whether there is more to read.
 
 -- Puts a cursor without lease where it belongs: ready, or idle. The caller holds its lock and has written its head.
@@ -317,9 +317,9 @@ BEGIN
     ON CONFLICT (partition, grp) DO UPDATE SET at = excluded.at;
 END $$;
 
--- A delivery has ended: nothing of it is open any more. The caller holds the cursor's lock, and has \`mq_unlease\` to
--- call for the lease when it is through with all cursors.
--- p_done: settled just now, by consumers.
+-- A delivery has ended: it has no open messages. The caller holds the cursor's lock, and has to call \`mq_unlease\` for
+-- the lease after the last cursor.
+-- p_done: settled by this call, by consumers.
 CREATE OR REPLACE FUNCTION mq_end(p_partition uuid, p_grp int, p_done bigint[] DEFAULT '{}') RETURNS uuid
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -328,7 +328,7 @@ DECLARE
 BEGIN
   SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = p_partition AND x.grp = p_grp;
   v_done := c.done || p_done;
-  -- Mostly all of it is settled at once.
+  -- The usual case: all of it is settled by one call.
   IF cardinality(p_done) < cardinality(c.batch) THEN
     SELECT min(x.seq) - 1 INTO v_head FROM (SELECT unnest(c.batch) EXCEPT SELECT unnest(v_done)) x(seq);
   END IF;
@@ -346,14 +346,14 @@ BEGIN
   RETURN c.lease;
 END $$;
 
--- Takes partitions out of leases; one that has none left is over. In the order of their ids: acks of several
--- partitions of one lease would wait for each other else.
+-- Takes partitions out of leases, and ends leases without partitions. In the order of their ids: otherwise acks of
+-- several partitions of one lease would deadlock.
 CREATE OR REPLACE FUNCTION mq_unlease(p_leases uuid[], p_partitions uuid[]) RETURNS void
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 BEGIN
   IF cardinality(p_leases) = 0 THEN RETURN; END IF;
-  -- Mostly it is one lease with one partition.
+  -- The usual case: one lease with one partition.
   DELETE FROM mq_leases l WHERE cardinality(p_leases) = 1 AND l.id = p_leases[1] AND l.partitions <@ p_partitions;
   IF FOUND THEN RETURN; END IF;
   PERFORM FROM mq_leases l WHERE l.id = ANY (p_leases) ORDER BY l.id FOR UPDATE;
@@ -363,7 +363,7 @@ BEGIN
   DELETE FROM mq_leases l WHERE l.id = ANY (p_leases) AND l.partitions = '{}';
 END $$;
 
--- Keeps what a group gives up: as a dead letter where the queue has those, else as the record that it was skipped.
+-- Keeps an abandoned message: as a dead letter if its queue has those, otherwise as a record that it was skipped.
 CREATE OR REPLACE FUNCTION mq_bury(
   p_partition uuid, p_grp int, p_seqs bigint[], p_errors text[], p_tries jsonb, p_letter boolean
 ) RETURNS void
@@ -378,9 +378,9 @@ CREATE OR REPLACE FUNCTION mq_bury(
     JOIN mq_partitions p ON p.id = m.partition JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.id = p_grp
 $$;
 
--- Gives up what a group has not read in time, up to a number, the oldest p_most. Returns how many. The caller holds
+-- Abandons messages that a group has not read in time: the oldest p_most. Returns how many. The caller holds
 -- the lock of the cursor, which has no lease.
-CREATE OR REPLACE FUNCTION mq_give_up(p_partition uuid, p_grp int, p_upto bigint, p_most int) RETURNS bigint
+CREATE OR REPLACE FUNCTION mq_abandon(p_partition uuid, p_grp int, p_upto bigint, p_most int) RETURNS bigint
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -390,7 +390,7 @@ BEGIN
   v_seqs := ARRAY(SELECT m.seq FROM mq_messages m
       WHERE m.partition = p_partition AND m.seq > c.head AND m.seq <= p_upto AND NOT m.seq = ANY (c.done)
         AND (m.grp IS NULL OR m.grp = p_grp) ORDER BY m.seq LIMIT p_most);
-  -- Not all of it: the next call takes the rest.
+  -- More are left: the next call continues.
   v_head := CASE WHEN cardinality(v_seqs) = p_most THEN v_seqs[p_most] ELSE greatest(c.head, p_upto) END;
   PERFORM mq_bury(p_partition, p_grp, v_seqs,
       array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
@@ -433,7 +433,7 @@ BEGIN
     v_leases := v_leases || mq_end(r.partition, r.grp); v_parts := v_parts || r.partition;
   END LOOP;
   PERFORM mq_unlease(v_leases, v_parts);
-  -- Of a queue or group that is gone: no cursor names it any more.
+  -- Its queue or group was deleted: no cursor names the lease any more.
   DELETE FROM mq_leases l
     WHERE l.until <= t AND (p_grp IS NULL OR l.grp = p_grp) AND NOT EXISTS (SELECT FROM mq_cursors c
         WHERE c.lease = l.id AND c.partition = ANY (l.partitions) AND c.grp = l.grp);
@@ -484,9 +484,9 @@ CREATE OR REPLACE FUNCTION mq_slowest(p_queue int, p_partition uuid, p_low bigin
     LEFT JOIN mq_ready r ON r.partition = p_partition AND r.grp = g.id WHERE g.queue = p_queue
 $$;
 
--- A group begins, or goes on beginning: with all, with what comes from now on, or with what came from a time on.
--- Joins the next p_slice partitions; p_partition: that one, if there is one. p_most: groups that the queue may have.
--- NULL: the queue is gone; 0: it has as many groups as it may.
+-- Starts a group, or continues to: at the beginning, at new messages, or at a time.
+-- Joins the next p_slice partitions; p_partition: that one, if it exists. p_most: the maximum of groups of the queue.
+-- NULL: the queue was deleted; 0: it has the maximum of groups.
 CREATE OR REPLACE FUNCTION mq_subscribe(
   p_queue int, p_group text, p_mode text, p_from timestamptz, p_partition text DEFAULT NULL,
   p_most int DEFAULT NULL, p_slice int DEFAULT 500
@@ -496,14 +496,14 @@ CREATE OR REPLACE FUNCTION mq_subscribe(
 DECLARE
   g mq_groups; v_last uuid; v_head bigint;
 BEGIN
-  -- Without the guard, for which pushes wait, where there is nothing to do.
+  -- Without the guard, for which pushes wait, if there is nothing to do.
   SELECT x.* INTO g FROM mq_groups x WHERE x.queue = p_queue AND x.name = p_group AND x.reached IS NULL;
   IF FOUND THEN RETURN g.id; END IF;
   IF NOT mq_guard(ARRAY[p_queue], true) THEN RETURN NULL; END IF;
   SELECT x.* INTO g FROM mq_groups x WHERE x.queue = p_queue AND x.name = p_group;
   IF NOT FOUND THEN
     IF p_most <= (SELECT count(*) FROM mq_groups x WHERE x.queue = p_queue) THEN RETURN 0; END IF;
-    -- The slowest group says how much a queue holds.
+    -- The slowest group decides how much a queue holds.
     UPDATE mq_queues q SET size_most = NULL WHERE q.id = p_queue AND q.size_most IS NOT NULL;
     INSERT INTO mq_groups (queue, name, mode, since, reached, starts, created_at)
       VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()),
@@ -532,7 +532,7 @@ BEGIN
   RETURN g.id;
 END $$;
 
--- The last message before a time; times stand in the order of the numbers, so that halving finds it.
+-- The last message before a time. Times are in the order of the numbers, so bisection finds it.
 CREATE OR REPLACE FUNCTION mq_before(p_partition uuid, p_at timestamptz) RETURNS bigint
   LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -554,8 +554,8 @@ CREATE OR REPLACE FUNCTION mq_start(p_partition uuid, p_low bigint, p_starts tim
   LANGUAGE sql STABLE
   RETURN CASE WHEN p_starts IS NULL THEN p_low ELSE mq_before(p_partition, p_starts) END;
 
--- Ends groups of this name, of one queue or of all. p_forget false: each begins again after the time at which it began
--- first.
+-- Ends groups of this name, of one queue or of all. p_forget false: each starts again after the time at which it
+-- first started.
 CREATE OR REPLACE FUNCTION mq_unsubscribe(
   p_group text, p_queue text, p_forget boolean
 ) RETURNS TABLE (queue text, partitions bigint)
@@ -585,23 +585,23 @@ END $$;
       name: 'pop',
       sql: `-- Pop takes partitions that are ready, the longest ready first, one after the other.
 --
--- Up to p_batch messages of up to p_partitions partitions of the first queue that has some, under one lease. They end
--- at p_bytes of payload, as stored, but there is always one. A partition whose next message has no room keeps its
+-- Up to p_batch messages of up to p_partitions partitions of the first queue with messages, under one lease. They end
+-- at p_bytes of payload, as stored, but there is at least one. A partition whose next message does not fit keeps its
 -- turn.
 --
 -- One row with a list for each column; payloads are joined by record separators.
---   due_ms   when there may be something, if there is nothing now
---   leased   some of it has to be acked
+--   due_ms   when the next message may be due, if none is now
+--   leased   some messages have to be acked
 --   more     1,000 messages were abandoned, and the caller has to pop again
---   missing  queues in which the group has yet to begin or to join partitions: the caller has to call mq_subscribe for
---            each, in a statement of its own, and to pop again if it got nothing. The guard that mq_subscribe takes
+--   missing  queues in which the group has not started, or not joined all partitions: the caller calls mq_subscribe for
+--            each, in a separate statement, and to pop again if it got nothing. The guard that mq_subscribe takes
 --            must not be held together with anything that others wait for.
 --
 -- Many pops are made by one statement, whose answer has to be bounded too: after p_flush bytes the rest take nothing
 -- and return more. The sum is kept in a setting of the transaction.
 --
 -- The usual path is one function: as steps of their own, taking a partition and reading its messages made a pop cost 6
--- to 9% more. Only what is rare is split off. Those functions run with the settings of mq_pop.
+-- to 9% more. Only rare cases are separate. Those functions run with the settings of mq_pop.
 CREATE OR REPLACE FUNCTION mq_pop(
   p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch int, p_partitions int,
   p_auto boolean, p_lease uuid, p_mode text, p_from timestamptz, p_bytes int, p_flush int,
@@ -629,7 +629,7 @@ BEGIN
       ORDER BY x.priority DESC, x.name LOOP
     SELECT g.id, g.reached INTO v_grp, v_reached FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
     IF NOT FOUND THEN missing := missing || q.id; END IF;
-    -- Not past a queue of higher priority whose content is not known yet.
+    -- Do not skip a queue of higher priority whose content is not known yet.
     CONTINUE WHEN missing IS NOT NULL;
     IF EXISTS (SELECT FROM mq_leases l WHERE l.grp = v_grp AND l.until <= t) THEN
       PERFORM mq_expire(v_grp, 100);
@@ -658,21 +658,21 @@ BEGIN
           ON CONFLICT (partition, grp) DO NOTHING;
         SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
       END IF;
-      -- The end of its lease says when there is more.
+      -- When its lease ends, it becomes ready again.
       CONTINUE WHEN c.lease IS NOT NULL;
       IF q.window_seconds > 0 AND v_pushed + q.window_seconds * interval '1 second' > t THEN
         INSERT INTO mq_ready (partition, grp, at)
           VALUES (v_part, v_grp, v_pushed + q.window_seconds * interval '1 second');
         CONTINUE;
       END IF;
-      -- Nothing is delivered that waited too long, whether or not a sweep came by.
+      -- A message that waited too long is not delivered, even if no sweep has found it yet.
       IF q.max_wait_seconds > 0 THEN
-        v_most := v_most - mq_pop_give_up(c, q.max_wait_seconds, v_most, t);
+        v_most := v_most - mq_pop_abandon(c, q.max_wait_seconds, v_most, t);
         more := v_most <= 0;
         EXIT WHEN more;
         SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp;
       END IF;
-      -- What is due is a beginning of what is there, and so is what the answer has room for. The first one always fits.
+      -- Due messages come first in the log, and so do those that fit. The first one always fits.
       SELECT array_agg(x.seq) AS seqs, array_agg(x.id) AS ids, array_agg(x.transaction_id) AS txs,
           array_agg(x.trace_id) AS traces, array_agg(x.sealed) AS sealed,
           string_agg(x.payload, E'\\x1e' ORDER BY x.seq) AS payloads,
@@ -692,7 +692,7 @@ BEGIN
         EXIT WHEN mq_pop_nothing(c, q.delay_seconds, v_at, v_bytes > 0, t);
         CONTINUE;
       END IF;
-      -- A sealed message is settled by the caller once it could be read.
+      -- The caller settles a sealed message after it could decrypt it.
       IF p_auto AND NOT true = ANY (m.sealed) THEN
         c.head := m.seqs[cardinality(m.seqs)];
         UPDATE mq_cursors x SET head = c.head, done = ARRAY(SELECT d FROM unnest(c.done) d WHERE d > c.head),
@@ -711,14 +711,14 @@ BEGIN
       payloads := CASE WHEN payloads = '' THEN m.payloads ELSE payloads || E'\\x1e' || m.payloads END;
       v_left := v_left - cardinality(m.seqs); v_bytes := v_bytes + m.bytes;
     END LOOP;
-    -- Others wait behind what the group has joined so far, so it goes on joining whatever it found.
+    -- Partitions that the group has not joined yet may have messages too: it continues to join, whatever it found.
     IF v_reached IS NOT NULL AND (p_partition IS NULL
         OR cardinality(parts) = 0 AND NOT mq_joined(q.id, p_partition, v_grp, v_reached)) THEN
       missing := ARRAY[q.id];
     END IF;
     IF cardinality(parts) > 0 THEN
       queue := q.name; namespace := q.namespace; task := q.task;
-      -- Small ones are bounded by their number.
+      -- Small payloads are bounded by their number.
       IF v_bytes > 65536 THEN
         PERFORM set_config('spillway.popped_bytes', (coalesce(v_flushed, 0) + v_bytes)::text, true);
       END IF;
@@ -736,16 +736,16 @@ BEGIN
   due_ms := ceil(extract(epoch FROM v_due - clock()) * 1000);
 END $$;
 
--- Has the group joined this one partition, in its slice or ahead of it?
+-- Whether the group has joined this partition, in its slice or ahead of it.
 CREATE OR REPLACE FUNCTION mq_joined(p_queue int, p_partition text, p_grp int, p_reached uuid) RETURNS boolean
   LANGUAGE sql STABLE AS $$
   SELECT EXISTS (SELECT FROM mq_partitions p LEFT JOIN mq_cursors x ON x.partition = p.id AND x.grp = p_grp
     WHERE p.queue = p_queue AND p.name = p_partition AND (p.id <= p_reached OR x.head IS NOT NULL))
 $$;
 
--- Gives up what waited too long in a partition, at most p_most; returns how many. With p_most the pop ends, and the
--- partition is ready again.
-CREATE OR REPLACE FUNCTION mq_pop_give_up(c mq_cursors, p_max_wait_seconds int, p_most int, t timestamptz) RETURNS int
+-- Abandons messages of a partition that waited too long, at most p_most; returns how many. At p_most the pop ends, and
+-- the partition is ready again.
+CREATE OR REPLACE FUNCTION mq_pop_abandon(c mq_cursors, p_max_wait_seconds int, p_most int, t timestamptz) RETURNS int
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -755,13 +755,13 @@ BEGIN
       WHERE z.partition = c.partition AND z.seq > c.head ORDER BY z.seq LIMIT 1)) IS NOT TRUE THEN
     RETURN 0;
   END IF;
-  v_n := mq_give_up(c.partition, c.grp, mq_before(c.partition, v_old), p_most);
+  v_n := mq_abandon(c.partition, c.grp, mq_before(c.partition, v_old), p_most);
   IF v_n >= p_most THEN INSERT INTO mq_ready (partition, grp, at) VALUES (c.partition, c.grp, t); END IF;
   RETURN v_n;
 END $$;
 
--- Nothing was taken of a partition: it is due but has no room (true), or nothing is due, or nothing is there.
--- p_bounded: others have taken room. Puts the partition where it belongs.
+-- No message of a partition was taken: one is due but does not fit (true), none is due, or there is none.
+-- p_bounded: other messages have used the space. Makes the partition ready or idle.
 CREATE OR REPLACE FUNCTION mq_pop_nothing(
   c mq_cursors, p_delay_seconds int, p_at timestamptz, p_bounded boolean, t timestamptz
 ) RETURNS boolean
@@ -776,7 +776,7 @@ BEGIN
     INSERT INTO mq_ready (partition, grp, at) VALUES (c.partition, c.grp, p_at);
     RETURN true;
   END IF;
-  -- The lock keeps the tail where it is. What is gone is not waited for.
+  -- The lock keeps the tail from moving. Deleted messages are skipped.
   SELECT p.tail INTO v_tail FROM mq_partitions p WHERE p.id = c.partition FOR SHARE;
   SELECT z.created_at INTO v_first FROM mq_messages z
     WHERE z.partition = c.partition AND z.seq > c.head AND NOT z.seq = ANY (c.done) AND (z.grp IS NULL OR z.grp = c.grp)
@@ -791,7 +791,7 @@ BEGIN
   RETURN false;
 END $$;
 
--- Which of these queues and groups have something to read. Ends expired deliveries, too.
+-- Which of these queues and groups have something to read. Also ends expired deliveries.
 CREATE OR REPLACE FUNCTION mq_due(p_queues text[], p_groups text[]) RETURNS TABLE (queue text, grp text)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -809,10 +809,10 @@ END $$;
       name: 'push',
       sql: `-- The effect of a push (store/port.ts, StoreEffect): numbers and stores the messages, in the accepting transaction.
 --
--- An item is what one request brings to one partition. Its messages come flat, with the number of their item. The
+-- An item is the part of a request for one partition. Its messages are a flat list with the number of their item. The
 -- result of an item is {"ids":[…], "duplicates":{"2":"id"}, "failed":{"0":"code"}}.
 --
--- The steps have no settings of their own and run with those of mq_pushed.
+-- The steps have no settings: they run with those of mq_pushed.
 CREATE OR REPLACE FUNCTION mq_pushed(
   p_verdicts text[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item int[],
   p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text, p_queued boolean
@@ -826,7 +826,7 @@ DECLARE
   n record;
 BEGIN
   IF NOT 'apply' = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
-  -- Until all are guarded: a queue that is deleted while this waits is created again.
+  -- Repeats until all are guarded: a queue that is deleted meanwhile is created again.
   LOOP
     SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i),
         coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
@@ -842,12 +842,12 @@ BEGIN
     END IF;
   END IF;
   n := mq_number(p_verdicts, p_partitions, v_queue, p_names, p_item, v_failed, t);
-  -- A time under the lock: times are in the order of the numbers. In whole milliseconds, as it is reported: a reader
-  -- who asks for what came from such a time on gets it.
+  -- Read under the lock, so times are in the order of the numbers. In whole milliseconds, as reported: a reader
+  -- that starts at such a time gets the message.
   t := date_trunc('milliseconds', clock());
   v_inserted := mq_insert(p_verdicts, p_partitions, p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads,
     v_failed, v_dup, n.parts, n.tails, n.counts, t);
-  -- Some exist already: once more, without them, so that the numbers have no gaps.
+  -- Some exist already: repeats without them, so that the numbers have no gaps.
   IF v_inserted < n.expected THEN
     v_dup := mq_duplicates(p_verdicts, p_partitions, p_item, p_ids, p_transactions, v_failed, n.parts, n.tails,
       n.counts);
@@ -858,14 +858,14 @@ BEGIN
       RAISE EXCEPTION 'stored % messages where % were expected', v_inserted, n.expected USING ERRCODE = 'XX000';
     END IF;
   END IF;
-  -- Other processes are notified with the commit. While all groups have something to read, nobody waits.
+  -- Other processes are notified with the commit. While all groups have something to read, no pop waits.
   IF mq_push_ready(n.parts, n.tails, n.counts, n.owners, t) OR v_new THEN
-    PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (n.owners)));
+    PERFORM mq_notify(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (n.owners)));
   END IF;
   RETURN mq_push_results(p_verdicts, p_item, p_ids, v_failed, v_dup);
 END $$;
 
--- What may not be stored: as plain text where the queue is encrypted, and beyond the queue's size. Per message a code,
+-- Messages that may not be stored: plain text in an encrypted queue, or more than the queue's size. A code per message,
 -- or NULL.
 CREATE OR REPLACE FUNCTION mq_push_check(
   p_verdicts text[], p_queue int[], p_partitions uuid[], p_item int[], p_transactions text[], p_sealed boolean[]
@@ -876,7 +876,7 @@ DECLARE
   v_failed text[] := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
   v_first bigint[]; v_left bigint; v_most bigint; v_asked bigint; r record;
 BEGIN
-  -- A message that exists already, or comes twice, takes no room: 0, or the number of the first.
+  -- A message that exists already, or is in the request twice, takes no space: 0, or the number of the first.
   SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
     SELECT u.k,
       first_value(u.k) OVER (
@@ -888,8 +888,8 @@ BEGIN
   FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q
       WHERE q.id = ANY (p_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
     IF r.max_size > 0 THEN
-      -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so it is counted only
-      -- if the last count and what came since leave none.
+      -- One queue at a time, in their order, after the lanes. Consumed messages make room, so the queue is counted only
+      -- if the last count and the messages since leave none.
       SELECT q.size_most INTO v_most FROM mq_queues q WHERE q.id = r.id FOR NO KEY UPDATE;
       SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k)
         WHERE p_queue[u.item] = r.id AND u.first = u.k;
@@ -912,7 +912,7 @@ BEGIN
   RETURN v_failed;
 END $$;
 
--- Numbers for the messages, under the partitions' rows, in the order of their ids.
+-- Numbers the messages, under the locks of the partitions' rows, in the order of their ids.
 CREATE OR REPLACE FUNCTION mq_number(
   p_verdicts text[], p_partitions uuid[], p_queue int[], p_names text[], p_item int[], p_failed text[],
   p_at timestamptz,
@@ -935,7 +935,7 @@ BEGIN
     INTO parts, tails, counts, owners, expected FROM up JOIN n ON n.part = up.id;
 END $$;
 
--- Stores the messages that neither failed nor are known as duplicates; returns how many were not there already.
+-- Stores the messages that neither failed nor are known as duplicates; returns how many were new.
 CREATE OR REPLACE FUNCTION mq_insert(
   p_verdicts text[], p_partitions uuid[], p_item int[], p_ids uuid[], p_transactions text[], p_traces text[],
   p_sealed boolean[], p_payloads text[], p_failed text[], p_dup uuid[], p_parts uuid[], p_tails bigint[],
@@ -960,7 +960,7 @@ BEGIN
   RETURN v_inserted;
 END $$;
 
--- Takes back what mq_insert stored, and finds for each message the one that was there first, or NULL.
+-- Removes the rows of mq_insert again, and finds for each message the one that existed first, or NULL.
 CREATE OR REPLACE FUNCTION mq_duplicates(
   p_verdicts text[], p_partitions uuid[], p_item int[], p_ids uuid[], p_transactions text[], p_failed text[],
   p_parts uuid[], p_tails bigint[], p_counts bigint[]
@@ -985,7 +985,7 @@ BEGIN
   RETURN v_dup;
 END $$;
 
--- Numbers once more, without the duplicates. p_counts: how many numbers were given.
+-- Numbers the messages again, without the duplicates. p_counts: how many numbers were assigned.
 CREATE OR REPLACE FUNCTION mq_renumber(
   p_verdicts text[], p_partitions uuid[], p_item int[], p_failed text[], p_dup uuid[], p_parts uuid[],
   p_counts bigint[],
@@ -1007,8 +1007,8 @@ BEGIN
     INTO parts, tails, counts, owners, expected FROM up;
 END $$;
 
--- Groups that had read everything have something to read; true if there are any. A statement of its own: what the
--- partition's lock waited for is seen here.
+-- Groups that had read everything have something to read; true if there are any. A separate statement, so that it sees
+-- what was committed while the partition's lock was awaited.
 CREATE OR REPLACE FUNCTION mq_push_ready(
   p_parts uuid[], p_tails bigint[], p_counts bigint[], p_owners int[], p_at timestamptz
 ) RETURNS boolean
@@ -1072,7 +1072,7 @@ CREATE OR REPLACE FUNCTION mq_queue(p_name text) RETURNS int
 DECLARE
   v_id int;
 BEGIN
-  -- Another may make it, or delete it, between the two.
+  -- Another transaction may create it, or delete it, between the two.
   LOOP
     SELECT q.id INTO v_id FROM mq_queues q WHERE q.name = p_name;
     IF FOUND THEN RETURN v_id; END IF;
@@ -1082,14 +1082,14 @@ BEGIN
   END LOOP;
 END $$;
 
--- How many were deleted singly of what stands behind a number; p_done: of them, those that do not count.
+-- How many messages behind a number were deleted one by one; p_done: those among them that do not count.
 CREATE OR REPLACE FUNCTION mq_holes(p_holes bigint[], p_behind bigint, p_done bigint[]) RETURNS bigint
   LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_holes = '{}' THEN 0
     ELSE (SELECT count(*) FROM unnest(p_holes) h WHERE h > p_behind AND NOT h = ANY (p_done)) END
 $$;
 
--- Messages that a queue holds: those that its slowest group has still to read; all, if there is no group.
+-- Messages that a queue holds: those that its slowest group has not read yet; all, if it has no group.
 CREATE OR REPLACE FUNCTION mq_size(p_queue int) RETURNS bigint
   LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
   SELECT coalesce(sum(p.tail - b.behind - mq_holes(p.holes, b.behind, '{}')), 0)::bigint
@@ -1098,8 +1098,8 @@ CREATE OR REPLACE FUNCTION mq_size(p_queue int) RETURNS bigint
   ) b WHERE p.queue = p_queue
 $$;
 
--- Wakes those who wait for these queues, by marks of their names: a notice has room for 8,000 bytes.
-CREATE OR REPLACE FUNCTION mq_tell(p_queues text[]) RETURNS void
+-- Wakes waiting pops of these queues, by hashes of their names: a notification has room for 8,000 bytes.
+CREATE OR REPLACE FUNCTION mq_notify(p_queues text[]) RETURNS void
   LANGUAGE sql SET search_path FROM CURRENT AS $$
   SELECT pg_notify('spillway_' || current_schema(), 'mq:' || CASE WHEN cardinality(p_queues) > 500 THEN '*'
       ELSE (SELECT string_agg(left(md5(n), 8), ',') FROM unnest(p_queues) n) END)
@@ -1108,20 +1108,20 @@ $$;
     },
     {
       name: 'remove',
-      sql: `-- What an administrator removes: all messages of a queue, a queue, a single message.
+      sql: `-- Deletions by operators: all messages of a queue, a queue, a single message.
 
--- Empties a queue, or one partition of it: every group stands at the end. Dead letters stay.
+-- Empties a queue, or one of its partitions: every group moves to the end. Dead letters stay.
 CREATE OR REPLACE FUNCTION mq_clear(p_queue text, p_partition text) RETURNS bigint
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
   v_n bigint := 0; v_gone bigint; v_tail bigint; r record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
-  -- Nobody joins meanwhile.
+  -- No group joins meanwhile.
   PERFORM mq_guard(ARRAY(SELECT q.id FROM mq_queues q WHERE q.name = p_queue), false);
   FOR r IN SELECT p.id FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue
     WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
-    -- A cursor for those who may take from it at this moment, to lock; the others stand at the end, or begin behind it.
+    -- Locks the cursors of groups that may pop at this moment; the others move to the end, or start behind it.
     INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, x.grp, 0 FROM mq_ready x WHERE x.partition = r.id
       ORDER BY x.grp ON CONFLICT (partition, grp) DO NOTHING;
     PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
@@ -1146,7 +1146,7 @@ CREATE OR REPLACE FUNCTION mq_drop(p_queue text) RETURNS boolean
 DECLARE
   v_queue int;
 BEGIN
-  -- By its number from here on: a new queue with this name is another queue.
+  -- From here on by its id: a new queue with this name is another queue.
   SELECT q.id INTO v_queue FROM mq_queues q WHERE q.name = p_queue;
   IF NOT mq_guard(ARRAY[v_queue], true) THEN RETURN false; END IF;
   DELETE FROM mq_messages m USING mq_partitions p WHERE p.queue = v_queue AND m.partition = p.id;
@@ -1165,7 +1165,7 @@ CREATE OR REPLACE FUNCTION mq_remove(p_partition uuid, p_transaction text) RETUR
 DECLARE
   v_seqs bigint[]; v_low bigint; c record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
-  -- In the order in which everybody locks: nobody delivers it meanwhile, and nobody pushes.
+  -- In the common lock order: no pop delivers it meanwhile, and no push runs.
   PERFORM FROM mq_cursors x WHERE x.partition = p_partition ORDER BY x.grp FOR UPDATE;
   PERFORM FROM mq_partitions p WHERE p.id = p_partition FOR NO KEY UPDATE;
   WITH gone AS (DELETE FROM mq_messages m
@@ -1198,7 +1198,7 @@ END $$;
       name: 'replay',
       sql: `-- Puts a dead letter back into its partition.
 
--- A dead letter goes back to the end of its partition, for the group that gave it up alone.
+-- A dead letter returns to the end of its partition, only for the group that abandoned it.
 CREATE OR REPLACE FUNCTION mq_replay(
   p_id uuid
 ) RETURNS TABLE (queue text, partition uuid, message_id uuid, transaction_id text)
@@ -1209,7 +1209,7 @@ DECLARE
 BEGIN
   SELECT x.* INTO d FROM mq_dead x WHERE x.id = p_id FOR UPDATE;
   IF NOT FOUND THEN RETURN; END IF;
-  -- Until both are guarded: what is deleted while this waits is created again.
+  -- Repeats until both are guarded: a queue that is deleted meanwhile is created again.
   LOOP
     v_queue := mq_queue(d.queue);
     PERFORM mq_guard(ARRAY[v_queue], false);
@@ -1233,7 +1233,7 @@ BEGIN
       ELSE d.partition > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x
           WHERE x.partition = d.partition AND x.grp = g.id) IS NULL END
     ON CONFLICT (partition, grp) DO NOTHING;
-  PERFORM mq_tell(ARRAY[d.queue]);
+  PERFORM mq_notify(ARRAY[d.queue]);
   queue := d.queue; partition := d.partition; message_id := d.message_id; transaction_id := d.transaction_id;
   RETURN NEXT;
 END $$;
@@ -1243,8 +1243,8 @@ END $$;
       name: 'seek',
       sql: `-- Moves a consumer group to another position.
 
--- Moves a group to where it is to go on, in the next p_partitions partitions of a queue behind p_after; p_to: start,
--- end, or a time. What is leased is lost. moved NULL: there is no such queue or group.
+-- Moves a group to p_to (start, end, or a time) in the next p_partitions partitions of a queue after p_after.
+-- Its leases are lost. moved NULL: there is no such queue or group.
 CREATE OR REPLACE FUNCTION mq_seek(
   p_queue text, p_group text, p_to text, p_at timestamptz, p_after uuid, p_partitions int,
   OUT moved bigint, OUT last uuid
@@ -1256,7 +1256,7 @@ DECLARE
 BEGIN
   SELECT q.id, g.id INTO v_queue, v_grp FROM mq_queues q JOIN mq_groups g ON g.queue = q.id
     WHERE q.name = p_queue AND g.name = p_group;
-  -- Nobody joins meanwhile.
+  -- No group joins meanwhile.
   IF NOT FOUND OR NOT mq_guard(ARRAY[v_queue], false) THEN RETURN; END IF;
   UPDATE mq_queues q SET size_most = NULL WHERE q.id = v_queue AND q.size_most IS NOT NULL;
   moved := 0;
@@ -1302,10 +1302,10 @@ BEGIN
   RETURN v_n;
 END $$;
 
--- What has been kept long enough goes. Consumed by every group: when that is completed_retention_seconds ago, which
--- is known to within the time between two sweeps. Not consumed: only where the queue says so (retention_seconds,
+-- Removes expired messages. Consumed by every group: after completed_retention_seconds, which
+-- is exact to the time between two sweeps. Unconsumed: only if the queue says so (retention_seconds,
 -- max_wait_seconds).
--- The next p_partitions behind p_after, and the last of them: a sweep is many short transactions.
+-- The next p_partitions after p_after, and the last of them: a sweep is many short transactions.
 CREATE OR REPLACE FUNCTION mq_sweep(
   p_most int, p_after uuid, p_partitions int,
   OUT removed bigint, OUT given_up bigint, OUT traces bigint, OUT last uuid
@@ -1326,7 +1326,7 @@ BEGIN
            ORDER BY p.id LIMIT p_partitions LOOP
     EXIT WHEN removed >= p_most OR given_up >= p_most;
     last := r.id;
-    -- Where a group joins at this moment, the next round gives up what waited too long.
+    -- If a group joins at this moment, the next round abandons the messages that waited too long.
     IF r.max_wait_seconds > 0
       AND pg_try_advisory_xact_lock_shared(hashtext('spillway.groups.' || current_schema()), r.queue) THEN
       v_upto := mq_before(r.id, t - r.max_wait_seconds * interval '1 second');
@@ -1339,7 +1339,7 @@ BEGIN
         ON CONFLICT (partition, grp) DO NOTHING;
       FOR c IN SELECT x.grp FROM mq_cursors x WHERE x.partition = r.id AND x.head < v_upto AND x.lease IS NULL
         ORDER BY x.grp FOR UPDATE SKIP LOCKED LOOP
-        given_up := given_up + mq_give_up(r.id, c.grp, v_upto, p_most);
+        given_up := given_up + mq_abandon(r.id, c.grp, v_upto, p_most);
         DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = c.grp;
         PERFORM mq_requeue(x.partition, x.grp, x.head, NULL) FROM mq_cursors x
           WHERE x.partition = r.id AND x.grp = c.grp;
@@ -1356,7 +1356,7 @@ BEGIN
       IF r.marked_at IS NOT NULL AND r.mark > r.low THEN
         v_gone := mq_cut(r.id, r.mark, p_most);
         removed := removed + v_gone;
-        -- Not all of it: the mark stands until it is.
+        -- More are left: the mark stays until they are removed.
         CONTINUE WHEN v_gone >= p_most;
       END IF;
       UPDATE mq_partitions p SET mark = greatest(p.mark, coalesce(v_min, 0)), marked_at = t

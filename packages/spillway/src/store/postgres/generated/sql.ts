@@ -390,7 +390,30 @@ CREATE TABLE schedules (
 `,
     },
     {
-      id: '0007-turns',
+      id: '0007-failures',
+      sql: `-- The last error of an operation that failed: its code and status for the caller, its stack for operators. A row of its
+-- own, so that operations that never fail carry nothing of it.
+CREATE TABLE failures (
+  id          uuid PRIMARY KEY,
+  attempt     int NOT NULL,                  -- which attempt it ended
+  -- What the handler said with FailOperation; NULL: an error that it did not expect.
+  code        text,
+  http_status smallint,
+  keep_letter boolean NOT NULL,              -- a dead letter stays, although the caller was answered
+  stack       text NOT NULL,
+  sweep_at    timestamptz NOT NULL
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX failures_sweep ON failures (sweep_at);
+
+-- A failure that the caller was answered with leaves no dead letter: it is history. NOT VALID: no old row can violate
+-- it, and the table need not be read.
+ALTER TABLE history DROP CONSTRAINT history_status_check;
+ALTER TABLE history ADD CONSTRAINT history_status_check
+  CHECK (status IN ('completed', 'cancelled', 'failed')) NOT VALID;
+`,
+    },
+    {
+      id: '0008-turns',
       sql: `-- Turns: at most so many operations of one key run at a time, over all instances, and they start in order.
 --
 -- Each operation with a key is a lane of its own (0005-parallel.sql). Its lane holds a permit of the key while it is
@@ -429,7 +452,7 @@ ALTER TABLE dead_letters ADD COLUMN key uuid, ADD COLUMN most int;
 `,
     },
     {
-      id: '0008-expiry',
+      id: '0009-expiry',
       sql: `-- Operations that may not start after a time.
 --
 -- Who claims one too late ends it without running it; what nobody claims (paused, waiting for its turn or for a retry)
@@ -449,7 +472,8 @@ ALTER TABLE history ADD CONSTRAINT history_status_check
     {
       name: 'accept',
       sql: `-- accept_flush: one call per flush. Decides idempotency, halt, capacity and rate per item, and writes what is accepted,
--- in one transaction. The steps are in the files of what they decide, in the lock order (tables/0001-core.sql).
+-- in one transaction. The steps are in the files of what they decide, and run in the lock order
+-- (tables/0001-core.sql).
 --
 -- Items come grouped by lane, and each lane once, sorted by id. Verdicts: queue, execute, apply; replay (the stored
 -- answer is returned), mismatch (key used for another body), in_progress (the first request of the key is not answered
@@ -525,8 +549,7 @@ BEGIN
   IF NOT v_may_lease AND NOT p_apply THEN
     v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
   ELSIF v_paused THEN
-    v_may_run := pauses_check(v_queues, v_partitions, v_may_run, ARRAY(
-      SELECT u.type FROM unnest(v_lane, v_rn, p_type) u(lane, rn, type) WHERE u.rn = 1 ORDER BY u.lane));
+    v_may_run := pauses_check(v_queues, v_partitions, v_may_run, v_lane, v_rn, p_type);
   END IF;
   l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, v_turn_keys, p_apply, t);
   IF cardinality(v_turn_keys) > 0 THEN
@@ -778,7 +801,7 @@ BEGIN
   END IF;
   IF o.idem IS NOT NULL THEN
     UPDATE idempotency d SET answer = CASE WHEN p_code IS NULL THEN json_build_object('v', 'cancelled')
-        ELSE json_build_object('v', 'failed', 'error', p_why, 'code', p_code) END
+        ELSE json_build_object('v', 'failed', 'error', p_why, 'code', p_code, 'status', 504) END
       WHERE d.key = o.idem AND d.op = p_id AND d.answer IS NULL;
   END IF;
   IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;
@@ -1076,6 +1099,74 @@ BEGIN
     CREATE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$ SELECT clock_timestamp() $$;
   END IF;
 END $do$;
+`,
+    },
+    {
+      name: 'failures',
+      sql: `-- The last error of operations that failed (tables/0007-failures.sql), and dead letters that nobody needs because the
+-- caller was answered.
+
+-- In the statement of the settlement that records the failures. Nothing if that was refused: then p_lost has fences.
+CREATE OR REPLACE FUNCTION failures_keep(
+  p_lost bigint[], p_ids uuid[], p_attempts int[], p_codes text[], p_statuses smallint[], p_keep boolean[],
+  p_stacks text[]
+) RETURNS void
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  IF cardinality(p_lost) > 0 THEN RETURN; END IF;
+  INSERT INTO failures AS f (id, attempt, code, http_status, keep_letter, stack, sweep_at)
+    SELECT u.id, u.attempt, u.code, u.status, u.keep, u.stack, t + interval '1 hour'
+    FROM unnest(p_ids, p_attempts, p_codes, p_statuses, p_keep, p_stacks) u(id, attempt, code, status, keep, stack)
+    ORDER BY u.id
+    ON CONFLICT (id) DO UPDATE SET attempt = excluded.attempt, code = excluded.code,
+      http_status = excluded.http_status, keep_letter = excluded.keep_letter, stack = excluded.stack;
+END $$;
+
+-- A caller that waited for a queued operation was answered with what its handler said (FailOperation): its dead letter
+-- becomes history. Nothing if it was redriven meanwhile, or if the handler wants the letter.
+CREATE OR REPLACE FUNCTION letter_answered(p_id uuid) RETURNS void
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+  WITH gone AS (
+    DELETE FROM dead_letters d USING failures f
+    WHERE d.id = p_id AND f.id = d.id AND f.attempt = d.attempts AND f.code IS NOT NULL AND NOT f.keep_letter
+    RETURNING d.*
+  )
+  INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at,
+      attempts, max_attempts, error, result, trace)
+    SELECT g.id, g.died_at, 'failed', g.type, g.queue, g.partition, g.priority, g.identity, g.accepted_at, g.started_at,
+      g.attempts, g.max_attempts, g.error, g.result, g.trace
+    FROM gone g;
+  IF FOUND THEN PERFORM tally('00000000-0000-0000-0000-000000000000', -1::smallint, '!dead', -1); END IF;
+END $$;
+
+-- Removes those whose operation is gone; looks at the others again later. Returns how many went, and whether there may
+-- be more.
+CREATE OR REPLACE FUNCTION failures_sweep(p_rows int, OUT failures int, OUT is_full boolean)
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_looked int;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  WITH old AS MATERIALIZED (
+    SELECT x.ctid AS at, EXISTS (SELECT FROM ops o WHERE o.id = x.id)
+      OR EXISTS (SELECT FROM dead_letters d WHERE d.id = x.id)
+      OR EXISTS (SELECT FROM history h WHERE h.id = x.id) AS is_needed
+    FROM failures x WHERE x.sweep_at < t ORDER BY x.sweep_at LIMIT p_rows FOR UPDATE SKIP LOCKED
+  ), gone AS (
+    DELETE FROM failures d WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE NOT o.is_needed)) RETURNING 1
+  ), kept AS (
+    UPDATE failures d SET sweep_at = t + interval '1 hour'
+      WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE o.is_needed))
+  ) SELECT (SELECT count(*) FROM gone), count(*) INTO failures, v_looked FROM old o;
+  is_full := v_looked >= p_rows;
+END $$;
 `,
     },
     {
@@ -1691,13 +1782,16 @@ BEGIN
   IF cardinality(v_keys) > 0 THEN PERFORM turns_next(v_keys); END IF;
 END $$;
 
--- A step of accept. Which lanes' first items may run now: not those that are paused. p_types: of these first items.
-CREATE OR REPLACE FUNCTION pauses_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_types text[])
-  RETURNS boolean[]
+-- A step of accept. Which lanes' first items may run now: not those that are paused. Per item the number of its lane,
+-- its number in the lane (1: the first) and its type.
+CREATE OR REPLACE FUNCTION pauses_check(
+  p_queues text[], p_partitions text[], p_may_run boolean[], p_lane int[], p_rn bigint[], p_types text[]
+) RETURNS boolean[]
   LANGUAGE sql STABLE AS $$
-  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = u.type
+  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = f.type
       ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
-  FROM unnest(p_queues, p_partitions, p_may_run, p_types) WITH ORDINALITY u(queue, partition, may_run, type, i)
+  FROM unnest(p_queues, p_partitions, p_may_run) WITH ORDINALITY u(queue, partition, may_run, i)
+  JOIN unnest(p_lane, p_rn, p_types) f(lane, rn, type) ON f.lane = u.i AND f.rn = 1
 $$;
 `,
     },
@@ -2201,33 +2295,46 @@ END $$;
     },
     {
       name: 'schedules',
-      sql: `-- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. The
+      sql: `-- Recurring work. The processes know what a schedule means and when it is due next; the row says what was handled. A
 -- process that finds a due row locks it, queues the operation and moves next_at in one transaction: once per due time,
--- however many processes there are and whenever they die. The store's clock decides what is due.
+-- whatever processes there are and whenever they die. The store's clock decides what is due.
 --
--- The text of the process that registered last is in the row. A process with another text (an older release, during a
--- deploy) leaves the row alone.
+-- The text and the type of the process that registered last are in the row. A process with others (an older release,
+-- during a deploy) leaves the row alone.
 
 -- p_next: computed from the store's clock, and after the last due time that was handled, so that a due time which both
--- texts have is handled once. What is due already stays due.
+-- texts have is handled once. What is due already stays due. False: another process has the row just now, perhaps one
+-- that hangs; waiting for it would hold up the heartbeat's tasks.
 CREATE OR REPLACE FUNCTION schedule_put(
   p_name text, p_cron text, p_timezone text, p_type text, p_next timestamptz
-) RETURNS void
-  LANGUAGE sql SET search_path FROM CURRENT AS $$
-  INSERT INTO schedules AS s (name, cron, timezone, type, next_at, seen_at)
-    VALUES (p_name, p_cron, p_timezone, p_type, p_next, clock())
-  ON CONFLICT (name) DO UPDATE SET
-    cron = excluded.cron, timezone = excluded.timezone, type = excluded.type, seen_at = excluded.seen_at,
-    next_at = CASE WHEN (s.cron = excluded.cron AND s.timezone = excluded.timezone) OR s.next_at <= clock()
-      THEN s.next_at ELSE excluded.next_at END
-$$;
+) RETURNS boolean
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  INSERT INTO schedules (name, cron, timezone, type, next_at, seen_at)
+    VALUES (p_name, p_cron, p_timezone, p_type, p_next, t) ON CONFLICT (name) DO NOTHING;
+  IF FOUND THEN
+    RETURN true;
+  END IF;
+  PERFORM FROM schedules s WHERE s.name = p_name FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    -- With our text, the other process keeps it.
+    RETURN EXISTS (SELECT FROM schedules s
+        WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.type = p_type);
+  END IF;
+  UPDATE schedules s SET cron = p_cron, timezone = p_timezone, type = p_type, seen_at = t,
+      next_at = CASE WHEN (s.cron = p_cron AND s.timezone = p_timezone) OR s.next_at <= t THEN s.next_at ELSE p_next END
+    WHERE s.name = p_name;
+  RETURN true;
+END $$;
 
 -- The row, locked, if it is due and no other process has it.
-CREATE OR REPLACE FUNCTION schedule_take(p_name text, p_cron text, p_timezone text)
+CREATE OR REPLACE FUNCTION schedule_take(p_name text, p_cron text, p_timezone text, p_type text)
 RETURNS TABLE (next_ms double precision, now_ms double precision)
   LANGUAGE sql SET search_path FROM CURRENT AS $$
   SELECT extract(epoch FROM s.next_at) * 1000, extract(epoch FROM clock()) * 1000 FROM schedules s
-    WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.next_at <= clock()
+    WHERE s.name = p_name AND s.cron = p_cron AND s.timezone = p_timezone AND s.type = p_type AND s.next_at <= clock()
     FOR UPDATE SKIP LOCKED
 $$;
 
@@ -2237,8 +2344,11 @@ CREATE OR REPLACE FUNCTION schedules_seen(p_names text[], p_keep_ms bigint) RETU
 DECLARE
   v_removed bigint;
 BEGIN
-  UPDATE schedules s SET seen_at = clock() WHERE s.name = ANY (p_names);
-  DELETE FROM schedules s WHERE s.seen_at < clock() - p_keep_ms * interval '1 ms';
+  UPDATE schedules s SET seen_at = clock()
+    WHERE s.name IN (SELECT x.name FROM schedules x WHERE x.name = ANY (p_names) FOR UPDATE SKIP LOCKED);
+  DELETE FROM schedules s
+    WHERE s.name IN (SELECT x.name FROM schedules x WHERE x.seen_at < clock() - p_keep_ms * interval '1 ms'
+          FOR UPDATE SKIP LOCKED);
   GET DIAGNOSTICS v_removed = ROW_COUNT;
   RETURN v_removed;
 END $$;
@@ -2475,8 +2585,9 @@ BEGIN
   RETURN v_gone;
 END $$;
 
--- Moves finished operations to history, and failed ones to the dead letters, one by one. Returns how many. 'expired' is
--- failed too, but running it again would be too late again: it leaves no dead letter.
+-- Moves finished operations to history, and failed ones to the dead letters, one by one. Returns how many.
+-- 'answered' and 'expired' are failed, too, but leave no dead letter: the caller was answered with it, or running it
+-- again would be too late again.
 -- Each insert joins the lanes itself: one join for both would copy whole operations, payloads too, once more (4%).
 CREATE OR REPLACE FUNCTION ops_finish(
   r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[],
@@ -2496,7 +2607,8 @@ BEGIN
   ), kept AS (
     INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at,
         attempts, max_attempts, error, result, trace, code)
-    SELECT g.id, p_at, CASE g.status WHEN 'expired' THEN 'failed' ELSE g.status END, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
+    SELECT g.id, p_at, CASE WHEN g.status IN ('answered', 'expired') THEN 'failed' ELSE g.status END, g.type, l.queue,
+      l.partition, g.priority, g.identity, g.accepted_at,
       CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why,
       g.result::json, g.trace, CASE g.status WHEN 'expired' THEN 'expired' END
     FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'

@@ -1,8 +1,8 @@
 -- Finds operations that run much longer than their timeout.
 
--- The longest-running operation of each type that has been running for more than p_times its timeout. Goes from what
--- is leased to an index, however many wait: marking one cuts its lease down to it, so that a lane has few rows to
--- look at.
+-- The longest-running operation of each type that has been running for more than p_times its timeout. Looks up leased
+-- operations by index, however many wait: marking one cuts its lease down to it, so that a lane has few rows to
+-- examine.
 CREATE OR REPLACE FUNCTION stuck_operations(
   p_times int
 ) RETURNS TABLE (type text, id uuid, queue text, partition text, seconds double precision)

@@ -1,7 +1,7 @@
 -- Removes old alerts, and closes those that nothing delivers any more.
 
--- Removes what is old or beyond the newest p_rows, and closes what nothing delivers any more: its operation died with
--- its process, or was cancelled. NULL: another process is at it.
+-- Removes old alerts and those beyond the newest p_rows, and closes alerts without a delivery: its operation died with
+-- its process, or was cancelled. NULL: another process sweeps.
 CREATE OR REPLACE FUNCTION alert_sweep(p_days int, p_rows int, p_most int) RETURNS int
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

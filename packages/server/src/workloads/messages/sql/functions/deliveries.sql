@@ -1,4 +1,4 @@
--- How a delivery ends. Every end (the last ack, expiry, seek) comes to mq_end, which moves the cursor and decides
+-- How a delivery ends. Every end (the last ack, expiry, seek) calls mq_end, which moves the cursor and decides
 -- whether there is more to read.
 
 -- Puts a cursor without lease where it belongs: ready, or idle. The caller holds its lock and has written its head.
@@ -28,9 +28,9 @@ BEGIN
     ON CONFLICT (partition, grp) DO UPDATE SET at = excluded.at;
 END $$;
 
--- A delivery has ended: nothing of it is open any more. The caller holds the cursor's lock, and has `mq_unlease` to
--- call for the lease when it is through with all cursors.
--- p_done: settled just now, by consumers.
+-- A delivery has ended: it has no open messages. The caller holds the cursor's lock, and has to call `mq_unlease` for
+-- the lease after the last cursor.
+-- p_done: settled by this call, by consumers.
 CREATE OR REPLACE FUNCTION mq_end(p_partition uuid, p_grp int, p_done bigint[] DEFAULT '{}') RETURNS uuid
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -39,7 +39,7 @@ DECLARE
 BEGIN
   SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = p_partition AND x.grp = p_grp;
   v_done := c.done || p_done;
-  -- Mostly all of it is settled at once.
+  -- The usual case: all of it is settled by one call.
   IF cardinality(p_done) < cardinality(c.batch) THEN
     SELECT min(x.seq) - 1 INTO v_head FROM (SELECT unnest(c.batch) EXCEPT SELECT unnest(v_done)) x(seq);
   END IF;
@@ -57,14 +57,14 @@ BEGIN
   RETURN c.lease;
 END $$;
 
--- Takes partitions out of leases; one that has none left is over. In the order of their ids: acks of several
--- partitions of one lease would wait for each other else.
+-- Takes partitions out of leases, and ends leases without partitions. In the order of their ids: otherwise acks of
+-- several partitions of one lease would deadlock.
 CREATE OR REPLACE FUNCTION mq_unlease(p_leases uuid[], p_partitions uuid[]) RETURNS void
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 BEGIN
   IF cardinality(p_leases) = 0 THEN RETURN; END IF;
-  -- Mostly it is one lease with one partition.
+  -- The usual case: one lease with one partition.
   DELETE FROM mq_leases l WHERE cardinality(p_leases) = 1 AND l.id = p_leases[1] AND l.partitions <@ p_partitions;
   IF FOUND THEN RETURN; END IF;
   PERFORM FROM mq_leases l WHERE l.id = ANY (p_leases) ORDER BY l.id FOR UPDATE;
@@ -74,7 +74,7 @@ BEGIN
   DELETE FROM mq_leases l WHERE l.id = ANY (p_leases) AND l.partitions = '{}';
 END $$;
 
--- Keeps what a group gives up: as a dead letter where the queue has those, else as the record that it was skipped.
+-- Keeps an abandoned message: as a dead letter if its queue has those, otherwise as a record that it was skipped.
 CREATE OR REPLACE FUNCTION mq_bury(
   p_partition uuid, p_grp int, p_seqs bigint[], p_errors text[], p_tries jsonb, p_letter boolean
 ) RETURNS void
@@ -89,9 +89,9 @@ CREATE OR REPLACE FUNCTION mq_bury(
     JOIN mq_partitions p ON p.id = m.partition JOIN mq_queues q ON q.id = p.queue JOIN mq_groups g ON g.id = p_grp
 $$;
 
--- Gives up what a group has not read in time, up to a number, the oldest p_most. Returns how many. The caller holds
+-- Abandons messages that a group has not read in time: the oldest p_most. Returns how many. The caller holds
 -- the lock of the cursor, which has no lease.
-CREATE OR REPLACE FUNCTION mq_give_up(p_partition uuid, p_grp int, p_upto bigint, p_most int) RETURNS bigint
+CREATE OR REPLACE FUNCTION mq_abandon(p_partition uuid, p_grp int, p_upto bigint, p_most int) RETURNS bigint
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -101,7 +101,7 @@ BEGIN
   v_seqs := ARRAY(SELECT m.seq FROM mq_messages m
       WHERE m.partition = p_partition AND m.seq > c.head AND m.seq <= p_upto AND NOT m.seq = ANY (c.done)
         AND (m.grp IS NULL OR m.grp = p_grp) ORDER BY m.seq LIMIT p_most);
-  -- Not all of it: the next call takes the rest.
+  -- More are left: the next call continues.
   v_head := CASE WHEN cardinality(v_seqs) = p_most THEN v_seqs[p_most] ELSE greatest(c.head, p_upto) END;
   PERFORM mq_bury(p_partition, p_grp, v_seqs,
       array_fill('It waited longer than maxWaitTimeSeconds.'::text, ARRAY[cardinality(v_seqs)]), c.tries, false);
@@ -144,7 +144,7 @@ BEGIN
     v_leases := v_leases || mq_end(r.partition, r.grp); v_parts := v_parts || r.partition;
   END LOOP;
   PERFORM mq_unlease(v_leases, v_parts);
-  -- Of a queue or group that is gone: no cursor names it any more.
+  -- Its queue or group was deleted: no cursor names the lease any more.
   DELETE FROM mq_leases l
     WHERE l.until <= t AND (p_grp IS NULL OR l.grp = p_grp) AND NOT EXISTS (SELECT FROM mq_cursors c
         WHERE c.lease = l.id AND c.partition = ANY (l.partitions) AND c.grp = l.grp);

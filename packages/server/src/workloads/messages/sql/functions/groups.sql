@@ -30,9 +30,9 @@ CREATE OR REPLACE FUNCTION mq_slowest(p_queue int, p_partition uuid, p_low bigin
     LEFT JOIN mq_ready r ON r.partition = p_partition AND r.grp = g.id WHERE g.queue = p_queue
 $$;
 
--- A group begins, or goes on beginning: with all, with what comes from now on, or with what came from a time on.
--- Joins the next p_slice partitions; p_partition: that one, if there is one. p_most: groups that the queue may have.
--- NULL: the queue is gone; 0: it has as many groups as it may.
+-- Starts a group, or continues to: at the beginning, at new messages, or at a time.
+-- Joins the next p_slice partitions; p_partition: that one, if it exists. p_most: the maximum of groups of the queue.
+-- NULL: the queue was deleted; 0: it has the maximum of groups.
 CREATE OR REPLACE FUNCTION mq_subscribe(
   p_queue int, p_group text, p_mode text, p_from timestamptz, p_partition text DEFAULT NULL,
   p_most int DEFAULT NULL, p_slice int DEFAULT 500
@@ -42,14 +42,14 @@ CREATE OR REPLACE FUNCTION mq_subscribe(
 DECLARE
   g mq_groups; v_last uuid; v_head bigint;
 BEGIN
-  -- Without the guard, for which pushes wait, where there is nothing to do.
+  -- Without the guard, for which pushes wait, if there is nothing to do.
   SELECT x.* INTO g FROM mq_groups x WHERE x.queue = p_queue AND x.name = p_group AND x.reached IS NULL;
   IF FOUND THEN RETURN g.id; END IF;
   IF NOT mq_guard(ARRAY[p_queue], true) THEN RETURN NULL; END IF;
   SELECT x.* INTO g FROM mq_groups x WHERE x.queue = p_queue AND x.name = p_group;
   IF NOT FOUND THEN
     IF p_most <= (SELECT count(*) FROM mq_groups x WHERE x.queue = p_queue) THEN RETURN 0; END IF;
-    -- The slowest group says how much a queue holds.
+    -- The slowest group decides how much a queue holds.
     UPDATE mq_queues q SET size_most = NULL WHERE q.id = p_queue AND q.size_most IS NOT NULL;
     INSERT INTO mq_groups (queue, name, mode, since, reached, starts, created_at)
       VALUES (p_queue, p_group, p_mode, coalesce(p_from, clock()),
@@ -78,7 +78,7 @@ BEGIN
   RETURN g.id;
 END $$;
 
--- The last message before a time; times stand in the order of the numbers, so that halving finds it.
+-- The last message before a time. Times are in the order of the numbers, so bisection finds it.
 CREATE OR REPLACE FUNCTION mq_before(p_partition uuid, p_at timestamptz) RETURNS bigint
   LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -100,8 +100,8 @@ CREATE OR REPLACE FUNCTION mq_start(p_partition uuid, p_low bigint, p_starts tim
   LANGUAGE sql STABLE
   RETURN CASE WHEN p_starts IS NULL THEN p_low ELSE mq_before(p_partition, p_starts) END;
 
--- Ends groups of this name, of one queue or of all. p_forget false: each begins again after the time at which it began
--- first.
+-- Ends groups of this name, of one queue or of all. p_forget false: each starts again after the time at which it
+-- first started.
 CREATE OR REPLACE FUNCTION mq_unsubscribe(
   p_group text, p_queue text, p_forget boolean
 ) RETURNS TABLE (queue text, partitions bigint)

@@ -1,22 +1,22 @@
 -- Pop takes partitions that are ready, the longest ready first, one after the other.
 --
--- Up to p_batch messages of up to p_partitions partitions of the first queue that has some, under one lease. They end
--- at p_bytes of payload, as stored, but there is always one. A partition whose next message has no room keeps its
+-- Up to p_batch messages of up to p_partitions partitions of the first queue with messages, under one lease. They end
+-- at p_bytes of payload, as stored, but there is at least one. A partition whose next message does not fit keeps its
 -- turn.
 --
 -- One row with a list for each column; payloads are joined by record separators.
---   due_ms   when there may be something, if there is nothing now
---   leased   some of it has to be acked
+--   due_ms   when the next message may be due, if none is now
+--   leased   some messages have to be acked
 --   more     1,000 messages were abandoned, and the caller has to pop again
---   missing  queues in which the group has yet to begin or to join partitions: the caller has to call mq_subscribe for
---            each, in a statement of its own, and to pop again if it got nothing. The guard that mq_subscribe takes
+--   missing  queues in which the group has not started, or not joined all partitions: the caller calls mq_subscribe for
+--            each, in a separate statement, and to pop again if it got nothing. The guard that mq_subscribe takes
 --            must not be held together with anything that others wait for.
 --
 -- Many pops are made by one statement, whose answer has to be bounded too: after p_flush bytes the rest take nothing
 -- and return more. The sum is kept in a setting of the transaction.
 --
 -- The usual path is one function: as steps of their own, taking a partition and reading its messages made a pop cost 6
--- to 9% more. Only what is rare is split off. Those functions run with the settings of mq_pop.
+-- to 9% more. Only rare cases are separate. Those functions run with the settings of mq_pop.
 CREATE OR REPLACE FUNCTION mq_pop(
   p_queue text, p_namespace text, p_task text, p_partition text, p_group text, p_batch int, p_partitions int,
   p_auto boolean, p_lease uuid, p_mode text, p_from timestamptz, p_bytes int, p_flush int,
@@ -44,7 +44,7 @@ BEGIN
       ORDER BY x.priority DESC, x.name LOOP
     SELECT g.id, g.reached INTO v_grp, v_reached FROM mq_groups g WHERE g.queue = q.id AND g.name = p_group;
     IF NOT FOUND THEN missing := missing || q.id; END IF;
-    -- Not past a queue of higher priority whose content is not known yet.
+    -- Do not skip a queue of higher priority whose content is not known yet.
     CONTINUE WHEN missing IS NOT NULL;
     IF EXISTS (SELECT FROM mq_leases l WHERE l.grp = v_grp AND l.until <= t) THEN
       PERFORM mq_expire(v_grp, 100);
@@ -73,21 +73,21 @@ BEGIN
           ON CONFLICT (partition, grp) DO NOTHING;
         SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp FOR UPDATE;
       END IF;
-      -- The end of its lease says when there is more.
+      -- When its lease ends, it becomes ready again.
       CONTINUE WHEN c.lease IS NOT NULL;
       IF q.window_seconds > 0 AND v_pushed + q.window_seconds * interval '1 second' > t THEN
         INSERT INTO mq_ready (partition, grp, at)
           VALUES (v_part, v_grp, v_pushed + q.window_seconds * interval '1 second');
         CONTINUE;
       END IF;
-      -- Nothing is delivered that waited too long, whether or not a sweep came by.
+      -- A message that waited too long is not delivered, even if no sweep has found it yet.
       IF q.max_wait_seconds > 0 THEN
-        v_most := v_most - mq_pop_give_up(c, q.max_wait_seconds, v_most, t);
+        v_most := v_most - mq_pop_abandon(c, q.max_wait_seconds, v_most, t);
         more := v_most <= 0;
         EXIT WHEN more;
         SELECT x.* INTO c FROM mq_cursors x WHERE x.partition = v_part AND x.grp = v_grp;
       END IF;
-      -- What is due is a beginning of what is there, and so is what the answer has room for. The first one always fits.
+      -- Due messages come first in the log, and so do those that fit. The first one always fits.
       SELECT array_agg(x.seq) AS seqs, array_agg(x.id) AS ids, array_agg(x.transaction_id) AS txs,
           array_agg(x.trace_id) AS traces, array_agg(x.sealed) AS sealed,
           string_agg(x.payload, E'\x1e' ORDER BY x.seq) AS payloads,
@@ -107,7 +107,7 @@ BEGIN
         EXIT WHEN mq_pop_nothing(c, q.delay_seconds, v_at, v_bytes > 0, t);
         CONTINUE;
       END IF;
-      -- A sealed message is settled by the caller once it could be read.
+      -- The caller settles a sealed message after it could decrypt it.
       IF p_auto AND NOT true = ANY (m.sealed) THEN
         c.head := m.seqs[cardinality(m.seqs)];
         UPDATE mq_cursors x SET head = c.head, done = ARRAY(SELECT d FROM unnest(c.done) d WHERE d > c.head),
@@ -126,14 +126,14 @@ BEGIN
       payloads := CASE WHEN payloads = '' THEN m.payloads ELSE payloads || E'\x1e' || m.payloads END;
       v_left := v_left - cardinality(m.seqs); v_bytes := v_bytes + m.bytes;
     END LOOP;
-    -- Others wait behind what the group has joined so far, so it goes on joining whatever it found.
+    -- Partitions that the group has not joined yet may have messages too: it continues to join, whatever it found.
     IF v_reached IS NOT NULL AND (p_partition IS NULL
         OR cardinality(parts) = 0 AND NOT mq_joined(q.id, p_partition, v_grp, v_reached)) THEN
       missing := ARRAY[q.id];
     END IF;
     IF cardinality(parts) > 0 THEN
       queue := q.name; namespace := q.namespace; task := q.task;
-      -- Small ones are bounded by their number.
+      -- Small payloads are bounded by their number.
       IF v_bytes > 65536 THEN
         PERFORM set_config('spillway.popped_bytes', (coalesce(v_flushed, 0) + v_bytes)::text, true);
       END IF;
@@ -151,16 +151,16 @@ BEGIN
   due_ms := ceil(extract(epoch FROM v_due - clock()) * 1000);
 END $$;
 
--- Has the group joined this one partition, in its slice or ahead of it?
+-- Whether the group has joined this partition, in its slice or ahead of it.
 CREATE OR REPLACE FUNCTION mq_joined(p_queue int, p_partition text, p_grp int, p_reached uuid) RETURNS boolean
   LANGUAGE sql STABLE AS $$
   SELECT EXISTS (SELECT FROM mq_partitions p LEFT JOIN mq_cursors x ON x.partition = p.id AND x.grp = p_grp
     WHERE p.queue = p_queue AND p.name = p_partition AND (p.id <= p_reached OR x.head IS NOT NULL))
 $$;
 
--- Gives up what waited too long in a partition, at most p_most; returns how many. With p_most the pop ends, and the
--- partition is ready again.
-CREATE OR REPLACE FUNCTION mq_pop_give_up(c mq_cursors, p_max_wait_seconds int, p_most int, t timestamptz) RETURNS int
+-- Abandons messages of a partition that waited too long, at most p_most; returns how many. At p_most the pop ends, and
+-- the partition is ready again.
+CREATE OR REPLACE FUNCTION mq_pop_abandon(c mq_cursors, p_max_wait_seconds int, p_most int, t timestamptz) RETURNS int
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -170,13 +170,13 @@ BEGIN
       WHERE z.partition = c.partition AND z.seq > c.head ORDER BY z.seq LIMIT 1)) IS NOT TRUE THEN
     RETURN 0;
   END IF;
-  v_n := mq_give_up(c.partition, c.grp, mq_before(c.partition, v_old), p_most);
+  v_n := mq_abandon(c.partition, c.grp, mq_before(c.partition, v_old), p_most);
   IF v_n >= p_most THEN INSERT INTO mq_ready (partition, grp, at) VALUES (c.partition, c.grp, t); END IF;
   RETURN v_n;
 END $$;
 
--- Nothing was taken of a partition: it is due but has no room (true), or nothing is due, or nothing is there.
--- p_bounded: others have taken room. Puts the partition where it belongs.
+-- No message of a partition was taken: one is due but does not fit (true), none is due, or there is none.
+-- p_bounded: other messages have used the space. Makes the partition ready or idle.
 CREATE OR REPLACE FUNCTION mq_pop_nothing(
   c mq_cursors, p_delay_seconds int, p_at timestamptz, p_bounded boolean, t timestamptz
 ) RETURNS boolean
@@ -191,7 +191,7 @@ BEGIN
     INSERT INTO mq_ready (partition, grp, at) VALUES (c.partition, c.grp, p_at);
     RETURN true;
   END IF;
-  -- The lock keeps the tail where it is. What is gone is not waited for.
+  -- The lock keeps the tail from moving. Deleted messages are skipped.
   SELECT p.tail INTO v_tail FROM mq_partitions p WHERE p.id = c.partition FOR SHARE;
   SELECT z.created_at INTO v_first FROM mq_messages z
     WHERE z.partition = c.partition AND z.seq > c.head AND NOT z.seq = ANY (c.done) AND (z.grp IS NULL OR z.grp = c.grp)
@@ -206,7 +206,7 @@ BEGIN
   RETURN false;
 END $$;
 
--- Which of these queues and groups have something to read. Ends expired deliveries, too.
+-- Which of these queues and groups have something to read. Also ends expired deliveries.
 CREATE OR REPLACE FUNCTION mq_due(p_queues text[], p_groups text[]) RETURNS TABLE (queue text, grp text)
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

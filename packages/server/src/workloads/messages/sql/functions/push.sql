@@ -1,9 +1,9 @@
 -- The effect of a push (store/port.ts, StoreEffect): numbers and stores the messages, in the accepting transaction.
 --
--- An item is what one request brings to one partition. Its messages come flat, with the number of their item. The
+-- An item is the part of a request for one partition. Its messages are a flat list with the number of their item. The
 -- result of an item is {"ids":[…], "duplicates":{"2":"id"}, "failed":{"0":"code"}}.
 --
--- The steps have no settings of their own and run with those of mq_pushed.
+-- The steps have no settings: they run with those of mq_pushed.
 CREATE OR REPLACE FUNCTION mq_pushed(
   p_verdicts text[], p_seqs bigint[], p_partitions uuid[], p_queues text[], p_names text[], p_item int[],
   p_ids uuid[], p_transactions text[], p_traces text[], p_sealed boolean[], p_payloads text, p_queued boolean
@@ -17,7 +17,7 @@ DECLARE
   n record;
 BEGIN
   IF NOT 'apply' = ANY (p_verdicts) THEN RETURN array_fill(NULL::json, ARRAY[cardinality(p_verdicts)]); END IF;
-  -- Until all are guarded: a queue that is deleted while this waits is created again.
+  -- Repeats until all are guarded: a queue that is deleted meanwhile is created again.
   LOOP
     SELECT array_agg(coalesce(q.id, mq_queue(u.name)) ORDER BY u.i),
         coalesce(bool_or(q.max_size > 0 OR q.encryption_enabled), false), bool_or(q.id IS NULL)
@@ -33,12 +33,12 @@ BEGIN
     END IF;
   END IF;
   n := mq_number(p_verdicts, p_partitions, v_queue, p_names, p_item, v_failed, t);
-  -- A time under the lock: times are in the order of the numbers. In whole milliseconds, as it is reported: a reader
-  -- who asks for what came from such a time on gets it.
+  -- Read under the lock, so times are in the order of the numbers. In whole milliseconds, as reported: a reader
+  -- that starts at such a time gets the message.
   t := date_trunc('milliseconds', clock());
   v_inserted := mq_insert(p_verdicts, p_partitions, p_item, p_ids, p_transactions, p_traces, p_sealed, v_payloads,
     v_failed, v_dup, n.parts, n.tails, n.counts, t);
-  -- Some exist already: once more, without them, so that the numbers have no gaps.
+  -- Some exist already: repeats without them, so that the numbers have no gaps.
   IF v_inserted < n.expected THEN
     v_dup := mq_duplicates(p_verdicts, p_partitions, p_item, p_ids, p_transactions, v_failed, n.parts, n.tails,
       n.counts);
@@ -49,14 +49,14 @@ BEGIN
       RAISE EXCEPTION 'stored % messages where % were expected', v_inserted, n.expected USING ERRCODE = 'XX000';
     END IF;
   END IF;
-  -- Other processes are notified with the commit. While all groups have something to read, nobody waits.
+  -- Other processes are notified with the commit. While all groups have something to read, no pop waits.
   IF mq_push_ready(n.parts, n.tails, n.counts, n.owners, t) OR v_new THEN
-    PERFORM mq_tell(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (n.owners)));
+    PERFORM mq_notify(ARRAY(SELECT DISTINCT q.name FROM mq_queues q WHERE q.id = ANY (n.owners)));
   END IF;
   RETURN mq_push_results(p_verdicts, p_item, p_ids, v_failed, v_dup);
 END $$;
 
--- What may not be stored: as plain text where the queue is encrypted, and beyond the queue's size. Per message a code,
+-- Messages that may not be stored: plain text in an encrypted queue, or more than the queue's size. A code per message,
 -- or NULL.
 CREATE OR REPLACE FUNCTION mq_push_check(
   p_verdicts text[], p_queue int[], p_partitions uuid[], p_item int[], p_transactions text[], p_sealed boolean[]
@@ -67,7 +67,7 @@ DECLARE
   v_failed text[] := array_fill(NULL::text, ARRAY[cardinality(p_item)]);
   v_first bigint[]; v_left bigint; v_most bigint; v_asked bigint; r record;
 BEGIN
-  -- A message that exists already, or comes twice, takes no room: 0, or the number of the first.
+  -- A message that exists already, or is in the request twice, takes no space: 0, or the number of the first.
   SELECT array_agg(CASE WHEN x.there THEN 0 ELSE x.first END ORDER BY x.k) INTO v_first FROM (
     SELECT u.k,
       first_value(u.k) OVER (
@@ -79,8 +79,8 @@ BEGIN
   FOR r IN SELECT q.id, q.max_size, q.encryption_enabled FROM mq_queues q
       WHERE q.id = ANY (p_queue) AND (q.max_size > 0 OR q.encryption_enabled) ORDER BY q.id LOOP
     IF r.max_size > 0 THEN
-      -- One at a time; in the order of the queues, behind the lanes. What is consumed makes room, so it is counted only
-      -- if the last count and what came since leave none.
+      -- One queue at a time, in their order, after the lanes. Consumed messages make room, so the queue is counted only
+      -- if the last count and the messages since leave none.
       SELECT q.size_most INTO v_most FROM mq_queues q WHERE q.id = r.id FOR NO KEY UPDATE;
       SELECT count(*) INTO v_asked FROM unnest(p_item, v_first) WITH ORDINALITY u(item, first, k)
         WHERE p_queue[u.item] = r.id AND u.first = u.k;
@@ -103,7 +103,7 @@ BEGIN
   RETURN v_failed;
 END $$;
 
--- Numbers for the messages, under the partitions' rows, in the order of their ids.
+-- Numbers the messages, under the locks of the partitions' rows, in the order of their ids.
 CREATE OR REPLACE FUNCTION mq_number(
   p_verdicts text[], p_partitions uuid[], p_queue int[], p_names text[], p_item int[], p_failed text[],
   p_at timestamptz,
@@ -126,7 +126,7 @@ BEGIN
     INTO parts, tails, counts, owners, expected FROM up JOIN n ON n.part = up.id;
 END $$;
 
--- Stores the messages that neither failed nor are known as duplicates; returns how many were not there already.
+-- Stores the messages that neither failed nor are known as duplicates; returns how many were new.
 CREATE OR REPLACE FUNCTION mq_insert(
   p_verdicts text[], p_partitions uuid[], p_item int[], p_ids uuid[], p_transactions text[], p_traces text[],
   p_sealed boolean[], p_payloads text[], p_failed text[], p_dup uuid[], p_parts uuid[], p_tails bigint[],
@@ -151,7 +151,7 @@ BEGIN
   RETURN v_inserted;
 END $$;
 
--- Takes back what mq_insert stored, and finds for each message the one that was there first, or NULL.
+-- Removes the rows of mq_insert again, and finds for each message the one that existed first, or NULL.
 CREATE OR REPLACE FUNCTION mq_duplicates(
   p_verdicts text[], p_partitions uuid[], p_item int[], p_ids uuid[], p_transactions text[], p_failed text[],
   p_parts uuid[], p_tails bigint[], p_counts bigint[]
@@ -176,7 +176,7 @@ BEGIN
   RETURN v_dup;
 END $$;
 
--- Numbers once more, without the duplicates. p_counts: how many numbers were given.
+-- Numbers the messages again, without the duplicates. p_counts: how many numbers were assigned.
 CREATE OR REPLACE FUNCTION mq_renumber(
   p_verdicts text[], p_partitions uuid[], p_item int[], p_failed text[], p_dup uuid[], p_parts uuid[],
   p_counts bigint[],
@@ -198,8 +198,8 @@ BEGIN
     INTO parts, tails, counts, owners, expected FROM up;
 END $$;
 
--- Groups that had read everything have something to read; true if there are any. A statement of its own: what the
--- partition's lock waited for is seen here.
+-- Groups that had read everything have something to read; true if there are any. A separate statement, so that it sees
+-- what was committed while the partition's lock was awaited.
 CREATE OR REPLACE FUNCTION mq_push_ready(
   p_parts uuid[], p_tails bigint[], p_counts bigint[], p_owners int[], p_at timestamptz
 ) RETURNS boolean

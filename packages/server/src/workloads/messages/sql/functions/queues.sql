@@ -21,7 +21,7 @@ CREATE OR REPLACE FUNCTION mq_queue(p_name text) RETURNS int
 DECLARE
   v_id int;
 BEGIN
-  -- Another may make it, or delete it, between the two.
+  -- Another transaction may create it, or delete it, between the two.
   LOOP
     SELECT q.id INTO v_id FROM mq_queues q WHERE q.name = p_name;
     IF FOUND THEN RETURN v_id; END IF;
@@ -31,14 +31,14 @@ BEGIN
   END LOOP;
 END $$;
 
--- How many were deleted singly of what stands behind a number; p_done: of them, those that do not count.
+-- How many messages behind a number were deleted one by one; p_done: those among them that do not count.
 CREATE OR REPLACE FUNCTION mq_holes(p_holes bigint[], p_behind bigint, p_done bigint[]) RETURNS bigint
   LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_holes = '{}' THEN 0
     ELSE (SELECT count(*) FROM unnest(p_holes) h WHERE h > p_behind AND NOT h = ANY (p_done)) END
 $$;
 
--- Messages that a queue holds: those that its slowest group has still to read; all, if there is no group.
+-- Messages that a queue holds: those that its slowest group has not read yet; all, if it has no group.
 CREATE OR REPLACE FUNCTION mq_size(p_queue int) RETURNS bigint
   LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
   SELECT coalesce(sum(p.tail - b.behind - mq_holes(p.holes, b.behind, '{}')), 0)::bigint
@@ -47,8 +47,8 @@ CREATE OR REPLACE FUNCTION mq_size(p_queue int) RETURNS bigint
   ) b WHERE p.queue = p_queue
 $$;
 
--- Wakes those who wait for these queues, by marks of their names: a notice has room for 8,000 bytes.
-CREATE OR REPLACE FUNCTION mq_tell(p_queues text[]) RETURNS void
+-- Wakes waiting pops of these queues, by hashes of their names: a notification has room for 8,000 bytes.
+CREATE OR REPLACE FUNCTION mq_notify(p_queues text[]) RETURNS void
   LANGUAGE sql SET search_path FROM CURRENT AS $$
   SELECT pg_notify('spillway_' || current_schema(), 'mq:' || CASE WHEN cardinality(p_queues) > 500 THEN '*'
       ELSE (SELECT string_agg(left(md5(n), 8), ',') FROM unnest(p_queues) n) END)

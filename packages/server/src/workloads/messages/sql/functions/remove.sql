@@ -1,17 +1,17 @@
--- What an administrator removes: all messages of a queue, a queue, a single message.
+-- Deletions by operators: all messages of a queue, a queue, a single message.
 
--- Empties a queue, or one partition of it: every group stands at the end. Dead letters stay.
+-- Empties a queue, or one of its partitions: every group moves to the end. Dead letters stay.
 CREATE OR REPLACE FUNCTION mq_clear(p_queue text, p_partition text) RETURNS bigint
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
   v_n bigint := 0; v_gone bigint; v_tail bigint; r record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
-  -- Nobody joins meanwhile.
+  -- No group joins meanwhile.
   PERFORM mq_guard(ARRAY(SELECT q.id FROM mq_queues q WHERE q.name = p_queue), false);
   FOR r IN SELECT p.id FROM mq_partitions p JOIN mq_queues q ON q.id = p.queue
     WHERE q.name = p_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY p.id LOOP
-    -- A cursor for those who may take from it at this moment, to lock; the others stand at the end, or begin behind it.
+    -- Locks the cursors of groups that may pop at this moment; the others move to the end, or start behind it.
     INSERT INTO mq_cursors (partition, grp, head) SELECT r.id, x.grp, 0 FROM mq_ready x WHERE x.partition = r.id
       ORDER BY x.grp ON CONFLICT (partition, grp) DO NOTHING;
     PERFORM FROM mq_cursors c WHERE c.partition = r.id ORDER BY c.grp FOR UPDATE;
@@ -36,7 +36,7 @@ CREATE OR REPLACE FUNCTION mq_drop(p_queue text) RETURNS boolean
 DECLARE
   v_queue int;
 BEGIN
-  -- By its number from here on: a new queue with this name is another queue.
+  -- From here on by its id: a new queue with this name is another queue.
   SELECT q.id INTO v_queue FROM mq_queues q WHERE q.name = p_queue;
   IF NOT mq_guard(ARRAY[v_queue], true) THEN RETURN false; END IF;
   DELETE FROM mq_messages m USING mq_partitions p WHERE p.queue = v_queue AND m.partition = p.id;
@@ -55,7 +55,7 @@ CREATE OR REPLACE FUNCTION mq_remove(p_partition uuid, p_transaction text) RETUR
 DECLARE
   v_seqs bigint[]; v_low bigint; c record; v_leases uuid[] := '{}'; v_parts uuid[] := '{}';
 BEGIN
-  -- In the order in which everybody locks: nobody delivers it meanwhile, and nobody pushes.
+  -- In the common lock order: no pop delivers it meanwhile, and no push runs.
   PERFORM FROM mq_cursors x WHERE x.partition = p_partition ORDER BY x.grp FOR UPDATE;
   PERFORM FROM mq_partitions p WHERE p.id = p_partition FOR NO KEY UPDATE;
   WITH gone AS (DELETE FROM mq_messages m

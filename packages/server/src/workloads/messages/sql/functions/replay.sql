@@ -1,6 +1,6 @@
 -- Puts a dead letter back into its partition.
 
--- A dead letter goes back to the end of its partition, for the group that gave it up alone.
+-- A dead letter returns to the end of its partition, only for the group that abandoned it.
 CREATE OR REPLACE FUNCTION mq_replay(
   p_id uuid
 ) RETURNS TABLE (queue text, partition uuid, message_id uuid, transaction_id text)
@@ -11,7 +11,7 @@ DECLARE
 BEGIN
   SELECT x.* INTO d FROM mq_dead x WHERE x.id = p_id FOR UPDATE;
   IF NOT FOUND THEN RETURN; END IF;
-  -- Until both are guarded: what is deleted while this waits is created again.
+  -- Repeats until both are guarded: a queue that is deleted meanwhile is created again.
   LOOP
     v_queue := mq_queue(d.queue);
     PERFORM mq_guard(ARRAY[v_queue], false);
@@ -35,7 +35,7 @@ BEGIN
       ELSE d.partition > g.reached IS NOT TRUE AND (SELECT x.grp FROM mq_ready x
           WHERE x.partition = d.partition AND x.grp = g.id) IS NULL END
     ON CONFLICT (partition, grp) DO NOTHING;
-  PERFORM mq_tell(ARRAY[d.queue]);
+  PERFORM mq_notify(ARRAY[d.queue]);
   queue := d.queue; partition := d.partition; message_id := d.message_id; transaction_id := d.transaction_id;
   RETURN NEXT;
 END $$;

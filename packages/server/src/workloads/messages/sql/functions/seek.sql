@@ -1,7 +1,7 @@
 -- Moves a consumer group to another position.
 
--- Moves a group to where it is to go on, in the next p_partitions partitions of a queue behind p_after; p_to: start,
--- end, or a time. What is leased is lost. moved NULL: there is no such queue or group.
+-- Moves a group to p_to (start, end, or a time) in the next p_partitions partitions of a queue after p_after.
+-- Its leases are lost. moved NULL: there is no such queue or group.
 CREATE OR REPLACE FUNCTION mq_seek(
   p_queue text, p_group text, p_to text, p_at timestamptz, p_after uuid, p_partitions int,
   OUT moved bigint, OUT last uuid
@@ -13,7 +13,7 @@ DECLARE
 BEGIN
   SELECT q.id, g.id INTO v_queue, v_grp FROM mq_queues q JOIN mq_groups g ON g.queue = q.id
     WHERE q.name = p_queue AND g.name = p_group;
-  -- Nobody joins meanwhile.
+  -- No group joins meanwhile.
   IF NOT FOUND OR NOT mq_guard(ARRAY[v_queue], false) THEN RETURN; END IF;
   UPDATE mq_queues q SET size_most = NULL WHERE q.id = v_queue AND q.size_most IS NOT NULL;
   moved := 0;

@@ -21,10 +21,10 @@ BEGIN
   RETURN v_n;
 END $$;
 
--- What has been kept long enough goes. Consumed by every group: when that is completed_retention_seconds ago, which
--- is known to within the time between two sweeps. Not consumed: only where the queue says so (retention_seconds,
+-- Removes expired messages. Consumed by every group: after completed_retention_seconds, which
+-- is exact to the time between two sweeps. Unconsumed: only if the queue says so (retention_seconds,
 -- max_wait_seconds).
--- The next p_partitions behind p_after, and the last of them: a sweep is many short transactions.
+-- The next p_partitions after p_after, and the last of them: a sweep is many short transactions.
 CREATE OR REPLACE FUNCTION mq_sweep(
   p_most int, p_after uuid, p_partitions int,
   OUT removed bigint, OUT given_up bigint, OUT traces bigint, OUT last uuid
@@ -45,7 +45,7 @@ BEGIN
            ORDER BY p.id LIMIT p_partitions LOOP
     EXIT WHEN removed >= p_most OR given_up >= p_most;
     last := r.id;
-    -- Where a group joins at this moment, the next round gives up what waited too long.
+    -- If a group joins at this moment, the next round abandons the messages that waited too long.
     IF r.max_wait_seconds > 0
       AND pg_try_advisory_xact_lock_shared(hashtext('spillway.groups.' || current_schema()), r.queue) THEN
       v_upto := mq_before(r.id, t - r.max_wait_seconds * interval '1 second');
@@ -58,7 +58,7 @@ BEGIN
         ON CONFLICT (partition, grp) DO NOTHING;
       FOR c IN SELECT x.grp FROM mq_cursors x WHERE x.partition = r.id AND x.head < v_upto AND x.lease IS NULL
         ORDER BY x.grp FOR UPDATE SKIP LOCKED LOOP
-        given_up := given_up + mq_give_up(r.id, c.grp, v_upto, p_most);
+        given_up := given_up + mq_abandon(r.id, c.grp, v_upto, p_most);
         DELETE FROM mq_ready d WHERE d.partition = r.id AND d.grp = c.grp;
         PERFORM mq_requeue(x.partition, x.grp, x.head, NULL) FROM mq_cursors x
           WHERE x.partition = r.id AND x.grp = c.grp;
@@ -75,7 +75,7 @@ BEGIN
       IF r.marked_at IS NOT NULL AND r.mark > r.low THEN
         v_gone := mq_cut(r.id, r.mark, p_most);
         removed := removed + v_gone;
-        -- Not all of it: the mark stands until it is.
+        -- More are left: the mark stays until they are removed.
         CONTINUE WHEN v_gone >= p_most;
       END IF;
       UPDATE mq_partitions p SET mark = greatest(p.mark, coalesce(v_min, 0)), marked_at = t

@@ -59,7 +59,7 @@ BEGIN
   END IF;
   IF o.idem IS NOT NULL THEN
     UPDATE idempotency d SET answer = CASE WHEN p_code IS NULL THEN json_build_object('v', 'cancelled')
-        ELSE json_build_object('v', 'failed', 'error', p_why, 'code', p_code) END
+        ELSE json_build_object('v', 'failed', 'error', p_why, 'code', p_code, 'status', 504) END
       WHERE d.key = o.idem AND d.op = p_id AND d.answer IS NULL;
   END IF;
   IF o.gate IS NOT NULL THEN PERFORM gates_release(ARRAY[o.gate], ARRAY[1::bigint]); END IF;

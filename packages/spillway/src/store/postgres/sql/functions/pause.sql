@@ -49,11 +49,14 @@ BEGIN
   IF cardinality(v_keys) > 0 THEN PERFORM turns_next(v_keys); END IF;
 END $$;
 
--- A step of accept. Which lanes' first items may run now: not those that are paused. p_types: of these first items.
-CREATE OR REPLACE FUNCTION pauses_check(p_queues text[], p_partitions text[], p_may_run boolean[], p_types text[])
-  RETURNS boolean[]
+-- A step of accept. Which lanes' first items may run now: not those that are paused. Per item the number of its lane,
+-- its number in the lane (1: the first) and its type.
+CREATE OR REPLACE FUNCTION pauses_check(
+  p_queues text[], p_partitions text[], p_may_run boolean[], p_lane int[], p_rn bigint[], p_types text[]
+) RETURNS boolean[]
   LANGUAGE sql STABLE AS $$
-  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = u.type
+  SELECT array_agg(u.may_run AND NOT EXISTS (SELECT FROM pauses s WHERE CASE WHEN s.queue = '' THEN s.partition = f.type
       ELSE s.queue = u.queue AND (s.partition IS NULL OR s.partition = u.partition) END) ORDER BY u.i)
-  FROM unnest(p_queues, p_partitions, p_may_run, p_types) WITH ORDINALITY u(queue, partition, may_run, type, i)
+  FROM unnest(p_queues, p_partitions, p_may_run) WITH ORDINALITY u(queue, partition, may_run, i)
+  JOIN unnest(p_lane, p_rn, p_types) f(lane, rn, type) ON f.lane = u.i AND f.rn = 1
 $$;

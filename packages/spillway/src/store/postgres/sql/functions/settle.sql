@@ -227,8 +227,9 @@ BEGIN
   RETURN v_gone;
 END $$;
 
--- Moves finished operations to history, and failed ones to the dead letters, one by one. Returns how many. 'expired' is
--- failed too, but running it again would be too late again: it leaves no dead letter.
+-- Moves finished operations to history, and failed ones to the dead letters, one by one. Returns how many.
+-- 'answered' and 'expired' are failed, too, but leave no dead letter: the caller was answered with it, or running it
+-- again would be too late again.
 -- Each insert joins the lanes itself: one join for both would copy whole operations, payloads too, once more (4%).
 CREATE OR REPLACE FUNCTION ops_finish(
   r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[],
@@ -248,7 +249,8 @@ BEGIN
   ), kept AS (
     INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at,
         attempts, max_attempts, error, result, trace, code)
-    SELECT g.id, p_at, CASE g.status WHEN 'expired' THEN 'failed' ELSE g.status END, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
+    SELECT g.id, p_at, CASE WHEN g.status IN ('answered', 'expired') THEN 'failed' ELSE g.status END, g.type, l.queue,
+      l.partition, g.priority, g.identity, g.accepted_at,
       CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why,
       g.result::json, g.trace, CASE g.status WHEN 'expired' THEN 'expired' END
     FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
