@@ -530,9 +530,9 @@ BEGIN
     v_may_lease := FOUND;
   END IF;
   IF p_full OR cardinality(p_keys) + cardinality(p_halts) + cardinality(p_gates) + cardinality(p_rate_key) > 0 THEN
-    k := accept_decide(p_lanes, p_queues, p_partitions, p_lane, p_id, p_type, p_reason, p_keys, p_requests, p_key_ttl_ms,
-      p_gates, p_halts, p_rate_key, p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix, p_rate_item,
-      p_full, p_batch, t);
+    k := accept_decide(p_lanes, p_queues, p_partitions, p_lane, p_id, p_type, p_reason, p_keys, p_requests,
+      p_key_ttl_ms, p_gates, p_halts, p_rate_key, p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix,
+      p_rate_item, p_full, p_batch, t);
     v_decided := k.verdicts; answers := k.answers; ops := k.ops;
     tiers := k.tiers; rates_left := k.rates_left; rates_reset_ms := k.rates_reset_ms; at_ms := k.at_ms;
   END IF;
@@ -542,7 +542,8 @@ BEGIN
     v_lane := n.lane; v_rn := n.rn;
     IF cardinality(p_alone) > 0 THEN v_alone := lanes_pick(p_alone, p_lanes, v_lanes); END IF;
     IF cardinality(p_turn_keys) > 0 THEN
-      v_turn_keys := lanes_pick(p_turn_keys, p_lanes, v_lanes); v_turn_most := lanes_pick(p_turn_most, p_lanes, v_lanes);
+      v_turn_keys := lanes_pick(p_turn_keys, p_lanes, v_lanes);
+      v_turn_most := lanes_pick(p_turn_most, p_lanes, v_lanes);
     END IF;
   END IF;
   v_paused := EXISTS (SELECT FROM pauses);
@@ -743,7 +744,8 @@ $$;
       sql: `-- Takes a pending operation out of its lane, because it was cancelled or has expired, or asks a running one to stop.
 
 -- Takes a pending operation out of its lane. 'asked' when it runs and its handler can stop, 'running' when it cannot,
--- 'gone' when it is not in the queue. With a code it has failed with that, and only if it has expired. Who holds the lane's ready or parked row, or sees its lease, knows where it is.
+-- 'gone' when it is not in the queue. With a code it has failed with that, and only if
+-- it has expired. Who holds the lane's ready or parked row, or sees its lease, knows where it is.
 CREATE OR REPLACE FUNCTION withdraw(p_id uuid, p_abortable text[], p_why text, p_code text) RETURNS text
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -784,8 +786,8 @@ BEGIN
   WITH gone AS (DELETE FROM ops x WHERE x.lane = o.lane AND x.seq = o.seq RETURNING x.*)
   INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, attempts,
       max_attempts, error, trace, code)
-    SELECT g.id, t, CASE WHEN p_code IS NULL THEN 'cancelled' ELSE 'failed' END, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
-      g.attempts, g.max_attempts, p_why, g.trace, p_code
+    SELECT g.id, t, CASE WHEN p_code IS NULL THEN 'cancelled' ELSE 'failed' END, g.type, l.queue, l.partition,
+      g.priority, g.identity, g.accepted_at, g.attempts, g.max_attempts, p_why, g.trace, p_code
     FROM gone g JOIN lanes l ON l.id = g.lane;
   UPDATE lanes l
     SET depth = l.depth - 1, head = CASE WHEN f.seq = o.seq AND v_where <> 'leased' THEN o.seq ELSE l.head END
@@ -1503,7 +1505,8 @@ END $$;
 
 -- Appends to the lanes, in id order: sequences are given here, under the lane's lock. p_may_run: an empty lane starts
 -- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run. p_alone: the lane is
--- one parallel operation's (empty: none is); p_turn_keys: and has this key. What is parallel and applied at once needs no lane.
+-- one parallel operation's (empty: none is); p_turn_keys: and has this key. What is parallel and
+-- applied at once needs no lane.
 CREATE OR REPLACE FUNCTION lanes_take(
   p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_alone boolean[],
   p_turn_keys uuid[], p_apply boolean, p_at timestamptz,
@@ -1602,8 +1605,8 @@ BEGIN
     FROM unnest(p_batch, p_decided) u(batch, decided));
 END $$;
 
--- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else. A lane with a key
--- waits for its turn: the caller holds the key's lock too, has given the lane's permit back, and calls turns_next.
+-- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else. A lane with a
+-- key waits for its turn: the caller holds the key's lock too, has given the lane's permit back, and calls turns_next.
 CREATE OR REPLACE FUNCTION lane_requeue(p_lane uuid) RETURNS void
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -3206,8 +3209,8 @@ BEGIN
   RETURN v_n;
 END $$;
 
--- A step of promote. Lanes whose time has come wait for their turn. Claiming may hold other keys already, so it must not
--- wait for one: a key that is in use has its turn at the next claim.
+-- A step of promote. Lanes whose time has come wait for their turn. Claiming may hold other keys already, so it must
+-- not wait for one: a key that is in use has its turn at the next claim.
 CREATE OR REPLACE FUNCTION turns_promote(p_most int, p_at timestamptz) RETURNS int
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column

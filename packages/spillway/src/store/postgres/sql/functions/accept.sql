@@ -57,9 +57,9 @@ BEGIN
     v_may_lease := FOUND;
   END IF;
   IF p_full OR cardinality(p_keys) + cardinality(p_halts) + cardinality(p_gates) + cardinality(p_rate_key) > 0 THEN
-    k := accept_decide(p_lanes, p_queues, p_partitions, p_lane, p_id, p_type, p_reason, p_keys, p_requests, p_key_ttl_ms,
-      p_gates, p_halts, p_rate_key, p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix, p_rate_item,
-      p_full, p_batch, t);
+    k := accept_decide(p_lanes, p_queues, p_partitions, p_lane, p_id, p_type, p_reason, p_keys, p_requests,
+      p_key_ttl_ms, p_gates, p_halts, p_rate_key, p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix,
+      p_rate_item, p_full, p_batch, t);
     v_decided := k.verdicts; answers := k.answers; ops := k.ops;
     tiers := k.tiers; rates_left := k.rates_left; rates_reset_ms := k.rates_reset_ms; at_ms := k.at_ms;
   END IF;
@@ -69,7 +69,8 @@ BEGIN
     v_lane := n.lane; v_rn := n.rn;
     IF cardinality(p_alone) > 0 THEN v_alone := lanes_pick(p_alone, p_lanes, v_lanes); END IF;
     IF cardinality(p_turn_keys) > 0 THEN
-      v_turn_keys := lanes_pick(p_turn_keys, p_lanes, v_lanes); v_turn_most := lanes_pick(p_turn_most, p_lanes, v_lanes);
+      v_turn_keys := lanes_pick(p_turn_keys, p_lanes, v_lanes);
+      v_turn_most := lanes_pick(p_turn_most, p_lanes, v_lanes);
     END IF;
   END IF;
   v_paused := EXISTS (SELECT FROM pauses);

@@ -1,7 +1,8 @@
 -- Takes a pending operation out of its lane, because it was cancelled or has expired, or asks a running one to stop.
 
 -- Takes a pending operation out of its lane. 'asked' when it runs and its handler can stop, 'running' when it cannot,
--- 'gone' when it is not in the queue. With a code it has failed with that, and only if it has expired. Who holds the lane's ready or parked row, or sees its lease, knows where it is.
+-- 'gone' when it is not in the queue. With a code it has failed with that, and only if
+-- it has expired. Who holds the lane's ready or parked row, or sees its lease, knows where it is.
 CREATE OR REPLACE FUNCTION withdraw(p_id uuid, p_abortable text[], p_why text, p_code text) RETURNS text
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -42,8 +43,8 @@ BEGIN
   WITH gone AS (DELETE FROM ops x WHERE x.lane = o.lane AND x.seq = o.seq RETURNING x.*)
   INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, attempts,
       max_attempts, error, trace, code)
-    SELECT g.id, t, CASE WHEN p_code IS NULL THEN 'cancelled' ELSE 'failed' END, g.type, l.queue, l.partition, g.priority, g.identity, g.accepted_at,
-      g.attempts, g.max_attempts, p_why, g.trace, p_code
+    SELECT g.id, t, CASE WHEN p_code IS NULL THEN 'cancelled' ELSE 'failed' END, g.type, l.queue, l.partition,
+      g.priority, g.identity, g.accepted_at, g.attempts, g.max_attempts, p_why, g.trace, p_code
     FROM gone g JOIN lanes l ON l.id = g.lane;
   UPDATE lanes l
     SET depth = l.depth - 1, head = CASE WHEN f.seq = o.seq AND v_where <> 'leased' THEN o.seq ELSE l.head END

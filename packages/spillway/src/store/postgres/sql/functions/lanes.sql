@@ -30,7 +30,8 @@ END $$;
 
 -- Appends to the lanes, in id order: sequences are given here, under the lane's lock. p_may_run: an empty lane starts
 -- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run. p_alone: the lane is
--- one parallel operation's (empty: none is); p_turn_keys: and has this key. What is parallel and applied at once needs no lane.
+-- one parallel operation's (empty: none is); p_turn_keys: and has this key. What is parallel and
+-- applied at once needs no lane.
 CREATE OR REPLACE FUNCTION lanes_take(
   p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_alone boolean[],
   p_turn_keys uuid[], p_apply boolean, p_at timestamptz,
@@ -129,8 +130,8 @@ BEGIN
     FROM unnest(p_batch, p_decided) u(batch, decided));
 END $$;
 
--- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else. A lane with a key
--- waits for its turn: the caller holds the key's lock too, has given the lane's permit back, and calls turns_next.
+-- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else. A lane with a
+-- key waits for its turn: the caller holds the key's lock too, has given the lane's permit back, and calls turns_next.
 CREATE OR REPLACE FUNCTION lane_requeue(p_lane uuid) RETURNS void
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

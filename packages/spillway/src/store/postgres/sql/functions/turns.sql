@@ -128,8 +128,8 @@ BEGIN
   RETURN v_n;
 END $$;
 
--- A step of promote. Lanes whose time has come wait for their turn. Claiming may hold other keys already, so it must not
--- wait for one: a key that is in use has its turn at the next claim.
+-- A step of promote. Lanes whose time has come wait for their turn. Claiming may hold other keys already, so it must
+-- not wait for one: a key that is in use has its turn at the next claim.
 CREATE OR REPLACE FUNCTION turns_promote(p_most int, p_at timestamptz) RETURNS int
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
