@@ -71,7 +71,9 @@ export const Operation = Type.Object({
       { description: 'What its handler said last, while that attempt runs; not in lists' },
     ),
   ),
-  code: Type.Optional(Type.String({ description: 'Of a failure that its handler expected; not in lists' })),
+  code: Type.Optional(
+    Type.String({ description: 'Why it failed: `expired`, or (not in lists) what its handler said' }),
+  ),
   error_stack: Type.Optional(
     Type.String({ description: 'The last error with its stack; for operators only, and not in lists' }),
   ),
