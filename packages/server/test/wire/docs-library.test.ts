@@ -38,6 +38,8 @@ const stepsOf = (blocks: readonly Block[]) =>
     return [{ text: block.text, line: block.line, answer: next?.language === 'http' ? next.text : undefined }]
   })
 
+/** Compiling and starting take a while on a busy machine. */
+const patient = { timeout: 120_000 }
 const untilSeen: FragmentNames['until'] = (look) => until('a value', look, 30_000)
 
 let folder: Awaited<ReturnType<typeof makeFolder>>
@@ -46,7 +48,7 @@ beforeAll(async () => {
 })
 afterAll(() => folder.remove())
 
-it('the code of all pages compiles', async () => {
+it('the code of all pages compiles', patient, async () => {
   expect(await compileAll(folder.path, found)).toBe('')
 })
 
@@ -79,7 +81,7 @@ describe.each(Object.entries(found).filter(([, blocks]) => stepsOf(blocks).lengt
       await database.drop()
     })
 
-    it.each(stepsOf(blocks))('line $line: $text', async ({ text, answer }) => {
+    it.each(stepsOf(blocks))('line $line: $text', patient, async ({ text, answer }) => {
       if (/^npm i /.test(text)) return
       const name = /^node (\S+)$/m.exec(text)?.[1]
       if (name !== undefined) {
@@ -114,7 +116,7 @@ describe.each(Object.entries(found).filter(([, blocks]) => blocks.some(isFragmen
     })
 
     const run = blocks.filter((block) => isFragment(block) || block.language === 'sql')
-    it.each(run)('line $line: $heading', async (block) => {
+    it.each(run)('line $line: $heading', patient, async (block) => {
       if (block.language === 'sql') return void (await context.pool.query(block.text))
       const file = await writeFragment(folder.path, `${folderOf(page)}-${block.line}`, block)
       const { default: run } = await import(file)
