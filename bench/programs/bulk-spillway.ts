@@ -9,7 +9,7 @@ import { onMeasure, rowsIn } from './measured.js'
 const intake = await createIntake({
   store: postgres({ url: env('DATABASE_URL'), poolMax: envNumber('POOL_MAX'), log }),
   log,
-  work: false,
+  role: 'direct',
 })
 const run = async (): Promise<null> => null
 const plain = intake.define('bulk.plain', { run })

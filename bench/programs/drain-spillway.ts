@@ -19,7 +19,7 @@ const submitting = 2_000
 const pendingMax = 4_000_000
 
 if (task.stage === 'preload') {
-  const intake = await createIntake({ store: postgres({ url: task.url }), work: false, pendingMax, log: warnings })
+  const intake = await createIntake({ store: postgres({ url: task.url }), role: 'direct', pendingMax, log: warnings })
   const noop = intake.define(type, { body, lane, run: () => undefined })
   const preloaded = await preload(task, submitting, async (numbers) => {
     const answers = await Promise.all(numbers.map((n) => intake.submit(noop, jobOf(n), { respondAsync: true })))

@@ -13,7 +13,7 @@ const waiting = 64
 const unreached = 100_000_000
 
 // Without workers what is accepted stays.
-const intake = await openIntake({ store: postgres({ url: env('DATABASE_URL'), log }), log, work: false })
+const intake = await openIntake({ store: postgres({ url: env('DATABASE_URL'), log }), log, role: 'direct' })
 const body = Type.Object({ user: Type.String(), text: Type.String() })
 type Submitted = Type.Static<typeof body>
 const define = (type: string, gates: Parameters<typeof intake.define>[1]['gates']): Definition<Submitted> =>

@@ -23,7 +23,7 @@ const unreached = 10_000_000
 const intake = await createIntake({
   store: postgres({ url: env('DATABASE_URL'), sql: workloadSql, log }),
   log,
-  work: false,
+  role: 'direct',
 })
 
 const received: SqlEffect<Body, unknown> = {

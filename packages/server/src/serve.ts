@@ -170,7 +170,8 @@ function settingsOf(config: Config) {
   const { operations, admission } = config
   return {
     ...intakeDefaults,
-    work: config.process.roles.includes('worker'),
+    // A process without workers runs what it can run at once.
+    role: config.process.roles.includes('worker') ? ('both' as const) : ('direct' as const),
     concurrency: operations.concurrency,
     leaseMs: operations.leaseSeconds * 1_000,
     directWaitMs: operations.directWaitMs,

@@ -10,7 +10,7 @@ const [url, webhook] = process.argv.slice(2)
 if (!url || !webhook) throw new Error('usage: alerts-reporter-process <database url> <webhook url>')
 
 const nothing = (): void => undefined
-const intake = await openIntake({ store: postgres({ url }), work: false })
+const intake = await openIntake({ store: postgres({ url }), role: 'direct' })
 const alerts = new Alerts(intake, {
   schema: '"spillway"',
   webhook: { url: webhook, secret: null },

@@ -11,7 +11,7 @@ export { digestUuid, isUuid, type LaneName, laneOf, newOperationId } from './cor
 export type { StatusReport } from './core/operation-status.js'
 export { FailOperation, LeaveOperation, OperationAborted, RetryOperation } from './core/outcome.js'
 export type { IntakeLog } from './core/settings.js'
-export { intakeDefaults } from './core/settings.js'
+export { claimsQueued, intakeDefaults } from './core/settings.js'
 export type { ConnectionPool } from './fleet/connection-pool.js'
 export { capacity } from './gates/capacity.js'
 export type { Gate, Permit } from './gates/gate.js'

@@ -11,6 +11,6 @@ const moveSchedule: Store['moveSchedule'] = async () => {
   process.send?.('locked')
   await new Promise(() => undefined)
 }
-const intake = await createIntake({ store: { ...store, moveSchedule }, work: false })
+const intake = await createIntake({ store: { ...store, moveSchedule }, role: 'direct' })
 const clean = intake.define('clean', { body: Type.Object({ at: Type.String() }), run: () => undefined })
 intake.schedule('0 * * * *', clean, (dueAt) => ({ at: dueAt.toISOString() }))

@@ -36,7 +36,7 @@ export interface OperationView {
   result: unknown
   /** What its handler said last, while that attempt runs; not in lists. */
   progress?: { value: number; note: string | null; at: string }
-  /** Of a failure that its handler expected (FailOperation); not in lists. */
+  /** Why it failed: `expired`, or (not in lists) what its handler said with FailOperation. */
   code?: string
   /** The last error with its stack; for operators only, and not in lists. */
   error_stack?: string

@@ -259,7 +259,7 @@ describe('gates come before the body', () => {
   })
 
   it('but gates that need the store come after it: a malformed body is reported first', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const { handler } = await mounted(intake, (on, type) =>
       on.define(type, { body: Body, gates: [capacity({ limit: 1 })], lane: () => type, run: () => 1 }),
     )

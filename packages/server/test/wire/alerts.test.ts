@@ -280,7 +280,7 @@ describe('several processes', () => {
 describe('too many that wait', () => {
   it('lose the oldest that is over already, with its end; the rest is sent', async () => {
     a = await alertsBench()
-    const { alerts, metrics } = await a.reporter({ waitingMax: 3 }, { work: false })
+    const { alerts, metrics } = await a.reporter({ waitingMax: 3 }, { role: 'direct' })
     const report = async (change: 'firing' | 'resolved', subject: string) => {
       const before = (await rowsOf('seq')).length
       alerts.report(latencyAlert(change, subject))
@@ -302,7 +302,7 @@ describe('too many that wait', () => {
 
   it('do not lose one that the receiver may have seen', async () => {
     a = await alertsBench()
-    const { alerts } = await a.reporter({ waitingMax: 2 }, { work: false })
+    const { alerts } = await a.reporter({ waitingMax: 2 }, { role: 'direct' })
     alerts.report(latencyAlert('firing', 'a'))
     await eventually(async () => (await rowsOf('seq')).length === 1 || undefined, 'its record')
     await a.bench.sql('UPDATE spillway.alerts SET attempts = 1')
@@ -316,7 +316,7 @@ describe('too many that wait', () => {
 
   it('are not sent when they were dropped and their process died before it could cancel them', async () => {
     a = await alertsBench()
-    const { alerts } = await a.reporter({}, { work: false })
+    const { alerts } = await a.reporter({}, { role: 'direct' })
     alerts.report(latencyAlert('firing', 'a'))
     alerts.report(latencyAlert('resolved', 'a'))
     await eventually(async () => (await rowsOf('seq')).length === 2 || undefined, 'the records')

@@ -26,7 +26,7 @@ afterAll(async () => {
 it('shows files that are all run, here or by docs-library.test.ts', () => {
   expect(blocks.flatMap((block) => fileOf(block) ?? [])).toEqual([
     'app.mjs',
-    'lib/intake.js',
+    'intake.js',
     'app/orders/route.js',
     'app/api/v1/[...path]/route.js',
     'deno-or-bun.mjs',
@@ -35,7 +35,7 @@ it('shows files that are all run, here or by docs-library.test.ts', () => {
 
 it('the route handlers answer as Next calls them', async () => {
   process.env.DATABASE_URL = database.url
-  const { intake } = await import(`${folder.path}/lib/intake.js`)
+  const { intake } = await import(`${folder.path}/intake.js`)
   try {
     const orders = await import(`${folder.path}/app/orders/route.js`)
     const tickets = await import(`${folder.path}/app/api/v1/[...path]/route.js`)

@@ -20,6 +20,7 @@ import {
 const pages = [
   'library',
   '../reference/library',
+  '../../packages/spillway/README',
   'frameworks/fastify',
   'frameworks/express',
   'frameworks/node-http',
@@ -47,7 +48,7 @@ it('the code of all pages compiles', async () => {
 })
 
 /** Route handlers, and a program for other runtimes: docs-frameworks.test.ts runs them. */
-const runElsewhere = ['lib/intake.js', 'app/orders/route.js', 'app/api/v1/[...path]/route.js', 'deno-or-bun.mjs']
+const runElsewhere = ['intake.js', 'app/orders/route.js', 'app/api/v1/[...path]/route.js', 'deno-or-bun.mjs']
 
 it.each(Object.entries(found))('docs/guides/%s shows nothing that is not run', (_, blocks) => {
   const started = stepsOf(blocks).flatMap(({ text }) => /^node (\S+)$/m.exec(text)?.[1] ?? [])

@@ -1,6 +1,7 @@
 import { defaultPartition, limits } from '@spillway/protocol/wire'
-import { digestUuid, isLaneName, type LaneName, laneOf, newOperationId } from '../core/ids.js'
-import { check } from '../core/options.js'
+import { millisecondsOf } from '../core/duration.js'
+import { digestUuid, isLaneName, type Lane, type LaneName, laneOf, newOperationId } from '../core/ids.js'
+import { check, OptionError, type Rule } from '../core/options.js'
 import type { BoundGate, GateRequest, RateTier } from '../gates/gate.js'
 import { defaults, type IntakeRequest } from '../intake/define.js'
 import { checkReturned, type numberRules } from '../intake/define-rules.js'
@@ -31,9 +32,7 @@ export function buildItem(
   const { body, request, identity } = submission
   const { own } = submission
   const id = newOperationId()
-  const name = own?.lane ?? (options.lane === undefined ? undefined : laneName(type, options.lane(body, request)))
-  // Without a name it is parallel: a lane of its own.
-  const lane = name === undefined ? { id, queue: type, partition: defaultPartition } : laneOf(name)
+  const { turns = null, ...lane } = laneFor(bound, submission, id)
   if (!isName(lane.queue) || !isName(lane.partition)) {
     return {
       code: 'invalid_request',
@@ -43,6 +42,7 @@ export function buildItem(
   }
   const delayMs =
     own?.delayMs ?? (options.delayMs === undefined ? 0 : returned(type, 'delayMs', Math.round(options.delayMs(body))))
+  const expiresMs = expiryOf(bound, submission, delayMs)
   const requested = submission.respondAsync === true || delayMs > 0
   // The caller gets a ticket whatever happens, so the key stores the ticket at accept time.
   const isTicket = options.run !== undefined && submission.waitMs === 0
@@ -81,8 +81,35 @@ export function buildItem(
       halt: exact.halt,
       batch: 0,
       rates: exact.rates,
+      turns,
+      expiresMs,
     },
   }
+}
+
+function expiryOf({ type, options }: Bound, { own }: Submission, delayMs: number): number | null {
+  const ms = own?.expiresMs ?? (options.expiresAfter === undefined ? null : millisecondsOf(options.expiresAfter))
+  if (ms !== null && ms <= delayMs) {
+    throw new OptionError(
+      `the operation type ${type}: expiresAfter (${ms} ms) must be longer than the delay (${delayMs} ms)`,
+    )
+  }
+  return ms
+}
+
+/** Without an order the operation is a lane of its own. */
+function laneFor(
+  { type, options }: Bound,
+  { body, request, own }: Submission,
+  id: string,
+): Lane & Pick<AcceptItem, 'turns'> {
+  const { lane } = options
+  if (own?.lane !== undefined) return laneOf(own.lane)
+  if (lane === undefined) return { id, queue: type, partition: defaultPartition }
+  if (typeof lane === 'function') return laneOf(laneName(type, 'lane', lane(body, request)))
+  const name = laneName(type, 'lane.key', lane.key(body, request))
+  const { id: key, queue, partition } = laneOf(typeof name === 'string' ? [type, name] : name)
+  return { id, queue, partition, turns: { key, most: lane.concurrency } }
 }
 
 function numberFor({ type, options }: Bound, body: unknown, name: 'priority' | 'timeoutMs' | 'maxRetries'): number {
@@ -95,10 +122,12 @@ function returned(type: string, name: keyof typeof numberRules, value: number): 
   return value
 }
 
-function laneName(type: string, lane: unknown): LaneName {
-  check(`the operation type ${type}`, 'what lane returns', lane, isLaneName)
+function laneName(type: string, name: 'lane' | 'lane.key', lane: unknown): LaneName {
+  check(`the operation type ${type}`, `what ${name} returns`, lane, name === 'lane' ? isLaneName : isKeyName)
   return lane as LaneName
 }
+
+const isKeyName: Rule = (key) => isLaneName(key) && 'a text, or [queue, key]'
 
 /** What the store has to check for these gates. */
 export function exactChecks(

@@ -14,6 +14,9 @@ export interface Lane {
 /** How definitions name a lane: a queue, or a queue and a partition. */
 export type LaneName = string | readonly [queue: string, partition: string]
 
+/** How a definition names a key: with the operation's type as queue, or with a queue of its own. */
+export type KeyName = string | readonly [queue: string, key: string]
+
 export const isLaneName: Rule = (lane) => {
   const names = Array.isArray(lane) && lane.length === 2 ? lane : [lane]
   return names.every((name) => typeof name === 'string') ? null : 'a queue name, or [queue, partition]'

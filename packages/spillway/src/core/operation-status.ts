@@ -26,11 +26,12 @@ export async function reportsOf(
   const known = new Map<string, StatusReport>()
   const asked = [...new Set(ids.filter(isUuid).map((id) => id.toLowerCase()))]
   for (let from = 0; from < asked.length; from += idsPerStatement) {
-    for (const { type, paceMs, isParallel, ...row } of await store.statusOf(
+    for (const { type, paceMs, isParallel, abreast, ...row } of await store.statusOf(
       asked.slice(from, from + idsPerStatement),
     )) {
       const wait = isParallel ? waitForSlot : waitOf
-      known.set(row.id, { ...row, waitMs: row.place === null ? null : wait(slotsOf(type), type, row.place, paceMs) })
+      const waitMs = row.place === null ? null : wait(slotsOf(type), type, row.place, paceMs, abreast)
+      known.set(row.id, { ...row, waitMs })
     }
   }
   return ids.map((id) => {
@@ -40,8 +41,14 @@ export async function reportsOf(
 }
 
 /** As in the answer at acceptance: the pace of its lane, or the backlog of all lanes, whichever is longer. */
-function waitOf({ load, concurrency }: Slots, type: string, place: number, paceMs: number | null): number | null {
-  const inLane = (paceMs ?? load.paceMs(type)) * (place + 1)
+function waitOf(
+  { load, concurrency }: Slots,
+  type: string,
+  place: number,
+  paceMs: number | null,
+  abreast: number,
+): number | null {
+  const inLane = ((paceMs ?? load.paceMs(type)) * (place + 1)) / abreast
   const wait = Math.max(inLane, load.drainMs(load.depth - concurrency) ?? 0)
   return wait > 0 ? Math.round(wait) : null
 }

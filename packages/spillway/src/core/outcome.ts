@@ -84,6 +84,12 @@ export class LeaveOperation extends Error {
   }
 }
 
+/** Of an operation that was still queued when its time was over. */
+export const expired = {
+  error: 'It expired in the queue before it could start.',
+  said: { code: 'expired', status: 504 },
+}
+
 /** The reason of `ctx.signal` when it fires. */
 export class OperationAborted extends Error {
   override readonly name = 'OperationAborted'

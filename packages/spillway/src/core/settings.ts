@@ -6,8 +6,12 @@ export interface IntakeLog {
 }
 
 export interface IntakeSettings {
-  /** Claim and run queued operations in this process. Default true. */
-  work: boolean
+  /**
+   * What this process does. `both` (default): accepts operations and runs them. `accept`: accepts them, and runs none; the
+   * effects of `apply` definitions belong to accepting. `work`: runs them, and accepts none. `direct`: accepts them and runs
+   * what can run at once, and leaves the queue to others.
+   */
+  role: 'accept' | 'direct' | 'work' | 'both'
   concurrency: number
   leaseMs: number
   directWaitMs: number
@@ -27,7 +31,7 @@ export interface IntakeSettings {
 }
 
 export const intakeDefaults: IntakeSettings = {
-  work: true,
+  role: 'both',
   concurrency: 64,
   leaseMs: 15_000,
   directWaitMs: 5_000,
@@ -43,3 +47,6 @@ export const intakeDefaults: IntakeSettings = {
   pressureLoopDelayMs: 500,
   pressureInflightMax: 10_000,
 }
+
+/** Whether it runs what is in the queue. */
+export const claimsQueued = ({ role }: Pick<IntakeSettings, 'role'>): boolean => role === 'both' || role === 'work'

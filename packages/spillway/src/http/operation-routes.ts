@@ -167,7 +167,7 @@ async function retryOperation({ intake, access }: TicketContext, request: Ticket
   }
   const detail =
     outcome === 'answered'
-      ? 'Its caller was answered with the failure, so there is no dead letter to retry.'
+      ? 'There is no dead letter to retry: its caller was answered with the failure, or it expired.'
       : `The operation is ${now.status}.`
   return refuse({ code: 'operation_not_failed', detail })
 }

@@ -1,5 +1,6 @@
 /** What `define` allows for its options. */
 import { limits } from '@spillway/protocol/wire'
+import { isDuration } from '../core/duration.js'
 import {
   check,
   checkOptions,
@@ -29,6 +30,9 @@ export const numberRules = {
   delayMs: wholeNumber(0, delayMsMax),
 } satisfies Record<string, Rule>
 
+/** How many operations of a key may run at a time. */
+const isLimit = wholeNumber(1, 1_000_000)
+
 const common: Record<string, Rule> = {
   body: any,
   lane: isFunction,
@@ -39,6 +43,7 @@ const common: Record<string, Rule> = {
   timeoutMs: either(numberRules.timeoutMs, isFunction),
   maxRetries: either(numberRules.maxRetries, isFunction),
   delayMs: isFunction,
+  expiresAfter: isDuration(1, delayMsMax),
   retry: isBackoff,
   onAnswer: isFunction,
   respond: isFunction,
@@ -47,6 +52,7 @@ const common: Record<string, Rule> = {
 
 const forRun: Record<string, Rule> = {
   ...common,
+  lane: isLane,
   run: isFunction,
   abortable: isBoolean,
   slots: isSlots,
@@ -102,6 +108,15 @@ function isBackoff(value: unknown): string | null {
   const { baseMs, maxMs, ...unknown } = value as Record<string, unknown>
   const isRange = wholeNumber(1, timerMsMax)(baseMs) === null && wholeNumber(Number(baseMs), timerMsMax)(maxMs) === null
   return isRange && Object.keys(unknown).length === 0 ? null : wanted
+}
+
+function isLane(value: unknown): string | null {
+  if (typeof value === 'function') return null
+  const wanted = 'a function (body, request) => lane, or an object { key, concurrency }'
+  if (typeof value !== 'object' || value === null) return wanted
+  const { key, concurrency, ...unknown } = value as Record<string, unknown>
+  const isFine = isFunction(key) === null && isLimit(concurrency) === null && Object.keys(unknown).length === 0
+  return isFine ? null : `${wanted}: key is a function, and concurrency ${isLimit(null)}`
 }
 
 function isSlots(value: unknown): string | null {

@@ -1,7 +1,8 @@
 import type { ProblemCode } from '@spillway/protocol/wire'
 import type { Static, TSchema } from 'typebox'
 import type { BackoffOptions } from '../core/backoff.js'
-import type { LaneName } from '../core/ids.js'
+import type { Duration } from '../core/duration.js'
+import type { KeyName, LaneName } from '../core/ids.js'
 import type { Gate } from '../gates/gate.js'
 import type { StandardSchema } from '../http/standard-schema.js'
 import type { Tx } from '../store/port.js'
@@ -106,11 +107,11 @@ export type BodyOf<S> = S extends StandardSchema
 /** What a caller submits: it differs where the schema has defaults or changes values. */
 export type InputOf<S> = S extends StandardSchema ? NonNullable<S['~standard']['types']>['input'] : BodyOf<S>
 
+type LaneOf<S> = (body: BodyOf<S>, request: IntakeRequest) => LaneName
+
 interface Common<S extends BodySchema, Result> {
   /** What a body must look like. Without it any JSON value is taken. */
   body?: S
-  /** Names the FIFO: its operations run one after the other. Default: none, they run in parallel, up to the slots. */
-  lane?: (body: BodyOf<S>, request: IntakeRequest) => LaneName
   /** Who asks. Default: what the intake's `identity` says, else the authenticated user, else the client's address. */
   identity?: Identify
   gates?: readonly Gate<BodyOf<S>>[]
@@ -123,6 +124,11 @@ interface Common<S extends BodySchema, Result> {
   /** Default 3. */
   maxRetries?: number | ((body: BodyOf<S>) => number)
   delayMs?: (body: BodyOf<S>) => number
+  /**
+   * What is still queued this long after its acceptance fails with the code `expired` and never runs: milliseconds, or a text
+   * such as `30s`.
+   */
+  expiresAfter?: Duration
   retry?: BackoffOptions
   /** Called for every decision on a submission that reached the store, after it is durable: for counters. */
   onAnswer?: (answer: Answer, submission: { body: BodyOf<S>; identity: string }) => void
@@ -135,6 +141,11 @@ interface Common<S extends BodySchema, Result> {
 }
 
 export interface RunOptions<S extends BodySchema, Result> extends Common<S, Result> {
+  /**
+   * A function names the FIFO: its operations run one after the other. An object names a key: at most `concurrency`
+   * operations of a key run at a time, over all instances; they start in order. Default: parallel, up to the slots.
+   */
+  lane?: LaneOf<S> | { key: (body: BodyOf<S>, request: IntakeRequest) => KeyName; concurrency: number }
   /**
    * What becomes of a request that finds no free slot, once it has waited a moment for one: it is queued (default, after
    * 250 ms at most), or refused with 503 (after 25 ms, or half a usual run). `{ wait, then }` sets the longest wait.
@@ -166,6 +177,8 @@ export interface RunOptions<S extends BodySchema, Result> extends Common<S, Resu
  * `capacity` gate then belongs to the rows: call `intake.releaseCapacity` in the transaction that removes them.
  */
 export interface ApplyOptions<S extends BodySchema, Result> extends Common<S, Result> {
+  /** Names the FIFO: its operations are applied in order. Default: parallel. */
+  lane?: LaneOf<S>
   whenBusy?: 'queue' | 'refuse'
   abortable?: never
   slots?: never

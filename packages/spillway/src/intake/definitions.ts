@@ -58,6 +58,7 @@ export class Definitions {
       backoff: open.retry ?? { baseMs: settings.retryBaseMs, maxMs: settings.retryMaxMs },
       ...(open.run && { run: traced(type, restoring(restorer(open.body), open.run as never)) }),
       ...(open.ready && { ready: open.ready }),
+      ...(typeof open.lane === 'object' && { takesTurns: true }),
       ...(open.announces && { announces: open.announces }),
       ...(apply && {
         apply: queuedApply(store, apply, restorer(open.body)),

@@ -8,6 +8,7 @@
  */
 import type { ProblemCode } from '@spillway/protocol/wire'
 import { check, isFunction, oneOf } from '../core/options.js'
+import { expired } from '../core/outcome.js'
 import type { IntakeLog } from '../core/settings.js'
 import type { AcceptItem, Claimed } from '../store/port.js'
 import type { Outcome } from '../work/attempt.js'
@@ -75,6 +76,9 @@ export class Events {
     if (outcome.kind === 'completed') this.#emit('completed', () => ({ ...about(), result: outcome.result ?? null }))
     if (outcome.kind === 'retry') {
       this.#emit('retried', () => ({ ...about(), error: outcome.error, retryInMs: outcome.delayMs }))
+    }
+    if (outcome.kind === 'expired') {
+      this.#emit('failed', () => ({ ...aboutOperation(op, op.attempts), error: expired.error, result: null }))
     }
     if (outcome.kind === 'failed') {
       const failure = () => ({ ...about(), error: outcome.error, result: outcome.result ?? null })

@@ -9,7 +9,7 @@ import { hostname } from 'node:os'
 import { keyOf } from '../accept/accept-item.js'
 import { Accepting } from '../accept/accepting.js'
 import { OptionError } from '../core/options.js'
-import type { IntakeLog, IntakeSettings } from '../core/settings.js'
+import { claimsQueued, type IntakeLog, type IntakeSettings } from '../core/settings.js'
 import { type ConnectionPool, connectionPool, type PoolOptions } from '../fleet/connection-pool.js'
 import { FleetNumbers, freeSlots } from '../fleet/fleet-numbers.js'
 import { GateRegistry } from '../fleet/gate-registry.js'
@@ -68,6 +68,9 @@ import { Answering } from './verdict-to-answer.js'
 
 /** The time of `close` beyond `drainMs`. */
 const closeGraceMs = 1_000
+/** How many expired operations are looked up at a time, and how long a heartbeat may spend on ending them. */
+const expiredPerLook = 200
+const expiringMs = 500
 /** The default timeout of a transaction. */
 const transactionMs = 10_000
 
@@ -200,6 +203,7 @@ export class Intake {
       onWait: (waitedMs) => metrics.operationWait.observe(waitedMs / 1_000),
       onSettled: (op, outcome) => {
         this.waiters.hint(op.id)
+        if (outcome.kind === 'expired') metrics.expired.labels(op.type).inc()
         this.#events?.settled(op, outcome)
         if (op.gate !== null) this.#definitions.freed(op.gate)
       },
@@ -214,12 +218,13 @@ export class Intake {
       ...{ store, log, leaseMs: settings.leaseMs, retentionMs: settings.retentionMs },
       name: `${hostname()}:${process.pid}`,
       running: () => ({ ...slotGroups.runningByType(), ...slotGroups.figures(), ...this.fleet.figures() }),
-      announced: () => (settings.work ? slotGroups.announced() : {}),
+      announced: () => (claimsQueued(settings) ? slotGroups.announced() : {}),
       onPulse: (pulse, elapsedMs) => this.#observe(pulse, elapsedMs),
       afterPulse: async () => {
         await this.#registry.register()
         await slotGroups.lookAfter()
         await this.#schedules.look()
+        await this.#endExpired()
       },
       onLost: () => slotGroups.loseAll(),
       onReady: async () => {
@@ -242,7 +247,7 @@ export class Intake {
       ...{ store, log },
       isDraining: () => this.isDraining,
       checkBody: (call, definition, body, options) => requireValid(call, this.bound(definition), body, options),
-      enqueue: (definition, body, tx, options) => this.enqueue(definition, body, { ...options, tx }),
+      enqueue: (definition, body, tx, options) => this.#enqueue(definition, body, { ...options, tx }),
     })
   }
 
@@ -268,21 +273,25 @@ export class Intake {
 
   /** For Fastify: `app.route({ method: 'POST', url: '/orders', ...intake.route(placeOrder) })`. */
   route(definition: Definition): FastifyRoute {
+    this.#requireAccepting('route')
     return fastifyRoute(this, definition)
   }
 
   /** For Express 4 and 5, with or without `express.json()`: `app.post('/orders', intake.express(placeOrder))`. */
   express(definition: Definition): NodeHandler {
+    this.#requireAccepting('express')
     return nodeHandler(this, definition)
   }
 
   /** For node:http: `createServer(intake.node(placeOrder))`. */
   node(definition: Definition): NodeHandler {
+    this.#requireAccepting('node')
     return nodeHandler(this, definition)
   }
 
   /** For everything else: `(Request, { clientAddress }) => Promise<Response>`. */
   fetch(definition: Definition): FetchHandler {
+    this.#requireAccepting('fetch')
     return fetchHandler(this, definition)
   }
 
@@ -332,6 +341,7 @@ export class Intake {
     const { pipeline } = this
     const bound = this.bound(definition)
     checkSubmitOptions('submit', options)
+    this.#requireAccepting('submit')
     const submission = submissionOf('submit', body, options)
     const gate = { identity: submission.identity, clientAddress: 'local' }
     const refusal = pipeline.refuseEarly(bound, gate)
@@ -360,6 +370,7 @@ export class Intake {
     const { pipeline } = this
     const bound = this.bound(definition)
     checkMany('submitMany', bodies, options)
+    this.#requireAccepting('submitMany')
     const submissions = submissionsOf('submitMany', bodies, options, bound.options.run !== undefined)
     const answers = await answerMany(submissions, {
       call: 'submitMany',
@@ -382,6 +393,7 @@ export class Intake {
     const { pipeline } = this
     const bound = this.bound(definition)
     checkMany('enqueueMany', bodies, options, true)
+    this.#requireAccepting('enqueueMany')
     this.#requireOpen('enqueueMany')
     const submissions = submissionsOf('enqueueMany', bodies, options, true)
     return within('enqueueMany', options.tx, (tx) =>
@@ -412,6 +424,7 @@ export class Intake {
   ): Promise<Answer[]> {
     const bound = this.bound(definition)
     checkSubmitOptions('submitAll', options)
+    this.#requireAccepting('submitAll')
     const { idempotencyKey: key, texts } = options
     const valid: Submission[] = []
     for (const [i, body] of bodies.entries()) {
@@ -429,14 +442,24 @@ export class Intake {
    * if and when that commits. The body is validated as by `submit`; look at the answer before you commit.
    */
   async enqueue<Body>(definition: Definition<Body>, body: Body, options: EnqueueOptions): Promise<Answer> {
-    const bound = this.bound(definition)
     checkEnqueueOptions('enqueue', options)
+    this.#requireAccepting('enqueue')
+    return this.#enqueue(definition, body, options)
+  }
+
+  async #enqueue<Body>(definition: Definition<Body>, body: Body, options: EnqueueOptions): Promise<Answer> {
+    const bound = this.bound(definition)
     this.#requireOpen('enqueue')
     const prepared = await this.#prepare(bound, { ...submissionOf('enqueue', body, options), respondAsync: true })
     if ('kind' in prepared) return prepared
     const [answer] = await within('enqueue', options.tx, (tx) => this.pipeline.enqueue(bound, [prepared], tx))
     if (answer === undefined) throw new Error('the store gave no verdict')
     return answer
+  }
+
+  #requireAccepting(call: string): void {
+    if (this.settings.role !== 'work') return
+    throw new OptionError(`${call}: this intake has the role "work": it runs operations and accepts none; use "both"`)
   }
 
   #requireOpen(call: string): void {
@@ -685,9 +708,26 @@ export class Intake {
     await this.presence.stop()
   }
 
+  /** Operations that nobody claims: paused, parked, or behind others. Who claims one too late ends it itself. */
+  async #endExpired(): Promise<void> {
+    const until = performance.now() + expiringMs
+    for (let ended = 0; performance.now() < until; ) {
+      const due = await this.store.expired(expiredPerLook)
+      for (const { id, type } of due) {
+        if (performance.now() >= until || !(await this.store.expire(id))) continue
+        ended++
+        this.metrics.expired.labels(type).inc()
+        this.waiters.hint(id)
+      }
+      if (due.length === expiredPerLook && ended > 0) continue
+      if (ended > 0) this.wakeAll()
+      return
+    }
+  }
+
   /** Claims start once the database is connected and something is defined. */
   #startWork(): void {
-    if (this.settings.work && this.presence.isEnlisted && !this.isDraining) this.#slotGroups.start()
+    if (claimsQueued(this.settings) && this.presence.isEnlisted && !this.isDraining) this.#slotGroups.start()
   }
 
   #observe(pulse: Pulse, elapsedMs: number): void {

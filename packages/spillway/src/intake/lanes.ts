@@ -164,6 +164,7 @@ function waitingBecause(lane: LaneRow, free: number | null): string | null {
   const isClaimed = !lane.isReady && parkedFor === null
   if (isClaimed) return null
   if (free === null) return `no running process has reported that it runs operations of type ${type}`
+  if (parkedFor === 'turn') return 'as many operations of its key run as may; it waits for its turn'
   if (dueMs !== null && dueMs > 0) return dueLater(lane, Math.ceil(dueMs / 1_000))
   if (lane.label !== null) return 'it waits for one of the processes that can run its first operation'
   return free === 0 ? `all slots for operations of type ${type} are in use` : 'the next free slot takes it'

@@ -52,7 +52,7 @@ export const intakeRules: Record<Exclude<keyof IntakeOptions, 'store'>, Rule> = 
   identity: isFunction,
   waitForStore: either(isBoolean, oneOf('forever')),
   connectTimeoutMs: milliseconds,
-  work: isBoolean,
+  role: oneOf('accept', 'direct', 'work', 'both'),
   concurrency: wholeNumber(1, 100_000),
   leaseMs: wholeNumber(1_000, 3_600_000),
   directWaitMs: wholeNumber(0, timerMsMax),

@@ -16,6 +16,8 @@ export interface OperationOptions {
   delay?: Duration
   /** Start it then, and at once if that is past. */
   runAt?: Date
+  /** If it has not started this long after its acceptance, it fails with the code `expired`. As `delay`. */
+  expiresAfter?: Duration
   /** 1 (first) to 10. */
   priority?: number
   /** A queue, or a queue and a partition: its operations run one after the other. */
@@ -40,6 +42,7 @@ export const operationRules: Record<keyof OperationOptions, Rule> = {
       : `a text of 1 to ${limits.idempotencyKeyCharacters} characters`,
   keyedOn: isString,
   delay: isDuration(0, delayMsMax),
+  expiresAfter: isDuration(1, delayMsMax),
   runAt: (value) =>
     value instanceof Date && value.getTime() - Date.now() <= delayMsMax
       ? null
@@ -55,19 +58,24 @@ export interface OwnOptions {
   lane?: LaneName
   priority?: number
   delayMs?: number
+  expiresMs?: number
   timeoutMs?: number
   maxRetries?: number
 }
 
 /** After their rules. */
 export function ownOptions(call: string, options: OperationOptions): OwnOptions | undefined {
-  const { delay, runAt, priority, lane, timeout, maxRetries } = options
+  const { delay, runAt, expiresAfter, priority, lane, timeout, maxRetries } = options
   if (delay !== undefined && runAt !== undefined) {
     throw new OptionError(`${call}: delay and runAt exclude each other; remove one of them`)
   }
   const delayMs =
     delay !== undefined ? millisecondsOf(delay) : runAt && Math.max(0, Math.round(runAt.getTime() - Date.now()))
-  const own = { lane, priority, delayMs, timeoutMs: timeout && millisecondsOf(timeout), maxRetries }
+  const own = {
+    ...{ lane, priority, delayMs, maxRetries },
+    timeoutMs: timeout && millisecondsOf(timeout),
+    expiresMs: expiresAfter && millisecondsOf(expiresAfter),
+  }
   const given = Object.entries(own).filter(([, value]) => value !== undefined)
   return given.length === 0 ? undefined : (Object.fromEntries(given) as OwnOptions)
 }

@@ -159,7 +159,10 @@ export class Pipeline {
     }
   }
 
-  async submit(bound: Bound, submission: Submission): Promise<Answer> {
+  async submit(bound: Bound, given: Submission): Promise<Answer> {
+    // Where nothing runs, everything that may be queued is.
+    const isQueued = this.#o.settings.role === 'accept' && thenOf(bound.options.whenBusy) === 'queue'
+    const submission = isQueued && bound.options.run !== undefined ? { ...given, respondAsync: true } : given
     const unready = this.#unready() ?? this.#full(bound)
     if (unready !== null) return { kind: 'refused', refusal: this.refuse(bound.type, unready) }
     const unregistered = await this.#unregistered()
@@ -167,17 +170,11 @@ export class Pipeline {
     const { work, load } = bound.slots
     const runs = bound.options.run !== undefined
     const later = submission.respondAsync === true
-    // A caller that asks for a ticket gets a run at once too, if slots are free: that saves the way through the queue.
-    const background = later && this.#o.settings.work && submission.waitMs === undefined
     const calm = this.busy <= this.#o.settings.busyQueueAbove
-    let reserved = runs && (!later || background) && calm && work.room.size === 0 && work.reserve()
-    if (runs && !later && calm && !reserved && submission.waitMs !== 0) {
-      const end = await this.#waitForSlot(bound, submission)
-      reserved = end === 'slot'
-      const refusal = this.#unready()
-      if (!reserved && refusal !== null) return { kind: 'refused', refusal: this.refuse(bound.type, refusal) }
-      if (end === 'gone') return { kind: 'refused', refusal: this.refuse(bound.type, refusals.callerLeft) }
-    }
+    const end = runs && calm ? await this.#slotFor(bound, submission) : 'late'
+    const reserved = end === 'slot'
+    const gone = reserved ? null : end === 'gone' ? refusals.callerLeft : this.#unready()
+    if (gone !== null) return { kind: 'refused', refusal: this.refuse(bound.type, gone) }
     const busy = runs ? !later && !reserved : !calm
     if (busy && thenOf(bound.options.whenBusy) === 'refuse') {
       return { kind: 'refused', refusal: this.refuse(bound.type, allSlotsTaken(work.runMs)) }
@@ -207,9 +204,16 @@ export class Pipeline {
     }
   }
 
-  /** Most runs are short: a slot may be free in a moment. */
-  async #waitForSlot({ type, options, slots }: Bound, submission: Submission): Promise<RoomEnd> {
+  /** `slot` if it may run here and now. Most runs are short: if all slots are taken, one may be free in a moment. */
+  async #slotFor({ type, options, slots }: Bound, submission: Submission): Promise<RoomEnd> {
     const { work } = slots
+    const { role } = this.#o.settings
+    const later = submission.respondAsync === true
+    // A caller that asks for a ticket gets a run at once too, if slots are free: that saves the way through the queue.
+    const isWrongTime = later && (submission.waitMs !== undefined || role === 'direct')
+    if (role === 'accept' || isWrongTime) return 'late'
+    if (work.room.size === 0 && work.reserve()) return 'slot'
+    if (later || submission.waitMs === 0) return 'late'
     const { waitMs, most } = roomOf(options.whenBusy, slots)
     const longestMs = Math.min(waitMs, submission.waitMs ?? waitMs)
     const since = performance.now()

@@ -2,6 +2,7 @@
 
 import { gateRequestOf } from '../accept/accept-item.js'
 import { codeOf, isNobodysFault } from '../accept/conflict-retry.js'
+import { expired } from '../core/outcome.js'
 import type { IntakeLog } from '../core/settings.js'
 import type { Metrics } from '../metrics/metrics.js'
 import type { Accepted, AcceptItem, Claimed, Store, StoredAnswer, Ticket } from '../store/port.js'
@@ -260,6 +261,8 @@ function settledAnswer(operationId: string, outcome: Exclude<Outcome, { kind: 'r
       return { kind: 'done', operationId, result: outcome.result ?? null, replayed: false }
     case 'failed':
       return failedAnswer(operationId, outcome)
+    case 'expired':
+      return failedAnswer(operationId, expired)
     case 'cancelled':
       return failedAnswer(operationId, cancelled)
   }

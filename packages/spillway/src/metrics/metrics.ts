@@ -83,7 +83,7 @@ export function createMetrics(registry: MetricRegistry = nowhere) {
       help: 'Dead letters kept',
       labelNames: [],
     }).labels(),
-    ...slotWaits(registry),
+    ...waits(registry),
     flushBatchSize: new HistogramFamily({
       registry,
       name: 'spillway_flush_batch_size',
@@ -132,9 +132,16 @@ export function createMetrics(registry: MetricRegistry = nowhere) {
   }
 }
 
-/** Requests that found no free slot. */
-function slotWaits(registry: MetricRegistry) {
+/** Requests that found no free slot, and operations that waited for too long. */
+function waits(registry: MetricRegistry) {
   return {
+    expired: new CounterFamily<readonly ['type']>({
+      registry,
+      name: 'spillway_operations_expired_total',
+      help: 'Operations whose time was over before they could start, by type',
+      labelNames: ['type'],
+      childrenMax: operationTypesMax,
+    }),
     slotWaits: new CounterFamily<readonly ['route', 'end']>({
       registry,
       name: 'spillway_slot_waits_total',

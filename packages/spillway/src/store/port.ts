@@ -63,6 +63,10 @@ export interface AcceptItem {
   /** Items of one batch are refused together when the queue is full and one of them would have to wait in it. */
   batch: number
   rates: readonly RateCheck[]
+  /** Of a parallel one: at most so many of this key run at a time. */
+  turns?: { key: string; most: number } | null
+  /** It may not start later than this after its acceptance. */
+  expiresMs?: number | null
 }
 
 export interface RateState {
@@ -177,14 +181,19 @@ export interface Claimed {
   traceparent: string
   idempotencyKey: string | null
   gate: string | null
+  /** When the claim was made: milliseconds until it may not start any more. Null: it always may. */
+  expiresInMs?: number | null
 }
 
 /** One operation that leaves its lane. */
 export interface Leaving {
   seq: number
   type: string
-  /** `answered`: failed, and a caller was answered with it, so it leaves no dead letter. */
-  status: 'completed' | 'failed' | 'answered' | 'cancelled'
+  /**
+   * `answered`: failed, and a caller was answered with it. `expired`: failed because it did not start in time. Neither leaves a
+   * dead letter.
+   */
+  status: 'completed' | 'failed' | 'answered' | 'expired' | 'cancelled'
   /** JSON text, or null for none. */
   result: string | null
   error: string | null
@@ -280,7 +289,7 @@ export interface Ticket {
   result: unknown
   place: number | null
   trace: string
-  /** Not in lists: what its handler said with FailOperation, if its last attempt ended so. */
+  /** Why it failed: `expired`, or (not in lists) what its handler said with FailOperation, if its last attempt ended so. */
   said?: { code: string; status: number }
   /** Not in lists: what its handler said last, while that attempt runs. */
   progress?: { value: number; note: string | null; at: Date }
@@ -358,6 +367,8 @@ export interface OperationReportRow {
   error: string | null
   /** It waits for a slot alone, and its place is among all that do. */
   isParallel: boolean
+  /** How many of its lane or key may run at a time. */
+  abreast: number
 }
 
 /** A lane that holds operations, with its first one. */
@@ -372,7 +383,7 @@ export interface LaneRow {
   isReady: boolean
   /** It was left to the processes that announced this label. */
   label: string | null
-  parkedFor: 'delay' | 'retry' | 'pause' | null
+  parkedFor: 'delay' | 'retry' | 'pause' | 'turn' | null
   /** When it is no longer parked, and how long until then; null: it is not parked, or paused. */
   dueAt: Date | null
   dueMs: number | null

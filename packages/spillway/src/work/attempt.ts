@@ -8,7 +8,7 @@
  */
 import { inspect } from 'node:util'
 import { type BackoffOptions, backoffMs } from '../core/backoff.js'
-import { FailOperation, OperationAborted, RetryOperation } from '../core/outcome.js'
+import { expired, FailOperation, OperationAborted, RetryOperation } from '../core/outcome.js'
 import type { RunContext } from '../intake/define.js'
 import { isTracing, parseTraceparent, withSpan } from '../metrics/trace.js'
 import type { Claimed, Failure, Leaving, OpenTx, Store, StoredAnswer, Tx } from '../store/port.js'
@@ -28,6 +28,8 @@ export type Outcome =
     }
   | { kind: 'retry'; error: string; delayMs: number }
   | { kind: 'cancelled' }
+  /** Its time was over before it could start. */
+  | { kind: 'expired' }
   /** Not completed and not counted: the lane goes back unchanged, or to processes that may run it (see left-to-others.ts). */
   | { kind: 'released'; leave?: { to: string | null; delayMs: number } }
 
@@ -248,14 +250,20 @@ export function leave(op: Claimed, outcome: Outcome, startedAt: number, now: num
     seq: op.seq,
     type: op.type,
     status: outcome.kind === 'failed' && outcome.answered === true ? 'answered' : outcome.kind,
-    result: outcome.kind === 'cancelled' ? null : resultText(op.type, outcome.result),
-    error: outcome.kind === 'failed' ? outcome.error : outcome.kind === 'cancelled' ? 'cancelled while running' : null,
+    result: 'result' in outcome ? resultText(op.type, outcome.result) : null,
+    error: errorOf(outcome),
     startedMsAgo: Math.max(0, Math.round(now - startedAt)),
-    counted: true,
+    counted: outcome.kind !== 'expired',
     gate: keepsPlace && outcome.kind === 'completed' ? null : op.gate,
     idempotencyKey: op.idempotencyKey,
     answer: op.idempotencyKey === null ? null : answerOf(outcome),
   }
+}
+
+function errorOf(outcome: Outcome): string | null {
+  if (outcome.kind === 'failed') return outcome.error
+  if (outcome.kind === 'expired') return expired.error
+  return outcome.kind === 'cancelled' ? 'cancelled while running' : null
 }
 
 function answerOf(outcome: Outcome): StoredAnswer {
@@ -269,6 +277,8 @@ function answerOf(outcome: Outcome): StoredAnswer {
         ...(outcome.result !== undefined && { result: outcome.result }),
         ...outcome.said,
       }
+    case 'expired':
+      return { v: 'failed', error: expired.error, ...expired.said }
     default:
       return { v: 'cancelled' }
   }

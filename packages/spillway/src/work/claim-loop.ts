@@ -212,7 +212,7 @@ export class ClaimLoop {
     return new Promise((resolve) => {
       this.#reserved--
       this.#direct++
-      const held = this.#hold([op])
+      const held = this.#hold([op], this.#now())
       // `accept` has recorded its start already.
       held.marked = true
       held.claimCaller = claimCaller
@@ -266,7 +266,7 @@ export class ClaimLoop {
     clearInterval(this.#tick)
   }
 
-  #hold(ops: Claimed[]): HeldLane {
+  #hold(ops: Claimed[], claimedAt: number): HeldLane {
     const [first] = ops
     if (first === undefined) throw new Error('a lane was claimed without operations')
     const now = this.#now()
@@ -284,6 +284,7 @@ export class ClaimLoop {
       attempt: null,
       marked: false,
       startedAt: now,
+      claimedAt,
       lost: false,
       released: false,
       done: null,
@@ -392,7 +393,8 @@ export class ClaimLoop {
 
   async #step(part: number, settling: HeldLane[], claim: ClaimRequest | null): Promise<void> {
     this.#active++
-    this.#steppedAt = this.#now()
+    const steppedAt = this.#now()
+    this.#steppedAt = steppedAt
     const asked = claim?.lanes ?? 0
     const wakes = this.#wakes
     this.#asked += asked
@@ -414,7 +416,7 @@ export class ClaimLoop {
         this.#settledLost(settling, new Set(lost))
       } else {
         for (const held of settling) this.#settledWell(held)
-        if (claim !== null) this.#begin(claimed, claim, depth, wakes)
+        if (claim !== null) this.#begin(claimed, claim, depth, { wakes, steppedAt })
       }
     } catch (fault) {
       this.#o.onSilence()
@@ -429,12 +431,17 @@ export class ClaimLoop {
     }
   }
 
-  #begin(claimed: Claimed[], claim: ClaimRequest, depth: number, wakes: number): void {
+  #begin(
+    claimed: Claimed[],
+    claim: ClaimRequest,
+    depth: number,
+    { wakes, steppedAt }: { wakes: number; steppedAt: number },
+  ): void {
     let lanes = 0
     for (let start = 0; start < claimed.length; ) {
       let end = start + 1
       while (end < claimed.length && claimed[end]?.lane === claimed[start]?.lane) end++
-      this.#hold(claimed.slice(start, end))
+      this.#hold(claimed.slice(start, end), steppedAt)
       lanes++
       start = end
     }
@@ -458,7 +465,14 @@ export class ClaimLoop {
     if (held.leaveTo !== null) this.#o.onLeft()
     else if (held.retry !== null) this.wakeIn(held.retry.delayMs)
     else this.#hungry = true
+    if (this.#o.handlers.get(held.ops[0]?.type ?? '')?.takesTurns === true) this.#turnPassed()
     held.done?.(true)
+  }
+
+  /** The next operation of the key is ready: for us, or for another process if we cannot take it. */
+  #turnPassed(): void {
+    this.#hungry = true
+    if (!this.#claiming || this.freeSlots <= 0) this.#o.onLeft()
   }
 
   #settledLost(settling: readonly HeldLane[], lost: ReadonlySet<number>): void {

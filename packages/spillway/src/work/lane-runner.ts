@@ -23,6 +23,8 @@ export interface Handler {
   ready?: () => boolean
   /** See left-to-others.ts. */
   announces?: () => string
+  /** Its operations take turns: when one ends, another may be ready at once. */
+  takesTurns?: boolean
   /** Up to this many operations, of any lanes, are applied in one transaction. Default: those of one lane. */
   together?: number
 }
@@ -72,6 +74,8 @@ export interface HeldLane {
   /** The start of the current operation is recorded in the store. */
   marked: boolean
   startedAt: number
+  /** When it was asked for: not later than the store's time of the claim. */
+  claimedAt: number
   lost: boolean
   /** The last settlement released the lane. */
   released: boolean
@@ -142,6 +146,10 @@ export class LaneRunner {
       if (op === undefined || !op.due || held.lost) break
       // The first always runs, so that a claimed lane makes progress.
       if (index > 0 && (!mayGoOn() || this.#now() - held.startedAt > sliceMs)) break
+      if (this.#isExpired(held, op)) {
+        this.#expire(held, op)
+        continue
+      }
       const handler = this.#o.handlers.get(op.type)
       if (handler === undefined) {
         this.#o.log.warn({ type: op.type, operation: op.id }, 'no handler for this type here; left to other processes')
@@ -150,7 +158,7 @@ export class LaneRunner {
       }
       if (op.careful && handler.together === undefined && !(await this.#recordStart(held, op))) break
       if (handler.apply !== undefined) {
-        const group = consecutive(ops, index)
+        const group = consecutive(ops, index, (next) => this.#isExpired(held, next))
         if (!(await this.#applyGroup(held, handler, group))) break
         index += group.length - 1
         continue
@@ -160,6 +168,19 @@ export class LaneRunner {
       if (outcome !== 'settled' && !this.#record(held, handler, { op, outcome, startedAt })) break
     }
     held.attempt = null
+  }
+
+  /** By the store's clock, or a little earlier. */
+  #isExpired(held: HeldLane, { expiresInMs }: Claimed): boolean {
+    return typeof expiresInMs === 'number' && this.#now() >= held.claimedAt + expiresInMs
+  }
+
+  #expire(held: HeldLane, op: Claimed): void {
+    const outcome: Outcome = { kind: 'expired' }
+    const now = this.#now()
+    this.#o.log.warn({ type: op.type, operation: op.id }, 'operation expired in the queue; it is not run')
+    held.outcomes.push({ op, outcome })
+    held.leaving.push(leave(op, outcome, now, now))
   }
 
   /** A process died while running this lane: the start is made durable before the handler runs. */
@@ -232,14 +253,7 @@ export class LaneRunner {
     held.attempt = null
     this.#byId.delete(op.id)
     this.#count(op.type, -1)
-    const counted: AttemptOutcome | null =
-      outcome.kind === 'retry'
-        ? 'retried'
-        : outcome.kind === 'released'
-          ? held.lost
-            ? 'lease_lost'
-            : null
-          : outcome.kind
+    const counted = countedAs(outcome, held.lost)
     const runMs = this.#now() - startedAt
     this.#runMs += (runMs - this.#runMs) * 0.05
     this.#hasRun = true
@@ -448,11 +462,18 @@ const toApplyItem = (op: Claimed): ApplyItem<unknown> => ({
   traceparent: op.traceparent,
 })
 
-/** The operations of the same type from `index` on that are due. */
-function consecutive(ops: readonly Claimed[], index: number): Claimed[] {
+/** How an attempt is counted; null: it is not. */
+function countedAs({ kind }: Outcome, lost: boolean): AttemptOutcome | null {
+  if (kind === 'retry') return 'retried'
+  if (kind === 'released') return lost ? 'lease_lost' : null
+  return kind === 'expired' ? null : kind
+}
+
+/** The operations of the same type from `index` on that are due, and may still start. */
+function consecutive(ops: readonly Claimed[], index: number, isOver: (op: Claimed) => boolean): Claimed[] {
   const type = ops[index]?.type
   let end = index
-  while (end < ops.length && ops[end]?.type === type && ops[end]?.due === true) end++
+  for (let next = ops[end]; next?.type === type && next?.due === true && !isOver(next); next = ops[end]) end++
   return ops.slice(index, end)
 }
 

@@ -1,8 +1,17 @@
 import { randomUUID } from 'node:crypto'
 import { describe, expect, it } from 'vitest'
+import { newOperationId } from '../../src/core/ids.js'
 import { contextOf, item, leaving, must, nobody, type OpenedStore, settlement, TestWorker } from './harness.js'
 
 const lastsMs = 4_000
+
+/** A lane of its own, for some with a key: few may run, and how many changes. */
+function parallel(key: number) {
+  const id = newOperationId()
+  const turns = key === 0 ? null : { key: `00000000-0000-4000-8000-00000000000${key}`, most: key + (Date.now() & 1) }
+  return { id, lane: id, turns }
+}
+
 const lanes = 12
 
 export function storm(opened: () => OpenedStore): void {
@@ -33,6 +42,7 @@ export function storm(opened: () => OpenedStore): void {
               ...(random(3) === 0 && { gate: 'g' }),
               ...(random(4) === 0 && { key: `k${random(500)}${randomUUID().slice(0, 2)}` }),
               ...(random(6) === 0 && { delayMs: random(50) }),
+              ...(random(3) === 0 && parallel(random(4))),
               ...(random(4) === 0 && {
                 rates: [{ key: '00000000-0000-4000-8000-000000000001', limit: 100_000, windowSeconds: 3_600 }],
               }),
@@ -72,6 +82,11 @@ export function storm(opened: () => OpenedStore): void {
             }),
           )
           if (random(10) === 0) await worker.store.pulse(worker.id, 15_000, {})
+          if (random(10) > 0) return
+          // A claim whose answer is lost, and what its process leaves when it stops.
+          const other = await TestWorker.enlist(worker.store)
+          await other.claim({ lanes: 1 + random(4), each: 1 + random(5) })
+          await other.store.retire(other.id)
         })
       })
       const operating = [

@@ -61,7 +61,7 @@ describe('FailOperation', () => {
   })
 
   it('is the answer of a caller who waits for a queued one, here or elsewhere; then there is no dead letter', async () => {
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const worker = await b.intake()
     const options = { lane: () => 'one', run: () => Promise.reject(declined()) }
     const op = gateway.define('op', options)

@@ -234,7 +234,7 @@ describe("enqueue inside a transaction of one's own", () => {
   })
 
   it('wakes an instance elsewhere that was idle', async () => {
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const worker = await b.intake()
     const done = signal<number>()
     const options = { body: Order, run: (order: { total: number }) => done.fire(order.total) }

@@ -112,7 +112,7 @@ describe('slots of their own', () => {
   })
 
   it("are found by their type, without walking over others' operations", async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const { short, long } = kinds(intake)
     await Promise.all(numbers(2_000).map((n) => intake.submit(short, { n }, { respondAsync: true })))
     const client = new pg.Client({ connectionString: b.url })
@@ -204,7 +204,7 @@ describe('leases', () => {
   })
 
   it('of a process that is killed are taken over, in both kinds of slots', async () => {
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const { short, long } = kinds(gateway)
     for (const kind of [short, long]) {
       for (const n of numbers(4)) await gateway.submit(kind, { n }, { respondAsync: true })
@@ -229,7 +229,7 @@ describe('leases', () => {
 describe('a ticket at once (waitMs 0)', () => {
   it('runs here, also in a process that does not claim, and says so', async () => {
     const open = signal()
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const { long, now, ran } = kinds(intake, { long: open.promise })
     const answer = await intake.submit(long, { n: 1 }, { waitMs: 0 })
     expect(answer).toMatchObject({ kind: 'queued', reason: 'still_running', place: 0, replayed: false })
@@ -241,7 +241,7 @@ describe('a ticket at once (waitMs 0)', () => {
 
   it('waits in the queue when no slot is free, not here for one to become free', async () => {
     const open = signal()
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const { long, now } = kinds(intake, { long: open.promise })
     const answers = await Promise.all(numbers(6).map((n) => intake.submit(long, { n }, { waitMs: 0 })))
     const reasons = answers.map((answer) => (answer.kind === 'queued' ? answer.reason : answer.kind))
@@ -253,7 +253,7 @@ describe('a ticket at once (waitMs 0)', () => {
 
   it('waits behind its lane, and reports so', async () => {
     const open = signal()
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const { long } = kinds(intake, { long: open.promise })
     await intake.submit(long, { n: 1 }, { waitMs: 0 })
     expect(await intake.submit(long, { n: 1 }, { waitMs: 0 })).toMatchObject({ reason: 'maintaining_order', place: 0 })

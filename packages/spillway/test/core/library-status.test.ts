@@ -72,7 +72,7 @@ describe('status', () => {
   })
 
   it('reports the positions in their lanes, without cancelled ones', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const ids = await queued(intake, ['a', 'a', 'b', 'a', 'a', 'b'])
     await intake.cancel(ids[1] ?? '', 'cancelled')
     const places = (await intake.tickets.statusOf(ids)).map(({ place }) => place)
@@ -83,7 +83,7 @@ describe('status', () => {
   it('asks the store once for two thousand', async () => {
     const asked: number[] = []
     const intake = await b.intake({
-      work: false,
+      role: 'direct',
       wrap: (store) =>
         overriding(store, {
           statusOf: (ids) => {
@@ -101,7 +101,7 @@ describe('status', () => {
   })
 
   it('estimates the wait by the pace of the lane', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const ids = await queued(intake, ['a', 'a', 'a'])
     await b.sql('UPDATE spillway.lanes SET pace_ms = 2000')
     expect((await intake.tickets.statusOf(ids)).map(({ waitMs }) => waitMs)).toEqual([2_000, 4_000, 6_000])
@@ -110,7 +110,7 @@ describe('status', () => {
 
 describe('lane depths', () => {
   it('count the unfinished operations of each, in the order asked', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     await queued(intake, ['a', 'a', 'b', 'a'])
     const lanes = [
       ['q', 'b'],
@@ -124,7 +124,7 @@ describe('lane depths', () => {
 
 describe('cancel', () => {
   it('takes one that waits out of its lane', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const [first = '', second = ''] = await queued(intake, ['a', 'a'])
     expect(await intake.cancel(first, 'the client left')).toBe('cancelled')
     expect(await b.ticket(first)).toMatchObject({ status: 'cancelled', error: 'the client left' })
@@ -133,7 +133,7 @@ describe('cancel', () => {
   })
 
   it.each(['here', 'elsewhere'])('asks one that runs %s, and can stop, to stop', async (where) => {
-    const [worker, other] = [await b.intake(), await b.intake({ work: false })]
+    const [worker, other] = [await b.intake(), await b.intake({ role: 'direct' })]
     const started = signal()
     const run = async (_: unknown, { signal: stop }: { signal: AbortSignal }) => {
       started.fire()
@@ -149,7 +149,7 @@ describe('cancel', () => {
   })
 
   it('wakes its waiters', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const [id = ''] = await queued(intake, ['a'])
     const waited = intake.waiters.wait(id, 20_000)
     await intake.cancel(id, 'cancelled')

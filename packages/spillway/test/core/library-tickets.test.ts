@@ -79,7 +79,7 @@ describe('tickets', () => {
   })
 
   it('cancels one that waits; one that ran, and an unknown one, are reported as that', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = orders(intake)
     const id = idOf(await intake.submit(place, { item: 'tea' }, later))
     const waited = intake.tickets.wait(id)
@@ -121,8 +121,14 @@ describe('tickets', () => {
       return { shipped: item }
     }
     const place = orders(intake, 'orders.place', { run, gates: [capacity({ limit: 1 })] })
-    const id = idOf(await intake.submit(place, { item: 'tea' }))
-    const more = idOf(await intake.submit(place, { item: 'milk' }))
+    const answered = idOf(await intake.submit(place, { item: 'tea' }))
+    expect(await intake.tickets.retry(answered)).toMatchObject({ outcome: 'answered', report: { status: 'failed' } })
+    const failed = async (item: string): Promise<string> => {
+      const { id } = await b.finished(idOf(await intake.submit(place, { item }, later)))
+      return id
+    }
+    const id = await failed('tea')
+    const more = await failed('milk')
     isBad.value = false
     // Takes the only place.
     await intake.lanes.pause({ queue: 'orders' })
@@ -138,7 +144,7 @@ describe('tickets', () => {
   })
 
   it('lists by filter, in pages', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const [place, other] = [orders(intake), orders(intake, 'orders.other')]
     const before = new Date(Date.now() - 60_000)
     const ids: string[] = []
@@ -243,7 +249,7 @@ describe('lanes', () => {
     items.map(({ partition }) => partition).sort()
 
   it('report how much waits in each, since when, and that no process runs it', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = orders(intake)
     const ids: string[] = []
     for (const customer of ['ann', 'bob', 'ann'])
@@ -345,7 +351,7 @@ describe('lanes', () => {
   })
 
   it('are not the parallel operations, which are listed if their queue is asked for', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = orders(intake)
     const mail = intake.define('mail.send', { body: Order, run: () => 1 })
     for (let n = 0; n < 3; n++) await intake.submit(mail, { item: 'letter' }, later)
@@ -360,7 +366,7 @@ describe('lanes', () => {
   })
 
   it('are listed in pages, each once, whatever the order', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = orders(intake)
     const customers = Array.from({ length: 7 }, (_, n) => `c${n}`)
     for (const customer of customers) await intake.submit(place, { item: 'tea', customer }, later)
@@ -376,7 +382,7 @@ describe('lanes', () => {
   })
 
   it('100,000 of them: a page reads no more than it shows, and a rare queue is found', async () => {
-    const intake = await b.intake({ work: false, postgres: { timeoutMs: 30_000 } })
+    const intake = await b.intake({ role: 'direct', postgres: { timeoutMs: 30_000 } })
     await b.sql(`INSERT INTO spillway.lanes (id, queue, partition, tail, depth, moved_at, sweep_at)
       SELECT md5(n::text)::uuid, CASE WHEN n % 50000 = 0 THEN 'rare' ELSE 'many' END, n::text, 1, 1, now(), now()
       FROM generate_series(1, 100000) n`)
@@ -404,7 +410,7 @@ describe('lanes', () => {
     // Their queues are examined in bounded steps.
     const asked: number[] = []
     const counting = await b.intake({
-      work: false,
+      role: 'direct',
       postgres: { timeoutMs: 30_000 },
       wrap: (store) =>
         overriding(store, {

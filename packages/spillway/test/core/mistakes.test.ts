@@ -62,7 +62,21 @@ describe('define', () => {
     ['no time', () => define({ run, timeoutMs: 0 }), 'timeoutMs must be a whole number from 1 to 2147483647, or a'],
     ['negative retries', () => define({ run, maxRetries: -1 }), 'maxRetries must be a whole number from 0 to 1000000'],
     ['a delay that is no function', () => define({ run, delayMs: 5 }), 'delayMs must be a function; given: 5'],
-    ['a lane as a text', () => define({ run, lane: 'orders' }), "lane must be a function; given: 'orders'"],
+    [
+      'a lane as a text',
+      () => define({ run, lane: 'orders' }),
+      'lane must be a function (body, request) => lane, or an',
+    ],
+    [
+      'a key without a number',
+      () => define({ run, lane: { key: () => 'k' } }),
+      'or an object { key, concurrency }: key is a function, and concurrency a whole number from 1 to 1000000',
+    ],
+    [
+      'a key for rows',
+      () => define({ apply: run, lane: { key: () => 'k', concurrency: 2 } }),
+      'lane must be a function; given: { key:',
+    ],
     ['an unknown way to be busy', () => define({ run, whenBusy: 'drop' }), 'whenBusy must be "queue" or "refuse"'],
     [
       'a wait without an end',
@@ -163,6 +177,8 @@ describe('createIntake', () => {
     ['no concurrency', { store: {}, concurrency: 0 }, 'concurrency must be a whole number from 1 to 100000; given: 0'],
     ['console as the log', { store: {}, log: {} }, 'log must be an object with the methods debug, info, warn, error'],
     ['waitForStore: "no"', { store: {}, waitForStore: 'no' }, 'waitForStore must be true or false, or "forever"'],
+    ['an unknown role', { store: {}, role: 'gateway' }, 'role must be "accept" or "direct" or "work" or "both"'],
+    ['work, as it was', { store: {}, work: false }, 'unknown option "work"; the options are store, '],
     ['a registry as metrics', { store: {}, metrics: {} }, 'metrics must be what createMetrics(registry) returns'],
   ])('%s', async (_, options, message) => {
     await expect(createIntake(options as never)).rejects.toThrow(message)
@@ -542,6 +558,12 @@ describe('tickets, dead letters and lanes', () => {
       () => call('deadLetters', 'purge', { filter: { status: 'failed' } }),
       'filter: unknown option "status"',
     ],
+    [
+      'an expiry that is no time',
+      () => define({ run, expiresAfter: 'soon' }),
+      'expiresAfter must be milliseconds from 1 to',
+    ],
+    ['an expiry at once', () => define({ run, expiresAfter: 0 }), 'expiresAfter must be milliseconds from 1 to'],
     ['a lane as a text', () => call('lanes', 'pause', 'orders'), 'lanes.pause: the options must be an object'],
     ['an empty queue', () => call('lanes', 'pause', { queue: '' }), 'queue must be a text that is not empty'],
     [

@@ -50,7 +50,7 @@ describe('operations of a definition without a lane', () => {
   })
 
   it('run at the same time from the queue, over instances, and leave nothing behind', async () => {
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const ids = await queued(gateway, gateway.define('op', { run: () => undefined }), 200)
     expect(await lanesHeld()).toHaveLength(200)
     expect((await lanesHeld())[0]).toMatchObject({ queue: 'op', partition: 'Default', depth: '1' })
@@ -74,7 +74,7 @@ describe('operations of a definition without a lane', () => {
   })
 
   it('have places among all that wait for a slot, in fair order', async () => {
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const op = gateway.define('op', { run: () => undefined })
     const other = gateway.define('other', { run: () => undefined })
     const greedy = await queued(gateway, op, 20, 'greedy')
@@ -137,7 +137,7 @@ describe('operations of a definition without a lane', () => {
     const answer = await intake.submit(op, 1)
     if (answer.kind !== 'queued') throw new Error(`expected a ticket, not ${answer.kind}`)
     expect(await intake.cancel(answer.operationId, 'why')).toBe('cancelled')
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const [id = ''] = await queued(gateway, gateway.define('other', { run: () => 1 }), 1)
     expect(await gateway.cancel(id, 'why')).toBe('cancelled')
     expect(await b.ticket(id)).toMatchObject({ status: 'cancelled', queue: 'other' })
@@ -165,7 +165,7 @@ describe('operations of a definition without a lane', () => {
   })
 
   it('are dead letters when they kill their process each time, and leave no lane', async () => {
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const op = gateway.define('op', { maxRetries: 0, run: () => undefined })
     const [id = ''] = await queued(gateway, op, 1)
     // A process claims it, says that it runs, and dies.
@@ -200,7 +200,7 @@ describe('operations of a definition without a lane', () => {
   })
 
   it('are applied at once although others of their type wait, and need no lane', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const op = intake.define('rows', { apply: async (_, items) => items.map(({ body, seq }) => [body, seq]) })
     const ids = await queued(intake, op, 2)
     expect(await Promise.all([7, 8].map((n) => intake.submit(op, n)))).toMatchObject([

@@ -100,7 +100,7 @@ describe('an effect in the database', () => {
   })
 
   it('is one statement for all that came together, keys and all', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const add = define(intake)
     await intake.submit(add, { lane: 'warm', n: 1 })
     const query = vi.spyOn(pg.Client.prototype, 'query')

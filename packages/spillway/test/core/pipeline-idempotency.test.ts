@@ -193,7 +193,7 @@ describe('an Idempotency-Key', () => {
 
 describe('waiting for a queued one', () => {
   it('answers with its result, also when another instance ran it', async () => {
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const worker = await b.intake()
     const op = gateway.define('op', { body: Body, run: () => 0 })
     worker.define('op', { body: Body, run: (body) => body.n })

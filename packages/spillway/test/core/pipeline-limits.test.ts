@@ -58,7 +58,7 @@ describe('capacity', () => {
   })
 
   it('holds exactly its limit over four instances with 2,000 at once', async () => {
-    const intakes = await four({ work: false })
+    const intakes = await four({ role: 'direct' })
     const submits = intakes.flatMap((intake, i) => {
       const op = intake.define('op', { body: Body, lane, gates: [capacity({ limit: 100 })], run: () => undefined })
       return Array.from({ length: 500 }, (_, n) => intake.submit(op, { n: i * 500 + n }, { respondAsync: true }))
@@ -129,7 +129,7 @@ describe('capacity', () => {
 
   it('refuses early without a query, once it knows', async () => {
     const calls = { accept: 0 }
-    const intake = await b.intake({ wrap: counting(calls), work: false })
+    const intake = await b.intake({ wrap: counting(calls), role: 'direct' })
     const op = intake.define('op', { body: Body, lane, gates: [capacity({ limit: 1 })], run: () => undefined })
     await intake.submit(op, { n: 1 }, { respondAsync: true })
     await intake.submit(op, { n: 2 }, { respondAsync: true })
@@ -142,7 +142,7 @@ describe('capacity', () => {
 
 describe('rate', () => {
   it('admits exactly its limit over four instances', async () => {
-    const intakes = await four({ work: false })
+    const intakes = await four({ role: 'direct' })
     const submits = intakes.flatMap((intake) => {
       const op = intake.define('op', {
         body: Body,
@@ -216,7 +216,7 @@ describe('rate', () => {
   })
 
   it('is not used up by what capacity refused', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const gates = [rate({ limit: 5, per: '1h' }), capacity({ limit: 1 })]
     const op = intake.define('op', { body: Body, lane, gates, run: () => 1 })
     const answers = await Promise.all(

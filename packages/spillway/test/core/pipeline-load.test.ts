@@ -193,7 +193,7 @@ describe('the load decision', () => {
   })
 
   it('reports that the queue is full, and accepts again once there is room', async () => {
-    const intake = await b.intake({ pendingMax: 3, work: false })
+    const intake = await b.intake({ pendingMax: 3, role: 'direct' })
     const op = intake.define('op', { body: Body, lane, run: () => 1 })
     const apply = intake.define('apply', { body: Body, apply: async (_, items) => items.map(() => 1) })
     const ids: string[] = []

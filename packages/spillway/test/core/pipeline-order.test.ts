@@ -137,14 +137,14 @@ describe('order within a lane', () => {
 
 describe('between lanes', () => {
   it('one identity with many operations does not hold up another', async () => {
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const many = gateway.define('op', { body: Body, lane, run: () => undefined })
     for (let n = 0; n < 300; n++) {
       await gateway.submit(many, { lane: `greedy-${n}`, n }, { identity: 'greedy', respondAsync: true })
     }
     await gateway.submit(many, { lane: 'modest', n: 1 }, { identity: 'modest', respondAsync: true })
     const order: string[] = []
-    const worker = await b.intake({ concurrency: 1, work: true })
+    const worker = await b.intake({ concurrency: 1, role: 'both' })
     worker.define('op', { body: Body, run: (_, ctx) => void order.push(ctx.identity) })
     await eventually(() => (order.includes('modest') ? true : undefined), 'the modest one to run', 20_000)
     expect(order.indexOf('modest')).toBeLessThan(150)

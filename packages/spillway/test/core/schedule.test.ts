@@ -41,7 +41,7 @@ const row = async (name = 'clean') =>
   )[0]
 
 /** Does not run what it queues. */
-const accepting = (options: Parameters<Bench['intake']>[0] = {}) => b.intake({ work: false, ...options })
+const accepting = (options: Parameters<Bench['intake']>[0] = {}) => b.intake({ role: 'direct', ...options })
 const cleaning = (intake: Intake, options: { gates?: readonly [ReturnType<typeof rate>] } = {}) =>
   intake.define('clean', { body: Body, run: () => undefined, ...options })
 /** Known to the store, and due now; no process is there. */

@@ -88,7 +88,7 @@ it('a schema that checks with promises', async () => {
 })
 
 it('a stored body that a newer schema refuses fails for good, and says why', async () => {
-  const gateway = await b.intake({ work: false })
+  const gateway = await b.intake({ role: 'direct' })
   const old = gateway.define('place', { body: z.object({ n: z.number() }), run: () => 1 })
   const answer = await gateway.submit(old, { n: 1 }, { respondAsync: true })
   if (answer.kind !== 'queued') throw new Error(`expected queued, not ${answer.kind}`)

@@ -39,7 +39,7 @@ describe('submitMany', () => {
   it('writes 500 at a time', async () => {
     const flushes: number[] = []
     const intake = await b.intake({
-      work: false,
+      role: 'direct',
       wrap: (store) =>
         overriding(store, {
           accept: (items, context) => {
@@ -59,7 +59,7 @@ describe('submitMany', () => {
   })
 
   it('refuses what is not valid by itself, and accepts the rest', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = intake.define('place', {
       body: Order,
       check: ({ n }) => (n === 3 ? { code: 'forbidden', detail: 'not 3' } : null),
@@ -88,7 +88,7 @@ describe('submitMany', () => {
   })
 
   it('has options for all, and for each', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = intake.define('place', { body: Order, run: () => 1 })
     const answers = await intake.submitMany(place, orders(3), {
       identity: ({ n }) => `customer-${n}`,
@@ -117,7 +117,7 @@ describe('submitMany', () => {
   })
 
   it('with a key for each, or one for the call, gives the same answers again', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = intake.define('place', { body: Order, run: () => 1 })
     for (const idempotencyKey of ['import-7', ({ n }: { n: number }) => `order-${n}`]) {
       const first = await intake.submitMany(place, orders(3), { idempotencyKey })
@@ -128,14 +128,14 @@ describe('submitMany', () => {
   })
 
   it('one key twice in a call: the second is the first one again', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = intake.define('place', { body: Order, run: () => 1 })
     const [first, second] = await intake.submitMany(place, [{ n: 1 }, { n: 1 }], { idempotencyKey: () => 'same' })
     expect(second).toMatchObject({ replayed: true, operationId: first?.kind === 'queued' && first.operationId })
   })
 
   it('passes its gates: exact rates for each identity, a halt for all', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = intake.define('place', { body: Order, gates: [halt(), rate({ limit: 2, per: '1h' })], run: () => 1 })
     const identity = ({ n }: { n: number }): string => (n % 2 === 0 ? 'ann' : 'bob')
     expect(kinds(await intake.submitMany(place, orders(6), { identity }))).toEqual([
@@ -147,7 +147,7 @@ describe('submitMany', () => {
   })
 
   it('holds one permit for each identity, and gives it back', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const gates = [connections({ perIdentity: 1, total: 10, pool: 'calls' })]
     const place = intake.define('place', { body: Order, gates, run: () => 1 })
     for (let n = 0; n < 2; n++)
@@ -156,7 +156,7 @@ describe('submitMany', () => {
   })
 
   it('writes nothing when one of the options or bodies is a mistake', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = intake.define('place', { run: () => 1 })
     await expect(
       intake.submitMany(place, orders(1_000), { priority: (_, index) => (index === 999 ? 11 : 5) }),
@@ -224,14 +224,14 @@ describe('enqueueMany', () => {
   })
 
   it('refuses by itself what is not valid', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = intake.define('place', { body: Order, run: () => 1 })
     const answers = await intake.transaction((tx) => intake.enqueueMany(place, [{ n: 1 }, {} as never], { tx }))
     expect(kinds(answers)).toEqual(['queued', 'refused'])
   })
 
   it('locks lanes in one order: two transactions with the same lanes do not end each other', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = intake.define('place', { body: Order, lane: ({ n }) => ['q', String(n)], run: () => 1 })
     const bodies = orders(900)
     const call = (list: { n: number }[]) => intake.transaction((tx) => intake.enqueueMany(place, list, { tx }))
@@ -242,7 +242,7 @@ describe('enqueueMany', () => {
 
 describe('one submission', () => {
   it('overrides its definition', async () => {
-    const intake = await b.intake({ work: false })
+    const intake = await b.intake({ role: 'direct' })
     const place = intake.define('place', {
       lane: () => 'usual',
       priority: 9,

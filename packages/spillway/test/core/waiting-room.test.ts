@@ -1,6 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { createMetrics } from '../../src/index.js'
+import { createMetrics, type MetricRegistry } from '../../src/index.js'
 import type { WhenBusy } from '../../src/intake/when-busy.js'
 import { type Bench, bench, eventually, signal } from '../pipeline-fixture.js'
 
@@ -10,12 +10,18 @@ beforeEach(async () => {
 })
 afterEach(() => b.close())
 
+/** What a registry asks of a metric at a scrape. */
+interface Shown {
+  name: string
+  get(): Promise<{ values: { labels: { end: string }; value: number }[] }>
+}
+
 /** One slot, which the first request holds until it is let go. */
 async function busy(whenBusy?: WhenBusy) {
-  const metrics: { name: string; get(): Promise<unknown> }[] = []
+  const metrics: Shown[] = []
   const intake = await b.intake({
     concurrency: 1,
-    metrics: createMetrics({ registerMetric: (metric) => void metrics.push(metric) }),
+    metrics: createMetrics({ registerMetric: (metric: Shown) => void metrics.push(metric) } as MetricRegistry),
   })
   const started = signal()
   const release = signal()
@@ -35,7 +41,7 @@ async function busy(whenBusy?: WhenBusy) {
   const waits = async (): Promise<Record<string, number>> => {
     const found = metrics.find(({ name }) => name === 'spillway_slot_waits_total')
     if (found === undefined) throw new Error('the metric is not registered')
-    const { values } = (await found.get()) as { values: { labels: { end: string }; value: number }[] }
+    const { values } = await found.get()
     return Object.fromEntries(values.map(({ labels, value }) => [labels.end, value]))
   }
   return { intake, op, first, release, ran, waits, room: intake.bound(op).slots.work.room }

@@ -1,6 +1,7 @@
-import { type ChildProcess, spawn } from 'node:child_process'
+import { type ChildProcess, type ChildProcessByStdio, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { createInterface } from 'node:readline'
+import type { Readable } from 'node:stream'
 import { fileURLToPath } from 'node:url'
 import Type from 'typebox'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
@@ -231,7 +232,7 @@ describe('an operation of a type that is not defined here', () => {
   it('is left to a process that knows it, uncounted', async () => {
     const stranger = await b.intake()
     const other = stranger.define('something.else', { body: Body, run: () => 0 })
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const op = gateway.define('op', { body: Body, lane, run: () => 0 })
     const id = idOf(await gateway.submit(op, { lane: 'a', n: 1 }, { respondAsync: true }))
     // What the stranger knows goes past it: it has looked, and left the other alone.
@@ -247,6 +248,7 @@ describe('an operation of a type that is not defined here', () => {
 
 describe('a process that is killed', () => {
   const program = fileURLToPath(new URL('../pipeline-worker-process.ts', import.meta.url))
+  const turnsProgram = fileURLToPath(new URL('../turns-worker-process.ts', import.meta.url))
   const children: ChildProcess[] = []
   afterEach(async () => {
     for (const child of children.splice(0)) {
@@ -258,7 +260,7 @@ describe('a process that is killed', () => {
 
   it('leaves its work to others: effects in the store once, in order', async () => {
     await b.sql('CREATE TABLE effects (at bigserial, lane text, n int, who text)')
-    const gateway = await b.intake({ work: false })
+    const gateway = await b.intake({ role: 'direct' })
     const op = gateway.define('op', { body: Body, lane, run: () => undefined })
     for (let n = 1; n <= 5; n++) {
       for (const name of ['a', 'b']) await gateway.submit(op, { lane: name, n }, { respondAsync: true })
@@ -286,6 +288,40 @@ describe('a process that is killed', () => {
     expect(b.logged.some((l) => l.message.includes('dead process'))).toBe(true)
     expect(await b.audit()).toEqual([])
   }, 60_000)
+
+  it('holds its permits of a key until its lease is over, and then others run: never more at once than allowed', async () => {
+    await b.sql('CREATE TABLE runs (at bigserial, op uuid, began timestamptz, ended timestamptz)')
+    const gateway = await b.intake({ role: 'direct' })
+    const op = gateway.define('op', { lane: { key: () => 'key', concurrency: 3 }, run: () => undefined })
+    for (let n = 0; n < 40; n++) await gateway.submit(op, n, { respondAsync: true })
+    const start = (runMs: number): ChildProcessByStdio<null, Readable, null> => {
+      const args = ['--import', 'tsx', turnsProgram, b.url, `${runMs}`]
+      const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'] })
+      children.push(child)
+      return child
+    }
+    // It holds all three permits, and dies.
+    const killed = start(3_600_000)
+    const lines = createInterface({ input: killed.stdout })
+    let began = 0
+    for await (const _ of lines) if (++began === 3) break
+    const others = [start(5), start(5)]
+    killed.kill('SIGKILL')
+    await once(killed, 'exit')
+    await drained(30_000)
+    for (const child of others) child.kill('SIGKILL')
+    const [found] = await b.sql<{ most: number; runs: number; ops: number }>(`
+      WITH spans AS (
+        SELECT at, op, began, coalesce(ended, lead(began) OVER (PARTITION BY op ORDER BY at)) AS ended FROM runs
+      )
+      SELECT (SELECT count(*)::int FROM runs) AS runs, (SELECT count(DISTINCT op)::int FROM runs) AS ops,
+        (SELECT max(n)::int FROM (
+          SELECT count(*) AS n FROM spans x JOIN spans y ON y.began <= x.began AND y.ended > x.began GROUP BY x.at
+        ) beside) AS most`)
+    expect(found).toEqual({ most: 3, runs: 43, ops: 40 })
+    expect(await b.sql('SELECT 1 FROM spillway.turns')).toEqual([])
+    expect(await b.audit()).toEqual([])
+  }, 90_000)
 })
 
 describe('a store that goes away', () => {

@@ -11,7 +11,7 @@
  */
 import { randomUUID } from 'node:crypto'
 import { setTimeout as delay } from 'node:timers/promises'
-import { codeOf, type Intake, type IntakeLog, type Periodic, withDeadline } from 'spillway/workload'
+import { claimsQueued, codeOf, type Intake, type IntakeLog, type Periodic, withDeadline } from 'spillway/workload'
 import { repeatWhenReady } from '../../time.js'
 import type { AlertChange, Workload } from '../../workload.js'
 import { AlertLog, keyOf, type Recorded, type Report } from './alert-log.js'
@@ -99,7 +99,7 @@ export class Alerts {
     const repeat = (everyMs: number, what: string, work: () => Promise<void>) =>
       repeatWhenReady(intake, log, everyMs, what, work)
     this.#periodic = [repeat(timing.renewMs, 'renewing alerts', () => this.#renew())]
-    if (intake.settings.work) {
+    if (claimsQueued(intake.settings)) {
       const look = stuckWatch(intake, schema, (alert) => this.report(alert))
       this.#periodic.push(repeat(timing.watchMs, 'looking for stuck operations', look))
     }

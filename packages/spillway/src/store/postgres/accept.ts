@@ -182,7 +182,10 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
   const laneNumbers: number[] = []
   const inLane: number[] = []
   const alone: boolean[] = []
+  const turns: AcceptItem['turns'][] = []
   let keyed = false
+  let taking = false
+  let expiring = false
   let gated = false
   let haltable = false
   for (const item of sorted) {
@@ -193,12 +196,15 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
       counts.push(0)
       mayRun.push(item.execute)
       alone.push(isAlone(item))
+      turns.push(item.turns)
     }
     const n = (counts[counts.length - 1] ?? 0) + 1
     counts[counts.length - 1] = n
     laneNumbers.push(lanes.length)
     inLane.push(n)
     keyed ||= item.idempotency !== null
+    expiring ||= typeof item.expiresMs === 'number'
+    taking ||= item.turns !== undefined && item.turns !== null
     gated ||= item.gate !== null
     haltable ||= item.halt !== null
   }
@@ -239,6 +245,9 @@ function acceptValues(sorted: readonly AcceptItem[], context: AcceptContext, mod
     batch: mode.apply && (context.isFull === true || keyed) ? plain((i) => i.batch) : '{}',
     alone: alone.includes(true) ? plainArray(alone) : '{}',
     ahead: context.ahead ?? 0,
+    expires_ms: expiring ? plain((i) => i.expiresMs ?? null) : '{}',
+    turn_keys: taking ? plainArray(turns.map((turn) => turn?.key ?? null)) : '{}',
+    turn_most: taking ? plainArray(turns.map((turn) => turn?.most ?? null)) : '{}',
   }
 }
 

@@ -32,13 +32,15 @@ export function laneStatements({ s, on: { reads } }: Database) {
       const found = rows.filter((row): row is Row & LaneRow => row.id !== null)
       return { rows: found.map(({ last, ...row }) => row as LaneRow), last: rows[0]?.last ?? null }
     },
-    /** Unfinished operations of each lane. */
+    /** Unfinished operations of each lane, or of each key. */
     laneDepths: async (lanes: readonly string[]): Promise<number[]> => {
       const { rows } = await reads<{ id: string; depth: number }>(
-        `SELECT l.id, l.depth FROM ${s}.lanes l WHERE l.id = ANY ($1)`,
+        `SELECT x.id, sum(x.depth) AS depth FROM (
+           SELECT l.id, l.depth FROM ${s}.lanes l WHERE l.id = ANY ($1)
+           UNION ALL SELECT k.key, k.lanes FROM ${s}.turns k WHERE k.key = ANY ($1)) x GROUP BY x.id`,
         [plainArray(lanes)],
       )
-      const depths = new Map(rows.map(({ id, depth }) => [id, depth]))
+      const depths = new Map(rows.map(({ id, depth }) => [id, Number(depth)]))
       return lanes.map((lane) => depths.get(lane) ?? 0)
     },
   }

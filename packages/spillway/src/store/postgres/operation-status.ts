@@ -22,6 +22,8 @@ interface Row extends Record<string, unknown> {
   stamp: number | null
   /** In the row of all lanes: the priorities of those that are ready. */
   levels: number[] | null
+  /** For one that waits for its turn: how many of its key may run. `lane` is its key then, and `seq` its turn. */
+  most: number | null
 }
 
 /**
@@ -31,17 +33,20 @@ interface Row extends Record<string, unknown> {
  */
 const statusSql = (s: string): string => `
   WITH held AS MATERIALIZED (
-    SELECT o.id, o.type, o.lane, o.seq, o.error, o.priority, o.stamp, o.started_at IS NOT NULL AS started, l.head, l.pace_ms
+    SELECT o.id, o.type, o.lane, o.seq, o.error, o.priority, o.stamp, o.started_at IS NOT NULL AS started, l.head, l.pace_ms,
+      p.key, p.turn
     FROM unnest($1::uuid[]) a(id) JOIN ${s}.ops o ON o.id = a.id JOIN ${s}.lanes l ON l.id = o.lane
+      LEFT JOIN ${s}.parked p ON p.lane = o.lane AND p.reason = 'turn' AND l.key IS NOT NULL
   ), elsewhere AS MATERIALIZED (
     SELECT ARRAY(SELECT a.id FROM unnest($1::uuid[]) a(id) EXCEPT SELECT w.id FROM held w) AS ids
   )
   SELECT w.id, w.type, CASE WHEN w.started THEN 'processing' ELSE 'pending' END AS status, w.error,
-    w.lane, w.seq, w.seq - w.head - 1 AS ahead, w.pace_ms, NULL::bigint[] AS waiting,
-    w.priority, w.stamp, NULL::smallint[] AS levels
-  FROM held w
+    coalesce(w.key, w.lane) AS lane, coalesce(w.turn, w.seq) AS seq, w.seq - w.head - 1 AS ahead, w.pace_ms,
+    NULL::bigint[] AS waiting,
+    w.priority, w.stamp, NULL::smallint[] AS levels, k.most
+  FROM held w LEFT JOIN ${s}.turns k ON k.key = w.key
   UNION ALL
-  SELECT NULL, NULL, NULL, NULL, w.lane, NULL, NULL, NULL, x.seqs, NULL, NULL, NULL FROM (
+  SELECT NULL, NULL, NULL, NULL, w.lane, NULL, NULL, NULL, x.seqs, NULL, NULL, NULL, NULL FROM (
     SELECT u.lane, u.head, max(u.seq) AS last FROM held u
     WHERE NOT u.started AND u.seq - u.head BETWEEN 2 AND ${placeCountedMax} GROUP BY u.lane, u.head
   ) w, LATERAL (
@@ -49,14 +54,21 @@ const statusSql = (s: string): string => `
     WHERE y.lane = w.lane AND y.seq > w.head AND y.seq <= w.last AND y.started_at IS NULL
   ) x
   UNION ALL
-  SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(r.stamp), NULL, NULL, array_agg(r.priority) FROM (
-    SELECT x.priority, x.stamp FROM ${s}.ready x ORDER BY x.priority, x.stamp LIMIT ${placeCountedMax}
-  ) r WHERE EXISTS (SELECT FROM held u WHERE u.lane = u.id AND NOT u.started)
+  SELECT NULL, NULL, NULL, NULL, w.key, NULL, NULL, NULL, x.turns, NULL, NULL, NULL, NULL FROM (
+    SELECT DISTINCT u.key FROM held u WHERE u.key IS NOT NULL
+  ) w, LATERAL (
+    SELECT array_agg(y.turn ORDER BY y.turn) AS turns FROM (
+      SELECT p.turn FROM ${s}.parked p WHERE p.key = w.key AND p.reason = 'turn' ORDER BY p.turn LIMIT ${placeCountedMax}) y
+  ) x
   UNION ALL
-  SELECT h.id, h.type, h.status, h.error, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM ${s}.history h
+  SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(r.stamp), NULL, NULL, array_agg(r.priority), NULL FROM (
+    SELECT x.priority, x.stamp FROM ${s}.ready x ORDER BY x.priority, x.stamp LIMIT ${placeCountedMax}
+  ) r WHERE EXISTS (SELECT FROM held u WHERE u.lane = u.id AND NOT u.started AND u.key IS NULL)
+  UNION ALL
+  SELECT h.id, h.type, h.status, h.error, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM ${s}.history h
   WHERE h.id = ANY ((SELECT e.ids FROM elsewhere e)::uuid[])
   UNION ALL
-  SELECT d.id, d.type, 'failed', d.error, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM ${s}.dead_letters d
+  SELECT d.id, d.type, 'failed', d.error, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM ${s}.dead_letters d
   WHERE d.id = ANY ((SELECT e.ids FROM elsewhere e)::uuid[])`
 
 /** How many are claimed before it. */
@@ -90,11 +102,22 @@ export function statusStatements({ s, on: { reads } }: Database) {
           ? placeAmong(ready, row)
           : (places.get(row.lane ?? '')?.get(row.seq ?? 0) ?? Math.max(0, row.ahead ?? 0))
       return rows.flatMap((row) => {
-        const { id, type, status, error, lane } = row
+        const { id, type, status, error, lane, most } = row
         if (id === null) return []
         const waits = status === 'pending'
         const place = waits ? placeOf(row) : null
-        return [{ id, type, status, error, place, paceMs: waits ? row.pace_ms : null, isParallel: lane === id }]
+        return [
+          {
+            id,
+            type,
+            status,
+            error,
+            place,
+            paceMs: waits ? row.pace_ms : null,
+            isParallel: lane === id,
+            abreast: most ?? 1,
+          },
+        ]
       })
     },
   }

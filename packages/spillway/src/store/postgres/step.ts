@@ -27,6 +27,7 @@ type StepRow = [
   traces: string[],
   idems: string,
   gates: string[] | null,
+  expireMs: string,
 ]
 
 const settleParameters = 25
@@ -47,15 +48,15 @@ const keepSql = (schema: string): string =>
 /** Settle, then claim, in one statement: claiming waits for the settlement, and finds no worker when that was refused. */
 export const stepSql = (schema: string): string =>
   `SELECT nullif(s.lost, '{}'), c.* FROM ${schema}.settle(${numbered(1, settleParameters)}) s(lost)
-   LEFT JOIN LATERAL ${schema}.claim(CASE WHEN cardinality(s.lost) = 0 THEN $1::uuid END, ${numbered(settleParameters + 1, 7)}) c ON true`
+   LEFT JOIN LATERAL ${schema}.claim_ready(CASE WHEN cardinality(s.lost) = 0 THEN $1::uuid END, ${numbered(settleParameters + 1, 7)}) c ON true`
 
 const stepAndKeepSql = (schema: string): string =>
   `SELECT nullif(s.lost, '{}'), c.* FROM ${schema}.settle(${numbered(1, settleParameters)}) s(lost), ${keepSql(schema)}
-   LEFT JOIN LATERAL ${schema}.claim(CASE WHEN cardinality(s.lost) = 0 THEN $1::uuid END,
+   LEFT JOIN LATERAL ${schema}.claim_ready(CASE WHEN cardinality(s.lost) = 0 THEN $1::uuid END,
      ${numbered(settleParameters + failureParameters + 1, 7)}) c ON true`
 
 export const claimSql = (schema: string): string =>
-  `SELECT NULL::bigint[], c.* FROM ${schema}.claim(${numbered(1, 8)}) c`
+  `SELECT NULL::bigint[], c.* FROM ${schema}.claim_ready(${numbered(1, 8)}) c`
 
 export async function step(
   query: Database['rows'],
@@ -115,6 +116,7 @@ function toClaimed(row: StepRow): Claimed[] {
   const traces = row[19]
   const idems = list(20)
   const gates = row[21]
+  const expireMs = list(22)
   const claimed = new Array<Claimed>(ids.length)
   let previous: Claimed | undefined
   for (let i = 0; i < ids.length; i++) {
@@ -139,6 +141,7 @@ function toClaimed(row: StepRow): Claimed[] {
       traceparent: traces[i] ?? '',
       idempotencyKey: idems[i] === '' ? null : (idems[i] ?? null),
       gate: gates?.[i] ?? null,
+      expiresInMs: expireMs[i] === '' ? null : Number(expireMs[i]),
     }
     if (op.lane === '' || (previous?.lane === op.lane && previous.seq >= op.seq)) {
       throw new Error(`the store handed out operations in disorder at ${op.seq}`)

@@ -189,7 +189,8 @@ async function ask<T>(query: () => Promise<T>): Promise<T> {
 const emptySql = (s: string): string => `
   DO $do$
   DECLARE
-    v_first text[] := ARRAY['leases', 'idempotency', 'rates', 'gates', 'lanes', 'ops', 'ready', 'parked', 'tallies'];
+    v_first text[] := ARRAY['leases', 'idempotency', 'rates', 'gates', 'lanes', 'turns', 'ops', 'ready', 'parked',
+      'tallies'];
     v_kept text[] := ARRAY['migrations', 'workers', 'gates', 'connection_pools', 'connections', 'connection_writers',
       'history_spans', 'stream_spans', 'test_clock', 'ledger'];
     v_table text;
@@ -222,4 +223,5 @@ const unfinishedSql = (s: string): string => `
     (extract(epoch FROM nullif(p.until, 'infinity') - ${s}.clock()) * 1000)::float8 AS "waitMs",
     EXISTS (SELECT FROM ${s}.leases x WHERE o.lane = ANY (x.lanes)) AS running
   FROM ${s}.ops o JOIN ${s}.lanes l ON l.id = o.lane LEFT JOIN ${s}.parked p ON p.lane = o.lane
+    AND p.reason <> 'turn'
   ORDER BY o.id LIMIT $1`

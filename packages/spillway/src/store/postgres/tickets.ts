@@ -1,4 +1,5 @@
 /** Operations as their callers and operators see them. Rows have the names of `Ticket`. */
+import { expired } from '../../core/outcome.js'
 import { leftOutSql, listedErrorSql, listedSql } from '../page-sql.js'
 import type { CancelOutcome, DeadLetter, QueueBound, StatRow, Ticket, TicketFilter, TicketOwner } from '../port.js'
 import type { Database } from './database.js'
@@ -9,6 +10,8 @@ type Sizes = 'resultBytes' | 'errorBytes' | 'payloadBytes'
 /** `lane`, `seq`, `head` and `stamp` are for counting the place. A size is null if nothing was left out. */
 type RowOf<Shown> = Omit<Shown, Sizes | 'said' | 'stack' | 'progress'> &
   Record<string, unknown> & { [Name in Sizes | 'lane' | 'seq' | 'head' | 'stamp']?: unknown } & {
+    /** Of history. */
+    ended?: string | null
     code?: string | null
     http_status?: number | null
     stack?: string | null
@@ -21,26 +24,26 @@ const unfinished = (s: string): string => `
   SELECT o.id, o.type, l.queue, l.partition, o.priority, o.identity,
     CASE WHEN o.started_at IS NULL THEN 'pending' ELSE 'processing' END AS status,
     o.accepted_at AS "createdAt", o.started_at AS "startedAt", NULL::timestamptz AS "finishedAt", o.attempts,
-    o.max_attempts AS "maxAttempts", o.error, NULL::json AS result, o.trace, o.lane, o.seq, l.head, o.stamp
+    o.max_attempts AS "maxAttempts", o.error, NULL::json AS result, o.trace, NULL::text AS ended, o.lane, o.seq, l.head, o.stamp
   FROM ${s}.ops o JOIN ${s}.lanes l ON l.id = o.lane`
 
 const finished = (s: string): string => `
   SELECT h.id, h.type, h.queue, h.partition, h.priority, h.identity, h.status, h.accepted_at AS "createdAt",
     h.started_at AS "startedAt", h.finished_at AS "finishedAt", h.attempts, h.max_attempts AS "maxAttempts", h.error,
-    h.result, h.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp
+    h.result, h.trace, h.code AS ended, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp
   FROM ${s}.history h`
 
 const dead = (s: string, more = ''): string => `
   SELECT d.id, d.type, d.queue, d.partition, d.priority, d.identity, 'failed' AS status, d.accepted_at AS "createdAt",
     d.started_at AS "startedAt", d.died_at AS "finishedAt", d.attempts, d.max_attempts AS "maxAttempts", d.error,
-    d.result, d.trace, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp${more}
+    d.result, d.trace, NULL::text AS ended, NULL::uuid AS lane, NULL::bigint AS seq, NULL::bigint AS head, NULL::bigint AS stamp${more}
   FROM ${s}.dead_letters d`
 
 const payload = ', d.payload::text AS payload'
 
 /** The columns that a list shows whole, for rows of the three kinds above. */
 const short =
-  'id type queue partition priority identity status "createdAt" "startedAt" "finishedAt" attempts "maxAttempts" trace lane seq head stamp'
+  'id type queue partition priority identity status "createdAt" "startedAt" "finishedAt" attempts "maxAttempts" trace ended lane seq head stamp'
     .split(' ')
     .map((name) => `r.${name}`)
     .join()
@@ -57,11 +60,18 @@ function listed(rows: string, long: readonly string[]): string {
 
 const newest = 'r.id DESC'
 
-/** The place of a parallel operation, alone in its lane, is among all that are ready, in the order in which they are claimed. */
+/**
+ * The place of a parallel operation, alone in its lane, is among those that wait for a turn of its key, else among all that
+ * are ready, in the order in which they are claimed.
+ */
 const withPlace = (s: string, from: string): string => `
   SELECT t.*, CASE WHEN t.status <> 'pending' THEN NULL
-    WHEN t.lane = t.id THEN (SELECT count(*) FROM (SELECT FROM ${s}.ready x
-      WHERE (x.priority, x.stamp) < (t.priority, t.stamp) LIMIT ${placeCountedMax}) r)
+    WHEN t.lane = t.id THEN coalesce(
+      (SELECT (SELECT count(*) FROM (SELECT FROM ${s}.parked x
+          WHERE x.key = p.key AND x.reason = 'turn' AND x.turn < p.turn LIMIT ${placeCountedMax}) r)
+        FROM ${s}.parked p WHERE p.lane = t.lane AND p.reason = 'turn'),
+      (SELECT count(*) FROM (SELECT FROM ${s}.ready x
+          WHERE (x.priority, x.stamp) < (t.priority, t.stamp) LIMIT ${placeCountedMax}) r))
     WHEN t.seq - t.head > ${placeCountedMax} THEN t.seq - t.head - 1
     ELSE (SELECT count(*) FROM ${s}.ops x WHERE x.lane = t.lane AND x.seq > t.head AND x.seq < t.seq AND x.started_at IS NULL) END AS place
   FROM (${from}) t`
@@ -79,12 +89,13 @@ const withProgress = (s: string, from: string): string => `
   LEFT JOIN ${s}.progress p ON p.id = t.id AND t.status = 'processing' AND p.attempt = t.attempts + 1`
 
 function shownOf<Shown extends Ticket>(given: RowOf<Shown>): Shown {
-  const { lane, seq, head, stamp, code, http_status: status, stack, ...more } = given as RowOf<Ticket>
+  const { lane, seq, head, stamp, ended, code, http_status: status, stack, ...more } = given as RowOf<Ticket>
   const { progress: value, note, said_at: at, ...rest } = more
   const row: Omit<typeof more, 'progress'> & Pick<Ticket, 'progress'> = rest
   if (typeof value === 'number' && at) row.progress = { value: Math.round(value * 1e6) / 1e6, note: note ?? null, at }
   if (typeof stack === 'string') row.stack = stack
-  if (typeof code === 'string' && typeof status === 'number') row.said = { code, status }
+  if (ended === expired.said.code) row.said = expired.said
+  else if (typeof code === 'string' && typeof status === 'number') row.said = { code, status }
   for (const size of ['resultBytes', 'errorBytes', 'payloadBytes'] as const) if (row[size] === null) delete row[size]
   return row as unknown as Shown
 }
@@ -110,8 +121,7 @@ export function ticketStatements({ s, on: { reads } }: Database) {
       const { status } = filter
       const parts: string[] = []
       if (status === undefined || status === 'pending' || status === 'processing') parts.push(unfinished(s))
-      if (status === undefined || status === 'completed' || status === 'cancelled' || status === 'failed')
-        parts.push(finished(s))
+      if (status !== 'pending' && status !== 'processing') parts.push(finished(s))
       if (status === undefined || status === 'failed') parts.push(dead(s))
       const some = parts.map((from) => `(SELECT * FROM (${from}) p WHERE ${where('p')} ORDER BY p.id DESC LIMIT $1)`)
       const rows = `SELECT * FROM (${some.join(' UNION ALL ')}) r ORDER BY ${newest} LIMIT $1`
@@ -184,6 +194,13 @@ export function deadLetterStatements({ s, on: { reads }, value }: Database) {
 /** Cancelling one operation, and pausing many. */
 export function cancelStatements({ s, on: { reads }, value }: Database) {
   return {
+    /** Operations that wait although their time is over. */
+    expired: async (most: number): Promise<{ id: string; type: string }[]> =>
+      (await reads<{ id: string; type: string }>(`SELECT * FROM ${s}.expired($1)`, [most])).rows,
+    /** Ends one of them. False: it runs, or was ended by another process. */
+    expire: async (id: string): Promise<boolean> =>
+      (await value<CancelOutcome>(reads, `${s}.withdraw($1, '{}', $2, 'expired')`, [id, expired.error])) ===
+      'cancelled',
     cancel: async (id: string, abortable: readonly string[], why: string): Promise<CancelOutcome> =>
       (await value<CancelOutcome>(reads, `${s}.cancel($1, $2, $3)`, [id, abortable, why])) ?? 'gone',
     /** With no queue (''): the type `partition`, in every lane where it is first. */

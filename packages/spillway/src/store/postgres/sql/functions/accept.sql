@@ -31,9 +31,10 @@ CREATE OR REPLACE FUNCTION accept_flush(
   -- item. No items: one tier each.
   p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
   p_rate_ix int[], p_rate_item int[],
-  -- Nothing more may wait; which items are one request; which lanes are one parallel operation's (empty: none is), and
-  -- how many operations wait for the same slots.
-  p_full boolean, p_batch int[], p_alone boolean[], p_ahead bigint,
+  -- Nothing more may wait; which items are one request.
+  p_full boolean, p_batch int[],
+  -- Per lane: is it a parallel operation's, what key has it, and how many of that may run. How many wait for slots.
+  p_alone boolean[], p_turn_keys uuid[], p_turn_most int[], p_ahead bigint, p_expires_ms bigint[],
   -- One row of arrays, an element per item: parsing rows costs the caller more than the rest together.
   OUT verdicts text[], OUT fence bigint, OUT seqs bigint[], OUT places bigint[], OUT waits_ms bigint[],
   OUT reasons text[], OUT stamps bigint[], OUT answers json[], OUT ops uuid[],
@@ -46,35 +47,31 @@ DECLARE
   v_decided text[];
   v_lanes uuid[] := p_lanes; v_queues text[] := p_queues; v_partitions text[] := p_partitions;
   v_counts bigint[] := p_counts; v_may_run boolean[] := p_may_run; v_lane int[] := p_lane; v_rn bigint[] := p_rn;
-  v_alone boolean[] := p_alone; v_may_lease boolean := false; v_paused boolean;
-  k record; g record; n record; l record; d record;
+  v_alone boolean[] := p_alone; v_turn_keys uuid[] := p_turn_keys; v_turn_most int[] := p_turn_most;
+  v_may_lease boolean := false; v_paused boolean; v_parked boolean[];
+  k record; n record; l record; d record; w record;
 BEGIN
   -- Its row stays until we commit, so that a process that may hold leases keeps that right.
   IF NOT p_apply AND p_reason && '{"",+requested,+still_running}' THEN
     PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
     v_may_lease := FOUND;
   END IF;
-  IF cardinality(p_keys) > 0 THEN
-    k := idempotency_take(p_keys, p_requests, p_id, p_batch, t, p_key_ttl_ms);
+  IF p_full OR cardinality(p_keys) + cardinality(p_halts) + cardinality(p_gates) + cardinality(p_rate_key) > 0 THEN
+    k := accept_decide(p_lanes, p_queues, p_partitions, p_lane, p_id, p_type, p_reason, p_keys, p_requests,
+      p_key_ttl_ms, p_gates, p_halts, p_rate_key, p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix,
+      p_rate_item, p_full, p_batch, t);
     v_decided := k.verdicts; answers := k.answers; ops := k.ops;
+    tiers := k.tiers; rates_left := k.rates_left; rates_reset_ms := k.rates_reset_ms; at_ms := k.at_ms;
   END IF;
-  IF cardinality(p_halts) > 0 THEN v_decided := halts_check(p_halts, v_decided); END IF;
-  IF p_full THEN
-    v_decided := depth_check(p_batch, p_lane, p_reason, v_decided, p_lanes, p_queues, p_partitions, p_type[1]);
-  END IF;
-  IF cardinality(p_gates) > 0 OR cardinality(p_rate_key) > 0 THEN
-    g := gates_take(p_gates, p_rate_key, p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix,
-      p_rate_item, v_decided, cardinality(p_id), t);
-    v_decided := g.verdicts;
-    tiers := g.tiers; rates_left := g.rates_left; rates_reset_ms := g.rates_reset_ms; at_ms := g.at_ms;
-  END IF;
-  IF v_decided IS NOT NULL AND cardinality(p_keys) > 0 THEN PERFORM idempotency_release(p_keys, v_decided); END IF;
-
   IF v_decided IS NOT NULL THEN
     n := lanes_count(p_lanes, p_queues, p_partitions, p_lane, p_reason, v_decided);
     v_lanes := n.ids; v_queues := n.queues; v_partitions := n.partitions; v_counts := n.counts; v_may_run := n.may_run;
     v_lane := n.lane; v_rn := n.rn;
     IF cardinality(p_alone) > 0 THEN v_alone := lanes_pick(p_alone, p_lanes, v_lanes); END IF;
+    IF cardinality(p_turn_keys) > 0 THEN
+      v_turn_keys := lanes_pick(p_turn_keys, p_lanes, v_lanes);
+      v_turn_most := lanes_pick(p_turn_most, p_lanes, v_lanes);
+    END IF;
   END IF;
   v_paused := EXISTS (SELECT FROM pauses);
   IF NOT v_may_lease AND NOT p_apply THEN
@@ -82,33 +79,88 @@ BEGIN
   ELSIF v_paused THEN
     v_may_run := pauses_check(v_queues, v_partitions, v_may_run, v_lane, v_rn, p_type);
   END IF;
-  l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, p_apply, t);
+  l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, v_turn_keys, p_apply, t);
+  IF cardinality(v_turn_keys) > 0 THEN
+    w := turns_take(v_lanes, v_queues, v_partitions, v_turn_keys, v_turn_most, v_lane, p_delay_ms, l.running, t);
+    v_parked := w.waits; l.running := w.running;
+  END IF;
   d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
     p_delay_ms, p_reason, p_pace_ms, v_decided, v_counts, l.tails, l.depths, l.running, l.paces, l.blocked);
   verdicts := d.verdicts; seqs := d.seqs; waits_ms := d.waits_ms; reasons := d.reasons; stamps := d.stamps;
   places := CASE WHEN p_ahead > 0 AND true = ANY (v_alone) THEN places_alone(d.places, v_lane, v_alone, p_ahead)
     ELSE d.places END;
-
-  INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
-      max_attempts, timeout_ms, trace, idem, gate)
-    SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
-      CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 'execute' THEN t END,
-      u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate
-    FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates)
-      u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
-        key, gate)
-    WHERE u.verdict IN ('queue', 'execute');
-  IF d.starts_lanes THEN
-    PERFORM lanes_ready(v_lanes, v_queues, v_partitions, v_counts, l.depths, v_lane, v_rn, verdicts, p_priority, stamps,
-      p_delay_ms, p_type, seqs, t);
+  IF v_parked IS NOT NULL THEN
+    w := turns_show(v_lane, v_parked, w.ahead, v_turn_most, p_pace_ms, p_delay_ms, places, waits_ms, reasons);
+    places := w.places; waits_ms := w.waits_ms; reasons := w.reasons;
   END IF;
+
+  PERFORM ops_add(v_lanes, v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
+    p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms, t);
+  IF d.starts_lanes THEN
+    PERFORM lanes_start(v_lanes, v_queues, v_partitions, v_counts, l.depths, v_lane, v_rn, verdicts, p_priority, stamps,
+      p_delay_ms, p_type, seqs, v_parked, t);
+  END IF;
+  -- If the limit of a key was raised, some that waited may start.
+  IF true = ANY (v_parked) THEN PERFORM turns_next(v_turn_keys); END IF;
   IF 'execute' = ANY (verdicts) THEN fence := lease_take(p_worker, v_lanes, v_lane, verdicts, seqs, t); END IF;
   IF cardinality(p_keys) > 0 THEN PERFORM idempotency_answer(p_keys, verdicts, places, waits_ms, reasons); END IF;
   PERFORM tally_accepted(p_worker, p_part, p_type, verdicts, d.accepted);
 END $$;
 
--- The same for release 0.2.0, which knows no parallel operations.
+-- A step of accept_flush: idempotency, halts, depth and the gates that count, in the lock order. verdicts: NULL is not
+-- decided yet, and a NULL list means that no item is.
+CREATE OR REPLACE FUNCTION accept_decide(
+  p_lanes uuid[], p_queues text[], p_partitions text[], p_lane int[], p_id uuid[], p_type text[], p_reason text[],
+  p_keys uuid[], p_requests uuid[], p_key_ttl_ms bigint, p_gates text[], p_halts text[],
+  p_rate_key uuid[], p_rate_asked int[], p_rate_limit int[], p_rate_minutes int[], p_rate_keep int[],
+  p_rate_ix int[], p_rate_item int[], p_full boolean, p_batch int[], p_at timestamptz,
+  OUT verdicts text[], OUT answers json[], OUT ops uuid[],
+  OUT tiers int[], OUT rates_left bigint[], OUT rates_reset_ms bigint[], OUT at_ms bigint
+)
+  LANGUAGE plpgsql AS $$
+DECLARE
+  k record; g record;
+BEGIN
+  IF cardinality(p_keys) > 0 THEN
+    k := idempotency_take(p_keys, p_requests, p_id, p_batch, p_at, p_key_ttl_ms);
+    verdicts := k.verdicts; answers := k.answers; ops := k.ops;
+  END IF;
+  IF cardinality(p_halts) > 0 THEN verdicts := halts_check(p_halts, verdicts); END IF;
+  IF p_full THEN
+    verdicts := depth_check(p_batch, p_lane, p_reason, verdicts, p_lanes, p_queues, p_partitions, p_type[1]);
+  END IF;
+  IF cardinality(p_gates) > 0 OR cardinality(p_rate_key) > 0 THEN
+    g := gates_take(p_gates, p_rate_key, p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix,
+      p_rate_item, verdicts, cardinality(p_id), p_at);
+    verdicts := g.verdicts;
+    tiers := g.tiers; rates_left := g.rates_left; rates_reset_ms := g.rates_reset_ms; at_ms := g.at_ms;
+  END IF;
+  IF verdicts IS NOT NULL AND cardinality(p_keys) > 0 THEN PERFORM idempotency_release(p_keys, verdicts); END IF;
+END $$;
+
+-- A step of accept_flush. Writes what was accepted.
+CREATE OR REPLACE FUNCTION ops_add(
+  p_lanes uuid[], p_lane int[], p_verdicts text[], p_seqs bigint[], p_stamps bigint[], p_id uuid[], p_type text[],
+  p_priority smallint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts int[],
+  p_timeout_ms int[], p_trace text[], p_keys uuid[], p_gates text[], p_expires_ms bigint[], p_at timestamptz
+) RETURNS void
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
+      max_attempts, timeout_ms, trace, idem, gate, expires_at)
+    SELECT p_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, p_at,
+      CASE WHEN u.delay_ms > 0 THEN p_at + u.delay_ms * interval '1 ms' END,
+      CASE WHEN u.verdict = 'execute' THEN p_at END, u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate,
+      p_at + u.expires_ms * interval '1 ms'
+    FROM unnest(p_lane, p_verdicts, p_seqs, p_stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
+        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms)
+      u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
+        key, gate, expires_ms)
+    WHERE u.verdict IN ('queue', 'execute');
+END $$;
+
+-- The same for release 0.2.0, which knows no parallel operations, keys and expiry.
 CREATE OR REPLACE FUNCTION accept(
   p_worker uuid, p_part smallint, p_apply boolean,
   p_lanes uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[],
@@ -126,5 +178,6 @@ CREATE OR REPLACE FUNCTION accept(
   SELECT * FROM accept_flush(p_worker, p_part, p_apply, p_lanes, p_queues, p_partitions, p_counts, p_may_run, p_lane,
     p_rn, p_id, p_type, p_priority, p_stamp, p_lead, p_identity, p_payload, p_delay_ms, p_max_attempts, p_timeout_ms,
     p_trace, p_reason, p_pace_ms, p_backlog_ms, p_keys, p_requests, p_key_ttl_ms, p_gates, p_halts, p_rate_key,
-    p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix, p_rate_item, p_full, p_batch, '{}', 0)
+    p_rate_asked, p_rate_limit, p_rate_minutes, p_rate_keep, p_rate_ix, p_rate_item, p_full, p_batch, '{}', '{}',
+    '{}', 0, '{}')
 $$;

@@ -47,4 +47,5 @@ CREATE OR REPLACE FUNCTION audit() RETURNS TABLE (fault text)
   UNION ALL SELECT format('%s dead letters, %s tallied', d.n, t.n)
     FROM (SELECT count(*) AS n FROM dead_letters) d, (SELECT coalesce(sum(n), 0) AS n FROM tallies
         WHERE type = '!dead') t WHERE d.n <> t.n
+  UNION ALL SELECT x.fault FROM turns_audit() x
 $$;

@@ -13,7 +13,8 @@ DECLARE
 BEGIN
   IF NOT EXISTS (SELECT FROM parked p WHERE p.until <= t) THEN RETURN 0; END IF;
   WITH due AS (
-    SELECT p.lane FROM parked p WHERE p.until <= t ORDER BY p.until LIMIT p_most FOR UPDATE SKIP LOCKED
+    SELECT p.lane FROM parked p WHERE p.until <= t AND p.key IS NULL ORDER BY p.until LIMIT p_most
+      FOR UPDATE SKIP LOCKED
   ), heads AS (
     SELECT d.lane, o.priority, o.stamp, o.type, l.head, l.depth, l.careful > l.head AS careful, l.queue, l.partition
       FROM due d JOIN lanes l ON l.id = d.lane,
@@ -27,6 +28,7 @@ BEGIN
         FROM heads h JOIN gone g ON g.lane = h.lane RETURNING 1
   )
   SELECT count(*) INTO v_n FROM readied;
+  IF EXISTS (SELECT FROM turns) THEN v_n := v_n + turns_promote(p_most, t); END IF;
   RETURN v_n;
 END $$;
 
@@ -48,14 +50,15 @@ END $$;
 -- p_trusted: types that cannot end their process, and need not come one at a time. One row, with a list for each
 -- column (a row for each operation costs both sides more than finding it): of lanes, then of operations, which name
 -- their lane by number; `depth` is what the lanes held together when they became ready. Lists are texts with commas;
--- what may hold a comma is a JSON array.
-CREATE OR REPLACE FUNCTION claim(
+-- what may hold a comma is a JSON array. expire_ms: until it may not start any more; the caller ends those without
+-- running them.
+CREATE OR REPLACE FUNCTION claim_ready(
   p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint, p_types text[], p_together text[],
   p_trusted text[],
   OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text,
   OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json,
   OUT payloads text, OUT waited_ms text, OUT due text, OUT attempts text, OUT max_attempts text,
-  OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json
+  OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json, OUT expire_ms text
 )
   LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_hashjoin = off SET enable_mergejoin = off
   SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -109,19 +112,19 @@ BEGIN
   -- A statement of its own, for a fresh snapshot: the lanes' operations are all committed by now. No ORDER BY: the
   -- nested loop gives them lane by lane, each in order, and the caller checks that.
   SELECT array_agg(h.ix::int), array_agg(o.seq), string_agg(o.id::text, ','), string_agg(o.type, ','),
-    string_agg(o.priority::text, ','),
-      array_agg(o.identity), string_agg(o.payload::text, E'\x1e'),
-        string_agg((date_part('epoch', t - o.accepted_at) * 1000)::bigint::text, ','),
-      string_agg(CASE WHEN o.not_before > t OR h.held THEN '0' ELSE '1' END, ','), string_agg(o.attempts::text, ','),
-        string_agg(o.max_attempts::text, ','),
+      string_agg(o.priority::text, ','), array_agg(o.identity), string_agg(o.payload::text, E'\x1e'),
+      string_agg((date_part('epoch', t - o.accepted_at) * 1000)::bigint::text, ','),
+      string_agg(CASE WHEN o.not_before > t OR h.held THEN '0' ELSE '1' END, ','),
+      string_agg(o.attempts::text, ','), string_agg(o.max_attempts::text, ','),
       string_agg(o.timeout_ms::text, ','), array_agg(o.trace), string_agg(coalesce(o.idem::text, ''), ','),
-        array_agg(o.gate), bool_or(o.gate IS NOT NULL)
+      array_agg(o.gate), bool_or(o.gate IS NOT NULL),
+      string_agg(coalesce(floor(date_part('epoch', o.expires_at - t) * 1000)::bigint::text, ''), ',')
     INTO v_ixs, v_seqs, ids, types, priorities, v_identities, payloads, waited_ms, due, attempts, max_attempts,
-      timeouts_ms, v_traces, idems, v_gates, v_gated
+      timeouts_ms, v_traces, idems, v_gates, v_gated, expire_ms
   FROM unnest(v_lanes, v_types, v_heads, v_careful, v_held) WITH ORDINALITY h(lane, type, head, careful, held, ix),
     LATERAL (
       SELECT x.seq, x.id, x.type, x.priority, x.identity, x.payload, x.accepted_at, x.not_before, x.attempts,
-        x.max_attempts, x.timeout_ms, x.trace, x.idem, x.gate
+        x.max_attempts, x.timeout_ms, x.trace, x.idem, x.gate, x.expires_at
       FROM ops x WHERE x.lane = h.lane AND x.seq > h.head ORDER BY x.seq
       LIMIT CASE WHEN h.careful AND NOT h.type = ANY (p_trusted) THEN 1 WHEN h.type = ANY (p_together) THEN v_most
         ELSE least(p_each, v_most) END
@@ -137,6 +140,21 @@ BEGIN
   identities := array_to_json(v_identities); traces := array_to_json(v_traces);
   IF v_gated THEN gates := array_to_json(v_gates); END IF;
 END $$;
+
+-- The same for release 0.2.0, which knows no expiry.
+CREATE OR REPLACE FUNCTION claim(
+  p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint, p_types text[], p_together text[],
+  p_trusted text[],
+  OUT fence bigint, OUT depth bigint, OUT lanes text, OUT queues json, OUT partitions json, OUT careful text,
+  OUT ixs text, OUT seqs text, OUT ids text, OUT types text, OUT priorities text, OUT identities json,
+  OUT payloads text, OUT waited_ms text, OUT due text, OUT attempts text, OUT max_attempts text,
+  OUT timeouts_ms text, OUT traces json, OUT idems text, OUT gates json
+)
+  LANGUAGE sql SET search_path FROM CURRENT AS $$
+  SELECT c.fence, c.depth, c.lanes, c.queues, c.partitions, c.careful, c.ixs, c.seqs, c.ids, c.types, c.priorities,
+    c.identities, c.payloads, c.waited_ms, c.due, c.attempts, c.max_attempts, c.timeouts_ms, c.traces, c.idems, c.gates
+  FROM claim_ready(p_worker, p_want, p_budget, p_each, p_turn, p_types, p_together, p_trusted) c
+$$;
 
 -- Records the start of operations that run long. What was handed out after them in their lanes is handed out no more.
 CREATE OR REPLACE FUNCTION mark(

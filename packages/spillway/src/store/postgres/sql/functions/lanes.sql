@@ -1,6 +1,6 @@
--- Lanes: how items are appended to them, and where a lane waits: ready, or parked by a delay or a pause.
+-- Lanes: how items are appended to them, and where a lane waits: ready, or parked by a delay, a pause or its turn.
 --
--- lanes_count, lanes_append and lanes_ready are steps of accept and run with its settings.
+-- lanes_count, lanes_take and lanes_start are steps of accept and run with its settings.
 
 -- How many undecided items each lane gets. The lanes that get any, in the given order; per item its number among these
 -- lanes and its number in the lane (0: it is decided, and gets none). may_run: may the lane's first item run at once?
@@ -30,10 +30,11 @@ END $$;
 
 -- Appends to the lanes, in id order: sequences are given here, under the lane's lock. p_may_run: an empty lane starts
 -- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run. p_alone: the lane is
--- one parallel operation's (empty: none is). What is parallel and applied at once needs no lane.
+-- one parallel operation's (empty: none is); p_turn_keys: and has this key. What is parallel and
+-- applied at once needs no lane.
 CREATE OR REPLACE FUNCTION lanes_take(
   p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_alone boolean[],
-  p_apply boolean, p_at timestamptz,
+  p_turn_keys uuid[], p_apply boolean, p_at timestamptz,
   OUT tails bigint[], OUT depths bigint[], OUT running int[], OUT paces real[], OUT blocked bigint[]
 )
   LANGUAGE plpgsql AS $$
@@ -45,11 +46,12 @@ BEGIN
     RETURN;
   END IF;
   WITH up AS (
-    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at, alone)
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at, alone, key, turn)
     SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.may_run THEN u.n ELSE 0 END, u.n,
       CASE WHEN p_apply AND u.may_run THEN 0 ELSE u.n END, NOT p_apply AND u.may_run, p_at, p_at + interval '1 hour',
-      coalesce(u.alone, false)
-    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run, p_alone) u(id, queue, partition, n, may_run, alone)
+      coalesce(u.alone, false), u.key, CASE WHEN u.key IS NOT NULL THEN nextval('turn_numbers') END
+    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run, p_alone, p_turn_keys)
+      u(id, queue, partition, n, may_run, alone, key)
     ON CONFLICT (id) DO UPDATE SET
       tail = l.tail + excluded.tail,
       -- excluded.head says that these may be applied at once.
@@ -70,7 +72,7 @@ BEGIN
 END $$;
 
 -- What was given per lane of p_from, for the lanes of p_to.
-CREATE OR REPLACE FUNCTION lanes_pick(p_given boolean[], p_from uuid[], p_to uuid[]) RETURNS boolean[]
+CREATE OR REPLACE FUNCTION lanes_pick(p_given anyarray, p_from uuid[], p_to uuid[]) RETURNS anyarray
   LANGUAGE sql IMMUTABLE AS $$
   SELECT array_agg(p_given[array_position(p_from, u.id)] ORDER BY u.i) FROM unnest(p_to) WITH ORDINALITY u(id, i)
 $$;
@@ -82,10 +84,11 @@ CREATE OR REPLACE FUNCTION lanes_drop(p_ids uuid[]) RETURNS void
 $$;
 
 -- Puts the lanes that were empty where they belong. They were empty, so no operation in them is suspected of a crash.
-CREATE OR REPLACE FUNCTION lanes_ready(
+-- p_parked: they are parked already.
+CREATE OR REPLACE FUNCTION lanes_start(
   p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_depths bigint[],
   p_lane int[], p_rn bigint[], p_verdicts text[], p_priority smallint[], p_stamps bigint[], p_delay_ms bigint[],
-  p_type text[], p_seqs bigint[], p_at timestamptz
+  p_type text[], p_seqs bigint[], p_parked boolean[], p_at timestamptz
 ) RETURNS void
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -95,12 +98,14 @@ BEGIN
       p_partitions[u.lane]
     FROM unnest(p_lane, p_rn, p_verdicts, p_priority, p_stamps, p_delay_ms, p_type, p_seqs)
       u(lane, rn, verdict, priority, stamp, delay_ms, type, seq)
-    WHERE u.rn = 1 AND u.verdict = 'queue' AND u.delay_ms = 0 AND p_depths[u.lane] = p_counts[u.lane];
+    WHERE u.rn = 1 AND u.verdict = 'queue' AND u.delay_ms = 0 AND p_depths[u.lane] = p_counts[u.lane]
+      AND p_parked[u.lane] IS NOT TRUE;
   IF 0 < ANY (p_delay_ms) THEN
     INSERT INTO parked (lane, until, reason)
       SELECT p_ids[u.lane], p_at + u.delay_ms * interval '1 ms', 'delay'
       FROM unnest(p_lane, p_rn, p_verdicts, p_delay_ms) u(lane, rn, verdict, delay_ms)
-      WHERE u.rn = 1 AND u.verdict = 'queue' AND u.delay_ms > 0 AND p_depths[u.lane] = p_counts[u.lane];
+      WHERE u.rn = 1 AND u.verdict = 'queue' AND u.delay_ms > 0 AND p_depths[u.lane] = p_counts[u.lane]
+        AND p_parked[u.lane] IS NOT TRUE;
   END IF;
 END $$;
 
@@ -125,7 +130,8 @@ BEGIN
     FROM unnest(p_batch, p_decided) u(batch, decided));
 END $$;
 
--- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else.
+-- Puts a lane that has operations where it belongs. The caller holds its lock, and it is nowhere else. A lane with a
+-- key waits for its turn: the caller holds the key's lock too, has given the lane's permit back, and calls turns_next.
 CREATE OR REPLACE FUNCTION lane_requeue(p_lane uuid) RETURNS void
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -134,14 +140,16 @@ DECLARE
   o record;
 BEGIN
   SELECT x.priority, x.stamp, x.type, x.not_before, l.head, l.depth, l.careful > l.head AS careful, l.queue,
-    l.partition INTO o FROM lanes l, ops x
+    l.partition, l.key, l.turn INTO o FROM lanes l, ops x
     WHERE l.id = p_lane AND x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1;
   IF NOT FOUND THEN
     RETURN;
   ELSIF lane_paused(p_lane) THEN
-    INSERT INTO parked (lane, until, reason) VALUES (p_lane, 'infinity', 'pause');
+    INSERT INTO parked (lane, until, reason, key, turn) VALUES (p_lane, 'infinity', 'pause', o.key, o.turn);
   ELSIF o.not_before > t THEN
-    INSERT INTO parked (lane, until, reason) VALUES (p_lane, o.not_before, 'delay');
+    INSERT INTO parked (lane, until, reason, key, turn) VALUES (p_lane, o.not_before, 'delay', o.key, o.turn);
+  ELSIF o.key IS NOT NULL THEN
+    INSERT INTO parked (lane, until, reason, key, turn) VALUES (p_lane, 'infinity', 'turn', o.key, o.turn);
   ELSE
     INSERT INTO ready (lane, priority, stamp, type, head, depth, careful, queue, partition)
       VALUES (p_lane, o.priority, o.stamp, o.type, o.head, o.depth, o.careful, o.queue, o.partition);

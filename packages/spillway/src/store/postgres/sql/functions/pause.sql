@@ -28,10 +28,12 @@ CREATE OR REPLACE FUNCTION resume(p_queue text, p_partition text) RETURNS void
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-  v_lane uuid;
+  v_lane uuid; v_keys uuid[];
 BEGIN
   PERFORM pg_advisory_xact_lock(hashtext('spillway.pauses'), hashtext(current_schema()));
   DELETE FROM pauses p WHERE p.queue = p_queue AND (p_partition IS NULL OR p.partition = p_partition);
+  v_keys := ARRAY(SELECT k.key FROM turns k WHERE k.key IN (
+      SELECT x.key FROM parked x WHERE x.reason = 'pause' AND x.key IS NOT NULL) ORDER BY k.key FOR UPDATE);
   FOR v_lane IN
     WITH held AS (
       SELECT x.lane FROM parked x JOIN lanes l ON l.id = x.lane
@@ -44,6 +46,7 @@ BEGIN
     -- Back here if another pause still holds it.
     PERFORM lane_requeue(v_lane);
   END LOOP;
+  IF cardinality(v_keys) > 0 THEN PERFORM turns_next(v_keys); END IF;
 END $$;
 
 -- A step of accept. Which lanes' first items may run now: not those that are paused. Per item the number of its lane,

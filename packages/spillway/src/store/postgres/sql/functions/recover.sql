@@ -7,7 +7,8 @@
 -- are through. An operation that kills its process every time becomes a dead letter, and its neighbours are not
 -- charged for it.
 
--- Takes one operation out of its lane for good. The caller holds the lane's lock and has put the lane where it belongs.
+-- Takes one operation out of its lane for good. The caller holds the locks of the lane and of its key, and has given
+-- back the lane's permit.
 CREATE OR REPLACE FUNCTION bury(p_lane uuid, p_seq bigint, p_error text) RETURNS void
   LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -16,11 +17,13 @@ DECLARE
 BEGIN
   WITH gone AS (DELETE FROM ops o WHERE o.lane = p_lane AND o.seq = p_seq RETURNING o.*)
   INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at,
-      started_at, attempts, max_attempts, timeout_ms, error, trace, gate)
+      started_at, attempts, max_attempts, timeout_ms, error, trace, gate, key, most)
   SELECT g.id, t, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
-    g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate
+    g.started_at, g.attempts, g.max_attempts, g.timeout_ms, p_error, g.trace, g.gate, l.key,
+    (SELECT k.most FROM turns k WHERE k.key = l.key)
   FROM gone g JOIN lanes l ON l.id = g.lane;
   UPDATE lanes l SET head = greatest(l.head, p_seq), depth = l.depth - 1, moved_at = t WHERE l.id = p_lane;
+  UPDATE turns k SET lanes = k.lanes - 1 FROM lanes l WHERE l.id = p_lane AND k.key = l.key;
   PERFORM lanes_drop(ARRAY[p_lane]);
 END $$;
 
@@ -30,7 +33,7 @@ CREATE OR REPLACE FUNCTION leases_return(p_fences bigint[], p_charge boolean) RE
 #variable_conflict use_column
 DECLARE
   r record; o record;
-  v_lanes uuid[]; v_uptos bigint[]; v_n int := 0;
+  v_lanes uuid[]; v_uptos bigint[]; v_n int := 0; v_keys uuid[];
 BEGIN
   PERFORM pause_guard();
   WITH ended AS (DELETE FROM leases l WHERE l.fence = ANY (p_fences) RETURNING l.lanes, l.uptos)
@@ -49,6 +52,13 @@ BEGIN
         SELECT y.gate FROM ops y WHERE y.lane = l.id AND y.seq > l.head ORDER BY y.seq LIMIT 1) x
       WHERE x.gate IS NOT NULL) ORDER BY g.name FOR UPDATE;
   END IF;
+  PERFORM FROM lanes l WHERE l.id = ANY (v_lanes) ORDER BY l.id FOR UPDATE;
+  PERFORM turns_lock(v_lanes);
+  WITH given AS (
+    UPDATE turns k SET running = k.running - g.n
+      FROM (SELECT l.key, count(*) AS n FROM lanes l WHERE l.id = ANY (v_lanes) AND l.key IS NOT NULL GROUP BY l.key) g
+      WHERE k.key = g.key RETURNING k.key
+  ) SELECT array_agg(g.key) INTO v_keys FROM given g;
   FOR r IN SELECT u.lane, u.upto FROM unnest(v_lanes, v_uptos) u(lane, upto) ORDER BY u.lane LOOP
     v_n := v_n + 1;
     UPDATE lanes l SET running = false WHERE l.id = r.lane;
@@ -76,6 +86,7 @@ BEGIN
       WHERE l.id = r.lane AND x.lane = l.id AND x.seq > l.head AND x.seq <= r.upto AND x.started_at IS NOT NULL;
     PERFORM lane_requeue(r.lane);
   END LOOP;
+  IF v_keys IS NOT NULL THEN PERFORM turns_next(v_keys); END IF;
   RETURN v_n;
 END $$;
 

@@ -61,6 +61,7 @@ BEGIN
   IF cardinality(r_key) > 0 THEN PERFORM idempotency_settle(r_lane, r_seq, r_key, r_answer); END IF;
   IF cardinality(p_gates) > 0 THEN PERFORM gates_release(p_gates, p_gate_counts); END IF;
   l := lanes_move(s_lane, s_head, s_left, t);
+  IF l.keyed IS NOT NULL THEN PERFORM turns_lock(l.keyed); END IF;
   IF 0 <= ANY (s_retry_ms) THEN PERFORM ops_retry(s_lane, s_head, s_retry_ms, s_retry_error, v_leave, t); END IF;
   IF l.has_more THEN
     PERFORM lanes_release(s_lane, s_release, s_retry_ms, l.queues, l.partitions, l.heads, l.depths, l.careful, v_leave,
@@ -78,6 +79,7 @@ BEGIN
     RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x)
       USING ERRCODE = 'XX000';
   END IF;
+  IF l.keyed IS NOT NULL THEN PERFORM turns_return(l.keyed); END IF;
   IF l.has_alone THEN PERFORM lanes_drop(s_lane); END IF;
   PERFORM leases_shrink(s_fence, s_lane, v_release);
   FOR i IN 1 .. cardinality(p_types) LOOP
@@ -117,7 +119,8 @@ END $$;
 CREATE OR REPLACE FUNCTION lanes_move(
   p_lanes uuid[], p_heads bigint[], p_left bigint[], p_at timestamptz,
   OUT queues text[], OUT partitions text[], OUT heads bigint[], OUT depths bigint[], OUT careful boolean[],
-  OUT has_more boolean, OUT has_emptied boolean, OUT has_alone boolean
+  OUT has_more boolean, OUT has_emptied boolean, OUT has_alone boolean,
+  OUT keyed uuid[]                           -- the lanes that have a key; NULL: none
 )
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -131,11 +134,12 @@ BEGIN
           * least(date_part('epoch', p_at - l.moved_at) * 1000 / u.gone, 3.6e6) END
     FROM unnest(p_lanes, p_heads, p_left) u(lane, head, gone)
     WHERE l.id = u.lane
-    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful, l.alone
+    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful, l.alone, l.id,
+      l.key
   )
   SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
-      bool_or(m.depth > 0), bool_or(m.depth = 0), bool_or(m.alone)
-    INTO queues, partitions, heads, depths, careful, has_more, has_emptied, has_alone FROM moved m;
+      bool_or(m.depth > 0), bool_or(m.depth = 0), bool_or(m.alone), array_agg(m.id) FILTER (WHERE m.key IS NOT NULL)
+    INTO queues, partitions, heads, depths, careful, has_more, has_emptied, has_alone, keyed FROM moved m;
 END $$;
 
 -- An operation that failed and is retried keeps its place.
@@ -224,7 +228,8 @@ BEGIN
 END $$;
 
 -- Moves finished operations to history, and failed ones to the dead letters, one by one. Returns how many.
--- 'answered' is failed, too, but the caller was answered with it, so it leaves no dead letter.
+-- 'answered' and 'expired' are failed, too, but leave no dead letter: the caller was answered with it, or running it
+-- again would be too late again.
 -- Each insert joins the lanes itself: one join for both would copy whole operations, payloads too, once more (4%).
 CREATE OR REPLACE FUNCTION ops_finish(
   r_lane uuid[], r_seq bigint[], r_status text[], r_result text[], r_error text[], r_ago_ms bigint[],
@@ -243,19 +248,20 @@ BEGIN
     RETURNING o.*, u.status, u.result, u.error AS why, u.ago, u.counted
   ), kept AS (
     INSERT INTO history (id, finished_at, status, type, queue, partition, priority, identity, accepted_at, started_at,
-        attempts, max_attempts, error, result, trace)
-    SELECT g.id, p_at, CASE g.status WHEN 'answered' THEN 'failed' ELSE g.status END, g.type, l.queue, l.partition,
-      g.priority, g.identity, g.accepted_at, CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END,
-      g.attempts + g.counted::int, g.max_attempts, g.why,
-      g.result::json, g.trace
+        attempts, max_attempts, error, result, trace, code)
+    SELECT g.id, p_at, CASE WHEN g.status IN ('answered', 'expired') THEN 'failed' ELSE g.status END, g.type, l.queue,
+      l.partition, g.priority, g.identity, g.accepted_at,
+      CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts, g.why,
+      g.result::json, g.trace, CASE g.status WHEN 'expired' THEN 'expired' END
     FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status <> 'failed'
     RETURNING 1
   ), died AS (
     INSERT INTO dead_letters (id, died_at, lane, seq, queue, partition, type, priority, identity, payload, accepted_at,
-        started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate)
+        started_at, attempts, max_attempts, timeout_ms, error, result, trace, gate, key, most)
     SELECT g.id, p_at, g.lane, g.seq, l.queue, l.partition, g.type, g.priority, g.identity, g.payload, g.accepted_at,
       CASE WHEN g.counted THEN p_at - g.ago * interval '1 ms' END, g.attempts + g.counted::int, g.max_attempts,
-      g.timeout_ms, g.why, g.result::json, g.trace, g.gate
+      g.timeout_ms, g.why, g.result::json, g.trace, g.gate, l.key,
+      (SELECT k.most FROM turns k WHERE k.key = l.key)
     FROM gone g JOIN lanes l ON l.id = g.lane WHERE g.status = 'failed'
     RETURNING 1
   )
