@@ -427,7 +427,7 @@ CREATE INDEX progress_sweep ON progress (sweep_at);
 `,
     },
     {
-      id: '0008-turns',
+      id: '0009-turns',
       sql: `-- Turns: at most so many operations of one key run at a time, over all instances, and they start in order.
 --
 -- Each operation with a key is a lane of its own (0005-parallel.sql). Its lane holds a permit of the key while it is
@@ -466,7 +466,7 @@ ALTER TABLE dead_letters ADD COLUMN key uuid, ADD COLUMN most int;
 `,
     },
     {
-      id: '0009-expiry',
+      id: '0010-expiry',
       sql: `-- Operations that may not start after a time.
 --
 -- Who claims one too late ends it without running it; what nobody claims (paused, waiting for its turn or for a retry)
