@@ -94,7 +94,7 @@ export async function startProgram(
       if (isEnded) throw new Error(`${name} ended: ${written}`)
       return isListening(port)
     },
-    30_000,
+    90_000,
   )
   return {
     written: () => written,

@@ -64,7 +64,8 @@ const runtimes: readonly [RuntimeName, string[]][] = [
 ]
 
 describe.each(runtimes)('%s', (runtime, args) => {
-  it('runs an order, and gives its ticket to the address that placed it', async ({ skip }) => {
+  // The first run unpacks the runtime.
+  it('runs an order, and gives its ticket to the address that placed it', { timeout: 120_000 }, async ({ skip }) => {
     const found = await findRuntime(runtime)
     if ('missing' in found) return skip(found.missing)
     const command = [found.program, ...args] as const
