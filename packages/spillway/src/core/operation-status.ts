@@ -8,7 +8,7 @@ export interface StatusReport {
   id: string
   status: OperationStatus | 'unknown'
   /** Position in its lane, or of a parallel one among all that wait for a slot; 0 is next; null when it does not wait. */
-  place: number | null
+  position: number | null
   /** An estimate of the time until it has run; null when it does not wait, or if unknown. */
   waitMs: number | null
   /** The error of its last attempt, or why it ended. */
@@ -30,13 +30,13 @@ export async function reportsOf(
       asked.slice(from, from + idsPerStatement),
     )) {
       const wait = isParallel ? waitForSlot : waitOf
-      const waitMs = row.place === null ? null : wait(slotsOf(type), type, row.place, paceMs, abreast)
+      const waitMs = row.position === null ? null : wait(slotsOf(type), type, row.position, paceMs, abreast)
       known.set(row.id, { ...row, waitMs })
     }
   }
   return ids.map((id) => {
     const found = known.get(id.toLowerCase())
-    return found === undefined ? { id, status: 'unknown', place: null, waitMs: null, error: null } : { ...found, id }
+    return found === undefined ? { id, status: 'unknown', position: null, waitMs: null, error: null } : { ...found, id }
   })
 }
 
@@ -44,17 +44,17 @@ export async function reportsOf(
 function waitOf(
   { load, concurrency }: Slots,
   type: string,
-  place: number,
+  position: number,
   paceMs: number | null,
   abreast: number,
 ): number | null {
-  const inLane = ((paceMs ?? load.paceMs(type)) * (place + 1)) / abreast
+  const inLane = ((paceMs ?? load.paceMs(type)) * (position + 1)) / abreast
   const wait = Math.max(inLane, load.drainMs(load.depth - concurrency) ?? 0)
   return wait > 0 ? Math.round(wait) : null
 }
 
 /** The time until those before it have left, at the recent rate of all processes, or at the pace of the slots here. */
-function waitForSlot({ load, concurrency }: Slots, type: string, place: number): number | null {
-  const wait = load.drainMs(place + 1) ?? (load.paceMs(type) * (place + 1)) / concurrency
+function waitForSlot({ load, concurrency }: Slots, type: string, position: number): number | null {
+  const wait = load.drainMs(position + 1) ?? (load.paceMs(type) * (position + 1)) / concurrency
   return wait > 0 ? Math.round(wait) : null
 }

@@ -21,7 +21,7 @@ export function operationView(ticket: Ticket, withStack = false): OperationView 
     retry_count: Math.max(0, attempt - 1),
     error_message: ticket.error,
     latency_seconds: finishedAt === null ? null : Math.max(0, finishedAt.getTime() - createdAt.getTime()) / 1_000,
-    queuePosition: ticket.place,
+    queuePosition: ticket.position,
     result: ticket.result ?? null,
     ...(ticket.progress && { progress: { ...ticket.progress, at: ticket.progress.at.toISOString() } }),
     ...(ticket.said && { code: ticket.said.code }),

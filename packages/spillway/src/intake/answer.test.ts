@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest'
 import { queuedBody } from './answer.js'
 import { rateStatus } from './refusal.js'
 
-const queued = { kind: 'queued', operationId: 'id', place: 2, reason: 'maintaining_order', replayed: false } as const
+const queued = { kind: 'queued', operationId: 'id', position: 2, reason: 'maintaining_order', replayed: false } as const
 
 describe('queuedBody', () => {
   it('has the wait in seconds, and rounded up as text', () => {

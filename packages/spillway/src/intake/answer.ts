@@ -22,7 +22,7 @@ export type Answer<Result = unknown> =
   | {
       kind: 'queued'
       operationId: string
-      place: number
+      position: number
       waitMs: number
       reason: QueuedReason
       replayed: boolean
@@ -53,7 +53,7 @@ export function queuedBody(answer: Extract<Answer, { kind: 'queued' }>): QueuedA
   return {
     status: 'queued',
     operationId: answer.operationId,
-    queuePosition: answer.place,
+    queuePosition: answer.position,
     estimatedWaitSeconds: Math.round(seconds * 1_000) / 1_000,
     estimatedWait: `${Math.ceil(seconds)}s`,
     reason: answer.reason,

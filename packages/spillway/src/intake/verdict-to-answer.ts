@@ -56,7 +56,7 @@ export class Answering {
           this.#start(bound, item, accepted)
           // It runs, so there is no backlog before it.
           const { id: operationId, paceMs: waitMs } = item
-          return { kind: 'queued', operationId, place: 0, waitMs, reason, replayed: false, ...rate }
+          return { kind: 'queued', operationId, position: 0, waitMs, reason, replayed: false, ...rate }
         }
         this.#o.metrics.admissions.labels(type, 'execute', 'direct').inc()
         return { ...(await this.#execute(bound, item, accepted, submission)), ...rate }
@@ -66,7 +66,7 @@ export class Answering {
         const queued: Answer = {
           kind: 'queued',
           operationId: item.id,
-          place: accepted.place,
+          position: accepted.place,
           waitMs: accepted.waitMs,
           reason: accepted.reason,
           replayed: false,
@@ -148,7 +148,7 @@ export class Answering {
           this.#o.log.warn({ err: fault, operation: item.id }, 'could not keep the answer for its Idempotency-Key')
         })
     }
-    return { kind: 'queued', operationId: item.id, place: 0, waitMs: answer.wait_ms, reason, replayed: false }
+    return { kind: 'queued', operationId: item.id, position: 0, waitMs: answer.wait_ms, reason, replayed: false }
   }
 
   /** The lease was lost during the run, or the settlement's answer was lost: the ticket has the outcome. */
@@ -275,7 +275,7 @@ function replayed(operationId: string, answer: StoredAnswer): Answer {
       return {
         kind: 'queued',
         operationId,
-        place: answer.place,
+        position: answer.place,
         waitMs: answer.wait_ms,
         reason: answer.reason,
         replayed: true,

@@ -150,7 +150,7 @@ export interface AcceptContext {
   worker: string
   /** The time that all lanes together are behind, for estimating waits. */
   backlogMs: number
-  /** How many operations wait for the same slots: the place of a parallel one. Default 0. */
+  /** How many operations wait for the same slots: the position of a parallel one. Default 0. */
   ahead?: number
   keyTtlMs: number
   /** The limit on waiting operations is reached: an item that would have to wait is refused. For applied items. */
@@ -287,7 +287,7 @@ export interface Ticket {
   maxAttempts: number
   error: string | null
   result: unknown
-  place: number | null
+  position: number | null
   trace: string
   /** Why it failed: `expired`, or (not in lists) what its handler said with FailOperation, if its last attempt ended so. */
   said?: { code: string; status: number }
@@ -361,11 +361,11 @@ export interface OperationReportRow {
   id: string
   status: OperationStatus
   type: string
-  place: number | null
+  position: number | null
   /** Milliseconds per operation of its lane; null when it has no history, or no longer waits. */
   paceMs: number | null
   error: string | null
-  /** It waits for a slot alone, and its place is among all that do. */
+  /** It waits for a slot alone, and its position is among all that do. */
   isParallel: boolean
   /** How many of its lane or key may run at a time. */
   abreast: number

@@ -17,7 +17,7 @@ const ticket = (id: string): Ticket => ({
   maxAttempts: 4,
   error: null,
   result: null,
-  place: null,
+  position: null,
   trace: '',
 })
 

@@ -59,14 +59,14 @@ describe('status', () => {
       done.toUpperCase(),
     ])
     expect(reports).toEqual([
-      { id: unknown, status: 'unknown', place: null, waitMs: null, error: null },
-      { id: done, status: 'completed', place: null, waitMs: null, error: null },
-      { id: failed, status: 'failed', place: null, waitMs: null, error: expect.stringContaining('no good') },
-      { id: running, status: 'processing', place: null, waitMs: null, error: null },
-      { id: waiting, status: 'pending', place: 0, waitMs: expect.any(Number), error: null },
-      { id: cancelled, status: 'cancelled', place: null, waitMs: null, error: 'nobody wants it' },
-      { id: 'no id', status: 'unknown', place: null, waitMs: null, error: null },
-      { id: done.toUpperCase(), status: 'completed', place: null, waitMs: null, error: null },
+      { id: unknown, status: 'unknown', position: null, waitMs: null, error: null },
+      { id: done, status: 'completed', position: null, waitMs: null, error: null },
+      { id: failed, status: 'failed', position: null, waitMs: null, error: expect.stringContaining('no good') },
+      { id: running, status: 'processing', position: null, waitMs: null, error: null },
+      { id: waiting, status: 'pending', position: 0, waitMs: expect.any(Number), error: null },
+      { id: cancelled, status: 'cancelled', position: null, waitMs: null, error: 'nobody wants it' },
+      { id: 'no id', status: 'unknown', position: null, waitMs: null, error: null },
+      { id: done.toUpperCase(), status: 'completed', position: null, waitMs: null, error: null },
     ])
     open.fire()
   })
@@ -75,9 +75,9 @@ describe('status', () => {
     const intake = await b.intake({ role: 'direct' })
     const ids = await queued(intake, ['a', 'a', 'b', 'a', 'a', 'b'])
     await intake.cancel(ids[1] ?? '', 'cancelled')
-    const places = (await intake.tickets.statusOf(ids)).map(({ place }) => place)
+    const places = (await intake.tickets.statusOf(ids)).map(({ position }) => position)
     expect(places).toEqual([0, null, 0, 1, 2, 1])
-    for (const [i, id] of ids.entries()) expect((await b.ticket(id)).place).toBe(places[i])
+    for (const [i, id] of ids.entries()) expect((await b.ticket(id)).position).toBe(places[i])
   })
 
   it('asks the store once for two thousand', async () => {
@@ -94,7 +94,7 @@ describe('status', () => {
     })
     const [id = ''] = await queued(intake, ['a'])
     const many = Array.from({ length: 1_999 }, () => randomUUID())
-    expect((await intake.tickets.statusOf([...many, id])).at(-1)).toMatchObject({ id, status: 'pending', place: 0 })
+    expect((await intake.tickets.statusOf([...many, id])).at(-1)).toMatchObject({ id, status: 'pending', position: 0 })
     expect(asked).toEqual([2_000])
     expect(await intake.tickets.statusOf([...many, id, randomUUID()])).toHaveLength(2_001)
     expect(asked).toEqual([2_000, 2_000, 1])
@@ -128,7 +128,7 @@ describe('cancel', () => {
     const [first = '', second = ''] = await queued(intake, ['a', 'a'])
     expect(await intake.cancel(first, 'the client left')).toBe('cancelled')
     expect(await b.ticket(first)).toMatchObject({ status: 'cancelled', error: 'the client left' })
-    expect((await b.ticket(second)).place).toBe(0)
+    expect((await b.ticket(second)).position).toBe(0)
     expect(await b.audit()).toEqual([])
   })
 

@@ -22,7 +22,7 @@ const idOf = (answer: Answer): string => {
 }
 
 /** Orders of 'bad' items fail; 'held' ones run until `open` fires or they are asked to stop. */
-function orders(intake: Intake, name = 'orders.place', options: object = {}): Definition<Order, Shipped> {
+function orders(intake: Intake, name = 'orders.position', options: object = {}): Definition<Order, Shipped> {
   const run = ({ item }: Order): Shipped => {
     if (item === 'bad') throw new FailOperation('out of stock')
     return { shipped: item }
@@ -42,8 +42,8 @@ describe('tickets', () => {
     expectTypeOf(report).toEqualTypeOf<OperationReport<Shipped> | null>()
     expectTypeOf(await intake.tickets.get(id)).toEqualTypeOf<OperationReport | null>()
     expect(report).toEqual({
-      ...{ id, type: 'orders.place', queue: 'orders', partition: 'ann', priority: 5, identity: 'ann' },
-      ...{ status: 'completed', attempt: 1, maxAttempts: 1, place: null, error: null, result: { shipped: 'tea' } },
+      ...{ id, type: 'orders.position', queue: 'orders', partition: 'ann', priority: 5, identity: 'ann' },
+      ...{ status: 'completed', attempt: 1, maxAttempts: 1, position: null, error: null, result: { shipped: 'tea' } },
       ...{ createdAt: expect.any(Date), startedAt: expect.any(Date), finishedAt: expect.any(Date) },
       traceparent: '00-t',
     })
@@ -60,7 +60,7 @@ describe('tickets', () => {
       await open.promise
       return { shipped: 'late' }
     }
-    const place = orders(intake, 'orders.place', { run })
+    const place = orders(intake, 'orders.position', { run })
     const id = idOf(await intake.submit(place, { item: 'tea' }, later))
     await started.promise
     const seen = await intake.tickets.wait(id, { timeoutMs: 20 })
@@ -105,7 +105,7 @@ describe('tickets', () => {
       await Promise.race([open.promise, new Promise((resolve) => stop.addEventListener('abort', resolve))])
       stop.throwIfAborted()
     }
-    const place = orders(intake, 'orders.place', { run, abortable })
+    const place = orders(intake, 'orders.position', { run, abortable })
     const id = idOf(await intake.submit(place, { item: 'tea' }, { waitMs: 0 }))
     await started.promise
     expect(await intake.tickets.cancel(id)).toMatchObject({ outcome, report: { id } })
@@ -120,7 +120,7 @@ describe('tickets', () => {
       if (isBad.value) throw new FailOperation('out of stock')
       return { shipped: item }
     }
-    const place = orders(intake, 'orders.place', { run, gates: [capacity({ limit: 1 })] })
+    const place = orders(intake, 'orders.position', { run, gates: [capacity({ limit: 1 })] })
     const answered = idOf(await intake.submit(place, { item: 'tea' }))
     expect(await intake.tickets.retry(answered)).toMatchObject({ outcome: 'answered', report: { status: 'failed' } })
     const failed = async (item: string): Promise<string> => {
@@ -183,7 +183,7 @@ describe('dead letters', () => {
       if (broken.is) throw new FailOperation('out of stock')
       return { shipped: item }
     }
-    const place = orders(intake, 'orders.place', { run })
+    const place = orders(intake, 'orders.position', { run })
     const ids: string[] = []
     for (const item of items) ids.push(idOf(await intake.submit(place, { item }, later)))
     for (const id of ids) await b.finished(id)
@@ -214,7 +214,7 @@ describe('dead letters', () => {
       skipped: 2,
       nextCursor: null,
     })
-    expect((await intake.tickets.statusOf(ids)).map(({ place }) => place)).toEqual([0, 1, 2])
+    expect((await intake.tickets.statusOf(ids)).map(({ position }) => position)).toEqual([0, 1, 2])
     await intake.lanes.resume({ queue: 'orders' })
     for (const id of ids) expect(await intake.tickets.wait(id)).toMatchObject({ status: 'completed' })
   })
@@ -264,10 +264,10 @@ describe('lanes', () => {
       ...{ queue: 'orders', partition: 'ann', depth: 2, oldestAgeSeconds: expect.any(Number) },
       ...{ paused: false, pausedBy: null },
       head: {
-        ...{ id: ids[0], type: 'orders.place', status: 'pending' },
+        ...{ id: ids[0], type: 'orders.position', status: 'pending' },
         ...{ attempt: 0, maxAttempts: 1, nextAttemptAt: null },
       },
-      waitingBecause: 'no running process has reported that it runs operations of type orders.place',
+      waitingBecause: 'no running process has reported that it runs operations of type orders.position',
     })
     expect(Math.round((ann?.oldestAgeSeconds ?? 0) / 3_600)).toBe(1)
     expect((await intake.lanes.list({ queue: 'none' })).items).toEqual([])
@@ -283,7 +283,7 @@ describe('lanes', () => {
     }
     expect(await intake.lanes.pause({ type: place.type })).toEqual({ paused: true, pausedBy: 'type' })
     const id = idOf(await intake.submit(place, { item: 'tea' }))
-    expect(await because()).toEqual([true, 'type', 'operations of type orders.place are paused'])
+    expect(await because()).toEqual([true, 'type', 'operations of type orders.position are paused'])
     expect(await intake.lanes.pause({ queue: 'orders', partition: 'ann' })).toEqual({
       paused: true,
       pausedBy: 'partition',
@@ -314,7 +314,7 @@ describe('lanes', () => {
       return { shipped: item }
     }
     const retry = { baseMs: 600_000, maxMs: 600_000 }
-    const place = orders(intake, 'orders.place', {
+    const place = orders(intake, 'orders.position', {
       ...{ run, maxRetries: 3, retry, delayMs: ({ item }: Order) => (item === 'slow' ? 600_000 : 0) },
     })
     const laneOf = async (customer: string) =>
@@ -339,7 +339,7 @@ describe('lanes', () => {
     await intake.refresh()
     expect(await laneOf('next')).toMatchObject({
       head: { status: 'pending', nextAttemptAt: null },
-      waitingBecause: 'all slots for operations of type orders.place are in use',
+      waitingBecause: 'all slots for operations of type orders.position are in use',
     })
     expect(
       await eventually(async () => {

@@ -81,8 +81,8 @@ describe('operations of a definition without a lane', () => {
     const [modest = ''] = await queued(gateway, other, 1, 'modest')
     const placeOf = async (id: string) => {
       const [report] = await gateway.tickets.statusOf([id])
-      expect((await b.ticket(id)).place).toBe(report?.place)
-      return report?.place ?? -1
+      expect((await b.ticket(id)).position).toBe(report?.position)
+      return report?.position ?? -1
     }
     const places = await Promise.all(greedy.map(placeOf))
     expect([...places].sort((x, y) => x - y)).toEqual(places)
@@ -103,7 +103,7 @@ describe('operations of a definition without a lane', () => {
     const running = await intake.submit(op, 0)
     expect(running).toMatchObject({ kind: 'queued', reason: 'still_running' })
     await queued(intake, op, 3)
-    expect(await intake.submit(op, 9, { respondAsync: true })).toMatchObject({ kind: 'queued', place: 3 })
+    expect(await intake.submit(op, 9, { respondAsync: true })).toMatchObject({ kind: 'queued', position: 3 })
     release.fire()
     await eventually(async () => (await lanesHeld()).length === 0 || undefined, 'all to leave')
   })

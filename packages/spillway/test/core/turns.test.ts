@@ -104,7 +104,7 @@ describe('lane: { key, concurrency }', () => {
     for (let n = 3; n <= 6; n++) {
       const answer = await intake.submit(op, { key: 'k', n })
       expect(answer).toMatchObject({ kind: 'queued', reason: 'maintaining_order' })
-      places.push([answer.kind === 'queued' && answer.place, (await b.ticket(idOf(answer))).place])
+      places.push([answer.kind === 'queued' && answer.position, (await b.ticket(idOf(answer))).position])
       const [report] = await intake.tickets.statusOf([idOf(answer)])
       expect(report).toMatchObject({ status: 'pending', place: n - 3 })
       expect(await b.ticket(idOf(answer))).toMatchObject({ queue: 'op', partition: 'k' })
@@ -314,7 +314,7 @@ describe('lane: { key, concurrency }', () => {
       run: () => undefined,
     })
     const ticket = await b.ticket(idOf(await intake.submit(own, { key: 'k', n: 1 }, { respondAsync: true })))
-    expect(ticket).toMatchObject({ queue: 'shops', partition: 'k', place: 0 })
+    expect(ticket).toMatchObject({ queue: 'shops', partition: 'k', position: 0 })
     expect(await intake.submit(own, { key: '', n: 1 })).toMatchObject({ refusal: { code: 'invalid_request' } })
     const wrong = intake.define('wrong', {
       lane: { key: () => undefined as never, concurrency: 1 },

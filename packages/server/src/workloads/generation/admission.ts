@@ -197,7 +197,7 @@ export class Admission {
     const { operationId: id, replayed } = answer
     const isQueued = answer.kind === 'queued'
     const here = isQueued && answer.reason === 'still_running' && !replayed
-    const waiting = isQueued ? { position: answer.place, etaMs: answer.waitMs } : { position: 0, etaMs: 0 }
+    const waiting = isQueued ? { position: answer.position, etaMs: answer.waitMs } : { position: 0, etaMs: 0 }
     return {
       ok: true,
       id,

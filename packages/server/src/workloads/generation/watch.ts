@@ -141,7 +141,7 @@ export class Watch {
     if (report === undefined) return
     switch (report.status) {
       case 'pending':
-        delivery.reportPosition(report.place ?? 0, Math.ceil((report.waitMs ?? 0) / 1_000))
+        delivery.reportPosition(report.position ?? 0, Math.ceil((report.waitMs ?? 0) / 1_000))
         return
       case 'processing':
         return

@@ -63,7 +63,7 @@ function toWire(pushed: Pushed, preferences: Preferences, queueDepth: number): W
     queue,
     partition,
     operationId: answer.operationId,
-    queuePosition: answer.place,
+    queuePosition: answer.position,
     reason: answer.reason,
   }))
   return { ok: true, answer: { status: 202, headers, body: { ...queuedBody(first.answer), operations, results } } }

@@ -3,7 +3,7 @@ import { plainArray } from './arrays.js'
 import type { Database } from './database.js'
 
 /** Further back, the difference of sequence numbers is close enough: it is off by the cancelled operations. */
-export const placeCountedMax = 10_000
+export const positionCountedMax = 10_000
 
 interface Row extends Record<string, unknown> {
   /** Null: the row describes a lane and its waiting operations, not an operation. */
@@ -48,7 +48,7 @@ const statusSql = (s: string): string => `
   UNION ALL
   SELECT NULL, NULL, NULL, NULL, w.lane, NULL, NULL, NULL, x.seqs, NULL, NULL, NULL, NULL FROM (
     SELECT u.lane, u.head, max(u.seq) AS last FROM held u
-    WHERE NOT u.started AND u.seq - u.head BETWEEN 2 AND ${placeCountedMax} GROUP BY u.lane, u.head
+    WHERE NOT u.started AND u.seq - u.head BETWEEN 2 AND ${positionCountedMax} GROUP BY u.lane, u.head
   ) w, LATERAL (
     SELECT array_agg(y.seq ORDER BY y.seq) AS seqs FROM ${s}.ops y
     WHERE y.lane = w.lane AND y.seq > w.head AND y.seq <= w.last AND y.started_at IS NULL
@@ -58,11 +58,11 @@ const statusSql = (s: string): string => `
     SELECT DISTINCT u.key FROM held u WHERE u.key IS NOT NULL
   ) w, LATERAL (
     SELECT array_agg(y.turn ORDER BY y.turn) AS turns FROM (
-      SELECT p.turn FROM ${s}.parked p WHERE p.key = w.key AND p.reason = 'turn' ORDER BY p.turn LIMIT ${placeCountedMax}) y
+      SELECT p.turn FROM ${s}.parked p WHERE p.key = w.key AND p.reason = 'turn' ORDER BY p.turn LIMIT ${positionCountedMax}) y
   ) x
   UNION ALL
   SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(r.stamp), NULL, NULL, array_agg(r.priority), NULL FROM (
-    SELECT x.priority, x.stamp FROM ${s}.ready x ORDER BY x.priority, x.stamp LIMIT ${placeCountedMax}
+    SELECT x.priority, x.stamp FROM ${s}.ready x ORDER BY x.priority, x.stamp LIMIT ${positionCountedMax}
   ) r WHERE EXISTS (SELECT FROM held u WHERE u.lane = u.id AND NOT u.started AND u.key IS NULL)
   UNION ALL
   SELECT h.id, h.type, h.status, h.error, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM ${s}.history h
@@ -72,7 +72,7 @@ const statusSql = (s: string): string => `
   WHERE d.id = ANY ((SELECT e.ids FROM elsewhere e)::uuid[])`
 
 /** How many are claimed before it. */
-function placeAmong(ready: Row | undefined, { priority, stamp }: Row): number {
+function positionAmong(ready: Row | undefined, { priority, stamp }: Row): number {
   const { levels, waiting } = ready ?? {}
   if (!levels || !waiting) return 0
   let from = 0
@@ -92,27 +92,28 @@ export function statusStatements({ s, on: { reads } }: Database) {
     /** The known ones of `ids`; for many at once. */
     statusOf: async (ids: readonly string[]): Promise<OperationReportRow[]> => {
       const { rows } = await reads<Row>(statusSql(s), [plainArray(ids)])
-      const places = new Map<string, Map<number, number>>()
+      const positions = new Map<string, Map<number, number>>()
       for (const { lane, waiting } of rows) {
-        if (lane !== null && waiting !== null) places.set(lane, new Map(waiting.map((seq, place) => [seq, place])))
+        if (lane !== null && waiting !== null)
+          positions.set(lane, new Map(waiting.map((seq, position) => [seq, position])))
       }
       const ready = rows.find(({ levels }) => levels !== null)
-      const placeOf = (row: Row): number =>
+      const positionOf = (row: Row): number =>
         row.lane === row.id
-          ? placeAmong(ready, row)
-          : (places.get(row.lane ?? '')?.get(row.seq ?? 0) ?? Math.max(0, row.ahead ?? 0))
+          ? positionAmong(ready, row)
+          : (positions.get(row.lane ?? '')?.get(row.seq ?? 0) ?? Math.max(0, row.ahead ?? 0))
       return rows.flatMap((row) => {
         const { id, type, status, error, lane, most } = row
         if (id === null) return []
         const waits = status === 'pending'
-        const place = waits ? placeOf(row) : null
+        const position = waits ? positionOf(row) : null
         return [
           {
             id,
             type,
             status,
             error,
-            place,
+            position,
             paceMs: waits ? row.pace_ms : null,
             isParallel: lane === id,
             abreast: most ?? 1,

@@ -3,11 +3,11 @@ import { expired } from '../../core/outcome.js'
 import { leftOutSql, listedErrorSql, listedSql } from '../page-sql.js'
 import type { CancelOutcome, DeadLetter, QueueBound, StatRow, Ticket, TicketFilter, TicketOwner } from '../port.js'
 import type { Database } from './database.js'
-import { placeCountedMax } from './operation-status.js'
+import { positionCountedMax } from './operation-status.js'
 
 type Sizes = 'resultBytes' | 'errorBytes' | 'payloadBytes'
 
-/** `lane`, `seq`, `head` and `stamp` are for counting the place. A size is null if nothing was left out. */
+/** `lane`, `seq`, `head` and `stamp` are for counting the position. A size is null if nothing was left out. */
 type RowOf<Shown> = Omit<Shown, Sizes | 'said' | 'stack' | 'progress'> &
   Record<string, unknown> & { [Name in Sizes | 'lane' | 'seq' | 'head' | 'stamp']?: unknown } & {
     /** Of history. */
@@ -61,22 +61,22 @@ function listed(rows: string, long: readonly string[]): string {
 const newest = 'r.id DESC'
 
 /**
- * The place of a parallel operation, alone in its lane, is among those that wait for a turn of its key, else among all that
+ * The position of a parallel operation, alone in its lane, is among those that wait for a turn of its key, else among all that
  * are ready, in the order in which they are claimed.
  */
-const withPlace = (s: string, from: string): string => `
+const withPosition = (s: string, from: string): string => `
   SELECT t.*, CASE WHEN t.status <> 'pending' THEN NULL
     WHEN t.lane = t.id THEN coalesce(
       (SELECT (SELECT count(*) FROM (SELECT FROM ${s}.parked x
-          WHERE x.key = p.key AND x.reason = 'turn' AND x.turn < p.turn LIMIT ${placeCountedMax}) r)
+          WHERE x.key = p.key AND x.reason = 'turn' AND x.turn < p.turn LIMIT ${positionCountedMax}) r)
         FROM ${s}.parked p WHERE p.lane = t.lane AND p.reason = 'turn'),
       (SELECT count(*) FROM (SELECT FROM ${s}.ready x
-          WHERE (x.priority, x.stamp) < (t.priority, t.stamp) LIMIT ${placeCountedMax}) r))
-    WHEN t.seq - t.head > ${placeCountedMax} THEN t.seq - t.head - 1
-    ELSE (SELECT count(*) FROM ${s}.ops x WHERE x.lane = t.lane AND x.seq > t.head AND x.seq < t.seq AND x.started_at IS NULL) END AS place
+          WHERE (x.priority, x.stamp) < (t.priority, t.stamp) LIMIT ${positionCountedMax}) r))
+    WHEN t.seq - t.head > ${positionCountedMax} THEN t.seq - t.head - 1
+    ELSE (SELECT count(*) FROM ${s}.ops x WHERE x.lane = t.lane AND x.seq > t.head AND x.seq < t.seq AND x.started_at IS NULL) END AS position
   FROM (${from}) t`
 
-const withoutPlace = (from: string): string => `SELECT t.*, NULL::bigint AS place FROM (${from}) t`
+const withoutPosition = (from: string): string => `SELECT t.*, NULL::bigint AS position FROM (${from}) t`
 
 /** With its last error, if the last attempt ended with one. */
 const withFailure = (s: string, from: string): string => `
@@ -105,13 +105,13 @@ export function ticketStatements({ s, on: { reads } }: Database) {
     ticket: async (id: string): Promise<Ticket | null> => {
       // Three tables, one statement: an operation that moves between them is seen in exactly one.
       const all = `${unfinished(s)} WHERE o.id = $1 UNION ALL ${finished(s)} WHERE h.id = $1 UNION ALL ${dead(s)} WHERE d.id = $1`
-      const { rows } = await reads<RowOf<Ticket>>(withProgress(s, withFailure(s, withPlace(s, all))), [id])
+      const { rows } = await reads<RowOf<Ticket>>(withProgress(s, withFailure(s, withPosition(s, all))), [id])
       return rows[0] === undefined ? null : shownOf(rows[0])
     },
     /** The finished ones of `ids`. */
     finished: async (ids: readonly string[]): Promise<Ticket[]> => {
       const all = `${finished(s)} WHERE h.id = ANY ($1) UNION ALL ${dead(s)} WHERE d.id = ANY ($1)`
-      const { rows } = await reads<RowOf<Ticket>>(withFailure(s, withoutPlace(all)), [ids])
+      const { rows } = await reads<RowOf<Ticket>>(withFailure(s, withoutPosition(all)), [ids])
       return rows.map(shownOf<Ticket>)
     },
     /** Newest first, by id (UUIDv7: the order of acceptance to the millisecond); without long results and errors. */
@@ -125,7 +125,7 @@ export function ticketStatements({ s, on: { reads } }: Database) {
       if (status === undefined || status === 'failed') parts.push(dead(s))
       const some = parts.map((from) => `(SELECT * FROM (${from}) p WHERE ${where('p')} ORDER BY p.id DESC LIMIT $1)`)
       const rows = `SELECT * FROM (${some.join(' UNION ALL ')}) r ORDER BY ${newest} LIMIT $1`
-      const sql = `${withPlace(s, listed(rows, ['result']))} ORDER BY t.id DESC`
+      const sql = `${withPosition(s, listed(rows, ['result']))} ORDER BY t.id DESC`
       return (await reads<RowOf<Ticket>>(sql, values)).rows.map(shownOf<Ticket>)
     },
     /** With `bound`: only operations that the caller may see. */
@@ -157,13 +157,13 @@ export function deadLetterStatements({ s, on: { reads }, value }: Database) {
       const values: unknown[] = [limit]
       const where = conditions(filter, before, values)
       const letters = `SELECT * FROM (${dead(s, payload)}) r WHERE ${where('r')} ORDER BY ${newest} LIMIT $1`
-      const sql = `${withoutPlace(listed(letters, ['result', 'payload']))} ORDER BY t.id DESC`
+      const sql = `${withoutPosition(listed(letters, ['result', 'payload']))} ORDER BY t.id DESC`
       return (await reads<RowOf<DeadLetter>>(sql, values)).rows.map(shownOf<DeadLetter>)
     },
     /** One dead letter, whole. */
     deadLetter: async (id: string): Promise<DeadLetter | null> => {
       const { rows } = await reads<RowOf<DeadLetter>>(
-        withFailure(s, withoutPlace(`${dead(s, payload)} WHERE d.id = $1`)),
+        withFailure(s, withoutPosition(`${dead(s, payload)} WHERE d.id = $1`)),
         [id],
       )
       return rows[0] === undefined ? null : shownOf(rows[0])
