@@ -11,7 +11,7 @@ import { onMeasure, rowsIn } from './measured.js'
 const intake = await createIntake({
   store: postgres({ url: env('DATABASE_URL'), log }),
   log,
-  work: process.env.WORK === 'true',
+  role: process.env.WORK === 'true' ? 'both' : 'accept',
 })
 
 const gated = intake.define('bench.gated', {

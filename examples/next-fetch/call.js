@@ -9,7 +9,7 @@ import { startEmbedded } from '@spillway/embedded-postgres'
 const dataDir = await mkdtemp(join(tmpdir(), 'spillway-next-fetch-'))
 const server = await startEmbedded({ dataDir })
 process.env.DATABASE_URL = server.url
-const { intake } = await import('./lib/shop.js')
+const { intake } = await import('./shop.js')
 const orders = await import('./app/orders/route.js')
 const tickets = await import('./app/api/v1/[...path]/route.js')
 

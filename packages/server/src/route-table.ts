@@ -108,7 +108,8 @@ export function tableRoutes<Context>(
         handler: async (request, reply) => {
           const found = await row.handle(context, request as RouteRequest<unknown, unknown, string>, reply)
           if (found === null) throw notFound(missing)
-          return found === reply ? reply : reply.code(status).send(found)
+          // A reply can be awaited like a promise, which gives undefined once it is sent.
+          return found === reply || reply.sent ? reply : reply.code(status).send(found)
         },
       })
     }

@@ -8,13 +8,24 @@ import Type from 'typebox'
 
 const silent = { debug: () => undefined, info: () => undefined, warn: () => undefined, error: () => undefined }
 
+/** The machine may be slow: an answer must not depend on that. */
+const neverBusy = { busyQueueAbove: 1, acceptWaitBudgetMs: 60_000, storeTimeoutMs: 20_000, directWaitMs: 60_000 }
+
 export type DocsContext = Awaited<ReturnType<typeof docsContext>>
+
+/** What a fragment is given. `until` calls a function until it returns something. */
+export type FragmentNames = DocsContext & { until: <T>(look: () => Promise<T | undefined>) => Promise<T> }
 
 export async function docsContext(url: string) {
   const pool = new pg.Pool({ connectionString: url, max: 16 })
   // Its connections end when the database is dropped.
   pool.on('error', () => undefined)
-  const intake = await createIntake({ store: postgres({ url, poolMax: 8, log: silent }), log: silent, retryBaseMs: 10 })
+  const intake = await createIntake({
+    store: postgres({ url, poolMax: 8, log: silent }),
+    log: silent,
+    retryBaseMs: 10,
+    ...neverBusy,
+  })
   const placeOrder = intake.define('orders.place', {
     body: Type.Object({ customer: Type.String(), item: Type.String() }),
     run: async (order) => ({ shipped: order.item }),
@@ -37,7 +48,7 @@ const opened: Intake[] = []
 
 /** As `createIntake`, for fragments that open one of their own. */
 export async function openIntake(options: IntakeOptions): Promise<Intake> {
-  const intake = await createIntake({ log: silent, ...options })
+  const intake = await createIntake({ log: silent, ...neverBusy, ...options })
   opened.push(intake)
   return intake
 }

@@ -13,9 +13,9 @@ function moduleOf(fragment: string, body: string): string {
   const imports = [...fragment.matchAll(/^import .*$/gm)].map(([line]) => line)
   return `${imports.join('\n')}
 ${/^import Type /m.test(fragment) ? '' : "import Type from 'typebox'"}
-import type { DocsContext } from '${context}'
-export default async ({ url, pool, intake, placeOrder, order, origin }: DocsContext, same: (actual: unknown, wanted: unknown, line: string) => void) => {
-  void [Type, url, pool, intake, placeOrder, order, origin, same]
+import type { FragmentNames } from '${context}'
+export default async ({ url, pool, intake, placeOrder, order, origin, until }: FragmentNames, same: (actual: unknown, wanted: unknown, line: string) => void) => {
+  void [Type, url, pool, intake, placeOrder, order, origin, until, same]
   {
 ${body.replaceAll(/^import .*\n/gm, '')}
   }

@@ -57,7 +57,7 @@ export async function writeFiles(folder: string, blocks: readonly Block[], port:
   for (const block of blocks) {
     const file = fileOf(block)
     if (file === undefined) continue
-    const text = block.text.replaceAll(shown.port, String(port)).replaceAll('createIntake({ ', `$&${neverBusy}`)
+    const text = block.text.replaceAll(shown.port, String(port)).replaceAll(/createIntake\(\{\s/g, `$&${neverBusy}`)
     await writeIn(folder, file, text)
   }
 }
@@ -94,7 +94,7 @@ export async function startProgram(
       if (isEnded) throw new Error(`${name} ended: ${written}`)
       return isListening(port)
     },
-    30_000,
+    90_000,
   )
   return {
     written: () => written,

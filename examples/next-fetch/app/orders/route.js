@@ -1,3 +1,3 @@
-import { intake, placeOrder } from '../../lib/shop.js'
+import { intake, placeOrder } from '../../shop.js'
 
 export const POST = intake.fetch(placeOrder)

@@ -61,6 +61,16 @@ export const Operation = Type.Object({
   latency_seconds: Type.Union([Type.Number(), Type.Null()]),
   queuePosition: Type.Union([Type.Integer(), Type.Null()]),
   result: Type.Unknown(),
+  progress: Type.Optional(
+    Type.Object(
+      {
+        value: Type.Number({ minimum: 0, maximum: 1 }),
+        note: Type.Union([Type.String(), Type.Null()]),
+        at: Timestamp,
+      },
+      { description: 'What its handler said last, while that attempt runs; not in lists' },
+    ),
+  ),
   code: Type.Optional(
     Type.String({ description: 'Why it failed: `expired`, or (not in lists) what its handler said' }),
   ),

@@ -34,6 +34,8 @@ export interface OperationView {
   latency_seconds: number | null
   queuePosition: number | null
   result: unknown
+  /** What its handler said last, while that attempt runs; not in lists. */
+  progress?: { value: number; note: string | null; at: string }
   /** Why it failed: `expired`, or (not in lists) what its handler said with FailOperation. */
   code?: string
   /** The last error with its stack; for operators only, and not in lists. */

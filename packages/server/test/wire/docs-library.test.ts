@@ -2,7 +2,7 @@
 import { freePort } from '@spillway/embedded-postgres/internal'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
-import { closeOpened, type DocsContext, docsContext } from '../docs-context.js'
+import { closeOpened, type DocsContext, docsContext, type FragmentNames } from '../docs-context.js'
 import { compileAll, folderOf, writeFragment } from '../docs-fragments.js'
 import { type Block, blocksOf, matching } from '../docs-page.js'
 import {
@@ -16,10 +16,12 @@ import {
   startProgram,
   writeFiles,
 } from '../docs-programs.js'
+import { until } from '../server-process.js'
 
 const pages = [
   'library',
   '../reference/library',
+  '../../packages/spillway/README',
   'frameworks/fastify',
   'frameworks/express',
   'frameworks/node-http',
@@ -36,18 +38,22 @@ const stepsOf = (blocks: readonly Block[]) =>
     return [{ text: block.text, line: block.line, answer: next?.language === 'http' ? next.text : undefined }]
   })
 
+/** Compiling and starting take a while on a busy machine. */
+const patient = { timeout: 120_000 }
+const untilSeen: FragmentNames['until'] = (look) => until('a value', look, 30_000)
+
 let folder: Awaited<ReturnType<typeof makeFolder>>
 beforeAll(async () => {
   folder = await makeFolder()
 })
 afterAll(() => folder.remove())
 
-it('the code of all pages compiles', async () => {
+it('the code of all pages compiles', patient, async () => {
   expect(await compileAll(folder.path, found)).toBe('')
 })
 
 /** Route handlers, and a program for other runtimes: docs-frameworks.test.ts runs them. */
-const runElsewhere = ['lib/intake.js', 'app/orders/route.js', 'app/api/v1/[...path]/route.js', 'deno-or-bun.mjs']
+const runElsewhere = ['intake.js', 'app/orders/route.js', 'app/api/v1/[...path]/route.js', 'deno-or-bun.mjs']
 
 it.each(Object.entries(found))('docs/guides/%s shows nothing that is not run', (_, blocks) => {
   const started = stepsOf(blocks).flatMap(({ text }) => /^node (\S+)$/m.exec(text)?.[1] ?? [])
@@ -75,7 +81,7 @@ describe.each(Object.entries(found).filter(([, blocks]) => stepsOf(blocks).lengt
       await database.drop()
     })
 
-    it.each(stepsOf(blocks))('line $line: $text', async ({ text, answer }) => {
+    it.each(stepsOf(blocks))('line $line: $text', patient, async ({ text, answer }) => {
       if (/^npm i /.test(text)) return
       const name = /^node (\S+)$/m.exec(text)?.[1]
       if (name !== undefined) {
@@ -110,12 +116,12 @@ describe.each(Object.entries(found).filter(([, blocks]) => blocks.some(isFragmen
     })
 
     const run = blocks.filter((block) => isFragment(block) || block.language === 'sql')
-    it.each(run)('line $line: $heading', async (block) => {
+    it.each(run)('line $line: $heading', patient, async (block) => {
       if (block.language === 'sql') return void (await context.pool.query(block.text))
       const file = await writeFragment(folder.path, `${folderOf(page)}-${block.line}`, block)
       const { default: run } = await import(file)
       try {
-        await run(context, (actual: unknown, wanted: unknown, line: string) => {
+        await run({ ...context, until: untilSeen }, (actual: unknown, wanted: unknown, line: string) => {
           expect(actual, line).toEqual(matching(wanted))
         })
       } finally {

@@ -13,7 +13,13 @@ const below = (folder: string): string[] =>
   readdirSync(join(root, folder), { recursive: true, encoding: 'utf8' }).map((name) => `${folder}/${name}`)
 const readmes = (folder: string): string[] =>
   readdirSync(join(root, folder)).map((name) => `${folder}/${name}/README.md`)
-const documents = [...readdirSync(root), ...below('docs'), ...readmes('packages'), ...readmes('examples')]
+const documents = [
+  ...readdirSync(root),
+  ...below('docs'),
+  ...readmes('packages'),
+  ...readmes('examples'),
+  'examples/README.md',
+]
   .filter((file) => file.endsWith('.md') && existsSync(join(root, file)))
   .map((file) => ({ file, text: readFileSync(join(root, file), 'utf8') }))
 

@@ -221,3 +221,15 @@ describe('ack', () => {
     }
   })
 })
+
+/** The last one: it stops the server, so that the log is complete. */
+describe('the log', () => {
+  it('says nothing of an answer that was sent twice', async () => {
+    const queue = randomUUID()
+    await pushed(server, [{ queue, payload: 1 }])
+    expect([(await pop(server, queue)).status, (await pop(server, queue)).status]).toEqual([200, 204])
+    await server.stop()
+    const sentTwice = server.logs().filter(({ msg }) => String(msg).includes('already sent'))
+    expect(sentTwice).toEqual([])
+  })
+})

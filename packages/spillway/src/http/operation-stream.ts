@@ -129,7 +129,8 @@ export async function sendEvents(
 /** Includes the finish time: a failed operation may be retried, and fail again. */
 function stateOf(ticket: Ticket): string {
   const { status, queuePosition, attempt } = operationView(ticket)
-  return [status, queuePosition ?? '', attempt, ticket.finishedAt?.getTime() ?? ''].join('.')
+  const state = [status, queuePosition ?? '', attempt, ticket.finishedAt?.getTime() ?? '']
+  return [...state, ...(ticket.progress ? [ticket.progress.at.getTime()] : [])].join('.')
 }
 
 function lastEventOf(id = ''): { after: number; state: string | null } {

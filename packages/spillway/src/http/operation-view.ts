@@ -23,6 +23,7 @@ export function operationView(ticket: Ticket, withStack = false): OperationView 
     latency_seconds: finishedAt === null ? null : Math.max(0, finishedAt.getTime() - createdAt.getTime()) / 1_000,
     queuePosition: ticket.place,
     result: ticket.result ?? null,
+    ...(ticket.progress && { progress: { ...ticket.progress, at: ticket.progress.at.toISOString() } }),
     ...(ticket.said && { code: ticket.said.code }),
     ...(withStack && ticket.stack !== undefined && { error_stack: ticket.stack }),
     ...(ticket.errorBytes !== undefined && { error_message_bytes: ticket.errorBytes }),

@@ -50,6 +50,11 @@ export interface RunContext {
   /** Fires on timeout, cancellation, loss of the lease and shutdown. */
   readonly signal: AbortSignal
   /**
+   * How far it is, from 0 to 1, and a note of at most 200 characters: readers of the ticket see it, on any instance, while
+   * this attempt runs. Call it as often as you like: the last one is written, at most twice a second for the whole process.
+   */
+  progress(value: number, note?: string): void
+  /**
    * A transaction on the store, opened at the first query. Its writes and the operation's completion are one commit: both
    * happen, once, or neither.
    */

@@ -34,6 +34,7 @@ import { ProcessPressure } from '../pressure/process-pressure.js'
 import type { CancelOutcome, Pulse, Store, Tx } from '../store/port.js'
 import { withDeadline } from '../time/with-deadline.js'
 import { cancelPatiently } from '../work/cancel.js'
+import { ProgressWriter } from '../work/progress.js'
 import { SlotGroups, type Slots } from '../work/slot-groups.js'
 import { Waiters } from '../work/waiters.js'
 import type { Admission, AdmissionOptions } from './admission.js'
@@ -110,6 +111,7 @@ export class Intake {
   readonly #schedules: Schedules
   readonly #pools = new Map<string, PoolPermits>()
   readonly #accepting: Accepting
+  readonly #progress: ProgressWriter
   readonly #registry: GateRegistry
   /** Null until somebody listens. */
   #events: Events | null = null
@@ -141,6 +143,7 @@ export class Intake {
     this.read = store.read
     this.statements = store.statements
     this.#registry = new GateRegistry(log)
+    this.#progress = new ProgressWriter(store, log)
     this.waiters = new Waiters((ids) => store.finished(ids))
     const worker = (): string => this.presence.worker
     this.#accepting = new Accepting({
@@ -192,6 +195,7 @@ export class Intake {
     const { store, settings, log, metrics } = this
     return new SlotGroups({
       ...{ store, log, worker, accepting: this.#accepting, concurrency: settings.concurrency },
+      progress: this.#progress,
       onAttempt: (type, outcome, runMs) => {
         metrics.attempt(type, outcome).inc()
         if (outcome !== 'lease_lost') metrics.operationRun.observe(runMs / 1_000)
@@ -676,6 +680,7 @@ export class Intake {
       this.drain()
       await Promise.all([this.sweeps.stop(), this.#accepting.drained()])
       await this.#slotGroups.stop(this.settings.drainMs)
+      await this.#progress.stop()
       this.waiters.close()
     })()
     return this.#stopped

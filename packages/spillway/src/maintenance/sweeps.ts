@@ -211,11 +211,11 @@ export function queueSweeps(store: Store, retentionMs: number, options: Omit<Swe
     },
   })
   sweeps.add({
-    name: 'failures',
+    name: 'notes',
     everyMs: 300_000,
     batch: async () => {
-      const { failures, isFull } = await store.sweepFailures()
-      return { removed: { failures }, isFull }
+      const { failures, progress, isFull } = await store.sweepNotes()
+      return { removed: { failures, progress }, isFull }
     },
   })
   return sweeps

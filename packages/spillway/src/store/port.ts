@@ -291,6 +291,8 @@ export interface Ticket {
   trace: string
   /** Why it failed: `expired`, or (not in lists) what its handler said with FailOperation, if its last attempt ended so. */
   said?: { code: string; status: number }
+  /** Not in lists: what its handler said last, while that attempt runs. */
+  progress?: { value: number; note: string | null; at: Date }
   /** Not in lists: the last error with its stack, for operators. */
   stack?: string
   /** In lists: the bytes of a result that is left out, and of an error text that is shortened. */

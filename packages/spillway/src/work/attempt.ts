@@ -13,6 +13,7 @@ import type { RunContext } from '../intake/define.js'
 import { isTracing, parseTraceparent, withSpan } from '../metrics/trace.js'
 import type { Claimed, Failure, Leaving, OpenTx, Store, StoredAnswer, Tx } from '../store/port.js'
 import { withDeadline } from '../time/with-deadline.js'
+import type { ProgressWriter } from './progress.js'
 
 export type Outcome =
   | { kind: 'completed'; result: unknown }
@@ -44,10 +45,14 @@ export class Attempt implements RunContext {
   #controller: AbortController | undefined
   #tx: Promise<OpenTx> | undefined
   #aborted: OperationAborted | undefined
+  readonly #progress: Pick<ProgressWriter, 'say' | 'ended'> | undefined
+  #hasProgress = false
+  #hasEnded = false
   #onAbort: ((reason: OperationAborted) => void) | undefined
 
-  constructor(store: Store, op: Claimed, now: number) {
+  constructor(store: Store, op: Claimed, now: number, progress?: Pick<ProgressWriter, 'say' | 'ended'>) {
     this.#store = store
+    this.#progress = progress
     this.op = op
     this.startedAt = now
     this.deadline = now + op.timeoutMs
@@ -85,6 +90,18 @@ export class Attempt implements RunContext {
       if (this.#aborted !== undefined) this.#controller.abort(this.#aborted)
     }
     return this.#controller.signal
+  }
+
+  progress(value: number, note?: string): void {
+    // An abandoned handler has nothing to say any more.
+    if (this.#aborted !== undefined || this.#hasEnded) return
+    this.#progress?.say(this.op.id, this.attempt, value, note)
+    this.#hasProgress = true
+  }
+
+  endProgress(): void {
+    this.#hasEnded = true
+    if (this.#hasProgress) this.#progress?.ended(this.op.id)
   }
 
   get tx(): Tx {

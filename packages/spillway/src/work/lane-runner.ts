@@ -13,6 +13,7 @@ import type { AttemptOutcome } from '../metrics/metrics.js'
 import type { Claimed, Failure, Leaving, OpenTx, Settlement, Store, Tx } from '../store/port.js'
 import { withDeadline } from '../time/with-deadline.js'
 import { Attempt, failureOf, leave, type Outcome, outcomeOf } from './attempt.js'
+import type { ProgressWriter } from './progress.js'
 
 export interface Handler {
   backoff: BackoffOptions
@@ -49,6 +50,8 @@ export interface LaneRunOptions {
   onWait(waitedMs: number): void
   /** An operation left the queue (completed, failed or cancelled), or will be retried. Called after the commit. */
   onSettled(op: Claimed, outcome: Outcome): void
+  /** What handlers say with `ctx.progress`. */
+  progress: Pick<ProgressWriter, 'say' | 'ended'>
   /** The outcome of an operation that this process may not run. */
   elsewhere(op: Claimed, left: LeaveOperation): Promise<Outcome>
   now?: () => number
@@ -197,7 +200,7 @@ export class LaneRunner {
 
   /** 'settled': the handler's own transaction committed effect and completion together. */
   async #runOne(held: HeldLane, handler: Handler, op: Claimed, startedAt: number): Promise<Outcome | 'settled'> {
-    const attempt = new Attempt(this.#o.store, op, startedAt)
+    const attempt = new Attempt(this.#o.store, op, startedAt, this.#o.progress)
     held.attempt = attempt
     this.#byId.set(op.id, held)
     this.#count(op.type, 1)
@@ -246,6 +249,7 @@ export class LaneRunner {
   }
 
   #endAttempt(held: HeldLane, op: Claimed, outcome: Outcome, startedAt: number): void {
+    held.attempt?.endProgress()
     held.attempt = null
     this.#byId.delete(op.id)
     this.#count(op.type, -1)

@@ -42,6 +42,8 @@ describe('events', () => {
     for (const item of ['tea', 'bad', 'flaky']) {
       ids.push(idOf(await intake.submit(place, { item }, { identity: 'ann', traceparent: '00-t', waitMs: 20_000 })))
     }
+    const unheard = idOf(await intake.submit(place, { item: 'bad' }, { identity: 'ann', respondAsync: true }))
+    await eventually(() => events.length >= 6 || undefined, 'the last one to fail')
     const about = (at: number, partition: string, attempt: number) => ({
       ...{ id: ids[at], type: 'orders.place', queue: 'orders', partition, identity: 'ann' },
       ...{ attempt, maxAttempts: 2, traceparent: '00-t' },
@@ -49,10 +51,12 @@ describe('events', () => {
     const failure = { ...about(1, 'bad', 1), error: 'out of stock', result: null }
     expect(events).toEqual([
       ['completed', { ...about(0, 'tea', 1), result: { shipped: 'tea' } }],
+      // Its caller was answered with it, so there is no dead letter.
       ['failed', failure],
-      ['dead', failure],
       ['retried', { ...about(2, 'flaky', 1), error: 'not yet', retryInMs: expect.any(Number) }],
       ['completed', { ...about(2, 'flaky', 2), result: { shipped: 'flaky' } }],
+      ['failed', { ...failure, id: unheard, traceparent: expect.any(String) }],
+      ['dead', { ...failure, id: unheard, traceparent: expect.any(String) }],
     ])
   })
 

@@ -121,8 +121,14 @@ describe('tickets', () => {
       return { shipped: item }
     }
     const place = orders(intake, 'orders.place', { run, gates: [capacity({ limit: 1 })] })
-    const id = idOf(await intake.submit(place, { item: 'tea' }))
-    const more = idOf(await intake.submit(place, { item: 'milk' }))
+    const answered = idOf(await intake.submit(place, { item: 'tea' }))
+    expect(await intake.tickets.retry(answered)).toMatchObject({ outcome: 'answered', report: { status: 'failed' } })
+    const failed = async (item: string): Promise<string> => {
+      const { id } = await b.finished(idOf(await intake.submit(place, { item }, later)))
+      return id
+    }
+    const id = await failed('tea')
+    const more = await failed('milk')
     isBad.value = false
     // Takes the only place.
     await intake.lanes.pause({ queue: 'orders' })

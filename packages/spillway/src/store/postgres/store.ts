@@ -12,6 +12,7 @@ import { migrate } from './migrate.js'
 import { statusStatements } from './operation-status.js'
 import type { PostgresOptions } from './options.js'
 import { processStatements } from './processes.js'
+import { progressStatements } from './progress.js'
 import { scheduleStatements } from './schedules.js'
 import { workStatements } from './step.js'
 import { StreamBell } from './stream-bell.js'
@@ -94,6 +95,7 @@ export function postgresStore(options: PostgresOptions) {
     ...workStatements(db),
     ...processStatements(db),
     ...scheduleStatements(db),
+    ...progressStatements(db),
     ...sweepStatements(db),
     ...ticketStatements(db),
     ...statusStatements(db),

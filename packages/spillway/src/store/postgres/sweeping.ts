@@ -42,12 +42,15 @@ export function sweepStatements({ s, on: { sweep: query } }: Database) {
         isFull: isFull || partitions.history >= batchRows,
       }
     },
-    /** Removes the last errors of operations that are gone. */
-    sweepFailures: async (): Promise<{ failures: number; isFull: boolean }> => {
-      const { rows } = await query<{ failures: number; is_full: boolean }>(`SELECT * FROM ${s}.failures_sweep($1)`, [
-        batchRows,
-      ])
-      return { failures: rows[0]?.failures ?? 0, isFull: rows[0]?.is_full === true }
+    /** Removes the last errors and the progress of operations that are gone. */
+    sweepNotes: async (): Promise<{ failures: number; progress: number; isFull: boolean }> => {
+      const { rows } = await query<{ failures: number; progress: number; is_full: boolean }>(
+        `SELECT f.failures, p.progress, f.is_full OR p.is_full AS is_full
+         FROM ${s}.failures_sweep($1) f, ${s}.progress_sweep($1) p`,
+        [batchRows],
+      )
+      const [{ failures, progress, is_full: isFull } = { failures: 0, progress: 0, is_full: false }] = rows
+      return { failures, progress, isFull }
     },
     /**
      * The turn to sweep, for one process at a time. 0: this process has it, for `holdMs` or until it ends it; else the

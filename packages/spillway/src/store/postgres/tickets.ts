@@ -8,13 +8,16 @@ import { placeCountedMax } from './operation-status.js'
 type Sizes = 'resultBytes' | 'errorBytes' | 'payloadBytes'
 
 /** `lane`, `seq`, `head` and `stamp` are for counting the place. A size is null if nothing was left out. */
-type RowOf<Shown> = Omit<Shown, Sizes | 'said' | 'stack'> &
+type RowOf<Shown> = Omit<Shown, Sizes | 'said' | 'stack' | 'progress'> &
   Record<string, unknown> & { [Name in Sizes | 'lane' | 'seq' | 'head' | 'stamp']?: unknown } & {
     /** Of history. */
     ended?: string | null
     code?: string | null
     http_status?: number | null
     stack?: string | null
+    progress?: number | null
+    note?: string | null
+    said_at?: Date | null
   }
 
 const unfinished = (s: string): string => `
@@ -80,8 +83,16 @@ const withFailure = (s: string, from: string): string => `
   SELECT t.*, f.code, f.http_status, f.stack FROM (${from}) t
   LEFT JOIN ${s}.failures f ON f.id = t.id AND f.attempt = t.attempts AND t.error IS NOT NULL`
 
+/** With what its handler said of its progress, while that attempt runs. */
+const withProgress = (s: string, from: string): string => `
+  SELECT t.*, p.value::float8 AS progress, p.note, p.at AS said_at FROM (${from}) t
+  LEFT JOIN ${s}.progress p ON p.id = t.id AND t.status = 'processing' AND p.attempt = t.attempts + 1`
+
 function shownOf<Shown extends Ticket>(given: RowOf<Shown>): Shown {
-  const { lane, seq, head, stamp, ended, code, http_status: status, stack, ...row } = given as RowOf<Ticket>
+  const { lane, seq, head, stamp, ended, code, http_status: status, stack, ...more } = given as RowOf<Ticket>
+  const { progress: value, note, said_at: at, ...rest } = more
+  const row: Omit<typeof more, 'progress'> & Pick<Ticket, 'progress'> = rest
+  if (typeof value === 'number' && at) row.progress = { value: Math.round(value * 1e6) / 1e6, note: note ?? null, at }
   if (typeof stack === 'string') row.stack = stack
   if (ended === expired.said.code) row.said = expired.said
   else if (typeof code === 'string' && typeof status === 'number') row.said = { code, status }
@@ -94,7 +105,7 @@ export function ticketStatements({ s, on: { reads } }: Database) {
     ticket: async (id: string): Promise<Ticket | null> => {
       // Three tables, one statement: an operation that moves between them is seen in exactly one.
       const all = `${unfinished(s)} WHERE o.id = $1 UNION ALL ${finished(s)} WHERE h.id = $1 UNION ALL ${dead(s)} WHERE d.id = $1`
-      const { rows } = await reads<RowOf<Ticket>>(withFailure(s, withPlace(s, all)), [id])
+      const { rows } = await reads<RowOf<Ticket>>(withProgress(s, withFailure(s, withPlace(s, all))), [id])
       return rows[0] === undefined ? null : shownOf(rows[0])
     },
     /** The finished ones of `ids`. */

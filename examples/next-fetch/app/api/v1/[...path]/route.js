@@ -1,4 +1,4 @@
-import { intake } from '../../../../lib/shop.js'
+import { intake } from '../../../../shop.js'
 
 const tickets = intake.fetchTickets()
 

@@ -413,7 +413,21 @@ ALTER TABLE history ADD CONSTRAINT history_status_check
 `,
     },
     {
-      id: '0008-turns',
+      id: '0008-progress',
+      sql: `-- What running handlers say of their progress. Not logged: it is worth nothing after a crash, and is written often.
+CREATE UNLOGGED TABLE progress (
+  id       uuid PRIMARY KEY,
+  attempt  int NOT NULL,                     -- it is shown while this attempt runs
+  value    real NOT NULL CHECK (value BETWEEN 0 AND 1),
+  note     text,
+  at       timestamptz NOT NULL,
+  sweep_at timestamptz NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX progress_sweep ON progress (sweep_at);
+`,
+    },
+    {
+      id: '0009-turns',
       sql: `-- Turns: at most so many operations of one key run at a time, over all instances, and they start in order.
 --
 -- Each operation with a key is a lane of its own (0005-parallel.sql). Its lane holds a permit of the key while it is
@@ -452,7 +466,7 @@ ALTER TABLE dead_letters ADD COLUMN key uuid, ADD COLUMN most int;
 `,
     },
     {
-      id: '0009-expiry',
+      id: '0010-expiry',
       sql: `-- Operations that may not start after a time.
 --
 -- Who claims one too late ends it without running it; what nobody claims (paused, waiting for its turn or for a retry)
@@ -1381,9 +1395,10 @@ END $$;
 -- lane.
 
 -- p_queue, p_patterns: only lanes of this queue, and of these (\`orders*\`: a prefix); NULL: all, without those of
--- parallel operations. Each of these has a lane of its own, whose id is the operation's: among a million of them the
--- others could not be seen, and one scan passes them. It examines p_examined lanes at most. \`last\` is the last of them
--- if they were all used up, so that there may be more behind it; else NULL. One row without an id if no lane fits.
+-- parallel operations. Each of these has a lane of its own, whose id is the operation's and whose queue is its type:
+-- among a million of them the others could not be seen, and one scan passes them (300,000: 0.35 s on two busy cores).
+-- It examines p_examined lanes at most. \`last\` is the last of them if they were all used up, so that there may be more
+-- behind it; else NULL. One row without an id if no lane fits.
 CREATE OR REPLACE FUNCTION lanes_page(
   p_queue text, p_patterns text[], p_after uuid, p_limit int, p_examined int
 )
@@ -1403,12 +1418,12 @@ DECLARE
 BEGIN
   FOR w IN
     WITH RECURSIVE walk(lane, n) AS (
-      (SELECT o.lane, 1 FROM ops o WHERE o.lane > v_lane AND (o.lane <> o.id OR p_queue IS NOT NULL)
+      (SELECT o.lane, 1 FROM ops o WHERE o.lane > v_lane AND (o.lane <> o.id OR o.type = p_queue)
         ORDER BY o.lane LIMIT 1)
       UNION ALL
       SELECT x.lane, p.n + 1 FROM walk p
         CROSS JOIN LATERAL (
-          SELECT o.lane FROM ops o WHERE o.lane > p.lane AND (o.lane <> o.id OR p_queue IS NOT NULL)
+          SELECT o.lane FROM ops o WHERE o.lane > p.lane AND (o.lane <> o.id OR o.type = p_queue)
           ORDER BY o.lane LIMIT 1
         ) x
         WHERE p.n < p_examined
@@ -1884,6 +1899,51 @@ CREATE OR REPLACE FUNCTION connections_change(
       FROM unnest(o.outcomes) WITH ORDINALITY u(outcome, i) ORDER BY u.i) END
     FROM permits_change(p_worker, p_pool, p_seq, p_held, p_counts, p_gives, p_takes, p_each, p_all) o(outcomes)
 $$;
+`,
+    },
+    {
+      name: 'progress',
+      sql: `-- Progress of running operations (tables/0008-progress.sql): written for all of a process at once, and removed with the
+-- attempts that ended.
+
+CREATE OR REPLACE FUNCTION progress_keep(
+  p_ids uuid[], p_attempts int[], p_values real[], p_notes text[], p_ended uuid[]
+) RETURNS void
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  INSERT INTO progress AS p (id, attempt, value, note, at, sweep_at)
+    SELECT u.id, u.attempt, u.value, u.note, t, t + interval '1 hour'
+    FROM unnest(p_ids, p_attempts, p_values, p_notes) u(id, attempt, value, note) ORDER BY u.id
+    -- A process that lost the operation may still have something to say of its own attempt.
+    ON CONFLICT (id) DO UPDATE SET attempt = excluded.attempt, value = excluded.value, note = excluded.note, at = t
+      WHERE p.attempt <= excluded.attempt;
+  DELETE FROM progress p WHERE p.id = ANY (p_ended);
+END $$;
+
+-- Rows of processes that died. Returns how many went, and whether there may be more.
+CREATE OR REPLACE FUNCTION progress_sweep(p_rows int, OUT progress int, OUT is_full boolean)
+  LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+  t timestamptz := clock();
+  v_looked int;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  WITH old AS MATERIALIZED (
+    SELECT x.ctid AS at, EXISTS (SELECT FROM ops o WHERE o.id = x.id) AS is_needed
+    FROM progress x WHERE x.sweep_at < t ORDER BY x.sweep_at LIMIT p_rows FOR UPDATE SKIP LOCKED
+  ), gone AS (
+    DELETE FROM progress d WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE NOT o.is_needed)) RETURNING 1
+  ), kept AS (
+    UPDATE progress d SET sweep_at = t + interval '1 hour'
+      WHERE d.ctid = ANY (ARRAY(SELECT o.at FROM old o WHERE o.is_needed))
+  ) SELECT (SELECT count(*) FROM gone), count(*) INTO progress, v_looked FROM old o;
+  is_full := v_looked >= p_rows;
+END $$;
 `,
     },
     {

@@ -1,14 +1,14 @@
 import { createIntake, postgres, rate } from 'spillway'
 import Type from 'typebox'
 
-/** Next passes no client address to a handler, so the request itself says who asks; take your session here. */
-const identity = (request) => request.headers['x-customer'] ?? 'nobody'
-
 async function openShop() {
-  const intake = await createIntake({ store: postgres({ url: process.env.DATABASE_URL }) })
+  const intake = await createIntake({
+    store: postgres({ url: process.env.DATABASE_URL }),
+    // Next passes no client address to a handler, so the request itself says who asks; take your session here.
+    identity: (request) => request.headers['x-customer'] ?? 'nobody',
+  })
   const placeOrder = intake.define('orders.place', {
     body: Type.Object({ item: Type.String({ minLength: 1 }) }),
-    identity,
     gates: [rate({ limit: 100, per: '1h' })],
     run: async (order) => ({ shipped: order.item }),
   })

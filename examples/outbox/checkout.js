@@ -1,25 +1,21 @@
 /**
- * An order and the work that follows from it, in one transaction of your own: the receipt is sent if and only if the
- * order exists. `ctx.tx` does the same at the other end: the receipt is written if and only if the operation is done.
+ * An order and the work that follows from it, in one transaction of your own: the receipt is sent if and only if the order
+ * exists. `ctx.tx` does the same at the other end: the receipt is written if and only if the operation is done.
  */
 import assert from 'node:assert/strict'
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { setTimeout as delay } from 'node:timers/promises'
+import { startEmbedded } from '@spillway/embedded-postgres'
 import pg from 'pg'
-import { createIntake, embedded } from 'spillway'
+import { createIntake, postgres } from 'spillway'
 import Type from 'typebox'
 
 // Your service has a PostgreSQL of its own; here one is started for the occasion.
-const dataDir = await mkdtemp(join(tmpdir(), 'spillway-own-transaction-'))
-const nothing = () => undefined
-const store = await embedded({ dataDir })
-
-const pool = new pg.Pool({ connectionString: store.url })
-// Without a listener the loss of an idle connection, here at the server's stop, ends the process.
-pool.on('error', nothing)
-const intake = await createIntake({ store })
+const dataDir = await mkdtemp(join(tmpdir(), 'spillway-outbox-'))
+const server = await startEmbedded({ dataDir })
+const pool = new pg.Pool({ connectionString: server.url, max: 12 })
+const intake = await createIntake({ store: postgres({ pool }) })
 
 const sendReceipt = intake.define('receipts.send', {
   body: Type.Object({ order: Type.String() }),
@@ -48,10 +44,6 @@ async function checkout(order, { fail = false } = {}) {
   }
 }
 
-async function receipts() {
-  return (await pool.query('SELECT order_id, operation FROM receipts ORDER BY order_id')).rows
-}
-
 try {
   await pool.query('CREATE TABLE orders (id text PRIMARY KEY)')
   await pool.query('CREATE TABLE receipts (order_id text PRIMARY KEY REFERENCES orders, operation uuid NOT NULL)')
@@ -60,12 +52,15 @@ try {
   const operation = await checkout('paid')
   console.log(`"paid" is committed, and with it operation ${operation}`)
 
-  while ((await receipts()).length === 0) await delay(10)
-  assert.deepEqual(await receipts(), [{ order_id: 'paid', operation }])
+  const { status } = await intake.tickets.wait(operation)
+  assert.equal(status, 'completed')
+  const { rows } = await pool.query('SELECT order_id, operation FROM receipts')
+  assert.deepEqual(rows, [{ order_id: 'paid', operation }])
   console.log('its receipt exists; the declined order left neither a row nor an operation')
 } finally {
-  await pool.end()
-  // Stops the server, too: it belongs to the store.
   await intake.close()
+  // The pool is yours: end it after the intake.
+  await pool.end()
+  await server.stop()
   await rm(dataDir, { recursive: true, force: true })
 }
