@@ -2,6 +2,7 @@
 import { readFile } from 'node:fs/promises'
 import { fileURLToPath } from 'node:url'
 import { capacity, connections, createIntake, halt, postgres, pressure, rate } from 'spillway'
+import { createTestIntake } from 'spillway/testing'
 import { afterAll, beforeAll, expect, it } from 'vitest'
 import { intakeDefaults } from '../../../spillway/src/core/settings.js'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
@@ -62,6 +63,13 @@ it.each(Object.entries(calls))('%s', async (heading, call) => {
   const accepted = /the options are (.*)$/.exec((fault as Error).message)?.[1]?.split(', ') ?? []
   expect(accepted.length).toBeGreaterThan(0)
   expect(optionsOf(heading).sort()).toEqual(accepted.filter((name) => !notShown.includes(name)).sort())
+})
+
+it('createTestIntake takes its own options and those of createIntake', async () => {
+  const fault: unknown = await createTestIntake(wrong).catch((thrown: unknown) => thrown)
+  const accepted = /the options are (.*)$/.exec((fault as Error).message)?.[1]?.split(', ') ?? []
+  const shown = [...optionsOf('Tests of yours'), ...optionsOf('createIntake')]
+  expect(accepted.sort()).toEqual(shown.filter((name) => name !== 'store').sort())
 })
 
 it('the defaults of createIntake', () => {

@@ -1,8 +1,10 @@
 /** What the pages of the library show is run: their programs with the calls to them, and every fragment. */
+import { randomBytes } from 'node:crypto'
 import { freePort } from '@spillway/embedded-postgres/internal'
+import { postgres } from 'spillway'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import { freshDatabase, type TestDatabase } from '../../../spillway/test/setup/database.js'
-import { closeOpened, type DocsContext, docsContext, type FragmentNames } from '../docs-context.js'
+import { closeOpened, type DocsContext, docsContext, type FragmentNames, openIntake } from '../docs-context.js'
 import { compileAll, folderOf, writeFragment } from '../docs-fragments.js'
 import { type Block, blocksOf, matching } from '../docs-page.js'
 import {
@@ -117,6 +119,7 @@ describe.each(Object.entries(found).filter(([, blocks]) => blocks.some(isFragmen
 
     const run = blocks.filter((block) => isFragment(block) || block.language === 'sql')
     it.each(run)('line $line: $heading', patient, async (block) => {
+      if (block.text.includes('CREATE ROLE app')) return runsAs(context, database.url, block.text)
       if (block.language === 'sql') return void (await context.pool.query(block.text))
       const file = await writeFragment(folder.path, `${folderOf(page)}-${block.line}`, block)
       const { default: run } = await import(file)
@@ -130,3 +133,21 @@ describe.each(Object.entries(found).filter(([, blocks]) => blocks.some(isFragmen
     })
   },
 )
+
+/** An intake makes its tables and runs with no more rights than those of the page's role. Roles belong to the whole server, so it is removed. */
+async function runsAs({ pool }: DocsContext, url: string, statements: string): Promise<void> {
+  const role = `docs_${randomBytes(6).toString('hex')}`
+  await pool.query(statements.replaceAll(/\bapp\b/g, role))
+  try {
+    const its = new URL(url)
+    its.searchParams.set('options', `-c role=${role}`)
+    const intake = await openIntake({ store: postgres({ url: its.href, schema: 'intake' }) })
+    const whoAmI = intake.define('who', {
+      run: async (_, { tx }) => (await tx.query<{ current_user: string }>('SELECT current_user', [])).rows[0],
+    })
+    expect(await intake.submit(whoAmI, {})).toMatchObject({ kind: 'done', result: { current_user: role } })
+  } finally {
+    await closeOpened()
+    await pool.query(`DROP OWNED BY ${role}; DROP ROLE ${role}`)
+  }
+}
