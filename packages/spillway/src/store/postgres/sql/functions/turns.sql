@@ -1,4 +1,4 @@
--- Turns of keys: who may start (tables/0006-turns.sql).
+-- Turns of keys: who may start (tables/0009-turns.sql).
 
 -- A step of accept. Takes permits for the new lanes of a flush, in order, and parks those that get none: they wait for
 -- their turn, or for their delay. Per lane: whether it was parked, and if so how many wait before it; and whether it
