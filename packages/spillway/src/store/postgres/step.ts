@@ -27,7 +27,8 @@ type StepRow = [
   traces: string[],
   idems: string,
   gates: string[] | null,
-  expireMs: string,
+  /** `id milliseconds` of those that may expire. */
+  expireMs: string | null,
 ]
 
 const settleParameters = 25
@@ -116,7 +117,7 @@ function toClaimed(row: StepRow): Claimed[] {
   const traces = row[19]
   const idems = list(20)
   const gates = row[21]
-  const expireMs = list(22)
+  const expireMs = new Map(row[22]?.split(',').map((one) => one.split(' ') as [string, string]))
   const claimed = new Array<Claimed>(ids.length)
   let previous: Claimed | undefined
   for (let i = 0; i < ids.length; i++) {
@@ -141,7 +142,7 @@ function toClaimed(row: StepRow): Claimed[] {
       traceparent: traces[i] ?? '',
       idempotencyKey: idems[i] === '' ? null : (idems[i] ?? null),
       gate: gates?.[i] ?? null,
-      expiresInMs: expireMs[i] === '' ? null : Number(expireMs[i]),
+      expiresInMs: expireMs.size === 0 ? null : expiryOf(expireMs.get(ids[i] ?? '')),
     }
     if (op.lane === '' || (previous?.lane === op.lane && previous.seq >= op.seq)) {
       throw new Error(`the store handed out operations in disorder at ${op.seq}`)
@@ -151,6 +152,8 @@ function toClaimed(row: StepRow): Claimed[] {
   }
   return claimed
 }
+
+const expiryOf = (ms: string | undefined): number | null => (ms === undefined ? null : Number(ms))
 
 /** Completed without a result to store: such operations are deleted by range instead of one by one. */
 const isPlain = (op: Leaving): boolean =>

@@ -530,12 +530,11 @@ CREATE OR REPLACE FUNCTION accept_flush(
   LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-  t timestamptz := clock();
-  v_decided text[];
+  t timestamptz := clock(); v_decided text[];
   v_lanes uuid[] := p_lanes; v_queues text[] := p_queues; v_partitions text[] := p_partitions;
   v_counts bigint[] := p_counts; v_may_run boolean[] := p_may_run; v_lane int[] := p_lane; v_rn bigint[] := p_rn;
   v_alone boolean[] := p_alone; v_turn_keys uuid[] := p_turn_keys; v_turn_most int[] := p_turn_most;
-  v_may_lease boolean := false; v_paused boolean; v_parked boolean[];
+  v_may_lease boolean := false; v_paused boolean; v_parked boolean[]; v_behind bigint[];
   k record; n record; l record; d record; w record;
 BEGIN
   -- Its row stays until we commit, so that a process that may hold leases keeps that right.
@@ -553,42 +552,45 @@ BEGIN
   IF v_decided IS NOT NULL THEN
     n := lanes_count(p_lanes, p_queues, p_partitions, p_lane, p_reason, v_decided);
     v_lanes := n.ids; v_queues := n.queues; v_partitions := n.partitions; v_counts := n.counts; v_may_run := n.may_run;
-    v_lane := n.lane; v_rn := n.rn;
-    IF cardinality(p_alone) > 0 THEN v_alone := lanes_pick(p_alone, p_lanes, v_lanes); END IF;
-    IF cardinality(p_turn_keys) > 0 THEN
-      v_turn_keys := lanes_pick(p_turn_keys, p_lanes, v_lanes);
-      v_turn_most := lanes_pick(p_turn_most, p_lanes, v_lanes);
-    END IF;
+    v_lane := n.lane; v_rn := n.rn; w := lanes_pick(p_lanes, v_lanes, p_alone, p_turn_keys, p_turn_most);
+    v_alone := w.alone; v_turn_keys := w.keys; v_turn_most := w.most;
   END IF;
   v_paused := EXISTS (SELECT FROM pauses);
-  IF NOT v_may_lease AND NOT p_apply THEN
-    v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
-  ELSIF v_paused THEN
-    v_may_run := pauses_check(v_queues, v_partitions, v_may_run, v_lane, v_rn, p_type);
+  IF NOT v_may_lease AND NOT p_apply THEN v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
+  ELSIF v_paused THEN v_may_run := pauses_check(v_queues, v_partitions, v_may_run, v_lane, v_rn, p_type);
   END IF;
-  l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, v_turn_keys, p_apply, t);
+  IF cardinality(v_alone) > 0 THEN
+    l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, v_turn_keys, p_apply, t);
+  ELSE l := lanes_append(v_lanes, v_queues, v_partitions, v_counts, v_may_run, p_apply, t);
+  END IF;
   IF cardinality(v_turn_keys) > 0 THEN
     w := turns_take(v_lanes, v_queues, v_partitions, v_turn_keys, v_turn_most, v_lane, p_delay_ms, l.running, t);
-    v_parked := w.waits; l.running := w.running;
+    v_parked := w.waits; v_behind := w.ahead; l.running := w.running;
   END IF;
   d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
     p_delay_ms, p_reason, p_pace_ms, v_decided, v_counts, l.tails, l.depths, l.running, l.paces, l.blocked);
   verdicts := d.verdicts; seqs := d.seqs; waits_ms := d.waits_ms; reasons := d.reasons; stamps := d.stamps;
-  places := CASE WHEN p_ahead > 0 AND true = ANY (v_alone) THEN places_alone(d.places, v_lane, v_alone, p_ahead)
-    ELSE d.places END;
-  IF v_parked IS NOT NULL THEN
-    w := turns_show(v_lane, v_parked, w.ahead, v_turn_most, p_pace_ms, p_delay_ms, places, waits_ms, reasons);
+  places := d.places;
+  IF true = ANY (v_alone) AND (p_ahead > 0 OR v_parked IS NOT NULL) THEN
+    w := places_alone(v_lane, v_alone, p_ahead, v_parked, v_behind, v_turn_most, p_pace_ms, p_delay_ms, places,
+      waits_ms, reasons);
     places := w.places; waits_ms := w.waits_ms; reasons := w.reasons;
   END IF;
 
-  PERFORM ops_add(v_lanes, v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-    p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms, t);
+  INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
+      max_attempts, timeout_ms, trace, idem, gate, expires_at)
+    SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
+      CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 'execute' THEN t END,
+      u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate, t + u.expires_ms * interval '1 ms'
+    FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
+        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms)
+      u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
+        key, gate, expires_ms) WHERE u.verdict IN ('queue', 'execute');
   IF d.starts_lanes THEN
     PERFORM lanes_start(v_lanes, v_queues, v_partitions, v_counts, l.depths, v_lane, v_rn, verdicts, p_priority, stamps,
       p_delay_ms, p_type, seqs, v_parked, t);
   END IF;
-  -- If the limit of a key was raised, some that waited may start.
-  IF true = ANY (v_parked) THEN PERFORM turns_next(v_turn_keys); END IF;
+  IF true = ANY (v_parked) THEN PERFORM turns_next(v_turn_keys); END IF; -- if the limit of a key was raised
   IF 'execute' = ANY (verdicts) THEN fence := lease_take(p_worker, v_lanes, v_lane, verdicts, seqs, t); END IF;
   IF cardinality(p_keys) > 0 THEN PERFORM idempotency_answer(p_keys, verdicts, places, waits_ms, reasons); END IF;
   PERFORM tally_accepted(p_worker, p_part, p_type, verdicts, d.accepted);
@@ -623,28 +625,6 @@ BEGIN
     tiers := g.tiers; rates_left := g.rates_left; rates_reset_ms := g.rates_reset_ms; at_ms := g.at_ms;
   END IF;
   IF verdicts IS NOT NULL AND cardinality(p_keys) > 0 THEN PERFORM idempotency_release(p_keys, verdicts); END IF;
-END $$;
-
--- A step of accept_flush. Writes what was accepted.
-CREATE OR REPLACE FUNCTION ops_add(
-  p_lanes uuid[], p_lane int[], p_verdicts text[], p_seqs bigint[], p_stamps bigint[], p_id uuid[], p_type text[],
-  p_priority smallint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts int[],
-  p_timeout_ms int[], p_trace text[], p_keys uuid[], p_gates text[], p_expires_ms bigint[], p_at timestamptz
-) RETURNS void
-  LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-BEGIN
-  INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
-      max_attempts, timeout_ms, trace, idem, gate, expires_at)
-    SELECT p_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, p_at,
-      CASE WHEN u.delay_ms > 0 THEN p_at + u.delay_ms * interval '1 ms' END,
-      CASE WHEN u.verdict = 'execute' THEN p_at END, u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate,
-      p_at + u.expires_ms * interval '1 ms'
-    FROM unnest(p_lane, p_verdicts, p_seqs, p_stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms)
-      u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
-        key, gate, expires_ms)
-    WHERE u.verdict IN ('queue', 'execute');
 END $$;
 
 -- The same for release 0.2.0, which knows no parallel operations, keys and expiry.
@@ -955,8 +935,8 @@ END $$;
 -- p_trusted: types that cannot end their process, and need not come one at a time. One row, with a list for each
 -- column (a row for each operation costs both sides more than finding it): of lanes, then of operations, which name
 -- their lane by number; \`depth\` is what the lanes held together when they became ready. Lists are texts with commas;
--- what may hold a comma is a JSON array. expire_ms: until it may not start any more; the caller ends those without
--- running them.
+-- what may hold a comma is a JSON array. expire_ms: by id, until it may not start any more, for those that may
+-- expire; the caller ends those without running them.
 CREATE OR REPLACE FUNCTION claim_ready(
   p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint, p_types text[], p_together text[],
   p_trusted text[],
@@ -1023,7 +1003,8 @@ BEGIN
       string_agg(o.attempts::text, ','), string_agg(o.max_attempts::text, ','),
       string_agg(o.timeout_ms::text, ','), array_agg(o.trace), string_agg(coalesce(o.idem::text, ''), ','),
       array_agg(o.gate), bool_or(o.gate IS NOT NULL),
-      string_agg(coalesce(floor(date_part('epoch', o.expires_at - t) * 1000)::bigint::text, ''), ',')
+      string_agg(o.id || ' ' || floor(date_part('epoch', o.expires_at - t) * 1000)::bigint, ',')
+        FILTER (WHERE o.expires_at IS NOT NULL)
     INTO v_ixs, v_seqs, ids, types, priorities, v_identities, payloads, waited_ms, due, attempts, max_attempts,
       timeouts_ms, v_traces, idems, v_gates, v_gated, expire_ms
   FROM unnest(v_lanes, v_types, v_heads, v_careful, v_held) WITH ORDINALITY h(lane, type, head, careful, held, ix),
@@ -1490,7 +1471,7 @@ $$;
       name: 'lanes',
       sql: `-- Lanes: how items are appended to them, and where a lane waits: ready, or parked by a delay, a pause or its turn.
 --
--- lanes_count, lanes_take and lanes_start are steps of accept and run with its settings.
+-- lanes_count, lanes_append, lanes_take and lanes_start are steps of accept and run with its settings.
 
 -- How many undecided items each lane gets. The lanes that get any, in the given order; per item its number among these
 -- lanes and its number in the lane (0: it is decided, and gets none). may_run: may the lane's first item run at once?
@@ -1519,9 +1500,41 @@ BEGIN
 END $$;
 
 -- Appends to the lanes, in id order: sequences are given here, under the lane's lock. p_may_run: an empty lane starts
--- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run. p_alone: the lane is
--- one parallel operation's (empty: none is); p_turn_keys: and has this key. What is parallel and
--- applied at once needs no lane.
+-- at once; where p_apply, head moves with tail. running: 1 if the first operation is known to run.
+CREATE OR REPLACE FUNCTION lanes_append(
+  p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_apply boolean,
+  p_at timestamptz,
+  OUT tails bigint[], OUT depths bigint[], OUT running int[], OUT paces real[], OUT blocked bigint[]
+)
+  LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  WITH up AS (
+    INSERT INTO lanes AS l (id, queue, partition, head, tail, depth, running, moved_at, sweep_at)
+    SELECT u.id, u.queue, u.partition, CASE WHEN p_apply AND u.may_run THEN u.n ELSE 0 END, u.n,
+      CASE WHEN p_apply AND u.may_run THEN 0 ELSE u.n END, NOT p_apply AND u.may_run, p_at, p_at + interval '1 hour'
+    FROM unnest(p_ids, p_queues, p_partitions, p_counts, p_may_run) u(id, queue, partition, n, may_run)
+    ON CONFLICT (id) DO UPDATE SET
+      tail = l.tail + excluded.tail,
+      -- excluded.head says that these may be applied at once.
+      head = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN l.tail + excluded.tail ELSE l.head END,
+      depth = CASE WHEN excluded.head > 0 AND l.depth = 0 THEN 0 ELSE l.depth + excluded.tail END,
+      running = CASE WHEN l.depth = 0 THEN excluded.running ELSE l.running END,
+      moved_at = CASE WHEN l.depth = 0 THEN p_at ELSE l.moved_at END
+    RETURNING l.tail, l.depth, l.running, l.pace_ms,
+      -- How long its head is delayed or waits for its next attempt. How long a pause lasts is unknown.
+      CASE WHEN l.depth > 1 AND NOT l.running
+        THEN (SELECT (date_part('epoch', x.until - p_at) * 1000)::bigint FROM parked x
+          WHERE x.lane = l.id AND x.reason <> 'pause') END AS blocked_ms
+  )
+  SELECT array_agg(up.tail), array_agg(up.depth), array_agg(up.running::int), array_agg(coalesce(up.pace_ms, -1)),
+      array_agg(up.blocked_ms)
+    INTO tails, depths, running, paces, blocked FROM up;
+END $$;
+
+-- The same for a flush with parallel operations. A function of its own: the three columns cost others 1% of a flush.
+-- p_alone: the lane is one parallel operation's; p_turn_keys: and has this key. What is parallel and applied at once
+-- needs no lane.
 CREATE OR REPLACE FUNCTION lanes_take(
   p_ids uuid[], p_queues text[], p_partitions text[], p_counts bigint[], p_may_run boolean[], p_alone boolean[],
   p_turn_keys uuid[], p_apply boolean, p_at timestamptz,
@@ -1561,10 +1574,16 @@ BEGIN
   IF p_apply AND cardinality(p_alone) > 0 THEN PERFORM lanes_drop(p_ids); END IF;
 END $$;
 
--- What was given per lane of p_from, for the lanes of p_to.
-CREATE OR REPLACE FUNCTION lanes_pick(p_given anyarray, p_from uuid[], p_to uuid[]) RETURNS anyarray
+-- What was given per lane of p_from, for the lanes of p_to. Empty stays empty.
+CREATE OR REPLACE FUNCTION lanes_pick(
+  p_from uuid[], p_to uuid[], p_alone boolean[], p_keys uuid[], p_most int[],
+  OUT alone boolean[], OUT keys uuid[], OUT most int[]
+)
   LANGUAGE sql IMMUTABLE AS $$
-  SELECT array_agg(p_given[array_position(p_from, u.id)] ORDER BY u.i) FROM unnest(p_to) WITH ORDINALITY u(id, i)
+  SELECT CASE WHEN cardinality(p_alone) > 0 THEN array_agg(p_alone[u.at] ORDER BY u.i) ELSE p_alone END,
+    CASE WHEN cardinality(p_keys) > 0 THEN array_agg(p_keys[u.at] ORDER BY u.i) ELSE p_keys END,
+    CASE WHEN cardinality(p_most) > 0 THEN array_agg(p_most[u.at] ORDER BY u.i) ELSE p_most END
+  FROM (SELECT x.i, array_position(p_from, x.id) AS at FROM unnest(p_to) WITH ORDINALITY x(id, i)) u
 $$;
 
 -- Removes the lanes of parallel operations that have left. The caller holds their locks.
@@ -2469,7 +2488,7 @@ CREATE OR REPLACE FUNCTION settle(
 DECLARE
   t timestamptz := clock();
   v_lost bigint[]; v_leave text[]; v_gone bigint; v_release boolean[] := s_release;
-  v_paused boolean := pause_guard();
+  v_paused boolean := pause_guard(); v_keyed boolean := false;
   l record;
 BEGIN
   -- First of all: a process that gives this one up takes the same lock first.
@@ -2482,7 +2501,7 @@ BEGIN
   IF cardinality(r_key) > 0 THEN PERFORM idempotency_settle(r_lane, r_seq, r_key, r_answer); END IF;
   IF cardinality(p_gates) > 0 THEN PERFORM gates_release(p_gates, p_gate_counts); END IF;
   l := lanes_move(s_lane, s_head, s_left, t);
-  IF l.keyed IS NOT NULL THEN PERFORM turns_lock(l.keyed); END IF;
+  IF l.has_alone THEN v_keyed := turns_lock(s_lane); END IF;
   IF 0 <= ANY (s_retry_ms) THEN PERFORM ops_retry(s_lane, s_head, s_retry_ms, s_retry_error, v_leave, t); END IF;
   IF l.has_more THEN
     PERFORM lanes_release(s_lane, s_release, s_retry_ms, l.queues, l.partitions, l.heads, l.depths, l.careful, v_leave,
@@ -2500,7 +2519,7 @@ BEGIN
     RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x)
       USING ERRCODE = 'XX000';
   END IF;
-  IF l.keyed IS NOT NULL THEN PERFORM turns_return(l.keyed); END IF;
+  IF v_keyed THEN PERFORM turns_return(s_lane); END IF;
   IF l.has_alone THEN PERFORM lanes_drop(s_lane); END IF;
   PERFORM leases_shrink(s_fence, s_lane, v_release);
   FOR i IN 1 .. cardinality(p_types) LOOP
@@ -2540,8 +2559,7 @@ END $$;
 CREATE OR REPLACE FUNCTION lanes_move(
   p_lanes uuid[], p_heads bigint[], p_left bigint[], p_at timestamptz,
   OUT queues text[], OUT partitions text[], OUT heads bigint[], OUT depths bigint[], OUT careful boolean[],
-  OUT has_more boolean, OUT has_emptied boolean, OUT has_alone boolean,
-  OUT keyed uuid[]                           -- the lanes that have a key; NULL: none
+  OUT has_more boolean, OUT has_emptied boolean, OUT has_alone boolean
 )
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -2555,12 +2573,11 @@ BEGIN
           * least(date_part('epoch', p_at - l.moved_at) * 1000 / u.gone, 3.6e6) END
     FROM unnest(p_lanes, p_heads, p_left) u(lane, head, gone)
     WHERE l.id = u.lane
-    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful, l.alone, l.id,
-      l.key
+    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful, l.alone
   )
   SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
-      bool_or(m.depth > 0), bool_or(m.depth = 0), bool_or(m.alone), array_agg(m.id) FILTER (WHERE m.key IS NOT NULL)
-    INTO queues, partitions, heads, depths, careful, has_more, has_emptied, has_alone, keyed FROM moved m;
+      bool_or(m.depth > 0), bool_or(m.depth = 0), bool_or(m.alone)
+    INTO queues, partitions, heads, depths, careful, has_more, has_emptied, has_alone FROM moved m;
 END $$;
 
 -- An operation that failed and is retried keeps its place.
@@ -3139,7 +3156,7 @@ END $$;
     },
     {
       name: 'turns',
-      sql: `-- Turns of keys: who may start (tables/0006-turns.sql).
+      sql: `-- Turns of keys: who may start (tables/0009-turns.sql).
 
 -- A step of accept. Takes permits for the new lanes of a flush, in order, and parks those that get none: they wait for
 -- their turn, or for their delay. Per lane: whether it was parked, and if so how many wait before it; and whether it
@@ -3190,29 +3207,13 @@ BEGIN
   running := ARRAY(SELECT CASE WHEN u.waits THEN 0 ELSE u.running END FROM unnest(p_running, waits) u(running, waits));
 END $$;
 
--- A step of accept. What waits for its turn keeps an order; its place is among those of its key.
-CREATE OR REPLACE FUNCTION turns_show(
-  p_lane int[], p_waits boolean[], p_ahead bigint[], p_most int[], p_pace_ms real[], p_delay_ms bigint[],
-  p_places bigint[], p_waits_ms bigint[], p_reasons text[],
-  OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[]
-)
-  LANGUAGE sql AS $$
-  SELECT array_agg(CASE WHEN p_waits[u.lane] THEN greatest(0, p_ahead[u.lane]) ELSE u.place END),
-    array_agg(CASE WHEN p_waits[u.lane]
-      THEN greatest(u.wait_ms, (u.pace * (greatest(0, p_ahead[u.lane]) + 1) / p_most[u.lane])::bigint)
-      ELSE u.wait_ms END),
-    array_agg(CASE WHEN p_waits[u.lane] AND u.delay = 0 AND u.reason = 'system_busy' THEN 'maintaining_order'
-      ELSE u.reason END)
-  FROM unnest(p_lane, p_places, p_waits_ms, p_reasons, p_pace_ms, p_delay_ms)
-    u(lane, place, wait_ms, reason, pace, delay)
-$$;
-
--- Locks the keys of these lanes, whose locks the caller holds.
-CREATE OR REPLACE FUNCTION turns_lock(p_lanes uuid[]) RETURNS void
+-- Locks the keys of these lanes, whose locks the caller holds. False: none has a key.
+CREATE OR REPLACE FUNCTION turns_lock(p_lanes uuid[]) RETURNS boolean
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   PERFORM FROM turns k WHERE k.key IN (SELECT l.key FROM lanes l WHERE l.id = ANY (p_lanes)) ORDER BY k.key FOR UPDATE;
+  RETURN FOUND;
 END $$;
 
 -- A step of settle. These lanes had permits; those that were parked or have emptied give them back. The keys are
@@ -3225,11 +3226,12 @@ DECLARE
 BEGIN
   WITH aside AS (
     UPDATE parked x SET key = l.key, turn = l.turn FROM lanes l
-      WHERE l.id = ANY (p_lanes) AND x.lane = l.id RETURNING l.key
+      WHERE l.id = ANY (p_lanes) AND l.key IS NOT NULL AND x.lane = l.id RETURNING l.key
   ), given AS (
     SELECT u.key, count(*) AS n, count(*) FILTER (WHERE u.left) AS left FROM (
       SELECT a.key, false AS left FROM aside a
-      UNION ALL SELECT l.key, true FROM lanes l WHERE l.id = ANY (p_lanes) AND l.depth = 0
+      UNION ALL SELECT l.key, true FROM lanes l
+        WHERE l.id = ANY (p_lanes) AND l.key IS NOT NULL AND l.depth = 0
     ) u GROUP BY u.key
   ), done AS (
     UPDATE turns k SET running = k.running - g.n, lanes = k.lanes - g.left FROM given g WHERE k.key = g.key
@@ -3364,12 +3366,25 @@ BEGIN
   ) x;
 END $$;
 
--- Nothing is before a parallel operation in its lane, so its place is among all that wait for the same slots.
-CREATE OR REPLACE FUNCTION places_alone(p_places bigint[], p_lane int[], p_alone boolean[], p_ahead bigint)
-  RETURNS bigint[]
+-- Nothing is before a parallel operation in its lane. Its place is among all that wait for the same slots (p_ahead);
+-- or, if it waits for its turn (p_parked), behind those of its key (p_behind), of which p_most run at a time.
+CREATE OR REPLACE FUNCTION places_alone(
+  p_lane int[], p_alone boolean[], p_ahead bigint, p_parked boolean[], p_behind bigint[], p_most int[],
+  p_pace_ms real[], p_delay_ms bigint[], p_places bigint[], p_waits_ms bigint[], p_reasons text[],
+  OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[]
+)
   LANGUAGE sql IMMUTABLE AS $$
-  SELECT array_agg(CASE WHEN p_alone[u.lane] THEN p_ahead + u.lane - 1 ELSE u.place END)
-  FROM unnest(p_places, p_lane) u(place, lane)
+  SELECT array_agg(CASE WHEN x.waits THEN x.behind WHEN p_alone[x.lane] AND p_ahead > 0 THEN p_ahead + x.lane - 1
+      ELSE x.place END),
+    array_agg(CASE WHEN x.waits THEN greatest(x.wait_ms, (x.pace * (x.behind + 1) / p_most[x.lane])::bigint)
+      ELSE x.wait_ms END),
+    array_agg(CASE WHEN x.waits AND x.delay = 0 AND x.reason = 'system_busy' THEN 'maintaining_order'
+      ELSE x.reason END)
+  FROM (
+    SELECT u.*, coalesce(p_parked[u.lane], false) AS waits, greatest(0, p_behind[u.lane]) AS behind
+    FROM unnest(p_lane, p_places, p_waits_ms, p_reasons, p_pace_ms, p_delay_ms)
+      u(lane, place, wait_ms, reason, pace, delay)
+  ) x
 $$;
 `,
     },

@@ -43,12 +43,11 @@ CREATE OR REPLACE FUNCTION accept_flush(
   LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-  t timestamptz := clock();
-  v_decided text[];
+  t timestamptz := clock(); v_decided text[];
   v_lanes uuid[] := p_lanes; v_queues text[] := p_queues; v_partitions text[] := p_partitions;
   v_counts bigint[] := p_counts; v_may_run boolean[] := p_may_run; v_lane int[] := p_lane; v_rn bigint[] := p_rn;
   v_alone boolean[] := p_alone; v_turn_keys uuid[] := p_turn_keys; v_turn_most int[] := p_turn_most;
-  v_may_lease boolean := false; v_paused boolean; v_parked boolean[];
+  v_may_lease boolean := false; v_paused boolean; v_parked boolean[]; v_behind bigint[];
   k record; n record; l record; d record; w record;
 BEGIN
   -- Its row stays until we commit, so that a process that may hold leases keeps that right.
@@ -66,42 +65,45 @@ BEGIN
   IF v_decided IS NOT NULL THEN
     n := lanes_count(p_lanes, p_queues, p_partitions, p_lane, p_reason, v_decided);
     v_lanes := n.ids; v_queues := n.queues; v_partitions := n.partitions; v_counts := n.counts; v_may_run := n.may_run;
-    v_lane := n.lane; v_rn := n.rn;
-    IF cardinality(p_alone) > 0 THEN v_alone := lanes_pick(p_alone, p_lanes, v_lanes); END IF;
-    IF cardinality(p_turn_keys) > 0 THEN
-      v_turn_keys := lanes_pick(p_turn_keys, p_lanes, v_lanes);
-      v_turn_most := lanes_pick(p_turn_most, p_lanes, v_lanes);
-    END IF;
+    v_lane := n.lane; v_rn := n.rn; w := lanes_pick(p_lanes, v_lanes, p_alone, p_turn_keys, p_turn_most);
+    v_alone := w.alone; v_turn_keys := w.keys; v_turn_most := w.most;
   END IF;
   v_paused := EXISTS (SELECT FROM pauses);
-  IF NOT v_may_lease AND NOT p_apply THEN
-    v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
-  ELSIF v_paused THEN
-    v_may_run := pauses_check(v_queues, v_partitions, v_may_run, v_lane, v_rn, p_type);
+  IF NOT v_may_lease AND NOT p_apply THEN v_may_run := array_fill(false, ARRAY[coalesce(cardinality(v_lanes), 0)]);
+  ELSIF v_paused THEN v_may_run := pauses_check(v_queues, v_partitions, v_may_run, v_lane, v_rn, p_type);
   END IF;
-  l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, v_turn_keys, p_apply, t);
+  IF cardinality(v_alone) > 0 THEN
+    l := lanes_take(v_lanes, v_queues, v_partitions, v_counts, v_may_run, v_alone, v_turn_keys, p_apply, t);
+  ELSE l := lanes_append(v_lanes, v_queues, v_partitions, v_counts, v_may_run, p_apply, t);
+  END IF;
   IF cardinality(v_turn_keys) > 0 THEN
     w := turns_take(v_lanes, v_queues, v_partitions, v_turn_keys, v_turn_most, v_lane, p_delay_ms, l.running, t);
-    v_parked := w.waits; l.running := w.running;
+    v_parked := w.waits; v_behind := w.ahead; l.running := w.running;
   END IF;
   d := verdicts_decide(p_apply, v_may_lease, v_paused, p_backlog_ms, v_lane, v_rn, p_priority, p_stamp, p_lead,
     p_delay_ms, p_reason, p_pace_ms, v_decided, v_counts, l.tails, l.depths, l.running, l.paces, l.blocked);
   verdicts := d.verdicts; seqs := d.seqs; waits_ms := d.waits_ms; reasons := d.reasons; stamps := d.stamps;
-  places := CASE WHEN p_ahead > 0 AND true = ANY (v_alone) THEN places_alone(d.places, v_lane, v_alone, p_ahead)
-    ELSE d.places END;
-  IF v_parked IS NOT NULL THEN
-    w := turns_show(v_lane, v_parked, w.ahead, v_turn_most, p_pace_ms, p_delay_ms, places, waits_ms, reasons);
+  places := d.places;
+  IF true = ANY (v_alone) AND (p_ahead > 0 OR v_parked IS NOT NULL) THEN
+    w := places_alone(v_lane, v_alone, p_ahead, v_parked, v_behind, v_turn_most, p_pace_ms, p_delay_ms, places,
+      waits_ms, reasons);
     places := w.places; waits_ms := w.waits_ms; reasons := w.reasons;
   END IF;
 
-  PERFORM ops_add(v_lanes, v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-    p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms, t);
+  INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
+      max_attempts, timeout_ms, trace, idem, gate, expires_at)
+    SELECT v_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, t,
+      CASE WHEN u.delay_ms > 0 THEN t + u.delay_ms * interval '1 ms' END, CASE WHEN u.verdict = 'execute' THEN t END,
+      u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate, t + u.expires_ms * interval '1 ms'
+    FROM unnest(v_lane, verdicts, seqs, stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
+        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms)
+      u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
+        key, gate, expires_ms) WHERE u.verdict IN ('queue', 'execute');
   IF d.starts_lanes THEN
     PERFORM lanes_start(v_lanes, v_queues, v_partitions, v_counts, l.depths, v_lane, v_rn, verdicts, p_priority, stamps,
       p_delay_ms, p_type, seqs, v_parked, t);
   END IF;
-  -- If the limit of a key was raised, some that waited may start.
-  IF true = ANY (v_parked) THEN PERFORM turns_next(v_turn_keys); END IF;
+  IF true = ANY (v_parked) THEN PERFORM turns_next(v_turn_keys); END IF; -- if the limit of a key was raised
   IF 'execute' = ANY (verdicts) THEN fence := lease_take(p_worker, v_lanes, v_lane, verdicts, seqs, t); END IF;
   IF cardinality(p_keys) > 0 THEN PERFORM idempotency_answer(p_keys, verdicts, places, waits_ms, reasons); END IF;
   PERFORM tally_accepted(p_worker, p_part, p_type, verdicts, d.accepted);
@@ -136,28 +138,6 @@ BEGIN
     tiers := g.tiers; rates_left := g.rates_left; rates_reset_ms := g.rates_reset_ms; at_ms := g.at_ms;
   END IF;
   IF verdicts IS NOT NULL AND cardinality(p_keys) > 0 THEN PERFORM idempotency_release(p_keys, verdicts); END IF;
-END $$;
-
--- A step of accept_flush. Writes what was accepted.
-CREATE OR REPLACE FUNCTION ops_add(
-  p_lanes uuid[], p_lane int[], p_verdicts text[], p_seqs bigint[], p_stamps bigint[], p_id uuid[], p_type text[],
-  p_priority smallint[], p_identity text[], p_payload text[], p_delay_ms bigint[], p_max_attempts int[],
-  p_timeout_ms int[], p_trace text[], p_keys uuid[], p_gates text[], p_expires_ms bigint[], p_at timestamptz
-) RETURNS void
-  LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-BEGIN
-  INSERT INTO ops (lane, seq, id, type, priority, stamp, identity, payload, accepted_at, not_before, started_at,
-      max_attempts, timeout_ms, trace, idem, gate, expires_at)
-    SELECT p_lanes[u.lane], u.seq, u.id, u.type, u.priority, u.stamp, u.identity, u.payload::json, p_at,
-      CASE WHEN u.delay_ms > 0 THEN p_at + u.delay_ms * interval '1 ms' END,
-      CASE WHEN u.verdict = 'execute' THEN p_at END, u.max_attempts, u.timeout_ms, u.trace, u.key, u.gate,
-      p_at + u.expires_ms * interval '1 ms'
-    FROM unnest(p_lane, p_verdicts, p_seqs, p_stamps, p_id, p_type, p_priority, p_identity, p_payload, p_delay_ms,
-        p_max_attempts, p_timeout_ms, p_trace, p_keys, p_gates, p_expires_ms)
-      u(lane, verdict, seq, stamp, id, type, priority, identity, payload, delay_ms, max_attempts, timeout_ms, trace,
-        key, gate, expires_ms)
-    WHERE u.verdict IN ('queue', 'execute');
 END $$;
 
 -- The same for release 0.2.0, which knows no parallel operations, keys and expiry.

@@ -50,8 +50,8 @@ END $$;
 -- p_trusted: types that cannot end their process, and need not come one at a time. One row, with a list for each
 -- column (a row for each operation costs both sides more than finding it): of lanes, then of operations, which name
 -- their lane by number; `depth` is what the lanes held together when they became ready. Lists are texts with commas;
--- what may hold a comma is a JSON array. expire_ms: until it may not start any more; the caller ends those without
--- running them.
+-- what may hold a comma is a JSON array. expire_ms: by id, until it may not start any more, for those that may
+-- expire; the caller ends those without running them.
 CREATE OR REPLACE FUNCTION claim_ready(
   p_worker uuid, p_want int, p_budget int, p_each int, p_turn smallint, p_types text[], p_together text[],
   p_trusted text[],
@@ -118,7 +118,8 @@ BEGIN
       string_agg(o.attempts::text, ','), string_agg(o.max_attempts::text, ','),
       string_agg(o.timeout_ms::text, ','), array_agg(o.trace), string_agg(coalesce(o.idem::text, ''), ','),
       array_agg(o.gate), bool_or(o.gate IS NOT NULL),
-      string_agg(coalesce(floor(date_part('epoch', o.expires_at - t) * 1000)::bigint::text, ''), ',')
+      string_agg(o.id || ' ' || floor(date_part('epoch', o.expires_at - t) * 1000)::bigint, ',')
+        FILTER (WHERE o.expires_at IS NOT NULL)
     INTO v_ixs, v_seqs, ids, types, priorities, v_identities, payloads, waited_ms, due, attempts, max_attempts,
       timeouts_ms, v_traces, idems, v_gates, v_gated, expire_ms
   FROM unnest(v_lanes, v_types, v_heads, v_careful, v_held) WITH ORDINALITY h(lane, type, head, careful, held, ix),

@@ -48,7 +48,7 @@ CREATE OR REPLACE FUNCTION settle(
 DECLARE
   t timestamptz := clock();
   v_lost bigint[]; v_leave text[]; v_gone bigint; v_release boolean[] := s_release;
-  v_paused boolean := pause_guard();
+  v_paused boolean := pause_guard(); v_keyed boolean := false;
   l record;
 BEGIN
   -- First of all: a process that gives this one up takes the same lock first.
@@ -61,7 +61,7 @@ BEGIN
   IF cardinality(r_key) > 0 THEN PERFORM idempotency_settle(r_lane, r_seq, r_key, r_answer); END IF;
   IF cardinality(p_gates) > 0 THEN PERFORM gates_release(p_gates, p_gate_counts); END IF;
   l := lanes_move(s_lane, s_head, s_left, t);
-  IF l.keyed IS NOT NULL THEN PERFORM turns_lock(l.keyed); END IF;
+  IF l.has_alone THEN v_keyed := turns_lock(s_lane); END IF;
   IF 0 <= ANY (s_retry_ms) THEN PERFORM ops_retry(s_lane, s_head, s_retry_ms, s_retry_error, v_leave, t); END IF;
   IF l.has_more THEN
     PERFORM lanes_release(s_lane, s_release, s_retry_ms, l.queues, l.partitions, l.heads, l.depths, l.careful, v_leave,
@@ -79,7 +79,7 @@ BEGIN
     RAISE EXCEPTION 'settled % operations where % were expected', v_gone, (SELECT sum(x) FROM unnest(s_left) x)
       USING ERRCODE = 'XX000';
   END IF;
-  IF l.keyed IS NOT NULL THEN PERFORM turns_return(l.keyed); END IF;
+  IF v_keyed THEN PERFORM turns_return(s_lane); END IF;
   IF l.has_alone THEN PERFORM lanes_drop(s_lane); END IF;
   PERFORM leases_shrink(s_fence, s_lane, v_release);
   FOR i IN 1 .. cardinality(p_types) LOOP
@@ -119,8 +119,7 @@ END $$;
 CREATE OR REPLACE FUNCTION lanes_move(
   p_lanes uuid[], p_heads bigint[], p_left bigint[], p_at timestamptz,
   OUT queues text[], OUT partitions text[], OUT heads bigint[], OUT depths bigint[], OUT careful boolean[],
-  OUT has_more boolean, OUT has_emptied boolean, OUT has_alone boolean,
-  OUT keyed uuid[]                           -- the lanes that have a key; NULL: none
+  OUT has_more boolean, OUT has_emptied boolean, OUT has_alone boolean
 )
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -134,12 +133,11 @@ BEGIN
           * least(date_part('epoch', p_at - l.moved_at) * 1000 / u.gone, 3.6e6) END
     FROM unnest(p_lanes, p_heads, p_left) u(lane, head, gone)
     WHERE l.id = u.lane
-    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful, l.alone, l.id,
-      l.key
+    RETURNING l.queue, l.partition, l.head, l.depth, l.careful > l.head AS careful, l.alone
   )
   SELECT array_agg(m.queue), array_agg(m.partition), array_agg(m.head), array_agg(m.depth), array_agg(m.careful),
-      bool_or(m.depth > 0), bool_or(m.depth = 0), bool_or(m.alone), array_agg(m.id) FILTER (WHERE m.key IS NOT NULL)
-    INTO queues, partitions, heads, depths, careful, has_more, has_emptied, has_alone, keyed FROM moved m;
+      bool_or(m.depth > 0), bool_or(m.depth = 0), bool_or(m.alone)
+    INTO queues, partitions, heads, depths, careful, has_more, has_emptied, has_alone FROM moved m;
 END $$;
 
 -- An operation that failed and is retried keeps its place.

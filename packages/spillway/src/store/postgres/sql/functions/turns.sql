@@ -1,4 +1,4 @@
--- Turns of keys: who may start (tables/0006-turns.sql).
+-- Turns of keys: who may start (tables/0009-turns.sql).
 
 -- A step of accept. Takes permits for the new lanes of a flush, in order, and parks those that get none: they wait for
 -- their turn, or for their delay. Per lane: whether it was parked, and if so how many wait before it; and whether it
@@ -49,29 +49,13 @@ BEGIN
   running := ARRAY(SELECT CASE WHEN u.waits THEN 0 ELSE u.running END FROM unnest(p_running, waits) u(running, waits));
 END $$;
 
--- A step of accept. What waits for its turn keeps an order; its place is among those of its key.
-CREATE OR REPLACE FUNCTION turns_show(
-  p_lane int[], p_waits boolean[], p_ahead bigint[], p_most int[], p_pace_ms real[], p_delay_ms bigint[],
-  p_places bigint[], p_waits_ms bigint[], p_reasons text[],
-  OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[]
-)
-  LANGUAGE sql AS $$
-  SELECT array_agg(CASE WHEN p_waits[u.lane] THEN greatest(0, p_ahead[u.lane]) ELSE u.place END),
-    array_agg(CASE WHEN p_waits[u.lane]
-      THEN greatest(u.wait_ms, (u.pace * (greatest(0, p_ahead[u.lane]) + 1) / p_most[u.lane])::bigint)
-      ELSE u.wait_ms END),
-    array_agg(CASE WHEN p_waits[u.lane] AND u.delay = 0 AND u.reason = 'system_busy' THEN 'maintaining_order'
-      ELSE u.reason END)
-  FROM unnest(p_lane, p_places, p_waits_ms, p_reasons, p_pace_ms, p_delay_ms)
-    u(lane, place, wait_ms, reason, pace, delay)
-$$;
-
--- Locks the keys of these lanes, whose locks the caller holds.
-CREATE OR REPLACE FUNCTION turns_lock(p_lanes uuid[]) RETURNS void
+-- Locks the keys of these lanes, whose locks the caller holds. False: none has a key.
+CREATE OR REPLACE FUNCTION turns_lock(p_lanes uuid[]) RETURNS boolean
   LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   PERFORM FROM turns k WHERE k.key IN (SELECT l.key FROM lanes l WHERE l.id = ANY (p_lanes)) ORDER BY k.key FOR UPDATE;
+  RETURN FOUND;
 END $$;
 
 -- A step of settle. These lanes had permits; those that were parked or have emptied give them back. The keys are
@@ -84,11 +68,12 @@ DECLARE
 BEGIN
   WITH aside AS (
     UPDATE parked x SET key = l.key, turn = l.turn FROM lanes l
-      WHERE l.id = ANY (p_lanes) AND x.lane = l.id RETURNING l.key
+      WHERE l.id = ANY (p_lanes) AND l.key IS NOT NULL AND x.lane = l.id RETURNING l.key
   ), given AS (
     SELECT u.key, count(*) AS n, count(*) FILTER (WHERE u.left) AS left FROM (
       SELECT a.key, false AS left FROM aside a
-      UNION ALL SELECT l.key, true FROM lanes l WHERE l.id = ANY (p_lanes) AND l.depth = 0
+      UNION ALL SELECT l.key, true FROM lanes l
+        WHERE l.id = ANY (p_lanes) AND l.key IS NOT NULL AND l.depth = 0
     ) u GROUP BY u.key
   ), done AS (
     UPDATE turns k SET running = k.running - g.n, lanes = k.lanes - g.left FROM given g WHERE k.key = g.key

@@ -55,10 +55,23 @@ BEGIN
   ) x;
 END $$;
 
--- Nothing is before a parallel operation in its lane, so its place is among all that wait for the same slots.
-CREATE OR REPLACE FUNCTION places_alone(p_places bigint[], p_lane int[], p_alone boolean[], p_ahead bigint)
-  RETURNS bigint[]
+-- Nothing is before a parallel operation in its lane. Its place is among all that wait for the same slots (p_ahead);
+-- or, if it waits for its turn (p_parked), behind those of its key (p_behind), of which p_most run at a time.
+CREATE OR REPLACE FUNCTION places_alone(
+  p_lane int[], p_alone boolean[], p_ahead bigint, p_parked boolean[], p_behind bigint[], p_most int[],
+  p_pace_ms real[], p_delay_ms bigint[], p_places bigint[], p_waits_ms bigint[], p_reasons text[],
+  OUT places bigint[], OUT waits_ms bigint[], OUT reasons text[]
+)
   LANGUAGE sql IMMUTABLE AS $$
-  SELECT array_agg(CASE WHEN p_alone[u.lane] THEN p_ahead + u.lane - 1 ELSE u.place END)
-  FROM unnest(p_places, p_lane) u(place, lane)
+  SELECT array_agg(CASE WHEN x.waits THEN x.behind WHEN p_alone[x.lane] AND p_ahead > 0 THEN p_ahead + x.lane - 1
+      ELSE x.place END),
+    array_agg(CASE WHEN x.waits THEN greatest(x.wait_ms, (x.pace * (x.behind + 1) / p_most[x.lane])::bigint)
+      ELSE x.wait_ms END),
+    array_agg(CASE WHEN x.waits AND x.delay = 0 AND x.reason = 'system_busy' THEN 'maintaining_order'
+      ELSE x.reason END)
+  FROM (
+    SELECT u.*, coalesce(p_parked[u.lane], false) AS waits, greatest(0, p_behind[u.lane]) AS behind
+    FROM unnest(p_lane, p_places, p_waits_ms, p_reasons, p_pace_ms, p_delay_ms)
+      u(lane, place, wait_ms, reason, pace, delay)
+  ) x
 $$;
