@@ -62,7 +62,7 @@ export function crashing(opened: () => OpenedStore): void {
       await crash(worker)
       expect(await store.ticket(must(alone))).toMatchObject({ attempts: 0, status: 'pending' })
       expect(await store.ticket(must(marked))).toMatchObject({ attempts: 1, status: 'pending', startedAt: null })
-      expect(await store.ticket(must(behind))).toMatchObject({ attempts: 0, place: 1 })
+      expect(await store.ticket(must(behind))).toMatchObject({ attempts: 0, position: 1 })
       const next = await TestWorker.enlist(store)
       expect((await next.claim()).every((op) => op.careful)).toBe(true)
     })
@@ -73,7 +73,7 @@ export function crashing(opened: () => OpenedStore): void {
       const direct = item('a', { execute: true, maxAttempts: 2 })
       executing(direct, (await worker.accept([direct, item('a')]))[0])
       await crash(worker)
-      expect(await store.ticket(direct.id)).toMatchObject({ attempts: 1, status: 'pending', place: 0 })
+      expect(await store.ticket(direct.id)).toMatchObject({ attempts: 1, status: 'pending', position: 0 })
     })
 
     it('leaves nothing that looks like a run', async () => {
@@ -84,8 +84,8 @@ export function crashing(opened: () => OpenedStore): void {
       // The first two are done but not settled yet; the third runs long.
       await start(worker, must(claimed[2]))
       await crash(worker)
-      for (const [place, id] of ids.entries()) {
-        expect(await store.ticket(id)).toMatchObject({ status: 'pending', startedAt: null, place })
+      for (const [position, id] of ids.entries()) {
+        expect(await store.ticket(id)).toMatchObject({ status: 'pending', startedAt: null, position })
       }
     })
 

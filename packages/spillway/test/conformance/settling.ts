@@ -105,7 +105,7 @@ export function settling(opened: () => OpenedStore): void {
         status: 'pending',
         attempts: 1,
         error: 'not yet',
-        place: 0,
+        position: 0,
       })
       expect((await store.pulse(worker.id, 15_000, {})).nextDueMs).toBeGreaterThan(1_000)
       await advance(5_001)
@@ -172,7 +172,7 @@ export function settling(opened: () => OpenedStore): void {
         status: 'completed',
         result: { ok: [1] },
         attempts: 1,
-        place: null,
+        position: null,
       })
       expect(await store.ticket(must(failed))).toMatchObject({ status: 'failed', error: 'broken', attempts: 1 })
       expect(await store.ticket(must(plain))).toMatchObject({

@@ -35,7 +35,7 @@ export function tickets(opened: () => OpenedStore): void {
       const { store } = opened()
       const ids = await queue(store, items('a', 3))
       expect(await cancel(ids[1])).toBe('cancelled')
-      expect(await store.ticket(must(ids[2]))).toMatchObject({ place: 1 })
+      expect(await store.ticket(must(ids[2]))).toMatchObject({ position: 1 })
       expect(await cancel(ids[2])).toBe('cancelled')
       expect(await cancel(ids[0])).toBe('cancelled')
       expect(await store.audit()).toEqual([])
@@ -84,7 +84,7 @@ export function tickets(opened: () => OpenedStore): void {
       const first = must((await worker.claim())[0])
       expect(await cancel(ids[1])).toBe('running')
       await store.mark(worker.id, [{ fence: first.fence, lane: first.lane, seq: first.seq, startedMsAgo: 60 }])
-      expect(await store.ticket(first.id)).toMatchObject({ status: 'processing', place: null })
+      expect(await store.ticket(first.id)).toMatchObject({ status: 'processing', position: null })
       expect(await cancel(ids[1])).toBe('cancelled')
       expect(await cancel(ids[2])).toBe('cancelled')
       expect(await worker.settle([settlement(first, { leaving: [leaving(first)] })])).toEqual([])
@@ -222,7 +222,7 @@ export function tickets(opened: () => OpenedStore): void {
         status: 'pending',
         attempts: 0,
         maxAttempts: 4,
-        place: 0,
+        position: 0,
         trace: '00-1',
         finishedAt: null,
       })

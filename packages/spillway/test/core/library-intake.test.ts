@@ -110,7 +110,7 @@ describe('submit', () => {
     const intake = await b.intake()
     const place = intake.define('orders.place', { body: Order, run: (order) => order.total })
     const queued = await intake.submit(place, { customer: 'ann', total: 3 }, { respondAsync: true })
-    expect(queued).toMatchObject({ kind: 'queued', reason: 'requested', place: 0, replayed: false })
+    expect(queued).toMatchObject({ kind: 'queued', reason: 'requested', position: 0, replayed: false })
     if (queued.kind === 'queued') expect(await b.finished(queued.operationId)).toMatchObject({ result: 3 })
     const waited = await intake.submit(place, { customer: 'ann', total: 4 }, { respondAsync: true, waitMs: 5_000 })
     expect(waited).toMatchObject({ kind: 'done', result: 4 })
@@ -205,7 +205,7 @@ describe("enqueue inside a transaction of one's own", () => {
       const answer = await intake.enqueue(place, { customer: 'ann', total: 7 }, { tx: client })
       if (answer.kind !== 'queued') throw new Error(`expected queued, not ${answer.kind}`)
       // Numbers, whatever the caller's driver makes of a bigint.
-      expect(answer).toMatchObject({ place: 0, reason: 'requested' })
+      expect(answer).toMatchObject({ position: 0, reason: 'requested' })
       expect(typeof answer.waitMs).toBe('number')
       expect(await intake.store.ticket(answer.operationId)).toBeNull()
       expect(ran).toEqual([])

@@ -232,7 +232,7 @@ describe('a ticket at once (waitMs 0)', () => {
     const intake = await b.intake({ role: 'direct' })
     const { long, now, ran } = kinds(intake, { long: open.promise })
     const answer = await intake.submit(long, { n: 1 }, { waitMs: 0 })
-    expect(answer).toMatchObject({ kind: 'queued', reason: 'still_running', place: 0, replayed: false })
+    expect(answer).toMatchObject({ kind: 'queued', reason: 'still_running', position: 0, replayed: false })
     await holds(() => now.long === 1, 'it to run', true)
     open.fire()
     expect(await b.finished(idOf(answer))).toMatchObject({ status: 'completed', attempts: 1 })
@@ -256,7 +256,10 @@ describe('a ticket at once (waitMs 0)', () => {
     const intake = await b.intake({ role: 'direct' })
     const { long } = kinds(intake, { long: open.promise })
     await intake.submit(long, { n: 1 }, { waitMs: 0 })
-    expect(await intake.submit(long, { n: 1 }, { waitMs: 0 })).toMatchObject({ reason: 'maintaining_order', place: 0 })
+    expect(await intake.submit(long, { n: 1 }, { waitMs: 0 })).toMatchObject({
+      reason: 'maintaining_order',
+      position: 0,
+    })
     open.fire()
   })
 

@@ -227,7 +227,7 @@ describe('one that asks for a ticket', () => {
     const op = intake.define('op', { body: Body, run: (body) => body.n })
     const answer = await intake.submit(op, { n: 7 }, { respondAsync: true })
     if (answer.kind !== 'queued') throw new Error(`expected a ticket, not ${answer.kind}`)
-    expect(answer).toMatchObject({ place: 0, reason: 'requested', replayed: false })
+    expect(answer).toMatchObject({ position: 0, reason: 'requested', replayed: false })
     expect(await b.finished(answer.operationId)).toMatchObject({ status: 'completed', attempts: 1, result: 7 })
   })
 

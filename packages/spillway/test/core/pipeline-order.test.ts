@@ -32,7 +32,7 @@ describe('order within a lane', () => {
     if (x === undefined || y === undefined || z === undefined) throw new Error('three definitions')
     expect(await one.submit(x, { lane: 'a', n: 1 })).toMatchObject({ kind: 'queued', reason: 'still_running' })
     const queued = await two.submit(y, { lane: 'a', n: 2 })
-    expect(queued).toMatchObject({ kind: 'queued', reason: 'maintaining_order', place: 0 })
+    expect(queued).toMatchObject({ kind: 'queued', reason: 'maintaining_order', position: 0 })
     // Another lane is free meanwhile.
     expect(await three.submit(z, { lane: 'b', n: 9 })).toMatchObject({ kind: 'done' })
     const third = three.submit(z, { lane: 'a', n: 3 }, { waitMs: 10_000 })

@@ -215,7 +215,7 @@ describe('a direct run', () => {
       },
     })
     const answer = await intake.submit(op, { n: 1 })
-    expect(answer).toMatchObject({ kind: 'queued', reason: 'still_running', place: 0 })
+    expect(answer).toMatchObject({ kind: 'queued', reason: 'still_running', position: 0 })
     expect(await b.ticket(idOf(answer))).toMatchObject({ status: 'processing' })
     release.fire()
     expect(await b.finished(idOf(answer))).toMatchObject({ status: 'completed', result: 'slow', attempts: 1 })

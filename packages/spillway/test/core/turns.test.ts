@@ -106,7 +106,7 @@ describe('lane: { key, concurrency }', () => {
       expect(answer).toMatchObject({ kind: 'queued', reason: 'maintaining_order' })
       places.push([answer.kind === 'queued' && answer.position, (await b.ticket(idOf(answer))).position])
       const [report] = await intake.tickets.statusOf([idOf(answer)])
-      expect(report).toMatchObject({ status: 'pending', place: n - 3 })
+      expect(report).toMatchObject({ status: 'pending', position: n - 3 })
       expect(await b.ticket(idOf(answer))).toMatchObject({ queue: 'op', partition: 'k' })
     }
     expect(places).toEqual([0, 1, 2, 3].map((place) => [place, place]))
