@@ -74,7 +74,13 @@ describe('operations', () => {
     const failed = await client.operations.submit(order('dead', '?fail=400'))
     const { items } = await client.deadLetters.list({ queue: 'dead' })
     expect(items).toMatchObject([{ id: failed.operationId, payload: { payload: { body: { hello: 'dead' } } } }])
-    expect(await client.deadLetters.get(failed.operationId)).toEqual(items[0])
+    // One letter also says which code its handler gave, and shows its last error to operators.
+    const { error_stack, code, ...letter } = (await client.deadLetters.get(failed.operationId)) ?? {}
+    expect(letter).toEqual(items[0])
+    expect({ error_stack, code }).toEqual({
+      error_stack: expect.stringContaining('the target answered 400'),
+      code: 'operation_failed',
+    })
     expect(await client.deadLetters.redrive({ ids: [failed.operationId] })).toMatchObject({ moved: 1, skipped: 0 })
     expect(await client.operations.wait(failed.operationId)).toMatchObject({ status: 'failed' })
     expect(await client.deadLetters.purge({ queue: 'dead' })).toEqual({ purged: 1 })

@@ -10,7 +10,12 @@ describe('what handlers throw', () => {
   })
 
   it('FailOperation carries what and why', () => {
-    expect(new FailOperation('never', { result: 1 })).toMatchObject({ code: 'failed', result: 1, message: 'never' })
+    expect(new FailOperation('never', { result: 1 })).toMatchObject({
+      code: 'operation_failed',
+      status: 500,
+      result: 1,
+      message: 'never',
+    })
     expect(new FailOperation('never').result).toBeUndefined()
   })
 })

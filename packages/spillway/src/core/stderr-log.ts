@@ -1,11 +1,11 @@
 /** The default log: warnings and errors as lines on stderr, errors with their stack and cause. */
-import { inspect } from 'node:util'
+import { faultText } from './fault-text.js'
 import type { IntakeLog } from './settings.js'
 
 function write(level: string, fields: object, message: string): void {
   const { err, ...rest } = fields as { err?: unknown }
   const facts = Object.keys(rest).length === 0 ? '' : ` ${JSON.stringify(rest)}`
-  const fault = err === undefined ? '' : `\n${inspect(err)}`
+  const fault = err === undefined ? '' : `\n${faultText(err)}`
   process.stderr.write(`${new Date().toISOString()} spillway ${level}: ${message}${facts}${fault}\n`)
 }
 

@@ -9,7 +9,7 @@ import { continueTrace, formatTraceparent } from '../metrics/trace.js'
 import { goneSignal } from './connections.js'
 import { answerKnownFault } from './faults.js'
 import type { Wire } from './mount.js'
-import { type Entered, type Mount, mountOf } from './mount.js'
+import { type Entered, type Mount, mountOf, userFrom } from './mount.js'
 import { pathOf, sendProblem } from './problem.js'
 import { isStandardSchema } from './standard-schema.js'
 
@@ -126,14 +126,6 @@ function userOf(request: FastifyRequest): IntakeUser | null {
     return { id: principal.identity, roles: principal.roles, ...(principal.queues && { queues: principal.queues }) }
   }
   return userFrom((request as { user?: unknown }).user)
-}
-
-/** What authentication plugins put on a request: `{ id or sub, roles? }`. */
-export function userFrom(found: unknown): IntakeUser | null {
-  const user = found as { id?: unknown; sub?: unknown; roles?: unknown } | null | undefined
-  const id = user?.id ?? user?.sub
-  if (id === undefined || id === null) return null
-  return { id: String(id), roles: new Set(Array.isArray(user?.roles) ? user.roles.map(String) : []) }
 }
 
 /** The request as definitions and viewers see it. Names it in the answer; our own server has done so already. */

@@ -6,7 +6,7 @@ import { type Body, bodyCutOff, bodyTooLarge, parseBody } from './body-form.js'
 import { type EncodedAnswer, encodeWire, methodRefused, safeMethods } from './encode.js'
 import { faultProblem } from './faults.js'
 import type { Wire } from './mount.js'
-import { mountOf } from './mount.js'
+import { mountOf, userFrom } from './mount.js'
 
 type Params = Readonly<Record<string, string | readonly string[] | undefined>>
 
@@ -112,7 +112,7 @@ export class FetchIntakeRequest implements IntakeRequest {
   }
 
   get user(): IntakeUser | null {
-    return this.#info.user ?? null
+    return userFrom(this.#info.user)
   }
 
   /** A stand-in would make one identity of all callers, with one rate and one another's tickets. */

@@ -4,11 +4,11 @@
  */
 import { limits } from '@spillway/protocol/wire'
 import { gateRequestOf } from '../accept/accept-item.js'
-import { check, isString } from '../core/options.js'
+import { check, isString, OptionError, shown } from '../core/options.js'
 import type { Permit } from '../gates/gate.js'
 import { type Admission, GateAdmission } from '../intake/admission.js'
 import { type Answer, type FailedAnswer, queuedBody } from '../intake/answer.js'
-import type { Definition, Identify, IntakeRequest } from '../intake/define.js'
+import type { Definition, Identify, IntakeRequest, IntakeUser } from '../intake/define.js'
 import type { Intake } from '../intake/intake.js'
 import type { Pipeline } from '../intake/pipeline.js'
 import type { RateStatus, Refusal } from '../intake/refusal.js'
@@ -125,6 +125,38 @@ export function identityOf(identify: Identify | undefined, request: IntakeReques
   if (said === undefined || said === '') return request.user?.id ?? request.clientAddress
   check('a request', 'what identity returns', said, isString)
   return said
+}
+
+/**
+ * The user that authentication put on a request: a text, or an object with `id` or `sub`. Null: none, or an object without
+ * either. Anything else would make one identity of different users, so it is an error.
+ */
+export function userFrom(found: unknown): IntakeUser | null {
+  if (found === undefined || found === null) return null
+  const user = (typeof found === 'object' ? found : { id: found }) as {
+    [name in 'id' | 'sub' | 'roles' | 'queues']?: unknown
+  }
+  const id = user.id ?? user.sub
+  if (id === undefined || id === null) return null
+  const isText = (typeof id === 'string' && id !== '') || typeof id === 'number' || typeof id === 'bigint'
+  if (!isText && !hasText(id)) {
+    throw new OptionError(
+      `the user of a request must be a text, or an object whose id or sub is one and not empty; given: ${shown(found)}`,
+    )
+  }
+  const roles = typeof user.roles === 'object' && user.roles !== null && Symbol.iterator in user.roles ? user.roles : []
+  return {
+    id: String(id),
+    roles: new Set([...(roles as Iterable<unknown>)].map(String)),
+    ...(Array.isArray(user.queues) && { queues: user.queues }),
+  }
+}
+
+/** An id that is an object with a text of its own, such as MongoDB's. */
+function hasText(id: unknown): boolean {
+  if (typeof id !== 'object' || id === null) return false
+  const text = String(id)
+  return text !== '' && !text.startsWith('[object ')
 }
 
 /** The gates that need no body. */

@@ -6,10 +6,9 @@ import { continueTrace, formatTraceparent } from '../metrics/trace.js'
 import { type Body, bodyTooLarge, isJson, notJson, parseBody } from './body-form.js'
 import { discardRest, goneSignal } from './connections.js'
 import { type EncodedAnswer, encodeWire, methodRefused, safeMethods } from './encode.js'
-import { userFrom } from './fastify-binding.js'
 import { faultProblem, internalFault } from './faults.js'
 import type { Wire } from './mount.js'
-import { mountOf } from './mount.js'
+import { mountOf, userFrom } from './mount.js'
 import { type Problem, pathOf } from './problem.js'
 
 /**

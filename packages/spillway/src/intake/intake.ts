@@ -399,6 +399,7 @@ export class Intake {
     return within('enqueueMany', options.tx, (tx) =>
       answerMany(submissions, {
         call: 'enqueueMany',
+        inOneFlush: true,
         enter: () => Promise.resolve([]),
         prepare: (submission) => this.#prepare(bound, submission),
         write: (prepared) => pipeline.enqueue(bound, prepared, tx),

@@ -16,7 +16,7 @@ export interface Prepared {
 
 type Refused = Extract<Answer, { kind: 'refused' }>
 
-/** As a flush takes them (accept/accepting.ts). */
+/** As a flush takes them (accept/accepting.ts). In a transaction of the caller all are one flush, whatever their number. */
 const flushItems = 500
 const flushCharacters = 4 * 1_048_576
 /** Of all bodies of a call, as JSON. */
@@ -30,6 +30,11 @@ export interface Steps {
   enter(identity: string): Promise<Refusal | readonly Permit[]>
   /** Validates a body and makes its row. */
   prepare(submission: Submission): Promise<Prepared | Refused>
+  /**
+   * The caller's transaction keeps the locks of all that was written. A flush takes its locks in one order, and two flushes
+   * would not: then two transactions may wait for each other.
+   */
+  inOneFlush?: boolean
   /** Writes up to a flush of them. */
   write(prepared: readonly Prepared[]): Promise<readonly Answer[]>
 }
@@ -63,9 +68,7 @@ export async function answerMany(submissions: readonly Submission[], steps: Step
       }
       ready.push({ index, prepared })
     }
-    // In the order in which the store locks lanes: two calls in transactions of their own must not wait for each other.
-    ready.sort((a, b) => compare(a.prepared.pending.item.lane, b.prepared.pending.item.lane) || a.index - b.index)
-    for (const flush of flushesOf(ready)) {
+    for (const flush of steps.inOneFlush === true && ready.length > 0 ? [ready] : flushesOf(ready)) {
       const written = await steps.write(flush.map(({ prepared }) => prepared))
       for (const [i, { index }] of flush.entries()) answers[index] = written[i] ?? missing()
     }
@@ -89,8 +92,6 @@ function* flushesOf<Item extends { prepared: Prepared }>(ready: readonly Item[])
   }
   if (from < ready.length) yield ready.slice(from)
 }
-
-const compare = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0)
 
 function missing(): never {
   throw new Error('the store gave no verdict')

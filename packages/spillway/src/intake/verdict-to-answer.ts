@@ -107,18 +107,24 @@ export class Answering {
     // Whichever is first excludes the other: a caller that is answered with a ticket needs the dead letter.
     let isLate = false
     let isClaimed = false
+    let leave = (): void => undefined
+    const { signal } = submission
     const late = new Promise<'late'>((resolve) => {
-      timer = setTimeout(() => {
+      leave = () => {
         isLate = !isClaimed
         if (isLate) resolve('late')
-      }, patienceMs)
+      }
+      timer = setTimeout(leave, patienceMs)
+      if (signal?.aborted === true) leave()
+      else signal?.addEventListener('abort', leave, { once: true })
     })
     const claimCaller = (): boolean => {
-      isClaimed = !isLate && submission.signal?.aborted !== true
+      isClaimed = !isLate
       return isClaimed
     }
     const outcome = await Promise.race([slots.work.execute(claimedBy(item, accepted), claimCaller), late])
     clearTimeout(timer)
+    signal?.removeEventListener('abort', leave)
     if (outcome === 'late') return this.#becameTicket(item, 'still_running', 0)
     if (outcome === null) return this.#afterLoss(item)
     if (outcome.kind !== 'retry' && outcome.kind !== 'released') return settledAnswer(item.id, outcome)

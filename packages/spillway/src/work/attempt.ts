@@ -6,8 +6,8 @@
  *      │──throws anything else──► retry
  *      └──timeout │ cancelled │ lease lost │ stopping──► its signal fires; the handler's end is no longer waited for
  */
-import { inspect } from 'node:util'
 import { type BackoffOptions, backoffMs } from '../core/backoff.js'
+import { faultText } from '../core/fault-text.js'
 import { expired, FailOperation, OperationAborted, RetryOperation } from '../core/outcome.js'
 import type { RunContext } from '../intake/define.js'
 import { isTracing, parseTraceparent, withSpan } from '../metrics/trace.js'
@@ -194,16 +194,7 @@ function textOf(fault: unknown): string {
   } catch {
     // null, undefined, or a getter that throws.
   }
-  return shownFault(fault)
-}
-
-function shownFault(fault: unknown): string {
-  if (typeof fault === 'string') return fault
-  try {
-    return inspect(fault, { depth: 3, maxStringLength: 1_000, maxArrayLength: 20, breakLength: 120 })
-  } catch {
-    return `a ${typeof fault} that cannot be shown`
-  }
+  return faultText(fault)
 }
 
 /** PostgreSQL's text has no NUL. */
@@ -218,7 +209,7 @@ export function failureOf(op: Claimed, outcome: Outcome, fault: unknown): Failur
     attempt: op.attempts + 1,
     said: (outcome.kind === 'failed' && outcome.said) || null,
     keepLetter: fault instanceof FailOperation && fault.deadLetter,
-    stack: storable(shownFault(fault), stackCharactersMax),
+    stack: storable(faultText(fault), stackCharactersMax),
   }
 }
 

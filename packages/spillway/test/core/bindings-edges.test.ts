@@ -59,6 +59,17 @@ describe('fetch: identity of the caller', () => {
     await expect(intake.fetchTickets()(get('/api/v1/operations'))).rejects.toThrow('the option viewer')
   })
 
+  it('takes users of every usual form, and none that would make one identity of several', async () => {
+    const place = intake.fetch(definition())
+    const as = async (user: unknown): Promise<unknown> => resultOf(await place(order(), { user } as never))
+    expect(await as('ann')).toBe('ann')
+    expect(await as({ id: 42 })).toBe('42')
+    expect(await as({ sub: 'x' })).toBe('x')
+    for (const user of ['', { id: '' }, { id: {} }, { id: () => 'ann' }, true]) {
+      await expect(as(user)).rejects.toThrow('the user of a request must be a text')
+    }
+  })
+
   it('takes an identity function, a user, an address, and what Deno and Bun pass', async () => {
     const own = intake.fetch(definition(({ headers }) => `key ${headers['x-key']}`))
     const keyed = order()

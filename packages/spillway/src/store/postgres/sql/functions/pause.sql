@@ -2,18 +2,23 @@
 
 -- While anything is paused, a transaction that may park a lane for it blocks resume until it has committed: a lane
 -- parked just after its queue was resumed would be forgotten. Before any other lock.
+--
+-- A transaction that found no pause may see one later, and does not park for it, because resume would not wait for it:
+-- its lanes become ready, and the process that claims them parks them. The setting remembers what was found.
 CREATE OR REPLACE FUNCTION pause_guard() RETURNS boolean
   LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pauses) THEN RETURN false; END IF;
   PERFORM pg_advisory_xact_lock_shared(hashtext('spillway.pauses'), hashtext(current_schema()));
+  PERFORM set_config('spillway.pause_guard', 'held', true);
   RETURN EXISTS (SELECT FROM pauses);
 END $$;
 
--- Is this lane held back by an operator?
+-- Is this lane held back by an operator, and may this transaction park it for that?
 CREATE OR REPLACE FUNCTION lane_paused(p_lane uuid) RETURNS boolean
   LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-  SELECT EXISTS (SELECT FROM lanes l JOIN pauses p ON CASE WHEN p.queue = ''
+  SELECT current_setting('spillway.pause_guard', true) = 'held'
+    AND EXISTS (SELECT FROM lanes l JOIN pauses p ON CASE WHEN p.queue = ''
       THEN p.partition = (SELECT x.type FROM ops x WHERE x.lane = l.id AND x.seq > l.head ORDER BY x.seq LIMIT 1)
       ELSE p.queue = l.queue AND (p.partition IS NULL OR p.partition = l.partition) END WHERE l.id = p_lane)
 $$;
@@ -31,6 +36,7 @@ DECLARE
   v_lane uuid; v_keys uuid[];
 BEGIN
   PERFORM pg_advisory_xact_lock(hashtext('spillway.pauses'), hashtext(current_schema()));
+  PERFORM set_config('spillway.pause_guard', 'held', true);
   DELETE FROM pauses p WHERE p.queue = p_queue AND (p_partition IS NULL OR p.partition = p_partition);
   v_keys := ARRAY(SELECT k.key FROM turns k WHERE k.key IN (
       SELECT x.key FROM parked x WHERE x.reason = 'pause' AND x.key IS NOT NULL) ORDER BY k.key FOR UPDATE);
