@@ -6,6 +6,10 @@ export function operationIdOf(body: unknown): string | null {
   return typeof id === 'string' ? id : null
 }
 
+/** The app's own routes answer an operation that failed for good with a problem document: accepted, and ended. */
+export const hasFailed = ({ status, code, body }: { status?: number; code?: string; body?: unknown }): boolean =>
+  status === 500 && code === 'operation_failed' && operationIdOf(body) !== null
+
 /** Of a push of one message: as a list when it is stored, in `results` when it waits. */
 export function pushResultOf(body: unknown): Record<string, unknown> | null {
   const results: unknown = isRecord(body) && !Array.isArray(body) ? body.results : body

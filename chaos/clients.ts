@@ -5,7 +5,7 @@
 import { setMaxListeners } from 'node:events'
 import { setTimeout as delay } from 'node:timers/promises'
 import { Agent } from 'undici'
-import { isRecord, messageIdOf, operationIdOf } from './answer-body.js'
+import { hasFailed, isRecord, messageIdOf, operationIdOf } from './answer-body.js'
 import { call, callAndRecord } from './call.js'
 import { now, pause } from './clock.js'
 import { type Chance, chance } from './random.js'
@@ -208,7 +208,8 @@ export class Clients {
 
 const petitionsPath = '/api/v1/petition-submissions'
 
-const isAccepted = ({ end, status }: Try): boolean => end === 'answered' && status !== undefined && status < 300
+const isAccepted = (made: Try): boolean =>
+  made.end === 'answered' && made.status !== undefined && (made.status < 300 || hasFailed(made))
 
 /** Not answered by waiting: a quota that is used up, or an answer that should not be (the checker says so). */
 function isFinal(made: Try): boolean {

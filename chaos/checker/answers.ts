@@ -1,6 +1,6 @@
 /** Every answer is one of the three honest ones, true, and in time. */
 import { createHash } from 'node:crypto'
-import { isRecord, messageIdOf, operationIdOf, pushResultOf } from '../answer-body.js'
+import { hasFailed, isRecord, messageIdOf, operationIdOf, pushResultOf } from '../answer-body.js'
 import type { Call, Evidence, Fault, Submitted, Try } from '../records.js'
 import { petitionText, queueName, transactionIdOf } from '../workload.js'
 import { keyOf } from './by-key.js'
@@ -41,7 +41,7 @@ export function checkAnswers(evidence: Evidence): Finding[] {
 
 /** The ids that a repeated request must get again. Without a key a push is another operation, identified by its stored message. */
 function idsIn(made: Try, asked: Submitted): [what: string, id: string][] {
-  if ((made.status ?? 0) >= 300) return []
+  if ((made.status ?? 0) >= 300 && !hasFailed(made)) return []
   const operation = asked.route === 'push' && !asked.keyed ? null : operationIdOf(made.body)
   const message = asked.route === 'push' && (asked.keyed || made.status === 201) ? messageIdOf(made.body) : null
   return [
@@ -67,6 +67,9 @@ function judge(made: Try, asked: Submitted): Finding | null {
     case 429:
     case 503:
       return judgeRefusal(made)
+    case 500:
+      if (hasFailed(made) && asked.poison) return null
+      return { rule: 'answer', detail: `500 ${made.code ?? JSON.stringify(made.body)}` }
     default:
       return { rule: 'answer', detail: `${made.status} ${made.code ?? JSON.stringify(made.body)}` }
   }

@@ -15,6 +15,8 @@ import Type from 'typebox'
 const dataDir = await mkdtemp(join(tmpdir(), 'spillway-outbox-'))
 const server = await startEmbedded({ dataDir })
 const pool = new pg.Pool({ connectionString: server.url, max: 12 })
+// node-postgres ends the process if a connection is lost while nobody listens.
+pool.on('error', (error) => console.error(error.message))
 const intake = await createIntake({ store: postgres({ pool }) })
 
 const sendReceipt = intake.define('receipts.send', {

@@ -339,7 +339,7 @@ describe.skipIf('missing' in found)('messages taken from JetStream', () => {
       const look = () => broker.deadLetters.list(1, null).catch(() => [])
       const dead = await eventually(async () => (await look())[0], 'the dead letter')
       expect(textOf(dead.data)).toBe('deadly')
-      expect(room.logged.some(({ message }) => message.includes('could not be buried'))).toBe(true)
+      expect(room.logged.some(({ message }) => message.includes('could not dead-letter'))).toBe(true)
     })
 
     it('are distinguished from messages that are being processed', async () => {
