@@ -32,6 +32,11 @@ export class FleetNumbers {
     return this.#pulse.running[`!${name}`] ?? null
   }
 
+  /** Is any operation held, of any type, as of the last heartbeat? `!dead` counts the dead letters. */
+  get holdsAny(): boolean {
+    return Object.entries(this.#pulse.held).some(([type, n]) => n > 0 && !type.startsWith('!'))
+  }
+
   /** Operations of a type over all processes, as of the last heartbeat. */
   countsOf(type: string): { pending: number; running: number } {
     const running = this.#pulse.running[type] ?? 0

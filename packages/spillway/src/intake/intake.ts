@@ -711,6 +711,7 @@ export class Intake {
 
   /** Operations that nobody claims: paused, parked, or behind others. Who claims one too late ends it itself. */
   async #endExpired(): Promise<void> {
+    if (!this.fleet.holdsAny) return
     const until = performance.now() + expiringMs
     for (let ended = 0; performance.now() < until; ) {
       const due = await this.store.expired(expiredPerLook)
