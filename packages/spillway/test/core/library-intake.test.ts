@@ -116,6 +116,27 @@ describe('submit', () => {
     expect(waited).toMatchObject({ kind: 'done', result: 4 })
   })
 
+  it('answers with the ticket when the caller’s signal fires while it runs', async () => {
+    const intake = await b.intake()
+    const [started, release] = [signal(), signal()]
+    const place = intake.define('orders.place', {
+      body: Order,
+      run: async (order) => {
+        started.fire()
+        await release.promise
+        return order.total
+      },
+    })
+    const leaving = new AbortController()
+    const asked = intake.submit(place, { customer: 'ann', total: 5 }, { signal: leaving.signal })
+    await started.promise
+    leaving.abort()
+    const answer = await asked
+    expect(answer).toMatchObject({ kind: 'queued', reason: 'still_running' })
+    release.fire()
+    if (answer.kind === 'queued') expect(await b.finished(answer.operationId)).toMatchObject({ result: 5 })
+  })
+
   it('keeps every JSON value as it came', async () => {
     const intake = await b.intake()
     const echo = intake.define('echo', { body: Type.Unknown(), run: (body) => ({ body }) })

@@ -199,6 +199,25 @@ describe('operations of a definition without a lane', () => {
     expect(await lanesHeld()).toEqual([])
   })
 
+  it('run again after a pause that began and ended while their lanes were given back', async () => {
+    const intake = await b.intake({ role: 'accept' })
+    const op = intake.define('op', { run: (n) => n })
+    await queued(intake, op, 1)
+    const client = new pg.Client({ connectionString: b.url })
+    await client.connect()
+    // As a redrive or a recovery does: it finds no pause, and later gives the lane back.
+    await client.query('BEGIN; SET LOCAL search_path = spillway')
+    await client.query('SELECT pause_guard()')
+    const [lane] = (await client.query<{ lane: string }>('DELETE FROM ready RETURNING lane')).rows
+    await intake.lanes.pause({ type: 'op' })
+    await client.query('SELECT lane_requeue($1)', [lane?.lane])
+    await intake.lanes.resume({ type: 'op' })
+    await client.query('COMMIT')
+    await client.end()
+    expect(await b.sql('SELECT reason FROM spillway.parked')).toEqual([])
+    expect(await b.sql('SELECT lane FROM spillway.ready')).toEqual([lane])
+  })
+
   it('are applied at once although others of their type wait, and need no lane', async () => {
     const intake = await b.intake({ role: 'direct' })
     const op = intake.define('rows', { apply: async (_, items) => items.map(({ body, seq }) => [body, seq]) })

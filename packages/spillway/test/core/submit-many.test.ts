@@ -238,6 +238,23 @@ describe('enqueueMany', () => {
     await Promise.all([call(bodies), call([...bodies].reverse()), call(bodies)])
     expect(await b.sql('SELECT count(*)::int AS n FROM spillway.ops')).toEqual([{ n: 2_700 }])
   })
+
+  it('locks keys in one order as well: of lanes, rates and idempotency', async () => {
+    const intake = await b.intake({ role: 'direct' })
+    const place = intake.define('place', {
+      body: Order,
+      lane: { key: ({ n }) => `${n}`, concurrency: 2 },
+      gates: [rate({ limit: 10, per: '1h', by: (_, { n }: { n: number }) => `${n}` })],
+      run: () => 1,
+    })
+    const call = (list: { n: number }[], name: string) =>
+      intake.transaction((tx) => intake.enqueueMany(place, list, { tx, idempotencyKey: ({ n }) => `${name} ${n}` }))
+    const list = orders(1_200)
+    const both = await Promise.all([call(list, 'same'), call([...list].reverse(), 'same')])
+    for (const answers of both) expect(new Set(kinds(answers))).toEqual(new Set(['queued']))
+    expect(idsOf(both[0])).toEqual(idsOf(both[1]).reverse())
+    expect(await b.audit()).toEqual([])
+  })
 })
 
 describe('one submission', () => {
