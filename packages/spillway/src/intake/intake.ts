@@ -709,7 +709,7 @@ export class Intake {
     await this.presence.stop()
   }
 
-  /** Operations that nobody claims: paused, parked, or behind others. Who claims one too late ends it itself. */
+  /** Ends expired operations that no process claims (paused, parked, behind others). One that is claimed is ended by its process. */
   async #endExpired(): Promise<void> {
     if (!this.fleet.holdsAny) return
     const until = performance.now() + expiringMs

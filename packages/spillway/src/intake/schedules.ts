@@ -6,7 +6,7 @@
  *                             └─────────────────────────────────────────────────────────────────────────────────────┘
  *
  * So there is one operation for a due time, whatever processes there are and whenever they die. The heartbeat looks for due
- * ones: an operation is queued a second after its due time at most. What nobody could queue within a minute was missed.
+ * ones: an operation is queued a second after its due time at most. A due time that no process could queue within a minute was missed.
  */
 import { Cron } from 'croner'
 import { check, checkOptions, isFunction, isText, OptionError, oneOf, type Rule, shown } from '../core/options.js'
